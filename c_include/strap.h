@@ -1,0 +1,351 @@
+/*
+ * strap.h - the C interface of libstrap: stream tensors to disk, read them back.
+ *
+ * This header is the one place where the interface is defined. It is plain C11
+ * and usable from C++.
+ *
+ * Conventions
+ *   - Every call returns a strap_status: STRAP_OK (0), a positive outcome that
+ *     is no failure (STRAP_END, STRAP_DROPPED), or a negative STRAP_ERR_*.
+ *   - Every call takes a nullable strap_error, filled on failure and cleared on
+ *     success.
+ *   - Handles are ids from libstrap's own table, never pointers; 0 is no handle.
+ *     A closed or foreign handle answers STRAP_ERR_INVALID_STATE.
+ *   - The caller owns every string, array and struct it passes; libstrap keeps
+ *     no pointer to them after a call returns, and what it fills is zeroed
+ *     first. Strings are UTF-8.
+ *   - Structs that may grow start with struct_size: set it to sizeof. A library
+ *     newer than the header takes the missing rest as zero; an older one
+ *     refuses non-zero bytes that it does not know.
+ *   - Calls are thread-safe. After fork() the child must not use libstrap:
+ *     every call answers STRAP_ERR_FORKED there.
+ *   - timeout_ms: 0 tries once, negative waits without limit. A call that
+ *     answers STRAP_ERR_TIMEOUT has lost nothing and may be repeated.
+ *   - A crash inside libstrap is caught, poisons the session it happened in
+ *     and is reported as STRAP_ERR_INTERNAL.
+ *
+ * All symbols: since 0.1.0 unless said otherwise.
+ */
+#ifndef STRAP_H
+#define STRAP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Version of the binary interface; rises when a change would break a caller. */
+#define STRAP_ABI_VERSION 1
+
+/* ---- status ------------------------------------------------------------- */
+
+typedef int32_t strap_status;
+enum {
+  STRAP_OK = 0,
+  STRAP_END = 1,                   /* no further packet */
+  STRAP_DROPPED = 2,               /* STRAP_ON_FULL_DROP left this tensor out, counted */
+  STRAP_ERR_INVALID_ARGUMENT = -1, /* a value is out of its range; the message names it */
+  STRAP_ERR_INVALID_STATE = -2,    /* closed, stale or foreign handle */
+  STRAP_ERR_TIMEOUT = -3,          /* not done within timeout_ms; repeat the call */
+  STRAP_ERR_IO = -4,               /* the operating system refused; see sys_errno */
+  STRAP_ERR_NO_SPACE = -5,         /* disk or quota full */
+  STRAP_ERR_NOT_FOUND = -6,        /* no such file or packet */
+  STRAP_ERR_PERMISSION = -7,       /* not permitted, or a read-only file system */
+  STRAP_ERR_BUSY = -8,             /* the stream is being captured by someone else */
+  STRAP_ERR_CORRUPT = -9,          /* bytes on disk are not what was written */
+  STRAP_ERR_UNSUPPORTED = -10,     /* this build or file system cannot do it */
+  STRAP_ERR_NO_MEMORY = -11,
+  STRAP_ERR_FORKED = -12,          /* called in a child after fork() */
+  STRAP_ERR_INTERNAL = -13         /* a bug in libstrap; the session is poisoned */
+};
+
+typedef struct strap_error {
+  strap_status code;
+  int32_t sys_errno; /* errno of the operating system, 0 where none is behind it */
+  char message[1016];
+} strap_error;
+
+/* ABI version of the loaded library; compare with STRAP_ABI_VERSION. */
+int32_t strap_abi_version(void);
+
+/* Release of the library, "MAJOR.MINOR.PATCH"; a static string. */
+const char *strap_version(void);
+
+/* ---- element types and codecs ------------------------------------------- */
+
+typedef int32_t strap_dtype;
+enum {
+  STRAP_FLOAT32 = 1,
+  STRAP_FLOAT16 = 2,
+  STRAP_BFLOAT16 = 3,
+  STRAP_FLOAT64 = 4,
+  STRAP_FLOAT8_E4M3FN = 5,
+  STRAP_FLOAT8_E5M2 = 6,
+  STRAP_FLOAT8_E4M3FNUZ = 7,
+  STRAP_FLOAT8_E5M2FNUZ = 8,
+  STRAP_FLOAT8_E8M0FNU = 9,
+  STRAP_INT8 = 10,
+  STRAP_INT16 = 11,
+  STRAP_INT32 = 12,
+  STRAP_INT64 = 13,
+  STRAP_UINT8 = 14,
+  STRAP_UINT16 = 15,
+  STRAP_UINT32 = 16,
+  STRAP_UINT64 = 17,
+  STRAP_BOOL = 18,
+  STRAP_COMPLEX32 = 19,
+  STRAP_COMPLEX64 = 20,
+  STRAP_COMPLEX128 = 21
+};
+
+typedef int32_t strap_codec;
+enum {
+  STRAP_CODEC_NONE = 0, /* raw bytes */
+  STRAP_CODEC_LZ4 = 1,  /* one LZ4 frame a payload */
+  STRAP_CODEC_ZSTD = 2  /* one zstd frame a payload, content size set */
+};
+
+/* ---- capture ------------------------------------------------------------ */
+
+typedef uint64_t strap_session;
+
+enum { STRAP_ON_FULL_BLOCK = 0, STRAP_ON_FULL_DROP = 1 };
+enum { STRAP_MODE_CREATE = 0, STRAP_MODE_RESUME = 1 };
+
+/* Cut a resumed stream nowhere: keep all its complete packets. */
+#define STRAP_KEEP_ALL UINT64_MAX
+
+#define STRAP_MAX_DIMS 64
+
+typedef struct strap_open_options {
+  uint32_t struct_size;
+  strap_codec codec;
+  int32_t level;             /* of the codec; 0 is its default (lz4: fast, zstd: fastest) */
+  int32_t workers;           /* compression threads, 1 to 256 */
+  uint64_t max_memory_bytes; /* hard limit of the staging memory, at least 1 MiB; libstrap
+                                takes less where half of what the machine or its cgroup
+                                has left is less, and says so in strap_stats */
+  int32_t on_full;           /* STRAP_ON_FULL_*: wait for room, or leave the tensor out */
+  int32_t mode;              /* STRAP_MODE_*: start anew, or append to a stream */
+  uint64_t resume_offset;    /* with RESUME: cut the stream back to this many bytes, which
+                                a checkpoint reported, or STRAP_KEEP_ALL; what is cut is
+                                moved to PATH.tail-N, never deleted */
+  int32_t keep_float32;      /* 0: float32 is stored as float16, the documented format;
+                                1: stored as it is */
+  int32_t rank;              /* noted in the index */
+} strap_open_options;
+
+/*
+ * Opens PATH for capture; the index is written beside it as PATH.index.
+ * An existing file is replaced (CREATE) or appended to (RESUME).
+ *
+ * Errors: INVALID_ARGUMENT (an option, or PATH is a directory or no regular
+ * file), BUSY (another session holds PATH), NOT_FOUND, PERMISSION, NO_SPACE,
+ * IO; with RESUME also CORRUPT.
+ */
+strap_status strap_open(const char *path, const strap_open_options *options,
+                        strap_session *session, strap_error *error);
+
+/*
+ * Registers a source of tensors and gives its id: MODEL may be NULL, NAME is
+ * the layer, PATH the place of the tensor in the layer's output (NULL or "" for
+ * the first). The packet name is NAME followed by PATH, at most 65,535 bytes;
+ * name_len is in bytes, so NAME need not end in a zero. The same three give the
+ * same id.
+ */
+strap_status strap_layer(strap_session session, const char *model, const char *name,
+                         size_t name_len, const char *path, uint32_t *layer,
+                         strap_error *error);
+
+typedef struct strap_tensor {
+  uint32_t struct_size;
+  uint32_t layer;         /* from strap_layer */
+  strap_dtype dtype;
+  int32_t ndim;           /* 0 to STRAP_MAX_DIMS; 0 is a scalar */
+  const int64_t *shape;   /* ndim lengths; NULL allowed for a scalar */
+  const int64_t *strides; /* in elements, may be 0 or negative; NULL: contiguous, row-major */
+  const void *data;       /* first element; NULL allowed when there is none */
+  int64_t step;           /* forward step, -1: unknown */
+  int64_t token;          /* tokens recorded when the step began, -1: unknown */
+  uint32_t call;          /* which call of the layer within the step, from 0 */
+  uint32_t reserved;      /* 0 */
+  const char *transform;  /* what the caller did to the values, for the index; NULL: nothing */
+  const char *parameters; /* of the transform, a JSON object; NULL: none */
+  uint64_t cursor;        /* in and out: 0 at first; see strap_enqueue */
+} strap_tensor;
+
+/*
+ * Copies a tensor into the staging memory and returns; compression and writing
+ * go on behind. The caller may overwrite the data as soon as the call returns
+ * STRAP_OK. Packets stand in the file in the order of the enqueue calls; those
+ * of one thread keep their order.
+ *
+ * Waits up to timeout_ms for room. On STRAP_ERR_TIMEOUT call again with the same
+ * struct, data unchanged: a tensor larger than the staging memory is streamed
+ * through it, and cursor says how far. To give such a tensor up, call
+ * strap_abandon with its cursor.
+ *
+ * Once writing has failed every call answers that failure at once.
+ */
+strap_status strap_enqueue(strap_session session, strap_tensor *tensor, int32_t timeout_ms,
+                           strap_error *error);
+
+/* Gives up a half-enqueued tensor; the stream goes on as if it had not been
+ * begun, and the index notes it. */
+strap_status strap_abandon(strap_session session, uint64_t cursor, strap_error *error);
+
+/* Notes in the index that a tensor of this layer could not be captured, and why.
+ * The note has its place in the order of the packets. Counted in stats.failed. */
+strap_status strap_note(strap_session session, uint32_t layer, int64_t step, int64_t token,
+                        uint32_t call, const char *message, strap_error *error);
+
+/* Waits until all that was enqueued before stands in the file. */
+strap_status strap_flush(strap_session session, int32_t timeout_ms, strap_error *error);
+
+/* strap_flush, and then until data and index are durable (fsync). *offset, if
+ * not NULL, is the length of the stream that is covered. */
+strap_status strap_checkpoint(strap_session session, int32_t timeout_ms, uint64_t *offset,
+                              strap_error *error);
+
+typedef struct strap_stats_t {
+  uint32_t struct_size;
+  uint32_t workers;
+  uint64_t packets;         /* written to the stream */
+  uint64_t tensors;         /* accepted by enqueue */
+  uint64_t raw_bytes;       /* of the accepted tensors, in their own type */
+  uint64_t stored_bytes;    /* of the payloads written */
+  uint64_t file_bytes;      /* length of the stream */
+  uint64_t dropped;         /* tensors left out by STRAP_ON_FULL_DROP */
+  uint64_t dropped_bytes;
+  uint64_t failed;          /* tensors noted by strap_note or abandoned */
+  uint64_t overflowed;      /* float32 tensors with finite values beyond float16 */
+  uint64_t stalls;          /* enqueue calls that had to wait for room */
+  uint64_t stall_ns;        /* and how long they waited together */
+  uint64_t queued_packets;  /* enqueued, not yet written */
+  uint64_t queued_bytes;    /* staging bytes they hold */
+  uint64_t memory_bytes;    /* staging memory taken from the system now */
+  uint64_t memory_peak;     /* and at most so far */
+  uint64_t memory_limit;    /* the limit in force */
+  uint64_t write_ns;        /* time spent in write calls */
+  uint64_t converted;       /* values that went from float32 to float16 */
+  double square_error;      /* sum over them of (value - stored value)^2, finite ones */
+  double square_sum;        /* sum over them of value^2, finite ones */
+  double max_error;         /* largest |value - stored value| of them */
+  strap_status failure;     /* what stopped the writing, STRAP_OK while it goes on */
+  int32_t reserved;
+} strap_stats_t;
+
+/* Fills *stats; works until the session is closed, also after a failure. */
+strap_status strap_stats(strap_session session, strap_stats_t *stats, strap_error *error);
+
+/*
+ * Writes all that is queued, finishes the index and closes the files. On
+ * STRAP_ERR_TIMEOUT the session is closing (enqueue is refused, strap_stats
+ * works): call again to go on waiting. On any other answer the handle is gone;
+ * a failure of the writing is reported once more here.
+ */
+strap_status strap_close(strap_session session, int32_t timeout_ms, strap_error *error);
+
+/* Closes without waiting: what is not yet written is given up, whatever stands
+ * in the file stays valid. For a disk that does not answer. *lost, if not NULL,
+ * is the number of packets given up. */
+strap_status strap_discard(strap_session session, uint64_t *lost, strap_error *error);
+
+/* ---- reading ------------------------------------------------------------ */
+
+typedef uint64_t strap_reader;
+
+/* Read the packets by scanning the stream, whatever its index says. */
+enum { STRAP_READ_IGNORE_INDEX = 1 };
+
+typedef struct strap_reader_options {
+  uint32_t struct_size;
+  uint32_t flags; /* STRAP_READ_* */
+} strap_reader_options;
+
+typedef struct strap_reader_info {
+  uint32_t struct_size;
+  int32_t indexed;      /* 1: described by its index, 0: found by scanning */
+  uint64_t rows;        /* index rows: packets, and tensors noted as missing */
+  uint64_t packets;     /* complete packets */
+  uint64_t file_bytes;  /* length of the stream file */
+  uint64_t valid_bytes; /* of it complete packets, from the start */
+  uint64_t scanned;     /* packets behind the index's end, found by scanning */
+  char problem[512];    /* torn tail, ignored index...; "" when all is well */
+} strap_reader_info;
+
+/*
+ * Opens a stream. With its index every packet has shape, type, step and token;
+ * packets that the index has not reached, or all where it is absent or does not
+ * belong to the stream, are found by scanning: they have a name and a length.
+ *
+ * Errors: NOT_FOUND, PERMISSION, INVALID_ARGUMENT (a directory), IO, CORRUPT
+ * (the file does not begin with a packet).
+ */
+strap_status strap_reader_open(const char *path, const strap_reader_options *options,
+                               strap_reader *reader, strap_reader_info *info,
+                               strap_error *error);
+
+typedef struct strap_packet {
+  uint32_t struct_size;
+  strap_dtype dtype;         /* of the payload; 0: unknown (scanned) */
+  strap_dtype source_dtype;  /* of the captured tensor; 0: unknown */
+  strap_codec codec;
+  uint64_t row;              /* in the index */
+  uint64_t sequence;
+  uint64_t offset;           /* of the packet in the stream */
+  uint64_t payload_bytes;    /* as stored */
+  uint64_t decoded_bytes;    /* what strap_reader_read needs */
+  int64_t step;
+  int64_t token;
+  uint32_t call;
+  uint32_t part;
+  uint32_t parts;
+  int32_t ndim;              /* -1: unknown */
+  int64_t shape[STRAP_MAX_DIMS]; /* of the whole tensor */
+  uint64_t name_bytes;       /* length of the packet name; strap_reader_name copies it */
+  int32_t present;           /* 0: the row notes a tensor that is not in the stream */
+  int32_t reserved;
+} strap_packet;
+
+/* Describes the next row, beginning with row 0; STRAP_END behind the last. */
+strap_status strap_reader_next(strap_reader reader, strap_packet *packet, strap_error *error);
+
+/* Describes row ROW; NOT_FOUND behind the last. Does not move strap_reader_next. */
+strap_status strap_reader_at(strap_reader reader, uint64_t row, strap_packet *packet,
+                             strap_error *error);
+
+/* Copies the packet name of row ROW into NAME, cut to SIZE - 1 bytes, and ends
+ * it with a zero. */
+strap_status strap_reader_name(strap_reader reader, uint64_t row, char *name, size_t size,
+                               strap_error *error);
+
+/*
+ * Verifies the packet's checksum (where the index has it), decodes it and
+ * writes its row-major elements to DATA, which has SIZE bytes.
+ *
+ * Errors: INVALID_ARGUMENT (SIZE is not decoded_bytes), NOT_FOUND (no such row,
+ * or no packet there), CORRUPT, IO.
+ */
+strap_status strap_reader_read(strap_reader reader, uint64_t row, void *data, size_t size,
+                               strap_error *error);
+
+strap_status strap_reader_close(strap_reader reader, strap_error *error);
+
+/* The Arrow C stream interface,
+ * https://arrow.apache.org/docs/format/CStreamInterface.html */
+struct ArrowArrayStream;
+
+/* Hands the index out as record batches in row order; the columns are in
+ * docs/STREAM_FORMAT.md. STREAM is filled and the caller must release it; it
+ * outlives the reader. */
+strap_status strap_index_export(strap_reader reader, struct ArrowArrayStream *stream,
+                                strap_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* STRAP_H */

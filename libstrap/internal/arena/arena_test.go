@@ -1,0 +1,134 @@
+package arena
+
+import (
+	"errors"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+func mustAlloc(t *testing.T, a *Arena, n int) Region {
+	t.Helper()
+	r, ok, err := a.TryAlloc(n)
+	if err != nil || !ok {
+		t.Fatalf("TryAlloc(%d): ok %v, err %v", n, ok, err)
+	}
+	return r
+}
+
+func TestTakesNoMoreThanPacketsNeedTogether(t *testing.T) {
+	a, err := New(64 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	for range 10_000 {
+		a.Free(mustAlloc(t, a, 100_000))
+	}
+	if taken, _, held := a.Usage(); taken > 8<<20 || held != 0 {
+		t.Fatalf("one packet at a time took %d bytes, holds %d", taken, held)
+	}
+}
+
+func TestNeverPassesTheLimit(t *testing.T) {
+	const limit = 16 << 20
+	a, err := New(limit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	rng := rand.New(rand.NewPCG(1, 2))
+	var live []Region
+	for i := range 20_000 {
+		n := 1 << rng.IntN(22)
+		n += rng.IntN(n)
+		r, ok, err := a.TryAlloc(min(n, a.MaxRegion()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ok {
+			r.Buf[0], r.Buf[len(r.Buf)-1] = byte(i), byte(i)
+			live = append(live, r)
+		}
+		for !ok && len(live) > 0 || len(live) > 500 {
+			a.Free(live[0]) // the order in which a file is written
+			live = live[1:]
+			ok = true
+		}
+		if taken, _, _ := a.Usage(); taken > limit {
+			t.Fatalf("took %d of %d bytes", taken, limit)
+		}
+	}
+	for _, r := range live {
+		a.Free(r)
+	}
+	if r := mustAlloc(t, a, a.MaxRegion()); r.Zero() {
+		t.Fatal("the largest region does not fit an empty arena")
+	}
+}
+
+func TestRegionsDoNotOverlap(t *testing.T) {
+	a, err := New(4 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	var live []Region
+	for i := 0; ; i++ {
+		r, ok, err := a.TryAlloc(1 + i*37%5000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			break
+		}
+		for j := range r.Buf {
+			r.Buf[j] = byte(i)
+		}
+		live = append(live, r)
+	}
+	for i, r := range live {
+		for _, b := range r.Buf {
+			if b != byte(i) {
+				t.Fatalf("region %d was overwritten", i)
+			}
+		}
+	}
+}
+
+func TestWakesTheWaiter(t *testing.T) {
+	a, err := New(MinLimit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	var live []Region
+	for {
+		r, ok, err := a.TryAlloc(a.MaxRegion())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			break
+		}
+		live = append(live, r)
+	}
+	go a.Free(live[0])
+	<-a.Freed()
+	mustAlloc(t, a, a.MaxRegion())
+}
+
+func TestRefusesWhatCanNeverFit(t *testing.T) {
+	if _, err := New(1000); !errors.Is(err, status.InvalidArgument) {
+		t.Fatalf("a limit of 1000 bytes: %v", err)
+	}
+	a, err := New(MinLimit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	if _, _, err := a.TryAlloc(a.MaxRegion() + 1); !errors.Is(err, status.InvalidArgument) {
+		t.Fatalf("an oversized region: %v", err)
+	}
+}

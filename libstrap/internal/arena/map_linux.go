@@ -1,0 +1,24 @@
+package arena
+
+import "syscall"
+
+// mapMemory maps n bytes that a forked child does not inherit: it may not use
+// libstrap, and copy-on-write would make the model's thread pay for the fork.
+func mapMemory(n int) ([]byte, error) {
+	mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE,
+		syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Madvise(mem, syscall.MADV_DONTFORK); err != nil {
+		unmapMemory(mem)
+		return nil, err
+	}
+	return mem, nil
+}
+
+func unmapMemory(b []byte) {
+	if err := syscall.Munmap(b); err != nil {
+		panic("arena: munmap of its own memory: " + err.Error())
+	}
+}

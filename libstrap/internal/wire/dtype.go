@@ -1,0 +1,86 @@
+package wire
+
+// DType is an element type. The values are those of strap_dtype in strap.h and
+// the names those of torch and numpy.
+type DType uint8
+
+const (
+	Float32 DType = iota + 1
+	Float16
+	BFloat16
+	Float64
+	Float8E4M3FN
+	Float8E5M2
+	Float8E4M3FNUZ
+	Float8E5M2FNUZ
+	Float8E8M0FNU
+	Int8
+	Int16
+	Int32
+	Int64
+	UInt8
+	UInt16
+	UInt32
+	UInt64
+	Bool
+	Complex32
+	Complex64
+	Complex128
+	lastDType
+)
+
+var dtypes = [lastDType]struct {
+	name string
+	size int
+}{
+	Float32:        {"float32", 4},
+	Float16:        {"float16", 2},
+	BFloat16:       {"bfloat16", 2},
+	Float64:        {"float64", 8},
+	Float8E4M3FN:   {"float8_e4m3fn", 1},
+	Float8E5M2:     {"float8_e5m2", 1},
+	Float8E4M3FNUZ: {"float8_e4m3fnuz", 1},
+	Float8E5M2FNUZ: {"float8_e5m2fnuz", 1},
+	Float8E8M0FNU:  {"float8_e8m0fnu", 1},
+	Int8:           {"int8", 1},
+	Int16:          {"int16", 2},
+	Int32:          {"int32", 4},
+	Int64:          {"int64", 8},
+	UInt8:          {"uint8", 1},
+	UInt16:         {"uint16", 2},
+	UInt32:         {"uint32", 4},
+	UInt64:         {"uint64", 8},
+	Bool:           {"bool", 1},
+	Complex32:      {"complex32", 4},
+	Complex64:      {"complex64", 8},
+	Complex128:     {"complex128", 16},
+}
+
+// Valid reports whether d is one of the types above.
+func (d DType) Valid() bool { return d >= Float32 && d < lastDType }
+
+// Size is the length of one element in bytes; 0 for an invalid type.
+func (d DType) Size() int {
+	if !d.Valid() {
+		return 0
+	}
+	return dtypes[d].size
+}
+
+// String is the name that the index carries, for example "bfloat16".
+func (d DType) String() string {
+	if !d.Valid() {
+		return "invalid"
+	}
+	return dtypes[d].name
+}
+
+// ParseDType is the inverse of String; 0 where the name is unknown.
+func ParseDType(name string) DType {
+	for d := Float32; d < lastDType; d++ {
+		if dtypes[d].name == name {
+			return d
+		}
+	}
+	return 0
+}
