@@ -38,3 +38,12 @@ func (r *Row) Name() string {
 	}
 	return r.Layer + r.Path
 }
+
+// PayloadLen is the length of the row's payload in the stream; 0 where there is
+// no packet.
+func (r *Row) PayloadLen() uint64 {
+	if head := uint64(HeaderSize + len(r.Name())); r.Offset >= 0 && r.Length > head {
+		return r.Length - head
+	}
+	return 0
+}

@@ -1,0 +1,476 @@
+package main
+
+/*
+#include <errno.h>
+#include "arrow_stream.h"
+*/
+import "C"
+
+import (
+	"encoding/binary"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/bitutil"
+
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// Records leave through the Arrow C stream interface batch by batch: get_next
+// (arrow_stream.c) asks for one, and only then is it copied into C memory. What
+// the consumer holds is C memory alone, so it outlives the stream and its
+// release needs no Go.
+
+// arrowStream is what one exported stream still has to hand out.
+type arrowStream struct {
+	mu      sync.Mutex
+	schema  *arrow.Schema
+	records []arrow.Record
+}
+
+// arrowStreams gives the streams ids, for C memory may not hold Go pointers.
+var arrowStreams = struct {
+	sync.Mutex
+	last uint64
+	open map[uint64]*arrowStream
+}{open: map[uint64]*arrowStream{}}
+
+// exportRecords makes *out a stream over records, which must have the given
+// schema. It takes references of its own and drops each when its batch has been
+// handed out, or when the consumer releases the stream. The stream is
+// independent of whatever the records came from.
+//
+// Columns may be null, bool, integers, float32, float64, timestamp, utf8,
+// large_utf8, binary, large_binary, and lists and structs of these; any other
+// type is status.Unsupported, and then *out is released (all zero).
+func exportRecords(schema *arrow.Schema, records []arrow.Record, out *C.struct_ArrowArrayStream) error {
+	*out = C.struct_ArrowArrayStream{}
+	for _, f := range schema.Fields() {
+		if err := exportable(f); err != nil {
+			return err
+		}
+	}
+	for i, r := range records {
+		if !r.Schema().Equal(schema) {
+			return status.New(status.InvalidArgument, "record %d has schema %v, not that of the stream", i, r.Schema())
+		}
+	}
+
+	s := &arrowStream{schema: schema, records: append([]arrow.Record(nil), records...)}
+	arrowStreams.Lock()
+	arrowStreams.last++
+	id := arrowStreams.last
+	arrowStreams.open[id] = s
+	arrowStreams.Unlock()
+	for _, r := range s.records {
+		r.Retain()
+	}
+	if C.arrow_stream_init(out, C.uint64_t(id)) != 0 {
+		closeArrowStream(id)
+		return status.New(status.NoMemory, "no memory for an Arrow stream")
+	}
+	return nil
+}
+
+func findArrowStream(id uint64) (*arrowStream, error) {
+	arrowStreams.Lock()
+	defer arrowStreams.Unlock()
+	if s, ok := arrowStreams.open[id]; ok {
+		return s, nil
+	}
+	return nil, status.New(status.InvalidState, "Arrow stream %d has been released", id)
+}
+
+func closeArrowStream(id uint64) {
+	arrowStreams.Lock()
+	s := arrowStreams.open[id]
+	delete(arrowStreams.open, id)
+	arrowStreams.Unlock()
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.records {
+		r.Release()
+	}
+	s.records = nil
+}
+
+//export strapgoArrowSchema
+func strapgoArrowSchema(id C.uint64_t, out *C.struct_ArrowSchema, message *C.char) C.int {
+	return guardArrow(message, func() error {
+		s, err := findArrowStream(uint64(id))
+		if err != nil {
+			return err
+		}
+		return fillSchema(out, arrow.StructOf(s.schema.Fields()...), "", 0, s.schema.Metadata())
+	})
+}
+
+//export strapgoArrowNext
+func strapgoArrowNext(id C.uint64_t, out *C.struct_ArrowArray, message *C.char) C.int {
+	return guardArrow(message, func() error {
+		s, err := findArrowStream(uint64(id))
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.records) == 0 {
+			return nil // *out stays released: the end
+		}
+		r := s.records[0]
+		if err := fillRecord(out, r); err != nil {
+			return err
+		}
+		s.records[0] = nil
+		s.records = s.records[1:]
+		r.Release()
+		return nil
+	})
+}
+
+//export strapgoArrowRelease
+func strapgoArrowRelease(id C.uint64_t) {
+	guardArrow(nil, func() error {
+		closeArrowStream(uint64(id))
+		return nil
+	})
+}
+
+// guardArrow turns an error or a panic of f into an errno value and a message of
+// at most STRAP_ARROW_MESSAGE bytes, zero included.
+func guardArrow(message *C.char, f func() error) (errno C.int) {
+	report := func(err error) C.int {
+		if message != nil {
+			putString(cBytes(unsafe.Pointer(message), C.STRAP_ARROW_MESSAGE), err.Error())
+		}
+		switch status.CodeOf(err) {
+		case status.NoMemory:
+			return C.ENOMEM
+		case status.InvalidState, status.InvalidArgument:
+			return C.EINVAL
+		case status.Unsupported:
+			return C.ENOSYS
+		default:
+			return C.EIO
+		}
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			errno = report(status.New(status.Internal, "Arrow export: %v", p))
+		}
+	}()
+	if err := f(); err != nil {
+		return report(err)
+	}
+	return 0
+}
+
+// ---- schema ----
+
+// formats are the format strings of the types without parameters.
+var formats = map[arrow.Type]string{
+	arrow.NULL: "n", arrow.BOOL: "b",
+	arrow.INT8: "c", arrow.UINT8: "C", arrow.INT16: "s", arrow.UINT16: "S",
+	arrow.INT32: "i", arrow.UINT32: "I", arrow.INT64: "l", arrow.UINT64: "L",
+	arrow.FLOAT32: "f", arrow.FLOAT64: "g",
+	arrow.STRING: "u", arrow.LARGE_STRING: "U", arrow.BINARY: "z", arrow.LARGE_BINARY: "Z",
+	arrow.LIST: "+l", arrow.STRUCT: "+s",
+}
+
+var timestampFormats = map[arrow.TimeUnit]string{
+	arrow.Second: "tss:", arrow.Millisecond: "tsm:", arrow.Microsecond: "tsu:", arrow.Nanosecond: "tsn:",
+}
+
+func formatOf(t arrow.DataType) (string, error) {
+	if ts, ok := t.(*arrow.TimestampType); ok {
+		return timestampFormats[ts.Unit] + ts.TimeZone, nil
+	}
+	if f, ok := formats[t.ID()]; ok {
+		return f, nil
+	}
+	return "", status.New(status.Unsupported, "the Arrow export has no type %v", t)
+}
+
+// exportable checks a field and all below it, so that a stream once handed out
+// does not meet a type that it cannot express.
+func exportable(f arrow.Field) error {
+	format, err := formatOf(f.Type)
+	if err != nil {
+		return status.Wrap(status.Unsupported, err, "column %q", f.Name)
+	}
+	if strings.IndexByte(f.Name+format, 0) >= 0 {
+		return status.New(status.Unsupported, "column %q: a name with a zero byte cannot cross the C interface", f.Name)
+	}
+	for _, child := range childFields(f.Type) {
+		if err := exportable(child); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func childFields(t arrow.DataType) []arrow.Field {
+	if n, ok := t.(arrow.NestedType); ok {
+		return n.Fields()
+	}
+	return nil
+}
+
+func fillSchema(out *C.struct_ArrowSchema, t arrow.DataType, name string, flags int64, metadata arrow.Metadata) error {
+	format, err := formatOf(t)
+	if err != nil {
+		return err
+	}
+	pairs := encodeMetadata(metadata)
+	fields := childFields(t)
+	if C.arrow_schema_init(out, C.size_t(len(format)), C.size_t(len(name)), C.size_t(len(pairs)),
+		C.int64_t(flags), C.int64_t(len(fields))) != 0 {
+		return status.New(status.NoMemory, "no memory for the Arrow schema of column %q", name)
+	}
+	filled := false
+	defer func() {
+		if !filled {
+			C.arrow_schema_release(out)
+		}
+	}()
+	copy(cBytes(unsafe.Pointer(out.format), len(format)), format)
+	copy(cBytes(unsafe.Pointer(out.name), len(name)), name)
+	copy(cBytes(unsafe.Pointer(out.metadata), len(pairs)), pairs)
+	for i, child := range unsafe.Slice(out.children, len(fields)) {
+		f := fields[i]
+		flags := int64(0)
+		if f.Nullable {
+			flags = C.ARROW_FLAG_NULLABLE
+		}
+		if err := fillSchema(child, f.Type, f.Name, flags, f.Metadata); err != nil {
+			return err
+		}
+	}
+	filled = true
+	return nil
+}
+
+// encodeMetadata gives the form of ArrowSchema.metadata: the number of pairs, and
+// each key and value behind its length, all int32 of the machine; nothing for none.
+func encodeMetadata(m arrow.Metadata) []byte {
+	if m.Len() == 0 {
+		return nil
+	}
+	b := binary.NativeEndian.AppendUint32(nil, uint32(m.Len()))
+	for i, key := range m.Keys() {
+		for _, s := range []string{key, m.Values()[i]} {
+			b = binary.NativeEndian.AppendUint32(b, uint32(len(s)))
+			b = append(b, s...)
+		}
+	}
+	return b
+}
+
+// ---- arrays ----
+
+func fillRecord(out *C.struct_ArrowArray, r arrow.Record) error {
+	const validity = 1 // a struct has that buffer, here absent: no row is null
+	if err := initArray(out, int(r.NumRows()), 0, validity, int(r.NumCols())); err != nil {
+		return err
+	}
+	filled := false
+	defer func() {
+		if !filled {
+			C.arrow_array_release(out)
+		}
+	}()
+	for i, child := range unsafe.Slice(out.children, int(r.NumCols())) {
+		if err := fillArray(child, r.Column(i).Data()); err != nil {
+			return status.Wrap(status.CodeOf(err), err, "column %q", r.ColumnName(i))
+		}
+	}
+	filled = true
+	return nil
+}
+
+func initArray(out *C.struct_ArrowArray, length, nulls, buffers, children int) error {
+	if C.arrow_array_init(out, C.int64_t(length), C.int64_t(nulls), C.int64_t(buffers), C.int64_t(children)) != 0 {
+		return status.New(status.NoMemory, "no memory for an Arrow array of %d rows", length)
+	}
+	return nil
+}
+
+// fillArray copies the elements of d, and none outside its range, so that the
+// copy begins at offset 0. What an error leaves behind hangs on *out's parent.
+func fillArray(out *C.struct_ArrowArray, d arrow.ArrayData) error {
+	length, offset := d.Len(), d.Offset()
+	switch t := d.DataType().(type) {
+	case *arrow.NullType:
+		return initArray(out, length, length, 0, 0)
+
+	case *arrow.BooleanType:
+		if err := initValid(out, d, 2, 0); err != nil {
+			return err
+		}
+		return fillBits(out, 1, d)
+
+	case *arrow.StringType, *arrow.BinaryType:
+		return fillBytes[int32](out, d)
+
+	case *arrow.LargeStringType, *arrow.LargeBinaryType:
+		return fillBytes[int64](out, d)
+
+	case *arrow.ListType:
+		if err := initValid(out, d, 2, 1); err != nil {
+			return err
+		}
+		first, last, err := fillOffsets[int32](out, d)
+		if err != nil {
+			return err
+		}
+		return fillChild(out, d, 0, int(first), int(last))
+
+	case *arrow.StructType:
+		if err := initValid(out, d, 1, t.NumFields()); err != nil {
+			return err
+		}
+		for i := range t.NumFields() {
+			if err := fillChild(out, d, i, offset, offset+length); err != nil {
+				return err
+			}
+		}
+		return nil
+
+	case arrow.FixedWidthDataType:
+		if err := initValid(out, d, 2, 0); err != nil {
+			return err
+		}
+		src, err := span(d, 1, offset*t.Bytes(), (offset+length)*t.Bytes())
+		if err != nil {
+			return err
+		}
+		dst, err := buffer(out, 1, len(src))
+		copy(dst, src)
+		return err
+
+	default:
+		return status.New(status.Unsupported, "the Arrow export has no type %v", t)
+	}
+}
+
+// initValid is initArray with the validity bitmap of d in buffer 0, which is left
+// out where no element is null.
+func initValid(out *C.struct_ArrowArray, d arrow.ArrayData, buffers, children int) error {
+	bitmap := d.Buffers()[0]
+	nulls := 0
+	if bitmap != nil && bitmap.Len() > 0 {
+		if _, err := span(d, 0, 0, bitBytes(d)); err != nil {
+			return err
+		}
+		nulls = d.Len() - bitutil.CountSetBits(bitmap.Bytes(), d.Offset(), d.Len())
+	}
+	if err := initArray(out, d.Len(), nulls, buffers, children); err != nil || nulls == 0 {
+		return err
+	}
+	return fillBits(out, 0, d)
+}
+
+// fillBits copies the bitmap in buffer INDEX of d.
+func fillBits(out *C.struct_ArrowArray, index int, d arrow.ArrayData) error {
+	src, err := span(d, index, 0, bitBytes(d))
+	if err != nil {
+		return err
+	}
+	dst, err := buffer(out, index, (d.Len()+7)/8)
+	if err != nil {
+		return err
+	}
+	clear(dst)
+	bitutil.CopyBitmap(src, d.Offset(), d.Len(), dst, 0)
+	return nil
+}
+
+// bitBytes is how many bytes of a bitmap d needs.
+func bitBytes(d arrow.ArrayData) int { return (d.Offset() + d.Len() + 7) / 8 }
+
+// fillBytes copies strings: offsets and then the bytes between the outermost.
+func fillBytes[T int32 | int64](out *C.struct_ArrowArray, d arrow.ArrayData) error {
+	if err := initValid(out, d, 3, 0); err != nil {
+		return err
+	}
+	first, last, err := fillOffsets[T](out, d)
+	if err != nil {
+		return err
+	}
+	src, err := span(d, 2, int(first), int(last))
+	if err != nil {
+		return err
+	}
+	dst, err := buffer(out, 2, len(src))
+	copy(dst, src)
+	return err
+}
+
+// fillOffsets copies the offsets of d, counted from its own first, which it gives
+// back with the last. They must rise, for a consumer may trust them.
+func fillOffsets[T int32 | int64](out *C.struct_ArrowArray, d arrow.ArrayData) (first, last T, err error) {
+	size := int(unsafe.Sizeof(first))
+	raw, err := buffer(out, 1, (d.Len()+1)*size)
+	if err != nil {
+		return 0, 0, err
+	}
+	clear(raw)
+	if d.Len() == 0 {
+		return 0, 0, nil // Arrow allows the source to have no offset at all here
+	}
+	src, err := span(d, 1, d.Offset()*size, (d.Offset()+d.Len()+1)*size)
+	if err != nil {
+		return 0, 0, err
+	}
+	from := unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(src))), d.Len()+1)
+	to := unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(raw))), d.Len()+1)
+	first, last = from[0], from[0]
+	for i, o := range from {
+		if o < last || o < 0 {
+			return 0, 0, status.New(status.Corrupt, "offset %d of element %d is out of order", o, i)
+		}
+		to[i], last = o-first, o
+	}
+	return first, last, nil
+}
+
+// fillChild copies elements from to to of child INDEX of d.
+func fillChild(out *C.struct_ArrowArray, d arrow.ArrayData, index, from, to int) error {
+	child := d.Children()[index]
+	if from < 0 || from > to || to > child.Len() {
+		return status.New(status.Corrupt, "elements %d to %d of a child array of %d", from, to, child.Len())
+	}
+	part := array.NewSliceData(child, int64(from), int64(to))
+	defer part.Release()
+	return fillArray(unsafe.Slice(out.children, index+1)[index], part)
+}
+
+// span is bytes from to to of buffer INDEX of d, which came from a file and may
+// have fewer.
+func span(d arrow.ArrayData, index, from, to int) ([]byte, error) {
+	var have []byte
+	if b := d.Buffers()[index]; b != nil {
+		have = b.Bytes()
+	}
+	if from < 0 || from > to || to > len(have) {
+		return nil, status.New(status.Corrupt, "bytes %d to %d of an Arrow buffer of %d", from, to, len(have))
+	}
+	return have[from:to], nil
+}
+
+// buffer allocates buffer INDEX of *out; all of it is the caller's to write.
+func buffer(out *C.struct_ArrowArray, index, size int) ([]byte, error) {
+	p := C.arrow_array_buffer(out, C.int64_t(index), C.size_t(size))
+	if p == nil {
+		return nil, status.New(status.NoMemory, "no memory for %d bytes of an Arrow buffer", size)
+	}
+	return cBytes(p, size), nil
+}
+
+func cBytes(p unsafe.Pointer, size int) []byte { return unsafe.Slice((*byte)(p), size) }

@@ -1,0 +1,159 @@
+/*
+ * The callbacks of the Arrow stream. Schemas and arrays are C memory and their
+ * release is C alone, so a consumer may keep and free them anywhere, in a
+ * forked child too. The stream itself asks Go for the next batch, behind the
+ * fork check.
+ */
+#include "arrow_stream.h"
+
+#include <errno.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "_cgo_export.h"
+
+enum { ALIGNMENT = 64 }; /* what Arrow recommends for buffers, and their padding */
+
+/* ---- schema ------------------------------------------------------------- */
+
+void arrow_schema_release(struct ArrowSchema *schema) {
+  if (schema == NULL || schema->release == NULL) return;
+  for (int64_t i = 0; i < schema->n_children; i++) {
+    struct ArrowSchema *child = schema->children[i];
+    if (child == NULL) continue;
+    if (child->release != NULL) child->release(child);
+    free(child);
+  }
+  free(schema->children);
+  free((void *)schema->format);
+  free((void *)schema->name);
+  free((void *)schema->metadata);
+  memset(schema, 0, sizeof *schema);
+}
+
+int arrow_schema_init(struct ArrowSchema *schema, size_t format, size_t name,
+                      size_t metadata, int64_t flags, int64_t children) {
+  memset(schema, 0, sizeof *schema);
+  schema->release = arrow_schema_release;
+  schema->flags = flags;
+  schema->format = calloc(1, format + 1);
+  schema->name = calloc(1, name + 1);
+  schema->metadata = metadata > 0 ? calloc(1, metadata) : NULL;
+  schema->children = children > 0 ? calloc((size_t)children, sizeof *schema->children) : NULL;
+  int short_of = schema->format == NULL || schema->name == NULL ||
+                 (metadata > 0 && schema->metadata == NULL) ||
+                 (children > 0 && schema->children == NULL);
+  for (int64_t i = 0; i < children && !short_of; i++) {
+    schema->children[i] = calloc(1, sizeof *schema->children[i]);
+    schema->n_children = i + 1;
+    short_of = schema->children[i] == NULL;
+  }
+  if (!short_of) return 0;
+  arrow_schema_release(schema);
+  return ENOMEM;
+}
+
+/* ---- array -------------------------------------------------------------- */
+
+void arrow_array_release(struct ArrowArray *array) {
+  if (array == NULL || array->release == NULL) return;
+  for (int64_t i = 0; i < array->n_children; i++) {
+    struct ArrowArray *child = array->children[i];
+    if (child == NULL) continue;
+    if (child->release != NULL) child->release(child);
+    free(child);
+  }
+  for (int64_t i = 0; i < array->n_buffers; i++) free((void *)array->buffers[i]);
+  free(array->children);
+  free(array->buffers);
+  memset(array, 0, sizeof *array);
+}
+
+int arrow_array_init(struct ArrowArray *array, int64_t length, int64_t nulls,
+                     int64_t buffers, int64_t children) {
+  memset(array, 0, sizeof *array);
+  array->release = arrow_array_release;
+  array->length = length;
+  array->null_count = nulls;
+  array->buffers = buffers > 0 ? calloc((size_t)buffers, sizeof *array->buffers) : NULL;
+  array->children = children > 0 ? calloc((size_t)children, sizeof *array->children) : NULL;
+  int short_of = (buffers > 0 && array->buffers == NULL) ||
+                 (children > 0 && array->children == NULL);
+  if (!short_of) array->n_buffers = buffers;
+  for (int64_t i = 0; i < children && !short_of; i++) {
+    array->children[i] = calloc(1, sizeof *array->children[i]);
+    array->n_children = i + 1;
+    short_of = array->children[i] == NULL;
+  }
+  if (!short_of) return 0;
+  arrow_array_release(array);
+  return ENOMEM;
+}
+
+void *arrow_array_buffer(struct ArrowArray *array, int64_t index, size_t size) {
+  if (size > SIZE_MAX - ALIGNMENT) return NULL;
+  size_t padded = size == 0 ? ALIGNMENT : (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  char *buffer = aligned_alloc(ALIGNMENT, padded);
+  if (buffer == NULL) return NULL;
+  memset(buffer + size, 0, padded - size);
+  array->buffers[index] = buffer;
+  return buffer;
+}
+
+/* ---- stream ------------------------------------------------------------- */
+
+typedef struct state {
+  uint64_t id; /* in Go's table */
+  char message[STRAP_ARROW_MESSAGE];
+} state;
+
+/* The state of a stream that may ask Go, or NULL and *refused an errno value. */
+static state *enter(struct ArrowArrayStream *stream, int *refused) {
+  *refused = EINVAL;
+  if (stream == NULL || stream->private_data == NULL) return NULL;
+  state *s = stream->private_data;
+  s->message[0] = 0;
+  if (!strap_is_forked()) return s;
+  strncpy(s->message, "the stream belongs to the parent process: read it before fork()",
+          sizeof s->message - 1);
+  *refused = EPERM;
+  return NULL;
+}
+
+static int get_schema(struct ArrowArrayStream *stream, struct ArrowSchema *out) {
+  int refused;
+  memset(out, 0, sizeof *out);
+  state *s = enter(stream, &refused);
+  return s == NULL ? refused : strapgoArrowSchema(s->id, out, s->message);
+}
+
+static int get_next(struct ArrowArrayStream *stream, struct ArrowArray *out) {
+  int refused;
+  memset(out, 0, sizeof *out);
+  state *s = enter(stream, &refused);
+  return s == NULL ? refused : strapgoArrowNext(s->id, out, s->message);
+}
+
+static const char *get_last_error(struct ArrowArrayStream *stream) {
+  if (stream == NULL || stream->private_data == NULL) return NULL;
+  state *s = stream->private_data;
+  return s->message[0] != 0 ? s->message : NULL;
+}
+
+static void release(struct ArrowArrayStream *stream) {
+  if (stream == NULL || stream->release == NULL) return;
+  state *s = stream->private_data;
+  memset(stream, 0, sizeof *stream);
+  if (!strap_is_forked()) strapgoArrowRelease(s->id);
+  free(s);
+}
+
+int arrow_stream_init(struct ArrowArrayStream *stream, uint64_t id) {
+  memset(stream, 0, sizeof *stream);
+  state *s = calloc(1, sizeof *s);
+  if (s == NULL) return ENOMEM;
+  s->id = id;
+  *stream = (struct ArrowArrayStream){get_schema, get_next, get_last_error, release, s};
+  return 0;
+}

@@ -1,0 +1,251 @@
+package main
+
+/*
+#include "strap.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"math"
+	"time"
+	"unsafe"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/session"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/stream"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+func timeout(ms C.int32_t) time.Duration { return time.Duration(ms) * time.Millisecond }
+
+//export strapgoOpen
+func strapgoOpen(path *C.char, o *C.strap_open_options, out *C.strap_session, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		opts, err := openOptions(o)
+		if err != nil {
+			return err
+		}
+		s, err := session.Open(C.GoString(path), opts)
+		if err != nil {
+			return err
+		}
+		*out = C.strap_session(sessions.add(s))
+		return nil
+	})
+}
+
+func openOptions(o *C.strap_open_options) (session.Options, error) {
+	none := session.Options{}
+	switch {
+	case o.codec < 0 || o.codec > C.STRAP_CODEC_ZSTD:
+		return none, status.New(status.InvalidArgument, "codec = %d: give a STRAP_CODEC_ value", o.codec)
+	case o.on_full != C.STRAP_ON_FULL_BLOCK && o.on_full != C.STRAP_ON_FULL_DROP:
+		return none, status.New(status.InvalidArgument, "on_full = %d: give a STRAP_ON_FULL_ value", o.on_full)
+	case o.mode != C.STRAP_MODE_CREATE && o.mode != C.STRAP_MODE_RESUME:
+		return none, status.New(status.InvalidArgument, "mode = %d: give a STRAP_MODE_ value", o.mode)
+	case o.keep_float32 != 0 && o.keep_float32 != 1:
+		return none, status.New(status.InvalidArgument, "keep_float32 = %d: give 0 or 1", o.keep_float32)
+	}
+	cut := int64(stream.KeepAll)
+	if o.resume_offset != C.STRAP_KEEP_ALL {
+		if o.resume_offset > math.MaxInt64 {
+			return none, status.New(status.InvalidArgument, "resume_offset = %d is no file offset", o.resume_offset)
+		}
+		cut = int64(o.resume_offset)
+	}
+	return session.Options{
+		Codec:       codec.Kind(o.codec),
+		Level:       int(o.level),
+		Workers:     int(o.workers),
+		MaxMemory:   int64(min(uint64(o.max_memory_bytes), math.MaxInt64)),
+		DropOnFull:  o.on_full == C.STRAP_ON_FULL_DROP,
+		Resume:      o.mode == C.STRAP_MODE_RESUME,
+		Cut:         cut,
+		KeepFloat32: o.keep_float32 == 1,
+		Rank:        int32(o.rank),
+	}, nil
+}
+
+//export strapgoLayer
+func strapgoLayer(h C.strap_session, model, name *C.char, nameLen C.size_t, path *C.char, out *C.uint32_t, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		s, err := sessions.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		if nameLen > wire.MaxName {
+			return status.New(status.InvalidArgument, "name_len = %d: at most %d", nameLen, wire.MaxName)
+		}
+		id, err := s.Layer(goString(model), C.GoStringN(name, C.int(nameLen)), goString(path))
+		*out = C.uint32_t(id)
+		return err
+	})
+}
+
+//export strapgoEnqueue
+func strapgoEnqueue(h C.strap_session, c *C.strap_tensor, thread C.uint64_t, now C.int64_t, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
+	dropped := false
+	code := guarded(e, func() error {
+		s, err := sessions.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		t, err := tensor(c)
+		if err != nil {
+			return err
+		}
+		t.Thread, t.TimeNS = uint64(thread), int64(now)
+		err = s.Enqueue(&t, timeout(timeoutMS))
+		c.cursor = C.uint64_t(t.Cursor)
+		if dropped = errors.Is(err, session.ErrDropped); dropped {
+			return nil
+		}
+		return err
+	})
+	if dropped {
+		return C.STRAP_DROPPED
+	}
+	return code
+}
+
+// tensor reads what C describes; shape and strides stay in C memory.
+func tensor(c *C.strap_tensor) (session.Tensor, error) {
+	if c.ndim < 0 || c.ndim > C.STRAP_MAX_DIMS {
+		return session.Tensor{}, status.New(status.InvalidArgument,
+			"ndim = %d: give 0 to %d", c.ndim, C.STRAP_MAX_DIMS)
+	}
+	if c.ndim > 0 && c.shape == nil {
+		return session.Tensor{}, status.New(status.InvalidArgument, "shape is NULL, ndim = %d", c.ndim)
+	}
+	if c.dtype < 0 || c.dtype > math.MaxUint8 {
+		return session.Tensor{}, status.New(status.InvalidArgument, "dtype = %d is no STRAP_ type", c.dtype)
+	}
+	if c.reserved != 0 {
+		return session.Tensor{}, status.New(status.InvalidArgument, "reserved = %d: give 0", c.reserved)
+	}
+	t := session.Tensor{
+		Layer:      uint32(c.layer),
+		DType:      wire.DType(c.dtype),
+		Shape:      unsafe.Slice((*int64)(unsafe.Pointer(c.shape)), int(c.ndim)),
+		Data:       c.data,
+		Step:       int64(c.step),
+		Token:      int64(c.token),
+		Call:       uint32(c.call),
+		Transform:  goString(c.transform),
+		Parameters: goString(c.parameters),
+		Cursor:     uint64(c.cursor),
+	}
+	if c.strides != nil {
+		t.Strides = unsafe.Slice((*int64)(unsafe.Pointer(c.strides)), int(c.ndim))
+	}
+	return t, nil
+}
+
+//export strapgoAbandon
+func strapgoAbandon(h C.strap_session, cursor C.uint64_t, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		s, err := sessions.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		return s.Abandon(uint64(cursor))
+	})
+}
+
+//export strapgoNote
+func strapgoNote(h C.strap_session, layer C.uint32_t, step, token C.int64_t, call C.uint32_t, message *C.char, thread C.uint64_t, now C.int64_t, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		s, err := sessions.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		return s.Note(&session.Tensor{
+			Layer: uint32(layer), Step: int64(step), Token: int64(token), Call: uint32(call),
+			Thread: uint64(thread), TimeNS: int64(now),
+		}, C.GoString(message))
+	})
+}
+
+//export strapgoFlush
+func strapgoFlush(h C.strap_session, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		s, err := sessions.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		return s.Flush(timeout(timeoutMS))
+	})
+}
+
+//export strapgoCheckpoint
+func strapgoCheckpoint(h C.strap_session, timeoutMS C.int32_t, offset *C.uint64_t, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		s, err := sessions.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		covered, err := s.Checkpoint(timeout(timeoutMS))
+		*offset = C.uint64_t(covered)
+		return err
+	})
+}
+
+//export strapgoStats
+func strapgoStats(h C.strap_session, out *C.strap_stats_t, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		s, err := sessions.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		st := s.Stats()
+		out.workers = C.uint32_t(st.Workers)
+		for dst, v := range map[*C.uint64_t]uint64{
+			&out.packets: st.Packets, &out.tensors: st.Tensors,
+			&out.raw_bytes: st.RawBytes, &out.stored_bytes: st.StoredBytes, &out.file_bytes: st.FileBytes,
+			&out.dropped: st.Dropped, &out.dropped_bytes: st.DroppedBytes,
+			&out.failed: st.Failed, &out.overflowed: st.Overflowed,
+			&out.stalls: st.Stalls, &out.stall_ns: st.StallNS,
+			&out.queued_packets: st.QueuedPackets, &out.queued_bytes: st.QueuedBytes,
+			&out.memory_bytes: st.MemoryBytes, &out.memory_peak: st.MemoryPeak, &out.memory_limit: st.MemoryLimit,
+			&out.write_ns: st.WriteNS, &out.converted: uint64(st.Convert.Count),
+		} {
+			*dst = C.uint64_t(v)
+		}
+		out.square_error = C.double(st.Convert.SquareError)
+		out.square_sum = C.double(st.Convert.SquareSum)
+		out.max_error = C.double(st.Convert.MaxError)
+		out.failure = C.strap_status(status.CodeOf(st.Failure))
+		return nil
+	})
+}
+
+//export strapgoClose
+func strapgoClose(h C.strap_session, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		s, err := sessions.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		err = s.Close(timeout(timeoutMS))
+		if !errors.Is(err, status.Timeout) {
+			if _, gone := sessions.remove(uint64(h)); gone != nil {
+				return gone // another thread closed it meanwhile and has the answer
+			}
+		}
+		return err
+	})
+}
+
+//export strapgoDiscard
+func strapgoDiscard(h C.strap_session, lost *C.uint64_t, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		s, err := sessions.remove(uint64(h))
+		if err != nil {
+			return err
+		}
+		*lost = C.uint64_t(s.Discard())
+		return nil
+	})
+}

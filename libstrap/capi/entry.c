@@ -1,0 +1,293 @@
+/*
+ * entry.c - the exported functions. Each does here what must not be left to Go:
+ * it refuses a forked child, in which the Go runtime has no threads; clears what
+ * it fills, since Go may not see uninitialised memory; checks pointers; and
+ * brings structs of other sizes to the size of this build.
+ */
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef __linux__
+#include <features.h>
+#ifndef __GLIBC__
+#error "libstrap needs glibc: Go's c-shared libraries do not load under musl"
+#endif
+#include <sys/syscall.h>
+#endif
+
+#include "strap.h"
+#include "_cgo_export.h"
+
+static volatile int forked;
+
+static void mark_forked(void) { forked = 1; }
+
+__attribute__((constructor)) static void watch_forks(void) {
+  pthread_atfork(NULL, NULL, mark_forked);
+}
+
+int strap_is_forked(void) { return forked; }
+
+static void clear_error(strap_error *error) {
+  if (error != NULL) memset(error, 0, sizeof *error);
+}
+
+__attribute__((format(printf, 3, 4))) static strap_status refuse(strap_error *error,
+                                                                 strap_status code,
+                                                                 const char *format, ...) {
+  if (error != NULL) {
+    va_list args;
+    va_start(args, format);
+    error->code = code;
+    vsnprintf(error->message, sizeof error->message, format, args);
+    va_end(args);
+  }
+  return code;
+}
+
+/* Every export begins with ENTER and names each pointer that must not be NULL. */
+#define ENTER(error)                                                              \
+  do {                                                                            \
+    clear_error(error);                                                           \
+    if (forked)                                                                   \
+      return refuse(error, STRAP_ERR_FORKED,                                      \
+                    "libstrap cannot be used in a child after fork(): start the " \
+                    "process with spawn or exec");                                \
+  } while (0)
+
+#define NEED(pointer, error)                                                     \
+  do {                                                                           \
+    if ((pointer) == NULL)                                                       \
+      return refuse(error, STRAP_ERR_INVALID_ARGUMENT, "%s is NULL", #pointer);  \
+  } while (0)
+
+/* Copies a caller's struct of any known or future size into one of this build. */
+static strap_status take(void *own, size_t own_size, const void *theirs, const char *what,
+                         strap_error *error) {
+  uint32_t size;
+  memcpy(&size, theirs, sizeof size);
+  if (size < sizeof size || size > 1 << 16)
+    return refuse(error, STRAP_ERR_INVALID_ARGUMENT,
+                  "%s.struct_size = %u: set it to sizeof the struct", what, (unsigned)size);
+  for (size_t i = own_size; i < size; i++)
+    if (((const unsigned char *)theirs)[i] != 0)
+      return refuse(error, STRAP_ERR_INVALID_ARGUMENT,
+                    "%s has a value in byte %zu, which this libstrap (%zu bytes) does not know",
+                    what, i, own_size);
+  memset(own, 0, own_size);
+  memcpy(own, theirs, size < own_size ? size : own_size);
+  memcpy(own, &size, sizeof size);
+  return STRAP_OK;
+}
+
+/* Clears a caller's out-struct; its size must be set. */
+static strap_status clear(void *theirs, const char *what, strap_error *error) {
+  uint32_t size;
+  memcpy(&size, theirs, sizeof size);
+  if (size < sizeof size || size > 1 << 16)
+    return refuse(error, STRAP_ERR_INVALID_ARGUMENT,
+                  "%s.struct_size = %u: set it to sizeof the struct", what, (unsigned)size);
+  memset((char *)theirs + sizeof size, 0, size - sizeof size);
+  return STRAP_OK;
+}
+
+/* Gives a filled struct of this build back, as far as the caller's reaches. */
+static void give(void *theirs, const void *own, size_t own_size) {
+  uint32_t size;
+  memcpy(&size, theirs, sizeof size);
+  size_t n = size < own_size ? size : own_size;
+  memcpy((char *)theirs + sizeof size, (const char *)own + sizeof size, n - sizeof size);
+}
+
+static int64_t now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* The system's id of this thread, asked for once. */
+static uint64_t thread_id(void) {
+  static _Thread_local uint64_t id;
+  if (id == 0) {
+#ifdef __linux__
+    id = (uint64_t)syscall(SYS_gettid);
+#else
+    pthread_threadid_np(NULL, &id);
+#endif
+  }
+  return id;
+}
+
+int32_t strap_abi_version(void) { return STRAP_ABI_VERSION; }
+
+const char *strap_version(void) { return forked ? "" : strapgoVersion(); }
+
+strap_status strap_open(const char *path, const strap_open_options *options,
+                        strap_session *session, strap_error *error) {
+  ENTER(error);
+  NEED(path, error);
+  NEED(options, error);
+  NEED(session, error);
+  *session = 0;
+  strap_open_options own;
+  strap_status status = take(&own, sizeof own, options, "strap_open_options", error);
+  if (status != STRAP_OK) return status;
+  return strapgoOpen((char *)path, &own, session, error);
+}
+
+strap_status strap_layer(strap_session session, const char *model, const char *name,
+                         size_t name_len, const char *path, uint32_t *layer,
+                         strap_error *error) {
+  ENTER(error);
+  NEED(name, error);
+  NEED(layer, error);
+  *layer = 0;
+  return strapgoLayer(session, (char *)model, (char *)name, name_len, (char *)path, layer, error);
+}
+
+strap_status strap_enqueue(strap_session session, strap_tensor *tensor, int32_t timeout_ms,
+                           strap_error *error) {
+  ENTER(error);
+  NEED(tensor, error);
+  if (tensor->struct_size == sizeof *tensor)
+    return strapgoEnqueue(session, tensor, thread_id(), now(), timeout_ms, error);
+  strap_tensor own;
+  strap_status status = take(&own, sizeof own, tensor, "strap_tensor", error);
+  if (status != STRAP_OK) return status;
+  if (tensor->struct_size < offsetof(strap_tensor, cursor) + sizeof own.cursor)
+    return refuse(error, STRAP_ERR_INVALID_ARGUMENT,
+                  "strap_tensor.struct_size = %u: set it to sizeof the struct",
+                  (unsigned)tensor->struct_size);
+  status = strapgoEnqueue(session, &own, thread_id(), now(), timeout_ms, error);
+  tensor->cursor = own.cursor;
+  return status;
+}
+
+strap_status strap_abandon(strap_session session, uint64_t cursor, strap_error *error) {
+  ENTER(error);
+  return strapgoAbandon(session, cursor, error);
+}
+
+strap_status strap_note(strap_session session, uint32_t layer, int64_t step, int64_t token,
+                        uint32_t call, const char *message, strap_error *error) {
+  ENTER(error);
+  NEED(message, error);
+  return strapgoNote(session, layer, step, token, call, (char *)message, thread_id(), now(),
+                     error);
+}
+
+strap_status strap_flush(strap_session session, int32_t timeout_ms, strap_error *error) {
+  ENTER(error);
+  return strapgoFlush(session, timeout_ms, error);
+}
+
+strap_status strap_checkpoint(strap_session session, int32_t timeout_ms, uint64_t *offset,
+                              strap_error *error) {
+  ENTER(error);
+  uint64_t covered = 0;
+  strap_status status = strapgoCheckpoint(session, timeout_ms, &covered, error);
+  if (offset != NULL) *offset = covered;
+  return status;
+}
+
+strap_status strap_stats(strap_session session, strap_stats_t *stats, strap_error *error) {
+  ENTER(error);
+  NEED(stats, error);
+  strap_status status = clear(stats, "strap_stats_t", error);
+  if (status != STRAP_OK) return status;
+  strap_stats_t own = {0};
+  status = strapgoStats(session, &own, error);
+  if (status == STRAP_OK) give(stats, &own, sizeof own);
+  return status;
+}
+
+strap_status strap_close(strap_session session, int32_t timeout_ms, strap_error *error) {
+  ENTER(error);
+  return strapgoClose(session, timeout_ms, error);
+}
+
+strap_status strap_discard(strap_session session, uint64_t *lost, strap_error *error) {
+  ENTER(error);
+  uint64_t given_up = 0;
+  strap_status status = strapgoDiscard(session, &given_up, error);
+  if (lost != NULL) *lost = given_up;
+  return status;
+}
+
+strap_status strap_reader_open(const char *path, const strap_reader_options *options,
+                               strap_reader *reader, strap_reader_info *info,
+                               strap_error *error) {
+  ENTER(error);
+  NEED(path, error);
+  NEED(reader, error);
+  *reader = 0;
+  strap_status status;
+  strap_reader_options own = {0};
+  if (options != NULL) {
+    status = take(&own, sizeof own, options, "strap_reader_options", error);
+    if (status != STRAP_OK) return status;
+  }
+  if (info != NULL) {
+    status = clear(info, "strap_reader_info", error);
+    if (status != STRAP_OK) return status;
+  }
+  strap_reader_info found = {0};
+  status = strapgoReaderOpen((char *)path, &own, reader, &found, error);
+  if (status == STRAP_OK && info != NULL) give(info, &found, sizeof found);
+  return status;
+}
+
+strap_status strap_reader_next(strap_reader reader, strap_packet *packet, strap_error *error) {
+  ENTER(error);
+  NEED(packet, error);
+  strap_status status = clear(packet, "strap_packet", error);
+  if (status != STRAP_OK) return status;
+  strap_packet own = {0};
+  status = strapgoReaderNext(reader, &own, error);
+  if (status == STRAP_OK) give(packet, &own, sizeof own);
+  return status;
+}
+
+strap_status strap_reader_at(strap_reader reader, uint64_t row, strap_packet *packet,
+                             strap_error *error) {
+  ENTER(error);
+  NEED(packet, error);
+  strap_status status = clear(packet, "strap_packet", error);
+  if (status != STRAP_OK) return status;
+  strap_packet own = {0};
+  status = strapgoReaderAt(reader, row, &own, error);
+  if (status == STRAP_OK) give(packet, &own, sizeof own);
+  return status;
+}
+
+strap_status strap_reader_name(strap_reader reader, uint64_t row, char *name, size_t size,
+                               strap_error *error) {
+  ENTER(error);
+  NEED(name, error);
+  if (size == 0) return refuse(error, STRAP_ERR_INVALID_ARGUMENT, "size = 0: no room for a name");
+  memset(name, 0, size);
+  return strapgoReaderName(reader, row, name, size, error);
+}
+
+strap_status strap_reader_read(strap_reader reader, uint64_t row, void *data, size_t size,
+                               strap_error *error) {
+  ENTER(error);
+  if (size > 0) NEED(data, error);
+  return strapgoReaderRead(reader, row, data, size, error);
+}
+
+strap_status strap_reader_close(strap_reader reader, strap_error *error) {
+  ENTER(error);
+  return strapgoReaderClose(reader, error);
+}
+
+strap_status strap_index_export(strap_reader reader, struct ArrowArrayStream *stream,
+                                strap_error *error) {
+  ENTER(error);
+  NEED(stream, error);
+  return strapgoIndexExport(reader, stream, error);
+}

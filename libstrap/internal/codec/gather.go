@@ -1,0 +1,48 @@
+package codec
+
+import "unsafe"
+
+// Gather copies the elements [start, start+count) in row-major order of a strided
+// tensor to contiguous memory at dst. Strides are in elements and may be zero or
+// negative; itemSize is 1, 2, 4, 8 or 16 bytes; every length of shape is positive.
+func Gather(dst, src unsafe.Pointer, itemSize int, shape, strides []int64, start, count int64) {
+	if count == 0 {
+		return
+	}
+	var shapes, steps [64]int64
+	n := collapse(shapes[:0], steps[:0], shape, strides)
+	gatherKernel(dst, src, itemSize, shapes[:n], steps[:n], start, count)
+}
+
+// collapse merges neighbouring dimensions that one stride walks, and drops those
+// of length 1; it returns how many are left, at least one.
+func collapse(shapes, steps, shape, strides []int64) int {
+	for i, length := range shape {
+		if length == 1 {
+			continue
+		}
+		if k := len(shapes) - 1; k >= 0 && steps[k] == length*strides[i] {
+			shapes[k] *= length
+			steps[k] = strides[i]
+			continue
+		}
+		shapes, steps = append(shapes, length), append(steps, strides[i])
+	}
+	if len(shapes) == 0 {
+		shapes, steps = append(shapes, 1), append(steps, 1)
+	}
+	return len(shapes)
+}
+
+// gatherPortable is the twin of strapk_gather.
+func gatherPortable(dst, src unsafe.Pointer, itemSize int, shape, strides []int64, start, count int64) {
+	for i := range count {
+		rest, offset := start+i, int64(0)
+		for d := len(shape) - 1; d >= 0; d-- {
+			offset += rest % shape[d] * strides[d]
+			rest /= shape[d]
+		}
+		copy(unsafe.Slice((*byte)(unsafe.Add(dst, i*int64(itemSize))), itemSize),
+			unsafe.Slice((*byte)(unsafe.Add(src, offset*int64(itemSize))), itemSize))
+	}
+}

@@ -1,0 +1,95 @@
+package codec
+
+import (
+	"math"
+	"unsafe"
+)
+
+// Stats is what a float32 to float16 conversion did to the values. The error is
+// taken over the values that are finite in both types.
+type Stats struct {
+	Count       int64   // of those values
+	Overflow    int64   // finite values that became infinite
+	SquareError float64 // sum of (value - float16(value))^2
+	SquareSum   float64 // sum of value^2
+	MaxError    float64 // largest |value - float16(value)|
+}
+
+// Add merges o into s.
+func (s *Stats) Add(o *Stats) {
+	s.Count += o.Count
+	s.Overflow += o.Overflow
+	s.SquareError += o.SquareError
+	s.SquareSum += o.SquareSum
+	s.MaxError = max(s.MaxError, o.MaxError)
+}
+
+// Float32ToFloat16 converts n float32 at src to IEEE 754 binary16 at dst, rounding
+// to nearest, ties to even; what is too large becomes infinite and a NaN stays one.
+// It adds to st.
+func Float32ToFloat16(dst, src unsafe.Pointer, n int, st *Stats) {
+	if n > 0 && !convertSIMD(dst, src, n, st) {
+		convertPortable(unsafe.Slice((*uint16)(dst), n), unsafe.Slice((*float32)(src), n), st)
+	}
+}
+
+// convertPortable is the twin of the kernels in kernel.c.
+func convertPortable(dst []uint16, src []float32, st *Stats) {
+	for i, x := range src {
+		h := float16Bits(x)
+		dst[i] = h
+		back := float64(float16Value(h))
+		switch wide := float64(x); {
+		case !math.IsInf(back, 0) && !math.IsNaN(back):
+			err := wide - back
+			st.Count++
+			st.SquareError += err * err
+			st.SquareSum += wide * wide
+			st.MaxError = max(st.MaxError, math.Abs(err))
+		case !math.IsInf(wide, 0) && !math.IsNaN(wide):
+			st.Overflow++
+		}
+	}
+}
+
+// float16Bits rounds x to binary16.
+func float16Bits(x float32) uint16 {
+	b := math.Float32bits(x)
+	sign := uint16(b >> 16 & 0x8000)
+	b &= 0x7FFFFFFF
+	switch {
+	case b > 0x7F800000: // NaN: keep the upper payload, make it quiet
+		return sign | 0x7E00 | uint16(b>>13&0x3FF)
+	case b >= 0x477FF000: // rounds to 65520 or more
+		return sign | 0x7C00
+	case b < 0x38800000: // below 2^-14: subnormal, in units of 2^-24
+		if b < 0x33000000 { // below 2^-25
+			return sign
+		}
+		shift := 126 - b>>23
+		m := b&0x7FFFFF | 0x800000
+		return sign | uint16(roundShift(m, shift))
+	default:
+		return sign | uint16(roundShift(b-112<<23, 13))
+	}
+}
+
+// roundShift is v / 2^shift, rounded to nearest, ties to even.
+func roundShift(v, shift uint32) uint32 {
+	return (v + (1<<(shift-1) - 1) + v>>shift&1) >> shift
+}
+
+// float16Value widens binary16.
+func float16Value(h uint16) float32 {
+	sign := uint32(h&0x8000) << 16
+	exp, frac := uint32(h>>10&0x1F), uint32(h&0x3FF)
+	switch exp {
+	case 0:
+		v := float32(frac) * (1.0 / (1 << 24))
+		return math.Float32frombits(sign | math.Float32bits(v))
+	case 0x1F:
+		return math.Float32frombits(sign | 0x7F800000 | frac<<13)
+	default:
+		return math.Float32frombits(sign | (exp+112)<<23 | frac<<13)
+	}
+}

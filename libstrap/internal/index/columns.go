@@ -1,0 +1,267 @@
+package index
+
+import (
+	"math"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+const (
+	format  = "libstrap.index"
+	version = "1"
+)
+
+// column is one column of the index: its Arrow field and the way between a row
+// and a cell. get leaves its part of the row alone where the cell is null; the
+// row starts as unknownRow.
+type column struct {
+	field arrow.Field
+	put   func(array.Builder, *wire.Row)
+	get   func(arrow.Array, int, *wire.Row)
+}
+
+// unknownRow is a row whose nullable cells are all null.
+func unknownRow() wire.Row {
+	return wire.Row{Offset: -1, Step: -1, Token: -1, MSE: math.NaN()}
+}
+
+var columns = []column{
+	uint64s("sequence", func(r *wire.Row) *uint64 { return &r.Sequence }),
+	offsets("offset"),
+	uint64s("length", func(r *wire.Row) *uint64 { return &r.Length }),
+	uint32s("part", func(r *wire.Row) *uint32 { return &r.Part }),
+	uint32s("parts", func(r *wire.Row) *uint32 { return &r.Parts }),
+	text("model", func(r *wire.Row) *string { return &r.Model }),
+	text("layer", func(r *wire.Row) *string { return &r.Layer }),
+	text("path", func(r *wire.Row) *string { return &r.Path }),
+	uint32s("call", func(r *wire.Row) *uint32 { return &r.Call }),
+	int64sUnless(negative, "step", func(r *wire.Row) *int64 { return &r.Step }),
+	int64sUnless(negative, "token", func(r *wire.Row) *int64 { return &r.Token }),
+	ranks("rank"),
+	uint64s("thread", func(r *wire.Row) *uint64 { return &r.Thread }),
+	shapes("shape"),
+	dtypes("source_dtype", func(r *wire.Row) *wire.DType { return &r.Source }),
+	dtypes("stored_dtype", func(r *wire.Row) *wire.DType { return &r.Stored }),
+	text("codec", func(r *wire.Row) *string { return &r.Codec }),
+	textOrNull("transform", func(r *wire.Row) *string { return &r.Transform }),
+	textOrNull("parameters", func(r *wire.Row) *string { return &r.Parameters }),
+	checksums("crc32c"),
+	int64sUnless(zero, "time_ns", func(r *wire.Row) *int64 { return &r.TimeNS }),
+	errors64("mse"),
+	textOrNull("error", func(r *wire.Row) *string { return &r.Error }),
+}
+
+const (
+	columnOffset = 1
+	columnLength = 2
+	columnCRC    = 19
+)
+
+func negative(v int64) bool { return v < 0 }
+func zero(v int64) bool     { return v == 0 }
+
+func field(name string, t arrow.DataType, nullable bool) arrow.Field {
+	return arrow.Field{Name: name, Type: t, Nullable: nullable}
+}
+
+func uint64s(name string, of func(*wire.Row) *uint64) column {
+	return column{
+		field: field(name, arrow.PrimitiveTypes.Uint64, false),
+		put:   func(b array.Builder, r *wire.Row) { b.(*array.Uint64Builder).Append(*of(r)) },
+		get:   func(a arrow.Array, i int, r *wire.Row) { *of(r) = a.(*array.Uint64).Value(i) },
+	}
+}
+
+func uint32s(name string, of func(*wire.Row) *uint32) column {
+	return column{
+		field: field(name, arrow.PrimitiveTypes.Uint32, false),
+		put:   func(b array.Builder, r *wire.Row) { b.(*array.Uint32Builder).Append(*of(r)) },
+		get:   func(a arrow.Array, i int, r *wire.Row) { *of(r) = a.(*array.Uint32).Value(i) },
+	}
+}
+
+func int64sUnless(null func(int64) bool, name string, of func(*wire.Row) *int64) column {
+	return column{
+		field: field(name, arrow.PrimitiveTypes.Int64, true),
+		put: func(b array.Builder, r *wire.Row) {
+			if v := *of(r); null(v) {
+				b.AppendNull()
+			} else {
+				b.(*array.Int64Builder).Append(v)
+			}
+		},
+		get: func(a arrow.Array, i int, r *wire.Row) {
+			if a.IsValid(i) {
+				*of(r) = a.(*array.Int64).Value(i)
+			}
+		},
+	}
+}
+
+func text(name string, of func(*wire.Row) *string) column {
+	return column{
+		field: field(name, arrow.BinaryTypes.String, false),
+		put:   func(b array.Builder, r *wire.Row) { b.(*array.StringBuilder).Append(*of(r)) },
+		get:   func(a arrow.Array, i int, r *wire.Row) { *of(r) = a.(*array.String).Value(i) },
+	}
+}
+
+func textOrNull(name string, of func(*wire.Row) *string) column {
+	return column{
+		field: field(name, arrow.BinaryTypes.String, true),
+		put: func(b array.Builder, r *wire.Row) {
+			if s := *of(r); s == "" {
+				b.AppendNull()
+			} else {
+				b.(*array.StringBuilder).Append(s)
+			}
+		},
+		get: func(a arrow.Array, i int, r *wire.Row) {
+			if a.IsValid(i) {
+				*of(r) = a.(*array.String).Value(i)
+			}
+		},
+	}
+}
+
+// dtypes are names, null where the type is unknown. A name that this version
+// does not know reads as unknown.
+func dtypes(name string, of func(*wire.Row) *wire.DType) column {
+	return column{
+		field: field(name, arrow.BinaryTypes.String, true),
+		put: func(b array.Builder, r *wire.Row) {
+			if d := *of(r); d.Valid() {
+				b.(*array.StringBuilder).Append(d.String())
+			} else {
+				b.AppendNull()
+			}
+		},
+		get: func(a arrow.Array, i int, r *wire.Row) {
+			if a.IsValid(i) {
+				*of(r) = wire.ParseDType(a.(*array.String).Value(i))
+			}
+		},
+	}
+}
+
+// offsets are null in the note of a tensor that became no packet.
+func offsets(name string) column {
+	return column{
+		field: field(name, arrow.PrimitiveTypes.Uint64, true),
+		put: func(b array.Builder, r *wire.Row) {
+			if r.Offset < 0 {
+				b.AppendNull()
+			} else {
+				b.(*array.Uint64Builder).Append(uint64(r.Offset))
+			}
+		},
+		get: func(a arrow.Array, i int, r *wire.Row) {
+			if a.IsValid(i) {
+				r.Offset = int64(a.(*array.Uint64).Value(i))
+			}
+		},
+	}
+}
+
+func ranks(name string) column {
+	return column{
+		field: field(name, arrow.PrimitiveTypes.Int32, false),
+		put:   func(b array.Builder, r *wire.Row) { b.(*array.Int32Builder).Append(r.Rank) },
+		get:   func(a arrow.Array, i int, r *wire.Row) { r.Rank = a.(*array.Int32).Value(i) },
+	}
+}
+
+// shapes are null where unknown, as in a scanned packet; a scalar's is empty.
+func shapes(name string) column {
+	return column{
+		field: field(name, arrow.ListOf(arrow.PrimitiveTypes.Int64), true),
+		put: func(b array.Builder, r *wire.Row) {
+			if r.Shape == nil && r.Source == 0 {
+				b.AppendNull()
+				return
+			}
+			list := b.(*array.ListBuilder)
+			list.Append(true)
+			list.ValueBuilder().(*array.Int64Builder).AppendValues(r.Shape, nil)
+		},
+		get: func(a arrow.Array, i int, r *wire.Row) {
+			if a.IsValid(i) {
+				list := a.(*array.List)
+				from, to := list.ValueOffsets(i)
+				r.Shape = append(make([]int64, 0, to-from), list.ListValues().(*array.Int64).Int64Values()[from:to]...)
+			}
+		},
+	}
+}
+
+// checksums are null where there is no packet, and where a packet was found by
+// scanning: its bytes may be what is left of others.
+func checksums(name string) column {
+	return column{
+		field: field(name, arrow.PrimitiveTypes.Uint32, true),
+		put: func(b array.Builder, r *wire.Row) {
+			if hasCRC(r) {
+				b.(*array.Uint32Builder).Append(r.CRC)
+			} else {
+				b.AppendNull()
+			}
+		},
+		get: func(a arrow.Array, i int, r *wire.Row) {
+			if a.IsValid(i) {
+				r.CRC = a.(*array.Uint32).Value(i)
+			}
+		},
+	}
+}
+
+func hasCRC(r *wire.Row) bool { return r.Source != 0 && r.Offset >= 0 }
+
+func errors64(name string) column {
+	return column{
+		field: field(name, arrow.PrimitiveTypes.Float64, true),
+		put: func(b array.Builder, r *wire.Row) {
+			if math.IsNaN(r.MSE) {
+				b.AppendNull()
+			} else {
+				b.(*array.Float64Builder).Append(r.MSE)
+			}
+		},
+		get: func(a arrow.Array, i int, r *wire.Row) {
+			if a.IsValid(i) {
+				r.MSE = a.(*array.Float64).Value(i)
+			}
+		},
+	}
+}
+
+// Schema is the Arrow schema of an index with this metadata.
+func Schema(m Metadata) *arrow.Schema {
+	fields := make([]arrow.Field, len(columns))
+	for i, c := range columns {
+		fields[i] = c.field
+	}
+	md := arrow.NewMetadata(
+		[]string{"format", "version", "capture_id", "first_crc32c"},
+		[]string{format, version, m.CaptureID, m.firstCRC()},
+	)
+	return arrow.NewSchema(fields, &md)
+}
+
+// Record makes one record batch of rows. A row may hold at most maxText bytes
+// of text.
+func Record(schema *arrow.Schema, rows []wire.Row) arrow.Record {
+	b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
+	defer b.Release()
+	b.Reserve(len(rows))
+	for i, c := range columns {
+		f := b.Field(i)
+		for j := range rows {
+			c.put(f, &rows[j])
+		}
+	}
+	return b.NewRecord()
+}

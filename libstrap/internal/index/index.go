@@ -1,0 +1,252 @@
+// Package index reads and writes NAME.stream.index, the Arrow file that says
+// what the packets of a stream are. docs/STREAM_FORMAT.md lists its columns.
+package index
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+	"strconv"
+	"syscall"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+// PathOf is the path of the index of the stream at path.
+func PathOf(path string) string { return path + ".index" }
+
+// Metadata says to which stream an index belongs.
+type Metadata struct {
+	CaptureID string // 32 hexadecimal digits
+	FirstCRC  uint32 // CRC-32C of the payload of the packet at offset 0
+	HasFirst  bool   // false: not known when the index was begun
+}
+
+func (m Metadata) firstCRC() string {
+	if !m.HasFirst {
+		return ""
+	}
+	return strconv.FormatUint(uint64(m.FirstCRC), 10)
+}
+
+// File is an index in memory. It may be used from several goroutines.
+type File struct {
+	// Torn: the file does not end as a finished index does. Problem says how.
+	// Rows holds what stands before.
+	Torn    bool
+	Problem string
+
+	md      Metadata
+	schema  *arrow.Schema
+	records []arrow.Record
+	ends    []int // of each record: rows up to its end
+	extents []extent
+	damage  bool // Torn by wrong bytes, not by the file's end
+}
+
+// extent is the place of a record's message in the file.
+type extent struct{ at, end int64 }
+
+// Open reads the index at path. A file whose end is missing or damaged gives
+// the batches before, and says so in Torn and Problem; so does one that holds
+// nothing yet, as a capture leaves it that was killed early.
+//
+// Errors: NotFound, Permission, InvalidArgument (no regular file), IO, Corrupt
+// (no index, or one of another version).
+func Open(path string) (*File, error) {
+	f, err := openRegular(path, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return load(f, path)
+}
+
+func openRegular(path string, flags int) (*os.File, error) {
+	// O_NONBLOCK: a FIFO is refused below, not waited for.
+	f, err := os.OpenFile(path, flags|syscall.O_NONBLOCK, 0o666)
+	if err != nil {
+		return nil, status.FromOS(err, "cannot open the index %q", path)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return nil, status.FromOS(err, "cannot stat the index %q", path)
+	}
+	if !info.Mode().IsRegular() {
+		f.Close()
+		return nil, status.New(status.InvalidArgument, "the index %q is no regular file (%s)", path, info.Mode().Type())
+	}
+	return f, nil
+}
+
+func load(f *os.File, path string) (*File, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, status.FromOS(err, "cannot stat the index %q", path)
+	}
+	b := make([]byte, info.Size())
+	n, err := f.ReadAt(b, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, status.FromOS(err, "cannot read the index %q", path)
+	}
+	file, bad := parse(b[:n])
+	if bad != nil {
+		return nil, status.New(status.Corrupt, "%q is no index of a stream: %s", path, bad.reason)
+	}
+	return file, nil
+}
+
+// parse reads an index out of its bytes, which the result keeps.
+func parse(b []byte) (*File, *fault) {
+	f := &File{schema: Schema(Metadata{})}
+	if len(b) == 0 {
+		f.tear(0, &fault{true, "nothing was written yet"})
+		return f, nil
+	}
+	m, bad := next(b, 0)
+	if bad != nil {
+		if !bad.cut {
+			return nil, bad
+		}
+		f.tear(0, bad)
+		return f, nil
+	}
+	if m.endMark {
+		return nil, wrong("it is an Arrow stream without a schema")
+	}
+	if f.md, bad = m.metadata(); bad != nil {
+		return nil, bad
+	}
+	f.schema = Schema(f.md)
+	f.extents = append(f.extents, extent{0, m.end})
+	for at := m.end; ; at = m.end {
+		if at == int64(len(b)) {
+			f.tear(at, &fault{true, "the end mark is missing"})
+			return f, nil
+		}
+		if m, bad = next(b, at); bad == nil && m.endMark {
+			if m.end < int64(len(b)) {
+				f.tear(m.end, wrong("%d bytes stand behind the end mark", int64(len(b))-m.end))
+			}
+			return f, nil
+		}
+		var rec arrow.Record
+		if bad == nil {
+			rec, bad = m.batch(f.schema)
+		}
+		if bad != nil {
+			// A crash leaves a last message cut, half written or as zeros.
+			bad.cut = bad.cut || m.end == int64(len(b)) || isZero(b[at:])
+			f.tear(at, bad)
+			return f, nil
+		}
+		f.records = append(f.records, rec)
+		f.ends = append(f.ends, f.NumRows()+int(rec.NumRows()))
+		f.extents = append(f.extents, extent{m.at, m.end})
+	}
+}
+
+func isZero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
+
+func (f *File) tear(at int64, why *fault) {
+	f.Torn, f.damage = true, !why.cut
+	f.Problem = fmt.Sprintf("the index ends at byte %d: %s", at, why.reason)
+}
+
+// Begun reports whether the file has its schema; without it there are no rows
+// and no metadata.
+func (f *File) Begun() bool { return len(f.extents) > 0 }
+
+// Metadata says to which stream the index belongs.
+func (f *File) Metadata() Metadata { return f.md }
+
+// Schema is the Arrow schema of the records.
+func (f *File) Schema() *arrow.Schema { return f.schema }
+
+// Records are the record batches in row order. They live as long as f and must
+// not be released.
+func (f *File) Records() []arrow.Record { return f.records }
+
+// NumRows is the number of rows.
+func (f *File) NumRows() int {
+	if len(f.ends) == 0 {
+		return 0
+	}
+	return f.ends[len(f.ends)-1]
+}
+
+// find is the record that holds row i, and the row's place in it.
+func (f *File) find(i int) (rec arrow.Record, at int) {
+	k := sort.SearchInts(f.ends, i+1)
+	if k > 0 {
+		at = f.ends[k-1]
+	}
+	return f.records[k], i - at
+}
+
+// Row is row i of 0 to NumRows()-1. Its strings share memory with f.
+func (f *File) Row(i int) wire.Row {
+	rec, at := f.find(i)
+	return rowOf(rec, at)
+}
+
+func rowOf(rec arrow.Record, at int) wire.Row {
+	r := unknownRow()
+	for k, c := range columns {
+		c.get(rec.Column(k), at, &r)
+	}
+	return r
+}
+
+// CRC is the checksum of row i's payload; ok is false where it is not known.
+func (f *File) CRC(i int) (crc uint32, ok bool) {
+	rec, at := f.find(i)
+	col := rec.Column(columnCRC).(*array.Uint32)
+	return col.Value(at), col.IsValid(at)
+}
+
+// Slice is the rows [from, to) as records, which must not be released.
+func (f *File) Slice(from, to int) []arrow.Record {
+	var out []arrow.Record
+	start := 0
+	for k, rec := range f.records {
+		a, b := max(from, start), min(to, f.ends[k])
+		switch {
+		case a >= b:
+		case a == start && b == f.ends[k]:
+			out = append(out, rec)
+		default:
+			out = append(out, rec.NewSlice(int64(a-start), int64(b-start)))
+		}
+		start = f.ends[k]
+	}
+	return out
+}
+
+// Extents calls fn with the place of every row's packet in the stream, in row
+// order, until it answers false. Rows without a packet are left out.
+func (f *File) Extents(fn func(row int, offset, end int64) bool) {
+	start := 0
+	for k, rec := range f.records {
+		offsets := rec.Column(columnOffset).(*array.Uint64)
+		lengths := rec.Column(columnLength).(*array.Uint64)
+		for i := range offsets.Len() {
+			if offsets.IsNull(i) {
+				continue
+			}
+			at := int64(offsets.Value(i))
+			if !fn(start+i, at, at+int64(lengths.Value(i))) {
+				return
+			}
+		}
+		start = f.ends[k]
+	}
+}

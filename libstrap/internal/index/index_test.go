@@ -1,0 +1,771 @@
+package index
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/ipc"
+
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+const captureID = "0123456789abcdef0123456789abcdef"
+
+// sample is a stream of four packets and two notes: a plain tensor, a scalar,
+// the two packets of an overflow, a tensor that was left out, a scanned packet.
+func sample() []wire.Row {
+	return []wire.Row{
+		{
+			Sequence: 0, Offset: 0, Length: 100, Parts: 1, Model: "llama", Layer: "embed", Step: 0, Token: 0,
+			Rank: -1, Thread: 4711, Shape: []int64{2, 3}, Source: wire.Float32, Stored: wire.Float16,
+			Codec: "lz4", CRC: 0xdeadbeef, TimeNS: 1e9, MSE: 1e-9,
+		},
+		{
+			Sequence: 1, Offset: 100, Length: 30, Parts: 1, Layer: "", Path: "['loss']", Call: 2, Step: 0, Token: 0,
+			Shape: []int64{}, Source: wire.BFloat16, Stored: wire.BFloat16, Codec: "none", CRC: 0,
+			TimeNS: 2e9, MSE: math.NaN(), Transform: "round", Parameters: `{"bits": 5}`,
+		},
+		{
+			Sequence: 2, Offset: -1, Parts: 1, Layer: "couche.é", Step: 1, Token: 7, Codec: "none",
+			TimeNS: 3e9, MSE: math.NaN(), Error: "no room",
+		},
+		{
+			Sequence: 3, Offset: 130, Length: 50, Parts: 2, Layer: "mlp", Step: -1, Token: -1,
+			Shape: []int64{0, 7}, Source: wire.Float32, Stored: wire.Float16, Codec: "zstd", CRC: 1, TimeNS: 4, MSE: 0,
+		},
+		{
+			Sequence: 3, Offset: 180, Length: 80, Part: 1, Parts: 2, Layer: "mlp", Step: -1, Token: -1,
+			Shape: []int64{0, 7}, Source: wire.Float32, Stored: wire.Float32, Codec: "zstd", CRC: math.MaxUint32,
+			TimeNS: 4, MSE: math.NaN(), Transform: wire.TransformOverflow,
+		},
+		{
+			Sequence: 4, Offset: 260, Length: 10, Parts: 1, Layer: "found", Step: -1, Token: -1, Codec: "lz4",
+			MSE: math.NaN(),
+		},
+	}
+}
+
+// equal compares rows; NaN is equal to itself, a missing shape is not an empty
+// one.
+func equal(a, b wire.Row) bool {
+	if math.IsNaN(a.MSE) && math.IsNaN(b.MSE) {
+		a.MSE, b.MSE = 0, 0
+	}
+	return reflect.DeepEqual(a, b)
+}
+
+func rowsOf(f *File) []wire.Row {
+	rows := make([]wire.Row, f.NumRows())
+	for i := range rows {
+		rows[i] = f.Row(i)
+	}
+	return rows
+}
+
+func sameRows(t *testing.T, got, want []wire.Row) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%d rows, want %d", len(got), len(want))
+	}
+	for i := range got {
+		if !equal(got[i], want[i]) {
+			t.Fatalf("row %d is\n%+v, want\n%+v", i, got[i], want[i])
+		}
+	}
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func create(t testing.TB) *Writer {
+	t.Helper()
+	w, err := Create(filepath.Join(t.TempDir(), "a.stream.index"), captureID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.f.Close() })
+	return w
+}
+
+// add appends rows and flushes them as one batch.
+func add(t testing.TB, w *Writer, rows ...wire.Row) {
+	t.Helper()
+	for i := range rows {
+		if err := w.Append(&rows[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAnIndexComesBackAsItWasWritten(t *testing.T) {
+	w, rows := create(t), sample()
+	add(t, w, rows[:2]...)
+	add(t, w, rows[2:]...)
+	check(t, w.Close())
+
+	f, err := Open(w.path)
+	check(t, err)
+	if f.Torn {
+		t.Errorf("torn: %s", f.Problem)
+	}
+	if want := (Metadata{CaptureID: captureID, FirstCRC: 0xdeadbeef, HasFirst: true}); f.Metadata() != want {
+		t.Errorf("metadata %+v, want %+v", f.Metadata(), want)
+	}
+	sameRows(t, rowsOf(f), rows)
+	if crc, ok := f.CRC(1); crc != 0 || !ok {
+		t.Errorf("the checksum 0 of a packet reads as %d, %v", crc, ok)
+	}
+	for _, i := range []int{2, 5} {
+		if crc, ok := f.CRC(i); ok {
+			t.Errorf("row %d has the checksum %d, want none", i, crc)
+		}
+	}
+}
+
+func TestNullsStandForWhatIsNotKnown(t *testing.T) {
+	w, rows := create(t), sample()
+	add(t, w, rows...)
+	f, err := Open(w.path)
+	check(t, err)
+	rec := f.Records()[0]
+	nulls := map[string][]bool{
+		"offset":       {false, false, true, false, false, false},
+		"step":         {false, false, false, true, true, true},
+		"token":        {false, false, false, true, true, true},
+		"shape":        {false, false, true, false, false, true},
+		"source_dtype": {false, false, true, false, false, true},
+		"stored_dtype": {false, false, true, false, false, true},
+		"transform":    {true, false, true, true, false, true},
+		"parameters":   {true, false, true, true, true, true},
+		"crc32c":       {false, false, true, false, false, true},
+		"time_ns":      {false, false, false, false, false, true},
+		"mse":          {false, true, true, false, true, true},
+		"error":        {true, true, false, true, true, true},
+	}
+	for k, field := range rec.Schema().Fields() {
+		for i := range rows {
+			want := nulls[field.Name] != nil && nulls[field.Name][i]
+			if got := rec.Column(k).IsNull(i); got != want {
+				t.Errorf("%s of row %d: null is %v, want %v", field.Name, i, got, want)
+			}
+		}
+	}
+}
+
+// The arrow module's own reader is the portable twin of parse.
+func TestArrowReadsTheSame(t *testing.T) {
+	w, rows := create(t), sample()
+	add(t, w, rows[:1]...)
+	add(t, w, rows[1:4]...)
+	add(t, w, rows[4:]...)
+	check(t, w.Close())
+	compareWithArrow(t, w.path)
+}
+
+func compareWithArrow(t *testing.T, path string) {
+	t.Helper()
+	f, err := Open(path)
+	check(t, err)
+	b, err := os.ReadFile(path)
+	check(t, err)
+	r, err := ipc.NewReader(bytes.NewReader(b))
+	check(t, err)
+	defer r.Release()
+	if !r.Schema().Equal(f.Schema()) || !reflect.DeepEqual(r.Schema().Metadata(), f.Schema().Metadata()) {
+		t.Fatalf("schema\n%s\nwant\n%s", f.Schema(), r.Schema())
+	}
+	for k, rec := range f.Records() {
+		if !r.Next() {
+			t.Fatalf("arrow sees %d batches, %d are there: %v", k, len(f.Records()), r.Err())
+		}
+		if !array.RecordEqual(r.Record(), rec) {
+			t.Fatalf("batch %d is\n%v, want\n%v", k, rec, r.Record())
+		}
+	}
+	if r.Next() {
+		t.Fatal("arrow sees more batches")
+	}
+}
+
+func TestAnEmptyCaptureHasAnEmptyIndex(t *testing.T) {
+	w := create(t)
+	check(t, w.Close())
+	f, err := Open(w.path)
+	check(t, err)
+	if f.Torn || f.NumRows() != 0 || f.Metadata() != (Metadata{CaptureID: captureID}) {
+		t.Fatalf("%+v", f)
+	}
+	compareWithArrow(t, w.path)
+}
+
+func TestAppendCopies(t *testing.T) {
+	w, row := create(t), sample()[0]
+	check(t, w.Append(&row))
+	row.Shape[0], row.Layer = 99, "other"
+	check(t, w.Flush())
+	f, err := Open(w.path)
+	check(t, err)
+	sameRows(t, rowsOf(f), sample()[:1])
+}
+
+func TestTextThatIsNotUTF8IsMadeSo(t *testing.T) {
+	w, row := create(t), sample()[2]
+	row.Error = "bad \xff byte"
+	add(t, w, row)
+	f, err := Open(w.path)
+	check(t, err)
+	if got := f.Row(0).Error; got != "bad \ufffd byte" {
+		t.Fatalf("%q", got)
+	}
+}
+
+func TestAppendFlushesBeforeMemoryGrows(t *testing.T) {
+	w, row := create(t), sample()[0]
+	for range maxPending + 1 {
+		check(t, w.Append(&row))
+	}
+	if w.Pending() != 1 {
+		t.Errorf("%d rows pending, want 1", w.Pending())
+	}
+	row.Parameters = strings.Repeat("x", maxText-100)
+	check(t, w.Append(&row))
+	check(t, w.Append(&row))
+	if w.Pending() != 1 {
+		t.Errorf("%d rows pending, want 1", w.Pending())
+	}
+	row.Parameters = strings.Repeat("x", maxText+1)
+	if err := w.Append(&row); !errors.Is(err, status.InvalidArgument) {
+		t.Errorf("a row with too much text: %v", err)
+	}
+}
+
+func TestSyncMakesRowsReadable(t *testing.T) {
+	w, rows := create(t), sample()
+	check(t, w.Sync())
+	for i := range rows {
+		check(t, w.Append(&rows[i]))
+		check(t, w.Sync())
+		f, err := Open(w.path)
+		check(t, err)
+		if !f.Torn || !strings.Contains(f.Problem, "end mark") {
+			t.Errorf("an unfinished index is not marked as torn: %q", f.Problem)
+		}
+		sameRows(t, rowsOf(f), rows[:i+1])
+	}
+}
+
+// A file size limit stands for a full disk: the write stops half way.
+func TestAFailedWriteLeavesCompleteBatches(t *testing.T) {
+	signal.Ignore(syscall.SIGXFSZ)
+	defer signal.Reset(syscall.SIGXFSZ)
+	w, rows := create(t), sample()
+	add(t, w, rows[:2]...)
+	before, err := os.ReadFile(w.path)
+	check(t, err)
+
+	var old syscall.Rlimit
+	check(t, syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old))
+	limit := old
+	limit.Cur = uint64(len(before)) + 1000
+	check(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit))
+	for i := range rows[2:] {
+		check(t, w.Append(&rows[2+i]))
+	}
+	err = w.Flush()
+	check(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old))
+
+	if status.CodeOf(err) != status.IO || status.Errno(err) != int32(syscall.EFBIG) {
+		t.Fatalf("error %v, want the system's", err)
+	}
+	after, err := os.ReadFile(w.path)
+	check(t, err)
+	if !bytes.Equal(before, after) || w.Pending() != len(rows)-2 {
+		t.Fatalf("%d bytes, want the %d before; %d rows pending", len(after), len(before), w.Pending())
+	}
+	check(t, w.Close()) // there is room again
+	f, err := Open(w.path)
+	check(t, err)
+	sameRows(t, rowsOf(f), rows)
+}
+
+func TestWhatIsNoIndexIsRefused(t *testing.T) {
+	foreign := arrow.NewSchema([]arrow.Field{{Name: "a", Type: arrow.PrimitiveTypes.Int64}}, nil)
+	withKeys := func(kv ...string) *arrow.Schema {
+
+		keys, values := []string{}, []string{}
+		for i := 0; i < len(kv); i += 2 {
+			keys, values = append(keys, kv[i]), append(values, kv[i+1])
+		}
+		md := arrow.NewMetadata(keys, values)
+		return arrow.NewSchema(Schema(Metadata{}).Fields(), &md)
+	}
+	fields := Schema(Metadata{}).Fields()
+	fields[3].Type = arrow.PrimitiveTypes.Int64
+	md := Schema(Metadata{}).Metadata()
+	otherColumn := arrow.NewSchema(fields, &md)
+	for name, c := range map[string]struct {
+		bytes []byte
+		says  string
+	}{
+		"text":         {[]byte("this is a text file"), "0x73696874 stands where a message begins"},
+		"other schema": {encoded(t, foreign), `its format is "", not "libstrap.index"`},
+		"other format": {encoded(t, withKeys("format", "other")), `its format is "other"`},
+		"version":      {encoded(t, withKeys("format", format, "version", "2")), `version "2"`},
+		"checksum":     {encoded(t, withKeys("format", format, "version", version, "first_crc32c", "x")), `first_crc32c is "x"`},
+		"column":       {encoded(t, otherColumn), `column 3 is "part: int64", not "part: uint32"`},
+		"only the end": {endMark, "without a schema"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "x.index")
+			check(t, os.WriteFile(path, c.bytes, 0o666))
+			_, err := Open(path)
+			if !errors.Is(err, status.Corrupt) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), path) {
+				t.Errorf("error %v, want it to say %q", err, c.says)
+			}
+			if _, _, err := Resume(path, 0); !errors.Is(err, status.Corrupt) {
+				t.Errorf("resumed with error %v", err)
+			}
+			if b, _ := os.ReadFile(path); !bytes.Equal(b, c.bytes) {
+				t.Error("a refused file was changed")
+			}
+		})
+	}
+	dir := t.TempDir()
+	if _, err := Open(filepath.Join(dir, "none")); !errors.Is(err, status.NotFound) {
+		t.Errorf("a missing index: %v", err)
+	}
+	if _, err := Open(dir); !errors.Is(err, status.InvalidArgument) {
+		t.Errorf("a directory: %v", err)
+	}
+	if _, err := Create(filepath.Join(dir, "x"), "me"); !errors.Is(err, status.InvalidArgument) {
+		t.Errorf("a capture id: %v", err)
+	}
+	if _, err := Create(filepath.Join(dir, "no", "x"), captureID); !errors.Is(err, status.NotFound) {
+		t.Errorf("a missing directory: %v", err)
+	}
+}
+
+func encoded(t testing.TB, schema *arrow.Schema) []byte {
+	t.Helper()
+	b, err := encode(schema, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestCompressedAndDictionaryBatchesAreRefused(t *testing.T) {
+	schema := Schema(Metadata{CaptureID: captureID})
+	var b bytes.Buffer
+	w := ipc.NewWriter(&b, ipc.WithSchema(schema), ipc.WithZstd())
+	check(t, w.Write(Record(schema, sample())))
+	f, bad := parse(b.Bytes())
+	if bad != nil || !f.Torn || !strings.Contains(f.Problem, "compressed") || f.NumRows() != 0 {
+		t.Errorf("%+v, %v", f, bad)
+	}
+
+	fields := schema.Fields()
+	dict := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
+	fields[6].Type = dict
+	md := schema.Metadata()
+	if _, bad := parse(encoded(t, arrow.NewSchema(fields, &md))); bad == nil ||
+		!strings.Contains(bad.reason, `"layer: utf8 (dictionary)"`) {
+		t.Errorf("a dictionary: %v", bad)
+	}
+}
+
+func TestResumeGoesOnWhereTheStreamWasCut(t *testing.T) {
+	rows := sample()
+	for name, c := range map[string]struct {
+		cut  int64
+		rows []int
+		kept Kept
+	}{
+		"nothing cut":         {270, []int{0, 1, 2, 3, 4, 5}, Kept{Rows: 6, NextSequence: 5, End: 270}},
+		"beyond the index":    {999, []int{0, 1, 2, 3, 4, 5}, Kept{Rows: 6, NextSequence: 5, End: 270}},
+		"the last packet":     {260, []int{0, 1, 2, 3, 4}, Kept{Rows: 5, NextSequence: 4, End: 260}},
+		"between two parts":   {180, []int{0, 1, 2, 3}, Kept{Rows: 4, NextSequence: 4, End: 180}},
+		"inside a packet":     {179, []int{0, 1, 2}, Kept{Rows: 3, NextSequence: 3, End: 130}},
+		"before the note":     {100, []int{0}, Kept{Rows: 1, NextSequence: 1, End: 100}},
+		"the whole stream":    {0, nil, Kept{}},
+		"in the first packet": {99, nil, Kept{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := create(t)
+			add(t, w, rows[:3]...)
+			add(t, w, rows[3:]...)
+			check(t, w.Close())
+			w, kept, err := Resume(w.path, c.cut)
+			check(t, err)
+			c.kept.CaptureID = captureID
+			if kept != c.kept {
+				t.Errorf("kept %+v, want %+v", kept, c.kept)
+			}
+			more := sample()[0]
+			more.Sequence, more.Offset, more.CRC = kept.NextSequence, kept.End, 77
+			add(t, w, more)
+			check(t, w.Close())
+			f, err := Open(w.path)
+			check(t, err)
+			var want []wire.Row
+			for _, i := range c.rows {
+				want = append(want, rows[i])
+			}
+			sameRows(t, rowsOf(f), append(want, more))
+			first := uint32(0xdeadbeef)
+			if kept.End == 0 {
+				first = 77 // the stream begins anew
+			}
+			if f.Torn || f.Metadata().FirstCRC != first || f.Metadata().CaptureID != captureID {
+				t.Errorf("torn %v, metadata %+v", f.Torn, f.Metadata())
+			}
+			compareWithArrow(t, w.path)
+		})
+	}
+}
+
+func TestNotesBeforeTheFirstPacketSurvive(t *testing.T) {
+	note, packet := sample()[2], sample()[0]
+	note.Sequence, packet.Sequence = 0, 1
+	w := create(t)
+	add(t, w, note)
+	add(t, w, packet)
+	check(t, w.Close())
+	w, kept, err := Resume(w.path, 0)
+	check(t, err)
+	if kept.Rows != 1 || kept.NextSequence != 1 || kept.End != 0 {
+		t.Errorf("kept %+v", kept)
+	}
+	packet.CRC = 5
+	add(t, w, packet)
+	check(t, w.Close())
+	f, err := Open(w.path)
+	check(t, err)
+	sameRows(t, rowsOf(f), []wire.Row{note, packet})
+	if md := f.Metadata(); md.FirstCRC != 5 || !md.HasFirst {
+		t.Errorf("metadata %+v", md)
+	}
+}
+
+func TestResumeNeedsAnIndex(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.stream.index")
+	if _, _, err := Resume(path, 0); !errors.Is(err, status.NotFound) {
+		t.Errorf("a missing index: %v", err)
+	}
+	w, err := Create(path, captureID)
+	check(t, err)
+	check(t, w.f.Close()) // killed before the first Flush
+	if _, _, err := Resume(path, 0); !errors.Is(err, status.NotFound) {
+		t.Errorf("an index without a schema: %v", err)
+	}
+	if _, _, err := Resume(path, -1); !errors.Is(err, status.InvalidArgument) {
+		t.Errorf("a cut at -1: %v", err)
+	}
+}
+
+func TestDamageInTheMiddleIsNotResumed(t *testing.T) {
+	rows := sample()
+	w := create(t)
+	add(t, w, rows[:1]...)
+	at := w.end
+	add(t, w, rows[1:2]...)
+	add(t, w, rows[2:]...)
+	check(t, w.Close())
+	b, err := os.ReadFile(w.path)
+	check(t, err)
+	b[at] = 0
+	check(t, os.WriteFile(w.path, b, 0o666))
+	f, err := Open(w.path)
+	check(t, err)
+	if !f.Torn || !strings.Contains(f.Problem, "stands where a message begins") {
+		t.Errorf("problem %q", f.Problem)
+	}
+	sameRows(t, rowsOf(f), rows[:1])
+	if _, _, err := Resume(w.path, 1000); !errors.Is(err, status.Corrupt) {
+		t.Errorf("resumed with error %v", err)
+	}
+}
+
+func TestZerosBehindTheLastBatchAreATornTail(t *testing.T) {
+	rows := sample()
+	w := create(t)
+	add(t, w, rows...)
+	check(t, w.f.Truncate(w.end+4096))
+	f, err := Open(w.path)
+	check(t, err)
+	if !f.Torn {
+		t.Error("not torn")
+	}
+	sameRows(t, rowsOf(f), rows)
+	if _, kept, err := Resume(w.path, 1000); err != nil || kept.Rows != uint64(len(rows)) {
+		t.Errorf("kept %+v, error %v", kept, err)
+	}
+}
+
+// Whenever a capture is killed and wherever its stream is cut, resuming keeps
+// exactly the rows that the cut leaves, and the index stays one Arrow stream.
+func TestKillAndResumeAnywhere(t *testing.T) {
+	for seed := range uint64(60) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		path := filepath.Join(t.TempDir(), "a.stream.index")
+		w, err := Create(path, captureID)
+		check(t, err)
+		var written []wire.Row // by the capture, in order
+		var durable []int      // rows at each batch's end
+		var ends []int64       // file length at each batch's end
+		next, at := uint64(0), int64(0)
+		for life := range 4 {
+			for range rng.IntN(6) {
+				for range 1 + rng.IntN(5) {
+					r := randomRow(rng, next, &at)
+					next++
+					check(t, w.Append(&r))
+					written = append(written, r)
+				}
+				check(t, w.Flush())
+				durable, ends = append(durable, len(written)), append(ends, w.end)
+			}
+			if rng.IntN(2) == 0 {
+				check(t, w.Close())
+			} else {
+				check(t, w.f.Close())
+			}
+			if life == 3 {
+				break
+			}
+			info, err := os.Stat(path)
+			check(t, err)
+			size := info.Size()
+			if rng.IntN(2) == 0 && size > 0 {
+				size = rng.Int64N(size + 1)
+				check(t, os.Truncate(path, size))
+			}
+			readable := 0
+			for i, end := range ends {
+				if end <= size {
+					readable = durable[i]
+				}
+			}
+			cut := int64(0)
+			if at > 0 {
+				cut = rng.Int64N(at + 10)
+			}
+			want, end := keptRows(written[:readable], cut)
+			var kept Kept
+			w, kept, err = Resume(path, cut)
+			if errors.Is(err, status.NotFound) && readable == 0 {
+				w, err = Create(path, captureID)
+				kept = Kept{CaptureID: captureID}
+			}
+			check(t, err)
+			if kept.Rows != uint64(len(want)) || kept.End != end || kept.CaptureID != captureID {
+				t.Fatalf("seed %d: kept %+v, want %d rows up to %d", seed, kept, len(want), end)
+			}
+			check(t, w.Flush())
+			f, err := Open(path)
+			check(t, err)
+			sameRows(t, rowsOf(f), want)
+			written, next, at = want, kept.NextSequence, kept.End
+			durable, ends = nil, nil
+			for i := range f.records {
+				durable, ends = append(durable, f.ends[i]), append(ends, f.extents[i+1].end)
+			}
+		}
+		f, err := Open(path)
+		check(t, err)
+		sameRows(t, rowsOf(f), written)
+		if f.Begun() {
+			compareWithArrow(t, path)
+		}
+	}
+}
+
+// keptRows is what Resume documents, said another way.
+func keptRows(rows []wire.Row, cut int64) (kept []wire.Row, end int64) {
+	for _, r := range rows {
+		if r.Offset >= 0 && r.Offset+int64(r.Length) > cut {
+			break // packets and notes stand in one order
+		}
+		kept = append(kept, r)
+		if r.Offset >= 0 {
+			end = r.Offset + int64(r.Length)
+		}
+	}
+	return kept, end
+}
+
+func randomRow(rng *rand.Rand, sequence uint64, at *int64) wire.Row {
+	r := sample()[rng.IntN(6)]
+	r.Sequence = sequence
+	r.Layer = strings.Repeat("l", rng.IntN(40))
+	if r.Offset >= 0 {
+		r.Offset, r.Length = *at, 7+uint64(rng.IntN(100))
+		*at += int64(r.Length)
+	}
+	return r
+}
+
+// Any one wrong byte gives an error, a torn index or other values; all that is
+// taken for rows can be read.
+func TestAnyByteMayBeWrong(t *testing.T) {
+	w, rows := create(t), sample()
+	add(t, w, rows[:3]...)
+	add(t, w, rows[3:]...)
+	check(t, w.Close())
+	whole, err := os.ReadFile(w.path)
+	check(t, err)
+	for at := range whole {
+		for _, wrong := range []byte{0x01, 0x04, 0x80, 0xff} {
+			b := bytes.Clone(whole)
+			b[at] ^= wrong
+			f, bad := parse(b)
+			if bad != nil {
+				continue
+			}
+			if n := len(rowsOf(f)); n > len(rows) {
+				t.Fatalf("byte %d: %d rows", at, n)
+			}
+			for _, rec := range f.Records() {
+				if _, err := rec.MarshalJSON(); err != nil {
+					t.Fatalf("byte %d: %v", at, err)
+				}
+			}
+		}
+	}
+	for size := range whole {
+		f, bad := parse(whole[:size])
+		if bad != nil || !f.Torn {
+			t.Fatalf("cut to %d bytes: %v, %+v", size, bad, f)
+		}
+		sameRows(t, rowsOf(f), rows[:f.NumRows()])
+	}
+}
+
+// FuzzOpen feeds any bytes: no crash, no memory beyond a small multiple of
+// them, and whatever is taken for rows can be read.
+func FuzzOpen(f *testing.F) {
+	rows := sample()
+	w := create(f)
+	add(f, w, rows[:2]...)
+	add(f, w, rows[2:]...)
+	seed := func() []byte {
+		b, err := os.ReadFile(w.path)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+		return b
+	}
+	seed()
+	if err := w.Close(); err != nil {
+		f.Fatal(err)
+	}
+	whole := seed()
+	w, _, err := Resume(w.path, 180)
+	if err != nil {
+		f.Fatal(err)
+	}
+	add(f, w, rows[5])
+	seed()
+	f.Add([]byte{})
+	f.Add(endMark)
+	f.Add(whole[:len(whole)/2])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		file, bad := parse(b)
+		runtime.ReadMemStats(&after)
+		if grew := after.TotalAlloc - before.TotalAlloc; grew > 1<<20+32*uint64(len(b)) {
+			t.Fatalf("%d bytes allocated for %d", grew, len(b))
+		}
+		if bad != nil {
+			return
+		}
+		rows := rowsOf(file)
+		for i := range rows {
+			file.CRC(i)
+		}
+		// What was read can be written, and reads the same.
+		rec := Record(file.Schema(), rows)
+		again, err := encode(file.Schema(), rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		twin, bad := parse(again)
+		if bad != nil || twin.NumRows() != len(rows) {
+			t.Fatalf("%v, %+v", bad, twin)
+		}
+		for _, r := range file.Records() {
+			if _, err := r.MarshalJSON(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+func BenchmarkAppend(b *testing.B) {
+	w, row := create(b), sample()[0]
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		row.Sequence = uint64(i)
+		if err := w.Append(&row); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkOpen(b *testing.B) {
+	w, row := create(b), sample()[0]
+	const count = 200_000
+	for range count {
+		if err := w.Append(&row); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		b.Fatal(err)
+	}
+	info, _ := os.Stat(w.path)
+	b.SetBytes(info.Size())
+	for b.Loop() {
+		f, err := Open(w.path)
+		if err != nil || f.NumRows() != count {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkRow(b *testing.B) {
+	w := create(b)
+	rows := sample()
+	add(b, w, rows...)
+	f, err := Open(w.path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for i := 0; b.Loop(); i++ {
+		if r := f.Row(i % len(rows)); r.Parts == 0 {
+			b.Fatal(r)
+		}
+	}
+}

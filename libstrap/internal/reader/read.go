@@ -1,0 +1,243 @@
+package reader
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math"
+	"math/bits"
+	"slices"
+	"sync"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/scan"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+const (
+	// frameHead is the longest header of an LZ4 (19) or zstd (18) frame.
+	frameHead = 19
+	// maxUnknown bounds the decoding of a frame that does not say its size.
+	maxUnknown = 1 << 32
+)
+
+// expansion is how many bytes one payload byte can stand for at most: a length
+// byte of an LZ4 match, and four bytes of a zstd block that repeats one byte
+// 128 KiB long. A frame that claims more lies.
+func expansion(k codec.Kind) int64 {
+	switch k {
+	case codec.LZ4:
+		return 255
+	case codec.Zstd:
+		return 128 << 10 / 4
+	default:
+		return 1
+	}
+}
+
+// packet is one packet that can be read.
+type packet struct {
+	scan.Packet
+	row    wire.Row
+	kind   codec.Kind
+	crc    uint32
+	hasCRC bool
+}
+
+// packet finds the packet of row i and checks that it stands there.
+func (r *Reader) packet(i int) (packet, error) {
+	at, scanned, err := r.find(i)
+	if err != nil {
+		return packet{}, err
+	}
+	if scanned {
+		p := r.found[at]
+		return packet{Packet: p, kind: codec.Detect(p.Head())}, nil
+	}
+	p := packet{row: r.idx.Row(at)}
+	if p.row.Offset < 0 && p.row.Error == "" {
+		// An empty tensor that the index alone holds; see docs/STREAM_FORMAT.md.
+		p.Name = p.row.Name()
+		return p, nil
+	}
+	if p.row.Offset < 0 {
+		return packet{}, status.New(status.NotFound, "row %d of %q has no packet: %s", i, r.path, p.row.Error)
+	}
+	if p.Packet, err = r.header(&p.row); err != nil {
+		return packet{}, err
+	}
+	if p.kind, err = codec.ParseKind(p.row.Codec); err != nil {
+		return packet{}, status.Wrap(status.Unsupported, err, "packet %s", label(p.Name, p.Offset))
+	}
+	p.crc, p.hasCRC = r.idx.CRC(at)
+	return p, nil
+}
+
+func (p *packet) corrupt(format string, args ...any) error {
+	return status.New(status.Corrupt, "packet %s: %s", label(p.Name, p.Offset), fmt.Sprintf(format, args...))
+}
+
+// DecodedLen is the number of bytes that ReadInto writes for row i.
+//
+// Errors: NotFound (no such row, or a note), Corrupt, Unsupported (a frame that
+// does not say its size and has more than 4 GiB), IO.
+func (r *Reader) DecodedLen(i int) (int64, error) {
+	p, err := r.packet(i)
+	if err != nil {
+		return 0, err
+	}
+	return r.decodedLen(&p)
+}
+
+func (r *Reader) decodedLen(p *packet) (int64, error) {
+	n, err := r.claimedLen(p)
+	if err != nil {
+		return 0, err
+	}
+	want, known := tensorLen(&p.row)
+	switch {
+	case n < 0 && known:
+		n = want
+	case n < 0:
+		return r.measure(p)
+	case known && n != want:
+		return 0, p.corrupt("its payload holds %d bytes, shape %v of %s has %d", n, p.row.Shape, p.row.Stored, want)
+	}
+	if most := expansion(p.kind) * int64(p.PayloadLen); n > most {
+		return 0, p.corrupt("its payload of %d bytes claims to hold %d", p.PayloadLen, n)
+	}
+	return n, nil
+}
+
+// claimedLen is the decoded length by the payload itself, -1 where it does not
+// say.
+func (r *Reader) claimedLen(p *packet) (int64, error) {
+	if p.kind == codec.None {
+		return int64(p.PayloadLen), nil
+	}
+	head := make([]byte, min(frameHead, int(p.PayloadLen)))
+	if _, err := r.f.ReadAt(head, p.PayloadOffset); err != nil {
+		return 0, r.readError(err, p.Name, p.Offset)
+	}
+	n, err := codec.DecodedSize(p.kind, head)
+	if err != nil {
+		return 0, status.Wrap(status.Corrupt, err, "packet %s", label(p.Name, p.Offset))
+	}
+	return n, nil
+}
+
+// tensorLen is the decoded length by the row; known is false for a part of a
+// tensor and for a packet found by scanning.
+func tensorLen(w *wire.Row) (n int64, known bool) {
+	if w.Shape == nil || !w.Stored.Valid() || w.Parts > 1 {
+		return 0, false
+	}
+	if slices.Contains(w.Shape, 0) {
+		return 0, true
+	}
+	total := uint64(w.Stored.Size())
+	for _, d := range w.Shape {
+		hi, lo := bits.Mul64(total, uint64(d))
+		if d < 0 || hi != 0 || lo > math.MaxInt64 {
+			return math.MaxInt64, true
+		}
+		total = lo
+	}
+	return int64(total), true
+}
+
+// measure decodes a payload to learn its length.
+func (r *Reader) measure(p *packet) (int64, error) {
+	limit := min(expansion(p.kind)*int64(p.PayloadLen), maxUnknown)
+	src := r.payload(p)
+	defer src.release()
+	b, err := codec.DecodeUnknown(p.kind, src.buf, limit)
+	if err := r.outcome(p, src, err); err != nil {
+		return 0, err
+	}
+	return int64(len(b)), nil
+}
+
+// ReadInto decodes the packet of row i into dst, which has DecodedLen(i) bytes,
+// and compares its checksum with that of the index, where that has one.
+//
+// Errors: InvalidArgument (dst has another length), NotFound (no such row, or a
+// note), Corrupt, Unsupported, IO. dst may be partly written then.
+func (r *Reader) ReadInto(i int, dst []byte) error {
+	p, err := r.packet(i)
+	if err != nil {
+		return err
+	}
+	n, err := r.decodedLen(&p)
+	if err != nil {
+		return err
+	}
+	if int64(len(dst)) != n {
+		return status.New(status.InvalidArgument, "%d bytes for packet %s, which has %d", len(dst), label(p.Name, p.Offset), n)
+	}
+	src := r.payload(&p)
+	defer src.release()
+	return r.outcome(&p, src, codec.Decode(dst, p.kind, src.buf))
+}
+
+// outcome is the error of a decoding: that of the file goes before a wrong
+// checksum, which explains whatever the codec makes of the bytes.
+func (r *Reader) outcome(p *packet, src *source, decoded error) error {
+	if p.hasCRC {
+		// The codec need not have read up to the end. An error stays in src.
+		_, _ = io.Copy(io.Discard, src.buf)
+	}
+	switch {
+	case src.err != nil:
+		return r.readError(src.err, p.Name, p.Offset)
+	case p.hasCRC && src.sum != p.crc:
+		return p.corrupt("its payload has checksum %08x, the index says %08x", src.sum, p.crc)
+	case decoded != nil:
+		code := status.Corrupt
+		if c := status.CodeOf(decoded); c != status.Internal {
+			code = c
+		}
+		return status.Wrap(code, decoded, "packet %s", label(p.Name, p.Offset))
+	}
+	return nil
+}
+
+// source reads a payload, buffered, sums it up and remembers the file's error,
+// which a codec may hide.
+type source struct {
+	section io.SectionReader
+	buf     *bufio.Reader
+	sum     uint32
+	err     error
+}
+
+func (s *source) Read(b []byte) (int, error) {
+	n, err := s.section.Read(b)
+	s.sum = crc32.Update(s.sum, castagnoli, b[:n])
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.err = err
+	}
+	return n, err
+}
+
+var sources = sync.Pool{New: func() any {
+	s := &source{}
+	s.buf = bufio.NewReaderSize(s, 128<<10)
+	return s
+}}
+
+func (r *Reader) payload(p *packet) *source {
+	s := sources.Get().(*source)
+	s.section = *io.NewSectionReader(r.f, p.PayloadOffset, int64(p.PayloadLen))
+	s.sum, s.err = 0, nil
+	s.buf.Reset(s)
+	return s
+}
+
+func (s *source) release() {
+	s.section = io.SectionReader{}
+	sources.Put(s)
+}

@@ -1,0 +1,434 @@
+// Package reader reads captures: a stream, with its index where there is one,
+// by scanning where there is none.
+package reader
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"sort"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/apache/arrow/go/v17/arrow"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/index"
+	"github.com/libstrap/strap/libstrap/internal/scan"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Options of Open.
+type Options struct {
+	IgnoreIndex bool // find all packets by scanning
+}
+
+// Info sums up what Open found.
+type Info struct {
+	Indexed    bool   // the index was used
+	Rows       uint64 // packets, and notes of tensors that became none
+	Packets    uint64
+	Scanned    uint64 // of the packets, found by scanning
+	FileBytes  int64  // of the stream
+	ValidBytes int64  // of it complete packets, from its beginning
+	Problem    string // what is not as it should be, "" when all is well
+}
+
+// Reader is an open stream. It may be used from several goroutines; Close is
+// the last call.
+type Reader struct {
+	path     string
+	f        *os.File
+	size     int64
+	idx      *index.File   // nil: not used
+	found    []scan.Packet // by scanning, in order
+	segments []segment
+	info     Info
+
+	once    sync.Once
+	records []arrow.Record
+}
+
+// segment is a run of rows: of the index from row first on, or of the found
+// packets from packet first on.
+type segment struct {
+	row, count int
+	first      int
+	scanned    bool
+}
+
+// Open opens the stream at path, and path.index beside it.
+//
+// The index is used where it belongs to the stream: where the checksum of the
+// first packet is that of the index, the packets follow each other, and the
+// first and the last of them stand where it says. Packets that it does not list
+// are found by scanning. Where it does not belong, all are, and Info.Problem
+// says so; likewise where the stream or the index is torn.
+//
+// Errors: NotFound, Permission, InvalidArgument (no regular file), IO, Corrupt
+// (the file does not begin with a packet, and no index says that one was just
+// being written).
+func Open(path string, o Options) (*Reader, error) {
+	f, err := openStream(path)
+	if err != nil {
+		return nil, err
+	}
+	r := &Reader{path: path, f: f}
+	if err := r.open(o); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+func openStream(path string) (*os.File, error) {
+	// O_NONBLOCK: a FIFO is refused below, not waited for.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, status.FromOS(err, "cannot open the stream %q", path)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return nil, status.FromOS(err, "cannot stat the stream %q", path)
+	}
+	if !info.Mode().IsRegular() {
+		f.Close()
+		return nil, status.New(status.InvalidArgument, "%q is no regular file (%s), so it is no stream", path, info.Mode().Type())
+	}
+	return f, nil
+}
+
+func (r *Reader) open(o Options) error {
+	begun := false // an index says that a capture began here
+	if !o.IgnoreIndex {
+		idx, err := index.Open(index.PathOf(r.path))
+		switch {
+		case err == nil:
+			begun = true
+			if idx.Torn {
+				r.problem("%s", idx.Problem)
+			}
+			if idx.Begun() {
+				r.idx = idx
+			}
+		case !errors.Is(err, status.NotFound):
+			r.problem("the index is ignored: %v", err)
+		}
+	}
+	// The size comes after the index: of a capture that goes on, the stream
+	// then has what the index lists.
+	info, err := r.f.Stat()
+	if err != nil {
+		return status.FromOS(err, "cannot stat the stream %q", r.path)
+	}
+	r.size = info.Size()
+	r.info.FileBytes = r.size
+
+	rows := 0
+	if r.idx != nil {
+		reason, err := r.belongs()
+		if err != nil {
+			return err
+		}
+		if reason != "" {
+			r.problem("the index is ignored: %s", reason)
+			r.idx, begun = nil, false
+		} else {
+			rows = r.fitting()
+		}
+	}
+	r.info.Indexed = r.idx != nil
+	tear, err := r.layout(rows)
+	if err != nil {
+		return err
+	}
+	if tear == nil {
+		return nil
+	}
+	if r.info.Packets == 0 && !begun {
+		return status.Wrap(status.Corrupt, tear, "%q is no stream", r.path)
+	}
+	r.problem("%v", tear)
+	return nil
+}
+
+func (r *Reader) problem(format string, args ...any) {
+	if r.info.Problem != "" {
+		r.info.Problem += "; "
+	}
+	r.info.Problem += fmt.Sprintf(format, args...)
+}
+
+// belongs says why the index is not that of the stream, "" if it is. Packets
+// behind the end of the file are no reason: a crash may lose them.
+func (r *Reader) belongs() (reason string, err error) {
+	first, last := -1, -1
+	pos := int64(0)
+	r.idx.Extents(func(row int, offset, end int64) bool {
+		switch {
+		case end-offset < wire.HeaderSize:
+			reason = fmt.Sprintf("row %d claims a packet of %d bytes", row, end-offset)
+		case offset < pos:
+			reason = fmt.Sprintf("row %d begins at byte %d, inside the packet before it", row, offset)
+		case end <= r.size:
+			if first < 0 {
+				first = row
+			}
+			last, pos = row, end
+			return true
+		}
+		return false
+	})
+	if reason != "" {
+		return reason, nil
+	}
+	if sum, ok := r.firstCRC(first); ok {
+		p, err := scan.ReadAt(r.f, 0, r.size)
+		switch {
+		case errors.Is(err, status.Corrupt):
+			// Nothing to compare with; a row that claims the packet fails below.
+		case err != nil:
+			return "", err
+		default:
+			got, err := r.sum(p)
+			if err != nil {
+				return "", err
+			}
+			if got != sum {
+				return fmt.Sprintf("its first packet has checksum %08x, that of the stream %08x", sum, got), nil
+			}
+		}
+	}
+	for _, row := range []int{first, last} {
+		if row < 0 {
+			continue
+		}
+		w := r.idx.Row(row)
+		if _, err := r.header(&w); errors.Is(err, status.Corrupt) {
+			return fmt.Sprintf("row %d: %v", row, err), nil
+		} else if err != nil {
+			return "", err
+		}
+	}
+	return "", nil
+}
+
+// firstCRC is what the index knows of the packet at offset 0. first is the
+// row of the first packet, -1 for none.
+func (r *Reader) firstCRC(first int) (crc uint32, ok bool) {
+	if md := r.idx.Metadata(); md.HasFirst {
+		return md.FirstCRC, true
+	}
+	if first >= 0 && r.idx.Row(first).Offset == 0 {
+		return r.idx.CRC(first)
+	}
+	return 0, false
+}
+
+// sum is the CRC-32C of a packet's payload.
+func (r *Reader) sum(p scan.Packet) (uint32, error) {
+	h := crc32.New(castagnoli)
+	if _, err := io.Copy(h, io.NewSectionReader(r.f, p.PayloadOffset, int64(p.PayloadLen))); err != nil {
+		return 0, r.readError(err, p.Name, p.Offset)
+	}
+	return h.Sum32(), nil
+}
+
+// header reads the packet that a row of the index stands for. The error is
+// Corrupt where the stream has another one there.
+func (r *Reader) header(w *wire.Row) (scan.Packet, error) {
+	p, err := scan.ReadAt(r.f, w.Offset, r.size)
+	if err != nil {
+		return p, r.wrap(err)
+	}
+	if name := w.Name(); p.Name != name || p.End() != w.Offset+int64(w.Length) {
+		return p, status.New(status.Corrupt,
+			"packet %.80q with %d bytes stands at byte %d of the stream, the index lists %.80q with %d",
+			p.Name, p.End()-p.Offset, w.Offset, name, w.Length)
+	}
+	return p, nil
+}
+
+// fitting is the number of rows before the first packet that the file ends
+// before.
+func (r *Reader) fitting() int {
+	rows, lost := r.idx.NumRows(), 0
+	r.idx.Extents(func(row int, _, end int64) bool {
+		if lost > 0 || end > r.size {
+			rows = min(rows, row)
+			lost++
+		}
+		return true
+	})
+	if lost > 0 {
+		r.problem("the stream ends before %d packets that the index lists", lost)
+	}
+	return rows
+}
+
+// layout puts the first rows of the index and what the scan finds around them
+// in stream order. tear is the first place where bytes are no packet.
+func (r *Reader) layout(rows int) (tear *scan.Tear, err error) {
+	pos, placed := int64(0), 0
+	explore := func(to int64) {
+		if err != nil || pos >= to {
+			return
+		}
+		before := len(r.found)
+		end, e := scan.Packets(r.f, pos, to, func(p scan.Packet) error {
+			r.found = append(r.found, p)
+			return nil
+		})
+		r.place(true, before, len(r.found))
+		var t *scan.Tear
+		if errors.As(e, &t) {
+			if tear == nil {
+				tear, r.info.ValidBytes = t, end
+			}
+		} else if e != nil {
+			err = r.wrap(e)
+		}
+	}
+	if r.idx != nil {
+		r.idx.Extents(func(row int, offset, end int64) bool {
+			if row >= rows {
+				return false
+			}
+			r.info.Packets++
+			if offset > pos {
+				r.place(false, placed, row)
+				placed = row
+				explore(offset)
+			}
+			pos = end
+			return err == nil
+		})
+		r.place(false, placed, rows)
+	}
+	explore(r.size)
+	if tear == nil {
+		r.info.ValidBytes = r.size
+	}
+	r.info.Scanned = uint64(len(r.found))
+	r.info.Packets += r.info.Scanned
+	return tear, err
+}
+
+// place appends rows: those of the index, or found packets.
+func (r *Reader) place(scanned bool, from, to int) {
+	if from < to {
+		r.segments = append(r.segments, segment{row: int(r.info.Rows), count: to - from, first: from, scanned: scanned})
+		r.info.Rows += uint64(to - from)
+	}
+}
+
+// Info sums up what Open found.
+func (r *Reader) Info() Info { return r.info }
+
+// NumRows is the number of rows: packets, and notes of tensors that became
+// none.
+func (r *Reader) NumRows() int { return int(r.info.Rows) }
+
+// find is the row of the index, or the found packet, that is row i.
+func (r *Reader) find(i int) (at int, scanned bool, err error) {
+	if i < 0 || i >= r.NumRows() {
+		return 0, false, status.New(status.NotFound, "row %d of %q, which has %d", i, r.path, r.NumRows())
+	}
+	k := sort.Search(len(r.segments), func(k int) bool { return r.segments[k].row > i }) - 1
+	s := r.segments[k]
+	return s.first + i - s.row, s.scanned, nil
+}
+
+// Row is row i, NotFound where there are fewer. A packet found by scanning has
+// its name as Layer, its row number as Sequence, its Codec by the payload's
+// first bytes, and nothing else: Source, Stored and Shape are zero.
+func (r *Reader) Row(i int) (wire.Row, error) {
+	at, scanned, err := r.find(i)
+	if err != nil {
+		return wire.Row{}, err
+	}
+	if scanned {
+		return scannedRow(r.found[at], uint64(i)), nil
+	}
+	return r.idx.Row(at), nil
+}
+
+func scannedRow(p scan.Packet, sequence uint64) wire.Row {
+	return wire.Row{
+		Sequence: sequence, Offset: p.Offset, Length: uint64(p.End() - p.Offset), Parts: 1, Layer: p.Name,
+		Step: -1, Token: -1, Codec: codec.Detect(p.Head()).String(), MSE: math.NaN(),
+	}
+}
+
+// Records are all rows as record batches with the columns of the index, in row
+// order. They live as long as the caller holds them, also behind Close, and
+// must not be released.
+func (r *Reader) Records() []arrow.Record {
+	r.once.Do(func() {
+		schema := r.Schema()
+		for _, s := range r.segments {
+			if !s.scanned {
+				r.records = append(r.records, r.idx.Slice(s.first, s.first+s.count)...)
+				continue
+			}
+			const batch = 1 << 12 // of names up to 64 KiB each
+			row := s.row
+			for some := range slices.Chunk(r.found[s.first:s.first+s.count], batch) {
+				rows := make([]wire.Row, len(some))
+				for i, p := range some {
+					rows[i] = scannedRow(p, uint64(row))
+					row++
+				}
+				r.records = append(r.records, index.Record(schema, rows))
+			}
+		}
+	})
+	return r.records
+}
+
+// Schema is the Arrow schema of Records, which are none in an empty stream.
+func (r *Reader) Schema() *arrow.Schema {
+	if r.idx != nil {
+		return r.idx.Schema()
+	}
+	return index.Schema(index.Metadata{})
+}
+
+// Close closes the stream.
+func (r *Reader) Close() error {
+	if err := r.f.Close(); err != nil {
+		return r.wrap(status.FromOS(err, "cannot close"))
+	}
+	return nil
+}
+
+// wrap names the stream, and tells a closed one from one that cannot be read.
+func (r *Reader) wrap(err error) error {
+	code := status.CodeOf(err)
+	if errors.Is(err, os.ErrClosed) {
+		code = status.InvalidState
+	}
+	return status.Wrap(code, err, "%q", r.path)
+}
+
+func (r *Reader) readError(err error, name string, offset int64) error {
+	return r.wrap(status.FromOS(err, "cannot read packet %s", label(name, offset)))
+}
+
+// label names a packet in a message.
+func label(name string, offset int64) string {
+	const most = 200
+	if len(name) > most {
+		name = strings.ToValidUTF8(name[:most], "") + "..."
+	}
+	return fmt.Sprintf("%q at byte %d", name, offset)
+}

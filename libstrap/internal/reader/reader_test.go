@@ -1,0 +1,578 @@
+package reader_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/klauspost/compress/zstd"
+	"github.com/pierrec/lz4/v4"
+
+	"github.com/libstrap/strap/libstrap/internal/index"
+	"github.com/libstrap/strap/libstrap/internal/reader"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+const captureID = "00112233445566778899aabbccddeeff"
+
+// capture builds a stream and its index, packet by packet.
+type capture struct {
+	stream []byte
+	rows   []wire.Row
+	values [][]byte // what every packet decodes to
+}
+
+// add appends a packet of a vector of uint8 and its row.
+func (c *capture) add(t testing.TB, layer, codec string, values []byte) {
+	payload := compress(t, codec, values)
+	at := len(c.stream)
+	c.packet(layer, payload)
+	c.rows = append(c.rows, wire.Row{
+		Sequence: uint64(len(c.rows)), Offset: int64(at), Length: uint64(len(c.stream) - at), Parts: 1,
+		Model: "m", Layer: layer, Step: 1, Token: 2, Shape: []int64{int64(len(values))},
+		Source: wire.UInt8, Stored: wire.UInt8, Codec: codec,
+		CRC: crc32.Checksum(payload, crc32.MakeTable(crc32.Castagnoli)), TimeNS: 1, MSE: math.NaN(),
+	})
+	c.values = append(c.values, values)
+}
+
+func (c *capture) packet(name string, payload []byte) {
+	head := make([]byte, wire.HeaderSize)
+	wire.PutHeader(head, len(name), uint32(len(payload)))
+	c.stream = append(append(append(c.stream, head...), name...), payload...)
+}
+
+// note appends a row without a packet.
+func (c *capture) note(layer, why string) {
+	c.rows = append(c.rows, wire.Row{
+		Sequence: uint64(len(c.rows)), Offset: -1, Parts: 1, Layer: layer, Step: 1, Token: 2,
+		Codec: "none", MSE: math.NaN(), Error: why,
+	})
+	c.values = append(c.values, nil)
+}
+
+func compress(t testing.TB, codec string, b []byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	var err error
+	switch codec {
+	case "none":
+		return b
+	case "lz4", "lz4 without size":
+		w := lz4.NewWriter(&out)
+		if codec == "lz4" {
+			err = w.Apply(lz4.SizeOption(uint64(len(b))))
+		}
+		_, werr := w.Write(b)
+		err = errors.Join(err, werr, w.Close())
+	case "zstd":
+		var w *zstd.Encoder
+		if w, err = zstd.NewWriter(nil); err == nil {
+			return w.EncodeAll(b, nil)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// ramp is n values that compress somewhat.
+func ramp(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i / 7)
+	}
+	return b
+}
+
+// sample is a capture with every codec, an empty tensor and a note.
+func sample(t testing.TB) *capture {
+	c := &capture{}
+	c.add(t, "embed", "lz4", ramp(1000))
+	c.add(t, "layer.0", "zstd", ramp(2000))
+	c.note("layer.1", "no room")
+	c.add(t, "", "none", ramp(100))
+	c.add(t, "layer.2", "lz4 without size", ramp(100_000))
+	c.rows[4].Codec = "lz4"
+	c.add(t, "layer.3", "none", []byte{})
+	return c
+}
+
+// save writes the stream and the index of rows beside it, in two batches.
+func save(t testing.TB, stream []byte, rows []wire.Row) (path string) {
+	t.Helper()
+	path = saveStream(t, stream)
+	w, err := index.Create(index.PathOf(path), captureID)
+	check(t, err)
+	for i := range rows {
+		check(t, w.Append(&rows[i]))
+		if i == len(rows)/2 {
+			check(t, w.Flush())
+		}
+	}
+	check(t, w.Close())
+	return path
+}
+
+func saveStream(t testing.TB, stream []byte) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "a.stream")
+	check(t, os.WriteFile(path, stream, 0o666))
+	return path
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func open(t testing.TB, path string, o reader.Options) *reader.Reader {
+	t.Helper()
+	r, err := reader.Open(path, o)
+	check(t, err)
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+func read(t testing.TB, r *reader.Reader, i int) []byte {
+	t.Helper()
+	n, err := r.DecodedLen(i)
+	check(t, err)
+	b := make([]byte, n)
+	check(t, r.ReadInto(i, b))
+	return b
+}
+
+func sameInfo(t *testing.T, got, want reader.Info, says string) {
+	t.Helper()
+	problem := got.Problem
+	got.Problem = ""
+	if got != want {
+		t.Errorf("info\n%+v, want\n%+v", got, want)
+	}
+	if says == "" && problem != "" || !strings.Contains(problem, says) {
+		t.Errorf("problem %q, want it to say %q", problem, says)
+	}
+}
+
+func TestACaptureReadsBackWithItsIndex(t *testing.T) {
+	c := sample(t)
+	r := open(t, save(t, c.stream, c.rows), reader.Options{})
+	size := int64(len(c.stream))
+	sameInfo(t, r.Info(), reader.Info{Indexed: true, Rows: 6, Packets: 5, FileBytes: size, ValidBytes: size}, "")
+	for i, want := range c.rows {
+		got, err := r.Row(i)
+		check(t, err)
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("row %d is %+v, want %+v", i, got, want)
+		}
+		if want.Offset >= 0 && !bytes.Equal(read(t, r, i), c.values[i]) {
+			t.Errorf("row %d reads back otherwise", i)
+		}
+	}
+}
+
+func TestAStreamWithoutIndexIsScanned(t *testing.T) {
+	c := sample(t)
+	path := save(t, c.stream, c.rows)
+	ignored := open(t, path, reader.Options{IgnoreIndex: true})
+	check(t, os.Remove(index.PathOf(path)))
+	missing := open(t, path, reader.Options{})
+	size := int64(len(c.stream))
+	for _, r := range []*reader.Reader{ignored, missing} {
+		sameInfo(t, r.Info(), reader.Info{Rows: 5, Packets: 5, Scanned: 5, FileBytes: size, ValidBytes: size}, "")
+		packet := 0
+		for i, want := range c.rows {
+			if want.Offset < 0 {
+				continue
+			}
+			got, err := r.Row(packet)
+			check(t, err)
+			if got.Layer != want.Layer || got.Offset != want.Offset || got.Length != want.Length ||
+				got.Codec != want.Codec || got.Sequence != uint64(packet) || got.Shape != nil || got.Source != 0 || got.Step != -1 {
+				t.Errorf("row %d is %+v, want %+v", packet, got, want)
+			}
+			if !bytes.Equal(read(t, r, packet), c.values[i]) {
+				t.Errorf("row %d reads back otherwise", packet)
+			}
+			packet++
+		}
+	}
+}
+
+func TestAnEmptyStreamHasNoPackets(t *testing.T) {
+	r := open(t, saveStream(t, nil), reader.Options{})
+	sameInfo(t, r.Info(), reader.Info{}, "")
+	if _, err := r.Row(0); !errors.Is(err, status.NotFound) {
+		t.Errorf("row 0: %v", err)
+	}
+	if n := len(r.Records()); n != 0 {
+		t.Errorf("%d records", n)
+	}
+}
+
+func TestWhatIsNoStreamIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	for path, want := range map[string]status.Code{
+		filepath.Join(dir, "none"): status.NotFound,
+		dir:                        status.InvalidArgument,
+		saveStream(t, []byte("#!/bin/sh\necho hello")): status.Corrupt,
+		saveStream(t, make([]byte, 4096)):              status.Corrupt,
+		saveStream(t, []byte{0}):                       status.Corrupt,
+	} {
+		_, err := reader.Open(path, reader.Options{})
+		if status.CodeOf(err) != want || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: error %v, want %v", path, err, want)
+		}
+	}
+}
+
+// A capture that was killed: the index lags, the last packet is half written.
+func TestPacketsBehindTheIndexAreFound(t *testing.T) {
+	c := sample(t)
+	known := len(c.rows)
+	c.add(t, "layer.4", "zstd", ramp(300))
+	whole := int64(len(c.stream))
+	c.add(t, "layer.5", "lz4", ramp(300))
+	torn := c.stream[:len(c.stream)-10]
+
+	r := open(t, save(t, torn, c.rows[:known]), reader.Options{})
+	sameInfo(t, r.Info(), reader.Info{
+		Indexed: true, Rows: 7, Packets: 6, Scanned: 1, FileBytes: int64(len(torn)), ValidBytes: whole,
+	}, fmt.Sprintf("no complete packet at byte %d", whole))
+	row, err := r.Row(known)
+	check(t, err)
+	if row.Layer != "layer.4" || row.Codec != "zstd" || row.Sequence != uint64(known) {
+		t.Errorf("row %+v", row)
+	}
+	if !bytes.Equal(read(t, r, known), ramp(300)) {
+		t.Error("the scanned packet reads back otherwise")
+	}
+}
+
+// A stream of an older version that was resumed: the index begins late.
+func TestPacketsBeforeAndBetweenAreFound(t *testing.T) {
+	c := sample(t)
+	for name, without := range map[string]map[int]bool{
+		"before":  {0: true, 1: true},
+		"between": {1: true, 3: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var rows []wire.Row
+			for i, row := range c.rows {
+				if !without[i] {
+					rows = append(rows, row)
+				}
+			}
+			r := open(t, save(t, c.stream, rows), reader.Options{})
+			size := int64(len(c.stream))
+			sameInfo(t, r.Info(), reader.Info{
+				Indexed: true, Rows: 6, Packets: 5, Scanned: 2, FileBytes: size, ValidBytes: size,
+			}, "")
+			pos := int64(0)
+			for i := range r.NumRows() {
+				row, err := r.Row(i)
+				check(t, err)
+				if row.Offset < 0 {
+					continue
+				}
+				if row.Offset != pos {
+					t.Errorf("row %d is at %d, want the stream's order", i, row.Offset)
+				}
+				pos += int64(row.Length)
+				var want []byte
+				for k, known := range c.rows {
+					if known.Offset == row.Offset {
+						want = c.values[k]
+					}
+				}
+				if !bytes.Equal(read(t, r, i), want) {
+					t.Errorf("row %d reads back otherwise", i)
+				}
+			}
+		})
+	}
+}
+
+// Power was lost: the index reached the disk, the end of the stream did not.
+func TestTheIndexMayBeAheadOfTheStream(t *testing.T) {
+	c := sample(t)
+	cut := c.rows[4].Offset + 50
+	r := open(t, save(t, c.stream[:cut], c.rows), reader.Options{})
+	sameInfo(t, r.Info(), reader.Info{
+		Indexed: true, Rows: 4, Packets: 3, FileBytes: cut, ValidBytes: c.rows[4].Offset,
+	}, "the stream ends before 2 packets that the index lists")
+	if !bytes.Equal(read(t, r, 1), c.values[1]) {
+		t.Error("row 1 reads back otherwise")
+	}
+}
+
+// Killed within the first packet: the index says that this is a stream.
+func TestACaptureKilledEarlyHasNoPackets(t *testing.T) {
+	c := sample(t)
+	path := saveStream(t, c.stream[:20])
+	check(t, os.WriteFile(index.PathOf(path), nil, 0o666))
+	r := open(t, path, reader.Options{})
+	sameInfo(t, r.Info(), reader.Info{FileBytes: 20}, "nothing was written yet")
+
+	r = open(t, save(t, c.stream[:20], c.rows), reader.Options{})
+	sameInfo(t, r.Info(), reader.Info{Indexed: true, FileBytes: 20}, "no complete packet at byte 0")
+}
+
+func TestAnIndexOfAnotherStreamIsIgnored(t *testing.T) {
+	c := sample(t)
+	other := &capture{}
+	other.add(t, "embed", "lz4", bytes.Repeat([]byte{1, 2, 3}, 400))
+	other.add(t, "layer.0", "none", ramp(77))
+	size := int64(len(other.stream))
+
+	sameStart := &capture{}
+	sameStart.add(t, "embed", "lz4", ramp(1000))
+	sameStart.packet("something else", ramp(len(c.stream)))
+
+	overlap := append([]wire.Row{}, c.rows...)
+	overlap[1].Offset--
+
+	for name, test := range map[string]struct {
+		stream []byte
+		rows   []wire.Row
+		says   string
+	}{
+		"first packet": {other.stream, c.rows, "its first packet has checksum"},
+		"last packet":  {sameStart.stream, c.rows, "row 5: "},
+		"overlap":      {c.stream, overlap, "inside the packet before it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := open(t, save(t, test.stream, test.rows), reader.Options{})
+			if info := r.Info(); info.Indexed || info.Scanned != info.Packets || info.Packets == 0 ||
+				!strings.Contains(info.Problem, "the index is ignored") || !strings.Contains(info.Problem, test.says) {
+				t.Errorf("%+v, want it to say %q", info, test.says)
+			}
+		})
+	}
+
+	path := saveStream(t, other.stream)
+	check(t, os.WriteFile(index.PathOf(path), []byte("no index at all"), 0o666))
+	r := open(t, path, reader.Options{})
+	sameInfo(t, r.Info(), reader.Info{Rows: 2, Packets: 2, Scanned: 2, FileBytes: size, ValidBytes: size},
+		"is no index of a stream")
+}
+
+func TestDamagedPacketsAreToldByName(t *testing.T) {
+	c := sample(t)
+	payload := int(c.rows[1].Offset) + wire.HeaderSize + len("layer.0") + 20
+	c.stream[payload] ^= 1
+	head := int(c.rows[3].Offset) + 1
+	c.stream[head] = 3 // the root gets a name
+	r := open(t, save(t, c.stream, c.rows), reader.Options{})
+
+	err := r.ReadInto(1, make([]byte, 2000))
+	at := fmt.Sprintf(`"layer.0" at byte %d`, c.rows[1].Offset)
+	if !errors.Is(err, status.Corrupt) || !strings.Contains(err.Error(), at) || !strings.Contains(err.Error(), "checksum") {
+		t.Errorf("damaged payload: %v", err)
+	}
+	if err := r.ReadInto(3, make([]byte, 100)); !errors.Is(err, status.Corrupt) {
+		t.Errorf("damaged header: %v", err)
+	}
+	if !bytes.Equal(read(t, r, 4), c.values[4]) {
+		t.Error("an intact packet reads back otherwise")
+	}
+}
+
+func TestReadIntoErrors(t *testing.T) {
+	c := sample(t)
+	r := open(t, save(t, c.stream, c.rows), reader.Options{})
+	for name, test := range map[string]struct {
+		row, size int
+		want      status.Code
+	}{
+		"too short":   {0, 999, status.InvalidArgument},
+		"too long":    {0, 1001, status.InvalidArgument},
+		"a note":      {2, 0, status.NotFound},
+		"beyond":      {6, 0, status.NotFound},
+		"before":      {-1, 0, status.NotFound},
+		"just right":  {0, 1000, status.OK},
+		"empty right": {5, 0, status.OK},
+	} {
+		if err := r.ReadInto(test.row, make([]byte, test.size)); status.CodeOf(err) != test.want {
+			t.Errorf("%s: %v, want %v", name, err, test.want)
+		}
+	}
+	if _, err := r.DecodedLen(2); !errors.Is(err, status.NotFound) || !strings.Contains(err.Error(), "no room") {
+		t.Errorf("the length of a note: %v", err)
+	}
+	check(t, r.Close())
+	if err := r.ReadInto(0, make([]byte, 1000)); !errors.Is(err, status.InvalidState) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+// A frame or a row that claims more than its payload can hold is not believed:
+// nobody allocates for it.
+func TestClaimsAreNotBelieved(t *testing.T) {
+	c := sample(t)
+	binary.LittleEndian.PutUint64(c.stream[6+len("embed")+6:], 1<<40) // content size of the LZ4 frame
+	path := save(t, c.stream, c.rows)
+	r := open(t, path, reader.Options{IgnoreIndex: true})
+	if n, err := r.DecodedLen(0); !errors.Is(err, status.Corrupt) {
+		t.Errorf("the frame's claim: %d, %v", n, err)
+	}
+
+	c = sample(t)
+	c.rows[4].Shape = []int64{1 << 40, 1 << 40}
+	r = open(t, save(t, c.stream, c.rows), reader.Options{})
+	if n, err := r.DecodedLen(4); !errors.Is(err, status.Corrupt) {
+		t.Errorf("the row's claim: %d, %v", n, err)
+	}
+	c.rows[4].Shape = []int64{1000}
+	r = open(t, save(t, c.stream, c.rows), reader.Options{})
+	if err := r.ReadInto(4, make([]byte, 1000)); !errors.Is(err, status.Corrupt) {
+		t.Errorf("a frame with more than the row says: %v", err)
+	}
+}
+
+func TestRecordsAreTheRows(t *testing.T) {
+	c := sample(t)
+	rows := append([]wire.Row{}, c.rows...)
+	rows = append(rows[:1], rows[2:5]...) // gaps in the middle and at the end
+	r := open(t, save(t, c.stream, rows), reader.Options{})
+	i := 0
+	for _, rec := range r.Records() {
+		if !rec.Schema().Equal(r.Schema()) {
+			t.Errorf("schema %v", rec.Schema())
+		}
+		sequence := rec.Column(0).(*array.Uint64)
+		offset := rec.Column(1).(*array.Uint64)
+		layer := rec.Column(6).(*array.String)
+		shape := rec.Column(13)
+		for k := range int(rec.NumRows()) {
+			row, err := r.Row(i)
+			check(t, err)
+			if sequence.Value(k) != row.Sequence || layer.Value(k) != row.Layer ||
+				offset.IsNull(k) != (row.Offset < 0) || shape.IsNull(k) != (row.Shape == nil) {
+				t.Errorf("row %d of the records is not %+v", i, row)
+			}
+			i++
+		}
+	}
+	if i != r.NumRows() || i != 6 {
+		t.Errorf("%d rows in the records, %d in the reader", i, r.NumRows())
+	}
+}
+
+func TestManyReadersAtOnce(t *testing.T) {
+	c := sample(t)
+	r := open(t, save(t, c.stream, c.rows), reader.Options{})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for i := range c.rows {
+				if c.rows[i].Offset < 0 {
+					continue
+				}
+				dst := make([]byte, len(c.values[i]))
+				if err := r.ReadInto(i, dst); err != nil || !bytes.Equal(dst, c.values[i]) {
+					t.Errorf("row %d: %v", i, err)
+				}
+				if len(r.Records()) == 0 {
+					t.Error("no records")
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// FuzzReader feeds any stream and any index: no crash, and no allocation that
+// the file does not cover.
+func FuzzReader(f *testing.F) {
+	c := sample(f)
+	path := save(f, c.stream, c.rows)
+	idx, err := os.ReadFile(index.PathOf(path))
+	check(f, err)
+	f.Add(c.stream, idx)
+	f.Add(c.stream, []byte{})
+	f.Add(c.stream[:len(c.stream)-5], idx)
+	f.Add(c.stream[c.rows[1].Offset:], idx)
+	f.Add([]byte{}, idx)
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, stream, idx []byte) {
+		path := filepath.Join(dir, "a.stream")
+		check(t, os.WriteFile(path, stream, 0o666))
+		check(t, os.WriteFile(index.PathOf(path), idx, 0o666))
+		for _, o := range []reader.Options{{}, {IgnoreIndex: true}} {
+			r, err := reader.Open(path, o)
+			if err != nil {
+				if status.CodeOf(err) != status.Corrupt {
+					t.Fatal(err)
+				}
+				continue
+			}
+			packets := 0
+			for i := range r.NumRows() {
+				row, err := r.Row(i)
+				check(t, err)
+				if row.Offset < 0 {
+					continue
+				}
+				packets++
+				n, err := r.DecodedLen(i)
+				if err != nil {
+					continue
+				}
+				if n > int64(len(stream))<<15 {
+					t.Fatalf("row %d claims %d bytes in a stream of %d", i, n, len(stream))
+				}
+				if n > 64<<20 {
+					continue
+				}
+				err = r.ReadInto(i, make([]byte, n))
+				if code := status.CodeOf(err); code != status.OK && code != status.Corrupt && code != status.Unsupported {
+					t.Fatalf("row %d: %v", i, err)
+				}
+			}
+			if info := r.Info(); info.Packets != uint64(packets) || info.ValidBytes > info.FileBytes {
+				t.Fatalf("%+v with %d packets", info, packets)
+			}
+			rows := int64(0)
+			for _, rec := range r.Records() {
+				rows += rec.NumRows()
+			}
+			if rows != int64(r.NumRows()) {
+				t.Fatalf("%d rows in the records, %d in the reader", rows, r.NumRows())
+			}
+			check(t, r.Close())
+		}
+	})
+}
+
+func BenchmarkReadInto(b *testing.B) {
+	for _, codec := range []string{"none", "lz4", "zstd"} {
+		for _, size := range []int{1 << 10, 1 << 20} {
+			b.Run(fmt.Sprint(codec, "/", size), func(b *testing.B) {
+				c := &capture{}
+				c.add(b, "layer", codec, ramp(size))
+				r := open(b, save(b, c.stream, c.rows), reader.Options{})
+				dst := make([]byte, size)
+				b.SetBytes(int64(size))
+				b.ReportAllocs()
+				for b.Loop() {
+					check(b, r.ReadInto(0, dst))
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,499 @@
+package session
+
+import (
+	"errors"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/libstrap/strap/libstrap/internal/arena"
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+const (
+	// rowCost is what a queued packet costs beside its region: its item and its
+	// row of the index. It is counted in the region so that a flood of tiny
+	// packets is bounded too.
+	rowCost = 768
+	// maxDropNotes bounds the rows of dropped tensors that wait for the writer;
+	// drops beyond are counted in the statistics only.
+	maxDropNotes = 4096
+	// maxPiece is the most bytes a streamed tensor hands over at a time.
+	maxPiece = 8 << 20
+)
+
+// ErrDropped is Enqueue's answer when DropOnFull left the tensor out.
+var ErrDropped = errors.New("dropped: the staging memory is full")
+
+// item is one entry of the order queue: a packet, a note or a barrier.
+type item struct {
+	row     wire.Row
+	shape   []int64 // backs row.Shape
+	name    string
+	region  arena.Region
+	source  int           // bytes to compress, at the region's end
+	out     []byte        // the finished packet, in the region
+	err     error         // why there is none
+	done    chan struct{} // receives when a worker is through with it
+	feed    *feed         // a streamed packet
+	barrier *barrier
+	dropped bool // a note of a dropped tensor
+}
+
+// feed carries a tensor larger than a region through two halves of one.
+type feed struct {
+	region  arena.Region
+	owners  atomic.Int32 // enqueuer and writer; the last one frees the region
+	size    int64        // source bytes of the packet
+	full    chan []byte
+	empty   chan []byte
+	gaveUp  chan struct{}
+	stopped chan struct{} // the writer takes no more
+	mse     float64       // of the packet, set before the last piece is sent
+}
+
+func (s *Session) release(f *feed) {
+	if f.owners.Add(-1) == 0 {
+		s.arena.Free(f.region)
+	}
+}
+
+// emission is the progress of one Enqueue: which packet of the tensor is next,
+// and how much of it is handed over. It outlives the call after a Timeout.
+type emission struct {
+	running sync.Mutex // held by the call that works on it
+	layer   *layer
+	elems   int64
+	stored  wire.DType
+	twin    bool  // now the float32 packets behind the float16 ones
+	part    int64 // next or current packet
+	fed     int64 // elements of it handed over
+	feed    *feed
+	begun   bool // something is already in the queue
+	stats   codec.Stats
+	before  codec.Stats // stats when the packet began
+	stalled bool
+	about   Tensor // what the index says of it, without the data
+}
+
+// Enqueue copies a tensor into the staging memory. It waits at most timeout for
+// room (negative: without limit).
+//
+// A Timeout after a part of the tensor was taken sets t.Cursor: call again with
+// the same t to go on, or give it up with Abandon.
+func (s *Session) Enqueue(t *Tensor, timeout time.Duration) error {
+	if err := s.refused(); err != nil {
+		return err
+	}
+	d := newDeadline(timeout)
+	defer d.Stop()
+	if t.Cursor != 0 {
+		e, err := s.takePending(t.Cursor)
+		if err != nil {
+			return err
+		}
+		defer e.running.Unlock()
+		return s.proceed(e, t, d)
+	}
+	l, err := s.layer(t.Layer)
+	if err != nil {
+		return err
+	}
+	elems, err := t.elements()
+	if err != nil {
+		return err
+	}
+	if t.Strides != nil && contiguous(t.Shape, t.Strides) {
+		t.Strides = nil
+	}
+	e := emission{layer: l, elems: elems, stored: t.DType}
+	if t.DType == wire.Float32 && !s.opts.KeepFloat32 {
+		e.stored = wire.Float16
+	}
+	return s.proceed(&e, t, d)
+}
+
+// proceed hands over what is left of the tensor.
+func (s *Session) proceed(e *emission, t *Tensor, d *deadline) error {
+	err := s.emit(e, t, d)
+	switch {
+	case err == nil:
+		s.forget(t)
+	case errors.Is(err, status.Timeout):
+		if e.begun && t.Cursor == 0 {
+			t.Cursor = s.remember(e, t)
+		}
+	default:
+		s.giveUp(e)
+		s.forget(t)
+	}
+	return err
+}
+
+func (s *Session) emit(e *emission, t *Tensor, d *deadline) error {
+	if !e.twin {
+		if err := s.emitParts(e, t, d); err != nil {
+			return err
+		}
+		s.counters.tensors.Add(1)
+		s.counters.rawBytes.Add(uint64(e.elems) * uint64(t.DType.Size()))
+		if e.stored != t.DType {
+			s.convert.Lock()
+			s.convert.Add(&e.stats)
+			s.convert.Unlock()
+		}
+		if e.stats.Overflow == 0 {
+			return nil
+		}
+		s.counters.overflowed.Add(1)
+		if len(e.layer.packetName)+len(wire.OverflowSuffix) > wire.MaxName {
+			return s.note(e.layer, t, "float32 values beyond float16 are stored as infinities: "+
+				"the packet name leaves no room for "+wire.OverflowSuffix)
+		}
+		e.twin, e.stored, e.part = true, wire.Float32, 0
+	}
+	return s.emitParts(e, t, d)
+}
+
+// emitParts hands over the packets of one stored form of the tensor.
+func (s *Session) emitParts(e *emission, t *Tensor, d *deadline) error {
+	perPart := s.opts.split / int64(e.stored.Size())
+	parts := max((e.elems+perPart-1)/perPart, 1)
+	for ; e.part < parts; e.part++ {
+		start := e.part * perPart
+		if err := s.emitPart(e, t, d, start, min(e.elems-start, perPart), parts); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// emitPart hands over the elements [start, start+count) as one packet, on from
+// where it stopped.
+func (s *Session) emitPart(e *emission, t *Tensor, d *deadline, start, count, parts int64) error {
+	name := e.layer.packetName
+	if e.twin {
+		name += wire.OverflowSuffix
+	}
+	if e.feed != nil {
+		return s.feedRest(e, t, d, start, count)
+	}
+	size := count * int64(e.stored.Size())
+	whole := int64(wire.HeaderSize+len(name)+rowCost) + size + int64(codec.Headroom(s.opts.Codec, int(size)))
+	streamed := whole > int64(s.arena.MaxRegion())
+	half := min(s.arena.MaxRegion()/4, maxPiece) &^ 63
+	room := int(whole)
+	if streamed {
+		room = 2 * half
+	}
+	region, err := s.reserve(e, t, d, room)
+	if err != nil {
+		return err
+	}
+	e.begun, e.before = true, e.stats
+	it := s.newItem(e.layer, t)
+	it.name, it.region, it.source = name, region, int(size)
+	it.row.Stored, it.row.Codec = e.stored, s.opts.Codec.String()
+	it.row.Part, it.row.Parts = uint32(e.part), uint32(parts)
+	if e.twin {
+		it.row.Transform = wire.TransformOverflow
+	}
+	if streamed {
+		e.feed, e.fed = newFeed(region, half, size), 0
+		it.feed = e.feed
+	}
+	s.counters.queuedPackets.Add(1)
+	s.order.Push(it)
+	<-s.turn
+	if streamed {
+		return s.feedRest(e, t, d, start, count)
+	}
+	// Should the copy panic, the writer must not wait for this item for ever.
+	it.err = status.New(status.Internal, "the copy of %q did not end", name)
+	defer s.jobs.Push(it)
+	t.copyElements(region.Buf[room-int(size):], e.stored, start, count, &e.stats)
+	it.row.MSE = e.mse(t)
+	it.err = nil
+	return nil
+}
+
+// mse is the mean squared error of what the current packet converted.
+func (e *emission) mse(t *Tensor) float64 {
+	if n := e.stats.Count - e.before.Count; e.stored != t.DType && n > 0 {
+		return (e.stats.SquareError - e.before.SquareError) / float64(n)
+	}
+	return math.NaN()
+}
+
+func newFeed(region arena.Region, half int, size int64) *feed {
+	f := &feed{
+		region: region, size: size,
+		full: make(chan []byte, 2), empty: make(chan []byte, 2),
+		gaveUp: make(chan struct{}), stopped: make(chan struct{}),
+	}
+	f.owners.Store(2)
+	f.empty <- region.Buf[:half:half]
+	f.empty <- region.Buf[half : 2*half : 2*half]
+	return f
+}
+
+func (s *Session) feedRest(e *emission, t *Tensor, d *deadline, start, count int64) error {
+	f := e.feed
+	size := int64(e.stored.Size())
+	for e.fed < count {
+		piece, err := s.emptyPiece(e, d)
+		if err != nil {
+			return err
+		}
+		n := min(int64(cap(piece))/size, count-e.fed)
+		piece = piece[:n*size]
+		t.copyElements(piece, e.stored, start+e.fed, n, &e.stats)
+		if e.fed += n; e.fed == count {
+			f.mse = e.mse(t)
+		}
+		f.full <- piece
+	}
+	e.feed = nil
+	s.release(f)
+	return nil
+}
+
+// emptyPiece waits until the writer has given back a half of the region.
+func (s *Session) emptyPiece(e *emission, d *deadline) ([]byte, error) {
+	f := e.feed
+	select {
+	case piece := <-f.empty:
+		return piece, nil
+	default:
+	}
+	defer s.stalled(e, time.Now())
+	select {
+	case piece := <-f.empty:
+		return piece, nil
+	case <-f.stopped:
+		return nil, s.refused()
+	case <-s.closing:
+		return nil, s.refused()
+	case <-d.Done():
+		return nil, s.timedOut()
+	}
+}
+
+func (s *Session) timedOut() error {
+	return status.New(status.Timeout,
+		"%q: the staging memory of %d bytes is full and nothing was written in time",
+		s.path, s.arena.Limit())
+}
+
+func (s *Session) stalled(e *emission, since time.Time) {
+	if !e.stalled {
+		e.stalled = true
+		s.counters.stalls.Add(1)
+	}
+	s.counters.stallNS.Add(uint64(time.Since(since)))
+}
+
+// takeTurn waits for the right to number the next packet.
+func (s *Session) takeTurn(d *deadline) error {
+	select {
+	case s.turn <- struct{}{}:
+	case <-s.failed:
+		return s.failure
+	case <-d.Done():
+		return s.timedOut()
+	}
+	if err := s.refused(); err != nil {
+		<-s.turn
+		return err
+	}
+	return nil
+}
+
+// reserve gets a region and the turn, which the caller gives back once its item
+// is in the order queue. ErrDropped: there was no room and nobody was to wait.
+func (s *Session) reserve(e *emission, t *Tensor, d *deadline, room int) (region arena.Region, err error) {
+	began := time.Now()
+	if err := s.takeTurn(d); err != nil {
+		s.stalled(e, began)
+		return region, err
+	}
+	defer func() {
+		if err != nil {
+			<-s.turn
+		}
+	}()
+	region, ok, err := s.arena.TryAlloc(room)
+	if ok || err != nil {
+		return region, err
+	}
+	if s.opts.DropOnFull && !e.begun {
+		s.drop(e, t)
+		return region, ErrDropped
+	}
+	defer s.stalled(e, began)
+	for {
+		select {
+		case <-s.arena.Freed():
+		case <-s.failed:
+			return region, s.failure
+		case <-s.closing:
+			return region, s.refused()
+		case <-d.Done():
+			return region, s.timedOut()
+		}
+		if region, ok, err = s.arena.TryAlloc(room); ok || err != nil {
+			return region, err
+		}
+	}
+}
+
+// newItem numbers an item and fills what its row says of the tensor; the caller
+// has the turn.
+func (s *Session) newItem(l *layer, t *Tensor) *item {
+	it := s.items.Get().(*item)
+	it.shape = append(it.shape[:0], t.Shape...)
+	it.row = wire.Row{
+		Sequence: s.sequence, Offset: -1, Parts: 1,
+		Model: l.model, Layer: l.name, Path: l.path,
+		Call: t.Call, Step: t.Step, Token: t.Token, Rank: s.opts.Rank, Thread: t.Thread,
+		Shape: it.shape, Source: t.DType, Codec: codec.None.String(),
+		Transform: t.Transform, Parameters: t.Parameters,
+		TimeNS: t.TimeNS, MSE: math.NaN(),
+	}
+	s.sequence++
+	return it
+}
+
+// drop counts a tensor that is left out; the caller has the turn.
+func (s *Session) drop(e *emission, t *Tensor) {
+	s.counters.dropped.Add(1)
+	s.counters.droppedBytes.Add(uint64(e.elems) * uint64(t.DType.Size()))
+	if s.counters.dropNotes.Load() < maxDropNotes {
+		s.counters.dropNotes.Add(1)
+		it := s.newItem(e.layer, t)
+		it.row.Error, it.dropped = ErrDropped.Error(), true
+		s.order.Push(it)
+	}
+}
+
+// Note puts into the index that a tensor could not be captured, and why.
+func (s *Session) Note(t *Tensor, message string) error {
+	if err := s.refused(); err != nil {
+		return err
+	}
+	l, err := s.layer(t.Layer)
+	if err != nil {
+		return err
+	}
+	return s.note(l, t, message)
+}
+
+func (s *Session) note(l *layer, t *Tensor, message string) error {
+	if err := s.takeTurn(newDeadline(-1)); err != nil {
+		return err
+	}
+	s.pushNote(l, t, message)
+	<-s.turn
+	return nil
+}
+
+// pushNote queues a note; the caller has the turn.
+func (s *Session) pushNote(l *layer, t *Tensor, message string) {
+	it := s.newItem(l, t)
+	it.row.Error = message
+	s.counters.noted.Add(1)
+	s.order.Push(it)
+}
+
+const abandonedMessage = "abandoned before all of it was captured"
+
+// Abandon gives up a half-enqueued tensor.
+func (s *Session) Abandon(cursor uint64) error {
+	e, err := s.takePending(cursor)
+	if err != nil {
+		return err
+	}
+	defer e.running.Unlock()
+	if err := s.takeTurn(newDeadline(-1)); err != nil {
+		return err
+	}
+	s.abandon(e)
+	<-s.turn
+	s.forget(&Tensor{Cursor: cursor})
+	return nil
+}
+
+// abandon gives e up and notes it; the caller has the turn.
+func (s *Session) abandon(e *emission) {
+	if e.feed != nil {
+		s.giveUp(e) // the writer turns the packet into the note
+		return
+	}
+	s.pushNote(e.layer, &e.about, abandonedMessage)
+}
+
+// giveUp tells the writer that no further piece comes.
+func (s *Session) giveUp(e *emission) {
+	if f := e.feed; f != nil {
+		e.feed = nil
+		close(f.gaveUp)
+		s.release(f)
+	}
+}
+
+// abandonIdle gives up the half-enqueued tensors that no call works on; one that
+// runs sees the session closing. The caller has the turn.
+func (s *Session) abandonIdle() {
+	s.pendingMu.Lock()
+	defer s.pendingMu.Unlock()
+	for cursor, e := range s.pending {
+		if e.running.TryLock() {
+			s.abandon(e)
+			delete(s.pending, cursor)
+			e.running.Unlock()
+		}
+	}
+}
+
+func (s *Session) remember(e *emission, t *Tensor) uint64 {
+	kept := &emission{
+		layer: e.layer, elems: e.elems, stored: e.stored, twin: e.twin, part: e.part,
+		fed: e.fed, feed: e.feed, begun: true, stats: e.stats, before: e.before,
+		stalled: e.stalled, about: *t,
+	}
+	kept.about.Data = nil
+	kept.about.Shape = append([]int64(nil), t.Shape...)
+	kept.about.Strides = nil
+	s.pendingMu.Lock()
+	defer s.pendingMu.Unlock()
+	s.lastCursor++
+	s.pending[s.lastCursor] = kept
+	return s.lastCursor
+}
+
+func (s *Session) forget(t *Tensor) {
+	if t.Cursor == 0 {
+		return
+	}
+	s.pendingMu.Lock()
+	delete(s.pending, t.Cursor)
+	s.pendingMu.Unlock()
+	t.Cursor = 0
+}
+
+// takePending finds the emission behind a cursor and locks it.
+func (s *Session) takePending(cursor uint64) (*emission, error) {
+	s.pendingMu.Lock()
+	defer s.pendingMu.Unlock()
+	e, ok := s.pending[cursor]
+	if !ok {
+		return nil, status.New(status.InvalidArgument, "cursor = %d names no half-enqueued tensor", cursor)
+	}
+	if !e.running.TryLock() {
+		return nil, status.New(status.InvalidState, "cursor = %d is in use by another thread", cursor)
+	}
+	return e, nil
+}

@@ -1,0 +1,55 @@
+package session
+
+import (
+	"math"
+
+	"github.com/libstrap/strap/libstrap/internal/arena"
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+const (
+	maxWorkers = 256
+
+	// splitBytes is the most source bytes of one packet: what a codec adds to
+	// incompressible data still fits wire.MaxPayload.
+	splitBytes = math.MaxUint32 - 64<<20
+)
+
+// Options of a capture; see strap_open_options in strap.h for their meaning.
+type Options struct {
+	Codec       codec.Kind
+	Level       int   // of the codec, 0 is its default
+	Workers     int   // compression threads, 1 to 256
+	MaxMemory   int64 // bytes of staging memory
+	DropOnFull  bool  // leave tensors out instead of waiting for room
+	Resume      bool  // append to the stream
+	Cut         int64 // with Resume: length to cut the stream to, or stream.KeepAll
+	KeepFloat32 bool  // no downcast to float16
+	Rank        int32 // noted in the index
+
+	split int64 // for tests; 0: splitBytes
+}
+
+func (o *Options) validate() error {
+	if o.Workers < 1 || o.Workers > maxWorkers {
+		return status.New(status.InvalidArgument, "workers = %d: give 1 to %d", o.Workers, maxWorkers)
+	}
+	if o.MaxMemory < arena.MinLimit {
+		return status.New(status.InvalidArgument,
+			"max_memory_bytes = %d: give at least %d", o.MaxMemory, arena.MinLimit)
+	}
+	if o.split == 0 {
+		o.split = splitBytes
+	}
+	return nil
+}
+
+// memoryLimit is what a capture may take: what was asked for, but no more than
+// half of what the machine and the process's control group have left.
+func memoryLimit(asked int64) int64 {
+	if left, ok := availableMemory(); ok {
+		asked = min(asked, left/2)
+	}
+	return max(asked, arena.MinLimit)
+}

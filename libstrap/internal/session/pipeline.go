@@ -1,0 +1,399 @@
+package session
+
+import (
+	"errors"
+	"hash/crc32"
+	"io"
+	"runtime"
+	"time"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+const (
+	// The index lags the data by at most this much.
+	indexLag      = time.Second
+	indexLagBytes = 64 << 20
+	// maxUnpublished bounds the rows that wait for the stream's buffer.
+	maxUnpublished = 4096
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// work compresses packets until the queue is closed.
+func (s *Session) work(encoder *codec.Encoder) {
+	defer s.workers.Done()
+	runtime.LockOSThread() // and never unlock: the thread ends with its priority
+	lowerPriority()
+	for {
+		it, ok := s.jobs.Pop()
+		if !ok {
+			return
+		}
+		if it.err == nil {
+			it.err = s.guard(func() error { return it.encode(encoder) })
+		}
+		it.done <- struct{}{}
+	}
+}
+
+// encode turns the source bytes at the region's end into the packet at its
+// beginning.
+func (it *item) encode(encoder *codec.Encoder) error {
+	head := wire.HeaderSize + len(it.name)
+	body := it.region.Buf[head:]
+	n, err := encoder.EncodeInPlace(body, it.source)
+	if err != nil {
+		return err
+	}
+	payload := body[:n]
+	if encoder.Kind() == codec.None {
+		// Raw bytes stay where they are; header and name go in front of them.
+		start := len(it.region.Buf) - it.source - head
+		it.out, payload = it.region.Buf[start:], it.region.Buf[start+head:]
+	} else {
+		it.out = it.region.Buf[:head+n]
+	}
+	wire.PutHeader(it.out, len(it.name), uint32(len(payload)))
+	copy(it.out[wire.HeaderSize:], it.name)
+	it.row.CRC = crc32.Checksum(payload, castagnoli)
+	it.row.Length = uint64(len(it.out))
+	return nil
+}
+
+// writer is the state of the one goroutine that writes.
+type writer struct {
+	*Session
+	unpublished []*item // in the stream's buffer, not yet in the file
+	tick        *time.Ticker
+	indexed     time.Time // when the index was last written
+	indexedAt   int64     // and the stream's length then
+}
+
+// write appends what the order queue brings, until it brings toFinish.
+func (s *Session) write() {
+	runtime.LockOSThread()
+	lowerPriority()
+	w := &writer{Session: s, tick: time.NewTicker(indexLag / 2), indexed: time.Now()}
+	defer w.tick.Stop()
+	for {
+		it, ok := s.order.TryPop()
+		if !ok {
+			w.attempt(w.publish)
+			select {
+			case <-s.order.Arrived:
+			case <-w.tick.C:
+				w.attempt(w.writeIndexWhenDue)
+			}
+			continue
+		}
+		if b := it.barrier; b != nil && b.kind == toFinish {
+			w.finish(b)
+			return
+		}
+		w.attempt(func() error { return w.handle(it) })
+	}
+}
+
+// attempt runs a step of the writer; an error stops the writing, not the loop,
+// which goes on to free what is queued.
+func (w *writer) attempt(step func() error) {
+	if err := w.guard(step); err != nil {
+		w.fail(err)
+	}
+	w.counters.fileBytes.Store(uint64(w.stream.Written()))
+	w.counters.writeNS.Store(uint64(w.stream.Busy()))
+}
+
+// halted reports whether nothing more is to be written.
+func (w *writer) halted() bool {
+	select {
+	case <-w.failed:
+		return true
+	case <-w.discarded:
+		return true
+	default:
+		return false
+	}
+}
+
+func (w *writer) handle(it *item) error {
+	switch {
+	case it.barrier != nil:
+		w.answer(it.barrier)
+		return nil
+	case it.feed != nil:
+		return w.writeFeed(it)
+	case it.row.Error != "":
+		return w.writeNote(it)
+	default:
+		return w.writePacket(it)
+	}
+}
+
+// answer carries out a flush or checkpoint.
+func (w *writer) answer(b *barrier) {
+	defer close(b.done)
+	b.err = w.guard(func() error {
+		if w.halted() {
+			return w.refused()
+		}
+		if err := w.publish(); err != nil {
+			return err
+		}
+		if b.kind == toSync {
+			if err := w.stream.Sync(); err != nil {
+				return err
+			}
+			if err := w.index.Sync(); err != nil {
+				return err
+			}
+		}
+		b.offset = w.stream.Written()
+		return nil
+	})
+	if b.err != nil {
+		w.fail(b.err)
+	}
+}
+
+func (w *writer) writePacket(it *item) error {
+	select {
+	case <-it.done:
+	default:
+		// Nothing else to do: bring what is ready into the file meanwhile.
+		w.attempt(w.publish)
+		for waiting := true; waiting; {
+			select {
+			case <-it.done:
+				waiting = false
+			case <-w.tick.C:
+				w.attempt(w.writeIndexWhenDue)
+			}
+		}
+	}
+	if it.err != nil {
+		w.lose(it)
+		return it.err
+	}
+	if w.halted() {
+		w.lose(it)
+		return nil
+	}
+	if len(it.out) == wire.HeaderSize {
+		// An empty tensor without a name or codec: six zero bytes are not for a
+		// stream, so the index alone has it.
+		it.row.Length = 0
+		return w.publishLater(it)
+	}
+	it.row.Offset = w.stream.Offset()
+	if err := w.stream.Append(it.out); err != nil {
+		w.lose(it)
+		return err
+	}
+	w.arena.Free(it.region)
+	it.region.Buf = nil
+	return w.publishLater(it)
+}
+
+func (w *writer) writeNote(it *item) error {
+	if w.halted() {
+		w.lose(it)
+		return nil
+	}
+	return w.publishLater(it)
+}
+
+func (w *writer) publishLater(it *item) error {
+	w.unpublished = append(w.unpublished, it)
+	if len(w.unpublished) >= maxUnpublished {
+		if err := w.publish(); err != nil {
+			return err
+		}
+	}
+	return w.writeIndexWhenDue()
+}
+
+// publish brings the buffered packets into the file, and then their rows to the
+// index.
+func (w *writer) publish() error {
+	if len(w.unpublished) == 0 {
+		return nil
+	}
+	defer func() {
+		for _, it := range w.unpublished {
+			w.lose(it) // only where the flush failed
+		}
+		w.unpublished = w.unpublished[:0]
+	}()
+	if w.halted() {
+		return nil
+	}
+	if err := w.stream.Flush(); err != nil {
+		return err
+	}
+	for len(w.unpublished) > 0 {
+		it := w.unpublished[0]
+		if err := w.index.Append(&it.row); err != nil {
+			return err
+		}
+		w.unpublished = w.unpublished[1:]
+		w.account(it)
+		w.recycle(it)
+	}
+	return nil
+}
+
+// account counts an item that is in the file.
+func (w *writer) account(it *item) {
+	if it.row.Error != "" {
+		if it.dropped {
+			w.counters.dropNotes.Add(^uint64(0))
+		}
+		return
+	}
+	w.counters.queuedPackets.Add(^uint64(0))
+	if it.row.Offset >= 0 {
+		w.counters.packets.Add(1)
+		w.counters.storedBytes.Add(it.row.Length - uint64(wire.HeaderSize+len(it.name)))
+	}
+}
+
+// lose counts an item that will not be in the file, and frees what it holds.
+func (w *writer) lose(it *item) {
+	if it.row.Error == "" {
+		w.counters.lost.Add(1)
+		w.counters.queuedPackets.Add(^uint64(0))
+	} else if it.dropped {
+		w.counters.dropNotes.Add(^uint64(0))
+	}
+	w.recycle(it)
+}
+
+func (w *writer) recycle(it *item) {
+	if it.feed != nil {
+		return // its feeder may still hold it
+	}
+	if it.region.Buf != nil {
+		w.arena.Free(it.region)
+	}
+	*it = item{shape: it.shape, done: it.done}
+	w.items.Put(it)
+}
+
+func (w *writer) writeIndexWhenDue() error {
+	if w.halted() {
+		return nil
+	}
+	if time.Since(w.indexed) < indexLag && w.stream.Written()-w.indexedAt < indexLagBytes {
+		return nil
+	}
+	if err := w.publish(); err != nil {
+		return err
+	}
+	return w.writeIndex()
+}
+
+func (w *writer) writeIndex() error {
+	w.indexed, w.indexedAt = time.Now(), w.stream.Written()
+	if w.index.Pending() == 0 {
+		return nil
+	}
+	return w.index.Flush()
+}
+
+// writeFeed writes a streamed packet as its pieces come.
+func (w *writer) writeFeed(it *item) (err error) {
+	f := it.feed
+	defer func() {
+		if err != nil || it.row.Offset < 0 {
+			if it.row.Error == "" {
+				w.lose(it)
+			}
+			if err != nil {
+				w.fail(err) // before the feeder looks for the reason
+			}
+			close(f.stopped)
+		}
+		w.release(f)
+	}()
+	if err := w.publish(); err != nil || w.halted() {
+		return err
+	}
+	packet, err := w.stream.Begin([]byte(it.name))
+	if err != nil {
+		return err
+	}
+	sum := crc32.New(castagnoli)
+	frame, err := w.frames.NewFrame(io.MultiWriter(packet, sum), f.size)
+	if err != nil {
+		return errors.Join(err, packet.Abort())
+	}
+	for left := f.size; left > 0; {
+		select {
+		case piece := <-f.full:
+			if _, err := frame.Write(piece); err != nil {
+				return err
+			}
+			left -= int64(len(piece))
+			f.empty <- piece[:cap(piece)]
+		case <-f.gaveUp:
+			if err := packet.Abort(); err != nil {
+				return err
+			}
+			w.counters.queuedPackets.Add(^uint64(0))
+			w.counters.noted.Add(1)
+			it.row.Error = abandonedMessage
+			return w.index.Append(&it.row)
+		case <-w.discarded:
+			return packet.Abort()
+		}
+		w.counters.writeNS.Store(uint64(w.stream.Busy()))
+	}
+	if err := frame.Close(); err != nil {
+		return err
+	}
+	offset := w.stream.Written()
+	length, err := packet.Finish()
+	if err != nil {
+		return err
+	}
+	it.row.Offset, it.row.Length = offset, uint64(length)
+	it.row.CRC, it.row.MSE = sum.Sum32(), f.mse
+	if err := w.index.Append(&it.row); err != nil {
+		return err
+	}
+	w.account(it)
+	return w.writeIndexWhenDue()
+}
+
+// finish publishes what is left, ends the workers and closes the files.
+func (w *writer) finish(b *barrier) {
+	s := w.Session
+	w.attempt(w.publish)
+	s.jobs.Close()
+	s.workers.Wait()
+	w.attempt(func() error {
+		err := s.index.Close()
+		if w.halted() {
+			// The capture already failed: a second failure adds nothing.
+			return nil
+		}
+		return err
+	})
+	w.attempt(s.stream.Close)
+	s.arena.Close()
+	select {
+	case <-s.failed:
+		s.finishErr = s.failure
+	default:
+	}
+	if lost := s.counters.lost.Load(); lost > 0 && s.finishErr != nil {
+		s.finishErr = status.Wrap(status.CodeOf(s.finishErr), s.finishErr,
+			"the capture of %q stopped: %d packets are not in it", s.path, lost)
+	}
+	close(b.done)
+	close(s.finished)
+}

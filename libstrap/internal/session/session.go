@@ -1,0 +1,458 @@
+// Package session is a capture: tensors go in, a stream file and its index come
+// out.
+//
+//	Enqueue          copies a tensor into the arena, in the caller's thread
+//	  -> jobs  ->    workers compress each packet in place
+//	  -> order ->    one writer appends the packets in the order of Enqueue
+//
+// The arena bounds all of it: a packet holds its region until it is written, and
+// Enqueue waits for room. Nothing downstream ever needs arena memory to go on,
+// so the wait always ends while the disk answers.
+package session
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"github.com/libstrap/strap/libstrap/internal/arena"
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/index"
+	"github.com/libstrap/strap/libstrap/internal/scan"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/stream"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+// Session is an open capture. All methods are safe for concurrent use.
+type Session struct {
+	opts   Options
+	path   string
+	arena  *arena.Arena
+	stream *stream.Writer // the writer goroutine's, once it runs
+	index  *index.Writer  // likewise
+	frames *codec.Encoder // likewise, for tensors larger than a region
+
+	layersMu sync.RWMutex
+	layers   []layer
+	layerIDs map[layerKey]uint32
+
+	// turn is held while a region is reserved and its packet numbered, so that
+	// both happen in one order. A channel, to wait for it with a time limit.
+	turn     chan struct{}
+	sequence uint64 // under turn
+
+	jobs  *queue[*item]
+	order *queue[*item]
+	items sync.Pool
+
+	pendingMu  sync.Mutex
+	pending    map[uint64]*emission
+	lastCursor uint64
+	barrier    struct {
+		sync.Mutex
+		last     *barrier
+		accepted uint64 // stats.tensors + failed when it was pushed
+	}
+
+	closing   chan struct{} // closed when the session accepts no more
+	closeOnce sync.Once
+	discarded chan struct{} // closed when what is queued is to be given up
+	discard1  sync.Once
+	failed    chan struct{} // closed once failure is set
+	failure   error
+	failOnce  sync.Once
+	finished  chan struct{} // closed when the files are closed
+	finishErr error
+	workers   sync.WaitGroup
+
+	counters counters
+	convert  struct {
+		sync.Mutex
+		codec.Stats
+	}
+}
+
+type counters struct {
+	packets, tensors, rawBytes, storedBytes   atomic.Uint64
+	dropped, droppedBytes, noted, overflowed  atomic.Uint64
+	stalls, stallNS, queuedPackets, fileBytes atomic.Uint64
+	writeNS, dropNotes, lost                  atomic.Uint64
+}
+
+type layer struct {
+	model, name, path string
+	packetName        string
+}
+
+type layerKey struct{ model, name, path string }
+
+// Open starts a capture to path, with its index at path + ".index".
+func Open(path string, o Options) (*Session, error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	encoders := make([]*codec.Encoder, o.Workers+1)
+	for i := range encoders {
+		var err error
+		if encoders[i], err = codec.NewEncoder(o.Codec, o.Level); err != nil {
+			return nil, err
+		}
+	}
+	mem, err := arena.New(memoryLimit(o.MaxMemory))
+	if err != nil {
+		return nil, err
+	}
+	s := &Session{
+		opts:      o,
+		path:      path,
+		arena:     mem,
+		frames:    encoders[o.Workers],
+		layerIDs:  map[layerKey]uint32{},
+		turn:      make(chan struct{}, 1),
+		jobs:      newQueue[*item](),
+		order:     newQueue[*item](),
+		pending:   map[uint64]*emission{},
+		closing:   make(chan struct{}),
+		discarded: make(chan struct{}),
+		failed:    make(chan struct{}),
+		finished:  make(chan struct{}),
+	}
+	s.items.New = func() any { return &item{done: make(chan struct{}, 1)} }
+	if o.Resume {
+		err = s.resume()
+	} else {
+		err = s.create()
+	}
+	if err != nil {
+		mem.Close()
+		return nil, err
+	}
+	s.counters.fileBytes.Store(uint64(s.stream.Offset()))
+	// A thread of the host that calls in must find a free P although every
+	// worker holds one: they run at low priority, and Go does not know that.
+	if need := o.Workers + 2; runtime.GOMAXPROCS(0) < need {
+		runtime.GOMAXPROCS(need)
+	}
+	s.workers.Add(o.Workers)
+	for _, e := range encoders[:o.Workers] {
+		go s.work(e)
+	}
+	go s.write()
+	return s, nil
+}
+
+func (s *Session) create() (err error) {
+	if s.stream, err = stream.Create(s.path); err != nil {
+		return err
+	}
+	if s.index, err = index.Create(index.PathOf(s.path), newCaptureID()); err != nil {
+		return errors.Join(err, s.stream.Close())
+	}
+	return nil
+}
+
+func newCaptureID() string {
+	var id [16]byte
+	rand.Read(id[:]) // never fails, crypto/rand
+	return hex.EncodeToString(id[:])
+}
+
+// resume opens stream and index to append to them. An index that is missing or
+// not this stream's is begun anew: what the stream holds is listed by scanning.
+func (s *Session) resume() (err error) {
+	if s.stream, _, err = stream.Resume(s.path, s.opts.Cut); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.stream.Close())
+		}
+	}()
+	var kept index.Kept
+	s.index, kept, err = index.Resume(index.PathOf(s.path), s.stream.Offset())
+	switch {
+	case errors.Is(err, status.Corrupt):
+		if err = setAside(index.PathOf(s.path)); err != nil {
+			return err
+		}
+		fallthrough
+	case errors.Is(err, status.NotFound):
+		if s.index, err = index.Create(index.PathOf(s.path), newCaptureID()); err != nil {
+			return err
+		}
+	case err != nil:
+		return err
+	}
+	s.sequence = kept.NextSequence
+	err = s.stream.Packets(kept.End, func(p scan.Packet) error {
+		row := wire.Row{
+			Sequence: s.sequence, Offset: p.Offset, Length: uint64(p.End() - p.Offset), Parts: 1,
+			Layer: p.Name, Codec: codec.Detect(p.Head()).String(), Step: -1, Token: -1,
+			MSE: math.NaN(),
+		}
+		s.sequence++
+		return s.index.Append(&row)
+	})
+	if err != nil {
+		return errors.Join(err, s.index.Close())
+	}
+	return nil
+}
+
+func setAside(path string) error {
+	for n := 1; ; n++ {
+		to := fmt.Sprintf("%s.bad-%d", path, n)
+		if _, err := os.Lstat(to); errors.Is(err, os.ErrNotExist) {
+			if err := os.Rename(path, to); err != nil {
+				return status.FromOS(err, "cannot set the unreadable index %q aside", path)
+			}
+			return nil
+		}
+	}
+}
+
+// Layer registers a source of tensors and returns its id; the same three names
+// give the same id.
+func (s *Session) Layer(model, name, path string) (uint32, error) {
+	for _, v := range []struct{ what, text string }{{"model", model}, {"name", name}, {"path", path}} {
+		if !utf8.ValidString(v.text) {
+			return 0, status.New(status.InvalidArgument, "%s %q is not UTF-8", v.what, v.text)
+		}
+	}
+	if n := len(name) + len(path); n > wire.MaxName {
+		return 0, status.New(status.InvalidArgument,
+			"packet name of %d bytes (%.40q...): at most %d", n, name+path, wire.MaxName)
+	}
+	key := layerKey{model, name, path}
+	s.layersMu.Lock()
+	defer s.layersMu.Unlock()
+	id, known := s.layerIDs[key]
+	if !known {
+		id = uint32(len(s.layers))
+		s.layers = append(s.layers, layer{model, name, path, name + path})
+		s.layerIDs[key] = id
+	}
+	return id, nil
+}
+
+func (s *Session) layer(id uint32) (*layer, error) {
+	s.layersMu.RLock()
+	defer s.layersMu.RUnlock()
+	if int(id) >= len(s.layers) {
+		return nil, status.New(status.InvalidArgument,
+			"layer = %d was not registered; %d are", id, len(s.layers))
+	}
+	return &s.layers[id], nil
+}
+
+// fail stops the writing for good; the first cause stays.
+func (s *Session) fail(cause error) {
+	s.failOnce.Do(func() {
+		s.failure = cause
+		close(s.failed)
+	})
+}
+
+// refused says why the session takes nothing more, or nil while it does.
+func (s *Session) refused() error {
+	select {
+	case <-s.failed:
+		return s.failure
+	case <-s.closing:
+		return status.New(status.InvalidState, "the capture of %q is closed", s.path)
+	default:
+		return nil
+	}
+}
+
+// guard runs f and turns a panic into the session's failure.
+func (s *Session) guard(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = status.New(status.Internal, "panic: %v\n%s", p, debug.Stack())
+			s.fail(err)
+		}
+	}()
+	return f()
+}
+
+// deadline is a point in time until which a call may wait, or none.
+type deadline struct {
+	timer *time.Timer
+	limit time.Duration
+}
+
+// newDeadline takes a negative limit for none.
+func newDeadline(limit time.Duration) *deadline { return &deadline{limit: limit} }
+
+// Done fires at the deadline; never where there is none.
+func (d *deadline) Done() <-chan time.Time {
+	if d.limit < 0 {
+		return nil
+	}
+	if d.timer == nil {
+		d.timer = time.NewTimer(d.limit)
+	}
+	return d.timer.C
+}
+
+func (d *deadline) Stop() {
+	if d.timer != nil {
+		d.timer.Stop()
+	}
+}
+
+// barrier is a request to the writer that has its place among the packets.
+type barrier struct {
+	kind   barrierKind
+	done   chan struct{}
+	err    error
+	offset int64
+}
+
+type barrierKind int
+
+const (
+	toFlush barrierKind = iota
+	toSync
+	toFinish
+)
+
+func (s *Session) await(kind barrierKind, d *deadline) (*barrier, error) {
+	s.barrier.Lock()
+	b := s.barrier.last
+	accepted := s.counters.tensors.Load() + s.counters.noted.Load()
+	if b == nil || b.kind != kind || s.barrier.accepted != accepted || b.completed() {
+		b = &barrier{kind: kind, done: make(chan struct{})}
+		s.barrier.last, s.barrier.accepted = b, accepted
+		s.order.Push(&item{barrier: b})
+	}
+	s.barrier.Unlock()
+	select {
+	case <-b.done:
+		return b, b.err
+	case <-d.Done():
+		return nil, status.New(status.Timeout, "%q: %d packets are not yet written",
+			s.path, s.counters.queuedPackets.Load())
+	case <-s.discarded:
+		return nil, status.New(status.InvalidState, "the capture of %q was discarded", s.path)
+	}
+}
+
+func (b *barrier) completed() bool {
+	select {
+	case <-b.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Flush waits until all that was enqueued before is in the file. A negative
+// timeout waits without limit.
+func (s *Session) Flush(timeout time.Duration) error {
+	if err := s.refused(); err != nil {
+		return err
+	}
+	d := newDeadline(timeout)
+	defer d.Stop()
+	_, err := s.await(toFlush, d)
+	return err
+}
+
+// Checkpoint waits until all that was enqueued before is durable, data first,
+// then index, and returns the length of the stream that is covered.
+func (s *Session) Checkpoint(timeout time.Duration) (offset int64, err error) {
+	if err := s.refused(); err != nil {
+		return 0, err
+	}
+	d := newDeadline(timeout)
+	defer d.Stop()
+	b, err := s.await(toSync, d)
+	if err != nil {
+		return 0, err
+	}
+	return b.offset, nil
+}
+
+// Close writes all that is queued and closes the files. After a Timeout it may
+// be called again; any other answer is final, and is the failure that stopped
+// the writing if there was one.
+func (s *Session) Close(timeout time.Duration) error {
+	d := newDeadline(timeout)
+	defer d.Stop()
+	s.closeOnce.Do(func() { close(s.closing) })
+	select {
+	case s.turn <- struct{}{}:
+	case <-d.Done():
+		return status.New(status.Timeout, "%q: an enqueue call is still waiting", s.path)
+	}
+	s.abandonIdle()
+	<-s.turn
+	_, err := s.await(toFinish, d)
+	if errors.Is(err, status.Timeout) {
+		return err
+	}
+	<-s.finished
+	return s.finishErr
+}
+
+// Discard closes without waiting and returns the number of packets given up.
+// The files are closed when the write call under way returns.
+func (s *Session) Discard() (lost uint64) {
+	s.closeOnce.Do(func() { close(s.closing) })
+	s.discard1.Do(func() { close(s.discarded) })
+	lost = s.counters.queuedPackets.Load()
+	s.order.Push(&item{barrier: &barrier{kind: toFinish, done: make(chan struct{})}})
+	return lost
+}
+
+// Stats are the counters of a capture; strap_stats_t in strap.h describes them.
+type Stats struct {
+	Workers                                   int
+	Packets, Tensors, RawBytes, StoredBytes   uint64
+	FileBytes                                 uint64
+	Dropped, DroppedBytes, Failed, Overflowed uint64
+	Stalls, StallNS                           uint64
+	QueuedPackets, QueuedBytes                uint64
+	MemoryBytes, MemoryPeak, MemoryLimit      uint64
+	WriteNS                                   uint64
+	Convert                                   codec.Stats
+	Failure                                   error
+}
+
+// Stats reads the counters.
+func (s *Session) Stats() Stats {
+	c := &s.counters
+	taken, peak, held := s.arena.Usage()
+	st := Stats{
+		Workers: s.opts.Workers,
+		Packets: c.packets.Load(), Tensors: c.tensors.Load(),
+		RawBytes: c.rawBytes.Load(), StoredBytes: c.storedBytes.Load(), FileBytes: c.fileBytes.Load(),
+		Dropped: c.dropped.Load(), DroppedBytes: c.droppedBytes.Load(),
+		Failed: c.noted.Load() - c.dropNotes.Load(), Overflowed: c.overflowed.Load(),
+		Stalls: c.stalls.Load(), StallNS: c.stallNS.Load(),
+		QueuedPackets: c.queuedPackets.Load(), QueuedBytes: uint64(held),
+		MemoryBytes: uint64(taken), MemoryPeak: uint64(peak), MemoryLimit: uint64(s.arena.Limit()),
+		WriteNS: c.writeNS.Load(),
+	}
+	s.convert.Lock()
+	st.Convert = s.convert.Stats
+	s.convert.Unlock()
+	select {
+	case <-s.failed:
+		st.Failure = s.failure
+	default:
+	}
+	return st
+}
