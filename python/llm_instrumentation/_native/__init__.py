@@ -1,0 +1,20 @@
+"""ctypes over libstrap.so: signatures, error mapping, Arrow import. No torch.
+
+``strap.h`` is the definition; the names here are its names without the prefix.
+"""
+
+from .library import DTYPE_CODES, DTYPE_SIZES, codec_code, library_version
+from .reader import Packet, Reader, ReaderInfo
+from .session import Session, SessionStats
+
+__all__ = [
+    "DTYPE_CODES",
+    "DTYPE_SIZES",
+    "Packet",
+    "Reader",
+    "ReaderInfo",
+    "Session",
+    "SessionStats",
+    "codec_code",
+    "library_version",
+]

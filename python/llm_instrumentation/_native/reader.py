@@ -1,0 +1,157 @@
+"""Reading a capture: ``strap_reader_open`` to ``strap_reader_close``."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+from ..errors import InvalidArgumentError
+from .library import (
+    CODECS,
+    DTYPE_NAMES,
+    ArrowArrayStream,
+    Error,
+    RawPacket,
+    RawReaderInfo,
+    ReaderOptions,
+    check,
+    library,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_IGNORE_INDEX = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ReaderInfo:
+    """What opening a stream found; see ``strap_reader_info``."""
+
+    indexed: bool
+    rows: int
+    packets: int
+    scanned: int
+    file_bytes: int
+    valid_bytes: int
+    problem: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Packet:
+    """One row of a capture; see ``strap_packet``.
+
+    ``shape`` and the dtypes are None where the packet was found by scanning.
+    """
+
+    row: int
+    name: str
+    dtype: str | None
+    source_dtype: str | None
+    codec: str
+    shape: tuple[int, ...] | None
+    step: int | None
+    token: int | None
+    call: int
+    part: int
+    parts: int
+    offset: int
+    payload_bytes: int
+    decoded_bytes: int
+    present: bool
+
+
+class Reader:
+    """An open stream. Thread-safe; close it or use it as a context manager."""
+
+    def __init__(self, path: str | os.PathLike[str], *, ignore_index: bool = False) -> None:
+        self.path = os.fspath(path)
+        self._handle = 0
+        self._lib = library()
+        name = os.fsencode(self.path)
+        if b"\0" in name:
+            raise InvalidArgumentError(f"path {self.path!r} contains a zero character")
+        handle, error = ctypes.c_uint64(), Error()
+        options = ReaderOptions(ctypes.sizeof(ReaderOptions), _IGNORE_INDEX if ignore_index else 0)
+        info = RawReaderInfo(struct_size=ctypes.sizeof(RawReaderInfo))
+        check(self._lib.strap_reader_open(name, options, handle, info, error), error)
+        self._handle = handle.value
+        self.info = ReaderInfo(
+            indexed=bool(info.indexed),
+            rows=info.rows,
+            packets=info.packets,
+            scanned=info.scanned,
+            file_bytes=info.file_bytes,
+            valid_bytes=info.valid_bytes,
+            problem=info.problem.decode("utf-8", "replace"),
+        )
+
+    def packet(self, row: int) -> Packet:
+        """Describes row ``row``.
+
+        Raises:
+            NotFoundError: there is no such row.
+        """
+        raw, error = RawPacket(struct_size=ctypes.sizeof(RawPacket)), Error()
+        check(self._lib.strap_reader_at(self._handle, row, raw, error), error)
+        name = ctypes.create_string_buffer(raw.name_bytes + 1)
+        check(self._lib.strap_reader_name(self._handle, row, name, len(name), error), error)
+        return Packet(
+            row=row,
+            name=name.raw[: raw.name_bytes].decode("utf-8"),
+            dtype=DTYPE_NAMES.get(raw.dtype),
+            source_dtype=DTYPE_NAMES.get(raw.source_dtype),
+            codec=CODECS[raw.codec],
+            shape=None if raw.ndim < 0 else tuple(raw.shape[: raw.ndim]),
+            step=None if raw.step < 0 else raw.step,
+            token=None if raw.token < 0 else raw.token,
+            call=raw.call,
+            part=raw.part,
+            parts=raw.parts,
+            offset=raw.offset,
+            payload_bytes=raw.payload_bytes,
+            decoded_bytes=raw.decoded_bytes,
+            present=bool(raw.present),
+        )
+
+    def decoded_bytes(self, row: int) -> int:
+        """The length of row ``row``'s payload once decoded, in bytes."""
+        raw, error = RawPacket(struct_size=ctypes.sizeof(RawPacket)), Error()
+        check(self._lib.strap_reader_at(self._handle, row, raw, error), error)
+        return int(raw.decoded_bytes)
+
+    def read_into(self, row: int, address: int, size: int) -> None:
+        """Verifies and decodes row ``row`` into ``size`` bytes at ``address``.
+
+        Raises:
+            CorruptError: the checksum or the frame is wrong.
+        """
+        error = Error()
+        check(self._lib.strap_reader_read(self._handle, row, address, size, error), error)
+
+    def index(self) -> pa.RecordBatchReader:
+        """The index, batch by batch; docs/STREAM_FORMAT.md lists its columns."""
+        import pyarrow as pa
+
+        stream, error = ArrowArrayStream(), Error()
+        check(self._lib.strap_index_export(self._handle, stream, error), error)
+        return pa.RecordBatchReader._import_from_c(ctypes.addressof(stream))
+
+    def close(self) -> None:
+        if self._handle:
+            handle, self._handle = self._handle, 0
+            error = Error()
+            check(self._lib.strap_reader_close(handle, error), error)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", 0):
+            self._lib.strap_reader_close(self._handle, None)
+            self._handle = 0

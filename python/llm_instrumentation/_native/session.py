@@ -1,0 +1,295 @@
+"""A capture session: ``strap_open`` to ``strap_close``."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ..errors import InvalidArgumentError, InvalidStateError
+from .library import (
+    DROPPED,
+    ERR_TIMEOUT,
+    Error,
+    OpenOptions,
+    Stats,
+    c_string,
+    check,
+    codec_code,
+    library,
+)
+
+# How long one call may wait inside C before Python looks for signals again.
+_SLICE_MS = 100
+
+# struct strap_tensor, 64-bit.
+_TENSOR = struct.Struct("=IIiiQQQqqIIQQQ")
+_CURSOR = struct.Struct("=Q")
+_CURSOR_OFFSET = _TENSOR.size - _CURSOR.size
+_MAX_DIMS = 64
+
+
+@functools.lru_cache(maxsize=_MAX_DIMS + 1)
+def _int64s(n: int) -> struct.Struct:
+    return struct.Struct(f"={n}q")
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionStats:
+    """The counters of ``strap_stats_t``; strap.h describes each."""
+
+    workers: int
+    packets: int
+    tensors: int
+    raw_bytes: int
+    stored_bytes: int
+    file_bytes: int
+    dropped: int
+    dropped_bytes: int
+    failed: int
+    overflowed: int
+    stalls: int
+    stall_ns: int
+    queued_packets: int
+    queued_bytes: int
+    memory_bytes: int
+    memory_peak: int
+    memory_limit: int
+    write_ns: int
+    converted: int
+    square_error: float
+    square_sum: float
+    max_error: float
+    failure: int
+
+
+_STATS_FIELDS = tuple(field.name for field in dataclasses.fields(SessionStats))
+
+
+class _Call(threading.local):
+    """What one thread passes to strap_enqueue, allocated once."""
+
+    def __init__(self) -> None:
+        self.tensor = ctypes.create_string_buffer(_TENSOR.size)
+        self.shape = ctypes.create_string_buffer(8 * _MAX_DIMS)
+        self.strides = ctypes.create_string_buffer(8 * _MAX_DIMS)
+        self.tensor_at = ctypes.addressof(self.tensor)
+        self.shape_at = ctypes.addressof(self.shape)
+        self.strides_at = ctypes.addressof(self.strides)
+        self.error = Error()
+        self.error_ref = ctypes.byref(self.error)
+
+
+class Session:
+    """An open capture. Thread-safe.
+
+    Args:
+        path: stream file; its index is written beside it.
+        codec: "none", "lz4" or "zstd".
+        workers: compression threads, 1 to 256.
+        max_memory_bytes: hard limit of the staging memory.
+        drop_when_full: leave tensors out instead of waiting for room.
+        resume_offset: None starts a new stream; -1 appends to what is there; a
+            length cuts the stream back to it first.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        codec: str,
+        workers: int,
+        max_memory_bytes: int,
+        level: int = 0,
+        drop_when_full: bool = False,
+        resume_offset: int | None = None,
+        keep_float32: bool = False,
+        rank: int = 0,
+    ) -> None:
+        self.path = os.fspath(path)
+        self._lib = library()
+        self._enqueue = self._lib.strap_enqueue
+        self._call = _Call()
+        self._handle = 0
+        options = OpenOptions(
+            struct_size=ctypes.sizeof(OpenOptions),
+            codec=codec_code(codec),
+            level=level,
+            workers=workers,
+            max_memory_bytes=max_memory_bytes,
+            on_full=int(drop_when_full),
+            mode=int(resume_offset is not None),
+            resume_offset=2**64 - 1 if resume_offset in (None, -1) else resume_offset,
+            keep_float32=int(keep_float32),
+            rank=rank,
+        )
+        handle, error = ctypes.c_uint64(), Error()
+        name = os.fsencode(self.path)
+        if b"\0" in name:
+            raise InvalidArgumentError(f"path {self.path!r} contains a zero character")
+        check(self._lib.strap_open(name, options, handle, error), error)
+        self._handle = handle.value
+
+    @property
+    def closed(self) -> bool:
+        return self._handle == 0
+
+    def layer(self, name: str, path: str = "", model: str = "") -> int:
+        """The id of a source of tensors, for :meth:`enqueue`."""
+        layer, error = ctypes.c_uint32(), Error()
+        encoded = c_string(name, "layer name")
+        status = self._lib.strap_layer(
+            self._handle,
+            c_string(model, "model name"),
+            encoded,
+            len(encoded),
+            c_string(path, "output path"),
+            layer,
+            error,
+        )
+        check(status, error)
+        return layer.value
+
+    def enqueue(
+        self,
+        layer: int,
+        dtype: int,
+        shape: Sequence[int],
+        data: int,
+        *,
+        strides: Sequence[int] | None = None,
+        step: int = -1,
+        token: int = -1,
+        call: int = 0,
+        transform: bytes | None = None,
+        parameters: bytes | None = None,
+    ) -> bool:
+        """Copies the tensor at address ``data`` into the capture.
+
+        Waits for room, and lets Python handle signals meanwhile: Ctrl-C gives up
+        this tensor and raises.
+
+        Args:
+            dtype: a value of ``DTYPE_CODES``.
+            strides: in elements; None for a contiguous row-major tensor.
+
+        Returns:
+            False if the tensor was dropped (``drop_when_full``).
+        """
+        ndim = len(shape)
+        if ndim > _MAX_DIMS:
+            raise InvalidArgumentError(f"a tensor of {ndim} dimensions: at most {_MAX_DIMS}")
+        own = self._call
+        _int64s(ndim).pack_into(own.shape, 0, *shape)
+        strides_at = 0
+        if strides is not None:
+            _int64s(ndim).pack_into(own.strides, 0, *strides)
+            strides_at = own.strides_at
+        # The bytes objects stay alive in this frame while C reads them.
+        transform_at = _address(transform) if transform else 0
+        parameters_at = _address(parameters) if parameters else 0
+        _TENSOR.pack_into(
+            own.tensor, 0,
+            _TENSOR.size, layer, dtype, ndim, own.shape_at, strides_at, data,
+            step, token, call, 0, transform_at, parameters_at, 0,
+        )  # fmt: skip
+        status = self._enqueue(self._handle, own.tensor_at, _SLICE_MS, own.error_ref)
+        if status == ERR_TIMEOUT:
+            status = self._wait_for_room(own)
+        return check(status, own.error) != DROPPED
+
+    def _wait_for_room(self, own: _Call) -> int:
+        status = ERR_TIMEOUT
+        # A signal handler may raise between two calls, or use this session.
+        saved = own.tensor.raw, own.shape.raw, own.strides.raw
+        try:
+            while status == ERR_TIMEOUT:
+                status = self._enqueue(self._handle, own.tensor_at, _SLICE_MS, own.error_ref)
+                if status == ERR_TIMEOUT:
+                    (cursor,) = _CURSOR.unpack_from(own.tensor, _CURSOR_OFFSET)
+                    own.tensor.raw, own.shape.raw, own.strides.raw = saved
+                    _CURSOR.pack_into(own.tensor, _CURSOR_OFFSET, cursor)
+        except BaseException:
+            (cursor,) = _CURSOR.unpack_from(own.tensor, _CURSOR_OFFSET)
+            if cursor:
+                self._lib.strap_abandon(self._handle, cursor, Error())
+            raise
+        return int(status)
+
+    def note(self, layer: int, message: str, *, step: int = -1, token: int = -1, call: int = 0) -> None:
+        """Notes in the index that a tensor of ``layer`` could not be captured."""
+        error = Error()
+        text = message.replace("\0", "\\0").encode("utf-8", "replace")
+        check(self._lib.strap_note(self._handle, layer, step, token, call, text, error), error)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until all that was enqueued before is in the file."""
+        self._waiting(lambda ms, error: self._lib.strap_flush(self._handle, ms, error), timeout)
+
+    def checkpoint(self, timeout: float | None = None) -> int:
+        """Waits until all that was enqueued before is durable.
+
+        Returns:
+            The length of the stream that is covered, in bytes.
+        """
+        offset = ctypes.c_uint64()
+        self._waiting(
+            lambda ms, error: self._lib.strap_checkpoint(self._handle, ms, offset, error), timeout
+        )
+        return offset.value
+
+    def _waiting(self, call: Callable[[int, Error], int], timeout: float | None) -> None:
+        """Repeats a C call in slices, so that signals are handled."""
+        until = None if timeout is None else time.monotonic() + timeout
+        error = Error()
+        while True:
+            left = _SLICE_MS if until is None else int((until - time.monotonic()) * 1000)
+            status = call(max(0, min(_SLICE_MS, left)), error)
+            if status != ERR_TIMEOUT or (until is not None and time.monotonic() >= until):
+                check(status, error)
+                return
+
+    def stats(self) -> SessionStats:
+        stats, error = Stats(struct_size=ctypes.sizeof(Stats)), Error()
+        check(self._lib.strap_stats(self._handle, stats, error), error)
+        return SessionStats(**{name: getattr(stats, name) for name in _STATS_FIELDS})
+
+    def close(self, timeout: float | None = None) -> None:
+        """Writes what is queued and closes the files; does nothing when closed.
+
+        Raises:
+            StrapTimeoutError: not all is written yet; call again, or discard.
+            StrapError: what stopped the writing earlier, if anything did.
+        """
+        if self.closed:
+            return
+        try:
+            self._waiting(
+                lambda ms, error: self._lib.strap_close(self._handle, ms, error), timeout
+            )
+        except TimeoutError:
+            raise
+        except Exception:
+            self._handle = 0
+            raise
+        self._handle = 0
+
+    def discard(self) -> int:
+        """Closes without waiting; returns the number of packets given up."""
+        if self.closed:
+            raise InvalidStateError(f"the capture of {self.path} is closed")
+        lost, error = ctypes.c_uint64(), Error()
+        status = self._lib.strap_discard(self._handle, lost, error)
+        self._handle = 0
+        check(status, error)
+        return lost.value
+
+
+def _address(data: bytes) -> int:
+    """Where a bytes object's characters (and the zero behind them) stand."""
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0

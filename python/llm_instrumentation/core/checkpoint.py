@@ -1,0 +1,144 @@
+"""The checkpoint file of a token-tracked capture: `{output}.ckpt.json`.
+
+A checkpoint holds every token recorded so far and the length of the stream that was durable
+when it was written, so that a capture that was killed resumes with tokens and packets in step::
+
+    {"version": 1, "total_tokens": 128, "last_checkpoint_time": 1763697600.0,
+     "metadata": {"start_time": ..., "resume_count": 0, "updated_at": ...,
+                  "stream_offset": 734003200, "elapsed_seconds": 12.5},
+     "tokens": [{"token_index": 0, "token_id": 11, "token_text": " a"}, ...]}
+
+Times are seconds since the epoch; `stream_offset` is in bytes. The file is replaced as a whole,
+so a reader sees the old checkpoint or the new one, also after a power loss.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ._atomic import remove_durably, replace_durably
+
+__all__ = ["CheckpointError", "CheckpointFile", "CheckpointState", "checkpoint_path_for"]
+
+VERSION = 1
+
+
+class CheckpointError(ValueError):
+    """A checkpoint file cannot be used; the message names its path and what is wrong."""
+
+
+@dataclass(frozen=True)
+class CheckpointState:
+    """What a checkpoint file holds.
+
+    Attributes:
+        tokens: the records, each with token_index, token_id and token_text.
+        metadata: start_time, resume_count, updated_at, and whatever else was stored.
+        stream_offset: durable bytes of the stream; None in checkpoints of
+            llm_instrumentation 1.3.1, which kept none.
+    """
+
+    tokens: list[dict[str, Any]] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    stream_offset: int | None = None
+
+
+def checkpoint_path_for(output_path: str | os.PathLike[str]) -> Path:
+    """Where the checkpoint of the stream `output_path` stands unless placed elsewhere."""
+    return Path(os.fspath(output_path) + ".ckpt.json")
+
+
+class CheckpointFile:
+    """Reads, replaces and removes one checkpoint file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def load(self) -> CheckpointState | None:
+        """The stored state, or None when there is no file.
+
+        Raises:
+            CheckpointError: the file is no checkpoint, is damaged, or has another version.
+            OSError: the file cannot be read.
+        """
+        try:
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise self._error(f"no valid JSON ({error})") from error
+        if not isinstance(content, dict):
+            raise self._error(f"a JSON {type(content).__name__}, not an object")
+        if content.get("version") != VERSION:
+            raise self._error(f"version {content.get('version')!r}, this release reads {VERSION}")
+        tokens = content.get("tokens")
+        if not isinstance(tokens, list) or not all(map(_is_token, tokens)):
+            raise self._error('"tokens" is no list of token records')
+        if content.get("total_tokens", len(tokens)) != len(tokens):
+            raise self._error(f"{len(tokens)} tokens where {content['total_tokens']!r} are claimed")
+        metadata = content.get("metadata", {})
+        if not isinstance(metadata, dict):
+            raise self._error('"metadata" is no object')
+        for name in ("start_time", "updated_at", "elapsed_seconds"):
+            if not isinstance(metadata.get(name, 0.0), (int, float)):
+                raise self._error(f'"{name}" is {metadata[name]!r}, not a number')
+        for name in ("stream_offset", "resume_count"):
+            value = metadata.get(name)
+            if value is not None and (not _is_int(value) or value < 0):
+                raise self._error(f'"{name}" is {value!r}, not a count')
+        return CheckpointState(tokens, metadata, metadata.get("stream_offset"))
+
+    def replace(self, tokens: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> None:
+        """Replaces the file, durably: the new one is on disk when this returns.
+
+        Raises:
+            OSError: it cannot be written; the old checkpoint then still stands.
+        """
+        content = {
+            "version": VERSION,
+            "total_tokens": len(tokens),
+            "last_checkpoint_time": time.time(),
+            "metadata": metadata,
+            "tokens": tokens,
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        replace_durably(self.path, dump_json(content))
+
+    def remove(self) -> None:
+        """Removes the file, if there is one."""
+        remove_durably(self.path)
+
+    def _error(self, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path} is not a usable checkpoint: {what}. "
+            "Move it away to start anew, or capture to another path."
+        )
+
+
+def dump_json(content: Any, indent: int | None = None) -> bytes:
+    """UTF-8 JSON with readable text; lone surrogates, which UTF-8 lacks, are escaped."""
+    try:
+        return json.dumps(content, indent=indent, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(content, indent=indent).encode()
+
+
+def _is_token(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and _is_int(value.get("token_index"))
+        and _is_int(value.get("token_id"))
+        and isinstance(value.get("token_text"), str)
+    )
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,343 @@
+"""What to capture and with which means: the configuration of a capture.
+
+`HookGranularity` and `HookConfig` are documented under `llm_instrumentation.core.hooks`, which
+re-exports them; they live here so that a configuration can be built without importing torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from numbers import Real
+from types import MappingProxyType
+from typing import Any, Union
+
+__all__ = [
+    "COMPRESSION_ALGORITHMS",
+    "PRESETS",
+    "HookConfig",
+    "HookGranularity",
+    "InstrumentationConfig",
+    "LayerPattern",
+    "from_preset",
+]
+
+COMPRESSION_ALGORITHMS = ("lz4", "zstd", "none")
+ON_FULL = ("block", "drop")
+MAX_WORKERS = 256
+"""The most compression threads that libstrap takes (`strap_open_options.workers`)."""
+MAX_SEED = 2**53 - 1
+"""The largest seed: the largest integer that every JSON reader keeps exactly."""
+
+LayerPattern = Union[str, "re.Pattern[str]", type]
+"""A glob over the whole module name (`*` crosses dots), a regular expression searched in it, or a
+`torch.nn.Module` class whose instances match."""
+
+
+class HookGranularity(Enum):
+    """Which modules are captured, and how much of their outputs."""
+
+    FULL_TENSOR = "full_tensor"
+    """Every output of every module, in full."""
+    SAMPLED_SLICES = "sampled_slices"
+    """Every module; of each output a reproducible sample of its elements."""
+    ATTENTION_ONLY = "attention_only"
+    """The attention blocks and all that is inside them, in full."""
+    MLP_ONLY = "mlp_only"
+    """The feed-forward and mixture-of-experts blocks and all that is inside them, in full."""
+
+
+@dataclass
+class HookConfig:
+    """How hooks are attached to one model.
+
+    Attributes:
+        granularity: which modules, and how much of them.
+        sampling_rate: share of the elements that SAMPLED_SLICES keeps, 0 < rate <= 1.
+        target_layers: exact module names; when given they alone decide which modules are hooked.
+        compression_enabled: False stores the payloads raw.
+        async_enabled: False waits, in each hook, until the tensor is in the file.
+    """
+
+    granularity: HookGranularity
+    sampling_rate: float = 1.0
+    target_layers: list[str] | None = None
+    compression_enabled: bool = True
+    async_enabled: bool = True
+
+    def __post_init__(self) -> None:
+        self.granularity = _granularity(self.granularity)
+        _check_rate(self.sampling_rate)
+        if self.target_layers is not None and (
+            isinstance(self.target_layers, str)
+            or not all(isinstance(name, str) for name in self.target_layers)
+        ):
+            raise ValueError(
+                f"target_layers must be a list of module names, not {self.target_layers!r}"
+            )
+        _check_bool("compression_enabled", self.compression_enabled)
+        _check_bool("async_enabled", self.async_enabled)
+
+
+@dataclass
+class InstrumentationConfig:
+    """Configuration of a capture. Every value is checked; a bad one is a `ValueError` naming it.
+
+    The `with_...` builders change the configuration and return it, and leave it as it was when
+    they refuse a value::
+
+        InstrumentationConfig.balanced().with_compression("zstd").with_memory_limit(16)
+
+    Attributes:
+        granularity: which modules, and how much of their outputs.
+        compression_algorithm: "lz4", "zstd" or "none".
+        target_throughput_gbps: rate to be prepared for, in 10^9 bytes of activations a second.
+        max_memory_gb: limit of the staging memory in 10^9 bytes; None leaves the choice to
+            the library.
+        include: patterns of modules to keep among those of the granularity; empty keeps all.
+        exclude: patterns of modules to leave out.
+        kv_cache: also capture the key-value caches that models return; each step repeats the
+            whole cache, hence off by default.
+        sampling_rate: share of the elements that SAMPLED_SLICES keeps, 0 < rate <= 1.
+        sampling_seed: seed of that choice, 0 to 2^53 - 1.
+        on_full: "block" makes the model wait while the staging memory is full; "drop" leaves
+            tensors out, and counts them.
+        workers: compression threads, 1 to 256; None chooses by the number of CPUs.
+        strict: raise a capture error inside the forward pass instead of going on without capture.
+        progress: show a progress line; None shows it when stderr is a terminal.
+    """
+
+    granularity: HookGranularity
+    compression_algorithm: str = "lz4"
+    target_throughput_gbps: float = 1.0
+    max_memory_gb: float | None = None
+    include: tuple[LayerPattern, ...] = ()
+    exclude: tuple[LayerPattern, ...] = ()
+    kv_cache: bool = False
+    sampling_rate: float = 1.0
+    sampling_seed: int = 0
+    on_full: str = "block"
+    workers: int | None = None
+    strict: bool = False
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.granularity = _granularity(self.granularity)
+        self.include = _patterns("include", self.include)
+        self.exclude = _patterns("exclude", self.exclude)
+        self.validate()
+
+    def validate(self) -> None:
+        """Checks every value again, for configurations changed by plain assignment.
+
+        Raises:
+            ValueError: a value is out of its range; the message names field, value and range.
+        """
+        _granularity(self.granularity)
+        _check_choice("compression_algorithm", self.compression_algorithm, COMPRESSION_ALGORITHMS)
+        _check_positive("target_throughput_gbps", self.target_throughput_gbps)
+        if self.max_memory_gb is not None:
+            _check_positive("max_memory_gb", self.max_memory_gb)
+        _patterns("include", self.include)
+        _patterns("exclude", self.exclude)
+        _check_bool("kv_cache", self.kv_cache)
+        _check_rate(self.sampling_rate)
+        _check_int("sampling_seed", self.sampling_seed, 0, MAX_SEED)
+        _check_choice("on_full", self.on_full, ON_FULL)
+        if self.workers is not None:
+            _check_int("workers", self.workers, 1, MAX_WORKERS)
+        _check_bool("strict", self.strict)
+        if self.progress is not None:
+            _check_bool("progress", self.progress)
+
+    # ---- presets --------------------------------------------------------------
+
+    @classmethod
+    def fast_capture(cls) -> InstrumentationConfig:
+        """Least work per byte: no compression."""
+        return cls(HookGranularity.FULL_TENSOR, "none", 4.0, 32)
+
+    @classmethod
+    def balanced(cls) -> InstrumentationConfig:
+        """The default: LZ4 at the speed of a good disk."""
+        return cls(HookGranularity.FULL_TENSOR, "lz4", 2.0, 24)
+
+    @classmethod
+    def max_compression(cls) -> InstrumentationConfig:
+        """Smallest files: zstd, at a lower rate."""
+        return cls(HookGranularity.FULL_TENSOR, "zstd", 1.0, 16)
+
+    @classmethod
+    def max(cls) -> InstrumentationConfig:
+        """Highest fidelity: zstd without loss beyond float16, and the most staging memory."""
+        return cls(HookGranularity.FULL_TENSOR, "zstd", 6.0, 64)
+
+    @classmethod
+    def attention_analysis(cls) -> InstrumentationConfig:
+        """The attention blocks alone."""
+        return cls(HookGranularity.ATTENTION_ONLY, "lz4", 2.0, 16)
+
+    @classmethod
+    def mlp_analysis(cls) -> InstrumentationConfig:
+        """The feed-forward blocks alone."""
+        return cls(HookGranularity.MLP_ONLY, "lz4", 2.0, 16)
+
+    # ---- builders -------------------------------------------------------------
+
+    def with_compression(self, algo: str) -> InstrumentationConfig:
+        """Sets the codec of the payloads: "lz4", "zstd" or "none"."""
+        return self._change(compression_algorithm=algo)
+
+    def with_memory_limit(self, gb: float | None) -> InstrumentationConfig:
+        """Limits the staging memory to `gb` times 10^9 bytes; None: the library's choice."""
+        return self._change(max_memory_gb=gb)
+
+    def with_throughput(self, gbps: float) -> InstrumentationConfig:
+        """Sets the rate to be prepared for, in 10^9 bytes of activations a second."""
+        return self._change(target_throughput_gbps=gbps)
+
+    def with_granularity(self, granularity: HookGranularity) -> InstrumentationConfig:
+        """Sets which modules are captured, and how much of their outputs."""
+        return self._change(granularity=granularity)
+
+    def with_layers(
+        self,
+        include: LayerPattern | Iterable[LayerPattern] | None = None,
+        exclude: LayerPattern | Iterable[LayerPattern] | None = None,
+    ) -> InstrumentationConfig:
+        """Narrows the capture to modules that match `include` and do not match `exclude`.
+
+        Each is one pattern or several; None leaves the setting as it is, `()` clears it. A string
+        is a glob over the whole module name ("model.layers.*.mlp"), a compiled regular expression
+        is searched in the name, a `torch.nn.Module` class matches its instances.
+        """
+        changes: dict[str, Any] = {}
+        if include is not None:
+            changes["include"] = include
+        if exclude is not None:
+            changes["exclude"] = exclude
+        return self._change(**changes)
+
+    def with_sampling(self, rate: float, seed: int = 0) -> InstrumentationConfig:
+        """Keeps a reproducible sample of every output: granularity SAMPLED_SLICES."""
+        return self._change(
+            granularity=HookGranularity.SAMPLED_SLICES, sampling_rate=rate, sampling_seed=seed
+        )
+
+    def with_kv_cache(self, enabled: bool = True) -> InstrumentationConfig:
+        """Also captures the key-value caches that models return."""
+        return self._change(kv_cache=enabled)
+
+    def with_drop_when_full(self) -> InstrumentationConfig:
+        """Leaves tensors out, counted, when the staging memory is full: the model never waits."""
+        return self._change(on_full="drop")
+
+    def with_workers(self, n: int | None) -> InstrumentationConfig:
+        """Sets the number of compression threads, 1 to 256; None: by the number of CPUs."""
+        return self._change(workers=n)
+
+    def with_strict(self, enabled: bool = True) -> InstrumentationConfig:
+        """Raises capture errors inside the forward pass."""
+        return self._change(strict=enabled)
+
+    def with_progress(self, enabled: bool | None) -> InstrumentationConfig:
+        """Shows the progress line or not; None: when stderr is a terminal."""
+        return self._change(progress=enabled)
+
+    def _change(self, **changes: Any) -> InstrumentationConfig:
+        checked = replace(self, **changes)  # validates, so that a refused value changes nothing
+        vars(self).update(vars(checked))
+        return self
+
+
+PRESETS: Mapping[str, Callable[[], InstrumentationConfig]] = MappingProxyType(
+    {
+        "balanced": InstrumentationConfig.balanced,
+        "fast_capture": InstrumentationConfig.fast_capture,
+        "max": InstrumentationConfig.max,
+        "max_compression": InstrumentationConfig.max_compression,
+        "attention_analysis": InstrumentationConfig.attention_analysis,
+        "mlp_analysis": InstrumentationConfig.mlp_analysis,
+    }
+)
+"""The documented presets by name."""
+
+
+def from_preset(name: str) -> InstrumentationConfig:
+    """A new configuration of the preset `name`.
+
+    Raises:
+        ValueError: no such preset; the message names the options.
+    """
+    preset = PRESETS.get(name) if isinstance(name, str) else None
+    if preset is None:
+        raise ValueError(f"Unknown preset: {name!r}. Options: {', '.join(PRESETS)}")
+    return preset()
+
+
+# ---- checks -------------------------------------------------------------------
+
+
+def _granularity(value: Any) -> HookGranularity:
+    try:
+        return HookGranularity(value)
+    except ValueError:
+        options = ", ".join(g.value for g in HookGranularity)
+        raise ValueError(
+            f"granularity must be a HookGranularity or one of {options}, not {value!r}"
+        ) from None
+
+
+def _check_choice(field: str, value: Any, options: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in options:
+        raise ValueError(f"{field} must be one of {', '.join(options)}, not {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_positive(field: str, value: Any) -> None:
+    if not _is_number(value) or value <= 0:
+        raise ValueError(f"{field} must be a positive finite number, not {value!r}")
+
+
+def _check_rate(value: Any) -> None:
+    if not _is_number(value) or not 0 < value <= 1:
+        raise ValueError(f"sampling_rate must be above 0 and at most 1, not {value!r}")
+
+
+def _check_int(field: str, value: Any, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{field} must be an integer from {low} to {high}, not {value!r}")
+
+
+def _check_bool(field: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{field} must be True or False, not {value!r}")
+
+
+def _patterns(field: str, value: Any) -> tuple[LayerPattern, ...]:
+    several = isinstance(value, Iterable) and not isinstance(value, (str, bytes, type, re.Pattern))
+    patterns = tuple(value) if several else (value,)
+    for pattern in patterns:
+        is_name = isinstance(pattern, str) or (
+            isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str)
+        )
+        if not is_name and not _is_module_class(pattern):
+            raise ValueError(
+                f"{field} takes globs, compiled regular expressions over str and "
+                f"torch.nn.Module classes, not {pattern!r}"
+            )
+    return patterns
+
+
+def _is_module_class(value: Any) -> bool:
+    # By name, so that a configuration needs no torch.
+    return isinstance(value, type) and any(
+        (base.__module__, base.__qualname__) == ("torch.nn.modules.module", "Module")
+        for base in value.__mro__
+    )

@@ -1,0 +1,202 @@
+"""Finds the tensors in what a module returns, and names each by its place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["walk_output"]
+
+_MAX_DEPTH = 64
+_CACHE_KEYS = frozenset({"past_key_values", "past_key_value", "cache_params"})
+
+
+def walk_output(
+    output: Any, *, kv_cache: bool, unwalked: set[str] | None = None
+) -> Iterable[tuple[str, Tensor]]:
+    """The tensors in `output` with their paths; module name + path is the packet's name.
+
+    A tensor, and element 0 of a tuple or list when it is a tensor, has the path "". Every other
+    tensor has the path that leads to it: `[1]` in tuples (named ones too) and lists,
+    `['logits']` in mappings and transformers' ModelOutput, `.field` in dataclasses, one behind
+    the other when nested: `['hidden_states'][2]`. Paths are unique within an output. What is
+    neither container nor tensor (None, numbers, strings) is passed over, and so is a container
+    met again inside itself.
+
+    Key-value caches (transformers' `Cache` and kin, and legacy tuples under the key
+    `past_key_values`) are left out unless `kv_cache`; then each layer's tensors have paths such as
+    `['past_key_values'][0].keys` and `['past_key_values'][0].values`. A bare tuple of keys and
+    values, as old models return it in a tuple, cannot be told from other tensors and is
+    always walked.
+
+    Args:
+        output: what the module's forward returned.
+        kv_cache: whether to walk key-value caches.
+        unwalked: receives the names of types that hold tensors but are of no known kind, so that
+            the caller can report what is not captured.
+    """
+    # The two outputs of nearly all modules: a tensor, and a tensor beside nothing.
+    if isinstance(output, Tensor):
+        return (("", output),)
+    if type(output) is tuple and len(output) == 2 and output[1] is None:
+        first = output[0]
+        if isinstance(first, Tensor):
+            return (("", first),)
+    walk = _Walk(kv_cache, unwalked)
+    if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
+        walk.found.append(("", output[0]))
+        walk.enter(output, lambda: walk.sequence("", output, first=1))
+    else:
+        walk.visit("", output)
+    return walk.found
+
+
+class _Walk:
+    def __init__(self, kv_cache: bool, unwalked: set[str] | None) -> None:
+        self.kv_cache = kv_cache
+        self.unwalked = unwalked
+        self.found: list[tuple[str, Tensor]] = []
+        self._open: set[int] = set()  # ids of the containers around the current place
+
+    def visit(self, path: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            self.found.append((path, value))
+            return
+        kind = _kind(type(value))
+        if kind is not None:
+            self.enter(value, lambda: kind(self, path, value))
+
+    def enter(self, container: Any, walk: Callable[[], None]) -> None:
+        identity = id(container)
+        if identity in self._open:
+            return
+        if len(self._open) >= _MAX_DEPTH:
+            self.report(f"{_type_name(type(container))} nested deeper than {_MAX_DEPTH}")
+            return
+        self._open.add(identity)
+        walk()
+        self._open.remove(identity)
+
+    def report(self, name: str) -> None:
+        if self.unwalked is not None:
+            self.unwalked.add(name)
+
+    def sequence(self, path: str, values: Any, first: int = 0) -> None:
+        for i in range(first, len(values)):
+            self.visit(f"{path}[{i}]", values[i])
+
+    def mapping(self, path: str, values: Mapping[Any, Any]) -> None:
+        for position, (key, value) in enumerate(values.items()):
+            if key in _CACHE_KEYS and not self.kv_cache:
+                continue
+            self.visit(f"{path}[{_key(key, position)}]", value)
+
+    def dataclass(self, path: str, value: Any) -> None:
+        for field in dataclasses.fields(value):
+            if field.name in _CACHE_KEYS and not self.kv_cache:
+                continue
+            self.visit(f"{path}.{field.name}", getattr(value, field.name, None))
+
+    def cache(self, path: str, cache: Any) -> None:
+        if not self.kv_cache:
+            return
+        if hasattr(cache, "self_attention_cache") and hasattr(cache, "cross_attention_cache"):
+            self.visit(f"{path}.self_attention_cache", cache.self_attention_cache)
+            self.visit(f"{path}.cross_attention_cache", cache.cross_attention_cache)
+        elif isinstance(getattr(cache, "layers", None), list):
+            for i, layer in enumerate(cache.layers):
+                self.attributes(f"{path}[{i}]", layer)
+        elif hasattr(cache, "key_cache") and hasattr(cache, "value_cache"):
+            # Older transformers keep the tensors of all layers in two lists.
+            for i, keys in enumerate(cache.key_cache):
+                self.visit(f"{path}[{i}].keys", keys)
+            for i, values in enumerate(cache.value_cache):
+                self.visit(f"{path}[{i}].values", values)
+        else:
+            self.attributes(path, cache)
+
+    def attributes(self, path: str, value: Any) -> None:
+        for name, held in _attributes(value):
+            if isinstance(held, (Tensor, tuple, list, Mapping)):
+                self.visit(f"{path}.{name}", held)
+
+    def unknown(self, path: str, value: Any) -> None:
+        name = _type_name(type(value))
+        if self.unwalked is None or name in self.unwalked:
+            return
+        if isinstance(value, Iterator) or _holds_tensor(value, depth=3):
+            self.report(name)
+
+
+_Kind = Callable[[_Walk, str, Any], None]
+_KINDS: dict[type, _Kind | None] = {}  # memo of _classify; None: nothing to find in the type
+
+
+def _kind(cls: type) -> _Kind | None:
+    try:
+        return _KINDS[cls]
+    except KeyError:
+        kind = _KINDS[cls] = _classify(cls)
+        return kind
+
+
+_LEAVES = (type(None), bool, int, float, complex, str, bytes, Enum, type)
+_TORCH_LEAVES = (torch.Size, torch.dtype, torch.device, torch.Generator)
+
+
+def _classify(cls: type) -> _Kind | None:
+    if issubclass(cls, (*_LEAVES, *_TORCH_LEAVES)):
+        return None
+    if any(_is_cache_class(base) for base in cls.__mro__):
+        return _Walk.cache
+    if issubclass(cls, (tuple, list)):
+        return _Walk.sequence
+    if issubclass(cls, Mapping):
+        return _Walk.mapping
+    if dataclasses.is_dataclass(cls):
+        return _Walk.dataclass
+    if any(base.__name__.endswith("Cache") for base in cls.__mro__):
+        return _Walk.cache  # opaque caches of single models, such as xLSTMCache
+    return _Walk.unknown
+
+
+def _is_cache_class(cls: type) -> bool:
+    return cls.__name__ == "Cache" or cls.__module__ == "transformers.cache_utils"
+
+
+def _key(key: Any, position: int) -> str:
+    if isinstance(key, (str, int, float, bytes, Enum)) or key is None:
+        return repr(key)
+    return f"#{position}"  # other keys may print an address, which differs from run to run
+
+
+def _type_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(value, "__dict__", {}).items()
+    for cls in type(value).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield name, getattr(value, name)
+
+
+def _holds_tensor(value: Any, depth: int) -> bool:
+    if isinstance(value, Tensor):
+        return True
+    if depth == 0 or isinstance(value, _LEAVES):
+        return False
+    if isinstance(value, Mapping):
+        held: Iterable[Any] = list(value.values())
+    elif isinstance(value, (tuple, list, set, frozenset)):
+        held = value
+    else:
+        held = [item for _, item in _attributes(value)]
+    return any(_holds_tensor(item, depth - 1) for item in held)

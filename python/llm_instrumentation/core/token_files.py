@@ -1,0 +1,82 @@
+"""The token file that a token-tracked capture leaves beside its stream."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ._atomic import link_or_copy, replace_durably
+from .checkpoint import dump_json
+
+__all__ = ["TokenFileError", "load_token_metadata", "save_token_metadata", "token_file_paths"]
+
+
+class TokenFileError(ValueError):
+    """A token file cannot be read as one; the message names its path and what is wrong."""
+
+
+def token_file_paths(output_path: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """The names of the token file of the stream `output_path`, the preferred one first.
+
+    `gen.stream` has `gen_tokens.json`, the name that llm_instrumentation 1.3.1 uses, and
+    `gen.stream_tokens.json`, the one it documents. Only a final `.stream` is replaced: `gen.bin`
+    has `gen.bin_tokens.json` alone.
+    """
+    output = os.fspath(output_path)
+    literal = Path(output + "_tokens.json")
+    if os.path.basename(output).endswith(".stream"):
+        return Path(output.removesuffix(".stream") + "_tokens.json"), literal
+    return (literal,)
+
+
+def save_token_metadata(
+    output_path: str | os.PathLike[str],
+    tokens: Sequence[Mapping[str, Any]],
+    capture_duration_seconds: float,
+) -> Path:
+    """Writes the token file of `output_path` under all of its names, durably.
+
+    Returns:
+        the preferred name.
+    """
+    content = {
+        "total_tokens": len(tokens),
+        "tokens": tokens,
+        "capture_duration_seconds": capture_duration_seconds,
+    }
+    preferred, *others = token_file_paths(output_path)
+    replace_durably(preferred, dump_json(content, indent=2))
+    for path in others:
+        link_or_copy(preferred, path)
+    return preferred
+
+
+def load_token_metadata(output_path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The token file of the stream `output_path`, or None when there is none.
+
+    Returns:
+        total_tokens, tokens and capture_duration_seconds.
+
+    Raises:
+        TokenFileError: the file is damaged or no token file.
+    """
+    for path in token_file_paths(output_path):
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            continue
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise TokenFileError(f"{path} is no valid JSON: {error}") from error
+        if (
+            not isinstance(content, dict)
+            or not isinstance(content.get("total_tokens"), int)
+            or not isinstance(content.get("tokens"), list)
+        ):
+            raise TokenFileError(f'{path} is no token file: it lacks "total_tokens" or "tokens"')
+        return content
+    return None

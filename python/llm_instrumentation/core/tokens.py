@@ -1,0 +1,274 @@
+"""Follows the tokens of a generation, so that packets and tokens can be matched."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from .checkpoint import CheckpointError, CheckpointFile, CheckpointState, checkpoint_path_for
+from .token_files import (
+    TokenFileError,
+    load_token_metadata,
+    save_token_metadata,
+    token_file_paths,
+)
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointFile",
+    "CheckpointState",
+    "TokenFileError",
+    "TokenStreamer",
+    "TokenTracker",
+    "checkpoint_path_for",
+    "load_token_metadata",
+    "save_token_metadata",
+    "token_file_paths",
+]
+
+
+class Decoder(Protocol):
+    """The one method of a tokenizer that is needed here."""
+
+    def decode(self, token_ids: Any) -> str: ...
+
+
+class TokenTracker:
+    """Records generated tokens and checkpoints them.
+
+    Record them one by one in a loop of your own, or hand `streamer()` to `model.generate`::
+
+        with framework.capture_activations("gen.stream", track_per_token=True) as tracker:
+            model.generate(ids, streamer=tracker.streamer(tokenizer))
+
+    Recording is thread-safe.
+
+    Attributes:
+        tokens: the records so far, {"token_index", "token_id", "token_text"}, and "row" in
+            batches of more than one.
+        count: generated positions so far; the rows of a batch that were generated together
+            count once. It is the `token` of a forward step that begins now.
+        resume_count: how often this capture was resumed.
+        start_time: when the capture was first started, in seconds since the epoch.
+        on_checkpoint: makes the stream durable and returns its length in bytes. It is called
+            before the checkpoint file is replaced and may be set after construction, before the
+            first token.
+        checkpoint_error: why the latest checkpoint failed, or None.
+    """
+
+    def __init__(
+        self,
+        checkpoint_file: CheckpointFile | None = None,
+        interval_tokens: int | None = None,
+        on_checkpoint: Callable[[], int] | None = None,
+        resume_from: CheckpointState | None = None,
+        strict: bool = False,
+    ) -> None:
+        """
+        Args:
+            checkpoint_file: where checkpoints go; None keeps none.
+            interval_tokens: a checkpoint is written whenever so many tokens were added.
+            on_checkpoint: see the attribute.
+            resume_from: the state of an interrupted capture to go on from.
+            strict: raise from `record_token` when a checkpoint cannot be written. Otherwise the
+                generation goes on, with a warning, and the next interval tries again.
+
+        Raises:
+            ValueError: interval_tokens is not a positive integer, or comes without a file.
+        """
+        if interval_tokens is not None:
+            if not isinstance(interval_tokens, int) or isinstance(interval_tokens, bool):
+                raise ValueError(f"interval_tokens must be an integer, not {interval_tokens!r}")
+            if interval_tokens <= 0:
+                raise ValueError(f"interval_tokens must be positive, not {interval_tokens!r}")
+            if checkpoint_file is None:
+                raise ValueError("interval_tokens needs a checkpoint_file")
+        self.tokens: list[dict[str, Any]] = []
+        self.count = 0
+        self.resume_count = 0
+        self.start_time = time.time()
+        self.on_checkpoint = on_checkpoint
+        self.checkpoint_error: Exception | None = None
+        self._file = checkpoint_file
+        self._interval = interval_tokens
+        self._strict = strict
+        self._elapsed_before = 0.0
+        self._started = time.monotonic()
+        self._lock = threading.RLock()
+        if resume_from is not None:
+            self._resume(resume_from)
+        self._saved_tokens = len(self.tokens)
+
+    def _resume(self, state: CheckpointState) -> None:
+        metadata = state.metadata
+        self.tokens = [dict(token) for token in state.tokens]
+        self.count = sum(token.get("row", 0) == 0 for token in self.tokens)
+        self.resume_count = int(metadata.get("resume_count") or 0) + 1
+        self.start_time = float(metadata.get("start_time") or self.start_time)
+        # Checkpoints of llm_instrumentation 1.3.1 have no elapsed time, but both of its ends.
+        ended = float(metadata.get("updated_at") or self.start_time)
+        self._elapsed_before = float(metadata.get("elapsed_seconds", ended - self.start_time))
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Time spent capturing, without the pauses before resumptions."""
+        return self._elapsed_before + time.monotonic() - self._started
+
+    def record_token(self, token_id: int, token_text: str, position: int | None = None) -> None:
+        """Adds one generated token, and writes a checkpoint when one is due.
+
+        Args:
+            token_id: its id in the vocabulary.
+            token_text: its text; "" when unknown.
+            position: its index in the generation; None: behind the last one.
+
+        Raises:
+            TypeError: token_text is not a str.
+            ValueError: position is negative.
+            Exception: what writing the checkpoint raised, in a strict tracker.
+        """
+        if not isinstance(token_text, str):
+            raise TypeError(f"token_text must be a str, not {token_text!r}")
+        if position is not None and position < 0:
+            raise ValueError(f"position must be 0 or more, not {position!r}")
+        with self._lock:
+            index = self.count if position is None else int(position)
+            self._add([_record(index, token_id, token_text)])
+
+    def _record_rows(self, token_ids: list[int], texts: list[str]) -> None:
+        """Adds the tokens that the rows of a batch generated together."""
+        with self._lock:
+            self._add(
+                [
+                    {**_record(self.count, token_id, text), "row": row}
+                    for row, (token_id, text) in enumerate(zip(token_ids, texts, strict=True))
+                ]
+            )
+
+    def _add(self, records: list[dict[str, Any]]) -> None:
+        self.tokens.extend(records)
+        self.count += 1
+        if self._interval is None or len(self.tokens) - self._saved_tokens < self._interval:
+            return
+        try:
+            self.checkpoint()
+        except Exception as error:
+            if self._strict:
+                raise
+            warnings.warn(
+                f"checkpoint after {len(self.tokens)} tokens failed, the capture goes on: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def checkpoint(self) -> None:
+        """Makes the stream durable, then replaces the checkpoint file. Nothing without a file.
+
+        Raises:
+            Exception: what `on_checkpoint` raised; the old checkpoint then still stands.
+            OSError: the file cannot be written; likewise.
+        """
+        if self._file is None:
+            return
+        with self._lock:
+            self._saved_tokens = len(self.tokens)  # a failure is tried again an interval later
+            try:
+                metadata = {
+                    "start_time": self.start_time,
+                    "resume_count": self.resume_count,
+                    "updated_at": time.time(),
+                    "elapsed_seconds": self.elapsed_seconds,
+                }
+                if self.on_checkpoint is not None:
+                    metadata["stream_offset"] = self.on_checkpoint()
+                self._file.replace(self.tokens, metadata)
+            except Exception as error:
+                self.checkpoint_error = error
+                raise
+            self.checkpoint_error = None
+
+    def save(self, output_path: str | os.PathLike[str], keep_checkpoint: bool = False) -> Path:
+        """Writes the token file of `output_path`, then removes the checkpoint.
+
+        Args:
+            output_path: the stream that the tokens belong to.
+            keep_checkpoint: leave the checkpoint, to resume from after a failure.
+
+        Returns:
+            the preferred name of the token file.
+        """
+        with self._lock:
+            path = save_token_metadata(output_path, self.tokens, self.elapsed_seconds)
+            if self._file is not None and not keep_checkpoint:
+                self._file.remove()
+            return path
+
+    def streamer(self, tokenizer: Decoder | None = None) -> TokenStreamer:
+        """A streamer for `model.generate(streamer=...)` that records what is generated.
+
+        Args:
+            tokenizer: gives the texts by its `decode`; without one they are "".
+        """
+        return TokenStreamer(self, tokenizer)
+
+
+class TokenStreamer:
+    """Records the tokens that `model.generate` streams; made by `TokenTracker.streamer`.
+
+    It follows transformers' protocol: `put` is called with the prompt, then with each step's
+    tokens, and `end` when the generation is over; then it serves for another one. Rows that
+    ended before the others are recorded with the padding token that `generate` gives them.
+    """
+
+    def __init__(self, tracker: TokenTracker, tokenizer: Decoder | None = None) -> None:
+        self._tracker = tracker
+        self._tokenizer = tokenizer
+        self._rows: int | None = None  # rows of the batch; None before the prompt
+
+    def put(self, value: Any) -> None:
+        """Takes the prompt, shape (rows, length), then the tokens of a step, shape (rows,).
+
+        Several steps at once, as assisted generation hands them over, have shape (rows, steps),
+        or (steps,) for a single row.
+
+        Raises:
+            ValueError: the number of rows is not that of the prompt, as in beam search, whose
+                beams change places and have no token sequence before the end.
+        """
+        values = value.tolist() if hasattr(value, "tolist") else value
+        if self._rows is None:
+            self._rows = len(values) if values and isinstance(values[0], list) else 1
+            return
+        if values and isinstance(values[0], list):
+            rows, steps = len(values), [list(step) for step in zip(*values, strict=True)]
+        elif self._rows == 1:
+            rows, steps = 1, [[token] for token in values]
+        else:
+            rows, steps = len(values), [values]
+        if rows != self._rows:
+            raise ValueError(
+                f"got tokens of {rows} rows after a prompt of {self._rows}; tokens can be recorded "
+                "in greedy search and sampling, not in beam search: set num_beams to 1"
+            )
+        for step in steps:
+            texts = [self._text(token) for token in step]
+            if rows == 1:
+                self._tracker.record_token(step[0], texts[0])
+            else:
+                self._tracker._record_rows(step, texts)
+
+    def end(self) -> None:
+        """The generation is over; the next `put` is the prompt of another."""
+        self._rows = None
+
+    def _text(self, token_id: int) -> str:
+        return "" if self._tokenizer is None else str(self._tokenizer.decode([token_id]))
+
+
+def _record(index: int, token_id: int, text: str) -> dict[str, Any]:
+    return {"token_index": index, "token_id": int(token_id), "token_text": text}

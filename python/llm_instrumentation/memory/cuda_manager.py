@@ -1,0 +1,381 @@
+"""Copies CUDA tensors to the host beside the model's work, and hands them over in order."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CUDAMemoryManager", "TransferError"]
+
+_ALIGNMENT = 512  # bytes; any dtype may start there, and copies start on whole cache lines
+
+
+class TransferError(RuntimeError):
+    """A transfer, or the callback that got its tensor, failed; the cause says how."""
+
+
+class CUDAMemoryManager:
+    """Transfers CUDA tensors to pinned host memory on streams of its own.
+
+    ::
+
+        with CUDAMemoryManager() as manager:
+            manager.async_gpu_to_host(hidden, lambda host: session.enqueue("hidden", host))
+
+    One thread waits for the transfers in the order in which they were begun and runs their
+    callbacks in that order, so callbacks never run at the same time. Pinned memory is allocated
+    with the first transfer; while it is full, `async_gpu_to_host` waits, which bounds the memory
+    that transfers in flight take on either side.
+    """
+
+    def __init__(self, pinned_buffer_size: int = 512 * 1024 * 1024, num_streams: int = 2) -> None:
+        """
+        Args:
+            pinned_buffer_size: bytes of pinned host memory, shared by all streams.
+            num_streams: CUDA streams a device to spread the transfers over.
+
+        Raises:
+            ValueError: a value is not positive.
+        """
+        if pinned_buffer_size <= 0:
+            raise ValueError(f"pinned_buffer_size must be positive, not {pinned_buffer_size!r}")
+        if num_streams <= 0:
+            raise ValueError(f"num_streams must be positive, not {num_streams!r}")
+        self.pinned_buffer_size = pinned_buffer_size
+        self.num_streams = num_streams
+        self._handover = Handover(RingSpace(pinned_buffer_size))
+        self._pinned: torch.Tensor | None = None
+        self._streams: dict[int, deque[torch.cuda.Stream]] = {}
+        self._lock = threading.Lock()  # keeps transfers and their hand-over in one order
+
+    def async_gpu_to_host(
+        self,
+        tensor: torch.Tensor,
+        callback: Callable[[torch.Tensor], object] | None = None,
+    ) -> torch.cuda.Event | None:
+        """Begins to copy `tensor` to the host and returns.
+
+        The values are those that the tensor has at this point of the current stream, whatever the
+        model does to it in place afterwards: it is copied on the device first. `callback` gets a
+        contiguous host tensor of the same shape and dtype. That tensor stands in the pinned
+        memory and is valid until the callback returns; clone it to keep it. A tensor larger than
+        the pinned memory is copied to ordinary memory at once, and handed over in its turn.
+
+        A tensor that is not on a CUDA device has no transfer to wait for: `callback` gets
+        `tensor.cpu()` at once, on this thread.
+
+        Args:
+            tensor: any dense tensor.
+            callback: called once with the host tensor. Without one nothing is copied, since
+                nobody would get it, and the event marks the tensor's completion on the device.
+
+        Returns:
+            the event that marks the end of the transfer; None for a tensor that needs none.
+
+        Raises:
+            TransferError: an earlier transfer or callback failed; told once.
+            RuntimeError: the manager is closed.
+        """
+        self._handover.check()
+        tensor = tensor.detach()
+        if tensor.device.type != "cuda":
+            if callback is not None:
+                callback(tensor.cpu())
+            return None
+        if callback is None:
+            return _event_of_current_stream(tensor.device)
+        if self._handover.is_current_thread():
+            # A callback that waited for room would wait for itself.
+            return self._copy_at_once(tensor, callback)
+        import torch
+
+        # What is made in inference mode cannot be written to outside; the ring serves both.
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            self._handover.check()
+            if tensor.nbytes > self.pinned_buffer_size:
+                return self._copy_at_once(tensor, callback)
+            return self._copy_beside(tensor, callback)
+
+    def _copy_at_once(
+        self, tensor: torch.Tensor, callback: Callable[[torch.Tensor], object]
+    ) -> torch.cuda.Event:
+        host = tensor.cpu().contiguous()
+        event = _event_of_current_stream(tensor.device)
+        self._handover.submit(Transfer(event, host, callback, None))
+        return event
+
+    def _copy_beside(
+        self, tensor: torch.Tensor, callback: Callable[[torch.Tensor], object]
+    ) -> torch.cuda.Event:
+        import torch
+
+        stream = self._next_stream(tensor.device)
+        space = self._handover.reserve(tensor.nbytes)
+        try:
+            snapshot = tensor.clone(memory_format=torch.contiguous_format)
+            host = self._pinned_view(space.offset, snapshot)
+            stream.wait_stream(torch.cuda.current_stream(tensor.device))
+            with torch.cuda.stream(stream):
+                host.copy_(snapshot, non_blocking=True)
+                event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+                event.record(stream)
+            # The snapshot's memory may be given to others only when the side stream is done.
+            snapshot.record_stream(stream)
+        except BaseException:
+            self._handover.submit(Transfer(stream, None, _ignore, space))  # only to free the space
+            raise
+        self._handover.submit(Transfer(event, host, callback, space))
+        return event
+
+    def _pinned_view(self, offset: int, like: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if self._pinned is None:
+            size = self._handover.ring_size
+            self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return self._pinned[offset : offset + like.nbytes].view(like.dtype).view(like.shape)
+
+    def _next_stream(self, device: torch.device) -> torch.cuda.Stream:
+        import torch
+
+        if device.index not in self._streams:
+            self._streams[device.index] = deque(
+                torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                for _ in range(self.num_streams)
+            )
+        streams = self._streams[device.index]
+        streams.rotate()
+        return streams[0]
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until all callbacks of the transfers begun so far have returned.
+
+        Raises:
+            TransferError: a transfer or callback failed; told once.
+            TimeoutError: it took longer than `timeout` seconds.
+        """
+        self._handover.flush(timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Waits for everything begun, ends the thread and frees the pinned memory.
+
+        Raises:
+            TransferError: a transfer or callback failed; told once.
+            TimeoutError: it took longer than `timeout` seconds; call it again.
+        """
+        with self._lock:
+            try:
+                self._handover.close(timeout)
+            finally:
+                if self._handover.closed:
+                    self._pinned = None
+                    self._streams.clear()
+
+    def __enter__(self) -> CUDAMemoryManager:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+# ---- the parts that know nothing of CUDA ---------------------------------------
+
+
+@dataclass(frozen=True)
+class Space:
+    """A contiguous part of the ring, in bytes."""
+
+    offset: int
+    size: int
+    skipped: int  # bytes left unused at the ring's end to stay contiguous
+
+
+class RingSpace:
+    """Hands out contiguous parts of a memory, to be taken back in the same order.
+
+    `size` is the memory's length, rounded up so that everything of up to the length that was
+    asked for fits once it is empty.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = _rounded_up(size)
+        self._next = 0
+        self._used = 0
+
+    def take(self, nbytes: int) -> Space | None:
+        """Space for `nbytes`, or None while there is not so much in one piece."""
+        size = _rounded_up(nbytes)
+        if self._used == 0:
+            self._next = 0
+        skipped = self.size - self._next if self._next + size > self.size else 0
+        if self._used + skipped + size > self.size:
+            return None
+        space = Space(0 if skipped else self._next, size, skipped)
+        self._next = (space.offset + size) % self.size
+        self._used += skipped + size
+        return space
+
+    def free(self, space: Space) -> None:
+        """Takes back the oldest space."""
+        self._used -= space.skipped + space.size
+
+
+def _rounded_up(nbytes: int) -> int:
+    return max(1, -(-nbytes // _ALIGNMENT)) * _ALIGNMENT
+
+
+class Waitable(Protocol):
+    """What a `torch.cuda.Event` and a `torch.cuda.Stream` offer here."""
+
+    def synchronize(self) -> None:
+        """Blocks until the work before the event is done."""
+
+
+@dataclass
+class Transfer:
+    """A copy in flight: when `done`, `host` is complete and `callback` is due."""
+
+    done: Waitable
+    host: Any
+    callback: Callable[[Any], object]
+    space: Space | None
+
+
+class Handover:
+    """One thread that waits for transfers in order, runs their callbacks and frees their space."""
+
+    def __init__(self, ring: RingSpace) -> None:
+        self._ring = ring
+        self._queue: deque[Transfer] = deque()
+        self._begun = 0
+        self._finished = 0
+        self._error: BaseException | None = None
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._progress = threading.Condition(self._lock)
+
+    @property
+    def ring_size(self) -> int:
+        """Bytes of memory that the spaces are parts of."""
+        return self._ring.size
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called and the thread has ended."""
+        return self._closing and (self._thread is None or not self._thread.is_alive())
+
+    def check(self) -> None:
+        """Raises what failed since the last time, or that this is closed."""
+        with self._lock:
+            self._raise_failure()
+            if self._closing:
+                raise RuntimeError("the memory manager is closed")
+
+    def is_current_thread(self) -> bool:
+        """Whether the caller is a callback."""
+        return threading.current_thread() is self._thread
+
+    def reserve(self, nbytes: int) -> Space:
+        """Space for at most `ring_size` bytes, waiting until there is some.
+
+        Transfers must be submitted in the order in which their spaces were reserved.
+        """
+        with self._lock:
+            while (space := self._ring.take(nbytes)) is None:
+                self._progress.wait()
+            return space
+
+    def submit(self, transfer: Transfer) -> None:
+        """Queues a transfer behind those submitted before."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="llm-instrumentation-transfers", daemon=True
+                )
+                self._thread.start()
+            self._queue.append(transfer)
+            self._begun += 1
+            self._work.notify()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits for everything submitted so far; raises what failed."""
+        self._refuse_callbacks("flush")
+        with self._lock:
+            upto = self._begun
+            if not self._progress.wait_for(lambda: self._finished >= upto, timeout):
+                raise TimeoutError(
+                    f"{upto - self._finished} transfers unfinished after {timeout} s"
+                )
+            self._raise_failure()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Waits for everything and ends the thread; raises what failed."""
+        self._refuse_callbacks("close")
+        with self._lock:
+            self._closing = True
+            self._work.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+            if thread.is_alive():
+                raise TimeoutError(f"transfers unfinished after {timeout} s")
+        with self._lock:
+            self._raise_failure()
+
+    def _refuse_callbacks(self, what: str) -> None:
+        if self.is_current_thread():
+            raise RuntimeError(f"a callback cannot wait for itself: call {what} elsewhere")
+
+    def _raise_failure(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise TransferError(f"a transfer to the host failed: {error!r}") from error
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._work.wait_for(lambda: bool(self._queue) or self._closing)
+                if not self._queue:
+                    return
+                transfer = self._queue.popleft()
+            failure: BaseException | None = None
+            try:
+                transfer.done.synchronize()
+                transfer.callback(transfer.host)
+            except BaseException as error:  # the thread serves the transfers behind this one
+                failure = error
+            space = transfer.space
+            del transfer  # nothing must keep the host tensor when its space is reused
+            with self._lock:
+                if space is not None:
+                    self._ring.free(space)
+                if self._error is None:
+                    self._error = failure
+                self._finished += 1
+                self._progress.notify_all()
+
+
+def _ignore(host: Any) -> None:
+    return None
+
+
+def _event_of_current_stream(device: torch.device) -> torch.cuda.Event:
+    import torch
+
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
