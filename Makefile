@@ -91,7 +91,7 @@ fmt: $(VENV)/.dev ## Format Go and Python
 lint: $(VENV)/.dev ## Formatting, static analysis and types
 	@$(TOOLS) && unformatted=$$("$$("$$GO" env GOROOT)/bin/gofmt" -l libstrap) && \
 		[ -z "$$unformatted" ] || { echo "run make fmt:" $$unformatted; exit 1; }
-	$(TOOLS) && "$$GO" run $(STATICCHECK) ./...
+	$(TOOLS) && "$$GO" mod tidy -diff && "$$GO" run $(STATICCHECK) ./...
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy

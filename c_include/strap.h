@@ -334,6 +334,29 @@ strap_status strap_reader_read(strap_reader reader, uint64_t row, void *data, si
 
 strap_status strap_reader_close(strap_reader reader, strap_error *error);
 
+/* ---- payloads ----------------------------------------------------------- */
+
+/* The room that strap_encode needs for SIZE source bytes; 0 for an unknown codec. */
+size_t strap_encode_bound(strap_codec codec, size_t size);
+
+/* Encodes SIZE bytes at SOURCE as one payload at DATA, which has room for
+ * strap_encode_bound bytes; *length is what it takes. Level as in
+ * strap_open_options. */
+strap_status strap_encode(strap_codec codec, int32_t level, const void *source, size_t size,
+                          void *data, size_t room, size_t *length, strap_error *error);
+
+/* The decoded length of a payload; one that does not state it is decoded to
+ * learn it. CORRUPT: it is no such payload. */
+strap_status strap_decoded_size(strap_codec codec, const void *payload, size_t size,
+                                uint64_t *length, strap_error *error);
+
+/* Decodes a payload of SIZE bytes to DATA, which has LENGTH bytes, its decoded
+ * length. */
+strap_status strap_decode(strap_codec codec, const void *payload, size_t size, void *data,
+                          size_t length, strap_error *error);
+
+/* ---- index -------------------------------------------------------------- */
+
 /* The Arrow C stream interface,
  * https://arrow.apache.org/docs/format/CStreamInterface.html */
 struct ArrowArrayStream;

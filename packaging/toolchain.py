@@ -120,7 +120,7 @@ def find_cc() -> tuple[str, str] | None:
 
 
 def find_zig() -> tuple[str, str] | None:
-    """zig of the package ziglang as C and C++ compiler for Linux."""
+    """The zig of the package ziglang, as C and C++ compiler for Linux."""
     zig = _in_package("ziglang", "zig")
     if zig is None or target()[0] != "linux":
         return None

@@ -285,6 +285,37 @@ strap_status strap_reader_close(strap_reader reader, strap_error *error) {
   return strapgoReaderClose(reader, error);
 }
 
+size_t strap_encode_bound(strap_codec codec, size_t size) {
+  return forked ? 0 : strapgoEncodeBound(codec, size);
+}
+
+strap_status strap_encode(strap_codec codec, int32_t level, const void *source, size_t size,
+                          void *data, size_t room, size_t *length, strap_error *error) {
+  ENTER(error);
+  NEED(length, error);
+  *length = 0;
+  if (size > 0) NEED(source, error);
+  if (room > 0) NEED(data, error);
+  return strapgoEncode(codec, level, (void *)source, size, data, room, length, error);
+}
+
+strap_status strap_decoded_size(strap_codec codec, const void *payload, size_t size,
+                                uint64_t *length, strap_error *error) {
+  ENTER(error);
+  NEED(length, error);
+  *length = 0;
+  if (size > 0) NEED(payload, error);
+  return strapgoDecodedSize(codec, (void *)payload, size, length, error);
+}
+
+strap_status strap_decode(strap_codec codec, const void *payload, size_t size, void *data,
+                          size_t length, strap_error *error) {
+  ENTER(error);
+  if (size > 0) NEED(payload, error);
+  if (length > 0) NEED(data, error);
+  return strapgoDecode(codec, (void *)payload, size, data, length, error);
+}
+
 strap_status strap_index_export(strap_reader reader, struct ArrowArrayStream *stream,
                                 strap_error *error) {
   ENTER(error);

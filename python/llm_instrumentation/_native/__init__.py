@@ -4,6 +4,7 @@
 """
 
 from .library import DTYPE_CODES, DTYPE_SIZES, codec_code, library_version
+from .payload import decode, encode
 from .reader import Packet, Reader, ReaderInfo
 from .session import Session, SessionStats
 
@@ -16,5 +17,7 @@ __all__ = [
     "Session",
     "SessionStats",
     "codec_code",
+    "decode",
+    "encode",
     "library_version",
 ]

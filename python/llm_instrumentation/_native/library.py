@@ -184,6 +184,9 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_reader_name": (_u64, _u64, _ptr, _size),
     "strap_reader_read": (_u64, _u64, _ptr, _size),
     "strap_reader_close": (_u64,),
+    "strap_encode": (_i32, _i32, _str, _size, _ptr, _size, ctypes.POINTER(_size)),
+    "strap_decoded_size": (_i32, _str, _size, ctypes.POINTER(_u64)),
+    "strap_decode": (_i32, _str, _size, _ptr, _size),
     "strap_index_export": (_u64, ctypes.POINTER(ArrowArrayStream)),
 }
 
@@ -211,6 +214,8 @@ def library() -> ctypes.CDLL:
     lib.strap_abi_version.argtypes = ()
     lib.strap_version.restype = _str
     lib.strap_version.argtypes = ()
+    lib.strap_encode_bound.restype = _size
+    lib.strap_encode_bound.argtypes = (_i32, _size)
     if (version := lib.strap_abi_version()) != ABI_VERSION:
         raise UnsupportedError(
             f"{path} has ABI version {version}, this package needs {ABI_VERSION}: reinstall it"

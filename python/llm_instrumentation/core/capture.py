@@ -1,0 +1,69 @@
+"""The one-line way to a capture."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from datetime import datetime
+
+from torch import nn
+
+from .config import InstrumentationConfig, from_preset
+from .framework import InstrumentationFramework
+from .recorder import model_label
+
+__all__ = ["capture_activations"]
+
+
+@contextlib.contextmanager
+def capture_activations(
+    model: nn.Module,
+    output_path: str | os.PathLike[str] | None = None,
+    output_dir: str | os.PathLike[str] = "./captures",
+    preset: str | None = None,
+    config: InstrumentationConfig | None = None,
+    auto_timestamp: bool = True,
+    prefix: str = "",
+    include_metadata: bool = True,
+) -> Iterator[InstrumentationFramework]:
+    """Captures every activation of ``model`` inside the block to a stream file.
+
+    Args:
+        model: the model; it is hooked inside the block only.
+        output_path: the stream file. None names one in ``output_dir``, which is created:
+            prefix, model type, preset or algorithm and time, as far as they are on.
+        preset: "balanced", "fast_capture", "max", "max_compression", "attention_analysis" or
+            "mlp_analysis"; wins over ``config``.
+        config: a configuration of your own; balanced where neither is given.
+        auto_timestamp: put the time into the name.
+        prefix: begins the name.
+        include_metadata: put model type and preset or algorithm into the name.
+
+    Yields:
+        the framework; its ``stats()`` has the path and the counters.
+
+    Raises:
+        ValueError: unknown preset; the message names the options.
+        StrapError: the stream cannot be opened or, at the end, was not written.
+    """
+    if preset is not None:
+        config = from_preset(preset)
+    elif config is None:
+        config = InstrumentationConfig.balanced()
+    if output_path is None:
+        os.makedirs(output_dir, exist_ok=True)
+        parts = [prefix] if prefix else []
+        if include_metadata:
+            parts += [_file_part(model_label(model)), preset or config.compression_algorithm]
+        if auto_timestamp:
+            parts.append(datetime.now().strftime("%Y%m%d_%H%M%S"))
+        output_path = os.path.join(output_dir, ("_".join(parts) or "capture") + ".stream")
+    framework = InstrumentationFramework(config)
+    framework.instrument_model(model)
+    with framework.capture_activations(output_path):
+        yield framework
+
+
+def _file_part(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in text)

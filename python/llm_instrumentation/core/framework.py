@@ -1,0 +1,219 @@
+"""The framework: registers models and captures their activations to stream files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from .._native import Reader
+from .checkpoint import CheckpointFile, checkpoint_path_for
+from .config import InstrumentationConfig
+from .recorder import Recorder
+from .stats import CaptureStats
+from .token_files import load_token_metadata
+from .tokens import TokenTracker
+
+__all__ = ["InstrumentationFramework", "analyze_activations_with_tokens"]
+
+
+class InstrumentationFramework:
+    """Captures the activations of registered models::
+
+        framework = InstrumentationFramework(InstrumentationConfig.balanced())
+        framework.instrument_model(model)
+        with framework.capture_activations("run.stream"):
+            model(**inputs)
+    """
+
+    def __init__(self, config: InstrumentationConfig) -> None:
+        if not isinstance(config, InstrumentationConfig):
+            raise TypeError(f"config must be an InstrumentationConfig, not {config!r}")
+        self.config = config
+        self._models: list[nn.Module] = []
+        self._recorders: list[Recorder] = []  # the running ones, the latest last
+        self._latest: Recorder | None = None
+
+    def instrument_model(self, model: nn.Module) -> None:
+        """Registers a model. It is hooked while a capture runs, and only then.
+
+        A second call for the same model does nothing.
+
+        Raises:
+            TypeError: it is no ``torch.nn.Module``.
+        """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        if not any(known is model for known in self._models):
+            self._models.append(model)
+
+    @contextlib.contextmanager
+    def capture_activations(
+        self,
+        output_path: str | os.PathLike[str],
+        track_per_token: bool = False,
+        checkpoint_interval_tokens: int | None = None,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        resume_from_checkpoint: bool = False,
+    ) -> Iterator[TokenTracker | None]:
+        """Captures everything that the registered models return inside the block.
+
+        An exception of the block comes through; what was captured before is on disk.
+
+        Args:
+            output_path: the stream file; its index is written beside it, as
+                ``{output_path}.index``. An existing capture there is replaced, unless it is
+                resumed.
+            track_per_token: yield a tracker, and write the tokens it recorded beside the stream.
+            checkpoint_interval_tokens: make the capture durable every so many tokens.
+            checkpoint_path: where the checkpoint stands; ``{output_path}.ckpt.json`` by default.
+            resume_from_checkpoint: append to the stream of an interrupted capture, cut back to
+                its last checkpoint; what is cut is kept beside it as ``.tail-N``.
+
+        Yields:
+            a :class:`TokenTracker` with ``track_per_token``, else None.
+
+        Raises:
+            ValueError: an interval below 1, or checkpoint or resume settings without
+                ``track_per_token``.
+            CheckpointError: the checkpoint cannot be used.
+            LayerSelectionError: the configuration selects no module.
+            StrapError: the stream cannot be opened, or at the end: the capture failed.
+        """
+        if checkpoint_interval_tokens is not None and checkpoint_interval_tokens <= 0:
+            raise ValueError(
+                f"checkpoint_interval_tokens must be positive, not {checkpoint_interval_tokens}"
+            )
+        if not track_per_token and (
+            checkpoint_interval_tokens is not None
+            or checkpoint_path is not None
+            or resume_from_checkpoint
+        ):
+            raise ValueError("checkpoints and resuming need track_per_token=True")
+        path = os.fspath(output_path)
+        if not self._models:
+            raise RuntimeError("no model to capture: call instrument_model first")
+        tracker, resume_offset = None, None
+        if track_per_token:
+            file = CheckpointFile(checkpoint_path or checkpoint_path_for(path))
+            state = file.load() if resume_from_checkpoint else None
+            tracker = TokenTracker(
+                file, checkpoint_interval_tokens, resume_from=state, strict=self.config.strict
+            )
+            if state is not None:
+                resume_offset = -1 if state.stream_offset is None else state.stream_offset
+            elif resume_from_checkpoint and os.path.exists(path):
+                resume_offset = -1
+        recorder = Recorder(
+            path, self.config, self._models, tracker=tracker, resume_offset=resume_offset
+        )
+        if tracker is not None:
+            tracker.on_checkpoint = recorder.checkpoint
+        self._recorders.append(recorder)
+        self._latest = recorder
+        try:
+            yield tracker
+        except BaseException as error:
+            if tracker is not None:
+                self._save_interrupted(tracker, path, checkpoint_interval_tokens, error)
+            recorder.abort(error)
+            raise
+        else:
+            recorder.finish()
+            if tracker is not None:
+                tracker.save(path)
+        finally:
+            self._recorders.remove(recorder)
+
+    @staticmethod
+    def _save_interrupted(
+        tracker: TokenTracker, path: str, interval: int | None, cause: BaseException
+    ) -> None:
+        """Keeps the tokens of a capture that ends with an exception."""
+        try:
+            if interval is not None and isinstance(cause, Exception):
+                tracker.checkpoint()
+            tracker.save(path, keep_checkpoint=True)
+        except Exception as error:
+            import warnings
+
+            warnings.warn(
+                f"the tokens of {path} could not be saved: {error}", RuntimeWarning, stacklevel=4
+            )
+
+    def stats(self) -> CaptureStats:
+        """The counters of the running capture, or of the last one.
+
+        Raises:
+            RuntimeError: there was none yet.
+        """
+        recorder = self._recorders[-1] if self._recorders else self._latest
+        if recorder is None:
+            raise RuntimeError("no capture yet: stats() tells of a running or finished one")
+        return recorder.stats()
+
+    def analyze_activations(self, stream_path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Counts the packets and bytes of a stream, per packet name.
+
+        Returns:
+            ``stream_path``, ``compression`` (of this framework's configuration), ``packets``,
+            ``total_compressed_bytes``, ``per_layer`` {name: {"count", "bytes"}}, where bytes are
+            those of the payloads; and ``problem``, "" or what is wrong with the stream: a torn
+            tail ends the count.
+
+        Raises:
+            FileNotFoundError: there is no such stream.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        with Reader(stream_path) as reader:
+            problem = reader.info.problem
+            index = reader.index().read_all()
+        index = index.filter(pc.is_valid(index["offset"]))
+        twin = pc.if_else(
+            pc.equal(pc.fill_null(index["transform"], ""), "overflow_float32"), "!float32", ""
+        )
+        name = pc.binary_join_element_wise(index["layer"], index["path"], twin, "")
+        # A packet is a header of six bytes, the name and the payload.
+        size = pc.subtract(
+            pc.subtract(index["length"].cast("int64"), pc.binary_length(name).cast("int64")), 6
+        )
+        table = pa.table({"name": name, "bytes": size})
+        layers = table.group_by("name", use_threads=False).aggregate(
+            [("bytes", "count"), ("bytes", "sum")]
+        )
+        per_layer = {
+            row["name"]: {"count": row["bytes_count"], "bytes": row["bytes_sum"]}
+            for row in layers.to_pylist()
+        }
+        return {
+            "stream_path": os.fspath(stream_path),
+            "compression": self.config.compression_algorithm,
+            "packets": index.num_rows,
+            "total_compressed_bytes": pc.sum(size).as_py() or 0,
+            "per_layer": per_layer,
+            "problem": problem,
+        }
+
+
+def analyze_activations_with_tokens(
+    path: str | os.PathLike[str], framework: InstrumentationFramework
+) -> dict[str, Any]:
+    """:meth:`InstrumentationFramework.analyze_activations`, and the tokens if there are any.
+
+    Returns:
+        with a token file also ``token_metadata``, and, when it has tokens,
+        ``packets_per_token`` and ``bytes_per_token``.
+    """
+    analysis = framework.analyze_activations(path)
+    metadata = load_token_metadata(path)
+    if metadata is not None:
+        analysis["token_metadata"] = metadata
+        if (total := metadata["total_tokens"]) > 0:
+            analysis["packets_per_token"] = analysis["packets"] / total
+            analysis["bytes_per_token"] = analysis["total_compressed_bytes"] / total
+    return analysis

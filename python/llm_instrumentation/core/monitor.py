@@ -1,0 +1,101 @@
+"""Watches a running capture: the progress line, and the room left on the disk."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+
+from .stats import CaptureStats
+
+__all__ = ["Monitor"]
+
+_INTERVAL = 0.5
+# Warn when the file system will be full within this time at the present rate.
+_HORIZON_SECONDS = 60.0
+
+
+class Monitor:
+    """A thread that reads the counters twice a second until it is stopped."""
+
+    def __init__(
+        self, path: str, read: Callable[[], CaptureStats | None], progress: bool | None
+    ) -> None:
+        self._path = path
+        self._read = read
+        self._progress = sys.stderr.isatty() if progress is None else progress
+        self._stop = threading.Event()
+        self._warned = False
+        self._thread = threading.Thread(target=self._run, name="strap-monitor", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        if not self._progress:
+            self._watch(lambda stats: None)
+            return
+        from rich.console import Console
+        from rich.status import Status
+
+        console = Console(stderr=True)
+        with Status("capturing", console=console) as line:
+            self._watch(lambda stats: line.update(_describe(stats)))
+
+    def _watch(self, show: Callable[[CaptureStats], None]) -> None:
+        began, first = time.monotonic(), None
+        while not self._stop.wait(_INTERVAL):
+            stats = self._read()
+            if stats is None:
+                return
+            show(stats)
+            if first is None:
+                first = stats.file_bytes
+            elif not self._warned:
+                self._check_disk((stats.file_bytes - first) / (time.monotonic() - began))
+
+    def _check_disk(self, rate: float) -> None:
+        if rate <= 0:
+            return
+        try:
+            fs = os.statvfs(self._path)
+        except OSError:  # the file was moved away: nothing to watch
+            return
+        free = fs.f_bavail * fs.f_frsize
+        if free < rate * _HORIZON_SECONDS:
+            self._warned = True
+            warnings.warn(
+                f"the file system of {self._path} has {_size(free)} left: at "
+                f"{_size(rate)}/s that lasts {free / rate:.0f} s. A full disk ends the capture "
+                "and keeps what is written",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _describe(s: CaptureStats) -> str:
+    text = (
+        f"{s.packets:,} packets, {_size(s.raw_bytes)} -> {_size(s.file_bytes)} "
+        f"({s.ratio:.2f}x), queue {_size(s.queued_bytes)}"
+    )
+    if s.stalls:
+        text += f", {s.stalls:,} stalls ({s.stall_seconds:.1f} s)"
+    if s.dropped:
+        text += f", {s.dropped:,} dropped"
+    if s.failed:
+        text += f", {s.failed:,} not captured"
+    return text
+
+
+def _size(n: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 1000:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"

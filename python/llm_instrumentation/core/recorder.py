@@ -1,0 +1,436 @@
+"""One running capture: hooks on the models, a native session behind them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from .._native import Reader, Session
+from ..errors import CaptureError, StrapError, StrapTimeoutError, UnsupportedError
+from ..memory.cuda_manager import CUDAMemoryManager
+from .config import HookGranularity, InstrumentationConfig
+from .monitor import Monitor
+from .outputs import walk_output
+from .sampling import TRANSFORM, parameters_json, sample_tensor
+from .selection import select_modules
+from .stats import CaptureStats
+from .tensors import enqueue_tensor
+from .tokens import TokenTracker
+
+__all__ = ["Recorder", "model_label"]
+
+# The staging memory where the configuration leaves it to us.
+_DEFAULT_MEMORY = 2 * 10**9
+# How long the end of an interrupted block waits for a writer that does nothing.
+_PATIENCE_SECONDS = 0.5
+# When the end of a block says that the writer does nothing.
+_SILENCE_SECONDS = 10.0
+
+_open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def model_label(model: Any) -> str:
+    """``model.config.model_type``, else the class name in lower case."""
+    model = getattr(model, "_orig_mod", model)
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    return str(model_type) if model_type else type(model).__name__.lower()
+
+
+class _Thread(threading.local):
+    """Where one thread stands: its step, and how often each layer ran in it."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.step = -1
+        self.token = -1
+        self.calls: dict[int, int] = {}
+
+
+class Recorder:
+    """Captures what the hooked modules return, from construction to :meth:`finish`.
+
+    Raises:
+        LayerSelectionError: the configuration selects no module of a model.
+        StrapError: the stream cannot be opened; the subclass says why.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        config: InstrumentationConfig,
+        models: Sequence[nn.Module],
+        *,
+        tracker: TokenTracker | None = None,
+        resume_offset: int | None = None,
+    ) -> None:
+        config.validate()
+        self.path = os.fspath(path)
+        self.tracker = tracker
+        self._config = config
+        # Before the file is touched: a selection that fails must not empty it.
+        selected = [(model, select_modules(model, config)) for model in models]
+        self._session = Session(
+            self.path,
+            codec=config.compression_algorithm,
+            workers=config.workers or max(1, min(8, os.cpu_count() or 1)),
+            max_memory_bytes=int((config.max_memory_gb or 0) * 1e9) or _DEFAULT_MEMORY,
+            drop_when_full=config.on_full == "drop",
+            resume_offset=resume_offset,
+        )
+        self._pid = os.getpid()
+        self._began = time.monotonic()
+        self._last_stats = CaptureStats(self.path)
+        self._thread = _Thread()
+        self._lock = threading.Lock()
+        self._steps = self._begin_steps = 0 if resume_offset is None else self._next_step()
+        self._running = True
+        self._failure: BaseException | None = None
+        self._complained: set[tuple[int, str]] = set()
+        self._unwalked: set[str] = set()
+        self._cuda: CUDAMemoryManager | None = None
+        self._exit = contextlib.ExitStack()
+        self._handles: list[RemovableHandle] = []
+        try:
+            if any(_is_compiled(model) for model in models):
+                self._exit.enter_context(_eager())
+            labels: dict[str, int] = {}
+            for model, modules in selected:
+                label = model_label(model)
+                labels[label] = labels.get(label, 0) + 1
+                if labels[label] > 1:
+                    label += f"#{labels[label]}"
+                self._attach(model, label, modules)
+        except BaseException:
+            self._detach()
+            self._session.close()
+            raise
+        self._monitor = Monitor(self.path, self._poll, config.progress)
+        _open_recorders.add(self)
+
+    def _next_step(self) -> int:
+        """One behind the last step that the resumed stream holds."""
+        import pyarrow.compute as pc
+
+        with Reader(self.path) as reader:
+            last = pc.max(reader.index().read_all()["step"]).as_py()
+        return 0 if last is None else int(last) + 1
+
+    # ---- hooks ----------------------------------------------------------------
+
+    def _attach(self, model: nn.Module, label: str, modules: list[tuple[str, nn.Module]]) -> None:
+        # A step is an outermost call. Some models are entered through a child (an
+        # encoder-decoder's encoder during generation), so children count too.
+        original = getattr(model, "_orig_mod", model)
+        entries = [
+            entry
+            for entry in dict.fromkeys([model, original, *original.children()])
+            if type(entry).forward is not nn.Module.forward
+        ]
+        keep = self._handles.append
+        for entry in entries:
+            keep(entry.register_forward_pre_hook(self._enter, prepend=True))
+        for name, module in modules:
+            keep(module.register_forward_hook(self._hook(label, name)))
+        for entry in entries:  # hooks run in this order: the output is captured inside the step
+            keep(entry.register_forward_hook(self._leave, always_call=True))
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        thread = self._thread
+        if thread.depth == 0:
+            with self._lock:
+                thread.step = self._steps
+                self._steps += 1
+            thread.token = -1 if self.tracker is None else self.tracker.count
+            thread.calls.clear()
+        thread.depth += 1
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        thread = self._thread
+        if thread.depth > 0:
+            thread.depth -= 1
+
+    def _hook(self, label: str, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        layer_ids = {"": self._session.layer(name, model=label)}
+        root = layer_ids[""]
+        thread = self._thread
+        session = self._session
+        kv_cache = self._config.kv_cache
+        sampled = self._config.granularity is HookGranularity.SAMPLED_SLICES
+
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if not self._running:
+                return
+            inside = thread.depth > 0
+            step = thread.step if inside else -1
+            token = thread.token if inside else -1
+            calls = thread.calls
+            call = calls.get(root, 0)
+            calls[root] = call + 1
+            layer = root
+            try:
+                for path, tensor in walk_output(
+                    output, kv_cache=kv_cache, unwalked=self._unwalked
+                ):
+                    layer = layer_ids.get(path, -1)
+                    if layer < 0:
+                        layer = session.layer(name, path, label)
+                        layer_ids[path] = layer
+                    if sampled or tensor.device.type != "cpu":
+                        self._capture_other(layer, tensor, step, token, call, sampled)
+                    else:
+                        enqueue_tensor(session, layer, tensor, step=step, token=token, call=call)
+            except Exception as error:
+                self._complain(error, layer, name, step, token, call)
+
+        return hook
+
+    def _capture_other(
+        self, layer: int, tensor: Tensor, step: int, token: int, call: int, sampled: bool
+    ) -> None:
+        """The tensors that take more than a copy: sampled ones, and those on a device."""
+        transform = parameters = None
+        if sampled:
+            rate, seed = self._config.sampling_rate, self._config.sampling_seed
+            transform = TRANSFORM.encode()
+            parameters = parameters_json(tensor.shape, rate, seed).encode()
+            tensor = sample_tensor(tensor, rate, seed)
+
+        def enqueue(host: Tensor) -> None:
+            enqueue_tensor(
+                self._session, layer, host,
+                step=step, token=token, call=call, transform=transform, parameters=parameters,
+            )  # fmt: skip
+
+        if tensor.device.type == "cuda":
+            if self._cuda is None:
+                with self._lock:
+                    self._cuda = self._cuda or CUDAMemoryManager()
+            self._cuda.async_gpu_to_host(tensor, enqueue)
+        else:
+            enqueue(tensor)
+
+    def _complain(
+        self, error: Exception, layer: int, name: str, step: int, token: int, call: int
+    ) -> None:
+        """Deals with a tensor that could not be captured: the model goes on."""
+        if self._config.strict:
+            raise error
+        if os.getpid() != self._pid:
+            self._running = False
+            warnings.warn(
+                f"the capture to {self.path} goes on in process {self._pid} alone: {error}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            return
+        if isinstance(error, UnsupportedError):
+            with contextlib.suppress(StrapError):  # a failed session reports itself
+                self._session.note(layer, str(error), step=step, token=token, call=call)
+            kind = (layer, str(error))
+            if kind not in self._complained:
+                self._complained.add(kind)
+                warnings.warn(
+                    f"an output of layer {name!r} is not captured: {error}",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+            return
+        self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Stops capturing for good; the end of the block raises the error."""
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._failure = error
+            self._running = False
+        warnings.warn(
+            f"the capture to {self.path} has stopped, the model goes on: {error}",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+    # ---- numbers --------------------------------------------------------------
+
+    def stats(self) -> CaptureStats:
+        """The counters now, or at the end once the capture has finished."""
+        if not self._session.closed:
+            # It may be closed by another thread in between; then the last ones stand.
+            with contextlib.suppress(StrapError):
+                self._last_stats = CaptureStats.of(
+                    self.path,
+                    self._session.stats(),
+                    self._steps - self._begin_steps,
+                    time.monotonic() - self._began,
+                )
+        return self._last_stats
+
+    def _poll(self) -> CaptureStats | None:
+        return None if self._session.closed else self.stats()
+
+    def checkpoint(self) -> int:
+        """Makes everything captured so far durable; returns the stream's length."""
+        if self._cuda is not None:
+            self._cuda.flush()
+        return self._session.checkpoint()
+
+    # ---- end ------------------------------------------------------------------
+
+    def _detach(self) -> None:
+        self._running = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._exit.close()
+
+    def finish(self) -> None:
+        """Ends the capture after a block that went well.
+
+        Raises:
+            StrapError: what stopped the capture, or the writing at its end.
+            CaptureError: the models ran but nothing was captured.
+        """
+        self._detach()
+        try:
+            self._drain(patience=None)
+        finally:
+            self._ended()
+        if self._failure is not None:
+            raise self._failure
+        stats = self._last_stats
+        if self._unwalked:
+            warnings.warn(
+                "outputs of these types hold tensors that are not captured: "
+                + ", ".join(sorted(self._unwalked)),
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        seen = stats.tensors + stats.dropped + stats.failed
+        if stats.steps > 0 and seen == 0:
+            raise CaptureError(
+                f"{stats.steps} forward calls, but no output was captured to {self.path}: the "
+                "hooked modules did not run, or returned no tensor. Modules compiled or traced "
+                "before the capture do not call hooks"
+            )
+
+    def abort(self, cause: BaseException) -> None:
+        """Ends the capture after a block that raised; what was captured is written.
+
+        Errors of the capture itself become warnings, for the block's own exception is
+        on its way.
+        """
+        patience = _PATIENCE_SECONDS if isinstance(cause, KeyboardInterrupt) else None
+        try:
+            self._detach()
+            self._drain(patience)
+        except Exception as error:
+            if self._failure is None and error is not cause:
+                warnings.warn(
+                    f"the end of the capture to {self.path} failed: {error}",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+        finally:
+            self._ended()
+
+    def _ended(self) -> None:
+        self._monitor.stop()
+        _open_recorders.discard(self)
+
+    def _drain(self, patience: float | None) -> None:
+        """Writes what is queued and closes the session.
+
+        Args:
+            patience: seconds without any progress after which the rest is given up; None waits
+                until it is interrupted.
+        """
+        session = self._session
+        try:
+            if self._cuda is not None:
+                self._cuda.close()
+            self._wait(session.flush, patience)
+            self.stats()
+            self._wait(session.close, patience)
+        except (StrapTimeoutError, KeyboardInterrupt):
+            self.stats()
+            lost = session.discard()
+            warnings.warn(
+                f"{lost} packets are not in {self.path}: its disk did not answer in time",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+            raise
+        except Exception:
+            self.stats()
+            if not session.closed:
+                session.close()
+            raise
+
+    def _wait(self, call: Callable[[float], None], patience: float | None) -> None:
+        """Repeats a call that times out, for as long as there is progress or patience."""
+        progress, since, told = None, time.monotonic(), False
+        while True:
+            try:
+                call(0.1)
+                return
+            except StrapTimeoutError:
+                s = self.stats()
+                now = time.monotonic()
+                if (mark := (s.packets, s.file_bytes, s.write_seconds)) != progress:
+                    progress, since = mark, now
+                elif patience is not None and now - since >= patience:
+                    raise
+                elif now - since >= _SILENCE_SECONDS and not told:
+                    told = True
+                    warnings.warn(
+                        f"the disk of {self.path} has not taken a byte for "
+                        f"{now - since:.0f} s, {s.queued_packets} packets wait; Ctrl-C gives "
+                        "them up",
+                        RuntimeWarning,
+                        stacklevel=5,
+                    )
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(
+        "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+@contextlib.contextmanager
+def _eager() -> Any:
+    """Runs compiled models eagerly: hooks added after compilation never fire."""
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    if set_stance is None:
+        raise UnsupportedError(
+            f"the model is compiled, and torch {torch.__version__} cannot run it eagerly during "
+            "the capture: capture the model before torch.compile, or use torch 2.6 or newer"
+        )
+    warnings.warn(
+        "the model is compiled: it runs eagerly during the capture, since compiled code does "
+        "not call hooks",
+        RuntimeWarning,
+        stacklevel=6,
+    )
+    with set_stance("force_eager"):
+        yield
+
+
+@atexit.register
+def _finish_open_captures() -> None:
+    """A capture that is open when the interpreter ends is written out."""
+    for recorder in list(_open_recorders):
+        if recorder._pid == os.getpid():
+            recorder.abort(KeyboardInterrupt())

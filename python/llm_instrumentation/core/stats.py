@@ -1,0 +1,100 @@
+"""What a capture has done so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .._native import SessionStats
+
+__all__ = ["CaptureStats"]
+
+
+@dataclass(frozen=True)
+class CaptureStats:
+    """Counters of a capture; times in seconds, sizes in bytes.
+
+    Attributes:
+        path: the stream file.
+        packets: packets in the file.
+        tensors: tensors captured; one gives several packets when it is split or has values
+            beyond float16.
+        raw_bytes: of the captured tensors in their own type.
+        stored_bytes: of the payloads in the file.
+        ratio: raw_bytes / stored_bytes of what is written; 0.0 before the first packet.
+        mse: mean squared error of the values that went from float32 to float16.
+        normalized_mse: their squared error over their squared values.
+        max_error: the largest absolute error among them.
+        overflowed: float32 tensors with finite values beyond float16, stored as float32 too.
+        dropped: tensors left out because the memory was full (``with_drop_when_full``).
+        dropped_bytes: of those.
+        failed: tensors that could not be captured; the index says why for each.
+        stalls: hooks that had to wait for room.
+        stall_seconds: how long they waited together.
+        queued_packets: captured, not yet in the file.
+        queued_bytes: staging memory that they hold.
+        memory_bytes: staging memory taken from the system now.
+        memory_peak: and at most so far.
+        memory_limit: the limit in force.
+        file_bytes: length of the stream.
+        steps: outermost forward calls seen.
+        seconds: since the capture began.
+        throughput_gbps: raw_bytes over seconds, in 10^9 bytes a second.
+        write_seconds: time spent in write calls.
+    """
+
+    path: str
+    packets: int = 0
+    tensors: int = 0
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    ratio: float = 0.0
+    mse: float = 0.0
+    normalized_mse: float = 0.0
+    max_error: float = 0.0
+    overflowed: int = 0
+    dropped: int = 0
+    dropped_bytes: int = 0
+    failed: int = 0
+    stalls: int = 0
+    stall_seconds: float = 0.0
+    queued_packets: int = 0
+    queued_bytes: int = 0
+    memory_bytes: int = 0
+    memory_peak: int = 0
+    memory_limit: int = 0
+    file_bytes: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    throughput_gbps: float = 0.0
+    write_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, path: str, s: SessionStats, steps: int, seconds: float) -> CaptureStats:
+        """From the native counters. The ratio is exact once nothing is queued."""
+        return cls(
+            path=path,
+            packets=s.packets,
+            tensors=s.tensors,
+            raw_bytes=s.raw_bytes,
+            stored_bytes=s.stored_bytes,
+            ratio=s.raw_bytes / s.stored_bytes if s.stored_bytes else 0.0,
+            mse=s.square_error / s.converted if s.converted else 0.0,
+            normalized_mse=s.square_error / s.square_sum if s.square_sum else 0.0,
+            max_error=s.max_error,
+            overflowed=s.overflowed,
+            dropped=s.dropped,
+            dropped_bytes=s.dropped_bytes,
+            failed=s.failed,
+            stalls=s.stalls,
+            stall_seconds=s.stall_ns / 1e9,
+            queued_packets=s.queued_packets,
+            queued_bytes=s.queued_bytes,
+            memory_bytes=s.memory_bytes,
+            memory_peak=s.memory_peak,
+            memory_limit=s.memory_limit,
+            file_bytes=s.file_bytes,
+            steps=steps,
+            seconds=seconds,
+            throughput_gbps=s.raw_bytes / seconds / 1e9 if seconds > 0 else 0.0,
+            write_seconds=s.write_ns / 1e9,
+        )

@@ -1,0 +1,108 @@
+"""The asyncio face of a capture session, for tensors from your own code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from .._native import Session, codec_code
+from .tensors import enqueue_tensor
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["StreamingSerializer"]
+
+_MIN_BUFFER = 1 << 20
+
+
+class StreamingSerializer:
+    """Streams named tensors to a file::
+
+        serializer = StreamingSerializer(compression_algo="zstd")
+        await serializer.start_streaming("own.stream")
+        await serializer.enqueue_tensor("residual", tensor)
+        await serializer.stop_streaming()
+
+    Args:
+        buffer_size: limit of the staging memory in bytes; 1 MiB is taken at least.
+        num_workers: compression threads, 1 to 256.
+        compression_algo: "lz4", "zstd" or "none".
+
+    Attributes:
+        running: between ``start_streaming`` and ``stop_streaming``.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int = 128 * 1024 * 1024,
+        num_workers: int = 4,
+        compression_algo: str = "lz4",
+    ) -> None:
+        codec_code(compression_algo)
+        if buffer_size <= 0:
+            raise ValueError(f"buffer_size must be positive, not {buffer_size}")
+        if not 1 <= num_workers <= 256:
+            raise ValueError(f"num_workers must be from 1 to 256, not {num_workers}")
+        self.buffer_size = buffer_size
+        self.num_workers = num_workers
+        self.compression_algo = compression_algo
+        self._session: Session | None = None
+        self._layers: dict[str, int] = {}
+
+    @property
+    def running(self) -> bool:
+        return self._session is not None
+
+    async def start_streaming(
+        self, output_path: str | os.PathLike[str], resume: bool = False
+    ) -> None:
+        """Opens the stream.
+
+        Args:
+            resume: append to an existing stream instead of replacing it.
+
+        Raises:
+            RuntimeError: streaming is already running.
+            StrapError: the stream cannot be opened.
+        """
+        if self._session is not None:
+            raise RuntimeError(f"streaming to {self._session.path} is already running")
+        exists = resume and os.path.exists(output_path)
+        self._layers = {}
+        self._session = Session(
+            output_path,
+            codec=self.compression_algo,
+            workers=self.num_workers,
+            max_memory_bytes=max(self.buffer_size, _MIN_BUFFER),
+            resume_offset=-1 if exists else None,
+        )
+
+    async def enqueue_tensor(self, layer_name: str, tensor: torch.Tensor) -> None:
+        """Copies the tensor into the stream; waits, off the event loop, while it is full.
+
+        Raises:
+            RuntimeError: streaming is not running.
+            StrapError: the tensor cannot be stored, or the writing has failed.
+        """
+        session = self._session
+        if session is None:
+            raise RuntimeError("streaming is not running: call start_streaming first")
+        layer = self._layers.get(layer_name)
+        if layer is None:
+            layer = self._layers[layer_name] = session.layer(layer_name)
+        await asyncio.to_thread(enqueue_tensor, session, layer, tensor)
+
+    async def stop_streaming(self) -> None:
+        """Writes what is queued and closes the stream; does nothing when not running.
+
+        Raises:
+            StrapError: the writing failed.
+        """
+        session, self._session = self._session, None
+        if session is not None:
+            await asyncio.to_thread(session.close)

@@ -1,0 +1,93 @@
+"""Hands torch tensors to a native session."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._native import DTYPE_CODES, Session
+from ..errors import UnsupportedError
+
+__all__ = ["enqueue_tensor", "host_tensor"]
+
+# This torch's dtypes that libstrap stores; older releases lack some.
+_CODES: dict[torch.dtype, int] = {
+    dtype: code
+    for name, code in DTYPE_CODES.items()
+    if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+}
+
+
+def host_tensor(tensor: Tensor) -> Tensor:
+    """``tensor`` as plain elements in host memory, without a copy where it is that already.
+
+    Raises:
+        UnsupportedError: it has no elements to capture (meta and fake tensors), or a layout
+            without strides (sparse, quantized, nested).
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise UnsupportedError(
+            f"a {tensor.layout} tensor of {tensor.dtype}: only dense tensors are captured; "
+            "exclude this layer, or convert its output with to_dense() or dequantize()"
+        )
+    if tensor.device.type == "meta" or type(tensor).__name__ in ("FakeTensor", "FunctionalTensor"):
+        raise UnsupportedError(
+            f"a {type(tensor).__name__} on device {tensor.device}: it has no values to capture"
+        )
+    tensor = tensor.detach()
+    if tensor.is_complex() and tensor.is_conj():
+        tensor = tensor.resolve_conj()
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor.cpu()
+
+
+def enqueue_tensor(
+    session: Session,
+    layer: int,
+    tensor: Tensor,
+    *,
+    step: int = -1,
+    token: int = -1,
+    call: int = 0,
+    transform: bytes | None = None,
+    parameters: bytes | None = None,
+) -> bool:
+    """Copies a tensor into the session; it may be changed as soon as this returns.
+
+    Returns:
+        False if the session dropped it (only with ``drop_when_full``).
+
+    Raises:
+        UnsupportedError: no such tensor can be captured; the message says why.
+        StrapError: the capture has failed.
+    """
+    code = _CODES.get(tensor.dtype)
+    if code is None:
+        raise UnsupportedError(f"a tensor of {tensor.dtype}: libstrap stores no such type")
+    if type(tensor) not in _PLAIN or tensor.device.type != "cpu" or not _is_simple(tensor):
+        tensor = host_tensor(tensor)
+    return session.enqueue(
+        layer,
+        code,
+        tensor.shape,
+        tensor.data_ptr(),
+        strides=None if tensor.is_contiguous() else tensor.stride(),
+        step=step,
+        token=token,
+        call=call,
+        transform=transform,
+        parameters=parameters,
+    )
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _is_simple(tensor: Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_neg()
+        and not tensor.is_complex()
+    )

@@ -1,0 +1,185 @@
+"""The pages say what the code does.
+
+Every ``python`` block of a page is run, in order and in one namespace, and every ``c`` block is
+compiled and run; ``console`` blocks, which show commands to type, are not. In API.md each line of
+a ``pyi`` block is a signature, and is compared with the real one.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+API = ROOT / "docs" / "API.md"
+LIBRARY = ROOT / "python" / "llm_instrumentation" / "_native" / "libstrap.so"
+CC = os.environ.get("CC", "cc")
+
+
+class Block(NamedTuple):
+    language: str
+    line: int  # of its first line of code, from 1
+    code: str
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    found, text = [], page.read_text()
+    for fence in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        if fence[1] == language:
+            found.append(Block(fence[1], text.count("\n", 0, fence.start(2)) + 1, fence[2]))
+    return found
+
+
+def having(language: str) -> list[Any]:
+    return [
+        pytest.param(page, id=str(page.relative_to(ROOT)))
+        for page in PAGES
+        if blocks(page, language)
+    ]
+
+
+def run(*command: str | Path, cwd: Path, **env: str) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", having("python"))
+def test_python_blocks_run(page, tmp_path):
+    # One script in which each block keeps its lines, so that a traceback names those of the page.
+    lines: list[str] = []
+    for block in blocks(page, "python"):
+        lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()
+    script = tmp_path / f"{page.name}.py"
+    script.write_text("\n".join(lines) + "\n")
+    run(
+        sys.executable, "-W", "error::DeprecationWarning:__main__", script, cwd=tmp_path,
+        HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT / "python"),
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which(CC.split()[0]) is None, reason=f"no C compiler {CC!r}")
+@pytest.mark.parametrize("page", having("c"))
+def test_c_blocks_run(page, tmp_path):
+    library = tmp_path / "libstrap.so.1"
+    library.symlink_to(LIBRARY)
+    for i, block in enumerate(blocks(page, "c")):
+        source = tmp_path / f"block{i}.c"
+        source.write_text(f'#line {block.line} "{page.name}"\n{block.code}')
+        program = source.with_suffix("")
+        run(
+            *CC.split(), "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'c_include'}",
+            source, library, "-o", program, cwd=tmp_path,
+        )  # fmt: skip
+        run(program, cwd=tmp_path, LD_LIBRARY_PATH=str(tmp_path))
+
+
+def links() -> Iterator[Any]:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            if not target.startswith(("http:", "https:")):
+                yield pytest.param(page, target, id=f"{page.relative_to(ROOT)}-{target}")
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(("page", "target"), links())
+def test_links_lead_somewhere(page, target):
+    file, _, anchor = target.partition("#")
+    there = (page.parent / file).resolve() if file else page
+    assert there.exists()
+    assert not anchor or anchor in anchors(there)
+
+
+# ---- API.md -------------------------------------------------------------------
+
+
+def documented_modules() -> list[str]:
+    """The modules that API.md has a heading for."""
+    return re.findall(r"^#+ `(llm_instrumentation[\w.]*)`$", API.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", documented_modules())
+def test_every_public_name_is_on_the_page(name):
+    module, page = importlib.import_module(name), API.read_text()
+    missing = [public for public in module.__all__ if not re.search(rf"`{public}\b", page)]
+    missing = [public for public in missing if not re.search(rf"^{public}\b", page, re.MULTILINE)]
+    assert missing == []
+
+
+def test_the_page_has_every_public_module():
+    package = ROOT / "python" / "llm_instrumentation"
+    public = {
+        ".".join(("llm_instrumentation", *path.relative_to(package).with_suffix("").parts))
+        for path in package.rglob("*.py")
+        if not any(part.startswith("_") for part in path.relative_to(package).parts)
+        and re.search(r"^__all__ = ", path.read_text(), re.MULTILINE)
+    }
+    assert public - set(documented_modules()) == set()
+
+
+def signatures() -> Iterator[Any]:
+    """Each line of a pyi block with the module under whose heading it stands."""
+    text = API.read_text()
+    headings = list(re.finditer(r"^#+ `(llm_instrumentation[\w.]*)`$", text, re.MULTILINE))
+    starts = [(text.count("\n", 0, h.start()) + 1, h[1]) for h in headings]
+    for block in blocks(API, "pyi"):
+        module = [name for line, name in starts if line < block.line][-1]
+        for line in re.sub(r"\(\n\s+|,\n\s*\)", lambda m: m[0].strip(",\n "), block.code).split("\n"):
+            if line:
+                yield pytest.param(module, line, id=f"{module}-{line.partition('(')[0]}")
+
+
+def parameters(signature: inspect.Signature) -> list[tuple[str, Any, Any]]:
+    return [(p.name, p.kind, p.default) for p in signature.parameters.values()]
+
+
+def resolve(module: ModuleType, dotted: str) -> Any:
+    """The callable behind a dotted name; methods are bound away from their self."""
+    found: Any = module
+    for part in dotted.split("."):
+        owner, found = found, getattr(found, part)
+    static = inspect.getattr_static(owner, dotted.rpartition(".")[2])
+    is_method = inspect.isclass(owner) and inspect.isfunction(static)
+    return found.__get__(object()) if is_method else found
+
+
+@pytest.mark.parametrize(("name", "line"), signatures())
+def test_signatures_are_the_real_ones(name, line):
+    module = importlib.import_module(name)
+    written = re.fullmatch(r"(?:async )?([\w.]+)\((.*)\)(?: -> .+)?", line)
+    assert written, f"no signature: {line}"
+    stub = ast.parse(f"def stub({written[2]}): ...")
+    scope: dict[str, Any] = dict(vars(module))
+    exec(compile(stub, API.name, "exec"), scope)
+    real = resolve(module, written[1])
+    assert parameters(inspect.signature(scope["stub"])) == parameters(inspect.signature(real))
+
+
+def test_every_c_function_is_on_the_page():
+    header = (ROOT / "c_include" / "strap.h").read_text()
+    code = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
+    declared = set(re.findall(r"\b(strap_\w+)\(", code))
+    assert len(declared) > 15
+    assert {name for name in declared if f"`{name}`" not in API.read_text()} == set()

@@ -1,0 +1,78 @@
+"""The house rules of the Go side: which package may import which, and where C may be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = "github.com/libstrap/strap/"
+
+# Imports among our own packages. A packet walks down from capi to wire; reading and
+# writing meet in index, codec and scan alone; the C interface also encodes and decodes
+# single payloads. All may import status.
+ALLOWED = {
+    "capi": {"codec", "memtrace", "probe", "reader", "session", "wire"},
+    "session": {"arena", "codec", "index", "scan", "stream", "wire"},
+    "stream": {"index", "scan", "wire"},
+    "reader": {"codec", "index", "scan", "wire"},
+    "codec": {"wire"},
+    "index": {"wire"},
+    "scan": {"wire"},
+    "arena": set(),
+    "wire": set(),
+    "status": set(),
+}
+MAY_USE_C = {"capi", "arena", "codec"}
+PORTABLE = {"GOOS": "darwin", "GOARCH": "arm64", "CGO_ENABLED": "0"}
+NATIVE = {"CGO_ENABLED": "1"}
+
+
+def packages(**env: str) -> list[dict]:
+    """Our packages as `go list` sees them in an environment."""
+    done = subprocess.run(
+        [os.environ.get("GO", "go"), "list", "-e", "-json=ImportPath,Imports,CgoFiles", "./..."],
+        cwd=ROOT,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    decoder, text, found = json.JSONDecoder(), done.stdout, []
+    while text := text.lstrip():
+        package, end = decoder.raw_decode(text)
+        found.append(package)
+        text = text[end:]
+    return found
+
+
+def short(path: str) -> str:
+    """The name in the table: memtrace for .../libstrap/internal/memtrace/parse."""
+    return path.removeprefix(f"{MODULE}libstrap/").removeprefix("internal/").split("/")[0]
+
+
+@pytest.mark.parametrize("env", [NATIVE, PORTABLE], ids=["native", "portable"])
+def test_imports_keep_to_the_layers(env):
+    found = packages(**env)
+    assert {short(p["ImportPath"]) for p in found} >= ALLOWED.keys()
+    wrong = [
+        f"{name} imports {used}"
+        for package in found
+        if (name := short(package["ImportPath"])) in ALLOWED
+        for path in package.get("Imports", [])
+        if path.startswith(MODULE) and (used := short(path)) != "status"
+        if used not in ALLOWED[name]
+    ]
+    assert wrong == []
+
+
+def test_c_lives_at_the_rim():
+    use_c = {short(p["ImportPath"]) for p in packages(**NATIVE) if p.get("CgoFiles")}
+    assert "capi" in use_c
+    assert use_c <= MAY_USE_C

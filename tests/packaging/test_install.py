@@ -1,0 +1,74 @@
+"""`make install`: C programs find the library with pkg-config and with CMake."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(shutil.which("make") is None, reason="no make"),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
+    pytest.mark.skipif(sys.platform != "linux", reason="names of ELF libraries"),
+]
+
+
+@pytest.fixture(scope="module")
+def prefix(root: Path, run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    prefix = tmp_path_factory.mktemp("prefix")
+    run("make", "-C", root, "install", f"VENV={sys.prefix}", f"PREFIX={prefix}")
+    return prefix
+
+
+def test_every_file_is_in_its_place(prefix):
+    installed = {str(p.relative_to(prefix)) for p in prefix.rglob("*") if not p.is_dir()}
+    assert installed == {
+        "include/strap.h",
+        "lib/libstrap.so",
+        "lib/libstrap.so.1",
+        "lib/pkgconfig/strap.pc",
+        "lib/cmake/strap/strapConfig.cmake",
+        "lib/cmake/strap/strapConfigVersion.cmake",
+    }
+    assert (prefix / "lib/libstrap.so").readlink() == Path("libstrap.so.1")
+
+
+def test_destdir_stages_without_leaving_a_trace(root, run, tmp_path):
+    run("make", "-C", root, "install", f"VENV={sys.prefix}", f"DESTDIR={tmp_path}", "PREFIX=/opt/s")
+    assert "prefix=/opt/s\n" in (tmp_path / "opt/s/lib/pkgconfig/strap.pc").read_text()
+    assert not [p for p in tmp_path.rglob("*.cmake") if str(tmp_path) in p.read_text()]
+
+
+@pytest.mark.skipif(shutil.which("pkg-config") is None, reason="no pkg-config")
+def test_a_program_builds_with_pkg_config(prefix, root, run, version, tmp_path):
+    env = {"PKG_CONFIG_PATH": f"{prefix}/lib/pkgconfig"}
+    assert run("pkg-config", "--modversion", "strap", env=env).strip() == version
+    flags = run("pkg-config", "--cflags", "--libs", "strap", env=env).split()
+    source = root / "examples" / "c" / "capture.c"
+    run("cc", "-std=c11", source, "-o", tmp_path / "capture", *flags, "-lm")
+    assert run(tmp_path / "capture", cwd=tmp_path, env={"LD_LIBRARY_PATH": f"{prefix}/lib"})
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="no CMake")
+@pytest.mark.parametrize("language", ["c", "cpp"])
+def test_a_program_builds_with_cmake(prefix, root, run, language, tmp_path):
+    """From a tree that was moved after its installation."""
+    moved = shutil.copytree(prefix, tmp_path / "moved prefix", symlinks=True)
+    source, build = root / "examples" / language, tmp_path / "build"
+    run("cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={moved}")
+    run("cmake", "--build", build)
+    assert run(build / "capture", cwd=tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="no CMake")
+@pytest.mark.parametrize(("wanted", "found"), [("0.1", True), ("0.1.0", True), ("99.0", False)])
+def test_cmake_is_told_whether_the_version_fits(prefix, run, tmp_path, wanted, found):
+    project = "cmake_minimum_required(VERSION 3.16)\nproject(p NONE)\n"
+    project += f'find_package(strap {wanted} QUIET)\nmessage(STATUS "found=${{strap_FOUND}}")\n'
+    (tmp_path / "CMakeLists.txt").write_text(project)
+    command = ["cmake", "-S", tmp_path, "-B", tmp_path / "b", f"-DCMAKE_PREFIX_PATH={prefix}"]
+    assert f"-- found={int(found)}\n" in run(*command)

@@ -1,0 +1,264 @@
+"""Transfers to the host. What needs a GPU is skipped without one; the order in which transfers are
+handed over, and the ring they stand in, are tested everywhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from llm_instrumentation.memory.cuda_manager import (
+    CUDAMemoryManager,
+    Handover,
+    RingSpace,
+    Transfer,
+    TransferError,
+)
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+# ---- tensors on the host ------------------------------------------------------
+
+
+def test_a_host_tensor_is_handed_over_at_once():
+    source = torch.arange(6.0, requires_grad=True)
+    with CUDAMemoryManager() as manager:
+        got = []
+        assert manager.async_gpu_to_host(source, got.append) is None
+        assert manager.async_gpu_to_host(source) is None
+    assert got[0].equal(source)
+    assert not got[0].requires_grad
+
+
+def test_an_error_of_a_callback_at_once_is_raised_at_once():
+    with CUDAMemoryManager() as manager, pytest.raises(KeyError):
+        manager.async_gpu_to_host(torch.ones(1), {}.__getitem__)
+
+
+def test_a_closed_manager_refuses_more():
+    manager = CUDAMemoryManager()
+    manager.close()
+    manager.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        manager.async_gpu_to_host(torch.ones(1))
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_sizes_are_checked(value):
+    with pytest.raises(ValueError, match=f"pinned_buffer_size must be positive, not {value}"):
+        CUDAMemoryManager(pinned_buffer_size=value)
+    with pytest.raises(ValueError, match=f"num_streams must be positive, not {value}"):
+        CUDAMemoryManager(num_streams=value)
+
+
+# ---- the ring -----------------------------------------------------------------
+
+
+@example(size=513, requests=[0, 0, None, 0])  # the second space ends where the ring ends
+@given(st.integers(1, 5000), st.lists(st.one_of(st.integers(0, 6000), st.none()), max_size=60))
+@settings(max_examples=400)
+def test_spaces_never_overlap_and_an_empty_ring_takes_anything_that_fits(size, requests):
+    ring, held = RingSpace(size), deque()
+    for nbytes in requests:
+        if nbytes is None:
+            if held:
+                ring.free(held.popleft())
+            continue
+        space = ring.take(nbytes)
+        if space is None:
+            assert held or nbytes > ring.size
+            continue
+        assert space.size >= nbytes
+        assert 0 <= space.offset <= space.offset + space.size <= ring.size
+        for other in held:
+            assert space.offset + space.size <= other.offset or (
+                other.offset + other.size <= space.offset
+            )
+        held.append(space)
+
+
+def test_the_ring_holds_what_its_length_promises():
+    assert RingSpace(1000).take(1000) is not None
+
+
+# ---- the hand-over ------------------------------------------------------------
+
+
+class Copy(threading.Event):
+    """A transfer's end that the test decides."""
+
+    def synchronize(self):
+        assert self.wait(30)
+
+
+class Failing:
+    def synchronize(self):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.fixture
+def handover():
+    handover = Handover(RingSpace(1024))
+    yield handover
+    handover.close(timeout=30)
+    assert handover.closed
+
+
+def done():
+    copy = Copy()
+    copy.set()
+    return copy
+
+
+def test_callbacks_run_in_the_order_of_submission_when_their_copies_are_done(handover):
+    copies, got = [Copy() for _ in range(3)], []
+    for number, copy in enumerate(copies):
+        handover.submit(Transfer(copy, number, got.append, None))
+    copies[2].set()
+    copies[1].set()
+    time.sleep(0.05)
+    assert got == []
+    copies[0].set()
+    handover.flush(timeout=30)
+    assert got == [0, 1, 2]
+
+
+def test_callbacks_run_on_one_thread_that_is_not_the_callers(handover):
+    threads = set()
+    for _ in range(5):
+        handover.submit(
+            Transfer(done(), None, lambda _: threads.add(threading.current_thread()), None)
+        )
+    handover.flush(timeout=30)
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads
+
+
+def test_reserving_waits_until_a_callback_has_returned(handover):
+    copy = Copy()
+    handover.submit(Transfer(copy, None, lambda _: None, handover.reserve(1024)))
+    threading.Timer(0.05, copy.set).start()
+    start = time.monotonic()
+    space = handover.reserve(512)
+    assert time.monotonic() - start >= 0.04
+    handover.submit(Transfer(done(), None, lambda _: None, space))
+
+
+def test_a_failing_callback_is_told_once_and_stops_nobody_else(handover):
+    got = []
+    handover.submit(Transfer(done(), "missing", {}.__getitem__, handover.reserve(1024)))
+    handover.submit(Transfer(done(), "next", got.append, handover.reserve(1024)))
+    with pytest.raises(TransferError, match="KeyError") as caught:
+        handover.flush(timeout=30)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert got == ["next"]
+    handover.check()
+
+
+def test_a_failed_copy_is_not_handed_over(handover):
+    got = []
+    handover.submit(Transfer(Failing(), "garbage", got.append, None))
+    with pytest.raises(TransferError, match="illegal memory access"):
+        handover.flush(timeout=30)
+    assert got == []
+
+
+def test_close_tells_of_a_failure_too():
+    handover = Handover(RingSpace(1024))
+    handover.submit(Transfer(Failing(), None, lambda _: None, None))
+    with pytest.raises(TransferError):
+        handover.close(timeout=30)
+    assert handover.closed
+
+
+def test_waiting_has_an_end(handover):
+    copy = Copy()
+    handover.submit(Transfer(copy, None, lambda _: None, None))
+    with pytest.raises(TimeoutError, match="1 transfers unfinished"):
+        handover.flush(timeout=0.05)
+    with pytest.raises(TimeoutError, match="unfinished"):
+        handover.close(timeout=0.05)
+    copy.set()
+
+
+def test_a_callback_cannot_wait_for_itself(handover):
+    handover.submit(Transfer(done(), None, lambda _: handover.flush(), None))
+    with pytest.raises(TransferError, match="cannot wait for itself"):
+        handover.flush(timeout=30)
+
+
+# ---- on a GPU -----------------------------------------------------------------
+
+
+@gpu
+def test_values_arrive_in_order_and_unharmed():
+    sent = [torch.randn(64, n, device="cuda") for n in range(200)]
+    got = []
+    with CUDAMemoryManager(pinned_buffer_size=1 << 16, num_streams=3) as manager:
+        for tensor in sent:
+            event = manager.async_gpu_to_host(tensor, lambda host: got.append(host.clone()))
+            assert isinstance(event, torch.cuda.Event)
+    assert len(got) == len(sent)
+    assert all(host.equal(tensor.cpu()) for host, tensor in zip(got, sent, strict=True))
+
+
+@gpu
+def test_values_are_those_at_the_call():
+    got = []
+    with CUDAMemoryManager() as manager:
+        tensor = torch.zeros(1 << 22, device="cuda")
+        for value in range(20):
+            tensor.fill_(value)
+            manager.async_gpu_to_host(tensor, lambda host: got.append((host.min(), host.max())))
+    assert [(int(low), int(high)) for low, high in got] == [(v, v) for v in range(20)]
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.int64, torch.complex64])
+def test_any_dtype_and_layout(dtype):
+    tensor = torch.arange(24, device="cuda").reshape(4, 6).to(dtype).T
+    got = []
+    with CUDAMemoryManager() as manager:
+        for source in (tensor, tensor[:0], tensor[0, 0]):
+            manager.async_gpu_to_host(source, lambda host: got.append(host.clone()))
+    assert [host.tolist() for host in got] == [
+        tensor.tolist(),
+        tensor[:0].tolist(),
+        tensor[0, 0].tolist(),
+    ]
+    assert got[0].dtype is dtype
+
+
+@gpu
+def test_a_tensor_larger_than_the_pinned_memory_keeps_its_turn():
+    got = []
+    with CUDAMemoryManager(pinned_buffer_size=4096) as manager:
+        for n in (10, 100_000, 20):
+            manager.async_gpu_to_host(torch.ones(n, device="cuda"), lambda h: got.append(len(h)))
+    assert got == [10, 100_000, 20]
+
+
+@gpu
+def test_a_callback_may_begin_a_transfer():
+    got = []
+    tensor = torch.ones(1024, device="cuda")
+    with CUDAMemoryManager(pinned_buffer_size=4096) as manager:
+        manager.async_gpu_to_host(
+            tensor, lambda _: manager.async_gpu_to_host(tensor, lambda h: got.append(len(h)))
+        )
+        manager.flush(timeout=30)
+        manager.flush(timeout=30)
+    assert got == [1024]
+
+
+@gpu
+def test_without_a_callback_there_is_an_event_to_wait_for():
+    with CUDAMemoryManager() as manager:
+        event = manager.async_gpu_to_host(torch.ones(1, device="cuda"))
+        event.synchronize()
+        assert event.query()

@@ -1,0 +1,252 @@
+"""How the tensors in a module's output are found and named."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from llm_instrumentation.core.outputs import walk_output
+from torch import nn
+from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+A, B, C = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@dataclasses.dataclass
+class Scores:
+    logits: torch.Tensor
+    extra: object = None
+    past_key_values: object = None
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Opaque:
+    def __init__(self, **held):
+        self.__dict__.update(held)
+
+
+def paths(output, kv_cache=False, unwalked=None):
+    return [path for path, _ in walk_output(output, kv_cache=kv_cache, unwalked=unwalked)]
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (A, [("", A)]),
+        ((A, None), [("", A)]),
+        ([A], [("", A)]),
+        ((A, B, C), [("", A), ("[1]", B), ("[2]", C)]),
+        ((None, A), [("[1]", A)]),
+        (((A, B), C), [("[0][0]", A), ("[0][1]", B), ("[1]", C)]),
+        ((A, (B, [C])), [("", A), ("[1][0]", B), ("[1][1][0]", C)]),
+        ({"logits": A, "n": 3, 0: B}, [("['logits']", A), ("[0]", B)]),
+        ({"it's": A, Color.RED: B}, [('["it\'s"]', A), ("[<Color.RED: 1>]", B)]),
+        ({(1, 2): A}, [("[#0]", A)]),
+        (Pair(A, Pair(None, B)), [("", A), ("[1][1]", B)]),
+        (Scores(A, extra=[B]), [(".logits", A), (".extra[0]", B)]),
+        (CausalLMOutputWithPast(logits=A, hidden_states=(B, C)),
+         [("['logits']", A), ("['hidden_states'][0]", B), ("['hidden_states'][1]", C)]),
+        (nn.Parameter(A), [("", A)]),
+        (None, []),
+        ((), []),
+        ({"loss": None, "text": "abc", "shape": A.shape, "dtype": A.dtype}, []),
+    ],
+)  # fmt: skip
+def test_paths_lead_to_the_tensors(output, expected):
+    found = list(walk_output(output, kv_cache=False))
+    assert [path for path, _ in found] == [path for path, _ in expected]
+    for (_, tensor), (_, same) in zip(found, expected, strict=True):
+        assert tensor.data_ptr() == same.data_ptr()
+
+
+def test_an_lstm_and_a_packed_sequence():
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.ones(2, 4)])
+    assert paths(packed) == ["", "[1]"]
+    assert paths(nn.LSTM(4, 2)(packed)[1]) == ["", "[1]"]
+    assert paths(nn.LSTM(4, 2)(torch.ones(3, 1, 4))) == ["", "[1][0]", "[1][1]"]
+
+
+def llama(**options):
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        **options,
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def test_the_key_value_cache_is_left_out_unless_asked_for():
+    output = llama()(torch.zeros(1, 3, dtype=torch.long))
+    assert paths(output) == ["['logits']"]
+    found = dict(walk_output(output, kv_cache=True))
+    assert list(found) == [
+        "['logits']",
+        "['past_key_values'][0].keys",
+        "['past_key_values'][0].values",
+        "['past_key_values'][1].keys",
+        "['past_key_values'][1].values",
+    ]
+    assert found["['past_key_values'][0].keys"].shape == (1, 2, 3, 8)
+
+
+def test_tuple_outputs_of_a_model_name_their_places():
+    output = llama()(torch.zeros(1, 3, dtype=torch.long), return_dict=False)
+    assert paths(output) == [""]
+    assert paths(output, kv_cache=True)[:2] == ["", "[1][0].keys"]
+
+
+@pytest.mark.parametrize("cache", [None, DynamicCache(), StaticCache(
+    config=transformers.LlamaConfig(num_hidden_layers=2, num_attention_heads=2), max_cache_len=8
+), EncoderDecoderCache(DynamicCache(), DynamicCache())])  # fmt: skip
+def test_caches_that_are_empty_have_no_keys(cache):
+    assert not [path for path in paths((A, cache), kv_cache=True) if path.endswith(".keys")]
+
+
+def test_an_encoder_decoder_cache_has_two_parts():
+    config = transformers.T5Config(
+        vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    output = model(input_ids=ids, decoder_input_ids=ids)
+    assert paths(output) == ["['logits']", "['encoder_last_hidden_state']"]
+    assert [path for path in paths(output, kv_cache=True) if "past" in path] == [
+        "['past_key_values'].self_attention_cache[0].keys",
+        "['past_key_values'].self_attention_cache[0].values",
+        "['past_key_values'].cross_attention_cache[0].keys",
+        "['past_key_values'].cross_attention_cache[0].values",
+    ]
+
+
+def test_legacy_caches_are_known_by_their_key():
+    legacy = ((A, B), (A, B))
+    assert paths({"logits": C, "past_key_values": legacy}) == ["['logits']"]
+    assert paths(Scores(C, past_key_values=legacy)) == [".logits"]
+    assert paths({"past_key_values": legacy}, kv_cache=True)[:2] == [
+        "['past_key_values'][0][0]",
+        "['past_key_values'][0][1]",
+    ]
+
+
+def test_caches_of_other_makes():
+    class Cache:  # as older transformers: a list of keys and one of values
+        key_cache = (A, B)
+        value_cache = (A, B)
+
+    class StateCache:  # as single models have them
+        def __init__(self):
+            self.states = {0: A}
+            self.position = 3
+
+    unwalked = set()
+    assert paths((A, Cache(), StateCache()), unwalked=unwalked) == [""]
+    assert paths((A, Cache()), kv_cache=True) == [
+        "",
+        "[1][0].keys",
+        "[1][1].keys",
+        "[1][0].values",
+        "[1][1].values",
+    ]
+    assert paths((A, StateCache()), kv_cache=True) == ["", "[1].states[0]"]
+    assert unwalked == set()
+
+
+def test_types_that_hold_tensors_but_cannot_be_walked_are_reported():
+    class Slotted:
+        __slots__ = ("tensor",)
+
+    slotted = Slotted()
+    slotted.tensor = A
+    unwalked = set()
+    output = (A, Opaque(deep=[{"x": B}]), Opaque(name="no tensor"), slotted, {B}, iter([C]))
+    assert paths(output, unwalked=unwalked) == [""]
+    assert {name.rpartition(".")[2] for name in unwalked} == {
+        "Opaque",
+        "Slotted",
+        "set",
+        "list_iterator",
+    }
+    assert paths((A, Opaque(deep=B))) == [""]  # nobody asks
+
+
+def test_types_without_tensors_are_not_reported():
+    unwalked = set()
+    assert paths((A, Opaque(name="x"), object(), range(3), len), unwalked=unwalked) == [""]
+    assert unwalked == set()
+
+
+def test_cycles_end_and_deep_nesting_is_reported():
+    loop = [A]
+    loop.append(loop)
+    assert paths({"loop": loop}) == ["['loop'][0]"]
+    assert paths(loop) == [""]
+
+    deep = A
+    for _ in range(100):
+        deep = [None, deep]
+    unwalked = set()
+    assert paths(deep, unwalked=unwalked) == []
+    assert unwalked == {"builtins.list nested deeper than 64"}
+
+
+def test_a_container_used_twice_is_walked_twice():
+    shared = [A, B]
+    assert paths({"x": shared, "y": shared}) == ["['x'][0]", "['x'][1]", "['y'][0]", "['y'][1]"]
+
+
+keys = st.one_of(st.text(max_size=3), st.integers(-3, 3), st.none())
+leaves = st.one_of(st.none(), st.integers(), st.text(max_size=3), st.just("tensor"))
+outputs = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(keys, inner, max_size=3),
+        st.dictionaries(keys, inner, max_size=3).map(OrderedDict),
+        st.builds(Pair, inner, inner),
+        st.builds(Scores, inner, inner),
+    ),
+    max_leaves=12,
+)
+
+
+def with_tensors(value, made):
+    """`value` with a tensor of its own in place of each "tensor"."""
+    if value == "tensor":
+        made.append(torch.empty(0))
+        return made[-1]
+    if isinstance(value, Pair):
+        return Pair(*(with_tensors(v, made) for v in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(with_tensors(v, made) for v in value)
+    if isinstance(value, dict):
+        return type(value)((k, with_tensors(v, made)) for k, v in value.items())
+    if isinstance(value, Scores):
+        return Scores(with_tensors(value.logits, made), with_tensors(value.extra, made))
+    return value
+
+
+@given(outputs)
+def test_every_tensor_is_found_once_under_a_path_that_leads_to_it(value):
+    made = []
+    output = with_tensors(value, made)
+    found = list(walk_output(output, kv_cache=False))
+    assert [id(tensor) for _, tensor in found] == [id(tensor) for tensor in made]
+    assert len({path for path, _ in found}) == len(found)
+    for path, tensor in found:
+        first = isinstance(output, (tuple, list)) and path == ""
+        assert eval("output" + ("[0]" if first else path)) is tensor

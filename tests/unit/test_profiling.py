@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import pytest
+from llm_instrumentation.core import profiling
+from llm_instrumentation.core.profiling import PerformanceMetrics, SystemProfiler
+
+
+def test_metrics_start_empty_and_keep_what_is_recorded():
+    metrics = PerformanceMetrics()
+    assert metrics.get_average_throughput() == 0.0
+    metrics.record_inference(0.5)
+    metrics.record_inference(1.5)
+    metrics.record_compression_ratio(3.0)
+    metrics.record_throughput(200.0)
+    metrics.increment_buffer_overruns()
+    metrics.add_processed_tokens(10)
+    metrics.add_processed_tokens(5)
+    assert metrics == PerformanceMetrics(
+        inference_times=[0.5, 1.5],
+        compression_ratios=[3.0],
+        throughput_mbps=[200.0],
+        buffer_overruns=1,
+        total_tokens_processed=15,
+    )
+    assert metrics.get_average_throughput() == 1.0  # 1 / mean
+
+
+def test_each_metrics_object_has_lists_of_its_own():
+    PerformanceMetrics().record_inference(1.0)
+    assert PerformanceMetrics().inference_times == []
+
+
+def test_an_inference_is_measured():
+    profiler = SystemProfiler()
+    with profiler.measure_inference():
+        time.sleep(0.05)
+    [seconds] = profiler.metrics.inference_times
+    assert 0.05 <= seconds < 5
+    assert len(profiler.metrics.memory_usage) == 1
+
+
+def test_memory_that_an_inference_keeps_is_seen():
+    profiler = SystemProfiler()
+    with profiler.measure_inference():
+        kept = bytes(bytearray(b"x") * (64 << 20))
+    assert profiler.metrics.memory_usage[0] > 32 << 20
+    assert len(kept) == 64 << 20
+
+
+def test_an_inference_that_raises_is_recorded_and_raises():
+    profiler = SystemProfiler()
+    with pytest.raises(KeyError), profiler.measure_inference():
+        raise KeyError("model")
+    assert len(profiler.metrics.inference_times) == 1
+    assert len(profiler.metrics.memory_usage) == 1
+
+
+def test_the_monitor_samples_memory_until_it_is_stopped():
+    profiler = SystemProfiler(sampling_interval=0.01)
+    profiler.start_monitoring()
+    assert profiler.monitoring
+    time.sleep(0.1)
+    metrics = profiler.stop_monitoring()
+    assert metrics is profiler.metrics
+    assert not profiler.monitoring
+    assert not profiler.monitor_thread.is_alive()
+    samples = metrics.memory_samples
+    assert len(samples) >= 3
+    assert all(sample.rss_bytes > 1 << 20 for sample in samples)
+    assert [s.seconds for s in samples] == sorted(s.seconds for s in samples)
+    assert metrics.peak_rss_bytes == max(s.rss_bytes for s in samples)
+
+
+def test_stopping_does_not_wait_for_the_interval():
+    profiler = SystemProfiler(sampling_interval=60)
+    profiler.start_monitoring()
+    start = time.monotonic()
+    profiler.stop_monitoring()
+    assert time.monotonic() - start < 10
+
+
+def test_monitoring_can_be_started_again_but_not_twice():
+    profiler = SystemProfiler()
+    assert profiler.stop_monitoring() is profiler.metrics  # nothing to stop
+    for _ in range(2):
+        profiler.start_monitoring()
+        with pytest.raises(RuntimeError, match="runs already"):
+            profiler.start_monitoring()
+        profiler.stop_monitoring()
+    assert not [t for t in threading.enumerate() if t.name == "llm-instrumentation-monitor"]
+
+
+def test_what_stops_the_monitor_is_told():
+    profiler = SystemProfiler(sampling_interval=0.01)
+
+    def unreadable():
+        raise PermissionError(13, "Permission denied")
+
+    profiler._rss = unreadable
+    profiler.start_monitoring()
+    with pytest.raises(RuntimeError, match="Permission denied") as caught:
+        profiler.stop_monitoring()
+    assert isinstance(caught.value.__cause__, PermissionError)
+
+
+@pytest.mark.parametrize("interval", [0, -1, float("nan"), float("inf")])
+def test_intervals_are_positive(interval):
+    with pytest.raises(ValueError, match=f"not {interval!r}"):
+        SystemProfiler(sampling_interval=interval)
+
+
+def test_the_profiler_records_into_its_metrics():
+    profiler = SystemProfiler()
+    profiler.record_compression_ratio(2.0)
+    profiler.record_throughput(5.0)
+    profiler.increment_buffer_overruns()
+    profiler.add_processed_tokens(3)
+    assert profiler.metrics == PerformanceMetrics(
+        compression_ratios=[2.0],
+        throughput_mbps=[5.0],
+        buffer_overruns=1,
+        total_tokens_processed=3,
+    )
+
+
+def test_memory_is_read_with_and_without_psutil(monkeypatch):
+    with_psutil = profiling._rss_reader()()
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    reader = profiling._rss_reader()
+    assert reader is profiling._rss_of_proc
+    assert reader() == pytest.approx(with_psutil, rel=0.2)
