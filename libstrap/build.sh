@@ -47,7 +47,8 @@ fi
 
 # An empty build id, and no path of this machine in the result: the same sources
 # and tools give the same bytes.
-ldflags="-s -w -buildid= -X main.version=$version"
+ldflags="-s -w -buildid="
+export CGO_CFLAGS="${CGO_CFLAGS--O2 -g} -DSTRAP_VERSION=\"$version\""
 if [ "$os" != darwin ]; then
   cp libstrap/symbols.map "$work"
   # nodelete: the Go runtime cannot be unloaded.

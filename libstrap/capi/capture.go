@@ -14,7 +14,6 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/session"
 	"github.com/libstrap/strap/libstrap/internal/status"
-	"github.com/libstrap/strap/libstrap/internal/stream"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
@@ -48,7 +47,7 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 	case o.keep_float32 != 0 && o.keep_float32 != 1:
 		return none, status.New(status.InvalidArgument, "keep_float32 = %d: give 0 or 1", o.keep_float32)
 	}
-	cut := int64(stream.KeepAll)
+	cut := int64(session.KeepAll)
 	if o.resume_offset != C.STRAP_KEEP_ALL {
 		if o.resume_offset > math.MaxInt64 {
 			return none, status.New(status.InvalidArgument, "resume_offset = %d is no file offset", o.resume_offset)

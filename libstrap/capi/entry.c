@@ -124,7 +124,11 @@ static uint64_t thread_id(void) {
 
 int32_t strap_abi_version(void) { return STRAP_ABI_VERSION; }
 
-const char *strap_version(void) { return forked ? "" : strapgoVersion(); }
+#ifndef STRAP_VERSION /* libstrap/build.sh gives it */
+#define STRAP_VERSION "0.0.0-unversioned"
+#endif
+
+const char *strap_version(void) { return STRAP_VERSION; }
 
 strap_status strap_open(const char *path, const strap_open_options *options,
                         strap_session *session, strap_error *error) {

@@ -4,6 +4,7 @@
 package codec
 
 import (
+	"bytes"
 	"io"
 
 	"github.com/libstrap/strap/libstrap/internal/status"
@@ -261,25 +262,29 @@ func DecodeUnknown(k Kind, payload io.Reader, limit int64) (data []byte, err err
 	return data, err
 }
 
-// withDecoder gives f the decoded bytes and then checks that nothing stands
-// behind the frame.
+// withDecoder gives f the decoded bytes of a payload, which must begin with the
+// frame and end with it.
 func withDecoder(k Kind, payload io.Reader, f func(io.Reader) error) error {
+	decode := withLZ4
 	switch k {
 	case None:
 		return f(payload)
 	case LZ4:
-		if err := withLZ4(payload, f); err != nil {
-			return err
-		}
 	case Zstd:
-		if err := withZstd(payload, f); err != nil {
-			return err
-		}
+		decode = withZstd
 	default:
 		return status.New(status.InvalidArgument, "codec = %d: give none, lz4 or zstd", k)
 	}
-	var more [1]byte
-	if n, _ := io.ReadFull(payload, more[:]); n > 0 {
+	// The libraries take an empty input for an empty result, and skip frames that
+	// are not of the kind.
+	magic := make([]byte, 4)
+	if _, err := io.ReadFull(payload, magic); err != nil || Detect(magic) != k {
+		return corrupt(err, "the payload does not begin with a %s frame", k)
+	}
+	if err := decode(io.MultiReader(bytes.NewReader(magic), payload), f); err != nil {
+		return err
+	}
+	if n, _ := io.ReadFull(payload, magic[:1]); n > 0 {
 		return corrupt(nil, "bytes stand behind the payload's frame")
 	}
 	return nil

@@ -171,6 +171,14 @@ func TestDecodeRefusesWhatIsNotOneFrame(t *testing.T) {
 	}
 }
 
+func TestAnEmptyPayloadIsNoFrame(t *testing.T) {
+	for _, k := range []Kind{LZ4, Zstd} {
+		if err := Decode(nil, k, bytes.NewReader(nil)); !errors.Is(err, status.Corrupt) {
+			t.Errorf("%s: %v", k, err)
+		}
+	}
+}
+
 func TestDecodeUnknown(t *testing.T) {
 	src := samples(100_000)["mixed"]
 	for _, k := range kinds {
@@ -220,6 +228,7 @@ func FuzzZstdRoundTrip(f *testing.F) { fuzzRoundTrip(f, Zstd) }
 // fuzzDecode: no bytes crash the decoder or make it hand out too much.
 func fuzzDecode(f *testing.F, k Kind) {
 	e := newEncoder(f, k, 0)
+	f.Add([]byte{}, 0)
 	for _, n := range []int{0, 1, 1000, 70_000} {
 		for _, src := range samples(n) {
 			f.Add(encodeInPlace(f, e, src), n)

@@ -9,29 +9,30 @@ func Gather(dst, src unsafe.Pointer, itemSize int, shape, strides []int64, start
 	if count == 0 {
 		return
 	}
-	var shapes, steps [64]int64
-	n := collapse(shapes[:0], steps[:0], shape, strides)
-	gatherKernel(dst, src, itemSize, shapes[:n], steps[:n], start, count)
+	var lengths, steps [64]int64
+	n := collapse(&lengths, &steps, shape, strides)
+	gatherKernel(dst, src, itemSize, lengths[:n], steps[:n], start, count)
 }
 
 // collapse merges neighbouring dimensions that one stride walks, and drops those
 // of length 1; it returns how many are left, at least one.
-func collapse(shapes, steps, shape, strides []int64) int {
+func collapse(lengths, steps *[64]int64, shape, strides []int64) (n int) {
 	for i, length := range shape {
-		if length == 1 {
+		switch {
+		case length == 1:
+			continue
+		case n > 0 && steps[n-1] == length*strides[i]:
+			lengths[n-1] *= length
+			steps[n-1] = strides[i]
 			continue
 		}
-		if k := len(shapes) - 1; k >= 0 && steps[k] == length*strides[i] {
-			shapes[k] *= length
-			steps[k] = strides[i]
-			continue
-		}
-		shapes, steps = append(shapes, length), append(steps, strides[i])
+		lengths[n], steps[n] = length, strides[i]
+		n++
 	}
-	if len(shapes) == 0 {
-		shapes, steps = append(shapes, 1), append(steps, 1)
+	if n == 0 {
+		lengths[0], steps[0], n = 1, 1, 1
 	}
-	return len(shapes)
+	return n
 }
 
 // gatherPortable is the twin of strapk_gather.

@@ -302,6 +302,8 @@ func (s *Session) takeTurn(d *deadline) error {
 	case s.turn <- struct{}{}:
 	case <-s.failed:
 		return s.failure
+	case <-s.closing:
+		return s.refused()
 	case <-d.Done():
 		return s.timedOut()
 	}

@@ -6,7 +6,11 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/arena"
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/stream"
 )
+
+// KeepAll as Options.Cut keeps every complete packet of a resumed stream.
+const KeepAll = stream.KeepAll
 
 const (
 	maxWorkers = 256
@@ -24,7 +28,7 @@ type Options struct {
 	MaxMemory   int64 // bytes of staging memory
 	DropOnFull  bool  // leave tensors out instead of waiting for room
 	Resume      bool  // append to the stream
-	Cut         int64 // with Resume: length to cut the stream to, or stream.KeepAll
+	Cut         int64 // with Resume: length to cut the stream to, or KeepAll
 	KeepFloat32 bool  // no downcast to float16
 	Rank        int32 // noted in the index
 

@@ -372,6 +372,12 @@ func (w *writer) writeFeed(it *item) (err error) {
 // finish publishes what is left, ends the workers and closes the files.
 func (w *writer) finish(b *barrier) {
 	s := w.Session
+	// The turn stays taken: no packet gets in behind those that are handled here,
+	// which a discarded session may still have.
+	s.turn <- struct{}{}
+	for it, ok := s.order.TryPop(); ok; it, ok = s.order.TryPop() {
+		w.attempt(func() error { return w.handle(it) })
+	}
 	w.attempt(w.publish)
 	s.jobs.Close()
 	s.workers.Wait()

@@ -394,11 +394,13 @@ func (s *Session) Close(timeout time.Duration) error {
 	s.closeOnce.Do(func() { close(s.closing) })
 	select {
 	case s.turn <- struct{}{}:
+		s.abandonIdle()
+		<-s.turn
+	case <-s.finished:
+		return s.finishErr
 	case <-d.Done():
 		return status.New(status.Timeout, "%q: an enqueue call is still waiting", s.path)
 	}
-	s.abandonIdle()
-	<-s.turn
 	_, err := s.await(toFinish, d)
 	if errors.Is(err, status.Timeout) {
 		return err
@@ -440,7 +442,7 @@ func (s *Session) Stats() Stats {
 		Packets: c.packets.Load(), Tensors: c.tensors.Load(),
 		RawBytes: c.rawBytes.Load(), StoredBytes: c.storedBytes.Load(), FileBytes: c.fileBytes.Load(),
 		Dropped: c.dropped.Load(), DroppedBytes: c.droppedBytes.Load(),
-		Failed: c.noted.Load() - c.dropNotes.Load(), Overflowed: c.overflowed.Load(),
+		Failed: c.noted.Load(), Overflowed: c.overflowed.Load(),
 		Stalls: c.stalls.Load(), StallNS: c.stallNS.Load(),
 		QueuedPackets: c.queuedPackets.Load(), QueuedBytes: uint64(held),
 		MemoryBytes: uint64(taken), MemoryPeak: uint64(peak), MemoryLimit: uint64(s.arena.Limit()),

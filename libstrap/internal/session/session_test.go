@@ -17,7 +17,6 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/reader"
 	"github.com/libstrap/strap/libstrap/internal/status"
-	"github.com/libstrap/strap/libstrap/internal/stream"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
@@ -415,7 +414,7 @@ func TestResumeWithoutAnIndexListsWhatIsThere(t *testing.T) {
 			t.Fatal(err)
 		}
 		o := options(codec.None)
-		o.Resume, o.Cut = true, stream.KeepAll
+		o.Resume, o.Cut = true, KeepAll
 		s = open(t, path, o)
 		enqueue(t, s, tensorOf(mustLayer(t, s, "new"), wire.Float32, []float32{3}))
 		finish(t, s)

@@ -394,9 +394,8 @@ class Recorder:
                 elif now - since >= _SILENCE_SECONDS and not told:
                     told = True
                     warnings.warn(
-                        f"the disk of {self.path} has not taken a byte for "
-                        f"{now - since:.0f} s, {s.queued_packets} packets wait; Ctrl-C gives "
-                        "them up",
+                        f"nothing was written to {self.path} for {now - since:.0f} s, "
+                        f"{s.queued_packets} packets wait; Ctrl-C gives them up",
                         RuntimeWarning,
                         stacklevel=5,
                     )
