@@ -1,0 +1,148 @@
+package stream
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/libstrap/strap/libstrap/internal/scan"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+func packet(name string, payload []byte) []byte {
+	b := make([]byte, wire.HeaderSize)
+	wire.PutHeader(b, len(name), uint32(len(payload)))
+	return append(append(b, name...), payload...)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func create(t *testing.T) (w *Writer, path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "a.stream")
+	w, err := Create(path)
+	must(t, err)
+	return w, path
+}
+
+func TestPacketsStandBackToBack(t *testing.T) {
+	w, path := create(t)
+	var want []byte
+	for i := range 50 {
+		p := packet("layer", bytes.Repeat([]byte{byte(i)}, i*i*i*20))
+		if w.Offset() != int64(len(want)) {
+			t.Fatalf("offset %d, %d bytes appended", w.Offset(), len(want))
+		}
+		must(t, w.Append(p))
+		want = append(want, p...)
+	}
+	must(t, w.Close())
+	got, err := os.ReadFile(path)
+	must(t, err)
+	if !bytes.Equal(got, want) {
+		t.Fatal("the file differs from what was appended")
+	}
+}
+
+func TestALongPacketIsTornUntilItIsFinished(t *testing.T) {
+	w, path := create(t)
+	must(t, w.Append(packet("first", []byte("abc"))))
+	long, err := w.Begin([]byte("long"))
+	must(t, err)
+	_, err = long.Write(bytes.Repeat([]byte{7}, 3000))
+	must(t, err)
+	packets := func() (names []string) {
+		f, err := os.Open(path)
+		must(t, err)
+		defer f.Close()
+		info, err := f.Stat()
+		must(t, err)
+		_, err = scan.Packets(f, 0, info.Size(), func(p scan.Packet) error {
+			names = append(names, p.Name)
+			return nil
+		})
+		if len(names) == 1 && !errors.Is(err, status.Corrupt) {
+			t.Fatalf("an unfinished packet is no tear: %v", err)
+		}
+		return names
+	}
+	if got := packets(); len(got) != 1 {
+		t.Fatalf("during the long packet a reader sees %q", got)
+	}
+	n, err := long.Finish()
+	must(t, err)
+	if n != int64(wire.HeaderSize+4+3000) || w.Offset() != 14+n {
+		t.Fatalf("length %d, offset %d", n, w.Offset())
+	}
+	must(t, w.Append(packet("last", nil)))
+	must(t, w.Close())
+	if got := packets(); len(got) != 3 || got[1] != "long" || got[2] != "last" {
+		t.Fatalf("packets %q", got)
+	}
+}
+
+func TestAnAbortedLongPacketLeavesNothing(t *testing.T) {
+	w, path := create(t)
+	first := packet("first", []byte("abc"))
+	must(t, w.Append(first))
+	long, err := w.Begin([]byte("long"))
+	must(t, err)
+	_, err = long.Write(make([]byte, 3000))
+	must(t, err)
+	must(t, long.Abort())
+	must(t, w.Append(first))
+	must(t, w.Close())
+	got, err := os.ReadFile(path)
+	must(t, err)
+	if !bytes.Equal(got, append(bytes.Clone(first), first...)) {
+		t.Fatalf("the file has %d bytes", len(got))
+	}
+}
+
+func TestResumeMovesATornEndAside(t *testing.T) {
+	w, path := create(t)
+	whole := packet("x", []byte("payload"))
+	must(t, w.Append(whole))
+	must(t, w.Close())
+	for n, torn := range [][]byte{whole[:3], whole[:8], make([]byte, 100)} {
+		must(t, os.WriteFile(path, append(bytes.Clone(whole), torn...), 0o666))
+		w, tail, err := Resume(path, KeepAll)
+		must(t, err)
+		if w.Offset() != int64(len(whole)) {
+			t.Fatalf("resumed at %d", w.Offset())
+		}
+		must(t, w.Close())
+		got, err := os.ReadFile(tail)
+		must(t, err)
+		if !bytes.Equal(got, torn) {
+			t.Fatalf("tail %d holds %d bytes, the torn end had %d", n, len(got), len(torn))
+		}
+	}
+}
+
+func TestLocks(t *testing.T) {
+	w, path := create(t)
+	must(t, w.Append(packet("x", []byte("payload"))))
+	must(t, w.Flush())
+	if _, err := Create(path); !errors.Is(err, status.Busy) {
+		t.Fatalf("a second writer: %v", err)
+	}
+	if _, _, err := Resume(path, KeepAll); !errors.Is(err, status.Busy) {
+		t.Fatalf("a second writer that resumes: %v", err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Size() == 0 {
+		t.Fatalf("the refused writer emptied the file: %v", err)
+	}
+	must(t, w.Close())
+	again, err := Create(path)
+	must(t, err)
+	must(t, again.Close())
+}
