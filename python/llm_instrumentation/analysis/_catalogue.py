@@ -1,0 +1,236 @@
+"""Which rows of an index make which activations.
+
+One row is one packet; an activation is one packet, or several: the parts of a split tensor, and
+the float32 twin of a float16 packet whose source had finite values beyond float16
+(docs/STREAM_FORMAT.md). All work over all rows is done by numpy and pyarrow; only names with
+split tensors or twins are walked row by row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["FLOAT16", "TWIN_SUFFIX", "TWIN_TRANSFORM", "Catalogue"]
+
+FLOAT16 = "float16"  # what float32 is stored as, and what has a twin
+TWIN_SUFFIX = "!float32"
+TWIN_TRANSFORM = "overflow_float32"
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclasses.dataclass(slots=True)
+class _Packets:
+    """The packets that hold one stored form of a tensor, as far as they were found."""
+
+    rows: list[int]
+    parts: int
+    twin: _Packets | None = None
+
+    @property
+    def complete(self) -> bool:
+        return len(self.rows) == self.parts
+
+
+class Catalogue:
+    """An index, by activation.
+
+    An activation goes by the row of its first packet.
+
+    Attributes:
+        index: the index, one chunk a column.
+        names: all layer names with paths, numbered in the order of their first row.
+        codes: each row's number in them.
+        activations: rows of the activations, in capture order.
+        missing: rows of the tensors that are not in the stream, or not whole.
+        parts: all rows of an activation in several packets.
+        twins: the rows of its float32 twin.
+    """
+
+    def __init__(self, index: pa.Table) -> None:
+        self.index: pa.Table = index.combine_chunks()
+        self._numbers: dict[str, npt.NDArray[Any]] = {}
+        self._texts: dict[str, tuple[Ints, list[str]]] = {}
+        self.codes = self._name_all()
+        self.parts: dict[int, tuple[int, ...]] = {}
+        self.twins: dict[int, tuple[int, ...]] = {}
+        self._incomplete: dict[int, str] = {}
+        noted = self._valid("error")
+        single = self._group(~noted)
+        self.activations: Ints = np.flatnonzero(single)
+        self.missing: Ints = np.union1d(
+            np.flatnonzero(noted), np.fromiter(self._incomplete, np.int64)
+        )
+
+    # ---- names ----------------------------------------------------------------
+
+    def _name_all(self) -> Ints:
+        layer, layers = self.texts("layer")
+        path, paths = self.texts("path")
+        pairs, first, pair_of = np.unique(
+            layer * len(paths) + path, return_index=True, return_inverse=True
+        )
+        self._number: dict[str, int] = {}
+        number_of = np.empty(len(pairs), np.int64)
+        for k in np.argsort(first).tolist():
+            at, tail = divmod(int(pairs[k]), len(paths))
+            # A scanned packet has its whole name as layer: two pairs may be one name.
+            name = f"{layers[at]}{paths[tail]}"
+            number_of[k] = self._number.setdefault(name, len(self._number))
+        self.names = tuple(self._number)
+        codes: Ints = number_of[pair_of]
+        return codes
+
+    def name(self, row: int) -> str:
+        return self.names[int(self.codes[row])]
+
+    @functools.cached_property
+    def rows_by_name(self) -> dict[str, Ints]:
+        """The activations of each name, in capture order; names in order of appearance."""
+        codes = self.codes[self.activations]
+        order = np.argsort(codes, kind="stable")
+        starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+        groups = np.split(self.activations[order], starts[1:]) if len(starts) else []
+        groups.sort(key=lambda rows: int(rows[0]))
+        return {self.name(int(rows[0])): rows for rows in groups}
+
+    # ---- cells ----------------------------------------------------------------
+
+    def numbers(self, column: str) -> npt.NDArray[Any]:
+        """A column of numbers; an integer that is null reads as -1, a float as NaN."""
+        if column not in self._numbers:
+            cells = self.index[column]
+            if pa.types.is_signed_integer(cells.type):
+                cells = pc.fill_null(cells, -1)
+            self._numbers[column] = cells.to_numpy()
+        return self._numbers[column]
+
+    def texts(self, column: str) -> tuple[Ints, list[str]]:
+        """A column of texts as numbers into its distinct texts; null is -1."""
+        if column not in self._texts:
+            chunks = self.index[column].dictionary_encode().unify_dictionaries().chunks
+            codes = [pc.fill_null(chunk.indices, -1).to_numpy() for chunk in chunks]
+            self._texts[column] = (
+                np.concatenate([np.empty(0, np.int64), *codes]).astype(np.int64),
+                chunks[0].dictionary.to_pylist() if chunks else [],
+            )
+        return self._texts[column]
+
+    def text(self, column: str, row: int) -> str | None:
+        codes, distinct = self.texts(column)
+        code = int(codes[row])
+        return None if code < 0 else distinct[code]
+
+    @functools.cached_property
+    def _shapes(self) -> tuple[Ints, Ints, Ints]:
+        """Number of dimensions (-1: unknown) and first dimension of each row; all dimensions."""
+        cells = self.index["shape"]
+        ndim = pc.fill_null(pc.list_value_length(cells), -1).to_numpy().astype(np.int64)
+        ends = np.cumsum(np.maximum(ndim, 0))
+        return ndim, ends - np.maximum(ndim, 0), pc.list_flatten(cells).to_numpy()
+
+    def shape(self, row: int) -> tuple[int, ...] | None:
+        ndim, start, lengths = self._shapes
+        n, at = int(ndim[row]), int(start[row])
+        return None if n < 0 else tuple(lengths[at : at + n].tolist())
+
+    def stored_dtype(self, row: int) -> str | None:
+        """The type of an activation's own packets; None where only a scan found them."""
+        return self.text("stored_dtype", row) or (FLOAT16 if row in self.twins else None)
+
+    def error(self, row: int) -> str | None:
+        """Why a tensor is missing; None for an activation."""
+        return self._incomplete.get(row) or self.text("error", row)
+
+    def packet_rows(self, row: int) -> tuple[int, ...]:
+        """The rows of all packets of an activation, those of its twin last."""
+        return (*self.parts.get(row, (row,)), *self.twins.get(row, ()))
+
+    def _valid(self, column: str) -> Mask:
+        mask: Mask = pc.is_valid(self.index[column]).to_numpy()
+        return mask
+
+    # ---- split tensors and twins ----------------------------------------------
+
+    def _group(self, present: Mask) -> Mask:
+        """Fills parts, twins and incomplete; returns the rows that begin an activation."""
+        part, parts = self.numbers("part"), self.numbers("parts")
+        noted_twin, found_twin, subject = self._twin_rows(present)
+        twin = noted_twin | found_twin
+        walked = (parts > 1) | twin
+        if not walked.any():
+            return present
+        walked |= np.isin(subject, subject[twin])
+        rows = np.flatnonzero(walked)
+        model, _ = self.texts("model")
+        source = [model, *map(self.numbers, ("call", "step", "token", "rank", "thread"))]
+        cells = (rows, present, part, parts, twin, found_twin, subject, *source)
+        # A thread hands over the packets of a tensor one behind the other, the twin's last, but
+        # those of several threads may alternate.
+        growing: dict[tuple[Any, ...], _Packets] = {}
+        latest: dict[int, _Packets] = {}
+        tensors: list[_Packets] = []
+        columns = (column if column is rows else column[rows] for column in cells)
+        for row, here, number, count, is_twin, by_name, of, *rest in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            key = (of, *rest)
+            if not here:
+                growing.pop((is_twin, key), None)
+                continue
+            if number > 0:
+                packets = growing.get((is_twin, key))
+                if packets and len(packets.rows) == number and packets.parts == count:
+                    packets.rows.append(row)
+                else:
+                    tensors.append(_Packets([row], count))
+                continue
+            packets = growing[is_twin, key] = _Packets([row], count)
+            # Scanning finds a name alone, so the latest packet of the name is what it is behind.
+            base = latest.get(of) if by_name else growing.get((False, key))
+            if is_twin and base and base.complete and not base.twin:
+                base.twin = packets
+                continue
+            if not is_twin:
+                latest[of] = packets
+            tensors.append(packets)
+        begins = present & ~walked
+        for tensor in tensors:
+            if self._settle(tensor):
+                begins[tensor.rows[0]] = True
+        return begins
+
+    def _settle(self, tensor: _Packets) -> bool:
+        """Enters a tensor that was walked; False if it is not whole."""
+        first = tensor.rows[0]
+        if not tensor.complete:
+            self._incomplete[first] = (
+                f"of its {tensor.parts} parts {len(tensor.rows)} are in the stream"
+            )
+            return False
+        if tensor.parts > 1:
+            self.parts[first] = tuple(tensor.rows)
+        if tensor.twin and self._settle(tensor.twin):
+            self.twins[first] = tuple(tensor.twin.rows)
+        return True
+
+    def _twin_rows(self, present: Mask) -> tuple[Mask, Mask, Ints]:
+        """Twins by the index, twins by their name, and the name each row's values belong to."""
+        transform, transforms = self.texts("transform")
+        noted = np.zeros(len(transform), np.bool_)
+        if TWIN_TRANSFORM in transforms:
+            noted = present & (transform == transforms.index(TWIN_TRANSFORM))
+        base_of = np.arange(len(self.names))
+        for name, number in self._number.items():
+            if name.endswith(TWIN_SUFFIX):
+                base_of[number] = self._number.get(name.removesuffix(TWIN_SUFFIX), number)
+        found = present & ~self._valid("stored_dtype") & (base_of[self.codes] != self.codes)
+        return noted, found, np.where(found, base_of[self.codes], self.codes)

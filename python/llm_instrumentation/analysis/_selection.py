@@ -1,0 +1,49 @@
+"""Selecting steps, tokens and calls by number."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InvalidArgumentError
+
+Selector: TypeAlias = "int | slice | Iterable[int] | None"
+"""One number, a half-open range of them, a collection, or None for all."""
+
+
+def among(
+    values: npt.NDArray[Any], wanted: int | slice | Iterable[int], what: str
+) -> npt.NDArray[np.bool_]:
+    """Which values a selector takes; an unknown one is -1 and never taken."""
+    try:
+        if isinstance(wanted, slice):
+            return _in_range(values, wanted, what)
+        several = wanted if isinstance(wanted, Iterable) else (wanted,)
+        numbers = [operator.index(n) for n in several]
+    except TypeError:
+        raise InvalidArgumentError(
+            f"{what}: {wanted!r} is no number, slice or collection of numbers"
+        ) from None
+    if min(numbers, default=0) < 0:
+        raise InvalidArgumentError(f"{what}: {min(numbers)} is negative; they count from 0")
+    return np.isin(values, np.array(numbers, np.int64))
+
+
+def _in_range(values: npt.NDArray[Any], wanted: slice, what: str) -> npt.NDArray[np.bool_]:
+    start = 0 if wanted.start is None else operator.index(wanted.start)
+    stop = sys.maxsize if wanted.stop is None else operator.index(wanted.stop)
+    stride = 1 if wanted.step is None else operator.index(wanted.step)
+    if start < 0 or stop < 0 or stride < 1:
+        raise InvalidArgumentError(
+            f"{what}: {wanted} is a range by value, from 0 up; it cannot count from the end"
+        )
+    values = values.astype(np.int64)
+    fits: npt.NDArray[np.bool_] = (
+        (values >= start) & (values < stop) & ((values - start) % stride == 0)
+    )
+    return fits

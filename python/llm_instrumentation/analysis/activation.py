@@ -1,0 +1,261 @@
+"""One captured tensor: what the index says of it, and its values."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..core.sampling import TRANSFORM as SAMPLE
+from ..core.sampling import positions_from_parameters
+from ..errors import CorruptError, InvalidArgumentError
+from ._catalogue import TWIN_SUFFIX, TWIN_TRANSFORM
+from ._elements import dtype_name, numpy_dtype, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from .reader import ActivationReader
+
+__all__ = ["Activation"]
+
+_PACKET_HEADER = 6  # bytes, docs/STREAM_FORMAT.md
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Activation:
+    """One captured tensor, or one that is missing: what the index says of it, and its values.
+
+    Attributes:
+        row: of its first packet in `ActivationReader.index`.
+    """
+
+    _reader: ActivationReader
+    row: int
+
+    @property
+    def name(self) -> str:
+        """Layer and path, the packet name: "h.0[1]"."""
+        return self._reader._catalogue.name(self.row)
+
+    @property
+    def model(self) -> str:
+        """Name given to the model; may be empty."""
+        return self._text("model") or ""
+
+    @property
+    def layer(self) -> str:
+        """Module name; for a scanned packet the whole name."""
+        return self._text("layer") or ""
+
+    @property
+    def path(self) -> str:
+        """Place in the module's output: "" for the first tensor, else as "[1]"."""
+        return self._text("path") or ""
+
+    @property
+    def step(self) -> int | None:
+        """Forward call of the model, from 0; None where unknown."""
+        return self._number_or_none("step")
+
+    @property
+    def token(self) -> int | None:
+        """Tokens recorded when the step began, 0 for the prefill; None where unknown."""
+        return self._number_or_none("token")
+
+    @property
+    def call(self) -> int:
+        """Which call of the module within the step, from 0."""
+        return self._number("call")
+
+    @property
+    def rank(self) -> int:
+        """Process rank in a distributed run."""
+        return self._number("rank")
+
+    @property
+    def thread(self) -> int:
+        """The system's id of the capturing thread; 0 where unknown."""
+        return self._number("thread")
+
+    @property
+    def sequence(self) -> int:
+        """Place in the order of capture."""
+        return self._number("sequence")
+
+    @property
+    def time_ns(self) -> int | None:
+        """CLOCK_MONOTONIC at capture in nanoseconds; None where unknown."""
+        return self._number_or_none("time_ns")
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of the stored values (see `source_shape`); None where a scan found the packet."""
+        return self._reader._catalogue.shape(self.row)
+
+    @property
+    def dtype(self) -> str | None:
+        """Stored element type, by torch's name; None where a scan found the packet."""
+        return self._reader._catalogue.stored_dtype(self.row)
+
+    @property
+    def source_dtype(self) -> str | None:
+        """Element type of the tensor that was captured; None where unknown."""
+        return self._text("source_dtype")
+
+    @property
+    def codec(self) -> str:
+        """none, lz4 or zstd."""
+        return self._text("codec") or "none"
+
+    @property
+    def transform(self) -> str | None:
+        """What was done to the values: "sample", the capturing program's word, or None."""
+        transform = self._text("transform")
+        return None if transform == TWIN_TRANSFORM else transform
+
+    @property
+    def parameters(self) -> str | None:
+        """Of the transform, a JSON object."""
+        return self._text("parameters")
+
+    @property
+    def mse(self) -> float | None:
+        """Mean squared error of the float16 values; None where nothing was converted.
+
+        Of a split tensor it is that of the first part; the index has the others.
+        """
+        mse = float(self._reader._catalogue.numbers("mse")[self.row])
+        return None if math.isnan(mse) else mse
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether a float32 twin is stored because float16 could not hold the values."""
+        return self.row in self._reader._catalogue.twins
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the payloads in the stream, of all parts and the float32 twin."""
+        catalogue, total = self._reader._catalogue, 0
+        twins = catalogue.twins.get(self.row, ())
+        for row in catalogue.packet_rows(self.row):
+            name = self.name + (TWIN_SUFFIX if row in twins else "")
+            head = _PACKET_HEADER + len(name.encode())
+            total += max(0, int(catalogue.numbers("length")[row]) - head)
+        return total
+
+    @property
+    def error(self) -> str | None:
+        """Why the tensor is missing; None where it is not."""
+        return self._reader._catalogue.error(self.row)
+
+    def _number(self, column: str) -> int:
+        return int(self._reader._catalogue.numbers(column)[self.row])
+
+    def _number_or_none(self, column: str) -> int | None:
+        number = self._number(column)
+        return None if number < 0 else number
+
+    def _text(self, column: str) -> str | None:
+        return self._reader._catalogue.text(column, self.row)
+
+    def __repr__(self) -> str:
+        says = [repr(self.name)]
+        says += [f"{k} {v}" for k in ("step", "token") if (v := getattr(self, k)) is not None]
+        if self.call:
+            says.append(f"call {self.call}")
+        if self.error is not None:
+            says.append(f"missing: {self.error}")
+        elif self.dtype is None:
+            says.append("shape unknown")
+        else:
+            says.append(f"{self.dtype} {self.shape if self.shape is not None else ''}".rstrip())
+        return f"<Activation {', '.join(says)}>"
+
+    # ---- values ---------------------------------------------------------------
+
+    def to_torch(self, exact: bool = True, dtype: Any = None) -> torch.Tensor:
+        """The values as a CPU tensor of `shape`, decoded into its memory.
+
+        A packet found by scanning (no index, or a stream of llm_instrumentation 1.3.1) has a
+        name and no shape or type. Its values come as a 1-D float16 tensor, the documented
+        format of float32; `dtype` says what else its bytes are.
+
+        Args:
+            exact: where float32 values beyond float16 were captured, give the float32 twin;
+                False gives the float16 packet, with infinities in their place.
+            dtype: convert to this type, a torch dtype or its name. Where `dtype` of the
+                activation is unknown, it is the type the bytes are taken for.
+
+        Raises:
+            CorruptError: (a ValueError) the bytes are not what was written; the message names
+                packet and offset.
+            NotFoundError: the tensor is missing, see `error`.
+            UnsupportedError: (a TypeError) this torch lacks the type.
+            InvalidStateError: the reader is closed.
+        """
+        values = self._reader._torch(self._reader._form(self.row, exact, dtype))
+        return values if dtype is None else values.to(torch_dtype(dtype_name(dtype)))
+
+    def to_numpy(self, exact: bool = True, dtype: Any = None) -> npt.NDArray[Any]:
+        """The values as an array of `shape`; needs no torch. Arguments and errors as `to_torch`.
+
+        numpy lacks some types: bfloat16 and float8 come as float32 and complex32 as complex64,
+        all exactly equal.
+        """
+        target = None if dtype is None else dtype_name(dtype)
+        form = self._reader._form(self.row, exact, dtype)
+        values = self._reader._numpy(form)
+        return values if target in (None, form.dtype) else values.astype(numpy_dtype(target))
+
+    @property
+    def positions(self) -> npt.NDArray[np.int64] | None:
+        """Row-major places of a sample's values in the source; None for a whole tensor."""
+        return None if self.transform != SAMPLE else self._sample()[0]
+
+    @property
+    def source_shape(self) -> tuple[int, ...] | None:
+        """Shape of the captured tensor, also where only a sample is stored."""
+        return self.shape if self.transform != SAMPLE else self._sample()[1]
+
+    def _sample(self) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
+        try:
+            return positions_from_parameters(self.parameters or "")
+        except ValueError as error:
+            raise CorruptError(f"{self.name!r} (row {self.row} of the index): {error}") from error
+
+    def to_dense(
+        self, fill: float = math.nan, *, exact: bool = True, dtype: Any = None
+    ) -> torch.Tensor:
+        """A sample in its place: a tensor of `source_shape`, `fill` where nothing is known.
+
+        A whole tensor is given as it is.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) the type has no such value as `fill`.
+        """
+        import torch
+
+        values = self.to_torch(exact, dtype)
+        if self.transform != SAMPLE:
+            return values
+        positions, shape = self._sample()
+        if values.shape != positions.shape:
+            raise CorruptError(
+                f"{self.name!r} (row {self.row} of the index) holds {values.numel()} values, a "
+                f"sample of shape {shape} has {len(positions)}"
+            )
+        inexact = values.is_floating_point() or values.is_complex()
+        if not inexact and not float(fill).is_integer():
+            raise InvalidArgumentError(
+                f"fill = {fill} is no value of {values.dtype}: pass another fill, or dtype="
+            )
+        dense = torch.full((math.prod(shape),), fill, dtype=values.dtype, device="cpu")
+        # As bytes: torch puts elements in place for some of the types only.
+        size = values.element_size()
+        places = dense.view(torch.uint8).view(len(dense), size)
+        places[torch.tensor(positions)] = values.view(torch.uint8).view(len(values), size)
+        return dense.view(shape)

@@ -1,0 +1,490 @@
+"""Reading a capture: layers, steps, and activations as torch tensors or numpy arrays::
+
+with ActivationReader("run.stream") as reader:
+    reader.layers                                  # ("embeddings", "encoder.layer.0", ...)
+    reader["encoder.layer.0"][0].to_torch()
+    reader["encoder.layer.0"].at(step=3).to_numpy()
+    reader.select("encoder.*", steps=slice(0, 10)).stack()
+    reader.index.to_pandas()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import operator
+import os
+import re
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from .._native import Reader, ReaderInfo
+from ..core.token_files import load_token_metadata
+from ..errors import (
+    CorruptError,
+    InvalidArgumentError,
+    InvalidStateError,
+    NotFoundError,
+    StrapError,
+)
+from ._catalogue import FLOAT16, Catalogue
+from ._elements import (
+    dtype_name,
+    element_size,
+    from_storage,
+    storage_dtype,
+    torch_dtype,
+)
+from ._selection import Selector, among
+from .activation import Activation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
+__all__ = ["Activation", "ActivationReader", "ActivationView", "UnknownActivationError"]
+
+
+class UnknownActivationError(StrapError, KeyError):
+    """The capture has no such layer or activation; the message names what it has."""
+
+    __str__ = Exception.__str__  # KeyError's shows the message in quotes
+
+
+class ActivationReader:
+    """The activations of a capture. Thread-safe; close it or use it as a context manager.
+
+    What the index says stays available behind `close`; values do not.
+
+    Args:
+        path: the stream; its index and token file are looked for beside it.
+        ignore_index: find the packets by scanning the stream, whatever its index says.
+        warn: warn with a `RuntimeWarning` where `problem` is not empty.
+
+    Attributes:
+        path: as given.
+        info: what opening the stream found.
+        layers: names of the captured tensors, layer and place in its output, in the order in
+            which they first appear: "h.0", "h.0[1]"; the root module's is "".
+        steps: the forward steps that activations are known of, sorted.
+        tokens: likewise the token numbers.
+
+    Raises:
+        NotFoundError: (a FileNotFoundError) there is no such file.
+        CorruptError: (a ValueError) the file is no stream.
+        StrapError: another reason why it cannot be read.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, ignore_index: bool = False, warn: bool = True
+    ) -> None:
+        self.path = os.fspath(path)
+        self._closing = threading.Lock()
+        self._closed = False
+        self._native = Reader(path, ignore_index=ignore_index)
+        try:
+            self.info: ReaderInfo = self._native.info
+            self._catalogue = Catalogue(self._native.index().read_all())
+            self.layers: tuple[str, ...] = tuple(self._catalogue.rows_by_name)
+            self.steps = self._distinct("step")
+            self.tokens = self._distinct("token")
+            if warn and self.problem:
+                warnings.warn(f"{self.path}: {self.problem}", RuntimeWarning, stacklevel=2)
+        except BaseException:
+            self._native.close()
+            raise
+
+    def _distinct(self, column: str) -> tuple[int, ...]:
+        values = np.unique(self._catalogue.numbers(column)[self._catalogue.activations])
+        return tuple(values[values >= 0].tolist())
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the stream or its index (a torn tail...); "" when all is well."""
+        return self.info.problem
+
+    @property
+    def missing(self) -> ActivationView:
+        """Tensors that were dropped, not to be captured or are not whole: see their `error`."""
+        return ActivationView(self, self._catalogue.missing)
+
+    @property
+    def index(self) -> pa.Table:
+        """The index, one row a packet or note; docs/STREAM_FORMAT.md lists its columns."""
+        return self._catalogue.index
+
+    @functools.cached_property
+    def token_metadata(self) -> dict[str, Any] | None:
+        """The token file: total_tokens, tokens, capture_duration_seconds; None if there is none.
+
+        Raises:
+            TokenFileError: (a ValueError) it is damaged.
+        """
+        return load_token_metadata(self.path)
+
+    def __len__(self) -> int:
+        """Number of activations: parts are joined and twins not counted."""
+        return len(self._catalogue.activations)
+
+    def __iter__(self) -> Iterator[Activation]:
+        """All activations in capture order."""
+        return iter(self.select())
+
+    def __contains__(self, layer: object) -> bool:
+        return layer in self._catalogue.rows_by_name
+
+    def __getitem__(self, layer: str) -> ActivationView:
+        """The activations of a layer, in capture order.
+
+        Raises:
+            UnknownActivationError: (a KeyError) there are none of this name.
+        """
+        return ActivationView(self, self._rows_of(layer))
+
+    def select(
+        self,
+        layers: str | Iterable[str] | None = None,
+        *,
+        steps: Selector = None,
+        tokens: Selector = None,
+        calls: Selector = None,
+    ) -> ActivationView:
+        """The activations of some layers and steps, in capture order; nothing is decoded yet.
+
+        Args:
+            layers: names, in which `*` stands for any characters and `?` for one; brackets
+                stand for themselves. None: all.
+            steps, tokens, calls: see `ActivationView.select`.
+
+        Raises:
+            UnknownActivationError: (a KeyError) a name or pattern fits no layer.
+        """
+        if layers is None:
+            view = ActivationView(self, self._catalogue.activations)
+        else:
+            patterns = [layers] if isinstance(layers, str) else list(layers)
+            names = dict.fromkeys(name for pattern in patterns for name in self._fitting(pattern))
+            rows = [self._catalogue.rows_by_name[name] for name in names]
+            view = ActivationView(self, np.sort(np.concatenate([np.empty(0, np.int64), *rows])))
+        return view.select(steps=steps, tokens=tokens, calls=calls)
+
+    def _fitting(self, pattern: str) -> list[str]:
+        if pattern not in self and ("*" in pattern or "?" in pattern):
+            glob = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+            fits = re.compile(glob, re.DOTALL).fullmatch
+            if names := [name for name in self.layers if fits(name)]:
+                return names
+        self._rows_of(pattern)
+        return [pattern]
+
+    def _rows_of(self, layer: str) -> npt.NDArray[np.int64]:
+        try:
+            return self._catalogue.rows_by_name[layer]
+        except KeyError:
+            raise UnknownActivationError(self._unknown(layer)) from None
+
+    def _unknown(self, layer: Any) -> str:
+        message = f"{self.path} has no activation named {layer!r}"
+        if not isinstance(layer, str):
+            return f"{message}: names are strings"
+        for activation in self.missing:
+            if activation.name == layer:
+                return f"{message}, see reader.missing: {activation.error}"
+        close = difflib.get_close_matches(layer, self.layers, n=5)
+        close += [name for name in self.layers if layer and layer in name and name not in close]
+        if close:
+            return f"{message}. Did you mean {', '.join(map(repr, close[:5]))}?"
+        return f"{message}; reader.layers lists its {len(self.layers)} names"
+
+    def close(self) -> None:
+        """Closes the stream; does nothing when closed."""
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._native.close()
+
+    def __enter__(self) -> ActivationReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        says = [
+            _count(len(self), "activation"),
+            _count(len(self.layers), "layer"),
+            _count(len(self.steps), "step"),
+            _count(self.info.packets, "packet"),
+            _bytes(self.info.file_bytes),
+        ]
+        if self.missing:
+            says.append(f"{len(self.missing)} missing")
+        if self.problem:
+            says.append(f"problem: {self.problem}")
+        if self._closed:
+            says.append("closed")
+        return f"<ActivationReader {self.path!r}: {', '.join(says)}>"
+
+    # ---- values ---------------------------------------------------------------
+
+    def _form(self, row: int, exact: bool, dtype: Any) -> _Form:
+        """Finds the stored form of an activation to decode, and checks its length."""
+        self._check_open()
+        catalogue, name = self._catalogue, self._catalogue.name(row)
+        if (error := catalogue.error(row)) is not None:
+            raise NotFoundError(f"{name!r} is not in {self.path}: {error}")
+        rows, stored = catalogue.parts.get(row, (row,)), catalogue.stored_dtype(row)
+        if exact and row in catalogue.twins:
+            rows, stored = catalogue.twins[row], "float32"
+        if stored is None:
+            stored = FLOAT16 if dtype is None else dtype_name(dtype)
+        element = element_size(stored)
+        sizes = tuple(map(self._native.decoded_bytes, rows))
+        shape = catalogue.shape(row)
+        if shape is None:
+            count, rest = divmod(sum(sizes), element)
+            if rest:
+                raise InvalidArgumentError(
+                    f"{name!r} has {sum(sizes)} bytes, no whole number of {stored}: its type is "
+                    "unknown, pass dtype= to say what it is"
+                )
+            shape = (count,)
+        elif min(shape, default=0) < 0 or sum(sizes) != math.prod(shape) * element:
+            raise CorruptError(
+                f"packet {name!r} at byte {catalogue.index['offset'][row]}: it holds {sum(sizes)} "
+                f"bytes, the index says shape {shape} of {stored}"
+            )
+        return _Form(rows, sizes, stored, shape)
+
+    def _decode(self, form: _Form, address: int) -> None:
+        for row, size in zip(form.rows, form.sizes, strict=True):
+            self._check_open()
+            self._native.read_into(row, address, size)
+            address += size
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidStateError(f"the reader of {self.path} is closed")
+
+    def _torch(self, form: _Form) -> torch.Tensor:
+        import torch
+
+        # The device is named because a default one may be set.
+        values = torch.empty(form.shape, dtype=torch_dtype(form.dtype), device="cpu")
+        self._decode(form, values.data_ptr())
+        return values
+
+    def _numpy(self, form: _Form) -> npt.NDArray[Any]:
+        flat = np.empty(math.prod(form.shape), storage_dtype(form.dtype))
+        self._decode(form, flat.ctypes.data)
+        return from_storage(flat, form.dtype).reshape(form.shape)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """One stored form of an activation: its packets and what they hold together."""
+
+    rows: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class ActivationView(Sequence["Activation"]):
+    """Activations in capture order: a sequence whose values are decoded when asked for."""
+
+    __slots__ = ("_reader", "_rows")
+
+    def __init__(self, reader: ActivationReader, rows: npt.NDArray[np.int64]) -> None:
+        self._reader = reader
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, at: int) -> Activation: ...
+    @overload
+    def __getitem__(self, at: slice) -> ActivationView: ...
+    def __getitem__(self, at: int | slice) -> Activation | ActivationView:
+        if isinstance(at, slice):
+            return ActivationView(self._reader, self._rows[at])
+        place = operator.index(at)
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"activation {place} of {len(self)}")
+        return Activation(self._reader, int(self._rows[place]))
+
+    def __iter__(self) -> Iterator[Activation]:
+        for row in self._rows:
+            yield Activation(self._reader, int(row))
+
+    def __repr__(self) -> str:
+        layers = _count(len(np.unique(self._reader._catalogue.codes[self._rows])), "layer")
+        steps = np.unique(self._column("step"))
+        steps = steps[steps >= 0]
+        span = f", steps {steps[0]} to {steps[-1]}" if len(steps) else ""
+        return f"<ActivationView: {_count(len(self), 'activation')} of {layers}{span}>"
+
+    def _column(self, column: str) -> npt.NDArray[Any]:
+        values: npt.NDArray[Any] = self._reader._catalogue.numbers(column)[self._rows]
+        return values
+
+    def select(
+        self, *, steps: Selector = None, tokens: Selector = None, calls: Selector = None
+    ) -> ActivationView:
+        """The activations of some steps, tokens and calls.
+
+        Args:
+            steps: forward steps: a number, a half-open range of them as slice(0, 10), a
+                collection, or None for all. An activation whose step is unknown fits None alone.
+            tokens: numbers of the tokens that the steps led to; likewise.
+            calls: calls of the module within its step; likewise.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) a number is negative, or it is none of these.
+        """
+        fits = np.ones(len(self), np.bool_)
+        for column, wanted in (("step", steps), ("token", tokens), ("call", calls)):
+            if wanted is not None:
+                fits &= among(self._column(column), wanted, column)
+        return self if fits.all() else ActivationView(self._reader, self._rows[fits])
+
+    def at(
+        self, *, step: int | None = None, token: int | None = None, call: int | None = None
+    ) -> Activation:
+        """The one activation of a step, token or call.
+
+        Raises:
+            UnknownActivationError: (a KeyError) there is none.
+            InvalidArgumentError: (a ValueError) there are several: the message says how they
+                differ.
+        """
+        found = self.select(steps=step, tokens=token, calls=call)
+        if len(found) == 1:
+            return found[0]
+        given = {"step": step, "token": token, "call": call}
+        asked = ", ".join(f"{k}={v}" for k, v in given.items() if v is not None) or "any step"
+        if not found:
+            has = ", ".join(_span(self._column(k), k) for k, v in given.items() if v is not None)
+            raise UnknownActivationError(
+                f"no activation at {asked}: the {len(self)} here have {has}"
+                if has
+                else "no activation here"
+            )
+        differ = [k for k in given if len(np.unique(found._column(k))) > 1]
+        hint = f"name their {' or '.join(differ)} too" if differ else "use select()"
+        raise InvalidArgumentError(f"{len(found)} activations at {asked}: {hint}")
+
+    def stack(self, *, exact: bool = True, dtype: Any = None) -> torch.Tensor:
+        """All values in one tensor of shape (len(self), *shape); arguments as `to_torch`.
+
+        Activations of float16, and of float32 because of values beyond float16, stack as
+        float32.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) shapes or types differ, or there is nothing.
+        """
+        forms = self._forms(exact, dtype)
+        if len({form.shape for form in forms}) > 1:
+            raise InvalidArgumentError(f"cannot stack {_tally(form.shape for form in forms)}")
+        out = _empty((len(forms), *forms[0].shape), _common(forms, dtype))
+        for place, form in zip(out, forms, strict=True):
+            self._fill(place, form)
+        return out
+
+    def cat(self, dim: int = 0, *, exact: bool = True, dtype: Any = None) -> torch.Tensor:
+        """All values behind each other along a dimension; arguments as `to_torch`.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) shapes differ in another dimension, types
+                differ, or there is nothing.
+        """
+        import torch
+
+        forms = self._forms(exact, dtype)
+        ndim = len(forms[0].shape)
+        if not -ndim <= dim < ndim:
+            raise InvalidArgumentError(
+                f"cat along dimension {dim} of shape {forms[0].shape}"
+                + ("" if ndim else ": scalars can be stacked")
+            )
+        dim %= ndim
+        if len({(*form.shape[:dim], None, *form.shape[dim + 1 :]) for form in forms}) > 1:
+            shapes = _tally(form.shape for form in forms)
+            raise InvalidArgumentError(f"cannot concatenate along dimension {dim} {shapes}")
+        lengths = [form.shape[dim] for form in forms]
+        first = forms[0].shape
+        shape = (*first[:dim], sum(lengths), *first[dim + 1 :])
+        out = _empty(shape, _common(forms, dtype))
+        for place, form in zip(torch.split(out, lengths, dim), forms, strict=True):
+            self._fill(place, form)
+        return out
+
+    def _forms(self, exact: bool, dtype: Any) -> list[_Form]:
+        if not len(self):
+            raise InvalidArgumentError("no activations to join: the selection is empty")
+        return [self._reader._form(int(row), exact, dtype) for row in self._rows]
+
+    def _fill(self, place: torch.Tensor, form: _Form) -> None:
+        """Decodes into place, where it can hold the stored elements as they are."""
+        if place.dtype == torch_dtype(form.dtype) and place.is_contiguous():
+            self._reader._decode(form, place.data_ptr())
+        else:
+            place.copy_(self._reader._torch(form))
+
+
+# ---- joining and messages --------------------------------------------------------
+
+
+def _common(forms: Sequence[_Form], dtype: Any) -> torch.dtype:
+    """The type that can hold the values of all."""
+    names = {form.dtype for form in forms}
+    if dtype is not None:
+        names = {dtype_name(dtype)}
+    elif names == {"float16", "float32"}:
+        names = {"float32"}
+    if len(names) > 1:
+        raise InvalidArgumentError(
+            f"cannot join {_tally(form.dtype for form in forms)}: pass dtype= to convert them"
+        )
+    return torch_dtype(names.pop())
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    import torch
+
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def _tally(kinds: Iterable[object]) -> str:
+    """How often each of different shapes or types comes, the most frequent first."""
+    counts = Counter(kinds)
+    listed = [f"{kind} ({count})" for kind, count in counts.most_common(6)]
+    if len(counts) > len(listed):
+        listed.append(f"{len(counts) - len(listed)} others")
+    return f"{counts.total()} activations of " + ", ".join(listed)
+
+
+def _span(values: npt.NDArray[Any], what: str) -> str:
+    known = values[values >= 0]
+    return f"{what}s {known.min()} to {known.max()}" if len(known) else f"no {what}s"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def _bytes(n: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if n < 1000:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.3g} TB"
