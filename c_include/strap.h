@@ -249,8 +249,9 @@ strap_status strap_stats(strap_session session, strap_stats_t *stats, strap_erro
 strap_status strap_close(strap_session session, int32_t timeout_ms, strap_error *error);
 
 /* Closes without waiting: what is not yet written is given up, whatever stands
- * in the file stays valid. For a disk that does not answer. *lost, if not NULL,
- * is the number of packets given up. */
+ * in the file stays valid. For a disk that does not answer: the file stays locked
+ * until the write call under way returns. *lost, if not NULL, is the number of
+ * packets given up. */
 strap_status strap_discard(strap_session session, uint64_t *lost, strap_error *error);
 
 /* ---- reading ------------------------------------------------------------ */

@@ -19,6 +19,17 @@ import (
 
 func timeout(ms C.int32_t) time.Duration { return time.Duration(ms) * time.Millisecond }
 
+// onSession runs f on an open session; a panic poisons the session.
+func onSession(h C.strap_session, e *C.strap_error, f func(*session.Session) error) C.strap_status {
+	return guarded(e, func() error {
+		s, err := sessions.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		return s.Guard(func() error { return f(s) })
+	})
+}
+
 //export strapgoOpen
 func strapgoOpen(path *C.char, o *C.strap_open_options, out *C.strap_session, e *C.strap_error) C.strap_status {
 	return guarded(e, func() error {
@@ -69,11 +80,7 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 
 //export strapgoLayer
 func strapgoLayer(h C.strap_session, model, name *C.char, nameLen C.size_t, path *C.char, out *C.uint32_t, e *C.strap_error) C.strap_status {
-	return guarded(e, func() error {
-		s, err := sessions.get(uint64(h))
-		if err != nil {
-			return err
-		}
+	return onSession(h, e, func(s *session.Session) error {
 		if nameLen > wire.MaxName {
 			return status.New(status.InvalidArgument, "name_len = %d: at most %d", nameLen, wire.MaxName)
 		}
@@ -86,11 +93,7 @@ func strapgoLayer(h C.strap_session, model, name *C.char, nameLen C.size_t, path
 //export strapgoEnqueue
 func strapgoEnqueue(h C.strap_session, c *C.strap_tensor, thread C.uint64_t, now C.int64_t, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
 	dropped := false
-	code := guarded(e, func() error {
-		s, err := sessions.get(uint64(h))
-		if err != nil {
-			return err
-		}
+	code := onSession(h, e, func(s *session.Session) error {
 		t, err := tensor(c)
 		if err != nil {
 			return err
@@ -144,22 +147,14 @@ func tensor(c *C.strap_tensor) (session.Tensor, error) {
 
 //export strapgoAbandon
 func strapgoAbandon(h C.strap_session, cursor C.uint64_t, e *C.strap_error) C.strap_status {
-	return guarded(e, func() error {
-		s, err := sessions.get(uint64(h))
-		if err != nil {
-			return err
-		}
+	return onSession(h, e, func(s *session.Session) error {
 		return s.Abandon(uint64(cursor))
 	})
 }
 
 //export strapgoNote
 func strapgoNote(h C.strap_session, layer C.uint32_t, step, token C.int64_t, call C.uint32_t, message *C.char, thread C.uint64_t, now C.int64_t, e *C.strap_error) C.strap_status {
-	return guarded(e, func() error {
-		s, err := sessions.get(uint64(h))
-		if err != nil {
-			return err
-		}
+	return onSession(h, e, func(s *session.Session) error {
 		return s.Note(&session.Tensor{
 			Layer: uint32(layer), Step: int64(step), Token: int64(token), Call: uint32(call),
 			Thread: uint64(thread), TimeNS: int64(now),
@@ -169,22 +164,14 @@ func strapgoNote(h C.strap_session, layer C.uint32_t, step, token C.int64_t, cal
 
 //export strapgoFlush
 func strapgoFlush(h C.strap_session, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
-	return guarded(e, func() error {
-		s, err := sessions.get(uint64(h))
-		if err != nil {
-			return err
-		}
+	return onSession(h, e, func(s *session.Session) error {
 		return s.Flush(timeout(timeoutMS))
 	})
 }
 
 //export strapgoCheckpoint
 func strapgoCheckpoint(h C.strap_session, timeoutMS C.int32_t, offset *C.uint64_t, e *C.strap_error) C.strap_status {
-	return guarded(e, func() error {
-		s, err := sessions.get(uint64(h))
-		if err != nil {
-			return err
-		}
+	return onSession(h, e, func(s *session.Session) error {
 		covered, err := s.Checkpoint(timeout(timeoutMS))
 		*offset = C.uint64_t(covered)
 		return err
@@ -193,25 +180,27 @@ func strapgoCheckpoint(h C.strap_session, timeoutMS C.int32_t, offset *C.uint64_
 
 //export strapgoStats
 func strapgoStats(h C.strap_session, out *C.strap_stats_t, e *C.strap_error) C.strap_status {
-	return guarded(e, func() error {
-		s, err := sessions.get(uint64(h))
-		if err != nil {
-			return err
-		}
+	return onSession(h, e, func(s *session.Session) error {
 		st := s.Stats()
 		out.workers = C.uint32_t(st.Workers)
-		for dst, v := range map[*C.uint64_t]uint64{
-			&out.packets: st.Packets, &out.tensors: st.Tensors,
-			&out.raw_bytes: st.RawBytes, &out.stored_bytes: st.StoredBytes, &out.file_bytes: st.FileBytes,
-			&out.dropped: st.Dropped, &out.dropped_bytes: st.DroppedBytes,
-			&out.failed: st.Failed, &out.overflowed: st.Overflowed,
-			&out.stalls: st.Stalls, &out.stall_ns: st.StallNS,
-			&out.queued_packets: st.QueuedPackets, &out.queued_bytes: st.QueuedBytes,
-			&out.memory_bytes: st.MemoryBytes, &out.memory_peak: st.MemoryPeak, &out.memory_limit: st.MemoryLimit,
-			&out.write_ns: st.WriteNS, &out.converted: uint64(st.Convert.Count),
-		} {
-			*dst = C.uint64_t(v)
-		}
+		out.packets = C.uint64_t(st.Packets)
+		out.tensors = C.uint64_t(st.Tensors)
+		out.raw_bytes = C.uint64_t(st.RawBytes)
+		out.stored_bytes = C.uint64_t(st.StoredBytes)
+		out.file_bytes = C.uint64_t(st.FileBytes)
+		out.dropped = C.uint64_t(st.Dropped)
+		out.dropped_bytes = C.uint64_t(st.DroppedBytes)
+		out.failed = C.uint64_t(st.Failed)
+		out.overflowed = C.uint64_t(st.Overflowed)
+		out.stalls = C.uint64_t(st.Stalls)
+		out.stall_ns = C.uint64_t(st.StallNS)
+		out.queued_packets = C.uint64_t(st.QueuedPackets)
+		out.queued_bytes = C.uint64_t(st.QueuedBytes)
+		out.memory_bytes = C.uint64_t(st.MemoryBytes)
+		out.memory_peak = C.uint64_t(st.MemoryPeak)
+		out.memory_limit = C.uint64_t(st.MemoryLimit)
+		out.write_ns = C.uint64_t(st.WriteNS)
+		out.converted = C.uint64_t(st.Convert.Count)
 		out.square_error = C.double(st.Convert.SquareError)
 		out.square_sum = C.double(st.Convert.SquareSum)
 		out.max_error = C.double(st.Convert.MaxError)
@@ -222,12 +211,8 @@ func strapgoStats(h C.strap_session, out *C.strap_stats_t, e *C.strap_error) C.s
 
 //export strapgoClose
 func strapgoClose(h C.strap_session, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
-	return guarded(e, func() error {
-		s, err := sessions.get(uint64(h))
-		if err != nil {
-			return err
-		}
-		err = s.Close(timeout(timeoutMS))
+	return onSession(h, e, func(s *session.Session) error {
+		err := s.Close(timeout(timeoutMS))
 		if !errors.Is(err, status.Timeout) {
 			if _, gone := sessions.remove(uint64(h)); gone != nil {
 				return gone // another thread closed it meanwhile and has the answer

@@ -1,11 +1,14 @@
 // Package codec turns tensor elements into the payload of a packet and back:
 // float32 to float16 (kernel.go), strided to contiguous (gather.go), and bytes to
-// one raw, LZ4 or zstd payload (lz4.go, zstd.go).
+// one raw, LZ4 or zstd payload (lz4.go, zstd.go, frame.go).
 package codec
 
 import (
 	"bytes"
+	"encoding/binary"
 	"io"
+
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
@@ -53,16 +56,14 @@ func Detect(prefix []byte) Kind {
 	return None
 }
 
-func le32(b []byte) uint32 {
-	return uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 | uint32(b[3])<<24
-}
+func le32(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
 
 // Headroom is how many bytes of space EncodeInPlace needs in front of n source
 // bytes: what a frame of incompressible data adds.
 func Headroom(k Kind, n int) int {
 	switch k {
 	case LZ4:
-		return lz4HeaderSize + 4*(n/lz4BlockSize(n)+1) + lz4EndSize
+		return lz4HeaderSize + 4*(n/lz4BlockSize(int64(n))+1) + lz4EndSize
 	case Zstd:
 		return zstdHeaderMax + zstdBlockHeader*(n/zstdBlockSize+2)
 	default:
@@ -71,10 +72,12 @@ func Headroom(k Kind, n int) int {
 }
 
 // Encoder compresses payloads, one at a time; its memory is bounded and reused.
+// It is not for concurrent use.
 type Encoder struct {
-	kind Kind
-	lz4  lz4Blocks
-	zstd zstdEncoders
+	kind  Kind
+	lz4   *lz4Encoder
+	zstd  *zstd.Encoder
+	place inPlace
 }
 
 // NewEncoder returns an encoder. Level 0 is the fast default; LZ4 takes 1 to 9
@@ -89,11 +92,11 @@ func NewEncoder(k Kind, level int) (*Encoder, error) {
 			err = status.New(status.InvalidArgument, "level = %d: raw payloads have no level", level)
 		}
 	case LZ4:
-		err = e.lz4.setLevel(level)
+		e.lz4, err = newLZ4Encoder(level)
 	case Zstd:
-		e.zstd, err = newZstdEncoders(level)
+		e.zstd, err = newZstdEncoder(level)
 	default:
-		err = status.New(status.InvalidArgument, "codec = %d: give none, lz4 or zstd", k)
+		err = unknownKind(k)
 	}
 	if err != nil {
 		return nil, err
@@ -109,7 +112,8 @@ func (e *Encoder) Kind() Kind { return e.kind }
 // stays at the end where it is.
 //
 // This works because a frame never grows past what it has consumed by more than
-// the headroom, so writing does not overtake reading.
+// the headroom, so writing does not overtake reading. Were it to, the answer is
+// status.Internal.
 func (e *Encoder) EncodeInPlace(buf []byte, n int) (m int, err error) {
 	if n < 0 || n+Headroom(e.kind, n) > len(buf) {
 		return 0, status.New(status.Internal, "%d bytes of space for a source of %d", len(buf), n)
@@ -117,34 +121,37 @@ func (e *Encoder) EncodeInPlace(buf []byte, n int) (m int, err error) {
 	if e.kind == None {
 		return n, nil
 	}
-	src := buf[len(buf)-n:]
-	out := &inPlace{buf: buf, consumed: len(buf) - n}
-	w, err := e.newFrame(out, int64(n), lz4BlockSize(n))
+	out := &e.place
+	*out = inPlace{buf: buf, consumed: len(buf) - n}
+	defer func() { out.buf = nil }()
+	w, err := e.NewFrame(out, int64(n))
 	if err != nil {
 		return 0, err
 	}
-	// Hand over a piece at a time, so that out knows what has been consumed.
-	for len(src) > 0 {
-		piece := min(len(src), inPlaceStep(e.kind, n))
-		out.consumed = len(buf) - len(src) + piece
-		if _, err := w.Write(src[:piece]); err != nil {
+	// Hand over blocks, which an encoder has read in full when it writes them,
+	// but for the header in front of one that stays raw.
+	step := zstdBlockSize
+	if e.kind == LZ4 {
+		step = lz4BlockSize(int64(n))
+	}
+	for start := len(buf) - n; start < len(buf); {
+		if out.written+inPlaceBlockHeader > start {
+			return 0, overtaken(out.written + inPlaceBlockHeader - start)
+		}
+		end := min(start+step, len(buf))
+		out.consumed = end
+		if _, err := w.Write(buf[start:end]); err != nil {
 			return 0, err
 		}
-		src = src[piece:]
+		start = end
 	}
-	out.consumed = len(buf)
 	if err := w.Close(); err != nil {
 		return 0, err
 	}
 	return out.written, nil
 }
 
-func inPlaceStep(k Kind, n int) int {
-	if k == LZ4 {
-		return lz4BlockSize(n)
-	}
-	return zstdBlockSize
-}
+const inPlaceBlockHeader = max(4, zstdBlockHeader)
 
 // inPlace writes to the front of a buffer whose end is still being read.
 type inPlace struct {
@@ -154,37 +161,32 @@ type inPlace struct {
 }
 
 func (p *inPlace) Write(b []byte) (int, error) {
-	if p.written+len(b) > p.consumed {
-		return 0, status.New(status.Internal,
-			"an encoder wrote %d bytes before it had read them", p.written+len(b)-p.consumed)
+	if over := p.written + len(b) - p.consumed; over > 0 {
+		return 0, overtaken(over)
 	}
 	p.written += copy(p.buf[p.written:], b)
 	return len(b), nil
 }
 
-// NewFrame starts a payload of size source bytes that is written to w piece by
-// piece. Close ends the frame and fails unless size bytes were written. The
-// encoder takes no other work meanwhile.
-func (e *Encoder) NewFrame(w io.Writer, size int64) (io.WriteCloser, error) {
-	block := lz4MaxBlock
-	if size < int64(block) {
-		block = lz4BlockSize(int(size))
-	}
-	return e.newFrame(w, size, block)
+func overtaken(n int) error {
+	return status.New(status.Internal, "an encoder writes over %d bytes that it has not read", n)
 }
 
-func (e *Encoder) newFrame(w io.Writer, size int64, block int) (io.WriteCloser, error) {
+// NewFrame starts a payload of size source bytes that is written to w piece by
+// piece. Close ends the frame and fails unless size bytes were written. The
+// encoder takes no other work meanwhile; the next one may begin without a Close,
+// which leaves the frame unfinished.
+func (e *Encoder) NewFrame(w io.Writer, size int64) (io.WriteCloser, error) {
 	switch e.kind {
 	case LZ4:
-		return e.lz4.newFrame(w, size, block)
+		return e.lz4, e.lz4.begin(w, size)
 	case Zstd:
 		if size == 0 {
 			_, err := w.Write(zstdEmptyFrame)
 			return &sized{w: w}, err
 		}
-		z := e.zstd.pick(size)
-		z.ResetContentSize(w, size)
-		return &sized{w: z, closer: z, left: size}, nil
+		e.zstd.ResetContentSize(w, size)
+		return &sized{w: e.zstd, closer: e.zstd, left: size}, nil
 	default:
 		return &sized{w: w, left: size}, nil
 	}
@@ -216,80 +218,102 @@ func (s *sized) Close() error {
 	return nil
 }
 
-// DecodedSize is the length of the decoded payload that a frame's header states;
-// -1 where it states none. For None it is unknown here: the packet has it.
+// DecodedSize is the length of the decoded payload that a frame's header, within
+// prefix, states; -1 where it states none. For None it is unknown here: the
+// packet has it.
 func DecodedSize(k Kind, prefix []byte) (int64, error) {
 	switch k {
-	case LZ4:
-		return lz4DecodedSize(prefix)
-	case Zstd:
-		return zstdDecodedSize(prefix)
-	default:
+	case None:
 		return -1, nil
+	case LZ4, Zstd:
+		f, err := openFrame(k, bytes.NewReader(prefix))
+		if err != nil {
+			return 0, err
+		}
+		return f.size, nil
+	default:
+		return 0, unknownKind(k)
 	}
 }
 
 // Decode decodes a payload into dst, which must have its exact length.
-// status.Corrupt says that the payload is not one such frame.
+//
+// Errors: Corrupt where the payload is not one such frame and nothing else (or
+// cannot be read), Unsupported where it needs a dictionary, or a window of more
+// than 128 MiB. dst may be partly written then.
 func Decode(dst []byte, k Kind, payload io.Reader) error {
-	return withDecoder(k, payload, func(r io.Reader) error {
+	return withDecoder(k, payload, func(r io.Reader, size int64) error {
+		if size >= 0 && size != int64(len(dst)) {
+			return corrupt(nil, "the payload holds %d bytes, not %d", size, len(dst))
+		}
 		if n, err := io.ReadFull(r, dst); err != nil {
-			return corrupt(err, "the payload ends after %d of %d bytes", n, len(dst))
+			return corrupt(unexpected(err), "the payload ends after %d of %d bytes", n, len(dst))
 		}
-		var more [1]byte
-		switch n, err := io.ReadFull(r, more[:]); {
-		case n > 0:
-			return corrupt(nil, "the payload has more than %d bytes", len(dst))
-		case err != io.EOF:
-			return corrupt(err, "the payload does not end well")
-		}
-		return nil
+		return checkEnd(r, int64(len(dst)))
 	})
 }
 
 // DecodeUnknown decodes a payload whose length is not known, of at most limit
-// bytes.
+// bytes. Errors: those of Decode.
 func DecodeUnknown(k Kind, payload io.Reader, limit int64) (data []byte, err error) {
-	err = withDecoder(k, payload, func(r io.Reader) error {
-		if data, err = io.ReadAll(io.LimitReader(r, limit+1)); err != nil {
+	err = withDecoder(k, payload, func(r io.Reader, _ int64) error {
+		if data, err = io.ReadAll(io.LimitReader(r, limit)); err != nil {
 			return corrupt(err, "the payload breaks off after %d bytes", len(data))
 		}
-		if int64(len(data)) > limit {
-			return corrupt(nil, "the payload has more than %d bytes", limit)
-		}
-		return nil
+		return checkEnd(r, limit)
 	})
-	return data, err
+	if err != nil {
+		return nil, err
+	}
+	return data, nil
 }
 
-// withDecoder gives f the decoded bytes of a payload, which must begin with the
-// frame and end with it.
-func withDecoder(k Kind, payload io.Reader, f func(io.Reader) error) error {
-	decode := withLZ4
+// checkEnd is nil if r has no more bytes and ends well.
+func checkEnd(r io.Reader, after int64) error {
+	var more [1]byte
+	switch n, err := io.ReadFull(r, more[:]); {
+	case n > 0:
+		return corrupt(nil, "the payload has more than %d bytes", after)
+	case err != io.EOF:
+		return corrupt(err, "the payload does not end well")
+	}
+	return nil
+}
+
+// withDecoder gives use the decoded bytes and the length that the frame states,
+// or -1. It then checks that nothing stands behind the frame.
+func withDecoder(k Kind, payload io.Reader, use func(r io.Reader, size int64) error) error {
+	with := withLZ4
 	switch k {
 	case None:
-		return f(payload)
+		return use(payload, -1)
 	case LZ4:
 	case Zstd:
-		decode = withZstd
+		with = withZstd
 	default:
-		return status.New(status.InvalidArgument, "codec = %d: give none, lz4 or zstd", k)
+		return unknownKind(k)
 	}
-	// The libraries take an empty input for an empty result, and skip frames that
-	// are not of the kind.
-	magic := make([]byte, 4)
-	if _, err := io.ReadFull(payload, magic); err != nil || Detect(magic) != k {
-		return corrupt(err, "the payload does not begin with a %s frame", k)
-	}
-	if err := decode(io.MultiReader(bytes.NewReader(magic), payload), f); err != nil {
+	f, err := openFrame(k, payload)
+	if err != nil {
 		return err
 	}
-	if n, _ := io.ReadFull(payload, magic[:1]); n > 0 {
-		return corrupt(nil, "bytes stand behind the payload's frame")
+	if err := with(f, func(r io.Reader) error { return use(r, f.size) }); err != nil {
+		return err
+	}
+	var more [1]byte
+	switch n, err := io.ReadFull(payload, more[:]); {
+	case n > 0:
+		return corrupt(nil, "bytes stand behind the payload's %s frame", k)
+	case err != io.EOF:
+		return corrupt(err, "the end of the payload cannot be read")
 	}
 	return nil
 }
 
 func corrupt(cause error, format string, args ...any) error {
 	return status.Wrap(status.Corrupt, cause, format, args...)
+}
+
+func unknownKind(k Kind) error {
+	return status.New(status.InvalidArgument, "codec = %d: give none, lz4 or zstd", k)
 }

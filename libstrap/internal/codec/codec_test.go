@@ -2,10 +2,19 @@ package codec
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
@@ -21,13 +30,17 @@ func newEncoder(t testing.TB, k Kind, level int) *Encoder {
 	return e
 }
 
+func randomBytes(n int) []byte {
+	b := make([]byte, n)
+	if _, err := rand.NewChaCha8([32]byte{byte(n), 7}).Read(b); err != nil {
+		panic(err) // it never fails
+	}
+	return b
+}
+
 // samples are sources of every character: constant, textual, random.
 func samples(n int) map[string][]byte {
-	rng := rand.New(rand.NewPCG(uint64(n), 7))
-	random := make([]byte, n)
-	for i := range random {
-		random[i] = byte(rng.Uint32())
-	}
+	random := randomBytes(n)
 	some := bytes.Clone(random)
 	for i := range some {
 		if i/4096%2 == 0 {
@@ -38,17 +51,67 @@ func samples(n int) map[string][]byte {
 }
 
 func TestEncodeInPlaceRoundTrip(t *testing.T) {
-	sizes := []int{0, 1, 2, 15, 1000, 65535, 65536, 65537, 1 << 17, 1<<17 + 1, 3<<17 - 1,
-		1 << 20, 4<<20 - 1, 4 << 20, 4<<20 + 1, 13<<20 + 5}
+	sizes := []int{0, 1, 2, 15, 255, 256, 1000, 3<<17 - 1, 13<<20 + 5}
+	for _, block := range []int{64 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20} {
+		sizes = append(sizes, block-1, block, block+1)
+	}
+	encoders := map[Kind]*Encoder{}
 	for _, k := range kinds {
-		e := newEncoder(t, k, 0)
-		for _, n := range sizes {
-			for name, src := range samples(n) {
+		encoders[k] = newEncoder(t, k, 0)
+	}
+	for _, n := range sizes {
+		for name, src := range samples(n) {
+			for k, e := range encoders {
 				t.Run(fmt.Sprintf("%s/%s/%d", k, name, n), func(t *testing.T) {
 					roundTripInPlace(t, e, src)
 				})
 			}
 		}
+	}
+}
+
+// What does not compress comes nearest to overtaking its own source.
+func TestEncodeInPlaceFitsItsHeadroom(t *testing.T) {
+	sizes := []int{5<<20 + 1, 40<<20 - 3}
+	rng := rand.New(rand.NewPCG(5, 6))
+	for range 40 {
+		sizes = append(sizes, rng.IntN(1<<(4+rng.IntN(18))))
+	}
+	encoders := []*Encoder{newEncoder(t, None, 0), newEncoder(t, LZ4, 0), newEncoder(t, LZ4, 1),
+		newEncoder(t, Zstd, 0), newEncoder(t, Zstd, 2)}
+	for _, n := range sizes {
+		src := randomBytes(n)
+		for _, e := range encoders {
+			payload := encodeInPlace(t, e, src)
+			if most := n + Headroom(e.kind, n); len(payload) > most {
+				t.Errorf("%s: %d random bytes became %d, more than %d", e.kind, n, len(payload), most)
+			}
+			checkDecodes(t, e.kind, payload, src)
+		}
+	}
+}
+
+func TestEncodeInPlaceLeavesRawBytes(t *testing.T) {
+	buf := []byte("..raw bytes")
+	n, err := newEncoder(t, None, 0).EncodeInPlace(buf, 9)
+	if n != 9 || err != nil || string(buf) != "..raw bytes" {
+		t.Errorf("%d, %v, %q", n, err, buf)
+	}
+}
+
+func TestEncodeInPlaceRefusesToOvertake(t *testing.T) {
+	for _, k := range []Kind{LZ4, Zstd} {
+		n := 1000
+		if _, err := newEncoder(t, k, 0).EncodeInPlace(make([]byte, n+Headroom(k, n)-1), n); !errors.Is(err, status.Internal) {
+			t.Errorf("%s with a byte too little: %v", k, err)
+		}
+	}
+	p := inPlace{buf: make([]byte, 10), consumed: 4}
+	if _, err := p.Write(make([]byte, 4)); err != nil {
+		t.Error(err)
+	}
+	if _, err := p.Write(make([]byte, 1)); !errors.Is(err, status.Internal) {
+		t.Errorf("a byte over what was read: %v", err)
 	}
 }
 
@@ -59,7 +122,7 @@ func encodeInPlace(t testing.TB, e *Encoder, src []byte) []byte {
 	copy(buf[len(buf)-len(src):], src)
 	n, err := e.EncodeInPlace(buf, len(src))
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("%d bytes: %v", len(src), err)
 	}
 	return bytes.Clone(buf[:n])
 }
@@ -147,26 +210,90 @@ func TestLevels(t *testing.T) {
 	}
 }
 
+func TestEncoderGoesOnAfterAnUnfinishedFrame(t *testing.T) {
+	src := samples(300_000)["mixed"]
+	for _, k := range kinds {
+		e := newEncoder(t, k, 0)
+		w, err := e.NewFrame(&bytes.Buffer{}, int64(len(src)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(src[:99_999]); err != nil {
+			t.Fatal(err)
+		}
+		roundTripInPlace(t, e, src)
+	}
+}
+
+type failingWriter struct{ after int }
+
+var errFull = errors.New("full")
+
+func (w *failingWriter) Write(b []byte) (int, error) {
+	if w.after -= len(b); w.after < 0 {
+		return 0, errFull
+	}
+	return len(b), nil
+}
+
+func TestNewFrameReportsTheWriter(t *testing.T) {
+	src := samples(300_000)["random"]
+	for _, k := range kinds {
+		for _, after := range []int{0, 20, 150_000, 299_999} {
+			w, err := newEncoder(t, k, 0).NewFrame(&failingWriter{after}, int64(len(src)))
+			if err == nil {
+				_, err = w.Write(src)
+			}
+			if err == nil {
+				err = w.Close()
+			}
+			if !errors.Is(err, errFull) {
+				t.Errorf("%s with room for %d bytes: %v", k, after, err)
+			}
+		}
+	}
+}
+
 func TestDecodeRefusesWhatIsNotOneFrame(t *testing.T) {
 	src := samples(100_000)["mixed"]
+	skippable := []byte("\x50\x2a\x4d\x18\x03\x00\x00\x00abc")
 	for _, k := range []Kind{LZ4, Zstd} {
-		whole := encodeInPlace(t, newEncoder(t, k, 0), src)
+		e := newEncoder(t, k, 0)
+		whole := encodeInPlace(t, e, src)
+		empty := encodeInPlace(t, e, nil)
 		for name, payload := range map[string][]byte{
-			"empty":     nil,
-			"torn":      whole[:len(whole)-1],
-			"half":      whole[:len(whole)/2],
-			"no magic":  whole[1:],
-			"two":       append(bytes.Clone(whole), whole...),
-			"a byte on": append(bytes.Clone(whole), 7),
+			"empty":            nil,
+			"torn":             whole[:len(whole)-1],
+			"half":             whole[:len(whole)/2],
+			"header alone":     whole[:lz4HeaderSize],
+			"no magic":         whole[1:],
+			"two":              slices.Concat(whole, whole),
+			"halves":           slices.Concat(encodeInPlace(t, e, src[:50_000]), encodeInPlace(t, e, src[50_000:])),
+			"empty one before": slices.Concat(empty, whole),
+			"empty one behind": slices.Concat(whole, empty),
+			"skip before":      slices.Concat(skippable, whole),
+			"skip behind":      slices.Concat(whole, skippable),
+			"a byte on":        slices.Concat(whole, []byte{7}),
+			"zeros":            make([]byte, 1000),
 		} {
 			if err := Decode(make([]byte, len(src)), k, bytes.NewReader(payload)); !errors.Is(err, status.Corrupt) {
 				t.Errorf("%s, %s: %v", k, name, err)
 			}
+			if _, err := DecodeUnknown(k, bytes.NewReader(payload), 1<<20); !errors.Is(err, status.Corrupt) {
+				t.Errorf("%s, %s, length unknown: %v", k, name, err)
+			}
+			// The pooled decoder is none the worse.
+			checkDecodes(t, k, whole, src)
 		}
-		for _, n := range []int{len(src) - 1, len(src) + 1} {
+		for _, n := range []int{0, len(src) - 1, len(src) + 1} {
 			if err := Decode(make([]byte, n), k, bytes.NewReader(whole)); !errors.Is(err, status.Corrupt) {
 				t.Errorf("%s into %d bytes: %v", k, n, err)
 			}
+		}
+	}
+	for _, n := range []int{len(src) - 1, len(src) + 1} {
+		if err := Decode(make([]byte, n), None, bytes.NewReader(src)); !errors.Is(err, status.Corrupt) {
+			t.Errorf("raw into %d bytes: %v", n, err)
 		}
 	}
 }
@@ -175,6 +302,154 @@ func TestAnEmptyPayloadIsNoFrame(t *testing.T) {
 	for _, k := range []Kind{LZ4, Zstd} {
 		if err := Decode(nil, k, bytes.NewReader(nil)); !errors.Is(err, status.Corrupt) {
 			t.Errorf("%s: %v", k, err)
+		}
+	}
+}
+
+func TestDecodeNoticesFlippedBytes(t *testing.T) {
+	// A frame with checksums: any change is either refused or without effect.
+	whole, want := readFrame(t, "checksums.lz4"), frameSource()
+	for at := 0; at < len(whole); at += 37 {
+		bad := bytes.Clone(whole)
+		bad[at] ^= 0x10
+		dst := make([]byte, len(want))
+		if err := Decode(dst, LZ4, bytes.NewReader(bad)); err == nil && !bytes.Equal(dst, want) {
+			t.Errorf("byte %d flipped: other bytes came out", at)
+		}
+	}
+}
+
+// Readers hand out bytes in every way that io.Reader permits.
+func TestDecodeFromAnyReader(t *testing.T) {
+	src := samples(100_000)["mixed"]
+	for _, k := range kinds {
+		payload := encodeInPlace(t, newEncoder(t, k, 0), src)
+		for name, r := range map[string]io.Reader{
+			"buffer":   bytes.NewBuffer(bytes.Clone(payload)),
+			"bytewise": iotest.OneByteReader(bytes.NewReader(payload)),
+			"eager":    iotest.DataErrReader(bytes.NewReader(payload)),
+			"halves":   iotest.HalfReader(bytes.NewReader(payload)),
+		} {
+			dst := make([]byte, len(src))
+			if err := Decode(dst, k, r); err != nil || !bytes.Equal(dst, src) {
+				t.Errorf("%s, %s: %v", k, name, err)
+			}
+		}
+		broken := io.MultiReader(bytes.NewReader(payload[:len(payload)/2]), iotest.ErrReader(errFull))
+		if err := Decode(make([]byte, len(src)), k, broken); !errors.Is(err, errFull) {
+			t.Errorf("%s from a reader that fails: %v", k, err)
+		}
+	}
+}
+
+// frameSource is what the frames in testdata/frames hold. Python's lz4.frame and
+// zstandard, that is the C libraries, made them with the options in their names.
+func frameSource() []byte {
+	src := make([]byte, 200_000)
+	for i := range src {
+		src[i] = byte(i >> 9 * (i % 13))
+	}
+	return src
+}
+
+func readFrame(t testing.TB, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", "frames", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestDecodeFramesOfTheCLibraries(t *testing.T) {
+	want := frameSource()
+	for name, size := range map[string]int64{
+		"checksums.lz4":        200_000,
+		"linked.lz4":           -1,
+		"linked-checksums.lz4": 200_000,
+		"default.zst":          200_000,
+		"checksum.zst":         200_000,
+		"level19.zst":          200_000,
+		"streamed.zst":         -1,
+		"window-1k.zst":        -1,
+	} {
+		t.Run(name, func(t *testing.T) {
+			payload := readFrame(t, name)
+			k := Detect(payload)
+			if n, err := DecodedSize(k, payload[:19]); n != size || err != nil {
+				t.Errorf("DecodedSize = %d, %v; want %d", n, err, size)
+			}
+			dst := make([]byte, len(want))
+			if err := Decode(dst, k, bytes.NewReader(payload)); err != nil || !bytes.Equal(dst, want) {
+				t.Errorf("Decode: %v", err)
+			}
+			got, err := DecodeUnknown(k, bytes.NewReader(payload), int64(len(want)))
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("DecodeUnknown: %d bytes, %v", len(got), err)
+			}
+			if _, err := DecodeUnknown(k, bytes.NewReader(payload), int64(len(want))-1); !errors.Is(err, status.Corrupt) {
+				t.Errorf("DecodeUnknown beyond its limit: %v", err)
+			}
+		})
+	}
+}
+
+// hostile frames claim what they do not hold, or need what is not there.
+var hostile = map[string]struct {
+	payload string
+	want    status.Code
+}{
+	"lz4 of 2^62 bytes":      {"\x04\x22\x4d\x18\x68\x70\x00\x00\x00\x00\x00\x00\x00\x40\xcc\x05\x00\x00\x80hello\x00\x00\x00\x00", status.Corrupt},
+	"lz4 of 2^63 bytes":      {"\x04\x22\x4d\x18\x68\x70\x00\x00\x00\x00\x00\x00\x00\x80\x0b\x00\x00\x00\x00", status.Corrupt},
+	"lz4 with a dictionary":  {"\x04\x22\x4d\x18\x61\x40\x01\x00\x00\x00\xd0\x00\x00\x00\x00", status.Unsupported},
+	"lz4 with a long block":  {"\x04\x22\x4d\x18\x60\x40\x82\xff\xff\xff\xff", status.Corrupt},
+	"legacy lz4":             {"\x02\x21\x4c\x18\x01\x00\x00\x00\x10", status.Corrupt},
+	"zstd of 2^63 bytes":     {"\x28\xb5\x2f\xfd\xc0\x00\x00\x00\x00\x00\x00\x00\x00\x80\x01\x00\x00", status.Corrupt},
+	"zstd, segment of 1 TiB": {"\x28\xb5\x2f\xfd\xe0\x00\x00\x00\x00\x00\x01\x00\x00\x03\x00\x00a", status.Unsupported},
+	"zstd, window of 2 TiB":  {"\x28\xb5\x2f\xfd\x00\xff\x0b\x00\x00a", status.Unsupported},
+	"zstd, window of 96 MiB": {"\x28\xb5\x2f\xfd\x00\x84\x2b\x00\x00a", status.OK},
+	"zstd, dictionary":       {"\x28\xb5\x2f\xfd\x01\x00\x05\x01\x00\x00", status.Unsupported},
+	"zstd, reserved bit":     {"\x28\xb5\x2f\xfd\x08\x00\x01\x00\x00", status.Corrupt},
+	"zstd, reserved block":   {"\x28\xb5\x2f\xfd\x00\x00\x07\x00\x00", status.Corrupt},
+}
+
+func TestDecodeRefusesHostileFrames(t *testing.T) {
+	for name, h := range hostile {
+		t.Run(name, func(t *testing.T) {
+			k := Zstd
+			if strings.Contains(name, "lz4") {
+				k = LZ4
+			}
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			if err := Decode(make([]byte, 5), k, strings.NewReader(h.payload)); status.CodeOf(err) != h.want {
+				t.Errorf("Decode: %v", err)
+			}
+			if _, err := DecodeUnknown(k, strings.NewReader(h.payload), math.MaxInt64); status.CodeOf(err) != h.want {
+				t.Errorf("DecodeUnknown: %v", err)
+			}
+			runtime.ReadMemStats(&after)
+			if used := after.TotalAlloc - before.TotalAlloc; used > 2*(zstdMaxWindow+1<<20) {
+				t.Errorf("%d bytes were allocated", used)
+			}
+		})
+	}
+	if err := Decode(make([]byte, 300), Zstd, bytes.NewReader(readFrame(t, "dictionary.zst"))); !errors.Is(err, status.Unsupported) {
+		t.Errorf("a frame with a dictionary: %v", err)
+	}
+}
+
+func TestDecodeInParallel(t *testing.T) {
+	src := samples(100_000)["mixed"]
+	for _, k := range kinds {
+		payload := encodeInPlace(t, newEncoder(t, k, 0), src)
+		for i := range 4 {
+			t.Run(fmt.Sprintf("%s/%d", k, i), func(t *testing.T) {
+				t.Parallel()
+				for range 20 {
+					checkDecodes(t, k, payload, src)
+				}
+			})
 		}
 	}
 }
@@ -199,8 +474,25 @@ func TestNames(t *testing.T) {
 			t.Errorf("ParseKind(%q) = %v, %v", k, got, err)
 		}
 	}
-	if _, err := ParseKind("snappy"); !errors.Is(err, status.InvalidArgument) {
+	if _, err := ParseKind("snappy"); !errors.Is(err, status.InvalidArgument) || !strings.Contains(err.Error(), "none, lz4 or zstd") {
 		t.Errorf("snappy: %v", err)
+	}
+	if err := Decode(nil, Kind(9), &bytes.Buffer{}); !errors.Is(err, status.InvalidArgument) {
+		t.Errorf("Decode of kind 9: %v", err)
+	}
+}
+
+// A small payload must not touch the memory of a large one.
+func TestSmallPayloadsCostLittleMemory(t *testing.T) {
+	src := samples(1536)["random"]
+	for _, k := range kinds {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		encodeInPlace(t, newEncoder(t, k, 0), src)
+		runtime.ReadMemStats(&after)
+		if used := after.TotalAlloc - before.TotalAlloc; used > 1<<20 {
+			t.Errorf("%s: an encoder and 1.5 kB took %d bytes", k, used)
+		}
 	}
 }
 
@@ -234,6 +526,16 @@ func fuzzDecode(f *testing.F, k Kind) {
 			f.Add(encodeInPlace(f, e, src), n)
 		}
 	}
+	frames, err := os.ReadDir(filepath.Join("testdata", "frames"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, file := range frames {
+		f.Add(readFrame(f, file.Name()), 200_000)
+	}
+	for _, h := range hostile {
+		f.Add([]byte(h.payload), 5)
+	}
 	f.Fuzz(func(t *testing.T, payload []byte, n int) {
 		if n < 0 || n > 1<<20 {
 			return
@@ -242,6 +544,12 @@ func fuzzDecode(f *testing.F, k Kind) {
 		data, unknown := DecodeUnknown(k, bytes.NewReader(payload), 1<<20)
 		if known == nil && (unknown != nil || len(data) != n) {
 			t.Fatalf("%d bytes decode, but without the length %d: %v", n, len(data), unknown)
+		}
+		if known == nil && k != None {
+			// Nothing of the payload is superfluous.
+			if err := Decode(make([]byte, n), k, bytes.NewReader(payload[:len(payload)-1])); err == nil {
+				t.Fatal("a torn frame decodes")
+			}
 		}
 		if size, err := DecodedSize(k, payload); known == nil && (err != nil || size >= 0 && size != int64(n)) {
 			t.Fatalf("a frame of %d bytes says %d, %v", n, size, err)
@@ -252,18 +560,56 @@ func fuzzDecode(f *testing.F, k Kind) {
 func FuzzDecodeLZ4(f *testing.F)  { fuzzDecode(f, LZ4) }
 func FuzzDecodeZstd(f *testing.F) { fuzzDecode(f, Zstd) }
 
+// activations are float16 of normal distribution per channel, rounded to 5 bits of
+// mantissa.
+func activations(n int) []byte {
+	rng := rand.New(rand.NewPCG(8, 9))
+	scale := make([]float64, 768)
+	for i := range scale {
+		scale[i] = math.Exp(rng.NormFloat64() * 0.7)
+	}
+	out := make([]byte, n&^1, n)
+	for i := 0; i < len(out); i += 2 {
+		h := float16Bits(float32(rng.NormFloat64() * scale[i/2%len(scale)]))
+		binary.LittleEndian.PutUint16(out[i:], (h+16)&^31)
+	}
+	return out[:n]
+}
+
 func BenchmarkEncodeInPlace(b *testing.B) {
 	for _, k := range kinds {
-		for _, n := range []int{1536, 1 << 20} {
+		for _, n := range []int{1536, 1 << 20, 16 << 20} {
+			for name, src := range map[string][]byte{"random": samples(n)["random"], "activations": activations(n)} {
+				b.Run(fmt.Sprintf("%s/%s/%d", k, name, n), func(b *testing.B) {
+					e := newEncoder(b, k, 0)
+					buf := make([]byte, n+Headroom(k, n))
+					b.SetBytes(int64(n))
+					b.ReportAllocs()
+					m := 0
+					for b.Loop() {
+						copy(buf[len(buf)-n:], src)
+						var err error
+						if m, err = e.EncodeInPlace(buf, n); err != nil {
+							b.Fatal(err)
+						}
+					}
+					b.ReportMetric(float64(n)/float64(m), "ratio")
+				})
+			}
+		}
+	}
+}
+
+func BenchmarkDecode(b *testing.B) {
+	for _, k := range kinds {
+		for _, n := range []int{1536, 16 << 20} {
 			b.Run(fmt.Sprintf("%s/%d", k, n), func(b *testing.B) {
-				e := newEncoder(b, k, 0)
-				src := samples(n)["random"]
-				buf := make([]byte, n+Headroom(k, n))
+				payload := encodeInPlace(b, newEncoder(b, k, 0), activations(n))
+				dst := make([]byte, n)
 				b.SetBytes(int64(n))
 				b.ReportAllocs()
 				for b.Loop() {
-					copy(buf[len(buf)-n:], src)
-					if _, err := e.EncodeInPlace(buf, n); err != nil {
+					if err := Decode(dst, k, bytes.NewReader(payload)); err != nil {
 						b.Fatal(err)
 					}
 				}

@@ -35,7 +35,7 @@ func collapse(lengths, steps *[64]int64, shape, strides []int64) (n int) {
 	return n
 }
 
-// gatherPortable is the twin of strapk_gather.
+// gatherPortable is the twin of strapk_gather in gather.c.
 func gatherPortable(dst, src unsafe.Pointer, itemSize int, shape, strides []int64, start, count int64) {
 	for i := range count {
 		rest, offset := start+i, int64(0)

@@ -1,224 +1,268 @@
+//go:build cgo
+
 /*
- * kernel.c - float32 to float16 with its error, and strided copies.
+ * kernel.c - float32 to float16, with the error it makes.
  *
- * The error sums run in float lanes over blocks of BLOCK values and in double
- * beyond, which keeps them to about 1e-6 relative. Values that are not finite in
- * float16 are left out of them by a mask.
+ * The sums run in float lanes over blocks of BLOCK values and in double beyond,
+ * which keeps them to about 1e-6 relative.
+ *
+ * A kernel assumes that every value stays finite. Where one does not, its error
+ * is infinite or NaN and so is the block's sum of squared errors: then, and only
+ * then, the block's sums are taken again with the other values masked out. That
+ * keeps the usual loop at the speed of memory.
  */
 #include "kernel.h"
 
+#include <math.h>
 #include <string.h>
 
 #define BLOCK 4096
+#define STEP 32 /* a kernel's n is a multiple of it */
 
-typedef void block_kernel(uint16_t *dst, const float *src, size_t n, struct strapk_stats *stats);
+struct sums {
+  int64_t finite, overflow;
+  float square_error, square_sum, max_error;
+};
+
+struct kernel {
+  const char *name;
+  /* Converts, and sums up under the assumption that all values stay finite. */
+  void (*convert)(uint16_t *dst, const float *src, size_t n, struct sums *sums);
+  /* Sums up those that do, and counts them. */
+  void (*measure)(const float *src, size_t n, struct sums *sums);
+};
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
 
-__attribute__((target("avx512f,avx512bw,avx512vl,popcnt,f16c"))) static void convert_avx512(
-    uint16_t *dst, const float *src, size_t n, struct strapk_stats *stats) {
-  const __m512 infinity = _mm512_castsi512_ps(_mm512_set1_epi32(0x7F800000));
-  __m512 square_error = _mm512_setzero_ps(), square_sum = square_error, max_error = square_error;
-  int64_t overflow = 0, count = 0;
+#define ROUND (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#if defined(__clang__) && __clang_major__ >= 18 && __clang_major__ <= 21
+/* These ask for 512-bit registers by name; zig's baseline takes them away. */
+#define AVX512 __attribute__((target("avx512f,evex512,popcnt")))
+#else
+#define AVX512 __attribute__((target("avx512f,popcnt")))
+#endif
+#define AVX2 __attribute__((target("avx2,f16c,fma,popcnt")))
+
+AVX512 static void convert_avx512(uint16_t *dst, const float *src, size_t n, struct sums *sums) {
+  __m512 error[2], square[2], largest[2];
+  for (int k = 0; k < 2; k++) error[k] = square[k] = largest[k] = _mm512_setzero_ps();
+  for (size_t i = 0; i < n; i += 32) {
+    for (int k = 0; k < 2; k++) { /* two chains, for the latency of fma */
+      __m512 x = _mm512_loadu_ps(src + i + 16 * k);
+      __m256i h = _mm512_cvtps_ph(x, ROUND);
+      _mm256_storeu_si256((__m256i *)(dst + i + 16 * k), h);
+      __m512 e = _mm512_sub_ps(x, _mm512_cvtph_ps(h));
+      error[k] = _mm512_fmadd_ps(e, e, error[k]);
+      square[k] = _mm512_fmadd_ps(x, x, square[k]);
+      largest[k] = _mm512_max_ps(largest[k], _mm512_abs_ps(e));
+    }
+  }
+  sums->square_error = _mm512_reduce_add_ps(_mm512_add_ps(error[0], error[1]));
+  sums->square_sum = _mm512_reduce_add_ps(_mm512_add_ps(square[0], square[1]));
+  sums->max_error = _mm512_reduce_max_ps(_mm512_max_ps(largest[0], largest[1]));
+}
+
+AVX512 static void measure_avx512(const float *src, size_t n, struct sums *sums) {
+  const __m512 infinity = _mm512_set1_ps(INFINITY);
+  __m512 error = _mm512_setzero_ps(), square = error, largest = error;
   for (size_t i = 0; i < n; i += 16) {
-    __mmask16 in = n - i >= 16 ? 0xFFFF : (__mmask16)((1u << (n - i)) - 1);
-    __m512 x = _mm512_maskz_loadu_ps(in, src + i);
-    __m256i h = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    _mm256_mask_storeu_epi16(dst + i, in, h);
-    __m512 back = _mm512_cvtph_ps(h);
-    __mmask16 finite = _mm512_mask_cmp_ps_mask(in, _mm512_abs_ps(back), infinity, _CMP_LT_OQ);
-    __mmask16 lost = _mm512_mask_cmp_ps_mask(in & ~finite, _mm512_abs_ps(x), infinity, _CMP_LT_OQ);
-    __m512 error = _mm512_maskz_sub_ps(finite, x, back);
-    __m512 value = _mm512_maskz_mov_ps(finite, x);
-    square_error = _mm512_fmadd_ps(error, error, square_error);
-    square_sum = _mm512_fmadd_ps(value, value, square_sum);
-    max_error = _mm512_max_ps(max_error, _mm512_abs_ps(error));
-    overflow += __builtin_popcount(lost);
-    count += __builtin_popcount(finite);
+    __m512 x = _mm512_loadu_ps(src + i);
+    __m512 back = _mm512_cvtph_ps(_mm512_cvtps_ph(x, ROUND));
+    __mmask16 finite = _mm512_cmp_ps_mask(_mm512_abs_ps(back), infinity, _CMP_LT_OQ);
+    __mmask16 bounded = _mm512_cmp_ps_mask(_mm512_abs_ps(x), infinity, _CMP_LT_OQ);
+    __m512 e = _mm512_maskz_sub_ps(finite, x, back);
+    error = _mm512_fmadd_ps(e, e, error);
+    square = _mm512_mask3_fmadd_ps(x, x, square, finite);
+    largest = _mm512_max_ps(largest, _mm512_abs_ps(e));
+    sums->finite += __builtin_popcount(finite);
+    sums->overflow += __builtin_popcount(bounded & ~finite);
   }
-  stats->count += count;
-  stats->overflow += overflow;
-  stats->square_error += _mm512_reduce_add_ps(square_error);
-  stats->square_sum += _mm512_reduce_add_ps(square_sum);
-  double largest = _mm512_reduce_max_ps(max_error);
-  if (largest > stats->max_error) stats->max_error = largest;
+  sums->square_error = _mm512_reduce_add_ps(error);
+  sums->square_sum = _mm512_reduce_add_ps(square);
+  sums->max_error = _mm512_reduce_max_ps(largest);
 }
 
-__attribute__((target("avx2,f16c,fma,popcnt"))) static void convert_avx2(
-    uint16_t *dst, const float *src, size_t n, struct strapk_stats *stats) {
-  const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF));
-  const __m256 infinity = _mm256_castsi256_ps(_mm256_set1_epi32(0x7F800000));
-  __m256 square_error = _mm256_setzero_ps(), square_sum = square_error, max_error = square_error;
-  int64_t overflow = 0, count = 0;
-  for (size_t i = 0; i < n; i += 8) {
-    float in[8] = {0};
-    uint16_t out[8];
-    size_t have = n - i < 8 ? n - i : 8;
-    int lanes = (1 << have) - 1;
-    __m256 x;
-    if (have == 8) {
-      x = _mm256_loadu_ps(src + i);
-    } else {
-      memcpy(in, src + i, have * sizeof *src);
-      x = _mm256_loadu_ps(in);
-    }
-    __m128i h = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    if (have == 8) {
-      _mm_storeu_si128((__m128i *)(dst + i), h);
-    } else {
-      _mm_storeu_si128((__m128i *)out, h);
-      memcpy(dst + i, out, have * sizeof *dst);
-    }
-    __m256 back = _mm256_cvtph_ps(h);
-    __m256 finite = _mm256_cmp_ps(_mm256_and_ps(back, magnitude), infinity, _CMP_LT_OQ);
-    __m256 bounded = _mm256_cmp_ps(_mm256_and_ps(x, magnitude), infinity, _CMP_LT_OQ);
-    __m256 error = _mm256_and_ps(finite, _mm256_sub_ps(x, back));
-    __m256 value = _mm256_and_ps(finite, x);
-    square_error = _mm256_fmadd_ps(error, error, square_error);
-    square_sum = _mm256_fmadd_ps(value, value, square_sum);
-    max_error = _mm256_max_ps(max_error, _mm256_and_ps(error, magnitude));
-    count += __builtin_popcount(_mm256_movemask_ps(finite) & lanes);
-    overflow += __builtin_popcount(_mm256_movemask_ps(_mm256_andnot_ps(finite, bounded)) & lanes);
-  }
+AVX2 static inline __m256 abs_avx2(__m256 x) {
+  return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+}
+
+AVX2 static void reduce_avx2(__m256 error, __m256 square, __m256 largest, struct sums *sums) {
   float e[8], s[8], m[8];
-  _mm256_storeu_ps(e, square_error);
-  _mm256_storeu_ps(s, square_sum);
-  _mm256_storeu_ps(m, max_error);
+  _mm256_storeu_ps(e, error);
+  _mm256_storeu_ps(s, square);
+  _mm256_storeu_ps(m, largest);
   for (int i = 0; i < 8; i++) {
-    stats->square_error += e[i];
-    stats->square_sum += s[i];
-    if (m[i] > stats->max_error) stats->max_error = m[i];
+    sums->square_error += e[i];
+    sums->square_sum += s[i];
+    if (m[i] > sums->max_error) sums->max_error = m[i];
   }
-  stats->count += count;
-  stats->overflow += overflow;
 }
 
-/* By hand: the runtime of some compilers has no __builtin_cpu_supports. */
-static block_kernel *choose(void) {
-  unsigned a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d)) return NULL;
+AVX2 static void convert_avx2(uint16_t *dst, const float *src, size_t n, struct sums *sums) {
+  __m256 error[2], square[2], largest[2];
+  for (int k = 0; k < 2; k++) error[k] = square[k] = largest[k] = _mm256_setzero_ps();
+  for (size_t i = 0; i < n; i += 16) {
+    for (int k = 0; k < 2; k++) {
+      __m256 x = _mm256_loadu_ps(src + i + 8 * k);
+      __m128i h = _mm256_cvtps_ph(x, ROUND);
+      _mm_storeu_si128((__m128i *)(dst + i + 8 * k), h);
+      __m256 e = _mm256_sub_ps(x, _mm256_cvtph_ps(h));
+      error[k] = _mm256_fmadd_ps(e, e, error[k]);
+      square[k] = _mm256_fmadd_ps(x, x, square[k]);
+      largest[k] = _mm256_max_ps(largest[k], abs_avx2(e));
+    }
+  }
+  reduce_avx2(_mm256_add_ps(error[0], error[1]), _mm256_add_ps(square[0], square[1]),
+              _mm256_max_ps(largest[0], largest[1]), sums);
+}
+
+AVX2 static void measure_avx2(const float *src, size_t n, struct sums *sums) {
+  const __m256 infinity = _mm256_set1_ps(INFINITY);
+  __m256 error = _mm256_setzero_ps(), square = error, largest = error;
+  for (size_t i = 0; i < n; i += 8) {
+    __m256 x = _mm256_loadu_ps(src + i);
+    __m256 back = _mm256_cvtph_ps(_mm256_cvtps_ph(x, ROUND));
+    __m256 finite = _mm256_cmp_ps(abs_avx2(back), infinity, _CMP_LT_OQ);
+    __m256 bounded = _mm256_cmp_ps(abs_avx2(x), infinity, _CMP_LT_OQ);
+    __m256 e = _mm256_and_ps(finite, _mm256_sub_ps(x, back));
+    __m256 value = _mm256_and_ps(finite, x);
+    error = _mm256_fmadd_ps(e, e, error);
+    square = _mm256_fmadd_ps(value, value, square);
+    largest = _mm256_max_ps(largest, abs_avx2(e));
+    sums->finite += __builtin_popcount(_mm256_movemask_ps(finite));
+    sums->overflow += __builtin_popcount(_mm256_movemask_ps(_mm256_andnot_ps(finite, bounded)));
+  }
+  reduce_avx2(error, square, largest, sums);
+}
+
+static const struct kernel avx512 = {"avx512f", convert_avx512, measure_avx512};
+static const struct kernel avx2 = {"avx2", convert_avx2, measure_avx2};
+
+/* Lists what this processor and system can run, the fastest first. By hand: the
+ * runtime of some compilers has no __builtin_cpu_supports. */
+static int list_kernels(const struct kernel **list) {
   const unsigned fma = 1u << 12, popcnt = 1u << 23, osxsave = 1u << 27, avx = 1u << 28,
-                 f16c = 1u << 29, need = fma | popcnt | osxsave | avx | f16c;
-  if ((c & need) != need) return NULL;
-  unsigned low, high;
-  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  if ((low & 0x06) != 0x06) return NULL; /* the system saves xmm and ymm */
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return NULL;
-  const unsigned avx2 = 1u << 5, avx512 = 1u << 16 | 1u << 30 | 1u << 31; /* f, bw, vl */
-  if ((b & avx512) == avx512 && (low & 0xE6) == 0xE6) return convert_avx512;
-  return b & avx2 ? convert_avx2 : NULL;
+                 f16c = 1u << 29, basis = fma | popcnt | osxsave | avx | f16c;
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || (c & basis) != basis) return 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+  unsigned saved, high; /* the registers that the system saves */
+  __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+  const unsigned ymm = 0x06, zmm = 0xE6;
+  int n = 0;
+  if ((b & 1u << 16) && (saved & zmm) == zmm) list[n++] = &avx512;
+  if ((b & 1u << 5) && (saved & ymm) == ymm) list[n++] = &avx2;
+  return n;
 }
 
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 
-static void convert_neon(uint16_t *dst, const float *src, size_t n, struct strapk_stats *stats) {
-  const float32x4_t infinity = vreinterpretq_f32_u32(vdupq_n_u32(0x7F800000));
-  float32x4_t square_error = vdupq_n_f32(0), square_sum = square_error, max_error = square_error;
-  int64_t overflow = 0, count = 0;
-  const uint32x4_t lane = {0, 1, 2, 3};
-  for (size_t i = 0; i < n; i += 4) {
-    float in[4] = {0};
-    uint16_t out[4];
-    size_t have = n - i < 4 ? n - i : 4;
-    memcpy(in, src + i, have * sizeof *src);
-    float32x4_t x = vld1q_f32(in);
-    uint32x4_t used = vcltq_u32(lane, vdupq_n_u32((uint32_t)have));
-    float16x4_t h = vcvt_f16_f32(x);
-    vst1_u16(out, vreinterpret_u16_f16(h));
-    memcpy(dst + i, out, have * sizeof *dst);
-    float32x4_t back = vcvt_f32_f16(h);
-    uint32x4_t finite = vcltq_f32(vabsq_f32(back), infinity);
-    uint32x4_t bounded = vcltq_f32(vabsq_f32(x), infinity);
-    float32x4_t error = vreinterpretq_f32_u32(
-        vandq_u32(finite, vreinterpretq_u32_f32(vsubq_f32(x, back))));
-    float32x4_t value = vreinterpretq_f32_u32(vandq_u32(finite, vreinterpretq_u32_f32(x)));
-    square_error = vfmaq_f32(square_error, error, error);
-    square_sum = vfmaq_f32(square_sum, value, value);
-    max_error = vmaxq_f32(max_error, vabsq_f32(error));
-    count += vaddvq_u32(vshrq_n_u32(vandq_u32(finite, used), 31));
-    overflow += vaddvq_u32(vshrq_n_u32(vbicq_u32(vandq_u32(bounded, used), finite), 31));
+static void convert_neon(uint16_t *dst, const float *src, size_t n, struct sums *sums) {
+  float32x4_t error[4], square[4], largest[4];
+  for (int k = 0; k < 4; k++) error[k] = square[k] = largest[k] = vdupq_n_f32(0);
+  for (size_t i = 0; i < n; i += 16) {
+    for (int k = 0; k < 4; k++) {
+      float32x4_t x = vld1q_f32(src + i + 4 * k);
+      float16x4_t h = vcvt_f16_f32(x);
+      vst1_u16(dst + i + 4 * k, vreinterpret_u16_f16(h));
+      float32x4_t e = vsubq_f32(x, vcvt_f32_f16(h));
+      error[k] = vfmaq_f32(error[k], e, e);
+      square[k] = vfmaq_f32(square[k], x, x);
+      largest[k] = vmaxq_f32(largest[k], vabsq_f32(e));
+    }
   }
-  stats->square_error += vaddvq_f32(square_error);
-  stats->square_sum += vaddvq_f32(square_sum);
-  double largest = vmaxvq_f32(max_error);
-  if (largest > stats->max_error) stats->max_error = largest;
-  stats->count += count;
-  stats->overflow += overflow;
+  for (int k = 0; k < 4; k++) {
+    sums->square_error += vaddvq_f32(error[k]);
+    sums->square_sum += vaddvq_f32(square[k]);
+    sums->max_error = fmaxf(sums->max_error, vmaxvq_f32(largest[k]));
+  }
 }
 
-static block_kernel *choose(void) { return convert_neon; }
+static float32x4_t and_f32(uint32x4_t mask, float32x4_t x) {
+  return vreinterpretq_f32_u32(vandq_u32(mask, vreinterpretq_u32_f32(x)));
+}
 
-#else
-static block_kernel *choose(void) { return NULL; }
-#endif
-
-static block_kernel *kernel;
-
-__attribute__((constructor)) static void choose_kernel(void) { kernel = choose(); }
-
-int strapk_float32_to_float16(uint16_t *dst, const float *src, size_t n,
-                              struct strapk_stats *stats) {
-  if (kernel == NULL) return 0;
-  for (; n > 0;) {
-    size_t some = n < BLOCK ? n : BLOCK;
-    kernel(dst, src, some, stats);
-    dst += some;
-    src += some;
-    n -= some;
+static void measure_neon(const float *src, size_t n, struct sums *sums) {
+  const float32x4_t infinity = vdupq_n_f32(INFINITY);
+  float32x4_t error = vdupq_n_f32(0), square = error, largest = error;
+  for (size_t i = 0; i < n; i += 4) {
+    float32x4_t x = vld1q_f32(src + i);
+    float32x4_t back = vcvt_f32_f16(vcvt_f16_f32(x));
+    uint32x4_t finite = vcltq_f32(vabsq_f32(back), infinity);
+    uint32x4_t bounded = vcltq_f32(vabsq_f32(x), infinity);
+    float32x4_t e = and_f32(finite, vsubq_f32(x, back));
+    float32x4_t value = and_f32(finite, x);
+    error = vfmaq_f32(error, e, e);
+    square = vfmaq_f32(square, value, value);
+    largest = vmaxq_f32(largest, vabsq_f32(e));
+    sums->finite += vaddvq_u32(vshrq_n_u32(finite, 31));
+    sums->overflow += vaddvq_u32(vshrq_n_u32(vbicq_u32(bounded, finite), 31));
   }
+  sums->square_error = vaddvq_f32(error);
+  sums->square_sum = vaddvq_f32(square);
+  sums->max_error = vmaxvq_f32(largest);
+}
+
+static const struct kernel neon = {"neon", convert_neon, measure_neon};
+
+static int list_kernels(const struct kernel **list) {
+  list[0] = &neon;
   return 1;
 }
 
-/* A run along the last dimension; item is a constant in each case, so that
- * memcpy becomes one load and one store. */
-static void run(char *dst, const char *src, size_t item, int64_t stride, int64_t n) {
-  if (stride == 1) {
-    memcpy(dst, src, (size_t)n * item);
-    return;
-  }
-#define CASE(size)                                            \
-  case size:                                                  \
-    for (int64_t i = 0; i < n; i++)                           \
-      memcpy(dst + i * (size), src + i * stride * (size), (size)); \
-    return
-  switch (item) {
-    CASE(1);
-    CASE(2);
-    CASE(4);
-    CASE(8);
-    CASE(16);
-  }
-#undef CASE
+#else
+static int list_kernels(const struct kernel **list) {
+  (void)list;
+  return 0;
+}
+#endif
+
+static const struct kernel *kernels[2];
+static int kernel_count;
+
+__attribute__((constructor)) static void find_kernels(void) {
+  kernel_count = list_kernels(kernels);
 }
 
-void strapk_gather(void *dst, const void *src, size_t item, int ndim, const int64_t *shape,
-                   const int64_t *strides, int64_t start, int64_t count) {
-  int64_t at[64];
-  int64_t rest = start, offset = 0;
-  for (int d = ndim - 1; d >= 0; d--) {
-    at[d] = rest % shape[d];
-    rest /= shape[d];
-    offset += at[d] * strides[d];
+int strapk_kernels(void) { return kernel_count; }
+
+const char *strapk_kernel_name(int kernel) { return kernels[kernel]->name; }
+
+/* n is a multiple of STEP; the last `padding` of the values do not count. */
+static void convert_block(const struct kernel *kernel, uint16_t *dst, const float *src, size_t n,
+                          size_t padding, struct strapk_stats *stats) {
+  struct sums sums = {0};
+  kernel->convert(dst, src, n, &sums);
+  if (isfinite(sums.square_error)) {
+    sums.finite = (int64_t)n;
+  } else {
+    sums = (struct sums){0};
+    kernel->measure(src, n, &sums);
   }
-  const int last = ndim - 1;
-  char *out = dst;
-  while (count > 0) {
-    int64_t n = shape[last] - at[last];
-    if (n > count) n = count;
-    run(out, (const char *)src + offset * (int64_t)item, item, strides[last], n);
-    out += (size_t)n * item;
-    count -= n;
-    /* On to the first element of the next run. */
-    offset -= at[last] * strides[last];
-    at[last] = 0;
-    for (int d = last - 1; d >= 0; d--) {
-      offset += strides[d];
-      if (++at[d] < shape[d]) break;
-      offset -= shape[d] * strides[d];
-      at[d] = 0;
-    }
+  stats->count += sums.finite - (int64_t)padding;
+  stats->overflow += sums.overflow;
+  stats->square_error += sums.square_error;
+  stats->square_sum += sums.square_sum;
+  if (sums.max_error > stats->max_error) stats->max_error = sums.max_error;
+}
+
+void strapk_float32_to_float16(int kernel, uint16_t *dst, const float *src, size_t n,
+                               struct strapk_stats *stats) {
+  const struct kernel *k = kernels[kernel];
+  size_t whole = n - n % STEP;
+  for (size_t done = 0; done < whole;) {
+    size_t some = whole - done < BLOCK ? whole - done : BLOCK;
+    convert_block(k, dst + done, src + done, some, 0, stats);
+    done += some;
   }
+  size_t rest = n - whole;
+  if (rest == 0) return;
+  float in[STEP] = {0};
+  uint16_t out[STEP];
+  memcpy(in, src + whole, rest * sizeof *in);
+  convert_block(k, out, in, STEP, STEP - rest, stats);
+  memcpy(dst + whole, out, rest * sizeof *out);
 }

@@ -25,10 +25,15 @@ func (s *Stats) Add(o *Stats) {
 }
 
 // Float32ToFloat16 converts n float32 at src to IEEE 754 binary16 at dst, rounding
-// to nearest, ties to even; what is too large becomes infinite and a NaN stays one.
-// It adds to st.
+// to nearest, ties to even; what is too large becomes infinite, and a NaN stays one
+// with its sign and the upper bits of its payload. It adds to st. The two do not
+// overlap.
 func Float32ToFloat16(dst, src unsafe.Pointer, n int, st *Stats) {
-	if n > 0 && !convertSIMD(dst, src, n, st) {
+	switch {
+	case n <= 0:
+	case len(kernels) > 0:
+		convertKernel(0, dst, src, n, st)
+	default:
 		convertPortable(unsafe.Slice((*uint16)(dst), n), unsafe.Slice((*float32)(src), n), st)
 	}
 }
@@ -38,15 +43,15 @@ func convertPortable(dst []uint16, src []float32, st *Stats) {
 	for i, x := range src {
 		h := float16Bits(x)
 		dst[i] = h
-		back := float64(float16Value(h))
-		switch wide := float64(x); {
-		case !math.IsInf(back, 0) && !math.IsNaN(back):
-			err := wide - back
+		switch {
+		case h&0x7C00 != 0x7C00:
+			wide := float64(x)
+			err := wide - float64(float16Value(h))
 			st.Count++
 			st.SquareError += err * err
 			st.SquareSum += wide * wide
 			st.MaxError = max(st.MaxError, math.Abs(err))
-		case !math.IsInf(wide, 0) && !math.IsNaN(wide):
+		case math.Float32bits(x)&0x7F800000 != 0x7F800000:
 			st.Overflow++
 		}
 	}

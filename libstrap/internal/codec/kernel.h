@@ -12,13 +12,19 @@ struct strapk_stats {
   double square_error, square_sum, max_error;
 };
 
-/* Converts n floats; adds to *stats. Gives 0, having done nothing, where this
- * processor has no instructions for it. */
-int strapk_float32_to_float16(uint16_t *dst, const float *src, size_t n,
-                              struct strapk_stats *stats);
+/* How many conversion kernels this processor can run; 0 is the fastest. */
+int strapk_kernels(void);
+
+/* The instruction set of a kernel; a static string. */
+const char *strapk_kernel_name(int kernel);
+
+/* Converts n floats and adds to *stats; dst and src do not overlap. */
+void strapk_float32_to_float16(int kernel, uint16_t *dst, const float *src, size_t n,
+                               struct strapk_stats *stats);
 
 /* Copies the elements [start, start + count), row-major, of a strided tensor.
- * ndim >= 1, every length >= 1; strides are in elements. */
+ * 1 <= ndim <= 64, every length >= 1, item a power of two up to 16; strides are
+ * in elements. */
 void strapk_gather(void *dst, const void *src, size_t item, int ndim, const int64_t *shape,
                    const int64_t *strides, int64_t start, int64_t count);
 

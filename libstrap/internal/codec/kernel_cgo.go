@@ -14,17 +14,24 @@ import "C"
 
 import "unsafe"
 
-func convertSIMD(dst, src unsafe.Pointer, n int, st *Stats) bool {
-	var c C.struct_strapk_stats
-	if C.strapk_float32_to_float16((*C.uint16_t)(dst), (*C.float)(src), C.size_t(n), &c) == 0 {
-		return false
+// kernels are the conversion kernels that this processor can run, by the name of
+// their instruction set, the fastest first.
+var kernels = func() []string {
+	names := make([]string, C.strapk_kernels())
+	for i := range names {
+		names[i] = C.GoString(C.strapk_kernel_name(C.int(i)))
 	}
+	return names
+}()
+
+func convertKernel(kernel int, dst, src unsafe.Pointer, n int, st *Stats) {
+	var c C.struct_strapk_stats
+	C.strapk_float32_to_float16(C.int(kernel), (*C.uint16_t)(dst), (*C.float)(src), C.size_t(n), &c)
 	st.Add(&Stats{
 		Count: int64(c.count), Overflow: int64(c.overflow),
 		SquareError: float64(c.square_error), SquareSum: float64(c.square_sum),
 		MaxError: float64(c.max_error),
 	})
-	return true
 }
 
 func gatherKernel(dst, src unsafe.Pointer, itemSize int, shape, strides []int64, start, count int64) {

@@ -2,66 +2,156 @@ package codec
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
+	"sort"
 	"testing"
 	"unsafe"
 )
 
-// convertBoth converts with the kernel and its portable twin and compares.
-func convertBoth(t testing.TB, src []float32) []uint16 {
+// convertAll converts with the portable twin and every kernel, and compares.
+func convertAll(t testing.TB, src []float32) []uint16 {
 	t.Helper()
-	fast, portable := make([]uint16, len(src)+1), make([]uint16, len(src))
-	fast[len(src)] = 0xABCD
-	var a, b Stats
-	Float32ToFloat16(unsafe.Pointer(unsafe.SliceData(fast)), unsafe.Pointer(unsafe.SliceData(src)), len(src), &a)
-	convertPortable(portable, src, &b)
-	if fast[len(src)] != 0xABCD {
-		t.Fatal("the kernel wrote behind its output")
-	}
-	for i, x := range src {
-		if fast[i] != portable[i] {
-			t.Fatalf("%x (%g): kernel %04x, portable %04x", math.Float32bits(x), x, fast[i], portable[i])
+	want := make([]uint16, len(src))
+	var b Stats
+	convertPortable(want, src, &b)
+	for kernel, name := range kernels {
+		got := make([]uint16, len(src)+1)
+		got[len(src)] = 0xABCD
+		var a Stats
+		convertKernel(kernel, unsafe.Pointer(unsafe.SliceData(got)), unsafe.Pointer(unsafe.SliceData(src)), len(src), &a)
+		if got[len(src)] != 0xABCD {
+			t.Fatalf("%s wrote behind its output", name)
+		}
+		for i, x := range src {
+			if got[i] != want[i] {
+				t.Fatalf("%x (%g): %s %04x, portable %04x", math.Float32bits(x), x, name, got[i], want[i])
+			}
+		}
+		if a.Count != b.Count || a.Overflow != b.Overflow || a.MaxError != b.MaxError {
+			t.Fatalf("%s %+v, portable %+v", name, a, b)
+		}
+		for _, pair := range [][2]float64{{a.SquareError, b.SquareError}, {a.SquareSum, b.SquareSum}} {
+			// Squares of values below 2^-63 vanish in float; a quarter of a float's
+			// smallest normal number per value is far below any use.
+			if math.Abs(pair[0]-pair[1]) > 1e-5*pair[1]+float64(len(src))*1e-38 {
+				t.Fatalf("%s %+v, portable %+v", name, a, b)
+			}
 		}
 	}
-	if a.Count != b.Count || a.Overflow != b.Overflow {
-		t.Fatalf("counts: kernel %+v, portable %+v", a, b)
-	}
-	for _, pair := range [][2]float64{{a.SquareError, b.SquareError}, {a.SquareSum, b.SquareSum}, {a.MaxError, b.MaxError}} {
-		// Squares of values below 2^-63 vanish in float; a quarter of a float's
-		// smallest normal number per value is far below any use.
-		if math.Abs(pair[0]-pair[1]) > 1e-5*pair[1]+float64(len(src))*1e-38 {
-			t.Fatalf("sums: kernel %+v, portable %+v", a, b)
+	return want
+}
+
+// nearestFloat16 rounds by its definition: of all binary16 values, with 65536 in
+// place of infinity, it takes the nearest, and of two the one with an even last bit.
+func nearestFloat16(x float32) uint16 {
+	sign := uint16(math.Float32bits(x) >> 16 & 0x8000)
+	value := func(h int) float64 {
+		if h == 0x7C00 {
+			return 65536
 		}
+		return float64(float16Value(uint16(h)))
 	}
-	return fast[:len(src)]
+	v := min(math.Abs(float64(x)), 65536)
+	above := sort.Search(0x7C00, func(h int) bool { return value(h) >= v })
+	if above == 0 {
+		return sign
+	}
+	down, up := v-value(above-1), value(above)-v
+	if down < up || down == up && above%2 == 1 {
+		above--
+	}
+	return sign | uint16(above)
 }
 
 func TestFloat32ToFloat16AtEveryBoundary(t *testing.T) {
+	inf := float32(math.Inf(1))
 	var src []float32
-	for h := range uint32(0x8000) {
-		x := float16Value(uint16(h))
-		next := float16Value(uint16(h + 1))
+	for h := range uint16(0x7C00) {
+		x := float16Value(h)
+		next := float16Value(h + 1)
+		if h == 0x7BFF {
+			next = 65536
+		}
 		middle := x + (next-x)/2
-		for _, v := range []float32{x, middle, math.Nextafter32(middle, 0), math.Nextafter32(middle, 1e9)} {
+		for _, v := range []float32{x, math.Nextafter32(x, inf), math.Nextafter32(middle, 0), middle,
+			math.Nextafter32(middle, inf), math.Nextafter32(next, 0)} {
 			src = append(src, v, -v)
 		}
 	}
-	src = append(src, 65504, 65519.996, 65520, 1e38, float32(math.Inf(1)), float32(math.NaN()),
-		math.Float32frombits(0x7F800001), math.Float32frombits(0xFFC12345), 1e-45, 2.9802322e-08)
-	convertBoth(t, src)
-	for n := range 70 { // every tail length
-		convertBoth(t, src[1000:1000+n])
+	src = append(src, 65519.996, 65520, 65536, 1e38, math.MaxFloat32, inf, -inf, 1e-45, 2.9802322e-08)
+	for i, got := range convertAll(t, src) {
+		if want := nearestFloat16(src[i]); got != want {
+			t.Fatalf("%x (%g): %04x, want %04x", math.Float32bits(src[i]), src[i], got, want)
+		}
 	}
 }
 
-func TestFloat32ToFloat16OnAllExponents(t *testing.T) {
+func TestFloat32ToFloat16OfEveryExponent(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	src := make([]float32, 4<<20)
-	for i := range src {
-		src[i] = math.Float32frombits(rng.Uint32())
+	src := make([]float32, 1<<20)
+	for exponent := range uint32(256) {
+		for i := range 1 << 12 {
+			src[int(exponent)<<12+i] = math.Float32frombits(rng.Uint32()&0x807FFFFF | exponent<<23)
+		}
 	}
-	convertBoth(t, src)
+	convertAll(t, src) // a kind of values a block
+	rng.Shuffle(len(src), func(i, j int) { src[i], src[j] = src[j], src[i] })
+	convertAll(t, src) // all kinds in every block
+}
+
+// Whether or not a block holds values that do not stay finite, at every length and
+// alignment.
+func TestFloat32ToFloat16InPieces(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	memory := make([]float32, 9000)
+	for _, odd := range []float32{1, 1e9, float32(math.Inf(-1)), float32(math.NaN())} {
+		for i := range memory {
+			memory[i] = float32(rng.NormFloat64())
+		}
+		memory[4500] = odd
+		for start := range 70 {
+			convertAll(t, memory[start:])
+			convertAll(t, memory[4480:4480+start])
+			convertAll(t, memory[start:start+4096+32])
+		}
+	}
+}
+
+func TestFloat32ToFloat16KeepsNaN(t *testing.T) {
+	for bits, want := range map[uint32]uint16{
+		0x7FC00000: 0x7E00, // quiet
+		0x7F800001: 0x7E00, // signalling, payload below what float16 has
+		0xFFC12345: 0xFE09, // sign and the upper payload stay
+		0x7FFFFFFF: 0x7FFF,
+		0xFF802000: 0xFE01,
+	} {
+		if got := convertAll(t, []float32{math.Float32frombits(bits)})[0]; got != want {
+			t.Errorf("NaN %08x became %04x, want %04x", bits, got, want)
+		}
+	}
+}
+
+func TestStatsCountWhatStaysFinite(t *testing.T) {
+	inf := float32(math.Inf(1))
+	var st Stats
+	src := []float32{70000, 1, inf, -inf, float32(math.NaN()), 1.0002441, -70000, 3}
+	dst := make([]uint16, len(src))
+	Float32ToFloat16(unsafe.Pointer(&dst[0]), unsafe.Pointer(&src[0]), len(src), &st)
+	want := Stats{Count: 3, Overflow: 2, SquareSum: 11.0004883, SquareError: 5.96e-8, MaxError: 2.441e-4}
+	if st.Count != want.Count || st.Overflow != want.Overflow ||
+		math.Abs(st.SquareSum-want.SquareSum) > 1e-6 || math.Abs(st.SquareError-want.SquareError) > 1e-10 ||
+		math.Abs(st.MaxError-want.MaxError) > 1e-7 {
+		t.Errorf("%+v, want %+v", st, want)
+	}
+	before := st
+	Float32ToFloat16(unsafe.Pointer(&dst[0]), unsafe.Pointer(&src[0]), len(src), &st)
+	if st.Count != 2*before.Count || st.SquareSum != 2*before.SquareSum || st.MaxError != before.MaxError {
+		t.Errorf("the second time it became %+v", st)
+	}
+	Float32ToFloat16(nil, nil, 0, &st)
 }
 
 func TestFloat16KnownValues(t *testing.T) {
@@ -72,11 +162,6 @@ func TestFloat16KnownValues(t *testing.T) {
 		if got := float16Bits(x); got != want {
 			t.Errorf("float16Bits(%g) = %04x, want %04x", x, got, want)
 		}
-	}
-	var st Stats
-	convertPortable(make([]uint16, 4), []float32{70000, 1, float32(math.Inf(1)), float32(math.NaN())}, &st)
-	if st.Overflow != 1 || st.Count != 1 || st.SquareSum != 1 || st.SquareError != 0 {
-		t.Errorf("stats %+v", st)
 	}
 }
 
@@ -89,7 +174,7 @@ func FuzzFloat32ToFloat16(f *testing.F) {
 		for i := range src {
 			src[i] = math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:]))
 		}
-		convertBoth(t, src)
+		convertAll(t, src)
 	})
 }
 
@@ -117,13 +202,37 @@ func TestGatherTransposesAndReverses(t *testing.T) {
 		"aaaa":   {0, []int64{2, 2}, []int64{0, 0}},
 		"ace":    {0, []int64{3, 1}, []int64{2, 99}},
 		"abcdef": {0, []int64{1, 2, 3}, []int64{0, 3, 1}},
+		"abbccd": {0, []int64{3, 2}, []int64{1, 1}}, // windows overlap
+		"c":      {2, nil, nil},                     // a scalar
 	} {
 		n := int64(len(want))
 		if got := gatherBoth(t, memory, v.origin, 1, v.shape, v.strides, 0, n); string(got) != want {
 			t.Errorf("shape %v, strides %v: %s, want %s", v.shape, v.strides, got, want)
 		}
+		if n < 3 {
+			continue
+		}
 		if got := gatherBoth(t, memory, v.origin, 1, v.shape, v.strides, 1, n-2); string(got) != want[1:n-1] {
 			t.Errorf("shape %v, strides %v, inner part: %s", v.shape, v.strides, got)
+		}
+	}
+}
+
+// Transposed matrices go in tiles; whole, in ragged tiles, and from within a row.
+func TestGatherTransposesMatrices(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	for _, item := range []int{1, 2, 4, 8, 16} {
+		for _, m := range [][2]int64{{64, 64}, {130, 70}, {5, 300}, {300, 5}, {33, 17}} {
+			rows, columns := m[0], m[1]
+			memory := make([]byte, 3*rows*columns*int64(item))
+			for i := range memory {
+				memory[i] = byte(rng.Uint32())
+			}
+			shape, strides := []int64{3, rows, columns}, []int64{rows * columns, 1, rows}
+			gatherBoth(t, memory, 0, item, shape, strides, 0, 3*rows*columns)
+			gatherBoth(t, memory, 0, item, shape, strides, 7, 2*rows*columns+3)
+			// The same columns from the last to the first.
+			gatherBoth(t, memory, int((columns-1)*rows)*item, item, shape, []int64{rows * columns, 1, -rows}, 1, 3*rows*columns-2)
 		}
 	}
 }
@@ -132,14 +241,17 @@ func FuzzGather(f *testing.F) {
 	f.Add(uint8(2), []byte{3, 1, 4, 200}, int64(2), int64(5))
 	f.Add(uint8(0), []byte{1, 0}, int64(0), int64(1))
 	f.Add(uint8(4), []byte{5, 255, 2, 0, 3, 10, 1, 7}, int64(1), int64(29))
+	f.Add(uint8(2), []byte{70, 1, 40, 71}, int64(3), int64(2800))
 	f.Fuzz(func(t *testing.T, itemLog uint8, dims []byte, start, count int64) {
 		item := 1 << (itemLog % 5)
 		var shape, strides []int64
 		total, low, high := int64(1), int64(0), int64(0)
 		for i := 0; i+1 < len(dims) && len(shape) < 8; i += 2 {
-			length, stride := int64(dims[i]%7)+1, int64(int8(dims[i+1]))
+			length, stride := int64(dims[i]%90)+1, int64(int8(dims[i+1]))
 			shape, strides = append(shape, length), append(strides, stride)
-			total *= length
+			if total *= length; total > 1<<20 {
+				return
+			}
 			low, high = low+min(0, stride*(length-1)), high+max(0, stride*(length-1))
 		}
 		if start < 0 || start >= total || count < 1 || count > min(total-start, 20_000) {
@@ -154,23 +266,59 @@ func FuzzGather(f *testing.F) {
 }
 
 func BenchmarkFloat32ToFloat16(b *testing.B) {
-	src := make([]float32, 64<<10)
-	for i := range src {
-		src[i] = rand.Float32()*8 - 4
+	for _, n := range []int{384, 64 << 10, 16 << 20} {
+		src, dst := make([]float32, n), make([]uint16, n)
+		for i := range src {
+			src[i] = rand.Float32()*8 - 4
+		}
+		masked := slices.Clone(src)
+		for i := 0; i < n; i += 1000 {
+			masked[i] = float32(math.Inf(-1))
+		}
+		for kernel, name := range kernels {
+			for kind, src := range map[string][]float32{"finite": src, "masked": masked} {
+				b.Run(fmt.Sprintf("%s/%s/%d", name, kind, n), func(b *testing.B) {
+					var st Stats
+					b.SetBytes(int64(4 * n))
+					for b.Loop() {
+						convertKernel(kernel, unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(src)), n, &st)
+					}
+				})
+			}
+		}
+		b.Run(fmt.Sprintf("portable/finite/%d", n), func(b *testing.B) {
+			var st Stats
+			b.SetBytes(int64(4 * n))
+			for b.Loop() {
+				convertPortable(dst, src, &st)
+			}
+		})
 	}
-	dst := make([]uint16, len(src))
-	b.Run("kernel", func(b *testing.B) {
-		var st Stats
-		b.SetBytes(int64(4 * len(src)))
-		for b.Loop() {
-			Float32ToFloat16(unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(src)), len(src), &st)
+}
+
+func BenchmarkGather(b *testing.B) {
+	for name, v := range map[string]struct {
+		item           int
+		shape, strides []int64
+	}{
+		"contiguous":    {4, []int64{4096, 4096}, []int64{4096, 1}},
+		"heads":         {2, []int64{32, 1024, 64}, []int64{64, 2048, 1}},
+		"channels last": {4, []int64{256, 56, 56}, []int64{1, 56 * 256, 256}},
+		"transposed":    {4, []int64{4096, 4096}, []int64{1, 4096}},
+		"transposed2":   {2, []int64{4096, 4096}, []int64{1, 4096}},
+		"every second":  {4, []int64{4 << 20}, []int64{2}},
+		"broadcast":     {4, []int64{4096, 4096}, []int64{1, 0}},
+	} {
+		memory, dst := make([]byte, 64<<20), make([]byte, 64<<20)
+		count := int64(1)
+		for _, length := range v.shape {
+			count *= length
 		}
-	})
-	b.Run("portable", func(b *testing.B) {
-		var st Stats
-		b.SetBytes(int64(4 * len(src)))
-		for b.Loop() {
-			convertPortable(dst, src, &st)
-		}
-	})
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(count * int64(v.item))
+			for b.Loop() {
+				Gather(unsafe.Pointer(&dst[0]), unsafe.Pointer(&memory[0]), v.item, v.shape, v.strides, 0, count)
+			}
+		})
+	}
 }

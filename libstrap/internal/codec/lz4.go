@@ -2,6 +2,7 @@ package codec
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"math/bits"
 	"sync"
@@ -24,24 +25,38 @@ const (
 	lz4EndSize    = 4
 	lz4MaxBlock   = 4 << 20
 	lz4Raw        = 1 << 31 // in a block's size: stored uncompressed
+
+	// Bits of FLG.
+	lz4HasDictionary = 1 << 0
+	lz4HasChecksum   = 1 << 2
+	lz4HasSize       = 1 << 3
+	lz4BlockChecksum = 1 << 4
+	lz4Independent   = 1 << 5
+	lz4Version       = 1 << 6
 )
 
 var lz4BlockIDs = map[int]byte{64 << 10: 4, 256 << 10: 5, 1 << 20: 6, lz4MaxBlock: 7}
 
 // lz4BlockSize is the smallest block of the format that holds n bytes.
-func lz4BlockSize(n int) int {
+func lz4BlockSize(n int64) int {
 	size := 64 << 10
-	for size < n && size < lz4MaxBlock {
+	for int64(size) < n && size < lz4MaxBlock {
 		size *= 4
 	}
 	return size
 }
 
-// lz4Blocks compresses block by block into one scratch buffer.
-type lz4Blocks struct {
+// lz4Encoder writes one frame after another.
+type lz4Encoder struct {
 	fast    lz4.Compressor
 	high    *lz4.CompressorHC
-	scratch []byte
+	scratch []byte // a compressed block
+
+	w     io.Writer
+	left  int64 // source bytes still to come
+	block int
+	rest  []byte // the beginning of a block
+	head  [lz4HeaderSize]byte
 }
 
 var lz4Levels = [...]lz4.CompressionLevel{
@@ -49,78 +64,49 @@ var lz4Levels = [...]lz4.CompressionLevel{
 	lz4.Level5, lz4.Level6, lz4.Level7, lz4.Level8, lz4.Level9,
 }
 
-func (b *lz4Blocks) setLevel(level int) error {
+func newLZ4Encoder(level int) (*lz4Encoder, error) {
 	if level < 0 || level >= len(lz4Levels) {
-		return status.New(status.InvalidArgument, "level = %d: lz4 takes 0 to %d", level, len(lz4Levels)-1)
+		return nil, status.New(status.InvalidArgument, "level = %d: lz4 takes 0 to %d", level, len(lz4Levels)-1)
 	}
+	e := &lz4Encoder{}
 	if level > 0 {
-		b.high = &lz4.CompressorHC{Level: lz4Levels[level]}
+		e.high = &lz4.CompressorHC{Level: lz4Levels[level]}
 	}
-	return nil
+	return e, nil
 }
 
-// compress returns the block in the scratch buffer, or nil where it does not get
-// smaller.
-func (b *lz4Blocks) compress(src []byte) ([]byte, error) {
-	if len(b.scratch) < len(src) {
-		b.scratch = make([]byte, len(src))
-	}
-	// One byte less than the source: what does not fit is better stored raw.
-	dst := b.scratch[:max(len(src)-1, 0)]
-	var n int
-	var err error
-	if b.high != nil {
-		n, err = b.high.CompressBlock(src, dst)
-	} else {
-		n, err = b.fast.CompressBlock(src, dst)
-	}
-	if err == lz4.ErrInvalidSourceShortBuffer || n == 0 {
-		return nil, nil
-	}
-	return dst[:n], err
-}
-
-// lz4Frame is a frame being written; a Write of whole blocks needs no buffer.
-type lz4Frame struct {
-	blocks *lz4Blocks
-	w      io.Writer
-	left   int64
-	block  int
-	rest   []byte
-}
-
-func (b *lz4Blocks) newFrame(w io.Writer, size int64, block int) (*lz4Frame, error) {
-	var h [lz4HeaderSize]byte
-	binary.LittleEndian.PutUint32(h[:], lz4Magic)
-	h[4] = 0x68 // version 1, independent blocks, content size
-	h[5] = lz4BlockIDs[block] << 4
+// begin writes a frame's header. Writes of whole blocks need no buffer then.
+func (e *lz4Encoder) begin(w io.Writer, size int64) error {
+	e.w, e.left, e.block, e.rest = w, size, lz4BlockSize(size), e.rest[:0]
+	h := e.head[:lz4HeaderSize]
+	binary.LittleEndian.PutUint32(h, lz4Magic)
+	h[4] = lz4Version | lz4Independent | lz4HasSize
+	h[5] = lz4BlockIDs[e.block] << 4
 	binary.LittleEndian.PutUint64(h[6:], uint64(size))
-	h[14] = byte(xxh32(h[4:14]) >> 8)
-	if _, err := w.Write(h[:]); err != nil {
-		return nil, err
-	}
-	return &lz4Frame{blocks: b, w: w, left: size, block: block}, nil
+	h[14] = lz4HeaderChecksum(h[4:14])
+	_, err := w.Write(h)
+	return err
 }
 
-func (f *lz4Frame) Write(b []byte) (int, error) {
-	if int64(len(b)) > f.left {
-		return 0, status.New(status.Internal, "%d bytes more than announced", int64(len(b))-f.left)
+func (e *lz4Encoder) Write(b []byte) (int, error) {
+	if int64(len(b)) > e.left {
+		return 0, status.New(status.Internal, "%d bytes more than announced", int64(len(b))-e.left)
 	}
-	f.left -= int64(len(b))
+	e.left -= int64(len(b))
 	for rest := b; len(rest) > 0; {
-		if len(f.rest) == 0 && (len(rest) >= f.block || f.left == 0) {
-			n := min(len(rest), f.block)
-			if err := f.put(rest[:n]); err != nil {
+		if len(e.rest) == 0 && (len(rest) >= e.block || e.left == 0) {
+			n := min(len(rest), e.block)
+			if err := e.put(rest[:n]); err != nil {
 				return 0, err
 			}
 			rest = rest[n:]
 			continue
 		}
-		n := min(len(rest), f.block-len(f.rest))
-		f.rest = append(f.rest, rest[:n]...)
+		n := min(len(rest), e.block-len(e.rest))
+		e.rest = append(e.rest, rest[:n]...)
 		rest = rest[n:]
-		if len(f.rest) == f.block {
-			if err := f.putRest(); err != nil {
+		if len(e.rest) == e.block {
+			if err := e.putRest(); err != nil {
 				return 0, err
 			}
 		}
@@ -128,14 +114,30 @@ func (f *lz4Frame) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func (f *lz4Frame) putRest() error {
-	err := f.put(f.rest)
-	f.rest = f.rest[:0]
+func (e *lz4Encoder) Close() error {
+	if e.left != 0 {
+		return status.New(status.Internal, "%d bytes less than announced", e.left)
+	}
+	if len(e.rest) > 0 {
+		if err := e.putRest(); err != nil {
+			return err
+		}
+	}
+	end := e.head[:lz4EndSize]
+	clear(end)
+	_, err := e.w.Write(end)
 	return err
 }
 
-func (f *lz4Frame) put(src []byte) error {
-	data, err := f.blocks.compress(src)
+func (e *lz4Encoder) putRest() error {
+	err := e.put(e.rest)
+	e.rest = e.rest[:0]
+	return err
+}
+
+// put writes a block.
+func (e *lz4Encoder) put(src []byte) error {
+	data, err := e.compress(src)
 	if err != nil {
 		return status.Wrap(status.Internal, err, "lz4 block of %d bytes", len(src))
 	}
@@ -143,31 +145,39 @@ func (f *lz4Frame) put(src []byte) error {
 	if data == nil {
 		data, size = src, uint32(len(src))|lz4Raw
 	}
-	var h [4]byte
-	binary.LittleEndian.PutUint32(h[:], size)
-	if _, err := f.w.Write(h[:]); err != nil {
+	h := e.head[:4]
+	binary.LittleEndian.PutUint32(h, size)
+	if _, err := e.w.Write(h); err != nil {
 		return err
 	}
-	_, err = f.w.Write(data)
+	_, err = e.w.Write(data)
 	return err
 }
 
-func (f *lz4Frame) Close() error {
-	if f.left != 0 {
-		return status.New(status.Internal, "%d bytes less than announced", f.left)
+// compress returns the block in the scratch buffer, or nil where it does not get
+// smaller.
+func (e *lz4Encoder) compress(src []byte) ([]byte, error) {
+	if len(e.scratch) < len(src) {
+		e.scratch = make([]byte, len(src))
 	}
-	if len(f.rest) > 0 {
-		if err := f.putRest(); err != nil {
-			return err
-		}
+	// One byte less than the source: what does not fit is better stored raw.
+	dst := e.scratch[:len(src)-1]
+	var n int
+	var err error
+	if e.high != nil {
+		n, err = e.high.CompressBlock(src, dst)
+	} else {
+		n, err = e.fast.CompressBlock(src, dst)
 	}
-	_, err := f.w.Write(make([]byte, lz4EndSize))
-	return err
+	if errors.Is(err, lz4.ErrInvalidSourceShortBuffer) || n == 0 {
+		return nil, nil
+	}
+	return dst[:n], err
 }
 
-// xxh32 is XXH32 with seed 0 of fewer than 16 bytes,
+// lz4HeaderChecksum is the second byte of XXH32, seed 0, of fewer than 16 bytes,
 // https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
-func xxh32(b []byte) uint32 {
+func lz4HeaderChecksum(b []byte) byte {
 	const p1, p2, p3, p4, p5 = 2654435761, 2246822519, 3266489917, 668265263, 374761393
 	h := uint32(p5) + uint32(len(b))
 	for ; len(b) >= 4; b = b[4:] {
@@ -178,33 +188,65 @@ func xxh32(b []byte) uint32 {
 	}
 	h = (h ^ h>>15) * p2
 	h = (h ^ h>>13) * p3
-	return h ^ h>>16
+	return byte((h ^ h>>16) >> 8)
 }
 
-func lz4DecodedSize(prefix []byte) (int64, error) {
-	if len(prefix) < 7 || le32(prefix) != lz4Magic {
-		return 0, corrupt(nil, "no LZ4 frame")
+// openLZ4 reads a header; pierrec/lz4 checks what is not checked here.
+func openLZ4(f *frame) error {
+	h, err := f.take(6)
+	if err != nil {
+		return err
 	}
-	if prefix[4]&0x08 == 0 {
-		return -1, nil
+	if le32(h) != lz4Magic {
+		return status.New(status.Corrupt, "magic number %#x", le32(h))
 	}
-	if len(prefix) < lz4HeaderSize {
-		return 0, corrupt(nil, "the LZ4 frame ends in its header")
+	flags, more := h[4], 1
+	if flags&lz4HasSize != 0 {
+		more += 8
 	}
-	n := int64(binary.LittleEndian.Uint64(prefix[6:]))
-	if n < 0 {
-		return 0, corrupt(nil, "the LZ4 frame claims %d bytes", uint64(n))
+	if flags&lz4HasDictionary != 0 {
+		more += 4
 	}
-	return n, nil
+	rest, err := f.take(more)
+	if err != nil {
+		return err
+	}
+	if sum := lz4HeaderChecksum(f.held[4 : len(f.held)-1]); sum != rest[more-1] {
+		return status.New(status.Corrupt, "header checksum %#x, computed %#x", rest[more-1], sum)
+	}
+	if flags&lz4HasDictionary != 0 {
+		return status.New(status.Unsupported, "the LZ4 frame needs dictionary %#x", le32(rest[more-5:]))
+	}
+	if flags&lz4HasSize != 0 {
+		f.size = int64(binary.LittleEndian.Uint64(rest))
+	}
+	f.walk = func(f *frame) error {
+		h, err := f.take(4)
+		if err != nil {
+			return err
+		}
+		if size := le32(h); size != 0 {
+			f.left = int64(size &^ lz4Raw)
+			if flags&lz4BlockChecksum != 0 {
+				f.left += 4
+			}
+			return nil
+		}
+		f.done = true
+		if flags&lz4HasChecksum != 0 {
+			f.left = 4
+		}
+		return nil
+	}
+	return nil
 }
 
 var lz4Readers = sync.Pool{New: func() any { return lz4.NewReader(nil) }}
 
-func withLZ4(payload io.Reader, f func(io.Reader) error) error {
+func withLZ4(f *frame, use func(io.Reader) error) error {
 	r := lz4Readers.Get().(*lz4.Reader)
-	r.Reset(payload)
-	err := f(r)
-	r.Reset(nil)
-	lz4Readers.Put(r)
-	return err
+	defer lz4Readers.Put(r)
+	defer r.Reset(nil)
+	r.Reset(f)
+	return use(r)
 }

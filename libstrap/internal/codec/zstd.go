@@ -1,6 +1,7 @@
 package codec
 
 import (
+	"encoding/binary"
 	"io"
 	"sync"
 
@@ -13,65 +14,106 @@ const (
 	zstdMagic       = 0xFD2FB528
 	zstdHeaderMax   = 18 // RFC 8878, 3.1.1.1, with the magic number
 	zstdBlockHeader = 3
-	zstdBlockSize   = 64 << 10 // the smallest that klauspost/compress cuts data into
-	zstdWindow      = 1 << 20
-	zstdSmall       = 128 << 10 // a single segment up to here
-	// zstdMaxWindow is the largest window that is decoded, zstd's own default.
-	zstdMaxWindow = 128 << 20
+	zstdBlockSize   = 64 << 10  // the smallest that klauspost/compress cuts data into
+	zstdWindow      = 256 << 10 // stays in a core's cache; activations repeat nothing from afar
+	zstdMaxWindow   = 128 << 20 // the largest that is decoded, zstd's own default
+	zstdKeepWindow  = 8 << 20   // a decoder that had a larger one is not kept
 )
 
 // zstdEmptyFrame is a single segment that states a content size of 0 and holds one
 // empty last block; klauspost/compress takes the size 0 for an unknown one.
 var zstdEmptyFrame = []byte{0x28, 0xB5, 0x2F, 0xFD, 0x20, 0x00, 0x01, 0x00, 0x00}
 
-// zstdEncoders are two, because klauspost/compress leaves the content size of
-// less than 256 bytes out unless the frame is a single segment, and a single
-// segment makes the decoder's window as large as the content.
-type zstdEncoders struct{ small, large *zstd.Encoder }
-
-func (z zstdEncoders) pick(size int64) *zstd.Encoder {
-	if size <= zstdSmall {
-		return z.small
-	}
-	return z.large
-}
-
-func newZstdEncoders(level int) (z zstdEncoders, err error) {
+func newZstdEncoder(level int) (*zstd.Encoder, error) {
 	if level < 0 || level > int(zstd.SpeedBestCompression) {
-		return z, status.New(status.InvalidArgument,
+		return nil, status.New(status.InvalidArgument,
 			"level = %d: zstd takes 0 to %d", level, int(zstd.SpeedBestCompression))
 	}
-	speed := zstd.SpeedFastest
-	if level > 0 {
-		speed = zstd.EncoderLevel(level)
+	e, err := zstd.NewWriter(nil,
+		zstd.WithEncoderLevel(zstd.EncoderLevel(max(level, int(zstd.SpeedFastest)))),
+		zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true),
+		zstd.WithWindowSize(zstdWindow), zstd.WithEncoderCRC(false),
+		// Activations hardly ever repeat, but their bytes are unevenly
+		// distributed: code them also where no match is found.
+		zstd.WithAllLitEntropyCompression(true),
+		// Concerns content of less than a block, which has no other way of
+		// stating a size below 256.
+		zstd.WithSingleSegment(true))
+	if err != nil {
+		return nil, status.Wrap(status.Internal, err, "zstd encoder")
 	}
-	for _, e := range []**zstd.Encoder{&z.small, &z.large} {
-		*e, err = zstd.NewWriter(nil,
-			zstd.WithEncoderLevel(speed), zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(zstdWindow),
-			zstd.WithLowerEncoderMem(true), zstd.WithEncoderCRC(false), zstd.WithZeroFrames(true),
-			zstd.WithSingleSegment(e == &z.small))
-		if err != nil {
-			return z, status.Wrap(status.Internal, err, "zstd encoder")
-		}
-	}
-	return z, nil
+	return e, nil
 }
 
-func zstdDecodedSize(prefix []byte) (int64, error) {
-	var h zstd.Header
-	if err := h.Decode(prefix); err != nil {
-		return 0, corrupt(err, "no zstd frame")
+// openZstd reads a header, RFC 8878, 3.1.1.1:
+//
+//	magic u32 | descriptor | window 0..1 | dictionary 0..4 | content size 0..8
+func openZstd(f *frame) error {
+	h, err := f.take(5)
+	if err != nil {
+		return err
 	}
-	if h.Skippable {
-		return 0, corrupt(nil, "a skippable zstd frame is no payload")
+	if le32(h) != zstdMagic {
+		return status.New(status.Corrupt, "magic number %#x", le32(h))
 	}
-	if !h.HasFCS {
-		return -1, nil
+	descriptor := h[4]
+	single, checksum := descriptor&0x20 != 0, descriptor&0x04 != 0
+	if !single {
+		w, err := f.take(1)
+		if err != nil {
+			return err
+		}
+		f.window = 1 << (10 + w[0]>>3)
+		f.window += f.window / 8 * int64(w[0]&7)
 	}
-	if int64(h.FrameContentSize) < 0 {
-		return 0, corrupt(nil, "the zstd frame claims %d bytes", h.FrameContentSize)
+	id, err := f.take([]int{0, 1, 2, 4}[descriptor&3])
+	if err != nil {
+		return err
 	}
-	return int64(h.FrameContentSize), nil
+	for _, b := range id {
+		if b != 0 {
+			return status.New(status.Unsupported, "the zstd frame needs a dictionary")
+		}
+	}
+	length := []int{0, 2, 4, 8}[descriptor>>6]
+	if length == 0 && single {
+		length = 1
+	}
+	size, err := f.take(length)
+	if err != nil {
+		return err
+	}
+	if length > 0 {
+		var wide [8]byte
+		copy(wide[:], size)
+		f.size = int64(binary.LittleEndian.Uint64(wide[:]))
+		if length == 2 {
+			f.size += 256
+		}
+	}
+	if single {
+		f.window = f.size
+	}
+	if f.window > zstdMaxWindow {
+		return status.New(status.Unsupported,
+			"the zstd frame needs a window of %d bytes: at most %d are kept", f.window, zstdMaxWindow)
+	}
+	f.walk = func(f *frame) error {
+		h, err := f.take(zstdBlockHeader)
+		if err != nil {
+			return err
+		}
+		block := uint32(h[0]) | uint32(h[1])<<8 | uint32(h[2])<<16
+		f.left = int64(block >> 3)
+		if block>>1&3 == 1 { // one byte, repeated
+			f.left = 1
+		}
+		if f.done = block&1 != 0; f.done && checksum {
+			f.left += 4
+		}
+		return nil
+	}
+	return nil
 }
 
 var zstdReaders = sync.Pool{New: func() any {
@@ -83,15 +125,17 @@ var zstdReaders = sync.Pool{New: func() any {
 	return d
 }}
 
-func withZstd(payload io.Reader, f func(io.Reader) error) error {
+func withZstd(f *frame, use func(io.Reader) error) error {
 	d := zstdReaders.Get().(*zstd.Decoder)
-	defer zstdReaders.Put(d)
-	if err := d.Reset(payload); err != nil {
-		return corrupt(err, "no zstd frame")
+	if err := d.Reset(f); err != nil {
+		return status.Wrap(status.Internal, err, "zstd decoder")
 	}
-	err := f(d)
-	if rerr := d.Reset(nil); err == nil && rerr != nil {
-		err = status.Wrap(status.Internal, rerr, "zstd decoder")
+	err := use(d)
+	if reset := d.Reset(nil); reset != nil {
+		return status.Wrap(status.Internal, reset, "zstd decoder")
+	}
+	if f.window <= zstdKeepWindow {
+		zstdReaders.Put(d)
 	}
 	return err
 }

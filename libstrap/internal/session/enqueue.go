@@ -124,7 +124,9 @@ func (s *Session) proceed(e *emission, t *Tensor, d *deadline) error {
 		s.forget(t)
 	case errors.Is(err, status.Timeout):
 		if e.begun && t.Cursor == 0 {
-			t.Cursor = s.remember(e, t)
+			if err := s.remember(e, t); err != nil {
+				return err
+			}
 		}
 	default:
 		s.giveUp(e)
@@ -193,7 +195,6 @@ func (s *Session) emitPart(e *emission, t *Tensor, d *deadline, start, count, pa
 	if err != nil {
 		return err
 	}
-	e.begun, e.before = true, e.stats
 	it := s.newItem(e.layer, t)
 	it.name, it.region, it.source = name, region, int(size)
 	it.row.Stored, it.row.Codec = e.stored, s.opts.Codec.String()
@@ -206,8 +207,14 @@ func (s *Session) emitPart(e *emission, t *Tensor, d *deadline, start, count, pa
 		it.feed = e.feed
 	}
 	s.counters.queuedPackets.Add(1)
-	s.order.Push(it)
+	err = s.push(it)
 	<-s.turn
+	if err != nil {
+		s.counters.queuedPackets.Add(^uint64(0))
+		s.arena.Free(region)
+		return err
+	}
+	e.begun, e.before = true, e.stats
 	if streamed {
 		return s.feedRest(e, t, d, start, count)
 	}
@@ -296,8 +303,13 @@ func (s *Session) stalled(e *emission, since time.Time) {
 	s.counters.stallNS.Add(uint64(time.Since(since)))
 }
 
-// takeTurn waits for the right to number the next packet.
+// takeTurn waits for the right to reserve memory.
 func (s *Session) takeTurn(d *deadline) error {
+	select {
+	case s.turn <- struct{}{}: // also when no time is left
+		return nil
+	default:
+	}
 	select {
 	case s.turn <- struct{}{}:
 	case <-s.failed:
@@ -307,15 +319,12 @@ func (s *Session) takeTurn(d *deadline) error {
 	case <-d.Done():
 		return s.timedOut()
 	}
-	if err := s.refused(); err != nil {
-		<-s.turn
-		return err
-	}
 	return nil
 }
 
 // reserve gets a region and the turn, which the caller gives back once its item
-// is in the order queue. ErrDropped: there was no room and nobody was to wait.
+// is in the order queue: regions are handed out in the order of the file, so that
+// a large request is not overtaken for ever. ErrDropped: there was no room and nobody was to wait.
 func (s *Session) reserve(e *emission, t *Tensor, d *deadline, room int) (region arena.Region, err error) {
 	began := time.Now()
 	if err := s.takeTurn(d); err != nil {
@@ -332,8 +341,7 @@ func (s *Session) reserve(e *emission, t *Tensor, d *deadline, room int) (region
 		return region, err
 	}
 	if s.opts.DropOnFull && !e.begun {
-		s.drop(e, t)
-		return region, ErrDropped
+		return region, s.drop(e, t)
 	}
 	defer s.stalled(e, began)
 	for {
@@ -352,33 +360,50 @@ func (s *Session) reserve(e *emission, t *Tensor, d *deadline, room int) (region
 	}
 }
 
-// newItem numbers an item and fills what its row says of the tensor; the caller
-// has the turn.
+// newItem returns an item with what its row says of the tensor.
 func (s *Session) newItem(l *layer, t *Tensor) *item {
 	it := s.items.Get().(*item)
 	it.shape = append(it.shape[:0], t.Shape...)
 	it.row = wire.Row{
-		Sequence: s.sequence, Offset: -1, Parts: 1,
+		Offset: -1, Parts: 1,
 		Model: l.model, Layer: l.name, Path: l.path,
 		Call: t.Call, Step: t.Step, Token: t.Token, Rank: s.opts.Rank, Thread: t.Thread,
 		Shape: it.shape, Source: t.DType, Codec: codec.None.String(),
 		Transform: t.Transform, Parameters: t.Parameters,
 		TimeNS: t.TimeNS, MSE: math.NaN(),
 	}
-	s.sequence++
 	return it
 }
 
-// drop counts a tensor that is left out; the caller has the turn.
-func (s *Session) drop(e *emission, t *Tensor) {
+// push numbers an item and gives it its place in the order.
+func (s *Session) push(it *item) error {
+	s.orderMu.Lock()
+	defer s.orderMu.Unlock()
+	if s.ended {
+		return s.refused()
+	}
+	if it.barrier == nil {
+		it.row.Sequence = s.sequence
+		s.sequence++
+	}
+	s.pushes++
+	s.order.Push(it)
+	return nil
+}
+
+// drop counts a tensor that is left out.
+func (s *Session) drop(e *emission, t *Tensor) error {
 	s.counters.dropped.Add(1)
 	s.counters.droppedBytes.Add(uint64(e.elems) * uint64(t.DType.Size()))
 	if s.counters.dropNotes.Load() < maxDropNotes {
 		s.counters.dropNotes.Add(1)
 		it := s.newItem(e.layer, t)
 		it.row.Error, it.dropped = ErrDropped.Error(), true
-		s.order.Push(it)
+		if err := s.push(it); err != nil {
+			return err
+		}
 	}
+	return ErrDropped
 }
 
 // Note puts into the index that a tensor could not be captured, and why.
@@ -394,20 +419,13 @@ func (s *Session) Note(t *Tensor, message string) error {
 }
 
 func (s *Session) note(l *layer, t *Tensor, message string) error {
-	if err := s.takeTurn(newDeadline(-1)); err != nil {
-		return err
-	}
-	s.pushNote(l, t, message)
-	<-s.turn
-	return nil
-}
-
-// pushNote queues a note; the caller has the turn.
-func (s *Session) pushNote(l *layer, t *Tensor, message string) {
 	it := s.newItem(l, t)
 	it.row.Error = message
+	if err := s.push(it); err != nil {
+		return err
+	}
 	s.counters.noted.Add(1)
-	s.order.Push(it)
+	return nil
 }
 
 const abandonedMessage = "abandoned before all of it was captured"
@@ -419,22 +437,17 @@ func (s *Session) Abandon(cursor uint64) error {
 		return err
 	}
 	defer e.running.Unlock()
-	if err := s.takeTurn(newDeadline(-1)); err != nil {
-		return err
-	}
-	s.abandon(e)
-	<-s.turn
 	s.forget(&Tensor{Cursor: cursor})
-	return nil
+	return s.abandon(e)
 }
 
-// abandon gives e up and notes it; the caller has the turn.
-func (s *Session) abandon(e *emission) {
+// abandon gives e up and notes it.
+func (s *Session) abandon(e *emission) error {
 	if e.feed != nil {
 		s.giveUp(e) // the writer turns the packet into the note
-		return
+		return nil
 	}
-	s.pushNote(e.layer, &e.about, abandonedMessage)
+	return s.note(e.layer, &e.about, abandonedMessage)
 }
 
 // giveUp tells the writer that no further piece comes.
@@ -446,21 +459,25 @@ func (s *Session) giveUp(e *emission) {
 	}
 }
 
-// abandonIdle gives up the half-enqueued tensors that no call works on; one that
-// runs sees the session closing. The caller has the turn.
-func (s *Session) abandonIdle() {
+// abandonPending gives up the half-enqueued tensors that no call works on, and
+// lets none be remembered from now on; a call that runs sees the session closing.
+func (s *Session) abandonPending() {
 	s.pendingMu.Lock()
 	defer s.pendingMu.Unlock()
 	for cursor, e := range s.pending {
 		if e.running.TryLock() {
-			s.abandon(e)
+			if err := s.abandon(e); err != nil {
+				s.giveUp(e) // the session has ended: there is nowhere to note it
+			}
 			delete(s.pending, cursor)
 			e.running.Unlock()
 		}
 	}
+	s.remembers = false
 }
 
-func (s *Session) remember(e *emission, t *Tensor) uint64 {
+// remember keeps the progress of a call that timed out, under a new cursor.
+func (s *Session) remember(e *emission, t *Tensor) error {
 	kept := &emission{
 		layer: e.layer, elems: e.elems, stored: e.stored, twin: e.twin, part: e.part,
 		fed: e.fed, feed: e.feed, begun: true, stats: e.stats, before: e.before,
@@ -471,9 +488,14 @@ func (s *Session) remember(e *emission, t *Tensor) uint64 {
 	kept.about.Strides = nil
 	s.pendingMu.Lock()
 	defer s.pendingMu.Unlock()
+	if !s.remembers {
+		s.giveUp(e)
+		return s.refused()
+	}
 	s.lastCursor++
 	s.pending[s.lastCursor] = kept
-	return s.lastCursor
+	t.Cursor = s.lastCursor
+	return nil
 }
 
 func (s *Session) forget(t *Tensor) {

@@ -33,7 +33,7 @@ func (s *Session) work(encoder *codec.Encoder) {
 			return
 		}
 		if it.err == nil {
-			it.err = s.guard(func() error { return it.encode(encoder) })
+			it.err = s.Guard(func() error { return it.encode(encoder) })
 		}
 		it.done <- struct{}{}
 	}
@@ -100,9 +100,13 @@ func (s *Session) write() {
 // attempt runs a step of the writer; an error stops the writing, not the loop,
 // which goes on to free what is queued.
 func (w *writer) attempt(step func() error) {
-	if err := w.guard(step); err != nil {
+	if err := w.Guard(step); err != nil {
 		w.fail(err)
 	}
+	w.measure()
+}
+
+func (w *writer) measure() {
 	w.counters.fileBytes.Store(uint64(w.stream.Written()))
 	w.counters.writeNS.Store(uint64(w.stream.Busy()))
 }
@@ -136,7 +140,8 @@ func (w *writer) handle(it *item) error {
 // answer carries out a flush or checkpoint.
 func (w *writer) answer(b *barrier) {
 	defer close(b.done)
-	b.err = w.guard(func() error {
+	defer w.measure() // whoever waits may look at the statistics next
+	b.err = w.Guard(func() error {
 		if w.halted() {
 			return w.refused()
 		}
@@ -174,9 +179,9 @@ func (w *writer) writePacket(it *item) error {
 			}
 		}
 	}
-	if it.err != nil {
+	if err := it.err; err != nil {
 		w.lose(it)
-		return it.err
+		return err
 	}
 	if w.halted() {
 		w.lose(it)
@@ -350,7 +355,7 @@ func (w *writer) writeFeed(it *item) (err error) {
 		case <-w.discarded:
 			return packet.Abort()
 		}
-		w.counters.writeNS.Store(uint64(w.stream.Busy()))
+		w.measure()
 	}
 	if err := frame.Close(); err != nil {
 		return err
@@ -369,14 +374,28 @@ func (w *writer) writeFeed(it *item) (err error) {
 	return w.writeIndexWhenDue()
 }
 
+// last is the next item of a session that is closing; where there is none, none
+// can follow.
+func (s *Session) last() *item {
+	s.orderMu.Lock()
+	defer s.orderMu.Unlock()
+	it, ok := s.order.TryPop()
+	s.ended = !ok
+	if !ok {
+		return nil
+	}
+	return it
+}
+
 // finish publishes what is left, ends the workers and closes the files.
 func (w *writer) finish(b *barrier) {
 	s := w.Session
-	// The turn stays taken: no packet gets in behind those that are handled here,
-	// which a discarded session may still have.
-	s.turn <- struct{}{}
-	for it, ok := s.order.TryPop(); ok; it, ok = s.order.TryPop() {
-		w.attempt(func() error { return w.handle(it) })
+	for it := s.last(); it != nil; it = s.last() {
+		if it.barrier == nil {
+			w.attempt(func() error { return w.handle(it) })
+		} else {
+			defer close(it.barrier.done)
+		}
 	}
 	w.attempt(w.publish)
 	s.jobs.Close()

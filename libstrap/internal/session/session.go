@@ -46,23 +46,24 @@ type Session struct {
 	layers   []layer
 	layerIDs map[layerKey]uint32
 
-	// turn is held while a region is reserved and its packet numbered, so that
-	// both happen in one order. A channel, to wait for it with a time limit.
-	turn     chan struct{}
-	sequence uint64 // under turn
+	// turn is held while a region is reserved. A channel, to wait for it with a
+	// time limit.
+	turn chan struct{}
 
 	jobs  *queue[*item]
-	order *queue[*item]
 	items sync.Pool
+
+	orderMu  sync.Mutex // what is pushed to order, and in which order
+	order    *queue[*item]
+	sequence uint64   // of the next row
+	pushes   uint64   // to order
+	barrier  *barrier // the last one pushed
+	ended    bool     // nothing is pushed any more
 
 	pendingMu  sync.Mutex
 	pending    map[uint64]*emission
 	lastCursor uint64
-	barrier    struct {
-		sync.Mutex
-		last     *barrier
-		accepted uint64 // stats.tensors + failed when it was pushed
-	}
+	remembers  bool // until the session closes
 
 	closing   chan struct{} // closed when the session accepts no more
 	closeOnce sync.Once
@@ -122,6 +123,7 @@ func Open(path string, o Options) (*Session, error) {
 		jobs:      newQueue[*item](),
 		order:     newQueue[*item](),
 		pending:   map[uint64]*emission{},
+		remembers: true,
 		closing:   make(chan struct{}),
 		discarded: make(chan struct{}),
 		failed:    make(chan struct{}),
@@ -275,8 +277,8 @@ func (s *Session) refused() error {
 	}
 }
 
-// guard runs f and turns a panic into the session's failure.
-func (s *Session) guard(f func() error) (err error) {
+// Guard runs f and turns a panic into the session's failure.
+func (s *Session) Guard(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = status.New(status.Internal, "panic: %v\n%s", p, debug.Stack())
@@ -315,6 +317,7 @@ func (d *deadline) Stop() {
 // barrier is a request to the writer that has its place among the packets.
 type barrier struct {
 	kind   barrierKind
+	place  uint64 // Session.pushes behind it
 	done   chan struct{}
 	err    error
 	offset int64
@@ -328,16 +331,40 @@ const (
 	toFinish
 )
 
-func (s *Session) await(kind barrierKind, d *deadline) (*barrier, error) {
-	s.barrier.Lock()
-	b := s.barrier.last
-	accepted := s.counters.tensors.Load() + s.counters.noted.Load()
-	if b == nil || b.kind != kind || s.barrier.accepted != accepted || b.completed() {
-		b = &barrier{kind: kind, done: make(chan struct{})}
-		s.barrier.last, s.barrier.accepted = b, accepted
-		s.order.Push(&item{barrier: b})
+// pushBarrier pushes a barrier, or finds the last one where nothing was pushed
+// since and it still waits: a caller that repeats its call need not queue another.
+func (s *Session) pushBarrier(kind barrierKind) *barrier {
+	s.orderMu.Lock()
+	last := s.barrier
+	again := last != nil && last.kind == kind && last.place == s.pushes
+	s.orderMu.Unlock()
+	if again {
+		select {
+		case <-last.done:
+		default:
+			return last
+		}
 	}
-	s.barrier.Unlock()
+	b := &barrier{kind: kind, done: make(chan struct{})}
+	if err := s.push(&item{barrier: b}); err != nil {
+		return nil // the writer has ended
+	}
+	return b
+}
+
+// await waits until the writer has come to a barrier. It is nil, without an error,
+// where the writer had ended before.
+func (s *Session) await(kind barrierKind, d *deadline) (*barrier, error) {
+	b := s.pushBarrier(kind)
+	if b == nil {
+		<-s.finished
+		return nil, nil
+	}
+	select {
+	case <-b.done:
+		return b, b.err
+	default:
+	}
 	select {
 	case <-b.done:
 		return b, b.err
@@ -349,15 +376,6 @@ func (s *Session) await(kind barrierKind, d *deadline) (*barrier, error) {
 	}
 }
 
-func (b *barrier) completed() bool {
-	select {
-	case <-b.done:
-		return true
-	default:
-		return false
-	}
-}
-
 // Flush waits until all that was enqueued before is in the file. A negative
 // timeout waits without limit.
 func (s *Session) Flush(timeout time.Duration) error {
@@ -366,7 +384,10 @@ func (s *Session) Flush(timeout time.Duration) error {
 	}
 	d := newDeadline(timeout)
 	defer d.Stop()
-	_, err := s.await(toFlush, d)
+	b, err := s.await(toFlush, d)
+	if b == nil && err == nil {
+		return s.refused()
+	}
 	return err
 }
 
@@ -379,6 +400,9 @@ func (s *Session) Checkpoint(timeout time.Duration) (offset int64, err error) {
 	d := newDeadline(timeout)
 	defer d.Stop()
 	b, err := s.await(toSync, d)
+	if b == nil && err == nil {
+		err = s.refused()
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -392,15 +416,7 @@ func (s *Session) Close(timeout time.Duration) error {
 	d := newDeadline(timeout)
 	defer d.Stop()
 	s.closeOnce.Do(func() { close(s.closing) })
-	select {
-	case s.turn <- struct{}{}:
-		s.abandonIdle()
-		<-s.turn
-	case <-s.finished:
-		return s.finishErr
-	case <-d.Done():
-		return status.New(status.Timeout, "%q: an enqueue call is still waiting", s.path)
-	}
+	s.abandonPending()
 	_, err := s.await(toFinish, d)
 	if errors.Is(err, status.Timeout) {
 		return err
@@ -415,7 +431,8 @@ func (s *Session) Discard() (lost uint64) {
 	s.closeOnce.Do(func() { close(s.closing) })
 	s.discard1.Do(func() { close(s.discarded) })
 	lost = s.counters.queuedPackets.Load()
-	s.order.Push(&item{barrier: &barrier{kind: toFinish, done: make(chan struct{})}})
+	s.abandonPending()
+	s.pushBarrier(toFinish)
 	return lost
 }
 

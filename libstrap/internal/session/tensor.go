@@ -62,10 +62,32 @@ func (t *Tensor) elements() (int64, error) {
 	if empty {
 		return 0, nil
 	}
+	if t.Strides != nil {
+		if err := t.checkStrides(); err != nil {
+			return 0, err
+		}
+	}
 	if t.Data == nil {
 		return 0, status.New(status.InvalidArgument, "data is NULL for shape %v", t.Shape)
 	}
 	return n, nil
+}
+
+// checkStrides refuses strides that reach beyond what an address can.
+func (t *Tensor) checkStrides() error {
+	reach := int64(math.MaxInt64) / int64(t.DType.Size())
+	for i, stride := range t.Strides {
+		steps := t.Shape[i] - 1
+		if steps == 0 || stride == 0 {
+			continue
+		}
+		if stride == math.MinInt64 || max(stride, -stride) > reach/steps {
+			return status.New(status.InvalidArgument,
+				"strides[%d] = %d with shape[%d] = %d reaches out of memory", i, stride, i, t.Shape[i])
+		}
+		reach -= max(stride, -stride) * steps
+	}
+	return nil
 }
 
 // copyElements puts the elements [start, start+count), row-major, into dst as

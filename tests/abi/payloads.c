@@ -1,0 +1,85 @@
+/* Payloads without a stream: encoded and decoded again, refused when they are
+ * not what they claim to be. */
+#define _POSIX_C_SOURCE 200809L
+#include "check.h"
+
+static const strap_codec codecs[] = {STRAP_CODEC_NONE, STRAP_CODEC_LZ4, STRAP_CODEC_ZSTD};
+
+/* In blocks of their own size, so that the sanitizer sees a byte too far. */
+static unsigned char *exactly(size_t size) {
+  unsigned char *block = (unsigned char *)malloc(size);
+  CHECK(block != NULL, "no memory for %zu bytes", size);
+  return block;
+}
+
+static void round_trip(strap_codec codec, size_t size, int noise) {
+  unsigned char *source = exactly(size), *back = exactly(size);
+  uint32_t random = 1;
+  for (size_t i = 0; i < size; i++) {
+    random = random * 1664525 + 1013904223;
+    source[i] = (unsigned char)(noise ? random >> 24 : i / 100);
+  }
+  size_t room = strap_encode_bound(codec, size), length = 0;
+  CHECK(room >= size, "a bound of %zu for %zu bytes", room, size);
+  unsigned char *data = exactly(room);
+  EXPECT(STRAP_OK, strap_encode(codec, 0, source, size, data, room, &length, &error));
+  CHECK(length <= room && (codec == STRAP_CODEC_NONE || noise || size < 1000 || length < size / 4),
+        "codec %d: %zu bytes became %zu", codec, size, length);
+  unsigned char *payload = exactly(length);
+  memcpy(payload, data, length);
+
+  uint64_t decoded = 0;
+  EXPECT(STRAP_OK, strap_decoded_size(codec, payload, length, &decoded, &error));
+  CHECK(decoded == size, "codec %d: %zu bytes decode to %llu", codec, size,
+        (unsigned long long)decoded);
+  EXPECT(STRAP_OK, strap_decode(codec, payload, length, back, size, &error));
+  CHECK(memcmp(source, back, size) == 0, "codec %d: %zu bytes came back changed", codec, size);
+
+  if (codec != STRAP_CODEC_NONE && size > 0) {
+    strap_status status = strap_decode(codec, payload, length - 1, back, size, &error);
+    CHECK(status == STRAP_ERR_CORRUPT, "codec %d, cut payload: %d", codec, status);
+    memset(payload, 0x5a, length);
+    status = strap_decode(codec, payload, length, back, size, &error);
+    CHECK(status == STRAP_ERR_CORRUPT, "codec %d, other bytes: %d", codec, status);
+    EXPECT(STRAP_ERR_CORRUPT, strap_decoded_size(codec, payload, length, &decoded, &error));
+  }
+  if (size > 0) {
+    EXPECT(STRAP_ERR_INVALID_ARGUMENT,
+           strap_encode(codec, 0, source, size, data, size - 1, &length, &error));
+    CHECK(length == 0, "a refused call gave the length %zu", length);
+  }
+  free(source), free(back), free(data), free(payload);
+}
+
+int main(void) {
+  static const size_t sizes[] = {0, 1, 7, 255, 256, 4096, 100003, 5 << 20};
+  for (size_t c = 0; c < sizeof codecs / sizeof *codecs; c++)
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+      for (int noise = 0; noise <= 1; noise++) round_trip(codecs[c], sizes[s], noise);
+
+  unsigned char bytes[64] = {0};
+  size_t length;
+  uint64_t decoded;
+  for (strap_codec unknown = -1; unknown <= 3; unknown += 4) {
+    CHECK(strap_encode_bound(unknown, 8) == 0, "a bound for codec %d", unknown);
+    EXPECT(STRAP_ERR_INVALID_ARGUMENT,
+           strap_encode(unknown, 0, bytes, 8, bytes, 64, &length, &error));
+    EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_decoded_size(unknown, bytes, 8, &decoded, &error));
+    EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_decode(unknown, bytes, 8, bytes, 8, &error));
+  }
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT,
+         strap_encode(STRAP_CODEC_LZ4, 99, bytes, 8, bytes + 8, 56, &length, &error));
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT,
+         strap_encode(STRAP_CODEC_LZ4, 0, NULL, 8, bytes, 64, &length, &error));
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT,
+         strap_encode(STRAP_CODEC_LZ4, 0, bytes, 8, NULL, 64, &length, &error));
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT,
+         strap_encode(STRAP_CODEC_LZ4, 0, bytes, 8, bytes, 64, NULL, &error));
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT,
+         strap_decoded_size(STRAP_CODEC_LZ4, NULL, 8, &decoded, &error));
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_decoded_size(STRAP_CODEC_LZ4, bytes, 8, NULL, &error));
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_decode(STRAP_CODEC_LZ4, NULL, 8, bytes, 8, &error));
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_decode(STRAP_CODEC_LZ4, bytes, 8, NULL, 8, &error));
+  puts("each codec decodes what it encoded");
+  return 0;
+}

@@ -1,0 +1,209 @@
+/* A disk that does not answer: calls time out and lose nothing, a full queue
+ * drops when it may, and strap_discard does not wait. The file system at the
+ * second argument is frozen for that, which takes root. */
+#define _DEFAULT_SOURCE
+#include "check.h"
+
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+enum { VALUES = 16384, MOST = 10000 };
+
+static int mount_fd = -1;
+
+static void thaw(void) { ioctl(mount_fd, FITHAW, 0); }
+
+static void freeze(void) { CHECK(ioctl(mount_fd, FIFREEZE, 0) == 0, "cannot freeze"); }
+
+static int32_t values[VALUES];
+static const int64_t shape[] = {VALUES};
+
+static strap_status offer(strap_session session, uint32_t layer, int i, int32_t timeout_ms) {
+  for (int v = 0; v < VALUES; v++) values[v] = i;
+  strap_tensor t = tensor_of(layer, STRAP_INT32, 1, shape, values);
+  t.step = i;
+  strap_status status = strap_enqueue(session, &t, timeout_ms, &error);
+  if (status == STRAP_ERR_TIMEOUT && t.cursor != 0)
+    EXPECT(STRAP_OK, strap_abandon(session, t.cursor, &error));
+  return status;
+}
+
+/* Enqueues until the memory is full; the number of tensors that went in. */
+static int fill(strap_session session, uint32_t layer, strap_status full) {
+  for (int i = 0; i < MOST; i++) {
+    strap_status status = offer(session, layer, i, 200);
+    if (status == full) return i;
+    CHECK(status == STRAP_OK, "tensor %d: %d, %s", i, status, error.message);
+  }
+  CHECK(0, "%d tensors of %zu bytes went into the memory", MOST, sizeof values);
+  return 0;
+}
+
+/* Calls that may take MS milliseconds take about as long. */
+#define TIMED(ms, want, call)                                                      \
+  do {                                                                             \
+    double begin_ = seconds();                                                     \
+    EXPECT(want, call);                                                            \
+    double took_ = (seconds() - begin_) * 1e3;                                     \
+    CHECK(took_ >= (ms) * 0.9 && took_ < (ms) + 2000, "%s took %g ms, not %d", #call, took_, ms); \
+  } while (0)
+
+static void expect_values(const char *path, int tensors) {
+  strap_reader reader = open_reader(path, NULL);
+  strap_packet p;
+  memset(&p, 0, sizeof p);
+  p.struct_size = sizeof p;
+  int next = 0;
+  while (strap_reader_next(reader, &p, &error) == STRAP_OK) {
+    if (!p.present) continue;
+    CHECK(p.step == next, "step %lld stands where %d belongs", (long long)p.step, next);
+    int32_t *read = (int32_t *)read_row(reader, p.row);
+    for (int v = 0; v < VALUES; v++) CHECK(read[v] == next, "tensor %d holds %d", next, read[v]);
+    free(read);
+    next++;
+  }
+  CHECK(next == tensors, "%d tensors were accepted, %d came back", tensors, next);
+  close_reader(reader);
+}
+
+static strap_session start(const char *path, int on_full, uint32_t *layer) {
+  strap_open_options options = open_options();
+  options.max_memory_bytes = 1 << 20;
+  options.on_full = on_full;
+  strap_session session = open_stream(path, &options);
+  *layer = add_layer(session, "layer");
+  return session;
+}
+
+static void waits(const char *path) {
+  uint32_t layer;
+  strap_session session = start(path, STRAP_ON_FULL_BLOCK, &layer);
+  freeze();
+  int accepted = fill(session, layer, STRAP_ERR_TIMEOUT);
+  strap_tensor t = tensor_of(layer, STRAP_INT32, 1, shape, values);
+  TIMED(0, STRAP_ERR_TIMEOUT, strap_enqueue(session, &t, 0, &error));
+  if (t.cursor != 0) EXPECT(STRAP_OK, strap_abandon(session, t.cursor, &error));
+  TIMED(0, STRAP_ERR_TIMEOUT, strap_flush(session, 0, &error));
+  TIMED(100, STRAP_ERR_TIMEOUT, strap_flush(session, 100, &error));
+  uint64_t offset = 7;
+  TIMED(100, STRAP_ERR_TIMEOUT, strap_checkpoint(session, 100, &offset, &error));
+  strap_stats_t s = stats_of(session);
+  CHECK(s.tensors == (uint64_t)accepted && s.queued_packets > 0 && s.stalls > 0 &&
+            s.stall_ns >= 100 * 1000 * 1000,
+        "%llu tensors, %llu queued, %llu stalls of %llu ns", (unsigned long long)s.tensors,
+        (unsigned long long)s.queued_packets, (unsigned long long)s.stalls,
+        (unsigned long long)s.stall_ns);
+  CHECK(s.memory_peak <= 1 << 20, "%llu bytes of memory", (unsigned long long)s.memory_peak);
+  CHECK(s.failure == STRAP_OK, "a slow disk counts as the failure %d", s.failure);
+
+  TIMED(100, STRAP_ERR_TIMEOUT, strap_close(session, 100, &error));
+  t = tensor_of(layer, STRAP_INT32, 1, shape, values);
+  TIMED(0, STRAP_ERR_INVALID_STATE, strap_enqueue(session, &t, 1000, &error));
+  TIMED(0, STRAP_ERR_TIMEOUT, strap_close(session, 0, &error));
+  s = stats_of(session); /* works while the session is closing */
+  CHECK(s.queued_packets > 0, "nothing is queued");
+  thaw();
+  close_stream(session);
+  expect_values(path, accepted);
+}
+
+/* A tensor larger than the memory waits half way and goes on where it stood. */
+static void resumes(const char *path) {
+  enum { LARGE = 1 << 20 };
+  uint32_t layer;
+  strap_session session = start(path, STRAP_ON_FULL_BLOCK, &layer);
+  int32_t *large = (int32_t *)malloc(LARGE * sizeof *large);
+  CHECK(large != NULL, "no memory");
+  for (int i = 0; i < LARGE; i++) large[i] = i * 7;
+  const int64_t length[] = {LARGE};
+  strap_tensor kept = tensor_of(layer, STRAP_INT32, 1, length, large), given_up = kept;
+  freeze();
+  TIMED(100, STRAP_ERR_TIMEOUT, strap_enqueue(session, &kept, 100, &error));
+  CHECK(kept.cursor != 0, "nothing of the tensor was taken");
+  thaw();
+  enqueue(session, &kept);
+  freeze();
+  TIMED(100, STRAP_ERR_TIMEOUT, strap_enqueue(session, &given_up, 100, &error));
+  EXPECT(STRAP_OK, strap_abandon(session, given_up.cursor, &error));
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_abandon(session, given_up.cursor, &error));
+  thaw();
+  kept.cursor = 0;
+  enqueue(session, &kept);
+  strap_stats_t s = stats_of(session);
+  CHECK(s.tensors == 2 && s.failed == 1, "%llu tensors, %llu failed",
+        (unsigned long long)s.tensors, (unsigned long long)s.failed);
+  close_stream(session);
+
+  strap_reader_info info;
+  strap_reader reader = open_reader(path, &info);
+  CHECK(info.packets == 2 && info.rows == 3 && info.problem[0] == 0, "%llu packets, %llu rows: %s",
+        (unsigned long long)info.packets, (unsigned long long)info.rows, info.problem);
+  for (uint64_t row = 0; row < info.rows; row++) {
+    strap_packet p = packet_at(reader, row);
+    CHECK(p.present == (row != 1), "row %llu", (unsigned long long)row);
+    if (!p.present) continue;
+    int32_t *read = (int32_t *)read_row(reader, row);
+    CHECK(memcmp(read, large, LARGE * sizeof *large) == 0, "row %llu", (unsigned long long)row);
+    free(read);
+  }
+  close_reader(reader);
+  free(large);
+}
+
+static void drops(const char *path) {
+  uint32_t layer;
+  strap_session session = start(path, STRAP_ON_FULL_DROP, &layer);
+  freeze();
+  int accepted = fill(session, layer, STRAP_DROPPED);
+  for (int i = 0; i < 3; i++)
+    CHECK(offer(session, layer, accepted + 1 + i, -1) == STRAP_DROPPED, "a full queue took one");
+  strap_stats_t s = stats_of(session);
+  CHECK(s.dropped == 4 && s.dropped_bytes == 4 * sizeof values, "%llu dropped, %llu bytes",
+        (unsigned long long)s.dropped, (unsigned long long)s.dropped_bytes);
+  CHECK(s.failed == 0, "dropped tensors count as %llu failed", (unsigned long long)s.failed);
+  thaw();
+  close_stream(session);
+  expect_values(path, accepted);
+}
+
+static void discards(const char *path) {
+  uint32_t layer;
+  strap_session session = start(path, STRAP_ON_FULL_BLOCK, &layer);
+  for (int i = 0; i < 10; i++) CHECK(offer(session, layer, i, -1) == STRAP_OK, "tensor %d", i);
+  EXPECT(STRAP_OK, strap_checkpoint(session, -1, NULL, &error));
+  freeze();
+  int accepted = fill(session, layer, STRAP_ERR_TIMEOUT);
+  uint64_t lost = 0;
+  TIMED(0, STRAP_OK, strap_discard(session, &lost, &error));
+  CHECK(lost > 0 && lost <= (uint64_t)accepted, "%llu of %d packets lost",
+        (unsigned long long)lost, accepted);
+  strap_stats_t s = {.struct_size = sizeof s};
+  EXPECT(STRAP_ERR_INVALID_STATE, strap_stats(session, &s, &error));
+  thaw();
+
+  strap_reader_info info;
+  strap_reader reader = open_reader(path, &info);
+  CHECK(info.packets >= 10, "%llu packets of the checkpoint", (unsigned long long)info.packets);
+  for (uint64_t row = 0; row < 10; row++) free(read_row(reader, row));
+  close_reader(reader);
+}
+
+int main(int argc, char **argv) {
+  CHECK(argc == 3, "usage: %s STREAM MOUNT", argv[0]);
+  mount_fd = open(argv[2], O_RDONLY);
+  CHECK(mount_fd >= 0, "cannot open %s", argv[2]);
+  char path[4096];
+  static const struct {
+    const char *name;
+    void (*run)(const char *path);
+  } parts[] = {{"waits", waits}, {"resumes", resumes}, {"drops", drops}, {"discards", discards}};
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+    snprintf(path, sizeof path, "%s.%s", argv[1], parts[i].name);
+    parts[i].run(path);
+    printf("%s: ok\n", parts[i].name);
+    fflush(stdout);
+  }
+  return 0;
+}
