@@ -192,12 +192,13 @@ typedef struct strap_tensor {
 strap_status strap_enqueue(strap_session session, strap_tensor *tensor, int32_t timeout_ms,
                            strap_error *error);
 
-/* Gives up a half-enqueued tensor; the stream goes on as if it had not been
- * begun, and the index notes it. */
+/* Gives up a half-enqueued tensor: the packet under way is taken back and the
+ * index notes it; earlier packets of a split tensor stay. */
 strap_status strap_abandon(strap_session session, uint64_t cursor, strap_error *error);
 
 /* Notes in the index that a tensor of this layer could not be captured, and why.
- * The note has its place in the order of the packets. Counted in stats.failed. */
+ * The note has its place in the order of the packets. Counted in stats.failed;
+ * while 4,096 notes wait to be written, further ones are counted only. */
 strap_status strap_note(strap_session session, uint32_t layer, int64_t step, int64_t token,
                         uint32_t call, const char *message, strap_error *error);
 

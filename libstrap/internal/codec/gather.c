@@ -74,8 +74,8 @@ void strapk_gather(void *dst, const void *src, size_t item, int ndim, const int6
   char *out = dst;
   while (count > 0) {
     const char *from = (const char *)src + offset * (int64_t)item;
-    int64_t done, rows = 1;
-    if (transposed && at[last] == 0 && count >= shape[last]) {
+    int64_t done, rows = 0;
+    if (transposed && at[last] == 0) {
       rows = shape[last - 1] - at[last - 1];
       if (rows > count / shape[last]) rows = count / shape[last];
     }

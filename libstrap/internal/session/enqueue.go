@@ -18,9 +18,9 @@ const (
 	// row of the index. It is counted in the region so that a flood of tiny
 	// packets is bounded too.
 	rowCost = 768
-	// maxDropNotes bounds the rows of dropped tensors that wait for the writer;
-	// drops beyond are counted in the statistics only.
-	maxDropNotes = 4096
+	// maxNotes bounds the notes that wait for the writer, which no region bounds;
+	// tensors beyond are counted in the statistics only.
+	maxNotes = 4096
 	// maxPiece is the most bytes a streamed tensor hands over at a time.
 	maxPiece = 8 << 20
 )
@@ -40,7 +40,6 @@ type item struct {
 	done    chan struct{} // receives when a worker is through with it
 	feed    *feed         // a streamed packet
 	barrier *barrier
-	dropped bool // a note of a dropped tensor
 }
 
 // feed carries a tensor larger than a region through two halves of one.
@@ -372,6 +371,9 @@ func (s *Session) newItem(l *layer, t *Tensor) *item {
 		Transform: t.Transform, Parameters: t.Parameters,
 		TimeNS: t.TimeNS, MSE: math.NaN(),
 	}
+	if !t.DType.Valid() {
+		it.row.Shape = nil // unknown, which an empty shape is not
+	}
 	return it
 }
 
@@ -395,13 +397,8 @@ func (s *Session) push(it *item) error {
 func (s *Session) drop(e *emission, t *Tensor) error {
 	s.counters.dropped.Add(1)
 	s.counters.droppedBytes.Add(uint64(e.elems) * uint64(t.DType.Size()))
-	if s.counters.dropNotes.Load() < maxDropNotes {
-		s.counters.dropNotes.Add(1)
-		it := s.newItem(e.layer, t)
-		it.row.Error, it.dropped = ErrDropped.Error(), true
-		if err := s.push(it); err != nil {
-			return err
-		}
+	if err := s.pushNote(e.layer, t, ErrDropped.Error()); err != nil {
+		return err
 	}
 	return ErrDropped
 }
@@ -419,13 +416,25 @@ func (s *Session) Note(t *Tensor, message string) error {
 }
 
 func (s *Session) note(l *layer, t *Tensor, message string) error {
-	it := s.newItem(l, t)
-	it.row.Error = message
-	if err := s.push(it); err != nil {
+	if err := s.pushNote(l, t, message); err != nil {
 		return err
 	}
 	s.counters.noted.Add(1)
 	return nil
+}
+
+func (s *Session) pushNote(l *layer, t *Tensor, message string) error {
+	if s.counters.queuedNotes.Load() >= maxNotes {
+		return nil
+	}
+	it := s.newItem(l, t)
+	it.row.Error = message
+	s.counters.queuedNotes.Add(1)
+	err := s.push(it)
+	if err != nil {
+		s.counters.queuedNotes.Add(-1)
+	}
+	return err
 }
 
 const abandonedMessage = "abandoned before all of it was captured"

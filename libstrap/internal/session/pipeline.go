@@ -254,9 +254,7 @@ func (w *writer) publish() error {
 // account counts an item that is in the file.
 func (w *writer) account(it *item) {
 	if it.row.Error != "" {
-		if it.dropped {
-			w.counters.dropNotes.Add(^uint64(0))
-		}
+		w.counters.queuedNotes.Add(-1)
 		return
 	}
 	w.counters.queuedPackets.Add(^uint64(0))
@@ -271,8 +269,8 @@ func (w *writer) lose(it *item) {
 	if it.row.Error == "" {
 		w.counters.lost.Add(1)
 		w.counters.queuedPackets.Add(^uint64(0))
-	} else if it.dropped {
-		w.counters.dropNotes.Add(^uint64(0))
+	} else {
+		w.counters.queuedNotes.Add(-1)
 	}
 	w.recycle(it)
 }

@@ -87,7 +87,8 @@ type counters struct {
 	packets, tensors, rawBytes, storedBytes   atomic.Uint64
 	dropped, droppedBytes, noted, overflowed  atomic.Uint64
 	stalls, stallNS, queuedPackets, fileBytes atomic.Uint64
-	writeNS, dropNotes, lost                  atomic.Uint64
+	writeNS, lost                             atomic.Uint64
+	queuedNotes                               atomic.Int64
 }
 
 type layer struct {

@@ -94,7 +94,8 @@ class InstrumentationConfig:
     Attributes:
         granularity: which modules, and how much of their outputs.
         compression_algorithm: "lz4", "zstd" or "none".
-        target_throughput_gbps: rate to be prepared for, in 10^9 bytes of activations a second.
+        target_throughput_gbps: rate wanted, in 10^9 bytes of activations a second; a capture
+            that stays below it and makes the model wait ends with a warning.
         max_memory_gb: limit of the staging memory in 10^9 bytes; None leaves the choice to
             the library.
         include: patterns of modules to keep among those of the granularity; empty keeps all.
@@ -196,7 +197,7 @@ class InstrumentationConfig:
         return self._change(max_memory_gb=gb)
 
     def with_throughput(self, gbps: float) -> InstrumentationConfig:
-        """Sets the rate to be prepared for, in 10^9 bytes of activations a second."""
+        """Sets the rate wanted, in 10^9 bytes of activations a second."""
         return self._change(target_throughput_gbps=gbps)
 
     def with_granularity(self, granularity: HookGranularity) -> InstrumentationConfig:

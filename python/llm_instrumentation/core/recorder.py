@@ -32,6 +32,9 @@ __all__ = ["Recorder", "model_label"]
 
 # The staging memory where the configuration leaves it to us.
 _DEFAULT_MEMORY = 2 * 10**9
+# A capture below its target rate that made the model wait for more of its time
+# than this says so.
+_STALL_SHARE = 0.05
 # How long the end of an interrupted block waits for a writer that does nothing.
 _PATIENCE_SECONDS = 0.5
 # When the end of a block says that the writer does nothing.
@@ -313,6 +316,15 @@ class Recorder:
             warnings.warn(
                 "outputs of these types hold tensors that are not captured: "
                 + ", ".join(sorted(self._unwalked)),
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        target = self._config.target_throughput_gbps
+        if stats.throughput_gbps < target and stats.stall_seconds > _STALL_SHARE * stats.seconds:
+            warnings.warn(
+                f"the model waited {stats.stall_seconds:.1f} of {stats.seconds:.1f} s for the "
+                f"capture, which took {stats.throughput_gbps:.2f} GB/s; the target is {target} "
+                "GB/s. A faster disk, a cheaper codec or fewer layers help",
                 RuntimeWarning,
                 stacklevel=4,
             )
