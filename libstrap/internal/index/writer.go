@@ -22,6 +22,8 @@ const (
 	maxPending = 1 << 16
 	// maxText bounds the bytes of text that wait likewise, and those of one row.
 	maxText = 64 << 20
+	// reserveBytes is the disk room kept for batches to come.
+	reserveBytes = 1 << 20
 )
 
 // Writer appends rows to an index. Not safe for concurrent use.
@@ -29,13 +31,14 @@ const (
 // A failed write leaves the file with its last complete batch, and the rows
 // waiting: the next Flush tries them again.
 type Writer struct {
-	path   string
-	f      *os.File
-	md     Metadata
-	end    int64 // of the file
-	rows   []wire.Row
-	text   int  // bytes of it in rows
-	synced bool // the file's name is durable
+	path     string
+	f        *os.File
+	md       Metadata
+	end      int64 // of the file
+	reserved int64 // end of the disk room taken ahead
+	rows     []wire.Row
+	text     int  // bytes of it in rows
+	synced   bool // the file's name is durable
 }
 
 // Create begins a new index at path, replacing what stands there. captureID is
@@ -48,7 +51,17 @@ func Create(path, captureID string) (*Writer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Writer{path: path, f: f, md: Metadata{CaptureID: captureID}}, nil
+	w := &Writer{path: path, f: f, md: Metadata{CaptureID: captureID}}
+	w.reserve()
+	return w, nil
+}
+
+// reserve keeps room on the disk for the next batches.
+func (w *Writer) reserve() {
+	if w.reserved-w.end < reserveBytes/2 {
+		reserve(w.f, w.end, reserveBytes)
+		w.reserved = w.end + reserveBytes
+	}
 }
 
 // Append adds a copy of r to the rows that wait for Flush. Text that is not
@@ -156,6 +169,7 @@ func (w *Writer) write(b []byte) error {
 		return err
 	}
 	w.end += int64(len(b))
+	w.reserve()
 	return nil
 }
 
@@ -197,6 +211,9 @@ func syncDirectory(path string) error {
 // when writing fails.
 func (w *Writer) Close() error {
 	err := w.finish()
+	if cut := w.f.Truncate(w.end); cut != nil && err == nil { // gives the reserve back
+		err = status.FromOS(cut, "cannot cut the index %q to its length", w.path)
+	}
 	if cerr := w.f.Close(); cerr != nil && err == nil {
 		err = status.FromOS(cerr, "cannot close the index %q", w.path)
 	}

@@ -221,34 +221,29 @@ func (w *writer) publishLater(it *item) error {
 	return w.writeIndexWhenDue()
 }
 
-// publish brings the buffered packets into the file, and then their rows to the
-// index.
-func (w *writer) publish() error {
+// publish brings the buffered packets into the file, and the rows of all that is
+// there to the index: after a failed write, too, some are.
+func (w *writer) publish() (err error) {
 	if len(w.unpublished) == 0 {
 		return nil
 	}
-	defer func() {
-		for _, it := range w.unpublished {
-			w.lose(it) // only where the flush failed
-		}
-		w.unpublished = w.unpublished[:0]
-	}()
-	if w.halted() {
-		return nil
+	if !w.halted() {
+		err = w.stream.Flush()
 	}
-	if err := w.stream.Flush(); err != nil {
-		return err
-	}
-	for len(w.unpublished) > 0 {
-		it := w.unpublished[0]
-		if err := w.index.Append(&it.row); err != nil {
-			return err
+	for _, it := range w.unpublished {
+		if it.row.Offset >= 0 && it.row.Offset+int64(it.row.Length) > w.stream.Written() {
+			w.lose(it)
+			continue
 		}
-		w.unpublished = w.unpublished[1:]
+		if failed := w.index.Append(&it.row); failed != nil {
+			err = errors.Join(err, failed)
+		}
 		w.account(it)
 		w.recycle(it)
 	}
-	return nil
+	clear(w.unpublished)
+	w.unpublished = w.unpublished[:0]
+	return err
 }
 
 // account counts an item that is in the file.

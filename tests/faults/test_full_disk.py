@@ -1,0 +1,143 @@
+"""A disk that fills up: the capture ends, the model does not."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import struct
+import warnings
+
+import pytest
+import torch
+from children import Noise, framework, noise, steps_in
+from llm_instrumentation import InstrumentationConfig, capture_activations
+from llm_instrumentation.errors import NoSpaceError, StrapIOError
+from torch import nn
+
+pytestmark = pytest.mark.integration
+
+SIZE = 1 << 20
+
+
+def messages(caught, text):
+    return [str(w.message) for w in caught if w.category is RuntimeWarning and text in str(w.message)]
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+def test_the_model_goes_on_and_the_end_of_the_block_says_why(codec, tmpfs):
+    model = Noise(SIZE)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with (
+            pytest.raises(NoSpaceError) as raised,
+            framework(model, memory=0.01, codec=codec).capture_activations(tmpfs / "a.stream"),
+        ):
+            outputs = [model(step) for step in range(40)]
+    assert all(torch.equal(output, noise(step, SIZE)) for step, output in enumerate(outputs))
+    assert isinstance(raised.value, OSError) and raised.value.errno == errno.ENOSPC
+    assert str(tmpfs / "a.stream") in str(raised.value)
+    assert len(messages(caught, "has stopped, the model goes on")) == 1
+    assert 5 <= steps_in(tmpfs / "a.stream", SIZE) < 40
+
+
+def test_the_stream_ends_with_a_whole_packet(tmpfs):
+    model = Noise(SIZE // 16)
+    with (
+        pytest.raises(NoSpaceError),
+        pytest.warns(RuntimeWarning, match="has stopped"),
+        framework(model).capture_activations(tmpfs / "a.stream"),
+    ):
+        for step in range(400):
+            model(step)
+    data, at = (tmpfs / "a.stream").read_bytes(), 0
+    while at < len(data):
+        name_len, data_len = struct.unpack_from("!HI", data, at)
+        at += 6 + name_len + data_len
+    assert at == len(data) > 10 << 20
+
+
+def test_a_tensor_larger_than_memory_and_disk_leaves_what_stood_before(tmpfs):
+    model = nn.ModuleList([Noise(SIZE), Noise(1 << 25)])
+    with (
+        pytest.raises(NoSpaceError),
+        pytest.warns(RuntimeWarning, match="has stopped"),
+        framework(*model, memory=0.01).capture_activations(tmpfs / "a.stream"),
+    ):
+        for step in range(3):
+            model[0](step)
+        model[1](3)
+        model[0](4)
+    assert steps_in(tmpfs / "a.stream", SIZE) == 3
+
+
+def test_a_capture_that_is_resumed_where_there_is_room_goes_on(tmpfs, path):
+    model = Noise(SIZE)
+    with (
+        pytest.raises(NoSpaceError),
+        pytest.warns(RuntimeWarning),
+        framework(model).capture_activations(tmpfs / "a.stream"),
+    ):
+        for step in range(40):
+            model(step)
+    for suffix in ("", ".index"):
+        file = tmpfs / f"a.stream{suffix}"
+        path.with_name(path.name + suffix).write_bytes(file.read_bytes())
+    begun = steps_in(path, SIZE)
+    with framework(model).capture_activations(
+        path, track_per_token=True, resume_from_checkpoint=True
+    ):
+        for step in range(begun, begun + 5):
+            model(step)
+    assert steps_in(path, SIZE) == begun + 5
+
+
+def test_strict_raises_it_in_the_forward_pass(tmpfs):
+    model, returned = Noise(SIZE), 0
+    with (
+        pytest.raises(NoSpaceError) as raised,
+        framework(model, memory=0.01, strict=True).capture_activations(tmpfs / "a.stream"),
+    ):
+        for step in range(40):
+            model(step)
+            returned += 1
+    assert raised.value.errno == errno.ENOSPC
+    assert returned < 40, "the error came at the end of the block"
+    assert 5 <= steps_in(tmpfs / "a.stream", SIZE) <= returned
+
+
+def test_no_room_even_to_begin(tmpfs):
+    with pytest.raises(OSError, match="No space"):
+        (tmpfs / "filler").write_bytes(bytes(25 << 20))
+    model = nn.Linear(64, 64)
+    x = torch.ones(1024, 64)
+    with (
+        pytest.raises(NoSpaceError),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with capture_activations(
+            model, tmpfs / "a.stream", config=InstrumentationConfig.fast_capture()
+        ):
+            assert torch.equal(model(x), nn.functional.linear(x, model.weight, model.bias))
+
+
+def limited(tell, path):
+    """A file-size limit, as batch systems set it, instead of a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 8 << 20))
+    model = Noise(SIZE)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            with framework(model).capture_activations(path):
+                outputs = [model(step) for step in range(20)]
+        except StrapIOError as error:
+            tell((error.errno, len(messages(caught, "has stopped"))))
+    assert all(torch.equal(output, noise(step, SIZE)) for step, output in enumerate(outputs))
+
+
+def test_a_file_size_limit(start, path):
+    child = start(limited, path)
+    number, warned = child.told()
+    assert number == errno.EFBIG and warned <= 1  # it may be the end that meets it first
+    assert child.join() == 0
+    assert steps_in(path, SIZE) == 3

@@ -1,0 +1,97 @@
+"""A capture of any size stays within its memory limit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# 20 GB of activations: one tensor of 5.4 GB that lz4 finds nothing in, between many of
+# 64 MB. Peak memory is that of the kernel's books, set back once the sources exist.
+PROGRAM = """
+import json, re, sys
+import torch
+from llm_instrumentation import InstrumentationConfig, capture_activations
+
+class Source(torch.nn.Module):
+    def forward(self, tensor):
+        return tensor
+
+def status(field):
+    text = open("/proc/self/status").read()
+    return int(re.search(field + r":\\s+(\\d+) kB", text).group(1)) << 10
+
+torch.manual_seed(0)
+pattern = torch.randn(1 << 20)
+huge = pattern.repeat(1280)
+small = torch.zeros(16 << 20)
+model = torch.nn.Sequential(Source())
+config = InstrumentationConfig.balanced().with_memory_limit(0.25).with_layers(include="0")
+with capture_activations(model, sys.argv[1] + ".warm", config=config):
+    model(small)
+open("/proc/self/clear_refs", "w").write("5")
+before = status("VmRSS")
+with capture_activations(model, sys.argv[1], config=config) as framework:
+    for i in range(220):
+        small[0] = i
+        model(small)
+        if i == 100:
+            model(huge)
+stats = framework.stats()
+print(json.dumps({
+    "growth": status("VmHWM") - before, "raw": stats.raw_bytes, "packets": stats.packets,
+    "peak": stats.memory_peak, "stored": stats.stored_bytes,
+}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.performance
+def test_twenty_gigabytes_through_a_quarter(tmp_path: Path) -> None:
+    if shutil.disk_usage(tmp_path).free < 8 << 30:
+        pytest.skip("needs 8 GB of free disk")
+    if _available_memory() < 12 << 30:
+        pytest.skip("needs 12 GB of memory for the source tensors")
+    path = tmp_path / "big.stream"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(path)], capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    print(result)
+    assert result["raw"] > 20e9
+    assert result["packets"] == 221
+    assert result["growth"] < 0.4e9
+    assert result["peak"] <= 0.25e9
+    _check_content(path)
+
+
+def _check_content(path: Path) -> None:
+    import torch
+
+    from llm_instrumentation import ActivationReader
+
+    with ActivationReader(path) as reader:
+        activations = list(reader["0"])
+        assert len(activations) == 221
+        sizes = [activation.shape[0] for activation in activations]
+        assert sizes[101] == 1280 << 20
+        for i, activation in enumerate(activations[:101:20]):
+            assert activation.to_numpy()[0] == i * 20
+        assert activations[-1].to_numpy()[0] == 219
+        torch.manual_seed(0)
+        pattern = torch.randn(1 << 20).half()
+        huge = activations[101].to_torch().view(1280, 1 << 20)
+        assert all(torch.equal(row, pattern) for row in huge)
+
+
+def _available_memory() -> int:
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 0
