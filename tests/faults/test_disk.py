@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,41 @@ import torch
 
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
 from llm_instrumentation.errors import NoSpaceError
+
+
+def _mount(*command: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system needs root")
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 8 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    _mount("mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder))
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture
+def freezable_disk(tmp_path: Path) -> Iterator[Path]:
+    """An ext4 of 256 MB on a loop device, for fsfreeze."""
+    for tool in ("mkfs.ext4", "fsfreeze"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    image, folder = tmp_path / "disk.img", tmp_path / "disk"
+    folder.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(256 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    _mount("mount", "-o", "loop", str(image), str(folder))
+    yield folder
+    subprocess.run(["fsfreeze", "-u", folder], capture_output=True)  # where a test failed frozen
+    subprocess.run(["umount", "-l", folder], check=True)
 
 
 def model() -> torch.nn.Module:

@@ -95,6 +95,7 @@ def test_strict_raises_it_in_the_forward_pass(tmpfs):
     model, returned = Noise(SIZE), 0
     with (
         pytest.raises(NoSpaceError) as raised,
+        pytest.warns(RuntimeWarning, match="packets are not in it"),
         framework(model, memory=0.01, strict=True).capture_activations(tmpfs / "a.stream"),
     ):
         for step in range(40):
