@@ -1,12 +1,12 @@
 """Streams every activation of a PyTorch model to disk, compressed and bounded in memory::
 
-    from llm_instrumentation import ActivationReader, capture_activations
+from llm_instrumentation import ActivationReader, capture_activations
 
-    with capture_activations(model, output_path="run.stream"):
-        model(**inputs)
+with capture_activations(model, output_path="run.stream"):
+model(**inputs)
 
-    with ActivationReader("run.stream") as reader:
-        reader["encoder.layer.0"][0].to_torch()
+with ActivationReader("run.stream") as reader:
+reader["encoder.layer.0"][0].to_torch()
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ _BY_STATUS: dict[int, type[StrapError]] = {
 def from_status(status: int, message: str, errno: int = 0) -> StrapError:
     """The exception for a ``strap_status`` (see strap.h)."""
     kind = _BY_STATUS.get(status, InternalError)
-    if kind is InvalidArgumentError and errno == _errno.EISDIR:
-        kind = DirectoryError
+    if kind is InvalidArgumentError and errno:  # a path that no file can have
+        kind = DirectoryError if errno == _errno.EISDIR else StrapIOError
     error = kind(message)
     error.status = status
     if isinstance(error, OSError) and errno:

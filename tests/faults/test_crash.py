@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from llm_instrumentation import ActivationReader
 from llm_instrumentation._native import DTYPE_CODES, Session
 

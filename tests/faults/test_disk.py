@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
 from llm_instrumentation.errors import NoSpaceError
 
@@ -89,7 +88,7 @@ def test_strict_raises_in_the_forward_pass(small_disk: Path) -> None:
     net, x = model(), torch.randn(256, 64)
     config = InstrumentationConfig.fast_capture().with_memory_limit(0.004).with_strict()
     passes = 0
-    with (  # noqa: PT012
+    with (
         pytest.raises(NoSpaceError),
         warnings.catch_warnings(),
         torch.no_grad(),

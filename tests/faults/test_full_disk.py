@@ -20,7 +20,9 @@ SIZE = 1 << 20
 
 
 def messages(caught, text):
-    return [str(w.message) for w in caught if w.category is RuntimeWarning and text in str(w.message)]
+    return [
+        str(w.message) for w in caught if w.category is RuntimeWarning and text in str(w.message)
+    ]
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])

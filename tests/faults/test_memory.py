@@ -72,7 +72,6 @@ def test_twenty_gigabytes_through_a_quarter(tmp_path: Path) -> None:
 
 def _check_content(path: Path) -> None:
     import torch
-
     from llm_instrumentation import ActivationReader
 
     with ActivationReader(path) as reader:

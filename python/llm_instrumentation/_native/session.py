@@ -221,7 +221,9 @@ class Session:
             raise
         return int(status)
 
-    def note(self, layer: int, message: str, *, step: int = -1, token: int = -1, call: int = 0) -> None:
+    def note(
+        self, layer: int, message: str, *, step: int = -1, token: int = -1, call: int = 0
+    ) -> None:
         """Notes in the index that a tensor of ``layer`` could not be captured."""
         error = Error()
         text = message.replace("\0", "\\0").encode("utf-8", "replace")
@@ -269,9 +271,7 @@ class Session:
         if self.closed:
             return
         try:
-            self._waiting(
-                lambda ms, error: self._lib.strap_close(self._handle, ms, error), timeout
-            )
+            self._waiting(lambda ms, error: self._lib.strap_close(self._handle, ms, error), timeout)
         except TimeoutError:
             raise
         except Exception:

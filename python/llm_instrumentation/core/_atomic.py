@@ -45,7 +45,7 @@ def remove_durably(path: Path) -> None:
     """Removes `path` if it exists."""
     try:
         path.unlink()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     _sync_directory(path.parent)
 

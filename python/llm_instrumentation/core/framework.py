@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -23,10 +24,10 @@ __all__ = ["InstrumentationFramework", "analyze_activations_with_tokens"]
 class InstrumentationFramework:
     """Captures the activations of registered models::
 
-        framework = InstrumentationFramework(InstrumentationConfig.balanced())
-        framework.instrument_model(model)
-        with framework.capture_activations("run.stream"):
-            model(**inputs)
+    framework = InstrumentationFramework(InstrumentationConfig.balanced())
+    framework.instrument_model(model)
+    with framework.capture_activations("run.stream"):
+        model(**inputs)
     """
 
     def __init__(self, config: InstrumentationConfig) -> None:
@@ -122,7 +123,12 @@ class InstrumentationFramework:
             recorder.abort(error)
             raise
         else:
-            recorder.finish()
+            try:
+                recorder.finish()
+            except BaseException as error:
+                if tracker is not None:
+                    self._save_interrupted(tracker, path, None, error)
+                raise
             if tracker is not None:
                 tracker.save(path)
         finally:
@@ -133,16 +139,18 @@ class InstrumentationFramework:
         tracker: TokenTracker, path: str, interval: int | None, cause: BaseException
     ) -> None:
         """Keeps the tokens of a capture that ends with an exception."""
-        try:
-            if interval is not None and isinstance(cause, Exception):
-                tracker.checkpoint()
-            tracker.save(path, keep_checkpoint=True)
-        except Exception as error:
-            import warnings
-
-            warnings.warn(
-                f"the tokens of {path} could not be saved: {error}", RuntimeWarning, stacklevel=4
-            )
+        saves: list[Callable[[], object]] = [lambda: tracker.save(path, keep_checkpoint=True)]
+        if interval is not None and isinstance(cause, Exception):
+            saves.insert(0, tracker.checkpoint)
+        for save in saves:
+            try:
+                save()
+            except Exception as error:
+                warnings.warn(
+                    f"the tokens of {path} could not be saved: {error}",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
 
     def stats(self) -> CaptureStats:
         """The counters of the running capture, or of the last one.

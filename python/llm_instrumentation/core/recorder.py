@@ -25,7 +25,7 @@ from .outputs import walk_output
 from .sampling import TRANSFORM, parameters_json, sample_tensor
 from .selection import select_modules
 from .stats import CaptureStats
-from .tensors import enqueue_tensor
+from .tensors import check_dense, enqueue_tensor
 from .tokens import TokenTracker
 
 __all__ = ["Recorder", "model_label"]
@@ -182,9 +182,7 @@ class Recorder:
             calls[root] = call + 1
             layer = root
             try:
-                for path, tensor in walk_output(
-                    output, kv_cache=kv_cache, unwalked=self._unwalked
-                ):
+                for path, tensor in walk_output(output, kv_cache=kv_cache, unwalked=self._unwalked):
                     layer = layer_ids.get(path, -1)
                     if layer < 0:
                         layer = session.layer(name, path, label)
@@ -202,6 +200,7 @@ class Recorder:
         self, layer: int, tensor: Tensor, step: int, token: int, call: int, sampled: bool
     ) -> None:
         """The tensors that take more than a copy: sampled ones, and those on a device."""
+        check_dense(tensor)
         transform = parameters = None
         if sampled:
             rate, seed = self._config.sampling_rate, self._config.sampling_seed
@@ -368,6 +367,8 @@ class Recorder:
                 until it is interrupted.
         """
         session = self._session
+        if session.closed:  # the end of the interpreter came before that of the block
+            return
         try:
             if self._cuda is not None:
                 self._cuda.close()

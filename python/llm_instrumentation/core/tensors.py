@@ -8,7 +8,7 @@ from torch import Tensor
 from .._native import DTYPE_CODES, Session
 from ..errors import UnsupportedError
 
-__all__ = ["enqueue_tensor", "host_tensor"]
+__all__ = ["check_dense", "enqueue_tensor", "host_tensor"]
 
 # This torch's dtypes that libstrap stores; older releases lack some.
 _CODES: dict[torch.dtype, int] = {
@@ -18,8 +18,8 @@ _CODES: dict[torch.dtype, int] = {
 }
 
 
-def host_tensor(tensor: Tensor) -> Tensor:
-    """``tensor`` as plain elements in host memory, without a copy where it is that already.
+def check_dense(tensor: Tensor) -> None:
+    """Refuses what has no strided elements.
 
     Raises:
         UnsupportedError: it has no elements to capture (meta and fake tensors), or a layout
@@ -34,6 +34,15 @@ def host_tensor(tensor: Tensor) -> Tensor:
         raise UnsupportedError(
             f"a {type(tensor).__name__} on device {tensor.device}: it has no values to capture"
         )
+
+
+def host_tensor(tensor: Tensor) -> Tensor:
+    """``tensor`` as plain elements in host memory, without a copy where it is that already.
+
+    Raises:
+        UnsupportedError: see :func:`check_dense`.
+    """
+    check_dense(tensor)
     tensor = tensor.detach()
     if tensor.is_complex() and tensor.is_conj():
         tensor = tensor.resolve_conj()
@@ -67,17 +76,31 @@ def enqueue_tensor(
         raise UnsupportedError(f"a tensor of {tensor.dtype}: libstrap stores no such type")
     if type(tensor) not in _PLAIN or tensor.device.type != "cpu" or not _is_simple(tensor):
         tensor = host_tensor(tensor)
+    try:
+        shape, address = tensor.shape, tensor.data_ptr()
+    except RuntimeError as error:
+        check_dense(tensor)  # says more of those that it knows
+        raise _no_memory(tensor) from error
+    if not address and tensor.numel():
+        raise _no_memory(tensor)
     return session.enqueue(
         layer,
         code,
-        tensor.shape,
-        tensor.data_ptr(),
+        shape,
+        address,
         strides=None if tensor.is_contiguous() else tensor.stride(),
         step=step,
         token=token,
         call=call,
         transform=transform,
         parameters=parameters,
+    )
+
+
+def _no_memory(tensor: Tensor) -> UnsupportedError:
+    return UnsupportedError(
+        f"a {type(tensor).__name__} of {tensor.dtype} that wraps others and has no memory of its "
+        "own, as in torch.func and in tensor subclasses: unwrap it, or exclude this layer"
     )
 
 

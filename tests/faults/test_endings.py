@@ -1,0 +1,180 @@
+"""Blocks that raise and interpreters that end: what was captured is on disk."""
+
+from __future__ import annotations
+
+import signal
+import warnings
+
+import pytest
+from children import Noise, framework, steps_in
+from llm_instrumentation import ActivationReader
+
+pytestmark = pytest.mark.integration
+
+SIZE = 1 << 18
+STEPS = 20
+
+
+class Mistake(Exception):
+    """Raised by the captured program."""
+
+
+@pytest.mark.parametrize("kind", [Mistake, KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("track", [False, True], ids=["", "tokens"])
+def test_an_exception_of_the_block_comes_through(kind, track, path):
+    model, raised = Noise(SIZE), kind("mine")
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(kind) as caught,
+        framework(model, memory=1).capture_activations(path, track_per_token=track) as tracker,
+    ):
+        warnings.simplefilter("error")  # and nothing else is said
+        for step in range(STEPS):
+            model(step)
+            if tracker:
+                tracker.record_token(step, "")
+        raise raised
+    assert caught.value is raised
+    assert not model._forward_hooks
+    assert steps_in(path, SIZE) == STEPS
+    with ActivationReader(path) as reader:
+        assert reader.info.indexed and reader.problem == ""
+        if track:
+            assert reader.token_metadata["total_tokens"] == STEPS
+
+
+def test_an_exception_in_the_model_keeps_what_came_before(path):
+    class Fails(Noise):
+        def forward(self, step):
+            if step == STEPS:
+                raise Mistake
+            return super().forward(step)
+
+    model = Fails(SIZE)
+    with framework(model).capture_activations(path):
+        for step in range(STEPS + 1):
+            try:
+                model(step)
+            except Mistake:
+                assert step == STEPS
+        model(STEPS - 1)  # and the next step is one of its own
+    with ActivationReader(path) as reader:
+        assert len(reader) == STEPS + 1
+        assert reader.steps == (*range(STEPS), STEPS + 1)
+
+
+def test_an_abandoned_generator_closes_its_capture(path):
+    model = Noise(SIZE)
+
+    def outputs():
+        with framework(model).capture_activations(path):
+            for step in range(STEPS):
+                yield model(step)
+
+    generator = outputs()
+    for _ in range(5):
+        next(generator)
+    del generator
+    assert not model._forward_hooks
+    assert steps_in(path, SIZE) == 5
+
+
+# ---- the end of the interpreter ---------------------------------------------------
+
+# Each follows `BEGIN` and ends the interpreter in its own way with 20 steps captured.
+BEGIN = """
+import os, signal, sys, threading
+from children import Noise, framework
+model = Noise(int(sys.argv[2]))
+capture = framework(model, memory=1)
+def outputs():
+    with capture.capture_activations(sys.argv[1]):
+        for step in range(100):
+            yield model(step)
+"""
+
+ENDS = {
+    "exit in the block": """
+with capture.capture_activations(sys.argv[1]):
+    for step in range(20):
+        model(step)
+    sys.exit(3)
+""",
+    "exit with a generator in the block": """
+generator = outputs()
+for _ in range(20):
+    next(generator)
+sys.exit(3)
+""",
+    "exit with a context that is never closed": """
+context = capture.capture_activations(sys.argv[1])
+context.__enter__()
+for step in range(20):
+    model(step)
+sys.exit(3)
+""",
+    "exit while a thread is in the block": """
+def work():
+    for _ in generator:
+        count.append(1)
+        if len(count) == 20:
+            ready.set()
+            forever.wait()
+generator, count, ready, forever = outputs(), [], threading.Event(), threading.Event()
+threading.Thread(target=work, daemon=True).start()
+ready.wait()
+sys.exit(3)
+""",
+    "an exception that nobody catches": """
+with capture.capture_activations(sys.argv[1]):
+    for step in range(20):
+        model(step)
+    raise RuntimeError("mine")
+""",
+    "ctrl-c that nobody catches": """
+with capture.capture_activations(sys.argv[1]):
+    for step in range(20):
+        model(step)
+    signal.raise_signal(signal.SIGINT)
+    for step in range(20, 1000):
+        pass
+""",
+}
+EXPECTED = {
+    "an exception that nobody catches": (1, "RuntimeError: mine"),
+    "ctrl-c that nobody catches": (-signal.SIGINT, "KeyboardInterrupt"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_capture_is_whole_behind(end, path, python):
+    done = python(BEGIN + ENDS[end], path, SIZE)
+    code, last_line = EXPECTED.get(end, (3, ""))
+    assert done.returncode == code, done.stderr
+    assert done.stderr.strip().endswith(last_line)
+    assert done.stderr.count("Traceback") == (1 if last_line else 0), done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+    assert steps_in(path, SIZE) == STEPS
+    with ActivationReader(path) as reader:
+        assert reader.info.indexed and reader.problem == ""
+
+
+WITHOUT_AN_END = {
+    "os._exit": "os._exit(3)",
+    "abort": "os.abort()",
+    "SIGTERM": "signal.raise_signal(signal.SIGTERM)",
+}
+
+
+@pytest.mark.parametrize("end", WITHOUT_AN_END)
+def test_a_stream_is_readable_behind(end, path, python):
+    checkpointed = """
+with capture.capture_activations(sys.argv[1], track_per_token=True,
+                                 checkpoint_interval_tokens=10) as tracker:
+    for step in range(25):
+        model(step)
+        tracker.record_token(step, "")
+    """
+    done = python(BEGIN + checkpointed + WITHOUT_AN_END[end], path, SIZE)
+    assert done.returncode == {"os._exit": 3}.get(end, done.returncode) != 0
+    assert 20 <= steps_in(path, SIZE) <= 25

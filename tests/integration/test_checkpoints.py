@@ -1,0 +1,419 @@
+"""Captures that are interrupted go on from their last checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+import torch
+from llm_instrumentation import ActivationReader, InstrumentationConfig, InstrumentationFramework
+from llm_instrumentation.core.tokens import CheckpointError
+from llm_instrumentation.errors import CaptureError
+from torch import nn
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def checkpoint(path):
+    return path.with_name("run.stream.ckpt.json")
+
+
+def instrumented(model: nn.Module) -> InstrumentationFramework:
+    framework = InstrumentationFramework(InstrumentationConfig.balanced())
+    framework.instrument_model(model)
+    return framework
+
+
+class Interrupted(Exception):
+    pass
+
+
+def generate(framework, tracker, first: int, last: int, stop: type[Exception] | None = None):
+    """One step and one token for each number; the values of step n are all n."""
+    model = framework._models[0]
+    for n in range(first, last):
+        model(torch.full((2, 5), float(n)))
+        tracker.record_token(1000 + n, f"t{n}")
+    if stop is not None:
+        model(torch.full((2, 5), -1.0))  # a step that no token completes
+        raise stop
+
+
+def assert_steps(path, count: int, *, layers: int = 2) -> None:
+    """A capture of exactly `count` steps, each with its own values, and token n for step n."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with ActivationReader(path) as reader:
+            assert reader.steps == tuple(range(count))
+            assert len(reader) == count * layers
+            assert [a.sequence for a in reader] == list(range(count * layers))
+            for activation in reader:
+                assert activation.token == activation.step
+                assert torch.equal(
+                    activation.to_torch(), torch.full((2, 5), activation.step, dtype=torch.float16)
+                )
+    with ActivationReader(path, ignore_index=True) as scanned:
+        assert len(scanned) == count * layers
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return nn.Sequential(nn.Identity())
+
+
+# ---- writing ----------------------------------------------------------------------
+
+
+def test_a_checkpoint_every_so_many_tokens(model, path, checkpoint):
+    framework, written = instrumented(model), []
+    with framework.capture_activations(
+        path, track_per_token=True, checkpoint_interval_tokens=3
+    ) as tracker:
+        for n in range(10):
+            generate(framework, tracker, n, n + 1)
+            written.append(json.loads(checkpoint.read_text()) if checkpoint.exists() else None)
+            if written[-1] is not None:  # what it covers is in the file
+                assert path.stat().st_size >= written[-1]["metadata"]["stream_offset"]
+    totals = [state and state["total_tokens"] for state in written]
+    assert totals == [None, None, 3, 3, 3, 6, 6, 6, 9, 9]
+    last = written[-1]
+    assert last["version"] == 1
+    assert last["tokens"] == tracker.tokens[:9]
+    assert last["last_checkpoint_time"] == pytest.approx(time.time(), abs=60)
+    assert last["metadata"].keys() == {
+        "start_time", "resume_count", "updated_at", "elapsed_seconds", "stream_offset",
+    }  # fmt: skip
+    assert last["metadata"]["resume_count"] == 0
+    offsets = [state["metadata"]["stream_offset"] for state in written if state]
+    assert offsets == sorted(offsets)
+    with ActivationReader(path) as reader:  # each is where the packet of a token's step ends
+        ends = [a.row for a in reader if a.name == ""]
+        table = reader.index.to_pylist()
+        ends = [table[row]["offset"] + table[row]["length"] for row in ends]
+    assert {offsets[0], offsets[3], offsets[6]} == {ends[2], ends[5], ends[8]}
+
+    assert not checkpoint.exists()  # removed when all went well
+    assert sorted(file.name for file in path.parent.iterdir()) == [
+        "run.stream", "run.stream.index", "run.stream_tokens.json", "run_tokens.json",
+    ]  # fmt: skip
+
+
+def test_a_checkpoint_is_replaced_as_a_whole(model, path, checkpoint):
+    """A reader beside the capture never sees half a file, and each file is a new one."""
+    framework, inodes = instrumented(model), set()
+    with framework.capture_activations(
+        path, track_per_token=True, checkpoint_interval_tokens=1
+    ) as tracker:
+        generate(framework, tracker, 0, 1)
+        with open(checkpoint) as held:
+            for n in range(1, 20):
+                generate(framework, tracker, n, n + 1)
+                assert json.loads(checkpoint.read_text())["total_tokens"] == n + 1
+                inodes.add(checkpoint.stat().st_ino)
+            assert json.load(held)["total_tokens"] == 1
+        assert list(path.parent.glob("*.tmp")) == []
+    assert len(inodes) > 1
+
+
+def test_a_checkpoint_may_stand_elsewhere(model, path, tmp_path, checkpoint):
+    elsewhere = tmp_path / "new folder" / "state.json"
+    framework = instrumented(model)
+    options = {
+        "track_per_token": True, "checkpoint_interval_tokens": 2, "checkpoint_path": elsewhere,
+    }  # fmt: skip
+    with pytest.raises(Interrupted), framework.capture_activations(path, **options) as tracker:
+        generate(framework, tracker, 0, 5, stop=Interrupted)
+    assert elsewhere.exists()
+    assert not checkpoint.exists()
+    with framework.capture_activations(path, resume_from_checkpoint=True, **options) as tracker:
+        assert len(tracker.tokens) == 5
+    assert not elsewhere.exists()
+
+
+def test_a_checkpoint_that_cannot_be_written_is_a_warning(model, path, tmp_path):
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where a folder is needed")
+    framework = instrumented(model)
+    options = {"checkpoint_interval_tokens": 2, "checkpoint_path": blocked / "state.json"}
+    with pytest.warns(RuntimeWarning, match=r"checkpoint after \d tokens failed") as told:
+        with framework.capture_activations(path, track_per_token=True, **options) as tracker:
+            generate(framework, tracker, 0, 5)
+            assert isinstance(tracker.checkpoint_error, OSError)
+    assert len(told) == 2
+    assert_steps(path, 5)
+
+    framework.config.with_strict()
+    with pytest.warns(RuntimeWarning, match=r"the tokens of .* could not be saved: .*blocked"):
+        with pytest.raises(OSError, match="blocked"):
+            with framework.capture_activations(path, track_per_token=True, **options) as tracker:
+                generate(framework, tracker, 0, 5)
+    # No checkpoint, but the tokens so far are beside the stream.
+    assert json.loads(path.with_name("run_tokens.json").read_text())["tokens"] == tracker.tokens
+
+
+def test_the_tokens_are_kept_when_the_capture_fails_at_its_end(path):
+    class Silent(nn.Module):
+        def forward(self, x: torch.Tensor) -> None:
+            return None
+
+    framework = instrumented(Silent())
+    with pytest.raises(CaptureError):
+        with framework.capture_activations(path, track_per_token=True) as tracker:
+            generate(framework, tracker, 0, 3)
+    assert json.loads(path.with_name("run_tokens.json").read_text())["tokens"] == tracker.tokens
+
+
+# ---- resuming ---------------------------------------------------------------------
+
+
+def test_resuming_after_an_exception(model, path, checkpoint):
+    framework = instrumented(model)
+    options = {"track_per_token": True, "checkpoint_interval_tokens": 4}
+    with pytest.raises(Interrupted), framework.capture_activations(path, **options) as tracker:
+        generate(framework, tracker, 0, 6, stop=Interrupted)
+    # An exception leaves time for a last checkpoint: no token is lost.
+    state = json.loads(checkpoint.read_text())
+    assert state["total_tokens"] == 6
+    assert state["metadata"]["stream_offset"] == path.stat().st_size
+    assert json.loads(path.with_name("run_tokens.json").read_text())["total_tokens"] == 6
+
+    with framework.capture_activations(path, resume_from_checkpoint=True, **options) as tracker:
+        assert [token["token_id"] for token in tracker.tokens] == list(range(1000, 1006))
+        assert tracker.resume_count == 1
+        assert tracker.start_time == state["metadata"]["start_time"]
+        generate(framework, tracker, 6, 8)
+    assert not checkpoint.exists()
+    with ActivationReader(path) as reader:
+        # Step 6 is the one that no token completed; the steps go on behind it.
+        assert reader.steps == tuple(range(9))
+        assert [a.token for a in reader[""]] == [0, 1, 2, 3, 4, 5, 6, 6, 7]
+        assert reader.token_metadata["total_tokens"] == 8
+    assert framework.stats().steps == 2
+    tokens = json.loads(path.with_name("run_tokens.json").read_text())
+    assert [t["token_index"] for t in tokens["tokens"]] == list(range(8))
+
+
+CHILD = """
+import os, time
+import torch
+from llm_instrumentation import InstrumentationConfig, InstrumentationFramework
+
+framework = InstrumentationFramework(InstrumentationConfig.balanced())
+model = torch.nn.Sequential(torch.nn.Identity())
+framework.instrument_model(model)
+with framework.capture_activations(
+    {path!r}, track_per_token=True, checkpoint_interval_tokens=4,
+    resume_from_checkpoint={resume!r},
+) as tracker:
+    for n in range({first}, {last}):
+        model(torch.full((2, 5), float(n)))
+        tracker.record_token(1000 + n, f"t{{n}}")
+{end}"""
+# Without any cleaning up, but not before the last packets are in the file.
+EXIT = """
+    while framework.stats().queued_packets:
+        time.sleep(0.01)
+    os._exit(7)
+"""
+WAIT = """
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def child(path, end: str, first: int, last: int, resume: bool = False) -> subprocess.Popen:
+    code = CHILD.format(path=str(path), end=end, first=first, last=last, resume=resume)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_resuming_after_a_crash(how, model, path, checkpoint):
+    with child(path, EXIT if how == "exit" else WAIT, 0, 10) as process:
+        if how == "exit":
+            assert process.wait(60) == 7
+        else:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGKILL)
+    state = json.loads(checkpoint.read_text())
+    assert state["total_tokens"] == 8
+    offset, crashed = state["metadata"]["stream_offset"], path.read_bytes()
+    assert len(crashed) >= offset
+    if how == "exit":  # two steps behind the checkpoint were in the file
+        assert len(crashed) > offset
+
+    framework = instrumented(model)
+    with framework.capture_activations(
+        path, track_per_token=True, checkpoint_interval_tokens=4, resume_from_checkpoint=True
+    ) as tracker:
+        assert len(tracker.tokens) == 8
+        assert tracker.resume_count == 1
+        assert path.stat().st_size == offset  # tokens and packets agree
+        generate(framework, tracker, 8, 12)
+    assert_steps(path, 12)
+    assert path.read_bytes()[:offset] == crashed[:offset]
+    tail = path.with_name("run.stream.tail-1")
+    assert (tail.read_bytes() if tail.exists() else b"") == crashed[offset:]
+    assert not checkpoint.exists()
+    assert json.loads(path.with_name("run_tokens.json").read_text())["total_tokens"] == 12
+
+
+def test_resuming_more_than_once(model, path, checkpoint):
+    for resumed, (first, last) in enumerate([(0, 6), (4, 10), (8, 14)]):
+        with child(path, EXIT, first, last, resume=True) as process:
+            assert process.wait(60) == 7
+        state = json.loads(checkpoint.read_text())
+        assert state["metadata"]["resume_count"] == resumed
+        assert state["total_tokens"] == last - 2
+    framework = instrumented(model)
+    with framework.capture_activations(
+        path, track_per_token=True, resume_from_checkpoint=True
+    ) as tracker:
+        assert tracker.resume_count == 3
+        generate(framework, tracker, 12, 13)
+    assert_steps(path, 13)
+    # Every tail is kept: two steps of two packets, as often as one was cut.
+    tails = sorted(path.parent.glob("run.stream.tail-*"))
+    assert [tail.name for tail in tails] == [f"run.stream.tail-{n}" for n in (1, 2, 3)]
+    for n, tail in enumerate(tails):
+        steps = (4 * n + 4, 4 * n + 5)
+        with ActivationReader(tail) as reader:
+            values = [a.to_torch()[0].item() for a in reader[""]]
+            assert values == list(steps)
+
+
+def test_resuming_without_a_checkpoint_starts_or_appends(model, path):
+    framework = instrumented(model)
+    options = {"track_per_token": True, "resume_from_checkpoint": True}
+    with framework.capture_activations(path, **options) as tracker:
+        assert (tracker.tokens, tracker.resume_count) == ([], 0)
+        model(torch.zeros(2, 5))
+    with framework.capture_activations(path, **options):
+        model(torch.zeros(2, 5))
+    with ActivationReader(path) as reader:
+        assert reader.steps == (0, 1)
+
+
+def test_without_resuming_a_new_capture_replaces_the_old_one(model, path, checkpoint):
+    framework = instrumented(model)
+    with pytest.raises(Interrupted):
+        with framework.capture_activations(
+            path, track_per_token=True, checkpoint_interval_tokens=1
+        ) as tracker:
+            generate(framework, tracker, 0, 5, stop=Interrupted)
+    with framework.capture_activations(path, track_per_token=True) as tracker:
+        assert tracker.tokens == []
+        generate(framework, tracker, 0, 2)
+    assert_steps(path, 2)
+    assert not checkpoint.exists()
+
+
+def test_a_checkpoint_of_1_3_1_resumes(model, path, checkpoint):
+    """It has no stream offset: all complete packets are kept, half a one moves to the tail."""
+    framework = instrumented(model)
+    with framework.capture_activations(path, track_per_token=True) as tracker:
+        generate(framework, tracker, 0, 3)
+    whole = path.read_bytes()
+    path.with_name("run.stream.index").unlink()
+    path.write_bytes(whole + b"\x00\x03\x00\x00\x10\x00lm_half")
+    token = {"token_index": 0, "token_id": 1000, "token_text": "t0"}
+    checkpoint.write_text(
+        json.dumps(
+            {
+                "version": 1,
+                "total_tokens": 1,
+                "last_checkpoint_time": 1763697600.0,
+                "metadata": {
+                    "start_time": 1763697580.0, "resume_count": 2, "updated_at": 1763697600.0,
+                },
+                "tokens": [token],
+            }
+        )
+    )  # fmt: skip
+    with framework.capture_activations(
+        path, track_per_token=True, resume_from_checkpoint=True
+    ) as tracker:
+        assert tracker.tokens == [token]
+        assert tracker.resume_count == 3
+        assert path.read_bytes() == whole
+        assert tracker.elapsed_seconds == pytest.approx(20, abs=10)
+        generate(framework, tracker, 3, 4)
+    assert path.with_name("run.stream.tail-1").read_bytes() == b"\x00\x03\x00\x00\x10\x00lm_half"
+    with ActivationReader(path) as reader:
+        assert len(reader) == 8
+        assert [a.step for a in reader][6:] == [0, 0]  # those before have none to go on from
+
+
+# ---- refusals ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interval", [0, -3])
+def test_intervals_are_positive(interval, model, path):
+    with pytest.raises(ValueError, match=f"must be positive, not {interval}"):
+        with instrumented(model).capture_activations(
+            path, track_per_token=True, checkpoint_interval_tokens=interval
+        ):
+            pass
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"checkpoint_interval_tokens": 4}, {"checkpoint_path": "x"}, {"resume_from_checkpoint": True}],
+)
+def test_checkpoints_need_tokens(settings, model, path):
+    with pytest.raises(ValueError, match="track_per_token=True"):
+        with instrumented(model).capture_activations(path, **settings):
+            pass
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no valid JSON"),
+        ('{"version": 2, "tokens": []}', "version 2, this release reads 1"),
+        ('{"version": 1, "tokens": [], "total_tokens": 3}', "0 tokens where 3 are claimed"),
+        ('{"version": 1, "tokens": [{"id": 1}]}', "no list of token records"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_and_left(content, message, model, path, checkpoint):
+    path.write_bytes(b"the stream")
+    checkpoint.write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        with instrumented(model).capture_activations(
+            path, track_per_token=True, resume_from_checkpoint=True
+        ):
+            pass
+    assert checkpoint.read_text() == content
+    assert path.read_bytes() == b"the stream"
+
+
+def test_a_checkpoint_of_another_stream_is_refused(model, path, checkpoint):
+    framework = instrumented(model)
+    options = {"track_per_token": True, "checkpoint_interval_tokens": 2}
+    with pytest.raises(Interrupted), framework.capture_activations(path, **options) as tracker:
+        generate(framework, tracker, 0, 2, stop=Interrupted)
+    state = json.loads(checkpoint.read_text())
+    state["metadata"]["stream_offset"] -= 1
+    checkpoint.write_text(json.dumps(state))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="offset|byte"):
+        with framework.capture_activations(path, resume_from_checkpoint=True, **options):
+            pass
+    assert path.read_bytes() == before
+    state["metadata"]["stream_offset"] += 10**6
+    checkpoint.write_text(json.dumps(state))
+    with pytest.raises(ValueError, match="offset|byte"):
+        with framework.capture_activations(path, resume_from_checkpoint=True, **options):
+            pass
+    assert path.read_bytes() == before
