@@ -73,6 +73,11 @@ class Child:
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
+    def is_stopped(self) -> bool:
+        """Whether all its threads are stopped, proc(5)."""
+        threads = Path(f"/proc/{self.pid}/task").glob("*/stat")
+        return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads)
+
     def join(self, timeout: float = 120) -> int:
         """Waits for its end; the exit status, or minus the signal that killed it."""
         self._process.join(timeout)

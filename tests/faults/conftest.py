@@ -73,19 +73,22 @@ def _run(*command: object) -> str:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Mounts a file system: ``mount("tmpfs", size, options)`` or ``mount("ext4", ...)``."""
+    """Mounts a file system: ``mount("tmpfs", size)`` or ``mount("ext4", size, options)``.
+
+    The file behind an ext4 takes room as it fills, ``within`` another folder if need be.
+    """
     if os.geteuid() != 0:
         pytest.skip("mounting a file system takes root")
     folders: list[Path] = []
 
-    def mounted(kind: str, size: int, options: str = "rw") -> Path:
+    def mounted(kind: str, size: int, options: str = "rw", within: Path | None = None) -> Path:
         folder = tmp_path / f"disk{len(folders)}"
         folder.mkdir()
         what: list[object] = ["-t", "tmpfs", "-o", f"size={size},{options}", "tmpfs"]
         if kind == "ext4":
             if shutil.which("mkfs.ext4") is None:
                 pytest.skip("no mkfs.ext4")
-            image = folder.with_suffix(".img")
+            image = (within or tmp_path) / f"{folder.name}.img"
             with image.open("wb") as file:
                 file.truncate(size)
             _run("mkfs.ext4", "-q", "-E", "lazy_itable_init=1", image)
@@ -99,7 +102,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         return folder
 
     yield mounted
-    for folder in folders:
+    for folder in reversed(folders):
         with suppress(OSError):  # it is not frozen, as it should be
             thaw(folder)
         _run("umount", "--lazy", folder)
@@ -115,6 +118,12 @@ def tmpfs(mount: Callable[..., Path]) -> Path:
 def disk(mount: Callable[..., Path]) -> Path:
     """A file system of its own on a loop device, which can be frozen."""
     return mount("ext4", 256 << 20)
+
+
+@pytest.fixture
+def dying_disk(mount: Callable[..., Path]) -> Path:
+    """An ext4 that claims to have room, on a device that fails once 24 MiB are used."""
+    return mount("ext4", 256 << 20, within=mount("tmpfs", 24 << 20))
 
 
 @pytest.fixture

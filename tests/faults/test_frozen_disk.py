@@ -17,6 +17,7 @@ from llm_instrumentation import ActivationReader
 pytestmark = [pytest.mark.integration, pytest.mark.root]
 
 SIZE = 1 << 20  # 2 MiB a packet
+LARGE = 1 << 23  # 16 MiB
 SMALL, ROOMY = 0.008, 0.1  # GB
 
 
@@ -42,8 +43,8 @@ def report(tell, took, caught, steps):
     tell({"seconds": took, "lost": [int(m[1]) for m in lost], "steps": steps})
 
 
-def interrupted_in_a_hook(tell, folder, track):
-    model, steps, sent = Noise(SIZE), 0, []
+def interrupted_in_a_hook(tell, folder, track, size):
+    model, steps, sent = Noise(size), 0, []
     capture = framework(model, memory=SMALL)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -63,8 +64,8 @@ def interrupted_in_a_hook(tell, folder, track):
     report(tell, took, caught, steps)
 
 
-def interrupted_at_the_end(tell, folder, track):
-    model, sent = Noise(SIZE), []
+def interrupted_at_the_end(tell, folder, track, size):
+    model, sent = Noise(size), []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -84,9 +85,16 @@ def interrupted_at_the_end(tell, folder, track):
 
 
 @pytest.mark.parametrize("track", [False, True], ids=["", "tokens"])
-@pytest.mark.parametrize("capture", [interrupted_in_a_hook, interrupted_at_the_end])
-def test_ctrl_c_ends_the_block_within_a_second(capture, track, disk, start, record_property):
-    child = start(capture, disk, track)
+@pytest.mark.parametrize(
+    ("capture", "size"),
+    [
+        (interrupted_in_a_hook, SIZE),
+        (interrupted_in_a_hook, LARGE),  # half way through a tensor larger than the memory
+        (interrupted_at_the_end, SIZE),
+    ],
+)
+def test_ctrl_c_ends_the_block_within_a_second(capture, size, track, disk, start, record_property):
+    child = start(capture, disk, track, size)
     told = child.told(30)
     print(f"{capture.__name__}: {told['seconds']:.3f} s from the signal to the end of the block")
     record_property("seconds", told["seconds"])
@@ -96,7 +104,7 @@ def test_ctrl_c_ends_the_block_within_a_second(capture, track, disk, start, reco
     assert child.join() == 0
     assert told["seconds"] < 1
     # A write call under way when the packets were given up may have ended since.
-    assert told["steps"] - lost <= steps_in(disk / "a.stream", SIZE) <= told["steps"]
+    assert told["steps"] - lost <= steps_in(disk / "a.stream", size) <= told["steps"]
 
 
 def interrupted_beside_a_thread(tell, folder):

@@ -47,7 +47,7 @@ def test_the_stream_ends_with_a_whole_packet(tmpfs):
     with (
         pytest.raises(NoSpaceError),
         pytest.warns(RuntimeWarning, match="has stopped"),
-        framework(model).capture_activations(tmpfs / "a.stream"),
+        framework(model, memory=0.01).capture_activations(tmpfs / "a.stream"),
     ):
         for step in range(400):
             model(step)
@@ -77,7 +77,7 @@ def test_a_capture_that_is_resumed_where_there_is_room_goes_on(tmpfs, path):
     with (
         pytest.raises(NoSpaceError),
         pytest.warns(RuntimeWarning),
-        framework(model).capture_activations(tmpfs / "a.stream"),
+        framework(model, memory=0.01).capture_activations(tmpfs / "a.stream"),
     ):
         for step in range(40):
             model(step)

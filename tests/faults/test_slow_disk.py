@@ -44,17 +44,7 @@ def test_memory_stays_bounded_and_nothing_is_lost(slow_disk, start):
     assert steps_in(folder / "a.stream", SIZE) == 150
 
 
-def leave_open(tell, path, group):
-    Path(group).write_text(str(os.getpid()))
-    model = Noise(SIZE * 4)
-    context = framework(model).capture_activations(path)
-    context.__enter__()
-    for step in range(4):
-        model(step)
-    tell(context)
-
-
-PROGRAM = """
+LEFT_OPEN = """
 import os, sys
 from children import Noise, framework
 open(sys.argv[2], "w").write(str(os.getpid()))
@@ -67,8 +57,8 @@ for step in range(4):
 
 
 def test_an_interpreter_that_ends_waits_for_a_disk_that_writes(slow_disk, python):
-    folder, group = slow_disk(128 << 20, 4_000_000)  # each packet takes two seconds
-    done = python(PROGRAM, folder / "a.stream", group)
+    folder, group = slow_disk(512 << 20, 4_000_000)  # each packet takes two seconds
+    done = python(LEFT_OPEN, folder / "a.stream", group)
     assert (done.returncode, done.stderr) == (0, "")
     assert steps_in(folder / "a.stream", 1 << 22) == 4
     with ActivationReader(folder / "a.stream") as reader:

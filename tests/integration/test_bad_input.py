@@ -132,17 +132,15 @@ def test_odd_but_good_names(model, tmp_path):
             assert len(reader) == 9
 
 
-def test_a_full_device(model):
-    if not os.path.exists("/dev/full"):
-        pytest.skip("needs /dev/full")
-    with pytest.raises(StrapError) as raised:
-        capture(model, "/dev/full")
-    assert isinstance(raised.value, (OSError, ValueError))
-
-
-def test_a_pipe_is_no_file(model, tmp_path):
-    os.mkfifo(tmp_path / "run.stream")
-    refused(model, tmp_path / "run.stream")
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_file(kind, model, tmp_path):
+    path = Path("/dev/null")
+    if kind == "pipe":
+        path = tmp_path / "run.stream"
+        os.mkfifo(path)
+    error = refused(model, path).value
+    assert isinstance(error, ValueError)
+    assert "no regular file" in str(error)
 
 
 # ---- a stream that is being captured -----------------------------------------------------
@@ -346,7 +344,7 @@ def test_the_index_of_another_capture_is_not_believed(model, path):
 def test_a_flipped_bit_in_the_index_never_gives_wrong_values(model, path):
     capture(model, path, steps=1)
     with ActivationReader(path) as reader:
-        expected = [a.to_torch().flatten() for a in reader]
+        expected = {a.to_torch().numpy().tobytes() for a in reader}
     index = index_file(path)
     whole = bytearray(index.read_bytes())
     for at in range(0, len(whole), 23):
@@ -355,17 +353,10 @@ def test_a_flipped_bit_in_the_index_never_gives_wrong_values(model, path):
         whole[at] ^= 0x10
         try:
             with ActivationReader(path, warn=False) as reader:
-                values = [a.to_torch().flatten() for a in reader]
+                values = {a.to_torch().view(torch.uint8).numpy().tobytes() for a in reader}
         except StrapError:
             continue
-        for value in values:  # a wrong name or step is possible, not another value
-            as_stored = value.view(torch.uint8) if value.dtype != torch.float16 else value
-            assert any(
-                torch.equal(as_stored, right)
-                if as_stored.dtype == torch.float16
-                else torch.equal(as_stored, right.view(torch.uint8))
-                for right in expected
-            ), f"byte {at}"
+        assert values <= expected, f"byte {at}"
 
 
 # ---- other refusals ----------------------------------------------------------------------

@@ -448,10 +448,13 @@ def test_key_value_caches_on_request(llama, ids, tmp_path, read):
     without, with_cache = tmp_path / "without.stream", tmp_path / "with.stream"
     with torch.no_grad(), capture_activations(llama, without):
         llama(ids, use_cache=True)
+        llama(ids, use_cache=True, return_dict=False)
     config = InstrumentationConfig.balanced().with_kv_cache()
     with torch.no_grad(), capture_activations(llama, with_cache, config=config):
         cache = llama(ids, use_cache=True).past_key_values
-    assert not any("past_key_values" in name for name, _ in read(without))
+    names = {name for name, _ in read(without)}
+    assert "['logits']" in names and "" in names  # as a mapping and as a tuple
+    assert [name for name in names if "keys" in name or "values" in name] == []
     values = dict(read(with_cache))
     for i, layer in enumerate(cache.layers):
         for at in ("keys", "values"):

@@ -445,4 +445,4 @@ def _finish_open_captures() -> None:
     """A capture that is open when the interpreter ends is written out."""
     for recorder in list(_open_recorders):
         if recorder._pid == os.getpid():
-            recorder.abort(KeyboardInterrupt())
+            recorder.abort(SystemExit())
