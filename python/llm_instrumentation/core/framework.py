@@ -118,16 +118,20 @@ class InstrumentationFramework:
         try:
             yield tracker
         except BaseException as error:
-            if tracker is not None:
-                self._save_interrupted(tracker, path, checkpoint_interval_tokens, error)
-            recorder.abort(error)
+            try:
+                if checkpoint_interval_tokens is not None and isinstance(error, Exception):
+                    self._keep_tokens(recorder, lambda tracker: tracker.checkpoint())
+            finally:
+                recorder.abort(error)
+            self._keep_tokens(recorder, lambda tracker: tracker.save(path, keep_checkpoint=True))
             raise
         else:
             try:
                 recorder.finish()
-            except BaseException as error:
-                if tracker is not None:
-                    self._save_interrupted(tracker, path, None, error)
+            except BaseException:
+                self._keep_tokens(
+                    recorder, lambda tracker: tracker.save(path, keep_checkpoint=True)
+                )
                 raise
             if tracker is not None:
                 tracker.save(path)
@@ -135,22 +139,21 @@ class InstrumentationFramework:
             self._recorders.remove(recorder)
 
     @staticmethod
-    def _save_interrupted(
-        tracker: TokenTracker, path: str, interval: int | None, cause: BaseException
-    ) -> None:
-        """Keeps the tokens of a capture that ends with an exception."""
-        saves: list[Callable[[], object]] = [lambda: tracker.save(path, keep_checkpoint=True)]
-        if interval is not None and isinstance(cause, Exception):
-            saves.insert(0, tracker.checkpoint)
-        for save in saves:
-            try:
-                save()
-            except Exception as error:
-                warnings.warn(
-                    f"the tokens of {path} could not be saved: {error}",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
+    def _keep_tokens(recorder: Recorder, save: Callable[[TokenTracker], object]) -> None:
+        """Keeps the tokens of a capture that ends with an exception, which is on its way.
+
+        Not where a disk that does not answer was given up: a write to it cannot be interrupted.
+        """
+        if recorder.tracker is None or recorder.gave_up:
+            return
+        try:
+            save(recorder.tracker)
+        except Exception as error:
+            warnings.warn(
+                f"the tokens of {recorder.path} could not be saved: {error}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def stats(self) -> CaptureStats:
         """The counters of the running capture, or of the last one.

@@ -80,6 +80,7 @@ class Recorder:
         config.validate()
         self.path = os.fspath(path)
         self.tracker = tracker
+        self.gave_up = False  # a disk that does not answer
         self._config = config
         # Before the file is touched: a selection that fails must not empty it.
         selected = [(model, select_modules(model, config)) for model in models]
@@ -377,6 +378,7 @@ class Recorder:
             self._wait(session.close, patience)
         except (StrapTimeoutError, KeyboardInterrupt):
             self.stats()
+            self.gave_up = True
             lost = session.discard()
             warnings.warn(
                 f"{lost} packets are not in {self.path}: its disk did not answer in time",
