@@ -617,3 +617,22 @@ func BenchmarkDecode(b *testing.B) {
 		}
 	}
 }
+
+// A frame of linked blocks leaves nothing behind that the next frame could refer to.
+func TestLZ4FramesShareNoWindow(t *testing.T) {
+	frame := func(flags byte, blocks string) []byte {
+		head := []byte{flags, 0x40}
+		return append(append([]byte("\x04\x22\x4d\x18"), head[0], head[1], lz4HeaderChecksum(head)), blocks...)
+	}
+	linked := frame(lz4Version, "\x09\x00\x00\x80secretive\x00\x00\x00\x00")
+	// One literal, then a match nine bytes back.
+	reaching := frame(lz4Version|lz4Independent, "\x05\x00\x00\x00\x10a\x09\x00\x00\x00\x00\x00\x00")
+	for range 100 {
+		if data, err := DecodeUnknown(LZ4, bytes.NewReader(linked), 100); err != nil || string(data) != "secretive" {
+			t.Fatalf("%q, %v", data, err)
+		}
+		if data, err := DecodeUnknown(LZ4, bytes.NewReader(reaching), 100); status.CodeOf(err) != status.Corrupt {
+			t.Fatalf("a match before the start decodes to %q, %v", data, err)
+		}
+	}
+}

@@ -13,6 +13,7 @@ type frame struct {
 	src    io.Reader
 	size   int64 // decoded bytes that the header states, -1 where it does not
 	window int64 // bytes that a decoder must keep, zstd only
+	linked bool  // blocks refer to the ones before them, LZ4 only
 	walk   func(*frame) error
 
 	buf  [24]byte

@@ -217,6 +217,7 @@ func openLZ4(f *frame) error {
 	if flags&lz4HasDictionary != 0 {
 		return status.New(status.Unsupported, "the LZ4 frame needs dictionary %#x", le32(rest[more-5:]))
 	}
+	f.linked = flags&lz4Independent == 0
 	if flags&lz4HasSize != 0 {
 		f.size = int64(binary.LittleEndian.Uint64(rest))
 	}
@@ -244,6 +245,11 @@ func openLZ4(f *frame) error {
 var lz4Readers = sync.Pool{New: func() any { return lz4.NewReader(nil) }}
 
 func withLZ4(f *frame, use func(io.Reader) error) error {
+	if f.linked {
+		// A reader keeps the window of linked blocks over a Reset (pierrec/lz4
+		// v4.1.33): the next frame could refer to the bytes of this one.
+		return use(lz4.NewReader(f))
+	}
 	r := lz4Readers.Get().(*lz4.Reader)
 	defer lz4Readers.Put(r)
 	defer r.Reset(nil)
