@@ -24,11 +24,10 @@ import (
 // the consumer holds is C memory alone, so it outlives the stream and its
 // release needs no Go.
 
-// arrowStream is what one exported stream still has to hand out.
+// arrowStream is one exported stream.
 type arrowStream struct {
-	mu      sync.Mutex
-	schema  *arrow.Schema
-	records []arrow.Record
+	mu     sync.Mutex
+	source array.RecordReader // nil once released
 }
 
 // arrowStreams gives the streams ids, for C memory may not hold Go pointers.
@@ -39,35 +38,38 @@ var arrowStreams = struct {
 }{open: map[uint64]*arrowStream{}}
 
 // exportRecords makes *out a stream over records, which must have the given
-// schema. It takes references of its own and drops each when its batch has been
-// handed out, or when the consumer releases the stream. The stream is
-// independent of whatever the records came from.
-//
-// Columns may be null, bool, integers, float32, float64, timestamp, utf8,
-// large_utf8, binary, large_binary, and lists and structs of these; any other
-// type is status.Unsupported, and then *out is released (all zero).
+// schema; see exportReader.
 func exportRecords(schema *arrow.Schema, records []arrow.Record, out *C.struct_ArrowArrayStream) error {
 	*out = C.struct_ArrowArrayStream{}
-	for _, f := range schema.Fields() {
+	source, err := array.NewRecordReader(schema, records)
+	if err != nil {
+		return status.Wrap(status.InvalidArgument, err, "records of one stream")
+	}
+	defer source.Release()
+	return exportReader(source, out)
+}
+
+// exportReader makes *out a stream over the records of source, of which it takes
+// a reference until the consumer releases the stream. Each record is asked for
+// only when the consumer wants it, and copied.
+//
+// Columns may be null, bool, integers, float32, float64, timestamp, utf8,
+// large_utf8, binary, large_binary, dictionaries of these with signed indices, and lists and structs of these;
+// any other type is status.Unsupported, and then *out is released (all zero).
+func exportReader(source array.RecordReader, out *C.struct_ArrowArrayStream) error {
+	*out = C.struct_ArrowArrayStream{}
+	for _, f := range source.Schema().Fields() {
 		if err := exportable(f); err != nil {
 			return err
 		}
 	}
-	for i, r := range records {
-		if !r.Schema().Equal(schema) {
-			return status.New(status.InvalidArgument, "record %d has schema %v, not that of the stream", i, r.Schema())
-		}
-	}
 
-	s := &arrowStream{schema: schema, records: append([]arrow.Record(nil), records...)}
 	arrowStreams.Lock()
 	arrowStreams.last++
 	id := arrowStreams.last
-	arrowStreams.open[id] = s
+	arrowStreams.open[id] = &arrowStream{source: source}
 	arrowStreams.Unlock()
-	for _, r := range s.records {
-		r.Retain()
-	}
+	source.Retain()
 	if C.arrow_stream_init(out, C.uint64_t(id)) != 0 {
 		closeArrowStream(id)
 		return status.New(status.NoMemory, "no memory for an Arrow stream")
@@ -81,7 +83,11 @@ func findArrowStream(id uint64) (*arrowStream, error) {
 	if s, ok := arrowStreams.open[id]; ok {
 		return s, nil
 	}
-	return nil, status.New(status.InvalidState, "Arrow stream %d has been released", id)
+	return nil, errReleased(id)
+}
+
+func errReleased(id uint64) error {
+	return status.New(status.InvalidState, "Arrow stream %d has been released", id)
 }
 
 func closeArrowStream(id uint64) {
@@ -94,10 +100,8 @@ func closeArrowStream(id uint64) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, r := range s.records {
-		r.Release()
-	}
-	s.records = nil
+	s.source.Release()
+	s.source = nil
 }
 
 //export strapgoArrowSchema
@@ -107,7 +111,13 @@ func strapgoArrowSchema(id C.uint64_t, out *C.struct_ArrowSchema, message *C.cha
 		if err != nil {
 			return err
 		}
-		return fillSchema(out, arrow.StructOf(s.schema.Fields()...), "", 0, s.schema.Metadata())
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.source == nil {
+			return errReleased(uint64(id))
+		}
+		schema := s.source.Schema()
+		return fillSchema(out, arrow.StructOf(schema.Fields()...), "", 0, schema.Metadata())
 	})
 }
 
@@ -120,17 +130,13 @@ func strapgoArrowNext(id C.uint64_t, out *C.struct_ArrowArray, message *C.char) 
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if len(s.records) == 0 {
-			return nil // *out stays released: the end
+		if s.source == nil {
+			return errReleased(uint64(id))
 		}
-		r := s.records[0]
-		if err := fillRecord(out, r); err != nil {
-			return err
+		if !s.source.Next() {
+			return s.source.Err() // nil is the end: *out stays released
 		}
-		s.records[0] = nil
-		s.records = s.records[1:]
-		r.Release()
-		return nil
+		return fillRecord(out, s.source.Record())
 	})
 }
 
@@ -191,6 +197,9 @@ func formatOf(t arrow.DataType) (string, error) {
 	if ts, ok := t.(*arrow.TimestampType); ok {
 		return timestampFormats[ts.Unit] + ts.TimeZone, nil
 	}
+	if d, ok := t.(*arrow.DictionaryType); ok {
+		t = d.IndexType
+	}
 	if f, ok := formats[t.ID()]; ok {
 		return f, nil
 	}
@@ -206,6 +215,12 @@ func exportable(f arrow.Field) error {
 	}
 	if strings.IndexByte(f.Name+format, 0) >= 0 {
 		return status.New(status.Unsupported, "column %q: a name with a zero byte cannot cross the C interface", f.Name)
+	}
+	if d, ok := f.Type.(*arrow.DictionaryType); ok {
+		if !arrow.IsSignedInteger(d.IndexType.ID()) {
+			return status.New(status.Unsupported, "column %q: the Arrow export has no dictionary index %v", f.Name, d.IndexType)
+		}
+		return exportable(arrow.Field{Name: f.Name, Type: d.ValueType})
 	}
 	for _, child := range childFields(f.Type) {
 		if err := exportable(child); err != nil {
@@ -242,6 +257,17 @@ func fillSchema(out *C.struct_ArrowSchema, t arrow.DataType, name string, flags 
 	copy(cBytes(unsafe.Pointer(out.format), len(format)), format)
 	copy(cBytes(unsafe.Pointer(out.name), len(name)), name)
 	copy(cBytes(unsafe.Pointer(out.metadata), len(pairs)), pairs)
+	if d, ok := t.(*arrow.DictionaryType); ok {
+		if d.Ordered {
+			out.flags |= C.ARROW_FLAG_DICTIONARY_ORDERED
+		}
+		if out.dictionary = C.arrow_schema_node(); out.dictionary == nil {
+			return status.New(status.NoMemory, "no memory for the dictionary of column %q", name)
+		}
+		if err := fillSchema(out.dictionary, d.ValueType, "", C.ARROW_FLAG_NULLABLE, arrow.Metadata{}); err != nil {
+			return err
+		}
+	}
 	for i, child := range unsafe.Slice(out.children, len(fields)) {
 		f := fields[i]
 		flags := int64(0)
@@ -306,6 +332,9 @@ func initArray(out *C.struct_ArrowArray, length, nulls, buffers, children int) e
 func fillArray(out *C.struct_ArrowArray, d arrow.ArrayData) error {
 	length, offset := d.Len(), d.Offset()
 	switch t := d.DataType().(type) {
+	case *arrow.DictionaryType:
+		return fillDictionary(out, d, t)
+
 	case *arrow.NullType:
 		return initArray(out, length, length, 0, 0)
 
@@ -357,6 +386,54 @@ func fillArray(out *C.struct_ArrowArray, d arrow.ArrayData) error {
 	default:
 		return status.New(status.Unsupported, "the Arrow export has no type %v", t)
 	}
+}
+
+// fillDictionary copies the indices and the whole dictionary. The indices are
+// checked, for a consumer may trust them.
+func fillDictionary(out *C.struct_ArrowArray, d arrow.ArrayData, t *arrow.DictionaryType) error {
+	size := t.Bytes()
+	if _, err := span(d, 1, d.Offset()*size, (d.Offset()+d.Len())*size); err != nil {
+		return err
+	}
+	indices := array.NewData(t.IndexType, d.Len(), d.Buffers(), nil, array.UnknownNullCount, d.Offset())
+	defer indices.Release()
+	values := d.Dictionary()
+	plain := array.MakeFromData(indices)
+	defer plain.Release()
+	if err := checkIndices(plain, values.Len()); err != nil {
+		return err
+	}
+	if err := fillArray(out, indices); err != nil {
+		return err
+	}
+	if out.dictionary = C.arrow_array_node(); out.dictionary == nil {
+		return status.New(status.NoMemory, "no memory for a dictionary")
+	}
+	return fillArray(out.dictionary, values)
+}
+
+func checkIndices(a arrow.Array, length int) error {
+	switch a := a.(type) {
+	case *array.Int8:
+		return checkWithin(a, a.Int8Values(), length)
+	case *array.Int16:
+		return checkWithin(a, a.Int16Values(), length)
+	case *array.Int32:
+		return checkWithin(a, a.Int32Values(), length)
+	case *array.Int64:
+		return checkWithin(a, a.Int64Values(), length)
+	default:
+		return status.New(status.Internal, "dictionary index %v", a.DataType())
+	}
+}
+
+func checkWithin[T int8 | int16 | int32 | int64](a arrow.Array, indices []T, length int) error {
+	for i, x := range indices {
+		if (x < 0 || int64(x) >= int64(length)) && a.IsValid(i) {
+			return status.New(status.Corrupt, "index %d of element %d into a dictionary of %d", x, i, length)
+		}
+	}
+	return nil
 }
 
 // initValid is initArray with the validity bitmap of d in buffer 0, which is left

@@ -25,6 +25,10 @@ void arrow_schema_release(struct ArrowSchema *schema) {
     if (child->release != NULL) child->release(child);
     free(child);
   }
+  if (schema->dictionary != NULL) {
+    if (schema->dictionary->release != NULL) schema->dictionary->release(schema->dictionary);
+    free(schema->dictionary);
+  }
   free(schema->children);
   free((void *)schema->format);
   free((void *)schema->name);
@@ -54,6 +58,8 @@ int arrow_schema_init(struct ArrowSchema *schema, size_t format, size_t name,
   return ENOMEM;
 }
 
+struct ArrowSchema *arrow_schema_node(void) { return calloc(1, sizeof(struct ArrowSchema)); }
+
 /* ---- array -------------------------------------------------------------- */
 
 void arrow_array_release(struct ArrowArray *array) {
@@ -63,6 +69,10 @@ void arrow_array_release(struct ArrowArray *array) {
     if (child == NULL) continue;
     if (child->release != NULL) child->release(child);
     free(child);
+  }
+  if (array->dictionary != NULL) {
+    if (array->dictionary->release != NULL) array->dictionary->release(array->dictionary);
+    free(array->dictionary);
   }
   for (int64_t i = 0; i < array->n_buffers; i++) free((void *)array->buffers[i]);
   free(array->children);
@@ -90,6 +100,8 @@ int arrow_array_init(struct ArrowArray *array, int64_t length, int64_t nulls,
   arrow_array_release(array);
   return ENOMEM;
 }
+
+struct ArrowArray *arrow_array_node(void) { return calloc(1, sizeof(struct ArrowArray)); }
 
 void *arrow_array_buffer(struct ArrowArray *array, int64_t index, size_t size) {
   if (size > SIZE_MAX - ALIGNMENT) return NULL;
@@ -156,4 +168,41 @@ int arrow_stream_init(struct ArrowArrayStream *stream, uint64_t id) {
   s->id = id;
   *stream = (struct ArrowArrayStream){get_schema, get_next, get_last_error, release, s};
   return 0;
+}
+
+/* ---- import ------------------------------------------------------------- */
+
+int arrow_import_schema(struct ArrowArrayStream *stream, struct ArrowSchema *out) {
+  memset(out, 0, sizeof *out);
+  return stream->get_schema(stream, out);
+}
+
+int arrow_import_next(struct ArrowArrayStream *stream, struct ArrowArray *out) {
+  memset(out, 0, sizeof *out);
+  return stream->get_next(stream, out);
+}
+
+const char *arrow_import_error(struct ArrowArrayStream *stream) {
+  return stream->get_last_error == NULL ? NULL : stream->get_last_error(stream);
+}
+
+struct ArrowArrayStream *arrow_import_take(struct ArrowArrayStream *stream) {
+  struct ArrowArrayStream *own = malloc(sizeof *own);
+  if (own == NULL) return NULL;
+  *own = *stream;
+  memset(stream, 0, sizeof *stream);
+  return own;
+}
+
+void arrow_import_release(struct ArrowArrayStream *own) {
+  if (own->release != NULL) own->release(own);
+  free(own);
+}
+
+void arrow_import_schema_release(struct ArrowSchema *schema) {
+  if (schema->release != NULL) schema->release(schema);
+}
+
+void arrow_import_array_release(struct ArrowArray *array) {
+  if (array->release != NULL) array->release(array);
 }

@@ -38,6 +38,21 @@ int arrow_array_init(struct ArrowArray *array, int64_t length, int64_t nulls,
  * or NULL when there is no memory. */
 void *arrow_array_buffer(struct ArrowArray *array, int64_t index, size_t size);
 
+/* An empty node for a dictionary, which its owner's release frees; or NULL. */
+struct ArrowSchema *arrow_schema_node(void);
+struct ArrowArray *arrow_array_node(void);
+
+/* Import: a stream moved into memory of our own, and calls of its callbacks,
+ * which Go cannot make. Gives what they give, an errno value; NULL where there is
+ * no memory or no message. */
+struct ArrowArrayStream *arrow_import_take(struct ArrowArrayStream *stream);
+int arrow_import_schema(struct ArrowArrayStream *stream, struct ArrowSchema *out);
+int arrow_import_next(struct ArrowArrayStream *stream, struct ArrowArray *out);
+const char *arrow_import_error(struct ArrowArrayStream *stream);
+void arrow_import_release(struct ArrowArrayStream *own);
+void arrow_import_schema_release(struct ArrowSchema *schema);
+void arrow_import_array_release(struct ArrowArray *array);
+
 void arrow_schema_release(struct ArrowSchema *schema);
 void arrow_array_release(struct ArrowArray *array);
 

@@ -48,6 +48,8 @@ var everyType = func() *arrow.Schema {
 		arrow.PrimitiveTypes.Float32, arrow.PrimitiveTypes.Float64,
 		arrow.FixedWidthTypes.Timestamp_ns, &arrow.TimestampType{Unit: arrow.Second},
 		arrow.BinaryTypes.String, arrow.BinaryTypes.LargeString, arrow.BinaryTypes.Binary, arrow.BinaryTypes.LargeBinary,
+		&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String},
+		&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String},
 		arrow.ListOf(arrow.PrimitiveTypes.Int64),
 		arrow.ListOf(arrow.ListOf(arrow.BinaryTypes.String)),
 		arrow.StructOf(arrow.Field{Name: "x", Type: arrow.PrimitiveTypes.Int32, Nullable: true},
@@ -101,6 +103,10 @@ func appendRandom(rnd *rand.Rand, b array.Builder, nullable bool) {
 		b.Append(text)
 	case *array.LargeStringBuilder:
 		b.Append(text)
+	case *array.BinaryDictionaryBuilder:
+		if err := b.AppendString(text); err != nil {
+			panic(err)
+		}
 	case *array.BinaryBuilder:
 		b.Append([]byte(text))
 	case *array.ListBuilder:
@@ -165,6 +171,47 @@ func TestExportRoundTrip(t *testing.T) {
 	}
 }
 
+// What our export hands out our import takes in, and both let go of everything.
+func TestImportRoundTrip(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(3, 4))
+	before := openStreams()
+	for range 100 {
+		records := []arrow.Record{randomRecord(rnd, everyType, 30), randomRecord(rnd, everyType, 0), randomRecord(rnd, everyType, 7)}
+		var stream cdata.CArrowArrayStream
+		if err := exportTo(exportRecords, everyType, records, &stream); err != nil {
+			t.Fatal(err)
+		}
+		got, err := importOf(importStream, &stream)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !got.Schema().Equal(everyType) {
+			t.Fatalf("schema came back as %v", got.Schema())
+		}
+		for i, want := range records {
+			if !got.Next() || !array.RecordEqual(got.Record(), want) {
+				t.Fatalf("record %d: %v, %v", i, got.Record(), got.Err())
+			}
+		}
+		if got.Next() || got.Err() != nil {
+			t.Fatalf("behind the last: %v", got.Err())
+		}
+		got.Release()
+	}
+	if after := openStreams(); after > before {
+		t.Errorf("%d streams stay open", after-before)
+	}
+	var released cdata.CArrowArrayStream
+	if _, err := importOf(importStream, &released); !errors.Is(err, status.InvalidArgument) {
+		t.Errorf("a released stream: %v", err)
+	}
+}
+
+// importOf is to importStream what exportTo is to exportRecords.
+func importOf[T any](take func(*T) (*importedStream, error), in *cdata.CArrowArrayStream) (*importedStream, error) {
+	return take((*T)(unsafe.Pointer(in)))
+}
+
 func TestExportReleasesRecords(t *testing.T) {
 	mem := memory.NewCheckedAllocator(memory.DefaultAllocator)
 	defer mem.AssertSize(t, 0)
@@ -200,7 +247,8 @@ func openStreams() int {
 
 func TestExportRefusesUnsupportedTypes(t *testing.T) {
 	for _, typ := range []arrow.DataType{
-		&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String},
+		&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Uint8, ValueType: arrow.BinaryTypes.String},
+		&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.FixedWidthTypes.Date32},
 		arrow.FixedWidthTypes.Date32,
 		arrow.ListOf(arrow.FixedWidthTypes.Float16),
 		arrow.StructOf(arrow.Field{Name: "m", Type: arrow.MapOf(arrow.BinaryTypes.String, arrow.BinaryTypes.String)}),
@@ -241,6 +289,8 @@ func TestExportRefusesDamagedArrays(t *testing.T) {
 		"falling list":        array.NewData(arrow.ListOf(arrow.PrimitiveTypes.Int64), 2, []*memory.Buffer{nil, offsets(0, 2, 1)}, []arrow.ArrayData{numbers}, 0, 0),
 		"negative list":       array.NewData(arrow.ListOf(arrow.PrimitiveTypes.Int64), 1, []*memory.Buffer{nil, offsets(-1, 1)}, []arrow.ArrayData{numbers}, 0, 0),
 		"short offsets":       array.NewData(arrow.ListOf(arrow.PrimitiveTypes.Int64), 2, []*memory.Buffer{nil, offsets(0, 1)}, []arrow.ArrayData{numbers}, 0, 0),
+		"index past its end":  withDictionary(3),
+		"negative index":      withDictionary(-1),
 		"text past its end":   rawText(2, offsets(0, 1, 4), text),
 		"text falling":        rawText(3, offsets(0, 3, 1, 2), text),
 		"text without offset": rawText(1, nil, text),
@@ -262,6 +312,13 @@ func TestExportRefusesDamagedArrays(t *testing.T) {
 
 func rawText(rows int, offsets, text *memory.Buffer) *array.Data {
 	return array.NewData(arrow.BinaryTypes.String, rows, []*memory.Buffer{nil, offsets, text}, nil, 0, 0)
+}
+
+func withDictionary(index int8) *array.Data {
+	typ := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String}
+	words := array.NewStringData(rawText(2, memory.NewBufferBytes(arrow.Int32Traits.CastToBytes([]int32{0, 1, 3})), memory.NewBufferBytes([]byte("abc"))))
+	indices := memory.NewBufferBytes([]byte{0, byte(index)})
+	return array.NewDataWithDictionary(typ, 2, []*memory.Buffer{nil, indices}, 0, 0, words.Data().(*array.Data))
 }
 
 // damaged is an array that arrow's own constructors might refuse.

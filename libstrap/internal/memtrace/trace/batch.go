@@ -1,0 +1,254 @@
+package trace
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// Op is a load or a store.
+type Op uint8
+
+const (
+	Load Op = iota
+	Store
+)
+
+// Required are the columns that every trace has.
+var Required = []string{"run_id", "sample_id", "timestamp_ns", "address", "address_page", "op_type"}
+
+// Check is InvalidArgument, naming what is missing, where a schema lacks a required
+// column.
+func Check(schema *arrow.Schema) error {
+	var missing []string
+	for _, name := range Required {
+		if len(schema.FieldIndices(name)) == 0 {
+			missing = append(missing, name)
+		}
+	}
+	if missing != nil {
+		return status.New(status.InvalidArgument, "the trace lacks the required columns %s", strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// Batch is a view of a record's columns. The slices have one element a row and
+// may be the record's own memory: they are valid until it is released, and
+// read-only.
+//
+// A row of Length L > 0 stands for one access to each page that it touches: the
+// first at Address, the others at the starts of the pages behind it, at the same
+// time, in the order of their addresses. L = 0 is one access at Address.
+type Batch struct {
+	Rows    int
+	Time    []int64  // timestamp_ns, never negative
+	Address []uint64 // of the first byte
+	Page    []uint64 // address_page as given
+	Op      []Op
+	Region  []int64  // region_id, 0 where absent or null
+	Type    Texts    // region_type, "unknown" where absent or null
+	Length  []uint64 // length_bytes, nil where the trace has none; 0 where null
+	record  arrow.Record
+}
+
+// Open checks a record and views its columns: integers of any width (or floats
+// that hold whole numbers), text as utf8, large_utf8 or dictionaries of them.
+//
+// Errors: InvalidArgument, naming the column and the row.
+func Open(record arrow.Record) (*Batch, error) {
+	if err := Check(record.Schema()); err != nil {
+		return nil, err
+	}
+	b := &Batch{Rows: int(record.NumRows()), record: record}
+	var err error
+	if b.Time, err = b.signed("timestamp_ns", nil); err != nil {
+		return nil, err
+	}
+	if b.Address, err = b.unsigned("address"); err != nil {
+		return nil, err
+	}
+	if b.Page, err = b.unsigned("address_page"); err != nil {
+		return nil, err
+	}
+	if b.Region, err = b.signed("region_id", new(int64)); err != nil {
+		return nil, err
+	}
+	if b.has("length_bytes") {
+		length, err := b.signed("length_bytes", new(int64))
+		if err != nil {
+			return nil, err
+		}
+		for i, n := range length {
+			if n < 0 || n > 0 && uint64(n-1) > math.MaxUint64-b.Address[i] {
+				return nil, bad("length_bytes", i, "%d bytes at %#x", n, b.Address[i])
+			}
+		}
+		b.Length = asUnsigned(length)
+	}
+	for i, t := range b.Time {
+		if t < 0 {
+			return nil, bad("timestamp_ns", i, "%d is negative", t)
+		}
+	}
+	ops, err := b.Text("op_type")
+	if err != nil {
+		return nil, err
+	}
+	if b.Op, err = opsOf(ops); err != nil {
+		return nil, err
+	}
+	b.Type, err = b.Text("region_type")
+	if err != nil {
+		return nil, err
+	}
+	b.Type.fill("unknown")
+	return b, nil
+}
+
+func bad(column string, row int, format string, args ...any) error {
+	return status.New(status.InvalidArgument, "column %s, row %d of the batch: %s", column, row, fmt.Sprintf(format, args...))
+}
+
+func (b *Batch) has(name string) bool { return len(b.record.Schema().FieldIndices(name)) > 0 }
+
+func (b *Batch) column(name string) arrow.Array {
+	if i := b.record.Schema().FieldIndices(name); len(i) > 0 {
+		return b.record.Column(i[0])
+	}
+	return nil
+}
+
+// Texts are the values of a text column: Values[Codes[i]] is that of row i, and a
+// code of -1 a null.
+type Texts struct {
+	Codes  []int32
+	Values []string
+}
+
+// fill gives the null rows a value.
+func (t *Texts) fill(value string) {
+	code := int32(-1)
+	for i, c := range t.Codes {
+		if c >= 0 {
+			continue
+		}
+		if code < 0 {
+			// The codes may be the record's own memory.
+			t.Codes = append([]int32(nil), t.Codes...)
+			code = int32(len(t.Values))
+			t.Values = append(t.Values[:len(t.Values):len(t.Values)], value)
+		}
+		t.Codes[i] = code
+	}
+}
+
+// Text views a text column; all rows are null where the trace has none.
+func (b *Batch) Text(name string) (Texts, error) {
+	nulls := func() []int32 {
+		codes := make([]int32, b.Rows)
+		for i := range codes {
+			codes[i] = -1
+		}
+		return codes
+	}
+	switch a := b.column(name).(type) {
+	case nil, *array.Null:
+		return Texts{Codes: nulls()}, nil
+	case *array.Dictionary:
+		values, err := stringsOf(name, a.Dictionary())
+		if err != nil {
+			return Texts{}, err
+		}
+		if indices, ok := a.Indices().(*array.Int32); ok && a.NullN() == 0 && a.Dictionary().NullN() == 0 {
+			return Texts{Codes: indices.Int32Values(), Values: values}, nil
+		}
+		codes := nulls()
+		for i := range codes {
+			if a.IsValid(i) && a.Dictionary().IsValid(a.GetValueIndex(i)) {
+				codes[i] = int32(a.GetValueIndex(i))
+			}
+		}
+		return Texts{Codes: codes, Values: values}, nil
+	default:
+		at, err := textAt(name, a)
+		if err != nil {
+			return Texts{}, err
+		}
+		t := Texts{Codes: nulls()}
+		known := map[string]int32{}
+		last, code := "", int32(-1)
+		for i := range t.Codes {
+			if a.IsNull(i) {
+				continue
+			}
+			if v := at(i); code < 0 || v != last {
+				c, ok := known[v]
+				if !ok {
+					c = int32(len(t.Values))
+					known[v] = c
+					t.Values = append(t.Values, v)
+				}
+				last, code = v, c
+			}
+			t.Codes[i] = code
+		}
+		return t, nil
+	}
+}
+
+func textAt(name string, a arrow.Array) (func(int) string, error) {
+	switch a := a.(type) {
+	case *array.String:
+		return a.Value, nil
+	case *array.LargeString:
+		return a.Value, nil
+	case *array.StringView:
+		return a.Value, nil
+	default:
+		return nil, status.New(status.InvalidArgument, "column %s holds %v, not text", name, a.DataType())
+	}
+}
+
+func stringsOf(name string, a arrow.Array) ([]string, error) {
+	at, err := textAt(name, a)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]string, a.Len())
+	for i := range out {
+		if a.IsValid(i) {
+			out[i] = at(i)
+		}
+	}
+	return out, nil
+}
+
+func opsOf(t Texts) ([]Op, error) {
+	byCode := make([]int8, len(t.Values))
+	for i, v := range t.Values {
+		switch v {
+		case "load":
+			byCode[i] = int8(Load)
+		case "store":
+			byCode[i] = int8(Store)
+		default:
+			byCode[i] = -1
+		}
+	}
+	ops := make([]Op, len(t.Codes))
+	for i, c := range t.Codes {
+		if c < 0 {
+			return nil, bad("op_type", i, "no value")
+		}
+		if byCode[c] < 0 {
+			return nil, bad("op_type", i, "%q is neither load nor store", t.Values[c])
+		}
+		ops[i] = Op(byCode[c])
+	}
+	return ops, nil
+}

@@ -1,0 +1,109 @@
+"""The shape of a memory trace: columns, kinds, and the words that its cells use.
+
+Twin of ``libstrap/internal/memtrace/trace``; a test keeps the two the same.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import pyarrow as pa
+
+PAGE_BYTES = 4096
+VERSION_KEY = b"mrm_trace_schema_version"
+VERSION = "1.0"
+KIND_KEY = b"mrm_trace_kind"
+
+
+class RegionType(str, Enum):
+    """What a piece of memory holds."""
+
+    WEIGHT = "weight"
+    KV_CACHE = "kv_cache"
+    ACTIVATION = "activation"
+    RUNTIME = "runtime"
+    UNKNOWN = "unknown"
+
+
+class OpType(str, Enum):
+    LOAD = "load"
+    STORE = "store"
+
+
+class Phase(str, Enum):
+    """The part of a run in which an access happened."""
+
+    WEIGHT_LOAD = "weight_load"
+    GENERATION = "generation"
+    TEARDOWN = "teardown"
+
+
+class RunValidity(str, Enum):
+    CLEAN = "clean"
+    MARGINAL = "marginal"
+    CONTAMINATED = "contaminated"
+
+
+class Kind(str, Enum):
+    """What the rows of a trace are, which decides what it can tell."""
+
+    ACCESSES = "accesses"  #: loads and stores that happened, all or a sample
+    FIRST_TOUCHES = "first_touches"  #: the first access to each page
+    WRITE_SETS = "write_sets"  #: the pages written in an interval, at its end
+    ALLOCATIONS = "allocations"  #: a store an allocation, a load a release
+
+
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+
+
+def _fields() -> list[pa.Field]:
+    def required(name: str, kind: pa.DataType) -> pa.Field:
+        return pa.field(name, kind, nullable=False)
+
+    return [
+        required("run_id", _TEXT),
+        required("sample_id", pa.int64()),
+        required("timestamp_ns", pa.int64()),
+        pa.field("phase", _TEXT),
+        required("address", pa.uint64()),
+        required("address_page", pa.uint64()),
+        required("op_type", _TEXT),
+        required("symbol", _TEXT),
+        required("dso", _TEXT),
+        required("region_type", _TEXT),
+        required("region_id", pa.int64()),
+        pa.field("access_latency_ns", pa.int64()),
+        pa.field("cache_level", _TEXT),
+        pa.field("numa_node", pa.int64()),
+        pa.field("cpu_id", pa.int64()),
+        pa.field("thread_id", pa.int64()),
+        pa.field("token_index", pa.int64()),
+        pa.field("context_tokens", pa.int64()),
+        pa.field("length_bytes", pa.int64()),
+    ]
+
+
+def arrow_schema(kind: Kind | str = Kind.ACCESSES) -> pa.Schema:
+    """The Arrow schema of a trace of this kind, as written here."""
+    return pa.schema(_fields(), {VERSION_KEY: VERSION.encode(), KIND_KEY: Kind(kind).value.encode()})
+
+
+ARROW_SCHEMA = arrow_schema()
+
+#: Every column in its documented order, and ``length_bytes`` behind them.
+ALL_COLUMNS: tuple[str, ...] = tuple(ARROW_SCHEMA.names)
+
+#: Without these a table is no trace.
+REQUIRED_COLUMNS = frozenset(
+    {"run_id", "sample_id", "timestamp_ns", "address", "address_page", "op_type"}
+)
+
+
+def kind_of(schema: pa.Schema) -> Kind:
+    """The kind that a schema's metadata states; accesses where it states none.
+
+    Raises:
+        ValueError: it states an unknown one.
+    """
+    value = (schema.metadata or {}).get(KIND_KEY)
+    return Kind.ACCESSES if value is None else Kind(value.decode())
