@@ -369,6 +369,98 @@ struct ArrowArrayStream;
 strap_status strap_index_export(strap_reader reader, struct ArrowArrayStream *stream,
                                 strap_error *error);
 
+/* ---- memory traces ------------------------------------------------------ */
+
+/*
+ * A trace is a stream of record batches whose rows are loads and stores; its
+ * columns are in docs/MEMORY_TRACES.md. Traces come in and go out as Arrow C
+ * streams. A stream that is passed in is taken over, also when the call fails:
+ * the caller's struct is left released.
+ *
+ * strap_trace_parse and strap_trace_label give a stream that does the work as it
+ * is read. strap_trace_analyse and strap_trace_write_parquet read a stream to its
+ * end when strap_trace_run is called. Each gives a handle besides, for its counts
+ * and tables; close it whenever you like.
+ *
+ * OPTIONS is a JSON object in UTF-8, NULL or "" for none. A key that is not
+ * listed is refused by name.
+ */
+typedef uint64_t strap_trace;
+
+/*
+ * Reads the text at PATH. FORMAT is one of
+ *   "perf_script"  what `perf script` prints of perf mem or page-fault samples
+ *   "lackey"       valgrind --tool=lackey --trace-mem=yes; it has no time: row N
+ *                  gets N ns, which says its place and nothing else
+ *   "page_faults"  page faults as `perf script` or tracefs print them
+ * Lines that are no samples are skipped and counted, damaged ones counted and
+ * shown by the table "malformed" (line, text).
+ *
+ * Options: run_id (text), phases ([{phase, start_ns, end_ns}], half open), workers
+ * (1 to 256), batch_rows, sample_every (keeps each Nth row), cycles_per_ns (makes
+ * latencies of perf, in cycles, ns).
+ */
+strap_status strap_trace_parse(const char *format, const char *path, const char *options,
+                               struct ArrowArrayStream *out, strap_trace *trace,
+                               strap_error *error);
+
+/*
+ * Gives every row of IN its region_type and region_id; the other columns pass as
+ * they are. Afterwards the tables "region_map" and "kv_block_lifecycle" tell what
+ * was seen.
+ *
+ * Options: rules ([{region_type, phase, op_type, symbol_re, dso_re}], the first that
+ * matches wins; absent: the documented ones), policy ("keep", "skip", "error",
+ * "runtime": what to do with rows that nothing classifies), ranges ([{start, end,
+ * from_ns, to_ns, region_type, region_id, name}], end exclusive, 0 and 0 for all
+ * time, region_id 0 for a new one).
+ */
+strap_status strap_trace_label(struct ArrowArrayStream *in, const char *options,
+                               struct ArrowArrayStream *out, strap_trace *trace,
+                               strap_error *error);
+
+/*
+ * Computes tables about the labelled trace IN; docs/MEMORY_TRACES.md lists them.
+ *
+ * Options: tables (names; absent: the ten of the summary), workers (1 to 256),
+ * memory_bytes (for the values behind exact quantiles; what does not fit goes to
+ * spill_dir), spill_dir, bins, cdf_points, windows, top.
+ */
+strap_status strap_trace_analyse(struct ArrowArrayStream *in, const char *options,
+                                 strap_trace *trace, strap_error *error);
+
+/* Writes IN to a zstd Parquet file. It appears under PATH only when it is whole.
+ * Options: row_group_rows, compression ("zstd", "snappy", "gzip", "none"). */
+strap_status strap_trace_write_parquet(struct ArrowArrayStream *in, const char *path,
+                                       const char *options, strap_trace *trace,
+                                       strap_error *error);
+
+/* Works for about timeout_ms on an analysis or a file: STRAP_ERR_TIMEOUT when
+ * there is more to do, then call again. Any other failure is final. */
+strap_status strap_trace_run(strap_trace trace, int32_t timeout_ms, strap_error *error);
+
+typedef struct strap_trace_counts_t {
+  uint32_t struct_size;
+  int32_t done;         /* 1: the stream has been read to its end */
+  uint64_t rows;        /* handed out by parse and label, taken in by the others */
+  uint64_t skipped;     /* lines that are no samples; rows that label left out */
+  uint64_t malformed;   /* damaged lines */
+  uint64_t bytes;       /* of the text read */
+  uint64_t total_bytes; /* its length, 0 where that is not known */
+} strap_trace_counts_t;
+
+/* Fills *counts, at any time, and answers what the work failed with, if it did. */
+strap_status strap_trace_counts(strap_trace trace, strap_trace_counts_t *counts,
+                                strap_error *error);
+
+/* Hands a table out. NOT_FOUND: there is none of that name. INVALID_STATE: the
+ * analysis is not done. */
+strap_status strap_trace_table(strap_trace trace, const char *name,
+                               struct ArrowArrayStream *out, strap_error *error);
+
+/* Gives up what is not done; a file under way is removed. */
+strap_status strap_trace_close(strap_trace trace, strap_error *error);
+
 #ifdef __cplusplus
 }
 #endif

@@ -326,3 +326,79 @@ strap_status strap_index_export(strap_reader reader, struct ArrowArrayStream *st
   NEED(stream, error);
   return strapgoIndexExport(reader, stream, error);
 }
+
+strap_status strap_trace_parse(const char *format, const char *path, const char *options,
+                               struct ArrowArrayStream *out, strap_trace *trace,
+                               strap_error *error) {
+  ENTER(error);
+  NEED(format, error);
+  NEED(path, error);
+  NEED(out, error);
+  NEED(trace, error);
+  *trace = 0;
+  memset(out, 0, sizeof *out);
+  return strapgoTraceParse((char *)format, (char *)path, (char *)options, out, trace, error);
+}
+
+strap_status strap_trace_label(struct ArrowArrayStream *in, const char *options,
+                               struct ArrowArrayStream *out, strap_trace *trace,
+                               strap_error *error) {
+  ENTER(error);
+  NEED(in, error);
+  NEED(out, error);
+  NEED(trace, error);
+  *trace = 0;
+  memset(out, 0, sizeof *out);
+  return strapgoTraceLabel(in, (char *)options, out, trace, error);
+}
+
+strap_status strap_trace_analyse(struct ArrowArrayStream *in, const char *options,
+                                 strap_trace *trace, strap_error *error) {
+  ENTER(error);
+  NEED(in, error);
+  NEED(trace, error);
+  *trace = 0;
+  return strapgoTraceAnalyse(in, (char *)options, trace, error);
+}
+
+strap_status strap_trace_write_parquet(struct ArrowArrayStream *in, const char *path,
+                                       const char *options, strap_trace *trace,
+                                       strap_error *error) {
+  ENTER(error);
+  NEED(in, error);
+  NEED(path, error);
+  NEED(trace, error);
+  *trace = 0;
+  return strapgoTraceWriteParquet(in, (char *)path, (char *)options, trace, error);
+}
+
+strap_status strap_trace_run(strap_trace trace, int32_t timeout_ms, strap_error *error) {
+  ENTER(error);
+  return strapgoTraceRun(trace, timeout_ms, error);
+}
+
+strap_status strap_trace_counts(strap_trace trace, strap_trace_counts_t *counts,
+                                strap_error *error) {
+  ENTER(error);
+  NEED(counts, error);
+  strap_status status = clear(counts, "strap_trace_counts_t", error);
+  if (status != STRAP_OK) return status;
+  strap_trace_counts_t own = {0};
+  status = strapgoTraceCounts(trace, &own, error);
+  give(counts, &own, sizeof own);
+  return status;
+}
+
+strap_status strap_trace_table(strap_trace trace, const char *name,
+                               struct ArrowArrayStream *out, strap_error *error) {
+  ENTER(error);
+  NEED(name, error);
+  NEED(out, error);
+  memset(out, 0, sizeof *out);
+  return strapgoTraceTable(trace, (char *)name, out, error);
+}
+
+strap_status strap_trace_close(strap_trace trace, strap_error *error) {
+  ENTER(error);
+  return strapgoTraceClose(trace, error);
+}

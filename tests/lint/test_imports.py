@@ -25,6 +25,7 @@ ALLOWED = {
     "codec": {"wire"},
     "index": {"wire"},
     "scan": {"wire"},
+    "memtrace": {"memtrace"},
     "arena": set(),
     "wire": set(),
     "status": set(),

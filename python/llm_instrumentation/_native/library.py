@@ -145,6 +145,18 @@ class RawPacket(ctypes.Structure):
     ]
 
 
+class RawTraceCounts(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("done", ctypes.c_int32),
+        ("rows", ctypes.c_uint64),
+        ("skipped", ctypes.c_uint64),
+        ("malformed", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("total_bytes", ctypes.c_uint64),
+    ]
+
+
 class ArrowArrayStream(ctypes.Structure):
     """https://arrow.apache.org/docs/format/CStreamInterface.html"""
 
@@ -188,6 +200,30 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_decoded_size": (_i32, _str, _size, ctypes.POINTER(_u64)),
     "strap_decode": (_i32, _str, _size, _ptr, _size),
     "strap_index_export": (_u64, ctypes.POINTER(ArrowArrayStream)),
+    "strap_trace_parse": (
+        _str,
+        _str,
+        _str,
+        ctypes.POINTER(ArrowArrayStream),
+        ctypes.POINTER(_u64),
+    ),
+    "strap_trace_label": (
+        ctypes.POINTER(ArrowArrayStream),
+        _str,
+        ctypes.POINTER(ArrowArrayStream),
+        ctypes.POINTER(_u64),
+    ),
+    "strap_trace_analyse": (ctypes.POINTER(ArrowArrayStream), _str, ctypes.POINTER(_u64)),
+    "strap_trace_write_parquet": (
+        ctypes.POINTER(ArrowArrayStream),
+        _str,
+        _str,
+        ctypes.POINTER(_u64),
+    ),
+    "strap_trace_run": (_u64, _i32),
+    "strap_trace_counts": (_u64, ctypes.POINTER(RawTraceCounts)),
+    "strap_trace_table": (_u64, _str, ctypes.POINTER(ArrowArrayStream)),
+    "strap_trace_close": (_u64,),
 }
 
 

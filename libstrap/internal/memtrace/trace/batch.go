@@ -19,20 +19,21 @@ const (
 	Store
 )
 
-// Required are the columns that every trace has.
-var Required = []string{"run_id", "sample_id", "timestamp_ns", "address", "address_page", "op_type"}
+// Needed are the columns without which nothing can be said about a row. (A whole
+// trace has run_id and sample_id too.)
+var Needed = []string{"timestamp_ns", "address", "address_page", "op_type"}
 
-// Check is InvalidArgument, naming what is missing, where a schema lacks a required
+// Check is InvalidArgument, naming what is missing, where a schema lacks a needed
 // column.
 func Check(schema *arrow.Schema) error {
 	var missing []string
-	for _, name := range Required {
+	for _, name := range Needed {
 		if len(schema.FieldIndices(name)) == 0 {
 			missing = append(missing, name)
 		}
 	}
 	if missing != nil {
-		return status.New(status.InvalidArgument, "the trace lacks the required columns %s", strings.Join(missing, ", "))
+		return status.New(status.InvalidArgument, "the trace lacks the columns %s", strings.Join(missing, ", "))
 	}
 	return nil
 }

@@ -1,0 +1,1 @@
+"""The same ten tables by other means, for benchmarks/memtrace.py."""

@@ -1,0 +1,207 @@
+package main
+
+/*
+#include "strap.h"
+#include "arrow_abi.h"
+*/
+import "C"
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow"
+
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// openTrace is what a strap_trace handle stands for.
+type openTrace interface {
+	counts() traceCounts
+	// table is InvalidState before the work is done, NotFound for an unknown name.
+	table(name string) (arrow.Record, error)
+	// run works until the deadline and tells whether all is done.
+	run(until time.Time) (bool, error)
+	close() error
+}
+
+type traceCounts struct {
+	done                                        bool
+	rows, skipped, malformed, bytes, totalBytes int64
+	failure                                     error
+}
+
+var traces = handles[openTrace]{what: "trace", last: 1 << 62, step: 1, open: map[uint64]openTrace{}}
+
+// traceOptions reads a JSON object into out, whose fields are the options.
+func traceOptions(text *C.char, out any) error {
+	if text == nil || *text == 0 {
+		return nil
+	}
+	d := json.NewDecoder(bytes.NewReader([]byte(C.GoString(text))))
+	d.DisallowUnknownFields()
+	if err := d.Decode(out); err != nil {
+		return status.Wrap(status.InvalidArgument, err, "options")
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return status.New(status.InvalidArgument, "options: more than one JSON object")
+	}
+	return nil
+}
+
+func notFound(name string) error {
+	return status.New(status.NotFound, "there is no table %q", name)
+}
+
+// notASink answers run for traces that work as their stream is read.
+type notASink struct{}
+
+func (notASink) run(time.Time) (bool, error) {
+	return false, status.New(status.InvalidState, "this trace works as its stream is read: there is nothing to run")
+}
+
+// sink reads a stream to its end and gives every record to add.
+type sink struct {
+	mu     sync.Mutex
+	in     *importedStream // nil once read or given up
+	rows   int64
+	done   bool
+	failed error
+	add    func(arrow.Record) error
+	finish func() error
+	drop   func() // gives up what finish would have made
+}
+
+// run holds the lock for a batch at a time, so that counts is answered meanwhile.
+func (s *sink) run(until time.Time) (bool, error) {
+	for {
+		if done, err := s.step(); done || err != nil {
+			return done, err
+		}
+		if !time.Now().Before(until) {
+			return false, nil
+		}
+	}
+}
+
+func (s *sink) step() (done bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.done || s.failed != nil {
+		return s.done, s.failed
+	}
+	if s.in == nil {
+		return false, status.New(status.InvalidState, "the trace has been closed")
+	}
+	// Also for a panic below: what was half done is not to be gone on with.
+	s.failed = status.New(status.Internal, "the work broke off")
+	s.done, s.failed = s.next()
+	if s.done || s.failed != nil {
+		s.in.Release()
+		s.in = nil
+	}
+	if s.failed != nil {
+		s.drop()
+	}
+	return s.done, s.failed
+}
+
+func (s *sink) next() (done bool, err error) {
+	if s.in.Next() {
+		record := s.in.Record()
+		s.rows += record.NumRows()
+		return false, s.add(record)
+	}
+	if err := s.in.Err(); err != nil {
+		return false, err
+	}
+	if err := s.finish(); err != nil {
+		return false, err
+	}
+	return true, nil
+}
+
+func (s *sink) counts() traceCounts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return traceCounts{done: s.done, rows: s.rows, failure: s.failed}
+}
+
+func (s *sink) close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.in != nil {
+		s.in.Release()
+		s.in = nil
+		s.drop()
+	}
+	return nil
+}
+
+//export strapgoTraceRun
+func strapgoTraceRun(h C.strap_trace, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		t, err := traces.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		until := time.Now().Add(time.Duration(timeoutMS) * time.Millisecond)
+		if timeoutMS < 0 {
+			until = time.Unix(1<<40, 0)
+		}
+		done, err := t.run(until)
+		if err == nil && !done {
+			err = status.New(status.Timeout, "more to do after %d ms", timeoutMS)
+		}
+		return err
+	})
+}
+
+//export strapgoTraceCounts
+func strapgoTraceCounts(h C.strap_trace, out *C.strap_trace_counts_t, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		t, err := traces.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		c := t.counts()
+		out.done = boolInt(c.done)
+		out.rows = C.uint64_t(c.rows)
+		out.skipped = C.uint64_t(c.skipped)
+		out.malformed = C.uint64_t(c.malformed)
+		out.bytes = C.uint64_t(c.bytes)
+		out.total_bytes = C.uint64_t(c.totalBytes)
+		return c.failure
+	})
+}
+
+//export strapgoTraceTable
+func strapgoTraceTable(h C.strap_trace, name *C.char, out *C.struct_ArrowArrayStream, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		t, err := traces.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		record, err := t.table(C.GoString(name))
+		if err != nil {
+			return err
+		}
+		defer record.Release()
+		return exportRecords(record.Schema(), []arrow.Record{record}, out)
+	})
+}
+
+//export strapgoTraceClose
+func strapgoTraceClose(h C.strap_trace, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		t, err := traces.remove(uint64(h))
+		if err != nil {
+			return err
+		}
+		return t.close()
+	})
+}

@@ -1,0 +1,141 @@
+package main
+
+/*
+#include "strap.h"
+#include "arrow_abi.h"
+*/
+import "C"
+
+import (
+	"github.com/apache/arrow/go/v17/arrow"
+
+	"github.com/libstrap/strap/libstrap/internal/memtrace/analyse"
+	"github.com/libstrap/strap/libstrap/internal/memtrace/parquet"
+	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// ---- analyse ----
+
+type analyseOptions struct {
+	Tables      []string `json:"tables"`
+	Workers     int      `json:"workers"`
+	MemoryBytes int64    `json:"memory_bytes"`
+	SpillDir    string   `json:"spill_dir"`
+	Bins        int      `json:"bins"`
+	CDFPoints   int      `json:"cdf_points"`
+	Windows     int      `json:"windows"`
+	Top         int      `json:"top"`
+}
+
+type analysedTrace struct {
+	sink
+	tables map[string]arrow.Record
+}
+
+//export strapgoTraceAnalyse
+func strapgoTraceAnalyse(stream *C.struct_ArrowArrayStream, options *C.char, h *C.strap_trace, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		in, err := importStream(stream)
+		if err != nil {
+			return err
+		}
+		analyser, err := newAnalyser(in.Schema(), options)
+		if err != nil {
+			in.Release()
+			return err
+		}
+		t := &analysedTrace{}
+		t.sink = sink{
+			in:  in,
+			add: analyser.Add,
+			finish: func() error {
+				defer analyser.Close()
+				tables, err := analyser.Finish()
+				if err != nil {
+					return err
+				}
+				t.tables = make(map[string]arrow.Record, len(tables))
+				for _, table := range tables {
+					t.tables[table.Name] = table.Record
+				}
+				return nil
+			},
+			drop: analyser.Close,
+		}
+		*h = C.strap_trace(traces.add(t))
+		return nil
+	})
+}
+
+func newAnalyser(schema *arrow.Schema, options *C.char) (*analyse.Analyser, error) {
+	var given analyseOptions
+	if err := traceOptions(options, &given); err != nil {
+		return nil, err
+	}
+	if err := trace.Check(schema); err != nil {
+		return nil, err
+	}
+	kind, err := trace.KindOf(schema)
+	if err != nil {
+		return nil, err
+	}
+	return analyse.New(analyse.Options{
+		Kind: kind, Tables: given.Tables, Workers: given.Workers,
+		MemoryBytes: given.MemoryBytes, SpillDir: given.SpillDir,
+		Bins: given.Bins, CDFPoints: given.CDFPoints, Windows: given.Windows, Top: given.Top,
+	})
+}
+
+func (t *analysedTrace) table(name string) (arrow.Record, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.done {
+		return nil, status.New(status.InvalidState, "the analysis is not done")
+	}
+	record, ok := t.tables[name]
+	if !ok {
+		return nil, notFound(name)
+	}
+	record.Retain()
+	return record, nil
+}
+
+// ---- write ----
+
+type parquetOptions struct {
+	RowGroupRows int64  `json:"row_group_rows"`
+	Compression  string `json:"compression"`
+}
+
+type writtenTrace struct{ sink }
+
+//export strapgoTraceWriteParquet
+func strapgoTraceWriteParquet(stream *C.struct_ArrowArrayStream, path, options *C.char, h *C.strap_trace, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		in, err := importStream(stream)
+		if err != nil {
+			return err
+		}
+		writer, err := newParquetWriter(in.Schema(), C.GoString(path), options)
+		if err != nil {
+			in.Release()
+			return err
+		}
+		t := &writtenTrace{sink{in: in, add: writer.Write, finish: writer.Close, drop: writer.Abort}}
+		*h = C.strap_trace(traces.add(t))
+		return nil
+	})
+}
+
+func newParquetWriter(schema *arrow.Schema, path string, options *C.char) (*parquet.Writer, error) {
+	var given parquetOptions
+	if err := traceOptions(options, &given); err != nil {
+		return nil, err
+	}
+	return parquet.NewWriter(path, schema, parquet.Options{
+		RowGroupRows: given.RowGroupRows, Compression: given.Compression,
+	})
+}
+
+func (t *writtenTrace) table(name string) (arrow.Record, error) { return nil, notFound(name) }

@@ -1,0 +1,172 @@
+package analyse
+
+import (
+	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// blockRows is the size of the pieces in which a trace goes through the stages,
+// however large its batches are: small enough for a core's cache.
+const blockRows = 1 << 14
+
+// mostLength is the most bytes that one row may span. Every page of a row is
+// counted, so that a wild length would keep the analysis busy for years.
+const mostLength = 1 << 40
+
+// block is a piece of the trace: columns of n rows.
+type block struct {
+	n       int
+	time    []int64
+	address []uint64
+	region  []uint32 // numbers of regions, in the order of their first sight
+	tag     []uint32 // number of the type << 1 | op
+	page    []uint64 // address_page where it differs from address >> PageShift, else nil
+	pages   []uint64 // pages that a row touches; nil: one each
+	length  []uint64 // length_bytes; nil: none
+	regions int      // regions known at the end of the block
+	types   int
+	late    bool // a row of this block or an earlier one comes before its predecessor
+}
+
+func newBlock() *block {
+	return &block{
+		time:    make([]int64, blockRows),
+		address: make([]uint64, blockRows),
+		region:  make([]uint32, blockRows),
+		tag:     make([]uint32, blockRows),
+	}
+}
+
+func (b *block) pageOf(i int) uint64 {
+	if b.page != nil {
+		return b.page[i]
+	}
+	return b.address[i] >> trace.PageShift
+}
+
+// clear empties a block for reuse.
+func (b *block) clear() {
+	b.n, b.page, b.pages, b.length = 0, nil, nil, nil
+}
+
+// names numbers the regions and types of a trace.
+type names struct {
+	regions    ids
+	regionType []uint32 // the type of each region's first row
+	types      []string
+	typeNumber map[string]uint32
+}
+
+func (n *names) typeOf(name string) uint32 {
+	number, ok := n.typeNumber[name]
+	if !ok {
+		number = uint32(len(n.types))
+		n.types = append(n.types, name)
+		n.typeNumber[name] = number
+	}
+	return number
+}
+
+// filler turns batches into blocks.
+type filler struct {
+	names
+	block  *block
+	rows   uint64
+	latest int64 // time of the last row
+	late   bool
+}
+
+// fill moves rows of a batch from row `from` on into the block, and says where it
+// stopped: at the end of either. codes has the number of the type of each code of the
+// batch, or -1 where it was not seen.
+func (f *filler) fill(batch *trace.Batch, from int, codes []int32) (int, error) {
+	b := f.block
+	n := min(batch.Rows-from, blockRows-b.n)
+	to := from + n
+	at := b.n
+	copy(b.time[at:], batch.Time[from:to])
+	copy(b.address[at:], batch.Address[from:to])
+
+	region, tag := b.region[at:at+n], b.tag[at:at+n]
+	op, code := batch.Op[from:to], batch.Type.Codes[from:to]
+	var last int64
+	var number uint32
+	known := false
+	for i, id := range batch.Region[from:to] {
+		kind := codes[code[i]]
+		if kind < 0 {
+			kind = int32(f.typeOf(batch.Type.Values[code[i]]))
+			codes[code[i]] = kind
+		}
+		if id != last || !known {
+			var fresh bool
+			if number, fresh = f.regions.number(id); fresh {
+				f.regionType = append(f.regionType, uint32(kind))
+			}
+			last, known = id, true
+		}
+		region[i] = number
+		tag[i] = uint32(kind)<<1 | uint32(op[i])
+	}
+
+	latest, late := f.latest, false
+	for _, t := range batch.Time[from:to] {
+		late = late || t < latest
+		latest = t
+	}
+	f.latest, f.late = latest, f.late || late
+
+	foreign := uint64(0)
+	for i, page := range batch.Page[from:to] {
+		foreign |= page ^ batch.Address[from+i]>>trace.PageShift
+	}
+	if foreign != 0 || b.page != nil {
+		if b.page == nil {
+			b.page = make([]uint64, blockRows)
+			for i := range at {
+				b.page[i] = b.address[i] >> trace.PageShift
+			}
+		}
+		copy(b.page[at:], batch.Page[from:to])
+	}
+
+	if err := b.fillLengths(batch, from, to); err != nil {
+		return from, err
+	}
+	b.n += n
+	f.rows += uint64(n)
+	b.regions, b.types, b.late = len(f.regions.values), len(f.types), f.late
+	return to, nil
+}
+
+func (b *block) fillLengths(batch *trace.Batch, from, to int) error {
+	any := uint64(0)
+	if batch.Length != nil {
+		for _, length := range batch.Length[from:to] {
+			any |= length
+		}
+	}
+	if any == 0 && b.pages == nil {
+		return nil
+	}
+	if b.pages == nil {
+		b.pages, b.length = make([]uint64, blockRows), make([]uint64, blockRows)
+		for i := range b.n {
+			b.pages[i] = 1
+		}
+	}
+	for i := from; i < to; i++ {
+		pages, length := uint64(1), uint64(0)
+		if batch.Length != nil && batch.Length[i] > 0 {
+			first := batch.Address[i]
+			length = batch.Length[i]
+			if length > mostLength {
+				return status.New(status.InvalidArgument,
+					"column length_bytes, row %d of the batch: %d bytes in one access, of at most %d", i, length, uint64(mostLength))
+			}
+			pages = (first+length-1)>>trace.PageShift - first>>trace.PageShift + 1
+		}
+		b.pages[b.n+i-from], b.length[b.n+i-from] = pages, length
+	}
+	return nil
+}

@@ -1,0 +1,170 @@
+package analyse
+
+import "math/bits"
+
+// The tables here are open addressed with linear probing and grow at three quarters:
+// 16 bytes an entry and one cache line a look-up, where a Go map takes twice the
+// memory and three times the time (BenchmarkTables). The top bits of a hash choose
+// the shard of a stage, so the tables use the bottom ones.
+
+const (
+	hashA = 0x9e3779b97f4a7c15
+	hashB = 0xd1342543de82ef95
+)
+
+// hash mixes the 128 bits of a product, so that strided addresses spread.
+func hash(key uint64) uint64 {
+	hi, lo := bits.Mul64(key^hashA, hashB)
+	return hi ^ lo
+}
+
+func hashPair(key uint64, region uint32) uint64 {
+	hi, lo := bits.Mul64(key^hashA, hashB+uint64(region)<<1)
+	return hi ^ lo
+}
+
+const leastSlots = 16
+
+// times holds a time for each address.
+type times struct {
+	slots []timeSlot
+	used  int
+}
+
+type timeSlot struct {
+	key  uint64
+	time uint64 // the time + 1: 0 is an empty slot
+}
+
+// at is where the time + 1 of an address stands: 0 where it is new. The caller sets
+// it. It is valid until the next call.
+func (t *times) at(h, key uint64) *uint64 {
+	mask := uint64(len(t.slots) - 1)
+	for i := h; t.used > 0; i++ {
+		s := &t.slots[i&mask]
+		if s.key == key && s.time != 0 {
+			return &s.time
+		}
+		if s.time == 0 {
+			break
+		}
+	}
+	return t.insert(h, key)
+}
+
+func (t *times) insert(h, key uint64) *uint64 {
+	if t.used >= len(t.slots)/4*3 {
+		old := t.slots
+		t.slots = make([]timeSlot, max(leastSlots, 2*len(old)))
+		for _, s := range old {
+			if s.time != 0 {
+				*t.vacant(hash(s.key)) = s
+			}
+		}
+	}
+	t.used++
+	s := t.vacant(h)
+	s.key = key
+	return &s.time
+}
+
+func (t *times) vacant(h uint64) *timeSlot {
+	mask := uint64(len(t.slots) - 1)
+	for i := h; ; i++ {
+		if s := &t.slots[i&mask]; s.time == 0 {
+			return s
+		}
+	}
+}
+
+// pairs holds a count for each pair of an address or page and a region.
+type pairs struct {
+	slots []pairSlot
+	used  int
+}
+
+type pairSlot struct {
+	key    uint64
+	region uint32
+	count  uint32 // 0 is an empty slot
+}
+
+// at is where the count of a pair stands: 0 where it is new. The caller sets it. It
+// is valid until the next call.
+func (p *pairs) at(h, key uint64, region uint32) *uint32 {
+	mask := uint64(len(p.slots) - 1)
+	for i := h; p.used > 0; i++ {
+		s := &p.slots[i&mask]
+		if s.key == key && s.region == region && s.count != 0 {
+			return &s.count
+		}
+		if s.count == 0 {
+			break
+		}
+	}
+	return p.insert(h, key, region)
+}
+
+func (p *pairs) insert(h, key uint64, region uint32) *uint32 {
+	if p.used >= len(p.slots)/4*3 {
+		old := p.slots
+		p.slots = make([]pairSlot, max(leastSlots, 2*len(old)))
+		for _, s := range old {
+			if s.count != 0 {
+				*p.vacant(hashPair(s.key, s.region)) = s
+			}
+		}
+	}
+	p.used++
+	s := p.vacant(h)
+	s.key, s.region = key, region
+	return &s.count
+}
+
+func (p *pairs) vacant(h uint64) *pairSlot {
+	mask := uint64(len(p.slots) - 1)
+	for i := h; ; i++ {
+		if s := &p.slots[i&mask]; s.count == 0 {
+			return s
+		}
+	}
+}
+
+// ids numbers distinct values from 0 in the order of their first sight.
+type ids struct {
+	values []int64
+	slots  []uint32 // the number + 1: 0 is an empty slot
+}
+
+// number gives the number of a value and whether it is new.
+func (d *ids) number(v int64) (n uint32, fresh bool) {
+	h := hash(uint64(v))
+	mask := uint64(len(d.slots) - 1)
+	for i := h; len(d.slots) > 0; i++ {
+		n := d.slots[i&mask]
+		if n == 0 {
+			break
+		}
+		if d.values[n-1] == v {
+			return n - 1, false
+		}
+	}
+	if len(d.values) >= len(d.slots)/4*3 {
+		d.slots = make([]uint32, max(leastSlots, 2*len(d.slots)))
+		for i, v := range d.values {
+			*d.vacant(hash(uint64(v))) = uint32(i) + 1
+		}
+	}
+	d.values = append(d.values, v)
+	*d.vacant(h) = uint32(len(d.values))
+	return uint32(len(d.values)) - 1, true
+}
+
+func (d *ids) vacant(h uint64) *uint32 {
+	mask := uint64(len(d.slots) - 1)
+	for i := h; ; i++ {
+		if s := &d.slots[i&mask]; *s == 0 {
+			return s
+		}
+	}
+}

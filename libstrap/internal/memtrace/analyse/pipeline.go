@@ -1,0 +1,201 @@
+package analyse
+
+import (
+	"fmt"
+	"runtime/debug"
+	"sync"
+
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// stage is one of the analyses that run side by side. It gets every block in order,
+// from one goroutine at a time, and must not keep it.
+type stage interface {
+	take(*block) error
+}
+
+// pipeline feeds blocks to stages: each stage takes them in order, a few workers run
+// the stages that have something to do, the one furthest behind first.
+type pipeline struct {
+	mu      sync.Mutex
+	change  sync.Cond
+	lanes   []lane
+	queue   []*block // what some stage has still to take
+	first   int      // number of queue[0]
+	busy    int
+	free    []*block
+	err     error
+	stopped bool
+	workers sync.WaitGroup
+}
+
+type lane struct {
+	stage stage
+	next  int // number of the block to take next
+	busy  bool
+}
+
+// queued bounds the blocks between the caller and the slowest stage.
+const queued = 16
+
+func newPipeline(stages []stage, workers int) *pipeline {
+	p := &pipeline{}
+	p.change.L = &p.mu
+	for _, s := range stages {
+		p.lanes = append(p.lanes, lane{stage: s})
+	}
+	for range workers {
+		p.workers.Add(1)
+		go p.work()
+	}
+	return p
+}
+
+// take is an empty block to fill, once there is one.
+func (p *pipeline) block() (*block, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.err == nil && !p.stopped && len(p.queue) >= queued {
+		p.change.Wait()
+	}
+	if err := p.state(); err != nil {
+		return nil, err
+	}
+	if n := len(p.free); n > 0 {
+		b := p.free[n-1]
+		p.free = p.free[:n-1]
+		return b, nil
+	}
+	return newBlock(), nil
+}
+
+func (p *pipeline) put(b *block) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.state(); err != nil {
+		return err
+	}
+	p.queue = append(p.queue, b)
+	p.change.Broadcast()
+	return nil
+}
+
+// drain waits until every stage has taken every block.
+func (p *pipeline) drain() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.err == nil && !p.stopped && len(p.lanes) > 0 && len(p.queue) > 0 {
+		p.change.Wait()
+	}
+	return p.state()
+}
+
+// stop ends the workers, whatever is left, and waits for them.
+func (p *pipeline) stop() {
+	p.mu.Lock()
+	p.stopped = true
+	p.change.Broadcast()
+	p.mu.Unlock()
+	p.workers.Wait()
+}
+
+func (p *pipeline) state() error {
+	if p.err == nil && p.stopped {
+		return errClosed
+	}
+	return p.err
+}
+
+var errClosed = status.New(status.InvalidState, "the analyser is closed")
+
+func (p *pipeline) work() {
+	defer p.workers.Done()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.err == nil && !p.stopped {
+		l := p.behind()
+		if l == nil {
+			p.change.Wait()
+			continue
+		}
+		b := p.queue[l.next-p.first]
+		l.busy = true
+		p.mu.Unlock()
+		err := guarded(func() error { return l.stage.take(b) })
+		p.mu.Lock()
+		l.busy = false
+		l.next++
+		if err != nil && p.err == nil {
+			p.err = err
+		}
+		p.retire()
+		p.change.Broadcast()
+	}
+}
+
+// behind is the idle lane with the most blocks to take, if any has one.
+func (p *pipeline) behind() *lane {
+	var most *lane
+	for i := range p.lanes {
+		l := &p.lanes[i]
+		if !l.busy && l.next < p.first+len(p.queue) && (most == nil || l.next < most.next) {
+			most = l
+		}
+	}
+	return most
+}
+
+// retire takes back the blocks that every stage has had.
+func (p *pipeline) retire() {
+	least := p.lanes[0].next
+	for _, l := range p.lanes[1:] {
+		least = min(least, l.next)
+	}
+	for ; p.first < least; p.first++ {
+		b := p.queue[0]
+		b.clear()
+		p.free = append(p.free, b)
+		p.queue = p.queue[1:]
+	}
+}
+
+// guarded turns a panic into an error.
+func guarded(f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = status.New(status.Internal, "panic in the analysis: %s\n%s", fmt.Sprint(r), debug.Stack())
+		}
+	}()
+	return f()
+}
+
+// parallel calls f for 0 to n-1, on up to `workers` goroutines, until one fails.
+func parallel(workers, n int, f func(worker, i int) error) error {
+	var mu sync.Mutex
+	var first error
+	next := 0
+	claim := func(err error) int {
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil && first == nil {
+			first = err
+		}
+		if first != nil || next == n {
+			return -1
+		}
+		next++
+		return next - 1
+	}
+	var group sync.WaitGroup
+	for w := range min(workers, n) {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			for i := claim(nil); i >= 0; {
+				i = claim(guarded(func() error { return f(w, i) }))
+			}
+		}()
+	}
+	group.Wait()
+	return first
+}

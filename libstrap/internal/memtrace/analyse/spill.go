@@ -1,0 +1,83 @@
+package analyse
+
+import (
+	"os"
+	"sync"
+	"unsafe"
+
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// spill is the file that takes what exceeds the memory: records written once, read
+// by their offset. It has no name, so that nothing is left behind by a killed
+// process, and exists from the first record on. Safe for concurrent use.
+type spill struct {
+	dir    string
+	memory int // MemoryBytes, for the message
+
+	mu     sync.Mutex
+	file   *os.File
+	end    int64
+	closed bool
+}
+
+// reserve gives n bytes of the file to the caller.
+func (s *spill) reserve(n int64) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return 0, errClosed
+	}
+	if s.file == nil {
+		f, err := os.CreateTemp(s.dir, "strap-analysis-")
+		if err != nil {
+			return 0, s.failed(err)
+		}
+		if err := os.Remove(f.Name()); err != nil {
+			return 0, s.failed(err)
+		}
+		s.file = f
+	}
+	at := s.end
+	s.end += n
+	return at, nil
+}
+
+func (s *spill) write(p []byte, at int64) error {
+	if _, err := s.file.WriteAt(p, at); err != nil {
+		return s.failed(err)
+	}
+	return nil
+}
+
+func (s *spill) read(p []byte, at int64) error {
+	if _, err := s.file.ReadAt(p, at); err != nil {
+		return status.FromOS(err, "cannot read %d bytes back from the analysis' file in %q", len(p), s.dir)
+	}
+	return nil
+}
+
+func (s *spill) failed(err error) error {
+	return status.FromOS(err, "the analysis needs more than its %d bytes of memory and cannot spill to %q: "+
+		"make room there, give another folder or more memory", s.memory, s.dir)
+}
+
+func (s *spill) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	if s.file != nil {
+		// Nothing of an unlinked file outlives its descriptor: no error matters.
+		_ = s.file.Close()
+		s.file = nil
+	}
+}
+
+// bytesOf views integers as the bytes they are in memory: a spill is read by the
+// process that wrote it.
+func bytesOf[T uint32 | uint64 | int64](v []T) []byte {
+	if len(v) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*int(unsafe.Sizeof(v[0])))
+}

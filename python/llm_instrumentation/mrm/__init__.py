@@ -1,0 +1,69 @@
+"""Memory traces of LLM inference: collect, parse, label, analyse, report.
+
+The command is ``mrm-trace``; docs/MEMORY_TRACES.md tells the story.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._lazy import lazy
+
+_MODULES = {
+    "analyser": [
+        "classify_suitability",
+        "compute_all",
+        "compute_distributions",
+        "compute_iai",
+        "compute_locality",
+        "compute_read_freq",
+        "compute_retention",
+        "compute_working_set",
+        "compute_write_once",
+    ],
+    "api": ["Experiment"],
+    "labeller": [
+        "AddressTracker",
+        "DEFAULT_RULES",
+        "KVBlockEntry",
+        "KVBlockTracker",
+        "KnownRange",
+        "RegionEntry",
+        "SymbolRule",
+        "TraceLabeller",
+        "classify_symbol",
+    ],
+    "parser": [
+        "normalise_rows",
+        "parse_lackey",
+        "parse_memray",
+        "parse_page_faults",
+        "parse_perf_script",
+        "write_parquet",
+    ],
+    "reporter": ["RunExporter"],
+    "schema": ["ALL_COLUMNS", "REQUIRED_COLUMNS", "Kind", "OpType", "Phase", "RegionType"],
+    "schema_version": [
+        "SchemaVersionError",
+        "check_parquet_schema",
+        "is_compatible",
+        "validate_columns",
+    ],
+    "telemetry": [
+        "ThermalMonitor",
+        "capture_baseline",
+        "classify_from_summary",
+        "classify_run",
+        "compute_observer_effect",
+    ],
+    "collector": ["ProcessMonitor", "TorchTracer"],
+}
+_NAMES = {name: f".{module}" for module, names in _MODULES.items() for name in names}
+
+__all__ = sorted(_NAMES)  # noqa: PLE0605 - one list of names, above
+
+_getattr, __dir__ = lazy(__name__, _NAMES)
+
+
+def __getattr__(name: str) -> Any:
+    return _getattr(name)

@@ -1,0 +1,43 @@
+"""A line that shows how far long work has come: on terminals, after a second."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .._native.trace import Counts, Progress
+
+_PATIENCE_S = 1.0
+
+
+@contextmanager
+def progress_line(what: str, total_rows: int | None = None) -> Iterator[Progress | None]:
+    """A callback for :meth:`Trace.run`; None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    start = time.monotonic()
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} rows"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task(what, total=total_rows)
+
+    def show(counts: Counts) -> None:
+        if not bar.live.is_started and time.monotonic() - start > _PATIENCE_S:
+            bar.start()
+        bar.update(task, completed=counts.rows)
+
+    try:
+        yield show
+    finally:
+        bar.stop()

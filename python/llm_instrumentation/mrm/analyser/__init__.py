@@ -1,0 +1,36 @@
+"""What a labelled trace says: retention, write-once, reads, working set, locality, reuse.
+
+The tables are computed by libstrap in one pass over the batches of the trace, exactly,
+in memory bounded by its distinct regions and addresses. docs/MEMORY_TRACES.md defines
+each column.
+"""
+
+from __future__ import annotations
+
+from .metrics import (
+    DISTRIBUTION_TABLES,
+    SUMMARY_TABLES,
+    compute_all,
+    compute_distributions,
+    compute_iai,
+    compute_locality,
+    compute_read_freq,
+    compute_retention,
+    compute_working_set,
+    compute_write_once,
+)
+from .suitability import classify_suitability
+
+__all__ = [
+    "DISTRIBUTION_TABLES",
+    "SUMMARY_TABLES",
+    "classify_suitability",
+    "compute_all",
+    "compute_distributions",
+    "compute_iai",
+    "compute_locality",
+    "compute_read_freq",
+    "compute_retention",
+    "compute_working_set",
+    "compute_write_once",
+]

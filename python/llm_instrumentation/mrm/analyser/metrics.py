@@ -1,0 +1,240 @@
+"""The tables of a trace, together and one by one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ..._native import trace as native
+from ...errors import InvalidArgumentError
+from .._frames import TraceLike, reader_of
+from .._progress import progress_line
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: What :func:`compute_all` gives, in this order.
+SUMMARY_TABLES = (
+    "retention_per_region",
+    "retention_summary",
+    "write_once",
+    "read_freq",
+    "working_set_per_region",
+    "working_set_summary",
+    "locality_per_region",
+    "locality_summary",
+    "iai",
+    "suitability",
+)
+
+#: What :func:`compute_distributions` gives.
+DISTRIBUTION_TABLES = (
+    "retention_histogram",
+    "retention_cdf",
+    "reuse_histogram",
+    "reuse_distance_histogram",
+    "working_set_over_time",
+    "bandwidth_over_time",
+    "top_regions",
+)
+
+_READ_COLUMNS = (
+    "timestamp_ns",
+    "address",
+    "address_page",
+    "op_type",
+    "region_type",
+    "region_id",
+    "length_bytes",
+)
+
+
+def compute_all(
+    trace: TraceLike,
+    *,
+    as_arrow: bool = False,
+    memory_gb: float = 0.5,
+    workers: int | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """All ten tables of a labelled trace.
+
+    Args:
+        trace: a pandas or polars frame, a pyarrow table or reader, a DuckDB relation, a
+            Parquet file, or a folder with ``trace.parquet`` or other Parquet files.
+            Rows need not be in the order of time, but are read faster then.
+        as_arrow: give pyarrow tables instead of pandas frames.
+        memory_gb: room for the values behind exact quantiles, in 2^30 bytes; what does
+            not fit goes to ``spill_dir``. The tables of distinct regions and addresses
+            come on top.
+        workers: threads; all cores by default.
+        spill_dir: a folder with room; the system's temporary one by default.
+
+    Returns:
+        A table for each name of :data:`SUMMARY_TABLES`. Those that a trace of this kind
+        cannot tell are empty, with their columns, and a warning says why.
+
+    Raises:
+        InvalidArgumentError: columns are missing or hold what no trace holds; the
+            message names column, row and value.
+        CorruptError: a file is torn.
+        NoSpaceError: the spill folder is full.
+    """
+    options = _options(memory_gb, workers, spill_dir)
+    tables, support = _compute(trace, list(SUMMARY_TABLES), options)
+    _warn(support)
+    return {name: _given(table, as_arrow) for name, table in tables.items()}
+
+
+def compute_distributions(
+    trace: TraceLike,
+    *,
+    bins: int = 100,
+    cdf_points: int = 1000,
+    windows: int = 200,
+    top: int = 20,
+    tables: Sequence[str] | None = None,
+    as_arrow: bool = False,
+    memory_gb: float = 0.5,
+    workers: int | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """Histograms, CDFs and courses over time of a labelled trace.
+
+    Args:
+        trace: as for :func:`compute_all`.
+        bins: of the retention histogram.
+        cdf_points: points of the retention CDF per region type, at most.
+        windows: of the tables over time; from this many to twice as many, each a power
+            of two ns wide.
+        top: how many regions, by accesses.
+        tables: some of :data:`DISTRIBUTION_TABLES`; all by default. The reuse distance
+            is the costly one.
+        as_arrow: give pyarrow tables instead of pandas frames.
+        memory_gb: as for :func:`compute_all`.
+        workers: as for :func:`compute_all`.
+        spill_dir: as for :func:`compute_all`.
+
+    Raises:
+        InvalidArgumentError: as for :func:`compute_all`, or an unknown table.
+    """
+    names = list(DISTRIBUTION_TABLES if tables is None else tables)
+    if unknown := sorted(set(names) - set(DISTRIBUTION_TABLES)):
+        raise InvalidArgumentError(
+            f"tables {', '.join(unknown)}: choose from {', '.join(DISTRIBUTION_TABLES)}"
+        )
+    options = {
+        **_options(memory_gb, workers, spill_dir),
+        "bins": _positive("bins", bins),
+        "cdf_points": _positive("cdf_points", cdf_points),
+        "windows": _positive("windows", windows),
+        "top": _positive("top", top),
+    }
+    found, support = _compute(trace, names, options)
+    _warn(support)
+    return {name: _given(table, as_arrow) for name, table in found.items()}
+
+
+def compute_retention(trace: TraceLike, *, as_arrow: bool = False) -> tuple[Any, Any]:
+    """``retention_per_region`` and ``retention_summary``.
+
+    Raises:
+        InvalidArgumentError: as for :func:`compute_all`, or this kind of trace cannot
+            tell retention.
+    """
+    per_region, summary = _some(trace, ["retention_per_region", "retention_summary"], as_arrow)
+    return per_region, summary
+
+
+def compute_write_once(trace: TraceLike, *, as_arrow: bool = False) -> Any:
+    """``write_once``. Errors: those of :func:`compute_retention`."""
+    return _some(trace, ["write_once"], as_arrow)[0]
+
+
+def compute_read_freq(trace: TraceLike, *, as_arrow: bool = False) -> Any:
+    """``read_freq``. Errors: those of :func:`compute_retention`."""
+    return _some(trace, ["read_freq"], as_arrow)[0]
+
+
+def compute_working_set(trace: TraceLike, *, as_arrow: bool = False) -> tuple[Any, Any]:
+    """``working_set_per_region`` and ``working_set_summary``.
+
+    Errors: those of :func:`compute_retention`.
+    """
+    names = ["working_set_per_region", "working_set_summary"]
+    per_region, summary = _some(trace, names, as_arrow)
+    return per_region, summary
+
+
+def compute_locality(trace: TraceLike, *, as_arrow: bool = False) -> tuple[Any, Any]:
+    """``locality_per_region`` and ``locality_summary``.
+
+    Errors: those of :func:`compute_retention`.
+    """
+    per_region, summary = _some(trace, ["locality_per_region", "locality_summary"], as_arrow)
+    return per_region, summary
+
+
+def compute_iai(trace: TraceLike, *, as_arrow: bool = False) -> Any:
+    """``iai``, the inter-access intervals. Errors: those of :func:`compute_retention`."""
+    return _some(trace, ["iai"], as_arrow)[0]
+
+
+def _compute(
+    trace: TraceLike, names: list[str], options: dict[str, Any]
+) -> tuple[dict[str, pa.Table], dict[str, str]]:
+    """The tables, and of those that this kind of trace cannot tell the reason."""
+    with progress_line("analysing") as progress:
+        reader = reader_of(trace, _READ_COLUMNS)
+        tables, support = native.analyse(reader, names, options, progress)
+    reasons = {row["table"]: row["reason"] for row in support.to_pylist() if row["reason"]}
+    return tables, reasons
+
+
+def _some(trace: TraceLike, names: list[str], as_arrow: bool) -> list[Any]:
+    tables, support = _compute(trace, names, _options(0.5, None, None))
+    for name in names:
+        if name in support:
+            raise InvalidArgumentError(f"{name}: {support[name]}")
+    return [_given(tables[name], as_arrow) for name in names]
+
+
+def _warn(support: dict[str, str]) -> None:
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in support.items():
+        by_reason.setdefault(reason, []).append(name)
+    for reason, names in by_reason.items():
+        warnings.warn(f"{', '.join(names)}: empty, {reason}", stacklevel=3)
+
+
+def _given(table: pa.Table, as_arrow: bool) -> pa.Table | pd.DataFrame:
+    return table if as_arrow else table.to_pandas()
+
+
+def _options(
+    memory_gb: float, workers: int | None, spill_dir: str | os.PathLike[str] | None
+) -> dict[str, Any]:
+    if not memory_gb > 0:
+        raise InvalidArgumentError(f"memory_gb = {memory_gb}: must be above 0")
+    return {
+        "memory_bytes": int(memory_gb * 2**30),
+        "workers": _positive("workers", _cores() if workers is None else workers),
+        "spill_dir": os.fspath(tempfile.gettempdir() if spill_dir is None else spill_dir),
+    }
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise InvalidArgumentError(f"{name} = {value}: must be at least 1")
+    return value
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

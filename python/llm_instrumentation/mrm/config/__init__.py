@@ -1,0 +1,43 @@
+"""Experiments as YAML files: the schema, the reader, and the runs they expand to."""
+
+from __future__ import annotations
+
+from .loader import ConfigError, load_experiment
+from .prompts import Prompt, load_prompts
+from .schema import (
+    CollectorType,
+    EngineType,
+    ExperimentConfig,
+    MetricName,
+    ModelConfig,
+    RunConfig,
+    UnknownPolicy,
+)
+from .validators import (
+    ValidationResult,
+    expand_sweep,
+    generate_run_id,
+    validate_config_semantics,
+    validate_environment,
+    validate_model_paths,
+)
+
+__all__ = [
+    "CollectorType",
+    "ConfigError",
+    "EngineType",
+    "ExperimentConfig",
+    "MetricName",
+    "ModelConfig",
+    "Prompt",
+    "RunConfig",
+    "UnknownPolicy",
+    "ValidationResult",
+    "expand_sweep",
+    "generate_run_id",
+    "load_experiment",
+    "load_prompts",
+    "validate_config_semantics",
+    "validate_environment",
+    "validate_model_paths",
+]

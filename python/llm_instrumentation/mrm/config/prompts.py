@@ -1,0 +1,110 @@
+"""The texts that a model reads in a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .loader import read_yaml
+from .schema import PromptsConfig
+
+__all__ = ["BUILTIN", "Prompt", "load_prompts"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    text: str
+    category: str = ""
+
+
+BUILTIN = (
+    Prompt("Name the seasons of a year in the order in which they come, and say why.", "facts"),
+    Prompt(
+        "A farmer has seventeen sheep. All but nine run away. How many are left? Think step by "
+        "step before you answer.",
+        "reasoning",
+    ),
+    Prompt("Write a function that reverses a linked list in place, and explain each line.", "code"),
+    Prompt(
+        "Put in one sentence: a computer's memory is a hierarchy, small and fast near the "
+        "processor, large and slow far from it, and most programs live from finding what they "
+        "need near by.",
+        "summary",
+    ),
+    Prompt("Tell a short story about a lighthouse keeper who collects lost letters.", "story"),
+)
+
+
+def load_prompts(config: PromptsConfig | None = None) -> list[Prompt]:
+    """The prompts that a config names, in its order.
+
+    Raises:
+        FileNotFoundError: ``prompts.source`` names no file.
+        ValueError: it holds no prompts, or none of the wanted categories.
+    """
+    config = config or PromptsConfig()
+    if config.texts:
+        found = [Prompt(text) for text in config.texts]
+    elif config.source == "builtin":
+        found = list(BUILTIN)
+    else:
+        found = list(_from_file(Path(config.source)))
+    if not found:
+        raise ValueError(f"prompts.source: {config.source!r} holds no prompts")
+    known = {prompt.category for prompt in found}
+    for wanted in config.categories:
+        if wanted not in known:
+            names = ", ".join(sorted(name for name in known if name)) or "none"
+            raise ValueError(f"prompts.categories: {wanted!r} is none of the file's: {names}")
+    if config.categories:
+        found = [prompt for prompt in found if prompt.category in config.categories]
+    return found[: config.limit]
+
+
+def _from_file(path: Path) -> Iterator[Prompt]:
+    if not path.is_file():
+        raise FileNotFoundError(f"prompts.source: {str(path)!r} is not there")
+    if path.suffix in (".yaml", ".yml", ".json"):
+        yield from _from_tree(read_yaml(path), path)
+        return
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if path.suffix == ".jsonl":
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield _from_object(_json(line, path, number), f"{path}, line {number}")
+    elif path.suffix == ".txt":
+        yield from (Prompt(line.strip()) for line in lines if line.strip())
+    else:
+        raise ValueError(
+            f"prompts.source: {str(path)!r} is none of .txt, .jsonl, .json, .yaml, .yml"
+        )
+
+
+def _json(line: str, path: Path, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"prompts.source: {path}, line {number}: {error}") from None
+
+
+def _from_tree(tree: Any, path: Path) -> Iterator[Prompt]:
+    groups = tree.items() if isinstance(tree, dict) else [("", tree)]
+    for category, items in groups:
+        if not isinstance(items, list):
+            raise ValueError(
+                f"prompts.source: {path}: {category or 'the file'} is no list of texts"
+            )
+        for item in items:
+            if isinstance(item, str):
+                yield Prompt(item, str(category))
+            else:
+                yield _from_object(item, str(path), str(category))
+
+
+def _from_object(item: Any, place: str, category: str = "") -> Prompt:
+    if not isinstance(item, dict) or not isinstance(item.get("prompt"), str):
+        raise ValueError(f"prompts.source: {place}: {item!r} has no text under 'prompt'")
+    return Prompt(item["prompt"], str(item.get("category", category)))

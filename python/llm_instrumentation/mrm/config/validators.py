@@ -1,0 +1,183 @@
+"""Checks that need more than the file: its sections together, the disk, the machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+from .prompts import load_prompts
+from .schema import CollectorType, EngineType, ExperimentConfig, ModelConfig, RunConfig
+
+__all__ = [
+    "ValidationResult",
+    "expand_sweep",
+    "generate_run_id",
+    "validate_config_semantics",
+    "validate_environment",
+    "validate_model_paths",
+]
+
+_LARGE_SWEEP = 1000
+
+
+@dataclass
+class ValidationResult:
+    """What a check found; warnings alone do not stop an experiment."""
+
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def is_valid(self) -> bool:
+        return not self.errors
+
+    def error(self, message: str) -> None:
+        self.errors.append(message)
+
+    def warning(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+def validate_config_semantics(config: ExperimentConfig) -> ValidationResult:
+    """What the sections say together: unique ids, collectors that fit the engines, files."""
+    result = ValidationResult()
+    ids = [model.id for model in config.models]
+    for index, name in enumerate(ids):
+        if name in ids[:index]:
+            result.error(
+                f"models[{index}].id: {name!r} is models[{ids.index(name)}].id too; "
+                "the runs would share a folder"
+            )
+    base = Path(config.output.base_dir)
+    if base.exists() and not base.is_dir():
+        result.error(f"output.base_dir: {str(base)!r} is a file, not a folder")
+    if config.labeller.rules_file and not Path(config.labeller.rules_file).is_file():
+        result.error(f"labeller.rules_file: {config.labeller.rules_file!r} is not there")
+    try:
+        load_prompts(config.prompts)
+    except (OSError, ValueError) as error:
+        result.error(str(error))
+    for index, model in enumerate(config.models):
+        _fitting_collectors(config, index, model, result)
+    runs = len(expand_sweep(config, ""))
+    if runs > _LARGE_SWEEP:
+        result.warning(f"sweep: {runs} runs, each with a folder of its own")
+    return result
+
+
+def _fitting_collectors(
+    config: ExperimentConfig, index: int, model: ModelConfig, result: ValidationResult
+) -> None:
+    """The torch tracer lives in the process of a PyTorch model that we call ourselves."""
+    order = config.collector.order
+    if model.engine is EngineType.TRANSFORMERS or CollectorType.TORCH not in order:
+        return
+    message = (
+        f"collector: torch traces engine transformers, not {model.engine.value} of models[{index}]"
+    )
+    others = [one.value for one in order if one is not CollectorType.TORCH]
+    if others:
+        result.warning(f"{message}; its runs use {', then '.join(others)}")
+    else:
+        result.error(f"{message}, and there is no fallback")
+
+
+def validate_model_paths(config: ExperimentConfig) -> ValidationResult:
+    """The files that models name are there."""
+    result = ValidationResult()
+    for index, model in enumerate(config.models):
+        if model.path is None:
+            continue
+        key = f"models[{index}].path"
+        path = Path(model.path)
+        if not path.exists():
+            result.error(f"{key}: {model.path!r} is not there")
+        elif not os.access(path, os.R_OK):
+            result.error(f"{key}: {model.path!r} cannot be read")
+        elif model.engine is EngineType.LLAMACPP and path.is_dir():
+            result.error(f"{key}: {model.path!r} is a folder; llamacpp reads a GGUF file")
+        elif model.engine is EngineType.TRANSFORMERS and not path.is_dir():
+            result.error(f"{key}: {model.path!r} is a file; transformers reads a folder")
+    return result
+
+
+def validate_environment(config: ExperimentConfig) -> ValidationResult:
+    """The engines are installed, and which of the collectors can run here."""
+    from ..collection import build_collector
+    from ..engines import missing_package
+
+    result = ValidationResult()
+    for engine in dict.fromkeys(model.engine for model in config.models):
+        missing = missing_package(engine)
+        if missing:
+            index = [model.engine for model in config.models].index(engine)
+            result.error(f"models[{index}].engine: {missing}")
+    order = config.collector.order
+    reasons = {one: build_collector(one, config.collector).unavailable_reason() for one in order}
+    for key, one in zip(("primary", "fallback", "fallback_2"), order, strict=False):
+        if reasons[one]:
+            result.warning(f"collector.{key}: {one.value} cannot run here: {reasons[one]}")
+    if all(reasons.values()):
+        result.error(f"collector: none of {', '.join(one.value for one in order)} can run here")
+    return result
+
+
+def generate_run_id(
+    model_id: str,
+    context_length: int,
+    batch_size: int,
+    output_tokens: int,
+    rep_index: int,
+    warmup: bool = False,
+    ts: str | None = None,
+) -> str:
+    """The name of a run: its parameters, then the time of the sweep in UTC.
+
+    ``llama_ctx2048_batch1_out128_rep0_20240501T120000Z``; a warm-up is ``warmup``, the second
+    ``warmup1``.
+    """
+    if ts is None:
+        ts = timestamp()
+    kind = f"rep{rep_index}" if not warmup else f"warmup{rep_index or ''}"
+    return f"{model_id}_ctx{context_length}_batch{batch_size}_out{output_tokens}_{kind}_{ts}"
+
+
+def timestamp() -> str:
+    return datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+
+
+def expand_sweep(config: ExperimentConfig, ts: str | None = None) -> list[RunConfig]:
+    """Every run of an experiment: models x contexts x batches x outputs, warm-ups first.
+
+    Args:
+        config: the experiment.
+        ts: the time in the names; None takes the present.
+    """
+    ts = timestamp() if ts is None else ts
+    sweep, base = config.sweep, Path(config.output.base_dir)
+    kinds = [(True, index) for index in range(sweep.warmup_runs)]
+    kinds += [(False, index) for index in range(sweep.repetitions)]
+    runs = []
+    for model in config.models:
+        for context in sweep.context_lengths:
+            for batch in sweep.batch_sizes:
+                for output in sweep.output_tokens:
+                    for warmup, index in kinds:
+                        run_id = generate_run_id(
+                            model.id, context, batch, output, index, warmup, ts
+                        )
+                        runs.append(
+                            RunConfig(
+                                run_id=run_id,
+                                model=model,
+                                context_length=context,
+                                batch_size=batch,
+                                output_tokens=output,
+                                rep_index=index,
+                                is_warmup=warmup,
+                                output_dir=str(base / model.id / run_id),
+                            )
+                        )
+    return runs

@@ -1,0 +1,95 @@
+"""What runs the models: transformers, llama.cpp, vLLM, here or in a process of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+from ..config.schema import EngineType, ModelConfig, RunConfig
+from .base import (
+    BaseEngine,
+    EngineError,
+    EngineRuntimeMetadata,
+    GenerationResult,
+    PhaseEvent,
+    PhaseRecord,
+    phase_boundaries,
+)
+
+__all__ = [
+    "BaseEngine",
+    "EngineError",
+    "EngineRuntimeMetadata",
+    "GenerationResult",
+    "PhaseEvent",
+    "PhaseRecord",
+    "create_engine",
+    "missing_package",
+    "phase_boundaries",
+]
+
+
+def create_engine(
+    model_config: ModelConfig,
+    run_config: RunConfig,
+    *,
+    in_process: bool | None = None,
+    wrap: Callable[[list[str]], list[str]] | None = None,
+    log_path: Path | None = None,
+) -> BaseEngine:
+    """The engine of a model.
+
+    Args:
+        model_config: the model.
+        run_config: context, batch and output of the run.
+        in_process: run in this process, or in a child that a collector can watch from its
+            first instruction. None takes the engine's habit: transformers here, the others in
+            a child.
+        wrap: changes the child's command line, to run it under perf or valgrind; implies a
+            child.
+        log_path: where the child's output goes; None lets it through.
+
+    Raises:
+        ValueError: ``in_process`` and ``wrap`` are both given.
+    """
+    if in_process is None:
+        in_process = wrap is None and model_config.engine is EngineType.TRANSFORMERS
+    if not in_process:
+        from .child import ChildEngine
+
+        return ChildEngine(model_config, run_config, wrap=wrap, log_path=log_path)
+    if wrap is not None:
+        raise ValueError("wrap: an engine in this process has no command line")
+    if model_config.engine is EngineType.LLAMACPP:
+        from .llamacpp import LlamaCppEngine
+
+        return LlamaCppEngine(model_config, run_config)
+    if model_config.engine is EngineType.VLLM:
+        from .vllm import VLLMEngine
+
+        return VLLMEngine(model_config, run_config)
+    from .transformers import TransformersEngine
+
+    return TransformersEngine(model_config, run_config)
+
+
+def missing_package(engine: EngineType) -> str | None:
+    """What an engine lacks here and how to get it, or None; imports nothing heavy."""
+
+    def lacks(package: str) -> bool:
+        return importlib.util.find_spec(package) is None
+
+    if engine is EngineType.TRANSFORMERS and (lacks("torch") or lacks("transformers")):
+        return "transformers is not installed; pip install torch transformers"
+    if engine is EngineType.VLLM and lacks("vllm"):
+        return "vllm is not installed; pip install vllm"
+    if engine is EngineType.LLAMACPP and lacks("llama_cpp"):
+        from .llamacpp import find_program
+
+        if find_program() is None:
+            return (
+                "llama.cpp is not installed; pip install llama-cpp-python, or put llama-cli "
+                "on the PATH"
+            )
+    return None

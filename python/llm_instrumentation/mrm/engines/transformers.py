@@ -1,0 +1,452 @@
+"""Hugging Face transformers, in this process: the engine that runs everywhere.
+
+A decoder generates greedily with its own KV cache, a token a step. An encoder has no
+generation; its "generation" is a forward pass over the batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import gc
+import importlib
+import inspect
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config.schema import ModelConfig, RandomModel, RunConfig
+from .base import (
+    BaseEngine,
+    EngineError,
+    EngineRuntimeMetadata,
+    GenerationResult,
+    PhaseEvent,
+    fit_to_context,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ByteTokenizer", "TransformersEngine"]
+
+
+class TransformersEngine(BaseEngine):
+    """A model from a folder, the local Hugging Face cache, a Python package, or random weights.
+
+    Nothing is downloaded: ``hf download REPO`` puts a repository where ``hf_repo`` finds it.
+    Weights are copied into memory of their own, parameter by parameter, as a load onto any
+    other device does: each address is written once, and the trace sees it.
+    """
+
+    def __init__(self, model_config: ModelConfig, run_config: RunConfig) -> None:
+        super().__init__(model_config, run_config)
+        self._model: Any | None = None
+        self._tokenizer: Any | None = None
+        self._config: Any | None = None
+        self._folder: Path | None = None
+        self._decoder = True
+        self._threads_before: int | None = None
+        self._closed = False
+
+    @property
+    def model(self) -> Any | None:
+        return self._model
+
+    def prepare(self) -> None:
+        try:
+            transformers = importlib.import_module("transformers")
+        except ImportError as error:
+            raise EngineError(
+                f"transformers cannot be imported ({error}); pip install torch transformers"
+            ) from error
+        source = self._model_config
+        if source.random is not None:
+            self._config = random_config(source.random)
+        else:
+            self._folder = find_folder(source)
+            self._config = transformers.AutoConfig.from_pretrained(
+                self._folder, local_files_only=True
+            )
+        if getattr(self._config, "is_encoder_decoder", False):
+            raise EngineError(
+                f"model {source.id!r}: {self._config.model_type} is an encoder-decoder; decoders "
+                "and encoders can be run"
+            )
+        self._decoder = is_decoder(self._config)
+        self._check_context()
+
+    def _check_context(self) -> None:
+        assert self._config is not None
+        limit = getattr(self._config, "max_position_embeddings", None)
+        output = self._run_config.output_tokens if self._decoder else 0
+        needed = self._run_config.context_length + output
+        if limit is not None and needed > limit:
+            raise EngineError(
+                f"model {self._model_config.id!r} has {limit} positions; context_length "
+                f"{self._run_config.context_length} and output_tokens {output} need {needed}"
+            )
+
+    def load_model(self) -> None:
+        import torch
+
+        if self._config is None:
+            raise EngineError("load_model: call prepare first")
+        device = self._device()
+        self.emit_phase(
+            PhaseEvent.MODEL_LOAD_START,
+            {"model": self._reference(), "device": str(device), "dtype": self._model_config.dtype},
+        )
+        if self._model_config.threads is not None:
+            self._threads_before = torch.get_num_threads()
+            torch.set_num_threads(self._model_config.threads)
+        try:
+            if self._model_config.random is not None:
+                self._model = self._random(self._model_config.random, device)
+                self._tokenizer = ByteTokenizer(self._config.vocab_size)
+            else:
+                self._model = self._pretrained(device)
+                self._tokenizer = self._load_tokenizer()
+        except (OSError, ValueError, KeyError) as error:
+            raise EngineError(f"model {self._model_config.id!r}: {error}") from error
+        self._model.eval()
+        parameters = list(self._model.parameters())
+        self.emit_phase(
+            PhaseEvent.MODEL_LOAD_END,
+            {
+                "parameters": sum(p.numel() for p in parameters),
+                "weight_bytes": sum(p.numel() * p.element_size() for p in parameters),
+            },
+        )
+
+    def _device(self) -> torch.device:
+        import torch
+
+        wanted = self._model_config.device
+        if wanted == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if wanted.startswith("cuda") and not torch.cuda.is_available():
+            raise EngineError(
+                f"model {self._model_config.id!r}: device {wanted} is not here; use cpu or auto"
+            )
+        return torch.device(wanted)
+
+    def _dtype(self) -> torch.dtype | None:
+        import torch
+
+        name = self._model_config.dtype
+        return None if name == "auto" else getattr(torch, name)
+
+    def _auto_class(self) -> Any:
+        transformers = importlib.import_module("transformers")
+        return transformers.AutoModelForCausalLM if self._decoder else transformers.AutoModel
+
+    def _pretrained(self, device: torch.device) -> Any:
+        """The checkpoint, mapped from its files, then copied into memory of its own."""
+        import torch
+
+        logging = importlib.import_module("transformers.utils.logging")
+        shown = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            model = self._auto_class().from_pretrained(
+                self._folder, dtype=self._dtype() or "auto", local_files_only=True
+            )
+        finally:
+            if shown:
+                logging.enable_progress_bar()
+        copies: dict[int, Any] = {}
+        with torch.no_grad():
+            for module in model.modules():
+                for name, mapped in module.named_parameters(recurse=False):
+                    if id(mapped) not in copies:  # tied weights stay one
+                        own = torch.empty_like(mapped, device=device)
+                        own.copy_(mapped)
+                        copies[id(mapped)] = torch.nn.Parameter(own, requires_grad=False)
+                    setattr(module, name, copies[id(mapped)])
+                for name, buffer in module.named_buffers(recurse=False):
+                    module._buffers[name] = buffer.to(device, copy=True)
+        return model
+
+    def _random(self, source: RandomModel, device: torch.device) -> Any:
+        """The architecture, each weight written once, like one that was read from a file."""
+        import torch
+
+        config = self._config
+        assert config is not None
+        with _parameters_without_memory():
+            model = self._auto_class().from_config(config)
+        model.to(self._dtype() or torch.float32)
+        generator = torch.Generator(device).manual_seed(source.seed)
+        spread = float(getattr(config, "initializer_range", 0.02))
+        made: dict[int, Any] = {}
+        with torch.no_grad():
+            for module in model.modules():
+                for name, empty in module.named_parameters(recurse=False):
+                    if id(empty) not in made:
+                        own = torch.empty_like(empty, device=device)
+                        if own.dim() > 1:
+                            own.normal_(0.0, spread, generator=generator)
+                        else:
+                            own.fill_(0.0 if name == "bias" else 1.0)
+                        made[id(empty)] = torch.nn.Parameter(own, requires_grad=False)
+                    setattr(module, name, made[id(empty)])
+                for name, buffer in module.named_buffers(recurse=False):
+                    module._buffers[name] = buffer.to(device, copy=True)
+        model.tie_weights()
+        return model
+
+    def _load_tokenizer(self) -> Any:
+        transformers = importlib.import_module("transformers")
+        return transformers.AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+
+    def warmup(self, prompt: str | Sequence[str]) -> None:
+        self._run(self._batch(prompt), silent=True)
+
+    def generate(self, prompt: str | Sequence[str]) -> GenerationResult:
+        texts = self._batch(prompt)
+        self.emit_phase(
+            PhaseEvent.GENERATION_START,
+            {"batch": len(texts), "context_length": self._run_config.context_length},
+        )
+        result = self._run(texts, silent=False)
+        self.emit_phase(
+            PhaseEvent.GENERATION_END,
+            {
+                "output_tokens": result.output_tokens,
+                "duration_s": result.duration_s,
+                "tokens_per_second": result.tokens_per_second,
+            },
+        )
+        return result
+
+    def _run(self, texts: list[str], silent: bool) -> GenerationResult:
+        import torch
+
+        if self._model is None or self._tokenizer is None:
+            raise EngineError("generate: call load_model first")
+        context = self._run_config.context_length
+        rows = [fit_to_context(self._tokenizer.encode(text), context) for text in texts]
+        device = next(self._model.parameters()).device
+        began = time.perf_counter()
+        with torch.no_grad():
+            ids = torch.tensor(rows, device=device)
+            tokens = self._decode(ids, silent) if self._decoder else self._encode(ids)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - began
+        written = [self._tokenizer.decode(row) for row in tokens]
+        return GenerationResult.of(
+            written, context * len(texts), sum(len(row) for row in tokens), seconds
+        )
+
+    def _decode(self, ids: torch.Tensor, silent: bool) -> list[list[int]]:
+        import torch
+
+        assert self._model is not None
+        options = {"use_cache": True}
+        # Only the last position's logits are needed; all of them would be the largest tensor.
+        if "logits_to_keep" in inspect.signature(self._model.forward).parameters:
+            options["logits_to_keep"] = 1
+        if not silent:
+            self.emit_phase(PhaseEvent.KV_CACHE_ALLOC, self._cache_size(ids.shape[0]))
+        steps, cache = [], None
+        context = ids.shape[1]
+        for index in range(self._run_config.output_tokens):
+            output = self._model(input_ids=ids, past_key_values=cache, **options)
+            cache = output.past_key_values
+            ids = output.logits[:, -1:].argmax(-1)
+            steps.append(ids)
+            if not silent:
+                self._emit_token(index, context + index + 1)
+        return torch.cat(steps, dim=1).tolist()  # type: ignore[no-any-return]
+
+    def _encode(self, ids: torch.Tensor) -> list[list[int]]:
+        assert self._model is not None
+        self._model(input_ids=ids)
+        return []
+
+    def _cache_size(self, batch: int) -> dict[str, Any]:
+        """The bytes that the whole cache will take, where the config tells its shape."""
+        import torch
+
+        config, run = self._config, self._run_config
+        # The last token is emitted, not read: its keys and values are never made.
+        tokens = run.context_length + run.output_tokens - 1
+        details: dict[str, Any] = {"tokens": tokens, "batch": batch}
+        try:
+            assert config is not None
+            heads = config.num_attention_heads
+            kv_heads = getattr(config, "num_key_value_heads", None) or heads
+            size = getattr(config, "head_dim", None) or config.hidden_size // heads
+            layers = config.num_hidden_layers
+        except AttributeError:
+            return details
+        item = torch.empty((), dtype=self._dtype() or torch.float32).element_size()
+        details["bytes"] = 2 * layers * kv_heads * size * tokens * batch * item
+        return details
+
+    def shutdown(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.emit_phase(PhaseEvent.TEARDOWN_START)
+        self._model = self._tokenizer = None
+        gc.collect()
+        if self._threads_before is not None:
+            import torch
+
+            torch.set_num_threads(self._threads_before)
+        self.emit_phase(PhaseEvent.TEARDOWN_END)
+
+    def get_target_pids(self) -> list[int]:
+        return [os.getpid()]
+
+    def get_runtime_metadata(self) -> EngineRuntimeMetadata:
+        import torch
+
+        transformers = importlib.import_module("transformers")
+        config, run = self._model_config, self._run_config
+        return EngineRuntimeMetadata(
+            engine_name="transformers",
+            engine_version=transformers.__version__,
+            model_id=config.id,
+            model_path=self._reference(),
+            context_length=run.context_length,
+            batch_size=run.batch_size,
+            dtype=config.dtype,
+            quantisation=config.quantisation,
+            extra={
+                "torch_version": torch.__version__,
+                "device": str(self._device()),
+                "threads": torch.get_num_threads(),
+                "architecture": getattr(self._config, "model_type", None),
+                "task": "generation" if self._decoder else "forward passes of an encoder",
+            },
+        )
+
+    def _reference(self) -> str:
+        source = self._model_config
+        if source.random is not None:
+            return f"random weights, {source.random.architecture}, seed {source.random.seed}"
+        return source.hf_repo or source.package or str(self._folder)
+
+
+class ByteTokenizer:
+    """For models without a vocabulary of their own: a token a byte."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._size = vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        return [byte % self._size for byte in text.encode()]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(token % 256 for token in ids).decode("utf-8", errors="replace")
+
+
+def find_folder(source: ModelConfig) -> Path:
+    """Where a model's files lie on this machine.
+
+    Raises:
+        EngineError: nowhere; says how to get them.
+    """
+    if source.path is not None:
+        if not (Path(source.path) / "config.json").is_file():
+            raise EngineError(
+                f"model {source.id!r}: {source.path!r} holds no config.json; path is the folder "
+                "of a transformers model"
+            )
+        return Path(source.path)
+    if source.package is not None:
+        return _in_package(source.id, source.package)
+    assert source.hf_repo is not None
+    hub = importlib.import_module("huggingface_hub")
+    try:
+        return Path(hub.snapshot_download(source.hf_repo, local_files_only=True))
+    except (OSError, ValueError) as error:
+        raise EngineError(
+            f"model {source.id!r}: {source.hf_repo!r} is not on this machine; "
+            f"hf download {source.hf_repo}"
+        ) from error
+
+
+def _in_package(model_id: str, package: str) -> Path:
+    try:
+        module = importlib.import_module(package.replace("-", "_"))
+    except ImportError as error:
+        raise EngineError(
+            f"model {model_id!r}: package {package!r} is not installed; pip install {package}"
+        ) from error
+    if not hasattr(module, "get_model_path"):
+        raise EngineError(
+            f"model {model_id!r}: package {package!r} has no get_model_path(); give its folder as "
+            "path"
+        )
+    return Path(module.get_model_path())
+
+
+def random_config(source: RandomModel) -> Any:
+    """The transformers config of a random model.
+
+    Raises:
+        EngineError: an unknown architecture or key; names near ones.
+    """
+    auto = importlib.import_module("transformers.models.auto.configuration_auto")
+    known = list(auto.CONFIG_MAPPING_NAMES)
+    if source.architecture not in known:
+        near = difflib.get_close_matches(source.architecture, known, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"it knows {len(known)} others"
+        raise EngineError(
+            f"random.architecture: transformers has no {source.architecture!r}; {hint}"
+        )
+    default = auto.AutoConfig.for_model(source.architecture)
+    for key in source.settings:
+        if not hasattr(default, key):
+            names = sorted(default.to_dict())
+            near = difflib.get_close_matches(key, names, n=3) or names
+            raise EngineError(
+                f"random.{key}: no key of {source.architecture}; near are {', '.join(near)}"
+            )
+    try:
+        return auto.AutoConfig.for_model(source.architecture, **source.settings)
+    except Exception as error:  # each release has its own class for a value it refuses
+        reason = " ".join(str(error).split())
+        raise EngineError(f"random: {source.architecture} refuses it: {reason}") from error
+
+
+def is_decoder(config: Any) -> bool:
+    """Whether a model generates: by the class its checkpoint names, else by its family."""
+    if config.architectures:
+        return config.architectures[0].endswith(("CausalLM", "LMHeadModel"))  # type: ignore[no-any-return]
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    family = config.model_type
+    return (
+        family in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and family not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    )
+
+
+@contextlib.contextmanager
+def _parameters_without_memory() -> Iterator[None]:
+    """Modules built inside have parameters on the meta device, and real buffers.
+
+    What constructors write into fresh parameters would otherwise be in the trace as a first
+    store to each weight, which no load from a file makes.
+    """
+    from torch import nn
+
+    original = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None:
+            parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        original(module, name, parameter)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]

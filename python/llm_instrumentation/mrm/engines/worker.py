@@ -1,0 +1,63 @@
+"""The child's side of :class:`~.child.ChildEngine`: obeys orders until its input ends.
+
+    python -m llm_instrumentation.mrm.engines.worker FD
+
+Orders are JSON objects a line on standard input, ``{"do": ..., ...}``; answers go to the file
+descriptor FD: ``{"pid"}`` once, ``{"event"}`` as events happen, and for each order ``{"done"}``
+or ``{"error"}``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import traceback
+from typing import IO, Any
+
+from ..config.schema import ModelConfig, RunConfig
+from . import create_engine
+from .base import BaseEngine, EngineError, PhaseRecord
+
+__all__ = ["main"]
+
+
+def main(replies: IO[str], orders: IO[str]) -> None:
+    engine: BaseEngine | None = None
+
+    def say(**message: Any) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    def tell(record: PhaseRecord) -> None:
+        say(event={**dataclasses.asdict(record), "event": record.event.value})
+
+    say(pid=os.getpid())
+    for line in orders:
+        order = json.loads(line)
+        name = order.pop("do")
+        try:
+            if name == "prepare":
+                engine = create_engine(
+                    ModelConfig.model_validate(order["model"]),
+                    RunConfig.model_validate(order["run"]),
+                    in_process=True,
+                )
+                engine.register_phase_callback(tell)
+                order = {}
+            if engine is None:
+                raise EngineError(f"{name}: call prepare first")
+            result = getattr(engine, name)(**order)
+            say(done=dataclasses.asdict(result) if dataclasses.is_dataclass(result) else result)
+        except EngineError as error:
+            say(error=str(error))
+        except Exception as error:
+            traceback.print_exc()
+            say(error=f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    # Ends with this process, whatever it does to its descriptors.
+    with os.fdopen(int(sys.argv[1]), "w") as out:
+        main(out, sys.stdin)

@@ -1,0 +1,37 @@
+"""Rows as dicts, with every column of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ...errors import InvalidArgumentError
+from ..schema import ALL_COLUMNS, PAGE_BYTES, REQUIRED_COLUMNS
+
+_DEFAULTS: dict[str, Any] = dict.fromkeys(ALL_COLUMNS) | {
+    "symbol": "",
+    "dso": "",
+    "region_type": "unknown",
+    "region_id": 0,
+}
+
+
+def normalise_rows(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Each row with all columns in their documented order, and no others.
+
+    What a row lacks gets its default. An ``address_page`` of 0 or None is computed.
+
+    Raises:
+        ValueError: a row lacks a required column; the message names row and column.
+    """
+    for number, row in enumerate(rows):
+        missing = sorted(REQUIRED_COLUMNS - row.keys())
+        if missing:
+            raise InvalidArgumentError(
+                f"row {number} lacks the required columns {', '.join(missing)}; it has "
+                f"{', '.join(map(str, row)) or 'none'}"
+            )
+        whole = _DEFAULTS | row
+        if not whole["address_page"] and whole["address"]:
+            whole["address_page"] = whole["address"] // PAGE_BYTES
+        yield {column: whole[column] for column in ALL_COLUMNS}

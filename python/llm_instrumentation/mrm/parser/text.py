@@ -1,0 +1,165 @@
+"""The text formats, parsed by libstrap: perf script, lackey, page-fault tracepoints."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, NamedTuple
+
+import pyarrow as pa
+
+from ..._native import trace as native
+from ...errors import InvalidArgumentError, NotFoundError
+from .._progress import progress_line
+
+
+class MalformedLine(NamedTuple):
+    """A line that should have been a sample. ``text`` is cut to 200 bytes."""
+
+    line: int
+    text: str
+
+
+class ParsedTrace(Iterator[dict[str, Any]]):
+    """The rows of a text, parsed as they are asked for; the text is never held whole.
+
+    Iterating gives a dict a row. :meth:`reader` gives Arrow batches and
+    :meth:`to_parquet` writes them, both from the beginning of the text and much faster.
+    Damaged lines end nothing: they are counted in :attr:`malformed`.
+    """
+
+    def __init__(
+        self, format_name: str, source: str | os.PathLike[str] | IO[Any], options: dict[str, Any]
+    ) -> None:
+        self._format = format_name
+        self._options = options
+        self._spool: Any = None  # a copy of what only a file object can give
+        if isinstance(source, (str, os.PathLike)):
+            self._path = os.fspath(source)
+            if not os.path.exists(self._path):
+                raise NotFoundError(f"{self._path}: no such file")
+        elif hasattr(source, "read"):
+            self._spool = _spooled(source)
+            self._path = self._spool.name
+        else:
+            raise InvalidArgumentError(f"source {source!r}: give a path or an open file")
+        self._trace: native.Trace | None = None
+        self._rows: Iterator[dict[str, Any]] | None = None
+
+    def reader(self) -> pa.RecordBatchReader:
+        """The rows from the beginning, as batches of :func:`..schema.arrow_schema`."""
+        reader, self._trace = native.parse(self._format, self._path, self._options)
+        return reader
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> int:
+        """Writes all rows to a zstd Parquet file and gives their number."""
+        with progress_line(f"parsing {os.path.basename(self._path)}") as progress:
+            return native.write_parquet(self.reader(), path, None, progress)
+
+    def __iter__(self) -> ParsedTrace:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        if self._rows is None:
+            self._rows = _dicts(self.reader())
+        return next(self._rows)
+
+    @property
+    def skipped(self) -> int:
+        """Lines so far that are no samples: comments, headers, call chains."""
+        return 0 if self._trace is None else self._trace.last_counts().skipped
+
+    @property
+    def malformed(self) -> int:
+        """Damaged lines so far."""
+        return 0 if self._trace is None else self._trace.last_counts().malformed
+
+    @property
+    def malformed_samples(self) -> list[MalformedLine]:
+        """The first of them, up to twenty."""
+        if self._trace is None:
+            return []
+        rows = self._trace.table("malformed").to_pylist()
+        return [MalformedLine(row["line"], row["text"]) for row in rows]
+
+
+def parse_perf_script(
+    source: str | os.PathLike[str] | IO[Any],
+    run_id: str,
+    phase_boundaries: Sequence[dict[str, Any]] | None = None,
+    *,
+    cycles_per_ns: float | None = None,
+) -> ParsedTrace:
+    """Rows of what ``perf script`` printed.
+
+    Lines read ``comm pid [cpu] time: [period] event: addr sym[+off] [dso]``, with the
+    variations of today's perf. An event named mem-store is a store, else a load.
+
+    Args:
+        source: a path or an open file.
+        run_id: for every row.
+        phase_boundaries: dicts of ``phase``, ``start_ns`` and ``end_ns``; a row with
+            start_ns <= time < end_ns has that phase.
+        cycles_per_ns: the core's clock; with it perf's weights, in cycles, become
+            ``access_latency_ns``.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    options = _options(run_id, phase_boundaries)
+    if cycles_per_ns is not None:
+        options["cycles_per_ns"] = cycles_per_ns
+    return ParsedTrace("perf_script", source, options)
+
+
+def parse_lackey(
+    source: str | os.PathLike[str] | IO[Any],
+    run_id: str,
+    phase_boundaries: Sequence[dict[str, Any]] | None = None,
+) -> ParsedTrace:
+    """Rows of ``valgrind --tool=lackey --trace-mem=yes``.
+
+    It has no time: row N is given N ns, which says its place in the order and nothing
+    else. Arguments and errors: those of :func:`parse_perf_script`.
+    """
+    return ParsedTrace("lackey", source, _options(run_id, phase_boundaries))
+
+
+def parse_page_faults(
+    source: str | os.PathLike[str] | IO[Any],
+    run_id: str,
+    phase_boundaries: Sequence[dict[str, Any]] | None = None,
+) -> ParsedTrace:
+    """First touches, from page faults as ``perf script`` or tracefs print them.
+
+    Arguments and errors: those of :func:`parse_perf_script`.
+    """
+    return ParsedTrace("page_faults", source, _options(run_id, phase_boundaries))
+
+
+def _options(run_id: str, phases: Sequence[dict[str, Any]] | None) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "phases": [
+            {
+                "phase": str(getattr(phase["phase"], "value", phase["phase"])),
+                "start_ns": int(phase["start_ns"]),
+                "end_ns": int(phase["end_ns"]),
+            }
+            for phase in phases or ()
+        ],
+    }
+
+
+def _dicts(reader: pa.RecordBatchReader) -> Iterator[dict[str, Any]]:
+    for batch in reader:
+        yield from batch.to_pylist()
+
+
+def _spooled(source: IO[Any]) -> Any:
+    spool = tempfile.NamedTemporaryFile(prefix="mrm-trace-", suffix=".txt")
+    while chunk := source.read(1 << 20):
+        spool.write(chunk.encode() if isinstance(chunk, str) else chunk)
+    spool.flush()
+    return spool

@@ -1,0 +1,88 @@
+"""Rows to Parquet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+import pyarrow as pa
+
+from ..._native import trace as native
+from ...errors import InvalidArgumentError
+from ..schema import ARROW_SCHEMA, VERSION, VERSION_KEY
+
+
+def write_parquet(
+    rows: Iterable[dict[str, Any]] | pa.RecordBatchReader | pa.Table,
+    path: str | os.PathLike[str],
+    batch_size: int = 100_000,
+) -> int:
+    """Writes rows to a zstd Parquet file, a batch at a time.
+
+    The file appears when it is whole, and carries the schema version.
+
+    Args:
+        rows: dicts, all with the columns of the first batch; or Arrow batches.
+        path: replaced where it exists.
+        batch_size: dicts held at a time.
+
+    Returns:
+        How many rows were written. None gives 0 and no file.
+
+    Raises:
+        InvalidArgumentError: a value does not fit its column.
+        NoSpaceError: the disk is full.
+    """
+    if batch_size < 1:
+        raise InvalidArgumentError(f"batch_size = {batch_size}: must be at least 1")
+    if isinstance(rows, pa.Table):
+        rows = rows.to_reader(max_chunksize=batch_size)
+    if isinstance(rows, pa.RecordBatchReader):
+        return native.write_parquet(rows, path)
+    iterator = iter(rows)
+    first = list(islice(iterator, batch_size))
+    if not first:
+        return 0
+    schema = _schema_of(first)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        chunk, number = first, 0
+        while chunk:
+            yield _batch(chunk, schema, number)
+            number += len(chunk)
+            chunk = list(islice(iterator, batch_size))
+
+    return native.write_parquet(pa.RecordBatchReader.from_batches(schema, batches()), path)
+
+
+def _schema_of(rows: list[dict[str, Any]]) -> pa.Schema:
+    """The columns of the rows: those of a trace with its types, others as they look."""
+    names = dict.fromkeys(chain.from_iterable(rows))
+    known = {field.name: field for field in ARROW_SCHEMA}
+    fields = []
+    for name in names:
+        if name in known:
+            fields.append(known[name].with_nullable(True))
+            continue
+        try:
+            column = pa.array([row.get(name) for row in rows])
+        except pa.ArrowException as error:
+            raise InvalidArgumentError(f"column {name}: {error}") from error
+        # A column without a value yet: text holds whatever comes.
+        kind = pa.string() if pa.types.is_null(column.type) else column.type
+        fields.append(pa.field(name, kind))
+    return pa.schema(fields, {VERSION_KEY: VERSION.encode()})
+
+
+def _batch(rows: list[dict[str, Any]], schema: pa.Schema, number: int) -> pa.RecordBatch:
+    columns = []
+    for field in schema:
+        try:
+            columns.append(pa.array([row.get(field.name) for row in rows], type=field.type))
+        except (pa.ArrowException, OverflowError, TypeError) as error:
+            raise InvalidArgumentError(
+                f"column {field.name}, rows {number} to {number + len(rows) - 1}: {error}"
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
