@@ -1,0 +1,469 @@
+// Package label says of every row of a trace what its memory holds (region_type) and
+// which piece of memory it is (region_id).
+//
+// A row's type is, in this order: that of the known range it falls into; its own,
+// where it has one; that of the first row that gave its page a type; that of the
+// first rule that matches; "unknown".
+//
+// Ids: weights are 1, together. The KV cache has an id for each distinct address,
+// activations and runtime one for each page, counted from 2 in the order of first
+// sight; unknown rows have 0. A row that comes with a type and an id keeps both, a
+// range with an id gives its own; ids counted here pass over those met so far.
+package label
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+
+	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+const (
+	weight     = "weight"
+	kvCache    = "kv_cache"
+	activation = "activation"
+	runtime    = "runtime"
+	unknown    = "unknown"
+	weightID   = 1
+)
+
+var types = []string{weight, kvCache, activation, runtime}
+
+func checkType(name string) error {
+	for _, t := range types {
+		if name == t {
+			return nil
+		}
+	}
+	return status.New(status.InvalidArgument, "region_type %q: one of %s", name, strings.Join(types, ", "))
+}
+
+// Policy is what happens to rows that nothing classifies.
+type Policy string
+
+const (
+	Keep      Policy = "keep"    // as unknown, with id 0
+	Skip      Policy = "skip"    // left out, and counted
+	Fail      Policy = "error"   // InvalidArgument
+	AsRuntime Policy = "runtime" // runtime
+)
+
+// Options say how to label.
+type Options struct {
+	Rules  []Rule // nil: DefaultRules
+	Policy Policy // "": Keep
+	Ranges []Range
+}
+
+// Counts is what was done so far.
+type Counts struct {
+	Rows    int64 // given out
+	Skipped int64
+	Ranged  int64 // labelled by a known range
+}
+
+// Labeller labels the records of one trace in their order. It is not for concurrent
+// use. It remembers distinct pages, KV addresses and regions.
+type Labeller struct {
+	rules  []compiledRule
+	policy Policy
+	ranges *rangeIndex
+	counts Counts
+
+	typeNames   []string
+	typeNumbers map[string]int32
+	pageTypes   map[uint64]int32
+	rangeIDs    []int64 // of the ranges, 0: not met yet
+	kvIDs       map[uint64]int64
+	pageIDs     map[uint64]int64
+	next        int64
+	taken       map[int64]bool // ids that came with rows or ranges
+
+	regions    map[int64]int // id to place in seen
+	seen       []region
+	blocks     map[uint64]int // page to place in kv
+	kv         []kvBlock
+	classified map[evidence]int32
+	lastRegion int64 // and its place: runs of rows share a region
+	lastPlace  int
+}
+
+// evidence is what the rules look at.
+type evidence struct {
+	symbol, dso, phase string
+	op                 trace.Op
+}
+
+type region struct {
+	id                int64
+	kind              int32
+	pageMin, pageMax  uint64
+	firstNS, latestNS int64
+	accesses          int64
+}
+
+type kvBlock struct {
+	id                       int64
+	address, page            uint64
+	stored, evicted          bool
+	writeNS, readNS, evictNS int64
+	reads                    int64
+}
+
+// New checks the options.
+func New(o Options) (*Labeller, error) {
+	if o.Rules == nil {
+		o.Rules = DefaultRules()
+	}
+	switch o.Policy {
+	case "":
+		o.Policy = Keep
+	case Keep, Skip, Fail, AsRuntime:
+	default:
+		return nil, status.New(status.InvalidArgument, "policy %q: one of %s, %s, %s, %s", o.Policy, Keep, Skip, Fail, AsRuntime)
+	}
+	rules, err := compile(o.Rules)
+	if err != nil {
+		return nil, err
+	}
+	ranges, err := newRangeIndex(o.Ranges)
+	if err != nil {
+		return nil, err
+	}
+	l := &Labeller{
+		rules: rules, policy: o.Policy, ranges: ranges,
+		typeNumbers: map[string]int32{}, pageTypes: map[uint64]int32{},
+		rangeIDs: make([]int64, len(o.Ranges)), kvIDs: map[uint64]int64{}, pageIDs: map[uint64]int64{},
+		next: weightID + 1, taken: map[int64]bool{}, regions: map[int64]int{}, blocks: map[uint64]int{},
+		classified: map[evidence]int32{}, lastRegion: -1,
+	}
+	l.typeOf(unknown) // number 0
+	for i, r := range ranges.ranges {
+		l.rangeIDs[i] = r.ID
+		if r.ID != 0 {
+			l.taken[r.ID] = true
+		}
+	}
+	return l, nil
+}
+
+func (l *Labeller) typeOf(name string) int32 {
+	number, ok := l.typeNumbers[name]
+	if !ok {
+		number = int32(len(l.typeNames))
+		l.typeNames = append(l.typeNames, name)
+		l.typeNumbers[name] = number
+	}
+	return number
+}
+
+// Schema is that of the labelled records: of the given one with region_type and
+// region_id in their places, or behind the others.
+func (l *Labeller) Schema(in *arrow.Schema) (*arrow.Schema, error) {
+	if err := trace.Check(in); err != nil {
+		return nil, err
+	}
+	fields := append([]arrow.Field(nil), in.Fields()...)
+	set := func(f arrow.Field) {
+		for i := range fields {
+			if fields[i].Name == f.Name {
+				fields[i] = f
+				return
+			}
+		}
+		fields = append(fields, f)
+	}
+	set(arrow.Field{Name: "region_type", Type: trace.Text})
+	set(arrow.Field{Name: "region_id", Type: arrow.PrimitiveTypes.Int64})
+	meta := in.Metadata()
+	return arrow.NewSchema(fields, &meta), nil
+}
+
+// Label gives a record with its rows labelled, which the caller releases. Rows keep
+// their order; only Skip leaves some out.
+//
+// Errors: InvalidArgument where a column is missing or holds what no trace holds,
+// or, with Fail, where nothing classifies a row.
+func (l *Labeller) Label(in arrow.Record) (arrow.Record, error) {
+	batch, err := trace.Open(in)
+	if err != nil {
+		return nil, err
+	}
+	clues := clues{memo: map[clue]int32{}}
+	for i, name := range []string{"symbol", "dso", "phase"} {
+		if clues.texts[i], err = batch.Text(name); err != nil {
+			return nil, err
+		}
+	}
+	own := make([]int32, len(batch.Type.Values))
+	for i, name := range batch.Type.Values {
+		own[i] = l.typeOf(name)
+	}
+	kinds, ids := make([]int32, batch.Rows), make([]int64, batch.Rows)
+	skipped := 0
+	for i := range kinds {
+		kind, id := l.classify(batch, i, own[batch.Type.Codes[i]], &clues)
+		if kind == 0 {
+			switch l.policy {
+			case Skip:
+				kinds[i] = -1
+				skipped++
+				continue
+			case Fail:
+				return nil, status.New(status.InvalidArgument,
+					"nothing classifies row %d: address_page=%#x, symbol=%q, dso=%q; add a rule or a range, or keep unknown rows",
+					l.counts.Rows+l.counts.Skipped+int64(i), batch.Page[i], clues.value(0, i), clues.value(1, i))
+			case AsRuntime:
+				kind = l.typeOf(runtime)
+			}
+		}
+		if kind != 0 {
+			if id == 0 {
+				id = l.idOf(kind, batch.Address[i], batch.Page[i])
+			}
+			l.touch(id, kind, batch, i)
+		}
+		kinds[i], ids[i] = kind, id
+	}
+	l.counts.Rows += int64(batch.Rows - skipped)
+	l.counts.Skipped += int64(skipped)
+	return l.assemble(in, kinds, ids, skipped)
+}
+
+// classify gives a row's type, and its id where that is settled.
+func (l *Labeller) classify(b *trace.Batch, i int, own int32, c *clues) (kind int32, id int64) {
+	page := b.Page[i]
+	if len(l.ranges.ranges) > 0 {
+		if number := l.ranges.find(b.Address[i], b.Time[i]); number >= 0 {
+			l.counts.Ranged++
+			kind = l.typeOf(l.ranges.ranges[number].Type)
+			if l.rangeIDs[number] == 0 && kind != l.typeOf(weight) {
+				l.rangeIDs[number] = l.newID()
+			}
+			return kind, l.rangeIDs[number]
+		}
+	}
+	if own != 0 {
+		if id = b.Region[i]; id != 0 && id != weightID && !l.taken[id] {
+			l.taken[id] = true
+		}
+		kind = own
+	} else if known, ok := l.pageTypes[page]; ok {
+		return known, 0
+	} else {
+		kind = l.byRules(c, i, b.Op[i])
+	}
+	if kind != 0 {
+		if _, ok := l.pageTypes[page]; !ok {
+			l.pageTypes[page] = kind
+		}
+	}
+	return kind, id
+}
+
+// clues are the columns of a batch that the rules look at, and what they said.
+type clues struct {
+	texts [3]trace.Texts // symbol, dso, phase
+	memo  map[clue]int32
+}
+
+// clue is a row's codes.
+type clue struct {
+	codes [3]int32
+	op    trace.Op
+}
+
+func (c *clues) value(column, row int) string {
+	if code := c.texts[column].Codes[row]; code >= 0 {
+		return c.texts[column].Values[code]
+	}
+	return ""
+}
+
+func (l *Labeller) byRules(c *clues, i int, op trace.Op) int32 {
+	key := clue{[3]int32{c.texts[0].Codes[i], c.texts[1].Codes[i], c.texts[2].Codes[i]}, op}
+	kind, ok := c.memo[key]
+	if ok {
+		return kind
+	}
+	e := evidence{c.value(0, i), c.value(1, i), c.value(2, i), op}
+	if kind, ok = l.classified[e]; !ok {
+		word := "load"
+		if op == trace.Store {
+			word = "store"
+		}
+		for r := range l.rules {
+			if l.rules[r].matches(e.symbol, e.dso, e.phase, word) {
+				kind = l.typeOf(l.rules[r].Type)
+				break
+			}
+		}
+		if len(l.classified) < maxMemo {
+			l.classified[e] = kind
+		}
+	}
+	c.memo[key] = kind
+	return kind
+}
+
+// maxMemo bounds the remembered symbols; real programs have thousands.
+const maxMemo = 1 << 20
+
+func (l *Labeller) idOf(kind int32, address, page uint64) int64 {
+	switch l.typeNames[kind] {
+	case weight:
+		return weightID
+	case kvCache:
+		id, ok := l.kvIDs[address]
+		if !ok {
+			id = l.newID()
+			l.kvIDs[address] = id
+		}
+		return id
+	default:
+		id, ok := l.pageIDs[page]
+		if !ok {
+			id = l.newID()
+			l.pageIDs[page] = id
+		}
+		return id
+	}
+}
+
+func (l *Labeller) newID() int64 {
+	for l.taken[l.next] {
+		l.next++
+	}
+	l.next++
+	return l.next - 1
+}
+
+// touch counts a row for its region, and for its block of the KV cache.
+func (l *Labeller) touch(id int64, kind int32, b *trace.Batch, i int) {
+	ns, page := b.Time[i], b.Page[i]
+	last := page
+	if b.Length != nil && b.Length[i] > 0 {
+		last = page + (b.Address[i]+b.Length[i]-1)>>trace.PageShift - b.Address[i]>>trace.PageShift
+	}
+	place := l.lastPlace
+	if id != l.lastRegion {
+		var ok bool
+		if place, ok = l.regions[id]; !ok {
+			place = len(l.seen)
+			l.regions[id] = place
+			l.seen = append(l.seen, region{id: id, kind: kind, pageMin: page, pageMax: page, firstNS: ns, latestNS: ns})
+		}
+		l.lastRegion, l.lastPlace = id, place
+	}
+	r := &l.seen[place]
+	r.accesses++
+	r.latestNS = max(r.latestNS, ns)
+	r.pageMin, r.pageMax = min(r.pageMin, page), max(r.pageMax, last)
+	if l.typeNames[kind] == kvCache {
+		l.touchBlock(id, b.Address[i], page, b.Op[i], ns)
+	}
+}
+
+func (l *Labeller) touchBlock(id int64, address, page uint64, op trace.Op, ns int64) {
+	place, ok := l.blocks[page]
+	if !ok {
+		place = len(l.kv)
+		l.blocks[page] = place
+		l.kv = append(l.kv, kvBlock{id: id, address: address, page: page})
+	}
+	b := &l.kv[place]
+	switch {
+	case op == trace.Load:
+		b.reads++
+		b.readNS = max(b.readNS, ns)
+	case !b.stored:
+		b.stored, b.writeNS = true, ns
+	case !b.evicted && ns != b.writeNS:
+		b.evicted, b.evictNS = true, ns
+	}
+}
+
+// assemble puts the two columns into the record, without the rows of kind -1.
+func (l *Labeller) assemble(in arrow.Record, kinds []int32, ids []int64, skipped int) (arrow.Record, error) {
+	schema, err := l.Schema(in.Schema())
+	if err != nil {
+		return nil, err
+	}
+	keep := make([]int, 0, len(kinds)-skipped)
+	typed := array.NewInt32Builder(memory.DefaultAllocator)
+	defer typed.Release()
+	numbered := array.NewInt64Builder(memory.DefaultAllocator)
+	defer numbered.Release()
+	for i, kind := range kinds {
+		if kind >= 0 {
+			keep = append(keep, i)
+			typed.Append(kind)
+			numbered.Append(ids[i])
+		}
+	}
+	names := array.NewStringBuilder(memory.DefaultAllocator)
+	defer names.Release()
+	names.AppendValues(l.typeNames, nil)
+	values, indices := names.NewArray(), typed.NewArray()
+	defer values.Release()
+	defer indices.Release()
+	column := array.NewDictionaryArray(trace.Text, indices, values)
+	defer column.Release()
+	id := numbered.NewArray()
+	defer id.Release()
+
+	columns := make([]arrow.Array, schema.NumFields())
+	for i, f := range schema.Fields() {
+		switch f.Name {
+		case "region_type":
+			columns[i] = column
+		case "region_id":
+			columns[i] = id
+		default:
+			from := in.Column(in.Schema().FieldIndices(f.Name)[0])
+			if skipped == 0 {
+				columns[i] = from
+				continue
+			}
+			if columns[i], err = pick(from, keep); err != nil {
+				return nil, status.Wrap(status.Unsupported, err, "column %s", f.Name)
+			}
+			defer columns[i].Release()
+		}
+	}
+	return array.NewRecord(schema, columns, int64(len(keep))), nil
+}
+
+// pick copies runs of rows: what Skip leaves is mostly long runs.
+func pick(from arrow.Array, rows []int) (arrow.Array, error) {
+	var parts []arrow.Array
+	defer func() {
+		for _, p := range parts {
+			p.Release()
+		}
+	}()
+	for start := 0; start < len(rows); {
+		end := start + 1
+		for end < len(rows) && rows[end] == rows[end-1]+1 {
+			end++
+		}
+		parts = append(parts, array.NewSlice(from, int64(rows[start]), int64(rows[end-1]+1)))
+		start = end
+	}
+	if len(parts) == 0 {
+		return array.NewSlice(from, 0, 0), nil
+	}
+	whole, err := array.Concatenate(parts, memory.DefaultAllocator)
+	if err != nil {
+		return nil, fmt.Errorf("%d runs of rows: %w", len(parts), err)
+	}
+	return whole, nil
+}
+
+// Counts of the rows so far.
+func (l *Labeller) Counts() Counts { return l.counts }

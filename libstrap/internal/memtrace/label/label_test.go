@@ -1,0 +1,338 @@
+package label
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+
+	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+type row struct {
+	time        int64
+	address     uint64
+	op          string
+	symbol, dso string
+	phase, kind string // "" is null
+	id          int64
+	length      int64
+}
+
+var rowSchema = arrow.NewSchema([]arrow.Field{
+	{Name: "timestamp_ns", Type: arrow.PrimitiveTypes.Int64},
+	{Name: "address", Type: arrow.PrimitiveTypes.Uint64},
+	{Name: "address_page", Type: arrow.PrimitiveTypes.Uint64},
+	{Name: "op_type", Type: arrow.BinaryTypes.String},
+	{Name: "symbol", Type: trace.Text},
+	{Name: "dso", Type: trace.Text},
+	{Name: "phase", Type: trace.Text, Nullable: true},
+	{Name: "region_type", Type: arrow.BinaryTypes.String, Nullable: true},
+	{Name: "region_id", Type: arrow.PrimitiveTypes.Int64},
+	{Name: "length_bytes", Type: arrow.PrimitiveTypes.Int64},
+}, nil)
+
+func recordOf(rows []row) arrow.Record {
+	b := array.NewRecordBuilder(memory.DefaultAllocator, rowSchema)
+	defer b.Release()
+	text := func(i int, v string) {
+		d := b.Field(i).(*array.BinaryDictionaryBuilder)
+		if v == "" {
+			d.AppendNull()
+		} else if err := d.AppendString(v); err != nil {
+			panic(err)
+		}
+	}
+	for _, r := range rows {
+		b.Field(0).(*array.Int64Builder).Append(r.time)
+		b.Field(1).(*array.Uint64Builder).Append(r.address)
+		b.Field(2).(*array.Uint64Builder).Append(r.address >> trace.PageShift)
+		b.Field(3).(*array.StringBuilder).Append(r.op)
+		text(4, r.symbol)
+		text(5, r.dso)
+		text(6, r.phase)
+		if r.kind == "" {
+			b.Field(7).AppendNull()
+		} else {
+			b.Field(7).(*array.StringBuilder).Append(r.kind)
+		}
+		b.Field(8).(*array.Int64Builder).Append(r.id)
+		b.Field(9).(*array.Int64Builder).Append(r.length)
+	}
+	return b.NewRecord()
+}
+
+type labelled struct {
+	kind string
+	id   int64
+	time int64
+}
+
+func labels(t testing.TB, r arrow.Record) (out []labelled) {
+	t.Helper()
+	b, err := trace.Open(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range b.Rows {
+		out = append(out, labelled{b.Type.Values[b.Type.Codes[i]], b.Region[i], b.Time[i]})
+	}
+	return out
+}
+
+func run(t testing.TB, o Options, rows []row) (*Labeller, []labelled) {
+	t.Helper()
+	l, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []labelled
+	// In batches of uneven sizes, which must not matter.
+	for i, n := 0, 1; i < len(rows); i, n = i+n, n%7+1 {
+		in := recordOf(rows[i:min(i+n, len(rows))])
+		r, err := l.Label(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, labels(t, r)...)
+		r.Release()
+		in.Release()
+	}
+	return l, out
+}
+
+func TestDocumentedLabels(t *testing.T) {
+	l, got := run(t, Options{}, []row{
+		{time: 1, address: 0x1000, op: "store", phase: "weight_load"},
+		{time: 2, address: 0x2010, op: "load", symbol: "ggml_vec_dot_q4_0"},
+		{time: 3, address: 0x3000, op: "store", symbol: "llama_kv_cache_update"},
+		{time: 4, address: 0x3100, op: "load", symbol: "memcpy"},   // its page is the cache's
+		{time: 5, address: 0x4000, op: "load", symbol: "GGML_ADD"}, // without regard to case
+		{time: 6, address: 0x4fff, op: "load"},                     // the same page
+		{time: 7, address: 0x5000, op: "load", symbol: "malloc"},
+		{time: 8, address: 0x6000, op: "load", symbol: "my_malloc"}, // not malloc
+		{time: 9, address: 0x3000, op: "store", symbol: "whatever"}, // the block again
+	})
+	want := []labelled{
+		{weight, 1, 1}, {weight, 1, 2}, {kvCache, 2, 3}, {kvCache, 3, 4}, {activation, 4, 5},
+		{activation, 4, 6}, {runtime, 5, 7}, {unknown, 0, 8}, {kvCache, 2, 9},
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("%v\nnot\n%v", got, want)
+	}
+	regions := l.RegionMap()
+	defer regions.Release()
+	if n := regions.NumRows(); n != 5 {
+		t.Errorf("%d regions, not 5", n)
+	}
+	kv := l.KVLifecycle()
+	defer kv.Release()
+	if got := fmt.Sprint(kv.Columns()); got != "[[2] [12288] [3] [3] [4] [9] [1] [6]]" {
+		t.Errorf("the block of the cache: %s", got)
+	}
+}
+
+func TestPolicies(t *testing.T) {
+	rows := []row{{time: 1, address: 1, op: "load"}, {time: 2, address: 0x9000, op: "load", symbol: "free"}, {time: 3, address: 2, op: "load"}}
+	for policy, want := range map[Policy]string{
+		Keep:      "[{unknown 0 1} {runtime 2 2} {unknown 0 3}]",
+		Skip:      "[{runtime 2 2}]",
+		AsRuntime: "[{runtime 2 1} {runtime 3 2} {runtime 2 3}]",
+	} {
+		l, got := run(t, Options{Policy: policy}, rows)
+		if fmt.Sprint(got) != want {
+			t.Errorf("%s: %v, not %s", policy, got, want)
+		}
+		if c := l.Counts(); c.Rows != int64(len(got)) || c.Rows+c.Skipped != 3 {
+			t.Errorf("%s: %+v", policy, c)
+		}
+	}
+	l, err := New(Options{Policy: Fail})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Label(recordOf(rows)); !errors.Is(err, status.InvalidArgument) || !strings.Contains(err.Error(), "row 0") {
+		t.Errorf("an unknown row: %v", err)
+	}
+}
+
+func TestKnownRangesBeatAllElse(t *testing.T) {
+	_, got := run(t, Options{Ranges: []Range{
+		{Start: 0x1000, End: 0x9000, Type: activation, ID: 70},
+		{Start: 0x2000, End: 0x3000, Type: kvCache, FromNS: 10, ToNS: 20},
+		{Start: 0x2000, End: 0x3000, Type: weight, FromNS: 20, ToNS: 30},
+	}}, []row{
+		{time: 5, address: 0x2000, op: "load", kind: "runtime", id: 9},
+		{time: 10, address: 0x2fff, op: "load", symbol: "malloc"},
+		{time: 19, address: 0x2000, op: "load"},
+		{time: 20, address: 0x2000, op: "load"},
+		{time: 30, address: 0x8fff, op: "load"},
+		{time: 30, address: 0x9000, op: "load"},
+	})
+	want := "[{activation 70 5} {kv_cache 2 10} {kv_cache 2 19} {weight 1 20} {activation 70 30} {unknown 0 30}]"
+	if fmt.Sprint(got) != want {
+		t.Errorf("%v, not %s", got, want)
+	}
+}
+
+func TestIDsOfATracerSurvive(t *testing.T) {
+	_, got := run(t, Options{}, []row{
+		{time: 1, address: 0x1000, op: "load", kind: kvCache, id: 3},
+		{time: 2, address: 0x2000, op: "load", symbol: "malloc"},
+		{time: 3, address: 0x3000, op: "load", symbol: "malloc"}, // 3 is taken
+		{time: 4, address: 0x1000, op: "load", kind: kvCache, id: 3},
+	})
+	if want := "[{kv_cache 3 1} {runtime 2 2} {runtime 4 3} {kv_cache 3 4}]"; fmt.Sprint(got) != want {
+		t.Errorf("%v, not %s", got, want)
+	}
+}
+
+func TestBadOptions(t *testing.T) {
+	for name, o := range map[string]Options{
+		"policy":      {Policy: "maybe"},
+		"region_type": {Rules: []Rule{{Type: "heap"}}},
+		"op_type":     {Rules: []Rule{{Type: weight, Op: "read"}}},
+		"symbol_re":   {Rules: []Rule{{Type: weight, Symbol: "(?=ahead)"}}},
+		"range 0":     {Ranges: []Range{{Start: 2, End: 1, Type: weight}}},
+		"range 1":     {Ranges: []Range{{End: 1, Type: weight}, {End: 1, Type: "stack"}}},
+	} {
+		if _, err := New(o); !errors.Is(err, status.InvalidArgument) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// reference follows the documented text a row at a time.
+func reference(rows []row) (out []labelled) {
+	pages, kvIDs, pageIDs := map[uint64]string{}, map[uint64]int64{}, map[uint64]int64{}
+	taken, next := map[int64]bool{}, int64(2)
+	fresh := func() int64 {
+		for taken[next] {
+			next++
+		}
+		next++
+		return next - 1
+	}
+	for _, r := range rows {
+		page := r.address >> 12
+		kind, id := r.kind, int64(0)
+		if kind == "" || kind == unknown {
+			kind = unknown
+			if known := pages[page]; known != "" {
+				kind = known
+			} else {
+				for _, rule := range DefaultRules() {
+					if (rule.Phase == "" || rule.Phase == r.phase) && (rule.Op == "" || rule.Op == r.op) &&
+						(rule.Symbol == "" || regexp.MustCompile("(?i)"+rule.Symbol).MatchString(r.symbol)) {
+						kind = rule.Type
+						break
+					}
+				}
+			}
+		} else if id = r.id; id > 1 {
+			taken[id] = true
+		}
+		if kind != unknown {
+			if pages[page] == "" {
+				pages[page] = kind
+			}
+			ids, key := pageIDs, page
+			if kind == kvCache {
+				ids, key = kvIDs, r.address
+			}
+			switch {
+			case id != 0:
+			case kind == weight:
+				id = 1
+			case ids[key] == 0:
+				ids[key] = fresh()
+				id = ids[key]
+			default:
+				id = ids[key]
+			}
+		}
+		out = append(out, labelled{kind, id, r.time})
+	}
+	return out
+}
+
+func randomRows(rnd *rand.Rand, n int) []row {
+	pick := func(of ...string) string { return of[rnd.IntN(len(of))] }
+	rows := make([]row, n)
+	for i := range rows {
+		rows[i] = row{
+			time: rnd.Int64N(20), address: rnd.Uint64N(8)<<12 | rnd.Uint64N(3), op: pick("load", "store"),
+			symbol: pick("", "kv_read", "ggml_mul_mat", "ggml_add", "malloc", "other"), dso: pick("", "lib.so"),
+			phase: pick("", "generation", "weight_load"), kind: pick("", "", unknown, weight, kvCache, activation),
+			length: rnd.Int64N(9000),
+		}
+		if k := rows[i].kind; k != "" && k != unknown && rnd.IntN(3) == 0 {
+			rows[i].id = 1 + rnd.Int64N(6)
+		}
+	}
+	return rows
+}
+
+func TestAgainstTheReference(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(7, 8))
+	for n := range 2000 {
+		rows := randomRows(rnd, rnd.IntN(40))
+		_, got := run(t, Options{}, rows)
+		if want := reference(rows); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Fatalf("trace %d: %+v\n%v\nnot\n%v", n, rows, got, want)
+		}
+	}
+}
+
+func FuzzLabel(f *testing.F) {
+	f.Add(uint64(1), 10)
+	f.Add(uint64(99), 200)
+	f.Fuzz(func(t *testing.T, seed uint64, n int) {
+		rows := randomRows(rand.New(rand.NewPCG(seed, 1)), min(max(n, 0), 500))
+		l, got := run(t, Options{}, rows)
+		if fmt.Sprint(got) != fmt.Sprint(reference(rows)) {
+			t.Fatalf("%+v", rows)
+		}
+		accesses := int64(0)
+		for _, r := range l.seen {
+			accesses += r.accesses
+		}
+		for _, g := range got {
+			if g.kind == unknown {
+				accesses++
+			}
+		}
+		if accesses != int64(len(rows)) {
+			t.Fatalf("the regions have %d accesses of %d", accesses, len(rows))
+		}
+	})
+}
+
+func BenchmarkLabel(b *testing.B) {
+	rnd := rand.New(rand.NewPCG(1, 1))
+	rows := make([]row, 1<<17)
+	symbols := []string{"ggml_vec_dot_q4_K", "llama_kv_cache_find", "ggml_compute_forward_add", "memcpy", "malloc"}
+	for i := range rows {
+		rows[i] = row{time: int64(i), address: rnd.Uint64N(1<<14) << 12, op: "load", symbol: symbols[rnd.IntN(5)], dso: "libggml.so", phase: "generation"}
+	}
+	in := recordOf(rows)
+	b.SetBytes(int64(len(rows)))
+	for range b.N {
+		l, err := New(Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		out, err := l.Label(in)
+		if err != nil {
+			b.Fatal(err)
+		}
+		out.Release()
+	}
+}
