@@ -52,7 +52,6 @@ def contend(name: str, path: str) -> float:
         return time.perf_counter() - start
 
     import pyarrow.parquet as pq
-
     from llm_instrumentation.mrm import compute_all
 
     trace: object = path

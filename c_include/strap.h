@@ -422,9 +422,13 @@ strap_status strap_trace_label(struct ArrowArrayStream *in, const char *options,
 /*
  * Computes tables about the labelled trace IN; docs/MEMORY_TRACES.md lists them.
  *
- * Options: tables (names; absent: the ten of the summary), workers (1 to 256),
- * memory_bytes (for the values behind exact quantiles; what does not fit goes to
- * spill_dir), spill_dir, bins, cdf_points, windows, top.
+ * The table "support" (table, reason) says why a trace of this kind cannot tell a
+ * table, null where it can.
+ *
+ * Options: tables (names; absent: the ten of the summary), ordered (the rows come in
+ * the order of time: none are kept for sorting, a late one is INVALID_ARGUMENT),
+ * workers (1 to 256), memory_bytes (for the values behind exact quantiles and rows to
+ * sort; what does not fit goes to spill_dir), spill_dir, bins, cdf_points, windows, top.
  */
 strap_status strap_trace_analyse(struct ArrowArrayStream *in, const char *options,
                                  strap_trace *trace, strap_error *error);

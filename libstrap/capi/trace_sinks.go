@@ -7,7 +7,11 @@ package main
 import "C"
 
 import (
+	"slices"
+
 	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/memory"
 
 	"github.com/libstrap/strap/libstrap/internal/memtrace/analyse"
 	"github.com/libstrap/strap/libstrap/internal/memtrace/parquet"
@@ -20,7 +24,8 @@ import (
 type analyseOptions struct {
 	Tables      []string `json:"tables"`
 	Workers     int      `json:"workers"`
-	MemoryBytes int64    `json:"memory_bytes"`
+	Ordered     bool     `json:"ordered"`
+	MemoryBytes int      `json:"memory_bytes"`
 	SpillDir    string   `json:"spill_dir"`
 	Bins        int      `json:"bins"`
 	CDFPoints   int      `json:"cdf_points"`
@@ -30,6 +35,7 @@ type analyseOptions struct {
 
 type analysedTrace struct {
 	sink
+	kind   trace.Kind
 	tables map[string]arrow.Record
 }
 
@@ -40,12 +46,12 @@ func strapgoTraceAnalyse(stream *C.struct_ArrowArrayStream, options *C.char, h *
 		if err != nil {
 			return err
 		}
-		analyser, err := newAnalyser(in.Schema(), options)
+		kind, analyser, err := newAnalyser(in.Schema(), options)
 		if err != nil {
 			in.Release()
 			return err
 		}
-		t := &analysedTrace{}
+		t := &analysedTrace{kind: kind}
 		t.sink = sink{
 			in:  in,
 			add: analyser.Add,
@@ -68,28 +74,32 @@ func strapgoTraceAnalyse(stream *C.struct_ArrowArrayStream, options *C.char, h *
 	})
 }
 
-func newAnalyser(schema *arrow.Schema, options *C.char) (*analyse.Analyser, error) {
+func newAnalyser(schema *arrow.Schema, options *C.char) (trace.Kind, *analyse.Analyser, error) {
 	var given analyseOptions
 	if err := traceOptions(options, &given); err != nil {
-		return nil, err
+		return "", nil, err
 	}
 	if err := trace.Check(schema); err != nil {
-		return nil, err
+		return "", nil, err
 	}
 	kind, err := trace.KindOf(schema)
 	if err != nil {
-		return nil, err
+		return "", nil, err
 	}
-	return analyse.New(analyse.Options{
-		Kind: kind, Tables: given.Tables, Workers: given.Workers,
+	a, err := analyse.New(analyse.Options{
+		Kind: kind, Tables: given.Tables, Ordered: given.Ordered, Workers: given.Workers,
 		MemoryBytes: given.MemoryBytes, SpillDir: given.SpillDir,
 		Bins: given.Bins, CDFPoints: given.CDFPoints, Windows: given.Windows, Top: given.Top,
 	})
+	return kind, a, err
 }
 
 func (t *analysedTrace) table(name string) (arrow.Record, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if name == "support" {
+		return supportTable(t.kind), nil
+	}
 	if !t.done {
 		return nil, status.New(status.InvalidState, "the analysis is not done")
 	}
@@ -99,6 +109,24 @@ func (t *analysedTrace) table(name string) (arrow.Record, error) {
 	}
 	record.Retain()
 	return record, nil
+}
+
+// supportTable says of each table why a kind of trace cannot tell it; null: it can.
+func supportTable(kind trace.Kind) arrow.Record {
+	b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{
+		{Name: "table", Type: arrow.BinaryTypes.String},
+		{Name: "reason", Type: arrow.BinaryTypes.String, Nullable: true},
+	}, nil))
+	defer b.Release()
+	for _, name := range slices.Concat(analyse.Ten, analyse.Further) {
+		b.Field(0).(*array.StringBuilder).Append(name)
+		if ok, why := analyse.Supports(kind, name); ok {
+			b.Field(1).AppendNull()
+		} else {
+			b.Field(1).(*array.StringBuilder).Append(why)
+		}
+	}
+	return b.NewRecord()
 }
 
 // ---- write ----

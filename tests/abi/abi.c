@@ -64,6 +64,13 @@ AT(strap_packet, shape, 88);
 AT(strap_packet, name_bytes, 600);
 AT(strap_packet, present, 608);
 
+AT(strap_trace_counts_t, done, 4);
+AT(strap_trace_counts_t, rows, 8);
+AT(strap_trace_counts_t, skipped, 16);
+AT(strap_trace_counts_t, malformed, 24);
+AT(strap_trace_counts_t, bytes, 32);
+AT(strap_trace_counts_t, total_bytes, 40);
+
 int main(void) {
   CHECK(strap_abi_version() == STRAP_ABI_VERSION, "the library speaks %d, the header %d",
         strap_abi_version(), STRAP_ABI_VERSION);

@@ -49,6 +49,13 @@ static void child(const char *path, strap_session session, strap_reader reader, 
   EXPECT(STRAP_ERR_FORKED, strap_encode(STRAP_CODEC_NONE, 0, byte, 1, byte, 1, &length, &error));
   EXPECT(STRAP_ERR_FORKED, strap_decoded_size(STRAP_CODEC_NONE, byte, 1, &number, &error));
   EXPECT(STRAP_ERR_FORKED, strap_decode(STRAP_CODEC_NONE, byte, 1, byte, 1, &error));
+  strap_trace trace;
+  strap_trace_counts_t counts = {.struct_size = sizeof counts};
+  EXPECT(STRAP_ERR_FORKED, strap_trace_parse("lackey", path, NULL, &other_stream, &trace, &error));
+  EXPECT(STRAP_ERR_FORKED, strap_trace_run(1, -1, &error));
+  EXPECT(STRAP_ERR_FORKED, strap_trace_counts(1, &counts, &error));
+  EXPECT(STRAP_ERR_FORKED, strap_trace_table(1, "iai", &other_stream, &error));
+  EXPECT(STRAP_ERR_FORKED, strap_trace_close(1, &error));
   CHECK(strap_encode_bound(STRAP_CODEC_NONE, 1) == 0, "a bound");
   CHECK(strap_enqueue(session, &t, -1, NULL) == STRAP_ERR_FORKED, "without a report");
 

@@ -125,6 +125,7 @@ def compiled(
         "failure.c",
         "fork.c",
         "index_export.c",
+        "traces.c",
         "cplusplus.cpp",
     ],
 )

@@ -180,6 +180,8 @@ class _Guard:
     def _batches(self) -> Iterator[pa.RecordBatch]:
         try:
             yield from self._source
+        except GeneratorExit:  # libstrap gave the rest up
+            raise
         except BaseException as error:
             self._error = error
             raise

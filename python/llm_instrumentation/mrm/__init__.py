@@ -60,7 +60,7 @@ _MODULES = {
 }
 _NAMES = {name: f".{module}" for module, names in _MODULES.items() for name in names}
 
-__all__ = sorted(_NAMES)  # noqa: PLE0605 - one list of names, above
+__all__ = sorted(_NAMES)
 
 _getattr, __dir__ = lazy(__name__, _NAMES)
 

@@ -9,6 +9,23 @@ from enum import Enum
 
 import pyarrow as pa
 
+__all__ = [
+    "ALL_COLUMNS",
+    "ARROW_SCHEMA",
+    "KIND_KEY",
+    "PAGE_BYTES",
+    "REQUIRED_COLUMNS",
+    "VERSION",
+    "VERSION_KEY",
+    "Kind",
+    "OpType",
+    "Phase",
+    "RegionType",
+    "RunValidity",
+    "arrow_schema",
+    "kind_of",
+]
+
 PAGE_BYTES = 4096
 VERSION_KEY = b"mrm_trace_schema_version"
 VERSION = "1.0"
@@ -26,6 +43,8 @@ class RegionType(str, Enum):
 
 
 class OpType(str, Enum):
+    """What an access does."""
+
     LOAD = "load"
     STORE = "store"
 
@@ -39,6 +58,8 @@ class Phase(str, Enum):
 
 
 class RunValidity(str, Enum):
+    """Whether a run's figures can be trusted."""
+
     CLEAN = "clean"
     MARGINAL = "marginal"
     CONTAMINATED = "contaminated"

@@ -44,9 +44,44 @@ func (b *block) pageOf(i int) uint64 {
 	return b.address[i] >> trace.PageShift
 }
 
+// append adds a row that was packed.
+func (b *block) append(r *row) {
+	i := b.n
+	b.time[i], b.address[i], b.region[i], b.tag[i] = r.time, r.address, r.region, r.tag
+	b.setPage(i, r.page)
+	b.setPages(i, r.pages)
+	b.n++
+}
+
+func (b *block) setPage(i int, page uint64) {
+	if b.page == nil {
+		if page == b.address[i]>>trace.PageShift {
+			return
+		}
+		b.page = make([]uint64, blockRows)
+		for j := range i {
+			b.page[j] = b.address[j] >> trace.PageShift
+		}
+	}
+	b.page[i] = page
+}
+
+func (b *block) setPages(i int, pages uint64) {
+	if b.pages == nil {
+		if pages == 1 {
+			return
+		}
+		b.pages = make([]uint64, blockRows)
+		for j := range i {
+			b.pages[j] = 1
+		}
+	}
+	b.pages[i] = pages
+}
+
 // clear empties a block for reuse.
 func (b *block) clear() {
-	b.n, b.page, b.pages, b.length = 0, nil, nil, nil
+	b.n, b.late, b.page, b.pages, b.length = 0, false, nil, nil, nil
 }
 
 // names numbers the regions and types of a trace.
@@ -121,13 +156,9 @@ func (f *filler) fill(batch *trace.Batch, from int, codes []int32) (int, error) 
 		foreign |= page ^ batch.Address[from+i]>>trace.PageShift
 	}
 	if foreign != 0 || b.page != nil {
-		if b.page == nil {
-			b.page = make([]uint64, blockRows)
-			for i := range at {
-				b.page[i] = b.address[i] >> trace.PageShift
-			}
+		for i, page := range batch.Page[from:to] {
+			b.setPage(at+i, page)
 		}
-		copy(b.page[at:], batch.Page[from:to])
 	}
 
 	if err := b.fillLengths(batch, from, to); err != nil {
@@ -140,33 +171,27 @@ func (f *filler) fill(batch *trace.Batch, from int, codes []int32) (int, error) 
 }
 
 func (b *block) fillLengths(batch *trace.Batch, from, to int) error {
-	any := uint64(0)
-	if batch.Length != nil {
-		for _, length := range batch.Length[from:to] {
-			any |= length
-		}
-	}
-	if any == 0 && b.pages == nil {
+	if batch.Length == nil && b.length == nil {
 		return nil
 	}
-	if b.pages == nil {
-		b.pages, b.length = make([]uint64, blockRows), make([]uint64, blockRows)
-		for i := range b.n {
-			b.pages[i] = 1
-		}
+	if b.length == nil {
+		b.length = make([]uint64, blockRows)
 	}
 	for i := from; i < to; i++ {
 		pages, length := uint64(1), uint64(0)
-		if batch.Length != nil && batch.Length[i] > 0 {
-			first := batch.Address[i]
+		if batch.Length != nil {
 			length = batch.Length[i]
-			if length > mostLength {
-				return status.New(status.InvalidArgument,
-					"column length_bytes, row %d of the batch: %d bytes in one access, of at most %d", i, length, uint64(mostLength))
-			}
+		}
+		if length > mostLength {
+			return status.New(status.InvalidArgument,
+				"column length_bytes, row %d of the batch: %d bytes in one access, of at most %d", i, length, uint64(mostLength))
+		}
+		if length > 0 {
+			first := batch.Address[i]
 			pages = (first+length-1)>>trace.PageShift - first>>trace.PageShift + 1
 		}
-		b.pages[b.n+i-from], b.length[b.n+i-from] = pages, length
+		b.setPages(b.n+i-from, pages)
+		b.length[b.n+i-from] = length
 	}
 	return nil
 }

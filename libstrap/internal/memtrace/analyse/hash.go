@@ -52,6 +52,18 @@ func (t *times) at(h, key uint64) *uint64 {
 	return t.insert(h, key)
 }
 
+// touch reads the slot where the search for a hash starts. Stages do that for some
+// rows before they look those up, so that the machine fetches the slots side by side.
+func (t *times) touch(h uint64) uint64 {
+	if len(t.slots) == 0 {
+		return 0
+	}
+	return t.slots[h&uint64(len(t.slots)-1)].key
+}
+
+// ahead is the number of rows whose slots are touched before they are looked up.
+const ahead = 32
+
 func (t *times) insert(h, key uint64) *uint64 {
 	if t.used >= len(t.slots)/4*3 {
 		old := t.slots
@@ -103,6 +115,14 @@ func (p *pairs) at(h, key uint64, region uint32) *uint32 {
 		}
 	}
 	return p.insert(h, key, region)
+}
+
+// touch is as that of times.
+func (p *pairs) touch(h uint64) uint64 {
+	if len(p.slots) == 0 {
+		return 0
+	}
+	return p.slots[h&uint64(len(p.slots)-1)].key
 }
 
 func (p *pairs) insert(h, key uint64, region uint32) *uint32 {

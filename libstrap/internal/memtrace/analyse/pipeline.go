@@ -22,7 +22,6 @@ type pipeline struct {
 	lanes   []lane
 	queue   []*block // what some stage has still to take
 	first   int      // number of queue[0]
-	busy    int
 	free    []*block
 	err     error
 	stopped bool
@@ -51,7 +50,7 @@ func newPipeline(stages []stage, workers int) *pipeline {
 	return p
 }
 
-// take is an empty block to fill, once there is one.
+// block is an empty block to fill, once there is one.
 func (p *pipeline) block() (*block, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -75,6 +74,11 @@ func (p *pipeline) put(b *block) error {
 	if err := p.state(); err != nil {
 		return err
 	}
+	if len(p.lanes) == 0 {
+		b.clear()
+		p.free = append(p.free, b)
+		return nil
+	}
 	p.queue = append(p.queue, b)
 	p.change.Broadcast()
 	return nil
@@ -84,7 +88,7 @@ func (p *pipeline) put(b *block) error {
 func (p *pipeline) drain() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for p.err == nil && !p.stopped && len(p.lanes) > 0 && len(p.queue) > 0 {
+	for p.err == nil && !p.stopped && len(p.queue) > 0 {
 		p.change.Wait()
 	}
 	return p.state()

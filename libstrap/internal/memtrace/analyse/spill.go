@@ -50,6 +50,49 @@ func (s *spill) write(p []byte, at int64) error {
 	return nil
 }
 
+// spillWriter writes records one behind the other, within a reserved piece of the file.
+type spillWriter struct {
+	spill  *spill
+	offset int64 // of the buffer's first byte
+	buffer []byte
+}
+
+const spillBuffer = 1 << 18
+
+func (s *spill) writer(size int64) (*spillWriter, error) {
+	at, err := s.reserve(size)
+	if err != nil {
+		return nil, err
+	}
+	return &spillWriter{spill: s, offset: at, buffer: make([]byte, 0, min(size, spillBuffer))}, nil
+}
+
+// at is the offset of the next byte written.
+func (w *spillWriter) at() int64 { return w.offset + int64(len(w.buffer)) }
+
+func (w *spillWriter) write(p []byte) error {
+	for len(p) > 0 {
+		if len(w.buffer) == cap(w.buffer) {
+			if err := w.flush(); err != nil {
+				return err
+			}
+		}
+		n := min(len(p), cap(w.buffer)-len(w.buffer))
+		w.buffer = append(w.buffer, p[:n]...)
+		p = p[n:]
+	}
+	return nil
+}
+
+func (w *spillWriter) flush() error {
+	if err := w.spill.write(w.buffer, w.offset); err != nil {
+		return err
+	}
+	w.offset += int64(len(w.buffer))
+	w.buffer = w.buffer[:0]
+	return nil
+}
+
 func (s *spill) read(p []byte, at int64) error {
 	if _, err := s.file.ReadAt(p, at); err != nil {
 		return status.FromOS(err, "cannot read %d bytes back from the analysis' file in %q", len(p), s.dir)

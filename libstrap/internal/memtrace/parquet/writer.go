@@ -1,17 +1,18 @@
 // Package parquet writes records to a Parquet file that appears when it is whole.
+//
+// Rows collect a little; then their columns are encoded side by side. Memory is
+// bounded by a row group in its encoded form, and four bytes for each of its texts.
 package parquet
 
 import (
 	"bufio"
-	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 
 	"github.com/apache/arrow/go/v17/arrow"
-	"github.com/apache/arrow/go/v17/parquet"
 	"github.com/apache/arrow/go/v17/parquet/compress"
-	"github.com/apache/arrow/go/v17/parquet/pqarrow"
 
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
@@ -20,9 +21,14 @@ import (
 type Options struct {
 	RowGroupRows int64  // 1 Mi
 	Compression  string // "zstd" (the default), "snappy", "gzip", "none"
+	Workers      int    // that encode columns; one per processor, at most 8
 }
 
-const defaultRowGroup = 1 << 20
+const (
+	defaultRowGroup = 1 << 20
+	chunkRows       = 1 << 17 // that are encoded together
+	maxWorkers      = 8
+)
 
 var codecs = map[string]compress.Compression{
 	"": compress.Codecs.Zstd, "zstd": compress.Codecs.Zstd, "snappy": compress.Codecs.Snappy,
@@ -35,11 +41,14 @@ type Writer struct {
 	path    string
 	file    *os.File
 	buffer  *bufio.Writer
-	parquet *pqarrow.FileWriter
 	schema  *arrow.Schema
-	group   int64 // rows a row group has
-	rows    int64 // rows in the open one
-	err     error // of the disk: nothing more is written
+	options Options
+	codec   compress.Compression
+	format  format         // nil until the first rows tell how to encode the columns
+	chunk   []arrow.Record // that collects
+	rows    int64          // of the chunk
+	grouped int64          // rows of the open row group
+	err     error          // the first: nothing more is written
 }
 
 // NewWriter begins a file. Text dictionaries are written as the text they stand for,
@@ -58,6 +67,15 @@ func NewWriter(path string, schema *arrow.Schema, o Options) (*Writer, error) {
 	if o.RowGroupRows < 1 {
 		return nil, status.New(status.InvalidArgument, "row_group_rows = %d: must be at least 1", o.RowGroupRows)
 	}
+	if o.Workers == 0 {
+		o.Workers = min(runtime.NumCPU(), maxWorkers)
+	}
+	if o.Workers < 1 {
+		return nil, status.New(status.InvalidArgument, "workers = %d: must be at least 1", o.Workers)
+	}
+	if err := checkSchema(schema); err != nil {
+		return nil, err
+	}
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		return nil, status.New(status.InvalidArgument, "%q is a directory", path)
 	}
@@ -65,21 +83,8 @@ func NewWriter(path string, schema *arrow.Schema, o Options) (*Writer, error) {
 	if err != nil {
 		return nil, status.FromOS(err, "cannot write %q", path)
 	}
-	w := &Writer{path: path, file: file, group: o.RowGroupRows}
+	w := &Writer{path: path, file: file, schema: schema, options: o, codec: codec}
 	w.buffer = bufio.NewWriterSize(sink{w}, 1<<20)
-	// The default of pqarrow: the footer has no Arrow schema, which would bring the
-	// dictionaries back.
-	w.parquet, err = pqarrow.NewFileWriter(schema, struct{ io.Writer }{w.buffer},
-		parquet.NewWriterProperties(
-			parquet.WithCompression(codec),
-			parquet.WithDictionaryDefault(true),
-			parquet.WithMaxRowGroupLength(o.RowGroupRows),
-			parquet.WithCreatedBy("libstrap"),
-		), pqarrow.DefaultWriterProps())
-	if err != nil {
-		w.Abort()
-		return nil, status.Wrap(status.InvalidArgument, err, "these columns have no Parquet form")
-	}
 	return w, nil
 }
 
@@ -96,56 +101,95 @@ func (s sink) Write(p []byte) (int, error) {
 
 // Write adds the rows of a record, which must have the schema of the file.
 func (w *Writer) Write(record arrow.Record) error {
-	for from := int64(0); from < record.NumRows(); {
-		if w.rows == w.group {
-			w.parquet.NewBufferedRowGroup()
-			w.rows = 0
-		}
-		to := min(record.NumRows(), from+w.group-w.rows)
-		part := record.NewSlice(from, to)
-		err := w.parquet.WriteBuffered(part)
-		part.Release()
-		if err := w.failure(err, "rows to Parquet"); err != nil {
-			return err
-		}
+	if w.err == nil && !record.Schema().Equal(w.schema) {
+		w.err = status.New(status.InvalidArgument, "the record has other columns than the file: %v, not %v", record.Schema(), w.schema)
+	}
+	for from := int64(0); from < record.NumRows() && w.err == nil; {
+		limit := min(chunkRows, w.options.RowGroupRows-w.grouped)
+		to := min(record.NumRows(), from+limit-w.rows)
+		w.chunk = append(w.chunk, record.NewSlice(from, to))
 		w.rows += to - from
 		from = to
+		if w.rows == limit {
+			w.flush()
+		}
 	}
-	return nil
+	return w.err
 }
 
-func (w *Writer) failure(err error, what string) error {
-	if w.err != nil {
-		return w.err
+// flush encodes the rows that have collected, and ends the row group if it is full.
+func (w *Writer) flush() {
+	w.guard("rows to Parquet", func() (err error) {
+		if w.format == nil {
+			if w.format, err = newFormat(w.buffer, w.schema, w.codec, w.options.Workers, w.chunk); err != nil {
+				return err
+			}
+		}
+		if w.rows == 0 {
+			return nil
+		}
+		w.grouped += w.rows
+		if err := w.format.write(w.chunk); err != nil || w.grouped < w.options.RowGroupRows {
+			return err
+		}
+		w.grouped = 0
+		return w.format.endGroup()
+	})
+	w.drop()
+}
+
+// drop gives up the rows that have collected.
+func (w *Writer) drop() {
+	for _, record := range w.chunk {
+		record.Release()
 	}
-	if err != nil {
-		return status.Wrap(status.InvalidArgument, err, "%s", what)
+	w.chunk, w.rows = nil, 0
+}
+
+// guard keeps the first error, and a panic as Internal.
+func (w *Writer) guard(what string, f func() error) {
+	if err := guarded(f); err != nil && w.err == nil {
+		w.err = status.Wrap(status.CodeOf(err), err, "%s", what)
 	}
-	return nil
+}
+
+func guarded(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = status.New(status.Internal, "it broke off: %v", p)
+		}
+	}()
+	return f()
 }
 
 // Close finishes the file, waits until it is on the disk, and gives it its name.
+// Where that fails it is Abort.
 func (w *Writer) Close() error {
-	err := w.failure(w.parquet.Close(), "the end of a Parquet file")
-	if err == nil {
-		err = w.failure(w.buffer.Flush(), "the end of a Parquet file")
+	if w.err == nil {
+		w.flush()
 	}
-	if err == nil {
-		if failed := w.file.Sync(); failed != nil {
-			err = status.FromOS(failed, "cannot sync %q", w.path)
+	if w.err == nil {
+		w.guard("the end of a Parquet file", w.format.close)
+	}
+	if w.err == nil {
+		w.guard("the end of a Parquet file", w.buffer.Flush)
+	}
+	if w.err == nil {
+		if err := w.file.Sync(); err != nil {
+			w.err = status.FromOS(err, "cannot sync %q", w.path)
 		}
 	}
-	if err == nil {
-		if failed := os.Rename(w.file.Name(), w.path); failed != nil {
-			err = status.FromOS(failed, "cannot give %q its name", w.path)
+	if w.err == nil {
+		if err := os.Rename(w.file.Name(), w.path); err != nil {
+			w.err = status.FromOS(err, "cannot give %q its name", w.path)
 		}
 	}
-	if err != nil {
+	if w.err != nil {
 		w.Abort()
-		return err
+		return w.err
 	}
-	if failed := w.file.Close(); failed != nil {
-		return status.FromOS(failed, "cannot close %q", w.path)
+	if err := w.file.Close(); err != nil {
+		return status.FromOS(err, "cannot close %q", w.path)
 	}
 	return syncFolder(filepath.Dir(w.path))
 }
@@ -165,6 +209,7 @@ func syncFolder(path string) error {
 
 // Abort removes what was written.
 func (w *Writer) Abort() {
+	w.drop()
 	// Both fail only where nothing is left to give up.
 	_ = w.file.Close()
 	_ = os.Remove(w.file.Name())

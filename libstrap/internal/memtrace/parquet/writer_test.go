@@ -167,21 +167,3 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("left behind: %v", left)
 	}
 }
-
-func BenchmarkWrite(b *testing.B) {
-	r := batch(0, 1<<17)
-	defer r.Release()
-	w, err := NewWriter(filepath.Join(b.TempDir(), "t.parquet"), schema, Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.SetBytes(r.NumRows())
-	for range b.N {
-		if err := w.Write(r); err != nil {
-			b.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		b.Fatal(err)
-	}
-}

@@ -125,7 +125,7 @@ func (b *Batch) column(name string) arrow.Array {
 }
 
 // Texts are the values of a text column: Values[Codes[i]] is that of row i, and a
-// code of -1 a null.
+// code of -1 a null. Values are copies and outlive the record.
 type Texts struct {
 	Codes  []int32
 	Values []string
@@ -191,6 +191,7 @@ func (b *Batch) Text(name string) (Texts, error) {
 				c, ok := known[v]
 				if !ok {
 					c = int32(len(t.Values))
+					v = strings.Clone(v)
 					known[v] = c
 					t.Values = append(t.Values, v)
 				}
@@ -223,7 +224,7 @@ func stringsOf(name string, a arrow.Array) ([]string, error) {
 	out := make([]string, a.Len())
 	for i := range out {
 		if a.IsValid(i) {
-			out[i] = at(i)
+			out[i] = strings.Clone(at(i))
 		}
 	}
 	return out, nil

@@ -234,7 +234,9 @@ class SweepConfig(Section):
     def _once_each(cls, values: list[int]) -> list[int]:
         twice = {value for value in values if values.count(value) > 1}
         if twice:
-            raise ValueError(f"{min(twice)} stands twice; a run would have the same name as another")
+            raise ValueError(
+                f"{min(twice)} stands twice; a run would have the same name as another"
+            )
         return values
 
 
@@ -268,20 +270,31 @@ class MemrayConfig(Section):
     file_size_limit_gb: PositiveInt = 20
 
 
+_MemoryMetric = Literal["rss", "vms", "shared", "text", "data"]
+
+
 class ProcessMonitorConfig(Section):
     poll_interval_ms: PositiveInt = 100
-    metrics: list[Literal["rss", "vms", "shared", "text", "data"]] = Field(
-        default_factory=lambda: ["rss", "vms", "shared", "text", "data"], min_length=1
-    )
+    metrics: Annotated[list[_MemoryMetric], Field(min_length=1)] = [
+        "rss",
+        "vms",
+        "shared",
+        "text",
+        "data",
+    ]
 
 
 class TorchConfig(Section):
     """The tracer of PyTorch operators."""
 
-    #: Record every n-th operator call of the generation.
+    #: Record one operator in so many, at random distances; the load is always whole.
     sample_every: PositiveInt = 1
-    #: Trace the loading of the weights too.
+    #: Trace the loading of the weights too, instead of one store for each weight.
     trace_load: bool = True
+    #: Pieces of a scattered tensor that are rows of their own.
+    max_runs: PositiveInt = 64
+    #: A region of the cache is a storage, or all storages of a layer's keys or values.
+    kv_regions: Literal["storage", "layer"] = "storage"
 
 
 class PageFaultsConfig(Section):
@@ -355,7 +368,14 @@ class LabellerConfig(Section):
     min_sample_count: int = Field(default=10, ge=0)
 
 
+_Group = Literal[
+    "region_type", "model", "context_length", "batch_size", "output_tokens", "collector"
+]
+
+
 class AnalyserConfig(Section):
+    """Which tables a run keeps. metrics.csv has its documented columns whatever is named here."""
+
     metrics: Annotated[list[Annotated[MetricName, _Word]], Field(min_length=1)] = Field(
         default_factory=lambda: [
             MetricName.RETENTION_DURATION,
@@ -367,20 +387,13 @@ class AnalyserConfig(Section):
     histogram_bins: PositiveInt = 100
     cdf_resolution: int = Field(default=1000, ge=2)
     #: Columns of the sweep's tables: region_type first, then what tells runs apart.
-    group_by: Annotated[
-        list[
-            Literal[
-                "region_type", "model", "context_length", "batch_size", "output_tokens", "collector"
-            ]
-        ],
-        Field(min_length=1),
-    ] = Field(default_factory=lambda: ["region_type", "context_length"])
+    group_by: Annotated[list[_Group], Field(min_length=1)] = ["region_type", "context_length"]
 
 
 class OutputFormats(Section):
     raw_traces: Literal["parquet"] = "parquet"
     metrics: Literal["csv"] = "csv"
-    figures: Literal["png", "none"] = "png"
+    figures: Literal["png", "pdf", "svg", "none"] = "png"
     metadata: Literal["json"] = "json"
 
 

@@ -105,6 +105,9 @@ class BaseEngine(ABC):
     def __init__(self, model_config: ModelConfig, run_config: RunConfig) -> None:
         self._model_config = model_config
         self._run_config = run_config
+        #: Say in the events where weights and caches lie, for collectors that see addresses
+        #: alone: ``weight_ranges`` and ``kv_ranges``, of [first address, address behind).
+        self.announce_memory = False
         self._phase_records: list[PhaseRecord] = []
         self._callbacks: list[PhaseCallback] = []
 
@@ -133,8 +136,23 @@ class BaseEngine(ABC):
         """
 
     @abstractmethod
+    def release(self) -> None:
+        """Frees the model, between TEARDOWN_START and TEARDOWN_END; the process stays."""
+
+    def close(self) -> None:
+        """Ends the engine's process, where it has one of its own."""
+        return
+
     def shutdown(self) -> None:
-        """Frees the model, between TEARDOWN_START and TEARDOWN_END. A second call does nothing."""
+        """Frees the model and ends its process. A second call does nothing."""
+        try:
+            self.release()
+        finally:
+            self.close()
+
+    def abandon(self) -> None:
+        """Ends the engine's process at once, without events; for runs that broke off."""
+        return
 
     @abstractmethod
     def get_target_pids(self) -> list[int]:
@@ -170,9 +188,9 @@ class BaseEngine(ABC):
         for callback in self._callbacks:
             callback(record)
 
-    def _emit_token(self, index: int, context: int) -> None:
+    def _emit_token(self, index: int, context: int, **more: Any) -> None:
         self.emit_phase(
-            PhaseEvent.TOKEN_EMITTED, {"token_index": index, "context_tokens": context}
+            PhaseEvent.TOKEN_EMITTED, {"token_index": index, "context_tokens": context, **more}
         )
 
     def _batch(self, prompt: str | Sequence[str]) -> list[str]:

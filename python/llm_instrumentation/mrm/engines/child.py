@@ -57,7 +57,7 @@ class ChildEngine(BaseEngine):
         self._replies: IO[bytes] | None = None
         self._pid: int | None = None
         self._metadata: EngineRuntimeMetadata | None = None
-        self._closed = False
+        self._released = False
 
     def prepare(self) -> None:
         reading, writing = os.pipe()
@@ -102,26 +102,29 @@ class ChildEngine(BaseEngine):
     def generate(self, prompt: str | Sequence[str]) -> GenerationResult:
         return GenerationResult(**self._ask("generate", prompt=self._batch(prompt)))
 
-    def shutdown(self) -> None:
-        if self._closed:
+    def release(self) -> None:
+        if self._released or self._process is None or self._process.poll() is not None:
             return
-        self._closed = True
+        self._released = True
+        self._metadata = self._ask_metadata()
+        self._ask("release")
+
+    def close(self) -> None:
         try:
             if self._process is not None and self._process.poll() is None:
-                self._metadata = self._ask_metadata()
-                self._ask("shutdown")
                 assert self._process.stdin is not None
                 self._process.stdin.close()
                 self._process.wait(_GRACE_S)
-        except (EngineError, subprocess.TimeoutExpired):
+        except subprocess.TimeoutExpired:
             self._kill()
-            raise
+            raise EngineError(
+                f"the engine's process did not end in {_GRACE_S:.0f} s{self._tail()}"
+            ) from None
         finally:
             self._close()
 
     def abandon(self) -> None:
-        """Ends the child at once; for interrupted runs."""
-        self._closed = True
+        self._released = True
         self._kill()
         self._close()
 
@@ -137,7 +140,8 @@ class ChildEngine(BaseEngine):
                 return
 
     def _close(self) -> None:
-        for stream in (self._replies, self._log, self._process and self._process.stdin):
+        orders = self._process.stdin if self._process is not None else None
+        for stream in (self._replies, self._log, orders):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
@@ -172,7 +176,9 @@ class ChildEngine(BaseEngine):
             code: int | str = self._process.wait(5.0)
         except subprocess.TimeoutExpired:
             code = "none yet"
-        return EngineError(f"the engine's process ended during {order}, exit code {code}{self._tail()}")
+        return EngineError(
+            f"the engine's process ended during {order}, exit code {code}{self._tail()}"
+        )
 
     def _tail(self) -> str:
         """The last of what the child printed, for the error."""
@@ -195,7 +201,7 @@ class ChildEngine(BaseEngine):
         return EngineRuntimeMetadata(**self._ask("get_runtime_metadata"))
 
     def get_runtime_metadata(self) -> EngineRuntimeMetadata:
-        if self._metadata is None or not self._closed:
+        if self._metadata is None or not self._released:
             self._metadata = self._ask_metadata()
         found = self._metadata
         return dataclasses.replace(found, extra={**found.extra, "process": "child"})

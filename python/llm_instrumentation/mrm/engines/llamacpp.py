@@ -55,7 +55,7 @@ class LlamaCppEngine(BaseEngine):
         self._module: Any | None = None
         self._program: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._closed = False
+        self._released = False
 
     @property
     def _path(self) -> str:
@@ -222,10 +222,10 @@ class LlamaCppEngine(BaseEngine):
         process.stdout.close()
         return output + decoder.decode(b"", final=True), pieces
 
-    def shutdown(self) -> None:
-        if self._closed:
+    def release(self) -> None:
+        if self._released:
             return
-        self._closed = True
+        self._released = True
         self.emit_phase(PhaseEvent.TEARDOWN_START)
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()

@@ -13,7 +13,7 @@ import importlib
 import inspect
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ class TransformersEngine(BaseEngine):
         self._folder: Path | None = None
         self._decoder = True
         self._threads_before: int | None = None
-        self._closed = False
+        self._released = False
 
     @property
     def model(self) -> Any | None:
@@ -113,13 +113,13 @@ class TransformersEngine(BaseEngine):
             raise EngineError(f"model {self._model_config.id!r}: {error}") from error
         self._model.eval()
         parameters = list(self._model.parameters())
-        self.emit_phase(
-            PhaseEvent.MODEL_LOAD_END,
-            {
-                "parameters": sum(p.numel() for p in parameters),
-                "weight_bytes": sum(p.numel() * p.element_size() for p in parameters),
-            },
-        )
+        told: dict[str, Any] = {
+            "parameters": sum(p.numel() for p in parameters),
+            "weight_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        }
+        if self.announce_memory:
+            told["weight_ranges"] = _spans([*parameters, *self._model.buffers()])
+        self.emit_phase(PhaseEvent.MODEL_LOAD_END, told)
 
     def _device(self) -> torch.device:
         import torch
@@ -246,7 +246,7 @@ class TransformersEngine(BaseEngine):
         import torch
 
         assert self._model is not None
-        options = {"use_cache": True}
+        options: dict[str, Any] = {"use_cache": True}
         # Only the last position's logits are needed; all of them would be the largest tensor.
         if "logits_to_keep" in inspect.signature(self._model.forward).parameters:
             options["logits_to_keep"] = 1
@@ -260,8 +260,9 @@ class TransformersEngine(BaseEngine):
             ids = output.logits[:, -1:].argmax(-1)
             steps.append(ids)
             if not silent:
-                self._emit_token(index, context + index + 1)
-        return torch.cat(steps, dim=1).tolist()  # type: ignore[no-any-return]
+                told = {"kv_ranges": _spans(_cached(cache))} if self.announce_memory else {}
+                self._emit_token(index, context + index + 1, **told)
+        return torch.cat(steps, dim=1).tolist()
 
     def _encode(self, ids: torch.Tensor) -> list[list[int]]:
         assert self._model is not None
@@ -288,10 +289,10 @@ class TransformersEngine(BaseEngine):
         details["bytes"] = 2 * layers * kv_heads * size * tokens * batch * item
         return details
 
-    def shutdown(self) -> None:
-        if self._closed:
+    def release(self) -> None:
+        if self._released:
             return
-        self._closed = True
+        self._released = True
         self.emit_phase(PhaseEvent.TEARDOWN_START)
         self._model = self._tokenizer = None
         gc.collect()
@@ -429,6 +430,30 @@ def is_decoder(config: Any) -> bool:
     )
 
 
+def _spans(tensors: Iterable[torch.Tensor]) -> list[list[int]]:
+    """Where tensors lie: [first address, address behind the last], each storage once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+    return [
+        [start, start + tensor.untyped_storage().nbytes()]
+        for start, tensor in storages.items()
+        if tensor.untyped_storage().nbytes()
+    ]
+
+
+def _cached(cache: Any) -> list[torch.Tensor]:
+    """The tensors of a cache: layers with keys and values, or tuples of them in older releases."""
+    import torch
+
+    layers = getattr(cache, "layers", None)
+    if layers is not None:
+        found = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+    elif hasattr(cache, "key_cache"):
+        found = [*cache.key_cache, *cache.value_cache]
+    else:
+        found = [tensor for layer in cache or () for tensor in layer]
+    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
+
+
 @contextlib.contextmanager
 def _parameters_without_memory() -> Iterator[None]:
     """Modules built inside have parameters on the meta device, and real buffers.
@@ -438,15 +463,15 @@ def _parameters_without_memory() -> Iterator[None]:
     """
     from torch import nn
 
-    original = nn.Module.register_parameter
+    original: Any = nn.Module.register_parameter
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None:
             parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
         original(module, name, parameter)
 
-    nn.Module.register_parameter = register  # type: ignore[method-assign]
+    setattr(nn.Module, "register_parameter", register)  # noqa: B010 - mypy knows no other way
     try:
         yield
     finally:
-        nn.Module.register_parameter = original  # type: ignore[method-assign]
+        setattr(nn.Module, "register_parameter", original)  # noqa: B010

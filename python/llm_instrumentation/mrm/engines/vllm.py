@@ -34,7 +34,7 @@ class VLLMEngine(BaseEngine):
         self._vllm: Any | None = None
         self._llm: Any | None = None
         self._requests = 0
-        self._closed = False
+        self._released = False
 
     @property
     def _reference(self) -> str:
@@ -134,10 +134,10 @@ class VLLMEngine(BaseEngine):
             seconds,
         )
 
-    def shutdown(self) -> None:
-        if self._closed:
+    def release(self) -> None:
+        if self._released:
             return
-        self._closed = True
+        self._released = True
         self.emit_phase(PhaseEvent.TEARDOWN_START)
         self._llm = None
         gc.collect()

@@ -18,7 +18,13 @@ from typing import IO, Any
 
 from ..config.schema import ModelConfig, RunConfig
 from . import create_engine
-from .base import BaseEngine, EngineError, PhaseRecord
+from .base import (
+    BaseEngine,
+    EngineError,
+    EngineRuntimeMetadata,
+    GenerationResult,
+    PhaseRecord,
+)
 
 __all__ = ["main"]
 
@@ -44,12 +50,14 @@ def main(replies: IO[str], orders: IO[str]) -> None:
                     RunConfig.model_validate(order["run"]),
                     in_process=True,
                 )
+                engine.announce_memory = True
                 engine.register_phase_callback(tell)
                 order = {}
             if engine is None:
                 raise EngineError(f"{name}: call prepare first")
-            result = getattr(engine, name)(**order)
-            say(done=dataclasses.asdict(result) if dataclasses.is_dataclass(result) else result)
+            result: Any = getattr(engine, name)(**order)
+            given = isinstance(result, (GenerationResult, EngineRuntimeMetadata))
+            say(done=dataclasses.asdict(result) if given else None)
         except EngineError as error:
             say(error=str(error))
         except Exception as error:

@@ -158,7 +158,8 @@ def _dicts(reader: pa.RecordBatchReader) -> Iterator[dict[str, Any]]:
 
 
 def _spooled(source: IO[Any]) -> Any:
-    spool = tempfile.NamedTemporaryFile(prefix="mrm-trace-", suffix=".txt")
+    # Closed, and with that removed, when the trace that reads it goes.
+    spool = tempfile.NamedTemporaryFile(prefix="mrm-trace-", suffix=".txt")  # noqa: SIM115
     while chunk := source.read(1 << 20):
         spool.write(chunk.encode() if isinstance(chunk, str) else chunk)
     spool.flush()

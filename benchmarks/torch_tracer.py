@@ -1,0 +1,163 @@
+"""What tracing costs: the speed that a model keeps under the torch tracer.
+
+    python benchmarks/torch_tracer.py [--rounds 15] [--threads 2] [--device cpu] [--json FILE]
+
+A random-weight Llama runs a prefill and a greedy generation. Each round runs it untraced and
+under each contender, in turns; a ratio is of the same round, and the median of all rounds is
+shown with its quartiles. Beside the tracer run a dispatch mode that does nothing, the floor
+of anything in Python, and one of the 15 lines that first come to mind. Nothing here fails on
+time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from llm_instrumentation.mrm.collector import TorchTracer
+
+PROMPT = 256
+TOKENS = 32
+
+
+class Nothing(TorchDispatchMode):
+    """Runs each operator."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class FifteenLines(TorchDispatchMode):
+    """Records times, addresses and lengths, with no idea of regions."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        now = time.monotonic_ns()
+        out = func(*args, **(kwargs or {}))
+        for op, tree in (("load", (args, kwargs)), ("store", out)):
+            for leaf in tree_leaves(tree):
+                if isinstance(leaf, torch.Tensor):
+                    self.rows.append((now, leaf.data_ptr(), leaf.nbytes, op, func))
+        return out
+
+
+def build(device: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=512, intermediate_size=1408, num_hidden_layers=8,
+        num_attention_heads=8, num_key_value_heads=8,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval().to(device)
+
+
+def workloads(model: torch.nn.Module) -> dict[str, Callable[[], None]]:
+    ids = torch.randint(0, 4096, (1, PROMPT), device=model.device)
+
+    def prefill() -> None:
+        model(ids)
+
+    def generation() -> None:
+        step, cache = ids, None
+        for _ in range(TOKENS):
+            out = model(input_ids=step, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache, step = out.past_key_values, out.logits[:, -1:].argmax(-1)
+        step.tolist()
+
+    return {"prefill": prefill, "generation": generation}
+
+
+def contenders(
+    model: torch.nn.Module, folder: str
+) -> dict[str, Callable[[], contextlib.AbstractContextManager]]:
+    tracers = {
+        "TorchTracer": TorchTracer(Path(folder) / "all.parquet"),
+        "TorchTracer, 1 operator in 10": TorchTracer(Path(folder) / "some.parquet", sample_every=10),
+    }
+    attach = {
+        name: (lambda tracer=tracer: tracer.attach(model)) for name, tracer in tracers.items()
+    }
+    return {
+        "untraced": contextlib.nullcontext,
+        "mode that does nothing": Nothing,
+        "15 lines": FifteenLines,
+        **attach,
+    }
+
+
+def measure(rounds: int, device: str) -> dict:
+    model = build(device)
+    results: dict[str, dict] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        ways = contenders(model, folder)
+        for guard in (torch.no_grad, torch.inference_mode):
+            for what, work in workloads(model).items():
+                label = f"{what}, {guard.__name__}"
+                seconds: dict[str, list[float]] = {name: [] for name in ways}
+                for number in range(rounds + 2):
+                    for name, way in ways.items():
+                        with guard(), way():
+                            start = time.perf_counter()
+                            work()
+                            if device != "cpu":
+                                torch.cuda.synchronize()
+                            if number > 1:  # the first ones warm up
+                                seconds[name].append(time.perf_counter() - start)
+                results[label] = {name: _told(seconds["untraced"], s) for name, s in seconds.items()}
+                _show(label, results[label])
+    return results
+
+
+def _told(untraced: list[float], traced: list[float]) -> dict:
+    kept = [a / b for a, b in zip(untraced, traced, strict=True)]
+    low, middle, high = statistics.quantiles(kept, n=4)
+    return {"median_s": statistics.median(traced), "kept": middle, "quartiles": [low, high]}
+
+
+def _show(label: str, result: dict) -> None:
+    print(f"\n{label}")
+    for name, one in result.items():
+        low, high = one["quartiles"]
+        print(
+            f"  {name:32s} {one['median_s'] * 1e3:9.2f} ms   "
+            f"{one['kept']:.3f} of the speed ({low:.3f} to {high:.3f})"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    machine = {
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "device": options.device,
+    }
+    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    results = measure(options.rounds, options.device)
+    if options.json is not None:
+        options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+package analyse
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+	"testing"
+
+	"github.com/apache/arrow/go/v17/arrow"
+)
+
+// BenchmarkTen makes the ten tables of traces like those of a real generation (see
+// model), which lie in memory as batches of a million rows.
+func BenchmarkTen(b *testing.B) {
+	for _, millions := range []int{1, 20} {
+		for _, ordered := range []bool{false, true} {
+			b.Run(fmt.Sprintf("rows=%dM/ordered=%v", millions, ordered), func(b *testing.B) {
+				batches := modelBatches(millions)
+				defer release(batches)
+				b.ReportAllocs()
+				before := processTime(b)
+				for b.Loop() {
+					analyseBatches(b, Options{Ordered: ordered}, batches)
+				}
+				b.ReportMetric(float64(processTime(b)-before)/float64(b.N)/float64(millions*1e6), "cpu-ns/row")
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(millions*1e6), "ns/row")
+			})
+		}
+	}
+}
+
+// BenchmarkEach makes one table at a time.
+func BenchmarkEach(b *testing.B) {
+	batches := modelBatches(1)
+	defer release(batches)
+	for _, name := range Ten {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				analyseBatches(b, Options{Tables: []string{name}, Ordered: true}, batches)
+			}
+		})
+	}
+}
+
+// processTime is the processor time that the process has used, in ns: what counts on a
+// machine that others use too.
+func processTime(b *testing.B) int64 {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return u.Utime.Nano() + u.Stime.Nano()
+}
+
+func analyseBatches(b *testing.B, o Options, batches []arrow.Record) {
+	a, err := New(o)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer a.Close()
+	for _, r := range batches {
+		if err := a.Add(r); err != nil {
+			b.Fatal(err)
+		}
+	}
+	tables, err := a.Finish()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, t := range tables {
+		t.Record.Release()
+	}
+}
+
+func modelBatches(millions int) []arrow.Record {
+	var batches []arrow.Record
+	for i := range millions {
+		rows := model(1e6, uint64(i))
+		for j := range rows {
+			rows[j].time += int64(i) * 1e9
+		}
+		batches = append(batches, record(rows))
+	}
+	return batches
+}
+
+func release(batches []arrow.Record) {
+	for _, r := range batches {
+		r.Release()
+	}
+}
+
+// BenchmarkTables compares the tables of hash.go with Go's maps.
+func BenchmarkTables(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 1))
+	keys := make([]uint64, 1_000_000)
+	for i := range keys {
+		keys[i] = 0x7f0000000000 + 64*uint64(r.IntN(200_000))
+	}
+	b.Run("own", func(b *testing.B) {
+		for b.Loop() {
+			var t times
+			for i, k := range keys {
+				*t.at(hash(k), k) = uint64(i) + 1
+			}
+		}
+	})
+	b.Run("map", func(b *testing.B) {
+		for b.Loop() {
+			t := map[uint64]uint64{}
+			for i, k := range keys {
+				t[k] = uint64(i) + 1
+			}
+		}
+	})
+}

@@ -1,0 +1,83 @@
+package analyse
+
+// need is a set of stages.
+type need uint
+
+const (
+	needCounts need = 1 << iota
+	needWrites
+	needPages
+	needStrides
+	needGaps
+
+	anyOrder = needCounts | needWrites | needPages
+	inOrder  = needStrides | needGaps
+)
+
+// stages are those of an analysis, each as one or more equal shares.
+type stages struct {
+	counts  []*counts
+	writes  []*writes
+	pages   []*pages
+	strides []*strides
+	gaps    []*gaps
+}
+
+// newStages makes those of the stages `which` that the tables need, anew.
+func (a *Analyser) newStages(which need) []stage {
+	var all []stage
+	each := func(n need, make func(share)) {
+		if which&n&a.needs == 0 {
+			return
+		}
+		for mine := range uint64(1) << a.shardBits() {
+			make(share{mine, a.shardBits()})
+		}
+	}
+	s := &a.stages
+	if which&inOrder != 0 {
+		s.strides, s.gaps = nil, nil
+	}
+	each(needCounts, func(sh share) {
+		s.counts = append(s.counts, &counts{share: sh})
+		all = append(all, s.counts[sh.mine])
+	})
+	each(needWrites, func(sh share) {
+		s.writes = append(s.writes, &writes{share: sh})
+		all = append(all, s.writes[sh.mine])
+	})
+	each(needPages, func(sh share) {
+		s.pages = append(s.pages, &pages{share: sh})
+		all = append(all, s.pages[sh.mine])
+	})
+	each(needStrides, func(sh share) {
+		s.strides = append(s.strides, &strides{share: sh, store: a.store()})
+		all = append(all, &untilLate{s.strides[sh.mine]})
+	})
+	each(needGaps, func(sh share) {
+		s.gaps = append(s.gaps, &gaps{share: sh, store: a.store()})
+		all = append(all, &untilLate{s.gaps[sh.mine]})
+	})
+	return all
+}
+
+// orderedStage is a stage that needs the rows in the order of time.
+type orderedStage interface {
+	stage
+	// forget frees all that the stage keeps.
+	forget()
+}
+
+// untilLate ends an ordered stage at the first late row: it starts again in replay.
+type untilLate struct{ orderedStage }
+
+func (u *untilLate) take(b *block) error {
+	if !b.late {
+		return u.orderedStage.take(b)
+	}
+	u.forget()
+	return nil
+}
+
+func (s *strides) forget() { s.regions, s.held = nil, 0 }
+func (s *gaps) forget()    { s.types, s.held = nil, 0 }

@@ -1,0 +1,415 @@
+package analyse
+
+import (
+	"math/bits"
+	"unsafe"
+)
+
+// store is the memory for the values of one stage: what does not fit goes to the
+// spill.
+type store struct {
+	limit int64
+	held  int64
+	spill *spill
+}
+
+// The chunks of a series grow from leastChunk values to mostChunk.
+const (
+	leastChunk = 8
+	mostChunk  = 1 << 12
+)
+
+// series is a multiset of integers of one width: chunks in memory and a chain of
+// records in the spill.
+type series[T uint32 | uint64] struct {
+	open  []T    // the chunk that fills
+	full  [][]T  // those before it
+	any   T      // those before the open chunk or'ed: the bits to select by
+	chain link   // of the spilled values
+	moved uint64 // the number of those
+}
+
+// link is where n values lie in the spill, behind the place of the record before
+// them in their chain; n = 0 ends it.
+type link struct{ at, n int64 }
+
+const recordHead = 16
+
+func (s *series[T]) add(v T, st *store) {
+	if len(s.open) == cap(s.open) {
+		s.extend(st)
+	}
+	s.open = append(s.open, v)
+}
+
+// seal ends the open chunk.
+func (s *series[T]) seal() {
+	if len(s.open) == 0 {
+		return
+	}
+	for _, v := range s.open {
+		s.any |= v
+	}
+	s.full = append(s.full, s.open)
+	s.open = nil
+}
+
+// n is the number of values, in memory and moved.
+func (s *series[T]) n() uint64 { return s.moved + uint64(s.inMemory()) }
+
+func (s *series[T]) extend(st *store) {
+	size := leastChunk
+	if cap(s.open) > 0 {
+		size = min(2*cap(s.open), mostChunk)
+		s.seal()
+	}
+	s.open = make([]T, 0, size)
+	st.held += int64(size) * int64(unsafe.Sizeof(s.any))
+}
+
+func (s *series[T]) inMemory() int64 {
+	n := int64(len(s.open))
+	for _, c := range s.full {
+		n += int64(len(c))
+	}
+	return n
+}
+
+// recordSize is the bytes that moving the series to the spill takes.
+func (s *series[T]) recordSize() int64 {
+	if n := s.inMemory(); n > 0 {
+		return recordHead + n*int64(unsafe.Sizeof(s.any))
+	}
+	return 0
+}
+
+// moveTo appends the series' values to a spill as a record.
+func (s *series[T]) moveTo(w *spillWriter) error {
+	s.seal()
+	n := s.inMemory()
+	if n == 0 {
+		return nil
+	}
+	at := w.at()
+	if err := w.write(bytesOf([]int64{s.chain.at, s.chain.n})); err != nil {
+		return err
+	}
+	for _, c := range s.full {
+		if err := w.write(bytesOf(c)); err != nil {
+			return err
+		}
+	}
+	s.chain = link{at, n}
+	s.moved += uint64(n)
+	s.full = nil
+	return nil
+}
+
+// scan shows all values, in pieces, in any order. A piece is valid until f returns.
+func (s *series[T]) scan(sp *spill, f func([]T)) error {
+	for _, c := range s.full {
+		f(c)
+	}
+	f(s.open)
+	if s.chain.n == 0 {
+		return nil
+	}
+	width := int64(unsafe.Sizeof(s.any))
+	piece := make([]T, min(1<<15, int64(s.moved)))
+	head := make([]int64, 2)
+	for r := s.chain; r.n > 0; r = (link{head[0], head[1]}) {
+		if err := sp.read(bytesOf(head), r.at); err != nil {
+			return err
+		}
+		for i := int64(0); i < r.n; {
+			p := piece[:min(int64(len(piece)), r.n-i)]
+			if err := sp.read(bytesOf(p), r.at+recordHead+i*width); err != nil {
+				return err
+			}
+			f(p)
+			i += int64(len(p))
+		}
+	}
+	return nil
+}
+
+// values is a multiset of integers. Those below 2^32, nearly all, take four bytes.
+type values struct {
+	narrow series[uint32]
+	wide   *series[uint64]
+}
+
+func (v *values) add(x uint64, st *store) {
+	if x>>32 == 0 {
+		v.narrow.add(uint32(x), st)
+		return
+	}
+	if v.wide == nil {
+		v.wide = &series[uint64]{}
+	}
+	v.wide.add(x, st)
+}
+
+func (v *values) recordSize() int64 {
+	n := v.narrow.recordSize()
+	if v.wide != nil {
+		n += v.wide.recordSize()
+	}
+	return n
+}
+
+func (v *values) moveTo(w *spillWriter) error {
+	if err := v.narrow.moveTo(w); err != nil {
+		return err
+	}
+	if v.wide == nil {
+		return nil
+	}
+	return v.wide.moveTo(w)
+}
+
+// relieve moves all multisets to the spill once they exceed their share of memory.
+func (st *store) relieve(n int, at func(int) *values) error {
+	if st.held <= st.limit {
+		return nil
+	}
+	size := int64(0)
+	for i := range n {
+		size += at(i).recordSize()
+	}
+	w, err := st.spill.writer(size)
+	if err != nil {
+		return err
+	}
+	for i := range n {
+		if err := at(i).moveTo(w); err != nil {
+			return err
+		}
+	}
+	st.held = 0
+	return w.flush()
+}
+
+// multiset is the union of some multisets, from which ranks are picked.
+type multiset struct {
+	narrow []*series[uint32]
+	wide   []*series[uint64]
+	spill  *spill
+}
+
+func union(sp *spill, parts ...*values) multiset {
+	m := multiset{spill: sp}
+	for _, v := range parts {
+		if v.narrow.n() > 0 {
+			m.narrow = append(m.narrow, &v.narrow)
+		}
+		if v.wide != nil {
+			m.wide = append(m.wide, v.wide)
+		}
+	}
+	return m
+}
+
+func count[T uint32 | uint64](parts []*series[T]) uint64 {
+	n := uint64(0)
+	for _, s := range parts {
+		n += s.n()
+	}
+	return n
+}
+
+// pick gives the values of some ranks, which ascend, of the sorted multiset.
+func (m *multiset) pick(ranks []uint64, s *scratch) ([]uint64, error) {
+	below := count(m.narrow)
+	split := 0
+	for split < len(ranks) && ranks[split] < below {
+		split++
+	}
+	out := make([]uint64, 0, len(ranks))
+	if split > 0 {
+		picked, err := pick(m.narrow, m.spill, ranks[:split], &s.narrow)
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range picked {
+			out = append(out, uint64(v))
+		}
+	}
+	if split < len(ranks) {
+		rest := make([]uint64, 0, len(ranks)-split)
+		for _, r := range ranks[split:] {
+			rest = append(rest, r-below)
+		}
+		picked, err := pick(m.wide, m.spill, rest, &s.wide)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, picked...)
+	}
+	return out, nil
+}
+
+// less counts the values below x < 2^32.
+func (m *multiset) less(x uint32) (uint64, error) {
+	n := uint64(0)
+	for _, s := range m.narrow {
+		err := s.scan(m.spill, func(piece []uint32) {
+			for _, v := range piece {
+				n += uint64((uint64(v) - uint64(x)) >> 63)
+			}
+		})
+		if err != nil {
+			return 0, err
+		}
+	}
+	return n, nil
+}
+
+// scratch is the memory of a worker's selections.
+type scratch struct {
+	narrow []uint32
+	wide   []uint64
+}
+
+// gathered bounds the values that a selection copies out to look at together.
+const gathered = 1 << 16
+
+const digitBits = 11
+
+// cell is a range of values that holds some of the ranks looked for: those whose
+// bits above the current digit are `prefix`.
+type cell[T uint32 | uint64] struct {
+	prefix T
+	n      uint64   // values in the cell
+	ranks  []uint64 // within the cell
+	counts [1 << digitBits]uint64
+}
+
+// pick selects by the values' digits from the top: a pass counts the next digit
+// within the cells that hold a rank, until few enough values are left to copy out.
+// Values are read, never moved, so that spilled ones cost passes over the file and
+// no memory.
+func pick[T uint32 | uint64](parts []*series[T], sp *spill, ranks []uint64, buffer *[]T) ([]T, error) {
+	var any T
+	for _, s := range parts {
+		s.seal()
+		any |= s.any
+	}
+	cells := []*cell[T]{{n: count(parts), ranks: ranks}}
+	shift := bits.Len64(uint64(any))
+	for {
+		left := uint64(0)
+		for _, c := range cells {
+			left += c.n
+		}
+		if left <= gathered {
+			return gather(parts, sp, cells, shift, buffer)
+		}
+		if shift == 0 {
+			var out []T
+			for _, c := range cells {
+				for range c.ranks {
+					out = append(out, c.prefix)
+				}
+			}
+			return out, nil
+		}
+		width := min(digitBits, shift)
+		shift -= width
+		for _, s := range parts {
+			if err := s.scan(sp, func(piece []T) { tally(cells, piece, shift, width) }); err != nil {
+				return nil, err
+			}
+		}
+		var finer []*cell[T]
+		for _, c := range cells {
+			finer = append(finer, c.split(width)...)
+		}
+		cells = finer
+	}
+}
+
+// tally counts the digit at shift of the values that lie in a cell.
+func tally[T uint32 | uint64](cells []*cell[T], piece []T, shift, width int) {
+	if len(cells) == 1 && cells[0].prefix == 0 && cells[0].n > 0 {
+		c := cells[0]
+		for _, v := range piece {
+			if d := v >> shift; d < 1<<width {
+				c.counts[d&(1<<digitBits-1)]++
+			}
+		}
+		return
+	}
+	for _, v := range piece {
+		d := v >> shift
+		for _, c := range cells {
+			if d>>width == c.prefix {
+				c.counts[d&(1<<width-1)&(1<<digitBits-1)]++
+				break
+			}
+		}
+	}
+}
+
+// split gives the cells one digit finer that hold the ranks.
+func (c *cell[T]) split(width int) []*cell[T] {
+	var out []*cell[T]
+	below, digit := uint64(0), 0
+	for _, r := range c.ranks {
+		for r >= below+c.counts[digit] {
+			below += c.counts[digit]
+			digit++
+		}
+		prefix := c.prefix<<width | T(digit)
+		if len(out) == 0 || out[len(out)-1].prefix != prefix {
+			out = append(out, &cell[T]{prefix: prefix, n: c.counts[digit]})
+		}
+		last := out[len(out)-1]
+		last.ranks = append(last.ranks, r-below)
+	}
+	return out
+}
+
+// gather copies the values of the cells out, each cell's together, and selects there.
+func gather[T uint32 | uint64](parts []*series[T], sp *spill, cells []*cell[T], shift int, buffer *[]T) ([]T, error) {
+	room := 0
+	for _, c := range cells {
+		room += int(c.n)
+	}
+	if cap(*buffer) < room {
+		*buffer = make([]T, max(room, 2*cap(*buffer)))
+	}
+	rest := (*buffer)[:room]
+	found := make([][]T, len(cells))
+	for i, c := range cells {
+		found[i], rest = rest[:0:c.n], rest[c.n:]
+	}
+	all := len(cells) == 1 && cells[0].n == count(parts)
+	for _, s := range parts {
+		err := s.scan(sp, func(piece []T) {
+			if all {
+				found[0] = append(found[0], piece...)
+				return
+			}
+			for _, x := range piece {
+				for i, c := range cells {
+					if x>>shift == c.prefix {
+						found[i] = append(found[i], x)
+					}
+				}
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	var out []T
+	for i, c := range cells {
+		start := 0
+		for _, r := range c.ranks {
+			out = append(out, nth(found[i][start:], int(r)-start))
+			start = int(r)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,57 @@
+package parquet
+
+import (
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/parquet"
+)
+
+// looked is how many values decide on the encoding of a column.
+const looked = 8192
+
+// encodingOf chooses how column i is encoded by its first values: 64-bit numbers
+// that never fall as differences, of which many differ as they are, and all else by
+// a dictionary, which would only cost time and room for those two.
+func encodingOf(rows []arrow.Record, i int) parquet.Encoding {
+	if len(rows) == 0 {
+		return parquet.Encodings.PlainDict
+	}
+	a := rows[0].Column(i)
+	n := min(a.Len(), looked)
+	at := numbers(a)
+	if at == nil || a.NullN() == a.Len() {
+		return parquet.Encodings.PlainDict
+	}
+	rising, different := true, map[int64]bool{}
+	for row := range n {
+		if a.IsNull(row) {
+			rising = false
+			continue
+		}
+		v := at(row)
+		rising = rising && (row == 0 || at(row-1) <= v)
+		different[v] = true
+	}
+	switch {
+	case len(different) <= n/4:
+		return parquet.Encodings.PlainDict
+	case rising:
+		return parquet.Encodings.DeltaBinaryPacked
+	default:
+		return parquet.Encodings.Plain
+	}
+}
+
+// numbers views a column of 64-bit numbers; nil for others.
+func numbers(a arrow.Array) func(int) int64 {
+	switch a := a.(type) {
+	case *array.Int64:
+		return a.Value
+	case *array.Uint64:
+		return func(i int) int64 { return int64(a.Value(i)) }
+	case *array.Timestamp:
+		return func(i int) int64 { return int64(a.Value(i)) }
+	default:
+		return nil
+	}
+}

@@ -1,0 +1,115 @@
+package parse
+
+import (
+	"math"
+	"strings"
+
+	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+)
+
+// perfScript reads samples as perf script prints them:
+//
+//	comm pid [cpu] time: [period] event: addr sym[+off] [dso]
+//
+// and with the columns of `perf mem record`: pid/tid (the tid is the thread), no
+// cpu, addr [data_src words] [weight] ip sym+0xoff (dso) [phys_addr].
+//
+// A sample whose data source says so is a store or a load; otherwise one is a store
+// whose event's name contains mem-store, else a load. One that has a data source,
+// but neither an operation nor an address, as instruction sampling gives for other
+// instructions, is skipped. The symbol of a sample with a call chain is its first
+// entry. The weight, in cycles, becomes access_latency_ns where the clock is known;
+// 0 is no weight.
+type perfScript struct {
+	cyclesPerNS float64
+
+	head  head
+	code  code
+	chain bool // the next line may have the symbol of the last row
+}
+
+func (p *perfScript) begin() { p.chain = false }
+
+func (p *perfScript) line(text []byte, out *rows) verdict {
+	if what := headOf(text, &p.head); what != accepted {
+		return p.other(text, what, out)
+	}
+	return p.sample(out)
+}
+
+// sample reads what stands behind the head.
+func (p *perfScript) sample(out *rows) verdict {
+	p.chain = false
+	h := &p.head
+	address, end, ok := hexadecimal(h.rest, 0)
+	if !ok || end < len(h.rest) && class[h.rest[end]]&isSpace == 0 {
+		return malformed
+	}
+	w := row{
+		time: h.time, address: address, op: opOfEvent(h.event),
+		level: noLevel, latency: none, cpu: h.cpu, thread: h.thread, length: none,
+	}
+	rest := h.rest[end:]
+	source, behind, sourced := dataSourceOf(rest)
+	if sourced {
+		if op, ok := opOf(source); ok {
+			w.op = op
+		} else if address == 0 {
+			return skipped
+		}
+		w.level = levelOf(source)
+		rest = behind
+	}
+	c := &p.code
+	codeOf(rest, c)
+	if c.numbers > 1 || sourced && c.onlyNumbers {
+		w.latency = p.latency(c.first)
+	}
+	w.symbol, w.dso = c.symbol, c.dso
+	p.chain = len(c.symbol) == 0 || c.onlyNumbers
+	out.add(&w)
+	return accepted
+}
+
+// other is a line that is no sample.
+func (p *perfScript) other(text []byte, what verdict, out *rows) verdict {
+	chain := p.chain
+	p.chain = false
+	switch {
+	case what == skipped || blank(text) || text[spaceEnd(text, 0)] == '#':
+		return skipped
+	case text[0] != '\t':
+		return malformed
+	}
+	if chain {
+		codeOf(text, &p.code)
+		last := out.len() - 1
+		out.symbol.codes[last] = out.symbol.code(p.code.symbol)
+		out.dso.codes[last] = out.dso.code(p.code.dso)
+	}
+	return skipped
+}
+
+// opOfEvent goes by the name of the event: mem-store in it, in any case, is a store.
+func opOfEvent(event []byte) trace.Op {
+	const store = "mem-store"
+	for i := 0; i+len(store) <= len(event); i++ {
+		if event[i]|0x20 == store[0] && strings.EqualFold(string(event[i:i+len(store)]), store) {
+			return trace.Store
+		}
+	}
+	return trace.Load
+}
+
+// latency is a weight in ns, none where it is no weight or the clock unknown.
+func (p *perfScript) latency(weight []byte) int64 {
+	cycles, end, ok := decimal(weight, 0)
+	if !ok || end < len(weight) || cycles == 0 || p.cyclesPerNS == 0 {
+		return none
+	}
+	ns := math.Round(float64(cycles) / p.cyclesPerNS)
+	if ns >= math.MaxInt64 {
+		return none
+	}
+	return int64(ns)
+}

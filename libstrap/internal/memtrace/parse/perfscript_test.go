@@ -1,0 +1,179 @@
+package parse
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestDocumentedLines(t *testing.T) {
+	got, c := show(t, PerfScript, strings.Join([]string{
+		"llama-cli 1234 [003] 100.000001: 4000 cpu/mem-loads,ldlat=30/P: 7f0000001000 ggml_vec_dot+0x1f /usr/lib/libggml.so",
+		"llama-cli 1234 [003] 100.5: cpu/mem-stores/P: 7f0000001008 ggml_vec_dot [libggml.so]",
+		"llama cli 12 1234 [000] 100.123456789987: 1 MEM-STORES: 7F00 malloc",
+		"a 1 [0] 0.000000001: x: 0 add+10 b trailing words",
+	}, "\n"), Options{})
+	same(t, got,
+		"100000001000 load 7f0000001000 ggml_vec_dot /usr/lib/libggml.so cpu=3 thread=1234",
+		"100500000000 store 7f0000001008 ggml_vec_dot [libggml.so] cpu=3 thread=1234",
+		"100123456789 store 7f00 malloc  cpu=0 thread=1234",
+		"1 load 0 add b cpu=0 thread=1",
+	)
+	sameCounts(t, c, 4, 0, 0)
+}
+
+func TestColumnsOfPerfMemRecord(t *testing.T) {
+	got, _ := show(t, PerfScript, strings.Join([]string{
+		// Linux 5.19 and later: the words begin with the operation.
+		"       llama-cli 18247/18249   [002] 15333.704933:       4000 cpu/mem-loads,ldlat=30/P:     7f3c5a2b1040         68100142 |OP LOAD|LVL L1 hit|SNP None|TLB L1 or L2 hit|LCK No|BLK  N/A               27     55d0c0a01a3f ggml_vec_dot_q4_0+0x1f (/usr/lib/libggml-cpu.so)         1a2b3c040",
+		// Before, with the level.
+		"       llama-cli 18247/18249   15333.704934:       4000      cpu/mem-stores/P:     7f3c5a2b1040          5080144 L1 hit|SNP N/A|TLB N/A|LCK N/A                0     55d0c0a01a3f ggml_vec_dot_q4_0+0x1f (/usr/lib/libggml-cpu.so)",
+		// Cut words, more latencies, and an instruction pointer without a symbol.
+		"       llama-cli 18247 15333.704935: cpu_core/mem-loads-aux/:     7f3c5a2b1040       3600800042 |OP LOAD|LVL Remote Any cache hit|SNP HitM|TLB L2 hit|LCK No|BLK Data Ad              310              12     7f0000401136 [unknown] ([unknown])",
+		"       llama-cli 18247 15333.704936: ibs_op//:     7f3c5a2b1048         68100184 |OP STORE|LVL L1 miss|SNP None|TLB L1 hit|LCK Yes|BLK  N/A",
+	}, "\n"), Options{CyclesPerNS: 2.7})
+	same(t, got,
+		"15333704933000 load 7f3c5a2b1040 ggml_vec_dot_q4_0 /usr/lib/libggml-cpu.so cpu=2 thread=18249 level=L1 latency=10",
+		"15333704934000 store 7f3c5a2b1040 ggml_vec_dot_q4_0 /usr/lib/libggml-cpu.so thread=18249 level=L1",
+		"15333704935000 load 7f3c5a2b1040 [unknown] [unknown] thread=18247 level=remote any cache latency=115",
+		"15333704936000 store 7f3c5a2b1048   thread=18247 level=L1 miss",
+	)
+}
+
+// The output of perf 6.1 for page faults, with different columns.
+func TestColumnsOfSoftwareEvents(t *testing.T) {
+	got, c := show(t, PerfScript, `
+              ls 17680 [000] 15333.704933:          1 page-faults:  ffffffff8175336a elf_load+0x28a ([kernel.kallsyms])
+              ls 17680/17680 [000] 15333.705528:          1 page-faults:     7efe468c3a60 __x86_cacheinfo_ifunc+0x0 (/usr/lib/x86_64-linux-gnu/libc.so.6)     7efe468c3a61 init+0x0 (/usr/lib/ld.so)
+              ls 17680/17680 [000] 15333.705532:          1 page-faults:     7efe469ed550 [unknown] (//anon)     7efe468c3ab6 [unknown] (/usr/lib/libc.so.6)
+              ls 17680 [000] 15333.705540: page-faults:     7efe468af840
+              ls 17680 [000] 15333.705541: page-faults:     7efe468af840     7efe468c3ab6
+python3 19014/19014 [000] 15952.817997:          1 page-faults:     55e688b98424 [unknown] (/usr/bin/env)      1e05080021 |OP N/A|LVL N/A or N/A|SNP N/A|TLB N/A|LCK N/A|BLK  N/A               0
+	ffffffff8175336a elf_load+0x28a ([kernel.kallsyms])
+	ffffffff81753a0a load_elf_binary+0x66a ([kernel.kallsyms])
+
+:-1    -1 [001] 15952.817998:          1 page-faults:     55e688b98424  7efe468c3ab6 main (inlined)
+`, Options{CyclesPerNS: 1})
+	same(t, got,
+		"15333704933000 load ffffffff8175336a elf_load [kernel.kallsyms] cpu=0 thread=17680",
+		"15333705528000 load 7efe468c3a60 init /usr/lib/ld.so cpu=0 thread=17680",
+		"15333705532000 load 7efe469ed550 [unknown] /usr/lib/libc.so.6 cpu=0 thread=17680",
+		"15333705540000 load 7efe468af840   cpu=0 thread=17680",
+		"15333705541000 load 7efe468af840 7efe468c3ab6  cpu=0 thread=17680",
+		"15952817997000 load 55e688b98424 elf_load [kernel.kallsyms] cpu=0 thread=19014",
+		"15952817998000 load 55e688b98424 main  cpu=1",
+	)
+	sameCounts(t, c, 7, 4, 0)
+}
+
+func TestSymbols(t *testing.T) {
+	for text, want := range map[string][2]string{
+		"":                                     {"", ""},
+		"main":                                 {"main", ""},
+		"main+0x1f /x.so":                      {"main", "/x.so"},
+		"main (/x.so)":                         {"main", "/x.so"},
+		"f(int, char)+0x1f (/x.so)":            {"f(int, char)", "/x.so"},
+		"f(int, char)+0x1f /x.so":              {"f(int, char)", "/x.so"},
+		"operator+(A const&, B)+0xa (/x.so)":   {"operator+(A const&, B)", "/x.so"},
+		"(anonymous namespace)::f()+0x1 (/x)":  {"(anonymous namespace)::f()", "/x"},
+		"(anonymous namespace)::f()":           {"(anonymous", "namespace)::f()"}, // no end to be seen
+		"a::operator()(int) const (/x)":        {"a::operator()(int) const", "/x"},
+		"main+0x0 (/tmp/My App (1)/x.so)":      {"main", "/tmp/My App (1)/x.so"},
+		"main (/x.so (deleted))":               {"main", "/x.so (deleted)"},
+		"main (/x.so)     1a2b3c040 4K N/A":    {"main", "/x.so"},
+		"add+0x1 (/x)":                         {"add", "/x"},
+		"add (/x)":                             {"add", "/x"},
+		"             add dead+0x1 (/x)":       {"dead", "/x"},
+		"    7f0000001000 dead (/x)":           {"dead", "/x"},
+		"401136 dead (/x)":                     {"dead", "/x"},
+		"ffffffff8175336a (/x)":                {"ffffffff8175336a", "/x"},
+		"data (/anon)     7f0000001000 f (/x)": {"f", "/x"},
+		"data (/anon)     7f0000001000 (/x)":   {"7f0000001000", "/x"},
+		"f(int) x.so":                          {"f(int)", "x.so"},
+	} {
+		var c code
+		codeOf([]byte(" "+text), &c)
+		if string(c.symbol) != want[0] || string(c.dso) != want[1] {
+			t.Errorf("%q: %q in %q, want %q in %q", text, c.symbol, c.dso, want[0], want[1])
+		}
+	}
+}
+
+func TestLinesThatAreNoSamples(t *testing.T) {
+	got, c := show(t, PerfScript, strings.Join([]string{
+		"# ========",
+		"  # captured on    : Sat Nov 21 08:22:12 2026",
+		"",
+		" \t",
+		"python3 19014/19014 [000] 15952.817997: PERF_RECORD_MMAP2 18247/18247: [0x55d0c0a00000(0x1000) @ 0 fe:00 1 2]: r-xp /usr/bin/env",
+		"python3 19014 15952.817998: PERF_RECORD_EXIT(17680:17680):(17678:17678)",
+		"ibs 1 [000] 1.0: ibs_op//:        0       1e05080021 |OP N/A|LVL N/A|SNP N/A|TLB N/A|LCK N/A|BLK  N/A   0  401136 main+0x1 (/x)",
+		"\tffffffff8175336a elf_load+0x28a ([kernel.kallsyms])",
+	}, "\n"), Options{})
+	same(t, got)
+	sameCounts(t, c, 0, 8, 0)
+}
+
+func TestMalformedLines(t *testing.T) {
+	bad := []string{
+		"garbage",
+		"comm 1 [000] 1.0 mem-loads: ff main", // no colon behind the time
+		"comm 1 [000] 1: mem-loads: ff main",  // no fraction
+		"comm 1 [000] 1.0:mem-loads: ff main",
+		"comm 1 [000] 1.0: mem-loads: 0xff main",
+		"comm 1 [000] 1.0: mem-loads: 1ffffffffffffffff main", // 65 bits
+		"comm 1 [000] 1.0: mem-loads:",
+		"comm 1 [000] 1.0: mem-loads",
+		"comm 1 [000] 9223372036.854775808: mem-loads: ff main", // 2^63 ns
+		"comm 1 [000] 1.0: sched:sched_switch: prev_comm=x",
+		"comm [000] 1.0: mem-loads: ff main",
+		"comm 1 [0x0] 1.0: mem-loads: ff main",
+	}
+	got, c := show(t, PerfScript, strings.Join(bad, "\n")+"\ncomm 1 [000] 9223372036.854775807: mem-loads: ffffffffffffffff main\n", Options{})
+	same(t, got, "9223372036854775807 load ffffffffffffffff main  cpu=0 thread=1")
+	sameCounts(t, c, 1, 0, int64(len(bad)))
+	for i, s := range c.Samples {
+		if s.Line != int64(i+1) || s.Text != bad[i] {
+			t.Errorf("sample %d: line %d, %q", i, s.Line, s.Text)
+		}
+	}
+}
+
+func TestBytesOfAnyKind(t *testing.T) {
+	got, c := show(t, PerfScript, "a\x00b 1 [0] 1.0: x: ff f\x00g (/\xff\xfex)\r\n"+"c 1 [0] 1.0: x: ff \xc3\xa9\xff h\r\n\xff\x00\r\n", Options{})
+	same(t, got,
+		"1000000000 load ff f\x00g /\uFFFDx cpu=0 thread=1",
+		"1000000000 load ff é\uFFFD h cpu=0 thread=1",
+	)
+	sameCounts(t, c, 2, 0, 1)
+	if c.Samples[0].Text != "\uFFFD\x00" {
+		t.Errorf("sample %q", c.Samples[0].Text)
+	}
+}
+
+func TestDataSources(t *testing.T) {
+	for source, want := range map[uint64]string{
+		0x68100142:                    "L1", // Intel, level bits alone
+		0x68100242:                    "LFB",
+		0x68100000 | (0x02|0x80)<<5:   "RAM",
+		0x68100000 | (0x02|0x100)<<5:  "remote RAM",
+		0x68100000 | (0x02|0x400)<<5:  "remote cache",
+		0x68100000 | (0x02|0x1000)<<5: "I/O",
+		0x68100000 | (0x04|0x08)<<5:   "L1 miss",
+		0x1e05080021:                  "", // not available
+		0xd<<33 | 0x02<<5:             "RAM",
+		1<<37 | 0xd<<33 | 0x02<<5:     "remote RAM",
+		0xe << 33:                     "PMEM",
+		0x3<<33 | (0x04|0x40)<<5:      "L3 miss",
+		0xc<<33 | (0x02|0x10)<<5:      "LFB",
+		0:                             "",
+		^uint64(0):                    "L1", // all bits: hit and miss of many
+	} {
+		got := ""
+		if code := levelOf(source); code != noLevel {
+			got = levelNames[code]
+		}
+		if got != want {
+			t.Errorf("%#x: level %q, want %q", source, got, want)
+		}
+	}
+}

@@ -1,0 +1,118 @@
+"""Analyses what lies on disk: finished runs, broken ones from their raw files, bare traces."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from ..errors import StrapError
+from .engines.base import phase_boundaries
+from .events import read_events
+from .processing import Settings, analyse, export, process
+from .recovery import open_raw
+from .runs import RunFolder, find_runs
+
+__all__ = ["RunAnalysis", "analyse_runs"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass
+class RunAnalysis:
+    """The tables of a run, or why there are none."""
+
+    run_id: str
+    path: str
+    tables: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def analyse_runs(
+    path: Path, settings: Settings | None = None, stage: Callable[[str], None] = lambda name: None
+) -> Iterator[RunAnalysis]:
+    """Analyses every run at or below a path, one after another.
+
+    Tables, figures and manifest of a run folder are written anew. A run that was interrupted
+    gets a trace of its raw files and stays marked. A Parquet file, or a folder of them that is
+    no run, is read and nothing is written. What goes wrong with a run is in its ``error``.
+
+    Raises:
+        FileNotFoundError: there is nothing at the path, or nothing of a run.
+    """
+    settings = settings or Settings()
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: there is no such file or folder")
+    folders = [] if path.is_file() else list(find_runs(path))
+    if not folders:
+        if path.is_dir() and not any(path.glob("*.parquet")):
+            raise FileNotFoundError(f"{path}: holds no run and no Parquet file")
+        yield _guarded(RunAnalysis(path.name, str(path)), lambda one: _bare(one, path, settings))
+        return
+    for folder in folders:
+        stage(folder.run_id)
+        one = RunAnalysis(folder.run_id, str(folder.path))
+        yield _guarded(one, lambda one, folder=folder: _run(one, folder, settings))  # type: ignore[misc]
+
+
+def _guarded(one: RunAnalysis, work: Callable[[RunAnalysis], None]) -> RunAnalysis:
+    try:
+        work(one)
+    except (OSError, ValueError, StrapError) as error:
+        one.error = " ".join(str(error).split())
+        _LOG.debug("%s", one.path, exc_info=True)
+    return one
+
+
+def _bare(one: RunAnalysis, path: Path, settings: Settings) -> None:
+    one.tables = analyse(settings.analyser, path)
+
+
+def _run(one: RunAnalysis, folder: RunFolder, settings: Settings) -> None:
+    if not folder.trace.exists():
+        _recover(one, folder, settings)
+        return
+    metadata = folder.metadata()
+    regions, lifecycle = _side_tables(folder)
+    one.tables = export(
+        settings, folder, metadata, regions, lifecycle, lambda name: None, one.notes.append
+    )
+
+
+def _side_tables(folder: RunFolder) -> tuple[Any, Any]:
+    """The region map and the KV lifecycle: as they are, or from the trace's own labels."""
+    paths = [folder.path / f"{name}.parquet" for name in ("region_map", "kv_block_lifecycle")]
+    if all(path.is_file() for path in paths):
+        return pq.read_table(paths[0]), pq.read_table(paths[1])
+    from .labeller import TraceLabeller
+
+    labeller = TraceLabeller()
+    for _ in labeller.label_table(folder.trace):
+        pass
+    return labeller.region_map(), labeller.kv_lifecycle()
+
+
+def _recover(one: RunAnalysis, folder: RunFolder, settings: Settings) -> None:
+    records = read_events(folder.raw / "events.jsonl")
+    phases = phase_boundaries(records)
+    found = open_raw(folder.raw, folder.run_id, phases)
+    if found is None:
+        one.error = f"{folder.raw} holds nothing that can be analysed; run it again"
+        return
+    collector, reader = found
+    metadata = {
+        "run_id": folder.run_id,
+        **folder.metadata(),
+        "collector": {"collector_type": collector},
+        "phases": phases,
+        "recovered": "the trace was made of the raw files of a run that did not finish",
+    }
+    processed = process(settings, folder, reader, records, metadata, warn=one.notes.append)
+    one.notes.append(f"{processed.rows} rows recovered from what {collector} left")
+    one.error = processed.problem
+    one.tables = processed.tables

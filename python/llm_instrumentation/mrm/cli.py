@@ -1,0 +1,517 @@
+"""The command ``mrm-trace``."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .config import (
+    ConfigError,
+    ExperimentConfig,
+    MetricName,
+    RunConfig,
+    ValidationResult,
+    expand_sweep,
+    load_experiment,
+)
+
+if TYPE_CHECKING:
+    from .runner import RunOutcome
+
+__all__ = ["ExitCode", "app", "main"]
+
+
+class ExitCode(IntEnum):
+    """What the command's exit says."""
+
+    OK = 0
+    USAGE = 1
+    RUN_FAILED = 2
+    NOTHING_COLLECTED = 3
+    INTERRUPTED = 130
+
+
+_CODES = (
+    "Exit codes: 0 all went well; 1 the command line or the experiment file is wrong; 2 a run "
+    "failed; 3 no collector could run here; 130 interrupted with Ctrl-C."
+)
+
+app = typer.Typer(
+    name="mrm-trace",
+    help="Memory traces of LLM inference: collect, label, analyse, report.",
+    epilog=_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_Config = Annotated[Path, typer.Option("--config", "-c", help="The experiment file (YAML).")]
+_Input = Annotated[Path, typer.Option("--input", "-i", help="Results: a run, or a folder of them.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+_Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens to stderr.")]
+
+
+class Format(str, Enum):
+    HF = "hf"
+    ZENODO = "zenodo"
+
+
+# Results go to stdout, everything else to stderr.
+_out = Console(soft_wrap=True, highlight=False)
+_err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+@app.command(epilog=_CODES)
+def validate(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="The experiment file (YAML).")
+    ] = None,
+    machine: Annotated[
+        bool, typer.Option("--machine", help="Show which collectors can run here, and why not.")
+    ] = False,
+    as_json: _Json = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Check an experiment file, its models and this machine."""
+    _log(verbose)
+    if config is None and not machine:
+        _usage("give --config FILE, --machine, or both", as_json)
+    told: dict[str, Any] = {}
+    result = ValidationResult()
+    if machine:
+        told["machine"] = _survey(as_json)
+    if config is not None:
+        from .api import Experiment
+
+        result = Experiment(_load(config, as_json)).check()
+        told |= {"valid": result.is_valid, "errors": result.errors, "warnings": result.warnings}
+        if not as_json:
+            _say_checks(config, result)
+    if as_json:
+        _print_json(told)
+    raise typer.Exit(ExitCode.OK if result.is_valid else ExitCode.USAGE)
+
+
+@app.command(epilog=_CODES)
+def plan(config: _Config, as_json: _Json = False, verbose: _Verbose = False) -> None:
+    """List the runs of an experiment, and which of them have finished."""
+    _log(verbose)
+    from .runs import find_finished
+
+    experiment = _load(config, as_json)
+    runs = expand_sweep(experiment)
+    finished = {
+        run.run_id: folder.run_id
+        for run in runs
+        if not run.is_warmup and (folder := find_finished(experiment, run)) is not None
+    }
+    if as_json:
+        _print_json(
+            {
+                "experiment": experiment.experiment.name,
+                "runs": [
+                    {
+                        **run.model_dump(mode="json", exclude={"model"}),
+                        "model": run.model.id,
+                        "engine": run.model.engine.value,
+                        "finished_as": finished.get(run.run_id),
+                    }
+                    for run in runs
+                ],
+            }
+        )
+        return
+    warmups = sum(run.is_warmup for run in runs)
+    _out.print(f"Experiment : {escape(experiment.experiment.name)}")
+    _out.print(f"Total runs : {len(runs)}  ({warmups} warmup, {len(runs) - warmups} actual)")
+    table = Table("#", "Model", "Engine", "Ctx", "Batch", "Out", "Run", "State")
+    for number, run in enumerate(runs, 1):
+        table.add_row(
+            str(number), run.model.id, run.model.engine.value, str(run.context_length),
+            str(run.batch_size), str(run.output_tokens), _kind(run),
+            "finished" if run.run_id in finished else "to run",
+        )  # fmt: skip
+    _out.print(table)
+
+
+def _kind(run: RunConfig) -> str:
+    return f"{'warmup' if run.is_warmup else 'rep'}{run.rep_index}"
+
+
+@app.command(epilog=_CODES)
+def run(
+    config: _Config,
+    force: Annotated[bool, typer.Option("--force", help="Run again what has finished.")] = False,
+    only: Annotated[
+        str | None, typer.Option("--only", help="Only runs with this in their name; * and ? match.")
+    ] = None,
+    as_json: _Json = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Run what has not finished yet: collect, label, analyse, report.
+
+    A run that broke off is marked in its folder and run again in a new one.
+    """
+    _log(verbose)
+    experiment = _load(config, as_json)
+    from .config import validate_config_semantics, validate_model_paths
+
+    for check in (validate_config_semantics, validate_model_paths):
+        result = check(experiment)
+        if result.errors:
+            _fail(result.errors, as_json)
+        for warning in result.warnings:
+            _note(warning, as_json)
+    from .runner import SweepSelectionError, run_sweep
+
+    outcomes: list[RunOutcome] = []
+    with _Display(as_json, outcomes) as display:
+        try:
+            run_sweep(experiment, force=force, only=only, listener=display.listener)
+            code = _verdict(outcomes)
+        except SweepSelectionError as error:
+            _usage(str(error), as_json)
+        except KeyboardInterrupt:
+            code = ExitCode.INTERRUPTED
+            display.interrupted()
+    if as_json:
+        _print_json(
+            {
+                "experiment": experiment.experiment.name,
+                "exit_code": int(code),
+                "runs": [asdict(outcome) for outcome in outcomes],
+            }
+        )
+    else:
+        _say_outcomes(outcomes)
+    raise typer.Exit(code)
+
+
+def _verdict(outcomes: Sequence[RunOutcome]) -> ExitCode:
+    failed = [one for one in outcomes if one.status == "failed"]
+    if not failed:
+        return ExitCode.OK
+    tried = [one for one in outcomes if one.status in ("failed", "finished")]
+    if all(one.steps and not any(step["used"] for step in one.steps) for one in tried):
+        return ExitCode.NOTHING_COLLECTED
+    return ExitCode.RUN_FAILED
+
+
+@app.command(epilog=_CODES)
+def analyse(
+    results: _Input,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics", "-m", help="Some of: " + ", ".join(one.value for one in MetricName)
+        ),
+    ] = None,
+    as_json: _Json = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Compute the tables of runs anew, of broken ones from their raw files, or of a trace file."""
+    _log(verbose)
+    from .analysis import analyse_runs
+    from .processing import Settings, tables_of
+
+    chosen = list(MetricName) if metrics is None else _metrics(metrics, as_json)
+    settings = Settings()
+    settings.analyser.metrics = chosen
+    shown = tables_of(chosen)
+    told, failed = [], False
+    try:
+        for one in analyse_runs(results, settings):
+            failed |= one.error is not None
+            tables = {name: one.tables[name] for name in shown if name in one.tables}
+            if as_json:
+                told.append({**asdict(one), "tables": _records(tables)})
+            else:
+                _say_tables(one.run_id, tables, one.notes, one.error)
+    except FileNotFoundError as error:
+        _usage(str(error), as_json)
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    if as_json:
+        _print_json({"runs": told})
+    raise typer.Exit(ExitCode.RUN_FAILED if failed else ExitCode.OK)
+
+
+def _metrics(text: str, as_json: bool) -> list[MetricName]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    known = [one.value for one in MetricName]
+    for name in names:
+        if name not in known:
+            _usage(f"--metrics: {name!r} is none of {', '.join(known)}", as_json)
+    if not names:
+        _usage(f"--metrics: names none of {', '.join(known)}", as_json)
+    return [MetricName(name) for name in names]
+
+
+@app.command(epilog=_CODES)
+def report(
+    results: _Input,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the report goes.")] = Path(
+        "reports/"
+    ),
+    as_json: _Json = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Write one HTML page, tables and figures over all runs of a folder."""
+    _log(verbose)
+    from .reporter import write_sweep_report
+
+    page = _guarded(lambda: write_sweep_report(results, output), as_json)
+    if as_json:
+        _print_json({"report": str(page)})
+    else:
+        _out.print(f"{escape(str(page))}")
+
+
+@app.command(epilog=_CODES)
+def export(
+    results: _Input,
+    to: Annotated[Format, typer.Option("--format", "-f", help="What to make.")] = Format.HF,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where it goes.")] = Path("dist/"),
+    as_json: _Json = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Pack finished runs as a Hugging Face data set or for Zenodo. Nothing is uploaded."""
+    _log(verbose)
+    from .reporter import export_hf, export_zenodo
+
+    pack = export_hf if to is Format.HF else export_zenodo
+    result = _guarded(lambda: pack(results, output), as_json)
+    if as_json:
+        _print_json(asdict(result))
+    else:
+        _out.print(f"{escape(str(result.path))}")
+
+
+# What is said, and how.
+
+
+class _Display:
+    """The lines of a sweep, and on a terminal a bar below them."""
+
+    def __init__(self, quiet: bool, outcomes: list[RunOutcome]) -> None:
+        from .runner import SweepListener
+
+        display = self
+
+        class Listener(SweepListener):
+            def sweep_begins(self, runs: Sequence[RunConfig]) -> None:
+                display.bar.reset(display.task, total=len(runs), visible=True)
+
+            def run_begins(self, run: RunConfig) -> None:
+                display.current = run.run_id
+                display.say(f"[bold]{escape(run.run_id)}[/bold]")
+
+            def stage(self, run: RunConfig, name: str) -> None:
+                display.bar.update(display.task, description=name)
+                display.say(f"  {escape(name)}")
+
+            def note(self, message: str, level: int = logging.INFO) -> None:
+                colour = "yellow" if level >= logging.WARNING else "default"
+                display.say(f"  [{colour}]{escape(message)}[/{colour}]")
+
+            def run_ends(self, outcome: RunOutcome) -> None:
+                outcomes.append(outcome)
+                display.current = None
+                display.bar.advance(display.task)
+                display.say(f"  {_in_words(outcome)}")
+
+        self.listener = Listener()
+        self.quiet = quiet
+        self.outcomes = outcomes
+        self.current: str | None = None
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=_err,
+            transient=True,
+            disable=quiet or not _err.is_terminal,
+        )
+        self.task = self.bar.add_task("starting", total=None)
+
+    def say(self, line: str) -> None:
+        if not self.quiet:
+            self.bar.console.print(line)
+
+    def interrupted(self) -> None:
+        if self.current is not None:
+            self.say(f"  [red]interrupted[/red]: {escape(self.current)} is marked incomplete")
+
+    def __enter__(self) -> _Display:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.bar.stop()
+
+
+def _in_words(outcome: RunOutcome) -> str:
+    if outcome.status == "failed":
+        return f"[red]failed[/red]: {escape(outcome.reason or '')}"
+    if outcome.status == "skipped":
+        return f"skipped: {escape(outcome.reason or '')}"
+    if outcome.status == "warmed_up":
+        return f"warmed up in {outcome.duration_s:.1f} s"
+    rows = f"{outcome.rows:,} rows of {outcome.kind}" if outcome.kind else "no trace"
+    validity = f", {outcome.validity}" if outcome.validity else ""
+    return (
+        f"[green]finished[/green] in {outcome.duration_s:.1f} s: {rows} by {outcome.collector}"
+        f"{validity}"
+    )
+
+
+def _say_outcomes(outcomes: Sequence[RunOutcome]) -> None:
+    if not outcomes:
+        return
+    for one in outcomes:
+        if one.status != "warmed_up":
+            _out.print(f"{one.status:<12}{one.rows:>14,} rows  {escape(one.run_dir)}")
+
+
+def _say_checks(config: Path, result: ValidationResult) -> None:
+    for error in result.errors:
+        _err.print(f"[red]error[/red]    {escape(error)}")
+    for warning in result.warnings:
+        _err.print(f"[yellow]warning[/yellow]  {escape(warning)}")
+    if result.is_valid:
+        _out.print(f"{escape(str(config))} is valid")
+
+
+def _say_tables(
+    run_id: str, tables: dict[str, Any], notes: Sequence[str], error: str | None
+) -> None:
+    _out.print(f"[bold]{escape(run_id)}[/bold]")
+    for note in notes:
+        _err.print(f"  [yellow]{escape(note)}[/yellow]")
+    if error is not None:
+        _err.print(f"  [red]failed[/red]: {escape(error)}")
+    for name, frame in tables.items():
+        table = Table(*map(str, frame.columns), title=name, title_justify="left")
+        for row in frame.head(_SHOWN_ROWS).itertuples(index=False):
+            table.add_row(*(_cell(value) for value in row))
+        _out.print(table)
+        if len(frame) > _SHOWN_ROWS:
+            _out.print(f"... and {len(frame) - _SHOWN_ROWS:,} rows more")
+
+
+_SHOWN_ROWS = 20
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else escape(str(value))
+
+
+def _records(tables: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    return {name: frame.to_dict("records") for name, frame in tables.items()}
+
+
+def _survey(as_json: bool) -> list[dict[str, Any]]:
+    from .collector import survey_machine
+
+    found = survey_machine()
+    if not as_json:
+        table = Table("Collector", "Here", "Gives", "Why not, and what to use instead")
+        for one in found:
+            table.add_row(
+                one.name, "[green]yes[/green]" if one.available else "[red]no[/red]",
+                escape(one.gives), escape(one.reason or ""),
+            )  # fmt: skip
+        _out.print(table)
+    return [_plain(one) for one in found]
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _load(path: Path, as_json: bool) -> ExperimentConfig:
+    try:
+        return load_experiment(path)
+    except ConfigError as error:
+        _fail([f"{path}: {problem}" for problem in error.problems], as_json)
+    except OSError as error:
+        _fail([str(error)], as_json)
+
+
+def _guarded(work: Any, as_json: bool) -> Any:
+    """Runs what reads a results folder; what is wrong with the folder is a failure of the run."""
+    from ..errors import StrapError
+
+    try:
+        return work()
+    except FileNotFoundError as error:
+        _usage(str(error), as_json)
+    except (OSError, ValueError, StrapError) as error:
+        _fail([" ".join(str(error).split())], as_json, ExitCode.RUN_FAILED)
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _usage(message: str, as_json: bool) -> NoReturn:
+    _fail([message], as_json)
+
+
+def _fail(messages: Sequence[str], as_json: bool, code: ExitCode = ExitCode.USAGE) -> NoReturn:
+    if as_json:
+        _print_json({"exit_code": int(code), "errors": list(messages)})
+    else:
+        for message in messages:
+            _err.print(f"[red]error[/red]    {escape(message)}")
+    raise typer.Exit(code)
+
+
+def _note(message: str, as_json: bool) -> None:
+    if not as_json:
+        _err.print(f"[yellow]warning[/yellow]  {escape(message)}")
+
+
+def _print_json(value: Any) -> None:
+    from .reporter.files import to_json
+
+    sys.stdout.write(to_json(value))
+
+
+def _log(verbose: bool) -> None:
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+# The root of typer's errors of the command line; older releases take it from click, newer ones
+# carry it themselves.
+_ClickError: Any = typer.BadParameter.__mro__[2]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command and exits; a wrong command line is 1, as a wrong file is."""
+    try:
+        code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
+    except _ClickError as error:
+        error.show()
+        code = ExitCode.USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        code = ExitCode.INTERRUPTED
+    sys.exit(int(code or 0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Collectors: sources of memory traces, and what can run on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..._lazy import lazy
+
+if TYPE_CHECKING:
+    from .access import AccessCollector
+    from .artifact_manager import ArtifactManager, DiskSpaceError
+    from .base import BaseCollector, CollectorMeta, CollectorUnavailableError, Mode
+    from .lackey import Lackey
+    from .machine import CollectorStatus, select_collector, survey_machine
+    from .memray import MemrayRunner
+    from .page_faults import PageFaults
+    from .perf_mem import PerfMemRunner
+    from .process_monitor import ProcessMonitor, ProcessMonitorCollector, ProcessSample
+    from .torch_tracer import TorchTracer
+    from .write_sets import WriteSets
+
+__all__ = [
+    "AccessCollector",
+    "ArtifactManager",
+    "BaseCollector",
+    "CollectorMeta",
+    "CollectorStatus",
+    "CollectorUnavailableError",
+    "DiskSpaceError",
+    "Lackey",
+    "MemrayRunner",
+    "Mode",
+    "PageFaults",
+    "PerfMemRunner",
+    "ProcessMonitor",
+    "ProcessMonitorCollector",
+    "ProcessSample",
+    "TorchTracer",
+    "WriteSets",
+    "select_collector",
+    "survey_machine",
+]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "AccessCollector": ".access",
+        "ArtifactManager": ".artifact_manager",
+        "BaseCollector": ".base",
+        "CollectorMeta": ".base",
+        "CollectorStatus": ".machine",
+        "CollectorUnavailableError": ".base",
+        "DiskSpaceError": ".artifact_manager",
+        "Lackey": ".lackey",
+        "MemrayRunner": ".memray",
+        "Mode": ".base",
+        "PageFaults": ".page_faults",
+        "PerfMemRunner": ".perf_mem",
+        "ProcessMonitor": ".process_monitor",
+        "ProcessMonitorCollector": ".process_monitor",
+        "ProcessSample": ".process_monitor",
+        "TorchTracer": ".torch_tracer",
+        "WriteSets": ".write_sets",
+        "select_collector": ".machine",
+        "survey_machine": ".machine",
+    },
+)

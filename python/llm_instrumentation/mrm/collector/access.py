@@ -1,0 +1,193 @@
+"""Every load and store of a C or C++ program that was compiled for it.
+
+docs/ACCESS_TRACING.md tells how such a program is built.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ..._native import trace as native
+from ...errors import InvalidArgumentError, InvalidStateError, StrapError
+from ..schema import Kind
+from .base import BaseCollector, CollectorMeta, CollectorUnavailableError, Mode, PhaseBoundaries
+
+__all__ = ["AccessCollector", "AccessFile"]
+
+_MACHINES = ("x86_64", "aarch64")
+_BUILD = "build the program with libstrap-access, as docs/ACCESS_TRACING.md tells"
+
+
+class AccessFile:
+    """A file that libstrap-access wrote.
+
+    Args:
+        path: the file.
+        run_id: for every row.
+        phase_boundaries: name the phases of the rows by their times.
+        source: whether to add the column ``source``, "FILE:LINE".
+
+    Raises:
+        NotFoundError: there is no such file.
+        CorruptError: the file does not begin as one of libstrap-access.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        run_id: str = "",
+        phase_boundaries: PhaseBoundaries | None = None,
+        *,
+        source: bool = False,
+    ) -> None:
+        self._path = path
+        self._options: dict[str, Any] = {
+            "run_id": run_id,
+            "source": source,
+            "phases": [
+                {
+                    "phase": str(getattr(one["phase"], "value", one["phase"])),
+                    "start_ns": int(one["start_ns"]),
+                    "end_ns": int(one["end_ns"]),
+                }
+                for one in phase_boundaries or ()
+            ],
+        }
+        self._open()
+
+    def _open(self) -> pa.RecordBatchReader:
+        reader, self._trace = native.parse("access", self._path, self._options)
+        return reader
+
+    def reader(self) -> pa.RecordBatchReader:
+        """All rows in the order of time; ``length_bytes`` is the size of the access."""
+        return self._open()
+
+    def labelled(self) -> pa.RecordBatchReader:
+        """The same, with region_type and region_id where the program named its memory."""
+        ranges = self.ranges
+        if not ranges:
+            return self.reader()
+        # Other rows stay unknown: what symbols tell is for the labeller proper.
+        options = {"ranges": ranges, "rules": [], "policy": "keep"}
+        reader, _ = native.label(self.reader(), options)
+        return reader
+
+    @property
+    def ranges(self) -> list[dict[str, Any]]:
+        """What the program named, as the labeller takes known ranges."""
+        return list(self._trace.table("ranges").to_pylist())
+
+    @property
+    def program(self) -> dict[str, str]:
+        """exe, pid, clock, clock_every, sample_every, realtime_ns, ended, threads, seen,
+        recorded, lost.
+        """
+        rows = self._trace.table("program").to_pylist()
+        return {row["key"]: row["value"] for row in rows}
+
+    @property
+    def problems(self) -> list[str]:
+        """What the file lacks; once it has been read, also which symbols were not found."""
+        return [row["text"] for row in self._trace.table("problems").to_pylist()]
+
+
+class AccessCollector(BaseCollector):
+    """Runs a program that links libstrap-access; it writes ``raw/program.access`` itself.
+
+    The file is the first process's that records: children that inherit the environment find it
+    taken and say so on stderr.
+    """
+
+    name = "access"
+    kind = Kind.ACCESSES
+    modes = frozenset({Mode.WRAP})
+    gives = "every load and store of a C or C++ program built for it, with times and symbols"
+    use_instead = "torch traces PyTorch models; lackey runs programs as they are, if tiny"
+
+    def __init__(self, sample_every: int = 1) -> None:
+        if sample_every < 1 or sample_every > 2**32 - 1:
+            raise InvalidArgumentError(f"sample_every = {sample_every}: give 1 to 4294967295")
+        self._sample_every = sample_every
+        self._path: Path | None = None
+        self._running = False
+
+    def unavailable_reason(self) -> str | None:
+        machine = platform.machine()
+        if sys.platform == "linux" and machine in _MACHINES:
+            return None
+        return (
+            f"libstrap-access runs on Linux on {' and '.join(_MACHINES)}, "
+            f"and this is {sys.platform} on {machine}. {self.use_instead}"
+        )
+
+    def start(self, target_pids: list[int], output_dir: Path) -> None:
+        if self._running:
+            raise InvalidStateError("access is running; stop it first")
+        reason = self.unavailable_reason()
+        if reason is None and target_pids:
+            reason = f"a running process cannot be instrumented; {_BUILD}, and start it here"
+        if reason is not None:
+            raise CollectorUnavailableError(self.name, reason)
+        output_dir.mkdir(parents=True, exist_ok=True)
+        self._path = (output_dir / "program.access").resolve()
+        if "%p" in str(self._path):
+            raise InvalidArgumentError(
+                f"{output_dir}: a folder named with %p cannot be recorded to"
+            )
+        self._path.unlink(missing_ok=True)
+        self._running = True
+
+    def command_prefix(self, argv: Sequence[str]) -> list[str]:
+        if not self._running:
+            raise InvalidStateError("access was not started")
+        every = f"STRAP_ACCESS_EVERY={self._sample_every}"
+        return ["env", f"STRAP_ACCESS={self._path}", every, *argv]
+
+    def stop(self) -> CollectorMeta:
+        if not self._running or self._path is None:
+            raise InvalidStateError("access was not started")
+        self._running = False
+        meta = CollectorMeta(
+            collector_type=self.name,
+            available=True,
+            used=True,
+            fallback_reason=self.fallback_reason,
+            event_strings=["libstrap-access"],
+            sample_period=self._sample_every,
+            output_file=str(self._path),
+            parse_success=False,
+        )
+        try:
+            meta.output_file_size_bytes = self._path.stat().st_size
+            file = AccessFile(self._path)
+        except FileNotFoundError:
+            meta.warnings.append(f"the program recorded nothing: {_BUILD}")
+            return meta
+        except StrapError as error:
+            meta.warnings.append(f"{self._path}: {error}")
+            return meta
+        program = file.program
+        recorded, lost = int(program["recorded"]), int(program["lost"])
+        made = int(program["seen"]) + lost
+        meta.parse_success = True
+        meta.dropped_samples = lost
+        meta.coverage_estimate = recorded / made if made else None
+        meta.warnings += file.problems
+        meta.extra = {**program, "ranges": len(file.ranges)}
+        return meta
+
+    def trace(
+        self, run_id: str, phase_boundaries: PhaseBoundaries | None = None
+    ) -> pa.RecordBatchReader:
+        """The rows; those in memory that the program named carry its type and an id."""
+        if self._running or self._path is None or not self._path.exists():
+            raise InvalidStateError("access has recorded nothing")
+        return AccessFile(self._path, run_id, phase_boundaries).labelled()

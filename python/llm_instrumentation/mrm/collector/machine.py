@@ -1,0 +1,108 @@
+"""What can collect on this machine, found by trying."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import InvalidArgumentError
+from ..schema import Kind
+from .base import BaseCollector, CollectorUnavailableError
+
+__all__ = ["COLLECTORS", "CollectorStatus", "select_collector", "survey_machine"]
+
+_log = logging.getLogger(__name__)
+
+#: Each collector's module and class, by the word that configurations use; those that see the
+#: most stand first.
+COLLECTORS = {
+    "perf_mem": (".perf_mem", "PerfMemRunner"),
+    "torch": (".torch_tracer", "TorchTracer"),
+    "access": (".access", "AccessCollector"),
+    "lackey": (".lackey", "Lackey"),
+    "page_faults": (".page_faults", "PageFaults"),
+    "write_sets": (".write_sets", "WriteSets"),
+    "memray": (".memray", "MemrayRunner"),
+    "process_monitor": (".process_monitor", "ProcessMonitorCollector"),
+}
+
+
+@dataclass(frozen=True)
+class CollectorStatus:
+    """Whether a collector can run here.
+
+    ``reason`` is the real error where it cannot, and what to use instead; ``kind`` is None for one
+    that gives no rows.
+    """
+
+    name: str
+    available: bool
+    reason: str | None
+    kind: Kind | None
+    gives: str
+    use_instead: str
+
+
+def survey_machine() -> list[CollectorStatus]:
+    """The state of every collector, each tried for a moment; about two seconds in all."""
+    return [_status(name) for name in COLLECTORS]
+
+
+def _status(name: str) -> CollectorStatus:
+    try:
+        collector = _build(name)
+    except ImportError as error:
+        return CollectorStatus(name, False, f"cannot be loaded: {error}", None, "", "")
+    reason = collector.unavailable_reason()
+    return CollectorStatus(
+        name=name,
+        available=reason is None,
+        reason=reason,
+        kind=collector.kind,
+        gives=collector.gives,
+        use_instead=collector.use_instead,
+    )
+
+
+def select_collector(
+    prefer: str = "perf_mem", fallbacks: Sequence[str] = ("memray",)
+) -> BaseCollector:
+    """The first collector that can run here, with its default settings.
+
+    Why the ones before it cannot is logged, and stands in its ``fallback_reason`` and later
+    in its :class:`.base.CollectorMeta`.
+
+    Args:
+        prefer: the first to try; see :data:`COLLECTORS` for the names.
+        fallbacks: the others, in order.
+
+    Raises:
+        InvalidArgumentError: there is no collector of a name.
+        CollectorUnavailableError: none can run; says why, one by one.
+    """
+    order = list(dict.fromkeys([prefer, *fallbacks]))
+    for name in order:
+        if name not in COLLECTORS:
+            raise InvalidArgumentError(f"collector {name!r} is none of {', '.join(COLLECTORS)}")
+    steps: list[str] = []
+    for name in order:
+        try:
+            collector = _build(name)
+            reason = collector.unavailable_reason()
+        except ImportError as error:
+            reason = f"cannot be loaded: {error}"
+        if reason is None:
+            collector.fallback_reason = "; ".join(steps) or None
+            _log.info("collector %s", name)
+            return collector
+        _log.warning("collector %s cannot run here: %s", name, reason)
+        steps.append(f"{name}: {reason}")
+    raise CollectorUnavailableError(order[0], "no collector can run. " + "; ".join(steps))
+
+
+def _build(name: str) -> BaseCollector:
+    module, class_name = COLLECTORS[name]
+    kind: type[BaseCollector] = getattr(importlib.import_module(module, __package__), class_name)
+    return kind()

@@ -1,0 +1,300 @@
+"""For each operator a function that runs it and notes what it moved.
+
+These run once for each operator of the model, so each has the least that its sort of operator
+needs: see :mod:`.torch_recorder`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from .torch_layout import consecutive, integers_of
+from .torch_ops import Form, Traffic, traffic_of
+
+__all__ = ["Handle", "Handler", "Pen", "Run", "handler_of"]
+
+Run = Callable[..., Any]
+
+#: Takes a call's positional and keyword arguments, unpacked only for the operator itself.
+Handle = Callable[[Any, Any], Any]
+
+_clock = time.monotonic_ns
+
+# What comes in place of a tensor: ``x + 1`` is an ``add.Tensor``.
+_NUMBERS = frozenset({int, float, bool, complex})
+
+
+class Pen(Protocol):
+    """What a handler writes with. ``code`` is twice an operator's number, and 1 for a store."""
+
+    #: Numbers an operator's name.
+    number: Callable[[str], int]
+
+    #: ``note(tensor, time_ns, code)``: all of a tensor is read or written.
+    note: Callable[[Any, int, int], None]
+
+    #: ``note_rows(tensor, dim, positions, time_ns, code)``: chosen rows of it, as (first, count).
+    note_rows: Callable[[Any, int, Iterable[tuple[int, int]], int, int], None]
+
+    #: Inside, operators come to their handlers; in a handler they do not.
+    mode: AbstractContextManager[Any]
+
+
+class Handler(NamedTuple):
+    """How to run an operator.
+
+    ``run`` notes what it moves, None where that is nothing; ``plain`` does not, None where the
+    operators that it is made of are to be seen.
+    """
+
+    run: Handle | None
+    plain: Run | None
+
+
+def handler_of(operator: Any, pen: Pen) -> Handler:
+    """What to call in place of ``operator``: an ``OpOverload``, or a higher-order operator."""
+    if not isinstance(operator, torch._ops.OpOverload):
+        return Handler(_opaque(operator, pen), operator)
+    traffic = traffic_of(operator)
+    plain: Run = operator._op  # without the Python frame of the overload's own __call__
+    if traffic.form is Form.VIEW:
+        return Handler(None, plain)
+    if traffic.form is Form.COMPOSITE:
+        return Handler(_composite(operator, pen), None)
+    if traffic.form is Form.LINEAR:
+        return Handler(_linear(operator, traffic, pen), plain)
+    if traffic.form is Form.MAY_ALIAS:
+        return Handler(_may_alias(plain, traffic, pen), plain)
+    if traffic.form is Form.ROWS:
+        return Handler(_rows(plain, traffic, pen), plain)
+    return Handler(_moves(plain, traffic, pen), plain)
+
+
+def _codes(traffic: Traffic, pen: Pen) -> tuple[int, int]:
+    number = pen.number(traffic.symbol)
+    return 2 * number, 2 * number + 1
+
+
+def _moves(op: Run, traffic: Traffic, pen: Pen) -> Handle:
+    arguments = traffic.arguments
+    if traffic.one_new_tensor:
+        if all(a.read and not (a.written or a.optional or a.many) for a in arguments):
+            if [a.position for a in arguments] == [0]:
+                return _one_to_one(op, traffic, pen)
+            if [a.position for a in arguments] == [0, 1]:
+                return _two_to_one(op, traffic, pen)
+        if [(a.position, a.many, a.optional) for a in arguments] == [(0, True, False)]:
+            return _many_to_one(op, traffic, pen)
+    return _any_to_any(op, traffic, pen)
+
+
+def _one_to_one(op: Run, traffic: Traffic, pen: Pen) -> Handle:
+    note, (load, store) = pen.note, _codes(traffic, pen)
+
+    def run(args: Any, kwargs: Any) -> Any:
+        now = _clock()
+        out = op(*args, **kwargs)
+        note(args[0], now, load)
+        note(out, now, store)
+        return out
+
+    return run
+
+
+def _two_to_one(op: Run, traffic: Traffic, pen: Pen) -> Handle:
+    note, (load, store) = pen.note, _codes(traffic, pen)
+
+    def run(args: Any, kwargs: Any) -> Any:
+        now = _clock()
+        out = op(*args, **kwargs)
+        for tensor in args[:2]:
+            if type(tensor) not in _NUMBERS:
+                note(tensor, now, load)
+        note(out, now, store)
+        return out
+
+    return run
+
+
+def _many_to_one(op: Run, traffic: Traffic, pen: Pen) -> Handle:
+    note, (load, store) = pen.note, _codes(traffic, pen)
+
+    def run(args: Any, kwargs: Any) -> Any:
+        now = _clock()
+        out = op(*args, **kwargs)
+        for tensor in args[0]:
+            note(tensor, now, load)
+        note(out, now, store)
+        return out
+
+    return run
+
+
+def _any_to_any(op: Run, traffic: Traffic, pen: Pen) -> Handle:
+    note, (load, store) = pen.note, _codes(traffic, pen)
+    reads = [(a.position, a.name) for a in traffic.arguments if a.read]
+    writes = [(a.position, a.name) for a in traffic.arguments if a.written]
+    new_results = [place for place, new in enumerate(traffic.new_results) if new]
+    single = len(traffic.new_results) == 1
+
+    def run(args: Any, kwargs: Any) -> Any:
+        now = _clock()
+        out = op(*args, **kwargs)
+        for wanted, code in ((reads, load), (writes, store)):
+            for position, name in wanted:
+                if position is None:
+                    value = kwargs.get(name)
+                else:
+                    value = args[position] if position < len(args) else None
+                for tensor in _tensors(value):
+                    if tensor is not None:
+                        note(tensor, now, code)
+        results = (out,) if single else out
+        for place in new_results:
+            for tensor in _tensors(results[place]):
+                note(tensor, now, store)
+        return out
+
+    return run
+
+
+def _tensors(value: Any) -> Iterable[Any]:
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _may_alias(op: Run, traffic: Traffic, pen: Pen) -> Handle:
+    note, (load, store) = pen.note, _codes(traffic, pen)
+
+    def run(args: Any, kwargs: Any) -> Any:
+        now = _clock()
+        out = op(*args, **kwargs)
+        if _is_copy(args[0], out):
+            note(args[0], now, load)
+            note(out, now, store)
+        return out
+
+    return run
+
+
+def _is_copy(given: torch.Tensor, out: torch.Tensor) -> bool:
+    if given is out:
+        return False
+    if given.layout is not torch.strided or out.layout is not torch.strided:
+        return True
+    return given.data_ptr() != out.data_ptr()
+
+
+def _composite(operator: Any, pen: Pen) -> Handle:
+    def run(args: Any, kwargs: Any) -> Any:
+        with pen.mode:
+            return operator.decompose(*args, **kwargs)
+
+    return run
+
+
+def _linear(operator: Any, traffic: Traffic, pen: Pen) -> Handle:
+    one_kernel, several = _moves(operator._op, traffic, pen), _composite(operator, pen)
+
+    def run(args: Any, kwargs: Any) -> Any:
+        given = args[0]
+        simple = given.layout is torch.strided and given.is_contiguous()
+        return (one_kernel if simple else several)(args, kwargs)
+
+    return run
+
+
+def _rows(op: Run, traffic: Traffic, pen: Pen) -> Handle:
+    """Chosen rows of the first argument; the whole of it where they cannot be told."""
+    note, note_rows, (load, store) = pen.note, pen.note_rows, _codes(traffic, pen)
+    choice = _CHOICES[traffic.symbol.partition("::")[2].partition(".")[0]]
+    whole = _any_to_any(op, traffic, pen)
+    writes = traffic.arguments[0].written
+
+    def run(args: Any, kwargs: Any) -> Any:
+        table = args[0]
+        chosen = choice(args) if table.layout is torch.strided else None
+        if chosen is None:
+            return whole(args, kwargs)
+        dim, index, others = chosen
+        positions = list(consecutive(index, table.shape[dim]))
+        now = _clock()
+        out = op(*args, **kwargs)
+        if not writes:
+            note_rows(table, dim, positions, now, load)
+        for tensor in others:
+            note(tensor, now, load)
+        if writes:
+            note_rows(table, dim, positions, now, store)
+        else:
+            note(out, now, store)
+        return out
+
+    return run
+
+
+#: The dimension, the positions along it, and the other tensors that are read.
+_Choice = tuple[int, list[int], list[torch.Tensor]]
+
+
+def _embedding(args: tuple[Any, ...]) -> _Choice | None:
+    index = integers_of(args[1])
+    return None if index is None else (0, index, [args[1]])
+
+
+def _index_select(args: tuple[Any, ...]) -> _Choice | None:
+    index = integers_of(args[2])
+    return None if index is None else (args[1], index, [args[2]])
+
+
+def _index_copy(args: tuple[Any, ...]) -> _Choice | None:
+    index = integers_of(args[2])
+    return None if index is None else (args[1], index, [args[2], args[3]])
+
+
+def _index(args: tuple[Any, ...]) -> _Choice | None:
+    given = [(dim, one) for dim, one in enumerate(args[1]) if one is not None]
+    if len(given) != 1:
+        return None
+    index = integers_of(given[0][1])
+    return None if index is None else (given[0][0], index, [given[0][1]])
+
+
+def _index_put(args: tuple[Any, ...]) -> _Choice | None:
+    chosen = None if len(args) > 3 and args[3] else _index(args)  # accumulates
+    return None if chosen is None else (chosen[0], chosen[1], [*chosen[2], args[2]])
+
+
+_CHOICES: dict[str, Callable[[tuple[Any, ...]], _Choice | None]] = {
+    "embedding": _embedding,
+    "index": _index,
+    "index_copy_": _index_copy,
+    "index_put_": _index_put,
+    "index_select": _index_select,
+}
+
+
+def _opaque(operator: Any, pen: Pen) -> Handle:
+    """An operator that takes other operators: all tensors that go in and come out."""
+    number = pen.number(str(operator))
+
+    def run(args: Any, kwargs: Any) -> Any:
+        now = _clock()
+        out = operator(*args, **kwargs)
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        known = {id(one) for one in given}
+        for tensor in given:
+            pen.note(tensor, now, 2 * number)
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in known:
+                pen.note(tensor, now, 2 * number + 1)
+        return out
+
+    return run

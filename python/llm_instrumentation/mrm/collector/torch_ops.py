@@ -1,0 +1,152 @@
+"""What a PyTorch operator moves: which of its tensors are read, which are written.
+
+Told from its schema: arguments marked ``(a!)`` are written in place, results marked ``(a)``
+are views, other results are new memory that the operator fills. Where a schema says less than
+is true (a fill does not read what it fills), the operator is named here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+__all__ = ["Argument", "Form", "Traffic", "traffic_of"]
+
+
+class Form(Enum):
+    """How an operator has to be looked at."""
+
+    VIEW = "view"  #: moves nothing: a view, an allocation, a question of sizes
+    MOVES = "moves"  #: reads and writes as its arguments and results say
+    MAY_ALIAS = "may_alias"  #: a view or a copy, as it turns out (``reshape``, ``to``)
+    ROWS = "rows"  #: reads or writes chosen rows of its first argument
+    COMPOSITE = "composite"  #: made of other operators; seen in inference mode only
+    LINEAR = "linear"  #: composite, but one kernel where the input is contiguous
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor argument, or one that is a list of tensors."""
+
+    position: int | None  #: None: by keyword only
+    name: str
+    many: bool
+    optional: bool
+    read: bool
+    written: bool
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """An operator's form, its tensor arguments, and whether each of its results is new memory."""
+
+    symbol: str  #: the operator's own name, ``aten::add.Tensor``
+    form: Form
+    arguments: tuple[Argument, ...] = ()
+    new_results: tuple[bool, ...] = ()
+    one_new_tensor: bool = False  #: its only result is a new tensor, not a list of them
+
+
+# Memory that is handed out and not filled.
+_ALLOCATES = frozenset(
+    {
+        "empty", "empty_like", "empty_permuted", "empty_quantized", "empty_strided", "new_empty",
+        "new_empty_strided", "_empty_affine_quantized", "_empty_per_channel_affine_quantized",
+    }
+)  # fmt: skip
+
+# Sizes, flags and handles; new tensor objects over old memory.
+_ASKS = frozenset(
+    {
+        "_has_compatible_shallow_copy_type", "_reshape_alias", "_resize_output_", "_unsafe_view",
+        "_version", "is_complex", "is_floating_point", "is_pinned", "is_same_size", "is_set_to",
+        "numel", "record_stream", "size", "stride", "sym_is_contiguous", "sym_numel", "sym_size",
+        "sym_storage_offset", "sym_stride",
+    }
+)  # fmt: skip
+
+# In-place operators that do not look at what they overwrite.
+_OVERWRITES = frozenset(
+    {
+        "bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "fill_diagonal_", "geometric_",
+        "index_copy_", "index_fill_", "log_normal_", "masked_fill_", "masked_scatter_", "normal_",
+        "random_", "scatter_", "uniform_", "zero_", "_foreach_copy_", "_foreach_zero_",
+    }
+)  # fmt: skip
+
+# Composite operators that are one kernel, or a view.
+_ONE_KERNEL = frozenset(
+    {
+        "broadcast_to", "contiguous", "expand_as", "flatten", "ravel", "reshape", "reshape_as",
+        "to", "type_as", "unflatten", "view_as",
+    }
+)  # fmt: skip
+
+_CHOOSE_ROWS = frozenset({"embedding", "index", "index_copy_", "index_put_", "index_select"})
+
+_KERNEL_KEYS = ("CPU", "CUDA", "CompositeExplicitAutograd")
+
+
+def traffic_of(operator: Any) -> Traffic:
+    """What ``operator``, an ``OpOverload``, reads and writes."""
+    schema = operator._schema
+    symbol = operator.name()
+    plain = schema.name.partition("::")[2]
+    if plain in _ALLOCATES or plain in _ASKS or torch.Tag.inplace_view in operator.tags:
+        return Traffic(symbol, Form.VIEW)
+    composite = _is_composite(symbol)
+    if operator.is_view and not composite and plain != "lift_fresh":
+        return Traffic(symbol, Form.VIEW)
+    arguments = tuple(_arguments(schema, plain))
+    new_results = tuple(_is_new(result) or plain == "lift_fresh" for result in schema.returns)
+    one_new_tensor = new_results == (True,) and str(schema.returns[0].type) == "Tensor"
+    form = Form.MOVES
+    if plain == "lift_fresh":  # ``torch.tensor`` has just filled it
+        arguments = ()
+    elif composite:
+        form = Form.COMPOSITE
+        if plain == "linear":
+            form = Form.LINEAR
+        elif plain in _ONE_KERNEL:
+            form = Form.MAY_ALIAS
+            new_results = tuple(True for _ in new_results)
+    elif plain in _CHOOSE_ROWS:
+        form = Form.ROWS
+    return Traffic(symbol, form, arguments, new_results, one_new_tensor)
+
+
+def _is_composite(symbol: str) -> bool:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(symbol, "CompositeImplicitAutograd") and not any(
+        has(symbol, key) for key in _KERNEL_KEYS
+    )
+
+
+def _arguments(schema: Any, plain: str) -> list[Argument]:
+    shape_only = plain.endswith("_like") or plain.startswith("new_")
+    found = []
+    for position, argument in enumerate(schema.arguments):
+        kind = str(argument.type)
+        if "Tensor" not in kind or (shape_only and position == 0):
+            continue
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        # An ``out`` argument, or one that is overwritten.
+        blind = written and (argument.kwarg_only or argument.is_out or plain in _OVERWRITES)
+        found.append(
+            Argument(
+                None if argument.kwarg_only else position,
+                argument.name,
+                many="List[" in kind,
+                optional=kind != "Tensor",
+                read=not blind,
+                written=written,
+            )
+        )
+    return found
+
+
+def _is_new(result: Any) -> bool:
+    return "Tensor" in str(result.type) and result.alias_info is None

@@ -1,0 +1,214 @@
+"""The hot path of the torch tracer: what happens at each operator of one thread.
+
+An operator is looked at once; from then on a function made for it (:mod:`.torch_handlers`) runs
+it and packs a row a tensor into a block of bytes. Nothing is kept that Python's garbage
+collector would count, and nothing is computed that can be computed later. With hundreds of
+operators a token this is where the tracer's cost is made: benchmarks/torch_tracer.py measures it.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .torch_handlers import Handle, Run, handler_of
+from .torch_layout import runs_of
+from .torch_regions import Regions
+from .torch_spool import ROW, ROW_BYTES, Spool
+
+__all__ = ["BLOCK_ROWS", "Recorder", "Symbols"]
+
+BLOCK_ROWS = 1 << 16
+_MANY_LAYOUTS = 1 << 12
+
+
+class Symbols:
+    """Numbers for the operators' names, from 0."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._lock = threading.Lock()
+
+    def number(self, name: str) -> int:
+        with self._lock:
+            if name not in self.names:
+                self.names.append(name)
+            return self.names.index(name)
+
+
+class Recorder:
+    """Records the operators of the thread that makes it.
+
+    Attributes:
+        mode: the ``TorchDispatchMode`` to be entered on this thread.
+        put: ``put(time_ns, address, length, word, code)`` appends a row.
+        flush: hands the rows that are held to the spool.
+        unseen: how many tensors kept their memory to themselves, by operator.
+        sampling: record one operator in ``sample_every``; otherwise all.
+    """
+
+    def __init__(
+        self,
+        regions: Regions,
+        spool: Spool,
+        symbols: Symbols,
+        *,
+        max_runs: int,
+        sample_every: int,
+        elsewhere: Callable[[], Recorder],
+    ) -> None:
+        """``elsewhere`` gives the recorder of whatever thread calls it."""
+        self.thread = threading.get_native_id()
+        self.number = symbols.number
+        self.unseen: dict[str, int] = {}
+        self.sampling = False
+        self.note, self.note_rows, self.put, self.flush = _pen(
+            regions, spool, symbols, max_runs, self.thread, self.unseen
+        )
+        self._sample_every = sample_every
+        self._chance = random.Random(0)
+        self._passing = 0
+        self.mode = self._make_mode(elsewhere)
+
+    def _make_mode(self, elsewhere: Callable[[], Recorder]) -> TorchDispatchMode:
+        views: dict[int, Run] = {}
+        runs: dict[int, Handle] = {}
+        operators: list[Any] = []  # while they are here their ids are theirs
+        owner, here, recorder = threading.get_ident(), threading.get_ident, self
+
+        class Mode(_Mode):
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                if types:  # subclasses say themselves what they are made of
+                    return NotImplemented
+                if here() != owner:  # autograd brings the mode to threads of its own
+                    return elsewhere().mode.__torch_dispatch__(func, types, args, kwargs)
+                run = runs.get(id(func))
+                if run is not None:
+                    return run(args, kwargs or {})
+                view = views.get(id(func))
+                if view is not None:
+                    return view(*args, **kwargs) if kwargs else view(*args)
+                operators.append(func)
+                handler = handler_of(func, recorder)
+                if handler.run is None:
+                    views[id(func)] = handler.plain
+                else:
+                    runs[id(func)] = recorder._sampled(handler.run, handler.plain)
+                return self.__torch_dispatch__(func, types, args, kwargs)
+
+        return Mode()
+
+    def _sampled(self, run: Handle, plain: Run | None) -> Handle:
+        if self._sample_every == 1 or plain is None:
+            return run
+
+        def sometimes(args: Any, kwargs: Any) -> Any:
+            if self.sampling:
+                if self._passing:
+                    self._passing -= 1
+                    return plain(*args, **kwargs)
+                # Even gaps would meet the same operators of each layer again and again.
+                self._passing = self._chance.randrange(2 * self._sample_every - 1)
+            return run(args, kwargs)
+
+        return sometimes
+
+
+class _Mode(TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Compiled code runs eagerly under this mode; the guard against it would cost as much
+        # as recording does.
+        return False
+
+
+def _pen(
+    regions: Regions,
+    spool: Spool,
+    symbols: Symbols,
+    max_runs: int,
+    thread: int,
+    unseen: dict[str, int],
+) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None], Callable[[], None]]:
+    """Closures over one block of rows: locals of a function are the fastest state there is."""
+    block = bytearray(ROW_BYTES * BLOCK_ROWS)
+    at = 0
+    pack, full = ROW.pack_into, struct.error
+    words, meet = regions.words, regions.meet
+    layouts: dict[tuple[Any, ...], tuple[tuple[int, ...], int]] = {}
+
+    def note(tensor: Any, now: int, code: int) -> None:
+        nonlocal at
+        here = -1
+        try:
+            try:
+                word = words[tensor.untyped_storage()._cdata]
+            except KeyError:
+                word = meet(tensor)
+            if tensor.is_contiguous():
+                here = at
+                at = here + ROW_BYTES
+                pack(block, here, now, tensor.data_ptr(), tensor.nbytes, word, code)
+                return
+            address = tensor.data_ptr()
+            offsets, length = layout(tensor.shape, tensor.stride(), tensor.itemsize)
+        except full:
+            at = here
+            flush()
+            note(tensor, now, code)
+            return
+        except (NotImplementedError, RuntimeError, TypeError):
+            # Sparse, opaque and fake tensors have no address.
+            name = symbols.names[code >> 1]
+            unseen[name] = unseen.get(name, 0) + 1
+            return
+        for offset in offsets:
+            put(now, address + offset, length, word, code)
+
+    def put(now: int, address: int, length: int, word: int, code: int) -> None:
+        nonlocal at
+        if at >= len(block):
+            flush()
+        here = at
+        at = here + ROW_BYTES
+        pack(block, here, now, address, length, word, code)
+
+    def note_rows(
+        tensor: Any, dim: int, chosen: Iterable[tuple[int, int]], now: int, code: int
+    ) -> None:
+        word = meet(tensor)
+        base, step = tensor.data_ptr(), tensor.stride(dim) * tensor.itemsize
+        shape, strides = list(tensor.shape), tensor.stride()
+        for first, count in chosen:
+            shape[dim] = count
+            offsets, length = layout(tuple(shape), strides, tensor.itemsize)
+            for offset in offsets:
+                put(now, base + first * step + offset, length, word, code)
+
+    def layout(
+        shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> tuple[tuple[int, ...], int]:
+        key = (shape, strides, itemsize)
+        found = layouts.get(key)
+        if found is None:
+            if len(layouts) >= _MANY_LAYOUTS:
+                layouts.clear()
+            found = layouts[key] = runs_of(shape, strides, itemsize, max_runs)
+        return found
+
+    def flush() -> None:
+        nonlocal at
+        end, at = at, 0
+        spool.write(memoryview(block)[:end], thread)
+        regions.forget_dead()
+
+    return note, note_rows, put, flush

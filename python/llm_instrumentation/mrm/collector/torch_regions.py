@@ -1,0 +1,178 @@
+"""Regions of a traced PyTorch process: each storage, from its allocation to its release.
+
+Addresses are given out again as soon as a tensor dies, so an address does not tell what lies
+there. A storage object does: the table holds a weak reference to each storage that it has
+met, which keeps the small object that stands for it (not its memory) from being given out
+again, so that its identity is never that of another storage. Storages that have died are let
+go every few ten thousand rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..schema import RegionType
+
+__all__ = ["NOWHERE", "TYPES", "LabelledRegions", "Regions", "devices_of"]
+
+# A region as one number, a word: its id, whether it was first seen while the weights were
+# loaded, and its device.
+_DEVICE_BITS = 8
+_LOADING = 1 << _DEVICE_BITS
+_ID_SHIFT = _DEVICE_BITS + 1
+
+#: The word of a tensor without memory.
+NOWHERE = -1
+
+#: All weights are region 1, as mrm-trace has it.
+WEIGHT_ID = 1
+
+_expired = torch.UntypedStorage._expired
+_free_weak_ref = torch.UntypedStorage._free_weak_ref
+
+
+def devices_of(words: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Positions in :attr:`LabelledRegions.devices` of a column of words."""
+    return words & (_LOADING - 1)
+
+
+@dataclass(frozen=True)
+class LabelledRegions:
+    """What is known at the end of a trace: (n,) sorted words, and ids for those of the cache."""
+
+    weights: npt.NDArray[np.int64]
+    cache: npt.NDArray[np.int64]
+    cache_ids: npt.NDArray[np.int64]
+    devices: list[str]
+
+    def label(
+        self, words: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
+        """Region ids, and positions in :data:`TYPES`, of a column of words."""
+        ids = words >> _ID_SHIFT
+        types = np.where(words & _LOADING, np.int8(_RUNTIME), np.int8(_ACTIVATION))
+        for known, kind in ((self.weights, _WEIGHT), (self.cache, _KV_CACHE)):
+            if len(known):
+                place = np.minimum(np.searchsorted(known, words), len(known) - 1)
+                found = known[place] == words
+                types[found] = kind
+                ids[found] = WEIGHT_ID if kind == _WEIGHT else self.cache_ids[place[found]]
+        return ids, types
+
+
+TYPES = tuple(
+    kind.value
+    for kind in (
+        RegionType.WEIGHT,
+        RegionType.KV_CACHE,
+        RegionType.ACTIVATION,
+        RegionType.RUNTIME,
+    )
+)
+_WEIGHT, _KV_CACHE, _ACTIVATION, _RUNTIME = range(4)
+
+
+class Regions:
+    """The storages met so far, by ``_cdata``; the live ones and a few that have died.
+
+    Attributes:
+        words: the word of each storage.
+    """
+
+    def __init__(self, by_layer: bool) -> None:
+        self.words: dict[int, int] = {}
+        self._loading = 0
+        self.by_layer = by_layer
+        self._lock = threading.RLock()  # a finaliser may run an operator at any time
+        self._next = (WEIGHT_ID + 1) << _ID_SHIFT
+        self._devices: dict[torch.device, int] = {torch.device("cpu"): 0}
+        self._weights: dict[int, str] = {}
+        self._cache = array("q")  # word, id; a pair for each storage of a cache
+        self._cache_now: dict[str, int] = {}
+        self._cache_ids: dict[str, int] = {}
+
+    def meet(self, tensor: torch.Tensor) -> int:
+        """The word of a tensor's storage, which becomes a region if it is new."""
+        storage = tensor.untyped_storage()
+        with self._lock:
+            word = self.words.get(storage._cdata)
+            if word is None:
+                kind = 0 if tensor.is_cpu else self._kind(tensor)
+                if kind == NOWHERE:
+                    return NOWHERE
+                word = self._next | kind | self._loading
+                self._next += 1 << _ID_SHIFT
+                self.words[storage._weak_ref()] = word
+                if type(tensor) is torch.nn.Parameter and not self._loading:
+                    self._weights[word] = ""  # offloading brought it in
+        return word
+
+    def _kind(self, tensor: torch.Tensor) -> int:
+        if tensor.is_meta:
+            return NOWHERE
+        return self._devices.setdefault(tensor.device, len(self._devices))
+
+    @property
+    def loading(self) -> bool:
+        """Whether what is met now belongs to the load of the weights."""
+        return self._loading != 0
+
+    @loading.setter
+    def loading(self, loading: bool) -> None:
+        self._loading = _LOADING if loading else 0
+
+    def mark_weight(self, tensor: torch.Tensor, name: str) -> bool:
+        """Makes a tensor's storage a weight; False if it was one."""
+        word = self.meet(tensor)
+        if word == NOWHERE or word in self._weights:
+            return False
+        self._weights[word] = name
+        return True
+
+    def mark_cache(self, tensor: torch.Tensor, name: str) -> None:
+        """Makes a tensor's storage one of the cache; ``name`` tells layer, key or value."""
+        word = self.words.get(tensor.untyped_storage()._cdata)
+        if word is None:
+            word = self.meet(tensor)
+        if self._cache_now.get(name) == word or word == NOWHERE:
+            return
+        self._cache_now[name] = word
+        own_id = word >> _ID_SHIFT
+        self._cache.append(word)
+        self._cache.append(self._cache_ids.setdefault(name, own_id) if self.by_layer else own_id)
+
+    def forget_dead(self) -> None:
+        """Lets go of the storages that have died."""
+        with self._lock:
+            for pointer in [one for one in list(self.words) if _expired(one)]:
+                del self.words[pointer]
+                _free_weak_ref(pointer)
+
+    def forget_all(self) -> None:
+        with self._lock:
+            while self.words:
+                _free_weak_ref(self.words.popitem()[0])
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "regions": (self._next >> _ID_SHIFT) - WEIGHT_ID - 1,
+            "weight_storages": len(self._weights),
+            "cache_storages": len(self._cache) // 2,
+        }
+
+    def labelled(self) -> LabelledRegions:
+        """What is known now. A storage that is both is one of the cache."""
+        pairs = np.array(self._cache, np.int64).reshape(-1, 2)
+        words, first = np.unique(pairs[:, 0], return_index=True)
+        return LabelledRegions(
+            np.array(sorted(self._weights), np.int64),
+            words,
+            pairs[first, 1],
+            [str(device) for device in self._devices],
+        )

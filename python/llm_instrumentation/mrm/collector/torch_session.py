@@ -1,0 +1,388 @@
+"""One recording of the torch tracer, from its first operator to its rows."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import nn
+
+from ...errors import InvalidStateError, UnsupportedError
+from ..schema import Phase
+from .torch_caches import (
+    cached_tokens,
+    caches_of_call,
+    caches_of_output,
+    new_tokens,
+    tensors_of,
+)
+from .torch_recorder import Recorder, Symbols
+from .torch_regions import Regions
+from .torch_spool import Spool
+from .torch_trace import Steps, trace_of
+
+__all__ = ["Attachment", "Session"]
+
+_clock = time.monotonic_ns
+
+
+class Session:
+    """Regions, rows, steps and the recorders of some threads.
+
+    ``phase``, ``token`` and ``context`` say what holds now; change them by :meth:`step`.
+    """
+
+    def __init__(
+        self, spool_path: Path | None, *, sample_every: int, max_runs: int, kv_by_layer: bool
+    ) -> None:
+        self.spool = Spool(spool_path)
+        self.regions = Regions(kv_by_layer)
+        self.symbols = Symbols()
+        self.steps = Steps()
+        self.phase: Phase | None = None
+        self.token: int | None = None
+        self.context: int | None = None
+        self.compiled = False
+        self.attached: list[Attachment] = []
+        self._sample_every = sample_every
+        self._max_runs = max_runs
+        self._lock = threading.RLock()
+        self._recorders: dict[int, Recorder] = {}
+        self._depths: dict[int, int] = {}
+        self._weights: list[tuple[int, int, int]] = []  # address, bytes, word
+
+    # Threads.
+
+    def recorder_here(self) -> Recorder:
+        """The recorder of this thread, made if there is none."""
+        here = threading.get_ident()
+        with self._lock:
+            found = self._recorders.get(here)
+            if found is None or found.thread != threading.get_native_id():  # an id used again
+                found = Recorder(
+                    self.regions,
+                    self.spool,
+                    self.symbols,
+                    max_runs=self._max_runs,
+                    sample_every=self._sample_every,
+                    elsewhere=self.recorder_here,
+                )
+                found.sampling = not self.regions.loading
+                self._keep(here, found)
+            return found
+
+    def _keep(self, here: int, recorder: Recorder) -> None:
+        old = self._recorders.get(here)
+        if old is not None:
+            old.flush()
+        self._recorders[here] = recorder
+
+    def enter(self) -> None:
+        """Records on this thread; calls nest."""
+        here = threading.get_ident()
+        recorder = self.recorder_here()
+        self._depths[here] = self._depths.get(here, 0) + 1
+        if self._depths[here] == 1:
+            recorder.mode.__enter__()
+
+    def leave(self) -> None:
+        """Undoes an :meth:`enter` of this thread.
+
+        Raises:
+            InvalidStateError: there was none, or another dispatch mode has been entered since
+                and not been left.
+        """
+        here = threading.get_ident()
+        if not self._depths.get(here):
+            raise InvalidStateError(
+                "this thread is not traced: what was begun in a thread ends in that thread"
+            )
+        if self._depths[here] == 1:
+            mode = self._recorders[here].mode
+            top = torch.utils._python_dispatch._get_current_dispatch_mode()
+            if top is not mode:
+                raise InvalidStateError(
+                    f"the dispatch mode {type(top).__name__} was entered after the tracer; leave "
+                    "it first"
+                )
+            mode.__exit__(None, None, None)
+        self._depths[here] -= 1
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    # Phases and tokens.
+
+    def step(self, phase: Phase | None, token: int | None, context: int | None) -> None:
+        """From now on rows are of this phase, token and context."""
+        self.phase, self.token, self.context = phase, token, context
+        self.steps.mark(_clock(), phase, token, context)
+
+    @contextlib.contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """Inside, rows are of ``phase``; tokens count from 0 again."""
+        before = self.phase
+        self.step(phase, None, None)
+        try:
+            yield
+        finally:
+            self.step(before, None, None)
+
+    def set_loading(self, loading: bool) -> None:
+        self.regions.loading = loading
+        for recorder in self._recorders.values():
+            recorder.sampling = not loading
+
+    # Weights.
+
+    def mark_weights(self, model: nn.Module) -> None:
+        """Parameters and buffers are weights from now on, and in the rows there are."""
+        for named in (model.named_parameters, model.named_buffers):
+            for name, tensor in named():
+                if not _has_storage(tensor) or not self.regions.mark_weight(tensor, name):
+                    continue
+                storage = tensor.untyped_storage()
+                word = self.regions.meet(tensor)
+                self._weights.append((storage.data_ptr(), storage.nbytes(), word))
+
+    def note_weights(self, at_ns: int | None) -> int:
+        """A store of each weight storage, where their load was not traced."""
+        code = 2 * self.symbols.number("weight_load") + 1
+        now = _clock() if at_ns is None else at_ns
+        put = self.recorder_here().put
+        for address, length, word in self._weights:
+            put(now, address, length, word, code)
+        self.steps.mark(now, Phase.WEIGHT_LOAD, None, None)
+        self.steps.mark(now + 1, self.phase, self.token, self.context)
+        return len(self._weights)
+
+    # The end.
+
+    def detach_all(self) -> None:
+        for attachment in list(reversed(self.attached)):
+            attachment.detach()
+
+    def flush(self) -> None:
+        """Hands over the rows of all threads; none of them may be recording."""
+        for recorder in self._recorders.values():
+            recorder.flush()
+
+    def reader(self, run_id: str) -> pa.RecordBatchReader:
+        """The rows so far."""
+        self.flush()
+        return trace_of(
+            self.spool,
+            self.regions.labelled(),
+            self.steps,
+            list(self.symbols.names),
+            run_id,
+            self.about(),
+        )
+
+    def unseen(self) -> dict[str, int]:
+        """Tensors whose memory could not be read, by operator."""
+        total: dict[str, int] = {}
+        for recorder in self._recorders.values():
+            for name, count in recorder.unseen.items():
+                total[name] = total.get(name, 0) + count
+        return total
+
+    def about(self) -> dict[str, Any]:
+        """How the trace was made."""
+        return {
+            "torch": torch.__version__,
+            "sample_every": self._sample_every,
+            "max_runs": self._max_runs,
+            "kv_regions": "layer" if self.regions.by_layer else "storage",
+            "compiled_model_ran_eagerly": self.compiled,
+            "threads": len(self._recorders),
+            "operators": list(self.symbols.names),
+            "tensors_without_address": self.unseen(),
+            **self.regions.counts(),
+        }
+
+    def close(self) -> None:
+        """Removes the rows."""
+        self.regions.forget_all()
+        self.spool.close()
+
+
+class Attachment:
+    """A model that is traced, until :meth:`detach` or the end of a ``with`` block."""
+
+    def __init__(self, session: Session, model: nn.Module, cache: Any) -> None:
+        root = getattr(model, "_orig_mod", model)
+        self._session = session
+        self._extra = cache
+        self._seen: Callable[[], Any] = _nothing
+        self._had_cache = False
+        self._depth = threading.local()
+        self._manual = False
+        self._undo = contextlib.ExitStack()
+        with self._undo:  # undone if anything of this fails
+            self._undo.enter_context(_eager(model, session))
+            session.mark_weights(root)
+            self._mark([] if cache is None else [cache])
+            self._phase_before = session.phase
+            session.step(session.phase or Phase.GENERATION, None, None)
+            self._undo.callback(lambda: session.step(self._phase_before, None, None))
+            self._undo.enter_context(session.recording())
+            before = root.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
+            self._undo.callback(before.remove)
+            after = root.register_forward_hook(self._after, with_kwargs=True, always_call=True)
+            self._undo.callback(after.remove)
+            self._undo = self._undo.pop_all()
+        session.attached.append(self)
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.detach()
+
+    def detach(self) -> None:
+        """Ends the tracing. A second call does nothing."""
+        if self in self._session.attached:
+            self._undo.close()
+            self._session.attached.remove(self)
+
+    def count_by_hand(self) -> None:
+        """From now on the caller says which token it is."""
+        self._manual = True
+
+    # Hooks of the root module.
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._depth.calls = getattr(self._depth, "calls", 0) + 1
+        if self._depth.calls > 1:
+            return
+        with torch._C._DisableTorchDispatch():  # what is asked here is no work of the model
+            caches = caches_of_call(args, kwargs)
+            self._mark(caches)
+            if not self._manual:
+                self._next_step(caches, new_tokens(args, kwargs))
+
+    def _after(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        self._depth.calls = getattr(self._depth, "calls", 1) - 1
+        if self._depth.calls > 0:
+            return
+        with torch._C._DisableTorchDispatch():
+            given, returned = caches_of_call(args, kwargs), caches_of_output(output)
+            caches = [*given, *(one for one in returned if not any(one is g for g in given))]
+            self._mark(caches if self._extra is None else [*caches, self._extra])
+            self._had_cache = bool(caches)
+            self._seen = _reference(caches[0]) if caches else _nothing
+
+    def _mark(self, caches: Iterable[Any]) -> None:
+        for number, cache in enumerate(caches):
+            for name, tensor in tensors_of(cache):
+                if _has_storage(tensor):
+                    self._session.regions.mark_cache(tensor, f"{number} {name}")
+
+    def _next_step(self, caches: list[Any], new: int | None) -> None:
+        session = self._session
+        known = session.context or 0
+        same = bool(caches) and self._seen() is caches[0]
+        past = 0
+        if caches:
+            told = cached_tokens(caches[0])
+            past = told if told is not None else known if same else 0
+        context = None if new is None else past + new
+        if past > 0:
+            goes_on = same or past == known
+        else:  # without a cache the whole text comes again, one token longer
+            goes_on = not self._had_cache and context is not None and context == known + 1
+        token = session.token + 1 if goes_on and session.token is not None else 0
+        session.step(session.phase, token, context)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _reference(cache: Any) -> Callable[[], Any]:
+    """Not a strong one, which would keep the cache's memory."""
+    try:
+        return weakref.ref(cache)
+    except TypeError:
+        return _nothing
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return False
+    try:
+        tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # a wrapper; what it wraps has
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _eager(model: nn.Module, session: Session) -> Iterator[None]:
+    """Compiled code shows no operators."""
+    compiled = any(
+        "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    if compiled:
+        if set_stance is None:
+            raise UnsupportedError(
+                f"the model is compiled, and torch {torch.__version__} cannot run it eagerly: "
+                "trace it before torch.compile, or use torch 2.6 or newer"
+            )
+        session.compiled = True
+        warnings.warn(
+            "the model is compiled: it runs eagerly while it is traced, since compiled code "
+            "shows no operators",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+    if set_stance is None or "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with set_stance("force_eager"):
+        yield
+
+
+def ns_per_operator() -> float:
+    """What an operator on a tiny tensor takes longer when it is traced, here and now."""
+    session = Session(None, sample_every=1, max_runs=1, kv_by_layer=False)
+    one = torch.zeros(8)
+    extra = []
+    with torch.no_grad():
+        for _ in range(5):
+            times = []
+            for context in (contextlib.nullcontext(), session.recording()):
+                with context:
+                    began = _clock()
+                    for _ in range(200):
+                        torch.neg(one)
+                    times.append(_clock() - began)
+            extra.append((times[1] - times[0]) / 200)
+    session.close()
+    return max(0.0, statistics.median(extra))

@@ -1,0 +1,162 @@
+"""From a spool of rows to a trace: by then it is known what each storage was for."""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..schema import Kind, Phase, arrow_schema
+from .base import PhaseBoundaries
+from .rows import OPS, Phases, make_batch
+from .torch_regions import TYPES, LabelledRegions, devices_of
+from .torch_spool import Spool
+
+__all__ = ["META_KEY", "Steps", "read_trace", "trace_of", "write_trace"]
+
+#: Schema metadata: how the trace was made, as JSON.
+META_KEY = b"mrm_torch_tracer"
+
+_PHASES = tuple(phase.value for phase in Phase)
+_NULL = -1
+_BATCH_ROWS = 1 << 16
+
+
+class Steps:
+    """Which phase, token and context a time belongs to; 32 bytes a step."""
+
+    def __init__(self) -> None:
+        self._marks = array("q", (0, _NULL, _NULL, _NULL))
+
+    def mark(
+        self, time_ns: int, phase: Phase | None, token: int | None, context: int | None
+    ) -> None:
+        """Says what holds from ``time_ns`` on."""
+        self._marks.extend(
+            (
+                time_ns,
+                _NULL if phase is None else _PHASES.index(phase.value),
+                _NULL if token is None else token,
+                _NULL if context is None else context,
+            )
+        )
+
+    def table(self) -> npt.NDArray[np.int64]:
+        """(steps, 4), sorted: time, phase, token, context; -1 for none."""
+        marks = np.array(self._marks, np.int64).reshape(-1, 4)
+        return marks[np.argsort(marks[:, 0], kind="stable")]
+
+
+def trace_of(
+    spool: Spool,
+    regions: LabelledRegions,
+    steps: Steps,
+    symbols: Sequence[str],
+    run_id: str,
+    about: dict[str, Any],
+) -> pa.RecordBatchReader:
+    """The rows as batches of the schema of a trace, in the order of their writing.
+
+    Args:
+        spool: the rows.
+        regions: what is known of the storages.
+        steps: phases and tokens by time.
+        symbols: the operators' names by number.
+        run_id: of all rows.
+        about: goes into the schema's metadata.
+    """
+    schema = arrow_schema(Kind.ACCESSES)
+    schema = schema.with_metadata({**schema.metadata, META_KEY: json.dumps(about).encode()})
+    marks = steps.table()
+    places = [f"torch:{device}" if device != "cpu" else "torch" for device in regions.devices]
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        first_id = 0
+        for block, thread in spool.blocks():
+            rows = block[(block["region"] >= 0) & (block["length"] > 0) & (block["address"] > 0)]
+            ids, types = regions.label(rows["region"])
+            step = marks[np.searchsorted(marks[:, 0], rows["time"], side="right") - 1]
+            yield make_batch(
+                schema,
+                run_id,
+                first_id,
+                times=rows["time"],
+                addresses=rows["address"],
+                op_type=(OPS, rows["code"] & 1),
+                symbol=(symbols, rows["code"] >> 1),
+                dso=(places, devices_of(rows["region"])),
+                phase=(_PHASES, step[:, 1]),
+                region_type=(TYPES, types),
+                region_id=ids,
+                thread_id=np.full(len(rows), thread, np.int64),
+                token_index=_nullable(step[:, 2]),
+                context_tokens=_nullable(step[:, 3]),
+                length_bytes=rows["length"],
+            )
+            first_id += len(rows)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _nullable(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.ma.masked_equal(values, _NULL)
+
+
+def write_trace(reader: pa.RecordBatchReader, path: Path) -> int:
+    """Writes a zstd Parquet file, which appears when it is whole; the number of its rows."""
+    part = path.with_name(path.name + ".part")
+    texts = [field.name for field in reader.schema if pa.types.is_dictionary(field.type)]
+    deltas = {"sample_id": "DELTA_BINARY_PACKED", "timestamp_ns": "DELTA_BINARY_PACKED"}
+    rows = 0
+    try:
+        with pq.ParquetWriter(
+            part, reader.schema, compression="zstd", use_dictionary=texts, column_encoding=deltas
+        ) as writer:
+            for batch in reader:
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return rows
+
+
+def read_trace(path: Path, run_id: str, boundaries: PhaseBoundaries | None) -> pa.RecordBatchReader:
+    """A written trace under another run id, with phases by ``boundaries`` where given."""
+    texts = [field.name for field in arrow_schema() if pa.types.is_dictionary(field.type)]
+    schema = pq.read_schema(path)
+    schema = arrow_schema().with_metadata(schema.metadata)
+    phases = Phases(boundaries)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with pq.ParquetFile(path, read_dictionary=texts) as file:
+            for batch in file.iter_batches(_BATCH_ROWS):
+                columns = dict(zip(schema.names, batch.columns, strict=True))
+                columns["run_id"] = _texts([run_id], np.zeros(len(batch), np.int32))
+                if boundaries is not None:
+                    columns["phase"] = _phases(phases, columns["timestamp_ns"])
+                yield pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _phases(phases: Phases, times: pa.Array) -> pa.Array:
+    found = phases.of(np.asarray(times))
+    if found is None:
+        return pa.nulls(len(times), pa.dictionary(pa.int32(), pa.string()))
+    words, codes = found
+    return _texts(words, codes)
+
+
+def _texts(words: Sequence[str], codes: npt.NDArray[Any]) -> pa.DictionaryArray:
+    indices = pa.array(codes, pa.int32(), mask=codes < 0)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(words, pa.string()))

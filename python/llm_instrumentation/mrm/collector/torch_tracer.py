@@ -1,0 +1,338 @@
+"""A tracer of PyTorch models: every operator's loads and stores, exactly labelled, anywhere.
+
+    tracer = TorchTracer("trace.parquet")
+    with tracer.load():
+        model = AutoModelForCausalLM.from_pretrained(...)
+    with tracer.attach(model):
+        model.generate(...)
+    tracer.close()
+
+A ``TorchDispatchMode`` sees each operator just above its kernel. What the operator reads is a
+load of each of its tensors, what it fills is a store; views, allocations and questions of size
+are neither. So a row is a whole tensor, or a contiguous piece of one, with its ``length_bytes``:
+the trace is complete in what operators say that they touch, and silent on the order in which a
+kernel touches it, on its scratch memory and on caches.
+
+- ``timestamp_ns`` is when the operator was called. All rows of a call share it, loads first. A
+  CUDA kernel runs later than it is called.
+- ``length_bytes``: tensors that are scattered in memory (slices of a fused projection, a
+  window of a static cache) are a row for each contiguous piece, up to ``max_runs`` of them;
+  beyond, one row from the first byte to the last, gaps included. Broadcast elements count once.
+  Of tables in host memory that are read or written by row (embeddings, ``index_copy_`` into a
+  static cache) only those rows count; on a device the whole table, since reading the row
+  numbers would make the device wait.
+- ``region_type``: parameters and buffers are weight; what a cache holds before or after a
+  forward call is kv_cache; other storages are activation, or runtime where they were first seen
+  while the weights were loaded (files mapped into memory, temporaries).
+- ``region_id``: 1 for all weights; each other storage has an id of its own from its allocation
+  to its release, also where it gets the address of one that has died (:mod:`.torch_regions`).
+  A ``DynamicCache`` makes new storages for each token, and they are such regions;
+  ``kv_regions="layer"`` gives the keys, and the values, of a layer one id for the whole trace.
+- ``symbol`` is the operator (``aten::mm``), ``dso`` is ``torch``, or ``torch:cuda:0`` for memory
+  of that device.
+- ``token_index`` counts the forward calls of a generation from 0, the prefill;
+  ``context_tokens`` is the length of the context at the end of that call.
+
+Compiled models run eagerly meanwhile, since compiled code shows no operators; replayed CUDA
+graphs show none either. Tensor subclasses are traced by the operators that they are made of.
+A dispatch mode belongs to its thread: :meth:`TorchTracer.thread` traces in further ones, and
+threads of autograd are traced with their caller. Memory is bounded: 2.6 MB for each thread, 32
+bytes for each forward call and 16 for each storage of a cache, beside the live storages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from ...errors import InvalidArgumentError, InvalidStateError
+from ..schema import Kind, Phase
+from .base import BaseCollector, CollectorMeta, CollectorUnavailableError, Mode, PhaseBoundaries
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .torch_session import Attachment, Session
+
+__all__ = ["TorchTracer"]
+
+_FILE = "torch_trace.parquet"
+
+
+class TorchTracer(BaseCollector):
+    """Traces PyTorch operators of this process; see the module for what the rows mean.
+
+    Use it by :meth:`load`, :meth:`attach` and :meth:`close`, or as a collector by
+    :meth:`start`, :meth:`attach` and :meth:`stop`.
+    """
+
+    name = "torch"
+    kind = Kind.ACCESSES
+    modes = frozenset({Mode.IN_PROCESS})
+    gives = "loads and stores of every operator of a PyTorch model, with exact regions"
+    use_instead = "perf_mem for programs that are not PyTorch, access for C and C++ runtimes"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        sample_every: int = 1,
+        trace_load: bool = True,
+        max_runs: int = 64,
+        kv_regions: Literal["storage", "layer"] = "storage",
+        run_id: str = "trace",
+    ) -> None:
+        """Begins nothing yet.
+
+        Args:
+            path: the Parquet file that :meth:`close` writes; None: only :meth:`reader`.
+            sample_every: record one operator in so many, at random distances, while the
+                weights are not being loaded.
+            trace_load: as a collector, trace from :meth:`start` on; otherwise from
+                :meth:`attach` on, with one store for each weight.
+            max_runs: pieces of a scattered tensor that are rows of their own.
+            kv_regions: a region of the cache is a storage, or all storages of a layer's keys
+                or values.
+            run_id: of all rows.
+
+        Raises:
+            InvalidArgumentError: a value is out of its range.
+        """
+        for name, value in (("sample_every", sample_every), ("max_runs", max_runs)):
+            if value < 1:
+                raise InvalidArgumentError(f"{name} = {value}: must be at least 1")
+        if kv_regions not in ("storage", "layer"):
+            raise InvalidArgumentError(f"kv_regions = {kv_regions!r}: must be storage or layer")
+        self._path = None if path is None else Path(path)
+        self._sample_every = sample_every
+        self._trace_load = trace_load
+        self._max_runs = max_runs
+        self._by_layer = kv_regions == "layer"
+        self._run_id = run_id
+        self._session: Session | None = None
+        self._written: Path | None = None
+        self._running = False  # between start and stop
+        self._loading: contextlib.ExitStack | None = None
+
+    # As a library.
+
+    @contextlib.contextmanager
+    def load(self) -> Iterator[None]:
+        """Traces what happens inside, on this thread, as the load of the weights."""
+        session = self._begun()
+        with self._load(session):
+            yield
+
+    @contextlib.contextmanager
+    def _load(self, session: Session) -> Iterator[None]:
+        with session.during(Phase.WEIGHT_LOAD), session.recording():
+            session.set_loading(True)
+            try:
+                yield
+            finally:
+                session.set_loading(False)
+
+    def attach(self, model: nn.Module, cache: Any = None) -> Attachment:
+        """Traces the calling thread, and tokens by the forward calls of ``model``.
+
+        Args:
+            model: its parameters and buffers are the weights; any module, compiled or not.
+            cache: tensors with keys and values, or lists, dicts or objects of them, that the
+                calls of the model do not show: buffers of the model, say.
+
+        Returns:
+            A context manager whose end ends this; otherwise :meth:`close` or :meth:`stop` does.
+
+        Raises:
+            UnsupportedError: the model is compiled, and this torch cannot run it eagerly.
+        """
+        from .torch_session import Attachment
+
+        if self._loading is not None:
+            self._loading.close()
+            self._loading = None
+        session = self._begun()
+        attachment = Attachment(session, model, cache)
+        if self._running and not self._trace_load:
+            session.note_weights(None)
+        return attachment
+
+    @contextlib.contextmanager
+    def thread(self) -> Iterator[None]:
+        """Traces the thread that calls this, beside the one that attached."""
+        with self._begun().recording():
+            yield
+
+    @contextlib.contextmanager
+    def phase(self, name: Phase | str) -> Iterator[None]:
+        """Rows inside are of this phase; tokens count from 0 again.
+
+        Raises:
+            InvalidArgumentError: there is no such phase.
+        """
+        try:
+            phase = Phase(name)
+        except ValueError:
+            known = ", ".join(one.value for one in Phase)
+            raise InvalidArgumentError(f"phase {name!r}: must be one of {known}") from None
+        with self._begun().during(phase):
+            yield
+
+    def token(self, index: int, context_tokens: int | None = None) -> None:
+        """Rows from here on are the work for this token; forward calls are no longer counted."""
+        session = self._begun()
+        for attachment in session.attached:
+            attachment.count_by_hand()
+        session.step(session.phase, index, context_tokens)
+
+    def note_weights(self, at_ns: int | None = None) -> int:
+        """Adds a store of each weight, for a model that was loaded before it was traced.
+
+        The rows have the symbol ``weight_load``: they stand for copies that were not seen.
+
+        Args:
+            at_ns: CLOCK_MONOTONIC at the end of the load; None: now.
+
+        Returns:
+            How many rows were added: one for each storage of the attached models.
+        """
+        return self._begun().note_weights(at_ns)
+
+    def reader(self) -> pa.RecordBatchReader:
+        """The rows so far, also while the tracer is attached.
+
+        Raises:
+            InvalidStateError: nothing was traced, or it was closed and has no file.
+        """
+        if self._session is not None:
+            return self._session.reader(self._run_id)
+        return self.trace(self._run_id)
+
+    def close(self) -> None:
+        """Detaches everything and writes the file. A second call does nothing.
+
+        Raises:
+            OSError: rows could not be written while the model ran; what had been written
+                before is in the file. Or the file cannot be written.
+        """
+        if self._session is not None:
+            self._finish()
+
+    # As a collector.
+
+    def unavailable_reason(self) -> str | None:
+        if importlib.util.find_spec("torch") is None:
+            return f"torch is not installed; pip install torch, or use {self.use_instead}"
+        return None
+
+    def start(self, target_pids: list[int], output_dir: Path) -> None:
+        if self._session is not None:
+            raise InvalidStateError("the torch tracer is running; stop it first")
+        reason = self.unavailable_reason()
+        others = [pid for pid in target_pids if pid != os.getpid()]
+        if reason is None and others:
+            reason = (
+                f"it traces models in its own process {os.getpid()}, not in {others}; run the "
+                f"model in process, or use {self.use_instead}"
+            )
+        if reason is not None:
+            raise CollectorUnavailableError(self.name, reason)
+        self._path = Path(output_dir) / _FILE
+        session = self._begun()
+        self._running = True
+        if self._trace_load:
+            self._loading = contextlib.ExitStack()
+            self._loading.enter_context(self._load(session))
+
+    def stop(self) -> CollectorMeta:
+        if self._session is None:
+            raise InvalidStateError("the torch tracer is not running")
+        return self._finish()
+
+    def trace(
+        self, run_id: str, phase_boundaries: PhaseBoundaries | None = None
+    ) -> pa.RecordBatchReader:
+        from .torch_trace import read_trace
+
+        if self._written is None:
+            raise InvalidStateError(
+                "the torch tracer has written no trace: give it a path or start it, and close it"
+            )
+        return read_trace(self._written, run_id, phase_boundaries)
+
+    # Both.
+
+    def __enter__(self) -> TorchTracer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _begun(self) -> Session:
+        if self._session is None:
+            from .torch_session import Session
+
+            rows = None
+            if self._path is not None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                rows = self._path.with_name(self._path.name + ".rows")
+            self._written = None
+            self._session = Session(
+                rows,
+                sample_every=self._sample_every,
+                max_runs=self._max_runs,
+                kv_by_layer=self._by_layer,
+            )
+        return self._session
+
+    def _finish(self) -> CollectorMeta:
+        from .torch_session import ns_per_operator
+        from .torch_trace import write_trace
+
+        session = self._session
+        assert session is not None
+        if self._loading is not None:
+            self._loading.close()
+            self._loading = None
+        session.detach_all()
+        rows = 0
+        if self._path is not None:
+            rows = write_trace(session.reader(self._run_id), self._path)
+            self._written = self._path
+        session.close()
+        self._session, self._running = None, False
+        if session.spool.error is not None:
+            raise session.spool.error
+        about = session.about()
+        return CollectorMeta(
+            collector_type=self.name,
+            available=True,
+            used=True,
+            fallback_reason=self.fallback_reason,
+            event_strings=["TorchDispatchMode"],
+            sample_period=self._sample_every,
+            output_file=None if self._written is None else str(self._written),
+            output_file_size_bytes=self._written.stat().st_size if self._written else 0,
+            parse_success=True,
+            dropped_samples=0,
+            coverage_estimate=1 / self._sample_every,
+            warnings=_warnings_about(about),
+            extra={**about, "rows": rows, "ns_per_operator_at_least": ns_per_operator()},
+        )
+
+
+def _warnings_about(about: dict[str, Any]) -> list[str]:
+    found = []
+    if about["compiled_model_ran_eagerly"]:
+        found.append("the model is compiled; it ran eagerly while it was traced")
+    unseen = about["tensors_without_address"]
+    if unseen:
+        told = ", ".join(f"{name} ({count})" for name, count in sorted(unseen.items()))
+        found.append(f"tensors without an address of their own are not in the trace: {told}")
+    return found

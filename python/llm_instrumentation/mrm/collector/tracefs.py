@@ -1,0 +1,189 @@
+"""A trace instance of the kernel's own: tracepoints of some processes into a text file.
+
+Needs root and a mounted tracefs. The instance is this program's alone; other users of
+tracefs are not disturbed, and it is gone after :meth:`TraceInstance.close`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import select
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ...errors import StrapIOError
+
+__all__ = ["MOUNT_TRACEFS", "TraceInstance", "find_tracefs", "mount_tracefs"]
+
+MOUNT_TRACEFS = "mount -t tracefs tracefs /sys/kernel/tracing"
+
+_PLACES = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
+_BUFFER_KB = 16 << 10  # a processor
+_CHUNK = 1 << 16
+_PREFIX = "mrm-trace-"
+_NOBODY = str(1 << 22)  # the kernel's PID_MAX_LIMIT, which no process has
+
+
+def find_tracefs() -> Path | None:
+    """Where tracefs is mounted, or None.
+
+    Raises:
+        PermissionError: it may be, but only root can look.
+    """
+    for place in _PLACES:
+        if (place / "instances").exists():
+            return place
+    if os.geteuid() != 0:
+        raise PermissionError(errno.EACCES, "only root may look into tracefs", str(_PLACES[0]))
+    return None
+
+
+def mount_tracefs() -> Path:
+    """Mounts tracefs where it is not.
+
+    Raises:
+        StrapIOError: the kernel refuses.
+    """
+    import ctypes
+
+    found = find_tracefs()
+    if found is not None:
+        return found
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"tracefs", os.fsencode(_PLACES[0]), b"tracefs", 0, None) < 0:
+        number = ctypes.get_errno()
+        raise StrapIOError(number, f"{MOUNT_TRACEFS}: {os.strerror(number)}")
+    return _PLACES[0]
+
+
+class TraceInstance:
+    """Tracepoints ``events`` of processes, written to ``text`` until :meth:`close`.
+
+    Times are CLOCK_MONOTONIC, printed to the microsecond. New threads and children of the
+    processes are followed.
+
+    Attributes:
+        lost: events that found no room, known after ``close``.
+        error: what ended the copying early, if anything.
+    """
+
+    def __init__(self, events: Sequence[str], text: Path) -> None:
+        """Begins to record; nobody is watched yet.
+
+        Args:
+            events: names such as ``exceptions/page_fault_user``.
+            text: replaced where it exists.
+
+        Raises:
+            StrapIOError: tracefs is not mounted, lacks an event or refuses.
+        """
+        self.lost = 0
+        self.error: OSError | None = None
+        self._ending = threading.Event()
+        place = find_tracefs()
+        if place is None:
+            raise StrapIOError(f"tracefs is not mounted; as root: {MOUNT_TRACEFS}")
+        _remove_left_behind(place / "instances")
+        self.path = place / "instances" / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        try:
+            self.path.mkdir()
+        except OSError as error:
+            raise StrapIOError(error.errno, f"{self.path}: {error.strerror}") from error
+        try:
+            self._set("trace_clock", "mono")
+            self._set("buffer_size_kb", str(_BUFFER_KB))
+            self._set("options/event-fork", "1")
+            self._set("set_event_pid", _NOBODY)
+            for event in events:
+                self._set(f"events/{event}/enable", "1")
+            self._pipe = os.open(self.path / "trace_pipe", os.O_RDONLY | os.O_NONBLOCK)
+            self._out = open(text, "wb")  # noqa: SIM115 - closed by close
+        except BaseException:
+            _remove(self.path)
+            raise
+        self._thread = threading.Thread(target=self._copy, name="tracefs", daemon=True)
+        self._thread.start()
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Records these processes, with all their threads, from now on.
+
+        Raises:
+            ProcessLookupError: one of them has ended.
+        """
+        for pid in pids:
+            try:
+                threads = os.listdir(f"/proc/{pid}/task")
+            except FileNotFoundError:
+                raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended") from None
+            for thread in threads:
+                self._set("set_event_pid", thread, os.O_APPEND)
+
+    def around(self, argv: Sequence[str]) -> list[str]:
+        """The command that runs ``argv``, recorded from its first instruction."""
+        return ["sh", "-c", 'echo $$ >> "$0" && exec "$@"', str(self.path / "set_event_pid"), *argv]
+
+    def _copy(self) -> None:
+        try:
+            while True:
+                ending = self._ending.is_set()
+                with contextlib.suppress(BlockingIOError):
+                    while part := os.read(self._pipe, _CHUNK):
+                        self._out.write(part)
+                if ending:
+                    return
+                select.select([self._pipe], [], [], 0.05)
+        except OSError as error:
+            self.error = error
+
+    def close(self) -> None:
+        """Ends the recording and removes the instance."""
+        self._set("tracing_on", "0")
+        self._ending.set()
+        self._thread.join()
+        os.close(self._pipe)
+        try:
+            self._out.close()
+        except OSError as error:
+            self.error = self.error or error
+        for stats in self.path.glob("per_cpu/cpu*/stats"):
+            found = re.findall(r"^(?:overrun|dropped events): (\d+)", stats.read_text(), re.M)
+            self.lost += sum(map(int, found))
+        _remove(self.path)
+
+    def _set(self, name: str, value: str, how: int = os.O_TRUNC) -> None:
+        path = self.path / name
+        try:
+            control = os.open(path, os.O_WRONLY | how)
+            try:
+                os.write(control, value.encode())
+            finally:
+                os.close(control)
+        except OSError as error:
+            raise StrapIOError(error.errno, f"{path}: {error.strerror}") from error
+
+
+def _remove(instance: Path) -> None:
+    end = time.monotonic() + 5.0
+    while True:  # busy for a moment after its pipe was closed
+        try:
+            instance.rmdir()
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > end:
+                raise StrapIOError(error.errno, f"{instance}: {error.strerror}") from error
+            time.sleep(0.01)
+
+
+def _remove_left_behind(instances: Path) -> None:
+    """Removes the instances of programs that were killed."""
+    for instance in instances.glob(f"{_PREFIX}*"):
+        pid = instance.name.removeprefix(_PREFIX).partition("-")[0]
+        if not Path("/proc", pid).exists():
+            with contextlib.suppress(StrapIOError):  # another program was first
+                _remove(instance)

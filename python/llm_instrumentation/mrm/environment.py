@@ -1,0 +1,132 @@
+"""The machine and the software of a run, for its metadata."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+__all__ = ["disk_benchmark", "hardware_topology", "software_versions"]
+
+_PACKAGES = (
+    "torch", "transformers", "llama_cpp_python", "vllm", "memray", "numpy", "pyarrow", "pandas",
+)  # fmt: skip
+_FIO_S = 5
+
+
+def software_versions() -> dict[str, str | None]:
+    """This package, Python, the kernel and the libraries that engines and collectors use.
+
+    A package that is not installed is None.
+    """
+    from .._version import __version__
+
+    versions: dict[str, str | None] = {
+        "llm_instrumentation": __version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "os": _os_name(),
+        "libc": " ".join(platform.libc_ver()).strip() or None,
+    }
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    versions["perf"] = _perf_version()
+    return versions
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", sys.platform)
+    except OSError:
+        return platform.platform()
+
+
+def _perf_version() -> str | None:
+    perf = shutil.which("perf")
+    if perf is None:
+        return None
+    done = subprocess.run([perf, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
+
+
+def hardware_topology() -> dict[str, Any]:
+    """Processor, its caches, NUMA nodes, memory, virtualisation and CUDA devices."""
+    system = Path("/sys/devices/system")
+    return {
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cores_physical": psutil.cpu_count(logical=False),
+        "cores_logical": psutil.cpu_count(),
+        "cores_allowed": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "page_bytes": os.sysconf("SC_PAGE_SIZE"),
+        "caches": _caches(system / "cpu/cpu0/cache"),
+        "numa_nodes": [node.name for node in sorted(system.glob("node/node[0-9]*"))],
+        "hypervisor": "hypervisor" in _cpu_info("flags").split(),
+        "gpus": _gpus(),
+    }
+
+
+def _cpu_info(key: str) -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""
+
+
+def _processor() -> str:
+    return _cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def _caches(folder: Path) -> list[dict[str, str]]:
+    return [
+        {name: (index / name).read_text().strip() for name in ("level", "type", "size")}
+        for index in sorted(folder.glob("index*"))
+        if (index / "size").exists()
+    ]
+
+
+def _gpus() -> list[str]:
+    # Only where torch is loaded anyway: importing it to say "none" would take seconds.
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+
+
+def disk_benchmark(folder: Path) -> dict[str, Any]:
+    """What fio measures of the disk that the results go to.
+
+    Returns:
+        write and read rates in bytes a second, or ``{"error": why}``.
+    """
+    fio = shutil.which("fio")
+    if fio is None:
+        return {"error": "fio is not installed; apt-get install fio"}
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        command = [
+            fio, "--name=results", f"--directory={scratch}", "--size=256M", "--bs=1M",
+            "--rw=readwrite", "--direct=1", "--time_based", f"--runtime={_FIO_S}",
+            "--output-format=json",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return {"error": done.stderr.strip().splitlines()[-1] if done.stderr else "fio failed"}
+    job = json.loads(done.stdout)["jobs"][0]
+    return {
+        "write_bytes_per_s": job["write"]["bw_bytes"],
+        "read_bytes_per_s": job["read"]["bw_bytes"],
+    }

@@ -1,0 +1,53 @@
+"""The events of a run on disk, so that a run that broke off can still be analysed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from .engines.base import PhaseEvent, PhaseRecord
+
+__all__ = ["EventLog", "read_events"]
+
+
+class EventLog:
+    """Appends each event to a JSON-lines file as it happens. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+        self.records: list[PhaseRecord] = []
+
+    def __call__(self, record: PhaseRecord) -> None:
+        self.records.append(record)
+        self._file.write(
+            json.dumps({**dataclasses.asdict(record), "event": record.event.value}) + "\n"
+        )
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+
+
+def read_events(path: Path) -> list[PhaseRecord]:
+    """The events of a file; a line that was cut off by the end of its process is left out.
+
+    Raises:
+        ValueError: another line is no event; names it.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found = json.loads(line)
+            records.append(PhaseRecord(**{**found, "event": PhaseEvent(found["event"])}))
+        except (KeyError, TypeError, ValueError) as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}, line {number}: {error}") from error
+    return records

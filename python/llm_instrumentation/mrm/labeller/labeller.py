@@ -1,0 +1,184 @@
+"""Rows get their region_type and region_id; libstrap does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from ..._native import trace as native
+from ...errors import InvalidArgumentError
+from .._frames import TraceLike, reader_of
+from ..schema import ARROW_SCHEMA
+from .rules import SymbolRule
+
+_POLICIES = ("keep", "skip", "error", "runtime")
+_CHUNK_ROWS = 4096
+
+#: What labelling looks at, and what a row has where it lacks it.
+_LOOKED_AT: dict[str, Any] = {
+    "timestamp_ns": 0,
+    "address": None,
+    "address_page": None,
+    "op_type": "load",
+    "symbol": "",
+    "dso": "",
+    "phase": None,
+    "region_type": "unknown",
+    "region_id": 0,
+    "length_bytes": None,
+}
+_NUMBER = "row_of_chunk"
+_CHUNK_SCHEMA = pa.schema(
+    [ARROW_SCHEMA.field(name).with_nullable(True) for name in _LOOKED_AT]
+    + [pa.field(_NUMBER, pa.int32())]
+)
+
+
+@dataclass(frozen=True)
+class KnownRange:
+    """Memory whose use is known: addresses from ``start`` up to, not including, ``end``.
+
+    Attributes:
+        start: first address.
+        end: the address behind the last.
+        region_type: what it holds.
+        from_ns: from this time on.
+        to_ns: until this time; 0 and 0 are always.
+        region_id: of its rows; 0 asks for a new one, weights are 1.
+        name: for people.
+    """
+
+    start: int
+    end: int
+    region_type: str
+    from_ns: int = 0
+    to_ns: int = 0
+    region_id: int = 0
+    name: str = ""
+
+
+class TraceLabeller:
+    """Labels the rows of one trace, in their order.
+
+    A row's type is, in this order: that of the known range it falls into; its own; that
+    of the first row that gave its page a type; that of the first rule that matches.
+    docs/MEMORY_TRACES.md has the ids.
+
+    Args:
+        rules: the first that matches wins; the documented ones by default.
+        unknown_policy: what happens to rows that nothing classifies: "keep" them as
+            unknown with id 0, "skip" them, an "error", or make them "runtime".
+        ranges: memory whose use is known. Of ranges that overlap the narrowest wins, of
+            equals the one given last.
+
+    Raises:
+        InvalidArgumentError: an unknown policy, or a rule or range that cannot be.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[SymbolRule] | None = None,
+        unknown_policy: str = "keep",
+        *,
+        ranges: Sequence[KnownRange] = (),
+    ) -> None:
+        if unknown_policy not in _POLICIES:
+            raise InvalidArgumentError(
+                f"unknown_policy {unknown_policy!r}: one of {', '.join(_POLICIES)}"
+            )
+        self.rules = None if rules is None else list(rules)
+        self.unknown_policy = unknown_policy
+        self.ranges = list(ranges)
+        self._trace: native.Trace | None = None
+        self._chunk: list[dict[str, Any]] = []
+        # The library's side of label(), kept over its calls. It also checks rules and ranges.
+        source = pa.RecordBatchReader.from_batches(_CHUNK_SCHEMA, self._chunks())
+        self._labelled, self._rows_trace = native.label(
+            source, self._options("keep" if unknown_policy == "error" else unknown_policy)
+        )
+
+    def _options(self, policy: str) -> dict[str, Any]:
+        options: dict[str, Any] = {
+            "policy": policy,
+            "ranges": [asdict(known) for known in self.ranges],
+        }
+        if self.rules is not None:
+            options["rules"] = [rule.as_options() for rule in self.rules]
+        return options
+
+    def label(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Each row with region_type and region_id set, and all else as it is.
+
+        Rows are taken 4,096 at a time. Several calls label one trace, one after another.
+
+        Raises:
+            InvalidArgumentError: with "error", at the first row that nothing classifies;
+                or a row has no address.
+        """
+        self._trace = self._rows_trace
+        iterator = iter(rows)
+        while chunk := list(islice(iterator, _CHUNK_ROWS)):
+            self._chunk = chunk
+            batch = self._labelled.read_next_batch()
+            types = batch.column("region_type").to_pylist()
+            ids = batch.column("region_id").to_pylist()
+            numbers = batch.column(_NUMBER).to_pylist()
+            for number, region_type, region_id in zip(numbers, types, ids, strict=True):
+                row = chunk[number]
+                if region_id == 0 and self.unknown_policy == "error":
+                    raise _unclassified(row)
+                yield {**row, "region_type": region_type, "region_id": region_id}
+
+    def label_table(self, trace: TraceLike) -> pa.RecordBatchReader:
+        """A whole trace with both columns set, batch by batch; much faster than rows.
+
+        Args:
+            trace: as for :func:`..analyser.compute_all`.
+
+        Raises:
+            InvalidArgumentError: from the reader, with "error", at the first row that
+                nothing classifies.
+        """
+        reader, self._trace = native.label(reader_of(trace), self._options(self.unknown_policy))
+        return reader
+
+    def region_map(self) -> list[dict[str, Any]]:
+        """A dict for each region of the rows labelled so far, in the order of first sight."""
+        return self._table("region_map")
+
+    def kv_lifecycle(self) -> list[dict[str, Any]]:
+        """A dict for each page of the KV cache so far, in the order of first sight."""
+        return self._table("kv_block_lifecycle")
+
+    @property
+    def skipped(self) -> int:
+        """Rows left out so far."""
+        return 0 if self._trace is None else self._trace.last_counts().skipped
+
+    def _table(self, name: str) -> list[dict[str, Any]]:
+        trace = self._rows_trace if self._trace is None else self._trace
+        rows: list[dict[str, Any]] = trace.table(name).to_pylist()
+        return rows
+
+    def _chunks(self) -> Iterator[pa.RecordBatch]:
+        while True:
+            chunk, columns = self._chunk, []
+            for name, default in _LOOKED_AT.items():
+                values = [row.get(name, default) for row in chunk]
+                try:
+                    columns.append(pa.array(values, type=_CHUNK_SCHEMA.field(name).type))
+                except (pa.ArrowException, OverflowError, TypeError) as error:
+                    raise InvalidArgumentError(f"{name}: {error}") from error
+            columns.append(pa.array(range(len(chunk)), pa.int32()))
+            yield pa.RecordBatch.from_arrays(columns, schema=_CHUNK_SCHEMA)
+
+
+def _unclassified(row: dict[str, Any]) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"nothing classifies address_page={row['address_page']:#x}, symbol={row.get('symbol')!r}, "
+        f"dso={row.get('dso')!r}: add a rule or a range, or use unknown_policy='keep'"
+    )

@@ -1,0 +1,147 @@
+"""Rules that tell a row's region type from its symbol, file, phase and operation."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...errors import InvalidArgumentError
+from ..schema import OpType, RegionType
+
+#: What a rule may give.
+RULE_TYPES = tuple(kind.value for kind in RegionType if kind is not RegionType.UNKNOWN)
+
+
+@dataclass
+class SymbolRule:
+    """Gives ``region_type`` to rows that match all that is not None.
+
+    The patterns are searched for without regard to case. libstrap reads them in RE2's
+    syntax, which has no look-around and no back-references.
+
+    Raises:
+        InvalidArgumentError: a type, operation or pattern that cannot be.
+    """
+
+    region_type: str
+    phase: str | None = None
+    op_type: str | None = None
+    symbol_re: str | None = None
+    dso_re: str | None = None
+    _symbol: re.Pattern[str] | None = field(default=None, init=False, repr=False, compare=False)
+    _dso: re.Pattern[str] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.region_type not in RULE_TYPES:
+            raise InvalidArgumentError(
+                f"region_type {self.region_type!r}: one of {', '.join(RULE_TYPES)}"
+            )
+        if self.op_type is not None and self.op_type not in [op.value for op in OpType]:
+            raise InvalidArgumentError(f"op_type {self.op_type!r}: load, store or nothing")
+        self._symbol = _compiled("symbol_re", self.symbol_re)
+        self._dso = _compiled("dso_re", self.dso_re)
+
+    def matches(self, symbol: str, dso: str, phase: str | None, op_type: str) -> bool:
+        """Whether a row with these values is of this rule's type."""
+        return (
+            (self.phase is None or phase == self.phase)
+            and (self.op_type is None or op_type == self.op_type)
+            and (self._symbol is None or self._symbol.search(symbol or "") is not None)
+            and (self._dso is None or self._dso.search(dso or "") is not None)
+        )
+
+    def as_options(self) -> dict[str, str]:
+        """The rule as libstrap takes it."""
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if value is not None and not name.startswith("_")
+        }
+
+
+def _compiled(name: str, pattern: str | None) -> re.Pattern[str] | None:
+    if not pattern:
+        return None
+    try:
+        return re.compile(pattern, re.IGNORECASE)
+    except re.error as error:
+        raise InvalidArgumentError(f"{name} {pattern!r}: {error}") from error
+
+
+#: For llama.cpp and vLLM; the first that matches wins. Those of libstrap's DefaultRules.
+DEFAULT_RULES: list[SymbolRule] = [
+    SymbolRule("weight", phase="weight_load", op_type="store"),
+    SymbolRule("weight", phase="weight_load"),
+    SymbolRule("kv_cache", symbol_re=r"kv_cache|kv_update|kv_read|kv_write|attn_cache|llama_kv"),
+    SymbolRule("weight", symbol_re=r"ggml_vec_dot|ggml_mul_mat|ggml_q[48]_k|ggml_q[48]\b"),
+    SymbolRule(
+        "weight",
+        symbol_re=r"ggml_init|ggml_new_tensor|ggml_set_|model_load|load_model|load_weight",
+    ),
+    SymbolRule(
+        "activation",
+        symbol_re=r"ggml_compute|ggml_add|ggml_silu|ggml_norm|ggml_rms_norm|ggml_rope",
+    ),
+    SymbolRule("runtime", symbol_re=r"^(malloc|calloc|realloc|free|mmap|munmap|brk)$"),
+]
+
+
+def classify_symbol(
+    symbol: str,
+    dso: str,
+    phase: str | None,
+    op_type: str,
+    rules: Sequence[SymbolRule] | None = None,
+) -> str | None:
+    """The type that the first matching rule gives, None where none matches."""
+    for rule in DEFAULT_RULES if rules is None else rules:
+        if rule.matches(symbol, dso, phase, op_type):
+            return rule.region_type
+    return None
+
+
+def load_rules(path: str | os.PathLike[str]) -> list[SymbolRule]:
+    """Rules from YAML: a list of them, or a mapping whose key ``rules`` has one.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        InvalidArgumentError: not YAML, no list, or a rule that cannot be; the message
+            names the rule and the key.
+    """
+    file = Path(path)
+    try:
+        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise InvalidArgumentError(f"{file} is no YAML: {error}") from error
+    if isinstance(given, dict):
+        if unknown := sorted(map(str, given.keys() - {"rules"})):
+            raise InvalidArgumentError(f"{file}: unknown keys {', '.join(unknown)}; give rules")
+        given = given.get("rules")
+    if not isinstance(given, list) or not given:
+        raise InvalidArgumentError(f"{file}: no list of rules")
+    return [_rule(f"{file}: rules[{number}]", rule) for number, rule in enumerate(given)]
+
+
+def _rule(where: str, given: Any) -> SymbolRule:
+    names = [f.name for f in fields(SymbolRule) if f.init]
+    if not isinstance(given, dict):
+        raise InvalidArgumentError(f"{where}: {given!r} is no mapping")
+    if unknown := sorted(map(str, given.keys() - set(names))):
+        raise InvalidArgumentError(
+            f"{where}: unknown keys {', '.join(unknown)}; a rule has {', '.join(names)}"
+        )
+    for name, value in given.items():
+        if value is not None and not isinstance(value, str):
+            raise InvalidArgumentError(f"{where}.{name}: {value!r} is no text")
+    if not given.get("region_type"):
+        raise InvalidArgumentError(f"{where}: no region_type")
+    try:
+        return SymbolRule(**given)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{where}: {error}") from error

@@ -1,0 +1,119 @@
+"""Small books of regions and KV blocks, for code that labels rows one by one itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_WEIGHT_ID = 1
+
+
+@dataclass
+class RegionEntry:
+    """A region: its pages, when it was seen, how often."""
+
+    region_id: int
+    region_type: str
+    page_min: int
+    page_max: int
+    first_seen_ns: int = 0
+    last_seen_ns: int = 0
+    access_count: int = 0
+
+    def touch(self, page: int, timestamp_ns: int) -> None:
+        """Counts one access."""
+        self.access_count += 1
+        self.last_seen_ns = max(self.last_seen_ns, timestamp_ns)
+        self.page_min = min(self.page_min, page)
+        self.page_max = max(self.page_max, page)
+
+
+class AddressTracker:
+    """The region of each page; the first classification of a page stays."""
+
+    def __init__(self) -> None:
+        self._of_page: dict[int, RegionEntry] = {}
+        self._regions: dict[int, RegionEntry] = {}
+        self._next_id = _WEIGHT_ID + 1
+
+    def update(self, address_page: int, region_type: str, timestamp_ns: int) -> RegionEntry:
+        """Counts an access; a page seen before keeps its region, whatever the type given."""
+        entry = self._of_page.get(address_page)
+        if entry is None:
+            entry = self._of_page[address_page] = self._enter(
+                address_page, region_type, timestamp_ns
+            )
+        entry.touch(address_page, timestamp_ns)
+        return entry
+
+    def _enter(self, page: int, region_type: str, timestamp_ns: int) -> RegionEntry:
+        if region_type == "weight":
+            number = _WEIGHT_ID
+        else:
+            number, self._next_id = self._next_id, self._next_id + 1
+        return self._regions.setdefault(
+            number, RegionEntry(number, region_type, page, page, timestamp_ns, timestamp_ns)
+        )
+
+    def lookup(self, address_page: int) -> RegionEntry | None:
+        """The region of a page, None where it was not seen."""
+        return self._of_page.get(address_page)
+
+    def region_map_rows(self) -> list[dict[str, Any]]:
+        """A dict for each region in the order of first sight."""
+        return [asdict(entry) for entry in self._regions.values()]
+
+
+@dataclass
+class KVBlockEntry:
+    """A page of the KV cache: its first store, its loads, its next store at another time."""
+
+    block_id: int
+    address: int
+    address_page: int
+    write_ns: int | None = None
+    last_read_ns: int = 0
+    total_reads: int = 0
+    evict_ns: int | None = None
+
+
+class KVBlockTracker:
+    """The life of each page of the KV cache."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, KVBlockEntry] = {}
+
+    def record(
+        self, address: int, address_page: int, region_id: int, op_type: str, timestamp_ns: int
+    ) -> None:
+        """Counts one access to the cache."""
+        block = self._blocks.setdefault(
+            address_page, KVBlockEntry(region_id, address, address_page)
+        )
+        if op_type != "store":
+            block.total_reads += 1
+            block.last_read_ns = max(block.last_read_ns, timestamp_ns)
+        elif block.write_ns is None:
+            block.write_ns = timestamp_ns
+        elif block.evict_ns is None and timestamp_ns != block.write_ns:
+            block.evict_ns = timestamp_ns
+
+    def lifecycle_rows(self) -> list[dict[str, Any]]:
+        """A dict for each page, as in ``kv_block_lifecycle.parquet``."""
+        rows = []
+        for block in self._blocks.values():
+            written = block.write_ns or 0
+            end = block.evict_ns or block.last_read_ns or written
+            rows.append(
+                {
+                    "block_id": block.block_id,
+                    "address": block.address,
+                    "address_page": block.address_page,
+                    "write_ns": written,
+                    "last_read_ns": block.last_read_ns,
+                    "evict_ns": block.evict_ns,
+                    "total_reads": block.total_reads,
+                    "lifetime_ns": max(0, end - written),
+                }
+            )
+        return rows

@@ -1,0 +1,292 @@
+"""Allocations from memray's recordings, read by memray itself.
+
+memray writes allocations in their order, without times, and every 10 ms or so a snapshot of
+memory with the time. A row's time is that of the last snapshot before it: it happened then or
+up to a snapshot later. Nothing is interpolated. The snapshots' places in the order come from
+``memray parse``, memray's own listing of a file; where that does not agree with the file, a
+row's time is its place in the order and no time at all. :attr:`MemrayTrace.time` and the
+schema's metadata (``mrm_trace_time``) say which.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..._native import trace as native
+from ...errors import CorruptError, InvalidArgumentError, NotFoundError, UnsupportedError
+from .._progress import progress_line
+from ..collector.base import TIME_KEY
+from ..collector.rows import OPS, Phases, make_batch
+from ..schema import Kind, arrow_schema
+from .text import MalformedLine
+
+__all__ = ["MemrayMissingError", "MemrayTrace", "import_memray", "parse_memray"]
+
+_BATCH_ROWS = 1 << 16
+_FREES = frozenset({"PYMALLOC_FREE", "FREE", "MUNMAP"})
+
+LOWER_BOUND = "the last snapshot before the row, a lower bound; snapshots are every 10 ms or so"
+ORDER = "the row's place in the order, no time"
+
+
+class MemrayMissingError(UnsupportedError, ImportError):
+    """memray is not installed."""
+
+
+def import_memray() -> Any:
+    """The memray package.
+
+    Raises:
+        MemrayMissingError: it is not installed, or does not load here.
+    """
+    try:
+        return importlib.import_module("memray")
+    except ImportError as error:
+        raise MemrayMissingError(f"memray: {error}; install it with: pip install memray") from error
+
+
+@dataclass
+class _Columns:
+    """The rows of a batch to be."""
+
+    times: list[int] = field(default_factory=list)
+    addresses: list[int] = field(default_factory=list)
+    ops: list[int] = field(default_factory=list)
+    sizes: list[int | None] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+    symbols: list[int] = field(default_factory=list)
+    dsos: list[int] = field(default_factory=list)
+
+
+class _Texts(dict[str, int]):
+    """Texts and their numbers, from 0 in the order of first sight."""
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = len(self)
+        return number
+
+
+class MemrayTrace(Iterator[dict[str, Any]]):
+    """The rows of a recording, read as they are asked for.
+
+    Iterating gives a dict a row; :meth:`reader` and :meth:`to_parquet` start from the
+    beginning. Memory: the live allocations where frees are kept, else a batch.
+
+    Attributes:
+        time: what the rows' times are.
+        skipped: records so far that gave no row (frees, and those sampled out).
+        malformed: 0; memray reads its own format or refuses.
+    """
+
+    malformed = 0
+    malformed_samples: Sequence[MalformedLine] = ()
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        run_id: str,
+        phase_boundaries: Sequence[dict[str, Any]] | None,
+        native_traces: bool,
+        skip_frees: bool,
+        sample_every_n: int,
+        clock_offset_ns: int,
+    ) -> None:
+        self._memray = import_memray()
+        self._path = Path(path)
+        if not self._path.exists():
+            raise NotFoundError(f"{self._path}: no such file")
+        if sample_every_n < 1:
+            raise InvalidArgumentError(f"sample_every_n = {sample_every_n}: must be at least 1")
+        self._run_id = run_id
+        self._phases = Phases(phase_boundaries)
+        self._native = native_traces
+        self._skip_frees = skip_frees
+        self._sample_every_n = sample_every_n
+        self._offset = clock_offset_ns
+        self.skipped = 0
+        self._rows: Iterator[dict[str, Any]] | None = None
+
+        with self._open() as file:
+            about = file.metadata
+        self._allocations: int = about.total_allocations
+        if about.file_format.name != "ALL_ALLOCATIONS":
+            raise InvalidArgumentError(
+                f"{self._path} holds sums, not allocations; record without --aggregate"
+            )
+        if native_traces and not about.has_native_traces:
+            raise InvalidArgumentError(
+                f"{self._path} was recorded without native traces; record with "
+                "native_traces=True, or parse with native_traces=False"
+            )
+        self._bounds = _snapshots(self._path, self._allocations)
+        self._start_ns = _epoch_ns(about.start_time) + clock_offset_ns
+        self.time = ORDER if self._bounds is None else LOWER_BOUND
+
+    def _open(self) -> Any:
+        try:
+            return self._memray.FileReader(os.fspath(self._path))
+        except OSError as error:
+            raise CorruptError(f"{self._path}: {error}") from error
+
+    @property
+    def schema(self) -> pa.Schema:
+        plain = arrow_schema(Kind.ALLOCATIONS)
+        return plain.with_metadata({**plain.metadata, TIME_KEY: self.time.encode()})
+
+    def reader(self) -> pa.RecordBatchReader:
+        """The rows from the beginning, as batches of ``arrow_schema("allocations")``."""
+        self.skipped = 0
+        return pa.RecordBatchReader.from_batches(self.schema, self._batches())
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> int:
+        """Writes all rows to a zstd Parquet file and gives their number."""
+        with progress_line(f"reading {self._path.name}", self._allocations) as progress:
+            return native.write_parquet(self.reader(), path, None, progress)
+
+    def __iter__(self) -> MemrayTrace:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        if self._rows is None:
+            self._rows = (row for batch in self.reader() for row in batch.to_pylist())
+        return next(self._rows)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        schema, first_id = self.schema, 0
+        symbols, dsos = _Texts({"": 0}), _Texts({"": 0})
+        for columns in self._chunks(symbols, dsos):
+            times = np.array(columns.times, np.int64)
+            yield make_batch(
+                schema,
+                self._run_id,
+                first_id,
+                times=times,
+                addresses=np.array(columns.addresses, np.uint64),
+                op_type=(OPS, np.array(columns.ops, np.int32)),
+                phase=None if self._bounds is None else self._phases.of(times),
+                symbol=(list(symbols), np.array(columns.symbols, np.int32)),
+                dso=(list(dsos), np.array(columns.dsos, np.int32)),
+                thread_id=np.array(columns.threads, np.int64),
+                length_bytes=columns.sizes,
+            )
+            first_id += len(times)
+
+    def _chunks(self, symbols: _Texts, dsos: _Texts) -> Iterator[_Columns]:
+        frees = {int(one) for one in self._memray.AllocatorType if one.name in _FREES}
+        live: dict[int, int] = {}
+        where: dict[tuple[int, ...], tuple[int, int]] = {}
+        bounds = iter(() if self._bounds is None else self._bounds)
+        at, following = self._start_ns, next(bounds, None)
+        columns, kept = _Columns(), 0
+        with self._open() as file:
+            for number, record in enumerate(file.get_allocation_records()):
+                while following is not None and following[0] <= number:
+                    at, following = following[1] + self._offset, next(bounds, None)
+                allocator, address, size = record.allocator, record.address, record.size
+                free = allocator in frees
+                if free and self._skip_frees:
+                    self.skipped += 1
+                    continue
+                if free:
+                    size = size or live.pop(address, 0)
+                elif not self._skip_frees:
+                    live[address] = size
+                kept += 1
+                if kept % self._sample_every_n:
+                    self.skipped += 1
+                    continue
+                symbol = dso = 0
+                if self._native and not free:
+                    key = (record.tid, record.stack_id, record.native_stack_id)
+                    if key not in where:
+                        name, file_name = _innermost(record)
+                        where[key] = symbols[name], dsos[file_name]
+                    symbol, dso = where[key]
+                columns.times.append(number if self._bounds is None else at)
+                columns.addresses.append(address)
+                columns.ops.append(0 if free else 1)
+                columns.sizes.append(size or None)
+                columns.threads.append(record.tid)
+                columns.symbols.append(symbol)
+                columns.dsos.append(dso)
+                if len(columns.times) == _BATCH_ROWS:
+                    yield columns
+                    columns = _Columns()
+        if columns.times:
+            yield columns
+
+
+def parse_memray(
+    path: str | os.PathLike[str],
+    run_id: str,
+    phase_boundaries: Sequence[dict[str, Any]] | None = None,
+    native_traces: bool = False,
+    skip_frees: bool = True,
+    sample_every_n: int = 1,
+    *,
+    clock_offset_ns: int = 0,
+) -> MemrayTrace:
+    """Rows of a memray recording: an allocation is a store of its length, a free a load.
+
+    memray has no time per record: see the module. ``thread_id`` is memray's own number of a
+    thread, from 1. A realloc is a free and an allocation.
+
+    Args:
+        path: what ``memray.Tracker`` or ``memray run`` wrote, also when it was cut short.
+        run_id: for every row.
+        phase_boundaries: dicts of ``phase``, ``start_ns`` and ``end_ns``, on the clock of the
+            rows; a row whose lower bound is in [start_ns, end_ns) has that phase.
+        native_traces: give each allocation the innermost function, native or Python, and its
+            file as symbol and dso.
+        skip_frees: leave releases out.
+        sample_every_n: keep each n-th of the rows.
+        clock_offset_ns: added to the times, which are of the wall clock since 1970;
+            ``time.monotonic_ns() - time.time_ns()`` brings them to CLOCK_MONOTONIC.
+
+    Raises:
+        MemrayMissingError: memray is not installed.
+        FileNotFoundError: there is no such file.
+        CorruptError: memray cannot read it.
+        InvalidArgumentError: it holds no single allocations, or no native traces.
+    """
+    return MemrayTrace(
+        path, run_id, phase_boundaries, native_traces, skip_frees, sample_every_n, clock_offset_ns
+    )
+
+
+def _innermost(record: Any) -> tuple[str, str]:
+    """The function that allocated, and its file: the first frame that has a name."""
+    for name, file_name, _ in record.hybrid_stack_trace(max_stacks=8):
+        if name and not name.startswith("<unknown"):
+            return name, file_name or ""
+    return "", ""
+
+
+def _snapshots(path: Path, allocations: int) -> list[tuple[int, int]] | None:
+    """(records before it, wall-clock ns) of each snapshot; None where memray does not tell."""
+    command = [sys.executable, "-m", "memray", "parse", os.fspath(path)]
+    found, count = [], 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as listing:
+        assert listing.stdout is not None
+        for line in listing.stdout:
+            if line.startswith(b"ALLOCATION "):
+                count += 1
+            elif line.startswith(b"MEMORY_RECORD time="):
+                milliseconds = line[len(b"MEMORY_RECORD time=") :].partition(b" ")[0]
+                found.append((count, int(milliseconds) * 1_000_000))
+    return found if found and count == allocations else None
+
+
+def _epoch_ns(moment: datetime.datetime) -> int:
+    return int(moment.timestamp() * 1000) * 1_000_000

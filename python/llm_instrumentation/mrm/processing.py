@@ -1,0 +1,231 @@
+"""From what a collector left to a finished folder: label, write, analyse, draw, list."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .config.schema import (
+    AnalyserConfig,
+    Compression,
+    ExperimentConfig,
+    LabellerConfig,
+    MetricName,
+    OutputConfig,
+    UnknownPolicy,
+)
+from .engines.base import PhaseRecord
+from .ranges import known_ranges
+from .runs import RunFolder
+from .schema import kind_of
+from .tokens import TokenClock
+
+if TYPE_CHECKING:
+    from .labeller import KnownRange, TraceLabeller
+
+__all__ = ["Processed", "Settings", "analyse", "export", "process", "tables_of"]
+
+_LOG = logging.getLogger(__name__)
+
+#: The tables that each metric of a config asks for; suitability needs the first two.
+_TABLES = {
+    MetricName.RETENTION_DURATION: ("retention_per_region", "retention_summary"),
+    MetricName.WRITE_ONCE_RATIO: ("write_once",),
+    MetricName.READ_FREQUENCY: ("read_freq",),
+    MetricName.WORKING_SET_SIZE: ("working_set_per_region", "working_set_summary"),
+    MetricName.ACCESS_LOCALITY: ("locality_per_region", "locality_summary"),
+    MetricName.INTER_ACCESS_INTERVAL: ("iai",),
+}
+#: metrics.csv has these columns whatever the config asks for.
+_NEEDED = (
+    "retention_per_region", "retention_summary", "write_once", "read_freq", "working_set_summary",
+    "suitability",
+)  # fmt: skip
+_SUITABILITY = {MetricName.RETENTION_DURATION, MetricName.WRITE_ONCE_RATIO}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The sections of an experiment that say what becomes of rows."""
+
+    labeller: LabellerConfig = field(default_factory=LabellerConfig)
+    analyser: AnalyserConfig = field(
+        default_factory=lambda: AnalyserConfig(metrics=list(MetricName))
+    )
+    output: OutputConfig = field(default_factory=OutputConfig)
+
+    @classmethod
+    def of(cls, config: ExperimentConfig) -> Settings:
+        return cls(config.labeller, config.analyser, config.output)
+
+
+@dataclass(frozen=True)
+class Processed:
+    """What came of a run's data: its rows, and why they are no run, if so."""
+
+    rows: int
+    problem: str | None = None
+    tables: dict[str, Any] = field(default_factory=dict)
+
+
+def tables_of(metrics: Sequence[MetricName]) -> list[str]:
+    """The names of the tables that some metrics ask for."""
+    names = [name for metric in metrics for name in _TABLES[metric]]
+    return [*names, "suitability"] if set(metrics) >= _SUITABILITY else names
+
+
+def process(
+    settings: Settings,
+    folder: RunFolder,
+    reader: pa.RecordBatchReader | None,
+    records: Sequence[PhaseRecord],
+    metadata: dict[str, Any],
+    *,
+    stage: Callable[[str], None] = lambda name: None,
+    warn: Callable[[str], None] = lambda message: None,
+) -> Processed:
+    """Makes a run folder's files of the rows of a trace.
+
+    Args:
+        settings: how to label, analyse and write.
+        folder: where to.
+        reader: the rows; None where the collector gives none, which leaves the metadata.
+        records: the run's events, which know the tokens.
+        metadata: written as metadata.json, with what is found here added.
+        stage: told what happens next.
+        warn: told what a person should know.
+    """
+    if reader is None:
+        warn("no memory trace: the process monitor samples processes, not memory accesses")
+        metadata["trace"] = {"kind": None, "rows": 0}
+        _export_metadata(folder, metadata)
+        return Processed(0)
+    stage("labelling")
+    kind = kind_of(reader.schema)
+    labeller = _labeller(settings.labeller, known_ranges(records))
+    labelled = labeller.label_table(TokenClock(records).annotate(reader))
+    rows = _write(labelled, folder.trace, settings)
+    if labeller.skipped:
+        warn(
+            f"{labeller.skipped} rows left out: nothing says what their memory holds "
+            "(labeller.unknown_policy: log_and_skip)"
+        )
+    metadata["trace"] = {
+        "kind": kind.value,
+        "rows": rows,
+        "rows_left_out": labeller.skipped,
+        "unknown_policy": settings.labeller.unknown_policy.value,
+    }
+    if rows < settings.labeller.min_sample_count:
+        _export_metadata(folder, metadata)
+        return Processed(
+            rows,
+            f"{rows} rows, and labeller.min_sample_count is {settings.labeller.min_sample_count}",
+        )
+    tables = export(
+        settings, folder, metadata, labeller.region_map(), labeller.kv_lifecycle(), stage, warn
+    )
+    return Processed(rows, tables=tables)
+
+
+def export(
+    settings: Settings,
+    folder: RunFolder,
+    metadata: dict[str, Any],
+    region_map: Any,
+    kv_lifecycle: Any,
+    stage: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> dict[str, Any]:
+    """Analyses a labelled trace in its folder and writes everything but the trace.
+
+    Returns:
+        the tables, by their names.
+    """
+    from .reporter import RunExporter
+
+    stage("analysing")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        analysis = analyse(settings.analyser, folder.trace)
+    for one in caught:
+        warn(str(one.message))
+    stage("reporting")
+    figures = settings.output.formats.figures
+    RunExporter(folder.path).export(
+        folder.trace,
+        region_map,
+        kv_lifecycle,
+        analysis,
+        metadata=metadata,
+        run_id=folder.run_id,
+        figures=figures != "none",
+        trace_already_written=True,
+        formats=(figures,),
+        compression=settings.output.compression.value,
+    )
+    return analysis
+
+
+def analyse(settings: AnalyserConfig, trace: Path) -> dict[str, Any]:
+    """The tables of a trace that some metrics ask for, and what metrics.csv needs."""
+    from .analyser import compute_all, compute_distributions
+
+    tables = compute_all(trace)
+    wanted = {*tables_of(settings.metrics), *_NEEDED}
+    kept = {name: table for name, table in tables.items() if name in wanted}
+    return kept | compute_distributions(
+        trace, bins=settings.histogram_bins, cdf_points=settings.cdf_resolution
+    )
+
+
+def _export_metadata(folder: RunFolder, metadata: dict[str, Any]) -> None:
+    from .reporter import write_manifest
+    from .reporter.files import to_json, write_text
+
+    write_text(folder.path / "metadata.json", to_json(metadata))
+    write_manifest(folder.path, folder.run_id)
+
+
+_LABELLER_POLICY = {
+    UnknownPolicy.LOG_AND_SKIP: "skip",
+    UnknownPolicy.ASSIGN_RUNTIME: "runtime",
+    UnknownPolicy.ASSIGN_UNKNOWN: "keep",
+    UnknownPolicy.FAIL_RUN: "error",
+}
+
+
+def _labeller(settings: LabellerConfig, ranges: Sequence[KnownRange]) -> TraceLabeller:
+    from .labeller import TraceLabeller, load_rules
+
+    rules = load_rules(settings.rules_file) if settings.rules_file else None
+    return TraceLabeller(
+        rules, unknown_policy=_LABELLER_POLICY[settings.unknown_policy], ranges=ranges
+    )
+
+
+def _write(reader: pa.RecordBatchReader, path: Path, settings: Settings) -> int:
+    from .parser import write_parquet
+
+    if settings.output.compression is Compression.ZSTD:
+        return write_parquet(reader, path)
+    from .reporter.files import replacing
+
+    rows = 0
+    with (
+        replacing(path) as partial,
+        pq.ParquetWriter(
+            partial, reader.schema, compression=settings.output.compression.value
+        ) as writer,
+    ):
+        for batch in reader:
+            writer.write_batch(batch)
+            rows += batch.num_rows
+    return rows

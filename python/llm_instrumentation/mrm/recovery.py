@@ -1,0 +1,62 @@
+"""Traces from the raw files of a run, for runs that broke off before they were labelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+__all__ = ["open_raw"]
+
+Boundaries = Sequence[dict[str, Any]]
+
+
+def _torch(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader:
+    from .collector.torch_trace import read_trace
+
+    return read_trace(path, run_id, phases)
+
+
+def _perf_script(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader:
+    from .parser import parse_perf_script
+
+    return parse_perf_script(path, run_id, phases).reader()
+
+
+def _page_faults(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader:
+    from .parser import parse_page_faults
+
+    return parse_page_faults(path, run_id, phases).reader()
+
+
+def _lackey(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader:
+    from .parser import parse_lackey
+
+    return parse_lackey(path, run_id, phases).reader()
+
+
+def _memray(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader:
+    from .parser import parse_memray
+
+    return parse_memray(path, run_id, phases).reader()
+
+
+#: Who wrote a file of ``raw/`` and how it is read again, the best first.
+_READERS: dict[str, tuple[str, Callable[[Path, str, Boundaries], pa.RecordBatchReader]]] = {
+    "torch_trace.parquet": ("torch", _torch),
+    "page_faults.txt": ("page_faults", _page_faults),
+    "perf_script.txt": ("perf_mem", _perf_script),
+    "lackey.txt": ("lackey", _lackey),
+    "memray.bin": ("memray", _memray),
+}
+
+
+def open_raw(raw: Path, run_id: str, phases: Boundaries) -> tuple[str, pa.RecordBatchReader] | None:
+    """The rows that a collector left in ``raw/``, and its name; None where it left none."""
+    for name, (collector, opened) in _READERS.items():
+        path = raw / name
+        if path.is_file() and path.stat().st_size:
+            return collector, opened(path, run_id, phases)
+    return None

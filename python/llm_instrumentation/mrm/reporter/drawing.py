@@ -1,0 +1,329 @@
+"""How every figure looks: palette, type, axes; and how it is saved.
+
+Colours are those of Okabe and Ito, which people with any colour vision tell apart; each region
+type keeps its own everywhere. Figures are made without pyplot. matplotlib's settings are global,
+so a figure is drawn and saved under a lock with settings of its own: reports can be made in
+several threads, and look the same whatever style a user has set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from ..schema import RegionType
+from . import units
+from .files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.transforms import Transform
+
+Floats = npt.NDArray[np.float64]
+
+INK = "#1b1f24"
+MUTED = "#5b6672"
+RULE = "#c3cad2"
+GRID = "#e4e8ec"
+SURFACE = "#ffffff"
+
+#: Of each region type: its colour, that colour on a dark page, and its line.
+_LOOKS: dict[str, tuple[str, str, Any]] = {
+    RegionType.WEIGHT.value: ("#0072b2", "#5db4ec", "-"),
+    RegionType.KV_CACHE.value: ("#d55e00", "#f58a3c", (0, (6, 1.5))),
+    RegionType.ACTIVATION.value: ("#009e73", "#3fcba0", (0, (3, 1.2))),
+    RegionType.RUNTIME.value: ("#b8558f", "#e59bc4", (0, (6, 1.5, 1, 1.5))),
+    RegionType.UNKNOWN.value: ("#767f88", "#a3adb7", (0, (1, 1.2))),
+}
+_OTHER = ("#a6761d", "#dcb355", "-")
+
+WIDTH_IN = 6.6
+TOP_IN = 0.78  # for title, subtitle and the label of the first panel
+BOTTOM_IN = 0.5
+_DPI = 200
+
+_STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
+    "font.size": 8,
+    "text.color": INK,
+    "text.parse_math": False,  # a name with dollars is a name
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 8,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": RULE,
+    "ytick.color": RULE,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "lines.linewidth": 1.6,
+    "lines.solid_capstyle": "butt",
+    "figure.facecolor": SURFACE,
+    "axes.facecolor": "none",
+    "savefig.facecolor": SURFACE,
+    "pdf.fonttype": 42,  # fonts that journals take
+    "svg.fonttype": "none",  # text stays text
+}
+
+_LOCK = threading.RLock()
+
+
+def color(region_type: str) -> str:
+    """The colour of a region type, on white."""
+    return _LOOKS.get(region_type, _OTHER)[0]
+
+
+def line(region_type: str) -> Any:
+    """The line style of a region type, for print without colour."""
+    return _LOOKS.get(region_type, _OTHER)[2]
+
+
+def css_colors() -> tuple[dict[str, str], dict[str, str]]:
+    """CSS variables for a light and a dark page; :func:`inline_svg` uses them."""
+    light = {"--ink": INK, "--muted": MUTED, "--rule": RULE, "--grid": GRID, "--surface": SURFACE}
+    dark = {
+        "--ink": "#e8ebee",
+        "--muted": "#a2acb6",
+        "--rule": "#4a545e",
+        "--grid": "#2c343c",
+        "--surface": "#161b20",
+    }
+    for name, (on_light, on_dark, _) in {**_LOOKS, "other": _OTHER}.items():
+        light[f"--{name}"], dark[f"--{name}"] = on_light, on_dark
+    return light, dark
+
+
+def css_color(region_type: str) -> str:
+    """The CSS variable of a region type's colour."""
+    return f"var(--{region_type})" if region_type in _LOOKS else "var(--other)"
+
+
+@contextlib.contextmanager
+def settings() -> Iterator[None]:
+    """Sets matplotlib up for our figures; nothing else of ours draws meanwhile."""
+    with _LOCK, matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        parameters: Any = matplotlib.rcParams  # typed by its keys since 3.11, not before
+        parameters.update(_STYLE)
+        yield
+
+
+# ---- parts of a figure ------------------------------------------------------------------
+
+
+def new_figure(height_in: float, title: str, subtitle: str = "") -> Figure:
+    """A blank figure with its title, which takes :data:`TOP_IN` at the top."""
+    figure = Figure(figsize=(WIDTH_IN, height_in))
+    FigureCanvasAgg(figure)
+    top = 1 - 0.2 / height_in
+    figure.text(0.012, top, title, fontsize=10, fontweight="bold", va="center")
+    if subtitle:
+        figure.text(0.012, top - 0.2 / height_in, subtitle, color=MUTED, va="center")
+    return figure
+
+
+def panels(figure: Figure, count: int, *, left_in: float = 0.75, right_in: float = 0.2) -> Any:
+    """``count`` axes, one above the other, over the same x, with these margins."""
+    width, height = figure.get_size_inches()
+    return figure.subplots(
+        count,
+        1,
+        sharex=True,
+        squeeze=False,
+        gridspec_kw={
+            "left": left_in / width,
+            "right": 1 - right_in / width,
+            "top": 1 - TOP_IN / height,
+            "bottom": BOTTOM_IN / height,
+            "hspace": 0.5,
+        },
+    )[:, 0]
+
+
+def panel_label(axes: Axes, region_type: str, remark: str) -> None:
+    """Names a panel, above its left corner."""
+    name = axes.annotate(
+        region_type, (0, 1), xycoords="axes fraction", xytext=(0, 3), textcoords="offset points",
+        color=color(region_type), fontweight="bold", va="bottom",
+    )  # fmt: skip
+    axes.annotate(
+        remark, (1, 0), xycoords=name, xytext=(7, 0), textcoords="offset points",
+        color=MUTED, va="bottom",
+    )  # fmt: skip
+
+
+def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Names lines at the right edge, moved apart where they would overlap.
+
+    Args:
+        axes: with its final limits.
+        ends: of each line: y in data units, text, colour.
+    """
+    height = axes.get_window_extent().height
+    gap = 11 / 72 * axes.figure.dpi / height  # a line of text, in parts of the axes
+    to_axes = axes.transData + axes.transAxes.inverted()
+    heights = [float(to_axes.transform((0, y))[1]) for y, _, _ in ends]
+    order = sorted(range(len(ends)), key=heights.__getitem__)
+    for below, above in itertools.pairwise(order):
+        heights[above] = max(heights[above], heights[below] + gap)
+    for y, (_, text, shade) in zip(heights, ends, strict=True):
+        axes.annotate(
+            text, (1, y), xycoords="axes fraction", xytext=(5, 0), textcoords="offset points",
+            color=shade, va="center", fontweight="bold", annotation_clip=False,
+        )  # fmt: skip
+
+
+def mark(x: float, y: float, marker: str, shade: str, transform: Transform) -> Line2D:
+    """A single marker, to be added to a figure."""
+    return Line2D(
+        [x], [y], marker=marker, color=shade, markersize=4.5, linestyle="none",
+        transform=transform,
+    )  # fmt: skip
+
+
+def nothing_to_show(title: str, reason: str) -> Figure:
+    """A figure that says why it shows nothing."""
+    figure = new_figure(1.5, title)
+    figure.text(0.5, 0.42, "No data", ha="center", color=MUTED, fontweight="bold", fontsize=9)
+    figure.text(0.5, 0.24, reason, ha="center", color=MUTED, wrap=True)
+    return figure
+
+
+def shortened(text: str, most: int) -> str:
+    """A name that fits; what is cut from its middle is an ellipsis."""
+    if len(text) <= most:
+        return text
+    tail = (most - 1) // 2
+    return f"{text[: most - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+# ---- axes -------------------------------------------------------------------------------
+
+
+def log_time_axis(axes: Axes, low_s: float, high_s: float) -> None:
+    """An x axis of seconds, decades, from at or below ``low_s`` to at or above ``high_s``."""
+    first, last = np.floor(np.log10(low_s)), np.ceil(np.log10(high_s))
+    if last == first:
+        first, last = first - 1, last + 1
+    axes.set_xscale("log")
+    axes.set_xlim(10.0**first, 10.0**last)
+    step = max(1, int(np.ceil((last - first) / 8)))
+    decades = [10.0**power for power in np.arange(first, last + 1, step)]
+    axes.xaxis.set_major_locator(FixedLocator(decades))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.seconds(_rounded(value))))
+
+
+def size_axis(axes: Axes, which: str) -> None:
+    """A linear axis of bytes with ticks at round binary sizes."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    _, high = axis.get_view_interval()
+    unit = 1024 ** max(0, min(4, int(np.log2(max(high, 1)) // 10)))
+    step = _round_step(high / unit / 4) * unit
+    axis.set_major_locator(FixedLocator(_steps(high * 1.001, step)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: units.size(value)))
+
+
+def count_axis(axes: Axes, highest: float) -> None:
+    """A y axis of whole numbers from 0; three ticks at most."""
+    top = max(highest, 1.0) * 1.08
+    step = max(1.0, _round_step(top / 2.2))
+    axes.set_ylim(0, top)
+    axes.yaxis.set_major_locator(FixedLocator(_steps(top, step)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: units.short_count(value)))
+
+
+def _steps(end: float, step: float) -> list[float]:
+    return [step * n for n in range(int(np.ceil(end / step)))]
+
+
+def _round_step(about: float) -> float:
+    """1, 2 or 5 times a power of ten, at or above ``about``."""
+    if about <= 0:
+        return 1.0
+    power = 10.0 ** np.floor(np.log10(about))
+    return float(power * next(n for n in (1, 2, 5, 10) if n * power >= about * 0.999))
+
+
+def _rounded(value: float) -> float:
+    """A tick of a logarithmic axis without the noise of its computation."""
+    return float(f"{value:.6g}")
+
+
+# ---- files ------------------------------------------------------------------------------
+
+_NO_DATES: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
+}
+FORMATS = tuple(_NO_DATES)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Writes a figure as its path's suffix says; equal figures give equal bytes.
+
+    Call it within :func:`settings`.
+
+    Raises:
+        ValueError: another format than png, pdf and svg.
+    """
+    kind = path.suffix.removeprefix(".")
+    if kind not in _NO_DATES:
+        raise ValueError(f"figures are written as {', '.join(FORMATS)}, not {kind!r}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial, matplotlib.rc_context({"svg.hashsalt": path.stem}):
+        figure.savefig(partial, format=kind, dpi=_DPI, metadata=_NO_DATES[kind])
+    return path
+
+
+def inline_svg(figure: Figure, name: str, description: str) -> str:
+    """A figure as an ``<svg>`` element for an HTML page, in the page's own colours and type.
+
+    Call it within :func:`settings`.
+
+    Args:
+        figure: drawn with the colours of this module.
+        name: unique in the page; letters, digits, hyphens.
+        description: for those who do not see it.
+    """
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(out, format="svg", transparent=True, metadata=_NO_DATES["svg"])
+    svg = out.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<g) id="[a-z_0-9A-Z]+_\d+"', r"\1", svg)
+    light, _ = css_colors()
+    variables = {value: f"var({name})" for name, value in light.items()}
+    svg = re.sub(r"#[0-9a-f]{6}\b", lambda found: variables.get(found.group(), found.group()), svg)
+    svg = re.sub(r'(style="[^"]*?font: [^;"]*?\dpx) [^;"]*', r"\1 var(--font)", svg)
+    _, _, svg = svg.partition(">")
+    width, height = figure.get_size_inches() * 72
+    return (
+        f'<svg role="img" aria-label="{escape(description)}" viewBox="0 0 {width:g} {height:g}" '
+        f'xmlns:xlink="http://www.w3.org/1999/xlink">{svg}'
+    )

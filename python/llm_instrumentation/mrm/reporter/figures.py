@@ -1,0 +1,569 @@
+"""The figures of a run.
+
+Each is drawn from tables alone. An empty table gives a figure that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    MaxNLocator,
+    NullLocator,
+    PercentFormatter,
+)
+
+from . import drawing, units
+from .drawing import Floats
+from .tables import as_frames, in_order
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "FIGURES",
+    "FigureSpec",
+    "generate_all_figures",
+    "plot_retention_histogram",
+    "plot_working_set",
+    "plot_write_once",
+]
+
+Frames = Mapping[str, pd.DataFrame]
+
+#: What ``suitability`` asks of retention and of the write-once ratio, with its names.
+_RETENTION_LIMITS = ((1.0, "medium"), (10.0, "high"))
+_WRITE_ONCE_LIMITS = ((0.5, "medium"), (0.8, "high"))
+_PANEL_IN = 0.78
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure that a run can have, made from the tables named in ``needs``."""
+
+    name: str
+    needs: tuple[str, ...]
+    draw: Callable[[Frames], Figure]
+
+
+def generate_all_figures(
+    analysis: Mapping[str, Any],
+    run_dir: Path | str,
+    formats: Sequence[str] = ("png",),
+) -> list[Path]:
+    """Draws each figure whose tables are there.
+
+    Args:
+        analysis: the tables of ``compute_all``; those of ``compute_distributions`` and
+            ``kv_growth`` where there are any.
+        run_dir: made where it is missing.
+        formats: some of png, pdf, svg.
+
+    Returns:
+        The files, those of ``compute_all``'s tables first.
+
+    Raises:
+        ValueError: another format.
+    """
+    tables = as_frames(analysis)
+    return [
+        path
+        for spec in FIGURES
+        if set(spec.needs) <= tables.keys()
+        for path in _saved(spec, tables, Path(run_dir), formats)
+    ]
+
+
+def plot_retention_histogram(
+    retention_per_region: Any, run_dir: Path | str, formats: Sequence[str] = ("png",)
+) -> Path:
+    """Writes ``retention_histogram.png``; gives the file of the first of ``formats``."""
+    return _one(
+        "retention_histogram", {"retention_per_region": retention_per_region}, run_dir, formats
+    )
+
+
+def plot_working_set(
+    working_set_summary: Any, run_dir: Path | str, formats: Sequence[str] = ("png",)
+) -> Path:
+    """Writes ``working_set.png``; gives the file of the first of ``formats``."""
+    return _one("working_set", {"working_set_summary": working_set_summary}, run_dir, formats)
+
+
+def plot_write_once(
+    write_once: Any, run_dir: Path | str, formats: Sequence[str] = ("png",)
+) -> Path:
+    """Writes ``write_once.png``; gives the file of the first of ``formats``."""
+    return _one("write_once", {"write_once": write_once}, run_dir, formats)
+
+
+def _one(name: str, tables: Mapping[str, Any], run_dir: Path | str, formats: Sequence[str]) -> Path:
+    spec = next(spec for spec in FIGURES if spec.name == name)
+    return _saved(spec, as_frames(tables), Path(run_dir), formats)[0]
+
+
+def _saved(spec: FigureSpec, tables: Frames, folder: Path, formats: Sequence[str]) -> list[Path]:
+    with drawing.settings():
+        figure = spec.draw(tables)
+        return [drawing.save(figure, folder / f"{spec.name}.{kind}") for kind in formats]
+
+
+# ---- what one run's tables say ----------------------------------------------------------
+
+
+def draw_retention_histogram(tables: Frames) -> Figure:
+    """How many regions of each type live how long."""
+    title = "Retention"
+    table = tables["retention_per_region"]
+    if table.empty:
+        return drawing.nothing_to_show(title, "The trace has no regions, or cannot tell retention.")
+    types = in_order(table["region_type"])
+    values = {name: _column(table, name, "retention_s") for name in types}
+    figure = drawing.new_figure(
+        drawing.TOP_IN + _PANEL_IN * len(types) + drawing.BOTTOM_IN, title,
+        "Regions by the time from their first store to their last load",
+    )  # fmt: skip
+    positive = np.concatenate(list(values.values()))
+    positive = positive[positive > 0]
+    low, high = (positive.min(), positive.max()) if len(positive) else (0.1, 1.0)
+    axes_of = dict(zip(types, drawing.panels(figure, len(types)), strict=True))
+    for axes in axes_of.values():
+        drawing.log_time_axis(axes, low, high)
+    first, last = axes_of[types[0]].get_xlim()
+    edges = np.geomspace(first, last, 1 + 6 * max(1, round(np.log10(last / first))))
+    zeros = {name: int((value == 0).sum()) for name, value in values.items()}
+    nowhere = first / 10**0.6  # a logarithmic axis has no 0: it stands apart, on the left
+    for name, axes in axes_of.items():
+        shade = drawing.color(name)
+        counts, _ = np.histogram(values[name], edges)
+        axes.bar(edges[:-1], counts, np.diff(edges) * 0.94, align="edge", color=shade)
+        if any(zeros.values()):
+            axes.set_xlim(first / 10, last)
+            axes.bar(nowhere, zeros[name], nowhere * 0.6, color=shade, alpha=0.45)
+        drawing.count_axis(axes, max(counts.max(), zeros[name]))
+        axes.grid(axis="y")
+        drawing.panel_label(axes, name, _spread(values[name], "region"))
+        _mark_limits(axes, first, last, named=axes is axes_of[types[0]])
+    if any(zeros.values()):
+        _add_zero_tick(axes_of[types[-1]], first, nowhere)
+    axes_of[types[-1]].set_xlabel("retention")
+    figure.supylabel("regions", x=0.012, fontsize=8, color=drawing.MUTED)
+    return figure
+
+
+def draw_working_set(tables: Frames) -> Figure:
+    """Memory that was touched at all, by type."""
+    title = "Working set"
+    table = tables["working_set_summary"]
+    if table.empty:
+        return drawing.nothing_to_show(title, "The trace has no rows.")
+    table = table.set_index("region_type").loc[in_order(table["region_type"])]
+    sizes = table["total_bytes"].to_numpy(float)
+    figure = drawing.new_figure(
+        1.25 + 0.3 * len(table), title, "Distinct pages of 4 KiB that were touched at all"
+    )
+    axes = drawing.panels(figure, 1, left_in=0.95)[0]
+    place = np.arange(len(table), dtype=float)[::-1]
+    shades = [drawing.color(name) for name in table.index]
+    _draw_sizes(axes, place, sizes, shades)
+    for y, (row, bytes_) in zip(place, zip(table.itertuples(), sizes, strict=True), strict=True):
+        told = f"{units.size(bytes_)} in {_plural(row.n_regions, 'region')}"
+        axes.annotate(told, (bytes_, y), xytext=(7, 0), textcoords="offset points", va="center")
+    axes.grid(axis="x")
+    _name_rows(axes, place, list(table.index))
+    return figure
+
+
+def draw_write_once(tables: Frames) -> Figure:
+    """Which part of what was stored was stored once."""
+    title = "Write-once ratio"
+    table = tables["write_once"]
+    if table.empty:
+        return drawing.nothing_to_show(title, "The trace has no stores, or cannot tell them apart.")
+    types = in_order(table["region_type"])
+    figure = drawing.new_figure(
+        1.3 + 0.36 * len(types), title,
+        "Addresses stored exactly once, of those stored at all; bars: mean of the regions, "
+        "lines: middle 80 %",
+    )  # fmt: skip
+    axes = drawing.panels(figure, 1, left_in=0.95)[0]
+    place = np.arange(len(types), dtype=float)[::-1]
+    axes.set_xlim(0, 1.42)
+    for limit, name in _WRITE_ONCE_LIMITS:
+        axes.axvline(limit, color=drawing.INK, linewidth=0.8, linestyle=(0, (1, 2)))
+        axes.annotate(
+            f"{name} ≥ {limit:g}", (limit, 1), xycoords=("data", "axes fraction"), xytext=(0, 2),
+            textcoords="offset points", ha="center", color=drawing.MUTED, fontsize=7,
+        )  # fmt: skip
+    for y, name in zip(place, types, strict=True):
+        rows = table[table["region_type"] == name]
+        ratios = rows["write_once_ratio"].to_numpy(float)
+        axes.barh(y, ratios.mean(), 0.55, color=drawing.color(name))
+        if len(ratios) > 1:
+            axes.hlines(y, *np.quantile(ratios, (0.1, 0.9)), color=drawing.INK, linewidth=1.2)
+        once, stored = rows["n_write_once_addresses"].sum(), rows["n_written_addresses"].sum()
+        told = f"{units.ratio(ratios.mean())} ({units.count(once)} of {units.count(stored)})"
+        axes.annotate(told, (1.02, y), va="center")
+    axes.xaxis.set_major_locator(FixedLocator([0, 0.2, 0.4, 0.6, 0.8, 1]))
+    axes.grid(axis="x")
+    axes.spines["bottom"].set_bounds(0, 1)
+    _name_rows(axes, place, types)
+    return figure
+
+
+def draw_retention_cdf(tables: Frames) -> Figure:
+    """Which part of the regions lives at most how long."""
+    title = "Retention, cumulated"
+    table = tables["retention_cdf"]
+    if table.empty:
+        return drawing.nothing_to_show(title, "The trace has no regions, or cannot tell retention.")
+    types = in_order(table["region_type"])
+    times = table["retention_s"].to_numpy(float)
+    positive = times[times > 0]
+    figure = drawing.new_figure(
+        3.3, title, "Part of a type's regions that is retained at most so long"
+    )
+    axes = drawing.panels(figure, 1)[0]
+    low, high = (positive.min(), positive.max()) if len(positive) else (0.1, 1.0)
+    drawing.log_time_axis(axes, low, high)
+    first, last = axes.get_xlim()
+    axes.set_ylim(0, 1.02)
+    lines = []
+    for name in types:
+        rows = table[table["region_type"] == name]
+        x = np.maximum(rows["retention_s"].to_numpy(float), first)
+        y = rows["fraction"].to_numpy(float)
+        x, y = np.concatenate([[first], x, [last]]), np.concatenate([[0.0], y, [1.0]])
+        _curve(axes, x, y, name, drawstyle="steps-post")
+        lines.append((name, x, y))
+    _mark_limits(axes, first, last, named=True)
+    axes.set_xlabel("retention")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.grid(axis="y")
+    _name_curves(axes, lines)
+    return figure
+
+
+def draw_kv_growth(tables: Frames) -> Figure:
+    """KV cache touched in each token's step."""
+    title = "KV cache over tokens"
+    table = tables["kv_growth"]
+    if table.empty:
+        return drawing.nothing_to_show(title, "No row of the KV cache knows its token.")
+    by_context = bool(table["context_tokens"].notna().all())
+    tokens = table["context_tokens" if by_context else "token_index"].to_numpy(float)
+    pages = table["working_set_bytes"].to_numpy(float)
+    read = table["read_bytes"].to_numpy(float)
+    slope = f", {units.size(_slope(tokens, pages))} more per token" if len(tokens) > 2 else ""
+    figure = drawing.new_figure(2.9, title, f"Per step of the generation{slope}")
+    axes = drawing.panels(figure, 1, left_in=0.85, right_in=1.15)[0]
+    shade = drawing.color("kv_cache")
+    marker = "o" if len(tokens) <= 40 else None
+    axes.plot(tokens, pages, color=shade, marker=marker, markersize=3.2)
+    ends = [(float(pages[-1]), "distinct pages", shade)]
+    top = pages.max()
+    if read.any():
+        axes.plot(tokens, read, color=drawing.MUTED, linewidth=1.1, linestyle=(0, (4, 1.5)))
+        ends.append((float(read[-1]), "bytes loaded", drawing.MUTED))
+        top = max(top, read.max())
+    axes.set_ylim(0, max(top, 1) * 1.06)
+    drawing.size_axis(axes, "y")
+    axes.set_xlim(tokens.min(), tokens.max() if tokens.max() > tokens.min() else tokens.min() + 1)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.set_xlabel("tokens in the context" if by_context else "token")
+    axes.grid(axis="y")
+    drawing.label_ends(axes, ends)
+    return figure
+
+
+def draw_working_set_over_time(tables: Frames) -> Figure:
+    """Memory touched in each window of time."""
+    title = "Working set over time"
+    table = tables["working_set_over_time"]
+    if table.empty:
+        return drawing.nothing_to_show(title, "The trace has no rows.")
+    width = _window(table)
+    figure, axes_of, x = _time_panels(table, title, f"Distinct pages touched in each {width}")
+    for name, axes in axes_of.items():
+        y = _over_windows(table, name, "working_set_bytes")
+        axes.fill_between(x, y, step="post", color=drawing.color(name), linewidth=0)
+        axes.set_ylim(0, max(y.max(), 1) * 1.08)
+        axes.yaxis.set_major_locator(FixedLocator([0, y.max()]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: units.size(value)))
+        axes.grid(axis="y")
+        drawing.panel_label(axes, name, f"at most {units.size(y.max())}")
+    return figure
+
+
+def draw_bandwidth_over_time(tables: Frames) -> Figure:
+    """Bytes loaded and stored over time, or accesses where lengths are not known."""
+    title = "Bandwidth over time"
+    table = tables["bandwidth_over_time"]
+    if table.empty:
+        return drawing.nothing_to_show(title, "The trace has no rows.")
+    in_bytes = bool(table["read_bytes"].any() or table["written_bytes"].any())
+    loads, stores = ("read_bytes", "written_bytes") if in_bytes else ("reads", "writes")
+    what = "Loaded above the line, stored below it"
+    if not in_bytes:
+        what = "Loads above the line, stores below it; the trace has no lengths to tell bytes"
+    figure, axes_of, x = _time_panels(table, title, f"{what}; per {_window(table)}")
+
+    def rate(value: float) -> str:
+        each = units.size(abs(value)) if in_bytes else units.short_count(float(f"{abs(value):.3g}"))
+        return f"{each}/s"
+
+    for name, axes in axes_of.items():
+        seconds = _window_seconds(table)
+        up = _over_windows(table, name, loads) / seconds
+        down = _over_windows(table, name, stores) / seconds
+        axes.fill_between(x, up, step="post", color=drawing.color(name), linewidth=0)
+        axes.fill_between(x, -down, step="post", color=drawing.color(name), alpha=0.5, linewidth=0)
+        axes.axhline(0, color=drawing.INK, linewidth=0.6)
+        top, bottom = max(up.max(), 0), max(down.max(), 0)
+        margin = max(top + bottom, 1e-12) * 0.06
+        axes.set_ylim(-bottom - margin, top + margin)
+        axes.yaxis.set_major_locator(FixedLocator(_apart([-bottom, 0, top])))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: rate(value)))
+        drawing.panel_label(axes, name, f"at most {rate(top)} loaded, {rate(bottom)} stored")
+    return figure
+
+
+def draw_reuse_distance(tables: Frames) -> Figure:
+    """Which part of the accesses a memory of a given size would catch."""
+    title = "Reuse distance"
+    table = tables["reuse_distance_histogram"]
+    if table.empty:
+        return drawing.nothing_to_show(title, "The trace has no rows, or cannot tell reuse.")
+    types = in_order(table["region_type"])
+    figure = drawing.new_figure(
+        3.3, title,
+        "Part of the accesses that a memory of this size catches when it evicts the page "
+        "unused for longest",
+    )  # fmt: skip
+    axes = drawing.panels(figure, 1)[0]
+    axes.set_xscale("log", base=2)
+    reused = table[table["bin_low_pages"].notna()]
+    last = max(2.0, float(reused["bin_high_pages"].max()) if len(reused) else 2.0)
+    axes.set_xlim(1, last)
+    axes.set_ylim(0, 1.02)
+    lines = []
+    for name in types:
+        rows = table[table["region_type"] == name]
+        total = rows["n_accesses"].sum()
+        rows = rows[rows["bin_low_pages"].notna()].sort_values("bin_low_pages")
+        x = np.maximum(rows["bin_high_pages"].to_numpy(float), 1)
+        y = rows["n_accesses"].to_numpy(float).cumsum() / max(total, 1)
+        x = np.concatenate([[1], x, [last]])
+        y = np.concatenate([[0], y, y[-1:] if len(y) else [0]])
+        _curve(axes, x, y, name)
+        lines.append((name, x, y))
+    powers = np.arange(0, np.ceil(np.log2(last)) + 1, max(1, int(np.ceil(np.log2(last) / 8))))
+    axes.xaxis.set_major_locator(FixedLocator([2.0**power for power in powers]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.size(value * 4096)))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("size of the memory (distinct pages since the last access, of 4 KiB)")
+    axes.grid(axis="y")
+    _name_curves(axes, lines)
+    return figure
+
+
+def draw_reuse_interval(tables: Frames) -> Figure:
+    """How long it takes until an address is accessed again."""
+    title = "Inter-access interval"
+    table = tables["reuse_histogram"]
+    if table.empty:
+        return drawing.nothing_to_show(title, "No address is accessed twice, at two times.")
+    types = in_order(table["region_type"])
+    figure = drawing.new_figure(
+        drawing.TOP_IN + _PANEL_IN * len(types) + drawing.BOTTOM_IN, title,
+        "Time between two accesses to one address, as part of a type's intervals",
+    )  # fmt: skip
+    low = max(1.0, float(table["bin_low_ns"].min())) / 1e9
+    high = float(table["bin_high_ns"].max()) / 1e9
+    panels = drawing.panels(figure, len(types))
+    for name, axes in zip(types, panels, strict=True):
+        rows = table[table["region_type"] == name]
+        counts = rows["n_intervals"].to_numpy(float)
+        left = np.maximum(rows["bin_low_ns"].to_numpy(float), 1) / 1e9
+        right = rows["bin_high_ns"].to_numpy(float) / 1e9
+        drawing.log_time_axis(axes, low, high)
+        parts = counts / max(counts.sum(), 1)
+        axes.bar(left, parts, (right - left) * 0.94, align="edge", color=drawing.color(name))
+        axes.set_ylim(0, max(parts.max(), 1e-9) * 1.08)
+        axes.yaxis.set_major_locator(MaxNLocator(2))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.grid(axis="y")
+        drawing.panel_label(axes, name, _plural(counts.sum(), "interval"))
+    panels[-1].set_xlabel("time between accesses")
+    return figure
+
+
+FIGURES: tuple[FigureSpec, ...] = (
+    FigureSpec("retention_histogram", ("retention_per_region",), draw_retention_histogram),
+    FigureSpec("working_set", ("working_set_summary",), draw_working_set),
+    FigureSpec("write_once", ("write_once",), draw_write_once),
+    FigureSpec("retention_cdf", ("retention_cdf",), draw_retention_cdf),
+    FigureSpec("kv_growth", ("kv_growth",), draw_kv_growth),
+    FigureSpec("working_set_over_time", ("working_set_over_time",), draw_working_set_over_time),
+    FigureSpec("bandwidth_over_time", ("bandwidth_over_time",), draw_bandwidth_over_time),
+    FigureSpec("reuse_interval", ("reuse_histogram",), draw_reuse_interval),
+    FigureSpec("reuse_distance", ("reuse_distance_histogram",), draw_reuse_distance),
+)
+
+
+# ---- parts ------------------------------------------------------------------------------
+
+
+def _column(table: pd.DataFrame, region_type: str, column: str) -> Floats:
+    values: Floats = table.loc[table["region_type"] == region_type, column].to_numpy(float)
+    return values
+
+
+def _spread(values: Floats, noun: str) -> str:
+    median, high = np.quantile(values, (0.5, 0.99))
+    told = _plural(len(values), noun)
+    if len(values) == 1:
+        return f"{told}, {units.seconds(median)}"
+    return f"{told}, median {units.seconds(median)}, p99 {units.seconds(high)}"
+
+
+def _plural(number: float, noun: str) -> str:
+    return f"{units.count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def _mark_limits(axes: Axes, first: float, last: float, *, named: bool) -> None:
+    """Where ``suitability`` draws its lines, of those that the axis holds."""
+    for limit, name in _RETENTION_LIMITS:
+        if not first <= limit <= last:
+            continue
+        axes.axvline(limit, color=drawing.INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=0.5)
+        if named:
+            axes.annotate(
+                name, (limit, 1), xycoords=("data", "axes fraction"), xytext=(0, 12),
+                textcoords="offset points", ha="center", color=drawing.MUTED, fontsize=7,
+            )  # fmt: skip
+
+
+def _add_zero_tick(axes: Axes, first: float, nowhere: float) -> None:
+    ticks = [nowhere, *(tick for tick in axes.get_xticks() if tick >= first)]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda x, _: "0" if x < first else units.seconds(float(f"{x:.6g}")))
+    )
+
+
+def _draw_sizes(axes: Axes, place: Floats, sizes: Floats, shades: Sequence[str]) -> None:
+    """Bars from 0; dots on a logarithmic axis where the sizes span too much for bars."""
+    high = max(float(sizes.max()), 1.0)
+    low = float(min(sizes[sizes > 0], default=high))
+    if high / low < 50:
+        axes.barh(place, sizes, 0.62, color=shades)
+        axes.set_xlim(0, high * 1.5)
+        drawing.size_axis(axes, "x")
+        return
+    low /= 4
+    axes.set_xscale("log")
+    axes.hlines(place, low, np.maximum(sizes, low), color=drawing.GRID, linewidth=1)
+    axes.scatter(np.maximum(sizes, low), place, s=46, color=shades, zorder=3)
+    axes.set_xlim(low, low * (high / low) ** 1.55)
+    ticks = [4.0**n for n in range(26) if low <= 4.0**n <= high * 4]
+    axes.xaxis.set_major_locator(FixedLocator(ticks[:: 1 + len(ticks) // 7]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.size(value)))
+
+
+def _name_rows(axes: Axes, place: Floats, names: Sequence[str]) -> None:
+    axes.set_ylim(place.min() - 0.6, place.max() + 0.6)
+    axes.set_yticks(place, [drawing.shortened(name, 14) for name in names])
+    axes.spines["left"].set_visible(False)
+    for label, name in zip(axes.get_yticklabels(), names, strict=True):
+        label.set_color(drawing.color(name))
+        label.set_fontweight("bold")
+        label.set_fontsize(8)
+
+
+def _curve(axes: Axes, x: Floats, y: Floats, name: str, **how: Any) -> None:
+    axes.plot(x, y, color=drawing.color(name), linestyle=drawing.line(name), **how)
+
+
+def _name_curves(axes: Axes, lines: Iterable[tuple[str, Floats, Floats]]) -> None:
+    """Names rising curves where they pass different heights, so that no two names meet."""
+    lines = list(lines)
+    for number, (name, x, y) in enumerate(lines):
+        height = (number + 1) / (len(lines) + 1) * y.max()
+        index = int(np.searchsorted(y, height))
+        at = float(x[min(index, len(x) - 1)])
+        first, last = axes.get_xlim()
+        right = np.log(at / first) > 0.8 * np.log(last / first)
+        axes.annotate(
+            name, (at, height), xytext=(-6 if right else 6, 0), textcoords="offset points",
+            ha="right" if right else "left", va="center", color=drawing.color(name),
+            fontweight="bold",
+            bbox={"boxstyle": "square,pad=0.15", "facecolor": drawing.SURFACE, "linewidth": 0},
+        )  # fmt: skip
+
+
+def _slope(x: Floats, y: Floats) -> float:
+    """The growth per unit of x, by least squares."""
+    centred = x - x.mean()
+    return float((centred * y).sum() / max((centred**2).sum(), 1e-300))
+
+
+def _time_panels(
+    table: pd.DataFrame, title: str, subtitle: str
+) -> tuple[Figure, dict[str, Axes], Floats]:
+    """Panels of the types over time; and x, the window edges in seconds from the first."""
+    types = in_order(table["region_type"])
+    figure = drawing.new_figure(
+        drawing.TOP_IN + _PANEL_IN * len(types) + drawing.BOTTOM_IN, title, subtitle
+    )
+    panels = drawing.panels(figure, len(types), left_in=0.95)
+    width = _window_seconds(table)
+    x: Floats = np.arange(_windows(table) + 1, dtype=np.float64) * width
+    panels[-1].set_xlim(0, x[-1])
+    panels[-1].set_xlabel("time since the first access (s)")
+    return figure, dict(zip(types, panels, strict=True)), x
+
+
+def _window_ns(table: pd.DataFrame) -> int:
+    return int((table["window_end_ns"] - table["window_start_ns"]).max())
+
+
+def _window_seconds(table: pd.DataFrame) -> float:
+    return _window_ns(table) / 1e9
+
+
+def _window(table: pd.DataFrame) -> str:
+    return f"window of {units.seconds(_window_seconds(table))}"
+
+
+def _windows(table: pd.DataFrame) -> int:
+    span = int(table["window_end_ns"].max()) - int(table["window_start_ns"].min())
+    return max(1, -(-span // _window_ns(table)))
+
+
+def _over_windows(table: pd.DataFrame, region_type: str, column: str) -> Floats:
+    """A value for each window, 0 where the type has no row, and the last once more."""
+    rows = table[table["region_type"] == region_type]
+    start = int(table["window_start_ns"].min())
+    index = ((rows["window_start_ns"] - start) // _window_ns(table)).to_numpy(np.int64)
+    values = np.zeros(_windows(table) + 1)
+    np.add.at(values, index, rows[column].to_numpy(float))
+    values[-1] = values[-2]
+    return values
+
+
+def _apart(ticks: list[float]) -> list[float]:
+    """The outer ticks, and the middle ones that do not run into them."""
+    low, zero, high = ticks
+    span = high - low
+    return [tick for tick in (low, high) if abs(tick - zero) > span * 0.28] + [zero]

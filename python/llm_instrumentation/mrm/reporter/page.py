@@ -1,0 +1,273 @@
+"""The shell of a report: one HTML file that needs nothing else, on screen and on paper.
+
+Whatever is not made here is escaped, and the page forbids itself scripts and all foreign
+resources, so that a name in a trace stays a name.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from importlib import resources
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+
+from . import units
+from .drawing import css_color, css_colors
+
+__all__ = [
+    "badge",
+    "card",
+    "chip",
+    "code_block",
+    "definitions",
+    "details",
+    "figure",
+    "formatter",
+    "notice",
+    "page",
+    "paragraph",
+    "section",
+    "swatch",
+    "table",
+    "tone_of",
+    "turned_table",
+]
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+_TONES = {
+    "good": ("#1a7f4b", "#4cc38a"),
+    "fair": ("#9a6700", "#e3b341"),
+    "bad": ("#b3261e", "#ff8379"),
+    "plain": ("#5b6672", "#a2acb6"),
+}
+_SUITABILITY = {"high_mrm": "good", "medium_mrm": "fair", "low_mrm": "plain"}
+_VALIDITY = {"clean": "good", "marginal": "fair", "contaminated": "bad"}
+_MARKS = {"good": "✓", "fair": "!", "bad": "✕", "plain": ""}
+
+
+def page(title: str, body: str) -> str:
+    """A whole document around a body made by the functions of this module."""
+    light, dark = css_colors()
+    light |= {"--page": "#f6f7f8", **{f"--{name}": tone[0] for name, tone in _TONES.items()}}
+    dark |= {"--page": "#0f1317", **{f"--{name}": tone[1] for name, tone in _TONES.items()}}
+    fonts = (
+        "--font: system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif; "
+        "--mono: ui-monospace, SFMono-Regular, Menlo, Consolas, 'Liberation Mono', monospace"
+    )
+    css = (
+        f":root {{ color-scheme: light dark; {fonts}; {_declared(light)} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {_declared(dark)} }} }}\n"
+        f"{_style()}"
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+@functools.cache
+def _style() -> str:
+    return resources.files(__package__).joinpath("report.css").read_text(encoding="utf-8")
+
+
+def _declared(variables: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {value}" for name, value in variables.items())
+
+
+# ---- pieces; text goes in plain and comes out escaped -----------------------------------
+
+
+def section(title: str, *parts: str) -> str:
+    """A heading and what is below it; nothing where all of that is empty."""
+    inner = "\n".join(part for part in parts if part)
+    return f"<section>\n<h2>{escape(title)}</h2>\n{inner}\n</section>" if inner else ""
+
+
+#: A number stays on one line with its unit.
+_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|min|h|[KMGTP]?i?B)\b|%)")
+_NARROW = "\u202f"
+
+
+def paragraph(text: str, css_class: str = "") -> str:
+    attribute = f' class="{css_class}"' if css_class else ""
+    return f"<p{attribute}>{_UNIT.sub(_NARROW, escape(text))}</p>"
+
+
+def chip(label: str, value: str, tone: str = "plain") -> str:
+    """A small fact in the head of a report."""
+    mark = f"{_MARKS[tone]} " if _MARKS[tone] else ""
+    style = ' style="color: var(--tone)"' if tone != "plain" else ""
+    return (
+        f'<span class="chip {tone}"><i>{escape(label)}</i>'
+        f"<b{style}>{mark}{escape(value)}</b></span>"
+    )
+
+
+def badge(word: str) -> str:
+    """A class of suitability or validity, with its tone."""
+    tone = {**_SUITABILITY, **_VALIDITY}.get(word, "plain")
+    mark = f"{_MARKS[tone]} " if _MARKS[tone] else ""
+    return f'<span class="badge {tone}">{mark}{escape(word)}</span>'
+
+
+def tone_of(validity: str | None) -> str:
+    return _VALIDITY.get(validity or "", "plain")
+
+
+def notice(tone: str, *lines: str) -> str:
+    """Something that must be seen."""
+    return f'<div class="notice {tone}">{"".join(paragraph(line) for line in lines)}</div>'
+
+
+def swatch(region_type: str) -> str:
+    return f'<span class="swatch" style="--kind: {css_color(region_type)}"></span>'
+
+
+def card(region_type: str, corner: str, sentence: str, why: str) -> str:
+    """What is said of a region type; ``corner`` is HTML of this module."""
+    return (
+        f'<article class="card" style="--kind: {css_color(region_type)}">'
+        f"<header><h3>{escape(region_type)}</h3>{corner}</header>"
+        f"{paragraph(sentence)}{paragraph(why, 'why') if why else ''}</article>"
+    )
+
+
+def figure(svg: str) -> str:
+    return f"<figure>{svg}</figure>"
+
+
+def code_block(text: str) -> str:
+    return f"<pre>{escape(text)}</pre>"
+
+
+def details(summary: str, *parts: str) -> str:
+    inner = "\n".join(part for part in parts if part)
+    return f"<details><summary>{escape(summary)}</summary>\n{inner}\n</details>" if inner else ""
+
+
+def definitions(pairs: Iterable[tuple[str, Any]]) -> str:
+    """Names and values; those without a value are left out."""
+    rows = [
+        f"<dt>{escape(name)}</dt><dd>{escape(_plain(value))}</dd>"
+        for name, value in pairs
+        if value not in (None, "", [], {})
+    ]
+    return f"<dl>{''.join(rows)}</dl>" if rows else ""
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_plain, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
+    return str(value)
+
+
+def table(rows: pd.DataFrame, columns: Sequence[str] | None = None) -> str:
+    """A frame, its numbers with the units that their columns' names tell.
+
+    A cell that is a tuple is a text and the relative path that it links to, or None.
+    """
+    names = list(rows.columns if columns is None else columns)
+    if rows.empty:
+        return ""
+    css = {
+        name: ' class="t"' if name == "region_type"
+        else ' class="n"' if pd.api.types.is_numeric_dtype(rows[name])
+        else ""
+        for name in names
+    }  # fmt: skip
+    # A long name may break behind each of its words.
+    head = "".join(
+        f"<th{css[name]}>{escape(str(name)).replace('_', '_<wbr>')}</th>" for name in names
+    )
+    body = []
+    for row in rows[names].itertuples(index=False, name=None):
+        cells = []
+        for name, value in zip(names, row, strict=True):
+            cells.append(f"<td{css[name]}>{_cell(str(name), value)}</td>")
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def turned_table(rows: pd.DataFrame) -> str:
+    """A frame with a row per region type, turned: a column per region type."""
+    if rows.empty:
+        return ""
+    head = "".join(
+        f'<th class="n">{swatch(str(name))}{escape(str(name))}</th>' for name in rows["region_type"]
+    )
+    body = []
+    for name in rows.columns.drop("region_type"):
+        cells = "".join(f'<td class="n">{_cell(str(name), value)}</td>' for value in rows[name])
+        body.append(f"<tr><td>{escape(str(name))}</td>{cells}</tr>")
+    return (
+        f'<div class="scroll"><table class="turned"><thead><tr><th></th>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _cell(column: str, value: Any) -> str:
+    if column == "region_type":
+        return f"{swatch(str(value))}{escape(str(value))}"
+    if column in ("suitability", "validity"):
+        return "" if _missing(value) else badge(str(value))
+    if _missing(value):
+        return units.UNKNOWN
+    if isinstance(value, str):
+        return escape(value)
+    if isinstance(value, tuple):
+        return _link(*value)
+    return escape(formatter(column)(float(value)))
+
+
+def _link(text: str, target: str | None) -> str:
+    """A text, and a link to a file beside the page where there is one."""
+    if target is None:
+        return escape(text)
+    return f'<a href="{escape(quote(target))}">{escape(text)}</a>'
+
+
+def formatter(column: str) -> Callable[[float], str]:
+    """How the numbers of a column are told, by its name."""
+    return next((told for fits, told in _FORMATS if fits(column)), _number)
+
+
+def _number(value: float) -> str:
+    return units.count(value) if value.is_integer() else f"{value:,.4g}"
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
+
+
+def _part_of(*words: str) -> Callable[[str], bool]:
+    return lambda column: any(word in column for word in words)
+
+
+#: How a column's numbers are told, by the first that fits its name.
+_FORMATS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
+    (_part_of("region_id", "_index"), lambda value: f"{value:.0f}"),
+    (_part_of("_ns"), lambda value: units.seconds(value / 1e9)),
+    (_part_of("_bytes"), units.size),
+    (_part_of("_mb_"), lambda value: units.size(value * 2**20)),
+    (_part_of("_ratio", "fraction"), units.ratio),
+    (lambda column: column.endswith("_s") or "_s_" in column, units.seconds),
+)

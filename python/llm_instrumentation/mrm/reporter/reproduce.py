@@ -1,0 +1,71 @@
+"""How to get a run once more, told from its own metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from . import page
+from .run_data import RunData
+
+__all__ = ["experiment_of", "of_run"]
+
+
+def experiment_of(run: RunData) -> dict[str, Any]:
+    """An experiment file with this run alone; empty where the metadata do not tell enough."""
+    given = run.section("parameters")
+    if not isinstance(given.get("model"), dict):
+        return {}
+    experiment = {
+        "experiment": run.section("experiment"),
+        "models": [given["model"]],
+        "sweep": {
+            "context_lengths": [given.get("context_length")],
+            "batch_sizes": [given.get("batch_size")],
+            "output_tokens": [given.get("output_tokens")],
+        },
+        "prompts": {"texts": given.get("prompts")},
+        "collector": given.get("collector"),
+        "labeller": given.get("labeller"),
+    }
+    told: dict[str, Any] = _without_none(experiment)
+    return told
+
+
+def of_run(run: RunData) -> Iterable[str]:
+    """The last section of a report."""
+    experiment = experiment_of(run)
+    version = run.section("software").get("llm_instrumentation")
+    if experiment:
+        package = f"llm_instrumentation=={version}" if version else "llm_instrumentation"
+        yield page.paragraph("Save the file below as experiment.yaml, then:")
+        yield page.code_block(
+            f"pip install '{package}'\n"
+            "mrm-trace validate --config experiment.yaml\n"
+            "mrm-trace run --config experiment.yaml"
+        )
+        yield page.details(
+            "experiment.yaml",
+            page.code_block(yaml.safe_dump(experiment, sort_keys=False, allow_unicode=True)),
+        )
+    yield page.paragraph("The tables again, from the trace in the run's folder:")
+    yield page.code_block(
+        "from llm_instrumentation.mrm import compute_all, compute_distributions\n\n"
+        'tables = compute_all("trace.parquet")\n'
+        'more = compute_distributions("trace.parquet")'
+    )
+    if run.files:
+        rows = [(one["path"], one["size_bytes"], one["sha256"]) for one in run.files]
+        files = pd.DataFrame(rows, columns=["file", "size_bytes", "sha256"])
+        yield page.details(f"Files and checksums: {len(rows)}", page.table(files))
+
+
+def _without_none(value: Any) -> Any:
+    """Keys without a value left out: an experiment file has defaults for them."""
+    if isinstance(value, dict):
+        kept = {key: _without_none(item) for key, item in value.items() if item is not None}
+        return {key: item for key, item in kept.items() if item != {}}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value

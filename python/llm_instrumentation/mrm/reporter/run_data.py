@@ -1,0 +1,179 @@
+"""A run as reports and archives read it from its folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+
+from ..schema import Kind, RunValidity, kind_of
+from ..schema_version import check_parquet_schema
+from .files import plain
+from .manifest import INCOMPLETE, MANIFEST, Difference, read_manifest, verify_manifest
+from .parquet_export import TRACE
+from .tables import as_frame
+from .trace_summary import summarise_trace
+
+__all__ = ["TABLES", "RunData", "load_metadata", "load_run", "load_tables"]
+
+#: The folder of a run's tables, a Parquet file each.
+TABLES = "tables"
+
+
+@dataclass
+class RunData:
+    """What is known of a run.
+
+    ``kind`` is None where it has no trace. ``incomplete`` says why it is no finished run, in
+    words; ``differences`` are those of its manifest; ``files`` its entries.
+    """
+
+    run_id: str
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    kind: Kind | None = Kind.ACCESSES
+    files: list[dict[str, Any]] = field(default_factory=list)
+    incomplete: str | None = None
+    differences: list[Difference] = field(default_factory=list)
+    path: Path | None = None
+
+    @property
+    def validity(self) -> str | None:
+        """clean, marginal or contaminated; None where it was not measured."""
+        found = self.metadata.get("run_validity")
+        return found if isinstance(found, str) else None
+
+    @property
+    def contaminated(self) -> bool:
+        return self.validity == RunValidity.CONTAMINATED.value
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first row of the trace to the last; 0 where that is not known."""
+        extent = self.tables.get("extent")
+        if extent is None or extent.empty:
+            return 0.0
+        return float(extent["last_ns"].max() - extent["first_ns"].min()) / 1e9
+
+    @property
+    def rows(self) -> int:
+        extent = self.tables.get("extent")
+        return 0 if extent is None else int(extent["n_rows"].sum())
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A part of the metadata that is an object; empty where it is none."""
+        found = self.metadata.get(name)
+        return found if isinstance(found, dict) else {}
+
+    def parameters(self) -> dict[str, Any]:
+        """What tells runs of a sweep apart, by the words of ``analyser.group_by``."""
+        given = self.section("parameters")
+        model = given.get("model")
+        return {
+            "model": model.get("id") if isinstance(model, dict) else None,
+            "context_length": given.get("context_length"),
+            "batch_size": given.get("batch_size"),
+            "output_tokens": given.get("output_tokens"),
+            "collector": self.section("collector").get("collector_type"),
+        }
+
+
+def load_run(run_dir: Path | str) -> RunData:
+    """Reads a run folder, whole or not, and compares every file with its manifest.
+
+    Tables that are not there are computed from its trace.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or nothing of a run in it.
+        ValueError: metadata.json is no JSON object.
+        SchemaVersionError, CorruptError: a file has another version, or is torn.
+    """
+    run = load_metadata(run_dir)
+    run.tables = load_tables(Path(run_dir))
+    return run
+
+
+def load_metadata(run_dir: Path | str) -> RunData:
+    """As :func:`load_run`, without the tables.
+
+    Raises:
+        FileNotFoundError, ValueError: as there.
+    """
+    folder = Path(run_dir)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such run folder")
+    names = ("metadata.json", TRACE, TABLES, MANIFEST, INCOMPLETE)
+    if not any((folder / name).exists() for name in names):
+        raise FileNotFoundError(f"{folder}: no run folder, it has none of {', '.join(names)}")
+    differences = verify_manifest(folder)
+    files = []
+    if (folder / MANIFEST).exists() and not any(one.path == MANIFEST for one in differences):
+        files = read_manifest(folder)["files"]
+    metadata = _object(folder / "metadata.json")
+    return RunData(
+        run_id=str(metadata.get("run_id") or folder.name),
+        metadata=metadata,
+        kind=_kind(folder, metadata),
+        files=files,
+        incomplete=_incomplete(folder),
+        differences=differences,
+        path=folder,
+    )
+
+
+def load_tables(run_dir: Path) -> dict[str, pd.DataFrame]:
+    """The tables of a run: as they are in its folder, else computed from its trace."""
+    files = sorted((run_dir / TABLES).glob("*.parquet"))
+    for file in files:
+        check_parquet_schema(file, "table")
+    tables = {file.stem: as_frame(pq.read_table(file)) for file in files}
+    trace = run_dir / TRACE
+    if not trace.exists():
+        return tables
+    check_parquet_schema(trace, "trace")
+    if "extent" not in tables or "kv_growth" not in tables:
+        summary = summarise_trace(trace)
+        tables |= {"extent": summary.extent, "kv_growth": summary.kv_growth}
+    if "working_set_summary" not in tables:
+        from ..analyser import compute_all, compute_distributions
+
+        computed = {**compute_all(trace), **compute_distributions(trace)}
+        tables |= {name: as_frame(table) for name, table in computed.items()}
+    return tables
+
+
+def _object(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must be a JSON object")
+    cleaned: dict[str, Any] = plain(found)
+    return cleaned
+
+
+def _kind(folder: Path, metadata: dict[str, Any]) -> Kind | None:
+    if (folder / TRACE).exists():
+        return kind_of(pq.read_schema(folder / TRACE))
+    trace = metadata.get("trace")
+    stated = trace.get("kind") if isinstance(trace, dict) else None
+    return Kind(stated) if stated in {kind.value for kind in Kind} else None
+
+
+def _incomplete(folder: Path) -> str | None:
+    """What the mark of an unfinished run says."""
+    path = folder / INCOMPLETE
+    if not path.exists():
+        return None
+    try:
+        mark = json.loads(path.read_text(encoding="utf-8"))
+        return f"{mark['state']}: {mark['reason']}"
+    except (KeyError, TypeError, ValueError):
+        return "its mark cannot be read"

@@ -1,0 +1,228 @@
+"""What a report says of a trace beside its tables: its extent, and how the KV cache grows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .._frames import TraceLike, reader_of
+from ..schema import PAGE_BYTES, Kind, OpType, RegionType, kind_of
+from .tables import as_frame
+
+__all__ = ["EXTENT_COLUMNS", "KV_GROWTH_COLUMNS", "TraceSummary", "summarise_trace"]
+
+#: Of a phase and a region type: rows, of them loads and stores, and when they happened.
+EXTENT_COLUMNS = ("phase", "region_type", "n_rows", "loads", "stores", "first_ns", "last_ns")
+
+#: Per token: KV pages touched in its step, their bytes, and the bytes loaded and stored.
+KV_GROWTH_COLUMNS = (
+    "token_index",
+    "context_tokens",
+    "first_ns",
+    "unique_pages",
+    "working_set_bytes",
+    "read_bytes",
+    "written_bytes",
+)
+
+_COLUMNS = (
+    "timestamp_ns",
+    "phase",
+    "address",
+    "op_type",
+    "region_type",
+    "token_index",
+    "context_tokens",
+    "length_bytes",
+)
+#: Intervals of pages that are kept before those of a token are merged.
+_MERGE_AT = 1 << 18
+
+_Ints = npt.NDArray[np.int64]
+
+
+@dataclass
+class TraceSummary:
+    """A pass over a trace.
+
+    ``extent`` has the columns of :data:`EXTENT_COLUMNS`, a row per phase and region type, in the
+    order of their first rows. ``kv_growth`` has those of :data:`KV_GROWTH_COLUMNS`, a row per
+    token; it is empty where the trace knows no tokens or has no KV cache. Bytes loaded and stored
+    are 0 where rows have no length.
+    """
+
+    kind: Kind
+    extent: pd.DataFrame
+    kv_growth: pd.DataFrame
+
+    @property
+    def rows(self) -> int:
+        return int(self.extent["n_rows"].sum())
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first row to the last."""
+        if self.extent.empty:
+            return 0.0
+        return float(self.extent["last_ns"].max() - self.extent["first_ns"].min()) / 1e9
+
+
+def summarise_trace(trace: TraceLike) -> TraceSummary:
+    """Reads the few columns that a summary needs, batch by batch.
+
+    Memory is bounded by the distinct runs of KV pages in each token's step.
+
+    Args:
+        trace: see :func:`~llm_instrumentation.mrm.compute_all`. A reader is used up.
+
+    Raises:
+        InvalidArgumentError: it is no trace, or required columns are missing.
+    """
+    reader = reader_of(trace, _COLUMNS)
+    extents: dict[tuple[str, str], _Extent] = {}
+    growth = _Growth()
+    for batch in reader:
+        rows = pa.table(
+            {
+                "phase": _words(batch, "phase", ""),
+                "region_type": _words(batch, "region_type", RegionType.UNKNOWN.value),
+                "load": pc.equal(_words(batch, "op_type", ""), OpType.LOAD.value).cast(pa.int64()),
+                "time": batch.column("timestamp_ns").cast(pa.int64()),
+            }
+        )
+        found = rows.group_by(["phase", "region_type"], use_threads=False).aggregate(
+            [("load", "count"), ("load", "sum"), ("time", "min"), ("time", "max")]
+        )
+        for row in found.to_pylist():
+            extent = extents.setdefault((row["phase"], row["region_type"]), _Extent())
+            extent.add(row["load_count"], row["load_sum"], row["time_min"], row["time_max"])
+        if {"token_index", "region_type"} <= set(batch.schema.names):
+            growth.add(batch)
+    table = [
+        (*key, extent.rows, extent.loads, extent.rows - extent.loads, extent.first, extent.last)
+        for key, extent in sorted(extents.items(), key=lambda item: item[1].first)
+    ]
+    return TraceSummary(
+        kind_of(reader.schema),
+        pd.DataFrame(table, columns=list(EXTENT_COLUMNS)),
+        growth.table(),
+    )
+
+
+@dataclass
+class _Extent:
+    rows: int = 0
+    loads: int = 0
+    first: int = np.iinfo(np.int64).max
+    last: int = 0
+
+    def add(self, rows: int, loads: int, first: int, last: int) -> None:
+        self.rows += rows
+        self.loads += loads
+        self.first = min(self.first, first)
+        self.last = max(self.last, last)
+
+
+class _Growth:
+    """The KV cache step by step."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, _Step] = {}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        kv = pc.equal(_words(batch, "region_type", ""), RegionType.KV_CACHE.value)
+        rows = batch.filter(pc.and_(kv, pc.is_valid(batch.column("token_index"))))
+        if rows.num_rows == 0:
+            return
+        token = _ints(rows, "token_index", 0)
+        time = _ints(rows, "timestamp_ns", 0)
+        context = _ints(rows, "context_tokens", -1)
+        length = _ints(rows, "length_bytes", 0)
+        address = rows.column("address").cast(pa.uint64()).to_numpy(zero_copy_only=False)
+        first = (address // PAGE_BYTES).astype(np.int64)
+        behind = (address + np.maximum(length, 1).astype(np.uint64) - np.uint64(1)) // PAGE_BYTES
+        pages = np.stack([first, behind.astype(np.int64) + 1], axis=1)
+        loads = pc.equal(_words(rows, "op_type", ""), OpType.LOAD.value)
+        is_load = loads.to_numpy(zero_copy_only=False)
+        order = np.argsort(token, kind="stable")
+        for part in np.split(order, np.flatnonzero(np.diff(token[order])) + 1):
+            step = self._steps.setdefault(int(token[part[0]]), _Step())
+            step.first_ns = min(step.first_ns, int(time[part].min()))
+            step.context = max(step.context, int(context[part].max()))
+            step.read += int(length[part][is_load[part]].sum())
+            step.written += int(length[part][~is_load[part]].sum())
+            step.add(pages[part])
+
+    def table(self) -> pd.DataFrame:
+        rows = []
+        for token, step in sorted(self._steps.items()):
+            pages = step.pages()
+            context = step.context if step.context >= 0 else None
+            rows.append(
+                (token, context, step.first_ns, pages, pages * PAGE_BYTES, step.read, step.written)
+            )
+        types = [pa.field(name, pa.int64()) for name in KV_GROWTH_COLUMNS]
+        columns = list(zip(*rows, strict=True)) or [()] * len(types)
+        table = pa.table([pa.array(c, pa.int64()) for c in columns], schema=pa.schema(types))
+        return as_frame(table)
+
+
+class _Step:
+    """What one token's step touched; pages as half-open intervals."""
+
+    def __init__(self) -> None:
+        self.first_ns = np.iinfo(np.int64).max
+        self.context = -1
+        self.read = 0
+        self.written = 0
+        self._intervals: list[_Ints] = []
+        self._held = 0
+
+    def add(self, intervals: _Ints) -> None:
+        self._intervals.append(intervals)
+        self._held += len(intervals)
+        if self._held > _MERGE_AT:
+            self._merge()
+
+    def pages(self) -> int:
+        merged = self._merge()
+        return int((merged[:, 1] - merged[:, 0]).sum())
+
+    def _merge(self) -> _Ints:
+        merged = _union(np.concatenate(self._intervals))
+        self._intervals = [merged]
+        self._held = 0  # of new ones
+        return merged
+
+
+def _union(intervals: _Ints) -> _Ints:
+    """The same pages in disjoint intervals, sorted."""
+    ordered = intervals[np.argsort(intervals[:, 0], kind="stable")]
+    ends = np.maximum.accumulate(ordered[:, 1])
+    starts_new = np.concatenate([[True], ordered[1:, 0] > ends[:-1]])
+    first = np.flatnonzero(starts_new)
+    last = np.concatenate([first[1:] - 1, [len(ordered) - 1]])
+    union: _Ints = np.stack([ordered[first, 0], ends[last]], axis=1)
+    return union
+
+
+def _words(batch: pa.RecordBatch, name: str, missing: str) -> pa.Array:
+    if name not in batch.schema.names:
+        return pa.repeat(missing, batch.num_rows)
+    column = batch.column(name)
+    if pa.types.is_dictionary(column.type):
+        column = pc.cast(column, pa.string())
+    return pc.fill_null(column, missing)
+
+
+def _ints(batch: pa.RecordBatch, name: str, missing: int) -> _Ints:
+    if name not in batch.schema.names:
+        return np.full(batch.num_rows, missing, np.int64)
+    column = pc.fill_null(batch.column(name).cast(pa.int64()), missing)
+    values: _Ints = column.to_numpy(zero_copy_only=False)
+    return values

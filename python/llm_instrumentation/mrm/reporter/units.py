@@ -1,0 +1,86 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+_TIMES = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+UNKNOWN = "–"
+
+
+def seconds(value: float) -> str:
+    """``12.3 s``, ``340 ms``, ``2.5 µs``; hours and minutes from ten minutes on."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    if value == 0:
+        return "0 s"
+    if value >= 36_000:
+        return f"{_digits(value / 3600)} h"
+    if value >= 600:
+        return f"{_digits(value / 60)} min"
+    # What would round up to 1000 of a unit is 1 of the next.
+    fitting = [unit for unit in _TIMES if abs(value) >= unit[0] * 0.9995]
+    factor, name = fitting[-1] if fitting else _TIMES[0]
+    return f"{_digits(value / factor)} {name}"
+
+
+def size(count: float) -> str:
+    """``512 B``, ``4 KiB``, ``1.5 GiB``: units of 1,024."""
+    if not math.isfinite(count):
+        return UNKNOWN
+    power = 0
+    while abs(count) >= 1023.5 and power < len(_BYTES) - 1:
+        count /= 1024
+        power += 1
+    return f"{_digits(count)} {_BYTES[power]}"
+
+
+def count(value: float) -> str:
+    """``12,345``; ``1.23 million`` from ten million on."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    if abs(value) >= 1e10:
+        return f"{_digits(value / 1e9)} billion"
+    if abs(value) >= 1e7:
+        return f"{_digits(value / 1e6)} million"
+    return f"{value:,.0f}"
+
+
+def short_count(value: float) -> str:
+    """``12k``, ``3M``: for the ticks of an axis."""
+    for factor, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:g}{name}"
+    return f"{value:g}"
+
+
+def ratio(value: float) -> str:
+    """Two digits behind the point, and more for what is small; 0.9996 is not written as 1."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    if value not in (0, 1):
+        for digits in (2, 3, 4):
+            text = f"{value:.{digits}f}"
+            if float(text) not in (0, 1):
+                return text
+        return f"{value:.2g}" if abs(value) < 0.5 else f"{value:.6g}"
+    return f"{value:.2f}"
+
+
+def times(value: float) -> str:
+    """``45 times``, ``1.5 times``, ``once``."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    return "once" if value == 1 else f"{_grouped(value)} times"
+
+
+def _grouped(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else _digits(value)
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, none lost before the point, no empty ones behind it."""
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

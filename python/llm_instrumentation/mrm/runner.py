@@ -1,0 +1,583 @@
+"""Runs: an engine beside a collector, and everything that is made of what it saw.
+
+    baseline -> collector.start -> load -> generate -> release -> collector.stop
+             -> label -> trace.parquet -> tables -> figures -> metadata -> manifest
+
+While a run is under way its folder is marked (:mod:`.runs`); the mark goes away as the last
+act, so that whatever ends the process before leaves a folder that says it is incomplete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import logging
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from ..errors import InvalidStateError
+from . import environment
+from .collection import (
+    CollectorStep,
+    NothingCollectedError,
+    build_collector,
+    choose_mode,
+    engine_mismatch,
+)
+from .collector.base import CollectorMeta, CollectorUnavailableError, Mode
+from .collector.process_monitor import ProcessMonitor, ProcessMonitorCollector, ProcessSample
+from .config.prompts import load_prompts
+from .config.schema import CollectorType, ExperimentConfig, RunConfig
+from .config.validators import expand_sweep
+from .engines import BaseEngine, EngineError, PhaseRecord, create_engine, phase_boundaries
+from .events import EventLog
+from .runs import RunFolder, find_finished, parameters_of
+from .schema import RunValidity
+
+if TYPE_CHECKING:
+    from .collector.base import BaseCollector
+    from .telemetry import ValidityResult
+
+__all__ = ["RunOutcome", "SweepListener", "SweepSelectionError", "run_one", "run_sweep"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass
+class RunOutcome:
+    """What became of a run.
+
+    ``status``: finished; skipped, an earlier run of the same parameters had finished;
+    warmed_up; failed, with the ``reason``; interrupted.
+    """
+
+    run_id: str
+    status: str
+    run_dir: str
+    collector: str | None = None
+    kind: str | None = None
+    rows: int = 0
+    validity: str | None = None
+    reason: str | None = None
+    duration_s: float = 0.0
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+class SweepListener:
+    """Hears how a sweep goes on; this one says nothing."""
+
+    def sweep_begins(self, runs: Sequence[RunConfig]) -> None: ...
+
+    def run_begins(self, run: RunConfig) -> None: ...
+
+    def stage(self, run: RunConfig, name: str) -> None:
+        """The run goes on to collecting, labelling, ..."""
+
+    def note(self, message: str, level: int = logging.INFO) -> None:
+        """Something that a person should know: a fallback, a warning."""
+
+    def run_ends(self, outcome: RunOutcome) -> None: ...
+
+
+class SweepSelectionError(ValueError):
+    """No run of the sweep has the wanted name."""
+
+
+def run_sweep(
+    config: ExperimentConfig,
+    *,
+    force: bool = False,
+    only: str | None = None,
+    listener: SweepListener | None = None,
+) -> list[RunOutcome]:
+    """Every run of an experiment that has not finished before.
+
+    A run that fails is marked and the sweep goes on.
+
+    Args:
+        config: the experiment.
+        force: run again what has finished; the earlier folders stay.
+        only: a pattern (``*``, ``?``) or a part of the run ids to run.
+        listener: hears how it goes.
+
+    Raises:
+        SweepSelectionError: ``only`` fits no run.
+        KeyboardInterrupt: the run that was under way is marked as interrupted.
+    """
+    listener = listener or SweepListener()
+    runs = expand_sweep(config)
+    if only is not None:
+        runs = [run for run in runs if fnmatch.fnmatchcase(run.run_id, f"*{only}*")]
+        if not runs:
+            raise SweepSelectionError(f"no run of the sweep has {only!r} in its name")
+    finished = {} if force else _finished(config, runs)
+    listener.sweep_begins(runs)
+    outcomes = []
+    for run in runs:
+        listener.run_begins(run)
+        earlier = finished.get(run.run_id)
+        outcome = earlier or run_one(config, run, listener)
+        outcomes.append(outcome)
+        listener.run_ends(outcome)
+    return outcomes
+
+
+def _finished(config: ExperimentConfig, runs: Sequence[RunConfig]) -> dict[str, RunOutcome]:
+    """The runs that need not be run, by their id: finished ones, and warm-ups for nothing."""
+    found: dict[str, RunOutcome] = {}
+    missing = set()
+    for run in runs:
+        if run.is_warmup:
+            continue
+        folder = find_finished(config, run, mark=True)
+        if folder is None:
+            missing.add(_cell(run))
+            continue
+        known = folder.metadata()
+        found[run.run_id] = RunOutcome(
+            run.run_id,
+            "skipped",
+            str(folder.path),
+            collector=known.get("collector", {}).get("collector_type"),
+            kind=known.get("trace", {}).get("kind"),
+            rows=known.get("trace", {}).get("rows", 0),
+            validity=known.get("run_validity"),
+            reason=f"{folder.run_id} has finished",
+        )
+    for run in runs:
+        if run.is_warmup and _cell(run) not in missing:
+            reason = "there is nothing left to warm up for"
+            found[run.run_id] = RunOutcome(
+                run.run_id, "skipped", str(run.output_dir), reason=reason
+            )
+    return found
+
+
+def _cell(run: RunConfig) -> tuple[str, int, int, int]:
+    return run.model.id, run.context_length, run.batch_size, run.output_tokens
+
+
+def run_one(
+    config: ExperimentConfig, run: RunConfig, listener: SweepListener | None = None
+) -> RunOutcome:
+    """One run, from an empty folder to its manifest; a warm-up leaves no folder.
+
+    Raises:
+        KeyboardInterrupt: the folder is marked, its raw data stay.
+    """
+    listener = listener or SweepListener()
+    began = time.monotonic()
+    if run.output_dir is None:
+        run = run.model_copy(
+            update={"output_dir": str(Path(config.output.base_dir) / run.model.id / run.run_id)}
+        )
+    outcome = RunOutcome(run.run_id, "failed", str(run.output_dir))
+    try:
+        if run.is_warmup:
+            _warm_up(config, run, listener)
+            outcome.status = "warmed_up"
+        else:
+            _Run(config, run, listener, outcome).execute()
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:  # one run's failure is not the sweep's
+        outcome.status = "failed"
+        outcome.reason = _in_one_line(error)
+        _LOG.debug("%s failed", run.run_id, exc_info=True)
+    outcome.duration_s = time.monotonic() - began
+    return outcome
+
+
+def _in_one_line(error: BaseException) -> str:
+    expected = (EngineError, NothingCollectedError, RunFailedError, OSError)
+    text = " ".join(str(error).split())
+    return text if isinstance(error, expected) and text else f"{type(error).__name__}: {text}"
+
+
+class RunFailedError(RuntimeError):
+    """A run that went through and yet is no run: too few rows, unknown ones that may not be."""
+
+
+def _groups(config: ExperimentConfig, run: RunConfig) -> list[list[str]]:
+    """The prompts, ``batch_size`` at a time; the last group begins again from the first."""
+    texts = [prompt.text for prompt in load_prompts(config.prompts)]
+    size = run.batch_size
+    return [
+        [texts[(first + n) % len(texts)] for n in range(size)]
+        for first in range(0, len(texts), size)
+    ]
+
+
+def _warm_up(config: ExperimentConfig, run: RunConfig, listener: SweepListener) -> None:
+    listener.stage(run, "warm-up")
+    engine = create_engine(run.model, run)
+    try:
+        engine.prepare()
+        engine.load_model()
+        for group in _groups(config, run):
+            engine.warmup(group)
+        engine.shutdown()
+    except BaseException:
+        engine.abandon()
+        raise
+
+
+@dataclass
+class _Collected:
+    """What is known when a collector has stopped."""
+
+    collector: BaseCollector
+    meta: CollectorMeta
+    mode: Mode
+    engine: dict[str, Any]
+    records: list[PhaseRecord]
+    generations: list[dict[str, Any]]
+    target_samples: list[ProcessSample]
+    observer_samples: list[ProcessSample]
+
+
+class _Run:
+    """The parts of :func:`run_one`; they share a folder and an outcome."""
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        run: RunConfig,
+        listener: SweepListener,
+        outcome: RunOutcome,
+    ) -> None:
+        self.config = config
+        self.run = run
+        self.listener = listener
+        self.outcome = outcome
+        self.folder = RunFolder(Path(str(run.output_dir)))
+        self.stage_name = "start"
+        self.untraced: dict[str, float] | None = None
+
+    def stage(self, name: str) -> None:
+        self.stage_name = name
+        self.listener.stage(self.run, name)
+
+    def warn(self, message: str) -> None:
+        self.outcome.warnings.append(message)
+        self.listener.note(message, logging.WARNING)
+
+    def execute(self) -> None:
+        self.folder.mark("running", "the run is under way, or its process was killed")
+        try:
+            self._execute()
+        except KeyboardInterrupt:
+            self.folder.mark("interrupted", f"interrupted while {self.stage_name}")
+            raise
+        except BaseException as error:
+            (self.folder.path / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            self.folder.mark("failed", _in_one_line(error))
+            raise
+        self.folder.unmark()
+        self.outcome.status = "finished"
+
+    def _execute(self) -> None:
+        config, run = self.config, self.run
+        from .collector.artifact_manager import ArtifactManager
+
+        artifacts = ArtifactManager(self.folder.path)
+        artifacts.ensure_directories()
+        artifacts.check_disk_space()
+        telemetry = _Telemetry(config)
+        if config.telemetry.capture:
+            self.stage("watching the idle machine")
+            telemetry.begin()
+        collected = self._collect()
+        telemetry.end()
+        self.outcome.collector = collected.collector.name
+        self.outcome.warnings += collected.meta.warnings
+        metadata = self._metadata(collected, telemetry)
+        kind = collected.collector.kind
+        self.outcome.kind = kind.value if kind is not None else None
+        self.outcome.validity = metadata.get("run_validity")
+
+        from .processing import Settings, process
+        from .reporter.files import to_json, write_text
+
+        # What is known stays known if the rest fails.
+        write_text(self.folder.path / "metadata.json", to_json(metadata))
+        boundaries = phase_boundaries(collected.records)
+        processed = process(
+            Settings.of(config),
+            self.folder,
+            None if kind is None else collected.collector.trace(run.run_id, boundaries),
+            collected.records,
+            metadata,
+            stage=self.stage,
+            warn=self.warn,
+        )
+        self.outcome.rows = processed.rows
+        if processed.problem is not None:
+            raise RunFailedError(processed.problem)
+
+    # Collecting.
+
+    def _collect(self) -> _Collected:
+        steps: list[CollectorStep] = []
+        for kind in self.config.collector.order:
+            collector = build_collector(kind, self.config.collector)
+            reason = self._try_reason(kind, collector)
+            if reason is None:
+                if steps:
+                    collector.fallback_reason = steps[-1].reason
+                try:
+                    collected = self._collect_with(collector)
+                except CollectorUnavailableError as error:
+                    reason = error.reason
+                else:
+                    steps.append(CollectorStep(kind.value, used=True))
+                    self.outcome.steps = [step.as_dict() for step in steps]
+                    return collected
+            steps.append(CollectorStep(kind.value, used=False, reason=reason))
+            self.outcome.steps = [step.as_dict() for step in steps]
+            self.listener.note(f"{kind.value} cannot run here: {reason}", logging.WARNING)
+        raise NothingCollectedError(steps)
+
+    def _try_reason(self, kind: CollectorType, collector: BaseCollector) -> str | None:
+        return engine_mismatch(kind, self.run.model.engine) or collector.unavailable_reason()
+
+    def _collect_with(self, collector: BaseCollector) -> _Collected:
+        mode = choose_mode(collector, self.run.model.engine)
+        paired = mode is not Mode.ATTACH and collector.kind is not None
+        if paired and self.config.telemetry.capture and self.config.telemetry.paired_untraced_run:
+            self.stage("running untraced, to compare")
+            self.untraced = _run_untraced(self.config, self.run)
+        self.stage(f"collecting with {collector.name}")
+        engine = create_engine(
+            self.run.model,
+            self.run,
+            in_process=mode is Mode.IN_PROCESS,
+            wrap=collector.command_prefix if mode is Mode.WRAP else None,
+            log_path=None if mode is Mode.IN_PROCESS else self.folder.raw / "engine.log",
+        )
+        with EventLog(self.folder.raw / "events.jsonl") as log:
+            engine.register_phase_callback(log)
+            watch = _Watch(self.config, self.folder.raw)
+            try:
+                return self._go_through(collector, mode, engine, log, watch)
+            except BaseException:
+                watch.stop()
+                engine.abandon()
+                _stop_quietly(collector)
+                raise
+
+    def _go_through(
+        self,
+        collector: BaseCollector,
+        mode: Mode,
+        engine: BaseEngine,
+        log: EventLog,
+        watch: _Watch,
+    ) -> _Collected:
+        if mode is Mode.WRAP:
+            collector.start([], self.folder.raw)
+        engine.prepare()
+        pids = engine.get_target_pids()
+        if mode is not Mode.WRAP:
+            collector.start(pids, self.folder.raw)
+        watch.start(pids, beside=mode is Mode.ATTACH, collector=collector)
+        engine.load_model()
+        attach = getattr(collector, "attach", None)
+        if attach is not None:
+            attach(engine.model)
+        generations = [
+            dataclasses.asdict(engine.generate(group)) for group in _groups(self.config, self.run)
+        ]
+        described = dataclasses.asdict(engine.get_runtime_metadata())
+        engine.release()
+        # What is attached stops while its process is still there, what is wrapped around it
+        # after it has ended.
+        watch.stop()
+        if mode is Mode.WRAP:
+            engine.close()
+            meta = collector.stop()
+        else:
+            meta = collector.stop()
+            engine.close()
+        return _Collected(
+            collector, meta, mode, described, log.records, generations,
+            watch.target_samples, watch.observer_samples,
+        )  # fmt: skip
+
+    # What is told beside the trace.
+
+    def _metadata(self, collected: _Collected, telemetry: _Telemetry) -> dict[str, Any]:
+        config, run = self.config, self.run
+        described: dict[str, Any] = {
+            "run_id": run.run_id,
+            "created_at_utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "experiment": config.experiment.model_dump(mode="json"),
+            "parameters": parameters_of(config, run),
+            "engine": collected.engine,
+            "collector": self._described(collected.meta),
+            "collector_steps": self.outcome.steps,
+            "collector_mode": collected.mode.value,
+            "phases": phase_boundaries(collected.records),
+            "generations": collected.generations,
+        }
+        if config.telemetry.software_versions:
+            described["software"] = environment.software_versions()
+        if config.telemetry.hardware_topology:
+            described["hardware"] = environment.hardware_topology()
+        if config.telemetry.run_fio_benchmark:
+            described["disk"] = environment.disk_benchmark(self.folder.path)
+            if "error" in described["disk"]:
+                self.warn(f"telemetry.run_fio_benchmark: {described['disk']['error']}")
+        if config.telemetry.capture:
+            effect, verdict = self._observer_effect(collected, telemetry)
+            described["baseline"] = dataclasses.asdict(telemetry.baseline)
+            described["observer_effect_summary"] = effect
+            described["run_validity"] = verdict.run_validity
+            described["validity"] = dataclasses.asdict(verdict)
+        return described
+
+    def _described(self, meta: CollectorMeta) -> dict[str, Any]:
+        """The collector's account, its file named as seen from the run folder."""
+        told = dataclasses.asdict(meta)
+        if meta.output_file and Path(meta.output_file).is_relative_to(self.folder.path):
+            told["output_file"] = str(Path(meta.output_file).relative_to(self.folder.path))
+        return told
+
+    def _observer_effect(
+        self, collected: _Collected, telemetry: _Telemetry
+    ) -> tuple[dict[str, Any], ValidityResult]:
+        from .telemetry import classify_from_summary, compute_observer_effect
+
+        effect = compute_observer_effect(
+            collected.observer_samples,
+            collected.target_samples,
+            telemetry.throttled,
+            telemetry.baseline.cpu_pct,
+            trace_bytes=collected.meta.output_file_size_bytes,
+        )
+        effect["thermal_counters_available"] = telemetry.thermal_available
+        if self.untraced is not None:
+            effect |= self._paired_effect(self.untraced, collected, effect)
+        verdict = classify_from_summary(effect)
+        if self.config.telemetry.invalidate_on_throttle and telemetry.throttled > 0:
+            verdict.run_validity = RunValidity.CONTAMINATED.value
+        return effect, verdict
+
+    @staticmethod
+    def _paired_effect(
+        untraced: dict[str, float], collected: _Collected, effect: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The cost of a tracer inside the model's process: against a run without it."""
+        traced_s = sum(one["duration_s"] for one in collected.generations)
+        slowdown = max(0.0, traced_s / untraced["generation_s"] - 1) * 100
+        extra_mb = max(0.0, effect["target_rss_mb_peak"] - untraced["rss_mb_peak"])
+        peak = max(untraced["rss_mb_peak"], 1e-9)
+        return {
+            "observer_cpu_overhead_pct_max": slowdown,
+            "observer_cpu_overhead_pct_mean": slowdown,
+            "observer_memory_overhead_mb_peak": extra_mb,
+            "observer_memory_overhead_frac": extra_mb / peak,
+            "paired_untraced_run": {
+                **untraced,
+                "traced_generation_s": traced_s,
+                "speed_kept": untraced["generation_s"] / traced_s if traced_s > 0 else 0.0,
+            },
+        }
+
+
+class _Telemetry:
+    """The machine before and during a run."""
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        from .telemetry import ThermalMonitor
+
+        self._config = config.telemetry
+        self._monitor = ThermalMonitor(float(config.telemetry.thermal_sampling_interval_s))
+        self._begun = False
+        self.throttled = 0
+        self.thermal_available = False
+
+    def begin(self) -> None:
+        from .telemetry import capture_baseline
+
+        self.baseline = capture_baseline(self._config.baseline_duration_s)
+        if self._config.thermal_source == "auto":
+            self._monitor.begin()
+            self._begun = True
+
+    def end(self) -> None:
+        if self._begun:
+            self._begun = False
+            self.throttled = self._monitor.end()
+            self.thermal_available = self._monitor.available
+
+
+class _Watch:
+    """The process monitor that is always beside a collector: of the model, and of who watches."""
+
+    def __init__(self, config: ExperimentConfig, raw: Path) -> None:
+        self._settings = config.collector.process_monitor
+        self._raw = raw
+        self._target: ProcessMonitorCollector | None = None
+        self._observer: ProcessMonitor | None = None
+        self.target_samples: list[ProcessSample] = []
+        self.observer_samples: list[ProcessSample] = []
+
+    def start(self, pids: list[int], beside: bool, collector: BaseCollector) -> None:
+        """Begins; ``beside`` says that the collector has processes of its own."""
+        if not isinstance(collector, ProcessMonitorCollector):
+            self._target = ProcessMonitorCollector(
+                self._settings.poll_interval_ms, self._settings.metrics
+            )
+            self._target.start(pids, self._raw)
+        if beside:
+            ours = [child.pid for child in psutil.Process().children(recursive=True)]
+            self._observer = ProcessMonitor(
+                [pid for pid in ours if pid not in pids], self._settings.poll_interval_ms
+            )
+            self._observer.start()
+
+    def stop(self) -> None:
+        target, self._target = self._target, None
+        if target is not None:
+            target.stop()
+            self.target_samples = target.samples
+        observer, self._observer = self._observer, None
+        if observer is not None:
+            self.observer_samples = observer.stop()
+
+
+def _run_untraced(config: ExperimentConfig, run: RunConfig) -> dict[str, float]:
+    """The same work without a collector, warm: its time, and the peak of its memory."""
+    engine = create_engine(run.model, run)
+    try:
+        engine.prepare()
+        with ProcessMonitor(engine.get_target_pids(), 20) as monitor:
+            engine.load_model()
+            groups = _groups(config, run)
+            engine.warmup(groups[0])
+            seconds = sum(engine.generate(group).duration_s for group in groups)
+        engine.shutdown()
+    except BaseException:
+        engine.abandon()
+        raise
+    peak = max((sample.rss_mb for sample in monitor.get_samples()), default=0.0)
+    return {"generation_s": seconds, "rss_mb_peak": peak}
+
+
+def _stop_quietly(collector: BaseCollector) -> None:
+    """Keeps the raw data of a run that broke off; its error is the one that counts."""
+    try:
+        collector.stop()
+    except InvalidStateError:  # it had not begun
+        return
+    except Exception:
+        _LOG.warning("%s did not stop cleanly", collector.name, exc_info=True)

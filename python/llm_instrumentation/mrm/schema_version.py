@@ -1,0 +1,140 @@
+"""Versions of the files of a run, and whether a reader understands them.
+
+A version is ``major.minor``. A higher minor adds columns and reads as before; another major
+means something else and is refused. Parquet files carry theirs in the schema metadata, under
+``mrm_trace_schema_version``; the manifest carries those of the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..errors import CorruptError, InvalidArgumentError, StrapError
+from .schema import VERSION, VERSION_KEY
+
+__all__ = [
+    "CURRENT_VERSIONS",
+    "REQUIRED_COLUMNS",
+    "SchemaVersionError",
+    "assert_compatible",
+    "check_parquet_schema",
+    "is_compatible",
+    "validate_columns",
+]
+
+#: The version of each kind of file that is written here.
+CURRENT_VERSIONS: dict[str, str] = {
+    "trace": VERSION,
+    "region_map": "1.0",
+    "kv_block_lifecycle": "1.0",
+    "metrics": "1.0",
+    "metadata": "1.0",
+    "manifest": "1.0",
+    "table": "1.0",
+}
+
+#: The columns without which a file is not of its kind. A trace in a run folder is labelled.
+REQUIRED_COLUMNS: dict[str, frozenset[str]] = {
+    "trace": frozenset(
+        {
+            "run_id", "sample_id", "timestamp_ns", "phase", "address", "address_page", "op_type",
+            "symbol", "dso", "region_type", "region_id",
+        }
+    ),
+    "region_map": frozenset(
+        {
+            "region_id", "region_type", "page_min", "page_max", "first_seen_ns", "last_seen_ns",
+            "access_count",
+        }
+    ),
+    "kv_block_lifecycle": frozenset(
+        {
+            "block_id", "address", "address_page", "write_ns", "last_read_ns", "evict_ns",
+            "total_reads", "lifetime_ns",
+        }
+    ),
+    "metrics": frozenset(
+        {
+            "region_type", "n_regions", "retention_p99_s", "write_once_ratio_mean", "suitability",
+        }
+    ),
+}  # fmt: skip
+
+
+class SchemaVersionError(StrapError):
+    """A file has a version that cannot be read here; the message names both."""
+
+
+def is_compatible(schema_name: str, file_version: str) -> bool:
+    """Whether a file of this version can be read: its major version is ours.
+
+    Files of a kind that is not in :data:`CURRENT_VERSIONS` can.
+
+    Raises:
+        ValueError: the version is not two numbers with a point between them.
+    """
+    if schema_name not in CURRENT_VERSIONS:
+        return True
+    return _major(file_version) == _major(CURRENT_VERSIONS[schema_name])
+
+
+def assert_compatible(schema_name: str, file_version: str) -> None:
+    """Raises what is not :func:`is_compatible`.
+
+    Raises:
+        SchemaVersionError: another major version.
+        ValueError: no version at all.
+    """
+    if not is_compatible(schema_name, file_version):
+        raise SchemaVersionError(
+            f"{schema_name} has schema version {file_version}, this package reads "
+            f"{_major(CURRENT_VERSIONS[schema_name])}.x; read it with the release that wrote it, "
+            "or a newer one"
+        )
+
+
+def validate_columns(schema_name: str, present_columns: Iterable[str]) -> list[str]:
+    """The required columns that are not there, sorted; none for an unknown kind of file."""
+    return sorted(REQUIRED_COLUMNS.get(schema_name, frozenset()) - set(present_columns))
+
+
+def check_parquet_schema(path: str | os.PathLike[str], schema_name: str) -> None:
+    """Checks version and columns of a Parquet file, without reading its rows.
+
+    A file without a version, as other tools write it, is checked for its columns alone.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        CorruptError: it is no Parquet file, or a torn one.
+        SchemaVersionError: it has another major version.
+        ValueError: required columns are missing (they are named), or its version is none.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{os.fspath(path)}: no such file")
+    try:
+        schema = pq.read_schema(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CorruptError(f"{os.fspath(path)} is no whole Parquet file: {error}") from error
+    version = (schema.metadata or {}).get(VERSION_KEY)
+    if version is not None:
+        try:
+            assert_compatible(schema_name, version.decode(errors="replace"))
+        except StrapError as error:
+            raise type(error)(f"{os.fspath(path)}: {error}") from error
+    missing = validate_columns(schema_name, schema.names)
+    if missing:
+        raise InvalidArgumentError(
+            f"{os.fspath(path)} lacks the columns {', '.join(missing)} that a {schema_name} has"
+        )
+
+
+def _major(version: str) -> int:
+    major, point, minor = version.partition(".")
+    if not (point and major.isdecimal() and minor.isdecimal()):
+        raise InvalidArgumentError(f"schema version {version!r}: must look like 1.0")
+    return int(major)

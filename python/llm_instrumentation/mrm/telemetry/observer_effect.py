@@ -1,0 +1,112 @@
+"""What watching costs the watched."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from ...errors import InvalidArgumentError
+
+_CONTENTION_BYTES = 10 * 2**20
+
+
+class ResourceSample(Protocol):
+    """What is needed of a sample of the process monitor."""
+
+    @property
+    def t_s(self) -> float: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def cpu_pct(self) -> float: ...
+    @property
+    def rss_mb(self) -> float: ...
+    @property
+    def write_bytes(self) -> int: ...
+
+
+def compute_observer_effect(
+    observer_samples: Sequence[ResourceSample],
+    target_samples: Sequence[ResourceSample],
+    thermal_throttle_events: int = 0,
+    baseline_cpu_pct: float = 0.0,
+    trace_bytes: int = 0,
+) -> dict[str, Any]:
+    """The ``observer_effect_summary`` of metadata.json.
+
+    Samples of several processes that were taken together (one ``t_s``, different ``pid``)
+    count as one, added up.
+
+    Args:
+        observer_samples: of the processes that trace, in order of time.
+        target_samples: of the processes that run the model.
+        thermal_throttle_events: of :class:`ThermalMonitor`.
+        baseline_cpu_pct: of :func:`capture_baseline`.
+        trace_bytes: how much of what the observers wrote is the trace itself. That is their
+            work and no contention.
+
+    Returns:
+        ``observer_cpu_overhead_pct_max`` and ``_mean`` (100 is a whole core),
+        ``observer_memory_overhead_mb_peak`` and ``_frac`` (of the target's peak; 0 without
+        samples of it), ``target_rss_mb_peak``, ``thermal_throttle_events``,
+        ``baseline_cpu_pct``, ``observer_bytes_written`` (without the trace),
+        ``io_contention_detected`` (more than 10 MiB of them), ``n_observer_samples``,
+        ``n_target_samples``.
+
+    Raises:
+        InvalidArgumentError: ``trace_bytes`` is negative.
+    """
+    if trace_bytes < 0:
+        raise InvalidArgumentError(f"trace_bytes = {trace_bytes}: must not be negative")
+    observer = list(_moments(observer_samples))
+    target = list(_moments(target_samples))
+    cpu = [sum(sample.cpu_pct for sample in moment) for moment in observer] or [0.0]
+    observer_peak = _rss_peak(observer)
+    target_peak = _rss_peak(target)
+    written = max(0, _bytes_written(observer_samples) - trace_bytes)
+    return {
+        "observer_cpu_overhead_pct_max": max(cpu),
+        "observer_cpu_overhead_pct_mean": sum(cpu) / len(cpu),
+        "observer_memory_overhead_mb_peak": observer_peak,
+        "observer_memory_overhead_frac": observer_peak / target_peak if target_peak > 0 else 0.0,
+        "target_rss_mb_peak": target_peak,
+        "thermal_throttle_events": thermal_throttle_events,
+        "baseline_cpu_pct": baseline_cpu_pct,
+        "observer_bytes_written": written,
+        "io_contention_detected": written > _CONTENTION_BYTES,
+        "n_observer_samples": len(observer_samples),
+        "n_target_samples": len(target_samples),
+    }
+
+
+def _moments(samples: Iterable[ResourceSample]) -> Iterable[list[ResourceSample]]:
+    """The samples that were taken together."""
+    moment: list[ResourceSample] = []
+    for sample in samples:
+        if moment and (
+            sample.t_s != moment[0].t_s or any(sample.pid == other.pid for other in moment)
+        ):
+            yield moment
+            moment = []
+        moment.append(sample)
+    if moment:
+        yield moment
+
+
+def _rss_peak(moments: Iterable[list[ResourceSample]]) -> float:
+    return max((sum(sample.rss_mb for sample in moment) for moment in moments), default=0.0)
+
+
+def _bytes_written(samples: Iterable[ResourceSample]) -> int:
+    """What all processes wrote between their first and their last sample."""
+    counters: dict[int, list[int]] = defaultdict(list)
+    for sample in samples:
+        counters[sample.pid].append(sample.write_bytes)
+    # A counter that goes backwards is another process with the same number.
+    return sum(
+        max(0, later - earlier)
+        for values in counters.values()
+        for earlier, later in itertools.pairwise(values)
+    )

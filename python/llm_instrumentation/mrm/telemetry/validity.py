@@ -1,0 +1,146 @@
+"""Clean, marginal or contaminated: whether a run counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import InvalidArgumentError
+from ..schema import RunValidity
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a run must keep to. Percentages and the fraction stay below, events at most.
+
+    ``baseline_cpu_pct`` is None where no limit applies.
+    """
+
+    observer_cpu_overhead_pct_max: float
+    observer_memory_frac: float
+    thermal_throttle_events: int
+    baseline_cpu_pct: float | None
+
+
+#: A run beyond the second is contaminated. Contention on the disk always contaminates.
+LIMITS: dict[RunValidity, Limits] = {
+    RunValidity.CLEAN: Limits(10.0, 0.05, 0, 15.0),
+    RunValidity.MARGINAL: Limits(20.0, 0.15, 2, None),
+}
+
+
+@dataclass
+class ValidityResult:
+    """The class of a run, what it was told from, and why it is not clean."""
+
+    run_validity: str  #: clean, marginal or contaminated
+    observer_cpu_overhead_pct_max: float
+    observer_memory_frac: float
+    thermal_throttle_events: int
+    baseline_cpu_pct: float
+    io_contention_detected: bool
+    failure_reasons: list[str] = field(default_factory=list)
+
+
+def classify_run(
+    observer_cpu_overhead_pct_max: float,
+    observer_memory_frac: float,
+    thermal_throttle_events: int,
+    baseline_cpu_pct: float = 0.0,
+    io_contention_detected: bool = False,
+) -> ValidityResult:
+    """Classes a run by :data:`LIMITS`.
+
+    Args:
+        observer_cpu_overhead_pct_max: peak of the tracing processes; of a tracer inside the
+            model's process the slowdown against an untraced run, in percent.
+        observer_memory_frac: their peak memory over the peak of the model's.
+        thermal_throttle_events: during the run.
+        baseline_cpu_pct: mean use of the machine before the run; can make it marginal.
+        io_contention_detected: the observers wrote much that was not the trace.
+
+    Returns:
+        The class; ``failure_reasons`` has a sentence for each clean limit that was passed.
+
+    Raises:
+        InvalidArgumentError: a value is negative or not a number.
+    """
+    measured = {
+        "observer_cpu_overhead_pct_max": observer_cpu_overhead_pct_max,
+        "observer_memory_frac": observer_memory_frac,
+        "thermal_throttle_events": thermal_throttle_events,
+        "baseline_cpu_pct": baseline_cpu_pct,
+    }
+    for name, value in measured.items():
+        if math.isnan(value) or value < 0:
+            raise InvalidArgumentError(f"{name} = {value}: must be a number from 0 on")
+
+    clean, marginal = LIMITS[RunValidity.CLEAN], LIMITS[RunValidity.MARGINAL]
+    reasons = _passed(clean, measured)
+    if io_contention_detected:
+        reasons.append("io_contention_detected: the tracer wrote over 10 MiB beside the trace")
+    if not reasons:
+        validity = RunValidity.CLEAN
+    elif not _passed(marginal, measured) and not io_contention_detected:
+        validity = RunValidity.MARGINAL
+    else:
+        validity = RunValidity.CONTAMINATED
+    return ValidityResult(
+        run_validity=validity.value,
+        observer_cpu_overhead_pct_max=observer_cpu_overhead_pct_max,
+        observer_memory_frac=observer_memory_frac,
+        thermal_throttle_events=thermal_throttle_events,
+        baseline_cpu_pct=baseline_cpu_pct,
+        io_contention_detected=io_contention_detected,
+        failure_reasons=reasons,
+    )
+
+
+def _passed(limits: Limits, measured: Mapping[str, float]) -> list[str]:
+    """A sentence for each limit that a run did not keep to."""
+    reasons = []
+    cpu = measured["observer_cpu_overhead_pct_max"]
+    if cpu >= limits.observer_cpu_overhead_pct_max:
+        limit = limits.observer_cpu_overhead_pct_max
+        reasons.append(f"observer_cpu {cpu:.1f} % is not below {limit:g} %")
+    memory = measured["observer_memory_frac"]
+    if memory >= limits.observer_memory_frac:
+        reasons.append(
+            f"observer_mem_frac {memory:.3f} of the target is not below "
+            f"{limits.observer_memory_frac:g}"
+        )
+    events = measured["thermal_throttle_events"]
+    if events > limits.thermal_throttle_events:
+        limit = limits.thermal_throttle_events
+        reasons.append(f"thermal_throttle_events {events:g} is above {limit}")
+    busy = measured["baseline_cpu_pct"]
+    if limits.baseline_cpu_pct is not None and busy >= limits.baseline_cpu_pct:
+        limit = limits.baseline_cpu_pct
+        reasons.append(f"baseline_cpu {busy:.1f} % before the run is not below {limit:g} %")
+    return reasons
+
+
+def classify_from_summary(summary: Mapping[str, Any], target_rss_mb: float = 0.0) -> ValidityResult:
+    """Classes a run by its ``observer_effect_summary``; what it lacks counts as 0.
+
+    Args:
+        summary: of :func:`compute_observer_effect`, or as metadata.json has it.
+        target_rss_mb: peak memory of the target where the summary's own fraction is not to
+            be taken; 0 takes it.
+
+    Raises:
+        InvalidArgumentError: as for :func:`classify_run`.
+    """
+    if target_rss_mb > 0:
+        memory_frac = summary.get("observer_memory_overhead_mb_peak", 0.0) / target_rss_mb
+    else:
+        memory_frac = summary.get("observer_memory_overhead_frac", 0.0)
+    return classify_run(
+        observer_cpu_overhead_pct_max=summary.get("observer_cpu_overhead_pct_max", 0.0),
+        observer_memory_frac=memory_frac,
+        thermal_throttle_events=summary.get("thermal_throttle_events", 0),
+        baseline_cpu_pct=summary.get("baseline_cpu_pct", 0.0),
+        io_contention_detected=summary.get("io_contention_detected", False),
+    )

@@ -1,0 +1,268 @@
+"""The command: what it says, where, and with which exit code. Runs are in the integration tier."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from llm_instrumentation.mrm.cli import ExitCode, main
+from llm_instrumentation.mrm.collection import (
+    CollectorStep,
+    NothingCollectedError,
+    build_collector,
+    choose_mode,
+    engine_mismatch,
+)
+from llm_instrumentation.mrm.collector.base import Mode
+from llm_instrumentation.mrm.config import load_experiment, load_prompts
+from llm_instrumentation.mrm.config.schema import CollectorType, EngineType
+from llm_instrumentation.mrm.runs import (
+    INCOMPLETE,
+    RunFolder,
+    find_finished,
+    find_runs,
+    parameters_of,
+)
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[2]
+MINIMAL = ROOT / "examples" / "minimal.yaml"
+
+
+@pytest.fixture
+def command(capsys):
+    """Runs the command; gives its exit code, its output and its errors."""
+
+    def run(*arguments) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    """Writes an experiment of a tiny model, changed as asked, with its results beside it."""
+
+    def write(**sections) -> Path:
+        content = yaml.safe_load(MINIMAL.read_text(encoding="utf-8")) | sections
+        content.setdefault("output", {})["base_dir"] = str(tmp_path / "results")
+        path = tmp_path / "experiment.yaml"
+        path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_help_tells_the_exit_codes(command):
+    for arguments in (["--help"], ["run", "--help"]):
+        code, out, _ = command(*arguments)
+        assert code == ExitCode.OK
+        assert "130 interrupted" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["frobnicate"],
+        ["plan"],
+        ["plan", "--config", "a.yaml", "--nope"],
+        ["validate"],
+        ["plan", "--config", "nowhere.yaml"],
+        ["analyse", "--input", "nowhere"],
+        ["analyse", "--input", ".", "--metrics", "retention"],
+        ["export", "--input", ".", "--format", "zip"],
+    ],
+)
+def test_a_wrong_command_line_is_1(command, arguments):
+    code, out, err = command(*arguments)
+    assert code == ExitCode.USAGE
+    assert out == ""
+    assert err
+
+
+def test_a_wrong_file_is_1_and_each_mistake_a_line(command, experiment):
+    path = experiment(sweep={"repetitions": 0, "output_tokens": []})
+    code, out, err = command("run", "--config", path)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert [line.split()[1:3] for line in err.splitlines()] == [
+        [f"{path}:", "sweep.output_tokens:"], [f"{path}:", "sweep.repetitions:"],
+    ]  # fmt: skip
+
+
+def test_mistakes_in_json(command, experiment):
+    path = experiment(sweep={"repetitions": 0})
+    code, out, err = command("plan", "--config", path, "--json")
+    told = json.loads(out)
+    assert code == told["exit_code"] == ExitCode.USAGE
+    assert told["errors"] == [f"{path}: sweep.repetitions: 0 must be at least 1"]
+    assert err == ""
+
+
+def test_a_plan_lists_each_run(command, experiment):
+    path = experiment(sweep={"context_lengths": [8, 16], "repetitions": 2, "warmup_runs": 1})
+    code, out, _ = command("plan", "--config", path)
+    assert code == ExitCode.OK
+    assert "Total runs : 6  (2 warmup, 4 actual)" in out
+    code, out, _ = command("plan", "--config", path, "--json")
+    runs = json.loads(out)["runs"]
+    assert [(run["context_length"], run["is_warmup"], run["rep_index"]) for run in runs] == [
+        (8, True, 0), (8, False, 0), (8, False, 1), (16, True, 0), (16, False, 0), (16, False, 1),
+    ]  # fmt: skip
+    assert {run["finished_as"] for run in runs} == {None}
+
+
+def test_validate_names_what_is_missing(command, experiment):
+    models = [{"id": "m", "engine": "llamacpp", "path": "nowhere.gguf"}]
+    code, out, _ = command("validate", "--config", experiment(models=models), "--json")
+    told = json.loads(out)
+    assert code == ExitCode.USAGE
+    assert not told["valid"]
+    assert "models[0].path: 'nowhere.gguf' is not there" in told["errors"]
+
+
+def test_only_that_fits_no_run(command, experiment):
+    code, _, err = command("run", "--config", experiment(), "--only", "ctx4096")
+    assert code == ExitCode.USAGE
+    assert "'ctx4096'" in err
+
+
+def test_the_command_is_light():
+    """Shells complete and print help without waiting for torch."""
+    program = (
+        "import sys, llm_instrumentation.mrm.cli; "
+        "print([name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+# Which collector.
+
+
+def test_every_collector_takes_the_keys_of_its_section():
+    settings = load_experiment(MINIMAL).collector
+    for kind in CollectorType:
+        assert build_collector(kind, settings).name == kind.value
+
+
+def test_collectors_watch_from_outside_where_they_can():
+    settings = load_experiment(MINIMAL).collector
+    modes = {
+        kind: choose_mode(build_collector(kind, settings), EngineType.TRANSFORMERS)
+        for kind in (CollectorType.PERF_MEM, CollectorType.MEMRAY, CollectorType.TORCH)
+    }
+    assert list(modes.values()) == [Mode.ATTACH, Mode.WRAP, Mode.IN_PROCESS]
+
+
+def test_the_torch_tracer_sees_pytorch_alone():
+    assert engine_mismatch(CollectorType.TORCH, EngineType.TRANSFORMERS) is None
+    assert "vllm is none" in str(engine_mismatch(CollectorType.TORCH, EngineType.VLLM))
+    assert engine_mismatch(CollectorType.MEMRAY, EngineType.VLLM) is None
+
+
+def test_each_step_of_the_order_is_explained():
+    steps = [CollectorStep("perf_mem", False, "no PMU"), CollectorStep("memray", False, "absent")]
+    assert str(NothingCollectedError(steps)) == (
+        "no collector could run. perf_mem: no PMU; memray: absent"
+    )
+
+
+# Run folders.
+
+
+def test_a_folder_without_a_manifest_is_damaged(tmp_path):
+    (tmp_path / "a-run").mkdir()
+    defect = RunFolder(tmp_path / "a-run").defect()
+    assert defect is not None
+    assert defect.state == "damaged"
+    assert "manifest" in defect.reason
+
+
+def test_a_mark_says_why_until_it_is_taken_away(tmp_path):
+    folder = RunFolder(tmp_path / "a-run")
+    folder.mark("interrupted", "Ctrl-C")
+    defect = folder.defect()
+    assert defect is not None
+    assert (defect.state, defect.reason, defect.run_id) == ("interrupted", "Ctrl-C", "a-run")
+    (folder.path / INCOMPLETE).write_text("{torn", encoding="utf-8")
+    defect = folder.defect()
+    assert defect is not None
+    assert defect.state == "damaged"
+
+
+def finish(folder: RunFolder, parameters: dict) -> None:
+    from llm_instrumentation.mrm.reporter import write_manifest
+
+    folder.path.mkdir(parents=True)
+    text = json.dumps({"run_id": folder.run_id, "parameters": parameters})
+    (folder.path / "metadata.json").write_text(text, encoding="utf-8")
+    write_manifest(folder.path, folder.run_id)
+
+
+def test_finished_runs_are_known_by_their_parameters(experiment):
+    config = load_experiment(experiment(sweep={"context_lengths": [8, 16], "output_tokens": [4]}))
+    from llm_instrumentation.mrm.config import expand_sweep
+
+    first, second = expand_sweep(config)
+    earlier = expand_sweep(config, "20200101T000000Z")[0]
+    folder = RunFolder(Path(earlier.output_dir))
+    finish(folder, parameters_of(config, earlier))
+    found = find_finished(config, first)
+    assert found is not None
+    assert found.path == folder.path
+    assert find_finished(config, second) is None
+
+    config.collector.torch.sample_every = 7
+    assert find_finished(config, first) is None
+
+
+def test_what_does_not_match_its_manifest_is_run_again_and_marked(experiment):
+    from llm_instrumentation.mrm.config import expand_sweep
+
+    config = load_experiment(experiment())
+    (run,) = expand_sweep(config)
+    folder = RunFolder(Path(run.output_dir))
+    finish(folder, parameters_of(config, run))
+    assert find_finished(config, run) is not None
+    (folder.path / "metadata.json").write_text("{}", encoding="utf-8")
+    assert find_finished(config, run) is None
+    assert not (folder.path / INCOMPLETE).exists()
+    assert find_finished(config, run, mark=True) is None
+    defect = folder.defect()
+    assert defect is not None
+    assert defect.state == "damaged"
+    assert "metadata.json" in defect.reason
+
+
+def test_where_results_go_is_no_parameter_of_a_run(experiment):
+    from llm_instrumentation.mrm.config import expand_sweep
+
+    config = load_experiment(experiment())
+    (run,) = expand_sweep(config)
+    before = parameters_of(config, run)["fingerprint"]
+    config.output.base_dir = "elsewhere"
+    config.analyser.histogram_bins = 7
+    assert parameters_of(config, run)["fingerprint"] == before
+    config.prompts.texts = ["another prompt"]
+    assert load_prompts(config.prompts)[0].text == "another prompt"
+    assert parameters_of(config, run)["fingerprint"] != before
+
+
+def test_runs_are_found_below_a_folder(tmp_path):
+    for name in ("m/a", "m/b", "n/c"):
+        RunFolder(tmp_path / name).mark("failed", "a test")
+    (tmp_path / "m" / "a" / "raw" / "x").mkdir(parents=True)
+    assert [folder.run_id for folder in find_runs(tmp_path)] == ["a", "b", "c"]
+    assert [folder.run_id for folder in find_runs(tmp_path / "n" / "c")] == ["c"]
+    with pytest.raises(FileNotFoundError):
+        list(find_runs(tmp_path / "nowhere"))

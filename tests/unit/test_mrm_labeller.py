@@ -1,0 +1,227 @@
+"""Labels: the documented rules, ids, known ranges, and rows that nothing classifies."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict
+
+import pyarrow as pa
+import pytest
+from llm_instrumentation.mrm import KnownRange, SymbolRule, TraceLabeller
+from llm_instrumentation.mrm.labeller import (
+    DEFAULT_RULES,
+    AddressTracker,
+    KVBlockTracker,
+    classify_symbol,
+    load_rules,
+)
+from llm_instrumentation.mrm.parser import normalise_rows, write_parquet
+
+pytestmark = pytest.mark.unit
+
+
+def row(address: int, symbol: str = "", op: str = "load", ns: int = 0, **more: object) -> dict:
+    return {
+        "run_id": "r", "sample_id": 0, "timestamp_ns": ns, "address": address,
+        "address_page": address >> 12, "op_type": op, "symbol": symbol, "dso": "", **more,
+    }  # fmt: skip
+
+
+def test_documented_rules_and_ids():
+    labeller = TraceLabeller()
+    rows = [
+        row(0x1000, op="store", phase="weight_load", ns=1),
+        row(0x2000, "ggml_vec_dot_q4_0", ns=2),
+        row(0x3000, "llama_kv_cache_update", "store", ns=3),
+        row(0x3100, ns=4),
+        row(0x4000, "ggml_add", ns=5),
+        row(0x5000, "malloc", ns=6),
+        row(0x6000, "main", ns=7, note="kept"),
+    ]
+    found = list(labeller.label(rows))
+    assert [(one["region_type"], one["region_id"]) for one in found] == [
+        ("weight", 1),
+        ("weight", 1),
+        ("kv_cache", 2),
+        ("kv_cache", 3),
+        ("activation", 4),
+        ("runtime", 5),
+        ("unknown", 0),
+    ]
+    assert found[-1]["note"] == "kept"
+    assert [region["region_id"] for region in labeller.region_map()] == [1, 2, 3, 4, 5]
+    assert labeller.region_map()[0] == {
+        "region_id": 1, "region_type": "weight", "page_min": 1, "page_max": 2,
+        "first_seen_ns": 1, "last_seen_ns": 2, "access_count": 2,
+    }  # fmt: skip
+    (block,) = labeller.kv_lifecycle()
+    assert (block["block_id"], block["write_ns"], block["total_reads"]) == (2, 3, 1)
+    assert block["evict_ns"] is None
+
+
+def test_state_is_kept_over_calls():
+    labeller = TraceLabeller()
+    assert next(labeller.label([row(0x4000, "ggml_add")]))["region_id"] == 2
+    again, new = labeller.label([row(0x4008), row(0x9000, "ggml_add")])
+    assert (again["region_id"], new["region_id"]) == (2, 3)
+
+
+def test_rows_and_tables_get_the_same_labels(tmp_path):
+    rng = random.Random(4)
+    symbols = ["", "kv_read", "ggml_mul_mat", "ggml_silu", "free", "other"]
+    rows = [
+        row(
+            rng.randrange(40) << 10,
+            rng.choice(symbols),
+            rng.choice(["load", "store"]),
+            ns=k,
+            region_type=rng.choice(["unknown", "unknown", "activation", "kv_cache"]),
+        )
+        for k in range(9000)
+    ]
+    by_row = TraceLabeller()
+    expected = list(by_row.label(rows))
+    write_parquet(normalise_rows(rows), tmp_path / "trace.parquet")
+    by_table = TraceLabeller()
+    table = by_table.label_table(tmp_path / "trace.parquet").read_all()
+    assert table["region_id"].to_pylist() == [one["region_id"] for one in expected]
+    assert table["region_type"].to_pylist() == [one["region_type"] for one in expected]
+    assert by_table.region_map() == by_row.region_map()
+    assert by_table.kv_lifecycle() == by_row.kv_lifecycle()
+
+
+def test_the_small_books_agree_with_the_labeller():
+    rng = random.Random(5)
+    labeller, regions, blocks = TraceLabeller(), AddressTracker(), KVBlockTracker()
+    for k in range(500):
+        address = rng.randrange(30) << 12  # a block a page
+        symbol = "kv_write" if address >> 12 < 10 else "ggml_add"
+        (one,) = labeller.label([row(address, symbol, rng.choice(["load", "store"]), ns=k // 3)])
+        entry = regions.update(address >> 12, one["region_type"], k // 3)
+        assert entry.region_id == one["region_id"]
+        if one["region_type"] == "kv_cache":
+            blocks.record(address, address >> 12, one["region_id"], one["op_type"], k // 3)
+    assert regions.region_map_rows() == labeller.region_map()
+    assert blocks.lifecycle_rows() == labeller.kv_lifecycle()
+    assert regions.lookup(0x999) is None
+
+
+def test_known_ranges_beat_symbols():
+    labeller = TraceLabeller(
+        ranges=[
+            KnownRange(0x1000, 0x9000, "activation"),
+            KnownRange(0x2000, 0x3000, "weight", name="lm_head"),
+            KnownRange(0x4000, 0x5000, "kv_cache", from_ns=10, to_ns=20, region_id=77),
+        ]
+    )
+    rows = [row(0x2FFF, "malloc"), row(0x4000, ns=9), row(0x4000, ns=10), row(0x9000, "malloc")]
+    assert [(r["region_type"], r["region_id"]) for r in labeller.label(rows)] == [
+        ("weight", 1),
+        ("activation", 2),
+        ("kv_cache", 77),
+        ("runtime", 3),
+    ]
+
+
+def test_policies_for_what_nothing_classifies():
+    rows = [row(0x1000, "free"), row(0x2000, "main"), row(0x3000, "free")]
+    assert len(list(TraceLabeller(unknown_policy="keep").label(rows))) == 3
+    skipping = TraceLabeller(unknown_policy="skip")
+    assert [r["address"] for r in skipping.label(rows)] == [0x1000, 0x3000]
+    assert skipping.skipped == 1
+    assert [r["region_type"] for r in TraceLabeller(unknown_policy="runtime").label(rows)] == [
+        "runtime"
+    ] * 3
+
+    failing = TraceLabeller(unknown_policy="error").label(rows)
+    assert next(failing)["region_type"] == "runtime"  # rows before the bad one come out
+    with pytest.raises(ValueError, match="address_page=0x2.*'main'"):
+        next(failing)
+    table = pa.Table.from_pylist(rows)
+    with pytest.raises(ValueError, match="address_page=0x2"):
+        TraceLabeller(unknown_policy="error").label_table(table).read_all()
+    with pytest.raises(ValueError, match="keep, skip, error"):
+        TraceLabeller(unknown_policy="ignore")
+
+
+def test_an_exception_of_the_rows_comes_through():
+    def broken():
+        yield row(0x1000, "free")
+        raise LookupError("the source broke")
+
+    with pytest.raises(LookupError, match="the source broke"):
+        list(TraceLabeller().label(broken()))
+    with pytest.raises(ValueError, match="address"):
+        list(TraceLabeller().label([{"op_type": "load", "address_page": 1}]))
+
+
+def test_own_rules_from_yaml(tmp_path):
+    path = tmp_path / "rules.yaml"
+    path.write_text(
+        "rules:\n"
+        "  - {region_type: kv_cache, symbol_re: paged_attention}\n"
+        "  - {region_type: runtime, dso_re: libc}\n"
+    )
+    rules = load_rules(path)
+    assert classify_symbol("Paged_Attention_v2", "", None, "load", rules) == "kv_cache"
+    labels = TraceLabeller(rules).label([row(1, "paged_attention"), row(0x2000, dso="libc.so.6")])
+    assert [one["region_type"] for one in labels] == ["kv_cache", "runtime"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rules: [{region_type: heap}]", r"rules\[0\]: region_type 'heap': one of weight"),
+        ("rules: [{region_type: weight, symbol: x}]", r"rules\[0\]: unknown keys symbol"),
+        ("rules: [{region_type: weight, symbol_re: '('}]", r"rules\[0\]: symbol_re '\('"),
+        ("rules: [{symbol_re: x}]", r"rules\[0\]: no region_type"),
+        ("rules: [{region_type: weight, phase: 3}]", r"rules\[0\]\.phase: 3 is no text"),
+        ("rules: []", "no list of rules"),
+        ("rule: []", "unknown keys rule"),
+        ("rules: [", "no YAML"),
+    ],
+)
+def test_bad_rules_are_named(tmp_path, text, message):
+    path = tmp_path / "rules.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_rules(path)
+
+
+def test_a_pattern_that_the_library_cannot_take_is_named():
+    with pytest.raises(ValueError, match=r"rule 0: symbol_re .*\(\?=ahead\)"):
+        TraceLabeller([SymbolRule("weight", symbol_re="(?=ahead)")])
+
+
+def test_the_default_rules_are_those_of_the_library():
+    rng = random.Random(6)
+    symbols = [
+        "kv_cache", "KV_UPDATE", "kv_read", "kv_write", "attn_cache", "llama_kv_x", "ggml_vec_dot",
+        "ggml_mul_mat_id", "ggml_q4_k", "ggml_q8", "ggml_q80", "ggml_init", "ggml_new_tensor_1d",
+        "ggml_set_f32", "model_load", "load_model", "load_weight", "ggml_compute_forward",
+        "ggml_add", "ggml_silu", "ggml_norm", "ggml_rms_norm", "ggml_rope", "malloc", "calloc",
+        "realloc", "free", "mmap", "munmap", "brk", "xmalloc", "memcpy", "",
+    ]  # fmt: skip
+    rows = [
+        row(k << 12, symbol, rng.choice(["load", "store"]), phase=phase)
+        for phase in (None, "weight_load", "generation")
+        for k, symbol in enumerate(symbols, start=1)
+    ]
+    own = TraceLabeller()
+    given = TraceLabeller(DEFAULT_RULES)
+    for one in rows:
+        (label,), (same,) = own.label([one]), given.label([one])
+        assert label == same
+    fresh = [next(iter(TraceLabeller().label([one])))["region_type"] for one in rows]
+    expected = [
+        classify_symbol(one["symbol"], "", one["phase"], one["op_type"]) or "unknown"
+        for one in rows
+    ]
+    assert fresh == expected
+
+
+def test_rules_compare_and_convert():
+    rule = SymbolRule("weight", symbol_re="x")
+    assert rule == SymbolRule("weight", symbol_re="x")
+    assert rule.as_options() == {"region_type": "weight", "symbol_re": "x"}
+    assert asdict(rule)["dso_re"] is None

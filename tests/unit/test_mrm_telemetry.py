@@ -1,0 +1,270 @@
+"""Whether a run can be trusted: the idle machine, heat, the cost of watching, the verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llm_instrumentation.mrm.telemetry import (
+    BaselineSnapshot,
+    ThermalMonitor,
+    ThermalSnapshot,
+    capture_baseline,
+    classify_from_summary,
+    classify_run,
+    compute_observer_effect,
+    thermal,
+)
+
+pytestmark = pytest.mark.unit
+MIB = 2**20
+
+
+@dataclasses.dataclass
+class Sample:
+    """As the process monitor takes them."""
+
+    t_s: float
+    pid: int = 1
+    cpu_pct: float = 0.0
+    rss_mb: float = 0.0
+    write_bytes: int = 0
+
+
+# ---- the idle machine -----------------------------------------------------------------
+
+
+def test_a_baseline_describes_the_machine():
+    before = time.monotonic()
+    baseline = capture_baseline(duration_s=0.2, poll_interval_s=0.05)
+    assert isinstance(baseline, BaselineSnapshot)
+    assert 0 <= baseline.cpu_pct <= baseline.cpu_pct_max <= 100
+    assert 0 < baseline.mem_available_mb < baseline.mem_total_mb
+    assert baseline.mem_total_mb == psutil.virtual_memory().total / MIB
+    assert baseline.load_avg_1m is None or baseline.load_avg_1m >= 0
+    assert before + 0.2 <= baseline.timestamp_s <= time.monotonic()
+
+
+def test_the_first_answer_of_psutil_is_no_sample(monkeypatch):
+    answers = iter([0.0, 40.0, 60.0])
+    monkeypatch.setattr(psutil, "cpu_percent", lambda: next(answers))
+    baseline = capture_baseline(duration_s=0.02, poll_interval_s=0.01)
+    assert (baseline.cpu_pct, baseline.cpu_pct_max) == (50.0, 60.0)
+
+
+def test_a_busy_machine_is_seen_as_busy():
+    end = threading.Event()
+
+    def burn():
+        while not end.is_set():
+            sum(range(2000))
+
+    worker = threading.Thread(target=burn)
+    worker.start()
+    try:
+        busy = capture_baseline(duration_s=0.4, poll_interval_s=0.1)
+    finally:
+        end.set()
+        worker.join()
+    assert busy.cpu_pct > 50 / psutil.cpu_count()
+
+
+@pytest.mark.parametrize("times", [{"duration_s": 0}, {"poll_interval_s": -1.0}])
+def test_times_that_are_none_are_named(times):
+    with pytest.raises(ValueError, match=next(iter(times))):
+        capture_baseline(**times)
+
+
+# ---- heat -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def counters(tmp_path, monkeypatch):
+    """Throttle counters of two processors, to be set."""
+    monkeypatch.setattr(thermal, "_CPUS", tmp_path)
+
+    def put(**values):
+        for cpu, value in values.items():
+            folder = tmp_path / cpu / "thermal_throttle"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "core_throttle_count").write_text(f"{value}\n")
+
+    put(cpu0=3, cpu1=10)
+    return put
+
+
+def test_events_during_a_run_are_counted_over_all_processors(counters):
+    monitor = ThermalMonitor()
+    monitor.begin()
+    counters(cpu0=5, cpu1=11)
+    assert monitor.available
+    assert monitor.end() == 3
+
+
+def test_a_counter_that_went_back_or_is_new_counts_as_none(counters):
+    before = ThermalSnapshot.capture()
+    counters(cpu0=0, cpu1=12, cpu2=99)
+    assert ThermalSnapshot.capture().events_since(before) == 2
+
+
+def test_a_counter_that_cannot_be_read_is_left_out(counters):
+    counters(cpu0="nonsense")
+    assert list(ThermalSnapshot.capture().counts.values()) == [10]
+
+
+def test_a_machine_without_counters_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(thermal, "_CPUS", tmp_path)
+    monitor = ThermalMonitor()
+    monitor.begin()
+    assert monitor.end() == 0
+    assert not monitor.available
+
+
+def test_a_monitor_can_tell_when_throttling_happened(counters):
+    monitor = ThermalMonitor(interval_s=0.01)
+    monitor.begin()
+    wait_until(lambda: monitor.samples)
+    counters(cpu0=4)
+    wait_until(lambda: monitor.samples[-1].events == 1)
+    assert monitor.end() == 1
+    assert monitor.samples[0].events == 0
+    times = [sample.t_s for sample in monitor.samples]
+    assert times == sorted(times)
+    count = len(times)
+    time.sleep(0.05)
+    assert len(monitor.samples) == count  # the thread has ended
+
+
+def wait_until(happens):
+    end = time.monotonic() + 10
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+# ---- the cost of watching -------------------------------------------------------------
+
+
+def test_the_summary_has_the_documented_numbers():
+    observer = [Sample(0, 7, 4.0, 20.0), Sample(0.1, 7, 8.0, 40.0, 5 * MIB)]
+    target = [Sample(0, 9, 90.0, 700.0), Sample(0.1, 9, 99.0, 800.0)]
+    assert compute_observer_effect(observer, target, 2, 3.5) == {
+        "observer_cpu_overhead_pct_max": 8.0,
+        "observer_cpu_overhead_pct_mean": 6.0,
+        "observer_memory_overhead_mb_peak": 40.0,
+        "observer_memory_overhead_frac": 0.05,
+        "target_rss_mb_peak": 800.0,
+        "thermal_throttle_events": 2,
+        "baseline_cpu_pct": 3.5,
+        "observer_bytes_written": 5 * MIB,
+        "io_contention_detected": False,
+        "n_observer_samples": 2,
+        "n_target_samples": 2,
+    }
+
+
+def test_without_samples_everything_is_zero():
+    effect = compute_observer_effect([], [])
+    assert not any(effect.values())
+
+
+def test_processes_of_one_moment_are_added_up():
+    samples = [
+        Sample(0, 1, 10.0, 5.0), Sample(0, 2, 20.0, 6.0),
+        Sample(0.1, 1, 1.0, 7.0), Sample(0.1, 2, 2.0, 1.0),
+    ]  # fmt: skip
+    effect = compute_observer_effect(samples, samples)
+    assert effect["observer_cpu_overhead_pct_max"] == 30.0
+    assert effect["observer_cpu_overhead_pct_mean"] == 16.5
+    assert effect["target_rss_mb_peak"] == 11.0
+
+
+def test_counters_of_different_processes_are_not_mixed():
+    """One process at 1 GiB and one at 0 would look like a gigabyte written each poll."""
+    samples = [
+        Sample(0, 1, write_bytes=2**30), Sample(0, 2, write_bytes=0),
+        Sample(1, 1, write_bytes=2**30 + 100), Sample(1, 2, write_bytes=23),
+    ]  # fmt: skip
+    assert compute_observer_effect(samples, [])["observer_bytes_written"] == 123
+
+
+def test_more_than_ten_mebibytes_are_contention():
+    def contention(written, trace_bytes=0):
+        samples = [Sample(0), Sample(1, write_bytes=written)]
+        effect = compute_observer_effect(samples, [], trace_bytes=trace_bytes)
+        return effect["io_contention_detected"]
+
+    assert not contention(10 * MIB)
+    assert contention(10 * MIB + 1)
+    assert not contention(500 * MIB, trace_bytes=500 * MIB)  # the trace itself does not count
+    assert contention(500 * MIB, trace_bytes=480 * MIB)
+    with pytest.raises(ValueError, match="trace_bytes"):
+        contention(0, trace_bytes=-1)
+
+
+# ---- the verdict ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cpu", "memory", "throttle", "baseline", "contention", "verdict"),
+    [
+        (0, 0, 0, 0, False, "clean"),
+        (9.99, 0.0499, 0, 14.99, False, "clean"),
+        (10, 0, 0, 0, False, "marginal"),
+        (0, 0.05, 0, 0, False, "marginal"),
+        (0, 0, 1, 0, False, "marginal"),
+        (0, 0, 2, 0, False, "marginal"),
+        (0, 0, 0, 15, False, "marginal"),
+        (0, 0, 0, 100, False, "marginal"),
+        (20, 0, 0, 0, False, "contaminated"),
+        (0, 0.15, 0, 0, False, "contaminated"),
+        (0, 0, 3, 0, False, "contaminated"),
+        (0, 0, 0, 0, True, "contaminated"),
+    ],
+)
+def test_the_documented_limits(cpu, memory, throttle, baseline, contention, verdict):
+    found = classify_run(cpu, memory, throttle, baseline, contention)
+    assert found.run_validity == verdict
+    assert bool(found.failure_reasons) == (verdict != "clean")
+    assert (found.observer_cpu_overhead_pct_max, found.observer_memory_frac) == (cpu, memory)
+
+
+def test_every_limit_that_was_passed_has_its_reason():
+    reasons = classify_run(31.5, 0.2, 4, 60.0, True).failure_reasons
+    names = ("observer_cpu", "observer_mem", "thermal", "baseline_cpu", "io_contention")
+    assert [name for name in names for reason in reasons if name in reason] == list(names)
+    assert "31.5" in reasons[0]
+
+
+@pytest.mark.parametrize("value", [math.nan, -1.0])
+def test_what_is_no_measurement_is_no_clean_run(value):
+    with pytest.raises(ValueError, match="observer_cpu_overhead_pct_max"):
+        classify_run(value, 0, 0)
+
+
+numbers = st.floats(0, 200)
+
+
+@given(numbers, st.floats(0, 2), st.integers(0, 9), numbers, st.booleans(), st.integers(0, 3))
+def test_a_worse_run_is_never_of_a_better_class(cpu, memory, throttle, baseline, io, what):
+    order = ["clean", "marginal", "contaminated"]
+    better = [cpu, memory, throttle, baseline]
+    worse = list(better)
+    worse[what] += 1
+    classes = [classify_run(*values, io).run_validity for values in (better, worse)]
+    assert order.index(classes[0]) <= order.index(classes[1])
+
+
+def test_a_summary_is_classed_as_its_numbers():
+    observer = [Sample(0, cpu_pct=12.0, rss_mb=30.0)]
+    effect = compute_observer_effect(observer, [Sample(0, rss_mb=1000.0)])
+    found = classify_from_summary(effect)
+    assert (found.run_validity, found.observer_memory_frac) == ("marginal", 0.03)
+    assert classify_from_summary(effect, target_rss_mb=100.0).run_validity == "contaminated"
+    assert classify_from_summary({}).run_validity == "clean"
