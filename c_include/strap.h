@@ -393,6 +393,13 @@ typedef uint64_t strap_trace;
  *   "lackey"       valgrind --tool=lackey --trace-mem=yes; it has no time: row N
  *                  gets N ns, which says its place and nothing else
  *   "page_faults"  page faults as `perf script` or tracefs print them
+ *   "access"       a file of libstrap-access (docs/ACCESS_TRACING.md), rows in the order
+ *                  of time over all threads. Tables: "ranges" (start, end, from_ns, to_ns,
+ *                  region_type, region_id, name: as the option of strap_trace_label takes
+ *                  them), "program" (key, value) and "problems" (text): what the file
+ *                  lacks and which symbols were not found, so far. Of the options it takes
+ *                  run_id, phases and batch_rows, and source (true: a column "source"
+ *                  behind the others, "FILE:LINE").
  * Lines that are no samples are skipped and counted, damaged ones counted and
  * shown by the table "malformed" (line, text).
  *
@@ -464,6 +471,43 @@ strap_status strap_trace_table(strap_trace trace, const char *name,
 
 /* Gives up what is not done; a file under way is removed. */
 strap_status strap_trace_close(strap_trace trace, strap_error *error);
+
+/* ---- accesses of instrumented programs ---------------------------------- */
+
+/*
+ * A program that links libstrap-access (libstrap/access/strap_access.h) can hand what it
+ * records to this library instead of a file of its own: give strap_access_start a sink
+ * that passes its blocks to strap_access_write.
+ */
+typedef uint64_t strap_access;
+
+/*
+ * Begins a trace that becomes the zstd Parquet file PATH when it is closed; until then,
+ * and for good where the program ends before, its blocks are in PATH.access, which
+ * strap_trace_parse reads.
+ *
+ * Options, as for strap_trace_parse: run_id (text), source (true: the column "source"),
+ * keep_blocks (true: PATH.access stays), row_group_rows and compression (see
+ * strap_trace_write_parquet).
+ *
+ * Errors: INVALID_ARGUMENT (an option), NOT_FOUND, PERMISSION, NO_SPACE, IO.
+ */
+strap_status strap_access_open(const char *path, const char *options, strap_access *access,
+                               strap_error *error);
+
+/* Takes SIZE bytes of whole blocks, from any thread. INVALID_ARGUMENT: they are none. A
+ * failing disk (NO_SPACE, IO) ends the trace with its last whole block. */
+strap_status strap_access_write(strap_access access, const void *blocks, size_t size,
+                                strap_error *error);
+
+/*
+ * Writes PATH: all accesses in the order of time, with their symbols, those within named
+ * ranges labelled with them. Works for about timeout_ms: on STRAP_ERR_TIMEOUT call again.
+ * On any other answer the handle is gone; after a failure PATH.access stays. *rows, if
+ * not NULL, is how many rows there are so far.
+ */
+strap_status strap_access_close(strap_access access, int32_t timeout_ms, uint64_t *rows,
+                                strap_error *error);
 
 #ifdef __cplusplus
 }

@@ -402,3 +402,28 @@ strap_status strap_trace_close(strap_trace trace, strap_error *error) {
   ENTER(error);
   return strapgoTraceClose(trace, error);
 }
+
+strap_status strap_access_open(const char *path, const char *options, strap_access *access,
+                               strap_error *error) {
+  ENTER(error);
+  NEED(path, error);
+  NEED(access, error);
+  *access = 0;
+  return strapgoAccessOpen((char *)path, (char *)options, access, error);
+}
+
+strap_status strap_access_write(strap_access access, const void *blocks, size_t size,
+                                strap_error *error) {
+  ENTER(error);
+  if (size > 0) NEED(blocks, error);
+  return strapgoAccessWrite(access, (void *)blocks, size, error);
+}
+
+strap_status strap_access_close(strap_access access, int32_t timeout_ms, uint64_t *rows,
+                                strap_error *error) {
+  ENTER(error);
+  uint64_t done = 0;
+  strap_status status = strapgoAccessClose(access, timeout_ms, &done, error);
+  if (rows != NULL) *rows = done;
+  return status;
+}

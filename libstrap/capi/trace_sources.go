@@ -42,6 +42,9 @@ type parsedTrace struct {
 //export strapgoTraceParse
 func strapgoTraceParse(format, path, options *C.char, out *C.struct_ArrowArrayStream, h *C.strap_trace, e *C.strap_error) C.strap_status {
 	return guarded(e, func() error {
+		if C.GoString(format) == accessFormat {
+			return parseAccess(path, options, out, h)
+		}
 		var given parseOptions
 		if err := traceOptions(options, &given); err != nil {
 			return err

@@ -15,6 +15,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -676,6 +677,9 @@ def test_documented_commands(tmp_path):
     clang = COMPILERS.get("clang")
     if clang is not None:
         (bin_folder / "clang").symlink_to(shutil.which(clang.c))
+    python = bin_folder / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
     path = f"{bin_folder}:{os.environ['PATH']}"
     for title, block in blocks:
         for needed in ("gcc", "clang", "cmake"):

@@ -7,9 +7,10 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -318,10 +319,9 @@ def test_soft_dirty_regions_are_the_runs_of_marked_pages(pages: list[int]) -> No
     assert (regions["start"][1:] > regions["end"][:-1]).all()  # runs are whole
 
 
-@pytest.mark.skipif(
-    WriteSets().unavailable_reason() is not None, reason=str(WriteSets().unavailable_reason())
-)
 def test_exactly_the_written_pages_are_found() -> None:
+    if reason := WriteSets().unavailable_reason():
+        pytest.skip(reason)
     memory = mmap.mmap(-1, 64 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
     view = np.frombuffer(memory, np.uint8)
@@ -367,11 +367,14 @@ def test_page_faults_know_their_sources() -> None:
 
 # memray.
 
-memray = pytest.importorskip("memray", reason="memray is not installed: pip install memray")
+
+@pytest.fixture(scope="module")
+def memray() -> Any:
+    return pytest.importorskip("memray", reason="memray is not installed: pip install memray")
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recording(memray: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hundred blocks of 70,000 bytes are taken; after 50 ms all are released."""
     path = tmp_path_factory.mktemp("memray") / "memray.bin"
     with memray.Tracker(path):
@@ -433,11 +436,11 @@ def test_clocks_and_phases_of_a_recording(recording: Path) -> None:
 def test_a_recording_becomes_parquet(recording: Path, tmp_path: Path) -> None:
     trace = parse_memray(recording, "run")
     rows = trace.to_parquet(tmp_path / "trace.parquet")
-    table = pa.parquet.read_table(tmp_path / "trace.parquet")
+    table = pq.read_table(tmp_path / "trace.parquet")
     assert rows == table.num_rows > 0
 
 
-def test_what_is_no_recording_is_refused(recording: Path, tmp_path: Path) -> None:
+def test_what_is_no_recording_is_refused(memray: Any, recording: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no such file"):
         parse_memray(tmp_path / "absent.bin", "run")
     junk = tmp_path / "junk.bin"
@@ -455,7 +458,7 @@ def test_what_is_no_recording_is_refused(recording: Path, tmp_path: Path) -> Non
         parse_memray(sums, "run")
 
 
-def test_one_memray_at_a_time(tmp_path: Path) -> None:
+def test_one_memray_at_a_time(memray: Any, tmp_path: Path) -> None:
     with memray.Tracker(tmp_path / "other.bin"):
         with pytest.raises(CollectorUnavailableError, match="No more than one Tracker"):
             MemrayRunner(native_traces=False).start([os.getpid()], tmp_path)
@@ -469,6 +472,7 @@ def test_one_memray_at_a_time(tmp_path: Path) -> None:
         (["/usr/bin/python3", "-u"], "needs a module"),
     ],
 )
+@pytest.mark.usefixtures("memray")
 def test_memray_wraps_python_programs_alone(tmp_path: Path, command: list[str], told: str) -> None:
     runner = MemrayRunner()
     runner.start([], tmp_path)
@@ -477,6 +481,7 @@ def test_memray_wraps_python_programs_alone(tmp_path: Path, command: list[str], 
     assert "was not run" in runner.stop().warnings[0]
 
 
+@pytest.mark.usefixtures("memray")
 def test_memray_keeps_the_interpreters_options(tmp_path: Path) -> None:
     runner = MemrayRunner(native_traces=False)
     runner.start([], tmp_path)
@@ -487,6 +492,7 @@ def test_memray_keeps_the_interpreters_options(tmp_path: Path) -> None:
     assert command[-4:] == ["-m", "module", "-x", "1"]
 
 
+@pytest.mark.usefixtures("memray")
 def test_a_recording_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
     runner = MemrayRunner(native_traces=False, file_size_limit_gb=1e-5)
     runner.start([os.getpid()], tmp_path)

@@ -224,6 +224,9 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_trace_counts": (_u64, ctypes.POINTER(RawTraceCounts)),
     "strap_trace_table": (_u64, _str, ctypes.POINTER(ArrowArrayStream)),
     "strap_trace_close": (_u64,),
+    "strap_access_open": (_str, _str, ctypes.POINTER(_u64)),
+    "strap_access_write": (_u64, _ptr, _size),
+    "strap_access_close": (_u64, _i32, ctypes.POINTER(_u64)),
 }
 
 

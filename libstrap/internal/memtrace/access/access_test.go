@@ -438,6 +438,22 @@ func TestSymbolsAndLines(t *testing.T) {
 	}
 }
 
+func TestNamesOfSourceFiles(t *testing.T) {
+	for _, v := range []struct{ file, folder, unit, want string }{
+		{"src/a.c", "/home/x", "src/a.c", "/home/x/src/a.c"},
+		{"../a.c", "/home/x", "../a.c", "/home/a.c"},
+		{"/usr/include/a.h", "/home/x", "a.c", "/usr/include/a.h"},
+		{"/home/x/a.c", "/home/x", "a.c", "/home/x/a.c"},
+		{"/home/x/src/a.c", "/home/x", "/src/a.c", "/src/a.c"},
+		{"/home/x/home/x/a.c", "/home/x", "/home/x/b.c", "/home/x/a.c"},
+		{"a.c", "", "a.c", "a.c"},
+	} {
+		if got := absolute(v.file, v.folder, v.unit); got != v.want {
+			t.Errorf("%+v: %q", v, got)
+		}
+	}
+}
+
 func TestModulesThatAreNotTheOnesThatRan(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"sort"
 	"strings"
 
@@ -108,6 +109,8 @@ func (t *lineTable) lines(unit *dwarf.Entry) (out []lineStart) {
 	if err != nil || r == nil {
 		return nil
 	}
+	name, _ := unit.Val(dwarf.AttrName).(string)
+	folder, _ := unit.Val(dwarf.AttrCompDir).(string)
 	var last string
 	for {
 		var e dwarf.LineEntry
@@ -119,7 +122,7 @@ func (t *lineTable) lines(unit *dwarf.Entry) (out []lineStart) {
 		}
 		source := ""
 		if !e.EndSequence && e.File != nil && e.Line > 0 {
-			source = strings.ToValidUTF8(fmt.Sprintf("%s:%d", e.File.Name, e.Line), "\uFFFD")
+			source = strings.ToValidUTF8(fmt.Sprintf("%s:%d", absolute(e.File.Name, folder, name), e.Line), "\uFFFD")
 			if source == last {
 				source = last // one copy
 			}
@@ -132,4 +135,18 @@ func (t *lineTable) lines(unit *dwarf.Entry) (out []lineStart) {
 	}
 	sort.SliceStable(out, func(i, j int) bool { return out[i].address < out[j].address })
 	return out
+}
+
+// absolute gives a file of the unit UNIT, compiled in FOLDER, its whole name. Of tables of
+// version 5 debug/dwarf (LineReader.readLNCT) leaves names in a relative folder relative, and
+// puts the compilation's folder before absolute ones.
+func absolute(file, folder, unit string) string {
+	if !path.IsAbs(file) {
+		return path.Join(folder, file)
+	}
+	rest, ok := strings.CutPrefix(file, folder)
+	if ok && path.IsAbs(rest) && (rest == unit || strings.HasPrefix(rest, folder+"/")) {
+		return rest
+	}
+	return file
 }

@@ -259,8 +259,12 @@ func TestColumns(t *testing.T) {
 		IAI:                 "region_type: utf8, n_intervals: int64, iai_p50_ns: int64, iai_p90_ns: int64, iai_p99_ns: int64, iai_mean_ns: float64",
 		Suitability:         "region_type: utf8, write_once_ratio_mean: float64, retention_p99_s: float64, retention_p50_s: float64, suitability: utf8",
 	}
+	checkColumns(t, Ten, want)
+}
+
+func checkColumns(t *testing.T, names []string, want map[string]string) {
 	for _, empty := range []bool{true, false} {
-		a, err := New(Options{})
+		a, err := New(Options{Tables: names})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -277,7 +281,7 @@ func TestColumns(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, table := range tables {
-			if table.Name != Ten[i] {
+			if table.Name != names[i] {
 				t.Errorf("table %d is %s", i, table.Name)
 			}
 			if empty != (table.Record.NumRows() == 0) {

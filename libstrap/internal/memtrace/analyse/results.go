@@ -22,6 +22,10 @@ type results struct {
 	strides  []regionStrides
 	locality []locality
 	gaps     []gapSummary
+
+	bandwidth   *bandwidth
+	pageWindows *pageWindows
+	distances   *distances
 }
 
 type gapSummary struct {
@@ -32,7 +36,13 @@ type gapSummary struct {
 }
 
 func (a *Analyser) results() (*results, error) {
-	r := &results{names: a.filler.names, options: a.options}
+	r := &results{
+		names:       a.filler.names,
+		options:     a.options,
+		bandwidth:   a.stages.bandwidth,
+		pageWindows: a.stages.pageWindows,
+		distances:   a.stages.distances,
+	}
 	n := len(r.regions.values)
 	r.byID = upTo(n)
 	id := func(a, b uint32) int { return cmp.Compare(r.regions.values[a], r.regions.values[b]) }

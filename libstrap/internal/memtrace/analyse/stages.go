@@ -7,20 +7,26 @@ const (
 	needCounts need = 1 << iota
 	needWrites
 	needPages
+	needBandwidth
 	needStrides
 	needGaps
+	needPageWindows
+	needDistances
 
-	anyOrder = needCounts | needWrites | needPages
-	inOrder  = needStrides | needGaps
+	anyOrder = needCounts | needWrites | needPages | needBandwidth
+	inOrder  = needStrides | needGaps | needPageWindows | needDistances
 )
 
-// stages are those of an analysis, each as one or more equal shares.
+// stages are those of an analysis; those of the ten tables as one or more equal shares.
 type stages struct {
-	counts  []*counts
-	writes  []*writes
-	pages   []*pages
-	strides []*strides
-	gaps    []*gaps
+	counts      []*counts
+	writes      []*writes
+	pages       []*pages
+	bandwidth   *bandwidth
+	strides     []*strides
+	gaps        []*gaps
+	pageWindows *pageWindows
+	distances   *distances
 }
 
 // newStages makes those of the stages `which` that the tables need, anew.
@@ -58,6 +64,19 @@ func (a *Analyser) newStages(which need) []stage {
 		s.gaps = append(s.gaps, &gaps{share: sh, store: a.store()})
 		all = append(all, &untilLate{s.gaps[sh.mine]})
 	})
+	wanted := which & a.needs
+	if wanted&needBandwidth != 0 {
+		s.bandwidth = newBandwidth(a.options.Windows)
+		all = append(all, s.bandwidth)
+	}
+	if wanted&needPageWindows != 0 {
+		s.pageWindows = newPageWindows(a.options.Windows)
+		all = append(all, &untilLate{s.pageWindows})
+	}
+	if wanted&needDistances != 0 {
+		s.distances = &distances{}
+		all = append(all, &untilLate{s.distances})
+	}
 	return all
 }
 

@@ -30,6 +30,14 @@ var makers = map[string]maker{
 	LocalitySummary:     {needStrides, (*results).localitySummary},
 	IAI:                 {needGaps, (*results).iai},
 	Suitability:         {needCounts | needWrites, (*results).suitability},
+
+	RetentionHistogram:     {needCounts, (*results).retentionHistogram},
+	RetentionCDF:           {needCounts, (*results).retentionCDF},
+	ReuseHistogram:         {needGaps, (*results).reuseHistogram},
+	ReuseDistanceHistogram: {needDistances, (*results).reuseDistanceHistogram},
+	WorkingSetOverTime:     {needPageWindows, (*results).workingSetOverTime},
+	BandwidthOverTime:      {needBandwidth, (*results).bandwidthOverTime},
+	TopRegions:             {needCounts | needPages, (*results).topRegions},
 }
 
 func (r *results) tables(names []string) []Table {
@@ -85,6 +93,19 @@ func (c *columns) ints(name string, v []int64) {
 	b := array.NewInt64Builder(memory.DefaultAllocator)
 	b.AppendValues(v, nil)
 	c.add(name, b, false)
+}
+
+func (c *columns) unsigned(name string, v []uint64) {
+	b := array.NewUint64Builder(memory.DefaultAllocator)
+	b.AppendValues(v, nil)
+	c.add(name, b, false)
+}
+
+// intsOrNull has nulls where v is negative.
+func (c *columns) intsOrNull(name string, v []int64) {
+	b := array.NewInt64Builder(memory.DefaultAllocator)
+	b.AppendValues(v, each(v, func(x int64) bool { return x >= 0 }))
+	c.add(name, b, true)
 }
 
 // each maps the elements of a list.

@@ -99,7 +99,7 @@ class PageFaults(BaseCollector):
                 if target_pids:
                     recording.attach(target_pids)
                 self._recording = recording
-        except StrapIOError as error:
+        except (StrapIOError, ProcessLookupError) as error:
             raise CollectorUnavailableError(self.name, told(error)) from error
 
     def command_prefix(self, argv: Sequence[str]) -> list[str]:

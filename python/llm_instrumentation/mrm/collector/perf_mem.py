@@ -121,8 +121,10 @@ class PerfMemRunner(BaseCollector):
         events = self._events or [f"cpu/mem-loads,ldlat={self._ldlat}/P", "ibs_op//"]
         if self._events:
             error = _tried(tuple(self._options(events)))
-            return None if error is None else f"{error}. {self.use_instead}"
-        errors = [f"{event}: {_tried(tuple(self._options([event])))}" for event in events]
+            return None if error is None else f"perf record: {error}. {self.use_instead}"
+        errors = [
+            f"perf record -e {event}: {_tried(tuple(self._options([event])))}" for event in events
+        ]
         return (
             f"{'; '.join(errors)}. The kernel shows no memory events of this processor, as on "
             f"most virtual machines ({_PMUS} has no mem-loads, mem-stores or ibs_op). "

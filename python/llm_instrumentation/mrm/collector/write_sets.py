@@ -162,6 +162,8 @@ class _Looks:
     def _watch(self, pid: int) -> WrittenPages:
         try:
             watched: WrittenPages = WriteProtect(pid)
+        except ProcessLookupError as error:
+            raise CollectorUnavailableError(WriteSets.name, f"process {pid} has ended") from error
         except StrapIOError as refused:
             try:
                 watched = SoftDirty(pid)

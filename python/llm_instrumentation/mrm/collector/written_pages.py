@@ -289,6 +289,6 @@ def _step(what: str, act: Callable[[], _T]) -> _T:
     except ProcessLookupError:
         raise
     except OSError as error:
-        if error.errno == errno.ESRCH:
+        if error.errno in (errno.ESRCH, errno.ENOENT):  # ENOENT: of /proc/pid
             raise ProcessLookupError(errno.ESRCH, f"{what}: the process has ended") from error
         raise StrapIOError(error.errno, f"{what}: {error.strerror}") from error

@@ -461,13 +461,15 @@ def _parameters_without_memory() -> Iterator[None]:
     What constructors write into fresh parameters would otherwise be in the trace as a first
     store to each weight, which no load from a file makes.
     """
+    import torch
     from torch import nn
 
     original: Any = nn.Module.register_parameter
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None:
-            parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+            empty = torch.empty_like(parameter, device="meta")
+            parameter = nn.Parameter(empty, parameter.requires_grad)
         original(module, name, parameter)
 
     setattr(nn.Module, "register_parameter", register)  # noqa: B010 - mypy knows no other way

@@ -162,8 +162,8 @@ def _split(run: RunData) -> str:
 
 
 def _title(runs: Sequence[RunData]) -> str:
-    names = {str(run.section("experiment").get("name") or "") for run in runs} - {""}
-    return ", ".join(sorted(names)) or "memory traces"
+    names = {" ".join(str(run.section("experiment").get("name") or "").split()) for run in runs}
+    return ", ".join(sorted(names - {""})) or "memory traces"
 
 
 def _slug(text: str) -> str:
@@ -354,7 +354,7 @@ def _card(
     )
     first_split = next(split for split, _ in _by_split(runs))
     return (
-        f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n"
+        f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True, width=10_000)}---\n\n"
         f"{_readme(runs)}\n"
         "## Tables\n\n"
         "A configuration is a table, a split a class of validity. Load one with\n\n"

@@ -301,7 +301,7 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def inline_svg(figure: Figure, name: str, description: str) -> str:
-    """A figure as an ``<svg>`` element for an HTML page, in the page's own colours and type.
+    """A figure as an ``<svg>`` element for an HTML page, in the page's own colours.
 
     Call it within :func:`settings`.
 
@@ -320,7 +320,6 @@ def inline_svg(figure: Figure, name: str, description: str) -> str:
     light, _ = css_colors()
     variables = {value: f"var({name})" for name, value in light.items()}
     svg = re.sub(r"#[0-9a-f]{6}\b", lambda found: variables.get(found.group(), found.group()), svg)
-    svg = re.sub(r'(style="[^"]*?font: [^;"]*?\dpx) [^;"]*', r"\1 var(--font)", svg)
     _, _, svg = svg.partition(">")
     width, height = figure.get_size_inches() * 72
     return (

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ...errors import CorruptError
 from ..schema import Kind, RunValidity, kind_of
 from ..schema_version import check_parquet_schema
 from .files import plain
@@ -114,10 +116,16 @@ def load_metadata(run_dir: Path | str) -> RunData:
     if (folder / MANIFEST).exists() and not any(one.path == MANIFEST for one in differences):
         files = read_manifest(folder)["files"]
     metadata = _object(folder / "metadata.json")
+    try:
+        kind = _kind(folder, metadata)
+    except CorruptError:
+        if not differences:
+            raise
+        kind = None  # the differences say more of it
     return RunData(
         run_id=str(metadata.get("run_id") or folder.name),
         metadata=metadata,
-        kind=_kind(folder, metadata),
+        kind=kind,
         files=files,
         incomplete=_incomplete(folder),
         differences=differences,
@@ -132,12 +140,12 @@ def load_tables(run_dir: Path) -> dict[str, pd.DataFrame]:
         check_parquet_schema(file, "table")
     tables = {file.stem: as_frame(pq.read_table(file)) for file in files}
     trace = run_dir / TRACE
-    if not trace.exists():
+    whole = {"extent", "kv_growth", "working_set_summary"} <= tables.keys()
+    if whole or not trace.exists():
         return tables
     check_parquet_schema(trace, "trace")
-    if "extent" not in tables or "kv_growth" not in tables:
-        summary = summarise_trace(trace)
-        tables |= {"extent": summary.extent, "kv_growth": summary.kv_growth}
+    summary = summarise_trace(trace)
+    tables |= {"extent": summary.extent, "kv_growth": summary.kv_growth}
     if "working_set_summary" not in tables:
         from ..analyser import compute_all, compute_distributions
 
@@ -160,11 +168,17 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _kind(folder: Path, metadata: dict[str, Any]) -> Kind | None:
-    if (folder / TRACE).exists():
-        return kind_of(pq.read_schema(folder / TRACE))
     trace = metadata.get("trace")
     stated = trace.get("kind") if isinstance(trace, dict) else None
-    return Kind(stated) if stated in {kind.value for kind in Kind} else None
+    if stated in {kind.value for kind in Kind}:
+        return Kind(stated)
+    path = folder / TRACE
+    if not path.exists():
+        return None
+    try:
+        return kind_of(pq.read_schema(path))
+    except pa.ArrowInvalid as error:
+        raise CorruptError(f"{path} is no whole Parquet file: {error}") from error
 
 
 def _incomplete(folder: Path) -> str | None:

@@ -40,8 +40,8 @@ _COLUMNS = (
     "context_tokens",
     "length_bytes",
 )
-#: Intervals of pages that are kept before those of a token are merged.
-_MERGE_AT = 1 << 18
+#: New intervals of pages that a token keeps at least before they are merged with the others.
+_MERGE_AT = 1 << 12
 
 _Ints = npt.NDArray[np.int64]
 
@@ -181,12 +181,12 @@ class _Step:
         self.read = 0
         self.written = 0
         self._intervals: list[_Ints] = []
-        self._held = 0
+        self._new = 0
 
     def add(self, intervals: _Ints) -> None:
         self._intervals.append(intervals)
-        self._held += len(intervals)
-        if self._held > _MERGE_AT:
+        self._new += len(intervals)
+        if self._new > max(_MERGE_AT, len(self._intervals[0])):
             self._merge()
 
     def pages(self) -> int:
@@ -196,7 +196,7 @@ class _Step:
     def _merge(self) -> _Ints:
         merged = _union(np.concatenate(self._intervals))
         self._intervals = [merged]
-        self._held = 0  # of new ones
+        self._new = 0
         return merged
 
 

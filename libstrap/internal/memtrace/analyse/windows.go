@@ -1,0 +1,171 @@
+package analyse
+
+import (
+	"math/bits"
+
+	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+)
+
+// windows splits the time of a trace whose length is not known ahead into at most
+// twice as many windows as asked for: their width is a power of two, in ns, and doubles
+// when they get too many. A window starts at a multiple of its width. There is a cell
+// of type C for each window and type of region, between the first and the last window
+// in which the type occurs.
+type windows[C any] struct {
+	limit     int
+	shift     int    // the width is 1 << shift
+	low, high uint64 // numbers of the first and the last window
+	some      bool   // there are any
+	types     []span[C]
+	add       func(to, from *C)
+}
+
+type span[C any] struct {
+	first uint64
+	cells []C
+}
+
+// at is the cell of a type and a time. It is valid until the next call.
+func (w *windows[C]) at(kind uint32, time int64) *C {
+	s := &w.types[kind]
+	if i := uint64(time)>>w.shift - s.first; i < uint64(len(s.cells)) {
+		return &s.cells[i]
+	}
+	return w.reach(s, uint64(time))
+}
+
+// reach extends a span to a time.
+func (w *windows[C]) reach(s *span[C], time uint64) *C {
+	at := time >> w.shift
+	if !w.some {
+		w.low, w.high, w.some = at, at, true
+	}
+	w.low, w.high = min(w.low, at), max(w.high, at)
+	for w.high-w.low >= uint64(w.limit) {
+		w.double()
+	}
+	at = time >> w.shift
+	switch n := uint64(len(s.cells)); {
+	case n == 0:
+		s.first = at
+		s.cells = make([]C, 1)
+	case at < s.first:
+		s.cells = append(make([]C, s.first-at, s.first-at+n), s.cells...)
+		s.first = at
+	case at-s.first >= n:
+		s.cells = grown(s.cells, int(at-s.first+1))
+	}
+	return &s.cells[at-s.first]
+}
+
+// double makes one window of each two.
+func (w *windows[C]) double() {
+	w.shift++
+	w.low, w.high = w.low>>1, w.high>>1
+	for i := range w.types {
+		s := &w.types[i]
+		if len(s.cells) == 0 {
+			continue
+		}
+		first := s.first >> 1
+		last := (s.first + uint64(len(s.cells)) - 1) >> 1
+		cells := make([]C, last-first+1)
+		for j := range s.cells {
+			w.add(&cells[(s.first+uint64(j))>>1-first], &s.cells[j])
+		}
+		s.first, s.cells = first, cells
+	}
+}
+
+// traffic is what a type of regions reads and writes in a window.
+type traffic struct{ bytes, accesses [2]uint64 }
+
+// bandwidth is the stage behind bandwidth_over_time.
+type bandwidth struct{ windows[traffic] }
+
+func newBandwidth(n int) *bandwidth {
+	return &bandwidth{windows[traffic]{limit: 2 * n, add: func(to, from *traffic) {
+		for op := range to.bytes {
+			to.bytes[op] += from.bytes[op]
+			to.accesses[op] += from.accesses[op]
+		}
+	}}}
+}
+
+func (s *bandwidth) take(b *block) error {
+	s.types = grown(s.types, b.types)
+	for i, tag := range b.tag[:b.n] {
+		t := s.at(tag>>1, b.time[i])
+		if b.pages == nil {
+			t.accesses[tag&1]++
+		} else {
+			t.accesses[tag&1] += b.pages[i]
+		}
+		if b.length != nil {
+			t.bytes[tag&1] += b.length[i]
+		}
+	}
+	return nil
+}
+
+// arrivals counts, in a window, the accesses to pages by how far back the access to the
+// same page and type before was: at n are those for which the two times differ in bit
+// n-1 at the most, at 64 those without one before. The two lie in one window of width
+// 1 << shift if n <= shift, so that the distinct pages of the window are the arrivals
+// above shift, whatever windows it was put together from.
+type arrivals [65]uint64
+
+// pageWindows is the stage behind working_set_over_time, which needs the rows in the
+// order of time.
+type pageWindows struct {
+	windows[arrivals]
+	latest []times // by page, for each type
+}
+
+func newPageWindows(n int) *pageWindows {
+	return &pageWindows{windows: windows[arrivals]{limit: 2 * n, add: func(to, from *arrivals) {
+		for i, n := range from {
+			to[i] += n
+		}
+	}}}
+}
+
+func (s *pageWindows) take(b *block) error {
+	s.types = grown(s.types, b.types)
+	s.latest = grown(s.latest, b.types)
+	for i, tag := range b.tag[:b.n] {
+		s.access(tag>>1, b.pageOf(i), b.time[i])
+		if b.pages != nil {
+			page := b.address[i] >> trace.PageShift
+			for n := b.pages[i] - 1; n > 0; n-- {
+				page++
+				s.access(tag>>1, page, b.time[i])
+			}
+		}
+	}
+	return nil
+}
+
+func (s *pageWindows) access(kind uint32, page uint64, time int64) {
+	latest := s.latest[kind].at(hash(page), page)
+	before := *latest
+	*latest = uint64(time) + 1
+	back := 64
+	if before != 0 {
+		back = bits.Len64((before - 1) ^ uint64(time))
+	}
+	if back > s.shift {
+		s.at(kind, time)[back]++
+	}
+}
+
+func (s *pageWindows) forget() { s.types, s.latest = nil, nil }
+
+// unique is the number of distinct pages of a window.
+func (a *arrivals) unique(shift int) uint64 {
+	n := uint64(0)
+	for back := shift + 1; back < len(a); back++ {
+		n += a[back]
+	}
+	return n
+}

@@ -1,0 +1,24 @@
+"""TinyLlama 1.1B in llama.cpp, five prompts, its loads and stores by the processor's counters.
+
+Needs root and a processor whose counters can be seen, which most virtual machines hide; there
+it says so and goes on with memray.
+
+    sudo python notebooks/scripts/demo_perf_mem.py
+    python notebooks/scripts/demo_perf_mem.py --random-weights --ctx 256 --tokens 16
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+from demo_tinyllama import DEMO as TINYLLAMA
+
+DEMO = dataclasses.replace(
+    TINYLLAMA,
+    about="Sampled loads and stores of TinyLlama 1.1B in llama.cpp, five prompts.",
+    collectors=("perf_mem", "memray", "process_monitor"),
+)
+
+if __name__ == "__main__":
+    sys.exit(DEMO.main())

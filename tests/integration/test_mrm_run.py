@@ -1,0 +1,632 @@
+"""Runs from an experiment file to a folder of results, through the command."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from llm_instrumentation.mrm import check_parquet_schema, compute_all
+from llm_instrumentation.mrm.api import Experiment
+from llm_instrumentation.mrm.cli import ExitCode, main
+from llm_instrumentation.mrm.collection import build_collector
+from llm_instrumentation.mrm.config import CollectorType, ExperimentConfig
+from llm_instrumentation.mrm.events import read_events
+from llm_instrumentation.mrm.reporter import verify_manifest
+from llm_instrumentation.mrm.runner import run_sweep
+from llm_instrumentation.mrm.runs import INCOMPLETE, RunFolder
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = {
+    "id": "tiny",
+    "engine": "transformers",
+    "dtype": "float32",
+    "random": {
+        "architecture": "llama", "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 300,
+    },
+}  # fmt: skip
+FILES = {
+    "trace.parquet", "region_map.parquet", "kv_block_lifecycle.parquet", "metrics.csv",
+    "metadata.json", "manifest.json", "retention_histogram.png", "working_set.png",
+    "write_once.png", "report.html",
+}  # fmt: skip
+
+
+def experiment(base: Path, **sections) -> dict:
+    return {
+        "experiment": {"name": "a test"},
+        "models": [MODEL],
+        "sweep": {"context_lengths": [16], "output_tokens": [6]},
+        "prompts": {"limit": 1},
+        "collector": {"primary": "torch", "fallback": None, "fallback_2": None},
+        "telemetry": {"baseline_duration_s": 0.2},
+        "output": {"base_dir": str(base / "results")},
+        **sections,
+    }
+
+
+def config(base: Path, **sections) -> ExperimentConfig:
+    return ExperimentConfig.model_validate(experiment(base, **sections))
+
+
+def command(*arguments) -> tuple[int, str, str]:
+    """Runs ``mrm-trace`` here; its exit code, output and errors."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+    return ended.value.code, out.getvalue(), err.getvalue()
+
+
+def written(base: Path, **sections) -> Path:
+    path = base / "experiment.yaml"
+    path.write_text(yaml.safe_dump(experiment(base, **sections)), encoding="utf-8")
+    return path
+
+
+def folders(base: Path) -> list[RunFolder]:
+    return [RunFolder(path) for path in sorted((base / "results" / "tiny").iterdir())]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """An experiment that ran once, its outcome as the command tells it, and its folder."""
+    base = tmp_path_factory.mktemp("finished")
+    path = written(base, sweep={"context_lengths": [16], "output_tokens": [6], "batch_sizes": [2]})
+    code, out, _ = command("run", "--config", path, "--json")
+    assert code == ExitCode.OK
+    told = json.loads(out)
+    return path, told["runs"][0], RunFolder(Path(told["runs"][0]["run_dir"]))
+
+
+# A run that goes well.
+
+
+def test_a_run_leaves_the_documented_files(finished):
+    _, outcome, folder = finished
+    assert outcome["status"] == "finished"
+    assert {path.name for path in folder.path.iterdir()} >= FILES
+    assert verify_manifest(folder.path) == []
+    for name in ("trace", "region_map", "kv_block_lifecycle"):
+        check_parquet_schema(folder.path / f"{name}.parquet", name)
+    assert not (folder.path / INCOMPLETE).exists()
+
+
+def test_weights_are_written_once_and_kept_for_the_run(finished):
+    _, _, folder = finished
+    metrics = pd.read_csv(folder.path / "metrics.csv").set_index("region_type")
+    phases = {one["phase"]: one for one in folder.metadata()["phases"]}
+    generation = (phases["generation"]["end_ns"] - phases["generation"]["start_ns"]) / 1e9
+    assert metrics.loc["weight", "n_regions"] == 1
+    assert metrics.loc["weight", "write_once_ratio_mean"] == 1.0
+    assert metrics.loc["weight", "retention_p99_s"] >= 0.9 * generation
+    assert metrics.loc["activation", "retention_p50_s"] < generation / 10
+
+
+def test_no_weight_is_stored_in_the_generation(finished):
+    _, _, folder = finished
+    trace = pd.read_parquet(folder.trace)
+    weights = trace[trace.region_type == "weight"]
+    stored = weights[weights.op_type == "store"]
+    assert set(stored.phase) == {"weight_load"}
+    expected = sum(
+        record.metadata.get("weight_bytes", 0)
+        for record in read_events(folder.raw / "events.jsonl")
+    )
+    rotary = stored.length_bytes.sum() - expected
+    assert 0 <= rotary < 1024  # the table of the position embedding is a buffer, no parameter
+
+
+def test_the_cache_grows_with_the_tokens(finished):
+    _, _, folder = finished
+    trace = pd.read_parquet(folder.trace)
+    cache = trace[(trace.region_type == "kv_cache") & (trace.op_type == "store")]
+    held = cache.groupby("token_index").length_bytes.sum()
+    heads, size, layers, batch = 2, 16, 2, 2
+    for token in range(1, 6):
+        # What is stored anew for a token is the whole cache, a token longer.
+        assert held[token] >= 2 * layers * batch * heads * size * 4 * (16 + token)
+    assert held.iloc[1:].is_monotonic_increasing
+
+
+def test_the_metadata_tell_what_ran_and_what_it_cost(finished):
+    _, outcome, folder = finished
+    told = folder.metadata()
+    assert told["run_id"] == folder.run_id
+    assert told["engine"]["engine_name"] == "transformers"
+    assert told["collector"]["collector_type"] == "torch"
+    assert not Path(told["collector"]["output_file"]).is_absolute()
+    assert told["collector_steps"] == [{"collector": "torch", "used": True, "reason": None}]
+    assert told["trace"] == {
+        "kind": "accesses", "rows": outcome["rows"], "rows_left_out": 0,
+        "unknown_policy": "log_and_skip",
+    }  # fmt: skip
+    assert told["generations"][0]["output_tokens"] == 12
+    assert told["run_validity"] in ("clean", "marginal", "contaminated")
+    paired = told["observer_effect_summary"]["paired_untraced_run"]
+    assert paired["speed_kept"] == pytest.approx(
+        paired["generation_s"] / paired["traced_generation_s"]
+    )
+    assert told["software"]["torch"]
+    assert told["hardware"]["memory_bytes"] > 0
+
+
+def test_the_process_monitor_is_always_beside(finished):
+    _, _, folder = finished
+    samples = pd.read_csv(folder.raw / "process_samples.csv")
+    assert set(samples.pid) == {os.getpid()}
+    assert (samples.rss_mb > 0).all()
+
+
+def test_what_has_finished_is_not_run_again(finished):
+    path, _, folder = finished
+    before = sorted(folder.path.parent.iterdir())
+    code, out, _ = command("run", "--config", path, "--json")
+    (again,) = json.loads(out)["runs"]
+    assert (code, again["status"], again["run_dir"]) == (ExitCode.OK, "skipped", str(folder.path))
+    assert sorted(folder.path.parent.iterdir()) == before
+    _, out, _ = command("plan", "--config", path, "--json")
+    assert json.loads(out)["runs"][0]["finished_as"] == folder.run_id
+
+
+# What is made of results.
+
+
+def test_analyse_computes_the_tables_anew(finished, tmp_path):
+    _, _, folder = finished
+    copy = tmp_path / "copy"
+    shutil.copytree(folder.path, copy)
+    (copy / "metrics.csv").write_text("spoilt", encoding="utf-8")
+    code, out, _ = command("analyse", "--input", copy, "--json", "--metrics", "read_frequency")
+    (told,) = json.loads(out)["runs"]
+    assert code == ExitCode.OK
+    assert list(told["tables"]) == ["read_freq"]
+    expected = compute_all(folder.trace)["read_freq"]
+    assert [row["total_reads"] for row in told["tables"]["read_freq"]] == list(expected.total_reads)
+    assert verify_manifest(copy) == []
+    assert (copy / "metrics.csv").read_bytes() == (folder.path / "metrics.csv").read_bytes()
+
+
+def test_analyse_reads_a_bare_trace_and_writes_nothing(finished, tmp_path):
+    _, _, folder = finished
+    shutil.copy(folder.trace, tmp_path / "some.parquet")
+    code, out, _ = command("analyse", "--input", tmp_path / "some.parquet")
+    assert code == ExitCode.OK
+    assert "retention_summary" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["some.parquet"]
+
+
+def test_a_torn_trace_is_a_failed_run_and_the_others_go_on(finished, tmp_path):
+    _, _, folder = finished
+    for name in ("a", "b"):
+        shutil.copytree(folder.path, tmp_path / name)
+    trace = tmp_path / "a" / "trace.parquet"
+    trace.write_bytes(trace.read_bytes()[:-100])
+    code, out, _ = command("analyse", "--input", tmp_path, "--json")
+    torn, whole = json.loads(out)["runs"]
+    assert code == ExitCode.RUN_FAILED
+    assert "trace.parquet" in torn["error"]
+    assert whole["error"] is None
+
+
+def test_report_is_one_page_over_all_runs(finished, tmp_path):
+    _, _, folder = finished
+    code, out, _ = command("report", "--input", folder.path.parents[1], "--output", tmp_path)
+    assert code == ExitCode.OK
+    page = Path(out.strip())
+    assert "a test" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["hf", "zenodo"])
+def test_export_packs_finished_runs(finished, tmp_path, name):
+    _, _, folder = finished
+    results = folder.path.parents[1]
+    code, out, _ = command(
+        "export", "--input", results, "--format", name, "--output", tmp_path / "out", "--json"
+    )
+    told = json.loads(out)
+    assert code == ExitCode.OK
+    assert told["runs"] == [folder.run_id]
+    assert Path(told["path"]).exists()
+
+
+# Sweeps.
+
+
+def test_a_sweep_goes_on_where_it_ended(tmp_path):
+    path = written(
+        tmp_path,
+        sweep={
+            "context_lengths": [8, 16], "output_tokens": [4], "repetitions": 2, "warmup_runs": 1,
+        },
+    )  # fmt: skip
+    code, out, _ = command("run", "--config", path, "--json")
+    statuses = [run["status"] for run in json.loads(out)["runs"]]
+    assert code == ExitCode.OK
+    assert statuses == ["warmed_up", "finished", "finished"] * 2
+
+    lost = folders(tmp_path)[0]
+    assert "_ctx16_" in lost.run_id
+    (lost.path / "region_map.parquet").write_bytes(b"spoilt")
+    code, out, _ = command("run", "--config", path, "--json")
+    runs = json.loads(out)["runs"]
+    assert [run["status"] for run in runs] == [
+        "skipped", "skipped", "skipped", "warmed_up", "finished", "skipped",
+    ]  # fmt: skip
+    defect = lost.defect()
+    assert defect is not None
+    assert defect.state == "damaged"
+    assert "region_map.parquet" in defect.reason
+
+
+def test_force_runs_again_beside_the_earlier(tmp_path):
+    path = written(tmp_path)
+    assert command("run", "--config", path)[0] == ExitCode.OK
+    time.sleep(1.1)  # names have the second
+    code, _, _ = command("run", "--config", path, "--force", "--only", "rep0")
+    assert code == ExitCode.OK
+    assert [folder.defect() for folder in folders(tmp_path)] == [None, None]
+
+
+def test_a_run_that_fails_is_marked_and_the_sweep_goes_on(tmp_path):
+    absent = {"id": "absent", "engine": "transformers", "hf_repo": "nobody/nothing"}
+    path = written(tmp_path, models=[absent, MODEL])
+    code, _, err = command("run", "--config", path)
+    assert code == ExitCode.RUN_FAILED
+    assert "hf download nobody/nothing" in err
+    (broken,) = (tmp_path / "results" / "absent").iterdir()
+    defect = RunFolder(broken).defect()
+    assert defect is not None
+    assert (defect.state, "hf download nobody/nothing" in defect.reason) == ("failed", True)
+    assert folders(tmp_path)[0].defect() is None
+
+
+def test_too_few_rows_are_no_run(tmp_path):
+    path = written(tmp_path, labeller={"min_sample_count": 10**9})
+    code, out, _ = command("run", "--config", path, "--json")
+    (run,) = json.loads(out)["runs"]
+    assert code == ExitCode.RUN_FAILED
+    assert re.fullmatch(r"\d+ rows, and labeller.min_sample_count is 1000000000", run["reason"])
+    assert folders(tmp_path)[0].trace.exists()
+
+
+def test_other_codecs_and_no_figures(tmp_path):
+    import pyarrow.parquet as pq
+
+    output = {
+        "base_dir": str(tmp_path / "results"),
+        "compression": "snappy",
+        "formats": {"figures": "none"},
+    }
+    (outcome,) = run_sweep(config(tmp_path, output=output))
+    assert outcome.status == "finished"
+    run = Path(outcome.run_dir)
+    assert not list(run.glob("*.png"))
+    for name in ("trace", "region_map"):
+        chunk = pq.ParquetFile(run / f"{name}.parquet").metadata.row_group(0).column(0)
+        assert chunk.compression == "SNAPPY"
+
+
+# Which collector.
+
+
+def skip_unless_absent(kind: CollectorType) -> None:
+    if build_collector(kind, config(Path()).collector).is_available():
+        pytest.skip(f"{kind.value} can run here")
+
+
+def skip_unless_here(kind: CollectorType) -> None:
+    reason = build_collector(kind, config(Path()).collector).unavailable_reason()
+    if reason:
+        pytest.skip(f"{kind.value}: {reason}")
+
+
+def test_each_step_of_a_fallback_is_explained(tmp_path):
+    skip_unless_absent(CollectorType.PERF_MEM)
+    path = written(
+        tmp_path, collector={"primary": "perf_mem", "fallback": "torch", "fallback_2": None}
+    )
+    code, _, err = command("run", "--config", path)
+    assert code == ExitCode.OK
+    assert "perf_mem cannot run here: " in err
+    told = folders(tmp_path)[0].metadata()
+    first, second = told["collector_steps"]
+    assert (first["collector"], first["used"], second["collector"]) == ("perf_mem", False, "torch")
+    assert first["reason"]
+    assert told["collector"]["fallback_reason"] == first["reason"]
+
+
+def test_no_collector_at_all_is_3(tmp_path):
+    skip_unless_absent(CollectorType.PERF_MEM)
+    path = written(
+        tmp_path, collector={"primary": "perf_mem", "fallback": None, "fallback_2": None}
+    )
+    code, out, _ = command("run", "--config", path, "--json")
+    assert code == json.loads(out)["exit_code"] == ExitCode.NOTHING_COLLECTED
+    assert folders(tmp_path)[0].defect() is not None
+
+
+def test_the_process_monitor_alone_is_a_run_without_a_trace(tmp_path):
+    path = written(
+        tmp_path, collector={"primary": "process_monitor", "fallback": None, "fallback_2": None}
+    )
+    code, _, err = command("run", "--config", path)
+    assert code == ExitCode.OK
+    assert "no memory trace" in err
+    (folder,) = folders(tmp_path)
+    assert folder.defect() is None
+    assert folder.metadata()["trace"] == {"kind": None, "rows": 0}
+    assert len(pd.read_csv(folder.raw / "process_samples.csv")) > 0
+
+
+@pytest.mark.parametrize("kind", [CollectorType.PAGE_FAULTS, CollectorType.WRITE_SETS])
+def test_collectors_from_outside_see_the_model_s_own_addresses(tmp_path, kind):
+    skip_unless_here(kind)
+    large = {**MODEL, "random": {**MODEL["random"], "hidden_size": 256, "num_hidden_layers": 4}}
+    (outcome,) = run_sweep(
+        config(
+            tmp_path,
+            models=[large],
+            sweep={"context_lengths": [64], "output_tokens": [12]},
+            collector={"primary": kind.value, "fallback": None, "fallback_2": None},
+        )
+    )
+    assert outcome.status == "finished", outcome.reason
+    run = RunFolder(Path(outcome.run_dir))
+    weights, cached = [], []
+    for record in read_events(run.raw / "events.jsonl"):
+        weights += record.metadata.get("weight_ranges", [])
+        cached += record.metadata.get("kv_ranges", [])
+    assert weights
+    assert cached
+    trace = pd.read_parquet(run.trace)
+    pages = trace[trace.region_type == "weight"].address_page.to_numpy()
+    # Each page of a large weight was written once at least, by the load.
+    start, end = max(weights, key=lambda span: span[1] - span[0])
+    inside = np.arange((start >> 12) + 1, end >> 12)
+    assert np.isin(inside, pages).mean() > 0.5
+    if kind is CollectorType.WRITE_SETS:
+        assert (trace.region_type == "kv_cache").any()
+    assert run.metadata()["observer_effect_summary"]["n_target_samples"] > 0
+
+
+def test_memray_watches_a_child(tmp_path):
+    skip_unless_here(CollectorType.MEMRAY)
+    (outcome,) = run_sweep(
+        config(
+            tmp_path,
+            collector={
+                "primary": "memray", "fallback": None, "fallback_2": None,
+                "memray": {"native_traces": False},
+            },
+        )
+    )  # fmt: skip
+    assert outcome.status == "finished", outcome.reason
+    assert outcome.kind == "allocations"
+    assert outcome.rows > 0
+
+
+# Runs that break off.
+
+
+@pytest.fixture
+def running(tmp_path):
+    """``mrm-trace run`` in a process of its own, in the middle of a long generation."""
+    (tmp_path / "prompts.txt").write_text("a prompt\n" * 200, encoding="utf-8")
+    path = written(
+        tmp_path,
+        prompts={"source": str(tmp_path / "prompts.txt")},
+        telemetry={"baseline_duration_s": 0.1, "paired_untraced_run": False},
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llm_instrumentation.mrm.cli", "run", "--config", str(path)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not any(
+            "generation_end" in log.read_text(encoding="utf-8")
+            for log in tmp_path.glob("results/tiny/*/raw/events.jsonl")
+        ):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        yield process, path
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_ctrl_c_keeps_the_raw_data_and_says_so(running, tmp_path):
+    process, path = running
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    (folder,) = folders(tmp_path)
+    defect = folder.defect()
+    assert defect is not None
+    assert (defect.state, defect.reason) == (
+        "interrupted", "interrupted while collecting with torch",
+    )  # fmt: skip
+
+    code, out, _ = command("analyse", "--input", folder.path, "--json")
+    (told,) = json.loads(out)["runs"]
+    assert code == ExitCode.OK
+    assert {row["region_type"] for row in told["tables"]["retention_summary"]} >= {
+        "weight", "kv_cache", "activation",
+    }  # fmt: skip
+    assert folder.defect() == defect  # it stays what it was: no finished run
+
+    shorter = experiment(tmp_path, telemetry={"baseline_duration_s": 0.1})
+    path.write_text(yaml.safe_dump(shorter), encoding="utf-8")
+    assert command("run", "--config", path)[0] == ExitCode.OK
+    assert sorted(one.defect() is None for one in folders(tmp_path)) == [False, True]
+
+
+def test_a_killed_run_leaves_a_folder_that_is_incomplete(running, tmp_path):
+    process, _ = running
+    process.kill()
+    process.communicate()
+    (folder,) = folders(tmp_path)
+    defect = folder.defect()
+    assert defect is not None
+    assert defect.state == "running"
+    code, out, _ = command("analyse", "--input", folder.path, "--json")
+    assert code in (ExitCode.OK, ExitCode.RUN_FAILED)
+    assert json.loads(out)["runs"][0]["run_id"] == folder.run_id
+
+
+# llama.cpp.
+
+
+def write_gguf(path: Path, layers: int = 2, width: int = 64, heads: int = 4) -> None:
+    """A random Llama with a token a byte, as llama.cpp reads it."""
+    gguf = pytest.importorskip("gguf", reason="writes the model: pip install gguf")
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    rng = np.random.default_rng(0)
+    out = gguf.GGUFWriter(str(path), "llama")
+    out.add_context_length(512)
+    out.add_embedding_length(width)
+    out.add_block_count(layers)
+    out.add_feed_forward_length(2 * width)
+    out.add_head_count(heads)
+    out.add_head_count_kv(heads)
+    out.add_layer_norm_rms_eps(1e-5)
+    out.add_rope_dimension_count(width // heads)
+    out.add_vocab_size(len(words))
+    out.add_tokenizer_model("llama")
+    out.add_token_list(words)
+    out.add_token_scores([0.0] * len(words))
+    out.add_token_types([2, 3, 3, *[6] * 256])
+    out.add_bos_token_id(1)
+    out.add_eos_token_id(2)
+    out.add_unk_token_id(0)
+
+    def add(name: str, *shape: int) -> None:
+        values = rng.standard_normal(shape) * 0.05 if len(shape) > 1 else np.ones(shape)
+        out.add_tensor(f"{name}.weight", values.astype(np.float32))
+
+    add("token_embd", len(words), width)
+    add("output_norm", width)
+    add("output", len(words), width)
+    for block in range(layers):
+        for name in ("attn_norm", "ffn_norm"):
+            add(f"blk.{block}.{name}", width)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            add(f"blk.{block}.{name}", width, width)
+        add(f"blk.{block}.ffn_gate", 2 * width, width)
+        add(f"blk.{block}.ffn_up", 2 * width, width)
+        add(f"blk.{block}.ffn_down", width, 2 * width)
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+
+
+def test_llama_cpp_runs_in_a_child(tmp_path):
+    pytest.importorskip("llama_cpp", reason="pip install llama-cpp-python builds for minutes")
+    write_gguf(tmp_path / "tiny.gguf")
+    kind = CollectorType.PAGE_FAULTS
+    skip_unless_here(kind)
+    model = {"id": "gguf", "engine": "llamacpp", "path": str(tmp_path / "tiny.gguf"), "threads": 1}
+    (outcome,) = run_sweep(
+        config(
+            tmp_path,
+            models=[model],
+            collector={"primary": kind.value, "fallback": None, "fallback_2": None},
+        )
+    )
+    assert outcome.status == "finished", outcome.reason
+    told = RunFolder(Path(outcome.run_dir)).metadata()
+    assert told["engine"]["extra"]["mode"] == "llama-cpp-python"
+    assert told["generations"][0]["output_tokens"] == 6
+    assert told["generations"][0]["prompt_tokens"] == 16
+    events = read_events(Path(outcome.run_dir) / "raw" / "events.jsonl")
+    assert [event.event.value for event in events].count("token_emitted") == 6
+
+
+# What people read first.
+
+
+def test_the_smallest_experiment_runs_as_the_readme_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = command("run", "--config", ROOT / "examples" / "minimal.yaml", "--json")
+    (run,) = json.loads(out)["runs"]
+    assert code == ExitCode.OK
+    assert (run["collector"], run["kind"]) == ("torch", "accesses")
+    assert run["duration_s"] < 60
+
+
+@pytest.mark.parametrize("name", ["demo_tinyllama", "demo_qwen_hf", "demo_perf_mem"])
+def test_a_demo_without_its_model_says_how_to_get_it(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "no-cache"))
+    assert demo(name, "--model", "nobody/nothing") == 1
+    err = capsys.readouterr().err
+    assert "nobody/nothing is not here" in err
+    assert "hf download" in err
+
+
+def test_a_demo_runs_with_random_weights(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--random-weights", "--ctx", "16", "--tokens", "2", "--no-native-traces"]
+    assert demo("demo_qwen_hf", *flags, "--out", "out") == 0
+    (folder,) = (tmp_path / "out" / "qwen2.5-0.5b-instruct-random").iterdir()
+    assert len(RunFolder(folder).metadata()["generations"]) == 5
+    assert "region_type" in capsys.readouterr().out
+
+
+def demo(name: str, *arguments: str) -> int:
+    scripts = ROOT / "notebooks" / "scripts"
+    sys.path.insert(0, str(scripts))
+    try:
+        found = runpy.run_path(str(scripts / f"{name}.py"))["DEMO"]
+        return found.main(list(arguments))
+    finally:
+        sys.path.remove(str(scripts))
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
+)
+def test_a_notebook_runs_and_was_saved_without_outputs(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    names: dict = {"__name__": "__main__"}
+    for number, cell in enumerate(cells):
+        if cell["cell_type"] != "code":
+            continue
+        assert cell["outputs"] == []
+        source = "".join(cell["source"])
+        exec(compile(source, f"{path.name}, cell {number}", "exec"), names)
+
+
+def test_experiments_from_python(tmp_path):
+    wanted = Experiment(config(tmp_path))
+    assert wanted.validate()
+    (outcome,) = wanted.run()
+    tables = wanted.analyse(["retention_duration"])
+    assert list(tables) == [outcome.run_id]
+    assert "retention_summary" in tables[outcome.run_id]
+    assert wanted.report(tmp_path / "reports").is_file()
