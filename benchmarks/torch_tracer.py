@@ -22,11 +22,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from llm_instrumentation.mrm.collector import TorchTracer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
-
-from llm_instrumentation.mrm.collector import TorchTracer
 
 PROMPT = 256
 TOKENS = 32
@@ -86,7 +85,9 @@ def contenders(
 ) -> dict[str, Callable[[], contextlib.AbstractContextManager]]:
     tracers = {
         "TorchTracer": TorchTracer(Path(folder) / "all.parquet"),
-        "TorchTracer, 1 operator in 10": TorchTracer(Path(folder) / "some.parquet", sample_every=10),
+        "TorchTracer, 1 operator in 10": TorchTracer(
+            Path(folder) / "some.parquet", sample_every=10
+        ),
     }
     attach = {
         name: (lambda tracer=tracer: tracer.attach(model)) for name, tracer in tracers.items()
@@ -117,7 +118,9 @@ def measure(rounds: int, device: str) -> dict:
                                 torch.cuda.synchronize()
                             if number > 1:  # the first ones warm up
                                 seconds[name].append(time.perf_counter() - start)
-                results[label] = {name: _told(seconds["untraced"], s) for name, s in seconds.items()}
+                results[label] = {
+                    name: _told(seconds["untraced"], s) for name, s in seconds.items()
+                }
                 _show(label, results[label])
     return results
 

@@ -30,6 +30,7 @@ from llm_instrumentation.mrm.collector import (
 from llm_instrumentation.mrm.collector.base import TIME_KEY
 from llm_instrumentation.mrm.collector.remote_call import RemoteProcess
 from llm_instrumentation.mrm.collector.tracefs import find_tracefs
+from llm_instrumentation.mrm.collector.write_sets import read_write_sets
 from llm_instrumentation.mrm.schema import KIND_KEY, Kind
 
 pytestmark = pytest.mark.integration
@@ -201,6 +202,20 @@ def test_write_sets_of_another_program_are_exactly_what_it_wrote(tmp_path: Path)
     assert table.schema.metadata[TIME_KEY].startswith(b"end of the interval")
     times = table["timestamp_ns"].to_numpy()
     assert (np.diff(times) >= 0).all() and meta.extra["looks"] >= 4
+
+
+def test_write_sets_are_read_from_their_file_also_a_torn_one(tmp_path: Path) -> None:
+    collector = needs(WriteSets(interval_ms=20))
+    collector.start([os.getpid()], tmp_path)
+    time.sleep(0.1)
+    collector.stop()
+    whole = collector.trace("run").read_all()
+    path = tmp_path / "write_sets.bin"
+    assert read_write_sets(path, "run").read_all() == whole
+    path.write_bytes(path.read_bytes()[:-1])
+    torn = read_write_sets(path, "run").read_all()
+    assert 0 < torn.num_rows < whole.num_rows
+    assert torn == whole.slice(0, torn.num_rows)
 
 
 def test_a_program_that_ends_while_it_is_watched_ends_its_rows(tmp_path: Path) -> None:

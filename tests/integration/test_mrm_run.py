@@ -231,7 +231,7 @@ def test_report_is_one_page_over_all_runs(finished, tmp_path):
     code, out, _ = command("report", "--input", folder.path.parents[1], "--output", tmp_path)
     assert code == ExitCode.OK
     page = Path(out.strip())
-    assert "a test" in page.read_text(encoding="utf-8")
+    assert folder.run_id in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["hf", "zenodo"])
@@ -427,13 +427,16 @@ def test_memray_watches_a_child(tmp_path):
 
 
 @pytest.fixture
-def running(tmp_path):
-    """``mrm-trace run`` in a process of its own, in the middle of a long generation."""
+def running(tmp_path, request):
+    """``mrm-trace run`` in a process of its own, in the middle of many generations."""
+    kind = getattr(request, "param", CollectorType.TORCH)
+    skip_unless_here(kind)
     (tmp_path / "prompts.txt").write_text("a prompt\n" * 200, encoding="utf-8")
     path = written(
         tmp_path,
         prompts={"source": str(tmp_path / "prompts.txt")},
         telemetry={"baseline_duration_s": 0.1, "paired_untraced_run": False},
+        collector={"primary": kind.value, "fallback": None, "fallback_2": None},
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "llm_instrumentation.mrm.cli", "run", "--config", str(path)],
@@ -452,9 +455,14 @@ def running(tmp_path):
         yield process, path
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
 
 
+@pytest.mark.parametrize(
+    "running", [CollectorType.TORCH, CollectorType.PAGE_FAULTS], indirect=True, ids=str
+)
 def test_ctrl_c_keeps_the_raw_data_and_says_so(running, tmp_path):
     process, path = running
     process.send_signal(signal.SIGINT)
@@ -465,16 +473,13 @@ def test_ctrl_c_keeps_the_raw_data_and_says_so(running, tmp_path):
     (folder,) = folders(tmp_path)
     defect = folder.defect()
     assert defect is not None
-    assert (defect.state, defect.reason) == (
-        "interrupted", "interrupted while collecting with torch",
-    )  # fmt: skip
+    assert defect.state == "interrupted"
+    assert defect.reason.startswith("interrupted while collecting with ")
 
     code, out, _ = command("analyse", "--input", folder.path, "--json")
     (told,) = json.loads(out)["runs"]
     assert code == ExitCode.OK
-    assert {row["region_type"] for row in told["tables"]["retention_summary"]} >= {
-        "weight", "kv_cache", "activation",
-    }  # fmt: skip
+    assert "weight" in {row["region_type"] for row in told["tables"]["working_set_summary"]}
     assert folder.defect() == defect  # it stays what it was: no finished run
 
     shorter = experiment(tmp_path, telemetry={"baseline_duration_s": 0.1})
@@ -486,7 +491,7 @@ def test_ctrl_c_keeps_the_raw_data_and_says_so(running, tmp_path):
 def test_a_killed_run_leaves_a_folder_that_is_incomplete(running, tmp_path):
     process, _ = running
     process.kill()
-    process.communicate()
+    process.wait()
     (folder,) = folders(tmp_path)
     defect = folder.defect()
     assert defect is not None
@@ -574,7 +579,9 @@ def test_the_smallest_experiment_runs_as_the_readme_says(tmp_path, monkeypatch):
     (run,) = json.loads(out)["runs"]
     assert code == ExitCode.OK
     assert (run["collector"], run["kind"]) == ("torch", "accesses")
-    assert run["duration_s"] < 60
+    metrics = pd.read_csv(Path(run["run_dir"]) / "metrics.csv").set_index("region_type")
+    assert metrics.loc["weight", "write_once_ratio_mean"] == 1.0
+    assert metrics.loc["weight", "retention_p50_s"] > metrics.loc["activation", "retention_p99_s"]
 
 
 @pytest.mark.parametrize("name", ["demo_tinyllama", "demo_qwen_hf", "demo_perf_mem"])

@@ -75,9 +75,7 @@ def _as_reader(trace: TraceLike) -> pa.RecordBatchReader:
     )
 
 
-def _of_stream(
-    reader: pa.RecordBatchReader, columns: Iterable[str] | None
-) -> pa.RecordBatchReader:
+def _of_stream(reader: pa.RecordBatchReader, columns: Iterable[str] | None) -> pa.RecordBatchReader:
     _check_columns(reader.schema.names)
     names = _kept(reader.schema.names, columns)
     if names == reader.schema.names:

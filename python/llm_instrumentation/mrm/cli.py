@@ -427,12 +427,15 @@ def _survey(as_json: bool) -> list[dict[str, Any]]:
 
     found = survey_machine()
     if not as_json:
-        table = Table("Collector", "Here", "Gives", "Why not, and what to use instead")
+        title = "What it gives; where it cannot run: the error, and what to use instead"
+        table = Table("Collector", "Here", title, show_lines=True)
         for one in found:
+            told = escape(one.gives)
+            if one.reason:
+                told += f"\n[yellow]{escape(one.reason)}[/yellow]"
             table.add_row(
-                one.name, "[green]yes[/green]" if one.available else "[red]no[/red]",
-                escape(one.gives), escape(one.reason or ""),
-            )  # fmt: skip
+                one.name, "[green]yes[/green]" if one.available else "[red]no[/red]", told
+            )
         _out.print(table)
     return [_plain(one) for one in found]
 

@@ -43,9 +43,16 @@ def _memray(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader
     return parse_memray(path, run_id, phases).reader()
 
 
+def _access(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader:
+    from .collector.access import AccessFile
+
+    return AccessFile(path, run_id, phases).labelled()
+
+
 #: Who wrote a file of ``raw/`` and how it is read again, the best first.
 _READERS: dict[str, tuple[str, Callable[[Path, str, Boundaries], pa.RecordBatchReader]]] = {
     "torch_trace.parquet": ("torch", _torch),
+    "program.access": ("access", _access),
     "page_faults.txt": ("page_faults", _page_faults),
     "perf_script.txt": ("perf_mem", _perf_script),
     "lackey.txt": ("lackey", _lackey),

@@ -106,7 +106,9 @@ def _fields() -> list[pa.Field]:
 
 def arrow_schema(kind: Kind | str = Kind.ACCESSES) -> pa.Schema:
     """The Arrow schema of a trace of this kind, as written here."""
-    return pa.schema(_fields(), {VERSION_KEY: VERSION.encode(), KIND_KEY: Kind(kind).value.encode()})
+    return pa.schema(
+        _fields(), {VERSION_KEY: VERSION.encode(), KIND_KEY: Kind(kind).value.encode()}
+    )
 
 
 ARROW_SCHEMA = arrow_schema()

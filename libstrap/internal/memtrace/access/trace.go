@@ -57,11 +57,10 @@ type Trace struct {
 	merger *merger
 	rows   *rows
 
-	mu      sync.Mutex // the counts and problems
-	counts  Counts
-	record  arrow.Record
-	err     error
-	started bool
+	mu     sync.Mutex // the counts and problems
+	counts Counts
+	record arrow.Record
+	err    error
 }
 
 // Open reads the headers of a file. The caller must Release the trace.

@@ -26,6 +26,7 @@
 package analyse
 
 import (
+	"errors"
 	"math/bits"
 	"os"
 	"runtime"
@@ -45,7 +46,7 @@ type Options struct {
 	// Tables to make, by name; nil: Ten.
 	Tables []string
 	// Ordered says that no row is earlier than the one before it: none are kept for
-	// sorting, and one that is ends the analysis with InvalidArgument.
+	// sorting, and one that is ends the analysis with ErrLate.
 	Ordered bool
 
 	// Workers is the number of goroutines that analyse; 0: one for each core.
@@ -105,6 +106,10 @@ func (o *Options) complete() error {
 	}
 	return nil
 }
+
+// ErrLate is in the chain of the error, which is InvalidArgument, for a late row in a
+// trace said to be Ordered. Analysed again without that, the trace is sorted.
+var ErrLate = errors.New("a row is earlier than the one before it")
 
 // Analyser makes tables out of one trace. One goroutine calls Add and Finish; Close
 // may come from any, at any time.
@@ -203,8 +208,7 @@ func (a *Analyser) add(record arrow.Record) error {
 			return err
 		}
 		if a.options.Ordered && a.filler.late {
-			return status.New(status.InvalidArgument, "the trace is said to be ordered, but a row among its first %d comes before its predecessor: "+
-				"analyse it as an unordered one", a.filler.rows)
+			return status.Wrap(status.InvalidArgument, ErrLate, "the trace is said to be ordered, but is not within its first %d rows", a.filler.rows)
 		}
 		if a.filler.block.n == blockRows {
 			if err := a.flush(); err != nil {

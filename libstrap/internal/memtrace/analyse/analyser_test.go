@@ -419,7 +419,7 @@ func TestOrdered(t *testing.T) {
 		t.Error(err)
 	}
 	rows[30_000].time = 0
-	if _, err := analysed(rows, Options{Ordered: true}); !errors.Is(err, status.InvalidArgument) || !strings.Contains(err.Error(), "comes before its predecessor") {
+	if _, err := analysed(rows, Options{Ordered: true}); !errors.Is(err, ErrLate) || !errors.Is(err, status.InvalidArgument) {
 		t.Errorf("a late row of an ordered trace: %v", err)
 	}
 }

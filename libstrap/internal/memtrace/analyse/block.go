@@ -26,6 +26,8 @@ type block struct {
 	regions int      // regions known at the end of the block
 	types   int
 	late    bool // a row of this block or an earlier one comes before its predecessor
+
+	spare struct{ page, pages, length []uint64 } // memory for those that are nil
 }
 
 func newBlock() *block {
@@ -58,7 +60,7 @@ func (b *block) setPage(i int, page uint64) {
 		if page == b.address[i]>>trace.PageShift {
 			return
 		}
-		b.page = make([]uint64, blockRows)
+		b.page = column(&b.spare.page)
 		for j := range i {
 			b.page[j] = b.address[j] >> trace.PageShift
 		}
@@ -71,12 +73,30 @@ func (b *block) setPages(i int, pages uint64) {
 		if pages == 1 {
 			return
 		}
-		b.pages = make([]uint64, blockRows)
+		b.pages = column(&b.spare.pages)
 		for j := range i {
 			b.pages[j] = 1
 		}
 	}
 	b.pages[i] = pages
+}
+
+func (b *block) setLength(i int, length uint64) {
+	if b.length == nil {
+		if length == 0 {
+			return
+		}
+		b.length = column(&b.spare.length)
+		clear(b.length[:i])
+	}
+	b.length[i] = length
+}
+
+func column(spare *[]uint64) []uint64 {
+	if *spare == nil {
+		*spare = make([]uint64, blockRows)
+	}
+	return *spare
 }
 
 // clear empties a block for reuse.
@@ -171,11 +191,14 @@ func (f *filler) fill(batch *trace.Batch, from int, codes []int32) (int, error) 
 }
 
 func (b *block) fillLengths(batch *trace.Batch, from, to int) error {
-	if batch.Length == nil && b.length == nil {
-		return nil
+	any := uint64(0)
+	if batch.Length != nil {
+		for _, length := range batch.Length[from:to] {
+			any |= length
+		}
 	}
-	if b.length == nil {
-		b.length = make([]uint64, blockRows)
+	if any == 0 && b.length == nil {
+		return nil
 	}
 	for i := from; i < to; i++ {
 		pages, length := uint64(1), uint64(0)
@@ -191,7 +214,7 @@ func (b *block) fillLengths(batch *trace.Batch, from, to int) error {
 			pages = (first+length-1)>>trace.PageShift - first>>trace.PageShift + 1
 		}
 		b.setPages(b.n+i-from, pages)
-		b.length[b.n+i-from] = length
+		b.setLength(b.n+i-from, length)
 	}
 	return nil
 }

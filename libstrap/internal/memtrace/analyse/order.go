@@ -26,16 +26,16 @@ func (j *journal) take(b *block) error {
 	j.held = 0
 	rest := j.blocks[j.moved:]
 	j.moved = len(j.blocks)
-	return move(rest, j.spill)
+	return j.move(rest)
 }
 
 // move writes blocks to the spill.
-func move(blocks []packed, sp *spill) error {
+func (j *journal) move(blocks []packed) error {
 	size := int64(0)
 	for i := range blocks {
 		size += int64(blocks[i].size)
 	}
-	w, err := sp.writer(size)
+	w, err := j.spill.writer(size)
 	if err != nil {
 		return err
 	}
@@ -45,6 +45,7 @@ func move(blocks []packed, sp *spill) error {
 		if err := w.write(b.data); err != nil {
 			return err
 		}
+		j.spare = append(j.spare, b.data)
 		b.data = nil
 	}
 	return w.flush()
@@ -107,7 +108,7 @@ func (j *journal) writeRun(rows []row, order []sortKey) ([]packed, error) {
 		run = append(run, j.pack())
 		order = order[n:]
 	}
-	return run, move(run, j.spill)
+	return run, j.move(run)
 }
 
 type sortKey struct {

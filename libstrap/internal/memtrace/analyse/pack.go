@@ -38,7 +38,10 @@ type row struct {
 const slack = 8
 
 // packer packs rows; it is memory to reuse.
-type packer struct{ columns [packedColumns][]uint64 }
+type packer struct {
+	columns [packedColumns][]uint64
+	spare   [][]byte // the data of blocks that went to the spill
+}
 
 // grow makes room for n rows.
 func (p *packer) grow(n int) {
@@ -97,7 +100,14 @@ func (p *packer) pack() packed {
 		out.columns[c] = packedColumn{low, width}
 		out.size += n * width
 	}
-	data := make([]byte, out.size+slack)
+	var data []byte
+	if last := len(p.spare) - 1; last >= 0 {
+		data, p.spare = p.spare[last], p.spare[:last]
+	}
+	if cap(data) < out.size+slack {
+		data = make([]byte, out.size+slack)
+	}
+	data = data[:out.size+slack]
 	out.data = data[:out.size]
 	for c, to := range out.columns {
 		if to.width == 0 {

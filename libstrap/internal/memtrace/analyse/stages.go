@@ -98,5 +98,5 @@ func (u *untilLate) take(b *block) error {
 	return nil
 }
 
-func (s *strides) forget() { s.regions, s.held = nil, 0 }
-func (s *gaps) forget()    { s.types, s.held = nil, 0 }
+func (s *strides) forget() { s.regions, s.store = nil, store{spill: s.spill} }
+func (s *gaps) forget()    { s.types, s.store = nil, store{spill: s.spill} }

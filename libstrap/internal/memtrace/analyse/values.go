@@ -11,6 +11,17 @@ type store struct {
 	limit int64
 	held  int64
 	spill *spill
+	// Chunks of full size whose values went to the spill, to be filled again: as
+	// garbage they would double the memory in use.
+	narrow [][]uint32
+	wide   [][]uint64
+}
+
+func spares[T uint32 | uint64](st *store) *[][]T {
+	if v, ok := any(&st.narrow).(*[][]T); ok {
+		return v
+	}
+	return any(&st.wide).(*[][]T)
 }
 
 // The chunks of a series grow from leastChunk values to mostChunk.
@@ -63,7 +74,12 @@ func (s *series[T]) extend(st *store) {
 		size = min(2*cap(s.open), mostChunk)
 		s.seal()
 	}
-	s.open = make([]T, 0, size)
+	if spare := spares[T](st); size == mostChunk && len(*spare) > 0 {
+		last := len(*spare) - 1
+		s.open, *spare = (*spare)[last], (*spare)[:last]
+	} else {
+		s.open = make([]T, 0, size)
+	}
 	st.held += int64(size) * int64(unsafe.Sizeof(s.any))
 }
 
@@ -84,7 +100,7 @@ func (s *series[T]) recordSize() int64 {
 }
 
 // moveTo appends the series' values to a spill as a record.
-func (s *series[T]) moveTo(w *spillWriter) error {
+func (s *series[T]) moveTo(w *spillWriter, st *store) error {
 	s.seal()
 	n := s.inMemory()
 	if n == 0 {
@@ -97,6 +113,10 @@ func (s *series[T]) moveTo(w *spillWriter) error {
 	for _, c := range s.full {
 		if err := w.write(bytesOf(c)); err != nil {
 			return err
+		}
+		if cap(c) == mostChunk {
+			spare := spares[T](st)
+			*spare = append(*spare, c[:0])
 		}
 	}
 	s.chain = link{at, n}
@@ -140,6 +160,15 @@ type values struct {
 }
 
 func (v *values) add(x uint64, st *store) {
+	if n := len(v.narrow.open); x>>32 == 0 && n < cap(v.narrow.open) {
+		v.narrow.open = v.narrow.open[:n+1]
+		v.narrow.open[n] = uint32(x)
+		return
+	}
+	v.addSlowly(x, st)
+}
+
+func (v *values) addSlowly(x uint64, st *store) {
 	if x>>32 == 0 {
 		v.narrow.add(uint32(x), st)
 		return
@@ -158,14 +187,14 @@ func (v *values) recordSize() int64 {
 	return n
 }
 
-func (v *values) moveTo(w *spillWriter) error {
-	if err := v.narrow.moveTo(w); err != nil {
+func (v *values) moveTo(w *spillWriter, st *store) error {
+	if err := v.narrow.moveTo(w, st); err != nil {
 		return err
 	}
 	if v.wide == nil {
 		return nil
 	}
-	return v.wide.moveTo(w)
+	return v.wide.moveTo(w, st)
 }
 
 // relieve moves all multisets to the spill once they exceed their share of memory.
@@ -182,7 +211,7 @@ func (st *store) relieve(n int, at func(int) *values) error {
 		return err
 	}
 	for i := range n {
-		if err := at(i).moveTo(w); err != nil {
+		if err := at(i).moveTo(w, st); err != nil {
 			return err
 		}
 	}

@@ -37,7 +37,8 @@ def classify_suitability(
         region_type, write_once_ratio_mean, retention_p99_s, retention_p50_s, suitability.
     """
     ratios = write_once_per_region.groupby("region_type")["write_once_ratio"].mean()
-    result = retention_summary[["region_type", "retention_p99_s", "retention_p50_s"]].copy()
+    columns = ["region_type", "retention_p99_s", "retention_p50_s"]
+    result: pd.DataFrame = retention_summary[columns].copy()
     ratio = result["region_type"].map(ratios).astype("float64").fillna(0.0)
     result.insert(1, "write_once_ratio_mean", ratio)
 

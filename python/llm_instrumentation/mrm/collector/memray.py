@@ -195,14 +195,12 @@ class MemrayRunner(BaseCollector):
         """The rows, with frees as loads."""
         if self._file is None or self._wraps or self._watch is not None or not self._file.exists():
             raise InvalidStateError("memray has recorded nothing")
-        about = json.loads(self._sidecar.read_text(encoding="utf-8"))
         parsed = parse_memray(
             self._file,
             run_id,
             [dict(one) for one in phase_boundaries or ()],
             native_traces=self._native_traces,
             skip_frees=False,
-            clock_offset_ns=int(about["clock_offset_ns"]),
         )
         return parsed.reader()
 

@@ -44,7 +44,7 @@ def _is_cache(value: Any) -> bool:
             and all(one is None or isinstance(one, torch.Tensor) for one in layer)
             for layer in value
         )
-    return _holds_tensors(type(value))
+    return _holds_tensors(type(value))  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -69,7 +69,7 @@ def tensors_of(cache: Any, name: str = "", depth: int = _DEPTH) -> Iterator[tupl
         inside = cache.items()
     elif isinstance(cache, (list, tuple)):
         inside = enumerate(cache)
-    elif _holds_tensors(type(cache)):
+    elif _holds_tensors(type(cache)):  # type: ignore[arg-type]
         inside = vars(cache).items()
     for key, value in list(inside):
         if not isinstance(value, (int, str, type(None))):

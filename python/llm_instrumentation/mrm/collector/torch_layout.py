@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 
@@ -62,7 +63,7 @@ def integers_of(tensor: torch.Tensor) -> list[int] | None:
     if not tensor.is_contiguous():
         return None
     count = tensor.numel()
-    return (kind * count).from_address(tensor.data_ptr())[:] if count else []
+    return cast("list[int]", (kind * count).from_address(tensor.data_ptr())[:]) if count else []
 
 
 def consecutive(positions: Sequence[int], size: int) -> Iterator[tuple[int, int]]:

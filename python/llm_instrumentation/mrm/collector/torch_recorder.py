@@ -12,18 +12,19 @@ import random
 import struct
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .torch_handlers import Handle, Run, handler_of
+from .torch_handlers import Handle, Pen, Run, handler_of
 from .torch_layout import runs_of
 from .torch_regions import Regions
 from .torch_spool import ROW, ROW_BYTES, Spool
 
 __all__ = ["BLOCK_ROWS", "Recorder", "Symbols"]
 
-BLOCK_ROWS = 1 << 16
+BLOCK_ROWS = 1 << 13  # small enough for a core's cache
 _MANY_LAYOUTS = 1 << 12
 
 
@@ -76,7 +77,8 @@ class Recorder:
         self.mode = self._make_mode(elsewhere)
 
     def _make_mode(self, elsewhere: Callable[[], Recorder]) -> TorchDispatchMode:
-        views: dict[int, Run] = {}
+        nothing: dict[str, Any] = {}
+        views: dict[int, Run | None] = {}
         runs: dict[int, Handle] = {}
         operators: list[Any] = []  # while they are here their ids are theirs
         owner, here, recorder = threading.get_ident(), threading.get_ident, self
@@ -85,18 +87,18 @@ class Recorder:
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
-                if types:  # subclasses say themselves what they are made of
-                    return NotImplemented
+                if types and not _without_memory(types):
+                    return NotImplemented  # subclasses say what they are made of
                 if here() != owner:  # autograd brings the mode to threads of its own
                     return elsewhere().mode.__torch_dispatch__(func, types, args, kwargs)
                 run = runs.get(id(func))
                 if run is not None:
-                    return run(args, kwargs or {})
+                    return run(args, kwargs or nothing)
                 view = views.get(id(func))
                 if view is not None:
                     return view(*args, **kwargs) if kwargs else view(*args)
                 operators.append(func)
-                handler = handler_of(func, recorder)
+                handler = handler_of(func, cast("Pen", recorder))
                 if handler.run is None:
                     views[id(func)] = handler.plain
                 else:
@@ -131,6 +133,11 @@ class _Mode(TorchDispatchMode):
         return False
 
 
+def _without_memory(types: Iterable[type]) -> bool:
+    """Whether these are fake or functional tensors, which stand for others."""
+    return all(kind.__module__.startswith("torch._subclasses.") for kind in types)
+
+
 def _pen(
     regions: Regions,
     spool: Spool,
@@ -140,26 +147,29 @@ def _pen(
     unseen: dict[str, int],
 ) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None], Callable[[], None]]:
     """Closures over one block of rows: locals of a function are the fastest state there is."""
-    block = bytearray(ROW_BYTES * BLOCK_ROWS)
+    block, spare = bytearray(ROW_BYTES * BLOCK_ROWS), bytearray(ROW_BYTES * BLOCK_ROWS)
     at = 0
     pack, full = ROW.pack_into, struct.error
-    words, meet = regions.words, regions.meet
+    word_of, add, see_parameter = regions.words.get, regions.add, regions.see_parameter
+    parameter = torch.nn.Parameter
     layouts: dict[tuple[Any, ...], tuple[tuple[int, ...], int]] = {}
 
     def note(tensor: Any, now: int, code: int) -> None:
         nonlocal at
         here = -1
         try:
-            try:
-                word = words[tensor.untyped_storage()._cdata]
-            except KeyError:
-                word = meet(tensor)
+            storage = tensor.untyped_storage()
+            word = word_of(storage._cdata)
+            if word is None:
+                word = add(storage, tensor)
+            if type(tensor) is parameter:
+                see_parameter(word)
+            address = tensor.data_ptr()
             if tensor.is_contiguous():
                 here = at
                 at = here + ROW_BYTES
-                pack(block, here, now, tensor.data_ptr(), tensor.nbytes, word, code)
+                pack(block, here, now, address, tensor.nbytes, word, code)
                 return
-            address = tensor.data_ptr()
             offsets, length = layout(tensor.shape, tensor.stride(), tensor.itemsize)
         except full:
             at = here
@@ -185,7 +195,7 @@ def _pen(
     def note_rows(
         tensor: Any, dim: int, chosen: Iterable[tuple[int, int]], now: int, code: int
     ) -> None:
-        word = meet(tensor)
+        word = regions.meet(tensor)
         base, step = tensor.data_ptr(), tensor.stride(dim) * tensor.itemsize
         shape, strides = list(tensor.shape), tensor.stride()
         for first, count in chosen:
@@ -206,9 +216,10 @@ def _pen(
         return found
 
     def flush() -> None:
-        nonlocal at
-        end, at = at, 0
-        spool.write(memoryview(block)[:end], thread)
+        nonlocal at, block, spare
+        # A finaliser that runs an operator meanwhile writes into the other block.
+        end, at, block, spare = at, 0, spare, block
+        spool.write(memoryview(spare)[:end], thread)
         regions.forget_dead()
 
     return note, note_rows, put, flush

@@ -4,12 +4,15 @@ Addresses are given out again as soon as a tensor dies, so an address does not t
 there. A storage object does: the table holds a weak reference to each storage that it has
 met, which keeps the small object that stands for it (not its memory) from being given out
 again, so that its identity is never that of another storage. Storages that have died are let
-go every few ten thousand rows.
+go every few thousand rows.
+
+There are no locks: any thread may run an operator at any time, and a finaliser may run one
+between any two steps of another. Each step here is one that the interpreter does at once.
 """
 
 from __future__ import annotations
 
-import threading
+import itertools
 from array import array
 from dataclasses import dataclass
 
@@ -89,8 +92,7 @@ class Regions:
         self.words: dict[int, int] = {}
         self._loading = 0
         self.by_layer = by_layer
-        self._lock = threading.RLock()  # a finaliser may run an operator at any time
-        self._next = (WEIGHT_ID + 1) << _ID_SHIFT
+        self._numbers = itertools.count((WEIGHT_ID + 1) << _ID_SHIFT, 1 << _ID_SHIFT)
         self._devices: dict[torch.device, int] = {torch.device("cpu"): 0}
         self._weights: dict[int, str] = {}
         self._cache = array("q")  # word, id; a pair for each storage of a cache
@@ -100,17 +102,17 @@ class Regions:
     def meet(self, tensor: torch.Tensor) -> int:
         """The word of a tensor's storage, which becomes a region if it is new."""
         storage = tensor.untyped_storage()
-        with self._lock:
-            word = self.words.get(storage._cdata)
-            if word is None:
-                kind = 0 if tensor.is_cpu else self._kind(tensor)
-                if kind == NOWHERE:
-                    return NOWHERE
-                word = self._next | kind | self._loading
-                self._next += 1 << _ID_SHIFT
-                self.words[storage._weak_ref()] = word
-                if type(tensor) is torch.nn.Parameter and not self._loading:
-                    self._weights[word] = ""  # offloading brought it in
+        word = self.words.get(storage._cdata)
+        return self.add(storage, tensor) if word is None else word
+
+    def add(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> int:
+        """Makes a storage that has not been met a region."""
+        kind = 0 if tensor.is_cpu else self._kind(tensor)
+        if kind == NOWHERE:
+            return NOWHERE
+        word = next(self._numbers) | kind | self._loading
+        # Two threads may add the same one: it then has the later word.
+        self.words[storage._weak_ref()] = word  # type: ignore[index]
         return word
 
     def _kind(self, tensor: torch.Tensor) -> int:
@@ -126,6 +128,15 @@ class Regions:
     @loading.setter
     def loading(self, loading: bool) -> None:
         self._loading = _LOADING if loading else 0
+
+    def see_parameter(self, word: int) -> None:
+        """Makes a storage a weight that an operator was given as a parameter.
+
+        Offloading brings parameters in for one call. While weights are loaded, parameters are
+        also what they are copied from.
+        """
+        if not self._loading:
+            self._weights.setdefault(word, "")
 
     def mark_weight(self, tensor: torch.Tensor, name: str) -> bool:
         """Makes a tensor's storage a weight; False if it was one."""
@@ -149,19 +160,16 @@ class Regions:
 
     def forget_dead(self) -> None:
         """Lets go of the storages that have died."""
-        with self._lock:
-            for pointer in [one for one in list(self.words) if _expired(one)]:
-                del self.words[pointer]
+        for pointer in list(self.words):
+            if _expired(pointer) and self.words.pop(pointer, None) is not None:
                 _free_weak_ref(pointer)
 
     def forget_all(self) -> None:
-        with self._lock:
-            while self.words:
-                _free_weak_ref(self.words.popitem()[0])
+        while self.words:
+            _free_weak_ref(self.words.popitem()[0])
 
     def counts(self) -> dict[str, int]:
         return {
-            "regions": (self._next >> _ID_SHIFT) - WEIGHT_ID - 1,
             "weight_storages": len(self._weights),
             "cache_storages": len(self._cache) // 2,
         }

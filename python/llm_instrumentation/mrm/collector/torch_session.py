@@ -100,8 +100,20 @@ class Session:
         """Undoes an :meth:`enter` of this thread.
 
         Raises:
-            InvalidStateError: there was none, or another dispatch mode has been entered since
-                and not been left.
+            InvalidStateError: see :meth:`check_leave`.
+        """
+        self.check_leave()
+        here = threading.get_ident()
+        if self._depths[here] == 1:
+            self._recorders[here].mode.__exit__(None, None, None)
+        self._depths[here] -= 1
+
+    def check_leave(self) -> None:
+        """Whether :meth:`leave` can be called.
+
+        Raises:
+            InvalidStateError: this thread has not entered, or another dispatch mode has been
+                entered since and not been left.
         """
         here = threading.get_ident()
         if not self._depths.get(here):
@@ -116,8 +128,6 @@ class Session:
                     f"the dispatch mode {type(top).__name__} was entered after the tracer; leave "
                     "it first"
                 )
-            mode.__exit__(None, None, None)
-        self._depths[here] -= 1
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -238,7 +248,7 @@ class Attachment:
         with self._undo:  # undone if anything of this fails
             self._undo.enter_context(_eager(model, session))
             session.mark_weights(root)
-            self._mark([] if cache is None else [cache])
+            self._mark_extra()
             self._phase_before = session.phase
             session.step(session.phase or Phase.GENERATION, None, None)
             self._undo.callback(lambda: session.step(self._phase_before, None, None))
@@ -264,6 +274,7 @@ class Attachment:
     def detach(self) -> None:
         """Ends the tracing. A second call does nothing."""
         if self in self._session.attached:
+            self._session.check_leave()
             self._undo.close()
             self._session.attached.remove(self)
 
@@ -291,16 +302,22 @@ class Attachment:
             return
         with torch._C._DisableTorchDispatch():
             given, returned = caches_of_call(args, kwargs), caches_of_output(output)
-            caches = [*given, *(one for one in returned if not any(one is g for g in given))]
-            self._mark(caches if self._extra is None else [*caches, self._extra])
-            self._had_cache = bool(caches)
-            self._seen = _reference(caches[0]) if caches else _nothing
+            self._mark(given)
+            self._mark(returned)
+            self._mark_extra()
+            last = returned or given
+            self._had_cache = bool(last)
+            self._seen = _reference(last[0]) if last else _nothing
 
     def _mark(self, caches: Iterable[Any]) -> None:
         for number, cache in enumerate(caches):
             for name, tensor in tensors_of(cache):
                 if _has_storage(tensor):
                     self._session.regions.mark_cache(tensor, f"{number} {name}")
+
+    def _mark_extra(self) -> None:
+        for name, tensor in tensors_of(self._extra):
+            self._session.regions.mark_cache(tensor, f"attached {name}")
 
     def _next_step(self, caches: list[Any], new: int | None) -> None:
         session = self._session
@@ -369,8 +386,13 @@ def _eager(model: nn.Module, session: Session) -> Iterator[None]:
         yield
 
 
-def ns_per_operator() -> float:
-    """What an operator on a tiny tensor takes longer when it is traced, here and now."""
+def ns_per_operator() -> float | None:
+    """What an operator on a tiny tensor takes longer when it is traced, here and now.
+
+    None where another dispatch mode is active, which would see this.
+    """
+    if torch._C._len_torch_dispatch_stack():
+        return None
     session = Session(None, sample_every=1, max_runs=1, kv_by_layer=False)
     one = torch.zeros(8)
     extra = []

@@ -42,11 +42,12 @@ class Spool:
         self._path = path
         self._file: BinaryIO
         if path is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by close()
         else:
             self._file = open(path, "w+b", buffering=0)  # noqa: SIM115
         self._lock = threading.RLock()  # a finaliser may run an operator at any time
         self._blocks: list[tuple[int, int]] = []  # bytes, thread
+        self._pid = os.getpid()
         self.error: OSError | None = None
         self.dropped_rows = 0
 
@@ -56,8 +57,10 @@ class Spool:
 
     def write(self, block: memoryview, thread: int) -> None:
         """Appends the rows of ``block``, which may be reused at once."""
+        if os.getpid() != self._pid:
+            return  # a forked child, which shares the file and is not traced
         with self._lock:
-            if self.error is None:
+            if self.error is None and not self._file.closed:
                 try:
                     self._write_all(block)
                 except OSError as error:

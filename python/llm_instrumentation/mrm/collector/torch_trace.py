@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,9 @@ def trace_of(
 
     def batches() -> Iterator[pa.RecordBatch]:
         first_id = 0
-        for block, thread in spool.blocks():
-            rows = block[(block["region"] >= 0) & (block["length"] > 0) & (block["address"] > 0)]
+        for block, threads in _batched(spool.blocks()):
+            real = (block["region"] >= 0) & (block["length"] > 0) & (block["address"] > 0)
+            rows = block[real]
             ids, types = regions.label(rows["region"])
             step = marks[np.searchsorted(marks[:, 0], rows["time"], side="right") - 1]
             yield make_batch(
@@ -96,7 +97,7 @@ def trace_of(
                 phase=(_PHASES, step[:, 1]),
                 region_type=(TYPES, types),
                 region_id=ids,
-                thread_id=np.full(len(rows), thread, np.int64),
+                thread_id=threads[real],
                 token_index=_nullable(step[:, 2]),
                 context_tokens=_nullable(step[:, 3]),
                 length_bytes=rows["length"],
@@ -104,6 +105,28 @@ def trace_of(
             first_id += len(rows)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _batched(
+    blocks: Iterable[tuple[npt.NDArray[np.void], int]],
+) -> Iterator[tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]]:
+    """Rows and their threads, some tens of thousands at a time."""
+    held: list[tuple[npt.NDArray[np.void], int]] = []
+    for block, thread in blocks:
+        held.append((block, thread))
+        if sum(len(one) for one, _ in held) >= _BATCH_ROWS:
+            yield _joined(held)
+            held = []
+    if held:
+        yield _joined(held)
+
+
+def _joined(
+    held: list[tuple[npt.NDArray[np.void], int]],
+) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
+    threads = np.array([thread for _, thread in held], np.int64)
+    lengths = [len(block) for block, _ in held]
+    return np.concatenate([block for block, _ in held]), np.repeat(threads, lengths)
 
 
 def _nullable(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -150,7 +173,7 @@ def read_trace(path: Path, run_id: str, boundaries: PhaseBoundaries | None) -> p
 
 
 def _phases(phases: Phases, times: pa.Array) -> pa.Array:
-    found = phases.of(np.asarray(times))
+    found: Any = phases.of(np.asarray(times))
     if found is None:
         return pa.nulls(len(times), pa.dictionary(pa.int32(), pa.string()))
     words, codes = found

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ...errors import StrapIOError
+from ...errors import StrapIOError, StrapPermissionError
 
 __all__ = ["MOUNT_TRACEFS", "TraceInstance", "find_tracefs", "mount_tracefs"]
 
@@ -34,13 +34,16 @@ def find_tracefs() -> Path | None:
     """Where tracefs is mounted, or None.
 
     Raises:
-        PermissionError: it may be, but only root can look.
+        StrapPermissionError: only root may know.
     """
     for place in _PLACES:
-        if (place / "instances").exists():
-            return place
+        try:
+            if (place / "instances").exists():
+                return place
+        except PermissionError:
+            break
     if os.geteuid() != 0:
-        raise PermissionError(errno.EACCES, "only root may look into tracefs", str(_PLACES[0]))
+        raise StrapPermissionError(errno.EACCES, "tracefs is for root alone; run as root")
     return None
 
 

@@ -28,7 +28,7 @@ from .base import (
 from .rows import Phases, make_batch
 from .written_pages import SoftDirty, WriteProtect, WrittenPages
 
-__all__ = ["WriteSets"]
+__all__ = ["WriteSets", "read_write_sets"]
 
 _log = logging.getLogger(__name__)
 
@@ -105,16 +105,33 @@ class WriteSets(BaseCollector):
     ) -> pa.RecordBatchReader:
         if self._output is None or self._looking is not None:
             raise InvalidStateError("write_sets has not been started and stopped")
-        schema = arrow_schema(self.kind)
-        schema = schema.with_metadata(
-            {
-                **schema.metadata,
-                TIME_KEY: b"end of the interval in which the page was written",
-                b"mrm_trace_interval_ms": str(self._interval_ms).encode(),
-            }
+        return read_write_sets(
+            self._output, run_id, phase_boundaries, interval_ms=self._interval_ms
         )
-        batches = _batches(self._output, schema, run_id, Phases(phase_boundaries))
-        return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def read_write_sets(
+    path: Path,
+    run_id: str,
+    phase_boundaries: PhaseBoundaries | None = None,
+    *,
+    interval_ms: int | None = None,
+) -> pa.RecordBatchReader:
+    """The rows of a ``write_sets.bin``, also of one whose end was not written.
+
+    Args:
+        path: the file.
+        run_id: for every row.
+        phase_boundaries: on the clock of the rows, CLOCK_MONOTONIC.
+        interval_ms: for the schema's metadata, where it is known.
+    """
+    notes = {TIME_KEY: b"end of the interval in which the page was written"}
+    if interval_ms is not None:
+        notes[b"mrm_trace_interval_ms"] = str(interval_ms).encode()
+    schema = arrow_schema(Kind.WRITE_SETS)
+    schema = schema.with_metadata({**schema.metadata, **notes})
+    batches = _batches(path, schema, run_id, Phases(phase_boundaries))
+    return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 class _Looks:
@@ -234,9 +251,10 @@ def _batches(
     path: Path, schema: pa.Schema, run_id: str, phases: Phases
 ) -> Iterator[pa.RecordBatch]:
     """A row a page."""
-    if not path.stat().st_size:
+    count = path.stat().st_size // _RECORD.itemsize
+    if not count:
         return
-    records = np.memmap(path, _RECORD, "r")
+    records = np.memmap(path, _RECORD, "r", shape=(count,))
     first_id = 0
     for begin in range(0, len(records), _BATCH_ROWS):
         part = np.asarray(records[begin : begin + _BATCH_ROWS])

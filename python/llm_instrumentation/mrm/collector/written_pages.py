@@ -144,7 +144,8 @@ class WriteProtect(WrittenPages):
         while start < end:
             request = _SCAN.pack(
                 _SCAN.size, flags, start, end, 0,
-                self._found.ctypes.data, len(self._found), 0, lacks, has | lacks, _PRESENT | _SWAPPED, _HUGE,
+                self._found.ctypes.data, len(self._found), 0,
+                lacks, has | lacks, _PRESENT | _SWAPPED, _HUGE,
             )  # fmt: skip
             count, reply = self._ioctl("PAGEMAP_SCAN", self._pagemap, _PAGEMAP_SCAN, request)
             if count:

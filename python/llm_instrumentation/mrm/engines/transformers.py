@@ -147,12 +147,15 @@ class TransformersEngine(BaseEngine):
         """The checkpoint, mapped from its files, then copied into memory of its own."""
         import torch
 
-        logging = importlib.import_module("transformers.utils.logging")
+        transformers = importlib.import_module("transformers")
+        logging = transformers.utils.logging
+        # The argument's name until 4.55.
+        dtype = "dtype" if int(transformers.__version__.partition(".")[0]) >= 5 else "torch_dtype"
         shown = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
         try:
             model = self._auto_class().from_pretrained(
-                self._folder, dtype=self._dtype() or "auto", local_files_only=True
+                self._folder, local_files_only=True, **{dtype: self._dtype() or "auto"}
             )
         finally:
             if shown:

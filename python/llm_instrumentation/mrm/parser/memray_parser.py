@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -100,7 +101,7 @@ class MemrayTrace(Iterator[dict[str, Any]]):
         native_traces: bool,
         skip_frees: bool,
         sample_every_n: int,
-        clock_offset_ns: int,
+        clock_offset_ns: int | None,
     ) -> None:
         self._memray = import_memray()
         self._path = Path(path)
@@ -113,7 +114,7 @@ class MemrayTrace(Iterator[dict[str, Any]]):
         self._native = native_traces
         self._skip_frees = skip_frees
         self._sample_every_n = sample_every_n
-        self._offset = clock_offset_ns
+        self._offset = _clock_offset(self._path) if clock_offset_ns is None else clock_offset_ns
         self.skipped = 0
         self._rows: Iterator[dict[str, Any]] | None = None
 
@@ -130,7 +131,7 @@ class MemrayTrace(Iterator[dict[str, Any]]):
                 "native_traces=True, or parse with native_traces=False"
             )
         self._bounds = _snapshots(self._path, self._allocations)
-        self._start_ns = _epoch_ns(about.start_time) + clock_offset_ns
+        self._start_ns = _epoch_ns(about.start_time) + self._offset
         self.time = ORDER if self._bounds is None else LOWER_BOUND
 
     def _open(self) -> Any:
@@ -235,7 +236,7 @@ def parse_memray(
     skip_frees: bool = True,
     sample_every_n: int = 1,
     *,
-    clock_offset_ns: int = 0,
+    clock_offset_ns: int | None = None,
 ) -> MemrayTrace:
     """Rows of a memray recording: an allocation is a store of its length, a free a load.
 
@@ -247,12 +248,13 @@ def parse_memray(
         run_id: for every row.
         phase_boundaries: dicts of ``phase``, ``start_ns`` and ``end_ns``, on the clock of the
             rows; a row whose lower bound is in [start_ns, end_ns) has that phase.
-        native_traces: give each allocation the innermost function, native or Python, and its
-            file as symbol and dso.
+        native_traces: give each allocation the function that made it as symbol, native or else
+            Python, and the file of its source as dso where that is known.
         skip_frees: leave releases out.
         sample_every_n: keep each n-th of the rows.
         clock_offset_ns: added to the times, which are of the wall clock since 1970;
-            ``time.monotonic_ns() - time.time_ns()`` brings them to CLOCK_MONOTONIC.
+            ``time.monotonic_ns() - time.time_ns()`` brings them to CLOCK_MONOTONIC. None
+            takes what the collector noted in a .json file beside the recording, else 0.
 
     Raises:
         MemrayMissingError: memray is not installed.
@@ -266,11 +268,20 @@ def parse_memray(
 
 
 def _innermost(record: Any) -> tuple[str, str]:
-    """The function that allocated, and its file: the first frame that has a name."""
-    for name, file_name, _ in record.hybrid_stack_trace(max_stacks=8):
-        if name and not name.startswith("<unknown"):
-            return name, file_name or ""
+    """The function that allocated, native or else Python, and its file where that is known.
+
+    Deeper frames are not asked for: resolving them takes memray many times as long.
+    """
+    for frames in (record.native_stack_trace, record.stack_trace):
+        for name, file_name, _ in frames(max_stacks=1):
+            if name and name != _UNKNOWN:
+                return name, "" if file_name == _UNKNOWN else file_name
     return "", ""
+
+
+_UNKNOWN = "<unknown>"
+_ALLOCATION = b"\nALLOCATION "
+_SNAPSHOT = b"\nMEMORY_RECORD time="
 
 
 def _snapshots(path: Path, allocations: int) -> list[tuple[int, int]] | None:
@@ -279,13 +290,28 @@ def _snapshots(path: Path, allocations: int) -> list[tuple[int, int]] | None:
     found, count = [], 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as listing:
         assert listing.stdout is not None
-        for line in listing.stdout:
-            if line.startswith(b"ALLOCATION "):
-                count += 1
-            elif line.startswith(b"MEMORY_RECORD time="):
-                milliseconds = line[len(b"MEMORY_RECORD time=") :].partition(b" ")[0]
+        text = b"\n"  # from a line's end to another's
+        while part := listing.stdout.read(1 << 20):
+            text += part
+            end = text.rfind(b"\n")
+            begin = 0
+            while (at := text.find(_SNAPSHOT, begin, end)) >= 0:
+                count += text.count(_ALLOCATION, begin, at)
+                begin = at + len(_SNAPSHOT)
+                milliseconds = text[begin : text.index(b" ", begin)]
                 found.append((count, int(milliseconds) * 1_000_000))
+            count += text.count(_ALLOCATION, begin, end)
+            text = text[end:]
     return found if found and count == allocations else None
+
+
+def _clock_offset(path: Path) -> int:
+    """The offset that the collector noted beside its recording, or 0."""
+    try:
+        noted = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        return int(noted["clock_offset_ns"])
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return 0
 
 
 def _epoch_ns(moment: datetime.datetime) -> int:

@@ -253,35 +253,56 @@ def draw_retention_cdf(tables: Frames) -> Figure:
 
 
 def draw_kv_growth(tables: Frames) -> Figure:
-    """KV cache touched in each token's step."""
+    """The KV cache held after each token's step, and loaded in it."""
     title = "KV cache over tokens"
     table = tables["kv_growth"]
     if table.empty:
         return drawing.nothing_to_show(title, "No row of the KV cache knows its token.")
     by_context = bool(table["context_tokens"].notna().all())
-    tokens = table["context_tokens" if by_context else "token_index"].to_numpy(float)
-    pages = table["working_set_bytes"].to_numpy(float)
-    read = table["read_bytes"].to_numpy(float)
-    slope = f", {units.size(_slope(tokens, pages))} more per token" if len(tokens) > 2 else ""
-    figure = drawing.new_figure(2.9, title, f"Per step of the generation{slope}")
+    x_name = "context_tokens" if by_context else "token_index"
+    held = table[table["live_bytes"].notna()]
+    growth = kv_bytes_per_token(table)
+    told = "Held from each step of the generation to the next"
+    if growth is not None:
+        told += f", {units.size(growth)} more per token"
+    figure = drawing.new_figure(2.9, title, told)
     axes = drawing.panels(figure, 1, left_in=0.85, right_in=1.15)[0]
     shade = drawing.color("kv_cache")
-    marker = "o" if len(tokens) <= 40 else None
-    axes.plot(tokens, pages, color=shade, marker=marker, markersize=3.2)
-    ends = [(float(pages[-1]), "distinct pages", shade)]
-    top = pages.max()
-    if read.any():
-        axes.plot(tokens, read, color=drawing.MUTED, linewidth=1.1, linestyle=(0, (4, 1.5)))
-        ends.append((float(read[-1]), "bytes loaded", drawing.MUTED))
-        top = max(top, read.max())
-    axes.set_ylim(0, max(top, 1) * 1.06)
+    ends: list[tuple[float, str, str]] = []
+    top = 1.0
+    for column, rows, name, color, dashes in (
+        ("read_bytes", table, "loaded", drawing.MUTED, (0, (4, 1.5))),
+        ("live_bytes", held, "held", shade, "-"),
+    ):
+        if not rows[column].any():
+            continue
+        for _, part in rows.groupby("generation"):
+            axes.plot(
+                part[x_name].to_numpy(float), part[column].to_numpy(float), color=color,
+                linestyle=dashes, marker="o" if len(part) <= 40 else None, markersize=2.6,
+                linewidth=1.2,
+            )  # fmt: skip
+        ends.append((float(rows[column].iloc[-1]), name, color))
+        top = max(top, float(rows[column].max()))
+    axes.set_ylim(0, top * 1.06)
     drawing.size_axis(axes, "y")
-    axes.set_xlim(tokens.min(), tokens.max() if tokens.max() > tokens.min() else tokens.min() + 1)
+    first, last = float(table[x_name].min()), float(table[x_name].max())
+    axes.set_xlim(first, last if last > first else first + 1)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.set_xlabel("tokens in the context" if by_context else "token")
     axes.grid(axis="y")
     drawing.label_ends(axes, ends)
     return figure
+
+
+def kv_bytes_per_token(table: pd.DataFrame) -> float | None:
+    """How much the KV cache that is held grows per token of its first generation."""
+    held = table[table["live_bytes"].notna() & (table["generation"] == 0)]
+    if len(held) < 2:
+        return None
+    x, y = held["token_index"].to_numpy(float), held["live_bytes"].to_numpy(float)
+    centred = x - x.mean()
+    return float((centred * y).sum() / (centred**2).sum())
 
 
 def draw_working_set_over_time(tables: Frames) -> Figure:
@@ -510,12 +531,6 @@ def _name_curves(axes: Axes, lines: Iterable[tuple[str, Floats, Floats]]) -> Non
             fontweight="bold",
             bbox={"boxstyle": "square,pad=0.15", "facecolor": drawing.SURFACE, "linewidth": 0},
         )  # fmt: skip
-
-
-def _slope(x: Floats, y: Floats) -> float:
-    """The growth per unit of x, by least squares."""
-    centred = x - x.mean()
-    return float((centred * y).sum() / max((centred**2).sum(), 1e-300))
 
 
 def _time_panels(

@@ -19,23 +19,27 @@ __all__ = ["EXTENT_COLUMNS", "KV_GROWTH_COLUMNS", "TraceSummary", "summarise_tra
 #: Of a phase and a region type: rows, of them loads and stores, and when they happened.
 EXTENT_COLUMNS = ("phase", "region_type", "n_rows", "loads", "stores", "first_ns", "last_ns")
 
-#: Per token: KV pages touched in its step, their bytes, and the bytes loaded and stored.
+#: Of a token's step in a generation: the KV cache held when it ends, the pages touched in it, and
+#: the bytes loaded and stored.
 KV_GROWTH_COLUMNS = (
+    "generation",
     "token_index",
     "context_tokens",
     "first_ns",
+    "live_bytes",
     "unique_pages",
     "working_set_bytes",
     "read_bytes",
     "written_bytes",
 )
 
-_COLUMNS = (
+_READ = (
     "timestamp_ns",
     "phase",
     "address",
     "op_type",
     "region_type",
+    "region_id",
     "token_index",
     "context_tokens",
     "length_bytes",
@@ -44,6 +48,7 @@ _COLUMNS = (
 _MERGE_AT = 1 << 12
 
 _Ints = npt.NDArray[np.int64]
+_Bools = npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -51,9 +56,13 @@ class TraceSummary:
     """A pass over a trace.
 
     ``extent`` has the columns of :data:`EXTENT_COLUMNS`, a row per phase and region type, in the
-    order of their first rows. ``kv_growth`` has those of :data:`KV_GROWTH_COLUMNS`, a row per
-    token; it is empty where the trace knows no tokens or has no KV cache. Bytes loaded and stored
-    are 0 where rows have no length.
+    order of their first rows.
+
+    ``kv_growth`` has those of :data:`KV_GROWTH_COLUMNS`, a row per token of a generation; it is
+    empty where the trace knows no tokens or has no KV cache. A generation begins where the token
+    falls, in the order of the rows. ``live_bytes`` are the pages touched so far of the regions
+    that are loaded in the next step or later; nobody can tell for a generation's
+    last step, so it is null there. Bytes loaded and stored are 0 where rows have no length.
     """
 
     kind: Kind
@@ -75,7 +84,8 @@ class TraceSummary:
 def summarise_trace(trace: TraceLike) -> TraceSummary:
     """Reads the few columns that a summary needs, batch by batch.
 
-    Memory is bounded by the distinct runs of KV pages in each token's step.
+    Memory is bounded by the distinct runs of KV pages in each token's step, and the regions of
+    the KV cache.
 
     Args:
         trace: see :func:`~llm_instrumentation.mrm.compute_all`. A reader is used up.
@@ -83,7 +93,7 @@ def summarise_trace(trace: TraceLike) -> TraceSummary:
     Raises:
         InvalidArgumentError: it is no trace, or required columns are missing.
     """
-    reader = reader_of(trace, _COLUMNS)
+    reader = reader_of(trace, _READ)
     extents: dict[tuple[str, str], _Extent] = {}
     growth = _Growth()
     for batch in reader:
@@ -132,27 +142,35 @@ class _Growth:
     """The KV cache step by step."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[tuple[int, int], _Step] = {}
+        self._regions = _Regions()
+        self._generation = 0
+        self._last_token = -1
 
     def add(self, batch: pa.RecordBatch) -> None:
         kv = pc.equal(_words(batch, "region_type", ""), RegionType.KV_CACHE.value)
         rows = batch.filter(pc.and_(kv, pc.is_valid(batch.column("token_index"))))
         if rows.num_rows == 0:
             return
+        rows = rows.take(pc.array_sort_indices(rows.column("timestamp_ns")))
         token = _ints(rows, "token_index", 0)
         time = _ints(rows, "timestamp_ns", 0)
         context = _ints(rows, "context_tokens", -1)
         length = _ints(rows, "length_bytes", 0)
-        address = rows.column("address").cast(pa.uint64()).to_numpy(zero_copy_only=False)
-        first = (address // PAGE_BYTES).astype(np.int64)
-        behind = (address + np.maximum(length, 1).astype(np.uint64) - np.uint64(1)) // PAGE_BYTES
-        pages = np.stack([first, behind.astype(np.int64) + 1], axis=1)
         loads = pc.equal(_words(rows, "op_type", ""), OpType.LOAD.value)
         is_load = loads.to_numpy(zero_copy_only=False)
-        order = np.argsort(token, kind="stable")
-        for part in np.split(order, np.flatnonzero(np.diff(token[order])) + 1):
-            step = self._steps.setdefault(int(token[part[0]]), _Step())
-            step.first_ns = min(step.first_ns, int(time[part].min()))
+        pages = _pages(rows, length)
+        self._regions.add(_ints(rows, "region_id", 0), time, is_load, pages)
+
+        begins = np.flatnonzero(np.diff(token, prepend=self._last_token))
+        for part in np.split(np.arange(len(token)), begins):
+            if len(part) == 0:
+                continue
+            this = int(token[part[0]])
+            self._generation += this < self._last_token
+            self._last_token = this
+            step = self._steps.setdefault((self._generation, this), _Step())
+            step.first_ns = min(step.first_ns, int(time[part[0]]))
             step.context = max(step.context, int(context[part].max()))
             step.read += int(length[part][is_load[part]].sum())
             step.written += int(length[part][~is_load[part]].sum())
@@ -160,16 +178,51 @@ class _Growth:
 
     def table(self) -> pd.DataFrame:
         rows = []
-        for token, step in sorted(self._steps.items()):
-            pages = step.pages()
+        steps = sorted(self._steps.items())
+        touched: _Ints = np.empty((0, 2), np.int64)
+        for number, ((generation, token), step) in enumerate(steps):
+            intervals = step.pages()
+            touched = _union(_joined(touched, intervals))
+            live = None
+            if number + 1 < len(steps) and steps[number + 1][0][0] == generation:
+                held = self._regions.live(steps[number + 1][1].first_ns)
+                # Both |A| + |B| - |A or B|: a region may grow where it lies.
+                both = _count(held) + _count(touched) - _count(_union(_joined(held, touched)))
+                live = both * PAGE_BYTES
             context = step.context if step.context >= 0 else None
+            pages = _count(intervals)
             rows.append(
-                (token, context, step.first_ns, pages, pages * PAGE_BYTES, step.read, step.written)
-            )
-        types = [pa.field(name, pa.int64()) for name in KV_GROWTH_COLUMNS]
-        columns = list(zip(*rows, strict=True)) or [()] * len(types)
-        table = pa.table([pa.array(c, pa.int64()) for c in columns], schema=pa.schema(types))
-        return as_frame(table)
+                (generation, token, context, step.first_ns, live, pages, pages * PAGE_BYTES,
+                 step.read, step.written)
+            )  # fmt: skip
+        columns = list(zip(*rows, strict=True)) or [()] * len(KV_GROWTH_COLUMNS)
+        arrays = [pa.array(column, pa.int64()) for column in columns]
+        return as_frame(pa.table(arrays, names=list(KV_GROWTH_COLUMNS)))
+
+
+class _Regions:
+    """When each region was first touched and last loaded, and its pages from end to end."""
+
+    _NAMES = ("region", "first", "loaded", "low", "high")
+
+    def __init__(self) -> None:
+        self._table = pa.table({name: pa.array([], pa.int64()) for name in self._NAMES})
+
+    def add(self, region: _Ints, time: _Ints, is_load: _Bools, pages: _Ints) -> None:
+        loaded = np.where(is_load, time, -1)
+        columns = (region, time, loaded, pages[:, 0], pages[:, 1])
+        new = pa.table(dict(zip(self._NAMES, columns, strict=True)))
+        how = [("first", "min"), ("loaded", "max"), ("low", "min"), ("high", "max")]
+        together = pa.concat_tables([self._table, new]).group_by("region", use_threads=False)
+        merged = together.aggregate(how)
+        names = ["region", *(f"{name}_{what}" for name, what in how)]
+        self._table = merged.select(names).rename_columns(list(self._NAMES))
+
+    def live(self, moment: int) -> _Ints:
+        """Pages of the regions that were touched before a moment and are loaded then or later."""
+        first, loaded, low, high = (self._table[name].to_numpy() for name in self._NAMES[1:])
+        held = (first < moment) & (loaded >= moment)
+        return _union(np.stack([low[held], high[held]], axis=1))
 
 
 class _Step:
@@ -189,9 +242,8 @@ class _Step:
         if self._new > max(_MERGE_AT, len(self._intervals[0])):
             self._merge()
 
-    def pages(self) -> int:
-        merged = self._merge()
-        return int((merged[:, 1] - merged[:, 0]).sum())
+    def pages(self) -> _Ints:
+        return self._merge()
 
     def _merge(self) -> _Ints:
         merged = _union(np.concatenate(self._intervals))
@@ -200,8 +252,19 @@ class _Step:
         return merged
 
 
+def _count(disjoint: _Ints) -> int:
+    return int((disjoint[:, 1] - disjoint[:, 0]).sum())
+
+
+def _joined(some: _Ints, others: _Ints) -> _Ints:
+    joined: _Ints = np.concatenate([some, others])
+    return joined
+
+
 def _union(intervals: _Ints) -> _Ints:
     """The same pages in disjoint intervals, sorted."""
+    if len(intervals) == 0:
+        return intervals
     ordered = intervals[np.argsort(intervals[:, 0], kind="stable")]
     ends = np.maximum.accumulate(ordered[:, 1])
     starts_new = np.concatenate([[True], ordered[1:, 0] > ends[:-1]])
@@ -209,6 +272,15 @@ def _union(intervals: _Ints) -> _Ints:
     last = np.concatenate([first[1:] - 1, [len(ordered) - 1]])
     union: _Ints = np.stack([ordered[first, 0], ends[last]], axis=1)
     return union
+
+
+def _pages(rows: pa.RecordBatch, length: _Ints) -> _Ints:
+    """First page of each row, and the one behind its last."""
+    address = rows.column("address").cast(pa.uint64()).to_numpy(zero_copy_only=False)
+    last_byte = address + np.maximum(length, 1).astype(np.uint64) - np.uint64(1)
+    ends = [address // PAGE_BYTES, last_byte // PAGE_BYTES + np.uint64(1)]
+    pages: _Ints = np.stack(ends, axis=1).astype(np.int64)
+    return pages
 
 
 def _words(batch: pa.RecordBatch, name: str, missing: str) -> pa.Array:

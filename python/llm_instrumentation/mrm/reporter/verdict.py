@@ -139,12 +139,16 @@ def _retained(retention: pd.DataFrame, span_s: float) -> str:
 
 
 def _grown(tables: Frames) -> str:
+    """What the first generation held after its first step, and before its last."""
     table = tables.get("kv_growth", pd.DataFrame())
-    if len(table) < 2:
+    if table.empty:
         return ""
-    first, last = (float(table["working_set_bytes"].iloc[n]) for n in (0, -1))
-    told = f"from {units.size(first)} to {units.size(last)} over {len(table)} steps"
-    return f"grown {told}" if last > first else f"not growing: {told}"
+    held = table[table["live_bytes"].notna() & (table["generation"] == 0)]
+    if len(held) < 2:
+        return ""
+    first, last = (float(held["live_bytes"].iloc[n]) for n in (0, -1))
+    told = f"from {units.size(first)} to {units.size(last)} over {len(held)} steps"
+    return f"grown {told}" if last > first else f"not growing, {told}"
 
 
 def _touched(pages: pd.DataFrame) -> str:

@@ -1,0 +1,913 @@
+"""The torch tracer: what each sort of operator leaves in the trace, and for how long memory is
+one region."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import threading
+import time
+import warnings
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from llm_instrumentation.errors import InvalidArgumentError, InvalidStateError
+from llm_instrumentation.mrm import TraceLabeller
+from llm_instrumentation.mrm.collector import CollectorUnavailableError, TorchTracer
+from llm_instrumentation.mrm.collector.torch_layout import consecutive, runs_of
+from llm_instrumentation.mrm.collector.torch_recorder import BLOCK_ROWS
+from llm_instrumentation.mrm.collector.torch_trace import META_KEY
+from llm_instrumentation.mrm.schema import ARROW_SCHEMA, KIND_KEY, Kind, Phase, kind_of
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def tracer():
+    with TorchTracer() as one:
+        yield one
+
+
+def rows_of(tracer: TorchTracer) -> pd.DataFrame:
+    return tracer.reader().read_all().to_pandas()
+
+
+def traced(operation, **options) -> pd.DataFrame:
+    """The rows of a function without arguments."""
+    with TorchTracer(**options) as one, torch.no_grad():
+        with one.thread():
+            operation()
+        return rows_of(one)
+
+
+def moves(frame: pd.DataFrame) -> list[tuple[str, int, int]]:
+    """(load or store, address, bytes) of each row."""
+    return list(zip(frame.op_type, frame.address, frame.length_bytes, strict=True))
+
+
+def whole(op: str, tensor: torch.Tensor) -> tuple[str, int, int]:
+    return op, tensor.data_ptr(), tensor.nbytes
+
+
+# What operators move.
+
+
+def test_inputs_are_loads_and_outputs_are_stores():
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    kept = []
+    before = time.monotonic_ns()
+    frame = traced(lambda: kept.append(a @ b))
+    after = time.monotonic_ns()
+
+    assert moves(frame) == [whole("load", a), whole("load", b), whole("store", kept[0])]
+    assert set(frame.symbol) == {"aten::mm"}
+    assert set(frame.dso) == {"torch"}
+    assert set(frame.thread_id) == {threading.get_native_id()}
+    assert frame.timestamp_ns.between(before, after).all()
+    assert (frame.address_page == frame.address // 4096).all()
+    assert frame[["numa_node", "cpu_id", "cache_level", "access_latency_ns"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x: x.view(2, 12),
+        lambda x: x.t(),
+        lambda x: x.transpose(0, 1),
+        lambda x: x.permute(1, 0),
+        lambda x: x[1:, ::2],
+        lambda x: x[0],
+        lambda x: x.unsqueeze(0).expand(5, -1, -1),
+        lambda x: x.split(2),
+        lambda x: x.chunk(2),
+        lambda x: x.unbind(),
+        lambda x: x.reshape(24),
+        lambda x: x.flatten(),
+        lambda x: x.contiguous(),
+        lambda x: x.to(torch.float32),
+        lambda x: x.detach(),
+        lambda x: x.diagonal(),
+        lambda x: torch.ops.aten._unsafe_view(x, [24]),
+        lambda x: x.unsqueeze_(0).squeeze_(0),
+        lambda x: (x.size(), x.stride(), x.is_contiguous(), x.numel()),
+        lambda x: torch.empty_like(x),
+        lambda x: x.new_empty(7),
+        lambda x: torch.empty(1000).resize_(10),
+    ],
+)
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+def test_views_sizes_and_bare_memory_move_nothing(look, guard):
+    x = torch.randn(4, 6)
+    with TorchTracer() as one, guard():
+        with one.thread():
+            look(x)
+        assert moves(rows_of(one)) == []
+
+
+def test_a_reshape_that_copies_is_a_load_and_a_store():
+    x = torch.randn(4, 6).t()
+    for guard in (torch.no_grad, torch.inference_mode):
+        with TorchTracer() as one, guard():
+            with one.thread():
+                copy = x.reshape(24)
+            assert moves(rows_of(one)) == [whole("load", x), whole("store", copy)]
+
+
+@pytest.mark.parametrize(
+    ("change", "reads_itself"),
+    [
+        (lambda x, y: x.add_(y), True),
+        (lambda x, y: x.mul_(2), True),
+        (lambda x, y: x.relu_(), True),
+        (lambda x, y: x.copy_(y), False),
+        (lambda x, y: x.fill_(3), False),
+        (lambda x, y: x.zero_(), False),
+        (lambda x, y: x.normal_(), False),
+        (lambda x, y: torch.add(y, y, out=x), False),
+    ],
+)
+def test_what_is_changed_in_place_is_stored_and_loaded_only_where_it_is_read(change, reads_itself):
+    x, y = torch.randn(8), torch.randn(8)
+    frame = traced(lambda: change(x, y))
+    of_x = frame[frame.address == x.data_ptr()]
+    assert list(of_x.op_type) == (["load", "store"] if reads_itself else ["store"])
+    assert set(frame.address) <= {x.data_ptr(), y.data_ptr()}
+
+
+def test_templates_give_their_shape_and_are_not_read():
+    x = torch.randn(5)
+    frame = traced(lambda: (torch.zeros_like(x), x.new_ones(3)))
+    assert x.data_ptr() not in set(frame.address)
+    assert set(frame.op_type) == {"store"}
+
+
+def test_numbers_and_absent_tensors_are_no_memory():
+    x = torch.randn(2, 3)
+    frame = traced(lambda: (x + 1, 2.5 * x, nn.functional.layer_norm(x, (3,))))
+    assert list(frame.op_type).count("load") == 3
+    assert set(frame[frame.op_type == "load"].address) == {x.data_ptr()}
+
+
+def test_lists_of_tensors_are_loads_of_each():
+    parts = [torch.randn(2, 3) for _ in range(3)]
+    kept = []
+    frame = traced(lambda: kept.append(torch.cat(parts)))
+    assert moves(frame) == [*(whole("load", one) for one in parts), whole("store", kept[0])]
+
+
+def test_results_that_are_lists_are_stores_of_each():
+    parts = [torch.randn(3), torch.randn(4)]
+    kept = []
+    frame = traced(lambda: kept.extend(torch._foreach_add(parts, 1.0)))
+    assert moves(frame)[2:] == [whole("store", one) for one in kept]
+
+
+def test_all_results_that_are_new_are_stores():
+    x = torch.randn(4, 8)
+    kept = []
+    frame = traced(lambda: kept.append(torch.ops.aten.native_layer_norm(x, [8], None, None, 1e-5)))
+    assert moves(frame) == [whole("load", x), *(whole("store", one) for one in kept[0])]
+
+
+def test_tensors_of_literals_are_stored_when_they_are_made():
+    kept = []
+    frame = traced(lambda: kept.append(torch.tensor([1, 2, 3])))
+    assert whole("store", kept[0]) in moves(frame)
+
+
+def test_integers_are_memory_like_any_other():
+    ids = torch.arange(6)
+    kept = []
+    frame = traced(lambda: kept.append(ids == 3))
+    assert moves(frame) == [("load", ids.data_ptr(), 48), ("store", kept[0].data_ptr(), 6)]
+
+
+def test_only_the_rows_of_an_embedding_that_are_looked_up_are_read():
+    table, ids = torch.randn(100, 16), torch.tensor([7, 8, 3])
+    kept = []
+    frame = traced(lambda: kept.append(nn.functional.embedding(ids, table)))
+    row = 16 * 4
+    assert moves(frame) == [
+        ("load", table.data_ptr() + 7 * row, 2 * row),
+        ("load", table.data_ptr() + 3 * row, row),
+        whole("load", ids),
+        whole("store", kept[0]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda x, i: x[i],
+        lambda x, i: x.index_select(0, i % 10),
+    ],
+)
+def test_only_chosen_rows_are_read(choose):
+    x, index = torch.randn(10, 4), torch.tensor([2, -1])
+    frame = traced(lambda: choose(x, index))
+    first, last = x.data_ptr() + 2 * 16, x.data_ptr() + 9 * 16
+    assert [one for one in moves(frame) if one[1] in (first, last, x.data_ptr())] == [
+        ("load", first, 16), ("load", last, 16),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda cache, new, at: cache.index_copy_(2, at, new),
+        lambda cache, new, at: cache.__setitem__((slice(None), slice(None), at), new),
+    ],
+)
+def test_only_the_slots_of_a_static_cache_that_are_filled_are_written(write):
+    cache, new = torch.zeros(1, 2, 8, 4), torch.randn(1, 2, 3, 4)
+    frame = traced(lambda: write(cache, new, torch.tensor([5, 6, 7])))
+    stores = frame[(frame.op_type == "store") & (frame.symbol != "aten::lift_fresh")]
+    head, slot = 8 * 16, 16
+    assert moves(stores) == [
+        ("store", cache.data_ptr() + 5 * slot, 3 * slot),
+        ("store", cache.data_ptr() + head + 5 * slot, 3 * slot),
+    ]
+    assert cache.data_ptr() not in set(frame[frame.op_type == "load"].address)
+
+
+def test_adding_to_rows_reads_the_table_too():
+    table, at = torch.zeros(6, 4), torch.tensor([1])
+    frame = traced(lambda: table.index_put_([at], torch.ones(1, 4), accumulate=True))
+    assert whole("load", table) in moves(frame)
+    assert whole("store", table) in moves(frame)
+
+
+def test_a_scattered_tensor_is_a_row_for_each_piece():
+    x = torch.randn(4, 10)
+    kept = []
+    frame = traced(lambda: kept.append(x[:, 2:5].neg()))
+    loads = moves(frame[frame.op_type == "load"])
+    assert loads == [("load", x.data_ptr() + (10 * row + 2) * 4, 12) for row in range(4)]
+
+
+def test_too_many_pieces_are_one_row_from_the_first_byte_to_the_last():
+    x = torch.randn(4, 10)
+    frame = traced(lambda: x[:, 2:5].neg(), max_runs=3)
+    span = (3 * 10 + 3) * 4
+    assert moves(frame)[0] == ("load", x.data_ptr() + 8, span)
+
+
+def test_broadcast_elements_count_once():
+    x = torch.randn(1, 6)
+    frame = traced(lambda: torch.ops.aten.neg(x.expand(50, 6)))
+    assert moves(frame)[0] == ("load", x.data_ptr(), 24)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=4),
+    st.sampled_from([1, 2, 4, 8]),
+)
+def test_pieces_cover_the_elements_of_a_tensor_and_nothing_else(dims, itemsize):
+    """Layouts as slicing and permuting make them: strides are products of what lies inside."""
+    shape, strides, inside = [], [], 1
+    for size, gap in dims:
+        shape.append(size)
+        strides.append(inside)
+        inside *= size + gap
+    order = np.random.default_rng(inside).permutation(len(shape))
+    shape, strides = [shape[k] for k in order], [strides[k] for k in order]
+
+    offsets, length = runs_of(tuple(shape), tuple(strides), itemsize, 1 << 20)
+    covered = Counter(byte for first in offsets for byte in range(first, first + length))
+    wanted = {
+        int(np.dot(place, strides)) * itemsize + byte
+        for place in np.ndindex(*shape)
+        for byte in range(itemsize)
+    }
+    assert covered == Counter(wanted)
+
+
+@given(st.lists(st.integers(-20, 19), max_size=30))
+def test_consecutive_positions_are_told_as_first_and_count(positions):
+    told = [first + n for first, count in consecutive(positions, 20) for n in range(count)]
+    assert told == [one % 20 for one in positions]
+
+
+def test_memory_that_no_one_can_see_is_counted(tmp_path):
+    sparse = torch.eye(3).to_sparse()
+    with TorchTracer(tmp_path / "t.parquet") as one:
+        with one.thread():
+            sparse.to_dense().neg()
+        assert [symbol for symbol in rows_of(one).symbol] == ["aten::_to_dense", "aten::neg",
+                                                             "aten::neg"]  # fmt: skip
+        meta = one.stop()
+    assert "not in the trace: aten::_to_dense (1)" in meta.warnings[0]
+
+
+def test_tensors_without_data_leave_no_rows():
+    assert moves(traced(lambda: torch.ones(3, device="meta") + 1)) == []
+    assert moves(traced(lambda: torch.randn(0, 5).neg())) == []
+
+
+def test_inference_mode_gives_the_same_rows():
+    """Composite operators, which only inference mode shows, are taken apart."""
+    model = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+    model.self_attn.batch_first = False  # the slow path, with a projection of three parts
+    attention = nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    x = torch.randn(2, 5, 16)
+
+    def work():
+        y = torch.matmul(x, x.transpose(1, 2)).softmax(-1)
+        attention(x, x, x, need_weights=False)
+        nn.functional.linear(x.transpose(0, 1), attention.in_proj_weight, attention.in_proj_bias)
+        return nn.functional.scaled_dot_product_attention(x, x, y @ x)
+
+    seen = []
+    for guard in (torch.no_grad, torch.inference_mode):
+        with TorchTracer() as one, guard():
+            with one.attach(attention):
+                work()
+            frame = rows_of(one)
+        seen.append(
+            [(row.op_type, row.region_type, row.length_bytes) for row in frame.itertuples()]
+        )
+    assert seen[0] == seen[1]
+    assert len(seen[0]) > 20
+
+
+# Regions.
+
+
+def test_a_region_is_a_storages_life():
+    """The allocator gives the freed address out again; what lies there is another region."""
+    x = torch.randn(1000)
+
+    def work():
+        for _ in range(20):
+            y = x.neg()
+            z = y.view(10, 100)[3:].abs()
+            del y, z
+
+    frame = traced(work)
+    stores = frame[(frame.op_type == "store") & (frame.symbol == "aten::neg")]
+    assert stores.region_id.is_unique
+    assert not stores.address.is_unique, "no address came again, so this shows nothing"
+    loads = frame[(frame.op_type == "load") & (frame.symbol == "aten::abs")]
+    assert list(loads.region_id) == list(stores.region_id)
+    assert set(frame.region_type) == {"activation"}
+    assert 1 not in set(frame.region_id)
+
+
+def test_memory_of_numpy_at_an_old_address_is_a_region_of_its_own():
+    """No operator tells of this storage; only its identity does."""
+    memory = np.zeros(64, np.float32)
+
+    def work():
+        for _ in range(5):
+            torch.from_numpy(memory).neg()
+
+    frame = traced(work)
+    loads = frame[frame.op_type == "load"]
+    assert set(loads.address) == {memory.__array_interface__["data"][0]}
+    assert loads.region_id.is_unique
+
+
+def test_views_of_a_storage_keep_it_one_region():
+    x = torch.randn(6, 6)
+
+    def work():
+        view = x.neg()[2:]
+        gc.collect()
+        for _ in range(3):
+            view.t().abs()
+
+    frame = traced(work)
+    made = frame[(frame.symbol == "aten::neg") & (frame.op_type == "store")].region_id
+    read = frame[(frame.symbol == "aten::abs") & (frame.op_type == "load")].region_id
+    assert set(made) == set(read)
+
+
+def test_dead_storages_are_let_go():
+    x = torch.randn(4)
+    with TorchTracer() as one, torch.no_grad(), one.thread():
+        session = one._session
+        assert session is not None
+        for _ in range(4 * BLOCK_ROWS):
+            x.neg()
+        assert len(session.regions.words) <= BLOCK_ROWS
+        assert session.spool.rows >= 7 * BLOCK_ROWS
+        frame = rows_of(one)
+    assert len(frame) == 8 * BLOCK_ROWS
+    assert frame.region_id.nunique() == 4 * BLOCK_ROWS + 1
+    assert (frame.sample_id == np.arange(len(frame))).all()
+    assert frame.timestamp_ns.is_monotonic_increasing
+
+
+def test_parameters_and_buffers_are_weights():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
+    tied = nn.Linear(3, 3)
+    tied.weight = model[0].weight
+    model.append(tied)
+    with TorchTracer() as one, torch.no_grad():
+        with one.attach(model):
+            model(torch.randn(2, 3))
+        frame = rows_of(one)
+    weights = frame[frame.region_type == "weight"]
+    buffers = [b for b in model.buffers() if b.dim()]  # the counter is not read
+    assert set(weights.address) == {w.data_ptr() for w in [*model.parameters(), *buffers]}
+    assert set(weights.region_id) == {1}
+    assert set(weights.op_type) == {"load"}
+    assert set(frame[frame.region_type != "weight"].region_type) == {"activation"}
+
+
+def test_weights_that_come_in_later_are_weights_too():
+    """As offloading does it: a parameter is put in the place of another for one call."""
+    model = nn.Linear(3, 3, bias=False)
+    with TorchTracer() as one, torch.no_grad():
+        with one.attach(model):
+            model.weight = nn.Parameter(torch.ones(3, 3))
+            model(torch.randn(1, 3))
+            frame = rows_of(one)
+        there = frame[(frame.symbol == "aten::mm") & (frame.address == model.weight.data_ptr())]
+    assert set(there.region_type) == {"weight"}
+
+
+def test_a_traced_load_stores_the_weights_once():
+    checkpoint = {"weight": torch.randn(3, 3), "bias": torch.randn(3)}
+    with TorchTracer() as one, torch.no_grad():
+        with one.load():
+            model = nn.utils.skip_init(nn.Linear, 3, 3)
+            model.load_state_dict(checkpoint)
+        with one.attach(model):
+            model(torch.randn(1, 3))
+        frame = rows_of(one)
+    loading = frame[frame.phase == "weight_load"]
+    stored = loading[loading.op_type == "store"]
+    assert sorted(moves(stored)) == sorted(whole("store", p) for p in model.parameters())
+    assert set(stored.region_type) == {"weight"} and set(stored.region_id) == {1}
+    assert set(loading[loading.op_type == "load"].region_type) == {"runtime"}
+    assert set(frame[frame.phase == "generation"].region_type) == {"weight", "activation"}
+
+
+def test_the_load_of_weights_that_was_not_seen_can_be_noted():
+    model = nn.Linear(3, 3)
+    with TorchTracer() as one, torch.no_grad():
+        loaded = time.monotonic_ns()
+        with one.attach(model):
+            assert one.note_weights(loaded) == 2
+            model(torch.randn(1, 3))
+        frame = rows_of(one)
+    noted = frame[frame.symbol == "weight_load"]
+    assert sorted(moves(noted)) == sorted(whole("store", p) for p in model.parameters())
+    assert set(noted.phase) == {"weight_load"}
+    assert set(noted.timestamp_ns) == {loaded}
+    assert set(frame[frame.symbol != "weight_load"].phase) == {"generation"}
+
+
+class Recurrent(nn.Module):
+    """A model with a cache of its own making, in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("cache", torch.zeros(8, 4))
+
+    def forward(self, x, position):
+        self.cache[position] = x * self.weight
+        return self.cache.sum(0)
+
+
+def test_a_cache_that_calls_do_not_show_can_be_named():
+    model = Recurrent()
+    with TorchTracer() as one, torch.no_grad():
+        with one.attach(model, cache={"mine": model.cache}):
+            model(torch.randn(4), 2)
+        frame = rows_of(one)
+    cached = frame[frame.region_type == "kv_cache"]
+    assert moves(cached) == [("store", model.cache[2].data_ptr(), 16), whole("load", model.cache)]
+
+
+class OldCache(nn.Module):
+    """Gives its cache as pairs of tensors, as models did before there were classes for it."""
+
+    def forward(self, input_ids, past_key_values=None):
+        new = input_ids[..., None].float().expand(-1, -1, 4)[:, None] + 1
+        if past_key_values is not None:
+            new = torch.cat([past_key_values[0][0], new], dim=2)
+        return new.sum(), ((new, new * 2),)
+
+
+def test_tokens_are_counted_by_forward_calls():
+    model = OldCache()
+    with TorchTracer() as one, torch.no_grad():
+        with one.attach(model):
+            for _ in range(2):
+                _, cache = model(torch.ones(1, 5))
+                for _ in range(3):
+                    _, cache = model(torch.ones(1, 1), past_key_values=cache)
+        frame = rows_of(one)
+    steps = frame[["token_index", "context_tokens"]].dropna().drop_duplicates()
+    assert steps.to_numpy().tolist() == [[0, 5], [1, 6], [2, 7], [3, 8]]
+    order = frame.token_index.to_numpy()
+    assert (np.diff(order) < 0).sum() == 1, "the second generation begins at token 0"
+    cached = frame[(frame.region_type == "kv_cache") & (frame.op_type == "store")]
+    sizes = cached.groupby("context_tokens").length_bytes.max()
+    assert sizes.to_dict() == {5: 80, 6: 96, 7: 112, 8: 128}
+
+
+def test_a_region_of_the_cache_can_be_a_layers_keys():
+    model = OldCache()
+    with TorchTracer(kv_regions="layer") as one, torch.no_grad():
+        with one.attach(model):
+            _, cache = model(torch.ones(1, 5))
+            for _ in range(3):
+                _, cache = model(torch.ones(1, 1), past_key_values=cache)
+        frame = rows_of(one)
+    assert frame[frame.region_type == "kv_cache"].region_id.nunique() == 2
+
+
+def test_text_that_comes_again_one_token_longer_is_the_same_generation():
+    model = nn.Embedding(10, 4)
+    with TorchTracer() as one, torch.no_grad():
+        with one.attach(model):
+            for length in (3, 4, 5, 3, 9):
+                model(torch.zeros(1, length, dtype=torch.long))
+        frame = rows_of(one)
+    steps = frame[frame.symbol == "aten::embedding"].groupby("timestamp_ns", sort=True)
+    told = [(int(s.token_index.iloc[0]), int(s.context_tokens.iloc[0])) for _, s in steps]
+    assert told == [(0, 3), (1, 4), (2, 5), (0, 3), (0, 9)]
+
+
+def test_phases_and_tokens_can_be_said():
+    model, x = nn.Linear(2, 2), torch.randn(1, 2)
+    with TorchTracer() as one, torch.no_grad():
+        with one.attach(model):
+            with one.phase("teardown"):
+                one.token(4, context_tokens=17)
+                model(x)
+            with one.phase(Phase.GENERATION):
+                model(x)
+        frame = rows_of(one)
+    told = frame[["phase", "token_index", "context_tokens"]].drop_duplicates()
+    assert told.astype(object).where(told.notna(), None).to_numpy().tolist() == [
+        ["teardown", 4, 17], ["generation", None, None],
+    ]  # fmt: skip
+    with pytest.raises(InvalidArgumentError, match=r"phase 'pause': must be one of weight_load"):
+        with one.phase("pause"):
+            pass
+
+
+# Beside other things that happen to operators.
+
+
+def test_errors_pass_through_and_tracing_goes_on():
+    x = torch.randn(2, 3)
+
+    def work():
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            x @ x
+        x.neg()
+
+    assert set(traced(work).symbol) == {"aten::neg"}
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_other_dispatch_modes_see_what_they_always_see():
+    x, index = torch.randn(3, 3), torch.tensor([1])
+
+    def work():
+        torch.nn.functional.embedding(index, x).reshape(3).add_(1)
+
+    with Counting() as alone:
+        work()
+    with Counting() as around, TorchTracer() as one, one.thread():
+        work()
+        inner_rows = len(rows_of(one))
+    with TorchTracer() as one, one.thread():
+        with Counting() as inside:
+            work()
+        assert len(rows_of(one)) == inner_rows > 0
+    assert alone.seen == around.seen == inside.seen
+
+
+def test_leaving_in_the_wrong_order_is_an_error():
+    with TorchTracer() as one:
+        attached = one.attach(nn.Linear(2, 2))
+        with Counting():
+            with pytest.raises(InvalidStateError, match="Counting was entered after the tracer"):
+                attached.detach()
+        attached.detach()
+
+
+class Doubled(torch.Tensor):
+    """A subclass whose memory is that of another tensor."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner):
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        plain = [one.inner if isinstance(one, Doubled) else one for one in args]
+        return Doubled(func(*plain, **(kwargs or {})))
+
+
+def test_subclasses_are_traced_by_what_they_are_made_of():
+    x = torch.randn(4)
+    kept = []
+    frame = traced(lambda: kept.append(Doubled(x).neg()))
+    assert moves(frame) == [whole("load", x), whole("store", kept[0].inner)]
+
+
+def test_functional_transforms_are_traced_as_they_run():
+    x, w = torch.randn(5, 3), torch.randn(3)
+    kept = []
+    frame = traced(lambda: kept.append(torch.vmap(torch.dot, (0, None))(x, w)))
+    torch.testing.assert_close(kept[0], x @ w)
+    assert whole("load", x) in moves(frame)
+
+
+def test_fake_tensors_leave_no_rows():
+    from torch._subclasses import FakeTensorMode
+
+    def work():
+        with FakeTensorMode():
+            torch.randn(3) @ torch.randn(3)
+
+    assert moves(traced(work)) == []
+
+
+def test_backward_passes_are_traced():
+    weight = torch.randn(3, requires_grad=True)
+    with TorchTracer() as one:
+        with one.thread():
+            (weight * 2).sum().backward()
+        frame = rows_of(one)
+    assert weight.grad.tolist() == [2, 2, 2]
+    assert whole("store", weight.grad) in moves(frame)
+
+
+def test_other_threads_are_traced_where_they_ask():
+    x = torch.randn(4)
+    with TorchTracer() as one:
+
+        def asks():
+            with one.thread():
+                x.neg()
+
+        def asks_not():
+            x.abs()
+
+        with one.thread():
+            for work in (asks, asks_not):
+                thread = threading.Thread(target=work)
+                thread.start()
+                thread.join()
+            x.sin()
+        frame = rows_of(one)
+    assert set(frame.symbol) == {"aten::neg", "aten::sin"}
+    assert frame.thread_id.nunique() == 2
+    loads = frame[frame.op_type == "load"]
+    assert loads.region_id.nunique() == 1, "both threads read the same region"
+
+
+def test_many_threads_at_once():
+    start = threading.Barrier(4)
+    with TorchTracer() as one:
+
+        def work():
+            with one.thread():
+                x = torch.randn(16)
+                start.wait()
+                for _ in range(BLOCK_ROWS):
+                    x = x.neg()
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        frame = rows_of(one)
+    negations = frame[frame.symbol == "aten::neg"]
+    assert len(negations) == 4 * 2 * BLOCK_ROWS
+    stores = negations[negations.op_type == "store"]
+    assert stores.region_id.is_unique
+    for _, mine in negations.groupby("thread_id"):
+        # What one step stored the next one loads.
+        made = mine[mine.op_type == "store"].region_id.to_numpy()
+        read = mine[mine.op_type == "load"].region_id.to_numpy()
+        assert (made[:-1] == read[1:]).all()
+
+
+def test_what_began_in_a_thread_ends_there():
+    with TorchTracer() as one:
+        attached = one.attach(nn.Linear(2, 2))
+        errors = []
+
+        def detach():
+            try:
+                attached.detach()
+            except InvalidStateError as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=detach)
+        thread.start()
+        thread.join()
+        assert "ends in that thread" in errors[0]
+
+
+def test_a_sample_is_a_part_of_the_operators_and_labelled_alike():
+    model = nn.Linear(8, 8, bias=False)
+    x = torch.randn(1, 8)
+    with TorchTracer(sample_every=10) as one, torch.no_grad():
+        with one.load():
+            for _ in range(50):
+                model.weight.zero_()
+        with one.attach(model):
+            for _ in range(5000):
+                model(x)
+        frame = rows_of(one)
+    assert len(frame[frame.phase == "weight_load"]) == 50, "the load is traced in full"
+    sampled = frame[frame.phase == "generation"]
+    assert 5000 / 10 * 0.8 < sampled.timestamp_ns.nunique() < 5000 / 10 * 1.2
+    assert set(sampled[sampled.address == model.weight.data_ptr()].region_type) == {"weight"}
+    assert len(sampled) == 3 * sampled.timestamp_ns.nunique(), "an operator is sampled whole"
+
+
+# Files, and the collector.
+
+
+def test_the_file_is_a_trace(tmp_path):
+    path = tmp_path / "here" / "trace.parquet"
+    model = nn.Linear(2, 2)
+    with TorchTracer(path, run_id="a-run") as one, torch.no_grad():
+        with one.attach(model):
+            model(torch.randn(1, 2))
+        before = one.reader().read_all()
+    table = pq.read_table(path)
+    assert path.parent.glob("*").__class__ and [p.name for p in path.parent.iterdir()] == [
+        "trace.parquet"
+    ]
+    assert table.to_pandas().equals(before.to_pandas())
+    assert before.schema.equals(ARROW_SCHEMA)
+    schema = pq.read_schema(path)
+    assert kind_of(schema) is Kind.ACCESSES
+    assert schema.metadata[KIND_KEY] == b"accesses"
+    assert set(before["run_id"].to_pylist()) == {"a-run"}
+    about = json.loads(schema.metadata[META_KEY])
+    assert about["sample_every"] == 1
+    assert about["weight_storages"] == 2
+    assert one.reader().read_all().equals(table.cast(before.schema))
+
+
+def test_an_empty_trace_is_one_too(tmp_path):
+    with TorchTracer(tmp_path / "t.parquet") as one, one.thread():
+        pass
+    assert pq.read_table(tmp_path / "t.parquet").num_rows == 0
+
+
+def test_closing_twice_does_nothing_and_nothing_gives_nothing():
+    one = TorchTracer()
+    one.close()
+    with pytest.raises(InvalidStateError, match="has written no trace"):
+        one.reader()
+    with one.thread():
+        torch.ones(1)
+    one.close()
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sample_every": 0}, "sample_every = 0"),
+        ({"max_runs": 0}, "max_runs = 0"),
+        ({"kv_regions": "page"}, "kv_regions = 'page'"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(options, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        TorchTracer(**options)
+
+
+def test_the_model_goes_on_when_the_disk_does_not(tmp_path):
+    x = torch.randn(4)
+    one = TorchTracer(tmp_path / "t.parquet")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with one.thread(), torch.no_grad():
+        for _ in range(BLOCK_ROWS):
+            y = x.neg()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            for _ in range(BLOCK_ROWS):
+                y = x.neg()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert y.tolist() == (-x).tolist()
+    with pytest.raises(OSError, match="File too large"):
+        one.close()
+    assert 0 < pq.read_metadata(tmp_path / "t.parquet").num_rows < 4 * BLOCK_ROWS
+
+
+def test_a_forked_child_adds_nothing(tmp_path):
+    x = torch.randn(4)
+    with TorchTracer(tmp_path / "t.parquet") as one:
+        with one.thread():
+            x.neg()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # threads of the test run
+                child = os.fork()
+            if child == 0:
+                for _ in range(BLOCK_ROWS):
+                    x.neg()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            x.neg()
+        assert len(rows_of(one)) == 4
+
+
+def test_as_a_collector_it_traces_from_start_to_stop(tmp_path):
+    one = TorchTracer()
+    one.start([os.getpid()], tmp_path / "raw")
+    with torch.no_grad():
+        model = nn.Linear(2, 2)
+        one.attach(model)
+        middle = time.monotonic_ns()
+        model(torch.randn(1, 2))
+    with pytest.raises(InvalidStateError, match="is running"):
+        one.start([os.getpid()], tmp_path)
+    meta = one.stop()
+    torch.ones(3).neg()  # no longer traced
+
+    boundaries = [
+        {"phase": "weight_load", "start_ns": 0, "end_ns": middle},
+        {"phase": "generation", "start_ns": middle, "end_ns": time.monotonic_ns()},
+    ]
+    frame = one.trace("the-run", boundaries).read_all().to_pandas()
+    assert set(frame.run_id) == {"the-run"}
+    assert (
+        frame.phase == np.where(frame.timestamp_ns < middle, *("weight_load", "generation"))
+    ).all()
+    weights = frame[frame.region_type == "weight"]
+    assert set(weights[weights.op_type == "store"].phase) == {"weight_load"}
+    assert meta.output_file == str(tmp_path / "raw" / "torch_trace.parquet")
+    assert meta.output_file_size_bytes == os.path.getsize(meta.output_file)
+    assert (meta.collector_type, meta.used, meta.warnings) == ("torch", True, [])
+    assert meta.extra["rows"] == len(frame)
+    assert meta.extra["ns_per_operator_at_least"] > 0
+    with pytest.raises(InvalidStateError, match="not running"):
+        one.stop()
+
+
+def test_without_the_load_each_weight_is_noted(tmp_path):
+    model = nn.Linear(2, 2)
+    one = TorchTracer(trace_load=False)
+    one.start([os.getpid()], tmp_path)
+    torch.ones(3).neg()  # not the model's
+    one.attach(model)
+    one.stop()
+    frame = one.trace("a").read_all().to_pandas()
+    assert list(frame.symbol) == ["weight_load"] * 2
+
+
+def test_it_can_be_started_again(tmp_path):
+    one = TorchTracer()
+    for run in ("first", "second"):
+        one.start([os.getpid()], tmp_path / run)
+        torch.ones(3).neg()
+        one.stop()
+        assert len(one.trace(run).read_all()) == 3
+
+
+def test_processes_that_are_not_this_one_are_refused(tmp_path):
+    with pytest.raises(CollectorUnavailableError, match="traces models in its own process"):
+        TorchTracer().start([1], tmp_path)
+
+
+def test_the_labeller_changes_nothing():
+    model = OldCache()
+    with TorchTracer() as one, torch.no_grad():
+        with one.attach(model):
+            model(torch.ones(1, 5))
+        table = one.reader().read_all()
+    labelled = TraceLabeller().label_table(table).read_all().to_pandas()
+    for column in ("region_type", "region_id"):
+        assert list(labelled[column]) == list(table[column].to_pylist())
