@@ -303,7 +303,7 @@ def test_memory_that_no_one_can_see_is_counted(tmp_path):
     with TorchTracer(tmp_path / "t.parquet") as one:
         with one.thread():
             sparse.to_dense().neg()
-        assert [symbol for symbol in rows_of(one).symbol] == ["aten::_to_dense", "aten::neg",
+        assert list(rows_of(one).symbol) == ["aten::_to_dense", "aten::neg",
                                                              "aten::neg"]  # fmt: skip
         meta = one.stop()
     assert "not in the trace: aten::_to_dense (1)" in meta.warnings[0]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ...errors import StrapIOError, StrapPermissionError
 
-__all__ = ["MOUNT_TRACEFS", "TraceInstance", "find_tracefs", "mount_tracefs"]
+__all__ = ["MOUNT_TRACEFS", "TraceInstance", "find_tracefs"]
 
 MOUNT_TRACEFS = "mount -t tracefs tracefs /sys/kernel/tracing"
 
@@ -45,24 +45,6 @@ def find_tracefs() -> Path | None:
     if os.geteuid() != 0:
         raise StrapPermissionError(errno.EACCES, "tracefs is for root alone; run as root")
     return None
-
-
-def mount_tracefs() -> Path:
-    """Mounts tracefs where it is not.
-
-    Raises:
-        StrapIOError: the kernel refuses.
-    """
-    import ctypes
-
-    found = find_tracefs()
-    if found is not None:
-        return found
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"tracefs", os.fsencode(_PLACES[0]), b"tracefs", 0, None) < 0:
-        number = ctypes.get_errno()
-        raise StrapIOError(number, f"{MOUNT_TRACEFS}: {os.strerror(number)}")
-    return _PLACES[0]
 
 
 class TraceInstance:
