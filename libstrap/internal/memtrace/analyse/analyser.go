@@ -148,7 +148,7 @@ func New(o Options) (*Analyser, error) {
 	a.spill = spill{dir: o.SpillDir, memory: o.MemoryBytes}
 	all := a.newStages(anyOrder | inOrder)
 	if a.needs&inOrder != 0 && !o.Ordered {
-		a.journal = &journal{store: a.store()}
+		a.journal = &journal{store: a.store(1)}
 		all = append(all, a.journal)
 	}
 	a.pipeline = newPipeline(all, o.Workers)
@@ -158,10 +158,10 @@ func New(o Options) (*Analyser, error) {
 // shardBits splits the stages so that all workers have something to do.
 func (a *Analyser) shardBits() int { return min(max(bits.Len(uint(a.options.Workers))-2, 0), 5) }
 
-// store is a stage's share of the memory: that of the journal, the strides and the
-// gaps is alike.
-func (a *Analyser) store() store {
-	return store{limit: int64(a.options.MemoryBytes) / 3, spill: &a.spill}
+// store is a part of the memory: the journal, the strides, the gaps and the sorting get
+// a quarter each, which the shards of a stage split.
+func (a *Analyser) store(shards int) store {
+	return store{limit: int64(a.options.MemoryBytes / 4 / shards), spill: &a.spill}
 }
 
 // Add takes the rows of a batch. They are analysed behind; the batch is not used any
@@ -279,7 +279,7 @@ func (a *Analyser) replay() error {
 		b.regions, b.types = len(a.filler.regions.values), len(a.filler.types)
 		return again.put(b)
 	}
-	err = a.journal.sorted(int64(a.options.MemoryBytes)/2, func(r *row) error {
+	err = a.journal.sorted(a.options.MemoryBytes/4, func(r *row) error {
 		b.append(r)
 		if b.n < blockRows {
 			return nil

@@ -62,8 +62,8 @@ const (
 
 // sorted gives the rows in the order of time, those of one time in the order in
 // which they came: a merge sort, of runs as long as the memory allows.
-func (j *journal) sorted(memory int64, yield func(*row) error) error {
-	return j.sortedBy(max(leastRun, int(memory/sortBytes)), yield)
+func (j *journal) sorted(memory int, yield func(*row) error) error {
+	return j.sortedBy(max(leastRun, memory/sortBytes), yield)
 }
 
 func (j *journal) sortedBy(runRows int, yield func(*row) error) error {

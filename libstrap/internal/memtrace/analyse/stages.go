@@ -57,11 +57,11 @@ func (a *Analyser) newStages(which need) []stage {
 		all = append(all, s.pages[sh.mine])
 	})
 	each(needStrides, func(sh share) {
-		s.strides = append(s.strides, &strides{share: sh, store: a.store()})
+		s.strides = append(s.strides, &strides{share: sh, store: a.store(1 << a.shardBits())})
 		all = append(all, &untilLate{s.strides[sh.mine]})
 	})
 	each(needGaps, func(sh share) {
-		s.gaps = append(s.gaps, &gaps{share: sh, store: a.store()})
+		s.gaps = append(s.gaps, &gaps{share: sh, store: a.store(1 << a.shardBits())})
 		all = append(all, &untilLate{s.gaps[sh.mine]})
 	})
 	wanted := which & a.needs
