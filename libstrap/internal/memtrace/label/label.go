@@ -1,32 +1,22 @@
 // Package label says of every row of a trace what its memory holds (region_type) and
 // which piece of memory it is (region_id).
 //
-// A row's type is the first of these that says one:
+// A row's type is, in this order: that of the known range it falls into; its own,
+// where it has one; that of the first row that gave its page a type; that of the
+// first rule that matches; "unknown".
 //
-//   - the row itself, where it comes with a type and an id, as a tracer gives them;
-//   - the known range that its first byte falls into;
-//   - the row itself, where it comes with a type alone;
-//   - the first row that gave its page a type, a range aside;
-//   - the first rule that matches.
-//
-// Else the row is unknown, and its id 0.
-//
-// Weights have the id 1, together. The KV cache has an id for each distinct address,
-// activations and runtime one for each page, a range one of its own; those are counted
-// from 2 in the order of first sight. A row that comes with a type and an id keeps the
-// id, and so does a range that is given one: counting passes over the ids met so far.
-// Where a row comes with an id that has been counted out already, or with the weights' 1
-// though it is none, its region gets a new one instead, in all its rows alike. So two
-// regions never share an id, and labels do not depend on how rows are cut into batches.
-//
-// A row with a length is labelled by its first byte; its length widens the pages of its
-// region.
+// Ids: weights are 1, together. The KV cache has an id for each distinct address,
+// activations and runtime one for each page, counted from 2 in the order of first
+// sight; unknown rows have 0. A row that comes with a type and an id keeps both, a
+// range with an id gives its own; ids counted here pass over those met so far.
 package label
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
@@ -34,32 +24,23 @@ import (
 )
 
 const (
-	unknown    = "unknown"
 	weight     = "weight"
 	kvCache    = "kv_cache"
 	activation = "activation"
 	runtime    = "runtime"
+	unknown    = "unknown"
+	weightID   = 1
 )
 
-// The numbers of the documented types; others follow in the order of first sight.
-const (
-	unknownKind = int32(iota)
-	weightKind
-	kvKind
-	activationKind
-	runtimeKind
-)
+var types = []string{weight, kvCache, activation, runtime}
 
-var kindNames = []string{unknown, weight, kvCache, activation, runtime}
-
-// kindOf is the number of a type that a rule or range may give.
-func kindOf(name string) (int32, error) {
-	for kind, known := range kindNames {
-		if name == known && name != unknown {
-			return int32(kind), nil
+func checkType(name string) error {
+	for _, t := range types {
+		if name == t {
+			return nil
 		}
 	}
-	return 0, status.New(status.InvalidArgument, "region_type %q: one of %s", name, strings.Join(kindNames[1:], ", "))
+	return status.New(status.InvalidArgument, "region_type %q: one of %s", name, strings.Join(types, ", "))
 }
 
 // Policy is what happens to rows that nothing classifies.
@@ -69,7 +50,7 @@ const (
 	Keep      Policy = "keep"    // as unknown, with id 0
 	Skip      Policy = "skip"    // left out, and counted
 	Fail      Policy = "error"   // InvalidArgument
-	AsRuntime Policy = "runtime" // runtime; their pages stay unclassified
+	AsRuntime Policy = "runtime" // runtime
 )
 
 // Options say how to label.
@@ -81,34 +62,57 @@ type Options struct {
 
 // Counts is what was done so far.
 type Counts struct {
-	Rows       int64            // given out
-	Skipped    int64            // left out by Skip
-	Renumbered int64            // regions that came with an id that was taken
-	ByType     map[string]int64 // of the rows given out
-	ByRange    []int64          // of those, the rows that each range has labelled
+	Rows    int64 // given out
+	Skipped int64
+	Ranged  int64 // labelled by a known range
 }
 
 // Labeller labels the records of one trace in their order. It is not for concurrent
-// use. It remembers distinct pages, KV addresses, regions and symbols, no rows. After
-// an error it is of no further use but for its tables.
+// use. It remembers distinct pages, KV addresses and regions.
 type Labeller struct {
-	rules    *ruleBook
-	policy   Policy
-	ranges   *rangeIndex
-	types    []string // by number
-	numbers  map[string]int32
-	regions  regions
-	pages    table[page]
-	counts   Counts
-	byType   []int64
-	typeText arrow.Array // types as a dictionary, nil when one has come in
+	rules  []compiledRule
+	policy Policy
+	ranges *rangeIndex
+	counts Counts
+
+	typeNames   []string
+	typeNumbers map[string]int32
+	pageTypes   map[uint64]int32
+	rangeIDs    []int64 // of the ranges, 0: not met yet
+	kvIDs       map[uint64]int64
+	pageIDs     map[uint64]int64
+	next        int64
+	taken       map[int64]bool // ids that came with rows or ranges
+
+	regions    map[int64]int // id to place in seen
+	seen       []region
+	blocks     map[uint64]int // page to place in kv
+	kv         []kvBlock
+	classified map[evidence]int32
+	lastRegion int64 // and its place: runs of rows share a region
+	lastPlace  int
 }
 
-// page is what is known of a page; 0 is nothing.
-type page struct {
-	kind   int32 // of the first row that gave it one
-	region int32 // its activations' or runtime's place in regions.all + 1
-	block  int32 // its place in regions.blocks + 1
+// evidence is what the rules look at.
+type evidence struct {
+	symbol, dso, phase string
+	op                 trace.Op
+}
+
+type region struct {
+	id                int64
+	kind              int32
+	pageMin, pageMax  uint64
+	firstNS, latestNS int64
+	accesses          int64
+}
+
+type kvBlock struct {
+	id                       int64
+	address, page            uint64
+	stored, evicted          bool
+	writeNS, readNS, evictNS int64
+	reads                    int64
 }
 
 // New checks the options.
@@ -123,7 +127,7 @@ func New(o Options) (*Labeller, error) {
 	default:
 		return nil, status.New(status.InvalidArgument, "policy %q: one of %s, %s, %s, %s", o.Policy, Keep, Skip, Fail, AsRuntime)
 	}
-	rules, err := newRuleBook(o.Rules)
+	rules, err := compile(o.Rules)
 	if err != nil {
 		return nil, err
 	}
@@ -133,164 +137,333 @@ func New(o Options) (*Labeller, error) {
 	}
 	l := &Labeller{
 		rules: rules, policy: o.Policy, ranges: ranges,
-		numbers: map[string]int32{}, regions: newRegions(ranges.ranges),
-		counts: Counts{ByRange: make([]int64, len(o.Ranges))},
+		typeNumbers: map[string]int32{}, pageTypes: map[uint64]int32{},
+		rangeIDs: make([]int64, len(o.Ranges)), kvIDs: map[uint64]int64{}, pageIDs: map[uint64]int64{},
+		next: weightID + 1, taken: map[int64]bool{}, regions: map[int64]int{}, blocks: map[uint64]int{},
+		classified: map[evidence]int32{}, lastRegion: -1,
 	}
-	for _, name := range kindNames {
-		l.number(name)
+	l.typeOf(unknown) // number 0
+	for i, r := range ranges.ranges {
+		l.rangeIDs[i] = r.ID
+		if r.ID != 0 {
+			l.taken[r.ID] = true
+		}
 	}
 	return l, nil
 }
 
-// number gives a type its number. Rows may come with types of their own.
-func (l *Labeller) number(name string) int32 {
-	n, ok := l.numbers[name]
+func (l *Labeller) typeOf(name string) int32 {
+	number, ok := l.typeNumbers[name]
 	if !ok {
-		n = int32(len(l.types))
-		l.types = append(l.types, name)
-		l.numbers[name] = n
-		l.byType = append(l.byType, 0)
-		if l.typeText != nil {
-			l.typeText.Release()
-			l.typeText = nil
-		}
+		number = int32(len(l.typeNames))
+		l.typeNames = append(l.typeNames, name)
+		l.typeNumbers[name] = number
 	}
-	return n
+	return number
+}
+
+// Schema is that of the labelled records: of the given one with region_type and
+// region_id in their places, or behind the others.
+func (l *Labeller) Schema(in *arrow.Schema) (*arrow.Schema, error) {
+	if err := trace.Check(in); err != nil {
+		return nil, err
+	}
+	fields := append([]arrow.Field(nil), in.Fields()...)
+	set := func(f arrow.Field) {
+		for i := range fields {
+			if fields[i].Name == f.Name {
+				fields[i] = f
+				return
+			}
+		}
+		fields = append(fields, f)
+	}
+	set(arrow.Field{Name: "region_type", Type: trace.Text})
+	set(arrow.Field{Name: "region_id", Type: arrow.PrimitiveTypes.Int64})
+	meta := in.Metadata()
+	return arrow.NewSchema(fields, &meta), nil
 }
 
 // Label gives a record with its rows labelled, which the caller releases. Rows keep
-// their order; only Skip leaves some out. The columns but region_type and region_id are
-// those of the record, not copies, where no row is left out.
+// their order; only Skip leaves some out.
 //
 // Errors: InvalidArgument where a column is missing or holds what no trace holds,
 // or, with Fail, where nothing classifies a row.
 func (l *Labeller) Label(in arrow.Record) (arrow.Record, error) {
-	b, err := trace.Open(in)
+	batch, err := trace.Open(in)
 	if err != nil {
 		return nil, err
 	}
-	evidence, err := l.rules.open(b)
-	if err != nil {
-		return nil, err
+	clues := clues{memo: map[clue]int32{}}
+	for i, name := range []string{"symbol", "dso", "phase"} {
+		if clues.texts[i], err = batch.Text(name); err != nil {
+			return nil, err
+		}
 	}
-	own := make([]int32, len(b.Type.Values))
-	for i, name := range b.Type.Values {
-		own[i] = l.number(name)
+	own := make([]int32, len(batch.Type.Values))
+	for i, name := range batch.Type.Values {
+		own[i] = l.typeOf(name)
 	}
-	out := newLabels(b.Rows)
-	defer out.release()
-	var kept []int32 // rows, with Skip alone
-	for i := range b.Rows {
-		kind, place := l.classify(b, i, own[b.Type.Codes[i]], evidence)
-		if kind == unknownKind {
+	kinds, ids := make([]int32, batch.Rows), make([]int64, batch.Rows)
+	skipped := 0
+	for i := range kinds {
+		kind, id := l.classify(batch, i, own[batch.Type.Codes[i]], &clues)
+		if kind == 0 {
 			switch l.policy {
 			case Skip:
+				kinds[i] = -1
+				skipped++
 				continue
 			case Fail:
 				return nil, status.New(status.InvalidArgument,
 					"nothing classifies row %d: address_page=%#x, symbol=%q, dso=%q; add a rule or a range, or keep unknown rows",
-					l.counts.Rows+l.counts.Skipped+int64(i), b.Page[i], evidence.text(symbolColumn, i), evidence.text(dsoColumn, i))
+					l.counts.Rows+l.counts.Skipped+int64(i), batch.Page[i], clues.value(0, i), clues.value(1, i))
 			case AsRuntime:
-				kind = runtimeKind
-				place = l.regions.ofPage(l.pages.at(b.Page[i]), kind, b, i)
+				kind = l.typeOf(runtime)
 			}
 		}
-		if l.policy == Skip {
-			kept = append(kept, int32(i))
-		}
-		l.byType[kind]++
-		var id int64
-		if kind != unknownKind {
-			id = l.regions.touch(place, b, i)
-			if kind == kvKind {
-				l.regions.touchBlock(l.pages.at(b.Page[i]), id, b, i)
+		if kind != 0 {
+			if id == 0 {
+				id = l.idOf(kind, batch.Address[i], batch.Page[i])
 			}
+			l.touch(id, kind, batch, i)
 		}
-		out.add(kind, id)
+		kinds[i], ids[i] = kind, id
 	}
-	l.counts.Rows += int64(out.n)
-	l.counts.Skipped += int64(b.Rows - out.n)
-	return l.assemble(in, out, kept)
+	l.counts.Rows += int64(batch.Rows - skipped)
+	l.counts.Skipped += int64(skipped)
+	return l.assemble(in, kinds, ids, skipped)
 }
 
-// classify gives a row's type and the place of its region.
-func (l *Labeller) classify(b *trace.Batch, i int, own int32, e *evidence) (kind, place int32) {
-	id := b.Region[i]
-	mine := own != unknownKind && id != 0
-	if !mine && len(l.ranges.ranges) > 0 {
+// classify gives a row's type, and its id where that is settled.
+func (l *Labeller) classify(b *trace.Batch, i int, own int32, c *clues) (kind int32, id int64) {
+	page := b.Page[i]
+	if len(l.ranges.ranges) > 0 {
 		if number := l.ranges.find(b.Address[i], b.Time[i]); number >= 0 {
-			l.counts.ByRange[number]++
-			kind = l.ranges.kinds[number]
-			return kind, l.regions.ofRange(number, kind, b, i)
+			l.counts.Ranged++
+			kind = l.typeOf(l.ranges.ranges[number].Type)
+			if l.rangeIDs[number] == 0 && kind != l.typeOf(weight) {
+				l.rangeIDs[number] = l.newID()
+			}
+			return kind, l.rangeIDs[number]
 		}
 	}
-	p := l.pages.at(b.Page[i])
-	switch {
-	case own != unknownKind:
+	if own != 0 {
+		if id = b.Region[i]; id != 0 && id != weightID && !l.taken[id] {
+			l.taken[id] = true
+		}
 		kind = own
-	case p.kind != unknownKind:
-		kind = p.kind
-	default:
-		if kind = l.rules.classify(e, i, b.Op[i]); kind == unknownKind {
-			return kind, 0
+	} else if known, ok := l.pageTypes[page]; ok {
+		return known, 0
+	} else {
+		kind = l.byRules(c, i, b.Op[i])
+	}
+	if kind != 0 {
+		if _, ok := l.pageTypes[page]; !ok {
+			l.pageTypes[page] = kind
 		}
 	}
-	if p.kind == unknownKind {
-		p.kind = kind
+	return kind, id
+}
+
+// clues are the columns of a batch that the rules look at, and what they said.
+type clues struct {
+	texts [3]trace.Texts // symbol, dso, phase
+	memo  map[clue]int32
+}
+
+// clue is a row's codes.
+type clue struct {
+	codes [3]int32
+	op    trace.Op
+}
+
+func (c *clues) value(column, row int) string {
+	if code := c.texts[column].Codes[row]; code >= 0 {
+		return c.texts[column].Values[code]
 	}
-	switch {
-	case mine:
-		return kind, l.regions.ofID(id, kind, b, i)
-	case kind == weightKind:
-		return kind, l.regions.ofWeights(b, i)
-	case kind == kvKind:
-		return kind, l.regions.ofAddress(b, i)
+	return ""
+}
+
+func (l *Labeller) byRules(c *clues, i int, op trace.Op) int32 {
+	key := clue{[3]int32{c.texts[0].Codes[i], c.texts[1].Codes[i], c.texts[2].Codes[i]}, op}
+	kind, ok := c.memo[key]
+	if ok {
+		return kind
+	}
+	e := evidence{c.value(0, i), c.value(1, i), c.value(2, i), op}
+	if kind, ok = l.classified[e]; !ok {
+		word := "load"
+		if op == trace.Store {
+			word = "store"
+		}
+		for r := range l.rules {
+			if l.rules[r].matches(e.symbol, e.dso, e.phase, word) {
+				kind = l.typeOf(l.rules[r].Type)
+				break
+			}
+		}
+		if len(l.classified) < maxMemo {
+			l.classified[e] = kind
+		}
+	}
+	c.memo[key] = kind
+	return kind
+}
+
+// maxMemo bounds the remembered symbols; real programs have thousands.
+const maxMemo = 1 << 20
+
+func (l *Labeller) idOf(kind int32, address, page uint64) int64 {
+	switch l.typeNames[kind] {
+	case weight:
+		return weightID
+	case kvCache:
+		id, ok := l.kvIDs[address]
+		if !ok {
+			id = l.newID()
+			l.kvIDs[address] = id
+		}
+		return id
 	default:
-		return kind, l.regions.ofPage(p, kind, b, i)
+		id, ok := l.pageIDs[page]
+		if !ok {
+			id = l.newID()
+			l.pageIDs[page] = id
+		}
+		return id
 	}
+}
+
+func (l *Labeller) newID() int64 {
+	for l.taken[l.next] {
+		l.next++
+	}
+	l.next++
+	return l.next - 1
+}
+
+// touch counts a row for its region, and for its block of the KV cache.
+func (l *Labeller) touch(id int64, kind int32, b *trace.Batch, i int) {
+	ns, page := b.Time[i], b.Page[i]
+	last := page
+	if b.Length != nil && b.Length[i] > 0 {
+		last = page + (b.Address[i]+b.Length[i]-1)>>trace.PageShift - b.Address[i]>>trace.PageShift
+	}
+	place := l.lastPlace
+	if id != l.lastRegion {
+		var ok bool
+		if place, ok = l.regions[id]; !ok {
+			place = len(l.seen)
+			l.regions[id] = place
+			l.seen = append(l.seen, region{id: id, kind: kind, pageMin: page, pageMax: page, firstNS: ns, latestNS: ns})
+		}
+		l.lastRegion, l.lastPlace = id, place
+	}
+	r := &l.seen[place]
+	r.accesses++
+	r.latestNS = max(r.latestNS, ns)
+	r.pageMin, r.pageMax = min(r.pageMin, page), max(r.pageMax, last)
+	if l.typeNames[kind] == kvCache {
+		l.touchBlock(id, b.Address[i], page, b.Op[i], ns)
+	}
+}
+
+func (l *Labeller) touchBlock(id int64, address, page uint64, op trace.Op, ns int64) {
+	place, ok := l.blocks[page]
+	if !ok {
+		place = len(l.kv)
+		l.blocks[page] = place
+		l.kv = append(l.kv, kvBlock{id: id, address: address, page: page})
+	}
+	b := &l.kv[place]
+	switch {
+	case op == trace.Load:
+		b.reads++
+		b.readNS = max(b.readNS, ns)
+	case !b.stored:
+		b.stored, b.writeNS = true, ns
+	case !b.evicted && ns != b.writeNS:
+		b.evicted, b.evictNS = true, ns
+	}
+}
+
+// assemble puts the two columns into the record, without the rows of kind -1.
+func (l *Labeller) assemble(in arrow.Record, kinds []int32, ids []int64, skipped int) (arrow.Record, error) {
+	schema, err := l.Schema(in.Schema())
+	if err != nil {
+		return nil, err
+	}
+	keep := make([]int, 0, len(kinds)-skipped)
+	typed := array.NewInt32Builder(memory.DefaultAllocator)
+	defer typed.Release()
+	numbered := array.NewInt64Builder(memory.DefaultAllocator)
+	defer numbered.Release()
+	for i, kind := range kinds {
+		if kind >= 0 {
+			keep = append(keep, i)
+			typed.Append(kind)
+			numbered.Append(ids[i])
+		}
+	}
+	names := array.NewStringBuilder(memory.DefaultAllocator)
+	defer names.Release()
+	names.AppendValues(l.typeNames, nil)
+	values, indices := names.NewArray(), typed.NewArray()
+	defer values.Release()
+	defer indices.Release()
+	column := array.NewDictionaryArray(trace.Text, indices, values)
+	defer column.Release()
+	id := numbered.NewArray()
+	defer id.Release()
+
+	columns := make([]arrow.Array, schema.NumFields())
+	for i, f := range schema.Fields() {
+		switch f.Name {
+		case "region_type":
+			columns[i] = column
+		case "region_id":
+			columns[i] = id
+		default:
+			from := in.Column(in.Schema().FieldIndices(f.Name)[0])
+			if skipped == 0 {
+				columns[i] = from
+				continue
+			}
+			if columns[i], err = pick(from, keep); err != nil {
+				return nil, status.Wrap(status.Unsupported, err, "column %s", f.Name)
+			}
+			defer columns[i].Release()
+		}
+	}
+	return array.NewRecord(schema, columns, int64(len(keep))), nil
+}
+
+// pick copies runs of rows: what Skip leaves is mostly long runs.
+func pick(from arrow.Array, rows []int) (arrow.Array, error) {
+	var parts []arrow.Array
+	defer func() {
+		for _, p := range parts {
+			p.Release()
+		}
+	}()
+	for start := 0; start < len(rows); {
+		end := start + 1
+		for end < len(rows) && rows[end] == rows[end-1]+1 {
+			end++
+		}
+		parts = append(parts, array.NewSlice(from, int64(rows[start]), int64(rows[end-1]+1)))
+		start = end
+	}
+	if len(parts) == 0 {
+		return array.NewSlice(from, 0, 0), nil
+	}
+	whole, err := array.Concatenate(parts, memory.DefaultAllocator)
+	if err != nil {
+		return nil, fmt.Errorf("%d runs of rows: %w", len(parts), err)
+	}
+	return whole, nil
 }
 
 // Counts of the rows so far.
-func (l *Labeller) Counts() Counts {
-	c := l.counts
-	c.Renumbered = l.regions.renumbered
-	c.ByRange = append([]int64(nil), c.ByRange...)
-	c.ByType = map[string]int64{}
-	for kind, n := range l.byType {
-		if n > 0 {
-			c.ByType[l.types[kind]] = n
-		}
-	}
-	return c
-}
-
-// labels are the two columns of a batch as they are made.
-type labels struct {
-	n          int
-	kinds      []int32
-	ids        []int64
-	kindBuffer *memory.Buffer
-	idBuffer   *memory.Buffer
-}
-
-func newLabels(rows int) *labels {
-	o := &labels{
-		kindBuffer: memory.NewResizableBuffer(memory.DefaultAllocator),
-		idBuffer:   memory.NewResizableBuffer(memory.DefaultAllocator),
-	}
-	o.kindBuffer.Resize(rows * arrow.Int32SizeBytes)
-	o.idBuffer.Resize(rows * arrow.Int64SizeBytes)
-	o.kinds = arrow.Int32Traits.CastFromBytes(o.kindBuffer.Bytes())
-	o.ids = arrow.Int64Traits.CastFromBytes(o.idBuffer.Bytes())
-	return o
-}
-
-func (o *labels) add(kind int32, id int64) {
-	o.kinds[o.n], o.ids[o.n] = kind, id
-	o.n++
-}
-
-func (o *labels) release() {
-	o.kindBuffer.Release()
-	o.idBuffer.Release()
-}
+func (l *Labeller) Counts() Counts { return l.counts }

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .torch_handlers import Handle, Pen, Run, handler_of
@@ -66,6 +66,7 @@ class Recorder:
         """``elsewhere`` gives the recorder of whatever thread calls it."""
         self.thread = threading.get_native_id()
         self.number = symbols.number
+        self._regions = regions
         self.unseen: dict[str, int] = {}
         self.sampling = False
         self.note, self.note_rows, self.put, self.flush = _pen(
@@ -82,6 +83,7 @@ class Recorder:
         runs: dict[int, Handle] = {}
         operators: list[Any] = []  # while they are here their ids are theirs
         owner, here, recorder = threading.get_ident(), threading.get_ident, self
+        parameter, see_parameter = nn.Parameter, self._regions.see_parameter
 
         class Mode(_Mode):
             def __torch_dispatch__(
@@ -96,6 +98,8 @@ class Recorder:
                     return run(args, kwargs or nothing)
                 view = views.get(id(func))
                 if view is not None:
+                    if args and type(args[0]) is parameter:
+                        see_parameter(args[0])
                     return view(*args, **kwargs) if kwargs else view(*args)
                 operators.append(func)
                 handler = handler_of(func, cast("Pen", recorder))
@@ -151,7 +155,7 @@ def _pen(
     at = 0
     pack, full = ROW.pack_into, struct.error
     word_of, add, see_parameter = regions.words.get, regions.add, regions.see_parameter
-    parameter = torch.nn.Parameter
+    parameter = nn.Parameter
     layouts: dict[tuple[Any, ...], tuple[tuple[int, ...], int]] = {}
 
     def note(tensor: Any, now: int, code: int) -> None:
@@ -163,7 +167,7 @@ def _pen(
             if word is None:
                 word = add(storage, tensor)
             if type(tensor) is parameter:
-                see_parameter(word)
+                see_parameter(tensor)
             address = tensor.data_ptr()
             if tensor.is_contiguous():
                 here = at

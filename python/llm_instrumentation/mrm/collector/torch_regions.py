@@ -129,14 +129,14 @@ class Regions:
     def loading(self, loading: bool) -> None:
         self._loading = _LOADING if loading else 0
 
-    def see_parameter(self, word: int) -> None:
+    def see_parameter(self, parameter: torch.nn.Parameter) -> None:
         """Makes a storage a weight that an operator was given as a parameter.
 
         Offloading brings parameters in for one call. While weights are loaded, parameters are
         also what they are copied from.
         """
         if not self._loading:
-            self._weights.setdefault(word, "")
+            self._weights.setdefault(self.meet(parameter), "")
 
     def mark_weight(self, tensor: torch.Tensor, name: str) -> bool:
         """Makes a tensor's storage a weight; False if it was one."""

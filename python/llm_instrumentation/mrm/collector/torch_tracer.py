@@ -45,6 +45,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -116,6 +117,7 @@ class TorchTracer(BaseCollector):
         self._by_layer = kv_regions == "layer"
         self._run_id = run_id
         self._session: Session | None = None
+        self._beginning = threading.Lock()
         self._written: Path | None = None
         self._running = False  # between start and stop
         self._loading: contextlib.ExitStack | None = None
@@ -279,21 +281,25 @@ class TorchTracer(BaseCollector):
         self.close()
 
     def _begun(self) -> Session:
-        if self._session is None:
-            from .torch_session import Session
+        with self._beginning:  # threads may be the first together
+            if self._session is None:
+                self._session = self._begin()
+            return self._session
 
-            rows = None
-            if self._path is not None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                rows = self._path.with_name(self._path.name + ".rows")
-            self._written = None
-            self._session = Session(
-                rows,
-                sample_every=self._sample_every,
-                max_runs=self._max_runs,
-                kv_by_layer=self._by_layer,
-            )
-        return self._session
+    def _begin(self) -> Session:
+        from .torch_session import Session
+
+        rows = None
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            rows = self._path.with_name(self._path.name + ".rows")
+        self._written = None
+        return Session(
+            rows,
+            sample_every=self._sample_every,
+            max_runs=self._max_runs,
+            kv_by_layer=self._by_layer,
+        )
 
     def _finish(self) -> CollectorMeta:
         from .torch_trace import write_trace
