@@ -1,11 +1,11 @@
-"""The ten tables of a memory trace: libstrap beside mrm-trace, DuckDB and polars.
+"""The ten tables of a memory trace, and the parsing of perf's text.
 
     python benchmarks/memtrace.py [--rows 20000000] [--huge 200000000] [--folder DIR]
 
-Every contender runs in a process of its own, over the same Parquet file; seconds are of
-the tables alone, without imports, memory is the process's peak. Ratios are of one run on
-one machine; nothing here fails on time. The published mrm-trace gets an environment of
-its own.
+The tables by libstrap beside mrm-trace, DuckDB and polars: every contender runs in a
+process of its own, over the same Parquet file; seconds are of the work alone, without
+imports, memory is the process's peak. Ratios are of one run on one machine; nothing here
+fails on time. The published mrm-trace gets an environment of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from memtrace_peers import traces
+from memtrace_peers import perf_text, traces
 
 ROOT = Path(__file__).resolve().parent
 PUBLISHED = ("mrm-trace==0.1.6", "pandas==2.2.3", "numpy==2.2.6", "pyarrow==18.1.0")
@@ -51,6 +51,9 @@ def contend(name: str, path: str) -> float:
         polars_tables.compute(path)
         return time.perf_counter() - start
 
+    if name.startswith("perf script"):
+        return parse(name, path)
+
     import pyarrow.parquet as pq
     from llm_instrumentation.mrm import compute_all
 
@@ -63,6 +66,23 @@ def contend(name: str, path: str) -> float:
     start = time.perf_counter()
     compute_all(trace, as_arrow=True)
     return time.perf_counter() - start
+
+
+def parse(name: str, path: str) -> float:
+    """Reads the text at PATH to batches, or on to a Parquet file, and gives the seconds."""
+    from llm_instrumentation.mrm.parser import parse_perf_script
+
+    start = time.perf_counter()
+    text = parse_perf_script(path, "bench")
+    if name.endswith("Parquet"):
+        text.to_parquet(f"{path}.parquet")
+    else:
+        for _ in text.reader():
+            pass
+    seconds = time.perf_counter() - start
+    if text.malformed:
+        raise SystemExit(f"{path}: {text.malformed} lines were not understood")
+    return seconds
 
 
 def run(name: str, path: Path, python: str = sys.executable, repeat: int = 1) -> dict:
@@ -106,6 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=20 * MILLION)
     parser.add_argument("--huge", type=int, default=0, help="also a trace of so many rows")
+    parser.add_argument("--lines", type=int, default=5 * MILLION, help="of perf's text")
     parser.add_argument("--folder", type=Path, help="keeps the traces for the next time")
     parser.add_argument("--contend", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -131,6 +152,14 @@ def main() -> None:
         path = traces.write(folder / f"{arguments.rows}.parquet", arguments.rows)
         results = {name: run(name, path) for name in ("libstrap", "duckdb", "polars", "libstrap")}
         table(f"{arguments.rows:,} rows of Parquet", results, "libstrap")
+
+        text = perf_text.write(folder / f"{arguments.lines}.txt", arguments.lines)
+        length = text.stat().st_size / arguments.lines
+        print(f"\nperf script, {arguments.lines:,} lines of {length:.0f} bytes")
+        for name in ("perf script to batches", "perf script to Parquet"):
+            seconds = run(name, text, repeat=3)["seconds"]
+            rate = arguments.lines / seconds / MILLION
+            print(f"  {name:24} {seconds:6.3f} s {rate:6.1f} M lines/s")
 
         if arguments.huge:
             path = traces.write(folder / f"{arguments.huge}.parquet", arguments.huge)

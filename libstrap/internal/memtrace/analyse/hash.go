@@ -25,6 +25,15 @@ func hashPair(key uint64, region uint32) uint64 {
 
 const leastSlots = 16
 
+// grownSlots is the size of a table after n slots. Small ones grow faster: they are
+// short-lived where more come.
+func grownSlots(n int) int {
+	if n < 1<<14 {
+		return max(leastSlots, 4*n)
+	}
+	return 2 * n
+}
+
 // times holds a time for each address.
 type times struct {
 	slots []timeSlot
@@ -67,7 +76,7 @@ const ahead = 32
 func (t *times) insert(h, key uint64) *uint64 {
 	if t.used >= len(t.slots)/4*3 {
 		old := t.slots
-		t.slots = make([]timeSlot, max(leastSlots, 2*len(old)))
+		t.slots = zeros[timeSlot](grownSlots(len(old)))
 		for _, s := range old {
 			if s.time != 0 {
 				*t.vacant(hash(s.key)) = s
@@ -128,7 +137,7 @@ func (p *pairs) touch(h uint64) uint64 {
 func (p *pairs) insert(h, key uint64, region uint32) *uint32 {
 	if p.used >= len(p.slots)/4*3 {
 		old := p.slots
-		p.slots = make([]pairSlot, max(leastSlots, 2*len(old)))
+		p.slots = zeros[pairSlot](grownSlots(len(old)))
 		for _, s := range old {
 			if s.count != 0 {
 				*p.vacant(hashPair(s.key, s.region)) = s

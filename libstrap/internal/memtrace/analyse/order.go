@@ -3,6 +3,7 @@ package analyse
 import (
 	"container/heap"
 	"math/bits"
+	"slices"
 )
 
 // journal is the stage that keeps the rows of a trace, packed, for the case that one
@@ -16,8 +17,7 @@ type journal struct {
 }
 
 func (j *journal) take(b *block) error {
-	j.putBlock(b)
-	p := j.pack()
+	p := j.pack(b)
 	j.blocks = append(j.blocks, p)
 	j.held += int64(p.size)
 	if j.held <= j.limit {
@@ -26,16 +26,17 @@ func (j *journal) take(b *block) error {
 	j.held = 0
 	rest := j.blocks[j.moved:]
 	j.moved = len(j.blocks)
-	return j.move(rest)
+	return j.move(rest, j.spill)
 }
 
-// move writes blocks to the spill.
-func (j *journal) move(blocks []packed) error {
+// move writes all that is packed to the spill.
+func (p *packer) move(blocks []packed, sp *spill) error {
+	defer p.data.reset()
 	size := int64(0)
 	for i := range blocks {
 		size += int64(blocks[i].size)
 	}
-	w, err := j.spill.writer(size)
+	w, err := sp.writer(size)
 	if err != nil {
 		return err
 	}
@@ -45,7 +46,6 @@ func (j *journal) move(blocks []packed) error {
 		if err := w.write(b.data); err != nil {
 			return err
 		}
-		j.spare = append(j.spare, b.data)
 		b.data = nil
 	}
 	return w.flush()
@@ -68,6 +68,7 @@ func (j *journal) sorted(memory int, yield func(*row) error) error {
 
 func (j *journal) sortedBy(runRows int, yield func(*row) error) error {
 	var rows []row
+	var p packer // of the runs
 	var s sorter
 	var runs [][]packed
 	var buffer []byte
@@ -88,7 +89,7 @@ func (j *journal) sortedBy(runRows int, yield func(*row) error) error {
 		if !last && len(rows)+blockRows <= runRows {
 			continue
 		}
-		run, err := j.writeRun(rows, s.sort(rows))
+		run, err := p.writeRun(rows, s.sort(rows), j.spill)
 		if err != nil {
 			return err
 		}
@@ -97,18 +98,17 @@ func (j *journal) sortedBy(runRows int, yield func(*row) error) error {
 	return merge(runs, j.spill, yield)
 }
 
-func (j *journal) writeRun(rows []row, order []sortKey) ([]packed, error) {
+func (p *packer) writeRun(rows []row, order []sortKey, sp *spill) ([]packed, error) {
 	var run []packed
-	for len(order) > 0 {
-		n := min(len(order), runPiece)
-		j.grow(n)
-		for i, k := range order[:n] {
-			j.put(i, &rows[k.at])
+	b := newBlock()
+	for piece := range slices.Chunk(order, runPiece) {
+		b.clear()
+		for _, k := range piece {
+			b.append(&rows[k.at])
 		}
-		run = append(run, j.pack())
-		order = order[n:]
+		run = append(run, p.pack(b))
 	}
-	return run, j.move(run)
+	return run, p.move(run, sp)
 }
 
 type sortKey struct {

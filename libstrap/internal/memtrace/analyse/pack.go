@@ -37,90 +37,87 @@ type row struct {
 // slack lets every value be read and written as eight bytes.
 const slack = 8
 
-// packer packs rows; it is memory to reuse.
+// packer packs rows; it is the memory that they are in.
 type packer struct {
-	columns [packedColumns][]uint64
-	spare   [][]byte // the data of blocks that went to the spill
+	difference []uint64   // of the pages given to those of the addresses
+	data       pool[byte] // of the packed rows
 }
 
-// grow makes room for n rows.
-func (p *packer) grow(n int) {
-	for i := range p.columns {
-		p.columns[i] = slices.Grow(p.columns[i][:0], n)[:n]
-	}
-}
-
-// put sets a row.
-func (p *packer) put(i int, r *row) {
-	p.columns[0][i] = uint64(r.time)
-	p.columns[1][i] = r.address
-	p.columns[2][i] = r.page - r.address>>trace.PageShift
-	p.columns[3][i] = r.pages
-	p.columns[4][i] = uint64(r.region)
-	p.columns[5][i] = uint64(r.tag)
-}
-
-// putBlock sets the rows of a block.
-func (p *packer) putBlock(b *block) {
-	p.grow(b.n)
-	for i, t := range b.time[:b.n] {
-		p.columns[0][i] = uint64(t)
-	}
-	copy(p.columns[1], b.address)
-	clear(p.columns[2])
-	if b.page != nil {
-		for i, page := range b.page[:b.n] {
-			p.columns[2][i] = page - b.address[i]>>trace.PageShift
-		}
-	}
-	for i := range p.columns[3] {
-		p.columns[3][i] = 1
-	}
-	if b.pages != nil {
-		copy(p.columns[3], b.pages)
-	}
-	for i, region := range b.region[:b.n] {
-		p.columns[4][i] = uint64(region)
-	}
-	for i, tag := range b.tag[:b.n] {
-		p.columns[5][i] = uint64(tag)
-	}
-}
-
-// pack packs the rows set.
-func (p *packer) pack() packed {
-	n := len(p.columns[0])
+// pack packs the rows of a block.
+func (p *packer) pack(b *block) packed {
+	n := b.n
 	out := packed{n: n}
-	for c, column := range p.columns {
-		low, high := column[0], column[0]
-		for _, x := range column {
-			low, high = min(low, x), max(high, x)
+	var page []uint64
+	if b.page != nil {
+		p.difference = slices.Grow(p.difference[:0], n)[:n]
+		page = p.difference
+		for i, at := range b.page[:n] {
+			page[i] = at - b.address[i]>>trace.PageShift
 		}
-		width := (bits.Len64(high-low) + 7) / 8
-		out.columns[c] = packedColumn{low, width}
-		out.size += n * width
 	}
-	var data []byte
-	if last := len(p.spare) - 1; last >= 0 {
-		data, p.spare = p.spare[last], p.spare[:last]
+	pages := packedColumn{base: 1}
+	if b.pages != nil {
+		pages = columnOf(b.pages[:n])
 	}
-	if cap(data) < out.size+slack {
-		data = make([]byte, out.size+slack)
+	out.columns = [packedColumns]packedColumn{
+		columnOf(b.time[:n]), columnOf(b.address[:n]), columnOf(page), pages,
+		columnOf(b.region[:n]), columnOf(b.tag[:n]),
 	}
-	data = data[:out.size+slack]
+	for _, c := range out.columns {
+		out.size += n * c.width
+	}
+	data := p.data.take(out.size + slack)
 	out.data = data[:out.size]
-	for c, to := range out.columns {
-		if to.width == 0 {
-			continue
-		}
-		at := 0
-		for _, x := range p.columns[c] {
-			binary.LittleEndian.PutUint64(data[at:], x-to.base)
-			at += to.width
-		}
-		data = data[at:]
+	data = put(data, out.columns[0], b.time[:n])
+	data = put(data, out.columns[1], b.address[:n])
+	data = put(data, out.columns[2], page)
+	if b.pages != nil {
+		data = put(data, out.columns[3], b.pages[:n])
 	}
+	data = put(data, out.columns[4], b.region[:n])
+	put(data, out.columns[5], b.tag[:n])
 	return out
+}
+
+// columnOf says how values are packed: no bytes each where they are all the same.
+func columnOf[T int64 | uint64 | uint32](v []T) packedColumn {
+	if len(v) == 0 {
+		return packedColumn{}
+	}
+	low, high := v[0], v[0]
+	for _, x := range v {
+		low, high = min(low, x), max(high, x)
+	}
+	return packedColumn{uint64(low), (bits.Len64(uint64(high)-uint64(low)) + 7) / 8}
+}
+
+// put packs values, and gives what is left of data behind them. The widths that
+// nearly all columns have are written without overlap.
+func put[T int64 | uint64 | uint32](data []byte, c packedColumn, v []T) []byte {
+	size := c.width * len(v)
+	switch c.width {
+	case 0:
+	case 1:
+		to := data[:len(v)]
+		for i, x := range v {
+			to[i] = byte(uint64(x) - c.base)
+		}
+	case 2:
+		to := data[:size]
+		for i, x := range v {
+			binary.LittleEndian.PutUint16(to[2*i:], uint16(uint64(x)-c.base))
+		}
+	case 4:
+		to := data[:size]
+		for i, x := range v {
+			binary.LittleEndian.PutUint32(to[4*i:], uint32(uint64(x)-c.base))
+		}
+	default:
+		for i, x := range v {
+			binary.LittleEndian.PutUint64(data[i*c.width:], uint64(x)-c.base)
+		}
+	}
+	return data[size:]
 }
 
 // unpack appends the rows to v.

@@ -35,7 +35,7 @@ type lane struct {
 }
 
 // queued bounds the blocks between the caller and the slowest stage.
-const queued = 16
+const queued = 8
 
 func newPipeline(stages []stage, workers int) *pipeline {
 	p := &pipeline{}

@@ -11,17 +11,16 @@ type store struct {
 	limit int64
 	held  int64
 	spill *spill
-	// Chunks of full size whose values went to the spill, to be filled again: as
-	// garbage they would double the memory in use.
-	narrow [][]uint32
-	wide   [][]uint64
+	// of the chunks in memory
+	narrow pool[uint32]
+	wide   pool[uint64]
 }
 
-func spares[T uint32 | uint64](st *store) *[][]T {
-	if v, ok := any(&st.narrow).(*[][]T); ok {
-		return v
+func poolOf[T uint32 | uint64](st *store) *pool[T] {
+	if p, ok := any(&st.narrow).(*pool[T]); ok {
+		return p
 	}
-	return any(&st.wide).(*[][]T)
+	return any(&st.wide).(*pool[T])
 }
 
 // The chunks of a series grow from leastChunk values to mostChunk.
@@ -74,12 +73,7 @@ func (s *series[T]) extend(st *store) {
 		size = min(2*cap(s.open), mostChunk)
 		s.seal()
 	}
-	if spare := spares[T](st); size == mostChunk && len(*spare) > 0 {
-		last := len(*spare) - 1
-		s.open, *spare = (*spare)[last], (*spare)[:last]
-	} else {
-		s.open = make([]T, 0, size)
-	}
+	s.open = poolOf[T](st).take(size)[:0]
 	st.held += int64(size) * int64(unsafe.Sizeof(s.any))
 }
 
@@ -100,7 +94,7 @@ func (s *series[T]) recordSize() int64 {
 }
 
 // moveTo appends the series' values to a spill as a record.
-func (s *series[T]) moveTo(w *spillWriter, st *store) error {
+func (s *series[T]) moveTo(w *spillWriter) error {
 	s.seal()
 	n := s.inMemory()
 	if n == 0 {
@@ -113,10 +107,6 @@ func (s *series[T]) moveTo(w *spillWriter, st *store) error {
 	for _, c := range s.full {
 		if err := w.write(bytesOf(c)); err != nil {
 			return err
-		}
-		if cap(c) == mostChunk {
-			spare := spares[T](st)
-			*spare = append(*spare, c[:0])
 		}
 	}
 	s.chain = link{at, n}
@@ -187,14 +177,14 @@ func (v *values) recordSize() int64 {
 	return n
 }
 
-func (v *values) moveTo(w *spillWriter, st *store) error {
-	if err := v.narrow.moveTo(w, st); err != nil {
+func (v *values) moveTo(w *spillWriter) error {
+	if err := v.narrow.moveTo(w); err != nil {
 		return err
 	}
 	if v.wide == nil {
 		return nil
 	}
-	return v.wide.moveTo(w, st)
+	return v.wide.moveTo(w)
 }
 
 // relieve moves all multisets to the spill once they exceed their share of memory.
@@ -211,11 +201,13 @@ func (st *store) relieve(n int, at func(int) *values) error {
 		return err
 	}
 	for i := range n {
-		if err := at(i).moveTo(w, st); err != nil {
+		if err := at(i).moveTo(w); err != nil {
 			return err
 		}
 	}
 	st.held = 0
+	st.narrow.reset()
+	st.wide.reset()
 	return w.flush()
 }
 
