@@ -661,6 +661,17 @@ def test_fake_tensors_leave_no_rows():
     assert moves(traced(work)) == []
 
 
+def test_a_model_can_be_exported_meanwhile():
+    """Sizes that the export leaves open are no numbers."""
+    layer, x = nn.Linear(4, 3), torch.randn(5, 4)
+    with TorchTracer() as one, one.thread():
+        exported = torch.export.export(
+            layer, (x,), dynamic_shapes={"input": {0: torch.export.Dim("n", min=2, max=64)}}
+        )
+        assert torch.equal(exported.module()(x), layer(x))
+        assert set(rows_of(one).symbol) >= {"aten::addmm"}
+
+
 def test_backward_passes_are_traced():
     weight = torch.randn(3, requires_grad=True)
     with TorchTracer() as one:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -89,7 +90,9 @@ class Recorder:
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
-                if types and not _without_memory(types):
+                if types:
+                    if all(map(_is_without_memory, types)):
+                        return func(*args, **(kwargs or nothing))
                     return NotImplemented  # subclasses say what they are made of
                 if here() != owner:  # autograd brings the mode to threads of its own
                     return elsewhere().mode.__torch_dispatch__(func, types, args, kwargs)
@@ -137,9 +140,9 @@ class _Mode(TorchDispatchMode):
         return False
 
 
-def _without_memory(types: Iterable[type]) -> bool:
+def _is_without_memory(kind: type) -> bool:
     """Whether these are fake or functional tensors, which stand for others."""
-    return all(kind.__module__.startswith("torch._subclasses.") for kind in types)
+    return kind.__module__.startswith("torch._subclasses.")
 
 
 def _pen(
@@ -155,18 +158,22 @@ def _pen(
     at = 0
     pack, full = ROW.pack_into, struct.error
     word_of, add, see_parameter = regions.words.get, regions.add, regions.see_parameter
-    parameter = nn.Parameter
+    plain, parameter = torch.Tensor, nn.Parameter
     layouts: dict[tuple[Any, ...], tuple[tuple[int, ...], int]] = {}
 
     def note(tensor: Any, now: int, code: int) -> None:
         nonlocal at
         here = -1
+        kind = type(tensor)
+        if kind is not plain and _is_without_memory(kind):
+            miss(code)
+            return
         try:
             storage = tensor.untyped_storage()
             word = word_of(storage._cdata)
             if word is None:
                 word = add(storage, tensor)
-            if type(tensor) is parameter:
+            if kind is parameter:
                 see_parameter(tensor)
             address = tensor.data_ptr()
             if tensor.is_contiguous():
@@ -181,12 +188,15 @@ def _pen(
             note(tensor, now, code)
             return
         except (NotImplementedError, RuntimeError, TypeError):
-            # Sparse, opaque and fake tensors have no address.
-            name = symbols.names[code >> 1]
-            unseen[name] = unseen.get(name, 0) + 1
+            # Sparse and opaque tensors have no address.
+            miss(code)
             return
         for offset in offsets:
             put(now, address + offset, length, word, code)
+
+    def miss(code: int) -> None:
+        name = symbols.names[code >> 1]
+        unseen[name] = unseen.get(name, 0) + 1
 
     def put(now: int, address: int, length: int, word: int, code: int) -> None:
         nonlocal at
