@@ -661,6 +661,11 @@ def test_fake_tensors_leave_no_rows():
     assert moves(traced(work)) == []
 
 
+def test_sparse_parameters_leave_no_rows():
+    parameter = nn.Parameter(torch.eye(3).to_sparse(), requires_grad=False)
+    assert moves(traced(parameter.detach)) == []
+
+
 def test_a_model_can_be_exported_meanwhile():
     """Sizes that the export leaves open are no numbers."""
     layer, x = nn.Linear(4, 3), torch.randn(5, 4)

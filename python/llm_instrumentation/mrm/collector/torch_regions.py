@@ -135,7 +135,7 @@ class Regions:
         Offloading brings parameters in for one call. While weights are loaded, parameters are
         also what they are copied from.
         """
-        if not self._loading:
+        if not self._loading and parameter.layout is torch.strided:
             self._weights.setdefault(self.meet(parameter), "")
 
     def mark_weight(self, tensor: torch.Tensor, name: str) -> bool:
