@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from llm_instrumentation.errors import InvalidArgumentError, InvalidStateError
 from llm_instrumentation.mrm import TraceLabeller
 from llm_instrumentation.mrm.collector import CollectorUnavailableError, TorchTracer
-from llm_instrumentation.mrm.collector.torch_layout import consecutive, runs_of
-from llm_instrumentation.mrm.collector.torch_recorder import BLOCK_ROWS
-from llm_instrumentation.mrm.collector.torch_trace import META_KEY
+from llm_instrumentation.mrm.collector.torch.layout import consecutive, runs_of
+from llm_instrumentation.mrm.collector.torch.recorder import BLOCK_ROWS
+from llm_instrumentation.mrm.collector.torch.trace import META_KEY
 from llm_instrumentation.mrm.schema import ARROW_SCHEMA, KIND_KEY, Kind, Phase, kind_of
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -14,7 +14,7 @@ Boundaries = Sequence[dict[str, Any]]
 
 
 def _torch(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader:
-    from .collector.torch_trace import read_trace
+    from .collector.torch.trace import read_trace
 
     return read_trace(path, run_id, phases)
 
@@ -43,6 +43,12 @@ def _memray(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader
     return parse_memray(path, run_id, phases).reader()
 
 
+def _write_sets(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader:
+    from .collector.write_sets import read_write_sets
+
+    return read_write_sets(path, run_id, phases)
+
+
 def _access(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader:
     from .collector.access import AccessFile
 
@@ -57,6 +63,7 @@ _READERS: dict[str, tuple[str, Callable[[Path, str, Boundaries], pa.RecordBatchR
     "perf_script.txt": ("perf_mem", _perf_script),
     "lackey.txt": ("lackey", _lackey),
     "memray.bin": ("memray", _memray),
+    "write_sets.bin": ("write_sets", _write_sets),
 }
 
 

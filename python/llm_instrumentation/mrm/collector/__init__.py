@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .page_faults import PageFaults
     from .perf_mem import PerfMemRunner
     from .process_monitor import ProcessMonitor, ProcessMonitorCollector, ProcessSample
-    from .torch_tracer import TorchTracer
+    from .torch import TorchTracer
     from .write_sets import WriteSets
 
 __all__ = [
@@ -59,7 +59,7 @@ __getattr__, __dir__ = lazy(
         "ProcessMonitor": ".process_monitor",
         "ProcessMonitorCollector": ".process_monitor",
         "ProcessSample": ".process_monitor",
-        "TorchTracer": ".torch_tracer",
+        "TorchTracer": ".torch",
         "WriteSets": ".write_sets",
         "select_collector": ".machine",
         "survey_machine": ".machine",

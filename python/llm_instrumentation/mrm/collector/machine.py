@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 #: most stand first.
 COLLECTORS = {
     "perf_mem": (".perf_mem", "PerfMemRunner"),
-    "torch": (".torch_tracer", "TorchTracer"),
+    "torch": (".torch", "TorchTracer"),
     "access": (".access", "AccessCollector"),
     "lackey": (".lackey", "Lackey"),
     "page_faults": (".page_faults", "PageFaults"),

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..schema import Kind, Phase, arrow_schema
-from .base import PhaseBoundaries
-from .rows import OPS, Phases, make_batch
-from .torch_regions import TYPES, LabelledRegions, devices_of
-from .torch_spool import Spool
+from ...schema import Kind, Phase, arrow_schema
+from ..base import PhaseBoundaries
+from ..rows import OPS, Phases, make_batch
+from .regions import TYPES, LabelledRegions, devices_of
+from .spool import Spool
 
 __all__ = ["META_KEY", "Steps", "read_trace", "trace_of", "write_trace"]
 

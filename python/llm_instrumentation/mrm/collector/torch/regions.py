@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..schema import RegionType
+from ...schema import RegionType
 
 __all__ = ["NOWHERE", "TYPES", "LabelledRegions", "Regions", "devices_of"]
 

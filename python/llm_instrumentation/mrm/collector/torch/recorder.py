@@ -1,6 +1,6 @@
 """The hot path of the torch tracer: what happens at each operator of one thread.
 
-An operator is looked at once; from then on a function made for it (:mod:`.torch_handlers`) runs
+An operator is looked at once; from then on a function made for it (:mod:`.handlers`) runs
 it and packs a row a tensor into a block of bytes. Nothing is kept that Python's garbage
 collector would count, and nothing is computed that can be computed later. With hundreds of
 operators a token this is where the tracer's cost is made: benchmarks/torch_tracer.py measures it.
@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .torch_handlers import Handle, Pen, Run, handler_of
-from .torch_layout import runs_of
-from .torch_regions import Regions
-from .torch_spool import ROW, ROW_BYTES, Spool
+from .handlers import Handle, Pen, Run, handler_of
+from .layout import runs_of
+from .regions import Regions
+from .spool import ROW, ROW_BYTES, Spool
 
 __all__ = ["BLOCK_ROWS", "Recorder", "Symbols"]
 

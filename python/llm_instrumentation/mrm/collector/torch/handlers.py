@@ -1,7 +1,7 @@
 """For each operator a function that runs it and notes what it moved.
 
 These run once for each operator of the model, so each has the least that its sort of operator
-needs: see :mod:`.torch_recorder`.
+needs: see :mod:`.recorder`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.utils._pytree import tree_leaves
 
-from .torch_layout import consecutive, integers_of
-from .torch_ops import Form, Traffic, traffic_of
+from .layout import consecutive, integers_of
+from .ops import Form, Traffic, traffic_of
 
 __all__ = ["Handle", "Handler", "Pen", "Run", "handler_of"]
 

@@ -2,7 +2,7 @@
 
 While the model runs a row is what the tracer knew at that moment and nothing is computed from
 it. Only at the end is it known which storages held weights and which the cache, so that is
-when the rows become a trace (:mod:`.torch_trace`).
+when the rows become a trace (:mod:`.trace`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 __all__ = ["ROW", "ROW_BYTES", "ROW_TYPE", "Spool"]
 
-#: time (ns), address, length (bytes), region (a word of :mod:`.torch_regions`), and twice the
+#: time (ns), address, length (bytes), region (a word of :mod:`.regions`), and twice the
 #: operator's number, one more for a store.
 ROW = struct.Struct("<qQqqq")
 ROW_BYTES = ROW.size

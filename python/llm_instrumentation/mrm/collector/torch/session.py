@@ -18,19 +18,19 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from ...errors import InvalidStateError, UnsupportedError
-from ..schema import Phase
-from .torch_caches import (
+from ....errors import InvalidStateError, UnsupportedError
+from ...schema import Phase
+from .caches import (
     cached_tokens,
     caches_of_call,
     caches_of_output,
     new_tokens,
     tensors_of,
 )
-from .torch_recorder import Recorder, Symbols
-from .torch_regions import Regions
-from .torch_spool import Spool
-from .torch_trace import Steps, trace_of
+from .recorder import Recorder, Symbols
+from .regions import Regions
+from .spool import Spool
+from .trace import Steps, trace_of
 
 __all__ = ["Attachment", "Session"]
 

@@ -25,7 +25,7 @@ kernel touches it, on its scratch memory and on caches.
   forward call is kv_cache; other storages are activation, or runtime where they were first seen
   while the weights were loaded (files mapped into memory, temporaries).
 - ``region_id``: 1 for all weights; each other storage has an id of its own from its allocation
-  to its release, also where it gets the address of one that has died (:mod:`.torch_regions`).
+  to its release, also where it gets the address of one that has died (:mod:`.regions`).
   A ``DynamicCache`` makes new storages for each token, and they are such regions;
   ``kv_regions="layer"`` gives the keys, and the values, of a layer one id for the whole trace.
 - ``symbol`` is the operator (``aten::mm``), ``dso`` is ``torch``, or ``torch:cuda:0`` for memory
@@ -52,14 +52,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from ...errors import InvalidArgumentError, InvalidStateError
-from ..schema import Kind, Phase
-from .base import BaseCollector, CollectorMeta, CollectorUnavailableError, Mode, PhaseBoundaries
+from ....errors import InvalidArgumentError, InvalidStateError
+from ...schema import Kind, Phase
+from ..base import BaseCollector, CollectorMeta, CollectorUnavailableError, Mode, PhaseBoundaries
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from .torch_session import Attachment, Session
+    from .session import Attachment, Session
 
 __all__ = ["TorchTracer"]
 
@@ -154,7 +154,7 @@ class TorchTracer(BaseCollector):
         Raises:
             UnsupportedError: the model is compiled, and this torch cannot run it eagerly.
         """
-        from .torch_session import Attachment
+        from .session import Attachment
 
         if self._loading is not None:
             self._loading.close()
@@ -255,7 +255,7 @@ class TorchTracer(BaseCollector):
     def stop(self) -> CollectorMeta:
         if self._session is None:
             raise InvalidStateError("the torch tracer is not running")
-        from .torch_session import ns_per_operator
+        from .session import ns_per_operator
 
         meta = self._finish()
         meta.extra["ns_per_operator_at_least"] = ns_per_operator()
@@ -264,7 +264,7 @@ class TorchTracer(BaseCollector):
     def trace(
         self, run_id: str, phase_boundaries: PhaseBoundaries | None = None
     ) -> pa.RecordBatchReader:
-        from .torch_trace import read_trace
+        from .trace import read_trace
 
         if self._written is None:
             raise InvalidStateError(
@@ -287,7 +287,7 @@ class TorchTracer(BaseCollector):
             return self._session
 
     def _begin(self) -> Session:
-        from .torch_session import Session
+        from .session import Session
 
         rows = None
         if self._path is not None:
@@ -302,7 +302,7 @@ class TorchTracer(BaseCollector):
         )
 
     def _finish(self) -> CollectorMeta:
-        from .torch_trace import write_trace
+        from .trace import write_trace
 
         session = self._session
         assert session is not None
