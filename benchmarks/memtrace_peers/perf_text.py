@@ -11,11 +11,11 @@ DSOS = ("/usr/lib/libggml-cpu.so", "/usr/lib/libllama.so", "[kernel.kallsyms]")
 
 
 def line(rng: random.Random, number: int) -> str:
-    """A sample, 120 bytes long on average."""
-    event = "cpu/mem-stores/P" if rng.random() < 0.25 else "cpu/mem-loads,ldlat=30/P"
+    """A sample, about 120 bytes long."""
+    event = "cpu/mem-stores/P" if rng.random() < 0.25 else "cpu/mem-loads/P"
     return (
-        f"{'llama-cli':>16} {18000 + rng.randrange(8):5} [{rng.randrange(16):03}] "
-        f"{15333 + number // 10**6:5}.{number % 10**6:06}: {4000:8} {event:>24}: "
+        f"{'llama-cli':>12} {18000 + rng.randrange(8):5} [{rng.randrange(16):03}] "
+        f"{15333 + number // 10**6:5}.{number % 10**6:06}: {4000:6} {event:>16}: "
         f"{0x7F0000000000 + rng.randrange(1 << 32):16x} "
         f"{rng.choice(SYMBOLS)}+0x{rng.randrange(4096):x} ({rng.choice(DSOS)})\n"
     )
