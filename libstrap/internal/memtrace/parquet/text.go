@@ -6,7 +6,6 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
-	"github.com/apache/arrow/go/v17/arrow/bitutil"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	"github.com/apache/arrow/go/v17/parquet"
 	"github.com/apache/arrow/go/v17/parquet/metadata"
@@ -17,7 +16,7 @@ import (
 // textColumn brings the dictionaries of the records together: Parquet has one for
 // a column of a row group, written when all its values are known.
 type textColumn struct {
-	plainColumn
+	base
 	codes  [][]int32 // the text of each row, record by record; -1 is none
 	byText map[string]int32
 	texts  []string
@@ -25,28 +24,19 @@ type textColumn struct {
 
 func (c *textColumn) add(chunk arrow.Array) error {
 	rows := chunk.(*array.Dictionary)
-	dictionary := rows.Dictionary()
-	at := textsOf(dictionary)
-	indices, direct := rows.Indices().(*array.Int32)
-	const notYet = -2
-	byIndex := slices.Repeat([]int32{notYet}, dictionary.Len())
-	codes := make([]int32, rows.Len())
-	for i := range codes {
-		if rows.IsNull(i) {
-			codes[i] = -1
+	codes, err := codesOf(rows)
+	if err != nil {
+		return err
+	}
+	at := textsOf(rows.Dictionary())
+	const notYet = -1
+	byIndex := slices.Repeat([]int32{notYet}, rows.Dictionary().Len())
+	for i, index := range codes {
+		if index < 0 {
 			continue
 		}
-		var index int
-		if direct {
-			index = int(indices.Value(i))
-		} else {
-			index = rows.GetValueIndex(i)
-		}
 		if byIndex[index] == notYet {
-			byIndex[index] = -1
-			if dictionary.IsValid(index) {
-				byIndex[index] = c.code(at(index))
-			}
+			byIndex[index] = c.code(at(int(index)))
 		}
 		codes[i] = byIndex[index]
 	}
@@ -82,9 +72,8 @@ func textsOf(a arrow.Array) func(int) string {
 	}
 }
 
-// end writes the dictionary and then the codes, as pqarrow does with a dictionary
-// array but for the statistics: arrow v17 gives columns that cannot be null a
-// negative number of nulls, and does not count the empty text as the least.
+// end writes the dictionary and then the codes. It counts the statistics itself:
+// none come of codes.
 func (c *textColumn) end() error {
 	encoder, ok := c.out.CurrentEncoder().(interface{ PutDictionary(arrow.Array) error })
 	if !ok {
@@ -111,39 +100,22 @@ func (c *textColumn) end() error {
 			}
 		}
 	}
-	return c.plainColumn.end()
+	return c.base.end()
 }
 
 func (c *textColumn) writeCodes(codes []int32, least, greatest parquet.ByteArray) error {
 	indices := indicesOf(codes)
 	defer indices.Release()
-	nulls := indices.NullN()
-	if !c.field.Nullable && nulls > 0 {
-		return errNulls(nulls)
+	levels, err := c.definitionLevels(indices)
+	if err != nil {
+		return err
 	}
+	nulls := indices.NullN()
 	statistics := c.out.PageStatistics().(*metadata.ByteArrayStatistics)
 	statistics.IncNulls(int64(nulls))
 	statistics.IncNumValues(int64(len(codes) - nulls))
 	if nulls < len(codes) {
 		statistics.SetMinMax(least, greatest)
 	}
-	return c.out.WriteDictIndices(indices, c.definitionLevels(indices), nil)
-}
-
-// indicesOf makes an array of codes, of which it takes the memory.
-func indicesOf(codes []int32) arrow.Array {
-	bits := make([]byte, bitutil.BytesForBits(int64(len(codes))))
-	nulls := 0
-	for i, code := range codes {
-		if code < 0 {
-			codes[i] = 0
-			nulls++
-		} else {
-			bitutil.SetBit(bits, i)
-		}
-	}
-	data := array.NewData(arrow.PrimitiveTypes.Int32, len(codes),
-		[]*memory.Buffer{memory.NewBufferBytes(bits), memory.NewBufferBytes(arrow.Int32Traits.CastToBytes(codes))}, nil, nulls, 0)
-	defer data.Release()
-	return array.NewInt32Data(data)
+	return c.out.WriteDictIndices(indices, levels, nil)
 }

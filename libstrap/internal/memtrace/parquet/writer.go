@@ -13,6 +13,7 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/parquet/compress"
+	parquetschema "github.com/apache/arrow/go/v17/parquet/schema"
 
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
@@ -44,18 +45,21 @@ type Writer struct {
 	schema  *arrow.Schema
 	options Options
 	codec   compress.Compression
-	format  format         // nil until the first rows tell how to encode the columns
+	root    *parquetschema.GroupNode
+	groups  *rowGroups     // nil until the first rows tell how to encode the columns
 	chunk   []arrow.Record // that collects
 	rows    int64          // of the chunk
 	grouped int64          // rows of the open row group
 	err     error          // the first: nothing more is written
 }
 
-// NewWriter begins a file. Text dictionaries are written as the text they stand for,
-// so that every reader gets plain columns; the schema's metadata becomes the file's.
+// NewWriter begins a file. Its columns are bool, integers, float32, float64, text,
+// binary, date32, timestamps in ms, us or ns, null, or dictionaries of these, which are
+// written as the values they stand for, so that every reader gets plain columns. The
+// schema's metadata becomes the file's.
 //
-// Errors: InvalidArgument (an option, a directory under that name, a type that
-// Parquet does not have), NotFound, Permission, NoSpace, IO.
+// Errors: InvalidArgument (an option, a directory under that name, a column of
+// another type), NotFound, Permission, NoSpace, IO.
 func NewWriter(path string, schema *arrow.Schema, o Options) (*Writer, error) {
 	codec, ok := codecs[o.Compression]
 	if !ok {
@@ -73,7 +77,8 @@ func NewWriter(path string, schema *arrow.Schema, o Options) (*Writer, error) {
 	if o.Workers < 1 {
 		return nil, status.New(status.InvalidArgument, "workers = %d: must be at least 1", o.Workers)
 	}
-	if err := checkSchema(schema); err != nil {
+	root, err := schemaOf(schema)
+	if err != nil {
 		return nil, err
 	}
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
@@ -83,7 +88,7 @@ func NewWriter(path string, schema *arrow.Schema, o Options) (*Writer, error) {
 	if err != nil {
 		return nil, status.FromOS(err, "cannot write %q", path)
 	}
-	w := &Writer{path: path, file: file, schema: schema, options: o, codec: codec}
+	w := &Writer{path: path, file: file, schema: schema, root: root, options: o, codec: codec}
 	w.buffer = bufio.NewWriterSize(sink{w}, 1<<20)
 	return w, nil
 }
@@ -120,8 +125,8 @@ func (w *Writer) Write(record arrow.Record) error {
 // flush encodes the rows that have collected, and ends the row group if it is full.
 func (w *Writer) flush() {
 	w.guard("rows to Parquet", func() (err error) {
-		if w.format == nil {
-			if w.format, err = newFormat(w.buffer, w.schema, w.codec, w.options.Workers, w.chunk); err != nil {
+		if w.groups == nil {
+			if w.groups, err = newRowGroups(w.buffer, w.schema, w.root, w.codec, w.options.Workers, w.chunk); err != nil {
 				return err
 			}
 		}
@@ -129,11 +134,11 @@ func (w *Writer) flush() {
 			return nil
 		}
 		w.grouped += w.rows
-		if err := w.format.write(w.chunk); err != nil || w.grouped < w.options.RowGroupRows {
+		if err := w.groups.write(w.chunk); err != nil || w.grouped < w.options.RowGroupRows {
 			return err
 		}
 		w.grouped = 0
-		return w.format.endGroup()
+		return w.groups.endGroup()
 	})
 	w.drop()
 }
@@ -169,7 +174,7 @@ func (w *Writer) Close() error {
 		w.flush()
 	}
 	if w.err == nil {
-		w.guard("the end of a Parquet file", w.format.close)
+		w.guard("the end of a Parquet file", w.groups.close)
 	}
 	if w.err == nil {
 		w.guard("the end of a Parquet file", w.buffer.Flush)

@@ -18,7 +18,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-var schema = func() *arrow.Schema {
+var numbersAndWords = func() *arrow.Schema {
 	meta := arrow.NewMetadata([]string{trace.VersionKey, trace.KindKey}, []string{trace.Version, "accesses"})
 	return arrow.NewSchema([]arrow.Field{
 		{Name: "n", Type: arrow.PrimitiveTypes.Uint64},
@@ -28,7 +28,7 @@ var schema = func() *arrow.Schema {
 
 // batch has its own dictionary: no two batches number their words alike.
 func batch(from, n int) arrow.Record {
-	b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
+	b := array.NewRecordBuilder(memory.DefaultAllocator, numbersAndWords)
 	defer b.Release()
 	for i := from; i < from+n; i++ {
 		b.Field(0).(*array.Uint64Builder).Append(uint64(i) | 1<<63)
@@ -44,7 +44,7 @@ func batch(from, n int) arrow.Record {
 func TestWhatIsWrittenIsRead(t *testing.T) {
 	for _, compression := range []string{"", "zstd", "snappy", "gzip", "none"} {
 		path := filepath.Join(t.TempDir(), "trace.parquet")
-		w, err := NewWriter(path, schema, Options{RowGroupRows: 1000, Compression: compression})
+		w, err := NewWriter(path, numbersAndWords, Options{RowGroupRows: 1000, Compression: compression})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -105,7 +105,7 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 
 func TestAbortLeavesNothing(t *testing.T) {
 	folder := t.TempDir()
-	w, err := NewWriter(filepath.Join(folder, "trace.parquet"), schema, Options{})
+	w, err := NewWriter(filepath.Join(folder, "trace.parquet"), numbersAndWords, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestRefusals(t *testing.T) {
 		"an unknown name": {filepath.Join(folder, "t"), Options{Compression: "lzma"}, status.InvalidArgument},
 		"no rows a group": {filepath.Join(folder, "t"), Options{RowGroupRows: -1}, status.InvalidArgument},
 	} {
-		if _, err := NewWriter(c.path, schema, c.o); !errors.Is(err, c.want) {
+		if _, err := NewWriter(c.path, numbersAndWords, c.o); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -142,7 +142,7 @@ func TestRefusals(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	folder := t.TempDir()
 	path := filepath.Join(folder, "trace.parquet")
-	w, err := NewWriter(path, schema, Options{RowGroupRows: 100, Compression: "none"})
+	w, err := NewWriter(path, numbersAndWords, Options{RowGroupRows: 100, Compression: "none"})
 	if err != nil {
 		t.Fatal(err)
 	}
