@@ -405,7 +405,8 @@ typedef uint64_t strap_trace;
  *
  * Options: run_id (text), phases ([{phase, start_ns, end_ns}], half open), workers
  * (1 to 256), batch_rows, sample_every (keeps each Nth row), cycles_per_ns (makes
- * latencies of perf, in cycles, ns).
+ * latencies of perf, in cycles, ns), instructions (true: lackey's instruction fetches
+ * too, as loads of the symbol "[instruction]").
  */
 strap_status strap_trace_parse(const char *format, const char *path, const char *options,
                                struct ArrowArrayStream *out, strap_trace *trace,

@@ -16,6 +16,7 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 
+	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
@@ -113,8 +114,9 @@ func (s *sink) step() (done bool, err error) {
 func (s *sink) next() (done bool, err error) {
 	if s.in.Next() {
 		record := s.in.Record()
+		before := s.rows
 		s.rows += record.NumRows()
-		return false, s.add(record)
+		return false, trace.After(before, s.add(record))
 	}
 	if err := s.in.Err(); err != nil {
 		return false, err

@@ -16,6 +16,7 @@ import (
 
 	"github.com/libstrap/strap/libstrap/internal/memtrace/label"
 	"github.com/libstrap/strap/libstrap/internal/memtrace/parse"
+	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
 // ---- parse ----
@@ -27,10 +28,11 @@ type parseOptions struct {
 		StartNS int64  `json:"start_ns"`
 		EndNS   int64  `json:"end_ns"`
 	} `json:"phases"`
-	Workers     int     `json:"workers"`
-	BatchRows   int     `json:"batch_rows"`
-	SampleEvery int     `json:"sample_every"`
-	CyclesPerNS float64 `json:"cycles_per_ns"`
+	Workers      int     `json:"workers"`
+	BatchRows    int     `json:"batch_rows"`
+	SampleEvery  int     `json:"sample_every"`
+	CyclesPerNS  float64 `json:"cycles_per_ns"`
+	Instructions bool    `json:"instructions"`
 }
 
 // parsedTrace is a text being parsed. Its source keeps its counts after release.
@@ -51,7 +53,7 @@ func strapgoTraceParse(format, path, options *C.char, out *C.struct_ArrowArraySt
 		}
 		o := parse.Options{
 			RunID: given.RunID, Workers: given.Workers, BatchRows: given.BatchRows,
-			SampleEvery: given.SampleEvery, CyclesPerNS: given.CyclesPerNS,
+			SampleEvery: given.SampleEvery, CyclesPerNS: given.CyclesPerNS, Instructions: given.Instructions,
 		}
 		for _, p := range given.Phases {
 			o.Phases = append(o.Phases, parse.Phase{Name: p.Phase, StartNS: p.StartNS, EndNS: p.EndNS})
@@ -113,6 +115,7 @@ type labelledTrace struct {
 	labeller *label.Labeller
 	schema   *arrow.Schema
 	record   arrow.Record
+	rows     int64 // read so far
 	done     bool
 	err      error
 }
@@ -163,7 +166,10 @@ func (t *labelledTrace) Next() bool {
 		t.done = t.err == nil
 		return false
 	}
-	t.record, t.err = t.labeller.Label(t.in.Record())
+	record := t.in.Record()
+	t.record, t.err = t.labeller.Label(record)
+	t.err = trace.After(t.rows, t.err)
+	t.rows += record.NumRows()
 	return t.err == nil
 }
 

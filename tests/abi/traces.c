@@ -103,6 +103,17 @@ static void files(void) {
   remove(parquet_path);
 }
 
+/* Instruction fetches are rows where they are asked for. */
+static void instructions(void) {
+  struct ArrowArrayStream text;
+  strap_trace trace;
+  EXPECT(STRAP_OK, strap_trace_parse("lackey", text_path, "{\"instructions\": true}", &text, &trace,
+                                     &error));
+  CHECK(rows_of(&text) == 2001, "not one more row");
+  CHECK(counts_of(trace).skipped == 1, "skipped %llu", (unsigned long long)counts_of(trace).skipped);
+  EXPECT(STRAP_OK, strap_trace_close(trace, &error));
+}
+
 static void refusals(void) {
   struct ArrowArrayStream stream, text, none;
   strap_trace trace;
@@ -117,6 +128,8 @@ static void refusals(void) {
   CHECK(strstr(error.message, "run") != NULL, "%s", error.message);
   EXPECT(STRAP_ERR_INVALID_ARGUMENT,
          strap_trace_parse("lackey", text_path, "{} {}", &stream, &trace, &error));
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT,
+         strap_trace_parse("lackey", text_path, "{\"workers\": 257}", &stream, &trace, &error));
   EXPECT(STRAP_ERR_INVALID_ARGUMENT,
          strap_trace_parse(NULL, text_path, NULL, &stream, &trace, &error));
   EXPECT(STRAP_ERR_INVALID_ARGUMENT,
@@ -150,6 +163,7 @@ int main(int argc, char **argv) {
   write_text();
   tables();
   files();
+  instructions();
   refusals();
   remove(text_path);
   puts("traces went through");

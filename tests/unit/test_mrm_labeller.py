@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import asdict
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llm_instrumentation.errors import InvalidArgumentError, InvalidStateError
 from llm_instrumentation.mrm import KnownRange, SymbolRule, TraceLabeller
 from llm_instrumentation.mrm.labeller import (
     DEFAULT_RULES,
@@ -144,6 +149,124 @@ def test_policies_for_what_nothing_classifies():
         TraceLabeller(unknown_policy="ignore")
 
 
+def test_policies_over_a_table():
+    rows = [row(0x1000, "free"), row(0x2000, "main"), row(0x3000, "free"), row(0x2008, "free")]
+    table = pa.Table.from_pylist(rows)
+
+    def labels(policy):
+        labeller = TraceLabeller(unknown_policy=policy)
+        found = labeller.label_table(table.to_reader(max_chunksize=1)).read_all()
+        return list(zip(*found.select(["region_type", "region_id"]).to_pydict().values(),
+                        strict=True)), labeller.skipped  # fmt: skip
+
+    free = ("runtime", 2), ("runtime", 3), ("runtime", 4)
+    assert labels("keep") == ([free[0], ("unknown", 0), free[1], free[2]], 0)
+    assert labels("skip") == ([free[0], free[1], free[2]], 1)
+    # What became runtime that way is a region like any other.
+    assert labels("runtime") == ([free[0], free[1], free[2], free[1]], 0)
+    with pytest.raises(InvalidArgumentError, match=r"nothing classifies row 1: address_page=0x2"):
+        labels("error")
+
+
+def test_rows_that_cannot_be_labelled_end_the_labeller():
+    labeller = TraceLabeller()
+    for bad, message in (
+        ({"op_type": "prefetch"}, r'column op_type, row 2 of the trace: "prefetch" is neither'),
+        ({"timestamp_ns": -1}, r"column timestamp_ns, row 2 of the trace: -1 is negative"),
+        ({"address": None}, r"column address, row 2 of the trace: no value"),
+        ({"address": -1}, r"address: .*negative"),
+        ({"symbol": 7}, r"symbol: "),
+    ):
+        labeller = TraceLabeller()
+        list(labeller.label([row(0x1000, "free"), row(0x2000)]))
+        with pytest.raises(InvalidArgumentError, match=message):
+            list(labeller.label([row(0x3000) | bad]))
+        with pytest.raises(InvalidStateError, match="take a new TraceLabeller"):
+            list(labeller.label([row(0x1000)]))
+        assert [region["access_count"] for region in labeller.region_map()] == [1]
+
+
+ROWS = st.builds(
+    lambda page, offset, symbol, op, ns, kind, length: row(
+        page << 12 | offset, symbol, op, ns, region_type=kind, length_bytes=length
+    ),
+    page=st.integers(0, 6),
+    offset=st.sampled_from([0, 8, 4088]),
+    symbol=st.sampled_from(["", "kv_read", "ggml_mul_mat", "ggml_add", "free", "other"]),
+    op=st.sampled_from(["load", "store"]),
+    ns=st.integers(0, 9),
+    kind=st.sampled_from(["unknown", "unknown", "activation", "kv_cache", None]),
+    length=st.sampled_from([None, None, 0, 8, 9000]),
+)
+RANGES = st.builds(
+    lambda start, size, kind, from_ns, number: KnownRange(
+        start << 12, (start << 12) + size, kind, from_ns, from_ns + 4, number
+    ),
+    start=st.integers(0, 6),
+    size=st.sampled_from([1, 4096, 20000]),
+    kind=st.sampled_from(["weight", "kv_cache", "activation", "runtime"]),
+    from_ns=st.integers(0, 9),
+    number=st.sampled_from([0, 0, 3]),
+)
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(ROWS, min_size=1, max_size=40),
+    ranges=st.lists(RANGES, max_size=3),
+    policy=st.sampled_from(["keep", "skip", "runtime"]),
+    cuts=st.lists(st.integers(0, 40), max_size=8),
+)
+def test_how_a_stream_is_cut_changes_nothing(rows, ranges, policy, cuts):
+    table = pa.Table.from_pylist(rows)
+    bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    pieces = [table.slice(a, b - a).combine_chunks() for a, b in itertools.pairwise(bounds)]
+    batches = [batch for piece in pieces for batch in piece.to_batches()]
+
+    def labelled(source):
+        labeller = TraceLabeller(unknown_policy=policy, ranges=ranges)
+        found = labeller.label_table(source).read_all().to_pylist()
+        return found, labeller.skipped, labeller.region_map(), labeller.kv_lifecycle()
+
+    whole = labelled(table)
+    assert labelled(pa.RecordBatchReader.from_batches(table.schema, batches)) == whole
+    by_row = TraceLabeller(unknown_policy=policy, ranges=ranges)
+    found = [one for a, b in itertools.pairwise(bounds) for one in by_row.label(rows[a:b])]
+    assert (found, by_row.skipped, by_row.region_map(), by_row.kv_lifecycle()) == whole
+
+
+def test_a_row_with_a_length_is_an_access_to_each_page():
+    labeller = TraceLabeller()
+    rows = [
+        row(0x1F00, op="store", ns=1, region_type="kv_cache", region_id=7, length_bytes=0x1200),
+        row(0x2000, ns=5, region_type="kv_cache", region_id=7, length_bytes=16),
+        row(0x3000, op="store", ns=9, region_type="kv_cache", region_id=7),
+    ]
+    list(labeller.label(rows))
+    (region,) = labeller.region_map()
+    assert (region["page_min"], region["page_max"], region["access_count"]) == (1, 3, 5)
+    blocks = [(b["address"], b["write_ns"], b["last_read_ns"], b["evict_ns"], b["total_reads"])
+              for b in labeller.kv_lifecycle()]  # fmt: skip
+    assert blocks == [(0x1F00, 1, 0, None, 0), (0x2000, 1, 5, None, 1), (0x3000, 1, 0, 9, 0)]
+    assert {block["block_id"] for block in labeller.kv_lifecycle()} == {7}
+
+
+def test_ranges_are_checked_by_number():
+    good = KnownRange(np.uint64(2**63), np.uint64(2**64 - 1), "weight")  # numpy's integers will do
+    (one,) = TraceLabeller(ranges=[good]).label([row(2**63 + 5)])
+    assert (one["region_type"], one["region_id"]) == ("weight", 1)
+    for bad, message in (
+        (KnownRange(-1, 5, "weight"), "range 1: start = -1: is negative"),
+        (KnownRange(1.5, 5, "weight"), "range 1: start = 1.5: .*float"),
+        (KnownRange(5, 5, "weight"), "range 1: addresses 0x5 to 0x5"),
+        (KnownRange(1, 5, "weight", 9, 9), "range 1: .*times 9 to 9"),
+        (KnownRange(1, 5, "stack"), "range 1: region_type .*stack"),
+        (KnownRange(1, 2**64, "weight"), "ranges.end"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            TraceLabeller(ranges=[good, bad])
+
+
 def test_an_exception_of_the_rows_comes_through():
     def broken():
         yield row(0x1000, "free")
@@ -178,13 +301,31 @@ def test_own_rules_from_yaml(tmp_path):
         ("rules: [{region_type: weight, phase: 3}]", r"rules\[0\]\.phase: 3 is no text"),
         ("rules: []", "no list of rules"),
         ("rule: []", "unknown keys rule"),
+        (
+            "rules: [{region_type: weight, op_type: read}]",
+            r"rules\[0\]: op_type 'read': load, store",
+        ),
+        ("rules: [{region_type: weight}, 7]", r"rules\[1\]: 7 is no mapping"),
+        ("rules: [{region_type: weight, dso_re: [x]}]", r"rules\[0\]\.dso_re: \['x'\] is no text"),
+        ("rules: {region_type: weight}", "no list of rules"),
+        ("", "no list of rules"),
         ("rules: [", "no YAML"),
+        ("\x00", "no YAML"),
     ],
 )
 def test_bad_rules_are_named(tmp_path, text, message):
     path = tmp_path / "rules.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
+        load_rules(path)
+
+
+def test_rules_that_are_no_text_or_not_there(tmp_path):
+    path = tmp_path / "rules.yaml"
+    with pytest.raises(FileNotFoundError, match=r"rules\.yaml"):
+        load_rules(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidArgumentError, match=r"rules\.yaml is no YAML"):
         load_rules(path)
 
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import os
+import threading
 
 import pyarrow.parquet as pq
 import pytest
+from llm_instrumentation.errors import CorruptError, InvalidArgumentError
 from llm_instrumentation.mrm import normalise_rows, write_parquet
 from llm_instrumentation.mrm.parser import (
     ALL_COLUMNS,
     parse_lackey,
+    parse_memray,
     parse_page_faults,
     parse_perf_script,
 )
+from llm_instrumentation.mrm.schema import arrow_schema
+
+PARSERS = [parse_perf_script, parse_lackey, parse_page_faults]
 
 pytestmark = pytest.mark.unit
 
@@ -55,6 +63,8 @@ def test_perf_script_as_documented(tmp_path):
 def test_an_open_file_will_do():
     assert len(list(parse_perf_script(io.StringIO(PERF), "r"))) == 2
     assert len(list(parse_perf_script(io.BytesIO(PERF.encode()), "r"))) == 2
+    odd = PERF.replace("ggml_vec_dot_q4_0", "ggml\udcff")  # as errors="surrogateescape" reads it
+    assert next(parse_perf_script(io.StringIO(odd), "r"))["symbol"] == "ggml\ufffd"
 
 
 def test_lackey_gives_order_and_lengths(tmp_path):
@@ -69,6 +79,20 @@ def test_lackey_gives_order_and_lengths(tmp_path):
     ]
     times = [row["timestamp_ns"] for row in rows]
     assert times == sorted(set(times))
+
+
+def test_lackey_instructions_are_rows_on_demand():
+    text = "I  0401e380,3\n L 1ffeffff28,8\n"
+    plain = parse_lackey(io.StringIO(text), "r")
+    assert [row["symbol"] for row in plain] == [""]
+    assert plain.skipped == 1
+    every = parse_lackey(io.StringIO(text), "r", instructions=True)
+    wanted = ("op_type", "symbol", "address", "length_bytes")
+    assert [tuple(row[name] for name in wanted) for row in every] == [
+        ("load", "[instruction]", 0x401E380, 3),
+        ("load", "", 0x1FFEFFFF28, 8),
+    ]
+    assert every.skipped == 0
 
 
 def test_page_faults_know_load_from_store(tmp_path):
@@ -98,11 +122,134 @@ def test_to_parquet_is_read_by_anyone(tmp_path):
     assert duckdb.sql(query).fetchall() == [(1,)]
 
 
-def test_missing_files_and_odd_sources():
+@pytest.mark.parametrize("parse", PARSERS)
+def test_what_cannot_be_read(parse, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        parse_perf_script("/nowhere/perf.txt", "r")
-    with pytest.raises(ValueError, match="path or an open file"):
-        parse_perf_script(42, "r")
+        parse("/nowhere/perf.txt", "r")
+    with pytest.raises(InvalidArgumentError, match="path or an open file"):
+        parse(42, "r")
+    with pytest.raises(InvalidArgumentError, match="is a directory: give the file"):
+        parse(tmp_path, "r").reader()
+    with pytest.raises(InvalidArgumentError, match="is a directory"):
+        list(parse(tmp_path, "r"))
+
+
+@pytest.mark.parametrize("parse", PARSERS)
+@pytest.mark.parametrize("text", ["", "\n\n", "\r\n"])
+def test_texts_without_a_line(parse, text, tmp_path):
+    trace = parse(io.StringIO(text), "r")
+    assert list(trace) == []
+    assert (trace.malformed, trace.malformed_samples) == (0, [])
+    assert trace.to_parquet(tmp_path / "none.parquet") == 0
+    assert len(pq.read_table(tmp_path / "none.parquet")) == 0
+
+
+@pytest.mark.parametrize("parse", PARSERS)
+def test_damaged_lines_are_counted_and_shown_but_end_nothing(parse, tmp_path):
+    good = {
+        parse_perf_script: "a 1 [0] 1.5: mem-loads: 7f00 f (/x)",
+        parse_lackey: " L 7f00,8",
+        parse_page_faults: "a-1 [000] 1.5: page_fault_user: address=0x7f00 ip=0x1 error_code=0x4",
+    }[parse]
+    damaged = [
+        good[: len(good) // 2],
+        "what is this",
+        "\x00\xff",
+        "ä" * 400,
+        good.replace("7f00", "zz"),
+    ]
+    path = tmp_path / "text"
+    path.write_text("\n".join([good, *damaged, *["never mind"] * 100, good]))
+    trace = parse(path, "r")
+    assert trace.malformed == 0  # nothing is read before it is asked for
+    assert [row["address"] for row in trace] == [0x7F00, 0x7F00]
+    assert trace.malformed == 105
+    samples = trace.malformed_samples
+    assert [sample.line for sample in samples] == list(range(2, 22))
+    assert samples[1].text == "what is this"
+    assert samples[3].text == "ä" * 100  # cut to 200 bytes
+    assert trace.to_parquet(tmp_path / "trace.parquet") == 2
+    assert trace.malformed == 105
+
+
+@pytest.mark.parametrize("parse", PARSERS)
+def test_files_that_are_no_text(parse, tmp_path):
+    random, packed = tmp_path / "random", tmp_path / "perf_script.txt.gz"
+    random.write_bytes(bytes(range(256)) * 1000)
+    packed.write_bytes(gzip.compress(PERF.encode() * 100))
+    for path in (random, packed):
+        trace = parse(path, "r")
+        assert list(trace) == []
+        assert trace.malformed > 0
+        assert all(len(sample.text.encode()) <= 200 for sample in trace.malformed_samples)
+    with gzip.open(packed) as unpacked:  # this is how a packed text is read
+        assert len(list(parse_perf_script(unpacked, "r"))) == 200
+
+
+def test_a_pipe_is_read_once(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_text, args=(PERF,))
+    writer.start()
+    assert len(list(parse_perf_script(path, "r"))) == 2
+    writer.join()
+
+
+def test_phases_and_clocks_that_cannot_be_are_named():
+    for phases, message in (
+        (
+            [{"phase": "generation", "start_ns": 0}],
+            r"phase_boundaries\[0\]: .* has no phase, start",
+        ),
+        ([{"phase": "generation", "start_ns": "now", "end_ns": 1}], r"phase_boundaries\[0\]: "),
+        (
+            [{"phase": "late", "start_ns": 2, "end_ns": 1}],
+            'phase "late" ends at 1, before its start',
+        ),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            list(parse_perf_script(io.StringIO(PERF), "r", phases))
+    for clock in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidArgumentError, match=f"cycles_per_ns = {clock}"):
+            parse_perf_script(io.StringIO(PERF), "r", cycles_per_ns=clock)
+
+
+def test_weights_are_times_where_the_clock_is_known():
+    text = (
+        "a 1 [0] 1.5: mem-loads: 7f00 68100142 |OP LOAD|LVL L1 hit|SNP None|TLB L1 or L2 hit|LCK No"
+        "|BLK  N/A               27     55d0c0a01a3f f+0x1 (/x)\n"
+    )
+    (row,) = parse_perf_script(io.StringIO(text), "r", cycles_per_ns=2.7)
+    assert (row["access_latency_ns"], row["cache_level"]) == (10, "L1")
+    (row,) = parse_perf_script(io.StringIO(text), "r")
+    assert row["access_latency_ns"] is None
+
+
+@pytest.mark.parametrize("parse", PARSERS)
+def test_rows_and_batches_are_the_same(parse):
+    text = (
+        PERF
+        + "I  0401e380,3\n L 1ffeffff28,8\n"
+        + ("a-1 [000] 1.5: page_fault_user: address=0x7f00 ip=0x1 error_code=0x4\n")
+    )
+    trace = parse(io.StringIO(text), "run-7")
+    table = trace.reader().read_all()
+    assert table.to_pylist() == list(trace)
+    assert table.schema.equals(arrow_schema(), check_metadata=False)
+    assert set(table["run_id"].to_pylist()) == {"run-7"}
+
+
+def test_recordings_of_memray_that_are_none(tmp_path):
+    pytest.importorskip("memray")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        parse_memray(tmp_path / "nowhere.bin", "r")
+    for content in (b"", b"not of memray", bytes(range(256)) * 100):
+        path = tmp_path / "odd.bin"
+        path.write_bytes(content)
+        with pytest.raises(CorruptError, match=r"odd\.bin"):
+            parse_memray(path, "r")
+    with pytest.raises(InvalidArgumentError, match="is a directory"):
+        parse_memray(tmp_path, "r")
 
 
 def test_normalise_rows_fills_what_is_missing():
@@ -116,6 +263,8 @@ def test_normalise_rows_fills_what_is_missing():
     assert (whole["region_type"], whole["region_id"], whole["phase"]) == ("unknown", 0, None)
     with pytest.raises(ValueError, match="row 1 lacks the required columns op_type"):
         list(normalise_rows([row, {k: v for k, v in row.items() if k != "op_type"}]))
+    with pytest.raises(ValueError, match="row 0: address = '0x10': must be an integer"):
+        list(normalise_rows([row | {"address": "0x10"}]))
 
 
 def test_write_parquet_streams_rows(tmp_path):
@@ -141,6 +290,16 @@ def test_a_value_that_does_not_fit_is_named_and_leaves_no_file(tmp_path):
     with pytest.raises(ValueError, match=r"column timestamp_ns, rows 1 to 1"):
         write_parquet([good, good | {"timestamp_ns": "soon"}], path, batch_size=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_column_that_comes_late_is_named_and_leaves_no_file(tmp_path):
+    first = {"run_id": "r", "sample_id": 0}
+    with pytest.raises(InvalidArgumentError, match="row 2 has the columns note, which the rows of"):
+        write_parquet([first, first, first | {"note": 1}], tmp_path / "x.parquet", batch_size=2)
+    assert list(tmp_path.iterdir()) == []
+    # Within the first batch any row may bring one.
+    assert write_parquet([first, first | {"note": 1}], tmp_path / "x.parquet") == 2
+    assert pq.read_table(tmp_path / "x.parquet")["note"].to_pylist() == [None, 1]
 
 
 def test_an_exception_of_the_rows_comes_through(tmp_path):

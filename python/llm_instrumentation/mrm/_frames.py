@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
+from pyarrow.fs import LocalFileSystem
 
 from ..errors import CorruptError, InvalidArgumentError
-from .schema import REQUIRED_COLUMNS
+from .schema import ARROW_SCHEMA, KIND_KEY, REQUIRED_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,13 +31,15 @@ def reader_of(trace: TraceLike, columns: Iterable[str] | None = None) -> pa.Reco
 
     Args:
         trace: see :data:`TraceLike`. Of a folder, its ``trace.parquet`` or else all
-            its Parquet files in the order of their names. A reader is used up.
+            its Parquet files in the order of their names; optional columns that only
+            some of them have are null in the others. A reader is used up.
         columns: leave out all others; those that the trace lacks are passed over.
 
     Raises:
-        InvalidArgumentError: required columns are missing (they are named), or this is
-            no trace at all.
+        InvalidArgumentError: required columns are missing (they are named) or there
+            twice, the files of a folder do not fit together, or this is no trace at all.
         FileNotFoundError: there is no such file, or no Parquet file in the folder.
+        OSError: a file cannot be read.
         CorruptError: a file is no Parquet file, or a torn one.
     """
     if isinstance(trace, (str, os.PathLike)):
@@ -88,7 +91,7 @@ def _of_pandas(frame: pd.DataFrame, columns: Iterable[str] | None) -> pa.RecordB
     _check_columns([str(name) for name in frame.columns])
     frame = frame[_kept(list(frame.columns), columns)]
     # The types of the whole frame: a slice of it may hold nulls alone.
-    schema = pa.Schema.from_pandas(frame, preserve_index=False).remove_metadata()
+    schema = pa.schema([_pandas_field(frame, name) for name in frame.columns])
 
     def batches() -> Iterator[pa.RecordBatch]:
         for start in range(0, len(frame), _BATCH_ROWS):
@@ -98,26 +101,102 @@ def _of_pandas(frame: pd.DataFrame, columns: Iterable[str] | None) -> pa.RecordB
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
+def _pandas_field(frame: pd.DataFrame, name: str) -> pa.Field:
+    try:
+        return pa.Schema.from_pandas(frame[[name]], preserve_index=False).field(0)
+    except (pa.ArrowException, OverflowError, TypeError) as error:
+        raise InvalidArgumentError(f"column {name}: {error}") from error
+
+
 def _of_files(path: Path, columns: Iterable[str] | None) -> pa.RecordBatchReader:
     files = parquet_files(path)
-    try:
-        # Text as dictionaries: their few words are compared once a batch, not once a row.
-        form = ds.ParquetFileFormat(dictionary_columns=set(_TEXT_COLUMNS))
-        names = pq.read_schema(files[0]).names
-        dataset = ds.dataset([os.fspath(file) for file in files], format=form)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise CorruptError(f"{files[0]} is no whole Parquet file: {error}") from error
-    _check_columns(names)
-    scanner = dataset.scanner(columns=_kept(names, columns), batch_size=_BATCH_ROWS)
+    # Text as dictionaries: their few words are compared once a batch, not once a row.
+    form = ds.ParquetFileFormat(
+        dictionary_columns=set(_TEXT_COLUMNS),
+        default_fragment_scan_options=ds.ParquetFragmentScanOptions(pre_buffer=False),
+    )
+    schemas = [_schema_of(file, form, columns) for file in files]
+    schema = schemas[0] if len(schemas) == 1 else _common(files, schemas)
+    converts = any(field.type != schema.field(field.name).type for one in schemas for field in one)
+    dataset = ds.dataset([os.fspath(file) for file in files], schema=schema, format=form)
+    # Reading ahead as far as pyarrow does by default takes memory with the file's length.
+    scanner = dataset.scanner(
+        columns=schema.names, batch_size=_BATCH_ROWS, batch_readahead=4, fragment_readahead=1
+    )
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
             yield from scanner.to_reader()
         except (pa.ArrowInvalid, OSError) as error:
+            if _of_the_system(error):
+                raise
+            if converts:  # the value of one file may not fit the type of another
+                raise InvalidArgumentError(
+                    f"{path}, whose files differ in types: {error}"
+                ) from error
             raise CorruptError(f"{path}: {error}") from error
 
-    schema = scanner.projected_schema.with_metadata(dataset.schema.metadata)
-    return pa.RecordBatchReader.from_batches(schema, batches())
+    read = scanner.projected_schema.with_metadata(schema.metadata)
+    return pa.RecordBatchReader.from_batches(read, batches())
+
+
+def _schema_of(file: Path, form: ds.ParquetFileFormat, columns: Iterable[str] | None) -> pa.Schema:
+    try:
+        schema = form.inspect(os.fspath(file), LocalFileSystem())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        if _of_the_system(error):
+            raise
+        raise CorruptError(f"{file} is no whole Parquet file: {error}") from error
+    try:
+        _check_columns(schema.names)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{file}: {error}") from error
+    return pa.schema([schema.field(name) for name in _kept(schema.names, columns)], schema.metadata)
+
+
+def _of_the_system(error: Exception) -> bool:
+    """Whether the file could not be read, rather than understood."""
+    return isinstance(error, OSError) and error.errno is not None
+
+
+def _common(files: list[Path], schemas: list[pa.Schema]) -> pa.Schema:
+    """The columns of all files: those that only some have are null in the others.
+
+    Where files differ in a column's type it gets that of :data:`ARROW_SCHEMA`.
+    """
+    kinds = [(schema.metadata or {}).get(KIND_KEY, b"accesses") for schema in schemas]
+    for file, kind in zip(files, kinds, strict=True):
+        if kind != kinds[0]:
+            raise InvalidArgumentError(
+                f"{file} holds {kind.decode()}, {files[0]} {kinds[0].decode()}: a trace is of one "
+                "kind; give the files one by one"
+            )
+    fields: dict[str, pa.Field] = {}
+    for file, schema in zip(files, schemas, strict=True):
+        for field in schema:
+            known = fields.setdefault(field.name, field)
+            if not known.type.equals(field.type):
+                fields[field.name] = _promoted(file, known, field)
+    return pa.schema([field.with_nullable(True) for field in fields.values()], schemas[0].metadata)
+
+
+def _promoted(file: Path, known: pa.Field, field: pa.Field) -> pa.Field:
+    if field.name in ARROW_SCHEMA.names:
+        wanted = ARROW_SCHEMA.field(field.name)
+        if all(_converts(one.type, wanted.type) for one in (known, field)):
+            return wanted
+    raise InvalidArgumentError(
+        f"{file}: column {field.name} holds {field.type}, in the files before {known.type}"
+    )
+
+
+def _converts(given: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_null(given):
+        return True
+    if pa.types.is_dictionary(wanted):
+        text = given.value_type if pa.types.is_dictionary(given) else given
+        return bool(pa.types.is_string(text) or pa.types.is_large_string(text))
+    return bool(pa.types.is_integer(given) or pa.types.is_floating(given))
 
 
 def parquet_files(path: Path) -> list[Path]:
@@ -128,7 +207,7 @@ def parquet_files(path: Path) -> list[Path]:
         return [path]
     if (path / "trace.parquet").is_file():
         return [path / "trace.parquet"]
-    files = sorted(path.glob("*.parquet"))
+    files = sorted(file for file in path.glob("*.parquet") if file.is_file())
     if not files:
         raise FileNotFoundError(f"{path}: no Parquet file in this folder")
     return files
@@ -141,10 +220,13 @@ def _kept(names: list[str], columns: Iterable[str] | None) -> list[str]:
     return [name for name in names if name in wanted]
 
 
-def _check_columns(names: Iterable[str]) -> None:
+def _check_columns(names: list[str]) -> None:
     missing = sorted(REQUIRED_COLUMNS - set(names))
     if missing:
         raise InvalidArgumentError(
             f"the trace lacks the required columns {', '.join(missing)}; it has "
             f"{', '.join(names) or 'none'}"
         )
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    if twice:
+        raise InvalidArgumentError(f"the trace has the columns {', '.join(twice)} more than once")

@@ -49,7 +49,7 @@ type Options struct {
 	// sorting, and one that is ends the analysis with ErrLate.
 	Ordered bool
 
-	// Workers is the number of goroutines that analyse; 0: one for each core.
+	// Workers is the number of goroutines that analyse, at most 256; 0: one for each core.
 	Workers int
 	// MemoryBytes is the memory for values and rows that exceed what regions and
 	// addresses take; 0: DefaultMemory.
@@ -67,13 +67,15 @@ type Options struct {
 // DefaultMemory is the default of Options.MemoryBytes.
 const DefaultMemory = 512 << 20
 
+const maxWorkers = 256
+
 func (o *Options) complete() error {
 	for _, v := range []struct {
 		name  string
 		value *int
 		zero  int
 	}{
-		{"Workers", &o.Workers, runtime.GOMAXPROCS(0)},
+		{"Workers", &o.Workers, min(runtime.GOMAXPROCS(0), maxWorkers)},
 		{"MemoryBytes", &o.MemoryBytes, DefaultMemory},
 		{"Bins", &o.Bins, 100},
 		{"CDFPoints", &o.CDFPoints, 1000},
@@ -86,6 +88,9 @@ func (o *Options) complete() error {
 		if *v.value == 0 {
 			*v.value = v.zero
 		}
+	}
+	if o.Workers > maxWorkers {
+		return status.New(status.InvalidArgument, "Workers = %d: at most %d", o.Workers, maxWorkers)
 	}
 	if o.Kind == "" {
 		o.Kind = trace.Accesses
@@ -204,9 +209,7 @@ func (a *Analyser) add(record arrow.Record) error {
 				return err
 			}
 		}
-		if at, err = a.filler.fill(batch, at, codes); err != nil {
-			return err
-		}
+		at = a.filler.fill(batch, at, codes)
 		if a.options.Ordered && a.filler.late {
 			return status.Wrap(status.InvalidArgument, ErrLate, "the trace is said to be ordered, but is not within its first %d rows", a.filler.rows)
 		}

@@ -387,6 +387,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		`"life_of_brian"`: {Tables: []string{"life_of_brian"}},
 		`"dreams"`:        {Kind: "dreams"},
 		"Workers = -1":    {Workers: -1},
+		"Workers = 1000":  {Workers: 1000},
 		"Bins = -2":       {Bins: -2},
 	} {
 		if _, err := New(o); !errors.Is(err, status.InvalidArgument) || !strings.Contains(err.Error(), want) {
@@ -427,7 +428,7 @@ func TestOrdered(t *testing.T) {
 func TestBadRows(t *testing.T) {
 	for want, row := range map[string]access{
 		"timestamp_ns, row 1": {time: -1},
-		"length_bytes, row 1": {length: mostLength + 1},
+		"length_bytes, row 1": {length: trace.MostLength + 1},
 	} {
 		if _, err := analysed([]access{{kind: "weight"}, row}, Options{}); !errors.Is(err, status.InvalidArgument) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v", row, err)

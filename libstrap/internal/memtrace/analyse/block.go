@@ -1,17 +1,10 @@
 package analyse
 
-import (
-	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
-	"github.com/libstrap/strap/libstrap/internal/status"
-)
+import "github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 
 // blockRows is the size of the pieces in which a trace goes through the stages,
 // however large its batches are: small enough for a core's cache.
 const blockRows = 1 << 14
-
-// mostLength is the most bytes that one row may span. Every page of a row is
-// counted, so that a wild length would keep the analysis busy for years.
-const mostLength = 1 << 40
 
 // block is a piece of the trace: columns of n rows.
 type block struct {
@@ -134,7 +127,7 @@ type filler struct {
 // fill moves rows of a batch from row `from` on into the block, and says where it
 // stopped: at the end of either. codes has the number of the type of each code of the
 // batch, or -1 where it was not seen.
-func (f *filler) fill(batch *trace.Batch, from int, codes []int32) (int, error) {
+func (f *filler) fill(batch *trace.Batch, from int, codes []int32) int {
 	b := f.block
 	n := min(batch.Rows-from, blockRows-b.n)
 	to := from + n
@@ -181,16 +174,14 @@ func (f *filler) fill(batch *trace.Batch, from int, codes []int32) (int, error) 
 		}
 	}
 
-	if err := b.fillLengths(batch, from, to); err != nil {
-		return from, err
-	}
+	b.fillLengths(batch, from, to)
 	b.n += n
 	f.rows += uint64(n)
 	b.regions, b.types, b.late = len(f.regions.values), len(f.types), f.late
-	return to, nil
+	return to
 }
 
-func (b *block) fillLengths(batch *trace.Batch, from, to int) error {
+func (b *block) fillLengths(batch *trace.Batch, from, to int) {
 	any := uint64(0)
 	if batch.Length != nil {
 		for _, length := range batch.Length[from:to] {
@@ -198,16 +189,12 @@ func (b *block) fillLengths(batch *trace.Batch, from, to int) error {
 		}
 	}
 	if any == 0 && b.length == nil {
-		return nil
+		return
 	}
 	for i := from; i < to; i++ {
 		pages, length := uint64(1), uint64(0)
 		if batch.Length != nil {
 			length = batch.Length[i]
-		}
-		if length > mostLength {
-			return status.New(status.InvalidArgument,
-				"column length_bytes, row %d of the batch: %d bytes in one access, of at most %d", i, length, uint64(mostLength))
 		}
 		if length > 0 {
 			first := batch.Address[i]
@@ -216,5 +203,4 @@ func (b *block) fillLengths(batch *trace.Batch, from, to int) error {
 		b.setPages(b.n+i-from, pages)
 		b.setLength(b.n+i-from, length)
 	}
-	return nil
 }

@@ -343,12 +343,12 @@ func (l *Labeller) newID() int64 {
 	return l.next - 1
 }
 
-// touch counts a row for its region, and for its block of the KV cache.
+// touch counts a row for its region and, of the KV cache, for each of its pages.
 func (l *Labeller) touch(id int64, kind int32, b *trace.Batch, i int) {
-	ns, page := b.Time[i], b.Page[i]
-	last := page
+	ns, page, pages := b.Time[i], b.Page[i], uint64(1)
+	first := b.Address[i] >> trace.PageShift
 	if b.Length != nil && b.Length[i] > 0 {
-		last = page + (b.Address[i]+b.Length[i]-1)>>trace.PageShift - b.Address[i]>>trace.PageShift
+		pages += (b.Address[i]+b.Length[i]-1)>>trace.PageShift - first
 	}
 	place := l.lastPlace
 	if id != l.lastRegion {
@@ -361,11 +361,14 @@ func (l *Labeller) touch(id int64, kind int32, b *trace.Batch, i int) {
 		l.lastRegion, l.lastPlace = id, place
 	}
 	r := &l.seen[place]
-	r.accesses++
+	r.accesses += int64(pages)
 	r.latestNS = max(r.latestNS, ns)
-	r.pageMin, r.pageMax = min(r.pageMin, page), max(r.pageMax, last)
+	r.pageMin, r.pageMax = min(r.pageMin, page), max(r.pageMax, page+pages-1)
 	if l.typeNames[kind] == kvCache {
 		l.touchBlock(id, b.Address[i], page, b.Op[i], ns)
+		for behind := first + 1; behind < first+pages; behind++ {
+			l.touchBlock(id, behind<<trace.PageShift, behind, b.Op[i], ns)
+		}
 	}
 }
 

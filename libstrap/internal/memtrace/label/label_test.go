@@ -87,25 +87,44 @@ func labels(t testing.TB, r arrow.Record) (out []labelled) {
 	return out
 }
 
+// run labels rows in batches of uneven sizes.
 func run(t testing.TB, o Options, rows []row) (*Labeller, []labelled) {
 	t.Helper()
-	l, err := New(o)
+	n := 0
+	l, out, err := runBatches(t, o, rows, func() int { n = n%7 + 1; return n })
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out []labelled
-	// In batches of uneven sizes, which must not matter.
-	for i, n := 0, 1; i < len(rows); i, n = i+n, n%7+1 {
-		in := recordOf(rows[i:min(i+n, len(rows))])
+	return l, out
+}
+
+// runBatches labels rows in batches of these sizes.
+func runBatches(t testing.TB, o Options, rows []row, size func() int) (l *Labeller, out []labelled, err error) {
+	t.Helper()
+	if l, err = New(o); err != nil {
+		t.Fatal(err)
+	}
+	for len(rows) > 0 {
+		n := min(size(), len(rows))
+		in := recordOf(rows[:n])
 		r, err := l.Label(in)
+		in.Release()
 		if err != nil {
-			t.Fatal(err)
+			return l, out, err
 		}
 		out = append(out, labels(t, r)...)
 		r.Release()
-		in.Release()
+		rows = rows[n:]
 	}
-	return l, out
+	return l, out, nil
+}
+
+// told is what a labeller says when all is done.
+func told(l *Labeller) string {
+	regions, kv := l.RegionMap(), l.KVLifecycle()
+	defer regions.Release()
+	defer kv.Release()
+	return fmt.Sprint(l.Counts(), regions.Columns(), kv.Columns())
 }
 
 func TestDocumentedLabels(t *testing.T) {
@@ -291,6 +310,68 @@ func TestAgainstTheReference(t *testing.T) {
 	}
 }
 
+func randomRanges(rnd *rand.Rand) []Range {
+	ranges := make([]Range, rnd.IntN(4))
+	for i := range ranges {
+		start, from := rnd.Uint64N(8)<<12, rnd.Int64N(15)
+		ranges[i] = Range{
+			Start: start, End: start + 1 + rnd.Uint64N(0x3000), Type: types[rnd.IntN(len(types))],
+			FromNS: from, ToNS: from + 1 + rnd.Int64N(20), ID: rnd.Int64N(2) * rnd.Int64N(50),
+		}
+	}
+	return ranges
+}
+
+// How a stream is cut into batches changes nothing: not the labels, the tables, nor
+// the row that an error names.
+func TestAnyBatchesGiveTheSame(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(9, 10))
+	for n := range 1000 {
+		rows := randomRows(rnd, 1+rnd.IntN(40))
+		o := Options{Ranges: randomRanges(rnd), Policy: []Policy{Keep, Skip, AsRuntime, Fail}[n%4]}
+		whole, want, wantErr := runBatches(t, o, rows, func() int { return len(rows) })
+		most := 1 + rnd.IntN(12)
+		cut, got, err := runBatches(t, o, rows, func() int { return 1 + rnd.IntN(most) })
+		if fmt.Sprint(err) != fmt.Sprint(wantErr) {
+			t.Fatalf("trace %d: %v, not %v", n, err, wantErr)
+		}
+		if err == nil && (fmt.Sprint(got) != fmt.Sprint(want) || told(cut) != told(whole)) {
+			t.Fatalf("trace %d, %+v: %+v\n%v\n%s\nnot\n%v\n%s", n, o, rows, got, told(cut), want, told(whole))
+		}
+	}
+}
+
+// pagesOf writes a row out page by page.
+func pagesOf(r row) (out []row) {
+	end := r.address + uint64(max(r.length, 1))
+	for at := r.address; at < end; at = at>>trace.PageShift<<trace.PageShift + trace.PageSize {
+		page := r
+		page.address, page.length = at, 0
+		out = append(out, page)
+	}
+	return out
+}
+
+// A row with a length says what its pages say, each in a row.
+func TestLengthsAreAccessesToEachPage(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(11, 12))
+	for n := range 500 {
+		rows := randomRows(rnd, rnd.IntN(30))
+		var pages []row
+		for i := range rows {
+			rows[i].kind = types[rnd.IntN(len(types))]
+			rows[i].id = 1 + rnd.Int64N(6) // a tracer's: without, ids go by address and page
+			pages = append(pages, pagesOf(rows[i])...)
+		}
+		compact, _ := run(t, Options{}, rows)
+		expanded, _ := run(t, Options{}, pages)
+		compact.counts, expanded.counts = Counts{}, Counts{}
+		if told(compact) != told(expanded) {
+			t.Fatalf("trace %d: %+v\n%s\nnot\n%s", n, rows, told(compact), told(expanded))
+		}
+	}
+}
+
 func FuzzLabel(f *testing.F) {
 	f.Add(uint64(1), 10)
 	f.Add(uint64(99), 200)
@@ -304,13 +385,14 @@ func FuzzLabel(f *testing.F) {
 		for _, r := range l.seen {
 			accesses += r.accesses
 		}
-		for _, g := range got {
-			if g.kind == unknown {
-				accesses++
+		pages := int64(0)
+		for i, g := range got {
+			if g.kind != unknown {
+				pages += int64(len(pagesOf(rows[i])))
 			}
 		}
-		if accesses != int64(len(rows)) {
-			t.Fatalf("the regions have %d accesses of %d", accesses, len(rows))
+		if accesses != pages {
+			t.Fatalf("the regions have %d accesses of %d", accesses, pages)
 		}
 	})
 }

@@ -39,7 +39,8 @@ var (
 )
 
 // RegionMap has a row for each region in the order of first sight: its pages, the
-// time of its first row, the latest time, and its rows.
+// time of its first row, the latest time, and its accesses. A row with a length is an
+// access to each of its pages, here and in KVLifecycle.
 func (l *Labeller) RegionMap() arrow.Record {
 	b := array.NewRecordBuilder(memory.DefaultAllocator, regionMapSchema)
 	defer b.Release()

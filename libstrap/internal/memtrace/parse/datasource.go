@@ -13,8 +13,8 @@ import (
 //
 //	68100142 |OP LOAD|LVL L1 hit|SNP None|TLB L1 or L2 hit|LCK No|BLK  N/A
 //
-// Before Linux 5.19 the words begin with the level. The number is decoded here,
-// since the words differ between releases.
+// Before Linux 5.19 the words begin with the level; the latest have more behind BLK.
+// The number is decoded here, since the words differ between releases.
 
 var (
 	operation = []byte("|OP ")
@@ -23,31 +23,35 @@ var (
 	blocked   = []byte("|BLK ")
 )
 
-// dataSourceOf splits what stands behind an address at the data source; false
-// where there is none.
-func dataSourceOf(text []byte) (source uint64, behind []byte, ok bool) {
-	words := bytes.Index(text, snoop)
-	if words < 0 {
-		return 0, nil, false
+// dataSourceOf splits what stands behind an address at the data source. Skipped:
+// there is none. Malformed: its words are there, but no number of its own before
+// them, as where the address was not printed and the number was taken for it.
+func dataSourceOf(text []byte) (source uint64, behind []byte, what verdict) {
+	if bytes.IndexByte(text, '|') < 0 {
+		return 0, nil, skipped
 	}
-	at := lastNumber(text[:words])
-	if i := bytes.Index(text[:words], operation); i >= 0 {
-		at = tokenStart(text, len(trimEnd(text[:i])))
+	words, at := bytes.Index(text, operation), 0
+	if words >= 0 {
+		at = tokenStart(text, len(trimEnd(text[:words])))
+	} else if words = bytes.Index(text, snoop); words >= 0 {
+		at = lastNumber(text[:words])
+	} else {
+		return 0, nil, skipped
 	}
 	if at < 0 {
-		return 0, nil, false
+		return 0, nil, malformed
 	}
 	source, end, ok := hexadecimal(text, at)
 	if !ok || end >= words || class[text[end]]&isSpace == 0 {
-		return 0, nil, false
+		return 0, nil, malformed
 	}
 	behind = text[words:]
-	for _, tag := range [][]byte{lock, blocked} {
+	for _, tag := range [][]byte{snoop, lock, blocked} {
 		if i := bytes.Index(behind, tag); i >= 0 {
 			behind = behind[i+len(tag):]
 		}
 	}
-	return source, behindWords(behind), true
+	return source, behindWords(behind), accepted
 }
 
 // behindWords leaves out the words before the first number. What looks like a

@@ -5,7 +5,7 @@ import "bytes"
 // head is what a line of perf or ftrace says before the fields of its event:
 //
 //	comm pid [cpu] time: 1000 event:          perf script
-//	comm pid/tid time: event:                 perf script, other columns
+//	comm pid/tid U    time: event:            perf script, other columns
 //	comm-tid (tgid) [cpu] d..1. time: event:  tracefs
 //
 // A comm may hold anything. The head is the first place where such a thing stands.
@@ -63,8 +63,25 @@ func perfHead(line []byte, i int, h *head) (end int, ok bool) {
 			return 0, false
 		}
 	}
+	if end, ok := h.setTime(line, i); ok {
+		return end, true
+	}
+	if i, ok = space(line, miscEnd(line, i)); !ok {
+		return 0, false
+	}
 	return h.setTime(line, i)
 }
+
+// miscEnd is where the letters of perf's column misc end: the processor's mode, and
+// what is special about other records.
+func miscEnd(line []byte, i int) int {
+	for end := min(len(line), i+len("KUHGgS")); i < end && bytes.IndexByte(miscLetters, line[i]) >= 0; {
+		i++
+	}
+	return i
+}
+
+var miscLetters = []byte("KUHGgMESp")
 
 // maxTGID is the room of a tgid and its parentheses.
 const maxTGID = 16

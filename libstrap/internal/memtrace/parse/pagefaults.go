@@ -26,6 +26,7 @@ type pageFaults struct{ perfScript }
 
 var (
 	fault        = []byte("fault")
+	tracepoints  = []byte("page_fault_") // user, kernel
 	lost         = []byte("[LOST ")
 	addressField = []byte("address=0x")
 	ipField      = []byte("ip=")
@@ -42,7 +43,7 @@ func (p *pageFaults) line(text []byte, out *rows) verdict {
 	case !bytes.Contains(p.head.event, fault):
 		p.chain = false
 		return skipped
-	case bytes.HasPrefix(p.head.rest, addressField):
+	case bytes.Contains(p.head.event, tracepoints):
 		return p.tracepoint(out)
 	default:
 		return p.sample(out)
@@ -52,6 +53,9 @@ func (p *pageFaults) line(text []byte, out *rows) verdict {
 func (p *pageFaults) tracepoint(out *rows) verdict {
 	p.chain = false
 	h := &p.head
+	if !bytes.HasPrefix(h.rest, addressField) {
+		return malformed
+	}
 	address, end, ok := hexadecimal(h.rest, len(addressField))
 	if !ok {
 		return malformed

@@ -39,10 +39,12 @@ func TestMalformedPageFaults(t *testing.T) {
 		"a 1 [0] 1.0: page_fault_user: address=0x55 ip=0x1 error_code=0x7z",
 		"a 1 [0] 1.0: page_fault_user: address=0x11112222333344445 ip=0x1 error_code=0x7",
 		"a 1 [0] 1.0: page_fault_user: address=main ip=0x1 error_code=0x7",
+		"a 1 [0] 1.0: page_fault_user: ad", // torn
+		"a 1 [0] 1.0: exceptions:page_fault_kernel:",
 		"a-1 [0] 1.0 page_fault_user: address=0x55 ip=0x1 error_code=0x7",
 		"a-1 (1 [0] 1.0: page_fault_user: address=0x55 ip=0x1 error_code=0x7",
 	}, "\n"), Options{})
-	sameCounts(t, c, 0, 0, 7)
+	sameCounts(t, c, 0, 0, 9)
 }
 
 func TestPageFaultsAreFirstTouches(t *testing.T) {

@@ -45,7 +45,7 @@ type Options struct {
 	RunID string
 	// Phases name the times of the rows; the first that fits a time names it.
 	Phases []Phase
-	// Workers parse side by side; 0 is one per processor, at most 8.
+	// Workers parse side by side, at most 256; 0 is one per processor, at most 8.
 	Workers int
 	// BatchRows is the most rows of a batch; 0 is 65,536.
 	BatchRows int
@@ -60,15 +60,18 @@ type Options struct {
 	Instructions bool
 }
 
-const maxWorkers = 8
+const (
+	maxWorkers     = 256
+	defaultWorkers = 8 // at most
+)
 
 func (o *Options) check() error {
 	bad := func(name string, value any, want string) error {
 		return status.New(status.InvalidArgument, "%s = %v: must be %s", name, value, want)
 	}
 	switch {
-	case o.Workers < 0:
-		return bad("workers", o.Workers, "0 or more")
+	case o.Workers < 0 || o.Workers > maxWorkers:
+		return bad("workers", o.Workers, "0 to 256")
 	case o.BatchRows < 0:
 		return bad("batch_rows", o.BatchRows, "0 or more")
 	case o.SampleEvery < 0:
@@ -82,7 +85,7 @@ func (o *Options) check() error {
 		}
 	}
 	if o.Workers == 0 {
-		o.Workers = min(runtime.NumCPU(), maxWorkers)
+		o.Workers = min(runtime.NumCPU(), defaultWorkers)
 	}
 	if o.BatchRows == 0 {
 		o.BatchRows = 1 << 16

@@ -1,6 +1,7 @@
 package parse
 
 import (
+	"bytes"
 	"math"
 	"strings"
 
@@ -12,7 +13,8 @@ import (
 //	comm pid [cpu] time: [period] event: addr sym[+off] [dso]
 //
 // and with the columns of `perf mem record`: pid/tid (the tid is the thread), no
-// cpu, addr [data_src words] [weight] ip sym+0xoff (dso) [phys_addr].
+// cpu, addr [data_src words] [weight ...] ip sym+0xoff (dso) [phys_addr ...]. The
+// address is needed (-F +addr); without it a sample's data source is malformed.
 //
 // A sample whose data source says so is a store or a load; otherwise one is a store
 // whose event's name contains mem-store, else a load. One that has a data source,
@@ -50,7 +52,11 @@ func (p *perfScript) sample(out *rows) verdict {
 		level: noLevel, latency: none, cpu: h.cpu, thread: h.thread, length: none,
 	}
 	rest := h.rest[end:]
-	source, behind, sourced := dataSourceOf(rest)
+	source, behind, found := dataSourceOf(rest)
+	if found == malformed {
+		return malformed
+	}
+	sourced := found == accepted
 	if sourced {
 		if op, ok := opOf(source); ok {
 			w.op = op
@@ -76,7 +82,7 @@ func (p *perfScript) other(text []byte, what verdict, out *rows) verdict {
 	chain := p.chain
 	p.chain = false
 	switch {
-	case what == skipped || blank(text) || text[spaceEnd(text, 0)] == '#':
+	case what == skipped || onlyNumbers(text) || text[spaceEnd(text, 0)] == '#':
 		return skipped
 	case text[0] != '\t':
 		return malformed
@@ -89,6 +95,32 @@ func (p *perfScript) other(text []byte, what verdict, out *rows) verdict {
 	}
 	return skipped
 }
+
+// onlyNumbers tells whether a line has nothing but blanks or what perf prints behind
+// a call chain, on a line of its own: a physical address and page sizes.
+func onlyNumbers(text []byte) bool {
+	for i := 0; ; {
+		start := spaceEnd(text, i)
+		if start == len(text) {
+			return true
+		}
+		end := number(text, start, i)
+		if end < 0 {
+			if end = tokenEnd(text, start); !pageSize(text[start:end]) {
+				return false
+			}
+		}
+		i = end
+	}
+}
+
+// pageSize knows 4K, 2M, 1G and N/A.
+func pageSize(token []byte) bool {
+	_, end, ok := decimal(token, 0)
+	return ok && end == len(token)-1 && bytes.IndexByte(units, token[end]) >= 0 || bytes.Equal(token, notAvailable)
+}
+
+var units = []byte("KMG")
 
 // opOfEvent goes by the name of the event: mem-store in it, in any case, is a store.
 func opOfEvent(event []byte) trace.Op {

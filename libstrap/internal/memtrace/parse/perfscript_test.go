@@ -65,6 +65,89 @@ python3 19014/19014 [000] 15952.817997:          1 page-faults:     55e688b98424
 	sameCounts(t, c, 7, 4, 0)
 }
 
+// What perf 6 prints for the same fault of a program named "my [0] p" (its file has
+// the name too), by -F, and with call chains and --phys-data.
+func TestFieldsOfToday(t *testing.T) {
+	const (
+		program = "        my [0] p 22717"
+		data    = " __progname+0x0 (/tmp/my [0] p)"
+		ip      = "ffffffff8175336a elf_load+0x28a ([kernel.kallsyms])"
+		words   = "      1e05080021 |OP N/A|LVL N/A or N/A|SNP N/A|TLB N/A|LCK N/A|BLK  N/A"
+		found   = "24140374480000 load 55c996ec35c0 elf_load [kernel.kallsyms]"
+	)
+	for fields, want := range map[string][2]string{
+		"comm,pid,tid,cpu,time,event,addr,data_src,weight,ip,sym,symoff,dso": {
+			program + "/22717 [000] 24140.374480: page-faults:     55c996ec35c0" + data + words + "               0 " + ip,
+			found + " cpu=0 thread=22717"},
+		"comm,pid,tid,cpu,misc,time,event,addr,ip,sym,dso": {
+			program + "/22717 [000] K     24140.374480: page-faults:     55c996ec35c0" + data + " " + ip,
+			found + " cpu=0 thread=22717"},
+		"comm,tid,misc,time,period,event,addr,ip,sym,dso": {
+			program + " K     24140.374480:          1 page-faults:     55c996ec35c0" + data + " " + ip,
+			found + " thread=22717"},
+		"tid,cpu,time,event,addr,ip,sym,dso": {
+			"22717 [000] 24140.374480: page-faults:     55c996ec35c0 __progname (/tmp/my [0] p) ffffffff8175336a elf_load ([kernel.kallsyms])",
+			found + " cpu=0 thread=22717"},
+		"comm,tid,cpu,time,event,addr,ip,sym,dso,flags": {
+			program + " [000] 24140.374480: page-faults:                             55c996ec35c0" + data + " " + ip,
+			found + " cpu=0 thread=22717"},
+		"comm,tid,cpu,time,event,addr,ip,sym,dso,ins_lat": {
+			program + " [000] 24140.374480: page-faults:     55c996ec35c0" + data + "               0 " + ip,
+			found + " cpu=0 thread=22717"},
+		"comm,tid,cpu,time,event,addr,sym,dso": {
+			program + " [000] 24140.374480: page-faults:     55c996ec35c0" + data,
+			"24140374480000 load 55c996ec35c0 __progname /tmp/my [0] p cpu=0 thread=22717"},
+		"comm,tid,cpu,time,event,addr (--ns)": {
+			program + " [000] 24140.374480123: page-faults:     55c996ec35c0",
+			"24140374480123 load 55c996ec35c0   cpu=0 thread=22717"},
+		"-g, ...,weight,ip,sym,symoff,dso,phys_addr,data_page_size": {
+			"my [0] p 22717/22717 [000] 24140.374480: page-faults:     55c996ec35c0" + data + words + "               0\n" +
+				"\t" + ip + "\n\t    7f7c18ef2ad7 [unknown] ([unknown])\n               0 4K\n       1a2b3c040 N/A",
+			found + " cpu=0 thread=22717"},
+	} {
+		got, c := show(t, PerfScript, want[0]+"\n", Options{})
+		if len(got) != 1 || got[0] != want[1] || c.Malformed != 0 {
+			t.Errorf("-F %s: %q, %d malformed\nnot %s", fields, got, c.Malformed, want[1])
+		}
+	}
+}
+
+// Data sources as the processors give them: Intel's hybrid cores, AMD's IBS, Arm's SPE.
+func TestDataSourcesInWords(t *testing.T) {
+	got, c := show(t, PerfScript, strings.Join([]string{
+		// Three latencies: the access's, the instruction's, the retirement's.
+		"llama-cli  46572 [002] 544966.882384:      10000         cpu_core/MEM_UOPS_RETIRED.LOAD_LATENCY/: 7ffdf1391b0c      10268100142 |OP LOAD|LVL L1 hit|SNP None|TLB L1 or L2 hit|LCK No|BLK  N/A              54               7               0     7fad7c47425d [unknown] (/usr/lib64/libm.so.6)",
+		"llama-cli  46572 [002] 544966.882385:      10000 cpu/mem-loads,ldlat=30/P:     7ffdf1391b0c      10668100842 |OP LOAD|LVL L3 or L3 hit|SNP None|TLB L1 or L2 hit|LCK No|BLK  N/A               47     7fad7c47425d f+0x1 (/x)",
+		"llama-cli  46572 [002] 544966.882386:      10000 cpu/mem-loads,ldlat=30/P:     7ffdf1391b0c      11868100242 |OP LOAD|LVL LFB/MAB or LFB/MAB hit|SNP None|TLB L1 or L2 hit|LCK No|BLK  N/A      57     7fad7c47425d f+0x1 (/x)",
+		"llama-cli  46572 [002] 544966.882387:     100000 ibs_op//p: ffff9c3f4bd8a800         1a29081042 |OP LOAD|LVL RAM hit|SNP N/A|TLB L2 miss|LCK N/A|BLK  N/A             180 ffffffff82429168 memcpy+0x8 ([kernel.kallsyms])",
+		"llama-cli  46572 [002] 544966.882388:     100000 ibs_op//p:     7ffdf1391b0c           229080144 |OP STORE|LVL L1 hit|SNP N/A|TLB L1 hit|LCK N/A|BLK  N/A               0     7fad7c47425d f+0x1 (/x)",
+		// The latest words: extended operations, and affixes behind BLK.
+		"llama-cli  46572 [002] 544966.882389:          1 memory:     aaaac17c3e88  444000288100144 |OP STORE SIMD|LVL L1 hit|SNP None|TLB Walker hit|LCK No|BLK  N/A|AFF PRED SG     aaaac17c3e88 f+0x1 (/x)",
+		// Printed without the address.
+		"llama-cli  46572 [002] 544966.882390:          1 l1d-miss:         88000182 |OP LOAD|LVL L1 miss|SNP N/A|TLB Walker hit|LCK No|BLK  N/A ffffa7c22b4b2a00 [unknown] ([kernel.kallsyms])",
+		"llama-cli  46572 [002] 544966.882391:          1 l1d-miss:         88000182 L1 miss|SNP N/A|TLB Walker hit|LCK No|BLK  N/A ffffa7c22b4b2a00 [unknown] ([kernel.kallsyms])",
+	}, "\n"), Options{CyclesPerNS: 2})
+	same(t, got,
+		"544966882384000 load 7ffdf1391b0c [unknown] /usr/lib64/libm.so.6 cpu=2 thread=46572 level=L1 latency=27",
+		"544966882385000 load 7ffdf1391b0c f /x cpu=2 thread=46572 level=L3 latency=24",
+		"544966882386000 load 7ffdf1391b0c f /x cpu=2 thread=46572 level=LFB latency=29",
+		"544966882387000 load ffff9c3f4bd8a800 memcpy [kernel.kallsyms] cpu=2 thread=46572 level=RAM latency=90",
+		"544966882388000 store 7ffdf1391b0c f /x cpu=2 thread=46572 level=L1",
+		"544966882389000 store aaaac17c3e88 f /x cpu=2 thread=46572 level=L1",
+	)
+	sameCounts(t, c, 6, 0, 2)
+}
+
+func TestCommandsOfAnyName(t *testing.T) {
+	for _, comm := range []string{
+		"kworker/u8:2-ev", "[kworker/0:1]", "Chrome ChildIOT", "a [001] b", "web (1)", ":1234", "swapper", "x: y", "a-1", "1 2", "ü", "-1",
+	} {
+		got, c := show(t, PerfScript, comm+"  4242 [003] 1.5: mem-stores: 7f00 f+0x1 (/x)", Options{})
+		same(t, got, "1500000000 store 7f00 f /x cpu=3 thread=4242")
+		sameCounts(t, c, 1, 0, 0)
+	}
+}
+
 func TestSymbols(t *testing.T) {
 	for text, want := range map[string][2]string{
 		"":                                     {"", ""},

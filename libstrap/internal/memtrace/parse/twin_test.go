@@ -24,7 +24,7 @@ func expression(s string) *regexp.Regexp {
 
 var (
 	reToken    = expression(`_*(~+)`)
-	rePerf     = expression(`(?:(?:-1|\d{1,18})/)?(-1|\d{1,18})_+(?:\[(\d{1,18})\]_+)?(\d{1,18})\.(\d+):(.*)$`)
+	rePerf     = expression(`(?:(?:-1|\d{1,18})/)?(-1|\d{1,18})_+(?:\[(\d{1,18})\]_+)?(?:[KUHGgMESp]{1,6}_+)?(\d{1,18})\.(\d+):(.*)$`)
 	reFtrace   = expression(`~*-(\d{1,18})_+(?:\([^)]{0,14}\)_*)?\[(\d{1,18})\]_+(?:~+_+)??(\d{1,18})\.(\d+):(.*)$`)
 	reEvent    = expression(`_+(.*?):(?:_+(.*)|)$`)
 	reSideBand = regexp.MustCompile(`^[ \t\r\v\f]+PERF_RECORD_`)
@@ -33,6 +33,7 @@ var (
 	reSource   = expression(`(?:.*_|)([0-9a-fA-F]+)_+$`)
 	reHex      = regexp.MustCompile(`^[0-9a-fA-F]+$`)
 	reOffset   = regexp.MustCompile(`\+0x[0-9a-fA-F]+$`)
+	rePageSize = regexp.MustCompile(`^(?:\d{1,18}[KMG]|N/A)$`)
 	reAnyOff   = regexp.MustCompile(`\+(?:0x)?[0-9a-fA-F]+$`)
 	reColumns  = expression(`(?:_+(?:[0-9a-fA-F]~*|N/A))*_*$`)
 	reFault    = expression(`address=0x([0-9a-fA-F]+)_+ip=(~*)_+error\x5fcode=0x([0-9a-fA-F]+)(?:_.*|)$`)
@@ -103,42 +104,40 @@ func (t twinToken) number() bool {
 	return reHex.MatchString(t.text) && (t.text[0] <= '9' || t.end()-t.left >= 16)
 }
 
-func twinDataSource(text string) (source uint64, behind string, ok bool) {
-	words := strings.Index(text, "|SNP ")
-	if words < 0 {
-		return 0, "", false
-	}
+func twinDataSource(text string) (source uint64, behind string, what verdict) {
 	hex := ""
-	if before, _, new := strings.Cut(text[:words], "|OP "); new {
+	before, behind, found := strings.Cut(text, "|OP ")
+	if found {
 		if m := reSource.FindStringSubmatch(before); m != nil {
 			hex = m[1]
 		}
-	} else {
-		for _, t := range twinTokens(text[:words]) {
+	} else if before, behind, found = strings.Cut(text, "|SNP "); found {
+		for _, t := range twinTokens(before) {
 			if t.number() {
 				hex = t.text
-				if t.end() == words {
+				if t.end() == len(before) {
 					hex = ""
 				}
 			}
 		}
+	} else {
+		return 0, "", skipped
 	}
 	source, err := strconv.ParseUint(hex, 16, 64)
 	if err != nil {
-		return 0, "", false
+		return 0, "", malformed
 	}
-	behind = text[words:]
-	for _, tag := range []string{"|LCK ", "|BLK "} {
+	for _, tag := range []string{"|SNP ", "|LCK ", "|BLK "} {
 		if _, after, ok := strings.Cut(behind, tag); ok {
 			behind = after
 		}
 	}
 	for _, t := range twinTokens(behind) {
 		if t.number() {
-			return source, behind[t.left:], true
+			return source, behind[t.left:], accepted
 		}
 	}
-	return source, "", true
+	return source, "", accepted
 }
 
 // twinCode gives the symbol, the dso and the numbers before them.
@@ -223,7 +222,12 @@ func twinOther(line string, what verdict) verdict {
 	if trimmed == "" || trimmed[0] == '#' || line[0] == '\t' {
 		return skipped
 	}
-	return what
+	for _, t := range twinTokens(line) {
+		if !t.number() && !rePageSize.MatchString(t.text) {
+			return what
+		}
+	}
+	return skipped
 }
 
 func twinSample(h twinHead, cyclesPerNS float64) (string, verdict) {
@@ -240,7 +244,11 @@ func twinSample(h twinHead, cyclesPerNS float64) (string, verdict) {
 		op = trace.Store
 	}
 	rest, level := m[2], noLevel
-	source, behind, sourced := twinDataSource(rest)
+	source, behind, found := twinDataSource(rest)
+	sourced := found == accepted
+	if found == malformed {
+		return "", malformed
+	}
 	if sourced {
 		switch did := source & 0x1f; {
 		case did&1 == 0 && did&6 == 2, did&7 == 0 && did != 0:
@@ -271,7 +279,7 @@ func twinPageFaults(line string, cyclesPerNS float64) (row string, what verdict)
 		return "", twinOther(line, what)
 	case !strings.Contains(h.event, "fault"):
 		return "", skipped
-	case !strings.HasPrefix(h.rest, "address=0x"):
+	case !strings.Contains(h.event, "page_fault_"):
 		return twinSample(h, cyclesPerNS)
 	}
 	m := reFault.FindStringSubmatch(h.rest)

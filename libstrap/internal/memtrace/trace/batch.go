@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -23,20 +24,29 @@ const (
 // trace has run_id and sample_id too.)
 var Needed = []string{"timestamp_ns", "address", "address_page", "op_type"}
 
-// Check is InvalidArgument, naming what is missing, where a schema lacks a needed
-// column.
+// Check is InvalidArgument, naming the columns, where a schema lacks needed ones or
+// has a column twice.
 func Check(schema *arrow.Schema) error {
 	var missing []string
 	for _, name := range Needed {
-		if len(schema.FieldIndices(name)) == 0 {
+		if !schema.HasField(name) {
 			missing = append(missing, name)
 		}
 	}
 	if missing != nil {
 		return status.New(status.InvalidArgument, "the trace lacks the columns %s", strings.Join(missing, ", "))
 	}
+	for _, field := range schema.Fields() {
+		if len(schema.FieldIndices(field.Name)) > 1 {
+			return status.New(status.InvalidArgument, "the trace has the column %s more than once", field.Name)
+		}
+	}
 	return nil
 }
+
+// MostLength is the most bytes that one row may span: each of its pages is looked at,
+// so that a wild length would keep a reader busy for years.
+const MostLength = 1 << 40
 
 // Batch is a view of a record's columns. The slices have one element a row and
 // may be the record's own memory: they are valid until it is released, and
@@ -57,10 +67,12 @@ type Batch struct {
 	record  arrow.Record
 }
 
-// Open checks a record and views its columns: integers of any width (or floats
-// that hold whole numbers), text as utf8, large_utf8 or dictionaries of them.
+// Open checks a record and views its columns: integers of any width, times also as
+// timestamps in ns, floats that hold whole numbers (NaN is a null where one may be);
+// text as utf8, large_utf8, string_view or dictionaries of them. A column of nulls alone
+// may have any type, and other columns may hold anything.
 //
-// Errors: InvalidArgument, naming the column and the row.
+// Errors: InvalidArgument, naming the column and the row; see [After].
 func Open(record arrow.Record) (*Batch, error) {
 	if err := Check(record.Schema()); err != nil {
 		return nil, err
@@ -85,8 +97,11 @@ func Open(record arrow.Record) (*Batch, error) {
 			return nil, err
 		}
 		for i, n := range length {
-			if n < 0 || n > 0 && uint64(n-1) > math.MaxUint64-b.Address[i] {
+			switch {
+			case n < 0 || n > 0 && uint64(n-1) > math.MaxUint64-b.Address[i]:
 				return nil, bad("length_bytes", i, "%d bytes at %#x", n, b.Address[i])
+			case n > MostLength:
+				return nil, bad("length_bytes", i, "%d bytes in one access, of at most %d", n, int64(MostLength))
 			}
 		}
 		b.Length = asUnsigned(length)
@@ -111,11 +126,35 @@ func Open(record arrow.Record) (*Batch, error) {
 	return b, nil
 }
 
-func bad(column string, row int, format string, args ...any) error {
-	return status.New(status.InvalidArgument, "column %s, row %d of the batch: %s", column, row, fmt.Sprintf(format, args...))
+// cellError is InvalidArgument for the value in one row of a column.
+type cellError struct {
+	column string
+	row    int64
+	of     string // what the row is counted in
+	what   string
 }
 
-func (b *Batch) has(name string) bool { return len(b.record.Schema().FieldIndices(name)) > 0 }
+func bad(column string, row int, format string, args ...any) error {
+	return &cellError{column, int64(row), "batch", fmt.Sprintf(format, args...)}
+}
+
+func (e *cellError) Error() string {
+	return fmt.Sprintf("column %s, row %d of the %s: %s", e.column, e.row, e.of, e.what)
+}
+
+func (e *cellError) Unwrap() error { return status.InvalidArgument }
+
+// After says of an error of Open about a row which row of the trace that is, where so
+// many rows came before the batch. Other errors, and nil, stay as they are.
+func After(rows int64, err error) error {
+	var cell *cellError
+	if !errors.As(err, &cell) || cell.of == "trace" {
+		return err
+	}
+	return &cellError{cell.column, rows + cell.row, "trace", cell.what}
+}
+
+func (b *Batch) has(name string) bool { return b.record.Schema().HasField(name) }
 
 func (b *Batch) column(name string) arrow.Array {
 	if i := b.record.Schema().FieldIndices(name); len(i) > 0 {
@@ -157,9 +196,11 @@ func (b *Batch) Text(name string) (Texts, error) {
 		}
 		return codes
 	}
-	switch a := b.column(name).(type) {
-	case nil, *array.Null:
+	column := b.column(name)
+	if column == nil || allNull(column) {
 		return Texts{Codes: nulls()}, nil
+	}
+	switch a := column.(type) {
 	case *array.Dictionary:
 		values, err := stringsOf(name, a.Dictionary())
 		if err != nil {
@@ -201,6 +242,15 @@ func (b *Batch) Text(name string) (Texts, error) {
 		}
 		return t, nil
 	}
+}
+
+// allNull tells whether a column has no values, whatever its type then is: writers
+// that saw none have to choose one.
+func allNull(a arrow.Array) bool {
+	if d, ok := a.(*array.Dictionary); ok && d.Dictionary().DataType().ID() == arrow.NULL {
+		return true
+	}
+	return a.DataType().ID() == arrow.NULL || a.NullN() == a.Len() // a Null array may say it has none
 }
 
 func textAt(name string, a arrow.Array) (func(int) string, error) {

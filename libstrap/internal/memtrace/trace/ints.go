@@ -32,6 +32,16 @@ func (b *Batch) signed(name string, null *int64) ([]int64, error) {
 	if a == nil {
 		return make([]int64, b.Rows), nil
 	}
+	if allNull(a) {
+		if null == nil && b.Rows > 0 {
+			return nil, bad(name, 0, "no value")
+		}
+		v := make([]int64, b.Rows)
+		for i := range v {
+			v[i] = *null
+		}
+		return v, nil
+	}
 	var v []int64
 	switch a := a.(type) {
 	case *array.Int64:
@@ -61,20 +71,9 @@ func (b *Batch) signed(name string, null *int64) ([]int64, error) {
 	case *array.Uint8:
 		v = widened[int64](a.Uint8Values())
 	case *array.Float64:
-		v = make([]int64, b.Rows)
-		for i, x := range a.Float64Values() {
-			switch {
-			case a.IsNull(i):
-			case math.IsNaN(x) && null != nil:
-				v[i] = *null
-			case x != math.Trunc(x) || math.Abs(x) > 1<<53: // NaN too
-				return nil, bad(name, i, "%v is no whole number that a float holds exactly: give integers", x)
-			default:
-				v[i] = int64(x)
-			}
-		}
-	case *array.Null:
-		v = make([]int64, b.Rows)
+		return wholes(name, a, a.Float64Values(), 1<<53, null)
+	case *array.Float32:
+		return wholes(name, a, a.Float32Values(), 1<<24, null)
 	default:
 		return nil, status.New(status.InvalidArgument, "column %s holds %v, not integers", name, a.DataType())
 	}
@@ -84,7 +83,7 @@ func (b *Batch) signed(name string, null *int64) ([]int64, error) {
 // unsigned views an address column as uint64; nulls and negative values are errors.
 func (b *Batch) unsigned(name string) ([]uint64, error) {
 	a := b.column(name)
-	if a, ok := a.(*array.Uint64); ok {
+	if a, ok := a.(*array.Uint64); ok { // any value will do
 		return withoutNulls(name, a, a.Uint64Values(), nil)
 	}
 	v, err := b.signed(name, nil)
@@ -97,6 +96,25 @@ func (b *Batch) unsigned(name string) ([]uint64, error) {
 		}
 	}
 	return asUnsigned(v), nil
+}
+
+// wholes are the values of a float column whose type is exact up to most; NaN may stand for a null.
+func wholes[F float32 | float64](name string, a arrow.Array, floats []F, most float64, null *int64) ([]int64, error) {
+	v := make([]int64, len(floats))
+	for i, f := range floats {
+		x := float64(f)
+		switch {
+		case a.IsNull(i) && null == nil:
+			return nil, bad(name, i, "no value")
+		case a.IsNull(i) || math.IsNaN(x) && null != nil:
+			v[i] = *null
+		case x != math.Trunc(x) || math.Abs(x) > most:
+			return nil, bad(name, i, "%v is no whole number that a float holds exactly: give integers", f)
+		default:
+			v[i] = int64(x)
+		}
+	}
+	return v, nil
 }
 
 func widened[T int64, S int8 | int16 | int32 | uint8 | uint16 | uint32](v []S) []T {

@@ -188,12 +188,12 @@ def compute_iai(trace: TraceLike, *, as_arrow: bool = False) -> Any:
 def _compute(
     trace: TraceLike, names: list[str], options: dict[str, Any]
 ) -> tuple[dict[str, pa.Table], dict[str, str]]:
-    """The tables, and of those that this kind of trace cannot tell the reason."""
+    """The tables, and the reasons of those that this kind of trace cannot tell."""
     with progress_line("analysing") as progress:
         reader = reader_of(trace, _READ_COLUMNS)
         tables, support = native.analyse(reader, names, options, progress)
     reasons = {row["table"]: row["reason"] for row in support.to_pylist() if row["reason"]}
-    return tables, reasons
+    return tables, {name: reasons[name] for name in names if name in reasons}
 
 
 def _some(trace: TraceLike, names: list[str], as_arrow: bool) -> list[Any]:
@@ -219,8 +219,8 @@ def _given(table: pa.Table, as_arrow: bool) -> pa.Table | pd.DataFrame:
 def _options(
     memory_gb: float, workers: int | None, spill_dir: str | os.PathLike[str] | None
 ) -> dict[str, Any]:
-    if not memory_gb > 0:
-        raise InvalidArgumentError(f"memory_gb = {memory_gb}: must be above 0")
+    if not 0 < memory_gb <= 2**20:
+        raise InvalidArgumentError(f"memory_gb = {memory_gb}: must be above 0, at most 2^20")
     return {
         "memory_bytes": int(memory_gb * 2**30),
         "workers": _positive("workers", _cores() if workers is None else workers),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
 from ..._native import trace as native
-from ...errors import InvalidArgumentError
+from ...errors import InvalidArgumentError, InvalidStateError
 from .._frames import TraceLike, reader_of
 from ..schema import ARROW_SCHEMA
 from .rules import SymbolRule
@@ -60,6 +61,19 @@ class KnownRange:
     region_id: int = 0
     name: str = ""
 
+    def as_options(self, number: int) -> dict[str, Any]:
+        """The range as libstrap takes it; errors call it by its ``number``."""
+        options: dict[str, Any] = {"region_type": self.region_type, "name": self.name}
+        for key in ("start", "end", "from_ns", "to_ns", "region_id"):
+            value = getattr(self, key)
+            try:
+                options[key] = operator.index(value)
+            except TypeError as error:
+                raise InvalidArgumentError(f"range {number}: {key} = {value!r}: {error}") from error
+            if options[key] < 0:
+                raise InvalidArgumentError(f"range {number}: {key} = {value}: is negative")
+        return options
+
 
 class TraceLabeller:
     """Labels the rows of one trace, in their order.
@@ -104,7 +118,7 @@ class TraceLabeller:
     def _options(self, policy: str) -> dict[str, Any]:
         options: dict[str, Any] = {
             "policy": policy,
-            "ranges": [asdict(known) for known in self.ranges],
+            "ranges": [known.as_options(number) for number, known in enumerate(self.ranges)],
         }
         if self.rules is not None:
             options["rules"] = [rule.as_options() for rule in self.rules]
@@ -117,13 +131,19 @@ class TraceLabeller:
 
         Raises:
             InvalidArgumentError: with "error", at the first row that nothing classifies;
-                or a row has no address.
+                or a row has no address, or what no trace holds.
+            InvalidStateError: a call before raised that; its rows are lost.
         """
         self._trace = self._rows_trace
         iterator = iter(rows)
         while chunk := list(islice(iterator, _CHUNK_ROWS)):
             self._chunk = chunk
-            batch = self._labelled.read_next_batch()
+            try:
+                batch = self._labelled.read_next_batch()
+            except StopIteration:
+                raise InvalidStateError(
+                    "rows before these could not be labelled: take a new TraceLabeller"
+                ) from None
             types = batch.column("region_type").to_pylist()
             ids = batch.column("region_id").to_pylist()
             numbers = batch.column(_NUMBER).to_pylist()

@@ -117,7 +117,7 @@ def load_rules(path: str | os.PathLike[str]) -> list[SymbolRule]:
     file = Path(path)
     try:
         given = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(f"{file} is no YAML: {error}") from error
     if isinstance(given, dict):
         if unknown := sorted(map(str, given.keys() - {"rules"})):

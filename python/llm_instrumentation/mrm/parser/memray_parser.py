@@ -107,6 +107,8 @@ class MemrayTrace(Iterator[dict[str, Any]]):
         self._path = Path(path)
         if not self._path.exists():
             raise NotFoundError(f"{self._path}: no such file")
+        if self._path.is_dir():
+            raise InvalidArgumentError(f"{self._path} is a directory: give the recording in it")
         if sample_every_n < 1:
             raise InvalidArgumentError(f"sample_every_n = {sample_every_n}: must be at least 1")
         self._run_id = run_id
@@ -260,7 +262,8 @@ def parse_memray(
         MemrayMissingError: memray is not installed.
         FileNotFoundError: there is no such file.
         CorruptError: memray cannot read it.
-        InvalidArgumentError: it holds no single allocations, or no native traces.
+        InvalidArgumentError: it holds no single allocations, or no native traces, or is a
+            folder.
     """
     return MemrayTrace(
         path, run_id, phase_boundaries, native_traces, skip_frees, sample_every_n, clock_offset_ns

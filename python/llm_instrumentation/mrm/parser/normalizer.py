@@ -22,7 +22,8 @@ def normalise_rows(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     What a row lacks gets its default. An ``address_page`` of 0 or None is computed.
 
     Raises:
-        ValueError: a row lacks a required column; the message names row and column.
+        InvalidArgumentError: a row lacks a required column, or its address is no number;
+            the message names row and column.
     """
     for number, row in enumerate(rows):
         missing = sorted(REQUIRED_COLUMNS - row.keys())
@@ -33,5 +34,10 @@ def normalise_rows(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             )
         whole = _DEFAULTS | row
         if not whole["address_page"] and whole["address"]:
-            whole["address_page"] = whole["address"] // PAGE_BYTES
+            try:
+                whole["address_page"] = whole["address"] // PAGE_BYTES
+            except TypeError as error:
+                raise InvalidArgumentError(
+                    f"row {number}: address = {whole['address']!r}: must be an integer"
+                ) from error
         yield {column: whole[column] for column in ALL_COLUMNS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -106,9 +107,12 @@ def parse_perf_script(
 
     Raises:
         FileNotFoundError: there is no such file.
+        InvalidArgumentError: it is a folder, or an argument cannot be.
     """
     options = _options(run_id, phase_boundaries)
     if cycles_per_ns is not None:
+        if not 0 < cycles_per_ns < math.inf:
+            raise InvalidArgumentError(f"cycles_per_ns = {cycles_per_ns}: must be a clock in GHz")
         options["cycles_per_ns"] = cycles_per_ns
     return ParsedTrace("perf_script", source, options)
 
@@ -117,13 +121,27 @@ def parse_lackey(
     source: str | os.PathLike[str] | IO[Any],
     run_id: str,
     phase_boundaries: Sequence[dict[str, Any]] | None = None,
+    *,
+    instructions: bool = False,
 ) -> ParsedTrace:
     """Rows of ``valgrind --tool=lackey --trace-mem=yes``.
 
     It has no time: row N is given N ns, which says its place in the order and nothing
-    else. Arguments and errors: those of :func:`parse_perf_script`.
+    else. A modify (``M``) is a load and a store.
+
+    Args:
+        source: a path or an open file.
+        run_id: for every row.
+        phase_boundaries: as for :func:`parse_perf_script`.
+        instructions: keep the instruction fetches (``I``) too, as loads of the symbol
+            ``[instruction]``.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        InvalidArgumentError: it is a folder.
     """
-    return ParsedTrace("lackey", source, _options(run_id, phase_boundaries))
+    options = _options(run_id, phase_boundaries)
+    return ParsedTrace("lackey", source, options | {"instructions": bool(instructions)})
 
 
 def parse_page_faults(
@@ -141,15 +159,18 @@ def parse_page_faults(
 def _options(run_id: str, phases: Sequence[dict[str, Any]] | None) -> dict[str, Any]:
     return {
         "run_id": run_id,
-        "phases": [
-            {
-                "phase": str(getattr(phase["phase"], "value", phase["phase"])),
-                "start_ns": int(phase["start_ns"]),
-                "end_ns": int(phase["end_ns"]),
-            }
-            for phase in phases or ()
-        ],
+        "phases": [_phase(number, phase) for number, phase in enumerate(phases or ())],
     }
+
+
+def _phase(number: int, given: dict[str, Any]) -> dict[str, Any]:
+    try:
+        name, start, end = given["phase"], int(given["start_ns"]), int(given["end_ns"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"phase_boundaries[{number}]: {given!r} has no phase, start_ns and end_ns"
+        ) from error
+    return {"phase": str(getattr(name, "value", name)), "start_ns": start, "end_ns": end}
 
 
 def _dicts(reader: pa.RecordBatchReader) -> Iterator[dict[str, Any]]:
@@ -161,6 +182,7 @@ def _spooled(source: IO[Any]) -> Any:
     # Closed, and with that removed, when the trace that reads it goes.
     spool = tempfile.NamedTemporaryFile(prefix="mrm-trace-", suffix=".txt")  # noqa: SIM115
     while chunk := source.read(1 << 20):
-        spool.write(chunk.encode() if isinstance(chunk, str) else chunk)
+        # Surrogates stand for bytes that are no text; the parser takes those.
+        spool.write(chunk.encode(errors="surrogatepass") if isinstance(chunk, str) else chunk)
     spool.flush()
     return spool

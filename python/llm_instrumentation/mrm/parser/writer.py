@@ -32,7 +32,8 @@ def write_parquet(
         How many rows were written. None gives 0 and no file.
 
     Raises:
-        InvalidArgumentError: a value does not fit its column.
+        InvalidArgumentError: a value does not fit its column, or a row has a column that
+            no row of the first batch has.
         NoSpaceError: the disk is full.
     """
     if batch_size < 1:
@@ -77,7 +78,13 @@ def _schema_of(rows: list[dict[str, Any]]) -> pa.Schema:
 
 
 def _batch(rows: list[dict[str, Any]], schema: pa.Schema, number: int) -> pa.RecordBatch:
-    columns = []
+    columns, names = [], set(schema.names)
+    for place, row in enumerate(rows, start=number):
+        if not row.keys() <= names:
+            raise InvalidArgumentError(
+                f"row {place} has the columns {', '.join(map(str, row.keys() - names))}, "
+                "which the rows of the first batch lack"
+            )
     for field in schema:
         try:
             columns.append(pa.array([row.get(field.name) for row in rows], type=field.type))
