@@ -43,7 +43,7 @@ func (p *lackey) line(text []byte, out *rows) verdict {
 	if w.length, end, ok = decimal(text, end+1); !ok || !blank(text[end:]) {
 		return malformed
 	}
-	if w.length == 0 || uint64(w.length-1) > ^w.address { // past the end of memory
+	if w.length == 0 || w.length > trace.MostLength || uint64(w.length-1) > ^w.address { // past the end of memory
 		return malformed
 	}
 	if w.symbol != nil && !p.instructions {
