@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import io
 import json
 import os
@@ -228,10 +229,26 @@ def test_a_torn_trace_is_a_failed_run_and_the_others_go_on(finished, tmp_path):
 
 def test_report_is_one_page_over_all_runs(finished, tmp_path):
     _, _, folder = finished
-    code, out, _ = command("report", "--input", folder.path.parents[1], "--output", tmp_path)
+    results = folder.path.parents[1]
+    code, out, _ = command("report", "--input", results, "--output", tmp_path / "out")
     assert code == ExitCode.OK
-    page = Path(out.strip())
+    page = tmp_path / "out" / "report.html"
+    assert out.startswith(f"{page}: ")
     assert folder.run_id in page.read_text(encoding="utf-8")
+
+
+def test_report_says_which_runs_do_not_count(finished, tmp_path):
+    _, _, folder = finished
+    shutil.copytree(folder.path, tmp_path / "results" / "tiny" / folder.run_id)
+    broken = RunFolder(tmp_path / "results" / "tiny" / "broken")
+    broken.mark("interrupted", "interrupted while labelling")
+    results, out = tmp_path / "results", tmp_path / "out"
+    code, said, err = command("report", "--input", results, "--output", out)
+    assert code == ExitCode.OK
+    assert "left out" in said
+    assert "broken is left out: not finished (interrupted: interrupted while labelling)" in err
+    _, said, _ = command("report", "--input", results, "--output", out, "--json")
+    assert "broken" in json.loads(said)["left_out"]
 
 
 @pytest.mark.parametrize("name", ["hf", "zenodo"])
@@ -245,6 +262,16 @@ def test_export_packs_finished_runs(finished, tmp_path, name):
     assert code == ExitCode.OK
     assert told["runs"] == [folder.run_id]
     assert Path(told["path"]).exists()
+
+
+def test_export_says_what_it_made_and_what_it_left_out(finished, tmp_path):
+    _, _, folder = finished
+    shutil.copytree(folder.path, tmp_path / "results" / folder.run_id)
+    RunFolder(tmp_path / "results" / "broken").mark("failed", "no space")
+    code, out, err = command("export", "-i", tmp_path / "results", "-o", tmp_path / "out")
+    assert code == ExitCode.OK
+    assert out.startswith(f"{tmp_path / 'out'}: 1 run, ")
+    assert "broken is left out: not finished (failed: no space)" in err
 
 
 # Sweeps.
@@ -374,6 +401,11 @@ def test_the_process_monitor_alone_is_a_run_without_a_trace(tmp_path):
     assert folder.defect() is None
     assert folder.metadata()["trace"] == {"kind": None, "rows": 0}
     assert len(pd.read_csv(folder.raw / "process_samples.csv")) > 0
+    assert (folder.path / "process_memory.png").is_file()
+    report = (folder.path / "report.html").read_text(encoding="utf-8")
+    assert "There is no memory trace" in report
+    assert "Figure: process memory" in report
+    assert "did not come to its end" not in report
 
 
 @pytest.mark.parametrize("kind", [CollectorType.PAGE_FAULTS, CollectorType.WRITE_SETS])
@@ -461,7 +493,10 @@ def running(tmp_path, request):
 
 
 @pytest.mark.parametrize(
-    "running", [CollectorType.TORCH, CollectorType.PAGE_FAULTS], indirect=True, ids=str
+    "running",
+    [CollectorType.TORCH, CollectorType.PAGE_FAULTS, CollectorType.WRITE_SETS],
+    indirect=True,
+    ids=str,
 )
 def test_ctrl_c_keeps_the_raw_data_and_says_so(running, tmp_path):
     process, path = running
@@ -481,6 +516,9 @@ def test_ctrl_c_keeps_the_raw_data_and_says_so(running, tmp_path):
     assert code == ExitCode.OK
     assert "weight" in {row["region_type"] for row in told["tables"]["working_set_summary"]}
     assert folder.defect() == defect  # it stays what it was: no finished run
+    assert folder.metadata()["parameters"]["model"]["id"] == "tiny"
+    report = (folder.path / "report.html").read_text(encoding="utf-8")
+    assert "This run did not come to its end (interrupted: " in report
 
     shorter = experiment(tmp_path, telemetry={"baseline_duration_s": 0.1})
     path.write_text(yaml.safe_dump(shorter), encoding="utf-8")
@@ -499,6 +537,36 @@ def test_a_killed_run_leaves_a_folder_that_is_incomplete(running, tmp_path):
     code, out, _ = command("analyse", "--input", folder.path, "--json")
     assert code in (ExitCode.OK, ExitCode.RUN_FAILED)
     assert json.loads(out)["runs"][0]["run_id"] == folder.run_id
+
+
+@pytest.mark.parametrize("kib", [2, 20], ids=["at the start", "while collecting"])
+def test_a_disk_that_is_full_is_a_failed_run_that_says_so(tmp_path, kib):
+    path = written(tmp_path)
+    # A limit on the size of files stands for the end of a disk.
+    limited = (
+        "import resource, sys; from llm_instrumentation.mrm.cli import main; "
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({kib} << 10, {kib} << 10)); "
+        "main(['run', '--config', sys.argv[1]])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited, str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == ExitCode.RUN_FAILED
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "failed" in line]
+    assert line.endswith("free some room, or set output.base_dir to another disk")
+    (folder,) = folders(tmp_path)
+    defect = folder.defect()
+    assert defect is not None
+    assert defect.state == "failed"
+
+
+def test_a_folder_that_cannot_be_made_is_a_failed_run(tmp_path):
+    path = written(tmp_path, output={"base_dir": "/proc/results"})
+    code, out, _ = command("run", "--config", path, "--json")
+    (run,) = json.loads(out)["runs"]
+    assert code == ExitCode.RUN_FAILED
+    assert "/proc/results" in run["reason"]
 
 
 # llama.cpp.
@@ -582,6 +650,20 @@ def test_the_smallest_experiment_runs_as_the_readme_says(tmp_path, monkeypatch):
     metrics = pd.read_csv(Path(run["run_dir"]) / "metrics.csv").set_index("region_type")
     assert metrics.loc["weight", "write_once_ratio_mean"] == 1.0
     assert metrics.loc["weight", "retention_p50_s"] > metrics.loc["activation", "retention_p99_s"]
+    # Keys and values of a token: 4 layers, 8 heads of 64 floats.
+    growth = pd.read_parquet(Path(run["run_dir"]) / "tables" / "kv_growth.parquet")
+    per_token = 2 * 4 * 8 * 64 * 4
+    assert growth.live_bytes.iloc[0] == 128 * per_token
+    assert set(growth.live_bytes.diff().dropna()) == {per_token}
+    text = html.unescape(Path(run["report"]).read_text(encoding="utf-8"))
+    text = text.replace("\u202f", " ")  # a narrow space binds a number to its unit
+    assert re.search(
+        r"Written once, read [\d.]+ times per write, retained [\d.]+ s \(the run's l", text
+    )
+    assert "grown from 2 MiB to 2.47 MiB over 31 steps" in text
+    assert re.search(
+        r"retained [\d.]+ .s at the median and [\d.]+ ms at p99 \([^)]* % of the", text
+    )
 
 
 @pytest.mark.parametrize("name", ["demo_tinyllama", "demo_qwen_hf", "demo_perf_mem"])
@@ -613,9 +695,16 @@ def demo(name: str, *arguments: str) -> int:
         sys.path.remove(str(scripts))
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
-)
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_one(path):
+    nbformat = pytest.importorskip("nbformat")
+    nbformat.validate(nbformat.read(path, as_version=4))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_was_saved_without_outputs(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))

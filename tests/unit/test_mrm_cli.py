@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from llm_instrumentation.mrm.cli import ExitCode, main
@@ -27,6 +28,7 @@ from llm_instrumentation.mrm.runs import (
     find_runs,
     parameters_of,
 )
+from synthetic_traces import make_trace
 
 pytestmark = pytest.mark.unit
 
@@ -106,6 +108,27 @@ def test_mistakes_in_json(command, experiment):
     assert err == ""
 
 
+def test_a_wrong_command_line_in_json(command):
+    code, out, err = command("plan", "--json")
+    told = json.loads(out)
+    assert code == told["exit_code"] == ExitCode.USAGE
+    assert "--config" in told["errors"][0]
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    "section",
+    [{"prompts": {"source": "nowhere.txt"}}, {"labeller": {"rules_file": "nowhere.yaml"}}],
+)
+@pytest.mark.parametrize("verb", ["validate", "plan", "run"])
+def test_files_that_a_plan_needs_are_told_by_every_command(command, experiment, verb, section):
+    code, out, err = command(verb, "--config", experiment(**section))
+    assert (code, out) == (ExitCode.USAGE, "")
+    (key,) = section
+    assert f"{key}." in err
+    assert "is not there" in err
+
+
 def test_a_plan_lists_each_run(command, experiment):
     path = experiment(sweep={"context_lengths": [8, 16], "repetitions": 2, "warmup_runs": 1})
     code, out, _ = command("plan", "--config", path)
@@ -134,16 +157,60 @@ def test_only_that_fits_no_run(command, experiment):
     assert "'ctx4096'" in err
 
 
-def test_the_command_is_light():
+@pytest.mark.parametrize("module", ["llm_instrumentation.mrm", "llm_instrumentation.mrm.cli"])
+def test_the_command_is_light(module):
     """Shells complete and print help without waiting for torch."""
-    program = (
-        "import sys, llm_instrumentation.mrm.cli; "
-        "print([name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules])"
-    )
+    heavy = ("torch", "transformers", "matplotlib", "pandas", "pyarrow")
+    program = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+# Tables.
+
+
+@pytest.fixture
+def traced(tmp_path):
+    """A trace file of some weights, a KV cache and activations."""
+    path = tmp_path / "trace.parquet"
+    pq.write_table(make_trace(weight_window_s=30.0), path)
+    return path
+
+
+def test_tables_are_read_on_narrow_terminals_and_no_digit_is_lost(command, traced, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, err = command("analyse", "--input", traced)
+    assert (code, err) == (ExitCode.OK, "")
+    assert "…" not in out
+    assert out.index("retention_summary") < out.index("retention_per_region")
+    assert "regions more; all are in --json" in out
+    weights = next(line for line in out.splitlines() if line.startswith("weight "))
+    assert weights.split() == ["weight", "4", "30", "30", "30", "30"]
+
+
+def test_chosen_metrics_alone(command, traced):
+    code, out, _ = command("analyse", "--input", traced, "--metrics", "working_set_size", "--json")
+    (run,) = json.loads(out)["runs"]
+    assert code == ExitCode.OK
+    assert set(run["tables"]) == {"working_set_per_region", "working_set_summary"}
+
+
+def test_a_trace_that_lacks_columns_names_them(command, traced):
+    pq.write_table(pq.read_table(traced).drop_columns(["address_page", "op_type"]), traced)
+    code, _, err = command("analyse", "--input", traced)
+    assert code == ExitCode.RUN_FAILED
+    assert "lacks the required columns address_page, op_type" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_trace_that_is_cut_off_says_so(command, traced):
+    traced.write_bytes(traced.read_bytes()[:-100])
+    code, _, err = command("analyse", "--input", traced)
+    assert code == ExitCode.RUN_FAILED
+    assert f"{traced} is no whole Parquet file" in err
+    assert len(err.splitlines()) == 1
 
 
 # Which collector.

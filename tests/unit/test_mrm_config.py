@@ -21,6 +21,7 @@ from llm_instrumentation.mrm.config import (
     load_experiment,
     load_prompts,
     validate_config_semantics,
+    validate_environment,
     validate_model_paths,
 )
 from llm_instrumentation.mrm.config.prompts import BUILTIN
@@ -95,9 +96,27 @@ def test_the_experiments_of_the_project_can_be_read(name):
             "sweep.batch_sizes: is empty; it needs at least one value",
         ),
         ({"sweep": {"batch_sizes": [1, "x"]}}, "sweep.batch_sizes[1]: 'x' is no whole number"),
-        ({"sweep": {"batch_sizes": [True]}}, "sweep.batch_sizes[0]: True is no whole number"),
+        ({"sweep": {"batch_sizes": [True]}}, "sweep.batch_sizes[0]: true is no whole number"),
         ({"sweep": {"output_tokens": [0]}}, "sweep.output_tokens[0]: 0 must be above 0"),
         ({"sweep": {"repetitions": 0}}, "sweep.repetitions: 0 must be at least 1"),
+        (
+            {"sweep": {"repetitions": 10**9}},
+            "sweep.repetitions: 1000000000 must be at most 10000",
+        ),
+        (
+            {"sweep": {"context_lengths": [10**20]}},
+            "sweep.context_lengths[0]: 100000000000000000000 must be at most 2147483647",
+        ),
+        (
+            {"sweep": None},
+            "sweep: null is no mapping; allowed are context_lengths, batch_sizes, output_tokens, "
+            "repetitions, warmup_runs",
+        ),
+        (
+            {"sweep": {1: 2}},
+            "sweep[1]: the key is no text; allowed are context_lengths, batch_sizes, "
+            "output_tokens, repetitions, warmup_runs",
+        ),
         (
             {"sweep": {"context_lengths": [8, 8]}},
             "sweep.context_lengths: 8 stands twice; a run would have the same name as another",
@@ -159,6 +178,10 @@ def test_all_mistakes_are_told_at_once(written):
         ("a: 1\nb: 2\na: 3\n", "line 3, column 1: key 'a' stands here and in line 1; keep one"),
         ("a: [1, 2\nb: 3\n", "line 2, column "),
         ("a: !!python/object:os.system {}\n", "line 1, column 4: could not determine a constr"),
+        ("a: 2024-13-45\n", "line 1, column 4: '2024-13-45' is no timestamp"),
+        ("a: !!bool maybe\n", "line 1, column 4: 'maybe' is no bool"),
+        ("PAR1\x00", "character 4 is '\\x00'; this is no text"),
+        ("[" * 5000, "lists or mappings lie too deep in each other"),
     ],
 )
 def test_what_is_no_experiment_is_told_with_its_line(written, text, line):
@@ -170,6 +193,10 @@ def test_bytes_that_are_no_text(tmp_path):
     path = tmp_path / "binary.yaml"
     path.write_bytes(b"name: \xff\xfe")
     assert problems(path) == ["byte 6 is no UTF-8 text"]
+
+
+def test_a_folder_is_no_experiment(tmp_path):
+    assert problems(tmp_path) == ["is a folder; give a YAML file"]
 
 
 def test_a_missing_file_is_a_missing_file(tmp_path):
@@ -259,6 +286,68 @@ def test_a_collector_that_cannot_see_the_engine(written):
     assert result.warnings[0].endswith("its runs use memray")
 
 
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (b"\xff", "is no YAML"),
+        (b"rules: [", "is no YAML"),
+        (b"[{region_type: weights}]", "rules[0]: region_type 'weights': one of weight, kv_cache"),
+        (b"[{region_type: weight, symbol: x}]", "rules[0]: unknown keys symbol; a rule has"),
+    ],
+)
+def test_rules_that_cannot_be_read_are_told_before_a_run(written, tmp_path, rules, said):
+    (tmp_path / "rules.yaml").write_bytes(rules)
+    labeller = {"rules_file": str(tmp_path / "rules.yaml")}
+    (error,) = validate_config_semantics(
+        load_experiment(written(experiment(labeller=labeller)))
+    ).errors
+    assert error.startswith(f"labeller.rules_file: {tmp_path / 'rules.yaml'}")
+    assert said in error
+    assert "\n" not in error
+
+
+@pytest.mark.parametrize(
+    ("random", "said"),
+    [
+        ({"architecture": "lama"}, "random.architecture: transformers has no 'lama'; did you mean"),
+        (
+            {"architecture": "llama", "hiden_size": 8},
+            "random.hiden_size: no key of llama; near are hidden_size",
+        ),
+        (
+            {"architecture": "llama", "max_position_embeddings": 128},
+            "model 'tiny' has 128 positions; context_length 100 and output_tokens 64 need 164",
+        ),
+    ],
+)
+def test_what_an_engine_would_refuse_is_told_before_a_run(written, random, said):
+    pytest.importorskip("transformers")
+    sweep = {"context_lengths": [8, 100], "output_tokens": [64]}
+    config = experiment(models=[{**MODEL, "random": random}], sweep=sweep)
+    (error,) = validate_environment(load_experiment(written(config))).errors
+    assert error.startswith(f"models[0]: {said}")
+
+
+def test_a_collector_that_cannot_run_says_why_and_which_one_steps_in(written):
+    pytest.importorskip("transformers")
+    collector = {
+        "primary": "perf_mem",
+        "perf_mem": {"events": ["no-such-event"]},
+        "fallback": None,
+        "fallback_2": "torch",
+    }
+    config = experiment(collector=collector, sweep={"context_lengths": [8]})
+    result = validate_environment(load_experiment(written(config)))
+    assert result.is_valid
+    why, instead = result.warnings
+    assert why.startswith("collector.primary: perf_mem cannot run here: ")
+    assert instead == "collector: runs of transformers will use torch"
+
+    collector["fallback_2"] = None
+    result = validate_environment(load_experiment(written(config)))
+    assert result.errors == ["collector: none of perf_mem can run here"]
+
+
 def test_a_large_sweep_is_a_warning(written):
     config = load_experiment(written(experiment(sweep={"repetitions": 1001})))
     result = validate_config_semantics(config)
@@ -323,7 +412,7 @@ def test_prompts_come_with_the_package():
         ("p.txt", "one\n\n two \n", [("one", ""), ("two", "")]),
         ("p.jsonl", '{"prompt": "one", "category": "a"}\n', [("one", "a")]),
         ("p.yaml", "a: [one]\nb:\n  - {prompt: two}\n", [("one", "a"), ("two", "b")]),
-        ("p.json", '["one", "two"]', [("one", ""), ("two", "")]),
+        ("p.json", '["one",\n\t"two"]', [("one", ""), ("two", "")]),
     ],
 )
 def test_prompts_from_a_file(tmp_path, name, text, expected):
@@ -342,6 +431,7 @@ def test_prompts_from_a_file(tmp_path, name, text, expected):
         ("p.jsonl", '{"text": "one"}', "no text under 'prompt'"),
         ("p.yaml", "a: one", "a is no list of texts"),
         ("p.csv", "one", "is none of .txt"),
+        ("p.json", "", "p.json: Expecting value: line 1"),
     ],
 )
 def test_files_that_hold_no_prompts(tmp_path, name, text, message):
@@ -350,6 +440,18 @@ def test_files_that_hold_no_prompts(tmp_path, name, text, message):
         experiment(prompts={"source": str(tmp_path / name)})
     ).prompts
     with pytest.raises(ValueError, match=message):
+        load_prompts(config)
+
+
+def test_prompts_that_are_no_text_and_no_file(tmp_path):
+    (tmp_path / "p.txt").write_bytes(b"Once \xff")
+    config = ExperimentConfig.model_validate(
+        experiment(prompts={"source": str(tmp_path / "p.txt")})
+    ).prompts
+    with pytest.raises(ValueError, match=r"prompts.source: .*p.txt: byte 5 is no UTF-8 text"):
+        load_prompts(config)
+    config.source = str(tmp_path)
+    with pytest.raises(IsADirectoryError, match="is a folder; give a file"):
         load_prompts(config)
 
 

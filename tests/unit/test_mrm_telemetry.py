@@ -185,6 +185,17 @@ def test_processes_of_one_moment_are_added_up():
     assert effect["target_rss_mb_peak"] == 11.0
 
 
+def test_a_sample_right_behind_another_says_nothing_of_the_processor():
+    # The kernel counts in steps of 10 ms: one step in the last 2 ms looks like five cores.
+    samples = [Sample(0.1, cpu_pct=4), Sample(0.2, cpu_pct=6), Sample(0.3, cpu_pct=5)]
+    last = Sample(0.302, cpu_pct=500, rss_mb=9)
+    summary = compute_observer_effect([*samples, last], [])
+    assert summary["observer_cpu_overhead_pct_max"] == 6
+    assert summary["observer_cpu_overhead_pct_mean"] == 5
+    assert summary["observer_memory_overhead_mb_peak"] == 9
+    assert summary["n_observer_samples"] == 4
+
+
 def test_counters_of_different_processes_are_not_mixed():
     """One process at 1 GiB and one at 0 would look like a gigabyte written each poll."""
     samples = [

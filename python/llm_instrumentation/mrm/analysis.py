@@ -98,6 +98,8 @@ def _side_tables(folder: RunFolder) -> tuple[Any, Any]:
 
 
 def _recover(one: RunAnalysis, folder: RunFolder, settings: Settings) -> None:
+    from .reporter import write_run_report
+
     records = read_events(folder.raw / "events.jsonl")
     phases = phase_boundaries(records)
     found = open_raw(folder.raw, folder.run_id, phases)
@@ -113,6 +115,8 @@ def _recover(one: RunAnalysis, folder: RunFolder, settings: Settings) -> None:
         "recovered": "the trace was made of the raw files of a run that did not finish",
     }
     processed = process(settings, folder, reader, records, metadata, warn=one.notes.append)
-    one.notes.append(f"{processed.rows} rows recovered from what {collector} left")
+    if processed.problem is None:
+        write_run_report(folder.path)  # once more, with the mark of the folder
+    one.notes.append(f"{processed.rows:,} rows recovered from what {collector} left")
     one.error = processed.problem
     one.tables = processed.tables

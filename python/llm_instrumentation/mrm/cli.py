@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum, IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -24,6 +25,8 @@ from .config import (
     ValidationResult,
     expand_sweep,
     load_experiment,
+    validate_config_semantics,
+    validate_model_paths,
 )
 
 if TYPE_CHECKING:
@@ -110,6 +113,7 @@ def plan(config: _Config, as_json: _Json = False, verbose: _Verbose = False) -> 
     from .runs import find_finished
 
     experiment = _load(config, as_json)
+    _check(experiment, as_json, validate_config_semantics)
     runs = expand_sweep(experiment)
     finished = {
         run.run_id: folder.run_id
@@ -165,14 +169,7 @@ def run(
     """
     _log(verbose)
     experiment = _load(config, as_json)
-    from .config import validate_config_semantics, validate_model_paths
-
-    for check in (validate_config_semantics, validate_model_paths):
-        result = check(experiment)
-        if result.errors:
-            _fail(result.errors, as_json)
-        for warning in result.warnings:
-            _note(warning, as_json)
+    _check(experiment, as_json, validate_config_semantics, validate_model_paths)
     from .runner import SweepSelectionError, run_sweep
 
     outcomes: list[RunOutcome] = []
@@ -210,7 +207,12 @@ def _verdict(outcomes: Sequence[RunOutcome]) -> ExitCode:
 
 @app.command(epilog=_CODES)
 def analyse(
-    results: _Input,
+    results: Annotated[
+        Path,
+        typer.Option(
+            "--input", "-i", help="Results: a run, or a folder of them; or a trace as Parquet."
+        ),
+    ],
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -269,13 +271,22 @@ def report(
 ) -> None:
     """Write one HTML page, tables and figures over all runs of a folder."""
     _log(verbose)
-    from .reporter import write_sweep_report
+    from .reporter import load_sweep, write_sweep_report
 
-    page = _guarded(lambda: write_sweep_report(results, output), as_json)
+    sweep = _guarded(lambda: load_sweep(results), as_json)
+    page = _guarded(lambda: write_sweep_report(sweep, output), as_json)
     if as_json:
-        _print_json({"report": str(page)})
-    else:
-        _out.print(f"{escape(str(page))}")
+        _print_json(
+            {
+                "report": str(page),
+                "runs": [run.run_id for run in sweep.runs],
+                "left_out": {one.run_id: one.reason for one in sweep.left_out},
+            }
+        )
+        return
+    for one in sweep.left_out:
+        _note(f"{one.run_id} is left out: {one.reason}", as_json)
+    _out.print(f"{escape(str(page))}: {_runs(len(sweep.runs))}, {len(sweep.left_out)} left out")
 
 
 @app.command(epilog=_CODES)
@@ -288,17 +299,26 @@ def export(
 ) -> None:
     """Pack finished runs as a Hugging Face data set or for Zenodo. Nothing is uploaded."""
     _log(verbose)
-    from .reporter import export_hf, export_zenodo
+    from .reporter import export_hf, export_zenodo, units
 
     pack = export_hf if to is Format.HF else export_zenodo
     result = _guarded(lambda: pack(results, output), as_json)
     if as_json:
         _print_json(asdict(result))
-    else:
-        _out.print(f"{escape(str(result.path))}")
+        return
+    for name, reason in result.left_out.items():
+        _note(f"{name} is left out: {reason}", as_json)
+    size = units.size(result.size_bytes)
+    _out.print(
+        f"{escape(str(result.path))}: {_runs(len(result.runs))}, {result.files} files, {size}"
+    )
 
 
 # What is said, and how.
+
+
+def _runs(number: int) -> str:
+    return f"{number} run{'' if number == 1 else 's'}"
 
 
 class _Display:
@@ -311,11 +331,14 @@ class _Display:
 
         class Listener(SweepListener):
             def sweep_begins(self, runs: Sequence[RunConfig]) -> None:
+                display.total = len(runs)
                 display.bar.reset(display.task, total=len(runs), visible=True)
 
             def run_begins(self, run: RunConfig) -> None:
                 display.current = run.run_id
-                display.say(f"[bold]{escape(run.run_id)}[/bold]")
+                display.number += 1
+                place = f"{display.number}/{display.total}"
+                display.say(f"[bold]{escape(run.run_id)}[/bold] ({place})")
 
             def stage(self, run: RunConfig, name: str) -> None:
                 display.bar.update(display.task, description=name)
@@ -335,6 +358,7 @@ class _Display:
         self.quiet = quiet
         self.outcomes = outcomes
         self.current: str | None = None
+        self.number = self.total = 0
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -352,7 +376,10 @@ class _Display:
 
     def interrupted(self) -> None:
         if self.current is not None:
-            self.say(f"  [red]interrupted[/red]: {escape(self.current)} is marked incomplete")
+            self.say(
+                f"  [red]interrupted[/red]: {escape(self.current)} is marked incomplete; the same "
+                "command goes on, and mrm-trace analyse reads what the run left"
+            )
 
     def __enter__(self) -> _Display:
         self.bar.start()
@@ -371,6 +398,8 @@ def _in_words(outcome: RunOutcome) -> str:
         return f"warmed up in {outcome.duration_s:.1f} s"
     rows = f"{outcome.rows:,} rows of {outcome.kind}" if outcome.kind else "no trace"
     validity = f", {outcome.validity}" if outcome.validity else ""
+    if outcome.validity_reasons:
+        validity += f": {escape('; '.join(outcome.validity_reasons))}"
     return (
         f"[green]finished[/green] in {outcome.duration_s:.1f} s: {rows} by {outcome.collector}"
         f"{validity}"
@@ -378,11 +407,10 @@ def _in_words(outcome: RunOutcome) -> str:
 
 
 def _say_outcomes(outcomes: Sequence[RunOutcome]) -> None:
-    if not outcomes:
-        return
     for one in outcomes:
         if one.status != "warmed_up":
-            _out.print(f"{one.status:<12}{one.rows:>14,} rows  {escape(one.run_dir)}")
+            place = one.run_dir if one.report is None else one.report
+            _out.print(f"{one.status:<12}{one.rows:>14,} rows  {escape(place)}")
 
 
 def _say_checks(config: Path, result: ValidationResult) -> None:
@@ -402,20 +430,51 @@ def _say_tables(
         _err.print(f"  [yellow]{escape(note)}[/yellow]")
     if error is not None:
         _err.print(f"  [red]failed[/red]: {escape(error)}")
-    for name, frame in tables.items():
-        table = Table(*map(str, frame.columns), title=name, title_justify="left")
-        for row in frame.head(_SHOWN_ROWS).itertuples(index=False):
-            table.add_row(*(_cell(value) for value in row))
-        _out.print(table)
-        if len(frame) > _SHOWN_ROWS:
-            _out.print(f"... and {len(frame) - _SHOWN_ROWS:,} rows more")
+    # What is said of each type of memory comes before the long lists of single regions.
+    for name in sorted(tables, key=lambda name: "region_id" in tables[name].columns):
+        _say_table(name, tables[name])
 
 
-_SHOWN_ROWS = 20
+def _say_table(name: str, frame: Any) -> None:
+    numeric = {column: frame[column].dtype.kind in "iuf" for column in frame.columns}
+    table = Table(
+        title=name, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)
+    )
+    for column, right in numeric.items():
+        table.add_column(
+            _broken(str(column)), justify="right" if right else "left", vertical="bottom",
+            no_wrap=True,
+        )  # fmt: skip
+    shown = _SHOWN_ROWS if "region_id" in frame.columns else len(frame)
+    for row in frame.head(shown).itertuples(index=False):
+        table.add_row(*(_cell(value) for value in row))
+    # As wide as its numbers: a terminal that is narrower wraps lines, and no digit is lost.
+    width = _out.measure(table, options=_out.options.update(max_width=_WIDEST)).maximum
+    Console(width=max(_out.width, width), highlight=False).print(table)
+    if len(frame) > shown:
+        _out.print(f"... and {len(frame) - shown:,} regions more; all are in --json")
+    _out.print()
+
+
+_SHOWN_ROWS = 10
+_HEAD_WIDTH = 12
+_WIDEST = 1000
+
+
+def _broken(name: str) -> str:
+    """A column's name in lines that end behind its words."""
+    lines = [""]
+    for word in name.replace("_", "_ ").split():
+        if lines[-1] and len(lines[-1] + word) > _HEAD_WIDTH:
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(lines)
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else escape(str(value))
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1e6 else f"{value:.6g}"
+    return escape(str(value))
 
 
 def _records(tables: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -451,6 +510,19 @@ def _load(path: Path, as_json: bool) -> ExperimentConfig:
         _fail([f"{path}: {problem}" for problem in error.problems], as_json)
     except OSError as error:
         _fail([str(error)], as_json)
+
+
+def _check(
+    experiment: ExperimentConfig,
+    as_json: bool,
+    *checks: Callable[[ExperimentConfig], ValidationResult],
+) -> None:
+    for check in checks:
+        result = check(experiment)
+        if result.errors:
+            _fail(result.errors, as_json)
+        for warning in result.warnings:
+            _note(warning, as_json)
 
 
 def _guarded(work: Any, as_json: bool) -> Any:
@@ -506,10 +578,14 @@ _ClickError: Any = typer.BadParameter.__mro__[2]
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and exits; a wrong command line is 1, as a wrong file is."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
+        code = app(args=given, standalone_mode=False)
     except _ClickError as error:
-        error.show()
+        if "--json" in given:
+            _print_json({"exit_code": int(ExitCode.USAGE), "errors": [error.format_message()]})
+        else:
+            error.show()
         code = ExitCode.USAGE
     except (KeyboardInterrupt, typer.Abort):
         code = ExitCode.INTERRUPTED

@@ -105,7 +105,8 @@ def process(
     if reader is None:
         warn("no memory trace: the process monitor samples processes, not memory accesses")
         metadata["trace"] = {"kind": None, "rows": 0}
-        _export_metadata(folder, metadata)
+        stage("reporting")
+        _export_without_trace(settings, folder, metadata)
         return Processed(0)
     stage("labelling")
     kind = kind_of(reader.schema)
@@ -114,7 +115,7 @@ def process(
     rows = _write(labelled, folder.trace, settings)
     if labeller.skipped:
         warn(
-            f"{labeller.skipped} rows left out: nothing says what their memory holds "
+            f"{labeller.skipped:,} rows left out: nothing says what their memory holds "
             "(labeller.unknown_policy: log_and_skip)"
         )
     metadata["trace"] = {
@@ -163,7 +164,7 @@ def export(
         folder.trace,
         region_map,
         kv_lifecycle,
-        analysis,
+        {**analysis, **process_samples(folder)},
         metadata=metadata,
         run_id=folder.run_id,
         figures=figures != "none",
@@ -192,6 +193,37 @@ def _export_metadata(folder: RunFolder, metadata: dict[str, Any]) -> None:
 
     write_text(folder.path / "metadata.json", to_json(metadata))
     write_manifest(folder.path, folder.run_id)
+
+
+def _export_without_trace(settings: Settings, folder: RunFolder, metadata: dict[str, Any]) -> None:
+    """What the process monitor saw, and the rest of the metadata, as a report."""
+    from .reporter import generate_all_figures, load_run, render_run_report
+    from .reporter.files import write_text
+    from .reporter.manifest import REPORT
+    from .reporter.parquet_export import export_table
+    from .reporter.run_data import TABLES
+
+    tables = process_samples(folder)
+    for name, table in tables.items():
+        path = folder.path / TABLES / f"{name}.parquet"
+        export_table(table, path, compression=settings.output.compression.value)
+    if settings.output.formats.figures != "none":
+        generate_all_figures(tables, folder.path, (settings.output.formats.figures,))
+    _export_metadata(folder, metadata)
+    run = load_run(folder.path)
+    run.incomplete = None  # its mark goes last of all
+    write_text(folder.path / REPORT, render_run_report(run))
+
+
+def process_samples(folder: RunFolder) -> dict[str, Any]:
+    """What the process monitor left in ``raw/``, as a table; none where it left nothing."""
+    import pandas as pd
+
+    path = folder.raw / "process_samples.csv"
+    if not path.is_file() or not path.stat().st_size:
+        return {}
+    samples = pd.read_csv(path)
+    return {} if samples.empty else {"process_samples": samples}
 
 
 _LABELLER_POLICY = {

@@ -10,6 +10,7 @@ act, so that whatever ends the process before leaves a folder that says it is in
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fnmatch
 import logging
 import time
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ..errors import InvalidStateError
+from ..errors import InvalidStateError, StrapError
 from . import environment
 from .collection import (
     CollectorStep,
@@ -38,7 +39,8 @@ from .config.schema import CollectorType, ExperimentConfig, RunConfig
 from .config.validators import expand_sweep
 from .engines import BaseEngine, EngineError, PhaseRecord, create_engine, phase_boundaries
 from .events import EventLog
-from .runs import RunFolder, find_finished, parameters_of
+from .reporter.files import to_json, write_text
+from .runs import METADATA, RunFolder, find_finished, parameters_of
 from .schema import RunValidity
 
 if TYPE_CHECKING:
@@ -55,7 +57,8 @@ class RunOutcome:
     """What became of a run.
 
     ``status``: finished; skipped, an earlier run of the same parameters had finished;
-    warmed_up; failed, with the ``reason``; interrupted.
+    warmed_up; failed, with the ``reason``. ``validity_reasons`` say why it is not clean, and
+    ``report`` is its page.
     """
 
     run_id: str
@@ -65,6 +68,8 @@ class RunOutcome:
     kind: str | None = None
     rows: int = 0
     validity: str | None = None
+    validity_reasons: list[str] = field(default_factory=list)
+    report: str | None = None
     reason: str | None = None
     duration_s: float = 0.0
     steps: list[dict[str, Any]] = field(default_factory=list)
@@ -150,6 +155,8 @@ def _finished(config: ExperimentConfig, runs: Sequence[RunConfig]) -> dict[str, 
             kind=known.get("trace", {}).get("kind"),
             rows=known.get("trace", {}).get("rows", 0),
             validity=known.get("run_validity"),
+            validity_reasons=known.get("validity", {}).get("failure_reasons", []),
+            report=folder.report,
             reason=f"{folder.run_id} has finished",
         )
     for run in runs:
@@ -197,9 +204,14 @@ def run_one(
 
 
 def _in_one_line(error: BaseException) -> str:
-    expected = (EngineError, NothingCollectedError, RunFailedError, OSError)
+    expected = (EngineError, NothingCollectedError, RunFailedError, StrapError, OSError)
     text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return f"{text}; free some room, or set output.base_dir to another disk"
     return text if isinstance(error, expected) and text else f"{type(error).__name__}: {text}"
+
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class RunFailedError(RuntimeError):
@@ -278,11 +290,18 @@ class _Run:
             self.folder.mark("interrupted", f"interrupted while {self.stage_name}")
             raise
         except BaseException as error:
-            (self.folder.path / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
-            self.folder.mark("failed", _in_one_line(error))
+            self._mark_failed(error)
             raise
         self.folder.unmark()
         self.outcome.status = "finished"
+
+    def _mark_failed(self, error: BaseException) -> None:
+        """On a full disk the folder may stay marked as running; the run's own error counts."""
+        try:
+            self.folder.mark("failed", _in_one_line(error))
+            (self.folder.path / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        except OSError as refused:
+            _LOG.warning("%s: the failure could not be noted: %s", self.folder.path, refused)
 
     def _execute(self) -> None:
         config, run = self.config, self.run
@@ -291,6 +310,7 @@ class _Run:
         artifacts = ArtifactManager(self.folder.path)
         artifacts.ensure_directories()
         artifacts.check_disk_space()
+        write_text(self.folder.path / METADATA, to_json(self._known()))
         telemetry = _Telemetry(config)
         if config.telemetry.capture:
             self.stage("watching the idle machine")
@@ -303,12 +323,12 @@ class _Run:
         kind = collected.collector.kind
         self.outcome.kind = kind.value if kind is not None else None
         self.outcome.validity = metadata.get("run_validity")
+        self.outcome.validity_reasons = metadata.get("validity", {}).get("failure_reasons", [])
 
         from .processing import Settings, process
-        from .reporter.files import to_json, write_text
 
         # What is known stays known if the rest fails.
-        write_text(self.folder.path / "metadata.json", to_json(metadata))
+        write_text(self.folder.path / METADATA, to_json(metadata))
         boundaries = phase_boundaries(collected.records)
         processed = process(
             Settings.of(config),
@@ -320,6 +340,7 @@ class _Run:
             warn=self.warn,
         )
         self.outcome.rows = processed.rows
+        self.outcome.report = self.folder.report
         if processed.problem is not None:
             raise RunFailedError(processed.problem)
 
@@ -414,13 +435,19 @@ class _Run:
 
     # What is told beside the trace.
 
-    def _metadata(self, collected: _Collected, telemetry: _Telemetry) -> dict[str, Any]:
-        config, run = self.config, self.run
-        described: dict[str, Any] = {
-            "run_id": run.run_id,
+    def _known(self) -> dict[str, Any]:
+        """What can be told of a run before it begins."""
+        return {
+            "run_id": self.run.run_id,
             "created_at_utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "experiment": config.experiment.model_dump(mode="json"),
-            "parameters": parameters_of(config, run),
+            "experiment": self.config.experiment.model_dump(mode="json"),
+            "parameters": parameters_of(self.config, self.run),
+        }
+
+    def _metadata(self, collected: _Collected, telemetry: _Telemetry) -> dict[str, Any]:
+        config = self.config
+        described: dict[str, Any] = {
+            **self._known(),
             "engine": collected.engine,
             "collector": self._described(collected.meta),
             "collector_steps": self.outcome.steps,

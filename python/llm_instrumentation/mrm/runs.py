@@ -18,7 +18,8 @@ from typing import Any
 from .config.prompts import load_prompts
 from .config.schema import ExperimentConfig, RunConfig
 from .config.validators import generate_run_id
-from .reporter.manifest import INCOMPLETE, MANIFEST, verify_manifest
+from .reporter.files import write_text
+from .reporter.manifest import INCOMPLETE, MANIFEST, REPORT, verify_manifest
 
 __all__ = [
     "INCOMPLETE",
@@ -65,13 +66,18 @@ class RunFolder:
     def trace(self) -> Path:
         return self.path / TRACE
 
+    @property
+    def report(self) -> str | None:
+        """The path of the run's page, or None where it has none."""
+        page = self.path / REPORT
+        return str(page) if page.is_file() else None
+
     def mark(self, state: str, reason: str) -> None:
         """Says in the folder that the run is not whole."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         mark = RunMark(state, reason, self.run_id, now)
         self.path.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(asdict(mark), indent=2)
-        (self.path / INCOMPLETE).write_text(text + "\n", encoding="utf-8")
+        write_text(self.path / INCOMPLETE, json.dumps(asdict(mark), indent=2) + "\n")
 
     def unmark(self) -> None:
         """The last act of a run that came to its end."""

@@ -54,11 +54,13 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigError: it is no YAML or no UTF-8, with the line.
+        ConfigError: it is a folder, no YAML or no UTF-8, with the line.
     """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: there is no such file")
+    if path.is_dir():
+        raise ConfigError(str(path), ["is a folder; give a YAML file"])
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except UnicodeDecodeError as error:
@@ -67,12 +69,27 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ConfigError(str(path), [f"{place}{error.problem or error.context}"]) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(str(path), [str(error)]) from None
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(
+            str(path), [f"character {error.position} is {chr(error.character)!r}; this is no text"]
+        ) from None
+    except RecursionError:
+        raise ConfigError(str(path), ["lists or mappings lie too deep in each other"]) from None
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain YAML, except that the second of two equal keys does not silently win."""
+    """Plain YAML; but of two equal keys the second does not silently win, and values that are not
+    of the type that their form or tag says are mistakes with a line, too.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{_shown(node.value)} is no {kind}", node.start_mark
+            ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[str, int] = {}
@@ -132,6 +149,8 @@ def _message(found: Any, loc: tuple[int | str, ...], model: type[BaseModel]) -> 
         near = difflib.get_close_matches(str(loc[-1]), section.model_fields, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         return f"unknown key; {hint}{_keys(section)}"
+    if kind == "invalid_key":
+        return f"the key is no text; {_keys(_section(model, loc[:-1]))}"
     if kind == "missing":
         return "missing"
     if kind in ("enum", "literal_error"):
@@ -158,7 +177,13 @@ def _message(found: Any, loc: tuple[int | str, ...], model: type[BaseModel]) -> 
     return f"{shown}: {found['msg']}"
 
 
+#: How a file writes what Python writes otherwise.
+_YAML_WORDS = {None: "null", True: "true", False: "false"}
+
+
 def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return _YAML_WORDS[value]
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -42,8 +42,8 @@ def load_prompts(config: PromptsConfig | None = None) -> list[Prompt]:
     """The prompts that a config names, in its order.
 
     Raises:
-        FileNotFoundError: ``prompts.source`` names no file.
-        ValueError: it holds no prompts, or none of the wanted categories.
+        FileNotFoundError, IsADirectoryError: ``prompts.source`` names no file.
+        ValueError: it is no text, or holds no prompts, or none of the wanted categories.
     """
     config = config or PromptsConfig()
     if config.texts:
@@ -65,29 +65,39 @@ def load_prompts(config: PromptsConfig | None = None) -> list[Prompt]:
 
 
 def _from_file(path: Path) -> Iterator[Prompt]:
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"prompts.source: {str(path)!r} is not there")
-    if path.suffix in (".yaml", ".yml", ".json"):
+    if path.is_dir():
+        raise IsADirectoryError(f"prompts.source: {str(path)!r} is a folder; give a file")
+    if path.suffix in (".yaml", ".yml"):
         yield from _from_tree(read_yaml(path), path)
-        return
-    lines = path.read_text(encoding="utf-8").splitlines()
-    if path.suffix == ".jsonl":
-        for number, line in enumerate(lines, 1):
+    elif path.suffix == ".json":
+        yield from _from_tree(_json(_text(path), str(path)), path)
+    elif path.suffix == ".jsonl":
+        for number, line in enumerate(_text(path).splitlines(), 1):
             if line.strip():
-                yield _from_object(_json(line, path, number), f"{path}, line {number}")
+                place = f"{path}, line {number}"
+                yield _from_object(_json(line, place), place)
     elif path.suffix == ".txt":
-        yield from (Prompt(line.strip()) for line in lines if line.strip())
+        yield from (Prompt(line.strip()) for line in _text(path).splitlines() if line.strip())
     else:
         raise ValueError(
             f"prompts.source: {str(path)!r} is none of .txt, .jsonl, .json, .yaml, .yml"
         )
 
 
-def _json(line: str, path: Path, number: int) -> Any:
+def _text(path: Path) -> str:
     try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"prompts.source: {path}, line {number}: {error}") from None
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"prompts.source: {path}: byte {error.start} is no UTF-8 text") from None
+
+
+def _json(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"prompts.source: {place}: {error}") from None
 
 
 def _from_tree(tree: Any, path: Path) -> Iterator[Prompt]:

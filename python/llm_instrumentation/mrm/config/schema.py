@@ -18,7 +18,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PositiveInt,
     field_validator,
     model_validator,
 )
@@ -113,7 +112,10 @@ def _from_date(value: Any) -> Any:
 # A word in the file, or the enum's own member in Python.
 _Word = Field(strict=False)
 _PathText = Annotated[str, Field(min_length=1), BeforeValidator(_from_path)]
-_PerCent = Annotated[float, Field(ge=0, le=100)]
+#: Beyond these a number is a slip of the hand, not a size.
+_Count = Annotated[int, Field(gt=0, le=2**31 - 1)]
+_Bytes = Annotated[int, Field(gt=0, le=2**63 - 1)]
+_MOST_REPETITIONS = 10_000
 
 
 class Section(BaseModel):
@@ -181,7 +183,7 @@ class ModelConfig(Section):
     #: transformers: where the model runs; auto takes a CUDA device where there is one.
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     #: Threads of the engine; none leaves the choice to it.
-    threads: PositiveInt | None = None
+    threads: _Count | None = None
 
     @field_validator("id")
     @classmethod
@@ -217,7 +219,7 @@ def _any_of(names: tuple[str, ...]) -> str:
     return f"{', '.join(head)} or {last}" if head else last
 
 
-_Sizes = Annotated[list[PositiveInt], Field(min_length=1)]
+_Sizes = Annotated[list[_Count], Field(min_length=1)]
 
 
 class SweepConfig(Section):
@@ -226,8 +228,8 @@ class SweepConfig(Section):
     context_lengths: _Sizes = Field(default_factory=lambda: [2048])
     batch_sizes: _Sizes = Field(default_factory=lambda: [1])
     output_tokens: _Sizes = Field(default_factory=lambda: [128])
-    repetitions: int = Field(default=1, ge=1)
-    warmup_runs: int = Field(default=0, ge=0)
+    repetitions: int = Field(default=1, ge=1, le=_MOST_REPETITIONS)
+    warmup_runs: int = Field(default=0, ge=0, le=_MOST_REPETITIONS)
 
     @field_validator("context_lengths", "batch_sizes", "output_tokens")
     @classmethod
@@ -252,12 +254,12 @@ class PromptsConfig(Section):
     categories: list[str] = Field(default_factory=list)
     texts: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     #: How many of them a run reads; none reads all.
-    limit: PositiveInt | None = None
+    limit: _Count | None = None
 
 
 class PerfMemConfig(Section):
-    sample_period: PositiveInt = 4000
-    ldlat_threshold: PositiveInt = 20
+    sample_period: _Count = 4000
+    ldlat_threshold: _Count = 20
     #: None takes the machine's own: Intel's loads and stores, or AMD's IBS.
     events: Annotated[list[str], Field(min_length=1)] | None = None
     extra_flags: list[str] = Field(default_factory=list)
@@ -267,14 +269,14 @@ class PerfMemConfig(Section):
 class MemrayConfig(Section):
     native_traces: bool = True
     follow_fork: bool = True
-    file_size_limit_gb: PositiveInt = 20
+    file_size_limit_gb: _Count = 20
 
 
 _MemoryMetric = Literal["rss", "vms", "shared", "text", "data"]
 
 
 class ProcessMonitorConfig(Section):
-    poll_interval_ms: PositiveInt = 100
+    poll_interval_ms: _Count = 100
     metrics: Annotated[list[_MemoryMetric], Field(min_length=1)] = [
         "rss",
         "vms",
@@ -288,11 +290,11 @@ class TorchConfig(Section):
     """The tracer of PyTorch operators."""
 
     #: Record one operator in so many, at random distances; the load is always whole.
-    sample_every: PositiveInt = 1
+    sample_every: _Count = 1
     #: Trace the loading of the weights too, instead of one store for each weight.
     trace_load: bool = True
     #: Pieces of a scattered tensor that are rows of their own.
-    max_runs: PositiveInt = 64
+    max_runs: _Count = 64
     #: A region of the cache is a storage, or all storages of a layer's keys or values.
     kv_regions: Literal["storage", "layer"] = "storage"
 
@@ -307,19 +309,19 @@ class PageFaultsConfig(Section):
 class WriteSetsConfig(Section):
     """Pages written in an interval, by PAGEMAP_SCAN."""
 
-    interval_ms: PositiveInt = 100
+    interval_ms: _Count = 100
 
 
 class LackeyConfig(Section):
     """Every access, by valgrind; for tiny programs."""
 
-    max_bytes: PositiveInt = 4 << 30
+    max_bytes: _Bytes = 4 << 30
 
 
 class AccessConfig(Section):
     """Every access of a program that was compiled with libstrap-access."""
 
-    sample_every: PositiveInt = 1
+    sample_every: _Count = 1
 
 
 class CollectorConfig(Section):
@@ -350,7 +352,7 @@ class TelemetryConfig(Section):
     capture: bool = True
     #: Seconds in which the machine is watched before each run.
     baseline_duration_s: float = Field(default=2.0, gt=0)
-    thermal_sampling_interval_s: PositiveInt = 5
+    thermal_sampling_interval_s: _Count = 5
     thermal_source: Literal["auto", "none"] = "auto"
     invalidate_on_throttle: bool = True
     software_versions: bool = True
@@ -384,7 +386,7 @@ class AnalyserConfig(Section):
             MetricName.WORKING_SET_SIZE,
         ]
     )
-    histogram_bins: PositiveInt = 100
+    histogram_bins: _Count = 100
     cdf_resolution: int = Field(default=1000, ge=2)
     #: Columns of the sweep's tables: region_type first, then what tells runs apart.
     group_by: Annotated[list[_Group], Field(min_length=1)] = ["region_type", "context_length"]
@@ -435,9 +437,9 @@ class RunConfig(Section):
 
     run_id: str
     model: ModelConfig
-    context_length: PositiveInt
-    batch_size: PositiveInt
-    output_tokens: PositiveInt
+    context_length: _Count
+    batch_size: _Count
+    output_tokens: _Count
     rep_index: int = Field(ge=0)
     is_warmup: bool = False
     output_dir: str | None = None

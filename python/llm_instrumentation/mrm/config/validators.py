@@ -53,8 +53,7 @@ def validate_config_semantics(config: ExperimentConfig) -> ValidationResult:
     base = Path(config.output.base_dir)
     if base.exists() and not base.is_dir():
         result.error(f"output.base_dir: {str(base)!r} is a file, not a folder")
-    if config.labeller.rules_file and not Path(config.labeller.rules_file).is_file():
-        result.error(f"labeller.rules_file: {config.labeller.rules_file!r} is not there")
+    _readable_rules(config, result)
     try:
         load_prompts(config.prompts)
     except (OSError, ValueError) as error:
@@ -65,6 +64,21 @@ def validate_config_semantics(config: ExperimentConfig) -> ValidationResult:
     if runs > _LARGE_SWEEP:
         result.warning(f"sweep: {runs} runs, each with a folder of its own")
     return result
+
+
+def _readable_rules(config: ExperimentConfig, result: ValidationResult) -> None:
+    if config.labeller.rules_file is None:
+        return
+    from ..labeller import load_rules
+
+    file = Path(config.labeller.rules_file)
+    if not file.is_file():
+        result.error(f"labeller.rules_file: {str(file)!r} is not there")
+        return
+    try:
+        load_rules(file)
+    except (OSError, ValueError) as error:
+        result.error(f"labeller.rules_file: {' '.join(str(error).split())}")
 
 
 def _fitting_collectors(
@@ -104,24 +118,74 @@ def validate_model_paths(config: ExperimentConfig) -> ValidationResult:
 
 
 def validate_environment(config: ExperimentConfig) -> ValidationResult:
-    """The engines are installed, and which of the collectors can run here."""
-    from ..collection import build_collector
+    """The engines are installed, and which of the collectors can run here.
+
+    A transformers model's own config is read too: whether it takes the sweep's largest context.
+    """
+    result = ValidationResult()
+    _ready_engines(config, result)
+    _ready_collectors(config, result)
+    return result
+
+
+def _ready_engines(config: ExperimentConfig, result: ValidationResult) -> None:
     from ..engines import missing_package
 
-    result = ValidationResult()
-    for engine in dict.fromkeys(model.engine for model in config.models):
-        missing = missing_package(engine)
-        if missing:
-            index = [model.engine for model in config.models].index(engine)
+    lacking: set[EngineType] = set()
+    for index, model in enumerate(config.models):
+        missing = missing_package(model.engine)
+        if missing is None:
+            reason = _unfit(config, model)
+            if reason is not None:
+                result.error(f"models[{index}]: {reason}")
+        elif model.engine not in lacking:
+            lacking.add(model.engine)
             result.error(f"models[{index}].engine: {missing}")
-    order = config.collector.order
-    reasons = {one: build_collector(one, config.collector).unavailable_reason() for one in order}
-    for key, one in zip(("primary", "fallback", "fallback_2"), order, strict=False):
-        if reasons[one]:
-            result.warning(f"collector.{key}: {one.value} cannot run here: {reasons[one]}")
-    if all(reasons.values()):
-        result.error(f"collector: none of {', '.join(one.value for one in order)} can run here")
-    return result
+
+
+def _ready_collectors(config: ExperimentConfig, result: ValidationResult) -> None:
+    from ..collection import build_collector, engine_mismatch
+
+    keys: dict[CollectorType, str] = {}
+    for key in ("primary", "fallback", "fallback_2"):
+        named = getattr(config.collector, key)
+        if named is not None:
+            keys.setdefault(named, key)
+    ready = []
+    for one, key in keys.items():
+        reason = build_collector(one, config.collector).unavailable_reason()
+        if reason is None:
+            ready.append(one)
+        else:
+            result.warning(f"collector.{key}: {one.value} cannot run here: {reason}")
+    if not ready:
+        result.error(f"collector: none of {', '.join(one.value for one in keys)} can run here")
+        return
+    for engine in dict.fromkeys(model.engine for model in config.models):
+        fitting = [one for one in ready if engine_mismatch(one, engine) is None]
+        if fitting and fitting[0] is not config.collector.primary:
+            result.warning(f"collector: runs of {engine.value} will use {fitting[0].value}")
+
+
+def _unfit(config: ExperimentConfig, model: ModelConfig) -> str | None:
+    """Why no run of a model could begin; a transformers model's own config is asked."""
+    if model.engine is not EngineType.TRANSFORMERS:
+        return None
+    from ..engines import EngineError, create_engine
+
+    largest = RunConfig(
+        run_id="largest",
+        model=model,
+        context_length=max(config.sweep.context_lengths),
+        batch_size=1,
+        output_tokens=max(config.sweep.output_tokens),
+        rep_index=0,
+    )
+    try:
+        create_engine(model, largest).prepare()
+    except EngineError as error:
+        return str(error)
+    return None
 
 
 def generate_run_id(

@@ -67,9 +67,13 @@ class TransformersEngine(BaseEngine):
             self._config = random_config(source.random)
         else:
             self._folder = find_folder(source)
-            self._config = transformers.AutoConfig.from_pretrained(
-                self._folder, local_files_only=True
-            )
+            try:
+                self._config = transformers.AutoConfig.from_pretrained(
+                    self._folder, local_files_only=True
+                )
+            except (OSError, ValueError, KeyError) as error:
+                reason = " ".join(str(error).split())
+                raise EngineError(f"model {source.id!r}: {reason}") from error
         if getattr(self._config, "is_encoder_decoder", False):
             raise EngineError(
                 f"model {source.id!r}: {self._config.model_type} is an encoder-decoder; decoders "

@@ -52,10 +52,11 @@ _LOOKS: dict[str, tuple[str, str, Any]] = {
 }
 _OTHER = ("#a6761d", "#dcb355", "-")
 
-WIDTH_IN = 6.6
-TOP_IN = 0.78  # for title, subtitle and the label of the first panel
+WIDTH_IN = 5.4
+TOP_IN = 0.86  # for title, subtitle and the label of the first panel
+BARE_TOP_IN = 0.58  # without that label
 BOTTOM_IN = 0.5
-_DPI = 200
+_DPI = 300
 
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
@@ -145,7 +146,14 @@ def new_figure(height_in: float, title: str, subtitle: str = "") -> Figure:
     return figure
 
 
-def panels(figure: Figure, count: int, *, left_in: float = 0.75, right_in: float = 0.2) -> Any:
+def panels(
+    figure: Figure,
+    count: int,
+    *,
+    left_in: float = 0.75,
+    right_in: float = 0.2,
+    top_in: float = TOP_IN,
+) -> Any:
     """``count`` axes, one above the other, over the same x, with these margins."""
     width, height = figure.get_size_inches()
     return figure.subplots(
@@ -156,11 +164,21 @@ def panels(figure: Figure, count: int, *, left_in: float = 0.75, right_in: float
         gridspec_kw={
             "left": left_in / width,
             "right": 1 - right_in / width,
-            "top": 1 - TOP_IN / height,
+            "top": 1 - top_in / height,
             "bottom": BOTTOM_IN / height,
             "hspace": 0.5,
         },
     )[:, 0]
+
+
+def name_y(figure: Figure, what: str) -> None:
+    """Names the y axis that all panels share."""
+    low = min(axes.get_position().y0 for axes in figure.axes)
+    high = max(axes.get_position().y1 for axes in figure.axes)
+    figure.text(
+        0.1 / WIDTH_IN, (low + high) / 2, what,
+        rotation="vertical", ha="left", va="center", color=MUTED,
+    )  # fmt: skip
 
 
 def panel_label(axes: Axes, region_type: str, remark: str) -> None:

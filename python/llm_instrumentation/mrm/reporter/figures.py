@@ -134,7 +134,7 @@ def draw_retention_histogram(tables: Frames) -> Figure:
     positive = np.concatenate(list(values.values()))
     positive = positive[positive > 0]
     low, high = (positive.min(), positive.max()) if len(positive) else (0.1, 1.0)
-    axes_of = dict(zip(types, drawing.panels(figure, len(types)), strict=True))
+    axes_of = dict(zip(types, drawing.panels(figure, len(types), right_in=0.3), strict=True))
     for axes in axes_of.values():
         drawing.log_time_axis(axes, low, high)
     first, last = axes_of[types[0]].get_xlim()
@@ -154,8 +154,8 @@ def draw_retention_histogram(tables: Frames) -> Figure:
         _mark_limits(axes, first, last, named=axes is axes_of[types[0]])
     if any(zeros.values()):
         _add_zero_tick(axes_of[types[-1]], first, nowhere)
-    axes_of[types[-1]].set_xlabel("retention")
-    figure.supylabel("regions", x=0.012, fontsize=8, color=drawing.MUTED)
+    axes_of[types[-1]].set_xlabel("retention (logarithmic)")
+    drawing.name_y(figure, "number of regions")
     return figure
 
 
@@ -168,15 +168,17 @@ def draw_working_set(tables: Frames) -> Figure:
     table = table.set_index("region_type").loc[in_order(table["region_type"])]
     sizes = table["total_bytes"].to_numpy(float)
     figure = drawing.new_figure(
-        1.25 + 0.3 * len(table), title, "Distinct pages of 4 KiB that were touched at all"
-    )
-    axes = drawing.panels(figure, 1, left_in=0.95)[0]
+        drawing.BARE_TOP_IN + 0.3 * len(table) + drawing.BOTTOM_IN, title,
+        "Distinct pages of 4 KiB that were touched at all",
+    )  # fmt: skip
+    axes = drawing.panels(figure, 1, left_in=0.95, top_in=drawing.BARE_TOP_IN)[0]
     place = np.arange(len(table), dtype=float)[::-1]
     shades = [drawing.color(name) for name in table.index]
     _draw_sizes(axes, place, sizes, shades)
     for y, (row, bytes_) in zip(place, zip(table.itertuples(), sizes, strict=True), strict=True):
         told = f"{units.size(bytes_)} in {_plural(row.n_regions, 'region')}"
         axes.annotate(told, (bytes_, y), xytext=(7, 0), textcoords="offset points", va="center")
+    axes.set_xlabel("memory touched" + " (logarithmic)" * (axes.get_xscale() == "log"))
     axes.grid(axis="x")
     _name_rows(axes, place, list(table.index))
     return figure
@@ -190,13 +192,12 @@ def draw_write_once(tables: Frames) -> Figure:
         return drawing.nothing_to_show(title, "The trace has no stores, or cannot tell them apart.")
     types = in_order(table["region_type"])
     figure = drawing.new_figure(
-        1.3 + 0.36 * len(types), title,
-        "Addresses stored exactly once, of those stored at all; bars: mean of the regions, "
-        "lines: middle 80 %",
+        drawing.TOP_IN + 0.36 * len(types) + drawing.BOTTOM_IN, title,
+        "Addresses stored once, of those stored; bars: mean, lines: middle 80 % of regions",
     )  # fmt: skip
     axes = drawing.panels(figure, 1, left_in=0.95)[0]
     place = np.arange(len(types), dtype=float)[::-1]
-    axes.set_xlim(0, 1.42)
+    axes.set_xlim(0, 1.55)
     for limit, name in _WRITE_ONCE_LIMITS:
         axes.axvline(limit, color=drawing.INK, linewidth=0.8, linestyle=(0, (1, 2)))
         axes.annotate(
@@ -215,6 +216,7 @@ def draw_write_once(tables: Frames) -> Figure:
     axes.xaxis.set_major_locator(FixedLocator([0, 0.2, 0.4, 0.6, 0.8, 1]))
     axes.grid(axis="x")
     axes.spines["bottom"].set_bounds(0, 1)
+    axes.set_xlabel("write-once ratio", x=0.5 / 1.55)
     _name_rows(axes, place, types)
     return figure
 
@@ -231,7 +233,7 @@ def draw_retention_cdf(tables: Frames) -> Figure:
     figure = drawing.new_figure(
         3.3, title, "Part of a type's regions that is retained at most so long"
     )
-    axes = drawing.panels(figure, 1)[0]
+    axes = drawing.panels(figure, 1, right_in=0.3)[0]
     low, high = (positive.min(), positive.max()) if len(positive) else (0.1, 1.0)
     drawing.log_time_axis(axes, low, high)
     first, last = axes.get_xlim()
@@ -245,7 +247,8 @@ def draw_retention_cdf(tables: Frames) -> Figure:
         _curve(axes, x, y, name, drawstyle="steps-post")
         lines.append((name, x, y))
     _mark_limits(axes, first, last, named=True)
-    axes.set_xlabel("retention")
+    axes.set_xlabel("retention (logarithmic)")
+    drawing.name_y(figure, "part of the regions")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(axis="y")
     _name_curves(axes, lines)
@@ -262,11 +265,13 @@ def draw_kv_growth(tables: Frames) -> Figure:
     x_name = "context_tokens" if by_context else "token_index"
     held = table[table["live_bytes"].notna()]
     growth = kv_bytes_per_token(table)
-    told = "Held from each step of the generation to the next"
+    told = "Held from each step of a generation to the next"
     if growth is not None:
-        told += f", {units.size(growth)} more per token"
-    figure = drawing.new_figure(2.9, title, told)
-    axes = drawing.panels(figure, 1, left_in=0.85, right_in=1.15)[0]
+        told += f"; {units.size(growth)} more per token"
+    figure = drawing.new_figure(2.7, title, told)
+    axes = drawing.panels(
+        figure, 1, left_in=0.85, right_in=0.75, top_in=drawing.BARE_TOP_IN
+    )[0]  # fmt: skip
     shade = drawing.color("kv_cache")
     ends: list[tuple[float, str, str]] = []
     top = 1.0
@@ -290,6 +295,7 @@ def draw_kv_growth(tables: Frames) -> Figure:
     axes.set_xlim(first, last if last > first else first + 1)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.set_xlabel("tokens in the context" if by_context else "token")
+    drawing.name_y(figure, "memory in a step")
     axes.grid(axis="y")
     drawing.label_ends(axes, ends)
     return figure
@@ -321,6 +327,7 @@ def draw_working_set_over_time(tables: Frames) -> Figure:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: units.size(value)))
         axes.grid(axis="y")
         drawing.panel_label(axes, name, f"at most {units.size(y.max())}")
+    drawing.name_y(figure, "working set")
     return figure
 
 
@@ -334,7 +341,7 @@ def draw_bandwidth_over_time(tables: Frames) -> Figure:
     loads, stores = ("read_bytes", "written_bytes") if in_bytes else ("reads", "writes")
     what = "Loaded above the line, stored below it"
     if not in_bytes:
-        what = "Loads above the line, stores below it; the trace has no lengths to tell bytes"
+        what = "Loads above the line, stores below it, as rows have no length"
     figure, axes_of, x = _time_panels(table, title, f"{what}; per {_window(table)}")
 
     def rate(value: float) -> str:
@@ -354,6 +361,7 @@ def draw_bandwidth_over_time(tables: Frames) -> Figure:
         axes.yaxis.set_major_locator(FixedLocator(_apart([-bottom, 0, top])))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: rate(value)))
         drawing.panel_label(axes, name, f"at most {rate(top)} loaded, {rate(bottom)} stored")
+    drawing.name_y(figure, "bandwidth" if in_bytes else "accesses")
     return figure
 
 
@@ -365,11 +373,9 @@ def draw_reuse_distance(tables: Frames) -> Figure:
         return drawing.nothing_to_show(title, "The trace has no rows, or cannot tell reuse.")
     types = in_order(table["region_type"])
     figure = drawing.new_figure(
-        3.3, title,
-        "Part of the accesses that a memory of this size catches when it evicts the page "
-        "unused for longest",
-    )  # fmt: skip
-    axes = drawing.panels(figure, 1)[0]
+        3.1, title, "Accesses that a memory of a size catches, if the page unused longest goes"
+    )
+    axes = drawing.panels(figure, 1, right_in=0.3, top_in=drawing.BARE_TOP_IN)[0]
     axes.set_xscale("log", base=2)
     reused = table[table["bin_low_pages"].notna()]
     last = max(2.0, float(reused["bin_high_pages"].max()) if len(reused) else 2.0)
@@ -391,7 +397,8 @@ def draw_reuse_distance(tables: Frames) -> Figure:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.size(value * 4096)))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel("size of the memory (distinct pages since the last access, of 4 KiB)")
+    axes.set_xlabel("size of the memory (4 KiB a distinct page; logarithmic)")
+    drawing.name_y(figure, "part of the accesses")
     axes.grid(axis="y")
     _name_curves(axes, lines)
     return figure
@@ -424,7 +431,41 @@ def draw_reuse_interval(tables: Frames) -> Figure:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.grid(axis="y")
         drawing.panel_label(axes, name, _plural(counts.sum(), "interval"))
-    panels[-1].set_xlabel("time between accesses")
+    panels[-1].set_xlabel("time between accesses (logarithmic)")
+    drawing.name_y(figure, "part of the intervals")
+    return figure
+
+
+def draw_process_memory(tables: Frames) -> Figure:
+    """What the model's processes used while they were watched, added up."""
+    title = "Process memory and processor"
+    table = tables["process_samples"]
+    if table.empty:
+        return drawing.nothing_to_show(title, "The process monitor took no sample.")
+    samples = table.groupby("t_s")[["rss_mb", "cpu_pct"]].sum()
+    # The share of a processor in a moment that is much shorter than the others is noise.
+    gaps = np.diff(samples.index.to_numpy(float), prepend=0.0)
+    samples.loc[gaps < np.median(gaps) / 2, "cpu_pct"] = np.nan
+    figure = drawing.new_figure(
+        drawing.TOP_IN + 1.1 * 2 + drawing.BOTTOM_IN, title,
+        f"{_plural(len(samples), 'sample')} of the processes that run the model",
+    )  # fmt: skip
+    memory, processor = drawing.panels(figure, 2, left_in=0.95)
+    x = samples.index.to_numpy(float)
+    for axes, y, name, told in (
+        (memory, samples["rss_mb"].to_numpy(float) * 2**20, "resident memory", units.size),
+        (processor, samples["cpu_pct"].to_numpy(float), "processor", lambda value: f"{value:.0f}%"),
+    ):
+        axes.plot(x, y, color=drawing.INK, linewidth=1.2, marker="." if len(x) < 3 else None)
+        highest = float(np.nanmax(y))
+        axes.set_ylim(0, max(highest, 1e-9) * 1.08)
+        axes.grid(axis="y")
+        drawing.panel_label(axes, name, f"at most {told(highest)}")
+    drawing.size_axis(memory, "y")
+    processor.yaxis.set_major_locator(MaxNLocator(3))
+    processor.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
+    memory.set_xlim(0, max(float(x[-1]), 1e-3))
+    processor.set_xlabel("time since the process monitor began (s); 100 % is one core")
     return figure
 
 
@@ -438,6 +479,7 @@ FIGURES: tuple[FigureSpec, ...] = (
     FigureSpec("bandwidth_over_time", ("bandwidth_over_time",), draw_bandwidth_over_time),
     FigureSpec("reuse_interval", ("reuse_histogram",), draw_reuse_interval),
     FigureSpec("reuse_distance", ("reuse_distance_histogram",), draw_reuse_distance),
+    FigureSpec("process_memory", ("process_samples",), draw_process_memory),
 )
 
 
@@ -469,7 +511,7 @@ def _mark_limits(axes: Axes, first: float, last: float, *, named: bool) -> None:
         axes.axvline(limit, color=drawing.INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=0.5)
         if named:
             axes.annotate(
-                name, (limit, 1), xycoords=("data", "axes fraction"), xytext=(0, 12),
+                name, (limit, 1), xycoords=("data", "axes fraction"), xytext=(0, 15),
                 textcoords="offset points", ha="center", color=drawing.MUTED, fontsize=7,
             )  # fmt: skip
 

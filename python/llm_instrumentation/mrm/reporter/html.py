@@ -281,7 +281,7 @@ def _validity(run: RunData) -> Iterable[str]:
             "untraced: "
             f"{_told(paired.get('generation_s'), units.seconds)} untraced, "
             f"{_told(paired.get('traced_generation_s'), units.seconds)} traced, "
-            f"{_told(paired.get('speed_kept'), lambda kept: f'{kept:.0%}')} of the speed kept."
+            f"{_told(paired.get('speed_kept'), units.percent)} of the speed kept."
         )
     if effect.get("thermal_counters_available") is False:
         yield page.paragraph(

@@ -74,7 +74,10 @@ class Difference:
     found: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.kind} is {self.found}, expected {self.expected}"
+        if self.kind == "missing":
+            return f"{self.path} is not there"
+        kind = "the file" if self.kind in ("path", "manifest") else f"its {self.kind}"
+        return f"{self.path}: {kind} is {self.found}, not {self.expected}"
 
 
 def build_manifest(

@@ -169,7 +169,9 @@ def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:,.4g}"
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_plain, value))
     if isinstance(value, Mapping):
@@ -191,10 +193,7 @@ def table(rows: pd.DataFrame, columns: Sequence[str] | None = None) -> str:
         else ""
         for name in names
     }  # fmt: skip
-    # A long name may break behind each of its words.
-    head = "".join(
-        f"<th{css[name]}>{escape(str(name)).replace('_', '_<wbr>')}</th>" for name in names
-    )
+    head = "".join(f"<th{css[name]}>{_breakable(str(name))}</th>" for name in names)
     body = []
     for row in rows[names].itertuples(index=False, name=None):
         cells = []
@@ -207,6 +206,11 @@ def table(rows: pd.DataFrame, columns: Sequence[str] | None = None) -> str:
     )
 
 
+def _breakable(name: str) -> str:
+    """A long name may break behind each of its words."""
+    return escape(name).replace("_", "_<wbr>")
+
+
 def turned_table(rows: pd.DataFrame) -> str:
     """A frame with a row per region type, turned: a column per region type."""
     if rows.empty:
@@ -217,7 +221,7 @@ def turned_table(rows: pd.DataFrame) -> str:
     body = []
     for name in rows.columns.drop("region_type"):
         cells = "".join(f'<td class="n">{_cell(str(name), value)}</td>' for value in rows[name])
-        body.append(f"<tr><td>{escape(str(name))}</td>{cells}</tr>")
+        body.append(f"<tr><td>{_breakable(str(name))}</td>{cells}</tr>")
     return (
         f'<div class="scroll"><table class="turned"><thead><tr><th></th>{head}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>"

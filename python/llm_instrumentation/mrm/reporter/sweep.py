@@ -59,6 +59,7 @@ class Sweep:
     """
 
     group_by: list[str]
+    path: Path
     runs: list[RunData] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     metrics: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -92,7 +93,7 @@ def load_sweep(results_dir: Path | str, group_by: Sequence[str] | None = None) -
     folders = list(find_runs(Path(results_dir)))
     if not folders:
         raise FileNotFoundError(f"{results_dir}: there is no run in this folder")
-    sweep = Sweep(list(group_by or ()))
+    sweep = Sweep(list(group_by or ()), Path(results_dir))
     parts = []
     for folder in folders:
         try:
@@ -169,7 +170,7 @@ def _classes(suitability: pd.Series) -> str:
 
 
 def write_sweep_report(
-    results_dir: Path | str,
+    results_dir: Path | str | Sweep,
     out: Path | str = "reports/",
     group_by: Sequence[str] | None = None,
     formats: Sequence[str] = ("png",),
@@ -180,9 +181,9 @@ def write_sweep_report(
     parameter that varies, and ``runs/`` with a page for each run, whole or not.
 
     Args:
-        results_dir: of runs, or of one.
+        results_dir: of runs, or of one; or a sweep that :func:`load_sweep` has read.
         out: a folder, made where it is missing.
-        group_by: see :func:`load_sweep`.
+        group_by: see :func:`load_sweep`; a sweep that was read has its own.
         formats: of the figures: png, pdf, svg.
 
     Returns:
@@ -191,7 +192,7 @@ def write_sweep_report(
     Raises:
         FileNotFoundError, ValueError: as for :func:`load_sweep`.
     """
-    sweep = load_sweep(results_dir, group_by)
+    sweep = results_dir if isinstance(results_dir, Sweep) else load_sweep(results_dir, group_by)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in (("aggregates.csv", sweep.aggregates), ("metrics.csv", sweep.metrics)):
@@ -203,17 +204,17 @@ def write_sweep_report(
                 figure = draw_by_parameter(sweep.metrics, parameter)
                 for kind in formats:
                     drawing.save(figure, folder / f"by_{parameter}.{kind}")
-    pages = _write_run_pages(sweep, Path(results_dir), folder)
+    pages = _write_run_pages(sweep, folder)
     return write_text(folder / PAGE, render_sweep_report(sweep, pages))
 
 
-def _write_run_pages(sweep: Sweep, results: Path, out: Path) -> dict[Path, str]:
+def _write_run_pages(sweep: Sweep, out: Path) -> dict[Path, str]:
     """A page for each run that can be read; their places relative to ``out``."""
     counting = [run.path for run in sweep.runs if run.path is not None]
     pages: dict[Path, str] = {}
     (out / "runs").mkdir(exist_ok=True)
     for path in sorted([*counting, *(one.path for one in sweep.left_out)]):
-        name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.relative_to(results).as_posix()).strip("._")
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.relative_to(sweep.path).as_posix()).strip("._")
         name = name or "run"
         while f"runs/{name}.html" in pages.values():
             name += "_"
@@ -341,7 +342,10 @@ def _mean_and_range(name: str, mean: float, low: float, high: float) -> str:
     if pd.isna(mean):
         return units.UNKNOWN
     told, least, most = formatted(mean), formatted(low), formatted(high)
-    return str(told) if least == most else f"{told} ({least} to {most})"
+    if least == most:
+        return str(told)
+    spread = f"({least} to {most})".replace(" ", "\u00a0")  # breaks before it, not in it
+    return f"{told} {spread}"
 
 
 def _runs(sweep: Sweep, pages: dict[Path, str]) -> str:
@@ -350,7 +354,8 @@ def _runs(sweep: Sweep, pages: dict[Path, str]) -> str:
         | run.parameters()
         for run in sweep.runs
     ]
-    return page.table(pd.DataFrame(rows))
+    table = pd.DataFrame(rows, columns=["run", "validity", *PARAMETERS])
+    return page.table(table.sort_values(list(PARAMETERS), kind="stable"))
 
 
 def _left_out(sweep: Sweep, pages: dict[Path, str]) -> str:

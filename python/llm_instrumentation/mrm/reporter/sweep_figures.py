@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_by_parameter"]
 
-_HEIGHT_IN = 5.4
+_HEIGHT_IN = 4.9
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -36,8 +36,8 @@ def draw_by_parameter(metrics: pd.DataFrame, parameter: str) -> Figure:
     )  # fmt: skip
     grid = figure.subplots(
         2, 2,
-        gridspec_kw={"left": 0.1, "right": 0.97, "top": 0.78, "bottom": 0.1, "hspace": 0.5,
-                     "wspace": 0.28},
+        gridspec_kw={"left": 0.12, "right": 0.97, "top": 0.77, "bottom": 0.1, "hspace": 0.6,
+                     "wspace": 0.36},
     )  # fmt: skip
     _name_types(figure, types)
     place = _places(metrics[parameter])
@@ -59,6 +59,7 @@ def draw_by_parameter(metrics: pd.DataFrame, parameter: str) -> Figure:
         axes.set_title(title, loc="left", fontsize=8, color=drawing.INK)
         axes.grid(axis="y")
         _parameter_axis(axes, place)
+        axes.set_xlabel(parameter.replace("_", " "))
         finish(axes, floor, float(values.max()) if values.notna().any() else 1.0)
     return figure
 

@@ -44,9 +44,11 @@ _READ = (
     "context_tokens",
     "length_bytes",
 )
-#: New intervals of pages that a token keeps at least before they are merged with the others.
+#: New spans that a token keeps at least before they are merged with the others.
 _MERGE_AT = 1 << 12
 
+#: Half-open spans of addresses, a row each.
+_Spans = npt.NDArray[np.uint64]
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
 
@@ -60,9 +62,10 @@ class TraceSummary:
 
     ``kv_growth`` has those of :data:`KV_GROWTH_COLUMNS`, a row per token of a generation; it is
     empty where the trace knows no tokens or has no KV cache. A generation begins where the token
-    falls, in the order of the rows. ``live_bytes`` are the pages touched so far of the regions
-    that are loaded in the next step or later; nobody can tell for a generation's
-    last step, so it is null there. Bytes loaded and stored are 0 where rows have no length.
+    falls, in the order of the rows. ``live_bytes`` are the bytes touched so far of the regions
+    that are loaded in the next step or later, whole pages where rows have no length; nobody can
+    tell for a generation's last step, so it is null there. Bytes loaded and stored are 0 where
+    rows have no length.
     """
 
     kind: Kind
@@ -84,8 +87,7 @@ class TraceSummary:
 def summarise_trace(trace: TraceLike) -> TraceSummary:
     """Reads the few columns that a summary needs, batch by batch.
 
-    Memory is bounded by the distinct runs of KV pages in each token's step, and the regions of
-    the KV cache.
+    Memory is bounded by the distinct pieces of the KV cache in each token's step, and its regions.
 
     Args:
         trace: see :func:`~llm_instrumentation.mrm.compute_all`. A reader is used up.
@@ -159,8 +161,8 @@ class _Growth:
         length = _ints(rows, "length_bytes", 0)
         loads = pc.equal(_words(rows, "op_type", ""), OpType.LOAD.value)
         is_load = loads.to_numpy(zero_copy_only=False)
-        pages = _pages(rows, length)
-        self._regions.add(_ints(rows, "region_id", 0), time, is_load, pages)
+        spans = _spans(rows, length)
+        self._regions.add(_ints(rows, "region_id", 0), time, is_load, spans)
 
         begins = np.flatnonzero(np.diff(token, prepend=self._last_token))
         for part in np.split(np.arange(len(token)), begins):
@@ -174,23 +176,22 @@ class _Growth:
             step.context = max(step.context, int(context[part].max()))
             step.read += int(length[part][is_load[part]].sum())
             step.written += int(length[part][~is_load[part]].sum())
-            step.add(pages[part])
+            step.add(spans[part])
 
     def table(self) -> pd.DataFrame:
         rows = []
         steps = sorted(self._steps.items())
-        touched: _Ints = np.empty((0, 2), np.int64)
+        touched: _Spans = np.empty((0, 2), np.uint64)
         for number, ((generation, token), step) in enumerate(steps):
-            intervals = step.pages()
-            touched = _union(_joined(touched, intervals))
+            spans = step.spans()
+            touched = _union(_joined(touched, spans))
             live = None
             if number + 1 < len(steps) and steps[number + 1][0][0] == generation:
                 held = self._regions.live(steps[number + 1][1].first_ns)
                 # Both |A| + |B| - |A or B|: a region may grow where it lies.
-                both = _count(held) + _count(touched) - _count(_union(_joined(held, touched)))
-                live = both * PAGE_BYTES
+                live = _size(held) + _size(touched) - _size(_union(_joined(held, touched)))
             context = step.context if step.context >= 0 else None
-            pages = _count(intervals)
+            pages = _page_count(spans)
             rows.append(
                 (generation, token, context, step.first_ns, live, pages, pages * PAGE_BYTES,
                  step.read, step.written)
@@ -201,86 +202,95 @@ class _Growth:
 
 
 class _Regions:
-    """When each region was first touched and last loaded, and its pages from end to end."""
+    """When each region was first touched and last loaded, and where it lies, from end to end."""
 
-    _NAMES = ("region", "first", "loaded", "low", "high")
+    _SCHEMA = pa.schema(
+        [("region", pa.int64()), ("first", pa.int64()), ("loaded", pa.int64()),
+         ("low", pa.uint64()), ("high", pa.uint64())]
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self._table = pa.table({name: pa.array([], pa.int64()) for name in self._NAMES})
+        self._table = self._SCHEMA.empty_table()
 
-    def add(self, region: _Ints, time: _Ints, is_load: _Bools, pages: _Ints) -> None:
+    def add(self, region: _Ints, time: _Ints, is_load: _Bools, spans: _Spans) -> None:
         loaded = np.where(is_load, time, -1)
-        columns = (region, time, loaded, pages[:, 0], pages[:, 1])
-        new = pa.table(dict(zip(self._NAMES, columns, strict=True)))
+        columns = (region, time, loaded, spans[:, 0], spans[:, 1])
+        new = pa.table([pa.array(column) for column in columns], schema=self._SCHEMA)
         how = [("first", "min"), ("loaded", "max"), ("low", "min"), ("high", "max")]
         together = pa.concat_tables([self._table, new]).group_by("region", use_threads=False)
         merged = together.aggregate(how)
         names = ["region", *(f"{name}_{what}" for name, what in how)]
-        self._table = merged.select(names).rename_columns(list(self._NAMES))
+        self._table = merged.select(names).rename_columns(self._SCHEMA.names)
 
-    def live(self, moment: int) -> _Ints:
-        """Pages of the regions that were touched before a moment and are loaded then or later."""
-        first, loaded, low, high = (self._table[name].to_numpy() for name in self._NAMES[1:])
+    def live(self, moment: int) -> _Spans:
+        """The regions that were touched before a moment and are loaded then or later."""
+        first, loaded, low, high = (self._table[n].to_numpy() for n in self._SCHEMA.names[1:])
         held = (first < moment) & (loaded >= moment)
         return _union(np.stack([low[held], high[held]], axis=1))
 
 
 class _Step:
-    """What one token's step touched; pages as half-open intervals."""
+    """What one token's step touched."""
 
     def __init__(self) -> None:
         self.first_ns = np.iinfo(np.int64).max
         self.context = -1
         self.read = 0
         self.written = 0
-        self._intervals: list[_Ints] = []
+        self._spans: list[_Spans] = []
         self._new = 0
 
-    def add(self, intervals: _Ints) -> None:
-        self._intervals.append(intervals)
-        self._new += len(intervals)
-        if self._new > max(_MERGE_AT, len(self._intervals[0])):
-            self._merge()
+    def add(self, spans: _Spans) -> None:
+        self._spans.append(spans)
+        self._new += len(spans)
+        if self._new > max(_MERGE_AT, len(self._spans[0])):
+            self.spans()
 
-    def pages(self) -> _Ints:
-        return self._merge()
-
-    def _merge(self) -> _Ints:
-        merged = _union(np.concatenate(self._intervals))
-        self._intervals = [merged]
+    def spans(self) -> _Spans:
+        """All of it, sorted and without overlaps."""
+        merged = _union(np.concatenate(self._spans))
+        self._spans = [merged]
         self._new = 0
         return merged
 
 
-def _count(disjoint: _Ints) -> int:
+def _size(disjoint: _Spans) -> int:
     return int((disjoint[:, 1] - disjoint[:, 0]).sum())
 
 
-def _joined(some: _Ints, others: _Ints) -> _Ints:
-    joined: _Ints = np.concatenate([some, others])
+def _page_count(spans: _Spans) -> int:
+    """How many pages sorted spans touch."""
+    first, last = spans[:, 0] // PAGE_BYTES, (spans[:, 1] - np.uint64(1)) // PAGE_BYTES
+    return _size(_union(np.stack([first, last + np.uint64(1)], axis=1)))
+
+
+def _joined(some: _Spans, others: _Spans) -> _Spans:
+    joined: _Spans = np.concatenate([some, others])
     return joined
 
 
-def _union(intervals: _Ints) -> _Ints:
-    """The same pages in disjoint intervals, sorted."""
-    if len(intervals) == 0:
-        return intervals
-    ordered = intervals[np.argsort(intervals[:, 0], kind="stable")]
+def _union(spans: _Spans) -> _Spans:
+    """The same addresses in spans that are disjoint and sorted."""
+    if len(spans) == 0:
+        return spans
+    ordered = spans[np.argsort(spans[:, 0], kind="stable")]
     ends = np.maximum.accumulate(ordered[:, 1])
     starts_new = np.concatenate([[True], ordered[1:, 0] > ends[:-1]])
     first = np.flatnonzero(starts_new)
     last = np.concatenate([first[1:] - 1, [len(ordered) - 1]])
-    union: _Ints = np.stack([ordered[first, 0], ends[last]], axis=1)
+    union: _Spans = np.stack([ordered[first, 0], ends[last]], axis=1)
     return union
 
 
-def _pages(rows: pa.RecordBatch, length: _Ints) -> _Ints:
-    """First page of each row, and the one behind its last."""
+def _spans(rows: pa.RecordBatch, length: _Ints) -> _Spans:
+    """What each row touches: its bytes, or the page of a row without a length."""
     address = rows.column("address").cast(pa.uint64()).to_numpy(zero_copy_only=False)
-    last_byte = address + np.maximum(length, 1).astype(np.uint64) - np.uint64(1)
-    ends = [address // PAGE_BYTES, last_byte // PAGE_BYTES + np.uint64(1)]
-    pages: _Ints = np.stack(ends, axis=1).astype(np.int64)
-    return pages
+    page = np.uint64(PAGE_BYTES)
+    start = np.where(length > 0, address, address // page * page)
+    end = start + np.where(length > 0, length.astype(np.uint64), page)
+    end = np.where(end < start, np.iinfo(np.uint64).max, end)  # the last page of all
+    spans: _Spans = np.stack([start, end], axis=1)
+    return spans
 
 
 def _words(batch: pa.RecordBatch, name: str, missing: str) -> pa.Array:

@@ -68,6 +68,15 @@ def ratio(value: float) -> str:
     return f"{value:.2f}"
 
 
+def percent(part: float) -> str:
+    """Of a part of 1: ``77 %``, ``2.3 %``, ``under 0.1 %``."""
+    if not math.isfinite(part):
+        return UNKNOWN
+    if 0 < part < 0.001:
+        return "under 0.1 %"
+    return f"{part * 100:.0f} %" if part >= 0.0995 or part == 0 else f"{part * 100:.1f} %"
+
+
 def times(value: float) -> str:
     """``45 times``, ``1.5 times``, ``once``."""
     if not math.isfinite(value):

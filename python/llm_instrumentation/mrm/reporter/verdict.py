@@ -133,9 +133,7 @@ def _retained(retention: pd.DataFrame, span_s: float) -> str:
     part = high / span_s
     if part >= 0.98:
         return f"{told} (the run's length)"
-    if part >= 0.1:
-        return f"{told} ({part:.0%} of the run's {units.seconds(span_s)})"
-    return f"{told} (of the run's {units.seconds(span_s)})"
+    return f"{told} ({units.percent(part)} of the run's {units.seconds(span_s)})"
 
 
 def _grown(tables: Frames) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -37,7 +38,8 @@ def compute_observer_effect(
     """The ``observer_effect_summary`` of metadata.json.
 
     Samples of several processes that were taken together (one ``t_s``, different ``pid``)
-    count as one, added up.
+    count as one, added up. A sample that follows the one before at once, as the last one may, says
+    nothing of CPU: the kernel counts in steps of 10 ms, so over 2 ms it can be 0 or 500 %.
 
     Args:
         observer_samples: of the processes that trace, in order of time.
@@ -62,7 +64,9 @@ def compute_observer_effect(
         raise InvalidArgumentError(f"trace_bytes = {trace_bytes}: must not be negative")
     observer = list(_moments(observer_samples))
     target = list(_moments(target_samples))
-    cpu = [sum(sample.cpu_pct for sample in moment) for moment in observer] or [0.0]
+    cpu = [sum(sample.cpu_pct for sample in moment) for moment in _of_full_length(observer)] or [
+        0.0
+    ]
     observer_peak = _rss_peak(observer)
     target_peak = _rss_peak(target)
     written = max(0, _bytes_written(observer_samples) - trace_bytes)
@@ -93,6 +97,15 @@ def _moments(samples: Iterable[ResourceSample]) -> Iterable[list[ResourceSample]
         moment.append(sample)
     if moment:
         yield moment
+
+
+def _of_full_length(moments: list[list[ResourceSample]]) -> list[list[ResourceSample]]:
+    """Those whose time since the one before is at least half of what is usual."""
+    gaps = [later[0].t_s - earlier[0].t_s for earlier, later in itertools.pairwise(moments)]
+    if len(gaps) < 2:
+        return moments
+    least = statistics.median(gaps) / 2
+    return moments[:1] + [one for one, gap in zip(moments[1:], gaps, strict=True) if gap >= least]
 
 
 def _rss_peak(moments: Iterable[list[ResourceSample]]) -> float:
