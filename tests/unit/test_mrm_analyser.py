@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from llm_instrumentation.errors import CorruptError, InvalidArgumentError
 from llm_instrumentation.mrm import analyser
+from llm_instrumentation.mrm._frames import is_in_order
 from llm_instrumentation.mrm.analyser import (
     DISTRIBUTION_TABLES,
     SUMMARY_TABLES,
@@ -206,6 +207,38 @@ def test_rows_need_no_order():
     sorted_again = np.argsort(np.array(trace["timestamp_ns"])[order], kind="stable")
     shuffled = trace.take(pa.array(order))
     assert_same(tables_of(shuffled), tables_of(shuffled.take(pa.array(sorted_again))))
+
+
+@pytest.mark.parametrize("late", [None, 1, 299, 300, 301, 599])
+def test_a_late_row_is_found_wherever_it_comes(late, tmp_path):
+    """Within a chunk, a batch or a file, and between two of them."""
+    trace = table()
+    if late is not None:
+        times = trace.column("timestamp_ns").to_pylist()
+        times[late] = times[late - 1] - 1 if times[late - 1] else 0
+        times[late - 1] += 1
+        trace = trace.set_column(2, "timestamp_ns", pa.array(times, pa.int64()))
+    halves = [trace.slice(0, 300), trace.slice(300)]
+    (tmp_path / "folder").mkdir()
+    for number, half in enumerate(halves):
+        pq.write_table(half, tmp_path / "folder" / f"{number}.parquet")
+    pq.write_table(trace, tmp_path / "one.parquet", row_group_size=100)
+    expected = tables_of(trace.to_reader())  # of which only one reading shows the order
+    for form in (
+        trace,
+        pa.concat_tables(halves),
+        trace.to_pandas(),
+        tmp_path / "one.parquet",
+        tmp_path / "folder",
+    ):
+        assert is_in_order(form) is (late is None)
+        assert_same(tables_of(form), expected)
+
+
+def test_the_order_is_unknown_where_it_cannot_be_seen_beforehand():
+    assert not is_in_order(table().to_reader())
+    assert not is_in_order(table().drop_columns(["timestamp_ns"]))
+    assert not is_in_order(table(timestamp_ns=[None] * 600))
 
 
 def test_times_descend():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
 from ..errors import CorruptError, InvalidArgumentError
@@ -197,6 +198,42 @@ def _converts(given: pa.DataType, wanted: pa.DataType) -> bool:
         text = given.value_type if pa.types.is_dictionary(given) else given
         return bool(pa.types.is_string(text) or pa.types.is_large_string(text))
     return bool(pa.types.is_integer(given) or pa.types.is_floating(given))
+
+
+def is_in_order(trace: TraceLike) -> bool:
+    """Whether the rows of ``trace`` surely come in the order of time.
+
+    That is looked up in one column beforehand, for what can be read twice. False where it
+    cannot, and for whatever is wrong with that column: who reads the trace will say what.
+    """
+    latest = -1
+    try:
+        for times in _times_of(trace):
+            if times.null_count or not pa.types.is_integer(times.type):
+                return False
+            values = times.to_numpy(zero_copy_only=False)
+            if len(values) and (values[0] < latest or (values[1:] < values[:-1]).any()):
+                return False
+            latest = int(values[-1]) if len(values) else latest
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
+        return False
+    return latest >= 0
+
+
+def _times_of(trace: TraceLike) -> Iterator[pa.Array]:
+    """The column ``timestamp_ns`` in pieces, and nothing where it can be read only once."""
+    name = "timestamp_ns"
+    if isinstance(trace, (str, os.PathLike)):
+        for path in parquet_files(Path(trace)):
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(_BATCH_ROWS, columns=[name]):
+                    yield batch.column(0)
+    elif isinstance(trace, pa.Table):
+        yield from trace.column(name).chunks
+    elif isinstance(trace, pa.RecordBatch):
+        yield trace.column(name)
+    elif _is_pandas(trace):
+        yield pa.array(trace[name])
 
 
 def parquet_files(path: Path) -> list[Path]:

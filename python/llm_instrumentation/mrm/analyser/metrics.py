@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ..._native import trace as native
 from ...errors import InvalidArgumentError
-from .._frames import TraceLike, reader_of
+from .._frames import TraceLike, is_in_order, reader_of
 from .._progress import progress_line
 
 if TYPE_CHECKING:
@@ -42,6 +42,16 @@ DISTRIBUTION_TABLES = (
     "bandwidth_over_time",
     "top_regions",
 )
+
+#: Those that follow the accesses in the order of time.
+_FOLLOW_TIME = {
+    "locality_per_region",
+    "locality_summary",
+    "iai",
+    "reuse_histogram",
+    "reuse_distance_histogram",
+    "working_set_over_time",
+}
 
 _READ_COLUMNS = (
     "timestamp_ns",
@@ -191,6 +201,9 @@ def _compute(
     """The tables, and the reasons of those that this kind of trace cannot tell."""
     with progress_line("analysing") as progress:
         reader = reader_of(trace, _READ_COLUMNS)
+        # Rows known to be in order need not be kept for sorting.
+        ordered = not _FOLLOW_TIME.isdisjoint(names) and is_in_order(trace)
+        options = {**options, "ordered": ordered}
         tables, support = native.analyse(reader, names, options, progress)
     reasons = {row["table"]: row["reason"] for row in support.to_pylist() if row["reason"]}
     return tables, {name: reasons[name] for name in names if name in reasons}
