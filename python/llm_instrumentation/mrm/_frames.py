@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
-from ..errors import CorruptError, InvalidArgumentError
+from ..errors import CorruptError, InvalidArgumentError, StrapError
 from .schema import ARROW_SCHEMA, KIND_KEY, REQUIRED_COLUMNS
 
 if TYPE_CHECKING:
@@ -215,25 +214,16 @@ def is_in_order(trace: TraceLike) -> bool:
             if len(values) and (values[0] < latest or (values[1:] < values[:-1]).any()):
                 return False
             latest = int(values[-1]) if len(values) else latest
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
+    except (StrapError, pa.ArrowException, OSError):
         return False
     return latest >= 0
 
 
 def _times_of(trace: TraceLike) -> Iterator[pa.Array]:
     """The column ``timestamp_ns`` in pieces, and nothing where it can be read only once."""
-    name = "timestamp_ns"
-    if isinstance(trace, (str, os.PathLike)):
-        for path in parquet_files(Path(trace)):
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(_BATCH_ROWS, columns=[name]):
-                    yield batch.column(0)
-    elif isinstance(trace, pa.Table):
-        yield from trace.column(name).chunks
-    elif isinstance(trace, pa.RecordBatch):
-        yield trace.column(name)
-    elif _is_pandas(trace):
-        yield pa.array(trace[name])
+    if isinstance(trace, (str, os.PathLike, pa.Table, pa.RecordBatch)) or _is_pandas(trace):
+        for batch in reader_of(trace, ["timestamp_ns"]):
+            yield batch.column(0)
 
 
 def parquet_files(path: Path) -> list[Path]:
