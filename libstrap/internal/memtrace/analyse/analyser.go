@@ -143,6 +143,7 @@ func New(o Options) (*Analyser, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
+	ballast()
 	a := &Analyser{options: o}
 	for _, name := range o.Tables {
 		if ok, _ := Supports(o.Kind, name); ok {
