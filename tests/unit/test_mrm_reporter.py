@@ -52,7 +52,11 @@ from llm_instrumentation.mrm.reporter import (
     write_run_report,
     write_sweep_report,
 )
-from llm_instrumentation.mrm.reporter.figures import FIGURES, draw_process_memory
+from llm_instrumentation.mrm.reporter.figures import (
+    FIGURES,
+    draw_process_memory,
+    draw_working_set_over_time,
+)
 from llm_instrumentation.mrm.reporter.reproduce import experiment_of
 from llm_instrumentation.mrm.reporter.trace_summary import _union
 from llm_instrumentation.mrm.reporter.verdict import verdicts
@@ -541,6 +545,20 @@ def test_each_generation_begins_anew():
     assert growth["live_bytes"].isna().tolist() == [False, True, False, True]
 
 
+@pytest.mark.parametrize("kind", [Kind.WRITE_SETS, Kind.FIRST_TOUCHES, Kind.ALLOCATIONS])
+def test_only_accesses_tell_how_a_cache_grows(kind):
+    """A release is written as a load, and a write set has no loads: neither is a cache in use."""
+    assert summarise_trace(make_trace(kind=kind)).kv_growth.empty
+    assert not summarise_trace(make_trace()).kv_growth.empty
+
+
+def test_a_cache_grows_to_the_byte_where_rows_have_lengths():
+    trace = make_trace(prompt_tokens=8, tokens=4, layers=1, kv_bytes_per_token=96)
+    growth = summarise_trace(trace).kv_growth
+    assert growth["live_bytes"].diff().dropna().unique().tolist() == [2 * 96]
+    assert growth["working_set_bytes"].isin([4096 * n for n in range(1, 9)]).all()
+
+
 def test_a_trace_that_knows_no_tokens_has_no_growth():
     bare = make_trace(tokens=2).drop_columns(["token_index", "length_bytes", "phase"])
     summary = summarise_trace(bare)
@@ -604,6 +622,13 @@ def test_an_empty_table_gives_a_figure_that_says_so(spec, trace, tables):
     assert "No data" in said
     assert "No data" not in [text.get_text() for text in full.texts]
     assert said[0] == full.texts[0].get_text()  # the title
+
+
+def test_empty_tables_have_the_documented_figures_alone(trace, tables, tmp_path):
+    everything = {**tables, "kv_growth": summarise_trace(trace).kv_growth}
+    empty = {name: table.iloc[:0] for name, table in everything.items()}
+    names = [path.name for path in generate_all_figures(empty, tmp_path)]
+    assert names == ["retention_histogram.png", "working_set.png", "write_once.png"]
 
 
 @pytest.mark.parametrize("spec", FIGURES, ids=lambda spec: spec.name)
@@ -675,6 +700,15 @@ def test_every_figure_names_its_axes(spec, trace, tables):
     rows_are_named = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     panels_are_named = [text.get_text() for text in figure.axes[0].texts]
     assert names or "weight" in rows_are_named or "resident memory" in panels_are_named
+
+
+def test_short_traces_have_an_axis_of_small_units():
+    trace = make_trace(weight_window_s=0.003, activation_life_s=1e-6)
+    with drawing.settings():
+        figure = draw_working_set_over_time(reference_distributions(trace))
+    axes = figure.axes[-1]
+    assert axes.get_xlabel() == "time since the first access (ms)"
+    assert axes.get_xlim()[1] == pytest.approx(3, rel=0.05)
 
 
 def test_figures_leave_pyplot_and_settings_alone(tables, tmp_path):
@@ -1044,6 +1078,16 @@ def test_a_report_says_what_its_kind_of_trace_cannot_tell(tmp_path, tables, kind
     text = check_page(result.report_path.read_text()).text
     assert said in text
     assert "This trace cannot tell: retention_summary." in text
+
+
+def test_a_report_has_no_figure_without_data(tmp_path, tables):
+    trace = make_trace(kind=Kind.FIRST_TOUCHES, tokens=12)
+    told = ("working_set_per_region", "working_set_summary")
+    less = {name: table if name in told else table.iloc[:0] for name, table in tables.items()}
+    page = check_page(export(tmp_path, trace, less).report_path.read_text())
+    drawn = [a["aria-label"] for tag, a in page.elements if tag == "svg"]
+    assert [label.partition(".")[0] for label in drawn] == ["Figure: working set"]
+    assert "No data" not in page.text
 
 
 def test_a_sampled_trace_says_so(tmp_path, trace, tables):

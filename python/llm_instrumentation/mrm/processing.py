@@ -24,7 +24,7 @@ from .config.schema import (
 from .engines.base import PhaseRecord
 from .ranges import known_ranges
 from .runs import RunFolder
-from .schema import kind_of
+from .schema import RegionType, kind_of
 from .tokens import TokenClock
 
 if TYPE_CHECKING:
@@ -235,9 +235,14 @@ _LABELLER_POLICY = {
 
 
 def _labeller(settings: LabellerConfig, ranges: Sequence[KnownRange]) -> TraceLabeller:
-    from .labeller import TraceLabeller, load_rules
+    from .labeller import DEFAULT_RULES, TraceLabeller, load_rules
 
-    rules = load_rules(settings.rules_file) if settings.rules_file else None
+    rules = None
+    if settings.rules_file:
+        rules = load_rules(settings.rules_file)
+    elif any(known.region_type == RegionType.WEIGHT.value for known in ranges):
+        # Where the weights lie is known: what else is touched while they are loaded is no weight.
+        rules = [rule for rule in DEFAULT_RULES if rule.phase is None]
     return TraceLabeller(
         rules, unknown_policy=_LABELLER_POLICY[settings.unknown_policy], ranges=ranges
     )

@@ -428,9 +428,12 @@ class _Run:
         else:
             meta = collector.stop()
             engine.close()
+        samples = watch.target_samples
+        if isinstance(collector, ProcessMonitorCollector):
+            samples = collector.samples
         return _Collected(
-            collector, meta, mode, described, log.records, generations,
-            watch.target_samples, watch.observer_samples,
+            collector, meta, mode, described, log.records, generations, samples,
+            watch.observer_samples,
         )  # fmt: skip
 
     # What is told beside the trace.

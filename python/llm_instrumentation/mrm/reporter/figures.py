@@ -52,6 +52,7 @@ class FigureSpec:
     name: str
     needs: tuple[str, ...]
     draw: Callable[[Frames], Figure]
+    always: bool = False  #: also of an empty table
 
 
 def generate_all_figures(
@@ -60,6 +61,8 @@ def generate_all_figures(
     formats: Sequence[str] = ("png",),
 ) -> list[Path]:
     """Draws each figure whose tables are there.
+
+    The three of ``compute_all``'s tables say so where a table is empty; the others are left out.
 
     Args:
         analysis: the tables of ``compute_all``; those of ``compute_distributions`` and
@@ -77,7 +80,7 @@ def generate_all_figures(
     return [
         path
         for spec in FIGURES
-        if set(spec.needs) <= tables.keys()
+        if set(spec.needs) <= tables.keys() and (spec.always or not tables[spec.needs[0]].empty)
         for path in _saved(spec, tables, Path(run_dir), formats)
     ]
 
@@ -259,8 +262,8 @@ def draw_kv_growth(tables: Frames) -> Figure:
     """The KV cache held after each token's step, and loaded in it."""
     title = "KV cache over tokens"
     table = tables["kv_growth"]
-    if table.empty:
-        return drawing.nothing_to_show(title, "No row of the KV cache knows its token.")
+    if not table[["live_bytes", "read_bytes"]].any(axis=None):
+        return drawing.nothing_to_show(title, "No row of the KV cache knows its token and length.")
     by_context = bool(table["context_tokens"].notna().all())
     x_name = "context_tokens" if by_context else "token_index"
     held = table[table["live_bytes"].notna()]
@@ -470,9 +473,11 @@ def draw_process_memory(tables: Frames) -> Figure:
 
 
 FIGURES: tuple[FigureSpec, ...] = (
-    FigureSpec("retention_histogram", ("retention_per_region",), draw_retention_histogram),
-    FigureSpec("working_set", ("working_set_summary",), draw_working_set),
-    FigureSpec("write_once", ("write_once",), draw_write_once),
+    FigureSpec(
+        "retention_histogram", ("retention_per_region",), draw_retention_histogram, always=True
+    ),
+    FigureSpec("working_set", ("working_set_summary",), draw_working_set, always=True),
+    FigureSpec("write_once", ("write_once",), draw_write_once, always=True),
     FigureSpec("retention_cdf", ("retention_cdf",), draw_retention_cdf),
     FigureSpec("kv_growth", ("kv_growth",), draw_kv_growth),
     FigureSpec("working_set_over_time", ("working_set_over_time",), draw_working_set_over_time),
@@ -578,16 +583,17 @@ def _name_curves(axes: Axes, lines: Iterable[tuple[str, Floats, Floats]]) -> Non
 def _time_panels(
     table: pd.DataFrame, title: str, subtitle: str
 ) -> tuple[Figure, dict[str, Axes], Floats]:
-    """Panels of the types over time; and x, the window edges in seconds from the first."""
+    """Panels of the types over time; and x, the edges of the windows, in the axis's unit."""
     types = in_order(table["region_type"])
     figure = drawing.new_figure(
         drawing.TOP_IN + _PANEL_IN * len(types) + drawing.BOTTOM_IN, title, subtitle
     )
     panels = drawing.panels(figure, len(types), left_in=0.95)
-    width = _window_seconds(table)
-    x: Floats = np.arange(_windows(table) + 1, dtype=np.float64) * width
+    seconds = np.arange(_windows(table) + 1, dtype=np.float64) * _window_seconds(table)
+    factor, unit = units.time_unit(seconds[-1])
+    x: Floats = seconds / factor
     panels[-1].set_xlim(0, x[-1])
-    panels[-1].set_xlabel("time since the first access (s)")
+    panels[-1].set_xlabel(f"time since the first access ({unit})")
     return figure, dict(zip(types, panels, strict=True)), x
 
 

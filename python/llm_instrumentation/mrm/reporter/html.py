@@ -148,9 +148,7 @@ def _cards(run: RunData) -> str:
 def _cautions(run: RunData) -> Iterable[str]:
     """What the numbers do not say, in this run."""
     if run.kind is None:
-        yield page.notice(
-            "fair", "There is no memory trace: no collector that gives one could run."
-        )
+        yield page.notice("fair", "There is no memory trace: what collected this run gives none.")
         return
     if run.kind in _KIND_NOTES:
         yield page.notice("fair", _KIND_NOTES[run.kind])
@@ -193,12 +191,15 @@ def _has_bytes(bandwidth: pd.DataFrame) -> bool:
 def _figures(run: RunData) -> str:
     drawn = []
     for spec in FIGURES:
-        if not set(spec.needs) <= run.tables.keys():
+        if any(run.tables.get(name, _NOTHING).empty for name in spec.needs):
             continue
         with drawing.settings():
             svg = drawing.inline_svg(spec.draw(run.tables), spec.name, _described(spec.name))
         drawn.append(page.figure(svg))
     return f'<div class="figures">{"".join(drawn)}</div>' if drawn else ""
+
+
+_NOTHING = pd.DataFrame()
 
 
 def _described(name: str) -> str:

@@ -232,7 +232,7 @@ def _cell(column: str, value: Any) -> str:
     if column == "region_type":
         return f"{swatch(str(value))}{escape(str(value))}"
     if column in ("suitability", "validity"):
-        return "" if _missing(value) else badge(str(value))
+        return units.UNKNOWN if _missing(value) else badge(str(value))
     if _missing(value):
         return units.UNKNOWN
     if isinstance(value, str):

@@ -61,11 +61,11 @@ class TraceSummary:
     order of their first rows.
 
     ``kv_growth`` has those of :data:`KV_GROWTH_COLUMNS`, a row per token of a generation; it is
-    empty where the trace knows no tokens or has no KV cache. A generation begins where the token
-    falls, in the order of the rows. ``live_bytes`` are the bytes touched so far of the regions
-    that are loaded in the next step or later, whole pages where rows have no length; nobody can
-    tell for a generation's last step, so it is null there. Bytes loaded and stored are 0 where
-    rows have no length.
+    empty where the trace is none of accesses, knows no tokens or has no KV cache. A generation
+    begins where the token falls, in the order of the rows. ``live_bytes`` are the bytes touched so
+    far of the regions that are loaded in the next step or later, whole pages where rows have no
+    length; nobody can tell for a generation's last step, so it is null there. Bytes loaded and
+    stored are 0 where rows have no length.
     """
 
     kind: Kind
@@ -98,6 +98,7 @@ def summarise_trace(trace: TraceLike) -> TraceSummary:
     reader = reader_of(trace, _READ)
     extents: dict[tuple[str, str], _Extent] = {}
     growth = _Growth()
+    tells_growth = kind_of(reader.schema) is Kind.ACCESSES
     for batch in reader:
         rows = pa.table(
             {
@@ -113,7 +114,7 @@ def summarise_trace(trace: TraceLike) -> TraceSummary:
         for row in found.to_pylist():
             extent = extents.setdefault((row["phase"], row["region_type"]), _Extent())
             extent.add(row["load_count"], row["load_sum"], row["time_min"], row["time_max"])
-        if {"token_index", "region_type"} <= set(batch.schema.names):
+        if tells_growth and {"token_index", "region_type"} <= set(batch.schema.names):
             growth.add(batch)
     table = [
         (*key, extent.rows, extent.loads, extent.rows - extent.loads, extent.first, extent.last)

@@ -25,6 +25,11 @@ def seconds(value: float) -> str:
     return f"{_digits(value / factor)} {name}"
 
 
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """The unit of an axis that ends at ``longest_s``: seconds in one, and its name."""
+    return next((unit for unit in reversed(_TIMES) if longest_s >= unit[0]), _TIMES[0])
+
+
 def size(count: float) -> str:
     """``512 B``, ``4 KiB``, ``1.5 GiB``: units of 1,024."""
     if not math.isfinite(count):
