@@ -235,12 +235,6 @@ def test_a_late_row_is_found_wherever_it_comes(late, tmp_path):
         assert_same(tables_of(form), expected)
 
 
-def test_the_order_is_unknown_where_it_cannot_be_seen_beforehand():
-    assert not is_in_order(table().to_reader())
-    assert not is_in_order(table().drop_columns(["timestamp_ns"]))
-    assert not is_in_order(table(timestamp_ns=[None] * 600))
-
-
 def test_times_descend():
     rows = {
         "run_id": ["r"] * 3, "sample_id": [0, 1, 2], "timestamp_ns": [30, 20, 10],

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
-from ..errors import CorruptError, InvalidArgumentError, StrapError
+from ..errors import CorruptError, InvalidArgumentError
 from .schema import ARROW_SCHEMA, KIND_KEY, REQUIRED_COLUMNS
 
 if TYPE_CHECKING:
@@ -126,7 +126,9 @@ def _of_files(path: Path, columns: Iterable[str] | None) -> pa.RecordBatchReader
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
-            yield from scanner.to_reader()
+            # Not "yield from": what goes wrong ahead of a reader that gives up is nobody's.
+            for batch in scanner.to_reader():  # noqa: UP028
+                yield batch
         except (pa.ArrowInvalid, OSError) as error:
             if _of_the_system(error):
                 raise
@@ -199,31 +201,22 @@ def _converts(given: pa.DataType, wanted: pa.DataType) -> bool:
     return bool(pa.types.is_integer(given) or pa.types.is_floating(given))
 
 
+def can_be_read_again(trace: TraceLike) -> bool:
+    return isinstance(trace, (str, os.PathLike, pa.Table, pa.RecordBatch)) or _is_pandas(trace)
+
+
 def is_in_order(trace: TraceLike) -> bool:
-    """Whether the rows of ``trace`` surely come in the order of time.
-
-    That is looked up in one column beforehand, for what can be read twice. False where it
-    cannot, and for whatever is wrong with that column: who reads the trace will say what.
-    """
-    latest = -1
-    try:
-        for times in _times_of(trace):
-            if times.null_count or not pa.types.is_integer(times.type):
-                return False
-            values = times.to_numpy(zero_copy_only=False)
-            if len(values) and (values[0] < latest or (values[1:] < values[:-1]).any()):
-                return False
-            latest = int(values[-1]) if len(values) else latest
-    except (StrapError, pa.ArrowException, OSError):
-        return False
-    return latest >= 0
-
-
-def _times_of(trace: TraceLike) -> Iterator[pa.Array]:
-    """The column ``timestamp_ns`` in pieces, and nothing where it can be read only once."""
-    if isinstance(trace, (str, os.PathLike, pa.Table, pa.RecordBatch)) or _is_pandas(trace):
-        for batch in reader_of(trace, ["timestamp_ns"]):
-            yield batch.column(0)
+    """Whether the rows come in the order of time; False for what is wrong with their times."""
+    latest = 0
+    for batch in reader_of(trace, ["timestamp_ns"]):
+        times = batch.column(0)
+        if times.null_count or not pa.types.is_integer(times.type):
+            return False
+        values = times.to_numpy(zero_copy_only=False)
+        if len(values) and (values[0] < latest or (values[1:] < values[:-1]).any()):
+            return False
+        latest = int(values[-1]) if len(values) else latest
+    return True
 
 
 def parquet_files(path: Path) -> list[Path]:

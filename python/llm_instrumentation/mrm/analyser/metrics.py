@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ..._native import trace as native
 from ...errors import InvalidArgumentError
-from .._frames import TraceLike, is_in_order, reader_of
+from .._frames import TraceLike, can_be_read_again, is_in_order, reader_of
 from .._progress import progress_line
 
 if TYPE_CHECKING:
@@ -42,16 +42,6 @@ DISTRIBUTION_TABLES = (
     "bandwidth_over_time",
     "top_regions",
 )
-
-#: Those that follow the accesses in the order of time.
-_FOLLOW_TIME = {
-    "locality_per_region",
-    "locality_summary",
-    "iai",
-    "reuse_histogram",
-    "reuse_distance_histogram",
-    "working_set_over_time",
-}
 
 _READ_COLUMNS = (
     "timestamp_ns",
@@ -200,13 +190,23 @@ def _compute(
 ) -> tuple[dict[str, pa.Table], dict[str, str]]:
     """The tables, and the reasons of those that this kind of trace cannot tell."""
     with progress_line("analysing") as progress:
-        reader = reader_of(trace, _READ_COLUMNS)
-        # Rows known to be in order need not be kept for sorting.
-        ordered = not _FOLLOW_TIME.isdisjoint(names) and is_in_order(trace)
-        options = {**options, "ordered": ordered}
-        tables, support = native.analyse(reader, names, options, progress)
+        tables, support = _analyse(trace, names, options, progress)
     reasons = {row["table"]: row["reason"] for row in support.to_pylist() if row["reason"]}
     return tables, {name: reasons[name] for name in names if name in reasons}
+
+
+def _analyse(
+    trace: TraceLike, names: list[str], options: dict[str, Any], progress: native.Progress | None
+) -> tuple[dict[str, pa.Table], pa.Table]:
+    """Rows that come in order, as nearly all traces have them, need not be kept for sorting."""
+    if can_be_read_again(trace):
+        reader = reader_of(trace, _READ_COLUMNS)
+        try:
+            return native.analyse(reader, names, {**options, "ordered": True}, progress)
+        except InvalidArgumentError:
+            if is_in_order(trace):
+                raise
+    return native.analyse(reader_of(trace, _READ_COLUMNS), names, options, progress)
 
 
 def _some(trace: TraceLike, names: list[str], as_arrow: bool) -> list[Any]:
