@@ -264,6 +264,15 @@ def test_export_packs_finished_runs(finished, tmp_path, name):
     assert Path(told["path"]).exists()
 
 
+def test_each_export_has_its_own_place(finished, tmp_path, monkeypatch):
+    _, _, folder = finished
+    monkeypatch.chdir(tmp_path)
+    for name in ("hf", "zenodo"):
+        code, _, err = command("export", "-i", folder.path.parents[1], "-f", name)
+        assert code == ExitCode.OK, err
+        assert any((tmp_path / "dist" / name).iterdir())
+
+
 def test_export_says_what_it_made_and_what_it_left_out(finished, tmp_path):
     _, _, folder = finished
     shutil.copytree(folder.path, tmp_path / "results" / folder.run_id)

@@ -293,7 +293,9 @@ def report(
 def export(
     results: _Input,
     to: Annotated[Format, typer.Option("--format", "-f", help="What to make.")] = Format.HF,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where it goes.")] = Path("dist/"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where it goes; dist/FORMAT by default.")
+    ] = None,
     as_json: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
@@ -302,7 +304,8 @@ def export(
     from .reporter import export_hf, export_zenodo, units
 
     pack = export_hf if to is Format.HF else export_zenodo
-    result = _guarded(lambda: pack(results, output), as_json)
+    target = output or Path("dist") / to.value
+    result = _guarded(lambda: pack(results, target), as_json)
     if as_json:
         _print_json(asdict(result))
         return
