@@ -179,7 +179,9 @@ static inline void put(struct thread *t, uint64_t address, uint32_t size, unsign
   t->until_sample = access_settings.sample_every;
   uint64_t ticks = read_ticks(t) - t->start_ticks;
   if (__builtin_expect(ticks > UINT32_MAX, 0)) { /* also where the counter went back */
+    t->seen--; /* this access is of the next block, which may hold no other */
     access_next_block(t);
+    t->seen++;
     ticks = 0;
   }
   struct record *r = t->next;

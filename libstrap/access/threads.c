@@ -12,7 +12,9 @@
 #include <time.h>
 #include <unistd.h>
 
-static const int64_t PATIENCE_NS = 10000000000;
+/* How long another thread may take to come out of a recording. Of each look at it a
+ * millisecond counts at most: machines stand still, and busy ones let threads wait. */
+static const int64_t PATIENCE_NS = 10000000000, LOOK_NS = 1000000;
 
 struct settings access_settings;
 _Thread_local struct thread *access_self __attribute__((tls_model("initial-exec")));
@@ -222,9 +224,14 @@ int access_quiesce(unsigned state) {
     syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
   atomic_thread_fence(memory_order_seq_cst);
   int stuck = 0;
-  int64_t deadline = access_now() + PATIENCE_NS;
+  int64_t waited = 0, before = access_now();
   for (struct thread *t = access_recorder.threads; t != NULL; t = t->after) {
-    while (atomic_load(&t->busy) == RECORDING && access_now() < deadline) nap();
+    while (atomic_load(&t->busy) == RECORDING && waited < PATIENCE_NS) {
+      nap();
+      int64_t now = access_now();
+      waited += now - before < LOOK_NS ? now - before : LOOK_NS;
+      before = now;
+    }
     stuck += atomic_load(&t->busy) == RECORDING;
   }
   return stuck;

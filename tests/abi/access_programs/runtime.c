@@ -723,6 +723,25 @@ static void times(uint32_t clock_every) {
   free_memory(m);
 }
 
+/* A record holds 32 bits of ticks: after a longer rest a block begins. */
+static void rests(void) {
+  struct memory *m = new_memory();
+  strap_access_options o = to_memory(m);
+  static char x[8], y[8];
+  start(&o);
+  __tsan_read1(x);
+  sleep(3); /* more than 2^32 cycles of most CPUs */
+  __tsan_read1(y);
+  stop();
+  struct list l = all_accesses(m);
+  expect(&l, 0, x, 1, LOAD);
+  expect(&l, 1, y, 1, LOAD);
+  CHECK(l.count == 2 && l.seen == 2 && stats().seen == 2, "%zu accesses, seen %llu", l.count,
+        (unsigned long long)l.seen);
+  free(l.items);
+  free_memory(m);
+}
+
 int main(int argc, char **argv) {
   CHECK(argc == 2, "usage: %s FOLDER", argv[0]);
   hooks();
@@ -747,6 +766,7 @@ int main(int argc, char **argv) {
   ranges();
   times(0);
   times(1);
+  rests();
   puts("ok");
   return 0;
 }
