@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.dataset as ds
-from pyarrow.fs import LocalFileSystem
+import pyarrow.parquet as pq
 
 from ..errors import CorruptError, InvalidArgumentError
 from .schema import ARROW_SCHEMA, KIND_KEY, REQUIRED_COLUMNS
@@ -110,25 +109,16 @@ def _pandas_field(frame: pd.DataFrame, name: str) -> pa.Field:
 
 def _of_files(path: Path, columns: Iterable[str] | None) -> pa.RecordBatchReader:
     files = parquet_files(path)
-    # Text as dictionaries: their few words are compared once a batch, not once a row.
-    form = ds.ParquetFileFormat(
-        dictionary_columns=set(_TEXT_COLUMNS),
-        default_fragment_scan_options=ds.ParquetFragmentScanOptions(pre_buffer=False),
-    )
-    schemas = [_schema_of(file, form, columns) for file in files]
+    schemas = [_schema_of(file, columns) for file in files]
     schema = schemas[0] if len(schemas) == 1 else _common(files, schemas)
     converts = any(field.type != schema.field(field.name).type for one in schemas for field in one)
-    dataset = ds.dataset([os.fspath(file) for file in files], schema=schema, format=form)
-    # Reading ahead as far as pyarrow does by default takes memory with the file's length.
-    scanner = dataset.scanner(
-        columns=schema.names, batch_size=_BATCH_ROWS, batch_readahead=4, fragment_readahead=1
-    )
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
-            # Not "yield from": what goes wrong ahead of a reader that gives up is nobody's.
-            for batch in scanner.to_reader():  # noqa: UP028
-                yield batch
+            for file, own in zip(files, schemas, strict=True):
+                with _open(file) as parquet:
+                    for batch in parquet.iter_batches(_BATCH_ROWS, columns=own.names):
+                        yield _fitted(batch, schema)
         except (pa.ArrowInvalid, OSError) as error:
             if _of_the_system(error):
                 raise
@@ -138,13 +128,21 @@ def _of_files(path: Path, columns: Iterable[str] | None) -> pa.RecordBatchReader
                 ) from error
             raise CorruptError(f"{path}: {error}") from error
 
-    read = scanner.projected_schema.with_metadata(schema.metadata)
-    return pa.RecordBatchReader.from_batches(read, batches())
+    return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def _schema_of(file: Path, form: ds.ParquetFileFormat, columns: Iterable[str] | None) -> pa.Schema:
+def _open(file: Path) -> pq.ParquetFile:
+    metadata = pq.read_metadata(file)
+    # Text as dictionaries: their few words are compared once a batch, not once a row.
+    paths = (metadata.schema.column(i).path for i in range(metadata.num_columns))
+    text = [path for path in paths if path in _TEXT_COLUMNS]
+    return pq.ParquetFile(file, metadata=metadata, read_dictionary=text, pre_buffer=False)
+
+
+def _schema_of(file: Path, columns: Iterable[str] | None) -> pa.Schema:
     try:
-        schema = form.inspect(os.fspath(file), LocalFileSystem())
+        with _open(file) as parquet:
+            schema = parquet.schema_arrow
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         if _of_the_system(error):
             raise
@@ -154,6 +152,19 @@ def _schema_of(file: Path, form: ds.ParquetFileFormat, columns: Iterable[str] | 
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{file}: {error}") from error
     return pa.schema([schema.field(name) for name in _kept(schema.names, columns)], schema.metadata)
+
+
+def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """``batch`` with the columns of ``schema``; those that it lacks are null."""
+    if batch.schema.equals(schema):
+        return batch
+    arrays = [
+        batch.column(field.name).cast(field.type)
+        if field.name in batch.schema.names
+        else pa.nulls(len(batch), field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _of_the_system(error: Exception) -> bool:

@@ -1,6 +1,10 @@
 package analyse
 
-import "github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+import (
+	"slices"
+
+	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+)
 
 // strides is the stage behind locality: it follows each region from access to access,
 // and needs them in the order of time.
@@ -17,7 +21,11 @@ type regionStrides struct {
 	same    uint64 // accesses to the page of the access before
 	total   sum
 	kind    uint32 // type of the earliest
-	steps   uint64 // strides of one page within rows of several: counted, not kept
+	// The values are the strides but for two lengths, which are counted instead: the
+	// first one, for a sweep over weights has no other, and one page within rows of several.
+	first  uint64
+	firsts uint64
+	steps  uint64
 	values
 }
 
@@ -31,9 +39,13 @@ func (s *strides) take(b *block) error {
 		r := &s.regions[number]
 		at := address[i]
 		page := b.pageOf(i)
-		if r.n == 0 {
+		switch r.n {
+		case 0:
 			r.kind = tag[i] >> 1
-		} else {
+		case 1:
+			r.first = distance(at, r.address)
+			fallthrough
+		default:
 			s.step(r, at, page)
 		}
 		r.n++
@@ -47,17 +59,26 @@ func (s *strides) take(b *block) error {
 
 // step counts the stride from the latest access to the next.
 func (s *strides) step(r *regionStrides, to, page uint64) {
-	stride := max(to, r.address) - min(to, r.address)
+	stride := distance(to, r.address)
 	if page == r.page {
 		r.same++
 	}
 	r.total.add(stride)
+	if stride == r.first {
+		r.firsts++
+		return
+	}
 	r.values.add(stride, &s.store)
 }
+
+func distance(a, b uint64) uint64 { return max(a, b) - min(a, b) }
 
 // row counts the further pages of a row whose first access is the latest.
 func (s *strides) row(r *regionStrides, pages uint64) {
 	next := r.address>>trace.PageShift + 1
+	if r.n == 1 {
+		r.first = distance(next<<trace.PageShift, r.address)
+	}
 	s.step(r, next<<trace.PageShift, next)
 	steps := pages - 2
 	r.steps += steps
@@ -70,35 +91,16 @@ func (s *strides) row(r *regionStrides, pages uint64) {
 // median of the region's strides, of which it has some.
 func (r *regionStrides) median(sp *spill, s *scratch) (float64, error) {
 	m := union(sp, &r.values)
-	n := r.n - 1
-	low, high := (n-1)/2, n/2
-	if r.steps == 0 {
-		v, err := m.pick([]uint64{low, high}, s)
-		if err != nil {
-			return 0, err
-		}
-		return middle(v[0], v[1]), nil
+	counted := []run{{r.first, r.firsts}, {trace.PageSize, r.steps}}
+	if r.first > trace.PageSize {
+		slices.Reverse(counted)
 	}
-	below, err := m.less(trace.PageSize)
+	n := r.n - 1
+	v, err := m.pickAmong(counted, []uint64{(n - 1) / 2, n / 2}, s)
 	if err != nil {
 		return 0, err
 	}
-	var pair [2]uint64
-	for i, rank := range [...]uint64{low, high} {
-		switch {
-		case rank >= below && rank < below+r.steps:
-			pair[i] = trace.PageSize
-			continue
-		case rank >= below:
-			rank -= r.steps
-		}
-		v, err := m.pick([]uint64{rank}, s)
-		if err != nil {
-			return 0, err
-		}
-		pair[i] = v[0]
-	}
-	return middle(pair[0], pair[1]), nil
+	return middle(v[0], v[1]), nil
 }
 
 // locality is what the table says of the region.

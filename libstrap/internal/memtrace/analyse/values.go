@@ -270,13 +270,67 @@ func (m *multiset) pick(ranks []uint64, s *scratch) ([]uint64, error) {
 	return out, nil
 }
 
-// less counts the values below x < 2^32.
-func (m *multiset) less(x uint32) (uint64, error) {
+// run is a value that occurs n times.
+type run struct{ value, n uint64 }
+
+// pickAmong is pick where runs are among the sorted values, too. The runs ascend.
+func (m *multiset) pickAmong(runs []run, ranks []uint64, s *scratch) ([]uint64, error) {
+	out := make([]uint64, len(ranks))
+	var rest []uint64 // ranks among the multiset alone
+	var places []int  // of those in out
+	before := make([]uint64, len(runs))
+	for i, r := range runs {
+		if r.n == 0 {
+			continue
+		}
+		var err error
+		if before[i], err = m.less(r.value); err != nil {
+			return nil, err
+		}
+	}
+	for place, rank := range ranks {
+		within := false
+		for i, r := range runs {
+			if r.n == 0 || rank < before[i] {
+				continue
+			}
+			if within = rank-before[i] < r.n; within {
+				out[place] = r.value
+				break
+			}
+			rank -= r.n
+		}
+		if !within {
+			rest, places = append(rest, rank), append(places, place)
+		}
+	}
+	if len(rest) == 0 {
+		return out, nil
+	}
+	picked, err := m.pick(rest, s)
+	for i, v := range picked {
+		out[places[i]] = v
+	}
+	return out, err
+}
+
+// less counts the values below x.
+func (m *multiset) less(x uint64) (uint64, error) {
+	if x>>32 == 0 {
+		return less(m.narrow, m.spill, uint32(x))
+	}
+	n, err := less(m.wide, m.spill, x)
+	return n + count(m.narrow), err
+}
+
+func less[T uint32 | uint64](parts []*series[T], sp *spill, x T) (uint64, error) {
 	n := uint64(0)
-	for _, s := range m.narrow {
-		err := s.scan(m.spill, func(piece []uint32) {
+	for _, s := range parts {
+		err := s.scan(sp, func(piece []T) {
 			for _, v := range piece {
-				n += uint64((uint64(v) - uint64(x)) >> 63)
+				if v < x {
+					n++
+				}
 			}
 		})
 		if err != nil {
