@@ -426,10 +426,14 @@ def test_collectors_from_outside_see_the_model_s_own_addresses(tmp_path, kind):
         config(
             tmp_path,
             models=[large],
-            sweep={"context_lengths": [64], "output_tokens": [12]},
-            collector={"primary": kind.value, "fallback": None, "fallback_2": None},
+            sweep={"context_lengths": [64], "output_tokens": [100]},
+            collector={
+                "primary": kind.value, "fallback": None, "fallback_2": None,
+                # Many looks at the caches of many tokens: each lives for a token.
+                "write_sets": {"interval_ms": 10},
+            },
         )
-    )
+    )  # fmt: skip
     assert outcome.status == "finished", outcome.reason
     run = RunFolder(Path(outcome.run_dir))
     weights, cached = [], []
