@@ -5,6 +5,7 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"syscall"
@@ -436,6 +438,134 @@ func TestSymbolsAndLines(t *testing.T) {
 			t.Errorf("%v: problems %q", v.flags, problems)
 		}
 	}
+}
+
+// Code out of a header of the system stands at the line that the program called it from:
+// the innermost one, where a function of the program is called by the header in between.
+func TestLinesOfInlinedHeaders(t *testing.T) {
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skip("no C compiler")
+	}
+	folder := t.TempDir()
+	header := filepath.Join(folder, "usr", "include", "inlined.h")
+	if err := os.MkdirAll(filepath.Dir(header), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		header: `#define INLINE static inline __attribute__((always_inline))
+INLINE int load(const int *p) { return *p; }
+INLINE int twice(const int *p) { return load(p) + load(p + 9); }
+`,
+		filepath.Join(folder, "code.c"): `#include <inlined.h>
+INLINE int own(const int *p) {
+  return
+    twice(p);
+}
+int direct(const int *p) {
+  return
+    twice(p);
+}
+int through(const int *p) {
+  return
+    own(p);
+}
+`,
+	} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, version := range []string{"-gdwarf-4", "-gdwarf-5"} {
+		path := filepath.Join(folder, "code"+version+".so")
+		command := exec.Command(cc, "-shared", "-fPIC", "-O1", version, "-I", filepath.Dir(header), "-o", path, "code.c")
+		command.Dir = folder
+		if out, err := command.CombinedOutput(); err != nil {
+			t.Fatalf("cc: %v\n%s", err, out)
+		}
+		for name, want := range map[string]string{"direct": "code.c:8", "through": "code.c:4"} {
+			lines, begin, end := linesOf(t, path, name)
+			ofHeader := func(source string) bool { return strings.Contains(source, "inlined.h:") }
+			plain, found := 0, map[string]bool{}
+			for address := begin; address < end; address++ {
+				found[filepath.Base(lines.find(address))] = true
+				for _, unit := range lines.read {
+					i := sort.Search(len(unit.starts), func(i int) bool { return unit.starts[i].address > address }) - 1
+					if ofHeader(unit.starts[i].source) {
+						plain++
+					}
+				}
+			}
+			if plain == 0 {
+				t.Fatalf("%s %s: %v: the compiler gives the header no code", version, name, found)
+			}
+			if !found[want] || slices.ContainsFunc(slices.Collect(maps.Keys(found)), ofHeader) {
+				t.Errorf("%s %s: %v, want %s and nothing of the header", version, name, found, want)
+			}
+		}
+		damageLines(t, path)
+	}
+}
+
+// linesOf reads the lines of a file, and where a function lies.
+func linesOf(t *testing.T, path, function string) (lines *lineTable, begin, end uint64) {
+	t.Helper()
+	file, err := elf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { file.Close() })
+	if lines, err = newLineTable(file); err != nil || lines == nil {
+		t.Fatalf("no lines: %v", err)
+	}
+	symbols, err := file.Symbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range symbols {
+		if s.Name == function {
+			return lines, s.Value, s.Value + s.Size
+		}
+	}
+	t.Fatalf("%s has no %s", path, function)
+	return nil, 0, 0
+}
+
+// damageLines looks for lines with each byte of what tells them changed: some are not
+// found, and nothing else happens.
+func damageLines(t *testing.T, path string) {
+	t.Helper()
+	_, begin, end := linesOf(t, path, "direct")
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := elf.NewFile(bytes.NewReader(whole))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{".debug_info", ".debug_abbrev", ".debug_line"} {
+		section := file.Section(name)
+		for i := range section.Size {
+			data := bytes.Clone(whole)
+			data[section.Offset+i] ^= 0xff
+			damaged, err := elf.NewFile(bytes.NewReader(data))
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines := readDamaged(damaged)
+			for address := begin; lines != nil && address < end; address++ {
+				lines.find(address)
+			}
+		}
+	}
+}
+
+// readDamaged answers panics as symbolizer.read does.
+func readDamaged(file *elf.File) (lines *lineTable) {
+	defer func() { _ = recover() }()
+	lines, _ = newLineTable(file)
+	return lines
 }
 
 func TestNamesOfSourceFiles(t *testing.T) {
