@@ -27,6 +27,7 @@ import pytest
 from llm_instrumentation.errors import InvalidArgumentError, InvalidStateError
 from llm_instrumentation.mrm.collector.access import AccessCollector, AccessFile
 from llm_instrumentation.mrm.collector.base import CollectorUnavailableError
+from llm_instrumentation.mrm.ranges import named_types
 from llm_instrumentation.mrm.schema import ARROW_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -635,8 +636,31 @@ def test_collector(build, tmp_path):
     assert meta.output_file == str(tmp_path / "raw" / "program.access")
     assert meta.extra["exe"] == str(program)
     table = collector.trace("r").read_all()
+    assert named_types(table.schema) == ["activation", "kv_cache", "runtime", "weight"]
     # They were written before they were named.
     assert table["region_type"].to_pylist().count("weight") == STEPS * N * N
+
+
+def test_collector_of_several_processes(build, tmp_path):
+    program = build(next(iter(COMPILERS)), "model.c", "-O1")
+    collector = AccessCollector()
+    collector.start([], tmp_path)
+    script = f"STRAP_ACCESS_EVERY=7 {program} & {program} & wait; : > program-1.access"
+    run(*collector.command_prefix(["sh", "-c", script]), cwd=tmp_path)
+    meta = collector.stop()
+    assert meta.extra["sample_every"] == "1"
+    damaged, beside = meta.warnings
+    assert "program-1.access" in damaged
+    (left,) = {*tmp_path.glob("program-*")} - {tmp_path / "program-1.access"}
+    sampled = AccessFile(left).program
+    assert sampled["sample_every"] == "7"
+    assert f"1 more processes recorded {sampled['recorded']} accesses" in beside
+    assert left.name in beside
+    # Those of an earlier run do not count.
+    collector.start([], tmp_path)
+    run(*collector.command_prefix(["true"]))
+    assert not collector.stop().parse_success
+    assert [*tmp_path.glob("*.access")] == []
 
 
 def test_collector_of_a_program_that_does_not_record(tmp_path):

@@ -633,6 +633,24 @@ def write_gguf(path: Path, layers: int = 2, width: int = 64, heads: int = 4) -> 
     out.close()
 
 
+def matrices(layers: int = 2, width: int = 64) -> int:
+    """The bytes of write_gguf's weights, but for the embeddings."""
+    return 4 * (layers * (10 * width**2 + 2 * width) + 259 * width + width)
+
+
+def announced(run: RunFolder) -> dict[str, list[tuple[int, int]]]:
+    """Where the engine says that weights, caches and activations lie."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for record in read_events(run.raw / "events.jsonl"):
+        for start, end, kind in record.metadata.get("memory_ranges", ()):
+            found.setdefault(kind, []).append((start, end))
+    return found
+
+
+def pages_of(spans: list[tuple[int, int]]) -> set[int]:
+    return {page for start, end in spans for page in range(start >> 12, ((end - 1) >> 12) + 1)}
+
+
 def test_llama_cpp_runs_in_a_child(tmp_path):
     pytest.importorskip("llama_cpp", reason="pip install llama-cpp-python builds for minutes")
     write_gguf(tmp_path / "tiny.gguf")
@@ -653,6 +671,48 @@ def test_llama_cpp_runs_in_a_child(tmp_path):
     assert told["generations"][0]["prompt_tokens"] == 16
     events = read_events(Path(outcome.run_dir) / "raw" / "events.jsonl")
     assert [event.event.value for event in events].count("token_emitted") == 6
+    run = RunFolder(Path(outcome.run_dir))
+    assert "addresses" not in told["engine"]["extra"]
+    spans = announced(run)
+    assert sum(end - start for start, end in spans["weight"]) == matrices() + 4 * 259 * 64
+    # Keys and values of each layer; llama.cpp rounds the window up to 256 tokens of f16.
+    assert [end - start for start, end in spans["kv_cache"]] == 4 * [256 * 64 * 2]
+    trace = pd.read_parquet(run.trace)
+    assert {"kv_cache", "activation"} <= set(trace.region_type) <= set(spans)
+    for kind, rows in trace.groupby("region_type", observed=True):
+        assert set(rows.address_page) <= pages_of(spans[kind])
+
+
+def test_an_instrumented_llama_cpp_reads_each_weight_once_a_token(tmp_path):
+    pytest.importorskip("llama_cpp", reason="pip install llama-cpp-python builds for minutes")
+    pytest.importorskip("gguf", reason="writes the model: pip install gguf")
+    libraries = os.environ.get("LLAMA_CPP_LIB_PATH")
+    if libraries is None or b"libstrap-access" not in Path(libraries, "libllama.so").read_bytes():
+        pytest.skip("LLAMA_CPP_LIB_PATH names no llama.cpp built as docs/ACCESS_TRACING.md says")
+    # The memory of 256 units a layer is large enough for the kernels that read no byte twice.
+    layers, width = 2, 256
+    write_gguf(tmp_path / "model.gguf", layers, width)
+    path = str(tmp_path / "model.gguf")
+    model = {"id": "gguf", "engine": "llamacpp", "path": path, "threads": 1}
+    (outcome,) = run_sweep(
+        config(
+            tmp_path,
+            models=[model],
+            collector={"primary": "access", "fallback": None, "fallback_2": None},
+            sweep={"context_lengths": [16], "output_tokens": [4]},
+        )
+    )
+    assert outcome.status == "finished", outcome.reason
+    trace = pd.read_parquet(RunFolder(Path(outcome.run_dir)).trace)
+    assert set(trace.region_type) == {"weight", "kv_cache", "activation"}
+    steps = trace[trace.token_index > 0]
+    moved = steps.groupby(["region_type", "op_type", "token_index"], observed=True).length_bytes
+    bytes_of = moved.sum().unstack("token_index")
+    # With one embedding; keys and values of a token are f16, the whole window is looked at.
+    assert (bytes_of.loc["weight", "load"] == matrices(layers, width) + 4 * width).all()
+    assert (bytes_of.loc["kv_cache", "store"] == layers * 2 * width * 2).all()
+    assert (bytes_of.loc["kv_cache", "load"] == layers * 2 * width * 2 * 256).all()
+    assert ("weight", "store") not in bytes_of.index
 
 
 # What people read first.

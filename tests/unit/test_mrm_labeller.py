@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_instrumentation.errors import InvalidArgumentError, InvalidStateError
 from llm_instrumentation.mrm import KnownRange, SymbolRule, TraceLabeller
+from llm_instrumentation.mrm.config.schema import LabellerConfig
+from llm_instrumentation.mrm.engines.base import PhaseEvent, PhaseRecord
 from llm_instrumentation.mrm.labeller import (
     DEFAULT_RULES,
     AddressTracker,
@@ -21,6 +23,8 @@ from llm_instrumentation.mrm.labeller import (
     load_rules,
 )
 from llm_instrumentation.mrm.parser import normalise_rows, write_parquet
+from llm_instrumentation.mrm.processing import _labeller
+from llm_instrumentation.mrm.ranges import known_ranges
 
 pytestmark = pytest.mark.unit
 
@@ -126,6 +130,42 @@ def test_known_ranges_beat_symbols():
         ("kv_cache", 77),
         ("runtime", 3),
     ]
+
+
+def test_memory_that_an_engine_announces_is_known_from_load_to_teardown():
+    def record(event, at, **metadata):
+        return PhaseRecord(event, "", 0, at, metadata)
+
+    records = [
+        record(PhaseEvent.MODEL_LOAD_START, 10),
+        record(
+            PhaseEvent.TOKEN_EMITTED,
+            20,
+            # As events.jsonl gives them.
+            memory_ranges=[[0x1000, 0x2000, "weight"], [0x3000, 0x3800, "kv_cache"]],
+        ),
+        record(PhaseEvent.TOKEN_EMITTED, 30, memory_ranges=[(0x5000, 0x6000, "activation")]),
+        record(PhaseEvent.TEARDOWN_START, 40),
+        record(PhaseEvent.TEARDOWN_END, 50),
+    ]
+    assert known_ranges(records) == [
+        KnownRange(0x1000, 0x2000, "weight", 10, 40, 1),
+        KnownRange(0x3000, 0x3800, "kv_cache", 10, 40),
+        KnownRange(0x5000, 0x6000, "activation", 10, 40),
+    ]
+
+
+def test_no_rule_guesses_what_is_known_exactly():
+    rows = [row(0x1000, "ggml_vec_dot_f32", ns=1), row(0x9000, "ggml_vec_dot_f32", ns=1)]
+
+    def labelled(ranges=(), named=()):
+        return [r["region_type"] for r in _labeller(LabellerConfig(), ranges, named).label(rows)]
+
+    assert labelled() == ["weight", "weight"]
+    # The product's other operand, elsewhere: left out.
+    assert labelled([KnownRange(0x1000, 0x2000, "weight")]) == ["weight"]
+    assert labelled(named=["weight"]) == []
+    assert labelled([KnownRange(0x1000, 0x2000, "kv_cache")]) == ["kv_cache", "weight"]
 
 
 def test_policies_for_what_nothing_classifies():

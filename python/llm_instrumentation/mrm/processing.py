@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +22,9 @@ from .config.schema import (
     UnknownPolicy,
 )
 from .engines.base import PhaseRecord
-from .ranges import known_ranges
+from .ranges import known_ranges, named_types
 from .runs import RunFolder
-from .schema import RegionType, kind_of
+from .schema import kind_of
 from .tokens import TokenClock
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def process(
         return Processed(0)
     stage("labelling")
     kind = kind_of(reader.schema)
-    labeller = _labeller(settings.labeller, known_ranges(records))
+    labeller = _labeller(settings.labeller, known_ranges(records), named_types(reader.schema))
     labelled = labeller.label_table(TokenClock(records).annotate(reader))
     rows = _write(labelled, folder.trace, settings)
     if labeller.skipped:
@@ -234,15 +234,18 @@ _LABELLER_POLICY = {
 }
 
 
-def _labeller(settings: LabellerConfig, ranges: Sequence[KnownRange]) -> TraceLabeller:
+def _labeller(
+    settings: LabellerConfig, ranges: Sequence[KnownRange], named: Collection[str]
+) -> TraceLabeller:
     from .labeller import DEFAULT_RULES, TraceLabeller, load_rules
 
-    rules = None
     if settings.rules_file:
         rules = load_rules(settings.rules_file)
-    elif any(known.region_type == RegionType.WEIGHT.value for known in ranges):
-        # Where the weights lie is known: what else is touched while they are loaded is no weight.
-        rules = [rule for rule in DEFAULT_RULES if rule.phase is None]
+    else:
+        # Where the weights lie is known: what else is touched while they are loaded, or by the
+        # kernels that read them, is no weight.
+        exact = {*named, *(known.region_type for known in ranges)}
+        rules = [rule for rule in DEFAULT_RULES if rule.region_type not in exact]
     return TraceLabeller(
         rules, unknown_policy=_LABELLER_POLICY[settings.unknown_policy], ranges=ranges
     )

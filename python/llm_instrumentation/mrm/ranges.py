@@ -9,24 +9,29 @@ from .engines.base import PhaseEvent, PhaseRecord
 from .schema import RegionType
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from .labeller import KnownRange
 
-__all__ = ["known_ranges"]
+__all__ = ["NAMED_KEY", "known_ranges", "named_types"]
+
+#: In a trace's schema: the types of memory that its program named, and its rows carry.
+NAMED_KEY = b"mrm_trace_named_types"
 
 #: Weights are one region.
 _WEIGHT_ID = 1
 
 
 def known_ranges(records: Iterable[PhaseRecord]) -> list[KnownRange]:
-    """The weights and caches that a run's events name.
+    """The weights, caches and other memory that a run's events name.
 
-    Weights are known from the start of the load to the start of the teardown. The tensors of a
-    cache are read by the step after the one that made them: each is known from the event before
-    its own to the event after.
+    Weights, and memory that is laid out once, are known from the start of the load to the start
+    of the teardown. The tensors of a growing cache are read by the step after the one that made
+    them: each is known from the event before its own to the event after.
     """
     from .labeller import KnownRange
 
-    weights: list[tuple[int, int]] = []
+    lasting: list[tuple[int, int, str]] = []
     steps: list[tuple[int, list[tuple[int, int]]]] = []
     load_start, teardown, last = 0, 0, 0
     for record in records:
@@ -35,14 +40,18 @@ def known_ranges(records: Iterable[PhaseRecord]) -> list[KnownRange]:
             load_start = record.mono_ns
         elif record.event is PhaseEvent.TEARDOWN_START:
             teardown = record.mono_ns
-        weights += [tuple(span) for span in record.metadata.get("weight_ranges", ())]
+        for start, stop in record.metadata.get("weight_ranges", ()):
+            lasting.append((start, stop, RegionType.WEIGHT.value))
+        lasting += [tuple(span) for span in record.metadata.get("memory_ranges", ())]
         if record.event in (PhaseEvent.GENERATION_START, PhaseEvent.TOKEN_EMITTED):
             spans = [tuple(span) for span in record.metadata.get("kv_ranges", ())]
             steps.append((record.mono_ns, spans))
     end = teardown or last + 1
     found = [
-        KnownRange(start, stop, RegionType.WEIGHT.value, load_start, end, _WEIGHT_ID)
-        for start, stop in weights
+        KnownRange(
+            start, stop, kind, load_start, end, _WEIGHT_ID if kind == RegionType.WEIGHT else 0
+        )
+        for start, stop, kind in lasting
     ]
     times = [time for time, _ in steps]
     for number, (_, spans) in enumerate(steps):
@@ -53,3 +62,9 @@ def known_ranges(records: Iterable[PhaseRecord]) -> list[KnownRange]:
             for start, stop in spans
         ]
     return found
+
+
+def named_types(schema: pa.Schema) -> list[str]:
+    """The region types that the rows of a trace already have wherever they apply."""
+    named = (schema.metadata or {}).get(NAMED_KEY, b"").decode()
+    return named.split(",") if named else []

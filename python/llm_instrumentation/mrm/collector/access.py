@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ..._native import trace as native
 from ...errors import InvalidArgumentError, InvalidStateError, StrapError
+from ..ranges import NAMED_KEY
 from ..schema import Kind
 from .base import BaseCollector, CollectorMeta, CollectorUnavailableError, Mode, PhaseBoundaries
 
@@ -78,7 +79,11 @@ class AccessFile:
         # Other rows stay unknown: what symbols tell is for the labeller proper.
         options = {"ranges": ranges, "rules": [], "policy": "keep"}
         reader, _ = native.label(self.reader(), options)
-        return reader
+        named = ",".join(sorted({one["region_type"] for one in ranges}))
+        schema = reader.schema.with_metadata({**(reader.schema.metadata or {}), NAMED_KEY: named})
+        return pa.RecordBatchReader.from_batches(
+            schema, (batch.replace_schema_metadata(schema.metadata) for batch in reader)
+        )
 
     @property
     def ranges(self) -> list[dict[str, Any]]:
@@ -100,10 +105,11 @@ class AccessFile:
 
 
 class AccessCollector(BaseCollector):
-    """Runs a program that links libstrap-access; it writes ``raw/program.access`` itself.
+    """Runs a program that links libstrap-access.
 
-    The file is the first process's that records: children that inherit the environment find it
-    taken and say so on stderr.
+    Each of its processes that records writes ``raw/program-PID.access``. The trace is that with
+    the most accesses, ``raw/program.access`` in the end: addresses of different processes do not
+    compare.
     """
 
     name = "access"
@@ -142,14 +148,15 @@ class AccessCollector(BaseCollector):
             raise InvalidArgumentError(
                 f"{output_dir}: a folder named with %p cannot be recorded to"
             )
-        self._path.unlink(missing_ok=True)
+        for old in (self._path, *_of_processes(self._path)):
+            old.unlink(missing_ok=True)
         self._running = True
 
     def command_prefix(self, argv: Sequence[str]) -> list[str]:
-        if not self._running:
+        if not self._running or self._path is None:
             raise InvalidStateError("access was not started")
         every = f"STRAP_ACCESS_EVERY={self._sample_every}"
-        return ["env", f"STRAP_ACCESS={self._path}", every, *argv]
+        return ["env", f"STRAP_ACCESS={self._path.with_name('program-%p.access')}", every, *argv]
 
     def stop(self) -> CollectorMeta:
         if not self._running or self._path is None:
@@ -165,15 +172,26 @@ class AccessCollector(BaseCollector):
             output_file=str(self._path),
             parse_success=False,
         )
-        try:
-            meta.output_file_size_bytes = self._path.stat().st_size
-            file = AccessFile(self._path)
-        except FileNotFoundError:
-            meta.warnings.append(f"the program recorded nothing: {_BUILD}")
+        files: dict[Path, AccessFile] = {}
+        for one in _of_processes(self._path):
+            try:
+                files[one] = AccessFile(one)
+            except StrapError as error:
+                meta.warnings.append(f"{one}: {error}")
+        if not files:
+            if not meta.warnings:
+                meta.warnings.append(f"the program recorded nothing: {_BUILD}")
             return meta
-        except StrapError as error:
-            meta.warnings.append(f"{self._path}: {error}")
-            return meta
+        largest = max(files, key=lambda one: int(files[one].program["recorded"]))
+        file = files.pop(largest)
+        largest.rename(self._path)
+        meta.output_file_size_bytes = self._path.stat().st_size
+        if files:
+            accesses = sum(int(one.program["recorded"]) for one in files.values())
+            meta.warnings.append(
+                f"{len(files)} more processes recorded {accesses} accesses, which are not in the "
+                f"trace: {', '.join(one.name for one in files)}"
+            )
         program = file.program
         recorded, lost = int(program["recorded"]), int(program["lost"])
         made = int(program["seen"]) + lost
@@ -191,3 +209,7 @@ class AccessCollector(BaseCollector):
         if self._running or self._path is None or not self._path.exists():
             raise InvalidStateError("access has recorded nothing")
         return AccessFile(self._path, run_id, phase_boundaries).labelled()
+
+
+def _of_processes(path: Path) -> list[Path]:
+    return sorted(path.parent.glob("program-*.access"))

@@ -106,7 +106,8 @@ class BaseEngine(ABC):
         self._model_config = model_config
         self._run_config = run_config
         #: Say in the events where weights and caches lie, for collectors that see addresses
-        #: alone: ``weight_ranges`` and ``kv_ranges``, of [first address, address behind).
+        #: alone: ``weight_ranges`` and ``kv_ranges``, of [first address, address behind), or,
+        #: where memory is laid out once for all, ``memory_ranges`` with the region type third.
         self.announce_memory = False
         self._phase_records: list[PhaseRecord] = []
         self._callbacks: list[PhaseCallback] = []

@@ -25,6 +25,7 @@ from .base import (
     PhaseEvent,
     fit_to_context,
 )
+from .ggml import GgmlMemory
 
 __all__ = ["LlamaCppEngine", "find_program"]
 
@@ -53,6 +54,9 @@ class LlamaCppEngine(BaseEngine):
         super().__init__(model_config, run_config)
         self._llm: Any | None = None
         self._module: Any | None = None
+        self._memory: GgmlMemory | None = None
+        self._told = False
+        self._unasked: str | None = None
         self._program: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._released = False
@@ -99,15 +103,18 @@ class LlamaCppEngine(BaseEngine):
         )
         if self._module is not None:
             threads = self._model_config.threads
+            self._memory = self._find_memory()
+            watching = contextlib.nullcontext() if self._memory is None else self._memory.watching()
             try:
-                self._llm = self._module.Llama(
-                    model_path=self._path,
-                    n_ctx=self._window(),
-                    n_threads=threads,
-                    n_threads_batch=threads,
-                    seed=0,
-                    verbose=False,
-                )
+                with watching:
+                    self._llm = self._module.Llama(
+                        model_path=self._path,
+                        n_ctx=self._window(),
+                        n_threads=threads,
+                        n_threads_batch=threads,
+                        seed=0,
+                        verbose=False,
+                    )
             except ValueError as error:
                 raise EngineError(f"model {self._model_config.id!r}: {error}") from error
             trained = self._llm.metadata.get("general.architecture", "") + ".context_length"
@@ -125,6 +132,31 @@ class LlamaCppEngine(BaseEngine):
             {"file_bytes": os.path.getsize(self._path), "mode": self._mode()},
         )
 
+    def _find_memory(self) -> GgmlMemory | None:
+        if not self.announce_memory:
+            return None
+        try:
+            return GgmlMemory(importlib.import_module("llama_cpp.llama_cpp"))
+        except (AttributeError, ValueError) as error:
+            self._unasked = f"this llama.cpp cannot be asked: {error}"
+            return None
+
+    def _announced(self) -> dict[str, Any]:
+        """For an event, once: nothing is known before the first operations have run, and what
+        was then is so from the load to the end.
+        """
+        if self._memory is None or self._told:
+            return {}
+        ranges = self._memory.ranges
+        self._told = bool(ranges)
+        return {"memory_ranges": ranges} if ranges else {}
+
+    def _unannounced(self) -> str | None:
+        """Why addresses are not known, where somebody asked for them."""
+        if self._memory is not None and not self._told:
+            return "llama.cpp has shown no operation"
+        return self._unasked
+
     def _mode(self) -> str:
         return "llama-cpp-python" if self._module is not None else "program"
 
@@ -136,7 +168,11 @@ class LlamaCppEngine(BaseEngine):
         texts = self._batch(prompt)
         self.emit_phase(
             PhaseEvent.GENERATION_START,
-            {"batch": len(texts), "context_length": self._run_config.context_length},
+            {
+                "batch": len(texts),
+                "context_length": self._run_config.context_length,
+                **self._announced(),
+            },
         )
         began = time.perf_counter()
         done = [self._one(text, silent=False) for text in texts]
@@ -173,8 +209,12 @@ class LlamaCppEngine(BaseEngine):
         written: list[int] = []
         for token in self._llm.generate(tokens, temp=0.0, reset=True):
             written.append(token)
+            if self._memory is not None:
+                self._memory.close()
             if not silent:
-                self._emit_token(len(written) - 1, run.context_length + len(written))
+                self._emit_token(
+                    len(written) - 1, run.context_length + len(written), **self._announced()
+                )
             if len(written) == run.output_tokens:
                 break
         output = self._llm.detokenize(written).decode("utf-8", errors="replace")
@@ -196,7 +236,11 @@ class LlamaCppEngine(BaseEngine):
             command.append("-no-cnv")
         with tempfile.TemporaryFile() as errors:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=_unrecorded() if silent else None,
             )
             output, pieces = self._listen(self._process, silent)
             code = self._process.wait()
@@ -245,6 +289,7 @@ class LlamaCppEngine(BaseEngine):
 
     def get_runtime_metadata(self) -> EngineRuntimeMetadata:
         config, run = self._model_config, self._run_config
+        unannounced = self._unannounced()
         return EngineRuntimeMetadata(
             engine_name="llamacpp",
             engine_version=getattr(self._module, "__version__", None),
@@ -254,13 +299,28 @@ class LlamaCppEngine(BaseEngine):
             batch_size=run.batch_size,
             dtype=config.dtype,
             quantisation=config.quantisation,
-            extra={"mode": self._mode(), "program": self._program, "batched": False},
+            extra={
+                "mode": self._mode(),
+                "program": self._program,
+                "batched": False,
+                **({"addresses": unannounced} if unannounced else {}),
+            },
         )
 
 
 def _help(program: str) -> bytes:
     """What the program says of its own options; they differ between releases."""
     done = subprocess.run(
-        [program, "--help"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
+        [program, "--help"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env=_unrecorded(),
     )
     return done.stdout + done.stderr
+
+
+def _unrecorded() -> dict[str, str]:
+    """The environment in which a program built with libstrap-access does not record."""
+    return {key: value for key, value in os.environ.items() if key != "STRAP_ACCESS"}
