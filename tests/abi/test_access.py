@@ -27,6 +27,7 @@ import pytest
 from llm_instrumentation.errors import InvalidArgumentError, InvalidStateError
 from llm_instrumentation.mrm.collector.access import AccessCollector, AccessFile
 from llm_instrumentation.mrm.collector.base import CollectorUnavailableError
+from llm_instrumentation.mrm.labeller import TraceLabeller
 from llm_instrumentation.mrm.ranges import named_types
 from llm_instrumentation.mrm.schema import ARROW_SCHEMA
 
@@ -639,6 +640,9 @@ def test_collector(build, tmp_path):
     assert named_types(table.schema) == ["activation", "kv_cache", "runtime", "weight"]
     # They were written before they were named.
     assert table["region_type"].to_pylist().count("weight") == STEPS * N * N
+    # What shares a page with them is none.
+    labelled = TraceLabeller(rules=[]).label_table(collector.trace("r")).read_all()
+    assert labelled["region_type"].to_pylist() == table["region_type"].to_pylist()
 
 
 def test_collector_of_several_processes(build, tmp_path):

@@ -3,7 +3,8 @@
 //
 // A row's type is, in this order: that of the known range it falls into; its own,
 // where it has one; that of the first row that gave its page a type; that of the
-// first rule that matches; "unknown".
+// first rule that matches; "unknown". Rows in known ranges, and those that come with a
+// type and an id, say nothing of the rest of their page.
 //
 // Ids: weights are 1, together. The KV cache has an id for each distinct address,
 // activations and runtime one for each page, counted from 2 in the order of first
@@ -251,6 +252,9 @@ func (l *Labeller) classify(b *trace.Batch, i int, own int32, c *clues) (kind in
 	if own != 0 {
 		if id = b.Region[i]; id != 0 && id != weightID && !l.taken[id] {
 			l.taken[id] = true
+		}
+		if id != 0 {
+			return own, id
 		}
 		kind = own
 	} else if known, ok := l.pageTypes[page]; ok {

@@ -259,7 +259,7 @@ func reference(rows []row) (out []labelled) {
 			taken[id] = true
 		}
 		if kind != unknown {
-			if pages[page] == "" {
+			if pages[page] == "" && id == 0 {
 				pages[page] = kind
 			}
 			ids, key := pageIDs, page
