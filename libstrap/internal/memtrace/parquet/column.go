@@ -71,6 +71,11 @@ func (c *base) definitionLevels(chunk arrow.Array) ([]int16, error) {
 
 // end compresses the last page here, side by side with those of other columns.
 func (c *base) end() error {
+	// Where the last batch filled its page it is done, and Arrow panics at an empty one. Columns
+	// of type null have no statistics; they never fill a page.
+	if page := c.out.PageStatistics(); page != nil && page.NumValues()+page.NullCount() == 0 {
+		return nil
+	}
 	if page, ok := c.out.(interface{ FlushCurrentPage() error }); ok {
 		return page.FlushCurrentPage()
 	}

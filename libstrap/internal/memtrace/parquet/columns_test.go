@@ -438,6 +438,28 @@ func TestEncodings(t *testing.T) {
 	}
 }
 
+// A page ends when it has a megabyte: with the row group's last row here, or before one.
+func TestPagesThatEndWithTheRows(t *testing.T) {
+	const page = 1 << 20 / 8
+	for _, rows := range []int{0, page - 1, page, page + 1, 2 * page} {
+		schema := arrow.NewSchema([]arrow.Field{{Name: "n", Type: i64, Nullable: true}, {Name: "m", Type: i64}}, nil)
+		b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
+		for row := range rows {
+			for _, column := range b.Fields() {
+				column.(*array.Int64Builder).Append(int64(row*7919) % page)
+			}
+		}
+		record := b.NewRecord()
+		b.Release()
+		back := table(t, written(t, schema, Options{}, record))
+		for i, column := range record.Columns() {
+			if !slices.Equal(values(column), values(back.Column(i).Data().Chunks()...)) {
+				t.Errorf("%d rows: column %d differs", rows, i)
+			}
+		}
+	}
+}
+
 func TestNoRows(t *testing.T) {
 	in := written(t, arrow.NewSchema(fields, nil), Options{})
 	if in.NumRows() != 0 || in.MetaData().Schema.NumColumns() != len(fields) {
