@@ -113,11 +113,16 @@ def _of_files(path: Path, columns: Iterable[str] | None) -> pa.RecordBatchReader
     schema = schemas[0] if len(schemas) == 1 else _common(files, schemas)
     converts = any(field.type != schema.field(field.name).type for one in schemas for field in one)
 
+    # The columns side by side, unless that takes the cores from whoever uses the batches.
+    threads = (os.cpu_count() or 1) > 2
+
     def batches() -> Iterator[pa.RecordBatch]:
         try:
             for file, own in zip(files, schemas, strict=True):
                 with _open(file) as parquet:
-                    for batch in parquet.iter_batches(_BATCH_ROWS, columns=own.names):
+                    for batch in parquet.iter_batches(
+                        _BATCH_ROWS, columns=own.names, use_threads=threads
+                    ):
                         yield _fitted(batch, schema)
         except (pa.ArrowInvalid, OSError) as error:
             if _of_the_system(error):

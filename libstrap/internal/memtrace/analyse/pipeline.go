@@ -35,7 +35,7 @@ type lane struct {
 }
 
 // queued bounds the blocks between the caller and the slowest stage.
-const queued = 8
+const queued = 24
 
 func newPipeline(stages []stage, workers int) *pipeline {
 	p := &pipeline{}
