@@ -510,6 +510,36 @@ strap_status strap_access_write(strap_access access, const void *blocks, size_t 
 strap_status strap_access_close(strap_access access, int32_t timeout_ms, uint64_t *rows,
                                 strap_error *error);
 
+/* ---- the machine beside the program ------------------------------------- */
+
+/* A collector that watches the machine by programs in the Linux kernel (eBPF). */
+typedef uint64_t strap_probe;
+
+/*
+ * Starts a collector. KIND: "block", the requests to block devices. OPTIONS: a JSON
+ * object, or NULL: devices (names of whole disks; default: all), requests (that can be
+ * followed at a time, a power of two; 8192), expire_s (when one that does not complete is
+ * given up; 600).
+ *
+ * Errors: INVALID_ARGUMENT (the kind or an option), NOT_FOUND (a device), PERMISSION (the
+ * user may not load programs: root may, or CAP_BPF with CAP_PERFMON), UNSUPPORTED (the
+ * kernel cannot run them; the message says what it lacks).
+ */
+strap_status strap_probe_start(const char *kind, const char *options, strap_probe *probe,
+                               strap_error *error);
+
+/*
+ * Fills JSON with what happened since the call before, or since the start: one object on
+ * one line, ended by a zero (docs/BLOCK_IO_TRACEPOINTS.md). *needed, if not NULL, is the
+ * bytes that it takes; where SIZE is less the call answers INVALID_ARGUMENT, and the next
+ * one gives the same snapshot.
+ */
+strap_status strap_probe_read(strap_probe probe, char *json, size_t size, size_t *needed,
+                              strap_error *error);
+
+/* Ends the collector: its programs leave the kernel. */
+strap_status strap_probe_stop(strap_probe probe, strap_error *error);
+
 #ifdef __cplusplus
 }
 #endif

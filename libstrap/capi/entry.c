@@ -427,3 +427,27 @@ strap_status strap_access_close(strap_access access, int32_t timeout_ms, uint64_
   if (rows != NULL) *rows = done;
   return status;
 }
+
+strap_status strap_probe_start(const char *kind, const char *options, strap_probe *probe,
+                               strap_error *error) {
+  ENTER(error);
+  NEED(kind, error);
+  NEED(probe, error);
+  *probe = 0;
+  return strapgoProbeStart((char *)kind, (char *)options, probe, error);
+}
+
+strap_status strap_probe_read(strap_probe probe, char *json, size_t size, size_t *needed,
+                              strap_error *error) {
+  ENTER(error);
+  if (size > 0) NEED(json, error);
+  size_t bytes = 0;
+  strap_status status = strapgoProbeRead(probe, json, size, &bytes, error);
+  if (needed != NULL) *needed = bytes;
+  return status;
+}
+
+strap_status strap_probe_stop(strap_probe probe, strap_error *error) {
+  ENTER(error);
+  return strapgoProbeStop(probe, error);
+}

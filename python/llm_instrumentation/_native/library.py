@@ -227,6 +227,9 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_access_open": (_str, _str, ctypes.POINTER(_u64)),
     "strap_access_write": (_u64, _ptr, _size),
     "strap_access_close": (_u64, _i32, ctypes.POINTER(_u64)),
+    "strap_probe_start": (_str, _str, ctypes.POINTER(_u64)),
+    "strap_probe_read": (_u64, _ptr, _size, ctypes.POINTER(_size)),
+    "strap_probe_stop": (_u64,),
 }
 
 

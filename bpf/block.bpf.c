@@ -1,0 +1,318 @@
+//go:build ignore
+
+/*
+ * block.bpf.c - times of the requests to block devices.
+ *
+ * A request is followed from block_rq_insert, where an I/O scheduler queues it, over its
+ * first block_rq_issue to the block_rq_complete of its last bytes. What is under way stands
+ * in `requests`, which user space maps and scans for what is in flight and what never
+ * completed; what has completed is counted in `counts`, one copy for each CPU, which only
+ * grows: user space takes differences, nothing is reset under a running program.
+ */
+#include "kernel.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+enum op { READ, WRITE, FLUSH, DISCARD, OTHER, OPS };
+enum { LOG2_SLOTS = 32, PROBES = 8, MAX_DEVICES = 64 };
+
+/* The kernel's enum req_op, which is part of no header of user space. */
+enum { REQ_OP_MASK = 255, REQ_OP_READ = 0, REQ_OP_WRITE = 1, REQ_OP_FLUSH = 2, REQ_OP_DISCARD = 3 };
+
+/* A request under way. `request` says whose it is: it is taken by compare and exchange, and
+ * given back by setting it to 0. */
+struct request_entry {
+  __u64 request;
+  __u64 queued_ns; /* inserted; 0: issued at once */
+  __u64 issued_ns; /* first issued; 0: still queued */
+  __u32 bytes;
+  __u16 device;
+  __u8 op;
+  __u8 requeued;
+};
+
+struct device_entry {
+  __u64 id; /* major << 20 | minor, + 1 */
+  char name[32];
+};
+
+/* Of the requests of one device and operation. */
+struct request_counts {
+  __u64 latency[LOG2_SLOTS]; /* first issue to completion: [2^slot, 2^(slot+1)) us */
+  __u64 queued[LOG2_SLOTS];  /* insertion to first issue, us */
+  __u64 size[LOG2_SLOTS];    /* [2^slot, 2^(slot+1)) bytes */
+  __u64 completed;
+  __u64 latency_ns;
+  __u64 was_queued;
+  __u64 queued_ns;
+  __u64 bytes;
+  __u64 errors;
+  __u64 requeues;
+  __u64 merges;
+};
+
+/* What could not be followed. */
+struct loss_counts {
+  __u64 no_room;    /* of `requests`: not followed at all */
+  __u64 no_device;  /* more devices than `devices` holds */
+  __u64 unseen_end; /* the kernel gave the request's memory to another */
+  __u64 unseen_start; /* completed, but was issued before the program ran or not seen */
+};
+
+/* Set by user space before the programs are loaded. */
+const volatile __u32 request_mask = 8191; /* entries of `requests` - 1 */
+const volatile __u32 only_devices;        /* follow those in `wanted` alone */
+const volatile __u32 queue_first;         /* before Linux 5.11 the queue comes before the request */
+
+struct {
+  __uint(type, BPF_MAP_TYPE_ARRAY);
+  __uint(map_flags, BPF_F_MMAPABLE);
+  __uint(max_entries, 8192);
+  __type(key, __u32);
+  __type(value, struct request_entry);
+} requests SEC(".maps");
+
+struct {
+  __uint(type, BPF_MAP_TYPE_ARRAY);
+  __uint(max_entries, MAX_DEVICES);
+  __type(key, __u32);
+  __type(value, struct device_entry);
+} devices SEC(".maps");
+
+struct {
+  __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+  __uint(max_entries, MAX_DEVICES * OPS);
+  __type(key, __u32);
+  __type(value, struct request_counts);
+} counts SEC(".maps");
+
+struct {
+  __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+  __uint(max_entries, 1);
+  __type(key, __u32);
+  __type(value, struct loss_counts);
+} losses SEC(".maps");
+
+struct {
+  __uint(type, BPF_MAP_TYPE_HASH);
+  __uint(max_entries, MAX_DEVICES);
+  __type(key, __u64);
+  __type(value, __u8);
+} wanted SEC(".maps");
+
+#define LOST(what)                                                \
+  do {                                                            \
+    __u32 zero_ = 0;                                              \
+    struct loss_counts *l_ = bpf_map_lookup_elem(&losses, &zero_);     \
+    if (l_) l_->what++;                                           \
+  } while (0)
+
+/* Loaded as raw tracepoints (with -DRAW), programs read the kernel's memory by a helper; where
+ * the verifier knows the types of the arguments, directly. Then an argument is no number that
+ * could be multiplied: that is read by the helper. */
+#ifdef RAW
+#define TRACEPOINT(name) SEC("raw_tp/" #name)
+#define READ(p, field) BPF_CORE_READ(p, field)
+static __always_inline __u64 number_of(const __u64 *argument) { return *argument; }
+#else
+#define TRACEPOINT(name) SEC("tp_btf/" #name)
+#define READ(p, field) ((p)->field)
+static __always_inline __u64 number_of(const __u64 *argument) {
+  __u64 number = 0;
+  bpf_probe_read_kernel(&number, sizeof number, argument);
+  return number;
+}
+#endif
+
+/* Spreads the addresses of requests, and numbers of devices. */
+static __always_inline __u32 mix(__u64 value) { return value * 0x9e3779b97f4a7c15ull >> 40; }
+
+static __always_inline struct request_entry *entry_at(__u64 request, __u32 probe) {
+  __u32 at = (mix(request) + probe) & request_mask;
+  return bpf_map_lookup_elem(&requests, &at);
+}
+
+/* The entry of a request, or NULL. */
+static __always_inline struct request_entry *find(__u64 request) {
+  for (__u32 i = 0; i < PROBES; i++) {
+    struct request_entry *e = entry_at(request, i);
+    if (e && e->request == request) return e;
+  }
+  return NULL;
+}
+
+/* An entry of its own for a request that has none. */
+static __always_inline struct request_entry *take(__u64 request) {
+  for (__u32 i = 0; i < PROBES; i++) {
+    struct request_entry *e = entry_at(request, i);
+    if (e && e->request == 0 && __sync_val_compare_and_swap(&e->request, 0, request) == 0) return e;
+  }
+  LOST(no_room);
+  return NULL;
+}
+
+static __always_inline void give_back(struct request_entry *e) {
+  *(volatile __u64 *)&e->request = 0;
+}
+
+static __always_inline struct gendisk *disk_of(struct request *rq) {
+  if (bpf_core_field_exists(rq->rq_disk)) return READ(rq, rq_disk);
+  struct request_queue *q = READ(rq, q);
+  return READ(q, disk);
+}
+
+/* The number of the request's device, and -1 where it is not to be followed. */
+static __always_inline int device_of(struct request *rq) {
+  struct gendisk *disk = disk_of(rq);
+  if (!disk) return -1; /* a passthrough to no disk */
+  __u64 id = (__u64)(__u32)READ(disk, major) << 20 | (__u32)READ(disk, first_minor);
+  if (only_devices && !bpf_map_lookup_elem(&wanted, &id)) return -1;
+  id++;
+  __u32 at = mix(id);
+  for (__u32 i = 0; i < PROBES; i++) {
+    __u32 slot = (at + i) & (MAX_DEVICES - 1);
+    struct device_entry *d = bpf_map_lookup_elem(&devices, &slot);
+    if (!d) return -1;
+    if (d->id == id) return slot;
+    if (d->id == 0) {
+      __u64 before = __sync_val_compare_and_swap(&d->id, 0, id);
+      if (before == 0) BPF_CORE_READ_STR_INTO(&d->name, disk, disk_name);
+      if (before == 0 || before == id) return slot;
+    }
+  }
+  LOST(no_device);
+  return -1;
+}
+
+static __always_inline __u8 op_of(struct request *rq) {
+  switch (READ(rq, cmd_flags) & REQ_OP_MASK) {
+    case REQ_OP_READ: return READ;
+    case REQ_OP_WRITE: return WRITE;
+    case REQ_OP_FLUSH: return FLUSH;
+    case REQ_OP_DISCARD: return DISCARD;
+    default: return OTHER;
+  }
+}
+
+static __always_inline struct request_counts *counts_of(const struct request_entry *e) {
+  __u32 at = (e->device & (MAX_DEVICES - 1)) * OPS + e->op;
+  return bpf_map_lookup_elem(&counts, &at);
+}
+
+static __always_inline __u32 log2_of(__u64 value) {
+  __u32 slot = 0;
+  if (value >> 32) return LOG2_SLOTS - 1;
+  __u32 v = value;
+  if (v >> 16) slot += 16, v >>= 16;
+  if (v >> 8) slot += 8, v >>= 8;
+  if (v >> 4) slot += 4, v >>= 4;
+  if (v >> 2) slot += 2, v >>= 2;
+  return slot + (v >> 1);
+}
+
+/* Begins to follow a request; `now` is when it was queued or issued. */
+static __always_inline struct request_entry *follow(struct request *rq, __u64 key) {
+  int device = device_of(rq);
+  if (device < 0) return NULL;
+  struct request_entry *e = take(key);
+  if (!e) return NULL;
+  e->queued_ns = e->issued_ns = 0;
+  e->bytes = READ(rq, __data_len);
+  e->device = device;
+  e->op = op_of(rq);
+  e->requeued = 0;
+  return e;
+}
+
+static __always_inline int on_insert(struct request *rq, __u64 key) {
+  struct request_entry *e = find(key);
+  if (e && e->requeued) return 0; /* its clock runs on */
+  if (e) {
+    LOST(unseen_end);
+    give_back(e);
+  }
+  e = follow(rq, key);
+  if (e) e->queued_ns = bpf_ktime_get_ns();
+  return 0;
+}
+
+static __always_inline int on_issue(struct request *rq, __u64 key) {
+  struct request_entry *e = find(key);
+  if (e && e->issued_ns) {
+    if (e->requeued) return 0; /* the first issue started its clock */
+    LOST(unseen_end);
+    give_back(e);
+    e = NULL;
+  }
+  if (!e) e = follow(rq, key);
+  if (!e) return 0;
+  e->bytes = READ(rq, __data_len); /* bios may have been merged in since */
+  e->issued_ns = bpf_ktime_get_ns();
+  return 0;
+}
+
+static __always_inline int on_complete(struct request *rq, __u64 key, int error, __u32 bytes) {
+  struct request_entry *e = find(key);
+  if (!e || !e->issued_ns) {
+    if (!only_devices) LOST(unseen_start);
+    return 0;
+  }
+  if (bytes < READ(rq, __data_len)) return 0; /* more of it is to come */
+  struct request_counts *c = counts_of(e);
+  if (c) {
+    __u64 latency = bpf_ktime_get_ns() - e->issued_ns;
+    c->latency[log2_of(latency / 1000) & (LOG2_SLOTS - 1)]++;
+    c->size[log2_of(e->bytes) & (LOG2_SLOTS - 1)]++;
+    c->completed++;
+    c->latency_ns += latency;
+    c->bytes += e->bytes;
+    if (error) c->errors++;
+    if (e->queued_ns) {
+      __u64 queued = e->issued_ns - e->queued_ns;
+      c->queued[log2_of(queued / 1000) & (LOG2_SLOTS - 1)]++;
+      c->was_queued++;
+      c->queued_ns += queued;
+    }
+  }
+  give_back(e);
+  return 0;
+}
+
+static __always_inline int on_requeue(__u64 key) {
+  struct request_entry *e = find(key);
+  if (!e) return 0;
+  e->requeued = 1;
+  struct request_counts *c = counts_of(e);
+  if (c) c->requeues++;
+  return 0;
+}
+
+/* A queued request goes on as a part of another. */
+static __always_inline int on_merge(__u64 key) {
+  struct request_entry *e = find(key);
+  if (!e) return 0;
+  struct request_counts *c = counts_of(e);
+  if (c) c->merges++;
+  give_back(e);
+  return 0;
+}
+
+/* Where the request stands among the arguments, but for block_rq_complete. */
+#define REQUEST (queue_first ? 1 : 0)
+
+TRACEPOINT(block_rq_insert)
+int insert(__u64 *ctx) { return on_insert((void *)ctx[REQUEST], number_of(&ctx[REQUEST])); }
+
+TRACEPOINT(block_rq_issue)
+int issue(__u64 *ctx) { return on_issue((void *)ctx[REQUEST], number_of(&ctx[REQUEST])); }
+
+TRACEPOINT(block_rq_complete)
+int complete(__u64 *ctx) {
+  return on_complete((void *)ctx[0], number_of(&ctx[0]), (__u8)ctx[1], (__u32)ctx[2]);
+}
+
+TRACEPOINT(block_rq_requeue)
+int requeue(__u64 *ctx) { return on_requeue(number_of(&ctx[REQUEST])); }
+
+TRACEPOINT(block_rq_merge)
+int merge(__u64 *ctx) { return on_merge(number_of(&ctx[REQUEST])); }

@@ -1,0 +1,53 @@
+/*
+ * kernel.h - what the programs read of the kernel's structures. Fields only, in any order:
+ * where they lie is looked up in the running kernel's BTF when a program is loaded (CO-RE).
+ */
+#ifndef STRAP_BPF_KERNEL_H
+#define STRAP_BPF_KERNEL_H
+
+/* Types, and values of linux/bpf.h: with the system's headers the objects would depend on
+ * the machine that they are built on. */
+typedef signed char __s8;
+typedef unsigned char __u8;
+typedef short __s16;
+typedef unsigned short __u16;
+typedef int __s32;
+typedef unsigned int __u32;
+typedef long long __s64;
+typedef unsigned long long __u64;
+typedef __u16 __be16;
+typedef __u32 __be32;
+typedef __u32 __wsum;
+
+enum { BPF_MAP_TYPE_HASH = 1, BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_PERCPU_ARRAY = 6 };
+enum { BPF_F_MMAPABLE = 1 << 10 };
+
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#ifndef NULL
+#define NULL ((void *)0)
+#endif
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct gendisk {
+  int major;
+  int first_minor;
+  char disk_name[32];
+};
+
+struct request_queue {
+  struct gendisk *disk; /* since Linux 5.17 */
+};
+
+struct request {
+  struct request_queue *q;
+  unsigned int cmd_flags;
+  unsigned int __data_len;
+  struct gendisk *rq_disk; /* before Linux 5.17 */
+};
+
+#pragma clang attribute pop
+
+#endif

@@ -1,0 +1,303 @@
+package probe
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/libstrap/strap/bpf"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// BlockOptions say which requests to follow.
+type BlockOptions struct {
+	// Devices by name, as in /proc/partitions: whole disks. None: all.
+	Devices []string
+	// Requests that can be followed at a time, a power of two; 0: 8192.
+	Requests int
+	// ExpireAfter is when a request that has not completed is given up; 0: 10 minutes.
+	ExpireAfter time.Duration
+}
+
+// Operations of block devices, in the order of the kernel's program.
+var Operations = [...]string{"read", "write", "flush", "discard", "other"}
+
+// Block follows requests to block devices.
+type Block struct {
+	options BlockOptions
+	program *loaded
+	entries []bpf.BlockRequestEntry // shared with the kernel
+	memory  []byte
+
+	mu     sync.Mutex
+	before map[countKey]bpf.BlockRequestCounts
+	losses Losses
+	read   time.Time
+	expire uint64 // requests given up so far
+}
+
+type countKey struct{ device, op uint32 }
+
+// StartBlock begins to follow requests.
+//
+// Errors: InvalidArgument, naming the option; NotFound for a device; Permission;
+// Unsupported where the kernel cannot do it.
+func StartBlock(o BlockOptions) (*Block, error) {
+	if o.Requests == 0 {
+		o.Requests = 8192
+	}
+	if o.Requests < 64 || o.Requests > 1<<20 || o.Requests&(o.Requests-1) != 0 {
+		return nil, status.New(status.InvalidArgument, "Requests = %d: give a power of two from 64 to 2^20", o.Requests)
+	}
+	if o.ExpireAfter == 0 {
+		o.ExpireAfter = 10 * time.Minute
+	}
+	if o.ExpireAfter < 0 {
+		return nil, status.New(status.InvalidArgument, "ExpireAfter = %v is negative", o.ExpireAfter)
+	}
+	wanted, err := deviceNumbers(o.Devices)
+	if err != nil {
+		return nil, err
+	}
+	prepare := func(spec *ebpf.CollectionSpec) error {
+		spec.Maps[bpf.BlockMapRequests].MaxEntries = uint32(o.Requests)
+		return errors.Join(
+			spec.Variables[bpf.BlockVarRequestMask].Set(uint32(o.Requests-1)),
+			spec.Variables[bpf.BlockVarOnlyDevices].Set(uint32(min(len(wanted), 1))),
+			// Before Linux 5.11 the queue came before the request.
+			spec.Variables[bpf.BlockVarQueueFirst].Set(uint32(max(tracepointArguments("block_rq_issue"), 1)-1)),
+		)
+	}
+	program, err := load(bpf.LoadBlock, bpf.LoadBlockRaw, prepare, bpf.BlockProgMerge, bpf.BlockProgRequeue)
+	if err != nil {
+		return nil, err
+	}
+	b := &Block{options: o, program: program, before: map[countKey]bpf.BlockRequestCounts{}, read: time.Now()}
+	if err := b.begin(wanted); err != nil {
+		b.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+func (b *Block) begin(wanted []uint64) error {
+	maps := b.program.collection.Maps
+	for _, id := range wanted {
+		if err := maps[bpf.BlockMapWanted].Put(id, uint8(1)); err != nil {
+			return explain(err)
+		}
+	}
+	var one bpf.BlockRequestEntry
+	size := b.options.Requests * int(unsafe.Sizeof(one))
+	memory, err := unix.Mmap(maps[bpf.BlockMapRequests].FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return status.Wrap(status.NoMemory, err, "the requests under way cannot be mapped")
+	}
+	b.memory = memory
+	b.entries = unsafe.Slice((*bpf.BlockRequestEntry)(unsafe.Pointer(unsafe.SliceData(memory))), b.options.Requests)
+	return nil
+}
+
+// Close ends the watching. Calling it again does nothing.
+func (b *Block) Close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.program == nil {
+		return
+	}
+	b.program.close()
+	b.program, b.entries = nil, nil
+	if b.memory != nil {
+		unix.Munmap(b.memory)
+		b.memory = nil
+	}
+}
+
+func startBlock(devices []string, requests int, expireAfter time.Duration) (Collector, error) {
+	return StartBlock(BlockOptions{Devices: devices, Requests: requests, ExpireAfter: expireAfter})
+}
+
+// Snapshot is Read, as a Collector.
+func (b *Block) Snapshot() (any, error) { return b.Read() }
+
+// Read gives what happened since the last call, or since the start.
+func (b *Block) Read() (*BlockSnapshot, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.program == nil {
+		return nil, status.New(status.InvalidState, "the collector is closed")
+	}
+	now := time.Now()
+	s := &BlockSnapshot{
+		Stamp:            stamp(now, now.Sub(b.read)),
+		LatencyHistogram: []DeviceHistogram{},
+		InFlight:         []DeviceCount{},
+		Operations:       []OperationCounts{},
+	}
+	b.read = now
+	devices, err := b.devices()
+	if err != nil {
+		return nil, err
+	}
+	inFlight := b.scan(s.MonotonicNS)
+	for _, d := range devices {
+		whole := DeviceHistogram{Device: d.Device}
+		for op := range Operations {
+			one, err := b.operation(d, uint32(op))
+			if err != nil {
+				return nil, err
+			}
+			one.InFlight = inFlight[countKey{d.slot, uint32(op)}]
+			if one.Completed+one.Requeues+one.Merges+one.InFlight == 0 {
+				continue
+			}
+			whole.add(one.Latency)
+			s.Operations = append(s.Operations, *one)
+		}
+		if whole.Total > 0 {
+			s.LatencyHistogram = append(s.LatencyHistogram, whole)
+		}
+		count := DeviceCount{Device: d.Device}
+		for op := range Operations {
+			count.Count += inFlight[countKey{d.slot, uint32(op)}]
+		}
+		s.InFlight = append(s.InFlight, count)
+	}
+	if err := b.lost(&s.Losses); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+type tableDevice struct {
+	Device
+	slot uint32
+}
+
+// devices are those that have been seen, by their ids.
+func (b *Block) devices() ([]tableDevice, error) {
+	var out []tableDevice
+	table := b.program.collection.Maps[bpf.BlockMapDevices]
+	for slot := range table.MaxEntries() {
+		var d bpf.BlockDeviceEntry
+		if err := table.Lookup(slot, &d); err != nil {
+			return nil, explain(err)
+		}
+		if d.Id != 0 {
+			out = append(out, tableDevice{Device{d.Id - 1, text(d.Name[:])}, slot})
+		}
+	}
+	slices.SortFunc(out, func(a, b tableDevice) int { return cmp.Compare(a.ID, b.ID) })
+	return out, nil
+}
+
+// scan counts the requests under way, and gives up those that are too old.
+func (b *Block) scan(now int64) map[countKey]uint64 {
+	found := map[countKey]uint64{}
+	for i := range b.entries {
+		e := &b.entries[i]
+		request := atomic.LoadUint64(&e.Request)
+		if request == 0 {
+			continue
+		}
+		since := max(atomic.LoadUint64(&e.IssuedNs), atomic.LoadUint64(&e.QueuedNs))
+		if since == 0 {
+			continue // just begun
+		}
+		if now-int64(since) > b.options.ExpireAfter.Nanoseconds() {
+			if atomic.CompareAndSwapUint64(&e.Request, request, 0) {
+				b.expire++
+			}
+			continue
+		}
+		if e.IssuedNs != 0 {
+			found[countKey{uint32(e.Device), uint32(e.Op)}]++
+		}
+	}
+	return found
+}
+
+// operation is what the device did of an operation since the last snapshot.
+func (b *Block) operation(d tableDevice, op uint32) (*OperationCounts, error) {
+	table := b.program.collection.Maps[bpf.BlockMapCounts]
+	var each []bpf.BlockRequestCounts
+	if err := table.Lookup(d.slot*uint32(len(Operations))+op, &each); err != nil {
+		return nil, explain(err)
+	}
+	key := countKey{d.slot, op}
+	before := b.before[key]
+	total := sum(each)
+	b.before[key] = total
+	c := difference(total, before)
+	return &OperationCounts{
+		Device: d.Device, Operation: Operations[op],
+		Completed: c.Completed, Bytes: c.Bytes, Errors: c.Errors, Requeues: c.Requeues,
+		Merges: c.Merges, WasQueued: c.WasQueued, LatencyNS: c.LatencyNs, QueuedNS: c.QueuedNs,
+		Latency: buckets(c.Latency[:]), Queue: buckets(c.Queued[:]), Size: buckets(c.Size[:]),
+	}, nil
+}
+
+// lost fills in what was lost since the last snapshot.
+func (b *Block) lost(out *Losses) error {
+	var each []bpf.BlockLossCounts
+	if err := b.program.collection.Maps[bpf.BlockMapLosses].Lookup(uint32(0), &each); err != nil {
+		return explain(err)
+	}
+	total := Losses{Expired: b.expire}
+	for _, one := range each {
+		total.NoRoom += one.NoRoom
+		total.NoDevice += one.NoDevice
+		total.UnseenEnd += one.UnseenEnd
+		total.UnseenStart += one.UnseenStart
+	}
+	missed, err := b.program.missed()
+	if err != nil {
+		return err
+	}
+	total.Missed = missed
+	*out = total.since(b.losses)
+	b.losses = total
+	return nil
+}
+
+// words sees counters as the 64-bit numbers that they are made of.
+func words(c *bpf.BlockRequestCounts) []uint64 {
+	return unsafe.Slice((*uint64)(unsafe.Pointer(c)), unsafe.Sizeof(*c)/8)
+}
+
+func sum(each []bpf.BlockRequestCounts) bpf.BlockRequestCounts {
+	var total bpf.BlockRequestCounts
+	t := words(&total)
+	for i := range each {
+		for k, v := range words(&each[i]) {
+			t[k] += v
+		}
+	}
+	return total
+}
+
+func difference(now, before bpf.BlockRequestCounts) bpf.BlockRequestCounts {
+	n := words(&now)
+	for k, v := range words(&before) {
+		n[k] -= v
+	}
+	return now
+}
+
+func text(name []int8) string {
+	out := make([]byte, 0, len(name))
+	for _, c := range name {
+		if c == 0 {
+			break
+		}
+		out = append(out, byte(c))
+	}
+	return string(out)
+}

@@ -1,0 +1,13 @@
+//go:build !linux
+
+package probe
+
+import (
+	"time"
+
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+func startBlock([]string, int, time.Duration) (Collector, error) {
+	return nil, status.New(status.Unsupported, "collectors run in the Linux kernel alone")
+}
