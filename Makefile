@@ -84,12 +84,12 @@ sdist: $(VENV)/.release ## Build a source distribution into dist/
 	$(PY) -m build --sdist --outdir dist .
 
 fmt: $(VENV)/.dev ## Format Go and Python
-	$(TOOLS) && "$$("$$GO" env GOROOT)/bin/gofmt" -w libstrap
+	$(TOOLS) && "$$("$$GO" env GOROOT)/bin/gofmt" -w bpf libstrap
 	$(PY) -m ruff check --fix-only --quiet .
 	$(PY) -m ruff format .
 
 lint: $(VENV)/.dev ## Formatting, static analysis and types
-	@$(TOOLS) && unformatted=$$("$$("$$GO" env GOROOT)/bin/gofmt" -l libstrap) && \
+	@$(TOOLS) && unformatted=$$("$$("$$GO" env GOROOT)/bin/gofmt" -l bpf libstrap) && \
 		[ -z "$$unformatted" ] || { echo "run make fmt:" $$unformatted; exit 1; }
 	$(TOOLS) && "$$GO" mod tidy -diff && "$$GO" run $(STATICCHECK) ./...
 	$(PY) -m ruff check .

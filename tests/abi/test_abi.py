@@ -118,6 +118,7 @@ def compiled(
         "overwrite.c",
         "threads.c",
         "flush.c",
+        "probes.c",
         "resume.c",
         "closing.c",
         "strided.c",

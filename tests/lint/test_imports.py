@@ -26,9 +26,12 @@ ALLOWED = {
     "index": {"wire"},
     "scan": {"wire"},
     "memtrace": {"memtrace"},
+    "probe": {"bpf"},
+    "cmd": {"probe"},
     "arena": set(),
     "wire": set(),
     "status": set(),
+    "bpf": set(),
 }
 MAY_USE_C = {"capi", "arena", "codec"}
 PORTABLE = {"GOOS": "darwin", "GOARCH": "arm64", "CGO_ENABLED": "0"}
@@ -55,7 +58,8 @@ def packages(**env: str) -> list[dict]:
 
 def short(path: str) -> str:
     """The name in the table: memtrace for .../libstrap/internal/memtrace/parse."""
-    return path.removeprefix(f"{MODULE}libstrap/").removeprefix("internal/").split("/")[0]
+    path = path.removeprefix(MODULE).removeprefix("libstrap/").removeprefix("internal/")
+    return path.split("/")[0]
 
 
 @pytest.mark.parametrize("env", [NATIVE, PORTABLE], ids=["native", "portable"])
@@ -77,3 +81,12 @@ def test_c_lives_at_the_rim():
     use_c = {short(p["ImportPath"]) for p in packages(**NATIVE) if p.get("CgoFiles")}
     assert "capi" in use_c
     assert use_c <= MAY_USE_C
+
+
+def test_only_the_probes_load_programs():
+    users = {
+        short(p["ImportPath"])
+        for p in packages(**NATIVE)
+        if any("cilium/ebpf" in path for path in p.get("Imports", []))
+    }
+    assert users == {"bpf", "probe"}

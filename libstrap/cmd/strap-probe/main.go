@@ -36,7 +36,11 @@ func run(arguments []string) error {
 	if *interval <= 0 {
 		return status.New(status.InvalidArgument, "--interval %v: give seconds above 0", *interval)
 	}
-	block, err := probe.StartBlock(probe.BlockOptions{Devices: devices})
+	options, err := json.Marshal(probe.Options{Devices: devices})
+	if err != nil {
+		return err
+	}
+	block, err := probe.Start("block", options)
 	if err != nil {
 		return err
 	}
@@ -52,7 +56,7 @@ func run(arguments []string) error {
 		case <-stop:
 			stopped = true
 		}
-		snapshot, err := block.Read()
+		snapshot, err := block.Snapshot()
 		if err != nil {
 			return err
 		}

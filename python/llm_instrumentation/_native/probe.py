@@ -1,0 +1,60 @@
+"""Collectors in the kernel: ``strap_probe_start`` to ``strap_probe_stop``."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import InvalidArgumentError
+from .library import Error, c_string, check, library
+
+__all__ = ["Probe"]
+
+
+class Probe:
+    """A running collector. Thread-safe.
+
+    Args:
+        kind: as for ``strap_probe_start``.
+        options: its options.
+
+    Raises:
+        StrapError: as ``strap_probe_start`` describes.
+    """
+
+    def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
+        self._lib = library()
+        handle, error = ctypes.c_uint64(), Error()
+        text = json.dumps(dict(options)).encode()
+        status = self._lib.strap_probe_start(c_string(kind, "kind"), text, handle, error)
+        check(status, error)
+        self._handle = handle.value
+        self._room = 1 << 16
+
+    def read(self) -> dict[str, Any]:
+        """What happened since the last call, or since the start.
+
+        Raises:
+            InvalidStateError: the collector is stopped.
+        """
+        while True:
+            room = ctypes.create_string_buffer(self._room)
+            needed, error = ctypes.c_size_t(), Error()
+            status = self._lib.strap_probe_read(self._handle, room, len(room), needed, error)
+            if status == InvalidArgumentError.status and needed.value > len(room):
+                self._room = 2 * needed.value
+                continue
+            check(status, error)
+            snapshot: dict[str, Any] = json.loads(room.value)
+            return snapshot
+
+    def stop(self) -> None:
+        """Takes the programs out of the kernel.
+
+        Raises:
+            InvalidStateError: the collector is stopped already.
+        """
+        error = Error()
+        check(self._lib.strap_probe_stop(self._handle, error), error)

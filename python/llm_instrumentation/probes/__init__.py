@@ -1,0 +1,27 @@
+"""The machine beside the program, watched from within the Linux kernel (eBPF).
+
+:class:`BlockProbe` follows the requests to block devices; :func:`collect` takes a snapshot at
+each interval, :class:`SnapshotWriter` and :func:`read_snapshots` keep them as lines of JSON.
+docs/BLOCK_IO_TRACEPOINTS.md tells what they hold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._lazy import lazy
+
+_NAMES = {
+    "BlockProbe": ".block",
+    "SnapshotWriter": ".jsonl",
+    "collect": ".collect",
+    "read_snapshots": ".jsonl",
+}
+
+__all__ = sorted(_NAMES)
+
+_getattr, __dir__ = lazy(__name__, _NAMES)
+
+
+def __getattr__(name: str) -> Any:
+    return _getattr(name)

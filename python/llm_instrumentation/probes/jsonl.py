@@ -1,0 +1,128 @@
+"""Snapshots as lines of JSON in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..errors import CorruptError, InvalidArgumentError
+
+__all__ = ["SnapshotWriter", "read_snapshots"]
+
+
+class SnapshotWriter:
+    """Appends snapshots to a file, whole lines at a time.
+
+    A program that is killed loses the lines since the last flush, at most; a line that it left
+    torn, on a full disk, is ended when the file is opened again, so that readers can pass it over.
+
+    Args:
+        path: the file; made where it is missing.
+        flush_every: lines that are written together.
+        fsync: wait for the disk at each flush.
+
+    Raises:
+        InvalidArgumentError: ``flush_every`` is below 1.
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, flush_every: int = 12, fsync: bool = False
+    ) -> None:
+        if flush_every < 1:
+            raise InvalidArgumentError(f"flush_every = {flush_every}: give 1 or more lines")
+        self._every, self._fsync = flush_every, fsync
+        self._lines: list[bytes] = []
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        end = os.lseek(self._fd, 0, os.SEEK_END)
+        if end > 0 and os.pread(self._fd, 1, end - 1) != b"\n":
+            self._lines.append(b"\n")
+
+    def write(self, snapshot: Mapping[str, Any]) -> None:
+        """Adds a line.
+
+        Raises:
+            OSError: the disk is full or failing; the lines stay, and are tried again next time.
+        """
+        self._lines.append(json.dumps(snapshot, separators=(",", ":")).encode() + b"\n")
+        if len(self._lines) >= self._every:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is held back.
+
+        Raises:
+            OSError: as for :meth:`write`.
+        """
+        left = b"".join(self._lines)
+        try:
+            while left:
+                left = left[os.write(self._fd, left) :]
+        finally:
+            self._lines = [left] if left else []
+        if self._fsync:
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Flushes and closes; does nothing the second time.
+
+        Raises:
+            OSError: as for :meth:`write`; the file is closed all the same.
+        """
+        if self._fd < 0:
+            return
+        try:
+            self.flush()
+        finally:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def __enter__(self) -> SnapshotWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_snapshots(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The snapshots of a file, in its order.
+
+    Lines that are no whole JSON object, as a killed writer leaves them, are passed over; a
+    warning says how many, and which was the first.
+
+    Raises:
+        CorruptError: there are lines, and none of them is a snapshot.
+        OSError: the file cannot be read.
+    """
+    bad: list[int] = []
+    good = 0
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                snapshot = json.loads(line)
+            except ValueError:
+                snapshot = None
+            if not isinstance(snapshot, dict) or "timestamp" not in snapshot:
+                bad.append(number)
+                continue
+            good += 1
+            yield snapshot
+    if bad and not good:
+        raise CorruptError(f"{path}: none of its {len(bad)} lines is a snapshot")
+    if bad:
+        warnings.warn(
+            f"{path}: {len(bad)} lines are no snapshots, the first of them line {bad[0]}",
+            stacklevel=2,
+        )

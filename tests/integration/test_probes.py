@@ -1,0 +1,259 @@
+"""Block devices watched from within the kernel, by the library, the script and the binary."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from llm_instrumentation.errors import (
+    CorruptError,
+    InvalidArgumentError,
+    NotFoundError,
+    StrapPermissionError,
+    UnsupportedError,
+)
+from llm_instrumentation.probes import BlockProbe, SnapshotWriter, collect, read_snapshots
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "tracepoints.py"
+
+
+def skip_unless_here() -> None:
+    try:
+        BlockProbe().start().stop()
+    except (StrapPermissionError, UnsupportedError) as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A loop device of the test's own."""
+    skip_unless_here()
+    if os.getuid() != 0 or shutil.which("losetup") is None:
+        pytest.skip("a loop device needs root and losetup")
+    file = tmp_path / "disk"
+    with file.open("wb") as out:
+        out.truncate(16 << 20)
+    made = subprocess.run(["losetup", "--find", "--show", file], capture_output=True, text=True)
+    if made.returncode != 0:
+        pytest.skip(f"no loop device: {made.stderr.strip()}")
+    device = Path(made.stdout.strip())
+    yield device
+    subprocess.run(["losetup", "--detach", device], check=True)
+
+
+def read_at_random(device: Path, times: int) -> None:
+    """So many requests of 4 KiB, past the page cache."""
+    with mmap.mmap(-1, 4096) as page:
+        fd = os.open(device, os.O_RDONLY | os.O_DIRECT)
+        try:
+            for _ in range(times):
+                assert os.preadv(fd, [page], random.randrange(4096) * 4096) == 4096
+        finally:
+            os.close(fd)
+
+
+def test_requests_are_counted(disk):
+    with BlockProbe(devices=[disk.name]) as probe:
+        read_at_random(disk, 300)
+        snapshot = probe.snapshot()
+        assert probe.snapshot()["operations"] == []  # each is of its own interval
+    (reads,) = snapshot["operations"]
+    assert (reads["device_name"], reads["operation"]) == (disk.name, "read")
+    assert (reads["completed"], reads["bytes"], reads["inflight"]) == (300, 300 * 4096, 0)
+    assert [(b["slot"], b["count"]) for b in reads["size_histogram"]] == [(12, 300)]
+    (latencies,) = snapshot["latency_histogram"]
+    assert latencies["total"] == sum(b["count"] for b in latencies["buckets"]) == 300
+    for bucket in latencies["buckets"]:
+        assert bucket["bucket_low"] == 2 ** bucket["slot"]
+        assert bucket["bucket_high"] == 2 ** (bucket["slot"] + 1) - 1
+    major, minor = os.major(disk.stat().st_rdev), os.minor(disk.stat().st_rdev)
+    assert latencies["device_id"] == major << 20 | minor
+    assert [d["count"] for d in snapshot["inflight"]] == [0]
+    assert set(snapshot["losses"].values()) == {0}
+    assert abs(snapshot["timestamp"] - time.time()) < 60
+    assert abs(snapshot["monotonic_ns"] - time.monotonic_ns()) < 60e9
+
+
+def test_probe_outside_its_life(disk):
+    probe = BlockProbe(devices=[str(disk)])
+    with pytest.raises(RuntimeError, match="start it"):
+        probe.snapshot()
+    probe.start()
+    assert probe.start() is probe
+    probe.stop()
+    probe.stop()
+    with pytest.raises(RuntimeError, match="start it"):
+        probe.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"requests": 1000}, InvalidArgumentError, "Requests = 1000"),
+        ({"expire_s": -1.0}, InvalidArgumentError, "expire_s = -1"),
+        ({"devices": ["nosuch"]}, NotFoundError, '"nosuch"'),
+    ],
+)
+def test_bad_options(options, error, says):
+    with pytest.raises(error, match=says):
+        BlockProbe(**options).start()
+
+
+def test_user_without_privilege_is_told():
+    if os.getuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("becoming another user needs root and setpriv")
+    if Path("/proc/sys/kernel/unprivileged_bpf_disabled").read_text().strip() == "0":
+        pytest.skip("here everybody may load programs")
+    other = ["setpriv", "--reuid", "65534", "--clear-groups"]
+    reachable = subprocess.run([*other, sys.executable, "-c", "import llm_instrumentation"])
+    if reachable.returncode != 0:
+        pytest.skip("the package lies where other users cannot read it")
+    done = subprocess.run(
+        [*other, sys.executable, SCRIPT, "--no-output"], capture_output=True, text=True
+    )
+    assert done.returncode in (3, 4)
+    if done.returncode == 3:
+        assert "CAP_BPF and CAP_PERFMON" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---- the script ----
+
+
+def script(*arguments: str | Path) -> list[str]:
+    return [sys.executable, str(SCRIPT), *map(str, arguments)]
+
+
+def test_script_writes_the_documented_lines(disk, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    running = subprocess.Popen(
+        script("--interval", "0.2", "--output", path, "--flush-every", "1", "--device", disk.name)
+    )
+    deadline = time.monotonic() + 60
+    while not path.exists() or not path.read_bytes():
+        assert running.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    read_at_random(disk, 100)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(60) == 0
+    snapshots = list(read_snapshots(path))
+    documented = {"timestamp", "iso_timestamp", "interval_s", "latency_histogram", "inflight"}
+    assert all(snapshot.keys() >= documented for snapshot in snapshots)
+    total = sum(d["total"] for s in snapshots for d in s["latency_histogram"])
+    assert total == 100
+    times = [snapshot["timestamp"] for snapshot in snapshots]
+    assert times == sorted(times)
+
+
+def test_killed_script_leaves_whole_lines(disk, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    running = subprocess.Popen(
+        script("--interval", "0.02", "--output", path, "--flush-every", "2", "--fsync")
+    )
+    deadline = time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < 6:
+        assert running.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    running.kill()
+    running.wait(60)
+    text = path.read_bytes()
+    assert text.endswith(b"\n")
+    assert len(list(read_snapshots(path))) == text.count(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--interval", "0"], 2, "interval_s = 0.0"),
+        (["--interval", "nan"], 2, "interval_s = nan"),
+        (["--flush-every", "0"], 2, "flush_every = 0"),
+        (["--device", "nosuch", "--no-output"], 5, "nosuch"),
+        (["--output", "/proc/nowhere/x.jsonl"], 1, "/proc/nowhere"),
+    ],
+)
+def test_script_says_what_is_wrong(arguments, code, says, tmp_path):
+    done = subprocess.run(script(*arguments), capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == code
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+# ---- lines in files ----
+
+
+def test_lines_come_back(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    lines = [{"timestamp": float(i), "latency_histogram": []} for i in range(7)]
+    with SnapshotWriter(path, flush_every=3) as writer:
+        for i, line in enumerate(lines, 1):
+            writer.write(line)
+            assert len(path.read_bytes().splitlines()) == i // 3 * 3
+    assert list(read_snapshots(path)) == lines
+    with SnapshotWriter(path) as writer:  # appends
+        writer.write({"timestamp": 7.0})
+    assert len(list(read_snapshots(path))) == 8
+
+
+def test_torn_line_is_passed_over(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"timestamp": 1}\n{"timestamp": 2, "infl')
+    with SnapshotWriter(path) as writer:
+        writer.write({"timestamp": 3})
+    with pytest.warns(UserWarning, match="1 lines are no snapshots, the first of them line 2"):
+        assert [s["timestamp"] for s in read_snapshots(path)] == [1, 3]
+
+
+def test_file_of_something_else(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("one\ntwo\n")
+    with pytest.raises(CorruptError, match="none of its 2 lines"):
+        list(read_snapshots(path))
+
+
+def test_full_disk_keeps_the_lines_for_later(tmp_path):
+    writer = SnapshotWriter("/dev/full", flush_every=2)
+    writer.write({"timestamp": 1})
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            writer.write({"timestamp": 2})
+    with pytest.raises(OSError, match="No space left"):
+        writer.close()
+    writer.close()
+
+
+def test_snapshots_come_at_intervals():
+    stop, times = threading.Event(), []
+
+    def snapshot():
+        times.append(time.monotonic())
+        time.sleep(0.03)
+        if len(times) == 20:
+            stop.set()
+        return {"timestamp": times[-1]}
+
+    begin = time.monotonic()
+    assert len(list(collect(snapshot, interval_s=0.05, stop=stop))) == 20
+    assert times[-1] - begin >= 0.99
+    with pytest.raises(InvalidArgumentError, match="interval_s = -1"):
+        collect(snapshot, interval_s=-1)
+
+
+def test_snapshot_is_json_of_a_line(disk):
+    with BlockProbe(devices=[disk.name]) as probe:
+        assert "\n" not in json.dumps(probe.snapshot())

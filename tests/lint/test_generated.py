@@ -1,0 +1,40 @@
+"""What is generated and committed is what its sources give."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+GO = os.environ.get("GO", "go")
+
+#: Another compiler gives other objects that do the same.
+CLANG = "14.0.6"
+
+
+def test_programs_of_the_kernel(tmp_path):
+    clang = shutil.which("clang-14")
+    if clang is None or shutil.which("llvm-strip-14") is None:
+        pytest.skip("apt install clang-14 llvm-14")
+    version = subprocess.run([clang, "--version"], capture_output=True, text=True, check=True)
+    if CLANG not in version.stdout:
+        pytest.skip(f"the objects are of clang {CLANG}, not {version.stdout.splitlines()[0]}")
+    if not Path("/usr/include/bpf/bpf_helpers.h").exists():
+        pytest.skip("apt install libbpf-dev")
+    for name in ("go.mod", "go.sum"):
+        shutil.copy(ROOT / name, tmp_path)
+    made = tmp_path / "bpf"
+    shutil.copytree(ROOT / "bpf", made, ignore=shutil.ignore_patterns("*_bpfel.*"))
+    subprocess.run([GO, "generate", "./bpf"], cwd=tmp_path, check=True)
+    files = {path.name for path in made.iterdir()}
+    assert files == {path.name for path in (ROOT / "bpf").iterdir()}
+    changed = [
+        name for name in files if (made / name).read_bytes() != (ROOT / "bpf" / name).read_bytes()
+    ]
+    assert changed == [], "go generate ./bpf, and commit"
