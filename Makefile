@@ -12,7 +12,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 LIB := python/llm_instrumentation/_native/libstrap.so
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' python/llm_instrumentation/_version.py)
-LIB_SOURCES := $(shell find libstrap c_include -type f ! -name '*_test.go' ! -path '*/testdata/*') \
+LIB_SOURCES := $(shell find bpf libstrap c_include -type f ! -name '*_test.go' ! -path '*/testdata/*') \
 	go.mod go.sum python/llm_instrumentation/_version.py
 PYTEST := $(PY) -m pytest
 
@@ -20,7 +20,7 @@ PYTEST := $(PY) -m pytest
 TOOLS = tools=$$($(PY) packaging/toolchain.py env) && eval "$$tools"
 
 .NOTPARALLEL:
-.PHONY: help demo test test-go test-abi test-python test-faults fuzz bench lib install wheel \
+.PHONY: help demo test test-go test-abi test-python test-faults fuzz bench generate lib install wheel \
 	sdist fmt lint clean
 
 help: ## List the targets
@@ -56,6 +56,9 @@ bench: $(VENV)/.dev $(LIB) ## Measure: Go benchmarks, then benchmarks/ (quiet ma
 	@for script in benchmarks/[!_]*.py; do \
 		echo "== $$script"; HF_HUB_OFFLINE=1 $(PY) $$script || exit 1; \
 	done
+
+generate: $(VENV)/.toolchain ## Compile bpf/ again (clang-14, llvm-14, libbpf-dev)
+	$(TOOLS) && "$$GO" generate ./bpf
 
 lib: $(LIB) ## Build libstrap.so into the Python package
 
