@@ -1,5 +1,6 @@
 // Package bpf holds the programs that libstrap runs in the kernel, as objects ready to
-// load: block.bpf.c follows requests to block devices. The objects are CO-RE: one build
+// load: block.bpf.c follows requests to block devices, tasks.bpf.c reads what the kernel has
+// counted of each thread. The objects are CO-RE: one build
 // runs on every little-endian machine whose kernel has BTF.
 //
 // go generate needs Debian's clang-14, llvm-14 and libbpf-dev.
@@ -7,3 +8,4 @@ package bpf
 
 //go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -no-global-types -type request_counts -type loss_counts -type device_entry -type request_entry -cflags "-O2 -mcpu=v3 -Wall -Wextra -Werror" Block block.bpf.c
 //go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -no-global-types -cflags "-O2 -mcpu=v3 -Wall -Wextra -Werror -DRAW" BlockRaw block.bpf.c
+//go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -no-global-types -type task_record -cflags "-O2 -mcpu=v3 -Wall -Wextra -Werror" Tasks tasks.bpf.c

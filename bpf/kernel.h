@@ -20,6 +20,7 @@ typedef __u32 __be32;
 typedef __u32 __wsum;
 
 enum { BPF_MAP_TYPE_HASH = 1, BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_PERCPU_ARRAY = 6 };
+enum { BPF_MAP_TYPE_RINGBUF = 27 };
 enum { BPF_F_MMAPABLE = 1 << 10 };
 
 #include <bpf/bpf_core_read.h>
@@ -46,6 +47,40 @@ struct request {
   unsigned int cmd_flags;
   unsigned int __data_len;
   struct gendisk *rq_disk; /* before Linux 5.17 */
+};
+
+struct sched_info {
+  unsigned long long run_delay;
+};
+
+struct sched_entity {
+  __u64 sum_exec_runtime;
+};
+
+struct task_struct {
+  unsigned int flags;
+  int pid;
+  int tgid;
+  struct sched_entity se;
+  struct sched_info sched_info;
+  unsigned long nvcsw;
+  unsigned long nivcsw;
+  int exit_state;
+  __u64 start_time;
+  unsigned long min_flt;
+  unsigned long maj_flt;
+  char comm[16];
+};
+
+struct seq_file;
+
+struct bpf_iter_meta {
+  struct seq_file *seq;
+};
+
+struct bpf_iter__task {
+  struct bpf_iter_meta *meta;
+  struct task_struct *task;
 };
 
 #pragma clang attribute pop

@@ -516,10 +516,11 @@ strap_status strap_access_close(strap_access access, int32_t timeout_ms, uint64_
 typedef uint64_t strap_probe;
 
 /*
- * Starts a collector. KIND: "block", the requests to block devices. OPTIONS: a JSON
- * object, or NULL: devices (names of whole disks; default: all), requests (that can be
- * followed at a time, a power of two; 8192), expire_s (when one that does not complete is
- * given up; 600).
+ * Starts a collector. KIND: "block", the requests to block devices, or "system", what
+ * each process did on the cores and off them, its page faults, and pressure. OPTIONS: a
+ * JSON object, or NULL. Those of "block": devices (names of whole disks; default: all),
+ * requests (that can be followed at a time, a power of two; 8192), expire_s (when one that
+ * does not complete is given up; 600). "system" has none.
  *
  * Errors: INVALID_ARGUMENT (the kind or an option), NOT_FOUND (a device), PERMISSION (the
  * user may not load programs: root may, or CAP_BPF with CAP_PERFMON), UNSUPPORTED (the

@@ -3,7 +3,7 @@
 
 import sys
 
-from llm_instrumentation.probes.tracepoints import main
+from llm_instrumentation.probes.command import tracepoints
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tracepoints())

@@ -17,6 +17,7 @@ int main(void) {
   CHECK(strstr(error.message, "device") != NULL, "%s", error.message);
   EXPECT(INVALID, strap_probe_start("block", "{\"requests\": 5}", &probe, &error));
   EXPECT(INVALID, strap_probe_start("block", "[]", &probe, &error));
+  EXPECT(INVALID, strap_probe_start("system", "{\"requests\": 64}", &probe, &error));
   EXPECT(STRAP_ERR_INVALID_STATE, strap_probe_read(7, text, sizeof text, &needed, &error));
   CHECK(needed == 0, "%zu bytes of no collector", needed);
   EXPECT(STRAP_ERR_INVALID_STATE, strap_probe_stop(0, &error));

@@ -23,7 +23,13 @@ from llm_instrumentation.errors import (
     StrapPermissionError,
     UnsupportedError,
 )
-from llm_instrumentation.probes import BlockProbe, SnapshotWriter, collect, read_snapshots
+from llm_instrumentation.probes import (
+    BlockProbe,
+    SnapshotWriter,
+    SystemProbe,
+    collect,
+    read_snapshots,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -131,6 +137,57 @@ def test_user_without_privilege_is_told():
     assert "Traceback" not in done.stderr
 
 
+def wait_for_lines(path: Path, n: int, running: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < n:
+        assert running.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# ---- processes ----
+
+
+def test_processes_are_counted():
+    skip_unless_here()
+    with SystemProbe() as probe:
+        with mmap.mmap(-1, 2000 * 4096) as memory:
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+            for at in range(0, len(memory), 4096):
+                memory[at] = 1
+        begin = time.thread_time()
+        while time.thread_time() < begin + 0.1:
+            pass
+        time.sleep(0.1)
+        snapshot = probe.snapshot()
+    documented = {"timestamp", "iso_timestamp", "interval_s", "off_cpu_ns", "page_faults"}
+    assert snapshot.keys() >= {*documented, "pressure", "processes", "losses"}
+    pid = str(os.getpid())
+    own = snapshot["processes"][pid]
+    assert own["name"] == Path("/proc/self/comm").read_text().strip()
+    assert own["on_cpu_ns"] >= 0.1e9
+    assert own["off_cpu_ns"] == snapshot["off_cpu_ns"][pid] >= 0.1e9
+    assert own["minor_faults"] + own["major_faults"] == snapshot["page_faults"][pid] >= 2000
+    assert snapshot["losses"] == {"ended": 0}
+    for resource, stalls in snapshot["pressure"].items():
+        assert resource in {"cpu", "io", "memory"}
+        assert stalls["some"].keys() == {"avg10", "avg60", "avg300", "total"}
+
+
+def test_script_of_the_system(tmp_path):
+    skip_unless_here()
+    running = subprocess.Popen(
+        [sys.executable, SCRIPT.with_name("system_metrics.py"), "--interval", "0.1", "--fsync"],
+        cwd=tmp_path,
+    )
+    path = tmp_path / "system_metrics.jsonl"
+    wait_for_lines(path, 1, running)
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) == 0
+    snapshots = list(read_snapshots(path))
+    assert any(str(running.pid) in snapshot["processes"] for snapshot in snapshots)
+
+
 # ---- the script ----
 
 
@@ -143,11 +200,7 @@ def test_script_writes_the_documented_lines(disk, tmp_path):
     running = subprocess.Popen(
         script("--interval", "0.2", "--output", path, "--flush-every", "1", "--device", disk.name)
     )
-    deadline = time.monotonic() + 60
-    while not path.exists() or not path.read_bytes():
-        assert running.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_lines(path, 1, running)
     read_at_random(disk, 100)
     running.send_signal(signal.SIGTERM)
     assert running.wait(60) == 0
@@ -165,11 +218,7 @@ def test_killed_script_leaves_whole_lines(disk, tmp_path):
     running = subprocess.Popen(
         script("--interval", "0.02", "--output", path, "--flush-every", "2", "--fsync")
     )
-    deadline = time.monotonic() + 60
-    while not path.exists() or path.read_bytes().count(b"\n") < 6:
-        assert running.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_lines(path, 6, running)
     running.kill()
     running.wait(60)
     text = path.read_bytes()

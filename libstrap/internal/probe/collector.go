@@ -1,5 +1,6 @@
 // Package probe watches the machine through programs in the kernel (cilium/ebpf over
-// package bpf): requests to block devices.
+// package bpf): requests to block devices, and
+// what the kernel counts of each process.
 //
 // A collector is started, read at intervals and closed. What it counts only grows in the
 // kernel; a snapshot holds the differences to the one before it.
@@ -30,7 +31,7 @@ type Options struct {
 	ExpireS  float64  `json:"expire_s"`
 }
 
-// Start starts the collector of a kind: "block".
+// Start starts the collector of a kind: "block" or "system".
 //
 // Errors: InvalidArgument, naming the kind or option; NotFound, Permission, Unsupported as
 // the collectors give them.
@@ -43,8 +44,14 @@ func Start(kind string, options []byte) (Collector, error) {
 			return nil, status.Wrap(status.InvalidArgument, err, "the options of the collector %q", kind)
 		}
 	}
+	if kind == "system" {
+		if len(o.Devices) > 0 || o.Requests != 0 || o.ExpireS != 0 {
+			return nil, status.New(status.InvalidArgument, "the collector %q has no options", kind)
+		}
+		return startSystem()
+	}
 	if kind != "block" {
-		return nil, status.New(status.InvalidArgument, "there is no collector %q: there is block", kind)
+		return nil, status.New(status.InvalidArgument, "there is no collector %q: there are block and system", kind)
 	}
 	if !(o.ExpireS >= 0 && o.ExpireS < 1e9) {
 		return nil, status.New(status.InvalidArgument, "expire_s = %v: give seconds from 0 to 10^9", o.ExpireS)

@@ -1,7 +1,8 @@
 """The machine beside the program, watched from within the Linux kernel (eBPF).
 
-:class:`BlockProbe` follows the requests to block devices; :func:`collect` takes a snapshot at
-each interval, :class:`SnapshotWriter` and :func:`read_snapshots` keep them as lines of JSON.
+:class:`BlockProbe` follows the requests to block devices, :class:`SystemProbe` tells what each
+process did on the cores and off them; :func:`collect` takes a snapshot at each interval,
+:class:`SnapshotWriter` and :func:`read_snapshots` keep them as lines of JSON.
 docs/BLOCK_IO_TRACEPOINTS.md tells what they hold.
 """
 
@@ -14,6 +15,7 @@ from .._lazy import lazy
 _NAMES = {
     "BlockProbe": ".block",
     "SnapshotWriter": ".jsonl",
+    "SystemProbe": ".system",
     "collect": ".collect",
     "read_snapshots": ".jsonl",
 }

@@ -1,4 +1,4 @@
-"""Block devices, watched from the command line: ``scripts/tracepoints.py``."""
+"""Probes from the command line: ``scripts/tracepoints.py`` and ``scripts/system_metrics.py``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from ..errors import (
@@ -20,11 +20,13 @@ from ..errors import (
 from .block import BlockProbe
 from .collect import collect
 from .jsonl import SnapshotWriter
+from .probe import KernelProbe
+from .system import SystemProbe
 
-__all__ = ["main"]
+__all__ = ["system_metrics", "tracepoints"]
 
 #: What is wrong, by the exit code; 1 is all else.
-EXIT_CODES = {
+_EXIT_CODES = {
     InvalidArgumentError: 2,
     StrapPermissionError: 3,
     UnsupportedError: 4,
@@ -32,16 +34,38 @@ EXIT_CODES = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes a line of JSON each interval until it is interrupted; the exit code."""
+def tracepoints(arguments: Sequence[str] | None = None) -> int:
+    """Requests to block devices, a line each interval until it is interrupted; the exit code."""
+    parser = _parser(
+        "tracepoints.py",
+        "Latencies and queue depths of block devices, a line of JSON each interval.",
+        "tracepoints.jsonl",
+    )
+    parser.add_argument(
+        "--device", action="append", default=[], help="whole disk to follow; may be given again"
+    )
+    return _run(parser, arguments, lambda given: BlockProbe(devices=given.device))
+
+
+def system_metrics(arguments: Sequence[str] | None = None) -> int:
+    """Processes and pressure, a line each interval until it is interrupted; the exit code."""
+    parser = _parser(
+        "system_metrics.py",
+        "Time off the cores, page faults and pressure, a line of JSON each interval.",
+        "system_metrics.jsonl",
+    )
+    return _run(parser, arguments, lambda given: SystemProbe())
+
+
+def _parser(name: str, description: str, output: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="tracepoints.py",
-        description="Latencies and queue depths of block devices, a line of JSON each interval.",
+        prog=name,
+        description=description,
         epilog="Ends with 2 for a bad argument, 3 where the kernel takes no programs from this "
         "user, 4 where it cannot run them, 5 for a device that is not there, else 1 or 0.",
     )
     parser.add_argument("--interval", type=float, default=5.0, help="seconds (default: 5.0)")
-    parser.add_argument("--output", default="tracepoints.jsonl", help="file to append to")
+    parser.add_argument("--output", default=output, help=f"file to append to (default: {output})")
     parser.add_argument(
         "--no-output", action="store_true", help="write to the standard output instead"
     )
@@ -49,22 +73,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--flush-every", type=int, default=12, help="lines written together (default: 12)"
     )
     parser.add_argument("--fsync", action="store_true", help="wait for the disk at each flush")
-    parser.add_argument(
-        "--device", action="append", default=[], help="whole disk to follow; may be given again"
-    )
+    return parser
+
+
+def _run(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    probe: Callable[[argparse.Namespace], KernelProbe],
+) -> int:
     given = parser.parse_args(arguments)
     try:
-        _collect(given)
+        _collect(given, probe(given))
     except (StrapError, OSError) as error:
-        print(f"tracepoints.py: {error}", file=sys.stderr)
-        return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)
     return 0
 
 
-def _collect(given: argparse.Namespace) -> None:
+def _collect(given: argparse.Namespace, probe: KernelProbe) -> None:
     stop = threading.Event()
     with ExitStack() as stack:
-        probe = BlockProbe(devices=given.device)
         snapshots = collect(probe.snapshot, interval_s=given.interval, stop=stop)
         writer = None
         if not given.no_output:

@@ -1,0 +1,79 @@
+//go:build ignore
+
+/*
+ * tasks.bpf.c - what the kernel has counted of each thread.
+ *
+ * The scheduler and the fault handler keep these counts in any case. An iterator over the
+ * threads reads them when a snapshot is taken, so that a switch or a fault costs nothing more;
+ * only the end of a thread is an event, for then its counts are gone.
+ */
+#include "kernel.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+enum { PF_KTHREAD = 0x00200000 };
+
+struct task_record {
+  __u64 start_ns; /* CLOCK_MONOTONIC */
+  __u64 ended_ns; /* 0: it lives */
+  __u64 run_ns;   /* on a core */
+  __u64 wait_ns;  /* ready to run, waiting for a core */
+  __u64 minor_faults;
+  __u64 major_faults;
+  __u64 switches;
+  __u32 process;
+  __u32 thread;
+  char name[16];
+};
+
+struct {
+  __uint(type, BPF_MAP_TYPE_RINGBUF);
+  __uint(max_entries, 1 << 20);
+} ended SEC(".maps");
+
+/* Keeps the type in the object, for bpf2go. */
+const struct task_record *task_record_type;
+
+/* Ends that the ring had no room for. */
+__u64 lost;
+
+
+static __always_inline void fill(struct task_record *r, struct task_struct *task) {
+  r->start_ns = task->start_time;
+  r->ended_ns = 0;
+  r->run_ns = task->se.sum_exec_runtime;
+  r->wait_ns = bpf_core_field_exists(task->sched_info.run_delay) ? task->sched_info.run_delay : 0;
+  r->minor_faults = task->min_flt;
+  r->major_faults = task->maj_flt;
+  r->switches = task->nvcsw + task->nivcsw;
+  r->process = task->tgid;
+  r->thread = task->pid;
+  bpf_probe_read_kernel_str(r->name, sizeof r->name, task->comm);
+}
+
+SEC("iter/task")
+int list(struct bpf_iter__task *ctx) {
+  struct task_struct *task = ctx->task;
+  if (!task || task->flags & PF_KTHREAD) return 0;
+  if (task->exit_state) return 0; /* it ended, and waits for its parent */
+  struct task_record r;
+  fill(&r, task);
+  bpf_seq_write(ctx->meta->seq, &r, sizeof r);
+  return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int end(__u64 *ctx) {
+  struct task_struct *task = (struct task_struct *)ctx[0];
+  if (task->flags & PF_KTHREAD) return 0;
+  struct task_record *r = bpf_ringbuf_reserve(&ended, sizeof *r, 0);
+  if (!r) {
+    __sync_fetch_and_add(&lost, 1);
+    return 0;
+  }
+  fill(r, task);
+  r->ended_ns = bpf_ktime_get_ns();
+  /* Nobody waits for it: it is read at the next snapshot. */
+  bpf_ringbuf_submit(r, 1 /* BPF_RB_NO_WAKEUP */);
+  return 0;
+}

@@ -1,0 +1,242 @@
+package probe
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/libstrap/strap/bpf"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// System takes the counts that the kernel keeps of each thread: time on and off a core,
+// time in the run queue, page faults; and those of pressure.
+type System struct {
+	collection *ebpf.Collection
+	end        link.Link
+	list       *link.Iter
+	ended      *ringbuf.Reader
+
+	mu      sync.Mutex
+	closed  bool
+	before  map[threadKey]bpf.TasksTaskRecord
+	lost    uint64
+	read    time.Time
+	readNS  int64 // on the clock of the records
+	scratch []byte
+}
+
+// threadKey tells threads apart whose number is the same.
+type threadKey struct {
+	thread uint32
+	start  uint64
+}
+
+// StartSystem begins to watch.
+//
+// Errors: Permission; Unsupported where the kernel cannot do it.
+func StartSystem() (*System, error) {
+	spec, err := bpf.LoadTasks()
+	if err != nil {
+		return nil, explain(err)
+	}
+	s := &System{before: map[threadKey]bpf.TasksTaskRecord{}, scratch: make([]byte, 1<<16)}
+	if s.collection, err = ebpf.NewCollection(spec); err != nil {
+		return nil, explain(err)
+	}
+	if err := s.begin(); err != nil {
+		s.Close()
+		return nil, explain(err)
+	}
+	// What was before is not of the first interval.
+	if _, err := s.Read(); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *System) begin() (err error) {
+	programs := s.collection.Programs
+	if s.ended, err = ringbuf.NewReader(s.collection.Maps[bpf.TasksMapEnded]); err != nil {
+		return err
+	}
+	s.ended.SetDeadline(time.Unix(1, 0)) // it never waits
+	s.end, err = link.AttachTracing(link.TracingOptions{Program: programs[bpf.TasksProgEnd]})
+	if err != nil {
+		return err
+	}
+	s.list, err = link.AttachIter(link.IterOptions{Program: programs[bpf.TasksProgList]})
+	return err
+}
+
+func startSystem() (Collector, error) {
+	s, err := StartSystem()
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close ends the watching. Calling it again does nothing.
+func (s *System) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.closed = true
+	if s.list != nil {
+		s.list.Close()
+	}
+	if s.end != nil {
+		s.end.Close()
+	}
+	if s.ended != nil {
+		s.ended.Close()
+	}
+	s.collection.Close()
+}
+
+// Snapshot is Read, as a Collector.
+func (s *System) Snapshot() (any, error) { return s.Read() }
+
+// Read gives what happened since the last call, or since the start.
+func (s *System) Read() (*SystemSnapshot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, status.New(status.InvalidState, "the collector is closed")
+	}
+	now := time.Now()
+	out := &SystemSnapshot{Stamp: stamp(now, now.Sub(s.read)), Processes: map[string]*Process{}}
+	living, err := s.living()
+	if err != nil {
+		return nil, err
+	}
+	ended, err := s.drain()
+	if err != nil {
+		return nil, err
+	}
+	for key, r := range ended {
+		s.count(out, r, int64(r.EndedNs))
+		delete(s.before, key)
+	}
+	next := make(map[threadKey]bpf.TasksTaskRecord, len(living))
+	for key, r := range living {
+		if _, over := ended[key]; over {
+			continue
+		}
+		s.count(out, r, out.MonotonicNS)
+		next[key] = r
+	}
+	s.before, s.read, s.readNS = next, now, out.MonotonicNS
+	out.finish()
+	if out.Losses.Ended, err = s.lostEnds(); err != nil {
+		return nil, err
+	}
+	if out.Pressure, err = pressure("/proc/pressure"); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// count adds what a thread did until `until` to its process.
+func (s *System) count(out *SystemSnapshot, r bpf.TasksTaskRecord, until int64) {
+	b, known := s.before[threadKey{r.Thread, r.StartNs}]
+	since := s.readNS
+	if !known {
+		since = max(since, int64(r.StartNs))
+	}
+	p := Process{
+		OnCPUNS:     r.RunNs - b.RunNs,
+		RunQueueNS:  r.WaitNs - b.WaitNs,
+		MinorFaults: r.MinorFaults - b.MinorFaults,
+		MajorFaults: r.MajorFaults - b.MajorFaults,
+		Switches:    r.Switches - b.Switches,
+	}
+	if p == (Process{}) {
+		return // it slept
+	}
+	// The clocks of the scheduler and of the snapshot differ by what passes between them.
+	if life := uint64(max(until-since, 0)); life > p.OnCPUNS {
+		p.OffCPUNS = life - p.OnCPUNS
+	}
+	key := strconv.FormatUint(uint64(r.Process), 10)
+	total := out.Processes[key]
+	if total == nil {
+		total = &Process{}
+		out.Processes[key] = total
+	}
+	if total.Name == "" || r.Thread == r.Process {
+		total.Name = text(r.Name[:])
+	}
+	total.add(p)
+}
+
+// living are the threads that there are.
+func (s *System) living() (map[threadKey]bpf.TasksTaskRecord, error) {
+	in, err := s.list.Open()
+	if err != nil {
+		return nil, explain(err)
+	}
+	defer in.Close()
+	out := make(map[threadKey]bpf.TasksTaskRecord, len(s.before))
+	var one bpf.TasksTaskRecord
+	size := int(unsafe.Sizeof(one))
+	room := s.scratch[:len(s.scratch)/size*size]
+	for {
+		n, err := io.ReadFull(in, room)
+		for at := 0; at+size <= n; at += size {
+			r := *(*bpf.TasksTaskRecord)(unsafe.Pointer(&room[at]))
+			out[threadKey{r.Thread, r.StartNs}] = r
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return out, nil
+		}
+		if err != nil {
+			return nil, status.Wrap(status.IO, err, "the threads cannot be listed")
+		}
+	}
+}
+
+// drain are the threads that have ended since it was called last.
+func (s *System) drain() (map[threadKey]bpf.TasksTaskRecord, error) {
+	out := map[threadKey]bpf.TasksTaskRecord{}
+	var raw ringbuf.Record
+	for {
+		err := s.ended.ReadInto(&raw)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return out, nil
+		}
+		if err != nil {
+			return nil, status.Wrap(status.IO, err, "the ends of threads cannot be read")
+		}
+		var r bpf.TasksTaskRecord
+		if len(raw.RawSample) < binary.Size(r) {
+			return nil, status.New(status.Internal, "a record of %d bytes", len(raw.RawSample))
+		}
+		r = *(*bpf.TasksTaskRecord)(unsafe.Pointer(&raw.RawSample[0]))
+		out[threadKey{r.Thread, r.StartNs}] = r
+	}
+}
+
+// lostEnds are those since it was called last.
+func (s *System) lostEnds() (uint64, error) {
+	var total uint64
+	if err := s.collection.Variables[bpf.TasksVarLost].Get(&total); err != nil {
+		return 0, explain(err)
+	}
+	n := total - s.lost
+	s.lost = total
+	return n, nil
+}

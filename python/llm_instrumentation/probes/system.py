@@ -1,0 +1,19 @@
+"""Processes and pressure."""
+
+from __future__ import annotations
+
+from .probe import KernelProbe
+
+__all__ = ["SystemProbe"]
+
+
+class SystemProbe(KernelProbe):
+    """What each process did on the cores and off them, its page faults, and pressure.
+
+    A snapshot has ``off_cpu_ns`` and ``page_faults`` by process, ``pressure`` by resource, and in
+    ``processes`` more of those that ran: name, time on and off the cores, time in the run queue,
+    minor and major faults, switches. Threads that slept through the interval are not in it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("system", {})
