@@ -1,0 +1,205 @@
+"""Snapshots analysed from the command line: ``scripts/analyze_tracepoints.py``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from ..errors import InvalidArgumentError, StrapError
+from .analysis import (
+    ANOMALY_RULE,
+    MIN_WINDOWS,
+    Device,
+    Metrics,
+    Trace,
+    anomalous,
+    matched,
+    mean_us,
+    parse_metrics,
+    parse_trace,
+    percentiles_us,
+    spearman,
+)
+from .jsonl import read_snapshots
+
+__all__ = ["main"]
+
+_SHOWN = 20  # anomalous windows, in full
+_Parsed = TypeVar("_Parsed", Trace, Metrics)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """In one line, without the usage."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a summary of each device and writes its figures; the exit code."""
+    parser = _Parser(
+        prog="analyze_tracepoints.py",
+        description="Latencies and queue depths of block devices, from what tracepoints.py wrote.",
+        epilog="Ends with 2 for a bad argument or a file of something else, 1 for a file that "
+        "cannot be read or written, else 0.",
+    )
+    parser.add_argument("--input", required=True, help="file of snapshots")
+    parser.add_argument("--output-dir", required=True, help="for the figures; made if missing")
+    parser.add_argument("--system-metrics", help="file of system metrics of the same time")
+    parser.add_argument(
+        "--top", type=int, default=5, help="processes to show of the system metrics (default: 5)"
+    )
+    parser.add_argument(
+        "--percentiles", default="50,90,99", help="of latency, 0 to 100 (default: 50,90,99)"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        _analyze(given)
+    except (StrapError, OSError) as error:
+        print(f"analyze_tracepoints.py: {error}", file=sys.stderr)
+        return 1 if isinstance(error, OSError) else 2
+    return 0
+
+
+def _analyze(given: argparse.Namespace) -> None:
+    percentiles = _percentiles(given.percentiles)
+    if given.top < 1:
+        raise InvalidArgumentError(f"--top {given.top}: give 1 or more")
+    trace = _parsed(given.input, parse_trace)
+    metrics = None
+    if given.system_metrics is not None:
+        metrics = _parsed(given.system_metrics, parse_metrics)
+    directory = Path(given.output_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    for line in _summary(trace, metrics, percentiles, given.top):
+        print(line)
+    written = _draw(trace, directory, percentiles)
+    if written:
+        print(f"{written} figures in {directory}")
+
+
+def _percentiles(text: str) -> list[float]:
+    try:
+        percentiles = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        raise InvalidArgumentError(f"--percentiles {text}: give numbers, as 50,90,99") from None
+    for percentile in percentiles:
+        if not 0 <= percentile <= 100:
+            raise InvalidArgumentError(f"--percentiles {text}: give numbers from 0 to 100")
+    return percentiles
+
+
+def _parsed(path: str, parse: Callable[[Iterator[dict[str, Any]]], _Parsed]) -> _Parsed:
+    """What a file tells; its torn lines are told on the standard error, in a line."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parsed = parse(read_snapshots(path))
+    for warning in caught:
+        print(f"analyze_tracepoints.py: {warning.message}", file=sys.stderr)
+    return parsed
+
+
+def _draw(trace: Trace, directory: Path, percentiles: Sequence[float]) -> int:
+    # matplotlib takes a second to import, and a trace of nothing needs none.
+    if not any(device.requests.any() or device.depths.any() for device in trace.devices):
+        return 0
+    from .figures import draw_device, file_stems
+
+    stems = file_stems(device.name for device in trace.devices)
+    return sum(
+        len(draw_device(device, directory, stems[device.name], percentiles))
+        for device in trace.devices
+    )
+
+
+# ---- the summary ----
+
+
+def _summary(
+    trace: Trace, metrics: Metrics | None, percentiles: Sequence[float], top: int
+) -> Iterator[str]:
+    if trace.windows == 0:
+        yield "no snapshots: the file is empty"
+    elif not any(device.requests.any() for device in trace.devices):
+        yield f"no requests in {trace.windows} windows"
+    for device in trace.devices:
+        yield from _device(device, percentiles)
+        if metrics is not None:
+            yield f"  {_correlation(device, metrics)}"
+    lost = [f"{name} {count}" for name, count in trace.losses.items() if count]
+    if lost:
+        yield f"not followed, or not to their end: {', '.join(lost)}"
+    if metrics is not None:
+        yield from _processes(metrics, top)
+
+
+def _device(device: Device, percentiles: Sequence[float]) -> Iterator[str]:
+    windows, counts = len(device.ends), device.counts.sum(axis=0)
+    peak = int(device.depths.argmax())
+    yield f"{device.name}"
+    seconds = device.intervals.sum()
+    yield f"  requests           {counts.sum()} in {windows} windows, {seconds:.1f} s"
+    if counts.any():
+        yield f"  mean latency       about {_us(float(mean_us(counts)))}"
+        for percentile, us in zip(percentiles, percentiles_us(counts, percentiles), strict=True):
+            yield f"  {f'p{percentile:g}':<18} {_us(us)}"
+    at = f", at {_utc(device.ends[peak])}" if device.depths[peak] else ""
+    yield f"  peak queue depth   {device.depths[peak]}{at}"
+    yield from _anomalies(device)
+
+
+def _anomalies(device: Device) -> Iterator[str]:
+    busy = np.count_nonzero(device.requests)
+    if busy < MIN_WINDOWS:
+        yield f"  anomalous windows  too few windows with requests to say: {busy} of {MIN_WINDOWS}"
+        return
+    found = np.flatnonzero(anomalous(device.counts))
+    yield f"  anomalous windows  {len(found)} of {busy} with requests ({ANOMALY_RULE})"
+    p99 = percentiles_us(device.counts, [99])[:, 0]
+    worst = found[np.argsort(-p99[found], kind="stable")[:_SHOWN]]
+    for window in np.sort(worst):
+        yield (
+            f"    {_utc(device.ends[window])}  p99 {_us(p99[window])}, "
+            f"{device.requests[window]} requests"
+        )
+    if len(found) > _SHOWN:
+        yield f"    and {len(found) - _SHOWN} with a lower p99"
+
+
+def _correlation(device: Device, metrics: Metrics) -> str:
+    latency, pressure = matched(device, metrics)
+    what = f"Spearman correlation of io pressure ({metrics.source}) with mean latency"
+    if len(latency) < MIN_WINDOWS:
+        return f"{what}: too few windows, n = {len(latency)} of {MIN_WINDOWS}"
+    rho = spearman(pressure, latency)
+    if math.isnan(rho):
+        return f"{what}: none, one of them does not vary, n = {len(latency)}"
+    return f"{what}: {rho:+.2f}, n = {len(latency)}"
+
+
+def _processes(metrics: Metrics, top: int) -> Iterator[str]:
+    shown = metrics.processes.head(top)
+    if shown.empty:
+        yield "no processes in the system metrics"
+        return
+    yield f"longest off the CPU, {len(shown)} of {len(metrics.processes)} processes"
+    yield f"  {'pid':>10}  {'off-CPU s':>12}  {'page faults':>12}"
+    for pid, row in shown.iterrows():
+        yield f"  {pid:>10}  {row['off_cpu_ns'] / 1e9:>12.3f}  {row['page_faults']:>12}"
+
+
+def _us(us: float) -> str:
+    """Three digits, in the unit of all: figures of one column compare at a glance."""
+    return f"{us:.0f} us" if us >= 100 else f"{us:.3g} us"
+
+
+def _utc(seconds: float) -> str:
+    when = datetime.fromtimestamp(float(seconds), timezone.utc)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")

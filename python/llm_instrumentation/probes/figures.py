@@ -1,0 +1,211 @@
+"""Snapshots of a block device, drawn; needs matplotlib, and no display."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib.dates
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from .analysis import Device, Floats, anomalous, bucket_edges_us, percentiles_us
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["draw_device", "file_stems", "latency_text"]
+
+_SECONDS_A_DAY = 86400.0  # matplotlib counts days since 1970
+_COLUMNS = 400  # of the heat map, at most; each is two pixels wide
+
+
+def latency_text(us: float) -> str:
+    """Three digits and a unit: ``512 us``, ``1.02 ms``, ``2.1 s``."""
+    for scale, unit in ((1e6, "s"), (1e3, "ms")):
+        if us >= scale:
+            return f"{us / scale:.3g} {unit}"
+    return f"{us:.3g} us"
+
+
+def file_stems(names: Iterable[str]) -> dict[str, str]:
+    """What each device's files begin with: its name, where it may be a file's, and no two alike."""
+    stems: dict[str, str] = {}
+    taken: set[str] = set()
+    # Names that can stay as they are come first, so that no other one takes theirs.
+    for name in sorted(names, key=lambda name: (_safe(name) != name, name)):
+        stem, number = _safe(name), 1
+        while stem in taken:
+            number += 1
+            stem = f"{_safe(name)}_{number}"
+        taken.add(stem)
+        stems[name] = stem
+    return stems
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"^\.|[^A-Za-z0-9._-]", "_", name)
+
+
+def draw_device(
+    device: Device, directory: Path, stem: str, percentiles: Sequence[float]
+) -> list[Path]:
+    """Writes a device's PNGs; those that would show nothing are left out.
+
+    Args:
+        device: a device of a trace.
+        directory: where they go.
+        stem: what their names begin with.
+        percentiles: those of latency to draw, each from 0 to 100.
+
+    Returns:
+        The files.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    written: list[Path] = []
+    if device.requests.any():
+        written.append(_save(_latency_hist(device), directory / f"{stem}_latency_hist.png"))
+    if device.requests.any() or device.depths.any():
+        written.append(_save(_queue_depth(device), directory / f"{stem}_queue_depth.png"))
+    if device.requests.any():
+        written.append(_save(_requests(device), directory / f"{stem}_requests.png"))
+        figure = _latency_percentiles(device, percentiles)
+        written.append(_save(figure, directory / f"{stem}_latency_percentiles.png"))
+    return written
+
+
+def _latency_hist(device: Device) -> Figure:
+    figure, axes = _axes(device, "requests by latency")
+    edges, rows = _cells(device)
+    used = np.flatnonzero(device.counts.any(axis=0))
+    first, last = int(used[0]), int(used[-1]) + 1
+    counts = np.nan_to_num(_spread(device.counts[:, first:last], rows))
+    # A window narrower than a pixel would not be seen: neighbours share a column.
+    together = -(-len(rows) // _COLUMNS)
+    starts = np.arange(0, len(rows), together)
+    counts = np.add.reduceat(counts, starts, axis=0)
+    # Buckets are rows of one height: 0 to 2 us has no place on a logarithmic axis.
+    mesh = axes.pcolormesh(
+        np.append(edges[starts], edges[-1]),
+        np.arange(first, last + 1),
+        np.ma.masked_less(counts.T, 1),
+        norm=LogNorm(1, max(10.0, float(counts.max()))),
+        cmap="viridis_r",
+    )
+    label = "requests in the window" if together == 1 else f"requests in {together} windows"
+    figure.colorbar(mesh, ax=axes, label=label)
+    bounds = bucket_edges_us(last)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, steps=[1, 2, 4, 5, 10]))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda at, _: latency_text(bounds[int(at)]) if 0 <= at <= last else "")
+    )
+    axes.set_ylabel("latency (buckets of powers of two)")
+    return figure
+
+
+def _queue_depth(device: Device) -> Figure:
+    figure, axes = _axes(device, "requests in flight")
+    _, rows = _cells(device)
+    # A gap's place in time does not matter: nothing is drawn there.
+    times = np.where(rows >= 0, device.ends[rows], device.ends[np.roll(rows, -1)])
+    depths = _spread(device.depths.astype(np.float64), rows)
+    axes.plot(times / _SECONDS_A_DAY, depths, marker=".", markersize=4, linewidth=1, clip_on=False)
+    axes.set_ylabel("requests in flight, at each snapshot")
+    axes.set_ylim(bottom=0, top=max(1.0, 1.05 * float(device.depths.max())))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def _requests(device: Device) -> Figure:
+    figure, axes = _axes(device, f"requests, {device.requests.sum():,} in all")
+    edges, rows = _cells(device)
+    axes.stairs(_spread(device.requests / device.intervals, rows), edges, fill=True)
+    axes.set_ylabel("requests completed per second")
+    axes.set_ylim(bottom=0)
+    return figure
+
+
+def _latency_percentiles(device: Device, percentiles: Sequence[float]) -> Figure:
+    figure, axes = _axes(device, "latency")
+    edges, rows = _cells(device)
+    values = _spread(percentiles_us(device.counts, percentiles), rows)
+    for percentile, line in zip(percentiles, values.T, strict=True):
+        axes.stairs(line, edges, baseline=None, linewidth=1.3, label=f"p{percentile:g}")
+    strange = _spread(anomalous(device.counts).astype(np.float64), rows) == 1
+    if strange.any():
+        axes.broken_barh(
+            [(edges[i], edges[i + 1] - edges[i]) for i in np.flatnonzero(strange)],
+            (0, 1),
+            transform=axes.get_xaxis_transform(),
+            color="tab:red",
+            alpha=0.2,
+            zorder=0,
+            label="anomalous window",
+        )
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda us, _: latency_text(us)))
+    axes.yaxis.set_minor_formatter(
+        FuncFormatter(lambda us, _: latency_text(us) if _few_decades(axes) else "")
+    )
+    axes.set_ylabel("latency in the window")
+    figure.legend(loc="outside right upper", frameon=False)
+    return figure
+
+
+def _few_decades(axes: Axes) -> bool:
+    low, high = axes.get_ylim()
+    return high < 30 * low
+
+
+def _axes(device: Device, title: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(9, 4.5), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(f"{device.name}: {title}", parse_math=False)
+    axes.set_xlabel("time (UTC)")
+    edges, _ = _cells(device)
+    dates: Any = matplotlib.dates  # its classes have no types
+    locator = dates.AutoDateLocator(tz=timezone.utc)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=timezone.utc))
+    axes.set_xlim(edges[0], edges[-1])
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _cells(device: Device) -> tuple[Floats, Any]:
+    """Time as cells, one a window and one a gap between windows.
+
+    Returns:
+        (cells + 1,) their edges, in days since 1970; (cells,) the window of each, -1 for a gap.
+    """
+    edges = [float(device.ends[0] - device.intervals[0])]
+    rows: list[int] = []
+    for row, (end, interval) in enumerate(zip(device.ends, device.intervals, strict=True)):
+        if end - interval - edges[-1] > interval / 2:
+            edges.append(float(end - interval))
+            rows.append(-1)
+        edges.append(max(float(end), edges[-1]))
+        rows.append(row)
+    return np.array(edges) / _SECONDS_A_DAY, np.array(rows)
+
+
+def _spread(values: Any, rows: Any) -> Any:
+    """Values of windows (windows, ...) as those of cells (cells, ...); NaN in gaps."""
+    spread = values[rows].astype(np.float64)
+    spread[rows < 0] = np.nan
+    return spread
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    FigureCanvasAgg(figure)
+    figure.savefig(path, format="png")
+    return path

@@ -1,0 +1,269 @@
+"""Percentiles, anomalies and correlations of histograms that are known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llm_instrumentation.errors import CorruptError, InvalidArgumentError
+from llm_instrumentation.probes.analysis import (
+    anomalous,
+    bucket_edges_us,
+    matched,
+    mean_us,
+    parse_metrics,
+    parse_trace,
+    percentiles_us,
+    spearman,
+)
+from llm_instrumentation.probes.figures import file_stems, latency_text
+
+pytestmark = pytest.mark.unit
+
+
+def histogram(**slots: int) -> np.ndarray:
+    """Of ``s5=100``: a hundred requests of 32 to 63 us."""
+    counts = np.zeros(1 + max(int(name[1:]) for name in slots), np.int64)
+    for name, count in slots.items():
+        counts[int(name[1:])] = count
+    return counts
+
+
+def snapshot(time: float, *, interval: float = 1.0, depth: int = 0, **slots: int) -> dict:
+    buckets = [
+        {"slot": s, "count": c, "bucket_low": 2**s if s else 0, "bucket_high": 2 ** (s + 1) - 1}
+        for s, c in ((int(name[1:]), count) for name, count in slots.items())
+    ]
+    device = {"device_id": 1, "device_name": "vda"}
+    return {
+        "timestamp": time,
+        "iso_timestamp": "",
+        "interval_s": interval,
+        "latency_histogram": [{**device, "total": sum(slots.values()), "buckets": buckets}],
+        "inflight": [{**device, "count": depth}],
+    }
+
+
+def metrics_line(time: float, total: float | None = None, avg10: float = 0.0, **fields) -> dict:
+    some = {"avg10": avg10} if total is None else {"avg10": avg10, "total": total}
+    line = {"timestamp": time, "interval_s": 1.0, "off_cpu_ns": {}, "page_faults": {}}
+    return {**line, "pressure": {"io": {"some": some}}, **fields}
+
+
+# ---- latencies ----
+
+
+@pytest.mark.parametrize(
+    ("counts", "percentile", "us"),
+    [
+        (histogram(s5=1), 50, 48),  # alone, in the middle of 32 to 64
+        (histogram(s5=1), 0, 48),
+        (histogram(s5=32), 0, 32.5),
+        (histogram(s5=32), 50, 47.5),
+        (histogram(s5=32), 100, 63.5),
+        (histogram(s0=2), 100, 1.5),  # the first is from 0 to 2
+        (histogram(s4=90, s10=10), 90, 16 + 16 * 89.5 / 90),
+        (histogram(s4=90, s10=10), 91, 1024 + 1024 * 0.5 / 10),
+        (histogram(s4=999, s10=1), 99.9, 16 + 16 * 998.5 / 999),
+    ],
+)
+def test_known_percentiles(counts, percentile, us):
+    assert percentiles_us(counts, [percentile])[0] == pytest.approx(us)
+
+
+def test_percentiles_of_many_windows_are_those_of_each():
+    windows = np.array([[0, 0, 7, 1], [0, 0, 0, 0], [3, 0, 0, 9]])
+    together = percentiles_us(windows, [10, 99])
+    assert together.shape == (3, 2)
+    for one, counts in zip(together, windows, strict=True):
+        np.testing.assert_array_equal(one, percentiles_us(counts, [10, 99]))
+    assert np.isnan(together[1]).all()
+
+
+@pytest.mark.parametrize("percentile", [-1, 100.1, math.nan, math.inf])
+def test_percentile_out_of_range(percentile):
+    with pytest.raises(InvalidArgumentError, match="give 0 to 100"):
+        percentiles_us(histogram(s1=1), [50, percentile])
+
+
+latencies = st.lists(st.integers(0, 2**30), min_size=1, max_size=200)
+
+
+def counted(us: list[int]) -> np.ndarray:
+    return np.bincount([max(value.bit_length() - 1, 0) for value in us])
+
+
+@pytest.mark.property
+@given(latencies, st.lists(st.floats(0, 100), min_size=1, max_size=5).map(sorted))
+def test_percentile_lies_in_the_bucket_of_its_rank(us, percentiles):
+    found = percentiles_us(counted(us), percentiles)
+    assert (np.diff(found) >= 0).all()
+    edges = bucket_edges_us(31)
+    for percentile, value in zip(percentiles, found, strict=True):
+        rank = max(math.ceil(round(percentile * len(us) / 100, 9)), 1)
+        true = sorted(us)[rank - 1]
+        slot = max(true.bit_length() - 1, 0)
+        assert edges[slot] < value < edges[slot + 1]
+        assert abs(value - true) < 2 or 0.5 < value / true < 2
+
+
+@pytest.mark.property
+@given(st.lists(st.integers(2, 2**30), min_size=1, max_size=200))
+def test_mean_is_as_near_as_it_says(us):
+    assert 0.75 <= mean_us(counted(us)) / np.mean(us) <= 1.5
+
+
+def test_mean_of_nothing():
+    assert np.isnan(mean_us(np.zeros((2, 4), np.int64))).all()
+
+
+# ---- what stands out ----
+
+
+def test_window_that_stands_out():
+    counts = np.zeros((12, 16), np.int64)
+    counts[:, 5] = 100
+    counts[7, 5], counts[7, 14] = 95, 5
+    assert np.flatnonzero(anomalous(counts)).tolist() == [7]
+
+
+def test_windows_that_differ_by_less_than_their_buckets_tell():
+    counts = np.zeros((12, 16), np.int64)
+    counts[:, 5] = 100
+    counts[7, 6] = 2  # p99 from 64 to 128 us, where all others have 64
+    assert not anomalous(counts).any()
+
+
+@pytest.mark.parametrize(("busy", "found"), [(7, 0), (8, 1)])
+def test_few_windows_have_nothing_usual(busy, found):
+    counts = np.zeros((20, 16), np.int64)
+    counts[:busy, 5] = 10
+    counts[0, 14] = 10
+    assert anomalous(counts).sum() == found
+
+
+# ---- snapshots ----
+
+
+def test_snapshots_are_sorted_and_kept_by_device():
+    other = {"device_id": 2, "device_name": "nvme0n1"}
+    late = snapshot(20.0, depth=3, s2=5, s4=1)
+    late["inflight"].append({**other, "count": 9})
+    trace = parse_trace([late, snapshot(10.0, interval=2.0, s0=7)])
+    assert trace.windows == 2
+    nvme, vda = trace.devices
+    assert (nvme.name, vda.name) == ("nvme0n1", "vda")
+    assert vda.ends.tolist() == [10, 20] and vda.intervals.tolist() == [2, 1]
+    assert vda.counts.tolist() == [[7, 0, 0, 0, 0], [0, 0, 5, 0, 1]]
+    assert vda.requests.tolist() == [7, 6]
+    assert vda.depths.tolist() == [0, 3]
+    assert nvme.depths.tolist() == [0, 9] and not nvme.requests.any()
+
+
+def test_losses_add_up():
+    lines = [{**snapshot(t, s1=1), "losses": {"missed": 2, "expired": 0}} for t in (1.0, 2.0)]
+    assert parse_trace(lines).losses == {"missed": 4, "expired": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"latency_histogram": 3}, "not iterable"),
+        ({"latency_histogram": [{"device_name": "a", "buckets": [{"count": 1}]}]}, "bucket_low"),
+        ({"inflight": [{"device_name": "a", "count": -1}]}, "-1 is no count"),
+        ({"inflight": [{"device_name": None, "count": 1}]}, "is no name"),
+        ({"timestamp": math.nan}, "timestamp = nan"),
+        ({"timestamp": 1e18}, "timestamp = 1e"),
+        ({"interval_s": 0}, "interval_s = 0.0"),
+        ({"losses": []}, "items"),
+    ],
+)
+def test_snapshot_of_something_else(change, says):
+    with pytest.raises(CorruptError, match=f"snapshot 2: .*{says}"):
+        parse_trace([snapshot(1.0, s1=1), {**snapshot(2.0), **change}])
+    with pytest.raises(CorruptError, match="bucket_low = 3 is no power of two"):
+        bad = snapshot(1.0, s1=1)
+        bad["latency_histogram"][0]["buckets"][0]["bucket_low"] = 3
+        parse_trace([bad])
+
+
+# ---- system metrics ----
+
+
+def test_processes_by_time_off_the_cpu():
+    lines = [
+        metrics_line(1.0, off_cpu_ns={"7": 10, "8": 50}, page_faults={"9": 4}),
+        metrics_line(2.0, off_cpu_ns={"7": 90}, page_faults={"7": 1}),
+    ]
+    table = parse_metrics(lines).processes
+    assert table.index.tolist() == [7, 8, 9]
+    assert table["off_cpu_ns"].tolist() == [100, 50, 0]
+    assert table["page_faults"].tolist() == [1, 0, 4]
+
+
+def test_pressure_is_what_the_total_grew_by():
+    totals = {1.0: 5e6, 2.0: 5.25e6, 3.0: 5.25e6, 4.0: 1e3, 9.0: 2e3}  # a restart, then a gap
+    metrics = parse_metrics([metrics_line(time, total) for time, total in totals.items()])
+    assert metrics.source == "some, growth of total"
+    expected = [math.nan, 25, 0, math.nan, math.nan]
+    np.testing.assert_allclose(metrics.io_pressure, expected, equal_nan=True)
+
+
+def test_pressure_where_there_are_no_totals_or_none_at_all():
+    metrics = parse_metrics([metrics_line(1.0, avg10=3.5), metrics_line(2.0, avg10=4.5)])
+    assert metrics.source == "some, avg10"
+    assert metrics.io_pressure.tolist() == [3.5, 4.5]
+    assert np.isnan(parse_metrics([metrics_line(1.0, pressure=None)]).io_pressure).all()
+
+
+def test_windows_and_lines_are_matched_by_time():
+    (device,) = parse_trace(
+        [snapshot(float(t), **({} if t == 3 else {f"s{t}": 1})) for t in range(1, 7)]
+    ).devices
+    lines = [metrics_line(t, avg10=t) for t in (1.4, 1.1, 2.6, 3.0, 4.9, 6.5, 60.0)]
+    latency, pressure = matched(device, parse_metrics(lines))
+    # 1.4 is farther from 1 than 1.1; 2 has none within half a second; 3 had no requests.
+    assert pressure.tolist() == [1.1, 4.9, 6.5]
+    assert latency.tolist() == [3, 48, 96]
+    assert [len(part) for part in matched(device, parse_metrics([]))] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rho"),
+    [
+        ([1, 2, 3, 4], [1, 10, 100, 1000], 1),
+        ([1, 2, 3, 4], [4, 3, 2, 1], -1),
+        ([1, 2, 3, 4, 5], [2, 1, 4, 3, 5], 0.8),  # 1 - 6 * 4 / (5 * 24)
+        ([1, 1, 2, 2], [1, 2, 1, 2], 0),
+        ([1, 2, 2, 3], [1, 2, 3, 4], 4.5 / math.sqrt(4.5 * 5)),  # ties share their mean rank
+    ],
+)
+def test_known_rank_correlations(first, second, rho):
+    assert spearman(np.array(first, float), np.array(second, float)) == pytest.approx(rho)
+
+
+def test_rank_correlation_of_what_does_not_vary():
+    assert math.isnan(spearman(np.ones(9), np.arange(9.0)))
+    assert math.isnan(spearman(np.array([]), np.array([])))
+
+
+# ---- names and numbers ----
+
+
+def test_each_device_has_files_of_its_own():
+    names = ["cciss!c0d0", "cciss/c0d0", "cciss_c0d0", "../x", "nvme0n1", "a b\n"]
+    stems = file_stems(names)
+    assert stems["nvme0n1"] == "nvme0n1" and stems["cciss_c0d0"] == "cciss_c0d0"
+    assert stems["../x"] == "_._x"
+    assert len(set(stems.values())) == len(names)
+    assert all(set("/!\n ").isdisjoint(stem) for stem in stems.values())
+
+
+@pytest.mark.parametrize(
+    ("us", "text"), [(0, "0 us"), (512, "512 us"), (1024, "1.02 ms"), (2.1e6, "2.1 s")]
+)
+def test_latencies_as_text(us, text):
+    assert latency_text(us) == text
