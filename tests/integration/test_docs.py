@@ -152,7 +152,8 @@ def test_the_page_has_every_public_module():
         parts = path.relative_to(package.parent).with_suffix("").parts
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         private = any(part.startswith("_") for part in parts)
-        # The probes' and mrm's parts are reached through their packages, and a run through its Experiment.
+        # The probes' and mrm's parts are reached through their packages, a run through its
+        # Experiment.
         private |= parts[1:2] == ("probes",) and len(parts) > 2
         private |= parts[1:2] == ("mrm",) and (len(parts) > 3 or ".".join(parts) in MRM_INTERNAL)
         if not private and re.search(r"^__all__ = ", path.read_text(), re.MULTILINE):
