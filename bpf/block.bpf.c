@@ -316,3 +316,29 @@ int requeue(__u64 *ctx) { return on_requeue(number_of(&ctx[REQUEST])); }
 
 TRACEPOINT(block_rq_merge)
 int merge(__u64 *ctx) { return on_merge(number_of(&ctx[REQUEST])); }
+
+#ifndef RAW
+/* An entry whose request the kernel does not hold for in flight: it has ended unseen, or does
+ * so at this moment. */
+struct ended_entry {
+  __u64 request;
+  __u64 issued_ns;
+  __u32 at;
+  __u32 unused;
+};
+
+/* Keeps the type in the object, for bpf2go. */
+const struct ended_entry *ended_entry_type;
+
+SEC("iter/bpf_map_elem")
+int list_ended(struct bpf_iter__bpf_map_elem *ctx) {
+  const struct request_entry *e = ctx->value;
+  const __u32 *key = ctx->key;
+  if (!e || !key || !e->request || !e->issued_ns) return 0;
+  struct request *rq = (struct request *)e->request;
+  if (BPF_CORE_READ(rq, state) == MQ_RQ_IN_FLIGHT) return 0;
+  struct ended_entry ended = {.request = e->request, .issued_ns = e->issued_ns, .at = *key};
+  bpf_seq_write(ctx->meta->seq, &ended, sizeof ended);
+  return 0;
+}
+#endif

@@ -19,6 +19,14 @@ type BlockDeviceEntry struct {
 	Name [32]int8
 }
 
+type BlockEndedEntry struct {
+	_        structs.HostLayout
+	Request  uint64
+	IssuedNs uint64
+	At       uint32
+	Unused   uint32
+}
+
 type BlockLossCounts struct {
 	_           structs.HostLayout
 	NoRoom      uint64
@@ -57,19 +65,21 @@ type BlockRequestEntry struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	BlockMapCounts      = "counts"
-	BlockMapDevices     = "devices"
-	BlockMapLosses      = "losses"
-	BlockMapRequests    = "requests"
-	BlockMapWanted      = "wanted"
-	BlockProgComplete   = "complete"
-	BlockProgInsert     = "insert"
-	BlockProgIssue      = "issue"
-	BlockProgMerge      = "merge"
-	BlockProgRequeue    = "requeue"
-	BlockVarOnlyDevices = "only_devices"
-	BlockVarQueueFirst  = "queue_first"
-	BlockVarRequestMask = "request_mask"
+	BlockMapCounts         = "counts"
+	BlockMapDevices        = "devices"
+	BlockMapLosses         = "losses"
+	BlockMapRequests       = "requests"
+	BlockMapWanted         = "wanted"
+	BlockProgComplete      = "complete"
+	BlockProgInsert        = "insert"
+	BlockProgIssue         = "issue"
+	BlockProgListEnded     = "list_ended"
+	BlockProgMerge         = "merge"
+	BlockProgRequeue       = "requeue"
+	BlockVarEndedEntryType = "ended_entry_type"
+	BlockVarOnlyDevices    = "only_devices"
+	BlockVarQueueFirst     = "queue_first"
+	BlockVarRequestMask    = "request_mask"
 )
 
 // LoadBlock returns the embedded CollectionSpec for Block.
@@ -114,11 +124,12 @@ type BlockSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type BlockProgramSpecs struct {
-	Complete *ebpf.ProgramSpec `ebpf:"complete"`
-	Insert   *ebpf.ProgramSpec `ebpf:"insert"`
-	Issue    *ebpf.ProgramSpec `ebpf:"issue"`
-	Merge    *ebpf.ProgramSpec `ebpf:"merge"`
-	Requeue  *ebpf.ProgramSpec `ebpf:"requeue"`
+	Complete  *ebpf.ProgramSpec `ebpf:"complete"`
+	Insert    *ebpf.ProgramSpec `ebpf:"insert"`
+	Issue     *ebpf.ProgramSpec `ebpf:"issue"`
+	ListEnded *ebpf.ProgramSpec `ebpf:"list_ended"`
+	Merge     *ebpf.ProgramSpec `ebpf:"merge"`
+	Requeue   *ebpf.ProgramSpec `ebpf:"requeue"`
 }
 
 // BlockMapSpecs contains maps before they are loaded into the kernel.
@@ -136,9 +147,10 @@ type BlockMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type BlockVariableSpecs struct {
-	OnlyDevices *ebpf.VariableSpec `ebpf:"only_devices"`
-	QueueFirst  *ebpf.VariableSpec `ebpf:"queue_first"`
-	RequestMask *ebpf.VariableSpec `ebpf:"request_mask"`
+	EndedEntryType *ebpf.VariableSpec `ebpf:"ended_entry_type"`
+	OnlyDevices    *ebpf.VariableSpec `ebpf:"only_devices"`
+	QueueFirst     *ebpf.VariableSpec `ebpf:"queue_first"`
+	RequestMask    *ebpf.VariableSpec `ebpf:"request_mask"`
 }
 
 // BlockObjects contains all objects after they have been loaded into the kernel.
@@ -182,20 +194,22 @@ func (m *BlockMaps) Close() error {
 //
 // It can be passed to LoadBlockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type BlockVariables struct {
-	OnlyDevices *ebpf.Variable `ebpf:"only_devices"`
-	QueueFirst  *ebpf.Variable `ebpf:"queue_first"`
-	RequestMask *ebpf.Variable `ebpf:"request_mask"`
+	EndedEntryType *ebpf.Variable `ebpf:"ended_entry_type"`
+	OnlyDevices    *ebpf.Variable `ebpf:"only_devices"`
+	QueueFirst     *ebpf.Variable `ebpf:"queue_first"`
+	RequestMask    *ebpf.Variable `ebpf:"request_mask"`
 }
 
 // BlockPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to LoadBlockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type BlockPrograms struct {
-	Complete *ebpf.Program `ebpf:"complete"`
-	Insert   *ebpf.Program `ebpf:"insert"`
-	Issue    *ebpf.Program `ebpf:"issue"`
-	Merge    *ebpf.Program `ebpf:"merge"`
-	Requeue  *ebpf.Program `ebpf:"requeue"`
+	Complete  *ebpf.Program `ebpf:"complete"`
+	Insert    *ebpf.Program `ebpf:"insert"`
+	Issue     *ebpf.Program `ebpf:"issue"`
+	ListEnded *ebpf.Program `ebpf:"list_ended"`
+	Merge     *ebpf.Program `ebpf:"merge"`
+	Requeue   *ebpf.Program `ebpf:"requeue"`
 }
 
 func (p *BlockPrograms) Close() error {
@@ -203,6 +217,7 @@ func (p *BlockPrograms) Close() error {
 		p.Complete,
 		p.Insert,
 		p.Issue,
+		p.ListEnded,
 		p.Merge,
 		p.Requeue,
 	)

@@ -42,11 +42,14 @@ struct request_queue {
   struct gendisk *disk; /* since Linux 5.17 */
 };
 
+enum mq_rq_state { MQ_RQ_IDLE, MQ_RQ_IN_FLIGHT, MQ_RQ_COMPLETE };
+
 struct request {
   struct request_queue *q;
   unsigned int cmd_flags;
   unsigned int __data_len;
   struct gendisk *rq_disk; /* before Linux 5.17 */
+  enum mq_rq_state state;
 };
 
 struct sched_info {
@@ -65,7 +68,6 @@ struct task_struct {
   struct sched_info sched_info;
   unsigned long nvcsw;
   unsigned long nivcsw;
-  int exit_state;
   __u64 start_time;
   unsigned long min_flt;
   unsigned long maj_flt;
@@ -76,6 +78,15 @@ struct seq_file;
 
 struct bpf_iter_meta {
   struct seq_file *seq;
+};
+
+struct bpf_map;
+
+struct bpf_iter__bpf_map_elem {
+  struct bpf_iter_meta *meta;
+  struct bpf_map *map;
+  void *key;
+  void *value;
 };
 
 struct bpf_iter__task {

@@ -11,7 +11,7 @@
 
 char LICENSE[] SEC("license") = "GPL";
 
-enum { PF_KTHREAD = 0x00200000 };
+enum { PF_EXITING = 0x4, PF_KTHREAD = 0x00200000 };
 
 struct task_record {
   __u64 start_ns; /* CLOCK_MONOTONIC */
@@ -54,8 +54,8 @@ static __always_inline void fill(struct task_record *r, struct task_struct *task
 SEC("iter/task")
 int list(struct bpf_iter__task *ctx) {
   struct task_struct *task = ctx->task;
-  if (!task || task->flags & PF_KTHREAD) return 0;
-  if (task->exit_state) return 0; /* it ended, and waits for its parent */
+  /* One that exits is known by its end, which may have been told or not. */
+  if (!task || task->flags & (PF_KTHREAD | PF_EXITING)) return 0;
   struct task_record r;
   fill(&r, task);
   bpf_seq_write(ctx->meta->seq, &r, sizeof r);

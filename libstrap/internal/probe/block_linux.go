@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/libstrap/strap/bpf"
@@ -35,12 +36,16 @@ type Block struct {
 	program *loaded
 	entries []bpf.BlockRequestEntry // shared with the kernel
 	memory  []byte
+	list    *link.Iter // of entries whose request has ended; nil: this kernel has no such
 
 	mu     sync.Mutex
 	before map[countKey]bpf.BlockRequestCounts
 	losses Losses
 	read   time.Time
 	expire uint64 // requests given up so far
+	unseen uint64 // and those that had ended
+
+	suspects map[bpf.BlockEndedEntry]bool // of the snapshot before
 }
 
 type countKey struct{ device, op uint32 }
@@ -95,6 +100,13 @@ func (b *Block) begin(wanted []uint64) error {
 		}
 	}
 	var one bpf.BlockRequestEntry
+	if program := b.program.collection.Programs[bpf.BlockProgListEnded]; program != nil {
+		var err error
+		b.list, err = link.AttachIter(link.IterOptions{Program: program, Map: maps[bpf.BlockMapRequests]})
+		if err != nil {
+			return explain(err)
+		}
+	}
 	size := b.options.Requests * int(unsafe.Sizeof(one))
 	memory, err := unix.Mmap(maps[bpf.BlockMapRequests].FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -111,6 +123,9 @@ func (b *Block) Close() {
 	defer b.mu.Unlock()
 	if b.program == nil {
 		return
+	}
+	if b.list != nil {
+		b.list.Close()
 	}
 	b.program.close()
 	b.program, b.entries = nil, nil
@@ -146,7 +161,10 @@ func (b *Block) Read() (*BlockSnapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	inFlight := b.scan(s.MonotonicNS)
+	inFlight, err := b.scan(s.MonotonicNS)
+	if err != nil {
+		return nil, err
+	}
 	for _, d := range devices {
 		whole := DeviceHistogram{Device: d.Device}
 		for op := range Operations {
@@ -198,8 +216,13 @@ func (b *Block) devices() ([]tableDevice, error) {
 	return out, nil
 }
 
-// scan counts the requests under way, and gives up those that are too old.
-func (b *Block) scan(now int64) map[countKey]uint64 {
+// scan counts the requests under way, and gives up those that are too old, or had ended at
+// the snapshot before already. What has ended for no longer may be on its way to the program.
+func (b *Block) scan(now int64) (map[countKey]uint64, error) {
+	ended, err := b.ended()
+	if err != nil {
+		return nil, err
+	}
 	found := map[countKey]uint64{}
 	for i := range b.entries {
 		e := &b.entries[i]
@@ -207,21 +230,37 @@ func (b *Block) scan(now int64) map[countKey]uint64 {
 		if request == 0 {
 			continue
 		}
-		since := max(atomic.LoadUint64(&e.IssuedNs), atomic.LoadUint64(&e.QueuedNs))
+		issued := atomic.LoadUint64(&e.IssuedNs)
+		since := max(issued, atomic.LoadUint64(&e.QueuedNs))
 		if since == 0 {
 			continue // just begun
 		}
-		if now-int64(since) > b.options.ExpireAfter.Nanoseconds() {
+		self := bpf.BlockEndedEntry{Request: request, IssuedNs: issued, At: uint32(i)}
+		switch {
+		case ended[self]:
+			if b.suspects[self] && atomic.CompareAndSwapUint64(&e.Request, request, 0) {
+				b.unseen++
+			}
+		case now-int64(since) > b.options.ExpireAfter.Nanoseconds():
 			if atomic.CompareAndSwapUint64(&e.Request, request, 0) {
 				b.expire++
 			}
-			continue
-		}
-		if e.IssuedNs != 0 {
+		case issued != 0:
 			found[countKey{uint32(e.Device), uint32(e.Op)}]++
 		}
 	}
-	return found
+	b.suspects = ended
+	return found, nil
+}
+
+// ended are the entries whose request is not in flight, as the kernel has it.
+func (b *Block) ended() (map[bpf.BlockEndedEntry]bool, error) {
+	out := map[bpf.BlockEndedEntry]bool{}
+	if b.list == nil {
+		return out, nil
+	}
+	err := records(b.list, func(e *bpf.BlockEndedEntry) { out[*e] = true })
+	return out, err
 }
 
 // operation is what the device did of an operation since the last snapshot.
@@ -250,7 +289,7 @@ func (b *Block) lost(out *Losses) error {
 	if err := b.program.collection.Maps[bpf.BlockMapLosses].Lookup(uint32(0), &each); err != nil {
 		return explain(err)
 	}
-	total := Losses{Expired: b.expire}
+	total := Losses{Expired: b.expire, UnseenEnd: b.unseen}
 	for _, one := range each {
 		total.NoRoom += one.NoRoom
 		total.NoDevice += one.NoDevice

@@ -3,7 +3,9 @@ package probe
 import (
 	"cmp"
 	"errors"
+	"io"
 	"os"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -59,6 +61,9 @@ func start(spec *ebpf.CollectionSpec, optional []string) (*loaded, error) {
 		return nil, err
 	}
 	for name, program := range l.collection.Programs {
+		if spec.Programs[name].AttachType == ebpf.AttachTraceIter {
+			continue // runs when it is read
+		}
 		one, err := attach(program, spec.Programs[name].AttachTo)
 		if err != nil {
 			l.close()
@@ -74,6 +79,30 @@ func attach(program *ebpf.Program, tracepoint string) (link.Link, error) {
 		return link.AttachRawTracepoint(link.RawTracepointOptions{Name: tracepoint, Program: program})
 	}
 	return link.AttachTracing(link.TracingOptions{Program: program})
+}
+
+// records runs an iterator and shows what it writes, a T each.
+func records[T any](list *link.Iter, show func(*T)) error {
+	in, err := list.Open()
+	if err != nil {
+		return explain(err)
+	}
+	defer in.Close()
+	some := make([]T, 512)
+	size := int(unsafe.Sizeof(some[0]))
+	room := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(some))), len(some)*size)
+	for {
+		n, err := io.ReadFull(in, room)
+		for i := range n / size {
+			show(&some[i])
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil
+		}
+		if err != nil {
+			return status.Wrap(status.IO, err, "what an iterator in the kernel gives cannot be read")
+		}
+	}
 }
 
 // missed is how often the kernel left a program out, because it interrupted itself.

@@ -3,7 +3,6 @@ package probe
 import (
 	"encoding/binary"
 	"errors"
-	"io"
 	"os"
 	"strconv"
 	"sync"
@@ -29,10 +28,10 @@ type System struct {
 	mu      sync.Mutex
 	closed  bool
 	before  map[threadKey]bpf.TasksTaskRecord
+	leaving map[threadKey]bool // of those before, the ones that are not listed any more
 	lost    uint64
 	read    time.Time
 	readNS  int64 // on the clock of the records
-	scratch []byte
 }
 
 // threadKey tells threads apart whose number is the same.
@@ -49,7 +48,7 @@ func StartSystem() (*System, error) {
 	if err != nil {
 		return nil, explain(err)
 	}
-	s := &System{before: map[threadKey]bpf.TasksTaskRecord{}, scratch: make([]byte, 1<<16)}
+	s := &System{before: map[threadKey]bpf.TasksTaskRecord{}}
 	if s.collection, err = ebpf.NewCollection(spec); err != nil {
 		return nil, explain(err)
 	}
@@ -127,9 +126,8 @@ func (s *System) Read() (*SystemSnapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	for key, r := range ended {
+	for _, r := range ended {
 		s.count(out, r, int64(r.EndedNs))
-		delete(s.before, key)
 	}
 	next := make(map[threadKey]bpf.TasksTaskRecord, len(living))
 	for key, r := range living {
@@ -139,7 +137,8 @@ func (s *System) Read() (*SystemSnapshot, error) {
 		s.count(out, r, out.MonotonicNS)
 		next[key] = r
 	}
-	s.before, s.read, s.readNS = next, now, out.MonotonicNS
+	s.before, s.leaving = s.leave(next, ended)
+	s.read, s.readNS = now, out.MonotonicNS
 	out.finish()
 	if out.Losses.Ended, err = s.lostEnds(); err != nil {
 		return nil, err
@@ -148,6 +147,22 @@ func (s *System) Read() (*SystemSnapshot, error) {
 		return nil, err
 	}
 	return out, nil
+}
+
+// leave adds to the next records those before of threads that are on their way out: the
+// record of their end comes with the next snapshot. It waits for that no longer: it may have
+// been lost.
+func (s *System) leave(next, ended map[threadKey]bpf.TasksTaskRecord) (before map[threadKey]bpf.TasksTaskRecord, leaving map[threadKey]bool) {
+	leaving = map[threadKey]bool{}
+	for key, r := range s.before {
+		if _, over := ended[key]; over || s.leaving[key] {
+			continue
+		}
+		if _, lives := next[key]; !lives {
+			next[key], leaving[key] = r, true
+		}
+	}
+	return next, leaving
 }
 
 // count adds what a thread did until `until` to its process.
@@ -185,28 +200,9 @@ func (s *System) count(out *SystemSnapshot, r bpf.TasksTaskRecord, until int64) 
 
 // living are the threads that there are.
 func (s *System) living() (map[threadKey]bpf.TasksTaskRecord, error) {
-	in, err := s.list.Open()
-	if err != nil {
-		return nil, explain(err)
-	}
-	defer in.Close()
 	out := make(map[threadKey]bpf.TasksTaskRecord, len(s.before))
-	var one bpf.TasksTaskRecord
-	size := int(unsafe.Sizeof(one))
-	room := s.scratch[:len(s.scratch)/size*size]
-	for {
-		n, err := io.ReadFull(in, room)
-		for at := 0; at+size <= n; at += size {
-			r := *(*bpf.TasksTaskRecord)(unsafe.Pointer(&room[at]))
-			out[threadKey{r.Thread, r.StartNs}] = r
-		}
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return out, nil
-		}
-		if err != nil {
-			return nil, status.Wrap(status.IO, err, "the threads cannot be listed")
-		}
-	}
+	err := records(s.list, func(r *bpf.TasksTaskRecord) { out[threadKey{r.Thread, r.StartNs}] = *r })
+	return out, err
 }
 
 // drain are the threads that have ended since it was called last.
