@@ -239,7 +239,10 @@ static __always_inline int on_insert(struct request *rq, __u64 key) {
 static __always_inline int on_issue(struct request *rq, __u64 key) {
   struct request_entry *e = find(key);
   if (e && e->issued_ns) {
-    if (e->requeued) return 0; /* the first issue started its clock */
+    if (e->requeued) { /* the first issue started its clock */
+      e->requeued = 0;
+      return 0;
+    }
     LOST(unseen_end);
     give_back(e);
     e = NULL;
