@@ -210,7 +210,7 @@ static __always_inline __u32 log2_of(__u64 value) {
   return slot + (v >> 1);
 }
 
-/* Begins to follow a request; `now` is when it was queued or issued. */
+/* Begins to follow a request, which is neither queued nor issued yet. */
 static __always_inline struct request_entry *follow(struct request *rq, __u64 key) {
   int device = device_of(rq);
   if (device < 0) return NULL;

@@ -33,8 +33,8 @@ func run(arguments []string) error {
 	if err := flags.Parse(arguments); err != nil {
 		return err
 	}
-	if *interval <= 0 {
-		return status.New(status.InvalidArgument, "--interval %v: give seconds above 0", *interval)
+	if !(*interval > 0 && *interval < 1e9) { // NaN is neither
+		return status.New(status.InvalidArgument, "--interval %v: give seconds above 0 and below 10^9", *interval)
 	}
 	options, err := json.Marshal(probe.Options{Devices: devices})
 	if err != nil {

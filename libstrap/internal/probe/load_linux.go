@@ -19,7 +19,6 @@ import (
 type loaded struct {
 	collection *ebpf.Collection
 	links      []link.Link
-	absent     []string // tracepoints that this kernel lacks
 }
 
 // load puts programs into the kernel: typed ones, which read its structures directly, or
@@ -52,7 +51,6 @@ func start(spec *ebpf.CollectionSpec, optional []string) (*loaded, error) {
 	l := &loaded{}
 	for _, name := range optional {
 		if tracepoint := spec.Programs[name].AttachTo; !hasTracepoint(tracepoint) {
-			l.absent = append(l.absent, tracepoint)
 			delete(spec.Programs, name)
 		}
 	}

@@ -1,7 +1,6 @@
 package probe
 
 import (
-	"encoding/binary"
 	"errors"
 	"os"
 	"strconv"
@@ -218,7 +217,7 @@ func (s *System) drain() (map[threadKey]bpf.TasksTaskRecord, error) {
 			return nil, status.Wrap(status.IO, err, "the ends of threads cannot be read")
 		}
 		var r bpf.TasksTaskRecord
-		if len(raw.RawSample) < binary.Size(r) {
+		if len(raw.RawSample) < int(unsafe.Sizeof(r)) {
 			return nil, status.New(status.Internal, "a record of %d bytes", len(raw.RawSample))
 		}
 		r = *(*bpf.TasksTaskRecord)(unsafe.Pointer(&raw.RawSample[0]))
