@@ -62,7 +62,6 @@ struct loss_counts {
 /* Set by user space before the programs are loaded. */
 const volatile __u32 request_mask = 8191; /* entries of `requests` - 1 */
 const volatile __u32 only_devices;        /* follow those in `wanted` alone */
-const volatile __u32 queue_first;         /* before Linux 5.11 the queue comes before the request */
 
 struct {
   __uint(type, BPF_MAP_TYPE_ARRAY);
@@ -300,14 +299,11 @@ static __always_inline int on_merge(__u64 key) {
   return 0;
 }
 
-/* Where the request stands among the arguments, but for block_rq_complete. */
-#define REQUEST (queue_first ? 1 : 0)
-
 TRACEPOINT(block_rq_insert)
-int insert(__u64 *ctx) { return on_insert((void *)ctx[REQUEST], number_of(&ctx[REQUEST])); }
+int insert(__u64 *ctx) { return on_insert((void *)ctx[0], number_of(&ctx[0])); }
 
 TRACEPOINT(block_rq_issue)
-int issue(__u64 *ctx) { return on_issue((void *)ctx[REQUEST], number_of(&ctx[REQUEST])); }
+int issue(__u64 *ctx) { return on_issue((void *)ctx[0], number_of(&ctx[0])); }
 
 TRACEPOINT(block_rq_complete)
 int complete(__u64 *ctx) {
@@ -315,10 +311,10 @@ int complete(__u64 *ctx) {
 }
 
 TRACEPOINT(block_rq_requeue)
-int requeue(__u64 *ctx) { return on_requeue(number_of(&ctx[REQUEST])); }
+int requeue(__u64 *ctx) { return on_requeue(number_of(&ctx[0])); }
 
 TRACEPOINT(block_rq_merge)
-int merge(__u64 *ctx) { return on_merge(number_of(&ctx[REQUEST])); }
+int merge(__u64 *ctx) { return on_merge(number_of(&ctx[0])); }
 
 #ifndef RAW
 /* An entry whose request the kernel does not hold for in flight: it has ended unseen, or does

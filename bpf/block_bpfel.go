@@ -78,7 +78,6 @@ const (
 	BlockProgRequeue       = "requeue"
 	BlockVarEndedEntryType = "ended_entry_type"
 	BlockVarOnlyDevices    = "only_devices"
-	BlockVarQueueFirst     = "queue_first"
 	BlockVarRequestMask    = "request_mask"
 )
 
@@ -149,7 +148,6 @@ type BlockMapSpecs struct {
 type BlockVariableSpecs struct {
 	EndedEntryType *ebpf.VariableSpec `ebpf:"ended_entry_type"`
 	OnlyDevices    *ebpf.VariableSpec `ebpf:"only_devices"`
-	QueueFirst     *ebpf.VariableSpec `ebpf:"queue_first"`
 	RequestMask    *ebpf.VariableSpec `ebpf:"request_mask"`
 }
 
@@ -196,7 +194,6 @@ func (m *BlockMaps) Close() error {
 type BlockVariables struct {
 	EndedEntryType *ebpf.Variable `ebpf:"ended_entry_type"`
 	OnlyDevices    *ebpf.Variable `ebpf:"only_devices"`
-	QueueFirst     *ebpf.Variable `ebpf:"queue_first"`
 	RequestMask    *ebpf.Variable `ebpf:"request_mask"`
 }
 

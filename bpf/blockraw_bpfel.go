@@ -27,7 +27,6 @@ const (
 	BlockRawProgMerge      = "merge"
 	BlockRawProgRequeue    = "requeue"
 	BlockRawVarOnlyDevices = "only_devices"
-	BlockRawVarQueueFirst  = "queue_first"
 	BlockRawVarRequestMask = "request_mask"
 )
 
@@ -96,7 +95,6 @@ type BlockRawMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type BlockRawVariableSpecs struct {
 	OnlyDevices *ebpf.VariableSpec `ebpf:"only_devices"`
-	QueueFirst  *ebpf.VariableSpec `ebpf:"queue_first"`
 	RequestMask *ebpf.VariableSpec `ebpf:"request_mask"`
 }
 
@@ -142,7 +140,6 @@ func (m *BlockRawMaps) Close() error {
 // It can be passed to LoadBlockRawObjects or ebpf.CollectionSpec.LoadAndAssign.
 type BlockRawVariables struct {
 	OnlyDevices *ebpf.Variable `ebpf:"only_devices"`
-	QueueFirst  *ebpf.Variable `ebpf:"queue_first"`
 	RequestMask *ebpf.Variable `ebpf:"request_mask"`
 }
 

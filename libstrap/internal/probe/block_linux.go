@@ -76,11 +76,9 @@ func StartBlock(o BlockOptions) (*Block, error) {
 		return errors.Join(
 			spec.Variables[bpf.BlockVarRequestMask].Set(uint32(o.Requests-1)),
 			spec.Variables[bpf.BlockVarOnlyDevices].Set(uint32(min(len(wanted), 1))),
-			// Before Linux 5.11 the queue came before the request.
-			spec.Variables[bpf.BlockVarQueueFirst].Set(uint32(max(tracepointArguments("block_rq_issue"), 1)-1)),
 		)
 	}
-	program, err := load(bpf.LoadBlock, bpf.LoadBlockRaw, prepare, bpf.BlockProgMerge, bpf.BlockProgRequeue)
+	program, err := load(bpf.LoadBlock, bpf.LoadBlockRaw, prepare)
 	if err != nil {
 		return nil, err
 	}

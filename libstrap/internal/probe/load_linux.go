@@ -22,9 +22,9 @@ type loaded struct {
 }
 
 // load puts programs into the kernel: typed ones, which read its structures directly, or
-// where it refuses those the same programs as raw tracepoints. Those in `optional` are left
-// out where the kernel has no such tracepoint. Prepare sets up either before it is loaded.
-func load(typed, raw func() (*ebpf.CollectionSpec, error), prepare func(*ebpf.CollectionSpec) error, optional ...string) (*loaded, error) {
+// where it refuses those the same programs as raw tracepoints. Prepare sets up either before
+// it is loaded.
+func load(typed, raw func() (*ebpf.CollectionSpec, error), prepare func(*ebpf.CollectionSpec) error) (*loaded, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, explain(err)
 	}
@@ -37,7 +37,7 @@ func load(typed, raw func() (*ebpf.CollectionSpec, error), prepare func(*ebpf.Co
 		if err != nil {
 			return nil, explain(err)
 		}
-		l, err := start(spec, optional)
+		l, err := start(spec)
 		if err == nil {
 			return l, nil
 		}
@@ -47,17 +47,12 @@ func load(typed, raw func() (*ebpf.CollectionSpec, error), prepare func(*ebpf.Co
 }
 
 // start loads the programs and attaches them, each to the tracepoint of its section's name.
-func start(spec *ebpf.CollectionSpec, optional []string) (*loaded, error) {
-	l := &loaded{}
-	for _, name := range optional {
-		if tracepoint := spec.Programs[name].AttachTo; !hasTracepoint(tracepoint) {
-			delete(spec.Programs, name)
-		}
-	}
-	var err error
-	if l.collection, err = ebpf.NewCollection(spec); err != nil {
+func start(spec *ebpf.CollectionSpec) (*loaded, error) {
+	collection, err := ebpf.NewCollection(spec)
+	if err != nil {
 		return nil, err
 	}
+	l := &loaded{collection: collection}
 	for name, program := range l.collection.Programs {
 		if spec.Programs[name].AttachType == ebpf.AttachTraceIter {
 			continue // runs when it is read
@@ -123,30 +118,6 @@ func (l *loaded) close() {
 	if l.collection != nil {
 		l.collection.Close()
 	}
-}
-
-// hasTracepoint tells whether the kernel's BTF knows the tracepoint.
-func hasTracepoint(name string) bool { return tracepointArguments(name) > 0 }
-
-// tracepointArguments is how many the tracepoint gives; 0: there is none.
-func tracepointArguments(name string) int {
-	kernel, err := btf.LoadKernelSpec()
-	if err != nil {
-		return 0
-	}
-	var typedef *btf.Typedef
-	if err := kernel.TypeByName("btf_trace_"+name, &typedef); err != nil {
-		return 0
-	}
-	pointer, ok := typedef.Type.(*btf.Pointer)
-	if !ok {
-		return 0
-	}
-	proto, ok := pointer.Target.(*btf.FuncProto)
-	if !ok {
-		return 0
-	}
-	return len(proto.Params) - 1 // the first is the tracepoint's own
 }
 
 // explain gives an error of the kernel its code and the way out.
