@@ -155,6 +155,18 @@ def test_memory_that_an_engine_announces_is_known_from_load_to_teardown():
     ]
 
 
+def test_memory_of_a_run_that_broke_off_stays_known_after_its_last_event():
+    records = [
+        PhaseRecord(PhaseEvent.MODEL_LOAD_START, "", 0, 10, {}),
+        PhaseRecord(PhaseEvent.MODEL_LOAD_END, "", 0, 20, {"weight_ranges": [[0x1000, 0x2000]]}),
+        PhaseRecord(PhaseEvent.TOKEN_EMITTED, "", 0, 30, {"kv_ranges": [[0x5000, 0x6000]]}),
+    ]
+    # A look that ended after the interrupt, whose rows have its end as their time.
+    rows = [row(0x1000, ns=95), row(0x5000, ns=95), row(0x1000, ns=9)]
+    labelled = TraceLabeller(ranges=known_ranges(records)).label(rows)
+    assert [r["region_type"] for r in labelled] == ["weight", "kv_cache", "unknown"]
+
+
 def test_no_rule_guesses_what_is_known_exactly():
     rows = [row(0x1000, "ggml_vec_dot_f32", ns=1), row(0x9000, "ggml_vec_dot_f32", ns=1)]
 
