@@ -116,7 +116,7 @@ def test_probe_outside_its_life(disk):
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"requests": 1000}, InvalidArgumentError, "Requests = 1000"),
+        ({"requests": 1000}, InvalidArgumentError, "requests = 1000"),
         ({"expire_s": -1.0}, InvalidArgumentError, "expire_s = -1"),
         ({"devices": ["nosuch"]}, NotFoundError, '"nosuch"'),
     ],

@@ -20,11 +20,11 @@ import (
 // BlockOptions say which requests to follow.
 type BlockOptions struct {
 	// Devices by name, as in /proc/partitions: whole disks. None: all.
-	Devices []string
+	Devices []string `json:"devices"`
 	// Requests that can be followed at a time, a power of two; 0: 8192.
-	Requests int
-	// ExpireAfter is when a request that has not completed is given up; 0: 10 minutes.
-	ExpireAfter time.Duration
+	Requests int `json:"requests"`
+	// ExpireS is after how many seconds a request that has not completed is given up; 0: 600.
+	ExpireS float64 `json:"expire_s"`
 }
 
 // Operations of block devices, in the order of the kernel's program.
@@ -59,13 +59,13 @@ func StartBlock(o BlockOptions) (*Block, error) {
 		o.Requests = 8192
 	}
 	if o.Requests < 64 || o.Requests > 1<<20 || o.Requests&(o.Requests-1) != 0 {
-		return nil, status.New(status.InvalidArgument, "Requests = %d: give a power of two from 64 to 2^20", o.Requests)
+		return nil, status.New(status.InvalidArgument, "requests = %d: give a power of two from 64 to 2^20", o.Requests)
 	}
-	if o.ExpireAfter == 0 {
-		o.ExpireAfter = 10 * time.Minute
+	if o.ExpireS == 0 {
+		o.ExpireS = 600
 	}
-	if o.ExpireAfter < 0 {
-		return nil, status.New(status.InvalidArgument, "ExpireAfter = %v is negative", o.ExpireAfter)
+	if !(o.ExpireS > 0 && o.ExpireS < 1e9) {
+		return nil, status.New(status.InvalidArgument, "expire_s = %v: give seconds from 0 to 10^9", o.ExpireS)
 	}
 	wanted, err := deviceNumbers(o.Devices)
 	if err != nil {
@@ -131,10 +131,6 @@ func (b *Block) Close() {
 		unix.Munmap(b.memory)
 		b.memory = nil
 	}
-}
-
-func startBlock(devices []string, requests int, expireAfter time.Duration) (Collector, error) {
-	return StartBlock(BlockOptions{Devices: devices, Requests: requests, ExpireAfter: expireAfter})
 }
 
 // Snapshot is Read, as a Collector.
@@ -239,7 +235,7 @@ func (b *Block) scan(now int64) (map[countKey]uint64, error) {
 			if b.suspects[self] && atomic.CompareAndSwapUint64(&e.Request, request, 0) {
 				b.unseen++
 			}
-		case now-int64(since) > b.options.ExpireAfter.Nanoseconds():
+		case now-int64(since) > int64(b.options.ExpireS*1e9):
 			if atomic.CompareAndSwapUint64(&e.Request, request, 0) {
 				b.expire++
 			}

@@ -276,7 +276,7 @@ func TestBlockAgreesWithFio(t *testing.T) {
 
 func TestRequestThatIsNeverIssuedExpires(t *testing.T) {
 	_, name := loopDevice(t, 1<<20)
-	b := started(t, BlockOptions{Devices: []string{name}, ExpireAfter: time.Minute})
+	b := started(t, BlockOptions{Devices: []string{name}, ExpireS: 60})
 	now := stamp(time.Now(), 0).MonotonicNS
 	b.entries[5].QueuedNs = uint64(now - time.Hour.Nanoseconds())
 	b.entries[5].Request = 1 << 40
@@ -321,8 +321,8 @@ func TestBlockRefusesBadOptions(t *testing.T) {
 		code    status.Code
 		says    string
 	}{
-		{BlockOptions{Requests: 100}, status.InvalidArgument, "Requests = 100"},
-		{BlockOptions{ExpireAfter: -1}, status.InvalidArgument, "ExpireAfter"},
+		{BlockOptions{Requests: 100}, status.InvalidArgument, "requests = 100"},
+		{BlockOptions{ExpireS: -1}, status.InvalidArgument, "expire_s"},
 		{BlockOptions{Devices: []string{"nosuch"}}, status.NotFound, `"nosuch"`},
 	} {
 		b, err := StartBlock(c.options)

@@ -9,7 +9,9 @@ package probe
 import (
 	"bytes"
 	"encoding/json"
-	"time"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
@@ -23,38 +25,35 @@ type Collector interface {
 	Close()
 }
 
-// Options of a collector, as JSON. Those of another kind are unknown to it.
-type Options struct {
-	// Devices, Requests and ExpireS are those of BlockOptions.
-	Devices  []string `json:"devices"`
-	Requests int      `json:"requests"`
-	ExpireS  float64  `json:"expire_s"`
-}
-
-// Start starts the collector of a kind: "block" or "system".
+// Start starts the collector of a kind, with its options as JSON: of "block" the fields of
+// BlockOptions; "system" has none.
 //
 // Errors: InvalidArgument, naming the kind or option; NotFound, Permission, Unsupported as
 // the collectors give them.
 func Start(kind string, options []byte) (Collector, error) {
-	var o Options
-	if len(bytes.TrimSpace(options)) > 0 {
-		decoder := json.NewDecoder(bytes.NewReader(options))
-		decoder.DisallowUnknownFields()
-		if err := decoder.Decode(&o); err != nil {
-			return nil, status.Wrap(status.InvalidArgument, err, "the options of the collector %q", kind)
+	start, ok := collectors[kind]
+	if !ok {
+		kinds := slices.Sorted(maps.Keys(collectors))
+		return nil, status.New(status.InvalidArgument, "there is no collector %q: there are %s", kind, strings.Join(kinds, ", "))
+	}
+	return start(options)
+}
+
+// starter makes a collector of its options, as JSON; unknown ones are errors.
+func starter[O any, C Collector](kind string, start func(O) (C, error)) func([]byte) (Collector, error) {
+	return func(options []byte) (Collector, error) {
+		var o O
+		if len(bytes.TrimSpace(options)) > 0 {
+			decoder := json.NewDecoder(bytes.NewReader(options))
+			decoder.DisallowUnknownFields()
+			if err := decoder.Decode(&o); err != nil {
+				return nil, status.Wrap(status.InvalidArgument, err, "the options of the collector %q", kind)
+			}
 		}
-	}
-	if kind == "system" {
-		if len(o.Devices) > 0 || o.Requests != 0 || o.ExpireS != 0 {
-			return nil, status.New(status.InvalidArgument, "the collector %q has no options", kind)
+		c, err := start(o)
+		if err != nil {
+			return nil, err // not a nil C, which would be no nil Collector
 		}
-		return startSystem()
+		return c, nil
 	}
-	if kind != "block" {
-		return nil, status.New(status.InvalidArgument, "there is no collector %q: there are block and system", kind)
-	}
-	if !(o.ExpireS >= 0 && o.ExpireS < 1e9) {
-		return nil, status.New(status.InvalidArgument, "expire_s = %v: give seconds from 0 to 10^9", o.ExpireS)
-	}
-	return startBlock(o.Devices, o.Requests, time.Duration(o.ExpireS*float64(time.Second)))
 }

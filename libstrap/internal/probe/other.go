@@ -2,14 +2,13 @@
 
 package probe
 
-import (
-	"time"
+import "github.com/libstrap/strap/libstrap/internal/status"
 
-	"github.com/libstrap/strap/libstrap/internal/status"
-)
-
-func startBlock([]string, int, time.Duration) (Collector, error) {
-	return nil, status.New(status.Unsupported, "collectors run in the Linux kernel alone")
+var collectors = map[string]func(options []byte) (Collector, error){
+	"block":  unsupported,
+	"system": unsupported,
 }
 
-func startSystem() (Collector, error) { return startBlock(nil, 0, 0) }
+func unsupported([]byte) (Collector, error) {
+	return nil, status.New(status.Unsupported, "collectors run in the Linux kernel alone")
+}

@@ -103,7 +103,7 @@ type Losses struct {
 	NoDevice    uint64 `json:"no_device"`    // more devices than there is room for
 	UnseenStart uint64 `json:"unseen_start"` // completed, but issued before the start
 	UnseenEnd   uint64 `json:"unseen_end"`   // their completion was not seen
-	Expired     uint64 `json:"expired"`      // under way for longer than BlockOptions.ExpireAfter
+	Expired     uint64 `json:"expired"`      // under way for longer than BlockOptions.ExpireS
 	Missed      uint64 `json:"missed"`       // events that interrupted the handling of another
 }
 

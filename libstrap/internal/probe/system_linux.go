@@ -39,10 +39,13 @@ type threadKey struct {
 	start  uint64
 }
 
+// SystemOptions are none: every process is watched.
+type SystemOptions struct{}
+
 // StartSystem begins to watch.
 //
 // Errors: Permission; Unsupported where the kernel cannot do it.
-func StartSystem() (*System, error) {
+func StartSystem(SystemOptions) (*System, error) {
 	spec, err := bpf.LoadTasks()
 	if err != nil {
 		return nil, explain(err)
@@ -75,14 +78,6 @@ func (s *System) begin() (err error) {
 	}
 	s.list, err = link.AttachIter(link.IterOptions{Program: programs[bpf.TasksProgList]})
 	return err
-}
-
-func startSystem() (Collector, error) {
-	s, err := StartSystem()
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
 }
 
 // Close ends the watching. Calling it again does nothing.

@@ -50,7 +50,7 @@ func work() {
 
 func startedSystem(t *testing.T) *System {
 	t.Helper()
-	s, err := StartSystem()
+	s, err := StartSystem(SystemOptions{})
 	if errors.Is(err, status.Permission) || errors.Is(err, status.Unsupported) {
 		t.Skip(err)
 	}

@@ -1,0 +1,6 @@
+package probe
+
+var collectors = map[string]func(options []byte) (Collector, error){
+	"block":  starter("block", StartBlock),
+	"system": starter("system", StartSystem),
+}
