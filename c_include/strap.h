@@ -223,13 +223,13 @@ typedef struct strap_stats_t {
   uint64_t failed;          /* tensors noted by strap_note or abandoned */
   uint64_t overflowed;      /* float32 tensors with finite values beyond float16 */
   uint64_t stalls;          /* enqueue calls that had to wait for room */
-  uint64_t stall_ns;        /* and how long they waited together */
+  uint64_t stall_ns;        /* and how long they waited together; a wait under way counts until now */
   uint64_t queued_packets;  /* enqueued, not yet written */
   uint64_t queued_bytes;    /* staging bytes they hold */
   uint64_t memory_bytes;    /* staging memory taken from the system now */
   uint64_t memory_peak;     /* and at most so far */
   uint64_t memory_limit;    /* the limit in force */
-  uint64_t write_ns;        /* time spent in write calls */
+  uint64_t write_ns;        /* time spent in write calls; one under way counts until now */
   uint64_t converted;       /* values that went from float32 to float16 */
   double square_error;      /* sum over them of (value - stored value)^2, finite ones */
   double square_sum;        /* sum over them of value^2, finite ones */

@@ -29,6 +29,7 @@ type System struct {
 	before  map[threadKey]bpf.TasksTaskRecord
 	leaving map[threadKey]bool // of those before, the ones that are not listed any more
 	lost    uint64
+	stalled map[string]map[string]Stall
 	read    time.Time
 	readNS  int64 // on the clock of the records
 }
@@ -140,6 +141,8 @@ func (s *System) Read() (*SystemSnapshot, error) {
 	if out.Pressure, err = pressure("/proc/pressure"); err != nil {
 		return nil, err
 	}
+	out.StalledUS = grown(out.Pressure, s.stalled)
+	s.stalled = out.Pressure
 	return out, nil
 }
 

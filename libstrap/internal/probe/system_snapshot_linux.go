@@ -49,11 +49,12 @@ type SystemLosses struct {
 // SystemSnapshot is what a System saw in an interval; as JSON, the documented line.
 type SystemSnapshot struct {
 	Stamp
-	OffCPUNS   map[string]uint64           `json:"off_cpu_ns"`  // by process
-	PageFaults map[string]uint64           `json:"page_faults"` // by process
-	Pressure   map[string]map[string]Stall `json:"pressure"`    // cpu, io, memory: some, full
-	Processes  map[string]*Process         `json:"processes"`
-	Losses     SystemLosses                `json:"losses"`
+	OffCPUNS   map[string]uint64            `json:"off_cpu_ns"`  // by process
+	PageFaults map[string]uint64            `json:"page_faults"` // by process
+	Pressure   map[string]map[string]Stall  `json:"pressure"`    // cpu, io, memory: some, full
+	StalledUS  map[string]map[string]uint64 `json:"stalled_us"`  // likewise: what total grew by
+	Processes  map[string]*Process          `json:"processes"`
+	Losses     SystemLosses                 `json:"losses"`
 }
 
 // finish fills in what follows from the processes.
@@ -65,6 +66,20 @@ func (s *SystemSnapshot) finish() {
 			s.PageFaults[id] = faults
 		}
 	}
+}
+
+// grown is what the totals grew by; nothing for those that were not known before.
+func grown(now, before map[string]map[string]Stall) map[string]map[string]uint64 {
+	out := map[string]map[string]uint64{}
+	for resource, kinds := range now {
+		out[resource] = map[string]uint64{}
+		for kind, stall := range kinds {
+			if b, known := before[resource][kind]; known {
+				out[resource][kind] = stall.Total - b.Total
+			}
+		}
+	}
+	return out
 }
 
 // pressure reads the files of a folder like /proc/pressure; none, where the kernel was

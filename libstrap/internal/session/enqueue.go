@@ -275,7 +275,7 @@ func (s *Session) emptyPiece(e *emission, d *deadline) ([]byte, error) {
 		return piece, nil
 	default:
 	}
-	defer s.stalled(e, time.Now())
+	defer s.stalled(e, time.Now())()
 	select {
 	case piece := <-f.empty:
 		return piece, nil
@@ -294,12 +294,13 @@ func (s *Session) timedOut() error {
 		s.path, s.arena.Limit())
 }
 
-func (s *Session) stalled(e *emission, since time.Time) {
+// stalled counts a wait for room, from its beginning until end is called.
+func (s *Session) stalled(e *emission, since time.Time) (end func()) {
 	if !e.stalled {
 		e.stalled = true
 		s.counters.stalls.Add(1)
 	}
-	s.counters.stallNS.Add(uint64(time.Since(since)))
+	return s.counters.stalled.StartAt(since)
 }
 
 // takeTurn waits for the right to reserve memory.
@@ -327,7 +328,7 @@ func (s *Session) takeTurn(d *deadline) error {
 func (s *Session) reserve(e *emission, t *Tensor, d *deadline, room int) (region arena.Region, err error) {
 	began := time.Now()
 	if err := s.takeTurn(d); err != nil {
-		s.stalled(e, began)
+		s.stalled(e, began)()
 		return region, err
 	}
 	defer func() {
@@ -342,7 +343,7 @@ func (s *Session) reserve(e *emission, t *Tensor, d *deadline, room int) (region
 	if s.opts.DropOnFull && !e.begun {
 		return region, s.drop(e, t)
 	}
-	defer s.stalled(e, began)
+	defer s.stalled(e, began)()
 	for {
 		select {
 		case <-s.arena.Freed():

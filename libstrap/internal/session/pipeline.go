@@ -108,7 +108,6 @@ func (w *writer) attempt(step func() error) {
 
 func (w *writer) measure() {
 	w.counters.fileBytes.Store(uint64(w.stream.Written()))
-	w.counters.writeNS.Store(uint64(w.stream.Busy()))
 }
 
 // halted reports whether nothing more is to be written.

@@ -29,6 +29,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/index"
 	"github.com/libstrap/strap/libstrap/internal/scan"
 	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/stopwatch"
 	"github.com/libstrap/strap/libstrap/internal/stream"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
@@ -84,11 +85,11 @@ type Session struct {
 }
 
 type counters struct {
-	packets, tensors, rawBytes, storedBytes   atomic.Uint64
-	dropped, droppedBytes, noted, overflowed  atomic.Uint64
-	stalls, stallNS, queuedPackets, fileBytes atomic.Uint64
-	writeNS, lost                             atomic.Uint64
-	queuedNotes                               atomic.Int64
+	packets, tensors, rawBytes, storedBytes  atomic.Uint64
+	dropped, droppedBytes, noted, overflowed atomic.Uint64
+	stalls, queuedPackets, fileBytes, lost   atomic.Uint64
+	stalled                                  stopwatch.Stopwatch
+	queuedNotes                              atomic.Int64
 }
 
 type layer struct {
@@ -461,10 +462,10 @@ func (s *Session) Stats() Stats {
 		RawBytes: c.rawBytes.Load(), StoredBytes: c.storedBytes.Load(), FileBytes: c.fileBytes.Load(),
 		Dropped: c.dropped.Load(), DroppedBytes: c.droppedBytes.Load(),
 		Failed: c.noted.Load(), Overflowed: c.overflowed.Load(),
-		Stalls: c.stalls.Load(), StallNS: c.stallNS.Load(),
+		Stalls: c.stalls.Load(), StallNS: uint64(c.stalled.Total()),
 		QueuedPackets: c.queuedPackets.Load(), QueuedBytes: uint64(held),
 		MemoryBytes: uint64(taken), MemoryPeak: uint64(peak), MemoryLimit: uint64(s.arena.Limit()),
-		WriteNS: c.writeNS.Load(),
+		WriteNS: uint64(s.stream.Busy()),
 	}
 	s.convert.Lock()
 	st.Convert = s.convert.Stats

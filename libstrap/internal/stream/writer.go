@@ -13,6 +13,7 @@ import (
 
 	"github.com/libstrap/strap/libstrap/internal/scan"
 	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/stopwatch"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
@@ -28,7 +29,7 @@ type Writer struct {
 	written int64  // complete packets in the file
 	buf     []byte // complete packets behind them
 	failed  error
-	busy    time.Duration
+	busy    stopwatch.Stopwatch
 }
 
 // Create opens path for a new stream and locks it. A stream that stands there
@@ -158,8 +159,9 @@ func (w *Writer) Offset() int64 { return w.written + int64(len(w.buf)) }
 // Written is the length of the complete packets in the file.
 func (w *Writer) Written() int64 { return w.written }
 
-// Busy is the time spent in write calls.
-func (w *Writer) Busy() time.Duration { return w.busy }
+// Busy is the time spent in write calls, one under way included. It may be called while
+// another goroutine writes.
+func (w *Writer) Busy() time.Duration { return w.busy.Total() }
 
 // Append adds one complete packet (header, name, payload). It may stay in the
 // buffer until Flush.
@@ -199,9 +201,8 @@ func (w *Writer) write(b []byte) error {
 }
 
 func (w *Writer) raw(b []byte) error {
-	start := time.Now()
+	defer w.busy.Start()()
 	_, err := w.f.Write(b)
-	w.busy += time.Since(start)
 	return err
 }
 

@@ -402,7 +402,7 @@ class Recorder:
             except StrapTimeoutError:
                 s = self.stats()
                 now = time.monotonic()
-                if (mark := (s.packets, s.file_bytes, s.write_seconds)) != progress:
+                if (mark := (s.packets, s.file_bytes)) != progress:
                     progress, since = mark, now
                 elif patience is not None and now - since >= patience:
                     raise

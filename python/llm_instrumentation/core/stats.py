@@ -29,7 +29,7 @@ class CaptureStats:
         dropped_bytes: of those.
         failed: tensors that could not be captured; the index says why for each.
         stalls: hooks that had to wait for room.
-        stall_seconds: how long they waited together.
+        stall_seconds: how long they waited together, waits under way included.
         queued_packets: captured, not yet in the file.
         queued_bytes: staging memory that they hold.
         memory_bytes: staging memory taken from the system now.
@@ -39,7 +39,7 @@ class CaptureStats:
         steps: outermost forward calls seen.
         seconds: since the capture began.
         throughput_gbps: raw_bytes over seconds, in 10^9 bytes a second.
-        write_seconds: time spent in write calls.
+        write_seconds: time spent in write calls, one under way included.
     """
 
     path: str
