@@ -235,7 +235,7 @@ typedef struct strap_stats_t {
   double square_sum;        /* sum over them of value^2, finite ones */
   double max_error;         /* largest |value - stored value| of them */
   strap_status failure;     /* what stopped the writing, STRAP_OK while it goes on */
-  int32_t reserved;
+  int32_t writer_thread;    /* the system's id of the thread that writes, 0: unknown */
 } strap_stats_t;
 
 /* Fills *stats; works until the session is closed, also after a failure. */

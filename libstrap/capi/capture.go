@@ -205,6 +205,7 @@ func strapgoStats(h C.strap_session, out *C.strap_stats_t, e *C.strap_error) C.s
 		out.square_sum = C.double(st.Convert.SquareSum)
 		out.max_error = C.double(st.Convert.MaxError)
 		out.failure = C.strap_status(status.CodeOf(st.Failure))
+		out.writer_thread = C.int32_t(st.WriterThread)
 		return nil
 	})
 }

@@ -46,6 +46,7 @@ AT(strap_stats_t, converted, 144);
 AT(strap_stats_t, square_error, 152);
 AT(strap_stats_t, max_error, 168);
 AT(strap_stats_t, failure, 176);
+AT(strap_stats_t, writer_thread, 180);
 
 AT(strap_reader_options, flags, 4);
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
+import matplotlib.colors
 import pytest
 from children import Growth, Noise, framework, steps_in
 from llm_instrumentation import ActivationReader
+from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
+from llm_instrumentation.probes import plot_timeline, timeline
 
 pytestmark = [pytest.mark.integration, pytest.mark.root]
 
 SIZE = 1 << 20  # 2 MiB a packet
 LIMIT = 16_000_000
+RED = matplotlib.colors.to_rgb("tab:red")
 
 
 def capture_much(tell, path, group):
@@ -63,3 +68,39 @@ def test_an_interpreter_that_ends_waits_for_a_disk_that_writes(slow_disk, python
     assert steps_in(folder / "a.stream", 1 << 22) == 4
     with ActivationReader(folder / "a.stream") as reader:
         assert reader.problem == ""
+
+
+def capture_with_probes(tell, path, group):
+    Path(group).write_text(str(os.getpid()))
+    model = Noise(SIZE)
+    model(0)
+    capture = framework(model, memory=LIMIT / 1e9)
+    capture.config.with_probes(interval_s=0.5)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the model waited, and that the disk is small
+            with capture.capture_activations(path):
+                for step in range(30):
+                    model(step)
+    except (StrapPermissionError, UnsupportedError) as error:
+        tell(str(error))
+    else:
+        tell(None)
+
+
+def test_probes_show_that_it_is_the_disk(slow_disk, start):
+    folder, group = slow_disk(512 << 20, 4_000_000)
+    child = start(capture_with_probes, folder / "a.stream", group)
+    if (refused := child.told()) is not None:
+        pytest.skip(refused)
+    assert child.join() == 0
+    table = timeline(folder / "a.stream")
+    print(table.to_string())
+    held_up = table[table["bottleneck"] == "disk"]
+    assert len(held_up) >= 3  # on a busy machine the writer waits for a CPU too
+    seconds = held_up["interval_s"].sum()
+    assert (held_up["disk_mb_s"] * held_up["interval_s"]).sum() / seconds < 3 * 4
+    assert held_up["stall_share"].mean() > 0.5
+    figure = plot_timeline(table)
+    red = [patch for patch in figure.axes[0].patches if patch.get_facecolor()[:3] == RED]
+    assert len(red) == len(held_up)

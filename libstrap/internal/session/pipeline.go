@@ -76,6 +76,7 @@ type writer struct {
 func (s *Session) write() {
 	runtime.LockOSThread()
 	lowerPriority()
+	s.counters.writerThread.Store(int32(threadID()))
 	w := &writer{Session: s, tick: time.NewTicker(indexLag / 2), indexed: time.Now()}
 	defer w.tick.Stop()
 	for {

@@ -8,3 +8,6 @@ import "syscall"
 func lowerPriority() {
 	_ = syscall.Setpriority(syscall.PRIO_PROCESS, syscall.Gettid(), 19)
 }
+
+// threadID is the system's id of the thread, as in /proc/self/task.
+func threadID() int { return syscall.Gettid() }

@@ -89,6 +89,7 @@ type counters struct {
 	dropped, droppedBytes, noted, overflowed atomic.Uint64
 	stalls, queuedPackets, fileBytes, lost   atomic.Uint64
 	stalled                                  stopwatch.Stopwatch
+	writerThread                             atomic.Int32
 	queuedNotes                              atomic.Int64
 }
 
@@ -448,6 +449,7 @@ type Stats struct {
 	QueuedPackets, QueuedBytes                uint64
 	MemoryBytes, MemoryPeak, MemoryLimit      uint64
 	WriteNS                                   uint64
+	WriterThread                              int // the system's id, 0: unknown
 	Convert                                   codec.Stats
 	Failure                                   error
 }
@@ -465,7 +467,7 @@ func (s *Session) Stats() Stats {
 		Stalls: c.stalls.Load(), StallNS: uint64(c.stalled.Total()),
 		QueuedPackets: c.queuedPackets.Load(), QueuedBytes: uint64(held),
 		MemoryBytes: uint64(taken), MemoryPeak: uint64(peak), MemoryLimit: uint64(s.arena.Limit()),
-		WriteNS: uint64(s.stream.Busy()),
+		WriteNS: uint64(s.stream.Busy()), WriterThread: int(c.writerThread.Load()),
 	}
 	s.convert.Lock()
 	st.Convert = s.convert.Stats

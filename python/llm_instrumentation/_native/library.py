@@ -100,7 +100,7 @@ class Stats(ctypes.Structure):
         ("square_sum", ctypes.c_double),
         ("max_error", ctypes.c_double),
         ("failure", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("writer_thread", ctypes.c_int32),
     ]
 
 

@@ -66,6 +66,7 @@ class SessionStats:
     square_sum: float
     max_error: float
     failure: int
+    writer_thread: int
 
 
 _STATS_FIELDS = tuple(field.name for field in dataclasses.fields(SessionStats))

@@ -27,6 +27,7 @@ __all__ = [
 
 COMPRESSION_ALGORITHMS = ("lz4", "zstd", "none")
 ON_FULL = ("block", "drop")
+PROBES = ("block", "system")
 MAX_WORKERS = 256
 """The most compression threads that libstrap takes (`strap_open_options.workers`)."""
 MAX_SEED = 2**53 - 1
@@ -109,6 +110,9 @@ class InstrumentationConfig:
         workers: compression threads, 1 to 256; None chooses by the number of CPUs.
         strict: raise a capture error inside the forward pass instead of going on without capture.
         progress: show a progress line; None shows it when stderr is a terminal.
+        probes: what to watch of the machine during the capture, "block" and "system"; see
+            `with_probes`.
+        probe_interval_s: seconds between their snapshots.
     """
 
     granularity: HookGranularity
@@ -124,11 +128,14 @@ class InstrumentationConfig:
     workers: int | None = None
     strict: bool = False
     progress: bool | None = None
+    probes: tuple[str, ...] = ()
+    probe_interval_s: float = 1.0
 
     def __post_init__(self) -> None:
         self.granularity = _granularity(self.granularity)
         self.include = _patterns("include", self.include)
         self.exclude = _patterns("exclude", self.exclude)
+        self.probes = _probes(self.probes)
         self.validate()
 
     def validate(self) -> None:
@@ -153,6 +160,8 @@ class InstrumentationConfig:
         _check_bool("strict", self.strict)
         if self.progress is not None:
             _check_bool("progress", self.progress)
+        _probes(self.probes)
+        _check_positive("probe_interval_s", self.probe_interval_s)
 
     # ---- presets --------------------------------------------------------------
 
@@ -248,6 +257,23 @@ class InstrumentationConfig:
         """Shows the progress line or not; None: when stderr is a terminal."""
         return self._change(progress=enabled)
 
+    def with_probes(
+        self, probes: str | Iterable[str] = PROBES, interval_s: float = 1.0
+    ) -> InstrumentationConfig:
+        """Watches the machine from within the Linux kernel during the capture.
+
+        Snapshots stand beside the stream, as `{stream}.block.jsonl`, `{stream}.system.jsonl`, and
+        the capture's own counters as `{stream}.capture.jsonl`; `probes.timeline` makes one table
+        of them. It takes root, or CAP_BPF and CAP_PERFMON: the capture is refused where a probe
+        cannot run.
+
+        Args:
+            probes: "block" (requests to disks) and "system" (processes and pressure), one or
+                both; `()` watches nothing.
+            interval_s: seconds between snapshots.
+        """
+        return self._change(probes=probes, probe_interval_s=interval_s)
+
     def _change(self, **changes: Any) -> InstrumentationConfig:
         checked = replace(self, **changes)  # validates, so that a refused value changes nothing
         vars(self).update(vars(checked))
@@ -319,6 +345,16 @@ def _check_int(field: str, value: Any, low: int, high: int) -> None:
 def _check_bool(field: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise ValueError(f"{field} must be True or False, not {value!r}")
+
+
+def _probes(value: Any) -> tuple[str, ...]:
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, Iterable):
+        raise ValueError(f"probes takes names of {', '.join(PROBES)}, not {value!r}")
+    names = tuple(dict.fromkeys(given))
+    for name in names:
+        _check_choice("probes", name, PROBES)
+    return names
 
 
 def _patterns(field: str, value: Any) -> tuple[LayerPattern, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from .._native import Reader, Session
 from ..errors import CaptureError, StrapError, StrapTimeoutError, UnsupportedError
 from ..memory.cuda_manager import CUDAMemoryManager
+from ..probes.capture import CaptureProbes
 from .config import HookGranularity, InstrumentationConfig
 from .monitor import Monitor
 from .outputs import walk_output
@@ -84,14 +86,19 @@ class Recorder:
         self._config = config
         # Before the file is touched: a selection that fails must not empty it.
         selected = [(model, select_modules(model, config)) for model in models]
-        self._session = Session(
-            self.path,
-            codec=config.compression_algorithm,
-            workers=config.workers or max(1, min(8, os.cpu_count() or 1)),
-            max_memory_bytes=int((config.max_memory_gb or 0) * 1e9) or _DEFAULT_MEMORY,
-            drop_when_full=config.on_full == "drop",
-            resume_offset=resume_offset,
-        )
+        self._probes = CaptureProbes(self.path, config.probes, config.probe_interval_s)
+        try:
+            self._session = Session(
+                self.path,
+                codec=config.compression_algorithm,
+                workers=config.workers or max(1, min(8, os.cpu_count() or 1)),
+                max_memory_bytes=int((config.max_memory_gb or 0) * 1e9) or _DEFAULT_MEMORY,
+                drop_when_full=config.on_full == "drop",
+                resume_offset=resume_offset,
+            )
+        except BaseException:
+            self._probes.stop()
+            raise
         self._pid = os.getpid()
         self._began = time.monotonic()
         self._last_stats = CaptureStats(self.path)
@@ -115,8 +122,12 @@ class Recorder:
                 if labels[label] > 1:
                     label += f"#{labels[label]}"
                 self._attach(model, label, modules)
+            self._probes.run(
+                lambda: dataclasses.asdict(self.stats()), append=resume_offset is not None
+            )
         except BaseException:
             self._detach()
+            self._probes.stop()
             self._session.close()
             raise
         self._monitor = Monitor(self.path, self._poll, config.progress)
@@ -358,6 +369,7 @@ class Recorder:
 
     def _ended(self) -> None:
         self._monitor.stop()
+        self._probes.stop()
         _open_recorders.discard(self)
 
     def _drain(self, patience: float | None) -> None:

@@ -40,6 +40,7 @@ class CaptureStats:
         seconds: since the capture began.
         throughput_gbps: raw_bytes over seconds, in 10^9 bytes a second.
         write_seconds: time spent in write calls, one under way included.
+        writer_thread: the system's id of the thread that writes; 0: unknown.
     """
 
     path: str
@@ -67,6 +68,7 @@ class CaptureStats:
     seconds: float = 0.0
     throughput_gbps: float = 0.0
     write_seconds: float = 0.0
+    writer_thread: int = 0
 
     @classmethod
     def of(cls, path: str, s: SessionStats, steps: int, seconds: float) -> CaptureStats:
@@ -97,4 +99,5 @@ class CaptureStats:
             seconds=seconds,
             throughput_gbps=s.raw_bytes / seconds / 1e9 if seconds > 0 else 0.0,
             write_seconds=s.write_ns / 1e9,
+            writer_thread=s.writer_thread,
         )

@@ -29,8 +29,8 @@ def known_ranges(records: Iterable[PhaseRecord]) -> list[KnownRange]:
 
     Weights, and memory that is laid out once, are known from the start of the load to the start
     of the teardown, or for good where a run broke off before it: what a collector saw last has
-    a time after the last event. The tensors of a growing cache are read by the step after the one that made
-    them: each is known from the event before its own to the event after.
+    a time after the last event. The tensors of a growing cache are read by the step after the one
+    that made them: each is known from the event before its own to the event after.
     """
     from .labeller import KnownRange
 

@@ -2,7 +2,8 @@
 
 :class:`BlockProbe` follows the requests to block devices, :class:`SystemProbe` tells what each
 process did on the cores and off them; :func:`collect` takes a snapshot at each interval,
-:class:`SnapshotWriter` and :func:`read_snapshots` keep them as lines of JSON.
+:class:`SnapshotWriter` and :func:`read_snapshots` keep them as lines of JSON. A capture with
+``config.with_probes(...)`` has them beside its stream; :func:`timeline` lays one over the other.
 docs/BLOCK_IO_TRACEPOINTS.md tells what they hold.
 """
 
@@ -17,7 +18,9 @@ _NAMES = {
     "SnapshotWriter": ".jsonl",
     "SystemProbe": ".system",
     "collect": ".collect",
+    "plot_timeline": ".correlation",
     "read_snapshots": ".jsonl",
+    "timeline": ".correlation",
 }
 
 __all__ = sorted(_NAMES)

@@ -18,9 +18,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from .analysis import Device, Floats, anomalous, bucket_edges_us, percentiles_us
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["draw_device", "file_stems", "latency_text"]
+__all__ = ["draw_device", "draw_timeline", "file_stems", "latency_text"]
 
 _SECONDS_A_DAY = 86400.0  # matplotlib counts days since 1970
 _COLUMNS = 400  # of the heat map, at most; each is two pixels wide
@@ -80,6 +81,56 @@ def draw_device(
         figure = _latency_percentiles(device, percentiles)
         written.append(_save(figure, directory / f"{stem}_latency_percentiles.png"))
     return written
+
+
+def draw_timeline(table: pd.DataFrame) -> Figure:
+    """A capture beside its machine: four panels over time, shaded where the model waited.
+
+    Args:
+        table: as :func:`.correlation.timeline` gives it.
+    """
+    figure = Figure(figsize=(9, 9), dpi=120, layout="constrained")
+    rates, waits, latency, pressure = figure.subplots(4, sharex=True)
+    edges = np.append(table.index[0] - table["interval_s"].iloc[0], table.index)
+
+    def steps(axes: Axes, column: str, label: str, scale: float = 1.0) -> None:
+        if table[column].notna().any():
+            values = table[column].to_numpy(np.float64) * scale
+            axes.stairs(values, edges, baseline=None, linewidth=1.4, label=label)
+
+    steps(rates, "captured_mb_s", "activations captured")
+    steps(rates, "file_mb_s", "stream written")
+    steps(rates, "disk_mb_s", "disk, reads and writes")
+    rates.set_ylabel("MB/s")
+    steps(waits, "stall_share", "model waits for room", 100)
+    steps(waits, "write_share", "writer in write calls", 100)
+    steps(waits, "write_blocked_share", "writer waits for the disk", 100)
+    steps(waits, "cpu_throttled_share", "CPU quota used up", 100)
+    waits.set_ylabel("% of the interval")
+    steps(latency, "disk_mean_us", "mean")
+    steps(latency, "disk_p99_us", "p99")
+    latency.set_yscale("log")
+    latency.yaxis.set_major_formatter(FuncFormatter(lambda us, _: latency_text(us)))
+    latency.set_ylabel("latency of the disk")
+    steps(pressure, "io_pressure", "I/O", 100)
+    steps(pressure, "memory_pressure", "memory", 100)
+    steps(pressure, "cpu_pressure", "CPU", 100)
+    pressure.set_ylabel("% of the time some task waits")
+    pressure.set_xlabel("seconds since the capture began")
+    for axes in (rates, waits, latency, pressure):
+        for what, color in (("disk", "tab:red"), ("cpu", "tab:gray")):
+            for row in np.flatnonzero(table["bottleneck"] == what):
+                axes.axvspan(edges[row], edges[row + 1], color=color, alpha=0.15, linewidth=0)
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+        else:
+            axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center")
+        if axes is not latency:
+            axes.set_ylim(bottom=0)
+    rates.set_title("shaded: the model waits, red for the disk, grey for the CPU")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def _latency_hist(device: Device) -> Figure:

@@ -1,0 +1,191 @@
+"""A capture beside the machine that it ran on: what the model waited for, interval by interval."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ..errors import NotFoundError
+from .analysis import percentiles_us
+from .capture import CAPTURE, snapshot_path
+from .jsonl import read_snapshots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["plot_timeline", "timeline"]
+
+#: An interval in which the model waited less than this share of it has no bottleneck.
+_WAITED = 0.05
+#: And the disk is it where the writer slept in its write calls for more than this share.
+_BLOCKED = 0.5
+_COUNTERS = {
+    "captured_mb_s": ("raw_bytes", 1e-6),
+    "file_mb_s": ("file_bytes", 1e-6),
+    "stall_share": ("stall_seconds", 1.0),
+    "write_share": ("write_seconds", 1.0),
+    "dropped": ("dropped", None),
+}
+_DISK = ["disk_mb_s", "disk_requests_s", "disk_mean_us", "disk_p99_us", "disk_in_flight"]
+_SYSTEM = [
+    "io_pressure", "memory_pressure", "cpu_pressure", "cpu_share", "runqueue_share",
+    "major_faults",
+]  # fmt: skip
+
+
+def timeline(stream: str | os.PathLike[str]) -> pd.DataFrame:
+    """One row an interval of a capture with probes.
+
+    Snapshots of disk and system go with the capture's line that was taken at the same time; an
+    interval without one has NaN.
+
+    Args:
+        stream: the stream of a capture with ``config.with_probes(...)``.
+
+    Returns:
+        A frame with the index ``time_s``, the interval's end in seconds since the capture began,
+        and the columns
+
+        - ``monotonic_ns``: the same on the clock of the capture's index; ``interval_s``;
+        - ``captured_mb_s``: activations taken, in 10^6 bytes a second; ``file_mb_s``: growth of
+          the stream; ``queued_mb``: held in memory; ``dropped``: tensors left out;
+        - ``stall_share``: time that the model waited for room, as a share of the interval (above 1
+          where several threads wait); ``write_share``: likewise, the writer in write calls;
+          ``write_blocked_share``: of that, neither on a CPU nor ready for one: asleep until the
+          disk has gone on;
+        - ``bottleneck``: ``""`` where the model waited for less than 5 % of the interval; else
+          ``"disk"`` where the writer was blocked for over half of it, else ``"cpu"``, which
+          compression or the writer had too little of;
+        - ``disk_mb_s``, ``disk_requests_s``, ``disk_mean_us``, ``disk_p99_us``,
+          ``disk_in_flight``: of the disk below the stream, of all disks where that is not known;
+        - ``io_pressure``, ``memory_pressure``, ``cpu_pressure``: share of the interval in which
+          some task waited for it;
+        - ``cpu_share``, ``runqueue_share``: of the capturing process, in CPUs: on one, and
+          waiting for one; ``major_faults``: of it, a second;
+        - ``cpu_throttled_share``: its control group was held off the CPU by its quota.
+
+    Raises:
+        NotFoundError: (a FileNotFoundError) there are no snapshots beside the stream.
+        CorruptError: a file holds none.
+    """
+    path = snapshot_path(stream, CAPTURE)
+    if not path.exists():
+        raise NotFoundError(f"{path} is missing: capture with config.with_probes(...)")
+    lines = list(read_snapshots(path))
+    if not lines:
+        raise NotFoundError(f"{path} holds no snapshot: the capture ended before its first")
+    frame = _capture(lines)
+    ends = frame["monotonic_ns"].to_numpy()
+    half = frame["interval_s"].to_numpy() * 0.5e9
+    for name, columns, told in (("block", _DISK, _disk), ("system", _SYSTEM, _system)):
+        table = np.full((len(frame), len(columns)), np.nan)
+        for snapshot in _snapshots(snapshot_path(stream, name)):
+            away = np.abs(ends - snapshot["monotonic_ns"])
+            nearest = int(np.argmin(away))
+            if away[nearest] <= half[nearest]:
+                row = told(snapshot, lines[nearest])
+                table[nearest] = [row[column] for column in columns]
+        frame[columns] = table
+    frame["bottleneck"] = _bottleneck(frame)
+    return frame
+
+
+def _bottleneck(frame: pd.DataFrame) -> list[str]:
+    return [
+        "" if waited <= _WAITED else "disk" if blocked > _BLOCKED else "cpu"
+        for waited, blocked in zip(frame["stall_share"], frame["write_blocked_share"], strict=True)
+    ]
+
+
+def _capture(lines: list[dict[str, Any]]) -> pd.DataFrame:
+    seconds = np.array([line["interval_s"] for line in lines], np.float64)
+    ends = np.array([line["monotonic_ns"] for line in lines], np.int64)
+    columns: dict[str, Any] = {"monotonic_ns": ends, "interval_s": seconds}
+    for column, (counter, scale) in _COUNTERS.items():
+        grown = _grown(lines, [line["counters"][counter] for line in lines])
+        columns[column] = grown if scale is None else grown * scale / seconds
+    columns["queued_mb"] = [line["counters"]["queued_bytes"] * 1e-6 for line in lines]
+    # All that the writer did with a CPU is taken to have been in write calls: it does little else.
+    used = _grown(lines, [line["writer_cpu_s"] or 0.0 for line in lines]) / seconds
+    columns["write_blocked_share"] = np.maximum(columns["write_share"] - used, 0.0)
+    throttled = [np.nan if (spent := line["cpu_throttled_s"]) is None else spent for line in lines]
+    columns["cpu_throttled_share"] = _grown(lines, throttled) / seconds
+    since = (ends - ends[0]) / 1e9 + seconds[0]
+    frame: pd.DataFrame = pd.DataFrame(columns, index=pd.Index(since, name="time_s"))
+    return frame
+
+
+def _grown(lines: list[dict[str, Any]], totals: list[float]) -> Any:
+    """What totals grew by; those of a capture that was resumed begin at 0 again."""
+    began = np.array([line["began_ns"] for line in lines])
+    anew = np.diff(began, prepend=-1) != 0
+    return np.where(anew, totals, np.diff(totals, prepend=0))
+
+
+def _snapshots(path: Path) -> Iterator[dict[str, Any]]:
+    return read_snapshots(path) if path.exists() else iter(())
+
+
+def _disk(snapshot: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, float]:
+    device = line["device_id"]
+
+    def wanted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [row for row in rows if device is None or row["device_id"] == device]
+
+    operations = wanted(snapshot["operations"])
+    histograms = wanted(snapshot["latency_histogram"])
+    seconds = snapshot["interval_s"]
+    counts = np.zeros(64, np.int64)
+    for bucket in (bucket for row in histograms for bucket in row["buckets"]):
+        counts[bucket["slot"]] += bucket["count"]
+    completed = sum(row["completed"] for row in operations)
+    latency_ns = sum(row["latency_ns"] for row in operations)
+    return {
+        "disk_mb_s": sum(row["bytes"] for row in operations) / 1e6 / seconds,
+        "disk_requests_s": completed / seconds,
+        "disk_mean_us": latency_ns / completed / 1e3 if completed else np.nan,
+        "disk_p99_us": float(percentiles_us(counts, [99])[0]),
+        "disk_in_flight": sum(row["count"] for row in wanted(snapshot["inflight"])),
+    }
+
+
+def _system(snapshot: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, float]:
+    seconds = snapshot["interval_s"]
+    process = snapshot["processes"].get(str(line["pid"]), {})
+
+    def pressure(resource: str) -> float:
+        stalled = snapshot["stalled_us"].get(resource, {}).get("some")
+        return np.nan if stalled is None else stalled / 1e6 / seconds
+
+    return {
+        "io_pressure": pressure("io"),
+        "memory_pressure": pressure("memory"),
+        "cpu_pressure": pressure("cpu"),
+        "cpu_share": process.get("on_cpu_ns", 0) / 1e9 / seconds,
+        "runqueue_share": process.get("runqueue_ns", 0) / 1e9 / seconds,
+        "major_faults": process.get("major_faults", 0) / seconds,
+    }
+
+
+def plot_timeline(stream: str | os.PathLike[str] | pd.DataFrame) -> Figure:
+    """Draws a timeline: rates, waiting, the disk's latency and the machine's pressure over time.
+
+    Intervals with a bottleneck are shaded.
+
+    Args:
+        stream: as for :func:`timeline`, or what it gave.
+
+    Returns:
+        A figure of four panels over one axis of time; ``figure.savefig("timeline.png")``.
+
+    Raises:
+        NotFoundError: as for :func:`timeline`.
+    """
+    from .figures import draw_timeline
+
+    return draw_timeline(stream if isinstance(stream, pd.DataFrame) else timeline(stream))
