@@ -19,8 +19,8 @@ MODULE = "github.com/libstrap/strap/"
 # single payloads. All may import status.
 ALLOWED = {
     "capi": {"codec", "memtrace", "probe", "reader", "session", "wire"},
-    "session": {"arena", "codec", "index", "scan", "stream", "wire"},
-    "stream": {"index", "scan", "wire"},
+    "session": {"arena", "codec", "index", "scan", "stopwatch", "stream", "wire"},
+    "stream": {"index", "scan", "stopwatch", "wire"},
     "reader": {"codec", "index", "scan", "wire"},
     "codec": {"wire"},
     "index": {"wire"},
@@ -29,6 +29,7 @@ ALLOWED = {
     "probe": {"bpf"},
     "cmd": {"probe"},
     "arena": set(),
+    "stopwatch": set(),
     "wire": set(),
     "status": set(),
     "bpf": set(),

@@ -36,7 +36,7 @@ func run(arguments []string) error {
 	if !(*interval > 0 && *interval < 1e9) { // NaN is neither
 		return status.New(status.InvalidArgument, "--interval %v: give seconds above 0 and below 10^9", *interval)
 	}
-	options, err := json.Marshal(probe.BlockOptions{Devices: devices})
+	options, err := json.Marshal(map[string]any{"devices": devices})
 	if err != nil {
 		return err
 	}
