@@ -13,6 +13,8 @@ import warnings
 import pytest
 from children import Noise, framework, freeze, steps_in, thaw
 from llm_instrumentation import ActivationReader
+from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
+from llm_instrumentation.probes import BlockProbe
 
 pytestmark = [pytest.mark.integration, pytest.mark.root]
 
@@ -43,9 +45,10 @@ def report(tell, took, caught, steps):
     tell({"seconds": took, "lost": [int(m[1]) for m in lost], "steps": steps})
 
 
-def interrupted_in_a_hook(tell, folder, track, size):
+def interrupted_in_a_hook(tell, folder, track, size, probes=()):
     model, steps, sent = Noise(size), 0, []
     capture = framework(model, memory=SMALL)
+    capture.config.with_probes(probes, interval_s=0.1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -105,6 +108,22 @@ def test_ctrl_c_ends_the_block_within_a_second(capture, size, track, disk, start
     assert told["seconds"] < 1
     # A write call under way when the packets were given up may have ended since.
     assert told["steps"] - lost <= steps_in(disk / "a.stream", size) <= told["steps"]
+
+
+def test_snapshots_for_the_frozen_disk_do_not_hold_the_end_up(disk, start):
+    try:
+        BlockProbe().start().stop()
+    except (StrapPermissionError, UnsupportedError) as error:
+        pytest.skip(str(error))
+    child = start(interrupted_in_a_hook, disk, False, SIZE, ["block", "system"])
+    told = child.told(60)
+    assert told["lost"]
+    thaw(disk)
+    assert child.join() == 0
+    assert told["seconds"] < 1
+    files = list(disk.glob("a.stream.*.jsonl"))
+    assert len(files) == 3
+    assert all(file.read_text()[-1:] in ("", "\n") for file in files)
 
 
 def interrupted_beside_a_thread(tell, folder):

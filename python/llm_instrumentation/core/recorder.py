@@ -369,7 +369,7 @@ class Recorder:
 
     def _ended(self) -> None:
         self._monitor.stop()
-        self._probes.stop()
+        self._probes.stop(wait=not self.gave_up)
         _open_recorders.discard(self)
 
     def _drain(self, patience: float | None) -> None:

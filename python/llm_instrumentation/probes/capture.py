@@ -33,18 +33,6 @@ def snapshot_path(stream: str | os.PathLike[str], name: str) -> Path:
     return Path(f"{os.fspath(stream)}.{name}.jsonl")
 
 
-def _cpu_s(thread: int) -> float | None:
-    """Seconds that a thread of this process was on a CPU or ready for one; None: not known.
-
-    https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat
-    """
-    try:
-        on_cpu, waiting, _ = Path(f"/proc/self/task/{thread}/schedstat").read_text().split()
-    except (OSError, ValueError):  # it has ended, or the kernel keeps no such numbers
-        return None
-    return (int(on_cpu) + int(waiting)) / 1e9
-
-
 class CaptureProbes:
     """Probes in the kernel, from construction to :meth:`stop`.
 
@@ -93,36 +81,7 @@ class CaptureProbes:
                 snapshot_path(self._stream, name).unlink(missing_ok=True)
         if not self._sources:
             return
-        device, throttled = disk_of(self._stream), cpu_throttled_s()
-        began = last = time.monotonic_ns()
-        writer: float | None = None
-
-        def capture() -> dict[str, Any]:
-            nonlocal last
-            now, before = time.monotonic_ns(), last
-            last = now
-            wall = time.time()
-            stalled = cpu_throttled_s()
-            counted = counters()
-            nonlocal writer
-            writer = _cpu_s(counted["writer_thread"]) or writer
-            return {
-                "timestamp": wall,
-                "iso_timestamp": datetime.fromtimestamp(wall, timezone.utc).isoformat(),
-                "interval_s": (now - before) / 1e9,
-                "monotonic_ns": now,
-                "began_ns": began,  # where the counters began at 0
-                "pid": os.getpid(),
-                "device_id": None if device is None else device.number,
-                "device_name": None if device is None else device.name,
-                "cpu_throttled_s": None
-                if stalled is None or throttled is None
-                else stalled - throttled,
-                "writer_cpu_s": writer,
-                "counters": counted,
-            }
-
-        self._sources = {CAPTURE: capture, **self._sources}
+        self._sources = {CAPTURE: _Counters(self._stream, counters).snapshot, **self._sources}
         for name in self._sources:
             path = snapshot_path(self._stream, name)
             # A line an interval: there is nothing to gain from writing them together.
@@ -130,26 +89,41 @@ class CaptureProbes:
         self._thread = threading.Thread(target=self._take, name="strap-probes", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Takes a last snapshot, and the programs out of the kernel; once is enough."""
+    def stop(self, *, wait: bool = True) -> None:
+        """Takes a last snapshot, and the programs out of the kernel; once is enough.
+
+        Args:
+            wait: until it is written; False on a disk that does not answer: then all this is done
+                when it does, or by the end of the process.
+        """
         self._stop.set()
-        if self._thread is not None:
+        if self._thread is None:
+            self._close()
+        elif wait:
             self._thread.join()
+
+    def _take(self) -> None:
+        try:
+            for _ in collect(dict, interval_s=self._interval_s, stop=self._stop):
+                for name in list(self._writers):
+                    self._write(name)
+        finally:
+            self._close()
+
+    def _write(self, name: str) -> None:
+        try:
+            self._writers[name].write(self._sources[name]())
+        except Exception as error:
+            # A writer would try again, for ever, what it could not write.
+            with suppress(OSError):
+                self._writers.pop(name).close()
+            self._complain(error)
+
+    def _close(self) -> None:
         try:
             self._closing.close()
         except OSError as error:
             self._complain(error)
-
-    def _take(self) -> None:
-        for _ in collect(dict, interval_s=self._interval_s, stop=self._stop):
-            for name in list(self._writers):
-                try:
-                    self._writers[name].write(self._sources[name]())
-                except Exception as error:
-                    # What it could not write it would try again for ever.
-                    with suppress(OSError):
-                        self._writers.pop(name).close()
-                    self._complain(error)
 
     def _complain(self, error: Exception) -> None:
         warnings.warn(
@@ -157,3 +131,51 @@ class CaptureProbes:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+class _Counters:
+    """The counters of a capture and what belongs beside them, as a probe gives snapshots."""
+
+    def __init__(self, stream: str, read: Callable[[], dict[str, Any]]) -> None:
+        self._read = read
+        self._disk = disk_of(stream)
+        self._throttled_s = cpu_throttled_s()
+        self._began_ns = self._last_ns = time.monotonic_ns()
+        self._writer_s: float | None = None
+
+    def snapshot(self) -> dict[str, Any]:
+        now, before = time.monotonic_ns(), self._last_ns
+        self._last_ns = now
+        wall = time.time()
+        counters = self._read()
+        # Its thread is gone once the capture is closed; then what was known last stands.
+        self._writer_s = _cpu_s(counters["writer_thread"]) or self._writer_s
+        return {
+            "timestamp": wall,
+            "iso_timestamp": datetime.fromtimestamp(wall, timezone.utc).isoformat(),
+            "interval_s": (now - before) / 1e9,
+            "monotonic_ns": now,
+            "began_ns": self._began_ns,  # where the counters began at 0
+            "pid": os.getpid(),
+            "device_id": None if self._disk is None else self._disk.number,
+            "device_name": None if self._disk is None else self._disk.name,
+            "cpu_throttled_s": self._throttled(),
+            "writer_cpu_s": self._writer_s,
+            "counters": counters,
+        }
+
+    def _throttled(self) -> float | None:
+        now = cpu_throttled_s()
+        return None if now is None or self._throttled_s is None else now - self._throttled_s
+
+
+def _cpu_s(thread: int) -> float | None:
+    """Seconds that a thread of this process was on a CPU or ready for one; None: not known.
+
+    https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat
+    """
+    try:
+        on_cpu, waiting, _ = Path(f"/proc/self/task/{thread}/schedstat").read_text().split()
+    except (OSError, ValueError):  # it has ended, or the kernel keeps no such numbers
+        return None
+    return (int(on_cpu) + int(waiting)) / 1e9
