@@ -104,6 +104,7 @@ class Recorder:
         self._last_stats = CaptureStats(self.path)
         self._thread = _Thread()
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
         self._steps = self._begin_steps = 0 if resume_offset is None else self._next_step()
         self._running = True
         self._failure: BaseException | None = None
@@ -280,8 +281,9 @@ class Recorder:
     def stats(self) -> CaptureStats:
         """The counters now, or at the end once the capture has finished."""
         if not self._session.closed:
-            # It may be closed by another thread in between; then the last ones stand.
-            with contextlib.suppress(StrapError):
+            # It may be closed by another thread in between; then the last ones stand. The lock
+            # keeps a thread that read earlier numbers from putting them over later ones.
+            with self._reading, contextlib.suppress(StrapError):
                 self._last_stats = CaptureStats.of(
                     self.path,
                     self._session.stats(),
