@@ -71,7 +71,6 @@ def test_one_probe_is_enough(tmp_path):
     path = tmp_path / "run.stream"
     captured(path, InstrumentationConfig.balanced().with_probes("system"))
     table = timeline(path)
-    assert len(table) == 1  # the capture was shorter than an interval
     assert table["disk_mb_s"].isna().all() and table["cpu_share"].notna().all()
     assert not snapshot_path(path, "block").exists()
     plot_timeline(path)
@@ -99,8 +98,8 @@ def test_a_resumed_capture_goes_on_in_the_same_files(tmp_path):
         ):
             model(torch.ones(8, 64))
     table = timeline(path)
-    assert len(table) == 2
-    assert (table["captured_mb_s"] > 0).all()
+    captured_mb = (table["captured_mb_s"] * table["interval_s"]).sum()
+    assert captured_mb == pytest.approx(2 * 8 * 64 * 4 / 1e6)  # each counts from 0
 
 
 @pytest.mark.usefixtures("privileged")

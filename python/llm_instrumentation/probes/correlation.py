@@ -41,7 +41,7 @@ _SYSTEM = [
 def timeline(stream: str | os.PathLike[str]) -> pd.DataFrame:
     """One row an interval of a capture with probes.
 
-    Snapshots of disk and system go with the capture's line that was taken at the same time; an
+    Snapshots of disk and system go with the capture's line that was taken just before them; an
     interval without one has NaN.
 
     Args:
@@ -81,15 +81,16 @@ def timeline(stream: str | os.PathLike[str]) -> pd.DataFrame:
         raise NotFoundError(f"{path} holds no snapshot: the capture ended before its first")
     frame = _capture(lines)
     ends = frame["monotonic_ns"].to_numpy()
-    half = frame["interval_s"].to_numpy() * 0.5e9
     for name, columns, told in (("block", _DISK, _disk), ("system", _SYSTEM, _system)):
         table = np.full((len(frame), len(columns)), np.nan)
+        free = np.ones(len(frame), np.bool_)
         for snapshot in _snapshots(snapshot_path(stream, name)):
-            away = np.abs(ends - snapshot["monotonic_ns"])
-            nearest = int(np.argmin(away))
-            if away[nearest] <= half[nearest]:
-                row = told(snapshot, lines[nearest])
-                table[nearest] = [row[column] for column in columns]
+            # One thread takes them in turn: a probe's follows the capture's own.
+            at = int(np.searchsorted(ends, snapshot["monotonic_ns"], side="right")) - 1
+            if at >= 0 and free[at]:
+                row = told(snapshot, lines[at])
+                table[at] = [row[column] for column in columns]
+                free[at] = False
         frame[columns] = table
     frame["bottleneck"] = _bottleneck(frame)
     return frame
