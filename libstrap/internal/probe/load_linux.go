@@ -5,12 +5,14 @@ import (
 	"errors"
 	"io"
 	"os"
+	"strings"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
@@ -25,9 +27,7 @@ type loaded struct {
 // where it refuses those the same programs as raw tracepoints. Prepare sets up either before
 // it is loaded.
 func load(typed, raw func() (*ebpf.CollectionSpec, error), prepare func(*ebpf.CollectionSpec) error) (*loaded, error) {
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, explain(err)
-	}
+	_ = rlimit.RemoveMemlock() // where that matters and fails, loading does, and says so
 	var first error
 	for _, build := range []func() (*ebpf.CollectionSpec, error){typed, raw} {
 		spec, err := build()
@@ -120,14 +120,31 @@ func (l *loaded) close() {
 	}
 }
 
+// setcap is the command that gives strap-probe the capabilities, for all who may run it.
+const setcap = `sudo setcap cap_bpf,cap_perfmon+ep "$(command -v strap-probe)"`
+
 // explain gives an error of the kernel its code and the way out.
-func explain(err error) error {
+func explain(err error) error { return look("/").explain(err) }
+
+func (m machine) explain(err error) error {
+	refused := errors.Is(err, os.ErrPermission)
 	switch {
-	case errors.Is(err, os.ErrPermission):
-		return status.Wrap(status.Permission, err, "the kernel takes no programs from this user: run it as root, or with the capabilities CAP_BPF and CAP_PERFMON")
-	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, btf.ErrNotFound), errors.Is(err, os.ErrNotExist):
-		if _, missing := os.Stat("/sys/kernel/btf/vmlinux"); missing != nil {
-			return status.Wrap(status.Unsupported, err, "the kernel has no BTF in /sys/kernel/btf/vmlinux: one built with CONFIG_DEBUG_INFO_BTF is needed")
+	case refused && len(m.missing) > 0:
+		return status.Wrap(status.Permission, os.ErrPermission, "the kernel takes no programs from this user, who lacks %s: run it as root, or strap-probe after once: %s", strings.Join(m.missing, " and "), setcap)
+	case refused && m.userNamespace:
+		return status.Wrap(status.Permission, os.ErrPermission, "the kernel takes no programs from a user namespace, as of a container without root: run it outside, or in a container with --privileged --userns=host")
+	case m.lockdown == "confidentiality":
+		return status.Wrap(status.Unsupported, err, "the kernel is locked down and lets no program read its memory: boot it with lockdown=integrity (cat /"+lockdownFile+" shows what is chosen)")
+	case refused && m.memlockCounts():
+		return status.Wrap(status.Permission, err, "the kernel gives programs no more than the %d KiB of RLIMIT_MEMLOCK: ulimit -l unlimited (as root), or LimitMEMLOCK=infinity in a unit of systemd", m.memlock>>10)
+	case refused:
+		return status.Wrap(status.Permission, err, "the kernel takes no programs although the capabilities are there: a seccomp filter or a security module forbids bpf(), as a container's may (docker run --security-opt seccomp=unconfined)")
+	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, btf.ErrNotFound), errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENOSYS):
+		if !m.hasBTF {
+			return status.Wrap(status.Unsupported, err, "the kernel has no BTF in /"+btfFile+": one built with CONFIG_DEBUG_INFO_BTF is needed")
+		}
+		if m.olderThan(5, 12) {
+			return status.Wrap(status.Unsupported, err, "Linux %s cannot run the programs: 5.12 or newer is needed", m.release)
 		}
 		return status.Wrap(status.Unsupported, err, "the kernel cannot run the programs")
 	}

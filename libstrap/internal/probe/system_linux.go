@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
+	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/libstrap/strap/bpf"
 	"github.com/libstrap/strap/libstrap/internal/status"
@@ -51,6 +52,7 @@ func StartSystem(SystemOptions) (*System, error) {
 	if err != nil {
 		return nil, explain(err)
 	}
+	_ = rlimit.RemoveMemlock() // where that matters and fails, loading does, and says so
 	s := &System{before: map[threadKey]bpf.TasksTaskRecord{}}
 	if s.collection, err = ebpf.NewCollection(spec); err != nil {
 		return nil, explain(err)

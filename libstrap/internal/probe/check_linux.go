@@ -1,0 +1,140 @@
+package probe
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+)
+
+// Verdict on what a machine has.
+type Verdict string
+
+const (
+	Yes  Verdict = "yes"
+	No   Verdict = "no"
+	Info Verdict = "info" // neither: it decides nothing for the collectors
+)
+
+// Finding is one thing that a machine has or lacks.
+type Finding struct {
+	Name    string  `json:"name"`
+	Verdict Verdict `json:"verdict"`
+	Found   string  `json:"found"`
+	WayOut  string  `json:"way_out,omitempty"` // of a no
+}
+
+// Report is what a machine can do.
+type Report struct {
+	Machine    []Finding `json:"machine"`
+	Collectors []Finding `json:"collectors"` // by their kinds
+}
+
+// Works says whether a collector does.
+func (r *Report) Works(kind string) bool {
+	for _, one := range r.Collectors {
+		if one.Name == kind {
+			return one.Verdict == Yes
+		}
+	}
+	return false
+}
+
+// checked are the collectors in the order of a report, and options to try them with.
+var checked = []struct{ kind, options string }{
+	{"block", ""},
+	{"system", ""},
+}
+
+// Check looks at the machine, and starts each collector for a moment. It changes nothing.
+func Check() *Report {
+	r := &Report{Machine: look("/").findings()}
+	for _, one := range checked {
+		r.Collectors = append(r.Collectors, try(one.kind, one.options))
+	}
+	return r
+}
+
+// try starts a collector and takes a snapshot.
+func try(kind, options string) Finding {
+	c, err := Start(kind, []byte(options))
+	if err == nil {
+		_, err = c.Snapshot()
+		c.Close()
+	}
+	if err != nil {
+		return Finding{Name: kind, Verdict: No, Found: err.Error()}
+	}
+	return Finding{Name: kind, Verdict: Yes, Found: "loads and counts"}
+}
+
+func (m machine) findings() []Finding {
+	return []Finding{
+		verdict("kernel", !m.olderThan(5, 12), "Linux "+m.release, "5.12 or newer is needed"),
+		verdict("BTF", m.hasBTF, "/"+btfFile, "boot a kernel with CONFIG_DEBUG_INFO_BTF=y, as the distributions' are"),
+		m.capabilities(),
+		{Name: "unprivileged BPF", Verdict: Info, Found: unprivileged(m.unprivileged)},
+		m.lockedDown(),
+		m.memory(),
+		m.tracing(),
+		m.stalls(),
+	}
+}
+
+func verdict(name string, ok bool, found, wayOut string) Finding {
+	if ok {
+		return Finding{Name: name, Verdict: Yes, Found: found}
+	}
+	return Finding{Name: name, Verdict: No, Found: found, WayOut: wayOut}
+}
+
+func (m machine) capabilities() Finding {
+	switch {
+	case len(m.missing) > 0:
+		return verdict("capabilities", false, "without "+strings.Join(m.missing, " and "), "run it as root, or once: "+setcap)
+	case m.userNamespace:
+		return verdict("capabilities", false, "those of a user namespace, which do not count", "run it outside of the container, or in one with --privileged --userns=host")
+	}
+	return verdict("capabilities", true, "CAP_BPF, CAP_PERFMON", "")
+}
+
+// unprivileged explains a setting that is often taken for the reason.
+func unprivileged(setting string) string {
+	if setting == "" {
+		return "the kernel has no such setting"
+	}
+	return "kernel.unprivileged_bpf_disabled = " + setting + "; the collectors need the capabilities in any case"
+}
+
+func (m machine) lockedDown() Finding {
+	if m.lockdown == "" {
+		return Finding{Name: "lockdown", Verdict: Info, Found: "not known: there is no /" + lockdownFile}
+	}
+	return verdict("lockdown", m.lockdown != "confidentiality", m.lockdown,
+		"boot with lockdown=integrity, or without Secure Boot")
+}
+
+func (m machine) memory() Finding {
+	if !m.olderThan(5, 11) {
+		return verdict("locked memory", true, "no limit: since Linux 5.11 RLIMIT_MEMLOCK does not bound programs", "")
+	}
+	// A process with CAP_SYS_RESOURCE lifts its own limit, which is seen where a collector loads.
+	if m.memlockCounts() {
+		return Finding{Name: "locked memory", Verdict: Info, Found: fmt.Sprintf("RLIMIT_MEMLOCK is %d KiB; root lifts it for itself, others need: ulimit -l unlimited (as root)", m.memlock>>10)}
+	}
+	return verdict("locked memory", true, "no limit", "")
+}
+
+func (m machine) tracing() Finding {
+	if m.tracefs == "" {
+		return Finding{Name: "tracefs", Verdict: Info, Found: "not mounted, nor needed here; for other tools: sudo mount -t tracefs tracefs /sys/kernel/tracing"}
+	}
+	return Finding{Name: "tracefs", Verdict: Info, Found: m.tracefs + "; not needed here"}
+}
+
+func (m machine) stalls() Finding {
+	if m.psiError != nil {
+		return verdict("pressure (PSI)", false, m.psiError.Error(), "the collector system fails by it")
+	}
+	return verdict("pressure (PSI)", len(m.psi) > 0, cmp.Or(strings.Join(m.psi, ", "), "/proc/pressure has none"),
+		"boot with psi=1; without, the collector system leaves it out")
+}

@@ -1,0 +1,119 @@
+package probe
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	btfFile      = "sys/kernel/btf/vmlinux"
+	lockdownFile = "sys/kernel/security/lockdown"
+)
+
+// machine is what decides whether this process may load programs.
+type machine struct {
+	release       string // of the kernel
+	hasBTF        bool
+	missing       []string // capabilities
+	userNamespace bool     // where capabilities are there, and do not count
+	unprivileged  string   // kernel.unprivileged_bpf_disabled
+	lockdown      string   // none, integrity, confidentiality; "" where it is not told
+	memlock       uint64   // RLIMIT_MEMLOCK in bytes
+	tracefs       string   // where it is mounted; "" where it is not
+	psi           []string // the resources whose pressure the kernel tells
+	psiError      error
+}
+
+// look reads the files below a root.
+func look(root string) machine {
+	text := func(path string) string {
+		content, _ := os.ReadFile(filepath.Join(root, path)) // a file that is not there says nothing
+		return strings.TrimSpace(string(content))
+	}
+	_, err := os.Stat(filepath.Join(root, btfFile))
+	m := machine{
+		release:       text("proc/sys/kernel/osrelease"),
+		hasBTF:        err == nil,
+		missing:       missingCapabilities(text("proc/self/status")),
+		userNamespace: !wholeNamespace(text("proc/self/uid_map")),
+		unprivileged:  text("proc/sys/kernel/unprivileged_bpf_disabled"),
+		lockdown:      chosen(text(lockdownFile)),
+		tracefs:       mountOf("tracefs", text("proc/self/mounts")),
+	}
+	stalls, err := pressure(filepath.Join(root, "proc/pressure"))
+	m.psi, m.psiError = slices.Sorted(maps.Keys(stalls)), err
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit) == nil {
+		m.memlock = limit.Cur
+	}
+	return m
+}
+
+// missingCapabilities are those to load programs that /proc/self/status does not list.
+func missingCapabilities(status string) []string {
+	effective := uint64(0)
+	for line := range strings.Lines(status) {
+		if mask, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			effective, _ = strconv.ParseUint(strings.TrimSpace(mask), 16, 64)
+		}
+	}
+	if effective&(1<<unix.CAP_SYS_ADMIN) != 0 {
+		return nil // it includes them
+	}
+	var out []string
+	for _, c := range []struct {
+		name string
+		bit  int
+	}{{"CAP_BPF", unix.CAP_BPF}, {"CAP_PERFMON", unix.CAP_PERFMON}} {
+		if effective&(1<<c.bit) == 0 {
+			out = append(out, c.name)
+		}
+	}
+	return out
+}
+
+// wholeNamespace says whether a uid_map is that of the first user namespace, the only one
+// whose capabilities let programs in.
+func wholeNamespace(uids string) bool {
+	words := strings.Fields(uids)
+	return len(words) == 0 || len(words) == 3 && words[0] == "0" && words[1] == "0" && words[2] == "4294967295"
+}
+
+// chosen is the word in brackets, as in "none [integrity] confidentiality".
+func chosen(words string) string {
+	_, after, _ := strings.Cut(words, "[")
+	word, _, _ := strings.Cut(after, "]")
+	return word
+}
+
+// mountOf is where a type of file system is mounted first.
+func mountOf(kind, mounts string) string {
+	for line := range strings.Lines(mounts) {
+		if words := strings.Fields(line); len(words) > 2 && words[2] == kind {
+			return words[1]
+		}
+	}
+	return ""
+}
+
+// olderThan compares the kernel's release, as in "5.10.0-28-amd64".
+func (m machine) olderThan(major, minor int) bool {
+	var a, b int
+	if _, err := fmt.Sscanf(m.release, "%d.%d", &a, &b); err != nil {
+		return false
+	}
+	return a < major || a == major && b < minor
+}
+
+// memlockCounts says whether the memory of programs and their maps is bounded by
+// RLIMIT_MEMLOCK; Linux 5.11 charges the memory cgroup instead.
+func (m machine) memlockCounts() bool {
+	return m.olderThan(5, 11) && m.memlock != unix.RLIM_INFINITY
+}
