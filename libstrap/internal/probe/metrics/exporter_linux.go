@@ -1,0 +1,109 @@
+// Package metrics shows snapshots to Prometheus: what they counted in intervals, in sum
+// since the start. A scrape reads what the last snapshot left, and never the kernel.
+package metrics
+
+import (
+	"encoding/json"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/libstrap/strap/libstrap/internal/probe"
+)
+
+// families are all that there can be.
+var families []*prometheus.Desc
+
+func family(name, help string, labels ...string) *prometheus.Desc {
+	desc := prometheus.NewDesc("strap_"+name, help, labels, nil)
+	families = append(families, desc)
+	return desc
+}
+
+var (
+	snapshots    = family("snapshots_total", "Snapshots that were taken.")
+	lastSnapshot = family("last_snapshot_timestamp_seconds", "When the last snapshot was taken, since 1970.")
+)
+
+// Exporter sums snapshots up, and is a prometheus.Collector of the sums.
+type Exporter struct {
+	mu     sync.Mutex
+	taken  uint64
+	last   time.Time
+	block  block
+	system system
+}
+
+// New returns an Exporter of nothing yet.
+func New() *Exporter {
+	return &Exporter{
+		block:  block{operations: map[operation]*operationTotals{}, losses: losses{}},
+		system: system{names: map[string]*processTotals{}, losses: losses{}},
+	}
+}
+
+// Add adds what a collector saw in an interval.
+func (e *Exporter) Add(snapshot any) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.taken++
+	e.last = time.Now()
+	switch s := snapshot.(type) {
+	case *probe.BlockSnapshot:
+		e.block.add(s)
+	case *probe.SystemSnapshot:
+		e.system.add(s, e.last)
+	}
+}
+
+// Describe is of prometheus.Collector.
+func (e *Exporter) Describe(out chan<- *prometheus.Desc) {
+	for _, one := range families {
+		out <- one
+	}
+}
+
+// Collect is of prometheus.Collector.
+func (e *Exporter) Collect(out chan<- prometheus.Metric) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	count(out, snapshots, float64(e.taken))
+	if e.taken > 0 {
+		gauge(out, lastSnapshot, float64(e.last.UnixNano())/1e9)
+	}
+	e.block.collect(out)
+	e.system.collect(out)
+}
+
+func count(out chan<- prometheus.Metric, desc *prometheus.Desc, value float64, labels ...string) {
+	out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, value, labels...)
+}
+
+func gauge(out chan<- prometheus.Metric, desc *prometheus.Desc, value float64, labels ...string) {
+	out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+}
+
+// losses are summed by their names in the line.
+type losses map[string]uint64
+
+// add takes a structure of counts.
+func (l losses) add(counts any) {
+	line, err := json.Marshal(counts)
+	if err != nil {
+		panic(err) // numbers alone
+	}
+	var each map[string]uint64
+	if err := json.Unmarshal(line, &each); err != nil {
+		panic(err)
+	}
+	for name, n := range each {
+		l[name] += n
+	}
+}
+
+func (l losses) collect(out chan<- prometheus.Metric, desc *prometheus.Desc) {
+	for name, n := range l {
+		count(out, desc, float64(n), name)
+	}
+}
