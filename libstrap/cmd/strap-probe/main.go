@@ -1,70 +1,61 @@
-// strap-probe watches block devices, and writes a line of JSON for each interval.
+//go:build linux
+
+// strap-probe watches this machine from within the kernel: a line of JSON for each interval,
+// metrics for Prometheus, or a table of what the machine can do.
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
-	"os/signal"
-	"syscall"
-	"time"
 
-	"github.com/libstrap/strap/libstrap/internal/probe"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
+// version is set when a release is built.
+var version = "devel"
+
 func main() {
-	if err := run(os.Args[1:]); err != nil {
+	if err := run(os.Args[1:], os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "strap-probe:", err)
 		os.Exit(exitCode(err))
 	}
 }
 
-func run(arguments []string) error {
-	flags := flag.NewFlagSet("strap-probe", flag.ExitOnError)
-	interval := flags.Float64("interval", 5, "seconds between snapshots")
-	var devices []string
-	flags.Func("device", "follow this block device; may be given again (default: all)", func(name string) error {
-		devices = append(devices, name)
-		return nil
-	})
-	if err := flags.Parse(arguments); err != nil {
-		return err
+func run(arguments []string, out io.Writer) error {
+	if len(arguments) == 0 {
+		return status.New(status.InvalidArgument, "say what to watch: strap-probe help lists it")
 	}
-	if !(*interval > 0 && *interval < 1e9) { // NaN is neither
-		return status.New(status.InvalidArgument, "--interval %v: give seconds above 0 and below 10^9", *interval)
+	var err error
+	switch name, rest := arguments[0], arguments[1:]; name {
+	case "help", "--help", "-h":
+		help(out)
+	case "version", "--version":
+		fmt.Fprintln(out, "strap-probe", version)
+	case "check":
+		err = check(rest, out)
+	default:
+		err = watchKind(name, rest, out)
 	}
-	options, err := json.Marshal(map[string]any{"devices": devices})
-	if err != nil {
-		return err
+	if errors.Is(err, flag.ErrHelp) {
+		return nil // it has been given
 	}
-	block, err := probe.Start("block", options)
-	if err != nil {
-		return err
-	}
-	defer block.Close()
-	stop := make(chan os.Signal, 1)
-	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
-	ticks := time.NewTicker(time.Duration(*interval * float64(time.Second)))
-	defer ticks.Stop()
-	out := json.NewEncoder(os.Stdout)
-	for stopped := false; !stopped; {
-		select {
-		case <-ticks.C:
-		case <-stop:
-			stopped = true
-		}
-		snapshot, err := block.Snapshot()
-		if err != nil {
-			return err
-		}
-		if err := out.Encode(snapshot); err != nil {
-			return status.Wrap(status.IO, err, "the snapshot was not written")
+	return err
+}
+
+func watchKind(name string, arguments []string, out io.Writer) error {
+	for _, k := range kinds {
+		if k.name == name {
+			g, err := k.parse(arguments, out)
+			if err != nil {
+				return err
+			}
+			return watch(g, out)
 		}
 	}
-	return nil
+	return status.New(status.InvalidArgument, "there is no %q: strap-probe help lists what there is", name)
 }
 
 // exitCode differs by what is missing, so that scripts can tell.

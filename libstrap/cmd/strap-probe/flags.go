@@ -1,0 +1,125 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/libstrap/strap/libstrap/internal/probe"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// kind is a collector, as the command line has it.
+type kind struct {
+	name      string
+	collector string // of probe.Start
+	what      string
+	// options adds the flags of the kind, and returns what they fill in: its options.
+	options func(*flag.FlagSet) any
+}
+
+var kinds = []kind{
+	{"block", "block", "requests to block devices: latency, size, what is in flight", func(f *flag.FlagSet) any {
+		o := &probe.BlockOptions{}
+		f.Func("device", "whole `disk` to follow; may be given again (default: all)", func(name string) error {
+			o.Devices = append(o.Devices, name)
+			return nil
+		})
+		return o
+	}},
+	{"system", "system", "processes and pressure: time on and off the cores, page faults", func(*flag.FlagSet) any {
+		return &probe.SystemOptions{}
+	}},
+}
+
+// given is what a command line asks for.
+type given struct {
+	collector  string
+	options    []byte // JSON
+	interval   time.Duration
+	output     string // a file; "": none
+	print      bool   // lines to the standard output
+	flushEvery int
+	fsync      bool
+	listen     string // an address; "": none
+}
+
+// parse reads the flags of a kind. Help goes to out, with flag.ErrHelp.
+func (k kind) parse(arguments []string, out io.Writer) (*given, error) {
+	g := &given{collector: k.collector}
+	f := flag.NewFlagSet("strap-probe "+k.name, flag.ContinueOnError)
+	interval := f.Float64("interval", 5, "`seconds` between snapshots")
+	output := f.String("output", "", "`file` to append to (default: the standard output, or with --listen none)")
+	noOutput := f.Bool("no-output", false, "write to the standard output, whatever --output says")
+	f.IntVar(&g.flushEvery, "flush-every", 12, "`lines` written to the file together")
+	f.BoolVar(&g.fsync, "fsync", false, "wait for the disk at each flush")
+	f.StringVar(&g.listen, "listen", "", "`address` for Prometheus: a port, of 127.0.0.1, or HOST:PORT")
+	options := k.options(f)
+	if err := parse(f, arguments, out); err != nil {
+		return nil, err
+	}
+	g.interval = time.Duration(*interval * float64(time.Second))
+	if !(*interval > 0 && *interval < 1e9) || g.interval <= 0 { // NaN is neither
+		return nil, status.New(status.InvalidArgument, "--interval %v: give seconds above 0 and below 10^9", *interval)
+	}
+	if !*noOutput {
+		g.output = *output
+	}
+	g.print = *noOutput || *output == "" && g.listen == ""
+	var err error
+	if g.options, err = json.Marshal(options); err != nil {
+		return nil, status.Wrap(status.Internal, err, "the options are no JSON")
+	}
+	return g, nil
+}
+
+// parse reads flags, of which none is left over. Help goes to out, with flag.ErrHelp.
+func parse(f *flag.FlagSet, arguments []string, out io.Writer) error {
+	f.SetOutput(io.Discard)
+	f.Usage = func() {}
+	err := f.Parse(arguments)
+	if err == flag.ErrHelp {
+		fmt.Fprintf(out, "usage: %s [flags]\n\n", f.Name())
+		describe(f, out)
+		return err
+	}
+	if err == nil && f.NArg() > 0 {
+		err = fmt.Errorf("%q is no flag", f.Arg(0))
+	}
+	if err != nil {
+		return status.New(status.InvalidArgument, "%s; %s --help lists the flags", strings.Replace(err.Error(), " -", " --", 1), f.Name())
+	}
+	return nil
+}
+
+// describe lists flags.
+func describe(f *flag.FlagSet, out io.Writer) {
+	f.VisitAll(func(one *flag.Flag) {
+		value, usage := flag.UnquoteUsage(one)
+		if one.DefValue != "" && one.DefValue != "false" {
+			usage += " (default: " + one.DefValue + ")"
+		}
+		fmt.Fprintf(out, "  %-20s %s\n", strings.TrimSpace("--"+one.Name+" "+strings.ToUpper(value)), usage)
+	})
+}
+
+func help(out io.Writer) {
+	fmt.Fprint(out, "usage: strap-probe KIND [flags]\n\nA line of JSON for each interval, until SIGINT or SIGTERM. The kinds:\n\n")
+	for _, k := range kinds {
+		fmt.Fprintf(out, "  %-9s %s\n", k.name, k.what)
+	}
+	fmt.Fprint(out, `
+strap-probe KIND --help lists the flags of a kind. Besides there are
+
+  check     what this machine can do, and the way out of what it cannot; --json
+  version   of strap-probe
+
+It ends with 2 for a bad argument, 3 where the kernel takes no programs from this user, 4 where it
+cannot run them, 5 for a device or process that is not there, else with 1 or 0.
+`)
+}
