@@ -20,7 +20,7 @@ const Kept = 256
 type Options struct {
 	FlushEvery int  // lines that are written together, 1 or more
 	Fsync      bool // wait for the disk at each flush
-	// Report is told, in one line, that the file takes nothing, and that it does again.
+	// Report is told, in one line, that the file takes nothing, and that it does again; not nil.
 	Report func(message string)
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -162,6 +163,20 @@ func TestNamesOfTheField(t *testing.T) {
 	}
 	for _, one := range problems {
 		t.Errorf("%s: %s", one.Metric, one.Text)
+	}
+}
+
+func TestDocumentsEachFamily(t *testing.T) {
+	page, err := os.ReadFile("../../../../docs/BLOCK_IO_TRACEPOINTS.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range families {
+		_, name, _ := strings.Cut(one.String(), `"`)
+		name, _, _ = strings.Cut(name, `"`)
+		if !strings.HasPrefix(name, "strap_") || !bytes.Contains(page, []byte("`"+name+"`")) {
+			t.Errorf("%s is not in the docs", name)
+		}
 	}
 }
 
