@@ -69,7 +69,7 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-func close(t *testing.T, w *Writer) {
+func closes(t *testing.T, w *Writer) {
 	t.Helper()
 	if err := w.Close(); err != nil {
 		t.Error(err)
@@ -88,8 +88,8 @@ func TestWritesEveryNLinesAndTheRestAtTheEnd(t *testing.T) {
 	if got := read(t, path); got != "a\nb\n" {
 		t.Errorf("%q", got)
 	}
-	close(t, w)
-	close(t, w)
+	closes(t, w)
+	closes(t, w)
 	if got := read(t, path); got != "a\nb\nc\n" {
 		t.Errorf("%q", got)
 	}
@@ -103,7 +103,7 @@ func TestEndsATornLine(t *testing.T) {
 		}
 		w, _ := opened(t, path, Options{FlushEvery: 1})
 		w.Write([]byte("a"))
-		close(t, w)
+		closes(t, w)
 		if got := read(t, path); got != want {
 			t.Errorf("after %q: %q", before, got)
 		}
@@ -168,7 +168,7 @@ func TestFullDiskIsReportedOnceAndKeepsTheLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Write(line(Kept + 4))
-	close(t, w)
+	closes(t, w)
 	want := ""
 	for n := 4; n < Kept+5; n++ {
 		want += string(line(n)) + "\n"
@@ -206,7 +206,7 @@ func TestLineThatIsCutIsContinued(t *testing.T) {
 		t.Errorf("%q, %q", got, *said)
 	}
 	w.Write([]byte("fourth"))
-	close(t, w)
+	closes(t, w)
 	if got := read(t, path); got != "first\nsecond\nthird\nfourth\n" {
 		t.Errorf("%q", got)
 	}
@@ -220,7 +220,7 @@ func TestCutLineThatIsDroppedIsEnded(t *testing.T) {
 			w.Write([]byte("aa"))
 		}
 	})
-	close(t, w)
+	closes(t, w)
 	if got, want := read(t, path), "a\n"+strings.Repeat("aa\n", Kept); got != want {
 		t.Errorf("%.20q, %d bytes", got, len(got))
 	}
@@ -238,7 +238,7 @@ func TestCutLineIsWholeInTheNextFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	close(t, w)
+	closes(t, w)
 	if old, now := read(t, path+".1"), read(t, path); old != "aa" || now != "aaa\n" {
 		t.Errorf("%q, %q", old, now)
 	}
@@ -275,7 +275,7 @@ func TestRotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Write([]byte("b"))
-	close(t, w)
+	closes(t, w)
 	if old, now := read(t, path+".1"), read(t, path); old != "a\n" || now != "b\n" {
 		t.Errorf("%q, %q", old, now)
 	}
@@ -294,7 +294,7 @@ func TestStaysWithTheOldFileWhereThereIsNoNewOne(t *testing.T) {
 		t.Error(err)
 	}
 	w.Write([]byte("a"))
-	close(t, w)
+	closes(t, w)
 	if got := read(t, filepath.Join(folder+".1", "x.jsonl")); got != "a\n" {
 		t.Errorf("%q", got)
 	}
