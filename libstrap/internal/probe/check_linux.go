@@ -67,16 +67,16 @@ func try(kind, options string) Finding {
 	return Finding{Name: kind, Verdict: Yes, Found: "loads and counts"}
 }
 
-func (m machine) findings() []Finding {
+func (h host) findings() []Finding {
 	return []Finding{
-		verdict("kernel", !m.olderThan(5, 12), "Linux "+m.release, "5.12 or newer is needed"),
-		verdict("BTF", m.hasBTF, "/"+btfFile, "boot a kernel with CONFIG_DEBUG_INFO_BTF=y, as the distributions' are"),
-		m.capabilities(),
-		{Name: "unprivileged BPF", Verdict: Info, Found: unprivileged(m.unprivileged)},
-		m.lockedDown(),
-		m.memory(),
-		m.tracing(),
-		m.stalls(),
+		verdict("kernel", !h.olderThan(5, 12), "Linux "+h.release, "5.12 or newer is needed"),
+		verdict("BTF", h.hasBTF, "/"+btfFile, "boot a kernel with CONFIG_DEBUG_INFO_BTF=y, as the distributions' are"),
+		h.capabilities(),
+		{Name: "unprivileged BPF", Verdict: Info, Found: unprivileged(h.unprivileged)},
+		h.lockedDown(),
+		h.memory(),
+		h.tracing(),
+		h.stalls(),
 	}
 }
 
@@ -87,11 +87,11 @@ func verdict(name string, ok bool, found, wayOut string) Finding {
 	return Finding{Name: name, Verdict: No, Found: found, WayOut: wayOut}
 }
 
-func (m machine) capabilities() Finding {
+func (h host) capabilities() Finding {
 	switch {
-	case len(m.missing) > 0:
-		return verdict("capabilities", false, "without "+strings.Join(m.missing, " and "), "run it as root, or once: "+setcap)
-	case m.userNamespace:
+	case len(h.missing) > 0:
+		return verdict("capabilities", false, "without "+strings.Join(h.missing, " and "), "run it as root, or once: "+setcap)
+	case h.userNamespace:
 		return verdict("capabilities", false, "those of a user namespace, which do not count", "run it outside of the container, or in one with --privileged --userns=host")
 	}
 	return verdict("capabilities", true, "CAP_BPF, CAP_PERFMON", "")
@@ -105,36 +105,36 @@ func unprivileged(setting string) string {
 	return "kernel.unprivileged_bpf_disabled = " + setting + "; the collectors need the capabilities in any case"
 }
 
-func (m machine) lockedDown() Finding {
-	if m.lockdown == "" {
+func (h host) lockedDown() Finding {
+	if h.lockdown == "" {
 		return Finding{Name: "lockdown", Verdict: Info, Found: "not known: there is no /" + lockdownFile}
 	}
-	return verdict("lockdown", m.lockdown != "confidentiality", m.lockdown,
+	return verdict("lockdown", h.lockdown != "confidentiality", h.lockdown,
 		"boot with lockdown=integrity, or without Secure Boot")
 }
 
-func (m machine) memory() Finding {
-	if !m.olderThan(5, 11) {
+func (h host) memory() Finding {
+	if !h.olderThan(5, 11) {
 		return verdict("locked memory", true, "no limit: since Linux 5.11 RLIMIT_MEMLOCK does not bound programs", "")
 	}
 	// A process with CAP_SYS_RESOURCE lifts its own limit, which is seen where a collector loads.
-	if m.memlockCounts() {
-		return Finding{Name: "locked memory", Verdict: Info, Found: fmt.Sprintf("RLIMIT_MEMLOCK is %d KiB; root lifts it for itself, others need: ulimit -l unlimited (as root)", m.memlock>>10)}
+	if h.memlockCounts() {
+		return Finding{Name: "locked memory", Verdict: Info, Found: fmt.Sprintf("RLIMIT_MEMLOCK is %d KiB; root lifts it for itself, others need: ulimit -l unlimited (as root)", h.memlock>>10)}
 	}
 	return verdict("locked memory", true, "no limit", "")
 }
 
-func (m machine) tracing() Finding {
-	if m.tracefs == "" {
+func (h host) tracing() Finding {
+	if h.tracefs == "" {
 		return Finding{Name: "tracefs", Verdict: Info, Found: "not mounted, nor needed here; for other tools: sudo mount -t tracefs tracefs /sys/kernel/tracing"}
 	}
-	return Finding{Name: "tracefs", Verdict: Info, Found: m.tracefs + "; not needed here"}
+	return Finding{Name: "tracefs", Verdict: Info, Found: h.tracefs + "; not needed here"}
 }
 
-func (m machine) stalls() Finding {
-	if m.psiError != nil {
-		return verdict("pressure (PSI)", false, m.psiError.Error(), "the collector system fails by it")
+func (h host) stalls() Finding {
+	if h.psiError != nil {
+		return verdict("pressure (PSI)", false, h.psiError.Error(), "the collector system fails by it")
 	}
-	return verdict("pressure (PSI)", len(m.psi) > 0, cmp.Or(strings.Join(m.psi, ", "), "/proc/pressure has none"),
+	return verdict("pressure (PSI)", len(h.psi) > 0, cmp.Or(strings.Join(h.psi, ", "), "/proc/pressure has none"),
 		"boot with psi=1; without, the collector system leaves it out")
 }

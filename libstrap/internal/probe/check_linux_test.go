@@ -16,9 +16,9 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// machineOf has the files of a machine that can do everything, but for those given; one
+// hostOf has the files of a machine that can do everything, but for those given; one
 // with no text is missing.
-func machineOf(t *testing.T, changed map[string]string) machine {
+func hostOf(t *testing.T, changed map[string]string) host {
 	t.Helper()
 	files := map[string]string{
 		"proc/sys/kernel/osrelease":                 "6.1.0-28-amd64\n",
@@ -44,9 +44,9 @@ func machineOf(t *testing.T, changed map[string]string) machine {
 			t.Fatal(err)
 		}
 	}
-	m := look(root)
-	m.memlock = 64 << 10
-	return m
+	h := look(root)
+	h.memlock = 64 << 10
+	return h
 }
 
 var (
@@ -79,7 +79,7 @@ func TestErrorsOfTheKernelSayTheWayOut(t *testing.T) {
 		{nil, fmt.Errorf("bpf: %w", unix.ENOSYS), status.Unsupported, "the kernel cannot run the programs"},
 		{nil, unix.E2BIG, status.Internal, "were not loaded"},
 	} {
-		err := machineOf(t, c.machine).explain(c.err)
+		err := hostOf(t, c.machine).explain(c.err)
 		if !errors.Is(err, c.code) || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%v on %v: %v", c.err, c.machine, err)
 		}
@@ -104,7 +104,7 @@ func TestFindings(t *testing.T) {
 		{map[string]string{lockdownFile: ""}, "", ""},
 		{map[string]string{"proc/self/mounts": ""}, "", ""},
 	} {
-		for _, one := range machineOf(t, c.machine).findings() {
+		for _, one := range hostOf(t, c.machine).findings() {
 			switch {
 			case (one.Verdict == No) != (one.Name == c.no):
 				t.Errorf("%v: %+v", c.machine, one)
@@ -121,7 +121,7 @@ func TestOlderThan(t *testing.T) {
 	for release, want := range map[string]bool{
 		"5.11.22": true, "4.18.0-553.el8": true, "5.12.0": false, "6.0": false, "6.18.44-fc": false, "": false,
 	} {
-		if got := (machine{release: release}).olderThan(5, 12); got != want {
+		if got := (host{release: release}).olderThan(5, 12); got != want {
 			t.Errorf("%q: %v", release, got)
 		}
 	}

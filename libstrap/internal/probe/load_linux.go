@@ -126,25 +126,25 @@ const setcap = `sudo setcap cap_bpf,cap_perfmon+ep "$(command -v strap-probe)"`
 // explain gives an error of the kernel its code and the way out.
 func explain(err error) error { return look("/").explain(err) }
 
-func (m machine) explain(err error) error {
+func (h host) explain(err error) error {
 	refused := errors.Is(err, os.ErrPermission)
 	switch {
-	case refused && len(m.missing) > 0:
-		return status.Wrap(status.Permission, os.ErrPermission, "the kernel takes no programs from this user, who lacks %s: run it as root, or strap-probe after once: %s", strings.Join(m.missing, " and "), setcap)
-	case refused && m.userNamespace:
+	case refused && len(h.missing) > 0:
+		return status.Wrap(status.Permission, os.ErrPermission, "the kernel takes no programs from this user, who lacks %s: run it as root, or strap-probe after once: %s", strings.Join(h.missing, " and "), setcap)
+	case refused && h.userNamespace:
 		return status.Wrap(status.Permission, os.ErrPermission, "the kernel takes no programs from a user namespace, as of a container without root: run it outside, or in a container with --privileged --userns=host")
-	case m.lockdown == "confidentiality":
+	case h.lockdown == "confidentiality":
 		return status.Wrap(status.Unsupported, err, "the kernel is locked down and lets no program read its memory: boot it with lockdown=integrity (cat /"+lockdownFile+" shows what is chosen)")
-	case refused && m.memlockCounts():
-		return status.Wrap(status.Permission, err, "the kernel gives programs no more than the %d KiB of RLIMIT_MEMLOCK: ulimit -l unlimited (as root), or LimitMEMLOCK=infinity in a unit of systemd", m.memlock>>10)
+	case refused && h.memlockCounts():
+		return status.Wrap(status.Permission, err, "the kernel gives programs no more than the %d KiB of RLIMIT_MEMLOCK: ulimit -l unlimited (as root), or LimitMEMLOCK=infinity in a unit of systemd", h.memlock>>10)
 	case refused:
 		return status.Wrap(status.Permission, err, "the kernel takes no programs although the capabilities are there: a seccomp filter or a security module forbids bpf(), as a container's may (docker run --security-opt seccomp=unconfined)")
 	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, btf.ErrNotFound), errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENOSYS):
-		if !m.hasBTF {
+		if !h.hasBTF {
 			return status.Wrap(status.Unsupported, err, "the kernel has no BTF in /"+btfFile+": one built with CONFIG_DEBUG_INFO_BTF is needed")
 		}
-		if m.olderThan(5, 12) {
-			return status.Wrap(status.Unsupported, err, "Linux %s cannot run the programs: 5.12 or newer is needed", m.release)
+		if h.olderThan(5, 12) {
+			return status.Wrap(status.Unsupported, err, "Linux %s cannot run the programs: 5.12 or newer is needed", h.release)
 		}
 		return status.Wrap(status.Unsupported, err, "the kernel cannot run the programs")
 	}

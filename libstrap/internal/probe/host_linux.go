@@ -17,8 +17,8 @@ const (
 	lockdownFile = "sys/kernel/security/lockdown"
 )
 
-// machine is what decides whether this process may load programs.
-type machine struct {
+// host is what decides whether this process may load programs.
+type host struct {
 	release       string // of the kernel
 	hasBTF        bool
 	missing       []string // capabilities
@@ -32,13 +32,13 @@ type machine struct {
 }
 
 // look reads the files below a root.
-func look(root string) machine {
+func look(root string) host {
 	text := func(path string) string {
 		content, _ := os.ReadFile(filepath.Join(root, path)) // a file that is not there says nothing
 		return strings.TrimSpace(string(content))
 	}
 	_, err := os.Stat(filepath.Join(root, btfFile))
-	m := machine{
+	h := host{
 		release:       text("proc/sys/kernel/osrelease"),
 		hasBTF:        err == nil,
 		missing:       missingCapabilities(text("proc/self/status")),
@@ -48,12 +48,12 @@ func look(root string) machine {
 		tracefs:       mountOf("tracefs", text("proc/self/mounts")),
 	}
 	stalls, err := pressure(filepath.Join(root, "proc/pressure"))
-	m.psi, m.psiError = slices.Sorted(maps.Keys(stalls)), err
+	h.psi, h.psiError = slices.Sorted(maps.Keys(stalls)), err
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit) == nil {
-		m.memlock = limit.Cur
+		h.memlock = limit.Cur
 	}
-	return m
+	return h
 }
 
 // missingCapabilities are those to load programs that /proc/self/status does not list.
@@ -104,9 +104,9 @@ func mountOf(kind, mounts string) string {
 }
 
 // olderThan compares the kernel's release, as in "5.10.0-28-amd64".
-func (m machine) olderThan(major, minor int) bool {
+func (h host) olderThan(major, minor int) bool {
 	var a, b int
-	if _, err := fmt.Sscanf(m.release, "%d.%d", &a, &b); err != nil {
+	if _, err := fmt.Sscanf(h.release, "%d.%d", &a, &b); err != nil {
 		return false
 	}
 	return a < major || a == major && b < minor
@@ -114,6 +114,6 @@ func (m machine) olderThan(major, minor int) bool {
 
 // memlockCounts says whether the memory of programs and their maps is bounded by
 // RLIMIT_MEMLOCK; Linux 5.11 charges the memory cgroup instead.
-func (m machine) memlockCounts() bool {
-	return m.olderThan(5, 11) && m.memlock != unix.RLIM_INFINITY
+func (h host) memlockCounts() bool {
+	return h.olderThan(5, 11) && h.memlock != unix.RLIM_INFINITY
 }
