@@ -67,6 +67,9 @@ func (k kind) parse(arguments []string, out io.Writer) (*given, error) {
 	if !(*interval > 0 && *interval < 1e9) || g.interval <= 0 { // NaN is neither
 		return nil, status.New(status.InvalidArgument, "--interval %v: give seconds above 0 and below 10^9", *interval)
 	}
+	if g.flushEvery < 1 {
+		return nil, status.New(status.InvalidArgument, "--flush-every %d: give 1 or more lines", g.flushEvery)
+	}
 	if !*noOutput {
 		g.output = *output
 	}

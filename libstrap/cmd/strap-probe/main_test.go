@@ -149,7 +149,7 @@ func TestBadArgumentsAreOneLineAndACode(t *testing.T) {
 		{"block sda", 2, `"sda" is no flag`},
 		{"system --device sda", 2, "--device"},
 		{"check --yaml", 2, "strap-probe check --help"},
-		{"block --flush-every 0 --output " + folder + "/x", 2, "flush-every = 0"},
+		{"block --flush-every 0", 2, "--flush-every 0: give 1 or more"},
 		{"block --listen nowhere", 2, "--listen"},
 		{"block --output " + folder + "/missing/x", 1, "no such file or directory"},
 		{"block --output " + os.Args[0], 1, "text file busy"},

@@ -18,7 +18,7 @@ const Kept = 256
 
 // Options of a Writer.
 type Options struct {
-	FlushEvery int  // lines that are written together, 1 or more
+	FlushEvery int  // lines that are written together
 	Fsync      bool // wait for the disk at each flush
 	// Report is told, in one line, that the file takes nothing, and that it does again; not nil.
 	Report func(message string)
@@ -40,11 +40,8 @@ type Writer struct {
 
 // Open opens a file to append to, and makes it where it is missing.
 //
-// Errors: InvalidArgument for FlushEvery; IO, naming the file.
+// Errors: IO, naming the file.
 func Open(path string, o Options) (*Writer, error) {
-	if o.FlushEvery < 1 {
-		return nil, status.New(status.InvalidArgument, "flush-every = %d: give 1 or more lines", o.FlushEvery)
-	}
 	w := &Writer{path: path, options: o}
 	if err := w.open(); err != nil {
 		return nil, err

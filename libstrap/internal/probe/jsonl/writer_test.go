@@ -302,20 +302,14 @@ func TestStaysWithTheOldFileWhereThereIsNoNewOne(t *testing.T) {
 
 func TestRefuses(t *testing.T) {
 	folder := t.TempDir()
-	for _, c := range []struct {
-		path string
-		n    int
-		code status.Code
-		says string
-	}{
-		{filepath.Join(folder, "x.jsonl"), 0, status.InvalidArgument, "flush-every = 0"},
-		{filepath.Join(folder, "missing", "x.jsonl"), 1, status.IO, "no such file or directory"},
-		{folder, 1, status.IO, "is a directory"},
-		{os.Args[0], 1, status.IO, "text file busy"}, // it runs
+	for path, says := range map[string]string{
+		filepath.Join(folder, "missing", "x.jsonl"): "no such file or directory",
+		folder:     "is a directory",
+		os.Args[0]: "text file busy", // it runs
 	} {
-		_, err := Open(c.path, Options{FlushEvery: c.n})
-		if !errors.Is(err, c.code) || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%s: %v", c.path, err)
+		_, err := Open(path, Options{FlushEvery: 1})
+		if !errors.Is(err, status.IO) || !strings.Contains(err.Error(), path+" cannot be written: "+says) {
+			t.Errorf("%s: %v", path, err)
 		}
 	}
 }
