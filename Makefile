@@ -11,6 +11,9 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 LIB := python/llm_instrumentation/_native/libstrap.so
+PROBE := python/llm_instrumentation/_native/strap-probe
+# What is built into the Python package; the probes are for Linux.
+NATIVE := $(LIB) $(if $(filter Linux,$(shell uname -s)),$(PROBE))
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' python/llm_instrumentation/_version.py)
 LIB_SOURCES := $(shell find bpf libstrap c_include -type f ! -name '*_test.go' ! -path '*/testdata/*') \
 	go.mod go.sum python/llm_instrumentation/_version.py
@@ -37,11 +40,11 @@ test-go: $(VENV)/.toolchain ## Go: vet, and tests under the race detector
 test-abi: $(VENV)/.dev $(LIB) ## C and C++ programs against the library
 	$(TOOLS) && $(PYTEST) tests/abi
 
-test-python: $(VENV)/.dev $(LIB) ## Python, packaging and import rules
+test-python: $(VENV)/.dev $(NATIVE) ## Python, packaging and import rules
 	$(TOOLS) && HF_HUB_OFFLINE=1 $(PYTEST) tests --ignore=tests/abi --ignore=tests/faults \
 		-m "not performance"
 
-test-faults: $(VENV)/.dev $(LIB) ## Full disks, killed processes, torn files
+test-faults: $(VENV)/.dev $(NATIVE) ## Full disks, killed processes, torn files
 	$(TOOLS) && $(PYTEST) tests/faults
 
 fuzz: $(VENV)/.toolchain ## Run every Go fuzzer for FUZZTIME each
@@ -60,9 +63,9 @@ bench: $(VENV)/.dev $(LIB) ## Measure: Go benchmarks, then benchmarks/ (quiet ma
 generate: $(VENV)/.toolchain ## Compile bpf/ again (clang-14, llvm-14, libbpf-dev)
 	$(TOOLS) && "$$GO" generate ./bpf
 
-lib: $(LIB) ## Build libstrap.so into the Python package
+lib: $(NATIVE) ## Build libstrap.so and strap-probe into the Python package
 
-install: $(LIB) ## Install library, header, pkg-config and CMake files into DESTDIR/PREFIX
+install: $(NATIVE) ## Install library, header, strap-probe and the like into DESTDIR/PREFIX
 	install -d '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/lib/pkgconfig' \
 		'$(DESTDIR)$(PREFIX)/lib/cmake/strap'
 	install -m 755 $(LIB) '$(DESTDIR)$(PREFIX)/lib/libstrap.so.1'
@@ -74,6 +77,7 @@ install: $(LIB) ## Install library, header, pkg-config and CMake files into DEST
 		>'$(DESTDIR)$(PREFIX)/lib/cmake/strap/strapConfig.cmake'
 	sed 's|@VERSION@|$(VERSION)|' packaging/strapConfigVersion.cmake.in \
 		>'$(DESTDIR)$(PREFIX)/lib/cmake/strap/strapConfigVersion.cmake'
+	$(if $(filter $(PROBE),$(NATIVE)),install -D -m 755 $(PROBE) '$(DESTDIR)$(PREFIX)/bin/strap-probe')
 
 wheel: $(VENV)/.release ## Build a manylinux2014 wheel into dist/
 	tools=$$($(PY) packaging/toolchain.py env --portable) && eval "$$tools" && \
@@ -100,11 +104,14 @@ lint: $(VENV)/.dev ## Formatting, static analysis and types
 	$(PY) -m mypy
 
 clean: ## Remove what was built; .venv stays
-	rm -rf build dist $(LIB) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist $(LIB) $(PROBE) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find python tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 $(LIB): $(LIB_SOURCES) | $(VENV)/.toolchain
 	$(TOOLS) && libstrap/build.sh $@
+
+$(PROBE): $(LIB_SOURCES) | $(VENV)/.toolchain
+	$(TOOLS) && libstrap/build-probe.sh $@
 
 # Debian's Python may lack ensurepip (python3-venv); its pip can fill the environment too.
 $(PY):

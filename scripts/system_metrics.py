@@ -3,7 +3,7 @@
 
 import sys
 
-from llm_instrumentation.probes.command import system_metrics
+from llm_instrumentation.probes.program import run
 
 if __name__ == "__main__":
-    sys.exit(system_metrics())
+    sys.exit(run(["system", "--output", "system_metrics.jsonl", *sys.argv[1:]]))

@@ -3,7 +3,7 @@
 
 import sys
 
-from llm_instrumentation.probes.command import tracepoints
+from llm_instrumentation.probes.program import run
 
 if __name__ == "__main__":
-    sys.exit(tracepoints())
+    sys.exit(run(["block", "--output", "tracepoints.jsonl", *sys.argv[1:]]))

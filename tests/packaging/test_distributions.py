@@ -23,6 +23,7 @@ pytestmark = [
 ]
 
 LIBRARY = "llm_instrumentation/_native/libstrap.so"
+PROBE = "llm_instrumentation/_native/strap-probe"
 EXECUTABLE = 1
 
 
@@ -58,14 +59,20 @@ def test_the_sdist_holds_the_sources_and_nothing_built(sdist):
         "go.mod",
         "go.sum",
         "hatch_build.py",
+        "libstrap/build-probe.sh",
         "libstrap/build.sh",
+        "libstrap/cmd/strap-probe/main.go",
         "libstrap/capi/main.go",
         "libstrap/symbols.map",
         "packaging/toolchain.py",
         "python/llm_instrumentation/_version.py",
         "python/llm_instrumentation/py.typed",
     } <= names
-    assert not [n for n in names if re.search(r"\.so(\.|$)|\.py[co]$|(^|/)libstrap\.h$", n)]
+    assert not [
+        n
+        for n in names
+        if re.search(r"\.so(\.|$)|\.py[co]$|(^|/)libstrap\.h$|_native/strap-probe$", n)
+    ]
 
 
 def test_the_wheel_fits_any_python_on_this_platform(wheel, version):
@@ -81,11 +88,12 @@ def test_the_wheel_fits_any_python_on_this_platform(wheel, version):
     assert "Root-Is-Purelib: false" in metadata
 
 
-def test_the_wheel_holds_the_package_and_one_library(wheel):
+def test_the_wheel_holds_the_package_one_library_and_one_program(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {n.split("/")[0] for n in names if ".dist-info/" not in n} == {"llm_instrumentation"}
     assert [n for n in names if ".so" in n] == [LIBRARY]
+    assert PROBE in names
     assert "llm_instrumentation/py.typed" in names
     assert any(n.endswith(".dist-info/licenses/LICENSE") for n in names)
 
@@ -104,6 +112,25 @@ def test_the_library_cannot_be_unloaded_and_has_no_executable_stack(wheel, tmp_p
     assert tags["DT_SONAME"].soname == "libstrap.so.1"
     assert tags["DT_FLAGS_1"].entry.d_val & 0x8  # DF_1_NODELETE
     assert not stack["p_flags"] & EXECUTABLE
+
+
+def test_the_program_is_static(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.getinfo(PROBE).external_attr >> 16 & 0o777 == 0o755
+        program = archive.extract(PROBE, tmp_path)
+    with open(program, "rb") as file:
+        segments = {segment["p_type"] for segment in ELFFile(file).iter_segments()}
+    assert segments.isdisjoint({"PT_INTERP", "PT_DYNAMIC"})
+
+
+def test_an_installed_wheel_runs_the_program(wheel, run, tmp_path):
+    venv.create(tmp_path / "env", with_pip=False)
+    python = tmp_path / "env" / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel)
+    program = "from llm_instrumentation.probes.program import path; print(path())"
+    installed = Path(run(python, "-c", program, cwd=tmp_path).strip())
+    assert installed.is_relative_to(tmp_path)
+    run(installed, "block", "--help", cwd=tmp_path)
 
 
 def test_an_installed_wheel_loads_and_agrees_on_the_version(wheel, run, version, tmp_path):
@@ -130,14 +157,16 @@ def test_an_editable_install_puts_the_library_into_the_tree(source_tree, run, ve
     program = "from llm_instrumentation._native.library import *; print(library_version())"
     assert run(python, "-c", program, cwd=tmp_path).strip() == version
     assert (native / "libstrap.so").is_file()
+    assert os.access(native / "strap-probe", os.X_OK)
 
 
-def test_the_build_is_reproducible_from_any_folder(source_tree, run, tmp_path):
+@pytest.mark.parametrize("script", ["build.sh", "build-probe.sh"])
+def test_the_build_is_reproducible_from_any_folder(source_tree, run, script, tmp_path):
     first, second = tmp_path / "first.so", tmp_path / "second of two.so"
     moved = tmp_path / "elsewhere"
-    run(source_tree / "libstrap" / "build.sh", first)
+    run(source_tree / "libstrap" / script, first)
     shutil.copytree(source_tree, moved)
-    run("libstrap/build.sh", second, cwd=moved)
+    run(f"libstrap/{script}", second, cwd=moved)
     assert first.read_bytes() == second.read_bytes()
     assert {p.name for p in tmp_path.iterdir()} == {
         "a folder",

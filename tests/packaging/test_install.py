@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ def prefix(root: Path, run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_file_is_in_its_place(prefix):
     installed = {str(p.relative_to(prefix)) for p in prefix.rglob("*") if not p.is_dir()}
     assert installed == {
+        "bin/strap-probe",
         "include/strap.h",
         "lib/libstrap.so",
         "lib/libstrap.so.1",
@@ -34,6 +36,7 @@ def test_every_file_is_in_its_place(prefix):
         "lib/cmake/strap/strapConfig.cmake",
         "lib/cmake/strap/strapConfigVersion.cmake",
     }
+    assert os.access(prefix / "bin/strap-probe", os.X_OK)
     assert (prefix / "lib/libstrap.so").readlink() == Path("libstrap.so.1")
 
 
