@@ -4,6 +4,8 @@
 process did on the cores and off them; :func:`collect` takes a snapshot at each interval,
 :class:`SnapshotWriter` and :func:`read_snapshots` keep them as lines of JSON. A capture with
 ``config.with_probes(...)`` has them beside its stream; :func:`timeline` lays one over the other.
+:class:`SnapshotWriter` and :func:`read_snapshots` keep them as lines of JSON,
+:func:`export_snapshots` makes Parquet of those.
 docs/BLOCK_IO_TRACEPOINTS.md tells what they hold.
 """
 
@@ -19,6 +21,7 @@ _NAMES = {
     "SystemProbe": ".system",
     "collect": ".collect",
     "plot_timeline": ".correlation",
+    "export_snapshots": ".export",
     "read_snapshots": ".jsonl",
     "timeline": ".correlation",
 }

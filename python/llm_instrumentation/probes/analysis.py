@@ -25,6 +25,7 @@ __all__ = [
     "Trace",
     "anomalous",
     "bucket_edges_us",
+    "bucket_slot",
     "matched",
     "mean_us",
     "parse_metrics",
@@ -135,7 +136,7 @@ def _window(snapshot: Mapping[str, Any]) -> _Window:
     for device in snapshot["latency_histogram"]:
         counts = window.counts.setdefault(_name(device), {})
         for bucket in device["buckets"]:
-            slot = _slot(bucket["bucket_low"])
+            slot = bucket_slot(bucket["bucket_low"])
             counts[slot] = counts.get(slot, 0) + _count(bucket["count"])
     for device in snapshot["inflight"]:
         name = _name(device)
@@ -186,7 +187,7 @@ def _count(value: Any) -> int:
     return value
 
 
-def _slot(low_us: Any) -> int:
+def bucket_slot(low_us: Any) -> int:
     """The power of two of a bucket, by where it begins: older files count their slots from 1."""
     slot = max(_count(low_us).bit_length() - 1, 0)
     if low_us not in (0, 1 << slot):

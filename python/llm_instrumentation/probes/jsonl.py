@@ -1,4 +1,4 @@
-"""Snapshots as lines of JSON in a file."""
+"""Snapshots in files: as lines of JSON, and read from Parquet too."""
 
 from __future__ import annotations
 
@@ -95,18 +95,23 @@ class SnapshotWriter:
 
 
 def read_snapshots(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The snapshots of a file, in its order.
+    """The snapshots of a file, in its order: lines of JSON, or Parquet of ``export_snapshots``.
 
     Lines that are no whole JSON object, as a killed writer leaves them, are passed over; a
     warning says how many, and which was the first.
 
     Raises:
-        CorruptError: there are lines, and none of them is a snapshot.
+        CorruptError: there are lines, and none of them is a snapshot; or other Parquet.
         OSError: the file cannot be read.
     """
     bad: list[int] = []
     good = 0
     with Path(path).open("rb") as file:
+        if file.peek(4)[:4] == b"PAR1":
+            from .export import read_parquet
+
+            yield from read_parquet(Path(path))
+            return
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

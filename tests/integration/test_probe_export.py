@@ -1,0 +1,237 @@
+"""Snapshots as Parquet: every count of the lines is there, for other programs to query."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from llm_instrumentation.errors import CorruptError, InvalidArgumentError
+from llm_instrumentation.probes import export_snapshots, read_snapshots
+
+pytestmark = pytest.mark.integration
+
+BEGIN = 1_700_000_000.0  # 2023-11-14T22:13:20Z
+VDA = {"device_id": 253 << 20, "device_name": "vda"}
+LOSSES = dict.fromkeys(
+    ("no_room", "no_device", "unseen_start", "unseen_end", "expired", "missed"), 0
+)
+
+
+def buckets(slots: dict[int, int]) -> list[dict]:
+    return [
+        {"slot": s, "count": c, "bucket_low": 2**s, "bucket_high": 2 ** (s + 1) - 1}
+        for s, c in slots.items()
+    ]
+
+
+def stamp(window: int) -> dict:
+    return {
+        "timestamp": BEGIN + window,
+        "iso_timestamp": f"2023-11-14T22:{13 + (20 + window) // 60}:{(20 + window) % 60:02}.000000Z",
+        "interval_s": 1.0,
+        "monotonic_ns": window * 10**9,
+    }  # fmt: skip
+
+
+def operation(name: str, slots: dict[int, int], inflight: int = 0) -> dict:
+    completed = sum(slots.values())
+    return {
+        **VDA, "operation": name, "completed": completed, "inflight": inflight,
+        "bytes": 4096 * completed, "errors": 0, "requeues": 1, "merges": 2,
+        "latency_ns": 50_000 * completed, "was_queued": 3, "queued_ns": 400,
+        "latency_histogram": buckets(slots), "queue_histogram": buckets({0: 3}),
+        "size_histogram": buckets({12: completed}),
+    }  # fmt: skip
+
+
+def block(window: int) -> dict:
+    """Reads and writes of one device, while another one rests."""
+    operations = [operation("read", {5: 90 + window, 7: 10}), operation("write", {9: 1}, 4)]
+    sda = {"device_id": 8 << 20, "device_name": "sda"}
+    total = buckets({5: 90 + window, 7: 10, 9: 1})
+    return {
+        **stamp(window),
+        "latency_histogram": [{**VDA, "total": 101 + window, "buckets": total}],
+        "inflight": [{**sda, "count": 0}, {**VDA, "count": 4}],
+        "operations": operations,
+        "losses": {**LOSSES, "missed": window},
+    }
+
+
+def idle(window: int) -> dict:
+    nothing: dict = {"latency_histogram": [], "inflight": [], "operations": []}
+    return {**stamp(window), **nothing, "losses": LOSSES}
+
+
+def of_the_published_package(window: int) -> dict:
+    """As llm_instrumentation 1.3.1 writes them."""
+    line = block(window)
+    return {
+        name: line[name] for name in line if name not in ("operations", "losses", "monotonic_ns")
+    }
+
+
+def system(window: int) -> dict:
+    processes = {
+        str(pid): {
+            "name": f"program {pid}", "on_cpu_ns": 10**8 * pid, "off_cpu_ns": 10**9,
+            "runqueue_ns": 5, "minor_faults": 7, "major_faults": pid % 2, "switches": 9,
+        }
+        for pid in (2, 11, 100)
+    }  # fmt: skip
+    stall = {"avg10": 1.5, "avg60": 0.5, "avg300": 0.25, "total": 1000 * window}
+    return {
+        **stamp(window),
+        "off_cpu_ns": {pid: one["off_cpu_ns"] for pid, one in processes.items()},
+        "page_faults": {pid: 7 + one["major_faults"] for pid, one in processes.items()},
+        "pressure": {"cpu": {"some": stall}, "io": {"some": stall, "full": stall}},
+        "processes": processes,
+        "losses": {"ended": 0},
+    }
+
+
+def system_of_the_published_package(window: int) -> dict:
+    names = ("monotonic_ns", "processes", "losses")
+    line = {name: value for name, value in system(window).items() if name not in names}
+    return {**line, "page_faults": {"2": 1, "77": 3}}
+
+
+def write(path: Path, lines: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [block(0), idle(1), block(2)],
+        [of_the_published_package(window) for window in range(3)],
+        [system(window) for window in range(3)],
+        [system_of_the_published_package(window) for window in range(3)],
+    ],
+    ids=["block", "block 1.3.1", "system", "system 1.3.1"],
+)
+def test_snapshots_come_back(lines, tmp_path):
+    export_snapshots(write(tmp_path / "in.jsonl", lines), tmp_path / "out.parquet")
+    found = list(read_snapshots(tmp_path / "out.parquet"))
+    # The order of processes is that of their numbers.
+    assert found == lines
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.parquet"}
+
+
+def test_snapshots_of_this_machine_come_back(tmp_path):
+    """Real lines, of whatever the machine does."""
+    from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
+    from llm_instrumentation.probes import BlockProbe, SnapshotWriter, SystemProbe
+
+    for probe in (BlockProbe(), SystemProbe()):
+        path = tmp_path / f"{type(probe).__name__}.jsonl"
+        try:
+            with probe, SnapshotWriter(path) as writer:
+                for _ in range(3):
+                    writer.write(probe.snapshot())
+        except (StrapPermissionError, UnsupportedError) as error:
+            pytest.skip(str(error))
+        export_snapshots(path, tmp_path / "out.parquet")
+        assert list(read_snapshots(tmp_path / "out.parquet")) == list(read_snapshots(path))
+
+
+def test_other_programs_read_requests(tmp_path):
+    path = tmp_path / "block.parquet"
+    lines = [block(window) for window in range(10)]
+    assert export_snapshots(write(tmp_path / "in.jsonl", lines), path) == 30
+    query = f"""
+        SELECT device_name, operation, sum(completed), sum(latency_ns) / sum(completed),
+               sum(latency_histogram[6]), max(losses.missed), min(time)
+        FROM '{path}' WHERE operation IS NOT NULL GROUP BY ALL ORDER BY ALL
+    """
+    reads, writes = duckdb.sql(query).fetchall()
+    assert reads[:6] == ("vda", "read", 1045, 50_000, 945, 9)
+    assert reads[6].isoformat() == "2023-11-14T22:13:20"
+    assert writes[:4] == ("vda", "write", 10, 50_000)
+    table = pl.read_parquet(path)
+    by_device = table.group_by("device_name").agg(pl.col("completed").sum()).sort("device_name")
+    assert by_device.rows() == [("sda", 0), ("vda", 1055)]
+    slot_5 = table.filter(operation="read")["latency_histogram"].list.get(5)
+    assert slot_5.to_list() == [90 + window for window in range(10)]
+
+
+def test_other_programs_read_processes(tmp_path):
+    path = tmp_path / "system.parquet"
+    assert export_snapshots(write(tmp_path / "in.jsonl", [system(w) for w in range(4)]), path) == 12
+    query = f"SELECT time, any_value(pressure.io.full.total) FROM '{path}' GROUP BY 1 ORDER BY 1"
+    assert [total for _, total in duckdb.sql(query).fetchall()] == [0, 1000, 2000, 3000]
+    table = pl.scan_parquet(path).filter(pl.col("name") == "program 11")
+    assert table.select(pl.col("on_cpu_ns", "page_faults").sum()).collect().rows() == [
+        (4 * 11 * 10**8, 32)
+    ]
+    stalls = pl.read_parquet(path)["pressure"].struct.field("cpu").struct.field("some")
+    assert set(stalls.struct.field("avg10")) == {1.5}
+
+
+def test_memory_is_bounded(tmp_path):
+    """Four times the lines take no more memory."""
+    peaks = []
+    for windows in (20_000, 80_000):
+        with (tmp_path / "in.jsonl").open("w") as file:
+            file.writelines(json.dumps(idle(w % 1000)) + "\n" for w in range(windows))
+        tracemalloc.start()
+        arrow = pa.total_allocated_bytes()
+        assert export_snapshots(tmp_path / "in.jsonl", tmp_path / "out.parquet") == windows
+        peaks.append(tracemalloc.get_traced_memory()[1] + pa.total_allocated_bytes() - arrow)
+        tracemalloc.stop()
+    assert peaks[1] < 2 * peaks[0]
+    file = pq.ParquetFile(tmp_path / "out.parquet")
+    assert {file.metadata.row_group(i).column(0).compression for i in range(9)} == {"ZSTD"}
+
+
+def test_torn_line_is_passed_over(tmp_path):
+    path = write(tmp_path / "in.jsonl", [block(0)])
+    with path.open("a") as file:
+        file.write('{"timestamp": 17')
+    with pytest.warns(UserWarning, match="1 lines are no snapshots, the first of them line 2"):
+        assert export_snapshots(path, tmp_path / "out.parquet") == 3
+
+
+@pytest.mark.parametrize(
+    ("lines", "error", "says"),
+    [
+        ([], InvalidArgumentError, "there are no snapshots"),
+        ([block(0), system(1)], CorruptError, "snapshot 2 is of the kind system.*them apart"),
+        ([{"timestamp": 1.0, "more": 2}], CorruptError, "snapshot 1 is neither.*more, timestamp"),
+        ([{**block(0), "interval_s": None}], CorruptError, "snapshot 1: "),
+        ([block(0), {**block(1), "inflight": 3}], CorruptError, "snapshot 2: .*not iterable"),
+        ([{**system(0), "off_cpu_ns": {"1": -1}}], CorruptError, "snapshot 1: 1 = -1 is no count"),
+        ([{**system(0), "pressure": {"io": 3}}], CorruptError, "snapshot 1: "),
+        ([{**block(0), "losses": {"missed": "x"}}], CorruptError, "missed = 'x' is no count"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_leaves_what_was_there(lines, error, says, tmp_path):
+    out = tmp_path / "out.parquet"
+    out.write_text("before")
+    with pytest.raises(error, match=says):
+        export_snapshots(write(tmp_path / "in.jsonl", lines), out)
+    assert out.read_text() == "before"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_file_is_not_replaced_by_itself(tmp_path):
+    path = write(tmp_path / "in.jsonl", [block(0)])
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(InvalidArgumentError, match="another file"):
+        export_snapshots(path, tmp_path / "link")
+
+
+def test_parquet_of_something_else(tmp_path):
+    pq.write_table(pa.table({"timestamp": [1.0]}), tmp_path / "other")
+    with pytest.raises(CorruptError, match="Parquet, but not of snapshots"):
+        list(read_snapshots(tmp_path / "other"))
+    (tmp_path / "torn").write_bytes((tmp_path / "other").read_bytes()[:-9])
+    with pytest.raises(CorruptError, match="torn: "):
+        list(read_snapshots(tmp_path / "torn"))
