@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
+from datetime import datetime, timezone
 from pathlib import Path
 
 import duckdb
@@ -31,9 +33,10 @@ def buckets(slots: dict[int, int]) -> list[dict]:
 
 
 def stamp(window: int) -> dict:
+    time = datetime.fromtimestamp(BEGIN + window, timezone.utc)
     return {
         "timestamp": BEGIN + window,
-        "iso_timestamp": f"2023-11-14T22:{13 + (20 + window) // 60}:{(20 + window) % 60:02}.000000Z",
+        "iso_timestamp": time.strftime("%Y-%m-%dT%H:%M:%S.000000Z"),
         "interval_s": 1.0,
         "monotonic_ns": window * 10**9,
     }  # fmt: skip
@@ -178,7 +181,7 @@ def test_other_programs_read_processes(tmp_path):
 def test_memory_is_bounded(tmp_path):
     """Four times the lines take no more memory."""
     peaks = []
-    for windows in (20_000, 80_000):
+    for windows in (10_000, 40_000):
         with (tmp_path / "in.jsonl").open("w") as file:
             file.writelines(json.dumps(idle(w % 1000)) + "\n" for w in range(windows))
         tracemalloc.start()
@@ -188,7 +191,7 @@ def test_memory_is_bounded(tmp_path):
         tracemalloc.stop()
     assert peaks[1] < 2 * peaks[0]
     file = pq.ParquetFile(tmp_path / "out.parquet")
-    assert {file.metadata.row_group(i).column(0).compression for i in range(9)} == {"ZSTD"}
+    assert {file.metadata.row_group(i).column(0).compression for i in range(4)} == {"ZSTD"}
 
 
 def test_torn_line_is_passed_over(tmp_path):
@@ -221,11 +224,13 @@ def test_what_is_wrong_leaves_what_was_there(lines, error, says, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_file_is_not_replaced_by_itself(tmp_path):
+def test_only_another_file_is_replaced(tmp_path):
     path = write(tmp_path / "in.jsonl", [block(0)])
     (tmp_path / "link").symlink_to(path)
-    with pytest.raises(InvalidArgumentError, match="another file"):
-        export_snapshots(path, tmp_path / "link")
+    os.mkfifo(tmp_path / "pipe")
+    for target in ("link", "pipe", "."):
+        with pytest.raises(InvalidArgumentError, match="it would be replaced"):
+            export_snapshots(path, tmp_path / target)
 
 
 def test_parquet_of_something_else(tmp_path):

@@ -72,13 +72,15 @@ def export_snapshots(source: str | os.PathLike[str], target: str | os.PathLike[s
         The rows of the table.
 
     Raises:
-        InvalidArgumentError: there are no snapshots, or the two files are one.
+        InvalidArgumentError: there are no snapshots; or ``target`` is ``source``, or no file.
         CorruptError: a line is of neither kind, or of another kind than the first.
         OSError: a file cannot be read or written.
     """
     source, target = Path(source), Path(target)
-    if target.exists() and target.samefile(source):
-        raise InvalidArgumentError(f"{target}: give another file than the one that is read")
+    if target.exists() and (target.samefile(source) or not target.is_file()):
+        raise InvalidArgumentError(
+            f"{target}: it would be replaced; give a new file, or one to replace"
+        )
     snapshots = read_snapshots(source)
     first = next(snapshots, None)
     if first is None:

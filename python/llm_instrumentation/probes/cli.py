@@ -1,0 +1,131 @@
+"""The command ``strap``."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from ..errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    StrapError,
+    StrapPermissionError,
+    UnsupportedError,
+)
+
+__all__ = ["app", "main"]
+
+_CODES = (
+    "Exit codes: 0 all went well; 2 a bad argument, or a file of something else; 3 the kernel "
+    "takes no programs from this user; 4 it cannot run them; 5 there is no such device or file; "
+    "1 all else."
+)
+#: What is wrong, by the exit code; 1 is all else.
+_EXIT_CODES = {
+    StrapPermissionError: 3,
+    UnsupportedError: 4,
+    NotFoundError: 5,
+    FileNotFoundError: 5,
+    InvalidArgumentError: 2,
+    StrapError: 2,
+}
+
+app = typer.Typer(
+    name="strap",
+    help="The machine beside the program: block devices, processes, pressure.",
+    epilog=_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Sort(str, Enum):
+    CPU = "cpu"
+    FAULTS = "faults"
+    OFF_CPU = "off-cpu"
+    IO = "io"
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={
+        "allow_extra_args": True,
+        "allow_interspersed_args": False,
+        "ignore_unknown_options": True,
+    },
+)
+def probe(context: typer.Context) -> None:
+    """Run strap-probe: a line of JSON for each interval. Try: strap probe --help."""
+    from .program import run
+
+    raise typer.Exit(run(context.args))
+
+
+@app.command(epilog=_CODES)
+def top(
+    interval: Annotated[float, typer.Option("--interval", help="Seconds.")] = 1.0,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--device", help="A whole disk to follow; may be given again.  [default: all]"
+        ),
+    ] = None,
+    sort: Annotated[Sort, typer.Option("--sort", help="What orders the processes.")] = Sort.CPU,
+    once: Annotated[bool, typer.Option("--once", help="One interval, and no more.")] = False,
+) -> None:
+    """Show what devices and processes do, live; q or Ctrl-C ends it.
+
+    Where the output is no terminal it is a table for each interval.
+    """
+    from .top import run
+
+    run(interval, device or [], sort.value, once)
+
+
+@app.command(epilog=_CODES)
+def export(
+    source: Annotated[Path, typer.Argument(help="A file of snapshots.", metavar="FILE.jsonl")],
+    target: Annotated[Path, typer.Argument(help="What to write.", metavar="FILE.parquet")],
+) -> None:
+    """Write a file of snapshots as Parquet, a row for each thing counted."""
+    from .export import export_snapshots
+
+    rows = export_snapshots(source, target)
+    typer.echo(f"{target}: {rows:,} rows")
+
+
+# The root of typer's errors of the command line; older releases take it from click, newer ones
+# carry it themselves.
+_ClickError: Any = typer.BadParameter.__mro__[2]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command and exits; what is wrong is a line on the standard error."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    warnings.showwarning = lambda message, *_: print(f"strap: {message}", file=sys.stderr)
+    try:
+        code = int(app(args=given, standalone_mode=False) or 0)
+    except _ClickError as error:
+        code = _say(error.format_message(), 2)
+    except (StrapError, OSError) as error:
+        code = next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)
+        _say(str(error), code)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 0
+    sys.exit(code)
+
+
+def _say(message: str, code: int) -> int:
+    print(f"strap: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,376 @@
+"""``strap top``: devices, pressure and processes on the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import InvalidArgumentError, StrapError, StrapPermissionError, UnsupportedError
+from .analysis import bucket_slot, percentiles_us
+from .block import BlockProbe
+from .probe import KernelProbe
+from .system import SystemProbe
+
+__all__ = ["View", "run"]
+
+_SORTS = {"c": "cpu", "f": "faults", "o": "off-cpu", "i": "io"}  # by their keys
+_PLAIN_PROCESSES = 20  # in a table that is no screen
+_POLL_S = 0.25  # how soon a new size of the window is seen
+_P = TypeVar("_P", bound=KernelProbe)
+
+
+def run(interval_s: float, devices: Sequence[str], sort: str, once: bool) -> None:
+    """Shows what happens until q, Ctrl-C, SIGTERM or, with ``once``, the end of an interval.
+
+    Args:
+        interval_s: seconds between snapshots, above 0.
+        devices: whole disks to follow; all by default.
+        sort: what orders the processes: cpu, faults, off-cpu or io.
+        once: one interval, as a plain table.
+
+    Raises:
+        InvalidArgumentError: the interval.
+        NotFoundError: there is no such device.
+        StrapPermissionError: this user may run none of the probes.
+        UnsupportedError: the kernel can run none of them.
+    """
+    if not 0 < interval_s < 1e9:  # NaN is neither
+        raise InvalidArgumentError(
+            f"--interval {interval_s:g}: give seconds above 0 and below 10^9"
+        )
+    console = Console(highlight=False, markup=False, emoji=False)
+    live = sys.stdout.isatty() and not console.is_dumb_terminal and not once
+    with contextlib.ExitStack() as stack:
+        watched = _Watched(stack, devices)
+        view = View(interval_s, sort, watched.missing, keys=live and sys.stdin.isatty())
+        stack.enter_context(_ended_by_sigterm())
+        with contextlib.suppress(KeyboardInterrupt):
+            if live:
+                _live(console, view, watched)
+            else:
+                _plain(console, view, watched, once)
+
+
+class _Watched:
+    """The probes that can run here."""
+
+    def __init__(self, stack: contextlib.ExitStack, devices: Sequence[str]) -> None:
+        self.missing: list[str] = []
+        errors: list[StrapError] = []
+
+        def started(what: str, probe: _P) -> _P | None:
+            try:
+                stack.enter_context(probe)
+            except (StrapPermissionError, UnsupportedError) as error:
+                errors.append(error)
+                self.missing.append(f"{what} are not watched: {error}")
+                return None
+            return probe
+
+        self._block = started("devices", BlockProbe(devices))
+        self._system = started("processes", SystemProbe())
+        if self._block is None and self._system is None:
+            raise errors[0]
+        self._disk = _DiskBytes()
+
+    def into(self, view: View) -> None:
+        """Ends an interval."""
+        if self._block is not None:
+            view.block = self._block.snapshot()
+            for name, count in view.block["losses"].items():
+                view.losses[name] = view.losses.get(name, 0) + count
+        if self._system is not None:
+            view.system = self._system.snapshot()
+            view.disk_bytes = self._disk.grown(view.system["processes"])
+
+
+class _DiskBytes:
+    """What processes read from disks and wrote to them, by /proc/PID/io."""
+
+    def __init__(self) -> None:
+        self._before = {pid: _disk_bytes(pid) or 0 for pid in os.listdir("/proc") if pid.isdigit()}
+
+    def grown(self, pids: Iterable[str]) -> dict[str, int]:
+        """Bytes since the call before, of those of the processes that can be read.
+
+        A process that was not there then began after it, at 0; so did one with less than before,
+        which has the number of another one that ended.
+        """
+        out = {}
+        for pid in pids:
+            before, now = self._before.pop(pid, 0), _disk_bytes(pid)
+            if now is not None:
+                out[pid] = now - before if now >= before else now
+                self._before[pid] = now
+        return out
+
+
+def _disk_bytes(pid: str) -> int | None:
+    try:
+        with open(f"/proc/{pid}/io") as file:
+            lines = dict(line.split(": ") for line in file)
+        return int(lines["read_bytes"]) + int(lines["write_bytes"])
+    except (OSError, KeyError):  # ended, another user's, or a kernel that does not count
+        return None
+
+
+# ---- what is shown ----
+
+
+@dataclass
+class View:
+    """What the screen shows.
+
+    Attributes:
+        interval_s: between snapshots.
+        sort: what orders the processes.
+        missing: of each probe that does not run, why.
+        keys: whether they are read.
+        block, system: the last snapshots.
+        disk_bytes: by process, of the last interval.
+        losses: requests not followed, since the start.
+    """
+
+    interval_s: float
+    sort: str
+    missing: Sequence[str] = ()
+    keys: bool = False
+    block: dict[str, Any] | None = None
+    system: dict[str, Any] | None = None
+    disk_bytes: dict[str, int] = field(default_factory=dict)
+    losses: dict[str, int] = field(default_factory=dict)
+
+    def shown(self, width: int, height: int | None) -> Group:
+        """All of it, of which no more than ``height`` lines; as many as there are, without."""
+        parts: list[Any] = [self._head(), *(Text(line, "yellow") for line in self.missing)]
+        if self.block is not None:
+            parts += [Text(), self._devices(self.block), self._losses()]
+        if self.system is not None:
+            parts += [Text(), _pressure(self.system["pressure"]), Text()]
+            # A line of each part, and of a table one of its head besides.
+            used = sum(_lines(part, width) for part in parts) + 1
+            rows = _PLAIN_PROCESSES if height is None else max(height - used, 0)
+            parts.append(self._processes(self.system, rows))
+        return Group(*parts)
+
+    def _head(self) -> Text:
+        last = self.block or self.system
+        when = last["iso_timestamp"][11:19] + " UTC" if last else "waiting for the first interval"
+        head = Text.assemble(("strap top", "bold"), f"  {when}, every {self.interval_s:g} s")
+        if self.keys:
+            head.append("  q quits, c f o i sort", "dim")
+        return Text(head.plain, spans=head.spans, no_wrap=True, overflow="ellipsis")
+
+    def _devices(self, block: Mapping[str, Any]) -> Table:
+        table = _table(
+            "device", "requests/s", "read MB/s", "write MB/s", "mean us", "p99 us", "in flight",
+            "errors/s",
+        )  # fmt: skip
+        each: dict[str, list[dict[str, Any]]] = {
+            one["device_name"]: [] for one in block["inflight"]
+        }
+        for one in block["operations"]:
+            each.setdefault(one["device_name"], []).append(one)
+        seconds = block["interval_s"]
+        rows = [(sum(one["completed"] for one in ops), name, ops) for name, ops in each.items()]
+        for completed, name, ops in sorted(rows, key=lambda row: (-row[0], row[1])):
+            moved = dict.fromkeys(("read", "write"), 0)
+            for one in ops:
+                if one["operation"] in moved:
+                    moved[one["operation"]] += one["bytes"]
+            latency_ns = sum(one["latency_ns"] for one in ops)
+            table.add_row(
+                name,
+                _rate(completed / seconds),
+                *(_rate(bytes_ / 1e6 / seconds) for bytes_ in moved.values()),
+                _rate(latency_ns / 1e3 / completed) if completed else "-",
+                _rate(_p99_us(ops)) if completed else "-",
+                str(sum(one["inflight"] for one in ops)),
+                _rate(sum(one["errors"] for one in ops) / seconds),
+            )
+        return table
+
+    def _losses(self) -> Text:
+        lost = [f"{name} {count}" for name, count in self.losses.items() if count]
+        text = f"not followed, since the start: {', '.join(lost) or 'none'}"
+        return Text(text, "yellow" if lost else "dim")
+
+    def _processes(self, system: Mapping[str, Any], rows: int) -> Table:
+        names = {
+            "pid": "", "name": "", "CPU %": "cpu", "wait %": "", "off-CPU": "off-cpu",
+            "faults/s": "faults", "major/s": "", "switch/s": "", "MB/s": "io",
+        }  # fmt: skip
+        table = _table(*names)
+        for column, (name, sort) in zip(table.columns, names.items(), strict=True):
+            if sort == self.sort:
+                column.header = Text(name, "reverse")
+        table.columns[0].justify, table.columns[1].justify = "right", "left"
+        for column, width in zip(table.columns, (7, 15, 6, 6, 7, 8, 7, 8, 6), strict=True):
+            column.min_width = width  # so that they stay in their places
+        seconds = system["interval_s"]
+        order = sorted(
+            system["processes"].items(), key=lambda item: self._rank(*item), reverse=True
+        )
+        for pid, one in order[:rows]:
+            disk = self.disk_bytes.get(pid)
+            table.add_row(
+                pid,
+                "".join(c if c.isprintable() else "?" for c in one["name"]),
+                f"{one['on_cpu_ns'] / 1e7 / seconds:.1f}",
+                f"{one['runqueue_ns'] / 1e7 / seconds:.1f}",
+                _rate(one["off_cpu_ns"] / 1e9 / seconds),
+                _rate((one["minor_faults"] + one["major_faults"]) / seconds),
+                _rate(one["major_faults"] / seconds),
+                _rate(one["switches"] / seconds),
+                "-" if disk is None else _rate(disk / 1e6 / seconds),
+            )
+        return table
+
+    def _rank(self, pid: str, one: Mapping[str, Any]) -> tuple[int, int, int]:
+        first = {
+            "cpu": one["on_cpu_ns"],
+            "faults": one["minor_faults"] + one["major_faults"],
+            "off-cpu": one["off_cpu_ns"],
+            "io": self.disk_bytes.get(pid, 0),
+        }[self.sort]
+        return first, one["on_cpu_ns"], -int(pid)
+
+
+def _pressure(pressure: Mapping[str, Any]) -> Text:
+    if not pressure:
+        return Text("pressure: the kernel does not tell", "dim")
+    told = []
+    for resource, stalls in pressure.items():
+        shares = (stalls.get(share, {}).get("avg10") for share in ("some", "full"))
+        told.append(resource + " " + "/".join("-" if s is None else f"{s:.1f}" for s in shares))
+    return Text(f"pressure, some/full % of 10 s: {'   '.join(told)}")
+
+
+def _p99_us(operations: Iterable[Mapping[str, Any]]) -> float:
+    counts = np.zeros(64, np.int64)
+    for one in operations:
+        for bucket in one["latency_histogram"]:
+            counts[bucket_slot(bucket["bucket_low"])] += bucket["count"]
+    return float(percentiles_us(counts, [99])[0])
+
+
+def _rate(value: float) -> str:
+    """Three digits at least, and as many as there are before the point."""
+    if value == 0:
+        return "0"
+    return (
+        f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+    )
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def _lines(part: Any, width: int) -> int:
+    if isinstance(part, Table):
+        return 1 + part.row_count
+    return 1 if part.no_wrap else max(-(-part.cell_len // width), 1)
+
+
+# ---- how it is shown ----
+
+
+def _plain(console: Console, view: View, watched: _Watched, once: bool) -> None:
+    due = time.monotonic() + view.interval_s
+    while True:
+        time.sleep(max(due - time.monotonic(), 0))
+        due = max(due + view.interval_s, time.monotonic())
+        watched.into(view)
+        console.print(view.shown(console.width, None))
+        if once:
+            return
+        console.print()
+
+
+def _live(console: Console, view: View, watched: _Watched) -> None:
+    with _keys(view.keys) as key, Live(console=console, screen=True, auto_refresh=False) as screen:
+
+        def draw() -> tuple[int, int]:
+            width, height = console.size
+            screen.update(view.shown(width, height), refresh=True)
+            return width, height
+
+        size = draw()
+        due = time.monotonic() + view.interval_s
+        while True:
+            left = due - time.monotonic()
+            if left <= 0:
+                watched.into(view)
+                size = draw()
+                due = max(due + view.interval_s, time.monotonic())
+                continue
+            pressed = key(min(left, _POLL_S))
+            if pressed == "q":
+                return
+            if pressed in _SORTS:
+                view.sort = _SORTS[pressed]
+                size = draw()
+            elif console.size != size:
+                size = draw()
+
+
+@contextlib.contextmanager
+def _keys(read: bool) -> Iterator[Any]:
+    """A function that waits so many seconds for a key, and gives "" where none came."""
+    if not read:
+
+        def wait(seconds: float) -> str:
+            time.sleep(seconds)
+            return ""
+
+        yield wait
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+
+    def key(seconds: float) -> str:
+        if not select.select([fd], [], [], seconds)[0]:
+            return ""
+        return os.read(fd, 1).decode("latin-1") or "q"  # the terminal is gone
+
+    try:
+        tty.setcbreak(fd)
+        modes = termios.tcgetattr(fd)
+        modes[6][termios.VSUSP] = b"\0"  # no Ctrl-Z, which would leave the screen as it is
+        termios.tcsetattr(fd, termios.TCSADRAIN, modes)
+        yield key
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does."""
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,207 @@
+"""The command `strap`: probes, a live view and tables, with what they say of bad input."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
+from llm_instrumentation.probes import BlockProbe, program, read_snapshots
+
+pytestmark = pytest.mark.integration
+
+LINE = '{"timestamp": 1, "interval_s": 1, "latency_histogram": [], "inflight": []}\n'
+STRAP = [sys.executable, "-m", "llm_instrumentation.probes.cli"]
+
+
+def strap(*arguments: str | Path, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*STRAP, *map(str, arguments)], capture_output=True, text=True, **options)
+
+
+@pytest.fixture
+def kernel() -> None:
+    try:
+        BlockProbe().start().stop()
+    except (StrapPermissionError, UnsupportedError) as error:
+        pytest.skip(str(error))
+
+
+# ---- probe ----
+
+
+def test_probe_is_the_program(kernel, tmp_path):
+    path = tmp_path / "lines.jsonl"
+    command = [*STRAP, "probe", "system", "--interval", "0.1", "--output", path, "--flush-every=1"]
+    running = subprocess.Popen(command)
+    deadline = time.monotonic() + 60
+    while not path.exists() or not path.read_bytes().count(b"\n"):
+        assert running.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert Path(f"/proc/{running.pid}/exe").resolve() == program.path()
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) == 0
+    assert all(snapshot["processes"] for snapshot in read_snapshots(path))
+
+
+def test_probe_takes_its_own_flags():
+    done = strap("probe", "block", "--help")
+    assert done.returncode == 0
+    assert "-device" in done.stdout + done.stderr
+    done = strap("probe", "block", "--interval", "-3")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--interval" in done.stderr and "-3" in done.stderr
+
+
+def test_program_that_is_missing(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(program, "path", lambda: tmp_path / "strap-probe")
+    assert program.run(["block"]) == 4
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "strap-probe: No such file or directory: it is built" in said
+
+
+# ---- top ----
+
+
+class Terminal:
+    """A program on a terminal of its own, of 24 lines of 80."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.master, slave = pty.openpty()
+        self.modes = termios.tcgetattr(slave)
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+        self.running = subprocess.Popen(
+            [*STRAP, *arguments], stdin=slave, stdout=slave, stderr=slave, env=environment,
+            # The terminal controls it, so that Ctrl-C is a signal.
+            start_new_session=True, preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),
+        )  # fmt: skip
+        self.slave = slave  # stays open, so that its modes can be seen at the end
+        self.said = b""
+
+    def read_until(self, pattern: bytes) -> None:
+        deadline = time.monotonic() + 60
+        while not re.search(pattern, self.said, re.DOTALL):
+            assert time.monotonic() < deadline, self.said[-2000:]
+            if select.select([self.master], [], [], 0.2)[0]:
+                self.said += os.read(self.master, 65536)
+
+    def close(self) -> None:
+        if self.running.poll() is None:
+            self.running.kill()
+            self.running.wait()
+        os.close(self.slave)
+        os.close(self.master)
+
+
+@pytest.fixture
+def terminal(kernel) -> Iterator[Terminal]:
+    started = Terminal("top", "--interval", "0.2")
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("end", [b"q", b"\x03", signal.SIGTERM], ids=["q", "Ctrl-C", "SIGTERM"])
+def test_top_ends_and_leaves_the_terminal_as_it_was(terminal, end):
+    terminal.read_until(rb"\x1b\[\?1049h.*requests/s.*switch/s.*requests/s")
+    assert termios.tcgetattr(terminal.slave) != terminal.modes
+    if isinstance(end, bytes):
+        os.write(terminal.master, end)
+    else:
+        terminal.running.send_signal(end)
+    terminal.read_until(rb"\x1b\[\?1049l")
+    assert terminal.running.wait(60) == 0
+    assert termios.tcgetattr(terminal.slave) == terminal.modes
+    assert b"\x1b[?25h" in terminal.said  # the cursor is back
+    assert b"Traceback" not in terminal.said
+
+
+def test_top_sorts_by_keys(terminal):
+    terminal.read_until(rb"7m *CPU %")
+    os.write(terminal.master, b"f")
+    terminal.read_until(rb"7m *faults/s")
+
+
+def test_top_of_no_terminal_is_a_table_each_interval(kernel):
+    with subprocess.Popen(
+        [*STRAP, "top", "--interval", "0.1"], stdout=subprocess.PIPE, text=True
+    ) as running:
+        heads = (line for line in running.stdout if line.startswith("strap top"))
+        assert len([next(heads) for _ in range(3)]) == 3
+        running.send_signal(signal.SIGINT)
+        assert "\x1b" not in running.stdout.read()
+        assert running.wait(60) == 0
+
+
+def test_top_once(kernel):
+    done = strap("top", "--once", "--interval", "0.2", "--sort", "faults")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("switch/s") == done.stdout.count("requests/s") == 1
+    assert "\x1b" not in done.stdout
+
+
+def test_user_without_privilege_is_told():
+    if os.getuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("becoming another user needs root and setpriv")
+    if Path("/proc/sys/kernel/unprivileged_bpf_disabled").read_text().strip() == "0":
+        pytest.skip("here everybody may load programs")
+    other = ["setpriv", "--reuid", "65534", "--clear-groups"]
+    reachable = subprocess.run([*other, sys.executable, "-c", "import llm_instrumentation"])
+    if reachable.returncode != 0:
+        pytest.skip("the package lies where other users cannot read it")
+    done = subprocess.run([*other, *STRAP, "top", "--once"], capture_output=True, text=True)
+    assert done.returncode in (3, 4)
+    assert done.stderr.count("\n") == 1
+
+
+# ---- export ----
+
+
+def test_export(tmp_path):
+    source, target = tmp_path / "lines.jsonl", tmp_path / "table.parquet"
+    source.write_text(LINE + '{"torn')
+    done = strap("export", source, target)
+    assert (done.returncode, done.stdout) == (0, f"{target}: 1 rows\n")
+    assert "1 lines are no snapshots" in done.stderr and done.stderr.count("\n") == 1
+    assert len(list(read_snapshots(target))) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["top", "--interval", "0"], 2, "--interval 0: give seconds above 0"),
+        (["top", "--interval", "nan"], 2, "--interval nan"),
+        (["top", "--sort", "name"], 2, "'name' is not one of 'cpu', 'faults', 'off-cpu', 'io'"),
+        (["export", "nosuch.jsonl", "out.parquet"], 5, "nosuch.jsonl"),
+        (["export", "notes.txt", "out.parquet"], 2, "none of its 2 lines is a snapshot"),
+        (["export", "line.jsonl", "nowhere/out.parquet"], 5, "nowhere/out.parquet"),
+        (["export", "line.jsonl", "notes.txt/out.parquet"], 1, "notes.txt/out.parquet"),
+        (["export", "line.jsonl", "line.jsonl"], 2, "line.jsonl: it would be replaced"),
+        (["export", "line.jsonl"], 2, "FILE.parquet"),
+        (["nosuch"], 2, "nosuch"),
+    ],
+)
+def test_strap_says_what_is_wrong(arguments, code, says, tmp_path):
+    (tmp_path / "notes.txt").write_text("one\ntwo\n")
+    (tmp_path / "line.jsonl").write_text(LINE)
+    done = strap(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_top_of_a_device_that_is_not_there(kernel):
+    done = strap("top", "--device", "nosuch")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert '"nosuch"' in done.stderr and done.stderr.count("\n") == 1
