@@ -7,6 +7,7 @@ import re
 import struct
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -170,9 +171,14 @@ def test_system_metrics(tmp_path):
         "--output-dir", tmp_path, "--top", "2",
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+    assert "Spearman's rho with the mean latency" in done.stdout
     assert re.search(
-        r"Spearman .* io pressure .* mean latency: \+1\.00, n = 11$", done.stdout, re.M
-    )
+        r"^    io pressure \(some, growth of total\) +rho \+1\.00, n = 11, p = 0\.\d+$",
+        done.stdout, re.M,
+    )  # fmt: skip
+    flat = r"^    off-CPU time +none, it or the latency does not vary, n = 12$"
+    assert re.search(flat, done.stdout, re.MULTILINE)
+    assert "it is no cause" in done.stdout
     table = done.stdout.split("2 of 8 processes\n")[1].splitlines()
     assert [line.split() for line in table[1:3]] == [["8", "0.096", "36"], ["7", "0.084", "0"]]
 
@@ -186,6 +192,88 @@ def test_too_few_windows_for_a_correlation(tmp_path):
     )  # fmt: skip
     assert "too few windows, n = 7 of 8\n" in done.stdout
     assert "5 of 8 processes" in done.stdout
+
+
+# ---- the report ----
+
+
+class Page(HTMLParser):
+    """What a page refers to, its tables' cells and its figures."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.refers: list[str] = []
+        self.cells: list[str] = []
+        self.figures: list[str] = []
+        self._cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.refers += [given[name] for name in ("src", "href", "xlink:href") if name in given]
+        self._cell = tag == "td"
+        if tag == "svg":
+            self.figures.append(given["aria-label"])
+        assert tag != "script"
+
+    def handle_data(self, data: str) -> None:
+        if self._cell:
+            self.cells.append(data)
+            self._cell = False
+
+
+def test_report(trace, tmp_path):
+    path, metrics = tmp_path / "report.html", [metrics_line(w, 1000 * 2**w) for w in range(20)]
+    done = analyze(
+        "--input", trace, "--output-dir", tmp_path / "out", "--html", path, "--top", "3",
+        "--system-metrics", write(tmp_path / "metrics", metrics),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(f"report in {path}\n")
+    text = path.read_text()
+    page = Page(text)
+    assert all(one.startswith(("#", "data:image/png")) for one in page.refers)
+    assert any(one.startswith("data:image/png") for one in page.refers)  # the heat map
+    assert "prefers-color-scheme: dark" in text
+    assert page.figures == [
+        f"{what}, cciss!c0d0"
+        for what in (
+            "Heat map of requests by latency and time", "Requests in flight at each snapshot",
+            "Requests completed per second over time", "Percentiles of latency over time",
+        )
+    ]  # fmt: skip
+    assert {"cciss!c0d0", "sda", "io pressure (some, growth of total)", "8", "7", "6"} <= {
+        *page.cells
+    }
+    assert "An association is no cause." in text
+
+
+def test_report_of_nothing(tmp_path):
+    done = analyze(
+        "--input", write(tmp_path / "nothing", []), "--output-dir", tmp_path / "out",
+        "--html", tmp_path / "report.html",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Page((tmp_path / "report.html").read_text()).figures == []
+
+
+def test_names_in_the_report_stay_names(tmp_path):
+    lines = [{**snapshot(0, {'<b>&"$x': ({5: 1}, 1)}), "losses": {"<i>": 1}}]
+    done = analyze(
+        "--input", write(tmp_path / "trace", lines), "--output-dir", tmp_path / "out",
+        "--html", tmp_path / "report.html",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    text = (tmp_path / "report.html").read_text()
+    assert "<b>&" not in text and "<i>" not in text.partition("</header>")[2]
+    assert '<b>&"$x' in Page(text).cells[0]
+
+
+def test_report_that_cannot_be_written(trace, tmp_path):
+    out = tmp_path / "out"
+    done = analyze("--input", trace, "--output-dir", out, "--html", trace / "report.html")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "trace.jsonl/report.html" in done.stderr
 
 
 # ---- what is wrong ----
@@ -209,6 +297,7 @@ def test_too_few_windows_for_a_correlation(tmp_path):
         (["--system-metrics", "missing.jsonl"], 1, "missing.jsonl"),
         (["--system-metrics", "trace.jsonl"], 2, "system metrics, line 1: no field 'off_cpu_ns'"),
         (["--output-dir", "notes.txt"], 1, "notes.txt"),
+        (["--html", "."], 2, "--html .: it would be replaced"),
     ],
 )
 def test_script_says_what_is_wrong(arguments, code, says, trace, tmp_path, monkeypatch):

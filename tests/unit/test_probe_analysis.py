@@ -19,6 +19,7 @@ from llm_instrumentation.probes.analysis import (
     percentiles_us,
     spearman,
 )
+from llm_instrumentation.probes.association import associations, holm, permutation_p
 from llm_instrumentation.probes.figures import file_stems, latency_text
 
 pytestmark = pytest.mark.unit
@@ -207,16 +208,30 @@ def test_processes_by_time_off_the_cpu():
 def test_pressure_is_what_the_total_grew_by():
     totals = {1.0: 5e6, 2.0: 5.25e6, 3.0: 5.25e6, 4.0: 1e3, 9.0: 2e3}  # a restart, then a gap
     metrics = parse_metrics([metrics_line(time, total) for time, total in totals.items()])
-    assert metrics.source == "some, growth of total"
     expected = [math.nan, 25, 0, math.nan, math.nan]
-    np.testing.assert_allclose(metrics.io_pressure, expected, equal_nan=True)
+    pressure = metrics.series["io pressure (some, growth of total)"]
+    np.testing.assert_allclose(pressure, expected, equal_nan=True)
 
 
 def test_pressure_where_there_are_no_totals_or_none_at_all():
     metrics = parse_metrics([metrics_line(1.0, avg10=3.5), metrics_line(2.0, avg10=4.5)])
-    assert metrics.source == "some, avg10"
-    assert metrics.io_pressure.tolist() == [3.5, 4.5]
-    assert np.isnan(parse_metrics([metrics_line(1.0, pressure=None)]).io_pressure).all()
+    assert metrics.series["io pressure (some, avg10)"].tolist() == [3.5, 4.5]
+    nothing = parse_metrics([metrics_line(1.0, pressure=None)])
+    assert np.isnan(nothing.series["io pressure (some, avg10)"]).all()
+
+
+def test_work_of_all_processes():
+    process = {"runqueue_ns": 3 * 10**8, "switches": 40}
+    line = metrics_line(
+        2.0, off_cpu_ns={"7": 10**9, "8": 10**9}, page_faults={"7": 5},
+        processes={"7": process, "8": process}, interval_s=2.0,
+    )  # fmt: skip
+    published = metrics_line(1.0, off_cpu_ns={"7": 10**9}, page_faults={"7": 5})
+    series = parse_metrics([line, published]).series
+    assert series["off-CPU time"].tolist() == [1, 1]
+    assert series["page faults"].tolist() == [5, 2.5]
+    np.testing.assert_allclose(series["run-queue wait"], [math.nan, 0.3], equal_nan=True)
+    np.testing.assert_allclose(series["switches"], [math.nan, 40], equal_nan=True)
 
 
 def test_windows_and_lines_are_matched_by_time():
@@ -224,11 +239,13 @@ def test_windows_and_lines_are_matched_by_time():
         [snapshot(float(t), **({} if t == 3 else {f"s{t}": 1})) for t in range(1, 7)]
     ).devices
     lines = [metrics_line(t, avg10=t) for t in (1.4, 1.1, 2.6, 3.0, 4.9, 6.5, 60.0)]
-    latency, pressure = matched(device, parse_metrics(lines))
+    latency, pressure = matched(device, parse_metrics(lines), "io pressure (some, avg10)")
     # 1.4 is farther from 1 than 1.1; 2 has none within half a second; 3 had no requests.
     assert pressure.tolist() == [1.1, 4.9, 6.5]
     assert latency.tolist() == [3, 48, 96]
-    assert [len(part) for part in matched(device, parse_metrics([]))] == [0, 0]
+    assert [
+        len(part) for part in matched(device, parse_metrics([]), "io pressure (some, avg10)")
+    ] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -243,6 +260,51 @@ def test_windows_and_lines_are_matched_by_time():
 )
 def test_known_rank_correlations(first, second, rho):
     assert spearman(np.array(first, float), np.array(second, float)) == pytest.approx(rho)
+
+
+def series(chance: np.random.Generator, n: int, memory: float) -> np.ndarray:
+    """An autoregressive one."""
+    values = chance.normal(size=n)
+    for at in range(1, n):
+        values[at] += memory * values[at - 1]
+    return values
+
+
+def test_p_is_rarely_small_by_chance():
+    """Of series that have nothing to do with each other, but remember."""
+    chance = np.random.default_rng(0)
+    ps = [permutation_p(*(series(chance, 60, 0.5) for _ in range(2))) for _ in range(100)]
+    assert np.mean(np.array(ps) <= 0.05) <= 0.1
+    assert 0.4 < np.mean(ps) < 0.6
+
+
+def test_p_of_what_goes_together():
+    rising = np.arange(40.0) % 13
+    assert permutation_p(rising, rising**3) == permutation_p(rising, -rising) == 1 / 2000
+
+
+def test_holm():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_associations_are_ranked_and_the_unknown_last():
+    """Latency doubles with each window: pressure does, too, and faults are of no order."""
+    faults = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+    windows = [snapshot(float(t), **{f"s{t + 2}": 5}) for t in range(12)]
+    lines = [metrics_line(float(t), avg10=2.0**t, page_faults={"1": faults[t]}) for t in range(12)]
+    found = associations(parse_trace(windows).devices[0], parse_metrics(lines))
+    assert len(found) == 7
+    first, second, *rest = found
+    assert (first.metric, first.n, first.rho) == ("io pressure (some, avg10)", 12, pytest.approx(1))
+    assert (second.metric, second.n) == ("page faults", 12) and 0 < second.rho < 1
+    assert first.p < 0.1 and first.p < second.p
+    assert {one.metric: one.n for one in rest} == {
+        "cpu pressure (some, avg10)": 0, "memory pressure (some, avg10)": 0, "off-CPU time": 12,
+        "run-queue wait": 0, "switches": 0,
+    }  # fmt: skip
+    assert all(math.isnan(one.rho) and math.isnan(one.p) for one in rest)
 
 
 def test_rank_correlation_of_what_does_not_vary():

@@ -7,8 +7,9 @@ below 2 us to 2 us.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,7 +32,9 @@ __all__ = [
     "parse_metrics",
     "parse_trace",
     "percentiles_us",
+    "ranks",
     "spearman",
+    "utc_text",
 ]
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -44,6 +47,9 @@ ANOMALY_RULE = (
     "p99 above median + 3 sigma and above twice the median of the device's windows, "
     "sigma = 1.4826 MAD"
 )
+#: Metrics of the whole machine: what there is pressure on, and what all processes did.
+_RESOURCES = ("io", "cpu", "memory")
+_WORK = ("off-CPU time", "page faults", "run-queue wait", "switches")
 _A_YEAR_S = 366 * 86400.0
 _LAST_DATE_S = 253_370_764_800.0  # the year 9999 begins
 
@@ -88,14 +94,14 @@ class Metrics:
     Attributes:
         processes: by pid, the one longest off the CPU first: ``off_cpu_ns`` and ``page_faults``.
         ends: (lines,) s since 1970.
-        io_pressure: (lines,) per cent of the time that some task waited for I/O; NaN: not known.
-        source: what the pressure was taken from.
+        series: by name, (lines,) of each metric of the whole machine; NaN: not known. Pressure is
+            in per cent of the time that some task waited, and its name tells what it was taken
+            from; time of processes is in s/s, the rest /s.
     """
 
     processes: pd.DataFrame
     ends: Floats
-    io_pressure: Floats
-    source: str
+    series: dict[str, Floats]
 
 
 @dataclass
@@ -282,7 +288,7 @@ def anomalous(counts: Ints) -> Bools:
 
 
 def parse_metrics(lines: Iterable[Mapping[str, Any]]) -> Metrics:
-    """Off-CPU time and page faults by process, and the pressure of I/O by time.
+    """Off-CPU time and page faults by process, and what all of them did by time.
 
     The pressure is what ``some.total`` grew by since the line before, over the time between them;
     the avg10 of the kernel where no line has a total. A total that fell (a restart of the machine)
@@ -291,24 +297,49 @@ def parse_metrics(lines: Iterable[Mapping[str, Any]]) -> Metrics:
     Raises:
         CorruptError: a line has no such fields; the message says which one, from 1.
     """
-    rows: list[tuple[float, float, float, float]] = []
+    rows: list[tuple[float, ...]] = []
     sums: dict[str, dict[int, int]] = {"off_cpu_ns": {}, "page_faults": {}}
     for number, line in enumerate(lines, 1):
         try:
-            some = ((line.get("pressure") or {}).get("io") or {}).get("some") or {}
-            total, avg10 = (float(some.get(key, math.nan)) for key in ("total", "avg10"))
-            rows.append((_time(line), _interval(line), total, avg10))
+            rows.append((_time(line), _interval(line), *_stalls(line), *_sums(line)))
             for name, by_pid in sums.items():
                 for pid, count in line[name].items():
                     by_pid[int(pid)] = by_pid.get(int(pid), 0) + _count(count)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptError(f"system metrics, line {number}: {_reason(error)}") from error
     rows.sort()
-    ends, intervals, totals, avg10s = np.array(rows, np.float64).reshape(-1, 4).T
-    pressure, source = avg10s, "some, avg10"
-    if np.isfinite(totals).any():
-        pressure, source = _growth(ends, intervals, totals), "some, growth of total"
-    return Metrics(_processes(sums), ends, pressure, source)
+    pressures = len(_RESOURCES)
+    columns = np.array(rows, np.float64).reshape(-1, 2 + 2 * pressures + len(_WORK)).T
+    ends, intervals, stalls, work = np.split(columns, [1, 2, 2 + 2 * pressures])
+    totals, avg10s = stalls[:pressures], stalls[pressures:]
+    known = bool(np.isfinite(totals).any())
+    pressure = [_growth(ends[0], intervals[0], one) for one in totals] if known else avg10s
+    source = "some, growth of total" if known else "some, avg10"
+    names = [f"{resource} pressure ({source})" for resource in _RESOURCES]
+    series = dict(zip((*names, *_WORK), (*pressure, *work), strict=True))
+    return Metrics(_processes(sums), ends[0], series)
+
+
+def _stalls(line: Mapping[str, Any]) -> Iterator[float]:
+    """The totals of the resources, then their avg10; NaN where there is none."""
+    pressure = line.get("pressure") or {}
+    for key in ("total", "avg10"):
+        for resource in _RESOURCES:
+            some = (pressure.get(resource) or {}).get("some") or {}
+            yield float(some.get(key, math.nan))
+
+
+def _sums(line: Mapping[str, Any]) -> Iterator[float]:
+    """What all processes did in a second, as :data:`_WORK`; NaN where the line does not tell."""
+    interval = _interval(line)
+    yield sum(line["off_cpu_ns"].values()) / 1e9 / interval
+    yield sum(line["page_faults"].values()) / interval
+    processes = line.get("processes")
+    for name, scale in (("runqueue_ns", 1e9), ("switches", 1)):
+        if processes is None:
+            yield math.nan
+        else:
+            yield sum(_count(one[name]) for one in processes.values()) / scale / interval
 
 
 def _growth(ends: Floats, intervals: Floats, totals_us: Floats) -> Floats:
@@ -332,8 +363,8 @@ def _processes(sums: Mapping[str, Mapping[int, int]]) -> pd.DataFrame:
     return ordered
 
 
-def matched(device: Device, metrics: Metrics) -> tuple[Floats, Floats]:
-    """Mean latency (us) and I/O pressure (per cent) of the windows that have both.
+def matched(device: Device, metrics: Metrics, name: str) -> tuple[Floats, Floats]:
+    """Mean latency (us) and a metric of the windows that have both.
 
     A window goes with the line nearest to its end, at most half its interval away; a line goes
     with one window, the nearest.
@@ -341,8 +372,8 @@ def matched(device: Device, metrics: Metrics) -> tuple[Floats, Floats]:
     Returns:
         Two of (pairs,).
     """
-    known = np.isfinite(metrics.io_pressure)
-    ends, pressure = metrics.ends[known], metrics.io_pressure[known]
+    known = np.isfinite(metrics.series[name])
+    ends, values = metrics.ends[known], metrics.series[name][known]
     latency = mean_us(device.counts)
     nearest: dict[int, tuple[float, int]] = {}
     for window in np.flatnonzero(np.isfinite(latency)).tolist() if len(ends) else ():
@@ -352,7 +383,12 @@ def matched(device: Device, metrics: Metrics) -> tuple[Floats, Floats]:
         if away <= device.intervals[window] / 2:
             nearest[line] = min(nearest.get(line, (away, window)), (away, window))
     lines = sorted(nearest)
-    return latency[[nearest[line][1] for line in lines]], pressure[lines]
+    return latency[[nearest[line][1] for line in lines]], values[lines]
+
+
+def ranks(values: Floats) -> Floats:
+    """(n,) from 1; ties share their mean rank."""
+    return np.asarray(pd.Series(values).rank(), np.float64)
 
 
 def spearman(first: Floats, second: Floats) -> float:
@@ -361,7 +397,15 @@ def spearman(first: Floats, second: Floats) -> float:
     Returns:
         From -1 to 1; NaN where one of them does not vary.
     """
-    ranks = [pd.Series(values).rank().to_numpy(np.float64) for values in (first, second)]
-    a, b = (values - values.mean() if len(values) else values for values in ranks)
+    a, b = (
+        values - values.mean() if len(values) else values
+        for values in (ranks(first), ranks(second))
+    )
     scale = math.sqrt(float(a @ a) * float(b @ b))
     return float(a @ b) / scale if scale > 0 else math.nan
+
+
+def utc_text(seconds: float) -> str:
+    """A time since 1970 as text, to the millisecond."""
+    when = datetime.fromtimestamp(float(seconds), timezone.utc)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")

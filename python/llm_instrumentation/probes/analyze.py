@@ -6,8 +6,7 @@ import argparse
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -21,13 +20,13 @@ from .analysis import (
     Metrics,
     Trace,
     anomalous,
-    matched,
     mean_us,
     parse_metrics,
     parse_trace,
     percentiles_us,
-    spearman,
+    utc_text,
 )
+from .association import METHOD, Association, associations
 from .jsonl import read_snapshots
 
 __all__ = ["main"]
@@ -59,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--percentiles", default="50,90,99", help="of latency, 0 to 100 (default: 50,90,99)"
     )
+    parser.add_argument("--html", help="file for all of it as one page")
     given = parser.parse_args(arguments)
     try:
         _analyze(given)
@@ -72,17 +72,29 @@ def _analyze(given: argparse.Namespace) -> None:
     percentiles = _percentiles(given.percentiles)
     if given.top < 1:
         raise InvalidArgumentError(f"--top {given.top}: give 1 or more")
+    page = None if given.html is None else Path(given.html)
+    if page is not None and page.exists() and not page.is_file():
+        raise InvalidArgumentError(f"--html {page}: it would be replaced; give a file")
     trace = _parsed(given.input, parse_trace)
     metrics = None
     if given.system_metrics is not None:
         metrics = _parsed(given.system_metrics, parse_metrics)
     directory = Path(given.output_dir)
     directory.mkdir(parents=True, exist_ok=True)
-    for line in _summary(trace, metrics, percentiles, given.top):
+    found: dict[str, list[Association]] = {}
+    if metrics is not None:
+        busy = (device for device in trace.devices if device.requests.any())
+        found = {device.name: associations(device, metrics) for device in busy}
+    for line in _summary(trace, metrics, found, percentiles, given.top):
         print(line)
     written = _draw(trace, directory, percentiles)
     if written:
         print(f"{written} figures in {directory}")
+    if page is not None:
+        from .report import write_report
+
+        write_report(page, trace, metrics, found, percentiles, given.top, source=given.input)
+        print(f"report in {page}")
 
 
 def _percentiles(text: str) -> list[float]:
@@ -123,7 +135,11 @@ def _draw(trace: Trace, directory: Path, percentiles: Sequence[float]) -> int:
 
 
 def _summary(
-    trace: Trace, metrics: Metrics | None, percentiles: Sequence[float], top: int
+    trace: Trace,
+    metrics: Metrics | None,
+    found: Mapping[str, Sequence[Association]],
+    percentiles: Sequence[float],
+    top: int,
 ) -> Iterator[str]:
     if trace.windows == 0:
         yield "no snapshots: the file is empty"
@@ -131,12 +147,14 @@ def _summary(
         yield f"no requests in {trace.windows} windows"
     for device in trace.devices:
         yield from _device(device, percentiles)
-        if metrics is not None:
-            yield f"  {_correlation(device, metrics)}"
+        if device.name in found:
+            yield from _associations(found[device.name])
     lost = [f"{name} {count}" for name, count in trace.losses.items() if count]
     if lost:
         yield f"not followed, or not to their end: {', '.join(lost)}"
     if metrics is not None:
+        if found:
+            yield f"association: {METHOD}; it is no cause"
         yield from _processes(metrics, top)
 
 
@@ -150,7 +168,7 @@ def _device(device: Device, percentiles: Sequence[float]) -> Iterator[str]:
         yield f"  mean latency       about {_us(float(mean_us(counts)))}"
         for percentile, us in zip(percentiles, percentiles_us(counts, percentiles), strict=True):
             yield f"  {f'p{percentile:g}':<18} {_us(us)}"
-    at = f", at {_utc(device.ends[peak])}" if device.depths[peak] else ""
+    at = f", at {utc_text(device.ends[peak])}" if device.depths[peak] else ""
     yield f"  peak queue depth   {device.depths[peak]}{at}"
     yield from _anomalies(device)
 
@@ -166,22 +184,23 @@ def _anomalies(device: Device) -> Iterator[str]:
     worst = found[np.argsort(-p99[found], kind="stable")[:_SHOWN]]
     for window in np.sort(worst):
         yield (
-            f"    {_utc(device.ends[window])}  p99 {_us(p99[window])}, "
+            f"    {utc_text(device.ends[window])}  p99 {_us(p99[window])}, "
             f"{device.requests[window]} requests"
         )
     if len(found) > _SHOWN:
         yield f"    and {len(found) - _SHOWN} with a lower p99"
 
 
-def _correlation(device: Device, metrics: Metrics) -> str:
-    latency, pressure = matched(device, metrics)
-    what = f"Spearman correlation of io pressure ({metrics.source}) with mean latency"
-    if len(latency) < MIN_WINDOWS:
-        return f"{what}: too few windows, n = {len(latency)} of {MIN_WINDOWS}"
-    rho = spearman(pressure, latency)
-    if math.isnan(rho):
-        return f"{what}: none, one of them does not vary, n = {len(latency)}"
-    return f"{what}: {rho:+.2f}, n = {len(latency)}"
+def _associations(found: Sequence[Association]) -> Iterator[str]:
+    yield "  system metrics by their association with latency"
+    for one in found:
+        if one.n < MIN_WINDOWS:
+            told = f"too few windows, n = {one.n} of {MIN_WINDOWS}"
+        elif math.isnan(one.rho):
+            told = f"none, it or the latency does not vary, n = {one.n}"
+        else:
+            told = f"rho {one.rho:+.2f}, n = {one.n}, p = {one.p:.2g}"
+        yield f"    {one.metric:<39} {told}"
 
 
 def _processes(metrics: Metrics, top: int) -> Iterator[str]:
@@ -198,8 +217,3 @@ def _processes(metrics: Metrics, top: int) -> Iterator[str]:
 def _us(us: float) -> str:
     """Three digits, in the unit of all: figures of one column compare at a glance."""
     return f"{us:.0f} us" if us >= 100 else f"{us:.3g} us"
-
-
-def _utc(seconds: float) -> str:
-    when = datetime.fromtimestamp(float(seconds), timezone.utc)
-    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["draw_device", "draw_timeline", "file_stems", "latency_text"]
+__all__ = ["device_figures", "draw_device", "draw_timeline", "file_stems", "latency_text"]
 
 _SECONDS_A_DAY = 86400.0  # matplotlib counts days since 1970
 _COLUMNS = 400  # of the heat map, at most; each is two pixels wide
@@ -54,16 +54,32 @@ def _safe(name: str) -> str:
     return re.sub(r"^\.|[^A-Za-z0-9._-]", "_", name)
 
 
+def device_figures(device: Device, percentiles: Sequence[float]) -> Iterator[tuple[str, Figure]]:
+    """A device's figures by name; those that would show nothing are left out.
+
+    Args:
+        device: a device of a trace.
+        percentiles: those of latency to draw, each from 0 to 100.
+    """
+    if device.requests.any():
+        yield "latency_hist", _latency_hist(device)
+    if device.requests.any() or device.depths.any():
+        yield "queue_depth", _queue_depth(device)
+    if device.requests.any():
+        yield "requests", _requests(device)
+        yield "latency_percentiles", _latency_percentiles(device, percentiles)
+
+
 def draw_device(
     device: Device, directory: Path, stem: str, percentiles: Sequence[float]
 ) -> list[Path]:
-    """Writes a device's PNGs; those that would show nothing are left out.
+    """Writes a device's figures as PNGs.
 
     Args:
         device: a device of a trace.
         directory: where they go.
         stem: what their names begin with.
-        percentiles: those of latency to draw, each from 0 to 100.
+        percentiles: as for :func:`device_figures`.
 
     Returns:
         The files.
@@ -71,16 +87,10 @@ def draw_device(
     Raises:
         OSError: a file cannot be written.
     """
-    written: list[Path] = []
-    if device.requests.any():
-        written.append(_save(_latency_hist(device), directory / f"{stem}_latency_hist.png"))
-    if device.requests.any() or device.depths.any():
-        written.append(_save(_queue_depth(device), directory / f"{stem}_queue_depth.png"))
-    if device.requests.any():
-        written.append(_save(_requests(device), directory / f"{stem}_requests.png"))
-        figure = _latency_percentiles(device, percentiles)
-        written.append(_save(figure, directory / f"{stem}_latency_percentiles.png"))
-    return written
+    return [
+        _save(figure, directory / f"{stem}_{name}.png")
+        for name, figure in device_figures(device, percentiles)
+    ]
 
 
 def draw_timeline(table: pd.DataFrame) -> Figure:
@@ -150,9 +160,11 @@ def _latency_hist(device: Device) -> Figure:
         np.ma.masked_less(counts.T, 1),
         norm=LogNorm(1, max(10.0, float(counts.max()))),
         cmap="viridis_r",
+        rasterized=True,  # an image, where the figure is a vector graphic
     )
     label = "requests in the window" if together == 1 else f"requests in {together} windows"
-    figure.colorbar(mesh, ax=axes, label=label)
+    plain = FuncFormatter(lambda count, _: f"{count:,.0f}")  # no mathematical text
+    figure.colorbar(mesh, ax=axes, label=label, format=plain)
     bounds = bucket_edges_us(last)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, steps=[1, 2, 4, 5, 10]))
     axes.yaxis.set_major_formatter(
