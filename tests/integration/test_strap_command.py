@@ -37,6 +37,12 @@ def kernel() -> None:
         pytest.skip(str(error))
 
 
+def test_strap_alone_helps():
+    done = strap()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(command in done.stdout for command in ("probe", "top", "export"))
+
+
 # ---- probe ----
 
 

@@ -46,7 +46,7 @@ def system(processes: dict[str, dict]) -> dict:
 def screen(view: View, width: int = 80, height: int | None = 24) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, markup=False)
-    console.print(view.shown(width, height))
+    console.print(view.shown(console, height))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -87,15 +87,15 @@ def test_processes_are_sorted():
         assert names()[0] == first
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (140, 40), (80, 12), (40, 5)])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (140, 40), (80, 16), (40, 5)])
 def test_it_fits(width, height):
     processes = {str(100_000 + n): process(f"a name of 15 {n}"[:15]) for n in range(100)}
-    view = View(1.0, "cpu", ("processes are not watched: " + "x" * 60,), keys=True)
-    view.block = block(operation("nvme0n1", "read", 10_000_000, 6))
+    view = View(1.0, "cpu", ("processes are not watched: " + "a word " * 20,), keys=True)
+    view.block = block(*(operation(f"nvme{n}n1", "read", 10_000_000, 6) for n in range(30)))
     view.system = system(processes)
     lines = screen(view, width, height)
     assert all(len(line) <= width for line in lines)
-    if height >= 12:
+    if height >= 16:
         assert len(lines) == height
     if width >= 80:
         assert not [line for line in lines if "…" in line]

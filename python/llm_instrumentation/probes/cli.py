@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from ..errors import (
+    CorruptError,
     InvalidArgumentError,
     NotFoundError,
     StrapError,
@@ -24,7 +25,7 @@ __all__ = ["app", "main"]
 _CODES = (
     "Exit codes: 0 all went well; 2 a bad argument, or a file of something else; 3 the kernel "
     "takes no programs from this user; 4 it cannot run them; 5 there is no such device or file; "
-    "1 all else."
+    "130 interrupted; 1 all else."
 )
 #: What is wrong, by the exit code; 1 is all else.
 _EXIT_CODES = {
@@ -33,14 +34,13 @@ _EXIT_CODES = {
     NotFoundError: 5,
     FileNotFoundError: 5,
     InvalidArgumentError: 2,
-    StrapError: 2,
+    CorruptError: 2,
 }
 
 app = typer.Typer(
     name="strap",
     help="The machine beside the program: block devices, processes, pressure.",
     epilog=_CODES,
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -73,9 +73,7 @@ def top(
     interval: Annotated[float, typer.Option("--interval", help="Seconds.")] = 1.0,
     device: Annotated[
         list[str] | None,
-        typer.Option(
-            "--device", help="A whole disk to follow; may be given again.  [default: all]"
-        ),
+        typer.Option("--device", help="A disk to follow; may be given again (default: all)."),
     ] = None,
     sort: Annotated[Sort, typer.Option("--sort", help="What orders the processes.")] = Sort.CPU,
     once: Annotated[bool, typer.Option("--once", help="One interval, and no more.")] = False,
@@ -108,7 +106,7 @@ _ClickError: Any = typer.BadParameter.__mro__[2]
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and exits; what is wrong is a line on the standard error."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     warnings.showwarning = lambda message, *_: print(f"strap: {message}", file=sys.stderr)
     try:
         code = int(app(args=given, standalone_mode=False) or 0)
@@ -118,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)
         _say(str(error), code)
     except (KeyboardInterrupt, typer.Abort):
-        code = 0
+        code = 130
     sys.exit(code)
 
 

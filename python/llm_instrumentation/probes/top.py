@@ -155,15 +155,20 @@ class View:
     disk_bytes: dict[str, int] = field(default_factory=dict)
     losses: dict[str, int] = field(default_factory=dict)
 
-    def shown(self, width: int, height: int | None) -> Group:
-        """All of it, of which no more than ``height`` lines; as many as there are, without."""
+    def shown(self, console: Console, height: int | None) -> Group:
+        """All of it: in ``height`` lines, or without a height in as many as it takes.
+
+        Args:
+            console: that tells how wide it is.
+            height: lines, of which devices take a third at most.
+        """
         parts: list[Any] = [self._head(), *(Text(line, "yellow") for line in self.missing)]
         if self.block is not None:
-            parts += [Text(), self._devices(self.block), self._losses()]
+            rows = None if height is None else max(height // 3, 1)
+            parts += [Text(), self._devices(self.block, rows), self._losses()]
         if self.system is not None:
             parts += [Text(), _pressure(self.system["pressure"]), Text()]
-            # A line of each part, and of a table one of its head besides.
-            used = sum(_lines(part, width) for part in parts) + 1
+            used = 1 + sum(len(console.render_lines(part)) for part in parts)  # 1: the table's head
             rows = _PLAIN_PROCESSES if height is None else max(height - used, 0)
             parts.append(self._processes(self.system, rows))
         return Group(*parts)
@@ -176,7 +181,7 @@ class View:
             head.append("  q quits, c f o i sort", "dim")
         return Text(head.plain, spans=head.spans, no_wrap=True, overflow="ellipsis")
 
-    def _devices(self, block: Mapping[str, Any]) -> Table:
+    def _devices(self, block: Mapping[str, Any], most: int | None) -> Table:
         table = _table(
             "device", "requests/s", "read MB/s", "write MB/s", "mean us", "p99 us", "in flight",
             "errors/s",
@@ -188,7 +193,7 @@ class View:
             each.setdefault(one["device_name"], []).append(one)
         seconds = block["interval_s"]
         rows = [(sum(one["completed"] for one in ops), name, ops) for name, ops in each.items()]
-        for completed, name, ops in sorted(rows, key=lambda row: (-row[0], row[1])):
+        for completed, name, ops in sorted(rows, key=lambda row: (-row[0], row[1]))[:most]:
             moved = dict.fromkeys(("read", "write"), 0)
             for one in ops:
                 if one["operation"] in moved:
@@ -270,12 +275,11 @@ def _p99_us(operations: Iterable[Mapping[str, Any]]) -> float:
 
 
 def _rate(value: float) -> str:
-    """Three digits at least, and as many as there are before the point."""
+    """``1,234``, ``12.3``, ``1.23``."""
     if value == 0:
         return "0"
-    return (
-        f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
-    )
+    places = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:,.{places}f}"
 
 
 def _table(*columns: str) -> Table:
@@ -283,12 +287,6 @@ def _table(*columns: str) -> Table:
     for number, name in enumerate(columns):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     return table
-
-
-def _lines(part: Any, width: int) -> int:
-    if isinstance(part, Table):
-        return 1 + part.row_count
-    return 1 if part.no_wrap else max(-(-part.cell_len // width), 1)
 
 
 # ---- how it is shown ----
@@ -300,7 +298,7 @@ def _plain(console: Console, view: View, watched: _Watched, once: bool) -> None:
         time.sleep(max(due - time.monotonic(), 0))
         due = max(due + view.interval_s, time.monotonic())
         watched.into(view)
-        console.print(view.shown(console.width, None))
+        console.print(view.shown(console, None))
         if once:
             return
         console.print()
@@ -309,10 +307,10 @@ def _plain(console: Console, view: View, watched: _Watched, once: bool) -> None:
 def _live(console: Console, view: View, watched: _Watched) -> None:
     with _keys(view.keys) as key, Live(console=console, screen=True, auto_refresh=False) as screen:
 
-        def draw() -> tuple[int, int]:
-            width, height = console.size
-            screen.update(view.shown(width, height), refresh=True)
-            return width, height
+        def draw() -> Any:
+            size = console.size
+            screen.update(view.shown(console, size.height), refresh=True)
+            return size
 
         size = draw()
         due = time.monotonic() + view.interval_s
