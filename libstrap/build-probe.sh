@@ -22,10 +22,12 @@ cd -- "$(dirname -- "$0")/.."
 : "${GO:=go}"
 export CGO_ENABLED=0 GOOS=linux GOTOOLCHAIN=local
 command -v "$GO" >/dev/null || fail "no Go compiler: '$GO' is not a command (set GO)"
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' python/llm_instrumentation/_version.py)
+[ -n "$version" ] || fail "no __version__ in python/llm_instrumentation/_version.py"
 
 # Replaced in one step, for it may be running. An empty build id, and no path of this
 # machine in the result: the same sources and tools give the same bytes.
 mkdir -p -- "$(dirname -- "$out")"
-"$GO" build -trimpath -buildvcs=false -ldflags="-s -w -buildid=" \
+"$GO" build -trimpath -buildvcs=false -ldflags="-s -w -buildid= -X main.version=$version" \
   -o "$out.new" ./libstrap/cmd/strap-probe
 mv -f -- "$out.new" "$out"
