@@ -9,3 +9,5 @@ package bpf
 //go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -no-global-types -type request_counts -type loss_counts -type device_entry -type request_entry -type ended_entry -cflags "-O2 -mcpu=v3 -Wall -Wextra -Werror" Block block.bpf.c
 //go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -no-global-types -cflags "-O2 -mcpu=v3 -Wall -Wextra -Werror -DRAW" BlockRaw block.bpf.c
 //go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -no-global-types -type task_record -cflags "-O2 -mcpu=v3 -Wall -Wextra -Werror" Tasks tasks.bpf.c
+//go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -no-global-types -type process_record -cflags "-O2 -mcpu=v3 -Wall -Wextra -Werror" Process process.bpf.c
+//go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -no-global-types -type syscall_counts -type inflight_record -cflags "-O2 -mcpu=v3 -Wall -Wextra -Werror" Syscalls syscalls.bpf.c

@@ -20,8 +20,9 @@ typedef __u32 __be32;
 typedef __u32 __wsum;
 
 enum { BPF_MAP_TYPE_HASH = 1, BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_PERCPU_ARRAY = 6 };
-enum { BPF_MAP_TYPE_RINGBUF = 27 };
-enum { BPF_F_MMAPABLE = 1 << 10 };
+enum { BPF_MAP_TYPE_RINGBUF = 27, BPF_MAP_TYPE_TASK_STORAGE = 29 };
+enum { BPF_F_NO_PREALLOC = 1 << 0, BPF_F_MMAPABLE = 1 << 10 };
+enum { BPF_LOCAL_STORAGE_GET_F_CREATE = 1 << 0 };
 
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
@@ -60,10 +61,27 @@ struct sched_entity {
   __u64 sum_exec_runtime;
 };
 
+struct thread_info {
+  unsigned long flags;
+  __u32 status; /* x86 */
+};
+
+struct upid {
+  int nr;
+};
+
+struct pid {
+  unsigned int level;
+  struct upid numbers[1];
+};
+
 struct task_struct {
+  struct thread_info thread_info;
   unsigned int flags;
   int pid;
   int tgid;
+  struct task_struct *group_leader;
+  struct pid *thread_pid;
   struct sched_entity se;
   struct sched_info sched_info;
   unsigned long nvcsw;

@@ -38,3 +38,14 @@ def test_programs_of_the_kernel(tmp_path):
         name for name in files if (made / name).read_bytes() != (ROOT / "bpf" / name).read_bytes()
     ]
     assert changed == [], "go generate ./bpf, and commit"
+
+
+def test_names_of_system_calls(tmp_path):
+    probe = ROOT / "libstrap" / "internal" / "probe"
+    generator = probe / "syscalls_generate.go"
+    subprocess.run([GO, "run", generator, tmp_path], cwd=ROOT, check=True)
+    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert made.keys() == {f"syscallnames_linux_{machine}.go" for machine in ("amd64", "arm64")}
+    assert made == {name: (probe / name).read_text() for name in made}, (
+        "go generate ./libstrap/internal/probe, and commit"
+    )

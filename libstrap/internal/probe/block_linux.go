@@ -301,12 +301,12 @@ func (b *Block) lost(out *Losses) error {
 }
 
 // words sees counters as the 64-bit numbers that they are made of.
-func words(c *bpf.BlockRequestCounts) []uint64 {
+func words[T any](c *T) []uint64 {
 	return unsafe.Slice((*uint64)(unsafe.Pointer(c)), unsafe.Sizeof(*c)/8)
 }
 
-func sum(each []bpf.BlockRequestCounts) bpf.BlockRequestCounts {
-	var total bpf.BlockRequestCounts
+func sum[T any](each []T) T {
+	var total T
 	t := words(&total)
 	for i := range each {
 		for k, v := range words(&each[i]) {
@@ -316,7 +316,7 @@ func sum(each []bpf.BlockRequestCounts) bpf.BlockRequestCounts {
 	return total
 }
 
-func difference(now, before bpf.BlockRequestCounts) bpf.BlockRequestCounts {
+func difference[T any](now, before T) T {
 	n := words(&now)
 	for k, v := range words(&before) {
 		n[k] -= v

@@ -26,7 +26,7 @@ type Collector interface {
 }
 
 // Start starts the collector of a kind, with its options as JSON: of "block" the fields of
-// BlockOptions; "system" has none.
+// BlockOptions, of "syscalls" those of SyscallsOptions; "system" has none.
 //
 // Errors: InvalidArgument, naming the kind or option; NotFound, Permission, Unsupported as
 // the collectors give them.

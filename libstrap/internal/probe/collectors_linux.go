@@ -1,6 +1,7 @@
 package probe
 
 var collectors = map[string]func(options []byte) (Collector, error){
-	"block":  starter("block", StartBlock),
-	"system": starter("system", StartSystem),
+	"block":    starter("block", StartBlock),
+	"system":   starter("system", StartSystem),
+	"syscalls": starter("syscalls", StartSyscalls),
 }

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"errors"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -46,18 +48,23 @@ func load(typed, raw func() (*ebpf.CollectionSpec, error), prepare func(*ebpf.Co
 	return nil, explain(first)
 }
 
-// start loads the programs and attaches them, each to the tracepoint of its section's name.
-func start(spec *ebpf.CollectionSpec) (*loaded, error) {
+// start loads the programs and attaches them, each to the tracepoint of its section's name,
+// those named first before the others.
+func start(spec *ebpf.CollectionSpec, first ...string) (*loaded, error) {
 	collection, err := ebpf.NewCollection(spec)
 	if err != nil {
 		return nil, err
 	}
 	l := &loaded{collection: collection}
-	for name, program := range l.collection.Programs {
+	names := slices.Collect(maps.Keys(spec.Programs))
+	slices.SortFunc(names, func(a, b string) int {
+		return slices.Index(first, b) - slices.Index(first, a)
+	})
+	for _, name := range names {
 		if spec.Programs[name].AttachType == ebpf.AttachTraceIter {
 			continue // runs when it is read
 		}
-		one, err := attach(program, spec.Programs[name].AttachTo)
+		one, err := attach(l.collection.Programs[name], spec.Programs[name].AttachTo)
 		if err != nil {
 			l.close()
 			return nil, err
@@ -111,10 +118,16 @@ func (l *loaded) missed() (uint64, error) {
 	return total, nil
 }
 
-func (l *loaded) close() {
+// detach stops the programs; what they have counted stays.
+func (l *loaded) detach() {
 	for _, one := range l.links {
 		one.Close()
 	}
+	l.links = nil
+}
+
+func (l *loaded) close() {
+	l.detach()
 	if l.collection != nil {
 		l.collection.Close()
 	}

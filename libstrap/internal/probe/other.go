@@ -5,8 +5,9 @@ package probe
 import "github.com/libstrap/strap/libstrap/internal/status"
 
 var collectors = map[string]func(options []byte) (Collector, error){
-	"block":  unsupported,
-	"system": unsupported,
+	"block":    unsupported,
+	"system":   unsupported,
+	"syscalls": unsupported,
 }
 
 func unsupported([]byte) (Collector, error) {

@@ -18,18 +18,21 @@ import (
 )
 
 const (
-	workload = "STRAP_PROBE_WORKLOAD" // set: the test binary is the watched program
+	workload = "STRAP_PROBE_WORKLOAD" // set: the test binary is the watched program, and does this
 	pages    = 3000
 	spin     = 300 * time.Millisecond
 	rest     = 400 * time.Millisecond
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(workload) != "" {
+	switch name := os.Getenv(workload); name {
+	case "":
+		os.Exit(m.Run())
+	case "work":
 		work()
-		return
+	default:
+		perform(name)
 	}
-	os.Exit(m.Run())
 }
 
 // work touches fresh pages, computes on one thread, and sleeps.
@@ -64,7 +67,7 @@ func startedSystem(t *testing.T) *System {
 func runWorkload(t *testing.T) (pid string, usage *syscall.Rusage, life time.Duration) {
 	t.Helper()
 	program := exec.Command(os.Args[0])
-	program.Env = append(os.Environ(), workload+"=1", "GOMAXPROCS=1")
+	program.Env = append(os.Environ(), workload+"=work", "GOMAXPROCS=1")
 	begin := time.Now()
 	if err := program.Run(); err != nil {
 		t.Fatal(err)
@@ -146,7 +149,7 @@ func TestSystemIntervalsAddUp(t *testing.T) {
 func TestZombieIsCountedOnce(t *testing.T) {
 	s := startedSystem(t)
 	program := exec.Command(os.Args[0])
-	program.Env = append(os.Environ(), workload+"=1")
+	program.Env = append(os.Environ(), workload+"=work")
 	if err := program.Start(); err != nil {
 		t.Fatal(err)
 	}

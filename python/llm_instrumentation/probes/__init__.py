@@ -1,11 +1,11 @@
 """The machine beside the program, watched from within the Linux kernel (eBPF).
 
 :class:`BlockProbe` follows the requests to block devices, :class:`SystemProbe` tells what each
-process did on the cores and off them; :func:`collect` takes a snapshot at each interval,
-:class:`SnapshotWriter` and :func:`read_snapshots` keep them as lines of JSON. A capture with
-``config.with_probes(...)`` has them beside its stream; :func:`timeline` lays one over the other.
-:class:`SnapshotWriter` and :func:`read_snapshots` keep them as lines of JSON,
-:func:`export_snapshots` makes Parquet of those.
+process did on the cores and off them, :class:`SyscallProbe` follows the system calls of one process.
+:func:`collect` takes a snapshot at each interval, :class:`SnapshotWriter` and
+:func:`read_snapshots` keep them as lines of JSON, :func:`export_snapshots` makes Parquet of those.
+A capture with ``config.with_probes(...)`` has them beside its stream; :func:`timeline` lays one
+over the other.
 docs/BLOCK_IO_TRACEPOINTS.md tells what they hold.
 """
 
@@ -18,10 +18,11 @@ from .._lazy import lazy
 _NAMES = {
     "BlockProbe": ".block",
     "SnapshotWriter": ".jsonl",
+    "SyscallProbe": ".syscalls",
     "SystemProbe": ".system",
     "collect": ".collect",
-    "plot_timeline": ".correlation",
     "export_snapshots": ".export",
+    "plot_timeline": ".correlation",
     "read_snapshots": ".jsonl",
     "timeline": ".correlation",
 }

@@ -1,0 +1,35 @@
+/*
+ * process.h - the one process that a program watches.
+ */
+#ifndef STRAP_BPF_PROCESS_H
+#define STRAP_BPF_PROCESS_H
+
+#include "kernel.h"
+
+enum { PF_EXITING = 0x4 };
+
+/* Set by user space before the programs are loaded: the process in the kernel's own numbers,
+ * when it began (another may get its number later), and when the watching did, on
+ * CLOCK_MONOTONIC. */
+const volatile __s32 process;
+const volatile __u64 process_start_ns;
+const volatile __u64 watch_start_ns;
+
+/* Whether a thread is one of the process. Most are not: that is found out first. An execve
+ * keeps what is compared. */
+static __always_inline int watched(struct task_struct *task) {
+  return task->tgid == process && task->group_leader->start_time == process_start_ns;
+}
+
+/* The number of a thread in the PID namespace of who reads the iterator. */
+static __always_inline int number_here(struct task_struct *task) {
+  struct task_struct *reader = bpf_get_current_task_btf();
+  struct pid *pid = task->thread_pid;
+  if (!pid) return 0; /* it is gone */
+  __u32 level = BPF_CORE_READ(reader, thread_pid, level);
+  void *first = __builtin_preserve_access_index(&pid->numbers[0]);
+  struct upid *own = first + level * bpf_core_type_size(struct upid);
+  return BPF_CORE_READ(own, nr);
+}
+
+#endif

@@ -1,0 +1,293 @@
+package probe
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// performer is a watched program: the test binary, on a thread that does as it is told.
+type performer struct {
+	*exec.Cmd
+	PID    int
+	Thread uint32
+	in     io.WriteCloser
+	out    *bufio.Scanner
+}
+
+// begin starts one that performs something at each step, and waits until it is ready for the
+// first.
+func begin(t *testing.T, what string) *performer {
+	t.Helper()
+	p := &performer{Cmd: exec.Command(os.Args[0])}
+	p.Env = append(os.Environ(), workload+"="+what)
+	p.Stderr = os.Stderr
+	in, err := p.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.Process.Kill()
+		p.Wait()
+	})
+	p.in, p.out, p.PID = in, bufio.NewScanner(out), p.Process.Pid
+	p.await(t)
+	return p
+}
+
+// await reads the thread's number, which it says when it is ready.
+func (p *performer) await(t *testing.T) {
+	t.Helper()
+	if !p.out.Scan() {
+		t.Fatal("the watched program said nothing: ", p.out.Err())
+	}
+	thread, err := strconv.ParseUint(p.out.Text(), 10, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Thread = uint32(thread)
+}
+
+// perform lets it make its next step, and waits for the end of it.
+func (p *performer) perform(t *testing.T) {
+	t.Helper()
+	p.begin(t)
+	p.await(t)
+}
+
+func (p *performer) begin(t *testing.T) {
+	t.Helper()
+	if _, err := p.in.Write([]byte{'\n'}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// settle waits until its thread sleeps in the read for the next step.
+func (p *performer) settle(t *testing.T) {
+	t.Helper()
+	until(t, "it reads", func() bool {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", p.PID, p.Thread))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.HasPrefix(string(text), fmt.Sprintf("%d 0x0 ", unix.SYS_READ))
+	})
+}
+
+// leave lets it end.
+func (p *performer) leave(t *testing.T) {
+	t.Helper()
+	p.in.Close()
+	if err := p.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func until(t *testing.T, what string, true func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !true(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it never happens that ", what)
+		}
+	}
+}
+
+// The first goroutine keeps the first thread.
+func init() { runtime.LockOSThread() }
+
+// perform is the watched program's side, on another thread than the first: a step for each
+// byte that it reads.
+func perform(what string) {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		done <- steps(what)
+	}()
+	if err := <-done; err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func steps(what string) error {
+	for order := make([]byte, 1); ; {
+		fmt.Println(unix.Gettid())
+		n, err := unix.Read(0, order)
+		for err == unix.EINTR {
+			n, err = unix.Read(0, order)
+		}
+		if n == 0 || err != nil {
+			return err
+		}
+		if err := step(what); err != nil {
+			return err
+		}
+	}
+}
+
+const (
+	readers = 4    // threads of the step "read"
+	reads   = 1000 // of each
+	refused = 7    // reads of no file
+	strange = 5    // calls that no kernel has
+	sleeps  = 3    // of the step "sleep"
+	aSleep  = 20 * time.Millisecond
+)
+
+func step(what string) error {
+	switch what {
+	case "read":
+		return readZeros()
+	case "sleep":
+		for range sleeps {
+			if err := sleep(aSleep); err != nil {
+				return err
+			}
+		}
+		return nil
+	case "execve":
+		os.Setenv(workload, "read")
+		return unix.Exec("/proc/self/exe", os.Args, os.Environ())
+	}
+	return fmt.Errorf("there is no workload %q", what)
+}
+
+// readZeros does so by a call that the runtime of Go never makes.
+func readZeros() error {
+	zeros, err := os.Open("/dev/zero")
+	if err != nil {
+		return err
+	}
+	defer zeros.Close()
+	var group sync.WaitGroup
+	errs := make([]error, readers)
+	for i := range readers {
+		group.Go(func() {
+			runtime.LockOSThread() // and ends with its thread
+			page := [][]byte{make([]byte, 4096)}
+			for range reads {
+				if _, err := unix.Preadv(int(zeros.Fd()), page, 0); err != nil {
+					errs[i] = err
+				}
+			}
+		})
+	}
+	group.Wait()
+	for range refused {
+		if _, err := unix.Preadv(-1, nil, 0); err != unix.EBADF {
+			errs = append(errs, fmt.Errorf("a read of no file gave %v", err))
+		}
+	}
+	for range strange {
+		if _, _, err := unix.Syscall(9999, 0, 0, 0); err != unix.ENOSYS {
+			errs = append(errs, fmt.Errorf("call 9999 gave %v", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sleep does so in the kernel, in one call where no signal comes.
+func sleep(for_ time.Duration) error {
+	left := unix.NsecToTimespec(for_.Nanoseconds())
+	err := unix.ClockNanosleep(unix.CLOCK_MONOTONIC, 0, &left, &left)
+	for err == unix.EINTR {
+		err = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, 0, &left, &left)
+	}
+	return err
+}
+
+// watchers are the collectors of one process.
+var watchers = map[string]func(pid int) (Collector, error){
+	"syscalls": func(pid int) (Collector, error) { return StartSyscalls(SyscallsOptions{PID: pid}) },
+}
+
+// eachWatcher tests them all, where the machine can have them.
+func eachWatcher(t *testing.T, test func(t *testing.T, start func(pid int) (Collector, error))) {
+	for kind, start := range watchers {
+		t.Run(kind, func(t *testing.T) {
+			c, err := start(0)
+			if errors.Is(err, status.Permission) || errors.Is(err, status.Unsupported) {
+				t.Skip(err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Close()
+			test(t, start)
+		})
+	}
+}
+
+func TestNoSuchProcess(t *testing.T) {
+	threads := make(chan int)
+	defer close(threads)
+	go func() {
+		runtime.LockOSThread()
+		threads <- unix.Gettid()
+		<-threads
+	}()
+	thread := <-threads
+	eachWatcher(t, func(t *testing.T, start func(pid int) (Collector, error)) {
+		over := begin(t, "read")
+		over.leave(t)
+		for _, c := range []struct {
+			pid  int
+			code status.Code
+		}{{-1, status.InvalidArgument}, {over.PID, status.NotFound}, {thread, status.NotFound}, {1 << 30, status.NotFound}} {
+			_, err := start(c.pid)
+			if !errors.Is(err, c.code) || !strings.Contains(err.Error(), strconv.Itoa(c.pid)) {
+				t.Errorf("%d gave %v", c.pid, err)
+			}
+		}
+	})
+}
+
+func TestClosedWatcher(t *testing.T) {
+	eachWatcher(t, func(t *testing.T, start func(pid int) (Collector, error)) {
+		c, err := start(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+		c.Close()
+		if _, err := c.Snapshot(); !errors.Is(err, status.InvalidState) {
+			t.Error(err)
+		}
+	})
+}
+
+// In a container processes have other numbers than the kernel's own.
+func TestProcessInAPIDNamespace(t *testing.T) {
+	unshare, err := exec.LookPath("unshare")
+	if err != nil || os.Getuid() != 0 {
+		t.Skip("it takes root and unshare")
+	}
+	if err := exec.Command(unshare, "--pid", "--fork", "--mount-proc", "true").Run(); err != nil {
+		t.Skip("no namespaces: ", err)
+	}
+	inside := exec.Command(unshare, "--pid", "--fork", "--mount-proc", os.Args[0], "-test.v",
+		"-test.run=^(TestSyscallsOfAProcess|TestNoSuchProcess)$")
+	if out, err := inside.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

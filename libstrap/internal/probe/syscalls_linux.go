@@ -1,0 +1,261 @@
+package probe
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf/link"
+
+	"github.com/libstrap/strap/bpf"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+//go:generate go run syscalls_generate.go .
+
+// SyscallsOptions say whose system calls to follow.
+type SyscallsOptions struct {
+	// PID is the process's number in the PID namespace of this one; 0: this process.
+	PID int `json:"pid"`
+}
+
+// Numbers that are no system call's, in the order of the kernel's program.
+const (
+	maxSyscalls  uint32 = 512
+	otherABI            = maxSyscalls
+	calledBefore        = maxSyscalls + 1
+)
+
+// SyscallCounts are the calls of one kind that returned in the interval.
+type SyscallCounts struct {
+	Syscall uint32   `json:"syscall"` // its number on this kind of machine
+	Name    string   `json:"name"`
+	Count   uint64   `json:"count"`
+	Errors  uint64   `json:"errors"`
+	TotalNS uint64   `json:"total_ns"`
+	Latency []Bucket `json:"latency_histogram"` // us
+}
+
+// SyscallInFlight is a thread that is in a call.
+type SyscallInFlight struct {
+	Name   string `json:"name"`
+	Thread uint32 `json:"thread"`
+	AgeNS  int64  `json:"age_ns"`
+	Before bool   `json:"before_start"` // it called before the watching: the age is that of the watching
+}
+
+// SyscallLosses are the calls of the interval that the counts lack.
+type SyscallLosses struct {
+	UnseenStart uint64 `json:"unseen_start"` // called before the watching, or refused by a filter (seccomp)
+	OtherABI    uint64 `json:"other_abi"`    // numbered as a 32-bit kernel does, or as no call is
+	NoRoom      uint64 `json:"no_room"`      // the kernel had no memory for what is known of the thread
+	Missed      uint64 `json:"missed"`       // events that interrupted the handling of another
+}
+
+// SyscallsSnapshot is what a Syscalls saw in an interval; as JSON, the documented line.
+type SyscallsSnapshot struct {
+	Stamp
+	PID      int               `json:"pid"`
+	Ended    bool              `json:"ended"`
+	Syscalls []SyscallCounts   `json:"syscalls"` // by total time, the longest first
+	InFlight []SyscallInFlight `json:"inflight"` // the oldest first
+	Losses   SyscallLosses     `json:"losses"`
+}
+
+// Syscalls follows the system calls of one process.
+type Syscalls struct {
+	process *process
+	program *loaded
+	list    *link.Iter
+	begin   int64 // CLOCK_MONOTONIC
+
+	mu     sync.Mutex
+	closed bool
+	before map[uint32]bpf.SyscallsSyscallCounts
+	losses SyscallLosses
+	read   time.Time
+}
+
+// StartSyscalls begins to follow a process's system calls.
+//
+// Errors: InvalidArgument; NotFound where there is no such process; Permission; Unsupported
+// where the kernel cannot do it.
+func StartSyscalls(o SyscallsOptions) (*Syscalls, error) {
+	p, err := openProcess(o.PID)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	s := &Syscalls{process: p, before: map[uint32]bpf.SyscallsSyscallCounts{}, read: now, begin: stamp(now, 0).MonotonicNS}
+	if err := s.start(); err != nil {
+		s.Close()
+		return nil, explain(err)
+	}
+	return s, nil
+}
+
+func (s *Syscalls) start() error {
+	spec, err := bpf.LoadSyscalls()
+	if err != nil {
+		return err
+	}
+	if err := s.process.set(spec, s.begin); err != nil {
+		return err
+	}
+	// Else a call could be seen to begin and not to end.
+	if s.program, err = start(spec, bpf.SyscallsProgLeave); err != nil {
+		return err
+	}
+	s.list, err = link.AttachIter(link.IterOptions{Program: s.program.collection.Programs[bpf.SyscallsProgListInflight]})
+	return err
+}
+
+// Close ends the watching. Calling it again does nothing.
+func (s *Syscalls) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.closed = true
+	if s.list != nil {
+		s.list.Close()
+	}
+	if s.program != nil {
+		s.program.close()
+	}
+	s.process.close()
+}
+
+// Snapshot is Read, as a Collector.
+func (s *Syscalls) Snapshot() (any, error) { return s.Read() }
+
+// Read gives what happened since the last call, or since the start.
+func (s *Syscalls) Read() (*SyscallsSnapshot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, status.New(status.InvalidState, "the collector is closed")
+	}
+	ended, err := s.process.ended() // before the counts are read: then they are the last ones
+	if err != nil {
+		return nil, err
+	}
+	if ended {
+		s.program.detach()
+	}
+	now := time.Now()
+	out := &SyscallsSnapshot{Stamp: stamp(now, now.Sub(s.read)), PID: s.process.pid, Ended: ended}
+	s.read = now
+	if out.Syscalls, err = s.counts(); err != nil {
+		return nil, err
+	}
+	if out.InFlight, err = s.inFlight(); err != nil {
+		return nil, err
+	}
+	if err := s.lost(&out.Losses); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// counts are those of each call that has returned since the last snapshot.
+func (s *Syscalls) counts() ([]SyscallCounts, error) {
+	var seen [maxSyscalls]uint8
+	if err := s.program.collection.Variables[bpf.SyscallsVarSeen].Get(&seen); err != nil {
+		return nil, explain(err)
+	}
+	out := []SyscallCounts{}
+	for number := range maxSyscalls {
+		if seen[number] == 0 {
+			continue
+		}
+		var each []bpf.SyscallsSyscallCounts
+		if err := s.program.collection.Maps[bpf.SyscallsMapCounts].Lookup(number, &each); err != nil {
+			return nil, explain(err)
+		}
+		total := sum(each)
+		c := difference(total, s.before[number])
+		s.before[number] = total
+		if c.Count > 0 {
+			out = append(out, SyscallCounts{number, syscallName(number), c.Count, c.Errors, c.TotalNs, buckets(c.Latency[:])})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b SyscallCounts) int { return cmp.Compare(b.TotalNS, a.TotalNS) })
+	return out, nil
+}
+
+func (s *Syscalls) inFlight() ([]SyscallInFlight, error) {
+	var found []bpf.SyscallsInflightRecord
+	err := records(s.list, func(r *bpf.SyscallsInflightRecord) { found = append(found, *r) })
+	if err != nil {
+		return nil, err
+	}
+	now := stamp(time.Now(), 0).MonotonicNS
+	out := []SyscallInFlight{}
+	for _, r := range found {
+		one := SyscallInFlight{Thread: r.Thread, AgeNS: now - int64(r.StartNs)}
+		number := r.Number
+		if number == calledBefore {
+			one.Before, one.AgeNS = true, now-s.begin
+			var in bool
+			if number, in = s.process.syscall(r.Thread); !in {
+				continue
+			}
+		}
+		one.Name = syscallName(number)
+		out = append(out, one)
+	}
+	slices.SortStableFunc(out, func(a, b SyscallInFlight) int { return cmp.Compare(b.AgeNS, a.AgeNS) })
+	return out, nil
+}
+
+// syscall is the call that a thread sleeps in, as /proc tells who may trace it: false where
+// it runs, has ended, or may not be traced.
+func (p *process) syscall(thread uint32) (number uint32, in bool) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", p.pid, thread))
+	if err != nil {
+		return 0, false
+	}
+	word, _, _ := strings.Cut(string(text), " ") // "running", or -1 outside of a call
+	n, err := strconv.ParseUint(word, 10, 32)
+	return uint32(n), err == nil
+}
+
+// lost fills in what was lost since the last snapshot.
+func (s *Syscalls) lost(out *SyscallLosses) error {
+	total := SyscallLosses{}
+	variables := s.program.collection.Variables
+	for name, into := range map[string]*uint64{
+		bpf.SyscallsVarUnseenStart: &total.UnseenStart,
+		bpf.SyscallsVarOtherAbi:    &total.OtherABI,
+		bpf.SyscallsVarNoRoom:      &total.NoRoom,
+	} {
+		if err := variables[name].Get(into); err != nil {
+			return explain(err)
+		}
+	}
+	var err error
+	if total.Missed, err = s.program.missed(); err != nil {
+		return err
+	}
+	*out = difference(total, s.losses)
+	s.losses = total
+	return nil
+}
+
+// syscallName is as in the manual, or syscall_N where this library knows none.
+func syscallName(number uint32) string {
+	if name, ok := syscallNames[number]; ok {
+		return name
+	}
+	if number == otherABI {
+		return "other_abi"
+	}
+	return fmt.Sprintf("syscall_%d", number)
+}

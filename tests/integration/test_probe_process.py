@@ -1,0 +1,141 @@
+"""One process, watched from within the kernel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from llm_instrumentation.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    StrapPermissionError,
+    UnsupportedError,
+)
+from llm_instrumentation.probes import SyscallProbe
+from llm_instrumentation.probes.probe import KernelProbe
+
+pytestmark = pytest.mark.integration
+
+#: A program that does a step for each line that it reads, and says when it is ready for one.
+CHILD = """
+import os, sys, time
+zeros = os.open("/dev/zero", os.O_RDONLY)
+while True:
+    os.write(1, b"ready\\n")
+    if not os.read(0, 1):
+        break
+    for _ in range(500):
+        os.pread(zeros, 4096, 0)
+    try:
+        os.pread(0, 1, 0)
+    except OSError:
+        pass
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture(autouse=True)
+def skip_unless_here() -> None:
+    try:
+        SyscallProbe().start().stop()
+    except (StrapPermissionError, UnsupportedError) as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A program that does as CHILD tells, ready for its first step."""
+    running = subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    )
+    with running:
+        await_step(running)
+        yield running
+        running.kill()
+
+
+def await_step(running: subprocess.Popen[bytes]) -> None:
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"ready\n"
+
+
+def step(running: subprocess.Popen[bytes]) -> None:
+    """Lets it make one, and waits for its end."""
+    assert running.stdin is not None
+    running.stdin.write(b"\n")
+    await_step(running)
+
+
+def by_name(snapshot: dict) -> dict[str, dict]:
+    return {one["name"]: one for one in snapshot["syscalls"]}
+
+
+def eventually(probe: KernelProbe, true: Callable[[dict], bool]) -> dict:
+    """The first snapshot for which it is true."""
+    deadline = time.monotonic() + 60
+    while not true(snapshot := probe.snapshot()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return snapshot
+
+
+def test_system_calls_are_counted(child):
+    with SyscallProbe(child.pid) as probe:
+        step(child)
+        snapshot = probe.snapshot()
+        later = probe.snapshot()
+    assert (snapshot["pid"], snapshot["ended"]) == (child.pid, False)
+    calls = by_name(snapshot)
+    pread = calls["pread64"]
+    assert (pread["count"], pread["errors"]) == (501, 1)
+    assert sum(b["count"] for b in pread["latency_histogram"]) == 501
+    (sleep,) = (call for name, call in calls.items() if name.endswith("nanosleep"))
+    assert sleep["total_ns"] >= 0.05e9
+    assert sleep["latency_histogram"][-1]["bucket_high"] >= 50_000
+    assert snapshot["losses"].keys() == {"unseen_start", "other_abi", "no_room", "missed"}
+    assert snapshot["losses"]["no_room"] == snapshot["losses"]["missed"] == 0
+    assert "pread64" not in by_name(later)
+
+
+def test_call_in_flight_is_seen_until_the_process_ends(child):
+    with SyscallProbe(child.pid) as probe:
+        step(child)
+        waiting = eventually(
+            probe,
+            lambda s: [(i["name"], i["thread"]) for i in s["inflight"]] == [("read", child.pid)],
+        )
+        (read,) = waiting["inflight"]
+        assert read["before_start"] is False
+        (again,) = probe.snapshot()["inflight"]
+        assert again["age_ns"] > read["age_ns"] > 0
+        child.kill()
+        child.wait(60)
+        assert probe.snapshot()["ended"] is True
+        last = probe.snapshot()
+    assert last["ended"] is True
+    assert last["syscalls"] == last["inflight"] == []
+    assert set(last["losses"].values()) == {0}
+
+
+def test_this_process_is_the_default():
+    with SyscallProbe() as probe:
+        for _ in range(10):
+            with pytest.raises(OSError, match="Bad file"):
+                os.pread(-1, 1, 0)
+        snapshot = probe.snapshot()
+    assert snapshot["pid"] == os.getpid()
+    assert by_name(snapshot)["pread64"]["errors"] >= 10
+
+
+@pytest.mark.parametrize("probe", [SyscallProbe])
+def test_no_such_process(probe, child):
+    child.kill()
+    child.wait(60)
+    with pytest.raises(NotFoundError, match=f"no process {child.pid}"):
+        probe(child.pid).start()
+    with pytest.raises(InvalidArgumentError, match="pid = -5"):
+        probe(-5).start()
