@@ -6,14 +6,14 @@ import (
 	"fmt"
 	"os"
 	"sort"
-	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/symbols"
 )
 
-// maxTable bounds the symbol and line tables of a module, whose path the trace names.
+// maxTable bounds the line tables of a module, whose path the trace names.
 const maxTable = 1 << 30
 
 // olderMaps is how many module maps before that of an access are searched for a module
@@ -38,14 +38,8 @@ type module struct {
 	path   string
 	inode  uint64
 	loaded bool
-	loads  []elf.ProgHeader // the loadable segments
-	funcs  []function       // by address
-	lines  *lineTable       // nil without DWARF, or where none is asked for
-}
-
-type function struct {
-	start, end uint64
-	name       string
+	table  *symbols.Table
+	lines  *lineTable // nil without DWARF, or where none is asked for
 }
 
 // site is where an access stands in the program; "" where that is not known.
@@ -74,8 +68,8 @@ func (s *symbolizer) find(pc uint64, number uint32) site {
 		m := have[j].module
 		s.load(m)
 		found := site{dso: m.path}
-		if address, ok := m.address(pc - have[j].start + have[j].offset); ok {
-			found.symbol = m.function(address)
+		if address, ok := m.table.Address(pc - have[j].start + have[j].offset); ok {
+			found.symbol = m.table.Function(address)
 			if m.lines != nil {
 				found.source = m.lines.find(address)
 			}
@@ -90,13 +84,12 @@ func (s *symbolizer) parse(m *moduleMap) {
 	m.text = nil
 	bad := 0
 	for line := range bytes.Lines(text) {
-		one, path, inode, ok := parseMapping(strings.TrimSuffix(string(line), "\n"))
+		one, ok := symbols.ParseMapping(strings.TrimSuffix(string(line), "\n"))
 		if !ok {
 			bad++
 			continue
 		}
-		one.module = s.module(path, inode)
-		m.mappings = append(m.mappings, one)
+		m.mappings = append(m.mappings, mapping{one.Start, one.End, one.Offset, s.module(one.Path, one.Inode)})
 	}
 	if bad > 0 {
 		s.problem("%d lines of module map %d are damaged", bad, m.number)
@@ -104,33 +97,11 @@ func (s *symbolizer) parse(m *moduleMap) {
 	sort.SliceStable(m.mappings, func(i, j int) bool { return m.mappings[i].start < m.mappings[j].start })
 }
 
-// parseMapping reads "START-END PERMS OFFSET DEVICE INODE   PATH".
-func parseMapping(line string) (m mapping, path string, inode uint64, ok bool) {
-	var words [5]string
-	rest := line
-	for i := range words {
-		words[i], rest, _ = strings.Cut(strings.TrimLeft(rest, " "), " ")
-	}
-	start, end, _ := strings.Cut(words[0], "-")
-	var errs [4]error
-	m.start, errs[0] = strconv.ParseUint(start, 16, 64)
-	m.end, errs[1] = strconv.ParseUint(end, 16, 64)
-	m.offset, errs[2] = strconv.ParseUint(words[2], 16, 64)
-	inode, errs[3] = strconv.ParseUint(words[4], 10, 64)
-	for _, err := range errs {
-		if err != nil {
-			return m, "", 0, false
-		}
-	}
-	path = strings.ToValidUTF8(strings.TrimLeft(rest, " "), "\uFFFD")
-	return m, path, inode, m.start < m.end
-}
-
 func (s *symbolizer) module(path string, inode uint64) *module {
 	key := fmt.Sprintf("%d %s", inode, path)
 	m := s.modules[key]
 	if m == nil {
-		m = &module{path: path, inode: inode}
+		m = &module{path: path, inode: inode, table: &symbols.Table{}}
 		s.modules[key] = m
 	}
 	return m
@@ -154,7 +125,7 @@ func (s *symbolizer) read(m *module) (err error) {
 	// debug/elf and debug/dwarf answer damaged files with errors, mostly.
 	defer func() {
 		if p := recover(); p != nil {
-			m.funcs, m.lines = nil, nil
+			m.table, m.lines = &symbols.Table{}, nil
 			err = status.New(status.Corrupt, "it is damaged: %v", p)
 		}
 	}()
@@ -174,14 +145,11 @@ func (s *symbolizer) read(m *module) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, p := range file.Progs {
-		if p.Type == elf.PT_LOAD {
-			m.loads = append(m.loads, p.ProgHeader)
-		}
-	}
-	if m.funcs, err = functions(file); err != nil {
+	table, err := symbols.Read(file)
+	if err != nil {
 		return err
 	}
+	m.table = table
 	if s.sources {
 		m.lines, err = newLineTable(file)
 	}
@@ -197,96 +165,4 @@ func (s *symbolizer) unchanged(m *module, info os.FileInfo) error {
 		return status.New(status.NotFound, "it has been changed since the program ran")
 	}
 	return nil
-}
-
-// functions gives those of the symbol table, or of the dynamic one in a stripped file.
-func functions(file *elf.File) ([]function, error) {
-	for _, kind := range []elf.SectionType{elf.SHT_SYMTAB, elf.SHT_DYNSYM} {
-		table := file.SectionByType(kind)
-		if table == nil {
-			continue
-		}
-		if table.Size > maxTable {
-			return nil, status.New(status.Unsupported, "a symbol table of %d bytes", table.Size)
-		}
-		read := file.Symbols
-		if kind == elf.SHT_DYNSYM {
-			read = file.DynamicSymbols
-		}
-		symbols, err := read()
-		if err != nil {
-			return nil, err
-		}
-		if out := sortFunctions(symbols); len(out) > 0 {
-			return out, nil
-		}
-	}
-	return nil, nil
-}
-
-// sortFunctions orders functions by address; of several names for one place the global
-// one stays, then the first in the alphabet.
-func sortFunctions(symbols []elf.Symbol) []function {
-	code := symbols[:0]
-	for _, s := range symbols {
-		kind := elf.ST_TYPE(s.Info)
-		if (kind == elf.STT_FUNC || kind == elf.STT_GNU_IFUNC) && s.Section != elf.SHN_UNDEF && s.Name != "" {
-			code = append(code, s)
-		}
-	}
-	rank := func(s *elf.Symbol) int {
-		switch elf.ST_BIND(s.Info) {
-		case elf.STB_GLOBAL:
-			return 0
-		case elf.STB_WEAK:
-			return 1
-		default:
-			return 2
-		}
-	}
-	sort.Slice(code, func(i, j int) bool {
-		a, b := &code[i], &code[j]
-		if a.Value != b.Value {
-			return a.Value < b.Value
-		}
-		if ra, rb := rank(a), rank(b); ra != rb {
-			return ra < rb
-		}
-		return a.Name < b.Name
-	})
-	var out []function
-	for i := range code {
-		s := &code[i]
-		if n := len(out); n > 0 && out[n-1].start == s.Value {
-			out[n-1].end = max(out[n-1].end, s.Value+s.Size)
-			continue
-		}
-		name := strings.ToValidUTF8(s.Name, "\uFFFD")
-		out = append(out, function{start: s.Value, end: s.Value + s.Size, name: name})
-	}
-	for i := range out {
-		// Hand-written assembly has no sizes: it reaches to the next function.
-		if out[i].end <= out[i].start && i+1 < len(out) {
-			out[i].end = out[i+1].start
-		}
-	}
-	return out
-}
-
-// address turns a place in the file into one of the ELF's own addresses.
-func (m *module) address(offset uint64) (uint64, bool) {
-	for _, p := range m.loads {
-		if p.Off <= offset && offset-p.Off < p.Filesz {
-			return offset - p.Off + p.Vaddr, true
-		}
-	}
-	return 0, false
-}
-
-func (m *module) function(address uint64) string {
-	i := sort.Search(len(m.funcs), func(i int) bool { return m.funcs[i].start > address }) - 1
-	if i < 0 || address >= m.funcs[i].end {
-		return ""
-	}
-	return m.funcs[i].name
 }
