@@ -11,3 +11,4 @@ package bpf
 //go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -no-global-types -type task_record -cflags "-O2 -mcpu=v3 -Wall -Wextra -Werror" Tasks tasks.bpf.c
 //go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -no-global-types -type process_record -cflags "-O2 -mcpu=v3 -Wall -Wextra -Werror" Process process.bpf.c
 //go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -no-global-types -type syscall_counts -type inflight_record -cflags "-O2 -mcpu=v3 -Wall -Wextra -Werror" Syscalls syscalls.bpf.c
+//go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -no-global-types -type wait_counts -type wait_record -type stack_key -type stack_counts -cflags "-O2 -mcpu=v3 -Wall -Wextra -Werror" OffCPU offcpu.bpf.c

@@ -20,8 +20,9 @@ typedef __u32 __be32;
 typedef __u32 __wsum;
 
 enum { BPF_MAP_TYPE_HASH = 1, BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_PERCPU_ARRAY = 6 };
-enum { BPF_MAP_TYPE_RINGBUF = 27, BPF_MAP_TYPE_TASK_STORAGE = 29 };
-enum { BPF_F_NO_PREALLOC = 1 << 0, BPF_F_MMAPABLE = 1 << 10 };
+enum { BPF_MAP_TYPE_STACK_TRACE = 7, BPF_MAP_TYPE_RINGBUF = 27, BPF_MAP_TYPE_TASK_STORAGE = 29 };
+enum { BPF_F_NO_PREALLOC = 1 << 0, BPF_F_MMAPABLE = 1 << 10, BPF_F_USER_STACK = 1 << 8 };
+enum { BPF_NOEXIST = 1 };
 enum { BPF_LOCAL_STORAGE_GET_F_CREATE = 1 << 0 };
 
 #include <bpf/bpf_core_read.h>
@@ -77,6 +78,9 @@ struct pid {
 
 struct task_struct {
   struct thread_info thread_info;
+  unsigned int __state; /* since Linux 5.14 */
+  long state;           /* before */
+  unsigned in_iowait : 1;
   unsigned int flags;
   int pid;
   int tgid;

@@ -25,13 +25,14 @@ ALLOWED = {
     "codec": {"wire"},
     "index": {"wire"},
     "scan": {"wire"},
-    "memtrace": {"memtrace"},
-    "probe": {"bpf", "probe"},
+    "memtrace": {"memtrace", "symbols"},
+    "probe": {"bpf", "probe", "symbols"},
     "cmd": {"probe"},
     "arena": set(),
     "stopwatch": set(),
     "wire": set(),
     "status": set(),
+    "symbols": set(),
     "bpf": set(),
 }
 ONLY_ON_LINUX = {"cmd"}

@@ -8,6 +8,7 @@ var collectors = map[string]func(options []byte) (Collector, error){
 	"block":    unsupported,
 	"system":   unsupported,
 	"syscalls": unsupported,
+	"off_cpu":  unsupported,
 }
 
 func unsupported([]byte) (Collector, error) {

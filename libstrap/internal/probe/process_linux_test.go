@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,8 +33,15 @@ type performer struct {
 // first.
 func begin(t *testing.T, what string) *performer {
 	t.Helper()
-	p := &performer{Cmd: exec.Command(os.Args[0])}
-	p.Env = append(os.Environ(), workload+"="+what)
+	program := exec.Command(os.Args[0])
+	program.Env = append(os.Environ(), workload+"="+what)
+	return beginProgram(t, program)
+}
+
+// beginProgram does so with a program that keeps to the same manners.
+func beginProgram(t *testing.T, program *exec.Cmd) *performer {
+	t.Helper()
+	p := &performer{Cmd: program}
 	p.Stderr = os.Stderr
 	in, err := p.StdinPipe()
 	if err != nil {
@@ -150,8 +158,15 @@ const (
 	reads   = 1000 // of each
 	refused = 7    // reads of no file
 	strange = 5    // calls that no kernel has
-	sleeps  = 3    // of the step "sleep"
-	aSleep  = 20 * time.Millisecond
+
+	sleeps = 3 // of the step "sleep"
+	aSleep = 20 * time.Millisecond
+
+	rivals = 4 // threads of the step "compete", on one core
+	aSpin  = 100 * time.Millisecond
+
+	disk  = "STRAP_PROBE_DISK" // of the step "disk"
+	pulls = 300
 )
 
 func step(what string) error {
@@ -165,6 +180,10 @@ func step(what string) error {
 			}
 		}
 		return nil
+	case "compete":
+		return compete()
+	case "disk":
+		return pull(os.Getenv(disk))
 	case "execve":
 		os.Setenv(workload, "read")
 		return unix.Exec("/proc/self/exe", os.Args, os.Environ())
@@ -216,9 +235,72 @@ func sleep(for_ time.Duration) error {
 	return err
 }
 
+// compete keeps some threads at computing, all on one core.
+func compete() error {
+	runtime.GOMAXPROCS(rivals + 1)
+	var cores, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &cores); err != nil {
+		return err
+	}
+	for core := range len(cores) * 64 {
+		if cores.IsSet(core) {
+			one.Set(core)
+			break
+		}
+	}
+	var group sync.WaitGroup
+	var here atomic.Int32
+	errs := make([]error, rivals)
+	for i := range rivals {
+		group.Go(func() {
+			runtime.LockOSThread()
+			if errs[i] = unix.SchedSetaffinity(0, &one); errs[i] != nil {
+				here.Add(1)
+				return
+			}
+			for here.Add(1); here.Load() < rivals; {
+			}
+			for begin := cpuTime(); cpuTime() < begin+aSpin; {
+			}
+		})
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// cpuTime is this thread's.
+func cpuTime() time.Duration {
+	var used unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &used); err != nil {
+		panic(err)
+	}
+	return time.Duration(used.Nano())
+}
+
+// pull reads from a disk, past the page cache.
+func pull(path string) error {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	page, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return err
+	}
+	defer unix.Munmap(page)
+	for range pulls {
+		if _, err := f.ReadAt(page, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // watchers are the collectors of one process.
 var watchers = map[string]func(pid int) (Collector, error){
 	"syscalls": func(pid int) (Collector, error) { return StartSyscalls(SyscallsOptions{PID: pid}) },
+	"off_cpu":  func(pid int) (Collector, error) { return StartOffCPU(OffCPUOptions{PID: pid}) },
 }
 
 // eachWatcher tests them all, where the machine can have them.
@@ -241,7 +323,7 @@ func eachWatcher(t *testing.T, test func(t *testing.T, start func(pid int) (Coll
 func TestNoSuchProcess(t *testing.T) {
 	threads := make(chan int)
 	defer close(threads)
-	go func() {
+	go func() { // not on the first thread, which init keeps
 		runtime.LockOSThread()
 		threads <- unix.Gettid()
 		<-threads
@@ -286,7 +368,7 @@ func TestProcessInAPIDNamespace(t *testing.T) {
 		t.Skip("no namespaces: ", err)
 	}
 	inside := exec.Command(unshare, "--pid", "--fork", "--mount-proc", os.Args[0], "-test.v",
-		"-test.run=^(TestSyscallsOfAProcess|TestNoSuchProcess)$")
+		"-test.run=^(TestSyscallsOfAProcess|TestWaitsOfAProcess|TestNoSuchProcess)$")
 	if out, err := inside.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -1,0 +1,332 @@
+package probe
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/libstrap/strap/bpf"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// OffCPUOptions say whose waits to follow.
+type OffCPUOptions struct {
+	// PID is the process's number in the PID namespace of this one; 0: this process.
+	PID int `json:"pid"`
+	// Stacks are taken of each wait, which costs more.
+	Stacks bool `json:"stacks"`
+}
+
+const maxFrames = 127 // of the kernel's program
+
+// Whys are the reasons of waits, in the order of the kernel's program.
+var Whys = [...]string{"preempted", "sleeping", "io_wait", "uninterruptible", "other"}
+
+// WaitCounts are the waits for one reason that ended in the interval.
+type WaitCounts struct {
+	Why        string   `json:"why"`
+	Count      uint64   `json:"count"`
+	TotalNS    uint64   `json:"total_ns"`
+	SleepNS    uint64   `json:"sleep_ns"`           // of that, until it was woken
+	RunQueueNS uint64   `json:"runqueue_ns"`        // and ready, waiting for a core
+	Latency    []Bucket `json:"latency_histogram"`  // of the whole waits, us
+	RunQueue   []Bucket `json:"runqueue_histogram"` // of their parts in the run queue, us
+}
+
+// WaitInFlight is a thread that waits.
+type WaitInFlight struct {
+	Why    string `json:"why"`
+	Thread uint32 `json:"thread"`
+	AgeNS  int64  `json:"age_ns"`
+	Before bool   `json:"before_start"` // since before the watching: the age is that of the watching
+	Ready  bool   `json:"ready"`        // in the run queue
+	*Stack
+}
+
+// Stack is where a thread is, each list of frames from the innermost. The lists are of
+// functions, or of addresses where no name is known.
+type Stack struct {
+	Kernel []string `json:"kernel"`
+	User   []string `json:"user"`
+}
+
+// StackWaits are the waits for one reason at one place.
+type StackWaits struct {
+	Why     string `json:"why"`
+	Count   uint64 `json:"count"`
+	TotalNS uint64 `json:"total_ns"`
+	Stack
+}
+
+// OffCPULosses are what the counts of the interval lack.
+type OffCPULosses struct {
+	UnseenStart  uint64 `json:"unseen_start"`  // waits that began before the watching
+	UnseenWakeup uint64 `json:"unseen_wakeup"` // waits that are counted as sleep in whole
+	UnseenEnd    uint64 `json:"unseen_end"`    // waits that are not counted
+	NoRoom       uint64 `json:"no_room"`       // waits of more threads than there is room for
+	NoStack      uint64 `json:"no_stack"`      // waits whose stack there was no room for
+	Missed       uint64 `json:"missed"`        // events that interrupted the handling of another
+}
+
+// OffCPUSnapshot is what an OffCPU saw in an interval; as JSON, the documented line.
+type OffCPUSnapshot struct {
+	Stamp
+	PID      int            `json:"pid"`
+	Ended    bool           `json:"ended"`
+	Waits    []WaitCounts   `json:"waits"`            // by total time, the longest first
+	InFlight []WaitInFlight `json:"inflight"`         // the oldest first
+	Stacks   []StackWaits   `json:"stacks,omitempty"` // by total time, the longest first
+	Losses   OffCPULosses   `json:"losses"`
+}
+
+// OffCPU follows the waits of one process's threads for a core.
+type OffCPU struct {
+	process *process
+	program *loaded
+	list    *link.Iter
+	begin   int64         // CLOCK_MONOTONIC
+	symbols *stackSymbols // nil: no stacks
+
+	mu     sync.Mutex
+	closed bool
+	before [len(Whys)]bpf.OffCPUWaitCounts
+	stacks map[bpf.OffCPUStackKey]bpf.OffCPUStackCounts
+	losses OffCPULosses
+	read   time.Time
+}
+
+// StartOffCPU begins to follow a process's waits.
+//
+// Errors: InvalidArgument; NotFound where there is no such process; Permission; Unsupported
+// where the kernel cannot do it.
+func StartOffCPU(o OffCPUOptions) (*OffCPU, error) {
+	p, err := openProcess(o.PID)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	c := &OffCPU{process: p, stacks: map[bpf.OffCPUStackKey]bpf.OffCPUStackCounts{}, read: now, begin: stamp(now, 0).MonotonicNS}
+	if o.Stacks {
+		c.symbols = newStackSymbols(p.pid)
+	}
+	if err := c.start(); err != nil {
+		c.Close()
+		return nil, explain(err)
+	}
+	return c, nil
+}
+
+func (c *OffCPU) start() error {
+	spec, err := bpf.LoadOffCPU()
+	if err != nil {
+		return err
+	}
+	take := uint32(1)
+	if c.symbols == nil {
+		take = 0
+		for _, name := range []string{bpf.OffCPUMapFrames, bpf.OffCPUMapMoreFrames, bpf.OffCPUMapStacks} {
+			spec.Maps[name].MaxEntries = 1 // not used
+		}
+	}
+	err = errors.Join(c.process.set(spec, c.begin), spec.Variables[bpf.OffCPUVarTakeStacks].Set(take))
+	if err != nil {
+		return err
+	}
+	// Else a wait could be seen to begin, and not how it goes on.
+	if c.program, err = start(spec, bpf.OffCPUProgWoken); err != nil {
+		return err
+	}
+	c.list, err = link.AttachIter(link.IterOptions{Program: c.program.collection.Programs[bpf.OffCPUProgListWaits]})
+	return err
+}
+
+// Close ends the watching. Calling it again does nothing.
+func (c *OffCPU) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	c.closed = true
+	if c.list != nil {
+		c.list.Close()
+	}
+	if c.program != nil {
+		c.program.close()
+	}
+	c.process.close()
+}
+
+// Snapshot is Read, as a Collector.
+func (c *OffCPU) Snapshot() (any, error) { return c.Read() }
+
+// Read gives what happened since the last call, or since the start.
+func (c *OffCPU) Read() (*OffCPUSnapshot, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, status.New(status.InvalidState, "the collector is closed")
+	}
+	ended, err := c.process.ended() // before the counts are read: then they are the last ones
+	if err != nil {
+		return nil, err
+	}
+	if ended {
+		c.program.detach()
+	}
+	now := time.Now()
+	out := &OffCPUSnapshot{Stamp: stamp(now, now.Sub(c.read)), PID: c.process.pid, Ended: ended}
+	c.read = now
+	if out.Waits, err = c.waits(); err != nil {
+		return nil, err
+	}
+	if c.symbols != nil {
+		c.symbols.refresh()
+		if out.Stacks, err = c.stackWaits(); err != nil {
+			return nil, err
+		}
+	}
+	if out.InFlight, err = c.inFlight(); err != nil {
+		return nil, err
+	}
+	if err := c.lost(&out.Losses); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// waits are those that ended since the last snapshot.
+func (c *OffCPU) waits() ([]WaitCounts, error) {
+	out := []WaitCounts{}
+	for why, name := range Whys {
+		var each []bpf.OffCPUWaitCounts
+		if err := c.program.collection.Maps[bpf.OffCPUMapCounts].Lookup(uint32(why), &each); err != nil {
+			return nil, explain(err)
+		}
+		total := sum(each)
+		w := difference(total, c.before[why])
+		c.before[why] = total
+		if w.Count == 0 {
+			continue
+		}
+		out = append(out, WaitCounts{
+			Why: name, Count: w.Count, TotalNS: w.TotalNs, SleepNS: w.TotalNs - w.RunqueueNs, RunQueueNS: w.RunqueueNs,
+			Latency: buckets(w.Latency[:]), RunQueue: buckets(w.Runqueue[:]),
+		})
+	}
+	slices.SortStableFunc(out, func(a, b WaitCounts) int { return cmp.Compare(b.TotalNS, a.TotalNS) })
+	return out, nil
+}
+
+// stackWaits are the same, by stack.
+func (c *OffCPU) stackWaits() ([]StackWaits, error) {
+	out := []StackWaits{}
+	var key bpf.OffCPUStackKey
+	var total bpf.OffCPUStackCounts
+	all := c.program.collection.Maps[bpf.OffCPUMapStacks].Iterate()
+	for all.Next(&key, &total) {
+		w := difference(total, c.stacks[key])
+		c.stacks[key] = total
+		if w.Count == 0 {
+			continue
+		}
+		stack, err := c.stack(key.Kernel, key.User)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, StackWaits{Whys[key.Why], w.Count, w.TotalNs, *stack})
+	}
+	if err := all.Err(); err != nil {
+		return nil, explain(err)
+	}
+	slices.SortStableFunc(out, func(a, b StackWaits) int { return cmp.Compare(b.TotalNS, a.TotalNS) })
+	return out, nil
+}
+
+func (c *OffCPU) stack(kernel, user int32) (*Stack, error) {
+	inner, err := c.frames(kernel)
+	if err != nil {
+		return nil, err
+	}
+	outer, err := c.frames(user)
+	if err != nil {
+		return nil, err
+	}
+	return &Stack{Kernel: c.symbols.kernel(inner), User: c.symbols.user(outer)}, nil
+}
+
+// frames are the addresses of a stack by its number; none of a negative one.
+func (c *OffCPU) frames(id int32) ([]uint64, error) {
+	if id < 0 {
+		return nil, nil
+	}
+	table := c.program.collection.Maps[bpf.OffCPUMapFrames]
+	if size := int32(table.MaxEntries()); id >= size {
+		table, id = c.program.collection.Maps[bpf.OffCPUMapMoreFrames], id-size
+	}
+	var frames [maxFrames]uint64
+	if err := table.Lookup(uint32(id), &frames); err != nil {
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil, nil
+		}
+		return nil, explain(err)
+	}
+	n := slices.Index(frames[:], 0)
+	if n < 0 {
+		n = maxFrames
+	}
+	return frames[:n], nil
+}
+
+func (c *OffCPU) inFlight() ([]WaitInFlight, error) {
+	var found []bpf.OffCPUWaitRecord
+	err := records(c.list, func(r *bpf.OffCPUWaitRecord) { found = append(found, *r) })
+	if err != nil {
+		return nil, err
+	}
+	now := stamp(time.Now(), 0).MonotonicNS
+	out := []WaitInFlight{}
+	for _, r := range found {
+		w := WaitInFlight{Why: Whys[r.Wait.Why], Thread: r.Thread, AgeNS: now - int64(r.Wait.OutNs), Ready: r.Wait.ReadyNs != 0}
+		if r.Wait.OutNs == 0 {
+			w.Before, w.AgeNS = true, now-c.begin
+		}
+		if c.symbols != nil {
+			if w.Stack, err = c.stack(r.Wait.Kernel, r.Wait.User); err != nil {
+				return nil, err
+			}
+		}
+		out = append(out, w)
+	}
+	slices.SortStableFunc(out, func(a, b WaitInFlight) int { return cmp.Compare(b.AgeNS, a.AgeNS) })
+	return out, nil
+}
+
+// lost fills in what was lost since the last snapshot.
+func (c *OffCPU) lost(out *OffCPULosses) error {
+	total := OffCPULosses{}
+	variables := c.program.collection.Variables
+	for name, into := range map[string]*uint64{
+		bpf.OffCPUVarUnseenStart:  &total.UnseenStart,
+		bpf.OffCPUVarUnseenWakeup: &total.UnseenWakeup,
+		bpf.OffCPUVarUnseenEnd:    &total.UnseenEnd,
+		bpf.OffCPUVarNoRoom:       &total.NoRoom,
+		bpf.OffCPUVarNoStack:      &total.NoStack,
+	} {
+		if err := variables[name].Get(into); err != nil {
+			return explain(err)
+		}
+	}
+	var err error
+	if total.Missed, err = c.program.missed(); err != nil {
+		return err
+	}
+	*out = difference(total, c.losses)
+	c.losses = total
+	return nil
+}
