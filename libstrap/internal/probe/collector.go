@@ -1,6 +1,6 @@
 // Package probe watches the machine through programs in the kernel (cilium/ebpf over
-// package bpf): requests to block devices, and
-// what the kernel counts of each process.
+// package bpf): requests to block devices, what the kernel counts of each process, and of one
+// process the system calls and the waits for a core.
 //
 // A collector is started, read at intervals and closed. What it counts only grows in the
 // kernel; a snapshot holds the differences to the one before it.
@@ -26,7 +26,8 @@ type Collector interface {
 }
 
 // Start starts the collector of a kind, with its options as JSON: of "block" the fields of
-// BlockOptions, of "syscalls" those of SyscallsOptions; "system" has none.
+// BlockOptions, of "syscalls" those of SyscallsOptions, of "off_cpu" those of OffCPUOptions;
+// "system" has none.
 //
 // Errors: InvalidArgument, naming the kind or option; NotFound, Permission, Unsupported as
 // the collectors give them.

@@ -159,11 +159,14 @@ const (
 	refused = 7    // reads of no file
 	strange = 5    // calls that no kernel has
 
-	sleeps = 3 // of the step "sleep"
+	sleeps = 9 // of the step "sleep"
 	aSleep = 20 * time.Millisecond
+	// Of the waits those that are seen at the least: some micro virtual machines hide a switch
+	// from process 1 to another.
+	slept = 6
 
 	rivals = 4 // threads of the step "compete", on one core
-	aSpin  = 100 * time.Millisecond
+	aSpin  = 30 * time.Millisecond
 
 	disk  = "STRAP_PROBE_DISK" // of the step "disk"
 	pulls = 300
