@@ -13,8 +13,8 @@
 
 char LICENSE[] SEC("license") = "GPL";
 
-enum why { PREEMPTED, SLEEPING, IO_WAIT, UNINTERRUPTIBLE, OTHER, WHYS };
-enum { MAX_FRAMES = 127, NO_STACK = -1 };
+enum reason { PREEMPTED, SLEEPING, IO_WAIT, UNINTERRUPTIBLE, OTHER, REASONS };
+enum { MAX_FRAMES = 127, MAX_STACKS = 8192, NO_STACK = -1, EEXIST = 17 };
 
 /* The kernel's states of tasks, which are part of no header of user space. */
 enum { TASK_INTERRUPTIBLE = 0x1, TASK_UNINTERRUPTIBLE = 0x2, TASK_DEAD = 0x80 };
@@ -34,7 +34,7 @@ struct wait_entry {
   __u64 ready_ns; /* 0: it sleeps */
   __s32 kernel;   /* stacks */
   __s32 user;
-  __u32 why;
+  __u32 reason;
   __u32 unused;
 };
 
@@ -48,7 +48,7 @@ struct wait_record {
 struct stack_key {
   __s32 kernel;
   __s32 user;
-  __u32 why;
+  __u32 reason;
 };
 
 struct stack_counts {
@@ -72,7 +72,7 @@ struct {
 
 struct {
   __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-  __uint(max_entries, WHYS);
+  __uint(max_entries, REASONS);
   __type(key, __u32);
   __type(value, struct wait_counts);
 } counts SEC(".maps");
@@ -80,14 +80,14 @@ struct {
 /* Two maps, since each holds one stack for a hash. */
 struct {
   __uint(type, BPF_MAP_TYPE_STACK_TRACE);
-  __uint(max_entries, 8192);
+  __uint(max_entries, MAX_STACKS);
   __uint(key_size, sizeof(__u32));
   __uint(value_size, MAX_FRAMES * sizeof(__u64));
 } frames SEC(".maps"), more_frames SEC(".maps");
 
 struct {
   __uint(type, BPF_MAP_TYPE_HASH);
-  __uint(max_entries, 8192);
+  __uint(max_entries, MAX_STACKS);
   __type(key, struct stack_key);
   __type(value, struct stack_counts);
 } stacks SEC(".maps");
@@ -106,7 +106,7 @@ static __always_inline __u32 state_of(struct task_struct *task) {
 }
 
 /* Of a thread whose wakeup is under way already, the state is no more what it went out with. */
-static __always_inline __u32 why_of(struct task_struct *task, __u32 state) {
+static __always_inline __u32 reason_of(struct task_struct *task, __u32 state) {
   if (!state) return PREEMPTED; /* or it yielded */
   if (BPF_CORE_READ_BITFIELD(task, in_iowait)) return IO_WAIT;
   if (state & TASK_INTERRUPTIBLE) return SLEEPING;
@@ -117,9 +117,9 @@ static __always_inline __u32 why_of(struct task_struct *task, __u32 state) {
 /* The number of the running thread's stack, in one of the maps; NO_STACK where it has none. */
 static __always_inline __s32 stack_of(void *ctx, __u64 flags) {
   __s64 id = bpf_get_stackid(ctx, &frames, flags);
-  if (id == -17 /* EEXIST: of another stack */) {
+  if (id == -EEXIST) { /* another stack has its place */
     id = bpf_get_stackid(ctx, &more_frames, flags);
-    if (id >= 0) return id + 8192;
+    if (id >= 0) return id + MAX_STACKS;
     lost(&no_stack);
   }
   return id < 0 ? NO_STACK : id;
@@ -147,8 +147,8 @@ static __always_inline void out(void *ctx, struct task_struct *task, int preempt
     return;
   }
   if (e->out_ns) lost(&unseen_end);
-  e->why = why_of(task, state);
-  e->ready_ns = e->why == PREEMPTED ? now : 0;
+  e->reason = reason_of(task, state);
+  e->ready_ns = e->reason == PREEMPTED ? now : 0;
   e->kernel = e->user = NO_STACK;
   if (take_stacks) {
     e->kernel = stack_of(ctx, 0);
@@ -158,7 +158,7 @@ static __always_inline void out(void *ctx, struct task_struct *task, int preempt
 }
 
 static __always_inline void count_stack(const struct wait_entry *e, __u64 ns) {
-  struct stack_key key = {.kernel = e->kernel, .user = e->user, .why = e->why};
+  struct stack_key key = {.kernel = e->kernel, .user = e->user, .reason = e->reason};
   struct stack_counts none = {};
   struct stack_counts *s = bpf_map_lookup_elem(&stacks, &key);
   if (!s) {
@@ -181,8 +181,8 @@ static __always_inline void in(struct task_struct *task, __u64 now) {
     if (task->start_time < watch_start_ns && !e) lost(&unseen_start);
     return;
   }
-  __u32 why = e->why;
-  struct wait_counts *c = bpf_map_lookup_elem(&counts, &why);
+  __u32 reason = e->reason;
+  struct wait_counts *c = bpf_map_lookup_elem(&counts, &reason);
   if (!c) return;
   if (!e->ready_ns) lost(&unseen_wakeup);
   __u64 ns = now - e->out_ns;
@@ -230,7 +230,7 @@ int list_waits(struct bpf_iter__task *ctx) {
   } else {
     __u32 state = state_of(task);
     if (!state || task->start_time >= watch_start_ns) return 0;
-    r.wait.why = why_of(task, state);
+    r.wait.reason = reason_of(task, state);
     r.wait.kernel = r.wait.user = NO_STACK;
   }
   bpf_seq_write(ctx->meta->seq, &r, sizeof r);

@@ -23,7 +23,7 @@ type OffCPUStackKey struct {
 	_      structs.HostLayout
 	Kernel int32
 	User   int32
-	Why    uint32
+	Reason uint32
 }
 
 type OffCPUWaitCounts struct {
@@ -43,7 +43,7 @@ type OffCPUWaitRecord struct {
 		ReadyNs uint64
 		Kernel  int32
 		User    int32
-		Why     uint32
+		Reason  uint32
 		Unused  uint32
 	}
 	Thread uint32

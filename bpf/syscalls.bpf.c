@@ -57,6 +57,9 @@ struct {
   __type(value, struct syscall_counts);
 } counts SEC(".maps");
 
+/* Set by user space before the programs are loaded. */
+const volatile __u32 arm64;
+
 /* The numbers of which `counts` holds something. */
 __u8 seen[MAX_SYSCALLS];
 
@@ -67,10 +70,10 @@ __u64 other_abi;    /* has a number of another ABI, or one that no call has */
 
 static __always_inline int native(struct task_struct *task, __u64 number) {
   if (number >= MAX_SYSCALLS) return 0;
-  if (!bpf_core_field_exists(task->thread_info)) return 1;
+  if (arm64) return !(task->thread_info.flags >> ARM64_TIF_32BIT & 1);
   if (bpf_core_field_exists(task->thread_info.status))
     return !(task->thread_info.status & X86_TS_COMPAT);
-  return !(task->thread_info.flags >> ARM64_TIF_32BIT & 1);
+  return 1;
 }
 
 SEC("tp_btf/sys_enter")

@@ -37,6 +37,7 @@ const (
 	SyscallsProgEnter             = "enter"
 	SyscallsProgLeave             = "leave"
 	SyscallsProgListInflight      = "list_inflight"
+	SyscallsVarArm64              = "arm64"
 	SyscallsVarInflightRecordType = "inflight_record_type"
 	SyscallsVarNoRoom             = "no_room"
 	SyscallsVarOtherAbi           = "other_abi"
@@ -107,6 +108,7 @@ type SyscallsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SyscallsVariableSpecs struct {
+	Arm64              *ebpf.VariableSpec `ebpf:"arm64"`
 	InflightRecordType *ebpf.VariableSpec `ebpf:"inflight_record_type"`
 	NoRoom             *ebpf.VariableSpec `ebpf:"no_room"`
 	OtherAbi           *ebpf.VariableSpec `ebpf:"other_abi"`
@@ -153,6 +155,7 @@ func (m *SyscallsMaps) Close() error {
 //
 // It can be passed to LoadSyscallsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SyscallsVariables struct {
+	Arm64              *ebpf.Variable `ebpf:"arm64"`
 	InflightRecordType *ebpf.Variable `ebpf:"inflight_record_type"`
 	NoRoom             *ebpf.Variable `ebpf:"no_room"`
 	OtherAbi           *ebpf.Variable `ebpf:"other_abi"`

@@ -138,7 +138,7 @@ def test_this_process_is_the_default():
 
 
 def by_reason(snapshot: dict) -> dict[str, dict]:
-    return {one["why"]: one for one in snapshot["waits"]}
+    return {one["reason"]: one for one in snapshot["waits"]}
 
 
 def test_waits_are_counted(child):
@@ -167,7 +167,7 @@ def test_wait_in_flight_is_seen_until_the_process_ends(child):
             probe, lambda s: [i["thread"] for i in s["inflight"] if not i["ready"]] == [child.pid]
         )
         (wait,) = waiting["inflight"]
-        assert (wait["why"], wait["before_start"]) == ("sleeping", False)
+        assert (wait["reason"], wait["before_start"]) == ("sleeping", False)
         (again,) = probe.snapshot()["inflight"]
         assert again["age_ns"] > wait["age_ns"] > 0
         child.kill()
@@ -183,7 +183,7 @@ def test_stacks_of_waits(child):
         step(child)
         snapshot = probe.snapshot()
     longest = max(
-        (stack for stack in snapshot["stacks"] if stack["why"] == "sleeping"),
+        (stack for stack in snapshot["stacks"] if stack["reason"] == "sleeping"),
         key=lambda stack: stack["total_ns"],
     )
     assert longest["total_ns"] >= SLEPT_NS
@@ -196,7 +196,7 @@ def test_stacks_of_waits(child):
 
 def test_folded_stacks():
     def snapshot(ns: int) -> dict:
-        place = {"why": "sleeping", "count": 1, "total_ns": ns}
+        place = {"reason": "sleeping", "count": 1, "total_ns": ns}
         return {
             "stacks": [
                 {**place, "user": ["read", "f(a;b)", "main"], "kernel": ["schedule", "vfs_read"]},

@@ -24,12 +24,12 @@ type OffCPUOptions struct {
 
 const maxFrames = 127 // of the kernel's program
 
-// Whys are the reasons of waits, in the order of the kernel's program.
-var Whys = [...]string{"preempted", "sleeping", "io_wait", "uninterruptible", "other"}
+// Reasons are the reasons of waits, in the order of the kernel's program.
+var Reasons = [...]string{"preempted", "sleeping", "io_wait", "uninterruptible", "other"}
 
 // WaitCounts are the waits for one reason that ended in the interval.
 type WaitCounts struct {
-	Why        string   `json:"why"`
+	Reason     string   `json:"reason"`
 	Count      uint64   `json:"count"`
 	TotalNS    uint64   `json:"total_ns"`
 	SleepNS    uint64   `json:"sleep_ns"`           // of that, until it was woken
@@ -40,7 +40,7 @@ type WaitCounts struct {
 
 // WaitInFlight is a thread that waits.
 type WaitInFlight struct {
-	Why    string `json:"why"`
+	Reason string `json:"reason"`
 	Thread uint32 `json:"thread"`
 	AgeNS  int64  `json:"age_ns"`
 	Before bool   `json:"before_start"` // since before the watching: the age is that of the watching
@@ -57,7 +57,7 @@ type Stack struct {
 
 // StackWaits are the waits for one reason at one place.
 type StackWaits struct {
-	Why     string `json:"why"`
+	Reason  string `json:"reason"`
 	Count   uint64 `json:"count"`
 	TotalNS uint64 `json:"total_ns"`
 	Stack
@@ -94,7 +94,7 @@ type OffCPU struct {
 
 	mu     sync.Mutex
 	closed bool
-	before [len(Whys)]bpf.OffCPUWaitCounts
+	before [len(Reasons)]bpf.OffCPUWaitCounts
 	stacks map[bpf.OffCPUStackKey]bpf.OffCPUStackCounts
 	losses OffCPULosses
 	read   time.Time
@@ -203,19 +203,19 @@ func (c *OffCPU) Read() (*OffCPUSnapshot, error) {
 // waits are those that ended since the last snapshot.
 func (c *OffCPU) waits() ([]WaitCounts, error) {
 	out := []WaitCounts{}
-	for why, name := range Whys {
+	for reason, name := range Reasons {
 		var each []bpf.OffCPUWaitCounts
-		if err := c.program.collection.Maps[bpf.OffCPUMapCounts].Lookup(uint32(why), &each); err != nil {
+		if err := c.program.collection.Maps[bpf.OffCPUMapCounts].Lookup(uint32(reason), &each); err != nil {
 			return nil, explain(err)
 		}
 		total := sum(each)
-		w := difference(total, c.before[why])
-		c.before[why] = total
+		w := difference(total, c.before[reason])
+		c.before[reason] = total
 		if w.Count == 0 {
 			continue
 		}
 		out = append(out, WaitCounts{
-			Why: name, Count: w.Count, TotalNS: w.TotalNs, SleepNS: w.TotalNs - w.RunqueueNs, RunQueueNS: w.RunqueueNs,
+			Reason: name, Count: w.Count, TotalNS: w.TotalNs, SleepNS: w.TotalNs - w.RunqueueNs, RunQueueNS: w.RunqueueNs,
 			Latency: buckets(w.Latency[:]), RunQueue: buckets(w.Runqueue[:]),
 		})
 	}
@@ -239,7 +239,7 @@ func (c *OffCPU) stackWaits() ([]StackWaits, error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, StackWaits{Whys[key.Why], w.Count, w.TotalNs, *stack})
+		out = append(out, StackWaits{Reasons[key.Reason], w.Count, w.TotalNs, *stack})
 	}
 	if err := all.Err(); err != nil {
 		return nil, explain(err)
@@ -292,7 +292,7 @@ func (c *OffCPU) inFlight() ([]WaitInFlight, error) {
 	now := stamp(time.Now(), 0).MonotonicNS
 	out := []WaitInFlight{}
 	for _, r := range found {
-		w := WaitInFlight{Why: Whys[r.Wait.Why], Thread: r.Thread, AgeNS: now - int64(r.Wait.OutNs), Ready: r.Wait.ReadyNs != 0}
+		w := WaitInFlight{Reason: Reasons[r.Wait.Reason], Thread: r.Thread, AgeNS: now - int64(r.Wait.OutNs), Ready: r.Wait.ReadyNs != 0}
 		if r.Wait.OutNs == 0 {
 			w.Before, w.AgeNS = true, now-c.begin
 		}

@@ -50,8 +50,8 @@ func readOffCPU(t *testing.T, c *OffCPU) *OffCPUSnapshot {
 	return snapshot
 }
 
-func (s *OffCPUSnapshot) of(why string) WaitCounts {
-	i := slices.IndexFunc(s.Waits, func(w WaitCounts) bool { return w.Why == why })
+func (s *OffCPUSnapshot) of(reason string) WaitCounts {
+	i := slices.IndexFunc(s.Waits, func(w WaitCounts) bool { return w.Reason == reason })
 	if i < 0 {
 		return WaitCounts{}
 	}
@@ -115,14 +115,14 @@ func TestWaitsInFlight(t *testing.T) {
 	p.settle(t)
 	c := startedOffCPU(t, OffCPUOptions{PID: p.PID})
 	first := readOffCPU(t, c).wait(p.Thread)
-	if first.Why != "sleeping" || !first.Before || first.Ready {
+	if first.Reason != "sleeping" || !first.Before || first.Ready {
 		t.Errorf("since before: %+v", first)
 	}
 	p.perform(t)
 	p.settle(t)
 	until(t, "it sleeps", func() bool {
 		first = readOffCPU(t, c).wait(p.Thread)
-		return first.Why == "sleeping" && !first.Before
+		return first.Reason == "sleeping" && !first.Before
 	})
 	before := stamp(time.Now(), 0).MonotonicNS
 	if err := sleep(aSleep); err != nil {
@@ -130,7 +130,7 @@ func TestWaitsInFlight(t *testing.T) {
 	}
 	later := readOffCPU(t, c)
 	second := later.wait(p.Thread)
-	if second.Why != "sleeping" || second.Ready || second.AgeNS < first.AgeNS+later.MonotonicNS-before {
+	if second.Reason != "sleeping" || second.Ready || second.AgeNS < first.AgeNS+later.MonotonicNS-before {
 		t.Errorf("meanwhile: %+v, then %+v", first, second)
 	}
 	if err := p.Process.Kill(); err != nil {
@@ -242,7 +242,7 @@ func TestStacksOfWaits(t *testing.T) {
 		t.Fatalf("it has slept, but not in %+v", all[0].Stacks)
 	}
 	place := all[0].Stacks[asleep]
-	if place.Why != "sleeping" || place.Count < slept || time.Duration(place.TotalNS) < slept*aSleep*9/10 {
+	if place.Reason != "sleeping" || place.Count < slept || time.Duration(place.TotalNS) < slept*aSleep*9/10 {
 		t.Errorf("%+v, want %d of %v", place, slept, aSleep)
 	}
 	outer := []int{slices.Index(place.User, "main.inner"), slices.Index(place.User, "main.outer"), slices.Index(place.User, "main.main")}
@@ -257,10 +257,10 @@ func TestStacksOfWaits(t *testing.T) {
 	waits, stacks := map[string]uint64{}, map[string]uint64{}
 	for _, s := range append(all, readOffCPU(t, c)) {
 		for _, w := range s.Waits {
-			waits[w.Why] += w.Count
+			waits[w.Reason] += w.Count
 		}
 		for _, w := range s.Stacks {
-			stacks[w.Why] += w.Count
+			stacks[w.Reason] += w.Count
 		}
 		if s.Losses.NoStack != 0 {
 			t.Errorf("%+v", s.Losses)

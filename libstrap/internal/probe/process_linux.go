@@ -2,6 +2,7 @@ package probe
 
 import (
 	"errors"
+	"math"
 	"os"
 
 	"github.com/cilium/ebpf"
@@ -25,7 +26,7 @@ type process struct {
 // Errors: InvalidArgument; NotFound, also for the number of a thread; Permission and
 // Unsupported as the programs give them.
 func openProcess(pid int) (*process, error) {
-	if pid < 0 {
+	if pid < 0 || pid > math.MaxInt32 {
 		return nil, status.New(status.InvalidArgument, "pid = %d: give the number of a process", pid)
 	}
 	if pid == 0 {

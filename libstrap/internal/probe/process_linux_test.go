@@ -338,7 +338,7 @@ func TestNoSuchProcess(t *testing.T) {
 		for _, c := range []struct {
 			pid  int
 			code status.Code
-		}{{-1, status.InvalidArgument}, {over.PID, status.NotFound}, {thread, status.NotFound}, {1 << 30, status.NotFound}} {
+		}{{-1, status.InvalidArgument}, {1<<32 + over.PID, status.InvalidArgument}, {over.PID, status.NotFound}, {thread, status.NotFound}, {1 << 30, status.NotFound}} {
 			_, err := start(c.pid)
 			if !errors.Is(err, c.code) || !strings.Contains(err.Error(), strconv.Itoa(c.pid)) {
 				t.Errorf("%d gave %v", c.pid, err)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -106,6 +107,11 @@ func (s *Syscalls) start() error {
 	}
 	if err := s.process.set(spec, s.begin); err != nil {
 		return err
+	}
+	if runtime.GOARCH == "arm64" {
+		if err := spec.Variables[bpf.SyscallsVarArm64].Set(uint32(1)); err != nil {
+			return err
+		}
 	}
 	// Else a call could be seen to begin and not to end.
 	if s.program, err = start(spec, bpf.SyscallsProgLeave); err != nil {
