@@ -14,10 +14,14 @@
 char LICENSE[] SEC("license") = "GPL";
 
 enum op { READ, WRITE, FLUSH, DISCARD, OTHER, OPS };
-enum { LOG2_SLOTS = 32, PROBES = 8, MAX_DEVICES = 64 };
+enum { LOG2_SLOTS = 32, PROBES = 8, MAX_DEVICES = 64, MAX_CGROUP_DEPTH = 32 };
+
+/* Of a device, instead of its place. */
+enum { NOT_FOLLOWED = -1, NO_DEVICE = -2 };
 
 /* The kernel's enum req_op, which is part of no header of user space. */
-enum { REQ_OP_MASK = 255, REQ_OP_READ = 0, REQ_OP_WRITE = 1, REQ_OP_FLUSH = 2, REQ_OP_DISCARD = 3 };
+enum { REQ_OP_MASK = 255, REQ_OP_READ = 0, REQ_OP_WRITE = 1, REQ_OP_FLUSH = 2, REQ_OP_DISCARD = 3,
+       REQ_OP_DRV = 32 };
 
 /* A request under way. `request` says whose it is: it is taken by compare and exchange, and
  * given back by setting it to 0. */
@@ -49,19 +53,28 @@ struct request_counts {
   __u64 errors;
   __u64 requeues;
   __u64 merges;
+  __u64 other_writes; /* of OTHER: those that /proc/diskstats counts as writes */
+  __u64 no_room;      /* in `requests`: not followed at all */
+  __u64 unseen_start; /* completed, but was not followed */
+  __u64 unseen_end;   /* the kernel gave the request's memory to another */
 };
 
-/* What could not be followed. */
+/* What could not be followed of any one device. */
 struct loss_counts {
-  __u64 no_room;    /* of `requests`: not followed at all */
-  __u64 no_device;  /* more devices than `devices` holds */
-  __u64 unseen_end; /* the kernel gave the request's memory to another */
-  __u64 unseen_start; /* completed, but was issued before the program ran or not seen */
+  __u64 no_device; /* more devices than `devices` holds */
 };
+
+enum { ALL_DEVICES, WHOLE_DISKS, PARTITIONS };
+enum { ALL_CGROUPS, BY_TASK, BY_BIO };
 
 /* Set by user space before the programs are loaded. */
 const volatile __u32 request_mask = 8191; /* entries of `requests` - 1 */
-const volatile __u32 only_devices;        /* follow those in `wanted` alone */
+const volatile __u32 only_devices;        /* those in `wanted` alone: whole disks, or partitions too */
+const volatile __u32 only_process;        /* its number in the PID namespace below; 0: all */
+const volatile __u64 pid_namespace_device;
+const volatile __u64 pid_namespace_inode;
+const volatile __u32 only_cgroup; /* and those in it: of the task that issues, or of the bio */
+const volatile __u64 cgroup_id;
 
 struct {
   __uint(type, BPF_MAP_TYPE_ARRAY);
@@ -95,16 +108,16 @@ struct {
 struct {
   __uint(type, BPF_MAP_TYPE_HASH);
   __uint(max_entries, MAX_DEVICES);
-  __type(key, __u64);
-  __type(value, __u8);
+  __type(key, __u64);   /* major << 20 | minor */
+  __type(value, __u32); /* its place in `devices`, which user space has filled in */
 } wanted SEC(".maps");
 
-#define LOST(what)                                                \
-  do {                                                            \
-    __u32 zero_ = 0;                                              \
-    struct loss_counts *l_ = bpf_map_lookup_elem(&losses, &zero_);     \
-    if (l_) l_->what++;                                           \
-  } while (0)
+struct {
+  __uint(type, BPF_MAP_TYPE_CGROUP_ARRAY);
+  __uint(max_entries, 1);
+  __type(key, __u32);
+  __type(value, __u32);
+} cgroup SEC(".maps");
 
 /* Loaded as raw tracepoints (with -DRAW), programs read the kernel's memory by a helper; where
  * the verifier knows the types of the arguments, directly. Then an argument is no number that
@@ -140,13 +153,12 @@ static __always_inline struct request_entry *find(__u64 request) {
   return NULL;
 }
 
-/* An entry of its own for a request that has none. */
+/* An entry of its own for a request that has none, or NULL where there is no room. */
 static __always_inline struct request_entry *take(__u64 request) {
   for (__u32 i = 0; i < PROBES; i++) {
     struct request_entry *e = entry_at(request, i);
     if (e && e->request == 0 && __sync_val_compare_and_swap(&e->request, 0, request) == 0) return e;
   }
-  LOST(no_room);
   return NULL;
 }
 
@@ -160,18 +172,32 @@ static __always_inline struct gendisk *disk_of(struct request *rq) {
   return READ(q, disk);
 }
 
-/* The number of the request's device, and -1 where it is not to be followed. */
+/* The place of a device that was chosen, or of the request's partition. */
+static __always_inline int wanted_device(struct request *rq, __u64 disk) {
+  __u32 *slot = bpf_map_lookup_elem(&wanted, &disk);
+  if (!slot && only_devices == PARTITIONS) {
+    struct bio *bio = READ(rq, bio);
+    if (!bio) return NOT_FOLLOWED;
+    struct block_device *part = READ(bio, bi_bdev);
+    __u64 id = READ(part, bd_dev);
+    slot = bpf_map_lookup_elem(&wanted, &id);
+  }
+  return slot ? (int)*slot : NOT_FOLLOWED;
+}
+
+/* The place of the request's device in `devices`, where it gets one unless it is not to be
+ * followed or the table is full. */
 static __always_inline int device_of(struct request *rq) {
   struct gendisk *disk = disk_of(rq);
-  if (!disk) return -1; /* a passthrough to no disk */
+  if (!disk) return NOT_FOLLOWED; /* a passthrough to no disk */
   __u64 id = (__u64)(__u32)READ(disk, major) << 20 | (__u32)READ(disk, first_minor);
-  if (only_devices && !bpf_map_lookup_elem(&wanted, &id)) return -1;
+  if (only_devices) return wanted_device(rq, id);
   id++;
   __u32 at = mix(id);
   for (__u32 i = 0; i < PROBES; i++) {
     __u32 slot = (at + i) & (MAX_DEVICES - 1);
     struct device_entry *d = bpf_map_lookup_elem(&devices, &slot);
-    if (!d) return -1;
+    if (!d) return NO_DEVICE;
     if (d->id == id) return slot;
     if (d->id == 0) {
       __u64 before = __sync_val_compare_and_swap(&d->id, 0, id);
@@ -179,8 +205,34 @@ static __always_inline int device_of(struct request *rq) {
       if (before == 0 || before == id) return slot;
     }
   }
-  LOST(no_device);
-  return -1;
+  return NO_DEVICE;
+}
+
+/* Whether the task that runs now is of the process. */
+static __always_inline int of_process(void) {
+  struct bpf_pidns_info task = {};
+  if (bpf_get_ns_current_pid_tgid(pid_namespace_device, pid_namespace_inode, &task, sizeof task)) {
+    return 0;
+  }
+  return task.tgid == only_process;
+}
+
+/* Whether the request is of the cgroup, or of one below it. */
+static __always_inline int of_cgroup(struct request *rq) {
+  if (only_cgroup == BY_TASK) return bpf_current_task_under_cgroup(&cgroup, 0) == 1;
+  struct bio *bio = READ(rq, bio);
+  if (!bio) return 0; /* the kernel's own flush */
+  struct blkcg_gq *group = READ(bio, bi_blkg);
+  if (!group) return 0;
+  struct blkcg *blkcg = READ(group, blkcg);
+  struct cgroup_subsys_state *css = &blkcg->css;
+  for (int i = 0; i < MAX_CGROUP_DEPTH && css; i++) {
+    struct cgroup *one = READ(css, cgroup);
+    struct kernfs_node *node = READ(one, kn);
+    if (READ(node, id) == cgroup_id) return 1;
+    css = READ(css, parent);
+  }
+  return 0;
 }
 
 static __always_inline __u8 op_of(struct request *rq) {
@@ -193,9 +245,19 @@ static __always_inline __u8 op_of(struct request *rq) {
   }
 }
 
-static __always_inline struct request_counts *counts_of(const struct request_entry *e) {
-  __u32 at = (e->device & (MAX_DEVICES - 1)) * OPS + e->op;
+/* Whether /proc/diskstats counts a request of OTHER as a write; it counts no passthrough. */
+static __always_inline int is_write(struct request *rq) {
+  __u32 op = READ(rq, cmd_flags) & REQ_OP_MASK;
+  return (op & 1) && op < REQ_OP_DRV;
+}
+
+static __always_inline struct request_counts *counts_at(__u32 device, __u8 op) {
+  __u32 at = (device & (MAX_DEVICES - 1)) * OPS + op;
   return bpf_map_lookup_elem(&counts, &at);
+}
+
+static __always_inline struct request_counts *counts_of(const struct request_entry *e) {
+  return counts_at(e->device, e->op);
 }
 
 static __always_inline __u32 log2_of(__u64 value) {
@@ -212,9 +274,20 @@ static __always_inline __u32 log2_of(__u64 value) {
 /* Begins to follow a request, which is neither queued nor issued yet. */
 static __always_inline struct request_entry *follow(struct request *rq, __u64 key) {
   int device = device_of(rq);
+  if (device == NO_DEVICE) {
+    __u32 zero = 0;
+    struct loss_counts *lost = bpf_map_lookup_elem(&losses, &zero);
+    if (lost) lost->no_device++;
+  }
   if (device < 0) return NULL;
+  if (only_process && !of_process()) return NULL;
+  if (only_cgroup && !of_cgroup(rq)) return NULL;
   struct request_entry *e = take(key);
-  if (!e) return NULL;
+  if (!e) {
+    struct request_counts *c = counts_at(device, op_of(rq));
+    if (c) c->no_room++;
+    return NULL;
+  }
   e->queued_ns = e->issued_ns = 0;
   e->bytes = READ(rq, __data_len);
   e->device = device;
@@ -223,12 +296,37 @@ static __always_inline struct request_entry *follow(struct request *rq, __u64 ke
   return e;
 }
 
+/* Gives up the entry of a request whose memory the kernel has given to another. */
+static __always_inline void end_unseen(struct request_entry *e) {
+  struct request_counts *c = counts_of(e);
+  if (c) c->unseen_end++;
+  give_back(e);
+}
+
+/* A request has completed that was not followed. */
+static __always_inline void count_unfollowed(struct request *rq, __u32 bytes) {
+  if (only_process || only_cgroup) return; /* most likely it was another's */
+  int device = device_of(rq);
+  if (device < 0) return;
+  __u8 op = op_of(rq);
+  struct bio *bio = READ(rq, bio);
+  if (op == WRITE && bytes == 0) {
+    /* A write with a flush before or after it, whose data completed on its own; if it had
+     * none, /proc/diskstats counts it all the same. */
+    if (!bio || READ(bio, bi_io_vec)) return;
+    struct request_counts *c = counts_at(device, OTHER);
+    if (c) c->other_writes++;
+    return;
+  }
+  struct request_counts *c = counts_at(device, op);
+  if (c) c->unseen_start++;
+}
+
 static __always_inline int on_insert(struct request *rq, __u64 key) {
   struct request_entry *e = find(key);
   if (e && e->requeued) return 0; /* its clock runs on */
   if (e) {
-    LOST(unseen_end);
-    give_back(e);
+    end_unseen(e);
   }
   e = follow(rq, key);
   if (e) e->queued_ns = bpf_ktime_get_ns();
@@ -242,8 +340,7 @@ static __always_inline int on_issue(struct request *rq, __u64 key) {
       e->requeued = 0;
       return 0;
     }
-    LOST(unseen_end);
-    give_back(e);
+    end_unseen(e);
     e = NULL;
   }
   if (!e) e = follow(rq, key);
@@ -255,11 +352,12 @@ static __always_inline int on_issue(struct request *rq, __u64 key) {
 
 static __always_inline int on_complete(struct request *rq, __u64 key, int error, __u32 bytes) {
   struct request_entry *e = find(key);
+  if (bytes < READ(rq, __data_len)) return 0; /* more of it is to come */
   if (!e || !e->issued_ns) {
-    if (!only_devices) LOST(unseen_start);
+    if (e) give_back(e);
+    count_unfollowed(rq, bytes);
     return 0;
   }
-  if (bytes < READ(rq, __data_len)) return 0; /* more of it is to come */
   struct request_counts *c = counts_of(e);
   if (c) {
     __u64 latency = bpf_ktime_get_ns() - e->issued_ns;
@@ -269,6 +367,7 @@ static __always_inline int on_complete(struct request *rq, __u64 key, int error,
     c->latency_ns += latency;
     c->bytes += e->bytes;
     if (error) c->errors++;
+    if (e->op == OTHER && is_write(rq)) c->other_writes++;
     if (e->queued_ns) {
       __u64 queued = e->issued_ns - e->queued_ns;
       c->queued[log2_of(queued / 1000) & (LOG2_SLOTS - 1)]++;

@@ -28,26 +28,27 @@ type BlockEndedEntry struct {
 }
 
 type BlockLossCounts struct {
-	_           structs.HostLayout
-	NoRoom      uint64
-	NoDevice    uint64
-	UnseenEnd   uint64
-	UnseenStart uint64
+	_        structs.HostLayout
+	NoDevice uint64
 }
 
 type BlockRequestCounts struct {
-	_         structs.HostLayout
-	Latency   [32]uint64
-	Queued    [32]uint64
-	Size      [32]uint64
-	Completed uint64
-	LatencyNs uint64
-	WasQueued uint64
-	QueuedNs  uint64
-	Bytes     uint64
-	Errors    uint64
-	Requeues  uint64
-	Merges    uint64
+	_           structs.HostLayout
+	Latency     [32]uint64
+	Queued      [32]uint64
+	Size        [32]uint64
+	Completed   uint64
+	LatencyNs   uint64
+	WasQueued   uint64
+	QueuedNs    uint64
+	Bytes       uint64
+	Errors      uint64
+	Requeues    uint64
+	Merges      uint64
+	OtherWrites uint64
+	NoRoom      uint64
+	UnseenStart uint64
+	UnseenEnd   uint64
 }
 
 type BlockRequestEntry struct {
@@ -65,20 +66,26 @@ type BlockRequestEntry struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	BlockMapCounts         = "counts"
-	BlockMapDevices        = "devices"
-	BlockMapLosses         = "losses"
-	BlockMapRequests       = "requests"
-	BlockMapWanted         = "wanted"
-	BlockProgComplete      = "complete"
-	BlockProgInsert        = "insert"
-	BlockProgIssue         = "issue"
-	BlockProgListEnded     = "list_ended"
-	BlockProgMerge         = "merge"
-	BlockProgRequeue       = "requeue"
-	BlockVarEndedEntryType = "ended_entry_type"
-	BlockVarOnlyDevices    = "only_devices"
-	BlockVarRequestMask    = "request_mask"
+	BlockMapCgroup             = "cgroup"
+	BlockMapCounts             = "counts"
+	BlockMapDevices            = "devices"
+	BlockMapLosses             = "losses"
+	BlockMapRequests           = "requests"
+	BlockMapWanted             = "wanted"
+	BlockProgComplete          = "complete"
+	BlockProgInsert            = "insert"
+	BlockProgIssue             = "issue"
+	BlockProgListEnded         = "list_ended"
+	BlockProgMerge             = "merge"
+	BlockProgRequeue           = "requeue"
+	BlockVarCgroupId           = "cgroup_id"
+	BlockVarEndedEntryType     = "ended_entry_type"
+	BlockVarOnlyCgroup         = "only_cgroup"
+	BlockVarOnlyDevices        = "only_devices"
+	BlockVarOnlyProcess        = "only_process"
+	BlockVarPidNamespaceDevice = "pid_namespace_device"
+	BlockVarPidNamespaceInode  = "pid_namespace_inode"
+	BlockVarRequestMask        = "request_mask"
 )
 
 // LoadBlock returns the embedded CollectionSpec for Block.
@@ -135,6 +142,7 @@ type BlockProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type BlockMapSpecs struct {
+	Cgroup   *ebpf.MapSpec `ebpf:"cgroup"`
 	Counts   *ebpf.MapSpec `ebpf:"counts"`
 	Devices  *ebpf.MapSpec `ebpf:"devices"`
 	Losses   *ebpf.MapSpec `ebpf:"losses"`
@@ -146,9 +154,14 @@ type BlockMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type BlockVariableSpecs struct {
-	EndedEntryType *ebpf.VariableSpec `ebpf:"ended_entry_type"`
-	OnlyDevices    *ebpf.VariableSpec `ebpf:"only_devices"`
-	RequestMask    *ebpf.VariableSpec `ebpf:"request_mask"`
+	CgroupId           *ebpf.VariableSpec `ebpf:"cgroup_id"`
+	EndedEntryType     *ebpf.VariableSpec `ebpf:"ended_entry_type"`
+	OnlyCgroup         *ebpf.VariableSpec `ebpf:"only_cgroup"`
+	OnlyDevices        *ebpf.VariableSpec `ebpf:"only_devices"`
+	OnlyProcess        *ebpf.VariableSpec `ebpf:"only_process"`
+	PidNamespaceDevice *ebpf.VariableSpec `ebpf:"pid_namespace_device"`
+	PidNamespaceInode  *ebpf.VariableSpec `ebpf:"pid_namespace_inode"`
+	RequestMask        *ebpf.VariableSpec `ebpf:"request_mask"`
 }
 
 // BlockObjects contains all objects after they have been loaded into the kernel.
@@ -171,6 +184,7 @@ func (o *BlockObjects) Close() error {
 //
 // It can be passed to LoadBlockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type BlockMaps struct {
+	Cgroup   *ebpf.Map `ebpf:"cgroup"`
 	Counts   *ebpf.Map `ebpf:"counts"`
 	Devices  *ebpf.Map `ebpf:"devices"`
 	Losses   *ebpf.Map `ebpf:"losses"`
@@ -180,6 +194,7 @@ type BlockMaps struct {
 
 func (m *BlockMaps) Close() error {
 	return _BlockClose(
+		m.Cgroup,
 		m.Counts,
 		m.Devices,
 		m.Losses,
@@ -192,9 +207,14 @@ func (m *BlockMaps) Close() error {
 //
 // It can be passed to LoadBlockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type BlockVariables struct {
-	EndedEntryType *ebpf.Variable `ebpf:"ended_entry_type"`
-	OnlyDevices    *ebpf.Variable `ebpf:"only_devices"`
-	RequestMask    *ebpf.Variable `ebpf:"request_mask"`
+	CgroupId           *ebpf.Variable `ebpf:"cgroup_id"`
+	EndedEntryType     *ebpf.Variable `ebpf:"ended_entry_type"`
+	OnlyCgroup         *ebpf.Variable `ebpf:"only_cgroup"`
+	OnlyDevices        *ebpf.Variable `ebpf:"only_devices"`
+	OnlyProcess        *ebpf.Variable `ebpf:"only_process"`
+	PidNamespaceDevice *ebpf.Variable `ebpf:"pid_namespace_device"`
+	PidNamespaceInode  *ebpf.Variable `ebpf:"pid_namespace_inode"`
+	RequestMask        *ebpf.Variable `ebpf:"request_mask"`
 }
 
 // BlockPrograms contains all programs after they have been loaded into the kernel.

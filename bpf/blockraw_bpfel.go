@@ -16,18 +16,24 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	BlockRawMapCounts      = "counts"
-	BlockRawMapDevices     = "devices"
-	BlockRawMapLosses      = "losses"
-	BlockRawMapRequests    = "requests"
-	BlockRawMapWanted      = "wanted"
-	BlockRawProgComplete   = "complete"
-	BlockRawProgInsert     = "insert"
-	BlockRawProgIssue      = "issue"
-	BlockRawProgMerge      = "merge"
-	BlockRawProgRequeue    = "requeue"
-	BlockRawVarOnlyDevices = "only_devices"
-	BlockRawVarRequestMask = "request_mask"
+	BlockRawMapCgroup             = "cgroup"
+	BlockRawMapCounts             = "counts"
+	BlockRawMapDevices            = "devices"
+	BlockRawMapLosses             = "losses"
+	BlockRawMapRequests           = "requests"
+	BlockRawMapWanted             = "wanted"
+	BlockRawProgComplete          = "complete"
+	BlockRawProgInsert            = "insert"
+	BlockRawProgIssue             = "issue"
+	BlockRawProgMerge             = "merge"
+	BlockRawProgRequeue           = "requeue"
+	BlockRawVarCgroupId           = "cgroup_id"
+	BlockRawVarOnlyCgroup         = "only_cgroup"
+	BlockRawVarOnlyDevices        = "only_devices"
+	BlockRawVarOnlyProcess        = "only_process"
+	BlockRawVarPidNamespaceDevice = "pid_namespace_device"
+	BlockRawVarPidNamespaceInode  = "pid_namespace_inode"
+	BlockRawVarRequestMask        = "request_mask"
 )
 
 // LoadBlockRaw returns the embedded CollectionSpec for BlockRaw.
@@ -83,6 +89,7 @@ type BlockRawProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type BlockRawMapSpecs struct {
+	Cgroup   *ebpf.MapSpec `ebpf:"cgroup"`
 	Counts   *ebpf.MapSpec `ebpf:"counts"`
 	Devices  *ebpf.MapSpec `ebpf:"devices"`
 	Losses   *ebpf.MapSpec `ebpf:"losses"`
@@ -94,8 +101,13 @@ type BlockRawMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type BlockRawVariableSpecs struct {
-	OnlyDevices *ebpf.VariableSpec `ebpf:"only_devices"`
-	RequestMask *ebpf.VariableSpec `ebpf:"request_mask"`
+	CgroupId           *ebpf.VariableSpec `ebpf:"cgroup_id"`
+	OnlyCgroup         *ebpf.VariableSpec `ebpf:"only_cgroup"`
+	OnlyDevices        *ebpf.VariableSpec `ebpf:"only_devices"`
+	OnlyProcess        *ebpf.VariableSpec `ebpf:"only_process"`
+	PidNamespaceDevice *ebpf.VariableSpec `ebpf:"pid_namespace_device"`
+	PidNamespaceInode  *ebpf.VariableSpec `ebpf:"pid_namespace_inode"`
+	RequestMask        *ebpf.VariableSpec `ebpf:"request_mask"`
 }
 
 // BlockRawObjects contains all objects after they have been loaded into the kernel.
@@ -118,6 +130,7 @@ func (o *BlockRawObjects) Close() error {
 //
 // It can be passed to LoadBlockRawObjects or ebpf.CollectionSpec.LoadAndAssign.
 type BlockRawMaps struct {
+	Cgroup   *ebpf.Map `ebpf:"cgroup"`
 	Counts   *ebpf.Map `ebpf:"counts"`
 	Devices  *ebpf.Map `ebpf:"devices"`
 	Losses   *ebpf.Map `ebpf:"losses"`
@@ -127,6 +140,7 @@ type BlockRawMaps struct {
 
 func (m *BlockRawMaps) Close() error {
 	return _BlockRawClose(
+		m.Cgroup,
 		m.Counts,
 		m.Devices,
 		m.Losses,
@@ -139,8 +153,13 @@ func (m *BlockRawMaps) Close() error {
 //
 // It can be passed to LoadBlockRawObjects or ebpf.CollectionSpec.LoadAndAssign.
 type BlockRawVariables struct {
-	OnlyDevices *ebpf.Variable `ebpf:"only_devices"`
-	RequestMask *ebpf.Variable `ebpf:"request_mask"`
+	CgroupId           *ebpf.Variable `ebpf:"cgroup_id"`
+	OnlyCgroup         *ebpf.Variable `ebpf:"only_cgroup"`
+	OnlyDevices        *ebpf.Variable `ebpf:"only_devices"`
+	OnlyProcess        *ebpf.Variable `ebpf:"only_process"`
+	PidNamespaceDevice *ebpf.Variable `ebpf:"pid_namespace_device"`
+	PidNamespaceInode  *ebpf.Variable `ebpf:"pid_namespace_inode"`
+	RequestMask        *ebpf.Variable `ebpf:"request_mask"`
 }
 
 // BlockRawPrograms contains all programs after they have been loaded into the kernel.

@@ -20,10 +20,17 @@ typedef __u32 __be32;
 typedef __u32 __wsum;
 
 enum { BPF_MAP_TYPE_HASH = 1, BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_PERCPU_ARRAY = 6 };
-enum { BPF_MAP_TYPE_STACK_TRACE = 7, BPF_MAP_TYPE_RINGBUF = 27, BPF_MAP_TYPE_TASK_STORAGE = 29 };
-enum { BPF_F_NO_PREALLOC = 1 << 0, BPF_F_MMAPABLE = 1 << 10, BPF_F_USER_STACK = 1 << 8 };
+enum { BPF_MAP_TYPE_STACK_TRACE = 7, BPF_MAP_TYPE_CGROUP_ARRAY = 8 };
+enum { BPF_MAP_TYPE_RINGBUF = 27, BPF_MAP_TYPE_TASK_STORAGE = 29 };
+enum { BPF_F_NO_PREALLOC = 1 << 0, BPF_F_USER_STACK = 1 << 8, BPF_F_MMAPABLE = 1 << 10 };
 enum { BPF_NOEXIST = 1 };
 enum { BPF_LOCAL_STORAGE_GET_F_CREATE = 1 << 0 };
+
+/* Of bpf_get_ns_current_pid_tgid. */
+struct bpf_pidns_info {
+  __u32 pid;
+  __u32 tgid;
+};
 
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
@@ -44,12 +51,46 @@ struct request_queue {
   struct gendisk *disk; /* since Linux 5.17 */
 };
 
+struct kernfs_node {
+  __u64 id;
+};
+
+struct cgroup {
+  struct kernfs_node *kn;
+};
+
+struct cgroup_subsys_state {
+  struct cgroup *cgroup;
+  struct cgroup_subsys_state *parent;
+};
+
+struct blkcg {
+  struct cgroup_subsys_state css;
+};
+
+struct blkcg_gq {
+  struct blkcg *blkcg;
+};
+
+struct block_device {
+  __u32 bd_dev; /* major << 20 | minor */
+};
+
+struct bio_vec;
+
+struct bio {
+  struct block_device *bi_bdev;
+  struct bio_vec *bi_io_vec;
+  struct blkcg_gq *bi_blkg;
+};
+
 enum mq_rq_state { MQ_RQ_IDLE, MQ_RQ_IN_FLIGHT, MQ_RQ_COMPLETE };
 
 struct request {
   struct request_queue *q;
   unsigned int cmd_flags;
   unsigned int __data_len;
+  struct bio *bio;
   struct gendisk *rq_disk; /* before Linux 5.17 */
   enum mq_rq_state state;
 };

@@ -3,6 +3,7 @@ package probe
 import (
 	"cmp"
 	"errors"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -19,8 +20,13 @@ import (
 
 // BlockOptions say which requests to follow.
 type BlockOptions struct {
-	// Devices by name, as in /proc/partitions: whole disks. None: all.
+	// Devices by name, as in /proc/partitions, or by path: whole disks, or partitions, of
+	// which then only their own requests are followed. None: all whole disks.
 	Devices []string `json:"devices"`
+	// Process that issues the requests, as /proc shows it: all its threads. nil: all.
+	Process *int `json:"process"`
+	// Cgroup that the requests are of, or one below it: the path of its directory. nil: all.
+	Cgroup *string `json:"cgroup"`
 	// Requests that can be followed at a time, a power of two; 0: 8192.
 	Requests int `json:"requests"`
 	// ExpireS is after how many seconds a request that has not completed is given up; 0: 600.
@@ -29,6 +35,12 @@ type BlockOptions struct {
 
 // Operations of block devices, in the order of the kernel's program.
 var Operations = [...]string{"read", "write", "flush", "discard", "other"}
+
+const (
+	opWrite        = 1
+	opOther        = 4
+	diskOperations = 4 // those that /proc/diskstats knows
+)
 
 // Block follows requests to block devices.
 type Block struct {
@@ -42,8 +54,9 @@ type Block struct {
 	before map[countKey]bpf.BlockRequestCounts
 	losses Losses
 	read   time.Time
-	expire uint64 // requests given up so far
-	unseen uint64 // and those that had ended
+	expire uint64              // requests given up so far
+	unseen map[countKey]uint64 // and those that had ended
+	disks  *reconciler         // nil: /proc/diskstats counts others too, or is not there
 
 	suspects map[bpf.BlockEndedEntry]bool // of the snapshot before
 }
@@ -52,8 +65,8 @@ type countKey struct{ device, op uint32 }
 
 // StartBlock begins to follow requests.
 //
-// Errors: InvalidArgument, naming the option; NotFound for a device; Permission;
-// Unsupported where the kernel cannot do it.
+// Errors: InvalidArgument, naming the option; NotFound for a device, process or cgroup;
+// Permission; Unsupported where the kernel cannot do it.
 func StartBlock(o BlockOptions) (*Block, error) {
 	if o.Requests == 0 {
 		o.Requests = 8192
@@ -67,36 +80,51 @@ func StartBlock(o BlockOptions) (*Block, error) {
 	if !(o.ExpireS > 0 && o.ExpireS < 1e9) {
 		return nil, status.New(status.InvalidArgument, "expire_s = %v: give seconds from 0 to 10^9", o.ExpireS)
 	}
-	wanted, err := deviceNumbers(o.Devices)
+	devices, err := resolveDevices(system, o.Devices)
 	if err != nil {
 		return nil, err
 	}
+	process, err := findProcess(o.Process)
+	if err != nil {
+		return nil, err
+	}
+	group, err := openCgroup(o.Cgroup)
+	if err != nil {
+		return nil, err
+	}
+	defer group.close()
 	prepare := func(spec *ebpf.CollectionSpec) error {
 		spec.Maps[bpf.BlockMapRequests].MaxEntries = uint32(o.Requests)
 		return errors.Join(
 			spec.Variables[bpf.BlockVarRequestMask].Set(uint32(o.Requests-1)),
-			spec.Variables[bpf.BlockVarOnlyDevices].Set(uint32(min(len(wanted), 1))),
+			spec.Variables[bpf.BlockVarOnlyDevices].Set(devices.only()),
+			spec.Variables[bpf.BlockVarOnlyProcess].Set(process.number),
+			spec.Variables[bpf.BlockVarPidNamespaceDevice].Set(process.device),
+			spec.Variables[bpf.BlockVarPidNamespaceInode].Set(process.inode),
+			spec.Variables[bpf.BlockVarOnlyCgroup].Set(group.by),
+			spec.Variables[bpf.BlockVarCgroupId].Set(group.id),
 		)
 	}
 	program, err := load(bpf.LoadBlock, bpf.LoadBlockRaw, prepare)
 	if err != nil {
 		return nil, err
 	}
-	b := &Block{options: o, program: program, before: map[countKey]bpf.BlockRequestCounts{}, read: time.Now()}
-	if err := b.begin(wanted); err != nil {
+	b := &Block{
+		options: o, program: program, read: time.Now(),
+		before: map[countKey]bpf.BlockRequestCounts{}, unseen: map[countKey]uint64{},
+	}
+	if err := b.begin(devices, group); err != nil {
 		b.Close()
 		return nil, err
 	}
 	return b, nil
 }
 
-func (b *Block) begin(wanted []uint64) error {
-	maps := b.program.collection.Maps
-	for _, id := range wanted {
-		if err := maps[bpf.BlockMapWanted].Put(id, uint8(1)); err != nil {
-			return explain(err)
-		}
+func (b *Block) begin(devices wantedDevices, group cgroup) error {
+	if err := b.choose(devices, group); err != nil {
+		return err
 	}
+	maps := b.program.collection.Maps
 	var one bpf.BlockRequestEntry
 	if program := b.program.collection.Programs[bpf.BlockProgListEnded]; program != nil {
 		var err error
@@ -112,6 +140,38 @@ func (b *Block) begin(wanted []uint64) error {
 	}
 	b.memory = memory
 	b.entries = unsafe.Slice((*bpf.BlockRequestEntry)(unsafe.Pointer(unsafe.SliceData(memory))), b.options.Requests)
+	if b.options.Process != nil || b.options.Cgroup != nil {
+		return nil // /proc/diskstats has the requests of all
+	}
+	if _, err := os.Stat(system.diskstats()); err != nil {
+		return nil
+	}
+	b.disks = newReconciler(len(devices) == 0)
+	_, err = b.look(0)
+	return err
+}
+
+// choose fills in what the programs are to follow. They run already, and follow no device
+// before it stands in `wanted`.
+func (b *Block) choose(devices wantedDevices, group cgroup) error {
+	maps := b.program.collection.Maps
+	for slot, d := range devices {
+		entry := bpf.BlockDeviceEntry{Id: d.ID + 1}
+		for i := range min(len(d.Name), len(entry.Name)-1) {
+			entry.Name[i] = int8(d.Name[i])
+		}
+		if err := maps[bpf.BlockMapDevices].Put(uint32(slot), entry); err != nil {
+			return explain(err)
+		}
+		if err := maps[bpf.BlockMapWanted].Put(d.ID, uint32(slot)); err != nil {
+			return explain(err)
+		}
+	}
+	if group.by == byTask {
+		if err := maps[bpf.BlockMapCgroup].Put(uint32(0), uint32(group.directory.Fd())); err != nil {
+			return explain(err)
+		}
+	}
 	return nil
 }
 
@@ -151,41 +211,98 @@ func (b *Block) Read() (*BlockSnapshot, error) {
 		Operations:       []OperationCounts{},
 	}
 	b.read = now
-	devices, err := b.devices()
+	seen, err := b.look(s.MonotonicNS)
 	if err != nil {
 		return nil, err
 	}
-	inFlight, err := b.scan(s.MonotonicNS)
-	if err != nil {
-		return nil, err
-	}
-	for _, d := range devices {
-		whole := DeviceHistogram{Device: d.Device}
-		for op := range Operations {
-			one, err := b.operation(d, uint32(op))
-			if err != nil {
-				return nil, err
-			}
-			one.InFlight = inFlight[countKey{d.slot, uint32(op)}]
+	s.Diskstats = seen.diskstats
+	for _, d := range seen.devices {
+		whole, count := DeviceHistogram{Device: d.Device}, DeviceCount{Device: d.Device}
+		for op := range uint32(len(Operations)) {
+			key := countKey{d.slot, op}
+			one := operation(d.Device, op, difference(seen.totals[key], b.before[key]))
+			one.InFlight = seen.inFlight[key]
+			count.Count += one.InFlight
 			if one.Completed+one.Requeues+one.Merges+one.InFlight == 0 {
 				continue
 			}
 			whole.add(one.Latency)
-			s.Operations = append(s.Operations, *one)
+			s.Operations = append(s.Operations, one)
 		}
 		if whole.Total > 0 {
 			s.LatencyHistogram = append(s.LatencyHistogram, whole)
 		}
-		count := DeviceCount{Device: d.Device}
-		for op := range Operations {
-			count.Count += inFlight[countKey{d.slot, uint32(op)}]
-		}
 		s.InFlight = append(s.InFlight, count)
 	}
-	if err := b.lost(&s.Losses); err != nil {
+	b.before = seen.totals
+	if err := b.lost(seen.totals, &s.Losses); err != nil {
 		return nil, err
 	}
 	return s, nil
+}
+
+// seen is what stands in the kernel at a moment.
+type seen struct {
+	devices  []tableDevice
+	totals   map[countKey]bpf.BlockRequestCounts // since the start
+	inFlight map[countKey]uint64
+	// what /proc/diskstats counted since the look before
+	diskstats []DiskCounts
+}
+
+// look reads what the programs have counted, between two readings of /proc/diskstats.
+func (b *Block) look(now int64) (*seen, error) {
+	var early, late map[uint64]diskCounts
+	var err error
+	if b.disks != nil {
+		if early, err = readDiskstats(system.diskstats()); err != nil {
+			return nil, err
+		}
+	}
+	out := &seen{totals: map[countKey]bpf.BlockRequestCounts{}}
+	var ended map[countKey]uint64
+	if out.inFlight, ended, err = b.scan(now); err != nil {
+		return nil, err
+	}
+	if out.devices, err = b.devices(); err != nil {
+		return nil, err
+	}
+	for _, d := range out.devices {
+		for op := range uint32(len(Operations)) {
+			key := countKey{d.slot, op}
+			if out.totals[key], err = b.total(key); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if b.disks == nil {
+		return out, nil
+	}
+	if late, err = readDiskstats(system.diskstats()); err != nil {
+		return nil, err
+	}
+	out.diskstats = b.disks.next(early, late, b.tallies(out, ended))
+	return out, nil
+}
+
+// tallies are the requests that were followed, as /proc/diskstats divides them.
+func (b *Block) tallies(s *seen, ended map[countKey]uint64) map[diskKey]tally {
+	out := map[diskKey]tally{}
+	for _, d := range s.devices {
+		for op := range uint32(diskOperations) {
+			key := countKey{d.slot, op}
+			c := s.totals[key]
+			out[diskKey{d.ID, op}] = tally{
+				followed: c.Completed,
+				lost:     c.UnseenStart + c.UnseenEnd + b.unseen[key],
+				ended:    ended[key],
+			}
+		}
+		write := out[diskKey{d.ID, opWrite}]
+		write.followed += s.totals[countKey{d.slot, opOther}].OtherWrites
+		out[diskKey{d.ID, opWrite}] = write
+	}
+	return out
 }
 
 type tableDevice struct {
@@ -210,14 +327,15 @@ func (b *Block) devices() ([]tableDevice, error) {
 	return out, nil
 }
 
-// scan counts the requests under way, and gives up those that are too old, or had ended at
-// the snapshot before already. What has ended for no longer may be on its way to the program.
-func (b *Block) scan(now int64) (map[countKey]uint64, error) {
-	ended, err := b.ended()
+// scan counts the requests in flight, and those that have ended and still stand there. It
+// gives up those that are too old, or had ended at the snapshot before already: what has ended
+// for no longer may be on its way to the program.
+func (b *Block) scan(now int64) (inFlight, ended map[countKey]uint64, err error) {
+	suspects, err := b.ended()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	found := map[countKey]uint64{}
+	inFlight, ended = map[countKey]uint64{}, map[countKey]uint64{}
 	for i := range b.entries {
 		e := &b.entries[i]
 		request := atomic.LoadUint64(&e.Request)
@@ -229,22 +347,25 @@ func (b *Block) scan(now int64) (map[countKey]uint64, error) {
 		if since == 0 {
 			continue // just begun
 		}
+		key := countKey{uint32(e.Device), uint32(e.Op)}
 		self := bpf.BlockEndedEntry{Request: request, IssuedNs: issued, At: uint32(i)}
 		switch {
-		case ended[self]:
-			if b.suspects[self] && atomic.CompareAndSwapUint64(&e.Request, request, 0) {
-				b.unseen++
+		case suspects[self]:
+			if !b.suspects[self] {
+				ended[key]++
+			} else if atomic.CompareAndSwapUint64(&e.Request, request, 0) {
+				b.unseen[key]++
 			}
 		case now-int64(since) > int64(b.options.ExpireS*1e9):
 			if atomic.CompareAndSwapUint64(&e.Request, request, 0) {
 				b.expire++
 			}
 		case issued != 0:
-			found[countKey{uint32(e.Device), uint32(e.Op)}]++
+			inFlight[key]++
 		}
 	}
-	b.suspects = ended
-	return found, nil
+	b.suspects = suspects
+	return inFlight, ended, nil
 }
 
 // ended are the entries whose request is not in flight, as the kernel has it.
@@ -257,38 +378,39 @@ func (b *Block) ended() (map[bpf.BlockEndedEntry]bool, error) {
 	return out, err
 }
 
-// operation is what the device did of an operation since the last snapshot.
-func (b *Block) operation(d tableDevice, op uint32) (*OperationCounts, error) {
-	table := b.program.collection.Maps[bpf.BlockMapCounts]
+// total is what the device did of an operation since the start, on all cores.
+func (b *Block) total(key countKey) (bpf.BlockRequestCounts, error) {
 	var each []bpf.BlockRequestCounts
-	if err := table.Lookup(d.slot*uint32(len(Operations))+op, &each); err != nil {
-		return nil, explain(err)
+	at := key.device*uint32(len(Operations)) + key.op
+	if err := b.program.collection.Maps[bpf.BlockMapCounts].Lookup(at, &each); err != nil {
+		return bpf.BlockRequestCounts{}, explain(err)
 	}
-	key := countKey{d.slot, op}
-	before := b.before[key]
-	total := sum(each)
-	b.before[key] = total
-	c := difference(total, before)
-	return &OperationCounts{
-		Device: d.Device, Operation: Operations[op],
+	return sum(each), nil
+}
+
+func operation(d Device, op uint32, c bpf.BlockRequestCounts) OperationCounts {
+	return OperationCounts{
+		Device: d, Operation: Operations[op],
 		Completed: c.Completed, Bytes: c.Bytes, Errors: c.Errors, Requeues: c.Requeues,
 		Merges: c.Merges, WasQueued: c.WasQueued, LatencyNS: c.LatencyNs, QueuedNS: c.QueuedNs,
 		Latency: buckets(c.Latency[:]), Queue: buckets(c.Queued[:]), Size: buckets(c.Size[:]),
-	}, nil
+	}
 }
 
 // lost fills in what was lost since the last snapshot.
-func (b *Block) lost(out *Losses) error {
+func (b *Block) lost(totals map[countKey]bpf.BlockRequestCounts, out *Losses) error {
 	var each []bpf.BlockLossCounts
 	if err := b.program.collection.Maps[bpf.BlockMapLosses].Lookup(uint32(0), &each); err != nil {
 		return explain(err)
 	}
-	total := Losses{Expired: b.expire, UnseenEnd: b.unseen}
+	total := Losses{Expired: b.expire}
 	for _, one := range each {
-		total.NoRoom += one.NoRoom
 		total.NoDevice += one.NoDevice
-		total.UnseenEnd += one.UnseenEnd
-		total.UnseenStart += one.UnseenStart
+	}
+	for key, c := range totals {
+		total.NoRoom += c.NoRoom
+		total.UnseenStart += c.UnseenStart
+		total.UnseenEnd += c.UnseenEnd + b.unseen[key]
 	}
 	missed, err := b.program.missed()
 	if err != nil {

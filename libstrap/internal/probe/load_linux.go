@@ -56,8 +56,10 @@ func start(spec *ebpf.CollectionSpec, first ...string) (*loaded, error) {
 		return nil, err
 	}
 	l := &loaded{collection: collection}
-	names := slices.Collect(maps.Keys(spec.Programs))
-	slices.SortFunc(names, func(a, b string) int {
+	// In the order of their names: those at a request's end come before those at its start, so
+	// that none that is followed ends unseen.
+	names := slices.Sorted(maps.Keys(spec.Programs))
+	slices.SortStableFunc(names, func(a, b string) int {
 		return slices.Index(first, b) - slices.Index(first, a)
 	})
 	for _, name := range names {

@@ -97,11 +97,25 @@ type OperationCounts struct {
 	Size      []Bucket `json:"size_histogram"`    // bytes
 }
 
+// DiskCounts are the requests of one device and operation that completed in the interval by
+// /proc/diskstats, beside those that were followed.
+type DiskCounts struct {
+	Device
+	Operation string `json:"operation"` // read, write, flush or discard
+	Completed uint64 `json:"completed"` // by /proc/diskstats
+	Bytes     uint64 `json:"bytes"`     // by /proc/diskstats
+	Followed  uint64 `json:"followed"`
+	Lost      uint64 `json:"lost"`
+	// Difference is what is left: completed, but neither followed nor lost, nor so few that
+	// they could have completed while the snapshot was taken.
+	Difference int64 `json:"difference"`
+}
+
 // Losses are the requests of the interval that were not followed, or not to their end.
 type Losses struct {
 	NoRoom      uint64 `json:"no_room"`      // more under way than BlockOptions.Requests
 	NoDevice    uint64 `json:"no_device"`    // more devices than there is room for
-	UnseenStart uint64 `json:"unseen_start"` // completed, but issued before the start
+	UnseenStart uint64 `json:"unseen_start"` // completed, but was not followed
 	UnseenEnd   uint64 `json:"unseen_end"`   // their completion was not seen
 	Expired     uint64 `json:"expired"`      // under way for longer than BlockOptions.ExpireS
 	Missed      uint64 `json:"missed"`       // events that interrupted the handling of another
@@ -124,5 +138,6 @@ type BlockSnapshot struct {
 	LatencyHistogram []DeviceHistogram `json:"latency_histogram"`
 	InFlight         []DeviceCount     `json:"inflight"`
 	Operations       []OperationCounts `json:"operations"`
+	Diskstats        []DiskCounts      `json:"diskstats,omitzero"`
 	Losses           Losses            `json:"losses"`
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import Any
 
 from .probe import KernelProbe
 
@@ -19,17 +21,32 @@ class BlockProbe(KernelProbe):
             print(probe.snapshot()["operations"])
 
     A snapshot has ``latency_histogram`` and ``inflight`` by device, ``operations`` by device and
-    operation, and ``losses``.
+    operation, ``diskstats`` to compare with (not with ``process`` or ``cgroup``), and ``losses``.
 
     Args:
-        devices: names of whole disks, as in /proc/partitions; all by default.
+        devices: disks or partitions, by the kernel's names or by paths; all disks by default.
+        process: id of the process whose threads issue the requests, as /proc shows it here. What
+            it leaves to the page cache to write is issued by threads of the kernel.
+        cgroup: directory of the cgroup that the requests are of, or one below it. With the
+            controller for I/O, write-back counts for the cgroup that it is accounted to.
         requests: how many can be followed at a time, a power of two.
         expire_s: seconds after which a request that has not completed is given up, counted.
     """
 
     def __init__(
-        self, devices: Sequence[str] = (), *, requests: int = 8192, expire_s: float = 600.0
+        self,
+        devices: Sequence[str] = (),
+        *,
+        process: int | None = None,
+        cgroup: str | os.PathLike[str] | None = None,
+        requests: int = 8192,
+        expire_s: float = 600.0,
     ) -> None:
-        super().__init__(
-            "block", {"devices": list(devices), "requests": requests, "expire_s": expire_s}
-        )
+        options: dict[str, Any] = {
+            "devices": list(devices),
+            "process": process,
+            "cgroup": None if cgroup is None else os.fspath(cgroup),
+            "requests": requests,
+            "expire_s": expire_s,
+        }
+        super().__init__("block", options)

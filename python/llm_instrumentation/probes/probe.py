@@ -30,7 +30,7 @@ class KernelProbe:
 
         Raises:
             InvalidArgumentError: an option, by name.
-            NotFoundError: there is no such device or process.
+            NotFoundError: there is no such device, process or cgroup.
             StrapPermissionError: this user may not load programs; the message says who may.
             UnsupportedError: the kernel cannot run them; the message says what it lacks.
         """
