@@ -70,9 +70,7 @@ enum { ALL_CGROUPS, BY_TASK, BY_BIO };
 /* Set by user space before the programs are loaded. */
 const volatile __u32 request_mask = 8191; /* entries of `requests` - 1 */
 const volatile __u32 only_devices;        /* those in `wanted` alone: whole disks, or partitions too */
-const volatile __u32 only_process;        /* its number in the PID namespace below; 0: all */
-const volatile __u64 pid_namespace_device;
-const volatile __u64 pid_namespace_inode;
+const volatile __u32 only_process;        /* as the kernel numbers it; 0: all */
 const volatile __u32 only_cgroup; /* and those in it: of the task that issues, or of the bio */
 const volatile __u64 cgroup_id;
 
@@ -210,11 +208,7 @@ static __always_inline int device_of(struct request *rq) {
 
 /* Whether the task that runs now is of the process. */
 static __always_inline int of_process(void) {
-  struct bpf_pidns_info task = {};
-  if (bpf_get_ns_current_pid_tgid(pid_namespace_device, pid_namespace_inode, &task, sizeof task)) {
-    return 0;
-  }
-  return task.tgid == only_process;
+  return bpf_get_current_pid_tgid() >> 32 == only_process;
 }
 
 /* Whether the request is of the cgroup, or of one below it. */

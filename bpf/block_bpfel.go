@@ -66,26 +66,24 @@ type BlockRequestEntry struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	BlockMapCgroup             = "cgroup"
-	BlockMapCounts             = "counts"
-	BlockMapDevices            = "devices"
-	BlockMapLosses             = "losses"
-	BlockMapRequests           = "requests"
-	BlockMapWanted             = "wanted"
-	BlockProgComplete          = "complete"
-	BlockProgInsert            = "insert"
-	BlockProgIssue             = "issue"
-	BlockProgListEnded         = "list_ended"
-	BlockProgMerge             = "merge"
-	BlockProgRequeue           = "requeue"
-	BlockVarCgroupId           = "cgroup_id"
-	BlockVarEndedEntryType     = "ended_entry_type"
-	BlockVarOnlyCgroup         = "only_cgroup"
-	BlockVarOnlyDevices        = "only_devices"
-	BlockVarOnlyProcess        = "only_process"
-	BlockVarPidNamespaceDevice = "pid_namespace_device"
-	BlockVarPidNamespaceInode  = "pid_namespace_inode"
-	BlockVarRequestMask        = "request_mask"
+	BlockMapCgroup         = "cgroup"
+	BlockMapCounts         = "counts"
+	BlockMapDevices        = "devices"
+	BlockMapLosses         = "losses"
+	BlockMapRequests       = "requests"
+	BlockMapWanted         = "wanted"
+	BlockProgComplete      = "complete"
+	BlockProgInsert        = "insert"
+	BlockProgIssue         = "issue"
+	BlockProgListEnded     = "list_ended"
+	BlockProgMerge         = "merge"
+	BlockProgRequeue       = "requeue"
+	BlockVarCgroupId       = "cgroup_id"
+	BlockVarEndedEntryType = "ended_entry_type"
+	BlockVarOnlyCgroup     = "only_cgroup"
+	BlockVarOnlyDevices    = "only_devices"
+	BlockVarOnlyProcess    = "only_process"
+	BlockVarRequestMask    = "request_mask"
 )
 
 // LoadBlock returns the embedded CollectionSpec for Block.
@@ -154,14 +152,12 @@ type BlockMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type BlockVariableSpecs struct {
-	CgroupId           *ebpf.VariableSpec `ebpf:"cgroup_id"`
-	EndedEntryType     *ebpf.VariableSpec `ebpf:"ended_entry_type"`
-	OnlyCgroup         *ebpf.VariableSpec `ebpf:"only_cgroup"`
-	OnlyDevices        *ebpf.VariableSpec `ebpf:"only_devices"`
-	OnlyProcess        *ebpf.VariableSpec `ebpf:"only_process"`
-	PidNamespaceDevice *ebpf.VariableSpec `ebpf:"pid_namespace_device"`
-	PidNamespaceInode  *ebpf.VariableSpec `ebpf:"pid_namespace_inode"`
-	RequestMask        *ebpf.VariableSpec `ebpf:"request_mask"`
+	CgroupId       *ebpf.VariableSpec `ebpf:"cgroup_id"`
+	EndedEntryType *ebpf.VariableSpec `ebpf:"ended_entry_type"`
+	OnlyCgroup     *ebpf.VariableSpec `ebpf:"only_cgroup"`
+	OnlyDevices    *ebpf.VariableSpec `ebpf:"only_devices"`
+	OnlyProcess    *ebpf.VariableSpec `ebpf:"only_process"`
+	RequestMask    *ebpf.VariableSpec `ebpf:"request_mask"`
 }
 
 // BlockObjects contains all objects after they have been loaded into the kernel.
@@ -207,14 +203,12 @@ func (m *BlockMaps) Close() error {
 //
 // It can be passed to LoadBlockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type BlockVariables struct {
-	CgroupId           *ebpf.Variable `ebpf:"cgroup_id"`
-	EndedEntryType     *ebpf.Variable `ebpf:"ended_entry_type"`
-	OnlyCgroup         *ebpf.Variable `ebpf:"only_cgroup"`
-	OnlyDevices        *ebpf.Variable `ebpf:"only_devices"`
-	OnlyProcess        *ebpf.Variable `ebpf:"only_process"`
-	PidNamespaceDevice *ebpf.Variable `ebpf:"pid_namespace_device"`
-	PidNamespaceInode  *ebpf.Variable `ebpf:"pid_namespace_inode"`
-	RequestMask        *ebpf.Variable `ebpf:"request_mask"`
+	CgroupId       *ebpf.Variable `ebpf:"cgroup_id"`
+	EndedEntryType *ebpf.Variable `ebpf:"ended_entry_type"`
+	OnlyCgroup     *ebpf.Variable `ebpf:"only_cgroup"`
+	OnlyDevices    *ebpf.Variable `ebpf:"only_devices"`
+	OnlyProcess    *ebpf.Variable `ebpf:"only_process"`
+	RequestMask    *ebpf.Variable `ebpf:"request_mask"`
 }
 
 // BlockPrograms contains all programs after they have been loaded into the kernel.

@@ -16,24 +16,22 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	BlockRawMapCgroup             = "cgroup"
-	BlockRawMapCounts             = "counts"
-	BlockRawMapDevices            = "devices"
-	BlockRawMapLosses             = "losses"
-	BlockRawMapRequests           = "requests"
-	BlockRawMapWanted             = "wanted"
-	BlockRawProgComplete          = "complete"
-	BlockRawProgInsert            = "insert"
-	BlockRawProgIssue             = "issue"
-	BlockRawProgMerge             = "merge"
-	BlockRawProgRequeue           = "requeue"
-	BlockRawVarCgroupId           = "cgroup_id"
-	BlockRawVarOnlyCgroup         = "only_cgroup"
-	BlockRawVarOnlyDevices        = "only_devices"
-	BlockRawVarOnlyProcess        = "only_process"
-	BlockRawVarPidNamespaceDevice = "pid_namespace_device"
-	BlockRawVarPidNamespaceInode  = "pid_namespace_inode"
-	BlockRawVarRequestMask        = "request_mask"
+	BlockRawMapCgroup      = "cgroup"
+	BlockRawMapCounts      = "counts"
+	BlockRawMapDevices     = "devices"
+	BlockRawMapLosses      = "losses"
+	BlockRawMapRequests    = "requests"
+	BlockRawMapWanted      = "wanted"
+	BlockRawProgComplete   = "complete"
+	BlockRawProgInsert     = "insert"
+	BlockRawProgIssue      = "issue"
+	BlockRawProgMerge      = "merge"
+	BlockRawProgRequeue    = "requeue"
+	BlockRawVarCgroupId    = "cgroup_id"
+	BlockRawVarOnlyCgroup  = "only_cgroup"
+	BlockRawVarOnlyDevices = "only_devices"
+	BlockRawVarOnlyProcess = "only_process"
+	BlockRawVarRequestMask = "request_mask"
 )
 
 // LoadBlockRaw returns the embedded CollectionSpec for BlockRaw.
@@ -101,13 +99,11 @@ type BlockRawMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type BlockRawVariableSpecs struct {
-	CgroupId           *ebpf.VariableSpec `ebpf:"cgroup_id"`
-	OnlyCgroup         *ebpf.VariableSpec `ebpf:"only_cgroup"`
-	OnlyDevices        *ebpf.VariableSpec `ebpf:"only_devices"`
-	OnlyProcess        *ebpf.VariableSpec `ebpf:"only_process"`
-	PidNamespaceDevice *ebpf.VariableSpec `ebpf:"pid_namespace_device"`
-	PidNamespaceInode  *ebpf.VariableSpec `ebpf:"pid_namespace_inode"`
-	RequestMask        *ebpf.VariableSpec `ebpf:"request_mask"`
+	CgroupId    *ebpf.VariableSpec `ebpf:"cgroup_id"`
+	OnlyCgroup  *ebpf.VariableSpec `ebpf:"only_cgroup"`
+	OnlyDevices *ebpf.VariableSpec `ebpf:"only_devices"`
+	OnlyProcess *ebpf.VariableSpec `ebpf:"only_process"`
+	RequestMask *ebpf.VariableSpec `ebpf:"request_mask"`
 }
 
 // BlockRawObjects contains all objects after they have been loaded into the kernel.
@@ -153,13 +149,11 @@ func (m *BlockRawMaps) Close() error {
 //
 // It can be passed to LoadBlockRawObjects or ebpf.CollectionSpec.LoadAndAssign.
 type BlockRawVariables struct {
-	CgroupId           *ebpf.Variable `ebpf:"cgroup_id"`
-	OnlyCgroup         *ebpf.Variable `ebpf:"only_cgroup"`
-	OnlyDevices        *ebpf.Variable `ebpf:"only_devices"`
-	OnlyProcess        *ebpf.Variable `ebpf:"only_process"`
-	PidNamespaceDevice *ebpf.Variable `ebpf:"pid_namespace_device"`
-	PidNamespaceInode  *ebpf.Variable `ebpf:"pid_namespace_inode"`
-	RequestMask        *ebpf.Variable `ebpf:"request_mask"`
+	CgroupId    *ebpf.Variable `ebpf:"cgroup_id"`
+	OnlyCgroup  *ebpf.Variable `ebpf:"only_cgroup"`
+	OnlyDevices *ebpf.Variable `ebpf:"only_devices"`
+	OnlyProcess *ebpf.Variable `ebpf:"only_process"`
+	RequestMask *ebpf.Variable `ebpf:"request_mask"`
 }
 
 // BlockRawPrograms contains all programs after they have been loaded into the kernel.

@@ -26,12 +26,6 @@ enum { BPF_F_NO_PREALLOC = 1 << 0, BPF_F_USER_STACK = 1 << 8, BPF_F_MMAPABLE = 1
 enum { BPF_NOEXIST = 1 };
 enum { BPF_LOCAL_STORAGE_GET_F_CREATE = 1 << 0 };
 
-/* Of bpf_get_ns_current_pid_tgid. */
-struct bpf_pidns_info {
-  __u32 pid;
-  __u32 tgid;
-};
-
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,21 +20,42 @@ type kind struct {
 	name      string
 	collector string // of probe.Start
 	what      string
+	needs     string // a flag that must be given; "": none
 	// options adds the flags of the kind, and returns what they fill in: its options.
 	options func(*flag.FlagSet) any
 }
 
 var kinds = []kind{
-	{"block", "block", "requests to block devices: latency, size, what is in flight", func(f *flag.FlagSet) any {
+	{"block", "block", "requests to block devices: latency, size, what is in flight", "", func(f *flag.FlagSet) any {
 		o := &probe.BlockOptions{}
 		f.Func("device", "whole `disk` to follow; may be given again (default: all)", func(name string) error {
 			o.Devices = append(o.Devices, name)
 			return nil
 		})
+		f.Func("pid", "only requests of this `process`", func(text string) error {
+			number, err := strconv.Atoi(text)
+			o.PID = &number
+			return err
+		})
+		f.Func("cgroup", "only requests of the cgroup with this `path`, and those below", func(path string) error {
+			o.Cgroup = &path
+			return nil
+		})
 		return o
 	}},
-	{"system", "system", "processes and pressure: time on and off the cores, page faults", func(*flag.FlagSet) any {
+	{"system", "system", "processes and pressure: time on and off the cores, page faults", "", func(*flag.FlagSet) any {
 		return &probe.SystemOptions{}
+	}},
+	{"syscalls", "syscalls", "system calls of one process: counts, errors, latency", "pid", func(f *flag.FlagSet) any {
+		o := &probe.SyscallsOptions{}
+		f.IntVar(&o.PID, "pid", 0, "`process` to follow")
+		return o
+	}},
+	{"off-cpu", "off_cpu", "waits of one process for a core, by reason", "pid", func(f *flag.FlagSet) any {
+		o := &probe.OffCPUOptions{}
+		f.IntVar(&o.PID, "pid", 0, "`process` to follow")
+		f.BoolVar(&o.Stacks, "stacks", false, "tell where it waits, which costs more")
+		return o
 	}},
 }
 
@@ -63,6 +85,9 @@ func (k kind) parse(arguments []string, out io.Writer) (*given, error) {
 	if err := parse(f, arguments, out); err != nil {
 		return nil, err
 	}
+	if k.needs != "" && !isGiven(f, k.needs) {
+		return nil, status.New(status.InvalidArgument, "%s needs --%s; %s --help lists the flags", k.name, k.needs, f.Name())
+	}
 	g.interval = time.Duration(*interval * float64(time.Second))
 	if !(*interval > 0 && *interval < 1e9) || g.interval <= 0 { // NaN is neither
 		return nil, status.New(status.InvalidArgument, "--interval %v: give seconds above 0 and below 10^9", *interval)
@@ -79,6 +104,11 @@ func (k kind) parse(arguments []string, out io.Writer) (*given, error) {
 		return nil, status.Wrap(status.Internal, err, "the options are no JSON")
 	}
 	return g, nil
+}
+
+func isGiven(f *flag.FlagSet, name string) (is bool) {
+	f.Visit(func(one *flag.Flag) { is = is || one.Name == name })
+	return is
 }
 
 // parse reads flags, of which none is left over. Help goes to out, with flag.ErrHelp.
@@ -104,7 +134,7 @@ func parse(f *flag.FlagSet, arguments []string, out io.Writer) error {
 func describe(f *flag.FlagSet, out io.Writer) {
 	f.VisitAll(func(one *flag.Flag) {
 		value, usage := flag.UnquoteUsage(one)
-		if one.DefValue != "" && one.DefValue != "false" {
+		if one.DefValue != "" && one.DefValue != "0" && one.DefValue != "false" {
 			usage += " (default: " + one.DefValue + ")"
 		}
 		fmt.Fprintf(out, "  %-20s %s\n", strings.TrimSpace("--"+one.Name+" "+strings.ToUpper(value)), usage)

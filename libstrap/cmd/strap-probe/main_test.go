@@ -90,6 +90,10 @@ func TestFlags(t *testing.T) {
 		"--listen 9435 --no-output":    {options: []byte(options), interval: 5 * time.Second, listen: "9435", print: true, flushEvery: 12},
 		"--interval 9 --interval=0.25": {options: []byte(options), interval: 250 * time.Millisecond, print: true, flushEvery: 12},
 		"--fsync --flush-every 1":      {options: []byte(options), interval: 5 * time.Second, print: true, flushEvery: 1, fsync: true},
+		"--pid 3 --pid 4 --cgroup a --cgroup b": {
+			options:  []byte(`{"pid":4,"cgroup":"b"}`),
+			interval: 5 * time.Second, print: true, flushEvery: 12,
+		},
 		"--device a --device b": {
 			options:  []byte(strings.Replace(options, "null", `["a","b"]`, 1)),
 			interval: 5 * time.Second, print: true, flushEvery: 12,
@@ -150,7 +154,10 @@ func TestBadArgumentsAreOneLineAndACode(t *testing.T) {
 		{"block --interval soon", 2, `"soon" for flag --interval`},
 		{"block --sometimes", 2, "strap-probe block --help lists the flags"},
 		{"block sda", 2, `"sda" is no flag`},
+		{"block --pid me", 2, `"me" for flag --pid`},
 		{"system --device sda", 2, "--device"},
+		{"syscalls", 2, "syscalls needs --pid"},
+		{"off-cpu --pid me", 2, `"me" for flag --pid`},
 		{"check --yaml", 2, "strap-probe check --help"},
 		{"block --flush-every 0", 2, "--flush-every 0: give 1 or more"},
 		{"block --listen nowhere", 2, "--listen"},
@@ -224,6 +231,30 @@ func TestFailingCollectorEndsIt(t *testing.T) {
 	gone := status.New(status.NotFound, "process 1 has ended")
 	if err := loop(&collector{fails: gone}, &outputs{}, controls{ticks: ticks}); err != gone || exitCode(err) != 5 {
 		t.Error(err)
+	}
+}
+
+// A process that ends while it is watched ends the watching, without an error.
+func TestEndsWithItsProcess(t *testing.T) {
+	works(t, "syscalls")
+	works(t, "off_cpu")
+	for _, kind := range []string{"syscalls", "off-cpu"} {
+		watched := exec.Command("sleep", "1")
+		if err := watched.Start(); err != nil {
+			t.Fatal(err)
+		}
+		c := program(os.Args[0], kind, "--pid", fmt.Sprint(watched.Process.Pid), "--interval", "0.1")
+		var out, complaint bytes.Buffer
+		c.Stdout, c.Stderr = &out, &complaint
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		watched.Wait()
+		if err := c.Wait(); err != nil && c.ProcessState.ExitCode() != 5 { // it had ended before
+			t.Errorf("%s: %v: %s", kind, err, complaint.String())
+		} else if err == nil && !strings.Contains(out.String(), `"ended":true`) {
+			t.Errorf("%s: %s", kind, out.String())
+		}
 	}
 }
 

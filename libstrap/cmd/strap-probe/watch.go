@@ -76,6 +76,11 @@ func loop(collector probe.Collector, to *outputs, c controls) error {
 		if err := to.write(snapshot); err != nil {
 			return err
 		}
+		// Of a process that has ended there is nothing more to tell.
+		if of, ok := snapshot.(interface{ HasEnded() bool }); ok && of.HasEnded() {
+			report("the process has ended")
+			stopped = true
+		}
 	}
 	return nil
 }

@@ -23,8 +23,9 @@ type BlockOptions struct {
 	// Devices by name, as in /proc/partitions, or by path: whole disks, or partitions, of
 	// which then only their own requests are followed. None: all whole disks.
 	Devices []string `json:"devices"`
-	// Process that issues the requests, as /proc shows it: all its threads. nil: all.
-	Process *int `json:"process"`
+	// PID of the process whose threads issue the requests, in the PID namespace of this
+	// process; 0: this process, nil: all.
+	PID *int `json:"pid"`
 	// Cgroup that the requests are of, or one below it: the path of its directory. nil: all.
 	Cgroup *string `json:"cgroup"`
 	// Requests that can be followed at a time, a power of two; 0: 8192.
@@ -84,7 +85,7 @@ func StartBlock(o BlockOptions) (*Block, error) {
 	if err != nil {
 		return nil, err
 	}
-	process, err := findProcess(o.Process)
+	process, err := kernelNumber(o.PID)
 	if err != nil {
 		return nil, err
 	}
@@ -98,9 +99,7 @@ func StartBlock(o BlockOptions) (*Block, error) {
 		return errors.Join(
 			spec.Variables[bpf.BlockVarRequestMask].Set(uint32(o.Requests-1)),
 			spec.Variables[bpf.BlockVarOnlyDevices].Set(devices.only()),
-			spec.Variables[bpf.BlockVarOnlyProcess].Set(process.number),
-			spec.Variables[bpf.BlockVarPidNamespaceDevice].Set(process.device),
-			spec.Variables[bpf.BlockVarPidNamespaceInode].Set(process.inode),
+			spec.Variables[bpf.BlockVarOnlyProcess].Set(process),
 			spec.Variables[bpf.BlockVarOnlyCgroup].Set(group.by),
 			spec.Variables[bpf.BlockVarCgroupId].Set(group.id),
 		)
@@ -140,7 +139,7 @@ func (b *Block) begin(devices wantedDevices, group cgroup) error {
 	}
 	b.memory = memory
 	b.entries = unsafe.Slice((*bpf.BlockRequestEntry)(unsafe.Pointer(unsafe.SliceData(memory))), b.options.Requests)
-	if b.options.Process != nil || b.options.Cgroup != nil {
+	if b.options.PID != nil || b.options.Cgroup != nil {
 		return nil // /proc/diskstats has the requests of all
 	}
 	if _, err := os.Stat(system.diskstats()); err != nil {

@@ -43,6 +43,8 @@ func (r *Report) Works(kind string) bool {
 var checked = []struct{ kind, options string }{
 	{"block", ""},
 	{"system", ""},
+	{"syscalls", ""}, // of this process
+	{"off_cpu", ""},
 }
 
 // Check looks at the machine, and starts each collector for a moment. It changes nothing.

@@ -2,12 +2,10 @@ package probe
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -15,53 +13,17 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// process is one as the kernel finds it: by its number in its own PID namespace.
-type process struct {
-	number        uint32 // 0: none
-	device, inode uint64 // of the namespace
-}
-
-// findProcess looks a process up in /proc, by its number there.
-func findProcess(given *int) (process, error) {
-	if given == nil {
-		return process{}, nil
+// kernelNumber is what the kernel numbers a process by; 0: none is given.
+func kernelNumber(pid *int) (uint32, error) {
+	if pid == nil {
+		return 0, nil
 	}
-	pid := *given
-	if pid <= 0 {
-		return process{}, status.New(status.InvalidArgument, "process = %d: give the number of a process", pid)
-	}
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return process{}, status.New(status.NotFound, "there is no process %d", pid)
-	}
+	p, err := openProcess(*pid)
 	if err != nil {
-		return process{}, status.Wrap(status.Permission, err, "process %d cannot be looked at", pid)
+		return 0, err
 	}
-	// The numbers in each namespace, from that of /proc inwards; kernels without namespaces
-	// leave them out.
-	own := strconv.Itoa(pid)
-	for line := range strings.Lines(string(text)) {
-		switch words := strings.Fields(line); {
-		case len(words) > 1 && words[0] == "Tgid:" && words[1] != own:
-			return process{}, status.New(status.InvalidArgument, "process = %d: this is a thread, of process %s", pid, words[1])
-		case len(words) > 1 && words[0] == "NStgid:":
-			own = words[len(words)-1]
-		}
-	}
-	number, err := strconv.ParseUint(own, 10, 32)
-	if err != nil {
-		return process{}, status.Wrap(status.Internal, err, "the status of process %d", pid)
-	}
-	var namespace unix.Stat_t
-	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid), &namespace); err != nil {
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-			return process{}, status.New(status.NotFound, "process %d has ended", pid)
-		}
-		return process{}, status.Wrap(status.Permission, err, "the PID namespace of process %d cannot be looked at", pid)
-	}
-	// The kernel's own numbers of devices have 20 bits for the minor.
-	device := uint64(unix.Major(namespace.Dev))<<20 | uint64(unix.Minor(namespace.Dev))
-	return process{uint32(number), device, namespace.Ino}, nil
+	defer p.close()
+	return uint32(p.kernel), nil
 }
 
 // How the programs tell the cgroup of a request.

@@ -97,7 +97,7 @@ func TestBlockFollowsAProcess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path, device := loopDevice(t, size)
 			one, other := newReader(t, path, 200, flags), newReader(t, path, 300, 0)
-			b := started(t, BlockOptions{Devices: []string{device}, Process: pointer(one.Process.Pid)})
+			b := started(t, BlockOptions{Devices: []string{device}, PID: pointer(one.Process.Pid)})
 			readAll(t, one, other)
 			expectReads(t, b, 200)
 		})
@@ -173,9 +173,9 @@ func TestProcessesAndCgroupsThatCannotBe(t *testing.T) {
 		code    status.Code
 		says    string
 	}{
-		{BlockOptions{Process: pointer(-5)}, status.InvalidArgument, "process = -5"},
-		{BlockOptions{Process: pointer(1 << 30)}, status.NotFound, "no process 1073741824"},
-		{BlockOptions{Process: pointer(thread)}, status.InvalidArgument, fmt.Sprintf("%d: this is a thread, of process %d", thread, os.Getpid())},
+		{BlockOptions{PID: pointer(-5)}, status.InvalidArgument, "pid = -5"},
+		{BlockOptions{PID: pointer(1 << 30)}, status.NotFound, "no process 1073741824"},
+		{BlockOptions{PID: pointer(thread)}, status.NotFound, fmt.Sprintf("no process %d", thread)},
 		{BlockOptions{Cgroup: pointer("/nosuch")}, status.NotFound, `"/nosuch"`},
 		{BlockOptions{Cgroup: pointer(file)}, status.InvalidArgument, "directory of cgroup v2"},
 		{BlockOptions{Cgroup: pointer("/proc")}, status.InvalidArgument, "directory of cgroup v2"},

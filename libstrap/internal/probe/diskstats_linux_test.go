@@ -127,8 +127,8 @@ func TestDiskstatsOfAFile(t *testing.T) {
 	}
 }
 
-// reads are the counts of a device that has completed so many.
-func reads(n uint64) map[uint64]diskCounts {
+// hasRead are the counts of a device that has completed so many.
+func hasRead(n uint64) map[uint64]diskCounts {
 	return map[uint64]diskCounts{1: {name: "disk", requests: [4]uint64{n}}}
 }
 
@@ -154,7 +154,7 @@ func TestReconciling(t *testing.T) {
 			for i, s := range steps {
 				tallies := map[diskKey]tally{{1, 0}: {s.followed, s.lost, s.ended}}
 				got := int64(0)
-				for _, row := range r.next(reads(s.early), reads(s.late), tallies) {
+				for _, row := range r.next(hasRead(s.early), hasRead(s.late), tallies) {
 					got += row.Difference
 				}
 				if got != s.difference {
@@ -164,8 +164,8 @@ func TestReconciling(t *testing.T) {
 		})
 	}
 	r := newReconciler(false)
-	r.next(reads(7), reads(7), map[diskKey]tally{{1, 0}: {}})
-	fresh := map[uint64]diskCounts{1: reads(7)[1], 2: {name: "new", requests: [4]uint64{5}}}
+	r.next(hasRead(7), hasRead(7), map[diskKey]tally{{1, 0}: {}})
+	fresh := map[uint64]diskCounts{1: hasRead(7)[1], 2: {name: "new", requests: [4]uint64{5}}}
 	rows := r.next(fresh, fresh, map[diskKey]tally{{2, 0}: {followed: 4}})
 	if len(rows) != 1 || rows[0].Completed != 5 || rows[0].Difference != 1 || rows[0].Name != "new" {
 		t.Errorf("a new device: %+v", rows)

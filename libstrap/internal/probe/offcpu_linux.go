@@ -84,6 +84,9 @@ type OffCPUSnapshot struct {
 	Losses   OffCPULosses   `json:"losses"`
 }
 
+// HasEnded says that the process has.
+func (s *OffCPUSnapshot) HasEnded() bool { return s.Ended }
+
 // OffCPU follows the waits of one process's threads for a core.
 type OffCPU struct {
 	process *process

@@ -68,6 +68,9 @@ type SyscallsSnapshot struct {
 	Losses   SyscallLosses     `json:"losses"`
 }
 
+// HasEnded says that the process has.
+func (s *SyscallsSnapshot) HasEnded() bool { return s.Ended }
+
 // Syscalls follows the system calls of one process.
 type Syscalls struct {
 	process *process

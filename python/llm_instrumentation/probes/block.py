@@ -21,12 +21,12 @@ class BlockProbe(KernelProbe):
             print(probe.snapshot()["operations"])
 
     A snapshot has ``latency_histogram`` and ``inflight`` by device, ``operations`` by device and
-    operation, ``diskstats`` to compare with (not with ``process`` or ``cgroup``), and ``losses``.
+    operation, ``diskstats`` to compare with (not with ``pid`` or ``cgroup``), and ``losses``.
 
     Args:
         devices: disks or partitions, by the kernel's names or by paths; all disks by default.
-        process: id of the process whose threads issue the requests, as /proc shows it here. What
-            it leaves to the page cache to write is issued by threads of the kernel.
+        pid: of the process whose threads issue the requests; 0 is this one, None all. What it
+            leaves to the page cache to write is issued by threads of the kernel.
         cgroup: directory of the cgroup that the requests are of, or one below it. With the
             controller for I/O, write-back counts for the cgroup that it is accounted to.
         requests: how many can be followed at a time, a power of two.
@@ -37,14 +37,14 @@ class BlockProbe(KernelProbe):
         self,
         devices: Sequence[str] = (),
         *,
-        process: int | None = None,
+        pid: int | None = None,
         cgroup: str | os.PathLike[str] | None = None,
         requests: int = 8192,
         expire_s: float = 600.0,
     ) -> None:
         options: dict[str, Any] = {
             "devices": list(devices),
-            "process": process,
+            "pid": pid,
             "cgroup": None if cgroup is None else os.fspath(cgroup),
             "requests": requests,
             "expire_s": expire_s,

@@ -16,6 +16,8 @@ var (
 	blockErrors     = family("block_errors_total", "Requests that completed with an error.", "device", "operation")
 	requeues        = family("block_requeues_total", "Requests that were taken back from the device, to be issued again.", "device", "operation")
 	merges          = family("block_merges_total", "Queued requests that became part of others.", "device", "operation")
+	diskRequests    = family("block_diskstats_requests_total", "Requests that completed by /proc/diskstats.", "device", "operation")
+	diskDifference  = family("block_diskstats_difference", "Requests of the last interval that completed by /proc/diskstats, and were neither followed nor lost.", "device", "operation")
 	blockLosses     = family("block_losses_total", "Requests that were not followed, or not to their end.", "reason")
 )
 
@@ -56,10 +58,17 @@ type operationTotals struct {
 	inFlight, bytes, errors, requeues, merges uint64
 }
 
+// diskTotals are what /proc/diskstats tells, where all requests are followed.
+type diskTotals struct {
+	requests   uint64
+	difference int64
+}
+
 // block are the sums of BlockSnapshots. There are no more of them than the collector has
 // room for: 64 devices.
 type block struct {
 	operations map[operation]*operationTotals
+	disks      map[operation]*diskTotals
 	losses     losses
 }
 
@@ -82,6 +91,19 @@ func (b *block) add(s *probe.BlockSnapshot) {
 		t.requeues += one.Requeues
 		t.merges += one.Merges
 	}
+	for _, t := range b.disks {
+		t.difference = 0
+	}
+	for _, one := range s.Diskstats {
+		key := operation{strings.ToValidUTF8(one.Name, "\uFFFD"), one.Operation}
+		t := b.disks[key]
+		if t == nil {
+			t = &diskTotals{}
+			b.disks[key] = t
+		}
+		t.requests += one.Completed
+		t.difference += one.Difference
+	}
 	b.losses.add(s.Losses)
 }
 
@@ -96,6 +118,10 @@ func (b *block) collect(out chan<- prometheus.Metric) {
 		count(out, blockErrors, float64(t.errors), key.device, key.name)
 		count(out, requeues, float64(t.requeues), key.device, key.name)
 		count(out, merges, float64(t.merges), key.device, key.name)
+	}
+	for key, t := range b.disks {
+		count(out, diskRequests, float64(t.requests), key.device, key.name)
+		gauge(out, diskDifference, float64(t.difference), key.device, key.name)
 	}
 	b.losses.collect(out, blockLosses)
 }

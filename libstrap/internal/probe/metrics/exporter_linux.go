@@ -33,13 +33,17 @@ type Exporter struct {
 	last   time.Time
 	block  block
 	system system
+	calls  calls
+	waits  waits
 }
 
 // New returns an Exporter of nothing yet.
 func New() *Exporter {
 	return &Exporter{
-		block:  block{operations: map[operation]*operationTotals{}, losses: losses{}},
+		block:  block{operations: map[operation]*operationTotals{}, disks: map[operation]*diskTotals{}, losses: losses{}},
 		system: system{names: map[string]*processTotals{}, losses: losses{}},
+		calls:  calls{names: map[string]*callTotals{}, losses: losses{}},
+		waits:  waits{reasons: map[string]*waitTotals{}, losses: losses{}},
 	}
 }
 
@@ -54,6 +58,10 @@ func (e *Exporter) Add(snapshot any) {
 		e.block.add(s)
 	case *probe.SystemSnapshot:
 		e.system.add(s, e.last)
+	case *probe.SyscallsSnapshot:
+		e.calls.add(s)
+	case *probe.OffCPUSnapshot:
+		e.waits.add(s)
 	}
 }
 
@@ -74,6 +82,8 @@ func (e *Exporter) Collect(out chan<- prometheus.Metric) {
 	}
 	e.block.collect(out)
 	e.system.collect(out)
+	e.calls.collect(out)
+	e.waits.collect(out)
 }
 
 func count(out chan<- prometheus.Metric, desc *prometheus.Desc, value float64, labels ...string) {

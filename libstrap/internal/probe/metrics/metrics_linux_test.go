@@ -30,7 +30,8 @@ func reads(n uint64) *probe.BlockSnapshot {
 			Latency: []probe.Bucket{{Slot: 2, Count: n, Low: 4, High: 7}, {Slot: 25, Count: 1, Low: 1 << 25, High: 1<<26 - 1}},
 			Queue:   []probe.Bucket{{Slot: 0, Count: 1, Low: 0, High: 1}},
 		}},
-		Losses: probe.Losses{UnseenEnd: 2},
+		Diskstats: []probe.DiskCounts{{Device: sda, Operation: "read", Completed: n + 4, Difference: 3}},
+		Losses:    probe.Losses{UnseenEnd: 2},
 	}
 }
 
@@ -81,6 +82,8 @@ strap_snapshots_total 2
 		`strap_block_queue_duration_seconds_count{device="sda",operation="read"} 2`,
 		`strap_block_losses_total{reason="unseen_end"} 4`,
 		`strap_block_losses_total{reason="no_room"} 0`,
+		`strap_block_diskstats_requests_total{device="sda",operation="read"} 23`,
+		`strap_block_diskstats_difference{device="sda",operation="read"} 3`,
 	} {
 		if !strings.Contains(text, line+"\n") {
 			t.Errorf("%s is not in\n%s", line, text)
@@ -144,6 +147,32 @@ func TestNamesAreBounded(t *testing.T) {
 	}
 }
 
+func TestOneProcess(t *testing.T) {
+	e := New()
+	for range 2 {
+		e.Add(&probe.SyscallsSnapshot{Syscalls: []probe.SyscallCounts{{
+			Name: "fsync", Count: 3, Errors: 1, TotalNS: 15000, Latency: []probe.Bucket{{Slot: 2, Count: 3}},
+		}}})
+		e.Add(&probe.OffCPUSnapshot{Waits: []probe.WaitCounts{{
+			Reason: "io_wait", Count: 1, TotalNS: 5000, RunQueueNS: 1000,
+			Latency: []probe.Bucket{{Slot: 2, Count: 1}}, RunQueue: []probe.Bucket{{Slot: 0, Count: 1}},
+		}}})
+	}
+	text := scrape(t, e)
+	for _, line := range []string{
+		`strap_syscall_duration_seconds_count{syscall="fsync"} 6`,
+		`strap_syscall_errors_total{syscall="fsync"} 2`,
+		`strap_syscall_losses_total{reason="missed"} 0`,
+		`strap_off_cpu_duration_seconds_sum{reason="io_wait"} 1e-05`,
+		`strap_off_cpu_run_queue_duration_seconds_count{reason="io_wait"} 2`,
+		`strap_off_cpu_losses_total{reason="unseen_end"} 0`,
+	} {
+		if !strings.Contains(text, line+"\n") {
+			t.Errorf("%s is not in\n%s", line, text)
+		}
+	}
+}
+
 // Programs call themselves what they like, and Prometheus takes UTF-8 alone.
 func TestNamesThatAreNoText(t *testing.T) {
 	e := New()
@@ -157,6 +186,8 @@ func TestNamesOfTheField(t *testing.T) {
 	e := New()
 	e.Add(reads(1))
 	e.Add(processes(&probe.Process{Name: "fio"}))
+	e.Add(&probe.SyscallsSnapshot{})
+	e.Add(&probe.OffCPUSnapshot{})
 	problems, err := promlint.New(strings.NewReader(scrape(t, e))).Lint()
 	if err != nil {
 		t.Fatal(err)
