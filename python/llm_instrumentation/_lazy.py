@@ -18,6 +18,9 @@ def lazy(
         modules: where each name is defined, relative to the package.
     """
 
+    # Importing `package.name` sets `package.name` to the module, whatever stood there.
+    assert all(module != f".{name}" for name, module in modules.items()), modules
+
     def getattribute(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")

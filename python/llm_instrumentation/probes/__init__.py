@@ -22,7 +22,7 @@ _NAMES = {
     "SnapshotWriter": ".jsonl",
     "SyscallProbe": ".syscalls",
     "SystemProbe": ".system",
-    "collect": ".collect",
+    "collect": ".intervals",
     "export_snapshots": ".export",
     "folded_stacks": ".off_cpu",
     "plot_timeline": ".correlation",

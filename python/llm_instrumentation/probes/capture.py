@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .block import BlockProbe
-from .collect import collect
+from .intervals import collect
 from .disks import disk_of
 from .jsonl import SnapshotWriter
 from .probe import KernelProbe
