@@ -17,7 +17,6 @@ def lazy(
         package: its ``__name__``.
         modules: where each name is defined, relative to the package.
     """
-
     # Importing `package.name` sets `package.name` to the module, whatever stood there.
     assert all(module != f".{name}" for name, module in modules.items()), modules
 

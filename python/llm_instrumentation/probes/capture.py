@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .block import BlockProbe
-from .intervals import collect
 from .disks import disk_of
+from .intervals import collect
 from .jsonl import SnapshotWriter
 from .probe import KernelProbe
 from .system import SystemProbe
