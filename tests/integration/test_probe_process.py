@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -192,6 +194,20 @@ def test_stacks_of_waits(child):
     frames, microseconds = line.rsplit(" ", 1)
     assert frames.endswith(f"{longest['kernel'][0]}_[k]")
     assert int(microseconds) >= longest["total_ns"] // 1000
+
+
+def test_large_snapshot():
+    """Beyond the room that is given at first."""
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait, daemon=True) for _ in range(900)]
+    try:
+        with OffCpuProbe() as probe:
+            for thread in threads:
+                thread.start()
+            snapshot = eventually(probe, lambda s: len(s["inflight"]) >= len(threads))
+        assert len(json.dumps(snapshot)) > 1 << 16
+    finally:
+        done.set()
 
 
 def test_folded_stacks():

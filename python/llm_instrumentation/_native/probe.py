@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import InvalidArgumentError
 from .library import Error, c_string, check, library
 
 __all__ = ["Probe"]
@@ -43,9 +42,9 @@ class Probe:
             room = ctypes.create_string_buffer(self._room)
             needed, error = ctypes.c_size_t(), Error()
             status = self._lib.strap_probe_read(self._handle, room, len(room), needed, error)
-            if status == InvalidArgumentError.status and needed.value > len(room):
+            if needed.value > len(room):
                 self._room = 2 * needed.value
-                continue
+                continue  # the next call gives the same snapshot
             check(status, error)
             snapshot: dict[str, Any] = json.loads(room.value)
             return snapshot
