@@ -9,12 +9,12 @@
  * completed; what has completed is counted in `counts`, one copy for each CPU, which only
  * grows: user space takes differences, nothing is reset under a running program.
  */
-#include "kernel.h"
+#include "log2.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
 enum op { READ, WRITE, FLUSH, DISCARD, OTHER, OPS };
-enum { LOG2_SLOTS = 32, PROBES = 8, MAX_DEVICES = 64, MAX_CGROUP_DEPTH = 32 };
+enum { PROBES = 8, MAX_DEVICES = 64, MAX_CGROUP_DEPTH = 32 };
 
 /* Of a device, instead of its place. */
 enum { NOT_FOLLOWED = -1, NO_DEVICE = -2 };
@@ -252,17 +252,6 @@ static __always_inline struct request_counts *counts_at(__u32 device, __u8 op) {
 
 static __always_inline struct request_counts *counts_of(const struct request_entry *e) {
   return counts_at(e->device, e->op);
-}
-
-static __always_inline __u32 log2_of(__u64 value) {
-  __u32 slot = 0;
-  if (value >> 32) return LOG2_SLOTS - 1;
-  __u32 v = value;
-  if (v >> 16) slot += 16, v >>= 16;
-  if (v >> 8) slot += 8, v >>= 8;
-  if (v >> 4) slot += 4, v >>= 4;
-  if (v >> 2) slot += 2, v >>= 2;
-  return slot + (v >> 1);
 }
 
 /* Begins to follow a request, which is neither queued nor issued yet. */
