@@ -19,7 +19,8 @@ import pytest
 from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
 from llm_instrumentation.probes import BlockProbe, program, read_snapshots
 
-pytestmark = pytest.mark.integration
+# On a busy machine a start takes its time.
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 LINE = '{"timestamp": 1, "interval_s": 1, "latency_histogram": [], "inflight": []}\n'
 STRAP = [sys.executable, "-m", "llm_instrumentation.probes.cli"]
@@ -50,14 +51,14 @@ def test_probe_is_the_program(kernel, tmp_path):
     path = tmp_path / "lines.jsonl"
     command = [*STRAP, "probe", "system", "--interval", "0.1", "--output", path, "--flush-every=1"]
     running = subprocess.Popen(command)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not path.exists() or not path.read_bytes().count(b"\n"):
         assert running.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert Path(f"/proc/{running.pid}/exe").resolve() == program.path()
     running.send_signal(signal.SIGINT)
-    assert running.wait(60) == 0
+    assert running.wait(240) == 0
     assert all(snapshot["processes"] for snapshot in read_snapshots(path))
 
 
@@ -97,7 +98,7 @@ class Terminal:
         self.said = b""
 
     def read_until(self, pattern: bytes) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not re.search(pattern, self.said, re.DOTALL):
             assert time.monotonic() < deadline, self.said[-2000:]
             if select.select([self.master], [], [], 0.2)[0]:
@@ -127,7 +128,7 @@ def test_top_ends_and_leaves_the_terminal_as_it_was(terminal, end):
     else:
         terminal.running.send_signal(end)
     terminal.read_until(rb"\x1b\[\?1049l")
-    assert terminal.running.wait(60) == 0
+    assert terminal.running.wait(240) == 0
     assert termios.tcgetattr(terminal.slave) == terminal.modes
     assert b"\x1b[?25h" in terminal.said  # the cursor is back
     assert b"Traceback" not in terminal.said
@@ -147,7 +148,7 @@ def test_top_of_no_terminal_is_a_table_each_interval(kernel):
         assert len([next(heads) for _ in range(3)]) == 3
         running.send_signal(signal.SIGINT)
         assert "\x1b" not in running.stdout.read()
-        assert running.wait(60) == 0
+        assert running.wait(240) == 0
 
 
 def test_top_once(kernel):
