@@ -20,7 +20,9 @@ from children import Child, thaw  # noqa: E402
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--faults-long", action="store_true", help="ten times the kills, ten-second waits, an hour of watching"
+        "--faults-long",
+        action="store_true",
+        help="ten times the kills, ten-second waits, an hour of watching",
     )
 
 

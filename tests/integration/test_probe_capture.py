@@ -18,6 +18,7 @@ from llm_instrumentation.probes import (
     timeline,
 )
 from llm_instrumentation.probes.capture import PROBES, snapshot_path
+from llm_instrumentation.probes.cli import main as strap
 from llm_instrumentation.probes.disks import disk_of
 from llm_instrumentation.probes.throttling import cpu_throttled_s
 
@@ -64,6 +65,26 @@ def test_a_capture_lies_beside_its_machine(tmp_path):
     (*_, system) = read_snapshots(snapshot_path(path, "system"))
     assert {"latency_histogram", "inflight", "operations"} <= block.keys()
     assert system["processes"].keys() >= {str(os.getpid())}
+
+
+@pytest.mark.usefixtures("privileged")
+def test_the_command_tells_what_a_capture_waited_for(tmp_path, capsys):
+    path = tmp_path / "run.stream"
+    captured(path, InstrumentationConfig.balanced().with_probes(interval_s=0.05))
+    figure, table = tmp_path / "timeline.svg", tmp_path / "timeline.csv"
+
+    def command(*arguments: object) -> int:
+        with pytest.raises(SystemExit) as ended:
+            strap(["timeline", *map(str, arguments)])
+        return int(ended.value.code or 0)
+
+    assert command(path, "--figure", figure, "--table", table) == 0
+    assert "held up by the disk: " in capsys.readouterr().out
+    assert "<svg" in figure.read_text()
+    assert len(table.read_text().splitlines()) == len(timeline(path)) + 1
+    assert command(path, "--figure", tmp_path / "timeline.doc") == 2
+    assert command(tmp_path / "other.stream") == 5
+    assert "with_probes" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("privileged")

@@ -99,6 +99,36 @@ def export(
     typer.echo(f"{target}: {rows:,} rows")
 
 
+@app.command(epilog=_CODES)
+def timeline(
+    stream: Annotated[Path, typer.Argument(help="Of a capture with probes.", metavar="STREAM")],
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="A PNG, SVG or PDF to draw it to.")
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", help="A CSV file for its intervals.")
+    ] = None,
+) -> None:
+    """Tell whether a capture waited for the disk or for the CPU, and when."""
+    from .correlation import plot_timeline
+    from .correlation import timeline as read
+
+    found = read(stream)
+    seconds = found["interval_s"].sum()
+    waited = (found["stall_share"] * found["interval_s"]).sum()
+    typer.echo(f"{seconds:.1f} s in {len(found):,} intervals; the model waited {waited:.1f} s")
+    for what in ("disk", "cpu"):
+        held_up = found[found["bottleneck"] == what]
+        typer.echo(f"  held up by the {what}: {held_up['interval_s'].sum():.1f} s")
+    if table is not None:
+        found.to_csv(table)
+    if figure is not None:
+        try:
+            plot_timeline(found).savefig(figure)
+        except ValueError as error:  # no such kind of file
+            raise InvalidArgumentError(f"--figure {figure}: {error}") from error
+
+
 # The root of typer's errors of the command line; older releases take it from click, newer ones
 # carry it themselves.
 _ClickError: Any = typer.BadParameter.__mro__[2]
