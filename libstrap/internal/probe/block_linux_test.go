@@ -315,6 +315,13 @@ func TestRequestThatEndedUnseen(t *testing.T) {
 	}
 }
 
+// An iterator of the kernel looks at a million entries at a time, whether it shows any or not.
+func TestBlockWithRoomForAMillion(t *testing.T) {
+	if _, err := started(t, BlockOptions{Requests: 1 << 20}).Read(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestBlockRefusesBadOptions(t *testing.T) {
 	for _, c := range []struct {
 		options BlockOptions

@@ -101,7 +101,8 @@ func records[T any](list *link.Iter, show func(*T)) error {
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			return nil
 		}
-		if err != nil {
+		// After a million things of which it shows none the kernel asks to be called again.
+		if err != nil && !errors.Is(err, unix.EAGAIN) {
 			return status.Wrap(status.IO, err, "what an iterator in the kernel gives cannot be read")
 		}
 	}
