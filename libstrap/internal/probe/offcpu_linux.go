@@ -217,8 +217,10 @@ func (c *OffCPU) waits() ([]WaitCounts, error) {
 		if w.Count == 0 {
 			continue
 		}
+		// A core may be counting as it is read: then the part is ahead of the whole.
+		sleep := w.TotalNs - min(w.TotalNs, w.RunqueueNs)
 		out = append(out, WaitCounts{
-			Reason: name, Count: w.Count, TotalNS: w.TotalNs, SleepNS: w.TotalNs - w.RunqueueNs, RunQueueNS: w.RunqueueNs,
+			Reason: name, Count: w.Count, TotalNS: w.TotalNs, SleepNS: sleep, RunQueueNS: w.RunqueueNs,
 			Latency: buckets(w.Latency[:]), RunQueue: buckets(w.Runqueue[:]),
 		})
 	}
