@@ -156,10 +156,17 @@ func (s *stackSymbols) table(m symbols.Mapping) *symbols.Table {
 	return table
 }
 
+// isRegular says whether a path, which the process may have made, is a file: a device does not
+// end, and a pipe waits for a writer.
+func isRegular(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular()
+}
+
 // readTable is nil where there is no such file, or no ELF file.
 func readTable(path string) *symbols.Table {
-	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
-		return nil // a device does not end
+	if !isRegular(path) {
+		return nil
 	}
 	file, err := elf.Open(path)
 	if err != nil {
@@ -193,6 +200,9 @@ func (l *nameList) find(address uint64) string {
 // readNames reads a file of one name a line; it is empty where there is none.
 func readNames(path string, parse func(line string) (named, bool)) *nameList {
 	l := &nameList{}
+	if !isRegular(path) {
+		return l
+	}
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return l

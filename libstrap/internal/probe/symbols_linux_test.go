@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestNamesOfAddresses(t *testing.T) {
@@ -32,4 +34,9 @@ func TestNamesOfAddresses(t *testing.T) {
 		0x7eff: "", 0x7f00: "first", 0x7f0f: "first", 0x7f10: "py::two words:/a.py", 0x7f30: "",
 	})
 	check(readNames(filepath.Join(path, "nowhere"), parsePerfMap), map[uint64]string{1: ""})
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check(readNames(pipe, parsePerfMap), map[uint64]string{1: ""})
 }
