@@ -104,7 +104,9 @@ func StartBlock(o BlockOptions) (*Block, error) {
 			spec.Variables[bpf.BlockVarCgroupId].Set(group.id),
 		)
 	}
-	program, err := load(bpf.LoadBlock, bpf.LoadBlockRaw, prepare)
+	// Else a request could be seen to begin, and not how it goes on.
+	program, err := load(bpf.LoadBlock, bpf.LoadBlockRaw, prepare,
+		bpf.BlockProgComplete, bpf.BlockProgMerge, bpf.BlockProgRequeue)
 	if err != nil {
 		return nil, err
 	}

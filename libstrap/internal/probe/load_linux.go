@@ -27,10 +27,10 @@ type loaded struct {
 
 // load puts programs into the kernel: typed ones, which read its structures directly, or
 // where it refuses those the same programs as raw tracepoints. Prepare sets up either before
-// it is loaded.
-func load(typed, raw func() (*ebpf.CollectionSpec, error), prepare func(*ebpf.CollectionSpec) error) (*loaded, error) {
+// it is loaded; those named first are attached first.
+func load(typed, raw func() (*ebpf.CollectionSpec, error), prepare func(*ebpf.CollectionSpec) error, first ...string) (*loaded, error) {
 	_ = rlimit.RemoveMemlock() // where that matters and fails, loading does, and says so
-	var first error
+	var refused error
 	for _, build := range []func() (*ebpf.CollectionSpec, error){typed, raw} {
 		spec, err := build()
 		if err == nil {
@@ -39,13 +39,13 @@ func load(typed, raw func() (*ebpf.CollectionSpec, error), prepare func(*ebpf.Co
 		if err != nil {
 			return nil, explain(err)
 		}
-		l, err := start(spec)
+		l, err := start(spec, first...)
 		if err == nil {
 			return l, nil
 		}
-		first = cmp.Or(first, err)
+		refused = cmp.Or(refused, err)
 	}
-	return nil, explain(first)
+	return nil, explain(refused)
 }
 
 // start loads the programs and attaches them, each to the tracepoint of its section's name,
@@ -56,8 +56,6 @@ func start(spec *ebpf.CollectionSpec, first ...string) (*loaded, error) {
 		return nil, err
 	}
 	l := &loaded{collection: collection}
-	// In the order of their names: those at a request's end come before those at its start, so
-	// that none that is followed ends unseen.
 	names := slices.Sorted(maps.Keys(spec.Programs))
 	slices.SortStableFunc(names, func(a, b string) int {
 		return slices.Index(first, b) - slices.Index(first, a)
