@@ -519,13 +519,15 @@ typedef uint64_t strap_probe;
  * Starts a collector. KIND: "block", the requests to block devices; "system", what each
  * process did on the cores and off them, its page faults, and pressure; "syscalls", the
  * system calls of one process; "off_cpu", the waits of one process for a core. OPTIONS: a
- * JSON object, or NULL. Those of "block": devices (names of whole disks; default: all),
- * requests (that can be followed at a time, a power of two; 8192), expire_s (when one that
- * does not complete is given up; 600). Those of "syscalls" and "off_cpu": pid (in the PID
- * namespace of the caller; 0, the default: the caller itself); of "off_cpu" also stacks
- * (whether to take them; false). "system" has none.
+ * JSON object, or NULL. Those of "block": devices (names or paths of disks or partitions;
+ * default: all disks), pid and cgroup (whose requests alone are followed: a process's, numbered
+ * as below, and those of the directory of a cgroup; default: all), requests (that can be
+ * followed at a time, a power of two; 8192), expire_s (when one that does not complete is
+ * given up; 600). Those of "syscalls" and "off_cpu": pid (in the PID namespace of the caller;
+ * 0, the default: the caller itself); of "off_cpu" also stacks (whether to take them; false).
+ * "system" has none.
  *
- * Errors: INVALID_ARGUMENT (the kind or an option), NOT_FOUND (a device or process),
+ * Errors: INVALID_ARGUMENT (the kind or an option), NOT_FOUND (a device, process or cgroup),
  * PERMISSION (the user may not load programs: root may, or CAP_BPF with CAP_PERFMON),
  * UNSUPPORTED (the kernel cannot run them; the message says what it lacks).
  */

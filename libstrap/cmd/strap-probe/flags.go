@@ -28,7 +28,7 @@ type kind struct {
 var kinds = []kind{
 	{"block", "block", "requests to block devices: latency, size, what is in flight", "", func(f *flag.FlagSet) any {
 		o := &probe.BlockOptions{}
-		f.Func("device", "whole `disk` to follow; may be given again (default: all)", func(name string) error {
+		f.Func("device", "disk or partition to follow, by `name` or path; may be given again (default: all disks)", func(name string) error {
 			o.Devices = append(o.Devices, name)
 			return nil
 		})
@@ -153,6 +153,6 @@ strap-probe KIND --help lists the flags of a kind. Besides there are
   version   of strap-probe
 
 It ends with 2 for a bad argument, 3 where the kernel takes no programs from this user, 4 where it
-cannot run them, 5 for a device or process that is not there, else with 1 or 0.
+cannot run them, 5 for a device, process or cgroup that is not there, else with 1 or 0.
 `)
 }
