@@ -10,6 +10,7 @@
  * grows: user space takes differences, nothing is reset under a running program.
  */
 #include "log2.h"
+#include "process.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -67,10 +68,9 @@ struct loss_counts {
 enum { ALL_DEVICES, WHOLE_DISKS, PARTITIONS };
 enum { ALL_CGROUPS, BY_TASK, BY_BIO };
 
-/* Set by user space before the programs are loaded. */
+/* Set by user space before the programs are loaded, with `process`; 0: all. */
 const volatile __u32 request_mask = 8191; /* entries of `requests` - 1 */
 const volatile __u32 only_devices;        /* those in `wanted` alone: whole disks, or partitions too */
-const volatile __u32 only_process;        /* as the kernel numbers it; 0: all */
 const volatile __u32 only_cgroup; /* and those in it: of the task that issues, or of the bio */
 const volatile __u64 cgroup_id;
 
@@ -206,11 +206,6 @@ static __always_inline int device_of(struct request *rq) {
   return NO_DEVICE;
 }
 
-/* Whether the task that runs now is of the process. */
-static __always_inline int of_process(void) {
-  return bpf_get_current_pid_tgid() >> 32 == only_process;
-}
-
 /* Whether the request is of the cgroup, or of one below it. */
 static __always_inline int of_cgroup(struct request *rq) {
   if (only_cgroup == BY_TASK) return bpf_current_task_under_cgroup(&cgroup, 0) == 1;
@@ -263,7 +258,7 @@ static __always_inline struct request_entry *follow(struct request *rq, __u64 ke
     if (lost) lost->no_device++;
   }
   if (device < 0) return NULL;
-  if (only_process && !of_process()) return NULL;
+  if (process && !watched(bpf_get_current_task_btf())) return NULL;
   if (only_cgroup && !of_cgroup(rq)) return NULL;
   struct request_entry *e = take(key);
   if (!e) {
@@ -288,7 +283,7 @@ static __always_inline void end_unseen(struct request_entry *e) {
 
 /* A request has completed that was not followed. */
 static __always_inline void count_unfollowed(struct request *rq, __u32 bytes) {
-  if (only_process || only_cgroup) return; /* most likely it was another's */
+  if (process || only_cgroup) return; /* most likely it was another's */
   int device = device_of(rq);
   if (device < 0) return;
   __u8 op = op_of(rq);

@@ -82,8 +82,10 @@ const (
 	BlockVarEndedEntryType = "ended_entry_type"
 	BlockVarOnlyCgroup     = "only_cgroup"
 	BlockVarOnlyDevices    = "only_devices"
-	BlockVarOnlyProcess    = "only_process"
+	BlockVarProcess        = "process"
+	BlockVarProcessStartNs = "process_start_ns"
 	BlockVarRequestMask    = "request_mask"
+	BlockVarWatchStartNs   = "watch_start_ns"
 )
 
 // LoadBlock returns the embedded CollectionSpec for Block.
@@ -156,8 +158,10 @@ type BlockVariableSpecs struct {
 	EndedEntryType *ebpf.VariableSpec `ebpf:"ended_entry_type"`
 	OnlyCgroup     *ebpf.VariableSpec `ebpf:"only_cgroup"`
 	OnlyDevices    *ebpf.VariableSpec `ebpf:"only_devices"`
-	OnlyProcess    *ebpf.VariableSpec `ebpf:"only_process"`
+	Process        *ebpf.VariableSpec `ebpf:"process"`
+	ProcessStartNs *ebpf.VariableSpec `ebpf:"process_start_ns"`
 	RequestMask    *ebpf.VariableSpec `ebpf:"request_mask"`
+	WatchStartNs   *ebpf.VariableSpec `ebpf:"watch_start_ns"`
 }
 
 // BlockObjects contains all objects after they have been loaded into the kernel.
@@ -207,8 +211,10 @@ type BlockVariables struct {
 	EndedEntryType *ebpf.Variable `ebpf:"ended_entry_type"`
 	OnlyCgroup     *ebpf.Variable `ebpf:"only_cgroup"`
 	OnlyDevices    *ebpf.Variable `ebpf:"only_devices"`
-	OnlyProcess    *ebpf.Variable `ebpf:"only_process"`
+	Process        *ebpf.Variable `ebpf:"process"`
+	ProcessStartNs *ebpf.Variable `ebpf:"process_start_ns"`
 	RequestMask    *ebpf.Variable `ebpf:"request_mask"`
+	WatchStartNs   *ebpf.Variable `ebpf:"watch_start_ns"`
 }
 
 // BlockPrograms contains all programs after they have been loaded into the kernel.

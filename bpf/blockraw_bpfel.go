@@ -16,22 +16,24 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	BlockRawMapCgroup      = "cgroup"
-	BlockRawMapCounts      = "counts"
-	BlockRawMapDevices     = "devices"
-	BlockRawMapLosses      = "losses"
-	BlockRawMapRequests    = "requests"
-	BlockRawMapWanted      = "wanted"
-	BlockRawProgComplete   = "complete"
-	BlockRawProgInsert     = "insert"
-	BlockRawProgIssue      = "issue"
-	BlockRawProgMerge      = "merge"
-	BlockRawProgRequeue    = "requeue"
-	BlockRawVarCgroupId    = "cgroup_id"
-	BlockRawVarOnlyCgroup  = "only_cgroup"
-	BlockRawVarOnlyDevices = "only_devices"
-	BlockRawVarOnlyProcess = "only_process"
-	BlockRawVarRequestMask = "request_mask"
+	BlockRawMapCgroup         = "cgroup"
+	BlockRawMapCounts         = "counts"
+	BlockRawMapDevices        = "devices"
+	BlockRawMapLosses         = "losses"
+	BlockRawMapRequests       = "requests"
+	BlockRawMapWanted         = "wanted"
+	BlockRawProgComplete      = "complete"
+	BlockRawProgInsert        = "insert"
+	BlockRawProgIssue         = "issue"
+	BlockRawProgMerge         = "merge"
+	BlockRawProgRequeue       = "requeue"
+	BlockRawVarCgroupId       = "cgroup_id"
+	BlockRawVarOnlyCgroup     = "only_cgroup"
+	BlockRawVarOnlyDevices    = "only_devices"
+	BlockRawVarProcess        = "process"
+	BlockRawVarProcessStartNs = "process_start_ns"
+	BlockRawVarRequestMask    = "request_mask"
+	BlockRawVarWatchStartNs   = "watch_start_ns"
 )
 
 // LoadBlockRaw returns the embedded CollectionSpec for BlockRaw.
@@ -99,11 +101,13 @@ type BlockRawMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type BlockRawVariableSpecs struct {
-	CgroupId    *ebpf.VariableSpec `ebpf:"cgroup_id"`
-	OnlyCgroup  *ebpf.VariableSpec `ebpf:"only_cgroup"`
-	OnlyDevices *ebpf.VariableSpec `ebpf:"only_devices"`
-	OnlyProcess *ebpf.VariableSpec `ebpf:"only_process"`
-	RequestMask *ebpf.VariableSpec `ebpf:"request_mask"`
+	CgroupId       *ebpf.VariableSpec `ebpf:"cgroup_id"`
+	OnlyCgroup     *ebpf.VariableSpec `ebpf:"only_cgroup"`
+	OnlyDevices    *ebpf.VariableSpec `ebpf:"only_devices"`
+	Process        *ebpf.VariableSpec `ebpf:"process"`
+	ProcessStartNs *ebpf.VariableSpec `ebpf:"process_start_ns"`
+	RequestMask    *ebpf.VariableSpec `ebpf:"request_mask"`
+	WatchStartNs   *ebpf.VariableSpec `ebpf:"watch_start_ns"`
 }
 
 // BlockRawObjects contains all objects after they have been loaded into the kernel.
@@ -149,11 +153,13 @@ func (m *BlockRawMaps) Close() error {
 //
 // It can be passed to LoadBlockRawObjects or ebpf.CollectionSpec.LoadAndAssign.
 type BlockRawVariables struct {
-	CgroupId    *ebpf.Variable `ebpf:"cgroup_id"`
-	OnlyCgroup  *ebpf.Variable `ebpf:"only_cgroup"`
-	OnlyDevices *ebpf.Variable `ebpf:"only_devices"`
-	OnlyProcess *ebpf.Variable `ebpf:"only_process"`
-	RequestMask *ebpf.Variable `ebpf:"request_mask"`
+	CgroupId       *ebpf.Variable `ebpf:"cgroup_id"`
+	OnlyCgroup     *ebpf.Variable `ebpf:"only_cgroup"`
+	OnlyDevices    *ebpf.Variable `ebpf:"only_devices"`
+	Process        *ebpf.Variable `ebpf:"process"`
+	ProcessStartNs *ebpf.Variable `ebpf:"process_start_ns"`
+	RequestMask    *ebpf.Variable `ebpf:"request_mask"`
+	WatchStartNs   *ebpf.Variable `ebpf:"watch_start_ns"`
 }
 
 // BlockRawPrograms contains all programs after they have been loaded into the kernel.

@@ -85,7 +85,7 @@ func StartBlock(o BlockOptions) (*Block, error) {
 	if err != nil {
 		return nil, err
 	}
-	process, err := kernelNumber(o.PID)
+	process, err := chosenProcess(o.PID)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func StartBlock(o BlockOptions) (*Block, error) {
 		return errors.Join(
 			spec.Variables[bpf.BlockVarRequestMask].Set(uint32(o.Requests-1)),
 			spec.Variables[bpf.BlockVarOnlyDevices].Set(devices.only()),
-			spec.Variables[bpf.BlockVarOnlyProcess].Set(process),
+			process.set(spec, 0),
 			spec.Variables[bpf.BlockVarOnlyCgroup].Set(group.by),
 			spec.Variables[bpf.BlockVarCgroupId].Set(group.id),
 		)

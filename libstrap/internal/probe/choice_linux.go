@@ -13,17 +13,17 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// kernelNumber is what the kernel numbers a process by; 0: none is given.
-func kernelNumber(pid *int) (uint32, error) {
+// chosenProcess is what the kernel knows a process by; nothing where none is given.
+func chosenProcess(pid *int) (process, error) {
 	if pid == nil {
-		return 0, nil
+		return process{}, nil
 	}
 	p, err := openProcess(*pid)
 	if err != nil {
-		return 0, err
+		return process{}, err
 	}
-	defer p.close()
-	return uint32(p.kernel), nil
+	p.close()
+	return *p, nil
 }
 
 // How the programs tell the cgroup of a request.

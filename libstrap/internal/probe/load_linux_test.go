@@ -1,0 +1,38 @@
+package probe
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/libstrap/strap/bpf"
+)
+
+// The verifier looks at what is reached alone: each choice shows it another part.
+func TestBothFormsOfBlockLoad(t *testing.T) {
+	started(t, BlockOptions{}) // or skips
+	p := process{kernel: int32(os.Getpid()), start: 1}
+	for form, build := range map[string]func() (*ebpf.CollectionSpec, error){"typed": bpf.LoadBlock, "raw": bpf.LoadBlockRaw} {
+		for only := range uint32(3) {
+			for _, by := range []uint32{allCgroups, byTask, byBio} {
+				t.Run(fmt.Sprintf("%s/%d/%d", form, only, by), func(t *testing.T) {
+					prepare := func(spec *ebpf.CollectionSpec) error {
+						return errors.Join(
+							p.set(spec, 0),
+							spec.Variables[bpf.BlockVarOnlyDevices].Set(only),
+							spec.Variables[bpf.BlockVarOnlyCgroup].Set(by),
+						)
+					}
+					l, err := load(build, build, prepare)
+					if err != nil {
+						t.Fatal(err)
+					}
+					l.close()
+				})
+			}
+		}
+	}
+}
