@@ -77,6 +77,7 @@ func TestErrorsOfTheKernelSayTheWayOut(t *testing.T) {
 		{withoutBTF, ebpf.ErrNotSupported, status.Unsupported, "CONFIG_DEBUG_INFO_BTF"},
 		{old, ebpf.ErrNotSupported, status.Unsupported, "Linux 5.10.0 cannot run the programs: 5.12"},
 		{nil, fmt.Errorf("bpf: %w", unix.ENOSYS), status.Unsupported, "the kernel cannot run the programs"},
+		{nil, &ebpf.VerifierError{Cause: unix.EACCES, Log: []string{"invalid bpf_context access off=24 size=8"}}, status.Unsupported, "cannot run the programs: "},
 		{nil, unix.E2BIG, status.Internal, "were not loaded"},
 	} {
 		err := hostOf(t, c.machine).explain(c.err)

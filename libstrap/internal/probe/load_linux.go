@@ -141,7 +141,9 @@ const setcap = `sudo setcap cap_bpf,cap_perfmon+ep "$(command -v strap-probe)"`
 func explain(err error) error { return look("/").explain(err) }
 
 func (h host) explain(err error) error {
-	refused := errors.Is(err, os.ErrPermission)
+	var verifier *ebpf.VerifierError
+	unfit := errors.As(err, &verifier) && len(verifier.Log) > 0 // often with EACCES
+	refused := errors.Is(err, os.ErrPermission) && !unfit
 	switch {
 	case refused && len(h.missing) > 0:
 		return status.Wrap(status.Permission, os.ErrPermission, "the kernel takes no programs from this user, who lacks %s: run it as root, or strap-probe after once: %s", strings.Join(h.missing, " and "), setcap)
@@ -153,7 +155,7 @@ func (h host) explain(err error) error {
 		return status.Wrap(status.Permission, err, "the kernel gives programs no more than the %d KiB of RLIMIT_MEMLOCK: ulimit -l unlimited (as root), or LimitMEMLOCK=infinity in a unit of systemd", h.memlock>>10)
 	case refused:
 		return status.Wrap(status.Permission, err, "the kernel takes no programs although the capabilities are there: a seccomp filter or a security module forbids bpf(), as a container's may (docker run --security-opt seccomp=unconfined)")
-	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, btf.ErrNotFound), errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENOSYS):
+	case unfit, errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, btf.ErrNotFound), errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENOSYS):
 		if !h.hasBTF {
 			return status.Wrap(status.Unsupported, err, "the kernel has no BTF in /"+btfFile+": one built with CONFIG_DEBUG_INFO_BTF is needed")
 		}
