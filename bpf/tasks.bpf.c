@@ -12,10 +12,11 @@
 char LICENSE[] SEC("license") = "GPL";
 
 enum { PF_EXITING = 0x4, PF_KTHREAD = 0x00200000 };
+enum { EXITING = 1 };
 
 struct task_record {
   __u64 start_ns; /* CLOCK_MONOTONIC */
-  __u64 ended_ns; /* 0: it lives */
+  __u64 ended_ns; /* 0: it lives; EXITING: its end was told, or will be */
   __u64 run_ns;   /* on a core */
   __u64 wait_ns;  /* ready to run, waiting for a core */
   __u64 minor_faults;
@@ -37,7 +38,6 @@ const struct task_record *task_record_type;
 /* Ends that the ring had no room for. */
 __u64 lost;
 
-
 static __always_inline void fill(struct task_record *r, struct task_struct *task) {
   r->start_ns = task->start_time;
   r->ended_ns = 0;
@@ -54,10 +54,10 @@ static __always_inline void fill(struct task_record *r, struct task_struct *task
 SEC("iter/task")
 int list(struct bpf_iter__task *ctx) {
   struct task_struct *task = ctx->task;
-  /* One that exits is known by its end, which may have been told or not. */
-  if (!task || task->flags & (PF_KTHREAD | PF_EXITING)) return 0;
+  if (!task || task->flags & PF_KTHREAD) return 0;
   struct task_record r;
   fill(&r, task);
+  if (task->flags & PF_EXITING) r.ended_ns = EXITING;
   bpf_seq_write(ctx->meta->seq, &r, sizeof r);
   return 0;
 }

@@ -115,7 +115,7 @@ func (s *System) Read() (*SystemSnapshot, error) {
 	}
 	now := time.Now()
 	out := &SystemSnapshot{Stamp: stamp(now, now.Sub(s.read)), Processes: map[string]*Process{}}
-	living, err := s.living()
+	living, exiting, err := s.threads()
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +134,7 @@ func (s *System) Read() (*SystemSnapshot, error) {
 		s.count(out, r, out.MonotonicNS)
 		next[key] = r
 	}
-	s.before, s.leaving = s.leave(next, ended)
+	s.before, s.leaving = s.leave(next, exiting, ended)
 	s.read, s.readNS = now, out.MonotonicNS
 	out.finish()
 	if out.Losses.Ended, err = s.lostEnds(); err != nil {
@@ -149,16 +149,20 @@ func (s *System) Read() (*SystemSnapshot, error) {
 }
 
 // leave adds to the next records those before of threads that are on their way out: the
-// record of their end comes with the next snapshot. It waits for that no longer: it may have
+// record of their end comes later. That may take many snapshots, where a thread has much memory
+// to give back. For one that is gone it waits until the next snapshot alone: the record may have
 // been lost.
-func (s *System) leave(next, ended map[threadKey]bpf.TasksTaskRecord) (before map[threadKey]bpf.TasksTaskRecord, leaving map[threadKey]bool) {
+func (s *System) leave(next map[threadKey]bpf.TasksTaskRecord, exiting map[threadKey]bool, ended map[threadKey]bpf.TasksTaskRecord) (before map[threadKey]bpf.TasksTaskRecord, leaving map[threadKey]bool) {
 	leaving = map[threadKey]bool{}
 	for key, r := range s.before {
-		if _, over := ended[key]; over || s.leaving[key] {
+		_, over := ended[key]
+		_, lives := next[key]
+		if over || lives || s.leaving[key] {
 			continue
 		}
-		if _, lives := next[key]; !lives {
-			next[key], leaving[key] = r, true
+		next[key] = r
+		if !exiting[key] {
+			leaving[key] = true
 		}
 	}
 	return next, leaving
@@ -197,11 +201,18 @@ func (s *System) count(out *SystemSnapshot, r bpf.TasksTaskRecord, until int64) 
 	total.add(p)
 }
 
-// living are the threads that there are.
-func (s *System) living() (map[threadKey]bpf.TasksTaskRecord, error) {
-	out := make(map[threadKey]bpf.TasksTaskRecord, len(s.before))
-	err := records(s.list, func(r *bpf.TasksTaskRecord) { out[threadKey{r.Thread, r.StartNs}] = *r })
-	return out, err
+// threads are those that there are, apart from those on their way out.
+func (s *System) threads() (living map[threadKey]bpf.TasksTaskRecord, exiting map[threadKey]bool, err error) {
+	living, exiting = make(map[threadKey]bpf.TasksTaskRecord, len(s.before)), map[threadKey]bool{}
+	err = records(s.list, func(r *bpf.TasksTaskRecord) {
+		key := threadKey{r.Thread, r.StartNs}
+		if r.EndedNs != 0 {
+			exiting[key] = true
+		} else {
+			living[key] = *r
+		}
+	})
+	return living, exiting, err
 }
 
 // drain are the threads that have ended since it was called last.

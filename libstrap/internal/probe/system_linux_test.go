@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/libstrap/strap/bpf"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
@@ -189,6 +190,27 @@ func TestZombieIsCountedOnce(t *testing.T) {
 			t.Fatal("it does not end")
 		}
 		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// What a thread did before stays known until its end is told, however long it exits.
+func TestThreadThatIsLongInExiting(t *testing.T) {
+	type records = map[threadKey]bpf.TasksTaskRecord
+	key := threadKey{7, 1}
+	s := &System{before: records{key: {RunNs: 5}}}
+	leave := func(exiting bool, ended records) bool {
+		s.before, s.leaving = s.leave(records{}, map[threadKey]bool{key: exiting}, ended)
+		return s.before[key].RunNs == 5
+	}
+	if !leave(true, nil) || !leave(true, nil) || !leave(true, nil) {
+		t.Error("it is forgotten while it exits")
+	}
+	if !leave(false, nil) || leave(false, nil) {
+		t.Error("of one that is gone the record is kept for one snapshot")
+	}
+	s.before = records{key: {RunNs: 5}}
+	if leave(true, records{key: {RunNs: 6}}) {
+		t.Error("it is kept beyond its end")
 	}
 }
 
