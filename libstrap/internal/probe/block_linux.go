@@ -211,11 +211,11 @@ func (b *Block) Read() (*BlockSnapshot, error) {
 		InFlight:         []DeviceCount{},
 		Operations:       []OperationCounts{},
 	}
-	b.read = now
 	seen, err := b.look(s.MonotonicNS)
 	if err != nil {
 		return nil, err
 	}
+	b.read = now
 	s.Diskstats = seen.diskstats
 	for _, d := range seen.devices {
 		whole, count := DeviceHistogram{Device: d.Device}, DeviceCount{Device: d.Device}
