@@ -20,6 +20,9 @@ enum { PROBES = 8, MAX_DEVICES = 64, MAX_CGROUP_DEPTH = 32 };
 /* Of a device, instead of its place. */
 enum { NOT_FOLLOWED = -1, NO_DEVICE = -2 };
 
+/* Of a request that a task queued which was not chosen: another may come to issue it. */
+enum { PASSED_OVER = 0xffff };
+
 /* The kernel's enum req_op, which is part of no header of user space. */
 enum { REQ_OP_MASK = 255, REQ_OP_READ = 0, REQ_OP_WRITE = 1, REQ_OP_FLUSH = 2, REQ_OP_DISCARD = 3,
        REQ_OP_DRV = 32 };
@@ -31,7 +34,7 @@ struct request_entry {
   __u64 queued_ns; /* inserted; 0: issued at once */
   __u64 issued_ns; /* first issued; 0: still queued */
   __u32 bytes;
-  __u16 device;
+  __u16 device; /* its place in `devices`, or PASSED_OVER */
   __u8 op;
   __u8 requeued;
 };
@@ -160,7 +163,11 @@ static __always_inline struct request_entry *take(__u64 request) {
   return NULL;
 }
 
+/* Its times go first: user space, which looks in between, is not to take them for those of the
+ * entry's next request. */
 static __always_inline void give_back(struct request_entry *e) {
+  *(volatile __u64 *)&e->queued_ns = 0;
+  *(volatile __u64 *)&e->issued_ns = 0;
   *(volatile __u64 *)&e->request = 0;
 }
 
@@ -249,6 +256,19 @@ static __always_inline struct request_counts *counts_of(const struct request_ent
   return counts_at(e->device, e->op);
 }
 
+/* Whether it is the running task that tells whose a request is. */
+static __always_inline int by_task(void) { return process || only_cgroup == BY_TASK; }
+
+/* Remembers until its issue that a request is not to be followed. */
+static __always_inline void pass_over(__u64 key, __u8 requeued) {
+  struct request_entry *e = take(key);
+  if (!e) return;
+  e->queued_ns = bpf_ktime_get_ns();
+  e->issued_ns = 0;
+  e->device = PASSED_OVER;
+  e->requeued = requeued;
+}
+
 /* Begins to follow a request, which is neither queued nor issued yet. */
 static __always_inline struct request_entry *follow(struct request *rq, __u64 key) {
   int device = device_of(rq);
@@ -277,7 +297,7 @@ static __always_inline struct request_entry *follow(struct request *rq, __u64 ke
 /* Gives up the entry of a request whose memory the kernel has given to another. */
 static __always_inline void end_unseen(struct request_entry *e) {
   struct request_counts *c = counts_of(e);
-  if (c) c->unseen_end++;
+  if (c && e->device != PASSED_OVER) c->unseen_end++;
   give_back(e);
 }
 
@@ -308,11 +328,16 @@ static __always_inline int on_insert(struct request *rq, __u64 key) {
   }
   e = follow(rq, key);
   if (e) e->queued_ns = bpf_ktime_get_ns();
+  else if (by_task()) pass_over(key, 0);
   return 0;
 }
 
 static __always_inline int on_issue(struct request *rq, __u64 key) {
   struct request_entry *e = find(key);
+  if (e && e->device == PASSED_OVER) {
+    give_back(e);
+    return 0;
+  }
   if (e && e->issued_ns) {
     if (e->requeued) { /* the first issue started its clock */
       e->requeued = 0;
@@ -359,10 +384,11 @@ static __always_inline int on_complete(struct request *rq, __u64 key, int error,
 
 static __always_inline int on_requeue(__u64 key) {
   struct request_entry *e = find(key);
+  if (!e && by_task()) pass_over(key, 1);
   if (!e) return 0;
   e->requeued = 1;
   struct request_counts *c = counts_of(e);
-  if (c) c->requeues++;
+  if (c && e->device != PASSED_OVER) c->requeues++;
   return 0;
 }
 
@@ -371,7 +397,7 @@ static __always_inline int on_merge(__u64 key) {
   struct request_entry *e = find(key);
   if (!e) return 0;
   struct request_counts *c = counts_of(e);
-  if (c) c->merges++;
+  if (c && e->device != PASSED_OVER) c->merges++;
   give_back(e);
   return 0;
 }

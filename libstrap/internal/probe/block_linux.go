@@ -41,6 +41,8 @@ const (
 	opWrite        = 1
 	opOther        = 4
 	diskOperations = 4 // those that /proc/diskstats knows
+
+	passedOver = 0xffff // the device of a request that was not chosen, until it is issued
 )
 
 // Block follows requests to block devices.
@@ -348,6 +350,13 @@ func (b *Block) scan(now int64) (inFlight, ended map[countKey]uint64, err error)
 		if since == 0 {
 			continue // just begun
 		}
+		old := now-int64(since) > int64(b.options.ExpireS*1e9)
+		if e.Device == passedOver {
+			if old {
+				atomic.CompareAndSwapUint64(&e.Request, request, 0)
+			}
+			continue
+		}
 		key := countKey{uint32(e.Device), uint32(e.Op)}
 		self := bpf.BlockEndedEntry{Request: request, IssuedNs: issued, At: uint32(i)}
 		switch {
@@ -357,7 +366,7 @@ func (b *Block) scan(now int64) (inFlight, ended map[countKey]uint64, err error)
 			} else if atomic.CompareAndSwapUint64(&e.Request, request, 0) {
 				b.unseen[key]++
 			}
-		case now-int64(since) > int64(b.options.ExpireS*1e9):
+		case old:
 			if atomic.CompareAndSwapUint64(&e.Request, request, 0) {
 				b.expire++
 			}

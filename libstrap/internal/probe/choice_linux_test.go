@@ -91,12 +91,46 @@ func expectReads(t *testing.T, b *Block, n uint64) {
 	}
 }
 
+// schedule gives a device an I/O scheduler, under which the task that issues a request is
+// often not the one that queued it, and has it merge nothing.
+func schedule(t *testing.T, device, scheduler string) {
+	t.Helper()
+	queue := "/sys/block/" + device + "/queue/"
+	schedulers, err := os.ReadFile(queue + "scheduler")
+	if err != nil || !strings.Contains(string(schedulers), scheduler) {
+		t.Skipf("no scheduler %s here: %s, %v", scheduler, schedulers, err)
+	}
+	before := string(schedulers)
+	if _, rest, ok := strings.Cut(before, "["); ok {
+		before, _, _ = strings.Cut(rest, "]")
+	}
+	set(t, queue+"scheduler", scheduler, before)
+	set(t, queue+"nomerges", "2", "0")
+}
+
+// set writes a setting, and after the test the one before.
+func set(t *testing.T, path, value, before string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(value), 0); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { os.WriteFile(path, []byte(before), 0) })
+}
+
 func TestBlockFollowsAProcess(t *testing.T) {
 	const size = 8 << 20
-	for name, flags := range map[string]uintptr{"here": 0, "in a PID namespace": unix.CLONE_NEWPID} {
+	for name, c := range map[string]struct {
+		flags     uintptr
+		scheduler string
+	}{
+		"here":                {0, "none"},
+		"in a PID namespace":  {unix.CLONE_NEWPID, "none"},
+		"through a scheduler": {0, "mq-deadline"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			path, device := loopDevice(t, size)
-			one, other := newReader(t, path, 200, flags), newReader(t, path, 300, 0)
+			schedule(t, device, c.scheduler)
+			one, other := newReader(t, path, 200, c.flags), newReader(t, path, 300, 0)
 			b := started(t, BlockOptions{Devices: []string{device}, PID: pointer(one.Process.Pid)})
 			readAll(t, one, other)
 			expectReads(t, b, 200)
@@ -141,6 +175,7 @@ func TestBlockFollowsACgroup(t *testing.T) {
 				t.Cleanup(func() { os.Remove(directory) })
 			}
 			path, device := loopDevice(t, size)
+			schedule(t, device, "mq-deadline")
 			one, other := newReader(t, path, 200, 0), newReader(t, path, 300, 0)
 			number := strconv.Itoa(one.Process.Pid)
 			if err := os.WriteFile(filepath.Join(inner, "cgroup.procs"), []byte(number), 0); err != nil {
