@@ -119,6 +119,10 @@ def test_probe_outside_its_life(disk):
         ({"requests": 1000}, InvalidArgumentError, "requests = 1000"),
         ({"expire_s": -1.0}, InvalidArgumentError, "expire_s = -1"),
         ({"devices": ["nosuch"]}, NotFoundError, '"nosuch"'),
+        ({"process": 0}, InvalidArgumentError, "process = 0"),
+        ({"process": 1 << 30}, NotFoundError, "no process 1073741824"),
+        ({"cgroup": Path("/nosuch")}, NotFoundError, '"/nosuch"'),
+        ({"cgroup": "/proc"}, InvalidArgumentError, "cgroup v2"),
     ],
 )
 def test_bad_options(options, error, says):

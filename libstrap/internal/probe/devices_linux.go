@@ -32,7 +32,7 @@ type wantedDevices []wantedDevice
 
 type wantedDevice struct {
 	Device
-	disk uint64 // of which it is a partition, or itself
+	disk uint64 // of which it is a partition, or itself; 0: it may be either
 }
 
 // only is the programs' choice of that name.
@@ -115,7 +115,7 @@ func (m machine) number(name string, known map[uint64]diskCounts) (uint64, error
 func (m machine) disk(name string, id uint64) (uint64, error) {
 	directory, err := filepath.EvalSymlinks(m.directory(id))
 	if err != nil {
-		return id, nil // no sysfs: whole disks alone
+		return 0, nil // without sysfs
 	}
 	whole, disk := directory, id
 	if exists(directory, "partition") {

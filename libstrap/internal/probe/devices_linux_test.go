@@ -151,6 +151,17 @@ func TestNamesOfDevices(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 	}
+	if err := os.RemoveAll(filepath.Join(string(m), "sys/dev")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := resolveDevices(m, []string{"sda2"}); err != nil || got.only() != 2 {
+		t.Errorf("without sysfs: %+v, %v", got, err)
+	}
+}
+
+func TestCountsOfDevices(t *testing.T) {
+	m := stacked(t)
+	const sda, sda2, nvme = 8 << 20, 8<<20 | 2, 259 << 20
 	if m.counts(sda) || m.counts(sda2) || !m.counts(nvme) {
 		t.Error("whose requests the kernel counts")
 	}
