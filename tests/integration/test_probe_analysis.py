@@ -295,7 +295,7 @@ def test_report_that_cannot_be_written(trace, tmp_path):
         (["--top", "many"], 2, "--top: invalid int value: 'many'"),
         (["--nosuch"], 2, "--nosuch"),
         (["--system-metrics", "missing.jsonl"], 1, "missing.jsonl"),
-        (["--system-metrics", "trace.jsonl"], 2, "system metrics, line 1: no field 'off_cpu_ns'"),
+        (["--system-metrics", "trace.jsonl"], 2, "system metrics, line 1: it is of block devices"),
         (["--output-dir", "notes.txt"], 1, "notes.txt"),
         (["--html", "."], 2, "--html .: it would be replaced"),
     ],

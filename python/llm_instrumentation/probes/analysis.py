@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..errors import CorruptError, InvalidArgumentError
+from .kinds import described, kind_of
 
 __all__ = [
     "ANOMALY_RULE",
@@ -127,6 +128,7 @@ def parse_trace(snapshots: Iterable[Mapping[str, Any]]) -> Trace:
     losses: dict[str, int] = {}
     for number, snapshot in enumerate(snapshots, 1):
         try:
+            _expect("block", snapshot)
             windows.append(_window(snapshot))
             for name, count in snapshot.get("losses", {}).items():
                 losses[name] = losses.get(name, 0) + _count(count)
@@ -199,6 +201,11 @@ def bucket_slot(low_us: Any) -> int:
     if low_us not in (0, 1 << slot):
         raise ValueError(f"bucket_low = {low_us} is no power of two")
     return slot
+
+
+def _expect(kind: str, line: Mapping[str, Any]) -> None:
+    if kind_of(line) not in (kind, None):  # where nothing is known, a missing field says more
+        raise ValueError(f"it is of {described(line)}")
 
 
 def _reason(error: Exception) -> str:
@@ -301,6 +308,7 @@ def parse_metrics(lines: Iterable[Mapping[str, Any]]) -> Metrics:
     sums: dict[str, dict[int, int]] = {"off_cpu_ns": {}, "page_faults": {}}
     for number, line in enumerate(lines, 1):
         try:
+            _expect("system", line)
             rows.append((_time(line), _interval(line), *_stalls(line), *_sums(line)))
             for name, by_pid in sums.items():
                 for pid, count in line[name].items():

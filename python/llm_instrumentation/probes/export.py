@@ -19,6 +19,7 @@ from ..errors import CorruptError, InvalidArgumentError
 from ..mrm.reporter.files import replacing
 from .analysis import bucket_slot
 from .jsonl import read_snapshots
+from .kinds import described, kind_of
 
 __all__ = ["export_snapshots", "read_parquet"]
 
@@ -55,8 +56,7 @@ class _Kind(NamedTuple):
     A line in which nothing happened is a row, too: that nothing did is known.
     """
 
-    name: str
-    fields: frozenset[str]  # a line with all of them is of this kind
+    name: str  # as kind_of has it
     schema: Any
     rows: Callable[[Mapping[str, Any]], Iterable[dict[str, Any]]]
     line: Callable[[list[dict[str, Any]]], dict[str, Any]]
@@ -119,20 +119,21 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _kind_of(line: Mapping[str, Any], number: int) -> _Kind:
+    name = kind_of(line)
     for kind in _KINDS:
-        if kind.fields <= line.keys():
+        if kind.name == name:
             return kind
     raise CorruptError(
-        f"snapshot {number} is neither of block devices nor of processes: it has "
-        f"{', '.join(sorted(line))}"
+        f"snapshot {number} is of {described(line)}; tables are made of block devices, or of "
+        "processes and pressure"
     )
 
 
 def _rows(kind: _Kind, snapshots: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(snapshots):
-        if (other := _kind_of(line, number + 1)) is not kind:
+        if _kind_of(line, number + 1) is not kind:
             raise CorruptError(
-                f"snapshot {number + 1} is of the kind {other.name}, those before it {kind.name}: "
+                f"snapshot {number + 1} is of {described(line)}, those before it are not: "
                 "export them apart"
             )
         try:
@@ -323,7 +324,6 @@ def _schema(kind: str, columns: Iterable[tuple[str, Any]]) -> Any:
 _KINDS = (
     _Kind(
         "block",
-        frozenset({"latency_histogram", "inflight"}),
         _schema(
             "block",
             [
@@ -340,7 +340,6 @@ _KINDS = (
     ),
     _Kind(
         "system",
-        frozenset({"off_cpu_ns", "page_faults"}),
         _schema(
             "system",
             [
