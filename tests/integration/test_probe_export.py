@@ -200,8 +200,8 @@ def test_memory_is_bounded(tmp_path):
 def test_torn_line_is_passed_over(tmp_path):
     path = write(tmp_path / "in.jsonl", [block(0)])
     with path.open("a") as file:
-        file.write('{"timestamp": 17')
-    with pytest.warns(UserWarning, match="1 lines are no snapshots, the first of them line 2"):
+        file.write("[" * 100_000 + '\n{"timestamp": 17')
+    with pytest.warns(UserWarning, match="2 lines are no snapshots, the first of them line 2"):
         assert export_snapshots(path, tmp_path / "out.parquet") == 3
 
 
@@ -217,6 +217,13 @@ def test_torn_line_is_passed_over(tmp_path):
         ([block(0), {**block(1), "inflight": 3}], CorruptError, "snapshot 2: .*not iterable"),
         ([{**system(0), "off_cpu_ns": {"1": -1}}], CorruptError, "snapshot 1: 1 = -1 is no count"),
         ([{**system(0), "pressure": {"io": 3}}], CorruptError, "snapshot 1: "),
+        ([{**system(0), "losses": {"ended": "x"}}], CorruptError, "snapshot 1: .*'x'"),
+        ([{**system(0), "off_cpu_ns": {str(2**70): 1}}], CorruptError, "snapshot 1: .*too large"),
+        (
+            [{**block(0), "iso_timestamp": "0001-01-01T00:00:00+14:00"}],
+            CorruptError,
+            "snapshot 1: date value out of range",
+        ),
         ([{**block(0), "losses": {"missed": "x"}}], CorruptError, "missed = 'x' is no count"),
     ],
 )  # fmt: skip

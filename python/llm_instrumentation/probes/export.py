@@ -93,7 +93,7 @@ def export_snapshots(source: str | os.PathLike[str], target: str | os.PathLike[s
         pq.ParquetWriter(partial, kind.schema, compression="zstd") as writer,
     ):
         while some := list(itertools.islice(rows, _ROWS)):
-            writer.write_batch(pa.RecordBatch.from_pylist(some, kind.schema))
+            writer.write_batch(_batch(some, kind.schema))
             written += len(some)
     return written
 
@@ -129,6 +129,15 @@ def _kind_of(line: Mapping[str, Any], number: int) -> _Kind:
     )
 
 
+def _batch(rows: list[dict[str, Any]], schema: Any) -> Any:
+    try:
+        return pa.RecordBatch.from_pylist(rows, schema)
+    except (ValueError, TypeError, OverflowError) as error:  # a text for a number, or 2^70
+        first, last = rows[0]["snapshot"] + 1, rows[-1]["snapshot"] + 1
+        which = f"snapshot {first}" if first == last else f"one of the snapshots {first} to {last}"
+        raise CorruptError(f"{which}: {error}") from error
+
+
 def _rows(kind: _Kind, snapshots: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(snapshots):
         if _kind_of(line, number + 1) is not kind:
@@ -140,7 +149,7 @@ def _rows(kind: _Kind, snapshots: Iterable[Mapping[str, Any]]) -> Iterator[dict[
             stamp = {"snapshot": number, **_stamp(line)}
             for row in kind.rows(line):
                 yield {**stamp, **row}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
             raise CorruptError(f"snapshot {number + 1}: {reason}") from error
 

@@ -117,7 +117,7 @@ def read_snapshots(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
                 continue
             try:
                 snapshot = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 snapshot = None
             if not isinstance(snapshot, dict) or "timestamp" not in snapshot:
                 bad.append(number)
