@@ -30,7 +30,13 @@ _TEXT = pa.dictionary(pa.int32(), pa.string())
 _COUNTS = pa.list_(pa.int64())  # how many in slot 0, 1, 2 ...
 _AVERAGES = ("avg10", "avg60", "avg300")
 _STALL = pa.struct([*((name, pa.float64()) for name in _AVERAGES), ("total", pa.int64())])
-_STALLS = pa.struct([("some", _STALL), ("full", _STALL)])
+_RESOURCES = ("cpu", "io", "memory")
+
+
+def _by_resource(stall: Any) -> Any:
+    shares = pa.struct([("some", stall), ("full", stall)])
+    return pa.struct([(name, shares) for name in _RESOURCES])
+
 
 _STAMP = [
     ("snapshot", pa.int64()),
@@ -286,6 +292,7 @@ def _system_rows(line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             }
             for resource in told
         },
+        "stalled_us": line.get("stalled_us"),
         "losses": line.get("losses"),
     }
     off_cpu, faults, processes = line["off_cpu_ns"], line["page_faults"], line.get("processes", {})
@@ -311,12 +318,10 @@ def _system_line(rows: list[dict[str, Any]]) -> dict[str, Any]:
             name: {str(row["pid"]): row[name] for row in known if row[name] is not None}
             for name in ("off_cpu_ns", "page_faults")
         },
-        "pressure": {
-            resource: {share: stall for share, stall in stalls.items() if stall is not None}
-            for resource, stalls in rows[0]["pressure"].items()
-            if stalls is not None
-        },
+        "pressure": _told(rows[0]["pressure"]),
     }
+    if rows[0]["stalled_us"] is not None:
+        line["stalled_us"] = _told(rows[0]["stalled_us"])
     if rows[0]["losses"] is not None:
         line["processes"] = {
             str(row["pid"]): {name: row[name] for name in ("name", *_PROCESS_COUNTS)}
@@ -324,6 +329,15 @@ def _system_line(rows: list[dict[str, Any]]) -> dict[str, Any]:
         }
         line["losses"] = rows[0]["losses"]
     return line
+
+
+def _told(resources: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By resource and share, without those that the kernel does not tell."""
+    return {
+        resource: {share: stall for share, stall in shares.items() if stall is not None}
+        for resource, shares in resources.items()
+        if shares is not None
+    }
 
 
 def _schema(kind: str, columns: Iterable[tuple[str, Any]]) -> Any:
@@ -356,7 +370,8 @@ _KINDS = (
                 ("name", _TEXT),
                 *((name, pa.int64()) for name in _PROCESS_COUNTS),
                 ("page_faults", pa.int64()),
-                ("pressure", pa.struct([(name, _STALLS) for name in ("cpu", "io", "memory")])),
+                ("pressure", _by_resource(_STALL)),
+                ("stalled_us", _by_resource(pa.int64())),
                 ("losses", pa.struct([("ended", pa.int64())])),
             ],
         ),
