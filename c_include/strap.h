@@ -520,12 +520,13 @@ typedef uint64_t strap_probe;
  * process did on the cores and off them, its page faults, and pressure; "syscalls", the
  * system calls of one process; "off_cpu", the waits of one process for a core. OPTIONS: a
  * JSON object, or NULL. Those of "block": devices (names or paths of disks or partitions;
- * default: all disks), pid and cgroup (whose requests alone are followed: a process's, numbered
- * as below, and those of the directory of a cgroup; default: all), requests (that can be
- * followed at a time, a power of two; 8192), expire_s (when one that does not complete is
- * given up; 600). Those of "syscalls" and "off_cpu": pid (in the PID namespace of the caller;
- * 0, the default: the caller itself); of "off_cpu" also stacks (whether to take them; false).
- * "system" has none.
+ * default: all disks), pid (of the process whose threads issue the requests; 0: the caller,
+ * default: all), cgroup (directory of the cgroup that the requests are of, or one below it;
+ * default: all), requests (that can be followed at a time, a power of two; 8192), expire_s
+ * (seconds after which one that does not complete is given up; 600). Those of "syscalls"
+ * and "off_cpu": pid (0, the default: the caller itself); of "off_cpu" also stacks (whether
+ * to take them; false). "system" has none. Every pid is one of the PID namespace of the
+ * caller.
  *
  * Errors: INVALID_ARGUMENT (the kind or an option), NOT_FOUND (a device, process or cgroup),
  * PERMISSION (the user may not load programs: root may, or CAP_BPF with CAP_PERFMON),

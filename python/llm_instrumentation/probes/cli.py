@@ -73,7 +73,7 @@ def top(
     interval: Annotated[float, typer.Option("--interval", help="Seconds.")] = 1.0,
     device: Annotated[
         list[str] | None,
-        typer.Option("--device", help="A disk to follow; may be given again (default: all)."),
+        typer.Option("--device", help="Disk or partition; may be given again (default: all)."),
     ] = None,
     sort: Annotated[Sort, typer.Option("--sort", help="What orders the processes.")] = Sort.CPU,
     once: Annotated[bool, typer.Option("--once", help="One interval, and no more.")] = False,

@@ -39,7 +39,7 @@ def run(interval_s: float, devices: Sequence[str], sort: str, once: bool) -> Non
 
     Args:
         interval_s: seconds between snapshots, above 0.
-        devices: whole disks to follow; all by default.
+        devices: disks or partitions to follow; all disks by default.
         sort: what orders the processes: cpu, faults, off-cpu or io.
         once: one interval, as a plain table.
 
