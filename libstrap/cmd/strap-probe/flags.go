@@ -130,12 +130,15 @@ func parse(f *flag.FlagSet, arguments []string, out io.Writer) error {
 	return nil
 }
 
-// describe lists flags.
+// describe lists flags, with what was given before --help: scripts give the file.
 func describe(f *flag.FlagSet, out io.Writer) {
 	f.VisitAll(func(one *flag.Flag) {
 		value, usage := flag.UnquoteUsage(one)
 		if one.DefValue != "" && one.DefValue != "0" && one.DefValue != "false" {
 			usage += " (default: " + one.DefValue + ")"
+		}
+		if now := one.Value.String(); now != one.DefValue {
+			usage += ", here " + now
 		}
 		fmt.Fprintf(out, "  %-20s %s\n", strings.TrimSpace("--"+one.Name+" "+strings.ToUpper(value)), usage)
 	})

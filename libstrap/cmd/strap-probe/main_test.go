@@ -125,7 +125,7 @@ func TestFlags(t *testing.T) {
 func TestHelp(t *testing.T) {
 	for line, says := range map[string]string{
 		"help": "block ", "--help": "check ", "block --help": "--flush-every LINES", "system -h": "--interval SECONDS",
-		"check --help": "--json", "--version": "strap-probe " + version, "version": version,
+		"check --help": "--json", "block --output a -h": ", here a\n", "--version": "strap-probe " + version, "version": version,
 	} {
 		var out bytes.Buffer
 		if err := run(strings.Fields(line), &out); err != nil || !strings.Contains(out.String(), says) {
