@@ -34,6 +34,7 @@ __all__ = [
     "parse_trace",
     "percentiles_us",
     "ranks",
+    "slot_counts",
     "spearman",
     "utc_text",
 ]
@@ -206,6 +207,14 @@ def bucket_slot(low_us: Any) -> int:
 def _expect(kind: str, line: Mapping[str, Any]) -> None:
     if kind_of(line) not in (kind, None):  # where nothing is known, a missing field says more
         raise ValueError(f"it is of {described(line)}")
+
+
+def slot_counts(buckets: Iterable[Mapping[str, Any]]) -> Ints:
+    """(64,) how many there are of each slot, of one histogram or of several in a row."""
+    counts = np.zeros(64, np.int64)
+    for bucket in buckets:
+        counts[bucket_slot(bucket["bucket_low"])] += bucket["count"]
+    return counts
 
 
 def _reason(error: Exception) -> str:

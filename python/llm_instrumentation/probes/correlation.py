@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import NotFoundError
-from .analysis import percentiles_us
+from .analysis import percentiles_us, slot_counts
 from .capture import CAPTURE, snapshot_path
 from .jsonl import read_snapshots
 
@@ -141,9 +141,7 @@ def _disk(snapshot: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, flo
     operations = wanted(snapshot["operations"])
     histograms = wanted(snapshot["latency_histogram"])
     seconds = snapshot["interval_s"]
-    counts = np.zeros(64, np.int64)
-    for bucket in (bucket for row in histograms for bucket in row["buckets"]):
-        counts[bucket["slot"]] += bucket["count"]
+    counts = slot_counts(bucket for row in histograms for bucket in row["buckets"])
     completed = sum(row["completed"] for row in operations)
     latency_ns = sum(row["latency_ns"] for row in operations)
     return {

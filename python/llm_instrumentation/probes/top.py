@@ -14,14 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import InvalidArgumentError, StrapError, StrapPermissionError, UnsupportedError
-from .analysis import bucket_slot, percentiles_us
+from .analysis import percentiles_us, slot_counts
 from .block import BlockProbe
 from .probe import KernelProbe
 from .system import SystemProbe
@@ -267,10 +266,7 @@ def _pressure(pressure: Mapping[str, Any]) -> Text:
 
 
 def _p99_us(operations: Iterable[Mapping[str, Any]]) -> float:
-    counts = np.zeros(64, np.int64)
-    for one in operations:
-        for bucket in one["latency_histogram"]:
-            counts[bucket_slot(bucket["bucket_low"])] += bucket["count"]
+    counts = slot_counts(bucket for one in operations for bucket in one["latency_histogram"])
     return float(percentiles_us(counts, [99])[0])
 
 
