@@ -135,7 +135,9 @@ def test_snapshots_that_cannot_be_written_do_not_end_the_capture(tmp_path):
     snapshot_path(path, "block").unlink()
     os.symlink("/dev/full", snapshot_path(path, "block"))
     with (
-        pytest.warns(RuntimeWarning, match=r"the snapshots beside .* No space left"),
+        pytest.warns(
+            RuntimeWarning, match=r"the snapshots in .*block.jsonl end here.* No space left"
+        ),
         framework.capture_activations(path, track_per_token=True, resume_from_checkpoint=True),
     ):
         model(torch.ones(8, 64))

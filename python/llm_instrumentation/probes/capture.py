@@ -117,17 +117,17 @@ class CaptureProbes:
             # A writer would try again, for ever, what it could not write.
             with suppress(OSError):
                 self._writers.pop(name).close()
-            self._complain(error)
+            self._complain(f"in {snapshot_path(self._stream, name)}", error)
 
     def _close(self) -> None:
         try:
             self._closing.close()
         except OSError as error:
-            self._complain(error)
+            self._complain(f"beside {self._stream}", error)
 
-    def _complain(self, error: Exception) -> None:
+    def _complain(self, where: str, error: Exception) -> None:
         warnings.warn(
-            f"the snapshots beside {self._stream} end here, the capture goes on: {error}",
+            f"the snapshots {where} end here, the capture goes on: {error}",
             RuntimeWarning,
             stacklevel=3,
         )
