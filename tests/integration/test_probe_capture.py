@@ -153,7 +153,7 @@ def test_probes_of_a_configuration():
     for bad in ("disk", ["block", "disk"], 3):
         with pytest.raises(ValueError, match="probes"):
             config.with_probes(bad)
-    for interval in (0, -1.0, float("nan")):
+    for interval in (0, -1.0, float("nan"), 1e10):
         with pytest.raises(ValueError, match="probe_interval_s"):
             config.with_probes(interval_s=interval)
 

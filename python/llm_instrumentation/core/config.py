@@ -162,6 +162,8 @@ class InstrumentationConfig:
             _check_bool("progress", self.progress)
         _probes(self.probes)
         _check_positive("probe_interval_s", self.probe_interval_s)
+        if self.probe_interval_s >= 1e9:
+            raise ValueError(f"probe_interval_s must be below 1e9, not {self.probe_interval_s!r}")
 
     # ---- presets --------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,14 +22,14 @@ def collect(
 
     Args:
         snapshot: gives one, as :meth:`BlockProbe.snapshot`.
-        interval_s: seconds above 0.
+        interval_s: seconds above 0 and below 10^9.
         stop: ends the collecting, from another thread or a signal handler.
 
     Raises:
-        InvalidArgumentError: the interval is not above 0.
+        InvalidArgumentError: the interval.
     """
-    if not (interval_s > 0 and math.isfinite(interval_s)):
-        raise InvalidArgumentError(f"interval_s = {interval_s}: give seconds above 0")
+    if not 0 < interval_s < 1e9:  # NaN is neither; threads wait for no 10^10
+        raise InvalidArgumentError(f"interval_s = {interval_s}: give seconds above 0, below 10^9")
     return _collect(snapshot, interval_s, stop or threading.Event())
 
 
