@@ -47,7 +47,8 @@ class SnapshotWriter:
         """Adds a line.
 
         Raises:
-            OSError: the disk is full or failing; the lines stay, and are tried again next time.
+            OSError: the disk is full or failing; the lines stay in memory, however many, and are
+                tried again at the next flush. Who does not want that closes the writer.
         """
         self._lines.append(json.dumps(snapshot, separators=(",", ":")).encode() + b"\n")
         if len(self._lines) >= self._every:
