@@ -31,10 +31,10 @@ static strap_status offer(strap_session session, uint32_t layer, int i, int32_t 
 }
 
 /* Enqueues until the memory is full; the number of tensors that went in. */
-static int fill(strap_session session, uint32_t layer, strap_status full) {
+static int fill(strap_session session, uint32_t layer) {
   for (int i = 0; i < MOST; i++) {
     strap_status status = offer(session, layer, i, 200);
-    if (status == full) return i;
+    if (status == STRAP_ERR_TIMEOUT) return i;
     CHECK(status == STRAP_OK, "tensor %d: %d, %s", i, status, error.message);
   }
   CHECK(0, "%d tensors of %zu bytes went into the memory", MOST, sizeof values);
@@ -81,7 +81,7 @@ static void waits(const char *path) {
   uint32_t layer;
   strap_session session = start(path, STRAP_ON_FULL_BLOCK, &layer);
   freeze();
-  int accepted = fill(session, layer, STRAP_ERR_TIMEOUT);
+  int accepted = fill(session, layer);
   strap_tensor t = tensor_of(layer, STRAP_INT32, 1, shape, values);
   TIMED(0, STRAP_ERR_TIMEOUT, strap_enqueue(session, &t, 0, &error));
   if (t.cursor != 0) EXPECT(STRAP_OK, strap_abandon(session, t.cursor, &error));
@@ -156,12 +156,24 @@ static void drops(const char *path) {
   uint32_t layer;
   strap_session session = start(path, STRAP_ON_FULL_DROP, &layer);
   freeze();
-  int accepted = fill(session, layer, STRAP_DROPPED);
-  for (int i = 0; i < 3; i++)
-    CHECK(offer(session, layer, accepted + 1 + i, -1) == STRAP_DROPPED, "a full queue took one");
+  /* The writer, where it gets little of a core, may make room after the first. */
+  int accepted = 0;
+  uint64_t dropped = 0;
+  for (int in_a_row = 0; in_a_row < 4; in_a_row++) {
+    strap_status status = offer(session, layer, accepted, -1);
+    CHECK(status == STRAP_OK || status == STRAP_DROPPED, "%d, %s", status, error.message);
+    if (status == STRAP_OK) {
+      in_a_row = -1;
+      CHECK(++accepted < MOST, "%d tensors went into the memory", accepted);
+    } else {
+      dropped++;
+      usleep(100000);
+    }
+  }
   strap_stats_t s = stats_of(session);
-  CHECK(s.dropped == 4 && s.dropped_bytes == 4 * sizeof values, "%llu dropped, %llu bytes",
-        (unsigned long long)s.dropped, (unsigned long long)s.dropped_bytes);
+  CHECK(s.dropped == dropped && s.dropped_bytes == dropped * sizeof values,
+        "%llu dropped, %llu bytes", (unsigned long long)s.dropped,
+        (unsigned long long)s.dropped_bytes);
   CHECK(s.failed == 0, "dropped tensors count as %llu failed", (unsigned long long)s.failed);
   thaw();
   close_stream(session);
@@ -174,7 +186,7 @@ static void discards(const char *path) {
   for (int i = 0; i < 10; i++) CHECK(offer(session, layer, i, -1) == STRAP_OK, "tensor %d", i);
   EXPECT(STRAP_OK, strap_checkpoint(session, -1, NULL, &error));
   freeze();
-  int accepted = fill(session, layer, STRAP_ERR_TIMEOUT);
+  int accepted = fill(session, layer);
   uint64_t lost = 0;
   TIMED(0, STRAP_OK, strap_discard(session, &lost, &error));
   CHECK(lost > 0 && lost <= (uint64_t)accepted, "%llu of %d packets lost",

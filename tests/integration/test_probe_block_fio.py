@@ -148,7 +148,7 @@ def test_counts_are_those_of_fio_and_of_diskstats(loop, rw, depth, block):
     fio = Fio(disk, rw, depth, block, requests=1000)
     with (
         BlockProbe([disk.name]) as of_all,
-        BlockProbe([disk.name], process=fio.pid) as of_fio,
+        BlockProbe([disk.name], pid=fio.pid) as of_fio,
     ):
         everything, own = Seen(of_all, operation), Seen(of_fio, operation)
         said = at_work(fio, everything, own)
@@ -210,7 +210,7 @@ def test_latencies_are_those_of_fio(slow, rw, depth, block):
     disk, cgroup = slow
     fio = Fio(disk, rw, depth, block, requests=2 * depth + 18)
     (cgroup / "cgroup.procs").write_text(str(fio.pid))
-    with BlockProbe([disk.name], process=fio.pid) as probe:
+    with BlockProbe([disk.name], pid=fio.pid) as probe:
         seen = Seen(probe, "write" if "write" in rw else "read")
         said = at_work(fio, seen)["clat_ns"]
     mean_us = seen.counts["latency_ns"] / seen.counts["completed"] / 1e3
