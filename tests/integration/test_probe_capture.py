@@ -9,7 +9,12 @@ import pytest
 import torch
 from llm_instrumentation import InstrumentationConfig, InstrumentationFramework
 from llm_instrumentation.core.config import PROBES as CONFIG_PROBES
-from llm_instrumentation.errors import NotFoundError, StrapPermissionError, UnsupportedError
+from llm_instrumentation.errors import (
+    CorruptError,
+    NotFoundError,
+    StrapPermissionError,
+    UnsupportedError,
+)
 from llm_instrumentation.probes import (
     BlockProbe,
     SystemProbe,
@@ -142,6 +147,25 @@ def test_snapshots_that_cannot_be_written_do_not_end_the_capture(tmp_path):
     ):
         model(torch.ones(8, 64))
     assert framework.stats().tensors == 1
+
+
+def test_files_of_something_else_are_no_timeline(tmp_path):
+    path = tmp_path / "run.stream"
+    with pytest.raises(NotFoundError, match="with_probes"):
+        timeline(path)
+    snapshot_path(path, "capture").touch()
+    with pytest.raises(NotFoundError, match="no snapshot"):
+        timeline(path)
+    snapshot_path(path, "capture").write_text('{"timestamp": 1.0}\n')
+    with pytest.raises(CorruptError, match="interval_s"):
+        timeline(path)
+
+
+def test_snapshots_that_no_capture_left_stay(tmp_path):
+    path = tmp_path / "run.stream"
+    snapshot_path(path, "block").write_text('{"timestamp": 1.0}\n')  # of strap-probe's own
+    captured(path, InstrumentationConfig.balanced())
+    assert snapshot_path(path, "block").exists()
 
 
 def test_probes_of_a_configuration():

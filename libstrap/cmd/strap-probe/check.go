@@ -29,10 +29,13 @@ func check(arguments []string, out io.Writer) error {
 	} else {
 		table(r, out)
 	}
-	if !r.Works("block") || !r.Works("system") {
-		return status.New(status.Unsupported, "not all works here: the noes say the way out")
+	if r.Works("block") && r.Works("system") {
+		return nil
 	}
-	return nil
+	if !r.Permitted() {
+		return status.New(status.Permission, "not all works here for this user: the noes say the way out")
+	}
+	return status.New(status.Unsupported, "not all works here: the noes say the way out")
 }
 
 func table(r *probe.Report, out io.Writer) {

@@ -15,6 +15,8 @@ const (
 	Info Verdict = "info" // neither: it decides nothing for the collectors
 )
 
+const capabilities = "capabilities"
+
 // Finding is one thing that a machine has or lacks.
 type Finding struct {
 	Name    string  `json:"name"`
@@ -30,13 +32,18 @@ type Report struct {
 }
 
 // Works says whether a collector does.
-func (r *Report) Works(kind string) bool {
-	for _, one := range r.Collectors {
-		if one.Name == kind {
-			return one.Verdict == Yes
+func (r *Report) Works(kind string) bool { return verdictOn(kind, r.Collectors) == Yes }
+
+// Permitted says whether this process may load programs, as far as its capabilities go.
+func (r *Report) Permitted() bool { return verdictOn(capabilities, r.Machine) == Yes }
+
+func verdictOn(name string, findings []Finding) Verdict {
+	for _, one := range findings {
+		if one.Name == name {
+			return one.Verdict
 		}
 	}
-	return false
+	return No
 }
 
 // checked are the collectors in the order of a report, and options to try them with.
@@ -92,11 +99,11 @@ func verdict(name string, ok bool, found, wayOut string) Finding {
 func (h host) capabilities() Finding {
 	switch {
 	case len(h.missing) > 0:
-		return verdict("capabilities", false, "without "+strings.Join(h.missing, " and "), "run it as root, or once: "+setcap)
+		return verdict(capabilities, false, "without "+strings.Join(h.missing, " and "), "run it as root, or once: "+setcap)
 	case h.userNamespace:
-		return verdict("capabilities", false, "those of a user namespace, which do not count", "run it outside of the container, or in one with --privileged --userns=host")
+		return verdict(capabilities, false, "those of a user namespace, which do not count", "run it outside of the container, or in one with --privileged --userns=host")
 	}
-	return verdict("capabilities", true, "CAP_BPF, CAP_PERFMON", "")
+	return verdict(capabilities, true, "CAP_BPF, CAP_PERFMON", "")
 }
 
 // unprivileged explains a setting that is often taken for the reason.

@@ -171,6 +171,11 @@ func (s *System) leave(next map[threadKey]bpf.TasksTaskRecord, exiting map[threa
 // count adds what a thread did until `until` to its process.
 func (s *System) count(out *SystemSnapshot, r bpf.TasksTaskRecord, until int64) {
 	b, known := s.before[threadKey{r.Thread, r.StartNs}]
+	if known && r.RunNs < b.RunNs {
+		// Another thread has taken its number and start over with execve, and its own counts with
+		// it: what it did before stands under its old number.
+		return
+	}
 	since := s.readNS
 	if !known {
 		since = max(since, int64(r.StartNs))

@@ -70,13 +70,12 @@ class CaptureProbes:
 
         Args:
             counters: gives those of the capture, which only grow.
-            append: to the files that are there. Without it they are removed, since they tell of
-                another capture.
+            append: to the files that are there. Without it those of another capture are removed.
 
         Raises:
             OSError: a file cannot be opened.
         """
-        if not append:
+        if not append and snapshot_path(self._stream, CAPTURE).exists():
             for name in (CAPTURE, *PROBES):
                 snapshot_path(self._stream, name).unlink(missing_ok=True)
         if not self._sources:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from ..errors import NotFoundError
+from ..errors import CorruptError, NotFoundError
 from .analysis import percentiles_us, slot_counts
 from .capture import CAPTURE, snapshot_path
 from .jsonl import read_snapshots
@@ -71,7 +71,7 @@ def timeline(stream: str | os.PathLike[str]) -> pd.DataFrame:
 
     Raises:
         NotFoundError: (a FileNotFoundError) there are no snapshots beside the stream.
-        CorruptError: a file holds none.
+        CorruptError: a file holds none, or others than a capture leaves.
     """
     path = snapshot_path(stream, CAPTURE)
     if not path.exists():
@@ -79,6 +79,13 @@ def timeline(stream: str | os.PathLike[str]) -> pd.DataFrame:
     lines = list(read_snapshots(path))
     if not lines:
         raise NotFoundError(f"{path} holds no snapshot: the capture ended before its first")
+    try:
+        return _laid_over(stream, lines)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptError(f"{path} or a file beside it is none of a capture: {error!r}") from error
+
+
+def _laid_over(stream: str | os.PathLike[str], lines: list[dict[str, Any]]) -> pd.DataFrame:
     frame = _capture(lines)
     ends = frame["monotonic_ns"].to_numpy()
     for name, columns, told in (("block", _DISK, _disk), ("system", _SYSTEM, _system)):
