@@ -109,7 +109,7 @@ def read_snapshots(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     good = 0
     with Path(path).open("rb") as file:
         if file.peek(4)[:4] == b"PAR1":
-            from .export import read_parquet
+            from .parquet import read_parquet
 
             yield from read_parquet(Path(path))
             return
