@@ -29,9 +29,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
-from llm_instrumentation.probes import BlockProbe, SystemProbe
+from llm_instrumentation.probes import BlockProbe, SystemProbe, program
 
-ROOT = Path(__file__).resolve().parents[1]
 STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
 PEER = "biolatency"
 
@@ -120,16 +119,13 @@ def per_event(watchers: dict[str, int], work: Callable[[], None]) -> list[dict]:
 
 def block(seconds: float, folder: str) -> dict:
     """Requests, with and without a scheduler; the share of a core that strap-probe takes."""
-    binary = str(Path(folder) / "strap-probe")
-    go = os.environ.get("GO", "go")
-    subprocess.run([go, "build", "-o", binary, "./libstrap/cmd/strap-probe"], cwd=ROOT, check=True)
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(loop_device(folder))
         scheduler = Path(f"/sys/block/{device.name}/queue/scheduler")
         before = scheduler.read_text().partition("[")[2].partition("]")[0]
         stack.callback(scheduler.write_text, before)
         scheduler.write_text("none")
-        ours = stack.enter_context(running([binary, "--interval", "5"]))
+        ours = stack.enter_context(running([str(program.path()), "block", "--interval", "5"]))
         watchers = {"strap-probe": ours.pid}
         if shutil.which(PEER):
             peer = stack.enter_context(running([PEER, "-D", "3600", "1"]))
