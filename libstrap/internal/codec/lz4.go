@@ -52,11 +52,9 @@ type lz4Encoder struct {
 	high    *lz4.CompressorHC
 	scratch []byte // a compressed block
 
-	w     io.Writer
-	left  int64 // source bytes still to come
-	block int
-	rest  []byte // the beginning of a block
-	head  [lz4HeaderSize]byte
+	cut  cutter
+	w    io.Writer
+	head [lz4HeaderSize]byte
 }
 
 var lz4Levels = [...]lz4.CompressionLevel{
@@ -69,6 +67,7 @@ func newLZ4Encoder(level int) (*lz4Encoder, error) {
 		return nil, status.New(status.InvalidArgument, "level = %d: lz4 takes 0 to %d", level, len(lz4Levels)-1)
 	}
 	e := &lz4Encoder{}
+	e.cut.put = e.put
 	if level > 0 {
 		e.high = &lz4.CompressorHC{Level: lz4Levels[level]}
 	}
@@ -77,51 +76,24 @@ func newLZ4Encoder(level int) (*lz4Encoder, error) {
 
 // begin writes a frame's header. Writes of whole blocks need no buffer then.
 func (e *lz4Encoder) begin(w io.Writer, size int64) error {
-	e.w, e.left, e.block, e.rest = w, size, lz4BlockSize(size), e.rest[:0]
+	block := lz4BlockSize(size)
+	e.w = w
+	e.cut.begin(block, size)
 	h := e.head[:lz4HeaderSize]
 	binary.LittleEndian.PutUint32(h, lz4Magic)
 	h[4] = lz4Version | lz4Independent | lz4HasSize
-	h[5] = lz4BlockIDs[e.block] << 4
+	h[5] = lz4BlockIDs[block] << 4
 	binary.LittleEndian.PutUint64(h[6:], uint64(size))
 	h[14] = lz4HeaderChecksum(h[4:14])
 	_, err := w.Write(h)
 	return err
 }
 
-func (e *lz4Encoder) Write(b []byte) (int, error) {
-	if int64(len(b)) > e.left {
-		return 0, status.New(status.Internal, "%d bytes more than announced", int64(len(b))-e.left)
-	}
-	e.left -= int64(len(b))
-	for rest := b; len(rest) > 0; {
-		if len(e.rest) == 0 && (len(rest) >= e.block || e.left == 0) {
-			n := min(len(rest), e.block)
-			if err := e.put(rest[:n]); err != nil {
-				return 0, err
-			}
-			rest = rest[n:]
-			continue
-		}
-		n := min(len(rest), e.block-len(e.rest))
-		e.rest = append(e.rest, rest[:n]...)
-		rest = rest[n:]
-		if len(e.rest) == e.block {
-			if err := e.putRest(); err != nil {
-				return 0, err
-			}
-		}
-	}
-	return len(b), nil
-}
+func (e *lz4Encoder) Write(b []byte) (int, error) { return e.cut.Write(b) }
 
 func (e *lz4Encoder) Close() error {
-	if e.left != 0 {
-		return status.New(status.Internal, "%d bytes less than announced", e.left)
-	}
-	if len(e.rest) > 0 {
-		if err := e.putRest(); err != nil {
-			return err
-		}
+	if err := e.cut.finished(); err != nil {
+		return err
 	}
 	end := e.head[:lz4EndSize]
 	clear(end)
@@ -129,14 +101,8 @@ func (e *lz4Encoder) Close() error {
 	return err
 }
 
-func (e *lz4Encoder) putRest() error {
-	err := e.put(e.rest)
-	e.rest = e.rest[:0]
-	return err
-}
-
 // put writes a block.
-func (e *lz4Encoder) put(src []byte) error {
+func (e *lz4Encoder) put(src []byte, _ bool) error {
 	data, err := e.compress(src)
 	if err != nil {
 		return status.Wrap(status.Internal, err, "lz4 block of %d bytes", len(src))

@@ -1,0 +1,48 @@
+package codec
+
+import "github.com/libstrap/strap/libstrap/internal/status"
+
+// cutter cuts a source of announced length into blocks. A block that one write
+// holds in full is handed on where it is; the others are put together first.
+type cutter struct {
+	put   func(block []byte, last bool) error
+	block int    // bytes of every block but the last
+	left  int64  // source bytes still to come
+	rest  []byte // the beginning of a block
+}
+
+func (c *cutter) begin(block int, size int64) {
+	c.block, c.left, c.rest = block, size, c.rest[:0]
+}
+
+func (c *cutter) Write(b []byte) (int, error) {
+	if int64(len(b)) > c.left {
+		return 0, status.New(status.Internal, "%d bytes more than announced", int64(len(b))-c.left)
+	}
+	c.left -= int64(len(b))
+	for rest := b; len(rest) > 0; {
+		n := min(len(rest), c.block-len(c.rest))
+		piece := rest[:n]
+		rest = rest[n:]
+		last := c.left == 0 && len(rest) == 0
+		if len(c.rest) > 0 || n < c.block && !last {
+			c.rest = append(c.rest, piece...)
+			if len(c.rest) < c.block && !last {
+				break
+			}
+			piece, c.rest = c.rest, c.rest[:0]
+		}
+		if err := c.put(piece, last); err != nil {
+			return 0, err
+		}
+	}
+	return len(b), nil
+}
+
+// finished fails unless the announced bytes were written.
+func (c *cutter) finished() error {
+	if c.left != 0 {
+		return status.New(status.Internal, "%d bytes less than announced", c.left)
+	}
+	return nil
+}
