@@ -122,7 +122,7 @@ enum { STRAP_MODE_CREATE = 0, STRAP_MODE_RESUME = 1 };
 typedef struct strap_open_options {
   uint32_t struct_size;
   strap_codec codec;
-  int32_t level;             /* of the codec; 0 is its default (lz4: fast, zstd: fastest) */
+  int32_t level;             /* of the codec; 0 is its default, the fastest */
   int32_t workers;           /* compression threads, 1 to 256 */
   uint64_t max_memory_bytes; /* hard limit of the staging memory, at least 1 MiB; libstrap
                                 takes less where half of what the machine or its cgroup

@@ -1,14 +1,13 @@
 // Package codec turns tensor elements into the payload of a packet and back:
 // float32 to float16 (kernel.go), strided to contiguous (gather.go), and bytes to
-// one raw, LZ4 or zstd payload (lz4.go, zstd.go, frame.go).
+// one raw, LZ4 or zstd payload (lz4.go; zstd.go, which chooses between match finding and
+// literals.go by repeats.go; frame.go).
 package codec
 
 import (
 	"bytes"
 	"encoding/binary"
 	"io"
-
-	"github.com/klauspost/compress/zstd"
 
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
@@ -76,13 +75,14 @@ func Headroom(k Kind, n int) int {
 type Encoder struct {
 	kind  Kind
 	lz4   *lz4Encoder
-	zstd  *zstd.Encoder
+	zstd  *zstdEncoder
 	place inPlace
 }
 
 // NewEncoder returns an encoder. Level 0 is the fast default; LZ4 takes 1 to 9
-// (the high compression mode), zstd 1 to 4 (klauspost/compress levels), and
-// none takes no level.
+// (the high compression mode), zstd 1 to 4 (klauspost/compress levels; level 0
+// looks for matches as level 1 does, but only where they pay), and none takes no
+// level.
 func NewEncoder(k Kind, level int) (*Encoder, error) {
 	e := &Encoder{kind: k}
 	var err error
@@ -130,9 +130,11 @@ func (e *Encoder) EncodeInPlace(buf []byte, n int) (m int, err error) {
 	}
 	// Hand over blocks, which an encoder has read in full when it writes them,
 	// but for the header in front of one that stays raw.
-	step := zstdBlockSize
-	if e.kind == LZ4 {
-		step = lz4BlockSize(int64(n))
+	step := lz4BlockSize(int64(n))
+	if e.kind == Zstd {
+		if step, err = e.zstd.plan(buf[len(buf)-n:]); err != nil {
+			return 0, err
+		}
 	}
 	for start := len(buf) - n; start < len(buf); {
 		if out.written+inPlaceBlockHeader > start {
@@ -181,12 +183,7 @@ func (e *Encoder) NewFrame(w io.Writer, size int64) (io.WriteCloser, error) {
 	case LZ4:
 		return e.lz4, e.lz4.begin(w, size)
 	case Zstd:
-		if size == 0 {
-			_, err := w.Write(zstdEmptyFrame)
-			return &sized{w: w}, err
-		}
-		e.zstd.ResetContentSize(w, size)
-		return &sized{w: e.zstd, closer: e.zstd, left: size}, nil
+		return e.zstd, e.zstd.begin(w, size)
 	default:
 		return &sized{w: w, left: size}, nil
 	}
@@ -194,9 +191,8 @@ func (e *Encoder) NewFrame(w io.Writer, size int64) (io.WriteCloser, error) {
 
 // sized checks that exactly the announced bytes are written.
 type sized struct {
-	w      io.Writer
-	closer io.Closer
-	left   int64
+	w    io.Writer
+	left int64
 }
 
 func (s *sized) Write(b []byte) (int, error) {
@@ -211,9 +207,6 @@ func (s *sized) Write(b []byte) (int, error) {
 func (s *sized) Close() error {
 	if s.left != 0 {
 		return status.New(status.Internal, "%d bytes less than announced", s.left)
-	}
-	if s.closer != nil {
-		return s.closer.Close()
 	}
 	return nil
 }

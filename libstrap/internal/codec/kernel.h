@@ -1,4 +1,4 @@
-/* kernel.h - the loops of package codec that are worth SIMD. */
+/* kernel.h - the loops of package codec that are worth C. */
 #ifndef STRAPK_H
 #define STRAPK_H
 
@@ -27,6 +27,21 @@ void strapk_float32_to_float16(int kernel, uint16_t *dst, const float *src, size
  * in elements. */
 void strapk_gather(void *dst, const void *src, size_t item, int ndim, const int64_t *shape,
                    const int64_t *strides, int64_t start, int64_t count);
+
+/* A stream of Huffman codes; what is held is described in huffman.go. */
+struct strapk_huffman {
+  uint64_t held, n;
+  size_t left;    /* source bytes */
+  size_t written; /* bytes, by the call */
+};
+
+/* Writes the codes of the last 4 * count bytes of a->left at src_a to out_a, from the
+ * end, and likewise those at src_b, in turns. codes are those of bytes, or where shift
+ * is not negative those of 16-bit words, shifted. Eight bytes beyond what is written
+ * may be overwritten. Little endian machines only. */
+void strapk_huffman_pair(const uint64_t *codes, int shift, size_t count, const uint8_t *src_a,
+                         const uint8_t *src_b, uint8_t *out_a, uint8_t *out_b,
+                         struct strapk_huffman *a, struct strapk_huffman *b);
 
 #pragma GCC visibility pop
 

@@ -8,6 +8,8 @@ package codec
 #cgo nocallback strapk_float32_to_float16
 #cgo noescape strapk_gather
 #cgo nocallback strapk_gather
+#cgo noescape strapk_huffman_pair
+#cgo nocallback strapk_huffman_pair
 #include "kernel.h"
 */
 import "C"
@@ -38,4 +40,24 @@ func gatherKernel(dst, src unsafe.Pointer, itemSize int, shape, strides []int64,
 	C.strapk_gather(dst, src, C.size_t(itemSize), C.int(len(shape)),
 		(*C.int64_t)(unsafe.SliceData(shape)), (*C.int64_t)(unsafe.SliceData(strides)),
 		C.int64_t(start), C.int64_t(count))
+}
+
+// huffmanKernel is bytePair, or where shift is not negative wordPair, in C, for
+// 4 * count > 0 bytes of each stream. C gets the beginnings of the sources: their ends
+// can be the beginnings of other objects.
+func huffmanKernel(codes *huffCode, shift int, count int, s, t *huffStream) {
+	a, b := s.toC(), t.toC()
+	C.strapk_huffman_pair((*C.uint64_t)(codes), C.int(shift), C.size_t(count),
+		(*C.uint8_t)(&s.src[0]), (*C.uint8_t)(&t.src[0]),
+		(*C.uint8_t)(&s.out[s.at]), (*C.uint8_t)(&t.out[t.at]), &a, &b)
+	s.fromC(&a)
+	t.fromC(&b)
+}
+
+func (s *huffStream) toC() C.struct_strapk_huffman {
+	return C.struct_strapk_huffman{held: C.uint64_t(s.held), n: C.uint64_t(s.n), left: C.size_t(len(s.src))}
+}
+
+func (s *huffStream) fromC(c *C.struct_strapk_huffman) {
+	s.held, s.n, s.src, s.at = uint64(c.held), uint(c.n), s.src[:c.left], s.at+int(c.written)
 }

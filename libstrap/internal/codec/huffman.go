@@ -1,0 +1,492 @@
+package codec
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"slices"
+
+	"github.com/klauspost/compress/fse"
+)
+
+const (
+	huffMaxBits  = 11      // of a code, RFC 8878, 4.2.1
+	huffWeights  = 128     // as many weights can stand as nibbles, 4.2.1.1
+	huffJump     = 6       // Jump_Table of four streams, 3.1.1.3.1.6
+	huffSlack    = 16      // bytes that a stream may be longer, its last store included
+	huffRoom     = 256     // for a tree, the Jump_Table and four times huffSlack
+	huffWordBits = 12      // words of at most so many bits have a table of their codes
+	huffWordsMin = 8 << 10 // bytes for which that table pays
+)
+
+// huffman codes literals, RFC 8878, 4.2: a tree, and one or four streams. huff0 of
+// klauspost/compress does the same; this is faster, and the loops that take the time
+// are in C too (huffman.c).
+//
+// 16-bit floats of few mantissa bits have zeros at the end. Where all have, the codes
+// of both bytes are looked up at once, by the bits that are left.
+type huffman struct {
+	bytes  [4][256]uint32               // counts, in four parts that do not wait for each other
+	words  [2][1 << huffWordBits]uint32 // counts
+	count  [256]uint32
+	length [256]uint8 // of the code, 0 where the byte does not occur
+	code   [256]huffCode
+	joined [1 << huffWordBits]huffCode // codes of both bytes
+	sorted []huffLeaf                  // the bytes that occur, the rarest first
+	spare  []huffLeaf
+	parent [512]uint16
+	weight [256]byte
+	fse    fse.Scratch
+	out    []byte // empty, with room
+
+	shift    uint // low bits of 16-bit words that are zero
+	wordwise bool // words are looked up
+	kernel   bool // the loops in C are used, little endian machines only
+}
+
+// huffCode is a code in the highest bits and its length in the lowest byte.
+type huffCode uint64
+
+func newHuffCode(code uint64, length uint8) huffCode {
+	return huffCode(code<<(64-length) | uint64(length))
+}
+
+func (c huffCode) length() uint8 { return uint8(c) }
+
+// huffLeaf is a byte in the lowest eight bits, below its count.
+type huffLeaf uint32
+
+func (l huffLeaf) value() uint8 { return uint8(l) }
+func (l huffLeaf) count() int   { return int(l >> 8) }
+
+// compress returns the tree's description and the streams of len(src) > 1 literals;
+// nil where they are not smaller than src. distinct is how many different bytes src
+// has; 1 asks for no tree. The result is valid until the next call.
+func (h *huffman) compress(src []byte, single bool) (data []byte, distinct int) {
+	h.shift = 0
+	if len(src) >= huffWordsMin {
+		h.shift = trailingZeros(src)
+	}
+	h.wordwise = 16-h.shift <= huffWordBits
+	if h.wordwise {
+		h.countWords(src, h.shift)
+	} else {
+		h.countBytes(src)
+	}
+	if distinct = h.build(); distinct < 2 {
+		return nil, distinct
+	}
+	// A tree takes more than two bits for each byte that occurs; describing it takes
+	// longer than coding a short source.
+	if h.bits()/8+distinct/4 >= len(src) {
+		return nil, distinct
+	}
+	if room := len(src)*huffMaxBits/8 + huffRoom; cap(h.out) < room {
+		h.out = make([]byte, 0, room)
+	}
+	out, ok := h.describe(h.out)
+	if !ok {
+		return nil, distinct
+	}
+	if h.wordwise {
+		h.joinCodes()
+	}
+	if single {
+		return h.oneStream(out, src), distinct
+	}
+	return h.fourStreams(out, src), distinct
+}
+
+// trailingZeros is how many low bits are zero in every 16-bit word of src. An odd
+// byte at the end is the low half of a word.
+func trailingZeros(src []byte) uint {
+	var all uint64
+	i := 0
+	for ; i+32 <= len(src); i += 32 {
+		b := src[i : i+32 : i+32]
+		all |= binary.LittleEndian.Uint64(b) | binary.LittleEndian.Uint64(b[8:]) |
+			binary.LittleEndian.Uint64(b[16:]) | binary.LittleEndian.Uint64(b[24:])
+		if i&1023 == 0 && all&0x000F_000F_000F_000F != 0 {
+			return 0
+		}
+	}
+	for ; i < len(src); i++ {
+		all |= uint64(src[i]) << (i % 2 * 8)
+	}
+	all |= all >> 32
+	all |= all >> 16
+	return uint(bits.TrailingZeros16(uint16(all)))
+}
+
+// countBytes counts the bytes of src.
+func (h *huffman) countBytes(src []byte) {
+	clear(h.bytes[0][:])
+	clear(h.bytes[1][:])
+	clear(h.bytes[2][:])
+	clear(h.bytes[3][:])
+	i := 0
+	for ; i+8 <= len(src); i += 8 {
+		v := binary.LittleEndian.Uint64(src[i:])
+		h.bytes[0][byte(v)]++
+		h.bytes[1][byte(v>>8)]++
+		h.bytes[2][byte(v>>16)]++
+		h.bytes[3][byte(v>>24)]++
+		h.bytes[0][byte(v>>32)]++
+		h.bytes[1][byte(v>>40)]++
+		h.bytes[2][byte(v>>48)]++
+		h.bytes[3][byte(v>>56)]++
+	}
+	for _, b := range src[i:] {
+		h.bytes[0][b]++
+	}
+	for b := range h.count {
+		h.count[b] = h.bytes[0][b] + h.bytes[1][b] + h.bytes[2][b] + h.bytes[3][b]
+	}
+}
+
+// countWords counts the bytes of words whose low shift bits are zero.
+func (h *huffman) countWords(src []byte, shift uint) {
+	const mask = 1<<huffWordBits - 1
+	used := 1 << (16 - shift)
+	clear(h.words[0][:used])
+	clear(h.words[1][:used])
+	i := 0
+	for ; i+8 <= len(src); i += 8 {
+		v := binary.LittleEndian.Uint64(src[i:])
+		h.words[0][uint64(uint16(v))>>(shift&63)&mask]++
+		h.words[1][uint64(uint16(v>>16))>>(shift&63)&mask]++
+		h.words[0][uint64(uint16(v>>32))>>(shift&63)&mask]++
+		h.words[1][v>>48>>(shift&63)&mask]++
+	}
+	clear(h.count[:])
+	for w := range used {
+		if n := h.words[0][w] + h.words[1][w]; n > 0 {
+			h.count[byte(w<<shift)] += n
+			h.count[w<<shift>>8] += n
+		}
+	}
+	for _, b := range src[i:] {
+		h.count[b]++
+	}
+}
+
+// build gives each byte that occurs a code; it returns how many do.
+func (h *huffman) build() int {
+	h.sorted = h.sorted[:0]
+	for b, n := range h.count {
+		if n > 0 {
+			h.sorted = append(h.sorted, huffLeaf(n<<8|uint32(b)))
+		}
+	}
+	if len(h.sorted) < 2 {
+		return len(h.sorted)
+	}
+	h.sort()
+	h.measure()
+	h.limit()
+	h.assign()
+	return len(h.sorted)
+}
+
+// sort orders the leaves by their counts, digit by digit: for so few of them, and with
+// counts that are mostly small, faster than by comparison.
+func (h *huffman) sort() {
+	const digit = 6
+	most := huffLeaf(0)
+	for _, l := range h.sorted {
+		most = max(most, l)
+	}
+	h.spare = append(h.spare[:0], h.sorted...)
+	for shift := 8; most>>shift > 0; shift += digit {
+		var next [1 << digit]uint16
+		for _, l := range h.sorted {
+			next[l>>shift&(1<<digit-1)]++
+		}
+		place := uint16(0)
+		for d, n := range next {
+			next[d] = place
+			place += n
+		}
+		for _, l := range h.sorted {
+			at := &next[l>>shift&(1<<digit-1)]
+			h.spare[*at] = l
+			*at++
+		}
+		h.sorted, h.spare = h.spare, h.sorted
+	}
+}
+
+// measure sets the lengths of an optimal code, by joining the two rarest nodes until
+// one is left. Both the leaves and the joined nodes come in order of their counts.
+func (h *huffman) measure() {
+	n := len(h.sorted)
+	var joined [256]int // counts of nodes n, n+1, ...
+	leaf, inner := 0, 0
+	for made := 0; made < n-1; made++ {
+		for range 2 {
+			node, count := 0, 0
+			if inner >= made || leaf < n && h.sorted[leaf].count() <= joined[inner] {
+				node, count = leaf, h.sorted[leaf].count()
+				leaf++
+			} else {
+				node, count = n+inner, joined[inner]
+				inner++
+			}
+			joined[made] += count
+			h.parent[node] = uint16(n + made)
+		}
+	}
+	var depth [512]uint8
+	for node := 2*n - 3; node >= 0; node-- {
+		depth[node] = depth[h.parent[node]] + 1
+	}
+	clear(h.length[:])
+	for i, l := range h.sorted {
+		h.length[l.value()] = depth[i]
+	}
+}
+
+// limit shortens codes to what the format and the number of literals allow (long codes
+// make a tree's description longer), and lengthens others, the rarest first, so that
+// the code stays complete, which the format demands.
+func (h *huffman) limit() {
+	total := 0
+	for _, l := range h.sorted {
+		total += l.count()
+	}
+	most := uint8(min(max(bits.Len(uint(total-1))-2, bits.Len(uint(len(h.sorted)-1))+1), huffMaxBits))
+	whole := 1 << most
+	used := 0 // of all codes of that length
+	for _, l := range h.sorted {
+		h.length[l.value()] = min(h.length[l.value()], most)
+		used += whole >> h.length[l.value()]
+	}
+	for i := 0; used > whole; i = (i + 1) % len(h.sorted) {
+		if n := &h.length[h.sorted[i].value()]; *n < most {
+			*n++
+			used -= whole >> *n
+		}
+	}
+	for i := len(h.sorted) - 1; used < whole; i-- {
+		if n := &h.length[h.sorted[i].value()]; whole>>*n <= whole-used {
+			used += whole >> *n
+			*n--
+			i++
+		}
+	}
+}
+
+// assign sets the codes that follow from the lengths, 4.2.1.3: from the longest codes
+// to the shortest, and in the order of the bytes.
+func (h *huffman) assign() {
+	var next [huffMaxBits + 2]uint64
+	for _, l := range h.sorted {
+		next[h.length[l.value()]]++
+	}
+	code, longest := uint64(0), h.longest()
+	for n := longest; n > 0; n-- {
+		here := next[n]
+		next[n] = code
+		code = (code + here) >> 1
+	}
+	for b, n := range h.length {
+		if n > 0 {
+			h.code[b] = newHuffCode(next[n], n)
+			next[n]++
+		}
+	}
+}
+
+func (h *huffman) longest() uint8 { return slices.Max(h.length[:]) }
+
+// bits is the length of all literals' codes.
+func (h *huffman) bits() (n int) {
+	for _, l := range h.sorted {
+		n += l.count() * int(h.length[l.value()])
+	}
+	return n
+}
+
+// describe appends the tree, 4.2.1: the weights of all bytes but the last that occurs,
+// compressed, or as nibbles where there are few enough. It is false where neither goes.
+func (h *huffman) describe(out []byte) ([]byte, bool) {
+	n := 255
+	for h.length[n] == 0 {
+		n--
+	}
+	longest := h.longest()
+	for b, l := range h.length[:n] {
+		h.weight[b] = 0
+		if l > 0 {
+			h.weight[b] = longest + 1 - l
+		}
+	}
+	h.fse.TableLog = 6 // Maximum_Accuracy_Log, 4.2.1.2
+	packed, err := fse.Compress(h.weight[:n], &h.fse)
+	if err == nil && len(packed) < huffWeights && len(packed) < (n+1)/2 {
+		return append(append(out, byte(len(packed))), packed...), true
+	}
+	if n > huffWeights {
+		return nil, false
+	}
+	out = append(out, byte(127+n))
+	h.weight[n] = 0
+	for i := 0; i < n; i += 2 {
+		out = append(out, h.weight[i]<<4|h.weight[i+1])
+	}
+	return out, true
+}
+
+// joinCodes sets the codes of words: the high byte's first, since a stream is read
+// from its end.
+func (h *huffman) joinCodes() {
+	for w := range h.joined[:1<<(16-h.shift)] {
+		high, low := h.code[w<<h.shift>>8], h.code[byte(w<<h.shift)]
+		both := high>>8<<8>>(low.length()&63) | low>>8<<8
+		h.joined[w] = both | huffCode(high.length()+low.length())
+	}
+}
+
+// fourStreams appends the Jump_Table and the four streams, 3.1.1.3.1.6.
+func (h *huffman) fourStreams(out, src []byte) []byte {
+	jump := len(out)
+	out = out[:jump+huffJump]
+	part := (len(src) + 3) / 4
+	room := part*huffMaxBits/8 + huffSlack
+	var s [4]huffStream
+	for i := range s {
+		// Each at a place of its own first.
+		from, to := i*part, min((i+1)*part, len(src))
+		place := len(out) + i*room
+		s[i] = h.begin(out[place:place+room], src[from:to], from%2)
+	}
+	for i := 0; i < 4; i += 2 {
+		h.pair(&s[i], &s[i+1])
+	}
+	for i := range s {
+		data := s[i].close(&h.code)
+		out = append(out, data...)
+		if i < 3 {
+			binary.LittleEndian.PutUint16(out[jump+2*i:], uint16(len(data)))
+		}
+	}
+	return out
+}
+
+// pair writes two streams, but for a few bytes at their beginnings.
+func (h *huffman) pair(s, t *huffStream) {
+	count := min(len(s.src), len(t.src)) / 4
+	switch kernel := h.kernel && count > 0; {
+	case kernel && h.wordwise:
+		huffmanKernel(&h.joined[0], int(h.shift), count, s, t)
+	case kernel:
+		huffmanKernel(&h.code[0], -1, count, s, t)
+	case h.wordwise:
+		wordPair(s, t, &h.joined, h.shift)
+	default:
+		bytePair(s, t, &h.code)
+	}
+}
+
+// oneStream appends a stream.
+func (h *huffman) oneStream(out, src []byte) []byte {
+	s := huffStream{out: out[len(out):cap(out)], src: src}
+	return append(out, s.close(&h.code)...)
+}
+
+// begin starts a stream, 4.2.2: the codes of src from its end to its beginning. A word
+// begins at src[skip]; the last one, where it is a half, is written here.
+func (h *huffman) begin(out, src []byte, skip int) huffStream {
+	s := huffStream{out: out, src: src}
+	if h.wordwise && (len(src)-skip)%2 != 0 {
+		s.byte(&h.code)
+	}
+	return s
+}
+
+// huffStream writes codes, the first one to the lowest bits. The bits that are not yet
+// written are the highest n of held. What lies below is of no meaning: the codes are
+// put in with their lengths, which saves masking them.
+type huffStream struct {
+	src  []byte // what is left to code
+	out  []byte
+	at   int
+	held uint64
+	n    uint // at most 7 between calls
+}
+
+// byte takes the last byte of the source.
+func (s *huffStream) byte(codes *[256]huffCode) {
+	last := len(s.src) - 1
+	c := codes[s.src[last]]
+	s.src = s.src[:last]
+	s.held = s.held>>(c.length()&63) | uint64(c)
+	s.n += uint(c.length())
+	binary.LittleEndian.PutUint64(s.out[s.at:], s.held>>(64-s.n))
+	s.at += int(s.n >> 3)
+	s.n &= 7
+}
+
+// close writes what is left of the source and a one as the end mark.
+func (s *huffStream) close(codes *[256]huffCode) []byte {
+	for len(s.src) > 0 {
+		s.byte(codes)
+	}
+	s.out[s.at] = byte(1<<s.n | s.held>>1>>(63-s.n))
+	return s.out[:s.at+1]
+}
+
+// bytePair writes from the ends of two streams, in turns, so that one's shifts do not
+// wait for the other's.
+func bytePair(s, t *huffStream, codes *[256]huffCode) {
+	a, b := s.src, t.src
+	i, j := len(a)-4, len(b)-4
+	heldA, heldB, nA, nB, atA, atB := s.held, t.held, s.n, t.n, s.at, t.at
+	for ; i >= 0 && j >= 0; i, j = i-4, j-4 {
+		v, w := binary.LittleEndian.Uint32(a[i:]), binary.LittleEndian.Uint32(b[j:])
+
+		c, d := codes[v>>24], codes[w>>24]
+		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
+		nA, nB = nA+uint(c), nB+uint(d)
+		c, d = codes[byte(v>>16)], codes[byte(w>>16)]
+		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
+		nA, nB = nA+uint(c), nB+uint(d)
+		c, d = codes[byte(v>>8)], codes[byte(w>>8)]
+		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
+		nA, nB = nA+uint(c), nB+uint(d)
+		c, d = codes[byte(v)], codes[byte(w)]
+		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
+		nA, nB = nA+uint(c), nB+uint(d)
+
+		binary.LittleEndian.PutUint64(s.out[atA:], heldA>>(-nA&63))
+		binary.LittleEndian.PutUint64(t.out[atB:], heldB>>(-nB&63))
+		atA, atB = atA+int(nA>>3&31), atB+int(nB>>3&31)
+		nA, nB = nA&7, nB&7
+	}
+	s.src, s.held, s.n, s.at = a[:i+4], heldA, nA, atA
+	t.src, t.held, t.n, t.at = b[:j+4], heldB, nB, atB
+}
+
+// wordPair is bytePair for streams that end with a word.
+func wordPair(s, t *huffStream, codes *[1 << huffWordBits]huffCode, shift uint) {
+	const mask = 1<<huffWordBits - 1
+	a, b := s.src, t.src
+	i, j := len(a)-4, len(b)-4
+	heldA, heldB, nA, nB, atA, atB := s.held, t.held, s.n, t.n, s.at, t.at
+	for ; i >= 0 && j >= 0; i, j = i-4, j-4 {
+		v, w := binary.LittleEndian.Uint32(a[i:]), binary.LittleEndian.Uint32(b[j:])
+
+		c, d := codes[v>>16>>(shift&31)&mask], codes[w>>16>>(shift&31)&mask]
+		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
+		nA, nB = nA+uint(c), nB+uint(d)
+		c, d = codes[v&0xFFFF>>(shift&31)&mask], codes[w&0xFFFF>>(shift&31)&mask]
+		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
+		nA, nB = nA+uint(c), nB+uint(d)
+
+		binary.LittleEndian.PutUint64(s.out[atA:], heldA>>(-nA&63))
+		binary.LittleEndian.PutUint64(t.out[atB:], heldB>>(-nB&63))
+		atA, atB = atA+int(nA>>3&31), atB+int(nB>>3&31)
+		nA, nB = nA&7, nB&7
+	}
+	s.src, s.held, s.n, s.at = a[:i+4], heldA, nA, atA
+	t.src, t.held, t.n, t.at = b[:j+4], heldB, nB, atB
+}

@@ -1,0 +1,303 @@
+package codec
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/klauspost/compress/huff0"
+)
+
+// literalsFrame encodes src without match finding, by the loops in C and in Go, which
+// must agree.
+func literalsFrame(t testing.TB, src []byte) []byte {
+	t.Helper()
+	var frames [2]bytes.Buffer
+	for i := range frames {
+		e := newLiteralsEncoder()
+		e.huff.kernel = e.huff.kernel && i == 0
+		if err := e.begin(&frames[i], int64(len(src))); err != nil {
+			t.Fatal(err)
+		}
+		if err := writeAll(e, src); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(frames[0].Bytes(), frames[1].Bytes()) {
+		t.Fatal("the kernel writes another frame than its twin")
+	}
+	return frames[0].Bytes()
+}
+
+// blockKinds lists the Block_Types of a frame.
+func blockKinds(t testing.TB, payload []byte) (kinds []int) {
+	t.Helper()
+	f, err := openFrame(Zstd, bytes.NewReader(payload))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at := len(f.held); ; {
+		h := int(payload[at]) | int(payload[at+1])<<8 | int(payload[at+2])<<16
+		kind, size := h>>1&3, h>>3
+		kinds = append(kinds, kind)
+		if kind == blockRLE {
+			size = 1
+		}
+		if at += zstdBlockHeader + size; h&1 != 0 {
+			if at != len(payload) {
+				t.Fatalf("the last block ends at %d of %d", at, len(payload))
+			}
+			return kinds
+		}
+	}
+}
+
+// ofSymbols is n bytes of that many values, the first ones far more often.
+func ofSymbols(n, values int) []byte {
+	rng := rand.New(rand.NewPCG(uint64(n), uint64(values)))
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(min(rng.IntN(values), rng.IntN(values), rng.IntN(values)))
+	}
+	for v := range min(values, n) {
+		b[rng.IntN(n)] = byte(v)
+	}
+	return b
+}
+
+func TestLiteralsRoundTrip(t *testing.T) {
+	sizes := []int{1, 2, 3, 7, 8, 11, 12, 16, 255, 256, 257, 1023, 1024, 1025, 8191, 8192, 8193, 16383, 16384,
+		16385, 65791, 65792, 1<<18 - 1, 1<<18 + 1}
+	for blocks := 1; blocks <= 2; blocks++ {
+		sizes = append(sizes, blocks*literalsBlock-1, blocks*literalsBlock, blocks*literalsBlock+1)
+	}
+	for _, n := range sizes {
+		sources := samples(n)
+		for _, values := range []int{1, 2, 129, 255, 256} {
+			sources[fmt.Sprintf("%d symbols", values)] = ofSymbols(n, values)
+		}
+		for _, bits := range []int{3, 5, 6, 7} {
+			sources[fmt.Sprintf("float16 of %d bits", bits)] = float16s(n, bits)
+		}
+		for name, src := range sources {
+			payload := literalsFrame(t, src)
+			checkDecodes(t, Zstd, payload, src)
+			blocks := (n + literalsBlock - 1) / literalsBlock
+			if most := n + zstdHeaderMax + zstdBlockHeader*blocks; len(payload) > most {
+				t.Errorf("%s: %d bytes became %d", name, n, len(payload))
+			}
+		}
+	}
+}
+
+func TestLiteralsTakeTheSmallestBlock(t *testing.T) {
+	for name, c := range map[string]struct {
+		src  []byte
+		want int
+	}{
+		"one byte":   {[]byte{7}, blockRLE},
+		"equal":      {bytes.Repeat([]byte{7}, literalsBlock), blockRLE},
+		"random":     {randomBytes(literalsBlock), blockRaw},
+		"four bytes": {[]byte("abca"), blockRaw},
+		"skewed":     {ofSymbols(literalsBlock, 200), blockCompressed},
+		"two values": {ofSymbols(5000, 2), blockCompressed},
+		"rare value": {append(make([]byte, 5000), 1), blockCompressed},
+	} {
+		if got := blockKinds(t, literalsFrame(t, c.src)); len(got) != 1 || got[0] != c.want {
+			t.Errorf("%s: blocks of the types %v, want %d", name, got, c.want)
+		}
+	}
+}
+
+// Counts that grow like Fibonacci numbers ask for codes longer than the format has.
+func TestHuffmanLimitsItsCodes(t *testing.T) {
+	var src []byte
+	for v, a, b := 0, 1, 1; len(src)+a < literalsBlock; v, a, b = v+1, b, a+b {
+		src = append(src, bytes.Repeat([]byte{byte(v)}, a)...)
+	}
+	rand.New(rand.NewPCG(1, 2)).Shuffle(len(src), func(i, j int) { src[i], src[j] = src[j], src[i] })
+	e := newLiteralsEncoder()
+	if data, _ := e.huff.compress(src, false); data == nil || e.huff.longest() != huffMaxBits {
+		t.Fatalf("%d bytes, codes of up to %d bits", len(data), e.huff.longest())
+	}
+	checkDecodes(t, Zstd, literalsFrame(t, src), src)
+}
+
+// huff0 reads the streams, and does not write smaller ones.
+func TestHuffmanAgainstHuff0(t *testing.T) {
+	for _, n := range []int{1024, 5001, 1 << 16, literalsBlock} {
+		for name, src := range map[string][]byte{
+			"8 symbols": ofSymbols(n, 8), "256 symbols": ofSymbols(n, 256),
+			"float16": float16s(n, 10), "rounded": float16s(n, 5),
+		} {
+			var h huffman
+			data, _ := h.compress(src, false)
+			if data == nil {
+				if _, _, err := huff0.Compress4X(src, nil); !errors.Is(err, huff0.ErrIncompressible) {
+					t.Errorf("%s of %d bytes stays raw; huff0: %v", name, n, err)
+				}
+				continue
+			}
+			s, rest, err := huff0.ReadTable(data, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := s.Decoder().Decompress4X(make([]byte, 0, n), rest)
+			if err != nil || !bytes.Equal(got, src) {
+				t.Errorf("%s of %d: %v", name, n, err)
+			}
+			theirs, _, err := huff0.Compress4X(src, nil)
+			if errors.Is(err, huff0.ErrIncompressible) {
+				theirs, err = src, nil
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if min(len(data), n) > len(theirs)+len(theirs)/200 {
+				t.Errorf("%s of %d bytes: %d, huff0 makes %d", name, n, len(data), len(theirs))
+			}
+		}
+	}
+}
+
+// Whatever the source, level 0 is hardly ever larger than match finding.
+func TestZstdFindsMatchesWhereTheyPay(t *testing.T) {
+	const n = 1 << 20
+	ids := make([]byte, n)
+	rng := rand.New(rand.NewPCG(3, 4))
+	for i := 0; i < n; i += 8 {
+		binary.LittleEndian.PutUint64(ids[i:], uint64(rng.IntN(30_000)))
+	}
+	row := float16s(768, 10)
+	halfRepeated := float16s(n, 10)
+	copy(halfRepeated[n/2:], bytes.Repeat(row, n/2/len(row)))
+	mask := make([]byte, n)
+	for i := range mask {
+		mask[i] = byte(i / 300 % 2)
+	}
+	for name, c := range map[string]struct {
+		src     []byte
+		matches bool
+	}{
+		"activations":     {float16s(n, 10), false},
+		"rounded":         {float16s(n, 5), false},
+		"random":          {randomBytes(n), false},
+		"zeros":           {make([]byte, n), false},
+		"token ids":       {ids, true},
+		"mask":            {mask, true},
+		"repeated rows":   {bytes.Repeat(row, n/len(row)), true},
+		"half of it rows": {halfRepeated, true},
+		"text":            {bytes.Repeat([]byte("A glacier is snow that fell faster than it melts. "), 90), true},
+	} {
+		e := newEncoder(t, Zstd, 0)
+		payload := encodeInPlace(t, e, c.src)
+		checkDecodes(t, Zstd, payload, c.src)
+		if matches := e.zstd.frame != e.zstd.literals; matches != c.matches {
+			t.Errorf("%s: match finding %v", name, matches)
+		}
+		searched := encodeInPlace(t, newEncoder(t, Zstd, 1), c.src)
+		if len(payload) > len(searched)+len(searched)/100+64 {
+			t.Errorf("%s: %d bytes, with match finding %d", name, len(payload), len(searched))
+		}
+	}
+}
+
+// The first piece decides for a frame that comes in pieces.
+func TestZstdInPieces(t *testing.T) {
+	for name, src := range map[string][]byte{
+		"rounded": float16s(3<<20+5, 5), "rows": bytes.Repeat(float16s(768, 10), 4000),
+	} {
+		for _, size := range []int{1, 1000, literalsBlock, literalsBlock + 1, 1 << 20} {
+			e := newEncoder(t, Zstd, 0)
+			part := src[:min(len(src), size*1000)]
+			var out bytes.Buffer
+			w, err := e.NewFrame(&out, int64(len(part)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for rest := part; len(rest) > 0; rest = rest[min(size, len(rest)):] {
+				if _, err := w.Write(rest[:min(size, len(rest))]); err != nil {
+					t.Fatalf("%s in pieces of %d: %v", name, size, err)
+				}
+			}
+			if err := w.Close(); err != nil {
+				t.Fatal(err)
+			}
+			checkDecodes(t, Zstd, out.Bytes(), part)
+		}
+	}
+}
+
+func FuzzLiterals(f *testing.F) {
+	for _, n := range []int{1, 2, 100, 1024, 9000} {
+		for _, src := range samples(n) {
+			f.Add(src, uint16(1), uint8(0))
+		}
+		f.Add(float16s(n, 5), uint16(20), uint8(5))
+		f.Add(ofSymbols(n, 200), uint16(3), uint8(0))
+	}
+	f.Fuzz(func(t *testing.T, src []byte, repeat uint16, zeros uint8) {
+		src = bytes.Repeat(src, int(repeat)%2048+1)
+		src = src[:min(len(src), 3*literalsBlock)]
+		if len(src) == 0 {
+			return
+		}
+		for i := 0; i+1 < len(src); i += 2 { // as words of so many zero bits
+			word := binary.LittleEndian.Uint16(src[i:])
+			binary.LittleEndian.PutUint16(src[i:], word>>(zeros%17)<<(zeros%17))
+		}
+		checkDecodes(t, Zstd, literalsFrame(t, src), src)
+	})
+}
+
+// float16s is n bytes of float16 of normal distribution with so many bits of mantissa.
+func float16s(n, mantissa int) []byte {
+	rng := rand.New(rand.NewPCG(8, uint64(mantissa)))
+	out := make([]byte, n)
+	for i := 0; i+1 < n; i += 2 {
+		h := float16Bits(float32(rng.NormFloat64()))
+		binary.LittleEndian.PutUint16(out[i:], h>>(10-mantissa)<<(10-mantissa))
+	}
+	return out
+}
+
+// Level 0 beside level 1, which always looks for matches.
+func BenchmarkZstd(b *testing.B) {
+	for _, n := range []int{768, 128 << 10, 2 << 20} {
+		for _, mantissa := range []int{10, 5} {
+			src := float16s(n, mantissa)
+			for level := range 2 {
+				b.Run(fmt.Sprintf("%d/mantissa=%d/level=%d", n, mantissa, level), func(b *testing.B) {
+					e := newEncoder(b, Zstd, level)
+					buf := make([]byte, n+Headroom(Zstd, n))
+					b.SetBytes(int64(n))
+					b.ReportAllocs()
+					m := 0
+					for b.Loop() {
+						copy(buf[len(buf)-n:], src)
+						var err error
+						if m, err = e.EncodeInPlace(buf, n); err != nil {
+							b.Fatal(err)
+						}
+					}
+					b.ReportMetric(float64(n)/float64(m), "ratio")
+				})
+			}
+		}
+	}
+}
+
+func BenchmarkRepeats(b *testing.B) {
+	for _, n := range []int{768, 2 << 20} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			src, r := float16s(n, 10), &repeats{}
+			b.SetBytes(int64(n))
+			for b.Loop() {
+				r.share(src)
+			}
+		})
+	}
+}
