@@ -57,7 +57,7 @@ def timeline(stream: str | os.PathLike[str]) -> pd.DataFrame:
         - ``stall_share``: time that the model waited for room, as a share of the interval (above 1
           where several threads wait); ``write_share``: likewise, the writer in write calls;
           ``write_blocked_share``: of that, neither on a CPU nor ready for one: asleep until the
-          disk has gone on;
+          disk has gone on; all of it where the kernel does not count a thread's time (schedstat);
         - ``bottleneck``: ``""`` where the model waited for less than 5 % of the interval; else
           ``"disk"`` where the writer was blocked for over half of it, else ``"cpu"``, which
           compression or the writer had too little of;
