@@ -135,6 +135,11 @@ typedef struct strap_open_options {
   int32_t keep_float32;      /* 0: float32 is stored as float16, the documented format;
                                 1: stored as it is */
   int32_t rank;              /* noted in the index */
+  double error_bound;        /* above 0 and below 1: values stored as float16 or bfloat16 are
+                                rounded to as few bits of mantissa as keep the squared error
+                                of a packet within this share of its squared values, and
+                                no value by more than those bits; measured for every packet.
+                                0: no rounding */
 } strap_open_options;
 
 /*
@@ -230,7 +235,7 @@ typedef struct strap_stats_t {
   uint64_t memory_peak;     /* and at most so far */
   uint64_t memory_limit;    /* the limit in force */
   uint64_t write_ns;        /* time spent in write calls; one under way counts until now */
-  uint64_t converted;       /* values that went from float32 to float16 */
+  uint64_t converted;       /* values that went from float32 to float16, or were rounded */
   double square_error;      /* sum over them of (value - stored value)^2, finite ones */
   double square_sum;        /* sum over them of value^2, finite ones */
   double max_error;         /* largest |value - stored value| of them */

@@ -75,6 +75,7 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		Cut:         cut,
 		KeepFloat32: o.keep_float32 == 1,
 		Rank:        int32(o.rank),
+		ErrorBound:  float64(o.error_bound),
 	}, nil
 }
 

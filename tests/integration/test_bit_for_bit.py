@@ -54,7 +54,7 @@ def test_other_architectures(architecture, build, ids, path, watching, assert_ca
 def test_other_types_keep_their_own_bits(dtype, build, ids, path, watching, assert_captured):
     model = build("llama").to(dtype)
     with torch.no_grad(), watching(model) as seen:
-        with capture_activations(model, path, preset="max_compression"):
+        with capture_activations(model, path, preset="max"):
             model(ids)
     assert {tensor.dtype for _, tensor in seen} >= {dtype}
     assert_captured(path, seen)

@@ -5,14 +5,14 @@ import (
 	"unsafe"
 )
 
-// Stats is what a float32 to float16 conversion did to the values. The error is
-// taken over the values that are finite in both types.
+// Stats is what a conversion or rounding did to the values. The error is taken over
+// the values that are finite before and after.
 type Stats struct {
 	Count       int64   // of those values
 	Overflow    int64   // finite values that became infinite
-	SquareError float64 // sum of (value - float16(value))^2
+	SquareError float64 // sum of (value - stored value)^2
 	SquareSum   float64 // sum of value^2
-	MaxError    float64 // largest |value - float16(value)|
+	MaxError    float64 // largest |value - stored value|
 }
 
 // Add merges o into s.
@@ -26,35 +26,40 @@ func (s *Stats) Add(o *Stats) {
 
 // Float32ToFloat16 converts n float32 at src to IEEE 754 binary16 at dst, rounding
 // to nearest, ties to even; what is too large becomes infinite, and a NaN stays one
-// with its sign and the upper bits of its payload. It adds to st. The two do not
-// overlap.
-func Float32ToFloat16(dst, src unsafe.Pointer, n int, st *Stats) {
+// with its sign and the upper bits of its payload. Then it rounds to bits of mantissa
+// as Round does. It adds to st. The two do not overlap.
+func Float32ToFloat16(dst, src unsafe.Pointer, n, bits int, st *Stats) {
+	r := Float16.rounding(bits)
 	switch {
 	case n <= 0:
 	case len(kernels) > 0:
-		convertKernel(0, dst, src, n, st)
+		convertKernel(0, dst, src, n, r, st)
 	default:
-		convertPortable(unsafe.Slice((*uint16)(dst), n), unsafe.Slice((*float32)(src), n), st)
+		convertPortable(unsafe.Slice((*uint16)(dst), n), unsafe.Slice((*float32)(src), n), r, st)
 	}
 }
 
 // convertPortable is the twin of the kernels in kernel.c.
-func convertPortable(dst []uint16, src []float32, st *Stats) {
+func convertPortable(dst []uint16, src []float32, r rounding, st *Stats) {
 	for i, x := range src {
-		h := float16Bits(x)
+		h := r.nearest(float16Bits(x))
 		dst[i] = h
 		switch {
 		case h&0x7C00 != 0x7C00:
-			wide := float64(x)
-			err := wide - float64(float16Value(h))
-			st.Count++
-			st.SquareError += err * err
-			st.SquareSum += wide * wide
-			st.MaxError = max(st.MaxError, math.Abs(err))
+			st.measure(float64(x), float64(float16Value(h)))
 		case math.Float32bits(x)&0x7F800000 != 0x7F800000:
 			st.Overflow++
 		}
 	}
+}
+
+// measure counts a finite value and what is stored of it.
+func (s *Stats) measure(value, stored float64) {
+	err := value - stored
+	s.Count++
+	s.SquareError += err * err
+	s.SquareSum += value * value
+	s.MaxError = max(s.MaxError, math.Abs(err))
 }
 
 // float16Bits rounds x to binary16.

@@ -18,9 +18,20 @@ int strapk_kernels(void);
 /* The instruction set of a kernel; a static string. */
 const char *strapk_kernel_name(int kernel);
 
-/* Converts n floats and adds to *stats; dst and src do not overlap. */
+/* How 16-bit floats are rounded to fewer mantissa bits. */
+struct strapk_rounding {
+  uint16_t exponent; /* mask of the exponent's bits: 0x7C00 float16, 0x7F80 bfloat16 */
+  uint16_t drop;     /* mantissa bits to drop, 0: none */
+};
+
+/* Converts n floats, rounds them and adds to *stats; dst and src do not overlap. */
 void strapk_float32_to_float16(int kernel, uint16_t *dst, const float *src, size_t n,
+                               const struct strapk_rounding *rounding,
                                struct strapk_stats *stats);
+
+/* Rounds n 16-bit floats, drop > 0, and adds to *stats. */
+void strapk_round(int kernel, uint16_t *dst, const uint16_t *src, size_t n,
+                  const struct strapk_rounding *rounding, struct strapk_stats *stats);
 
 /* Copies the elements [start, start + count), row-major, of a strided tensor.
  * 1 <= ndim <= 64, every length >= 1, item a power of two up to 16; strides are

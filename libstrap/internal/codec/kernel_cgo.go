@@ -6,6 +6,8 @@ package codec
 #cgo CFLAGS: -std=gnu11 -O3 -Wall -Wextra
 #cgo noescape strapk_float32_to_float16
 #cgo nocallback strapk_float32_to_float16
+#cgo noescape strapk_round
+#cgo nocallback strapk_round
 #cgo noescape strapk_gather
 #cgo nocallback strapk_gather
 #cgo noescape strapk_huffman_pair
@@ -26,10 +28,26 @@ var kernels = func() []string {
 	return names
 }()
 
-func convertKernel(kernel int, dst, src unsafe.Pointer, n int, st *Stats) {
+func convertKernel(kernel int, dst, src unsafe.Pointer, n int, r rounding, st *Stats) {
 	var c C.struct_strapk_stats
-	C.strapk_float32_to_float16(C.int(kernel), (*C.uint16_t)(dst), (*C.float)(src), C.size_t(n), &c)
-	st.Add(&Stats{
+	how := r.toC()
+	C.strapk_float32_to_float16(C.int(kernel), (*C.uint16_t)(dst), (*C.float)(src), C.size_t(n), &how, &c)
+	st.addC(&c)
+}
+
+func roundKernel(kernel int, dst, src unsafe.Pointer, n int, r rounding, st *Stats) {
+	var c C.struct_strapk_stats
+	how := r.toC()
+	C.strapk_round(C.int(kernel), (*C.uint16_t)(dst), (*C.uint16_t)(src), C.size_t(n), &how, &c)
+	st.addC(&c)
+}
+
+func (r rounding) toC() C.struct_strapk_rounding {
+	return C.struct_strapk_rounding{exponent: C.uint16_t(r.exponent), drop: C.uint16_t(r.drop)}
+}
+
+func (s *Stats) addC(c *C.struct_strapk_stats) {
+	s.Add(&Stats{
 		Count: int64(c.count), Overflow: int64(c.overflow),
 		SquareError: float64(c.square_error), SquareSum: float64(c.square_sum),
 		MaxError: float64(c.max_error),

@@ -7,7 +7,11 @@ import "unsafe"
 // kernels has none without a C compiler.
 var kernels []string
 
-func convertKernel(int, unsafe.Pointer, unsafe.Pointer, int, *Stats) {
+func convertKernel(int, unsafe.Pointer, unsafe.Pointer, int, rounding, *Stats) {
+	panic("codec: there is no kernel")
+}
+
+func roundKernel(int, unsafe.Pointer, unsafe.Pointer, int, rounding, *Stats) {
 	panic("codec: there is no kernel")
 }
 

@@ -11,23 +11,43 @@ import (
 	"unsafe"
 )
 
-// convertAll converts with the portable twin and every kernel, and compares.
+// convertAll converts with the portable twin and every kernel, and compares; to all
+// the bits of mantissa, which it returns, and rounded to fewer.
 func convertAll(t testing.TB, src []float32) []uint16 {
+	t.Helper()
+	for _, bits := range []int{1, 5, 9} {
+		convertTo(t, bits, src)
+	}
+	return convertTo(t, 10, src)
+}
+
+func convertTo(t testing.TB, bits int, src []float32) []uint16 {
+	t.Helper()
+	return compareKernels(t, src,
+		func(dst []uint16, st *Stats) { convertPortable(dst, src, Float16.rounding(bits), st) },
+		func(kernel int, dst, from unsafe.Pointer, st *Stats) {
+			convertKernel(kernel, dst, from, len(src), Float16.rounding(bits), st)
+		})
+}
+
+// compareKernels runs both over src; their words must be the same and their sums close.
+func compareKernels[T float32 | uint16](t testing.TB, src []T, portable func([]uint16, *Stats),
+	kernel func(int, unsafe.Pointer, unsafe.Pointer, *Stats)) []uint16 {
 	t.Helper()
 	want := make([]uint16, len(src))
 	var b Stats
-	convertPortable(want, src, &b)
-	for kernel, name := range kernels {
+	portable(want, &b)
+	for k, name := range kernels {
 		got := make([]uint16, len(src)+1)
 		got[len(src)] = 0xABCD
 		var a Stats
-		convertKernel(kernel, unsafe.Pointer(unsafe.SliceData(got)), unsafe.Pointer(unsafe.SliceData(src)), len(src), &a)
+		kernel(k, unsafe.Pointer(unsafe.SliceData(got)), unsafe.Pointer(unsafe.SliceData(src)), &a)
 		if got[len(src)] != 0xABCD {
 			t.Fatalf("%s wrote behind its output", name)
 		}
 		for i, x := range src {
 			if got[i] != want[i] {
-				t.Fatalf("%x (%g): %s %04x, portable %04x", math.Float32bits(x), x, name, got[i], want[i])
+				t.Fatalf("%x: %s %04x, portable %04x", x, name, got[i], want[i])
 			}
 		}
 		if a.Count != b.Count || a.Overflow != b.Overflow || a.MaxError != b.MaxError {
@@ -35,8 +55,9 @@ func convertAll(t testing.TB, src []float32) []uint16 {
 		}
 		for _, pair := range [][2]float64{{a.SquareError, b.SquareError}, {a.SquareSum, b.SquareSum}} {
 			// Squares of values below 2^-63 vanish in float; a quarter of a float's
-			// smallest normal number per value is far below any use.
-			if math.Abs(pair[0]-pair[1]) > 1e-5*pair[1]+float64(len(src))*1e-38 {
+			// smallest normal number per value is far below any use. Those beyond 2^64
+			// become infinite, for which Round asks the twin.
+			if math.Abs(pair[0]-pair[1]) > 1e-5*pair[1]+float64(len(src))*1e-38 && pair[0] < math.Inf(1) {
 				t.Fatalf("%s %+v, portable %+v", name, a, b)
 			}
 		}
@@ -139,7 +160,7 @@ func TestStatsCountWhatStaysFinite(t *testing.T) {
 	var st Stats
 	src := []float32{70000, 1, inf, -inf, float32(math.NaN()), 1.0002441, -70000, 3}
 	dst := make([]uint16, len(src))
-	Float32ToFloat16(unsafe.Pointer(&dst[0]), unsafe.Pointer(&src[0]), len(src), &st)
+	Float32ToFloat16(unsafe.Pointer(&dst[0]), unsafe.Pointer(&src[0]), len(src), 10, &st)
 	want := Stats{Count: 3, Overflow: 2, SquareSum: 11.0004883, SquareError: 5.96e-8, MaxError: 2.441e-4}
 	if st.Count != want.Count || st.Overflow != want.Overflow ||
 		math.Abs(st.SquareSum-want.SquareSum) > 1e-6 || math.Abs(st.SquareError-want.SquareError) > 1e-10 ||
@@ -147,11 +168,11 @@ func TestStatsCountWhatStaysFinite(t *testing.T) {
 		t.Errorf("%+v, want %+v", st, want)
 	}
 	before := st
-	Float32ToFloat16(unsafe.Pointer(&dst[0]), unsafe.Pointer(&src[0]), len(src), &st)
+	Float32ToFloat16(unsafe.Pointer(&dst[0]), unsafe.Pointer(&src[0]), len(src), 10, &st)
 	if st.Count != 2*before.Count || st.SquareSum != 2*before.SquareSum || st.MaxError != before.MaxError {
 		t.Errorf("the second time it became %+v", st)
 	}
-	Float32ToFloat16(nil, nil, 0, &st)
+	Float32ToFloat16(nil, nil, 0, 10, &st)
 }
 
 func TestFloat16KnownValues(t *testing.T) {
@@ -275,24 +296,45 @@ func BenchmarkFloat32ToFloat16(b *testing.B) {
 		for i := 0; i < n; i += 1000 {
 			masked[i] = float32(math.Inf(-1))
 		}
-		for kernel, name := range kernels {
-			for kind, src := range map[string][]float32{"finite": src, "masked": masked} {
-				b.Run(fmt.Sprintf("%s/%s/%d", name, kind, n), func(b *testing.B) {
+		for _, v := range []struct {
+			kind string
+			src  []float32
+			bits int
+		}{{"finite", src, 10}, {"masked", masked, 10}, {"rounded", src, 5}} {
+			how := Float16.rounding(v.bits)
+			for kernel, name := range kernels {
+				b.Run(fmt.Sprintf("%s/%s/%d", name, v.kind, n), func(b *testing.B) {
 					var st Stats
 					b.SetBytes(int64(4 * n))
 					for b.Loop() {
-						convertKernel(kernel, unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(src)), n, &st)
+						convertKernel(kernel, unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(v.src)), n, how, &st)
 					}
 				})
 			}
+			b.Run(fmt.Sprintf("portable/%s/%d", v.kind, n), func(b *testing.B) {
+				var st Stats
+				b.SetBytes(int64(4 * n))
+				for b.Loop() {
+					convertPortable(dst, v.src, how, &st)
+				}
+			})
 		}
-		b.Run(fmt.Sprintf("portable/finite/%d", n), func(b *testing.B) {
-			var st Stats
-			b.SetBytes(int64(4 * n))
-			for b.Loop() {
-				convertPortable(dst, src, &st)
-			}
-		})
+	}
+}
+
+func BenchmarkRound(b *testing.B) {
+	n := 64 << 10
+	src, dst := words(n, func(int) uint16 { return uint16(0x3800 + rand.Uint32()%0x800) }), make([]uint16, n)
+	for kernel, name := range kernels {
+		for _, m := range []Mantissa{Float16, BFloat16} {
+			b.Run(fmt.Sprintf("%s/%d bits", name, m), func(b *testing.B) {
+				var st Stats
+				b.SetBytes(int64(2 * n))
+				for b.Loop() {
+					roundKernel(kernel, unsafe.Pointer(&dst[0]), unsafe.Pointer(&src[0]), n, m.rounding(5), &st)
+				}
+			})
+		}
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 
 const (
 	format  = "libstrap.index"
-	version = "1"
+	version = "2"
 )
 
 // column is one column of the index: its Arrow field and the way between a row
@@ -26,7 +26,7 @@ type column struct {
 
 // unknownRow is a row whose nullable cells are all null.
 func unknownRow() wire.Row {
-	return wire.Row{Offset: -1, Step: -1, Token: -1, MSE: math.NaN()}
+	return wire.Row{Offset: -1, Step: -1, Token: -1, MSE: math.NaN(), MeanSquare: math.NaN()}
 }
 
 var columns = []column{
@@ -51,7 +51,9 @@ var columns = []column{
 	textOrNull("parameters", func(r *wire.Row) *string { return &r.Parameters }),
 	checksums("crc32c"),
 	int64sUnless(zero, "time_ns", func(r *wire.Row) *int64 { return &r.TimeNS }),
-	errors64("mse"),
+	float64s("mse", func(r *wire.Row) *float64 { return &r.MSE }),
+	float64s("mean_square", func(r *wire.Row) *float64 { return &r.MeanSquare }),
+	mantissas("mantissa_bits"),
 	textOrNull("error", func(r *wire.Row) *string { return &r.Error }),
 }
 
@@ -220,19 +222,39 @@ func checksums(name string) column {
 
 func hasCRC(r *wire.Row) bool { return r.Source != 0 && r.Offset >= 0 }
 
-func errors64(name string) column {
+// float64s are null for NaN.
+func float64s(name string, of func(*wire.Row) *float64) column {
 	return column{
 		field: field(name, arrow.PrimitiveTypes.Float64, true),
 		put: func(b array.Builder, r *wire.Row) {
-			if math.IsNaN(r.MSE) {
+			if v := *of(r); math.IsNaN(v) {
 				b.AppendNull()
 			} else {
-				b.(*array.Float64Builder).Append(r.MSE)
+				b.(*array.Float64Builder).Append(v)
 			}
 		},
 		get: func(a arrow.Array, i int, r *wire.Row) {
 			if a.IsValid(i) {
-				r.MSE = a.(*array.Float64).Value(i)
+				*of(r) = a.(*array.Float64).Value(i)
+			}
+		},
+	}
+}
+
+// mantissas are null where nothing was rounded.
+func mantissas(name string) column {
+	return column{
+		field: field(name, arrow.PrimitiveTypes.Int8, true),
+		put: func(b array.Builder, r *wire.Row) {
+			if r.Mantissa == 0 {
+				b.AppendNull()
+			} else {
+				b.(*array.Int8Builder).Append(r.Mantissa)
+			}
+		},
+		get: func(a arrow.Array, i int, r *wire.Row) {
+			if a.IsValid(i) {
+				r.Mantissa = a.(*array.Int8).Value(i)
 			}
 		},
 	}

@@ -32,16 +32,16 @@ func sample() []wire.Row {
 		{
 			Sequence: 0, Offset: 0, Length: 100, Parts: 1, Model: "llama", Layer: "embed", Step: 0, Token: 0,
 			Rank: -1, Thread: 4711, Shape: []int64{2, 3}, Source: wire.Float32, Stored: wire.Float16,
-			Codec: "lz4", CRC: 0xdeadbeef, TimeNS: 1e9, MSE: 1e-9,
+			Codec: "lz4", CRC: 0xdeadbeef, TimeNS: 1e9, MSE: 1e-9, MeanSquare: 2, Mantissa: 5,
 		},
 		{
 			Sequence: 1, Offset: 100, Length: 30, Parts: 1, Layer: "", Path: "['loss']", Call: 2, Step: 0, Token: 0,
 			Shape: []int64{}, Source: wire.BFloat16, Stored: wire.BFloat16, Codec: "none", CRC: 0,
-			TimeNS: 2e9, MSE: math.NaN(), Transform: "round", Parameters: `{"bits": 5}`,
+			TimeNS: 2e9, MSE: math.NaN(), MeanSquare: math.NaN(), Transform: "round", Parameters: `{"bits": 5}`,
 		},
 		{
 			Sequence: 2, Offset: -1, Parts: 1, Layer: "couche.é", Step: 1, Token: 7, Codec: "none",
-			TimeNS: 3e9, MSE: math.NaN(), Error: "no room",
+			TimeNS: 3e9, MSE: math.NaN(), MeanSquare: math.NaN(), Error: "no room",
 		},
 		{
 			Sequence: 3, Offset: 130, Length: 50, Parts: 2, Layer: "mlp", Step: -1, Token: -1,
@@ -50,11 +50,11 @@ func sample() []wire.Row {
 		{
 			Sequence: 3, Offset: 180, Length: 80, Part: 1, Parts: 2, Layer: "mlp", Step: -1, Token: -1,
 			Shape: []int64{0, 7}, Source: wire.Float32, Stored: wire.Float32, Codec: "zstd", CRC: math.MaxUint32,
-			TimeNS: 4, MSE: math.NaN(), Transform: wire.TransformOverflow,
+			TimeNS: 4, MSE: math.NaN(), MeanSquare: math.NaN(), Transform: wire.TransformOverflow,
 		},
 		{
 			Sequence: 4, Offset: 260, Length: 10, Parts: 1, Layer: "found", Step: -1, Token: -1, Codec: "lz4",
-			MSE: math.NaN(),
+			MSE: math.NaN(), MeanSquare: math.NaN(),
 		},
 	}
 }
@@ -62,6 +62,9 @@ func sample() []wire.Row {
 // equal compares rows; NaN is equal to itself, a missing shape is not an empty
 // one.
 func equal(a, b wire.Row) bool {
+	if math.IsNaN(a.MeanSquare) && math.IsNaN(b.MeanSquare) {
+		a.MeanSquare, b.MeanSquare = 0, 0
+	}
 	if math.IsNaN(a.MSE) && math.IsNaN(b.MSE) {
 		a.MSE, b.MSE = 0, 0
 	}
@@ -150,18 +153,20 @@ func TestNullsStandForWhatIsNotKnown(t *testing.T) {
 	check(t, err)
 	rec := f.Records()[0]
 	nulls := map[string][]bool{
-		"offset":       {false, false, true, false, false, false},
-		"step":         {false, false, false, true, true, true},
-		"token":        {false, false, false, true, true, true},
-		"shape":        {false, false, true, false, false, true},
-		"source_dtype": {false, false, true, false, false, true},
-		"stored_dtype": {false, false, true, false, false, true},
-		"transform":    {true, false, true, true, false, true},
-		"parameters":   {true, false, true, true, true, true},
-		"crc32c":       {false, false, true, false, false, true},
-		"time_ns":      {false, false, false, false, false, true},
-		"mse":          {false, true, true, false, true, true},
-		"error":        {true, true, false, true, true, true},
+		"offset":        {false, false, true, false, false, false},
+		"step":          {false, false, false, true, true, true},
+		"token":         {false, false, false, true, true, true},
+		"shape":         {false, false, true, false, false, true},
+		"source_dtype":  {false, false, true, false, false, true},
+		"stored_dtype":  {false, false, true, false, false, true},
+		"transform":     {true, false, true, true, false, true},
+		"parameters":    {true, false, true, true, true, true},
+		"crc32c":        {false, false, true, false, false, true},
+		"time_ns":       {false, false, false, false, false, true},
+		"mse":           {false, true, true, false, true, true},
+		"mean_square":   {false, true, true, false, true, true},
+		"mantissa_bits": {false, true, true, true, true, true},
+		"error":         {true, true, false, true, true, true},
 	}
 	for k, field := range rec.Schema().Fields() {
 		for i := range rows {
@@ -331,7 +336,7 @@ func TestWhatIsNoIndexIsRefused(t *testing.T) {
 		"text":         {[]byte("this is a text file"), "0x73696874 stands where a message begins"},
 		"other schema": {encoded(t, foreign), `its format is "", not "libstrap.index"`},
 		"other format": {encoded(t, withKeys("format", "other")), `its format is "other"`},
-		"version":      {encoded(t, withKeys("format", format, "version", "2")), `version "2"`},
+		"version":      {encoded(t, withKeys("format", format, "version", "1")), `version "1"`},
 		"checksum":     {encoded(t, withKeys("format", format, "version", version, "first_crc32c", "x")), `first_crc32c is "x"`},
 		"column":       {encoded(t, otherColumn), `column 3 is "part: int64", not "part: uint32"`},
 		"only the end": {endMark, "without a schema"},

@@ -365,7 +365,7 @@ func (r *Reader) Row(i int) (wire.Row, error) {
 func scannedRow(p scan.Packet, sequence uint64) wire.Row {
 	return wire.Row{
 		Sequence: sequence, Offset: p.Offset, Length: uint64(p.End() - p.Offset), Parts: 1, Layer: p.Name,
-		Step: -1, Token: -1, Codec: codec.Detect(p.Head()).String(), MSE: math.NaN(),
+		Step: -1, Token: -1, Codec: codec.Detect(p.Head()).String(), MSE: math.NaN(), MeanSquare: math.NaN(),
 	}
 }
 

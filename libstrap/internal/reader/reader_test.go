@@ -41,7 +41,7 @@ func (c *capture) add(t testing.TB, layer, codec string, values []byte) {
 		Sequence: uint64(len(c.rows)), Offset: int64(at), Length: uint64(len(c.stream) - at), Parts: 1,
 		Model: "m", Layer: layer, Step: 1, Token: 2, Shape: []int64{int64(len(values))},
 		Source: wire.UInt8, Stored: wire.UInt8, Codec: codec,
-		CRC: crc32.Checksum(payload, crc32.MakeTable(crc32.Castagnoli)), TimeNS: 1, MSE: math.NaN(),
+		CRC: crc32.Checksum(payload, crc32.MakeTable(crc32.Castagnoli)), TimeNS: 1, MSE: math.NaN(), MeanSquare: math.NaN(),
 	})
 	c.values = append(c.values, values)
 }
@@ -56,7 +56,7 @@ func (c *capture) packet(name string, payload []byte) {
 func (c *capture) note(layer, why string) {
 	c.rows = append(c.rows, wire.Row{
 		Sequence: uint64(len(c.rows)), Offset: -1, Parts: 1, Layer: layer, Step: 1, Token: 2,
-		Codec: "none", MSE: math.NaN(), Error: why,
+		Codec: "none", MSE: math.NaN(), MeanSquare: math.NaN(), Error: why,
 	})
 	c.values = append(c.values, nil)
 }

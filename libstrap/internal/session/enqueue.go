@@ -51,7 +51,7 @@ type feed struct {
 	empty   chan []byte
 	gaveUp  chan struct{}
 	stopped chan struct{} // the writer takes no more
-	mse     float64       // of the packet, set before the last piece is sent
+	error   measure       // of the packet, set before the last piece is sent
 }
 
 func (s *Session) release(f *feed) {
@@ -74,6 +74,7 @@ type emission struct {
 	begun   bool // something is already in the queue
 	stats   codec.Stats
 	before  codec.Stats // stats when the packet began
+	bits    int         // the most bits of mantissa that a part of the packet was rounded to
 	stalled bool
 	about   Tensor // what the index says of it, without the data
 }
@@ -141,7 +142,7 @@ func (s *Session) emit(e *emission, t *Tensor, d *deadline) error {
 		}
 		s.counters.tensors.Add(1)
 		s.counters.rawBytes.Add(uint64(e.elems) * uint64(t.DType.Size()))
-		if e.stored != t.DType {
+		if t.measured(e.stored, s.opts.ErrorBound) {
 			s.convert.Lock()
 			s.convert.Add(&e.stats)
 			s.convert.Unlock()
@@ -213,25 +214,43 @@ func (s *Session) emitPart(e *emission, t *Tensor, d *deadline, start, count, pa
 		s.arena.Free(region)
 		return err
 	}
-	e.begun, e.before = true, e.stats
+	e.begun, e.before, e.bits = true, e.stats, 0
 	if streamed {
 		return s.feedRest(e, t, d, start, count)
 	}
 	// Should the copy panic, the writer must not wait for this item for ever.
 	it.err = status.New(status.Internal, "the copy of %q did not end", name)
 	defer s.jobs.Push(it)
-	t.copyElements(region.Buf[room-int(size):], e.stored, start, count, &e.stats)
-	it.row.MSE = e.mse(t)
+	s.copy(e, t, region.Buf[room-int(size):], start, count)
+	e.measure().into(&it.row)
 	it.err = nil
 	return nil
 }
 
-// mse is the mean squared error of what the current packet converted.
-func (e *emission) mse(t *Tensor) float64 {
-	if n := e.stats.Count - e.before.Count; e.stored != t.DType && n > 0 {
-		return (e.stats.SquareError - e.before.SquareError) / float64(n)
+// copy puts elements of the current packet into dst.
+func (s *Session) copy(e *emission, t *Tensor, dst []byte, start, count int64) {
+	bits := t.copyElements(dst, e.stored, start, count, s.opts.ErrorBound, &e.stats)
+	e.bits = max(e.bits, bits)
+}
+
+// measure is the error of a packet, as its row tells it.
+type measure struct {
+	mse, meanSquare float64
+	bits            int
+}
+
+// measure is that of the current packet.
+func (e *emission) measure() measure {
+	n := float64(e.stats.Count - e.before.Count) // 0 / 0 where nothing was measured
+	return measure{
+		mse:        (e.stats.SquareError - e.before.SquareError) / n,
+		meanSquare: (e.stats.SquareSum - e.before.SquareSum) / n,
+		bits:       e.bits,
 	}
-	return math.NaN()
+}
+
+func (m measure) into(r *wire.Row) {
+	r.MSE, r.MeanSquare, r.Mantissa = m.mse, m.meanSquare, int8(m.bits)
 }
 
 func newFeed(region arena.Region, half int, size int64) *feed {
@@ -256,9 +275,9 @@ func (s *Session) feedRest(e *emission, t *Tensor, d *deadline, start, count int
 		}
 		n := min(int64(cap(piece))/size, count-e.fed)
 		piece = piece[:n*size]
-		t.copyElements(piece, e.stored, start+e.fed, n, &e.stats)
+		s.copy(e, t, piece, start+e.fed, n)
 		if e.fed += n; e.fed == count {
-			f.mse = e.mse(t)
+			f.error = e.measure()
 		}
 		f.full <- piece
 	}
@@ -370,7 +389,7 @@ func (s *Session) newItem(l *layer, t *Tensor) *item {
 		Call: t.Call, Step: t.Step, Token: t.Token, Rank: s.opts.Rank, Thread: t.Thread,
 		Shape: it.shape, Source: t.DType, Codec: codec.None.String(),
 		Transform: t.Transform, Parameters: t.Parameters,
-		TimeNS: t.TimeNS, MSE: math.NaN(),
+		TimeNS: t.TimeNS, MSE: math.NaN(), MeanSquare: math.NaN(),
 	}
 	if !t.DType.Valid() {
 		it.row.Shape = nil // unknown, which an empty shape is not
@@ -490,7 +509,7 @@ func (s *Session) abandonPending() {
 func (s *Session) remember(e *emission, t *Tensor) error {
 	kept := &emission{
 		layer: e.layer, elems: e.elems, stored: e.stored, twin: e.twin, part: e.part,
-		fed: e.fed, feed: e.feed, begun: true, stats: e.stats, before: e.before,
+		fed: e.fed, feed: e.feed, begun: true, stats: e.stats, before: e.before, bits: e.bits,
 		stalled: e.stalled, about: *t,
 	}
 	kept.about.Data = nil

@@ -32,6 +32,10 @@ type Options struct {
 	KeepFloat32 bool  // no downcast to float16
 	Rank        int32 // noted in the index
 
+	// ErrorBound above 0 rounds the mantissas of 16-bit floats so that the squared
+	// error of a packet stays within this share of its squared values.
+	ErrorBound float64
+
 	split int64 // for tests; 0: splitBytes
 }
 
@@ -42,6 +46,11 @@ func (o *Options) validate() error {
 	if o.MaxMemory < arena.MinLimit {
 		return status.New(status.InvalidArgument,
 			"max_memory_bytes = %d: give at least %d", o.MaxMemory, arena.MinLimit)
+	}
+	if !(o.ErrorBound >= 0 && o.ErrorBound < 1) {
+		return status.New(status.InvalidArgument,
+			"error_bound = %g: give a share of the squared values above 0 and below 1, or 0 for no rounding",
+			o.ErrorBound)
 	}
 	if o.split == 0 {
 		o.split = splitBytes

@@ -359,7 +359,8 @@ func (w *writer) writeFeed(it *item) (err error) {
 		return err
 	}
 	it.row.Offset, it.row.Length = offset, uint64(length)
-	it.row.CRC, it.row.MSE = sum.Sum32(), f.mse
+	it.row.CRC = sum.Sum32()
+	f.error.into(&it.row)
 	if err := w.index.Append(&it.row); err != nil {
 		return err
 	}

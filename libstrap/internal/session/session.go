@@ -203,7 +203,7 @@ func (s *Session) resume() (err error) {
 		row := wire.Row{
 			Sequence: s.sequence, Offset: p.Offset, Length: uint64(p.End() - p.Offset), Parts: 1,
 			Layer: p.Name, Codec: codec.Detect(p.Head()).String(), Step: -1, Token: -1,
-			MSE: math.NaN(),
+			MSE: math.NaN(), MeanSquare: math.NaN(),
 		}
 		s.sequence++
 		return s.index.Append(&row)

@@ -117,7 +117,7 @@ func halves(v []float32) []byte {
 	out := make([]uint16, len(v))
 	var st codec.Stats
 	if len(v) > 0 {
-		codec.Float32ToFloat16(unsafe.Pointer(unsafe.SliceData(out)), unsafe.Pointer(unsafe.SliceData(v)), len(v), &st)
+		codec.Float32ToFloat16(unsafe.Pointer(unsafe.SliceData(out)), unsafe.Pointer(unsafe.SliceData(v)), len(v), 10, &st)
 	}
 	b := make([]byte, 0, 2*len(v))
 	for _, h := range out {

@@ -90,31 +90,75 @@ func (t *Tensor) checkStrides() error {
 	return nil
 }
 
-// copyElements puts the elements [start, start+count), row-major, into dst as
-// the stored type. Float32 stored as float16 adds to st.
-func (t *Tensor) copyElements(dst []byte, stored wire.DType, start, count int64, st *codec.Stats) {
+// mantissas are the stored types that can be rounded to fewer bits.
+var mantissas = map[wire.DType]codec.Mantissa{wire.Float16: codec.Float16, wire.BFloat16: codec.BFloat16}
+
+// measured reports whether what is stored is compared with the values.
+func (t *Tensor) measured(stored wire.DType, bound float64) bool {
+	return stored != t.DType || bound > 0 && mantissas[stored] > 0
+}
+
+// copyElements puts the elements [start, start+count), row-major, into dst as the
+// stored type, and returns to how many bits of mantissa they were rounded, 0 where
+// they were not: as few as keep the squared error within bound, where that is above
+// 0. It adds to st where the error is measured.
+func (t *Tensor) copyElements(dst []byte, stored wire.DType, start, count int64, bound float64, st *codec.Stats) int {
+	full := mantissas[stored]
+	if full == 0 || bound == 0 {
+		t.copyRounded(dst, stored, start, count, int(full), st)
+		return 0
+	}
+	for bits := full.LeastBits(bound); ; bits++ {
+		var own codec.Stats
+		t.copyRounded(dst, stored, start, count, bits, &own)
+		if own.SquareError <= bound*own.SquareSum || bits >= int(full) {
+			st.Add(&own)
+			return bits % int(full)
+		}
+	}
+}
+
+// copyRounded is copyElements with the bits that are given, for types that have them.
+func (t *Tensor) copyRounded(dst []byte, stored wire.DType, start, count int64, bits int, st *codec.Stats) {
 	if count == 0 {
 		return
 	}
 	size := int64(t.DType.Size())
 	to := unsafe.Pointer(unsafe.SliceData(dst))
-	if stored == t.DType {
-		if t.Strides == nil {
-			copy(dst, unsafe.Slice((*byte)(unsafe.Add(t.Data, start*size)), count*size))
-		} else {
+	full := mantissas[stored]
+	asIs := stored == t.DType && bits >= int(full)
+	if t.Strides != nil {
+		if asIs {
 			codec.Gather(to, t.Data, int(size), t.Shape, t.Strides, start, count)
+		} else {
+			t.copyPieces(to, stored, start, count, bits, st)
 		}
 		return
 	}
-	if t.Strides == nil {
-		codec.Float32ToFloat16(to, unsafe.Add(t.Data, start*size), int(count), st)
-		return
+	from := unsafe.Add(t.Data, start*size)
+	switch {
+	case asIs:
+		copy(dst, unsafe.Slice((*byte)(from), count*size))
+	case stored == t.DType:
+		full.Round(to, from, int(count), bits, st)
+	default:
+		codec.Float32ToFloat16(to, from, int(count), bits, st)
 	}
+}
+
+// copyPieces gathers strided elements before it converts or rounds them.
+func (t *Tensor) copyPieces(to unsafe.Pointer, stored wire.DType, start, count int64, bits int, st *codec.Stats) {
 	var piece [4096]float32
+	at, size := unsafe.Pointer(&piece), t.DType.Size()
 	for done := int64(0); done < count; {
 		n := min(count-done, int64(len(piece)))
-		codec.Gather(unsafe.Pointer(&piece), t.Data, int(size), t.Shape, t.Strides, start+done, n)
-		codec.Float32ToFloat16(unsafe.Add(to, done*2), unsafe.Pointer(&piece), int(n), st)
+		codec.Gather(at, t.Data, size, t.Shape, t.Strides, start+done, n)
+		dst := unsafe.Add(to, done*int64(stored.Size()))
+		if stored == t.DType {
+			mantissas[stored].Round(dst, at, int(n), bits, st)
+		} else {
+			codec.Float32ToFloat16(dst, at, int(n), bits, st)
+		}
 		done += n
 	}
 }

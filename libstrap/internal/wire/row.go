@@ -25,6 +25,8 @@ type Row struct {
 	CRC         uint32  // CRC-32C of the payload as stored
 	TimeNS      int64   // CLOCK_MONOTONIC at enqueue, nanoseconds
 	MSE         float64 // mean squared error of the stored values; NaN: not applicable
+	MeanSquare  float64 // mean of the squares of the values that MSE is over; NaN likewise
+	Mantissa    int8    // bits of mantissa that the values were rounded to; 0: not rounded
 	Error       string  // why there is no packet, "" where there is one
 }
 

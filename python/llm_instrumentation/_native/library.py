@@ -71,6 +71,7 @@ class OpenOptions(ctypes.Structure):
         ("resume_offset", ctypes.c_uint64),
         ("keep_float32", ctypes.c_int32),
         ("rank", ctypes.c_int32),
+        ("error_bound", ctypes.c_double),
     ]
 
 

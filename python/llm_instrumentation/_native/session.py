@@ -97,6 +97,8 @@ class Session:
         drop_when_full: leave tensors out instead of waiting for room.
         resume_offset: None starts a new stream; -1 appends to what is there; a
             length cuts the stream back to it first.
+        error_bound: round mantissas so that the squared error of a packet stays within this
+            share of its squared values; 0 does not round.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Session:
         resume_offset: int | None = None,
         keep_float32: bool = False,
         rank: int = 0,
+        error_bound: float = 0.0,
     ) -> None:
         self.path = os.fspath(path)
         self._lib = library()
@@ -128,6 +131,7 @@ class Session:
             resume_offset=2**64 - 1 if resume_offset in (None, -1) else resume_offset,
             keep_float32=int(keep_float32),
             rank=rank,
+            error_bound=error_bound,
         )
         handle, error = ctypes.c_uint64(), Error()
         name = os.fsencode(self.path)

@@ -124,12 +124,25 @@ class Activation:
 
     @property
     def mse(self) -> float | None:
-        """Mean squared error of the float16 values; None where nothing was converted.
+        """Mean squared error of the stored values; None where nothing was converted or rounded.
 
         Of a split tensor it is that of the first part; the index has the others.
         """
-        mse = float(self._reader._catalogue.numbers("mse")[self.row])
-        return None if math.isnan(mse) else mse
+        return self._measured("mse")
+
+    @property
+    def normalized_mse(self) -> float | None:
+        """Their squared error over their squared values; None as `mse`, and where all are zero."""
+        error, square = self.mse, self._measured("mean_square")
+        return None if error is None or not square else error / square
+
+    @property
+    def mantissa_bits(self) -> int | None:
+        """Bits of mantissa that the values were rounded to; None where they were not.
+
+        Of a tensor larger than the staging memory it is the most of its pieces.
+        """
+        return self._number_or_none("mantissa_bits")
 
     @property
     def overflowed(self) -> bool:
@@ -151,6 +164,10 @@ class Activation:
     def error(self) -> str | None:
         """Why the tensor is missing; None where it is not."""
         return self._reader._catalogue.error(self.row)
+
+    def _measured(self, column: str) -> float | None:
+        number = float(self._reader._catalogue.numbers(column)[self.row])
+        return None if math.isnan(number) else number
 
     def _number(self, column: str) -> int:
         return int(self._reader._catalogue.numbers(column)[self.row])

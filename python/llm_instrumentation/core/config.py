@@ -113,6 +113,8 @@ class InstrumentationConfig:
         probes: what to watch of the machine during the capture, "block" and "system"; see
             `with_probes`.
         probe_interval_s: seconds between their snapshots.
+        error_bound: values stored as float16 or bfloat16 are rounded so that the squared error
+            of each packet stays within this share of its squared values; None does not round.
     """
 
     granularity: HookGranularity
@@ -130,6 +132,7 @@ class InstrumentationConfig:
     progress: bool | None = None
     probes: tuple[str, ...] = ()
     probe_interval_s: float = 1.0
+    error_bound: float | None = None
 
     def __post_init__(self) -> None:
         self.granularity = _granularity(self.granularity)
@@ -164,6 +167,8 @@ class InstrumentationConfig:
         _check_positive("probe_interval_s", self.probe_interval_s)
         if self.probe_interval_s >= 1e9:
             raise ValueError(f"probe_interval_s must be below 1e9, not {self.probe_interval_s!r}")
+        if self.error_bound is not None:
+            _check_bound(self.error_bound)
 
     # ---- presets --------------------------------------------------------------
 
@@ -179,8 +184,8 @@ class InstrumentationConfig:
 
     @classmethod
     def max_compression(cls) -> InstrumentationConfig:
-        """Smallest files: zstd, at a lower rate."""
-        return cls(HookGranularity.FULL_TENSOR, "zstd", 1.0, 16)
+        """Smallest files: zstd of rounded values, normalised squared error at most 1e-4."""
+        return cls(HookGranularity.FULL_TENSOR, "zstd", 1.0, 16, error_bound=1e-4)
 
     @classmethod
     def max(cls) -> InstrumentationConfig:
@@ -276,6 +281,22 @@ class InstrumentationConfig:
         """
         return self._change(probes=probes, probe_interval_s=interval_s)
 
+    def with_error_bound(self, normalized_mse: float | None) -> InstrumentationConfig:
+        """Rounds what is stored as float16 or bfloat16, or with None rounds nothing.
+
+        Rounded values compress better: to a third of float32 with zstd and 1e-4, the choice of
+        `max_compression`. Mantissas are rounded to nearest, ties to even, all values of a packet
+        to the same number of bits: the fewest that suit values of any size, or more where the
+        packet's own error is above the bound. NaN and infinities stay as they are, and every other
+        type. The error is measured for each packet: columns `mse`, `mean_square` and
+        `mantissa_bits` of the index.
+
+        Args:
+            normalized_mse: sum of (value - stored value)^2 over the sum of value^2, of each
+                packet, at most; above 0 and below 1.
+        """
+        return self._change(error_bound=normalized_mse)
+
     def _change(self, **changes: Any) -> InstrumentationConfig:
         checked = replace(self, **changes)  # validates, so that a refused value changes nothing
         vars(self).update(vars(checked))
@@ -332,6 +353,13 @@ def _is_number(value: Any) -> bool:
 def _check_positive(field: str, value: Any) -> None:
     if not _is_number(value) or value <= 0:
         raise ValueError(f"{field} must be a positive finite number, not {value!r}")
+
+
+def _check_bound(value: Any) -> None:
+    if not _is_number(value) or not 0 < value < 1:
+        raise ValueError(
+            f"error_bound must be above 0 and below 1, or None for no rounding, not {value!r}"
+        )
 
 
 def _check_rate(value: Any) -> None:

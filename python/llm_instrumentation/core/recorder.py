@@ -95,6 +95,7 @@ class Recorder:
                 max_memory_bytes=int((config.max_memory_gb or 0) * 1e9) or _DEFAULT_MEMORY,
                 drop_when_full=config.on_full == "drop",
                 resume_offset=resume_offset,
+                error_bound=config.error_bound or 0.0,
             )
         except BaseException:
             self._probes.stop()

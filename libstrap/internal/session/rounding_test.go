@@ -1,0 +1,195 @@
+package session
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+const bound = 1e-4
+
+// rounded captures one tensor with the error bound, and returns its first row and
+// the words stored.
+func rounded(t *testing.T, o Options, x *Tensor) (wire.Row, []uint16) {
+	t.Helper()
+	o.ErrorBound = bound
+	path := filepath.Join(t.TempDir(), "a.stream")
+	s := open(t, path, o)
+	x.Layer = mustLayer(t, s, "x")
+	enqueue(t, s, x)
+	finish(t, s)
+	rows, payloads := read(t, path)
+	stored := make([]uint16, len(payloads[0])/2)
+	for i := range stored {
+		stored[i] = binary.LittleEndian.Uint16(payloads[0][2*i:])
+	}
+	return rows[0], stored
+}
+
+// float16Of widens by the standard library alone.
+func float16Of(w uint16) float64 {
+	sign, exponent, fraction := 1.0, int(w>>10&0x1F), float64(w&0x3FF)/1024
+	if w>>15 == 1 {
+		sign = -1
+	}
+	switch exponent {
+	case 0:
+		return sign * math.Ldexp(fraction, -14)
+	case 31:
+		return sign * math.Inf(1) * (1 - fraction) // infinity, or NaN
+	}
+	return sign * math.Ldexp(1+fraction, exponent-15)
+}
+
+func bfloat16Of(w uint16) float64 { return float64(math.Float32frombits(uint32(w) << 16)) }
+
+// compare checks a row's error against the values, and that they were rounded to its
+// bits of mantissa.
+func compare(t *testing.T, row wire.Row, values []float64, stored []uint16, widen func(uint16) float64, full int) {
+	t.Helper()
+	var squareError, square, n float64
+	for i, v := range values {
+		if math.IsNaN(v) || math.IsInf(v, 0) {
+			continue
+		}
+		e := v - widen(stored[i])
+		squareError, square, n = squareError+e*e, square+v*v, n+1
+		if low := stored[i] & (1<<(full-int(row.Mantissa)) - 1); low != 0 && row.Mantissa > 0 {
+			t.Fatalf("%04x has more than %d bits of mantissa", stored[i], row.Mantissa)
+		}
+	}
+	if squareError > bound*square && row.Mantissa != 0 {
+		t.Errorf("normalised error %g", squareError/square)
+	}
+	if math.Abs(row.MSE*n-squareError) > 1e-5*squareError || math.Abs(row.MeanSquare*n-square) > 1e-5*square {
+		t.Errorf("the row says %g of %g, it is %g of %g", row.MSE, row.MeanSquare, squareError/n, square/n)
+	}
+}
+
+func wide(v []float32) []float64 {
+	w := make([]float64, len(v))
+	for i, x := range v {
+		w[i] = float64(x)
+	}
+	return w
+}
+
+func TestRoundingKeepsTheBound(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	normal := func(int) float32 { return float32(rng.NormFloat64()) }
+	for name, c := range map[string]struct {
+		values []float32
+		bits   int8
+	}{
+		"normal":        {float32s(100_000, normal), 5},
+		"one value":     {[]float32{1.4142135}, 5},
+		"a few large":   {float32s(5000, func(i int) float32 { return normal(i) * float32(1+i%1000/999*1000) }), 5},
+		"worst case":    {float32s(5000, func(int) float32 { return 1.015 }), 6},
+		"zeros":         {make([]float32, 100), 5},
+		"whole numbers": {float32s(500, func(i int) float32 { return float32(i % 32) }), 5},
+		"subnormal":     {float32s(5000, func(i int) float32 { return normal(i) * 1e-6 }), 0},
+		"not finite": {float32s(5000, func(i int) float32 {
+			return []float32{normal(i), 1, float32(math.NaN()), float32(math.Inf(-1))}[i%4]
+		}), 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			row, stored := rounded(t, options(codec.Zstd), tensorOf(0, wire.Float32, c.values))
+			compare(t, row, wide(c.values), stored, float16Of, 10)
+			if row.Mantissa != c.bits {
+				t.Errorf("%d bits of mantissa, not %d", row.Mantissa, c.bits)
+			}
+		})
+	}
+}
+
+func TestRoundingOfWhatIsStoredAsItIs(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 2))
+	for d, c := range map[wire.DType]struct {
+		widen func(uint16) float64
+		full  int
+	}{wire.Float16: {float16Of, 10}, wire.BFloat16: {bfloat16Of, 7}} {
+		words := float32s(10_000, func(int) float32 { return float32(rng.NormFloat64()) })
+		source := make([]uint16, len(words))
+		values := make([]float64, len(words))
+		for i, v := range words {
+			if source[i] = uint16(math.Float32bits(v) >> 16); d == wire.Float16 {
+				source[i] = binary.LittleEndian.Uint16(halves([]float32{v}))
+			}
+			values[i] = c.widen(source[i])
+		}
+		x := &Tensor{DType: d, Shape: []int64{100, 100}, Step: -1, Token: -1,
+			Data: unsafe.Pointer(unsafe.SliceData(source))}
+		row, stored := rounded(t, options(codec.Zstd), x)
+		compare(t, row, values, stored, c.widen, c.full)
+		if row.Mantissa != 5 {
+			t.Errorf("%s: %d bits of mantissa", d, row.Mantissa)
+		}
+		x.Strides = []int64{1, 100}
+		row, turned := rounded(t, options(codec.Zstd), x)
+		for i := range stored {
+			if turned[i] != stored[i%100*100+i/100] {
+				t.Fatalf("%s: transposed, element %d is %04x", d, i, turned[i])
+			}
+		}
+		if row.Mantissa != 5 {
+			t.Errorf("%s: %d bits of mantissa, transposed", d, row.Mantissa)
+		}
+	}
+}
+
+func TestRoundingLargerThanTheArena(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 3))
+	o := options(codec.Zstd)
+	o.MaxMemory = 1 << 20
+	values := float32s(2<<20, func(i int) float32 { return float32(rng.NormFloat64()) * float32(i>>16) })
+	row, stored := rounded(t, o, tensorOf(0, wire.Float32, values))
+	compare(t, row, wide(values), stored, float16Of, 10)
+	if row.Mantissa != 5 {
+		t.Errorf("%d bits of mantissa", row.Mantissa)
+	}
+}
+
+func TestNothingElseIsRounded(t *testing.T) {
+	integers := []int64{1 << 40, -7, 1<<62 + 1}
+	doubles := []float64{math.Pi, math.E, 1e300}
+	large := float32s(1000, func(i int) float32 { return 1e5 + float32(i)/3 })
+	o := options(codec.Zstd)
+	o.ErrorBound = bound
+	path := filepath.Join(t.TempDir(), "a.stream")
+	s := open(t, path, o)
+	layer := mustLayer(t, s, "x")
+	enqueue(t, s, tensorOf(layer, wire.Int64, integers))
+	enqueue(t, s, tensorOf(layer, wire.Float64, doubles))
+	enqueue(t, s, tensorOf(layer, wire.Float32, large))
+	finish(t, s)
+	rows, payloads := read(t, path)
+	if string(payloads[0]) != string(bytesOf(integers)) || string(payloads[1]) != string(bytesOf(doubles)) {
+		t.Error("integers or doubles were changed")
+	}
+	if len(rows) != 4 || string(payloads[3]) != string(bytesOf(large)) {
+		t.Error("the float32 twin was changed")
+	}
+	for i, row := range rows {
+		if (row.Mantissa != 0) != (i == 2) || math.IsNaN(row.MSE) != math.IsNaN(row.MeanSquare) {
+			t.Errorf("row %d says %d bits, %g of %g", i, row.Mantissa, row.MSE, row.MeanSquare)
+		}
+	}
+}
+
+func TestErrorBoundsThatAreNone(t *testing.T) {
+	for _, b := range []float64{-1e-9, 1, 2, math.NaN(), math.Inf(1)} {
+		o := options(codec.Zstd)
+		o.ErrorBound = b
+		if _, err := Open(filepath.Join(t.TempDir(), "a.stream"), o); !errors.Is(err, status.InvalidArgument) {
+			t.Errorf("error_bound = %g: %v", b, err)
+		}
+	}
+}
