@@ -26,7 +26,7 @@ func TestTakesNoMoreThanPacketsNeedTogether(t *testing.T) {
 	for range 10_000 {
 		a.Free(mustAlloc(t, a, 100_000))
 	}
-	if taken, _, held := a.Usage(); taken > 8<<20 || held != 0 {
+	if taken, _, held := a.Usage(); taken > 104_000 || held != 0 {
 		t.Fatalf("one packet at a time took %d bytes, holds %d", taken, held)
 	}
 }
@@ -130,5 +130,56 @@ func TestRefusesWhatCanNeverFit(t *testing.T) {
 	defer a.Close()
 	if _, _, err := a.TryAlloc(a.MaxRegion() + 1); !errors.Is(err, status.InvalidArgument) {
 		t.Fatalf("an oversized region: %v", err)
+	}
+}
+
+// Whatever the order of freeing, the stretches grow together again.
+func TestFreedRegionsGrowTogether(t *testing.T) {
+	a, err := New(8 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 200 {
+		var live []Region
+		for {
+			r, ok, err := a.TryAlloc(rng.IntN(200_000))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !ok {
+				break
+			}
+			live = append(live, r)
+		}
+		rng.Shuffle(len(live), func(i, j int) { live[i], live[j] = live[j], live[i] })
+		for _, r := range live {
+			a.Free(r)
+		}
+		if len(a.free) != 1 || a.free[0] != (extent{0, 8 << 20}) || a.held != 0 || a.live != 0 {
+			t.Fatalf("all was freed, but there are %v, %d bytes, %d regions", a.free, a.held, a.live)
+		}
+	}
+}
+
+func TestMemoryOutlivesCloseAsLongAsItsRegions(t *testing.T) {
+	a, err := New(MinLimit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := mustAlloc(t, a, 1000)
+	a.Close()
+	a.Close()
+	r.Buf[999] = 1
+	if _, _, err := a.TryAlloc(1); !errors.Is(err, status.InvalidState) {
+		t.Fatalf("a closed arena gives memory: %v", err)
+	}
+	if taken, _, _ := a.Usage(); taken == 0 {
+		t.Fatal("the memory is gone")
+	}
+	a.Free(r)
+	if taken, peak, held := a.Usage(); taken != 0 || peak == 0 || held != 0 {
+		t.Fatalf("closed and freed, but %d bytes are taken, %d held, the peak is %d", taken, held, peak)
 	}
 }

@@ -6,7 +6,7 @@ import "syscall"
 // libstrap, and copy-on-write would make the model's thread pay for the fork.
 func mapMemory(n int) ([]byte, error) {
 	mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE,
-		syscall.MAP_ANON|syscall.MAP_PRIVATE)
+		syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)
 	if err != nil {
 		return nil, err
 	}
@@ -14,6 +14,8 @@ func mapMemory(n int) ([]byte, error) {
 		unmapMemory(mem)
 		return nil, err
 	}
+	// Fewer page faults in the model's thread; a kernel without huge pages refuses.
+	_ = syscall.Madvise(mem, syscall.MADV_HUGEPAGE)
 	return mem, nil
 }
 
