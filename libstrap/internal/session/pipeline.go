@@ -5,6 +5,7 @@ import (
 	"hash/crc32"
 	"io"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
@@ -16,7 +17,10 @@ const (
 	// The index lags the data by at most this much.
 	indexLag      = time.Second
 	indexLagBytes = 64 << 20
-	// maxUnpublished bounds the rows that wait for the stream's buffer.
+	// A packet that a block of the stream still holds is brought into the file
+	// after one to two of these.
+	fileLag = 50 * time.Millisecond
+	// maxUnpublished bounds the rows that wait for their packets to be in the file.
 	maxUnpublished = 4096
 )
 
@@ -66,8 +70,9 @@ func (it *item) encode(encoder *codec.Encoder) error {
 // writer is the state of the one goroutine that writes.
 type writer struct {
 	*Session
-	unpublished []*item // in the stream's buffer, not yet in the file
+	unpublished []*item // appended to the stream, not yet known to be in the file
 	tick        *time.Ticker
+	due         int64     // the stream's length at the last tick: in the file at the next
 	indexed     time.Time // when the index was last written
 	indexedAt   int64     // and the stream's length then
 }
@@ -76,17 +81,20 @@ type writer struct {
 func (s *Session) write() {
 	runtime.LockOSThread()
 	lowerPriority()
-	s.counters.writerThread.Store(int32(threadID()))
-	w := &writer{Session: s, tick: time.NewTicker(indexLag / 2), indexed: time.Now()}
+	w := &writer{Session: s, tick: time.NewTicker(fileLag), indexed: time.Now()}
 	defer w.tick.Stop()
 	for {
+		select {
+		case <-w.tick.C:
+			w.attempt(w.ticked)
+		default:
+		}
 		it, ok := s.order.TryPop()
 		if !ok {
-			w.attempt(w.publish)
 			select {
 			case <-s.order.Arrived:
 			case <-w.tick.C:
-				w.attempt(w.writeIndexWhenDue)
+				w.attempt(w.ticked)
 			}
 			continue
 		}
@@ -165,18 +173,12 @@ func (w *writer) answer(b *barrier) {
 }
 
 func (w *writer) writePacket(it *item) error {
-	select {
-	case <-it.done:
-	default:
-		// Nothing else to do: bring what is ready into the file meanwhile.
-		w.attempt(w.publish)
-		for waiting := true; waiting; {
-			select {
-			case <-it.done:
-				waiting = false
-			case <-w.tick.C:
-				w.attempt(w.writeIndexWhenDue)
-			}
+	for waiting := true; waiting; {
+		select {
+		case <-it.done:
+			waiting = false
+		case <-w.tick.C:
+			w.attempt(w.ticked)
 		}
 	}
 	if err := it.err; err != nil {
@@ -214,15 +216,32 @@ func (w *writer) writeNote(it *item) error {
 func (w *writer) publishLater(it *item) error {
 	w.unpublished = append(w.unpublished, it)
 	if len(w.unpublished) >= maxUnpublished {
-		if err := w.publish(); err != nil {
+		if err := w.collect(); err != nil {
 			return err
+		}
+		if len(w.unpublished) >= maxUnpublished/2 {
+			return w.publish()
 		}
 	}
 	return w.writeIndexWhenDue()
 }
 
-// publish brings the buffered packets into the file, and the rows of all that is
-// there to the index: after a failed write, too, some are.
+// ticked publishes what the last tick saw already: no block filled up since.
+func (w *writer) ticked() error {
+	due := w.due
+	w.due = w.stream.Offset()
+	if w.stream.Written() < due && !w.halted() {
+		if err := w.publish(); err != nil {
+			return err
+		}
+	} else if err := w.collect(); err != nil {
+		return err
+	}
+	return w.writeIndexWhenDue()
+}
+
+// publish brings all that was appended into the file, and its rows to the index:
+// after a failed write, too, some are in the file.
 func (w *writer) publish() (err error) {
 	if len(w.unpublished) == 0 {
 		return nil
@@ -230,19 +249,30 @@ func (w *writer) publish() (err error) {
 	if !w.halted() {
 		err = w.stream.Flush()
 	}
+	err = errors.Join(err, w.collect())
 	for _, it := range w.unpublished {
-		if it.row.Offset >= 0 && it.row.Offset+int64(it.row.Length) > w.stream.Written() {
-			w.lose(it)
-			continue
+		w.lose(it)
+	}
+	clear(w.unpublished)
+	w.unpublished = w.unpublished[:0]
+	return err
+}
+
+// collect gives the index the rows of what is in the file.
+func (w *writer) collect() (err error) {
+	written, n := w.stream.Written(), 0
+	for _, it := range w.unpublished {
+		if it.row.Offset >= 0 && it.row.Offset+int64(it.row.Length) > written {
+			break
 		}
 		if failed := w.index.Append(&it.row); failed != nil {
 			err = errors.Join(err, failed)
 		}
 		w.account(it)
 		w.recycle(it)
+		n++
 	}
-	clear(w.unpublished)
-	w.unpublished = w.unpublished[:0]
+	w.unpublished = slices.Delete(w.unpublished, 0, n)
 	return err
 }
 
@@ -288,7 +318,7 @@ func (w *writer) writeIndexWhenDue() error {
 	if time.Since(w.indexed) < indexLag && w.stream.Written()-w.indexedAt < indexLagBytes {
 		return nil
 	}
-	if err := w.publish(); err != nil {
+	if err := w.collect(); err != nil {
 		return err
 	}
 	return w.writeIndex()
@@ -302,24 +332,30 @@ func (w *writer) writeIndex() error {
 	return w.index.Flush()
 }
 
-// writeFeed writes a streamed packet as its pieces come.
-func (w *writer) writeFeed(it *item) (err error) {
+// writeFeed writes a streamed packet, or notes that it was given up.
+func (w *writer) writeFeed(it *item) error {
 	f := it.feed
-	defer func() {
-		if err != nil || it.row.Offset < 0 {
-			if it.row.Error == "" {
-				w.lose(it)
-			}
-			if err != nil {
-				w.fail(err) // before the feeder looks for the reason
-			}
-			close(f.stopped)
+	defer w.release(f)
+	err := w.writePieces(it)
+	if err != nil || it.row.Offset < 0 {
+		if err != nil {
+			w.fail(err) // before the feeder looks for the reason
 		}
-		w.release(f)
-	}()
-	if err := w.publish(); err != nil || w.halted() {
-		return err
+		close(f.stopped)
+		if it.row.Error == "" {
+			w.lose(it)
+			return err
+		}
 	}
+	return w.publishLater(it)
+}
+
+// writePieces writes a streamed packet as its pieces come.
+func (w *writer) writePieces(it *item) error {
+	if w.halted() {
+		return nil
+	}
+	f, offset := it.feed, w.stream.Offset()
 	packet, err := w.stream.Begin([]byte(it.name))
 	if err != nil {
 		return err
@@ -337,14 +373,17 @@ func (w *writer) writeFeed(it *item) (err error) {
 			}
 			left -= int64(len(piece))
 			f.empty <- piece[:cap(piece)]
+		case <-w.tick.C:
+			w.attempt(w.ticked)
 		case <-f.gaveUp:
 			if err := packet.Abort(); err != nil {
 				return err
 			}
 			w.counters.queuedPackets.Add(^uint64(0))
 			w.counters.noted.Add(1)
+			w.counters.queuedNotes.Add(1)
 			it.row.Error = abandonedMessage
-			return w.index.Append(&it.row)
+			return nil
 		case <-w.discarded:
 			return packet.Abort()
 		}
@@ -353,7 +392,6 @@ func (w *writer) writeFeed(it *item) (err error) {
 	if err := frame.Close(); err != nil {
 		return err
 	}
-	offset := w.stream.Written()
 	length, err := packet.Finish()
 	if err != nil {
 		return err
@@ -361,11 +399,7 @@ func (w *writer) writeFeed(it *item) (err error) {
 	it.row.Offset, it.row.Length = offset, uint64(length)
 	it.row.CRC = sum.Sum32()
 	f.error.into(&it.row)
-	if err := w.index.Append(&it.row); err != nil {
-		return err
-	}
-	w.account(it)
-	return w.writeIndexWhenDue()
+	return nil
 }
 
 // last is the next item of a session that is closing; where there is none, none

@@ -143,9 +143,10 @@ func Open(path string, o Options) (*Session, error) {
 		return nil, err
 	}
 	s.counters.fileBytes.Store(uint64(s.stream.Offset()))
-	// A thread of the host that calls in must find a free P although every
-	// worker holds one: they run at low priority, and Go does not know that.
-	if need := o.Workers + 2; runtime.GOMAXPROCS(0) < need {
+	// A thread of the host that calls in must find a free P although workers,
+	// writer and disk hold one each: they run at low priority, and Go does not
+	// know that.
+	if need := o.Workers + 3; runtime.GOMAXPROCS(0) < need {
 		runtime.GOMAXPROCS(need)
 	}
 	s.workers.Add(o.Workers)
@@ -157,13 +158,22 @@ func Open(path string, o Options) (*Session, error) {
 }
 
 func (s *Session) create() (err error) {
-	if s.stream, err = stream.Create(s.path); err != nil {
+	if s.stream, err = stream.Create(s.path, s.streamOptions()); err != nil {
 		return err
 	}
 	if s.index, err = index.Create(index.PathOf(s.path), newCaptureID()); err != nil {
 		return errors.Join(err, s.stream.Close())
 	}
 	return nil
+}
+
+// streamOptions are those of a file that is written by a thread which lets the
+// model's go first, from memory that is in proportion.
+func (s *Session) streamOptions() stream.Options {
+	return stream.Options{Memory: s.arena.Limit() / 4, Thread: func() {
+		lowerPriority()
+		s.counters.writerThread.Store(int32(threadID()))
+	}}
 }
 
 func newCaptureID() string {
@@ -175,7 +185,7 @@ func newCaptureID() string {
 // resume opens stream and index to append to them. An index that is missing or
 // not this stream's is begun anew: what the stream holds is listed by scanning.
 func (s *Session) resume() (err error) {
-	if s.stream, _, err = stream.Resume(s.path, s.opts.Cut); err != nil {
+	if s.stream, _, err = stream.Resume(s.path, s.opts.Cut, s.streamOptions()); err != nil {
 		return err
 	}
 	defer func() {

@@ -13,37 +13,67 @@ import (
 
 	"github.com/libstrap/strap/libstrap/internal/scan"
 	"github.com/libstrap/strap/libstrap/internal/status"
-	"github.com/libstrap/strap/libstrap/internal/stopwatch"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-const bufferSize = 1 << 20
+const (
+	// maxBlocks is how many blocks there are at most: one that is filled, one that
+	// is written, and one in case either takes longer.
+	maxBlocks = 3
+	// A block is as large as makes writes fast, but for captures of little memory.
+	maxBlock = 8 << 20
+	minBlock = 256 << 10
+)
+
+// Options of a Writer. The zero value is fit for use.
+type Options struct {
+	Memory int64  // bytes that its blocks may take, above 768 KiB; 0: 24 MiB
+	Thread func() // called first in the thread that writes
+}
+
+// block is the size of its blocks, a power of two.
+func (o Options) block() int {
+	size := maxBlock
+	for o.Memory > 0 && size > minBlock && int64(size)*maxBlocks > o.Memory {
+		size /= 2
+	}
+	return size
+}
 
 // Writer appends packets to a stream file. Not safe for concurrent use.
 //
-// A failed write cuts the file back to the last complete packet and makes the
-// writer answer the same error from then on.
+// Packets are copied into blocks, which another goroutine writes as they fill.
+// After a failed write the file is cut back to its last complete packet, and the
+// writer answers the same error from then on.
 type Writer struct {
 	path    string
-	f       *os.File
-	written int64  // complete packets in the file
-	buf     []byte // complete packets behind them
-	failed  error
-	busy    stopwatch.Stopwatch
+	disk    *disk
+	size    int      // of a block
+	blocks  []*block // all there are
+	block   *block   // that is filled; nil: the next byte begins one
+	offset  int64    // where the next byte will stand
+	flushed int64    // of those before, in the file
+	done    chan struct{}
 }
 
 // Create opens path for a new stream and locks it. A stream that stands there
 // is replaced, unless another capture holds it (status.Busy).
-func Create(path string) (*Writer, error) {
-	w, err := lock(path, os.O_RDWR|os.O_CREATE)
+func Create(path string, o Options) (*Writer, error) {
+	f, err := lock(path, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, err
 	}
-	if err := w.f.Truncate(0); err != nil {
-		w.f.Close()
+	if err := f.Truncate(0); err != nil {
+		f.Close()
 		return nil, status.FromOS(err, "cannot empty %q", path)
 	}
-	return w, nil
+	return newWriter(path, f, o), nil
+}
+
+func newWriter(path string, f *os.File, o Options) *Writer {
+	return &Writer{
+		path: path, disk: newDisk(path, f, o.Thread), size: o.block(), done: make(chan struct{}, 1),
+	}
 }
 
 // KeepAll as the cut of Resume keeps every complete packet.
@@ -52,12 +82,11 @@ const KeepAll = -1
 // Resume opens the stream at path to append to it. The file is cut back to cut
 // bytes, or to its last complete packet with KeepAll; what stood behind is
 // moved to path.tail-N, whose name is returned ("" where nothing was cut).
-func Resume(path string, cut int64) (w *Writer, tail string, err error) {
-	w, err = lock(path, os.O_RDWR)
+func Resume(path string, cut int64, o Options) (w *Writer, tail string, err error) {
+	f, err := lock(path, os.O_RDWR)
 	if err != nil {
 		return nil, "", err
 	}
-	f := w.f
 	defer func() {
 		if err != nil {
 			f.Close()
@@ -87,14 +116,15 @@ func Resume(path string, cut int64) (w *Writer, tail string, err error) {
 	if tail, err = moveTail(f, path, end, size); err != nil {
 		return nil, "", err
 	}
-	w.written = end
-	if _, err = f.Seek(end, io.SeekStart); err != nil {
-		return nil, "", status.FromOS(err, "cannot seek in %q", path)
+	w = newWriter(path, f, o)
+	if err = w.rewind(end); err != nil {
+		return nil, "", errors.Join(err, w.Close())
 	}
+	w.disk.written.Store(end)
 	return w, tail, nil
 }
 
-func lock(path string, flags int) (*Writer, error) {
+func lock(path string, flags int) (*os.File, error) {
 	// O_NONBLOCK: a FIFO is refused below, not waited for.
 	f, err := os.OpenFile(path, flags|syscall.O_NONBLOCK, 0o666)
 	if err != nil {
@@ -120,7 +150,7 @@ func lock(path string, flags int) (*Writer, error) {
 		}
 		return nil, status.FromOS(err, "cannot lock %q", path)
 	}
-	return &Writer{path: path, f: f, buf: make([]byte, 0, bufferSize)}, nil
+	return f, nil
 }
 
 // moveTail copies the bytes [from, to) of f to a new file path.tail-N, makes it
@@ -154,99 +184,142 @@ func moveTail(f *os.File, path string, from, to int64) (name string, err error) 
 }
 
 // Offset is where the next packet will stand.
-func (w *Writer) Offset() int64 { return w.written + int64(len(w.buf)) }
+func (w *Writer) Offset() int64 { return w.offset }
 
-// Written is the length of the complete packets in the file.
-func (w *Writer) Written() int64 { return w.written }
+// Written is the length of the complete packets in the file. It may be called
+// while another goroutine writes, and so may Busy.
+func (w *Writer) Written() int64 { return w.disk.written.Load() }
 
-// Busy is the time spent in write calls, one under way included. It may be called while
-// another goroutine writes.
-func (w *Writer) Busy() time.Duration { return w.busy.Total() }
+// Busy is the time spent in write calls, one under way included.
+func (w *Writer) Busy() time.Duration { return w.disk.busy.Total() }
 
-// Append adds one complete packet (header, name, payload). It may stay in the
-// buffer until Flush.
+// Append adds one complete packet (header, name, payload). It may stay in memory
+// until Flush, and the error of a write may be the answer to a later call.
 func (w *Writer) Append(packet []byte) error {
-	if w.failed != nil {
-		return w.failed
+	if err := w.fill(packet); err != nil {
+		return err
 	}
-	if len(w.buf)+len(packet) > cap(w.buf) {
-		if err := w.Flush(); err != nil {
+	w.mark()
+	return nil
+}
+
+// fill copies bytes into blocks.
+func (w *Writer) fill(p []byte) error {
+	if err := w.disk.err(); err != nil {
+		return err
+	}
+	for len(p) > 0 {
+		w.pass()
+		if w.block == nil {
+			if err := w.take(); err != nil {
+				return err
+			}
+		}
+		n := copy(w.block.mem[w.block.n:], p)
+		w.block.n += n
+		w.offset += int64(n)
+		p = p[n:]
+	}
+	return nil
+}
+
+// mark ends a packet.
+func (w *Writer) mark() {
+	if w.block != nil {
+		w.block.end = w.offset
+	}
+	w.pass()
+}
+
+// pass gives a full block to the disk.
+func (w *Writer) pass() {
+	if b := w.block; b != nil && b.n == len(b.mem) {
+		w.block = nil
+		w.disk.jobs <- job{block: b}
+	}
+}
+
+// take gets a block for what begins at the offset. It waits for the disk where
+// all are on their way there.
+func (w *Writer) take() error {
+	var b *block
+	select {
+	case b = <-w.disk.free:
+	default:
+		if len(w.blocks) == maxBlocks {
+			b = <-w.disk.free
+			break
+		}
+		var err error
+		if b, err = newBlock(w.size); err != nil {
 			return err
 		}
+		w.blocks = append(w.blocks, b)
 	}
-	if len(packet) >= cap(w.buf)/4 && len(w.buf) == 0 {
-		return w.write(packet)
-	}
-	w.buf = append(w.buf, packet...)
-	return nil
+	b.reset(w.offset)
+	w.block = b
+	return w.disk.err()
 }
 
 // Flush brings everything appended into the file.
 func (w *Writer) Flush() error {
-	if w.failed != nil || len(w.buf) == 0 {
-		return w.failed
+	if w.flushed < w.offset {
+		w.disk.jobs <- job{w.block, w.done}
+		<-w.done
+		w.flushed = w.offset
 	}
-	err := w.write(w.buf)
-	w.buf = w.buf[:0]
-	return err
+	return w.disk.err()
 }
 
-// write puts whole packets behind the written ones.
-func (w *Writer) write(b []byte) error {
-	if err := w.raw(b); err != nil {
-		return w.fail(err)
+// rewind makes the file end at offset at, which is in it, and nothing of it be
+// under way.
+func (w *Writer) rewind(at int64) error {
+	if err := w.disk.cut(at); err != nil {
+		w.disk.refuse(err)
+		return err
 	}
-	w.written += int64(len(b))
+	keep := at % int64(w.disk.align)
+	w.offset, w.flushed = at-keep, at
+	if w.block != nil {
+		w.block.reset(w.offset)
+	} else if err := w.take(); err != nil {
+		return err
+	}
+	b := w.block
+	if _, err := w.disk.f.ReadAt(b.mem[:keep], w.offset); err != nil {
+		err = status.FromOS(err, "cannot read the end of %q", w.path)
+		w.disk.refuse(err)
+		return err
+	}
+	b.n, b.seen, w.offset = int(keep), int(keep), at
 	return nil
-}
-
-func (w *Writer) raw(b []byte) error {
-	defer w.busy.Start()()
-	_, err := w.f.Write(b)
-	return err
-}
-
-func (w *Writer) fail(cause error) error {
-	w.failed = status.FromOS(cause, "cannot write to %q", w.path)
-	if err := w.f.Truncate(w.written); err != nil {
-		w.failed = errors.Join(w.failed, status.FromOS(err, "cannot cut %q back to its last packet", w.path))
-	}
-	w.buf = w.buf[:0]
-	return w.failed
 }
 
 // Long is a packet that is written piece by piece, its payload's length not
 // known before its end. While it is open nothing else can be appended.
 type Long struct {
 	w       *Writer
-	name    []byte
+	at      int64
+	name    int // its length
 	payload int64
 }
 
 // Begin starts a long packet. Until Finish the file ends in a torn packet, as
 // wire.Unfinished says.
 func (w *Writer) Begin(name []byte) (*Long, error) {
-	if err := w.Flush(); err != nil {
-		return nil, err
-	}
+	l := &Long{w: w, at: w.offset, name: len(name)}
 	head := make([]byte, wire.HeaderSize, wire.HeaderSize+len(name))
 	wire.PutHeader(head, len(name), wire.Unfinished)
-	if err := w.raw(append(head, name...)); err != nil {
-		return nil, w.fail(err)
-	}
-	return &Long{w: w, name: name}, nil
+	return l, w.fill(append(head, name...))
 }
 
 // Write adds to the payload.
 func (l *Long) Write(b []byte) (int, error) {
-	if l.w.failed != nil {
-		return 0, l.w.failed
-	}
 	if l.payload+int64(len(b)) > wire.MaxPayload {
 		return 0, status.New(status.Internal, "payload of more than %d bytes", int64(wire.MaxPayload))
 	}
-	if err := l.w.raw(b); err != nil {
-		return 0, l.w.fail(err)
+	if err := l.w.fill(b); err != nil {
+		return 0, err
 	}
 	l.payload += int64(len(b))
 	return len(b), nil
@@ -256,32 +329,31 @@ func (l *Long) Write(b []byte) (int, error) {
 // returns its whole length.
 func (l *Long) Finish() (length int64, err error) {
 	w := l.w
-	if w.failed != nil {
-		return 0, w.failed
-	}
 	var head [wire.HeaderSize]byte
-	wire.PutHeader(head[:], len(l.name), uint32(l.payload))
-	if _, err := w.f.WriteAt(head[:], w.written); err != nil {
-		return 0, w.fail(err)
+	wire.PutHeader(head[:], l.name, uint32(l.payload))
+	if b := w.block; b == nil || l.at < b.at+int64(b.seen) {
+		// The header is in the file, or on its way there.
+		if err := w.Flush(); err != nil {
+			return 0, err
+		}
+		if err := w.disk.patch(head[:], l.at); err != nil {
+			return 0, err
+		}
+		w.disk.written.Store(w.offset)
 	}
-	length = int64(wire.HeaderSize+len(l.name)) + l.payload
-	w.written += length
-	return length, nil
+	if b := w.block; b != nil {
+		b.patch(head[:], l.at)
+	}
+	w.mark()
+	return int64(wire.HeaderSize+l.name) + l.payload, w.disk.err()
 }
 
 // Abort takes the packet back: the file ends where it began.
 func (l *Long) Abort() error {
-	w := l.w
-	if w.failed != nil {
-		return w.failed
+	if err := l.w.Flush(); err != nil {
+		return err
 	}
-	if err := w.f.Truncate(w.written); err != nil {
-		return w.fail(err)
-	}
-	if _, err := w.f.Seek(w.written, io.SeekStart); err != nil {
-		return w.fail(err)
-	}
-	return nil
+	return l.w.rewind(l.at)
 }
 
 // Sync flushes and waits until the file is durable.
@@ -289,26 +361,29 @@ func (w *Writer) Sync() error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	if err := w.f.Sync(); err != nil {
+	// Both ways lead to one inode, whose bytes, length and blocks this covers.
+	if err := w.disk.f.Sync(); err != nil {
 		// After a failed fsync the kernel may have dropped the dirty pages:
 		// trying again would report a success that means nothing.
-		w.failed = status.FromOS(err, "cannot make %q durable", w.path)
-		return w.failed
+		w.disk.refuse(status.FromOS(err, "cannot make %q durable", w.path))
 	}
-	return nil
+	return w.disk.err()
 }
 
 // Packets walks the complete packets in [from, Written()).
 func (w *Writer) Packets(from int64, fn func(scan.Packet) error) error {
-	_, err := scan.Packets(w.f, from, w.written, fn)
+	_, err := scan.Packets(w.disk.f, from, w.Written(), fn)
 	return err
 }
 
 // Close flushes, and releases the file and its lock.
 func (w *Writer) Close() error {
 	err := w.Flush()
-	if cerr := w.f.Close(); cerr != nil && err == nil {
-		err = status.FromOS(cerr, "cannot close %q", w.path)
+	if cerr := w.disk.close(); err == nil {
+		err = cerr
+	}
+	for _, b := range w.blocks {
+		unmapBlock(b.whole)
 	}
 	return err
 }

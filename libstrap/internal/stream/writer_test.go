@@ -28,7 +28,7 @@ func must(t *testing.T, err error) {
 func create(t *testing.T) (w *Writer, path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "a.stream")
-	w, err := Create(path)
+	w, err := Create(path, Options{})
 	must(t, err)
 	return w, path
 }
@@ -59,6 +59,7 @@ func TestALongPacketIsTornUntilItIsFinished(t *testing.T) {
 	must(t, err)
 	_, err = long.Write(bytes.Repeat([]byte{7}, 3000))
 	must(t, err)
+	must(t, w.Flush())
 	packets := func() (names []string) {
 		f, err := os.Open(path)
 		must(t, err)
@@ -114,7 +115,7 @@ func TestResumeMovesATornEndAside(t *testing.T) {
 	must(t, w.Close())
 	for n, torn := range [][]byte{whole[:3], whole[:8], make([]byte, 100)} {
 		must(t, os.WriteFile(path, append(bytes.Clone(whole), torn...), 0o666))
-		w, tail, err := Resume(path, KeepAll)
+		w, tail, err := Resume(path, KeepAll, Options{})
 		must(t, err)
 		if w.Offset() != int64(len(whole)) {
 			t.Fatalf("resumed at %d", w.Offset())
@@ -132,17 +133,17 @@ func TestLocks(t *testing.T) {
 	w, path := create(t)
 	must(t, w.Append(packet("x", []byte("payload"))))
 	must(t, w.Flush())
-	if _, err := Create(path); !errors.Is(err, status.Busy) {
+	if _, err := Create(path, Options{}); !errors.Is(err, status.Busy) {
 		t.Fatalf("a second writer: %v", err)
 	}
-	if _, _, err := Resume(path, KeepAll); !errors.Is(err, status.Busy) {
+	if _, _, err := Resume(path, KeepAll, Options{}); !errors.Is(err, status.Busy) {
 		t.Fatalf("a second writer that resumes: %v", err)
 	}
 	if info, err := os.Stat(path); err != nil || info.Size() == 0 {
 		t.Fatalf("the refused writer emptied the file: %v", err)
 	}
 	must(t, w.Close())
-	again, err := Create(path)
+	again, err := Create(path, Options{})
 	must(t, err)
 	must(t, again.Close())
 }

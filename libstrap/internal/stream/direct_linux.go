@@ -1,0 +1,98 @@
+package stream
+
+import (
+	"os"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	hugePage = 2 << 20
+	// maxAlign is the largest alignment that is not left to the page cache.
+	maxAlign = 64 << 10
+)
+
+// openDirect opens the file f at path for writes past the page cache. Offset,
+// length and memory of each are multiples of align. nil: the file system has no
+// such way, or no other way.
+func openDirect(path string, f *os.File) (direct *os.File, align int) {
+	var fs unix.Statfs_t
+	if unix.Fstatfs(int(f.Fd()), &fs) != nil || fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC {
+		return nil, 0 // nothing is behind the page cache
+	}
+	align = os.Getpagesize()
+	var st unix.Statx_t
+	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
+	if err == nil && st.Mask&unix.STATX_DIOALIGN != 0 { // Linux 6.1
+		if st.Dio_offset_align == 0 {
+			return nil, 0
+		}
+		align = max(align, int(st.Dio_offset_align), int(st.Dio_mem_align))
+	}
+	if align > maxAlign || align&(align-1) != 0 {
+		return nil, 0
+	}
+	direct, err = os.OpenFile(path, os.O_WRONLY|syscall.O_DIRECT|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, 0
+	}
+	if !sameFile(f, direct) {
+		direct.Close()
+		return nil, 0
+	}
+	return direct, align
+}
+
+func sameFile(f, g *os.File) bool {
+	a, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	b, err := g.Stat()
+	return err == nil && os.SameFile(a, b)
+}
+
+// preallocate takes disk blocks for n bytes at offset at, without a change of the
+// file's size.
+func preallocate(f *os.File, at, n int64) error {
+	return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, at, n)
+}
+
+// freeBytes is the room left on the file system of f, 0 where that is not known.
+func freeBytes(f *os.File) int64 {
+	var fs unix.Statfs_t
+	if unix.Fstatfs(int(f.Fd()), &fs) != nil {
+		return 0
+	}
+	return int64(fs.Bavail) * fs.Bsize
+}
+
+// mapBlock maps size bytes for a block, mem, in whole. In huge pages, where there
+// are some, a write has few pieces. A forked child inherits none of it: a page that
+// it shares would be copied by a write to memory, and not be the one on its way to
+// the disk.
+func mapBlock(size int) (mem, whole []byte, err error) {
+	whole, err = syscall.Mmap(-1, 0, size+hugePage, syscall.PROT_READ|syscall.PROT_WRITE,
+		syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := syscall.Madvise(whole, syscall.MADV_DONTFORK); err != nil {
+		unmapBlock(whole)
+		return nil, nil, err
+	}
+	at := -int(uintptr(unsafe.Pointer(unsafe.SliceData(whole)))) & (hugePage - 1)
+	mem = whole[at : at+size : at+size]
+	if size >= hugePage {
+		_ = syscall.Madvise(mem, syscall.MADV_HUGEPAGE)
+	}
+	return mem, whole, nil
+}
+
+func unmapBlock(whole []byte) {
+	if err := syscall.Munmap(whole); err != nil {
+		panic("stream: munmap of its own memory: " + err.Error())
+	}
+}

@@ -1,0 +1,22 @@
+//go:build !linux
+
+package stream
+
+import (
+	"os"
+	"syscall"
+)
+
+// openDirect knows no way past the page cache here.
+func openDirect(path string, f *os.File) (direct *os.File, align int) { return nil, 0 }
+
+func preallocate(f *os.File, at, n int64) error { return syscall.ENOTSUP }
+
+func freeBytes(f *os.File) int64 { return 0 }
+
+func mapBlock(size int) (mem, whole []byte, err error) {
+	whole = make([]byte, size)
+	return whole, whole, nil
+}
+
+func unmapBlock(whole []byte) {}

@@ -1,0 +1,260 @@
+package stream
+
+import (
+	"errors"
+	"math"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/libstrap/strap/libstrap/internal/scan"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/stopwatch"
+)
+
+// maxAhead bounds the disk blocks that are taken behind the end of the file.
+const maxAhead = 256 << 20
+
+// block is a stretch of the file in memory. It belongs to the Writer while that
+// fills it, and to the disk between a job and its end.
+type block struct {
+	mem   []byte
+	whole []byte // what was mapped for it
+	at    int64  // of mem in the file, a multiple of the alignment
+	n     int    // bytes of it that are filled
+	seen  int    // of those, in the file
+	solid int    // of those, past the page cache: a multiple of the alignment
+	end   int64  // of the last packet that ends in it; 0: none does
+}
+
+func newBlock(size int) (*block, error) {
+	mem, whole, err := mapBlock(size)
+	if err != nil {
+		return nil, status.Wrap(status.NoMemory, err, "cannot map %d bytes to write from", size)
+	}
+	return &block{mem: mem, whole: whole}, nil
+}
+
+// reset makes it the block that begins at offset at.
+func (b *block) reset(at int64) { *b = block{mem: b.mem, whole: b.whole, at: at} }
+
+// patch replaces bytes of the file by p, which is to stand at offset at, as far as
+// they are in the block.
+func (b *block) patch(p []byte, at int64) {
+	from, to := max(at, b.at), min(at+int64(len(p)), b.at+int64(b.n))
+	if from < to {
+		copy(b.mem[from-b.at:to-b.at], p[from-at:])
+	}
+}
+
+// job asks for what is filled of a block to be written, after all jobs before.
+type job struct {
+	block *block        // nil: nothing
+	done  chan struct{} // receives then, and the block stays its Writer's; nil: it is free
+}
+
+// disk writes blocks to the file, one behind the other, in a goroutine of its own.
+//
+// Whole blocks go past the page cache, where the file system lets them: copying
+// there takes more time than the disk does. One write is under way at a time, for
+// several would let the file's size pass bytes that are not written; the kernel
+// splits a large write into many requests by itself. What does not fill a unit of
+// alignment goes through the page cache, and again past it in a later write.
+type disk struct {
+	path    string
+	f       *os.File // through the page cache; holds the lock
+	direct  *os.File // past it; nil: there is no such way
+	align   int      // of what goes that way
+	taken   int64    // end of the disk blocks taken ahead
+	written atomic.Int64
+	busy    stopwatch.Stopwatch
+
+	jobs  chan job
+	free  chan *block
+	ended chan struct{}
+
+	mu     sync.Mutex
+	failed error
+
+	writeAt func(f *os.File, b []byte, at int64) (int, error) // (*os.File).WriteAt but in tests
+}
+
+// newDisk serves f until its jobs are closed. begin is called first in the thread
+// that writes.
+func newDisk(path string, f *os.File, begin func()) *disk {
+	d := &disk{
+		path: path, f: f, align: os.Getpagesize(),
+		jobs: make(chan job, maxBlocks+1), free: make(chan *block, maxBlocks), ended: make(chan struct{}),
+		writeAt: (*os.File).WriteAt,
+	}
+	if direct, align := openDirect(path, f); direct != nil {
+		d.direct, d.align = direct, align
+	}
+	go d.serve(begin)
+	return d
+}
+
+func (d *disk) serve(begin func()) {
+	defer close(d.ended)
+	runtime.LockOSThread() // and never unlock: the thread ends with what begin made of it
+	if begin != nil {
+		begin()
+	}
+	for j := range d.jobs {
+		if b := j.block; b != nil && d.err() == nil {
+			if err := d.guarded(b); err != nil {
+				d.fail(err, b.at+int64(b.seen))
+			} else if b.end > 0 {
+				d.written.Store(b.end)
+			}
+		}
+		if j.done != nil {
+			j.done <- struct{}{}
+		} else {
+			d.free <- j.block
+		}
+	}
+}
+
+func (d *disk) guarded(b *block) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = status.New(status.Internal, "panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	if err := d.put(b); err != nil {
+		return status.FromOS(err, "cannot write to %q", d.path)
+	}
+	return nil
+}
+
+// put writes what is filled of a block and not yet in the file.
+func (d *disk) put(b *block) error {
+	defer d.busy.Start()()
+	if whole := b.n / d.align * d.align; d.direct != nil && whole > b.solid {
+		// A page with bytes that a reader may have in its cache is made whole there
+		// first: the rest of it would be zeros if it was still cached afterwards,
+		// or after a power failure.
+		if err := d.putCached(b, roundUp(b.seen, d.align)); err != nil {
+			return err
+		}
+		if err := d.putDirect(b, whole); err != nil {
+			return err
+		}
+	}
+	return d.putCached(b, b.n)
+}
+
+func (d *disk) putCached(b *block, to int) error {
+	if b.seen >= to {
+		return nil
+	}
+	n, err := d.writeAt(d.f, b.mem[b.seen:to], b.at+int64(b.seen))
+	b.seen += n
+	return err
+}
+
+// putDirect leaves the bytes to putCached where the file system refuses them.
+func (d *disk) putDirect(b *block, to int) error {
+	d.takeAhead(b.at+int64(b.solid), b.at+int64(to))
+	n, err := d.writeAt(d.direct, b.mem[b.solid:to], b.at+int64(b.solid))
+	b.seen = max(b.seen, b.solid+n)
+	if errors.Is(err, syscall.EINVAL) {
+		d.direct.Close() // all it wrote was answered
+		d.direct = nil
+		return nil
+	}
+	if err == nil {
+		b.solid = to
+	}
+	return err
+}
+
+// patch replaces bytes in the middle of the file. No job is under way.
+func (d *disk) patch(p []byte, at int64) error {
+	defer d.busy.Start()()
+	if n, err := d.writeAt(d.f, p, at); err != nil {
+		d.fail(status.FromOS(err, "cannot write to %q", d.path), at+int64(n))
+	}
+	return d.err()
+}
+
+// takeAhead takes disk blocks for the bytes [from, to) and some behind them, at
+// most as many as the file has, and a sixteenth of what is free: so that the file
+// lies in few pieces, and others find room as long as there is some.
+func (d *disk) takeAhead(from, to int64) {
+	if to <= d.taken || to < minBlock {
+		return
+	}
+	ahead := min(to, maxAhead, freeBytes(d.f)/16) / minBlock * minBlock
+	if ahead == 0 {
+		return
+	}
+	if err := preallocate(d.f, from, to+ahead-from); err != nil {
+		d.taken = math.MaxInt64 // it does without
+		return
+	}
+	d.taken = to + ahead
+}
+
+// trim gives blocks that were taken behind the file's end back.
+func (d *disk) trim() {
+	if d.taken == 0 {
+		return
+	}
+	if info, err := d.f.Stat(); err == nil {
+		// What fails here costs room, no bytes.
+		_ = d.f.Truncate(info.Size())
+	}
+}
+
+// cut makes the file end at offset end.
+func (d *disk) cut(end int64) error {
+	d.taken = 0
+	if err := d.f.Truncate(end); err != nil {
+		return status.FromOS(err, "cannot cut %q back to its last packet", d.path)
+	}
+	return nil
+}
+
+// fail ends the writing after a write that left valid bytes in the file: it is
+// cut back to the last complete packet.
+func (d *disk) fail(cause error, valid int64) {
+	end, _ := scan.Packets(d.f, d.written.Load(), valid, func(scan.Packet) error { return nil })
+	d.written.Store(end)
+	d.refuse(errors.Join(cause, d.cut(end)))
+}
+
+// refuse makes err the answer to all that follows, if nothing failed before.
+func (d *disk) refuse(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.failed == nil {
+		d.failed = err
+	}
+}
+
+func (d *disk) err() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.failed
+}
+
+// close waits until all jobs are done and closes the file.
+func (d *disk) close() error {
+	close(d.jobs)
+	<-d.ended
+	d.trim()
+	if d.direct != nil {
+		d.direct.Close()
+	}
+	if err := d.f.Close(); err != nil {
+		return status.FromOS(err, "cannot close %q", d.path)
+	}
+	return nil
+}
+
+func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
