@@ -18,10 +18,11 @@ MODULE = "github.com/libstrap/strap/"
 # writing meet in index, codec and scan alone; the C interface also encodes and decodes
 # single payloads. All may import status.
 ALLOWED = {
-    "capi": {"codec", "memtrace", "probe", "reader", "session", "wire"},
+    "capi": {"codec", "memtrace", "probe", "reader", "salvage", "session", "wire"},
     "session": {"arena", "codec", "index", "scan", "stopwatch", "stream", "wire"},
     "stream": {"index", "scan", "stopwatch", "wire"},
     "reader": {"codec", "index", "scan", "wire"},
+    "salvage": {"codec", "index", "reader", "scan", "wire"},
     "codec": {"wire"},
     "index": {"wire"},
     "scan": {"wire"},

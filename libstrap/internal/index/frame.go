@@ -48,10 +48,15 @@ type message struct {
 }
 
 // fault is why a message cannot be read. cut: the file ends before it does;
-// otherwise its bytes are wrong.
+// otherwise its bytes are wrong. foreign: they are right, and those of another file.
 type fault struct {
-	cut    bool
-	reason string
+	cut     bool
+	reason  string
+	foreign bool
+}
+
+func foreign(format string, args ...any) *fault {
+	return &fault{reason: fmt.Sprintf(format, args...), foreign: true}
 }
 
 func (f *fault) Error() string { return f.reason }
@@ -64,7 +69,7 @@ func wrong(format string, args ...any) *fault {
 func next(file []byte, at int64) (message, *fault) {
 	left := file[at:]
 	if len(left) < prefixSize {
-		return message{}, &fault{true, fmt.Sprintf("a message is cut off after %d bytes", len(left))}
+		return message{}, &fault{cut: true, reason: fmt.Sprintf("a message is cut off after %d bytes", len(left))}
 	}
 	if mark := binary.LittleEndian.Uint32(left); mark != continuation {
 		return message{}, wrong("%#08x stands where a message begins", mark)
@@ -78,7 +83,7 @@ func next(file []byte, at int64) (message, *fault) {
 	}
 	left = left[prefixSize:]
 	if size > int64(len(left)) {
-		return message{}, &fault{true, fmt.Sprintf("a message claims %d bytes of metadata, %d are there", size, len(left))}
+		return message{}, &fault{cut: true, reason: fmt.Sprintf("a message claims %d bytes of metadata, %d are there", size, len(left))}
 	}
 	f := &flat{buf: left[:size:size]}
 	root := f.root()
@@ -92,7 +97,7 @@ func next(file []byte, at int64) (message, *fault) {
 	case body < 0 || body%8 != 0:
 		return message{}, wrong("a message claims %d bytes of body", body)
 	case body > int64(len(left)):
-		return message{}, &fault{true, fmt.Sprintf("a message claims %d bytes of body, %d are there", body, len(left))}
+		return message{}, &fault{cut: true, reason: fmt.Sprintf("a message claims %d bytes of body, %d are there", body, len(left))}
 	}
 	return message{
 		at: at, end: at + prefixSize + size + body,
@@ -121,10 +126,10 @@ func (m message) metadata() (Metadata, *fault) {
 		return Metadata{}, wrong("the schema is malformed")
 	}
 	if keys["format"] != format {
-		return Metadata{}, wrong("its format is %.40q, not %q", keys["format"], format)
+		return Metadata{}, foreign("its format is %.40q, not %q", keys["format"], format)
 	}
 	if keys["version"] != version {
-		return Metadata{}, wrong("it has version %.40q, this library reads version %q", keys["version"], version)
+		return Metadata{}, foreign("it has version %.40q, this library reads version %q", keys["version"], version)
 	}
 	if endianness := schema.i16(0); endianness != 0 {
 		return Metadata{}, wrong("it is big endian")

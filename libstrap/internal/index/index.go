@@ -49,6 +49,7 @@ type File struct {
 	ends    []int // of each record: rows up to its end
 	extents []extent
 	damage  bool // Torn by wrong bytes, not by the file's end
+	tornAt  int64
 }
 
 // extent is the place of a record's message in the file.
@@ -87,7 +88,7 @@ func openRegular(path string, flags int) (*os.File, error) {
 	return f, nil
 }
 
-func load(f *os.File, path string) (*File, error) {
+func contents(f *os.File, path string) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, status.FromOS(err, "cannot stat the index %q", path)
@@ -97,7 +98,15 @@ func load(f *os.File, path string) (*File, error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, status.FromOS(err, "cannot read the index %q", path)
 	}
-	file, bad := parse(b[:n])
+	return b[:n], nil
+}
+
+func load(f *os.File, path string) (*File, error) {
+	b, err := contents(f, path)
+	if err != nil {
+		return nil, err
+	}
+	file, bad := parse(b)
 	if bad != nil {
 		return nil, status.New(status.Corrupt, "%q is no index of a stream: %s", path, bad.reason)
 	}
@@ -108,7 +117,7 @@ func load(f *os.File, path string) (*File, error) {
 func parse(b []byte) (*File, *fault) {
 	f := &File{schema: Schema(Metadata{})}
 	if len(b) == 0 {
-		f.tear(0, &fault{true, "nothing was written yet"})
+		f.tear(0, &fault{cut: true, reason: "nothing was written yet"})
 		return f, nil
 	}
 	m, bad := next(b, 0)
@@ -129,7 +138,7 @@ func parse(b []byte) (*File, *fault) {
 	f.extents = append(f.extents, extent{0, m.end})
 	for at := m.end; ; at = m.end {
 		if at == int64(len(b)) {
-			f.tear(at, &fault{true, "the end mark is missing"})
+			f.tear(at, &fault{cut: true, reason: "the end mark is missing"})
 			return f, nil
 		}
 		if m, bad = next(b, at); bad == nil && m.endMark {
@@ -157,7 +166,7 @@ func parse(b []byte) (*File, *fault) {
 func isZero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
 
 func (f *File) tear(at int64, why *fault) {
-	f.Torn, f.damage = true, !why.cut
+	f.Torn, f.damage, f.tornAt = true, !why.cut, at
 	f.Problem = fmt.Sprintf("the index ends at byte %d: %s", at, why.reason)
 }
 

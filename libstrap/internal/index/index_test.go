@@ -645,6 +645,9 @@ func TestAnyByteMayBeWrong(t *testing.T) {
 			b := bytes.Clone(whole)
 			b[at] ^= wrong
 			f, bad := parse(b)
+			if all, worse := parseAll(b); worse == nil && all.NumRows() < 3 {
+				t.Fatalf("byte %d: one wrong byte costs more than one batch, %d rows are left", at, all.NumRows())
+			}
 			if bad != nil {
 				continue
 			}
@@ -701,6 +704,12 @@ func FuzzOpen(f *testing.F) {
 		runtime.ReadMemStats(&before)
 		file, bad := parse(b)
 		runtime.ReadMemStats(&after)
+		if all, worse := parseAll(b); worse == nil {
+			if n := all.NumRows(); bad == nil && n < file.NumRows() {
+				t.Fatalf("%d rows of %d", n, file.NumRows())
+			}
+			_ = rowsOf(all)
+		}
 		if grew := after.TotalAlloc - before.TotalAlloc; grew > 1<<20+32*uint64(len(b)) {
 			t.Fatalf("%d bytes allocated for %d", grew, len(b))
 		}

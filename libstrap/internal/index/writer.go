@@ -192,6 +192,14 @@ func (w *Writer) Sync() error {
 	return nil
 }
 
+// SyncDirectory makes the names beside path durable.
+func SyncDirectory(path string) error {
+	if err := syncDirectory(filepath.Dir(path)); err != nil {
+		return status.FromOS(err, "cannot make the name %q durable", path)
+	}
+	return nil
+}
+
 // syncDirectory makes the names in a directory durable. Some file systems
 // refuse that; on those names need no sync, or cannot have one.
 func syncDirectory(path string) error {

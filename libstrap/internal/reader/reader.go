@@ -357,12 +357,13 @@ func (r *Reader) Row(i int) (wire.Row, error) {
 		return wire.Row{}, err
 	}
 	if scanned {
-		return scannedRow(r.found[at], uint64(i)), nil
+		return ScannedRow(r.found[at], uint64(i)), nil
 	}
 	return r.idx.Row(at), nil
 }
 
-func scannedRow(p scan.Packet, sequence uint64) wire.Row {
+// ScannedRow is the row of a packet found by scanning.
+func ScannedRow(p scan.Packet, sequence uint64) wire.Row {
 	return wire.Row{
 		Sequence: sequence, Offset: p.Offset, Length: uint64(p.End() - p.Offset), Parts: 1, Layer: p.Name,
 		Step: -1, Token: -1, Codec: codec.Detect(p.Head()).String(), MSE: math.NaN(), MeanSquare: math.NaN(),
@@ -385,7 +386,7 @@ func (r *Reader) Records() []arrow.Record {
 			for some := range slices.Chunk(r.found[s.first:s.first+s.count], batch) {
 				rows := make([]wire.Row, len(some))
 				for i, p := range some {
-					rows[i] = scannedRow(p, uint64(row))
+					rows[i] = ScannedRow(p, uint64(row))
 					row++
 				}
 				r.records = append(r.records, index.Record(schema, rows))
