@@ -341,6 +341,60 @@ strap_status strap_reader_read(strap_reader reader, uint64_t row, void *data, si
 
 strap_status strap_reader_close(strap_reader reader, strap_error *error);
 
+/*
+ * A part of a damaged stream that is not in the new one: a packet that the index
+ * or its own header names, or, without a name, a stretch of bytes. Every lost byte
+ * is in one stretch; a packet that the index lists may lie beyond the file's end.
+ */
+typedef struct strap_lost {
+  uint64_t offset;     /* in the damaged stream */
+  uint64_t length;
+  const char *name;    /* of the packet, NAME_BYTES long; NULL: a stretch of bytes */
+  size_t name_bytes;
+  const char *reason;  /* why the packet was left out; NULL for a stretch */
+} strap_lost;
+
+typedef struct strap_salvage_options {
+  uint32_t struct_size;
+  int32_t force; /* 1: replace what stands at OUT */
+  /* Told now and then how many bytes of about how many have been gone through;
+   * may be NULL. Another answer than 0 gives the work up: INVALID_STATE. */
+  int32_t (*progress)(void *context, uint64_t done, uint64_t total);
+  /* Told what was lost, once the new stream is there; may be NULL. What LOST
+   * points to lasts until it returns. */
+  void (*lost)(void *context, const strap_lost *lost);
+  void *context;
+} strap_salvage_options;
+
+typedef struct strap_salvage_report {
+  uint32_t struct_size;
+  uint32_t reserved;
+  uint64_t packets;      /* in the new stream */
+  uint64_t bytes;        /* its length */
+  uint64_t verified;     /* of the packets: by the checksum in the index */
+  uint64_t repaired;     /* of the verified: only the header was damaged */
+  uint64_t unlisted;     /* of the packets: not in the index, so without shape and type */
+  uint64_t lost_packets; /* known by name */
+  uint64_t lost_ranges;  /* stretches of bytes of the damaged stream */
+  uint64_t lost_bytes;   /* in them */
+  char problem[512];     /* what is wrong with the index; "" when nothing is */
+} strap_salvage_report;
+
+/*
+ * Copies what is intact of the stream at PATH, however damaged, to a new stream
+ * OUT with an index. The source is only read, and the new files appear when they
+ * are whole and durable. Where the index at PATH.index knows a packet, its
+ * checksum decides, and a lost one is noted in the new index.
+ *
+ * The callbacks are called from the calling thread. OPTIONS and REPORT may be NULL.
+ *
+ * Errors: NOT_FOUND, INVALID_ARGUMENT (OUT is the source, or exists without
+ * force), BUSY (OUT is being captured), CORRUPT (nothing is intact), IO, NO_SPACE.
+ */
+strap_status strap_salvage(const char *path, const char *out,
+                           const strap_salvage_options *options,
+                           strap_salvage_report *report, strap_error *error);
+
 /* ---- payloads ----------------------------------------------------------- */
 
 /* The room that strap_encode needs for SIZE source bytes; 0 for an unknown codec. */

@@ -289,6 +289,37 @@ strap_status strap_reader_close(strap_reader reader, strap_error *error) {
   return strapgoReaderClose(reader, error);
 }
 
+int32_t call_progress(const strap_salvage_options *options, uint64_t done,
+                            uint64_t total) {
+  return options->progress == NULL ? 0 : options->progress(options->context, done, total);
+}
+
+void call_lost(const strap_salvage_options *options, const strap_lost *lost) {
+  if (options->lost != NULL) options->lost(options->context, lost);
+}
+
+strap_status strap_salvage(const char *path, const char *out,
+                           const strap_salvage_options *options,
+                           strap_salvage_report *report, strap_error *error) {
+  ENTER(error);
+  NEED(path, error);
+  NEED(out, error);
+  strap_status status;
+  strap_salvage_options own = {0};
+  if (options != NULL) {
+    status = take(&own, sizeof own, options, "strap_salvage_options", error);
+    if (status != STRAP_OK) return status;
+  }
+  if (report != NULL) {
+    status = clear(report, "strap_salvage_report", error);
+    if (status != STRAP_OK) return status;
+  }
+  strap_salvage_report found = {0};
+  status = strapgoSalvage((char *)path, (char *)out, &own, &found, error);
+  if (status == STRAP_OK && report != NULL) give(report, &found, sizeof found);
+  return status;
+}
+
 size_t strap_encode_bound(strap_codec codec, size_t size) {
   return forked ? 0 : strapgoEncodeBound(codec, size);
 }

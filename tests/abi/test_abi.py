@@ -126,6 +126,7 @@ def compiled(
         "failure.c",
         "fork.c",
         "index_export.c",
+        "salvage.c",
         "traces.c",
         "cplusplus.cpp",
     ],

@@ -41,7 +41,7 @@ def kernel() -> None:
 def test_strap_alone_helps():
     done = strap()
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(command in done.stdout for command in ("probe", "top", "export"))
+    assert all(command in done.stdout for command in ("probe", "top", "export", "salvage"))
 
 
 # ---- probe ----
@@ -184,9 +184,32 @@ def test_export(tmp_path):
     assert len(list(read_snapshots(target))) == 1
 
 
+# ---- salvage ----
+
+
+def test_salvage(tmp_path):
+    packet = (1).to_bytes(2, "big") + (400).to_bytes(4, "big") + b"h" + bytes(range(200)) * 2
+    path = tmp_path / "old.stream"
+    path.write_bytes(packet * 9 + packet[:100])
+    done = strap("salvage", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *lines = done.stdout.splitlines()
+    new = tmp_path / "old.salvaged.stream"
+    assert first.startswith(f"{new}: 9 packets, {9 * len(packet):,} bytes; 0 with the checksum")
+    assert lines == [f"  not copied: 100 bytes from byte {9 * len(packet):,} on"]
+    assert new.read_bytes() == packet * 9
+    done = strap("salvage", path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "exists" in done.stderr
+    assert strap("salvage", path, "--force").returncode == 0
+    assert strap("salvage", path, "--out", tmp_path / "b").returncode == 0
+    assert (tmp_path / "b.index").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
+        (["salvage", "nosuch.stream"], 5, "nosuch.stream"),
+        (["salvage", "notes.txt"], 2, "no intact packet"),
         (["top", "--interval", "0"], 2, "--interval 0: give seconds above 0"),
         (["top", "--interval", "nan"], 2, "--interval nan"),
         (["top", "--sort", "name"], 2, "'name' is not one of 'cpu', 'faults', 'off-cpu', 'io'"),

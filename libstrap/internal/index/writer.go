@@ -44,7 +44,7 @@ type Writer struct {
 // Create begins a new index at path, replacing what stands there. captureID is
 // 32 hexadecimal digits.
 func Create(path, captureID string) (*Writer, error) {
-	if len(captureID) != 32 || strings.Trim(captureID, "0123456789abcdef") != "" {
+	if !IsCaptureID(captureID) {
 		return nil, status.New(status.InvalidArgument, "capture id %q is not 32 lower-case hexadecimal digits", captureID)
 	}
 	f, err := openRegular(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC)
@@ -54,6 +54,11 @@ func Create(path, captureID string) (*Writer, error) {
 	w := &Writer{path: path, f: f, md: Metadata{CaptureID: captureID}}
 	w.reserve()
 	return w, nil
+}
+
+// IsCaptureID reports whether id is 32 lower-case hexadecimal digits.
+func IsCaptureID(id string) bool {
+	return len(id) == 32 && strings.Trim(id, "0123456789abcdef") == ""
 }
 
 // reserve keeps room on the disk for the next batches.

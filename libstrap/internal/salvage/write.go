@@ -154,9 +154,9 @@ func (s *salvage) fill(f *os.File, path string, all []found) (err error) {
 	return c.index.Sync()
 }
 
-// captureID is that of the source: it is the same capture.
+// captureID is that of the source, as long as it can be read: it is the same capture.
 func (s *salvage) captureID() string {
-	if s.idx != nil && s.idx.Metadata().CaptureID != "" {
+	if s.idx != nil && index.IsCaptureID(s.idx.Metadata().CaptureID) {
 		return s.idx.Metadata().CaptureID
 	}
 	var id [16]byte

@@ -146,6 +146,48 @@ class RawPacket(ctypes.Structure):
     ]
 
 
+class RawLost(ctypes.Structure):
+    _fields_ = [
+        ("offset", ctypes.c_uint64),
+        ("length", ctypes.c_uint64),
+        ("name", ctypes.c_void_p),
+        ("name_bytes", ctypes.c_size_t),
+        ("reason", ctypes.c_char_p),
+    ]
+
+
+ProgressCallback = ctypes.CFUNCTYPE(
+    ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64
+)
+LostCallback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(RawLost))
+
+
+class SalvageOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("force", ctypes.c_int32),
+        ("progress", ProgressCallback),
+        ("lost", LostCallback),
+        ("context", ctypes.c_void_p),
+    ]
+
+
+class RawSalvageReport(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("packets", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("verified", ctypes.c_uint64),
+        ("repaired", ctypes.c_uint64),
+        ("unlisted", ctypes.c_uint64),
+        ("lost_packets", ctypes.c_uint64),
+        ("lost_ranges", ctypes.c_uint64),
+        ("lost_bytes", ctypes.c_uint64),
+        ("problem", ctypes.c_char * 512),
+    ]
+
+
 class RawTraceCounts(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
@@ -197,6 +239,12 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_reader_name": (_u64, _u64, _ptr, _size),
     "strap_reader_read": (_u64, _u64, _ptr, _size),
     "strap_reader_close": (_u64,),
+    "strap_salvage": (
+        _str,
+        _str,
+        ctypes.POINTER(SalvageOptions),
+        ctypes.POINTER(RawSalvageReport),
+    ),
     "strap_encode": (_i32, _i32, _str, _size, _ptr, _size, ctypes.POINTER(_size)),
     "strap_decoded_size": (_i32, _str, _size, ctypes.POINTER(_u64)),
     "strap_decode": (_i32, _str, _size, _ptr, _size),

@@ -9,8 +9,15 @@ from .._lazy import lazy
 if TYPE_CHECKING:
     from .activation import Activation
     from .reader import ActivationReader, ActivationView, UnknownActivationError
+    from .salvage import SalvageReport
 
-__all__ = ["Activation", "ActivationReader", "ActivationView", "UnknownActivationError"]
+__all__ = [
+    "Activation",
+    "ActivationReader",
+    "ActivationView",
+    "SalvageReport",
+    "UnknownActivationError",
+]
 
 __getattr__, __dir__ = lazy(
     __name__,
@@ -18,6 +25,7 @@ __getattr__, __dir__ = lazy(
         "Activation": ".activation",
         "ActivationReader": ".reader",
         "ActivationView": ".reader",
+        "SalvageReport": ".salvage",
         "UnknownActivationError": ".reader",
     },
 )

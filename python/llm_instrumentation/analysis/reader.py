@@ -20,7 +20,7 @@ import re
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -45,6 +45,7 @@ from ._elements import (
 )
 from ._selection import Selector, among
 from .activation import Activation
+from .salvage import SalvageReport, salvage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -203,6 +204,17 @@ class ActivationReader:
         if close:
             return f"{message}. Did you mean {', '.join(map(repr, close[:5]))}?"
         return f"{message}; reader.layers lists its {len(self.layers)} names"
+
+    @staticmethod
+    def salvage(
+        path: str | os.PathLike[str],
+        out: str | os.PathLike[str] | None = None,
+        *,
+        force: bool = False,
+        progress: Callable[[int, int], Any] | None = None,
+    ) -> SalvageReport:
+        """Copies what is intact of a damaged stream to a new one; see `salvage.salvage`."""
+        return salvage(path, out, force=force, progress=progress)
 
     def close(self) -> None:
         """Closes the stream; does nothing when closed."""

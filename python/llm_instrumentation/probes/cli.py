@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -39,7 +39,7 @@ _EXIT_CODES = {
 
 app = typer.Typer(
     name="strap",
-    help="The machine beside the program: block devices, processes, pressure.",
+    help="The machine beside the program, and what is left of a damaged capture.",
     epilog=_CODES,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -127,6 +127,48 @@ def timeline(
             plot_timeline(found).savefig(figure)
         except ValueError as error:  # no such kind of file
             raise InvalidArgumentError(f"--figure {figure}: {error}") from error
+
+
+@app.command(epilog=_CODES)
+def salvage(
+    stream: Annotated[Path, typer.Argument(help="However damaged; only read.", metavar="STREAM")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="The new stream (default: NAME.salvaged.stream beside it)."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what stands there.")] = False,
+) -> None:
+    """Copy what is intact of a damaged stream to a new one, and tell what was lost."""
+    from ..analysis.salvage import salvage as run
+
+    report = run(stream, out, force=force, progress=_progress())
+    typer.echo(
+        f"{report.path}: {report.packets:,} packets, {report.bytes:,} bytes; {report.verified:,} "
+        f"with the checksum of the index, {report.repaired:,} with a new header, "
+        f"{report.unlisted:,} that no index lists"
+    )
+    if report.problem:
+        typer.echo(f"  {report.problem}")
+    shown = 20
+    for packet in report.lost_packets[:shown]:
+        typer.echo(f"  lost: {packet.name!r} at byte {packet.offset:,}: {packet.reason}")
+    if (more := len(report.lost_packets) - shown) > 0:
+        typer.echo(f"  lost: {more:,} more, the new index notes them")
+    for stretch in report.lost_ranges[:shown]:
+        typer.echo(f"  not copied: {stretch.length:,} bytes from byte {stretch.offset:,} on")
+    if (more := len(report.lost_ranges) - shown) > 0:
+        typer.echo(f"  not copied: {more:,} more stretches, {report.lost_bytes:,} bytes in all")
+
+
+def _progress() -> Callable[[int, int], None] | None:
+    """A line on a terminal; none elsewhere."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        print(f"\r{100 * done // total:3d} %", end="\r", file=sys.stderr, flush=True)
+
+    return show
 
 
 # The root of typer's errors of the command line; older releases take it from click, newer ones

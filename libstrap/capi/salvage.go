@@ -1,0 +1,73 @@
+package main
+
+/*
+#include <stdlib.h>
+#include "strap.h"
+
+// In entry.c: Go cannot call the pointers of options.
+int32_t call_progress(const strap_salvage_options *options, uint64_t done, uint64_t total);
+void call_lost(const strap_salvage_options *options, const strap_lost *lost);
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"github.com/libstrap/strap/libstrap/internal/salvage"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+//export strapgoSalvage
+func strapgoSalvage(path, out *C.char, o *C.strap_salvage_options, report *C.strap_salvage_report, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		if o.force != 0 && o.force != 1 {
+			return status.New(status.InvalidArgument, "force = %d: give 0 or 1", o.force)
+		}
+		src := C.GoString(path)
+		found, err := salvage.Salvage(src, C.GoString(out), salvage.Options{
+			Force: o.force != 0,
+			Progress: func(done, total int64) error {
+				if C.call_progress(o, C.uint64_t(done), C.uint64_t(total)) != 0 {
+					return status.New(status.InvalidState, "the salvage of %q was given up", src)
+				}
+				return nil
+			},
+		})
+		if err != nil {
+			return err
+		}
+		report.packets = C.uint64_t(found.Packets)
+		report.bytes = C.uint64_t(found.Bytes)
+		report.verified = C.uint64_t(found.Verified)
+		report.repaired = C.uint64_t(found.Repaired)
+		report.unlisted = C.uint64_t(found.Unlisted)
+		report.lost_packets = C.uint64_t(len(found.Lost))
+		report.lost_ranges = C.uint64_t(len(found.Ranges))
+		report.lost_bytes = C.uint64_t(found.LostBytes)
+		putString(unsafe.Slice((*byte)(unsafe.Pointer(&report.problem)), len(report.problem)), found.Problem)
+		if o.lost != nil {
+			tellLost(o, found)
+		}
+		return nil
+	})
+}
+
+// tellLost calls back for every lost packet, then for every lost stretch.
+func tellLost(o *C.strap_salvage_options, found salvage.Report) {
+	lost := (*C.strap_lost)(C.calloc(1, C.sizeof_strap_lost)) // C may look at it: not in the Go heap
+	defer C.free(unsafe.Pointer(lost))
+	for _, p := range found.Lost {
+		name, reason := C.CString(p.Name), C.CString(p.Reason)
+		*lost = C.strap_lost{
+			offset: C.uint64_t(p.Offset), length: C.uint64_t(p.Length),
+			name: name, name_bytes: C.size_t(len(p.Name)), reason: reason,
+		}
+		C.call_lost(o, lost)
+		C.free(unsafe.Pointer(name))
+		C.free(unsafe.Pointer(reason))
+	}
+	for _, r := range found.Ranges {
+		*lost = C.strap_lost{offset: C.uint64_t(r.Offset), length: C.uint64_t(r.Length)}
+		C.call_lost(o, lost)
+	}
+}
