@@ -22,8 +22,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--faults-long",
         action="store_true",
-        help="ten times the kills, ten-second waits, an hour of watching",
+        help="ten times the kills and more, ten-second waits, an hour of watching",
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--faults-long", default=False):
+        for item in items:
+            item.add_marker(pytest.mark.timeout(3 * 3600))
 
 
 @pytest.fixture

@@ -125,6 +125,45 @@ threading.Thread(target=work, daemon=True).start()
 ready.wait()
 sys.exit(3)
 """,
+    "exit while a daemon thread goes on with the model": """
+def work():
+    for step in range(20):
+        model(step)
+    ready.set()
+    forever.wait()
+    for step in range(20, 10_000):
+        model(step)
+forever, ready = threading.Event(), threading.Event()
+context = capture.capture_activations(sys.argv[1])
+context.__enter__()
+threading.Thread(target=work, daemon=True).start()
+ready.wait()
+sys.exit(3)
+""",
+    "exit with threads that wait for each other's end": """
+def work(step):
+    if step:
+        turns[step - 1].join()
+    model(step)
+context = capture.capture_activations(sys.argv[1])
+context.__enter__()
+turns = [threading.Thread(target=work, args=(step,)) for step in range(20)]
+for turn in turns:
+    turn.start()
+sys.exit(3)
+""",
+    "exit with a model in atexit": """
+import atexit
+context = capture.capture_activations(sys.argv[1])
+def last():  # registered behind the capture's own, so it runs before
+    for step in range(10, 20):
+        model(step)
+context.__enter__()
+atexit.register(last)
+for step in range(10):
+    model(step)
+sys.exit(3)
+""",
     "an exception that nobody catches": """
 with capture.capture_activations(sys.argv[1]):
     for step in range(20):
@@ -155,6 +194,35 @@ def test_a_capture_is_whole_behind(end, path, python):
     assert done.stderr.count("Traceback") == (1 if last_line else 0), done.stderr
     assert "Warning" not in done.stderr, done.stderr
     assert steps_in(path, SIZE) == STEPS
+    with ActivationReader(path) as reader:
+        assert reader.info.indexed and reader.problem == ""
+
+
+RUNS_ON = """
+def work():
+    for step in range(1_000_000):
+        model(step)
+        if step == 20:
+            ready.set()
+ready = threading.Event()
+context = capture.capture_activations(sys.argv[1])
+context.__enter__()
+threading.Thread(target=work, daemon=True).start()
+ready.wait()
+sys.exit(3)
+"""
+
+
+def test_a_daemon_thread_may_be_in_a_hook_at_the_end(path, python):
+    """The interpreter ends while it captures; what it had captured by then is whole.
+
+    Up to Python 3.13 it ends the thread with pthread_exit, which torch's C++ answers with abort(),
+    with a capture or without: the capture is closed by then.
+    """
+    done = python(BEGIN + RUNS_ON, path, SIZE)
+    assert done.returncode in (3, -signal.SIGABRT), done.stderr
+    assert "Fatal" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert steps_in(path, SIZE) >= 20
     with ActivationReader(path) as reader:
         assert reader.info.indexed and reader.problem == ""
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
 from llm_instrumentation import ActivationReader
 
 FORKING = """
@@ -21,13 +22,16 @@ class Numbers(torch.utils.data.Dataset):
         return torch.full((8,), float(i))
 
 def main():
-    net = torch.nn.Linear(8, 8)
+    net, outputs = torch.nn.Linear(8, 8), []
+    net.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     with torch.no_grad(), capture_activations(net, sys.argv[2]):
         for method in ("fork", "spawn"):
-            loader = DataLoader(Numbers(), batch_size=4, num_workers=2,
-                                multiprocessing_context=method)
-            for batch in loader:
-                net(batch)
+            for persistent in (False, True):
+                loader = DataLoader(Numbers(), batch_size=4, num_workers=2,
+                                    multiprocessing_context=method, persistent_workers=persistent)
+                for epoch in range(2):
+                    for batch in loader:
+                        net(batch)
         child = os.fork()
         if child == 0:
             with warnings.catch_warnings(record=True) as caught:
@@ -37,6 +41,7 @@ def main():
             os._exit(0 if told == 1 else 3)
         assert os.waitpid(child, 0)[1] == 0, "the child was not told, or hung"
         net(batch)
+    torch.save(outputs, sys.argv[2] + ".outputs")
 
 if __name__ == "__main__":
     main()
@@ -53,4 +58,7 @@ def test_forked_children_do_not_disturb_a_capture(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     with ActivationReader(path) as reader:
         assert reader.problem == ""
-        assert len(reader) == 17
+        outputs = torch.load(f"{path}.outputs")
+        assert len(reader) == len(outputs) == 2 * 2 * 2 * 8 + 1
+        for activation, output in zip(reader, outputs, strict=True):
+            assert torch.equal(activation.to_torch(), output.half())

@@ -159,6 +159,27 @@ def test_a_thread_that_waits_in_a_hook_goes_on_after_ctrl_c(disk, start):
     assert child.join() == 0
 
 
+def enqueued_by_threads_that_end(tell, folder):
+    """Threads come and go while nothing of theirs can be written."""
+    model = Noise(1 << 14)
+    with framework(model, memory=ROOMY).capture_activations(folder / "a.stream"):
+        freeze(folder)
+        for first in range(0, 200, 10):
+            batch = [threading.Thread(target=model, args=(first + k,)) for k in range(10)]
+            for thread in batch:
+                thread.start()
+                thread.join()
+        tell(len(threading.enumerate()))
+        thaw(folder)
+
+
+def test_threads_that_ended_before_their_packets_are_written(disk, start):
+    child = start(enqueued_by_threads_that_end, disk)
+    child.told()
+    assert child.join() == 0
+    assert steps_in(disk / "a.stream", 1 << 14) == 200
+
+
 def alarmed_in_a_hook(tell, folder):
     """A handler runs while the model waits, looks at the statistics, and thaws the disk."""
     model, ticks = Noise(SIZE), []

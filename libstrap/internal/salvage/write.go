@@ -167,13 +167,13 @@ func (s *salvage) captureID() string {
 // copy writes the packets and rows in the order of the index; what it does not
 // list stands where it stood between them.
 func (c *copier) copy(all []found) error {
-	place := make(map[int]found, len(c.rows)) // by row of the index
+	places := make([]int, len(c.rows)) // in all, and 1 more; 0: lost
 	var unlisted []found
-	for _, f := range all {
+	for i, f := range all {
 		if f.k == unlistedPacket {
 			unlisted = append(unlisted, f)
 		} else {
-			place[c.rows[f.k].row] = f
+			places[f.k] = i + 1
 		}
 	}
 	k, rows := 0, 0
@@ -183,9 +183,10 @@ func (c *copier) copy(all []found) error {
 	for row := range rows {
 		w := c.idx.Row(row)
 		if k < len(c.rows) && c.rows[k].row == row {
-			r := &c.rows[k]
+			r, place := &c.rows[k], places[k]
 			k++
-			if f, ok := place[row]; ok {
+			if place > 0 {
+				f := all[place-1]
 				for len(unlisted) > 0 && unlisted[0].at < f.at {
 					if err := c.unlisted(unlisted[0], w.Sequence); err != nil {
 						return err

@@ -1,0 +1,88 @@
+"""The power fails: of a disk, what a checkpoint covers is there when it is mounted again.
+
+The disk is a file behind a loop device. A copy of that file, taken while the capture stands still
+and its file system is mounted, is what a machine finds after the power came back: what was synced
+is there, what only the page cache had is not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+from children import Noise, assert_noise, framework
+from llm_instrumentation import ActivationReader
+from llm_instrumentation.analysis.salvage import salvage
+
+pytestmark = [pytest.mark.integration, pytest.mark.root]
+
+SIZE = 1 << 17
+
+
+def capture(tell, path, codec):
+    """Tells what each checkpoint covers: (bytes, tokens)."""
+    model = Noise(SIZE)
+    with framework(model, codec=codec).capture_activations(
+        path, track_per_token=True, checkpoint_interval_tokens=3
+    ) as tracker:
+        made = tracker.on_checkpoint
+
+        def checkpoint():
+            offset = made()
+            tell((offset, len(tracker.tokens)))
+            return offset
+
+        tracker.on_checkpoint = checkpoint
+        for step in itertools.count():
+            model(step)
+            tracker.record_token(step, "")
+            time.sleep(0.003)  # the disk is small
+
+
+def mounted_copy(image, folder):
+    """Mounts a copy of a disk's file, read-only but for its journal."""
+    done = subprocess.run(
+        ["mount", "-o", "loop", image, folder], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_a_checkpoint_covers_outlives_the_power(disk, tmp_path, start, long):
+    chance, covering = random.Random(2), 0
+    image, copy, folder = tmp_path / "disk0.img", tmp_path / "copy.img", tmp_path / "again"
+    folder.mkdir()
+    for run in range(60 if long else 4):
+        path = disk / f"{run}.stream"
+        child = start(capture, path, ("none", "lz4", "zstd")[run % 3])
+        offset, tokens = child.told()
+        time.sleep(chance.uniform(0, 0.3))
+        child.signal(signal.SIGSTOP)
+        while not child.is_stopped():
+            time.sleep(0.001)
+        subprocess.run(["cp", "--sparse=always", image, copy], check=True)
+        child.signal(signal.SIGKILL)
+        child.signal(signal.SIGCONT)
+        told = child.all_told()  # of these, all were told before it stood still
+        if told:
+            offset, tokens = told[-1]
+        child.join()
+        mounted_copy(copy, folder)
+        try:
+            found = folder / path.name
+            with ActivationReader(found, warn=False) as reader:
+                assert len(reader) >= tokens and reader.info.valid_bytes >= offset
+                assert_noise(itertools.islice(reader, tokens), range(tokens), SIZE)
+                indexed = [activation.step for activation in itertools.islice(reader, tokens)]
+            assert indexed == list(range(tokens)), "the index is behind the checkpoint"
+            report = salvage(found, tmp_path / "left.stream", force=True)
+            assert report.verified >= tokens
+            covering += tokens > 0
+        finally:
+            subprocess.run(["umount", folder], check=True)
+        for file in disk.glob(f"{run}.*"):
+            file.unlink()
+    assert covering >= (50 if long else 3)
