@@ -126,7 +126,8 @@ typedef struct strap_open_options {
   int32_t workers;           /* compression threads, 1 to 256 */
   uint64_t max_memory_bytes; /* hard limit of the staging memory, at least 1 MiB; libstrap
                                 takes less where half of what the machine or its cgroup
-                                has left is less, and says so in strap_stats */
+                                has left is less, and says so in strap_stats; blocks to
+                                write from are a quarter of it more, 24 MiB at most */
   int32_t on_full;           /* STRAP_ON_FULL_*: wait for room, or leave the tensor out */
   int32_t mode;              /* STRAP_MODE_*: start anew, or append to a stream */
   uint64_t resume_offset;    /* with RESUME: cut the stream back to this many bytes, which

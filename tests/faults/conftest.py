@@ -122,16 +122,25 @@ def tmpfs(mount: Callable[..., Path]) -> Path:
     return mount("tmpfs", 24 << 20)
 
 
+@pytest.fixture(params=["tmpfs", "ext4"])
+def small_disk(request: pytest.FixtureRequest, mount: Callable[..., Path]) -> Path:
+    """A file system of 24 MiB, without and with direct I/O."""
+    return mount(request.param, 24 << 20)
+
+
 @pytest.fixture
 def disk(mount: Callable[..., Path]) -> Path:
     """A file system of its own on a loop device, which can be frozen."""
     return mount("ext4", 256 << 20)
 
 
-@pytest.fixture
-def dying_disk(mount: Callable[..., Path]) -> Path:
-    """An ext4 that claims to have room, on a device that fails once 24 MiB are used."""
-    return mount("ext4", 256 << 20, within=mount("tmpfs", 24 << 20))
+@pytest.fixture(params=["rw", "data=journal"], ids=["direct", "cached"])
+def dying_disk(request: pytest.FixtureRequest, mount: Callable[..., Path]) -> Path:
+    """An ext4 that claims to have room, on a device that fails once 24 MiB are used.
+
+    With its data in the journal it has no direct I/O.
+    """
+    return mount("ext4", 256 << 20, request.param, within=mount("tmpfs", 24 << 20))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A device that fails behind the page cache: writes succeed, and only fsync learns the truth."""
+"""A device that fails: behind the page cache only fsync learns the truth, past it each write."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import warnings
 import pytest
 from children import Noise, framework
 from llm_instrumentation.core.checkpoint import CheckpointFile, checkpoint_path_for
-from llm_instrumentation.errors import StrapIOError
+from llm_instrumentation.errors import NoSpaceError, StrapIOError
 
 pytestmark = [pytest.mark.integration, pytest.mark.root]
 
@@ -21,7 +21,7 @@ def test_a_checkpoint_that_fails_ends_the_capture(dying_disk):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with (
-            pytest.raises(StrapIOError) as raised,
+            pytest.raises((StrapIOError, NoSpaceError)) as raised,
             framework(model).capture_activations(
                 path, track_per_token=True, checkpoint_interval_tokens=2
             ) as tracker,
@@ -32,7 +32,8 @@ def test_a_checkpoint_that_fails_ends_the_capture(dying_disk):
                 state = CheckpointFile(checkpoint_path_for(path)).load()
                 covered.append(0 if state is None else len(state.tokens))
     messages = [str(w.message) for w in caught]
-    assert raised.value.errno == errno.EIO
+    # The device passes on what the disk below it says, or keeps it to itself.
+    assert raised.value.errno in (errno.EIO, errno.ENOSPC)
     assert sum("checkpoint after" in m and "the capture goes on" in m for m in messages) >= 1
     assert sum("has stopped, the model goes on" in m for m in messages) == 1
     # The last checkpoint stands, and no later one claims what is not durable.
