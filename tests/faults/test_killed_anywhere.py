@@ -207,7 +207,8 @@ def test_at_any_moment(tmp_path, start, long):
             assert_reader_agrees(path, run, found)
             report = salvage(path)
             assert report.packets == sum(found), (seed, report)
-            assert report.lost_packets == ()
+            if run["moment"] != "resume":  # there the index may list what was cut off here
+                assert report.lost_packets == (), (seed, run, report)
         for file in folder.iterdir():
             file.unlink()
     assert covering > 5

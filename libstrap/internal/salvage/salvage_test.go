@@ -465,6 +465,20 @@ func TestTheEndOfAKilledCapture(t *testing.T) {
 	}
 }
 
+// The header 0003 00010017 "abc" is, two bytes on, 0001 00176162 "c", and the frame
+// of one stands where that of the other would.
+func TestAHeaderInAHeaderIsNoPacket(t *testing.T) {
+	c := &capture{}
+	c.add(t, "abc", codec.LZ4, 0, noise(1, 1<<16))
+	if n := c.rows[0].Length; n != 6+3+0x10017 {
+		t.Fatalf("a frame of %#x bytes", n-9)
+	}
+	unfinished := slices.Concat([]byte("\x00\x03\xff\xff\xff\xffabc"), noise(2, 2<<20))
+	if r := run(t, save(t, slices.Concat(c.stream, unfinished), nil)); !bytes.Equal(r.stream, c.stream) {
+		t.Errorf("%+v", r.Report)
+	}
+}
+
 func TestAnEmptyStreamStaysEmpty(t *testing.T) {
 	if r := run(t, save(t, nil, []wire.Row{})); r.Packets != 0 || len(r.rows) != 0 {
 		t.Errorf("%+v", r.Report)

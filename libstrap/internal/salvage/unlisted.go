@@ -234,6 +234,9 @@ func (k *seeker) resume(from, until, to int64) (int64, error) {
 			continue
 		}
 		ok, err := k.credible(at, to, chain)
+		if err == nil && ok {
+			ok, err = k.isWhole(at, to)
+		}
 		if err != nil {
 			return 0, err
 		}
@@ -242,6 +245,17 @@ func (k *seeker) resume(from, until, to int64) (int64, error) {
 		}
 	}
 	return until, nil
+}
+
+// isWhole reports whether the frame of a packet decodes. Inside the header of a
+// packet the header of another may seem to stand, in front of the same frame.
+func (k *seeker) isWhole(at, to int64) (bool, error) {
+	p, err := k.packet(at, to)
+	if err != nil {
+		return false, err
+	}
+	why, err := k.decodes(p, codec.Detect(p.Head()))
+	return why == "", err
 }
 
 // credible reports whether so many packets follow each other at a place, up to
