@@ -1,0 +1,327 @@
+"""The speed that a model keeps while every module's output is captured.
+
+    python benchmarks/speed_kept.py [--rounds 5] [--out DIR] [--contenders TEXT,...]
+
+A random-weight Llama of 8 layers, 768 wide, runs prefills of 256 tokens and greedy generations of
+32. Each round runs every contender for many passes in one capture, and the model alone before and
+after each of them: speed kept is the time alone, the mean of both sides, over the time with the
+contender; shown are medians over the rounds, and ranges. The contender "nothing" is the model
+alone once more, so that its range shows the noise.
+
+"Sustained" counts from before the capture is opened to when it is closed, with a memory limit that
+is a small part of what is captured ("over memory"); --sync also counts until the disk has all.
+"Burst" counts the model's own time, with the preset's memory limit, which takes it all: the file
+is written when the model is done. Nothing here fails on time.
+
+A quiet minute at a time: --json FILE --more adds rounds to those of an earlier run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import gc
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from _common import (
+    clean_folder,
+    head,
+    keep,
+    kept_rounds,
+    machine,
+    plot,
+    spread,
+    stored,
+    sync,
+    table,
+)
+from capture_peers.contender import Contender, Running, hooks
+from llm_instrumentation import InstrumentationFramework
+from llm_instrumentation.core.config import from_preset
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+PRESETS = ("fast_capture", "balanced", "max_compression")
+WORKLOADS = ("prefill", "generation")
+MODES = ("sustained", "burst")
+PAUSE = 0.3  # seconds, for threads that end and memory that is given back
+Round = dict[str, Any]
+
+
+def build(quick: bool) -> nn.Module:
+    torch.manual_seed(0)
+    size = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8}
+    if quick:
+        size = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
+    config = LlamaConfig(
+        **size, vocab_size=32000, num_attention_heads=12,
+        bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+# ---- contenders -------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _nothing(model: nn.Module, folder: Path, memory: float | None) -> Iterator[Running]:
+    yield Running(model)
+
+
+def _do_nothing(module: nn.Module, args: Any, output: Any) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def _empty_hooks(model: nn.Module, folder: Path, memory: float | None) -> Iterator[Running]:
+    with hooks(model, lambda name: _do_nothing):
+        yield Running(model)
+
+
+@contextlib.contextmanager
+def _preset(model: nn.Module, preset: str, folder: Path, memory: float | None) -> Iterator[Running]:
+    config = from_preset(preset).with_progress(False)
+    if memory is not None:
+        config.with_memory_limit(memory)
+    framework = InstrumentationFramework(config)
+    framework.instrument_model(model)
+    running = Running(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # that the model waited: the table says it
+        with framework.capture_activations(folder / "run.stream"):
+            yield running
+    stats = framework.stats()
+    if stats.dropped or stats.failed:
+        raise SystemExit(f"{preset}: {stats.dropped} tensors dropped, {stats.failed} failed")
+    running.told = {
+        "stalls": stats.stalls, "stall_seconds": stats.stall_seconds, "ratio": stats.ratio,
+        # float32 is staged as float16
+        "over_memory": stats.raw_bytes / 2 / stats.memory_limit,
+    }  # fmt: skip
+
+
+def contenders(model: nn.Module) -> list[Contender]:
+    return [
+        Contender("nothing", functools.partial(_nothing, model), stores=False),
+        Contender("empty hooks", functools.partial(_empty_hooks, model), stores=False),
+        *(Contender(preset, functools.partial(_preset, model, preset)) for preset in PRESETS),
+    ]
+
+
+# ---- measuring --------------------------------------------------------------------
+
+
+def _passes(running: Running, workload: str, ids: Tensor, passes: int) -> float:
+    work = getattr(running, workload)
+    began = time.perf_counter()
+    for _ in range(passes):
+        work(ids)
+    return time.perf_counter() - began
+
+
+def _alone(running: Running, workload: str, ids: Tensor, passes: int) -> float:
+    """Seconds a pass of the model alone, after what the contender before left behind is over."""
+    time.sleep(PAUSE)
+    _passes(running, workload, ids, 1)
+    return _passes(running, workload, ids, passes) / passes
+
+
+def run_once(
+    contender: Contender, workload: str, ids: Tensor, passes: int, memory: float | None,
+    parent: Path, until_synced: bool,
+) -> Round:  # fmt: skip
+    """Seconds a pass of one capture: of the model's calls, and to the end; and what it stored."""
+    with clean_folder(parent) as folder:
+        gc.collect()
+        began = time.perf_counter()
+        with contender.capture(folder, memory) as running:
+            model_seconds = _passes(running, workload, ids, passes)
+        if until_synced:
+            sync(folder)
+        whole = time.perf_counter() - began
+        return {
+            "model": model_seconds / passes, "whole": whole / passes,
+            "stored": stored(folder) / passes, **running.told,
+        }  # fmt: skip
+
+
+def one_round(
+    number: int, model: nn.Module, ways: list[Contender], workload: str, mode: str,
+    options: argparse.Namespace, parent: Path,
+) -> dict[str, Round]:  # fmt: skip
+    """Each contender once, with the model alone before and after it."""
+    passes = getattr(options, f"{workload}_passes" if mode == "sustained" else "burst_passes")
+    memory = getattr(options, f"{workload}_memory") if mode == "sustained" else None
+    length = options.length if workload == "prefill" else options.prompt
+    ids = torch.randint(1, 32000, (1, length), generator=torch.Generator().manual_seed(1))
+    alone = Running(model)
+    few = max(2, passes // 4)
+    turn = number % len(ways)
+    done: dict[str, Round] = {}
+    before = _alone(alone, workload, ids, few)
+    for way in ways[turn:] + ways[:turn]:
+        result = run_once(way, workload, ids, passes, memory, parent, options.sync)
+        after = _alone(alone, workload, ids, few)
+        result["alone"] = (before + after) / 2
+        done[way.name], before = result, after
+    return done
+
+
+def measure(options: argparse.Namespace, ways: list[Contender], model: nn.Module) -> list[Round]:
+    """A list of {workload, mode, results: {contender: figures}}, one a round."""
+    rounds = []
+    stdin = Path(options.folder) if options.folder else None
+    with tempfile.TemporaryDirectory(dir=stdin, prefix="speed-kept-") as parent, torch.no_grad():
+        for workload in options.workload:
+            one_pass = argparse.Namespace(**{**vars(options), "burst_passes": 1})
+            one_round(0, model, ways, workload, "burst", one_pass, Path(parent))  # warms up
+            for number in range(options.rounds):
+                for mode in options.mode:
+                    chosen = [w for w in ways if mode == "sustained" or w.name in OWN]
+                    done = one_round(number, model, chosen, workload, mode, options, Path(parent))
+                    rounds.append({"workload": workload, "mode": mode, "results": done})
+    return rounds
+
+
+OWN = ("nothing", "empty hooks", *PRESETS)
+
+
+# ---- showing ----------------------------------------------------------------------
+
+
+def gathered(rounds: list[Round], workload: str, mode: str) -> dict[str, list[Round]]:
+    """The figures of each contender, over the rounds of one workload and mode."""
+    found: dict[str, list[Round]] = {}
+    for one in rounds:
+        if (one["workload"], one["mode"]) == (workload, mode):
+            for name, result in one["results"].items():
+                found.setdefault(name, []).append(result)
+    return found
+
+
+def kept(results: list[Round], mode: str) -> list[float]:
+    clock = "whole" if mode == "sustained" else "model"
+    return [one["alone"] / one[clock] for one in results]
+
+
+def show(rounds: list[Round], workload: str, mode: str) -> None:
+    found = gathered(rounds, workload, mode)
+    if not found:
+        return
+    floor = statistics.median(kept(found["empty hooks"], mode)) if "empty hooks" in found else None
+    rows = []
+    for name, results in found.items():
+        middle = statistics.median(kept(results, mode))
+        alone = statistics.median(one["alone"] for one in results)
+        own = {key: statistics.median(one.get(key, 0) for one in results) for key in results[0]}
+        rows.append(
+            [
+                name,
+                spread(kept(results, mode)),
+                f"{middle / floor:.2f}" if floor else "",
+                spread([one["alone"] / one["model"] for one in results]),
+                f"{alone * 1e3:.0f}",
+                f"{own['model'] * 1e3:.0f}", f"{own['whole'] * 1e3:.0f}",
+                f"{own['stored'] / 1e6:.1f}",
+                f"{own['over_memory']:.2f}" if "over_memory" in own else "",
+                f"{own['stall_seconds']:.2f} s" if "stall_seconds" in own else "",
+                str(len(results)),
+            ]
+        )  # fmt: skip
+    clock = "to the last byte" if mode == "sustained" else "while the model runs"
+    print(f"\n{workload}, {mode}: speed kept {clock}, median (range)\n")
+    headings = [
+        "contender", "speed kept", "of empty hooks'", "while the model runs", "alone ms/pass",
+        "model ms/pass", "whole ms/pass", "MB/pass", "over memory", "stalled", "rounds",
+    ]  # fmt: skip
+    print(table(headings, rows), flush=True)
+
+
+def draw(rounds: list[Round], axes: Any) -> None:
+    """A bar for each contender, a panel for each workload, of the sustained rounds."""
+    for axis, workload in zip(axes, WORKLOADS, strict=True):
+        mode = "sustained" if gathered(rounds, workload, "sustained") else "burst"
+        found = gathered(rounds, workload, mode)
+        names = list(found)[::-1]
+        values = [kept(found[name], mode) for name in names]
+        axis.barh(names, [statistics.median(v) for v in values])
+        for place, one in enumerate(values):
+            axis.plot(one, [place] * len(one), "k.", markersize=3)
+        axis.set(title=f"{workload}, {mode}", xlabel="speed kept", xlim=(0, 1.1))
+        axis.axvline(1, color="grey", linewidth=0.5)
+
+
+def chosen(ways: list[Contender], wanted: str | None) -> list[Contender]:
+    if wanted is None:
+        return ways
+    names = [name.strip() for name in wanted.split(",")]
+    unknown = set(names) - {way.name for way in ways}
+    if unknown:
+        raise SystemExit(f"no contender {sorted(unknown)}; there are {[w.name for w in ways]}")
+    return [way for way in ways if way.name in names]
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--contenders", metavar="TEXT,...", help="names, as in the table")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a prefill")
+    parser.add_argument("--prompt", type=int, default=16, help="tokens before a generation")
+    parser.add_argument("--prefill-passes", type=int, default=12, help="in one capture")
+    parser.add_argument("--generation-passes", type=int, default=6, help="in one capture")
+    parser.add_argument("--burst-passes", type=int, default=4, help="in one capture")
+    parser.add_argument("--prefill-memory", type=float, default=0.25, help="GB, sustained")
+    parser.add_argument("--generation-memory", type=float, default=0.02, help="GB, sustained")
+    parser.add_argument("--sync", action="store_true", help="count until the disk has all")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the model")
+    parser.add_argument("--folder", help="where captures go, and are deleted (a temporary one)")
+    parser.add_argument("--out", type=Path, help="folder for the plot")
+    parser.add_argument("--json", type=Path, help="write the rounds here as well")
+    parser.add_argument("--more", action="store_true", help="add to the rounds of --json")
+    parser.add_argument("--quick", action="store_true", help="a tiny model once: only a test")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.length = 1, 8
+        options.prefill_passes = options.generation_passes = options.burst_passes = 1
+    return options
+
+
+def main() -> None:
+    options = parsed()
+    torch.set_num_threads(options.threads)
+    model = build(options.quick)
+    ways = chosen(contenders(model), options.contenders)
+    told = machine(Path(options.folder or tempfile.gettempdir()), ("torch", "transformers"))
+    told["threads of the model"] = str(options.threads)
+    head("Speed kept", told)
+    print(f"{sum(1 for _ in model.modules())} modules, every one hooked", flush=True)
+    settings = {
+        name: getattr(options, name)
+        for name in (
+            "length", "prompt", "prefill_passes", "generation_passes", "burst_passes",
+            "prefill_memory", "generation_memory", "sync", "threads",
+        )
+    }  # fmt: skip
+    rounds = kept_rounds(options.json, options.more, settings) + measure(options, ways, model)
+    for workload in WORKLOADS:
+        for mode in MODES:
+            show(rounds, workload, mode)
+    keep(options.json, told, settings, rounds)
+    plot(options.out, "speed_kept", lambda axes: draw(rounds, axes), ncols=2, figsize=(12, 5))
+
+
+if __name__ == "__main__":
+    main()
