@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import gc
 import os
 import statistics
 import tempfile
@@ -31,44 +30,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 import torch
-from _common import (
-    clean_folder,
-    head,
-    keep,
-    kept_rounds,
-    machine,
-    plot,
-    spread,
-    stored,
-    sync,
-    table,
+from _common import head, keep, kept_rounds, machine, plot, spread, table
+from capture_peers import PEERS
+from capture_peers.apart import Apart, peers
+from capture_peers.contender import (
+    Absent,
+    Contender,
+    Figures,
+    Running,
+    build,
+    hooks,
+    run_passes,
 )
-from capture_peers.contender import Contender, Running, hooks
 from llm_instrumentation import InstrumentationFramework
 from llm_instrumentation.core.config import from_preset
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 PRESETS = ("fast_capture", "balanced", "max_compression")
 WORKLOADS = ("prefill", "generation")
 MODES = ("sustained", "burst")
 PAUSE = 0.3  # seconds, for threads that end and memory that is given back
-Round = dict[str, Any]
-
-
-def build(quick: bool) -> nn.Module:
-    torch.manual_seed(0)
-    size = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8}
-    if quick:
-        size = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
-    config = LlamaConfig(
-        **size, vocab_size=32000, num_attention_heads=12,
-        bos_token_id=None, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+Round = dict[str, Figures]  # by contender
+Way = Contender | Apart
 
 
 # ---- contenders -------------------------------------------------------------------
@@ -113,8 +97,8 @@ def _preset(model: nn.Module, preset: str, folder: Path, memory: float | None) -
 
 def contenders(model: nn.Module) -> list[Contender]:
     return [
-        Contender("nothing", functools.partial(_nothing, model), stores=False),
-        Contender("empty hooks", functools.partial(_empty_hooks, model), stores=False),
+        Contender("nothing", functools.partial(_nothing, model)),
+        Contender("empty hooks", functools.partial(_empty_hooks, model)),
         *(Contender(preset, functools.partial(_preset, model, preset)) for preset in PRESETS),
     ]
 
@@ -122,44 +106,17 @@ def contenders(model: nn.Module) -> list[Contender]:
 # ---- measuring --------------------------------------------------------------------
 
 
-def _passes(running: Running, workload: str, ids: Tensor, passes: int) -> float:
-    work = getattr(running, workload)
-    began = time.perf_counter()
-    for _ in range(passes):
-        work(ids)
-    return time.perf_counter() - began
-
-
 def _alone(running: Running, workload: str, ids: Tensor, passes: int) -> float:
     """Seconds a pass of the model alone, after what the contender before left behind is over."""
     time.sleep(PAUSE)
-    _passes(running, workload, ids, 1)
-    return _passes(running, workload, ids, passes) / passes
-
-
-def run_once(
-    contender: Contender, workload: str, ids: Tensor, passes: int, memory: float | None,
-    parent: Path, until_synced: bool,
-) -> Round:  # fmt: skip
-    """Seconds a pass of one capture: of the model's calls, and to the end; and what it stored."""
-    with clean_folder(parent) as folder:
-        gc.collect()
-        began = time.perf_counter()
-        with contender.capture(folder, memory) as running:
-            model_seconds = _passes(running, workload, ids, passes)
-        if until_synced:
-            sync(folder)
-        whole = time.perf_counter() - began
-        return {
-            "model": model_seconds / passes, "whole": whole / passes,
-            "stored": stored(folder) / passes, **running.told,
-        }  # fmt: skip
+    run_passes(running, workload, ids, 1)
+    return run_passes(running, workload, ids, passes) / passes
 
 
 def one_round(
-    number: int, model: nn.Module, ways: list[Contender], workload: str, mode: str,
+    number: int, model: nn.Module, ways: list[Way], workload: str, mode: str,
     options: argparse.Namespace, parent: Path,
-) -> dict[str, Round]:  # fmt: skip
+) -> Round:  # fmt: skip
     """Each contender once, with the model alone before and after it."""
     passes = getattr(options, f"{workload}_passes" if mode == "sustained" else "burst_passes")
     memory = getattr(options, f"{workload}_memory") if mode == "sustained" else None
@@ -168,28 +125,32 @@ def one_round(
     alone = Running(model)
     few = max(2, passes // 4)
     turn = number % len(ways)
-    done: dict[str, Round] = {}
+    done: Round = {}
     before = _alone(alone, workload, ids, few)
-    for way in ways[turn:] + ways[:turn]:
-        result = run_once(way, workload, ids, passes, memory, parent, options.sync)
+    for way in [*ways[turn:], *ways[:turn]]:
+        try:
+            result = way.run(workload, ids, passes, memory, parent, options.sync)
+        except Absent as reason:
+            print(f"{way.name}, {workload}: left out: {reason}", flush=True)
+            continue
         after = _alone(alone, workload, ids, few)
         result["alone"] = (before + after) / 2
         done[way.name], before = result, after
     return done
 
 
-def measure(options: argparse.Namespace, ways: list[Contender], model: nn.Module) -> list[Round]:
-    """A list of {workload, mode, results: {contender: figures}}, one a round."""
+def measure(options: argparse.Namespace, ways: list[Way], model: nn.Module) -> list[Any]:
+    """A list of {workload, mode, results}, one a round."""
     rounds = []
-    stdin = Path(options.folder) if options.folder else None
-    with tempfile.TemporaryDirectory(dir=stdin, prefix="speed-kept-") as parent, torch.no_grad():
+    with tempfile.TemporaryDirectory(dir=options.folder, prefix="speed-kept-") as parent:
         for workload in options.workload:
             one_pass = argparse.Namespace(**{**vars(options), "burst_passes": 1})
-            one_round(0, model, ways, workload, "burst", one_pass, Path(parent))  # warms up
+            warm = one_round(0, model, ways, workload, "burst", one_pass, Path(parent))
+            can = [way for way in ways if way.name in warm]
             for number in range(options.rounds):
                 for mode in options.mode:
-                    chosen = [w for w in ways if mode == "sustained" or w.name in OWN]
-                    done = one_round(number, model, chosen, workload, mode, options, Path(parent))
+                    now = [way for way in can if mode == "sustained" or way.name in OWN]
+                    done = one_round(number, model, now, workload, mode, options, Path(parent))
                     rounds.append({"workload": workload, "mode": mode, "results": done})
     return rounds
 
@@ -200,9 +161,9 @@ OWN = ("nothing", "empty hooks", *PRESETS)
 # ---- showing ----------------------------------------------------------------------
 
 
-def gathered(rounds: list[Round], workload: str, mode: str) -> dict[str, list[Round]]:
+def gathered(rounds: list[Any], workload: str, mode: str) -> dict[str, list[Figures]]:
     """The figures of each contender, over the rounds of one workload and mode."""
-    found: dict[str, list[Round]] = {}
+    found: dict[str, list[Figures]] = {}
     for one in rounds:
         if (one["workload"], one["mode"]) == (workload, mode):
             for name, result in one["results"].items():
@@ -210,12 +171,12 @@ def gathered(rounds: list[Round], workload: str, mode: str) -> dict[str, list[Ro
     return found
 
 
-def kept(results: list[Round], mode: str) -> list[float]:
+def kept(results: list[Figures], mode: str) -> list[float]:
     clock = "whole" if mode == "sustained" else "model"
     return [one["alone"] / one[clock] for one in results]
 
 
-def show(rounds: list[Round], workload: str, mode: str) -> None:
+def show(rounds: list[Any], workload: str, mode: str) -> None:
     found = gathered(rounds, workload, mode)
     if not found:
         return
@@ -248,7 +209,7 @@ def show(rounds: list[Round], workload: str, mode: str) -> None:
     print(table(headings, rows), flush=True)
 
 
-def draw(rounds: list[Round], axes: Any) -> None:
+def draw(rounds: list[Any], axes: Any) -> None:
     """A bar for each contender, a panel for each workload, of the sustained rounds."""
     for axis, workload in zip(axes, WORKLOADS, strict=True):
         mode = "sustained" if gathered(rounds, workload, "sustained") else "burst"
@@ -262,7 +223,7 @@ def draw(rounds: list[Round], axes: Any) -> None:
         axis.axvline(1, color="grey", linewidth=0.5)
 
 
-def chosen(ways: list[Contender], wanted: str | None) -> list[Contender]:
+def chosen(ways: list[Way], wanted: str | None) -> list[Way]:
     if wanted is None:
         return ways
     names = [name.strip() for name in wanted.split(",")]
@@ -278,6 +239,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--mode", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--contenders", metavar="TEXT,...", help="names, as in the table")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS, help="beside ours")
     parser.add_argument("--length", type=int, default=256, help="tokens of a prefill")
     parser.add_argument("--prompt", type=int, default=16, help="tokens before a generation")
     parser.add_argument("--prefill-passes", type=int, default=12, help="in one capture")
@@ -302,12 +264,16 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     options = parsed()
     torch.set_num_threads(options.threads)
+    torch.set_grad_enabled(False)
     model = build(options.quick)
-    ways = chosen(contenders(model), options.contenders)
+    others, absent = peers(model, options.peers, options.quick, options.threads)
+    ways = chosen([*contenders(model), *others], options.contenders)
     told = machine(Path(options.folder or tempfile.gettempdir()), ("torch", "transformers"))
     told["threads of the model"] = str(options.threads)
     head("Speed kept", told)
     print(f"{sum(1 for _ in model.modules())} modules, every one hooked", flush=True)
+    for peer, reason in absent.items():
+        print(f"{peer}: left out: {reason}")
     settings = {
         name: getattr(options, name)
         for name in (

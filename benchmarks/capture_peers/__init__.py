@@ -1,1 +1,30 @@
-"""Other ways to keep every activation, each in a file of its own."""
+"""Other ways to keep every activation, each in a file of its own.
+
+What has to be installed for them stands in an environment of its own, `benchmarks/.peers`, which
+`python benchmarks/capture_peers/install.py` makes.
+"""
+
+import site
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent.parent / ".peers"
+PYTHON = FOLDER / "venv" / "bin" / "python"
+OLDER = FOLDER / "llm_instrumentation-1.3.1"
+
+PEERS = (
+    "numpy_tofile",
+    "torch_save",
+    "safetensors_files",
+    "older_package",
+    "torchlens_fastlog",
+    "nnsight_cache",
+)
+
+
+def add_packages() -> None:
+    """Makes what is installed there importable in this process."""
+    release = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    folder = FOLDER / "venv" / "lib" / release / "site-packages"
+    if folder.exists():
+        site.addsitedir(str(folder))

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from _common import clean_folder, stored, sync
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
-TOKENS = 32
+Figures = dict[str, Any]
 
 
 class Absent(Exception):  # noqa: N818
@@ -27,6 +34,9 @@ class Running:
         told: what the capture says of itself once it is closed.
     """
 
+    tokens: ClassVar[int] = 32
+    """How many a generation makes."""
+
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model
         self.told: dict[str, float] = {}
@@ -39,7 +49,7 @@ class Running:
         """Greedy tokens after a prompt, the key-value cache in use."""
         self.model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, use_cache=True,
-            min_new_tokens=TOKENS, max_new_tokens=TOKENS,
+            min_new_tokens=self.tokens, max_new_tokens=self.tokens,
         )  # fmt: skip
 
 
@@ -51,12 +61,30 @@ class Contender:
         name: in the table.
         capture: opens a capture into an empty folder, with a limit of its memory in GB (None: its
             own), and closes it when all bytes are written.
-        stores: False for the ones that only show what hooks cost.
     """
 
     name: str
     capture: Callable[[Path, float | None], contextlib.AbstractContextManager[Running]]
-    stores: bool = field(default=True)
+
+    def run(
+        self, workload: str, ids: Tensor, passes: int, memory: float | None, parent: Path,
+        until_synced: bool,
+    ) -> Figures:  # fmt: skip
+        """One capture of many passes: seconds a pass, of the model's calls ("model") and from
+        before it is opened to its end ("whole"), and the bytes a pass that it stored.
+        """
+        with clean_folder(parent) as folder:
+            gc.collect()
+            began = time.perf_counter()
+            with self.capture(folder, memory) as running:
+                model_seconds = run_passes(running, workload, ids, passes)
+            if until_synced:
+                sync(folder)
+            whole = time.perf_counter() - began
+            return {
+                "model": model_seconds / passes, "whole": whole / passes,
+                "stored": stored(folder) / passes, **running.told,
+            }  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -80,3 +108,52 @@ def tensors(output: Any) -> Iterator[Tensor]:
     elif isinstance(output, (tuple, list)):
         for value in output:
             yield from tensors(value)
+
+
+def each_tensor(
+    model: nn.Module, suffix: str, save: Callable[[Tensor, Path], None]
+) -> Callable[[Path, float | None], contextlib.AbstractContextManager[Running]]:
+    """A capture that saves each tensor to a file of its own, in the hook."""
+
+    @contextlib.contextmanager
+    def capture(folder: Path, memory: float | None) -> Iterator[Running]:
+        saved = 0
+
+        def make(name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any, output: Any) -> None:
+                nonlocal saved
+                for tensor in tensors(output):
+                    save(tensor, folder / f"{saved}-{name}{suffix}")
+                    saved += 1
+
+            return hook
+
+        with hooks(model, make):
+            yield Running(model)
+
+    return capture
+
+
+# ---- the model and its runs ---------------------------------------------------------
+
+
+def build(quick: bool) -> nn.Module:
+    """The Llama; with `quick` a tiny one, which makes three tokens."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8}
+    if quick:
+        Running.tokens = 3
+        size = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
+    config = LlamaConfig(
+        **size, vocab_size=32000, num_attention_heads=12,
+        bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def run_passes(running: Running, workload: str, ids: Tensor, passes: int) -> float:
+    work = getattr(running, workload)
+    began = time.perf_counter()
+    for _ in range(passes):
+        work(ids)
+    return time.perf_counter() - began

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ["speed_kept.py"]
+SCRIPTS = ["speed_kept.py", "throughput.py", "ratio.py", "hook_cost.py"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -1,0 +1,95 @@
+"""Peers in processes of their own, and all peers that are there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from . import OLDER, PEERS, PYTHON
+from .contender import Absent, Contender, Figures
+
+HERE = Path(__file__).resolve().parent
+
+
+class Process:
+    """A process that runs the contenders of one peer."""
+
+    def __init__(self, peer: str, quick: bool, threads: int) -> None:
+        python = PYTHON if PYTHON.exists() else sys.executable
+        folders = [str(OLDER)] if peer == "older_package" else []
+        how = [peer, "quick" if quick else "full", str(threads)]
+        self._process = subprocess.Popen(
+            [str(python), "-W", "ignore", str(HERE / "serve.py"), *how],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+        )  # fmt: skip
+        said = self._answer()
+        if "absent" in said:
+            raise Absent(said["absent"])
+        self.ways: list[str] = said["ways"]
+
+    def ask(self, **question: object) -> Figures:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        return self._answer()
+
+    def _answer(self) -> Figures:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise Absent(f"its process ended with {self._process.wait()}")
+        answer: Figures = json.loads(line)
+        return answer
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@dataclass
+class Apart:
+    """A contender in a process of its own; as :class:`Contender` otherwise."""
+
+    name: str
+    process: Process
+
+    def run(
+        self, workload: str, ids: Tensor, passes: int, memory: float | None, parent: Path,
+        until_synced: bool,
+    ) -> Figures:  # fmt: skip
+        result = self.process.ask(
+            way=self.name, workload=workload, ids=ids.tolist(), passes=passes,
+            parent=str(parent), until_synced=until_synced,
+        )  # fmt: skip
+        if "failed" in result:
+            raise Absent(result["failed"])
+        return result
+
+
+def peers(
+    model: nn.Module, wanted: list[str], quick: bool, threads: int
+) -> tuple[list[Contender | Apart], dict[str, str]]:
+    """The contenders of the peers that are there, and why the others are not."""
+    ways: list[Contender | Apart] = []
+    absent: dict[str, str] = {}
+    for peer in PEERS:
+        if peer not in wanted:
+            continue
+        try:
+            module = importlib.import_module(f"capture_peers.{peer}")
+            if module.OWN_PROCESS:
+                process = Process(peer, quick, threads)
+                ways += [Apart(name, process) for name in process.ways]
+            else:
+                ways += module.contenders(model)
+        except Absent as reason:
+            absent[peer] = str(reason)
+    return ways, absent
