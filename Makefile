@@ -56,9 +56,7 @@ fuzz: $(VENV)/.toolchain ## Run every Go fuzzer for FUZZTIME each
 
 bench: $(VENV)/.dev $(LIB) ## Measure: Go benchmarks, then benchmarks/ (quiet machine)
 	$(TOOLS) && "$$GO" test -run '^$$' -bench . -benchmem ./...
-	@for script in benchmarks/[!_]*.py; do \
-		echo "== $$script"; HF_HUB_OFFLINE=1 $(PY) $$script || exit 1; \
-	done
+	@$(TOOLS) && PYTHON=$(PY) scripts/run_benchmarks.sh --peers
 
 generate: $(VENV)/.toolchain ## Compile bpf/ again (clang-14, llvm-14, libbpf-dev)
 	$(TOOLS) && "$$GO" generate ./bpf

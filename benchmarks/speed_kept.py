@@ -1,6 +1,6 @@
 """The speed that a model keeps while every module's output is captured.
 
-    python benchmarks/speed_kept.py [--rounds 5] [--out DIR] [--contenders TEXT,...]
+    python benchmarks/speed_kept.py [--rounds 5] [--out DIR] [--contenders NAME ...]
 
 A random-weight Llama of 8 layers, 768 wide, runs prefills of 256 tokens and greedy generations of
 32. Each round runs every contender for many passes in one capture, and the model alone before and
@@ -50,7 +50,6 @@ from torch import Tensor, nn
 PRESETS = ("fast_capture", "balanced", "max_compression")
 WORKLOADS = ("prefill", "generation")
 MODES = ("sustained", "burst")
-PAUSE = 0.3  # seconds, for threads that end and memory that is given back
 Round = dict[str, Figures]  # by contender
 Way = Contender | Apart
 
@@ -106,9 +105,9 @@ def contenders(model: nn.Module) -> list[Contender]:
 # ---- measuring --------------------------------------------------------------------
 
 
-def _alone(running: Running, workload: str, ids: Tensor, passes: int) -> float:
+def _alone(running: Running, workload: str, ids: Tensor, passes: int, pause: float) -> float:
     """Seconds a pass of the model alone, after what the contender before left behind is over."""
-    time.sleep(PAUSE)
+    time.sleep(pause)
     run_passes(running, workload, ids, 1)
     return run_passes(running, workload, ids, passes) / passes
 
@@ -126,14 +125,14 @@ def one_round(
     few = max(2, passes // 4)
     turn = number % len(ways)
     done: Round = {}
-    before = _alone(alone, workload, ids, few)
+    before = _alone(alone, workload, ids, few, options.pause)
     for way in [*ways[turn:], *ways[:turn]]:
         try:
             result = way.run(workload, ids, passes, memory, parent, options.sync)
         except Absent as reason:
             print(f"{way.name}, {workload}: left out: {reason}", flush=True)
             continue
-        after = _alone(alone, workload, ids, few)
+        after = _alone(alone, workload, ids, few, options.pause)
         result["alone"] = (before + after) / 2
         done[way.name], before = result, after
     return done
@@ -223,14 +222,13 @@ def draw(rounds: list[Any], axes: Any) -> None:
         axis.axvline(1, color="grey", linewidth=0.5)
 
 
-def chosen(ways: list[Way], wanted: str | None) -> list[Way]:
+def chosen(ways: list[Way], wanted: list[str] | None) -> list[Way]:
     if wanted is None:
         return ways
-    names = [name.strip() for name in wanted.split(",")]
-    unknown = set(names) - {way.name for way in ways}
+    unknown = set(wanted) - {way.name for way in ways}
     if unknown:
         raise SystemExit(f"no contender {sorted(unknown)}; there are {[w.name for w in ways]}")
-    return [way for way in ways if way.name in names]
+    return [way for way in ways if way.name in wanted]
 
 
 def parsed() -> argparse.Namespace:
@@ -238,7 +236,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--mode", nargs="+", choices=MODES, default=MODES)
-    parser.add_argument("--contenders", metavar="TEXT,...", help="names, as in the table")
+    parser.add_argument("--contenders", nargs="+", metavar="NAME", help="as in the table")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS, help="beside ours")
     parser.add_argument("--length", type=int, default=256, help="tokens of a prefill")
     parser.add_argument("--prompt", type=int, default=16, help="tokens before a generation")
@@ -247,6 +245,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--burst-passes", type=int, default=4, help="in one capture")
     parser.add_argument("--prefill-memory", type=float, default=0.25, help="GB, sustained")
     parser.add_argument("--generation-memory", type=float, default=0.02, help="GB, sustained")
+    parser.add_argument(
+        "--pause", type=float, default=0.3,
+        help="seconds after a capture, for threads that end and memory that is given back",
+    )  # fmt: skip
     parser.add_argument("--sync", action="store_true", help="count until the disk has all")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the model")
     parser.add_argument("--folder", help="where captures go, and are deleted (a temporary one)")
@@ -256,7 +258,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a tiny model once: only a test")
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.length = 1, 8
+        options.rounds, options.length, options.pause = 1, 8, 0.0
         options.prefill_passes = options.generation_passes = options.burst_passes = 1
     return options
 

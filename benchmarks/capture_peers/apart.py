@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +21,12 @@ class Process:
     """A process that runs the contenders of one peer."""
 
     def __init__(self, peer: str, quick: bool, threads: int) -> None:
-        python = PYTHON if PYTHON.exists() else sys.executable
+        if not PYTHON.exists():
+            raise Absent("not installed: python benchmarks/capture_peers/install.py")
         folders = [str(OLDER)] if peer == "older_package" else []
         how = [peer, "quick" if quick else "full", str(threads)]
         self._process = subprocess.Popen(
-            [str(python), "-W", "ignore", str(HERE / "serve.py"), *how],
+            [str(PYTHON), "-W", "ignore", str(HERE / "serve.py"), *how],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
         )  # fmt: skip

@@ -1,8 +1,9 @@
-"""The benchmarks run: each script once, on little, without the peers that are not installed."""
+"""The benchmarks of the capture run: each script once, on little."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,17 +13,24 @@ import pytest
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ["speed_kept.py", "throughput.py", "ratio.py", "hook_cost.py"]
+SCRIPTS = ["hook_cost.py", "memory.py", "ratio.py", "speed_kept.py", "throughput.py"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_quick_run_shows_its_table(script, tmp_path):
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / script, "--quick", "--out", tmp_path],
+        [
+            sys.executable, ROOT / "benchmarks" / script, "--quick",
+            "--out", tmp_path, "--json", tmp_path / "figures.json",
+        ],
         cwd=tmp_path, capture_output=True, text=True, timeout=280,
         env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    said = f"{done.stdout}\n{done.stderr}"
+    if left_out := re.search(r"^memory: left out: .*", said, re.MULTILINE):
+        pytest.skip(left_out[0])
+    assert done.returncode == 0, said
     assert "- processor: " in done.stdout
     assert "\n| ---" in done.stdout
     assert (tmp_path / script).with_suffix(".png").stat().st_size > 1000
+    assert (tmp_path / "figures.json").exists()
