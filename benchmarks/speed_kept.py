@@ -122,7 +122,7 @@ def one_round(
     length = options.length if workload == "prefill" else options.prompt
     ids = torch.randint(1, 32000, (1, length), generator=torch.Generator().manual_seed(1))
     alone = Running(model)
-    few = max(2, passes // 4)
+    few = max(2, passes // 4) if passes > 1 else 1
     turn = number % len(ways)
     done: Round = {}
     before = _alone(alone, workload, ids, few, options.pause)
@@ -133,7 +133,7 @@ def one_round(
             print(f"{way.name}, {workload}: left out: {reason}", flush=True)
             continue
         after = _alone(alone, workload, ids, few, options.pause)
-        result["alone"] = (before + after) / 2
+        result |= {"before": before, "after": after, "alone": (before + after) / 2}
         done[way.name], before = result, after
     return done
 
