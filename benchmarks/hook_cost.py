@@ -29,8 +29,8 @@ from torch import Tensor, nn
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 HOOKS = (16, 128, 1024)
 WORKERS = (1, 2, 4)
-AT_ONCE = 512 << 20  # bytes of float32 in a capture, at most
-MEMORY = 4.0  # GB, more than that
+AT_ONCE = 128 << 20  # bytes of float32 in a capture, at most
+MEMORY = 2.0  # GB, more than that
 CALLS = 1000  # of modules in a measurement, where that is few bytes
 
 

@@ -236,6 +236,7 @@ def draw(found: dict[str, dict[str, float]], axes: Any) -> None:
         ours = not name.endswith(("float16", "float32"))
         axes.plot(one["ratio"], one["speed"], "ro" if ours else "k.")
         axes.annotate(name, (one["ratio"], one["speed"]), fontsize=6)
+    axes.margins(x=0.2)
     axes.set(xlabel="ratio to float32", ylabel="10^6 bytes a second, one core", yscale="log")
 
 

@@ -1,4 +1,7 @@
-"""torchlens, its fastlog recorder with every module's output streamed to a bundle on disk."""
+"""torchlens, its fastlog recorder, which streams the output of every operator to a bundle on disk.
+
+Its events of modules have no tensors; what the modules return is among the outputs.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def contenders(model: nn.Module) -> list[Contender]:
     @contextlib.contextmanager
     def capture(folder: Path, memory: float | None) -> Iterator[Running]:
         to_disk = StreamingOptions(bundle_path=folder / "bundle", retain_in_memory=False)
-        with torch.no_grad(), Recorder(model, default_module=True, streaming=to_disk) as recorder:
+        with torch.no_grad(), Recorder(model, default_op=True, streaming=to_disk) as recorder:
             yield _Recorded(model, recorder)
 
-    return [Contender("torchlens fastlog", capture)]
+    return [Contender("torchlens fastlog, every operator", capture)]
