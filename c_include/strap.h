@@ -141,6 +141,16 @@ typedef struct strap_open_options {
                                 of a packet within this share of its squared values, and
                                 no value by more than those bits; measured for every packet.
                                 0: no rounding */
+  int32_t workers_yield;     /* 0: a worker takes a packet as soon as it is there, for hosts
+                                with CPUs to spare. 1: workers rest while the host computes,
+                                and work when 32 MiB wait for them (the call of strap_enqueue
+                                that adds to these waits for the workers, not for the disk),
+                                when no tensor came for 20 ms, when the oldest waits for 1 s, and
+                                in strap_flush, strap_checkpoint and strap_close */
+  int32_t reserved;          /* 0 */
+  uint64_t burst_bytes;      /* staging memory to take from the system at once; workers that
+                                yield rest until so much waits for them. 0 to
+                                max_memory_bytes */
 } strap_open_options;
 
 /*
@@ -242,6 +252,10 @@ typedef struct strap_stats_t {
   double max_error;         /* largest |value - stored value| of them */
   strap_status failure;     /* what stopped the writing, STRAP_OK while it goes on */
   int32_t writer_thread;    /* the system's id of the thread that writes, 0: unknown */
+  uint64_t yield_ns;        /* time that enqueue calls left to the workers (workers_yield);
+                               a wait under way counts until now */
+  uint64_t repeated;        /* packets that were not compressed but copied from one of the same
+                               elements close before */
 } strap_stats_t;
 
 /* Fills *stats; works until the session is closed, also after a failure. */

@@ -55,6 +55,8 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		return none, status.New(status.InvalidArgument, "on_full = %d: give a STRAP_ON_FULL_ value", o.on_full)
 	case o.mode != C.STRAP_MODE_CREATE && o.mode != C.STRAP_MODE_RESUME:
 		return none, status.New(status.InvalidArgument, "mode = %d: give a STRAP_MODE_ value", o.mode)
+	case o.workers_yield != 0 && o.workers_yield != 1:
+		return none, status.New(status.InvalidArgument, "workers_yield = %d: give 0 or 1", o.workers_yield)
 	case o.keep_float32 != 0 && o.keep_float32 != 1:
 		return none, status.New(status.InvalidArgument, "keep_float32 = %d: give 0 or 1", o.keep_float32)
 	}
@@ -76,6 +78,8 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		KeepFloat32: o.keep_float32 == 1,
 		Rank:        int32(o.rank),
 		ErrorBound:  float64(o.error_bound),
+		Yield:       o.workers_yield == 1,
+		BurstBytes:  int64(min(uint64(o.burst_bytes), math.MaxInt64)),
 	}, nil
 }
 
@@ -207,6 +211,7 @@ func strapgoStats(h C.strap_session, out *C.strap_stats_t, e *C.strap_error) C.s
 		out.max_error = C.double(st.Convert.MaxError)
 		out.failure = C.strap_status(status.CodeOf(st.Failure))
 		out.writer_thread = C.int32_t(st.WriterThread)
+		out.yield_ns, out.repeated = C.uint64_t(st.YieldNS), C.uint64_t(st.Repeated)
 		return nil
 	})
 }

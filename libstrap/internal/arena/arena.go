@@ -174,3 +174,16 @@ func (a *Arena) unmapped() bool { return a.closed && a.live == 0 }
 
 // align keeps regions on cache lines.
 func align(n int) int { return (n + cacheLine - 1) / cacheLine * cacheLine }
+
+// Touch takes the first n bytes from the system now, at most all; later requests
+// find them there.
+func (a *Arena) Touch(n int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return
+	}
+	end := int(min(n, a.Limit()))
+	touchMemory(a.mem[:end])
+	a.top = max(a.top, end)
+}

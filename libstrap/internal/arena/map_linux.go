@@ -1,6 +1,10 @@
 package arena
 
-import "syscall"
+import (
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
 
 // mapMemory maps n bytes that a forked child does not inherit: it may not use
 // libstrap, and copy-on-write would make the model's thread pay for the fork.
@@ -22,5 +26,15 @@ func mapMemory(n int) ([]byte, error) {
 func unmapMemory(b []byte) {
 	if err := syscall.Munmap(b); err != nil {
 		panic("arena: munmap of its own memory: " + err.Error())
+	}
+}
+
+// touchMemory has the system put pages behind b, which nothing is in yet.
+func touchMemory(b []byte) {
+	if len(b) == 0 || unix.Madvise(b, unix.MADV_POPULATE_WRITE) == nil { // Linux 5.14
+		return
+	}
+	for i := 0; i < len(b); i += pageSize {
+		b[i] = 0
 	}
 }

@@ -14,3 +14,10 @@ func unmapMemory(b []byte) {
 		panic("arena: munmap of its own memory: " + err.Error())
 	}
 }
+
+// touchMemory has the system put pages behind b, which nothing is in yet.
+func touchMemory(b []byte) {
+	for i := 0; i < len(b); i += pageSize {
+		b[i] = 0
+	}
+}

@@ -21,6 +21,9 @@ const (
 	// maxNotes bounds the notes that wait for the writer, which no region bounds;
 	// tensors beyond are counted in the statistics only.
 	maxNotes = 4096
+	// appendPatience is how long a call that yields waits for the writer beyond the
+	// workers: long enough for it to copy what they made, were it not for the disk.
+	appendPatience = 10 * time.Millisecond
 	// maxPiece is the most bytes a streamed tensor hands over at a time.
 	maxPiece = 8 << 20
 )
@@ -218,13 +221,49 @@ func (s *Session) emitPart(e *emission, t *Tensor, d *deadline, start, count, pa
 	if streamed {
 		return s.feedRest(e, t, d, start, count)
 	}
+	s.yield(s.copyPacket(e, t, it, start, count), d)
+	return nil
+}
+
+// copyPacket puts elements into a packet's region and hands it to the workers; see
+// backlog.Push.
+func (s *Session) copyPacket(e *emission, t *Tensor, it *item, start, count int64) (drained <-chan struct{}) {
 	// Should the copy panic, the writer must not wait for this item for ever.
-	it.err = status.New(status.Internal, "the copy of %q did not end", name)
-	defer s.jobs.Push(it)
-	s.copy(e, t, region.Buf[room-int(size):], start, count)
+	it.err = status.New(status.Internal, "the copy of %q did not end", it.name)
+	defer func() { drained = s.jobs.Push(it) }()
+	s.copy(e, t, it.region.Buf[len(it.region.Buf)-it.source:], start, count)
 	e.measure().into(&it.row)
 	it.err = nil
 	return nil
+}
+
+// yield leaves the CPUs to the workers until they are through with what waits for
+// them, and to the writer to take it. The disk is not waited for.
+func (s *Session) yield(drained <-chan struct{}, d *deadline) {
+	if drained == nil || s.opts.DropOnFull {
+		return
+	}
+	defer s.counters.yielded.Start()()
+	select {
+	case <-drained:
+	case <-s.failed:
+		return
+	case <-s.closing:
+		return
+	case <-d.Done(): // the packet is in; that the workers are late is no matter
+		return
+	}
+	b := s.pushBarrier(toAppend)
+	if b == nil {
+		return
+	}
+	patience := time.NewTimer(appendPatience)
+	defer patience.Stop()
+	select {
+	case <-b.done:
+	case <-patience.C:
+	case <-d.Done():
+	}
 }
 
 // copy puts elements of the current packet into dst.
@@ -295,6 +334,7 @@ func (s *Session) emptyPiece(e *emission, d *deadline) ([]byte, error) {
 	default:
 	}
 	defer s.stalled(e, time.Now())()
+	defer s.jobs.Hurry()()
 	select {
 	case piece := <-f.empty:
 		return piece, nil
@@ -363,6 +403,7 @@ func (s *Session) reserve(e *emission, t *Tensor, d *deadline, room int) (region
 		return region, s.drop(e, t)
 	}
 	defer s.stalled(e, began)()
+	defer s.jobs.Hurry()()
 	for {
 		select {
 		case <-s.arena.Freed():

@@ -32,6 +32,12 @@ type Options struct {
 	KeepFloat32 bool  // no downcast to float16
 	Rank        int32 // noted in the index
 
+	// Yield lets the workers rest while the caller computes; see backlog.
+	Yield bool
+	// BurstBytes of staging memory are touched when the session opens. Workers that
+	// yield rest until so much waits for them.
+	BurstBytes int64
+
 	// ErrorBound above 0 rounds the mantissas of 16-bit floats so that the squared
 	// error of a packet stays within this share of its squared values.
 	ErrorBound float64
@@ -46,6 +52,10 @@ func (o *Options) validate() error {
 	if o.MaxMemory < arena.MinLimit {
 		return status.New(status.InvalidArgument,
 			"max_memory_bytes = %d: give at least %d", o.MaxMemory, arena.MinLimit)
+	}
+	if o.BurstBytes < 0 || o.BurstBytes > o.MaxMemory {
+		return status.New(status.InvalidArgument,
+			"burst_bytes = %d: give 0 to max_memory_bytes, %d", o.BurstBytes, o.MaxMemory)
 	}
 	if !(o.ErrorBound >= 0 && o.ErrorBound < 1) {
 		return status.New(status.InvalidArgument,

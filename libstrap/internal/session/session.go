@@ -51,7 +51,7 @@ type Session struct {
 	// time limit.
 	turn chan struct{}
 
-	jobs  *queue[*item]
+	jobs  *backlog
 	items sync.Pool
 
 	orderMu  sync.Mutex // what is pushed to order, and in which order
@@ -88,7 +88,8 @@ type counters struct {
 	packets, tensors, rawBytes, storedBytes  atomic.Uint64
 	dropped, droppedBytes, noted, overflowed atomic.Uint64
 	stalls, queuedPackets, fileBytes, lost   atomic.Uint64
-	stalled                                  stopwatch.Stopwatch
+	repeated                                 atomic.Uint64
+	stalled, yielded                         stopwatch.Stopwatch
 	writerThread                             atomic.Int32
 	queuedNotes                              atomic.Int64
 }
@@ -116,6 +117,7 @@ func Open(path string, o Options) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
+	mem.Touch(o.BurstBytes)
 	s := &Session{
 		opts:      o,
 		path:      path,
@@ -123,7 +125,7 @@ func Open(path string, o Options) (*Session, error) {
 		frames:    encoders[o.Workers],
 		layerIDs:  map[layerKey]uint32{},
 		turn:      make(chan struct{}, 1),
-		jobs:      newQueue[*item](),
+		jobs:      newBacklog(o.Yield, max(min(yieldBytes, mem.Limit()/4), o.BurstBytes)),
 		order:     newQueue[*item](),
 		pending:   map[uint64]*emission{},
 		remembers: true,
@@ -339,7 +341,8 @@ type barrier struct {
 type barrierKind int
 
 const (
-	toFlush barrierKind = iota
+	toAppend barrierKind = iota // the packets before are with the stream
+	toFlush
 	toSync
 	toFinish
 )
@@ -373,6 +376,7 @@ func (s *Session) await(kind barrierKind, d *deadline) (*barrier, error) {
 		<-s.finished
 		return nil, nil
 	}
+	defer s.jobs.Hurry()()
 	select {
 	case <-b.done:
 		return b, b.err
@@ -455,9 +459,10 @@ type Stats struct {
 	Packets, Tensors, RawBytes, StoredBytes   uint64
 	FileBytes                                 uint64
 	Dropped, DroppedBytes, Failed, Overflowed uint64
-	Stalls, StallNS                           uint64
+	Stalls, StallNS, YieldNS                  uint64
 	QueuedPackets, QueuedBytes                uint64
 	MemoryBytes, MemoryPeak, MemoryLimit      uint64
+	Repeated                                  uint64
 	WriteNS                                   uint64
 	WriterThread                              int // the system's id, 0: unknown
 	Convert                                   codec.Stats
@@ -473,8 +478,8 @@ func (s *Session) Stats() Stats {
 		Packets: c.packets.Load(), Tensors: c.tensors.Load(),
 		RawBytes: c.rawBytes.Load(), StoredBytes: c.storedBytes.Load(), FileBytes: c.fileBytes.Load(),
 		Dropped: c.dropped.Load(), DroppedBytes: c.droppedBytes.Load(),
-		Failed: c.noted.Load(), Overflowed: c.overflowed.Load(),
-		Stalls: c.stalls.Load(), StallNS: uint64(c.stalled.Total()),
+		Failed: c.noted.Load(), Overflowed: c.overflowed.Load(), Repeated: c.repeated.Load(),
+		Stalls: c.stalls.Load(), StallNS: uint64(c.stalled.Total()), YieldNS: uint64(c.yielded.Total()),
 		QueuedPackets: c.queuedPackets.Load(), QueuedBytes: uint64(held),
 		MemoryBytes: uint64(taken), MemoryPeak: uint64(peak), MemoryLimit: uint64(s.arena.Limit()),
 		WriteNS: uint64(s.stream.Busy()), WriterThread: int(c.writerThread.Load()),

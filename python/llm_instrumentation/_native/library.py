@@ -72,6 +72,9 @@ class OpenOptions(ctypes.Structure):
         ("keep_float32", ctypes.c_int32),
         ("rank", ctypes.c_int32),
         ("error_bound", ctypes.c_double),
+        ("workers_yield", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("burst_bytes", ctypes.c_uint64),
     ]
 
 
@@ -102,6 +105,8 @@ class Stats(ctypes.Structure):
         ("max_error", ctypes.c_double),
         ("failure", ctypes.c_int32),
         ("writer_thread", ctypes.c_int32),
+        ("yield_ns", ctypes.c_uint64),
+        ("repeated", ctypes.c_uint64),
     ]
 
 

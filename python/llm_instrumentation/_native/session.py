@@ -67,6 +67,8 @@ class SessionStats:
     max_error: float
     failure: int
     writer_thread: int
+    yield_ns: int
+    repeated: int
 
 
 _STATS_FIELDS = tuple(field.name for field in dataclasses.fields(SessionStats))
@@ -99,6 +101,8 @@ class Session:
             length cuts the stream back to it first.
         error_bound: round mantissas so that the squared error of a packet stays within this
             share of its squared values; 0 does not round.
+        workers_yield: let the compression threads rest while the caller computes.
+        burst_bytes: staging memory to take at once, and to fill before yielding workers work.
     """
 
     def __init__(
@@ -114,6 +118,8 @@ class Session:
         keep_float32: bool = False,
         rank: int = 0,
         error_bound: float = 0.0,
+        workers_yield: bool = False,
+        burst_bytes: int = 0,
     ) -> None:
         self.path = os.fspath(path)
         self._lib = library()
@@ -132,6 +138,8 @@ class Session:
             keep_float32=int(keep_float32),
             rank=rank,
             error_bound=error_bound,
+            workers_yield=int(workers_yield),
+            burst_bytes=burst_bytes,
         )
         handle, error = ctypes.c_uint64(), Error()
         name = os.fsencode(self.path)

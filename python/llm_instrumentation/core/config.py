@@ -115,6 +115,8 @@ class InstrumentationConfig:
         probe_interval_s: seconds between their snapshots.
         error_bound: values stored as float16 or bfloat16 are rounded so that the squared error
             of each packet stays within this share of its squared values; None does not round.
+        burst_gb: staging memory in 10^9 bytes that is taken when the capture opens, and that a
+            model on CPUs fills before compression takes a CPU from it; see `with_burst`.
     """
 
     granularity: HookGranularity
@@ -133,6 +135,7 @@ class InstrumentationConfig:
     probes: tuple[str, ...] = ()
     probe_interval_s: float = 1.0
     error_bound: float | None = None
+    burst_gb: float | None = None
 
     def __post_init__(self) -> None:
         self.granularity = _granularity(self.granularity)
@@ -169,6 +172,13 @@ class InstrumentationConfig:
             raise ValueError(f"probe_interval_s must be below 1e9, not {self.probe_interval_s!r}")
         if self.error_bound is not None:
             _check_bound(self.error_bound)
+        if self.burst_gb is not None:
+            _check_positive("burst_gb", self.burst_gb)
+            if self.max_memory_gb is not None and self.burst_gb > self.max_memory_gb:
+                raise ValueError(
+                    f"burst_gb must be at most max_memory_gb = {self.max_memory_gb}, "
+                    f"not {self.burst_gb!r}"
+                )
 
     # ---- presets --------------------------------------------------------------
 
@@ -296,6 +306,15 @@ class InstrumentationConfig:
                 packet, at most; above 0 and below 1.
         """
         return self._change(error_bound=normalized_mse)
+
+    def with_burst(self, gb: float | None) -> InstrumentationConfig:
+        """Takes `gb` times 10^9 bytes of staging memory at once, for a burst of activations.
+
+        Where the model's threads use every CPU, compression waits until 32 MiB are staged, or
+        this many bytes, or until the model pauses; then it gets all CPUs for a moment. Memory that
+        was taken from the system before costs the model nothing. float32 is staged as float16.
+        """
+        return self._change(burst_gb=gb)
 
     def _change(self, **changes: Any) -> InstrumentationConfig:
         checked = replace(self, **changes)  # validates, so that a refused value changes nothing

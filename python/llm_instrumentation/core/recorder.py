@@ -87,15 +87,20 @@ class Recorder:
         # Before the file is touched: a selection that fails must not empty it.
         selected = [(model, select_modules(model, config)) for model in models]
         self._probes = CaptureProbes(self.path, config.probes, config.probe_interval_s)
+        workers = config.workers or max(1, min(8, _cpus()))
+        burst = int((config.burst_gb or 0) * 1e9)
         try:
             self._session = Session(
                 self.path,
                 codec=config.compression_algorithm,
-                workers=config.workers or max(1, min(8, os.cpu_count() or 1)),
-                max_memory_bytes=int((config.max_memory_gb or 0) * 1e9) or _DEFAULT_MEMORY,
+                workers=workers,
+                max_memory_bytes=int((config.max_memory_gb or 0) * 1e9)
+                or max(_DEFAULT_MEMORY, burst),
                 drop_when_full=config.on_full == "drop",
                 resume_offset=resume_offset,
                 error_bound=config.error_bound or 0.0,
+                workers_yield=_crowded(models, workers),
+                burst_bytes=burst,
             )
         except BaseException:
             self._probes.stop()
@@ -429,6 +434,22 @@ class Recorder:
                         RuntimeWarning,
                         stacklevel=5,
                     )
+
+
+def _cpus() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _crowded(models: Sequence[nn.Module], workers: int) -> bool:
+    """Whether compression threads would take CPUs from the models' own threads."""
+    on_cpu = any(
+        tensor is None or tensor.device.type == "cpu"
+        for tensor in (next(model.parameters(), None) for model in models)
+    )
+    return on_cpu and torch.get_num_threads() + workers > _cpus()
 
 
 def _is_compiled(model: nn.Module) -> bool:

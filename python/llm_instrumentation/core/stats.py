@@ -41,6 +41,9 @@ class CaptureStats:
         throughput_gbps: raw_bytes over seconds, in 10^9 bytes a second.
         write_seconds: time spent in write calls, one under way included.
         writer_thread: the system's id of the thread that writes; 0: unknown.
+        yield_seconds: time that hooks left the CPUs to the compression threads, waits under way
+            included; they do where the model's own threads use every CPU.
+        repeated: packets of the same elements as one just before, which were not compressed again.
     """
 
     path: str
@@ -69,6 +72,8 @@ class CaptureStats:
     throughput_gbps: float = 0.0
     write_seconds: float = 0.0
     writer_thread: int = 0
+    yield_seconds: float = 0.0
+    repeated: int = 0
 
     @classmethod
     def of(cls, path: str, s: SessionStats, steps: int, seconds: float) -> CaptureStats:
@@ -100,4 +105,6 @@ class CaptureStats:
             throughput_gbps=s.raw_bytes / seconds / 1e9 if seconds > 0 else 0.0,
             write_seconds=s.write_ns / 1e9,
             writer_thread=s.writer_thread,
+            yield_seconds=s.yield_ns / 1e9,
+            repeated=s.repeated,
         )

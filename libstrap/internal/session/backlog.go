@@ -1,0 +1,183 @@
+package session
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// A caller that nobody calls for this long is not computing tensors.
+	idleAfter = 20 * time.Millisecond
+	// No packet waits longer than this for workers that yield.
+	longestWait = time.Second
+	// What waits for workers that yield, at most, before they are given the CPUs.
+	yieldBytes = 32 << 20
+)
+
+// backlog is the packets that wait for a worker.
+//
+// Eager workers take a packet as soon as it is there. Beside a model that uses every
+// CPU that is the slowest way: a team of threads waits for its last one, so each
+// moment that a worker takes from one of them is lost to all. Workers that yield
+// rest until
+//
+//   - so much waits that the call which adds to it waits for them (the team sleeps
+//     then, and all CPUs work on the backlog),
+//   - no packet came for idleAfter,
+//   - the oldest waits for longestWait, or
+//   - someone is in a hurry: a flush, a full arena, the end;
+//
+// and then work until nothing is left.
+type backlog struct {
+	yields bool
+	high   int64 // bytes
+
+	mu      sync.Mutex
+	work    sync.Cond // there is something for a worker, or nothing ever more
+	items   []*item   // from head on
+	head    int
+	bytes   int64 // of source, of items and of what is being worked on
+	active  int   // packets that are being worked on
+	open    bool  // yielding workers may work, until nothing is left
+	hurried int   // Hurry without its end
+	closed  bool
+	first   time.Time // when the oldest of them came, where the workers yield
+	last    time.Time // and the newest
+	timer   *time.Timer
+	drained chan struct{} // closed when nothing is left, for those who wait for it
+}
+
+func newBacklog(yields bool, high int64) *backlog {
+	b := &backlog{yields: yields, high: high, drained: make(chan struct{})}
+	b.work.L = &b.mu
+	return b
+}
+
+// Push adds a packet. Where the caller is to let the workers go first, they have
+// when the channel is closed.
+func (b *backlog) Push(it *item) (drained <-chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.items = append(b.items, it)
+	b.bytes += int64(it.source)
+	if !b.yields {
+		b.work.Signal()
+		return nil
+	}
+	b.last = time.Now()
+	if b.waiting() == 1 && b.active == 0 {
+		b.first = b.last
+	}
+	if b.timer == nil {
+		b.timer = time.AfterFunc(idleAfter, b.tick)
+	}
+	full := b.bytes >= b.high
+	if full || b.last.Sub(b.first) >= longestWait {
+		b.open = true
+	}
+	if b.opened() {
+		b.work.Broadcast()
+	}
+	if full {
+		return b.drained
+	}
+	return nil
+}
+
+// tick gives the workers their turn when no packet came for a while.
+func (b *backlog) tick() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.waiting() == 0 {
+		b.timer = nil // until the next Push
+		return
+	}
+	left := idleAfter - time.Since(b.last)
+	if left <= 0 {
+		b.open = true
+		b.work.Broadcast()
+		left = idleAfter
+	}
+	b.timer.Reset(left)
+}
+
+// Hurry lets the workers work until end is called.
+func (b *backlog) Hurry() (end func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.hurried++
+	b.work.Broadcast()
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.hurried--
+	}
+}
+
+// Pop waits for a packet; ok is false once the backlog is closed and empty. The
+// worker calls Done for each when it is through with it.
+func (b *backlog) Pop() (it *item, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for (b.waiting() == 0 || !b.opened()) && !b.closed {
+		b.work.Wait()
+	}
+	if b.waiting() == 0 {
+		return nil, false
+	}
+	it, b.items[b.head] = b.items[b.head], nil
+	if b.head++; b.head*2 > len(b.items) {
+		n := copy(b.items, b.items[b.head:])
+		clear(b.items[n:])
+		b.items, b.head = b.items[:n], 0
+	}
+	b.active++
+	return it, true
+}
+
+// How many packets behind one are looked at for its like.
+const alikeWithin = 32
+
+// PopAlike takes a packet that seems to hold the same as another one, nil if none of
+// the next ones does. It needs Done too.
+func (b *backlog) PopAlike(of *item) *item {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := b.head; i < min(len(b.items), b.head+alikeWithin); i++ {
+		if it := b.items[i]; it.alike(of) {
+			b.items = slices.Delete(b.items, i, i+1)
+			b.active++
+			return it
+		}
+	}
+	return nil
+}
+
+// Done says that a worker is through with n packets of so many source bytes.
+func (b *backlog) Done(n int, bytes int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.active -= n
+	b.bytes -= bytes
+	if b.waiting() == 0 && b.active == 0 {
+		b.open = false
+		close(b.drained)
+		b.drained = make(chan struct{})
+	}
+}
+
+// Close lets the workers end once nothing is left.
+func (b *backlog) Close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+	if b.timer != nil {
+		b.timer.Stop()
+	}
+	b.work.Broadcast()
+}
+
+func (b *backlog) waiting() int { return len(b.items) - b.head }
+
+func (b *backlog) opened() bool { return !b.yields || b.open || b.hurried > 0 }
