@@ -296,11 +296,12 @@ func (w *writer) publishLater(it *item) error {
 	return w.writeIndexWhenDue()
 }
 
-// ticked publishes what the last tick saw already: no block filled up since.
+// ticked publishes where the last tick saw something already that is in a block
+// yet.
 func (w *writer) ticked() error {
 	due := w.due
 	w.due = w.stream.Offset()
-	if w.stream.Written() < due && !w.halted() {
+	if w.stream.Passed() < due && !w.halted() {
 		if err := w.publish(); err != nil {
 			return err
 		}

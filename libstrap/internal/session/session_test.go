@@ -338,6 +338,23 @@ func TestThreadsKeepTheirOrder(t *testing.T) {
 	}
 }
 
+func TestPacketsReachTheFileWithoutBeingAskedFor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.stream")
+	s := open(t, path, options(codec.None))
+	layer := mustLayer(t, s, "x")
+	for n := range uint64(3) {
+		enqueue(t, s, tensorOf(layer, wire.Float32, []float32{1, 2, 3}))
+		for began := time.Now(); s.Stats().Packets <= n; time.Sleep(time.Millisecond) {
+			if time.Since(began) > 20*time.Second {
+				t.Fatal("it does not come")
+			}
+		}
+		if info, err := os.Stat(path); err != nil || info.Size() != int64(n+1)*(wire.HeaderSize+1+6) {
+			t.Fatalf("%d packets are in a file of %d bytes, %v", n+1, info.Size(), err)
+		}
+	}
+}
+
 func TestCheckpointCoversWhatItSays(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	s := open(t, path, options(codec.LZ4))

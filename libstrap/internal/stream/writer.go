@@ -190,6 +190,14 @@ func (w *Writer) Offset() int64 { return w.offset }
 // while another goroutine writes, and so may Busy.
 func (w *Writer) Written() int64 { return w.disk.written.Load() }
 
+// Passed is the length of what is in the file or comes there without a Flush.
+func (w *Writer) Passed() int64 {
+	if b := w.block; b != nil {
+		return b.at + int64(b.seen)
+	}
+	return w.offset
+}
+
 // Busy is the time spent in write calls, one under way included.
 func (w *Writer) Busy() time.Duration { return w.disk.busy.Total() }
 
