@@ -50,6 +50,7 @@ from torch import Tensor, nn
 PRESETS = ("fast_capture", "balanced", "max_compression")
 WORKLOADS = ("prefill", "generation")
 MODES = ("sustained", "burst")
+QUICK_PEERS = ("numpy_tofile", "torch_save", "safetensors_files")  # no process to start
 Round = dict[str, Figures]  # by contender
 Way = Contender | Apart
 
@@ -259,6 +260,8 @@ def parsed() -> argparse.Namespace:
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.length, options.pause = 1, 8, 0.0
+        if options.peers is PEERS:
+            options.peers = QUICK_PEERS
         options.prefill_passes = options.generation_passes = options.burst_passes = 1
     return options
 
@@ -268,7 +271,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
     model = build(options.quick)
-    others, absent = peers(model, options.peers, options.quick, options.threads)
+    others, absent = peers(model, list(options.peers), options.quick, options.threads)
     ways = chosen([*contenders(model), *others], options.contenders)
     told = machine(Path(options.folder or tempfile.gettempdir()), ("torch", "transformers"))
     told["threads of the model"] = str(options.threads)
