@@ -25,13 +25,14 @@ const (
 //   - so much waits that the call which adds to it waits for them (the team sleeps
 //     then, and all CPUs work on the backlog),
 //   - no packet came for idleAfter,
-//   - the oldest waits for longestWait, or
+//   - the oldest waits for longestWait, unless a burst was asked for, or
 //   - someone is in a hurry: a flush, a full arena, the end;
 //
 // and then work until nothing is left.
 type backlog struct {
-	yields bool
-	high   int64 // bytes
+	yields  bool
+	high    int64         // bytes
+	longest time.Duration // that a packet may wait
 
 	mu      sync.Mutex
 	work    sync.Cond // there is something for a worker, or nothing ever more
@@ -49,7 +50,7 @@ type backlog struct {
 }
 
 func newBacklog(yields bool, high int64) *backlog {
-	b := &backlog{yields: yields, high: high, drained: make(chan struct{})}
+	b := &backlog{yields: yields, high: high, longest: longestWait, drained: make(chan struct{})}
 	b.work.L = &b.mu
 	return b
 }
@@ -73,7 +74,7 @@ func (b *backlog) Push(it *item) (drained <-chan struct{}) {
 		b.timer = time.AfterFunc(idleAfter, b.tick)
 	}
 	full := b.bytes >= b.high
-	if full || b.last.Sub(b.first) >= longestWait {
+	if full || b.last.Sub(b.first) >= b.longest {
 		b.open = true
 	}
 	if b.opened() {

@@ -125,7 +125,7 @@ func Open(path string, o Options) (*Session, error) {
 		frames:    encoders[o.Workers],
 		layerIDs:  map[layerKey]uint32{},
 		turn:      make(chan struct{}, 1),
-		jobs:      newBacklog(o.Yield, max(min(yieldBytes, mem.Limit()/4), o.BurstBytes)),
+		jobs:      newBacklog(o.Yield, min(yieldBytes, mem.Limit()/4)),
 		order:     newQueue[*item](),
 		pending:   map[uint64]*emission{},
 		remembers: true,
@@ -133,6 +133,9 @@ func Open(path string, o Options) (*Session, error) {
 		discarded: make(chan struct{}),
 		failed:    make(chan struct{}),
 		finished:  make(chan struct{}),
+	}
+	if o.BurstBytes > s.jobs.high {
+		s.jobs.high, s.jobs.longest = o.BurstBytes, math.MaxInt64
 	}
 	s.items.New = func() any { return &item{done: make(chan struct{}, 1)} }
 	if o.Resume {
