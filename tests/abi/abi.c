@@ -23,6 +23,9 @@ AT(strap_open_options, mode, 28);
 AT(strap_open_options, resume_offset, 32);
 AT(strap_open_options, keep_float32, 40);
 AT(strap_open_options, rank, 44);
+AT(strap_open_options, error_bound, 48);
+AT(strap_open_options, workers_yield, 56);
+AT(strap_open_options, burst_bytes, 64);
 
 AT(strap_tensor, layer, 4);
 AT(strap_tensor, dtype, 8);
@@ -47,6 +50,8 @@ AT(strap_stats_t, square_error, 152);
 AT(strap_stats_t, max_error, 168);
 AT(strap_stats_t, failure, 176);
 AT(strap_stats_t, writer_thread, 180);
+AT(strap_stats_t, yield_ns, 184);
+AT(strap_stats_t, repeated, 192);
 
 AT(strap_reader_options, flags, 4);
 

@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
+#include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -47,6 +48,11 @@ static void open_refuses(const char *path) {
   BAD(mode, -1);
   BAD(mode, 2);
   BAD(keep_float32, 2);
+  BAD(error_bound, 1);
+  BAD(error_bound, -1e-4);
+  BAD(error_bound, NAN);
+  BAD(workers_yield, 2);
+  BAD(burst_bytes, good.max_memory_bytes + 1);
 #undef BAD
   CHECK(access(path, F_OK) != 0, "a refused strap_open has made %s", path);
 
