@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from llm_instrumentation import InstrumentationConfig, capture_activations
 from llm_instrumentation.core import recorder
 
