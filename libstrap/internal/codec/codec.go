@@ -1,7 +1,8 @@
 // Package codec turns tensor elements into the payload of a packet and back:
-// float32 to float16 (kernel.go), strided to contiguous (gather.go), and bytes to
+// float32 to float16 (kernel.go), strided to contiguous (gather.go), bytes to
 // one raw, LZ4 or zstd payload (lz4.go; zstd.go, which chooses between match finding and
-// literals.go by repeats.go; frame.go).
+// literals.go by repeats.go; frame.go), and 16-bit floats to an archive payload, which
+// loses a bounded part of them (archive.go, quantise.go, unarchive.go).
 package codec
 
 import (
@@ -16,12 +17,13 @@ import (
 type Kind uint8
 
 const (
-	None Kind = iota // raw bytes
-	LZ4              // one LZ4 frame
-	Zstd             // one zstd frame
+	None    Kind = iota // raw bytes
+	LZ4                 // one LZ4 frame
+	Zstd                // one zstd frame
+	Archive             // see archive.go
 )
 
-var kindNames = [...]string{None: "none", LZ4: "lz4", Zstd: "zstd"}
+var kindNames = [...]string{None: "none", LZ4: "lz4", Zstd: "zstd", Archive: "archive"}
 
 // String is the name that the index carries.
 func (k Kind) String() string {
@@ -38,7 +40,7 @@ func ParseKind(name string) (Kind, error) {
 			return Kind(k), nil
 		}
 	}
-	return 0, status.New(status.InvalidArgument, "codec %q: choose none, lz4 or zstd", name)
+	return 0, status.New(status.InvalidArgument, "codec %q: choose none, lz4, zstd or archive", name)
 }
 
 // Detect tells the kind of a payload by the magic number of its frame; None where
@@ -50,6 +52,8 @@ func Detect(prefix []byte) Kind {
 			return LZ4
 		case zstdMagic:
 			return Zstd
+		case archiveMagic:
+			return Archive
 		}
 	}
 	return None
@@ -65,13 +69,15 @@ func Headroom(k Kind, n int) int {
 		return lz4HeaderSize + 4*(n/lz4BlockSize(int64(n))+1) + lz4EndSize
 	case Zstd:
 		return zstdHeaderMax + zstdBlockHeader*(n/zstdBlockSize+2)
+	case Archive:
+		return archiveHeader + archiveSlack*(n/(2*archiveChunk)+1)
 	default:
 		return 0
 	}
 }
 
-// Encoder compresses payloads, one at a time; its memory is bounded and reused.
-// It is not for concurrent use.
+// Encoder compresses payloads without loss, one at a time; its memory is bounded and
+// reused. It is not for concurrent use.
 type Encoder struct {
 	kind  Kind
 	lz4   *lz4Encoder
@@ -95,6 +101,8 @@ func NewEncoder(k Kind, level int) (*Encoder, error) {
 		e.lz4, err = newLZ4Encoder(level)
 	case Zstd:
 		e.zstd, err = newZstdEncoder(level)
+	case Archive:
+		err = status.New(status.InvalidArgument, "codec = archive: it takes a tensor of a capture, not bytes")
 	default:
 		err = unknownKind(k)
 	}
@@ -136,21 +144,7 @@ func (e *Encoder) EncodeInPlace(buf []byte, n int) (m int, err error) {
 			return 0, err
 		}
 	}
-	for start := len(buf) - n; start < len(buf); {
-		if out.written+inPlaceBlockHeader > start {
-			return 0, overtaken(out.written + inPlaceBlockHeader - start)
-		}
-		end := min(start+step, len(buf))
-		out.consumed = end
-		if _, err := w.Write(buf[start:end]); err != nil {
-			return 0, err
-		}
-		start = end
-	}
-	if err := w.Close(); err != nil {
-		return 0, err
-	}
-	return out.written, nil
+	return out.encode(w, n, step)
 }
 
 const inPlaceBlockHeader = max(4, zstdBlockHeader)
@@ -160,6 +154,26 @@ type inPlace struct {
 	buf      []byte
 	written  int
 	consumed int // bytes of buf that may be overwritten
+}
+
+// encode hands the n bytes at the buffer's end to w, which writes to p, step bytes at a
+// time; it returns how many were written.
+func (p *inPlace) encode(w io.WriteCloser, n, step int) (int, error) {
+	for start := len(p.buf) - n; start < len(p.buf); {
+		if p.written+inPlaceBlockHeader > start {
+			return 0, overtaken(p.written + inPlaceBlockHeader - start)
+		}
+		end := min(start+step, len(p.buf))
+		p.consumed = end
+		if _, err := w.Write(p.buf[start:end]); err != nil {
+			return 0, err
+		}
+		start = end
+	}
+	if err := w.Close(); err != nil {
+		return 0, err
+	}
+	return p.written, nil
 }
 
 func (p *inPlace) Write(b []byte) (int, error) {
@@ -224,6 +238,9 @@ func DecodedSize(k Kind, prefix []byte) (int64, error) {
 			return 0, err
 		}
 		return f.size, nil
+	case Archive:
+		h, err := parseArchive(prefix)
+		return 2 * h.count, err
 	default:
 		return 0, unknownKind(k)
 	}
@@ -233,7 +250,7 @@ func DecodedSize(k Kind, prefix []byte) (int64, error) {
 //
 // Errors: Corrupt where the payload is not one such frame and nothing else (or
 // cannot be read), Unsupported where it needs a dictionary, or a window of more
-// than 128 MiB. dst may be partly written then.
+// than 128 MiB, or is an archive of a later version. dst may be partly written then.
 func Decode(dst []byte, k Kind, payload io.Reader) error {
 	return withDecoder(k, payload, func(r io.Reader, size int64) error {
 		if size >= 0 && size != int64(len(dst)) {
@@ -276,31 +293,39 @@ func checkEnd(r io.Reader, after int64) error {
 // withDecoder gives use the decoded bytes and the length that the frame states,
 // or -1. It then checks that nothing stands behind the frame.
 func withDecoder(k Kind, payload io.Reader, use func(r io.Reader, size int64) error) error {
-	with := withLZ4
+	var err error
 	switch k {
 	case None:
 		return use(payload, -1)
 	case LZ4:
+		err = withFrame(k, withLZ4, payload, use)
 	case Zstd:
-		with = withZstd
+		err = withFrame(k, withZstd, payload, use)
+	case Archive:
+		err = withArchive(payload, use)
 	default:
 		return unknownKind(k)
 	}
-	f, err := openFrame(k, payload)
 	if err != nil {
-		return err
-	}
-	if err := with(f, func(r io.Reader) error { return use(r, f.size) }); err != nil {
 		return err
 	}
 	var more [1]byte
 	switch n, err := io.ReadFull(payload, more[:]); {
 	case n > 0:
-		return corrupt(nil, "bytes stand behind the payload's %s frame", k)
+		return corrupt(nil, "bytes stand behind the payload's end (codec %s)", k)
 	case err != io.EOF:
 		return corrupt(err, "the end of the payload cannot be read")
 	}
 	return nil
+}
+
+func withFrame(k Kind, with func(*frame, func(io.Reader) error) error, payload io.Reader,
+	use func(r io.Reader, size int64) error) error {
+	f, err := openFrame(k, payload)
+	if err != nil {
+		return err
+	}
+	return with(f, func(r io.Reader) error { return use(r, f.size) })
 }
 
 func corrupt(cause error, format string, args ...any) error {
@@ -308,5 +333,5 @@ func corrupt(cause error, format string, args ...any) error {
 }
 
 func unknownKind(k Kind) error {
-	return status.New(status.InvalidArgument, "codec = %d: give none, lz4 or zstd", k)
+	return status.New(status.InvalidArgument, "codec = %d: give none, lz4, zstd or archive", k)
 }

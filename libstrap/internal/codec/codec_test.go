@@ -469,12 +469,12 @@ func TestDecodeUnknown(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	for _, k := range kinds {
+	for _, k := range append(kinds, Archive) {
 		if got, err := ParseKind(k.String()); err != nil || got != k {
 			t.Errorf("ParseKind(%q) = %v, %v", k, got, err)
 		}
 	}
-	if _, err := ParseKind("snappy"); !errors.Is(err, status.InvalidArgument) || !strings.Contains(err.Error(), "none, lz4 or zstd") {
+	if _, err := ParseKind("snappy"); !errors.Is(err, status.InvalidArgument) || !strings.Contains(err.Error(), "none, lz4, zstd or archive") {
 		t.Errorf("snappy: %v", err)
 	}
 	if err := Decode(nil, Kind(9), &bytes.Buffer{}); !errors.Is(err, status.InvalidArgument) {

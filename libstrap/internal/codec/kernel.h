@@ -54,6 +54,21 @@ void strapk_huffman_pair(const uint64_t *codes, int shift, size_t count, const u
                          const uint8_t *src_b, uint8_t *out_a, uint8_t *out_b,
                          struct strapk_huffman *a, struct strapk_huffman *b);
 
+/* What quantising did to the values; see struct quantised in quantise.go. */
+struct strapk_quantised {
+  double square_error, square_sum;
+  float largest, max_error;
+};
+
+/* Whether this processor can run strapk_quantise. */
+int strapk_quantises(void);
+
+/* Quantises n 16-bit floats (see quantise.go) and adds to *q; 0 where the values or their
+ * squares are not finite. Nothing overlaps. src need not be aligned.
+ * Little endian machines only. */
+int strapk_quantise(uint8_t *codes, uint16_t *scales, const uint8_t *src, size_t n, int bfloat,
+                    double spread, struct strapk_quantised *q);
+
 #pragma GCC visibility pop
 
 #endif

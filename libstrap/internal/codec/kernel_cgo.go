@@ -12,11 +12,17 @@ package codec
 #cgo nocallback strapk_gather
 #cgo noescape strapk_huffman_pair
 #cgo nocallback strapk_huffman_pair
+#cgo noescape strapk_quantise
+#cgo nocallback strapk_quantise
 #include "kernel.h"
 */
 import "C"
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
 
 // kernels are the conversion kernels that this processor can run, by the name of
 // their instruction set, the fastest first.
@@ -78,4 +84,20 @@ func (s *huffStream) toC() C.struct_strapk_huffman {
 
 func (s *huffStream) fromC(c *C.struct_strapk_huffman) {
 	s.held, s.n, s.src, s.at = uint64(c.held), uint(c.n), s.src[:c.left], s.at+int(c.written)
+}
+
+// quantiseInC tells whether this processor can run quantiseKernel.
+var quantiseInC = C.strapk_quantises() != 0
+
+// quantiseKernel is quantisePortable in C, for at least one value.
+func quantiseKernel(codes []byte, scales []uint16, src []byte, t wire.DType, spread float64, q *quantised) {
+	bfloat := C.int(0)
+	if t == wire.BFloat16 {
+		bfloat = 1
+	}
+	var c C.struct_strapk_quantised
+	q.finite = C.strapk_quantise((*C.uint8_t)(&codes[0]), (*C.uint16_t)(&scales[0]),
+		(*C.uint8_t)(&src[0]), C.size_t(len(src)/2), bfloat, C.double(spread), &c) != 0
+	q.squareError, q.squareSum = float64(c.square_error), float64(c.square_sum)
+	q.largest, q.maxError = float32(c.largest), float32(c.max_error)
 }

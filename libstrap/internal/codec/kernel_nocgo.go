@@ -2,7 +2,11 @@
 
 package codec
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
 
 // kernels has none without a C compiler.
 var kernels []string
@@ -20,5 +24,11 @@ func gatherKernel(dst, src unsafe.Pointer, itemSize int, shape, strides []int64,
 }
 
 func huffmanKernel(*huffCode, int, int, *huffStream, *huffStream) {
+	panic("codec: there is no kernel")
+}
+
+const quantiseInC = false
+
+func quantiseKernel([]byte, []uint16, []byte, wire.DType, float64, *quantised) {
 	panic("codec: there is no kernel")
 }

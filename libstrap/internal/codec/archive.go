@@ -1,0 +1,240 @@
+package codec
+
+import (
+	"encoding/binary"
+	"io"
+	"math"
+
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+// An archive payload holds 16-bit floats with an error: codes of a byte, and a step for
+// each block of elements, both Huffman-coded (quantise.go, literals.go). Little endian:
+//
+//	"SARC" | version u8 | type u8 | block u16 | count u32 | chunk ...
+//	chunk: bytes of scales u32 | bytes of codes u32 | zstd frame of scales | zstd frame of codes
+//
+// type is a wire.DType, float16 or bfloat16; block is archiveBlock. A chunk has
+// archiveChunk elements, the last one what is left. Its scales are bfloat16, one for each
+// block in it, and its codes int8. A chunk that would miss the error bound has 0 bytes of
+// scales, and its elements as they are in place of the codes.
+//
+// No chunk refers to another one, so each is written when it has been read.
+const (
+	archiveMagic       = 0x43524153
+	archiveVersion     = 1
+	archiveHeader      = 12
+	archiveChunkHeader = 8
+
+	// archiveChunk is one Huffman block of codes, which stays in a core's cache with its
+	// source.
+	archiveChunk  = literalsBlock
+	archiveScales = archiveChunk / archiveBlock
+
+	// archiveSlack is the most by which a chunk is longer than its source: its header,
+	// and a zstd frame of two raw blocks.
+	archiveSlack = archiveChunkHeader + zstdHeaderMax + 2*zstdBlockHeader
+
+	// archiveLeast is the least number of elements that is worth a payload of its own
+	// kind: below, its headers take what the codes save.
+	archiveLeast = 64
+
+	archiveTries = 8       // steps that are tried to keep the error bound
+	archiveTiny  = 1 << 40 // over 1: squares of smaller values vanish in float32
+
+	// ArchiveMaxBound is the largest error bound.
+	ArchiveMaxBound = 1e-2
+	// ArchiveDefaultBound is what a bound of 0 stands for.
+	ArchiveDefaultBound = 5e-4
+)
+
+// Archives reports whether a packet of n elements of type t becomes an archive payload.
+// Others are to be stored as they are.
+func Archives(t wire.DType, n int64) bool {
+	return (t == wire.Float16 || t == wire.BFloat16) && n >= archiveLeast
+}
+
+// Loss is what an archive payload lacks of its source.
+type Loss struct {
+	Count       int64   // finite values
+	SquareError float64 // sum over them of (value - decoded value)^2
+	SquareSum   float64 // sum over them of value^2
+	MaxError    float64 // largest |value - decoded value|
+}
+
+// ArchiveEncoder writes archive payloads, one at a time; its memory is bounded and
+// reused. It is not for concurrent use.
+type ArchiveEncoder struct {
+	budget float64 // of the normalised squared error
+	frame  *literalsEncoder
+	cut    cutter
+	place  inPlace
+	w      io.Writer
+	dtype  wire.DType
+	loss   Loss
+	codes  []byte
+	scales []uint16
+	packed []byte // scales as bytes
+	out    []byte // a chunk
+}
+
+// NewArchiveEncoder returns an encoder that keeps the sum of squared errors of each
+// chunk, and so of each payload, to bound times the sum of squares of its values; 0 is
+// ArchiveDefaultBound.
+func NewArchiveEncoder(bound float64) (*ArchiveEncoder, error) {
+	if !(bound >= 0 && bound <= ArchiveMaxBound) {
+		return nil, status.New(status.InvalidArgument,
+			"error_bound = %g: an archive takes 0 to %g", bound, ArchiveMaxBound)
+	}
+	if bound == 0 {
+		bound = ArchiveDefaultBound
+	}
+	// Rounding to float16 may have come before. Its error, at most 2^-11 of a value that
+	// is not subnormal, can add to that of the codes.
+	left := max(math.Sqrt(bound)-1.0/(1<<11), 0)
+	e := &ArchiveEncoder{budget: left * left, frame: newLiteralsEncoder()}
+	e.cut.put = e.put
+	return e, nil
+}
+
+// EncodeInPlace is Encoder.EncodeInPlace for elements of type t, which Archives.
+func (e *ArchiveEncoder) EncodeInPlace(buf []byte, n int, t wire.DType) (m int, err error) {
+	if n < 0 || n+Headroom(Archive, n) > len(buf) {
+		return 0, status.New(status.Internal, "%d bytes of space for a source of %d", len(buf), n)
+	}
+	out := &e.place
+	*out = inPlace{buf: buf, consumed: len(buf) - n}
+	defer func() { out.buf = nil }()
+	w, err := e.NewFrame(out, int64(n), t)
+	if err != nil {
+		return 0, err
+	}
+	return out.encode(w, n, 2*archiveChunk)
+}
+
+// NewFrame is Encoder.NewFrame for elements of type t, which Archives; size is in bytes.
+func (e *ArchiveEncoder) NewFrame(w io.Writer, size int64, t wire.DType) (io.WriteCloser, error) {
+	if !Archives(t, size/2) || size%2 != 0 || size/2 > math.MaxUint32 {
+		return nil, status.New(status.Internal, "an archive of %d bytes of %s", size, t)
+	}
+	e.w, e.dtype, e.loss = w, t, Loss{}
+	e.cut.begin(2*archiveChunk, size)
+	h := binary.LittleEndian.AppendUint32(e.out[:0], archiveMagic)
+	h = append(h, archiveVersion, byte(t))
+	h = binary.LittleEndian.AppendUint16(h, archiveBlock)
+	h = binary.LittleEndian.AppendUint32(h, uint32(size/2))
+	e.out = h
+	_, err := w.Write(h)
+	return e, err
+}
+
+func (e *ArchiveEncoder) Write(b []byte) (int, error) { return e.cut.Write(b) }
+
+// Close ends the payload.
+func (e *ArchiveEncoder) Close() error { return e.cut.finished() }
+
+// Loss is that of the last payload.
+func (e *ArchiveEncoder) Loss() Loss { return e.loss }
+
+// put writes a chunk.
+func (e *ArchiveEncoder) put(src []byte, _ bool) error {
+	e.out = append(e.out[:0], make([]byte, archiveChunkHeader)...)
+	scales := 0
+	data := src
+	var err error
+	if e.quantise(src) {
+		if err = e.append(e.packed); err != nil {
+			return err
+		}
+		scales, data = len(e.out)-archiveChunkHeader, e.codes
+	} else {
+		e.countLossless(src)
+	}
+	if err = e.append(data); err != nil {
+		return err
+	}
+	binary.LittleEndian.PutUint32(e.out, uint32(scales))
+	binary.LittleEndian.PutUint32(e.out[4:], uint32(len(e.out)-archiveChunkHeader-scales))
+	_, err = e.w.Write(e.out)
+	return err
+}
+
+// append appends a zstd frame of data to the chunk.
+func (e *ArchiveEncoder) append(data []byte) error {
+	if err := e.frame.begin((*appender)(&e.out), int64(len(data))); err != nil {
+		return err
+	}
+	return writeAll(e.frame, data)
+}
+
+// appender is a slice that grows by what is written.
+type appender []byte
+
+func (a *appender) Write(b []byte) (int, error) {
+	*a = append(*a, b...)
+	return len(b), nil
+}
+
+// quantise turns a chunk into codes and scales that keep the error bound; false where
+// there are none.
+func (e *ArchiveEncoder) quantise(src []byte) bool {
+	n := len(src) / 2
+	if e.codes == nil {
+		e.codes, e.scales = make([]byte, archiveChunk), make([]uint16, archiveScales)
+	}
+	e.codes = e.codes[:n]
+	e.scales = e.scales[:(n+archiveBlock-1)/archiveBlock]
+	q, ok := e.search(src)
+	if !ok {
+		return false
+	}
+	e.packed = e.packed[:0]
+	for _, s := range e.scales {
+		e.packed = binary.LittleEndian.AppendUint16(e.packed, s)
+	}
+	e.loss.Count += int64(n)
+	e.loss.SquareError += q.squareError
+	e.loss.SquareSum += q.squareSum
+	e.loss.MaxError = max(e.loss.MaxError, float64(q.maxError))
+	return true
+}
+
+// search quantises with smaller and smaller steps, until the error is within the budget.
+func (e *ArchiveEncoder) search(src []byte) (q quantised, ok bool) {
+	const first = 12 * 0.98 // rounding makes a squared error of step^2 / 12
+	spread := first * e.budget
+	for range archiveTries {
+		q = quantise(e.codes, e.scales, src, e.dtype, spread)
+		switch {
+		case !q.finite || q.largest != 0 && q.largest < 1.0/archiveTiny:
+			return q, false
+		case q.squareError <= e.budget*q.squareSum:
+			return q, true
+		}
+		// Blocks whose largest value gives the step keep their error: the others are to
+		// make up for it, hence the square.
+		share := e.budget * q.squareSum / q.squareError
+		spread *= share * share
+		if spread < first*e.budget/64 {
+			break
+		}
+	}
+	return q, false
+}
+
+// countLossless counts the finite values of a chunk that is stored as it is.
+func (e *ArchiveEncoder) countLossless(src []byte) {
+	var x [archiveBlock]float32
+	for len(src) > 0 {
+		n := min(len(src)/2, archiveBlock)
+		widen(x[:n], src, e.dtype)
+		for _, v := range x[:n] {
+			if abs32(v) <= math.MaxFloat32 {
+				e.loss.Count++
+				e.loss.SquareSum += float64(v) * float64(v)
+			}
+		}
+		src = src[2*n:]
+	}
+}

@@ -1,0 +1,505 @@
+package codec
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"testing/iotest"
+
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+var archived = []wire.DType{wire.Float16, wire.BFloat16}
+
+func newArchiveEncoder(t testing.TB, bound float64) *ArchiveEncoder {
+	t.Helper()
+	e, err := NewArchiveEncoder(bound)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// halves are values as 16-bit floats.
+func halves(t wire.DType, values ...float32) []byte {
+	b := make([]byte, 0, 2*len(values))
+	for _, v := range values {
+		b = binary.LittleEndian.AppendUint16(b, narrow(v, t))
+	}
+	return b
+}
+
+// archiveSources are n values of every character, from rng.
+func archiveSources(t wire.DType, n int, rng *rand.Rand) map[string][]byte {
+	sources := map[string][]byte{"bits": make([]byte, 2*n)}
+	for i := range sources["bits"] {
+		sources["bits"][i] = byte(rng.Uint32())
+	}
+	each := func(name string, f func(i int) float32) {
+		values := make([]float32, n)
+		for i := range values {
+			values[i] = f(i)
+		}
+		sources[name] = halves(t, values...)
+	}
+	normal := func() float32 { return float32(rng.NormFloat64()) }
+	each("zeros", func(int) float32 { return 0 })
+	each("constant", func(int) float32 { return -3.25 })
+	each("normal", func(int) float32 { return normal() })
+	each("rows", func(i int) float32 { return normal() * float32(i/384+1) })
+	each("heavy tails", func(int) float32 { return float32(math.Sinh(3 * rng.NormFloat64())) })
+	each("outlier", func(i int) float32 {
+		if i%128 == 77 {
+			return 3e4
+		}
+		return normal()
+	})
+	each("relu", func(int) float32 { return max(normal(), 0) })
+	each("subnormal", func(int) float32 { return normal() * 1e-6 })
+	each("vanishing", func(int) float32 { return normal() * 1e-30 })
+	each("largest", func(int) float32 { return 65504 - 32*float32(rng.IntN(8)) })
+	each("one NaN", func(i int) float32 {
+		if i == n/2 {
+			return float32(math.NaN())
+		}
+		return normal()
+	})
+	each("an infinity", func(i int) float32 {
+		if i == n-1 {
+			return float32(math.Inf(-1))
+		}
+		return normal()
+	})
+	if t == wire.BFloat16 {
+		each("huge", func(int) float32 { return normal() * 1e37 })
+		each("tiny", func(int) float32 { return normal() * 1e-39 })
+		each("far apart", func(i int) float32 { return normal() * float32(math.Pow(2, float64(i/128%200-120))) })
+	}
+	return sources
+}
+
+func encodeArchive(t testing.TB, e *ArchiveEncoder, src []byte, dt wire.DType) []byte {
+	t.Helper()
+	buf := make([]byte, Headroom(Archive, len(src))+len(src))
+	copy(buf[len(buf)-len(src):], src)
+	n, err := e.EncodeInPlace(buf, len(src), dt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.Clone(buf[:n])
+}
+
+func decodeArchive(t testing.TB, payload []byte, n int) []byte {
+	t.Helper()
+	dst := make([]byte, n)
+	if err := Decode(dst, Archive, bytes.NewReader(payload)); err != nil {
+		t.Fatal(err)
+	}
+	return dst
+}
+
+// lossOf takes the error of a payload by its definition, in float64; same tells whether
+// the values that are not finite are the same.
+func lossOf(src, back []byte, dt wire.DType) (l Loss, same bool) {
+	x, y := make([]float32, len(src)/2), make([]float32, len(src)/2)
+	widen(x, src, dt)
+	widen(y, back, dt)
+	same = true
+	for i, v := range x {
+		if !(abs32(v) <= math.MaxFloat32) {
+			same = same && bytes.Equal(src[2*i:2*i+2], back[2*i:2*i+2])
+			continue
+		}
+		e := float64(v) - float64(y[i])
+		l.Count++
+		l.SquareError += e * e
+		l.SquareSum += float64(v) * float64(v)
+		l.MaxError = max(l.MaxError, math.Abs(e))
+	}
+	return l, same
+}
+
+// checkArchive encodes, decodes, and compares the error with the bound and with what the
+// encoder says of it.
+func checkArchive(t testing.TB, e *ArchiveEncoder, bound float64, src []byte, dt wire.DType) []byte {
+	t.Helper()
+	payload := encodeArchive(t, e, src, dt)
+	if n, err := DecodedSize(Archive, payload[:archiveHeader]); err != nil || n != int64(len(src)) {
+		t.Fatalf("the payload of %d bytes says %d, %v", len(src), n, err)
+	}
+	if got := ArchiveType(payload); got != dt {
+		t.Fatalf("the payload says %v, not %v", got, dt)
+	}
+	want, same := lossOf(src, decodeArchive(t, payload, len(src)), dt)
+	if !same {
+		t.Fatal("NaN or infinities have changed")
+	}
+	if want.SquareError > bound*want.SquareSum {
+		t.Fatalf("normalised error %g, bound %g", want.SquareError/want.SquareSum, bound)
+	}
+	got := e.Loss()
+	// Squares of values below 2^-63 vanish in float.
+	near := func(a, b float64) bool { return math.Abs(a-b) <= 2e-6*b+float64(got.Count)*1e-38 }
+	if got.Count != want.Count || !near(got.SquareError, want.SquareError) ||
+		!near(got.SquareSum, want.SquareSum) || got.MaxError != float64(float32(want.MaxError)) {
+		t.Fatalf("the encoder says %+v, it is %+v", got, want)
+	}
+	return payload
+}
+
+func TestArchiveKeepsItsBound(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, bound := range []float64{1e-9, 1e-4, 5e-4, 1e-2} {
+		e := newArchiveEncoder(t, bound)
+		for _, dt := range archived {
+			for _, n := range []int{64, 65, 127, 128, 129, 1000, 1024, 5000, archiveChunk - 1, archiveChunk,
+				archiveChunk + 1, 3*archiveChunk + 100} {
+				for name, src := range archiveSources(dt, n, rng) {
+					t.Run(fmt.Sprintf("%g/%v/%d/%s", bound, dt, n, name), func(t *testing.T) {
+						payload := checkArchive(t, e, bound, src, dt)
+						if name == "normal" && bound == 5e-4 && n >= 1000 {
+							// Float32 has twice as many bytes as the source.
+							if ratio := 2 * float64(len(src)) / float64(len(payload)); ratio < 4.7 {
+								t.Errorf("%d bytes of %d: ratio %.2f", len(payload), len(src), ratio)
+							}
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// Of an outlier among small values, int8 codes alone cannot keep the bound.
+func TestArchiveOfOutliersIsLossless(t *testing.T) {
+	values := make([]float32, 4096)
+	for i := range values {
+		values[i] = float32(i%9) - 4
+		if i%archiveBlock == 5 {
+			values[i] = 900
+		}
+	}
+	src := halves(wire.Float16, values...)
+	payload := encodeArchive(t, newArchiveEncoder(t, 1e-4), src, wire.Float16)
+	if back := decodeArchive(t, payload, len(src)); !bytes.Equal(back, src) {
+		t.Error("a chunk that misses the bound has changed")
+	}
+}
+
+// What does not compress comes nearest to overtaking its own source.
+func TestArchiveFitsItsHeadroom(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	var sizes []int
+	for n := archiveLeast; n < 600; n++ {
+		sizes = append(sizes, n)
+	}
+	for range 60 {
+		sizes = append(sizes, archiveLeast+rng.IntN(1<<(4+rng.IntN(16))))
+	}
+	sizes = append(sizes, 20*archiveChunk+1, 20*archiveChunk-1)
+	e := newArchiveEncoder(t, 0)
+	for _, n := range sizes {
+		for _, dt := range archived {
+			src := make([]byte, 2*n)
+			for i := range src {
+				src[i] = byte(rng.Uint32())
+			}
+			binary.LittleEndian.PutUint16(src, 0x7FFF) // NaN
+			if back := decodeArchive(t, encodeArchive(t, e, src, dt), len(src)); dt == wire.Float16 &&
+				n <= archiveChunk && !bytes.Equal(back, src) {
+				t.Fatalf("%d values with NaN have changed", n)
+			}
+		}
+	}
+}
+
+func TestArchiveRefusesWhatItCannotHold(t *testing.T) {
+	e := newArchiveEncoder(t, 0)
+	if _, err := e.EncodeInPlace(make([]byte, 256+Headroom(Archive, 256)-1), 256, wire.Float16); !errors.Is(err, status.Internal) {
+		t.Errorf("too little room: %v", err)
+	}
+	for _, dt := range []wire.DType{0, wire.Float32, wire.Int16, wire.Bool} {
+		if _, err := e.EncodeInPlace(make([]byte, 1000), 256, dt); !errors.Is(err, status.Internal) {
+			t.Errorf("%v: %v", dt, err)
+		}
+	}
+	for _, bound := range []float64{-1e-9, 0.011, 1, math.NaN(), math.Inf(1)} {
+		if _, err := NewArchiveEncoder(bound); !errors.Is(err, status.InvalidArgument) {
+			t.Errorf("bound %g: %v", bound, err)
+		}
+	}
+	if _, err := NewEncoder(Archive, 0); !errors.Is(err, status.InvalidArgument) {
+		t.Errorf("an encoder without loss: %v", err)
+	}
+}
+
+func TestArchiveInPieces(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	e := newArchiveEncoder(t, 0)
+	src := archiveSources(wire.Float16, 3*archiveChunk+77, rng)["rows"]
+	want := encodeArchive(t, e, src, wire.Float16)
+	for _, piece := range []int{2, 1000, 2 * archiveChunk, 5 << 17, len(src)} {
+		var got bytes.Buffer
+		w, err := e.NewFrame(&got, int64(len(src)), wire.Float16)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for part := range slices.Chunk(src, piece) {
+			if _, err := w.Write(part); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got.Bytes(), want) {
+			t.Errorf("in pieces of %d bytes the payload is another one", piece)
+		}
+	}
+	w, err := e.NewFrame(&bytes.Buffer{}, 1000, wire.Float16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); !errors.Is(err, status.Internal) {
+		t.Errorf("closed without its elements: %v", err)
+	}
+}
+
+func TestArchiveFromAnyReader(t *testing.T) {
+	src := archiveSources(wire.BFloat16, archiveChunk+500, rand.New(rand.NewPCG(7, 8)))["normal"]
+	payload := encodeArchive(t, newArchiveEncoder(t, 0), src, wire.BFloat16)
+	want := decodeArchive(t, payload, len(src))
+	got := make([]byte, len(src))
+	if err := Decode(got, Archive, iotest.OneByteReader(bytes.NewReader(payload))); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("byte by byte: %v", err)
+	}
+	got, err := DecodeUnknown(Archive, iotest.HalfReader(bytes.NewReader(payload)), int64(len(src)))
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("of unknown length: %v", err)
+	}
+}
+
+func TestArchiveRefusesOtherBytes(t *testing.T) {
+	rng := rand.New(rand.NewPCG(9, 10))
+	src := archiveSources(wire.Float16, 300, rng)["normal"]
+	payload := encodeArchive(t, newArchiveEncoder(t, 0), src, wire.Float16)
+	dst := make([]byte, len(src))
+	refused := func(what string, b []byte, code error) {
+		t.Helper()
+		if err := Decode(dst, Archive, bytes.NewReader(b)); !errors.Is(err, code) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for n := range payload {
+		refused(fmt.Sprintf("cut to %d bytes", n), payload[:n], status.Corrupt)
+	}
+	refused("a byte more", append(bytes.Clone(payload), 0), status.Corrupt)
+	changed := func(at int, value byte) []byte {
+		b := bytes.Clone(payload)
+		b[at] = value
+		return b
+	}
+	refused("other magic", changed(0, 'X'), status.Corrupt)
+	refused("later version", changed(4, 2), status.Unsupported)
+	refused("of float32", changed(5, byte(wire.Float32)), status.Corrupt)
+	refused("other blocks", changed(6, 64), status.Corrupt)
+	refused("other count", changed(8, payload[8]+1), status.Corrupt)
+	refused("more chunks", changed(10, 200), status.Corrupt)
+	refused("long scales", changed(15, 0xFF), status.Corrupt)
+	refused("long codes", changed(19, 0xFF), status.Corrupt)
+	refused("shorter scales", changed(12, payload[12]-1), status.Corrupt)
+	for range 2000 { // the index has a checksum: other values may come, but no panic
+		b := bytes.Clone(payload)
+		b[rng.IntN(len(b))] ^= byte(1 + rng.IntN(255))
+		_ = Decode(dst, Archive, bytes.NewReader(b))
+	}
+}
+
+// A payload of the first release decodes for ever to the same values.
+func TestArchiveOfTheFirstRelease(t *testing.T) {
+	const n = 1000
+	for _, dt := range archived {
+		name := "archive-1-" + dt.String()
+		payload, err := os.ReadFile(filepath.Join("testdata", "archive", name+".payload"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := os.ReadFile(filepath.Join("testdata", "archive", name+".elements"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := decodeArchive(t, payload, 2*n); !bytes.Equal(got, want) {
+			t.Errorf("%s decodes to other values", name)
+		}
+	}
+}
+
+// quantiseBoth compares the kernel with its twin.
+func quantiseBoth(t testing.TB, src []byte, dt wire.DType, spread float64) {
+	t.Helper()
+	n := len(src) / 2
+	if !quantiseInC || n == 0 {
+		return
+	}
+	type result struct {
+		codes  []byte
+		scales []uint16
+		q      quantised
+	}
+	run := func(f func([]byte, []uint16, []byte, wire.DType, float64, *quantised)) result {
+		r := result{codes: make([]byte, n+1), scales: make([]uint16, (n+archiveBlock-1)/archiveBlock+1)}
+		r.codes[n], r.scales[len(r.scales)-1] = 0xAB, 0xABCD
+		f(r.codes[:n], r.scales[:len(r.scales)-1], src[:2*n], dt, spread, &r.q)
+		return r
+	}
+	c, twin := run(quantiseKernel), run(quantisePortable)
+	if c.q.finite != twin.q.finite {
+		t.Fatalf("%v: C %+v, its twin %+v", dt, c.q, twin.q)
+	}
+	if !c.q.finite {
+		return
+	}
+	same := math.Float64bits(c.q.squareError) == math.Float64bits(twin.q.squareError) || c.q.squareError != c.q.squareError
+	if !same || c.q.squareSum != twin.q.squareSum || c.q.largest != twin.q.largest || c.q.maxError != twin.q.maxError {
+		t.Fatalf("%v: C %+v, its twin %+v", dt, c.q, twin.q)
+	}
+	if !bytes.Equal(c.codes, twin.codes) || !slices.Equal(c.scales, twin.scales) {
+		t.Fatalf("%v of %d values: C and its twin give other codes", dt, n)
+	}
+}
+
+func TestQuantiseTwins(t *testing.T) {
+	rng := rand.New(rand.NewPCG(11, 12))
+	for _, dt := range archived {
+		for range 30 {
+			n := 1 + rng.IntN(3000)
+			spread := math.Pow(10, -7*rng.Float64())
+			for _, src := range archiveSources(dt, n, rng) {
+				quantiseBoth(t, src, dt, spread)
+			}
+		}
+		// Every bit pattern, in blocks of its like and with others.
+		src := make([]byte, 0, 1<<17)
+		for b := range 1 << 16 {
+			src = binary.LittleEndian.AppendUint16(src, uint16(b))
+		}
+		for block := range slices.Chunk(src, 2*archiveBlock) {
+			quantiseBoth(t, block, dt, 6e-3)
+		}
+	}
+}
+
+// A value decodes to the nearest of those that its block has.
+func TestQuantiseTakesTheNearestCode(t *testing.T) {
+	rng := rand.New(rand.NewPCG(13, 14))
+	src := archiveSources(wire.Float16, archiveBlock, rng)["normal"]
+	codes, scales := make([]byte, archiveBlock), make([]uint16, 1)
+	quantise(codes, scales, src, wire.Float16, 6e-3)
+	var x [archiveBlock]float32
+	widen(x[:], src, wire.Float16)
+	step := float64(math.Float32frombits(uint32(scales[0]) << 16))
+	for i, v := range x {
+		if want := math.RoundToEven(float64(v) / step); float64(int8(codes[i])) != want {
+			t.Errorf("%g / %g has the code %d, not %g", v, step, int8(codes[i]), want)
+		}
+	}
+}
+
+func FuzzQuantise(f *testing.F) {
+	f.Add(halves(wire.Float16, 1, -2, 0.5), 6e-3, false)
+	f.Add(halves(wire.BFloat16, 1e38, 1e-38, 0), 1e-4, true)
+	f.Fuzz(func(t *testing.T, src []byte, spread float64, bfloat bool) {
+		if !(spread >= 0 && spread <= 12*ArchiveMaxBound) {
+			return
+		}
+		dt := wire.Float16
+		if bfloat {
+			dt = wire.BFloat16
+		}
+		quantiseBoth(t, src, dt, spread)
+	})
+}
+
+// FuzzArchive decodes any bytes, and archives them as values.
+func FuzzArchive(f *testing.F) {
+	rng := rand.New(rand.NewPCG(15, 16))
+	for _, dt := range archived {
+		for _, src := range archiveSources(dt, 200, rng) {
+			f.Add(src)
+			f.Add(encodeArchive(f, newArchiveEncoder(f, 0), src, dt))
+		}
+	}
+	e := newArchiveEncoder(f, 0)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if size, err := DecodedSize(Archive, b); err == nil && size <= 1<<22 {
+			dst := make([]byte, size)
+			err := Decode(dst, Archive, bytes.NewReader(b))
+			if err != nil && !errors.Is(err, status.Corrupt) {
+				t.Fatal(err)
+			}
+			again, unknown := DecodeUnknown(Archive, bytes.NewReader(b), 1<<22)
+			if (err == nil) != (unknown == nil) || err == nil && !bytes.Equal(dst, again) {
+				t.Fatalf("%v, and of unknown length %v", err, unknown)
+			}
+		}
+		b = b[:len(b)&^1]
+		for _, dt := range archived {
+			if Archives(dt, int64(len(b)/2)) {
+				checkArchive(t, e, ArchiveDefaultBound, b, dt)
+			}
+		}
+	})
+}
+
+func BenchmarkArchive(b *testing.B) {
+	rng := rand.New(rand.NewPCG(17, 18))
+	for _, size := range []int{1536, 64 << 10, 2 << 20} {
+		src := archiveSources(wire.Float16, size/2, rng)["normal"]
+		e := newArchiveEncoder(b, 0)
+		buf := make([]byte, Headroom(Archive, size)+size)
+		var n int
+		b.Run(fmt.Sprintf("encode/%d", size), func(b *testing.B) {
+			b.SetBytes(int64(size))
+			for b.Loop() {
+				copy(buf[len(buf)-size:], src)
+				var err error
+				if n, err = e.EncodeInPlace(buf, size, wire.Float16); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(2*float64(size)/float64(n), "ratio")
+		})
+		payload := encodeArchive(b, e, src, wire.Float16)
+		b.Run(fmt.Sprintf("decode/%d", size), func(b *testing.B) {
+			b.SetBytes(int64(size))
+			for b.Loop() {
+				if err := Decode(src, Archive, bytes.NewReader(payload)); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+	src := archiveSources(wire.Float16, archiveChunk, rng)["normal"]
+	codes, scales := make([]byte, archiveChunk), make([]uint16, archiveScales)
+	var q quantised
+	b.Run("quantise", func(b *testing.B) {
+		b.SetBytes(int64(len(src)))
+		for b.Loop() {
+			q = quantise(codes, scales, src, wire.Float16, 6e-3)
+		}
+	})
+	b.Run("quantise/portable", func(b *testing.B) {
+		b.SetBytes(int64(len(src)))
+		for b.Loop() {
+			quantisePortable(codes, scales, src, wire.Float16, 6e-3, &q)
+		}
+	})
+}

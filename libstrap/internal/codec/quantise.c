@@ -1,0 +1,159 @@
+//go:build cgo
+
+/*
+ * quantise.c - the loop of quantise.go, which says what codes and scales are. Both do the
+ * same operations in the same order, so that their bytes and sums are the same; hence no
+ * fused multiplications.
+ */
+#include "kernel.h"
+
+#if defined(__x86_64__)
+#include <float.h>
+#include <immintrin.h>
+#include <string.h>
+
+#define BLOCK 128
+#define STEP_UNIT (1u << 20)
+#define STEP_MIN 0x0D800000u
+
+/* Without fma, which the compiler would use by itself. */
+#define AVX2 __attribute__((target("avx2,f16c")))
+#define INLINE static inline __attribute__((always_inline))
+
+AVX2 INLINE __m256 absolute(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+
+/* Of sixteen lanes, in two halves; halves are added to each other. */
+AVX2 INLINE float add_lanes(__m256 a, __m256 b) {
+  __m256 eight = _mm256_add_ps(a, b);
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+AVX2 INLINE float largest_lane(__m256 x) {
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+AVX2 INLINE __m256 widen(__m128i h, int bfloat) {
+  if (bfloat) return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+  return _mm256_cvtph_ps(h);
+}
+
+/* Rounds to a 16-bit float, to nearest, ties to even, and back. */
+AVX2 INLINE __m256 narrowed(__m256 x, int bfloat) {
+  if (!bfloat) return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+  __m256i b = _mm256_castps_si256(x), one = _mm256_set1_epi32(1);
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), one);
+  b = _mm256_add_epi32(_mm256_add_epi32(b, _mm256_set1_epi32(0x7FFF)), odd);
+  return _mm256_castsi256_ps(_mm256_and_si256(b, _mm256_set1_epi32((int)0xFFFF0000)));
+}
+
+static uint32_t bits_of(float x) {
+  uint32_t b;
+  memcpy(&b, &x, sizeof b);
+  return b;
+}
+
+AVX2 static float step_of(float square, float largest) {
+  if (largest == 0) return 0;
+  float root = _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(square)));
+  uint32_t wanted = bits_of(root) + STEP_UNIT / 2;
+  uint32_t least = bits_of(largest / 127) + STEP_UNIT - 1;
+  uint32_t b = wanted > least ? wanted : least;
+  b = (b > STEP_MIN ? b : STEP_MIN) & ~(STEP_UNIT - 1);
+  float step;
+  memcpy(&step, &b, sizeof step);
+  return step;
+}
+
+/* The lowest byte of each of 32 integers, which are in order in a, b, c and d. */
+AVX2 INLINE __m256i lowest_bytes(const __m256 *v) {
+  __m256i byte = _mm256_set1_epi32(255);
+  __m256i a = _mm256_and_si256(_mm256_castps_si256(v[0]), byte);
+  __m256i b = _mm256_and_si256(_mm256_castps_si256(v[1]), byte);
+  __m256i c = _mm256_and_si256(_mm256_castps_si256(v[2]), byte);
+  __m256i d = _mm256_and_si256(_mm256_castps_si256(v[3]), byte);
+  __m256i mixed = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
+  return _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+AVX2 INLINE int quantise_block(uint8_t *codes, uint16_t *scale, const uint8_t *src, int bfloat,
+                               float spread, struct strapk_quantised *q) {
+  __m256 x[BLOCK / 8], a = _mm256_setzero_ps(), b = a, largest = a;
+  for (int i = 0; i < BLOCK / 8; i += 2) {
+    x[i] = widen(_mm_loadu_si128((const __m128i *)(src + 16 * i)), bfloat);
+    x[i + 1] = widen(_mm_loadu_si128((const __m128i *)(src + 16 * i + 16)), bfloat);
+    a = _mm256_add_ps(a, _mm256_mul_ps(x[i], x[i]));
+    b = _mm256_add_ps(b, _mm256_mul_ps(x[i + 1], x[i + 1]));
+    largest = _mm256_max_ps(largest, _mm256_max_ps(absolute(x[i]), absolute(x[i + 1])));
+  }
+  float square = add_lanes(a, b), most = largest_lane(largest);
+  if (!(square <= FLT_MAX)) return 0;
+  float step = step_of(square * spread, most);
+  __m256 steps = _mm256_set1_ps(step), inverse = _mm256_set1_ps(step > 0 ? 1 / step : 0);
+  __m256 integer = _mm256_set1_ps(12582912.0f), furthest = _mm256_setzero_ps();
+  a = b = furthest;
+  for (int i = 0; i < BLOCK / 8; i += 4) {
+    __m256 v[4], e[4];
+    for (int k = 0; k < 4; k++) {
+      v[k] = _mm256_add_ps(_mm256_mul_ps(x[i + k], inverse), integer);
+      __m256 y = narrowed(_mm256_mul_ps(_mm256_sub_ps(v[k], integer), steps), bfloat);
+      e[k] = absolute(_mm256_sub_ps(y, x[i + k]));
+      furthest = _mm256_max_ps(furthest, e[k]);
+    }
+    for (int k = 0; k < 4; k += 2) {
+      a = _mm256_add_ps(a, _mm256_mul_ps(e[k], e[k]));
+      b = _mm256_add_ps(b, _mm256_mul_ps(e[k + 1], e[k + 1]));
+    }
+    _mm256_storeu_si256((__m256i *)(codes + 8 * i), lowest_bytes(v));
+  }
+  *scale = (uint16_t)(bits_of(step) >> 16);
+  float error = largest_lane(furthest);
+  q->square_error += add_lanes(a, b);
+  q->square_sum += square;
+  if (most > q->largest) q->largest = most;
+  if (error > q->max_error) q->max_error = error;
+  return 1;
+}
+
+AVX2 INLINE int quantise_all(uint8_t *codes, uint16_t *scales, const uint8_t *src, size_t n,
+                             int bfloat, double spread, struct strapk_quantised *q) {
+  size_t whole = n - n % BLOCK, rest = n % BLOCK;
+  for (size_t i = 0; i < whole; i += BLOCK)
+    if (!quantise_block(codes + i, scales++, src + 2 * i, bfloat, (float)(spread / BLOCK), q)) return 0;
+  if (rest == 0) return 1;
+  uint8_t in[2 * BLOCK] = {0}, out[BLOCK];
+  memcpy(in, src + 2 * whole, 2 * rest);
+  if (!quantise_block(out, scales, in, bfloat, (float)(spread / (double)rest), q)) return 0;
+  memcpy(codes + whole, out, rest);
+  return 1;
+}
+
+AVX2 static int quantise_float16(uint8_t *codes, uint16_t *scales, const uint8_t *src, size_t n,
+                                 double spread, struct strapk_quantised *q) {
+  return quantise_all(codes, scales, src, n, 0, spread, q);
+}
+
+AVX2 static int quantise_bfloat16(uint8_t *codes, uint16_t *scales, const uint8_t *src, size_t n,
+                                  double spread, struct strapk_quantised *q) {
+  return quantise_all(codes, scales, src, n, 1, spread, q);
+}
+
+int strapk_quantises(void) { return strapk_kernels() > 0; /* each of them needs AVX2 */ }
+
+int strapk_quantise(uint8_t *codes, uint16_t *scales, const uint8_t *src, size_t n, int bfloat,
+                    double spread, struct strapk_quantised *q) {
+  return (bfloat ? quantise_bfloat16 : quantise_float16)(codes, scales, src, n, spread, q);
+}
+
+#else
+int strapk_quantises(void) { return 0; }
+
+int strapk_quantise(uint8_t *codes, uint16_t *scales, const uint8_t *src, size_t n, int bfloat,
+                    double spread, struct strapk_quantised *q) {
+  (void)codes, (void)scales, (void)src, (void)n, (void)bfloat, (void)spread, (void)q;
+  return 0;
+}
+#endif

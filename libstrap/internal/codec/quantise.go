@@ -1,0 +1,188 @@
+package codec
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+const (
+	// archiveBlock is how many elements share a step. Of 64, 128 and 256, all near
+	// in size, it is what divides the rows of most models.
+	archiveBlock = 128
+	// quantiseLanes is in how many parts sums are added: SIMD and its twin agree.
+	quantiseLanes = 16
+
+	// A step is a bfloat16 of three mantissa bits: a code times a step is exact in
+	// float32, and in float16 above its subnormal numbers.
+	stepUnit = 1 << 20    // of its float32 bits
+	stepMin  = 0x0D800000 // 2^-100: the reciprocal is finite
+	codeMax  = 127
+)
+
+// quantised is what quantising did to the values.
+type quantised struct {
+	finite      bool    // all values are, and the squares in float32
+	squareError float64 // sum of (value - decoded value)^2
+	squareSum   float64 // sum of value^2
+	largest     float32 // largest |value|
+	maxError    float32 // largest |value - decoded value|
+}
+
+// quantise turns n 16-bit floats at src into codes, one a byte, and a scale (the step as
+// bfloat16) for each archiveBlock of them. Within a block all values have the step
+// sqrt(spread * mean of value^2), rounded to the grid of steps, or more where a code would
+// be above codeMax. The values decode as decodeBlock says.
+//
+// The result is incomplete where it is not finite.
+func quantise(codes []byte, scales []uint16, src []byte, t wire.DType, spread float64) (q quantised) {
+	n := len(src) / 2
+	if n == 0 {
+		return quantised{finite: true}
+	}
+	if quantiseInC {
+		quantiseKernel(codes, scales, src, t, spread, &q)
+	} else {
+		quantisePortable(codes, scales, src, t, spread, &q)
+	}
+	return q
+}
+
+// quantisePortable is the twin of the kernel in quantise.c: the same operations in the
+// same order. float32(...) keeps the compiler from joining two of them into one.
+func quantisePortable(codes []byte, scales []uint16, src []byte, t wire.DType, spread float64, q *quantised) {
+	var x [archiveBlock]float32
+	for i := range scales {
+		count := min(archiveBlock, len(src)/2-i*archiveBlock)
+		widen(x[:count], src[i*archiveBlock*2:], t)
+		clear(x[count:])
+		if !quantiseBlock(codes[i*archiveBlock:][:count], &scales[i], &x, t, float32(spread/float64(count)), q) {
+			return
+		}
+	}
+	q.finite = true
+}
+
+// quantiseBlock is false where the block is not finite.
+func quantiseBlock(codes []byte, scale *uint16, x *[archiveBlock]float32, t wire.DType, spread float32, q *quantised) bool {
+	var lanes [quantiseLanes]float32
+	largest := float32(0)
+	for i, v := range x {
+		lanes[i%quantiseLanes] += float32(v * v)
+		largest = max(largest, abs32(v))
+	}
+	square := addLanes(&lanes)
+	if !(square <= math.MaxFloat32) {
+		return false
+	}
+	step := stepOf(float32(square*spread), largest)
+	inverse := float32(0)
+	if step > 0 {
+		inverse = 1 / step
+	}
+	exact := exactSteps(t, 1.0/(1<<21), step)
+	clear(lanes[:])
+	maxError := float32(0)
+	for i, v := range x {
+		// Adding 1.5 * 2^23 leaves the nearest integer, of two the even one, in the
+		// lowest bits.
+		const toInteger = 12582912
+		shifted := float32(v*inverse) + toInteger
+		if i < len(codes) {
+			codes[i] = byte(math.Float32bits(shifted))
+		}
+		y := float32((shifted - toInteger) * step)
+		if !exact {
+			y = narrowed(y, t)
+		}
+		e := abs32(y - v)
+		lanes[i%quantiseLanes] += float32(e * e)
+		maxError = max(maxError, e)
+	}
+	*scale = uint16(math.Float32bits(step) >> 16)
+	q.squareError += float64(addLanes(&lanes))
+	q.squareSum += float64(square)
+	q.largest = max(q.largest, largest)
+	q.maxError = max(q.maxError, maxError)
+	return true
+}
+
+// stepOf is the step whose square is square, rounded to the nearest of the grid, or the
+// smallest of the grid with which codes reach as far as largest.
+func stepOf(square, largest float32) float32 {
+	if largest == 0 {
+		return 0
+	}
+	wanted := math.Float32bits(float32(math.Sqrt(float64(square)))) + stepUnit/2
+	least := math.Float32bits(largest/codeMax) + stepUnit - 1
+	return math.Float32frombits(max(wanted, least, stepMin) &^ (stepUnit - 1))
+}
+
+// addLanes adds in the order of SIMD: halves are added to each other.
+func addLanes(lanes *[quantiseLanes]float32) float32 {
+	for half := quantiseLanes / 2; half > 0; half /= 2 {
+		for i := range half {
+			lanes[i] += lanes[i+half]
+		}
+	}
+	return lanes[0]
+}
+
+func abs32(x float32) float32 { return math.Float32frombits(math.Float32bits(x) &^ (1 << 31)) }
+
+// widen reads 16-bit floats.
+func widen(dst []float32, src []byte, t wire.DType) {
+	if t == wire.BFloat16 {
+		for i := range dst {
+			dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(src[2*i:])) << 16)
+		}
+		return
+	}
+	for i := range dst {
+		dst[i] = float16Value(binary.LittleEndian.Uint16(src[2*i:]))
+	}
+}
+
+// narrow rounds to a 16-bit float, to nearest, ties to even.
+func narrow(x float32, t wire.DType) uint16 {
+	if t == wire.BFloat16 {
+		b := math.Float32bits(x)
+		return uint16((b + 0x7FFF + b>>16&1) >> 16)
+	}
+	return float16Bits(x)
+}
+
+// narrowed is the value of narrow.
+func narrowed(x float32, t wire.DType) float32 {
+	if t == wire.BFloat16 {
+		return math.Float32frombits(uint32(narrow(x, t)) << 16)
+	}
+	return float16Value(float16Bits(x))
+}
+
+// exactSteps tells whether all codes times a step from least on are exact as t. Of
+// float16 they are from 2^-21 on, the product's last bit then being one of a subnormal
+// number, and from 2^-14 on none is subnormal.
+func exactSteps(t wire.DType, least, step float32) bool {
+	return t == wire.Float16 && step >= least && step <= 512
+}
+
+// decodeBlock writes the values that codes stand for: code * step, as 16-bit floats.
+func decodeBlock(dst, codes []byte, scale uint16, t wire.DType) {
+	step := math.Float32frombits(uint32(scale) << 16)
+	if scale&(stepUnit>>16-1) == 0 && exactSteps(t, 1.0/(1<<14), step) {
+		for i, c := range codes {
+			b := math.Float32bits(float32(int8(c)) * step)
+			h := uint32(0)
+			if c != 0 {
+				h = b>>16&0x8000 | (b&0x7FFFFFFF-112<<23)>>13 // the exponents' biases differ
+			}
+			binary.LittleEndian.PutUint16(dst[2*i:], uint16(h))
+		}
+		return
+	}
+	for i, c := range codes {
+		binary.LittleEndian.PutUint16(dst[2*i:], narrow(float32(int8(c))*step, t))
+	}
+}

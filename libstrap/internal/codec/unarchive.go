@@ -1,0 +1,135 @@
+package codec
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"sync"
+
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+// ArchiveType is the element type that the header of an archive payload, within prefix,
+// states; 0 where that is no such header.
+func ArchiveType(prefix []byte) wire.DType {
+	h, err := parseArchive(prefix)
+	if err != nil {
+		return 0
+	}
+	return h.dtype
+}
+
+// archiveHead is what an archive payload states of itself.
+type archiveHead struct {
+	dtype wire.DType
+	count int64
+}
+
+// parseArchive reads the header. Errors: Corrupt, Unsupported (a later version).
+func parseArchive(b []byte) (h archiveHead, err error) {
+	if len(b) < archiveHeader || le32(b) != archiveMagic {
+		return h, corrupt(nil, "no archive")
+	}
+	block := binary.LittleEndian.Uint16(b[6:])
+	h = archiveHead{dtype: wire.DType(b[5]), count: int64(le32(b[8:]))}
+	switch {
+	case b[4] != archiveVersion:
+		return h, status.New(status.Unsupported, "archive version %d: this release reads %d", b[4], archiveVersion)
+	case block != archiveBlock:
+		return h, corrupt(nil, "an archive with blocks of %d", block)
+	case h.dtype != wire.Float16 && h.dtype != wire.BFloat16:
+		return h, corrupt(nil, "an archive of element type %d", b[5])
+	}
+	return h, nil
+}
+
+// unarchiver reads the elements of an archive payload. Its memory is that of a chunk,
+// whatever the payload claims.
+type unarchiver struct {
+	src     io.Reader
+	dtype   wire.DType
+	left    int64  // elements of the chunks to come
+	rest    []byte // of out, not yet read
+	out     [2 * archiveChunk]byte
+	codes   [archiveChunk]byte
+	scales  [2 * archiveScales]byte
+	encoded [2*archiveChunk + archiveSlack]byte
+}
+
+var unarchivers = sync.Pool{New: func() any { return &unarchiver{} }}
+
+func withArchive(payload io.Reader, use func(r io.Reader, size int64) error) error {
+	u := unarchivers.Get().(*unarchiver)
+	defer func() {
+		u.src, u.rest = nil, nil
+		unarchivers.Put(u)
+	}()
+	head := u.out[:archiveHeader]
+	if _, err := io.ReadFull(payload, head); err != nil {
+		return corrupt(unexpected(err), "no archive")
+	}
+	h, err := parseArchive(head)
+	if err != nil {
+		return err
+	}
+	u.src, u.dtype, u.left = payload, h.dtype, h.count
+	return use(u, 2*h.count)
+}
+
+func (u *unarchiver) Read(p []byte) (int, error) {
+	if len(u.rest) == 0 && len(p) > 0 {
+		if u.left == 0 {
+			return 0, io.EOF
+		}
+		if err := u.chunk(); err != nil {
+			return 0, err
+		}
+	}
+	n := copy(p, u.rest)
+	u.rest = u.rest[n:]
+	return n, nil
+}
+
+// chunk decodes the next one.
+func (u *unarchiver) chunk() error {
+	n := int(min(u.left, archiveChunk))
+	lengths := u.encoded[:archiveChunkHeader]
+	if _, err := io.ReadFull(u.src, lengths); err != nil {
+		return unexpected(err)
+	}
+	scales, codes := le32(lengths), le32(lengths[4:])
+	out := u.out[:2*n]
+	if scales == 0 {
+		if err := u.frame(out, codes); err != nil {
+			return err
+		}
+	} else {
+		blocks := (n + archiveBlock - 1) / archiveBlock
+		if err := u.frame(u.scales[:2*blocks], scales); err != nil {
+			return err
+		}
+		if err := u.frame(u.codes[:n], codes); err != nil {
+			return err
+		}
+		for i := range blocks {
+			from, to := i*archiveBlock, min((i+1)*archiveBlock, n)
+			scale := binary.LittleEndian.Uint16(u.scales[2*i:])
+			decodeBlock(out[2*from:], u.codes[from:to], scale, u.dtype)
+		}
+	}
+	u.rest, u.left = out, u.left-int64(n)
+	return nil
+}
+
+// frame decodes a zstd frame of length bytes, which fills dst.
+func (u *unarchiver) frame(dst []byte, length uint32) error {
+	if int64(length) > int64(len(u.encoded)) {
+		return corrupt(nil, "a frame of %d bytes for %d", length, len(dst))
+	}
+	b := u.encoded[:length]
+	if _, err := io.ReadFull(u.src, b); err != nil {
+		return unexpected(err)
+	}
+	return Decode(dst, Zstd, bytes.NewReader(b))
+}
