@@ -104,7 +104,9 @@ typedef int32_t strap_codec;
 enum {
   STRAP_CODEC_NONE = 0, /* raw bytes */
   STRAP_CODEC_LZ4 = 1,  /* one LZ4 frame a payload */
-  STRAP_CODEC_ZSTD = 2  /* one zstd frame a payload, content size set */
+  STRAP_CODEC_ZSTD = 2, /* one zstd frame a payload, content size set */
+  STRAP_CODEC_ARCHIVE = 3 /* 16-bit floats with a bounded error (docs/STREAM_FORMAT.md), all
+                             else as zstd; for captures and their reading, and strap_decode */
 };
 
 /* ---- capture ------------------------------------------------------------ */
@@ -136,11 +138,11 @@ typedef struct strap_open_options {
   int32_t keep_float32;      /* 0: float32 is stored as float16, the documented format;
                                 1: stored as it is */
   int32_t rank;              /* noted in the index */
-  double error_bound;        /* above 0 and below 1: values stored as float16 or bfloat16 are
-                                rounded to as few bits of mantissa as keep the squared error
-                                of a packet within this share of its squared values, and
+  double error_bound;        /* the largest squared error of a packet, as a share of its squared
+                                values, above 0 and below 1: values stored as float16 or
+                                bfloat16 are rounded to as few bits of mantissa as keep it, and
                                 no value by more than those bits; measured for every packet.
-                                0: no rounding */
+                                0: no rounding. Of an archive up to 0.01; 0: 0.0005 */
   int32_t workers_yield;     /* 0: a worker takes a packet as soon as it is there, for hosts
                                 with CPUs to spare. 1: workers rest while the host computes,
                                 and work when 32 MiB wait for them (the call of strap_enqueue
@@ -246,8 +248,10 @@ typedef struct strap_stats_t {
   uint64_t memory_peak;     /* and at most so far */
   uint64_t memory_limit;    /* the limit in force */
   uint64_t write_ns;        /* time spent in write calls; one under way counts until now */
-  uint64_t converted;       /* values that went from float32 to float16, or were rounded */
-  double square_error;      /* sum over them of (value - stored value)^2, finite ones */
+  uint64_t converted;       /* values that went from float32 to float16, were rounded, or went
+                               into an archive */
+  double square_error;      /* sum over them of (value - stored value)^2, finite ones; of an
+                               archive an upper bound of it */
   double square_sum;        /* sum over them of value^2, finite ones */
   double max_error;         /* largest |value - stored value| of them */
   strap_status failure;     /* what stopped the writing, STRAP_OK while it goes on */

@@ -49,7 +49,7 @@ func strapgoOpen(path *C.char, o *C.strap_open_options, out *C.strap_session, e 
 func openOptions(o *C.strap_open_options) (session.Options, error) {
 	none := session.Options{}
 	switch {
-	case o.codec < 0 || o.codec > C.STRAP_CODEC_ZSTD:
+	case o.codec < 0 || o.codec > C.STRAP_CODEC_ARCHIVE:
 		return none, status.New(status.InvalidArgument, "codec = %d: give a STRAP_CODEC_ value", o.codec)
 	case o.on_full != C.STRAP_ON_FULL_BLOCK && o.on_full != C.STRAP_ON_FULL_DROP:
 		return none, status.New(status.InvalidArgument, "on_full = %d: give a STRAP_ON_FULL_ value", o.on_full)

@@ -14,7 +14,7 @@ import (
 )
 
 func kindOf(c C.strap_codec) (codec.Kind, error) {
-	if c < 0 || c > C.STRAP_CODEC_ZSTD {
+	if c < 0 || c > C.STRAP_CODEC_ARCHIVE {
 		return 0, status.New(status.InvalidArgument, "codec = %d: give a STRAP_CODEC_ value", c)
 	}
 	return codec.Kind(c), nil

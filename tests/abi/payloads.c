@@ -51,6 +51,27 @@ static void round_trip(strap_codec codec, size_t size, int noise) {
   free(source), free(back), free(data), free(payload);
 }
 
+/* An archive of 64 equal float16, by hand: 120 times the step 1.0625 / 128. */
+static void archived(void) {
+  static const unsigned char payload[] = {
+      'S', 'A', 'R', 'C', 1, STRAP_FLOAT16, 128, 0, 64, 0, 0, 0, /* header */
+      11, 0, 0, 0, 10, 0, 0, 0,                                  /* lengths of the frames */
+      0x28, 0xB5, 0x2F, 0xFD, 0x20, 2, 0x11, 0, 0, 0x08, 0x3C,   /* the step as bfloat16 */
+      0x28, 0xB5, 0x2F, 0xFD, 0x20, 64, 0x03, 2, 0, 120,         /* the code, 64 times */
+  };
+  uint16_t values[64];
+  uint64_t decoded = 0;
+  EXPECT(STRAP_OK,
+         strap_decoded_size(STRAP_CODEC_ARCHIVE, payload, sizeof payload, &decoded, &error));
+  CHECK(decoded == sizeof values, "64 float16 have %llu bytes", (unsigned long long)decoded);
+  EXPECT(STRAP_OK, strap_decode(STRAP_CODEC_ARCHIVE, payload, sizeof payload, values, sizeof values,
+                                &error));
+  for (int i = 0; i < 64; i++)
+    CHECK(values[i] == 0x3BF8 /* 0.99609375 */, "value %d is %04x", i, (unsigned)values[i]);
+  EXPECT(STRAP_ERR_CORRUPT, strap_decode(STRAP_CODEC_ARCHIVE, payload, sizeof payload - 1, values,
+                                         sizeof values, &error));
+}
+
 int main(void) {
   static const size_t sizes[] = {0, 1, 7, 255, 256, 4096, 100003, 5 << 20};
   for (size_t c = 0; c < sizeof codecs / sizeof *codecs; c++)
@@ -60,13 +81,16 @@ int main(void) {
   unsigned char bytes[64] = {0};
   size_t length;
   uint64_t decoded;
-  for (strap_codec unknown = -1; unknown <= 3; unknown += 4) {
+  for (strap_codec unknown = -1; unknown <= 4; unknown += 5) {
     CHECK(strap_encode_bound(unknown, 8) == 0, "a bound for codec %d", unknown);
     EXPECT(STRAP_ERR_INVALID_ARGUMENT,
            strap_encode(unknown, 0, bytes, 8, bytes, 64, &length, &error));
     EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_decoded_size(unknown, bytes, 8, &decoded, &error));
     EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_decode(unknown, bytes, 8, bytes, 8, &error));
   }
+  archived();
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT,
+         strap_encode(STRAP_CODEC_ARCHIVE, 0, bytes, 8, bytes, 64, &length, &error));
   EXPECT(STRAP_ERR_INVALID_ARGUMENT,
          strap_encode(STRAP_CODEC_LZ4, 99, bytes, 8, bytes + 8, 56, &length, &error));
   EXPECT(STRAP_ERR_INVALID_ARGUMENT,

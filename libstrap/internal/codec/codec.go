@@ -112,9 +112,6 @@ func NewEncoder(k Kind, level int) (*Encoder, error) {
 	return e, nil
 }
 
-// Kind is what the encoder writes.
-func (e *Encoder) Kind() Kind { return e.kind }
-
 // EncodeInPlace compresses the n bytes at the end of buf and leaves the payload at
 // its beginning; buf must be Headroom longer than n. A raw payload of m = n bytes
 // stays at the end where it is.

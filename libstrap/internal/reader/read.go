@@ -25,13 +25,14 @@ const (
 )
 
 // expansion is how many bytes one payload byte can stand for at most: a length
-// byte of an LZ4 match, and four bytes of a zstd block that repeats one byte
-// 128 KiB long. A frame that claims more lies.
+// byte of an LZ4 match, four bytes of a zstd block that repeats one byte 128 KiB
+// long, and the eight bytes in front of an archive's chunk of 256 KiB. A payload that
+// claims more lies.
 func expansion(k codec.Kind) int64 {
 	switch k {
 	case codec.LZ4:
 		return 255
-	case codec.Zstd:
+	case codec.Zstd, codec.Archive:
 		return 128 << 10 / 4
 	default:
 		return 1

@@ -37,12 +37,15 @@ type item struct {
 	shape   []int64 // backs row.Shape
 	name    string
 	region  arena.Region
+	kind    codec.Kind    // of the payload
 	source  int           // bytes to compress, at the region's end
 	out     []byte        // the finished packet, in the region
 	err     error         // why there is none
 	done    chan struct{} // receives when a worker is through with it
 	feed    *feed         // a streamed packet
 	barrier *barrier
+
+	converted codec.Stats // of the packet, where it is float16 of float32
 }
 
 // feed carries a tensor larger than a region through two halves of one.
@@ -145,7 +148,7 @@ func (s *Session) emit(e *emission, t *Tensor, d *deadline) error {
 		}
 		s.counters.tensors.Add(1)
 		s.counters.rawBytes.Add(uint64(e.elems) * uint64(t.DType.Size()))
-		if t.measured(e.stored, s.opts.ErrorBound) {
+		if t.measured(e.stored, s.opts.roundingBound()) {
 			s.convert.Lock()
 			s.convert.Add(&e.stats)
 			s.convert.Unlock()
@@ -187,7 +190,8 @@ func (s *Session) emitPart(e *emission, t *Tensor, d *deadline, start, count, pa
 		return s.feedRest(e, t, d, start, count)
 	}
 	size := count * int64(e.stored.Size())
-	whole := int64(wire.HeaderSize+len(name)+rowCost) + size + int64(codec.Headroom(s.opts.Codec, int(size)))
+	kind := s.opts.kindOf(e.stored, count)
+	whole := int64(wire.HeaderSize+len(name)+rowCost) + size + int64(codec.Headroom(kind, int(size)))
 	streamed := whole > int64(s.arena.MaxRegion())
 	half := min(s.arena.MaxRegion()/4, maxPiece) &^ 63
 	room := int(whole)
@@ -199,8 +203,8 @@ func (s *Session) emitPart(e *emission, t *Tensor, d *deadline, start, count, pa
 		return err
 	}
 	it := s.newItem(e.layer, t)
-	it.name, it.region, it.source = name, region, int(size)
-	it.row.Stored, it.row.Codec = e.stored, s.opts.Codec.String()
+	it.name, it.region, it.source, it.kind = name, region, int(size), kind
+	it.row.Stored, it.row.Codec = e.stored, kind.String()
 	it.row.Part, it.row.Parts = uint32(e.part), uint32(parts)
 	if e.twin {
 		it.row.Transform = wire.TransformOverflow
@@ -232,7 +236,8 @@ func (s *Session) copyPacket(e *emission, t *Tensor, it *item, start, count int6
 	it.err = status.New(status.Internal, "the copy of %q did not end", it.name)
 	defer func() { drained = s.jobs.Push(it) }()
 	s.copy(e, t, it.region.Buf[len(it.region.Buf)-it.source:], start, count)
-	e.measure().into(&it.row)
+	it.setError(e.measure())
+	it.keepWhole()
 	it.err = nil
 	return nil
 }
@@ -268,28 +273,31 @@ func (s *Session) yield(drained <-chan struct{}, d *deadline) {
 
 // copy puts elements of the current packet into dst.
 func (s *Session) copy(e *emission, t *Tensor, dst []byte, start, count int64) {
-	bits := t.copyElements(dst, e.stored, start, count, s.opts.ErrorBound, &e.stats)
+	bits := t.copyElements(dst, e.stored, start, count, s.opts.roundingBound(), &e.stats)
 	e.bits = max(e.bits, bits)
 }
 
-// measure is the error of a packet, as its row tells it.
+// measure is the error of a packet.
 type measure struct {
-	mse, meanSquare float64
-	bits            int
+	converted codec.Stats // of its values; MaxError is that of the tensor so far
+	bits      int         // of mantissa that they were rounded to, 0: they were not
 }
 
 // measure is that of the current packet.
 func (e *emission) measure() measure {
-	n := float64(e.stats.Count - e.before.Count) // 0 / 0 where nothing was measured
-	return measure{
-		mse:        (e.stats.SquareError - e.before.SquareError) / n,
-		meanSquare: (e.stats.SquareSum - e.before.SquareSum) / n,
-		bits:       e.bits,
-	}
+	m := measure{e.stats, e.bits}
+	m.converted.Count -= e.before.Count
+	m.converted.SquareError -= e.before.SquareError
+	m.converted.SquareSum -= e.before.SquareSum
+	return m
 }
 
-func (m measure) into(r *wire.Row) {
-	r.MSE, r.MeanSquare, r.Mantissa = m.mse, m.meanSquare, int8(m.bits)
+// setError tells the row of it.
+func (it *item) setError(m measure) {
+	it.converted = m.converted
+	n := float64(m.converted.Count) // 0 / 0 where nothing was measured
+	it.row.MSE, it.row.MeanSquare = m.converted.SquareError/n, m.converted.SquareSum/n
+	it.row.Mantissa = int8(m.bits)
 }
 
 func newFeed(region arena.Region, half int, size int64) *feed {

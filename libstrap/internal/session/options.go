@@ -38,8 +38,9 @@ type Options struct {
 	// yield rest until so much waits for them.
 	BurstBytes int64
 
-	// ErrorBound above 0 rounds the mantissas of 16-bit floats so that the squared
-	// error of a packet stays within this share of its squared values.
+	// ErrorBound is the largest normalised squared error of a packet: above 0 it rounds
+	// the mantissas of 16-bit floats. With codec.Archive it is that of the archive, 0:
+	// codec.ArchiveDefaultBound.
 	ErrorBound float64
 
 	split int64 // for tests; 0: splitBytes
@@ -75,4 +76,13 @@ func memoryLimit(asked int64) int64 {
 		asked = min(asked, left/2)
 	}
 	return max(asked, arena.MinLimit)
+}
+
+// roundingBound is the error bound within which values are rounded as they are copied,
+// 0: they are not. An archive does it in its own way.
+func (o *Options) roundingBound() float64 {
+	if o.Codec == codec.Archive {
+		return 0
+	}
+	return o.ErrorBound
 }

@@ -28,7 +28,7 @@ const (
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // work compresses packets until the queue is closed.
-func (s *Session) work(encoder *codec.Encoder) {
+func (s *Session) work(e *encoders) {
 	defer s.workers.Done()
 	runtime.LockOSThread() // and never unlock: the thread ends with its priority
 	lowerPriority()
@@ -38,23 +38,26 @@ func (s *Session) work(encoder *codec.Encoder) {
 			return
 		}
 		for it != nil {
-			it = s.workOn(it, encoder)
+			it = s.workOn(it, e)
 		}
 	}
 }
 
 // workOn makes a packet, and those of the same elements that wait close behind it.
 // What looked like those and was not is next.
-func (s *Session) workOn(it *item, encoder *codec.Encoder) (next *item) {
+func (s *Session) workOn(it *item, e *encoders) (next *item) {
 	var again []*item
 	if it.err == nil {
 		again, next = s.repeated(it)
-		it.err = s.Guard(func() error { return it.encode(encoder) })
+		it.err = s.Guard(func() error { return s.encode(it, e) })
 	}
 	n, bytes := 1, int64(it.source)
 	for _, other := range again {
 		if other.err = it.err; it.err == nil {
 			other.repeat(it)
+			if it.kind == codec.Archive {
+				s.addLoss(other, e.archive.Loss())
+			}
 		}
 		n, bytes = n+1, bytes+int64(other.source)
 	}
@@ -92,7 +95,7 @@ func (it *item) elements() []byte { return it.region.Buf[len(it.region.Buf)-it.s
 
 // alike reports whether two packets seem to hold the same.
 func (it *item) alike(other *item) bool {
-	if it.source != other.source || it.row.Stored != other.row.Stored || other.err != nil {
+	if it.source != other.source || it.row.Stored != other.row.Stored || it.kind != other.kind || other.err != nil {
 		return false
 	}
 	a, b := it.elements(), other.elements()
@@ -112,15 +115,18 @@ func (it *item) repeat(of *item) {
 
 // encode turns the source bytes at the region's end into the packet at its
 // beginning.
-func (it *item) encode(encoder *codec.Encoder) error {
+func (s *Session) encode(it *item, e *encoders) error {
 	head := wire.HeaderSize + len(it.name)
 	body := it.region.Buf[head:]
-	n, err := encoder.EncodeInPlace(body, it.source)
+	n, err := e.encodeInPlace(it, body)
 	if err != nil {
 		return err
 	}
+	if it.kind == codec.Archive {
+		s.addLoss(it, e.archive.Loss())
+	}
 	payload := body[:n]
-	if encoder.Kind() == codec.None {
+	if it.kind == codec.None {
 		// Raw bytes stay where they are; header and name go in front of them.
 		start := len(it.region.Buf) - it.source - head
 		it.out, payload = it.region.Buf[start:], it.region.Buf[start+head:]
@@ -432,7 +438,7 @@ func (w *writer) writePieces(it *item) error {
 		return err
 	}
 	sum := crc32.New(castagnoli)
-	frame, err := w.frames.NewFrame(io.MultiWriter(packet, sum), f.size)
+	frame, err := w.frames.newFrame(it, io.MultiWriter(packet, sum), f.size)
 	if err != nil {
 		return errors.Join(err, packet.Abort())
 	}
@@ -469,7 +475,10 @@ func (w *writer) writePieces(it *item) error {
 	}
 	it.row.Offset, it.row.Length = offset, uint64(length)
 	it.row.CRC = sum.Sum32()
-	f.error.into(&it.row)
+	it.setError(f.error)
+	if it.kind == codec.Archive {
+		w.addLoss(it, w.frames.archive.Loss())
+	}
 	return nil
 }
 

@@ -41,7 +41,7 @@ type Session struct {
 	arena  *arena.Arena
 	stream *stream.Writer // the writer goroutine's, once it runs
 	index  *index.Writer  // likewise
-	frames *codec.Encoder // likewise, for tensors larger than a region
+	frames *encoders      // likewise, for tensors larger than a region
 
 	layersMu sync.RWMutex
 	layers   []layer
@@ -106,10 +106,10 @@ func Open(path string, o Options) (*Session, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	encoders := make([]*codec.Encoder, o.Workers+1)
+	encoders := make([]*encoders, o.Workers+1)
 	for i := range encoders {
 		var err error
-		if encoders[i], err = codec.NewEncoder(o.Codec, o.Level); err != nil {
+		if encoders[i], err = newEncoders(&o); err != nil {
 			return nil, err
 		}
 	}

@@ -19,7 +19,7 @@ type Row struct {
 	Shape       []int64 // of the whole tensor, split or not
 	Source      DType   // element type of the tensor
 	Stored      DType   // element type of the payload
-	Codec       string  // "none", "lz4" or "zstd"
+	Codec       string  // "none", "lz4", "zstd" or "archive"
 	Transform   string  // what was done to the values beyond the float16 downcast, "" for nothing
 	Parameters  string  // of the transform, a JSON object, "" for none
 	CRC         uint32  // CRC-32C of the payload as stored
