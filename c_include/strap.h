@@ -160,8 +160,8 @@ typedef struct strap_open_options {
  * An existing file is replaced (CREATE) or appended to (RESUME).
  *
  * Errors: INVALID_ARGUMENT (an option, or PATH is a directory or no regular
- * file), BUSY (another session holds PATH), NOT_FOUND, PERMISSION, NO_SPACE,
- * IO; with RESUME also CORRUPT.
+ * file, or an archive's and ends in .stream), BUSY (another session holds
+ * PATH), NOT_FOUND, PERMISSION, NO_SPACE, IO; with RESUME also CORRUPT.
  */
 strap_status strap_open(const char *path, const strap_open_options *options,
                         strap_session *session, strap_error *error);

@@ -37,7 +37,8 @@ static void open_refuses(const char *path) {
   BAD(struct_size, 0);
   BAD(struct_size, 3);
   BAD(codec, -1);
-  BAD(codec, 3);
+  BAD(codec, STRAP_CODEC_ARCHIVE); /* to a file named .stream */
+  BAD(codec, 4);
   BAD(workers, 0);
   BAD(workers, -1);
   BAD(workers, 257);

@@ -55,7 +55,7 @@ static void round_trip(strap_codec codec, size_t size, int noise) {
 static void archived(void) {
   static const unsigned char payload[] = {
       'S', 'A', 'R', 'C', 1, STRAP_FLOAT16, 128, 0, 64, 0, 0, 0, /* header */
-      11, 0, 0, 0, 10, 0, 0, 0,                                  /* lengths of the frames */
+      11, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0,                      /* lengths of the frames */
       0x28, 0xB5, 0x2F, 0xFD, 0x20, 2, 0x11, 0, 0, 0x08, 0x3C,   /* the step as bfloat16 */
       0x28, 0xB5, 0x2F, 0xFD, 0x20, 64, 0x03, 2, 0, 120,         /* the code, 64 times */
   };

@@ -89,6 +89,15 @@ def test_builders_change_the_configuration_and_return_it():
     )
 
 
+def test_an_archive_takes_the_place_of_the_algorithm():
+    config = InstrumentationConfig.max_compression()
+    assert (config.codec, config.archive, config.error_bound) == ("zstd", False, None)
+    assert config.with_archive(1e-3) is config
+    assert (config.codec, config.archive, config.error_bound) == ("archive", True, 1e-3)
+    assert config.compression_algorithm == "zstd"
+    assert config.with_archive().error_bound is None
+
+
 def test_sampling_sets_the_granularity():
     config = InstrumentationConfig.balanced().with_sampling(0.25, seed=7)
     assert config.granularity is HookGranularity.SAMPLED_SLICES
@@ -109,6 +118,7 @@ REFUSED = [
     *[("with_throughput", gbps) for gbps in (*BAD_NUMBERS, None)],
     *[("with_sampling", rate) for rate in (*BAD_NUMBERS, 1.5, None)],
     *[("with_workers", n) for n in (*BAD_NUMBERS, 1.5, 257)],
+    *[("with_archive", bound) for bound in (*BAD_NUMBERS, 0.011)],
     ("with_granularity", "everything"),
     ("with_layers", 3),
     ("with_layers", [int]),

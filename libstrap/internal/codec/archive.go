@@ -13,24 +13,24 @@ import (
 // each block of elements, both Huffman-coded (quantise.go, literals.go). Little endian:
 //
 //	"SARC" | version u8 | type u8 | block u16 | count u32 | chunk ...
-//	chunk: bytes of scales u32 | bytes of codes u32 | zstd frame of scales | zstd frame of codes
+//	chunk: lengths of what follows, 3 of u32 | scales | codes | exact elements
 //
 // type is a wire.DType, float16 or bfloat16; block is archiveBlock. A chunk has
-// archiveChunk elements, the last one what is left. Its scales are bfloat16, one for each
-// block in it, and its codes int8. A chunk that would miss the error bound has 0 bytes of
-// scales, and its elements as they are in place of the codes.
+// archiveChunk elements, the last one what is left. Scales are bfloat16, one for each
+// block in it, codes int8, exact elements those whose code is codeExact; each of the
+// three is a zstd frame, or nothing where there are none. A chunk without scales and
+// codes has all elements exact.
 //
 // No chunk refers to another one, so each is written when it has been read.
 const (
 	archiveMagic       = 0x43524153
 	archiveVersion     = 1
 	archiveHeader      = 12
-	archiveChunkHeader = 8
+	archiveChunkHeader = 12
 
 	// archiveChunk is one Huffman block of codes, which stays in a core's cache with its
 	// source.
-	archiveChunk  = literalsBlock
-	archiveScales = archiveChunk / archiveBlock
+	archiveChunk = literalsBlock
 
 	// archiveSlack is the most by which a chunk is longer than its source: its header,
 	// and a zstd frame of two raw blocks.
@@ -40,7 +40,7 @@ const (
 	// kind: below, its headers take what the codes save.
 	archiveLeast = 64
 
-	archiveTries = 8       // steps that are tried to keep the error bound
+	archiveTries = 6       // steps that are tried to keep the error bound
 	archiveTiny  = 1 << 40 // over 1: squares of smaller values vanish in float32
 
 	// ArchiveMaxBound is the largest error bound.
@@ -60,6 +60,7 @@ type Loss struct {
 	Count       int64   // finite values
 	SquareError float64 // sum over them of (value - decoded value)^2
 	SquareSum   float64 // sum over them of value^2
+	SquareCoded float64 // of it, values that are not kept as they are
 	MaxError    float64 // largest |value - decoded value|
 }
 
@@ -73,9 +74,7 @@ type ArchiveEncoder struct {
 	w      io.Writer
 	dtype  wire.DType
 	loss   Loss
-	codes  []byte
-	scales []uint16
-	packed []byte // scales as bytes
+	codes  *codeBuffers
 	out    []byte // a chunk
 }
 
@@ -91,8 +90,9 @@ func NewArchiveEncoder(bound float64) (*ArchiveEncoder, error) {
 		bound = ArchiveDefaultBound
 	}
 	// Rounding to float16 may have come before. Its error, at most 2^-11 of a value that
-	// is not subnormal, can add to that of the codes.
-	left := max(math.Sqrt(bound)-1.0/(1<<11), 0)
+	// is not subnormal, can add to that of the codes, and to the values here.
+	const rounding = 1.0 / (1 << 11)
+	left := max(math.Sqrt(bound)-rounding, 0) / (1 + rounding)
 	e := &ArchiveEncoder{budget: left * left, frame: newLiteralsEncoder()}
 	e.cut.put = e.put
 	return e, nil
@@ -139,29 +139,47 @@ func (e *ArchiveEncoder) Loss() Loss { return e.loss }
 
 // put writes a chunk.
 func (e *ArchiveEncoder) put(src []byte, _ bool) error {
-	e.out = append(e.out[:0], make([]byte, archiveChunkHeader)...)
-	scales := 0
-	data := src
-	var err error
-	if e.quantise(src) {
-		if err = e.append(e.packed); err != nil {
+	if e.codes == nil {
+		e.codes = newCodeBuffers(archiveChunk)
+	}
+	b := e.codes.of(len(src) / 2)
+	q, ok := e.search(b, src)
+	if ok {
+		if err := e.chunk(b.scales, b.codes, b.exact[:2*q.exact]); err != nil {
 			return err
 		}
-		scales, data = len(e.out)-archiveChunkHeader, e.codes
+		ok = len(e.out) < len(src)
+	}
+	if ok {
+		e.count(&q, len(src)/2)
 	} else {
-		e.countLossless(src)
+		e.countExact(src)
+		if err := e.chunk(nil, nil, src); err != nil {
+			return err
+		}
 	}
-	if err = e.append(data); err != nil {
-		return err
-	}
-	binary.LittleEndian.PutUint32(e.out, uint32(scales))
-	binary.LittleEndian.PutUint32(e.out[4:], uint32(len(e.out)-archiveChunkHeader-scales))
-	_, err = e.w.Write(e.out)
+	_, err := e.w.Write(e.out)
 	return err
 }
 
-// append appends a zstd frame of data to the chunk.
+// chunk puts a chunk together.
+func (e *ArchiveEncoder) chunk(scales, codes, exact []byte) error {
+	e.out = append(e.out[:0], make([]byte, archiveChunkHeader)...)
+	for i, data := range [...][]byte{scales, codes, exact} {
+		length := len(e.out)
+		if err := e.append(data); err != nil {
+			return err
+		}
+		binary.LittleEndian.PutUint32(e.out[4*i:], uint32(len(e.out)-length))
+	}
+	return nil
+}
+
+// append appends a zstd frame of data to the chunk, nothing where that is empty.
 func (e *ArchiveEncoder) append(data []byte) error {
+	if len(data) == 0 {
+		return nil
+	}
 	if err := e.frame.begin((*appender)(&e.out), int64(len(data))); err != nil {
 		return err
 	}
@@ -176,55 +194,35 @@ func (a *appender) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// quantise turns a chunk into codes and scales that keep the error bound; false where
-// there are none.
-func (e *ArchiveEncoder) quantise(src []byte) bool {
-	n := len(src) / 2
-	if e.codes == nil {
-		e.codes, e.scales = make([]byte, archiveChunk), make([]uint16, archiveScales)
-	}
-	e.codes = e.codes[:n]
-	e.scales = e.scales[:(n+archiveBlock-1)/archiveBlock]
-	q, ok := e.search(src)
-	if !ok {
-		return false
-	}
-	e.packed = e.packed[:0]
-	for _, s := range e.scales {
-		e.packed = binary.LittleEndian.AppendUint16(e.packed, s)
-	}
-	e.loss.Count += int64(n)
-	e.loss.SquareError += q.squareError
-	e.loss.SquareSum += q.squareSum
-	e.loss.MaxError = max(e.loss.MaxError, float64(q.maxError))
-	return true
-}
-
-// search quantises with smaller and smaller steps, until the error is within the budget.
-func (e *ArchiveEncoder) search(src []byte) (q quantised, ok bool) {
-	const first = 12 * 0.98 // rounding makes a squared error of step^2 / 12
-	spread := first * e.budget
+// search quantises with smaller and smaller steps, until the error is within the budget;
+// false where that does not pay.
+func (e *ArchiveEncoder) search(b *codeBuffers, src []byte) (q quantised, ok bool) {
+	spread := 12 * 0.98 * e.budget // rounding makes a squared error of step^2 / 12
 	for range archiveTries {
-		q = quantise(e.codes, e.scales, src, e.dtype, spread)
+		q = quantise(b, src, e.dtype, spread)
 		switch {
-		case !q.finite || q.largest != 0 && q.largest < 1.0/archiveTiny:
+		case !q.finite || q.largest != 0 && q.largest < 1.0/archiveTiny || q.exact > len(src)/4:
 			return q, false
 		case q.squareError <= e.budget*q.squareSum:
 			return q, true
 		}
-		// Blocks whose largest value gives the step keep their error: the others are to
-		// make up for it, hence the square.
 		share := e.budget * q.squareSum / q.squareError
 		spread *= share * share
-		if spread < first*e.budget/64 {
-			break
-		}
 	}
 	return q, false
 }
 
-// countLossless counts the finite values of a chunk that is stored as it is.
-func (e *ArchiveEncoder) countLossless(src []byte) {
+// count adds the loss of n quantised values.
+func (e *ArchiveEncoder) count(q *quantised, n int) {
+	e.loss.Count += int64(n)
+	e.loss.SquareError += q.squareError
+	e.loss.SquareSum += q.squareSum
+	e.loss.SquareCoded += max(q.squareSum-q.squareExact, 0)
+	e.loss.MaxError = max(e.loss.MaxError, float64(q.maxError))
+}
+
+// countExact counts the finite values of a chunk that is stored as it is.
+func (e *ArchiveEncoder) countExact(src []byte) {
 	var x [archiveBlock]float32
 	for len(src) > 0 {
 		n := min(len(src)/2, archiveBlock)

@@ -56,18 +56,19 @@ void strapk_huffman_pair(const uint64_t *codes, int shift, size_t count, const u
 
 /* What quantising did to the values; see struct quantised in quantise.go. */
 struct strapk_quantised {
-  double square_error, square_sum;
+  double square_error, square_sum, square_exact;
   float largest, max_error;
+  size_t exact; /* values that are kept as they are */
 };
 
 /* Whether this processor can run strapk_quantise. */
 int strapk_quantises(void);
 
 /* Quantises n 16-bit floats (see quantise.go) and adds to *q; 0 where the values or their
- * squares are not finite. Nothing overlaps. src need not be aligned.
+ * squares are not finite. Nothing overlaps, nothing need be aligned.
  * Little endian machines only. */
-int strapk_quantise(uint8_t *codes, uint16_t *scales, const uint8_t *src, size_t n, int bfloat,
-                    double spread, struct strapk_quantised *q);
+int strapk_quantise(uint8_t *codes, uint8_t *scales, uint8_t *exact, const uint8_t *src, size_t n,
+                    int bfloat, double spread, struct strapk_quantised *q);
 
 #pragma GCC visibility pop
 

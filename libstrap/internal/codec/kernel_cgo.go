@@ -90,14 +90,15 @@ func (s *huffStream) fromC(c *C.struct_strapk_huffman) {
 var quantiseInC = C.strapk_quantises() != 0
 
 // quantiseKernel is quantisePortable in C, for at least one value.
-func quantiseKernel(codes []byte, scales []uint16, src []byte, t wire.DType, spread float64, q *quantised) {
+func quantiseKernel(dst *codeBuffers, src []byte, t wire.DType, spread float64, q *quantised) {
 	bfloat := C.int(0)
 	if t == wire.BFloat16 {
 		bfloat = 1
 	}
 	var c C.struct_strapk_quantised
-	q.finite = C.strapk_quantise((*C.uint8_t)(&codes[0]), (*C.uint16_t)(&scales[0]),
-		(*C.uint8_t)(&src[0]), C.size_t(len(src)/2), bfloat, C.double(spread), &c) != 0
+	q.finite = C.strapk_quantise((*C.uint8_t)(&dst.codes[0]), (*C.uint8_t)(&dst.scales[0]),
+		(*C.uint8_t)(&dst.exact[0]), (*C.uint8_t)(&src[0]), C.size_t(len(src)/2), bfloat, C.double(spread), &c) != 0
 	q.squareError, q.squareSum = float64(c.square_error), float64(c.square_sum)
-	q.largest, q.maxError = float32(c.largest), float32(c.max_error)
+	q.squareExact = float64(c.square_exact)
+	q.largest, q.maxError, q.exact = float32(c.largest), float32(c.max_error), int(c.exact)
 }

@@ -29,6 +29,6 @@ func huffmanKernel(*huffCode, int, int, *huffStream, *huffStream) {
 
 const quantiseInC = false
 
-func quantiseKernel([]byte, []uint16, []byte, wire.DType, float64, *quantised) {
+func quantiseKernel(*codeBuffers, []byte, wire.DType, float64, *quantised) {
 	panic("codec: there is no kernel")
 }

@@ -15,6 +15,7 @@
 #define BLOCK 128
 #define STEP_UNIT (1u << 20)
 #define STEP_MIN 0x0D800000u
+#define CODE_EXACT 0x80
 
 /* Without fma, which the compiler would use by itself. */
 #define AVX2 __attribute__((target("avx2,f16c")))
@@ -60,9 +61,7 @@ AVX2 static float step_of(float square, float largest) {
   if (largest == 0) return 0;
   float root = _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(square)));
   uint32_t wanted = bits_of(root) + STEP_UNIT / 2;
-  uint32_t least = bits_of(largest / 127) + STEP_UNIT - 1;
-  uint32_t b = wanted > least ? wanted : least;
-  b = (b > STEP_MIN ? b : STEP_MIN) & ~(STEP_UNIT - 1);
+  uint32_t b = (wanted > STEP_MIN ? wanted : STEP_MIN) & ~(STEP_UNIT - 1);
   float step;
   memcpy(&step, &b, sizeof step);
   return step;
@@ -79,8 +78,8 @@ AVX2 INLINE __m256i lowest_bytes(const __m256 *v) {
   return _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-AVX2 INLINE int quantise_block(uint8_t *codes, uint16_t *scale, const uint8_t *src, int bfloat,
-                               float spread, struct strapk_quantised *q) {
+AVX2 INLINE int quantise_block(uint8_t *codes, uint8_t *scale, uint8_t *exact, const uint8_t *src,
+                               int bfloat, float spread, struct strapk_quantised *q) {
   __m256 x[BLOCK / 8], a = _mm256_setzero_ps(), b = a, largest = a;
   for (int i = 0; i < BLOCK / 8; i += 2) {
     x[i] = widen(_mm_loadu_si128((const __m128i *)(src + 16 * i)), bfloat);
@@ -93,14 +92,20 @@ AVX2 INLINE int quantise_block(uint8_t *codes, uint16_t *scale, const uint8_t *s
   if (!(square <= FLT_MAX)) return 0;
   float step = step_of(square * spread, most);
   __m256 steps = _mm256_set1_ps(step), inverse = _mm256_set1_ps(step > 0 ? 1 / step : 0);
-  __m256 integer = _mm256_set1_ps(12582912.0f), furthest = _mm256_setzero_ps();
+  __m256 integer = _mm256_set1_ps(12582912.0f), most_steps = _mm256_set1_ps(127);
+  __m256 code_exact = _mm256_castsi256_ps(_mm256_set1_epi32(CODE_EXACT));
+  __m256 furthest = _mm256_setzero_ps(), any = furthest;
   a = b = furthest;
   for (int i = 0; i < BLOCK / 8; i += 4) {
     __m256 v[4], e[4];
     for (int k = 0; k < 4; k++) {
       v[k] = _mm256_add_ps(_mm256_mul_ps(x[i + k], inverse), integer);
-      __m256 y = narrowed(_mm256_mul_ps(_mm256_sub_ps(v[k], integer), steps), bfloat);
-      e[k] = absolute(_mm256_sub_ps(y, x[i + k]));
+      __m256 code = _mm256_sub_ps(v[k], integer);
+      __m256 far = _mm256_cmp_ps(absolute(code), most_steps, _CMP_GT_OQ);
+      __m256 y = narrowed(_mm256_mul_ps(code, steps), bfloat);
+      e[k] = _mm256_andnot_ps(far, absolute(_mm256_sub_ps(y, x[i + k])));
+      v[k] = _mm256_blendv_ps(v[k], code_exact, far);
+      any = _mm256_or_ps(any, far);
       furthest = _mm256_max_ps(furthest, e[k]);
     }
     for (int k = 0; k < 4; k += 2) {
@@ -109,7 +114,18 @@ AVX2 INLINE int quantise_block(uint8_t *codes, uint16_t *scale, const uint8_t *s
     }
     _mm256_storeu_si256((__m256i *)(codes + 8 * i), lowest_bytes(v));
   }
-  *scale = (uint16_t)(bits_of(step) >> 16);
+  if (_mm256_movemask_ps(any)) {
+    for (int i = 0; i < BLOCK; i++) {
+      if (codes[i] != CODE_EXACT) continue;
+      uint16_t h;
+      memcpy(&h, src + 2 * i, sizeof h);
+      memcpy(exact + 2 * q->exact++, &h, sizeof h);
+      double value = _mm256_cvtss_f32(widen(_mm_cvtsi32_si128(h), bfloat));
+      q->square_exact += value * value;
+    }
+  }
+  uint16_t high = (uint16_t)(bits_of(step) >> 16);
+  memcpy(scale, &high, sizeof high);
   float error = largest_lane(furthest);
   q->square_error += add_lanes(a, b);
   q->square_sum += square;
@@ -118,42 +134,45 @@ AVX2 INLINE int quantise_block(uint8_t *codes, uint16_t *scale, const uint8_t *s
   return 1;
 }
 
-AVX2 INLINE int quantise_all(uint8_t *codes, uint16_t *scales, const uint8_t *src, size_t n,
-                             int bfloat, double spread, struct strapk_quantised *q) {
+AVX2 INLINE int quantise_all(uint8_t *codes, uint8_t *scales, uint8_t *exact, const uint8_t *src,
+                             size_t n, int bfloat, double spread, struct strapk_quantised *q) {
   size_t whole = n - n % BLOCK, rest = n % BLOCK;
-  for (size_t i = 0; i < whole; i += BLOCK)
-    if (!quantise_block(codes + i, scales++, src + 2 * i, bfloat, (float)(spread / BLOCK), q)) return 0;
+  for (size_t i = 0; i < whole; i += BLOCK, scales += 2)
+    if (!quantise_block(codes + i, scales, exact, src + 2 * i, bfloat, (float)(spread / BLOCK), q))
+      return 0;
   if (rest == 0) return 1;
   uint8_t in[2 * BLOCK] = {0}, out[BLOCK];
   memcpy(in, src + 2 * whole, 2 * rest);
-  if (!quantise_block(out, scales, in, bfloat, (float)(spread / (double)rest), q)) return 0;
+  if (!quantise_block(out, scales, exact, in, bfloat, (float)(spread / (double)rest), q)) return 0;
   memcpy(codes + whole, out, rest);
   return 1;
 }
 
-AVX2 static int quantise_float16(uint8_t *codes, uint16_t *scales, const uint8_t *src, size_t n,
-                                 double spread, struct strapk_quantised *q) {
-  return quantise_all(codes, scales, src, n, 0, spread, q);
+AVX2 static int quantise_float16(uint8_t *codes, uint8_t *scales, uint8_t *exact,
+                                 const uint8_t *src, size_t n, double spread,
+                                 struct strapk_quantised *q) {
+  return quantise_all(codes, scales, exact, src, n, 0, spread, q);
 }
 
-AVX2 static int quantise_bfloat16(uint8_t *codes, uint16_t *scales, const uint8_t *src, size_t n,
-                                  double spread, struct strapk_quantised *q) {
-  return quantise_all(codes, scales, src, n, 1, spread, q);
+AVX2 static int quantise_bfloat16(uint8_t *codes, uint8_t *scales, uint8_t *exact,
+                                  const uint8_t *src, size_t n, double spread,
+                                  struct strapk_quantised *q) {
+  return quantise_all(codes, scales, exact, src, n, 1, spread, q);
 }
 
 int strapk_quantises(void) { return strapk_kernels() > 0; /* each of them needs AVX2 */ }
 
-int strapk_quantise(uint8_t *codes, uint16_t *scales, const uint8_t *src, size_t n, int bfloat,
-                    double spread, struct strapk_quantised *q) {
-  return (bfloat ? quantise_bfloat16 : quantise_float16)(codes, scales, src, n, spread, q);
+int strapk_quantise(uint8_t *codes, uint8_t *scales, uint8_t *exact, const uint8_t *src, size_t n,
+                    int bfloat, double spread, struct strapk_quantised *q) {
+  return (bfloat ? quantise_bfloat16 : quantise_float16)(codes, scales, exact, src, n, spread, q);
 }
 
 #else
 int strapk_quantises(void) { return 0; }
 
-int strapk_quantise(uint8_t *codes, uint16_t *scales, const uint8_t *src, size_t n, int bfloat,
-                    double spread, struct strapk_quantised *q) {
-  (void)codes, (void)scales, (void)src, (void)n, (void)bfloat, (void)spread, (void)q;
+int strapk_quantise(uint8_t *codes, uint8_t *scales, uint8_t *exact, const uint8_t *src, size_t n,
+                    int bfloat, double spread, struct strapk_quantised *q) {
+  (void)codes, (void)scales, (void)exact, (void)src, (void)n, (void)bfloat, (void)spread, (void)q;
   return 0;
 }
 #endif

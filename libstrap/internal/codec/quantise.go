@@ -19,6 +19,8 @@ const (
 	stepUnit = 1 << 20    // of its float32 bits
 	stepMin  = 0x0D800000 // 2^-100: the reciprocal is finite
 	codeMax  = 127
+	// codeExact stands for a value of more than codeMax steps, which is kept as it is.
+	codeExact = 0x80
 )
 
 // quantised is what quantising did to the values.
@@ -26,46 +28,73 @@ type quantised struct {
 	finite      bool    // all values are, and the squares in float32
 	squareError float64 // sum of (value - decoded value)^2
 	squareSum   float64 // sum of value^2
+	squareExact float64 // of it, values that are kept as they are
 	largest     float32 // largest |value|
 	maxError    float32 // largest |value - decoded value|
+	exact       int     // values that are kept as they are
 }
 
-// quantise turns n 16-bit floats at src into codes, one a byte, and a scale (the step as
-// bfloat16) for each archiveBlock of them. Within a block all values have the step
-// sqrt(spread * mean of value^2), rounded to the grid of steps, or more where a code would
-// be above codeMax. The values decode as decodeBlock says.
+// codeBuffers are what quantise writes for n values.
+type codeBuffers struct {
+	codes  []byte // n
+	scales []byte // one for each archiveBlock of them: the step as bfloat16
+	exact  []byte // 2 * n: the values whose code is codeExact, of which some are used
+}
+
+func newCodeBuffers(n int) *codeBuffers {
+	return &codeBuffers{make([]byte, n), make([]byte, 2*blocksOf(n)), make([]byte, 2*n)}
+}
+
+// of are the buffers for n values.
+func (b *codeBuffers) of(n int) *codeBuffers {
+	return &codeBuffers{b.codes[:n], b.scales[:2*blocksOf(n)], b.exact[:2*n]}
+}
+
+// blocksOf is how many blocks n values have.
+func blocksOf(n int) int { return (n + archiveBlock - 1) / archiveBlock }
+
+// quantise turns the 16-bit floats at src into codes and scales. Within a block all values
+// have the step sqrt(spread * mean of value^2), rounded to the grid of steps. The values
+// decode as decodeBlock says.
 //
 // The result is incomplete where it is not finite.
-func quantise(codes []byte, scales []uint16, src []byte, t wire.DType, spread float64) (q quantised) {
-	n := len(src) / 2
-	if n == 0 {
-		return quantised{finite: true}
-	}
-	if quantiseInC {
-		quantiseKernel(codes, scales, src, t, spread, &q)
-	} else {
-		quantisePortable(codes, scales, src, t, spread, &q)
+func quantise(dst *codeBuffers, src []byte, t wire.DType, spread float64) (q quantised) {
+	switch {
+	case len(src) == 0:
+		q.finite = true
+	case quantiseInC:
+		quantiseKernel(dst, src, t, spread, &q)
+	default:
+		quantisePortable(dst, src, t, spread, &q)
 	}
 	return q
 }
 
 // quantisePortable is the twin of the kernel in quantise.c: the same operations in the
 // same order. float32(...) keeps the compiler from joining two of them into one.
-func quantisePortable(codes []byte, scales []uint16, src []byte, t wire.DType, spread float64, q *quantised) {
+func quantisePortable(dst *codeBuffers, src []byte, t wire.DType, spread float64, q *quantised) {
 	var x [archiveBlock]float32
-	for i := range scales {
-		count := min(archiveBlock, len(src)/2-i*archiveBlock)
-		widen(x[:count], src[i*archiveBlock*2:], t)
+	for i := range blocksOf(len(src) / 2) {
+		at := i * archiveBlock
+		count := min(archiveBlock, len(src)/2-at)
+		widen(x[:count], src[2*at:], t)
 		clear(x[count:])
-		if !quantiseBlock(codes[i*archiveBlock:][:count], &scales[i], &x, t, float32(spread/float64(count)), q) {
+		codes := dst.codes[at:][:count]
+		if !quantiseBlock(codes, dst.scales[2*i:], &x, t, float32(spread/float64(count)), q) {
 			return
+		}
+		for k, c := range codes {
+			if c == codeExact {
+				q.exact += copy(dst.exact[2*q.exact:], src[2*(at+k):][:2]) / 2
+				q.squareExact += float64(x[k]) * float64(x[k])
+			}
 		}
 	}
 	q.finite = true
 }
 
 // quantiseBlock is false where the block is not finite.
-func quantiseBlock(codes []byte, scale *uint16, x *[archiveBlock]float32, t wire.DType, spread float32, q *quantised) bool {
+func quantiseBlock(codes, scale []byte, x *[archiveBlock]float32, t wire.DType, spread float32, q *quantised) bool {
 	var lanes [quantiseLanes]float32
 	largest := float32(0)
 	for i, v := range x {
@@ -89,8 +118,15 @@ func quantiseBlock(codes []byte, scale *uint16, x *[archiveBlock]float32, t wire
 		// lowest bits.
 		const toInteger = 12582912
 		shifted := float32(v*inverse) + toInteger
+		code, far := byte(math.Float32bits(shifted)), abs32(shifted-toInteger) > codeMax
+		if far {
+			code = codeExact
+		}
 		if i < len(codes) {
-			codes[i] = byte(math.Float32bits(shifted))
+			codes[i] = code
+		}
+		if far {
+			continue
 		}
 		y := float32((shifted - toInteger) * step)
 		if !exact {
@@ -100,7 +136,7 @@ func quantiseBlock(codes []byte, scale *uint16, x *[archiveBlock]float32, t wire
 		lanes[i%quantiseLanes] += float32(e * e)
 		maxError = max(maxError, e)
 	}
-	*scale = uint16(math.Float32bits(step) >> 16)
+	binary.LittleEndian.PutUint16(scale, uint16(math.Float32bits(step)>>16))
 	q.squareError += float64(addLanes(&lanes))
 	q.squareSum += float64(square)
 	q.largest = max(q.largest, largest)
@@ -108,15 +144,13 @@ func quantiseBlock(codes []byte, scale *uint16, x *[archiveBlock]float32, t wire
 	return true
 }
 
-// stepOf is the step whose square is square, rounded to the nearest of the grid, or the
-// smallest of the grid with which codes reach as far as largest.
+// stepOf is the step whose square is square, rounded to the nearest of the grid.
 func stepOf(square, largest float32) float32 {
 	if largest == 0 {
 		return 0
 	}
 	wanted := math.Float32bits(float32(math.Sqrt(float64(square)))) + stepUnit/2
-	least := math.Float32bits(largest/codeMax) + stepUnit - 1
-	return math.Float32frombits(max(wanted, least, stepMin) &^ (stepUnit - 1))
+	return math.Float32frombits(max(wanted, stepMin) &^ (stepUnit - 1))
 }
 
 // addLanes adds in the order of SIMD: halves are added to each other.
@@ -169,6 +203,7 @@ func exactSteps(t wire.DType, least, step float32) bool {
 }
 
 // decodeBlock writes the values that codes stand for: code * step, as 16-bit floats.
+// Something else stands where a code is codeExact.
 func decodeBlock(dst, codes []byte, scale uint16, t wire.DType) {
 	step := math.Float32frombits(uint32(scale) << 16)
 	if scale&(stepUnit>>16-1) == 0 && exactSteps(t, 1.0/(1<<14), step) {

@@ -53,7 +53,8 @@ type unarchiver struct {
 	rest    []byte // of out, not yet read
 	out     [2 * archiveChunk]byte
 	codes   [archiveChunk]byte
-	scales  [2 * archiveScales]byte
+	scales  [2 * archiveChunk / archiveBlock]byte
+	exact   [2 * archiveChunk]byte
 	encoded [2*archiveChunk + archiveSlack]byte
 }
 
@@ -98,27 +99,51 @@ func (u *unarchiver) chunk() error {
 	if _, err := io.ReadFull(u.src, lengths); err != nil {
 		return unexpected(err)
 	}
-	scales, codes := le32(lengths), le32(lengths[4:])
+	scales, codes, exact := le32(lengths), le32(lengths[4:]), le32(lengths[8:])
 	out := u.out[:2*n]
-	if scales == 0 {
-		if err := u.frame(out, codes); err != nil {
-			return err
-		}
+	var err error
+	if scales == 0 && codes == 0 {
+		err = u.frame(out, exact)
 	} else {
-		blocks := (n + archiveBlock - 1) / archiveBlock
-		if err := u.frame(u.scales[:2*blocks], scales); err != nil {
-			return err
-		}
-		if err := u.frame(u.codes[:n], codes); err != nil {
-			return err
-		}
-		for i := range blocks {
-			from, to := i*archiveBlock, min((i+1)*archiveBlock, n)
-			scale := binary.LittleEndian.Uint16(u.scales[2*i:])
-			decodeBlock(out[2*from:], u.codes[from:to], scale, u.dtype)
-		}
+		err = u.quantised(out, scales, codes, exact)
+	}
+	if err != nil {
+		return err
 	}
 	u.rest, u.left = out, u.left-int64(n)
+	return nil
+}
+
+// quantised decodes a chunk by the lengths of its frames.
+func (u *unarchiver) quantised(out []byte, scales, codes, exact uint32) error {
+	n := len(out) / 2
+	if err := u.frame(u.scales[:2*blocksOf(n)], scales); err != nil {
+		return err
+	}
+	if err := u.frame(u.codes[:n], codes); err != nil {
+		return err
+	}
+	for i := range blocksOf(n) {
+		from, to := i*archiveBlock, min((i+1)*archiveBlock, n)
+		scale := binary.LittleEndian.Uint16(u.scales[2*i:])
+		decodeBlock(out[2*from:], u.codes[from:to], scale, u.dtype)
+	}
+	left := u.exact[:2*bytes.Count(u.codes[:n], []byte{codeExact})]
+	if len(left) == 0 {
+		if exact != 0 {
+			return corrupt(nil, "%d bytes of exact elements, for none", exact)
+		}
+		return nil
+	}
+	if err := u.frame(left, exact); err != nil {
+		return err
+	}
+	for i, c := range u.codes[:n] {
+		if c == codeExact {
+			copy(out[2*i:2*i+2], left)
+			left = left[2:]
+		}
+	}
 	return nil
 }
 

@@ -12,6 +12,9 @@ import (
 // subnormal numbers there: squared error over squares.
 const float16Share = 1.0 / (1 << 22)
 
+// float16Least is the most by which it changes the square of a subnormal number.
+const float16Least = 1.0 / (1 << 50)
+
 // encoders are those of one thread.
 type encoders struct {
 	plain   *codec.Encoder
@@ -66,15 +69,19 @@ func (it *item) keepWhole() {
 }
 
 // addLoss counts the error of an archived packet. That of the rounding to float16 came
-// first; the two together are at most as large as if all of it were in one direction.
+// first. Where values have both, the two are at most as large together as if they went in
+// one direction; and of rounding, those values have no more than float16Share allows for.
 func (s *Session) addLoss(it *item, l codec.Loss) {
 	if l.Count == 0 {
 		return
 	}
 	c := &it.converted
-	root := math.Sqrt(c.SquareError) + math.Sqrt(l.SquareError)
-	it.row.MSE = root * root / float64(l.Count)
-	more := codec.Stats{SquareError: root*root - c.SquareError, MaxError: c.MaxError + l.MaxError}
+	rounding := min(c.SquareError, l.SquareCoded*float16Share+float64(l.Count)*float16Least)
+	more := codec.Stats{
+		SquareError: l.SquareError + 2*math.Sqrt(rounding*l.SquareError),
+		MaxError:    c.MaxError + l.MaxError,
+	}
+	it.row.MSE = (c.SquareError + more.SquareError) / float64(l.Count)
 	if c.Count == 0 { // it was 16 bits before
 		more.Count, more.SquareSum = l.Count, l.SquareSum
 		it.row.MeanSquare = l.SquareSum / float64(l.Count)

@@ -164,6 +164,9 @@ func TestArchiveResumes(t *testing.T) {
 	if _, normalised := errorOf(v, got[1]); normalised < 7e-4 || normalised > 1e-3 {
 		t.Errorf("normalised error %g for a bound of 1e-3", normalised)
 	}
+	if _, err := Open(filepath.Join(t.TempDir(), "a.stream"), o); !errors.Is(err, status.InvalidArgument) {
+		t.Errorf("an archive named .stream: %v", err)
+	}
 	o.ErrorBound = 0.5
 	if _, err := Open(path, o); !errors.Is(err, status.InvalidArgument) {
 		t.Errorf("a bound of 0.5: %v", err)

@@ -2,6 +2,7 @@ package session
 
 import (
 	"math"
+	"strings"
 
 	"github.com/libstrap/strap/libstrap/internal/arena"
 	"github.com/libstrap/strap/libstrap/internal/codec"
@@ -13,7 +14,8 @@ import (
 const KeepAll = stream.KeepAll
 
 const (
-	maxWorkers = 256
+	maxWorkers   = 256
+	streamSuffix = ".stream" // of documented payloads only
 
 	// splitBytes is the most source bytes of one packet: what a codec adds to
 	// incompressible data still fits wire.MaxPayload.
@@ -46,7 +48,7 @@ type Options struct {
 	split int64 // for tests; 0: splitBytes
 }
 
-func (o *Options) validate() error {
+func (o *Options) validate(path string) error {
 	if o.Workers < 1 || o.Workers > maxWorkers {
 		return status.New(status.InvalidArgument, "workers = %d: give 1 to %d", o.Workers, maxWorkers)
 	}
@@ -62,6 +64,11 @@ func (o *Options) validate() error {
 		return status.New(status.InvalidArgument,
 			"error_bound = %g: give a share of the squared values above 0 and below 1, or 0 for no rounding",
 			o.ErrorBound)
+	}
+	if o.Codec == codec.Archive && strings.HasSuffix(path, streamSuffix) {
+		return status.New(status.InvalidArgument, "%q: a file named %s holds payloads that every "+
+			"reader knows; name an archive otherwise, for example %q", path, streamSuffix,
+			strings.TrimSuffix(path, streamSuffix)+".archive")
 	}
 	if o.split == 0 {
 		o.split = splitBytes

@@ -103,7 +103,7 @@ type layerKey struct{ model, name, path string }
 
 // Open starts a capture to path, with its index at path + ".index".
 func Open(path string, o Options) (*Session, error) {
-	if err := o.validate(); err != nil {
+	if err := o.validate(path); err != nil {
 		return nil, err
 	}
 	encoders := make([]*encoders, o.Workers+1)

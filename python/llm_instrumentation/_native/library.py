@@ -41,11 +41,11 @@ DTYPE_CODES: dict[str, int] = {name: code for code, (name, _) in enumerate(_DTYP
 DTYPE_SIZES: dict[str, int] = dict(_DTYPES)
 DTYPE_NAMES: dict[int, str] = {code: name for name, code in DTYPE_CODES.items()}
 
-CODECS = ("none", "lz4", "zstd")
+CODECS = ("none", "lz4", "zstd", "archive")
 
 
 def codec_code(name: str) -> int:
-    """The ``STRAP_CODEC_*`` of "none", "lz4" or "zstd"."""
+    """The ``STRAP_CODEC_*`` of "none", "lz4", "zstd" or "archive"."""
     if name not in CODECS:
         raise InvalidArgumentError(f"codec {name!r}: choose one of {', '.join(CODECS)}")
     return CODECS.index(name)

@@ -9,8 +9,8 @@ from .library import Error, check, codec_code, library
 
 # A frame may claim any size; what no frame of the codec can reach is refused
 # before memory is taken for it. LZ4: 255 bytes a length byte; zstd: 128 KiB from
-# a block of four bytes.
-_EXPANSION = {"none": 1, "lz4": 255, "zstd": 32768}
+# a block of four bytes; archive: 256 KiB from the eight bytes before a chunk.
+_EXPANSION = {"none": 1, "lz4": 255, "zstd": 32768, "archive": 32768}
 
 
 def encode(data: bytes, codec: str, level: int = 0) -> bytes:

@@ -93,14 +93,15 @@ class Session:
 
     Args:
         path: stream file; its index is written beside it.
-        codec: "none", "lz4" or "zstd".
+        codec: "none", "lz4", "zstd" or "archive".
         workers: compression threads, 1 to 256.
         max_memory_bytes: hard limit of the staging memory.
         drop_when_full: leave tensors out instead of waiting for room.
         resume_offset: None starts a new stream; -1 appends to what is there; a
             length cuts the stream back to it first.
         error_bound: round mantissas so that the squared error of a packet stays within this
-            share of its squared values; 0 does not round.
+            share of its squared values; 0 does not round. Of an archive its bound; 0 is the
+            default of libstrap.
         workers_yield: let the compression threads rest while the caller computes.
         burst_bytes: staging memory to take at once, and to fill before yielding workers work.
     """

@@ -108,7 +108,7 @@ class Activation:
 
     @property
     def codec(self) -> str:
-        """none, lz4 or zstd."""
+        """none, lz4, zstd or archive."""
         return self._text("codec") or "none"
 
     @property
@@ -125,6 +125,8 @@ class Activation:
     @property
     def mse(self) -> float | None:
         """Mean squared error of the stored values; None where nothing was converted or rounded.
+
+        Of an archived packet it is an upper bound, a few hundredths above.
 
         Of a split tensor it is that of the first part; the index has the others.
         """

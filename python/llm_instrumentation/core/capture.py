@@ -32,13 +32,14 @@ def capture_activations(
     Args:
         model: the model; it is hooked inside the block only.
         output_path: the stream file. None names one in ``output_dir``, which is created:
-            prefix, model type, preset or algorithm and time, as far as they are on.
+            prefix, model type, preset or codec and time, as far as they are on, and ".stream",
+            or ".archive" of an archive.
         preset: "balanced", "fast_capture", "max", "max_compression", "attention_analysis" or
             "mlp_analysis"; wins over ``config``.
         config: a configuration of your own; balanced where neither is given.
         auto_timestamp: put the time into the name.
         prefix: begins the name.
-        include_metadata: put model type and preset or algorithm into the name.
+        include_metadata: put model type and preset or codec into the name.
 
     Yields:
         the framework; its ``stats()`` has the path and the counters.
@@ -55,10 +56,11 @@ def capture_activations(
         os.makedirs(output_dir, exist_ok=True)
         parts = [prefix] if prefix else []
         if include_metadata:
-            parts += [_file_part(model_label(model)), preset or config.compression_algorithm]
+            parts += [_file_part(model_label(model)), preset or config.codec]
         if auto_timestamp:
             parts.append(datetime.now().strftime("%Y%m%d_%H%M%S"))
-        output_path = os.path.join(output_dir, ("_".join(parts) or "capture") + ".stream")
+        suffix = ".archive" if config.archive else ".stream"
+        output_path = os.path.join(output_dir, ("_".join(parts) or "capture") + suffix)
     framework = InstrumentationFramework(config)
     framework.instrument_model(model)
     with framework.capture_activations(output_path):

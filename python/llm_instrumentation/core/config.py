@@ -30,6 +30,8 @@ ON_FULL = ("block", "drop")
 PROBES = ("block", "system")
 MAX_WORKERS = 256
 """The most compression threads that libstrap takes (`strap_open_options.workers`)."""
+MAX_ARCHIVE_ERROR = 1e-2
+"""The largest error bound of an archive."""
 MAX_SEED = 2**53 - 1
 """The largest seed: the largest integer that every JSON reader keeps exactly."""
 
@@ -114,9 +116,11 @@ class InstrumentationConfig:
             `with_probes`.
         probe_interval_s: seconds between their snapshots.
         error_bound: values stored as float16 or bfloat16 are rounded so that the squared error
-            of each packet stays within this share of its squared values; None does not round.
+            of each packet stays within this share of its squared values; None does not round. Of
+            an archive, its own bound; None: 0.0005.
         burst_gb: staging memory in 10^9 bytes that is taken when the capture opens, and that a
             model on CPUs fills before compression takes a CPU from it; see `with_burst`.
+        archive: store activations with a small error, in less; see `with_archive`.
     """
 
     granularity: HookGranularity
@@ -136,6 +140,7 @@ class InstrumentationConfig:
     probe_interval_s: float = 1.0
     error_bound: float | None = None
     burst_gb: float | None = None
+    archive: bool = False
 
     def __post_init__(self) -> None:
         self.granularity = _granularity(self.granularity)
@@ -170,8 +175,14 @@ class InstrumentationConfig:
         _check_positive("probe_interval_s", self.probe_interval_s)
         if self.probe_interval_s >= 1e9:
             raise ValueError(f"probe_interval_s must be below 1e9, not {self.probe_interval_s!r}")
+        _check_bool("archive", self.archive)
         if self.error_bound is not None:
             _check_bound(self.error_bound)
+            if self.archive and self.error_bound > MAX_ARCHIVE_ERROR:
+                raise ValueError(
+                    f"error_bound of an archive must be at most {MAX_ARCHIVE_ERROR}, "
+                    f"not {self.error_bound!r}"
+                )
         if self.burst_gb is not None:
             _check_positive("burst_gb", self.burst_gb)
             if self.max_memory_gb is not None and self.burst_gb > self.max_memory_gb:
@@ -179,6 +190,11 @@ class InstrumentationConfig:
                     f"burst_gb must be at most max_memory_gb = {self.max_memory_gb}, "
                     f"not {self.burst_gb!r}"
                 )
+
+    @property
+    def codec(self) -> str:
+        """What the payloads are: `compression_algorithm`, or "archive"."""
+        return "archive" if self.archive else self.compression_algorithm
 
     # ---- presets --------------------------------------------------------------
 
@@ -215,8 +231,21 @@ class InstrumentationConfig:
     # ---- builders -------------------------------------------------------------
 
     def with_compression(self, algo: str) -> InstrumentationConfig:
-        """Sets the codec of the payloads: "lz4", "zstd" or "none"."""
-        return self._change(compression_algorithm=algo)
+        """Sets the codec of the payloads: "lz4", "zstd" or "none"; no archive."""
+        return self._change(compression_algorithm=algo, archive=False)
+
+    def with_archive(self, error_bound: float | None = None) -> InstrumentationConfig:
+        """Stores activations in less than a fifth of their float32, with a small, measured error.
+
+        This takes the place of `compression_algorithm`, in a format of our own, so the file must
+        not be named `.stream`; `.archive` is the usual suffix. Integers and the like stay exact.
+
+        Args:
+            error_bound: the largest sum of (value - stored value)^2 of a packet over its sum of
+                value^2, above 0 and up to 0.01; None: 0.0005. A packet that cannot keep it is
+                stored without further loss.
+        """
+        return self._change(archive=True, error_bound=error_bound)
 
     def with_memory_limit(self, gb: float | None) -> InstrumentationConfig:
         """Limits the staging memory to `gb` times 10^9 bytes; None: the library's choice."""

@@ -203,7 +203,7 @@ class InstrumentationFramework:
         }
         return {
             "stream_path": os.fspath(stream_path),
-            "compression": self.config.compression_algorithm,
+            "compression": self.config.codec,
             "packets": index.num_rows,
             "total_compressed_bytes": pc.sum(size).as_py() or 0,
             "per_layer": per_layer,

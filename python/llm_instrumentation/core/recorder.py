@@ -92,7 +92,7 @@ class Recorder:
         try:
             self._session = Session(
                 self.path,
-                codec=config.compression_algorithm,
+                codec=config.codec,
                 workers=workers,
                 max_memory_bytes=int((config.max_memory_gb or 0) * 1e9)
                 or max(_DEFAULT_MEMORY, burst),

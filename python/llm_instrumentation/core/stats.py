@@ -21,7 +21,8 @@ class CaptureStats:
         raw_bytes: of the captured tensors in their own type.
         stored_bytes: of the payloads in the file.
         ratio: raw_bytes / stored_bytes of what is written; 0.0 before the first packet.
-        mse: mean squared error of the values that went from float32 to float16, or were rounded.
+        mse: mean squared error of the values that went from float32 to float16, were rounded, or
+            went into an archive, for which it is an upper bound.
         normalized_mse: their squared error over their squared values.
         max_error: the largest absolute error among them.
         overflowed: float32 tensors with finite values beyond float16, stored as float32 too.
