@@ -2,9 +2,15 @@
 
 /*
  * quantise.c - the loop of quantise.go, which says what codes and scales are. Both do the
- * same operations in the same order, so that their bytes and sums are the same; hence no
- * fused multiplications.
+ * same operations in the same order, so that their bytes and sums are the same; hence
+ * no fused multiplications, also where the compiler is told of fma.
  */
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#elif defined(__GNUC__)
+#pragma GCC optimize("-ffp-contract=off")
+#endif
+
 #include "kernel.h"
 
 #if defined(__x86_64__)
@@ -17,7 +23,6 @@
 #define STEP_MIN 0x0D800000u
 #define CODE_EXACT 0x80
 
-/* Without fma, which the compiler would use by itself. */
 #define AVX2 __attribute__((target("avx2,f16c")))
 #define INLINE static inline __attribute__((always_inline))
 
