@@ -91,10 +91,11 @@ def test_builders_change_the_configuration_and_return_it():
 
 def test_an_archive_takes_the_place_of_the_algorithm():
     config = InstrumentationConfig.max_compression()
-    assert (config.codec, config.archive, config.error_bound) == ("zstd", False, None)
+    assert (config.codec, config.archive, config.error_bound) == ("zstd", False, 1e-4)
     assert config.with_archive(1e-3) is config
     assert (config.codec, config.archive, config.error_bound) == ("archive", True, 1e-3)
     assert config.compression_algorithm == "zstd"
+    assert config.with_compression("lz4").codec == "lz4"
     assert config.with_archive().error_bound is None
 
 
