@@ -95,7 +95,9 @@ def test_an_archive_takes_the_place_of_the_algorithm():
     assert config.with_archive(1e-3) is config
     assert (config.codec, config.archive, config.error_bound) == ("archive", True, 1e-3)
     assert config.compression_algorithm == "zstd"
-    assert config.with_compression("lz4").codec == "lz4"
+    config.with_compression("lz4")
+    assert (config.codec, config.archive, config.error_bound) == ("lz4", False, None)
+    assert config.with_error_bound(1e-5).with_compression("zstd").error_bound == 1e-5
     assert config.with_archive().error_bound is None
 
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"slices"
 	"sort"
 
@@ -99,6 +100,10 @@ func (s *salvage) inPlace() (all []found, contradicted int, err error) {
 		r := &s.rows[k]
 		if r.offset < end {
 			r.reason = "the index has another packet there"
+			continue
+		}
+		if r.length > math.MaxInt64-r.offset {
+			r.reason = fmt.Sprintf("the index claims a packet of %d bytes", r.length)
 			continue
 		}
 		end = r.offset + r.length

@@ -38,7 +38,7 @@ type backlog struct {
 	work    sync.Cond // there is something for a worker, or nothing ever more
 	items   []*item   // from head on
 	head    int
-	bytes   int64 // of source, of items and of what is being worked on
+	bytes   int64 // staged, of items and of what is being worked on
 	active  int   // packets that are being worked on
 	open    bool  // yielding workers may work, until nothing is left
 	hurried int   // Hurry without its end
@@ -61,13 +61,13 @@ func (b *backlog) Push(it *item) (drained <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.items = append(b.items, it)
-	b.bytes += int64(it.source)
+	b.bytes += it.staged()
 	if !b.yields {
 		b.work.Signal()
 		return nil
 	}
 	b.last = time.Now()
-	if b.waiting() == 1 && b.active == 0 {
+	if b.waiting() == 1 {
 		b.first = b.last
 	}
 	if b.timer == nil {
@@ -101,6 +101,16 @@ func (b *backlog) tick() {
 		left = idleAfter
 	}
 	b.timer.Reset(left)
+}
+
+// Open gives the workers their turn now.
+func (b *backlog) Open() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.waiting() > 0 {
+		b.open = true
+		b.work.Broadcast()
+	}
 }
 
 // Hurry lets the workers work until end is called.
@@ -155,7 +165,7 @@ func (b *backlog) PopAlike(of *item) *item {
 	return nil
 }
 
-// Done says that a worker is through with n packets of so many source bytes.
+// Done says that a worker is through with n packets of so many staged bytes.
 func (b *backlog) Done(n int, bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -178,6 +188,9 @@ func (b *backlog) Close() {
 	}
 	b.work.Broadcast()
 }
+
+// staged is the memory that the packet holds.
+func (it *item) staged() int64 { return int64(len(it.region.Buf)) }
 
 func (b *backlog) waiting() int { return len(b.items) - b.head }
 

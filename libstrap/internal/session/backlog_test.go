@@ -8,9 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/libstrap/strap/libstrap/internal/arena"
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
+
+func packet(n int) *item { return &item{region: arena.Region{Buf: make([]byte, n)}} }
 
 // worker takes packets until the backlog closes, and says which.
 func worker(b *backlog) <-chan *item {
@@ -19,7 +22,7 @@ func worker(b *backlog) <-chan *item {
 		defer close(taken)
 		for it, ok := b.Pop(); ok; it, ok = b.Pop() {
 			taken <- it
-			b.Done(1, int64(it.source))
+			b.Done(1, it.staged())
 		}
 	}()
 	return taken
@@ -29,7 +32,7 @@ func restsFor(t *testing.T, d time.Duration, taken <-chan *item) {
 	t.Helper()
 	select {
 	case it := <-taken:
-		t.Fatalf("a packet of %d bytes was taken", it.source)
+		t.Fatalf("a packet of %d bytes was taken", it.staged())
 	case <-time.After(d):
 	}
 }
@@ -48,7 +51,7 @@ func TestEagerWorkersTakeWhatComes(t *testing.T) {
 	b := newBacklog(false, 100)
 	defer b.Close()
 	taken := worker(b)
-	if b.Push(&item{source: 1000}) != nil {
+	if b.Push(packet(1000)) != nil {
 		t.Error("the caller was told to wait")
 	}
 	soon(t, taken)
@@ -60,13 +63,15 @@ func TestYieldingWorkersRestWhileThePacketsCome(t *testing.T) {
 	taken := worker(b)
 	longest, before := time.Duration(0), time.Now()
 	for began := before; time.Since(began) < 5*idleAfter; time.Sleep(time.Millisecond) {
-		if b.Push(&item{source: 1}) != nil {
+		if b.Push(packet(1)) != nil {
 			t.Fatal("the caller was told to wait")
 		}
 		now := time.Now()
 		longest, before = max(longest, now.Sub(before)), now
 	}
-	if n := len(taken); n > 0 && longest < idleAfter/2 { // else this machine paused, as a model may
+	n := len(taken)
+	longest = max(longest, time.Since(before))
+	if n > 0 && longest < idleAfter/2 { // else this machine paused, as a model may
 		t.Errorf("%d packets were taken while more came", n)
 	}
 	soon(t, taken) // now that none comes
@@ -75,10 +80,10 @@ func TestYieldingWorkersRestWhileThePacketsCome(t *testing.T) {
 func TestYieldingWorkersGoFirstWhenMuchWaits(t *testing.T) {
 	b := newBacklog(true, 1000)
 	defer b.Close()
-	if b.Push(&item{source: 999}) != nil {
+	if b.Push(packet(999)) != nil {
 		t.Fatal("the caller was told to wait for 999 bytes")
 	}
-	drained := b.Push(&item{source: 1})
+	drained := b.Push(packet(1))
 	if drained == nil {
 		t.Fatal("the caller was not told to wait for 1000 bytes")
 	}
@@ -92,16 +97,16 @@ func TestYieldingWorkersGoFirstWhenMuchWaits(t *testing.T) {
 func TestSomeoneInAHurry(t *testing.T) {
 	b := newBacklog(true, 1000)
 	defer b.Close()
-	b.timer = time.NewTimer(time.Hour) // no idle time is noticed
+	b.timer, b.longest = time.NewTimer(time.Hour), time.Hour // no idle time is noticed
 	taken := worker(b)
-	b.Push(&item{source: 1})
+	b.Push(packet(1))
 	restsFor(t, 2*idleAfter, taken)
 	end := b.Hurry()
 	soon(t, taken)
-	b.Push(&item{source: 1})
+	b.Push(packet(1))
 	soon(t, taken)
 	end()
-	b.Push(&item{source: 1})
+	b.Push(packet(1))
 	restsFor(t, 2*idleAfter, taken)
 }
 
@@ -110,11 +115,11 @@ func TestNoPacketWaitsForLong(t *testing.T) {
 	defer b.Close()
 	b.timer = time.NewTimer(time.Hour)
 	taken := worker(b)
-	b.Push(&item{source: 1})
+	b.Push(packet(1))
 	b.mu.Lock()
 	b.first = b.first.Add(-longestWait)
 	b.mu.Unlock()
-	if b.Push(&item{source: 1}) != nil {
+	if b.Push(packet(1)) != nil {
 		t.Error("the caller was told to wait")
 	}
 	soon(t, taken)
@@ -123,7 +128,7 @@ func TestNoPacketWaitsForLong(t *testing.T) {
 
 func TestABacklogThatClosesIsWorkedOff(t *testing.T) {
 	b := newBacklog(true, 1000)
-	b.Push(&item{source: 1})
+	b.Push(packet(1))
 	b.Close()
 	n := 0
 	for range worker(b) {
@@ -165,4 +170,38 @@ func TestRepeatedTensorsAreCompressedOnce(t *testing.T) {
 			t.Fatalf("packet %d, %q, differs", i, rows[i].Layer)
 		}
 	}
+}
+
+// However close the burst comes to all of the memory, the workers have their turn before
+// somebody waits for room, or something is dropped.
+func TestABurstLeavesRoom(t *testing.T) {
+	for _, drops := range []bool{false, true} {
+		o := options(codec.LZ4)
+		o.Yield, o.DropOnFull, o.MaxMemory, o.BurstBytes = true, drops, 8<<20, 8<<20
+		s := open(t, filepath.Join(t.TempDir(), "a.stream"), o)
+		v := float32s(32<<10, func(i int) float32 { return float32(i) })
+		layer := mustLayer(t, s, "x")
+		for range 200 {
+			if err := s.Enqueue(tensorOf(layer, wire.Float32, v), forever); err != nil && !drops {
+				t.Fatal(err)
+			}
+		}
+		st := s.Stats()
+		if !drops && (st.YieldNS == 0 || st.MemoryPeak > uint64(o.MaxMemory)) {
+			t.Errorf("%+v", st)
+		}
+		finish(t, s)
+		if st = s.Stats(); st.Packets+st.Dropped != 200 || st.Packets < 60 {
+			t.Errorf("%d packets, %d dropped", st.Packets, st.Dropped)
+		}
+	}
+}
+
+// A wait for the workers that outlasts the time limit does not make later waits of the
+// same call last for ever.
+func TestTheDeadlineOutlivesAWait(t *testing.T) {
+	d := newDeadline(time.Millisecond)
+	defer d.Stop()
+	soon(t, d.Done())
+	soon(t, d.Done())
 }

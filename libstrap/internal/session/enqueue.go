@@ -407,6 +407,7 @@ func (s *Session) reserve(e *emission, t *Tensor, d *deadline, room int) (region
 	if ok || err != nil {
 		return region, err
 	}
+	s.jobs.Open()
 	if s.opts.DropOnFull && !e.begun {
 		return region, s.drop(e, t)
 	}
@@ -458,6 +459,9 @@ func (s *Session) push(it *item) error {
 		s.sequence++
 	}
 	s.pushes++
+	if b := it.barrier; b != nil && b.kind != toAppend {
+		s.barrier, b.place = b, s.pushes
+	}
 	s.order.Push(it)
 	return nil
 }

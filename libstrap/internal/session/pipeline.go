@@ -51,7 +51,7 @@ func (s *Session) workOn(it *item, e *encoders) (next *item) {
 		again, next = s.repeated(it)
 		it.err = s.Guard(func() error { return s.encode(it, e) })
 	}
-	n, bytes := 1, int64(it.source)
+	n, bytes := 1, it.staged()
 	for _, other := range again {
 		if other.err = it.err; it.err == nil {
 			other.repeat(it)
@@ -59,7 +59,7 @@ func (s *Session) workOn(it *item, e *encoders) (next *item) {
 				s.addLoss(other, e.archive.Loss())
 			}
 		}
-		n, bytes = n+1, bytes+int64(other.source)
+		n, bytes = n+1, bytes+other.staged()
 	}
 	// From here on they are the writer's.
 	it.done <- struct{}{}

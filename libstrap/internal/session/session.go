@@ -134,8 +134,9 @@ func Open(path string, o Options) (*Session, error) {
 		failed:    make(chan struct{}),
 		finished:  make(chan struct{}),
 	}
-	if o.BurstBytes > s.jobs.high {
-		s.jobs.high, s.jobs.longest = o.BurstBytes, math.MaxInt64
+	// Nobody waits for room before the workers have had their turn.
+	if burst := min(o.BurstBytes, mem.Limit()*3/4); burst > s.jobs.high {
+		s.jobs.high, s.jobs.longest = burst, math.MaxInt64
 	}
 	s.items.New = func() any { return &item{done: make(chan struct{}, 1)} }
 	if o.Resume {
@@ -310,20 +311,20 @@ func (s *Session) Guard(f func() error) (err error) {
 type deadline struct {
 	timer *time.Timer
 	limit time.Duration
+	over  chan struct{}
 }
 
 // newDeadline takes a negative limit for none.
 func newDeadline(limit time.Duration) *deadline { return &deadline{limit: limit} }
 
-// Done fires at the deadline; never where there is none.
-func (d *deadline) Done() <-chan time.Time {
-	if d.limit < 0 {
-		return nil
+// Done is closed at the deadline, which begins with its first call; never where there is
+// none.
+func (d *deadline) Done() <-chan struct{} {
+	if d.limit >= 0 && d.timer == nil {
+		over := make(chan struct{})
+		d.over, d.timer = over, time.AfterFunc(d.limit, func() { close(over) })
 	}
-	if d.timer == nil {
-		d.timer = time.NewTimer(d.limit)
-	}
-	return d.timer.C
+	return d.over
 }
 
 func (d *deadline) Stop() {

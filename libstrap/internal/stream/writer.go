@@ -260,6 +260,7 @@ func (w *Writer) take() error {
 		}
 		var err error
 		if b, err = newBlock(w.size); err != nil {
+			w.disk.refuse(err) // a packet may be half in the blocks before
 			return err
 		}
 		w.blocks = append(w.blocks, b)

@@ -45,9 +45,11 @@ def salvage(
     # The work has a thread of its own: Ctrl-C would be lost at the edge of a callback.
     told: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
     stopped = threading.Event()
+    heard = threading.Semaphore(0)
 
     def tell(context: int | None, done: int, total: int) -> int:
         told.put((done, total))
+        heard.acquire()  # so that what progress raises ends the work at this point
         return stopped.is_set()
 
     def note(context: int | None, one: Any) -> None:
@@ -73,13 +75,16 @@ def salvage(
             told.put(None)
 
     worker = threading.Thread(target=work, name="strap-salvage")
-    worker.start()
     try:
+        worker.start()
         while (step := told.get()) is not None:
             if progress is not None:
                 progress(*step)
+            heard.release()
     finally:
         stopped.set()
-        worker.join()
+        heard.release()
+        if worker.ident is not None:
+            worker.join()
     check(statuses[0], error)
     return report, lost

@@ -71,8 +71,10 @@ class SalvageReport:
 
 
 def salvaged_path(path: str | os.PathLike[str]) -> str:
-    """Where what is left of a stream goes: run.salvaged.stream for run.stream."""
-    return os.fspath(path).removesuffix(".stream") + ".salvaged.stream"
+    """Where what is left goes: run.salvaged.stream for run.stream, and archives likewise."""
+    name = os.fspath(path)
+    suffix = ".archive" if name.endswith(".archive") else ".stream"
+    return name.removesuffix(suffix) + ".salvaged" + suffix
 
 
 def salvage(

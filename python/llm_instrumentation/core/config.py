@@ -231,8 +231,12 @@ class InstrumentationConfig:
     # ---- builders -------------------------------------------------------------
 
     def with_compression(self, algo: str) -> InstrumentationConfig:
-        """Sets the codec of the payloads: "lz4", "zstd" or "none"; no archive."""
-        return self._change(compression_algorithm=algo, archive=False)
+        """Sets the codec of the payloads: "lz4", "zstd" or "none".
+
+        A configuration of archives becomes one of streams, and loses the archive's error bound.
+        """
+        bound = None if self.archive else self.error_bound
+        return self._change(compression_algorithm=algo, archive=False, error_bound=bound)
 
     def with_archive(self, error_bound: float | None = None) -> InstrumentationConfig:
         """Stores activations in less than a fifth of their float32, with a small, measured error.
@@ -243,7 +247,7 @@ class InstrumentationConfig:
         Args:
             error_bound: the largest sum of (value - stored value)^2 of a packet over its sum of
                 value^2, above 0 and up to 0.01; None: 0.0005. A packet that cannot keep it is
-                stored without further loss.
+                stored without further loss, but for a tensor larger than the staging memory.
         """
         return self._change(archive=True, error_bound=error_bound)
 
