@@ -1,8 +1,9 @@
 """Captures that were written once and must be readable for ever.
 
-`older-*` were written by the published llm_instrumentation 1.3.1, see older.py. `capture-1-*` were
-written by this package at version 1 of its index; `python tests/golden/test_golden.py` writes them
-anew. They have no usual names, so that nobody takes them for leftovers.
+`older-*` were written by the published llm_instrumentation 1.3.1, see older.py. `capture-1-*` and
+`capture-2-*` were written by this package at versions 1 and 2 of its index;
+`python tests/golden/test_golden.py` writes those of version 2 anew. They have no usual names, so that
+nobody takes them for leftovers.
 """
 
 from __future__ import annotations
@@ -144,8 +145,9 @@ def bits(tensor: Tensor) -> bytes:
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_capture_of_version_1(codec):
-    with ActivationReader(HERE / f"capture-1-{codec}.packets") as reader:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_capture_of_each_version(version, codec):
+    with ActivationReader(HERE / f"capture-{version}-{codec}.packets") as reader:
         assert reader.problem == ""
         assert reader.info.indexed
         assert reader.info.scanned == 0
@@ -167,8 +169,9 @@ def test_a_capture_of_version_1(codec):
                 assert bits(activation.to_torch()) == bits(tensor)
 
 
-def test_a_sampled_capture_of_version_1():
-    with ActivationReader(HERE / "sample-1.packets") as reader:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_sampled_capture_of_each_version(version):
+    with ActivationReader(HERE / f"sample-{version}.packets") as reader:
         (activation,) = reader
         assert activation.source_shape == (5, 8)
         assert activation.positions.tolist() == sample_positions(40, 0.5, 42).tolist()
@@ -181,7 +184,7 @@ def test_a_sampled_capture_of_version_1():
 def test_a_capture_is_written_as_ever(path):
     """Raw streams do not change by a byte, nor the index but for its times."""
     write(path, "none")
-    golden = HERE / "capture-1-none.packets"
+    golden = HERE / "capture-2-none.packets"
     assert path.read_bytes() == golden.read_bytes()
     now, then = index_of(path), index_of(golden)
     assert now.schema == then.schema
@@ -192,8 +195,8 @@ def test_a_capture_is_written_as_ever(path):
 
 if __name__ == "__main__":
     for codec in CODECS:
-        write(HERE / f"capture-1-{codec}.packets", codec)
-    write_sample(HERE / "sample-1.packets")
-    for tokens in HERE.glob("capture-1-*_tokens.json"):
+        write(HERE / f"capture-2-{codec}.packets", codec)
+    write_sample(HERE / "sample-2.packets")
+    for tokens in HERE.glob("capture-2-*_tokens.json"):
         tokens.unlink()
     sys.exit()

@@ -2,6 +2,8 @@ package index
 
 import (
 	"math"
+	"slices"
+	"strconv"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -12,7 +14,7 @@ import (
 
 const (
 	format  = "libstrap.index"
-	version = "2"
+	version = 2 // of what is written; older ones are read
 )
 
 // column is one column of the index: its Arrow field and the way between a row
@@ -22,6 +24,18 @@ type column struct {
 	field arrow.Field
 	put   func(array.Builder, *wire.Row)
 	get   func(arrow.Array, int, *wire.Row)
+	since int // the version that brought it, 0: the first
+}
+
+// from says that a version brought the column; in older indexes it is null.
+func (c column) from(version int) column {
+	c.since = version
+	return c
+}
+
+// columnsOf are those of a version.
+func columnsOf(version int) []column {
+	return slices.DeleteFunc(slices.Clone(columns), func(c column) bool { return c.since > version })
 }
 
 // unknownRow is a row whose nullable cells are all null.
@@ -52,8 +66,8 @@ var columns = []column{
 	checksums("crc32c"),
 	int64sUnless(zero, "time_ns", func(r *wire.Row) *int64 { return &r.TimeNS }),
 	float64s("mse", func(r *wire.Row) *float64 { return &r.MSE }),
-	float64s("mean_square", func(r *wire.Row) *float64 { return &r.MeanSquare }),
-	mantissas("mantissa_bits"),
+	float64s("mean_square", func(r *wire.Row) *float64 { return &r.MeanSquare }).from(2),
+	mantissas("mantissa_bits").from(2),
 	textOrNull("error", func(r *wire.Row) *string { return &r.Error }),
 }
 
@@ -268,7 +282,7 @@ func Schema(m Metadata) *arrow.Schema {
 	}
 	md := arrow.NewMetadata(
 		[]string{"format", "version", "capture_id", "first_crc32c"},
-		[]string{format, version, m.CaptureID, m.firstCRC()},
+		[]string{format, strconv.Itoa(version), m.CaptureID, m.firstCRC()},
 	)
 	return arrow.NewSchema(fields, &md)
 }

@@ -106,10 +106,10 @@ func next(file []byte, at int64) (message, *fault) {
 }
 
 // metadata checks that the message is the schema of an index, and returns what
-// it says about the stream.
-func (m message) metadata() (Metadata, *fault) {
+// it says about the stream, and its version.
+func (m message) metadata() (Metadata, int, *fault) {
 	if m.kind != schemaType {
-		return Metadata{}, wrong("the first message is no schema (type %d)", m.kind)
+		return Metadata{}, 0, wrong("the first message is no schema (type %d)", m.kind)
 	}
 	f, schema := m.header.f, m.header
 	keys := map[string]string{}
@@ -123,38 +123,40 @@ func (m message) metadata() (Metadata, *fault) {
 		names[i], types[i] = field.text(0), typeName(field)
 	}
 	if f.bad {
-		return Metadata{}, wrong("the schema is malformed")
+		return Metadata{}, 0, wrong("the schema is malformed")
 	}
 	if keys["format"] != format {
-		return Metadata{}, foreign("its format is %.40q, not %q", keys["format"], format)
+		return Metadata{}, 0, foreign("its format is %.40q, not %q", keys["format"], format)
 	}
-	if keys["version"] != version {
-		return Metadata{}, foreign("it has version %.40q, this library reads version %q", keys["version"], version)
+	v, err := strconv.Atoi(keys["version"])
+	if err != nil || v < 1 || v > version {
+		return Metadata{}, 0, foreign("it has version %.40q, this library reads versions up to %d", keys["version"], version)
 	}
 	if endianness := schema.i16(0); endianness != 0 {
-		return Metadata{}, wrong("it is big endian")
+		return Metadata{}, 0, wrong("it is big endian")
 	}
-	for i, c := range columns {
+	known := columnsOf(v)
+	for i, c := range known {
 		want := fieldName(c.field)
 		if i == len(fields) {
-			return Metadata{}, wrong("column %q is missing", want)
+			return Metadata{}, 0, wrong("column %q is missing", want)
 		}
 		if got := names[i] + ": " + types[i]; got != want {
-			return Metadata{}, wrong("column %d is %.80q, not %q", i, got, want)
+			return Metadata{}, 0, wrong("column %d is %.80q, not %q", i, got, want)
 		}
 	}
-	if len(fields) > len(columns) {
-		return Metadata{}, wrong("it has %d columns, not %d", len(fields), len(columns))
+	if len(fields) > len(known) {
+		return Metadata{}, 0, wrong("it has %d columns, not %d", len(fields), len(known))
 	}
 	md := Metadata{CaptureID: keys["capture_id"]}
 	if s := keys["first_crc32c"]; s != "" {
 		crc, err := strconv.ParseUint(s, 10, 32)
 		if err != nil {
-			return Metadata{}, wrong("its first_crc32c is %.40q, no 32-bit number", s)
+			return Metadata{}, 0, wrong("its first_crc32c is %.40q, no 32-bit number", s)
 		}
 		md.FirstCRC, md.HasFirst = uint32(crc), true
 	}
-	return md, nil
+	return md, v, nil
 }
 
 // fieldName is what a column must be, as in "step: int64?".
@@ -209,9 +211,9 @@ func trimNull(list string) string {
 	return list
 }
 
-// batch reads the message as a record batch of schema, whose arrays share the
-// bytes of the file. Everything that a later access relies on is checked here.
-func (m message) batch(schema *arrow.Schema) (arrow.Record, *fault) {
+// batch reads the message as a record batch of an index of a version, whose arrays share
+// the bytes of the file. Everything that a later access relies on is checked here.
+func (m message) batch(schema *arrow.Schema, version int) (arrow.Record, *fault) {
 	if m.kind != batchType {
 		return nil, wrong("a message is no record batch (type %d)", m.kind)
 	}
@@ -233,6 +235,10 @@ func (m message) batch(schema *arrow.Schema) (arrow.Record, *fault) {
 	d := decoder{f: f, body: m.body, node: nodes, nodes: nodeCount, buffer: buffers, buffers: bufferCount}
 	arrays := make([]arrow.Array, len(columns))
 	for i, c := range columns {
+		if c.since > version {
+			arrays[i] = array.MakeArrayOfNull(memory.DefaultAllocator, c.field.Type, int(rows))
+			continue
+		}
 		data, bad := d.column(c.field.Type, c.field.Nullable)
 		if bad == nil && data.Len() != int(rows) {
 			bad = wrong("%d rows of %d", data.Len(), rows)

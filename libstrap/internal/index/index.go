@@ -44,6 +44,7 @@ type File struct {
 	Problem string
 
 	md      Metadata
+	version int
 	schema  *arrow.Schema
 	records []arrow.Record
 	ends    []int // of each record: rows up to its end
@@ -115,7 +116,7 @@ func load(f *os.File, path string) (*File, error) {
 
 // parse reads an index out of its bytes, which the result keeps.
 func parse(b []byte) (*File, *fault) {
-	f := &File{schema: Schema(Metadata{})}
+	f := &File{schema: Schema(Metadata{}), version: version}
 	if len(b) == 0 {
 		f.tear(0, &fault{cut: true, reason: "nothing was written yet"})
 		return f, nil
@@ -131,7 +132,7 @@ func parse(b []byte) (*File, *fault) {
 	if m.endMark {
 		return nil, wrong("it is an Arrow stream without a schema")
 	}
-	if f.md, bad = m.metadata(); bad != nil {
+	if f.md, f.version, bad = m.metadata(); bad != nil {
 		return nil, bad
 	}
 	f.schema = Schema(f.md)
@@ -149,7 +150,7 @@ func parse(b []byte) (*File, *fault) {
 		}
 		var rec arrow.Record
 		if bad == nil {
-			rec, bad = m.batch(f.schema)
+			rec, bad = m.batch(f.schema, f.version)
 		}
 		if bad != nil {
 			// A crash leaves a last message cut, half written or as zeros.

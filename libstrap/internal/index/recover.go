@@ -71,7 +71,7 @@ func (f *File) recover(b []byte) {
 			}
 			m.at, m.end = at, at+m.end
 		}
-		rec, bad := m.batch(f.schema)
+		rec, bad := m.batch(f.schema, f.version)
 		if bad != nil {
 			at++
 			continue

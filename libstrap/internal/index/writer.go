@@ -309,11 +309,12 @@ func resume(f *os.File, path string, cut int64) (*Writer, Kept, error) {
 			whole, rest = k+1, rest[:0]
 		}
 	}
-	if kept.End > 0 {
+	if kept.End > 0 && old.version == version {
 		w.end = old.extents[whole].end
 	} else {
 		// The first packet is gone, or not there yet: what the schema says
-		// about it goes too, and the notes are written behind a new one.
+		// about it goes too, and the notes are written behind a new one. So are all
+		// rows of an older version.
 		w.md.HasFirst = false
 		rest = rest[:0]
 		for i := range old.NumRows() {
