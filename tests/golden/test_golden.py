@@ -2,8 +2,8 @@
 
 `older-*` were written by the published llm_instrumentation 1.3.1, see older.py. `capture-1-*` and
 `capture-2-*` were written by this package at versions 1 and 2 of its index;
-`python tests/golden/test_golden.py` writes those of version 2 anew. They have no usual names, so that
-nobody takes them for leftovers.
+`python tests/golden/test_golden.py` writes those of version 2 anew. They have no usual names, so
+that nobody takes them for leftovers.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ func parseAll(b []byte) (*File, *fault) {
 	case bad != nil && bad.foreign:
 		return nil, bad
 	case bad != nil: // its beginning is damaged
-		file = &File{schema: Schema(Metadata{})}
+		file = &File{schema: Schema(Metadata{}), version: version}
 		file.tear(0, bad)
 	}
 	if file.Torn {
