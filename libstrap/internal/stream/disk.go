@@ -214,10 +214,14 @@ func (d *disk) trim() {
 // cut makes the file end at offset end.
 func (d *disk) cut(end int64) error {
 	d.taken = 0
-	if err := d.f.Truncate(end); err != nil {
-		return status.FromOS(err, "cannot cut %q back to its last packet", d.path)
+	err := d.f.Truncate(end)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if info, failed := d.f.Stat(); failed == nil && info.Size() == end {
+		return nil // all that stays are disk blocks that were taken ahead
+	}
+	return status.FromOS(err, "cannot cut %q back to its last packet", d.path)
 }
 
 // fail ends the writing after a write that left valid bytes in the file: it is
