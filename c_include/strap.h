@@ -151,8 +151,9 @@ typedef struct strap_open_options {
                                 in strap_flush, strap_checkpoint and strap_close */
   int32_t reserved;          /* 0 */
   uint64_t burst_bytes;      /* staging memory to take from the system at once; workers that
-                                yield rest until so much waits for them, however long. 0
-                                to max_memory_bytes */
+                                yield rest until so much waits for them, or three
+                                quarters of that memory, however long. 0 to
+                                max_memory_bytes */
 } strap_open_options;
 
 /*

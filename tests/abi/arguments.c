@@ -53,6 +53,7 @@ static void open_refuses(const char *path) {
   BAD(error_bound, -1e-4);
   BAD(error_bound, NAN);
   BAD(workers_yield, 2);
+  BAD(reserved, 1);
   BAD(burst_bytes, good.max_memory_bytes + 1);
 #undef BAD
   CHECK(access(path, F_OK) != 0, "a refused strap_open has made %s", path);

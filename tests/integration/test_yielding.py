@@ -11,7 +11,7 @@ from llm_instrumentation.core import recorder
 @pytest.fixture(autouse=True)
 def crowded(monkeypatch):
     """However many CPUs this machine has."""
-    monkeypatch.setattr(recorder, "_cpus", lambda: 1)
+    monkeypatch.setattr(recorder, "usable_cpus", lambda: 1)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_hooks_wait_when_much_is_to_be_compressed(wide, path, watching, assert_c
 
 
 def test_they_do_not_where_there_are_cpus_to_spare(wide, path, monkeypatch):
-    monkeypatch.setattr(recorder, "_cpus", lambda: torch.get_num_threads() + 8)
+    monkeypatch.setattr(recorder, "usable_cpus", lambda: torch.get_num_threads() + 8)
     with torch.no_grad(), capture_activations(wide, path, preset="max") as framework:
         for _ in range(2):
             wide(torch.randn(4096, 8))

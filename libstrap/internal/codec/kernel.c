@@ -54,20 +54,31 @@ struct kernel {
 #endif
 #define AVX2 __attribute__((target("avx2,f16c,fma,popcnt")))
 
+/* nearest_...: words rounded to nearest, ties to even; see round_carefully for those
+ * that are not finite, or do not stay so. drop > 0. */
+AVX512 INLINE __m256i nearest_256(__m256i w, int drop) {
+  const __m256i last = _mm256_and_si256(_mm256_srli_epi16(w, drop), _mm256_set1_epi16(1));
+  const __m256i below_half = _mm256_set1_epi16((short)((1 << drop) / 2 - 1));
+  const __m256i kept = _mm256_set1_epi16((short)(0xFFFFu << drop));
+  return _mm256_and_si256(_mm256_add_epi16(_mm256_add_epi16(w, below_half), last), kept);
+}
+
+AVX2 INLINE __m128i nearest_128(__m128i w, int drop) {
+  const __m128i last = _mm_and_si128(_mm_srli_epi16(w, drop), _mm_set1_epi16(1));
+  const __m128i below_half = _mm_set1_epi16((short)((1 << drop) / 2 - 1));
+  const __m128i kept = _mm_set1_epi16((short)(0xFFFFu << drop));
+  return _mm_and_si128(_mm_add_epi16(_mm_add_epi16(w, below_half), last), kept);
+}
+
 AVX512 INLINE void convert_to_avx512(uint16_t *dst, const float *src, size_t n, int drop,
                                      struct sums *sums) {
-  const __m256i one = _mm256_set1_epi16(1), below_half = _mm256_set1_epi16((short)((1 << drop) / 2 - 1)),
-                kept = _mm256_set1_epi16((short)(0xFFFFu << drop));
   __m512 error[2], square[2], largest[2];
   for (int k = 0; k < 2; k++) error[k] = square[k] = largest[k] = _mm512_setzero_ps();
   for (size_t i = 0; i < n; i += 32) {
     for (int k = 0; k < 2; k++) { /* two chains, for the latency of fma */
       __m512 x = _mm512_loadu_ps(src + i + 16 * k);
       __m256i h = _mm512_cvtps_ph(x, ROUND);
-      if (drop > 0) {
-        __m256i last = _mm256_and_si256(_mm256_srli_epi16(h, drop), one);
-        h = _mm256_and_si256(_mm256_add_epi16(_mm256_add_epi16(h, below_half), last), kept);
-      }
+      if (drop > 0) h = nearest_256(h, drop);
       _mm256_storeu_si256((__m256i *)(dst + i + 16 * k), h);
       __m512 e = _mm512_sub_ps(x, _mm512_cvtph_ps(h));
       error[k] = _mm512_fmadd_ps(e, e, error[k]);
@@ -126,18 +137,13 @@ AVX2 static void reduce_avx2(__m256 error, __m256 square, __m256 largest, struct
 
 AVX2 INLINE void convert_to_avx2(uint16_t *dst, const float *src, size_t n, int drop,
                                  struct sums *sums) {
-  const __m128i one = _mm_set1_epi16(1), below_half = _mm_set1_epi16((short)((1 << drop) / 2 - 1)),
-                kept = _mm_set1_epi16((short)(0xFFFFu << drop));
   __m256 error[2], square[2], largest[2];
   for (int k = 0; k < 2; k++) error[k] = square[k] = largest[k] = _mm256_setzero_ps();
   for (size_t i = 0; i < n; i += 16) {
     for (int k = 0; k < 2; k++) {
       __m256 x = _mm256_loadu_ps(src + i + 8 * k);
       __m128i h = _mm256_cvtps_ph(x, ROUND);
-      if (drop > 0) {
-        __m128i last = _mm_and_si128(_mm_srli_epi16(h, drop), one);
-        h = _mm_and_si128(_mm_add_epi16(_mm_add_epi16(h, below_half), last), kept);
-      }
+      if (drop > 0) h = nearest_128(h, drop);
       _mm_storeu_si128((__m128i *)(dst + i + 8 * k), h);
       __m256 e = _mm256_sub_ps(x, _mm256_cvtph_ps(h));
       error[k] = _mm256_fmadd_ps(e, e, error[k]);
@@ -183,15 +189,12 @@ AVX2 INLINE __m256 widen_avx2(__m128i words, bool bfloat16) {
 
 AVX2 INLINE void round_to_avx2(uint16_t *dst, const uint16_t *src, size_t n, int drop,
                                bool bfloat16, struct sums *sums) {
-  const __m128i one = _mm_set1_epi16(1), below_half = _mm_set1_epi16((short)((1 << drop) / 2 - 1)),
-                kept = _mm_set1_epi16((short)(0xFFFFu << drop));
   __m256 error[2], square[2], largest[2];
   for (int k = 0; k < 2; k++) error[k] = square[k] = largest[k] = _mm256_setzero_ps();
   for (size_t i = 0; i < n; i += 16) {
     for (int k = 0; k < 2; k++) {
       __m128i w = _mm_loadu_si128((const __m128i *)(src + i + 8 * k));
-      __m128i last = _mm_and_si128(_mm_srli_epi16(w, drop), one);
-      __m128i r = _mm_and_si128(_mm_add_epi16(_mm_add_epi16(w, below_half), last), kept);
+      __m128i r = nearest_128(w, drop);
       _mm_storeu_si128((__m128i *)(dst + i + 8 * k), r);
       __m256 x = widen_avx2(w, bfloat16);
       __m256 e = _mm256_sub_ps(x, widen_avx2(r, bfloat16));
@@ -235,21 +238,21 @@ static int list_kernels(const struct kernel **list) {
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 
+INLINE uint16x4_t nearest_neon(uint16x4_t w, int drop) {
+  const uint16x4_t last = vand_u16(vshl_u16(w, vdup_n_s16((int16_t)-drop)), vdup_n_u16(1));
+  const uint16x4_t below_half = vdup_n_u16((uint16_t)((1u << drop) / 2 - 1));
+  return vand_u16(vadd_u16(vadd_u16(w, below_half), last), vdup_n_u16((uint16_t)(0xFFFFu << drop)));
+}
+
 INLINE void convert_to_neon(uint16_t *dst, const float *src, size_t n, int drop,
                             struct sums *sums) {
-  const uint16x4_t one = vdup_n_u16(1), below_half = vdup_n_u16((uint16_t)((1u << drop) / 2 - 1)),
-                   kept = vdup_n_u16((uint16_t)(0xFFFFu << drop));
-  const int16x4_t right = vdup_n_s16((int16_t)-drop);
   float32x4_t error[4], square[4], largest[4];
   for (int k = 0; k < 4; k++) error[k] = square[k] = largest[k] = vdupq_n_f32(0);
   for (size_t i = 0; i < n; i += 16) {
     for (int k = 0; k < 4; k++) {
       float32x4_t x = vld1q_f32(src + i + 4 * k);
       uint16x4_t h = vreinterpret_u16_f16(vcvt_f16_f32(x));
-      if (drop > 0) {
-        uint16x4_t last = vand_u16(vshl_u16(h, right), one);
-        h = vand_u16(vadd_u16(vadd_u16(h, below_half), last), kept);
-      }
+      if (drop > 0) h = nearest_neon(h, drop);
       vst1_u16(dst + i + 4 * k, h);
       float32x4_t e = vsubq_f32(x, vcvt_f32_f16(vreinterpret_f16_u16(h)));
       error[k] = vfmaq_f32(error[k], e, e);
@@ -304,14 +307,10 @@ INLINE float32x4_t widen_neon(uint16x4_t words, bool bfloat16) {
 
 INLINE void round_to_neon(uint16_t *dst, const uint16_t *src, size_t n, int drop, bool bfloat16,
                           struct sums *sums) {
-  const uint16x4_t one = vdup_n_u16(1), below_half = vdup_n_u16((uint16_t)((1u << drop) / 2 - 1)),
-                   kept = vdup_n_u16((uint16_t)(0xFFFFu << drop));
-  const int16x4_t right = vdup_n_s16((int16_t)-drop);
   float32x4_t error = vdupq_n_f32(0), square = error, largest = error;
   for (size_t i = 0; i < n; i += 4) {
     uint16x4_t w = vld1_u16(src + i);
-    uint16x4_t last = vand_u16(vshl_u16(w, right), one);
-    uint16x4_t r = vand_u16(vadd_u16(vadd_u16(w, below_half), last), kept);
+    uint16x4_t r = nearest_neon(w, drop);
     vst1_u16(dst + i, r);
     float32x4_t x = widen_neon(w, bfloat16);
     float32x4_t e = vsubq_f32(x, widen_neon(r, bfloat16));

@@ -1,7 +1,6 @@
 package session
 
 import (
-	"slices"
 	"sync"
 	"time"
 )
@@ -36,8 +35,7 @@ type backlog struct {
 
 	mu      sync.Mutex
 	work    sync.Cond // there is something for a worker, or nothing ever more
-	items   []*item   // from head on
-	head    int
+	items   fifo[*item]
 	bytes   int64 // staged, of items and of what is being worked on
 	active  int   // packets that are being worked on
 	open    bool  // yielding workers may work, until nothing is left
@@ -60,7 +58,7 @@ func newBacklog(yields bool, high int64) *backlog {
 func (b *backlog) Push(it *item) (drained <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.items = append(b.items, it)
+	b.items.push(it)
 	b.bytes += it.staged()
 	if !b.yields {
 		b.work.Signal()
@@ -134,17 +132,10 @@ func (b *backlog) Pop() (it *item, ok bool) {
 	for (b.waiting() == 0 || !b.opened()) && !b.closed {
 		b.work.Wait()
 	}
-	if b.waiting() == 0 {
-		return nil, false
+	if it, ok = b.items.pop(); ok {
+		b.active++
 	}
-	it, b.items[b.head] = b.items[b.head], nil
-	if b.head++; b.head*2 > len(b.items) {
-		n := copy(b.items, b.items[b.head:])
-		clear(b.items[n:])
-		b.items, b.head = b.items[:n], 0
-	}
-	b.active++
-	return it, true
+	return it, ok
 }
 
 // How many packets behind one are looked at for its like.
@@ -155,9 +146,9 @@ const alikeWithin = 32
 func (b *backlog) PopAlike(of *item) *item {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for i := b.head; i < min(len(b.items), b.head+alikeWithin); i++ {
-		if it := b.items[i]; it.alike(of) {
-			b.items = slices.Delete(b.items, i, i+1)
+	for i, it := range b.items.all()[:min(b.waiting(), alikeWithin)] {
+		if it.alike(of) {
+			b.items.remove(i)
 			b.active++
 			return it
 		}
@@ -171,7 +162,7 @@ func (b *backlog) Done(n int, bytes int64) {
 	defer b.mu.Unlock()
 	b.active -= n
 	b.bytes -= bytes
-	if b.waiting() == 0 && b.active == 0 {
+	if b.yields && b.waiting() == 0 && b.active == 0 {
 		b.open = false
 		close(b.drained)
 		b.drained = make(chan struct{})
@@ -192,6 +183,6 @@ func (b *backlog) Close() {
 // staged is the memory that the packet holds.
 func (it *item) staged() int64 { return int64(len(it.region.Buf)) }
 
-func (b *backlog) waiting() int { return len(b.items) - b.head }
+func (b *backlog) waiting() int { return len(b.items.all()) }
 
 func (b *backlog) opened() bool { return !b.yields || b.open || b.hurried > 0 }

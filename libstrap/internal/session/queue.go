@@ -1,37 +1,56 @@
 package session
 
-import "sync"
+import (
+	"slices"
+	"sync"
+)
 
-// queue is an unbounded first-in, first-out queue; what bounds it is the staging
-// memory that its items hold.
+// fifo is a list that is taken from at its beginning; the zero value is empty. What
+// bounds it is the staging memory that its items hold.
+type fifo[T any] struct {
+	items []T // from head on
+	head  int
+}
+
+// all are the items, the oldest first.
+func (f *fifo[T]) all() []T { return f.items[f.head:] }
+
+func (f *fifo[T]) push(v T) { f.items = append(f.items, v) }
+
+// pop takes the first item, if there is one.
+func (f *fifo[T]) pop() (v T, ok bool) {
+	if f.head == len(f.items) {
+		return v, false
+	}
+	var none T
+	v, f.items[f.head] = f.items[f.head], none
+	if f.head++; f.head*2 > len(f.items) {
+		n := copy(f.items, f.all())
+		clear(f.items[n:])
+		f.items, f.head = f.items[:n], 0
+	}
+	return v, true
+}
+
+// remove takes item i of all.
+func (f *fifo[T]) remove(i int) { f.items = slices.Delete(f.items, f.head+i, f.head+i+1) }
+
+// queue is a fifo for several goroutines.
 type queue[T any] struct {
-	mu     sync.Mutex
-	items  []T
-	head   int
-	closed bool
-	wake   sync.Cond
+	mu   sync.Mutex
+	list fifo[T]
 	// Arrived receives a value after a Push, for a consumer that waits for
 	// other things too.
 	Arrived chan struct{}
 }
 
-func newQueue[T any]() *queue[T] {
-	q := &queue[T]{Arrived: make(chan struct{}, 1)}
-	q.wake.L = &q.mu
-	return q
-}
+func newQueue[T any]() *queue[T] { return &queue[T]{Arrived: make(chan struct{}, 1)} }
 
 // Push adds v at the end.
 func (q *queue[T]) Push(v T) {
 	q.mu.Lock()
-	if q.head > 64 && q.head*2 > len(q.items) {
-		n := copy(q.items, q.items[q.head:])
-		clear(q.items[n:])
-		q.items, q.head = q.items[:n], 0
-	}
-	q.items = append(q.items, v)
+	q.list.push(v)
 	q.mu.Unlock()
-	q.wake.Signal()
 	select {
 	case q.Arrived <- struct{}{}:
 	default:
@@ -42,33 +61,5 @@ func (q *queue[T]) Push(v T) {
 func (q *queue[T]) TryPop() (v T, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.pop()
-}
-
-// Pop waits for an item; ok is false once the queue is closed and empty.
-func (q *queue[T]) Pop() (v T, ok bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for q.head == len(q.items) && !q.closed {
-		q.wake.Wait()
-	}
-	return q.pop()
-}
-
-func (q *queue[T]) pop() (v T, ok bool) {
-	if q.head == len(q.items) {
-		return v, false
-	}
-	var none T
-	v, q.items[q.head] = q.items[q.head], none
-	q.head++
-	return v, true
-}
-
-// Close wakes all that wait in Pop once the queue is empty.
-func (q *queue[T]) Close() {
-	q.mu.Lock()
-	q.closed = true
-	q.mu.Unlock()
-	q.wake.Broadcast()
+	return q.list.pop()
 }

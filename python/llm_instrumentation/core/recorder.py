@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from .._cpus import usable_cpus
 from .._native import Reader, Session
 from ..errors import CaptureError, StrapError, StrapTimeoutError, UnsupportedError
 from ..memory.cuda_manager import CUDAMemoryManager
@@ -87,7 +88,7 @@ class Recorder:
         # Before the file is touched: a selection that fails must not empty it.
         selected = [(model, select_modules(model, config)) for model in models]
         self._probes = CaptureProbes(self.path, config.probes, config.probe_interval_s)
-        workers = config.workers or max(1, min(8, _cpus()))
+        workers = config.workers or max(1, min(8, usable_cpus()))
         burst = int((config.burst_gb or 0) * 1e9)
         try:
             self._session = Session(
@@ -436,20 +437,13 @@ class Recorder:
                     )
 
 
-def _cpus() -> int:
-    """CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _crowded(models: Sequence[nn.Module], workers: int) -> bool:
     """Whether compression threads would take CPUs from the models' own threads."""
     on_cpu = any(
         tensor is None or tensor.device.type == "cpu"
         for tensor in (next(model.parameters(), None) for model in models)
     )
-    return on_cpu and torch.get_num_threads() + workers > _cpus()
+    return on_cpu and torch.get_num_threads() + workers > usable_cpus()
 
 
 def _is_compiled(model: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ..._cpus import usable_cpus
 from ..._native import trace as native
 from ...errors import InvalidArgumentError
 from .._frames import TraceLike, can_be_read_again, is_in_order, reader_of
@@ -236,7 +237,7 @@ def _options(
         raise InvalidArgumentError(f"memory_gb = {memory_gb}: must be above 0, at most 2^20")
     return {
         "memory_bytes": int(memory_gb * 2**30),
-        "workers": _positive("workers", _cores() if workers is None else workers),
+        "workers": _positive("workers", usable_cpus() if workers is None else workers),
         "spill_dir": os.fspath(tempfile.gettempdir() if spill_dir is None else spill_dir),
     }
 
@@ -245,9 +246,3 @@ def _positive(name: str, value: int) -> int:
     if value < 1:
         raise InvalidArgumentError(f"{name} = {value}: must be at least 1")
     return value
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
