@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -44,11 +45,21 @@ def test_an_inference_is_measured():
 
 
 def test_memory_that_an_inference_keeps_is_seen():
-    profiler = SystemProfiler()
-    with profiler.measure_inference():
-        kept = bytes(bytearray(b"x") * (64 << 20))
-    assert profiler.metrics.memory_usage[0] > 32 << 20
-    assert len(kept) == 64 << 20
+    # In a process of its own: a kernel that takes back pages this one has not used for a
+    # while (DAMON does, of torch's libraries) lowers its resident set during the inference.
+    said = subprocess.run(
+        [sys.executable, "-c", KEEPS_64_MIB], check=True, capture_output=True, text=True
+    )
+    assert 60 << 20 < int(said.stdout) < 80 << 20
+
+
+KEEPS_64_MIB = """
+from llm_instrumentation.core.profiling import SystemProfiler
+profiler = SystemProfiler()
+with profiler.measure_inference():
+    kept = bytearray(b"x") * (64 << 20)
+print(profiler.metrics.memory_usage[0])
+"""
 
 
 def test_an_inference_that_raises_is_recorded_and_raises():
