@@ -391,8 +391,14 @@ class _Run:
                 return self._go_through(collector, mode, engine, log, watch)
             except BaseException:
                 watch.stop()
-                engine.abandon()
-                _stop_quietly(collector)
+                if mode is Mode.WRAP:
+                    engine.abandon()
+                    _stop_quietly(collector)
+                else:  # its last look needs the process
+                    try:
+                        _stop_quietly(collector)
+                    finally:
+                        engine.abandon()
                 raise
 
     def _go_through(
