@@ -121,6 +121,16 @@ enum { STRAP_MODE_CREATE = 0, STRAP_MODE_RESUME = 1 };
 
 #define STRAP_MAX_DIMS 64
 
+/*
+ * Runs work(argument) in several threads at once, the caller's among them, and returns
+ * when all are through: GOMP_parallel of an OpenMP runtime is such a function, and is
+ * what an engine passes whose operators run in OpenMP's threads; one with a thread
+ * pool of its own passes a function that uses it. libstrap gives 0 for threads, which
+ * means as many as the host likes, and 0 for flags. work does not call back and need not
+ * run in more than one thread.
+ */
+typedef void (*strap_team)(void (*work)(void *), void *argument, unsigned threads, unsigned flags);
+
 typedef struct strap_open_options {
   uint32_t struct_size;
   strap_codec codec;
@@ -154,6 +164,8 @@ typedef struct strap_open_options {
                                 yield rest until so much waits for them, or three
                                 quarters of that memory, however long. 0 to
                                 max_memory_bytes */
+  strap_team team;           /* threads of the host that take part in copying large tensors
+                                within strap_enqueue; NULL: the caller copies alone */
 } strap_open_options;
 
 /*

@@ -81,6 +81,7 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		Rank:        int32(o.rank),
 		ErrorBound:  float64(o.error_bound),
 		Yield:       o.workers_yield == 1,
+		Team:        codec.Team{Parallel: unsafe.Pointer(o.team)},
 		BurstBytes:  int64(min(uint64(o.burst_bytes), math.MaxInt64)),
 	}, nil
 }

@@ -26,6 +26,7 @@ AT(strap_open_options, rank, 44);
 AT(strap_open_options, error_bound, 48);
 AT(strap_open_options, workers_yield, 56);
 AT(strap_open_options, burst_bytes, 64);
+AT(strap_open_options, team, 72);
 
 AT(strap_tensor, layer, 4);
 AT(strap_tensor, dtype, 8);

@@ -117,6 +117,7 @@ def compiled(
         "names.c",
         "overwrite.c",
         "threads.c",
+        "team.c",
         "flush.c",
         "probes.c",
         "resume.c",

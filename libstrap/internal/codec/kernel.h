@@ -33,6 +33,17 @@ void strapk_float32_to_float16(int kernel, uint16_t *dst, const float *src, size
 void strapk_round(int kernel, uint16_t *dst, const uint16_t *src, size_t n,
                   const struct strapk_rounding *rounding, struct strapk_stats *stats);
 
+/* A function like GOMP_parallel: runs work(argument) in several threads at once, the
+ * caller's among them, and returns when all are through. */
+typedef void (*strapk_team)(void (*work)(void *), void *argument, unsigned threads, unsigned flags);
+
+enum strapk_way { STRAPK_CONVERT, STRAPK_ROUND, STRAPK_COPY };
+
+/* strapk_float32_to_float16, strapk_round, or memcpy of n bytes, shared out to a team. The
+ * sums are the same for every team. */
+void strapk_share(strapk_team team, enum strapk_way way, int kernel, void *dst, const void *src,
+                  size_t n, const struct strapk_rounding *rounding, struct strapk_stats *stats);
+
 /* Copies the elements [start, start + count), row-major, of a strided tensor.
  * 1 <= ndim <= 64, every length >= 1, item a power of two up to 16; strides are
  * in elements. */

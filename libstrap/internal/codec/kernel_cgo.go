@@ -8,6 +8,8 @@ package codec
 #cgo nocallback strapk_float32_to_float16
 #cgo noescape strapk_round
 #cgo nocallback strapk_round
+#cgo noescape strapk_share
+#cgo nocallback strapk_share
 #cgo noescape strapk_gather
 #cgo nocallback strapk_gather
 #cgo noescape strapk_huffman_pair
@@ -45,6 +47,21 @@ func roundKernel(kernel int, dst, src unsafe.Pointer, n int, r rounding, st *Sta
 	var c C.struct_strapk_stats
 	how := r.toC()
 	C.strapk_round(C.int(kernel), (*C.uint16_t)(dst), (*C.uint16_t)(src), C.size_t(n), &how, &c)
+	st.addC(&c)
+}
+
+// The ways of shareKernel.
+const (
+	convertWay = C.STRAPK_CONVERT
+	roundWay   = C.STRAPK_ROUND
+	copyWay    = C.STRAPK_COPY
+)
+
+// shareKernel is convertKernel, roundKernel or a copy of n bytes in the threads of a team.
+func shareKernel(t Team, way uint32, dst, src unsafe.Pointer, n int, r rounding, st *Stats) {
+	var c C.struct_strapk_stats
+	how := r.toC()
+	C.strapk_share((C.strapk_team)(t.Parallel), way, 0, dst, src, C.size_t(n), &how, &c)
 	st.addC(&c)
 }
 

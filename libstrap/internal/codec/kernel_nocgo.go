@@ -19,6 +19,12 @@ func roundKernel(int, unsafe.Pointer, unsafe.Pointer, int, rounding, *Stats) {
 	panic("codec: there is no kernel")
 }
 
+const convertWay, roundWay, copyWay = 0, 1, 2
+
+func shareKernel(Team, uint32, unsafe.Pointer, unsafe.Pointer, int, rounding, *Stats) {
+	panic("codec: there is no kernel")
+}
+
 func gatherKernel(dst, src unsafe.Pointer, itemSize int, shape, strides []int64, start, count int64) {
 	gatherPortable(dst, src, itemSize, shape, strides, start, count)
 }

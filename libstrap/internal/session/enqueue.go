@@ -37,15 +37,21 @@ type item struct {
 	shape   []int64 // backs row.Shape
 	name    string
 	region  arena.Region
-	kind    codec.Kind    // of the payload
-	source  int           // bytes to compress, at the region's end
-	out     []byte        // the finished packet, in the region
-	err     error         // why there is none
-	done    chan struct{} // receives when a worker is through with it
-	feed    *feed         // a streamed packet
+	kind    codec.Kind  // of the payload
+	source  int         // bytes to compress, at the region's end
+	out     []byte      // the finished packet, in the region
+	err     error       // why there is none
+	made    atomic.Bool // a worker is through with it
+	feed    *feed       // a streamed packet
 	barrier *barrier
 
 	converted codec.Stats // of the packet, where it is float16 of float32
+}
+
+// ready reports whether the writer can take it: all but packets that a worker still
+// has to make.
+func (it *item) ready() bool {
+	return it.barrier != nil || it.feed != nil || it.row.Error != "" || it.made.Load()
 }
 
 // feed carries a tensor larger than a region through two halves of one.
@@ -148,7 +154,7 @@ func (s *Session) emit(e *emission, t *Tensor, d *deadline) error {
 		}
 		s.counters.tensors.Add(1)
 		s.counters.rawBytes.Add(uint64(e.elems) * uint64(t.DType.Size()))
-		if t.measured(e.stored, s.opts.roundingBound()) {
+		if t.measured(e.stored, s.opts.copying().bound) {
 			s.convert.Lock()
 			s.convert.Add(&e.stats)
 			s.convert.Unlock()
@@ -273,7 +279,7 @@ func (s *Session) yield(drained <-chan struct{}, d *deadline) {
 
 // copy puts elements of the current packet into dst.
 func (s *Session) copy(e *emission, t *Tensor, dst []byte, start, count int64) {
-	bits := t.copyElements(dst, e.stored, start, count, s.opts.roundingBound(), &e.stats)
+	bits := t.copyElements(dst, e.stored, start, count, s.opts.copying(), &e.stats)
 	e.bits = max(e.bits, bits)
 }
 

@@ -45,6 +45,9 @@ type Options struct {
 	// codec.ArchiveDefaultBound.
 	ErrorBound float64
 
+	// Team takes part in copying large tensors.
+	Team codec.Team
+
 	split int64 // for tests; 0: splitBytes
 }
 
@@ -85,11 +88,10 @@ func memoryLimit(asked int64) int64 {
 	return max(asked, arena.MinLimit)
 }
 
-// roundingBound is the error bound within which values are rounded as they are copied,
-// 0: they are not. An archive does it in its own way.
-func (o *Options) roundingBound() float64 {
+// copying is how tensors are copied. An archive rounds values later, in its own way.
+func (o *Options) copying() copying {
 	if o.Codec == codec.Archive {
-		return 0
+		return copying{team: o.Team}
 	}
-	return o.ErrorBound
+	return copying{o.ErrorBound, o.Team}
 }

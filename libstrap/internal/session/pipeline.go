@@ -62,9 +62,9 @@ func (s *Session) workOn(it *item, e *encoders) (next *item) {
 		n, bytes = n+1, bytes+other.staged()
 	}
 	// From here on they are the writer's.
-	it.done <- struct{}{}
+	s.order.Made(it)
 	for _, other := range again {
-		other.done <- struct{}{}
+		s.order.Made(other)
 	}
 	s.jobs.Done(n, bytes)
 	return next
@@ -157,25 +157,31 @@ func (s *Session) write() {
 	w := &writer{Session: s, tick: time.NewTicker(fileLag), indexed: time.Now()}
 	defer w.tick.Stop()
 	for {
-		select {
-		case <-w.tick.C:
-			w.attempt(w.ticked)
-		default:
-		}
-		it, ok := s.order.TryPop()
-		if !ok {
-			select {
-			case <-s.order.Arrived:
-			case <-w.tick.C:
-				w.attempt(w.ticked)
-			}
-			continue
-		}
+		it := w.next()
 		if b := it.barrier; b != nil && b.kind == toFinish {
 			w.finish(b)
 			return
 		}
 		w.attempt(func() error { return w.handle(it) })
+	}
+}
+
+// next waits for the first item of the order.
+func (w *writer) next() *item {
+	for {
+		select {
+		case <-w.tick.C:
+			w.attempt(w.ticked)
+		default:
+		}
+		if it, ok := w.order.TryPop(); ok {
+			return it
+		}
+		select {
+		case <-w.order.Ready:
+		case <-w.tick.C:
+			w.attempt(w.ticked)
+		}
 	}
 }
 
@@ -249,14 +255,6 @@ func (w *writer) answer(b *barrier) {
 }
 
 func (w *writer) writePacket(it *item) error {
-	for waiting := true; waiting; {
-		select {
-		case <-it.done:
-			waiting = false
-		case <-w.tick.C:
-			w.attempt(w.ticked)
-		}
-	}
 	if err := it.err; err != nil {
 		w.lose(it)
 		return err
@@ -384,7 +382,7 @@ func (w *writer) recycle(it *item) {
 	if it.region.Buf != nil {
 		w.arena.Free(it.region)
 	}
-	*it = item{shape: it.shape, done: it.done}
+	*it = item{shape: it.shape}
 	w.items.Put(it)
 }
 
@@ -484,21 +482,20 @@ func (w *writer) writePieces(it *item) error {
 
 // last is the next item of a session that is closing; where there is none, none
 // can follow.
-func (s *Session) last() *item {
-	s.orderMu.Lock()
-	defer s.orderMu.Unlock()
-	it, ok := s.order.TryPop()
-	s.ended = !ok
-	if !ok {
+func (w *writer) last() *item {
+	w.orderMu.Lock()
+	w.ended = w.order.Empty()
+	w.orderMu.Unlock()
+	if w.ended {
 		return nil
 	}
-	return it
+	return w.next()
 }
 
 // finish publishes what is left, ends the workers and closes the files.
 func (w *writer) finish(b *barrier) {
 	s := w.Session
-	for it := s.last(); it != nil; it = s.last() {
+	for it := w.last(); it != nil; it = w.last() {
 		if it.barrier == nil {
 			w.attempt(func() error { return w.handle(it) })
 		} else {

@@ -55,7 +55,7 @@ type Session struct {
 	items sync.Pool
 
 	orderMu  sync.Mutex // what is pushed to order, and in which order
-	order    *queue[*item]
+	order    *order
 	sequence uint64   // of the next row
 	pushes   uint64   // to order
 	barrier  *barrier // the last one pushed
@@ -126,7 +126,7 @@ func Open(path string, o Options) (*Session, error) {
 		layerIDs:  map[layerKey]uint32{},
 		turn:      make(chan struct{}, 1),
 		jobs:      newBacklog(o.Yield, min(yieldBytes, mem.Limit()/4)),
-		order:     newQueue[*item](),
+		order:     newOrder(),
 		pending:   map[uint64]*emission{},
 		remembers: true,
 		closing:   make(chan struct{}),
@@ -138,7 +138,7 @@ func Open(path string, o Options) (*Session, error) {
 	if burst := min(o.BurstBytes, mem.Limit()*3/4); burst > s.jobs.high {
 		s.jobs.high, s.jobs.longest = burst, math.MaxInt64
 	}
-	s.items.New = func() any { return &item{done: make(chan struct{}, 1)} }
+	s.items.New = func() any { return &item{} }
 	if o.Resume {
 		err = s.resume()
 	} else {

@@ -93,6 +93,12 @@ func (t *Tensor) checkStrides() error {
 // mantissas are the stored types that can be rounded to fewer bits.
 var mantissas = map[wire.DType]codec.Mantissa{wire.Float16: codec.Float16, wire.BFloat16: codec.BFloat16}
 
+// copying is how elements get into a packet.
+type copying struct {
+	bound float64 // of the error of rounding, 0: values are not rounded
+	team  codec.Team
+}
+
 // measured reports whether what is stored is compared with the values.
 func (t *Tensor) measured(stored wire.DType, bound float64) bool {
 	return stored != t.DType || bound > 0 && mantissas[stored] > 0
@@ -100,18 +106,18 @@ func (t *Tensor) measured(stored wire.DType, bound float64) bool {
 
 // copyElements puts the elements [start, start+count), row-major, into dst as the
 // stored type, and returns to how many bits of mantissa they were rounded, 0 where
-// they were not: as few as keep the squared error within bound, where that is above
+// they were not: as few as keep the squared error within the bound, where that is above
 // 0. It adds to st where the error is measured.
-func (t *Tensor) copyElements(dst []byte, stored wire.DType, start, count int64, bound float64, st *codec.Stats) int {
+func (t *Tensor) copyElements(dst []byte, stored wire.DType, start, count int64, how copying, st *codec.Stats) int {
 	full := mantissas[stored]
-	if full == 0 || bound == 0 {
-		t.copyRounded(dst, stored, start, count, int(full), st)
+	if full == 0 || how.bound == 0 {
+		t.copyRounded(dst, stored, start, count, int(full), how.team, st)
 		return 0
 	}
-	for bits := full.LeastBits(bound); ; bits++ {
+	for bits := full.LeastBits(how.bound); ; bits++ {
 		var own codec.Stats
-		t.copyRounded(dst, stored, start, count, bits, &own)
-		if own.SquareError <= bound*own.SquareSum || bits >= int(full) {
+		t.copyRounded(dst, stored, start, count, bits, how.team, &own)
+		if own.SquareError <= how.bound*own.SquareSum || bits >= int(full) {
 			st.Add(&own)
 			return bits % int(full)
 		}
@@ -119,7 +125,7 @@ func (t *Tensor) copyElements(dst []byte, stored wire.DType, start, count int64,
 }
 
 // copyRounded is copyElements with the bits that are given, for types that have them.
-func (t *Tensor) copyRounded(dst []byte, stored wire.DType, start, count int64, bits int, st *codec.Stats) {
+func (t *Tensor) copyRounded(dst []byte, stored wire.DType, start, count int64, bits int, team codec.Team, st *codec.Stats) {
 	if count == 0 {
 		return
 	}
@@ -138,11 +144,11 @@ func (t *Tensor) copyRounded(dst []byte, stored wire.DType, start, count int64, 
 	from := unsafe.Add(t.Data, start*size)
 	switch {
 	case asIs:
-		copy(dst, unsafe.Slice((*byte)(from), count*size))
+		team.Copy(to, from, int(count*size))
 	case stored == t.DType:
-		full.Round(to, from, int(count), bits, st)
+		team.Round(full, to, from, int(count), bits, st)
 	default:
-		codec.Float32ToFloat16(to, from, int(count), bits, st)
+		team.Float32ToFloat16(to, from, int(count), bits, st)
 	}
 }
 

@@ -75,6 +75,7 @@ class OpenOptions(ctypes.Structure):
         ("workers_yield", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
         ("burst_bytes", ctypes.c_uint64),
+        ("team", ctypes.c_void_p),
     ]
 
 

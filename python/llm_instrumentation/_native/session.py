@@ -104,6 +104,8 @@ class Session:
             default of libstrap.
         workers_yield: let the compression threads rest while the caller computes.
         burst_bytes: staging memory to take at once, and to fill before yielding workers work.
+        team: address of a function like GOMP_parallel, whose threads take part in copying;
+            0: the caller copies alone.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class Session:
         error_bound: float = 0.0,
         workers_yield: bool = False,
         burst_bytes: int = 0,
+        team: int = 0,
     ) -> None:
         self.path = os.fspath(path)
         self._lib = library()
@@ -141,6 +144,7 @@ class Session:
             error_bound=error_bound,
             workers_yield=int(workers_yield),
             burst_bytes=burst_bytes,
+            team=team,
         )
         handle, error = ctypes.c_uint64(), Error()
         name = os.fsencode(self.path)

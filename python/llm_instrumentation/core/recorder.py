@@ -22,6 +22,7 @@ from .._native import Reader, Session
 from ..errors import CaptureError, StrapError, StrapTimeoutError, UnsupportedError
 from ..memory.cuda_manager import CUDAMemoryManager
 from ..probes.capture import CaptureProbes
+from ._openmp import gomp_parallel
 from .config import HookGranularity, InstrumentationConfig
 from .monitor import Monitor
 from .outputs import walk_output
@@ -102,6 +103,7 @@ class Recorder:
                 error_bound=config.error_bound or 0.0,
                 workers_yield=_crowded(models, workers),
                 burst_bytes=burst,
+                team=gomp_parallel(),
             )
         except BaseException:
             self._probes.stop()
