@@ -14,6 +14,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/session"
 	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/team"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
@@ -81,7 +82,7 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		Rank:        int32(o.rank),
 		ErrorBound:  float64(o.error_bound),
 		Yield:       o.workers_yield == 1,
-		Team:        codec.Team{Parallel: unsafe.Pointer(o.team)},
+		Team:        team.Team{Parallel: unsafe.Pointer(o.team)},
 		BurstBytes:  int64(min(uint64(o.burst_bytes), math.MaxInt64)),
 	}, nil
 }

@@ -23,6 +23,7 @@ import "C"
 import (
 	"unsafe"
 
+	"github.com/libstrap/strap/libstrap/internal/team"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
@@ -58,7 +59,7 @@ const (
 )
 
 // shareKernel is convertKernel, roundKernel or a copy of n bytes in the threads of a team.
-func shareKernel(t Team, way uint32, dst, src unsafe.Pointer, n int, r rounding, st *Stats) {
+func shareKernel(t team.Team, way uint32, dst, src unsafe.Pointer, n int, r rounding, st *Stats) {
 	var c C.struct_strapk_stats
 	how := r.toC()
 	C.strapk_share((C.strapk_team)(t.Parallel), way, 0, dst, src, C.size_t(n), &how, &c)

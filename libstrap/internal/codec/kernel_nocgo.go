@@ -5,6 +5,7 @@ package codec
 import (
 	"unsafe"
 
+	"github.com/libstrap/strap/libstrap/internal/team"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
@@ -21,7 +22,7 @@ func roundKernel(int, unsafe.Pointer, unsafe.Pointer, int, rounding, *Stats) {
 
 const convertWay, roundWay, copyWay = 0, 1, 2
 
-func shareKernel(Team, uint32, unsafe.Pointer, unsafe.Pointer, int, rounding, *Stats) {
+func shareKernel(team.Team, uint32, unsafe.Pointer, unsafe.Pointer, int, rounding, *Stats) {
 	panic("codec: there is no kernel")
 }
 

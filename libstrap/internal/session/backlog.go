@@ -12,6 +12,8 @@ const (
 	longestWait = time.Second
 	// What waits for workers that yield, at most, before they are given the CPUs.
 	yieldBytes = 32 << 20
+	// What waits for a team, which costs nothing to wake: as much as stays in caches.
+	helpBytes = 4 << 20
 )
 
 // backlog is the packets that wait for a worker.
@@ -30,8 +32,10 @@ const (
 // and then work until nothing is left.
 type backlog struct {
 	yields  bool
+	helped  bool          // who makes it full has other threads work, the workers rest on
 	high    int64         // bytes
 	longest time.Duration // that a packet may wait
+	idle    time.Duration // without a packet
 
 	mu      sync.Mutex
 	work    sync.Cond // there is something for a worker, or nothing ever more
@@ -47,8 +51,16 @@ type backlog struct {
 	drained chan struct{} // closed when nothing is left, for those who wait for it
 }
 
-func newBacklog(yields bool, high int64) *backlog {
-	b := &backlog{yields: yields, high: high, longest: longestWait, drained: make(chan struct{})}
+func newBacklog(yields, helped bool, high int64) *backlog {
+	b := &backlog{
+		yields: yields, helped: helped, high: high, longest: longestWait, idle: idleAfter,
+		drained: make(chan struct{}),
+	}
+	if helped {
+		// What little waits is in nobody's way, and a packet that a worker has begun and
+		// gets no CPU for holds up those behind it.
+		b.idle = longestWait
+	}
 	b.work.L = &b.mu
 	return b
 }
@@ -69,16 +81,16 @@ func (b *backlog) Push(it *item) (drained <-chan struct{}) {
 		b.first = b.last
 	}
 	if b.timer == nil {
-		b.timer = time.AfterFunc(idleAfter, b.tick)
+		b.timer = time.AfterFunc(b.idle, b.tick)
 	}
-	full := b.bytes >= b.high
-	if full || b.last.Sub(b.first) >= b.longest {
-		b.open = true
+	full, late := b.bytes >= b.high, b.last.Sub(b.first) >= b.longest
+	if !b.helped {
+		b.open = b.open || full || late
 	}
 	if b.opened() {
 		b.work.Broadcast()
 	}
-	if full {
+	if full || late && b.helped {
 		return b.drained
 	}
 	return nil
@@ -92,11 +104,11 @@ func (b *backlog) tick() {
 		b.timer = nil // until the next Push
 		return
 	}
-	left := idleAfter - time.Since(b.last)
+	left := b.idle - time.Since(b.last)
 	if left <= 0 {
 		b.open = true
 		b.work.Broadcast()
-		left = idleAfter
+		left = b.idle
 	}
 	b.timer.Reset(left)
 }
@@ -132,6 +144,16 @@ func (b *backlog) Pop() (it *item, ok bool) {
 	for (b.waiting() == 0 || !b.opened()) && !b.closed {
 		b.work.Wait()
 	}
+	if it, ok = b.items.pop(); ok {
+		b.active++
+	}
+	return it, ok
+}
+
+// TryPop takes a packet for a helper, who calls Done as a worker does.
+func (b *backlog) TryPop() (it *item, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if it, ok = b.items.pop(); ok {
 		b.active++
 	}

@@ -48,7 +48,7 @@ func soon[T any](t *testing.T, c <-chan T) (v T) {
 }
 
 func TestEagerWorkersTakeWhatComes(t *testing.T) {
-	b := newBacklog(false, 100)
+	b := newBacklog(false, false, 100)
 	defer b.Close()
 	taken := worker(b)
 	if b.Push(packet(1000)) != nil {
@@ -58,7 +58,7 @@ func TestEagerWorkersTakeWhatComes(t *testing.T) {
 }
 
 func TestYieldingWorkersRestWhileThePacketsCome(t *testing.T) {
-	b := newBacklog(true, 1000)
+	b := newBacklog(true, false, 1000)
 	defer b.Close()
 	taken := worker(b)
 	longest, before := time.Duration(0), time.Now()
@@ -78,7 +78,7 @@ func TestYieldingWorkersRestWhileThePacketsCome(t *testing.T) {
 }
 
 func TestYieldingWorkersGoFirstWhenMuchWaits(t *testing.T) {
-	b := newBacklog(true, 1000)
+	b := newBacklog(true, false, 1000)
 	defer b.Close()
 	if b.Push(packet(999)) != nil {
 		t.Fatal("the caller was told to wait for 999 bytes")
@@ -95,7 +95,7 @@ func TestYieldingWorkersGoFirstWhenMuchWaits(t *testing.T) {
 }
 
 func TestSomeoneInAHurry(t *testing.T) {
-	b := newBacklog(true, 1000)
+	b := newBacklog(true, false, 1000)
 	defer b.Close()
 	b.timer, b.longest = time.NewTimer(time.Hour), time.Hour // no idle time is noticed
 	taken := worker(b)
@@ -111,7 +111,7 @@ func TestSomeoneInAHurry(t *testing.T) {
 }
 
 func TestNoPacketWaitsForLong(t *testing.T) {
-	b := newBacklog(true, 1000)
+	b := newBacklog(true, false, 1000)
 	defer b.Close()
 	b.timer = time.NewTimer(time.Hour)
 	taken := worker(b)
@@ -127,7 +127,7 @@ func TestNoPacketWaitsForLong(t *testing.T) {
 }
 
 func TestABacklogThatClosesIsWorkedOff(t *testing.T) {
-	b := newBacklog(true, 1000)
+	b := newBacklog(true, false, 1000)
 	b.Push(packet(1))
 	b.Close()
 	n := 0

@@ -255,6 +255,10 @@ func (s *Session) yield(drained <-chan struct{}, d *deadline) {
 		return
 	}
 	defer s.counters.yielded.Start()()
+	if s.opts.helped() {
+		s.opts.Team.Run(s.guardedHelp)
+		return
+	}
 	select {
 	case <-drained:
 	case <-s.failed:

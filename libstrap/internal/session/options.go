@@ -8,6 +8,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/stream"
+	"github.com/libstrap/strap/libstrap/internal/team"
 )
 
 // KeepAll as Options.Cut keeps every complete packet of a resumed stream.
@@ -45,8 +46,8 @@ type Options struct {
 	// codec.ArchiveDefaultBound.
 	ErrorBound float64
 
-	// Team takes part in copying large tensors.
-	Team codec.Team
+	// Team takes part in copying large tensors, and where Yield is set it makes packets.
+	Team team.Team
 
 	split int64 // for tests; 0: splitBytes
 }
@@ -88,10 +89,21 @@ func memoryLimit(asked int64) int64 {
 	return max(asked, arena.MinLimit)
 }
 
+// helped reports whether callers and their team make packets when many wait.
+func (o *Options) helped() bool { return o.Yield && o.Team.Present() && !o.DropOnFull }
+
+// backlogBytes is how much waits for workers that yield, or for a team that makes packets.
+func (o *Options) backlogBytes() int64 {
+	if o.helped() {
+		return helpBytes
+	}
+	return yieldBytes
+}
+
 // copying is how tensors are copied. An archive rounds values later, in its own way.
 func (o *Options) copying() copying {
 	if o.Codec == codec.Archive {
-		return copying{team: o.Team}
+		return copying{by: codec.Copier{Team: o.Team}}
 	}
-	return copying{o.ErrorBound, o.Team}
+	return copying{o.ErrorBound, codec.Copier{Team: o.Team}}
 }

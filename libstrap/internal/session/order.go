@@ -35,8 +35,8 @@ func (f *fifo[T]) pop() (v T, ok bool) {
 // remove takes item i of all.
 func (f *fifo[T]) remove(i int) { f.items = slices.Delete(f.items, f.head+i, f.head+i+1) }
 
-// order is what goes to the file, in the order of the file, for one writer. A packet
-// that waits for its worker wakes nobody.
+// order is what goes to the file, in the order of the file. A packet that waits to be
+// made wakes nobody. One caller at a time takes items.
 type order struct {
 	mu   sync.Mutex
 	list fifo[*item]
@@ -52,22 +52,12 @@ func (o *order) Push(it *item) {
 	o.mu.Lock()
 	o.list.push(it)
 	o.mu.Unlock()
-	o.tell(it)
+	o.Wake()
 }
 
-// Made says that a packet's worker is through with it: it is the writer's now.
-func (o *order) Made(it *item) {
-	it.made.Store(true)
-	o.tell(it)
-}
-
-// tell wakes the writer if it waits for this item.
-func (o *order) tell(it *item) {
-	o.mu.Lock()
-	all := o.list.all()
-	first := len(all) > 0 && all[0] == it && it.ready()
-	o.mu.Unlock()
-	if first {
+// Wake wakes the writer if there is something for it: after a packet is made.
+func (o *order) Wake() {
+	if o.First() != nil {
 		select {
 		case o.Ready <- struct{}{}:
 		default:
@@ -75,14 +65,21 @@ func (o *order) tell(it *item) {
 	}
 }
 
-// TryPop takes the first item, if it is ready.
-func (o *order) TryPop() (it *item, ok bool) {
+// First is the first item, nil if it is not ready.
+func (o *order) First() *item {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if all := o.list.all(); len(all) == 0 || !all[0].ready() {
-		return nil, false
+	if all := o.list.all(); len(all) > 0 && all[0].ready() {
+		return all[0]
 	}
-	return o.list.pop()
+	return nil
+}
+
+// Pop takes what First gave.
+func (o *order) Pop() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.list.pop()
 }
 
 // Empty reports whether there is no item, ready or not.

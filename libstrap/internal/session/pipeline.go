@@ -7,6 +7,7 @@ import (
 	"io"
 	"runtime"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
@@ -39,8 +40,54 @@ func (s *Session) work(e *encoders) {
 		}
 		for it != nil {
 			it = s.workOn(it, e)
+			s.order.Wake()
 		}
 	}
+}
+
+// guardedHelp is help for a caller that cannot deal with a panic.
+func (s *Session) guardedHelp() {
+	_ = s.Guard(func() error { s.help(); return nil }) // which is the session's failure then
+}
+
+// help makes packets until none is left, in one of several threads that do, and brings
+// them to the stream as far as that does not wait for the disk.
+func (s *Session) help() {
+	e, err := s.lend()
+	if err != nil {
+		s.fail(err)
+		return
+	}
+	defer s.giveBack(e)
+	for {
+		it, ok := s.jobs.TryPop()
+		if !ok {
+			break
+		}
+		for it != nil {
+			it = s.workOn(it, e)
+			s.writer.tryAppend()
+		}
+	}
+	s.order.Wake()
+}
+
+// lend gives encoders for a helper.
+func (s *Session) lend() (*encoders, error) {
+	s.sparesMu.Lock()
+	defer s.sparesMu.Unlock()
+	if n := len(s.spares); n > 0 {
+		e := s.spares[n-1]
+		s.spares = s.spares[:n-1]
+		return e, nil
+	}
+	return newEncoders(&s.opts)
+}
+
+func (s *Session) giveBack(e *encoders) {
+	s.sparesMu.Lock()
+	defer s.sparesMu.Unlock()
+	s.spares = append(s.spares, e)
 }
 
 // workOn makes a packet, and those of the same elements that wait close behind it.
@@ -62,9 +109,9 @@ func (s *Session) workOn(it *item, e *encoders) (next *item) {
 		n, bytes = n+1, bytes+other.staged()
 	}
 	// From here on they are the writer's.
-	s.order.Made(it)
+	it.made.Store(true)
 	for _, other := range again {
-		s.order.Made(other)
+		other.made.Store(true)
 	}
 	s.jobs.Done(n, bytes)
 	return next
@@ -140,21 +187,27 @@ func (s *Session) encode(it *item, e *encoders) error {
 	return nil
 }
 
-// writer is the state of the one goroutine that writes.
+// writer brings packets to the stream and their rows to the index. It has a goroutine of
+// its own, and helpers come in between.
 type writer struct {
 	*Session
-	unpublished []*item // appended to the stream, not yet known to be in the file
+	mu          sync.Mutex // the rest, and what is taken from order
+	unpublished []*item    // appended to the stream, not yet known to be in the file
 	tick        *time.Ticker
 	due         int64     // the stream's length at the last tick: in the file at the next
 	indexed     time.Time // when the index was last written
 	indexedAt   int64     // and the stream's length then
 }
 
-// write appends what the order queue brings, until it brings toFinish.
-func (s *Session) write() {
+// write appends what the order brings, until it brings toFinish.
+func (w *writer) write() {
 	runtime.LockOSThread()
-	lowerPriority()
-	w := &writer{Session: s, tick: time.NewTicker(fileLag), indexed: time.Now()}
+	if !w.opts.helped() { // who hold the lock in turns with it
+		lowerPriority()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.tick, w.indexed = time.NewTicker(fileLag), time.Now()
 	defer w.tick.Stop()
 	for {
 		it := w.next()
@@ -166,7 +219,7 @@ func (s *Session) write() {
 	}
 }
 
-// next waits for the first item of the order.
+// next waits for the first item of the order. Helpers append meanwhile.
 func (w *writer) next() *item {
 	for {
 		select {
@@ -174,13 +227,35 @@ func (w *writer) next() *item {
 			w.attempt(w.ticked)
 		default:
 		}
-		if it, ok := w.order.TryPop(); ok {
+		if it := w.order.First(); it != nil {
+			w.order.Pop()
 			return it
 		}
+		w.mu.Unlock()
 		select {
 		case <-w.order.Ready:
+			w.mu.Lock()
 		case <-w.tick.C:
+			w.mu.Lock()
 			w.attempt(w.ticked)
+		}
+	}
+}
+
+// tryAppend appends packets that are made to the stream, for a helper that leaves what
+// takes longer to the writer's goroutine.
+func (w *writer) tryAppend() {
+	for !w.halted() && w.mu.TryLock() {
+		it := w.order.First()
+		ok := it != nil && it.made.Load() && it.err == nil && int64(len(it.out)) <= w.stream.Room() &&
+			len(w.unpublished) < maxUnpublished
+		if ok {
+			w.order.Pop()
+			w.attempt(func() error { return w.appendPacket(it) })
+		}
+		w.mu.Unlock()
+		if !ok {
+			return
 		}
 	}
 }
@@ -263,11 +338,20 @@ func (w *writer) writePacket(it *item) error {
 		w.lose(it)
 		return nil
 	}
+	if err := w.appendPacket(it); err != nil {
+		return err
+	}
+	return w.publishWhenDue()
+}
+
+// appendPacket appends a packet that is made to the stream.
+func (w *writer) appendPacket(it *item) error {
 	if len(it.out) == wire.HeaderSize {
 		// An empty tensor without a name or codec: six zero bytes are not for a
 		// stream, so the index alone has it.
 		it.row.Length = 0
-		return w.publishLater(it)
+		w.unpublished = append(w.unpublished, it)
+		return nil
 	}
 	it.row.Offset = w.stream.Offset()
 	if err := w.stream.Append(it.out); err != nil {
@@ -276,7 +360,8 @@ func (w *writer) writePacket(it *item) error {
 	}
 	w.arena.Free(it.region)
 	it.region.Buf = nil
-	return w.publishLater(it)
+	w.unpublished = append(w.unpublished, it)
+	return nil
 }
 
 func (w *writer) writeNote(it *item) error {
@@ -289,6 +374,10 @@ func (w *writer) writeNote(it *item) error {
 
 func (w *writer) publishLater(it *item) error {
 	w.unpublished = append(w.unpublished, it)
+	return w.publishWhenDue()
+}
+
+func (w *writer) publishWhenDue() error {
 	if len(w.unpublished) >= maxUnpublished {
 		if err := w.collect(); err != nil {
 			return err

@@ -51,7 +51,12 @@ type Session struct {
 	// time limit.
 	turn chan struct{}
 
-	jobs  *backlog
+	jobs   *backlog
+	writer *writer
+
+	sparesMu sync.Mutex
+	spares   []*encoders // of helpers
+
 	items sync.Pool
 
 	orderMu  sync.Mutex // what is pushed to order, and in which order
@@ -125,7 +130,7 @@ func Open(path string, o Options) (*Session, error) {
 		frames:    encoders[o.Workers],
 		layerIDs:  map[layerKey]uint32{},
 		turn:      make(chan struct{}, 1),
-		jobs:      newBacklog(o.Yield, min(yieldBytes, mem.Limit()/4)),
+		jobs:      newBacklog(o.Yield, o.helped(), min(o.backlogBytes(), mem.Limit()/4)),
 		order:     newOrder(),
 		pending:   map[uint64]*emission{},
 		remembers: true,
@@ -159,7 +164,8 @@ func Open(path string, o Options) (*Session, error) {
 	for _, e := range encoders[:o.Workers] {
 		go s.work(e)
 	}
-	go s.write()
+	s.writer = &writer{Session: s}
+	go s.writer.write()
 	return s, nil
 }
 
@@ -173,11 +179,14 @@ func (s *Session) create() (err error) {
 	return nil
 }
 
-// streamOptions are those of a file that is written by a thread which lets the
-// model's go first, from memory that is in proportion.
+// streamOptions are those of a file that is written from memory in proportion, by a
+// thread which lets the model's go first where writing takes its time on a CPU. Where it does
+// not, the disk would stand still until that thread had its turn.
 func (s *Session) streamOptions() stream.Options {
-	return stream.Options{Memory: s.arena.Limit() / 4, Thread: func() {
-		lowerPriority()
+	return stream.Options{Memory: s.arena.Limit() / 4, Thread: func(direct bool) {
+		if !direct {
+			lowerPriority()
+		}
 		s.counters.writerThread.Store(int32(threadID()))
 	}}
 }

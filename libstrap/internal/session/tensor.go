@@ -96,7 +96,7 @@ var mantissas = map[wire.DType]codec.Mantissa{wire.Float16: codec.Float16, wire.
 // copying is how elements get into a packet.
 type copying struct {
 	bound float64 // of the error of rounding, 0: values are not rounded
-	team  codec.Team
+	by    codec.Copier
 }
 
 // measured reports whether what is stored is compared with the values.
@@ -111,12 +111,12 @@ func (t *Tensor) measured(stored wire.DType, bound float64) bool {
 func (t *Tensor) copyElements(dst []byte, stored wire.DType, start, count int64, how copying, st *codec.Stats) int {
 	full := mantissas[stored]
 	if full == 0 || how.bound == 0 {
-		t.copyRounded(dst, stored, start, count, int(full), how.team, st)
+		t.copyRounded(dst, stored, start, count, int(full), how.by, st)
 		return 0
 	}
 	for bits := full.LeastBits(how.bound); ; bits++ {
 		var own codec.Stats
-		t.copyRounded(dst, stored, start, count, bits, how.team, &own)
+		t.copyRounded(dst, stored, start, count, bits, how.by, &own)
 		if own.SquareError <= how.bound*own.SquareSum || bits >= int(full) {
 			st.Add(&own)
 			return bits % int(full)
@@ -125,7 +125,7 @@ func (t *Tensor) copyElements(dst []byte, stored wire.DType, start, count int64,
 }
 
 // copyRounded is copyElements with the bits that are given, for types that have them.
-func (t *Tensor) copyRounded(dst []byte, stored wire.DType, start, count int64, bits int, team codec.Team, st *codec.Stats) {
+func (t *Tensor) copyRounded(dst []byte, stored wire.DType, start, count int64, bits int, by codec.Copier, st *codec.Stats) {
 	if count == 0 {
 		return
 	}
@@ -144,11 +144,11 @@ func (t *Tensor) copyRounded(dst []byte, stored wire.DType, start, count int64, 
 	from := unsafe.Add(t.Data, start*size)
 	switch {
 	case asIs:
-		team.Copy(to, from, int(count*size))
+		by.Copy(to, from, int(count*size))
 	case stored == t.DType:
-		team.Round(full, to, from, int(count), bits, st)
+		by.Round(full, to, from, int(count), bits, st)
 	default:
-		team.Float32ToFloat16(to, from, int(count), bits, st)
+		by.Float32ToFloat16(to, from, int(count), bits, st)
 	}
 }
 

@@ -84,7 +84,7 @@ type disk struct {
 
 // newDisk serves f until its jobs are closed. begin is called first in the thread
 // that writes.
-func newDisk(path string, f *os.File, begin func()) *disk {
+func newDisk(path string, f *os.File, begin func(direct bool)) *disk {
 	d := &disk{
 		path: path, f: f, align: os.Getpagesize(),
 		jobs: make(chan job, maxBlocks+1), free: make(chan *block, maxBlocks), ended: make(chan struct{}),
@@ -97,11 +97,11 @@ func newDisk(path string, f *os.File, begin func()) *disk {
 	return d
 }
 
-func (d *disk) serve(begin func()) {
+func (d *disk) serve(begin func(direct bool)) {
 	defer close(d.ended)
 	runtime.LockOSThread() // and never unlock: the thread ends with what begin made of it
 	if begin != nil {
-		begin()
+		begin(d.direct != nil)
 	}
 	for j := range d.jobs {
 		if b := j.block; b != nil && d.err() == nil {

@@ -27,8 +27,8 @@ const (
 
 // Options of a Writer. The zero value is fit for use.
 type Options struct {
-	Memory int64  // bytes that its blocks may take, above 768 KiB; 0: 24 MiB
-	Thread func() // called first in the thread that writes
+	Memory int64             // bytes that its blocks may take, above 768 KiB; 0: 24 MiB
+	Thread func(direct bool) // called first in the thread that writes; direct: past the page cache
 }
 
 // block is the size of its blocks, a power of two.
@@ -189,6 +189,16 @@ func (w *Writer) Offset() int64 { return w.offset }
 // Written is the length of the complete packets in the file. It may be called
 // while another goroutine writes, and so may Busy.
 func (w *Writer) Written() int64 { return w.disk.written.Load() }
+
+// Room is how many bytes Append takes without waiting for the disk.
+func (w *Writer) Room() int64 {
+	blocks := len(w.disk.free) + maxBlocks - len(w.blocks)
+	room := int64(blocks) * int64(w.size)
+	if w.block != nil {
+		room += int64(len(w.block.mem) - w.block.n)
+	}
+	return room
+}
 
 // Passed is the length of what is in the file or comes there without a Flush.
 func (w *Writer) Passed() int64 {

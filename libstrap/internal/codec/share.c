@@ -1,6 +1,6 @@
 //go:build cgo
 
-/* team.c - a copy shared out to the host's threads. */
+/* share.c - a copy shared out to the host's threads. */
 #include "kernel.h"
 
 #include <stdatomic.h>

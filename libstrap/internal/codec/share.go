@@ -1,0 +1,47 @@
+package codec
+
+import (
+	"math"
+	"unsafe"
+
+	"github.com/libstrap/strap/libstrap/internal/team"
+)
+
+// Copier copies and converts in the threads of a team.
+type Copier struct{ Team team.Team }
+
+// A copy of fewer elements is through before others have begun.
+const shareLeast = 1 << 16
+
+// Float32ToFloat16 is the function of that name.
+func (c Copier) Float32ToFloat16(dst, src unsafe.Pointer, n, bits int, st *Stats) {
+	if c.shares(n) {
+		shareKernel(c.Team, convertWay, dst, src, n, Float16.rounding(bits), st)
+	} else {
+		Float32ToFloat16(dst, src, n, bits, st)
+	}
+}
+
+// Round is Mantissa.Round.
+func (c Copier) Round(m Mantissa, dst, src unsafe.Pointer, n, bits int, st *Stats) {
+	if r := m.rounding(bits); c.shares(n) && r.drop > 0 {
+		var own Stats
+		shareKernel(c.Team, roundWay, dst, src, n, r, &own)
+		if own.Count > 0 && !math.IsInf(own.SquareSum, 0) {
+			st.Add(&own)
+			return
+		}
+	}
+	m.Round(dst, src, n, bits, st)
+}
+
+// Copy copies n bytes that do not overlap.
+func (c Copier) Copy(dst, src unsafe.Pointer, n int) {
+	if c.shares(n / 4) {
+		shareKernel(c.Team, copyWay, dst, src, n, rounding{}, &Stats{})
+	} else {
+		copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
+	}
+}
+
+func (c Copier) shares(n int) bool { return c.Team.Present() && n >= shareLeast && len(kernels) > 0 }
