@@ -74,7 +74,7 @@ class SessionStats:
 _STATS_FIELDS = tuple(field.name for field in dataclasses.fields(SessionStats))
 
 
-class _Call(threading.local):
+class _Call:
     """What one thread passes to strap_enqueue, allocated once."""
 
     def __init__(self) -> None:
@@ -86,6 +86,12 @@ class _Call(threading.local):
         self.strides_at = ctypes.addressof(self.strides)
         self.error = Error()
         self.error_ref = ctypes.byref(self.error)
+        self.packed: tuple[int, ...] | None = None  # what stands in shape
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.call = _Call()
 
 
 class Session:
@@ -128,7 +134,7 @@ class Session:
         self.path = os.fspath(path)
         self._lib = library()
         self._enqueue = self._lib.strap_enqueue
-        self._call = _Call()
+        self._thread = _Thread()
         self._handle = 0
         options = OpenOptions(
             struct_size=ctypes.sizeof(OpenOptions),
@@ -202,8 +208,11 @@ class Session:
         ndim = len(shape)
         if ndim > _MAX_DIMS:
             raise InvalidArgumentError(f"a tensor of {ndim} dimensions: at most {_MAX_DIMS}")
-        own = self._call
-        _int64s(ndim).pack_into(own.shape, 0, *shape)
+        own = self._thread.call
+        if shape != own.packed:
+            own.packed = None
+            _int64s(ndim).pack_into(own.shape, 0, *shape)
+            own.packed = shape if isinstance(shape, tuple) else None  # a list may change
         strides_at = 0
         if strides is not None:
             _int64s(ndim).pack_into(own.strides, 0, *strides)
@@ -217,6 +226,8 @@ class Session:
             step, token, call, 0, transform_at, parameters_at, 0,
         )  # fmt: skip
         status = self._enqueue(self._handle, own.tensor_at, _SLICE_MS, own.error_ref)
+        if status == 0:
+            return True
         if status == ERR_TIMEOUT:
             status = self._wait_for_room(own)
         return check(status, own.error) != DROPPED

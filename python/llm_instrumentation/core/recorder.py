@@ -196,20 +196,21 @@ class Recorder:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if not self._running:
                 return
-            inside = thread.depth > 0
-            step = thread.step if inside else -1
-            token = thread.token if inside else -1
+            step, token = (thread.step, thread.token) if thread.depth > 0 else (-1, -1)
             calls = thread.calls
             call = calls.get(root, 0)
             calls[root] = call + 1
             layer = root
             try:
+                if type(output) is Tensor and output.is_cpu and not sampled:  # nearly always
+                    enqueue_tensor(session, root, output, step=step, token=token, call=call)
+                    return
                 for path, tensor in walk_output(output, kv_cache=kv_cache, unwalked=self._unwalked):
                     layer = layer_ids.get(path, -1)
                     if layer < 0:
                         layer = session.layer(name, path, label)
                         layer_ids[path] = layer
-                    if sampled or tensor.device.type != "cpu":
+                    if sampled or not tensor.is_cpu:
                         self._capture_other(layer, tensor, step, token, call, sampled)
                     else:
                         enqueue_tensor(session, layer, tensor, step=step, token=token, call=call)

@@ -74,7 +74,8 @@ def enqueue_tensor(
     code = _CODES.get(tensor.dtype)
     if code is None:
         raise UnsupportedError(f"a tensor of {tensor.dtype}: libstrap stores no such type")
-    if type(tensor) not in _PLAIN or tensor.device.type != "cpu" or not _is_simple(tensor):
+    # What has no elements in plain memory has no address either: see below.
+    if not (type(tensor) in _PLAIN and tensor.is_cpu) or tensor.is_neg() or tensor.is_complex():
         tensor = host_tensor(tensor)
     try:
         shape, address = tensor.shape, tensor.data_ptr()
@@ -105,12 +106,3 @@ def _no_memory(tensor: Tensor) -> UnsupportedError:
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def _is_simple(tensor: Tensor) -> bool:
-    return (
-        tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and not tensor.is_neg()
-        and not tensor.is_complex()
-    )
