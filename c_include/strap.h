@@ -126,8 +126,8 @@ enum { STRAP_MODE_CREATE = 0, STRAP_MODE_RESUME = 1 };
  * when all are through: GOMP_parallel of an OpenMP runtime is such a function, and is
  * what an engine passes whose operators run in OpenMP's threads; one with a thread
  * pool of its own passes a function that uses it. libstrap gives 0 for threads, which
- * means as many as the host likes, and 0 for flags. work does not call back and need not
- * run in more than one thread.
+ * means as many as the host likes, and 0 for flags. It calls team only from within
+ * strap_enqueue, in its caller's thread.
  */
 typedef void (*strap_team)(void (*work)(void *), void *argument, unsigned threads, unsigned flags);
 
@@ -158,14 +158,21 @@ typedef struct strap_open_options {
                                 and work when 32 MiB wait for them (the call of strap_enqueue
                                 that adds to these waits for the workers, not for the disk),
                                 when no tensor came for 20 ms, when the oldest waits for 1 s, and
-                                in strap_flush, strap_checkpoint and strap_close */
+                                in strap_flush, strap_checkpoint and strap_close. With a team
+                                the call does not wait: its threads make the packets, when
+                                4 MiB wait or the oldest does for 1 s, and the workers rest on */
   int32_t reserved;          /* 0 */
   uint64_t burst_bytes;      /* staging memory to take from the system at once; workers that
                                 yield rest until so much waits for them, or three
                                 quarters of that memory, however long. 0 to
                                 max_memory_bytes */
   strap_team team;           /* threads of the host that take part in copying large tensors
-                                within strap_enqueue; NULL: the caller copies alone */
+                                within strap_enqueue, and see workers_yield; NULL: none */
+  double target_rate;        /* bytes of tensors a second. Where packets are made more slowly
+                                than tensors come and more than half of the memory waits, LZ4
+                                and zstd work less (level 0, then no compression, in frames as
+                                valid), unless the capture's rate so far is this one or
+                                above. 0: whatever the rate */
 } strap_open_options;
 
 /*
@@ -269,10 +276,12 @@ typedef struct strap_stats_t {
   double max_error;         /* largest |value - stored value| of them */
   strap_status failure;     /* what stopped the writing, STRAP_OK while it goes on */
   int32_t writer_thread;    /* the system's id of the thread that writes, 0: unknown */
-  uint64_t yield_ns;        /* time that enqueue calls left to the workers (workers_yield);
-                               a wait under way counts until now */
+  uint64_t yield_ns;        /* time that enqueue calls left to the workers, or made packets
+                               in (workers_yield); a wait under way counts until now */
   uint64_t repeated;        /* packets that were not compressed but copied from one of the same
                                elements close before */
+  uint64_t hastened;        /* packets that were compressed less than the codec and level can, or
+                               not at all, so that enqueue need not wait for room */
 } strap_stats_t;
 
 /* Fills *stats; works until the session is closed, also after a failure. */

@@ -1,4 +1,5 @@
-/* Threads of the host take part in copying: what is stored is the same, bit for bit. */
+/* Threads of the host take part in copying and make packets: what is stored is the same, bit
+ * for bit, as without them. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -7,7 +8,7 @@
 
 enum { HELPERS = 3, LARGE = 1000003, SMALL = 1000 };
 
-static int calls;
+static _Atomic int calls;
 
 struct task {
   void (*work)(void *);
@@ -78,6 +79,74 @@ static void near(double a, double b) {
   CHECK(fabs(a - b) <= 1e-12 * fabs(a), "%.17g without a team, %.17g with one", a, b);
 }
 
+enum { TENSORS = 64, VALUES = 100000, CAPTURERS = 4 };
+
+static strap_session session;
+
+static void enqueue_some(uint32_t layer, int from) {
+  const int64_t shape[] = {VALUES};
+  for (int i = 0; i < TENSORS; i++) {
+    strap_tensor t = tensor_of(layer, STRAP_FLOAT32, 1, shape, floats + from + 1000 * i);
+    t.step = i;
+    enqueue(session, &t);
+  }
+}
+
+/* TENSORS of which ten are more than waits until they are made. */
+static strap_stats_t capture_many(const char *path, strap_team by, strap_codec codec) {
+  strap_open_options options = open_options();
+  options.codec = codec;
+  options.error_bound = codec == STRAP_CODEC_ZSTD ? 1e-4 : 0;
+  options.workers_yield = 1;
+  options.max_memory_bytes = 64 << 20;
+  options.team = by;
+  session = open_stream(path, &options);
+  calls = 0;
+  enqueue_some(add_layer(session, "many"), 0);
+  strap_stats_t stats = stats_of(session);
+  close_stream(session);
+  return stats;
+}
+
+static void *capture_in_thread(void *argument) {
+  const int thread = *(const int *)argument;
+  char name[32];
+  snprintf(name, sizeof name, "thread.%d", thread);
+  enqueue_some(add_layer(session, name), thread);
+  return NULL;
+}
+
+/* Several threads capture at once, each with a team. */
+static void capture_from_threads(const char *path) {
+  strap_open_options options = open_options();
+  options.codec = STRAP_CODEC_LZ4;
+  options.workers_yield = 1;
+  options.team = team;
+  session = open_stream(path, &options);
+  pthread_t threads[CAPTURERS];
+  int numbers[CAPTURERS], next[CAPTURERS] = {0};
+  for (int i = 0; i < CAPTURERS; i++) {
+    numbers[i] = i;
+    CHECK(pthread_create(&threads[i], NULL, capture_in_thread, &numbers[i]) == 0, "no thread");
+  }
+  for (int i = 0; i < CAPTURERS; i++) pthread_join(threads[i], NULL);
+  close_stream(session);
+
+  strap_reader_info info;
+  strap_reader reader = open_reader(path, &info);
+  CHECK(info.packets == CAPTURERS * TENSORS, "%llu packets", (unsigned long long)info.packets);
+  uint64_t end = 0;
+  for (uint64_t row = 0; row < info.rows; row++) {
+    strap_packet p = packet_at(reader, row);
+    CHECK(p.offset == end, "row %llu is not behind the one before", (unsigned long long)row);
+    end = p.offset + 6 + p.name_bytes + p.payload_bytes;
+    int thread;
+    CHECK(sscanf(name_of(reader, row), "thread.%d", &thread) == 1 && thread < CAPTURERS, "name");
+    CHECK(p.step == next[thread]++, "a packet of thread %d is out of order", thread);
+  }
+  EXPECT(STRAP_OK, strap_reader_close(reader, &error));
+}
+
 int main(int argc, char **argv) {
   const char *path = stream_path(argc, argv);
   char with[4096];
@@ -102,6 +171,15 @@ int main(int argc, char **argv) {
     near(alone.square_sum, shared.square_sum);
     CHECK(alone.max_error == shared.max_error, "largest errors");
   }
+  const strap_codec codecs[] = {STRAP_CODEC_NONE, STRAP_CODEC_LZ4, STRAP_CODEC_ZSTD};
+  for (int i = 0; i < 3; i++) {
+    capture_many(path, NULL, codecs[i]);
+    const strap_stats_t stats = capture_many(with, team, codecs[i]);
+    CHECK(calls >= TENSORS / 25, "%d calls", calls);
+    CHECK(stats.yield_ns > 0, "no time was counted");
+    same_file(path, with);
+  }
+  capture_from_threads(with);
   puts("the same bytes with and without a team");
   return 0;
 }

@@ -76,9 +76,21 @@ func Headroom(k Kind, n int) int {
 	}
 }
 
+// Effort is how much work an encoder puts into a payload. With less it is larger, in the same
+// format.
+type Effort uint8
+
+const (
+	Full   Effort = iota // that of the encoder's level
+	Quick                // LZ4: that of level 0; zstd: literals alone
+	Stored               // the blocks of the frame are raw
+)
+
 // Encoder compresses payloads without loss, one at a time; its memory is bounded and
 // reused. It is not for concurrent use.
 type Encoder struct {
+	Effort Effort // of the payloads to come
+
 	kind  Kind
 	lz4   *lz4Encoder
 	zstd  *zstdEncoder
@@ -192,8 +204,10 @@ func overtaken(n int) error {
 func (e *Encoder) NewFrame(w io.Writer, size int64) (io.WriteCloser, error) {
 	switch e.kind {
 	case LZ4:
+		e.lz4.effort = e.Effort
 		return e.lz4, e.lz4.begin(w, size)
 	case Zstd:
+		e.zstd.effort = e.Effort
 		return e.zstd, e.zstd.begin(w, size)
 	default:
 		return &sized{w: w, left: size}, nil

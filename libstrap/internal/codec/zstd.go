@@ -35,6 +35,8 @@ type zstdEncoder struct {
 	literals *literalsEncoder
 	repeats  *repeats // nil where matches are looked for in any case
 
+	effort Effort
+
 	w     io.Writer
 	size  int64
 	left  int64          // source bytes still to come
@@ -59,9 +61,9 @@ func newZstdEncoder(level int) (*zstdEncoder, error) {
 	if err != nil {
 		return nil, status.Wrap(status.Internal, err, "zstd encoder")
 	}
-	e := &zstdEncoder{matches: matches}
+	e := &zstdEncoder{matches: matches, literals: newLiteralsEncoder()}
 	if level == 0 {
-		e.literals, e.repeats = newLiteralsEncoder(), &repeats{}
+		e.repeats = &repeats{}
 	}
 	return e, nil
 }
@@ -79,15 +81,17 @@ func (e *zstdEncoder) begin(w io.Writer, size int64) error {
 
 // choose decides how the frame is encoded, by src, which the source begins with.
 func (e *zstdEncoder) choose(src []byte) error {
-	if e.repeats != nil {
-		matches, err := e.matchesPay(src)
-		if err != nil {
+	matches := e.effort == Full
+	if matches && e.repeats != nil {
+		var err error
+		if matches, err = e.matchesPay(src); err != nil {
 			return err
 		}
-		if !matches {
-			e.frame = e.literals
-			return e.literals.begin(e.w, e.size)
-		}
+	}
+	if !matches {
+		e.frame = e.literals
+		e.literals.raw = e.effort == Stored
+		return e.literals.begin(e.w, e.size)
 	}
 	e.frame = e.matches
 	e.matches.ResetContentSize(e.w, e.size)
@@ -118,6 +122,7 @@ func (e *zstdEncoder) matchesPay(src []byte) (bool, error) {
 	e.matches.ResetContentSize(&matches, int64(len(most)))
 	err := writeAll(e.matches, most)
 	if err == nil {
+		e.literals.raw = false
 		err = e.literals.begin(&literals, int64(len(most)))
 	}
 	if err == nil {

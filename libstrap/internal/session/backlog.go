@@ -29,7 +29,9 @@ const (
 //   - the oldest waits for longestWait, unless a burst was asked for, or
 //   - someone is in a hurry: a flush, a full arena, the end;
 //
-// and then work until nothing is left.
+// and then work until nothing is left. Where the caller helps, it makes the packets
+// itself, with threads that have nothing else to do, when so much waits or the oldest
+// does for longestWait; the workers rest on.
 type backlog struct {
 	yields  bool
 	helped  bool          // who makes it full has other threads work, the workers rest on
@@ -200,6 +202,21 @@ func (b *backlog) Close() {
 		b.timer.Stop()
 	}
 	b.work.Broadcast()
+}
+
+// Rests is how many staged bytes wait because the workers rest.
+func (b *backlog) Rests() int64 {
+	if !b.yields {
+		return 0
+	}
+	return b.high
+}
+
+// Waiting is how many staged bytes wait for a worker, or are being worked on.
+func (b *backlog) Waiting() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.bytes
 }
 
 // staged is the memory that the packet holds.

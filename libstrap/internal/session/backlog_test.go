@@ -94,6 +94,34 @@ func TestYieldingWorkersGoFirstWhenMuchWaits(t *testing.T) {
 	}
 }
 
+func TestWhereCallersHelpTheWorkersRest(t *testing.T) {
+	b := newBacklog(true, true, 1000)
+	defer b.Close()
+	taken := worker(b)
+	if b.Push(packet(999)) != nil {
+		t.Fatal("the caller was told to help with 999 bytes")
+	}
+	if b.Push(packet(1)) == nil {
+		t.Fatal("the caller was not told to help with 1000 bytes")
+	}
+	restsFor(t, 2*idleAfter, taken)
+	for range 2 {
+		it, ok := b.TryPop()
+		if !ok {
+			t.Fatal("nothing to help with")
+		}
+		b.Done(1, it.staged())
+	}
+	if _, ok := b.TryPop(); ok {
+		t.Error("more than was pushed")
+	}
+	if b.Push(packet(1)) != nil {
+		t.Error("what was helped with still counts")
+	}
+	defer b.Hurry()()
+	soon(t, taken)
+}
+
 func TestSomeoneInAHurry(t *testing.T) {
 	b := newBacklog(true, false, 1000)
 	defer b.Close()

@@ -256,7 +256,7 @@ func (s *Session) yield(drained <-chan struct{}, d *deadline) {
 	}
 	defer s.counters.yielded.Start()()
 	if s.opts.helped() {
-		s.opts.Team.Run(s.guardedHelp)
+		s.opts.Team.Run(s.opts.Workers, s.guardedHelp)
 		return
 	}
 	select {

@@ -165,7 +165,11 @@ func (it *item) repeat(of *item) {
 func (s *Session) encode(it *item, e *encoders) error {
 	head := wire.HeaderSize + len(it.name)
 	body := it.region.Buf[head:]
-	n, err := e.encodeInPlace(it, body)
+	effort := s.effort()
+	if effort != codec.Full && it.kind != codec.None && it.kind != codec.Archive {
+		s.counters.hastened.Add(1)
+	}
+	n, err := e.encodeInPlace(it, body, effort)
 	if err != nil {
 		return err
 	}

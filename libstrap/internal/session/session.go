@@ -2,8 +2,8 @@
 // out.
 //
 //	Enqueue          copies a tensor into the arena, in the caller's thread
-//	  -> jobs  ->    workers compress each packet in place
-//	  -> order ->    one writer appends the packets in the order of Enqueue
+//	  -> jobs  ->    workers, or threads of the caller, compress each packet in place
+//	  -> order ->    they or the writer append the packets in the order of Enqueue
 //
 // The arena bounds all of it: a packet holds its region until it is written, and
 // Enqueue waits for room. Nothing downstream ever needs arena memory to go on,
@@ -52,6 +52,8 @@ type Session struct {
 	turn chan struct{}
 
 	jobs   *backlog
+	drains atomic.Int32 // calls that wait until all is written
+	opened time.Time
 	writer *writer
 
 	sparesMu sync.Mutex
@@ -93,7 +95,7 @@ type counters struct {
 	packets, tensors, rawBytes, storedBytes  atomic.Uint64
 	dropped, droppedBytes, noted, overflowed atomic.Uint64
 	stalls, queuedPackets, fileBytes, lost   atomic.Uint64
-	repeated                                 atomic.Uint64
+	repeated, hastened                       atomic.Uint64
 	stalled, yielded                         stopwatch.Stopwatch
 	writerThread                             atomic.Int32
 	queuedNotes                              atomic.Int64
@@ -126,6 +128,7 @@ func Open(path string, o Options) (*Session, error) {
 	s := &Session{
 		opts:      o,
 		path:      path,
+		opened:    time.Now(),
 		arena:     mem,
 		frames:    encoders[o.Workers],
 		layerIDs:  map[layerKey]uint32{},
@@ -156,8 +159,8 @@ func Open(path string, o Options) (*Session, error) {
 	s.counters.fileBytes.Store(uint64(s.stream.Offset()))
 	// A thread of the host that calls in must find a free P although workers,
 	// writer and disk hold one each: they run at low priority, and Go does not
-	// know that.
-	if need := o.Workers + 3; runtime.GOMAXPROCS(0) < need {
+	// know that. As many of its threads help as there are workers.
+	if need := 2*o.Workers + 3; runtime.GOMAXPROCS(0) < need {
 		runtime.GOMAXPROCS(need)
 	}
 	s.workers.Add(o.Workers)
@@ -390,6 +393,8 @@ func (s *Session) await(kind barrierKind, d *deadline) (*barrier, error) {
 		return nil, nil
 	}
 	defer s.jobs.Hurry()()
+	defer s.drains.Add(-1)
+	s.drains.Add(1)
 	select {
 	case <-b.done:
 		return b, b.err
@@ -475,7 +480,7 @@ type Stats struct {
 	Stalls, StallNS, YieldNS                  uint64
 	QueuedPackets, QueuedBytes                uint64
 	MemoryBytes, MemoryPeak, MemoryLimit      uint64
-	Repeated                                  uint64
+	Repeated, Hastened                        uint64
 	WriteNS                                   uint64
 	WriterThread                              int // the system's id, 0: unknown
 	Convert                                   codec.Stats
@@ -492,7 +497,8 @@ func (s *Session) Stats() Stats {
 		RawBytes: c.rawBytes.Load(), StoredBytes: c.storedBytes.Load(), FileBytes: c.fileBytes.Load(),
 		Dropped: c.dropped.Load(), DroppedBytes: c.droppedBytes.Load(),
 		Failed: c.noted.Load(), Overflowed: c.overflowed.Load(), Repeated: c.repeated.Load(),
-		Stalls: c.stalls.Load(), StallNS: uint64(c.stalled.Total()), YieldNS: uint64(c.yielded.Total()),
+		Hastened: c.hastened.Load(),
+		Stalls:   c.stalls.Load(), StallNS: uint64(c.stalled.Total()), YieldNS: uint64(c.yielded.Total()),
 		QueuedPackets: c.queuedPackets.Load(), QueuedBytes: uint64(held),
 		MemoryBytes: uint64(taken), MemoryPeak: uint64(peak), MemoryLimit: uint64(s.arena.Limit()),
 		WriteNS: uint64(s.stream.Busy()), WriterThread: int(c.writerThread.Load()),

@@ -13,10 +13,11 @@ type Team struct{ Parallel unsafe.Pointer }
 // Present reports whether there are threads beside the caller's.
 func (t Team) Present() bool { return t.Parallel != nil && available }
 
-// Run runs work in each thread of the team, in the caller's if there is none. It must not panic.
-func (t Team) Run(work func()) {
+// Run runs work in up to n threads of the team, in the caller's if there is none. It must
+// not panic.
+func (t Team) Run(n int, work func()) {
 	if t.Present() {
-		run(t.Parallel, work)
+		run(t.Parallel, n, work)
 	} else {
 		work()
 	}

@@ -7,7 +7,7 @@ package team
 #include <stdint.h>
 
 #pragma GCC visibility push(hidden)
-void strapt_run(void *parallel, uintptr_t work);
+void strapt_run(void *parallel, unsigned n, uintptr_t work);
 #pragma GCC visibility pop
 */
 import "C"
@@ -19,10 +19,10 @@ import (
 
 const available = true
 
-func run(parallel unsafe.Pointer, work func()) {
+func run(parallel unsafe.Pointer, n int, work func()) {
 	h := cgo.NewHandle(work)
 	defer h.Delete()
-	C.strapt_run(parallel, C.uintptr_t(h))
+	C.strapt_run(parallel, C.unsigned(n), C.uintptr_t(h))
 }
 
 //export straptWork

@@ -76,6 +76,7 @@ class OpenOptions(ctypes.Structure):
         ("reserved", ctypes.c_int32),
         ("burst_bytes", ctypes.c_uint64),
         ("team", ctypes.c_void_p),
+        ("target_rate", ctypes.c_double),
     ]
 
 
@@ -108,6 +109,7 @@ class Stats(ctypes.Structure):
         ("writer_thread", ctypes.c_int32),
         ("yield_ns", ctypes.c_uint64),
         ("repeated", ctypes.c_uint64),
+        ("hastened", ctypes.c_uint64),
     ]
 
 

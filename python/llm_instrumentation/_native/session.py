@@ -69,6 +69,7 @@ class SessionStats:
     writer_thread: int
     yield_ns: int
     repeated: int
+    hastened: int
 
 
 _STATS_FIELDS = tuple(field.name for field in dataclasses.fields(SessionStats))
@@ -112,6 +113,8 @@ class Session:
         burst_bytes: staging memory to take at once, and to fill before yielding workers work.
         team: address of a function like GOMP_parallel, whose threads take part in copying;
             0: the caller copies alone.
+        target_rate: bytes of tensors a second below which packets are compressed less before
+            enqueue waits for room; 0: whatever the rate.
     """
 
     def __init__(
@@ -130,6 +133,7 @@ class Session:
         workers_yield: bool = False,
         burst_bytes: int = 0,
         team: int = 0,
+        target_rate: float = 0.0,
     ) -> None:
         self.path = os.fspath(path)
         self._lib = library()
@@ -151,6 +155,7 @@ class Session:
             workers_yield=int(workers_yield),
             burst_bytes=burst_bytes,
             team=team,
+            target_rate=target_rate,
         )
         handle, error = ctypes.c_uint64(), Error()
         name = os.fsencode(self.path)

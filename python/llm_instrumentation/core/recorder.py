@@ -104,6 +104,7 @@ class Recorder:
                 workers_yield=_crowded(models, workers),
                 burst_bytes=burst,
                 team=gomp_parallel(),
+                target_rate=config.target_throughput_gbps * 1e9,
             )
         except BaseException:
             self._probes.stop()

@@ -42,9 +42,11 @@ class CaptureStats:
         throughput_gbps: raw_bytes over seconds, in 10^9 bytes a second.
         write_seconds: time spent in write calls, one under way included.
         writer_thread: the system's id of the thread that writes; 0: unknown.
-        yield_seconds: time that hooks left the CPUs to the compression threads, waits under way
-            included; they do where the model's own threads use every CPU.
+        yield_seconds: time that hooks left the CPUs to compression, waits under way included;
+            they do where the model's own threads use every CPU.
         repeated: packets of the same elements as one just before, which were not compressed again.
+        hastened: packets that were compressed less than they could be, or not at all, so that the
+            model need not wait for room.
     """
 
     path: str
@@ -75,6 +77,7 @@ class CaptureStats:
     writer_thread: int = 0
     yield_seconds: float = 0.0
     repeated: int = 0
+    hastened: int = 0
 
     @classmethod
     def of(cls, path: str, s: SessionStats, steps: int, seconds: float) -> CaptureStats:
@@ -108,4 +111,5 @@ class CaptureStats:
             writer_thread=s.writer_thread,
             yield_seconds=s.yield_ns / 1e9,
             repeated=s.repeated,
+            hastened=s.hastened,
         )

@@ -1,0 +1,36 @@
+package session
+
+import (
+	"time"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+)
+
+// effort is how much work is put into a packet: less where otherwise a caller would soon
+// wait for room because packets are made more slowly than tensors come. Not where it is the
+// disk that is slow, which larger packets would make worse; nor while somebody waits for what
+// is there to be written, for then no more comes; nor at the target rate and above.
+func (s *Session) effort() codec.Effort {
+	rests := s.jobs.Rests() // what waits in any case
+	room := s.arena.Limit() - rests
+	switch over := s.jobs.Waiting() - rests; {
+	case over <= room/2, s.drains.Load() > 0, s.made() > s.arena.Limit()/4, s.onTarget():
+		return codec.Full
+	case over <= room*3/4:
+		return codec.Quick
+	default:
+		return codec.Stored
+	}
+}
+
+// made is how many staged bytes wait for the disk.
+func (s *Session) made() int64 {
+	_, _, held := s.arena.Usage()
+	return held - s.jobs.Waiting()
+}
+
+// onTarget reports whether tensors come at the target rate, if there is one.
+func (s *Session) onTarget() bool {
+	t := s.opts.TargetRate
+	return t > 0 && float64(s.counters.rawBytes.Load()) >= t*time.Since(s.opened).Seconds()
+}
