@@ -22,6 +22,7 @@ from children import noise
 from llm_instrumentation import ActivationReader
 from llm_instrumentation._native import DTYPE_CODES, Session
 from llm_instrumentation.analysis.salvage import salvage
+from llm_instrumentation.core._openmp import gomp_parallel
 
 pytestmark = pytest.mark.integration
 
@@ -47,6 +48,7 @@ def drawn(seed):
         "checkpoints": chance.randint(1, 3),
         "moment": chance.choice(MOMENTS),
         "delay": chance.uniform(0, chance.choice([0.003, 0.03, 0.3])),
+        "team": chance.random() < 0.5,  # PyTorch's threads make the packets
     }
 
 
@@ -87,7 +89,8 @@ def capture(tell, path, run, resume_offset=None, first=0):
         tell("now")
     session = Session(
         path, codec=run["codec"], workers=run["workers"], max_memory_bytes=run["memory"],
-        resume_offset=resume_offset,
+        resume_offset=resume_offset, workers_yield=run["team"],
+        team=gomp_parallel() if run["team"] else 0,
     )  # fmt: skip
     jobs = [threading.Thread(target=work, args=(session, k)) for k in range(run["threads"])]
     jobs += [threading.Thread(target=check, args=(session,)) for _ in range(run["checkpoints"])]
