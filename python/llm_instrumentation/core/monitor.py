@@ -29,6 +29,7 @@ class Monitor:
         self._progress = sys.stderr.isatty() if progress is None else progress
         self._stop = threading.Event()
         self._warned = False
+        self.draining = False  # nothing more is captured: the line tells how long writing takes
         self._thread = threading.Thread(target=self._run, name="strap-monitor", daemon=True)
         self._thread.start()
 
@@ -46,7 +47,15 @@ class Monitor:
 
         console = Console(stderr=True)
         with Status("capturing", console=console) as line:
-            self._watch(lambda stats: line.update(_describe(stats)))
+            before = CaptureStats(self._path)
+
+            def show(stats: CaptureStats) -> None:
+                nonlocal before
+                drained = (before.queued_bytes - stats.queued_bytes) / _INTERVAL
+                line.update(_describe(stats, drained if self.draining else None))
+                before = stats
+
+            self._watch(show)
 
     def _watch(self, show: Callable[[CaptureStats], None]) -> None:
         began, first = time.monotonic(), None
@@ -79,11 +88,18 @@ class Monitor:
             )
 
 
-def _describe(s: CaptureStats) -> str:
+def _describe(s: CaptureStats, drained: float | None = None) -> str:
+    """The progress line; with `drained`, staged bytes a second, that of a capture's end."""
     text = (
         f"{s.packets:,} packets, {_size(s.raw_bytes)} -> {_size(s.file_bytes)} "
         f"({s.ratio:.2f}x), queue {_size(s.queued_bytes)}"
     )
+    if drained is not None:
+        text += " to write"
+        if drained > 0:
+            text += f", {s.queued_bytes / drained:.0f} s left"
+    if s.hastened:
+        text += f", {s.hastened:,} compressed less"
     if s.stalls:
         text += f", {s.stalls:,} stalls ({s.stall_seconds:.1f} s)"
     if s.dropped:

@@ -395,6 +395,7 @@ class Recorder:
         session = self._session
         if session.closed:  # the end of the interpreter came before that of the block
             return
+        self._monitor.draining = True
         try:
             if self._cuda is not None:
                 self._cuda.close()
