@@ -18,18 +18,19 @@ MODULE = "github.com/libstrap/strap/"
 # writing meet in index, codec and scan alone; the C interface also encodes and decodes
 # single payloads. All may import status.
 ALLOWED = {
-    "capi": {"codec", "memtrace", "probe", "reader", "salvage", "session", "wire"},
-    "session": {"arena", "codec", "index", "scan", "stopwatch", "stream", "wire"},
+    "capi": {"codec", "memtrace", "probe", "reader", "salvage", "session", "team", "wire"},
+    "session": {"arena", "codec", "index", "scan", "stopwatch", "stream", "team", "wire"},
     "stream": {"index", "scan", "stopwatch", "wire"},
     "reader": {"codec", "index", "scan", "wire"},
     "salvage": {"codec", "index", "reader", "scan", "wire"},
-    "codec": {"wire"},
+    "codec": {"team", "wire"},
     "index": {"wire"},
     "scan": {"wire"},
     "memtrace": {"memtrace", "symbols"},
     "probe": {"bpf", "probe", "symbols"},
     "cmd": {"probe"},
     "arena": set(),
+    "team": set(),
     "stopwatch": set(),
     "wire": set(),
     "status": set(),
@@ -37,7 +38,7 @@ ALLOWED = {
     "bpf": set(),
 }
 ONLY_ON_LINUX = {"cmd"}
-MAY_USE_C = {"capi", "arena", "codec"}
+MAY_USE_C = {"capi", "arena", "codec", "team"}
 PORTABLE = {"GOOS": "darwin", "GOARCH": "arm64", "CGO_ENABLED": "0"}
 NATIVE = {"CGO_ENABLED": "1"}
 
