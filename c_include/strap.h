@@ -159,8 +159,10 @@ typedef struct strap_open_options {
                                 that adds to these waits for the workers, not for the disk),
                                 when no tensor came for 20 ms, when the oldest waits for 1 s, and
                                 in strap_flush, strap_checkpoint and strap_close. With a team
-                                the call does not wait: its threads make the packets, when
-                                4 MiB wait or the oldest does for 1 s, and the workers rest on */
+                                its threads make the packets instead, within the call, when
+                                4 MiB (or a quarter of the memory) wait or the oldest does for
+                                1 s; the workers rest on, until no tensor came for 1 s. With
+                                STRAP_ON_FULL_DROP no call waits or makes packets */
   int32_t reserved;          /* 0 */
   uint64_t burst_bytes;      /* staging memory to take from the system at once; workers that
                                 yield rest until so much waits for them, or three

@@ -6,6 +6,7 @@ package main
 
 /*
 #cgo CFLAGS: -I${SRCDIR}/../../c_include -std=gnu11 -Wall -Wextra
+#cgo linux LDFLAGS: -ldl
 #include <string.h>
 #include "strap.h"
 */

@@ -485,8 +485,11 @@ def running(tmp_path, request):
         tmp_path,
         prompts={"source": str(tmp_path / "prompts.txt")},
         telemetry={"baseline_duration_s": 0.1, "paired_untraced_run": False},
-        collector={"primary": kind.value, "fallback": None, "fallback_2": None},
-    )
+        collector={
+            "primary": kind.value, "fallback": None, "fallback_2": None,
+            "write_sets": {"interval_ms": 60_000},  # it looks once: when it is stopped
+        },
+    )  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "llm_instrumentation.mrm.cli", "run", "--config", str(path)],
         stderr=subprocess.PIPE,

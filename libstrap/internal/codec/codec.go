@@ -156,6 +156,18 @@ func (e *Encoder) EncodeInPlace(buf []byte, n int) (m int, err error) {
 	return out.encode(w, n, step)
 }
 
+// Loses reports whether payloads can be larger with that effort than with all of it.
+func (e *Encoder) Loses(effort Effort) bool {
+	switch e.kind {
+	case LZ4:
+		return effort == Stored || effort == Quick && e.lz4.high != nil
+	case Zstd:
+		return effort != Full
+	default:
+		return false
+	}
+}
+
 const inPlaceBlockHeader = max(4, zstdBlockHeader)
 
 // inPlace writes to the front of a buffer whose end is still being read.

@@ -8,8 +8,6 @@ package codec
 #cgo nocallback strapk_float32_to_float16
 #cgo noescape strapk_round
 #cgo nocallback strapk_round
-#cgo noescape strapk_share
-#cgo nocallback strapk_share
 #cgo noescape strapk_gather
 #cgo nocallback strapk_gather
 #cgo noescape strapk_huffman_pair

@@ -43,12 +43,12 @@ type backlog struct {
 	work    sync.Cond // there is something for a worker, or nothing ever more
 	items   fifo[*item]
 	bytes   int64 // staged, of items and of what is being worked on
+	queued  int64 // of items alone
 	active  int   // packets that are being worked on
 	open    bool  // yielding workers may work, until nothing is left
 	hurried int   // Hurry without its end
 	closed  bool
-	first   time.Time // when the oldest of them came, where the workers yield
-	last    time.Time // and the newest
+	last    time.Time // when the newest of them came, where the workers yield
 	timer   *time.Timer
 	drained chan struct{} // closed when nothing is left, for those who wait for it
 }
@@ -67,35 +67,42 @@ func newBacklog(yields, helped bool, high int64) *backlog {
 	return b
 }
 
-// Push adds a packet. Where the caller is to let the workers go first, they have
-// when the channel is closed.
-func (b *backlog) Push(it *item) (drained <-chan struct{}) {
+// full tells whether the caller is to help, or where it does not, to let the workers go
+// first until the channel is closed.
+type full struct {
+	is      bool
+	drained <-chan struct{}
+}
+
+// Push adds a packet.
+func (b *backlog) Push(it *item) full {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.items.push(it)
 	b.bytes += it.staged()
+	b.queued += it.staged()
 	if !b.yields {
 		b.work.Signal()
-		return nil
+		return full{}
 	}
 	b.last = time.Now()
-	if b.waiting() == 1 {
-		b.first = b.last
-	}
+	it.came = b.last
 	if b.timer == nil {
 		b.timer = time.AfterFunc(b.idle, b.tick)
 	}
-	full, late := b.bytes >= b.high, b.last.Sub(b.first) >= b.longest
-	if !b.helped {
-		b.open = b.open || full || late
+	late := b.last.Sub(b.oldest()) >= b.longest
+	if b.helped {
+		if b.opened() {
+			b.work.Broadcast()
+		}
+		return full{is: b.queued >= b.high || late}
 	}
+	much := b.bytes >= b.high
+	b.open = b.open || much || late
 	if b.opened() {
 		b.work.Broadcast()
 	}
-	if full || late && b.helped {
-		return b.drained
-	}
-	return nil
+	return full{is: much, drained: b.drained}
 }
 
 // tick gives the workers their turn when no packet came for a while.
@@ -106,7 +113,7 @@ func (b *backlog) tick() {
 		b.timer = nil // until the next Push
 		return
 	}
-	left := b.idle - time.Since(b.last)
+	left := min(b.idle-time.Since(b.last), b.longest-time.Since(b.oldest()))
 	if left <= 0 {
 		b.open = true
 		b.work.Broadcast()
@@ -146,18 +153,20 @@ func (b *backlog) Pop() (it *item, ok bool) {
 	for (b.waiting() == 0 || !b.opened()) && !b.closed {
 		b.work.Wait()
 	}
-	if it, ok = b.items.pop(); ok {
-		b.active++
-	}
-	return it, ok
+	return b.pop()
 }
 
 // TryPop takes a packet for a helper, who calls Done as a worker does.
 func (b *backlog) TryPop() (it *item, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	return b.pop()
+}
+
+func (b *backlog) pop() (it *item, ok bool) {
 	if it, ok = b.items.pop(); ok {
 		b.active++
+		b.queued -= it.staged()
 	}
 	return it, ok
 }
@@ -174,6 +183,7 @@ func (b *backlog) PopAlike(of *item) *item {
 		if it.alike(of) {
 			b.items.remove(i)
 			b.active++
+			b.queued -= it.staged()
 			return it
 		}
 	}
@@ -212,6 +222,13 @@ func (b *backlog) Rests() int64 {
 	return b.high
 }
 
+// Packets is how many wait that nobody has begun.
+func (b *backlog) Packets() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.waiting()
+}
+
 // Waiting is how many staged bytes wait for a worker, or are being worked on.
 func (b *backlog) Waiting() int64 {
 	b.mu.Lock()
@@ -221,6 +238,9 @@ func (b *backlog) Waiting() int64 {
 
 // staged is the memory that the packet holds.
 func (it *item) staged() int64 { return int64(len(it.region.Buf)) }
+
+// oldest is when the first of the packets that wait came.
+func (b *backlog) oldest() time.Time { return b.items.all()[0].came }
 
 func (b *backlog) waiting() int { return len(b.items.all()) }
 

@@ -51,7 +51,7 @@ func TestEagerWorkersTakeWhatComes(t *testing.T) {
 	b := newBacklog(false, false, 100)
 	defer b.Close()
 	taken := worker(b)
-	if b.Push(packet(1000)) != nil {
+	if b.Push(packet(1000)).is {
 		t.Error("the caller was told to wait")
 	}
 	soon(t, taken)
@@ -63,7 +63,7 @@ func TestYieldingWorkersRestWhileThePacketsCome(t *testing.T) {
 	taken := worker(b)
 	longest, before := time.Duration(0), time.Now()
 	for began := before; time.Since(began) < 5*idleAfter; time.Sleep(time.Millisecond) {
-		if b.Push(packet(1)) != nil {
+		if b.Push(packet(1)).is {
 			t.Fatal("the caller was told to wait")
 		}
 		now := time.Now()
@@ -80,15 +80,15 @@ func TestYieldingWorkersRestWhileThePacketsCome(t *testing.T) {
 func TestYieldingWorkersGoFirstWhenMuchWaits(t *testing.T) {
 	b := newBacklog(true, false, 1000)
 	defer b.Close()
-	if b.Push(packet(999)) != nil {
+	if b.Push(packet(999)).is {
 		t.Fatal("the caller was told to wait for 999 bytes")
 	}
-	drained := b.Push(packet(1))
-	if drained == nil {
+	told := b.Push(packet(1))
+	if !told.is {
 		t.Fatal("the caller was not told to wait for 1000 bytes")
 	}
 	taken := worker(b)
-	soon(t, drained)
+	soon(t, told.drained)
 	if len(taken) != 2 {
 		t.Errorf("the caller waited for %d packets", len(taken))
 	}
@@ -98,10 +98,10 @@ func TestWhereCallersHelpTheWorkersRest(t *testing.T) {
 	b := newBacklog(true, true, 1000)
 	defer b.Close()
 	taken := worker(b)
-	if b.Push(packet(999)) != nil {
+	if b.Push(packet(999)).is {
 		t.Fatal("the caller was told to help with 999 bytes")
 	}
-	if b.Push(packet(1)) == nil {
+	if !b.Push(packet(1)).is {
 		t.Fatal("the caller was not told to help with 1000 bytes")
 	}
 	restsFor(t, 2*idleAfter, taken)
@@ -115,7 +115,7 @@ func TestWhereCallersHelpTheWorkersRest(t *testing.T) {
 	if _, ok := b.TryPop(); ok {
 		t.Error("more than was pushed")
 	}
-	if b.Push(packet(1)) != nil {
+	if b.Push(packet(1)).is {
 		t.Error("what was helped with still counts")
 	}
 	defer b.Hurry()()
@@ -145,9 +145,9 @@ func TestNoPacketWaitsForLong(t *testing.T) {
 	taken := worker(b)
 	b.Push(packet(1))
 	b.mu.Lock()
-	b.first = b.first.Add(-longestWait)
+	b.items.all()[0].came = time.Now().Add(-longestWait)
 	b.mu.Unlock()
-	if b.Push(packet(1)) != nil {
+	if b.Push(packet(1)).is {
 		t.Error("the caller was told to wait")
 	}
 	soon(t, taken)

@@ -14,7 +14,7 @@ func (s *Session) effort() codec.Effort {
 	rests := s.jobs.Rests() // what waits in any case
 	room := s.arena.Limit() - rests
 	switch over := s.jobs.Waiting() - rests; {
-	case over <= room/2, s.drains.Load() > 0, s.made() > s.arena.Limit()/4, s.onTarget():
+	case over <= room/2, s.drains.Load() > 0, s.awaitingDisk() > s.arena.Limit()/4, s.onTarget():
 		return codec.Full
 	case over <= room*3/4:
 		return codec.Quick
@@ -23,8 +23,8 @@ func (s *Session) effort() codec.Effort {
 	}
 }
 
-// made is how many staged bytes wait for the disk.
-func (s *Session) made() int64 {
+// awaitingDisk is how many staged bytes no worker has to do with any more.
+func (s *Session) awaitingDisk() int64 {
 	_, _, held := s.arena.Usage()
 	return held - s.jobs.Waiting()
 }

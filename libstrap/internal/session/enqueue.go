@@ -33,17 +33,19 @@ var ErrDropped = errors.New("dropped: the staging memory is full")
 
 // item is one entry of the order queue: a packet, a note or a barrier.
 type item struct {
-	row     wire.Row
-	shape   []int64 // backs row.Shape
-	name    string
-	region  arena.Region
-	kind    codec.Kind  // of the payload
-	source  int         // bytes to compress, at the region's end
-	out     []byte      // the finished packet, in the region
-	err     error       // why there is none
-	made    atomic.Bool // a worker is through with it
-	feed    *feed       // a streamed packet
-	barrier *barrier
+	row      wire.Row
+	shape    []int64 // backs row.Shape
+	name     string
+	region   arena.Region
+	kind     codec.Kind  // of the payload
+	source   int         // bytes to compress, at the region's end
+	out      []byte      // the finished packet, in the region
+	err      error       // why there is none
+	made     atomic.Bool // a worker is through with it
+	hastened bool        // with less than all its effort
+	came     time.Time   // to the backlog
+	feed     *feed       // a streamed packet
+	barrier  *barrier
 
 	converted codec.Stats // of the packet, where it is float16 of float32
 }
@@ -237,30 +239,30 @@ func (s *Session) emitPart(e *emission, t *Tensor, d *deadline, start, count, pa
 
 // copyPacket puts elements into a packet's region and hands it to the workers; see
 // backlog.Push.
-func (s *Session) copyPacket(e *emission, t *Tensor, it *item, start, count int64) (drained <-chan struct{}) {
+func (s *Session) copyPacket(e *emission, t *Tensor, it *item, start, count int64) (f full) {
 	// Should the copy panic, the writer must not wait for this item for ever.
 	it.err = status.New(status.Internal, "the copy of %q did not end", it.name)
-	defer func() { drained = s.jobs.Push(it) }()
+	defer func() { f = s.jobs.Push(it) }()
 	s.copy(e, t, it.region.Buf[len(it.region.Buf)-it.source:], start, count)
 	it.setError(e.measure())
 	it.keepWhole()
 	it.err = nil
-	return nil
+	return full{}
 }
 
-// yield leaves the CPUs to the workers until they are through with what waits for
-// them, and to the writer to take it. The disk is not waited for.
-func (s *Session) yield(drained <-chan struct{}, d *deadline) {
-	if drained == nil || s.opts.DropOnFull {
+// yield makes packets with the team, or leaves the CPUs to the workers until they are
+// through with what waits for them, and to the writer to take it. The disk is not waited for.
+func (s *Session) yield(f full, d *deadline) {
+	if !f.is || s.opts.DropOnFull {
 		return
 	}
 	defer s.counters.yielded.Start()()
 	if s.opts.helped() {
-		s.opts.Team.Run(s.opts.Workers, s.guardedHelp)
+		s.makeTogether()
 		return
 	}
 	select {
-	case <-drained:
+	case <-f.drained:
 	case <-s.failed:
 		return
 	case <-s.closing:

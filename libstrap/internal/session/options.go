@@ -50,7 +50,8 @@ type Options struct {
 	// codec.ArchiveDefaultBound.
 	ErrorBound float64
 
-	// Team takes part in copying large tensors, and where Yield is set it makes packets.
+	// Team takes part in copying large tensors, and makes packets where
+	// Yield is set and DropOnFull is not.
 	Team team.Team
 
 	split int64 // for tests; 0: splitBytes

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
@@ -45,21 +46,24 @@ func (s *Session) work(e *encoders) {
 	}
 }
 
-// guardedHelp is help for a caller that cannot deal with a panic.
-func (s *Session) guardedHelp() {
-	_ = s.Guard(func() error { s.help(); return nil }) // which is the session's failure then
+// makeTogether has the team make as many packets as wait now: others may go on adding.
+func (s *Session) makeTogether() {
+	var left atomic.Int64
+	left.Store(int64(s.jobs.Packets()))
+	s.opts.Team.Run(s.opts.Workers, func() {
+		_ = s.Guard(func() error { return s.help(&left) }) // a panic is the session's failure
+	})
 }
 
-// help makes packets until none is left, in one of several threads that do, and brings
-// them to the stream as far as that does not wait for the disk.
-func (s *Session) help() {
+// help makes packets in one of several threads that do, and brings them to the stream as
+// far as that does not wait for the disk.
+func (s *Session) help(left *atomic.Int64) error {
 	e, err := s.lend()
 	if err != nil {
-		s.fail(err)
-		return
+		return err
 	}
 	defer s.giveBack(e)
-	for {
+	for left.Add(-1) >= 0 {
 		it, ok := s.jobs.TryPop()
 		if !ok {
 			break
@@ -70,6 +74,7 @@ func (s *Session) help() {
 		}
 	}
 	s.order.Wake()
+	return nil
 }
 
 // lend gives encoders for a helper.
@@ -94,9 +99,14 @@ func (s *Session) giveBack(e *encoders) {
 // What looked like those and was not is next.
 func (s *Session) workOn(it *item, e *encoders) (next *item) {
 	var again []*item
-	if it.err == nil {
-		again, next = s.repeated(it)
-		it.err = s.Guard(func() error { return s.encode(it, e) })
+	if it.err == nil && !s.writer.halted() {
+		it.err = s.Guard(func() error {
+			again, next = s.repeated(it)
+			return s.encode(it, e)
+		})
+	}
+	if it.hastened {
+		s.counters.hastened.Add(1 + uint64(len(again)))
 	}
 	n, bytes := 1, it.staged()
 	for _, other := range again {
@@ -166,9 +176,7 @@ func (s *Session) encode(it *item, e *encoders) error {
 	head := wire.HeaderSize + len(it.name)
 	body := it.region.Buf[head:]
 	effort := s.effort()
-	if effort != codec.Full && it.kind != codec.None && it.kind != codec.Archive {
-		s.counters.hastened.Add(1)
-	}
+	it.hastened = it.kind != codec.Archive && e.plain.Loses(effort)
 	n, err := e.encodeInPlace(it, body, effort)
 	if err != nil {
 		return err
@@ -195,7 +203,8 @@ func (s *Session) encode(it *item, e *encoders) error {
 // its own, and helpers come in between.
 type writer struct {
 	*Session
-	mu          sync.Mutex // the rest, and what is taken from order
+	mu          sync.Mutex // the rest, stream, index and frames, and what is taken from order
+	finishing   bool       // the goroutine takes all that is left
 	unpublished []*item    // appended to the stream, not yet known to be in the file
 	tick        *time.Ticker
 	due         int64     // the stream's length at the last tick: in the file at the next
@@ -251,7 +260,7 @@ func (w *writer) next() *item {
 func (w *writer) tryAppend() {
 	for !w.halted() && w.mu.TryLock() {
 		it := w.order.First()
-		ok := it != nil && it.made.Load() && it.err == nil && int64(len(it.out)) <= w.stream.Room() &&
+		ok := !w.finishing && it != nil && it.made.Load() && it.err == nil && int64(len(it.out)) <= w.stream.Room() &&
 			len(w.unpublished) < maxUnpublished
 		if ok {
 			w.order.Pop()
@@ -334,13 +343,13 @@ func (w *writer) answer(b *barrier) {
 }
 
 func (w *writer) writePacket(it *item) error {
-	if err := it.err; err != nil {
-		w.lose(it)
-		return err
-	}
 	if w.halted() {
 		w.lose(it)
 		return nil
+	}
+	if err := it.err; err != nil {
+		w.lose(it)
+		return err
 	}
 	if err := w.appendPacket(it); err != nil {
 		return err
@@ -588,6 +597,7 @@ func (w *writer) last() *item {
 // finish publishes what is left, ends the workers and closes the files.
 func (w *writer) finish(b *barrier) {
 	s := w.Session
+	w.finishing = true
 	for it := w.last(); it != nil; it = w.last() {
 		if it.barrier == nil {
 			w.attempt(func() error { return w.handle(it) })

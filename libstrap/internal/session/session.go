@@ -39,7 +39,7 @@ type Session struct {
 	opts   Options
 	path   string
 	arena  *arena.Arena
-	stream *stream.Writer // the writer goroutine's, once it runs
+	stream *stream.Writer // the writer's, once it runs
 	index  *index.Writer  // likewise
 	frames *encoders      // likewise, for tensors larger than a region
 
@@ -467,6 +467,7 @@ func (s *Session) Discard() (lost uint64) {
 	s.discard1.Do(func() { close(s.discarded) })
 	lost = s.counters.queuedPackets.Load()
 	s.abandonPending()
+	s.jobs.Hurry() // until the end
 	s.pushBarrier(toFinish)
 	return lost
 }

@@ -79,30 +79,32 @@ type disk struct {
 	mu     sync.Mutex
 	failed error
 
+	begin   func(direct bool)
 	writeAt func(f *os.File, b []byte, at int64) (int, error) // (*os.File).WriteAt but in tests
 }
 
-// newDisk serves f until its jobs are closed. begin is called first in the thread
-// that writes.
+// newDisk serves f until its jobs are closed. begin is called in the thread that writes,
+// first and where it no longer writes past the page cache; nil is fine.
 func newDisk(path string, f *os.File, begin func(direct bool)) *disk {
 	d := &disk{
 		path: path, f: f, align: os.Getpagesize(),
 		jobs: make(chan job, maxBlocks+1), free: make(chan *block, maxBlocks), ended: make(chan struct{}),
-		writeAt: (*os.File).WriteAt,
+		writeAt: (*os.File).WriteAt, begin: begin,
+	}
+	if begin == nil {
+		d.begin = func(bool) {}
 	}
 	if direct, align := openDirect(path, f); direct != nil {
 		d.direct, d.align = direct, align
 	}
-	go d.serve(begin)
+	go d.serve(d.direct != nil)
 	return d
 }
 
-func (d *disk) serve(begin func(direct bool)) {
+func (d *disk) serve(direct bool) {
 	defer close(d.ended)
 	runtime.LockOSThread() // and never unlock: the thread ends with what begin made of it
-	if begin != nil {
-		begin(d.direct != nil)
-	}
+	d.begin(direct)
 	for j := range d.jobs {
 		if b := j.block; b != nil && d.err() == nil {
 			if err := d.guarded(b); err != nil {
@@ -165,6 +167,7 @@ func (d *disk) putDirect(b *block, to int) error {
 	if errors.Is(err, syscall.EINVAL) {
 		d.direct.Close() // all it wrote was answered
 		d.direct = nil
+		d.begin(false)
 		return nil
 	}
 	if err == nil {

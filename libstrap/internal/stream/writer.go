@@ -28,7 +28,7 @@ const (
 // Options of a Writer. The zero value is fit for use.
 type Options struct {
 	Memory int64             // bytes that its blocks may take, above 768 KiB; 0: 24 MiB
-	Thread func(direct bool) // called first in the thread that writes; direct: past the page cache
+	Thread func(direct bool) // called in the thread that writes, first and when direct, past the page cache, changes
 }
 
 // block is the size of its blocks, a power of two.

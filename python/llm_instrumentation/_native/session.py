@@ -32,6 +32,7 @@ _TENSOR = struct.Struct("=IIiiQQQqqIIQQQ")
 _CURSOR = struct.Struct("=Q")
 _CURSOR_OFFSET = _TENSOR.size - _CURSOR.size
 _MAX_DIMS = 64
+_MAX_SHAPES = 256  # that a thread keeps
 
 
 @functools.lru_cache(maxsize=_MAX_DIMS + 1)
@@ -80,14 +81,23 @@ class _Call:
 
     def __init__(self) -> None:
         self.tensor = ctypes.create_string_buffer(_TENSOR.size)
-        self.shape = ctypes.create_string_buffer(8 * _MAX_DIMS)
         self.strides = ctypes.create_string_buffer(8 * _MAX_DIMS)
         self.tensor_at = ctypes.addressof(self.tensor)
-        self.shape_at = ctypes.addressof(self.shape)
         self.strides_at = ctypes.addressof(self.strides)
         self.error = Error()
         self.error_ref = ctypes.byref(self.error)
-        self.packed: tuple[int, ...] | None = None  # what stands in shape
+        # A buffer with each shape, and where it is: never changed, for a signal handler may
+        # use the session in the middle of a call.
+        self.shapes: dict[tuple[int, ...], tuple[ctypes.Array[ctypes.c_int64], int]] = {}
+
+    def shape(self, shape: Sequence[int]) -> tuple[ctypes.Array[ctypes.c_int64], int]:
+        """The buffer, which the caller keeps, and its address."""
+        key = tuple(shape)
+        if len(self.shapes) >= _MAX_SHAPES:
+            self.shapes.clear()
+        buffer = (ctypes.c_int64 * len(key))(*key)
+        self.shapes[key] = found = buffer, ctypes.addressof(buffer)
+        return found
 
 
 class _Thread(threading.local):
@@ -111,8 +121,8 @@ class Session:
             default of libstrap.
         workers_yield: let the compression threads rest while the caller computes.
         burst_bytes: staging memory to take at once, and to fill before yielding workers work.
-        team: address of a function like GOMP_parallel, whose threads take part in copying;
-            0: the caller copies alone.
+        team: address of a function like GOMP_parallel, whose threads take part in copying, and
+            with workers_yield make packets; 0: there is none.
         target_rate: bytes of tensors a second below which packets are compressed less before
             enqueue waits for room; 0: whatever the rate.
     """
@@ -214,10 +224,10 @@ class Session:
         if ndim > _MAX_DIMS:
             raise InvalidArgumentError(f"a tensor of {ndim} dimensions: at most {_MAX_DIMS}")
         own = self._thread.call
-        if shape != own.packed:
-            own.packed = None
-            _int64s(ndim).pack_into(own.shape, 0, *shape)
-            own.packed = shape if isinstance(shape, tuple) else None  # a list may change
+        try:  # what holds the shape stays alive in this frame while C reads it
+            _held, shape_at = own.shapes[shape]  # type: ignore[index]
+        except (KeyError, TypeError):  # a list
+            _held, shape_at = own.shape(shape)
         strides_at = 0
         if strides is not None:
             _int64s(ndim).pack_into(own.strides, 0, *strides)
@@ -227,7 +237,7 @@ class Session:
         parameters_at = _address(parameters) if parameters else 0
         _TENSOR.pack_into(
             own.tensor, 0,
-            _TENSOR.size, layer, dtype, ndim, own.shape_at, strides_at, data,
+            _TENSOR.size, layer, dtype, ndim, shape_at, strides_at, data,
             step, token, call, 0, transform_at, parameters_at, 0,
         )  # fmt: skip
         status = self._enqueue(self._handle, own.tensor_at, _SLICE_MS, own.error_ref)
@@ -240,13 +250,13 @@ class Session:
     def _wait_for_room(self, own: _Call) -> int:
         status = ERR_TIMEOUT
         # A signal handler may raise between two calls, or use this session.
-        saved = own.tensor.raw, own.shape.raw, own.strides.raw
+        saved = own.tensor.raw, own.strides.raw
         try:
             while status == ERR_TIMEOUT:
                 status = self._enqueue(self._handle, own.tensor_at, _SLICE_MS, own.error_ref)
                 if status == ERR_TIMEOUT:
                     (cursor,) = _CURSOR.unpack_from(own.tensor, _CURSOR_OFFSET)
-                    own.tensor.raw, own.shape.raw, own.strides.raw = saved
+                    own.tensor.raw, own.strides.raw = saved
                     _CURSOR.pack_into(own.tensor, _CURSOR_OFFSET, cursor)
         except BaseException:
             (cursor,) = _CURSOR.unpack_from(own.tensor, _CURSOR_OFFSET)

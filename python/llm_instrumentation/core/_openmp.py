@@ -19,10 +19,15 @@ def gomp_parallel() -> int:
     GNU's, LLVM's and Intel's OpenMP runtimes have that function. A process may hold several; the
     one that PyTorch is linked to has the threads that would wait meanwhile.
     """
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    try:
-        loaded = ctypes.CDLL(os.fspath(library), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-        function = loaded.GOMP_parallel  # it or one of the libraries that it needs
-    except (OSError, AttributeError):
+    if not torch.backends.openmp.is_available():
         return 0
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
+    library = os.fspath(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    # As the loader looks: what all see (LD_PRELOAD) comes before what the library needs.
+    for name in (None, library):
+        try:
+            loaded = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+            function = loaded.GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+    return 0

@@ -344,7 +344,7 @@ class InstrumentationConfig:
     def with_burst(self, gb: float | None) -> InstrumentationConfig:
         """Takes `gb` times 10^9 bytes of staging memory at once, for a burst of activations.
 
-        Where the model's threads use every CPU, compression waits until 32 MiB are staged, or
+        Where the model's threads use every CPU, compression waits until some MiB are staged, or
         this many bytes, or until the model pauses; then it gets all CPUs for a moment. Memory that
         was taken from the system before costs the model nothing. float32 is staged as float16.
         """

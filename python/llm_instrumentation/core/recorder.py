@@ -91,6 +91,7 @@ class Recorder:
         self._probes = CaptureProbes(self.path, config.probes, config.probe_interval_s)
         workers = config.workers or max(1, min(8, usable_cpus()))
         burst = int((config.burst_gb or 0) * 1e9)
+        on_cpu = _on_cpu(models)
         try:
             self._session = Session(
                 self.path,
@@ -101,9 +102,10 @@ class Recorder:
                 drop_when_full=config.on_full == "drop",
                 resume_offset=resume_offset,
                 error_bound=config.error_bound or 0.0,
-                workers_yield=_crowded(models, workers),
+                # Compression threads would take CPUs from the models' own.
+                workers_yield=on_cpu and torch.get_num_threads() + workers > usable_cpus(),
                 burst_bytes=burst,
-                team=gomp_parallel(),
+                team=gomp_parallel() if on_cpu else 0,
                 target_rate=config.target_throughput_gbps * 1e9,
             )
         except BaseException:
@@ -442,13 +444,12 @@ class Recorder:
                     )
 
 
-def _crowded(models: Sequence[nn.Module], workers: int) -> bool:
-    """Whether compression threads would take CPUs from the models' own threads."""
-    on_cpu = any(
+def _on_cpu(models: Sequence[nn.Module]) -> bool:
+    """Whether the threads of a model, by its first parameter, compute on CPUs."""
+    return any(
         tensor is None or tensor.device.type == "cpu"
         for tensor in (next(model.parameters(), None) for model in models)
     )
-    return on_cpu and torch.get_num_threads() + workers > usable_cpus()
 
 
 def _is_compiled(model: nn.Module) -> bool:

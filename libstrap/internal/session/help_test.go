@@ -1,0 +1,138 @@
+//go:build cgo
+
+package session
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/team/teamtest"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+func helped(k codec.Kind) Options {
+	o := options(k)
+	o.Yield, o.Team, o.MaxMemory = true, teamtest.New(), 16<<20
+	return o
+}
+
+// fill captures n tensors of 200 KB, and says what the float16 of each are.
+func fill(t testing.TB, s *Session, layer uint32, n int) (want [][]byte) {
+	for i := range n {
+		v := float32s(100_000, func(k int) float32 { return float32((k*7 + i*13) % 1000) })
+		x := tensorOf(layer, wire.Float32, v)
+		x.Step = int64(i)
+		if err := s.Enqueue(x, forever); err != nil {
+			t.Error(err)
+		}
+		want = append(want, halves(v))
+	}
+	return want
+}
+
+func TestTheTeamMakesThePackets(t *testing.T) {
+	for _, k := range []codec.Kind{codec.None, codec.LZ4, codec.Zstd} {
+		path := filepath.Join(t.TempDir(), "a.stream")
+		s := open(t, path, helped(k))
+		want := fill(t, s, mustLayer(t, s, "a"), 100)
+		if st := s.Stats(); st.YieldNS == 0 {
+			t.Errorf("%s: nobody helped", k)
+		} else if st.QueuedPackets > 60 {
+			t.Errorf("%s: %d packets wait", k, st.QueuedPackets)
+		}
+		finish(t, s)
+		_, payloads := read(t, path)
+		if len(payloads) != len(want) {
+			t.Fatalf("%s: %d packets of %d", k, len(payloads), len(want))
+		}
+		for i := range want {
+			if !bytes.Equal(payloads[i], want[i]) {
+				t.Fatalf("%s: packet %d has other values", k, i)
+			}
+		}
+	}
+}
+
+func TestThreadsHelpAtOnceWithFlushesInBetween(t *testing.T) {
+	const threads, each = 4, 60
+	path := filepath.Join(t.TempDir(), "a.stream")
+	s := open(t, path, helped(codec.LZ4))
+	want := make([][][]byte, threads)
+	var all sync.WaitGroup
+	for i := range threads {
+		layer := mustLayer(t, s, fmt.Sprint(i))
+		all.Go(func() { want[i] = fill(t, s, layer, each) })
+	}
+	all.Go(func() {
+		for range 10 {
+			if _, err := s.Checkpoint(forever); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	all.Wait()
+	finish(t, s)
+	rows, payloads := read(t, path)
+	if len(rows) != threads*each {
+		t.Fatalf("%d packets of %d", len(rows), threads*each)
+	}
+	next, end := [threads]int{}, int64(0)
+	for i, row := range rows {
+		thread := int(row.Layer[0] - '0')
+		if row.Step != int64(next[thread]) || row.Offset != end {
+			t.Fatalf("row %d is step %d of thread %d at %d, not step %d at %d",
+				i, row.Step, thread, row.Offset, next[thread], end)
+		}
+		if !bytes.Equal(payloads[i], want[thread][row.Step]) {
+			t.Fatalf("step %d of thread %d has other values", row.Step, thread)
+		}
+		next[thread]++
+		end = row.Offset + int64(row.Length)
+	}
+}
+
+// A packet that comes behind the request to finish is the writer's alone: were a helper to
+// take it, the writer would wait for it for ever.
+func TestHelpersLeaveTheEndToTheWriter(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "a.stream"), helped(codec.LZ4))
+	region, _, err := s.arena.TryAlloc(wire.HeaderSize + 1 + 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := &item{name: "a", region: region, out: region.Buf}
+	wire.PutHeader(last.out, 1, 4)
+	last.row = wire.Row{Layer: "a", Length: uint64(len(last.out)), Codec: codec.None.String()}
+	s.orderMu.Lock() // as an Enqueue that began before Close and comes to its end after it
+	s.counters.queuedPackets.Add(1)
+	s.order.Push(&item{barrier: &barrier{kind: toFinish, done: make(chan struct{})}})
+	s.order.Push(last)
+	s.orderMu.Unlock()
+	for s.order.First() != nil { // until the writer has taken the request
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(10 * time.Millisecond) // and waits for the packet
+	last.made.Store(true)
+	s.writer.tryAppend()
+	s.order.Wake()
+	soon(t, s.finished)
+	if n := s.Stats().Packets; n != 1 {
+		t.Errorf("%d packets", n)
+	}
+}
+
+func TestADiscardedCaptureLetsGoOfItsFileAtOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.stream")
+	s := open(t, path, helped(codec.LZ4))
+	fill(t, s, mustLayer(t, s, "a"), 5)
+	began := time.Now()
+	s.Discard()
+	<-s.finished
+	if took := time.Since(began); took > longestWait/2 {
+		t.Errorf("it took %s", took)
+	}
+}
