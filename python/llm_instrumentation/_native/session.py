@@ -32,7 +32,6 @@ _TENSOR = struct.Struct("=IIiiQQQqqIIQQQ")
 _CURSOR = struct.Struct("=Q")
 _CURSOR_OFFSET = _TENSOR.size - _CURSOR.size
 _MAX_DIMS = 64
-_MAX_SHAPES = 256  # that a thread keeps
 
 
 @functools.lru_cache(maxsize=_MAX_DIMS + 1)
@@ -77,32 +76,25 @@ _STATS_FIELDS = tuple(field.name for field in dataclasses.fields(SessionStats))
 
 
 class _Call:
-    """What one thread passes to strap_enqueue, allocated once."""
+    """What one call passes to strap_enqueue, allocated once."""
 
     def __init__(self) -> None:
         self.tensor = ctypes.create_string_buffer(_TENSOR.size)
+        self.shape = ctypes.create_string_buffer(8 * _MAX_DIMS)
         self.strides = ctypes.create_string_buffer(8 * _MAX_DIMS)
         self.tensor_at = ctypes.addressof(self.tensor)
+        self.shape_at = ctypes.addressof(self.shape)
         self.strides_at = ctypes.addressof(self.strides)
         self.error = Error()
         self.error_ref = ctypes.byref(self.error)
-        # A buffer with each shape, and where it is: never changed, for a signal handler may
-        # use the session in the middle of a call.
-        self.shapes: dict[tuple[int, ...], tuple[ctypes.Array[ctypes.c_int64], int]] = {}
-
-    def shape(self, shape: Sequence[int]) -> tuple[ctypes.Array[ctypes.c_int64], int]:
-        """The buffer, which the caller keeps, and its address."""
-        key = tuple(shape)
-        if len(self.shapes) >= _MAX_SHAPES:
-            self.shapes.clear()
-        buffer = (ctypes.c_int64 * len(key))(*key)
-        self.shapes[key] = found = buffer, ctypes.addressof(buffer)
-        return found
+        self.packed: tuple[int, ...] | None = None  # what stands in shape
 
 
 class _Thread(threading.local):
+    """Calls that no call of this thread uses: a signal handler may make one within another."""
+
     def __init__(self) -> None:
-        self.call = _Call()
+        self.calls: list[_Call] = []
 
 
 class Session:
@@ -223,11 +215,11 @@ class Session:
         ndim = len(shape)
         if ndim > _MAX_DIMS:
             raise InvalidArgumentError(f"a tensor of {ndim} dimensions: at most {_MAX_DIMS}")
-        own = self._thread.call
-        try:  # what holds the shape stays alive in this frame while C reads it
-            _held, shape_at = own.shapes[shape]  # type: ignore[index]
-        except (KeyError, TypeError):  # a list
-            _held, shape_at = own.shape(shape)
+        calls = self._thread.calls
+        own = calls.pop() if calls else _Call()
+        if shape != own.packed:
+            _int64s(ndim).pack_into(own.shape, 0, *shape)
+            own.packed = shape if isinstance(shape, tuple) else None  # a list may change
         strides_at = 0
         if strides is not None:
             _int64s(ndim).pack_into(own.strides, 0, *strides)
@@ -237,28 +229,21 @@ class Session:
         parameters_at = _address(parameters) if parameters else 0
         _TENSOR.pack_into(
             own.tensor, 0,
-            _TENSOR.size, layer, dtype, ndim, shape_at, strides_at, data,
+            _TENSOR.size, layer, dtype, ndim, own.shape_at, strides_at, data,
             step, token, call, 0, transform_at, parameters_at, 0,
         )  # fmt: skip
         status = self._enqueue(self._handle, own.tensor_at, _SLICE_MS, own.error_ref)
-        if status == 0:
-            return True
         if status == ERR_TIMEOUT:
             status = self._wait_for_room(own)
-        return check(status, own.error) != DROPPED
+        calls.append(own)
+        return status == 0 or check(status, own.error) != DROPPED
 
     def _wait_for_room(self, own: _Call) -> int:
         status = ERR_TIMEOUT
-        # A signal handler may raise between two calls, or use this session.
-        saved = own.tensor.raw, own.strides.raw
         try:
             while status == ERR_TIMEOUT:
                 status = self._enqueue(self._handle, own.tensor_at, _SLICE_MS, own.error_ref)
-                if status == ERR_TIMEOUT:
-                    (cursor,) = _CURSOR.unpack_from(own.tensor, _CURSOR_OFFSET)
-                    own.tensor.raw, own.strides.raw = saved
-                    _CURSOR.pack_into(own.tensor, _CURSOR_OFFSET, cursor)
-        except BaseException:
+        except BaseException:  # a signal handler's, between two calls
             (cursor,) = _CURSOR.unpack_from(own.tensor, _CURSOR_OFFSET)
             if cursor:
                 self._lib.strap_abandon(self._handle, cursor, Error())

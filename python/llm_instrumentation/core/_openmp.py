@@ -19,7 +19,7 @@ def gomp_parallel() -> int:
     GNU's, LLVM's and Intel's OpenMP runtimes have that function. A process may hold several; the
     one that PyTorch is linked to has the threads that would wait meanwhile.
     """
-    if not torch.backends.openmp.is_available():
+    if not torch.backends.openmp.is_available():  # type: ignore[no-untyped-call]
         return 0
     library = os.fspath(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
     # As the loader looks: what all see (LD_PRELOAD) comes before what the library needs.
