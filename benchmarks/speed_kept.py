@@ -50,6 +50,7 @@ from torch import Tensor, nn
 PRESETS = ("fast_capture", "balanced", "max_compression")
 WORKLOADS = ("prefill", "generation")
 MODES = ("sustained", "burst")
+_BURST_GB = 0.6  # more than all that is captured in one
 QUICK_PEERS = ("numpy_tofile", "torch_save", "safetensors_files")  # no process to start
 Round = dict[str, Figures]  # by contender
 Way = Contender | Apart
@@ -78,6 +79,8 @@ def _preset(model: nn.Module, preset: str, folder: Path, memory: float | None) -
     config = from_preset(preset).with_progress(False)
     if memory is not None:
         config.with_memory_limit(memory)
+    else:
+        config.with_burst(_BURST_GB)
     framework = InstrumentationFramework(config)
     framework.instrument_model(model)
     running = Running(model)

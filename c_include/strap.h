@@ -173,8 +173,8 @@ typedef struct strap_open_options {
   double target_rate;        /* bytes of tensors a second. Where packets are made more slowly
                                 than tensors come and more than half of the memory waits, LZ4
                                 and zstd work less (level 0, then no compression, in frames as
-                                valid), unless the capture's rate so far is this one or
-                                above. 0: whatever the rate */
+                                valid), as long as the capture's rate so far is below
+                                this one. 0: never */
 } strap_open_options;
 
 /*

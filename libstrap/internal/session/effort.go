@@ -29,8 +29,8 @@ func (s *Session) awaitingDisk() int64 {
 	return held - s.jobs.Waiting()
 }
 
-// onTarget reports whether tensors come at the target rate, if there is one.
+// onTarget reports whether tensors come at the target rate, or there is none.
 func (s *Session) onTarget() bool {
 	t := s.opts.TargetRate
-	return t > 0 && float64(s.counters.rawBytes.Load()) >= t*time.Since(s.opened).Seconds()
+	return t == 0 || float64(s.counters.rawBytes.Load()) >= t*time.Since(s.opened).Seconds()
 }

@@ -41,8 +41,8 @@ type Options struct {
 	// yield rest until so much waits for them.
 	BurstBytes int64
 
-	// TargetRate is the bytes of tensors a second at which packets get all their effort,
-	// however many wait; see effort. 0: there is none.
+	// TargetRate is the bytes of tensors a second below which packets may get less than all
+	// their effort; see effort. 0: they get all of it.
 	TargetRate float64
 
 	// ErrorBound is the largest normalised squared error of a packet: above 0 it rounds

@@ -116,7 +116,7 @@ class Session:
         team: address of a function like GOMP_parallel, whose threads take part in copying, and
             with workers_yield make packets; 0: there is none.
         target_rate: bytes of tensors a second below which packets are compressed less before
-            enqueue waits for room; 0: whatever the rate.
+            enqueue waits for room; 0: never.
     """
 
     def __init__(
