@@ -30,7 +30,7 @@ ALLOWED = {
     "probe": {"bpf", "probe", "symbols"},
     "cmd": {"probe"},
     "arena": set(),
-    "team": set(),
+    "team": {"team"},
     "stopwatch": set(),
     "wire": set(),
     "status": set(),
