@@ -1,14 +1,12 @@
 package session
 
 import (
-	"bytes"
 	"errors"
 	"hash/crc32"
 	"io"
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
@@ -26,178 +24,6 @@ const (
 	// maxUnpublished bounds the rows that wait for their packets to be in the file.
 	maxUnpublished = 4096
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// work compresses packets until the queue is closed.
-func (s *Session) work(e *encoders) {
-	defer s.workers.Done()
-	runtime.LockOSThread() // and never unlock: the thread ends with its priority
-	lowerPriority()
-	for {
-		it, ok := s.jobs.Pop()
-		if !ok {
-			return
-		}
-		for it != nil {
-			it = s.workOn(it, e)
-			s.order.Wake()
-		}
-	}
-}
-
-// makeTogether has the team make as many packets as wait now: others may go on adding.
-func (s *Session) makeTogether() {
-	var left atomic.Int64
-	left.Store(int64(s.jobs.Packets()))
-	s.opts.Team.Run(s.opts.Workers, func() {
-		_ = s.Guard(func() error { return s.help(&left) }) // a panic is the session's failure
-	})
-}
-
-// help makes packets in one of several threads that do, and brings them to the stream as
-// far as that does not wait for the disk.
-func (s *Session) help(left *atomic.Int64) error {
-	e, err := s.lend()
-	if err != nil {
-		return err
-	}
-	defer s.giveBack(e)
-	for left.Add(-1) >= 0 {
-		it, ok := s.jobs.TryPop()
-		if !ok {
-			break
-		}
-		for it != nil {
-			it = s.workOn(it, e)
-			s.writer.tryAppend()
-		}
-	}
-	s.order.Wake()
-	return nil
-}
-
-// lend gives encoders for a helper.
-func (s *Session) lend() (*encoders, error) {
-	s.sparesMu.Lock()
-	defer s.sparesMu.Unlock()
-	if n := len(s.spares); n > 0 {
-		e := s.spares[n-1]
-		s.spares = s.spares[:n-1]
-		return e, nil
-	}
-	return newEncoders(&s.opts)
-}
-
-func (s *Session) giveBack(e *encoders) {
-	s.sparesMu.Lock()
-	defer s.sparesMu.Unlock()
-	s.spares = append(s.spares, e)
-}
-
-// workOn makes a packet, and those of the same elements that wait close behind it.
-// What looked like those and was not is next.
-func (s *Session) workOn(it *item, e *encoders) (next *item) {
-	var again []*item
-	if it.err == nil && !s.writer.halted() {
-		it.err = s.Guard(func() error {
-			again, next = s.repeated(it)
-			return s.encode(it, e)
-		})
-	}
-	if it.hastened {
-		s.counters.hastened.Add(1 + uint64(len(again)))
-	}
-	n, bytes := 1, it.staged()
-	for _, other := range again {
-		if other.err = it.err; it.err == nil {
-			other.repeat(it)
-			if it.kind == codec.Archive {
-				s.addLoss(other, e.archive.Loss())
-			}
-		}
-		n, bytes = n+1, bytes+other.staged()
-	}
-	// From here on they are the writer's.
-	it.made.Store(true)
-	for _, other := range again {
-		other.made.Store(true)
-	}
-	s.jobs.Done(n, bytes)
-	return next
-}
-
-// repeated takes the packets out of the backlog that hold what it does: modules
-// return tensors of their children, in evaluation dropout among them. Comparing costs as
-// much as codecs that find nothing to do.
-func (s *Session) repeated(it *item) (again []*item, next *item) {
-	if s.opts.Codec == codec.None || s.opts.Codec == codec.LZ4 && s.opts.Level == 0 {
-		return nil, nil
-	}
-	for {
-		other := s.jobs.PopAlike(it)
-		if other == nil {
-			return again, nil
-		}
-		if !bytes.Equal(other.elements(), it.elements()) {
-			return again, other
-		}
-		again = append(again, other)
-		s.counters.repeated.Add(1)
-	}
-}
-
-// elements are the source bytes, until they are encoded.
-func (it *item) elements() []byte { return it.region.Buf[len(it.region.Buf)-it.source:] }
-
-// alike reports whether two packets seem to hold the same.
-func (it *item) alike(other *item) bool {
-	if it.source != other.source || it.row.Stored != other.row.Stored || it.kind != other.kind || other.err != nil {
-		return false
-	}
-	a, b := it.elements(), other.elements()
-	n := min(len(a), 64)
-	return n > 0 && bytes.Equal(a[:n], b[:n]) && bytes.Equal(a[len(a)-n:], b[len(b)-n:])
-}
-
-// repeat makes the packet from another one of the same elements.
-func (it *item) repeat(of *item) {
-	head := wire.HeaderSize + len(it.name)
-	payload := of.out[wire.HeaderSize+len(of.name):]
-	it.out = it.region.Buf[:head+copy(it.region.Buf[head:], payload)]
-	wire.PutHeader(it.out, len(it.name), uint32(len(payload)))
-	copy(it.out[wire.HeaderSize:], it.name)
-	it.row.CRC, it.row.Length = of.row.CRC, uint64(len(it.out))
-}
-
-// encode turns the source bytes at the region's end into the packet at its
-// beginning.
-func (s *Session) encode(it *item, e *encoders) error {
-	head := wire.HeaderSize + len(it.name)
-	body := it.region.Buf[head:]
-	effort := s.effort()
-	it.hastened = it.kind != codec.Archive && e.plain.Loses(effort)
-	n, err := e.encodeInPlace(it, body, effort)
-	if err != nil {
-		return err
-	}
-	if it.kind == codec.Archive {
-		s.addLoss(it, e.archive.Loss())
-	}
-	payload := body[:n]
-	if it.kind == codec.None {
-		// Raw bytes stay where they are; header and name go in front of them.
-		start := len(it.region.Buf) - it.source - head
-		it.out, payload = it.region.Buf[start:], it.region.Buf[start+head:]
-	} else {
-		it.out = it.region.Buf[:head+n]
-	}
-	wire.PutHeader(it.out, len(it.name), uint32(len(payload)))
-	copy(it.out[wire.HeaderSize:], it.name)
-	it.row.CRC = crc32.Checksum(payload, castagnoli)
-	it.row.Length = uint64(len(it.out))
-	return nil
-}
 
 // writer brings packets to the stream and their rows to the index. It has a goroutine of
 // its own, and helpers come in between.
