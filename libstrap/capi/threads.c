@@ -9,8 +9,9 @@
  * can wait.
  *
  * The runtime has no setting for that, and no name for the thread. It is the second that
- * the library makes: the first initialises the runtime and starts it before all else (proc.go, main).
- * Were another one the second, that would have the priority of the workers.
+ * the library makes: the first initialises the runtime and starts it before all else
+ * (runtime/proc.go, main). Were another one the second, that would have the priority of
+ * the workers.
  */
 #if defined(__linux__)
 #define _GNU_SOURCE

@@ -11,6 +11,9 @@ import (
 // disk that is slow, which larger packets would make worse; nor while somebody waits for what
 // is there to be written, for then no more comes; nor at the target rate and above.
 func (s *Session) effort() codec.Effort {
+	if s.opts.TargetRate == 0 || s.opts.Codec == codec.None {
+		return codec.Full
+	}
 	rests := s.jobs.Rests() // what waits in any case
 	room := s.arena.Limit() - rests
 	switch over := s.jobs.Waiting() - rests; {
@@ -29,8 +32,7 @@ func (s *Session) awaitingDisk() int64 {
 	return held - s.jobs.Waiting()
 }
 
-// onTarget reports whether tensors come at the target rate, or there is none.
+// onTarget reports whether tensors come at the target rate.
 func (s *Session) onTarget() bool {
-	t := s.opts.TargetRate
-	return t == 0 || float64(s.counters.rawBytes.Load()) >= t*time.Since(s.opened).Seconds()
+	return float64(s.counters.rawBytes.Load()) >= s.opts.TargetRate*time.Since(s.opened).Seconds()
 }

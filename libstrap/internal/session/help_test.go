@@ -42,8 +42,6 @@ func TestTheTeamMakesThePackets(t *testing.T) {
 		want := fill(t, s, mustLayer(t, s, "a"), 100)
 		if st := s.Stats(); st.YieldNS == 0 {
 			t.Errorf("%s: nobody helped", k)
-		} else if st.QueuedPackets > 60 {
-			t.Errorf("%s: %d packets wait", k, st.QueuedPackets)
 		}
 		finish(t, s)
 		_, payloads := read(t, path)
