@@ -184,6 +184,8 @@ static strap_status start(const strap_access_options *o, strap_error *error) {
   g->seen = g->recorded = g->unwritten = g->lost = g->bytes = 0;
   atomic_store(&access_starved.lost, 0);
   atomic_store(&access_attaching.lost, 0);
+  /* Here and not where a thread prepares its buffer: a handler may come in between. */
+  for (struct thread *t = g->threads; t != NULL; t = t->after) atomic_store(&t->lost, 0);
   access_emit_start();
   if (g->failure != 0) {
     if (g->fd >= 0) close(g->fd);

@@ -86,7 +86,6 @@ static int prepare_buffer(struct thread *t, uint32_t session) {
   t->seen = 0;
   t->until_sample = access_settings.sample_every;
   t->ranges[0].size = t->ranges[1].size = 0;
-  atomic_store_explicit(&t->lost, 0, memory_order_relaxed);
   uint64_t ticks;
   int64_t ns;
   access_read_pair(&ticks, &ns);
