@@ -65,15 +65,190 @@ static void put_words(const uint64_t *codes, int shift, size_t count, struct str
   *s = a, *t = b;
 }
 
+static struct stream of(const struct strapk_huffman *h, const uint8_t *src, uint8_t *out) {
+  return (struct stream){src + h->left, out, h->held, h->n};
+}
+
+static void give_back(struct strapk_huffman *h, const struct stream *s, const uint8_t *src,
+                      const uint8_t *out) {
+  h->held = s->held, h->n = s->n;
+  h->left = (size_t)(s->src - src), h->written = (size_t)(s->out - out);
+}
+
 void strapk_huffman_pair(const uint64_t *codes, int shift, size_t count, const uint8_t *src_a,
                          const uint8_t *src_b, uint8_t *out_a, uint8_t *out_b,
                          struct strapk_huffman *a, struct strapk_huffman *b) {
-  struct stream s = {src_a + a->left, out_a, a->held, a->n};
-  struct stream t = {src_b + b->left, out_b, b->held, b->n};
+  struct stream s = of(a, src_a, out_a), t = of(b, src_b, out_b);
   if (shift < 0)
     put_bytes(codes, count, &s, &t);
   else
     put_words(codes, shift, count, &s, &t);
-  a->held = s.held, a->n = s.n, a->left -= 4 * count, a->written = (size_t)(s.out - out_a);
-  b->held = t.held, b->n = t.n, b->left -= 4 * count, b->written = (size_t)(t.out - out_b);
+  give_back(a, &s, src_a, out_a);
+  give_back(b, &t, src_b, out_b);
 }
+
+uint64_t strapk_count_words(uint16_t parts[4][1 << STRAPK_WORD_BITS], int shift,
+                            const uint8_t *src, size_t n) {
+  uint64_t all = 0;
+  for (const uint8_t *end = src + 2 * n; src < end; src += 8) {
+    uint64_t v;
+    memcpy(&v, src, sizeof v);
+    all |= v;
+    parts[0][(v & 0xFFFF) >> shift]++;
+    parts[1][(v >> 16 & 0xFFFF) >> shift]++;
+    parts[2][(v >> 32 & 0xFFFF) >> shift]++;
+    parts[3][v >> 48 >> shift]++;
+  }
+  return all;
+}
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define WIDE __attribute__((target(STRAPK_AVX512F ",avx512bw,bmi2")))
+#define WIDE_INLINE WIDE static inline __attribute__((always_inline))
+
+/* The codes of 64 bytes, joined to those of four words in a lane; the last lane's are
+ * written first. Where a lane could not be put on top of seven held bits, `split` is set
+ * and the codes of two words are in a lane: those of `high` come before those of `low`. */
+struct lanes {
+  uint64_t quad[8], quad_bits[8];
+  uint64_t high[8], high_bits[8], low[8], low_bits[8];
+  int split;
+};
+
+/* The codes of 32 bytes in 16-bit lanes, from a table in eight registers. */
+WIDE_INLINE __m512i look_up(const __m512i table[8], __m512i bytes) {
+  const __mmask32 b6 = _mm512_test_epi16_mask(bytes, _mm512_set1_epi16(64));
+  const __mmask32 b7 = _mm512_test_epi16_mask(bytes, _mm512_set1_epi16(128));
+  __m512i part[4]; /* by bits 0 to 5 */
+  for (int i = 0; i < 4; i++)
+    part[i] = _mm512_permutex2var_epi16(table[2 * i], bytes, table[2 * i + 1]);
+  return _mm512_mask_blend_epi16(b7, _mm512_mask_blend_epi16(b6, part[0], part[1]),
+                                 _mm512_mask_blend_epi16(b6, part[2], part[3]));
+}
+
+WIDE_INLINE void join(const __m512i table[8], const uint8_t *src, struct lanes *out) {
+  const __m512i low4 = _mm512_set1_epi16(15), low8 = _mm512_set1_epi16(255),
+                low16 = _mm512_set1_epi32(0xFFFF), low32 = _mm512_set1_epi64(0xFFFFFFFF),
+                most = _mm512_set1_epi64(56);
+  /* Of each word the high byte's code comes first. */
+  const __m512i v = _mm512_loadu_si512(src);
+  const __m512i h = look_up(table, _mm512_srli_epi16(v, 8));
+  const __m512i l = look_up(table, _mm512_and_si512(v, low8));
+  const __m512i code_h = _mm512_srli_epi16(h, 4), code_l = _mm512_srli_epi16(l, 4);
+  const __m512i bits_h = _mm512_and_si512(h, low4);
+  const __m512i bits = _mm512_add_epi16(bits_h, _mm512_and_si512(l, low4));
+
+  /* Words at even and odd places, in 32-bit lanes. */
+  const __m512i even = _mm512_or_si512(
+      _mm512_and_si512(code_h, low16),
+      _mm512_sllv_epi32(_mm512_and_si512(code_l, low16), _mm512_and_si512(bits_h, low16)));
+  const __m512i odd = _mm512_or_si512(
+      _mm512_srli_epi32(code_h, 16),
+      _mm512_sllv_epi32(_mm512_srli_epi32(code_l, 16), _mm512_srli_epi32(bits_h, 16)));
+  const __m512i odd_bits = _mm512_srli_epi32(bits, 16);
+  const __m512i two_bits = _mm512_add_epi32(_mm512_and_si512(bits, low16), odd_bits);
+
+  /* Two words, in 64-bit lanes; the odd one's code comes first. */
+  const __m512i low = _mm512_or_si512(
+      _mm512_and_si512(odd, low32),
+      _mm512_sllv_epi64(_mm512_and_si512(even, low32), _mm512_and_si512(odd_bits, low32)));
+  const __m512i high = _mm512_or_si512(
+      _mm512_srli_epi64(odd, 32),
+      _mm512_sllv_epi64(_mm512_srli_epi64(even, 32), _mm512_srli_epi64(odd_bits, 32)));
+  const __m512i low_bits = _mm512_and_si512(two_bits, low32);
+  const __m512i high_bits = _mm512_srli_epi64(two_bits, 32);
+  const __m512i quad_bits = _mm512_add_epi64(low_bits, high_bits);
+
+  out->split = _mm512_cmpgt_epi64_mask(quad_bits, most) != 0;
+  if (__builtin_expect(out->split, 0)) {
+    _mm512_storeu_si512(out->high, high);
+    _mm512_storeu_si512(out->high_bits, high_bits);
+    _mm512_storeu_si512(out->low, low);
+    _mm512_storeu_si512(out->low_bits, low_bits);
+    return;
+  }
+  _mm512_storeu_si512(out->quad, _mm512_or_si512(high, _mm512_sllv_epi64(low, high_bits)));
+  _mm512_storeu_si512(out->quad_bits, quad_bits);
+}
+
+/* Here the held bits are the lowest. n < 8, bits <= 56. */
+WIDE_INLINE void put_lane(struct stream *s, uint64_t codes, uint64_t bits) {
+  uint64_t held = s->held | codes << s->n, n = s->n + bits;
+  memcpy(s->out, &held, sizeof held);
+  s->out += n >> 3;
+  s->held = held >> (n & 56);
+  s->n = n & 7;
+}
+
+WIDE_INLINE void put_lanes(struct stream *s, const struct lanes *in) {
+  for (int i = 7; i >= 0; i--) {
+    if (in->split) {
+      put_lane(s, in->high[i], in->high_bits[i]);
+      put_lane(s, in->low[i], in->low_bits[i]);
+    } else {
+      put_lane(s, in->quad[i], in->quad_bits[i]);
+    }
+  }
+}
+
+/* Streams whose held bits are the lowest, as put_lane wants them, and back. */
+static struct stream lowered(struct stream s) {
+  s.held = s.held >> 1 >> (63 - s.n);
+  return s;
+}
+
+static struct stream raised(struct stream s) {
+  s.held = s.held << 1 << (63 - s.n);
+  return s;
+}
+
+WIDE static struct stream put_one(const __m512i table[8], size_t count, struct stream s) {
+  for (; count > 0; count--) {
+    struct lanes x;
+    join(table, s.src -= 64, &x);
+    put_lanes(&s, &x);
+  }
+  return s;
+}
+
+WIDE void strapk_huffman_wide(const uint16_t codes[256], size_t count, const uint8_t *src_a,
+                              const uint8_t *src_b, uint8_t *out_a, uint8_t *out_b,
+                              struct strapk_huffman *a, struct strapk_huffman *b) {
+  __m512i table[8];
+  for (int i = 0; i < 8; i++) table[i] = _mm512_loadu_si512(codes + 32 * i);
+  struct stream s = lowered(of(a, src_a, out_a));
+  if (b == NULL) {
+    s = raised(put_one(table, count, s));
+    give_back(a, &s, src_a, out_a);
+    return;
+  }
+  struct stream t = lowered(of(b, src_b, out_b));
+  for (; count > 0; count--) {
+    struct lanes x, y;
+    join(table, s.src -= 64, &x);
+    join(table, t.src -= 64, &y);
+    if (__builtin_expect(x.split | y.split, 0)) {
+      put_lanes(&s, &x);
+      put_lanes(&t, &y);
+      continue;
+    }
+    for (int i = 7; i >= 0; i--) { /* in turns, see put_words */
+      put_lane(&s, x.quad[i], x.quad_bits[i]);
+      put_lane(&t, y.quad[i], y.quad_bits[i]);
+    }
+  }
+  s = raised(s), t = raised(t);
+  give_back(a, &s, src_a, out_a);
+  give_back(b, &t, src_b, out_b);
+}
+
+#else
+
+void strapk_huffman_wide(const uint16_t codes[256], size_t count, const uint8_t *src_a,
+                         const uint8_t *src_b, uint8_t *out_a, uint8_t *out_b,
+                         struct strapk_huffman *a, struct strapk_huffman *b) {
+  (void)codes, (void)count, (void)src_a, (void)src_b, (void)out_a, (void)out_b, (void)a, (void)b;
+}
+#endif

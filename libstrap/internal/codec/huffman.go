@@ -22,14 +22,16 @@ const (
 // klauspost/compress does the same; this is faster, and the loops that take the time
 // are in C too (huffman.c).
 //
-// 16-bit floats of few mantissa bits have zeros at the end. Where all have, the codes
-// of both bytes are looked up at once, by the bits that are left.
+// 16-bit floats of few mantissa bits have zeros at the end. Where all have, words are
+// counted instead of bytes, and the codes of both bytes are looked up at once, by the
+// bits that are left.
 type huffman struct {
 	bytes  [4][256]uint32               // counts, in four parts that do not wait for each other
-	words  [2][1 << huffWordBits]uint32 // counts
+	words  [4][1 << huffWordBits]uint16 // likewise
 	count  [256]uint32
 	length [256]uint8 // of the code, 0 where the byte does not occur
 	code   [256]huffCode
+	short  [256]uint16                 // the codes, and their lengths in the lowest four bits
 	joined [1 << huffWordBits]huffCode // codes of both bytes
 	sorted []huffLeaf                  // the bytes that occur, the rarest first
 	spare  []huffLeaf
@@ -41,6 +43,12 @@ type huffman struct {
 	shift    uint // low bits of 16-bit words that are zero
 	wordwise bool // words are looked up
 	kernel   bool // the loops in C are used, little endian machines only
+	wide     bool // and the one that codes 64 bytes at a time, by their own codes
+}
+
+// newHuffman uses the fastest loops that there are.
+func newHuffman() huffman {
+	return huffman{kernel: len(kernels) > 0, wide: runsWide}
 }
 
 // huffCode is a code in the highest bits and its length in the lowest byte.
@@ -62,16 +70,11 @@ func (l huffLeaf) count() int   { return int(l >> 8) }
 // nil where they are not smaller than src. distinct is how many different bytes src
 // has; 1 asks for no tree. The result is valid until the next call.
 func (h *huffman) compress(src []byte, single bool) (data []byte, distinct int) {
-	h.shift = 0
-	if len(src) >= huffWordsMin {
-		h.shift = trailingZeros(src)
-	}
-	h.wordwise = 16-h.shift <= huffWordBits
-	if h.wordwise {
-		h.countWords(src, h.shift)
-	} else {
+	words := len(src) >= huffWordsMin && h.countWords(src)
+	if !words {
 		h.countBytes(src)
 	}
+	h.wordwise = words && !h.wide
 	if distinct = h.build(); distinct < 2 {
 		return nil, distinct
 	}
@@ -94,27 +97,6 @@ func (h *huffman) compress(src []byte, single bool) (data []byte, distinct int) 
 		return h.oneStream(out, src), distinct
 	}
 	return h.fourStreams(out, src), distinct
-}
-
-// trailingZeros is how many low bits are zero in every 16-bit word of src. An odd
-// byte at the end is the low half of a word.
-func trailingZeros(src []byte) uint {
-	var all uint64
-	i := 0
-	for ; i+32 <= len(src); i += 32 {
-		b := src[i : i+32 : i+32]
-		all |= binary.LittleEndian.Uint64(b) | binary.LittleEndian.Uint64(b[8:]) |
-			binary.LittleEndian.Uint64(b[16:]) | binary.LittleEndian.Uint64(b[24:])
-		if i&1023 == 0 && all&0x000F_000F_000F_000F != 0 {
-			return 0
-		}
-	}
-	for ; i < len(src); i++ {
-		all |= uint64(src[i]) << (i % 2 * 8)
-	}
-	all |= all >> 32
-	all |= all >> 16
-	return uint(bits.TrailingZeros16(uint16(all)))
 }
 
 // countBytes counts the bytes of src.
@@ -143,28 +125,70 @@ func (h *huffman) countBytes(src []byte) {
 	}
 }
 
-// countWords counts the bytes of words whose low shift bits are zero.
-func (h *huffman) countWords(src []byte, shift uint) {
-	const mask = 1<<huffWordBits - 1
-	used := 1 << (16 - shift)
-	clear(h.words[0][:used])
-	clear(h.words[1][:used])
-	i := 0
-	for ; i+8 <= len(src); i += 8 {
-		v := binary.LittleEndian.Uint64(src[i:])
-		h.words[0][uint64(uint16(v))>>(shift&63)&mask]++
-		h.words[1][uint64(uint16(v>>16))>>(shift&63)&mask]++
-		h.words[0][uint64(uint16(v>>32))>>(shift&63)&mask]++
-		h.words[1][v>>48>>(shift&63)&mask]++
+// countWords counts the bytes of src, of at most literalsBlock, by its words without
+// their zeros at the end; it is false where these are too few. A sample tells how many
+// zeros there are, and the words whether that was so.
+func (h *huffman) countWords(src []byte) bool {
+	const sample = 64 // words of 8 bytes
+	step := len(src) / sample
+	var all uint64
+	for i := range sample {
+		all |= binary.LittleEndian.Uint64(src[min(i*step, len(src)-8)&^1:])
 	}
+	for h.shift = trailingZeros(all); 16-h.shift <= huffWordBits; {
+		zeros := trailingZeros(h.countShifted(src))
+		if zeros >= h.shift {
+			h.addWords(src)
+			return true
+		}
+		h.shift = zeros
+	}
+	return false
+}
+
+// trailingZeros is how many low bits are zero in every 16-bit word of all.
+func trailingZeros(all uint64) uint {
+	all |= all >> 32
+	all |= all >> 16
+	return uint(bits.TrailingZeros16(uint16(all)))
+}
+
+// countShifted counts the words of src, shifted; it returns their union. An odd byte at the
+// end is the low half of a word, and not counted, as are the last few words.
+func (h *huffman) countShifted(src []byte) (all uint64) {
+	const mask = 1<<huffWordBits - 1
+	for i := range h.words {
+		clear(h.words[i][:1<<(16-h.shift)])
+	}
+	whole := len(src) &^ 7
+	for i, b := range src[whole:] {
+		all |= uint64(b) << (i % 2 * 8)
+	}
+	if h.kernel {
+		return all | countWordsKernel(&h.words, h.shift, src[:whole])
+	}
+	for i := 0; i < whole; i += 8 {
+		v := binary.LittleEndian.Uint64(src[i:])
+		all |= v
+		h.words[0][uint64(uint16(v))>>(h.shift&63)&mask]++
+		h.words[1][uint64(uint16(v>>16))>>(h.shift&63)&mask]++
+		h.words[2][uint64(uint16(v>>32))>>(h.shift&63)&mask]++
+		h.words[3][v>>48>>(h.shift&63)&mask]++
+	}
+	return all
+}
+
+// addWords counts bytes by the words counted before.
+func (h *huffman) addWords(src []byte) {
 	clear(h.count[:])
-	for w := range used {
-		if n := h.words[0][w] + h.words[1][w]; n > 0 {
-			h.count[byte(w<<shift)] += n
-			h.count[w<<shift>>8] += n
+	for w := range 1 << (16 - h.shift) {
+		n := uint32(h.words[0][w]) + uint32(h.words[1][w]) + uint32(h.words[2][w]) + uint32(h.words[3][w])
+		if n > 0 {
+			h.count[byte(w<<h.shift)] += n
+			h.count[w<<h.shift>>8] += n
 		}
 	}
-	for _, b := range src[i:] {
+	for _, b := range src[len(src)&^7:] {
 		h.count[b]++
 	}
 }
@@ -291,6 +315,7 @@ func (h *huffman) assign() {
 	for b, n := range h.length {
 		if n > 0 {
 			h.code[b] = newHuffCode(next[n], n)
+			h.short[b] = uint16(next[n]<<4) | uint16(n)
 			next[n]++
 		}
 	}
@@ -374,6 +399,9 @@ func (h *huffman) fourStreams(out, src []byte) []byte {
 
 // pair writes two streams, but for a few bytes at their beginnings.
 func (h *huffman) pair(s, t *huffStream) {
+	if wide := min(len(s.src), len(t.src)) / 64; h.wide && wide > 0 {
+		huffmanWideKernel(&h.short, wide, s, t)
+	}
 	count := min(len(s.src), len(t.src)) / 4
 	switch kernel := h.kernel && count > 0; {
 	case kernel && h.wordwise:
@@ -390,6 +418,9 @@ func (h *huffman) pair(s, t *huffStream) {
 // oneStream appends a stream.
 func (h *huffman) oneStream(out, src []byte) []byte {
 	s := huffStream{out: out[len(out):cap(out)], src: src}
+	if wide := len(src) / 64; h.wide && wide > 0 {
+		huffmanWideKernel(&h.short, wide, &s, nil)
+	}
 	return append(out, s.close(&h.code)...)
 }
 

@@ -46,12 +46,7 @@ struct kernel {
 #include <immintrin.h>
 
 #define ROUND (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#if defined(__clang__) && __clang_major__ >= 18 && __clang_major__ <= 21
-/* These ask for 512-bit registers by name; zig's baseline takes them away. */
-#define AVX512 __attribute__((target("avx512f,evex512,popcnt")))
-#else
-#define AVX512 __attribute__((target("avx512f,popcnt")))
-#endif
+#define AVX512 __attribute__((target(STRAPK_AVX512F ",popcnt")))
 #define AVX2 __attribute__((target("avx2,f16c,fma,popcnt")))
 
 /* nearest_...: words rounded to nearest, ties to even; see round_carefully for those
@@ -218,6 +213,8 @@ AVX2 static void round_avx2(uint16_t *dst, const uint16_t *src, size_t n,
 static const struct kernel avx512 = {"avx512f", convert_avx512, measure_avx512, round_avx2};
 static const struct kernel avx2 = {"avx2", convert_avx2, measure_avx2, round_avx2};
 
+static int runs_wide;
+
 /* Lists what this processor and system can run, the fastest first. By hand: the
  * runtime of some compilers has no __builtin_cpu_supports. */
 static int list_kernels(const struct kernel **list) {
@@ -230,7 +227,10 @@ static int list_kernels(const struct kernel **list) {
   __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
   const unsigned ymm = 0x06, zmm = 0xE6;
   int n = 0;
-  if ((b & 1u << 16) && (saved & zmm) == zmm) list[n++] = &avx512;
+  const unsigned bmi2 = 1u << 8, avx512f = 1u << 16, avx512bw = 1u << 30,
+                 wide = bmi2 | avx512f | avx512bw;
+  if ((b & avx512f) && (saved & zmm) == zmm) list[n++] = &avx512;
+  runs_wide = n > 0 && (b & wide) == wide;
   if ((b & 1u << 5) && (saved & ymm) == ymm) list[n++] = &avx2;
   return n;
 }
@@ -353,6 +353,12 @@ __attribute__((constructor)) static void find_kernels(void) {
 }
 
 int strapk_kernels(void) { return kernel_count; }
+
+#if defined(__x86_64__)
+int strapk_runs_wide(void) { return runs_wide; }
+#else
+int strapk_runs_wide(void) { return 0; }
+#endif
 
 const char *strapk_kernel_name(int kernel) { return kernels[kernel]->name; }
 

@@ -12,6 +12,13 @@ struct strapk_stats {
   double square_error, square_sum, max_error;
 };
 
+#if defined(__clang__) && __clang_major__ >= 18 && __clang_major__ <= 21
+/* These ask for 512-bit registers by name; zig's baseline takes them away. */
+#define STRAPK_AVX512F "avx512f,evex512"
+#else
+#define STRAPK_AVX512F "avx512f"
+#endif
+
 /* How many conversion kernels this processor can run; 0 is the fastest. */
 int strapk_kernels(void);
 
@@ -64,6 +71,23 @@ struct strapk_huffman {
 void strapk_huffman_pair(const uint64_t *codes, int shift, size_t count, const uint8_t *src_a,
                          const uint8_t *src_b, uint8_t *out_a, uint8_t *out_b,
                          struct strapk_huffman *a, struct strapk_huffman *b);
+
+/* Whether this processor and system have AVX-512F, AVX-512BW and BMI2. */
+int strapk_runs_wide(void);
+
+/* strapk_huffman_pair for 64 * count bytes of each stream and codes of bytes alone: the
+ * code << 4 | its length. b may be NULL, for one stream. Only where strapk_runs_wide. */
+void strapk_huffman_wide(const uint16_t codes[256], size_t count, const uint8_t *src_a,
+                         const uint8_t *src_b, uint8_t *out_a, uint8_t *out_b,
+                         struct strapk_huffman *a, struct strapk_huffman *b);
+
+#define STRAPK_WORD_BITS 12 /* huffWordBits */
+
+/* Adds to the counts of n 16-bit words at src, n a multiple of 4, shifted so that they have
+ * STRAPK_WORD_BITS at most: word i is counted in part i % 4. Returns the union of four words
+ * at a time. Little endian machines only. */
+uint64_t strapk_count_words(uint16_t parts[4][1 << STRAPK_WORD_BITS], int shift,
+                            const uint8_t *src, size_t n);
 
 /* What quantising did to the values; see struct quantised in quantise.go. */
 struct strapk_quantised {

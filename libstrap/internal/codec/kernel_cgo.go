@@ -12,6 +12,10 @@ package codec
 #cgo nocallback strapk_gather
 #cgo noescape strapk_huffman_pair
 #cgo nocallback strapk_huffman_pair
+#cgo noescape strapk_huffman_wide
+#cgo nocallback strapk_huffman_wide
+#cgo noescape strapk_count_words
+#cgo nocallback strapk_count_words
 #cgo noescape strapk_quantise
 #cgo nocallback strapk_quantise
 #include "kernel.h"
@@ -92,6 +96,32 @@ func huffmanKernel(codes *huffCode, shift int, count int, s, t *huffStream) {
 		(*C.uint8_t)(&s.out[s.at]), (*C.uint8_t)(&t.out[t.at]), &a, &b)
 	s.fromC(&a)
 	t.fromC(&b)
+}
+
+// runsWide tells whether this processor can run huffmanWideKernel.
+var runsWide = C.strapk_runs_wide() != 0
+
+// huffmanWideKernel is bytePair for 64 * count > 0 bytes of each stream. t may be nil.
+func huffmanWideKernel(codes *[256]uint16, count int, s, t *huffStream) {
+	short, a := (*C.uint16_t)(&codes[0]), s.toC()
+	if t == nil {
+		C.strapk_huffman_wide(short, C.size_t(count), (*C.uint8_t)(&s.src[0]), nil,
+			(*C.uint8_t)(&s.out[s.at]), nil, &a, nil)
+		s.fromC(&a)
+		return
+	}
+	b := t.toC()
+	C.strapk_huffman_wide(short, C.size_t(count), (*C.uint8_t)(&s.src[0]), (*C.uint8_t)(&t.src[0]),
+		(*C.uint8_t)(&s.out[s.at]), (*C.uint8_t)(&t.out[t.at]), &a, &b)
+	s.fromC(&a)
+	t.fromC(&b)
+}
+
+// countWordsKernel counts the words of src, shifted, in turns in the four parts, and
+// returns the union of four at a time.
+func countWordsKernel(parts *[4][1 << huffWordBits]uint16, shift uint, src []byte) uint64 {
+	return uint64(C.strapk_count_words((*[1 << huffWordBits]C.uint16_t)(unsafe.Pointer(parts)), C.int(shift),
+		(*C.uint8_t)(&src[0]), C.size_t(len(src)/2)))
 }
 
 func (s *huffStream) toC() C.struct_strapk_huffman {

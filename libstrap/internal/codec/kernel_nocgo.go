@@ -34,6 +34,16 @@ func huffmanKernel(*huffCode, int, int, *huffStream, *huffStream) {
 	panic("codec: there is no kernel")
 }
 
+const runsWide = false
+
+func huffmanWideKernel(*[256]uint16, int, *huffStream, *huffStream) {
+	panic("codec: there is no kernel")
+}
+
+func countWordsKernel(*[4][1 << huffWordBits]uint16, uint, []byte) uint64 {
+	panic("codec: there is no kernel")
+}
+
 const quantiseInC = false
 
 func quantiseKernel(*codeBuffers, []byte, wire.DType, float64, *quantised) {

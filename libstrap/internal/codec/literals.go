@@ -34,9 +34,8 @@ type literalsEncoder struct {
 }
 
 func newLiteralsEncoder() *literalsEncoder {
-	e := &literalsEncoder{}
+	e := &literalsEncoder{huff: newHuffman()}
 	e.cut.put = e.put
-	e.huff.kernel = len(kernels) > 0
 	return e
 }
 
