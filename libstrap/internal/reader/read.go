@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"math"
 	"math/bits"
@@ -12,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/crc32c"
 	"github.com/libstrap/strap/libstrap/internal/scan"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
@@ -217,7 +217,7 @@ type source struct {
 
 func (s *source) Read(b []byte) (int, error) {
 	n, err := s.section.Read(b)
-	s.sum = crc32.Update(s.sum, castagnoli, b[:n])
+	s.sum = crc32c.Update(s.sum, b[:n])
 	if err != nil && !errors.Is(err, io.EOF) {
 		s.err = err
 	}

@@ -5,7 +5,6 @@ package reader
 import (
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"math"
 	"os"
@@ -18,13 +17,12 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/crc32c"
 	"github.com/libstrap/strap/libstrap/internal/index"
 	"github.com/libstrap/strap/libstrap/internal/scan"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // Options of Open.
 type Options struct {
@@ -236,11 +234,11 @@ func (r *Reader) firstCRC(first int) (crc uint32, ok bool) {
 
 // sum is the CRC-32C of a packet's payload.
 func (r *Reader) sum(p scan.Packet) (uint32, error) {
-	h := crc32.New(castagnoli)
-	if _, err := io.Copy(h, io.NewSectionReader(r.f, p.PayloadOffset, int64(p.PayloadLen))); err != nil {
+	var sum crc32c.Sum
+	if _, err := io.Copy(&sum, io.NewSectionReader(r.f, p.PayloadOffset, int64(p.PayloadLen))); err != nil {
 		return 0, r.readError(err, p.Name, p.Offset)
 	}
-	return h.Sum32(), nil
+	return uint32(sum), nil
 }
 
 // header reads the packet that a row of the index stands for. The error is

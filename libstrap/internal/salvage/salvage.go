@@ -5,11 +5,11 @@ package salvage
 import (
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"os"
 	"syscall"
 
+	"github.com/libstrap/strap/libstrap/internal/crc32c"
 	"github.com/libstrap/strap/libstrap/internal/index"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
@@ -103,8 +103,6 @@ const (
 	step = 8 << 20
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 func open(path string, o Options) (*salvage, error) {
 	// O_NONBLOCK: a FIFO is refused below, not waited for.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -188,7 +186,7 @@ func (s *salvage) sum(at, n int64, w io.Writer) (crc uint32, err error) {
 		if _, err := s.ReadAt(b, at); err != nil {
 			return 0, err
 		}
-		crc = crc32.Update(crc, castagnoli, b)
+		crc = crc32c.Update(crc, b)
 		if w != nil {
 			if _, err := w.Write(b); err != nil {
 				return 0, err

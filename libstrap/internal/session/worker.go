@@ -2,15 +2,13 @@ package session
 
 import (
 	"bytes"
-	"hash/crc32"
 	"runtime"
 	"sync/atomic"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/crc32c"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // work compresses packets until the queue is closed.
 func (s *Session) work(e *encoders) {
@@ -177,7 +175,7 @@ func (s *Session) encode(it *item, e *encoders) error {
 	}
 	wire.PutHeader(it.out, len(it.name), uint32(len(payload)))
 	copy(it.out[wire.HeaderSize:], it.name)
-	it.row.CRC = crc32.Checksum(payload, castagnoli)
+	it.row.CRC = crc32c.Checksum(payload)
 	it.row.Length = uint64(len(it.out))
 	return nil
 }

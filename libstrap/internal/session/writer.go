@@ -2,7 +2,6 @@ package session
 
 import (
 	"errors"
-	"hash/crc32"
 	"io"
 	"runtime"
 	"slices"
@@ -10,6 +9,7 @@ import (
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/crc32c"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
@@ -363,8 +363,8 @@ func (w *writer) writePieces(it *item) error {
 	if err != nil {
 		return err
 	}
-	sum := crc32.New(castagnoli)
-	frame, err := w.frames.newFrame(it, io.MultiWriter(packet, sum), f.size)
+	var sum crc32c.Sum
+	frame, err := w.frames.newFrame(it, io.MultiWriter(packet, &sum), f.size)
 	if err != nil {
 		return errors.Join(err, packet.Abort())
 	}
@@ -400,7 +400,7 @@ func (w *writer) writePieces(it *item) error {
 		return err
 	}
 	it.row.Offset, it.row.Length = offset, uint64(length)
-	it.row.CRC = sum.Sum32()
+	it.row.CRC = uint32(sum)
 	it.setError(f.error)
 	if it.kind == codec.Archive {
 		w.addLoss(it, w.frames.archive.Loss())

@@ -1,0 +1,18 @@
+//go:build cgo
+
+package crc32c
+
+/*
+#cgo CFLAGS: -std=gnu11 -O3 -Wall -Wextra
+#cgo noescape strapcrc_update
+#cgo nocallback strapcrc_update
+#include "kernel.h"
+*/
+import "C"
+
+var hasKernel = C.strapcrc_runs() != 0
+
+// kernel is Update for at least 256 bytes.
+func kernel(crc uint32, data []byte) uint32 {
+	return uint32(C.strapcrc_update(C.uint32_t(crc), (*C.uint8_t)(&data[0]), C.size_t(len(data))))
+}
