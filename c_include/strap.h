@@ -199,6 +199,22 @@ strap_status strap_layer(strap_session session, const char *model, const char *n
                          size_t name_len, const char *path, uint32_t *layer,
                          strap_error *error);
 
+/*
+ * What the host lost where it made float16 of float32 itself: on a device that has the values at
+ * hand, so that half the bytes leave it. The numbers are those of strap_stats_t, over the values
+ * that are finite before and after. The conversion is the library's: to nearest, ties to even.
+ * A tensor in which finite values became infinite is to be handed over as float32, so that the
+ * stream gets these too.
+ */
+typedef struct strap_conversion {
+  uint32_t struct_size;
+  strap_dtype source;  /* of the values before: STRAP_FLOAT32 */
+  uint64_t values;     /* how many are finite before and after, at most the elements */
+  double square_error; /* sum over them of (value - float16 value)^2 */
+  double square_sum;   /* sum over them of value^2 */
+  double max_error;    /* largest |value - float16 value| of them */
+} strap_conversion;
+
 typedef struct strap_tensor {
   uint32_t struct_size;
   uint32_t layer;         /* from strap_layer */
@@ -214,6 +230,10 @@ typedef struct strap_tensor {
   const char *transform;  /* what the caller did to the values, for the index; NULL: nothing */
   const char *parameters; /* of the transform, a JSON object; NULL: none */
   uint64_t cursor;        /* in and out: 0 at first; see strap_enqueue */
+  const strap_conversion *conversion; /* of STRAP_FLOAT16 that the host made of float32: index
+                             and statistics say of it what they say of float32 that the library
+                             converts. NULL: data is as captured. Sessions that keep_float32
+                             refuse it */
 } strap_tensor;
 
 /*

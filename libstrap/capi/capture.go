@@ -152,7 +152,25 @@ func tensor(c *C.strap_tensor) (session.Tensor, error) {
 	if c.strides != nil {
 		t.Strides = unsafe.Slice((*int64)(unsafe.Pointer(c.strides)), int(c.ndim))
 	}
+	if c.conversion != nil {
+		var err error
+		if t.Conversion, err = conversion(c.conversion); err != nil {
+			return session.Tensor{}, err
+		}
+	}
 	return t, nil
+}
+
+func conversion(c *C.strap_conversion) (*session.Conversion, error) {
+	if c.source < 0 || c.source > math.MaxUint8 {
+		return nil, status.New(status.InvalidArgument, "conversion.source = %d is no STRAP_ type", c.source)
+	}
+	return &session.Conversion{Source: wire.DType(c.source), Loss: codec.Stats{
+		Count:       int64(min(uint64(c.values), math.MaxInt64)),
+		SquareError: float64(c.square_error),
+		SquareSum:   float64(c.square_sum),
+		MaxError:    float64(c.max_error),
+	}}, nil
 }
 
 //export strapgoAbandon

@@ -157,11 +157,17 @@ strap_status strap_enqueue(strap_session session, strap_tensor *tensor, int32_t 
                            strap_error *error) {
   ENTER(error);
   NEED(tensor, error);
-  if (tensor->struct_size == sizeof *tensor)
+  if (tensor->struct_size == sizeof *tensor && tensor->conversion == NULL)
     return strapgoEnqueue(session, tensor, thread_id(), now(), timeout_ms, error);
   strap_tensor own;
   strap_status status = take(&own, sizeof own, tensor, "strap_tensor", error);
   if (status != STRAP_OK) return status;
+  strap_conversion conversion;
+  if (own.conversion != NULL) {
+    status = take(&conversion, sizeof conversion, own.conversion, "strap_conversion", error);
+    if (status != STRAP_OK) return status;
+    own.conversion = &conversion;
+  }
   if (tensor->struct_size < offsetof(strap_tensor, cursor) + sizeof own.cursor)
     return refuse(error, STRAP_ERR_INVALID_ARGUMENT,
                   "strap_tensor.struct_size = %u: set it to sizeof the struct",

@@ -42,6 +42,13 @@ AT(strap_tensor, reserved, 60);
 AT(strap_tensor, transform, 64);
 AT(strap_tensor, parameters, 72);
 AT(strap_tensor, cursor, 80);
+AT(strap_tensor, conversion, 88);
+
+AT(strap_conversion, source, 4);
+AT(strap_conversion, values, 8);
+AT(strap_conversion, square_error, 16);
+AT(strap_conversion, square_sum, 24);
+AT(strap_conversion, max_error, 32);
 
 AT(strap_stats_t, workers, 4);
 AT(strap_stats_t, packets, 8);

@@ -135,6 +135,43 @@ static void layer_refuses(strap_session session) {
   EXPECT(STRAP_OK, strap_layer(session, NULL, name, 65535, NULL, &layer, &error));
 }
 
+/* What the host says of a conversion of its own; every refusal names the value. */
+static void conversion_refuses(strap_session session, uint32_t layer) {
+  const int64_t shape[] = {4};
+  const uint16_t halves[4] = {0};
+  const strap_conversion fine = {sizeof fine, STRAP_FLOAT32, 4, 1e-9, 1, 1e-5};
+  strap_conversion c;
+  strap_tensor good = tensor_of(layer, STRAP_FLOAT16, 1, shape, halves), t;
+  good.conversion = &c;
+#define BAD(name, ...)                                                                     \
+  do {                                                                                     \
+    t = good;                                                                              \
+    c = fine;                                                                              \
+    __VA_ARGS__;                                                                           \
+    REFUSED(INVALID, strap_enqueue(session, &t, 0, report));                               \
+    CHECK(strstr(error.message, name) != NULL, "%s is not in \"%s\"", name, error.message); \
+  } while (0)
+  BAD("dtype = 3", t.dtype = STRAP_BFLOAT16);
+  BAD("dtype = 1", t.dtype = STRAP_FLOAT32, t.ndim = 0);
+  BAD("source = 0", c.source = 0);
+  BAD("source = -1", c.source = -1);
+  BAD("source = 4", c.source = STRAP_FLOAT64);
+  BAD("source = 257", c.source = 256 + STRAP_FLOAT32);
+  BAD("values = 5", c.values = 5);
+  BAD("values", c.values = UINT64_MAX);
+  BAD("square_error", c.square_error = NAN);
+  BAD("square_error = -1", c.square_error = -1);
+  BAD("square_sum", c.square_sum = INFINITY);
+  BAD("square_sum", c.square_sum = -INFINITY);
+  BAD("max_error", c.max_error = NAN);
+  BAD("max_error = -1e-05", c.max_error = -1e-5);
+  BAD("values is 0", c.values = 0);
+  BAD("strap_conversion.struct_size = 0", c.struct_size = 0);
+  BAD("strap_conversion.struct_size", c.struct_size = UINT32_MAX);
+  BAD("source = 0", c.struct_size = sizeof c.struct_size); /* the rest is taken as 0 */
+#undef BAD
+}
+
 static void enqueue_refuses(strap_session session) {
   uint32_t layer = add_layer(session, "layer");
   static const int64_t shape[STRAP_MAX_DIMS + 1] = {4}, strides[] = {INT64_MAX, INT64_MAX};
@@ -170,6 +207,7 @@ static void enqueue_refuses(strap_session session) {
   BAD(t.reserved = 1);
   BAD(t.cursor = 12345);
 #undef BAD
+  conversion_refuses(session, layer);
   REFUSED(INVALID, strap_abandon(session, 12345, report));
   REFUSED(INVALID, strap_note(session, layer, 0, 0, 0, NULL, report));
   REFUSED(INVALID, strap_note(session, layer + 1000, 0, 0, 0, "why", report));

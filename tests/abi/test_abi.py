@@ -124,6 +124,7 @@ def compiled(
         "closing.c",
         "strided.c",
         "overflow.c",
+        "conversion.c",
         "failure.c",
         "fork.c",
         "index_export.c",

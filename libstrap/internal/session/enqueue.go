@@ -91,6 +91,8 @@ type emission struct {
 	bits    int         // the most bits of mantissa that a part of the packet was rounded to
 	stalled bool
 	about   Tensor // what the index says of it, without the data
+
+	conversion *Conversion // of the caller, nil: none
 }
 
 // Enqueue copies a tensor into the staging memory. It waits at most timeout for
@@ -123,7 +125,12 @@ func (s *Session) Enqueue(t *Tensor, timeout time.Duration) error {
 	if t.Strides != nil && contiguous(t.Shape, t.Strides) {
 		t.Strides = nil
 	}
-	e := emission{layer: l, elems: elems, stored: t.DType}
+	if t.Conversion != nil {
+		if err := s.checkConversion(t, elems); err != nil {
+			return err
+		}
+	}
+	e := emission{layer: l, elems: elems, stored: t.DType, conversion: t.Conversion}
 	if t.DType == wire.Float32 && !s.opts.KeepFloat32 {
 		e.stored = wire.Float16
 	}
@@ -155,10 +162,11 @@ func (s *Session) emit(e *emission, t *Tensor, d *deadline) error {
 			return err
 		}
 		s.counters.tensors.Add(1)
-		s.counters.rawBytes.Add(uint64(e.elems) * uint64(t.DType.Size()))
-		if t.measured(e.stored, s.opts.copying().bound) {
+		s.counters.rawBytes.Add(uint64(e.elems) * uint64(t.source().Size()))
+		if e.conversion != nil || t.measured(e.stored, s.opts.copying().bound) {
+			lost := e.lost(e.stats, e.elems)
 			s.convert.Lock()
-			s.convert.Add(&e.stats)
+			s.convert.Add(&lost)
 			s.convert.Unlock()
 		}
 		if e.stats.Overflow == 0 {
@@ -244,7 +252,7 @@ func (s *Session) copyPacket(e *emission, t *Tensor, it *item, start, count int6
 	it.err = status.New(status.Internal, "the copy of %q did not end", it.name)
 	defer func() { f = s.jobs.Push(it) }()
 	s.copy(e, t, it.region.Buf[len(it.region.Buf)-it.source:], start, count)
-	it.setError(e.measure())
+	it.setError(e.measure(count))
 	it.keepWhole()
 	it.err = nil
 	return full{}
@@ -285,7 +293,9 @@ func (s *Session) yield(f full, d *deadline) {
 
 // copy puts elements of the current packet into dst.
 func (s *Session) copy(e *emission, t *Tensor, dst []byte, start, count int64) {
-	bits := t.copyElements(dst, e.stored, start, count, s.opts.copying(), &e.stats)
+	how := s.opts.copying()
+	how.bound = e.conversion.left(how.bound)
+	bits := t.copyElements(dst, e.stored, start, count, how, &e.stats)
 	e.bits = max(e.bits, bits)
 }
 
@@ -295,13 +305,21 @@ type measure struct {
 	bits      int         // of mantissa that they were rounded to, 0: they were not
 }
 
-// measure is that of the current packet.
-func (e *emission) measure() measure {
-	m := measure{e.stats, e.bits}
-	m.converted.Count -= e.before.Count
-	m.converted.SquareError -= e.before.SquareError
-	m.converted.SquareSum -= e.before.SquareSum
-	return m
+// measure is that of the current packet, which has count elements.
+func (e *emission) measure(count int64) measure {
+	own := e.stats
+	own.Count -= e.before.Count
+	own.SquareError -= e.before.SquareError
+	own.SquareSum -= e.before.SquareSum
+	return measure{e.lost(own, count), e.bits}
+}
+
+// lost joins what the library measured of count elements with the caller's conversion.
+func (e *emission) lost(own codec.Stats, count int64) codec.Stats {
+	if e.conversion == nil || count == 0 {
+		return own
+	}
+	return e.conversion.joined(float64(count)/float64(e.elems), &own)
 }
 
 // setError tells the row of it.
@@ -336,7 +354,7 @@ func (s *Session) feedRest(e *emission, t *Tensor, d *deadline, start, count int
 		piece = piece[:n*size]
 		s.copy(e, t, piece, start+e.fed, n)
 		if e.fed += n; e.fed == count {
-			f.error = e.measure()
+			f.error = e.measure(count)
 		}
 		f.full <- piece
 	}
@@ -449,7 +467,7 @@ func (s *Session) newItem(l *layer, t *Tensor) *item {
 		Offset: -1, Parts: 1,
 		Model: l.model, Layer: l.name, Path: l.path,
 		Call: t.Call, Step: t.Step, Token: t.Token, Rank: s.opts.Rank, Thread: t.Thread,
-		Shape: it.shape, Source: t.DType, Codec: codec.None.String(),
+		Shape: it.shape, Source: t.source(), Codec: codec.None.String(),
 		Transform: t.Transform, Parameters: t.Parameters,
 		TimeNS: t.TimeNS, MSE: math.NaN(), MeanSquare: math.NaN(),
 	}
@@ -481,7 +499,7 @@ func (s *Session) push(it *item) error {
 // drop counts a tensor that is left out.
 func (s *Session) drop(e *emission, t *Tensor) error {
 	s.counters.dropped.Add(1)
-	s.counters.droppedBytes.Add(uint64(e.elems) * uint64(t.DType.Size()))
+	s.counters.droppedBytes.Add(uint64(e.elems) * uint64(t.source().Size()))
 	if err := s.pushNote(e.layer, t, ErrDropped.Error()); err != nil {
 		return err
 	}
@@ -575,7 +593,7 @@ func (s *Session) remember(e *emission, t *Tensor) error {
 	kept := &emission{
 		layer: e.layer, elems: e.elems, stored: e.stored, twin: e.twin, part: e.part,
 		fed: e.fed, feed: e.feed, begun: true, stats: e.stats, before: e.before, bits: e.bits,
-		stalled: e.stalled, about: *t,
+		stalled: e.stalled, about: *t, conversion: e.conversion,
 	}
 	kept.about.Data = nil
 	kept.about.Shape = append([]int64(nil), t.Shape...)

@@ -27,12 +27,13 @@ type Tensor struct {
 	Parameters string
 	Thread     uint64
 	TimeNS     int64
+	Conversion *Conversion // nil: the values are as captured
 
 	// Cursor names a tensor that is half enqueued; see Enqueue.
 	Cursor uint64
 }
 
-// elements validates t and counts its elements.
+// elements validates t, but for its conversion, and counts its elements.
 func (t *Tensor) elements() (int64, error) {
 	if !t.DType.Valid() {
 		return 0, status.New(status.InvalidArgument, "dtype = %d is no element type", t.DType)
