@@ -1,4 +1,4 @@
-"""Lets unit tests import what all tests share: `synthetic_traces`."""
+"""Lets unit tests import what all tests share: `synthetic_traces`, `made_up_cuda`."""
 
 from __future__ import annotations
 

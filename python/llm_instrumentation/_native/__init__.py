@@ -6,11 +6,12 @@
 from .library import DTYPE_CODES, DTYPE_SIZES, codec_code, library_version
 from .payload import decode, encode
 from .reader import Packet, Reader, ReaderInfo
-from .session import Session, SessionStats
+from .session import Conversion, Session, SessionStats
 
 __all__ = [
     "DTYPE_CODES",
     "DTYPE_SIZES",
+    "Conversion",
     "Packet",
     "Reader",
     "ReaderInfo",

@@ -10,10 +10,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ..errors import InvalidArgumentError, InvalidStateError
 from .library import (
     DROPPED,
+    DTYPE_CODES,
     ERR_TIMEOUT,
     Error,
     OpenOptions,
@@ -28,9 +30,11 @@ from .library import (
 _SLICE_MS = 100
 
 # struct strap_tensor, 64-bit.
-_TENSOR = struct.Struct("=IIiiQQQqqIIQQQ")
+_TENSOR = struct.Struct("=IIiiQQQqqIIQQQQ")
 _CURSOR = struct.Struct("=Q")
-_CURSOR_OFFSET = _TENSOR.size - _CURSOR.size
+_CURSOR_OFFSET = _TENSOR.size - 2 * _CURSOR.size  # the last but one
+# struct strap_conversion.
+_CONVERSION = struct.Struct("=IiQddd")
 _MAX_DIMS = 64
 
 
@@ -72,6 +76,15 @@ class SessionStats:
     hastened: int
 
 
+class Conversion(NamedTuple):
+    """What was lost where the caller made float16 of float32; ``strap_conversion`` of strap.h."""
+
+    values: int  # finite before and after
+    square_error: float
+    square_sum: float
+    max_error: float
+
+
 _STATS_FIELDS = tuple(field.name for field in dataclasses.fields(SessionStats))
 
 
@@ -82,12 +95,20 @@ class _Call:
         self.tensor = ctypes.create_string_buffer(_TENSOR.size)
         self.shape = ctypes.create_string_buffer(8 * _MAX_DIMS)
         self.strides = ctypes.create_string_buffer(8 * _MAX_DIMS)
+        self.conversion = ctypes.create_string_buffer(_CONVERSION.size)
         self.tensor_at = ctypes.addressof(self.tensor)
         self.shape_at = ctypes.addressof(self.shape)
         self.strides_at = ctypes.addressof(self.strides)
         self.error = Error()
         self.error_ref = ctypes.byref(self.error)
         self.packed: tuple[int, ...] | None = None  # what stands in shape
+
+    def convert(self, conversion: Conversion) -> int:
+        """The address of a conversion from float32."""
+        _CONVERSION.pack_into(
+            self.conversion, 0, _CONVERSION.size, DTYPE_CODES["float32"], *conversion
+        )
+        return ctypes.addressof(self.conversion)
 
 
 class _Thread(threading.local):
@@ -199,6 +220,7 @@ class Session:
         call: int = 0,
         transform: bytes | None = None,
         parameters: bytes | None = None,
+        conversion: Conversion | None = None,
     ) -> bool:
         """Copies the tensor at address ``data`` into the capture.
 
@@ -208,6 +230,7 @@ class Session:
         Args:
             dtype: a value of ``DTYPE_CODES``.
             strides: in elements; None for a contiguous row-major tensor.
+            conversion: of float16 values that the caller made of float32.
 
         Returns:
             False if the tensor was dropped (``drop_when_full``).
@@ -231,6 +254,7 @@ class Session:
             own.tensor, 0,
             _TENSOR.size, layer, dtype, ndim, own.shape_at, strides_at, data,
             step, token, call, 0, transform_at, parameters_at, 0,
+            0 if conversion is None else own.convert(conversion),
         )  # fmt: skip
         status = self._enqueue(self._handle, own.tensor_at, _SLICE_MS, own.error_ref)
         if status == ERR_TIMEOUT:

@@ -20,16 +20,17 @@ from torch.utils.hooks import RemovableHandle
 from .._cpus import usable_cpus
 from .._native import Reader, Session
 from ..errors import CaptureError, StrapError, StrapTimeoutError, UnsupportedError
-from ..memory.cuda_manager import CUDAMemoryManager
+from ..memory.cuda_manager import CUDAMemoryManager, on_cuda
 from ..probes.capture import CaptureProbes
 from ._openmp import gomp_parallel
 from .config import HookGranularity, InstrumentationConfig
 from .monitor import Monitor
+from .narrowing import conversion_of, holds, narrow, worth_narrowing
 from .outputs import walk_output
 from .sampling import TRANSFORM, parameters_json, sample_tensor
 from .selection import select_modules
 from .stats import CaptureStats
-from .tensors import check_dense, enqueue_tensor
+from .tensors import check_dense, check_runs_now, enqueue_converted, enqueue_tensor
 from .tokens import TokenTracker
 
 __all__ = ["Recorder", "model_label"]
@@ -226,6 +227,9 @@ class Recorder:
         self, layer: int, tensor: Tensor, step: int, token: int, call: int, sampled: bool
     ) -> None:
         """The tensors that take more than a copy: sampled ones, and those on a device."""
+        transferred = on_cuda(tensor)
+        if transferred:
+            check_runs_now()
         check_dense(tensor)
         transform = parameters = None
         if sampled:
@@ -240,13 +244,27 @@ class Recorder:
                 step=step, token=token, call=call, transform=transform, parameters=parameters,
             )  # fmt: skip
 
-        if tensor.device.type == "cuda":
-            if self._cuda is None:
-                with self._lock:
-                    self._cuda = self._cuda or CUDAMemoryManager()
-            self._cuda.async_gpu_to_host(tensor, enqueue)
-        else:
+        def enqueue_narrowed(host: Tensor, numbers: Tensor | None) -> None:
+            if numbers is None:
+                enqueue(host)
+                return
+            conversion = conversion_of(numbers, host.numel())
+            enqueue_converted(
+                self._session, layer, host, conversion, step=step, token=token, call=call
+            )
+
+        if not transferred:
             enqueue(tensor)
+        elif worth_narrowing(tensor) and not sampled:
+            self._transfers().async_narrowed_to_host(tensor, narrow, holds, enqueue_narrowed)
+        else:
+            self._transfers().async_gpu_to_host(tensor, enqueue)
+
+    def _transfers(self) -> CUDAMemoryManager:
+        if self._cuda is None:
+            with self._lock:
+                self._cuda = self._cuda or CUDAMemoryManager()
+        return self._cuda
 
     def _complain(
         self, error: Exception, layer: int, name: str, step: int, token: int, call: int

@@ -5,10 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._native import DTYPE_CODES, Session
+from .._native import DTYPE_CODES, Conversion, Session
 from ..errors import UnsupportedError
 
-__all__ = ["check_dense", "enqueue_tensor", "host_tensor"]
+__all__ = [
+    "check_dense",
+    "check_runs_now",
+    "enqueue_converted",
+    "enqueue_tensor",
+    "host_tensor",
+]
 
 # This torch's dtypes that libstrap stores; older releases lack some.
 _CODES: dict[torch.dtype, int] = {
@@ -33,6 +39,21 @@ def check_dense(tensor: Tensor) -> None:
     if tensor.device.type == "meta" or type(tensor).__name__ in ("FakeTensor", "FunctionalTensor"):
         raise UnsupportedError(
             f"a {type(tensor).__name__} on device {tensor.device}: it has no values to capture"
+        )
+
+
+def check_runs_now() -> None:
+    """Refuses what runs to be captured into a CUDA graph.
+
+    Raises:
+        UnsupportedError: the current stream records a graph: the tensors have no values yet.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            "the model is being captured into a CUDA graph: replays of the graph run no hooks, so "
+            "they cannot be captured to a stream. Capture the model before it is put into a graph, "
+            'or without one (models compiled with torch.compile, mode "reduce-overhead" too, run '
+            "eagerly during a capture)"
         )
 
 
@@ -96,6 +117,23 @@ def enqueue_tensor(
         transform=transform,
         parameters=parameters,
     )
+
+
+def enqueue_converted(
+    session: Session,
+    layer: int,
+    half: Tensor,
+    conversion: Conversion,
+    *,
+    step: int = -1,
+    token: int = -1,
+    call: int = 0,
+) -> bool:
+    """`enqueue_tensor` of contiguous float16 on the host that was made of float32 before."""
+    return session.enqueue(
+        layer, _CODES[half.dtype], half.shape, half.data_ptr(),
+        step=step, token=token, call=call, conversion=conversion,
+    )  # fmt: skip
 
 
 def _no_memory(tensor: Tensor) -> UnsupportedError:

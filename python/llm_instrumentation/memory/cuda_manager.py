@@ -21,6 +21,11 @@ class TransferError(RuntimeError):
     """A transfer, or the callback that got its tensor, failed; the cause says how."""
 
 
+def on_cuda(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a transfer to wait for."""
+    return tensor.device.type == "cuda"
+
+
 class CUDAMemoryManager:
     """Transfers CUDA tensors to pinned host memory on streams of its own.
 
@@ -85,7 +90,7 @@ class CUDAMemoryManager:
         """
         self._handover.check()
         tensor = tensor.detach()
-        if tensor.device.type != "cuda":
+        if not on_cuda(tensor):
             if callback is not None:
                 callback(tensor.cpu())
             return None
@@ -103,6 +108,56 @@ class CUDAMemoryManager:
                 return self._copy_at_once(tensor, callback)
             return self._copy_beside(tensor, callback)
 
+    def async_narrowed_to_host(
+        self,
+        tensor: torch.Tensor,
+        narrow: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+        holds: Callable[[torch.Tensor], bool],
+        callback: Callable[[torch.Tensor, torch.Tensor | None], object],
+    ) -> torch.cuda.Event | None:
+        """`async_gpu_to_host` of something smaller that is made of `tensor` on the device.
+
+        Where `holds` refuses what was made, the values of `tensor` at the call are copied whole
+        instead, in the same turn: the device keeps them until then. On the device a transfer in
+        flight takes the tensor and what is made of it.
+
+        Args:
+            tensor: any dense tensor.
+            narrow: makes of a tensor on a device a smaller one and a few numbers about it, of at
+                most 512 bytes; it must not wait for the device. It runs on the transfer's stream,
+                so the model's own stream has to copy the tensor and no more.
+            holds: whether to take it, by the numbers on the host; called by the thread of the
+                callbacks.
+            callback: called once, with the smaller tensor and the numbers, or with the whole one
+                and None. Both are valid until it returns. A tensor larger than the pinned memory
+                is handed over whole.
+
+        Returns:
+            see `async_gpu_to_host`, and for what it raises.
+        """
+        self._handover.check()
+        tensor = tensor.detach()
+        if not on_cuda(tensor):
+            made, numbers = narrow(tensor)
+            if holds(numbers.cpu()):
+                callback(made.cpu(), numbers.cpu())
+            else:
+                callback(tensor.cpu(), None)
+            return None
+
+        def whole(host: torch.Tensor) -> None:
+            callback(host, None)
+
+        if self._handover.is_current_thread():
+            return self._copy_at_once(tensor, whole)
+        import torch
+
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            self._handover.check()
+            if _ALIGNMENT + tensor.nbytes > self.pinned_buffer_size:
+                return self._copy_at_once(tensor, whole)
+            return self._narrow_beside(tensor, narrow, holds, callback)
+
     def _copy_at_once(
         self, tensor: torch.Tensor, callback: Callable[[torch.Tensor], object]
     ) -> torch.cuda.Event:
@@ -114,16 +169,67 @@ class CUDAMemoryManager:
     def _copy_beside(
         self, tensor: torch.Tensor, callback: Callable[[torch.Tensor], object]
     ) -> torch.cuda.Event:
+        def begin(
+            snapshot: torch.Tensor, offset: int, stream: torch.cuda.Stream
+        ) -> tuple[torch.Tensor, Callable[[torch.Tensor], object]]:
+            return self._begin_copy(offset, snapshot), callback
+
+        return self._beside(tensor, tensor.nbytes, begin)
+
+    def _narrow_beside(
+        self,
+        tensor: torch.Tensor,
+        narrow: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+        holds: Callable[[torch.Tensor], bool],
+        callback: Callable[[torch.Tensor, torch.Tensor | None], object],
+    ) -> torch.cuda.Event:
+        import torch
+
+        def begin(
+            snapshot: torch.Tensor, offset: int, stream: torch.cuda.Stream
+        ) -> tuple[tuple[torch.Tensor, torch.Tensor], Callable[[Any], object]]:
+            made, numbers = narrow(snapshot)  # of the stream's own memory: no record_stream
+            # In the place where the whole tensor goes, should it be needed.
+            place = offset + _ALIGNMENT
+            hosts = self._begin_copy(place, made), self._begin_copy(offset, numbers)
+
+            def deliver(hosts: tuple[torch.Tensor, torch.Tensor]) -> None:
+                if holds(hosts[1]):
+                    callback(*hosts)
+                    return
+                whole = self._pinned_view(place, snapshot)
+                with torch.cuda.stream(stream):
+                    whole.copy_(snapshot)  # waits, on the thread of the callbacks
+                callback(whole, None)
+
+            return hosts, deliver
+
+        return self._beside(tensor, _ALIGNMENT + tensor.nbytes, begin)
+
+    def _beside(
+        self,
+        tensor: torch.Tensor,
+        nbytes: int,
+        begin: Callable[
+            [torch.Tensor, int, torch.cuda.Stream], tuple[Any, Callable[[Any], object]]
+        ],
+    ) -> torch.cuda.Event:
+        """Begins a transfer of the tensor's present values on the next stream.
+
+        Args:
+            nbytes: of pinned memory that it takes.
+            begin: begins the copies of a snapshot to an offset of the pinned memory, on the
+                stream, which is the current one then; gives what arrives, and who gets it.
+        """
         import torch
 
         stream = self._next_stream(tensor.device)
-        space = self._handover.reserve(tensor.nbytes)
+        space = self._handover.reserve(nbytes)
         try:
             snapshot = tensor.clone(memory_format=torch.contiguous_format)
-            host = self._pinned_view(space.offset, snapshot)
             stream.wait_stream(torch.cuda.current_stream(tensor.device))
             with torch.cuda.stream(stream):
-                host.copy_(snapshot, non_blocking=True)
+                hosts, callback = begin(snapshot, space.offset, stream)
                 event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
                 event.record(stream)
             # The snapshot's memory may be given to others only when the side stream is done.
@@ -131,8 +237,14 @@ class CUDAMemoryManager:
         except BaseException:
             self._handover.submit(Transfer(stream, None, _ignore, space))  # only to free the space
             raise
-        self._handover.submit(Transfer(event, host, callback, space))
+        self._handover.submit(Transfer(event, hosts, callback, space))
         return event
+
+    def _begin_copy(self, offset: int, source: torch.Tensor) -> torch.Tensor:
+        """Copies to the pinned memory on the current stream; gives the host tensor."""
+        host = self._pinned_view(offset, source)
+        host.copy_(source, non_blocking=True)
+        return host
 
     def _pinned_view(self, offset: int, like: torch.Tensor) -> torch.Tensor:
         import torch

@@ -1,0 +1,99 @@
+"""Float16 of float32 tensors, made on the device that has them: half the bytes leave it.
+
+The library makes float16 of float32 while it copies a tensor that is in host memory already. A
+large tensor on a GPU is converted there instead, before the copy; the library is told what that
+lost (``strap_conversion`` in strap.h), and the capture is the same.
+
+When it pays, by arithmetic and not by a measurement: `narrow` and the copies behind it start 20
+kernels and copies. At 5 to 10 us each that takes the model's thread 100 to 200 us. Half the bytes
+of a tensor of `NARROW_BYTES` take 340 us of a link of 25 GB/s (PCIe 4.0 x16) and 170 us at 50 GB/s
+(5.0). Below that the launches cost what the link saves.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .._native import Conversion
+
+__all__ = ["NARROW_BYTES", "conversion_of", "holds", "narrow", "worth_narrowing"]
+
+#: The least bytes of a float32 tensor that is converted on its device.
+NARROW_BYTES = 16 * 2**20
+
+_ROW = 1024  # values of which float32 may add up the squares
+
+_norm = torch.linalg.vector_norm
+
+
+def worth_narrowing(tensor: Tensor) -> bool:
+    """Whether to convert a tensor where it is: a plain, large one of float32."""
+    return (
+        tensor.dtype is torch.float32
+        and tensor.nbytes >= NARROW_BYTES
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and not tensor.is_neg()
+    )
+
+
+def narrow(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Float16 of float32, and what is lost, with no wait for the device.
+
+    Rounding is to nearest, ties to even. A value of 65,520 or more becomes infinite, a NaN stays
+    one (of which bits, the device decides).
+
+    Beside what it returns it takes 4 bytes an element on the device, 8 where the tensor is not
+    contiguous. Squares are added up in float32 over 1,024 values, so those of values below about
+    1e-19 are lost, and then in float64.
+
+    Args:
+        tensor: float32, any shape, on any device.
+
+    Returns:
+        The float16 tensor, contiguous, of the same shape, and a float64 tensor of four numbers
+        for `holds` and `conversion_of`: how many values are not finite, the norm of the error,
+        the norm of the finite values, the largest error. Where a finite value became infinite
+        the largest error is infinite, and the norm of the error.
+    """
+    flat = tensor.detach().contiguous().view(-1)
+    half, n = flat.to(torch.float16), flat.numel()
+    # One tensor for all that is of the size of the source, in whole rows.
+    rows = flat.new_empty(max(1, -(-n // _ROW)), _ROW)
+    work, rest = rows.view(-1)[:n], rows.view(-1)[n:]
+    if rest.numel() > 0:
+        rest.zero_()
+    # Exact in float32. NaN where the value is not finite, infinite where only float16's is not.
+    torch.sub(flat, half, out=work)
+    work.nan_to_num_(nan=0.0, posinf=math.inf, neginf=-math.inf)
+    error, largest = _norm(rows, dim=-1), _norm(rows, math.inf, dim=-1)
+    torch.nan_to_num(flat, nan=0.0, posinf=0.0, neginf=0.0, out=work)
+    finite = _norm(rows, dim=-1)
+    torch.mul(flat, 0.0, out=work)  # NaN where the value is not finite
+    others = _norm(rows, 0, dim=-1)  # how many are not zero; NaN is not
+    return half.view(tensor.shape), torch.stack(
+        [
+            others.sum(dtype=torch.float64),
+            _norm(error, dtype=torch.float64),
+            _norm(finite, dtype=torch.float64),
+            _norm(largest, math.inf, dtype=torch.float64),
+        ]
+    )
+
+
+def holds(numbers: Tensor) -> bool:
+    """Whether float16 holds all finite values, by `narrow`'s numbers on the host."""
+    return math.isfinite(numbers[3].item())
+
+
+def conversion_of(numbers: Tensor, elements: int) -> Conversion:
+    """What the library is told, by `narrow`'s numbers on the host, of a tensor that `holds`."""
+    others, error, finite, largest = numbers.tolist()
+    return Conversion(
+        values=elements - int(others),
+        square_error=error * error,
+        square_sum=finite * finite,
+        max_error=largest,
+    )

@@ -1,0 +1,317 @@
+"""Captures of models on a GPU: the steps everywhere, the whole where there is a GPU."""
+
+from __future__ import annotations
+
+import made_up_cuda
+import pytest
+import torch
+from llm_instrumentation import (
+    ActivationReader,
+    InstrumentationConfig,
+    capture_activations,
+)
+from llm_instrumentation.core import narrowing
+from llm_instrumentation.core.narrowing import holds, narrow
+from llm_instrumentation.core.recorder import Recorder
+from llm_instrumentation.core.tensors import check_runs_now
+from llm_instrumentation.errors import UnsupportedError
+from llm_instrumentation.memory.cuda_manager import CUDAMemoryManager
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+LARGE = narrowing.NARROW_BYTES // 4  # values
+
+
+def quiet():
+    return InstrumentationConfig.fast_capture().with_progress(False)
+
+
+# ---- the steps, without a GPU ----------------------------------------------------
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    return made_up_cuda.install(monkeypatch)
+
+
+def test_what_is_narrowed_travels_beside_its_numbers(cuda):
+    tensor, got = torch.arange(3000.0).reshape(3, -1), []
+    with CUDAMemoryManager(1 << 20, num_streams=1) as manager:
+        event = manager.async_narrowed_to_host(
+            tensor,
+            narrow,
+            holds,
+            lambda host, numbers: got.append((host.clone(), numbers.tolist())),
+        )
+        assert isinstance(event, torch.cuda.Event)
+    [(host, numbers)] = got
+    assert torch.equal(host, tensor.half())
+    assert numbers[0] == 0 and numbers[3] == (tensor - tensor.half()).abs().max()
+    assert cuda.log == [
+        ("stream", "stream 0"),
+        ("wait", "stream 0", "the model's"),
+        ("copy", "stream 0", "torch.float16", True),
+        ("copy", "stream 0", "torch.float64", True),
+        ("record", "stream 0"),
+        ("lend", "torch.float32", "stream 0"),
+    ]
+
+
+def test_what_float16_cannot_hold_comes_whole_and_in_its_turn(cuda):
+    tensors = [torch.full((500,), value) for value in (1.0, 1e6, 3.0)]
+    got = []
+    with CUDAMemoryManager(8192) as manager:
+        for tensor in tensors:
+            manager.async_narrowed_to_host(
+                tensor, narrow, holds, lambda host, n: got.append((host.clone(), n is None))
+            )
+            tensor.zero_()  # the values are those at the call
+    assert [(str(h.dtype), float(h[0]), whole) for h, whole in got] == [
+        ("torch.float16", 1.0, False),
+        ("torch.float32", 1e6, True),
+        ("torch.float16", 3.0, False),
+    ]
+    assert ("copy", "stream 0", "torch.float32", False) in cuda.log
+
+
+def test_what_the_pinned_memory_cannot_take_comes_whole(cuda):
+    got = []
+    with CUDAMemoryManager(4096) as manager:
+        for n in (896, 897):
+            manager.async_narrowed_to_host(
+                torch.ones(n), narrow, holds, lambda host, n: got.append((host.dtype, n is None))
+            )
+    assert got == [(torch.float16, False), (torch.float32, True)]
+
+
+def test_a_callback_may_begin_one(cuda):
+    got = []
+    with CUDAMemoryManager(4096) as manager:
+        manager.async_gpu_to_host(
+            torch.ones(8),
+            lambda host: manager.async_narrowed_to_host(
+                host.clone(), narrow, holds, lambda host, n: got.append((len(host), n))
+            ),
+        )
+        manager.flush(timeout=30)
+        manager.flush(timeout=30)
+    assert got == [(8, None)]
+
+
+def test_narrowing_that_fails_gives_its_room_back(cuda):
+    def fails(tensor):
+        raise MemoryError("no room on the device")
+
+    got = []
+    with CUDAMemoryManager(4096) as manager:
+        for _ in range(5):
+            with pytest.raises(MemoryError):
+                manager.async_narrowed_to_host(torch.ones(800), fails, holds, got.append)
+        manager.async_gpu_to_host(torch.ones(800), lambda host: got.append(len(host)))
+    assert got == [800]
+
+
+def test_a_host_tensor_is_narrowed_at_once():
+    got = []
+    with CUDAMemoryManager() as manager:
+        for value in (1.1, 1e6):
+            tensor = torch.full((3,), value, requires_grad=True)
+            assert manager.async_narrowed_to_host(
+                tensor, narrow, holds, lambda host, n: got.append((host, n))
+            ) is None  # fmt: skip
+    assert [(host.dtype, n is None) for host, n in got] == [
+        (torch.float16, False),
+        (torch.float32, True),
+    ]
+
+
+def outputs():
+    """What layers return, of every way that a tensor can take."""
+    generator = torch.Generator().manual_seed(0)
+    large = torch.randn(LARGE // 1024, 1024, generator=generator)
+    beyond = large.clone()
+    beyond[5, 7] = -1e5
+    special = large.clone()
+    special[0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    return [large, beyond, special, large.bfloat16(), large[:3], large.T, torch.arange(7)]
+
+
+def expect_as_the_library_makes_it(path, tensors):
+    """The packets are those of the same tensors on the host."""
+    plain = path.with_name("plain.stream")
+    recorder = Recorder(plain, quiet(), [torch.nn.Identity()])
+    for step, tensor in enumerate(tensors):
+        layer = recorder._session.layer("0")
+        recorder._capture_other(layer, tensor, step, -1, 0, False)
+    recorder.finish()
+    with ActivationReader(plain) as expected, ActivationReader(path) as got:
+        assert len(got) == len(expected) == len(tensors)
+        for own, told in zip(expected, got, strict=True):
+            assert (told.name, told.step, told.shape) == (own.name, own.step, own.shape)
+            assert (told.dtype, told.source_dtype) == (own.dtype, own.source_dtype)
+            for exact in (False, True):  # True: the float32 twin, where there is one
+                same = told.to_torch(exact), own.to_torch(exact)
+                assert all(a.equal(b) for a, b in zip(*map(bits_but_nan, same), strict=True))
+            if own.mse is not None:
+                assert told.mse == pytest.approx(own.mse, rel=1e-5)
+                assert told.normalized_mse == pytest.approx(own.normalized_mse, rel=1e-5)
+
+
+def bits_but_nan(tensor):
+    return tensor.isnan(), tensor.nan_to_num(nan=0.0)
+
+
+def test_a_capture_makes_the_same_packets(cuda, tmp_path, monkeypatch):
+    path, tensors = tmp_path / "a.stream", outputs()
+    recorder = Recorder(path, quiet(), [torch.nn.Identity()])
+    layer = recorder._session.layer("0")
+    for step, tensor in enumerate(tensors):
+        recorder._capture_other(layer, tensor, step, -1, 0, False)
+    recorder.finish()
+    moved = [entry[2] for entry in cuda.log if entry[0] == "copy"]
+    assert moved.count("torch.float64") == 4  # numbers of those that are large and float32
+    assert moved.count("torch.float32") == 2  # the small one, and the one beyond float16
+    monkeypatch.undo()
+    expect_as_the_library_makes_it(path, tensors)
+
+
+def test_samples_are_not_narrowed(cuda, tmp_path):
+    config = quiet().with_sampling(1.0)
+    path = tmp_path / "a.stream"
+    recorder = Recorder(path, config, [torch.nn.Identity()])
+    recorder._capture_other(recorder._session.layer("0"), torch.ones(LARGE), 0, -1, 0, True)
+    recorder.finish()
+    assert "torch.float64" not in [entry[2] for entry in cuda.log if entry[0] == "copy"]
+    with ActivationReader(path) as reader:
+        assert [row.transform for row in reader] == ["sample"]
+
+
+# ---- CUDA graphs -------------------------------------------------------------------
+
+
+def test_a_stream_that_records_a_graph_is_refused_by_name(cuda, tmp_path):
+    check_runs_now()
+    cuda.capturing = True
+    with pytest.raises(UnsupportedError, match="replays of the graph run no hooks"):
+        check_runs_now()
+    recorder = Recorder(tmp_path / "a.stream", quiet(), [torch.nn.Identity()])
+    with pytest.raises(UnsupportedError, match="CUDA graph"):
+        recorder._capture_other(recorder._session.layer("0"), torch.ones(3), 0, -1, 0, False)
+    recorder.abort(SystemExit())
+    assert cuda.log == []
+
+
+def small_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+
+
+def record_graph(model, batch):
+    """Captures a call into a CUDA graph, after the calls that its libraries need first."""
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        model(batch)
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # transfers go on beside
+        model(batch)
+    return graph
+
+
+@gpu
+def test_a_model_in_a_cuda_graph_is_noted_and_warned_of(tmp_path):
+    path, model, batch = tmp_path / "a.stream", small_model().cuda(), torch.ones(4, 64).cuda()
+    with (
+        torch.no_grad(),
+        pytest.warns(RuntimeWarning, match="replays of the graph run no hooks") as caught,
+        capture_activations(model, path, config=quiet()),
+    ):
+        graph = record_graph(model, batch)
+        graph.replay()
+        torch.cuda.synchronize()
+    assert len([w for w in caught if "CUDA graph" in str(w.message)]) == 4  # once a layer
+    with ActivationReader(path) as reader:
+        assert len(reader) == 4  # of the call before the graph
+        assert [note.name for note in reader.missing] == ["0", "1", "2", ""]
+
+
+@gpu
+def test_a_model_in_a_cuda_graph_is_refused_where_it_is_to_be(tmp_path):
+    model, batch = small_model().cuda(), torch.ones(4, 64).cuda()
+    with (
+        torch.no_grad(),
+        pytest.raises(UnsupportedError, match="CUDA graph"),
+        capture_activations(model, tmp_path / "a.stream", config=quiet().with_strict()),
+    ):
+        record_graph(model, batch)
+
+
+# ---- whole captures ----------------------------------------------------------------
+
+
+class Returns(torch.nn.Module):
+    """Returns one tensor after the other."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        self.tensors = list(tensors)
+
+    def forward(self):
+        return self.tensors.pop(0)
+
+
+@gpu
+def test_values_beyond_and_types_arrive_as_the_library_makes_them(tmp_path):
+    path, tensors = tmp_path / "a.stream", outputs()
+    model = torch.nn.Sequential()
+    model.add_module("0", Returns(tensor.cuda() for tensor in tensors))
+    with torch.no_grad(), capture_activations(model, path, config=quiet()):
+        for _ in tensors:
+            model[0]()
+    expect_as_the_library_makes_it(path, tensors)
+
+
+@gpu
+def test_narrowing_waits_for_nothing():
+    tensor = torch.randn(1000, 1000, device="cuda")
+    narrow(tensor)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        half, numbers = narrow(tensor)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected, own = narrow(tensor.cpu())
+    assert torch.equal(half.cpu(), expected)
+    torch.testing.assert_close(numbers.cpu(), own, rtol=1e-5, atol=0)
+
+
+@gpu
+def test_a_float32_model_is_captured_as_float16_of_what_it_returned(tmp_path):
+    path = tmp_path / "a.stream"
+    model = torch.nn.Sequential(torch.nn.Linear(256, 4096), torch.nn.ReLU()).cuda()
+    batch = torch.randn(LARGE // 4096 + 1, 256, device="cuda")
+    seen = []
+    model[0].register_forward_hook(lambda m, a, output: seen.append(output.cpu()))
+    with torch.no_grad(), capture_activations(model, path, config=quiet()):
+        for _ in range(5):
+            model(batch)
+    with ActivationReader(path) as reader:
+        assert [row.name for row in reader] == ["0", "1", ""] * 5
+        for step, row in enumerate(reader["0"]):
+            assert (row.step, row.source_dtype, row.dtype) == (step, "float32", "float16")
+            assert torch.equal(row.to_torch().half(), seen[step].half())
+            error = (seen[step].double() - seen[step].half().double()).square().mean().item()
+            assert row.mse == pytest.approx(error, rel=1e-5)
+
+
+@gpu
+def test_a_bfloat16_model_is_captured_as_it_is(tmp_path):
+    path, model = tmp_path / "a.stream", small_model().bfloat16().cuda()
+    with torch.no_grad(), capture_activations(model, path, config=quiet()):
+        output = model(torch.randn(LARGE // 4, 64, device="cuda", dtype=torch.bfloat16))
+    with ActivationReader(path) as reader:
+        row = reader[""][0]
+        assert (row.source_dtype, row.dtype) == ("bfloat16", "bfloat16")
+        assert torch.equal(row.to_torch().bfloat16(), output.cpu())

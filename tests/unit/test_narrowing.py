@@ -1,0 +1,161 @@
+"""Float16 made on a device: the function is that of any device, so the CPU's shows what it does."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from llm_instrumentation import ActivationReader
+from llm_instrumentation._native import Conversion, Session
+from llm_instrumentation.core import narrowing
+from llm_instrumentation.core.narrowing import conversion_of, holds, narrow, worth_narrowing
+from llm_instrumentation.core.tensors import enqueue_converted, enqueue_tensor
+from llm_instrumentation.errors import InvalidArgumentError
+
+SHAPES = st.one_of(st.just(()), arrays.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=9))
+# Those of everyday, and all: beyond float16, subnormal in either type, NaN of any bits.
+VALUES = st.one_of(st.floats(-100, 100, width=32), st.floats(width=32, allow_subnormal=True))
+
+
+def by_numpy(source: np.ndarray) -> tuple[np.ndarray, Conversion, bool]:
+    """The float16 values, what is lost, and whether no finite value became infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        half = source.astype(np.float16)
+    wide, stored = source.astype(np.float64), half.astype(np.float64)
+    both = np.isfinite(wide) & np.isfinite(stored)
+    error = (wide - np.where(both, stored, 0))[both]
+    largest = float(np.abs(error).max(initial=0))
+    sums = float(np.square(error).sum()), float(np.square(wide[both]).sum())
+    return half, Conversion(int(both.sum()), *sums, largest), not (np.isfinite(wide) & ~both).any()
+
+
+def expect_like_numpy(tensor: torch.Tensor) -> None:
+    half, numbers = narrow(tensor)
+    assert (half.dtype, half.shape, half.is_contiguous()) == (torch.float16, tensor.shape, True)
+    assert (numbers.dtype, numbers.shape) == (torch.float64, (4,))
+    expected, conversion, whole = by_numpy(tensor.numpy())
+    np.testing.assert_array_equal(half.numpy(), expected)  # a NaN is a NaN
+    assert holds(numbers) is whole
+    if whole:
+        told = conversion_of(numbers, tensor.numel())
+        assert told.values == conversion.values
+        assert told.max_error == conversion.max_error
+        # The squares of values below 1e-19 may be lost in float32.
+        assert told.square_error == pytest.approx(conversion.square_error, rel=1e-5, abs=1e-36)
+        assert told.square_sum == pytest.approx(conversion.square_sum, rel=1e-5, abs=1e-36)
+
+
+@example(np.float32(65519.996))
+@example(np.float32(65520))
+@example(np.float32(-np.inf))
+@example(np.array([np.nan, 1, 3e38, -np.inf], np.float32))
+@example(np.array([6e-8, 2.0**-25, 2.0**-25 * 1.0001, 1e-45, -0.0], np.float32))
+@given(arrays.arrays(np.float32, SHAPES, elements=VALUES))
+@settings(max_examples=300, deadline=None)
+def test_values_and_numbers_are_those_of_the_definition(source):
+    expect_like_numpy(torch.from_numpy(np.array(source)))
+
+
+@given(arrays.arrays(np.float32, (3, 4, 5), elements=VALUES), st.permutations(range(3)))
+@settings(max_examples=50, deadline=None)
+def test_any_layout(source, order):
+    tensor = torch.from_numpy(source).permute(order)
+    expect_like_numpy(tensor)
+    expect_like_numpy(tensor[:, ::2, 1:])
+    expect_like_numpy(tensor[:1].expand(4, -1, -1))
+
+
+def test_long_rows_and_many_rows():
+    generator = torch.Generator().manual_seed(0)
+    for shape in [(3_000_000,), (300_000, 1), (1024, 1024), (1000, 1025)]:
+        tensor = torch.randn(shape, generator=generator)
+        _, conversion, _ = by_numpy(tensor.numpy())
+        told = conversion_of(narrow(tensor)[1], tensor.numel())
+        assert tuple(told) == pytest.approx(tuple(conversion), rel=1e-6)
+
+
+def test_the_source_stays_as_it_is_and_nothing_of_autograd_comes_along():
+    source = torch.tensor([1.1, math.nan, 1e6], requires_grad=True)
+    before = source.detach().clone()
+    half, numbers = narrow(source)
+    assert torch.equal(source.detach().nan_to_num(7), before.nan_to_num(7))
+    assert not half.requires_grad and not numbers.requires_grad
+    with torch.inference_mode():
+        assert narrow(torch.ones(3))[0].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "worth"),
+    [
+        (torch.empty(narrowing.NARROW_BYTES // 4), True),
+        (torch.nn.Parameter(torch.empty(narrowing.NARROW_BYTES // 4)), True),
+        (torch.empty(narrowing.NARROW_BYTES // 4 - 1), False),
+        (torch.empty(narrowing.NARROW_BYTES, dtype=torch.bfloat16), False),
+        (torch.empty(narrowing.NARROW_BYTES, dtype=torch.float64), False),
+        (torch.empty(narrowing.NARROW_BYTES, dtype=torch.complex64).conj().imag, False),
+    ],
+)
+def test_large_float32_alone_is_worth_it(tensor, worth):
+    assert worth_narrowing(tensor) is worth
+
+
+# ---- with the library -----------------------------------------------------------
+
+
+CASES = {
+    "normal": torch.randn(64, 1000, generator=torch.Generator().manual_seed(1)),
+    "small": torch.randn(64, 100, generator=torch.Generator().manual_seed(2)) * 1e-6,
+    "special": torch.tensor([[1.1, math.nan, math.inf], [-math.inf, 65519.0, 1e-30]]),
+    "scalar": torch.tensor(3.3),
+    "empty": torch.empty(0, 4),
+}
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd", "archive"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_capture_is_that_of_the_float32_tensor(codec, name, tmp_path):
+    tensor, rows, stats = CASES[name], [], []
+    for narrowed in (False, True):
+        path = tmp_path / f"{narrowed}.packets"
+        session = Session(path, codec=codec, workers=1, max_memory_bytes=1 << 22)
+        layer = session.layer("mlp")
+        if narrowed:
+            half, numbers = narrow(tensor)
+            conversion = conversion_of(numbers, tensor.numel())
+            enqueue_converted(session, layer, half, conversion, step=3, token=5, call=1)
+        else:
+            enqueue_tensor(session, layer, tensor, step=3, token=5, call=1)
+        session.flush()
+        stats.append(session.stats())
+        session.close()
+        with ActivationReader(path) as reader:
+            [row] = reader
+            values = row.to_numpy()
+            rows.append(row)
+        assert values.tobytes() == tensor.half().numpy().tobytes() or codec == "archive"
+        assert (row.source_dtype, row.dtype) == ("float32", "float16")
+        assert (row.step, row.token, row.call, row.shape) == (3, 5, 1, tuple(tensor.shape))
+    own, told = rows
+    for field in ("mse", "normalized_mse"):
+        expected = getattr(own, field)
+        assert getattr(told, field) == (expected and pytest.approx(expected, rel=1e-5)), field
+    for field in ("tensors", "raw_bytes", "stored_bytes", "converted", "overflowed"):
+        assert getattr(stats[1], field) == getattr(stats[0], field), field
+    for field in ("square_error", "square_sum", "max_error"):
+        assert getattr(stats[1], field) == pytest.approx(getattr(stats[0], field), rel=1e-5), field
+
+
+def test_a_refused_conversion_leaves_the_session_as_it_was(tmp_path):
+    session = Session(tmp_path / "a.stream", codec="none", workers=1, max_memory_bytes=1 << 20)
+    layer, half = session.layer("a"), torch.ones(4, dtype=torch.float16)
+    with pytest.raises(InvalidArgumentError, match="conversion.values = 5: the tensor has 4"):
+        enqueue_converted(session, layer, half, Conversion(5, 0.0, 4.0, 0.0))
+    enqueue_tensor(session, layer, half)  # says nothing of the conversion before
+    session.close()
+    with ActivationReader(tmp_path / "a.stream") as reader:
+        assert [(row.source_dtype, row.mse) for row in reader] == [("float16", None)]
