@@ -200,11 +200,10 @@ strap_status strap_layer(strap_session session, const char *model, const char *n
                          strap_error *error);
 
 /*
- * What the host lost where it made float16 of float32 itself: on a device that has the values at
- * hand, so that half the bytes leave it. The numbers are those of strap_stats_t, over the values
- * that are finite before and after. The conversion is the library's: to nearest, ties to even.
- * A tensor in which finite values became infinite is to be handed over as float32, so that the
- * stream gets these too.
+ * What a host lost that made float16 of float32 itself: on a device that has the values at
+ * hand, so that half the bytes leave it. It is to convert as the library does: to nearest,
+ * ties to even. A tensor in which finite values became infinite it hands over as float32, so
+ * that the stream gets those values too.
  */
 typedef struct strap_conversion {
   uint32_t struct_size;
@@ -231,9 +230,9 @@ typedef struct strap_tensor {
   const char *parameters; /* of the transform, a JSON object; NULL: none */
   uint64_t cursor;        /* in and out: 0 at first; see strap_enqueue */
   const strap_conversion *conversion; /* of STRAP_FLOAT16 that the host made of float32: index
-                             and statistics say of it what they say of float32 that the library
-                             converts. NULL: data is as captured. Sessions that keep_float32
-                             refuse it */
+                             and statistics say of it what they say of float32 that the
+                             library converts, so raw_bytes counts float32. With keep_float32
+                             refused. NULL: data is as captured */
 } strap_tensor;
 
 /*
@@ -293,9 +292,10 @@ typedef struct strap_stats_t {
   uint64_t converted;       /* values that went from float32 to float16, were rounded, or went
                                into an archive */
   double square_error;      /* sum over them of (value - stored value)^2, finite ones; of an
-                               archive an upper bound of it */
+                               archive, and of what the host converted and the library rounds,
+                               an upper bound of it */
   double square_sum;        /* sum over them of value^2, finite ones */
-  double max_error;         /* largest |value - stored value| of them */
+  double max_error;         /* largest |value - stored value| of them, or such a bound */
   strap_status failure;     /* what stopped the writing, STRAP_OK while it goes on */
   int32_t writer_thread;    /* the system's id of the thread that writes, 0: unknown */
   uint64_t yield_ns;        /* time that enqueue calls left to the workers, or made packets

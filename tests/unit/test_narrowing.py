@@ -89,6 +89,12 @@ def test_the_source_stays_as_it_is_and_nothing_of_autograd_comes_along():
         assert narrow(torch.ones(3))[0].tolist() == [1, 1, 1]
 
 
+def test_it_never_looks_at_a_value():
+    """On a device without values, whatever would have to wait for one fails."""
+    half, numbers = narrow(torch.empty(3, 1025, device="meta"))
+    assert (half.dtype, half.shape, numbers.shape) == (torch.float16, (3, 1025), (4,))
+
+
 @pytest.mark.parametrize(
     ("tensor", "worth"),
     [

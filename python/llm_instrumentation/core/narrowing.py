@@ -4,10 +4,10 @@ The library makes float16 of float32 while it copies a tensor that is in host me
 large tensor on a GPU is converted there instead, before the copy; the library is told what that
 lost (``strap_conversion`` in strap.h), and the capture is the same.
 
-When it pays, by arithmetic and not by a measurement: `narrow` and the copies behind it start 20
+When it pays, by arithmetic and not by a measurement: a transfer that narrows starts about 20
 kernels and copies. At 5 to 10 us each that takes the model's thread 100 to 200 us. Half the bytes
 of a tensor of `NARROW_BYTES` take 340 us of a link of 25 GB/s (PCIe 4.0 x16) and 170 us at 50 GB/s
-(5.0). Below that the launches cost what the link saves.
+(5.0). Below that size the launches cost what the link saves.
 """
 
 from __future__ import annotations
