@@ -4,14 +4,14 @@
  * Its monitor, sysmon, sleeps while nothing of Go runs. Each call into the library from
  * a thread of the host wakes it; it then looks around every 20 microseconds, and sleeps
  * again. Where the host computes on all CPUs, each of these moments is taken from one of
- * its threads, for which the others wait. So the monitor gets the lowest priority: what
- * it is for (stopping goroutines that run long, taking back what a blocked thread holds)
- * can wait.
+ * its threads, for which the others wait. So the monitor's sleeps may last until the
+ * system's next tick: what it is for (stopping goroutines that run long, taking back what a
+ * blocked thread holds) can wait. Not by its priority, which the threads that it makes
+ * would have too, for good.
  *
  * The runtime has no setting for that, and no name for the thread. It is the second that
  * the library makes: the first initialises the runtime and starts it before all else
- * (runtime/proc.go, main). Were another one the second, that would have the priority of
- * the workers.
+ * (runtime/proc.go, main). Were another one the second, its timers would be late.
  */
 #if defined(__linux__)
 #define _GNU_SOURCE
@@ -20,12 +20,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include <sys/prctl.h>
 
 #define MONITOR 2
-#define LOWEST 19
+#define SLACK_NS 10000000ul /* more than a tick */
 
 typedef int create_fn(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
 
@@ -34,10 +32,23 @@ struct start {
   void *argument;
 };
 
-static void *run_lowest(void *argument) {
+static _Thread_local int is_monitor;
+static unsigned long usual_slack; /* of the process */
+
+static void *run_monitor(void *argument) {
   struct start start = *(struct start *)argument;
   free(argument);
-  setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), LOWEST);
+  is_monitor = 1;
+  usual_slack = (unsigned long)prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+  prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0);
+  return start.run(start.argument);
+}
+
+/* What the monitor makes does not sleep like it. */
+static void *run_other(void *argument) {
+  struct start start = *(struct start *)argument;
+  free(argument);
+  prctl(PR_SET_TIMERSLACK, usual_slack, 0, 0, 0);
   return start.run(start.argument);
 }
 
@@ -49,19 +60,20 @@ __attribute__((visibility("hidden"))) int pthread_create(pthread_t *thread,
   /* The default one: a sanitizer of the host has its own in front of the C library's. */
   create_fn *create = (create_fn *)dlsym(RTLD_DEFAULT, "pthread_create");
   if (create == NULL) return ENOSYS;
-  if (atomic_load(&made) == MONITOR - 1) {
-    struct start *start = malloc(sizeof *start);
-    if (start != NULL) {
-      *start = (struct start){run, argument};
-      int failed = create(thread, attributes, run_lowest, start);
-      if (failed)
-        free(start); /* and is tried again */
-      else
-        atomic_fetch_add(&made, 1);
-      return failed;
-    }
+  void *(*first)(void *) = NULL;
+  if (atomic_load(&made) == MONITOR - 1)
+    first = run_monitor;
+  else if (is_monitor)
+    first = run_other;
+  struct start *start = first != NULL ? malloc(sizeof *start) : NULL;
+  int failed;
+  if (start != NULL) {
+    *start = (struct start){run, argument};
+    failed = create(thread, attributes, first, start);
+    if (failed) free(start); /* and is tried again */
+  } else {
+    failed = create(thread, attributes, run, argument);
   }
-  int failed = create(thread, attributes, run, argument);
   if (!failed) atomic_fetch_add(&made, 1);
   return failed;
 }
