@@ -32,7 +32,8 @@ struct start {
   void *argument;
 };
 
-static _Thread_local int is_monitor;
+/* In static memory: to give a thread its own later may take the loader's lock. */
+static _Thread_local int is_monitor __attribute__((tls_model("initial-exec")));
 static unsigned long usual_slack; /* of the process */
 
 static void *run_monitor(void *argument) {
@@ -57,9 +58,14 @@ __attribute__((visibility("hidden"))) int pthread_create(pthread_t *thread,
                                                          const pthread_attr_t *attributes,
                                                          void *(*run)(void *), void *argument) {
   static atomic_int made;
-  /* The default one: a sanitizer of the host has its own in front of the C library's. */
-  create_fn *create = (create_fn *)dlsym(RTLD_DEFAULT, "pthread_create");
+  static _Atomic(create_fn *) found;
+  /* The default one: a sanitizer of the host has its own in front of the C library's. Looked
+   * up once, in the thread that loads the library, since dlsym takes the loader's lock: where
+   * a constructor calls the library, that thread holds it and waits for the runtime. */
+  create_fn *create = atomic_load(&found);
+  if (create == NULL) create = (create_fn *)dlsym(RTLD_DEFAULT, "pthread_create");
   if (create == NULL) return ENOSYS;
+  atomic_store(&found, create);
   void *(*first)(void *) = NULL;
   if (atomic_load(&made) == MONITOR - 1)
     first = run_monitor;

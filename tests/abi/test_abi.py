@@ -17,6 +17,7 @@ import shlex
 import shutil
 import struct
 import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -217,6 +218,24 @@ def test_soname_and_flags(library):
     assert "NODELETE" in dynamic  # Go's runtime cannot be unloaded
     assert "TEXTREL" not in dynamic
     assert "RPATH" not in dynamic and "RUNPATH" not in dynamic
+
+
+def test_a_constructor_of_a_plugin_may_call_the_library(library, tmp_path):
+    """It runs while dlopen holds the loader's lock, which Go's runtime must not wait for."""
+    source, plugin = tmp_path / "plugin.c", tmp_path / "plugin.so"
+    source.write_text(
+        '#include "strap.h"\n'
+        "__attribute__((constructor)) static void begin(void) {\n"
+        "  uint64_t size;\n"
+        '  strap_decoded_size(STRAP_CODEC_NONE, "", 0, &size, 0);\n'
+        "}\n"
+    )
+    run(
+        *CC, "-shared", "-fPIC", f"-I{ROOT / 'c_include'}", source, "-o", plugin,
+        f"-L{library}", "-lstrap", f"-Wl,-rpath,{library}",
+    )  # fmt: skip
+    load = f"import ctypes; ctypes.CDLL({str(plugin)!r})"
+    run(sys.executable, "-c", load, timeout=60)
 
 
 def test_c_and_cpp_agree_with_the_header_alone(tmp_path):

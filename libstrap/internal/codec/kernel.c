@@ -348,7 +348,8 @@ static int list_kernels(const struct kernel **list) {
 static const struct kernel *kernels[2];
 static int kernel_count;
 
-__attribute__((constructor)) static void find_kernels(void) {
+/* Before Go's runtime starts, a constructor too: package codec asks once, at its beginning. */
+__attribute__((constructor(101))) static void find_kernels(void) {
   kernel_count = list_kernels(kernels);
 }
 
