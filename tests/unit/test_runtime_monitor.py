@@ -39,7 +39,8 @@ def slack(thread):
 own = slack(os.getpid())
 print(woken[busiest], slack(busiest))
 print(sum(slack(t) != own for t in after))
-print(sum(os.getpriority(os.PRIO_PROCESS, t) != 0 for t in after))
+priority = os.getpriority(os.PRIO_PROCESS, 0)
+print(sum(os.getpriority(os.PRIO_PROCESS, t) != priority for t in after))
 """
 
 
