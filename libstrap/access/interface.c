@@ -68,9 +68,12 @@ static strap_status status_of(int number) {
                     "called from a sink, or from a signal handler that came in between");   \
   } while (0)
 
-/* Losses of threads that had no buffer to count them in. */
+/* Losses of threads that have no buffer in this recording to count them in. */
 static uint64_t lost_without_buffer(void) {
-  return atomic_load(&access_starved.lost) + atomic_load(&access_attaching.lost);
+  uint64_t lost = atomic_load(&access_starved.lost) + atomic_load(&access_attaching.lost);
+  for (struct thread *t = g->threads; t != NULL; t = t->after)
+    if (t->session != g->session) lost += atomic_load(&t->lost);
+  return lost;
 }
 
 static void close_blocks(void) {

@@ -394,6 +394,36 @@ static void signals(void) {
     signals_within(round % 2 ? 4096 : 65536, 1, 1 + round % 30);
 }
 
+/* What a sink accesses is lost and counted, also in a thread that records nothing itself. */
+static atomic_int in_sink;
+static int access_and_keep(void *m, const void *blocks, size_t size) {
+  __tsan_read8(in_handler);
+  atomic_fetch_add(&in_sink, 1);
+  return keep(m, blocks, size);
+}
+
+static void sinks(void) {
+  struct memory *m = new_memory();
+  strap_access_options o = to_memory(m);
+  o.sink = access_and_keep;
+  start(&o);
+  atomic_store(&in_sink, 0);
+  atomic_store(&quit, 0);
+  pthread_t id;
+  pthread_create(&id, NULL, record_on, shared_data[0]);
+  while (stats().recorded == 0) usleep(1000);
+  EXPECT(STRAP_OK, strap_access_flush(&error));
+  CHECK(stats().lost >= 1, "the sink's accesses are not counted");
+  EXPECT(STRAP_OK, strap_access_pause(&error));
+  uint64_t lost = (uint64_t)atomic_load(&in_sink);
+  atomic_store(&quit, 1);
+  pthread_join(id, NULL);
+  stop(); /* paused: the sink's accesses are none */
+  CHECK(stats().lost >= 1 && stats().lost <= lost, "%llu lost of %llu",
+        (unsigned long long)stats().lost, (unsigned long long)lost);
+  free_memory(m);
+}
+
 /* The child is not traced and may begin a trace of its own; the parent's goes on. */
 static void forks(void) {
   struct memory *m = new_memory();
@@ -768,6 +798,7 @@ int main(int argc, char **argv) {
   threads(50000, 10);
   start_and_stop();
   signals();
+  sinks();
   forks();
   in_child(without_membarrier);
   in_child(without_memory);
