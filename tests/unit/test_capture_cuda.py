@@ -71,7 +71,22 @@ def test_what_float16_cannot_hold_comes_whole_and_in_its_turn(cuda):
         ("torch.float32", 1e6, True),
         ("torch.float16", 3.0, False),
     ]
-    assert ("copy", "stream 0", "torch.float32", False) in cuda.log
+    assert ("copy", "stream 0", "torch.float32", True) in cuda.log
+
+
+def test_a_device_without_memory_gives_what_it_has_whole(cuda):
+    tensor, got = torch.arange(300.0), []
+
+    def too_much(tensor):
+        raise torch.cuda.OutOfMemoryError
+
+    with CUDAMemoryManager(4096) as manager:
+        for _ in range(9):  # more than the ring has room for
+            manager.async_narrowed_to_host(
+                tensor, too_much, holds, lambda host, n: got.append((host.clone(), n))
+            )
+    assert len(got) == 9
+    assert all(torch.equal(host, tensor) and numbers is None for host, numbers in got)
 
 
 def test_what_the_pinned_memory_cannot_take_comes_whole(cuda):

@@ -2,7 +2,7 @@
 
 The library makes float16 of float32 while it copies a tensor that is in host memory already. A
 large tensor on a GPU is converted there instead, before the copy; the library is told what that
-lost (``strap_conversion`` in strap.h), and the capture is the same.
+lost (``strap_conversion`` in strap.h), and without an error bound the capture is the same.
 
 When it pays, by arithmetic and not by a measurement: a transfer that narrows starts about 20
 kernels and copies. At 5 to 10 us each that takes the model's thread 100 to 200 us. Half the bytes

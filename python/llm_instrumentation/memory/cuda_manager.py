@@ -71,7 +71,8 @@ class CUDAMemoryManager:
         model does to it in place afterwards: it is copied on the device first. `callback` gets a
         contiguous host tensor of the same shape and dtype. That tensor stands in the pinned
         memory and is valid until the callback returns; clone it to keep it. A tensor larger than
-        the pinned memory is copied to ordinary memory at once, and handed over in its turn.
+        the pinned memory is copied to ordinary memory at once, and handed over in its turn; so is
+        one that the device has no memory to copy.
 
         A tensor that is not on a CUDA device has no transfer to wait for: `callback` gets
         `tensor.cpu()` at once, on this thread.
@@ -106,7 +107,10 @@ class CUDAMemoryManager:
             self._handover.check()
             if tensor.nbytes > self.pinned_buffer_size:
                 return self._copy_at_once(tensor, callback)
-            return self._copy_beside(tensor, callback)
+            try:
+                return self._copy_beside(tensor, callback)
+            except torch.cuda.OutOfMemoryError:
+                return self._copy_at_once(tensor, callback)
 
     def async_narrowed_to_host(
         self,
@@ -129,11 +133,12 @@ class CUDAMemoryManager:
             holds: whether to take it, by the numbers on the host; called by the thread of the
                 callbacks.
             callback: called once, with the smaller tensor and the numbers, or with the whole one
-                and None. Both are valid until it returns. A tensor larger than the pinned memory
-                is handed over whole.
+                and None. Both are valid until it returns. A tensor larger than the pinned memory,
+                or one that the device has no memory to narrow, is handed over whole.
 
         Returns:
-            see `async_gpu_to_host`, and for what it raises.
+            see `async_gpu_to_host`, and for what it raises; where the tensor is copied whole, the
+            end of that copy is not marked.
         """
         self._handover.check()
         tensor = tensor.detach()
@@ -156,11 +161,15 @@ class CUDAMemoryManager:
             self._handover.check()
             if _ALIGNMENT + tensor.nbytes > self.pinned_buffer_size:
                 return self._copy_at_once(tensor, whole)
-            return self._narrow_beside(tensor, narrow, holds, callback)
+            try:
+                return self._narrow_beside(tensor, narrow, holds, callback)
+            except torch.cuda.OutOfMemoryError:
+                return self._copy_at_once(tensor, whole)
 
     def _copy_at_once(
         self, tensor: torch.Tensor, callback: Callable[[torch.Tensor], object]
     ) -> torch.cuda.Event:
+        """Takes no memory of the device but for layouts that are not contiguous, and waits."""
         host = tensor.cpu().contiguous()
         event = _event_of_current_stream(tensor.device)
         self._handover.submit(Transfer(event, host, callback, None))
@@ -197,9 +206,10 @@ class CUDAMemoryManager:
                 if holds(hosts[1]):
                     callback(*hosts)
                     return
-                whole = self._pinned_view(place, snapshot)
                 with torch.cuda.stream(stream):
-                    whole.copy_(snapshot)  # waits, on the thread of the callbacks
+                    whole = self._begin_copy(place, snapshot)
+                    event = _event_on(stream)
+                event.synchronize()  # on the thread of the callbacks
                 callback(whole, None)
 
             return hosts, deliver
@@ -230,8 +240,7 @@ class CUDAMemoryManager:
             stream.wait_stream(torch.cuda.current_stream(tensor.device))
             with torch.cuda.stream(stream):
                 hosts, callback = begin(snapshot, space.offset, stream)
-                event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-                event.record(stream)
+                event = _event_on(stream)
             # The snapshot's memory may be given to others only when the side stream is done.
             snapshot.record_stream(stream)
         except BaseException:
@@ -488,6 +497,12 @@ def _ignore(host: Any) -> None:
 def _event_of_current_stream(device: torch.device) -> torch.cuda.Event:
     import torch
 
+    return _event_on(torch.cuda.current_stream(device))
+
+
+def _event_on(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    import torch
+
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
+    event.record(stream)
     return event
