@@ -19,10 +19,10 @@ MODULE = "github.com/libstrap/strap/"
 # single payloads. All may import status.
 ALLOWED = {
     "capi": {"codec", "memtrace", "probe", "reader", "salvage", "session", "team", "wire"},
-    "session": {"arena", "codec", "index", "scan", "stopwatch", "stream", "team", "wire"},
+    "session": {"arena", "codec", "crc32c", "index", "scan", "stopwatch", "stream", "team", "wire"},
     "stream": {"index", "scan", "stopwatch", "wire"},
-    "reader": {"codec", "index", "scan", "wire"},
-    "salvage": {"codec", "index", "reader", "scan", "wire"},
+    "reader": {"codec", "crc32c", "index", "scan", "wire"},
+    "salvage": {"codec", "crc32c", "index", "reader", "scan", "wire"},
     "codec": {"team", "wire"},
     "index": {"wire"},
     "scan": {"wire"},
@@ -30,6 +30,7 @@ ALLOWED = {
     "probe": {"bpf", "probe", "symbols"},
     "cmd": {"probe"},
     "arena": set(),
+    "crc32c": set(),
     "team": {"team"},
     "stopwatch": set(),
     "wire": set(),
@@ -38,7 +39,7 @@ ALLOWED = {
     "bpf": set(),
 }
 ONLY_ON_LINUX = {"cmd"}
-MAY_USE_C = {"capi", "arena", "codec", "team"}
+MAY_USE_C = {"capi", "arena", "codec", "crc32c", "team"}
 PORTABLE = {"GOOS": "darwin", "GOARCH": "arm64", "CGO_ENABLED": "0"}
 NATIVE = {"CGO_ENABLED": "1"}
 

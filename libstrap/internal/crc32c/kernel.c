@@ -17,10 +17,13 @@
 #include <string.h>
 
 #if defined(__clang__) && __clang_major__ >= 18 && __clang_major__ <= 21
-#define TARGET __attribute__((target("sse4.2,pclmul,vpclmulqdq,avx512f,evex512")))
+#define EXTENSIONS "sse4.2,crc32,pclmul,vpclmulqdq,avx512f,evex512"
+#elif defined(__clang__) /* which has the crc32 instruction apart from SSE 4.2 */
+#define EXTENSIONS "sse4.2,crc32,pclmul,vpclmulqdq,avx512f"
 #else
-#define TARGET __attribute__((target("sse4.2,pclmul,vpclmulqdq,avx512f")))
+#define EXTENSIONS "sse4.2,pclmul,vpclmulqdq,avx512f"
 #endif
+#define TARGET __attribute__((target(EXTENSIONS)))
 #define INLINE TARGET static inline __attribute__((always_inline))
 
 #define REFLECTED 0x82F63B78u /* P without x^32 */
