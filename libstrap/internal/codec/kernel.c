@@ -41,6 +41,8 @@ struct kernel {
 
 #define INLINE static inline __attribute__((always_inline))
 
+static int runs_wide;
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
@@ -213,8 +215,6 @@ AVX2 static void round_avx2(uint16_t *dst, const uint16_t *src, size_t n,
 static const struct kernel avx512 = {"avx512f", convert_avx512, measure_avx512, round_avx2};
 static const struct kernel avx2 = {"avx2", convert_avx2, measure_avx2, round_avx2};
 
-static int runs_wide;
-
 /* Lists what this processor and system can run, the fastest first. By hand: the
  * runtime of some compilers has no __builtin_cpu_supports. */
 static int list_kernels(const struct kernel **list) {
@@ -355,11 +355,7 @@ __attribute__((constructor(101))) static void find_kernels(void) {
 
 int strapk_kernels(void) { return kernel_count; }
 
-#if defined(__x86_64__)
 int strapk_runs_wide(void) { return runs_wide; }
-#else
-int strapk_runs_wide(void) { return 0; }
-#endif
 
 const char *strapk_kernel_name(int kernel) { return kernels[kernel]->name; }
 

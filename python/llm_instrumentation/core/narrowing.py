@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .._native import Conversion
+from .tensors import PLAIN
 
 __all__ = ["NARROW_BYTES", "conversion_of", "holds", "narrow", "worth_narrowing"]
 
@@ -34,7 +35,7 @@ def worth_narrowing(tensor: Tensor) -> bool:
     return (
         tensor.dtype is torch.float32
         and tensor.nbytes >= NARROW_BYTES
-        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and type(tensor) in PLAIN
         and not tensor.is_neg()
     )
 

@@ -9,6 +9,7 @@ from .._native import DTYPE_CODES, Conversion, Session
 from ..errors import UnsupportedError
 
 __all__ = [
+    "PLAIN",
     "check_dense",
     "check_runs_now",
     "enqueue_converted",
@@ -96,7 +97,7 @@ def enqueue_tensor(
     if code is None:
         raise UnsupportedError(f"a tensor of {tensor.dtype}: libstrap stores no such type")
     # What has no elements in plain memory has no address either: see below.
-    if not (type(tensor) in _PLAIN and tensor.is_cpu) or tensor.is_neg() or tensor.is_complex():
+    if not (type(tensor) in PLAIN and tensor.is_cpu) or tensor.is_neg() or tensor.is_complex():
         tensor = host_tensor(tensor)
     try:
         shape, address = tensor.shape, tensor.data_ptr()
@@ -143,4 +144,5 @@ def _no_memory(tensor: Tensor) -> UnsupportedError:
     )
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+#: The types of tensors whose elements are in their own memory.
+PLAIN = (Tensor, torch.nn.Parameter)
