@@ -226,8 +226,8 @@ static strap_status not_open(strap_error *error) {
 
 static strap_status stuck_threads(int stuck, strap_error *error) {
   return refuse(error, STRAP_ERR_TIMEOUT, 0,
-                "%d threads have been recording one access for ten seconds: their last "
-                "buffers are missing",
+                "%d threads do not come out of recording one access: their last buffers are "
+                "missing",
                 stuck);
 }
 

@@ -81,7 +81,8 @@ HIDDEN void access_close_block(struct thread *t);
 HIDDEN int access_enter_call(void);
 HIDDEN void access_leave_call(void);
 /* Sets the state and waits until no other thread records under the old one. Gives how
- * many threads did not come out in ten seconds. Under the registry. */
+ * many threads did not come out in ten seconds, or a minute without a CPU. Under the
+ * registry. */
 HIDDEN int access_quiesce(unsigned state);
 
 static inline struct record *first_record(struct thread *t) {

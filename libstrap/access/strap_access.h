@@ -79,7 +79,8 @@ strap_status strap_access_flush(strap_error *error);
  *
  * Answers what the writing failed with, if it did: NO_SPACE, IO. TIMEOUT: a thread
  * stands in the recording for more than ten seconds (a signal handler left it by a
- * jump); its last buffer is missing. INVALID_STATE: it is not recording.
+ * jump), or for a minute in which it got no CPU; its last buffer is missing.
+ * INVALID_STATE: it is not recording.
  */
 strap_status strap_access_stop(strap_error *error);
 

@@ -6,15 +6,18 @@
 #include "runtime.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/membarrier.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-/* How long another thread may take to come out of a recording. Of each look at it a
- * millisecond counts at most: machines stand still, and busy ones let threads wait. */
-static const int64_t PATIENCE_NS = 10000000000, LOOK_NS = 1000000;
+/* How long another thread may take to come out of a recording, and how long if it could but
+ * gets no CPU. Of each look at it a millisecond counts at most: machines stand still. */
+static const int64_t PATIENCE_NS = 10000000000, LONGEST_NS = 60000000000, LOOK_NS = 1000000;
 
 struct settings access_settings;
 _Thread_local struct thread *access_self __attribute__((tls_model("initial-exec")));
@@ -217,15 +220,44 @@ void access_leave_call(void) {
     atomic_store(&access_self->busy, IDLE);
 }
 
+/* The CPU time of a thread; 0 where it has ended. The clock's id is made as glibc's
+ * pthread_getcpuclockid makes it, which wants a pthread_t. */
+static int64_t cpu_time(const struct thread *t) {
+  struct timespec now;
+  if (clock_gettime((clockid_t)(~t->id << 3 | 6), &now) != 0) return 0;
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Whether a thread waits for a CPU: it is runnable, by the state that follows its name in
+ * its stat file, proc(5), and has not run. Linux 6.18 before its fixes of zero_vruntime
+ * leaves a thread without a CPU for many seconds beside processes of low priority. */
+static int starves(const struct thread *t, int64_t cpu_before) {
+  char line[128];
+  snprintf(line, sizeof line, "/proc/self/task/%u/stat", t->id);
+  int fd = open(line, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  ssize_t n = read(fd, line, sizeof line - 1);
+  close(fd);
+  line[n > 0 ? n : 0] = 0;
+  const char *name_end = strrchr(line, ')');
+  return name_end != NULL && strncmp(name_end, ") R", 3) == 0 &&
+         cpu_time(t) - cpu_before < PATIENCE_NS / 10;
+}
+
 int access_quiesce(unsigned state) {
   atomic_store(&access_settings.state, state);
   if (!access_settings.fences)
     syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
   atomic_thread_fence(memory_order_seq_cst);
   int stuck = 0;
-  int64_t waited = 0, before = access_now();
+  int64_t waited = 0, patience = PATIENCE_NS, before = access_now();
   for (struct thread *t = access_recorder.threads; t != NULL; t = t->after) {
-    while (atomic_load(&t->busy) == RECORDING && waited < PATIENCE_NS) {
+    int64_t cpu_before = cpu_time(t);
+    while (atomic_load(&t->busy) == RECORDING) {
+      if (waited >= patience) {
+        if (waited >= LONGEST_NS || !starves(t, cpu_before)) break;
+        patience = waited + PATIENCE_NS / 10;
+      }
       nap();
       int64_t now = access_now();
       waited += now - before < LOOK_NS ? now - before : LOOK_NS;

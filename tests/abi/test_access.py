@@ -215,7 +215,18 @@ def recorded(program: Path, *arguments: str | Path, **environment: str) -> tuple
 @pytest.mark.parametrize("compiler", [name for name in ("gcc", "clang") if name in COMPILERS])
 @pytest.mark.parametrize("flags", [["-O1", "-g", *SANITIZERS], ["-O2", "-g"]])
 def test_runtime(compiler, flags, tmp_path):
-    program = tmp_path / "runtime"
+    program = runtime(compiler, flags, tmp_path)
+    (tmp_path / "work").mkdir()
+    assert run(program, tmp_path / "work").stdout == "ok\n"
+
+
+def test_a_thread_that_stands_still_is_told(tmp_path):
+    program = runtime(next(iter(COMPILERS)), ["-O2", "-g"], tmp_path)
+    assert run(program, "stuck").stdout == "ok\n"
+
+
+def runtime(compiler: str, flags: list[str], folder: Path) -> Path:
+    program = folder / "runtime"
     more = ["-mcx16"] if os.uname().machine == "x86_64" else []
     built = attempt(
         *(COMPILERS[compiler].c, "-std=gnu11", *WARNINGS, *flags, *more),
@@ -226,8 +237,7 @@ def test_runtime(compiler, flags, tmp_path):
     if built.returncode != 0 and SANITIZERS[0] in flags and "cannot find" in built.stderr:
         pytest.skip(f"{compiler} has no sanitizers")
     assert built.returncode == 0, built.stderr
-    (tmp_path / "work").mkdir()
-    assert run(program, tmp_path / "work").stdout == "ok\n"
+    return program
 
 
 @pytest.mark.parametrize("compiler", [name for name in ("gcc", "clang") if name in COMPILERS])

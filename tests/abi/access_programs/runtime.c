@@ -782,8 +782,53 @@ static void rests(void) {
   free_memory(m);
 }
 
+/* A thread whose sink does not return: whoever pauses the recording is told, and the thread
+ * loses nothing once it goes on. */
+static atomic_int within, go_on;
+static int hold(void *context, const void *blocks, size_t size) {
+  if (((const struct head *)blocks)->kind == KIND_ACCESSES) {
+    atomic_store(&within, 1);
+    while (!atomic_load(&go_on)) usleep(1000);
+  }
+  return keep(context, blocks, size);
+}
+
+static void *record_a_block(void *p) {
+  for (int i = 0; i < 1000; i++) __tsan_write4(p);
+  return NULL;
+}
+
+static void stuck(void) {
+  struct memory *m = new_memory();
+  strap_access_options o = to_memory(m);
+  o.sink = hold;
+  o.buffer_bytes = 4096;
+  start(&o);
+  pthread_t id;
+  pthread_create(&id, NULL, record_a_block, shared_data);
+  while (!atomic_load(&within)) usleep(1000);
+  time_t before = time(NULL);
+  EXPECT(STRAP_ERR_TIMEOUT, strap_access_pause(&error));
+  long waited = (long)(time(NULL) - before);
+  CHECK(waited >= 9 && strstr(error.message, "1 threads") != NULL, "%ld s: %s", waited,
+        error.message);
+  atomic_store(&go_on, 1);
+  EXPECT(STRAP_OK, strap_access_resume(&error));
+  pthread_join(id, NULL);
+  stop();
+  struct list l = all_accesses(m);
+  CHECK(l.count == stats().recorded && l.lost == 0 && l.ended, "%zu accesses", l.count);
+  free(l.items);
+  free_memory(m);
+}
+
 int main(int argc, char **argv) {
-  CHECK(argc == 2, "usage: %s FOLDER", argv[0]);
+  CHECK(argc == 2, "usage: %s FOLDER|stuck", argv[0]);
+  if (strcmp(argv[1], "stuck") == 0) {
+    stuck();
+    puts("ok");
+    return 0;
+  }
   hooks();
   copies();
   atomic8();
