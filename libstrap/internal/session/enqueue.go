@@ -443,6 +443,7 @@ func (s *Session) reserve(e *emission, t *Tensor, d *deadline, room int) (region
 	}
 	defer s.stalled(e, began)()
 	defer s.jobs.Hurry()()
+	s.order.Wake() // helpers leave what the stream has no room for
 	for {
 		select {
 		case <-s.arena.Freed():

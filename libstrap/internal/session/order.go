@@ -52,7 +52,9 @@ func (o *order) Push(it *item) {
 	o.mu.Lock()
 	o.list.push(it)
 	o.mu.Unlock()
-	o.Wake()
+	if it.ready() {
+		o.Wake()
+	}
 }
 
 // Wake wakes the writer if there is something for it: after a packet is made.

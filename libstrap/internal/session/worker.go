@@ -44,6 +44,7 @@ func (s *Session) help(left *atomic.Int64) error {
 		return err
 	}
 	defer s.giveBack(e)
+	stuck := false
 	for left.Add(-1) >= 0 {
 		it, ok := s.jobs.TryPop()
 		if !ok {
@@ -51,10 +52,12 @@ func (s *Session) help(left *atomic.Int64) error {
 		}
 		for it != nil {
 			it = s.workOn(it, e)
-			s.writer.tryAppend()
+			stuck = s.writer.tryAppend()
 		}
 	}
-	s.order.Wake()
+	if stuck {
+		s.order.Wake()
+	}
 	return nil
 }
 

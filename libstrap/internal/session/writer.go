@@ -71,6 +71,10 @@ func (w *writer) next() *item {
 			return it
 		}
 		w.mu.Unlock()
+		if w.order.First() != nil { // made since, by a helper who found the lock taken
+			w.mu.Lock()
+			continue
+		}
 		select {
 		case <-w.order.Ready:
 			w.mu.Lock()
@@ -81,22 +85,32 @@ func (w *writer) next() *item {
 	}
 }
 
-// tryAppend appends packets that are made to the stream, for a helper that leaves what
-// takes longer to the writer's goroutine.
-func (w *writer) tryAppend() {
-	for !w.halted() && w.mu.TryLock() {
+// tryAppend appends packets that are made to the stream, for a helper. It reports whether
+// the next one is for the writer's goroutine, which need not be woken while all that is
+// missing is room: it looks by itself when it ticks, and is told where the arena is full.
+//
+// Whoever finds the lock taken leaves its packet to the one who holds it, for whom it is
+// enough to look again behind it: the lock is not held for long, and a goroutine that
+// waited for it would be woken each time, and in vain.
+func (w *writer) tryAppend() (stuck bool) {
+	for w.mu.TryLock() {
 		it := w.order.First()
-		ok := !w.finishing && it != nil && it.made.Load() && it.err == nil && int64(len(it.out)) <= w.stream.Room() &&
+		takes := it != nil && !w.halted() && !w.finishing && it.made.Load() && it.err == nil &&
 			len(w.unpublished) < maxUnpublished
-		if ok {
+		room := takes && int64(len(it.out)) <= w.stream.Room()
+		if room {
 			w.order.Pop()
 			w.attempt(func() error { return w.appendPacket(it) })
 		}
 		w.mu.Unlock()
-		if !ok {
-			return
+		if it != nil && !room {
+			return !takes
+		}
+		if it == nil && w.order.First() == nil {
+			return false
 		}
 	}
+	return false
 }
 
 // attempt runs a step of the writer; an error stops the writing, not the loop,
