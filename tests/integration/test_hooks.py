@@ -131,6 +131,24 @@ def test_outputs_without_contiguous_memory(path, watching, assert_captured):
     assert len(seen) == 15
 
 
+def test_a_layer_whose_output_changes(path, watching, assert_captured):
+    """What a hook keeps of one call for the next is good for that kind of output only."""
+    x = torch.randn(4, 6)
+    z = torch.complex(x, -x)
+    outputs = [
+        x, x, x.reshape(6, 4), x.T, x.half(), x.long(), x, (x, x.T), x.to_sparse().to_dense(), z,
+        z.conj(), z.conj().imag, torch._neg_view(x), nn.Parameter(x), x[:0], x.sum(), x,
+    ]  # fmt: skip
+    model = nn.Sequential(nn.Identity())
+    with torch.no_grad(), watching(model) as seen, capture_activations(model, path) as framework:
+        for output in outputs:
+            model(output)
+    assert_captured(path, [(name, tensor.resolve_neg()) for name, tensor in seen])
+    assert framework.stats().failed == 0
+    with ActivationReader(path) as reader:
+        assert [a.step for a in reader["0"]] == list(range(len(outputs)))
+
+
 @pytest.mark.parametrize("preset", ["fast_capture", "balanced", "max"])
 def test_empty_tensors_and_scalars(preset, path, read):
     class Odd(nn.Module):
@@ -534,6 +552,17 @@ def test_transformed_calls_are_noted(mlp, path, read):
             torch.func.vmap(model)(torch.ones(5, 2, 6))
     assert framework.stats().failed == 3
     assert [name for name, _ in read(path)] == ["0", "1", ""]
+
+
+def test_a_dense_tensor_between_others(path, read):
+    model, x = nn.Sequential(nn.Identity()), torch.eye(3)
+    with pytest.warns(RuntimeWarning, match="only dense tensors"):
+        with capture_activations(model, path) as framework:
+            for output in (x, x.to_sparse(), x, x.to_sparse(), x):
+                model(output)
+    assert framework.stats().failed == 4
+    assert [name for name, _ in read(path)] == ["0", ""] * 3
+    assert all(torch.equal(value, x.half()) for _, value in read(path))
 
 
 def test_strict_captures_raise_inside_the_model(path, read):

@@ -6,12 +6,13 @@
 from .library import DTYPE_CODES, DTYPE_SIZES, codec_code, library_version
 from .payload import decode, encode
 from .reader import Packet, Reader, ReaderInfo
-from .session import Conversion, Session, SessionStats
+from .session import Conversion, Layout, Session, SessionStats
 
 __all__ = [
     "DTYPE_CODES",
     "DTYPE_SIZES",
     "Conversion",
+    "Layout",
     "Packet",
     "Reader",
     "ReaderInfo",

@@ -225,10 +225,10 @@ _u32, _i32 = ctypes.c_uint32, ctypes.c_int32
 _ptr, _str, _size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 
 # Every function answers a strap_status and ends with a strap_error *, left out here.
+# strap_enqueue has no argtypes, which cost at every call: Session converts its arguments once.
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_open": (_str, ctypes.POINTER(OpenOptions), ctypes.POINTER(_u64)),
     "strap_layer": (_u64, _str, _str, _size, _str, ctypes.POINTER(_u32)),
-    "strap_enqueue": (_u64, _ptr, _i32),
     "strap_abandon": (_u64, _u64),
     "strap_note": (_u64, _u32, _i64, _i64, _u32, _str),
     "strap_flush": (_u64, _i32),

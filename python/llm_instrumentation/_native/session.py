@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
 import os
 import struct
-import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -29,18 +28,17 @@ from .library import (
 # How long one call may wait inside C before Python looks for signals again.
 _SLICE_MS = 100
 
-# struct strap_tensor, 64-bit.
-_TENSOR = struct.Struct("=IIiiQQQqqIIQQQQ")
+# struct strap_tensor, 64-bit. Few of its fields differ from one tensor of a layer to the next:
+# those before them are packed once, and those behind them are mostly zero.
+_LAYOUT = struct.Struct("=IIiiQQ")
+_EXTRAS = struct.Struct("=IQQQQ")
+_TENSOR = struct.Struct(f"={_LAYOUT.size}sQqqI{_EXTRAS.size}s")
+_NO_EXTRAS = bytes(_EXTRAS.size)
 _CURSOR = struct.Struct("=Q")
 _CURSOR_OFFSET = _TENSOR.size - 2 * _CURSOR.size  # the last but one
 # struct strap_conversion.
 _CONVERSION = struct.Struct("=IiQddd")
 _MAX_DIMS = 64
-
-
-@functools.lru_cache(maxsize=_MAX_DIMS + 1)
-def _int64s(n: int) -> struct.Struct:
-    return struct.Struct(f"={n}q")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,34 +86,48 @@ class Conversion(NamedTuple):
 _STATS_FIELDS = tuple(field.name for field in dataclasses.fields(SessionStats))
 
 
+class Layout:
+    """What tensors of a layer have in common while their type and shape stay the same.
+
+    Never changed, so that threads may share it. :meth:`Session.enqueue` says what the arguments
+    are.
+    """
+
+    __slots__ = ("_lengths", "packed")
+
+    def __init__(
+        self,
+        layer: int,
+        dtype: int,
+        shape: Sequence[int],
+        strides: Sequence[int] | None = None,
+    ) -> None:
+        ndim = len(shape)
+        if ndim > _MAX_DIMS:
+            raise InvalidArgumentError(f"a tensor of {ndim} dimensions: at most {_MAX_DIMS}")
+        self._lengths = array("q", shape)  # stays where it is, for packed holds its address
+        if strides is not None:
+            self._lengths.extend(strides)
+        shape_at, _ = self._lengths.buffer_info()
+        strides_at = 0 if strides is None else shape_at + ndim * self._lengths.itemsize
+        self.packed = _LAYOUT.pack(_TENSOR.size, layer, dtype, ndim, shape_at, strides_at)
+
+
 class _Call:
-    """What one call passes to strap_enqueue, allocated once."""
+    """What one call at a time passes to strap_enqueue."""
 
-    def __init__(self) -> None:
+    __slots__ = ("arguments", "error", "tensor")
+
+    def __init__(self, handle: int) -> None:
         self.tensor = ctypes.create_string_buffer(_TENSOR.size)
-        self.shape = ctypes.create_string_buffer(8 * _MAX_DIMS)
-        self.strides = ctypes.create_string_buffer(8 * _MAX_DIMS)
-        self.conversion = ctypes.create_string_buffer(_CONVERSION.size)
-        self.tensor_at = ctypes.addressof(self.tensor)
-        self.shape_at = ctypes.addressof(self.shape)
-        self.strides_at = ctypes.addressof(self.strides)
         self.error = Error()
-        self.error_ref = ctypes.byref(self.error)
-        self.packed: tuple[int, ...] | None = None  # what stands in shape
-
-    def convert(self, conversion: Conversion) -> int:
-        """The address of a conversion from float32."""
-        _CONVERSION.pack_into(
-            self.conversion, 0, _CONVERSION.size, DTYPE_CODES["float32"], *conversion
+        # Converted once: ctypes takes longer over that than over a call.
+        self.arguments = (
+            ctypes.c_uint64.from_param(handle),
+            ctypes.byref(self.tensor),
+            _SLICE_MS,
+            ctypes.byref(self.error),
         )
-        return ctypes.addressof(self.conversion)
-
-
-class _Thread(threading.local):
-    """Calls that no call of this thread uses: a signal handler may make one within another."""
-
-    def __init__(self) -> None:
-        self.calls: list[_Call] = []
 
 
 class Session:
@@ -160,8 +172,10 @@ class Session:
     ) -> None:
         self.path = os.fspath(path)
         self._lib = library()
-        self._enqueue = self._lib.strap_enqueue
-        self._thread = _Thread()
+        self._enqueue: Callable[..., int] = self._lib.strap_enqueue
+        # Those that nobody uses. A call takes one out, for other threads make calls beside it,
+        # and a signal handler may make one within it.
+        self._calls: list[_Call] = []
         self._handle = 0
         options = OpenOptions(
             struct_size=ctypes.sizeof(OpenOptions),
@@ -235,44 +249,49 @@ class Session:
         Returns:
             False if the tensor was dropped (``drop_when_full``).
         """
-        ndim = len(shape)
-        if ndim > _MAX_DIMS:
-            raise InvalidArgumentError(f"a tensor of {ndim} dimensions: at most {_MAX_DIMS}")
-        calls = self._thread.calls
-        own = calls.pop() if calls else _Call()
-        if shape != own.packed:
-            _int64s(ndim).pack_into(own.shape, 0, *shape)
-            own.packed = shape if isinstance(shape, tuple) else None  # a list may change
-        strides_at = 0
-        if strides is not None:
-            _int64s(ndim).pack_into(own.strides, 0, *strides)
-            strides_at = own.strides_at
-        # The bytes objects stay alive in this frame while C reads them.
-        transform_at = _address(transform) if transform else 0
-        parameters_at = _address(parameters) if parameters else 0
-        _TENSOR.pack_into(
-            own.tensor, 0,
-            _TENSOR.size, layer, dtype, ndim, own.shape_at, strides_at, data,
-            step, token, call, 0, transform_at, parameters_at, 0,
-            0 if conversion is None else own.convert(conversion),
-        )  # fmt: skip
-        status = self._enqueue(self._handle, own.tensor_at, _SLICE_MS, own.error_ref)
+        extras, converted = _NO_EXTRAS, b""
+        if transform or parameters or conversion is not None:
+            if conversion is not None:
+                converted = _CONVERSION.pack(_CONVERSION.size, DTYPE_CODES["float32"], *conversion)
+            # The bytes objects stay alive in this frame while C reads them.
+            extras = _EXTRAS.pack(
+                0, _address(transform), _address(parameters), 0, _address(converted)
+            )
+        return self.put(Layout(layer, dtype, shape, strides), data, step, token, call, extras)
+
+    def put(
+        self,
+        layout: Layout,
+        data: int,
+        step: int,
+        token: int,
+        call: int,
+        extras: bytes = _NO_EXTRAS,
+    ) -> bool:
+        """:meth:`enqueue` of a tensor whose layout is at hand."""
+        try:
+            own = self._calls.pop()
+        except IndexError:
+            own = _Call(self._handle)
+        _TENSOR.pack_into(own.tensor, 0, layout.packed, data, step, token, call, extras)
+        status = self._enqueue(*own.arguments)
         if status == ERR_TIMEOUT:
             status = self._wait_for_room(own)
-        calls.append(own)
-        return status == 0 or check(status, own.error) != DROPPED
+        stored = status == 0 or check(status, own.error) != DROPPED
+        self._calls.append(own)
+        return stored
 
     def _wait_for_room(self, own: _Call) -> int:
         status = ERR_TIMEOUT
         try:
             while status == ERR_TIMEOUT:
-                status = self._enqueue(self._handle, own.tensor_at, _SLICE_MS, own.error_ref)
+                status = self._enqueue(*own.arguments)
         except BaseException:  # a signal handler's, between two calls
             (cursor,) = _CURSOR.unpack_from(own.tensor, _CURSOR_OFFSET)
             if cursor:
                 self._lib.strap_abandon(self._handle, cursor, Error())
             raise
-        return int(status)
+        return status
 
     def note(
         self, layer: int, message: str, *, step: int = -1, token: int = -1, call: int = 0
@@ -343,6 +362,8 @@ class Session:
         return lost.value
 
 
-def _address(data: bytes) -> int:
-    """Where a bytes object's characters (and the zero behind them) stand."""
+def _address(data: bytes | None) -> int:
+    """Where a bytes object's characters (and the zero behind them) stand; 0 of none."""
+    if not data:
+        return 0
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0

@@ -30,7 +30,14 @@ from .outputs import walk_output
 from .sampling import TRANSFORM, parameters_json, sample_tensor
 from .selection import select_modules
 from .stats import CaptureStats
-from .tensors import check_dense, check_runs_now, enqueue_converted, enqueue_tensor
+from .tensors import (
+    PLAIN,
+    check_dense,
+    check_runs_now,
+    enqueue_converted,
+    enqueue_tensor,
+    plain_enqueuer,
+)
 from .tokens import TokenTracker
 
 __all__ = ["Recorder", "model_label"]
@@ -55,14 +62,23 @@ def model_label(model: Any) -> str:
     return str(model_type) if model_type else type(model).__name__.lower()
 
 
-class _Thread(threading.local):
+class _Thread:
     """Where one thread stands: its step, and how often each layer ran in it."""
+
+    __slots__ = ("calls", "depth", "step", "token")
 
     def __init__(self) -> None:
         self.depth = 0
         self.step = -1
         self.token = -1
         self.calls: dict[int, int] = {}
+
+
+class _Threads(threading.local):
+    """Each thread's own. An attribute of a ``local`` takes longer than one of what it holds."""
+
+    def __init__(self) -> None:
+        self.own = _Thread()
 
 
 class Recorder:
@@ -115,7 +131,7 @@ class Recorder:
         self._pid = os.getpid()
         self._began = time.monotonic()
         self._last_stats = CaptureStats(self.path)
-        self._thread = _Thread()
+        self._threads = _Threads()
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._steps = self._begin_steps = 0 if resume_offset is None else self._next_step()
@@ -175,7 +191,7 @@ class Recorder:
             keep(entry.register_forward_hook(self._leave, always_call=True))
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        thread = self._thread
+        thread = self._threads.own
         if thread.depth == 0:
             with self._lock:
                 thread.step = self._steps
@@ -185,29 +201,34 @@ class Recorder:
         thread.depth += 1
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        thread = self._thread
+        thread = self._threads.own
         if thread.depth > 0:
             thread.depth -= 1
 
     def _hook(self, label: str, name: str) -> Callable[[nn.Module, Any, Any], None]:
         layer_ids = {"": self._session.layer(name, model=label)}
         root = layer_ids[""]
-        thread = self._thread
+        threads = self._threads
         session = self._session
+        enqueue_plain = plain_enqueuer(session, root)
         kv_cache = self._config.kv_cache
         sampled = self._config.granularity is HookGranularity.SAMPLED_SLICES
+        plain = () if sampled else PLAIN
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if not self._running:
                 return
-            step, token = (thread.step, thread.token) if thread.depth > 0 else (-1, -1)
+            thread = threads.own
+            step = token = -1
+            if thread.depth > 0:
+                step, token = thread.step, thread.token
             calls = thread.calls
             call = calls.get(root, 0)
             calls[root] = call + 1
             layer = root
             try:
-                if type(output) is Tensor and output.is_cpu and not sampled:  # nearly always
-                    enqueue_tensor(session, root, output, step=step, token=token, call=call)
+                if type(output) in plain and output.is_cpu:  # nearly always
+                    enqueue_plain(output, step, token, call)
                     return
                 for path, tensor in walk_output(output, kv_cache=kv_cache, unwalked=self._unwalked):
                     layer = layer_ids.get(path, -1)

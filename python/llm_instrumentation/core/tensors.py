@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from .._native import DTYPE_CODES, Conversion, Session
+from .._native import DTYPE_CODES, Conversion, Layout, Session
 from ..errors import UnsupportedError
 
 __all__ = [
@@ -15,6 +17,7 @@ __all__ = [
     "enqueue_converted",
     "enqueue_tensor",
     "host_tensor",
+    "plain_enqueuer",
 ]
 
 # This torch's dtypes that libstrap stores; older releases lack some.
@@ -118,6 +121,35 @@ def enqueue_tensor(
         transform=transform,
         parameters=parameters,
     )
+
+
+def plain_enqueuer(session: Session, layer: int) -> Callable[[Tensor, int, int, int], bool]:
+    """`enqueue_tensor` of one layer's tensors on the CPU that are of ``PLAIN`` types.
+
+    The function that is returned takes tensor, step, token and call. Most layers give the same
+    type and shape again and again, so it keeps their layout.
+    """
+    put = session.put
+    # One tuple, for threads may run a layer at once.
+    last: tuple[torch.dtype | None, torch.Size | None, Layout | None] = None, None, None
+
+    def enqueue(tensor: Tensor, step: int, token: int, call: int) -> bool:
+        nonlocal last
+        try:
+            known_dtype, known_shape, layout = last
+            dtype, shape = tensor.dtype, tensor.shape
+            if dtype is not known_dtype or shape != known_shape:
+                code = None if dtype.is_complex else _CODES.get(dtype)  # one may be conjugated
+                layout = None if code is None else Layout(layer, code, shape)
+                last = dtype, shape, layout
+            address = tensor.data_ptr()
+        except RuntimeError:  # enqueue_tensor says why
+            layout = None
+        if layout is not None and address and tensor.is_contiguous() and not tensor.is_neg():
+            return put(layout, address, step, token, call)
+        return enqueue_tensor(session, layer, tensor, step=step, token=token, call=call)
+
+    return enqueue
 
 
 def enqueue_converted(
