@@ -47,8 +47,9 @@ func strapgoEncode(c C.strap_codec, level C.int32_t, source unsafe.Pointer, size
 			return err
 		}
 		buf := view(data, need)
-		copy(buf[need-size:], view(source, size))
-		n, err := encoder.EncodeInPlace(buf, int(size))
+		from := codec.Front(kind, int(size))
+		copy(buf[from:], view(source, size))
+		n, err := encoder.EncodeInPlace(buf, from, int(size))
 		*length = C.size_t(n)
 		return err
 	})

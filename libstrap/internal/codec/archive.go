@@ -99,18 +99,17 @@ func NewArchiveEncoder(bound float64) (*ArchiveEncoder, error) {
 }
 
 // EncodeInPlace is Encoder.EncodeInPlace for elements of type t, which Archives.
-func (e *ArchiveEncoder) EncodeInPlace(buf []byte, n int, t wire.DType) (m int, err error) {
-	if n < 0 || n+Headroom(Archive, n) > len(buf) {
-		return 0, status.New(status.Internal, "%d bytes of space for a source of %d", len(buf), n)
-	}
+func (e *ArchiveEncoder) EncodeInPlace(buf []byte, from, n int, t wire.DType) (m int, err error) {
 	out := &e.place
-	*out = inPlace{buf: buf, consumed: len(buf) - n}
+	if err := out.begin(Archive, buf, from, n); err != nil {
+		return 0, err
+	}
 	defer func() { out.buf = nil }()
 	w, err := e.NewFrame(out, int64(n), t)
 	if err != nil {
 		return 0, err
 	}
-	return out.encode(w, n, 2*archiveChunk)
+	return out.encode(w, 2*archiveChunk)
 }
 
 // NewFrame is Encoder.NewFrame for elements of type t, which Archives; size is in bytes.

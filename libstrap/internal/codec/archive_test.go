@@ -89,8 +89,8 @@ func archiveSources(t wire.DType, n int, rng *rand.Rand) map[string][]byte {
 func encodeArchive(t testing.TB, e *ArchiveEncoder, src []byte, dt wire.DType) []byte {
 	t.Helper()
 	buf := make([]byte, Headroom(Archive, len(src))+len(src))
-	copy(buf[len(buf)-len(src):], src)
-	n, err := e.EncodeInPlace(buf, len(src), dt)
+	copy(buf[Front(Archive, len(src)):], src)
+	n, err := e.EncodeInPlace(buf, Front(Archive, len(src)), len(src), dt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,11 +245,11 @@ func TestArchiveFitsItsHeadroom(t *testing.T) {
 
 func TestArchiveRefusesWhatItCannotHold(t *testing.T) {
 	e := newArchiveEncoder(t, 0)
-	if _, err := e.EncodeInPlace(make([]byte, 256+Headroom(Archive, 256)-1), 256, wire.Float16); !errors.Is(err, status.Internal) {
+	if _, err := e.EncodeInPlace(make([]byte, 256+Headroom(Archive, 256)-1), Front(Archive, 256), 256, wire.Float16); !errors.Is(err, status.Internal) {
 		t.Errorf("too little room: %v", err)
 	}
 	for _, dt := range []wire.DType{0, wire.Float32, wire.Int16, wire.Bool} {
-		if _, err := e.EncodeInPlace(make([]byte, 1000), 256, dt); !errors.Is(err, status.Internal) {
+		if _, err := e.EncodeInPlace(make([]byte, 1000), Front(Archive, 256), 256, dt); !errors.Is(err, status.Internal) {
 			t.Errorf("%v: %v", dt, err)
 		}
 	}
@@ -486,9 +486,9 @@ func BenchmarkArchive(b *testing.B) {
 		b.Run(fmt.Sprintf("encode/%d", size), func(b *testing.B) {
 			b.SetBytes(int64(size))
 			for b.Loop() {
-				copy(buf[len(buf)-size:], src)
+				copy(buf[Front(Archive, size):], src)
 				var err error
-				if n, err = e.EncodeInPlace(buf, size, wire.Float16); err != nil {
+				if n, err = e.EncodeInPlace(buf, Front(Archive, size), size, wire.Float16); err != nil {
 					b.Fatal(err)
 				}
 			}

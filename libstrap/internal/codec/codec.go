@@ -61,8 +61,8 @@ func Detect(prefix []byte) Kind {
 
 func le32(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
 
-// Headroom is how many bytes of space EncodeInPlace needs in front of n source
-// bytes: what a frame of incompressible data adds.
+// Headroom is how many bytes of space EncodeInPlace needs beside n source bytes: what a
+// frame of incompressible data adds.
 func Headroom(k Kind, n int) int {
 	switch k {
 	case LZ4:
@@ -73,6 +73,30 @@ func Headroom(k Kind, n int) int {
 		return archiveHeader + archiveSlack*(n/(2*archiveChunk)+1)
 	default:
 		return 0
+	}
+}
+
+// Front is how much of the Headroom EncodeInPlace needs in front of the source bytes. Where
+// it is no more, what stays raw as one block need not be moved.
+func Front(k Kind, n int) int {
+	if k == LZ4 {
+		block := lz4BlockSize(int64(n))
+		return lz4HeaderSize + 4*((n+block-1)/block)
+	}
+	return Headroom(k, n)
+}
+
+// Around is the length of a payload whose n source bytes stayed raw and where they were:
+// EncodeInPlace has put Front bytes in front of them, and the rest behind. ok is false where
+// they do not stay in one piece.
+func Around(k Kind, n int) (length int, ok bool) {
+	switch {
+	case k == None:
+		return n, true
+	case k == LZ4 && 0 < n && n <= lz4MaxBlock:
+		return Front(k, n) + n + lz4EndSize, true
+	default:
+		return 0, false
 	}
 }
 
@@ -124,23 +148,22 @@ func NewEncoder(k Kind, level int) (*Encoder, error) {
 	return e, nil
 }
 
-// EncodeInPlace compresses the n bytes at the end of buf and leaves the payload at
-// its beginning; buf must be Headroom longer than n. A raw payload of m = n bytes
-// stays at the end where it is.
+// EncodeInPlace compresses the n bytes at buf[from:], from at least Front, and leaves the
+// payload at the beginning of buf, which must be Headroom longer than n.
 //
 // This works because a frame never grows past what it has consumed by more than
 // the headroom, so writing does not overtake reading. Were it to, the answer is
 // status.Internal.
-func (e *Encoder) EncodeInPlace(buf []byte, n int) (m int, err error) {
-	if n < 0 || n+Headroom(e.kind, n) > len(buf) {
-		return 0, status.New(status.Internal, "%d bytes of space for a source of %d", len(buf), n)
-	}
-	if e.kind == None {
-		return n, nil
-	}
+func (e *Encoder) EncodeInPlace(buf []byte, from, n int) (m int, err error) {
 	out := &e.place
-	*out = inPlace{buf: buf, consumed: len(buf) - n}
+	if err := out.begin(e.kind, buf, from, n); err != nil {
+		return 0, err
+	}
 	defer func() { out.buf = nil }()
+	if e.kind == None {
+		out.consumed = out.to
+		return out.Write(out.source())
+	}
 	w, err := e.NewFrame(out, int64(n))
 	if err != nil {
 		return 0, err
@@ -149,11 +172,11 @@ func (e *Encoder) EncodeInPlace(buf []byte, n int) (m int, err error) {
 	// but for the header in front of one that stays raw.
 	step := lz4BlockSize(int64(n))
 	if e.kind == Zstd {
-		if step, err = e.zstd.plan(buf[len(buf)-n:]); err != nil {
+		if step, err = e.zstd.plan(out.source()); err != nil {
 			return 0, err
 		}
 	}
-	return out.encode(w, n, step)
+	return out.encode(w, step)
 }
 
 // Loses reports whether payloads can be larger with that effort than with all of it.
@@ -170,27 +193,39 @@ func (e *Encoder) Loses(effort Effort) bool {
 
 const inPlaceBlockHeader = max(4, zstdBlockHeader)
 
-// inPlace writes to the front of a buffer whose end is still being read.
+// inPlace writes to the front of a buffer while a source behind it is still being read.
 type inPlace struct {
 	buf      []byte
+	from, to int // the source
 	written  int
 	consumed int // bytes of buf that may be overwritten
 }
 
-// encode hands the n bytes at the buffer's end to w, which writes to p, step bytes at a
-// time; it returns how many were written.
-func (p *inPlace) encode(w io.WriteCloser, n, step int) (int, error) {
-	for start := len(p.buf) - n; start < len(p.buf); {
+func (p *inPlace) begin(k Kind, buf []byte, from, n int) error {
+	if n < 0 || from < Front(k, n) || from+n > len(buf) || n+Headroom(k, n) > len(buf) {
+		return status.New(status.Internal, "%d bytes of space for a source of %d at %d", len(buf), n, from)
+	}
+	*p = inPlace{buf: buf, from: from, to: from + n, consumed: from}
+	return nil
+}
+
+func (p *inPlace) source() []byte { return p.buf[p.from:p.to] }
+
+// encode hands the source to w, which writes to p, step bytes at a time; it returns how
+// many were written.
+func (p *inPlace) encode(w io.WriteCloser, step int) (int, error) {
+	for start := p.from; start < p.to; {
 		if p.written+inPlaceBlockHeader > start {
 			return 0, overtaken(p.written + inPlaceBlockHeader - start)
 		}
-		end := min(start+step, len(p.buf))
+		end := min(start+step, p.to)
 		p.consumed = end
 		if _, err := w.Write(p.buf[start:end]); err != nil {
 			return 0, err
 		}
 		start = end
 	}
+	p.consumed = len(p.buf)
 	if err := w.Close(); err != nil {
 		return 0, err
 	}
@@ -201,7 +236,11 @@ func (p *inPlace) Write(b []byte) (int, error) {
 	if over := p.written + len(b) - p.consumed; over > 0 {
 		return 0, overtaken(over)
 	}
-	p.written += copy(p.buf[p.written:], b)
+	to := p.buf[p.written:]
+	if len(b) > 0 && &b[0] != &to[0] { // it may stand there already
+		copy(to, b)
+	}
+	p.written += len(b)
 	return len(b), nil
 }
 

@@ -92,21 +92,42 @@ func TestEncodeInPlaceFitsItsHeadroom(t *testing.T) {
 }
 
 func TestEncodeInPlaceLeavesRawBytes(t *testing.T) {
-	buf := []byte("..raw bytes")
-	n, err := newEncoder(t, None, 0).EncodeInPlace(buf, 9)
-	if n != 9 || err != nil || string(buf) != "..raw bytes" {
+	buf := []byte("raw bytes..")
+	n, err := newEncoder(t, None, 0).EncodeInPlace(buf, 0, 9)
+	if n != 9 || err != nil || string(buf) != "raw bytes.." {
 		t.Errorf("%d, %v, %q", n, err, buf)
+	}
+}
+
+// What LZ4 cannot compress is a block of the frame where it stands.
+func TestALZ4FrameOfOneRawBlockIsAroundIt(t *testing.T) {
+	src := randomBytes(1000)
+	buf := make([]byte, len(src)+Headroom(LZ4, len(src)))
+	at := Front(LZ4, len(src))
+	copy(buf[at:], src)
+	n, err := newEncoder(t, LZ4, 0).EncodeInPlace(buf, at, len(src))
+	if want, ok := Around(LZ4, len(src)); err != nil || !ok || n != want {
+		t.Fatalf("%d bytes, not %d; %v", n, want, err)
+	}
+	if !bytes.Equal(buf[at:][:len(src)], src) {
+		t.Error("the block has moved")
 	}
 }
 
 func TestEncodeInPlaceRefusesToOvertake(t *testing.T) {
 	for _, k := range []Kind{LZ4, Zstd} {
 		n := 1000
-		if _, err := newEncoder(t, k, 0).EncodeInPlace(make([]byte, n+Headroom(k, n)-1), n); !errors.Is(err, status.Internal) {
+		if _, err := newEncoder(t, k, 0).EncodeInPlace(make([]byte, n+Headroom(k, n)-1), Front(k, n), n); !errors.Is(err, status.Internal) {
 			t.Errorf("%s with a byte too little: %v", k, err)
 		}
+		if _, err := newEncoder(t, k, 0).EncodeInPlace(make([]byte, n+Headroom(k, n)), Front(k, n)-1, n); !errors.Is(err, status.Internal) {
+			t.Errorf("%s with a byte too little in front: %v", k, err)
+		}
 	}
-	p := inPlace{buf: make([]byte, 10), consumed: 4}
+	var p inPlace
+	if err := p.begin(None, make([]byte, 10), 4, 6); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := p.Write(make([]byte, 4)); err != nil {
 		t.Error(err)
 	}
@@ -119,8 +140,8 @@ func TestEncodeInPlaceRefusesToOvertake(t *testing.T) {
 func encodeInPlace(t testing.TB, e *Encoder, src []byte) []byte {
 	t.Helper()
 	buf := make([]byte, len(src)+Headroom(e.kind, len(src)))
-	copy(buf[len(buf)-len(src):], src)
-	n, err := e.EncodeInPlace(buf, len(src))
+	copy(buf[Front(e.kind, len(src)):], src)
+	n, err := e.EncodeInPlace(buf, Front(e.kind, len(src)), len(src))
 	if err != nil {
 		t.Fatalf("%d bytes: %v", len(src), err)
 	}
@@ -587,9 +608,9 @@ func BenchmarkEncodeInPlace(b *testing.B) {
 					b.ReportAllocs()
 					m := 0
 					for b.Loop() {
-						copy(buf[len(buf)-n:], src)
+						copy(buf[Front(k, n):], src)
 						var err error
-						if m, err = e.EncodeInPlace(buf, n); err != nil {
+						if m, err = e.EncodeInPlace(buf, Front(k, n), n); err != nil {
 							b.Fatal(err)
 						}
 					}

@@ -46,10 +46,26 @@ typedef void (*strapk_team)(void (*work)(void *), void *argument, unsigned threa
 
 enum strapk_way { STRAPK_CONVERT, STRAPK_ROUND, STRAPK_COPY };
 
+/* A checksum of n bytes, n at least STRAPK_SUMMED, that go on from a checksum. */
+typedef uint32_t (*strapk_sum)(uint32_t before, const uint8_t *data, size_t n);
+#define STRAPK_SUMMED 256
+
+/* The most pieces of a copy. More than there are threads, for those may be late; few enough
+ * that their sums fit the caller's stack. */
+#define STRAPK_SHARES 32
+
+/* Checksums of the pieces of a copy, in their order, each of `share` bytes but the last. */
+struct strapk_checksums {
+  size_t share;
+  uint32_t of[STRAPK_SHARES]; /* from 0; undefined for less than STRAPK_SUMMED bytes */
+};
+
 /* strapk_float32_to_float16, strapk_round, or memcpy of n bytes, shared out to a team. The
- * sums are the same for every team. */
+ * sums are the same for every team. sum may be NULL; what it is called with is in the
+ * caches of the thread that wrote it. */
 void strapk_share(strapk_team team, enum strapk_way way, int kernel, void *dst, const void *src,
-                  size_t n, const struct strapk_rounding *rounding, struct strapk_stats *stats);
+                  size_t n, const struct strapk_rounding *rounding, struct strapk_stats *stats,
+                  strapk_sum sum, struct strapk_checksums *checksums);
 
 /* Copies the elements [start, start + count), row-major, of a strided tensor.
  * 1 <= ndim <= 64, every length >= 1, item a power of two up to 16; strides are

@@ -25,6 +25,7 @@ import "C"
 import (
 	"unsafe"
 
+	"github.com/libstrap/strap/libstrap/internal/crc32c"
 	"github.com/libstrap/strap/libstrap/internal/team"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
@@ -61,11 +62,38 @@ const (
 )
 
 // shareKernel is convertKernel, roundKernel or a copy of n bytes in the threads of a team.
-func shareKernel(t team.Team, way uint32, dst, src unsafe.Pointer, n int, r rounding, st *Stats) {
+// Where sum is not nil they take checksums too, which sum gets if there is a kernel for them.
+func shareKernel(t team.Team, way uint32, dst, src unsafe.Pointer, n int, r rounding, st *Stats, sum *Sum) {
 	var c C.struct_strapk_stats
+	var sums C.struct_strapk_checksums
+	var by unsafe.Pointer
+	if sum != nil {
+		by = crc32c.Function()
+	}
 	how := r.toC()
-	C.strapk_share((C.strapk_team)(t.Parallel), way, 0, dst, src, C.size_t(n), &how, &c)
+	C.strapk_share((C.strapk_team)(t.Parallel), way, 0, dst, src, C.size_t(n), &how, &c, (C.strapk_sum)(by), &sums)
 	st.addC(&c)
+	if by == nil {
+		return
+	}
+	size := 1
+	if way != copyWay {
+		size = 2 // of a 16-bit float
+	}
+	written, share := unsafe.Slice((*byte)(dst), n*size), int(sums.share)
+	shift := crc32c.After(share)
+	*sum = Sum{Known: true}
+	for i := 0; len(written) > 0; i++ {
+		of := uint32(sums.of[i])
+		if len(written) < share {
+			shift = crc32c.After(len(written))
+		}
+		if len(written) < C.STRAPK_SUMMED {
+			of = crc32c.Checksum(written)
+		}
+		sum.CRC = shift.Combine(sum.CRC, of)
+		written = written[min(share, len(written)):]
+	}
 }
 
 func (r rounding) toC() C.struct_strapk_rounding {

@@ -22,7 +22,7 @@ func roundKernel(int, unsafe.Pointer, unsafe.Pointer, int, rounding, *Stats) {
 
 const convertWay, roundWay, copyWay = 0, 1, 2
 
-func shareKernel(team.Team, uint32, unsafe.Pointer, unsafe.Pointer, int, rounding, *Stats) {
+func shareKernel(team.Team, uint32, unsafe.Pointer, unsafe.Pointer, int, rounding, *Stats, *Sum) {
 	panic("codec: there is no kernel")
 }
 

@@ -280,9 +280,9 @@ func BenchmarkZstd(b *testing.B) {
 					b.ReportAllocs()
 					m := 0
 					for b.Loop() {
-						copy(buf[len(buf)-n:], src)
+						copy(buf[Front(Zstd, n):], src)
 						var err error
-						if m, err = e.EncodeInPlace(buf, n); err != nil {
+						if m, err = e.EncodeInPlace(buf, Front(Zstd, n), n); err != nil {
 							b.Fatal(err)
 						}
 					}

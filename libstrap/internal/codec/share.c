@@ -6,9 +6,6 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* Shares of one copy. More than there are threads, for those may be late; few enough that
- * their sums fit the caller's stack. */
-#define SHARES 32
 #define LEAST 16384 /* elements of a share, or bytes; a multiple of what a kernel works on */
 
 struct share_out {
@@ -19,8 +16,13 @@ struct share_out {
   size_t n, share;
   const struct strapk_rounding *rounding;
   atomic_size_t next;
-  struct strapk_stats stats[SHARES];
+  struct strapk_stats stats[STRAPK_SHARES];
+  strapk_sum sum;
+  uint32_t *checksums;
 };
+
+/* Of what is written for an element, or a byte that is copied. */
+static size_t written(enum strapk_way way) { return way == STRAPK_COPY ? 1 : sizeof(uint16_t); }
 
 static void work(void *argument) {
   struct share_out *s = argument;
@@ -39,13 +41,19 @@ static void work(void *argument) {
       memcpy(s->dst + at, s->src + at, n);
       break;
     }
+    const size_t size = written(s->way);
+    if (s->sum != NULL && n * size >= STRAPK_SUMMED)
+      s->checksums[i] = s->sum(0, (const uint8_t *)s->dst + at * size, n * size);
   }
 }
 
 void strapk_share(strapk_team team, enum strapk_way way, int kernel, void *dst, const void *src,
-                  size_t n, const struct strapk_rounding *rounding, struct strapk_stats *stats) {
-  struct share_out s = {.way = way, .kernel = kernel, .dst = dst, .src = src, .n = n, .rounding = rounding};
-  s.share = (n / SHARES / LEAST + 1) * LEAST;
+                  size_t n, const struct strapk_rounding *rounding, struct strapk_stats *stats,
+                  strapk_sum sum, struct strapk_checksums *checksums) {
+  struct share_out s = {.way = way, .kernel = kernel, .dst = dst, .src = src, .n = n, .rounding = rounding,
+                        .sum = sum, .checksums = checksums->of};
+  s.share = (n / STRAPK_SHARES / LEAST + 1) * LEAST;
+  checksums->share = s.share * written(way);
   team(work, &s, 0, 0);
   for (size_t i = 0; i * s.share < n; i++) {
     stats->count += s.stats[i].count;

@@ -8,7 +8,16 @@ import (
 )
 
 // Copier copies and converts in the threads of a team.
-type Copier struct{ Team team.Team }
+type Copier struct {
+	Team team.Team
+	Sum  *Sum // of what a team writes, but for Round; nil: is not asked for
+}
+
+// Sum is a CRC-32C, if it is known.
+type Sum struct {
+	CRC   uint32
+	Known bool
+}
 
 // A copy of fewer elements is through before others have begun.
 const shareLeast = 1 << 16
@@ -16,7 +25,7 @@ const shareLeast = 1 << 16
 // Float32ToFloat16 is the function of that name.
 func (c Copier) Float32ToFloat16(dst, src unsafe.Pointer, n, bits int, st *Stats) {
 	if c.shares(n) {
-		shareKernel(c.Team, convertWay, dst, src, n, Float16.rounding(bits), st)
+		shareKernel(c.Team, convertWay, dst, src, n, Float16.rounding(bits), st, c.Sum)
 	} else {
 		Float32ToFloat16(dst, src, n, bits, st)
 	}
@@ -26,7 +35,7 @@ func (c Copier) Float32ToFloat16(dst, src unsafe.Pointer, n, bits int, st *Stats
 func (c Copier) Round(m Mantissa, dst, src unsafe.Pointer, n, bits int, st *Stats) {
 	if r := m.rounding(bits); c.shares(n) && r.drop > 0 {
 		var own Stats
-		shareKernel(c.Team, roundWay, dst, src, n, r, &own)
+		shareKernel(c.Team, roundWay, dst, src, n, r, &own, nil)
 		if own.Count > 0 && !math.IsInf(own.SquareSum, 0) {
 			st.Add(&own)
 			return
@@ -38,7 +47,7 @@ func (c Copier) Round(m Mantissa, dst, src unsafe.Pointer, n, bits int, st *Stat
 // Copy copies n bytes that do not overlap.
 func (c Copier) Copy(dst, src unsafe.Pointer, n int) {
 	if c.shares(n / 4) {
-		shareKernel(c.Team, copyWay, dst, src, n, rounding{}, &Stats{})
+		shareKernel(c.Team, copyWay, dst, src, n, rounding{}, &Stats{}, c.Sum)
 	} else {
 		copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
 	}

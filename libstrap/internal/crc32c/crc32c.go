@@ -21,6 +21,35 @@ func (s *Sum) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// Shift puts checksums together whose second is of a number of bytes.
+type Shift uint32 // x^(8n), modulo the polynomial of the checksum
+
+// After returns the Shift by n bytes.
+func After(n int) Shift {
+	power, square := uint32(1)<<31, uint32(1)<<23 // x^0, x^8; bit 31 is the one of x^0
+	for ; n > 0; n >>= 1 {
+		if n&1 != 0 {
+			power = multiply(power, square)
+		}
+		square = multiply(square, square)
+	}
+	return Shift(power)
+}
+
+// Combine returns the checksum of what has a, followed by what has b.
+func (s Shift) Combine(a, b uint32) uint32 { return multiply(a, uint32(s)) ^ b }
+
+// multiply is the product of two polynomials modulo that of the checksum.
+func multiply(a, b uint32) (product uint32) {
+	for ; a != 0; a <<= 1 {
+		if a>>31 != 0 {
+			product ^= b
+		}
+		b = b>>1 ^ crc32.Castagnoli&-(b&1)
+	}
+	return product
+}
+
 // Update returns the CRC-32C of what has crc, followed by data.
 func Update(crc uint32, data []byte) uint32 {
 	if hasKernel && len(data) >= kernelLeast {

@@ -43,6 +43,15 @@ func TestChecksumIsThatOfThePublishedExample(t *testing.T) {
 	}
 }
 
+func TestCombinedIsThatOfBoth(t *testing.T) {
+	data := []byte("the first piece and the second")
+	for at := range len(data) + 1 {
+		if got := After(len(data)-at).Combine(Checksum(data[:at]), Checksum(data[at:])); got != Checksum(data) {
+			t.Errorf("cut at %d: %#x, not %#x", at, got, Checksum(data))
+		}
+	}
+}
+
 func FuzzUpdate(f *testing.F) {
 	f.Add(uint32(0), []byte("activations"), uint16(100))
 	f.Add(^uint32(0), []byte{0}, uint16(5000))
@@ -55,6 +64,9 @@ func FuzzUpdate(f *testing.F) {
 		at := len(data) / 3
 		if Update(Update(crc, data[:at]), data[at:]) != Update(crc, data) {
 			t.Error("in two pieces it is another one")
+		}
+		if After(len(data)-at).Combine(Update(crc, data[:at]), Checksum(data[at:])) != Update(crc, data) {
+			t.Error("combined it is another one")
 		}
 	})
 }

@@ -7,12 +7,28 @@ package crc32c
 #cgo noescape strapcrc_update
 #cgo nocallback strapcrc_update
 #include "kernel.h"
+
+static void *update_function(void) { return (void *)strapcrc_update; }
 */
 import "C"
+
+import "unsafe"
 
 var hasKernel = C.strapcrc_runs() != 0
 
 // kernel is Update for at least 256 bytes.
 func kernel(crc uint32, data []byte) uint32 {
 	return uint32(C.strapcrc_update(C.uint32_t(crc), (*C.uint8_t)(&data[0]), C.size_t(len(data))))
+}
+
+// Function is the address of a C function that is Update for at least 256 bytes,
+//
+//	uint32_t update(uint32_t crc, const uint8_t *data, size_t n);
+//
+// and nil where there is none.
+func Function() unsafe.Pointer {
+	if !hasKernel {
+		return nil
+	}
+	return C.update_function()
 }

@@ -38,10 +38,10 @@ func newEncoders(o *Options) (*encoders, error) {
 // effort.
 func (e *encoders) encodeInPlace(it *item, buf []byte, effort codec.Effort) (int, error) {
 	if it.kind == codec.Archive {
-		return e.archive.EncodeInPlace(buf, it.source, it.row.Stored)
+		return e.archive.EncodeInPlace(buf, it.front, it.source, it.row.Stored)
 	}
 	e.plain.Effort = effort
-	return e.plain.EncodeInPlace(buf, it.source)
+	return e.plain.EncodeInPlace(buf, it.front, it.source)
 }
 
 // newFrame is codec.Encoder.NewFrame in the item's codec.

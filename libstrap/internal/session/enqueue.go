@@ -35,10 +35,12 @@ var ErrDropped = errors.New("dropped: the staging memory is full")
 type item struct {
 	row      wire.Row
 	shape    []int64 // backs row.Shape
+	layer    *layer  // of a packet
 	name     string
 	region   arena.Region
 	kind     codec.Kind  // of the payload
-	source   int         // bytes to compress, at the region's end
+	source   int         // bytes to compress; see elements
+	front    int         // bytes between the packet's name and them, for the codec
 	out      []byte      // the finished packet, in the region
 	err      error       // why there is none
 	made     atomic.Bool // a worker is through with it
@@ -213,18 +215,15 @@ func (s *Session) emitPart(e *emission, t *Tensor, d *deadline, start, count, pa
 	room := int(whole)
 	if streamed {
 		room = 2 * half
+	} else if s.place(e, t, kind, name, start, count, parts) {
+		return nil
 	}
 	region, err := s.reserve(e, t, d, room)
 	if err != nil {
 		return err
 	}
-	it := s.newItem(e.layer, t)
-	it.name, it.region, it.source, it.kind = name, region, int(size), kind
-	it.row.Stored, it.row.Codec = e.stored, kind.String()
-	it.row.Part, it.row.Parts = uint32(e.part), uint32(parts)
-	if e.twin {
-		it.row.Transform = wire.TransformOverflow
-	}
+	it := s.newPacket(e, t, kind, name, parts)
+	it.region, it.source, it.front = region, int(size), codec.Front(kind, int(size))
 	if streamed {
 		e.feed, e.fed = newFeed(region, half, size), 0
 		it.feed = e.feed
@@ -251,7 +250,7 @@ func (s *Session) copyPacket(e *emission, t *Tensor, it *item, start, count int6
 	// Should the copy panic, the writer must not wait for this item for ever.
 	it.err = status.New(status.Internal, "the copy of %q did not end", it.name)
 	defer func() { f = s.jobs.Push(it) }()
-	s.copy(e, t, it.region.Buf[len(it.region.Buf)-it.source:], start, count)
+	s.copy(e, t, it.elements(), start, count, nil)
 	it.setError(e.measure(count))
 	it.keepWhole()
 	it.err = nil
@@ -291,9 +290,11 @@ func (s *Session) yield(f full, d *deadline) {
 	}
 }
 
-// copy puts elements of the current packet into dst.
-func (s *Session) copy(e *emission, t *Tensor, dst []byte, start, count int64) {
+// copy puts elements of the current packet into dst. sum may get their checksum; nil: it
+// is not asked for.
+func (s *Session) copy(e *emission, t *Tensor, dst []byte, start, count int64, sum *codec.Sum) {
 	how := s.opts.copying()
+	how.by.Sum = sum
 	how.bound = e.conversion.left(how.bound)
 	bits := t.copyElements(dst, e.stored, start, count, how, &e.stats)
 	e.bits = max(e.bits, bits)
@@ -352,7 +353,7 @@ func (s *Session) feedRest(e *emission, t *Tensor, d *deadline, start, count int
 		}
 		n := min(int64(cap(piece))/size, count-e.fed)
 		piece = piece[:n*size]
-		s.copy(e, t, piece, start+e.fed, n)
+		s.copy(e, t, piece, start+e.fed, n, nil)
 		if e.fed += n; e.fed == count {
 			f.error = e.measure(count)
 		}
@@ -474,6 +475,18 @@ func (s *Session) newItem(l *layer, t *Tensor) *item {
 	}
 	if !t.DType.Valid() {
 		it.row.Shape = nil // unknown, which an empty shape is not
+	}
+	return it
+}
+
+// newPacket returns the item of the current packet of a tensor.
+func (s *Session) newPacket(e *emission, t *Tensor, kind codec.Kind, name string, parts int64) *item {
+	it := s.newItem(e.layer, t)
+	it.layer, it.name, it.kind = e.layer, name, kind
+	it.row.Stored, it.row.Codec = e.stored, kind.String()
+	it.row.Part, it.row.Parts = uint32(e.part), uint32(parts)
+	if e.twin {
+		it.row.Transform = wire.TransformOverflow
 	}
 	return it
 }

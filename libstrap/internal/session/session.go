@@ -44,7 +44,7 @@ type Session struct {
 	frames *encoders      // likewise, for tensors larger than a region
 
 	layersMu sync.RWMutex
-	layers   []layer
+	layers   []*layer
 	layerIDs map[layerKey]uint32
 
 	// turn is held while a region is reserved. A channel, to wait for it with a
@@ -104,6 +104,7 @@ type counters struct {
 type layer struct {
 	model, name, path string
 	packetName        string
+	raw               atomic.Bool // its last packet could not be compressed; see foundRaw
 }
 
 type layerKey struct{ model, name, path string }
@@ -272,7 +273,7 @@ func (s *Session) Layer(model, name, path string) (uint32, error) {
 	id, known := s.layerIDs[key]
 	if !known {
 		id = uint32(len(s.layers))
-		s.layers = append(s.layers, layer{model, name, path, name + path})
+		s.layers = append(s.layers, &layer{model: model, name: name, path: path, packetName: name + path})
 		s.layerIDs[key] = id
 	}
 	return id, nil
@@ -285,7 +286,7 @@ func (s *Session) layer(id uint32) (*layer, error) {
 		return nil, status.New(status.InvalidArgument,
 			"layer = %d was not registered; %d are", id, len(s.layers))
 	}
-	return &s.layers[id], nil
+	return s.layers[id], nil
 }
 
 // fail stops the writing for good; the first cause stays.

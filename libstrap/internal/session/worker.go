@@ -86,7 +86,7 @@ func (s *Session) workOn(it *item, e *encoders) (next *item) {
 	if it.err == nil && !s.writer.halted() {
 		it.err = s.Guard(func() error {
 			again, next = s.repeated(it)
-			return s.encode(it, e)
+			return s.encode(it, e, &codec.Sum{})
 		})
 	}
 	if it.hastened {
@@ -132,7 +132,9 @@ func (s *Session) repeated(it *item) (again []*item, next *item) {
 }
 
 // elements are the source bytes, until they are encoded.
-func (it *item) elements() []byte { return it.region.Buf[len(it.region.Buf)-it.source:] }
+func (it *item) elements() []byte {
+	return it.region.Buf[wire.HeaderSize+len(it.name)+it.front:][:it.source]
+}
 
 // alike reports whether two packets seem to hold the same.
 func (it *item) alike(other *item) bool {
@@ -154,9 +156,9 @@ func (it *item) repeat(of *item) {
 	it.row.CRC, it.row.Length = of.row.CRC, uint64(len(it.out))
 }
 
-// encode turns the source bytes at the region's end into the packet at its
-// beginning.
-func (s *Session) encode(it *item, e *encoders) error {
+// encode turns the source bytes in the region into the packet at its beginning. sum is
+// their checksum, if it is known.
+func (s *Session) encode(it *item, e *encoders, sum *codec.Sum) error {
 	head := wire.HeaderSize + len(it.name)
 	body := it.region.Buf[head:]
 	effort := s.effort()
@@ -168,17 +170,19 @@ func (s *Session) encode(it *item, e *encoders) error {
 	if it.kind == codec.Archive {
 		s.addLoss(it, e.archive.Loss())
 	}
-	payload := body[:n]
-	if it.kind == codec.None {
-		// Raw bytes stay where they are; header and name go in front of them.
-		start := len(it.region.Buf) - it.source - head
-		it.out, payload = it.region.Buf[start:], it.region.Buf[start+head:]
-	} else {
-		it.out = it.region.Buf[:head+n]
-	}
+	it.out = it.region.Buf[:head+n]
+	payload := it.out[head:]
 	wire.PutHeader(it.out, len(it.name), uint32(len(payload)))
 	copy(it.out[wire.HeaderSize:], it.name)
-	it.row.CRC = crc32c.Checksum(payload)
+	if s.opts.foundRaw(it.kind) {
+		it.layer.raw.Store(n >= it.source)
+	}
+	if around, ok := codec.Around(it.kind, it.source); ok && n == around && sum.Known {
+		crc := crc32c.After(it.source).Combine(crc32c.Checksum(payload[:it.front]), sum.CRC)
+		it.row.CRC = crc32c.Update(crc, payload[it.front+it.source:])
+	} else {
+		it.row.CRC = crc32c.Checksum(payload)
+	}
 	it.row.Length = uint64(len(it.out))
 	return nil
 }

@@ -69,29 +69,29 @@ func freeBytes(f *os.File) int64 {
 	return int64(fs.Bavail) * fs.Bsize
 }
 
-// mapBlock maps size bytes for a block, mem, in whole. In huge pages, where there
+// mapBlocks maps size bytes for blocks, mem, in whole. In huge pages, where there
 // are some, a write has few pieces. A forked child inherits none of it: a page that
 // it shares would be copied by a write to memory, and not be the one on its way to
 // the disk.
-func mapBlock(size int) (mem, whole []byte, err error) {
+func mapBlocks(size int) (mem, whole []byte, err error) {
 	whole, err = syscall.Mmap(-1, 0, size+hugePage, syscall.PROT_READ|syscall.PROT_WRITE,
 		syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	if err != nil {
 		return nil, nil, err
 	}
 	if err := syscall.Madvise(whole, syscall.MADV_DONTFORK); err != nil {
-		unmapBlock(whole)
+		unmapBlocks(whole)
 		return nil, nil, err
 	}
 	at := -int(uintptr(unsafe.Pointer(unsafe.SliceData(whole)))) & (hugePage - 1)
 	mem = whole[at : at+size : at+size]
-	if size >= hugePage {
+	if size >= maxBlocks*hugePage {
 		_ = syscall.Madvise(mem, syscall.MADV_HUGEPAGE)
 	}
 	return mem, whole, nil
 }
 
-func unmapBlock(whole []byte) {
+func unmapBlocks(whole []byte) {
 	if err := syscall.Munmap(whole); err != nil {
 		panic("stream: munmap of its own memory: " + err.Error())
 	}

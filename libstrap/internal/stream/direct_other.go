@@ -14,9 +14,9 @@ func preallocate(f *os.File, at, n int64) error { return syscall.ENOTSUP }
 
 func freeBytes(f *os.File) int64 { return 0 }
 
-func mapBlock(size int) (mem, whole []byte, err error) {
+func mapBlocks(size int) (mem, whole []byte, err error) {
 	whole = make([]byte, size)
 	return whole, whole, nil
 }
 
-func unmapBlock(whole []byte) {}
+func unmapBlocks(whole []byte) {}

@@ -22,24 +22,15 @@ const maxAhead = 256 << 20
 // fills it, and to the disk between a job and its end.
 type block struct {
 	mem   []byte
-	whole []byte // what was mapped for it
-	at    int64  // of mem in the file, a multiple of the alignment
-	n     int    // bytes of it that are filled
-	seen  int    // of those, in the file
-	solid int    // of those, past the page cache: a multiple of the alignment
-	end   int64  // of the last packet that ends in it; 0: none does
-}
-
-func newBlock(size int) (*block, error) {
-	mem, whole, err := mapBlock(size)
-	if err != nil {
-		return nil, status.Wrap(status.NoMemory, err, "cannot map %d bytes to write from", size)
-	}
-	return &block{mem: mem, whole: whole}, nil
+	at    int64 // of mem in the file, a multiple of the alignment
+	n     int   // bytes of it that are filled
+	seen  int   // of those, in the file
+	solid int   // of those, past the page cache: a multiple of the alignment
+	end   int64 // of the last packet that ends in it; 0: none does
 }
 
 // reset makes it the block that begins at offset at.
-func (b *block) reset(at int64) { *b = block{mem: b.mem, whole: b.whole, at: at} }
+func (b *block) reset(at int64) { *b = block{mem: b.mem, at: at} }
 
 // patch replaces bytes of the file by p, which is to stand at offset at, as far as
 // they are in the block.

@@ -42,14 +42,19 @@ func (o Options) block() int {
 
 // Writer appends packets to a stream file. Not safe for concurrent use.
 //
-// Packets are copied into blocks, which another goroutine writes as they fill.
+// Packets are copied into blocks, or made there (Place), which another goroutine writes as
+// they fill. The blocks are a ring in one piece of memory: the one behind a block in the file
+// is behind it in memory too, but for the first behind the last.
 // After a failed write the file is cut back to its last complete packet, and the
 // writer answers the same error from then on.
 type Writer struct {
 	path    string
 	disk    *disk
 	size    int      // of a block
-	blocks  []*block // all there are
+	mapped  []byte   // ring, and what was mapped around it
+	ring    []byte   // the memory of maxBlocks
+	blocks  []*block // those that were used so far
+	turn    int      // the block that is taken next
 	block   *block   // that is filled; nil: the next byte begins one
 	offset  int64    // where the next byte will stand
 	flushed int64    // of those before, in the file
@@ -221,24 +226,67 @@ func (w *Writer) Append(packet []byte) error {
 	return nil
 }
 
+// Place is the memory of the next n bytes of the stream, for a packet that is made there and
+// then added by Commit, or is not, with nothing else in between; nil where it has to wait for
+// the disk, or would go around the ring's end.
+func (w *Writer) Place(n int) []byte {
+	if w.disk.err() != nil || int64(n) > w.Room() || w.mapRing() != nil {
+		return nil
+	}
+	from := w.turn * w.size
+	if b := w.block; b != nil && b.n < len(b.mem) {
+		from = (w.turn+maxBlocks-1)%maxBlocks*w.size + b.n
+	}
+	if from+n > len(w.ring) {
+		return nil
+	}
+	return w.ring[from : from+n : from+n]
+}
+
+// Commit adds the complete packet of n bytes that was made in Place(n); see Append.
+func (w *Writer) Commit(n int) error {
+	for n > 0 {
+		room, err := w.space()
+		if err != nil {
+			return err
+		}
+		n -= w.advance(min(n, len(room)))
+	}
+	w.mark()
+	return nil
+}
+
 // fill copies bytes into blocks.
 func (w *Writer) fill(p []byte) error {
 	if err := w.disk.err(); err != nil {
 		return err
 	}
 	for len(p) > 0 {
-		w.pass()
-		if w.block == nil {
-			if err := w.take(); err != nil {
-				return err
-			}
+		room, err := w.space()
+		if err != nil {
+			return err
 		}
-		n := copy(w.block.mem[w.block.n:], p)
-		w.block.n += n
-		w.offset += int64(n)
-		p = p[n:]
+		p = p[w.advance(copy(room, p)):]
 	}
 	return nil
+}
+
+// space is where the next bytes go; not empty.
+func (w *Writer) space() ([]byte, error) {
+	w.pass()
+	if w.block == nil {
+		if err := w.take(); err != nil {
+			return nil, err
+		}
+	}
+	return w.block.mem[w.block.n:], nil
+}
+
+// advance says that n bytes of the space are filled.
+func (w *Writer) advance(n int) int {
+	w.block.n += n
+	w.offset += int64(n)
+	return n
 }
 
 // mark ends a packet.
@@ -260,24 +308,33 @@ func (w *Writer) pass() {
 // take gets a block for what begins at the offset. It waits for the disk where
 // all are on their way there.
 func (w *Writer) take() error {
-	var b *block
-	select {
-	case b = <-w.disk.free:
-	default:
-		if len(w.blocks) == maxBlocks {
-			b = <-w.disk.free
-			break
-		}
-		var err error
-		if b, err = newBlock(w.size); err != nil {
-			w.disk.refuse(err) // a packet may be half in the blocks before
-			return err
-		}
-		w.blocks = append(w.blocks, b)
+	if err := w.mapRing(); err != nil {
+		w.disk.refuse(err) // a packet may be half in the blocks before
+		return err
 	}
+	if w.turn == len(w.blocks) {
+		w.blocks = append(w.blocks, &block{mem: w.ring[w.turn*w.size:][:w.size:w.size]})
+	} else {
+		<-w.disk.free // the one whose turn it is: they are written in their order
+	}
+	b := w.blocks[w.turn]
+	w.turn = (w.turn + 1) % maxBlocks
 	b.reset(w.offset)
 	w.block = b
 	return w.disk.err()
+}
+
+// mapRing maps the memory of the blocks, once.
+func (w *Writer) mapRing() error {
+	if w.ring != nil {
+		return nil
+	}
+	ring, mapped, err := mapBlocks(w.size * maxBlocks)
+	if err != nil {
+		return status.Wrap(status.NoMemory, err, "cannot map %d bytes to write from", w.size*maxBlocks)
+	}
+	w.ring, w.mapped = ring, mapped
+	return nil
 }
 
 // Flush brings everything appended into the file.
@@ -401,8 +458,8 @@ func (w *Writer) Close() error {
 	if cerr := w.disk.close(); err == nil {
 		err = cerr
 	}
-	for _, b := range w.blocks {
-		unmapBlock(b.whole)
+	if w.mapped != nil {
+		unmapBlocks(w.mapped)
 	}
 	return err
 }

@@ -1,0 +1,143 @@
+package session
+
+import (
+	"sync/atomic"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+// A packet that is compressed while the caller waits is not to take long: so much may wait
+// with it.
+const placedWith = 1 << 20
+
+// place makes a packet where the stream is written from, if nothing is in the queue before it
+// and the disk keeps up. That spares it the way through the staging memory: the elements
+// are copied once, and checked while they are in the caches. false: it has to go that
+// way, as all packets do that take time to compress.
+func (s *Session) place(e *emission, t *Tensor, kind codec.Kind, name string, start, count, parts int64) bool {
+	if count == 0 || s.opts.BurstBytes > 0 || kind != codec.None && !(s.opts.foundRaw(kind) && e.layer.raw.Load()) {
+		return false
+	}
+	w, head, size := s.writer, wire.HeaderSize+len(name), int(count)*e.stored.Size()
+	room := head + size + codec.Headroom(kind, size)
+	if !w.lockEmpty(kind, room) {
+		return false
+	}
+	defer w.unlock()
+	memory := w.stream.Place(room)
+	if memory == nil || len(w.unpublished) >= maxUnpublished {
+		return false
+	}
+	it := s.newPacket(e, t, kind, name, parts)
+	if !s.numberNext(it) {
+		w.recycle(it)
+		return false
+	}
+	s.counters.queuedPackets.Add(1)
+	e.begun, e.before, e.bits = true, e.stats, 0
+	it.region.Buf, it.source, it.front = memory, size, codec.Front(kind, size)
+	// Should the copy panic, nothing of it is in the stream.
+	it.err = status.New(status.Internal, "the copy of %q did not end", name)
+	defer func() {
+		it.region.Buf = nil // it is not the arena's
+		if it.err != nil {
+			w.lose(it)
+		}
+	}()
+	var sum codec.Sum
+	s.copy(e, t, it.elements(), start, count, &sum)
+	it.setError(e.measure(count))
+	if it.err = s.encodePlaced(it, &sum); it.err != nil {
+		w.fail(it.err)
+		return true
+	}
+	w.attempt(func() error { return w.commit(it) })
+	return true
+}
+
+// foundRaw reports whether it is known at little cost that a codec leaves elements as they are.
+func (o *Options) foundRaw(kind codec.Kind) bool { return kind == codec.LZ4 && o.Level == 0 }
+
+// encodePlaced is encode for a packet whose elements' checksum may be known.
+func (s *Session) encodePlaced(it *item, sum *codec.Sum) error {
+	e, err := s.lend()
+	if err != nil {
+		return err
+	}
+	defer s.giveBack(e)
+	return s.encode(it, e, sum)
+}
+
+// numberNext numbers an item that does not go through the order; false where something is
+// in it, or nothing may follow.
+func (s *Session) numberNext(it *item) bool {
+	s.orderMu.Lock()
+	defer s.orderMu.Unlock()
+	if s.ended || !s.order.Empty() {
+		return false
+	}
+	it.row.Sequence = s.sequence
+	s.sequence++
+	s.pushes++
+	return true
+}
+
+// lockEmpty locks the writer where the order is empty, for a packet of n bytes. What little
+// waits because an earlier packet found the lock taken is made first.
+func (w *writer) lockEmpty(kind codec.Kind, n int) bool {
+	if !w.tryLock() {
+		return false
+	}
+	if w.order.Empty() {
+		return true
+	}
+	waiting, room := w.jobs.Waiting(), w.stream.Room()
+	w.unlock()
+	if !w.opts.helped() || waiting+int64(n) > room || kind != codec.None && waiting > placedWith {
+		return false
+	}
+	var left atomic.Int64
+	left.Store(int64(w.jobs.Packets()))
+	if w.Guard(func() error { return w.help(&left) }) != nil || !w.tryLock() {
+		return false
+	}
+	if !w.order.Empty() {
+		w.unlock()
+		return false
+	}
+	return true
+}
+
+// tryLock locks the writer, unless it is in use, stops or has stopped.
+func (w *writer) tryLock() bool {
+	if w.halted() || !w.mu.TryLock() {
+		return false
+	}
+	if w.finishing {
+		w.mu.Unlock()
+		return false
+	}
+	return true
+}
+
+// unlock gives the lock back, and looks for what was left to who held it; see tryAppend.
+func (w *writer) unlock() {
+	w.mu.Unlock()
+	if w.opts.helped() && w.order.First() != nil && w.tryAppend() {
+		w.order.Wake()
+	}
+}
+
+// commit adds a packet that was made in the stream's memory.
+func (w *writer) commit(it *item) error {
+	it.row.Offset = w.stream.Offset()
+	if err := w.stream.Commit(len(it.out)); err != nil {
+		it.err = err
+		return err
+	}
+	it.out = nil
+	w.unpublished = append(w.unpublished, it)
+	return nil
+}

@@ -1,0 +1,121 @@
+//go:build cgo
+
+package session
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/crc32c"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+// noise are values whose float16 LZ4 cannot compress.
+func noise(n int, seed uint64) []float32 {
+	rng := rand.New(rand.NewPCG(seed, 2))
+	return float32s(n, func(int) float32 { return float32(rng.NormFloat64()) })
+}
+
+// checkSums reads a capture and compares its checksums and, by step, its values.
+func checkSums(t *testing.T, path string, want [][]byte) {
+	t.Helper()
+	rows, payloads := read(t, path)
+	file, err := os.ReadFile(path)
+	if err != nil || len(rows) != len(want) {
+		t.Fatalf("%d packets of %d; %v", len(rows), len(want), err)
+	}
+	end := int64(0)
+	for i, row := range rows {
+		if row.Sequence != uint64(i) || row.Offset != end {
+			t.Fatalf("packet %d is number %d at %d, not at %d", i, row.Sequence, row.Offset, end)
+		}
+		payload := file[end+int64(wire.HeaderSize+len(row.Layer)):][:int(row.Length)-wire.HeaderSize-len(row.Layer)]
+		end += int64(row.Length)
+		if got := crc32c.Checksum(payload); got != row.CRC {
+			t.Fatalf("packet %d of %d bytes: checksum %#x, the index says %#x", i, row.Length, got, row.CRC)
+		}
+		if !bytes.Equal(payloads[i], want[row.Step]) {
+			t.Fatalf("packet %d has other values", i)
+		}
+	}
+}
+
+// Packets of every size, some around the end of the ring that the stream is written from, and
+// behind some that wait in the staging memory.
+func TestPacketsAreMadeWhereTheyAreWritten(t *testing.T) {
+	sizes := []int{1, 3, 768, 65_535, 65_536, 100_001, 2_500_000, 300_000, 5}
+	for _, k := range []codec.Kind{codec.None, codec.LZ4} {
+		path := filepath.Join(t.TempDir(), "a.stream")
+		o := helped(k)
+		o.MaxMemory = 256 << 20
+		s := open(t, path, o)
+		noisy, plain := mustLayer(t, s, "noisy"), mustLayer(t, s, "plain")
+		var want [][]byte
+		for i := range 60 {
+			layer, v := noisy, noise(sizes[i%len(sizes)], uint64(i))
+			if i%7 == 3 { // which LZ4 compresses: it waits for the team
+				layer, v = plain, make([]float32, 10_000)
+			}
+			x := tensorOf(layer, wire.Float32, v)
+			x.Step = int64(i)
+			if err := s.Enqueue(x, forever); err != nil {
+				t.Fatal(err)
+			}
+			want = append(want, halves(v))
+		}
+		finish(t, s)
+		checkSums(t, path, want)
+	}
+}
+
+func TestThreadsMakePacketsWithFlushesInBetween(t *testing.T) {
+	const threads, each = 4, 50
+	path := filepath.Join(t.TempDir(), "a.stream")
+	s := open(t, path, helped(codec.None))
+	want := make([][]byte, threads*each)
+	var all sync.WaitGroup
+	for thread := range threads {
+		layer := mustLayer(t, s, fmt.Sprint(thread))
+		all.Go(func() {
+			for i := range each {
+				v := noise(70_000+i, uint64(i))
+				x := tensorOf(layer, wire.Float32, v)
+				x.Step = int64(thread*each + i)
+				if err := s.Enqueue(x, forever); err != nil {
+					t.Error(err)
+				}
+				want[x.Step] = halves(v)
+			}
+		})
+	}
+	all.Go(func() {
+		for range 10 {
+			if _, err := s.Checkpoint(forever); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	all.Wait()
+	finish(t, s)
+	checkSums(t, path, want)
+}
+
+// A burst is written when the caller is through; all else goes to the disk as it comes.
+func TestABurstIsStaged(t *testing.T) {
+	for _, burst := range []int64{0, 8 << 20} {
+		o := helped(codec.None)
+		o.BurstBytes = burst
+		s := open(t, filepath.Join(t.TempDir(), "a.stream"), o)
+		fill(t, s, mustLayer(t, s, "a"), 3)
+		if held := s.Stats().QueuedBytes; (held > 0) != (burst > 0) {
+			t.Errorf("burst = %d: %d bytes are staged", burst, held)
+		}
+		finish(t, s)
+	}
+}
