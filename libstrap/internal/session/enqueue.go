@@ -31,6 +31,9 @@ const (
 // ErrDropped is Enqueue's answer when DropOnFull left the tensor out.
 var ErrDropped = errors.New("dropped: the staging memory is full")
 
+// errCopy is the error of a packet until its elements are copied.
+var errCopy = status.New(status.Internal, "the copy of a tensor did not end")
+
 // item is one entry of the order queue: a packet, a note or a barrier.
 type item struct {
 	row      wire.Row
@@ -248,7 +251,7 @@ func (s *Session) emitPart(e *emission, t *Tensor, d *deadline, start, count, pa
 // backlog.Push.
 func (s *Session) copyPacket(e *emission, t *Tensor, it *item, start, count int64) (f full) {
 	// Should the copy panic, the writer must not wait for this item for ever.
-	it.err = status.New(status.Internal, "the copy of %q did not end", it.name)
+	it.err = errCopy
 	defer func() { f = s.jobs.Push(it) }()
 	s.copy(e, t, it.elements(), start, count, nil)
 	it.setError(e.measure(count))

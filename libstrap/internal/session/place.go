@@ -4,7 +4,6 @@ import (
 	"sync/atomic"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
-	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
@@ -39,7 +38,7 @@ func (s *Session) place(e *emission, t *Tensor, kind codec.Kind, name string, st
 	e.begun, e.before, e.bits = true, e.stats, 0
 	it.region.Buf, it.source, it.front = memory, size, codec.Front(kind, size)
 	// Should the copy panic, nothing of it is in the stream.
-	it.err = status.New(status.Internal, "the copy of %q did not end", name)
+	it.err = errCopy
 	defer func() {
 		it.region.Buf = nil // it is not the arena's
 		if it.err != nil {
@@ -62,6 +61,9 @@ func (o *Options) foundRaw(kind codec.Kind) bool { return kind == codec.LZ4 && o
 
 // encodePlaced is encode for a packet whose elements' checksum may be known.
 func (s *Session) encodePlaced(it *item, sum *codec.Sum) error {
+	if it.kind == codec.None {
+		return s.encode(it, nil, sum)
+	}
 	e, err := s.lend()
 	if err != nil {
 		return err

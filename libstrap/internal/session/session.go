@@ -299,9 +299,12 @@ func (s *Session) fail(cause error) {
 
 // refused says why the session takes nothing more, or nil while it does.
 func (s *Session) refused() error {
-	select {
+	select { // one channel at a time, which takes no lock
 	case <-s.failed:
 		return s.failure
+	default:
+	}
+	select {
 	case <-s.closing:
 		return status.New(status.InvalidState, "the capture of %q is closed", s.path)
 	default:

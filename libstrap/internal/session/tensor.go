@@ -91,8 +91,17 @@ func (t *Tensor) checkStrides() error {
 	return nil
 }
 
-// mantissas are the stored types that can be rounded to fewer bits.
-var mantissas = map[wire.DType]codec.Mantissa{wire.Float16: codec.Float16, wire.BFloat16: codec.BFloat16}
+// mantissaOf is that of a stored type that can be rounded to fewer bits, 0 of the others.
+func mantissaOf(stored wire.DType) codec.Mantissa {
+	switch stored {
+	case wire.Float16:
+		return codec.Float16
+	case wire.BFloat16:
+		return codec.BFloat16
+	default:
+		return 0
+	}
+}
 
 // copying is how elements get into a packet.
 type copying struct {
@@ -102,7 +111,7 @@ type copying struct {
 
 // measured reports whether what is stored is compared with the values.
 func (t *Tensor) measured(stored wire.DType, bound float64) bool {
-	return stored != t.DType || bound > 0 && mantissas[stored] > 0
+	return stored != t.DType || bound > 0 && mantissaOf(stored) > 0
 }
 
 // copyElements puts the elements [start, start+count), row-major, into dst as the
@@ -110,7 +119,7 @@ func (t *Tensor) measured(stored wire.DType, bound float64) bool {
 // they were not: as few as keep the squared error within the bound, where that is above
 // 0. It adds to st where the error is measured.
 func (t *Tensor) copyElements(dst []byte, stored wire.DType, start, count int64, how copying, st *codec.Stats) int {
-	full := mantissas[stored]
+	full := mantissaOf(stored)
 	if full == 0 || how.bound == 0 {
 		t.copyRounded(dst, stored, start, count, int(full), how.by, st)
 		return 0
@@ -132,7 +141,7 @@ func (t *Tensor) copyRounded(dst []byte, stored wire.DType, start, count int64, 
 	}
 	size := int64(t.DType.Size())
 	to := unsafe.Pointer(unsafe.SliceData(dst))
-	full := mantissas[stored]
+	full := mantissaOf(stored)
 	asIs := stored == t.DType && bits >= int(full)
 	if t.Strides != nil {
 		if asIs {
@@ -162,7 +171,7 @@ func (t *Tensor) copyPieces(to unsafe.Pointer, stored wire.DType, start, count i
 		codec.Gather(at, t.Data, size, t.Shape, t.Strides, start+done, n)
 		dst := unsafe.Add(to, done*int64(stored.Size()))
 		if stored == t.DType {
-			mantissas[stored].Round(dst, at, int(n), bits, st)
+			mantissaOf(stored).Round(dst, at, int(n), bits, st)
 		} else {
 			codec.Float32ToFloat16(dst, at, int(n), bits, st)
 		}

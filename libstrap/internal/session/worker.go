@@ -157,15 +157,17 @@ func (it *item) repeat(of *item) {
 }
 
 // encode turns the source bytes in the region into the packet at its beginning. sum is
-// their checksum, if it is known.
+// their checksum, if it is known. Raw elements need no encoders.
 func (s *Session) encode(it *item, e *encoders, sum *codec.Sum) error {
 	head := wire.HeaderSize + len(it.name)
-	body := it.region.Buf[head:]
-	effort := s.effort()
-	it.hastened = it.kind != codec.Archive && e.plain.Loses(effort)
-	n, err := e.encodeInPlace(it, body, effort)
-	if err != nil {
-		return err
+	n := it.source // raw elements stand where they are
+	if it.kind != codec.None {
+		var err error
+		effort := s.effort()
+		it.hastened = it.kind != codec.Archive && e.plain.Loses(effort)
+		if n, err = e.encodeInPlace(it, it.region.Buf[head:], effort); err != nil {
+			return err
+		}
 	}
 	if it.kind == codec.Archive {
 		s.addLoss(it, e.archive.Loss())

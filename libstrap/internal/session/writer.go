@@ -128,9 +128,12 @@ func (w *writer) measure() {
 
 // halted reports whether nothing more is to be written.
 func (w *writer) halted() bool {
-	select {
+	select { // one channel at a time, which takes no lock
 	case <-w.failed:
 		return true
+	default:
+	}
+	select {
 	case <-w.discarded:
 		return true
 	default:
