@@ -237,7 +237,7 @@ typedef struct strap_tensor {
 
 /*
  * Copies a tensor into the staging memory and returns; compression and writing
- * go on behind. The caller may overwrite the data as soon as the call returns
+ * go on behind. Where neither takes time, it is copied where it is written from. The caller may overwrite the data as soon as the call returns
  * STRAP_OK. Packets stand in the file in the order of the enqueue calls; those
  * of one thread keep their order.
  *

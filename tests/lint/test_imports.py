@@ -23,7 +23,7 @@ ALLOWED = {
     "stream": {"index", "scan", "stopwatch", "wire"},
     "reader": {"codec", "crc32c", "index", "scan", "wire"},
     "salvage": {"codec", "crc32c", "index", "reader", "scan", "wire"},
-    "codec": {"team", "wire"},
+    "codec": {"crc32c", "team", "wire"},
     "index": {"wire"},
     "scan": {"wire"},
     "memtrace": {"memtrace", "symbols"},

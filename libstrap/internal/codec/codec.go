@@ -149,7 +149,7 @@ func NewEncoder(k Kind, level int) (*Encoder, error) {
 }
 
 // EncodeInPlace compresses the n bytes at buf[from:], from at least Front, and leaves the
-// payload at the beginning of buf, which must be Headroom longer than n.
+// payload at the beginning of buf, which must be at least Headroom longer than n.
 //
 // This works because a frame never grows past what it has consumed by more than
 // the headroom, so writing does not overtake reading. Were it to, the answer is

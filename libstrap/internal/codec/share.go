@@ -10,7 +10,7 @@ import (
 // Copier copies and converts in the threads of a team.
 type Copier struct {
 	Team team.Team
-	Sum  *Sum // of what a team writes, but for Round; nil: is not asked for
+	Sum  *Sum // becomes known where a team wrote all, but for Round; nil: is not asked for
 }
 
 // Sum is a CRC-32C, if it is known.

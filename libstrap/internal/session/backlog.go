@@ -145,6 +145,13 @@ func (b *backlog) Hurry() (end func()) {
 	}
 }
 
+// Hurried reports whether someone waits for what is queued.
+func (b *backlog) Hurried() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.hurried > 0
+}
+
 // Pop waits for a packet; ok is false once the backlog is closed and empty. The
 // worker calls Done for each when it is through with it.
 func (b *backlog) Pop() (it *item, ok bool) {

@@ -447,7 +447,7 @@ func (s *Session) reserve(e *emission, t *Tensor, d *deadline, room int) (region
 	}
 	defer s.stalled(e, began)()
 	defer s.jobs.Hurry()()
-	s.order.Wake() // helpers leave what the stream has no room for
+	s.order.Wake() // for what helpers left because the stream had no room
 	for {
 		select {
 		case <-s.arena.Freed():

@@ -1,14 +1,12 @@
 package session
 
 import (
-	"sync/atomic"
-
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// A packet that is compressed while the caller waits is not to take long: so much may wait
-// with it.
+// placedWith is how many staged bytes a caller compresses at most to have its own packet
+// placed behind them.
 const placedWith = 1 << 20
 
 // place makes a packet where the stream is written from, if nothing is in the queue before it
@@ -16,7 +14,7 @@ const placedWith = 1 << 20
 // are copied once, and checked while they are in the caches. false: it has to go that
 // way, as all packets do that take time to compress.
 func (s *Session) place(e *emission, t *Tensor, kind codec.Kind, name string, start, count, parts int64) bool {
-	if count == 0 || s.opts.BurstBytes > 0 || kind != codec.None && !(s.opts.foundRaw(kind) && e.layer.raw.Load()) {
+	if count == 0 || s.opts.BurstBytes > 0 || kind != codec.None && !(s.opts.foundRaw(kind) && e.layer.raw.Load() > 0) {
 		return false
 	}
 	w, head, size := s.writer, wire.HeaderSize+len(name), int(count)*e.stored.Size()
@@ -62,14 +60,30 @@ func (o *Options) foundRaw(kind codec.Kind) bool { return kind == codec.LZ4 && o
 // encodePlaced is encode for a packet whose elements' checksum may be known.
 func (s *Session) encodePlaced(it *item, sum *codec.Sum) error {
 	if it.kind == codec.None {
-		return s.encode(it, nil, sum)
+		return s.encode(it, nil, codec.Stored, sum)
 	}
 	e, err := s.lend()
 	if err != nil {
 		return err
 	}
 	defer s.giveBack(e)
-	return s.encode(it, e, sum)
+	effort := codec.Full
+	if it.layer.raw.Add(-1) > 0 {
+		effort = codec.Stored
+	}
+	return s.encode(it, e, effort, sum)
+}
+
+// tryEvery is how many packets of a layer have one of them tried, where it stays raw.
+const tryEvery = 8
+
+// tried notes whether a packet stayed raw when it was tried to compress it.
+func (l *layer) tried(raw bool) {
+	if raw {
+		l.raw.Store(tryEvery)
+	} else {
+		l.raw.Store(0)
+	}
 }
 
 // numberNext numbers an item that does not go through the order; false where something is
@@ -87,7 +101,7 @@ func (s *Session) numberNext(it *item) bool {
 }
 
 // lockEmpty locks the writer where the order is empty, for a packet of n bytes. What little
-// waits because an earlier packet found the lock taken is made first.
+// waits there, because an earlier packet found the lock taken, it makes and appends first.
 func (w *writer) lockEmpty(kind codec.Kind, n int) bool {
 	if !w.tryLock() {
 		return false
@@ -100,9 +114,8 @@ func (w *writer) lockEmpty(kind codec.Kind, n int) bool {
 	if !w.opts.helped() || waiting+int64(n) > room || kind != codec.None && waiting > placedWith {
 		return false
 	}
-	var left atomic.Int64
-	left.Store(int64(w.jobs.Packets()))
-	if w.Guard(func() error { return w.help(&left) }) != nil || !w.tryLock() {
+	w.makeAlone()
+	if !w.tryLock() {
 		return false
 	}
 	if !w.order.Empty() {

@@ -47,30 +47,78 @@ func checkSums(t *testing.T, path string, want [][]byte) {
 }
 
 // Packets of every size, some around the end of the ring that the stream is written from, and
-// behind some that wait in the staging memory.
+// behind some that wait in the staging memory; half of them in a stream that is resumed.
 func TestPacketsAreMadeWhereTheyAreWritten(t *testing.T) {
-	sizes := []int{1, 3, 768, 65_535, 65_536, 100_001, 2_500_000, 300_000, 5}
-	for _, k := range []codec.Kind{codec.None, codec.LZ4} {
-		path := filepath.Join(t.TempDir(), "a.stream")
+	alone := func(k codec.Kind) Options { return options(k) }
+	dropping := func(k codec.Kind) Options {
 		o := helped(k)
-		o.MaxMemory = 256 << 20
-		s := open(t, path, o)
-		noisy, plain := mustLayer(t, s, "noisy"), mustLayer(t, s, "plain")
-		var want [][]byte
-		for i := range 60 {
-			layer, v := noisy, noise(sizes[i%len(sizes)], uint64(i))
-			if i%7 == 3 { // which LZ4 compresses: it waits for the team
-				layer, v = plain, make([]float32, 10_000)
-			}
-			x := tensorOf(layer, wire.Float32, v)
-			x.Step = int64(i)
-			if err := s.Enqueue(x, forever); err != nil {
+		o.DropOnFull = true
+		return o
+	}
+	for name, how := range map[string]func(codec.Kind) Options{"helped": helped, "alone": alone, "dropping": dropping} {
+		for _, k := range []codec.Kind{codec.None, codec.LZ4} {
+			t.Run(name+"/"+k.String(), func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), "a.stream")
+				o := how(k)
+				o.MaxMemory = 256 << 20
+				want := mixed(t, open(t, path, o), 0, 30)
+				o.Resume, o.Cut = true, KeepAll
+				want = append(want, mixed(t, open(t, path, o), 30, 60)...)
+				checkSums(t, path, want)
+			})
+		}
+	}
+}
+
+// mixed captures tensors of many sizes, the steps [from, to), and says what float16 they are.
+func mixed(t *testing.T, s *Session, from, to int) (want [][]byte) {
+	sizes := []int{1, 3, 768, 65_535, 65_536, 100_001, 2_500_000, 300_000, 5}
+	noisy, plain := mustLayer(t, s, "noisy"), mustLayer(t, s, "plain")
+	for i := from; i < to; i++ {
+		layer, v := noisy, noise(sizes[i%len(sizes)], uint64(i))
+		if i%7 == 3 { // which LZ4 compresses: it waits for the team
+			layer, v = plain, make([]float32, 10_000)
+		}
+		x := tensorOf(layer, wire.Float32, v)
+		x.Step = int64(i)
+		if err := s.Enqueue(x, forever); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, halves(v))
+	}
+	finish(t, s)
+	return want
+}
+
+// A layer that LZ4 left raw is tried again after some packets.
+func TestALayerThatBecomesCompressibleIsCompressed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.stream")
+	s := open(t, path, helped(codec.LZ4))
+	layer := mustLayer(t, s, "a")
+	for i := range 3 + 2*tryEvery {
+		v := make([]float32, 1000)
+		if i < 3 {
+			v = noise(1000, uint64(i))
+		}
+		if err := s.Enqueue(tensorOf(layer, wire.Float32, v), forever); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 { // as long as it waits, so do those behind it
+			if err := s.Flush(forever); err != nil {
 				t.Fatal(err)
 			}
-			want = append(want, halves(v))
 		}
-		finish(t, s)
-		checkSums(t, path, want)
+	}
+	finish(t, s)
+	rows, _ := read(t, path)
+	small := 0
+	for _, row := range rows[3:] {
+		if row.Length < 1000 {
+			small++
+		}
+	}
+	if small < tryEvery || small == 2*tryEvery {
+		t.Errorf("%d of %d packets of zeros are small", small, 2*tryEvery)
 	}
 }
 

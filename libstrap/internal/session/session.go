@@ -5,6 +5,8 @@
 //	  -> jobs  ->    workers, or threads of the caller, compress each packet in place
 //	  -> order ->    they or the writer append the packets in the order of Enqueue
 //
+// What takes no time to make, while nothing waits, is made in the stream's blocks (place.go).
+//
 // The arena bounds all of it: a packet holds its region until it is written, and
 // Enqueue waits for room. Nothing downstream ever needs arena memory to go on,
 // so the wait always ends while the disk answers.
@@ -104,7 +106,7 @@ type counters struct {
 type layer struct {
 	model, name, path string
 	packetName        string
-	raw               atomic.Bool // its last packet could not be compressed; see foundRaw
+	raw               atomic.Int32 // how many packets from the last one that was tried are raw
 }
 
 type layerKey struct{ model, name, path string }
@@ -391,12 +393,12 @@ func (s *Session) pushBarrier(kind barrierKind) *barrier {
 // await waits until the writer has come to a barrier. It is nil, without an error,
 // where the writer had ended before.
 func (s *Session) await(kind barrierKind, d *deadline) (*barrier, error) {
+	defer s.jobs.Hurry()() // before helpers can come upon the barrier
 	b := s.pushBarrier(kind)
 	if b == nil {
 		<-s.finished
 		return nil, nil
 	}
-	defer s.jobs.Hurry()()
 	defer s.drains.Add(-1)
 	s.drains.Add(1)
 	select {

@@ -36,6 +36,14 @@ func (s *Session) makeTogether() {
 	})
 }
 
+// makeAlone is makeTogether without a team.
+func (s *Session) makeAlone() {
+	defer s.counters.yielded.Start()()
+	var left atomic.Int64
+	left.Store(int64(s.jobs.Packets()))
+	_ = s.Guard(func() error { return s.help(&left) })
+}
+
 // help makes packets in one of several threads that do, and brings them to the stream as
 // far as that does not wait for the disk.
 func (s *Session) help(left *atomic.Int64) error {
@@ -86,7 +94,7 @@ func (s *Session) workOn(it *item, e *encoders) (next *item) {
 	if it.err == nil && !s.writer.halted() {
 		it.err = s.Guard(func() error {
 			again, next = s.repeated(it)
-			return s.encode(it, e, &codec.Sum{})
+			return s.encode(it, e, s.effort(), &codec.Sum{})
 		})
 	}
 	if it.hastened {
@@ -158,12 +166,11 @@ func (it *item) repeat(of *item) {
 
 // encode turns the source bytes in the region into the packet at its beginning. sum is
 // their checksum, if it is known. Raw elements need no encoders.
-func (s *Session) encode(it *item, e *encoders, sum *codec.Sum) error {
+func (s *Session) encode(it *item, e *encoders, effort codec.Effort, sum *codec.Sum) error {
 	head := wire.HeaderSize + len(it.name)
 	n := it.source // raw elements stand where they are
 	if it.kind != codec.None {
 		var err error
-		effort := s.effort()
 		it.hastened = it.kind != codec.Archive && e.plain.Loses(effort)
 		if n, err = e.encodeInPlace(it, it.region.Buf[head:], effort); err != nil {
 			return err
@@ -172,13 +179,13 @@ func (s *Session) encode(it *item, e *encoders, sum *codec.Sum) error {
 	if it.kind == codec.Archive {
 		s.addLoss(it, e.archive.Loss())
 	}
+	if s.opts.foundRaw(it.kind) && effort != codec.Stored {
+		it.layer.tried(n >= it.source)
+	}
 	it.out = it.region.Buf[:head+n]
 	payload := it.out[head:]
 	wire.PutHeader(it.out, len(it.name), uint32(len(payload)))
 	copy(it.out[wire.HeaderSize:], it.name)
-	if s.opts.foundRaw(it.kind) {
-		it.layer.raw.Store(n >= it.source)
-	}
 	if around, ok := codec.Around(it.kind, it.source); ok && n == around && sum.Known {
 		crc := crc32c.After(it.source).Combine(crc32c.Checksum(payload[:it.front]), sum.CRC)
 		it.row.CRC = crc32c.Update(crc, payload[it.front+it.source:])

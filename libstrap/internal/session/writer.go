@@ -86,12 +86,12 @@ func (w *writer) next() *item {
 }
 
 // tryAppend appends packets that are made to the stream, for a helper. It reports whether
-// the next one is for the writer's goroutine, which need not be woken while all that is
-// missing is room: it looks by itself when it ticks, and is told where the arena is full.
+// the writer's goroutine has to be woken for the next one: not if all that is missing is
+// room and nobody waits, for the next helper may find some, and the writer looks when it
+// ticks.
 //
-// Whoever finds the lock taken leaves its packet to the one who holds it, for whom it is
-// enough to look again behind it: the lock is not held for long, and a goroutine that
-// waited for it would be woken each time, and in vain.
+// Who finds the lock taken leaves its packet to the one who holds it and looks again
+// behind it. Were the writer to wait for the lock, giving it back would wake it each time.
 func (w *writer) tryAppend() (stuck bool) {
 	for w.mu.TryLock() {
 		it := w.order.First()
@@ -104,7 +104,7 @@ func (w *writer) tryAppend() (stuck bool) {
 		}
 		w.mu.Unlock()
 		if it != nil && !room {
-			return !takes
+			return !takes || w.jobs.Hurried()
 		}
 		if it == nil && w.order.First() == nil {
 			return false

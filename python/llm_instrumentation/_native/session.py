@@ -105,6 +105,8 @@ class Layout:
         ndim = len(shape)
         if ndim > _MAX_DIMS:
             raise InvalidArgumentError(f"a tensor of {ndim} dimensions: at most {_MAX_DIMS}")
+        if strides is not None and len(strides) != ndim:
+            raise InvalidArgumentError(f"{len(strides)} strides for {ndim} dimensions")
         self._lengths = array("q", shape)  # stays where it is, for packed holds its address
         if strides is not None:
             self._lengths.extend(strides)
@@ -274,24 +276,20 @@ class Session:
         except IndexError:
             own = _Call(self._handle)
         _TENSOR.pack_into(own.tensor, 0, layout.packed, data, step, token, call, extras)
-        status = self._enqueue(*own.arguments)
-        if status == ERR_TIMEOUT:
-            status = self._wait_for_room(own)
+        try:
+            while (status := self._enqueue(*own.arguments)) == ERR_TIMEOUT:
+                pass
+        except BaseException:  # a signal handler's, behind a call
+            self._give_up(own)
+            raise
         stored = status == 0 or check(status, own.error) != DROPPED
         self._calls.append(own)
         return stored
 
-    def _wait_for_room(self, own: _Call) -> int:
-        status = ERR_TIMEOUT
-        try:
-            while status == ERR_TIMEOUT:
-                status = self._enqueue(*own.arguments)
-        except BaseException:  # a signal handler's, between two calls
-            (cursor,) = _CURSOR.unpack_from(own.tensor, _CURSOR_OFFSET)
-            if cursor:
-                self._lib.strap_abandon(self._handle, cursor, Error())
-            raise
-        return status
+    def _give_up(self, own: _Call) -> None:
+        (cursor,) = _CURSOR.unpack_from(own.tensor, _CURSOR_OFFSET)
+        if cursor:
+            self._lib.strap_abandon(self._handle, cursor, Error())
 
     def note(
         self, layer: int, message: str, *, step: int = -1, token: int = -1, call: int = 0
