@@ -56,10 +56,16 @@ func TestTheTeamMakesThePackets(t *testing.T) {
 	}
 }
 
-func TestThreadsHelpAtOnceWithFlushesInBetween(t *testing.T) {
+func TestThreadsMakePacketsAtOnceWithFlushesInBetween(t *testing.T) {
+	for _, k := range []codec.Kind{codec.LZ4, codec.None} {
+		t.Run(k.String(), func(t *testing.T) { captureInThreads(t, helped(k)) })
+	}
+}
+
+func captureInThreads(t *testing.T, o Options) {
 	const threads, each = 4, 60
 	path := filepath.Join(t.TempDir(), "a.stream")
-	s := open(t, path, helped(codec.LZ4))
+	s := open(t, path, o)
 	want := make([][][]byte, threads)
 	var all sync.WaitGroup
 	for i := range threads {

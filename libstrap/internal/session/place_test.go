@@ -4,11 +4,9 @@ package session
 
 import (
 	"bytes"
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
@@ -120,38 +118,6 @@ func TestALayerThatBecomesCompressibleIsCompressed(t *testing.T) {
 	if small < tryEvery || small == 2*tryEvery {
 		t.Errorf("%d of %d packets of zeros are small", small, 2*tryEvery)
 	}
-}
-
-func TestThreadsMakePacketsWithFlushesInBetween(t *testing.T) {
-	const threads, each = 4, 50
-	path := filepath.Join(t.TempDir(), "a.stream")
-	s := open(t, path, helped(codec.None))
-	want := make([][]byte, threads*each)
-	var all sync.WaitGroup
-	for thread := range threads {
-		layer := mustLayer(t, s, fmt.Sprint(thread))
-		all.Go(func() {
-			for i := range each {
-				v := noise(70_000+i, uint64(i))
-				x := tensorOf(layer, wire.Float32, v)
-				x.Step = int64(thread*each + i)
-				if err := s.Enqueue(x, forever); err != nil {
-					t.Error(err)
-				}
-				want[x.Step] = halves(v)
-			}
-		})
-	}
-	all.Go(func() {
-		for range 10 {
-			if _, err := s.Checkpoint(forever); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	all.Wait()
-	finish(t, s)
-	checkSums(t, path, want)
 }
 
 // A burst is written when the caller is through; all else goes to the disk as it comes.
