@@ -237,9 +237,10 @@ typedef struct strap_tensor {
 
 /*
  * Copies a tensor into the staging memory and returns; compression and writing
- * go on behind. Where neither takes time, it is copied where it is written from. The caller may overwrite the data as soon as the call returns
- * STRAP_OK. Packets stand in the file in the order of the enqueue calls; those
- * of one thread keep their order.
+ * go on behind. Where neither takes time, it is copied where it is written from.
+ * The caller may overwrite the data as soon as the call returns STRAP_OK. Packets
+ * stand in the file in the order of the enqueue calls; those of one thread keep
+ * their order.
  *
  * Waits up to timeout_ms for room. On STRAP_ERR_TIMEOUT call again with the same
  * struct, data unchanged: a tensor larger than the staging memory is streamed

@@ -172,7 +172,7 @@ def test_a_tensor_that_was_given_up_and_one_behind_it(session, monkeypatch):
 
     def stopped(*arguments):
         status = into_c(*arguments)
-        if status == calls.ERR_TIMEOUT:  # handlers run when the call returns
+        if status == ERR_TIMEOUT:  # handlers run when the call returns
             raise KeyboardInterrupt
         return status
 

@@ -268,7 +268,7 @@ func (s *Session) yield(f full, d *deadline) {
 	}
 	defer s.counters.yielded.Start()()
 	if s.opts.helped() {
-		s.makeTogether()
+		s.makeWaiting(s.opts.Team)
 		return
 	}
 	select {

@@ -2,6 +2,7 @@ package session
 
 import (
 	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/team"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
@@ -114,7 +115,9 @@ func (w *writer) lockEmpty(kind codec.Kind, n int) bool {
 	if !w.opts.helped() || waiting+int64(n) > room || kind != codec.None && waiting > placedWith {
 		return false
 	}
-	w.makeAlone()
+	end := w.counters.yielded.Start()
+	w.makeWaiting(team.Team{}) // in this thread
+	end()
 	if !w.tryLock() {
 		return false
 	}

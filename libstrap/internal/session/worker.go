@@ -7,6 +7,7 @@ import (
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/crc32c"
+	"github.com/libstrap/strap/libstrap/internal/team"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
@@ -27,21 +28,13 @@ func (s *Session) work(e *encoders) {
 	}
 }
 
-// makeTogether has the team make as many packets as wait now: others may go on adding.
-func (s *Session) makeTogether() {
+// makeWaiting has a team make as many packets as wait now: others may go on adding.
+func (s *Session) makeWaiting(by team.Team) {
 	var left atomic.Int64
 	left.Store(int64(s.jobs.Packets()))
-	s.opts.Team.Run(s.opts.Workers, func() {
+	by.Run(s.opts.Workers, func() {
 		_ = s.Guard(func() error { return s.help(&left) }) // a panic is the session's failure
 	})
-}
-
-// makeAlone is makeTogether without a team.
-func (s *Session) makeAlone() {
-	defer s.counters.yielded.Start()()
-	var left atomic.Int64
-	left.Store(int64(s.jobs.Packets()))
-	_ = s.Guard(func() error { return s.help(&left) })
 }
 
 // help makes packets in one of several threads that do, and brings them to the stream as
