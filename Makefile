@@ -11,9 +11,10 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 LIB := python/llm_instrumentation/_native/libstrap.so
+HOOK := python/llm_instrumentation/_native/hook.so
 PROBE := python/llm_instrumentation/_native/strap-probe
 # What is built into the Python package; the probes are for Linux.
-NATIVE := $(LIB) $(if $(filter Linux,$(shell uname -s)),$(PROBE))
+NATIVE := $(LIB) $(HOOK) $(if $(filter Linux,$(shell uname -s)),$(PROBE))
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' python/llm_instrumentation/_version.py)
 LIB_SOURCES := $(shell find bpf libstrap c_include -type f ! -name '*_test.go' ! -path '*/testdata/*') \
 	go.mod go.sum python/llm_instrumentation/_version.py
@@ -61,7 +62,7 @@ bench: $(VENV)/.dev $(LIB) ## Measure: Go benchmarks, then benchmarks/ (quiet ma
 generate: $(VENV)/.toolchain ## Compile bpf/ again (clang-14, llvm-14, libbpf-dev)
 	$(TOOLS) && "$$GO" generate ./bpf
 
-lib: $(NATIVE) ## Build libstrap.so and strap-probe into the Python package
+lib: $(NATIVE) ## Build libstrap.so, hook.so and strap-probe into the Python package
 
 install: $(NATIVE) ## Install library, header, strap-probe and the like into DESTDIR/PREFIX
 	install -d '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/lib/pkgconfig' \
@@ -102,11 +103,14 @@ lint: $(VENV)/.dev ## Formatting, static analysis and types
 	$(PY) -m mypy
 
 clean: ## Remove what was built; .venv stays
-	rm -rf build dist $(LIB) $(PROBE) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist $(NATIVE) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find python tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 $(LIB): $(LIB_SOURCES) | $(VENV)/.toolchain
 	$(TOOLS) && libstrap/build.sh $@
+
+$(HOOK): libstrap/hook/hook.c libstrap/build-hook.sh c_include/strap.h | $(VENV)/.toolchain
+	$(TOOLS) && libstrap/build-hook.sh $@
 
 $(PROBE): $(LIB_SOURCES) | $(VENV)/.toolchain
 	$(TOOLS) && libstrap/build-probe.sh $@

@@ -1,4 +1,4 @@
-"""Builds libstrap into the wheel, found by ctypes, and on Linux the program strap-probe."""
+"""Builds libstrap and hook.so into the wheel, found by ctypes, and on Linux strap-probe."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LibstrapBuildHook(BuildHookInterface):
         except RuntimeError as error:
             self.app.abort(f"llm_instrumentation: {error}")
             raise
-        scripts = {"libstrap.so": "build.sh"}
+        scripts = {"libstrap.so": "build.sh", "hook.so": "build-hook.sh"}
         if toolchain.target()[0] == "linux":
             scripts["strap-probe"] = "build-probe.sh"
         if version == "editable":

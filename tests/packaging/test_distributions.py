@@ -23,6 +23,7 @@ pytestmark = [
 ]
 
 LIBRARY = "llm_instrumentation/_native/libstrap.so"
+HOOK = "llm_instrumentation/_native/hook.so"
 PROBE = "llm_instrumentation/_native/strap-probe"
 EXECUTABLE = 1
 
@@ -59,10 +60,12 @@ def test_the_sdist_holds_the_sources_and_nothing_built(sdist):
         "go.mod",
         "go.sum",
         "hatch_build.py",
+        "libstrap/build-hook.sh",
         "libstrap/build-probe.sh",
         "libstrap/build.sh",
         "libstrap/cmd/strap-probe/main.go",
         "libstrap/capi/main.go",
+        "libstrap/hook/hook.c",
         "libstrap/symbols.map",
         "packaging/toolchain.py",
         "python/llm_instrumentation/_version.py",
@@ -88,11 +91,11 @@ def test_the_wheel_fits_any_python_on_this_platform(wheel, version):
     assert "Root-Is-Purelib: false" in metadata
 
 
-def test_the_wheel_holds_the_package_one_library_and_one_program(wheel):
+def test_the_wheel_holds_the_package_its_libraries_and_one_program(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {n.split("/")[0] for n in names if ".dist-info/" not in n} == {"llm_instrumentation"}
-    assert [n for n in names if ".so" in n] == [LIBRARY]
+    assert sorted(n for n in names if ".so" in n) == [HOOK, LIBRARY]
     assert PROBE in names
     assert "llm_instrumentation/py.typed" in names
     assert any(n.endswith(".dist-info/licenses/LICENSE") for n in names)
@@ -157,10 +160,11 @@ def test_an_editable_install_puts_the_library_into_the_tree(source_tree, run, ve
     program = "from llm_instrumentation._native.library import *; print(library_version())"
     assert run(python, "-c", program, cwd=tmp_path).strip() == version
     assert (native / "libstrap.so").is_file()
+    assert (native / "hook.so").is_file()
     assert os.access(native / "strap-probe", os.X_OK)
 
 
-@pytest.mark.parametrize("script", ["build.sh", "build-probe.sh"])
+@pytest.mark.parametrize("script", ["build.sh", "build-hook.sh", "build-probe.sh"])
 def test_the_build_is_reproducible_from_any_folder(source_tree, run, script, tmp_path):
     first, second = tmp_path / "first.so", tmp_path / "second of two.so"
     moved = tmp_path / "elsewhere"

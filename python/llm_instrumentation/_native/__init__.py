@@ -3,6 +3,7 @@
 ``strap.h`` is the definition; the names here are its names without the prefix.
 """
 
+from .hooks import ForwardHooks, view_function
 from .library import DTYPE_CODES, DTYPE_SIZES, codec_code, library_version
 from .payload import decode, encode
 from .reader import Packet, Reader, ReaderInfo
@@ -12,6 +13,7 @@ __all__ = [
     "DTYPE_CODES",
     "DTYPE_SIZES",
     "Conversion",
+    "ForwardHooks",
     "Layout",
     "Packet",
     "Reader",
@@ -22,4 +24,5 @@ __all__ = [
     "decode",
     "encode",
     "library_version",
+    "view_function",
 ]

@@ -207,6 +207,15 @@ class Session:
     def closed(self) -> bool:
         return self._handle == 0
 
+    @property
+    def handle(self) -> int:
+        """The ``strap_session``, for calls from C; 0 once it is closed."""
+        return self._handle
+
+    def functions(self, *names: str) -> list[int]:
+        """Addresses of functions of strap.h, for calls from C."""
+        return [ctypes.cast(getattr(self._lib, name), ctypes.c_void_p).value or 0 for name in names]
+
     def layer(self, name: str, path: str = "", model: str = "") -> int:
         """The id of a source of tensors, for :meth:`enqueue`."""
         layer, error = ctypes.c_uint32(), Error()

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 import weakref
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .._cpus import usable_cpus
-from .._native import Reader, Session
+from .._native import ForwardHooks, Reader, Session, view_function
 from ..errors import CaptureError, StrapError, StrapTimeoutError, UnsupportedError
 from ..memory.cuda_manager import CUDAMemoryManager, on_cuda
 from ..probes.capture import CaptureProbes
@@ -32,6 +33,7 @@ from .selection import select_modules
 from .stats import CaptureStats
 from .tensors import (
     PLAIN,
+    PlainEnqueuer,
     check_dense,
     check_runs_now,
     enqueue_converted,
@@ -63,22 +65,23 @@ def model_label(model: Any) -> str:
 
 
 class _Thread:
-    """Where one thread stands: its step, and how often each layer ran in it."""
+    """Where one thread stands: its step, and how often each module ran in it."""
 
-    __slots__ = ("calls", "depth", "step", "token")
+    __slots__ = ("calls", "depth", "never", "step", "token")
 
-    def __init__(self) -> None:
+    def __init__(self, modules: int) -> None:
         self.depth = 0
         self.step = -1
         self.token = -1
-        self.calls: dict[int, int] = {}
+        self.calls = array("q", [0] * modules)  # stays in its place, for hooks in C count in it
+        self.never = array("q", self.calls)
 
 
 class _Threads(threading.local):
     """Each thread's own. An attribute of a ``local`` takes longer than one of what it holds."""
 
-    def __init__(self) -> None:
-        self.own = _Thread()
+    def __init__(self, modules: int) -> None:
+        self.own = _Thread(modules)
 
 
 class Recorder:
@@ -131,18 +134,22 @@ class Recorder:
         self._pid = os.getpid()
         self._began = time.monotonic()
         self._last_stats = CaptureStats(self.path)
-        self._threads = _Threads()
+        self._threads = _Threads(sum(len(modules) for _, modules in selected))
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._steps = self._begin_steps = 0 if resume_offset is None else self._next_step()
         self._running = True
+        self._in_c: ForwardHooks | None = None
+        self._names: dict[int, str] = {}  # of modules, by the session's layers
         self._failure: BaseException | None = None
         self._complained: set[tuple[int, str]] = set()
         self._unwalked: set[str] = set()
         self._cuda: CUDAMemoryManager | None = None
         self._exit = contextlib.ExitStack()
         self._handles: list[RemovableHandle] = []
+        self._hooked = 0
         try:
+            self._in_c = self._hooks_in_c()
             if any(_is_compiled(model) for model in models):
                 self._exit.enter_context(_eager())
             labels: dict[str, int] = {}
@@ -197,23 +204,45 @@ class Recorder:
                 thread.step = self._steps
                 self._steps += 1
             thread.token = -1 if self.tracker is None else self.tracker.count
-            thread.calls.clear()
+            thread.calls[:] = thread.never
+            if self._in_c is not None:
+                self._in_c.enter(thread.calls, thread.step, thread.token)
         thread.depth += 1
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         thread = self._threads.own
         if thread.depth > 0:
             thread.depth -= 1
+            if thread.depth == 0 and self._in_c is not None:
+                self._in_c.enter(thread.calls, -1, -1)
+
+    def _hooks_in_c(self) -> ForwardHooks | None:
+        """None where this torch or interpreter cannot have them, or tensors are not plain."""
+        exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+        view = 0 if exchange is None else view_function(exchange)
+        sampled = self._config.granularity is HookGranularity.SAMPLED_SLICES
+        if not view or sampled or not ForwardHooks.available():
+            return None
+        return ForwardHooks(
+            self._session, view=view, plain=PLAIN, is_neg=Tensor.is_neg, failed=self._complain
+        )
 
     def _hook(self, label: str, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        layer_ids = {"": self._session.layer(name, model=label)}
-        root = layer_ids[""]
-        threads = self._threads
         session = self._session
-        enqueue_plain = plain_enqueuer(session, root)
+        outputs: dict[str, tuple[int, PlainEnqueuer]] = {}
+
+        def output_at(path: str) -> tuple[int, PlainEnqueuer]:
+            layer = session.layer(name, path, label)
+            self._names[layer] = name
+            outputs[path] = layer, plain_enqueuer(session, layer)
+            return outputs[path]
+
+        root, _ = output_at("")
+        index = self._hooked
+        self._hooked += 1
+        threads = self._threads
         kv_cache = self._config.kv_cache
         sampled = self._config.granularity is HookGranularity.SAMPLED_SLICES
-        plain = () if sampled else PLAIN
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if not self._running:
@@ -222,27 +251,22 @@ class Recorder:
             step = token = -1
             if thread.depth > 0:
                 step, token = thread.step, thread.token
-            calls = thread.calls
-            call = calls.get(root, 0)
-            calls[root] = call + 1
+            call = thread.calls[index]
+            thread.calls[index] = call + 1
             layer = root
             try:
-                if type(output) in plain and output.is_cpu:  # nearly always
-                    enqueue_plain(output, step, token, call)
-                    return
                 for path, tensor in walk_output(output, kv_cache=kv_cache, unwalked=self._unwalked):
-                    layer = layer_ids.get(path, -1)
-                    if layer < 0:
-                        layer = session.layer(name, path, label)
-                        layer_ids[path] = layer
+                    layer, enqueue = outputs.get(path) or output_at(path)
                     if sampled or not tensor.is_cpu:
                         self._capture_other(layer, tensor, step, token, call, sampled)
+                    elif type(tensor) in PLAIN:
+                        enqueue(tensor, step, token, call)
                     else:
                         enqueue_tensor(session, layer, tensor, step=step, token=token, call=call)
             except Exception as error:
-                self._complain(error, layer, name, step, token, call)
+                self._complain(error, layer, step, token, call)
 
-        return hook
+        return hook if self._in_c is None else self._in_c.new(root, index, hook)
 
     def _capture_other(
         self, layer: int, tensor: Tensor, step: int, token: int, call: int, sampled: bool
@@ -287,14 +311,12 @@ class Recorder:
                 self._cuda = self._cuda or CUDAMemoryManager()
         return self._cuda
 
-    def _complain(
-        self, error: Exception, layer: int, name: str, step: int, token: int, call: int
-    ) -> None:
+    def _complain(self, error: Exception, layer: int, step: int, token: int, call: int) -> None:
         """Deals with a tensor that could not be captured: the model goes on."""
         if self._config.strict:
             raise error
         if os.getpid() != self._pid:
-            self._running = False
+            self._stop()
             warnings.warn(
                 f"the capture to {self.path} goes on in process {self._pid} alone: {error}",
                 RuntimeWarning,
@@ -308,7 +330,7 @@ class Recorder:
             if kind not in self._complained:
                 self._complained.add(kind)
                 warnings.warn(
-                    f"an output of layer {name!r} is not captured: {error}",
+                    f"an output of layer {self._names[layer]!r} is not captured: {error}",
                     RuntimeWarning,
                     stacklevel=4,
                 )
@@ -321,7 +343,7 @@ class Recorder:
             if self._failure is not None:
                 return
             self._failure = error
-            self._running = False
+            self._stop()
         warnings.warn(
             f"the capture to {self.path} has stopped, the model goes on: {error}",
             RuntimeWarning,
@@ -355,8 +377,14 @@ class Recorder:
 
     # ---- end ------------------------------------------------------------------
 
-    def _detach(self) -> None:
+    def _stop(self) -> None:
+        """Lets hooks do nothing from now on."""
         self._running = False
+        if self._in_c is not None:
+            self._in_c.stop()
+
+    def _detach(self) -> None:
+        self._stop()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -12,6 +12,7 @@ from ..errors import UnsupportedError
 
 __all__ = [
     "PLAIN",
+    "PlainEnqueuer",
     "check_dense",
     "check_runs_now",
     "enqueue_converted",
@@ -19,6 +20,9 @@ __all__ = [
     "host_tensor",
     "plain_enqueuer",
 ]
+
+#: Takes a tensor, its step, token and call; False if it was dropped.
+PlainEnqueuer = Callable[[Tensor, int, int, int], bool]
 
 # This torch's dtypes that libstrap stores; older releases lack some.
 _CODES: dict[torch.dtype, int] = {
@@ -123,11 +127,10 @@ def enqueue_tensor(
     )
 
 
-def plain_enqueuer(session: Session, layer: int) -> Callable[[Tensor, int, int, int], bool]:
+def plain_enqueuer(session: Session, layer: int) -> PlainEnqueuer:
     """`enqueue_tensor` of one layer's tensors on the CPU that are of ``PLAIN`` types.
 
-    The function that is returned takes tensor, step, token and call. Most layers give the same
-    type and shape again and again, so it keeps their layout.
+    Most layers give the same type and shape again and again, so it keeps their layout.
     """
     put = session.put
     # One tuple, for threads may run a layer at once.

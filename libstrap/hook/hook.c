@@ -1,0 +1,241 @@
+/*
+ * hook.c - a forward hook of PyTorch's modules that runs no Python: it reads the tensor that a
+ * module returns, and hands it to strap_enqueue without the interpreter's lock. Whatever is
+ * not a plain tensor in memory, it leaves to the hook in Python, its twin.
+ *
+ * hook.so is loaded by llm_instrumentation._native.hooks. What it needs of CPython is in the
+ * stable ABI and declared here, so that one file serves every version from 3.10 on and building
+ * it takes no headers of Python: https://docs.python.org/3/c-api/stable.html. Tensors are read
+ * through DLPack's exchange API: https://dmlc.github.io/dlpack/latest/c_api.html.
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "strap.h"
+
+/* ---- CPython ---- */
+
+typedef struct _object PyObject;
+typedef ptrdiff_t Py_ssize_t;
+typedef struct {
+  const char *name;
+  PyObject *(*call)(PyObject *self, PyObject *const *arguments, Py_ssize_t count);
+  int flags;
+  const char *doc;
+} PyMethodDef;
+#define METH_FASTCALL 0x0080
+
+PyObject *PyCFunction_NewEx(PyMethodDef *, PyObject *self, PyObject *module);
+PyObject *PyCapsule_New(void *, const char *name, void (*destructor)(PyObject *));
+void *PyCapsule_GetPointer(PyObject *, const char *name);
+PyObject *PyObject_Type(PyObject *);
+PyObject *PyObject_CallFunctionObjArgs(PyObject *callable, ...);
+PyObject *PyObject_CallFunction(PyObject *callable, const char *format, ...);
+Py_ssize_t PyTuple_Size(PyObject *);
+PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
+PyObject *PyErr_NoMemory(void);
+void PyErr_SetString(PyObject *type, const char *message);
+extern PyObject *PyExc_TypeError;
+void PyErr_Clear(void);
+int PyErr_CheckSignals(void);
+void *PyEval_SaveThread(void);
+void PyEval_RestoreThread(void *);
+void Py_IncRef(PyObject *);
+void Py_DecRef(PyObject *);
+
+/* ---- DLPack ---- */
+
+enum { DL_CPU = 1 };
+enum { DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT = 4, DL_BOOL = 6 };
+
+typedef struct {
+  void *data;
+  struct {
+    int32_t type, id;
+  } device;
+  int32_t ndim;
+  struct {
+    uint8_t code, bits;
+    uint16_t lanes;
+  } dtype;
+  int64_t *shape, *strides; /* strides in elements; NULL: contiguous */
+  uint64_t byte_offset;
+} DLTensor;
+
+/* ---- what the hooks of a capture share; _native/hooks.py has the same struct ---- */
+
+struct hooks {
+  int32_t running;
+  int32_t reserved;
+  uint64_t number; /* of the capture, unique in the process and above 0 */
+  uint64_t session;
+  strap_status (*enqueue)(strap_session, strap_tensor *, int32_t, strap_error *);
+  strap_status (*abandon)(strap_session, uint64_t, strap_error *);
+  int (*view)(PyObject *tensor, DLTensor *); /* borrows; 0, or -1 with an exception */
+  PyObject *plain[2];                        /* types whose elements are in their own memory */
+  PyObject *tuple, *none, *no;               /* tuple, None, False */
+  PyObject *is_neg;                          /* Tensor.is_neg */
+  PyObject *failed;                          /* told of a tensor that was not taken */
+};
+
+/* The hook of one module. */
+struct hook {
+  struct hooks *all;
+  uint32_t layer; /* of the session */
+  uint32_t index; /* into the calls of a thread */
+  PyObject *owner;     /* keeps all alive */
+  PyObject *otherwise; /* the hook in Python */
+};
+
+/* Where a thread stands in a capture. */
+struct place {
+  uint64_t capture;
+  int64_t *calls; /* how often each layer ran; of the thread's Python object */
+  int64_t step, token;
+};
+
+/* Few captures run at once. One that loses its place to another is left to Python. */
+enum { PLACES = 4 };
+static _Thread_local struct place places[PLACES];
+
+static struct place *place_of(const struct hooks *all) { return &places[all->number % PLACES]; }
+
+void hooks_enter(const struct hooks *all, int64_t *calls, int64_t step, int64_t token) {
+  *place_of(all) = (struct place){all->number, calls, step, token};
+}
+
+/* STRAP_ type of DLPack's; 0: left to Python */
+static strap_dtype dtype_of(const DLTensor *t) {
+  if (t->dtype.lanes != 1) return 0;
+  switch (t->dtype.code << 8 | t->dtype.bits) {
+    case DL_FLOAT << 8 | 32: return STRAP_FLOAT32;
+    case DL_FLOAT << 8 | 16: return STRAP_FLOAT16;
+    case DL_FLOAT << 8 | 64: return STRAP_FLOAT64;
+    case DL_BFLOAT << 8 | 16: return STRAP_BFLOAT16;
+    case DL_INT << 8 | 8: return STRAP_INT8;
+    case DL_INT << 8 | 16: return STRAP_INT16;
+    case DL_INT << 8 | 32: return STRAP_INT32;
+    case DL_INT << 8 | 64: return STRAP_INT64;
+    case DL_UINT << 8 | 8: return STRAP_UINT8;
+    case DL_BOOL << 8 | 8: return STRAP_BOOL;
+    default: return 0;
+  }
+}
+
+static int is_plain(const struct hooks *all, PyObject *type) {
+  return type == all->plain[0] || type == all->plain[1];
+}
+
+/* A type, without a reference: a value that lives keeps it. */
+static PyObject *type_of(PyObject *value) {
+  PyObject *type = PyObject_Type(value);
+  Py_DecRef(type);
+  return type;
+}
+
+/* The two outputs of nearly all modules: a tensor, and a tensor beside None. Borrowed; NULL:
+ * another one. */
+static PyObject *tensor_in(const struct hooks *all, PyObject *output) {
+  PyObject *type = type_of(output);
+  if (is_plain(all, type)) return output;
+  if (type != all->tuple || PyTuple_Size(output) != 2) return NULL;
+  PyObject *first = PyTuple_GetItem(output, 0);
+  if (PyTuple_GetItem(output, 1) != all->none) return NULL;
+  return is_plain(all, type_of(first)) ? first : NULL;
+}
+
+/* Describes a tensor as it is in memory; 0 where that is not all there is to it. */
+static int describe(const struct hooks *all, PyObject *tensor, strap_tensor *t) {
+  DLTensor d;
+  if (all->view(tensor, &d) != 0) {
+    PyErr_Clear(); /* Python finds the same and says why */
+    return 0;
+  }
+  t->dtype = dtype_of(&d);
+  if (d.device.type != DL_CPU || d.data == NULL || t->dtype == 0) return 0;
+  t->ndim = d.ndim;
+  t->shape = d.shape;
+  t->strides = d.strides;
+  t->data = (char *)d.data + d.byte_offset;
+  /* A view that negates its elements as they are read. */
+  PyObject *negative = PyObject_CallFunctionObjArgs(all->is_neg, tensor, (PyObject *)NULL);
+  if (negative == NULL) PyErr_Clear();
+  else Py_DecRef(negative);
+  return negative == all->no;
+}
+
+static PyObject *nothing(const struct hooks *all) {
+  Py_IncRef(all->none);
+  return all->none;
+}
+
+/* Hands a tensor over, and lets Python handle signals while that waits for room. The tensor's
+ * caller has a reference to it. */
+static PyObject *put(const struct hook *h, strap_tensor *t) {
+  const struct hooks *all = h->all;
+  strap_error error;
+  strap_status status;
+  for (;;) {
+    void *thread = PyEval_SaveThread();
+    status = all->enqueue(all->session, t, 100, &error);
+    PyEval_RestoreThread(thread);
+    if (status != STRAP_ERR_TIMEOUT) break;
+    if (PyErr_CheckSignals() != 0) {
+      if (t->cursor != 0) all->abandon(all->session, t->cursor, NULL);
+      return NULL;
+    }
+  }
+  if (status >= 0) return nothing(all);
+  return PyObject_CallFunction(all->failed, "ILLIiiy", t->layer, (long long)t->step,
+                               (long long)t->token, t->call, status, error.sys_errno,
+                               error.message);
+}
+
+/* hook(module, arguments, output) */
+static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+  if (count != 3) {
+    PyErr_SetString(PyExc_TypeError, "a forward hook takes a module, arguments and an output");
+    return NULL;
+  }
+  const struct hook *h = PyCapsule_GetPointer(self, NULL);
+  const struct hooks *all = h->all;
+  if (!all->running) return nothing(all);
+  const struct place *here = place_of(all);
+  strap_tensor t = {.struct_size = sizeof t, .layer = h->layer};
+  PyObject *tensor = NULL;
+  if (here->capture == all->number) tensor = tensor_in(all, arguments[2]);
+  if (tensor == NULL || !describe(all, tensor, &t))
+    return PyObject_CallFunctionObjArgs(h->otherwise, arguments[0], arguments[1], arguments[2],
+                                        (PyObject *)NULL);
+  t.step = here->step;
+  t.token = here->token;
+  t.call = (uint32_t)here->calls[h->index]++;
+  return put(h, &t);
+}
+
+static PyMethodDef method = {"hook", run, METH_FASTCALL, "Captures what a module returns."};
+
+static void drop(PyObject *capsule) {
+  struct hook *h = PyCapsule_GetPointer(capsule, NULL);
+  Py_DecRef(h->owner);
+  Py_DecRef(h->otherwise);
+  free(h);
+}
+
+PyObject *hook_new(struct hooks *all, uint32_t layer, uint32_t index, PyObject *owner,
+                   PyObject *otherwise) {
+  struct hook *h = malloc(sizeof *h);
+  if (h == NULL) return PyErr_NoMemory();
+  *h = (struct hook){all, layer, index, owner, otherwise};
+  PyObject *self = PyCapsule_New(h, NULL, drop);
+  if (self == NULL) {
+    free(h);
+    return NULL;
+  }
+  Py_IncRef(owner);
+  Py_IncRef(otherwise);
+  PyObject *function = PyCFunction_NewEx(&method, self, NULL);
+  Py_DecRef(self); /* the function's, or the end of it */
+  return function;
+}

@@ -1,0 +1,168 @@
+"""Forward hooks in C: hook.so, and libstrap/hook/hook.c, which says what they do."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import sys
+import sysconfig
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import UnsupportedError, from_status
+from .session import Session
+
+# DLPackExchangeAPI: two 32-bit versions, the API before, five functions.
+_EXCHANGE_NAME = b"dlpack_exchange_api"
+_EXCHANGE_MAJOR = 1
+_VIEW = 5  # the function that lends a DLTensor, by pointers from the beginning
+
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_numbers = itertools.count(1)
+
+
+class _Shared(ctypes.Structure):
+    """struct hooks of hook.c."""
+
+    _fields_ = [
+        ("running", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("number", ctypes.c_uint64),
+        ("session", ctypes.c_uint64),
+        ("enqueue", ctypes.c_void_p),
+        ("abandon", ctypes.c_void_p),
+        ("view", ctypes.c_void_p),
+        ("plain", ctypes.py_object * 2),
+        ("tuple", ctypes.py_object),
+        ("none", ctypes.py_object),
+        ("no", ctypes.py_object),
+        ("is_neg", ctypes.py_object),
+        ("failed", ctypes.py_object),
+    ]
+
+
+@functools.cache
+def _library() -> ctypes.PyDLL | None:
+    """hook.so, None where this interpreter cannot use it."""
+    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return None
+    path = Path(__file__).with_name("hook.so")
+    try:
+        library = ctypes.PyDLL(str(path))
+    except OSError as error:
+        raise UnsupportedError(
+            f"{path} does not load: install the package with pip, which builds it, or run "
+            f"`make lib` in a checkout: {error}"
+        ) from error
+    library.hook_new.restype = ctypes.py_object
+    u32, object_ = ctypes.c_uint32, ctypes.py_object
+    library.hook_new.argtypes = (ctypes.POINTER(_Shared), u32, u32, object_, object_)
+    library.hooks_enter.restype = None
+    library.hooks_enter.argtypes = (
+        ctypes.POINTER(_Shared), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64,
+    )  # fmt: skip
+    return library
+
+
+def view_function(exchange: object) -> int:
+    """Address of the function of a ``__dlpack_c_exchange_api__`` that lends a DLTensor.
+
+    Returns:
+        0 where there is none that we know.
+    """
+    try:
+        api = _pointer_of(exchange, _EXCHANGE_NAME)
+    except ValueError:
+        return 0
+    while api:
+        if ctypes.c_uint32.from_address(api).value == _EXCHANGE_MAJOR:
+            return (ctypes.c_void_p * (_VIEW + 1)).from_address(api)[_VIEW] or 0
+        api = ctypes.c_void_p.from_address(api + ctypes.sizeof(ctypes.c_void_p)).value
+    return 0
+
+
+class ForwardHooks:
+    """The hooks in C of one capture.
+
+    Args:
+        view: see :func:`view_function`.
+        plain: the two types of tensors whose elements are in their own memory.
+        is_neg: tells of a tensor whether its elements are negated as they are read.
+        failed: gets the error of a tensor that was not taken, then its layer, step, token, call.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        view: int,
+        plain: tuple[type, type],
+        is_neg: Callable[[Any], bool],
+        failed: Callable[[Exception, int, int, int, int], None],
+    ) -> None:
+        library = _library()
+        if library is None:
+            raise UnsupportedError("this interpreter has no hooks in C")
+        self._library = library
+        enqueue, abandon = session.functions("strap_enqueue", "strap_abandon")
+
+        def told(
+            layer: int, step: int, token: int, call: int, status: int, errno: int, message: bytes
+        ) -> None:
+            error = from_status(status, message.decode("utf-8", "replace"), errno)
+            failed(error, layer, step, token, call)
+
+        self._shared = _Shared(
+            running=1,
+            number=next(_numbers),
+            session=session.handle,
+            enqueue=enqueue,
+            abandon=abandon,
+            view=view,
+            plain=plain,
+            tuple=tuple,
+            none=None,
+            no=False,
+            is_neg=is_neg,
+            failed=told,
+        )
+
+    @staticmethod
+    def available() -> bool:
+        """Whether this interpreter can run them.
+
+        Raises:
+            UnsupportedError: it could, but hook.so is missing or does not load.
+        """
+        return _library() is not None
+
+    def new(self, layer: int, index: int, otherwise: Callable[..., None]) -> Callable[..., None]:
+        """A module's hook.
+
+        Args:
+            layer: the session's id of its output.
+            index: of its number of calls in what :meth:`enter` was given.
+            otherwise: the hook that takes what is no plain tensor in memory, or comes from a
+                thread outside of any step.
+        """
+        hook: Callable[..., None] = self._library.hook_new(
+            self._shared, layer, index, self, otherwise
+        )
+        return hook
+
+    def enter(self, calls: array[int], step: int, token: int) -> None:
+        """Says where this thread stands from now on.
+
+        Args:
+            calls: of type "q"; stays alive and in its place as long as the thread runs hooks.
+        """
+        self._library.hooks_enter(self._shared, calls.buffer_info()[0], step, token)
+
+    def stop(self) -> None:
+        """Makes all of them do nothing."""
+        self._shared.running = 0

@@ -1,0 +1,262 @@
+"""The hook in C and its twin in Python capture the same."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import weakref
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from llm_instrumentation import ActivationReader, InstrumentationConfig, InstrumentationFramework
+from llm_instrumentation._native import ForwardHooks, view_function
+from llm_instrumentation.core import recorder
+from llm_instrumentation.errors import StrapError
+from torch import Tensor, nn
+
+pytestmark = [
+    pytest.mark.unit,
+    pytest.mark.skipif(
+        not hasattr(Tensor, "__dlpack_c_exchange_api__") or not ForwardHooks.available(),
+        reason="this torch or interpreter has no hooks in C",
+    ),
+]
+
+
+class Returns(nn.Module):
+    """Returns what it is given."""
+
+    def forward(self, value):
+        return value
+
+
+class Outer(nn.Module):
+    """Hands values to its inner modules, one after the other."""
+
+    def __init__(self, inner=2):
+        super().__init__()
+        self.inner = nn.ModuleList(Returns() for _ in range(inner))
+
+    def forward(self, values):
+        for i, value in enumerate(values):
+            self.inner[i % len(self.inner)](value)
+
+
+class Marked(Tensor):
+    """A subclass, which may be anything."""
+
+
+def capture(path, model, run, config=None, in_c=True):
+    """What `run(model)` left in a capture: (layer, step, token, call, dtype, values)."""
+    config = config or InstrumentationConfig.fast_capture()
+    framework = InstrumentationFramework(config)
+    framework.instrument_model(model)
+    with pytest.MonkeyPatch.context() as patch:
+        if not in_c:
+            patch.setattr(ForwardHooks, "available", staticmethod(lambda: False))
+        with framework.capture_activations(path):
+            hooks = [h for m in model.modules() for h in m._forward_hooks.values()]
+            assert in_c == any(type(h).__name__ == "builtin_function_or_method" for h in hooks)
+            run(model)
+    with ActivationReader(path) as reader:
+        return [
+            (a.layer, a.step, a.token, a.call, a.source_dtype, a.shape, a.to_torch())
+            for a in reader
+        ]
+
+
+def assert_same(one, other):
+    assert [about for *about, _ in one] == [about for *about, _ in other]
+    for (*about, a), (*_, b) in zip(one, other, strict=True):
+        assert a.dtype == b.dtype, about
+        assert bytes_of(a) == bytes_of(b), about
+
+
+def bytes_of(tensor):
+    return bytes(tensor.reshape(-1).contiguous().view(torch.uint8).numpy())
+
+
+X = torch.arange(24.0).reshape(4, 6) - 7
+COMPLEX = torch.complex(X, X + 1)
+OUTPUTS = {
+    "contiguous": X,
+    "transposed": X.t(),
+    "a slice": X[1:, 2:],
+    "a row": X[:1],
+    "expanded": X[:1].expand(5, 6),
+    "a scalar": X[2, 2],
+    "empty": X[:0],
+    "a parameter": nn.Parameter(X.clone()),
+    "with a gradient": X.clone().requires_grad_() * 2,
+    "negated as it is read": COMPLEX.conj().imag,
+    "one of them": COMPLEX.conj().imag[1, 2],
+    "complex": COMPLEX,
+    "conjugated": COMPLEX.conj(),
+    "zeros without memory": torch._efficientzerotensor((3,)),
+    "a subclass": X.as_subclass(Marked),
+    "beside None": (X, None),
+    "a list beside None": [X, None],
+    "a tensor beside a tensor": (X, X + 1),
+    "a mapping": {"logits": X, "other": X[0]},
+    "None": None,
+    "a number": 3,
+    "overflowing": X * 1e30,
+    **{
+        str(dtype): (X + 7).to(dtype)
+        for dtype in (
+            torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32,
+            torch.int64, torch.uint8, torch.uint16, torch.bool, torch.float8_e4m3fn,
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_each_kind_of_output(tmp_path, name):
+    def run(model):
+        model([OUTPUTS[name], X])
+
+    ours = capture(tmp_path / "c.stream", Outer(), run)
+    theirs = capture(tmp_path / "python.stream", Outer(), run, in_c=False)
+    assert len(ours) > 0
+    assert_same(ours, theirs)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    calls=st.lists(st.lists(st.sampled_from(sorted(OUTPUTS)), max_size=6), min_size=1, max_size=4),
+    inner=st.integers(1, 3),
+)
+def test_any_order_of_outputs_and_steps(tmp_path, calls, inner):
+    def run(model):
+        model([X])
+        for names in calls:
+            model([OUTPUTS[name] for name in names])
+            model.inner[0](X[0])  # a part of the model, called on its own
+
+    ours = capture(tmp_path / "c.stream", Outer(inner), run)
+    theirs = capture(tmp_path / "python.stream", Outer(inner), run, in_c=False)
+    assert_same(ours, theirs)
+
+
+def test_threads_count_their_own_calls(tmp_path):
+    start = threading.Barrier(4)
+
+    def run(model):
+        def work(n):
+            start.wait()
+            for _ in range(20):
+                model([torch.full((3,), float(n))] * 4)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    model = Outer(2)
+    steps = {}
+    for layer, step, _, call, _, _, values in capture(tmp_path / "a.stream", model, run):
+        steps.setdefault(step, []).append((layer, call, float(values[0])))
+    assert sorted(steps) == list(range(80))
+    for packets in steps.values():
+        assert [p[:2] for p in packets] == [
+            ("inner.0", 0), ("inner.1", 0), ("inner.0", 1), ("inner.1", 1),
+        ]  # fmt: skip
+        assert len({value for *_, value in packets}) == 1
+
+
+@pytest.mark.parametrize("many", [2, 6])
+def test_captures_beside_each_other(tmp_path, many):
+    """More than a thread has places for in C are left to Python."""
+    model = Outer(2)
+    config = InstrumentationConfig.fast_capture()
+    frameworks = [InstrumentationFramework(config) for _ in range(many)]
+    paths = [tmp_path / f"{n}.stream" for n in range(many)]
+    open_ones = []
+    for framework, path in zip(frameworks, paths, strict=True):
+        framework.instrument_model(model)
+        block = framework.capture_activations(path)
+        block.__enter__()
+        open_ones.append(block)
+        model([X, X, X])
+    for block in reversed(open_ones):
+        block.__exit__(None, None, None)
+    for n, path in enumerate(paths):
+        with ActivationReader(path) as reader:
+            found = [(a.layer, a.step, a.call) for a in reader]
+        assert found == [
+            (layer, step, call)
+            for step in range(many - n)
+            for layer, call in (("inner.0", 0), ("inner.1", 0), ("inner.0", 1))
+        ]
+
+
+def test_nothing_stays_behind(tmp_path):
+    model = Outer(1)
+    value = torch.ones(5)
+    before = sys.getrefcount(value)
+    framework = InstrumentationFramework(InstrumentationConfig.fast_capture())
+    framework.instrument_model(model)
+    with framework.capture_activations(tmp_path / "a.stream"):
+        hook = next(iter(model.inner[0]._forward_hooks.values()))
+        model([value] * 50)
+        alive = weakref.ref(framework._recorders[-1])
+    assert sys.getrefcount(value) == before
+    assert hook(model.inner[0], (), value) is None  # of a capture that is over
+    del hook, framework
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_wrong_call_is_an_error_and_no_crash(tmp_path):
+    model = Outer(1)
+    framework = InstrumentationFramework(InstrumentationConfig.fast_capture())
+    framework.instrument_model(model)
+    with framework.capture_activations(tmp_path / "a.stream"):
+        hook = next(iter(model.inner[0]._forward_hooks.values()))
+        for arguments in ((), (model,), (model, ()), (model, (), X, X)):
+            with pytest.raises(TypeError):
+                hook(*arguments)
+        model([X])
+
+
+def test_what_libstrap_refuses_is_told_as_python_tells_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder.Recorder, "_detach", lambda self: None)  # hooks outlive it
+    model = Outer(1)
+    framework = InstrumentationFramework(InstrumentationConfig.fast_capture().with_strict())
+    framework.instrument_model(model)
+    with framework.capture_activations(tmp_path / "a.stream"):
+        model([X])
+    with pytest.raises(StrapError, match="no open session"):
+        model([X])
+
+
+def test_ctrl_c_while_a_hook_waits_for_room(tmp_path):
+    framework = InstrumentationFramework(
+        InstrumentationConfig.fast_capture().with_memory_limit(0.002)
+    )
+    model = Outer(1)
+    framework.instrument_model(model)
+    large = torch.arange(2_000_000.0) % 1000  # twice the memory
+    ctrl_c = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt), framework.capture_activations(tmp_path / "a.stream"):
+        ctrl_c.start()
+        while True:
+            model([large] * 20)
+    with ActivationReader(tmp_path / "a.stream") as reader:
+        kept = [a.to_torch() for a in reader]
+    assert len(kept) > 0
+    assert all(torch.equal(tensor.float(), large) for tensor in kept)
+
+
+def test_an_exchange_api_of_another_kind_is_left_alone():
+    assert view_function(object()) == 0
+    assert view_function(Tensor.__dlpack_c_exchange_api__) != 0
