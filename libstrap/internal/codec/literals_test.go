@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -127,6 +128,47 @@ func TestHuffmanLimitsItsCodes(t *testing.T) {
 		t.Fatalf("%d bytes, codes of up to %d bits", len(data), e.huff.longest())
 	}
 	checkDecodes(t, Zstd, literalsFrame(t, src), src)
+}
+
+// Where a part of the words is counted, the others may have bytes that it has not.
+func TestHuffmanCodesWhatNoSampleHas(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	for _, n := range []int{huffSampledMin, huffSampledMin + 1021, 100_003, literalsBlock} {
+		for range 20 {
+			src := float16s(n, 5)
+			for range rng.IntN(8) {
+				at := rng.IntN(n/2) * 2
+				if rng.IntN(3) == 0 {
+					at = n/2*2 - 2 // behind the last stride
+				}
+				word := uint16(rng.Uint32())
+				switch rng.IntN(3) {
+				case 0: // of few bits, too
+					word &^= 31
+				case 1: // small
+					word &= 0x83E0
+				}
+				binary.LittleEndian.PutUint16(src[at:], word)
+			}
+			checkDecodes(t, Zstd, literalsFrame(t, src), src)
+		}
+	}
+}
+
+func TestExtentOfWords(t *testing.T) {
+	if len(kernels) == 0 {
+		t.Skip("no kernels without cgo")
+	}
+	for _, bits := range []int{0, 1, 5, 10} {
+		src := float16s(1<<16, bits)
+		if got, want := extentKernel(src), extentPortable(src); got != want {
+			t.Errorf("%d bits: %+v, want %+v", bits, got, want)
+		}
+	}
+	zeros := make([]byte, 128)
+	if got, want := extentKernel(zeros), (extent{least: math.MaxUint16}); got != want {
+		t.Errorf("zeros: %+v, want %+v", got, want)
+	}
 }
 
 // huff0 reads the streams, and does not write smaller ones.

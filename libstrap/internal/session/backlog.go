@@ -78,6 +78,7 @@ type full struct {
 func (b *backlog) Push(it *item) full {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	before := b.queued
 	b.items.push(it)
 	b.bytes += it.staged()
 	b.queued += it.staged()
@@ -95,7 +96,9 @@ func (b *backlog) Push(it *item) full {
 		if b.opened() {
 			b.work.Broadcast()
 		}
-		return full{is: b.queued >= b.high || late}
+		// Not at once for one that is much by itself: the next may hold the same, or be made
+		// beside it.
+		return full{is: before >= b.high || late}
 	}
 	much := b.bytes >= b.high
 	b.open = b.open || much || late

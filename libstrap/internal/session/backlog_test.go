@@ -98,11 +98,11 @@ func TestWhereCallersHelpTheWorkersRest(t *testing.T) {
 	b := newBacklog(true, true, 1000)
 	defer b.Close()
 	taken := worker(b)
-	if b.Push(packet(999)).is {
-		t.Fatal("the caller was told to help with 999 bytes")
+	if b.Push(packet(2000)).is {
+		t.Fatal("the caller was told to help with a packet that has no other beside it")
 	}
 	if !b.Push(packet(1)).is {
-		t.Fatal("the caller was not told to help with 1000 bytes")
+		t.Fatal("the caller was not told to help with 2000 bytes")
 	}
 	restsFor(t, 2*idleAfter, taken)
 	for range 2 {
