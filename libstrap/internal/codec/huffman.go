@@ -18,10 +18,12 @@ const (
 	huffWordBits = 12      // words of at most so many bits have a table of their codes
 	huffWordsMin = 8 << 10 // bytes for which that table pays
 
-	// Of words in large sources, the first huffPiece of each huffStride are counted.
+	// Of words in large sources, the first huffPiece of each huffStride are counted. Rows of
+	// tensors are powers of two long, or close: the stride is not, to meet all columns.
 	huffPiece      = 128
-	huffStride     = 4 * huffPiece
-	huffSampledMin = 32 << 10
+	huffEach       = 4 // words that one stands for, about
+	huffStride     = huffEach*huffPiece + 32
+	huffSampledMin = 96 << 10
 	// That is left where a sample has few different bytes, or others may be between them
 	// that it has not: codes for what does not occur would cost more than they save.
 	huffSampledLeast = 16
@@ -177,7 +179,7 @@ func (h *huffman) sampleWords(src []byte) bool {
 	}
 	h.clearWords()
 	h.countPieces(src[:whole], huffPiece, huffStride)
-	seen := h.addWords(huffStride/huffPiece, rest)
+	seen := h.addWords(huffEach, rest)
 	return seen >= huffSampledLeast && h.addUnseen(x)-seen <= huffUnseenMost
 }
 

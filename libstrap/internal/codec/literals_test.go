@@ -133,7 +133,7 @@ func TestHuffmanLimitsItsCodes(t *testing.T) {
 // Where a part of the words is counted, the others may have bytes that it has not.
 func TestHuffmanCodesWhatNoSampleHas(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
-	for _, n := range []int{huffSampledMin, huffSampledMin + 1021, 100_003, literalsBlock} {
+	for _, n := range []int{huffSampledMin, huffSampledMin + 1021, 120_003, literalsBlock} {
 		for range 20 {
 			src := float16s(n, 5)
 			for range rng.IntN(8) {

@@ -76,7 +76,7 @@ func (s *Session) encodePlaced(it *item, sum *codec.Sum) error {
 }
 
 // tryEvery is how many packets of a layer have one of them tried, where it stays raw.
-const tryEvery = 8
+const tryEvery = 32
 
 // tried notes whether a packet stayed raw when it was tried to compress it.
 func (l *layer) tried(raw bool) {
