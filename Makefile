@@ -55,7 +55,7 @@ fuzz: $(VENV)/.toolchain ## Run every Go fuzzer for FUZZTIME each
 		done; \
 	done
 
-bench: $(VENV)/.dev $(LIB) ## Measure: Go benchmarks, then benchmarks/ (quiet machine)
+bench: $(VENV)/.dev $(NATIVE) ## Measure: Go benchmarks, then benchmarks/ (quiet machine)
 	$(TOOLS) && "$$GO" test -run '^$$' -bench . -benchmem ./...
 	@$(TOOLS) && PYTHON=$(PY) scripts/run_benchmarks.sh --peers
 

@@ -13,7 +13,8 @@
  *     A closed or foreign handle answers STRAP_ERR_INVALID_STATE.
  *   - The caller owns every string, array and struct it passes; libstrap keeps
  *     no pointer to them after a call returns, and what it fills is zeroed
- *     first. Strings are UTF-8.
+ *     first, but for what stands behind the end of an error's message.
+ *     Strings are UTF-8.
  *   - Structs that may grow start with struct_size: set it to sizeof. A library
  *     newer than the header takes the missing rest as zero; an older one
  *     refuses non-zero bytes that it does not know.

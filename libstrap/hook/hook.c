@@ -36,7 +36,9 @@ Py_ssize_t PyTuple_Size(PyObject *);
 PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
 PyObject *PyErr_NoMemory(void);
 void PyErr_SetString(PyObject *type, const char *message);
-extern PyObject *PyExc_TypeError;
+extern PyObject *PyExc_TypeError, *PyExc_Exception;
+PyObject *PyErr_Occurred(void);
+int PyErr_ExceptionMatches(PyObject *type);
 void PyErr_Clear(void);
 int PyErr_CheckSignals(void);
 void *PyEval_SaveThread(void);
@@ -47,7 +49,7 @@ void Py_DecRef(PyObject *);
 /* ---- DLPack ---- */
 
 enum { DL_CPU = 1 };
-enum { DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT = 4, DL_BOOL = 6 };
+enum { DL_INT = 0, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6 };
 
 typedef struct {
   void *data;
@@ -88,10 +90,10 @@ struct hook {
   PyObject *otherwise; /* the hook in Python */
 };
 
-/* Where a thread stands in a capture. */
+/* Where a thread stands within a step of a capture. */
 struct place {
-  uint64_t capture;
-  int64_t *calls; /* how often each layer ran; of the thread's Python object */
+  uint64_t capture; /* 0: outside of any */
+  int64_t *calls;   /* how often each layer ran; alive until the step ends */
   int64_t step, token;
 };
 
@@ -105,7 +107,13 @@ void hooks_enter(const struct hooks *all, int64_t *calls, int64_t step, int64_t 
   *place_of(all) = (struct place){all->number, calls, step, token};
 }
 
-/* STRAP_ type of DLPack's; 0: left to Python */
+void hooks_leave(const struct hooks *all) {
+  struct place *here = place_of(all);
+  if (here->capture == all->number) here->capture = 0;
+}
+
+/* STRAP_ type of DLPack's; 0: left to Python. Integers of 8 bits are too, for PyTorch says the
+ * same of those that have fewer. */
 static strap_dtype dtype_of(const DLTensor *t) {
   if (t->dtype.lanes != 1) return 0;
   switch (t->dtype.code << 8 | t->dtype.bits) {
@@ -113,11 +121,9 @@ static strap_dtype dtype_of(const DLTensor *t) {
     case DL_FLOAT << 8 | 16: return STRAP_FLOAT16;
     case DL_FLOAT << 8 | 64: return STRAP_FLOAT64;
     case DL_BFLOAT << 8 | 16: return STRAP_BFLOAT16;
-    case DL_INT << 8 | 8: return STRAP_INT8;
     case DL_INT << 8 | 16: return STRAP_INT16;
     case DL_INT << 8 | 32: return STRAP_INT32;
     case DL_INT << 8 | 64: return STRAP_INT64;
-    case DL_UINT << 8 | 8: return STRAP_UINT8;
     case DL_BOOL << 8 | 8: return STRAP_BOOL;
     default: return 0;
   }
@@ -145,24 +151,40 @@ static PyObject *tensor_in(const struct hooks *all, PyObject *output) {
   return is_plain(all, type_of(first)) ? first : NULL;
 }
 
+/* What a tensor is. */
+struct described {
+  strap_tensor tensor;
+  int64_t lengths[2 * STRAP_MAX_DIMS]; /* shape and strides: others may change theirs meanwhile */
+};
+
+/* Of an error Python finds the same and says why. What is none, as Ctrl-C, stays. */
+static int describes_not(void) {
+  if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
+  return 0;
+}
+
 /* Describes a tensor as it is in memory; 0 where that is not all there is to it. */
-static int describe(const struct hooks *all, PyObject *tensor, strap_tensor *t) {
-  DLTensor d;
-  if (all->view(tensor, &d) != 0) {
-    PyErr_Clear(); /* Python finds the same and says why */
-    return 0;
-  }
-  t->dtype = dtype_of(&d);
-  if (d.device.type != DL_CPU || d.data == NULL || t->dtype == 0) return 0;
-  t->ndim = d.ndim;
-  t->shape = d.shape;
-  t->strides = d.strides;
-  t->data = (char *)d.data + d.byte_offset;
-  /* A view that negates its elements as they are read. */
+static int describe(const struct hooks *all, PyObject *tensor, struct described *out) {
+  /* Whether it is a view that negates its elements as they are read. */
   PyObject *negative = PyObject_CallFunctionObjArgs(all->is_neg, tensor, (PyObject *)NULL);
-  if (negative == NULL) PyErr_Clear();
-  else Py_DecRef(negative);
-  return negative == all->no;
+  if (negative == NULL) return describes_not();
+  Py_DecRef(negative);
+  if (negative != all->no) return 0;
+  DLTensor d;
+  if (all->view(tensor, &d) != 0) return describes_not();
+  strap_tensor *t = &out->tensor;
+  t->dtype = dtype_of(&d);
+  if (d.device.type != DL_CPU || d.data == NULL || t->dtype == 0 || d.ndim > STRAP_MAX_DIMS)
+    return 0;
+  t->ndim = d.ndim;
+  t->shape = out->lengths;
+  t->strides = d.strides == NULL ? NULL : out->lengths + d.ndim;
+  t->data = (char *)d.data + d.byte_offset;
+  for (int i = 0; i < d.ndim; i++) {
+    out->lengths[i] = d.shape[i];
+    if (d.strides != NULL) out->lengths[d.ndim + i] = d.strides[i];
+  }
+  return 1;
 }
 
 static PyObject *nothing(const struct hooks *all) {
@@ -202,16 +224,19 @@ static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
   const struct hooks *all = h->all;
   if (!all->running) return nothing(all);
   const struct place *here = place_of(all);
-  strap_tensor t = {.struct_size = sizeof t, .layer = h->layer};
+  struct described d;
+  d.tensor = (strap_tensor){.struct_size = sizeof d.tensor, .layer = h->layer};
   PyObject *tensor = NULL;
   if (here->capture == all->number) tensor = tensor_in(all, arguments[2]);
-  if (tensor == NULL || !describe(all, tensor, &t))
+  if (tensor == NULL || !describe(all, tensor, &d)) {
+    if (PyErr_Occurred()) return NULL;
     return PyObject_CallFunctionObjArgs(h->otherwise, arguments[0], arguments[1], arguments[2],
                                         (PyObject *)NULL);
-  t.step = here->step;
-  t.token = here->token;
-  t.call = (uint32_t)here->calls[h->index]++;
-  return put(h, &t);
+  }
+  d.tensor.step = here->step;
+  d.tensor.token = here->token;
+  d.tensor.call = (uint32_t)here->calls[h->index]++;
+  return put(h, &d.tensor);
 }
 
 static PyMethodDef method = {"hook", run, METH_FASTCALL, "Captures what a module returns."};

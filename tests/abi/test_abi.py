@@ -212,6 +212,11 @@ def test_only_the_interface_is_exported(library):
     assert names == declared
 
 
+def test_the_hook_compiles_without_warnings(tmp_path):
+    source, out = ROOT / "libstrap" / "hook" / "hook.c", tmp_path / "hook.o"
+    run(*CC, "-std=c11", *WARNINGS, "-O2", "-fPIC", f"-I{ROOT}/c_include", "-c", source, "-o", out)
+
+
 def test_soname_and_flags(library):
     dynamic = run("readelf", "-d", library / "libstrap.so").stdout
     assert "[libstrap.so.1]" in dynamic

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import shlex
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import weakref
@@ -16,7 +20,7 @@ from hypothesis import strategies as st
 from llm_instrumentation import ActivationReader, InstrumentationConfig, InstrumentationFramework
 from llm_instrumentation._native import ForwardHooks, view_function
 from llm_instrumentation.core import recorder
-from llm_instrumentation.errors import StrapError
+from llm_instrumentation.errors import StrapError, UnsupportedError
 from torch import Tensor, nn
 
 pytestmark = [
@@ -103,6 +107,8 @@ OUTPUTS = {
     "a list beside None": [X, None],
     "a tensor beside a tensor": (X, X + 1),
     "a mapping": {"logits": X, "other": X[0]},
+    "of four bits": torch.zeros(3, dtype=torch.uint8).view(torch.uint4),
+    "of two bits": torch.zeros(3, dtype=torch.int8).view(torch.int2),
     "None": None,
     "a number": 3,
     "overflowing": X * 1e30,
@@ -255,6 +261,73 @@ def test_ctrl_c_while_a_hook_waits_for_room(tmp_path):
         kept = [a.to_torch() for a in reader]
     assert len(kept) > 0
     assert all(torch.equal(tensor.float(), large) for tensor in kept)
+
+
+class Interrupted(torch.overrides.TorchFunctionMode):
+    """Ctrl-C while a hook asks something of a tensor."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is Tensor.is_neg:
+            raise KeyboardInterrupt
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("in_c", [True, False])
+def test_ctrl_c_while_a_hook_looks_at_a_tensor(tmp_path, in_c):
+    def run(model):
+        model([X])
+        with pytest.raises(KeyboardInterrupt), Interrupted():
+            model([X])
+
+    steps = [step for _, step, *_ in capture(tmp_path / "a.stream", Outer(1), run, in_c=in_c)]
+    assert steps == [0]
+
+
+def test_threads_that_python_forgets_between_two_calls(tmp_path):
+    """A thread of C is another one to Python each time that it calls."""
+    source = tmp_path / "twice.c"
+    source.write_text(
+        "#include <pthread.h>\n"
+        "static void *run(void *call) { for (int i = 0; i < 3; i++) ((void (*)(void))call)();"
+        " return 0; }\n"
+        "void thrice(void (*call)(void)) { pthread_t t; pthread_create(&t, 0, run, (void *)call);"
+        " pthread_join(t, 0); }\n"
+    )
+    cc = shlex.split(os.environ.get("CC", "cc"))
+    if shutil.which(cc[0]) is None:
+        pytest.skip(f"no C compiler {cc[0]!r}")
+    library = tmp_path / "twice.so"
+    subprocess.run([*cc, "-shared", "-fPIC", "-pthread", source, "-o", library], check=True)
+    thrice = ctypes.CDLL(str(library)).thrice
+
+    def run(model):
+        @ctypes.CFUNCTYPE(None)
+        def call():
+            model.inner[0](X)  # outside of a step
+            model([X, X])
+            gc.collect()
+
+        thrice(call)
+
+    ours = capture(tmp_path / "c.stream", Outer(1), run)
+    theirs = capture(tmp_path / "python.stream", Outer(1), run, in_c=False)
+    assert [call for _, _, _, call, *_ in ours] == [0, 0, 1] * 3
+    assert_same(ours, theirs)
+
+
+def test_without_the_library_no_file_is_touched(tmp_path, monkeypatch):
+    path = tmp_path / "a.stream"
+    path.write_bytes(b"an earlier capture")
+
+    def missing():
+        raise UnsupportedError("hook.so is missing")
+
+    monkeypatch.setattr(ForwardHooks, "available", staticmethod(missing))
+    framework = InstrumentationFramework(InstrumentationConfig.fast_capture())
+    framework.instrument_model(Outer(1))
+    with pytest.raises(UnsupportedError), framework.capture_activations(path):
+        pass
+    assert path.read_bytes() == b"an earlier capture"
 
 
 def test_an_exchange_api_of_another_kind_is_left_alone():

@@ -66,6 +66,8 @@ def _library() -> ctypes.PyDLL | None:
     library.hooks_enter.argtypes = (
         ctypes.POINTER(_Shared), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64,
     )  # fmt: skip
+    library.hooks_leave.restype = None
+    library.hooks_leave.argtypes = (ctypes.POINTER(_Shared),)
     return library
 
 
@@ -156,12 +158,16 @@ class ForwardHooks:
         return hook
 
     def enter(self, calls: array[int], step: int, token: int) -> None:
-        """Says where this thread stands from now on.
+        """Begins a step of this thread.
 
         Args:
-            calls: of type "q"; stays alive and in its place as long as the thread runs hooks.
+            calls: of type "q"; stays alive and in its place until :meth:`leave`.
         """
         self._library.hooks_enter(self._shared, calls.buffer_info()[0], step, token)
+
+    def leave(self) -> None:
+        """Ends this thread's step: its hooks are left to Python."""
+        self._library.hooks_leave(self._shared)
 
     def stop(self) -> None:
         """Makes all of them do nothing."""

@@ -108,6 +108,7 @@ class Recorder:
         self._config = config
         # Before the file is touched: a selection that fails must not empty it.
         selected = [(model, select_modules(model, config)) for model in models]
+        view = self._view_in_c()
         self._probes = CaptureProbes(self.path, config.probes, config.probe_interval_s)
         workers = config.workers or max(1, min(8, usable_cpus()))
         burst = int((config.burst_gb or 0) * 1e9)
@@ -149,7 +150,11 @@ class Recorder:
         self._handles: list[RemovableHandle] = []
         self._hooked = 0
         try:
-            self._in_c = self._hooks_in_c()
+            if view:
+                self._in_c = ForwardHooks(
+                    self._session, view=view, plain=PLAIN, is_neg=Tensor.is_neg,
+                    failed=self._complain,
+                )  # fmt: skip
             if any(_is_compiled(model) for model in models):
                 self._exit.enter_context(_eager())
             labels: dict[str, int] = {}
@@ -214,18 +219,17 @@ class Recorder:
         if thread.depth > 0:
             thread.depth -= 1
             if thread.depth == 0 and self._in_c is not None:
-                self._in_c.enter(thread.calls, -1, -1)
+                self._in_c.leave()
 
-    def _hooks_in_c(self) -> ForwardHooks | None:
-        """None where this torch or interpreter cannot have them, or tensors are not plain."""
+    def _view_in_c(self) -> int:
+        """What hooks in C read tensors with; 0 where this torch or interpreter has none, or what is
+        captured are samples.
+        """
         exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-        view = 0 if exchange is None else view_function(exchange)
         sampled = self._config.granularity is HookGranularity.SAMPLED_SLICES
-        if not view or sampled or not ForwardHooks.available():
-            return None
-        return ForwardHooks(
-            self._session, view=view, plain=PLAIN, is_neg=Tensor.is_neg, failed=self._complain
-        )
+        if exchange is None or sampled or not ForwardHooks.available():
+            return 0
+        return view_function(exchange)
 
     def _hook(self, label: str, name: str) -> Callable[[nn.Module, Any, Any], None]:
         session = self._session
