@@ -158,7 +158,7 @@ struct described {
 };
 
 /* Of an error Python finds the same and says why. What is none, as Ctrl-C, stays. */
-static int describes_not(void) {
+static int not_described(void) {
   if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
   return 0;
 }
@@ -167,11 +167,11 @@ static int describes_not(void) {
 static int describe(const struct hooks *all, PyObject *tensor, struct described *out) {
   /* Whether it is a view that negates its elements as they are read. */
   PyObject *negative = PyObject_CallFunctionObjArgs(all->is_neg, tensor, (PyObject *)NULL);
-  if (negative == NULL) return describes_not();
+  if (negative == NULL) return not_described();
   Py_DecRef(negative);
   if (negative != all->no) return 0;
   DLTensor d;
-  if (all->view(tensor, &d) != 0) return describes_not();
+  if (all->view(tensor, &d) != 0) return not_described();
   strap_tensor *t = &out->tensor;
   t->dtype = dtype_of(&d);
   if (d.device.type != DL_CPU || d.data == NULL || t->dtype == 0 || d.ndim > STRAP_MAX_DIMS)
@@ -192,6 +192,8 @@ static PyObject *nothing(const struct hooks *all) {
   return all->none;
 }
 
+enum { SLICE_MS = 100 }; /* of a wait, as in _native/session.py */
+
 /* Hands a tensor over, and lets Python handle signals while that waits for room. The tensor's
  * caller has a reference to it. */
 static PyObject *put(const struct hook *h, strap_tensor *t) {
@@ -200,7 +202,7 @@ static PyObject *put(const struct hook *h, strap_tensor *t) {
   strap_status status;
   for (;;) {
     void *thread = PyEval_SaveThread();
-    status = all->enqueue(all->session, t, 100, &error);
+    status = all->enqueue(all->session, t, SLICE_MS, &error);
     PyEval_RestoreThread(thread);
     if (status != STRAP_ERR_TIMEOUT) break;
     if (PyErr_CheckSignals() != 0) {

@@ -82,7 +82,8 @@ func (l huffLeaf) count() int   { return int(l >> 8) }
 // nil where they are not smaller than src. distinct is how many different bytes src
 // has; 1 asks for no tree. The result is valid until the next call.
 func (h *huffman) compress(src []byte, single bool) (data []byte, distinct int) {
-	words := len(src) >= huffSampledMin && h.sampleWords(src) || len(src) >= huffWordsMin && h.countWords(src)
+	words := len(src) >= huffWordsMin && h.guessShift(src) &&
+		(len(src) >= huffSampledMin && h.sampleWords(src) || h.countWords(src))
 	if !words {
 		h.countBytes(src)
 	}
@@ -137,17 +138,24 @@ func (h *huffman) countBytes(src []byte) {
 	}
 }
 
-// countWords counts the bytes of src, of at most literalsBlock, by its words without
-// their zeros at the end; it is false where these are too few. A sample tells how many
-// zeros there are, and the words whether that was so.
-func (h *huffman) countWords(src []byte) bool {
+// guessShift guesses by a few words how many zeros all have at their ends; it is false where
+// these are too few.
+func (h *huffman) guessShift(src []byte) bool {
 	const sample = 64 // words of 8 bytes
 	step := len(src) / sample
 	var all uint64
 	for i := range sample {
 		all |= binary.LittleEndian.Uint64(src[min(i*step, len(src)-8)&^1:])
 	}
-	for h.shift = trailingZeros(all); 16-h.shift <= huffWordBits; {
+	h.shift = trailingZeros(all)
+	return 16-h.shift <= huffWordBits
+}
+
+// countWords counts the bytes of src, of at most literalsBlock, by its words without
+// their zeros at the end; it is false where these are too few. They are at most as many as
+// guessed, and the words tell whether that was so.
+func (h *huffman) countWords(src []byte) bool {
+	for 16-h.shift <= huffWordBits {
 		zeros := trailingZeros(h.countShifted(src))
 		if zeros >= h.shift {
 			h.addWords(1, src[len(src)&^7:])
@@ -179,8 +187,10 @@ func (h *huffman) sampleWords(src []byte) bool {
 	}
 	h.clearWords()
 	h.countPieces(src[:whole], huffPiece, huffStride)
-	seen := h.addWords(huffEach, rest)
-	return seen >= huffSampledLeast && h.addUnseen(x)-seen <= huffUnseenMost
+	h.addWords(huffEach, rest)
+	seen := h.distinct()
+	h.addUnseen(x)
+	return seen >= huffSampledLeast && h.distinct()-seen <= huffUnseenMost
 }
 
 // extent is what is known of all 16-bit words of a stretch. A magnitude is a word without its
@@ -203,9 +213,8 @@ func extentPortable(src []byte) extent {
 	return x
 }
 
-// addUnseen counts bytes once that no word of the sample has, but another one may. It returns
-// how many bytes are counted now.
-func (h *huffman) addUnseen(x extent) (distinct int) {
+// addUnseen counts bytes once that no word of the sample has, but another one may.
+func (h *huffman) addUnseen(x extent) {
 	add := func(b int) { h.count[b] = max(h.count[b], 1) }
 	step := 1 << min(h.shift, 8) // of the low bytes
 	for b := 0; b < 256; b += step {
@@ -218,12 +227,6 @@ func (h *huffman) addUnseen(x extent) (distinct int) {
 		add(b)
 		add(b | 0x80)
 	}
-	for _, n := range h.count {
-		if n > 0 {
-			distinct++
-		}
-	}
-	return distinct
 }
 
 // trailingZeros is how many low bits are zero in every 16-bit word of all.
@@ -271,8 +274,8 @@ func (h *huffman) countPieces(src []byte, piece, stride int) (all uint64) {
 }
 
 // addWords counts bytes by the words counted before, each as often as it stands for, and the
-// bytes of rest. It returns how many different ones there are.
-func (h *huffman) addWords(each uint32, rest []byte) (distinct int) {
+// bytes of rest.
+func (h *huffman) addWords(each uint32, rest []byte) {
 	clear(h.count[:])
 	for w := range 1 << (16 - h.shift) {
 		n := uint32(h.words[0][w]) + uint32(h.words[1][w]) + uint32(h.words[2][w]) + uint32(h.words[3][w])
@@ -284,12 +287,16 @@ func (h *huffman) addWords(each uint32, rest []byte) (distinct int) {
 	for _, b := range rest {
 		h.count[b]++
 	}
-	for _, n := range h.count {
-		if n > 0 {
-			distinct++
+}
+
+// distinct is how many different bytes are counted.
+func (h *huffman) distinct() (n int) {
+	for _, count := range h.count {
+		if count > 0 {
+			n++
 		}
 	}
-	return distinct
+	return n
 }
 
 // build gives each byte that occurs a code; it returns how many do.

@@ -30,8 +30,8 @@ const (
 //   - someone is in a hurry: a flush, a full arena, the end;
 //
 // and then work until nothing is left. Where the caller helps, it makes the packets
-// itself, with threads that have nothing else to do, when so much waits or the oldest
-// does for longestWait; the workers rest on.
+// itself, with threads that have nothing else to do, when one comes behind so much or the
+// oldest waits for longestWait; the workers rest on.
 type backlog struct {
 	yields  bool
 	helped  bool          // who makes it full has other threads work, the workers rest on
