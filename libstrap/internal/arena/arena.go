@@ -11,6 +11,7 @@ import (
 	"sort"
 	"sync"
 
+	"github.com/libstrap/strap/libstrap/internal/pages"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
@@ -38,7 +39,8 @@ type extent struct{ from, to int }
 // Arena hands out regions. Regions may be freed in any order and from any
 // goroutine; TryAlloc is for one caller at a time.
 type Arena struct {
-	mem []byte
+	pages *pages.Memory
+	mem   []byte // all of them
 
 	mu     sync.Mutex
 	free   []extent // by address, none next to another
@@ -59,9 +61,9 @@ func New(limit int64) (*Arena, error) {
 	}
 	for n := limit; ; n = max(n/2, MinLimit) {
 		n = n / cacheLine * cacheLine
-		mem, err := mapMemory(int(n))
+		m, err := pages.Map(int(n))
 		if err == nil {
-			return &Arena{mem: mem, free: []extent{{0, len(mem)}}, freed: make(chan struct{}, 1)}, nil
+			return &Arena{pages: m, mem: m.Bytes, free: []extent{{0, int(n)}}, freed: make(chan struct{}, 1)}, nil
 		}
 		if n == MinLimit {
 			return nil, status.Wrap(status.NoMemory, err, "cannot map %d bytes of staging memory", n)
@@ -131,7 +133,7 @@ func (a *Arena) Free(r Region) {
 	a.live--
 	a.put(extent{r.at, r.at + r.len})
 	if a.unmapped() {
-		unmapMemory(a.mem)
+		a.pages.Release(a.top)
 	}
 	a.mu.Unlock()
 	select {
@@ -166,7 +168,7 @@ func (a *Arena) Close() {
 	}
 	a.closed = true
 	if a.unmapped() {
-		unmapMemory(a.mem)
+		a.pages.Release(a.top)
 	}
 }
 
@@ -184,6 +186,6 @@ func (a *Arena) Touch(n int64) {
 		return
 	}
 	end := int(min(n, a.Limit()))
-	touchMemory(a.mem[:end])
+	a.pages.Touch(end)
 	a.top = max(a.top, end)
 }

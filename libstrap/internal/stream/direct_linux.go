@@ -3,16 +3,12 @@ package stream
 import (
 	"os"
 	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-const (
-	hugePage = 2 << 20
-	// maxAlign is the largest alignment that is not left to the page cache.
-	maxAlign = 64 << 10
-)
+// maxAlign is the largest alignment that is not left to the page cache.
+const maxAlign = 64 << 10
 
 // openDirect opens the file f at path for writes past the page cache. Offset,
 // length and memory of each are multiples of align. nil: the file system has no
@@ -67,32 +63,4 @@ func freeBytes(f *os.File) int64 {
 		return 0
 	}
 	return int64(fs.Bavail) * fs.Bsize
-}
-
-// mapBlocks maps size bytes for blocks, mem, in whole. In huge pages, where there
-// are some, a write has few pieces. A forked child inherits none of it: a page that
-// it shares would be copied by a write to memory, and not be the one on its way to
-// the disk.
-func mapBlocks(size int) (mem, whole []byte, err error) {
-	whole, err = syscall.Mmap(-1, 0, size+hugePage, syscall.PROT_READ|syscall.PROT_WRITE,
-		syscall.MAP_ANON|syscall.MAP_PRIVATE)
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := syscall.Madvise(whole, syscall.MADV_DONTFORK); err != nil {
-		unmapBlocks(whole)
-		return nil, nil, err
-	}
-	at := -int(uintptr(unsafe.Pointer(unsafe.SliceData(whole)))) & (hugePage - 1)
-	mem = whole[at : at+size : at+size]
-	if size >= maxBlocks*hugePage {
-		_ = syscall.Madvise(mem, syscall.MADV_HUGEPAGE)
-	}
-	return mem, whole, nil
-}
-
-func unmapBlocks(whole []byte) {
-	if err := syscall.Munmap(whole); err != nil {
-		panic("stream: munmap of its own memory: " + err.Error())
-	}
 }

@@ -13,10 +13,3 @@ func openDirect(path string, f *os.File) (direct *os.File, align int) { return n
 func preallocate(f *os.File, at, n int64) error { return syscall.ENOTSUP }
 
 func freeBytes(f *os.File) int64 { return 0 }
-
-func mapBlocks(size int) (mem, whole []byte, err error) {
-	whole = make([]byte, size)
-	return whole, whole, nil
-}
-
-func unmapBlocks(whole []byte) {}

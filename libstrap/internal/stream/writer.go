@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/libstrap/strap/libstrap/internal/pages"
 	"github.com/libstrap/strap/libstrap/internal/scan"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
@@ -50,9 +51,9 @@ func (o Options) block() int {
 type Writer struct {
 	path    string
 	disk    *disk
-	size    int      // of a block
-	mapped  []byte   // ring, and what was mapped around it
-	ring    []byte   // the memory of maxBlocks
+	size    int // of a block
+	pages   *pages.Memory
+	ring    []byte   // all of them, the memory of maxBlocks
 	blocks  []*block // those that were used so far
 	turn    int      // the block that is taken next
 	block   *block   // that is filled; nil: the next byte begins one
@@ -329,11 +330,11 @@ func (w *Writer) mapRing() error {
 	if w.ring != nil {
 		return nil
 	}
-	ring, mapped, err := mapBlocks(w.size * maxBlocks)
+	m, err := pages.Map(w.size * maxBlocks)
 	if err != nil {
 		return status.Wrap(status.NoMemory, err, "cannot map %d bytes to write from", w.size*maxBlocks)
 	}
-	w.ring, w.mapped = ring, mapped
+	w.pages, w.ring = m, m.Bytes
 	return nil
 }
 
@@ -458,8 +459,8 @@ func (w *Writer) Close() error {
 	if cerr := w.disk.close(); err == nil {
 		err = cerr
 	}
-	if w.mapped != nil {
-		unmapBlocks(w.mapped)
+	if w.pages != nil {
+		w.pages.Release(len(w.blocks) * w.size)
 	}
 	return err
 }

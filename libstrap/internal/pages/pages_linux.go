@@ -1,0 +1,56 @@
+package pages
+
+import (
+	"os"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+func mapPages(n int) (whole, all []byte, err error) {
+	room := n
+	if n >= hugePage {
+		room += hugePage
+	}
+	whole, err = syscall.Mmap(-1, 0, room, syscall.PROT_READ|syscall.PROT_WRITE,
+		syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := syscall.Madvise(whole, syscall.MADV_DONTFORK); err != nil {
+		unmapPages(whole)
+		return nil, nil, err
+	}
+	if n < hugePage {
+		return whole, whole, nil
+	}
+	at := -int(uintptr(unsafe.Pointer(unsafe.SliceData(whole)))) & (hugePage - 1)
+	all = whole[at : at+n : at+n]
+	_ = syscall.Madvise(all, syscall.MADV_HUGEPAGE) // a kernel without them refuses
+	return whole, all, nil
+}
+
+func unmapPages(whole []byte) {
+	if err := syscall.Munmap(whole); err != nil {
+		panic("pages: munmap of its own memory: " + err.Error())
+	}
+}
+
+// relinquish lets the system take the first n bytes when it likes, and the others now. false: the
+// system does not (locked memory, a kernel before 4.5).
+func relinquish(b []byte, n int) bool {
+	if n < len(b) && syscall.Madvise(b[n:], syscall.MADV_DONTNEED) != nil {
+		return false
+	}
+	return syscall.Madvise(b[:min(n, len(b))], unix.MADV_FREE) == nil
+}
+
+func touch(b []byte) {
+	if len(b) == 0 || unix.Madvise(b, unix.MADV_POPULATE_WRITE) == nil { // Linux 5.14
+		return
+	}
+	for i := 0; i < len(b); i += os.Getpagesize() {
+		b[i] = 0
+	}
+}

@@ -1,0 +1,127 @@
+package pages_test
+
+import (
+	"runtime"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/libstrap/strap/libstrap/internal/pages"
+)
+
+const mib = 1 << 20
+
+func mapped(t *testing.T, n int) *pages.Memory {
+	t.Helper()
+	m, err := pages.Map(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(m.Bytes) != n {
+		t.Fatalf("%d bytes, not the %d asked for", len(m.Bytes), n)
+	}
+	return m
+}
+
+func at(m *pages.Memory) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(m.Bytes))) }
+
+func TestMemoryIsWritableAndAligned(t *testing.T) {
+	for _, n := range []int{1, 5000, 2 * mib, 2*mib + 1, 9*mib + 777} {
+		m := mapped(t, n)
+		m.Touch(n)
+		m.Bytes[0], m.Bytes[n-1] = 1, 2
+		if n >= 2*mib && runtime.GOOS == "linux" && at(m)%(2*mib) != 0 {
+			t.Errorf("%d bytes at %#x, which no huge page begins at", n, at(m))
+		}
+		m.Release(n)
+	}
+}
+
+func TestReleasedMemoryComesBackWarm(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux is told that it may take pages later")
+	}
+	m := mapped(t, 24*mib)
+	where := at(m)
+	m.Release(24 * mib)
+	if again := mapped(t, 24*mib); at(again) != where {
+		t.Error("other memory was mapped")
+	} else {
+		again.Release(24 * mib)
+	}
+	if less := mapped(t, 20*mib); at(less) != where {
+		t.Error("other memory was mapped for a little less")
+	} else {
+		less.Release(20 * mib)
+	}
+	if more := mapped(t, 24*mib); at(more) != where {
+		t.Error("what was used for less is not there in whole any more")
+	}
+	few := mapped(t, 5*mib)
+	if at(few) >= where && at(few) < where+24*mib {
+		t.Error("memory that is in use was handed out")
+	}
+	few.Release(0)
+}
+
+func TestLittleIsKept(t *testing.T) {
+	m := mapped(t, 200*mib)
+	where := at(m)
+	for i := 0; i < len(m.Bytes); i += 4096 {
+		m.Bytes[i] = 7
+	}
+	m.Release(len(m.Bytes))
+	again := mapped(t, 200*mib)
+	if at(again) == where {
+		for i := 64 * mib; i < len(again.Bytes); i += 4096 {
+			if again.Bytes[i] != 0 {
+				t.Fatalf("byte %d MiB stayed", i/mib)
+			}
+		}
+	}
+	again.Release(len(again.Bytes))
+
+}
+
+func TestOnlyTheLastStay(t *testing.T) {
+	const n = 32 * mib
+	var held []*pages.Memory
+	for range 5 {
+		held = append(held, mapped(t, n))
+	}
+	for _, m := range held {
+		m.Bytes[0] = 7
+		m.Release(mib)
+	}
+	stayed := 0
+	for range held {
+		m := mapped(t, n)
+		defer m.Release(0)
+		stayed += int(m.Bytes[0] / 7)
+	}
+	if stayed > 2 {
+		t.Errorf("%d of 5 were kept", stayed)
+	}
+}
+
+func TestThreadsMapAndRelease(t *testing.T) {
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for range 50 {
+				m, err := pages.Map(3 * mib)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				m.Bytes[0] = byte(i)
+				runtime.Gosched()
+				if m.Bytes[0] != byte(i) {
+					t.Error("two have the same memory")
+				}
+				m.Release(mib)
+			}
+		})
+	}
+	wg.Wait()
+}
