@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 
 import pytest
@@ -203,6 +204,167 @@ def test_captures_beside_each_other(tmp_path, many):
             for step in range(many - n)
             for layer, call in (("inner.0", 0), ("inner.1", 0), ("inner.0", 1))
         ]
+
+
+MANY = [torch.full((n % 700 + 1,), float(n)) for n in range(400)]  # more than wait at a time
+LARGE = torch.arange(9_000.0)
+
+
+def test_small_and_large_outputs_stay_in_their_order(tmp_path):
+    def run(model):
+        model([*MANY, LARGE, X, X.t(), *MANY, [X, X], X])
+
+    ours = capture(tmp_path / "c.stream", Outer(3), run)
+    theirs = capture(tmp_path / "python.stream", Outer(3), run, in_c=False)
+    assert_same(ours, theirs)
+
+
+def test_a_small_output_is_what_it_was_when_the_module_returned_it(tmp_path):
+    class Changes(Outer):
+        def forward(self, values):
+            for value in values:
+                self.inner[0](value).add_(1)
+
+    value = torch.zeros(3)
+    stored = capture(tmp_path / "a.stream", Changes(1), lambda model: model([value] * 5))
+    assert [float(tensor[0]) for *_, tensor in stored] == [0, 1, 2, 3, 4]
+
+
+def captured(path):
+    with ActivationReader(path) as reader:
+        return [float(a.to_torch().reshape(-1)[0]) for a in reader]
+
+
+def opened(model, path):
+    framework = InstrumentationFramework(InstrumentationConfig.fast_capture())
+    framework.instrument_model(model)
+    return framework, framework.capture_activations(path)
+
+
+def test_small_outputs_are_handed_over_at_the_end_of_a_step(tmp_path):
+    model = Outer(1)
+    framework, block = opened(model, tmp_path / "a.stream")
+    with block:
+        model(MANY[:3])
+        assert framework.stats().tensors == 3
+
+
+def test_a_checkpoint_covers_steps_that_are_under_way(tmp_path):
+    path = tmp_path / "a.stream"
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waits(Outer):
+        def forward(self, values):
+            super().forward(values)
+            inside.set()
+            assert go_on.wait(60)
+
+    model = Waits(1)
+    framework, block = opened(model, path)
+    with block:
+        thread = threading.Thread(target=model, args=(MANY[:3],))
+        thread.start()
+        assert inside.wait(60)
+        framework._recorders[-1].checkpoint()
+        so_far = captured(path)
+        go_on.set()
+        thread.join()
+    assert so_far == captured(path) == [0, 1, 2]
+
+
+def test_a_checkpoint_from_within_a_step_covers_it(tmp_path):
+    path = tmp_path / "a.stream"
+    model = Outer(2)
+    framework, block = opened(model, path)
+    seen = []
+
+    def checkpoint(*_):
+        framework._recorders[-1].checkpoint()
+        seen.append(captured(path))
+
+    with block:
+        model.inner[1].register_forward_hook(checkpoint)  # behind the capture's own
+        model(MANY[:4])
+    assert seen == [[0, 1], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("cause", [ValueError, KeyboardInterrupt, SystemExit])
+def test_what_a_step_gathered_before_it_broke_off(tmp_path, cause):
+    class Breaks(Outer):
+        def forward(self, values):
+            super().forward(values)
+            raise cause
+
+    def run(model):
+        def work():
+            with pytest.raises(cause):
+                model(MANY[:3])
+
+        work()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    stored = capture(tmp_path / "a.stream", Breaks(1), run)
+    assert [float(tensor[0]) for *_, tensor in stored] == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_capture_that_ends_within_steps_of_other_threads(tmp_path):
+    path = tmp_path / "a.stream"
+    inside, go_on = threading.Barrier(4), threading.Event()
+
+    class Waits(Outer):
+        def forward(self, values):
+            super().forward(values)
+            inside.wait(60)
+            assert go_on.wait(60)
+            super().forward(values)  # after the capture's end
+
+    model = Waits(1)
+    threads = [threading.Thread(target=model, args=(MANY[:3],)) for _ in range(3)]
+    with opened(model, path)[1]:
+        for thread in threads:
+            thread.start()
+        inside.wait(60)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(captured(path)) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_a_child_within_a_step_says_once_that_it_does_not_capture(tmp_path):
+    class Forks(Outer):
+        def forward(self, values):
+            super().forward(values)
+            self.child = os.fork()
+            super().forward(values)
+
+    path = tmp_path / "a.stream"
+    model = Forks(1)
+    with opened(model, path)[1], warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            model(MANY[:3])
+        finally:
+            if model.child == 0:
+                os._exit(sum("goes on in process" in str(w.message) for w in told))
+        _, status = os.waitpid(model.child, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert captured(path) == [0, 1, 2, 0, 1, 2]
+
+
+def test_small_outputs_wait_for_room_too(tmp_path):
+    """A memory that is full holds a model up, and loses nothing."""
+    path = tmp_path / "a.stream"
+    framework = InstrumentationFramework(
+        InstrumentationConfig.fast_capture().with_memory_limit(0.002)
+    )
+    model = Outer(1)
+    framework.instrument_model(model)
+    with framework.capture_activations(path):
+        for _ in range(50):
+            model(MANY)
+    assert captured(path) == [float(n) for n in range(400)] * 50
 
 
 def test_nothing_stays_behind(tmp_path):
