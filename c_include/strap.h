@@ -287,7 +287,8 @@ typedef struct strap_stats_t {
   uint64_t stall_ns;        /* and how long they waited together; a wait under way counts until now */
   uint64_t queued_packets;  /* enqueued, not yet written */
   uint64_t queued_bytes;    /* staging bytes they hold */
-  uint64_t memory_bytes;    /* staging memory taken from the system now */
+  uint64_t memory_bytes;    /* staging memory that this session took from the system, or from
+                               a session before, and has now */
   uint64_t memory_peak;     /* and at most so far */
   uint64_t memory_limit;    /* the limit in force */
   uint64_t write_ns;        /* time spent in write calls; one under way counts until now */

@@ -1,9 +1,7 @@
 /*
  * hook.c - a forward hook of PyTorch's modules that runs no Python: it reads the tensor that a
  * module returns, and hands it to strap_enqueue without the interpreter's lock. Whatever is
- * not a plain tensor in memory, it leaves to the hook in Python, its twin. Small tensors are
- * gathered first, and handed over some at a time: between the operators of a model all that
- * strap_enqueue needs has left the caches, and the second call finds it there again.
+ * not a plain tensor in memory, it leaves to the hook in Python, its twin.
  *
  * hook.so is loaded by llm_instrumentation._native.hooks. What it needs of CPython is in the
  * stable ABI and declared here, so that one file serves every version from 3.10 on and building
@@ -13,7 +11,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "strap.h"
 
@@ -75,7 +72,6 @@ struct hooks {
   int32_t reserved;
   uint64_t number; /* of the capture, unique in the process and above 0 */
   uint64_t session;
-  struct gathered **gathered; /* the first, of hooks_gathered */
   strap_status (*enqueue)(strap_session, strap_tensor *, int32_t, strap_error *);
   strap_status (*abandon)(strap_session, uint64_t, strap_error *);
   int (*view)(PyObject *tensor, DLTensor *); /* borrows; 0, or -1 with an exception */
@@ -94,110 +90,27 @@ struct hook {
   PyObject *otherwise; /* the hook in Python */
 };
 
-/* ---- small tensors ---- */
-
-/* A tensor of more bytes goes over at once. */
-enum { SMALL = 16 << 10, ROOM = 64 << 10, LINE = 64 };
-
-/* A tensor that waits: its lengths follow, and in the next line its elements, contiguous. */
-struct waiting {
-  uint32_t layer, call;
-  int32_t dtype, ndim;
-  uint32_t bytes, next; /* of the elements; where the next one is */
-};
-
-/* The small tensors of a step of one thread. The interpreter's lock guards it; while it is
- * handed over, without that lock, nobody else touches it. */
-struct gathered {
-  struct gathered *next; /* of the same capture */
-  int taken;             /* by a thread's step */
-  int busy;              /* it is being handed over */
-  int64_t step, token;
-  uint32_t from, to; /* where those stand that wait */
-  _Alignas(LINE) char room[ROOM];
-};
-
-static uint32_t lines(size_t n) { return (uint32_t)((n + LINE - 1) / LINE * LINE); }
-
-static size_t head_of(int32_t ndim) {
-  return lines(sizeof(struct waiting) + (size_t)ndim * sizeof(int64_t));
-}
-
-/* One that no step has; NULL: there is no memory for it. */
-static struct gathered *take(struct gathered **first) {
-  struct gathered *g = *first;
-  while (g != NULL && g->taken) g = g->next;
-  if (g == NULL) {
-    g = aligned_alloc(LINE, sizeof *g);
-    if (g == NULL) return NULL;
-    *g = (struct gathered){.next = *first};
-    *first = g;
-  }
-  g->taken = 1;
-  g->from = g->to = 0;
-  return g;
-}
-
-static void free_gathered(PyObject *capsule) {
-  struct gathered **first = PyCapsule_GetPointer(capsule, NULL);
-  for (struct gathered *g = *first, *next; g != NULL; g = next) {
-    next = g->next;
-    free(g);
-  }
-  free(first);
-}
-
-/* Owns what the hooks of a capture gather, which PyCapsule_GetPointer(capsule, NULL) points to. */
-PyObject *hooks_gathered(void) {
-  struct gathered **first = calloc(1, sizeof *first);
-  if (first == NULL) return PyErr_NoMemory();
-  PyObject *capsule = PyCapsule_New(first, NULL, free_gathered);
-  if (capsule == NULL) free(first);
-  return capsule;
-}
-
-static size_t size_of(int32_t dtype) {
-  switch (dtype) {
-    case STRAP_BOOL: return 1;
-    case STRAP_FLOAT16:
-    case STRAP_BFLOAT16:
-    case STRAP_INT16: return 2;
-    case STRAP_FLOAT64:
-    case STRAP_INT64: return 8;
-    default: return 4;
-  }
-}
-
-/* Bytes of a tensor's elements; 0 if there are none, they are many, or not contiguous. */
-static size_t small(const strap_tensor *t) {
-  size_t n = size_of(t->dtype);
-  int64_t stride = 1;
-  for (int i = t->ndim - 1; i >= 0; i--) {
-    if (t->shape[i] > SMALL || (t->strides != NULL && t->shape[i] != 1 && t->strides[i] != stride))
-      return 0;
-    stride *= t->shape[i];
-    n *= (size_t)t->shape[i];
-    if (n > SMALL) return 0;
-  }
-  return n;
-}
-
-/* ---- steps ---- */
-
 /* Where a thread stands within a step of a capture. */
 struct place {
   uint64_t capture; /* 0: outside of any */
   int64_t *calls;   /* how often each layer ran; alive until the step ends */
   int64_t step, token;
-  struct gathered *gathered; /* NULL: there was no memory */
 };
 
-/* Few captures run at once. One that loses its place to another is left to Python; what
- * it had gathered, hooks_settle hands over. */
+/* Few captures run at once. One that loses its place to another is left to Python. */
 enum { PLACES = 4 };
 static _Thread_local struct place places[PLACES];
 
 static struct place *place_of(const struct hooks *all) { return &places[all->number % PLACES]; }
+
+void hooks_enter(const struct hooks *all, int64_t *calls, int64_t step, int64_t token) {
+  *place_of(all) = (struct place){all->number, calls, step, token};
+}
+
+void hooks_leave(const struct hooks *all) {
+  struct place *here = place_of(all);
+  if (here->capture == all->number) here->capture = 0;
+}
 
 /* STRAP_ type of DLPack's; 0: left to Python. Integers of 8 bits are too, for PyTorch says the
  * same of those that have fewer. */
@@ -281,16 +194,10 @@ static PyObject *nothing(const struct hooks *all) {
 
 enum { SLICE_MS = 100 }; /* of a wait, as in _native/session.py */
 
-enum done {
-  RAISED = -2,  /* handed over, and there is an exception */
-  STOPPED = -1, /* not handed over, and there is one */
-  DONE = 0,
-  LATE = 1, /* not handed over: it took a slice of time */
-};
-
-/* Hands a tensor over, and lets Python handle signals while that waits for room; for one slice,
- * unless it is patient. The elements stay where they are meanwhile. */
-static enum done put(const struct hooks *all, strap_tensor *t, int patient) {
+/* Hands a tensor over, and lets Python handle signals while that waits for room. The tensor's
+ * caller has a reference to it. */
+static PyObject *put(const struct hook *h, strap_tensor *t) {
+  const struct hooks *all = h->all;
   strap_error error;
   strap_status status;
   for (;;) {
@@ -300,93 +207,13 @@ static enum done put(const struct hooks *all, strap_tensor *t, int patient) {
     if (status != STRAP_ERR_TIMEOUT) break;
     if (PyErr_CheckSignals() != 0) {
       if (t->cursor != 0) all->abandon(all->session, t->cursor, NULL);
-      return STOPPED;
+      return NULL;
     }
-    if (!patient) return LATE;
   }
-  if (status >= 0) return DONE;
-  PyObject *told = PyObject_CallFunction(all->failed, "ILLIiiy", t->layer, (long long)t->step,
-                                         (long long)t->token, t->call, status, error.sys_errno,
-                                         error.message);
-  if (told == NULL) return RAISED;
-  Py_DecRef(told);
-  return DONE;
-}
-
-/* Hands over what a step has gathered. What is not, stays. */
-static enum done hand_over(const struct hooks *all, struct gathered *g, int patient) {
-  if (g == NULL || g->busy) return DONE;
-  enum done done = DONE;
-  for (g->busy = 1; done == DONE && g->from < g->to;) {
-    struct waiting *w = (struct waiting *)(g->room + g->from);
-    strap_tensor t = {.struct_size = sizeof t, .layer = w->layer, .call = w->call,
-                      .step = g->step, .token = g->token, .dtype = w->dtype, .ndim = w->ndim,
-                      .shape = (int64_t *)(w + 1), .data = (char *)w + head_of(w->ndim)};
-    done = put(all, &t, patient);
-    if (done == DONE || done == RAISED) g->from = w->next;
-  }
-  if (g->from == g->to) g->from = g->to = 0;
-  g->busy = 0;
-  return done;
-}
-
-/* Puts a tensor of so many bytes to those that wait. */
-static void gather(struct gathered *g, const strap_tensor *t, size_t bytes) {
-  struct waiting *w = (struct waiting *)(g->room + g->to);
-  const size_t head = head_of(t->ndim);
-  *w = (struct waiting){t->layer, t->call, t->dtype, t->ndim, (uint32_t)bytes,
-                        g->to + (uint32_t)head + lines(bytes)};
-  memcpy(w + 1, t->shape, (size_t)t->ndim * sizeof *t->shape);
-  memcpy((char *)w + head, t->data, bytes);
-  g->to = w->next;
-}
-
-/* Gathers a tensor if it is small, and hands it over if not, behind those that wait. */
-static enum done pass(const struct hooks *all, struct gathered *g, strap_tensor *t) {
-  enum { PATIENT = 1 };
-  const size_t bytes = g == NULL || g->busy ? 0 : small(t);
-  if (bytes == 0 || g->to + head_of(t->ndim) + lines(bytes) > ROOM) {
-    const enum done done = hand_over(all, g, PATIENT);
-    if (done != DONE) return done;
-  }
-  if (bytes == 0) return put(all, t, PATIENT);
-  gather(g, t, bytes);
-  return DONE;
-}
-
-void hooks_enter(const struct hooks *all, int64_t *calls, int64_t step, int64_t token) {
-  struct gathered *g = take(all->gathered);
-  if (g != NULL) {
-    g->step = step;
-    g->token = token;
-  }
-  *place_of(all) = (struct place){all->number, calls, step, token, g};
-}
-
-/* Hands over what the step gathered; with an exception, where that failed. */
-void hooks_leave(const struct hooks *all) {
-  struct place *here = place_of(all);
-  if (here->capture != all->number) return;
-  here->capture = 0;
-  if (hand_over(all, here->gathered, 1) == DONE && here->gathered != NULL)
-    here->gathered->taken = here->gathered->busy;
-}
-
-/* Hands over what all threads gathered so far. 1: it took a slice of time, and some is left. With
- * an exception, where that failed. */
-int hooks_settle(const struct hooks *all) {
-  enum done done = DONE;
-  for (struct gathered *g = *all->gathered; g != NULL && done == DONE; g = g->next)
-    done = hand_over(all, g, 0);
-  return done == LATE;
-}
-
-/* How many tensors wait. */
-int hooks_waiting(const struct hooks *all) {
-  int n = 0;
-  for (const struct gathered *g = *all->gathered; g != NULL; g = g->next)
-    for (uint32_t at = g->from; at < g->to; n++) at = ((const struct waiting *)(g->room + at))->next;
-  return n;
+  if (status >= 0) return nothing(all);
+  return PyObject_CallFunction(all->failed, "ILLIiiy", t->layer, (long long)t->step,
+                               (long long)t->token, t->call, status, error.sys_errno,
+                               error.message);
 }
 
 /* hook(module, arguments, output) */
@@ -405,14 +232,13 @@ static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
   if (here->capture == all->number) tensor = tensor_in(all, arguments[2]);
   if (tensor == NULL || !describe(all, tensor, &d)) {
     if (PyErr_Occurred()) return NULL;
-    if (here->capture == all->number && hand_over(all, here->gathered, 1) != DONE) return NULL;
     return PyObject_CallFunctionObjArgs(h->otherwise, arguments[0], arguments[1], arguments[2],
                                         (PyObject *)NULL);
   }
   d.tensor.step = here->step;
   d.tensor.token = here->token;
   d.tensor.call = (uint32_t)here->calls[h->index]++;
-  return pass(all, here->gathered, &d.tensor) == DONE ? nothing(all) : NULL;
+  return put(h, &d.tensor);
 }
 
 static PyMethodDef method = {"hook", run, METH_FASTCALL, "Captures what a module returns."};

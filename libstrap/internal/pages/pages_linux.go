@@ -2,6 +2,7 @@ package pages
 
 import (
 	"os"
+	"sync"
 	"syscall"
 	"unsafe"
 
@@ -37,14 +38,29 @@ func unmapPages(whole []byte) {
 	}
 }
 
-// relinquish lets the system take the first n bytes when it likes, and the others now. false: the
-// system does not (locked memory, a kernel before 4.5).
+// relinquish lets the system take the first n bytes when it likes, and the others now; their
+// addresses stay. false: it does not (locked memory, a kernel before 4.5), or addresses are
+// scarce.
 func relinquish(b []byte, n int) bool {
-	if n < len(b) && syscall.Madvise(b[n:], syscall.MADV_DONTNEED) != nil {
+	if addressesCount() || n < len(b) && syscall.Madvise(b[n:], syscall.MADV_DONTNEED) != nil {
 		return false
 	}
 	return syscall.Madvise(b[:min(n, len(b))], unix.MADV_FREE) == nil
 }
+
+// addressesCount reports whether the process may map so much and no more, touched or not.
+func addressesCount() bool {
+	var most unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_AS, &most) != nil || most.Cur != unix.RLIM_INFINITY {
+		return true
+	}
+	return strictOvercommit()
+}
+
+var strictOvercommit = sync.OnceValue(func() bool {
+	mode, err := os.ReadFile("/proc/sys/vm/overcommit_memory")
+	return err == nil && len(mode) > 0 && mode[0] == '2'
+})
 
 func touch(b []byte) {
 	if len(b) == 0 || unix.Madvise(b, unix.MADV_POPULATE_WRITE) == nil { // Linux 5.14

@@ -7,13 +7,12 @@ import functools
 import itertools
 import sys
 import sysconfig
-import time
 from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import StrapTimeoutError, UnsupportedError, from_status
+from ..errors import UnsupportedError, from_status
 from .session import Session
 
 # DLPackExchangeAPI: two 32-bit versions, the API before, five functions.
@@ -35,7 +34,6 @@ class _Shared(ctypes.Structure):
         ("reserved", ctypes.c_int32),
         ("number", ctypes.c_uint64),
         ("session", ctypes.c_uint64),
-        ("gathered", ctypes.c_void_p),
         ("enqueue", ctypes.c_void_p),
         ("abandon", ctypes.c_void_p),
         ("view", ctypes.c_void_p),
@@ -69,9 +67,7 @@ def _library() -> ctypes.PyDLL | None:
         ctypes.POINTER(_Shared), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64,
     )  # fmt: skip
     library.hooks_leave.restype = None
-    library.hooks_gathered.restype = object_
-    for function in (library.hooks_leave, library.hooks_settle, library.hooks_waiting):
-        function.argtypes = (ctypes.POINTER(_Shared),)
+    library.hooks_leave.argtypes = (ctypes.POINTER(_Shared),)
     return library
 
 
@@ -94,8 +90,6 @@ def view_function(exchange: object) -> int:
 
 class ForwardHooks:
     """The hooks in C of one capture.
-
-    Small tensors of a step wait until there are some, or the step ends.
 
     Args:
         view: see :func:`view_function`.
@@ -125,12 +119,10 @@ class ForwardHooks:
             error = from_status(status, message.decode("utf-8", "replace"), errno)
             failed(error, layer, step, token, call)
 
-        self._gathered = library.hooks_gathered()
         self._shared = _Shared(
             running=1,
             number=next(_numbers),
             session=session.handle,
-            gathered=_pointer_of(self._gathered, None),
             enqueue=enqueue,
             abandon=abandon,
             view=view,
@@ -174,30 +166,9 @@ class ForwardHooks:
         self._library.hooks_enter(self._shared, calls.buffer_info()[0], step, token)
 
     def leave(self) -> None:
-        """Ends this thread's step and hands over what it gathered: its hooks are left to Python."""
+        """Ends this thread's step: its hooks are left to Python."""
         self._library.hooks_leave(self._shared)
 
-    def settle(self, timeout: float | None = None) -> None:
-        """Hands over what all threads gathered so far.
-
-        Args:
-            timeout: seconds to wait for room, and for other threads that are handing over what is
-                theirs; None does not wait for these.
-
-        Raises:
-            StrapTimeoutError: after these some are left.
-        """
-        end = None if timeout is None else time.monotonic() + timeout
-        while self._library.hooks_settle(self._shared) or (end is not None and self.waiting):
-            if end is not None and time.monotonic() >= end:
-                raise StrapTimeoutError(f"{self.waiting} gathered tensors wait for room")
-            time.sleep(0.001)
-
-    @property
-    def waiting(self) -> int:
-        """How many tensors are gathered and not handed over."""
-        return int(self._library.hooks_waiting(self._shared))
-
     def stop(self) -> None:
-        """Makes all of them do nothing. What they gathered waits for :meth:`settle`."""
+        """Makes all of them do nothing."""
         self._shared.running = 0

@@ -320,13 +320,12 @@ class Recorder:
         if self._config.strict:
             raise error
         if os.getpid() != self._pid:
-            if self._running:
-                self._stop()
-                warnings.warn(
-                    f"the capture to {self.path} goes on in process {self._pid} alone: {error}",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
+            self._stop()
+            warnings.warn(
+                f"the capture to {self.path} goes on in process {self._pid} alone: {error}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
             return
         if isinstance(error, UnsupportedError):
             with contextlib.suppress(StrapError):  # a failed session reports itself
@@ -378,8 +377,6 @@ class Recorder:
         """Makes everything captured so far durable; returns the stream's length."""
         if self._cuda is not None:
             self._cuda.flush()
-        if self._in_c is not None:
-            self._in_c.settle()
         return self._session.checkpoint()
 
     # ---- end ------------------------------------------------------------------
@@ -475,15 +472,13 @@ class Recorder:
         try:
             if self._cuda is not None:
                 self._cuda.close()
-            if self._in_c is not None:
-                self._wait(self._in_c.settle, patience)
             self._wait(session.flush, patience)
             self.stats()
             self._wait(session.close, patience)
         except (StrapTimeoutError, KeyboardInterrupt):
             self.stats()
             self.gave_up = True
-            lost = session.discard() + (self._in_c.waiting if self._in_c else 0)
+            lost = session.discard()
             warnings.warn(
                 f"{lost} packets are not in {self.path}: its disk did not answer in time",
                 RuntimeWarning,

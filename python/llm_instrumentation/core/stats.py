@@ -33,7 +33,7 @@ class CaptureStats:
         stall_seconds: how long they waited together, waits under way included.
         queued_packets: captured, not yet in the file.
         queued_bytes: staging memory that they hold.
-        memory_bytes: staging memory taken from the system now.
+        memory_bytes: staging memory taken from the system, or from a capture before, now.
         memory_peak: and at most so far.
         memory_limit: the limit in force.
         file_bytes: length of the stream.
