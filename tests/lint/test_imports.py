@@ -40,7 +40,7 @@ ALLOWED = {
     "bpf": set(),
 }
 ONLY_ON_LINUX = {"cmd"}
-MAY_USE_C = {"capi", "arena", "codec", "crc32c", "team"}
+MAY_USE_C = {"capi", "codec", "crc32c", "team"}
 PORTABLE = {"GOOS": "darwin", "GOARCH": "arm64", "CGO_ENABLED": "0"}
 NATIVE = {"CGO_ENABLED": "1"}
 

@@ -7,8 +7,10 @@
 package pages
 
 import (
+	"os"
 	"slices"
 	"sync"
+	"syscall"
 )
 
 const (
@@ -50,7 +52,15 @@ func Map(n int) (*Memory, error) {
 }
 
 // Touch has the system put pages behind the first n bytes, which nothing is in yet.
-func (m *Memory) Touch(n int) { touch(m.Bytes[:n]) }
+func (m *Memory) Touch(n int) {
+	b := m.Bytes[:n]
+	if len(b) == 0 || populate(b) {
+		return
+	}
+	for i := 0; i < len(b); i += os.Getpagesize() {
+		b[i] = 0
+	}
+}
 
 // Release gives the memory back, of which the first used bytes were touched at most.
 func (m *Memory) Release(used int) {
@@ -90,4 +100,10 @@ func dropKept() bool {
 	some := len(kept.released) > 0
 	kept.released = nil
 	return some
+}
+
+func unmapPages(whole []byte) {
+	if err := syscall.Munmap(whole); err != nil {
+		panic("pages: munmap of its own memory: " + err.Error())
+	}
 }

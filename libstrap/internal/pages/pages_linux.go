@@ -32,12 +32,6 @@ func mapPages(n int) (whole, all []byte, err error) {
 	return whole, all, nil
 }
 
-func unmapPages(whole []byte) {
-	if err := syscall.Munmap(whole); err != nil {
-		panic("pages: munmap of its own memory: " + err.Error())
-	}
-}
-
 // relinquish lets the system take the first n bytes when it likes, and the others now; their
 // addresses stay. false: it does not (locked memory, a kernel before 4.5), or addresses are
 // scarce.
@@ -62,11 +56,5 @@ var strictOvercommit = sync.OnceValue(func() bool {
 	return err == nil && len(mode) > 0 && mode[0] == '2'
 })
 
-func touch(b []byte) {
-	if len(b) == 0 || unix.Madvise(b, unix.MADV_POPULATE_WRITE) == nil { // Linux 5.14
-		return
-	}
-	for i := 0; i < len(b); i += os.Getpagesize() {
-		b[i] = 0
-	}
-}
+// populate is all of Touch at once; false: the kernel cannot (before 5.14).
+func populate(b []byte) bool { return unix.Madvise(b, unix.MADV_POPULATE_WRITE) == nil }

@@ -2,10 +2,7 @@
 
 package pages
 
-import (
-	"os"
-	"syscall"
-)
+import "syscall"
 
 func mapPages(n int) (whole, all []byte, err error) {
 	whole, err = syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE,
@@ -13,17 +10,6 @@ func mapPages(n int) (whole, all []byte, err error) {
 	return whole, whole, err
 }
 
-func unmapPages(whole []byte) {
-	if err := syscall.Munmap(whole); err != nil {
-		panic("pages: munmap of its own memory: " + err.Error())
-	}
-}
-
-// relinquish is for Linux alone.
+// Only Linux is told that it may take pages later, or to give many at once.
 func relinquish([]byte, int) bool { return false }
-
-func touch(b []byte) {
-	for i := 0; i < len(b); i += os.Getpagesize() {
-		b[i] = 0
-	}
-}
+func populate([]byte) bool        { return false }
