@@ -6,7 +6,8 @@
  *
  * Conventions
  *   - Every call returns a strap_status: STRAP_OK (0), a positive outcome that
- *     is no failure (STRAP_END, STRAP_DROPPED), or a negative STRAP_ERR_*.
+ *     is no failure (STRAP_END, STRAP_DROPPED, STRAP_DECLINED), or a negative
+ *     STRAP_ERR_*.
  *   - Every call takes a nullable strap_error, filled on failure and cleared on
  *     success.
  *   - Handles are ids from libstrap's own table, never pointers; 0 is no handle.
@@ -47,6 +48,7 @@ enum {
   STRAP_OK = 0,
   STRAP_END = 1,                   /* no further packet */
   STRAP_DROPPED = 2,               /* STRAP_ON_FULL_DROP left this tensor out, counted */
+  STRAP_DECLINED = 3,              /* strap_offer did not take the tensor: enqueue it */
   STRAP_ERR_INVALID_ARGUMENT = -1, /* a value is out of its range; the message names it */
   STRAP_ERR_INVALID_STATE = -2,    /* closed, stale or foreign handle */
   STRAP_ERR_TIMEOUT = -3,          /* not done within timeout_ms; repeat the call */
@@ -140,7 +142,8 @@ typedef struct strap_open_options {
   uint64_t max_memory_bytes; /* hard limit of the staging memory, at least 1 MiB; libstrap
                                 takes less where half of what the machine or its cgroup
                                 has left is less, and says so in strap_stats; blocks to
-                                write from are a quarter of it more, 24 MiB at most */
+                                write from are a quarter of it more, 24 MiB at most, and
+                                64 KiB are for small tensors */
   int32_t on_full;           /* STRAP_ON_FULL_*: wait for room, or leave the tensor out */
   int32_t mode;              /* STRAP_MODE_*: start anew, or append to a stream */
   uint64_t resume_offset;    /* with RESUME: cut the stream back to this many bytes, which
@@ -248,10 +251,23 @@ typedef struct strap_tensor {
  * through it, and cursor says how far. To give such a tensor up, call
  * strap_abandon with its cursor.
  *
+ * A small tensor (at most 16 KiB, contiguous, without transform and conversion) may at first only
+ * be copied. Up to 64 KiB of such beside the staging memory become packets together: before
+ * the next tensor that is not taken so, strap_note, strap_abandon, strap_flush, strap_checkpoint and
+ * strap_close do what they are for, or after 50 to 100 ms without any. Not with
+ * STRAP_ON_FULL_DROP.
+ *
  * Once writing has failed every call answers that failure at once.
  */
 strap_status strap_enqueue(strap_session session, strap_tensor *tensor, int32_t timeout_ms,
                            strap_error *error);
+
+/*
+ * Takes a tensor as strap_enqueue does, if it is small and copying it is all there is to do;
+ * STRAP_DECLINED: it is not, or strap_enqueue has to say what is wrong with it. Never waits:
+ * for hosts that hold a lock (an interpreter's) which they would give up for strap_enqueue.
+ */
+strap_status strap_offer(strap_session session, const strap_tensor *tensor, strap_error *error);
 
 /* Gives up a half-enqueued tensor: the packet under way is taken back and the
  * index notes it; earlier packets of a split tensor stay. */

@@ -1,6 +1,7 @@
 package main
 
 /*
+#include "intake.h"
 #include "strap.h"
 */
 import "C"
@@ -38,11 +39,23 @@ func strapgoOpen(path *C.char, o *C.strap_open_options, out *C.strap_session, e 
 		if err != nil {
 			return err
 		}
-		s, err := session.Open(C.GoString(path), opts)
-		if err != nil {
+		id := sessions.next()
+		for i := 0; i < C.INTAKE_COUNT && opts.Intake == nil && !opts.DropOnFull; i++ {
+			if opts.Intake = openIntake(id); opts.Intake == nil {
+				id = sessions.next() // whose intake may be free
+			}
+		}
+		var s *session.Session
+		defer func() {
+			if s == nil && opts.Intake != nil {
+				opts.Intake.Close()
+			}
+		}()
+		if s, err = session.Open(C.GoString(path), opts); err != nil {
 			return err
 		}
-		*out = C.strap_session(sessions.add(s))
+		sessions.put(id, s)
+		*out = C.strap_session(id)
 		return nil
 	})
 }

@@ -19,6 +19,7 @@
 #include <sys/syscall.h>
 #endif
 
+#include "intake.h"
 #include "strap.h"
 #include "_cgo_export.h"
 
@@ -161,8 +162,11 @@ strap_status strap_enqueue(strap_session session, strap_tensor *tensor, int32_t 
                            strap_error *error) {
   ENTER(error);
   NEED(tensor, error);
-  if (tensor->struct_size == sizeof *tensor && tensor->conversion == NULL)
-    return strapgoEnqueue(session, tensor, thread_id(), now(), timeout_ms, error);
+  if (tensor->struct_size == sizeof *tensor && tensor->conversion == NULL) {
+    const int64_t time_ns = now();
+    if (intake_take(session, tensor, thread_id(), time_ns)) return STRAP_OK;
+    return strapgoEnqueue(session, tensor, thread_id(), time_ns, timeout_ms, error);
+  }
   strap_tensor own;
   strap_status status = take(&own, sizeof own, tensor, "strap_tensor", error);
   if (status != STRAP_OK) return status;
@@ -179,6 +183,14 @@ strap_status strap_enqueue(strap_session session, strap_tensor *tensor, int32_t 
   status = strapgoEnqueue(session, &own, thread_id(), now(), timeout_ms, error);
   tensor->cursor = own.cursor;
   return status;
+}
+
+strap_status strap_offer(strap_session session, const strap_tensor *tensor, strap_error *error) {
+  ENTER(error);
+  NEED(tensor, error);
+  if (tensor->struct_size == sizeof *tensor && intake_take(session, tensor, thread_id(), now()))
+    return STRAP_OK;
+  return STRAP_DECLINED;
 }
 
 strap_status strap_abandon(strap_session session, uint64_t cursor, strap_error *error) {

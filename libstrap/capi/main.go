@@ -98,11 +98,23 @@ type openReader struct {
 }
 
 func (h *handles[T]) add(v T) uint64 {
+	id := h.next()
+	h.put(id, v)
+	return id
+}
+
+// next is the id of one that is not open yet.
+func (h *handles[T]) next() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.last += h.step
-	h.open[h.last] = v
 	return h.last
+}
+
+func (h *handles[T]) put(id uint64, v T) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.open[id] = v
 }
 
 func (h *handles[T]) get(id uint64) (v T, err error) {

@@ -1,7 +1,8 @@
 /*
  * hook.c - a forward hook of PyTorch's modules that runs no Python: it reads the tensor that a
- * module returns, and hands it to strap_enqueue without the interpreter's lock. Whatever is
- * not a plain tensor in memory, it leaves to the hook in Python, its twin.
+ * module returns, and hands it to strap_offer, or without the interpreter's lock to
+ * strap_enqueue. Whatever is not a plain tensor in memory, it leaves to the hook in Python, its
+ * twin.
  *
  * hook.so is loaded by llm_instrumentation._native.hooks. What it needs of CPython is in the
  * stable ABI and declared here, so that one file serves every version from 3.10 on and building
@@ -38,6 +39,7 @@ PyObject *PyErr_NoMemory(void);
 void PyErr_SetString(PyObject *type, const char *message);
 extern PyObject *PyExc_TypeError, *PyExc_Exception;
 PyObject *PyErr_Occurred(void);
+long long PyLong_AsLongLong(PyObject *);
 int PyErr_ExceptionMatches(PyObject *type);
 void PyErr_Clear(void);
 int PyErr_CheckSignals(void);
@@ -73,6 +75,7 @@ struct hooks {
   uint64_t number; /* of the capture, unique in the process and above 0 */
   uint64_t session;
   strap_status (*enqueue)(strap_session, strap_tensor *, int32_t, strap_error *);
+  strap_status (*offer)(strap_session, const strap_tensor *, strap_error *);
   strap_status (*abandon)(strap_session, uint64_t, strap_error *);
   int (*view)(PyObject *tensor, DLTensor *); /* borrows; 0, or -1 with an exception */
   PyObject *plain[2];                        /* types whose elements are in their own memory */
@@ -81,13 +84,13 @@ struct hooks {
   PyObject *failed;                          /* told of a tensor that was not taken */
 };
 
-/* The hook of one module. */
+/* The hook of one module, or what puts a part of what it returns. */
 struct hook {
   struct hooks *all;
   uint32_t layer; /* of the session */
   uint32_t index; /* into the calls of a thread */
   PyObject *owner;     /* keeps all alive */
-  PyObject *otherwise; /* the hook in Python */
+  PyObject *otherwise; /* the one in Python */
 };
 
 /* Where a thread stands within a step of a capture. */
@@ -194,10 +197,12 @@ static PyObject *nothing(const struct hooks *all) {
 
 enum { SLICE_MS = 100 }; /* of a wait, as in _native/session.py */
 
-/* Hands a tensor over, and lets Python handle signals while that waits for room. The tensor's
- * caller has a reference to it. */
+/* Hands a tensor over: a small one while the interpreter's lock is held, for giving it up costs
+ * more than the copy. Lets Python handle signals while that waits for room. The tensor's caller
+ * has a reference to it. */
 static PyObject *put(const struct hook *h, strap_tensor *t) {
   const struct hooks *all = h->all;
+  if (all->offer(all->session, t, NULL) == STRAP_OK) return nothing(all);
   strap_error error;
   strap_status status;
   for (;;) {
@@ -241,7 +246,28 @@ static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
   return put(h, &d.tensor);
 }
 
-static PyMethodDef method = {"hook", run, METH_FASTCALL, "Captures what a module returns."};
+/* put(tensor, step, token, call) */
+static PyObject *run_put(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+  if (count != 4) {
+    PyErr_SetString(PyExc_TypeError, "put takes a tensor, its step, token and call");
+    return NULL;
+  }
+  const struct hook *h = PyCapsule_GetPointer(self, NULL);
+  struct described d;
+  d.tensor = (strap_tensor){.struct_size = sizeof d.tensor, .layer = h->layer};
+  d.tensor.step = PyLong_AsLongLong(arguments[1]);
+  d.tensor.token = PyLong_AsLongLong(arguments[2]);
+  d.tensor.call = (uint32_t)PyLong_AsLongLong(arguments[3]);
+  if (PyErr_Occurred()) return NULL;
+  if (is_plain(h->all, type_of(arguments[0])) && describe(h->all, arguments[0], &d))
+    return put(h, &d.tensor);
+  if (PyErr_Occurred()) return NULL;
+  return PyObject_CallFunctionObjArgs(h->otherwise, arguments[0], arguments[1], arguments[2],
+                                      arguments[3], (PyObject *)NULL);
+}
+
+static PyMethodDef hook_method = {"hook", run, METH_FASTCALL, "Captures what a module returns."};
+static PyMethodDef put_method = {"put", run_put, METH_FASTCALL, "Captures a part of that."};
 
 static void drop(PyObject *capsule) {
   struct hook *h = PyCapsule_GetPointer(capsule, NULL);
@@ -250,8 +276,8 @@ static void drop(PyObject *capsule) {
   free(h);
 }
 
-PyObject *hook_new(struct hooks *all, uint32_t layer, uint32_t index, PyObject *owner,
-                   PyObject *otherwise) {
+static PyObject *new_function(PyMethodDef *method, struct hooks *all, uint32_t layer,
+                              uint32_t index, PyObject *owner, PyObject *otherwise) {
   struct hook *h = malloc(sizeof *h);
   if (h == NULL) return PyErr_NoMemory();
   *h = (struct hook){all, layer, index, owner, otherwise};
@@ -262,7 +288,16 @@ PyObject *hook_new(struct hooks *all, uint32_t layer, uint32_t index, PyObject *
   }
   Py_IncRef(owner);
   Py_IncRef(otherwise);
-  PyObject *function = PyCFunction_NewEx(&method, self, NULL);
+  PyObject *function = PyCFunction_NewEx(method, self, NULL);
   Py_DecRef(self); /* the function's, or the end of it */
   return function;
+}
+
+PyObject *hook_new(struct hooks *all, uint32_t layer, uint32_t index, PyObject *owner,
+                   PyObject *otherwise) {
+  return new_function(&hook_method, all, layer, index, owner, otherwise);
+}
+
+PyObject *hook_put(struct hooks *all, uint32_t layer, PyObject *owner, PyObject *otherwise) {
+  return new_function(&put_method, all, layer, 0, owner, otherwise);
 }

@@ -31,6 +31,7 @@ static void child(const char *path, strap_session session, strap_reader reader, 
   EXPECT(STRAP_ERR_FORKED, strap_open(path, &options, &other, &error));
   EXPECT(STRAP_ERR_FORKED, strap_layer(session, NULL, "x", 1, NULL, &other_layer, &error));
   EXPECT(STRAP_ERR_FORKED, strap_enqueue(session, &t, -1, &error));
+  EXPECT(STRAP_ERR_FORKED, strap_offer(session, &t, &error));
   EXPECT(STRAP_ERR_FORKED, strap_abandon(session, 1, &error));
   EXPECT(STRAP_ERR_FORKED, strap_note(session, layer, 0, 0, 0, "why", &error));
   EXPECT(STRAP_ERR_FORKED, strap_flush(session, -1, &error));

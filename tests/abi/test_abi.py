@@ -118,6 +118,7 @@ def compiled(
         "names.c",
         "overwrite.c",
         "threads.c",
+        "small.c",
         "team.c",
         "flush.c",
         "probes.c",

@@ -60,7 +60,8 @@ static void expect_values(const char *path, int tensors) {
     if (!p.present) continue;
     CHECK(p.step == next, "step %lld stands where %d belongs", (long long)p.step, next);
     int32_t *read = (int32_t *)read_row(reader, p.row);
-    for (int v = 0; v < VALUES; v++) CHECK(read[v] == next, "tensor %d holds %d", next, read[v]);
+    const int length = (int)(p.decoded_bytes / sizeof *read);
+    for (int v = 0; v < length; v++) CHECK(read[v] == next, "tensor %d holds %d", next, read[v]);
     free(read);
     next++;
   }
@@ -152,6 +153,38 @@ static void resumes(const char *path) {
   free(large);
 }
 
+/* Small tensors go in beyond a full memory, as far as there is room for them, and wait there. */
+static void keeps_small_ones(const char *path) {
+  uint32_t layer;
+  strap_session session = start(path, STRAP_ON_FULL_BLOCK, &layer);
+  freeze();
+  int accepted = fill(session, layer);
+  const int64_t length = 1000;
+  for (int full = accepted;; accepted++) {
+    for (int v = 0; v < VALUES; v++) values[v] = accepted;
+    strap_tensor t = tensor_of(layer, STRAP_INT32, 1, &length, values);
+    t.step = accepted;
+    strap_status status = strap_enqueue(session, &t, 50, &error);
+    if (status == STRAP_ERR_TIMEOUT) {
+      CHECK(accepted > full && t.cursor == 0, "%d small tensors, cursor %llu", accepted - full,
+            (unsigned long long)t.cursor);
+      EXPECT(STRAP_DECLINED, strap_offer(session, &t, &error));
+      break;
+    }
+    CHECK(status == STRAP_OK && accepted < MOST, "tensor %d: %d, %s", accepted, status,
+          error.message);
+  }
+  TIMED(100, STRAP_ERR_TIMEOUT, strap_flush(session, 100, &error));
+  EXPECT(STRAP_OK, strap_note(session, layer, -1, -1, 0, "does not wait", &error));
+  strap_stats_t s = stats_of(session);
+  CHECK(s.tensors == (uint64_t)accepted && s.memory_peak <= 1 << 20 && s.failure == STRAP_OK,
+        "%llu of %d tensors, failure %d", (unsigned long long)s.tensors, accepted, s.failure);
+  TIMED(100, STRAP_ERR_TIMEOUT, strap_close(session, 100, &error));
+  thaw();
+  close_stream(session);
+  expect_values(path, accepted);
+}
+
 static void drops(const char *path) {
   uint32_t layer;
   strap_session session = start(path, STRAP_ON_FULL_DROP, &layer);
@@ -210,7 +243,11 @@ int main(int argc, char **argv) {
   static const struct {
     const char *name;
     void (*run)(const char *path);
-  } parts[] = {{"waits", waits}, {"resumes", resumes}, {"drops", drops}, {"discards", discards}};
+  } parts[] = {{"waits", waits},
+               {"resumes", resumes},
+               {"keeps_small_ones", keeps_small_ones},
+               {"drops", drops},
+               {"discards", discards}};
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
     snprintf(path, sizeof path, "%s.%s", argv[1], parts[i].name);
     parts[i].run(path);

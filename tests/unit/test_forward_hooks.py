@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import os
 import shlex
 import shutil
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 import weakref
 
@@ -151,6 +153,38 @@ def test_any_order_of_outputs_and_steps(tmp_path, calls, inner):
     ours = capture(tmp_path / "c.stream", Outer(inner), run)
     theirs = capture(tmp_path / "python.stream", Outer(inner), run, in_c=False)
     assert_same(ours, theirs)
+
+
+def test_small_tensors_have_the_time_and_thread_of_their_module(tmp_path):
+    """However late the library makes packets of them."""
+
+    class Slow(nn.Module):
+        def forward(self, value):
+            time.sleep(0.05)
+            return value
+
+    model = nn.Sequential(*(Slow() for _ in range(6)))
+    config = InstrumentationConfig.fast_capture()
+    framework = InstrumentationFramework(config)
+    framework.instrument_model(model)
+    ids = []
+
+    def work():
+        ids.append(threading.get_native_id())
+        model(torch.ones(3))
+
+    with framework.capture_activations(tmp_path / "a.stream"):
+        for _ in range(2):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+    with ActivationReader(tmp_path / "a.stream") as reader:
+        index = reader.index.to_pydict()
+    inner = [i for i, layer in enumerate(index["layer"]) if layer]
+    assert [index["thread"][i] for i in inner] == [ids[0]] * 6 + [ids[1]] * 6
+    times = [index["time_ns"][i] for i in inner]
+    for before, after in itertools.pairwise(times):
+        assert after - before >= 50_000_000
 
 
 def test_threads_count_their_own_calls(tmp_path):

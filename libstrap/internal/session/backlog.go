@@ -38,6 +38,7 @@ type backlog struct {
 	high    int64         // bytes
 	longest time.Duration // that a packet may wait
 	idle    time.Duration // without a packet
+	more    func() bool   // some will come without having been asked for
 
 	mu      sync.Mutex
 	work    sync.Cond // there is something for a worker, or nothing ever more
@@ -56,7 +57,7 @@ type backlog struct {
 func newBacklog(yields, helped bool, high int64) *backlog {
 	b := &backlog{
 		yields: yields, helped: helped, high: high, longest: longestWait, idle: idleAfter,
-		drained: make(chan struct{}),
+		drained: make(chan struct{}), more: func() bool { return false },
 	}
 	if helped {
 		// What little waits is in nobody's way, and a packet that a worker has begun and
@@ -115,6 +116,9 @@ func (b *backlog) tick() {
 	if b.waiting() == 0 {
 		b.timer = nil // until the next Push
 		return
+	}
+	if b.more() {
+		b.last = time.Now()
 	}
 	left := min(b.idle-time.Since(b.last), b.longest-time.Since(b.oldest()))
 	if left <= 0 {

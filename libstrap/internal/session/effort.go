@@ -34,5 +34,6 @@ func (s *Session) awaitingDisk() int64 {
 
 // onTarget reports whether tensors come at the target rate.
 func (s *Session) onTarget() bool {
-	return float64(s.counters.rawBytes.Load()) >= s.opts.TargetRate*time.Since(s.opened).Seconds()
+	_, bytes := s.taken()
+	return float64(bytes) >= s.opts.TargetRate*time.Since(s.opened).Seconds()
 }

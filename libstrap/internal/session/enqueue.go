@@ -98,6 +98,9 @@ type emission struct {
 	about   Tensor // what the index says of it, without the data
 
 	conversion *Conversion // of the caller, nil: none
+	settled    bool        // the intake took it, and has counted it
+	quiet      bool        // waits are not counted: they are no enqueue's
+	room       int         // what the current packet needs of the arena
 }
 
 // Enqueue copies a tensor into the staging memory. It waits at most timeout for
@@ -109,7 +112,7 @@ func (s *Session) Enqueue(t *Tensor, timeout time.Duration) error {
 	if err := s.refused(); err != nil {
 		return err
 	}
-	d := newDeadline(timeout)
+	d := newDeadline(timeout, s.closing)
 	defer d.Stop()
 	if t.Cursor != 0 {
 		e, err := s.takePending(t.Cursor)
@@ -119,27 +122,37 @@ func (s *Session) Enqueue(t *Tensor, timeout time.Duration) error {
 		defer e.running.Unlock()
 		return s.proceed(e, t, d)
 	}
-	l, err := s.layer(t.Layer)
-	if err != nil {
+	var e emission
+	if err := s.begin(&e, t); err != nil {
 		return err
 	}
-	elems, err := t.elements()
-	if err != nil {
+	if err := s.settle(&e, d); err != nil {
+		return err
+	}
+	return s.proceed(&e, t, d)
+}
+
+// begin validates a tensor and makes e its emission.
+func (s *Session) begin(e *emission, t *Tensor) (err error) {
+	if e.layer, err = s.layer(t.Layer); err != nil {
+		return err
+	}
+	if e.elems, err = t.elements(); err != nil {
 		return err
 	}
 	if t.Strides != nil && contiguous(t.Shape, t.Strides) {
 		t.Strides = nil
 	}
 	if t.Conversion != nil {
-		if err := s.checkConversion(t, elems); err != nil {
+		if err := s.checkConversion(t, e.elems); err != nil {
 			return err
 		}
 	}
-	e := emission{layer: l, elems: elems, stored: t.DType, conversion: t.Conversion}
+	e.stored, e.conversion = t.DType, t.Conversion
 	if t.DType == wire.Float32 && !s.opts.KeepFloat32 {
 		e.stored = wire.Float16
 	}
-	return s.proceed(&e, t, d)
+	return nil
 }
 
 // proceed hands over what is left of the tensor.
@@ -166,8 +179,10 @@ func (s *Session) emit(e *emission, t *Tensor, d *deadline) error {
 		if err := s.emitParts(e, t, d); err != nil {
 			return err
 		}
-		s.counters.tensors.Add(1)
-		s.counters.rawBytes.Add(uint64(e.elems) * uint64(t.source().Size()))
+		if !e.settled {
+			s.counters.tensors.Add(1)
+			s.counters.rawBytes.Add(uint64(e.elems) * uint64(t.source().Size()))
+		}
 		if e.conversion != nil || t.measured(e.stored, s.opts.copying().bound) {
 			lost := e.lost(e.stats, e.elems)
 			s.convert.Lock()
@@ -180,7 +195,7 @@ func (s *Session) emit(e *emission, t *Tensor, d *deadline) error {
 		s.counters.overflowed.Add(1)
 		if len(e.layer.packetName)+len(wire.OverflowSuffix) > wire.MaxName {
 			return s.note(e.layer, t, "float32 values beyond float16 are stored as infinities: "+
-				"the packet name leaves no room for "+wire.OverflowSuffix)
+				"the packet name leaves no room for "+wire.OverflowSuffix, s.push)
 		}
 		e.twin, e.stored, e.part = true, wire.Float32, 0
 	}
@@ -243,7 +258,9 @@ func (s *Session) emitPart(e *emission, t *Tensor, d *deadline, start, count, pa
 	if streamed {
 		return s.feedRest(e, t, d, start, count)
 	}
-	s.yield(s.copyPacket(e, t, it, start, count), d)
+	if f := s.copyPacket(e, t, it, start, count); !e.settled { // or others would wait too
+		s.yield(f, d)
+	}
 	return nil
 }
 
@@ -275,7 +292,7 @@ func (s *Session) yield(f full, d *deadline) {
 	case <-f.drained:
 	case <-s.failed:
 		return
-	case <-s.closing:
+	case <-d.closing:
 		return
 	case <-d.Done(): // the packet is in; that the workers are late is no matter
 		return
@@ -382,7 +399,7 @@ func (s *Session) emptyPiece(e *emission, d *deadline) ([]byte, error) {
 		return piece, nil
 	case <-f.stopped:
 		return nil, s.refused()
-	case <-s.closing:
+	case <-d.closing:
 		return nil, s.refused()
 	case <-d.Done():
 		return nil, s.timedOut()
@@ -397,6 +414,9 @@ func (s *Session) timedOut() error {
 
 // stalled counts a wait for room, from its beginning until end is called.
 func (s *Session) stalled(e *emission, since time.Time) (end func()) {
+	if e.quiet {
+		return func() {}
+	}
 	if !e.stalled {
 		e.stalled = true
 		s.counters.stalls.Add(1)
@@ -415,7 +435,7 @@ func (s *Session) takeTurn(d *deadline) error {
 	case s.turn <- struct{}{}:
 	case <-s.failed:
 		return s.failure
-	case <-s.closing:
+	case <-d.closing:
 		return s.refused()
 	case <-d.Done():
 		return s.timedOut()
@@ -428,6 +448,7 @@ func (s *Session) takeTurn(d *deadline) error {
 // a large request is not overtaken for ever. ErrDropped: there was no room and nobody was to wait.
 func (s *Session) reserve(e *emission, t *Tensor, d *deadline, room int) (region arena.Region, err error) {
 	began := time.Now()
+	e.room = room
 	if err := s.takeTurn(d); err != nil {
 		s.stalled(e, began)()
 		return region, err
@@ -453,7 +474,7 @@ func (s *Session) reserve(e *emission, t *Tensor, d *deadline, room int) (region
 		case <-s.arena.Freed():
 		case <-s.failed:
 			return region, s.failure
-		case <-s.closing:
+		case <-d.closing:
 			return region, s.refused()
 		case <-d.Done():
 			return region, s.timedOut()
@@ -517,7 +538,7 @@ func (s *Session) push(it *item) error {
 func (s *Session) drop(e *emission, t *Tensor) error {
 	s.counters.dropped.Add(1)
 	s.counters.droppedBytes.Add(uint64(e.elems) * uint64(t.source().Size()))
-	if err := s.pushNote(e.layer, t, ErrDropped.Error()); err != nil {
+	if err := s.pushNote(e.layer, t, ErrDropped.Error(), s.push); err != nil {
 		return err
 	}
 	return ErrDropped
@@ -532,25 +553,25 @@ func (s *Session) Note(t *Tensor, message string) error {
 	if err != nil {
 		return err
 	}
-	return s.note(l, t, message)
+	return s.note(l, t, message, s.pushSettled)
 }
 
-func (s *Session) note(l *layer, t *Tensor, message string) error {
-	if err := s.pushNote(l, t, message); err != nil {
+func (s *Session) note(l *layer, t *Tensor, message string, push func(*item) error) error {
+	if err := s.pushNote(l, t, message, push); err != nil {
 		return err
 	}
 	s.counters.noted.Add(1)
 	return nil
 }
 
-func (s *Session) pushNote(l *layer, t *Tensor, message string) error {
+func (s *Session) pushNote(l *layer, t *Tensor, message string, push func(*item) error) error {
 	if s.counters.queuedNotes.Load() >= maxNotes {
 		return nil
 	}
 	it := s.newItem(l, t)
 	it.row.Error = message
 	s.counters.queuedNotes.Add(1)
-	err := s.push(it)
+	err := push(it)
 	if err != nil {
 		s.counters.queuedNotes.Add(-1)
 	}
@@ -576,7 +597,7 @@ func (s *Session) abandon(e *emission) error {
 		s.giveUp(e) // the writer turns the packet into the note
 		return nil
 	}
-	return s.note(e.layer, &e.about, abandonedMessage)
+	return s.note(e.layer, &e.about, abandonedMessage, s.pushSettled)
 }
 
 // giveUp tells the writer that no further piece comes.

@@ -56,6 +56,26 @@ func TestTheTeamMakesThePackets(t *testing.T) {
 	}
 }
 
+func TestTheTeamHelpsWithinEnqueueAlone(t *testing.T) {
+	for _, enqueues := range []bool{false, true} {
+		o := helped(codec.Zstd)
+		o.MaxMemory = 1 << 20
+		s, _, small := shelved(t, o)
+		for i := range 60 {
+			small(i, 4000)
+		}
+		if enqueues {
+			enqueue(t, s, numbered(0, 60, 4000))
+		} else if err := s.Flush(forever); err != nil {
+			t.Fatal(err)
+		}
+		if helps := s.Stats().YieldNS > 0; helps != enqueues {
+			t.Errorf("the team helped: %v; within Enqueue: %v", helps, enqueues)
+		}
+		finish(t, s)
+	}
+}
+
 func TestThreadsMakePacketsAtOnceWithFlushesInBetween(t *testing.T) {
 	for _, k := range []codec.Kind{codec.LZ4, codec.None} {
 		t.Run(k.String(), func(t *testing.T) { captureInThreads(t, helped(k)) })

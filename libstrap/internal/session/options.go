@@ -54,6 +54,10 @@ type Options struct {
 	// Yield is set and DropOnFull is not.
 	Team team.Team
 
+	// Intake takes small tensors before Enqueue sees them; nil: there is none. DropOnFull
+	// needs all to come to Enqueue, which tells what it leaves out.
+	Intake Intake
+
 	split int64 // for tests; 0: splitBytes
 }
 
@@ -81,6 +85,9 @@ func (o *Options) validate(path string) error {
 		return status.New(status.InvalidArgument, "%q: a file named %s holds payloads that every "+
 			"reader knows; name an archive otherwise, for example %q", path, streamSuffix,
 			strings.TrimSuffix(path, streamSuffix)+".archive")
+	}
+	if o.Intake == nil {
+		o.Intake = noIntake{}
 	}
 	if o.split == 0 {
 		o.split = splitBytes

@@ -1,6 +1,7 @@
 // Package session is a capture: tensors go in, a stream file and its index come
 // out.
 //
+//	Intake           has small tensors, which the next call settles: they go the same way
 //	Enqueue          copies a tensor into the arena, in the caller's thread
 //	  -> jobs  ->    workers, or threads of the caller, compress each packet in place
 //	  -> order ->    they or the writer append the packets in the order of Enqueue
@@ -53,6 +54,8 @@ type Session struct {
 	// time limit.
 	turn chan struct{}
 
+	settling settling
+
 	jobs   *backlog
 	drains atomic.Int32 // calls that wait until all is written
 	opened time.Time
@@ -94,7 +97,8 @@ type Session struct {
 }
 
 type counters struct {
-	packets, tensors, rawBytes, storedBytes  atomic.Uint64
+	packets, storedBytes                     atomic.Uint64
+	tensors, rawBytes                        atomic.Uint64 // but for those of the intake
 	dropped, droppedBytes, noted, overflowed atomic.Uint64
 	stalls, queuedPackets, fileBytes, lost   atomic.Uint64
 	repeated, hastened                       atomic.Uint64
@@ -149,6 +153,7 @@ func Open(path string, o Options) (*Session, error) {
 	if burst := min(o.BurstBytes, mem.Limit()*3/4); burst > s.jobs.high {
 		s.jobs.high, s.jobs.longest = burst, math.MaxInt64
 	}
+	s.jobs.more = func() bool { return s.opts.Intake.Waiting() > 0 }
 	s.items.New = func() any { return &item{} }
 	if o.Resume {
 		err = s.resume()
@@ -277,6 +282,7 @@ func (s *Session) Layer(model, name, path string) (uint32, error) {
 		id = uint32(len(s.layers))
 		s.layers = append(s.layers, &layer{model: model, name: name, path: path, packetName: name + path})
 		s.layerIDs[key] = id
+		s.opts.Intake.Layers(len(s.layers))
 	}
 	return id, nil
 }
@@ -295,6 +301,7 @@ func (s *Session) layer(id uint32) (*layer, error) {
 func (s *Session) fail(cause error) {
 	s.failOnce.Do(func() {
 		s.failure = cause
+		s.opts.Intake.Shut()
 		close(s.failed)
 	})
 }
@@ -327,13 +334,16 @@ func (s *Session) Guard(f func() error) (err error) {
 
 // deadline is a point in time until which a call may wait, or none.
 type deadline struct {
-	timer *time.Timer
-	limit time.Duration
-	over  chan struct{}
+	timer   *time.Timer
+	limit   time.Duration
+	over    chan struct{}
+	closing <-chan struct{} // ends a wait too; nil: it does not
 }
 
 // newDeadline takes a negative limit for none.
-func newDeadline(limit time.Duration) *deadline { return &deadline{limit: limit} }
+func newDeadline(limit time.Duration, closing <-chan struct{}) *deadline {
+	return &deadline{limit: limit, closing: closing}
+}
 
 // Done is closed at the deadline, which begins with its first call; never where there is
 // none.
@@ -423,8 +433,11 @@ func (s *Session) Flush(timeout time.Duration) error {
 	if err := s.refused(); err != nil {
 		return err
 	}
-	d := newDeadline(timeout)
+	d := newDeadline(timeout, s.closing)
 	defer d.Stop()
+	if err := s.settle(nil, d); err != nil {
+		return err
+	}
 	b, err := s.await(toFlush, d)
 	if b == nil && err == nil {
 		return s.refused()
@@ -438,8 +451,11 @@ func (s *Session) Checkpoint(timeout time.Duration) (offset int64, err error) {
 	if err := s.refused(); err != nil {
 		return 0, err
 	}
-	d := newDeadline(timeout)
+	d := newDeadline(timeout, s.closing)
 	defer d.Stop()
+	if err := s.settle(nil, d); err != nil {
+		return 0, err
+	}
 	b, err := s.await(toSync, d)
 	if b == nil && err == nil {
 		err = s.refused()
@@ -454,10 +470,13 @@ func (s *Session) Checkpoint(timeout time.Duration) (offset int64, err error) {
 // be called again; any other answer is final, and is the failure that stopped
 // the writing if there was one.
 func (s *Session) Close(timeout time.Duration) error {
-	d := newDeadline(timeout)
+	d := newDeadline(timeout, nil)
 	defer d.Stop()
-	s.closeOnce.Do(func() { close(s.closing) })
+	s.refuse()
 	s.abandonPending()
+	if err := s.settle(nil, d); errors.Is(err, status.Timeout) {
+		return err
+	}
 	_, err := s.await(toFinish, d)
 	if errors.Is(err, status.Timeout) {
 		return err
@@ -466,12 +485,20 @@ func (s *Session) Close(timeout time.Duration) error {
 	return s.finishErr
 }
 
+// refuse lets the session take nothing more.
+func (s *Session) refuse() {
+	s.closeOnce.Do(func() {
+		s.opts.Intake.Shut() // first: who is refused once is refused from then on
+		close(s.closing)
+	})
+}
+
 // Discard closes without waiting and returns the number of packets given up.
 // The files are closed when the write call under way returns.
 func (s *Session) Discard() (lost uint64) {
-	s.closeOnce.Do(func() { close(s.closing) })
+	s.refuse()
 	s.discard1.Do(func() { close(s.discarded) })
-	lost = s.counters.queuedPackets.Load()
+	lost = s.counters.queuedPackets.Load() + uint64(s.opts.Intake.Waiting())
 	s.abandonPending()
 	s.jobs.Hurry() // until the end
 	s.pushBarrier(toFinish)
@@ -494,19 +521,26 @@ type Stats struct {
 	Failure                                   error
 }
 
+// taken is how many tensors came, and the bytes of their elements.
+func (s *Session) taken() (tensors, bytes uint64) {
+	tensors, bytes = s.opts.Intake.Taken()
+	return tensors + s.counters.tensors.Load(), bytes + s.counters.rawBytes.Load()
+}
+
 // Stats reads the counters.
 func (s *Session) Stats() Stats {
 	c := &s.counters
 	taken, peak, held := s.arena.Usage()
+	tensors, rawBytes := s.taken()
 	st := Stats{
 		Workers: s.opts.Workers,
-		Packets: c.packets.Load(), Tensors: c.tensors.Load(),
-		RawBytes: c.rawBytes.Load(), StoredBytes: c.storedBytes.Load(), FileBytes: c.fileBytes.Load(),
+		Packets: c.packets.Load(), Tensors: tensors,
+		RawBytes: rawBytes, StoredBytes: c.storedBytes.Load(), FileBytes: c.fileBytes.Load(),
 		Dropped: c.dropped.Load(), DroppedBytes: c.droppedBytes.Load(),
 		Failed: c.noted.Load(), Overflowed: c.overflowed.Load(), Repeated: c.repeated.Load(),
 		Hastened: c.hastened.Load(),
 		Stalls:   c.stalls.Load(), StallNS: uint64(c.stalled.Total()), YieldNS: uint64(c.yielded.Total()),
-		QueuedPackets: c.queuedPackets.Load(), QueuedBytes: uint64(held),
+		QueuedPackets: c.queuedPackets.Load() + uint64(s.opts.Intake.Waiting()), QueuedBytes: uint64(held),
 		MemoryBytes: uint64(taken), MemoryPeak: uint64(peak), MemoryLimit: uint64(s.arena.Limit()),
 		WriteNS: uint64(s.stream.Busy()), WriterThread: int(c.writerThread.Load()),
 	}

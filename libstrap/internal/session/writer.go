@@ -19,7 +19,7 @@ const (
 	indexLag      = time.Second
 	indexLagBytes = 64 << 20
 	// A packet that a block of the stream still holds is brought into the file
-	// after one to two of these.
+	// after one to two of these, and a tensor of the intake made a packet.
 	fileLag = 50 * time.Millisecond
 	// maxUnpublished bounds the rows that wait for their packets to be in the file.
 	maxUnpublished = 4096
@@ -33,6 +33,7 @@ type writer struct {
 	finishing   bool       // the goroutine takes all that is left
 	unpublished []*item    // appended to the stream, not yet known to be in the file
 	tick        *time.Ticker
+	settled     uint64    // Intake.Settled at the last tick
 	due         int64     // the stream's length at the last tick: in the file at the next
 	indexed     time.Time // when the index was last written
 	indexedAt   int64     // and the stream's length then
@@ -79,10 +80,23 @@ func (w *writer) next() *item {
 		case <-w.order.Ready:
 			w.mu.Lock()
 		case <-w.tick.C:
+			w.settleIdle()
 			w.mu.Lock()
 			w.attempt(w.ticked)
 		}
 	}
+}
+
+// settleIdle settles what the intake took before the last tick, if no call came that did.
+func (w *writer) settleIdle() {
+	before := w.settled
+	if w.settled = w.opts.Intake.Settled(); w.settled != before {
+		return
+	}
+	_ = w.Guard(func() error { // a panic is the session's failure
+		_ = w.settleNow() // what is in the way, the next call meets too
+		return nil
+	})
 }
 
 // tryAppend appends packets that are made to the stream, for a helper. It reports whether
@@ -461,6 +475,7 @@ func (w *writer) finish(b *barrier) {
 	})
 	w.attempt(s.stream.Close)
 	s.arena.Close()
+	s.closeIntake()
 	select {
 	case <-s.failed:
 		s.finishErr = s.failure

@@ -35,6 +35,7 @@ class _Shared(ctypes.Structure):
         ("number", ctypes.c_uint64),
         ("session", ctypes.c_uint64),
         ("enqueue", ctypes.c_void_p),
+        ("offer", ctypes.c_void_p),
         ("abandon", ctypes.c_void_p),
         ("view", ctypes.c_void_p),
         ("plain", ctypes.py_object * 2),
@@ -59,9 +60,10 @@ def _library() -> ctypes.PyDLL | None:
             f"{path} does not load: install the package with pip, which builds it, or run "
             f"`make lib` in a checkout: {error}"
         ) from error
-    library.hook_new.restype = ctypes.py_object
     u32, object_ = ctypes.c_uint32, ctypes.py_object
+    library.hook_new.restype = library.hook_put.restype = object_
     library.hook_new.argtypes = (ctypes.POINTER(_Shared), u32, u32, object_, object_)
+    library.hook_put.argtypes = (ctypes.POINTER(_Shared), u32, object_, object_)
     library.hooks_enter.restype = None
     library.hooks_enter.argtypes = (
         ctypes.POINTER(_Shared), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64,
@@ -111,7 +113,7 @@ class ForwardHooks:
         if library is None:
             raise UnsupportedError("this interpreter has no hooks in C")
         self._library = library
-        enqueue, abandon = session.functions("strap_enqueue", "strap_abandon")
+        enqueue, offer, abandon = session.functions("strap_enqueue", "strap_offer", "strap_abandon")
 
         def told(
             layer: int, step: int, token: int, call: int, status: int, errno: int, message: bytes
@@ -124,6 +126,7 @@ class ForwardHooks:
             number=next(_numbers),
             session=session.handle,
             enqueue=enqueue,
+            offer=offer,
             abandon=abandon,
             view=view,
             plain=plain,
@@ -156,6 +159,19 @@ class ForwardHooks:
             self._shared, layer, index, self, otherwise
         )
         return hook
+
+    def put(self, layer: int, otherwise: Callable[..., object]) -> Callable[..., object]:
+        """Hands over a tensor that is a part of an output.
+
+        Args:
+            layer: the session's id of that part.
+            otherwise: what takes a tensor that is not plain in memory.
+
+        Returns:
+            A function of a tensor, its step, token and call, as `otherwise` is.
+        """
+        put: Callable[..., object] = self._library.hook_put(self._shared, layer, self, otherwise)
+        return put
 
     def enter(self, calls: array[int], step: int, token: int) -> None:
         """Begins a step of this thread.

@@ -47,6 +47,8 @@ def walk_output(
         first = output[0]
         if isinstance(first, Tensor):
             return (("", first),)
+    if (found := _flat(output, kv_cache)) is not None:
+        return found
     walk = _Walk(kv_cache, unwalked)
     if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
         walk.found.append(("", output[0]))
@@ -54,6 +56,29 @@ def walk_output(
     else:
         walk.visit("", output)
     return walk.found
+
+
+def _flat(output: Any, kv_cache: bool) -> list[tuple[str, Tensor]] | None:
+    """The walk of most others at less cost: tuples and mappings (transformers' ModelOutput) of
+    nothing but tensors and None. None: it is another one.
+    """
+    found = []
+    if type(output) is tuple:
+        for i, value in enumerate(output):
+            if isinstance(value, Tensor):
+                found.append((f"[{i}]" if i else "", value))
+            elif value is not None:
+                return None
+    elif _kind(type(output)) is _Walk.mapping:
+        for position, (key, value) in enumerate(output.items()):
+            if value is None or (key in _CACHE_KEYS and not kv_cache):
+                continue
+            if not isinstance(value, Tensor):
+                return None
+            found.append((f"[{_key(key, position)}]", value))
+    else:
+        return None
+    return found
 
 
 class _Walk:

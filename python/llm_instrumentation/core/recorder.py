@@ -238,7 +238,8 @@ class Recorder:
         def output_at(path: str) -> tuple[int, PlainEnqueuer]:
             layer = session.layer(name, path, label)
             self._names[layer] = name
-            outputs[path] = layer, plain_enqueuer(session, layer)
+            enqueue = plain_enqueuer(session, layer)
+            outputs[path] = layer, enqueue if self._in_c is None else self._in_c.put(layer, enqueue)
             return outputs[path]
 
         root, _ = output_at("")

@@ -21,8 +21,8 @@ __all__ = [
     "plain_enqueuer",
 ]
 
-#: Takes a tensor, its step, token and call; False if it was dropped.
-PlainEnqueuer = Callable[[Tensor, int, int, int], bool]
+#: Takes a tensor, its step, token and call.
+PlainEnqueuer = Callable[[Tensor, int, int, int], object]
 
 # This torch's dtypes that libstrap stores; older releases lack some.
 _CODES: dict[torch.dtype, int] = {
