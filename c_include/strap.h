@@ -252,10 +252,9 @@ typedef struct strap_tensor {
  * strap_abandon with its cursor.
  *
  * A small tensor (at most 16 KiB, contiguous, without transform and conversion) may at first only
- * be copied. Up to 64 KiB of such beside the staging memory become packets together: before
- * the next tensor that is not taken so, strap_note, strap_abandon, strap_flush, strap_checkpoint and
- * strap_close do what they are for, or after 50 to 100 ms without any. Not with
- * STRAP_ON_FULL_DROP.
+ * be copied. Up to 64 KiB of such beside the staging memory become packets together, in their
+ * order: before any later call has its place there, or within about 100 ms if none comes. Not with
+ * STRAP_ON_FULL_DROP, nor in more than 16 sessions at once.
  *
  * Once writing has failed every call answers that failure at once.
  */

@@ -253,6 +253,7 @@ static PyObject *run_put(PyObject *self, PyObject *const *arguments, Py_ssize_t 
     return NULL;
   }
   const struct hook *h = PyCapsule_GetPointer(self, NULL);
+  if (!h->all->running) return nothing(h->all);
   struct described d;
   d.tensor = (strap_tensor){.struct_size = sizeof d.tensor, .layer = h->layer};
   d.tensor.step = PyLong_AsLongLong(arguments[1]);

@@ -38,7 +38,7 @@ type backlog struct {
 	high    int64         // bytes
 	longest time.Duration // that a packet may wait
 	idle    time.Duration // without a packet
-	more    func() bool   // some will come without having been asked for
+	more    func() bool   // tensors came of which no packet is here yet: that is not idle
 
 	mu      sync.Mutex
 	work    sync.Cond // there is something for a worker, or nothing ever more

@@ -98,7 +98,7 @@ type emission struct {
 	about   Tensor // what the index says of it, without the data
 
 	conversion *Conversion // of the caller, nil: none
-	settled    bool        // the intake took it, and has counted it
+	fromIntake bool        // which has counted it
 	quiet      bool        // waits are not counted: they are no enqueue's
 	room       int         // what the current packet needs of the arena
 }
@@ -112,7 +112,7 @@ func (s *Session) Enqueue(t *Tensor, timeout time.Duration) error {
 	if err := s.refused(); err != nil {
 		return err
 	}
-	d := newDeadline(timeout, s.closing)
+	d := newDeadline(timeout)
 	defer d.Stop()
 	if t.Cursor != 0 {
 		e, err := s.takePending(t.Cursor)
@@ -179,7 +179,7 @@ func (s *Session) emit(e *emission, t *Tensor, d *deadline) error {
 		if err := s.emitParts(e, t, d); err != nil {
 			return err
 		}
-		if !e.settled {
+		if !e.fromIntake {
 			s.counters.tensors.Add(1)
 			s.counters.rawBytes.Add(uint64(e.elems) * uint64(t.source().Size()))
 		}
@@ -258,7 +258,7 @@ func (s *Session) emitPart(e *emission, t *Tensor, d *deadline, start, count, pa
 	if streamed {
 		return s.feedRest(e, t, d, start, count)
 	}
-	if f := s.copyPacket(e, t, it, start, count); !e.settled { // or others would wait too
+	if f := s.copyPacket(e, t, it, start, count); !e.fromIntake { // or others would wait too
 		s.yield(f, d)
 	}
 	return nil
@@ -292,7 +292,7 @@ func (s *Session) yield(f full, d *deadline) {
 	case <-f.drained:
 	case <-s.failed:
 		return
-	case <-d.closing:
+	case <-s.closing:
 		return
 	case <-d.Done(): // the packet is in; that the workers are late is no matter
 		return
@@ -399,7 +399,7 @@ func (s *Session) emptyPiece(e *emission, d *deadline) ([]byte, error) {
 		return piece, nil
 	case <-f.stopped:
 		return nil, s.refused()
-	case <-d.closing:
+	case <-s.closing:
 		return nil, s.refused()
 	case <-d.Done():
 		return nil, s.timedOut()
@@ -435,7 +435,7 @@ func (s *Session) takeTurn(d *deadline) error {
 	case s.turn <- struct{}{}:
 	case <-s.failed:
 		return s.failure
-	case <-d.closing:
+	case <-s.closing:
 		return s.refused()
 	case <-d.Done():
 		return s.timedOut()
@@ -474,7 +474,7 @@ func (s *Session) reserve(e *emission, t *Tensor, d *deadline, room int) (region
 		case <-s.arena.Freed():
 		case <-s.failed:
 			return region, s.failure
-		case <-d.closing:
+		case <-s.closing:
 			return region, s.refused()
 		case <-d.Done():
 			return region, s.timedOut()

@@ -21,7 +21,7 @@ type Intake interface {
 	Layers(n int)
 	// Waiting is how many tensors were taken and not popped.
 	Waiting() int
-	// Settled changes each time that none waits any more.
+	// Settled changes when all that waited was taken out.
 	Settled() uint64
 	// Taken is how many tensors were taken, and the bytes of their elements.
 	Taken() (tensors, bytes uint64)
@@ -30,7 +30,7 @@ type Intake interface {
 	First(t *Tensor) bool
 	// Pop ends the waiting of what First gave.
 	Pop()
-	// Shut has it take none any more.
+	// Shut has it take none from now on.
 	Shut()
 	// Close ends it; Taken stays.
 	Close()
@@ -52,8 +52,8 @@ type settling struct {
 	mu       sync.Mutex // never held for long: who has it does not wait for room
 	tensor   Tensor     // the first that waits
 	emission emission
-	begun    bool    // with it
-	notes    []*item // behind all that wait
+	begun    bool        // with it
+	notes    fifo[*item] // behind all that wait
 }
 
 // settle makes packets of what the intake took, and waits for room for them on behalf of e, nil:
@@ -81,7 +81,7 @@ func (s *Session) unsettled() bool {
 	}
 	s.settling.mu.Lock()
 	defer s.settling.mu.Unlock()
-	return len(s.settling.notes) > 0
+	return len(s.settling.notes.all()) > 0
 }
 
 // awaitRoom waits until there is room for the packet that settling came to.
@@ -106,12 +106,13 @@ func (s *Session) settleNow() error {
 }
 
 func (s *Session) settleLocked() error {
-	own := &s.settling
-	d := newDeadline(0, nil)
-	defer d.Stop()
+	if s.writer.halted() {
+		return s.refused()
+	}
+	own, d := &s.settling, newDeadline(0)
 	for s.opts.Intake.First(&own.tensor) {
 		if !own.begun {
-			own.emission = emission{settled: true, quiet: true}
+			own.emission = emission{fromIntake: true, quiet: true}
 			if err := s.begin(&own.emission, &own.tensor); err != nil {
 				err = status.Wrap(status.Internal, err, "the intake took what is no tensor")
 				s.fail(err)
@@ -125,11 +126,10 @@ func (s *Session) settleLocked() error {
 		own.begun = false
 		s.opts.Intake.Pop()
 	}
-	for len(own.notes) > 0 {
-		if err := s.push(own.notes[0]); err != nil {
+	for note, ok := own.notes.pop(); ok; note, ok = own.notes.pop() {
+		if err := s.push(note); err != nil {
 			return err
 		}
-		own.notes = own.notes[1:]
 	}
 	return nil
 }
@@ -142,7 +142,7 @@ func (s *Session) pushSettled(note *item) error {
 	s.settling.mu.Lock()
 	defer s.settling.mu.Unlock()
 	if err := s.settleLocked(); errors.Is(err, status.Timeout) {
-		s.settling.notes = append(s.settling.notes, note)
+		s.settling.notes.push(note)
 		return nil
 	} else if err != nil {
 		return err
@@ -158,6 +158,6 @@ func (s *Session) closeIntake() {
 		s.counters.lost.Add(1)
 		s.opts.Intake.Pop()
 	}
-	s.settling.notes = nil
+	s.settling.notes = fifo[*item]{}
 	s.opts.Intake.Close()
 }

@@ -218,6 +218,7 @@ func TestATimeoutLeavesToTheNextCallWhatIsNotSettled(t *testing.T) {
 		t.Fatalf("nothing was waited for: %v", err)
 	}
 	s.writer.mu.Unlock()
+	soon(t, s.finished) // whether or not it is waited for
 	finish(t, s)
 	wantSteps(t, path, step+1)
 }
@@ -302,6 +303,22 @@ func TestAFailureWhileTheEndWaitsForRoom(t *testing.T) {
 	s.fail(status.New(status.IO, "a disk"))
 	s.writer.mu.Unlock()
 	if err, want := <-ended, fmt.Sprintf("%d packets are not in it", n+40); !errors.Is(err, status.IO) || !strings.Contains(err.Error(), want) {
+		t.Errorf("the end says %v, not that %s", err, want)
+	}
+}
+
+func TestATensorThatIsNoneStopsTheCapture(t *testing.T) {
+	s, _, small := shelved(t, options(codec.None))
+	for i := range 3 {
+		small(i, 10)
+	}
+	s.opts.Intake.(*shelf).tensors[1].Shape = []int64{-1}
+	for range 2 {
+		if err := s.Flush(forever); !errors.Is(err, status.Internal) {
+			t.Errorf("a flush says %v", err)
+		}
+	}
+	if err, want := s.Close(forever), "packets are not in it"; !errors.Is(err, status.Internal) || !strings.Contains(err.Error(), want) {
 		t.Errorf("the end says %v, not that %s", err, want)
 	}
 }

@@ -20,7 +20,7 @@ func (s *Session) place(e *emission, t *Tensor, kind codec.Kind, name string, st
 	}
 	w, head, size := s.writer, wire.HeaderSize+len(name), int(count)*e.stored.Size()
 	room := head + size + codec.Headroom(kind, size)
-	if !w.lockEmpty(kind, room) {
+	if !w.lockEmpty(kind, room, e.fromIntake) {
 		return false
 	}
 	defer w.unlock()
@@ -102,8 +102,9 @@ func (s *Session) numberNext(it *item) bool {
 }
 
 // lockEmpty locks the writer where the order is empty, for a packet of n bytes. What little
-// waits there, because an earlier packet found the lock taken, it makes and appends first.
-func (w *writer) lockEmpty(kind codec.Kind, n int) bool {
+// waits there, because an earlier packet found the lock taken, it makes and appends first, unless
+// others wait behind this caller.
+func (w *writer) lockEmpty(kind codec.Kind, n int, settles bool) bool {
 	if !w.tryLock() {
 		return false
 	}
@@ -112,7 +113,7 @@ func (w *writer) lockEmpty(kind codec.Kind, n int) bool {
 	}
 	waiting, room := w.jobs.Waiting(), w.stream.Room()
 	w.unlock()
-	if !w.opts.helped() || waiting+int64(n) > room || kind != codec.None && waiting > placedWith {
+	if settles || !w.opts.helped() || waiting+int64(n) > room || kind != codec.None && waiting > placedWith {
 		return false
 	}
 	end := w.counters.yielded.Start()

@@ -334,20 +334,27 @@ func (s *Session) Guard(f func() error) (err error) {
 
 // deadline is a point in time until which a call may wait, or none.
 type deadline struct {
-	timer   *time.Timer
-	limit   time.Duration
-	over    chan struct{}
-	closing <-chan struct{} // ends a wait too; nil: it does not
+	timer *time.Timer
+	limit time.Duration
+	over  chan struct{}
 }
 
 // newDeadline takes a negative limit for none.
-func newDeadline(limit time.Duration, closing <-chan struct{}) *deadline {
-	return &deadline{limit: limit, closing: closing}
-}
+func newDeadline(limit time.Duration) *deadline { return &deadline{limit: limit} }
+
+// past is the Done of a deadline that leaves no time.
+var past = func() <-chan struct{} {
+	over := make(chan struct{})
+	close(over)
+	return over
+}()
 
 // Done is closed at the deadline, which begins with its first call; never where there is
 // none.
 func (d *deadline) Done() <-chan struct{} {
+	if d.limit == 0 {
+		return past
+	}
 	if d.limit >= 0 && d.timer == nil {
 		over := make(chan struct{})
 		d.over, d.timer = over, time.AfterFunc(d.limit, func() { close(over) })
@@ -403,14 +410,19 @@ func (s *Session) pushBarrier(kind barrierKind) *barrier {
 // await waits until the writer has come to a barrier. It is nil, without an error,
 // where the writer had ended before.
 func (s *Session) await(kind barrierKind, d *deadline) (*barrier, error) {
+	defer s.drains.Add(-1)
+	s.drains.Add(1)
+	if kind != toFinish { // the writer settles then
+		if err := s.settle(nil, d); err != nil {
+			return nil, err
+		}
+	}
 	defer s.jobs.Hurry()() // before helpers can come upon the barrier
 	b := s.pushBarrier(kind)
 	if b == nil {
 		<-s.finished
 		return nil, nil
 	}
-	defer s.drains.Add(-1)
-	s.drains.Add(1)
 	select {
 	case <-b.done:
 		return b, b.err
@@ -433,11 +445,8 @@ func (s *Session) Flush(timeout time.Duration) error {
 	if err := s.refused(); err != nil {
 		return err
 	}
-	d := newDeadline(timeout, s.closing)
+	d := newDeadline(timeout)
 	defer d.Stop()
-	if err := s.settle(nil, d); err != nil {
-		return err
-	}
 	b, err := s.await(toFlush, d)
 	if b == nil && err == nil {
 		return s.refused()
@@ -451,11 +460,8 @@ func (s *Session) Checkpoint(timeout time.Duration) (offset int64, err error) {
 	if err := s.refused(); err != nil {
 		return 0, err
 	}
-	d := newDeadline(timeout, s.closing)
+	d := newDeadline(timeout)
 	defer d.Stop()
-	if err := s.settle(nil, d); err != nil {
-		return 0, err
-	}
 	b, err := s.await(toSync, d)
 	if b == nil && err == nil {
 		err = s.refused()
@@ -470,13 +476,10 @@ func (s *Session) Checkpoint(timeout time.Duration) (offset int64, err error) {
 // be called again; any other answer is final, and is the failure that stopped
 // the writing if there was one.
 func (s *Session) Close(timeout time.Duration) error {
-	d := newDeadline(timeout, nil)
+	d := newDeadline(timeout)
 	defer d.Stop()
 	s.refuse()
 	s.abandonPending()
-	if err := s.settle(nil, d); errors.Is(err, status.Timeout) {
-		return err
-	}
 	_, err := s.await(toFinish, d)
 	if errors.Is(err, status.Timeout) {
 		return err
@@ -498,7 +501,7 @@ func (s *Session) refuse() {
 func (s *Session) Discard() (lost uint64) {
 	s.refuse()
 	s.discard1.Do(func() { close(s.discarded) })
-	lost = s.counters.queuedPackets.Load() + uint64(s.opts.Intake.Waiting())
+	lost = s.queued()
 	s.abandonPending()
 	s.jobs.Hurry() // until the end
 	s.pushBarrier(toFinish)
@@ -527,6 +530,12 @@ func (s *Session) taken() (tensors, bytes uint64) {
 	return tensors + s.counters.tensors.Load(), bytes + s.counters.rawBytes.Load()
 }
 
+// queued is how many packets wait. What is being settled may count twice, but not be missed.
+func (s *Session) queued() uint64 {
+	small := s.opts.Intake.Waiting()
+	return uint64(small) + s.counters.queuedPackets.Load()
+}
+
 // Stats reads the counters.
 func (s *Session) Stats() Stats {
 	c := &s.counters
@@ -540,7 +549,7 @@ func (s *Session) Stats() Stats {
 		Failed: c.noted.Load(), Overflowed: c.overflowed.Load(), Repeated: c.repeated.Load(),
 		Hastened: c.hastened.Load(),
 		Stalls:   c.stalls.Load(), StallNS: uint64(c.stalled.Total()), YieldNS: uint64(c.yielded.Total()),
-		QueuedPackets: c.queuedPackets.Load() + uint64(s.opts.Intake.Waiting()), QueuedBytes: uint64(held),
+		QueuedPackets: s.queued(), QueuedBytes: uint64(held),
 		MemoryBytes: uint64(taken), MemoryPeak: uint64(peak), MemoryLimit: uint64(s.arena.Limit()),
 		WriteNS: uint64(s.stream.Busy()), WriterThread: int(c.writerThread.Load()),
 	}

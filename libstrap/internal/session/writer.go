@@ -90,11 +90,12 @@ func (w *writer) next() *item {
 // settleIdle settles what the intake took before the last tick, if no call came that did.
 func (w *writer) settleIdle() {
 	before := w.settled
-	if w.settled = w.opts.Intake.Settled(); w.settled != before {
+	if w.settled = w.opts.Intake.Settled(); w.settled != before || !w.settling.mu.TryLock() {
 		return
 	}
+	defer w.settling.mu.Unlock()
 	_ = w.Guard(func() error { // a panic is the session's failure
-		_ = w.settleNow() // what is in the way, the next call meets too
+		_ = w.settleLocked() // what is in the way, the next call meets too
 		return nil
 	})
 }
@@ -442,6 +443,9 @@ func (w *writer) writePieces(it *item) error {
 // last is the next item of a session that is closing; where there is none, none
 // can follow.
 func (w *writer) last() *item {
+	for w.order.Empty() && w.unsettled() && !w.halted() {
+		_ = w.Guard(w.settleNow) // what is in the way ends, or is the session's failure
+	}
 	w.orderMu.Lock()
 	w.ended = w.order.Empty()
 	w.orderMu.Unlock()

@@ -40,13 +40,8 @@ def walk_output(
         unwalked: receives the names of types that hold tensors but are of no known kind, so that
             the caller can report what is not captured.
     """
-    # The two outputs of nearly all modules: a tensor, and a tensor beside nothing.
     if isinstance(output, Tensor):
         return (("", output),)
-    if type(output) is tuple and len(output) == 2 and output[1] is None:
-        first = output[0]
-        if isinstance(first, Tensor):
-            return (("", first),)
     if (found := _flat(output, kv_cache)) is not None:
         return found
     walk = _Walk(kv_cache, unwalked)
@@ -59,7 +54,7 @@ def walk_output(
 
 
 def _flat(output: Any, kv_cache: bool) -> list[tuple[str, Tensor]] | None:
-    """The walk of most others at less cost: tuples and mappings (transformers' ModelOutput) of
+    """The walk of most others at less cost: tuples and dicts (transformers' ModelOutput too) of
     nothing but tensors and None. None: it is another one.
     """
     found = []
@@ -69,7 +64,7 @@ def _flat(output: Any, kv_cache: bool) -> list[tuple[str, Tensor]] | None:
                 found.append((f"[{i}]" if i else "", value))
             elif value is not None:
                 return None
-    elif _kind(type(output)) is _Walk.mapping:
+    elif isinstance(output, dict) and _kind(type(output)) is _Walk.mapping:
         for position, (key, value) in enumerate(output.items()):
             if value is None or (key in _CACHE_KEYS and not kv_cache):
                 continue
