@@ -68,14 +68,13 @@ class _Again(nn.Module):
 
 def configurations() -> dict[str, Callable[[], InstrumentationConfig]]:
     ways = {preset: (lambda preset=preset: from_preset(preset)) for preset in PRESETS}
-    if hasattr(InstrumentationConfig, "with_archive"):
-        ways["max_compression, archive"] = lambda: from_preset("max_compression").with_archive()
+    ways["max_compression, archive"] = lambda: from_preset("max_compression").with_archive()
     return ways
 
 
 def captured(model: Replay, config: InstrumentationConfig, folder: Path) -> Figures:
     """Seconds, stored bytes, and the errors of what is read back."""
-    path = folder / "a.stream"
+    path = folder / "a.capture"  # .stream is not for archives
     framework = InstrumentationFramework(config.with_progress(False).with_workers(1))
     framework.instrument_model(model)
     began = time.process_time()
