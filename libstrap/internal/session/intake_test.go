@@ -344,41 +344,18 @@ func TestADiscardedCaptureCountsWhatItsIntakeHadTaken(t *testing.T) {
 }
 
 func TestNotesKeepTheirPlaceAmongSmallTensors(t *testing.T) {
-	const threads, rows = 4, 2000
 	s, path, _ := shelved(t, options(codec.None))
 	f := s.opts.Intake.(*shelf)
-	var running sync.WaitGroup
-	for thread := range threads {
-		layer := mustLayer(t, s, fmt.Sprint(thread))
-		running.Go(func() {
-			for i := range rows {
-				x := numbered(layer, i, 10)
-				err := error(nil)
-				if i%20 == 19 {
-					err = s.Note(x, "why")
-				} else if !f.put(x) {
-					err = s.Enqueue(x, forever)
-				}
-				if err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	running.Wait()
-	finish(t, s)
-	all, _ := read(t, path)
-	next := map[string]int64{}
-	for _, row := range all {
-		if row.Step != next[row.Layer] {
-			t.Fatalf("thread %s: step %d stands where %d belongs", row.Layer, row.Step, next[row.Layer])
+	checkThreads(t, s, path, 4, 2000, func(layer uint32, i int) error {
+		x := numbered(layer, i, 10)
+		if i%20 == 19 {
+			return s.Note(x, "why")
 		}
-		next[row.Layer]++
-	}
-	if len(all) != threads*rows {
-		t.Errorf("%d rows of %d", len(all), threads*rows)
-	}
+		if f.put(x) {
+			return nil
+		}
+		return s.Enqueue(x, forever)
+	})
 }
 
 func TestWorkersRestWhileTheIntakeTakesTensors(t *testing.T) {
@@ -398,37 +375,15 @@ func TestWorkersRestWhileTheIntakeTakesTensors(t *testing.T) {
 }
 
 func TestThreadsKeepTheirOrderThroughTheIntake(t *testing.T) {
-	const threads, tensors = 6, 200
 	o := options(codec.None)
 	o.MaxMemory = 1 << 20
 	s, path, _ := shelved(t, o)
 	f := s.opts.Intake.(*shelf)
-	var running sync.WaitGroup
-	for thread := range threads {
-		layer := mustLayer(t, s, fmt.Sprint(thread))
-		running.Go(func() {
-			for i := range tensors {
-				x := numbered(layer, i, 500+1000*(i%7))
-				if i%7 > 3 || !f.put(x) {
-					if err := s.Enqueue(x, forever); err != nil {
-						t.Error(err)
-						return
-					}
-				}
-			}
-		})
-	}
-	running.Wait()
-	finish(t, s)
-	rows, _ := read(t, path)
-	next := map[string]int64{}
-	for _, row := range rows {
-		if row.Step != next[row.Layer] {
-			t.Fatalf("thread %s: step %d stands where %d belongs", row.Layer, row.Step, next[row.Layer])
+	checkThreads(t, s, path, 6, 200, func(layer uint32, i int) error {
+		x := numbered(layer, i, 500+1000*(i%7))
+		if i%7 <= 3 && f.put(x) {
+			return nil
 		}
-		next[row.Layer]++
-	}
-	if len(rows) != threads*tensors {
-		t.Errorf("%d rows of %d", len(rows), threads*tensors)
-	}
+		return s.Enqueue(x, forever)
+	})
 }
