@@ -185,15 +185,18 @@ def measure(tensors: Arrays, rounds: int, folder: Path) -> list[dict[str, Figure
     others, missing = compressors()
     for reason in missing:
         print(f"left out: {reason}", flush=True)
-    ways: dict[str, Callable[[], Figures]] = {
+    own: dict[str, Callable[[], Figures]] = {
         name: (lambda make=make: captured(model, make(), folder))
         for name, make in configurations().items()
     }
+    for way in own.values():
+        way()  # warms up; what fails here is an error of ours
+    ways = dict(own)
     halved = errors(tensors, back)
     for name, compress in others.items():
         ways[f"{name}, float16"] = lambda f=compress: compressed(f, halves) | halved
         ways[f"{name}, float32"] = lambda f=compress: compressed(f, tensors) | EXACT
-    for name in [*ways]:
+    for name in [name for name in ways if name not in own]:
         try:
             ways[name]()  # warms up
         except Exception as error:

@@ -355,7 +355,7 @@ func (d *deadline) Done() <-chan struct{} {
 	if d.limit == 0 {
 		return past
 	}
-	if d.limit >= 0 && d.timer == nil {
+	if d.limit > 0 && d.timer == nil {
 		over := make(chan struct{})
 		d.over, d.timer = over, time.AfterFunc(d.limit, func() { close(over) })
 	}

@@ -19,7 +19,7 @@ const (
 	indexLag      = time.Second
 	indexLagBytes = 64 << 20
 	// A packet that a block of the stream still holds is brought into the file
-	// after one to two of these, and a tensor of the intake made a packet.
+	// after one to two of these. So long a tensor of the intake may wait to become one.
 	fileLag = 50 * time.Millisecond
 	// maxUnpublished bounds the rows that wait for their packets to be in the file.
 	maxUnpublished = 4096
