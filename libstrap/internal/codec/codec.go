@@ -86,15 +86,14 @@ func Front(k Kind, n int) int {
 	return Headroom(k, n)
 }
 
-// Around is the length of a payload whose n source bytes stayed raw and where they were:
-// EncodeInPlace has put Front bytes in front of them, and the rest behind. ok is false where
-// they do not stay in one piece.
-func Around(k Kind, n int) (length int, ok bool) {
+// Surround makes the payload of n source bytes that stay raw and where they are, at buf[Front:],
+// and returns its length. ok is false where a format does not keep them in one piece.
+func Surround(k Kind, buf []byte, n int) (length int, ok bool) {
 	switch {
 	case k == None:
 		return n, true
 	case k == LZ4 && 0 < n && n <= lz4MaxBlock:
-		return Front(k, n) + n + lz4EndSize, true
+		return surroundLZ4(buf, n), true
 	default:
 		return 0, false
 	}

@@ -106,11 +106,39 @@ func TestALZ4FrameOfOneRawBlockIsAroundIt(t *testing.T) {
 	at := Front(LZ4, len(src))
 	copy(buf[at:], src)
 	n, err := newEncoder(t, LZ4, 0).EncodeInPlace(buf, at, len(src))
-	if want, ok := Around(LZ4, len(src)); err != nil || !ok || n != want {
-		t.Fatalf("%d bytes, not %d; %v", n, want, err)
+	if err != nil {
+		t.Fatal(err)
 	}
 	if !bytes.Equal(buf[at:][:len(src)], src) {
 		t.Error("the block has moved")
+	}
+	again := make([]byte, len(buf))
+	copy(again[at:], src)
+	if m, ok := Surround(LZ4, again, len(src)); !ok || !bytes.Equal(again[:m], buf[:n]) {
+		t.Errorf("without an encoder it is %d bytes, not these %d", m, n)
+	}
+}
+
+func TestWhatIsSurrounded(t *testing.T) {
+	for _, of := range []struct {
+		kind  Kind
+		bytes int
+		ok    bool
+	}{
+		{None, 0, true}, {None, 5 << 20, true},
+		{LZ4, 0, false}, {LZ4, 1, true}, {LZ4, 65_536, true}, {LZ4, 65_537, true},
+		{LZ4, 4 << 20, true}, {LZ4, 4<<20 + 1, false},
+		{Zstd, 100, false}, {Archive, 100, false},
+	} {
+		src := randomBytes(of.bytes)
+		buf := make([]byte, of.bytes+Headroom(of.kind, of.bytes))
+		copy(buf[Front(of.kind, of.bytes):], src)
+		n, ok := Surround(of.kind, buf, of.bytes)
+		if ok != of.ok {
+			t.Errorf("%s of %d bytes: %v", of.kind, of.bytes, ok)
+		} else if ok {
+			checkDecodes(t, of.kind, buf[:n], src)
+		}
 	}
 }
 

@@ -80,14 +80,27 @@ func (e *lz4Encoder) begin(w io.Writer, size int64) error {
 	block := lz4BlockSize(size)
 	e.w = w
 	e.cut.begin(block, size)
-	h := e.head[:lz4HeaderSize]
+	putLZ4Header(e.head[:], block, size)
+	_, err := w.Write(e.head[:])
+	return err
+}
+
+// putLZ4Header puts the header of a frame of that block size.
+func putLZ4Header(h []byte, block int, size int64) {
 	binary.LittleEndian.PutUint32(h, lz4Magic)
 	h[4] = lz4Version | lz4Independent | lz4HasSize
 	h[5] = lz4BlockIDs[block] << 4
 	binary.LittleEndian.PutUint64(h[6:], uint64(size))
 	h[14] = lz4HeaderChecksum(h[4:14])
-	_, err := w.Write(h)
-	return err
+}
+
+// surroundLZ4 makes a frame of one raw block, whose n bytes are in their place; see Surround.
+func surroundLZ4(buf []byte, n int) (length int) {
+	putLZ4Header(buf, lz4BlockSize(int64(n)), int64(n))
+	binary.LittleEndian.PutUint32(buf[lz4HeaderSize:], uint32(n)|lz4Raw)
+	end := lz4HeaderSize + 4 + n
+	binary.LittleEndian.PutUint32(buf[end:], 0)
+	return end + lz4EndSize
 }
 
 func (e *lz4Encoder) Write(b []byte) (int, error) { return e.cut.Write(b) }

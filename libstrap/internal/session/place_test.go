@@ -4,6 +4,7 @@ package session
 
 import (
 	"bytes"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -117,6 +118,43 @@ func TestALayerThatBecomesCompressibleIsCompressed(t *testing.T) {
 	}
 	if small < tryEvery || small == 2*tryEvery {
 		t.Errorf("%d of %d packets of zeros are small", small, 2*tryEvery)
+	}
+}
+
+// Nor is what waits in the staging memory, but for a burst: there is time for that later.
+func TestALayerThatStaysRawIsNotTriedBehindOthers(t *testing.T) {
+	const behind = tryEvery / 2
+	for burst, want := range map[int64]int{0: 0, 8 << 20: behind} {
+		path := filepath.Join(t.TempDir(), "a.stream")
+		o := helped(codec.LZ4)
+		o.BurstBytes = burst
+		s := open(t, path, o)
+		x := tensorOf(mustLayer(t, s, "a"), wire.Float32, noise(1000, 1))
+		if err := errors.Join(s.Enqueue(x, forever), s.Flush(forever)); err != nil {
+			t.Fatal(err)
+		}
+		s.writer.mu.Lock() // none is placed
+		for range behind {
+			x := tensorOf(x.Layer, wire.Float32, make([]float32, 1000))
+			if err := s.Enqueue(x, forever); err != nil {
+				t.Error(err)
+			}
+		}
+		s.writer.mu.Unlock()
+		finish(t, s)
+		rows, payloads := read(t, path)
+		small := 0
+		for i, row := range rows[1:] {
+			if row.Length < 1000 {
+				small++
+			}
+			if !bytes.Equal(payloads[1+i], make([]byte, 2000)) {
+				t.Errorf("packet %d has other values", 1+i)
+			}
+		}
+		if small != want || len(rows) != 1+behind {
+			t.Errorf("burst = %d: %d of %d packets of zeros are small, not %d", burst, small, len(rows)-1, want)
+		}
 	}
 }
 

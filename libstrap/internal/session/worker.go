@@ -87,7 +87,10 @@ func (s *Session) workOn(it *item, e *encoders) (next *item) {
 	if it.err == nil && !s.writer.halted() {
 		it.err = s.Guard(func() error {
 			again, next = s.repeated(it)
-			return s.encode(it, e, s.effort(), &codec.Sum{})
+			if s.staysRaw(it) && it.surround(&codec.Sum{}) {
+				return nil
+			}
+			return s.encode(it, e, s.effort())
 		})
 	}
 	if it.hastened {
@@ -134,7 +137,7 @@ func (s *Session) repeated(it *item) (again []*item, next *item) {
 
 // elements are the source bytes, until they are encoded.
 func (it *item) elements() []byte {
-	return it.region.Buf[wire.HeaderSize+len(it.name)+it.front:][:it.source]
+	return it.payload()[it.front:][:it.source]
 }
 
 // alike reports whether two packets seem to hold the same.
@@ -149,25 +152,16 @@ func (it *item) alike(other *item) bool {
 
 // repeat makes the packet from another one of the same elements.
 func (it *item) repeat(of *item) {
-	head := wire.HeaderSize + len(it.name)
-	payload := of.out[wire.HeaderSize+len(of.name):]
-	it.out = it.region.Buf[:head+copy(it.region.Buf[head:], payload)]
-	wire.PutHeader(it.out, len(it.name), uint32(len(payload)))
-	copy(it.out[wire.HeaderSize:], it.name)
-	it.row.CRC, it.row.Length = of.row.CRC, uint64(len(it.out))
+	it.finish(copy(it.payload(), of.out[wire.HeaderSize+len(of.name):]))
+	it.row.CRC = of.row.CRC
 }
 
-// encode turns the source bytes in the region into the packet at its beginning. sum is
-// their checksum, if it is known. Raw elements need no encoders.
-func (s *Session) encode(it *item, e *encoders, effort codec.Effort, sum *codec.Sum) error {
-	head := wire.HeaderSize + len(it.name)
-	n := it.source // raw elements stand where they are
-	if it.kind != codec.None {
-		var err error
-		it.hastened = it.kind != codec.Archive && e.plain.Loses(effort)
-		if n, err = e.encodeInPlace(it, it.region.Buf[head:], effort); err != nil {
-			return err
-		}
+// encode turns the source bytes in the region into the packet at its beginning.
+func (s *Session) encode(it *item, e *encoders, effort codec.Effort) error {
+	it.hastened = it.kind != codec.Archive && e.plain.Loses(effort)
+	n, err := e.encodeInPlace(it, it.payload(), effort)
+	if err != nil {
+		return err
 	}
 	if it.kind == codec.Archive {
 		s.addLoss(it, e.archive.Loss())
@@ -175,16 +169,36 @@ func (s *Session) encode(it *item, e *encoders, effort codec.Effort, sum *codec.
 	if s.opts.foundRaw(it.kind) && effort != codec.Stored {
 		it.layer.tried(n >= it.source)
 	}
-	it.out = it.region.Buf[:head+n]
-	payload := it.out[head:]
-	wire.PutHeader(it.out, len(it.name), uint32(len(payload)))
-	copy(it.out[wire.HeaderSize:], it.name)
-	if around, ok := codec.Around(it.kind, it.source); ok && n == around && sum.Known {
-		crc := crc32c.After(it.source).Combine(crc32c.Checksum(payload[:it.front]), sum.CRC)
-		it.row.CRC = crc32c.Update(crc, payload[it.front+it.source:])
-	} else {
-		it.row.CRC = crc32c.Checksum(payload)
-	}
-	it.row.Length = uint64(len(it.out))
+	it.row.CRC = crc32c.Checksum(it.finish(n))
 	return nil
+}
+
+// surround makes the packet with its elements raw and where they are. sum is their checksum, if
+// it is known. false: it takes encoders.
+func (it *item) surround(sum *codec.Sum) bool {
+	n, ok := codec.Surround(it.kind, it.payload(), it.source)
+	if !ok {
+		return false
+	}
+	payload := it.finish(n)
+	if !sum.Known {
+		it.row.CRC = crc32c.Checksum(payload)
+		return true
+	}
+	crc := crc32c.After(it.source).Combine(crc32c.Checksum(payload[:it.front]), sum.CRC)
+	it.row.CRC = crc32c.Update(crc, payload[it.front+it.source:])
+	return true
+}
+
+// payload is where it stands or will stand, with the room that is left behind it.
+func (it *item) payload() []byte { return it.region.Buf[wire.HeaderSize+len(it.name):] }
+
+// finish makes a packet of the payload's n bytes, which it returns.
+func (it *item) finish(n int) (payload []byte) {
+	head := wire.HeaderSize + len(it.name)
+	it.out = it.region.Buf[:head+n]
+	wire.PutHeader(it.out, len(it.name), uint32(n))
+	copy(it.out[wire.HeaderSize:], it.name)
+	it.row.Length = uint64(len(it.out))
+	return it.out[head:]
 }
