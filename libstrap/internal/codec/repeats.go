@@ -12,15 +12,12 @@ const (
 	repeatSpacing = 64        // between the positions that are remembered in between
 	repeatWindow  = 256 << 10 // how far back repeats are looked for, and the longest stretch
 	repeatWindows = 4         // at most, evenly spread over a payload
-	repeatRoom    = 32        // bytes of a window for each position that there is room for
-	repeatHashMin = 9
-	repeatHashMax = 13 // of repeatWindow
+	repeatHashLog = 13
 )
 
 // repeats estimates how much of a payload stands in it twice.
 type repeats struct {
-	last [1 << repeatHashMax]uint32 // position + 1 in the window of a hash of repeatLeast bytes
-	log  uint                       // of how many are used
+	last [1 << repeatHashLog]uint32 // position + 1 in the window of a hash of repeatLeast bytes
 }
 
 // share is the estimated share of src, 0 to 1, in repeats of at least repeatLeast
@@ -43,8 +40,7 @@ func (r *repeats) share(src []byte) (share float64, most []byte) {
 // window looks at segments of a stretch; it returns how many bytes they have and how
 // many of these repeat.
 func (r *repeats) window(src []byte) (seen, repeated int) {
-	r.log = uint(max(bits.Len(uint(len(src)-1)/repeatRoom), repeatHashMin))
-	clear(r.last[:1<<r.log])
+	clear(r.last[:])
 	for start := 0; start < len(src); start += repeatStride {
 		end := min(start+repeatStride, len(src))
 		dense := max(start, end-repeatSegment)
@@ -57,7 +53,7 @@ func (r *repeats) window(src []byte) (seen, repeated int) {
 
 func (r *repeats) remember(window []byte, start, end int) {
 	for i := start; i < end && i+8 <= len(window); i += repeatSpacing {
-		r.last[r.hash(binary.LittleEndian.Uint64(window[i:]))] = uint32(i) + 1
+		r.last[repeatHash(binary.LittleEndian.Uint64(window[i:]))] = uint32(i) + 1
 	}
 }
 
@@ -65,7 +61,7 @@ func (r *repeats) remember(window []byte, start, end int) {
 func (r *repeats) count(window []byte, start, end int) (n int) {
 	for i := start; i < end && i+8 <= len(window); {
 		here := binary.LittleEndian.Uint64(window[i:])
-		at := &r.last[r.hash(here)]
+		at := &r.last[repeatHash(here)]
 		before := int(*at) - 1
 		*at = uint32(i) + 1
 		if before < 0 || (binary.LittleEndian.Uint64(window[before:])^here)<<(64-8*repeatLeast) != 0 {
@@ -93,6 +89,6 @@ func common(a, b []byte) (n int) {
 	return n
 }
 
-func (r *repeats) hash(b uint64) uint64 {
-	return b << (64 - 8*repeatLeast) * 0x9FB21C651E98DF25 >> ((64 - r.log) & 63)
+func repeatHash(b uint64) uint32 {
+	return uint32(b << (64 - 8*repeatLeast) * 0x9FB21C651E98DF25 >> (64 - repeatHashLog))
 }
