@@ -121,7 +121,8 @@ func TestALayerThatBecomesCompressibleIsCompressed(t *testing.T) {
 	}
 }
 
-// Nor is what waits in the staging memory, but for a burst: there is time for that later.
+// A packet that waits behind others is not tried sooner, but for those of a burst, which are made
+// when there is time.
 func TestALayerThatStaysRawIsNotTriedBehindOthers(t *testing.T) {
 	const behind = tryEvery / 2
 	for burst, want := range map[int64]int{0: 0, 8 << 20: behind} {
