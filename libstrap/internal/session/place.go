@@ -66,7 +66,7 @@ func (o *Options) knownRaw(kind codec.Kind, l *layer) bool {
 
 // staysRaw is knownRaw for a packet that is made now; false too where it is the one to be tried.
 func (s *Session) staysRaw(it *item) bool {
-	return s.opts.knownRaw(it.kind, it.layer) && (it.kind == codec.None || it.layer.raw.Add(-1) > 0)
+	return it.kind == codec.None || s.opts.knownRaw(it.kind, it.layer) && it.layer.raw.Add(-1) > 0
 }
 
 // encodePlaced is encode for a packet whose elements' checksum may be known.
