@@ -58,8 +58,8 @@ func Archives(t wire.DType, n int64) bool {
 // Loss is what an archive payload lacks of its source.
 type Loss struct {
 	Count       int64   // finite values
-	SquareError float64 // sum over them of (value - decoded value)^2
-	SquareSum   float64 // sum over them of value^2
+	SquareError float64 // sum over them of (value - decoded value)^2, never too small; see atMost
+	SquareSum   float64 // sum over them of value^2, likewise
 	SquareCoded float64 // of it, values that are not kept as they are
 	MaxError    float64 // largest |value - decoded value|
 }
@@ -202,7 +202,7 @@ func (e *ArchiveEncoder) search(b *codeBuffers, src []byte) (q quantised, ok boo
 		switch {
 		case !q.finite || q.largest != 0 && q.largest < 1.0/archiveTiny || q.exact > len(src)/4:
 			return q, false
-		case q.squareError <= e.budget*q.squareSum:
+		case within(q.squareError, q.squareSum, e.budget):
 			return q, true
 		}
 		share := e.budget * q.squareSum / q.squareError

@@ -104,7 +104,7 @@ uint64_t strapk_count_words(uint16_t parts[4][1 << STRAPK_WORD_BITS], int shift,
   return all;
 }
 
-static void extent_of(const uint8_t *src, size_t n, struct strapk_extent *extent) {
+void strapk_extent_of(const uint8_t *src, size_t n, struct strapk_extent *extent) {
   uint16_t all = 0, least = 0xFFFF, most = 0;
   for (; n > 0; n--, src += 2) {
     uint16_t v, magnitude, below;
@@ -124,7 +124,7 @@ static void extent_of(const uint8_t *src, size_t n, struct strapk_extent *extent
 #define WIDE __attribute__((target(STRAPK_AVX512F ",avx512bw,bmi2")))
 #define WIDE_INLINE WIDE static inline __attribute__((always_inline))
 
-WIDE static void wide_extent_of(const uint8_t *src, size_t n, struct strapk_extent *extent) {
+WIDE void strapk_extent_wide(const uint8_t *src, size_t n, struct strapk_extent *extent) {
   const __m512i magnitudes = _mm512_set1_epi16(0x7FFF), one = _mm512_set1_epi16(1);
   __m512i all = _mm512_setzero_si512(), most = all, least = _mm512_set1_epi16(-1);
   for (const uint8_t *end = src + 2 * n; src < end; src += 64) {
@@ -143,13 +143,6 @@ WIDE static void wide_extent_of(const uint8_t *src, size_t n, struct strapk_exte
     extent->least = lanes[1][i] < extent->least ? lanes[1][i] : extent->least;
     extent->most = lanes[2][i] > extent->most ? lanes[2][i] : extent->most;
   }
-}
-
-void strapk_extent_of(const uint8_t *src, size_t n, struct strapk_extent *extent) {
-  if (strapk_runs_wide())
-    wide_extent_of(src, n, extent);
-  else
-    extent_of(src, n, extent);
 }
 
 /* The codes of 64 bytes, joined to those of four words in a lane; the last lane's are
@@ -290,8 +283,8 @@ WIDE void strapk_huffman_wide(const uint16_t codes[256], size_t count, const uin
 
 #else
 
-void strapk_extent_of(const uint8_t *src, size_t n, struct strapk_extent *extent) {
-  extent_of(src, n, extent);
+void strapk_extent_wide(const uint8_t *src, size_t n, struct strapk_extent *extent) {
+  strapk_extent_of(src, n, extent);
 }
 
 void strapk_huffman_wide(const uint16_t codes[256], size_t count, const uint8_t *src_a,

@@ -60,7 +60,8 @@ type huffman struct {
 
 // newHuffman uses the fastest loops that there are.
 func newHuffman() huffman {
-	return huffman{kernel: len(kernels) > 0, wide: runsWide}
+	_, kernel := kernelInUse()
+	return huffman{kernel: kernel, wide: usesWide()}
 }
 
 // huffCode is a code in the highest bits and its length in the lowest byte.
@@ -173,7 +174,7 @@ func (h *huffman) sampleWords(src []byte) bool {
 	whole := len(src) / (2 * huffStride) * (2 * huffStride)
 	var x extent
 	if h.kernel {
-		x = extentKernel(src[:whole])
+		x = extentKernel(src[:whole], h.wide)
 	} else {
 		x = extentPortable(src[:whole])
 	}

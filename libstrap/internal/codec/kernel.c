@@ -4,13 +4,17 @@
  * kernel.c - float32 to float16, and rounding to fewer mantissa bits, with the error
  * they make.
  *
- * The sums run in float lanes over blocks of BLOCK values and in double beyond,
- * which keeps them to about 1e-6 relative.
+ * Squares are added up in float lanes, a few at a time: adding each of them in double takes
+ * twice the time. A float addition may round down, so the sums are made larger by what it can
+ * lose: the reported sum is never below the true one, and less than 2e-6 above it.
  *
- * A kernel assumes that every value stays finite. Where one does not, its error
- * is infinite or NaN and so is the block's sum of squared errors: then, and only
- * then, the block's sums are taken again with the other values masked out. That
+ * A kernel's copy assumes that every value stays finite. Where one does not, the sums become
+ * infinite or NaN. Only then is the block measured again, without such values. Squares that are too
+ * large or too small for float show in the sums too: they are added in double, one by one. That
  * keeps the usual loop at the speed of memory.
+ *
+ * The loops need the default floating-point environment: they round to nearest, keep subnormal
+ * numbers, and trap no exception. See floats.h in package team.
  */
 #include "kernel.h"
 
@@ -18,202 +22,283 @@
 #include <stdbool.h>
 #include <string.h>
 
-#define BLOCK 4096
 #define STEP 32 /* a kernel's n is a multiple of it */
-#define BFLOAT16 0x7F80 /* the mask of its exponent */
+#define BFLOAT16_EXPONENT 0x7F80
+
+/* A float lane adds up FEW squares and is joined with a second lane. SUMS of the results are
+ * added in float too, the rest is double. So a square goes through FEW + SUMS roundings to float
+ * at most, each of which takes 2^-24 of the sum at most. UPWARD undoes that. Its last hundredth is
+ * more than the terms of second order, the sums in double and LEAST_SUM need. */
+#define FEW 12
+#define SUMS 4
+#define UPWARD (1 + (FEW + SUMS + 0.01) * 0x1p-24)
+
+/* How many values are measured again together. The sums of a block depend on it alone. */
+#define BLOCK STRAPK_BLOCK
+_Static_assert(BLOCK % (FEW * SUMS * STEP) == 0, "the last sums of a block would be short");
+
+/* The least sum of a block that is used. Additions of smaller floats lose 2^-150 at most, so all
+ * that a block can lose is 2^-37 of it. */
+#define LEAST_SUM 0x1p-100
+
+/* Of the values. Float32 is stored as float16, the others as they are. */
+enum type { FLOAT32, FLOAT16, BFLOAT16 };
 
 struct sums {
   int64_t finite, overflow;
-  float square_error, square_sum, max_error;
+  double square_error, square_sum;
+  float max_error;
 };
 
 struct kernel {
   const char *name;
-  /* Converts and rounds, and sums up, under the assumption that all values stay finite. */
-  void (*convert)(uint16_t *dst, const float *src, size_t n,
-                  const struct strapk_rounding *rounding, struct sums *sums);
-  /* Sums up those that do, and counts them. */
-  void (*measure)(const float *src, size_t n, struct sums *sums);
-  /* Rounds words, likewise. */
-  void (*round)(uint16_t *dst, const uint16_t *src, size_t n,
-                const struct strapk_rounding *rounding, struct sums *sums);
+  /* Converts to 16 bits, drops mantissa bits, and sums up, if all values stay finite. */
+  void (*copy)(uint16_t *dst, const void *src, size_t n, enum type from, int drop,
+               struct sums *sums);
+  /* Sums up values and their errors where what is stored is finite, and counts them. */
+  void (*measure)(uint16_t *stored, const void *src, size_t n, enum type from, struct sums *sums);
 };
 
 #define INLINE static inline __attribute__((always_inline))
 
-static int runs_wide;
+INLINE size_t size_of(enum type type) {
+  return type == FLOAT32 ? sizeof(float) : sizeof(uint16_t);
+}
+
+/* Where the next FEW steps end. */
+INLINE size_t after_few(size_t i, size_t step, size_t n) {
+  return n - i < FEW * step ? n : i + FEW * step;
+}
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
 
 #define ROUND (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#define AVX512 __attribute__((target(STRAPK_AVX512F ",popcnt")))
+#define AVX512 __attribute__((target(STRAPK_AVX512F ",avx512bw,avx512dq,popcnt")))
 #define AVX2 __attribute__((target("avx2,f16c,fma,popcnt")))
 
-/* nearest_...: words rounded to nearest, ties to even; see round_carefully for those
+/* nearest_...: pairs of words rounded to nearest, ties to even; round_words does it for those
  * that are not finite, or do not stay so. drop > 0. */
-AVX512 INLINE __m256i nearest_256(__m256i w, int drop) {
-  const __m256i last = _mm256_and_si256(_mm256_srli_epi16(w, drop), _mm256_set1_epi16(1));
+AVX512 INLINE void nearest_512(__m256i pair[2], int drop) {
+  const __m512i below_half = _mm512_set1_epi16((short)((1 << drop) / 2 - 1));
+  const __m512i kept = _mm512_set1_epi16((short)(0xFFFFu << drop));
+  const __m512i w = _mm512_inserti64x4(_mm512_castsi256_si512(pair[0]), pair[1], 1);
+  const __m512i last = _mm512_and_si512(_mm512_srli_epi16(w, (unsigned)drop), _mm512_set1_epi16(1));
+  const __m512i r =
+      _mm512_and_si512(_mm512_add_epi16(_mm512_add_epi16(w, below_half), last), kept);
+  pair[0] = _mm512_castsi512_si256(r), pair[1] = _mm512_extracti64x4_epi64(r, 1);
+}
+
+AVX2 INLINE void nearest_256(__m128i pair[2], int drop) {
   const __m256i below_half = _mm256_set1_epi16((short)((1 << drop) / 2 - 1));
   const __m256i kept = _mm256_set1_epi16((short)(0xFFFFu << drop));
-  return _mm256_and_si256(_mm256_add_epi16(_mm256_add_epi16(w, below_half), last), kept);
+  const __m256i w = _mm256_inserti128_si256(_mm256_castsi128_si256(pair[0]), pair[1], 1);
+  const __m256i last = _mm256_and_si256(_mm256_srli_epi16(w, drop), _mm256_set1_epi16(1));
+  const __m256i r =
+      _mm256_and_si256(_mm256_add_epi16(_mm256_add_epi16(w, below_half), last), kept);
+  pair[0] = _mm256_castsi256_si128(r), pair[1] = _mm256_extracti128_si256(r, 1);
 }
 
-AVX2 INLINE __m128i nearest_128(__m128i w, int drop) {
-  const __m128i last = _mm_and_si128(_mm_srli_epi16(w, drop), _mm_set1_epi16(1));
-  const __m128i below_half = _mm_set1_epi16((short)((1 << drop) / 2 - 1));
-  const __m128i kept = _mm_set1_epi16((short)(0xFFFFu << drop));
-  return _mm_and_si128(_mm_add_epi16(_mm_add_epi16(w, below_half), last), kept);
+AVX512 INLINE __m512 widen_512(__m256i words, enum type type) {
+  if (type != BFLOAT16) return _mm512_cvtph_ps(words);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
 }
 
-AVX512 INLINE void convert_to_avx512(uint16_t *dst, const float *src, size_t n, int drop,
-                                     struct sums *sums) {
-  __m512 error[2], square[2], largest[2];
-  for (int k = 0; k < 2; k++) error[k] = square[k] = largest[k] = _mm512_setzero_ps();
-  for (size_t i = 0; i < n; i += 32) {
-    for (int k = 0; k < 2; k++) { /* two chains, for the latency of fma */
-      __m512 x = _mm512_loadu_ps(src + i + 16 * k);
-      __m256i h = _mm512_cvtps_ph(x, ROUND);
-      if (drop > 0) h = nearest_256(h, drop);
-      _mm256_storeu_si256((__m256i *)(dst + i + 16 * k), h);
-      __m512 e = _mm512_sub_ps(x, _mm512_cvtph_ps(h));
-      error[k] = _mm512_fmadd_ps(e, e, error[k]);
-      square[k] = _mm512_fmadd_ps(x, x, square[k]);
-      largest[k] = _mm512_max_ps(largest[k], _mm512_abs_ps(e));
+AVX512 INLINE __m512d low_512(__m512 x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
+
+AVX512 INLINE __m512d high_512(__m512 x) {
+  return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+}
+
+/* Adds the lanes of x to a sum in double. */
+AVX512 INLINE __m512d add_512(__m512d sum, __m512 x) {
+  return _mm512_add_pd(_mm512_add_pd(sum, low_512(x)), high_512(x));
+}
+
+#define LARGER_MAGNITUDE 0x0B /* of two, without its sign */
+#define NOT_FINITE 0x99       /* infinities and NaN of both kinds */
+
+/* Copies, or with `again` measures what was copied. */
+AVX512 INLINE void sum_512(uint16_t *dst, const void *src, size_t n, enum type from, int drop,
+                           bool again, struct sums *sums) {
+  const __m512 zero = _mm512_setzero_ps();
+  __m512 largest[2] = {zero, zero};
+  __m512d error = _mm512_setzero_pd(), square = error;
+  int64_t finite_values = 0, overflows = 0;
+  for (size_t i = 0; i < n;) {
+    __m512 more_error = zero, more_square = zero;
+    for (int sum = 0; sum < SUMS && i < n; sum++) {
+      __m512 errors[2] = {zero, zero}, squares[2] = {zero, zero};
+      for (const size_t end = after_few(i, 32, n); i < end; i += 32) {
+        __m512 x[2];
+        __m256i h[2];
+        for (int k = 0; k < 2; k++) { /* two chains, for the latency of fma */
+          const void *at = (const char *)src + (i + 16 * k) * size_of(from);
+          if (from == FLOAT32) {
+            x[k] = _mm512_loadu_ps(at);
+            h[k] = _mm512_cvtps_ph(x[k], ROUND);
+          } else {
+            h[k] = _mm256_loadu_si256(at);
+            x[k] = widen_512(h[k], from);
+          }
+          if (again) h[k] = _mm256_loadu_si256((const __m256i *)(dst + i + 16 * k));
+        }
+        if (drop > 0) nearest_512(h, drop);
+        for (int k = 0; k < 2; k++) {
+          __m512 back = widen_512(h[k], from), e = _mm512_sub_ps(x[k], back);
+          if (again) {
+            const __mmask16 finite = (__mmask16)~_mm512_fpclass_ps_mask(back, NOT_FINITE);
+            const __mmask16 bounded = (__mmask16)~_mm512_fpclass_ps_mask(x[k], NOT_FINITE);
+            finite_values += __builtin_popcount(finite);
+            overflows += __builtin_popcount(bounded & ~finite);
+            e = _mm512_maskz_mov_ps(finite, e);
+            x[k] = _mm512_maskz_mov_ps(finite, x[k]);
+          } else {
+            _mm256_storeu_si256((__m256i *)(dst + i + 16 * k), h[k]);
+          }
+          errors[k] = _mm512_fmadd_ps(e, e, errors[k]);
+          squares[k] = _mm512_fmadd_ps(x[k], x[k], squares[k]);
+          largest[k] = _mm512_range_ps(largest[k], e, LARGER_MAGNITUDE);
+        }
+      }
+      more_error = _mm512_add_ps(more_error, _mm512_add_ps(errors[0], errors[1]));
+      more_square = _mm512_add_ps(more_square, _mm512_add_ps(squares[0], squares[1]));
     }
+    error = add_512(error, more_error);
+    square = add_512(square, more_square);
   }
-  sums->square_error = _mm512_reduce_add_ps(_mm512_add_ps(error[0], error[1]));
-  sums->square_sum = _mm512_reduce_add_ps(_mm512_add_ps(square[0], square[1]));
+  sums->finite = finite_values, sums->overflow = overflows;
+  sums->square_error = _mm512_reduce_add_pd(error);
+  sums->square_sum = _mm512_reduce_add_pd(square);
   sums->max_error = _mm512_reduce_max_ps(_mm512_max_ps(largest[0], largest[1]));
 }
 
-AVX512 static void convert_avx512(uint16_t *dst, const float *src, size_t n,
-                                  const struct strapk_rounding *rounding, struct sums *sums) {
-  if (rounding->drop > 0)
-    convert_to_avx512(dst, src, n, rounding->drop, sums);
-  else
-    convert_to_avx512(dst, src, n, 0, sums);
+AVX2 INLINE __m256 abs_256(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+
+AVX2 INLINE int count_256(__m256 mask) {
+  return __builtin_popcount((unsigned)_mm256_movemask_ps(mask));
 }
 
-AVX512 static void measure_avx512(const float *src, size_t n, struct sums *sums) {
-  const __m512 infinity = _mm512_set1_ps(INFINITY);
-  __m512 error = _mm512_setzero_ps(), square = error, largest = error;
-  for (size_t i = 0; i < n; i += 16) {
-    __m512 x = _mm512_loadu_ps(src + i);
-    __m512 back = _mm512_cvtph_ps(_mm512_cvtps_ph(x, ROUND));
-    __mmask16 finite = _mm512_cmp_ps_mask(_mm512_abs_ps(back), infinity, _CMP_LT_OQ);
-    __mmask16 bounded = _mm512_cmp_ps_mask(_mm512_abs_ps(x), infinity, _CMP_LT_OQ);
-    __m512 e = _mm512_maskz_sub_ps(finite, x, back);
-    error = _mm512_fmadd_ps(e, e, error);
-    square = _mm512_mask3_fmadd_ps(x, x, square, finite);
-    largest = _mm512_max_ps(largest, _mm512_abs_ps(e));
-    sums->finite += __builtin_popcount(finite);
-    sums->overflow += __builtin_popcount(bounded & ~finite);
-  }
-  sums->square_error = _mm512_reduce_add_ps(error);
-  sums->square_sum = _mm512_reduce_add_ps(square);
-  sums->max_error = _mm512_reduce_max_ps(largest);
+AVX2 INLINE __m256d low_256(__m256 x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
+
+AVX2 INLINE __m256d high_256(__m256 x) { return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }
+
+AVX2 INLINE __m256d add_256(__m256d sum, __m256 x) {
+  return _mm256_add_pd(_mm256_add_pd(sum, low_256(x)), high_256(x));
 }
 
-AVX2 static inline __m256 abs_avx2(__m256 x) {
-  return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
-}
-
-AVX2 static void reduce_avx2(__m256 error, __m256 square, __m256 largest, struct sums *sums) {
-  float e[8], s[8], m[8];
-  _mm256_storeu_ps(e, error);
-  _mm256_storeu_ps(s, square);
-  _mm256_storeu_ps(m, largest);
-  for (int i = 0; i < 8; i++) {
-    sums->square_error += e[i];
-    sums->square_sum += s[i];
-    if (m[i] > sums->max_error) sums->max_error = m[i];
-  }
-}
-
-AVX2 INLINE void convert_to_avx2(uint16_t *dst, const float *src, size_t n, int drop,
-                                 struct sums *sums) {
-  __m256 error[2], square[2], largest[2];
-  for (int k = 0; k < 2; k++) error[k] = square[k] = largest[k] = _mm256_setzero_ps();
-  for (size_t i = 0; i < n; i += 16) {
-    for (int k = 0; k < 2; k++) {
-      __m256 x = _mm256_loadu_ps(src + i + 8 * k);
-      __m128i h = _mm256_cvtps_ph(x, ROUND);
-      if (drop > 0) h = nearest_128(h, drop);
-      _mm_storeu_si128((__m128i *)(dst + i + 8 * k), h);
-      __m256 e = _mm256_sub_ps(x, _mm256_cvtph_ps(h));
-      error[k] = _mm256_fmadd_ps(e, e, error[k]);
-      square[k] = _mm256_fmadd_ps(x, x, square[k]);
-      largest[k] = _mm256_max_ps(largest[k], abs_avx2(e));
-    }
-  }
-  reduce_avx2(_mm256_add_ps(error[0], error[1]), _mm256_add_ps(square[0], square[1]),
-              _mm256_max_ps(largest[0], largest[1]), sums);
-}
-
-AVX2 static void convert_avx2(uint16_t *dst, const float *src, size_t n,
-                              const struct strapk_rounding *rounding, struct sums *sums) {
-  if (rounding->drop > 0)
-    convert_to_avx2(dst, src, n, rounding->drop, sums);
-  else
-    convert_to_avx2(dst, src, n, 0, sums);
-}
-
-AVX2 static void measure_avx2(const float *src, size_t n, struct sums *sums) {
-  const __m256 infinity = _mm256_set1_ps(INFINITY);
-  __m256 error = _mm256_setzero_ps(), square = error, largest = error;
-  for (size_t i = 0; i < n; i += 8) {
-    __m256 x = _mm256_loadu_ps(src + i);
-    __m256 back = _mm256_cvtph_ps(_mm256_cvtps_ph(x, ROUND));
-    __m256 finite = _mm256_cmp_ps(abs_avx2(back), infinity, _CMP_LT_OQ);
-    __m256 bounded = _mm256_cmp_ps(abs_avx2(x), infinity, _CMP_LT_OQ);
-    __m256 e = _mm256_and_ps(finite, _mm256_sub_ps(x, back));
-    __m256 value = _mm256_and_ps(finite, x);
-    error = _mm256_fmadd_ps(e, e, error);
-    square = _mm256_fmadd_ps(value, value, square);
-    largest = _mm256_max_ps(largest, abs_avx2(e));
-    sums->finite += __builtin_popcount(_mm256_movemask_ps(finite));
-    sums->overflow += __builtin_popcount(_mm256_movemask_ps(_mm256_andnot_ps(finite, bounded)));
-  }
-  reduce_avx2(error, square, largest, sums);
-}
-
-AVX2 INLINE __m256 widen_avx2(__m128i words, bool bfloat16) {
-  if (!bfloat16) return _mm256_cvtph_ps(words);
+AVX2 INLINE __m256 widen_256(__m128i words, enum type type) {
+  if (type != BFLOAT16) return _mm256_cvtph_ps(words);
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
 }
 
-AVX2 INLINE void round_to_avx2(uint16_t *dst, const uint16_t *src, size_t n, int drop,
-                               bool bfloat16, struct sums *sums) {
-  __m256 error[2], square[2], largest[2];
-  for (int k = 0; k < 2; k++) error[k] = square[k] = largest[k] = _mm256_setzero_ps();
-  for (size_t i = 0; i < n; i += 16) {
-    for (int k = 0; k < 2; k++) {
-      __m128i w = _mm_loadu_si128((const __m128i *)(src + i + 8 * k));
-      __m128i r = nearest_128(w, drop);
-      _mm_storeu_si128((__m128i *)(dst + i + 8 * k), r);
-      __m256 x = widen_avx2(w, bfloat16);
-      __m256 e = _mm256_sub_ps(x, widen_avx2(r, bfloat16));
-      error[k] = _mm256_fmadd_ps(e, e, error[k]);
-      square[k] = _mm256_fmadd_ps(x, x, square[k]);
-      largest[k] = _mm256_max_ps(largest[k], abs_avx2(e));
+AVX2 INLINE void sum_256(uint16_t *dst, const void *src, size_t n, enum type from, int drop,
+                         bool again, struct sums *sums) {
+  const __m256 zero = _mm256_setzero_ps(), infinity = _mm256_set1_ps(INFINITY);
+  __m256 largest[2] = {zero, zero};
+  __m256d error = _mm256_setzero_pd(), square = error;
+  int64_t finite_values = 0, overflows = 0;
+  for (size_t i = 0; i < n;) {
+    __m256 more_error = zero, more_square = zero;
+    for (int sum = 0; sum < SUMS && i < n; sum++) {
+      __m256 errors[2] = {zero, zero}, squares[2] = {zero, zero};
+      for (const size_t end = after_few(i, 16, n); i < end; i += 16) {
+        __m256 x[2];
+        __m128i h[2];
+        for (int k = 0; k < 2; k++) {
+          const void *at = (const char *)src + (i + 8 * k) * size_of(from);
+          if (from == FLOAT32) {
+            x[k] = _mm256_loadu_ps(at);
+            h[k] = _mm256_cvtps_ph(x[k], ROUND);
+          } else {
+            h[k] = _mm_loadu_si128(at);
+            x[k] = widen_256(h[k], from);
+          }
+          if (again) h[k] = _mm_loadu_si128((const __m128i *)(dst + i + 8 * k));
+        }
+        if (drop > 0) nearest_256(h, drop);
+        for (int k = 0; k < 2; k++) {
+          __m256 back = widen_256(h[k], from), e = _mm256_sub_ps(x[k], back);
+          if (again) {
+            const __m256 finite = _mm256_cmp_ps(abs_256(back), infinity, _CMP_LT_OQ);
+            const __m256 bounded = _mm256_cmp_ps(abs_256(x[k]), infinity, _CMP_LT_OQ);
+            finite_values += count_256(finite);
+            overflows += count_256(_mm256_andnot_ps(finite, bounded));
+            e = _mm256_and_ps(finite, e);
+            x[k] = _mm256_and_ps(finite, x[k]);
+          } else {
+            _mm_storeu_si128((__m128i *)(dst + i + 8 * k), h[k]);
+          }
+          errors[k] = _mm256_fmadd_ps(e, e, errors[k]);
+          squares[k] = _mm256_fmadd_ps(x[k], x[k], squares[k]);
+          largest[k] = _mm256_max_ps(largest[k], abs_256(e));
+        }
+      }
+      more_error = _mm256_add_ps(more_error, _mm256_add_ps(errors[0], errors[1]));
+      more_square = _mm256_add_ps(more_square, _mm256_add_ps(squares[0], squares[1]));
     }
+    error = add_256(error, more_error);
+    square = add_256(square, more_square);
   }
-  reduce_avx2(_mm256_add_ps(error[0], error[1]), _mm256_add_ps(square[0], square[1]),
-              _mm256_max_ps(largest[0], largest[1]), sums);
+  __m256d both = _mm256_hadd_pd(error, square);
+  __m128d sum = _mm_add_pd(_mm256_castpd256_pd128(both), _mm256_extractf128_pd(both, 1));
+  __m256 eight = _mm256_max_ps(largest[0], largest[1]);
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  sums->finite = finite_values, sums->overflow = overflows;
+  sums->square_error = _mm_cvtsd_f64(sum);
+  sums->square_sum = _mm_cvtsd_f64(_mm_unpackhi_pd(sum, sum));
+  sums->max_error = _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
-AVX2 static void round_avx2(uint16_t *dst, const uint16_t *src, size_t n,
-                            const struct strapk_rounding *rounding, struct sums *sums) {
-  if (rounding->exponent == BFLOAT16)
-    round_to_avx2(dst, src, n, rounding->drop, true, sums);
+/* The loops for each type, with what is constant in them. */
+AVX512 static void copy_512(uint16_t *dst, const void *src, size_t n, enum type from, int drop,
+                            struct sums *sums) {
+  if (from == BFLOAT16)
+    sum_512(dst, src, n, BFLOAT16, drop, false, sums);
+  else if (from == FLOAT16)
+    sum_512(dst, src, n, FLOAT16, drop, false, sums);
+  else if (drop > 0)
+    sum_512(dst, src, n, FLOAT32, drop, false, sums);
   else
-    round_to_avx2(dst, src, n, rounding->drop, false, sums);
+    sum_512(dst, src, n, FLOAT32, 0, false, sums);
 }
 
-static const struct kernel avx512 = {"avx512f", convert_avx512, measure_avx512, round_avx2};
-static const struct kernel avx2 = {"avx2", convert_avx2, measure_avx2, round_avx2};
+AVX512 static void measure_512(uint16_t *stored, const void *src, size_t n, enum type from,
+                               struct sums *sums) {
+  if (from == BFLOAT16)
+    sum_512(stored, src, n, BFLOAT16, 0, true, sums);
+  else if (from == FLOAT16)
+    sum_512(stored, src, n, FLOAT16, 0, true, sums);
+  else
+    sum_512(stored, src, n, FLOAT32, 0, true, sums);
+}
+
+AVX2 static void copy_256(uint16_t *dst, const void *src, size_t n, enum type from, int drop,
+                          struct sums *sums) {
+  if (from == BFLOAT16)
+    sum_256(dst, src, n, BFLOAT16, drop, false, sums);
+  else if (from == FLOAT16)
+    sum_256(dst, src, n, FLOAT16, drop, false, sums);
+  else if (drop > 0)
+    sum_256(dst, src, n, FLOAT32, drop, false, sums);
+  else
+    sum_256(dst, src, n, FLOAT32, 0, false, sums);
+}
+
+AVX2 static void measure_256(uint16_t *stored, const void *src, size_t n, enum type from,
+                             struct sums *sums) {
+  if (from == BFLOAT16)
+    sum_256(stored, src, n, BFLOAT16, 0, true, sums);
+  else if (from == FLOAT16)
+    sum_256(stored, src, n, FLOAT16, 0, true, sums);
+  else
+    sum_256(stored, src, n, FLOAT32, 0, true, sums);
+}
+
+static const struct kernel avx512 = {"avx512", copy_512, measure_512};
+static const struct kernel avx2 = {"avx2", copy_256, measure_256};
 
 /* Lists what this processor and system can run, the fastest first. By hand: the
  * runtime of some compilers has no __builtin_cpu_supports. */
@@ -227,11 +312,11 @@ static int list_kernels(const struct kernel **list) {
   __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
   const unsigned ymm = 0x06, zmm = 0xE6;
   int n = 0;
-  const unsigned bmi2 = 1u << 8, avx512f = 1u << 16, avx512bw = 1u << 30,
-                 wide = bmi2 | avx512f | avx512bw;
-  if ((b & avx512f) && (saved & zmm) == zmm) list[n++] = &avx512;
-  runs_wide = n > 0 && (b & wide) == wide;
-  if ((b & 1u << 5) && (saved & ymm) == ymm) list[n++] = &avx2;
+  /* All that the loops of this package take of AVX-512: each processor since Skylake has it. */
+  const unsigned with_avx2 = 1u << 5, bmi2 = 1u << 8, avx512f = 1u << 16, avx512dq = 1u << 17,
+                 avx512bw = 1u << 30, wide = with_avx2 | bmi2 | avx512f | avx512dq | avx512bw;
+  if ((b & wide) == wide && (saved & zmm) == zmm) list[n++] = &avx512;
+  if ((b & with_avx2) && (saved & ymm) == ymm) list[n++] = &avx2;
   return n;
 }
 
@@ -244,94 +329,104 @@ INLINE uint16x4_t nearest_neon(uint16x4_t w, int drop) {
   return vand_u16(vadd_u16(vadd_u16(w, below_half), last), vdup_n_u16((uint16_t)(0xFFFFu << drop)));
 }
 
-INLINE void convert_to_neon(uint16_t *dst, const float *src, size_t n, int drop,
-                            struct sums *sums) {
-  float32x4_t error[4], square[4], largest[4];
-  for (int k = 0; k < 4; k++) error[k] = square[k] = largest[k] = vdupq_n_f32(0);
-  for (size_t i = 0; i < n; i += 16) {
-    for (int k = 0; k < 4; k++) {
-      float32x4_t x = vld1q_f32(src + i + 4 * k);
-      uint16x4_t h = vreinterpret_u16_f16(vcvt_f16_f32(x));
-      if (drop > 0) h = nearest_neon(h, drop);
-      vst1_u16(dst + i + 4 * k, h);
-      float32x4_t e = vsubq_f32(x, vcvt_f32_f16(vreinterpret_f16_u16(h)));
-      error[k] = vfmaq_f32(error[k], e, e);
-      square[k] = vfmaq_f32(square[k], x, x);
-      largest[k] = vmaxq_f32(largest[k], vabsq_f32(e));
-    }
-  }
-  for (int k = 0; k < 4; k++) {
-    sums->square_error += vaddvq_f32(error[k]);
-    sums->square_sum += vaddvq_f32(square[k]);
-    sums->max_error = fmaxf(sums->max_error, vmaxvq_f32(largest[k]));
-  }
-}
-
-static void convert_neon(uint16_t *dst, const float *src, size_t n,
-                         const struct strapk_rounding *rounding, struct sums *sums) {
-  if (rounding->drop > 0)
-    convert_to_neon(dst, src, n, rounding->drop, sums);
-  else
-    convert_to_neon(dst, src, n, 0, sums);
-}
-
-static float32x4_t and_f32(uint32x4_t mask, float32x4_t x) {
-  return vreinterpretq_f32_u32(vandq_u32(mask, vreinterpretq_u32_f32(x)));
-}
-
-static void measure_neon(const float *src, size_t n, struct sums *sums) {
-  const float32x4_t infinity = vdupq_n_f32(INFINITY);
-  float32x4_t error = vdupq_n_f32(0), square = error, largest = error;
-  for (size_t i = 0; i < n; i += 4) {
-    float32x4_t x = vld1q_f32(src + i);
-    float32x4_t back = vcvt_f32_f16(vcvt_f16_f32(x));
-    uint32x4_t finite = vcltq_f32(vabsq_f32(back), infinity);
-    uint32x4_t bounded = vcltq_f32(vabsq_f32(x), infinity);
-    float32x4_t e = and_f32(finite, vsubq_f32(x, back));
-    float32x4_t value = and_f32(finite, x);
-    error = vfmaq_f32(error, e, e);
-    square = vfmaq_f32(square, value, value);
-    largest = vmaxq_f32(largest, vabsq_f32(e));
-    sums->finite += vaddvq_u32(vshrq_n_u32(finite, 31));
-    sums->overflow += vaddvq_u32(vshrq_n_u32(vbicq_u32(bounded, finite), 31));
-  }
-  sums->square_error = vaddvq_f32(error);
-  sums->square_sum = vaddvq_f32(square);
-  sums->max_error = vmaxvq_f32(largest);
-}
-
-INLINE float32x4_t widen_neon(uint16x4_t words, bool bfloat16) {
-  if (!bfloat16) return vcvt_f32_f16(vreinterpret_f16_u16(words));
+INLINE float32x4_t widen_neon(uint16x4_t words, enum type type) {
+  if (type != BFLOAT16) return vcvt_f32_f16(vreinterpret_f16_u16(words));
   return vreinterpretq_f32_u32(vshll_n_u16(words, 16));
 }
 
-INLINE void round_to_neon(uint16_t *dst, const uint16_t *src, size_t n, int drop, bool bfloat16,
-                          struct sums *sums) {
-  float32x4_t error = vdupq_n_f32(0), square = error, largest = error;
-  for (size_t i = 0; i < n; i += 4) {
-    uint16x4_t w = vld1_u16(src + i);
-    uint16x4_t r = nearest_neon(w, drop);
-    vst1_u16(dst + i, r);
-    float32x4_t x = widen_neon(w, bfloat16);
-    float32x4_t e = vsubq_f32(x, widen_neon(r, bfloat16));
-    error = vfmaq_f32(error, e, e);
-    square = vfmaq_f32(square, x, x);
-    largest = vmaxq_f32(largest, vabsq_f32(e));
+/* Adds the lanes of x to a sum in double. */
+INLINE float64x2_t add_neon(float64x2_t sum, float32x4_t x) {
+  return vaddq_f64(vaddq_f64(sum, vcvt_f64_f32(vget_low_f32(x))), vcvt_high_f64_f32(x));
+}
+
+INLINE float32x4_t and_f32(uint32x4_t mask, float32x4_t x) {
+  return vreinterpretq_f32_u32(vandq_u32(mask, vreinterpretq_u32_f32(x)));
+}
+
+INLINE int count_neon(uint32x4_t mask) { return (int)vaddvq_u32(vshrq_n_u32(mask, 31)); }
+
+/* Copies, or with `again` measures what was copied. */
+INLINE void sum_neon(uint16_t *dst, const void *src, size_t n, enum type from, int drop, bool again,
+                     struct sums *sums) {
+  const float32x4_t zero = vdupq_n_f32(0), infinity = vdupq_n_f32(INFINITY);
+  float32x4_t largest[4] = {zero, zero, zero, zero};
+  float64x2_t error = vdupq_n_f64(0), square = error;
+  int64_t finite_values = 0, overflows = 0;
+  for (size_t i = 0; i < n;) {
+    float32x4_t more_errors[2] = {zero, zero}, more_squares[2] = {zero, zero};
+    for (int sum = 0; sum < SUMS && i < n; sum++) {
+      float32x4_t errors[4] = {zero, zero, zero, zero}, squares[4] = {zero, zero, zero, zero};
+      for (const size_t end = after_few(i, 16, n); i < end; i += 16) {
+        for (int k = 0; k < 4; k++) { /* four chains, for the latency of fma */
+          const void *at = (const char *)src + (i + 4 * k) * size_of(from);
+          float32x4_t x;
+          uint16x4_t h;
+          if (from == FLOAT32) {
+            x = vld1q_f32(at);
+            h = vreinterpret_u16_f16(vcvt_f16_f32(x));
+          } else {
+            h = vld1_u16(at);
+            x = widen_neon(h, from);
+          }
+          if (again) h = vld1_u16(dst + i + 4 * k);
+          if (drop > 0) h = nearest_neon(h, drop);
+          float32x4_t back = widen_neon(h, from), e = vsubq_f32(x, back);
+          if (again) {
+            const uint32x4_t finite = vcltq_f32(vabsq_f32(back), infinity);
+            const uint32x4_t bounded = vcltq_f32(vabsq_f32(x), infinity);
+            finite_values += count_neon(finite);
+            overflows += count_neon(vbicq_u32(bounded, finite));
+            e = and_f32(finite, e);
+            x = and_f32(finite, x);
+          } else {
+            vst1_u16(dst + i + 4 * k, h);
+          }
+          errors[k] = vfmaq_f32(errors[k], e, e);
+          squares[k] = vfmaq_f32(squares[k], x, x);
+          largest[k] = vmaxq_f32(largest[k], vabsq_f32(e));
+        }
+      }
+      for (int k = 0; k < 2; k++) {
+        more_errors[k] = vaddq_f32(more_errors[k], vaddq_f32(errors[k], errors[k + 2]));
+        more_squares[k] = vaddq_f32(more_squares[k], vaddq_f32(squares[k], squares[k + 2]));
+      }
+    }
+    for (int k = 0; k < 2; k++) {
+      error = add_neon(error, more_errors[k]);
+      square = add_neon(square, more_squares[k]);
+    }
   }
-  sums->square_error = vaddvq_f32(error);
-  sums->square_sum = vaddvq_f32(square);
-  sums->max_error = vmaxvq_f32(largest);
+  sums->finite = finite_values, sums->overflow = overflows;
+  sums->square_error = vaddvq_f64(error);
+  sums->square_sum = vaddvq_f64(square);
+  sums->max_error = vmaxvq_f32(
+      vmaxq_f32(vmaxq_f32(largest[0], largest[1]), vmaxq_f32(largest[2], largest[3])));
 }
 
-static void round_neon(uint16_t *dst, const uint16_t *src, size_t n,
-                       const struct strapk_rounding *rounding, struct sums *sums) {
-  if (rounding->exponent == BFLOAT16)
-    round_to_neon(dst, src, n, rounding->drop, true, sums);
+/* The loops for each type, with what is constant in them. */
+static void copy_neon(uint16_t *dst, const void *src, size_t n, enum type from, int drop,
+                     struct sums *sums) {
+  if (from == BFLOAT16)
+    sum_neon(dst, src, n, BFLOAT16, drop, false, sums);
+  else if (from == FLOAT16)
+    sum_neon(dst, src, n, FLOAT16, drop, false, sums);
+  else if (drop > 0)
+    sum_neon(dst, src, n, FLOAT32, drop, false, sums);
   else
-    round_to_neon(dst, src, n, rounding->drop, false, sums);
+    sum_neon(dst, src, n, FLOAT32, 0, false, sums);
 }
 
-static const struct kernel neon = {"neon", convert_neon, measure_neon, round_neon};
+static void measure_neon(uint16_t *stored, const void *src, size_t n, enum type from,
+                        struct sums *sums) {
+  if (from == BFLOAT16)
+    sum_neon(stored, src, n, BFLOAT16, 0, true, sums);
+  else if (from == FLOAT16)
+    sum_neon(stored, src, n, FLOAT16, 0, true, sums);
+  else
+    sum_neon(stored, src, n, FLOAT32, 0, true, sums);
+}
+
+static const struct kernel neon = {"neon", copy_neon, measure_neon};
 
 static int list_kernels(const struct kernel **list) {
   list[0] = &neon;
@@ -355,121 +450,121 @@ __attribute__((constructor(101))) static void find_kernels(void) {
 
 int strapk_kernels(void) { return kernel_count; }
 
-int strapk_runs_wide(void) { return runs_wide; }
-
 const char *strapk_kernel_name(int kernel) { return kernels[kernel]->name; }
 
+/* Rounds words as nearest_... does. Those that are not finite stay as they are, and those that
+ * would not stay finite are rounded towards zero. dst may be src. */
+static void round_words(uint16_t *dst, const uint16_t *src, size_t n,
+                        const struct strapk_rounding *rounding) {
+  const uint16_t exponent = rounding->exponent, drop = rounding->drop,
+                 kept = (uint16_t)(0xFFFFu << drop), below_half = (uint16_t)((1u << drop) / 2 - 1);
+  for (size_t i = 0; i < n; i++) {
+    const uint16_t w = src[i];
+    uint16_t r = (uint16_t)(w + below_half + (w >> drop & 1)) & kept;
+    if ((r & exponent) == exponent) r = w & kept;
+    dst[i] = (w & exponent) == exponent ? w : r;
+  }
+}
+
 /* Widens a 16-bit float. */
-static float widen(uint16_t word, uint16_t exponent) {
+static float widen(uint16_t word, enum type type) {
   uint32_t bits = (uint32_t)word << 16;
-  if (exponent != BFLOAT16) {
-    uint32_t sign = bits & 0x80000000, fraction = word & 0x3FF;
-    switch (word & 0x7C00) {
-    case 0: return (sign ? -1.0f : 1.0f) * (float)fraction * 0x1p-24f;
-    case 0x7C00: bits = sign | 0x7F800000 | fraction << 13; break;
-    default: bits = sign | (((uint32_t)(word & 0x7FFF) << 13) + (112u << 23));
-    }
+  if (type != BFLOAT16) {
+    const uint32_t sign = bits & 0x80000000, magnitude = word & 0x7FFF;
+    if (magnitude < 0x400) return (sign ? -0x1p-24f : 0x1p-24f) * (float)magnitude; /* subnormal */
+    bits = sign | ((magnitude << 13) + ((magnitude < 0x7C00 ? 112u : 224u) << 23));
   }
   float value;
   memcpy(&value, &bits, sizeof value);
   return value;
 }
 
-/* Rounds words of which some are not finite, or do not stay so; the values are those
- * of before, or NULL where src has them. dst may be src. */
-static void round_carefully(uint16_t *dst, const uint16_t *src, const float *values, size_t n,
-                            const struct strapk_rounding *rounding, struct sums *sums) {
-  const uint16_t exponent = rounding->exponent, kept = (uint16_t)(0xFFFFu << rounding->drop);
+/* What a kernel's measure does, with all sums in double. */
+static void measure_in_double(const uint16_t *stored, const void *src, size_t n, enum type from,
+                              struct sums *sums) {
   for (size_t i = 0; i < n; i++) {
-    uint16_t w = src[i], r = w;
-    if ((w & exponent) != exponent) {
-      r = (uint16_t)(w + (1u << rounding->drop) / 2 - 1 + (w >> rounding->drop & 1)) & kept;
-      if ((r & exponent) == exponent) r = w & kept;
-      float value = values != NULL ? values[i] : widen(w, exponent);
-      float e = fabsf(value - widen(r, exponent));
-      sums->square_error += e * e;
-      sums->square_sum += value * value;
-      if (e > sums->max_error) sums->max_error = e;
-      sums->finite++;
+    float back = widen(stored[i], from), x;
+    if (from == FLOAT32)
+      memcpy(&x, (const char *)src + i * sizeof x, sizeof x);
+    else
+      x = widen(((const uint16_t *)src)[i], from);
+    if (!isfinite(back)) {
+      if (isfinite(x)) sums->overflow++;
+      continue;
     }
-    dst[i] = r;
+    const float e = x - back, magnitude = fabsf(e);
+    sums->finite++;
+    sums->square_error += (double)e * (double)e;
+    sums->square_sum += (double)x * (double)x;
+    if (magnitude > sums->max_error) sums->max_error = magnitude;
   }
 }
 
-/* The sums of a block of n values, a multiple of STEP, without the last `padding`. */
-static void add_sums(struct strapk_stats *stats, const struct sums *sums, size_t padding) {
-  stats->count += sums->finite - (int64_t)padding;
-  stats->overflow += sums->overflow;
-  stats->square_error += sums->square_error;
-  stats->square_sum += sums->square_sum;
-  if (sums->max_error > stats->max_error) stats->max_error = sums->max_error;
+/* Whether the sums are within UPWARD of the true ones: no square was too large or too small for
+ * float. Words of float16 are multiples of 2^-24, so that those without an error whose squares
+ * vanish are zeros. */
+static bool in_range(const struct sums *s, enum type from) {
+  if (!isfinite(s->square_error) || !isfinite(s->square_sum)) return false;
+  if (s->square_sum == 0 && s->max_error == 0 && from != BFLOAT16) return true;
+  return s->square_sum >= LEAST_SUM && (s->square_error >= LEAST_SUM || s->max_error == 0);
 }
 
-static void convert_block(const struct kernel *kernel, uint16_t *dst, const float *src, size_t n,
-                          size_t padding, const struct strapk_rounding *rounding,
-                          struct strapk_stats *stats) {
-  const struct strapk_rounding none = {rounding->exponent, 0};
-  struct sums sums = {0}, converted = {0};
-  kernel->convert(dst, src, n, rounding, &sums);
-  sums.finite = (int64_t)n;
-  if (!isfinite(sums.square_error)) {
-    sums = (struct sums){0};
-    kernel->measure(src, n, &sums);
-    if (rounding->drop > 0) {
-      int64_t overflow = sums.overflow;
-      sums = (struct sums){.overflow = overflow};
-      kernel->convert(dst, src, n, &none, &converted);
-      round_carefully(dst, dst, src, n, rounding, &sums);
-    }
-  }
-  add_sums(stats, &sums, padding);
-}
-
-static void round_block(const struct kernel *kernel, uint16_t *dst, const uint16_t *src, size_t n,
-                        size_t padding, const struct strapk_rounding *rounding,
-                        struct strapk_stats *stats) {
+/* A block of n values, a multiple of STEP. The last `padding` of them do not count; if there are
+ * some, the others are few, and measured in double. */
+static void copy_block(const struct kernel *kernel, uint16_t *dst, const void *src, size_t n,
+                       size_t padding, enum type from, const struct strapk_rounding *rounding,
+                       struct strapk_stats *stats) {
   struct sums sums = {0};
-  kernel->round(dst, src, n, rounding, &sums);
-  sums.finite = (int64_t)n;
-  if (!isfinite(sums.square_error)) {
+  kernel->copy(dst, src, n, from, rounding->drop, &sums);
+  if (isfinite(sums.square_error)) {
+    sums.finite = (int64_t)n;
+  } else {
+    if (rounding->drop > 0) {
+      if (from == FLOAT32) kernel->copy(dst, src, n, from, 0, &sums);
+      round_words(dst, from == FLOAT32 ? dst : src, n, rounding);
+    }
     sums = (struct sums){0};
-    round_carefully(dst, src, NULL, n, rounding, &sums);
+    kernel->measure(dst, src, n, from, &sums);
   }
-  add_sums(stats, &sums, padding);
+  if (padding == 0 && in_range(&sums, from)) {
+    sums.square_error *= UPWARD;
+    sums.square_sum *= UPWARD;
+  } else {
+    sums = (struct sums){0};
+    measure_in_double(dst, src, n - padding, from, &sums);
+  }
+  stats->count += sums.finite;
+  stats->overflow += sums.overflow;
+  stats->square_error += sums.square_error;
+  stats->square_sum += sums.square_sum;
+  if (sums.max_error > stats->max_error) stats->max_error = sums.max_error;
+}
+
+static void copy_all(int kernel, uint16_t *dst, const void *src, size_t n, enum type from,
+                     const struct strapk_rounding *rounding, struct strapk_stats *stats) {
+  const struct kernel *k = kernels[kernel];
+  const size_t size = size_of(from), rest = n % STEP, whole = n - rest;
+  for (size_t done = 0; done < whole;) {
+    const size_t some = whole - done < BLOCK ? whole - done : BLOCK;
+    copy_block(k, dst + done, (const char *)src + done * size, some, 0, from, rounding, stats);
+    done += some;
+  }
+  if (rest == 0) return;
+  float in[STEP] = {0};
+  uint16_t out[STEP];
+  memcpy(in, (const char *)src + whole * size, rest * size);
+  copy_block(k, out, in, STEP, STEP - rest, from, rounding, stats);
+  memcpy(dst + whole, out, rest * sizeof *out);
 }
 
 void strapk_float32_to_float16(int kernel, uint16_t *dst, const float *src, size_t n,
                                const struct strapk_rounding *rounding,
                                struct strapk_stats *stats) {
-  const struct kernel *k = kernels[kernel];
-  size_t whole = n - n % STEP;
-  for (size_t done = 0; done < whole;) {
-    size_t some = whole - done < BLOCK ? whole - done : BLOCK;
-    convert_block(k, dst + done, src + done, some, 0, rounding, stats);
-    done += some;
-  }
-  size_t rest = n - whole;
-  if (rest == 0) return;
-  float in[STEP] = {0};
-  uint16_t out[STEP];
-  memcpy(in, src + whole, rest * sizeof *in);
-  convert_block(k, out, in, STEP, STEP - rest, rounding, stats);
-  memcpy(dst + whole, out, rest * sizeof *out);
+  copy_all(kernel, dst, src, n, FLOAT32, rounding, stats);
 }
 
 void strapk_round(int kernel, uint16_t *dst, const uint16_t *src, size_t n,
                   const struct strapk_rounding *rounding, struct strapk_stats *stats) {
-  const struct kernel *k = kernels[kernel];
-  size_t whole = n - n % STEP;
-  for (size_t done = 0; done < whole;) {
-    size_t some = whole - done < BLOCK ? whole - done : BLOCK;
-    round_block(k, dst + done, src + done, some, 0, rounding, stats);
-    done += some;
-  }
-  size_t rest = n - whole;
-  if (rest == 0) return;
-  uint16_t in[STEP] = {0}, out[STEP];
-  memcpy(in, src + whole, rest * sizeof *in);
-  round_block(k, out, in, STEP, STEP - rest, rounding, stats);
-  memcpy(dst + whole, out, rest * sizeof *out);
+  copy_all(kernel, dst, src, n, rounding->exponent == BFLOAT16_EXPONENT ? BFLOAT16 : FLOAT16,
+           rounding, stats);
 }

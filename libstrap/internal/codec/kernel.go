@@ -6,13 +6,26 @@ import (
 )
 
 // Stats is what a conversion or rounding did to the values. The error is taken over
-// the values that are finite before and after.
+// the values that are finite before and after. A sum is never below the true one, but for
+// the rounding of double, and above it by less than sumExcess of it.
 type Stats struct {
 	Count       int64   // of those values
 	Overflow    int64   // finite values that became infinite
 	SquareError float64 // sum of (value - stored value)^2
 	SquareSum   float64 // sum of value^2
-	MaxError    float64 // largest |value - stored value|
+	MaxError    float64 // largest |value - stored value|, exact
+}
+
+// sumExcess is what kernels may add to a sum, because they take a part of it in float32 and make
+// up for all that its rounding can lose; see kernel.c and quantise.go.
+const sumExcess = 2e-6
+
+// Within reports whether the error is within bound times the sum of squares, and would be with the
+// true sums.
+func (s *Stats) Within(bound float64) bool { return within(s.SquareError, s.SquareSum, bound) }
+
+func within(squareError, squareSum, bound float64) bool {
+	return squareError <= bound*squareSum*(1-sumExcess)
 }
 
 // Add merges o into s.
@@ -29,12 +42,13 @@ func (s *Stats) Add(o *Stats) {
 // with its sign and the upper bits of its payload. Then it rounds to bits of mantissa
 // as Round does. It adds to st. The two do not overlap.
 func Float32ToFloat16(dst, src unsafe.Pointer, n, bits int, st *Stats) {
+	if n <= 0 {
+		return
+	}
 	r := Float16.rounding(bits)
-	switch {
-	case n <= 0:
-	case len(kernels) > 0:
-		convertKernel(0, dst, src, n, r, st)
-	default:
+	if kernel, ok := kernelInUse(); ok {
+		convertKernel(kernel, dst, src, n, r, st)
+	} else {
 		convertPortable(unsafe.Slice((*uint16)(dst), n), unsafe.Slice((*float32)(src), n), r, st)
 	}
 }

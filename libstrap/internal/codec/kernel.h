@@ -31,6 +31,9 @@ struct strapk_rounding {
   uint16_t drop;     /* mantissa bits to drop, 0: none */
 };
 
+/* The sums of these functions are the same if the values are cut at a multiple of it. */
+#define STRAPK_BLOCK 3072
+
 /* Converts n floats, rounds them and adds to *stats; dst and src do not overlap. */
 void strapk_float32_to_float16(int kernel, uint16_t *dst, const float *src, size_t n,
                                const struct strapk_rounding *rounding,
@@ -88,11 +91,8 @@ void strapk_huffman_pair(const uint64_t *codes, int shift, size_t count, const u
                          const uint8_t *src_b, uint8_t *out_a, uint8_t *out_b,
                          struct strapk_huffman *a, struct strapk_huffman *b);
 
-/* Whether this processor and system have AVX-512F, AVX-512BW and BMI2. */
-int strapk_runs_wide(void);
-
 /* strapk_huffman_pair for 64 * count bytes of each stream and codes of bytes alone: the
- * code << 4 | its length. b may be NULL, for one stream. Only where strapk_runs_wide. */
+ * code << 4 | its length. b may be NULL, for one stream. For the kernel "avx512" alone. */
 void strapk_huffman_wide(const uint16_t codes[256], size_t count, const uint8_t *src_a,
                          const uint8_t *src_b, uint8_t *out_a, uint8_t *out_b,
                          struct strapk_huffman *a, struct strapk_huffman *b);
@@ -115,6 +115,9 @@ struct strapk_extent {
 
 /* The extent of n 16-bit words, n a multiple of 32. Little endian machines only. */
 void strapk_extent_of(const uint8_t *src, size_t n, struct strapk_extent *extent);
+
+/* The same, for the kernel "avx512" alone. */
+void strapk_extent_wide(const uint8_t *src, size_t n, struct strapk_extent *extent);
 
 /* What quantising did to the values; see struct quantised in quantise.go. */
 struct strapk_quantised {

@@ -3,7 +3,7 @@
 package codec
 
 /*
-#cgo CFLAGS: -std=gnu11 -O3 -Wall -Wextra
+#cgo CFLAGS: -I${SRCDIR}/../team -std=gnu11 -O3 -Wall -Wextra
 #cgo noescape strapk_float32_to_float16
 #cgo nocallback strapk_float32_to_float16
 #cgo noescape strapk_round
@@ -18,6 +18,8 @@ package codec
 #cgo nocallback strapk_count_words
 #cgo noescape strapk_extent_of
 #cgo nocallback strapk_extent_of
+#cgo noescape strapk_extent_wide
+#cgo nocallback strapk_extent_wide
 #cgo noescape strapk_quantise
 #cgo nocallback strapk_quantise
 #include "kernel.h"
@@ -63,8 +65,8 @@ const (
 	copyWay    = C.STRAPK_COPY
 )
 
-// shareKernel is convertKernel, roundKernel or a copy of n bytes in the threads of a team.
-// Where sum is not nil they take checksums too, which sum gets if there is a kernel for them.
+// shareKernel is convertKernel, roundKernel or a copy of n bytes in the threads of a team, where
+// there are kernels. Where sum is not nil they take checksums too, which sum gets if there is a kernel for them.
 func shareKernel(t team.Team, way uint32, dst, src unsafe.Pointer, n int, r rounding, st *Stats, sum *Sum) {
 	var c C.struct_strapk_stats
 	var sums C.struct_strapk_checksums
@@ -73,7 +75,8 @@ func shareKernel(t team.Team, way uint32, dst, src unsafe.Pointer, n int, r roun
 		by = crc32c.Function()
 	}
 	how := r.toC()
-	C.strapk_share((C.strapk_team)(t.Parallel), way, 0, dst, src, C.size_t(n), &how, &c, (C.strapk_sum)(by), &sums)
+	kernel, _ := kernelInUse()
+	C.strapk_share((C.strapk_team)(t.Parallel), way, C.int(kernel), dst, src, C.size_t(n), &how, &c, (C.strapk_sum)(by), &sums)
 	st.addC(&c)
 	if by == nil {
 		return
@@ -128,10 +131,8 @@ func huffmanKernel(codes *huffCode, shift int, count int, s, t *huffStream) {
 	t.fromC(&b)
 }
 
-// runsWide tells whether this processor can run huffmanWideKernel.
-var runsWide = C.strapk_runs_wide() != 0
-
-// huffmanWideKernel is bytePair for 64 * count > 0 bytes of each stream. t may be nil.
+// huffmanWideKernel is bytePair for 64 * count > 0 bytes of each stream. t may be nil. It is for
+// the level avx512 alone.
 func huffmanWideKernel(codes *[256]uint16, count int, s, t *huffStream) {
 	short, a := (*C.uint16_t)(&codes[0]), s.toC()
 	if t == nil {
@@ -154,10 +155,15 @@ func countWordsKernel(parts *[4][1 << huffWordBits]uint16, shift uint, src []byt
 		(*C.uint8_t)(&src[0]), C.size_t(len(src)/2), C.size_t(piece), C.size_t(stride)))
 }
 
-// extentKernel is extentPortable in C, for a multiple of 64 bytes, at least one.
-func extentKernel(src []byte) extent {
+// extentKernel is extentPortable in C, for a multiple of 64 bytes, at least one. wide asks for
+// the loop of the level avx512.
+func extentKernel(src []byte, wide bool) extent {
 	var c C.struct_strapk_extent
-	C.strapk_extent_of((*C.uint8_t)(&src[0]), C.size_t(len(src)/2), &c)
+	if wide {
+		C.strapk_extent_wide((*C.uint8_t)(&src[0]), C.size_t(len(src)/2), &c)
+	} else {
+		C.strapk_extent_of((*C.uint8_t)(&src[0]), C.size_t(len(src)/2), &c)
+	}
 	return extent{all: uint16(c.all), least: uint16(c.least), most: uint16(c.most)}
 }
 

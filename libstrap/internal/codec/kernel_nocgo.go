@@ -34,8 +34,6 @@ func huffmanKernel(*huffCode, int, int, *huffStream, *huffStream) {
 	panic("codec: there is no kernel")
 }
 
-const runsWide = false
-
 func huffmanWideKernel(*[256]uint16, int, *huffStream, *huffStream) {
 	panic("codec: there is no kernel")
 }
@@ -44,7 +42,7 @@ func countWordsKernel(*[4][1 << huffWordBits]uint16, uint, []byte, int, int) uin
 	panic("codec: there is no kernel")
 }
 
-func extentKernel([]byte) extent {
+func extentKernel([]byte, bool) extent {
 	panic("codec: there is no kernel")
 }
 

@@ -12,28 +12,26 @@ import (
 	"github.com/klauspost/compress/huff0"
 )
 
-// literalsFrame encodes src without match finding, by the loops in C and in Go, which
-// must agree.
-func literalsFrame(t testing.TB, src []byte) []byte {
+// literalsFrame encodes src without match finding, at every level. All must write the same.
+func literalsFrame(t testing.TB, src []byte) (frame []byte) {
 	t.Helper()
-	var frames [3]bytes.Buffer
-	for i := range frames {
+	for i, level := range Levels() {
+		var out bytes.Buffer
+		before := UseLevel(level)
 		e := newLiteralsEncoder()
-		e.huff.kernel = e.huff.kernel && i < 2
-		e.huff.wide = e.huff.wide && i < 1
-		if err := e.begin(&frames[i], int64(len(src))); err != nil {
+		UseLevel(before)
+		if err := e.begin(&out, int64(len(src))); err != nil {
 			t.Fatal(err)
 		}
 		if err := writeAll(e, src); err != nil {
 			t.Fatal(err)
 		}
-	}
-	for _, twin := range frames[1:] {
-		if !bytes.Equal(frames[0].Bytes(), twin.Bytes()) {
-			t.Fatal("a kernel writes another frame than its twin")
+		if i > 0 && !bytes.Equal(out.Bytes(), frame) {
+			t.Fatalf("%s writes another frame than %s", level, Levels()[0])
 		}
+		frame = out.Bytes()
 	}
-	return frames[0].Bytes()
+	return frame
 }
 
 // blockKinds lists the Block_Types of a frame.
@@ -155,20 +153,27 @@ func TestHuffmanCodesWhatNoSampleHas(t *testing.T) {
 	}
 }
 
+func checkExtent(t *testing.T, src []byte, want extent) {
+	t.Helper()
+	for _, wide := range []bool{false, true} {
+		if wide && kernels[0] != levelWide {
+			continue
+		}
+		if got := extentKernel(src, wide); got != want {
+			t.Errorf("wide %v: %+v, want %+v", wide, got, want)
+		}
+	}
+}
+
 func TestExtentOfWords(t *testing.T) {
 	if len(kernels) == 0 {
 		t.Skip("no kernels without cgo")
 	}
 	for _, bits := range []int{0, 1, 5, 10} {
 		src := float16s(1<<16, bits)
-		if got, want := extentKernel(src), extentPortable(src); got != want {
-			t.Errorf("%d bits: %+v, want %+v", bits, got, want)
-		}
+		checkExtent(t, src, extentPortable(src))
 	}
-	zeros := make([]byte, 128)
-	if got, want := extentKernel(zeros), (extent{least: math.MaxUint16}); got != want {
-		t.Errorf("zeros: %+v, want %+v", got, want)
-	}
+	checkExtent(t, make([]byte, 128), extent{least: math.MaxUint16})
 }
 
 // huff0 reads the streams, and does not write smaller ones.

@@ -22,6 +22,7 @@
 #define STEP_UNIT (1u << 20)
 #define STEP_MIN 0x0D800000u
 #define CODE_EXACT 0x80
+#define UPWARD (1 + 12.0078125 / (1 << 24)) /* quantiseUpward */
 
 #define AVX2 __attribute__((target("avx2,f16c")))
 #define INLINE static inline __attribute__((always_inline))
@@ -34,6 +35,12 @@ AVX2 INLINE float add_lanes(__m256 a, __m256 b) {
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+/* The double that the true sum of a block's squares is not above; see quantise.go. */
+static double at_most(float sum, float largest) {
+  const double vanished = 0 < largest && largest < 0x1p-55f ? 0x1p-143 : 0;
+  return sum * UPWARD + vanished;
 }
 
 AVX2 INLINE float largest_lane(__m256 x) {
@@ -132,8 +139,8 @@ AVX2 INLINE int quantise_block(uint8_t *codes, uint8_t *scale, uint8_t *exact, c
   uint16_t high = (uint16_t)(bits_of(step) >> 16);
   memcpy(scale, &high, sizeof high);
   float error = largest_lane(furthest);
-  q->square_error += add_lanes(a, b);
-  q->square_sum += square;
+  q->square_error += at_most(add_lanes(a, b), error);
+  q->square_sum += at_most(square, most);
   if (most > q->largest) q->largest = most;
   if (error > q->max_error) q->max_error = error;
   return 1;

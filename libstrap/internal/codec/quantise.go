@@ -19,6 +19,10 @@ const (
 	stepUnit = 1 << 20    // of its float32 bits
 	stepMin  = 0x0D800000 // 2^-100: the reciprocal is finite
 	codeMax  = 127
+	// quantiseUpward makes up for what a float32 sum of a block can lose. Each square goes through
+	// 12 roundings: its own, 7 additions in a lane and 4 of lanes. Each takes 2^-24 at most. The
+	// fraction is more than the terms of second order need.
+	quantiseUpward = 1 + 12.0078125/(1<<24)
 	// codeExact stands for a value of more than codeMax steps, which is kept as it is.
 	codeExact = 0x80
 )
@@ -26,8 +30,8 @@ const (
 // quantised is what quantising did to the values.
 type quantised struct {
 	finite      bool    // all values are, and the squares in float32
-	squareError float64 // sum of (value - decoded value)^2
-	squareSum   float64 // sum of value^2
+	squareError float64 // sum of (value - decoded value)^2; see atMost
+	squareSum   float64 // sum of value^2; see atMost
 	squareExact float64 // of it, values that are kept as they are
 	largest     float32 // largest |value|
 	maxError    float32 // largest |value - decoded value|
@@ -59,10 +63,11 @@ func blocksOf(n int) int { return (n + archiveBlock - 1) / archiveBlock }
 //
 // The result is incomplete where it is not finite.
 func quantise(dst *codeBuffers, src []byte, t wire.DType, spread float64) (q quantised) {
+	_, kernel := kernelInUse()
 	switch {
 	case len(src) == 0:
 		q.finite = true
-	case quantiseInC:
+	case kernel && quantiseInC:
 		quantiseKernel(dst, src, t, spread, &q)
 	default:
 		quantisePortable(dst, src, t, spread, &q)
@@ -137,11 +142,22 @@ func quantiseBlock(codes, scale []byte, x *[archiveBlock]float32, t wire.DType, 
 		maxError = max(maxError, e)
 	}
 	binary.LittleEndian.PutUint16(scale, uint16(math.Float32bits(step)>>16))
-	q.squareError += float64(addLanes(&lanes))
-	q.squareSum += float64(square)
+	q.squareError += atMost(addLanes(&lanes), maxError)
+	q.squareSum += atMost(square, largest)
 	q.largest = max(q.largest, largest)
 	q.maxError = max(q.maxError, maxError)
 	return true
+}
+
+// atMost returns an upper bound of the sum of a block's squares, from the sum that float32 lanes have.
+// It is less than sumExcess above the true sum, or where the largest value is below 2^-55, by 2^-142
+// more: float32 rounds squares below 2^-126 by 2^-150 each.
+func atMost(sum, largest float32) float64 {
+	const small, vanished = 1.0 / (1 << 55), archiveBlock * 0x1p-150
+	if 0 < largest && largest < small {
+		return float64(float64(sum)*quantiseUpward) + vanished
+	}
+	return float64(sum) * quantiseUpward
 }
 
 // stepOf is the step whose square is square, rounded to the nearest of the grid.

@@ -58,18 +58,14 @@ func (m Mantissa) Round(dst, src unsafe.Pointer, n, bits int, st *Stats) {
 		return
 	}
 	r := m.rounding(bits)
-	var own Stats
-	if len(kernels) > 0 && r.drop > 0 {
-		roundKernel(0, dst, src, n, r, &own)
+	if kernel, ok := kernelInUse(); ok && r.drop > 0 {
+		roundKernel(kernel, dst, src, n, r, st)
+	} else {
+		roundPortable(unsafe.Slice((*uint16)(dst), n), unsafe.Slice((*uint16)(src), n), r, st)
 	}
-	if own.Count == 0 || math.IsInf(own.SquareSum, 0) { // no kernel, or squares beyond float32
-		own = Stats{}
-		roundPortable(unsafe.Slice((*uint16)(dst), n), unsafe.Slice((*uint16)(src), n), r, &own)
-	}
-	st.Add(&own)
 }
 
-// roundPortable is the twin of round_lanes in kernel.c.
+// roundPortable is the twin of the kernels in kernel.c.
 func roundPortable(dst, src []uint16, r rounding, st *Stats) {
 	for i, w := range src {
 		n := r.nearest(w)

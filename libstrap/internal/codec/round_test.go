@@ -1,6 +1,7 @@
 package codec
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -11,7 +12,7 @@ import (
 func roundAll(t testing.TB, m Mantissa, bits int, src []uint16) []uint16 {
 	t.Helper()
 	r := m.rounding(bits)
-	return compareKernels(t, src,
+	return compareKernels(t, r, src, r.value,
 		func(dst []uint16, st *Stats) { roundPortable(dst, src, r, st) },
 		func(kernel int, dst, from unsafe.Pointer, st *Stats) {
 			roundKernel(kernel, dst, from, len(src), r, st)
@@ -71,60 +72,64 @@ func TestRoundAtEveryLength(t *testing.T) {
 }
 
 func TestRoundAddsUpItsError(t *testing.T) {
-	for _, v := range []struct {
-		m     Mantissa
-		words []uint16
-		want  Stats
-	}{
-		// 1 + 3/1024, infinity, 65504, NaN: 1 and 64512 stay.
-		{Float16, []uint16{0x3C03, 0x7C00, 0x7BFF, 0x7E01}, Stats{Count: 2,
-			SquareError: 9./1048576 + 992*992, SquareSum: 1027.*1027/1048576 + 65504*65504, MaxError: 992}},
-		// 3 * 2^126 has no square in float32; 1 + 1/128 becomes 1.
-		{BFloat16, []uint16{0x7F40, 0x3F81}, Stats{Count: 2,
-			SquareError: 1. / 16384, SquareSum: math.Ldexp(9, 252), MaxError: 1. / 128}},
-	} {
-		var got Stats
-		dst := make([]uint16, len(v.words))
-		v.m.Round(unsafe.Pointer(&dst[0]), unsafe.Pointer(&v.words[0]), len(dst), 5, &got)
-		if got.Count != v.want.Count || math.Abs(got.SquareError/v.want.SquareError-1) > 1e-6 ||
-			math.Abs(got.SquareSum/v.want.SquareSum-1) > 1e-6 || got.MaxError != v.want.MaxError {
-			t.Errorf("%d bits: %x became %x, %+v, want %+v", v.m, v.words, dst, got, v.want)
+	atEveryLevel(t, func(t *testing.T) {
+		for _, v := range []struct {
+			m     Mantissa
+			words []uint16
+			want  Stats
+		}{
+			// 1 + 3/1024, infinity, 65504, NaN: 1 and 64512 stay.
+			{Float16, []uint16{0x3C03, 0x7C00, 0x7BFF, 0x7E01}, Stats{Count: 2,
+				SquareError: 9./1048576 + 992*992, SquareSum: 1027.*1027/1048576 + 65504*65504, MaxError: 992}},
+			// 3 * 2^126 has no square in float32; 1 + 1/128 becomes 1.
+			{BFloat16, []uint16{0x7F40, 0x3F81}, Stats{Count: 2,
+				SquareError: 1. / 16384, SquareSum: math.Ldexp(9, 252), MaxError: 1. / 128}},
+		} {
+			var got Stats
+			dst := make([]uint16, len(v.words))
+			v.m.Round(unsafe.Pointer(&dst[0]), unsafe.Pointer(&v.words[0]), len(dst), 5, &got)
+			if got.Count != v.want.Count || math.Abs(got.SquareError/v.want.SquareError-1) > 1e-6 ||
+				math.Abs(got.SquareSum/v.want.SquareSum-1) > 1e-6 || got.MaxError != v.want.MaxError {
+				t.Errorf("%d bits: %x became %x, %+v, want %+v", v.m, v.words, dst, got, v.want)
+			}
 		}
-	}
+	})
 }
 
 // The choice of bits is right for values as activations have them: the bound holds
 // with them, and would not with one bit less.
 func TestLeastBits(t *testing.T) {
-	rng := rand.New(rand.NewPCG(9, 10))
-	src := make([]float32, 1<<16)
-	for i := range src {
-		src[i] = float32(rng.NormFloat64())
-	}
-	for _, bound := range []float64{1e-2, 1e-3, 1e-4, 1e-5, 1e-6} {
-		share := func(bits int) float64 {
-			var st Stats
-			dst := make([]uint16, len(src))
-			Float32ToFloat16(unsafe.Pointer(&dst[0]), unsafe.Pointer(&src[0]), len(src), bits, &st)
-			return st.SquareError / st.SquareSum
+	atEveryLevel(t, func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(9, 10))
+		src := make([]float32, 1<<16)
+		for i := range src {
+			src[i] = float32(rng.NormFloat64())
 		}
-		bits := Float16.LeastBits(bound)
-		if share(bits) > 1.3*bound {
-			t.Errorf("bound %g: %d bits give %g", bound, bits, share(bits))
+		for _, bound := range []float64{1e-2, 1e-3, 1e-4, 1e-5, 1e-6} {
+			share := func(bits int) float64 {
+				var st Stats
+				dst := make([]uint16, len(src))
+				Float32ToFloat16(unsafe.Pointer(&dst[0]), unsafe.Pointer(&src[0]), len(src), bits, &st)
+				return st.SquareError / st.SquareSum
+			}
+			bits := Float16.LeastBits(bound)
+			if share(bits) > 1.3*bound {
+				t.Errorf("bound %g: %d bits give %g", bound, bits, share(bits))
+			}
+			if share(bits-1) < bound {
+				t.Errorf("bound %g: %d bits, but one less gives %g", bound, bits, share(bits-1))
+			}
 		}
-		if share(bits-1) < bound {
-			t.Errorf("bound %g: %d bits, but one less gives %g", bound, bits, share(bits-1))
+		for _, v := range []struct {
+			m     Mantissa
+			bound float64
+			want  int
+		}{{Float16, 1e-4, 5}, {BFloat16, 1e-4, 5}, {Float16, 0.99, 1}, {Float16, 1e-12, 10}, {BFloat16, 1e-12, 7}} {
+			if got := v.m.LeastBits(v.bound); got != v.want {
+				t.Errorf("%d bits, bound %g: %d, want %d", v.m, v.bound, got, v.want)
+			}
 		}
-	}
-	for _, v := range []struct {
-		m     Mantissa
-		bound float64
-		want  int
-	}{{Float16, 1e-4, 5}, {BFloat16, 1e-4, 5}, {Float16, 0.99, 1}, {Float16, 1e-12, 10}, {BFloat16, 1e-12, 7}} {
-		if got := v.m.LeastBits(v.bound); got != v.want {
-			t.Errorf("%d bits, bound %g: %d, want %d", v.m, v.bound, got, v.want)
-		}
-	}
+	})
 }
 
 func FuzzRound(f *testing.F) {
@@ -137,6 +142,30 @@ func FuzzRound(f *testing.F) {
 		src := words(len(data)/2, func(i int) uint16 { return uint16(data[2*i]) | uint16(data[2*i+1])<<8 })
 		if bits >= 1 && int(bits) < int(m) {
 			roundAll(t, m, int(bits), src)
+			roundAll(t, m, int(bits), manyOf(src))
 		}
 	})
+}
+
+func TestSumsOfRoundingAreNotBelowTheTrueOnes(t *testing.T) {
+	rng := rand.New(rand.NewPCG(19, 20))
+	for _, m := range []Mantissa{Float16, BFloat16} {
+		sources := map[string][]uint16{
+			"all words": words(1<<16, func(i int) uint16 { return uint16(i) }),
+			"largest":   words(9000, func(i int) uint16 { return m.rounding(0).exponent - 1 - uint16(i%9) }),
+			"least":     words(9000, func(i int) uint16 { return uint16(i % 9) }),
+		}
+		for range 50 {
+			word := uint16(rng.Uint32())
+			sources[fmt.Sprintf("%04x", word)] = words(9000, func(int) uint16 { return word })
+			sources[fmt.Sprintf("near %04x", word)] = words(9000, func(i int) uint16 { return word ^ uint16(i%32) })
+		}
+		for name, src := range sources {
+			t.Run(fmt.Sprintf("%d bits, %s", m, name), func(t *testing.T) {
+				for bits := 1; bits < int(m); bits++ {
+					roundAll(t, m, bits, src)
+				}
+			})
+		}
+	}
 }

@@ -1,12 +1,13 @@
 //go:build cgo
 
 /* share.c - a copy shared out to the host's threads. */
+#include "floats.h"
 #include "kernel.h"
 
 #include <stdatomic.h>
 #include <string.h>
 
-#define LEAST 16384 /* elements of a share, or bytes; a multiple of what a kernel works on */
+#define LEAST (6 * STRAPK_BLOCK) /* elements of a share, or bytes */
 
 struct share_out {
   enum strapk_way way;
@@ -25,6 +26,7 @@ struct share_out {
 static size_t written(enum strapk_way way) { return way == STRAPK_COPY ? 1 : sizeof(uint16_t); }
 
 static void work(void *argument) {
+  OWN_FLOATS;
   struct share_out *s = argument;
   for (size_t i; (i = atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed)) * s->share < s->n;) {
     const size_t at = i * s->share, left = s->n - at, n = left < s->share ? left : s->share;

@@ -1,7 +1,6 @@
 package codec
 
 import (
-	"math"
 	"unsafe"
 
 	"github.com/libstrap/strap/libstrap/internal/team"
@@ -34,14 +33,10 @@ func (c Copier) Float32ToFloat16(dst, src unsafe.Pointer, n, bits int, st *Stats
 // Round is Mantissa.Round.
 func (c Copier) Round(m Mantissa, dst, src unsafe.Pointer, n, bits int, st *Stats) {
 	if r := m.rounding(bits); c.shares(n) && r.drop > 0 {
-		var own Stats
-		shareKernel(c.Team, roundWay, dst, src, n, r, &own, nil)
-		if own.Count > 0 && !math.IsInf(own.SquareSum, 0) {
-			st.Add(&own)
-			return
-		}
+		shareKernel(c.Team, roundWay, dst, src, n, r, st, nil)
+	} else {
+		m.Round(dst, src, n, bits, st)
 	}
-	m.Round(dst, src, n, bits, st)
 }
 
 // Copy copies n bytes that do not overlap.
@@ -53,4 +48,7 @@ func (c Copier) Copy(dst, src unsafe.Pointer, n int) {
 	}
 }
 
-func (c Copier) shares(n int) bool { return c.Team.Present() && n >= shareLeast && len(kernels) > 0 }
+func (c Copier) shares(n int) bool {
+	_, kernel := kernelInUse()
+	return kernel && c.Team.Present() && n >= shareLeast
+}

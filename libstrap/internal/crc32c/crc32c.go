@@ -3,12 +3,24 @@
 // 512-bit registers.
 package crc32c
 
-import "hash/crc32"
+import (
+	"hash/crc32"
+	"sync/atomic"
+)
 
 // Shorter data are not worth a call of C.
 const kernelLeast = 4 << 10
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// withoutKernel is set by tests alone.
+var withoutKernel atomic.Bool
+
+// UseKernel tells the whole process whether to use the kernel, where the processor has one. It is
+// for tests of the other way; a process begins with the kernel.
+func UseKernel(use bool) { withoutKernel.Store(!use) }
+
+func usesKernel() bool { return hasKernel && !withoutKernel.Load() }
 
 // Checksum returns the CRC-32C of data.
 func Checksum(data []byte) uint32 { return Update(0, data) }
@@ -52,7 +64,7 @@ func multiply(a, b uint32) (product uint32) {
 
 // Update returns the CRC-32C of what has crc, followed by data.
 func Update(crc uint32, data []byte) uint32 {
-	if hasKernel && len(data) >= kernelLeast {
+	if usesKernel() && len(data) >= kernelLeast {
 		return kernel(crc, data)
 	}
 	return crc32.Update(crc, castagnoli, data)

@@ -11,8 +11,11 @@ import (
 func check(t *testing.T, crc uint32, data []byte) {
 	t.Helper()
 	want := crc32.Update(crc, castagnoli, data)
-	if got := Update(crc, data); got != want {
-		t.Errorf("%d bytes after %#x: %#x, not %#x", len(data), crc, got, want)
+	for _, use := range []bool{false, true} {
+		UseKernel(use)
+		if got := Update(crc, data); got != want {
+			t.Errorf("%d bytes after %#x: %#x, not %#x (with the kernel: %v)", len(data), crc, got, want, use)
+		}
 	}
 	if !hasKernel || len(data) < 256 {
 		return

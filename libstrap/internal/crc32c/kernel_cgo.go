@@ -25,9 +25,9 @@ func kernel(crc uint32, data []byte) uint32 {
 //
 //	uint32_t update(uint32_t crc, const uint8_t *data, size_t n);
 //
-// and nil where there is none.
+// and nil where there is none, or UseKernel has put it aside.
 func Function() unsafe.Pointer {
-	if !hasKernel {
+	if !usesKernel() {
 		return nil
 	}
 	return C.update_function()

@@ -43,103 +43,109 @@ func errorOf(v []float32, payload []byte) (mse, normalised float64) {
 }
 
 func TestArchiveReportsItsError(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a.archive")
-	s := open(t, path, archiveOptions())
-	layer := mustLayer(t, s, "x")
-	var sent [][]float32
-	for _, n := range []int{64, 1000, 5000, 100_000, 2_000_000} { // the last is streamed
-		sent = append(sent, normals(n))
-		enqueue(t, s, tensorOf(layer, wire.Float32, sent[len(sent)-1]))
-	}
-	finish(t, s)
-	rows, got := read(t, path)
-	var sum, values float64
-	for i, v := range sent {
-		mse, normalised := errorOf(v, got[i])
-		if rows[i].Codec != "archive" || rows[i].Stored != wire.Float16 {
-			t.Errorf("%d values: %+v", len(v), rows[i])
+	atEveryLevel(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "a.archive")
+		s := open(t, path, archiveOptions())
+		layer := mustLayer(t, s, "x")
+		var sent [][]float32
+		for _, n := range []int{64, 1000, 5000, 100_000, 500_000} { // the last is streamed
+			sent = append(sent, normals(n))
+			enqueue(t, s, tensorOf(layer, wire.Float32, sent[len(sent)-1]))
 		}
-		if normalised > codec.ArchiveDefaultBound || rows[i].MSE < mse || rows[i].MSE > 1.05*mse {
-			t.Errorf("%d values: normalised error %g, mse %g, reported %g", len(v), normalised, mse, rows[i].MSE)
+		finish(t, s)
+		rows, got := read(t, path)
+		var sum, values float64
+		for i, v := range sent {
+			mse, normalised := errorOf(v, got[i])
+			if rows[i].Codec != "archive" || rows[i].Stored != wire.Float16 {
+				t.Errorf("%d values: %+v", len(v), rows[i])
+			}
+			if normalised > codec.ArchiveDefaultBound || rows[i].MSE < mse || rows[i].MSE > 1.05*mse {
+				t.Errorf("%d values: normalised error %g, mse %g, reported %g", len(v), normalised, mse, rows[i].MSE)
+			}
+			sum += rows[i].MSE * float64(len(v))
+			values += float64(len(v))
 		}
-		sum += rows[i].MSE * float64(len(v))
-		values += float64(len(v))
-	}
-	st := s.Stats()
-	if c := st.Convert; float64(c.Count) != values || math.Abs(c.SquareError-sum) > 1e-9*sum || c.MaxError < 0.03 || c.MaxError > 0.1 {
-		t.Errorf("%+v, the rows say %g of %g values", c, sum, values)
-	}
-	if ratio := float64(st.RawBytes) / float64(st.StoredBytes); ratio < 5 {
-		t.Errorf("ratio %.2f", ratio)
-	}
+		st := s.Stats()
+		if c := st.Convert; float64(c.Count) != values || math.Abs(c.SquareError-sum) > 1e-9*sum || c.MaxError < 0.03 || c.MaxError > 0.1 {
+			t.Errorf("%+v, the rows say %g of %g values", c, sum, values)
+		}
+		if ratio := float64(st.RawBytes) / float64(st.StoredBytes); ratio < 5 {
+			t.Errorf("ratio %.2f", ratio)
+		}
+	})
 }
 
 func TestArchiveLeavesOtherTensorsAsTheyAre(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a.archive")
-	s := open(t, path, archiveOptions())
-	layer := mustLayer(t, s, "x")
-	ints := make([]int64, 1000)
-	for i := range ints {
-		ints[i] = int64(i * i)
-	}
-	v := normals(1000)
-	small := float32s(1000, func(i int) float32 { return v[i] * 1e-7 }) // subnormal as float16
-	nan := append(normals(1000), float32(math.NaN()))
-	beyond := append(normals(1000), 1e6)
-	doubles := make([]float64, 1000)
-	for i := range doubles {
-		doubles[i] = float64(v[i])
-	}
-	sent := []struct {
-		x     *Tensor
-		want  []byte
-		codec string
-	}{
-		{tensorOf(layer, wire.Int64, ints), bytesOf(ints), "zstd"},
-		{tensorOf(layer, wire.Float64, doubles), bytesOf(doubles), "zstd"},
-		{tensorOf(layer, wire.Float32, v[:63]), halves(v[:63]), "zstd"},
-		{tensorOf(layer, wire.Float32, v[:0], 0, 7), nil, "zstd"},
-		{tensorOf(layer, wire.Float32, small), halves(small), "zstd"},
-		{tensorOf(layer, wire.Float32, nan), halves(nan), "archive"},
-		{tensorOf(layer, wire.Float32, beyond), halves(beyond), "archive"},
-		{nil, bytesOf(beyond), "zstd"}, // its twin
-	}
-	for _, e := range sent {
-		if e.x != nil {
-			enqueue(t, s, e.x)
+	atEveryLevel(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "a.archive")
+		s := open(t, path, archiveOptions())
+		layer := mustLayer(t, s, "x")
+		ints := make([]int64, 1000)
+		for i := range ints {
+			ints[i] = int64(i * i)
 		}
-	}
-	finish(t, s)
-	rows, got := read(t, path)
-	if len(rows) != len(sent) {
-		t.Fatalf("%d rows", len(rows))
-	}
-	for i, e := range sent {
-		if rows[i].Codec != e.codec || !bytes.Equal(got[i], e.want) {
-			t.Errorf("tensor %d: %s instead of %s, %d bytes of %d", i, rows[i].Codec, e.codec, len(got[i]), len(e.want))
+		v := normals(1000)
+		small := float32s(1000, func(i int) float32 { return v[i] * 1e-7 }) // subnormal as float16
+		nan := append(normals(1000), float32(math.NaN()))
+		beyond := append(normals(1000), 1e6)
+		doubles := make([]float64, 1000)
+		for i := range doubles {
+			doubles[i] = float64(v[i])
 		}
-	}
-	if !math.IsNaN(rows[0].MSE) || rows[5].MSE > 1e-7 || !(rows[4].MSE > 0) {
-		t.Errorf("errors %g, %g, %g", rows[0].MSE, rows[4].MSE, rows[5].MSE)
-	}
+		sent := []struct {
+			x     *Tensor
+			want  []byte
+			codec string
+		}{
+			{tensorOf(layer, wire.Int64, ints), bytesOf(ints), "zstd"},
+			{tensorOf(layer, wire.Float64, doubles), bytesOf(doubles), "zstd"},
+			{tensorOf(layer, wire.Float32, v[:63]), halves(v[:63]), "zstd"},
+			{tensorOf(layer, wire.Float32, v[:0], 0, 7), nil, "zstd"},
+			{tensorOf(layer, wire.Float32, small), halves(small), "zstd"},
+			{tensorOf(layer, wire.Float32, nan), halves(nan), "archive"},
+			{tensorOf(layer, wire.Float32, beyond), halves(beyond), "archive"},
+			{nil, bytesOf(beyond), "zstd"}, // its twin
+		}
+		for _, e := range sent {
+			if e.x != nil {
+				enqueue(t, s, e.x)
+			}
+		}
+		finish(t, s)
+		rows, got := read(t, path)
+		if len(rows) != len(sent) {
+			t.Fatalf("%d rows", len(rows))
+		}
+		for i, e := range sent {
+			if rows[i].Codec != e.codec || !bytes.Equal(got[i], e.want) {
+				t.Errorf("tensor %d: %s instead of %s, %d bytes of %d", i, rows[i].Codec, e.codec, len(got[i]), len(e.want))
+			}
+		}
+		if !math.IsNaN(rows[0].MSE) || rows[5].MSE > 1e-7 || !(rows[4].MSE > 0) {
+			t.Errorf("errors %g, %g, %g", rows[0].MSE, rows[4].MSE, rows[5].MSE)
+		}
+	})
 }
 
 func TestArchiveOfBFloat16CountsAsChanged(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a.archive")
-	s := open(t, path, archiveOptions())
-	v := normals(2000)
-	h := make([]uint16, len(v))
-	for i, x := range v {
-		h[i] = uint16(math.Float32bits(x) >> 16)
-	}
-	enqueue(t, s, tensorOf(mustLayer(t, s, "x"), wire.BFloat16, h))
-	finish(t, s)
-	rows, _ := read(t, path)
-	c := s.Stats().Convert
-	if rows[0].Codec != "archive" || rows[0].Stored != wire.BFloat16 || c.Count != 2000 ||
-		math.Abs(c.SquareError-2000*rows[0].MSE) > 1e-9*c.SquareError || c.SquareError > codec.ArchiveDefaultBound*c.SquareSum {
-		t.Errorf("%+v, %+v", rows[0], c)
-	}
+	atEveryLevel(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "a.archive")
+		s := open(t, path, archiveOptions())
+		v := normals(2000)
+		h := make([]uint16, len(v))
+		for i, x := range v {
+			h[i] = uint16(math.Float32bits(x) >> 16)
+		}
+		enqueue(t, s, tensorOf(mustLayer(t, s, "x"), wire.BFloat16, h))
+		finish(t, s)
+		rows, _ := read(t, path)
+		c := s.Stats().Convert
+		if rows[0].Codec != "archive" || rows[0].Stored != wire.BFloat16 || c.Count != 2000 ||
+			math.Abs(c.SquareError-2000*rows[0].MSE) > 1e-9*c.SquareError || c.SquareError > codec.ArchiveDefaultBound*c.SquareSum {
+			t.Errorf("%+v, %+v", rows[0], c)
+		}
+	})
 }
 
 func TestArchiveResumes(t *testing.T) {

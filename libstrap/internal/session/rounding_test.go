@@ -69,10 +69,14 @@ func compare(t *testing.T, row wire.Row, values []float64, stored []uint16, wide
 	if squareError > bound*square && row.Mantissa != 0 {
 		t.Errorf("normalised error %g", squareError/square)
 	}
-	if math.Abs(row.MSE*n-squareError) > 1e-5*squareError || math.Abs(row.MeanSquare*n-square) > 1e-5*square {
+	if !justAbove(row.MSE*n, squareError) || !justAbove(row.MeanSquare*n, square) {
 		t.Errorf("the row says %g of %g, it is %g of %g", row.MSE, row.MeanSquare, squareError/n, square/n)
 	}
 }
+
+// justAbove reports whether a sum is the true one or at most 2e-6 more, as the index promises. Both are
+// rounded in double.
+func justAbove(sum, exact float64) bool { return sum >= exact*(1-1e-10) && sum <= exact*(1+2e-6) }
 
 func wide(v []float32) []float64 {
 	w := make([]float64, len(v))
@@ -83,105 +87,113 @@ func wide(v []float32) []float64 {
 }
 
 func TestRoundingKeepsTheBound(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 1))
-	normal := func(int) float32 { return float32(rng.NormFloat64()) }
-	for name, c := range map[string]struct {
-		values []float32
-		bits   int8
-	}{
-		"normal":        {float32s(100_000, normal), 5},
-		"one value":     {[]float32{1.4142135}, 5},
-		"a few large":   {float32s(5000, func(i int) float32 { return normal(i) * float32(1+i%1000/999*1000) }), 5},
-		"worst case":    {float32s(5000, func(int) float32 { return 1.015 }), 6},
-		"zeros":         {make([]float32, 100), 5},
-		"whole numbers": {float32s(500, func(i int) float32 { return float32(i % 32) }), 5},
-		"subnormal":     {float32s(5000, func(i int) float32 { return normal(i) * 1e-6 }), 0},
-		"not finite": {float32s(5000, func(i int) float32 {
-			return []float32{normal(i), 1, float32(math.NaN()), float32(math.Inf(-1))}[i%4]
-		}), 5},
-	} {
-		t.Run(name, func(t *testing.T) {
-			row, stored := rounded(t, options(codec.Zstd), tensorOf(0, wire.Float32, c.values))
-			compare(t, row, wide(c.values), stored, float16Of, 10)
-			if row.Mantissa != c.bits {
-				t.Errorf("%d bits of mantissa, not %d", row.Mantissa, c.bits)
-			}
-		})
-	}
+	atEveryLevel(t, func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(1, 1))
+		normal := func(int) float32 { return float32(rng.NormFloat64()) }
+		for name, c := range map[string]struct {
+			values []float32
+			bits   int8
+		}{
+			"normal":        {float32s(100_000, normal), 5},
+			"one value":     {[]float32{1.4142135}, 5},
+			"a few large":   {float32s(5000, func(i int) float32 { return normal(i) * float32(1+i%1000/999*1000) }), 5},
+			"worst case":    {float32s(5000, func(int) float32 { return 1.015 }), 6},
+			"zeros":         {make([]float32, 100), 5},
+			"whole numbers": {float32s(500, func(i int) float32 { return float32(i % 32) }), 5},
+			"subnormal":     {float32s(5000, func(i int) float32 { return normal(i) * 1e-6 }), 0},
+			"not finite": {float32s(5000, func(i int) float32 {
+				return []float32{normal(i), 1, float32(math.NaN()), float32(math.Inf(-1))}[i%4]
+			}), 5},
+		} {
+			t.Run(name, func(t *testing.T) {
+				row, stored := rounded(t, options(codec.Zstd), tensorOf(0, wire.Float32, c.values))
+				compare(t, row, wide(c.values), stored, float16Of, 10)
+				if row.Mantissa != c.bits {
+					t.Errorf("%d bits of mantissa, not %d", row.Mantissa, c.bits)
+				}
+			})
+		}
+	})
 }
 
 func TestRoundingOfWhatIsStoredAsItIs(t *testing.T) {
-	rng := rand.New(rand.NewPCG(2, 2))
-	for d, c := range map[wire.DType]struct {
-		widen func(uint16) float64
-		full  int
-	}{wire.Float16: {float16Of, 10}, wire.BFloat16: {bfloat16Of, 7}} {
-		words := float32s(10_000, func(int) float32 { return float32(rng.NormFloat64()) })
-		source := make([]uint16, len(words))
-		values := make([]float64, len(words))
-		for i, v := range words {
-			if source[i] = uint16(math.Float32bits(v) >> 16); d == wire.Float16 {
-				source[i] = binary.LittleEndian.Uint16(halves([]float32{v}))
+	atEveryLevel(t, func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(2, 2))
+		for d, c := range map[wire.DType]struct {
+			widen func(uint16) float64
+			full  int
+		}{wire.Float16: {float16Of, 10}, wire.BFloat16: {bfloat16Of, 7}} {
+			words := float32s(10_000, func(int) float32 { return float32(rng.NormFloat64()) })
+			source := make([]uint16, len(words))
+			values := make([]float64, len(words))
+			for i, v := range words {
+				if source[i] = uint16(math.Float32bits(v) >> 16); d == wire.Float16 {
+					source[i] = binary.LittleEndian.Uint16(halves([]float32{v}))
+				}
+				values[i] = c.widen(source[i])
 			}
-			values[i] = c.widen(source[i])
-		}
-		x := &Tensor{DType: d, Shape: []int64{100, 100}, Step: -1, Token: -1,
-			Data: unsafe.Pointer(unsafe.SliceData(source))}
-		row, stored := rounded(t, options(codec.Zstd), x)
-		compare(t, row, values, stored, c.widen, c.full)
-		if row.Mantissa != 5 {
-			t.Errorf("%s: %d bits of mantissa", d, row.Mantissa)
-		}
-		x.Strides = []int64{1, 100}
-		row, turned := rounded(t, options(codec.Zstd), x)
-		for i := range stored {
-			if turned[i] != stored[i%100*100+i/100] {
-				t.Fatalf("%s: transposed, element %d is %04x", d, i, turned[i])
+			x := &Tensor{DType: d, Shape: []int64{100, 100}, Step: -1, Token: -1,
+				Data: unsafe.Pointer(unsafe.SliceData(source))}
+			row, stored := rounded(t, options(codec.Zstd), x)
+			compare(t, row, values, stored, c.widen, c.full)
+			if row.Mantissa != 5 {
+				t.Errorf("%s: %d bits of mantissa", d, row.Mantissa)
+			}
+			x.Strides = []int64{1, 100}
+			row, turned := rounded(t, options(codec.Zstd), x)
+			for i := range stored {
+				if turned[i] != stored[i%100*100+i/100] {
+					t.Fatalf("%s: transposed, element %d is %04x", d, i, turned[i])
+				}
+			}
+			if row.Mantissa != 5 {
+				t.Errorf("%s: %d bits of mantissa, transposed", d, row.Mantissa)
 			}
 		}
-		if row.Mantissa != 5 {
-			t.Errorf("%s: %d bits of mantissa, transposed", d, row.Mantissa)
-		}
-	}
+	})
 }
 
 func TestRoundingLargerThanTheArena(t *testing.T) {
-	rng := rand.New(rand.NewPCG(3, 3))
-	o := options(codec.Zstd)
-	o.MaxMemory = 1 << 20
-	values := float32s(2<<20, func(i int) float32 { return float32(rng.NormFloat64()) * float32(i>>16) })
-	row, stored := rounded(t, o, tensorOf(0, wire.Float32, values))
-	compare(t, row, wide(values), stored, float16Of, 10)
-	if row.Mantissa != 5 {
-		t.Errorf("%d bits of mantissa", row.Mantissa)
-	}
+	atEveryLevel(t, func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(3, 3))
+		o := options(codec.Zstd)
+		o.MaxMemory = 1 << 20
+		values := float32s(2<<20, func(i int) float32 { return float32(rng.NormFloat64()) * float32(i>>16) })
+		row, stored := rounded(t, o, tensorOf(0, wire.Float32, values))
+		compare(t, row, wide(values), stored, float16Of, 10)
+		if row.Mantissa != 5 {
+			t.Errorf("%d bits of mantissa", row.Mantissa)
+		}
+	})
 }
 
 func TestNothingElseIsRounded(t *testing.T) {
-	integers := []int64{1 << 40, -7, 1<<62 + 1}
-	doubles := []float64{math.Pi, math.E, 1e300}
-	large := float32s(1000, func(i int) float32 { return 1e5 + float32(i)/3 })
-	o := options(codec.Zstd)
-	o.ErrorBound = bound
-	path := filepath.Join(t.TempDir(), "a.stream")
-	s := open(t, path, o)
-	layer := mustLayer(t, s, "x")
-	enqueue(t, s, tensorOf(layer, wire.Int64, integers))
-	enqueue(t, s, tensorOf(layer, wire.Float64, doubles))
-	enqueue(t, s, tensorOf(layer, wire.Float32, large))
-	finish(t, s)
-	rows, payloads := read(t, path)
-	if string(payloads[0]) != string(bytesOf(integers)) || string(payloads[1]) != string(bytesOf(doubles)) {
-		t.Error("integers or doubles were changed")
-	}
-	if len(rows) != 4 || string(payloads[3]) != string(bytesOf(large)) {
-		t.Error("the float32 twin was changed")
-	}
-	for i, row := range rows {
-		if (row.Mantissa != 0) != (i == 2) || math.IsNaN(row.MSE) != math.IsNaN(row.MeanSquare) {
-			t.Errorf("row %d says %d bits, %g of %g", i, row.Mantissa, row.MSE, row.MeanSquare)
+	atEveryLevel(t, func(t *testing.T) {
+		integers := []int64{1 << 40, -7, 1<<62 + 1}
+		doubles := []float64{math.Pi, math.E, 1e300}
+		large := float32s(1000, func(i int) float32 { return 1e5 + float32(i)/3 })
+		o := options(codec.Zstd)
+		o.ErrorBound = bound
+		path := filepath.Join(t.TempDir(), "a.stream")
+		s := open(t, path, o)
+		layer := mustLayer(t, s, "x")
+		enqueue(t, s, tensorOf(layer, wire.Int64, integers))
+		enqueue(t, s, tensorOf(layer, wire.Float64, doubles))
+		enqueue(t, s, tensorOf(layer, wire.Float32, large))
+		finish(t, s)
+		rows, payloads := read(t, path)
+		if string(payloads[0]) != string(bytesOf(integers)) || string(payloads[1]) != string(bytesOf(doubles)) {
+			t.Error("integers or doubles were changed")
 		}
-	}
+		if len(rows) != 4 || string(payloads[3]) != string(bytesOf(large)) {
+			t.Error("the float32 twin was changed")
+		}
+		for i, row := range rows {
+			if (row.Mantissa != 0) != (i == 2) || math.IsNaN(row.MSE) != math.IsNaN(row.MeanSquare) {
+				t.Errorf("row %d says %d bits, %g of %g", i, row.Mantissa, row.MSE, row.MeanSquare)
+			}
+		}
+	})
 }
 
 func TestErrorBoundsThatAreNone(t *testing.T) {
@@ -191,5 +203,29 @@ func TestErrorBoundsThatAreNone(t *testing.T) {
 		if _, err := Open(filepath.Join(t.TempDir(), "a.stream"), o); !errors.Is(err, status.InvalidArgument) {
 			t.Errorf("error_bound = %g: %v", b, err)
 		}
+	}
+}
+
+// What the parts before it lost is nothing to the error of a part.
+func TestAPartOfATensorHasItsOwnError(t *testing.T) {
+	const perPart = 1000
+	values := float32s(3*perPart, func(i int) float32 {
+		return []float32{1e4, 1e-3, 3e4}[i/perPart] * (1 + float32(i%perPart)/perPart)
+	})
+	o := options(codec.None)
+	o.split = 2 * perPart
+	path := filepath.Join(t.TempDir(), "a.stream")
+	s := open(t, path, o)
+	enqueue(t, s, tensorOf(mustLayer(t, s, "x"), wire.Float32, values))
+	finish(t, s)
+	rows, payloads := read(t, path)
+	for i, row := range rows {
+		mse, _ := errorOf(values[i*perPart:][:perPart], payloads[i])
+		if !justAbove(row.MSE, mse) {
+			t.Errorf("part %d: mse %g, reported %g", i, mse, row.MSE)
+		}
+	}
+	if len(rows) != 3 {
+		t.Errorf("%d parts", len(rows))
 	}
 }

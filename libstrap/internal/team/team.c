@@ -1,6 +1,8 @@
 //go:build cgo
 
 /* team.c - from Go to the host's threads and back into Go. */
+#include "floats.h"
+
 #include <stdatomic.h>
 #include <stdint.h>
 
@@ -15,6 +17,7 @@ struct task {
 };
 
 static void begin(void *argument) {
+  OWN_FLOATS;
   struct task *task = argument;
   /* The others of a large team need not enter Go to find that nothing is left. */
   if (atomic_fetch_add_explicit(&task->begun, 1, memory_order_relaxed) < task->n)

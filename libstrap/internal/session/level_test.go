@@ -1,0 +1,66 @@
+package session
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+// atEveryLevel runs a test with the loops of each level that this processor has.
+func atEveryLevel(t *testing.T, test func(t *testing.T)) {
+	for _, level := range codec.Levels() {
+		t.Run(level, func(t *testing.T) {
+			defer codec.UseLevel(codec.UseLevel(level))
+			test(t)
+		})
+	}
+}
+
+// A capture does not tell on which processor it was made.
+func TestEveryLevelWritesTheSameStream(t *testing.T) {
+	values := normals(50_000)
+	words := make([]uint16, len(values))
+	for i, v := range values {
+		words[i] = uint16(i) ^ uint16(v*1000)
+	}
+	for _, k := range []codec.Kind{codec.None, codec.LZ4, codec.Zstd, codec.Archive} {
+		for _, bound := range []float64{0, 1e-3} {
+			var first []byte
+			var firstRows []wire.Row
+			for i, level := range codec.Levels() {
+				before := codec.UseLevel(level)
+				o := options(k)
+				o.ErrorBound = bound
+				path := filepath.Join(t.TempDir(), "a.packets")
+				s := open(t, path, o)
+				layer := mustLayer(t, s, "x")
+				enqueue(t, s, tensorOf(layer, wire.Float32, values))
+				enqueue(t, s, tensorOf(layer, wire.Float16, words))
+				enqueue(t, s, tensorOf(layer, wire.BFloat16, words))
+				finish(t, s)
+				codec.UseLevel(before)
+				stream, err := os.ReadFile(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				rows, _ := read(t, path)
+				if i == 0 {
+					first, firstRows = stream, rows
+					continue
+				}
+				if !bytes.Equal(stream, first) {
+					t.Errorf("%s, bound %g: %s writes another stream than %s", k, bound, level, codec.Levels()[0])
+				}
+				for i, row := range rows {
+					if of := firstRows[i]; row.CRC != of.CRC || row.Mantissa != of.Mantissa || !near(row.MSE, of.MSE) {
+						t.Errorf("%s, bound %g: %s says %+v, %s %+v", k, bound, level, row, codec.Levels()[0], of)
+					}
+				}
+			}
+		}
+	}
+}
