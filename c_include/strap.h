@@ -22,7 +22,12 @@
  *   - Calls are thread-safe. After fork() the child must not use libstrap:
  *     every call answers STRAP_ERR_FORKED there.
  *   - timeout_ms: 0 tries once, negative waits without limit. A call that
- *     answers STRAP_ERR_TIMEOUT has lost nothing and may be repeated.
+ *     answers STRAP_ERR_TIMEOUT has lost nothing. Repeat it: it goes on where it
+ *     stood, so that repeating it with any limit ends as one call without a limit
+ *     would.
+ *   - libstrap computes in the default floating-point environment. It puts that of the host
+ *     aside during a call, and in the work of a team, and leaves it as it was; callbacks and
+ *     the team are called in the default one.
  *   - A crash inside libstrap is caught, poisons the session it happened in
  *     and is reported as STRAP_ERR_INTERNAL.
  *
@@ -47,7 +52,8 @@ typedef int32_t strap_status;
 enum {
   STRAP_OK = 0,
   STRAP_END = 1,                   /* no further packet */
-  STRAP_DROPPED = 2,               /* STRAP_ON_FULL_DROP left this tensor out, counted */
+  STRAP_DROPPED = 2,               /* STRAP_ON_FULL_DROP left this tensor or a part of it out,
+                                      counted */
   STRAP_DECLINED = 3,              /* strap_offer did not take the tensor: enqueue it */
   STRAP_ERR_INVALID_ARGUMENT = -1, /* a value is out of its range; the message names it */
   STRAP_ERR_INVALID_STATE = -2,    /* closed, stale or foreign handle */
@@ -144,7 +150,11 @@ typedef struct strap_open_options {
                                 has left is less, and says so in strap_stats; blocks to
                                 write from are a quarter of it more, 24 MiB at most, and
                                 64 KiB are for small tensors */
-  int32_t on_full;           /* STRAP_ON_FULL_*: wait for room, or leave the tensor out */
+  int32_t on_full;           /* STRAP_ON_FULL_*: wait for room, or leave out what finds none:
+                                a tensor; the float32 packet behind its float16 one; of one
+                                split into parts, those behind the ones that found room. Then
+                                no call waits, and no tensor is streamed: one larger than the
+                                staging memory is left out */
   int32_t mode;              /* STRAP_MODE_*: start anew, or append to a stream */
   uint64_t resume_offset;    /* with RESUME: cut the stream back to this many bytes, which
                                 a checkpoint reported, or STRAP_KEEP_ALL; what is cut is
@@ -196,8 +206,10 @@ strap_status strap_open(const char *path, const strap_open_options *options,
  * Registers a source of tensors and gives its id: MODEL may be NULL, NAME is
  * the layer, PATH the place of the tensor in the layer's output (NULL or "" for
  * the first). The packet name is NAME followed by PATH, at most 65,535 bytes;
- * name_len is in bytes, so NAME need not end in a zero. The same three give the
- * same id.
+ * name_len is in bytes, so NAME need not end in a zero. MODEL has at most 65,536
+ * bytes. The same three give the same id.
+ *
+ * The names of all layers are kept: NO_MEMORY beyond 64 MiB of them.
  */
 strap_status strap_layer(strap_session session, const char *model, const char *name,
                          size_t name_len, const char *path, uint32_t *layer,
@@ -231,7 +243,8 @@ typedef struct strap_tensor {
   uint32_t call;          /* which call of the layer within the step, from 0 */
   uint32_t reserved;      /* 0 */
   const char *transform;  /* what the caller did to the values, for the index; NULL: nothing */
-  const char *parameters; /* of the transform, a JSON object; NULL: none */
+  const char *parameters; /* of the transform, a JSON object; NULL: none. Both together have
+                             at most 65,536 bytes, which count as staging memory */
   uint64_t cursor;        /* in and out: 0 at first; see strap_enqueue */
   const strap_conversion *conversion; /* of STRAP_FLOAT16 that the host made of float32: index
                              and statistics say of it what they say of float32 that the
@@ -246,10 +259,13 @@ typedef struct strap_tensor {
  * stand in the file in the order of the enqueue calls; those of one thread keep
  * their order.
  *
- * Waits up to timeout_ms for room. On STRAP_ERR_TIMEOUT call again with the same
- * struct, data unchanged: a tensor larger than the staging memory is streamed
- * through it, and cursor says how far. To give such a tensor up, call
- * strap_abandon with its cursor.
+ * Waits up to timeout_ms for room, behind the calls that wait already. On
+ * STRAP_ERR_TIMEOUT call again with the same struct, data unchanged: cursor says
+ * how far the call came. A tensor larger than the staging memory is streamed
+ * through it, and goes on from there. One of which nothing was taken keeps its
+ * place among the waiting calls for a second; later it waits behind them anew.
+ * To give a tensor up, call strap_abandon with its cursor: the writer waits for
+ * the rest of a tensor that is taken in part.
  *
  * A small tensor (at most 16 KiB, contiguous, without transform and conversion) may at first only
  * be copied. Up to 64 KiB of such beside the staging memory become packets together, in their
@@ -268,17 +284,26 @@ strap_status strap_enqueue(strap_session session, strap_tensor *tensor, int32_t 
  */
 strap_status strap_offer(strap_session session, const strap_tensor *tensor, strap_error *error);
 
-/* Gives up a half-enqueued tensor: the packet under way is taken back and the
- * index notes it; earlier packets of a split tensor stay. */
+/* Gives up a tensor whose enqueue timed out. Of one that is taken in part the
+ * packet under way is taken back and the index notes it; earlier packets of a
+ * split tensor stay. One of which nothing was taken loses its place. */
 strap_status strap_abandon(strap_session session, uint64_t cursor, strap_error *error);
 
 /* Notes in the index that a tensor of this layer could not be captured, and why.
  * The note has its place in the order of the packets. Counted in stats.failed;
- * while 4,096 notes wait to be written, further ones are counted only. */
+ * while 4,096 notes wait to be written, further ones are counted only. A message
+ * of more than 4,096 bytes is cut. */
 strap_status strap_note(strap_session session, uint32_t layer, int64_t step, int64_t token,
                         uint32_t call, const char *message, strap_error *error);
 
-/* Waits until all that was enqueued before stands in the file. */
+/*
+ * Waits until all that was enqueued before stands in the file.
+ *
+ * After STRAP_ERR_TIMEOUT the next call by the same thread goes on: it waits for
+ * what was enqueued before the first of these calls, whatever other threads have
+ * enqueued since. Where the thread itself enqueued, offered, abandoned or noted
+ * something in between, it is a new call. So it is with strap_checkpoint.
+ */
 strap_status strap_flush(strap_session session, int32_t timeout_ms, strap_error *error);
 
 /* strap_flush, and then until data and index are durable (fsync). *offset, if
@@ -294,8 +319,8 @@ typedef struct strap_stats_t {
   uint64_t raw_bytes;       /* of the accepted tensors, in their own type */
   uint64_t stored_bytes;    /* of the payloads written */
   uint64_t file_bytes;      /* length of the stream */
-  uint64_t dropped;         /* tensors left out by STRAP_ON_FULL_DROP */
-  uint64_t dropped_bytes;
+  uint64_t dropped;         /* tensors of which STRAP_ON_FULL_DROP left all or a part out */
+  uint64_t dropped_bytes;   /* of what was left out, in the tensors' own type */
   uint64_t failed;          /* tensors noted by strap_note or abandoned */
   uint64_t overflowed;      /* float32 tensors with finite values beyond float16 */
   uint64_t stalls;          /* enqueue calls that had to wait for room */
@@ -309,11 +334,13 @@ typedef struct strap_stats_t {
   uint64_t write_ns;        /* time spent in write calls; one under way counts until now */
   uint64_t converted;       /* values that went from float32 to float16, were rounded, or went
                                into an archive */
-  double square_error;      /* sum over them of (value - stored value)^2, finite ones; of an
-                               archive, and of what the host converted and the library rounds,
-                               an upper bound of it */
-  double square_sum;        /* sum over them of value^2, finite ones */
-  double max_error;         /* largest |value - stored value| of them, or such a bound */
+  double square_error;      /* sum over them of (value - stored value)^2, finite ones. Never below
+                               the true sum but for the rounding of double, and less than 2e-6 of
+                               it above; of an archive, and of what the host converted and the
+                               library rounds, an upper bound that can be larger */
+  double square_sum;        /* sum over them of value^2, finite ones; at most 2e-6 above, too */
+  double max_error;         /* largest |value - stored value| of them, exact; of the two cases
+                               above an upper bound */
   strap_status failure;     /* what stopped the writing, STRAP_OK while it goes on */
   int32_t writer_thread;    /* the system's id of the thread that writes, 0: unknown */
   uint64_t yield_ns;        /* time that enqueue calls left to the workers, or made packets
@@ -478,7 +505,9 @@ strap_status strap_salvage(const char *path, const char *out,
 
 /* ---- payloads ----------------------------------------------------------- */
 
-/* The room that strap_encode needs for SIZE source bytes; 0 for an unknown codec. */
+/* The room that strap_encode needs for SIZE source bytes. 0: the codec is unknown, or so much room
+ * is more than an object can have (PTRDIFF_MAX); strap_encode refuses both with INVALID_ARGUMENT. For
+ * no bytes without compression it is 0 too. */
 size_t strap_encode_bound(strap_codec codec, size_t size);
 
 /* Encodes SIZE bytes at SOURCE as one payload at DATA, which has room for

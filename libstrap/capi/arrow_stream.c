@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "floats.h"
 #include "_cgo_export.h"
 
 enum { ALIGNMENT = 64 }; /* what Arrow recommends for buffers, and their padding */
@@ -134,6 +135,7 @@ static state *enter(struct ArrowArrayStream *stream, int *refused) {
 }
 
 static int get_schema(struct ArrowArrayStream *stream, struct ArrowSchema *out) {
+  OWN_FLOATS;
   int refused;
   memset(out, 0, sizeof *out);
   state *s = enter(stream, &refused);
@@ -141,6 +143,7 @@ static int get_schema(struct ArrowArrayStream *stream, struct ArrowSchema *out) 
 }
 
 static int get_next(struct ArrowArrayStream *stream, struct ArrowArray *out) {
+  OWN_FLOATS;
   int refused;
   memset(out, 0, sizeof *out);
   state *s = enter(stream, &refused);
@@ -154,6 +157,7 @@ static const char *get_last_error(struct ArrowArrayStream *stream) {
 }
 
 static void release(struct ArrowArrayStream *stream) {
+  OWN_FLOATS;
   if (stream == NULL || stream->release == NULL) return;
   state *s = stream->private_data;
   memset(stream, 0, sizeof *stream);

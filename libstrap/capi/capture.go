@@ -98,6 +98,7 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		TargetRate:  float64(o.target_rate),
 		Team:        team.Team{Parallel: unsafe.Pointer(o.team)},
 		BurstBytes:  int64(min(uint64(o.burst_bytes), math.MaxInt64)),
+		Files:       files{},
 	}, nil
 }
 
@@ -107,7 +108,15 @@ func strapgoLayer(h C.strap_session, model, name *C.char, nameLen C.size_t, path
 		if nameLen > wire.MaxName {
 			return status.New(status.InvalidArgument, "name_len = %d: at most %d", nameLen, wire.MaxName)
 		}
-		id, err := s.Layer(goString(model), C.GoStringN(name, C.int(nameLen)), goString(path))
+		of, err := text(model, "model", session.MaxText)
+		if err != nil {
+			return err
+		}
+		place, err := text(path, "path", wire.MaxName)
+		if err != nil {
+			return err
+		}
+		id, err := s.Layer(of, C.GoStringN(name, C.int(nameLen)), place)
 		*out = C.uint32_t(id)
 		return err
 	})
@@ -151,22 +160,26 @@ func tensor(c *C.strap_tensor) (session.Tensor, error) {
 		return session.Tensor{}, status.New(status.InvalidArgument, "reserved = %d: give 0", c.reserved)
 	}
 	t := session.Tensor{
-		Layer:      uint32(c.layer),
-		DType:      wire.DType(c.dtype),
-		Shape:      unsafe.Slice((*int64)(unsafe.Pointer(c.shape)), int(c.ndim)),
-		Data:       c.data,
-		Step:       int64(c.step),
-		Token:      int64(c.token),
-		Call:       uint32(c.call),
-		Transform:  goString(c.transform),
-		Parameters: goString(c.parameters),
-		Cursor:     uint64(c.cursor),
+		Layer:  uint32(c.layer),
+		DType:  wire.DType(c.dtype),
+		Shape:  unsafe.Slice((*int64)(unsafe.Pointer(c.shape)), int(c.ndim)),
+		Data:   c.data,
+		Step:   int64(c.step),
+		Token:  int64(c.token),
+		Call:   uint32(c.call),
+		Cursor: uint64(c.cursor),
+	}
+	var err error
+	if t.Transform, err = text(c.transform, "transform", session.MaxText); err != nil {
+		return session.Tensor{}, err
+	}
+	if t.Parameters, err = text(c.parameters, "parameters", session.MaxText); err != nil {
+		return session.Tensor{}, err
 	}
 	if c.strides != nil {
 		t.Strides = unsafe.Slice((*int64)(unsafe.Pointer(c.strides)), int(c.ndim))
 	}
 	if c.conversion != nil {
-		var err error
 		if t.Conversion, err = conversion(c.conversion); err != nil {
 			return session.Tensor{}, err
 		}
@@ -199,21 +212,21 @@ func strapgoNote(h C.strap_session, layer C.uint32_t, step, token C.int64_t, cal
 		return s.Note(&session.Tensor{
 			Layer: uint32(layer), Step: int64(step), Token: int64(token), Call: uint32(call),
 			Thread: uint64(thread), TimeNS: int64(now),
-		}, C.GoString(message))
+		}, beginning(message, session.MaxText))
 	})
 }
 
 //export strapgoFlush
-func strapgoFlush(h C.strap_session, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
+func strapgoFlush(h C.strap_session, cursor *C.uint64_t, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
 	return onSession(h, e, func(s *session.Session) error {
-		return s.Flush(timeout(timeoutMS))
+		return s.Flush((*uint64)(cursor), timeout(timeoutMS))
 	})
 }
 
 //export strapgoCheckpoint
-func strapgoCheckpoint(h C.strap_session, timeoutMS C.int32_t, offset *C.uint64_t, e *C.strap_error) C.strap_status {
+func strapgoCheckpoint(h C.strap_session, cursor *C.uint64_t, timeoutMS C.int32_t, offset *C.uint64_t, e *C.strap_error) C.strap_status {
 	return onSession(h, e, func(s *session.Session) error {
-		covered, err := s.Checkpoint(timeout(timeoutMS))
+		covered, err := s.Checkpoint((*uint64)(cursor), timeout(timeoutMS))
 		*offset = C.uint64_t(covered)
 		return err
 	})

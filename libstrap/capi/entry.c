@@ -19,16 +19,21 @@
 #include <sys/syscall.h>
 #endif
 
+#include "files.h"
+#include "floats.h"
 #include "intake.h"
 #include "strap.h"
 #include "_cgo_export.h"
 
 static volatile int forked;
 
-static void mark_forked(void) { forked = 1; }
+static void in_child(void) {
+  forked = 1;
+  files_in_child();
+}
 
 __attribute__((constructor)) static void watch_forks(void) {
-  pthread_atfork(NULL, NULL, mark_forked);
+  pthread_atfork(files_before_fork, files_behind_fork, in_child);
 }
 
 int strap_is_forked(void) { return forked; }
@@ -54,8 +59,13 @@ __attribute__((format(printf, 3, 4))) static strap_status refuse(strap_error *er
   return code;
 }
 
-/* Every export begins with ENTER and names each pointer that must not be NULL. */
-#define ENTER(error)                                                              \
+/* Every export begins with ENTER and names each pointer that must not be NULL. ENTER_C is for
+ * what does not compute with floating-point numbers, as long as Go is not entered. */
+#define ENTER(error) \
+  OWN_FLOATS;        \
+  ENTER_C(error)
+
+#define ENTER_C(error)                                                            \
   do {                                                                            \
     clear_error(error);                                                           \
     if (forked)                                                                   \
@@ -114,17 +124,44 @@ static int64_t now(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* The system's id of this thread, asked for once. */
+/* Where a thread stands in the flushes and checkpoints that it repeats after
+ * STRAP_ERR_TIMEOUT; see session.Flush. */
+struct repeated {
+  strap_session session; /* 0: none, the last call is through */
+  uint64_t flush, checkpoint;
+};
+
+/* A thread seldom waits for more sessions in turns. One that loses its place to another
+ * begins a new call. */
+enum { REPEATED = 4 };
+
+/* In one piece, for to find what is a thread's own takes time. */
+static _Thread_local struct {
+  uint64_t id; /* the system's, asked for once */
+  struct repeated calls[REPEATED];
+} thread;
+
 static uint64_t thread_id(void) {
-  static _Thread_local uint64_t id;
-  if (id == 0) {
+  if (thread.id == 0) {
 #ifdef __linux__
-    id = (uint64_t)syscall(SYS_gettid);
+    thread.id = (uint64_t)syscall(SYS_gettid);
 #else
-    pthread_threadid_np(NULL, &id);
+    pthread_threadid_np(NULL, &thread.id);
 #endif
   }
-  return id;
+  return thread.id;
+}
+
+static struct repeated *repeated_of(strap_session session) {
+  struct repeated *calls = &thread.calls[session / 2 % REPEATED]; /* they have every other id */
+  if (calls->session != session) *calls = (struct repeated){session, 0, 0};
+  return calls;
+}
+
+/* A thread that captures something wants its next flush to cover that: it is a new call. */
+static void captures(strap_session session) {
+  struct repeated *calls = &thread.calls[session / 2 % REPEATED];
+  if (calls->session == session) calls->session = 0;
 }
 
 int32_t strap_abi_version(void) { return STRAP_ABI_VERSION; }
@@ -160,13 +197,16 @@ strap_status strap_layer(strap_session session, const char *model, const char *n
 
 strap_status strap_enqueue(strap_session session, strap_tensor *tensor, int32_t timeout_ms,
                            strap_error *error) {
-  ENTER(error);
+  ENTER_C(error);
   NEED(tensor, error);
+  captures(session);
   if (tensor->struct_size == sizeof *tensor && tensor->conversion == NULL) {
     const int64_t time_ns = now();
     if (intake_take(session, tensor, thread_id(), time_ns)) return STRAP_OK;
+    OWN_FLOATS;
     return strapgoEnqueue(session, tensor, thread_id(), time_ns, timeout_ms, error);
   }
+  OWN_FLOATS;
   strap_tensor own;
   strap_status status = take(&own, sizeof own, tensor, "strap_tensor", error);
   if (status != STRAP_OK) return status;
@@ -186,8 +226,9 @@ strap_status strap_enqueue(strap_session session, strap_tensor *tensor, int32_t 
 }
 
 strap_status strap_offer(strap_session session, const strap_tensor *tensor, strap_error *error) {
-  ENTER(error);
+  ENTER_C(error);
   NEED(tensor, error);
+  captures(session);
   if (tensor->struct_size == sizeof *tensor && intake_take(session, tensor, thread_id(), now()))
     return STRAP_OK;
   return STRAP_DECLINED;
@@ -195,6 +236,7 @@ strap_status strap_offer(strap_session session, const strap_tensor *tensor, stra
 
 strap_status strap_abandon(strap_session session, uint64_t cursor, strap_error *error) {
   ENTER(error);
+  captures(session);
   return strapgoAbandon(session, cursor, error);
 }
 
@@ -202,20 +244,22 @@ strap_status strap_note(strap_session session, uint32_t layer, int64_t step, int
                         uint32_t call, const char *message, strap_error *error) {
   ENTER(error);
   NEED(message, error);
+  captures(session);
   return strapgoNote(session, layer, step, token, call, (char *)message, thread_id(), now(),
                      error);
 }
 
 strap_status strap_flush(strap_session session, int32_t timeout_ms, strap_error *error) {
   ENTER(error);
-  return strapgoFlush(session, timeout_ms, error);
+  return strapgoFlush(session, &repeated_of(session)->flush, timeout_ms, error);
 }
 
 strap_status strap_checkpoint(strap_session session, int32_t timeout_ms, uint64_t *offset,
                               strap_error *error) {
   ENTER(error);
   uint64_t covered = 0;
-  strap_status status = strapgoCheckpoint(session, timeout_ms, &covered, error);
+  uint64_t *cursor = &repeated_of(session)->checkpoint;
+  strap_status status = strapgoCheckpoint(session, cursor, timeout_ms, &covered, error);
   if (offset != NULL) *offset = covered;
   return status;
 }
@@ -343,6 +387,7 @@ strap_status strap_salvage(const char *path, const char *out,
 }
 
 size_t strap_encode_bound(strap_codec codec, size_t size) {
+  OWN_FLOATS;
   return forked ? 0 : strapgoEncodeBound(codec, size);
 }
 

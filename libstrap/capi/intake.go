@@ -36,6 +36,7 @@ func openIntake(id uint64) session.Intake {
 }
 
 func (i *intake) Layers(n int) { C.intake_layers(i.session, C.uint32_t(n)) }
+func (i *intake) Hold()        { C.intake_hold(i.session) }
 func (i *intake) Shut()        { C.intake_shut(i.session) }
 
 func (i *intake) Waiting() int {

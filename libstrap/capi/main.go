@@ -5,7 +5,7 @@
 package main
 
 /*
-#cgo CFLAGS: -I${SRCDIR}/../../c_include -std=gnu11 -Wall -Wextra
+#cgo CFLAGS: -I${SRCDIR}/../../c_include -I${SRCDIR}/../internal/team -std=gnu11 -Wall -Wextra
 #cgo linux LDFLAGS: -ldl
 #include <string.h>
 #include "strap.h"
@@ -65,6 +65,22 @@ func goString(s *C.char) string {
 		return ""
 	}
 	return C.GoString(s)
+}
+
+// text is goString of at most limit bytes; what names it in the error.
+func text(s *C.char, what string, limit int) (string, error) {
+	if t := beginning(s, limit+1); len(t) <= limit {
+		return t, nil
+	}
+	return "", status.New(status.InvalidArgument, "%s: give at most %d bytes", what, limit)
+}
+
+// beginning is goString of the first limit bytes.
+func beginning(s *C.char, limit int) string {
+	if s == nil {
+		return ""
+	}
+	return C.GoStringN(s, C.int(C.strnlen(s, C.size_t(limit))))
 }
 
 func boolInt(b bool) C.int32_t {

@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"bytes"
+	"math"
 	"unsafe"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
@@ -20,7 +21,26 @@ func kindOf(c C.strap_codec) (codec.Kind, error) {
 	return codec.Kind(c), nil
 }
 
-func view(p unsafe.Pointer, n C.size_t) []byte { return unsafe.Slice((*byte)(p), n) }
+// maxObject is the most bytes that an object in memory can have.
+const maxObject = math.MaxInt
+
+// view returns the n bytes at p as a slice. name is the parameter n.
+func view(p unsafe.Pointer, name string, n C.size_t) ([]byte, error) {
+	if n > maxObject {
+		return nil, status.New(status.InvalidArgument, "%s = %d: no object has more than %d bytes", name, n, maxObject)
+	}
+	return unsafe.Slice((*byte)(p), n), nil
+}
+
+// encodeBound returns the room that size bytes take encoded; ok is false where no object has
+// that room.
+func encodeBound(kind codec.Kind, size C.size_t) (room int, ok bool) {
+	if size > maxObject {
+		return 0, false
+	}
+	headroom := codec.Headroom(kind, int(size))
+	return int(size) + headroom, int(size) <= maxObject-headroom
+}
 
 //export strapgoEncodeBound
 func strapgoEncodeBound(c C.strap_codec, size C.size_t) C.size_t {
@@ -28,7 +48,11 @@ func strapgoEncodeBound(c C.strap_codec, size C.size_t) C.size_t {
 	if err != nil {
 		return 0
 	}
-	return size + C.size_t(codec.Headroom(kind, int(size)))
+	room, ok := encodeBound(kind, size)
+	if !ok {
+		return 0
+	}
+	return C.size_t(room)
 }
 
 //export strapgoEncode
@@ -38,17 +62,20 @@ func strapgoEncode(c C.strap_codec, level C.int32_t, source unsafe.Pointer, size
 		if err != nil {
 			return err
 		}
-		need := strapgoEncodeBound(c, size)
-		if room < need {
+		need, ok := encodeBound(kind, size)
+		if !ok {
+			return status.New(status.InvalidArgument, "size = %d: no object has room for so many bytes and a frame", size)
+		}
+		if room < C.size_t(need) {
 			return status.New(status.InvalidArgument, "room = %d: %d bytes may need %d", room, size, need)
 		}
 		encoder, err := codec.NewEncoder(kind, int(level))
 		if err != nil {
 			return err
 		}
-		buf := view(data, need)
+		buf := unsafe.Slice((*byte)(data), need)
 		from := codec.Front(kind, int(size))
-		copy(buf[from:], view(source, size))
+		copy(buf[from:], unsafe.Slice((*byte)(source), size))
 		n, err := encoder.EncodeInPlace(buf, from, int(size))
 		*length = C.size_t(n)
 		return err
@@ -66,10 +93,14 @@ func strapgoDecodedSize(c C.strap_codec, payload unsafe.Pointer, size C.size_t, 
 			*length = C.uint64_t(size)
 			return nil
 		}
-		n, err := codec.DecodedSize(kind, view(payload, size))
+		from, err := view(payload, "size", size)
+		if err != nil {
+			return err
+		}
+		n, err := codec.DecodedSize(kind, from)
 		if err == nil && n < 0 {
 			var data []byte
-			data, err = codec.DecodeUnknown(kind, bytes.NewReader(view(payload, size)), 1<<32)
+			data, err = codec.DecodeUnknown(kind, bytes.NewReader(from), 1<<32)
 			n = int64(len(data))
 		}
 		if err != nil {
@@ -87,6 +118,14 @@ func strapgoDecode(c C.strap_codec, payload unsafe.Pointer, size C.size_t, data 
 		if err != nil {
 			return err
 		}
-		return codec.Decode(view(data, length), kind, bytes.NewReader(view(payload, size)))
+		from, err := view(payload, "size", size)
+		if err != nil {
+			return err
+		}
+		to, err := view(data, "length", length)
+		if err != nil {
+			return err
+		}
+		return codec.Decode(to, kind, bytes.NewReader(from))
 	})
 }

@@ -12,6 +12,9 @@
  * The runtime has no setting for that, and no name for the thread. It is the second that
  * the library makes: the first initialises the runtime and starts it before all else
  * (runtime/proc.go, main). Were another one the second, its timers would be late.
+ *
+ * A thread begins with the floating-point environment of the one that makes it. The first is
+ * made by the host's, when it loads the library: it and all others get the default one.
  */
 #if defined(__linux__)
 #define _GNU_SOURCE
@@ -21,6 +24,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
+
+#include "floats.h"
 
 #define MONITOR 2
 #define SLACK_NS 10000000ul /* more than a tick */
@@ -57,6 +62,7 @@ static void *run_other(void *argument) {
 __attribute__((visibility("hidden"))) int pthread_create(pthread_t *thread,
                                                          const pthread_attr_t *attributes,
                                                          void *(*run)(void *), void *argument) {
+  OWN_FLOATS;
   static atomic_int made;
   static _Atomic(create_fn *) found;
   /* The default one: a sanitizer of the host has its own in front of the C library's. Looked

@@ -141,6 +141,19 @@ static inline const char *name_of(strap_reader reader, uint64_t row) {
   return name;
 }
 
+/* Two streams with the same bytes. */
+static inline void same_file(const char *a, const char *b) {
+  FILE *f = fopen(a, "rb"), *g = fopen(b, "rb");
+  CHECK(f != NULL && g != NULL, "a stream cannot be opened");
+  for (long at = 0;; at++) {
+    int c = getc(f);
+    CHECK(c == getc(g), "the streams differ at byte %ld", at);
+    if (c == EOF) break;
+  }
+  fclose(f);
+  fclose(g);
+}
+
 /* The value of an IEEE 754 binary16, as float32. */
 static inline float half_value(uint16_t h) {
   uint32_t sign = (uint32_t)(h >> 15) << 31, exponent = h >> 10 & 31, fraction = h & 1023;

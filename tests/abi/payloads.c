@@ -72,6 +72,34 @@ static void archived(void) {
                                          sizeof values, &error));
 }
 
+/* No object has more bytes than PTRDIFF_MAX, so none of more is encoded or decoded. */
+static void sizes_that_no_object_has(void) {
+  unsigned char bytes[64] = {0};
+  static const size_t sizes[] = {PTRDIFF_MAX, (size_t)PTRDIFF_MAX + 1, SIZE_MAX - 8, SIZE_MAX};
+  for (strap_codec codec = STRAP_CODEC_NONE; codec <= STRAP_CODEC_ZSTD; codec++) {
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+      const size_t size = sizes[s], bound = strap_encode_bound(codec, size);
+      size_t length;
+      uint64_t decoded;
+      const int fits = codec == STRAP_CODEC_NONE && size == PTRDIFF_MAX;
+      CHECK(bound == (fits ? size : 0), "codec %d: a bound of %zu for %zu bytes", codec, bound,
+            size);
+      EXPECT(STRAP_ERR_INVALID_ARGUMENT,
+             strap_encode(codec, 0, bytes, size, bytes, sizeof bytes, &length, &error));
+      if (fits) continue;
+      EXPECT(STRAP_ERR_INVALID_ARGUMENT,
+             strap_encode(codec, 0, bytes, size, bytes, SIZE_MAX, &length, &error));
+      CHECK(strstr(error.message, "size") != NULL, "%s", error.message);
+      if (size == PTRDIFF_MAX) continue;
+      EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_decode(codec, bytes, size, bytes, 8, &error));
+      EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_decode(codec, bytes, 8, bytes, size, &error));
+      if (codec != STRAP_CODEC_NONE) /* whose payloads are their content */
+        EXPECT(STRAP_ERR_INVALID_ARGUMENT,
+               strap_decoded_size(codec, bytes, size, &decoded, &error));
+    }
+  }
+}
+
 int main(void) {
   static const size_t sizes[] = {0, 1, 7, 255, 256, 4096, 100003, 5 << 20};
   for (size_t c = 0; c < sizeof codecs / sizeof *codecs; c++)
@@ -89,6 +117,7 @@ int main(void) {
     EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_decode(unknown, bytes, 8, bytes, 8, &error));
   }
   archived();
+  sizes_that_no_object_has();
   EXPECT(STRAP_ERR_INVALID_ARGUMENT,
          strap_encode(STRAP_CODEC_ARCHIVE, 0, bytes, 8, bytes, 64, &length, &error));
   EXPECT(STRAP_ERR_INVALID_ARGUMENT,

@@ -63,18 +63,6 @@ static strap_stats_t capture(const char *path, strap_team by, double error_bound
   return stats;
 }
 
-static void same_file(const char *a, const char *b) {
-  FILE *f = fopen(a, "rb"), *g = fopen(b, "rb");
-  CHECK(f != NULL && g != NULL, "a stream cannot be opened");
-  for (long at = 0;; at++) {
-    int c = getc(f);
-    CHECK(c == getc(g), "the streams differ at byte %ld", at);
-    if (c == EOF) break;
-  }
-  fclose(f);
-  fclose(g);
-}
-
 static void near(double a, double b) {
   CHECK(fabs(a - b) <= 1e-12 * fabs(a), "%.17g without a team, %.17g with one", a, b);
 }

@@ -117,6 +117,8 @@ def compiled(
         "payloads.c",
         "names.c",
         "overwrite.c",
+        "locks.c",
+        "repeats.c",
         "threads.c",
         "small.c",
         "team.c",
@@ -127,6 +129,7 @@ def compiled(
         "strided.c",
         "overflow.c",
         "conversion.c",
+        "floats.c",
         "failure.c",
         "fork.c",
         "index_export.c",
@@ -242,6 +245,44 @@ def test_a_constructor_of_a_plugin_may_call_the_library(library, tmp_path):
     )  # fmt: skip
     load = f"import ctypes; ctypes.CDLL({str(plugin)!r})"
     run(sys.executable, "-c", load, timeout=60)
+
+
+def test_a_host_whose_exceptions_trap_may_load_the_library(library, tmp_path):
+    """A thread begins with the floating-point environment of the one that makes it."""
+    source, program = tmp_path / "loads.c", tmp_path / "loads"
+    source.write_text(
+        "#define _GNU_SOURCE\n"
+        "#include <dlfcn.h>\n"
+        "#include <fenv.h>\n"
+        '#include "check.h"\n'
+        "#define OF_LIBRARY(name) ((__typeof__(name) *)dlsym(library, #name))\n"
+        "int main(int argc, char **argv) {\n"
+        '  CHECK(argc == 3 && feenableexcept(FE_INVALID) >= 0, "traps");\n'
+        "  void *library = dlopen(argv[1], RTLD_NOW);\n"
+        '  CHECK(library != NULL, "%s", dlerror());\n'
+        "  strap_open_options options = open_options();\n"
+        "  options.codec = STRAP_CODEC_ARCHIVE;\n"
+        "  strap_session session;\n"
+        "  EXPECT(STRAP_OK, OF_LIBRARY(strap_open)(argv[2], &options, &session, &error));\n"
+        "  uint32_t layer;\n"
+        "  EXPECT(STRAP_OK,\n"
+        '         OF_LIBRARY(strap_layer)(session, NULL, "x", 1, NULL, &layer, &error));\n'
+        "  static uint16_t values[5000];\n"
+        "  for (int i = 0; i < 5000; i++) values[i] = 0x7E00; /* NaN */\n"
+        "  const int64_t shape[] = {5000};\n"
+        "  for (int i = 0; i < 100; i++) {\n"
+        "    strap_tensor t = tensor_of(layer, STRAP_FLOAT16, 1, shape, values);\n"
+        "    EXPECT(STRAP_OK, OF_LIBRARY(strap_enqueue)(session, &t, -1, &error));\n"
+        "  }\n"
+        "  EXPECT(STRAP_OK, OF_LIBRARY(strap_close)(session, -1, &error));\n"
+        "  return 0;\n"
+        "}\n"
+    )
+    run(
+        *CC, "-std=gnu11", f"-I{ROOT / 'c_include'}", f"-I{HERE}", source, "-o", program,
+        "-ldl", "-lm", "-pthread",
+    )  # fmt: skip
+    run(program, library / "libstrap.so", tmp_path / "x.archive", timeout=60)
 
 
 def test_c_and_cpp_agree_with_the_header_alone(tmp_path):

@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <pthread.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -166,8 +167,10 @@ static void keeps_small_ones(const char *path) {
     t.step = accepted;
     strap_status status = strap_enqueue(session, &t, 50, &error);
     if (status == STRAP_ERR_TIMEOUT) {
-      CHECK(accepted > full && t.cursor == 0, "%d small tensors, cursor %llu", accepted - full,
+      CHECK(accepted > full && t.cursor != 0, "%d small tensors, cursor %llu", accepted - full,
             (unsigned long long)t.cursor);
+      EXPECT(STRAP_OK, strap_abandon(session, t.cursor, &error));
+      t.cursor = 0;
       EXPECT(STRAP_DECLINED, strap_offer(session, &t, &error));
       break;
     }
@@ -183,6 +186,60 @@ static void keeps_small_ones(const char *path) {
   thaw();
   close_stream(session);
   expect_values(path, accepted);
+}
+
+/* A flush that timed out goes on with the next call, unless its thread captures in between. */
+static void flushes_anew(const char *path) {
+  for (int captures = 0; captures < 2; captures++) {
+    uint32_t layer;
+    strap_session session = start(path, STRAP_ON_FULL_BLOCK, &layer);
+    freeze();
+    CHECK(offer(session, layer, 0, -1) == STRAP_OK, "%s", error.message);
+    TIMED(50, STRAP_ERR_TIMEOUT, strap_flush(session, 50, &error));
+    if (captures) CHECK(offer(session, layer, 1, -1) == STRAP_OK, "%s", error.message);
+    thaw();
+    EXPECT(STRAP_OK, strap_flush(session, -1, &error));
+    strap_stats_t s = stats_of(session);
+    CHECK(s.packets == (uint64_t)captures + 1, "%llu packets behind a flush of %d",
+          (unsigned long long)s.packets, captures + 1);
+    close_stream(session);
+  }
+}
+
+enum { WIDE = 4 << 20 };
+static float *wide;
+static strap_session closing;
+
+/* A tensor with a packet of float32 behind that of float16, in a call that the end overtakes. */
+static void *enqueue_wide(void *layer) {
+  const int64_t length = WIDE;
+  strap_tensor t = tensor_of(*(uint32_t *)layer, STRAP_FLOAT32, 1, &length, wide);
+  strap_status status = strap_enqueue(closing, &t, -1, &error);
+  CHECK(status == STRAP_OK || status == STRAP_ERR_INVALID_STATE, "%d, %s", status, error.message);
+  return NULL;
+}
+
+static void closes(const char *path) {
+  strap_open_options options = open_options();
+  options.max_memory_bytes = 256 << 20;
+  options.codec = STRAP_CODEC_ZSTD;
+  options.level = 3;
+  closing = open_stream(path, &options);
+  uint32_t layer = add_layer(closing, "layer");
+  wide = malloc(WIDE * sizeof *wide);
+  CHECK(wide != NULL, "no memory");
+  for (int i = 0; i < WIDE; i++) wide[i] = (float)(i % 100);
+  wide[5] = 1e6f;
+  freeze();
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, enqueue_wide, &layer) == 0, "no thread");
+  while (stats_of(closing).queued_packets == 0) usleep(100);
+  TIMED(0, STRAP_ERR_TIMEOUT, strap_close(closing, 0, &error));
+  pthread_join(thread, NULL);
+  for (int i = 0; i < 10; i++) TIMED(100, STRAP_ERR_TIMEOUT, strap_close(closing, 100, &error));
+  thaw();
+  close_stream(closing);
+  free(wide);
 }
 
 static void drops(const char *path) {
@@ -246,6 +303,8 @@ int main(int argc, char **argv) {
   } parts[] = {{"waits", waits},
                {"resumes", resumes},
                {"keeps_small_ones", keeps_small_ones},
+               {"flushes_anew", flushes_anew},
+               {"closes", closes},
                {"drops", drops},
                {"discards", discards}};
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {

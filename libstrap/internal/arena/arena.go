@@ -74,7 +74,9 @@ func New(limit int64) (*Arena, error) {
 // Limit is the most bytes taken from the system.
 func (a *Arena) Limit() int64 { return int64(len(a.mem)) }
 
-// MaxRegion is the largest request that succeeds once all else is freed.
+// MaxRegion is the largest request that succeeds soon where regions are freed in about the
+// order in which they were taken. A larger one, up to Limit, may find no room in one piece
+// before all else is freed.
 func (a *Arena) MaxRegion() int { return len(a.mem) / 4 }
 
 // Freed receives a value after regions were freed; for the caller whose
@@ -96,7 +98,7 @@ func (a *Arena) Usage() (taken, peak, held int64) {
 // TryAlloc returns a region of n bytes, or ok = false when there is no room
 // before something is freed. The error is InvalidArgument when n can never fit.
 func (a *Arena) TryAlloc(n int) (r Region, ok bool, err error) {
-	if n < 0 || n > a.MaxRegion() {
+	if n < 0 || n > len(a.mem) {
 		return Region{}, false, status.New(status.InvalidArgument,
 			"region of %d bytes in a staging memory of %d", n, len(a.mem))
 	}

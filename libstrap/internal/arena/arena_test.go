@@ -128,7 +128,7 @@ func TestRefusesWhatCanNeverFit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.Close()
-	if _, _, err := a.TryAlloc(a.MaxRegion() + 1); !errors.Is(err, status.InvalidArgument) {
+	if _, _, err := a.TryAlloc(int(a.Limit()) + 1); !errors.Is(err, status.InvalidArgument) {
 		t.Fatalf("an oversized region: %v", err)
 	}
 }

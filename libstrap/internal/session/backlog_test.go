@@ -228,8 +228,8 @@ func TestABurstLeavesRoom(t *testing.T) {
 // A wait for the workers that outlasts the time limit does not make later waits of the
 // same call last for ever.
 func TestTheDeadlineOutlivesAWait(t *testing.T) {
-	d := newDeadline(time.Millisecond)
-	defer d.Stop()
-	soon(t, d.Done())
-	soon(t, d.Done())
+	c := call{limit: time.Millisecond}
+	defer c.stop()
+	soon(t, c.Done())
+	soon(t, c.Done())
 }

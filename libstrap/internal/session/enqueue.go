@@ -2,7 +2,9 @@ package session
 
 import (
 	"errors"
+	"fmt"
 	"math"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +23,8 @@ const (
 	// maxNotes bounds the notes that wait for the writer, which no region bounds;
 	// tensors beyond are counted in the statistics only.
 	maxNotes = 4096
+	// maxMessage bounds the bytes of a note's message.
+	maxMessage = 4 << 10
 	// appendPatience is how long a call that yields waits for the writer beyond the
 	// workers: long enough for it to copy what they made, were it not for the disk.
 	appendPatience = 10 * time.Millisecond
@@ -28,13 +32,13 @@ const (
 	maxPiece = 8 << 20
 )
 
-// ErrDropped is Enqueue's answer when DropOnFull left the tensor out.
-var ErrDropped = errors.New("dropped: the staging memory is full")
+// ErrDropped is Enqueue's answer when DropOnFull left the tensor out, or a part of it.
+var ErrDropped = errors.New("dropped: the staging memory has no room")
 
 // errCopy is the error of a packet until its elements are copied.
 var errCopy = status.New(status.Internal, "the copy of a tensor did not end")
 
-// item is one entry of the order queue: a packet, a note or a barrier.
+// item is one entry of the order: a packet or a note.
 type item struct {
 	row      wire.Row
 	shape    []int64 // backs row.Shape
@@ -50,7 +54,6 @@ type item struct {
 	hastened bool        // with less than all its effort
 	came     time.Time   // to the backlog
 	feed     *feed       // a streamed packet
-	barrier  *barrier
 
 	converted codec.Stats // of the packet, where it is float16 of float32
 }
@@ -58,19 +61,23 @@ type item struct {
 // ready reports whether the writer can take it: all but packets that a worker still
 // has to make.
 func (it *item) ready() bool {
-	return it.barrier != nil || it.feed != nil || it.row.Error != "" || it.made.Load()
+	return it.feed != nil || it.row.Error != "" || it.made.Load()
+}
+
+// text is how many bytes of text are the item's own.
+func (it *item) text() int {
+	return len(it.row.Transform) + len(it.row.Parameters) + len(it.row.Error)
 }
 
 // feed carries a tensor larger than a region through two halves of one.
 type feed struct {
-	region  arena.Region
-	owners  atomic.Int32 // enqueuer and writer; the last one frees the region
-	size    int64        // source bytes of the packet
-	full    chan []byte
-	empty   chan []byte
-	gaveUp  chan struct{}
-	stopped chan struct{} // the writer takes no more
-	error   measure       // of the packet, set before the last piece is sent
+	region arena.Region
+	owners atomic.Int32 // enqueuer and writer; the last one frees the region
+	size   int64        // source bytes of the packet
+	full   chan []byte
+	empty  chan []byte
+	gaveUp chan struct{}
+	error  measure // of the packet, set before the last piece is sent
 }
 
 func (s *Session) release(f *feed) {
@@ -80,7 +87,8 @@ func (s *Session) release(f *feed) {
 }
 
 // emission is the progress of one Enqueue: which packet of the tensor is next,
-// and how much of it is handed over. It outlives the call after a Timeout.
+// and how much of it is handed over. It outlives the call after a Timeout, once something
+// of the tensor is taken.
 type emission struct {
 	running sync.Mutex // held by the call that works on it
 	layer   *layer
@@ -90,46 +98,49 @@ type emission struct {
 	part    int64 // next or current packet
 	fed     int64 // elements of it handed over
 	feed    *feed
-	begun   bool // something is already in the queue
-	stats   codec.Stats
-	before  codec.Stats // stats when the packet began
+	begun   bool        // something is already in the queue
+	stats   codec.Stats // of the tensor so far
+	own     codec.Stats // of the current packet
 	bits    int         // the most bits of mantissa that a part of the packet was rounded to
-	stalled bool
-	about   Tensor // what the index says of it, without the data
+	about   Tensor      // what the index says of it, without the data
+	place   uint64      // in the line, while no call works on it
 
 	conversion *Conversion // of the caller, nil: none
 	fromIntake bool        // which has counted it
-	quiet      bool        // waits are not counted: they are no enqueue's
-	room       int         // what the current packet needs of the arena
 }
+
+// Cursors name what a Timeout leaves for the repeated call: odd ones an emission, even ones
+// a place in the line, of a tensor of which nothing is taken.
+func emissionCursor(id uint64) uint64 { return id<<1 | 1 }
+func placeCursor(id uint64) uint64    { return id << 1 }
 
 // Enqueue copies a tensor into the staging memory. It waits at most timeout for
 // room (negative: without limit).
 //
-// A Timeout after a part of the tensor was taken sets t.Cursor: call again with
-// the same t to go on, or give it up with Abandon.
+// A Timeout sets t.Cursor: call again with the same t to go on, or give it up with Abandon.
+// A tensor of which nothing is taken keeps its place in the line for keptFor.
 func (s *Session) Enqueue(t *Tensor, timeout time.Duration) error {
 	if err := s.refused(); err != nil {
 		return err
 	}
-	d := newDeadline(timeout)
-	defer d.Stop()
-	if t.Cursor != 0 {
+	c := call{limit: timeout, stalled: t.Cursor != 0}
+	defer c.stop()
+	if t.Cursor&1 != 0 {
 		e, err := s.takePending(t.Cursor)
 		if err != nil {
 			return err
 		}
 		defer e.running.Unlock()
-		return s.proceed(e, t, d)
+		c.turn, e.place = s.line.Return(e.place), 0
+		return s.proceed(e, t, &c)
 	}
 	var e emission
 	if err := s.begin(&e, t); err != nil {
 		return err
 	}
-	if err := s.settle(&e, d); err != nil {
-		return err
-	}
-	return s.proceed(&e, t, d)
+	c.turn = s.line.Return(t.Cursor >> 1)
+	t.Cursor = 0
+	return s.proceed(&e, t, &c)
 }
 
 // begin validates a tensor and makes e its emission.
@@ -156,27 +167,36 @@ func (s *Session) begin(e *emission, t *Tensor) (err error) {
 }
 
 // proceed hands over what is left of the tensor.
-func (s *Session) proceed(e *emission, t *Tensor, d *deadline) error {
-	err := s.emit(e, t, d)
-	switch {
-	case err == nil:
-		s.forget(t)
-	case errors.Is(err, status.Timeout):
-		if e.begun && t.Cursor == 0 {
-			if err := s.remember(e, t); err != nil {
-				return err
-			}
+func (s *Session) proceed(e *emission, t *Tensor, c *call) error {
+	err := s.settleBefore(e, c)
+	if err == nil {
+		err = s.emit(e, t, c)
+	}
+	if !errors.Is(err, status.Timeout) {
+		s.line.Leave(&c.turn)
+		if err != nil {
+			s.giveUp(e)
 		}
-	default:
-		s.giveUp(e)
 		s.forget(t)
+		return err
+	}
+	place := s.line.Keep(&c.turn)
+	if !e.begun {
+		t.Cursor = placeCursor(place)
+		return err
+	}
+	e.place = place
+	if t.Cursor == 0 {
+		if refused := s.remember(e, t); refused != nil {
+			return refused
+		}
 	}
 	return err
 }
 
-func (s *Session) emit(e *emission, t *Tensor, d *deadline) error {
+func (s *Session) emit(e *emission, t *Tensor, c *call) error {
 	if !e.twin {
-		if err := s.emitParts(e, t, d); err != nil {
+		if err := s.emitParts(e, t, c); err != nil {
 			return err
 		}
 		if !e.fromIntake {
@@ -199,16 +219,20 @@ func (s *Session) emit(e *emission, t *Tensor, d *deadline) error {
 		}
 		e.twin, e.stored, e.part = true, wire.Float32, 0
 	}
-	return s.emitParts(e, t, d)
+	return s.emitParts(e, t, c)
 }
 
 // emitParts hands over the packets of one stored form of the tensor.
-func (s *Session) emitParts(e *emission, t *Tensor, d *deadline) error {
+func (s *Session) emitParts(e *emission, t *Tensor, c *call) error {
 	perPart := s.opts.split / int64(e.stored.Size())
 	parts := max((e.elems+perPart-1)/perPart, 1)
 	for ; e.part < parts; e.part++ {
 		start := e.part * perPart
-		if err := s.emitPart(e, t, d, start, min(e.elems-start, perPart), parts); err != nil {
+		err := s.emitPart(e, t, c, start, min(e.elems-start, perPart), parts)
+		if errors.Is(err, ErrDropped) {
+			return s.drop(e, t, e.elems-start, err)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -217,26 +241,29 @@ func (s *Session) emitParts(e *emission, t *Tensor, d *deadline) error {
 
 // emitPart hands over the elements [start, start+count) as one packet, on from
 // where it stopped.
-func (s *Session) emitPart(e *emission, t *Tensor, d *deadline, start, count, parts int64) error {
+func (s *Session) emitPart(e *emission, t *Tensor, c *call, start, count, parts int64) error {
 	name := e.layer.packetName
 	if e.twin {
 		name += wire.OverflowSuffix
 	}
 	if e.feed != nil {
-		return s.feedRest(e, t, d, start, count)
+		return s.feedRest(e, t, c, start, count)
 	}
 	size := count * int64(e.stored.Size())
 	kind := s.opts.kindOf(e.stored, count)
-	whole := int64(wire.HeaderSize+len(name)+rowCost) + size + int64(codec.Headroom(kind, int(size)))
-	streamed := whole > int64(s.arena.MaxRegion())
+	whole := int64(wire.HeaderSize+len(name)+rowCost+t.text()) + size + int64(codec.Headroom(kind, int(size)))
+	streamed := whole > int64(s.arena.MaxRegion()) && !s.opts.DropOnFull // which waits for no piece
 	half := min(s.arena.MaxRegion()/4, maxPiece) &^ 63
 	room := int(whole)
 	if streamed {
-		room = 2 * half
+		room = 2*half + t.text()
 	} else if s.place(e, t, kind, name, start, count, parts) {
 		return nil
 	}
-	region, err := s.reserve(e, t, d, room)
+	if whole > s.arena.Limit() && s.opts.DropOnFull {
+		return fmt.Errorf("%w for a packet of %d bytes: it has %d", ErrDropped, whole, s.arena.Limit())
+	}
+	region, err := s.takeRoom(c, room)
 	if err != nil {
 		return err
 	}
@@ -247,19 +274,20 @@ func (s *Session) emitPart(e *emission, t *Tensor, d *deadline, start, count, pa
 		it.feed = e.feed
 	}
 	s.counters.queuedPackets.Add(1)
-	err = s.push(it)
-	<-s.turn
-	if err != nil {
+	if err := s.push(it); err != nil {
 		s.counters.queuedPackets.Add(^uint64(0))
 		s.arena.Free(region)
 		return err
 	}
-	e.begun, e.before, e.bits = true, e.stats, 0
+	if !e.fromIntake { // whose caller leads until all of them are in the order
+		s.line.Leave(&c.turn)
+	}
+	e.begun, e.own, e.bits = true, codec.Stats{}, 0
 	if streamed {
-		return s.feedRest(e, t, d, start, count)
+		return s.feedRest(e, t, c, start, count)
 	}
 	if f := s.copyPacket(e, t, it, start, count); !e.fromIntake { // or others would wait too
-		s.yield(f, d)
+		s.yield(f, c)
 	}
 	return nil
 }
@@ -279,7 +307,7 @@ func (s *Session) copyPacket(e *emission, t *Tensor, it *item, start, count int6
 
 // yield makes packets with the team, or leaves the CPUs to the workers until they are
 // through with what waits for them, and to the writer to take it. The disk is not waited for.
-func (s *Session) yield(f full, d *deadline) {
+func (s *Session) yield(f full, c *call) {
 	if !f.is || s.opts.DropOnFull {
 		return
 	}
@@ -294,20 +322,12 @@ func (s *Session) yield(f full, d *deadline) {
 		return
 	case <-s.closing:
 		return
-	case <-d.Done(): // the packet is in; that the workers are late is no matter
+	case <-c.Done(): // the packet is in; that the workers are late is no matter
 		return
 	}
-	b := s.pushBarrier(toAppend)
-	if b == nil {
-		return
-	}
-	patience := time.NewTimer(appendPatience)
-	defer patience.Stop()
-	select {
-	case <-b.done:
-	case <-patience.C:
-	case <-d.Done():
-	}
+	soon := call{limit: appendPatience}
+	defer soon.stop()
+	_ = s.await(appended, s.order.Added(), &soon) // whether or not they are
 }
 
 // copy puts elements of the current packet into dst. sum may get their checksum; nil: it
@@ -316,23 +336,22 @@ func (s *Session) copy(e *emission, t *Tensor, dst []byte, start, count int64, s
 	how := s.opts.copying()
 	how.by.Sum = sum
 	how.bound = e.conversion.left(how.bound)
-	bits := t.copyElements(dst, e.stored, start, count, how, &e.stats)
+	var of codec.Stats
+	bits := t.copyElements(dst, e.stored, start, count, how, &of)
+	e.stats.Add(&of)
+	e.own.Add(&of)
 	e.bits = max(e.bits, bits)
 }
 
 // measure is the error of a packet.
 type measure struct {
-	converted codec.Stats // of its values; MaxError is that of the tensor so far
+	converted codec.Stats // of its values
 	bits      int         // of mantissa that they were rounded to, 0: they were not
 }
 
 // measure is that of the current packet, which has count elements.
 func (e *emission) measure(count int64) measure {
-	own := e.stats
-	own.Count -= e.before.Count
-	own.SquareError -= e.before.SquareError
-	own.SquareSum -= e.before.SquareSum
-	return measure{e.lost(own, count), e.bits}
+	return measure{e.lost(e.own, count), e.bits}
 }
 
 // lost joins what the library measured of count elements with the caller's conversion.
@@ -355,7 +374,7 @@ func newFeed(region arena.Region, half int, size int64) *feed {
 	f := &feed{
 		region: region, size: size,
 		full: make(chan []byte, 2), empty: make(chan []byte, 2),
-		gaveUp: make(chan struct{}), stopped: make(chan struct{}),
+		gaveUp: make(chan struct{}),
 	}
 	f.owners.Store(2)
 	f.empty <- region.Buf[:half:half]
@@ -363,11 +382,11 @@ func newFeed(region arena.Region, half int, size int64) *feed {
 	return f
 }
 
-func (s *Session) feedRest(e *emission, t *Tensor, d *deadline, start, count int64) error {
+func (s *Session) feedRest(e *emission, t *Tensor, c *call, start, count int64) error {
 	f := e.feed
 	size := int64(e.stored.Size())
 	for e.fed < count {
-		piece, err := s.emptyPiece(e, d)
+		piece, err := s.emptyPiece(f, c)
 		if err != nil {
 			return err
 		}
@@ -385,103 +404,23 @@ func (s *Session) feedRest(e *emission, t *Tensor, d *deadline, start, count int
 }
 
 // emptyPiece waits until the writer has given back a half of the region.
-func (s *Session) emptyPiece(e *emission, d *deadline) ([]byte, error) {
-	f := e.feed
+func (s *Session) emptyPiece(f *feed, c *call) ([]byte, error) {
 	select {
 	case piece := <-f.empty:
 		return piece, nil
 	default:
 	}
-	defer s.stalled(e, time.Now())()
+	defer s.stalls(c, time.Now())()
 	defer s.jobs.Hurry()()
 	select {
 	case piece := <-f.empty:
 		return piece, nil
-	case <-f.stopped:
-		return nil, s.refused()
-	case <-s.closing:
-		return nil, s.refused()
-	case <-d.Done():
-		return nil, s.timedOut()
-	}
-}
-
-func (s *Session) timedOut() error {
-	return status.New(status.Timeout,
-		"%q: the staging memory of %d bytes is full and nothing was written in time",
-		s.path, s.arena.Limit())
-}
-
-// stalled counts a wait for room, from its beginning until end is called.
-func (s *Session) stalled(e *emission, since time.Time) (end func()) {
-	if e.quiet {
-		return func() {}
-	}
-	if !e.stalled {
-		e.stalled = true
-		s.counters.stalls.Add(1)
-	}
-	return s.counters.stalled.StartAt(since)
-}
-
-// takeTurn waits for the right to reserve memory.
-func (s *Session) takeTurn(d *deadline) error {
-	select {
-	case s.turn <- struct{}{}: // also when no time is left
-		return nil
-	default:
-	}
-	select {
-	case s.turn <- struct{}{}:
 	case <-s.failed:
-		return s.failure
+		return nil, s.failure
 	case <-s.closing:
-		return s.refused()
-	case <-d.Done():
-		return s.timedOut()
-	}
-	return nil
-}
-
-// reserve gets a region and the turn, which the caller gives back once its item
-// is in the order queue: regions are handed out in the order of the file, so that
-// a large request is not overtaken for ever. ErrDropped: there was no room and nobody was to wait.
-func (s *Session) reserve(e *emission, t *Tensor, d *deadline, room int) (region arena.Region, err error) {
-	began := time.Now()
-	e.room = room
-	if err := s.takeTurn(d); err != nil {
-		s.stalled(e, began)()
-		return region, err
-	}
-	defer func() {
-		if err != nil {
-			<-s.turn
-		}
-	}()
-	region, ok, err := s.arena.TryAlloc(room)
-	if ok || err != nil {
-		return region, err
-	}
-	s.jobs.Open()
-	if s.opts.DropOnFull && !e.begun {
-		return region, s.drop(e, t)
-	}
-	defer s.stalled(e, began)()
-	defer s.jobs.Hurry()()
-	s.order.Wake() // for what helpers left because the stream had no room
-	for {
-		select {
-		case <-s.arena.Freed():
-		case <-s.failed:
-			return region, s.failure
-		case <-s.closing:
-			return region, s.refused()
-		case <-d.Done():
-			return region, s.timedOut()
-		}
-		if region, ok, err = s.arena.TryAlloc(room); ok || err != nil {
-			return region, err
-		}
+		return nil, s.refused()
+	case <-c.Done():
+		return nil, s.timedOut()
 	}
 }
 
@@ -515,30 +454,18 @@ func (s *Session) newPacket(e *emission, t *Tensor, kind codec.Kind, name string
 	return it
 }
 
-// push numbers an item and gives it its place in the order.
-func (s *Session) push(it *item) error {
-	s.orderMu.Lock()
-	defer s.orderMu.Unlock()
-	if s.ended {
-		return s.refused()
+// drop leaves out what is left of a tensor, and counts it.
+func (s *Session) drop(e *emission, t *Tensor, left int64, why error) error {
+	what := ""
+	switch {
+	case e.twin:
+		what = "float32 values beyond float16 are stored as infinities: their packet was "
+	case e.part > 0:
+		what = fmt.Sprintf("part %d and those behind it were ", e.part)
 	}
-	if it.barrier == nil {
-		it.row.Sequence = s.sequence
-		s.sequence++
-	}
-	s.pushes++
-	if b := it.barrier; b != nil && b.kind != toAppend {
-		s.barrier, b.place = b, s.pushes
-	}
-	s.order.Push(it)
-	return nil
-}
-
-// drop counts a tensor that is left out.
-func (s *Session) drop(e *emission, t *Tensor) error {
 	s.counters.dropped.Add(1)
-	s.counters.droppedBytes.Add(uint64(e.elems) * uint64(t.source().Size()))
-	if err := s.pushNote(e.layer, t, ErrDropped.Error(), s.push); err != nil {
+	s.counters.droppedBytes.Add(uint64(left) * uint64(t.source().Size()))
+	if err := s.pushNote(e.layer, t, what+why.Error(), s.push); err != nil {
 		return err
 	}
 	return ErrDropped
@@ -569,7 +496,7 @@ func (s *Session) pushNote(l *layer, t *Tensor, message string, push func(*item)
 		return nil
 	}
 	it := s.newItem(l, t)
-	it.row.Error = message
+	it.row.Error = shorten(message)
 	s.counters.queuedNotes.Add(1)
 	err := push(it)
 	if err != nil {
@@ -578,10 +505,25 @@ func (s *Session) pushNote(l *layer, t *Tensor, message string, push func(*item)
 	return err
 }
 
+// shorten cuts a note's message to maxMessage bytes.
+func shorten(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	const mark = "..."
+	return strings.ToValidUTF8(message[:maxMessage-len(mark)], "") + mark
+}
+
 const abandonedMessage = "abandoned before all of it was captured"
 
-// Abandon gives up a half-enqueued tensor.
+// Abandon gives up a tensor that timed out: what is under way is taken back and noted, and
+// its place in the line is free.
 func (s *Session) Abandon(cursor uint64) error {
+	if cursor&1 == 0 && cursor > 0 {
+		c := call{turn: s.line.Return(cursor >> 1)}
+		s.line.Leave(&c.turn)
+		return nil
+	}
 	e, err := s.takePending(cursor)
 	if err != nil {
 		return err
@@ -593,6 +535,8 @@ func (s *Session) Abandon(cursor uint64) error {
 
 // abandon gives e up and notes it.
 func (s *Session) abandon(e *emission) error {
+	c := call{turn: s.line.Return(e.place)}
+	s.line.Leave(&c.turn)
 	if e.feed != nil {
 		s.giveUp(e) // the writer turns the packet into the note
 		return nil
@@ -630,8 +574,8 @@ func (s *Session) abandonPending() {
 func (s *Session) remember(e *emission, t *Tensor) error {
 	kept := &emission{
 		layer: e.layer, elems: e.elems, stored: e.stored, twin: e.twin, part: e.part,
-		fed: e.fed, feed: e.feed, begun: true, stats: e.stats, before: e.before, bits: e.bits,
-		stalled: e.stalled, about: *t, conversion: e.conversion,
+		fed: e.fed, feed: e.feed, begun: true, stats: e.stats, own: e.own, bits: e.bits,
+		about: *t, conversion: e.conversion, place: e.place,
 	}
 	kept.about.Data = nil
 	kept.about.Shape = append([]int64(nil), t.Shape...)
@@ -642,9 +586,9 @@ func (s *Session) remember(e *emission, t *Tensor) error {
 		s.giveUp(e)
 		return s.refused()
 	}
-	s.lastCursor++
-	s.pending[s.lastCursor] = kept
-	t.Cursor = s.lastCursor
+	s.lastPending++
+	t.Cursor = emissionCursor(s.lastPending)
+	s.pending[t.Cursor] = kept
 	return nil
 }
 

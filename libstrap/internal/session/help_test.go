@@ -66,7 +66,7 @@ func TestTheTeamHelpsWithinEnqueueAlone(t *testing.T) {
 		}
 		if enqueues {
 			enqueue(t, s, numbered(0, 60, 4000))
-		} else if err := s.Flush(forever); err != nil {
+		} else if err := flush(s, forever); err != nil {
 			t.Fatal(err)
 		}
 		if helps := s.Stats().YieldNS > 0; helps != enqueues {
@@ -94,7 +94,7 @@ func captureInThreads(t *testing.T, o Options) {
 	}
 	all.Go(func() {
 		for range 10 {
-			if _, err := s.Checkpoint(forever); err != nil {
+			if _, err := checkpoint(s, forever); err != nil {
 				t.Error(err)
 			}
 		}
@@ -120,8 +120,8 @@ func captureInThreads(t *testing.T, o Options) {
 	}
 }
 
-// A packet that comes behind the request to finish is the writer's alone: were a helper to
-// take it, the writer would wait for it for ever.
+// A packet of a session that is closing is the writer's alone: were a helper to take it, the
+// writer would not learn that it was the last.
 func TestHelpersLeaveTheEndToTheWriter(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "a.stream"), helped(codec.LZ4))
 	region, _, err := s.arena.TryAlloc(wire.HeaderSize + 1 + 4)
@@ -131,15 +131,12 @@ func TestHelpersLeaveTheEndToTheWriter(t *testing.T) {
 	last := &item{name: "a", region: region, out: region.Buf}
 	wire.PutHeader(last.out, 1, 4)
 	last.row = wire.Row{Layer: "a", Length: uint64(len(last.out)), Codec: codec.None.String()}
-	s.orderMu.Lock() // as an Enqueue that began before Close and comes to its end after it
 	s.counters.queuedPackets.Add(1)
-	s.order.Push(&item{barrier: &barrier{kind: toFinish, done: make(chan struct{})}})
 	s.order.Push(last)
-	s.orderMu.Unlock()
-	for s.order.First() != nil { // until the writer has taken the request
+	s.refuse()
+	for !s.writer.isFinishing() { // until the writer has seen it
 		time.Sleep(time.Millisecond)
 	}
-	time.Sleep(10 * time.Millisecond) // and waits for the packet
 	last.made.Store(true)
 	s.writer.tryAppend()
 	s.order.Wake()
@@ -147,6 +144,12 @@ func TestHelpersLeaveTheEndToTheWriter(t *testing.T) {
 	if n := s.Stats().Packets; n != 1 {
 		t.Errorf("%d packets", n)
 	}
+}
+
+func (w *writer) isFinishing() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.finishing
 }
 
 func TestADiscardedCaptureLetsGoOfItsFileAtOnce(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 // that wait before all else that is asked of it but to go on with a tensor, so that
 // everything has its place in one order.
 //
-// First and Pop are for one caller at a time.
+// First and Pop are for the leader of the line, or who has it to itself.
 type Intake interface {
 	// Layers tells that those below n are registered.
 	Layers(n int)
@@ -30,6 +30,8 @@ type Intake interface {
 	First(t *Tensor) bool
 	// Pop ends the waiting of what First gave.
 	Pop()
+	// Hold has it take none until First has found that none waits.
+	Hold()
 	// Shut has it take none from now on.
 	Shut()
 	// Close ends it; Taken stays.
@@ -44,34 +46,45 @@ func (noIntake) Settled() uint64         { return 0 }
 func (noIntake) Taken() (uint64, uint64) { return 0, 0 }
 func (noIntake) First(*Tensor) bool      { return false }
 func (noIntake) Pop()                    {}
+func (noIntake) Hold()                   {}
 func (noIntake) Shut()                   {}
 func (noIntake) Close()                  {}
 
-// settling is how far what the intake took is settled.
+// settling is how far what the intake took is settled. All but the notes is for the leader
+// of the line.
 type settling struct {
-	mu       sync.Mutex // never held for long: who has it does not wait for room
-	tensor   Tensor     // the first that waits
+	tensor   Tensor // the first that waits
 	emission emission
-	begun    bool        // with it
-	notes    fifo[*item] // behind all that wait
+	begun    bool // with it
+
+	mu    sync.Mutex  // what follows, and whether the intake is empty
+	notes fifo[*item] // behind all tensors that wait
 }
 
-// settle makes packets of what the intake took, and waits for room for them on behalf of e, nil:
-// of a call that is no enqueue. After an error the next call goes on.
-func (s *Session) settle(e *emission, d *deadline) error {
-	for s.unsettled() {
-		err := s.settleNow()
-		if !errors.Is(err, status.Timeout) {
-			return err
-		}
-		if e == nil {
-			e = &emission{quiet: true}
-		}
-		if err := s.awaitRoom(e, d); err != nil {
-			return err
-		}
+// settleBefore makes packets of what the intake took before a tensor has its place in the
+// order. A call that goes on with a tensor has that already.
+func (s *Session) settleBefore(e *emission, c *call) error {
+	if e.begun {
+		return nil
+	}
+	if err := s.settleAll(c); err != nil {
+		return err
+	}
+	if c.place == nil { // nothing was waited for, so others need not wait for this tensor's copy
+		s.line.Leave(&c.turn)
 	}
 	return nil
+}
+
+// settleAll makes packets of what the intake took, if there is something.
+func (s *Session) settleAll(c *call) error {
+	if !s.unsettled() {
+		return nil
+	}
+	if err := s.lead(c); err != nil {
+		return err
+	}
+	return s.settle(c)
 }
 
 // unsettled reports whether there is something to settle.
@@ -84,35 +97,20 @@ func (s *Session) unsettled() bool {
 	return len(s.settling.notes.all()) > 0
 }
 
-// awaitRoom waits until there is room for the packet that settling came to.
-func (s *Session) awaitRoom(e *emission, d *deadline) error {
-	s.settling.mu.Lock()
-	room := s.settling.emission.room
-	s.settling.mu.Unlock()
-	region, err := s.reserve(e, nil, d, room)
-	if err != nil {
-		return err
-	}
-	s.arena.Free(region)
-	<-s.turn
-	return nil
-}
-
-// settleNow is settle as far as there is room; a Timeout: there is none.
-func (s *Session) settleNow() error {
-	s.settling.mu.Lock()
-	defer s.settling.mu.Unlock()
-	return s.settleLocked()
-}
-
-func (s *Session) settleLocked() error {
-	if s.writer.halted() {
-		return s.refused()
-	}
-	own, d := &s.settling, newDeadline(0)
-	for s.opts.Intake.First(&own.tensor) {
+// settle makes packets of what the intake took, and waits for room for them. Its caller leads
+// the line. After an error the next one goes on.
+func (s *Session) settle(c *call) error {
+	own := &s.settling
+	for {
+		if s.writer.halted() {
+			return s.refused()
+		}
+		more, err := s.nextToSettle()
+		if !more {
+			return err
+		}
 		if !own.begun {
-			own.emission = emission{fromIntake: true, quiet: true}
+			own.emission = emission{fromIntake: true}
 			if err := s.begin(&own.emission, &own.tensor); err != nil {
 				err = status.Wrap(status.Internal, err, "the intake took what is no tensor")
 				s.fail(err)
@@ -120,44 +118,93 @@ func (s *Session) settleLocked() error {
 			}
 			own.begun = true
 		}
-		if err := s.emit(&own.emission, &own.tensor, d); err != nil {
+		if err := s.emit(&own.emission, &own.tensor, c); err != nil {
 			return err
 		}
 		own.begun = false
 		s.opts.Intake.Pop()
 	}
+}
+
+// nextToSettle takes the next tensor of the intake. Behind the last one it pushes the notes
+// that waited for it.
+func (s *Session) nextToSettle() (more bool, err error) {
+	own := &s.settling
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	if s.opts.Intake.First(&own.tensor) {
+		return true, nil
+	}
 	for note, ok := own.notes.pop(); ok; note, ok = own.notes.pop() {
 		if err := s.push(note); err != nil {
-			return err
+			return false, err
 		}
+	}
+	return false, nil
+}
+
+// settleAtOnce settles as far as nothing has to be waited for.
+func (s *Session) settleAtOnce() error {
+	c := call{quiet: true}
+	if !s.line.TryLead(&c.turn) {
+		return nil // who leads has settled, or is about to
+	}
+	defer s.line.Leave(&c.turn)
+	if err := s.settle(&c); !errors.Is(err, status.Timeout) {
+		return err
 	}
 	return nil
 }
 
-// pushSettled pushes a note behind what the intake took; later, if there is no room for that.
+// push adds an item to the order.
+func (s *Session) push(it *item) error {
+	if !s.order.Push(it) {
+		return s.refused()
+	}
+	return nil
+}
+
+// pushSettled pushes a note behind what the intake took, without waiting for that: a note that
+// finds tensors there is pushed when these are.
 func (s *Session) pushSettled(note *item) error {
-	if !s.unsettled() {
+	own := &s.settling
+	own.mu.Lock()
+	if s.opts.Intake.Waiting() == 0 && len(own.notes.all()) == 0 {
+		defer own.mu.Unlock()
 		return s.push(note)
 	}
+	s.opts.Intake.Hold() // for what comes behind the note
+	own.notes.push(note)
+	own.mu.Unlock()
+	_ = s.settleAtOnce() // what is in the way, the next call meets too
+	return nil
+}
+
+// end lets nothing more into the order, if all is settled and taken, and reports whether it is.
+func (s *Session) end() bool {
 	s.settling.mu.Lock()
 	defer s.settling.mu.Unlock()
-	if err := s.settleLocked(); errors.Is(err, status.Timeout) {
-		s.settling.notes.push(note)
-		return nil
-	} else if err != nil {
-		return err
-	}
-	return s.push(note)
+	settled := s.opts.Intake.Waiting() == 0 && len(s.settling.notes.all()) == 0
+	return (settled || s.writer.halted()) && s.order.End()
 }
 
 // closeIntake ends the intake; what is left there is lost.
 func (s *Session) closeIntake() {
-	s.settling.mu.Lock()
-	defer s.settling.mu.Unlock()
+	c := call{quiet: true}
+	s.line.Clear()
+	if !s.line.TryLead(&c.turn) {
+		s.line.Join(&c.turn)
+		<-c.place.leads // all others leave, for the session is closing
+	}
+	defer s.line.Leave(&c.turn)
 	for s.opts.Intake.First(&s.settling.tensor) {
 		s.counters.lost.Add(1)
 		s.opts.Intake.Pop()
 	}
-	s.settling.notes = fifo[*item]{}
+	s.settling.mu.Lock()
+	defer s.settling.mu.Unlock()
+	for _, ok := s.settling.notes.pop(); ok; _, ok = s.settling.notes.pop() {
+		s.counters.queuedNotes.Add(-1)
+	}
 	s.opts.Intake.Close()
 }

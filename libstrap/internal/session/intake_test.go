@@ -55,6 +55,7 @@ func (f *shelf) Taken() (n, bytes uint64) {
 	return n, bytes
 }
 func (f *shelf) Pop()   { f.locked(func() { f.at++ }) }
+func (f *shelf) Hold()  { f.locked(func() { f.held = true }) }
 func (f *shelf) Shut()  { f.locked(func() { f.shut = true }) }
 func (f *shelf) Close() { f.Shut() }
 
@@ -134,14 +135,14 @@ func TestEveryCallSettlesWhatTheIntakeTook(t *testing.T) {
 			}
 			step++
 			some()
-			if err := s.Flush(forever); err != nil {
+			if err := flush(s, forever); err != nil {
 				t.Fatal(err)
 			}
 			if st := s.Stats(); st.Packets != uint64(step-1) || st.QueuedPackets != 0 {
 				t.Fatalf("%d packets in the file and %d queued behind a flush of %d", st.Packets, st.QueuedPackets, step-1)
 			}
 			some()
-			covered, err := s.Checkpoint(forever)
+			covered, err := checkpoint(s, forever)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -179,9 +180,13 @@ func fillMemory(t *testing.T, s *Session) (n int) {
 	large := mustLayer(t, s, "large")
 	s.writer.mu.Lock()
 	for ; ; n++ {
-		err := s.Enqueue(numbered(large, n, 50000), 0)
+		x := numbered(large, n, 50000)
+		err := s.Enqueue(x, 0)
 		if errors.Is(err, status.Timeout) {
-			return n
+			err = s.Abandon(x.Cursor)
+			if err == nil {
+				return n
+			}
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -201,8 +206,8 @@ func TestATimeoutLeavesToTheNextCallWhatIsNotSettled(t *testing.T) {
 	}
 	for _, call := range []func() error{
 		func() error { return s.Enqueue(numbered(0, step, 50000), time.Millisecond) },
-		func() error { return s.Flush(0) },
-		func() error { _, err := s.Checkpoint(time.Millisecond); return err },
+		func() error { return flush(s, 0) },
+		func() error { _, err := checkpoint(s, time.Millisecond); return err },
 	} {
 		if err := call(); !errors.Is(err, status.Timeout) {
 			t.Fatalf("nothing was waited for: %v", err)
@@ -242,7 +247,7 @@ func TestWaitsForWhatTheIntakeTookAreCountedOnceACall(t *testing.T) {
 		})
 	}
 	waiting.Wait()
-	if err := s.Flush(50 * time.Millisecond); !errors.Is(err, status.Timeout) {
+	if err := flush(s, 50*time.Millisecond); !errors.Is(err, status.Timeout) {
 		t.Errorf("nothing was waited for: %v", err)
 	}
 	after := s.Stats()
@@ -314,7 +319,7 @@ func TestATensorThatIsNoneStopsTheCapture(t *testing.T) {
 	}
 	s.opts.Intake.(*shelf).tensors[1].Shape = []int64{-1}
 	for range 2 {
-		if err := s.Flush(forever); !errors.Is(err, status.Internal) {
+		if err := flush(s, forever); !errors.Is(err, status.Internal) {
 			t.Errorf("a flush says %v", err)
 		}
 	}

@@ -58,6 +58,8 @@ type Options struct {
 	// needs all to come to Enqueue, which tells what it leaves out.
 	Intake Intake
 
+	Files stream.Files // nil: those of the system
+
 	split int64 // for tests; 0: splitBytes
 }
 

@@ -35,39 +35,85 @@ func (f *fifo[T]) pop() (v T, ok bool) {
 // remove takes item i of all.
 func (f *fifo[T]) remove(i int) { f.items = slices.Delete(f.items, f.head+i, f.head+i+1) }
 
-// order is what goes to the file, in the order of the file. A packet that waits to be
-// made wakes nobody. One caller at a time takes items.
+// order is the packets and notes of a capture in the order of the file. It numbers them:
+// each has a sequence, its row's number in the index, and a position, its number in this
+// session; position 1 is the opening of the files. One goroutine at a time takes items: the
+// holder of writer.mu.
 type order struct {
-	mu   sync.Mutex
-	list fifo[*item]
-	// Ready receives a value when the first item can be taken, for a writer that found it
-	// could not.
+	mu       sync.Mutex
+	list     fifo[*item]
+	sequence uint64 // of the next row
+	added    uint64 // the position of the newest item
+	taken    uint64 // the position of the last item that left the list
+	ended    bool   // nothing is added any more
+
+	// Ready signals that the writer has something to do. A packet that is not made yet
+	// does not signal: who makes it does.
 	Ready chan struct{}
 }
 
-func newOrder() *order { return &order{Ready: make(chan struct{}, 1)} }
+func newOrder() *order { return &order{added: 1, taken: 1, Ready: make(chan struct{}, 1)} }
 
-// Push adds an item at the end.
-func (o *order) Push(it *item) {
+// Push numbers an item and adds it at the end. It reports whether the order still takes
+// items.
+func (o *order) Push(it *item) bool {
 	o.mu.Lock()
+	if o.ended {
+		o.mu.Unlock()
+		return false
+	}
+	o.number(it)
 	o.list.push(it)
 	o.mu.Unlock()
 	if it.ready() {
 		o.Wake()
 	}
+	return true
 }
 
-// Wake wakes the writer if there is something for it: after a packet is made.
+// Claim numbers an item that its caller, the holder of writer.mu, appends at once. It
+// reports whether it may: the list is empty, and the order still takes items.
+func (o *order) Claim(it *item) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ended || len(o.list.all()) > 0 {
+		return false
+	}
+	o.number(it)
+	o.taken = o.added
+	return true
+}
+
+func (o *order) number(it *item) {
+	it.row.Sequence = o.sequence
+	o.sequence++
+	o.added++
+}
+
+// End lets the order take no more items, if the list is empty, and reports whether it was.
+func (o *order) End() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.ended = len(o.list.all()) == 0
+	return o.ended
+}
+
+// Wake signals Ready if the first item can be taken: after a packet is made.
 func (o *order) Wake() {
 	if o.First() != nil {
-		select {
-		case o.Ready <- struct{}{}:
-		default:
-		}
+		o.Signal()
 	}
 }
 
-// First is the first item, nil if it is not ready.
+// Signal signals Ready.
+func (o *order) Signal() {
+	select {
+	case o.Ready <- struct{}{}:
+	default:
+	}
+}
+
+// First is the first item, nil if there is none or it is not made yet.
 func (o *order) First() *item {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -82,11 +128,26 @@ func (o *order) Pop() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.list.pop()
+	o.taken++
 }
 
-// Empty reports whether there is no item, ready or not.
+// Empty reports whether there is no item, made or not.
 func (o *order) Empty() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.list.all()) == 0
+}
+
+// Added is the position of the newest item.
+func (o *order) Added() uint64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.added
+}
+
+// Taken is the position of the last item that left the list.
+func (o *order) Taken() uint64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.taken
 }

@@ -25,16 +25,16 @@ func (s *Session) place(e *emission, t *Tensor, kind codec.Kind, name string, st
 	}
 	defer w.unlock()
 	memory := w.stream.Place(room)
-	if memory == nil || len(w.unpublished) >= maxUnpublished {
+	if memory == nil || w.crowded() {
 		return false
 	}
 	it := s.newPacket(e, t, kind, name, parts)
-	if !s.numberNext(it) {
+	if !s.order.Claim(it) {
 		w.recycle(it)
 		return false
 	}
 	s.counters.queuedPackets.Add(1)
-	e.begun, e.before, e.bits = true, e.stats, 0
+	e.begun, e.own, e.bits = true, codec.Stats{}, 0
 	it.region.Buf, it.source, it.front = memory, size, codec.Front(kind, size)
 	// Should the copy panic, nothing of it is in the stream.
 	it.err = errCopy
@@ -98,20 +98,6 @@ func (l *layer) tried(raw bool) {
 	}
 }
 
-// numberNext numbers an item that does not go through the order; false where something is
-// in it, or nothing may follow.
-func (s *Session) numberNext(it *item) bool {
-	s.orderMu.Lock()
-	defer s.orderMu.Unlock()
-	if s.ended || !s.order.Empty() {
-		return false
-	}
-	it.row.Sequence = s.sequence
-	s.sequence++
-	s.pushes++
-	return true
-}
-
 // lockEmpty locks the writer where the order is empty, for a packet of n bytes. What little
 // waits there, because an earlier packet found the lock taken, it makes and appends first, unless
 // others wait behind this caller.
@@ -168,6 +154,6 @@ func (w *writer) commit(it *item) error {
 		return err
 	}
 	it.out = nil
-	w.unpublished = append(w.unpublished, it)
+	w.list(it)
 	return nil
 }

@@ -5,7 +5,6 @@ package session
 import (
 	"bytes"
 	"errors"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
@@ -14,12 +13,6 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/crc32c"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
-
-// noise are values whose float16 LZ4 cannot compress.
-func noise(n int, seed uint64) []float32 {
-	rng := rand.New(rand.NewPCG(seed, 2))
-	return float32s(n, func(int) float32 { return float32(rng.NormFloat64()) })
-}
 
 // checkSums reads a capture and compares its checksums and, by step, its values.
 func checkSums(t *testing.T, path string, want [][]byte) {
@@ -103,7 +96,7 @@ func TestALayerThatBecomesCompressibleIsCompressed(t *testing.T) {
 			t.Fatal(err)
 		}
 		if i == 0 { // as long as it waits, so do those behind it
-			if err := s.Flush(forever); err != nil {
+			if err := flush(s, forever); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -135,7 +128,7 @@ func TestALayerThatStaysRawIsNotTriedBehindOthers(t *testing.T) {
 		o.BurstBytes = burst
 		s := open(t, path, o)
 		x := tensorOf(mustLayer(t, s, "a"), wire.Float32, noise(1000, 1))
-		if err := errors.Join(s.Enqueue(x, forever), s.Flush(forever)); err != nil {
+		if err := errors.Join(s.Enqueue(x, forever), flush(s, forever)); err != nil {
 			t.Fatal(err)
 		}
 		s.writer.mu.Lock() // none is placed

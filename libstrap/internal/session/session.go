@@ -46,15 +46,15 @@ type Session struct {
 	index  *index.Writer  // likewise
 	frames *encoders      // likewise, for tensors larger than a region
 
-	layersMu sync.RWMutex
-	layers   []*layer
-	layerIDs map[layerKey]uint32
+	layersMu   sync.RWMutex
+	layers     []*layer
+	layerIDs   map[layerKey]uint32
+	layersText int // bytes of their names
 
-	// turn is held while a region is reserved. A channel, to wait for it with a
-	// time limit.
-	turn chan struct{}
-
+	line     *line
 	settling settling
+	order    *order
+	progress *progress
 
 	jobs   *backlog
 	drains atomic.Int32 // calls that wait until all is written
@@ -66,17 +66,10 @@ type Session struct {
 
 	items sync.Pool
 
-	orderMu  sync.Mutex // what is pushed to order, and in which order
-	order    *order
-	sequence uint64   // of the next row
-	pushes   uint64   // to order
-	barrier  *barrier // the last one pushed
-	ended    bool     // nothing is pushed any more
-
-	pendingMu  sync.Mutex
-	pending    map[uint64]*emission
-	lastCursor uint64
-	remembers  bool // until the session closes
+	pendingMu   sync.Mutex
+	pending     map[uint64]*emission // by cursor
+	lastPending uint64
+	remembers   bool // until the session closes
 
 	closing   chan struct{} // closed when the session accepts no more
 	closeOnce sync.Once
@@ -115,6 +108,9 @@ type layer struct {
 
 type layerKey struct{ model, name, path string }
 
+// maxLayersText bounds the bytes of names that the layers of a session have together.
+const maxLayersText = 64 << 20
+
 // Open starts a capture to path, with its index at path + ".index".
 func Open(path string, o Options) (*Session, error) {
 	if err := o.validate(path); err != nil {
@@ -139,9 +135,10 @@ func Open(path string, o Options) (*Session, error) {
 		arena:     mem,
 		frames:    encoders[o.Workers],
 		layerIDs:  map[layerKey]uint32{},
-		turn:      make(chan struct{}, 1),
+		line:      newLine(),
 		jobs:      newBacklog(o.Yield, o.helped(), min(o.backlogBytes(), mem.Limit()/4)),
 		order:     newOrder(),
+		progress:  newProgress(),
 		pending:   map[uint64]*emission{},
 		remembers: true,
 		closing:   make(chan struct{}),
@@ -181,20 +178,21 @@ func Open(path string, o Options) (*Session, error) {
 }
 
 func (s *Session) create() (err error) {
-	if s.stream, err = stream.Create(s.path, s.streamOptions()); err != nil {
+	s.stream, err = stream.Create(s.path, s.streamOptions(), func() (err error) {
+		s.index, err = index.Create(index.PathOf(s.path), newCaptureID())
 		return err
+	})
+	if err != nil && s.index != nil {
+		err = errors.Join(err, s.index.Close())
 	}
-	if s.index, err = index.Create(index.PathOf(s.path), newCaptureID()); err != nil {
-		return errors.Join(err, s.stream.Close())
-	}
-	return nil
+	return err
 }
 
 // streamOptions are those of a file that is written from memory in proportion, by a
 // thread which lets the model's go first where writing takes its time on a CPU. Where it does
 // not, the disk would stand still until that thread had its turn.
 func (s *Session) streamOptions() stream.Options {
-	return stream.Options{Memory: s.arena.Limit() / 4, Thread: func(direct bool) {
+	return stream.Options{Memory: s.arena.Limit() / 4, Files: s.opts.Files, Thread: func(direct bool) {
 		if !direct {
 			lowerPriority()
 		}
@@ -234,14 +232,14 @@ func (s *Session) resume() (err error) {
 	case err != nil:
 		return err
 	}
-	s.sequence = kept.NextSequence
+	s.order.sequence = kept.NextSequence
 	err = s.stream.Packets(kept.End, func(p scan.Packet) error {
 		row := wire.Row{
-			Sequence: s.sequence, Offset: p.Offset, Length: uint64(p.End() - p.Offset), Parts: 1,
+			Sequence: s.order.sequence, Offset: p.Offset, Length: uint64(p.End() - p.Offset), Parts: 1,
 			Layer: p.Name, Codec: codec.Detect(p.Head()).String(), Step: -1, Token: -1,
 			MSE: math.NaN(), MeanSquare: math.NaN(),
 		}
-		s.sequence++
+		s.order.sequence++
 		return s.index.Append(&row)
 	})
 	if err != nil {
@@ -270,6 +268,10 @@ func (s *Session) Layer(model, name, path string) (uint32, error) {
 			return 0, status.New(status.InvalidArgument, "%s %q is not UTF-8", v.what, v.text)
 		}
 	}
+	if len(model) > MaxText {
+		return 0, status.New(status.InvalidArgument, "model name of %d bytes (%.40q...): at most %d",
+			len(model), model, MaxText)
+	}
 	if n := len(name) + len(path); n > wire.MaxName {
 		return 0, status.New(status.InvalidArgument,
 			"packet name of %d bytes (%.40q...): at most %d", n, name+path, wire.MaxName)
@@ -279,6 +281,12 @@ func (s *Session) Layer(model, name, path string) (uint32, error) {
 	defer s.layersMu.Unlock()
 	id, known := s.layerIDs[key]
 	if !known {
+		text := 2*(len(name)+len(path)) + len(model) // and as the packet's name
+		if s.layersText+text > maxLayersText {
+			return 0, status.New(status.NoMemory, "no more than %d bytes of names are kept for layers; "+
+				"are names made anew for each tensor?", maxLayersText)
+		}
+		s.layersText += text
 		id = uint32(len(s.layers))
 		s.layers = append(s.layers, &layer{model: model, name: name, path: path, packetName: name + path})
 		s.layerIDs[key] = id
@@ -313,12 +321,10 @@ func (s *Session) refused() error {
 		return s.failure
 	default:
 	}
-	select {
-	case <-s.closing:
+	if s.isClosing() {
 		return status.New(status.InvalidState, "the capture of %q is closed", s.path)
-	default:
-		return nil
 	}
+	return nil
 }
 
 // Guard runs f and turns a panic into the session's failure.
@@ -332,168 +338,129 @@ func (s *Session) Guard(f func() error) (err error) {
 	return f()
 }
 
-// deadline is a point in time until which a call may wait, or none.
-type deadline struct {
-	timer *time.Timer
-	limit time.Duration
-	over  chan struct{}
-}
-
-// newDeadline takes a negative limit for none.
-func newDeadline(limit time.Duration) *deadline { return &deadline{limit: limit} }
-
-// past is the Done of a deadline that leaves no time.
-var past = func() <-chan struct{} {
-	over := make(chan struct{})
-	close(over)
-	return over
-}()
-
-// Done is closed at the deadline, which begins with its first call; never where there is
-// none.
-func (d *deadline) Done() <-chan struct{} {
-	if d.limit == 0 {
-		return past
-	}
-	if d.limit > 0 && d.timer == nil {
-		over := make(chan struct{})
-		d.over, d.timer = over, time.AfterFunc(d.limit, func() { close(over) })
-	}
-	return d.over
-}
-
-func (d *deadline) Stop() {
-	if d.timer != nil {
-		d.timer.Stop()
-	}
-}
-
-// barrier is a request to the writer that has its place among the packets.
-type barrier struct {
-	kind   barrierKind
-	place  uint64 // Session.pushes behind it
-	done   chan struct{}
-	err    error
-	offset int64
-}
-
-type barrierKind int
-
-const (
-	toAppend barrierKind = iota // the packets before are with the stream
-	toFlush
-	toSync
-	toFinish
-)
-
-// pushBarrier pushes a barrier, or finds the last one where nothing was pushed
-// since and it still waits: a caller that repeats its call need not queue another.
-func (s *Session) pushBarrier(kind barrierKind) *barrier {
-	s.orderMu.Lock()
-	last := s.barrier
-	again := last != nil && last.kind == kind && last.place == s.pushes
-	s.orderMu.Unlock()
-	if again {
+// await waits until the writer has brought all up to a position of the order to a stage.
+func (s *Session) await(to stage, position uint64, c *call) error {
+	for {
+		done, changed, err := s.progress.want(to, position)
+		if done {
+			return nil
+		}
+		if err != nil {
+			return s.refused()
+		}
+		s.order.Signal()
 		select {
-		case <-last.done:
+		case <-changed:
+			continue
 		default:
-			return last
 		}
-	}
-	b := &barrier{kind: kind, done: make(chan struct{})}
-	if err := s.push(&item{barrier: b}); err != nil {
-		return nil // the writer has ended
-	}
-	return b
-}
-
-// await waits until the writer has come to a barrier. It is nil, without an error,
-// where the writer had ended before.
-func (s *Session) await(kind barrierKind, d *deadline) (*barrier, error) {
-	defer s.drains.Add(-1)
-	s.drains.Add(1)
-	if kind != toFinish { // the writer settles then
-		if err := s.settle(nil, d); err != nil {
-			return nil, err
+		select {
+		case <-changed:
+		case <-s.failed:
+			return s.failure
+		case <-s.discarded:
+			return status.New(status.InvalidState, "the capture of %q was discarded", s.path)
+		case <-c.Done():
+			return status.New(status.Timeout, "%q: %d packets are not yet written", s.path, s.queued())
 		}
-	}
-	defer s.jobs.Hurry()() // before helpers can come upon the barrier
-	b := s.pushBarrier(kind)
-	if b == nil {
-		<-s.finished
-		return nil, nil
-	}
-	select {
-	case <-b.done:
-		return b, b.err
-	default:
-	}
-	select {
-	case <-b.done:
-		return b, b.err
-	case <-d.Done():
-		return nil, status.New(status.Timeout, "%q: %d packets are not yet written",
-			s.path, s.counters.queuedPackets.Load())
-	case <-s.discarded:
-		return nil, status.New(status.InvalidState, "the capture of %q was discarded", s.path)
 	}
 }
 
-// Flush waits until all that was enqueued before is in the file. A negative
-// timeout waits without limit.
-func (s *Session) Flush(timeout time.Duration) error {
+// Cursors of Flush and Checkpoint are odd for a position, and even for a place in the line,
+// where what the intake took waits for room.
+func positionCursor(position uint64) uint64 { return position<<1 | 1 }
+
+// reach waits until all that was enqueued before has come to a stage.
+func (s *Session) reach(to stage, cursor *uint64, timeout time.Duration) error {
 	if err := s.refused(); err != nil {
 		return err
 	}
-	d := newDeadline(timeout)
-	defer d.Stop()
-	b, err := s.await(toFlush, d)
-	if b == nil && err == nil {
-		return s.refused()
+	c := call{limit: timeout, quiet: true}
+	defer c.stop()
+	defer s.drains.Add(-1)
+	s.drains.Add(1)
+	position := *cursor >> 1
+	if *cursor&1 == 0 {
+		c.turn = s.line.Return(position)
+		if err := s.settleAll(&c); err != nil {
+			if *cursor = 0; errors.Is(err, status.Timeout) {
+				*cursor = placeCursor(s.line.Keep(&c.turn))
+			} else {
+				s.line.Leave(&c.turn)
+			}
+			return err
+		}
+		s.line.Leave(&c.turn)
+		position = s.order.Added()
+	}
+	defer s.jobs.Hurry()()
+	err := s.await(to, position, &c)
+	if *cursor = 0; errors.Is(err, status.Timeout) {
+		*cursor = positionCursor(position)
 	}
 	return err
 }
 
+// Flush waits until all that was enqueued before is in the file. A negative timeout waits
+// without limit.
+//
+// A Timeout sets *cursor, which is 0 at first: call again with it to go on waiting for the
+// same, whatever was enqueued since.
+func (s *Session) Flush(cursor *uint64, timeout time.Duration) error {
+	return s.reach(written, cursor, timeout)
+}
+
 // Checkpoint waits until all that was enqueued before is durable, data first,
-// then index, and returns the length of the stream that is covered.
-func (s *Session) Checkpoint(timeout time.Duration) (offset int64, err error) {
-	if err := s.refused(); err != nil {
+// then index, and returns the length of the stream that is covered. For cursor see Flush.
+func (s *Session) Checkpoint(cursor *uint64, timeout time.Duration) (offset int64, err error) {
+	if err := s.reach(durable, cursor, timeout); err != nil {
 		return 0, err
 	}
-	d := newDeadline(timeout)
-	defer d.Stop()
-	b, err := s.await(toSync, d)
-	if b == nil && err == nil {
-		err = s.refused()
-	}
-	if err != nil {
-		return 0, err
-	}
-	return b.offset, nil
+	return s.progress.Durable(), nil
 }
 
 // Close writes all that is queued and closes the files. After a Timeout it may
 // be called again; any other answer is final, and is the failure that stopped
 // the writing if there was one.
 func (s *Session) Close(timeout time.Duration) error {
-	d := newDeadline(timeout)
-	defer d.Stop()
 	s.refuse()
 	s.abandonPending()
-	_, err := s.await(toFinish, d)
-	if errors.Is(err, status.Timeout) {
-		return err
+	c := call{limit: timeout}
+	defer c.stop()
+	defer s.drains.Add(-1)
+	s.drains.Add(1)
+	defer s.jobs.Hurry()()
+	select {
+	case <-s.finished: // also where no time is left
+		return s.finishErr
+	default:
 	}
-	<-s.finished
-	return s.finishErr
+	select {
+	case <-s.finished:
+		return s.finishErr
+	case <-s.discarded:
+		return status.New(status.InvalidState, "the capture of %q was discarded", s.path)
+	case <-c.Done():
+		return status.New(status.Timeout, "%q: %d packets are not yet written", s.path, s.queued())
+	}
 }
 
-// refuse lets the session take nothing more.
+// refuse lets the session take nothing more, and the writer finish.
 func (s *Session) refuse() {
 	s.closeOnce.Do(func() {
 		s.opts.Intake.Shut() // first: who is refused once is refused from then on
 		close(s.closing)
 	})
+	s.order.Signal()
+}
+
+func (s *Session) isClosing() bool {
+	select {
+	case <-s.closing:
+		return true
+	default:
+		return false
+	}
 }
 
 // Discard closes without waiting and returns the number of packets given up.
@@ -504,7 +471,7 @@ func (s *Session) Discard() (lost uint64) {
 	lost = s.queued()
 	s.abandonPending()
 	s.jobs.Hurry() // until the end
-	s.pushBarrier(toFinish)
+	s.order.Signal()
 	return lost
 }
 

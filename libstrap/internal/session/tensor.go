@@ -9,8 +9,12 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// MaxDims is the most dimensions of a tensor, STRAP_MAX_DIMS.
-const MaxDims = 64
+const (
+	// MaxDims is the most dimensions of a tensor, STRAP_MAX_DIMS.
+	MaxDims = 64
+	// MaxText is the most bytes of a transform with its parameters, and of a model's name.
+	MaxText = 64 << 10
+)
 
 // Tensor is what Enqueue captures: elements in foreign memory and what the index
 // is to say of them.
@@ -40,6 +44,10 @@ func (t *Tensor) elements() (int64, error) {
 	}
 	if len(t.Shape) > MaxDims {
 		return 0, status.New(status.InvalidArgument, "ndim = %d: at most %d", len(t.Shape), MaxDims)
+	}
+	if n := t.text(); n > MaxText {
+		return 0, status.New(status.InvalidArgument,
+			"transform and parameters have %d bytes: at most %d", n, MaxText)
 	}
 	if t.Strides != nil && len(t.Strides) != len(t.Shape) {
 		return 0, status.New(status.InvalidArgument,
@@ -73,6 +81,9 @@ func (t *Tensor) elements() (int64, error) {
 	}
 	return n, nil
 }
+
+// text is how many bytes of text are the tensor's own.
+func (t *Tensor) text() int { return len(t.Transform) + len(t.Parameters) }
 
 // checkStrides refuses strides that reach beyond what an address can.
 func (t *Tensor) checkStrides() error {
@@ -127,7 +138,7 @@ func (t *Tensor) copyElements(dst []byte, stored wire.DType, start, count int64,
 	for bits := full.LeastBits(how.bound); ; bits++ {
 		var own codec.Stats
 		t.copyRounded(dst, stored, start, count, bits, how.by, &own)
-		if own.SquareError <= how.bound*own.SquareSum || bits >= int(full) {
+		if own.Within(how.bound) || bits >= int(full) {
 			st.Add(&own)
 			return bits % int(full)
 		}

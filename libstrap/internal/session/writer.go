@@ -23,6 +23,8 @@ const (
 	fileLag = 50 * time.Millisecond
 	// maxUnpublished bounds the rows that wait for their packets to be in the file.
 	maxUnpublished = 4096
+	// maxUnpublishedText bounds the bytes of text in these rows, but for those of one.
+	maxUnpublishedText = 4 << 20
 )
 
 // writer brings packets to the stream and their rows to the index. It has a goroutine of
@@ -30,8 +32,9 @@ const (
 type writer struct {
 	*Session
 	mu          sync.Mutex // the rest, stream, index and frames, and what is taken from order
-	finishing   bool       // the goroutine takes all that is left
+	finishing   bool       // the session is closing: the goroutine takes all that is left
 	unpublished []*item    // appended to the stream, not yet known to be in the file
+	text        int        // bytes of it in those
 	tick        *time.Ticker
 	settled     uint64    // Intake.Settled at the last tick
 	due         int64     // the stream's length at the last tick: in the file at the next
@@ -39,7 +42,8 @@ type writer struct {
 	indexedAt   int64     // and the stream's length then
 }
 
-// write appends what the order brings, until it brings toFinish.
+// write appends what the order brings, and serves those who wait for it, until the session is
+// closing and nothing is left.
 func (w *writer) write() {
 	runtime.LockOSThread()
 	if !w.opts.helped() { // who hold the lock in turns with it
@@ -50,60 +54,95 @@ func (w *writer) write() {
 	w.tick, w.indexed = time.NewTicker(fileLag), time.Now()
 	defer w.tick.Stop()
 	for {
-		it := w.next()
-		if b := it.barrier; b != nil && b.kind == toFinish {
-			w.finish(b)
-			return
-		}
-		w.attempt(func() error { return w.handle(it) })
-	}
-}
-
-// next waits for the first item of the order. Helpers append meanwhile.
-func (w *writer) next() *item {
-	for {
 		select {
 		case <-w.tick.C:
 			w.attempt(w.ticked)
 		default:
 		}
+		w.serve()
+		w.finishing = w.isClosing()
 		if it := w.order.First(); it != nil {
 			w.order.Pop()
-			return it
+			w.attempt(func() error { return w.handle(it) })
+		} else if w.finishing && w.end() {
+			break
+		} else {
+			w.rest()
 		}
-		w.mu.Unlock()
-		if w.order.First() != nil { // made since, by a helper who found the lock taken
-			w.mu.Lock()
-			continue
-		}
+	}
+	w.finish()
+}
+
+// rest waits until there is something to do. Helpers append meanwhile.
+func (w *writer) rest() {
+	w.mu.Unlock()
+	ticked := false
+	if w.isClosing() {
+		w.line.Clear()
+		_ = w.Guard(w.settleAtOnce) // what is in the way ends, or is the session's failure
+	}
+	if w.order.First() == nil { // else a helper found the lock taken when it had made it
 		select {
 		case <-w.order.Ready:
-			w.mu.Lock()
 		case <-w.tick.C:
 			w.settleIdle()
-			w.mu.Lock()
-			w.attempt(w.ticked)
+			ticked = true
 		}
+	}
+	w.mu.Lock()
+	if ticked {
+		w.attempt(w.ticked)
 	}
 }
 
 // settleIdle settles what the intake took before the last tick, if no call came that did.
 func (w *writer) settleIdle() {
 	before := w.settled
-	if w.settled = w.opts.Intake.Settled(); w.settled != before || !w.settling.mu.TryLock() {
+	if w.settled = w.opts.Intake.Settled(); w.settled == before {
+		_ = w.Guard(w.settleAtOnce) // what is in the way, the next call meets too
+	}
+}
+
+// awaited is the stage that callers wait for, and up to which position.
+func (w *writer) awaited() (s stage, at uint64, ok bool) {
+	if w.progress.Idle() {
+		return 0, 0, false
+	}
+	at = w.order.Taken()
+	s, ok = w.progress.Due(at)
+	return s, at, ok
+}
+
+// serve brings the items that were taken to the stage that callers wait for.
+func (w *writer) serve() {
+	stage, at, ok := w.awaited()
+	if !ok || w.halted() {
 		return
 	}
-	defer w.settling.mu.Unlock()
-	_ = w.Guard(func() error { // a panic is the session's failure
-		_ = w.settleLocked() // what is in the way, the next call meets too
+	w.attempt(func() error {
+		if stage >= written {
+			if err := w.publish(); err != nil {
+				return err
+			}
+		}
+		if stage == durable {
+			if err := w.stream.Sync(); err != nil {
+				return err
+			}
+			if err := w.index.Sync(); err != nil {
+				return err
+			}
+		}
+		w.measure() // whoever waits may look at the statistics next
+		w.progress.Reach(stage, at, w.stream.Written())
 		return nil
 	})
 }
 
 // tryAppend appends packets that are made to the stream, for a helper. It reports whether
-// the writer's goroutine has to be woken for the next one: not if all that is missing is
-// room and nobody waits, for the next helper may find some, and the writer looks when it
-// ticks.
+// the writer's goroutine has to be woken: for what somebody waits for, or for the next packet;
+// not if all that is missing is room and nobody waits, for the next helper may find some, and
+// the writer looks when it ticks.
 //
 // Who finds the lock taken leaves its packet to the one who holds it and looks again
 // behind it. Were the writer to wait for the lock, giving it back would wake it each time.
@@ -111,13 +150,17 @@ func (w *writer) tryAppend() (stuck bool) {
 	for w.mu.TryLock() {
 		it := w.order.First()
 		takes := it != nil && !w.halted() && !w.finishing && it.made.Load() && it.err == nil &&
-			len(w.unpublished) < maxUnpublished
+			!w.crowded()
 		room := takes && int64(len(it.out)) <= w.stream.Room()
 		if room {
 			w.order.Pop()
 			w.attempt(func() error { return w.appendPacket(it) })
 		}
+		_, _, awaited := w.awaited()
 		w.mu.Unlock()
+		if awaited {
+			return true
+		}
 		if it != nil && !room {
 			return !takes || w.jobs.Hurried()
 		}
@@ -158,45 +201,12 @@ func (w *writer) halted() bool {
 
 func (w *writer) handle(it *item) error {
 	switch {
-	case it.barrier != nil:
-		w.answer(it.barrier)
-		return nil
 	case it.feed != nil:
 		return w.writeFeed(it)
 	case it.row.Error != "":
 		return w.writeNote(it)
 	default:
 		return w.writePacket(it)
-	}
-}
-
-// answer carries out a flush or checkpoint.
-func (w *writer) answer(b *barrier) {
-	defer close(b.done)
-	defer w.measure() // whoever waits may look at the statistics next
-	b.err = w.Guard(func() error {
-		if b.kind == toAppend {
-			return nil
-		}
-		if w.halted() {
-			return w.refused()
-		}
-		if err := w.publish(); err != nil {
-			return err
-		}
-		if b.kind == toSync {
-			if err := w.stream.Sync(); err != nil {
-				return err
-			}
-			if err := w.index.Sync(); err != nil {
-				return err
-			}
-		}
-		b.offset = w.stream.Written()
-		return nil
-	})
-	if b.err != nil {
-		w.fail(b.err)
 	}
 }
 
@@ -221,17 +231,16 @@ func (w *writer) appendPacket(it *item) error {
 		// An empty tensor without a name or codec: six zero bytes are not for a
 		// stream, so the index alone has it.
 		it.row.Length = 0
-		w.unpublished = append(w.unpublished, it)
-		return nil
-	}
-	it.row.Offset = w.stream.Offset()
-	if err := w.stream.Append(it.out); err != nil {
-		w.lose(it)
-		return err
+	} else {
+		it.row.Offset = w.stream.Offset()
+		if err := w.stream.Append(it.out); err != nil {
+			w.lose(it)
+			return err
+		}
 	}
 	w.arena.Free(it.region)
 	it.region.Buf = nil
-	w.unpublished = append(w.unpublished, it)
+	w.list(it)
 	return nil
 }
 
@@ -240,20 +249,27 @@ func (w *writer) writeNote(it *item) error {
 		w.lose(it)
 		return nil
 	}
-	return w.publishLater(it)
-}
-
-func (w *writer) publishLater(it *item) error {
-	w.unpublished = append(w.unpublished, it)
+	w.list(it)
 	return w.publishWhenDue()
 }
 
+// list keeps an item until what it is about is in the file.
+func (w *writer) list(it *item) {
+	w.unpublished = append(w.unpublished, it)
+	w.text += it.text()
+}
+
+// crowded reports whether no more items are to be listed.
+func (w *writer) crowded() bool {
+	return len(w.unpublished) >= maxUnpublished || w.text >= maxUnpublishedText
+}
+
 func (w *writer) publishWhenDue() error {
-	if len(w.unpublished) >= maxUnpublished {
+	if w.crowded() {
 		if err := w.collect(); err != nil {
 			return err
 		}
-		if len(w.unpublished) >= maxUnpublished/2 {
+		if len(w.unpublished) >= maxUnpublished/2 || w.text >= maxUnpublishedText/2 {
 			return w.publish()
 		}
 	}
@@ -289,7 +305,7 @@ func (w *writer) publish() (err error) {
 		w.lose(it)
 	}
 	clear(w.unpublished)
-	w.unpublished = w.unpublished[:0]
+	w.unpublished, w.text = w.unpublished[:0], 0
 	return err
 }
 
@@ -303,6 +319,7 @@ func (w *writer) collect() (err error) {
 		if failed := w.index.Append(&it.row); failed != nil {
 			err = errors.Join(err, failed)
 		}
+		w.text -= it.text()
 		w.account(it)
 		w.recycle(it)
 		n++
@@ -371,18 +388,13 @@ func (w *writer) writeIndex() error {
 func (w *writer) writeFeed(it *item) error {
 	f := it.feed
 	defer w.release(f)
-	err := w.writePieces(it)
-	if err != nil || it.row.Offset < 0 {
-		if err != nil {
-			w.fail(err) // before the feeder looks for the reason
-		}
-		close(f.stopped)
-		if it.row.Error == "" {
-			w.lose(it)
-			return err
-		}
+	err := w.Guard(func() error { return w.writePieces(it) })
+	if (err != nil || it.row.Offset < 0) && it.row.Error == "" {
+		w.lose(it)
+		return err
 	}
-	return w.publishLater(it)
+	w.list(it)
+	return w.publishWhenDue()
 }
 
 // writePieces writes a streamed packet as its pieces come.
@@ -440,32 +452,10 @@ func (w *writer) writePieces(it *item) error {
 	return nil
 }
 
-// last is the next item of a session that is closing; where there is none, none
-// can follow.
-func (w *writer) last() *item {
-	for w.order.Empty() && w.unsettled() && !w.halted() {
-		_ = w.Guard(w.settleNow) // what is in the way ends, or is the session's failure
-	}
-	w.orderMu.Lock()
-	w.ended = w.order.Empty()
-	w.orderMu.Unlock()
-	if w.ended {
-		return nil
-	}
-	return w.next()
-}
-
 // finish publishes what is left, ends the workers and closes the files.
-func (w *writer) finish(b *barrier) {
+func (w *writer) finish() {
 	s := w.Session
-	w.finishing = true
-	for it := w.last(); it != nil; it = w.last() {
-		if it.barrier == nil {
-			w.attempt(func() error { return w.handle(it) })
-		} else {
-			defer close(it.barrier.done)
-		}
-	}
+	s.progress.End()
 	w.attempt(w.publish)
 	s.jobs.Close()
 	s.workers.Wait()
@@ -489,6 +479,5 @@ func (w *writer) finish(b *barrier) {
 		s.finishErr = status.Wrap(status.CodeOf(s.finishErr), s.finishErr,
 			"the capture of %q stopped: %d packets are not in it", s.path, lost)
 	}
-	close(b.done)
 	close(s.finished)
 }

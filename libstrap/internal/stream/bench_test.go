@@ -31,7 +31,7 @@ func BenchmarkWriter(b *testing.B) {
 			b.SetBytes(size)
 			kernel, all := cpuTime(b)
 			for range b.N {
-				w, err := Create(filepath.Join(b.TempDir(), "a.stream"), Options{})
+				w, err := Create(filepath.Join(b.TempDir(), "a.stream"), Options{}, nil)
 				if err != nil {
 					b.Fatal(err)
 				}

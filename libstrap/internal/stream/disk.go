@@ -56,10 +56,10 @@ type job struct {
 // alignment goes through the page cache, and again past it in a later write.
 type disk struct {
 	path    string
-	f       *os.File // through the page cache; holds the lock
-	direct  *os.File // past it; nil: there is no such way
-	align   int      // of what goes that way
-	taken   int64    // end of the disk blocks taken ahead
+	f       *lockedFile // through the page cache
+	direct  *os.File    // past it; nil: there is no such way
+	align   int         // of what goes that way
+	taken   int64       // end of the disk blocks taken ahead
 	written atomic.Int64
 	busy    stopwatch.Stopwatch
 
@@ -76,7 +76,7 @@ type disk struct {
 
 // newDisk serves f until its jobs are closed. begin is called in the thread that writes,
 // first and where it no longer writes past the page cache; nil is fine.
-func newDisk(path string, f *os.File, begin func(direct bool)) *disk {
+func newDisk(path string, f *lockedFile, begin func(direct bool)) *disk {
 	d := &disk{
 		path: path, f: f, align: os.Getpagesize(),
 		jobs: make(chan job, maxBlocks+1), free: make(chan *block, maxBlocks), ended: make(chan struct{}),
@@ -85,7 +85,7 @@ func newDisk(path string, f *os.File, begin func(direct bool)) *disk {
 	if begin == nil {
 		d.begin = func(bool) {}
 	}
-	if direct, align := openDirect(path, f); direct != nil {
+	if direct, align := openDirect(path, f.File); direct != nil {
 		d.direct, d.align = direct, align
 	}
 	go d.serve(d.direct != nil)
@@ -145,7 +145,7 @@ func (d *disk) putCached(b *block, to int) error {
 	if b.seen >= to {
 		return nil
 	}
-	n, err := d.writeAt(d.f, b.mem[b.seen:to], b.at+int64(b.seen))
+	n, err := d.writeAt(d.f.File, b.mem[b.seen:to], b.at+int64(b.seen))
 	b.seen += n
 	return err
 }
@@ -170,7 +170,7 @@ func (d *disk) putDirect(b *block, to int) error {
 // patch replaces bytes in the middle of the file. No job is under way.
 func (d *disk) patch(p []byte, at int64) error {
 	defer d.busy.Start()()
-	if n, err := d.writeAt(d.f, p, at); err != nil {
+	if n, err := d.writeAt(d.f.File, p, at); err != nil {
 		d.fail(status.FromOS(err, "cannot write to %q", d.path), at+int64(n))
 	}
 	return d.err()
@@ -183,11 +183,11 @@ func (d *disk) takeAhead(from, to int64) {
 	if to <= d.taken || to < minBlock {
 		return
 	}
-	ahead := min(to, maxAhead, freeBytes(d.f)/16) / minBlock * minBlock
+	ahead := min(to, maxAhead, freeBytes(d.f.File)/16) / minBlock * minBlock
 	if ahead == 0 {
 		return
 	}
-	if err := preallocate(d.f, from, to+ahead-from); err != nil {
+	if err := preallocate(d.f.File, from, to+ahead-from); err != nil {
 		d.taken = math.MaxInt64 // it does without
 		return
 	}

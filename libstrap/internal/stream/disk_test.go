@@ -24,7 +24,7 @@ func inBothWays(t *testing.T, test func(t *testing.T, create func(*testing.T) (*
 		t.Run(way, func(t *testing.T) {
 			test(t, func(t *testing.T) (*Writer, string) {
 				path := filepath.Join(t.TempDir(), "a.stream")
-				w, err := Create(path, small)
+				w, err := Create(path, small, nil)
 				must(t, err)
 				if way == "buffered" {
 					w.disk.direct = nil
@@ -235,7 +235,7 @@ func TestAFailedWriteLeavesWholePackets(t *testing.T) {
 func TestDirectWritesThatAreRefused(t *testing.T) {
 	for seed := range uint64(10) {
 		path := filepath.Join(t.TempDir(), "a.stream")
-		w, err := Create(path, small)
+		w, err := Create(path, small, nil)
 		must(t, err)
 		if w.disk.direct == nil {
 			t.Skip("no direct I/O in TMPDIR")
@@ -385,7 +385,7 @@ func TestThePageCacheWhereThereIsNothingElse(t *testing.T) {
 	must(t, err)
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "a.stream")
-	w, err := Create(path, small)
+	w, err := Create(path, small, nil)
 	must(t, err)
 	if w.disk.direct != nil {
 		t.Skip(folder, " is on a disk")

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"syscall"
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/pages"
@@ -30,6 +29,7 @@ const (
 type Options struct {
 	Memory int64             // bytes that its blocks may take, above 768 KiB; 0: 24 MiB
 	Thread func(direct bool) // called in the thread that writes, first and when direct, past the page cache, changes
+	Files  Files             // nil: those of the system
 }
 
 // block is the size of its blocks, a power of two.
@@ -63,20 +63,33 @@ type Writer struct {
 }
 
 // Create opens path for a new stream and locks it. A stream that stands there
-// is replaced, unless another capture holds it (status.Busy).
-func Create(path string, o Options) (*Writer, error) {
-	f, err := lock(path, os.O_RDWR|os.O_CREATE)
+// is replaced, unless another capture holds it (status.Busy). beside, which may be nil, opens
+// what belongs to the stream: where it fails the old stream stays as it was.
+func Create(path string, o Options, beside func() error) (w *Writer, err error) {
+	f, err := lock(path, os.O_RDWR|os.O_CREATE, o.Files)
 	if err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}()
+	if beside != nil {
+		if err := beside(); err != nil {
+			if f.created {
+				err = errors.Join(err, os.Remove(path))
+			}
+			return nil, err
+		}
+	}
 	if err := f.Truncate(0); err != nil {
-		f.Close()
 		return nil, status.FromOS(err, "cannot empty %q", path)
 	}
 	return newWriter(path, f, o), nil
 }
 
-func newWriter(path string, f *os.File, o Options) *Writer {
+func newWriter(path string, f *lockedFile, o Options) *Writer {
 	return &Writer{
 		path: path, disk: newDisk(path, f, o.Thread), size: o.block(), done: make(chan struct{}, 1),
 	}
@@ -89,7 +102,7 @@ const KeepAll = -1
 // bytes, or to its last complete packet with KeepAll; what stood behind is
 // moved to path.tail-N, whose name is returned ("" where nothing was cut).
 func Resume(path string, cut int64, o Options) (w *Writer, tail string, err error) {
-	f, err := lock(path, os.O_RDWR)
+	f, err := lock(path, os.O_RDWR, o.Files)
 	if err != nil {
 		return nil, "", err
 	}
@@ -119,7 +132,7 @@ func Resume(path string, cut int64, o Options) (w *Writer, tail string, err erro
 		return nil, "", status.New(status.Corrupt,
 			"%q: no packet ends at the checkpoint's offset %d: this is not its stream", path, cut)
 	}
-	if tail, err = moveTail(f, path, end, size); err != nil {
+	if tail, err = moveTail(f.File, path, end, size); err != nil {
 		return nil, "", err
 	}
 	w = newWriter(path, f, o)
@@ -128,35 +141,6 @@ func Resume(path string, cut int64, o Options) (w *Writer, tail string, err erro
 	}
 	w.disk.written.Store(end)
 	return w, tail, nil
-}
-
-func lock(path string, flags int) (*os.File, error) {
-	// O_NONBLOCK: a FIFO is refused below, not waited for.
-	f, err := os.OpenFile(path, flags|syscall.O_NONBLOCK, 0o666)
-	if err != nil {
-		if errors.Is(err, syscall.EISDIR) {
-			return nil, status.Wrap(status.InvalidArgument, err, "%q is a directory, not a stream file", path)
-		}
-		return nil, status.FromOS(err, "cannot open %q for writing", path)
-	}
-	info, err := f.Stat()
-	if err != nil {
-		f.Close()
-		return nil, status.FromOS(err, "cannot stat %q", path)
-	}
-	if !info.Mode().IsRegular() {
-		f.Close()
-		return nil, status.New(status.InvalidArgument,
-			"%q is no regular file (%s): a stream is seekable", path, info.Mode().Type())
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		f.Close()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, status.Wrap(status.Busy, err, "%q is being captured by another session", path)
-		}
-		return nil, status.FromOS(err, "cannot lock %q", path)
-	}
-	return f, nil
 }
 
 // moveTail copies the bytes [from, to) of f to a new file path.tail-N, makes it

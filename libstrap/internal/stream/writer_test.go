@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/libstrap/strap/libstrap/internal/scan"
@@ -28,7 +29,7 @@ func must(t *testing.T, err error) {
 func create(t *testing.T) (w *Writer, path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "a.stream")
-	w, err := Create(path, Options{})
+	w, err := Create(path, Options{}, nil)
 	must(t, err)
 	return w, path
 }
@@ -133,7 +134,7 @@ func TestLocks(t *testing.T) {
 	w, path := create(t)
 	must(t, w.Append(packet("x", []byte("payload"))))
 	must(t, w.Flush())
-	if _, err := Create(path, Options{}); !errors.Is(err, status.Busy) {
+	if _, err := Create(path, Options{}, nil); !errors.Is(err, status.Busy) {
 		t.Fatalf("a second writer: %v", err)
 	}
 	if _, _, err := Resume(path, KeepAll, Options{}); !errors.Is(err, status.Busy) {
@@ -143,7 +144,46 @@ func TestLocks(t *testing.T) {
 		t.Fatalf("the refused writer emptied the file: %v", err)
 	}
 	must(t, w.Close())
-	again, err := Create(path, Options{})
+	again, err := Create(path, Options{}, nil)
 	must(t, err)
 	must(t, again.Close())
+}
+
+// What fails when a stream is begun leaves the one that stands there as it was.
+func TestTheOldStreamStaysUntilAllElseIsOpen(t *testing.T) {
+	w, path := create(t)
+	must(t, w.Append(packet("x", []byte("payload"))))
+	must(t, w.Close())
+	before, err := os.ReadFile(path)
+	must(t, err)
+	refused := errors.New("no index")
+	if _, err := Create(path, Options{}, func() error { return refused }); !errors.Is(err, refused) {
+		t.Fatal(err)
+	}
+	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(after, before) {
+		t.Errorf("it has %d bytes of %d, %v", len(after), len(before), err)
+	}
+	fresh := path + ".fresh"
+	if _, err := Create(fresh, Options{}, func() error { return refused }); !errors.Is(err, refused) {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(fresh); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file is left that was not there: %v", err)
+	}
+	w, err = Create(path, Options{}, nil) // and nothing is locked
+	must(t, err)
+	must(t, w.Close())
+}
+
+// On a file system without locks the sessions of one process are kept apart.
+func TestAFileSystemWithoutLocks(t *testing.T) {
+	t.Cleanup(func() { flock = syscall.Flock })
+	for _, errno := range []syscall.Errno{syscall.ENOSYS, syscall.EOPNOTSUPP, syscall.ENOLCK} {
+		flock = func(int, int) error { return errno }
+		TestLocks(t)
+	}
+	flock = func(int, int) error { return syscall.EIO }
+	if _, err := Create(filepath.Join(t.TempDir(), "a.stream"), Options{}, nil); !errors.Is(err, status.IO) {
+		t.Errorf("a lock that fails: %v", err)
+	}
 }

@@ -1,0 +1,73 @@
+/*
+ * files.c - opens files for stream.Files, and closes them in children.
+ *
+ * A lock by flock() belongs to the open file, which fork() shares with the child. So the
+ * child closes it, before anything else runs there.
+ */
+#define _GNU_SOURCE
+#include "files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* Held while the process forks, so that the child finds all in order. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int *open_files; /* descriptors */
+static int count, room;
+static unsigned long forks;
+
+static int add(int fd) {
+  if (count == room) {
+    const int more = room == 0 ? 16 : 2 * room;
+    int *larger = realloc(open_files, (size_t)more * sizeof *larger);
+    if (larger == NULL) return 0;
+    open_files = larger;
+    room = more;
+  }
+  open_files[count++] = fd;
+  return 1;
+}
+
+int files_open(const char *path, int flags, int mode) {
+  for (;;) {
+    pthread_mutex_lock(&lock);
+    const unsigned long before = forks;
+    pthread_mutex_unlock(&lock);
+    /* Without the lock: a file system that does not answer keeps nobody from forking. */
+    const int fd = open(path, flags | O_CLOEXEC, mode);
+    if (fd < 0) return -errno;
+    pthread_mutex_lock(&lock);
+    const int forked = forks != before; /* a child may have the file */
+    const int added = !forked && add(fd);
+    pthread_mutex_unlock(&lock);
+    if (added) return fd;
+    close(fd);
+    if (!forked) return -ENOMEM;
+  }
+}
+
+void files_forget(int fd) {
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < count; i++)
+    if (open_files[i] == fd) {
+      open_files[i] = open_files[--count];
+      break;
+    }
+  pthread_mutex_unlock(&lock);
+}
+
+void files_before_fork(void) {
+  pthread_mutex_lock(&lock);
+  forks++;
+}
+
+void files_behind_fork(void) { pthread_mutex_unlock(&lock); }
+
+void files_in_child(void) {
+  for (int i = 0; i < count; i++) close(open_files[i]);
+  count = 0;
+  pthread_mutex_unlock(&lock);
+}

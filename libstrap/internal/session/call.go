@@ -1,0 +1,136 @@
+package session
+
+import (
+	"time"
+
+	"github.com/libstrap/strap/libstrap/internal/arena"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// call is one call of the host that may wait: how long, and where it stands in the line.
+type call struct {
+	turn
+	limit   time.Duration // negative: none
+	timer   *time.Timer   // runs from the first wait on
+	over    chan struct{} // closed when the limit has passed
+	quiet   bool          // its waits are no stalls: it is no Enqueue
+	stalled bool          // its tensor is among the stalls already
+}
+
+// over at once.
+var past = func() chan struct{} {
+	over := make(chan struct{})
+	close(over)
+	return over
+}()
+
+// Done is closed when the call may wait no longer; never where it has no limit. The time
+// begins with the first use.
+func (c *call) Done() <-chan struct{} {
+	if c.limit == 0 {
+		return past
+	}
+	if c.limit > 0 && c.timer == nil {
+		over := make(chan struct{})
+		c.over, c.timer = over, time.AfterFunc(c.limit, func() { close(over) })
+	}
+	return c.over
+}
+
+// stop ends the clock.
+func (c *call) stop() {
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+}
+
+// briefly is how long a call may wait for a leader that is about to leave, which is no wait
+// for room: also a call that tries once waits so long.
+const briefly = time.Millisecond
+
+// lead makes the call the leader of the line.
+func (s *Session) lead(c *call) error {
+	if c.leads || s.line.TryLead(&c.turn) {
+		return nil
+	}
+	began := time.Now()
+	if c.place == nil {
+		s.line.Join(&c.turn)
+	}
+	wait := func(over <-chan struct{}) (done bool, err error) {
+		select {
+		case <-c.place.leads:
+			c.leads = true
+			return true, nil
+		case <-s.failed:
+			return true, s.failure
+		case <-s.closing:
+			return true, s.refused()
+		case <-over:
+			return false, nil
+		}
+	}
+	over := c.Done()
+	first := call{limit: briefly}
+	defer first.stop()
+	if done, err := wait(first.Done()); done {
+		return err
+	}
+	defer s.stalls(c, began)()
+	if done, err := wait(over); done {
+		return err
+	}
+	return s.timedOut()
+}
+
+// stalls counts a wait of a call for room, from its beginning until end is called.
+func (s *Session) stalls(c *call, since time.Time) (end func()) {
+	if c.quiet {
+		return func() {}
+	}
+	if !c.stalled {
+		c.stalled = true
+		s.counters.stalls.Add(1)
+	}
+	return s.counters.stalled.StartAt(since)
+}
+
+func (s *Session) timedOut() error {
+	return status.New(status.Timeout,
+		"%q: the staging memory of %d bytes is full and nothing was written in time",
+		s.path, s.arena.Limit())
+}
+
+// takeRoom waits until n bytes of staging memory are free and takes them. The call leads from
+// then on, also after an error.
+func (s *Session) takeRoom(c *call, n int) (region arena.Region, err error) {
+	began := time.Now()
+	if err := s.lead(c); err != nil {
+		return region, err
+	}
+	region, ok, err := s.arena.TryAlloc(n)
+	if ok || err != nil {
+		return region, err
+	}
+	s.jobs.Open()
+	if s.opts.DropOnFull {
+		return region, ErrDropped
+	}
+	defer s.stalls(c, began)()
+	defer s.jobs.Hurry()()
+	s.order.Wake() // for what helpers left because the stream had no room
+	for {
+		select {
+		case <-s.arena.Freed():
+		case <-s.failed:
+			return region, s.failure
+		case <-s.closing:
+			return region, s.refused()
+		case <-c.Done():
+			return region, s.timedOut()
+		}
+		if region, ok, err = s.arena.TryAlloc(n); ok || err != nil {
+			return region, err
+		}
+	}
+}

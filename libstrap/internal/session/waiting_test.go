@@ -1,0 +1,455 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/reader"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+// busily has threads capture tensors of n values all the time, more than can be written, until
+// the test ends or the session refuses them. It returns when they wait for memory.
+func busily(t *testing.T, s *Session, threads, n int, timeout time.Duration) (captured *atomic.Int64) {
+	t.Helper()
+	captured = &atomic.Int64{}
+	var running sync.WaitGroup
+	var stop atomic.Bool
+	t.Cleanup(func() { stop.Store(true); running.Wait() })
+	layer := mustLayer(t, s, "busy")
+	for i := range threads {
+		v := noise(n, uint64(i))
+		running.Go(func() {
+			for x := tensorOf(layer, wire.Float32, v); !stop.Load(); {
+				switch err := s.Enqueue(x, timeout); {
+				case err == nil:
+					captured.Add(1)
+				case !errors.Is(err, status.Timeout):
+					return
+				}
+			}
+		})
+	}
+	for begin := time.Now(); s.Stats().Stalls < 3; time.Sleep(time.Millisecond) {
+		if time.Since(begin) > 20*time.Second {
+			t.Fatal("nobody waits for memory")
+		}
+	}
+	return captured
+}
+
+// slow is a session that writes less than one thread captures.
+func slow(t *testing.T, path string) *Session {
+	o := options(codec.Zstd)
+	o.Level, o.Workers, o.MaxMemory = 4, 1, 4<<20
+	return open(t, path, o)
+}
+
+// A flush that is called again and again, with little time each, waits for what was there at its
+// first call.
+func TestARepeatedFlushEnds(t *testing.T) {
+	for name, wait := range map[string]func(*Session, *uint64) error{
+		"flush": func(s *Session, cursor *uint64) error { return s.Flush(cursor, time.Millisecond) },
+		"checkpoint": func(s *Session, cursor *uint64) error {
+			_, err := s.Checkpoint(cursor, time.Millisecond)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := slow(t, filepath.Join(t.TempDir(), "a.stream"))
+			busily(t, s, 2, 50_000, forever)
+			before := s.Stats()
+			cursor, calls := uint64(0), 0
+			for err := error(status.New(status.Timeout, "")); err != nil; calls++ {
+				if err = wait(s, &cursor); err != nil && !errors.Is(err, status.Timeout) {
+					t.Fatal(err)
+				}
+				if wrote := s.Stats().Packets - before.Packets; wrote > 4*before.QueuedPackets {
+					t.Fatalf("%d packets were written since, %d waited then", wrote, before.QueuedPackets)
+				}
+			}
+			if calls < 2 || cursor != 0 {
+				t.Errorf("%d calls, cursor %d", calls, cursor)
+			}
+		})
+	}
+}
+
+// A tensor that needs much memory, and is handed over with little time each, is overtaken by those
+// that waited before it alone.
+func TestARepeatedEnqueueKeepsItsPlace(t *testing.T) {
+	const threads = 4
+	s := slow(t, filepath.Join(t.TempDir(), "a.stream"))
+	captured := busily(t, s, threads, 50_000, time.Millisecond)
+	x := tensorOf(mustLayer(t, s, "large"), wire.Float32, noise(500_000, 9))
+	before, calls := int64(-1), 0
+	for err := error(status.New(status.Timeout, "")); err != nil; calls++ {
+		if err = s.Enqueue(x, time.Millisecond); err != nil && !errors.Is(err, status.Timeout) {
+			t.Fatal(err)
+		}
+		if before < 0 {
+			before = captured.Load()
+		}
+	}
+	// Each of the others may have waited before it, or may have its memory and not say so yet.
+	if n := captured.Load() - before; calls < 2 || n > 2*threads {
+		t.Errorf("%d calls, %d tensors of %d other threads were taken meanwhile", calls, n, threads)
+	}
+}
+
+func TestATensorThatIsGivenUpLeavesTheLine(t *testing.T) {
+	o := options(codec.Zstd)
+	o.MaxMemory = 1 << 20
+	s, path, _ := shelved(t, o)
+	n := fillMemory(t, s)
+	x := numbered(0, n, 50_000)
+	if err := s.Enqueue(x, 0); !errors.Is(err, status.Timeout) || x.Cursor == 0 {
+		t.Fatalf("cursor %d, %v", x.Cursor, err)
+	}
+	if err := s.Abandon(x.Cursor); err != nil {
+		t.Fatal(err)
+	}
+	s.writer.mu.Unlock()
+	began := time.Now()
+	enqueue(t, s, numbered(0, n, 50_000))
+	if took := time.Since(began); took > keptFor/2 {
+		t.Errorf("it waited %v behind a tensor that was given up", took)
+	}
+	// Late, or twice, it does no harm; but it has to be of a tensor.
+	if err := errors.Join(s.Abandon(x.Cursor), s.Enqueue(x, forever)); err != nil {
+		t.Error(err)
+	}
+	if err := s.Abandon(0); !errors.Is(err, status.InvalidArgument) {
+		t.Errorf("cursor 0: %v", err)
+	}
+	finish(t, s)
+	if rows, _ := read(t, path); len(rows) != n+2 {
+		t.Errorf("%d rows, not %d", len(rows), n+2)
+	}
+}
+
+// A checkpoint during the end of the session covers what it says, or is refused.
+func TestACheckpointBesideCloseIsTrueOrRefused(t *testing.T) {
+	for round := range 300 {
+		path := filepath.Join(t.TempDir(), "a.stream")
+		s := open(t, path, options(codec.None))
+		layer := mustLayer(t, s, "x")
+		var all sync.WaitGroup
+		covered := make([]int64, 3) // by thread, with as many rows
+		rows := make([]int, len(covered))
+		for i := range covered {
+			all.Go(func() {
+				for n := 1; ; n++ {
+					x := numbered(layer, n, 1000)
+					x.Thread = uint64(i)
+					if err := s.Enqueue(x, forever); err != nil {
+						return
+					}
+					offset, err := checkpoint(s, forever)
+					if err != nil {
+						if !errors.Is(err, status.InvalidState) {
+							t.Error(err)
+						}
+						return
+					}
+					covered[i], rows[i] = offset, n
+				}
+			})
+		}
+		time.Sleep(time.Duration(round%30) * 50 * time.Microsecond)
+		finish(t, s)
+		all.Wait()
+		r, err := reader.Open(path, reader.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := make([]int, len(covered))
+		for i := range r.NumRows() {
+			row, err := r.Row(i)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if row.Offset+int64(row.Length) <= covered[row.Thread] {
+				found[row.Thread]++
+			}
+		}
+		r.Close()
+		for i := range covered {
+			if found[i] < rows[i] {
+				t.Fatalf("round %d: a checkpoint of %d tensors says %d bytes, which have %d", round, rows[i], covered[i], found[i])
+			}
+		}
+	}
+}
+
+// While the feeder of a streamed tensor is away, others may use what memory is left.
+func TestAStreamedTensorDoesNotHoldTheLine(t *testing.T) {
+	o := options(codec.Zstd)
+	o.MaxMemory = 1 << 20
+	s := open(t, filepath.Join(t.TempDir(), "a.stream"), o)
+	layer := mustLayer(t, s, "x")
+	large := numbered(layer, 0, 4_000_000)
+	if err := s.Enqueue(large, 0); !errors.Is(err, status.Timeout) || large.Cursor&1 == 0 {
+		t.Fatalf("cursor %d, %v", large.Cursor, err)
+	}
+	if err := s.Enqueue(numbered(layer, 1, 1000), 0); err != nil {
+		t.Error(err)
+	}
+	enqueue(t, s, large)
+	finish(t, s)
+}
+
+// A flush or the end of a session that does nothing else does not wait for the writer's tick.
+func TestTheWriterIsWoken(t *testing.T) {
+	quickly := func(what string, call func(*Session) error) {
+		t.Helper()
+		least := time.Hour
+		for range 5 { // of several, for this machine may be busy
+			s := open(t, filepath.Join(t.TempDir(), "a.stream"), options(codec.Zstd))
+			enqueue(t, s, numbered(mustLayer(t, s, "x"), 0, 10))
+			time.Sleep(fileLag / 5) // the packet is in a block
+			began := time.Now()
+			if err := call(s); err != nil {
+				t.Fatal(err)
+			}
+			least = min(least, time.Since(began))
+		}
+		if least > fileLag/4 {
+			t.Errorf("%s took %v", what, least)
+		}
+	}
+	quickly("flush", func(s *Session) error { return flush(s, forever) })
+	quickly("close", func(s *Session) error { return s.Close(forever) })
+}
+
+// The end waits neither for a caller that gave up nor for the tick, where small tensors came last.
+func TestTheEndDoesNotDawdle(t *testing.T) {
+	least := time.Hour
+	for range 5 {
+		o := options(codec.Zstd)
+		o.MaxMemory = 1 << 20
+		s, _, small := shelved(t, o)
+		n := fillMemory(t, s)
+		if err := s.Enqueue(numbered(0, n, 50_000), 0); !errors.Is(err, status.Timeout) {
+			t.Fatal(err)
+		}
+		small(n, 10)
+		s.writer.mu.Unlock()
+		began := time.Now()
+		finish(t, s)
+		least = min(least, time.Since(began))
+	}
+	if least > fileLag/2 { // of several, for this machine may be busy
+		t.Errorf("the end took %v", least)
+	}
+}
+
+// Empty tensors without a name stand in the index alone, and hold no memory there.
+func TestEmptyTensorsDoNotFillTheMemory(t *testing.T) {
+	o := options(codec.None)
+	o.MaxMemory = 1 << 20
+	s, path, small := shelved(t, o)
+	root := mustLayer(t, s, "")
+	s.writer.mu.Lock() // so that none is made where it is written from
+	n := int(o.MaxMemory/(rowCost+64)) - 3
+	for range n {
+		enqueue(t, s, &Tensor{Layer: root, DType: wire.Float16, Shape: []int64{0}})
+	}
+	for it := s.order.First(); len(s.writer.unpublished) < n; it = s.order.First() {
+		if it == nil {
+			time.Sleep(time.Millisecond) // it is being made
+			continue
+		}
+		s.order.Pop()
+		if err := s.writer.appendPacket(it); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if held := s.Stats().QueuedBytes; held != 0 {
+		t.Errorf("they hold %d bytes", held)
+	}
+	small(0, 4000)
+	s.writer.mu.Unlock()
+	if err := s.Close(10 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if rows, _ := read(t, path); len(rows) != n+1 {
+		t.Errorf("%d rows, not %d", len(rows), n+1)
+	}
+}
+
+// A session that drops never waits: neither for the float32 behind a float16 packet nor for a
+// tensor that others would stream.
+func TestDropsDoNotWait(t *testing.T) {
+	o := options(codec.Zstd)
+	o.MaxMemory, o.DropOnFull = 1<<20, true
+	path := filepath.Join(t.TempDir(), "a.stream")
+	s := open(t, path, o)
+	layer := mustLayer(t, s, "x")
+	drops := func(x *Tensor) error {
+		t.Helper()
+		done := make(chan error)
+		go func() { done <- s.Enqueue(x, forever) }()
+		return soon(t, done)
+	}
+	fitting := numbered(layer, 0, 300_000) // 600 KB of float16: more than a quarter
+	if err := drops(fitting); err != nil {
+		t.Fatal(err)
+	}
+	if err := flush(s, forever); err != nil {
+		t.Fatal(err)
+	}
+	s.writer.mu.Lock()
+	for err := error(nil); !errors.Is(err, ErrDropped); {
+		if err = drops(numbered(layer, 1, 50_000)); err != nil && !errors.Is(err, ErrDropped) {
+			t.Fatal(err)
+		}
+	}
+	if err := drops(fitting); !errors.Is(err, ErrDropped) {
+		t.Errorf("a large tensor: %v", err)
+	}
+	if err := drops(numbered(layer, 1, 10_000_000)); !errors.Is(err, ErrDropped) {
+		t.Errorf("a tensor larger than the memory: %v", err)
+	}
+	// The float16 packet of the largest tensor that has room, and no room behind it.
+	wide := float32s(50_000, func(int) float32 { return 1e30 })
+	err, before := error(ErrDropped), s.Stats()
+	for n := len(wide); err != nil && s.Stats().Overflowed == before.Overflowed; n -= 500 {
+		if err = drops(tensorOf(layer, wire.Float32, wide[:n])); err != nil && !errors.Is(err, ErrDropped) {
+			t.Fatal(err)
+		}
+	}
+	after := s.Stats()
+	if !errors.Is(err, ErrDropped) || after.Overflowed != before.Overflowed+1 || after.Tensors != before.Tensors+1 {
+		t.Errorf("%v; %+v after %+v", err, after, before)
+	}
+	s.writer.mu.Unlock()
+	finish(t, s)
+	rows, _ := read(t, path)
+	if last := rows[len(rows)-1]; !strings.Contains(last.Error, "stored as infinities") {
+		t.Errorf("the last row says %q", last.Error)
+	}
+	dropped := 0
+	for _, row := range rows {
+		if strings.Contains(row.Error, "dropped") {
+			dropped++
+		}
+	}
+	if st := s.Stats(); st.Dropped != uint64(dropped) || st.Stalls != 0 || st.Packets != uint64(len(rows)-dropped) {
+		t.Errorf("%d notes of dropped tensors, %+v", dropped, st)
+	}
+}
+
+// A part of a split tensor that has no room is left out with those behind it.
+func TestPartsThatHaveNoRoomAreDropped(t *testing.T) {
+	o := options(codec.Zstd)
+	o.MaxMemory, o.DropOnFull, o.split = 1<<20, true, 300_000
+	path := filepath.Join(t.TempDir(), "a.stream")
+	s := open(t, path, o)
+	s.writer.mu.Lock()
+	if err := s.Enqueue(numbered(mustLayer(t, s, "x"), 1, 1_000_000), forever); !errors.Is(err, ErrDropped) {
+		t.Error(err)
+	}
+	s.writer.mu.Unlock()
+	finish(t, s)
+	rows, _ := read(t, path)
+	last := rows[len(rows)-1]
+	if n := len(rows) - 1; n < 1 || n > 3 || rows[n-1].Part != uint32(n-1) || rows[0].Parts != 7 ||
+		!strings.Contains(last.Error, fmt.Sprintf("part %d and those behind it were dropped", n)) {
+		t.Errorf("%d rows, the last one says %q", len(rows), last.Error)
+	}
+	if st := s.Stats(); st.Dropped != 1 || st.Tensors != 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+func TestTextIsBounded(t *testing.T) {
+	o := options(codec.Zstd)
+	o.MaxMemory = 1 << 20
+	s, path, _ := shelved(t, o)
+	x := numbered(0, 0, 1)
+	x.Transform, x.Parameters = "t", strings.Repeat("p", MaxText)
+	if err := s.Enqueue(x, forever); !errors.Is(err, status.InvalidArgument) {
+		t.Errorf("parameters of %d bytes: %v", len(x.Parameters), err)
+	}
+	x.Parameters = x.Parameters[1:]
+	s.writer.mu.Lock()
+	n := 0
+	for err := error(nil); err == nil; n++ {
+		x.Step = int64(n)
+		err = s.Enqueue(x, 0)
+	}
+	if n > int(o.MaxMemory)/MaxText {
+		t.Errorf("%d tensors with %d bytes of text each are in a memory of %d", n, MaxText, o.MaxMemory)
+	}
+	s.writer.mu.Unlock()
+	x.Cursor = 0
+	for i := n - 1; i < 150; i++ {
+		x.Step = int64(i)
+		x.Data = numbered(0, 0, 1).Data
+		enqueue(t, s, x)
+		s.writer.mu.Lock()
+		text := 0
+		for _, it := range s.writer.unpublished {
+			text += it.text()
+		}
+		if text > maxUnpublishedText+MaxText {
+			t.Errorf("rows with %d bytes of text wait", text)
+		}
+		s.writer.mu.Unlock()
+	}
+	if err := s.Note(x, strings.Repeat("ü", 1<<20)); err != nil {
+		t.Error(err)
+	}
+	finish(t, s)
+	rows, _ := read(t, path)
+	last := rows[len(rows)-1].Error
+	if len(rows) != 151 || rows[149].Parameters != x.Parameters || len(last) > maxMessage || !strings.HasSuffix(last, "ü...") {
+		t.Errorf("%d rows, the last with a message of %d bytes that ends in %q", len(rows), len(last), last[max(0, len(last)-5):])
+	}
+}
+
+func TestNamesOfLayersAreBounded(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "a.stream"), options(codec.None))
+	if _, err := s.Layer(strings.Repeat("m", MaxText+1), "x", ""); !errors.Is(err, status.InvalidArgument) {
+		t.Errorf("a model's name of %d bytes: %v", MaxText+1, err)
+	}
+	name, n := strings.Repeat("n", 60_000), 0
+	for err := error(nil); err == nil; n++ {
+		if _, err = s.Layer("", name, fmt.Sprint(n)); err != nil && !errors.Is(err, status.NoMemory) {
+			t.Error(err)
+		}
+	}
+	if n < 500 || n > 600 {
+		t.Errorf("%d layers with names of 60,000 bytes", n)
+	}
+	if _, err := s.Layer("", name, "0"); err != nil {
+		t.Errorf("a layer that is known: %v", err)
+	}
+}
+
+// A panic of the writer within a streamed tensor reaches the call that feeds it.
+func TestAPanicOfTheWriterWakesWhoFeedsIt(t *testing.T) {
+	o := options(codec.LZ4)
+	o.MaxMemory = 1 << 20
+	s := open(t, filepath.Join(t.TempDir(), "a.stream"), o)
+	s.writer.mu.Lock()
+	s.frames = nil
+	s.writer.mu.Unlock()
+	done := make(chan error)
+	go func() { done <- s.Enqueue(numbered(mustLayer(t, s, "x"), 1, 10_000_000), forever) }()
+	if err := soon(t, done); !errors.Is(err, status.Internal) {
+		t.Error(err)
+	}
+	if err, want := s.Close(forever), "1 packets are not in it"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("the end says %v, not that %s", err, want)
+	}
+}

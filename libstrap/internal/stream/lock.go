@@ -1,0 +1,121 @@
+package stream
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"syscall"
+
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// Files opens and closes the file of a stream, which is locked in between. A lock lives as
+// long as any process has the file open: a program that forks gives Files that no child keeps.
+type Files interface {
+	// Open is os.OpenFile with the mode 0666.
+	Open(path string, flags int) (*os.File, error)
+	Close(f *os.File) error
+}
+
+// plainFiles are those of a program that does not fork.
+type plainFiles struct{}
+
+func (plainFiles) Open(path string, flags int) (*os.File, error) {
+	return os.OpenFile(path, flags, 0o666)
+}
+
+func (plainFiles) Close(f *os.File) error { return f.Close() }
+
+// flock is syscall.Flock but in tests.
+var flock = syscall.Flock
+
+// unlockable are the files in use on file systems that have no locks.
+var unlockable = struct {
+	sync.Mutex
+	inUse map[fileID]bool
+}{inUse: map[fileID]bool{}}
+
+type fileID struct{ device, inode uint64 }
+
+// lockedFile is a file that no other session writes to.
+type lockedFile struct {
+	*os.File
+	files      Files
+	id         fileID
+	unlockable bool
+	created    bool // it was not there before
+}
+
+// lock opens the file at path and locks it. Where the file system has no locks, sessions of
+// this process alone are kept apart.
+func lock(path string, flags int, files Files) (*lockedFile, error) {
+	if files == nil {
+		files = plainFiles{}
+	}
+	l := &lockedFile{files: files}
+	flags |= syscall.O_NONBLOCK // a FIFO is refused below, not waited for
+	f, err := files.Open(path, flags&^os.O_CREATE)
+	if errors.Is(err, os.ErrNotExist) && flags&os.O_CREATE != 0 {
+		if f, err = files.Open(path, flags|os.O_EXCL); err == nil {
+			l.created = true
+		} else if errors.Is(err, os.ErrExist) { // made by somebody else meanwhile
+			f, err = files.Open(path, flags)
+		}
+	}
+	if err != nil {
+		if errors.Is(err, syscall.EISDIR) {
+			return nil, status.Wrap(status.InvalidArgument, err, "%q is a directory, not a stream file", path)
+		}
+		return nil, status.FromOS(err, "cannot open %q for writing", path)
+	}
+	l.File = f
+	if err := l.take(path); err != nil {
+		return nil, errors.Join(err, files.Close(f))
+	}
+	return l, nil
+}
+
+func (l *lockedFile) take(path string) error {
+	info, err := l.Stat()
+	if err != nil {
+		return status.FromOS(err, "cannot stat %q", path)
+	}
+	if !info.Mode().IsRegular() {
+		return status.New(status.InvalidArgument,
+			"%q is no regular file (%s): a stream is seekable", path, info.Mode().Type())
+	}
+	busy := func(err error) error {
+		return status.Wrap(status.Busy, err, "%q is being captured by another session", path)
+	}
+	switch err := flock(int(l.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.EWOULDBLOCK):
+		return busy(err)
+	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, syscall.ENOLCK), errors.Is(err, syscall.EINVAL):
+	default:
+		return status.FromOS(err, "cannot lock %q", path)
+	}
+	if s, ok := info.Sys().(*syscall.Stat_t); ok {
+		l.id = fileID{uint64(s.Dev), uint64(s.Ino)}
+	}
+	unlockable.Lock()
+	defer unlockable.Unlock()
+	if unlockable.inUse[l.id] {
+		return busy(syscall.EWOULDBLOCK)
+	}
+	l.unlockable, unlockable.inUse[l.id] = true, true
+	return nil
+}
+
+// Close gives the lock back, also where another process has inherited the file, and closes it.
+func (l *lockedFile) Close() error {
+	if l.unlockable {
+		unlockable.Lock()
+		delete(unlockable.inUse, l.id)
+		unlockable.Unlock()
+	} else {
+		_ = flock(int(l.Fd()), syscall.LOCK_UN) // a lock that stays ends with the file
+	}
+	return l.files.Close(l.File)
+}
