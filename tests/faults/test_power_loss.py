@@ -7,6 +7,7 @@ is there, what only the page cache had is not.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import signal
@@ -51,6 +52,39 @@ def mounted_copy(image, folder):
     assert done.returncode == 0, done.stderr
 
 
+def copied(image, copy):
+    """What the power leaves of a disk, if it fails now."""
+    subprocess.run(["cp", "--sparse=always", image, copy], check=True)
+
+
+@pytest.mark.parametrize("end", [None, ValueError, SystemExit])
+@pytest.mark.parametrize("interval", [None, 10])
+def test_the_tokens_on_disk_are_those_of_the_stream(end, interval, disk, tmp_path):
+    """A capture with tokens is durable when its block has ended."""
+    image, copy, folder = tmp_path / "disk0.img", tmp_path / "copy.img", tmp_path / "again"
+    folder.mkdir()
+    path, model, steps = disk / "run.stream", Noise(1000), 29
+    with contextlib.suppress(end or ()):
+        with framework(model).capture_activations(
+            path, track_per_token=True, checkpoint_interval_tokens=interval
+        ) as tracker:
+            for step in range(steps):
+                model(step)
+                tracker.record_token(step, "")
+            if end is not None:
+                raise end
+    copied(image, copy)
+    mounted_copy(copy, folder)
+    try:
+        assert (folder / "run.stream.ckpt.json").exists() == bool(interval and end)
+        with ActivationReader(folder / path.name, warn=False) as reader:
+            assert reader.token_metadata["total_tokens"] == steps
+            assert_noise(reader, range(steps), 1000)
+            assert [activation.step for activation in reader] == list(range(steps))
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
 def test_what_a_checkpoint_covers_outlives_the_power(disk, tmp_path, start, long):
     chance, covering = random.Random(2), 0
     image, copy, folder = tmp_path / "disk0.img", tmp_path / "copy.img", tmp_path / "again"
@@ -63,7 +97,7 @@ def test_what_a_checkpoint_covers_outlives_the_power(disk, tmp_path, start, long
         child.signal(signal.SIGSTOP)
         while not child.is_stopped():
             time.sleep(0.001)
-        subprocess.run(["cp", "--sparse=always", image, copy], check=True)
+        copied(image, copy)
         child.signal(signal.SIGKILL)
         child.signal(signal.SIGCONT)
         told = child.all_told()  # of these, all were told before it stood still

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,11 +11,18 @@ import sys
 import time
 import warnings
 
+import pyarrow as pa
 import pytest
 import torch
-from llm_instrumentation import ActivationReader, InstrumentationConfig, InstrumentationFramework
+from llm_instrumentation import (
+    ActivationReader,
+    InstrumentationConfig,
+    InstrumentationFramework,
+    StreamingSerializer,
+    analyze_activations_with_tokens,
+)
 from llm_instrumentation.core.tokens import CheckpointError
-from llm_instrumentation.errors import CaptureError
+from llm_instrumentation.errors import BusyError, CaptureError
 from torch import nn
 
 pytestmark = pytest.mark.integration
@@ -44,6 +52,24 @@ def generate(framework, tracker, first: int, last: int, stop: type[Exception] | 
     if stop is not None:
         model(torch.full((2, 5), -1.0))  # a step that no token completes
         raise stop
+
+
+def capture_id_of(path) -> str:
+    with pa.ipc.open_stream(f"{path}.index") as index:
+        return index.schema.metadata[b"capture_id"].decode()
+
+
+def interrupted(framework, path, count: int, **options) -> dict:
+    """The checkpoint of a capture that ends with an exception after `count` steps and tokens."""
+    options = {"track_per_token": True, "checkpoint_interval_tokens": 2, **options}
+    with pytest.raises(Interrupted), framework.capture_activations(path, **options) as tracker:
+        generate(framework, tracker, 0, count, stop=Interrupted)
+    state = options.get("checkpoint_path", path.with_name(path.name + ".ckpt.json"))
+    return json.loads(state.read_text())
+
+
+def contents(folder) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def assert_steps(path, count: int, *, layers: int = 2) -> None:
@@ -89,10 +115,12 @@ def test_a_checkpoint_every_so_many_tokens(model, path, checkpoint):
     assert last["last_checkpoint_time"] == pytest.approx(time.time(), abs=60)
     assert last["metadata"].keys() == {
         "start_time", "resume_count", "updated_at", "elapsed_seconds", "stream_offset",
+        "capture_id",
     }  # fmt: skip
     assert last["metadata"]["resume_count"] == 0
     offsets = [state["metadata"]["stream_offset"] for state in written if state]
     assert offsets == sorted(offsets)
+    assert {state["metadata"]["capture_id"] for state in written if state} == {capture_id_of(path)}
     with ActivationReader(path) as reader:  # each is where the packet of a token's step ends
         ends = [a.row for a in reader if a.name == ""]
         table = reader.index.to_pylist()
@@ -118,7 +146,7 @@ def test_a_checkpoint_is_replaced_as_a_whole(model, path, checkpoint):
                 assert json.loads(checkpoint.read_text())["total_tokens"] == n + 1
                 inodes.add(checkpoint.stat().st_ino)
             assert json.load(held)["total_tokens"] == 1
-        assert list(path.parent.glob("*.tmp")) == []
+        assert list(path.parent.glob("*.partial")) == []
     assert len(inodes) > 1
 
 
@@ -228,8 +256,10 @@ WAIT = """
 """
 
 
-def child(path, end: str, first: int, last: int, resume: bool = False) -> subprocess.Popen:
-    code = CHILD.format(path=str(path), end=end, first=first, last=last, resume=resume)
+def child(
+    path, end: str, first: int, last: int, resume: bool = False, begin: str = ""
+) -> subprocess.Popen:
+    code = begin + CHILD.format(path=str(path), end=end, first=first, last=last, resume=resume)
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -353,7 +383,167 @@ def test_a_checkpoint_of_1_3_1_resumes(model, path, checkpoint):
         assert [a.step for a in reader][6:] == [0, 0]  # those before have none to go on from
 
 
+def test_a_checkpoint_without_a_capture_id_resumes(model, path, checkpoint):
+    """As versions before this one wrote it."""
+    framework = instrumented(model)
+    state = interrupted(framework, path, 4)
+    capture_id = state["metadata"].pop("capture_id")
+    checkpoint.write_text(json.dumps(state))
+    options = {"checkpoint_interval_tokens": 2, "resume_from_checkpoint": True}
+    with framework.capture_activations(path, track_per_token=True, **options) as tracker:
+        assert len(tracker.tokens) == 4
+        generate(framework, tracker, 4, 6)
+        again = json.loads(checkpoint.read_text())["metadata"]
+        assert again["capture_id"] == capture_id == capture_id_of(path)
+
+
+def test_an_index_that_was_lost_gets_another_id(model, path, checkpoint):
+    """And the checkpoint serves on, wherever the capture that goes on is killed."""
+    framework = instrumented(model)
+    before = interrupted(framework, path, 4)
+    path.with_name("run.stream.index").unlink()
+    with child(path, EXIT, 4, 6, resume=True) as process:  # no token more than the checkpoint has
+        assert process.wait(60) == 7
+    state = json.loads(checkpoint.read_text())
+    assert state["tokens"] == before["tokens"]
+    assert state["metadata"].get("capture_id") is None
+    with framework.capture_activations(
+        path, track_per_token=True, checkpoint_interval_tokens=1, resume_from_checkpoint=True
+    ) as tracker:
+        assert tracker.tokens == before["tokens"]
+        generate(framework, tracker, 4, 5)
+        state = json.loads(checkpoint.read_text())
+        assert state["metadata"]["capture_id"] == capture_id_of(path)
+    assert capture_id_of(path) != before["metadata"]["capture_id"]
+
+
+# ---- starting anew ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("track", [False, True])
+def test_a_new_capture_removes_what_belonged_to_the_old_one(track, model, path, checkpoint):
+    framework = instrumented(model)
+    interrupted(framework, path, 4)
+    old = {"run.stream.ckpt.json", "run_tokens.json", "run.stream_tokens.json"}
+    assert old <= contents(path.parent).keys()
+    with framework.capture_activations(path, track_per_token=track):
+        assert contents(path.parent).keys() == {"run.stream", "run.stream.index"}
+        model(torch.zeros(2, 5))
+    analysis = analyze_activations_with_tokens(path, framework)
+    assert analysis["packets"] == 2
+    assert analysis.get("token_metadata", {}).get("tokens") == ([] if track else None)
+
+
+def test_a_new_capture_removes_its_checkpoint_elsewhere_too(model, path, tmp_path, checkpoint):
+    framework, elsewhere = instrumented(model), tmp_path / "state.json"
+    interrupted(framework, path, 4)
+    interrupted(framework, path.with_name("other.stream"), 4, checkpoint_path=elsewhere)
+    options = {"track_per_token": True, "checkpoint_path": elsewhere}
+    with framework.capture_activations(path, **options):
+        assert not elsewhere.exists() and not checkpoint.exists()
+        model(torch.zeros(2, 5))
+
+
+def test_streaming_anew_removes_what_belonged_to_the_old_capture(model, path, checkpoint):
+    interrupted(instrumented(model), path, 4)
+    kept = contents(path.parent)
+
+    async def stream(resume: bool) -> None:
+        serializer = StreamingSerializer()
+        await serializer.start_streaming(path, resume=resume)
+        await serializer.stop_streaming()
+
+    asyncio.run(stream(resume=True))
+    assert contents(path.parent).keys() == kept.keys()
+    asyncio.run(stream(resume=False))
+    assert contents(path.parent).keys() == {"run.stream", "run.stream.index"}
+
+
+def test_a_file_that_only_has_the_name_of_a_token_file_stays(model, path):
+    mine = path.with_name("run_tokens.json")
+    mine.write_text('["my", "own"]')
+    with instrumented(model).capture_activations(path):
+        model(torch.zeros(2, 5))
+    assert mine.read_text() == '["my", "own"]'
+
+
+def test_a_start_beside_a_running_capture_touches_nothing(model, path, checkpoint):
+    framework = instrumented(model)
+    with framework.capture_activations(
+        path, track_per_token=True, checkpoint_interval_tokens=1
+    ) as tracker:
+        generate(framework, tracker, 0, 3)
+        before = contents(path.parent)
+        for options in ({}, {"track_per_token": True, "resume_from_checkpoint": True}):
+            with pytest.raises(BusyError), framework.capture_activations(path, **options):
+                pass
+        assert contents(path.parent) == before
+    assert_steps(path, 3)
+
+
+def test_an_old_checkpoint_that_cannot_be_removed(model, path, checkpoint):
+    checkpoint.mkdir()
+    (checkpoint / "file").touch()
+    framework = instrumented(model)
+    with pytest.raises(OSError, match=r"run\.stream\.ckpt\.json"):
+        with framework.capture_activations(path):
+            pass
+    assert all(not module._forward_hooks for module in model.modules())
+    (checkpoint / "file").unlink()
+    checkpoint.rmdir()
+    with framework.capture_activations(path):  # the stream is not locked
+        model(torch.zeros(2, 5))
+
+
+KILLED = """
+import os, signal
+from llm_instrumentation.core import {module}
+{module}.{function} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "function"), [("recorder", "remove_earlier"), ("_earlier", "CheckpointFile")]
+)
+def test_a_kill_before_the_old_checkpoint_is_removed(module, function, model, path, checkpoint):
+    """The new capture has emptied the stream by then."""
+    framework = instrumented(model)
+    interrupted(framework, path, 4)
+    begin = KILLED.format(module=module, function=function)
+    with child(path, "", 0, 4, begin=begin) as process:
+        assert process.wait(60) == -signal.SIGKILL
+    before = contents(path.parent)
+    options = {"track_per_token": True, "resume_from_checkpoint": True}
+    refused = r"run\.stream\.ckpt\.json covers \d+ bytes .* has 0 bytes\. Remove the checkpoint"
+    with pytest.raises(CheckpointError, match=refused):
+        with framework.capture_activations(path, **options):
+            pass
+    assert contents(path.parent) == before
+    checkpoint.unlink()  # as the message says
+    with framework.capture_activations(path, **options) as tracker:
+        generate(framework, tracker, 0, 2)
+    assert_steps(path, 2)
+
+
 # ---- refusals ---------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_an_older_capture_at_the_path_is_refused(model, path, checkpoint):
+    """Someone kept it, for a new capture removes it."""
+    framework = instrumented(model)
+    old = interrupted(framework, path, 4)
+    with framework.capture_activations(path):
+        for n in range(100, 120):
+            model(torch.full((2, 5), float(n)))
+    checkpoint.write_text(json.dumps(old))
+    before = contents(path.parent)
+    with pytest.raises(CheckpointError) as caught:
+        with framework.capture_activations(path, track_per_token=True, resume_from_checkpoint=True):
+            pass
+    assert contents(path.parent) == before
+    for told in (str(checkpoint), str(path), old["metadata"]["capture_id"], capture_id_of(path)):
+        assert told in str(caught.value)
+    assert "Remove the checkpoint to append" in str(caught.value)
 
 
 @pytest.mark.parametrize("interval", [0, -3])

@@ -565,6 +565,95 @@ def test_a_dense_tensor_between_others(path, read):
     assert all(torch.equal(value, x.half()) for _, value in read(path))
 
 
+def test_a_name_that_no_packet_can_have_costs_that_output_alone(path, read):
+    """A packet's name has at most 65,535 bytes."""
+
+    class Keys(nn.Module):
+        def forward(self, x: Tensor, key: str) -> dict[str, Tensor]:
+            return {"before": x, key: x + 1, "behind": x + 2}
+
+    model, x = Keys(), torch.eye(3)
+    keys = ["short", "k" * 70_000, "k" * 70_000, "l" * 70_000, "short"]
+    with pytest.warns(RuntimeWarning, match=r"output of layer '' is not .* at most 65535") as told:
+        with capture_activations(model, path) as framework:
+            for key in keys:
+                model(x, key)
+    assert len(told) == 2  # once for each name
+    stats = framework.stats()
+    assert (stats.failed, stats.tensors) == (3, 12)
+    with ActivationReader(path) as reader:
+        assert [a.step for a in reader.missing] == [1, 2, 3]
+        for missing in reader.missing:
+            letter = "l" if missing.step == 3 else "k"
+            assert missing.path.startswith(f"['{letter * 100}") and len(missing.path) < 1000
+            assert "at most 65535" in missing.error
+        for name in ("['before']", "['behind']"):
+            assert [a.step for a in reader[name]] == [0, 1, 2, 3, 4]
+        assert [a.step for a in reader["['short']"]] == [0, 4]
+
+
+def test_names_that_are_never_the_same_do_not_end_the_capture(path):
+    """The names of all layers are kept, up to 64 MiB."""
+
+    class Keys(nn.Module):
+        def forward(self, x: Tensor, key: str) -> dict[str, Tensor]:
+            return {"before": x, key: x + 1, "behind": x + 2}
+
+    model, x, calls = Keys(), torch.eye(3), 600
+    with pytest.warns(RuntimeWarning, match="names made anew for each tensor") as told:
+        with capture_activations(model, path) as framework:
+            for i in range(calls):
+                model(x, f"{i}" + "k" * 60_000)
+    stats = framework.stats()
+    assert len(told) == 1 and 0 < stats.failed < 100
+    assert stats.tensors == 3 * calls - stats.failed
+    with ActivationReader(path) as reader:
+        assert len(reader["['behind']"]) == calls
+        assert len(reader.missing) == stats.failed
+
+
+def test_a_name_that_cannot_be_written_costs_that_output_alone(path):
+    class Odd(str):
+        def __repr__(self) -> str:
+            return "\ud800\0"
+
+    model = Returns({Odd("k"): torch.ones(3), "behind": torch.zeros(3)})
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="is not captured: .*not UTF-8"):
+        with capture_activations(model, path):
+            model(torch.randn(4, 6))
+    with ActivationReader(path) as reader:
+        assert [a.name for a in reader] == ["layer", "", "[1]['behind']"]
+        assert [a.path for a in reader.missing] == ["[1][\\ud800\\0]"]
+
+
+def test_an_output_that_cannot_be_walked_costs_that_output_alone(path, read):
+    class Broken(dict):
+        def items(self) -> object:
+            raise KeyError("mine")
+
+    model = Returns(Broken())
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match=r"is not captured: .*KeyError\('mine"):
+        with capture_activations(model, path) as framework:
+            model(torch.randn(4, 6))
+            model(torch.randn(4, 6))
+    assert framework.stats().failed == 2
+    assert [name for name, _ in read(path)] == ["layer", "layer"]
+
+
+def test_a_tensor_that_cannot_be_stored_does_not_hide_those_behind_it(path, read):
+    class Three(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return x, x.to_sparse(), x + 1
+
+    model, x = Three(), torch.eye(3)
+    with pytest.warns(RuntimeWarning, match="only dense tensors"):
+        with capture_activations(model, path) as framework:
+            model(x)
+    assert framework.stats().failed == 1
+    assert [name for name, _ in read(path)] == ["", "[2]"]
+    assert torch.equal(dict(read(path))["[2]"], (x + 1).half())
+
+
 def test_strict_captures_raise_inside_the_model(path, read):
     model = Returns(torch.eye(3).to_sparse())
     config = InstrumentationConfig.balanced().with_strict()

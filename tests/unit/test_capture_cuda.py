@@ -14,7 +14,7 @@ from llm_instrumentation.core import narrowing
 from llm_instrumentation.core.narrowing import holds, narrow
 from llm_instrumentation.core.recorder import Recorder
 from llm_instrumentation.core.tensors import check_runs_now
-from llm_instrumentation.errors import UnsupportedError
+from llm_instrumentation.errors import InvalidStateError, UnsupportedError
 from llm_instrumentation.memory.cuda_manager import CUDAMemoryManager
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -168,8 +168,8 @@ def expect_as_the_library_makes_it(path, tensors):
                 same = told.to_torch(exact), own.to_torch(exact)
                 assert all(a.equal(b) for a, b in zip(*map(bits_but_nan, same), strict=True))
             if own.mse is not None:
-                assert told.mse == pytest.approx(own.mse, rel=1e-5)
-                assert told.normalized_mse == pytest.approx(own.normalized_mse, rel=1e-5)
+                assert told.mse == pytest.approx(own.mse, rel=2e-4)
+                assert told.normalized_mse == pytest.approx(own.normalized_mse, rel=2e-4)
 
 
 def bits_but_nan(tensor):
@@ -188,6 +188,15 @@ def test_a_capture_makes_the_same_packets(cuda, tmp_path, monkeypatch):
     assert moved.count("torch.float32") == 2  # the small one, and the one beyond float16
     monkeypatch.undo()
     expect_as_the_library_makes_it(path, tensors)
+
+
+def test_a_hook_that_outlives_its_capture_begins_no_transfer(cuda, tmp_path):
+    recorder = Recorder(tmp_path / "a.stream", quiet(), [torch.nn.Identity()])
+    layer = recorder._session.layer("0")
+    recorder.finish()
+    with pytest.raises(InvalidStateError):  # which the hook takes for the end
+        recorder._capture_other(layer, torch.ones(3), 0, -1, 0, False)
+    assert cuda.log == []
 
 
 def test_samples_are_not_narrowed(cuda, tmp_path):
@@ -318,7 +327,7 @@ def test_a_float32_model_is_captured_as_float16_of_what_it_returned(tmp_path):
             assert (row.step, row.source_dtype, row.dtype) == (step, "float32", "float16")
             assert torch.equal(row.to_torch().half(), seen[step].half())
             error = (seen[step].double() - seen[step].half().double()).square().mean().item()
-            assert row.mse == pytest.approx(error, rel=1e-5)
+            assert row.mse == pytest.approx(error, rel=2e-4)
 
 
 @gpu

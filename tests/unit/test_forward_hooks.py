@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import itertools
@@ -358,6 +359,78 @@ def test_a_capture_that_ends_within_steps_of_other_threads(tmp_path):
     assert sorted(captured(path)) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
+class Asked(torch.overrides.TorchFunctionMode):
+    """Stops a hook of this thread while it looks at a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.go_on = threading.Event(), threading.Event()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is Tensor.is_neg:
+            self.inside.set()
+            assert self.go_on.wait(60)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("in_c", [True, False])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_hook_that_is_under_way_when_the_block_ends(tmp_path, monkeypatch, strict, in_c):
+    """The session closes under it: its tensor is not captured, and nothing has failed."""
+    model, asked, failures = Outer(1), Asked(), []
+
+    def work():
+        try:
+            with asked:
+                model([X, X])
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    ended = recorder.Recorder._ended
+
+    def while_the_block_ends(self):
+        asked.go_on.set()
+        thread.join()
+        ended(self)
+
+    monkeypatch.setattr(recorder.Recorder, "_ended", while_the_block_ends)
+    config = InstrumentationConfig.fast_capture()
+    config.strict = strict
+
+    def run(model):
+        model([X])
+        thread.start()
+        assert asked.inside.wait(60)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        stored = capture(tmp_path / "a.stream", model, run, config, in_c=in_c)
+    assert [step for _, step, *_ in stored] == [0]
+    assert failures == [] and told == []
+
+
+def test_a_call_that_is_under_way_when_the_block_ends_is_not_asked_for_outputs(tmp_path):
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(nn.Module):
+        def forward(self, value):
+            inside.set()
+            assert go_on.wait(60)
+            return value
+
+    model = nn.Sequential(Slow())
+    thread = threading.Thread(target=model, args=(X,))
+    framework, block = opened(model, tmp_path / "a.stream")
+    with block:
+        thread.start()
+        assert inside.wait(60)
+    go_on.set()
+    thread.join()
+    assert framework.stats().steps == 1
+    assert captured(tmp_path / "a.stream") == []
+
+
 def test_a_child_within_a_step_says_once_that_it_does_not_capture(tmp_path):
     class Forks(Outer):
         def forward(self, values):
@@ -455,6 +528,106 @@ def test_ctrl_c_while_a_hook_looks_at_a_tensor(tmp_path, in_c):
 
     steps = [step for _, step, *_ in capture(tmp_path / "a.stream", Outer(1), run, in_c=in_c)]
     assert steps == [0]
+
+
+class Parts(nn.Module):
+    """A model that is entered through a part too, as the encoder of an encoder-decoder is."""
+
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = Returns()
+
+        def forward(self, value, cause=None):
+            value = self.layer(value)
+            if cause is not None:
+                raise cause
+            return value
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = self.Stack(), self.Stack()
+
+    def forward(self, value, where=None, cause=None):
+        for name, part in (("encoder", self.encoder), ("decoder", self.decoder)):
+            value = part(value, cause if where == name else None)
+        if where == "model":
+            raise cause
+        return value
+
+
+ENCODER = ["encoder.layer", "encoder"]
+DECODER = ["decoder.layer", "decoder"]
+BEFORE = {
+    "encoder": ENCODER[:1],
+    "decoder": [*ENCODER, *DECODER[:1]],
+    "model": [*ENCODER, *DECODER],
+}
+
+
+@pytest.mark.parametrize("in_c", [True, False])
+@pytest.mark.parametrize("where", BEFORE)
+@pytest.mark.parametrize(
+    "cause", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError]
+)
+def test_the_call_behind_one_that_broke_off_is_a_step_of_its_own(tmp_path, cause, where, in_c):
+    """Whoever catches the exception may keep it, and with it the frames that it came through."""
+    kept = []
+
+    def run(model):
+        for _ in range(2):
+            with pytest.raises(cause) as caught:
+                model(X, where, cause())
+            kept.append(caught)
+            model.encoder(X)
+            model(X)
+
+    stored = capture(tmp_path / "a.stream", Parts(), run, in_c=in_c)
+    whole = [*ENCODER, *DECODER, ""]
+    assert [(layer, step, call) for layer, step, _, call, *_ in stored] == [
+        (layer, step, 0)
+        for step, layers in enumerate([BEFORE[where], ENCODER, whole] * 2)
+        for layer in layers
+    ]
+
+
+@pytest.mark.parametrize("in_c", [True, False])
+def test_a_part_that_broke_off_within_a_call_that_goes_on(tmp_path, in_c):
+    class Tries(Parts):
+        def forward(self, value):
+            with pytest.raises(KeyboardInterrupt):
+                self.encoder(value, KeyboardInterrupt())
+            return self.decoder(value)
+
+    def run(model):
+        model(X)
+        model(X)
+
+    stored = capture(tmp_path / "a.stream", Tries(), run, in_c=in_c)
+    assert [(layer, step, call) for layer, step, _, call, *_ in stored] == [
+        (layer, step, 0) for step in (0, 1) for layer in ("encoder.layer", *DECODER, "")
+    ]
+
+
+def test_what_an_interrupted_call_held_is_let_go_with_the_capture(tmp_path):
+    class Held:
+        pass
+
+    def interrupted(model):
+        held = Held()
+        with pytest.raises(KeyboardInterrupt):
+            model(X, "model", KeyboardInterrupt())
+        return weakref.ref(held)
+
+    found = []
+    framework = InstrumentationFramework(InstrumentationConfig.fast_capture())
+    model = Parts()
+    framework.instrument_model(model)
+    with framework.capture_activations(tmp_path / "a.stream"):
+        found.append(interrupted(model))
+    gc.collect()
+    assert found[0]() is None
+    assert framework.stats().steps == 1
 
 
 def test_threads_that_python_forgets_between_two_calls(tmp_path):

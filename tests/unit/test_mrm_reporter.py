@@ -1397,6 +1397,15 @@ def test_a_folder_that_holds_something_is_not_overwritten(finished, tmp_path):
     assert export_hf(finished, tmp_path / "empty").runs == ["run_1"]
 
 
+def test_an_export_follows_no_link_beside_its_folder(finished, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (tmp_path / "hf.partial").symlink_to(mine)
+    export_hf(finished, tmp_path / "hf")
+    assert list(mine.iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "hf.partial", "mine"]
+
+
 def test_names_in_a_card_are_names(tmp_path, trace, tables):
     name = "<script>|`x`"
     told = metadata(name, model="a | b <img src=x>")

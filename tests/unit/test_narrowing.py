@@ -46,7 +46,8 @@ def expect_like_numpy(tensor: torch.Tensor) -> None:
         assert told.values == conversion.values
         assert told.max_error == conversion.max_error
         # The squares of values below 1e-19 may be lost in float32.
-        assert told.square_error == pytest.approx(conversion.square_error, rel=1e-5, abs=1e-36)
+        at_least = conversion.square_error * (1 - 1e-12)
+        assert at_least <= told.square_error <= at_least * 1.0002 + 1e-36
         assert told.square_sum == pytest.approx(conversion.square_sum, rel=1e-5, abs=1e-36)
 
 
@@ -76,7 +77,8 @@ def test_long_rows_and_many_rows():
         tensor = torch.randn(shape, generator=generator)
         _, conversion, _ = by_numpy(tensor.numpy())
         told = conversion_of(narrow(tensor)[1], tensor.numel())
-        assert tuple(told) == pytest.approx(tuple(conversion), rel=1e-6)
+        assert told.square_error >= conversion.square_error * (1 - 1e-12)
+        assert tuple(told) == pytest.approx(tuple(conversion), rel=2e-4)
 
 
 def test_the_source_stays_as_it_is_and_nothing_of_autograd_comes_along():
@@ -149,11 +151,11 @@ def test_the_capture_is_that_of_the_float32_tensor(codec, name, tmp_path):
     own, told = rows
     for field in ("mse", "normalized_mse"):
         expected = getattr(own, field)
-        assert getattr(told, field) == (expected and pytest.approx(expected, rel=1e-5)), field
+        assert getattr(told, field) == (expected and pytest.approx(expected, rel=2e-4)), field
     for field in ("tensors", "raw_bytes", "stored_bytes", "converted", "overflowed"):
         assert getattr(stats[1], field) == getattr(stats[0], field), field
     for field in ("square_error", "square_sum", "max_error"):
-        assert getattr(stats[1], field) == pytest.approx(getattr(stats[0], field), rel=1e-5), field
+        assert getattr(stats[1], field) == pytest.approx(getattr(stats[0], field), rel=2e-4), field
 
 
 def test_a_refused_conversion_leaves_the_session_as_it_was(tmp_path):

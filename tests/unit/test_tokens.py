@@ -278,6 +278,11 @@ def test_a_checkpoint_of_release_1_3_1_resumes(tmp_path):
         ('{"version": 1, "tokens": [], "total_tokens": 4}', "0 tokens where 4 are claimed"),
         ('{"version": 1, "tokens": [], "metadata": []}', '"metadata" is no object'),
         ('{"version": 1, "tokens": [], "metadata": {"stream_offset": -1}}', "-1, not a count"),
+        (
+            '{"version": 1, "tokens": [], "metadata": {"stream_offset": 18446744073709551616}}',
+            "18446744073709551616, not a count",
+        ),
+        ('{"version": 1, "tokens": [], "metadata": {"capture_id": 7}}', "7, not a text"),
         ('{"version": 1, "tokens": [], "metadata": {"start_time": "now"}}', "not a number"),
     ],
 )

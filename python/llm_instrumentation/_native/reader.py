@@ -139,6 +139,11 @@ class Reader:
         check(self._lib.strap_index_export(self._handle, stream, error), error)
         return pa.RecordBatchReader._import_from_c(ctypes.addressof(stream))
 
+    def capture_id(self) -> str | None:
+        """What tells this capture from every other; None where its index does not say."""
+        metadata = self.index().schema.metadata or {}
+        return metadata.get(b"capture_id", b"").decode("utf-8", "replace") or None
+
     def close(self) -> None:
         if self._handle:
             handle, self._handle = self._handle, 0

@@ -309,7 +309,12 @@ class Session:
         check(self._lib.strap_note(self._handle, layer, step, token, call, text, error), error)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until all that was enqueued before is in the file."""
+        """Waits until all that was enqueued before is in the file.
+
+        Raises:
+            StrapTimeoutError: not all of it is yet. The thread's next call waits on for what was
+                enqueued before this one, unless the thread itself enqueues something first.
+        """
         self._waiting(lambda ms, error: self._lib.strap_flush(self._handle, ms, error), timeout)
 
     def checkpoint(self, timeout: float | None = None) -> int:
@@ -317,6 +322,9 @@ class Session:
 
         Returns:
             The length of the stream that is covered, in bytes.
+
+        Raises:
+            StrapTimeoutError: as in :meth:`flush`.
         """
         offset = ctypes.c_uint64()
         self._waiting(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from pathlib import Path
+
+from .._files import partial_name, remove_leftovers, replacing
 
 
 def replace_durably(path: Path, content: bytes) -> None:
@@ -13,31 +14,24 @@ def replace_durably(path: Path, content: bytes) -> None:
 
     The bytes and the name are synced to disk when this returns.
     """
-    temporary = _beside(path)
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path) as partial:
+        partial.write_bytes(content)
     _sync_directory(path.parent)
 
 
 def link_or_copy(source: Path, path: Path) -> None:
     """Makes `path` a second name of `source`, or a copy where links are not to be had."""
-    temporary = _beside(path)
-    temporary.unlink(missing_ok=True)
+    remove_leftovers(path)
+    partial = partial_name(path)
     try:
-        try:
-            os.link(source, temporary)
-        except OSError:  # no hard links on this file system, or too many
-            shutil.copyfile(source, temporary)
-        os.replace(temporary, path)
+        os.link(source, partial)
+    except OSError:  # no hard links on this file system, or too many
+        replace_durably(path, source.read_bytes())
+        return
+    try:
+        os.replace(partial, path)
     finally:
-        temporary.unlink(missing_ok=True)  # replace leaves it when both were one file already
+        partial.unlink(missing_ok=True)  # replace leaves it when both were one file already
     _sync_directory(path.parent)
 
 
@@ -48,11 +42,6 @@ def remove_durably(path: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     _sync_directory(path.parent)
-
-
-def _beside(path: Path) -> Path:
-    # One fixed name, so that what a killed process left is overwritten and not collected.
-    return path.with_name(path.name + ".tmp")
 
 
 def _sync_directory(path: Path) -> None:

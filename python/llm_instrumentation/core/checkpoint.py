@@ -5,11 +5,13 @@ when it was written, so that a capture that was killed resumes with tokens and p
 
     {"version": 1, "total_tokens": 128, "last_checkpoint_time": 1763697600.0,
      "metadata": {"start_time": ..., "resume_count": 0, "updated_at": ...,
-                  "stream_offset": 734003200, "elapsed_seconds": 12.5},
+                  "stream_offset": 734003200, "elapsed_seconds": 12.5,
+                  "capture_id": "00112233445566778899aabbccddeeff"},
      "tokens": [{"token_index": 0, "token_id": 11, "token_text": " a"}, ...]}
 
-Times are seconds since the epoch; `stream_offset` is in bytes. The file is replaced as a whole,
-so a reader sees the old checkpoint or the new one, also after a power loss.
+Times are seconds since the epoch; `stream_offset` is in bytes; `capture_id` is that of the stream's
+index. The file is replaced as a whole, so a reader sees the old checkpoint or the new one, also
+after a power loss.
 """
 
 from __future__ import annotations
@@ -22,11 +24,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .._json import load_json
+from .._native import Reader
+from ..errors import StrapError
 from ._atomic import remove_durably, replace_durably
 
 __all__ = ["CheckpointError", "CheckpointFile", "CheckpointState", "checkpoint_path_for"]
 
 VERSION = 1
+
+_WAYS_OUT = (
+    "Remove the checkpoint to append to what stands there, start without resume_from_checkpoint "
+    "to replace it, or capture to another path."
+)
 
 
 class CheckpointError(ValueError):
@@ -42,11 +52,14 @@ class CheckpointState:
         metadata: start_time, resume_count, updated_at, and whatever else was stored.
         stream_offset: durable bytes of the stream; None in checkpoints of
             llm_instrumentation 1.3.1, which kept none.
+        capture_id: of the capture that it was made of; None in checkpoints of 1.3.1, and where
+            nothing was captured yet.
     """
 
     tokens: list[dict[str, Any]] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
     stream_offset: int | None = None
+    capture_id: str | None = None
 
 
 def checkpoint_path_for(output_path: str | os.PathLike[str]) -> Path:
@@ -72,7 +85,7 @@ class CheckpointFile:
         except FileNotFoundError:
             return None
         try:
-            content = json.loads(text)
+            content = load_json(text)
         except ValueError as error:
             raise self._error(f"no valid JSON ({error})") from error
         if not isinstance(content, dict):
@@ -92,9 +105,43 @@ class CheckpointFile:
                 raise self._error(f'"{name}" is {metadata[name]!r}, not a number')
         for name in ("stream_offset", "resume_count"):
             value = metadata.get(name)
-            if value is not None and (not _is_int(value) or value < 0):
+            if value is not None and (not _is_int(value) or not 0 <= value < 2**63):
                 raise self._error(f'"{name}" is {value!r}, not a count')
-        return CheckpointState(tokens, metadata, metadata.get("stream_offset"))
+        capture_id = metadata.get("capture_id")
+        if not isinstance(capture_id, (str, type(None))):
+            raise self._error(f'"capture_id" is {capture_id!r}, not a text')
+        return CheckpointState(tokens, metadata, metadata.get("stream_offset"), capture_id)
+
+    def check(self, state: CheckpointState, output_path: str | os.PathLike[str]) -> None:
+        """Checks that the stream at `output_path` is the one that `state` was made of.
+
+        That cannot be told of checkpoints of 1.3.1, and of a stream whose index is lost.
+
+        Raises:
+            CheckpointError: it is another one, or shorter than the checkpoint says.
+        """
+        path = os.fspath(output_path)
+        try:
+            size = os.path.getsize(path)
+        except OSError:  # opening it to go on says more
+            return
+        if size < (state.stream_offset or 0):
+            raise CheckpointError(
+                f"{self.path} covers {state.stream_offset} bytes of a capture, but {path} has "
+                f"{size} bytes. {_WAYS_OUT}"
+            )
+        if state.capture_id is None:
+            return
+        try:
+            with Reader(path) as reader:
+                capture_id = reader.capture_id()
+        except StrapError:  # likewise
+            return
+        if capture_id not in (None, state.capture_id):
+            raise CheckpointError(
+                f"{self.path} is a checkpoint of capture {state.capture_id}, but {path} holds "
+                f"capture {capture_id}. {_WAYS_OUT}"
+            )
 
     def replace(self, tokens: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> None:
         """Replaces the file, durably: the new one is on disk when this returns.

@@ -66,8 +66,8 @@ class InstrumentationFramework:
 
         Args:
             output_path: the stream file; its index is written beside it, as
-                ``{output_path}.index``. An existing capture there is replaced, unless it is
-                resumed.
+                ``{output_path}.index``. An existing capture there is replaced, with its
+                checkpoint and token files, unless it is resumed.
             track_per_token: yield a tracker, and write the tokens it recorded beside the stream.
             checkpoint_interval_tokens: make the capture durable every so many tokens.
             checkpoint_path: where the checkpoint stands; ``{output_path}.ckpt.json`` by default.
@@ -80,7 +80,7 @@ class InstrumentationFramework:
         Raises:
             ValueError: an interval below 1, or checkpoint or resume settings without
                 ``track_per_token``.
-            CheckpointError: the checkpoint cannot be used.
+            CheckpointError: the checkpoint cannot be used, or is that of another capture.
             LayerSelectionError: the configuration selects no module.
             StrapError: the stream cannot be opened, or at the end: the capture failed.
         """
@@ -101,6 +101,8 @@ class InstrumentationFramework:
         if track_per_token:
             file = CheckpointFile(checkpoint_path or checkpoint_path_for(path))
             state = file.load() if resume_from_checkpoint else None
+            if state is not None:
+                file.check(state, path)
             tracker = TokenTracker(
                 file, checkpoint_interval_tokens, resume_from=state, strict=self.config.strict
             )
@@ -109,7 +111,12 @@ class InstrumentationFramework:
             elif resume_from_checkpoint and os.path.exists(path):
                 resume_offset = -1
         recorder = Recorder(
-            path, self.config, self._models, tracker=tracker, resume_offset=resume_offset
+            path,
+            self.config,
+            self._models,
+            tracker=tracker,
+            resume_offset=resume_offset,
+            checkpoint_path=checkpoint_path,
         )
         if tracker is not None:
             tracker.on_checkpoint = recorder.checkpoint

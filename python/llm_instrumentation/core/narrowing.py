@@ -26,6 +26,10 @@ __all__ = ["NARROW_BYTES", "conversion_of", "holds", "narrow", "worth_narrowing"
 NARROW_BYTES = 16 * 2**20
 
 _ROW = 1024  # values of which float32 may add up the squares
+# What their sum may lose: as many roundings by half a unit in the last place, whatever the order,
+# and those of the norm; and of each square the smallest number that float32 has.
+_SHARE_LOST = 2.0**-13
+_LEAST = 2.0**-149
 
 _norm = torch.linalg.vector_norm
 
@@ -47,8 +51,7 @@ def narrow(tensor: Tensor) -> tuple[Tensor, Tensor]:
     one (of which bits, the device decides).
 
     Beside what it returns it takes 4 bytes an element on the device, 8 where the tensor is not
-    contiguous. Squares are added up in float32 over 1,024 values, so those of values below about
-    1e-19 are lost, and then in float64.
+    contiguous. Squares are added up in float32 over 1,024 values, and then in float64.
 
     Args:
         tensor: float32, any shape, on any device.
@@ -90,11 +93,16 @@ def holds(numbers: Tensor) -> bool:
 
 
 def conversion_of(numbers: Tensor, elements: int) -> Conversion:
-    """What the library is told, by `narrow`'s numbers on the host, of a tensor that `holds`."""
+    """What the library is told, by `narrow`'s numbers on the host, of a tensor that `holds`.
+
+    The squared error is never below the true one, and at most 0.013 % above, but for errors whose
+    squares float32 does not hold.
+    """
     others, error, finite, largest = numbers.tolist()
+    lost = 0.0 if largest == 0 else error * error * _SHARE_LOST + elements * _LEAST
     return Conversion(
         values=elements - int(others),
-        square_error=error * error,
+        square_error=error * error + lost,
         square_sum=finite * finite,
         max_error=largest,
     )

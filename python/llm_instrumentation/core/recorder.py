@@ -6,12 +6,14 @@ import atexit
 import contextlib
 import dataclasses
 import os
+import sys
 import threading
 import time
 import warnings
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,9 +22,18 @@ from torch.utils.hooks import RemovableHandle
 
 from .._cpus import usable_cpus
 from .._native import ForwardHooks, Reader, Session, view_function
-from ..errors import CaptureError, StrapError, StrapTimeoutError, UnsupportedError
+from ..errors import (
+    CaptureError,
+    InvalidArgumentError,
+    InvalidStateError,
+    OutOfMemoryError,
+    StrapError,
+    StrapTimeoutError,
+    UnsupportedError,
+)
 from ..memory.cuda_manager import CUDAMemoryManager, on_cuda
 from ..probes.capture import CaptureProbes
+from ._earlier import remove_earlier
 from ._openmp import gomp_parallel
 from .config import HookGranularity, InstrumentationConfig
 from .monitor import Monitor
@@ -53,6 +64,8 @@ _STALL_SHARE = 0.05
 _PATIENCE_SECONDS = 0.5
 # When the end of a block says that the writer does nothing.
 _SILENCE_SECONDS = 10.0
+# How much of a name that no packet can have stands in the note about its tensor.
+_SHOWN_PATH = 200
 
 _open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
@@ -67,14 +80,25 @@ def model_label(model: Any) -> str:
 class _Thread:
     """Where one thread stands: its step, and how often each module ran in it."""
 
-    __slots__ = ("calls", "depth", "never", "step", "token")
+    __slots__ = ("calls", "depth", "frame", "never", "step", "token")
 
     def __init__(self, modules: int) -> None:
         self.depth = 0
+        self.frame: FrameType | None = None  # of the outermost call: PyTorch's, around forward
         self.step = -1
         self.token = -1
         self.calls = array("q", [0] * modules)  # stays in its place, for hooks in C count in it
         self.never = array("q", self.calls)
+
+
+def _height(frame: FrameType | None) -> int | None:
+    """How many calls above the caller a frame is; None: it is not on this thread's stack."""
+    at, height = sys._getframe(1), 0
+    while at is not frame:
+        if at.f_back is None:
+            return None
+        at, height = at.f_back, height + 1
+    return height
 
 
 class _Threads(threading.local):
@@ -86,6 +110,15 @@ class _Threads(threading.local):
 
 class Recorder:
     """Captures what the hooked modules return, from construction to :meth:`finish`.
+
+    Args:
+        path: the stream file.
+        config: what is captured and how.
+        models: whose modules are hooked.
+        tracker: counts the tokens.
+        resume_offset: as of :class:`Session`. With None checkpoint and token files of a capture
+            that stood at the path are removed.
+        checkpoint_path: of this capture, if not beside the stream.
 
     Raises:
         LayerSelectionError: the configuration selects no module of a model.
@@ -100,6 +133,7 @@ class Recorder:
         *,
         tracker: TokenTracker | None = None,
         resume_offset: int | None = None,
+        checkpoint_path: str | os.PathLike[str] | None = None,
     ) -> None:
         config.validate()
         self.path = os.fspath(path)
@@ -135,11 +169,14 @@ class Recorder:
         self._pid = os.getpid()
         self._began = time.monotonic()
         self._last_stats = CaptureStats(self.path)
-        self._threads = _Threads(sum(len(modules) for _, modules in selected))
+        self._modules = sum(len(modules) for _, modules in selected)
+        self._threads = _Threads(self._modules)
+        self._heights: dict[nn.Module, int] = {}  # of the outermost call above those inside it
         self._lock = threading.Lock()
         self._reading = threading.Lock()
-        self._steps = self._begin_steps = 0 if resume_offset is None else self._next_step()
+        self._steps = self._begin_steps = 0
         self._running = True
+        self._seen_to_end = False  # whether a step came to its end
         self._in_c: ForwardHooks | None = None
         self._names: dict[int, str] = {}  # of modules, by the session's layers
         self._failure: BaseException | None = None
@@ -150,6 +187,10 @@ class Recorder:
         self._handles: list[RemovableHandle] = []
         self._hooked = 0
         try:
+            if resume_offset is None:
+                remove_earlier(self.path, checkpoint_path)
+            else:
+                self._go_on()
             if view:
                 self._in_c = ForwardHooks(
                     self._session, view=view, plain=PLAIN, is_neg=Tensor.is_neg,
@@ -175,13 +216,15 @@ class Recorder:
         self._monitor = Monitor(self.path, self._poll, config.progress)
         _open_recorders.add(self)
 
-    def _next_step(self) -> int:
-        """One behind the last step that the resumed stream holds."""
+    def _go_on(self) -> None:
+        """Goes on behind the last step that the resumed stream holds."""
         import pyarrow.compute as pc
 
         with Reader(self.path) as reader:
             last = pc.max(reader.index().read_all()["step"]).as_py()
-        return 0 if last is None else int(last) + 1
+            if self.tracker is not None:
+                self.tracker.goes_on(reader.capture_id())
+        self._steps = self._begin_steps = 0 if last is None else int(last) + 1
 
     # ---- hooks ----------------------------------------------------------------
 
@@ -204,7 +247,22 @@ class Recorder:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         thread = self._threads.own
+        if thread.depth > 0:
+            # PyTorch calls no hook after a forward that raised KeyboardInterrupt or anything else
+            # outside of Exception. So look whether the outermost call is still on the stack. Its
+            # height above a module rarely changes, and one look there is cheap.
+            try:
+                inside = sys._getframe(self._heights[module]) is thread.frame
+            except (KeyError, ValueError):
+                inside = False
+            if not inside:
+                height = _height(thread.frame)
+                if height is None:
+                    thread.depth = 0
+                else:
+                    self._heights[module] = height
         if thread.depth == 0:
+            thread.frame = sys._getframe(1)
             with self._lock:
                 thread.step = self._steps
                 self._steps += 1
@@ -218,8 +276,12 @@ class Recorder:
         thread = self._threads.own
         if thread.depth > 0:
             thread.depth -= 1
-            if thread.depth == 0 and self._in_c is not None:
-                self._in_c.leave()
+            if thread.depth == 0:
+                thread.frame = None
+                if self._running:
+                    self._seen_to_end = True
+                if self._in_c is not None:
+                    self._in_c.leave()
 
     def _view_in_c(self) -> int:
         """What hooks in C read tensors with; 0 where this torch or interpreter has none, or what is
@@ -242,6 +304,18 @@ class Recorder:
             outputs[path] = layer, enqueue if self._in_c is None else self._in_c.put(layer, enqueue)
             return outputs[path]
 
+        def noted_at(path: str) -> int:
+            """The layer of a note about an output whose own name is refused."""
+            shown = path.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+            if len(shown) > _SHOWN_PATH:
+                shown = shown[:_SHOWN_PATH] + "..."
+            try:
+                layer = session.layer(name, shown, label)
+            except (InvalidArgumentError, OutOfMemoryError):
+                return root  # the module's name leaves no room for more, nor do all others
+            self._names[layer] = name
+            return layer
+
         root, _ = output_at("")
         index = self._hooked
         self._hooked += 1
@@ -258,18 +332,32 @@ class Recorder:
                 step, token = thread.step, thread.token
             call = thread.calls[index]
             thread.calls[index] = call + 1
-            layer = root
             try:
-                for path, tensor in walk_output(output, kv_cache=kv_cache, unwalked=self._unwalked):
-                    layer, enqueue = outputs.get(path) or output_at(path)
+                found = walk_output(output, kv_cache=kv_cache, unwalked=self._unwalked)
+            except Exception as error:  # of methods that the output's types have
+                refused = UnsupportedError(f"looking for tensors in it raised {error!r}")
+                self._complain(refused, root, step, token, call)
+                return
+            for path, tensor in found:
+                layer = root
+                try:
+                    try:
+                        layer, enqueue = outputs.get(path) or output_at(path)
+                    except InvalidArgumentError as error:  # no packet can have this name
+                        layer = noted_at(path)
+                        raise UnsupportedError(str(error)) from error
+                    except OutOfMemoryError as error:  # there are too many names
+                        raise UnsupportedError(str(error)) from error
                     if sampled or not tensor.is_cpu:
                         self._capture_other(layer, tensor, step, token, call, sampled)
                     elif type(tensor) in PLAIN:
                         enqueue(tensor, step, token, call)
                     else:
                         enqueue_tensor(session, layer, tensor, step=step, token=token, call=call)
-            except Exception as error:
-                self._complain(error, layer, step, token, call)
+                except Exception as error:
+                    self._complain(error, layer, step, token, call)
+                    if not self._running:
+                        return
 
         return hook if self._in_c is None else self._in_c.new(root, index, hook)
 
@@ -314,10 +402,14 @@ class Recorder:
         if self._cuda is None:
             with self._lock:
                 self._cuda = self._cuda or CUDAMemoryManager()
+            if not self._running:  # the block has ended, perhaps before it could see this manager
+                self._cuda.close()
         return self._cuda
 
     def _complain(self, error: Exception, layer: int, step: int, token: int, call: int) -> None:
         """Deals with a tensor that could not be captured: the model goes on."""
+        if isinstance(error, InvalidStateError) and not self._running:
+            return  # the block ended, or the capture stopped, while this hook was under way
         if self._config.strict:
             raise error
         if os.getpid() != self._pid:
@@ -378,7 +470,11 @@ class Recorder:
         """Makes everything captured so far durable; returns the stream's length."""
         if self._cuda is not None:
             self._cuda.flush()
-        return self._session.checkpoint()
+        offset = self._session.checkpoint()
+        if self.tracker is not None and self.tracker.capture_id is None:
+            with Reader(self.path) as reader:
+                self.tracker.capture_id = reader.capture_id()
+        return offset
 
     # ---- end ------------------------------------------------------------------
 
@@ -427,7 +523,7 @@ class Recorder:
                 stacklevel=4,
             )
         seen = stats.tensors + stats.dropped + stats.failed
-        if stats.steps > 0 and seen == 0:
+        if self._seen_to_end and seen == 0:
             raise CaptureError(
                 f"{stats.steps} forward calls, but no output was captured to {self.path}: the "
                 "hooked modules did not run, or returned no tensor. Modules compiled or traced "
@@ -457,10 +553,14 @@ class Recorder:
     def _ended(self) -> None:
         self._monitor.stop()
         self._probes.stop(wait=not self.gave_up)
+        self._threads = _Threads(self._modules)  # interrupted calls may have left their frames
         _open_recorders.discard(self)
 
     def _drain(self, patience: float | None) -> None:
         """Writes what is queued and closes the session.
+
+        With tokens it is made durable first, for the token file that follows is, unless Ctrl-C
+        ended the block.
 
         Args:
             patience: seconds without any progress after which the rest is given up; None waits
@@ -473,7 +573,8 @@ class Recorder:
         try:
             if self._cuda is not None:
                 self._cuda.close()
-            self._wait(session.flush, patience)
+            durable = self.tracker is not None and patience is None
+            self._wait(session.checkpoint if durable else session.flush, patience)
             self.stats()
             self._wait(session.close, patience)
         except (StrapTimeoutError, KeyboardInterrupt):
@@ -492,7 +593,7 @@ class Recorder:
                 session.close()
             raise
 
-    def _wait(self, call: Callable[[float], None], patience: float | None) -> None:
+    def _wait(self, call: Callable[[float], object], patience: float | None) -> None:
         """Repeats a call that times out, for as long as there is progress or patience."""
         progress, since, told = None, time.monotonic(), False
         while True:

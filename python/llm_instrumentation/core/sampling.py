@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .._json import load_json
+
 if TYPE_CHECKING:
     import torch
 
@@ -103,7 +105,7 @@ def positions_from_parameters(parameters: str) -> tuple[Positions, tuple[int, ..
         ValueError: the text is not such a JSON object, or a value in it is out of its range.
     """
     try:
-        fields: Any = json.loads(parameters)
+        fields: Any = load_json(parameters)
         rate, seed, shape = fields["rate"], fields["seed"], fields["source_shape"]
         if not isinstance(shape, list) or not all(_is_int(n) and n >= 0 for n in shape):
             raise ValueError(f"source_shape is {shape!r}")

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from .._native import Session, codec_code
+from ._earlier import remove_earlier
 from .tensors import enqueue_tensor
 
 if TYPE_CHECKING:
@@ -64,23 +65,31 @@ class StreamingSerializer:
         """Opens the stream.
 
         Args:
-            resume: append to an existing stream instead of replacing it.
+            resume: append to an existing stream instead of replacing it, with the checkpoint and
+                token files beside it.
 
         Raises:
             RuntimeError: streaming is already running.
             StrapError: the stream cannot be opened.
+            OSError: a checkpoint or token file cannot be removed.
         """
         if self._session is not None:
             raise RuntimeError(f"streaming to {self._session.path} is already running")
         exists = resume and os.path.exists(output_path)
-        self._layers = {}
-        self._session = Session(
+        session = Session(
             output_path,
             codec=self.compression_algo,
             workers=self.num_workers,
             max_memory_bytes=max(self.buffer_size, _MIN_BUFFER),
             resume_offset=-1 if exists else None,
         )
+        if not exists:
+            try:
+                remove_earlier(output_path)
+            except BaseException:
+                session.close()
+                raise
+        self._session, self._layers = session, {}
 
     async def enqueue_tensor(self, layer_name: str, tensor: torch.Tensor) -> None:
         """Copies the tensor into the stream; waits, off the event loop, while it is full.

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ._atomic import link_or_copy, replace_durably
+from .._json import load_json
+from ._atomic import link_or_copy, remove_durably, replace_durably
 from .checkpoint import dump_json
 
-__all__ = ["TokenFileError", "load_token_metadata", "save_token_metadata", "token_file_paths"]
+__all__ = [
+    "TokenFileError",
+    "load_token_metadata",
+    "remove_token_metadata",
+    "save_token_metadata",
+    "token_file_paths",
+]
 
 
 class TokenFileError(ValueError):
@@ -64,19 +71,29 @@ def load_token_metadata(output_path: str | os.PathLike[str]) -> dict[str, Any] |
         TokenFileError: the file is damaged or no token file.
     """
     for path in token_file_paths(output_path):
-        try:
-            text = path.read_bytes()
-        except FileNotFoundError:
-            continue
-        try:
-            content = json.loads(text)
-        except ValueError as error:
-            raise TokenFileError(f"{path} is no valid JSON: {error}") from error
-        if (
-            not isinstance(content, dict)
-            or not isinstance(content.get("total_tokens"), int)
-            or not isinstance(content.get("tokens"), list)
-        ):
-            raise TokenFileError(f'{path} is no token file: it lacks "total_tokens" or "tokens"')
-        return content
+        with contextlib.suppress(FileNotFoundError):
+            return _load(path)
     return None
+
+
+def remove_token_metadata(output_path: str | os.PathLike[str]) -> None:
+    """Removes the token files of `output_path`, durably. What is no token file is left alone."""
+    for path in token_file_paths(output_path):
+        with contextlib.suppress(FileNotFoundError, TokenFileError):
+            _load(path)
+            remove_durably(path)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    text = path.read_bytes()
+    try:
+        content = load_json(text)
+    except ValueError as error:
+        raise TokenFileError(f"{path} is no valid JSON: {error}") from error
+    if (
+        not isinstance(content, dict)
+        or not isinstance(content.get("total_tokens"), int)
+        or not isinstance(content.get("tokens"), list)
+    ):
+        raise TokenFileError(f'{path} is no token file: it lacks "total_tokens" or "tokens"')
+    return content

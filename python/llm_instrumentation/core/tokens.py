@@ -55,6 +55,8 @@ class TokenTracker:
             count once. It is the `token` of a forward step that begins now.
         resume_count: how often this capture was resumed.
         start_time: when the capture was first started, in seconds since the epoch.
+        capture_id: of the capture that is checkpointed, for the checkpoint; may be set until
+            `on_checkpoint` returns.
         on_checkpoint: makes the stream durable and returns its length in bytes. It is called
             before the checkpoint file is replaced and may be set after construction, before the
             first token.
@@ -92,6 +94,7 @@ class TokenTracker:
         self.count = 0
         self.resume_count = 0
         self.start_time = time.time()
+        self.capture_id: str | None = None
         self.on_checkpoint = on_checkpoint
         self.checkpoint_error: Exception | None = None
         self._file = checkpoint_file
@@ -103,6 +106,22 @@ class TokenTracker:
         if resume_from is not None:
             self._resume(resume_from)
         self._saved_tokens = len(self.tokens)
+        self._resumed_from = resume_from
+
+    def goes_on(self, capture_id: str | None) -> None:
+        """Learns the id of the resumed stream, once it is open; None: its index has none yet.
+
+        An index that was lost is begun anew, with an id of its own. The checkpoint then loses the
+        old one, so that it serves until the next is written.
+
+        Raises:
+            OSError: the checkpoint cannot be written.
+        """
+        self.capture_id = capture_id
+        state = self._resumed_from
+        if self._file and state and state.capture_id not in (None, capture_id):
+            self._file.replace(state.tokens, {**state.metadata, "capture_id": None})
+        self._resumed_from = None
 
     def _resume(self, state: CheckpointState) -> None:
         metadata = state.metadata
@@ -178,7 +197,7 @@ class TokenTracker:
         with self._lock:
             self._saved_tokens = len(self.tokens)  # a failure is tried again an interval later
             try:
-                metadata = {
+                metadata: dict[str, Any] = {
                     "start_time": self.start_time,
                     "resume_count": self.resume_count,
                     "updated_at": time.time(),
@@ -186,6 +205,8 @@ class TokenTracker:
                 }
                 if self.on_checkpoint is not None:
                     metadata["stream_offset"] = self.on_checkpoint()
+                if self.capture_id is not None:
+                    metadata["capture_id"] = self.capture_id
                 self._file.replace(self.tokens, metadata)
             except Exception as error:
                 self.checkpoint_error = error

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..errors import InvalidStateError
+
 if TYPE_CHECKING:
     import torch
 
@@ -87,7 +89,7 @@ class CUDAMemoryManager:
 
         Raises:
             TransferError: an earlier transfer or callback failed; told once.
-            RuntimeError: the manager is closed.
+            InvalidStateError: the manager is closed.
         """
         self._handover.check()
         tensor = tensor.detach()
@@ -404,7 +406,7 @@ class Handover:
         with self._lock:
             self._raise_failure()
             if self._closing:
-                raise RuntimeError("the memory manager is closed")
+                raise InvalidStateError("the memory manager is closed")
 
     def is_current_thread(self) -> bool:
         """Whether the caller is a callback."""

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+from .._json import load_json
 from .engines.base import PhaseEvent, PhaseRecord
 
 __all__ = ["EventLog", "read_events"]
@@ -44,7 +45,7 @@ def read_events(path: Path) -> list[PhaseRecord]:
     records = []
     for number, line in enumerate(lines, 1):
         try:
-            found = json.loads(line)
+            found = load_json(line)
             records.append(PhaseRecord(**{**found, "event": PhaseEvent(found["event"])}))
         except (KeyError, TypeError, ValueError) as error:
             if number == len(lines):

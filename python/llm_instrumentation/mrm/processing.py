@@ -256,7 +256,7 @@ def _write(reader: pa.RecordBatchReader, path: Path, settings: Settings) -> int:
 
     if settings.output.compression is Compression.ZSTD:
         return write_parquet(reader, path)
-    from .reporter.files import replacing
+    from .._files import replacing
 
     rows = 0
     with (

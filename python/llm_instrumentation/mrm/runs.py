@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from .._json import load_json
 from .config.prompts import load_prompts
 from .config.schema import ExperimentConfig, RunConfig
 from .config.validators import generate_run_id
@@ -88,7 +89,7 @@ class RunFolder:
         marker = self.path / INCOMPLETE
         if marker.exists():
             try:
-                return RunMark(**json.loads(marker.read_text(encoding="utf-8")))
+                return RunMark(**load_json(marker.read_text(encoding="utf-8")))
             except (TypeError, ValueError):
                 return RunMark("damaged", f"{INCOMPLETE} cannot be read", self.run_id)
         differences = verify_manifest(self.path)
@@ -106,7 +107,7 @@ class RunFolder:
         if not path.exists():
             return {}
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = load_json(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         if not isinstance(found, dict):

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from .._json import load_json
 from ..errors import CorruptError, InvalidArgumentError
 
 __all__ = ["SnapshotWriter", "read_snapshots"]
@@ -117,8 +118,8 @@ def read_snapshots(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
             if not line.strip():
                 continue
             try:
-                snapshot = json.loads(line)
-            except (ValueError, RecursionError):
+                snapshot = load_json(line)
+            except ValueError:
                 snapshot = None
             if not isinstance(snapshot, dict) or "timestamp" not in snapshot:
                 bad.append(number)

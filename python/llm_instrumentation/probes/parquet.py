@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from .._files import replacing
 from ..errors import CorruptError, InvalidArgumentError
-from ..mrm.reporter.files import replacing
 from .analysis import bucket_slot
 from .kinds import described, kind_of
 

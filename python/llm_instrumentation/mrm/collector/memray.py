@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ..._json import load_json
 from ...errors import InvalidArgumentError, InvalidStateError, UnsupportedError
 from ..parser.memray_parser import MemrayMissingError, import_memray, parse_memray
 from ..schema import Kind
@@ -182,7 +183,7 @@ class MemrayRunner(BaseCollector):
     def _of_child(self) -> list[str]:
         """What the program's own end of the recording had to say."""
         try:
-            about = json.loads(self._sidecar.read_text(encoding="utf-8"))
+            about = load_json(self._sidecar.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return ["the program did not begin to record: it was not run, or ended at once"]
         if "warnings" not in about:
@@ -235,6 +236,6 @@ def record_child(folder: Path, settings: dict[str, Any], run: Any) -> None:
         run()
     finally:
         meta = runner.stop()
-        about = json.loads(runner._sidecar.read_text(encoding="utf-8"))
+        about = load_json(runner._sidecar.read_text(encoding="utf-8"))
         about["warnings"] = dataclasses.asdict(meta)["warnings"]
         runner._sidecar.write_text(json.dumps(about) + "\n", encoding="utf-8")

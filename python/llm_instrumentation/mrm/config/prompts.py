@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..._json import load_json
 from .loader import read_yaml
 from .schema import PromptsConfig
 
@@ -95,8 +95,8 @@ def _text(path: Path) -> str:
 
 def _json(text: str, place: str) -> Any:
     try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        return load_json(text)
+    except ValueError as error:
         raise ValueError(f"prompts.source: {place}: {error}") from None
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import datetime
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ..._json import load_json
 from ..._native import trace as native
 from ...errors import CorruptError, InvalidArgumentError, NotFoundError, UnsupportedError
 from .._progress import progress_line
@@ -311,7 +311,7 @@ def _snapshots(path: Path, allocations: int) -> list[tuple[int, int]] | None:
 def _clock_offset(path: Path) -> int:
     """The offset that the collector noted beside its recording, or 0."""
     try:
-        noted = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        noted = load_json(path.with_suffix(".json").read_text(encoding="utf-8"))
         return int(noted["clock_offset_ns"])
     except (FileNotFoundError, KeyError, TypeError, ValueError):
         return 0

@@ -20,10 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from ..._files import partial_beside, remove_leftovers, replacing
 from ..runs import find_runs
 from ..schema import RunValidity
 from . import units
-from .files import PARTIAL, replacing, sha256_file, to_json
+from .files import sha256_file, to_json
 from .manifest import MANIFEST, REPORT, ManifestError
 from .metrics_csv import METRICS, read_metrics_csv
 from .parquet_export import KV_LIFECYCLE, REGION_MAP, TRACE
@@ -77,16 +78,13 @@ def export_hf(
         raise FileExistsError(f"{folder} is not an empty folder; choose another")
     runs, left_out = _finished(Path(results_dir))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(folder.name + PARTIAL)
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    remove_leftovers(folder)
+    with partial_beside(folder, folder=True) as partial:
         configurations = _write_data(runs, partial)
         (partial / "README.md").write_text(_card(runs, configurations, license), encoding="utf-8")
         if folder.exists():
             folder.rmdir()
         partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     return ArchiveResult(folder, [run.run_id for run in runs], left_out, len(files), size)

@@ -26,9 +26,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from ..._files import replacing
 from ..schema import RegionType
 from . import units
-from .files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-#: Files whose names end so are being written, or were when their process ended.
-PARTIAL = ".partial"
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of ``path`` when the block ends well.
-
-    Where it ends with an error, ``path`` is as it was.
-    """
-    partial = path.with_name(path.name + PARTIAL)
-    partial.unlink(missing_ok=True)
-    try:
-        yield partial
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+from ..._files import replacing
 
 
 def write_text(path: Path, text: str) -> Path:

@@ -9,16 +9,17 @@ Paths are relative to the folder, with ``/``; files without a schema of their ow
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ..._files import PARTIAL
+from ..._json import load_json
 from ...errors import CorruptError
 from ..schema_version import CURRENT_VERSIONS, is_compatible
-from .files import PARTIAL, sha256_file, to_json, write_text
+from .files import sha256_file, to_json, write_text
 
 __all__ = [
     "INCOMPLETE",
@@ -119,7 +120,7 @@ def read_manifest(run_dir: Path | str) -> dict[str, Any]:
     """
     folder = Path(run_dir)
     try:
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        found = load_json((folder / MANIFEST).read_text(encoding="utf-8"))
         version = str(found["manifest_schema_version"])
         known = is_compatible("manifest", version)
         entries = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from .files import replacing
+from ..._files import replacing
 from .tables import as_frames
 
 METRICS = "metrics.csv"

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ..._files import replacing
 from ...errors import InvalidArgumentError
 from .._frames import TraceLike, reader_of
 from ..schema import ARROW_SCHEMA, KIND_KEY, VERSION_KEY, Kind, kind_of
 from ..schema_version import CURRENT_VERSIONS, REQUIRED_COLUMNS
-from .files import replacing
 
 __all__ = [
     "KV_LIFECYCLE",

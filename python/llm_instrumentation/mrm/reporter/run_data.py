@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..._json import load_json
 from ...errors import CorruptError
 from ..schema import Kind, RunValidity, kind_of
 from ..schema_version import check_parquet_schema
@@ -158,13 +158,12 @@ def _object(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        found = plain(load_json(path.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} must be a JSON object")
-    cleaned: dict[str, Any] = plain(found)
-    return cleaned
+    return found
 
 
 def _kind(folder: Path, metadata: dict[str, Any]) -> Kind | None:
@@ -187,7 +186,7 @@ def _incomplete(folder: Path) -> str | None:
     if not path.exists():
         return None
     try:
-        mark = json.loads(path.read_text(encoding="utf-8"))
+        mark = load_json(path.read_text(encoding="utf-8"))
         return f"{mark['state']}: {mark['reason']}"
     except (KeyError, TypeError, ValueError):
         return "its mark cannot be read"

@@ -11,10 +11,11 @@ from typing import Any
 
 import pandas as pd
 
+from ..._files import replacing
 from ...errors import StrapError
 from ..runs import find_runs
 from . import drawing, page, units
-from .files import replacing, write_text
+from .files import write_text
 from .html import render_run_report
 from .metrics_csv import METRIC_COLUMNS, METRICS, read_metrics_csv
 from .run_data import RunData, load_metadata, load_run

@@ -44,9 +44,9 @@ class Session:
     """
 
     def __init__(
-        self, spool_path: Path | None, *, sample_every: int, max_runs: int, kv_by_layer: bool
+        self, folder: Path | None, *, sample_every: int, max_runs: int, kv_by_layer: bool
     ) -> None:
-        self.spool = Spool(spool_path)
+        self.spool = Spool(folder)
         self.regions = Regions(kv_by_layer)
         self.symbols = Symbols()
         self.steps = Steps()

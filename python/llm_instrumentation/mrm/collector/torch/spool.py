@@ -30,21 +30,18 @@ ROW_TYPE = np.dtype(
 
 
 class Spool:
-    """A temporary file of rows, in blocks of one thread each. Any thread may write.
+    """A file without a name for rows, in blocks of one thread each. Any thread may write.
 
     Attributes:
         error: what the operating system said when a block could not be written. The model
             goes on; ``dropped_rows`` counts.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        """Makes the file; without a path one that has no name."""
-        self._path = path
-        self._file: BinaryIO
-        if path is None:
-            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by close()
-        else:
-            self._file = open(path, "w+b", buffering=0)  # noqa: SIM115
+    def __init__(self, folder: Path | None) -> None:
+        """Makes the file on the disk of a folder; None: where temporary files go."""
+        self._file: BinaryIO = tempfile.TemporaryFile(  # noqa: SIM115 - closed by close()
+            buffering=0, dir=folder
+        )
         self._lock = threading.RLock()  # a finaliser may run an operator at any time
         self._blocks: list[tuple[int, int]] = []  # bytes, thread
         self._pid = os.getpid()
@@ -82,7 +79,5 @@ class Spool:
             offset += length
 
     def close(self) -> None:
-        """Removes the file."""
+        """Gives the file's room back."""
         self._file.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ...._files import partial_beside, remove_leftovers
 from ...schema import Kind, Phase, arrow_schema
 from ..base import PhaseBoundaries
 from ..rows import OPS, Phases, make_batch
@@ -135,21 +136,18 @@ def _nullable(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 def write_trace(reader: pa.RecordBatchReader, path: Path) -> int:
     """Writes a zstd Parquet file, which appears when it is whole; the number of its rows."""
-    part = path.with_name(path.name + ".part")
     texts = [field.name for field in reader.schema if pa.types.is_dictionary(field.type)]
     deltas = {"sample_id": "DELTA_BINARY_PACKED", "timestamp_ns": "DELTA_BINARY_PACKED"}
     rows = 0
-    try:
+    remove_leftovers(path)
+    with partial_beside(path) as partial:
         with pq.ParquetWriter(
-            part, reader.schema, compression="zstd", use_dictionary=texts, column_encoding=deltas
+            partial, reader.schema, compression="zstd", use_dictionary=texts, column_encoding=deltas
         ) as writer:
             for batch in reader:
                 writer.write_batch(batch)
                 rows += batch.num_rows
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+        os.replace(partial, path)
     return rows
 
 

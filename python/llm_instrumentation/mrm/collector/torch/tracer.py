@@ -289,13 +289,13 @@ class TorchTracer(BaseCollector):
     def _begin(self) -> Session:
         from .session import Session
 
-        rows = None
+        folder = None
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            rows = self._path.with_name(self._path.name + ".rows")
+            folder = self._path.parent
+            folder.mkdir(parents=True, exist_ok=True)
         self._written = None
         return Session(
-            rows,
+            folder,
             sample_every=self._sample_every,
             max_runs=self._max_runs,
             kv_by_layer=self._by_layer,

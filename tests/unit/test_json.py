@@ -1,0 +1,78 @@
+"""JSON that is nested too deep for Python is refused as other damaged files are."""
+
+from __future__ import annotations
+
+import pytest
+from llm_instrumentation._json import load_json
+from llm_instrumentation.core.sampling import positions_from_parameters
+from llm_instrumentation.core.tokens import (
+    CheckpointError,
+    CheckpointFile,
+    TokenFileError,
+    load_token_metadata,
+)
+from llm_instrumentation.errors import CorruptError
+from llm_instrumentation.mrm.config import load_prompts
+from llm_instrumentation.mrm.config.schema import PromptsConfig
+from llm_instrumentation.mrm.events import read_events
+from llm_instrumentation.mrm.reporter.manifest import ManifestError, read_manifest
+from llm_instrumentation.mrm.reporter.run_data import load_metadata
+from llm_instrumentation.mrm.runs import RunFolder
+from llm_instrumentation.probes import read_snapshots
+
+pytestmark = pytest.mark.unit
+
+
+def nested(depth):
+    return '{"metadata": ' + "[" * depth + "]" * depth + "}"
+
+
+DEEP = nested(200_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "read", "error"),
+    [
+        ("gen.stream.ckpt.json", lambda path: CheckpointFile(path).load(), CheckpointError),
+        (
+            "gen_tokens.json",
+            lambda path: load_token_metadata(path.with_name("gen.stream")),
+            TokenFileError,
+        ),
+        ("manifest.json", lambda path: read_manifest(path.parent), ManifestError),
+        ("metadata.json", lambda path: load_metadata(path.parent), ValueError),
+        ("metadata.json", lambda path: RunFolder(path.parent).metadata(), ValueError),
+        ("events.jsonl", read_events, ValueError),
+        ("prompts.json", lambda path: load_prompts(PromptsConfig(source=str(path))), ValueError),
+        ("block.jsonl", lambda path: list(read_snapshots(path)), CorruptError),
+    ],
+)
+def test_a_file_that_is_nested_too_deep_is_refused_by_name(name, read, error, tmp_path):
+    path = tmp_path / name
+    path.write_text(f"{DEEP}\n{{}}\n" if name == "events.jsonl" else DEEP)
+    with pytest.raises(error, match=name):
+        read(path)
+
+
+def test_metadata_that_can_be_read_and_not_copied(tmp_path):
+    """Python's parser takes what is nested some hundred deep; what walks it then does not."""
+    (tmp_path / "metadata.json").write_text(nested(800))
+    with pytest.raises(ValueError, match=r"metadata\.json"):
+        load_metadata(tmp_path)
+
+
+def test_a_mark_that_cannot_be_read_still_marks_a_run(tmp_path):
+    (tmp_path / "INCOMPLETE").write_text(DEEP)
+    assert RunFolder(tmp_path).defect().state == "damaged"
+    assert load_metadata(tmp_path).incomplete == "its mark cannot be read"
+
+
+def test_parameters_of_a_sample():
+    with pytest.raises(ValueError, match="not the parameters of a sample"):
+        positions_from_parameters(DEEP)
+
+
+def test_what_is_wrong_is_said():
+    with pytest.raises(ValueError, match="nested too deep"):
+        load_json(DEEP)
+    assert load_json(nested(50).encode())["metadata"] != []
