@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from llm_instrumentation._json import load_json
 from llm_instrumentation.core.sampling import positions_from_parameters
@@ -54,6 +56,16 @@ def test_a_file_that_is_nested_too_deep_is_refused_by_name(name, read, error, tm
         read(path)
 
 
+@pytest.fixture
+def default_recursion_limit():
+    """That of Python. A library that was imported before may have raised it."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(limit)
+
+
+@pytest.mark.usefixtures("default_recursion_limit")
 def test_metadata_that_can_be_read_and_not_copied(tmp_path):
     """Python's parser takes what is nested some hundred deep; what walks it then does not."""
     (tmp_path / "metadata.json").write_text(nested(800))
