@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Held while the process forks, so that the child finds all in order. */
+/* Held while the process forks, so that the child finds the list complete. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int *open_files; /* descriptors */
 static int count, room;
@@ -36,11 +36,11 @@ int files_open(const char *path, int flags, int mode) {
     pthread_mutex_lock(&lock);
     const unsigned long before = forks;
     pthread_mutex_unlock(&lock);
-    /* Without the lock: a file system that does not answer keeps nobody from forking. */
+    /* Open without the lock: a file system that does not answer must not block fork(). */
     const int fd = open(path, flags | O_CLOEXEC, mode);
     if (fd < 0) return -errno;
     pthread_mutex_lock(&lock);
-    const int forked = forks != before; /* a child may have the file */
+    const int forked = forks != before; /* the child may hold the file, unlisted */
     const int added = !forked && add(fd);
     pthread_mutex_unlock(&lock);
     if (added) return fd;

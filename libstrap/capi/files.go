@@ -12,7 +12,7 @@ import (
 	"unsafe"
 )
 
-// files are those that a child after fork() does not keep.
+// files are stream.Files that are closed in a child after fork().
 type files struct{}
 
 func (files) Open(path string, flags int) (*os.File, error) {

@@ -7,25 +7,25 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// call is one call of the host that may wait: how long, and where it stands in the line.
+// call is one call of the host: how long it may wait, and its turn in the line.
 type call struct {
 	turn
 	limit   time.Duration // negative: none
 	timer   *time.Timer   // runs from the first wait on
 	over    chan struct{} // closed when the limit has passed
-	quiet   bool          // its waits are no stalls: it is no Enqueue
-	stalled bool          // its tensor is among the stalls already
+	quiet   bool          // its waits do not count as stalls: the call is not an Enqueue
+	stalled bool          // it counts as a stall already
 }
 
-// over at once.
+// past is the Done of a call with the limit 0.
 var past = func() chan struct{} {
 	over := make(chan struct{})
 	close(over)
 	return over
 }()
 
-// Done is closed when the call may wait no longer; never where it has no limit. The time
-// begins with the first use.
+// Done returns a channel that closes when the limit has passed, counted from the first Done.
+// Without a limit it returns nil, which never closes.
 func (c *call) Done() <-chan struct{} {
 	if c.limit == 0 {
 		return past
@@ -44,8 +44,8 @@ func (c *call) stop() {
 	}
 }
 
-// briefly is how long a call may wait for a leader that is about to leave, which is no wait
-// for room: also a call that tries once waits so long.
+// briefly is how long any call waits for the leader to leave, also one with the limit 0. A
+// leader that need not wait for room leaves within that time, so this wait is not a stall.
 const briefly = time.Millisecond
 
 // lead makes the call the leader of the line.
@@ -83,7 +83,7 @@ func (s *Session) lead(c *call) error {
 	return s.timedOut()
 }
 
-// stalls counts a wait of a call for room, from its beginning until end is called.
+// stalls counts a call's wait for room, from since until end is called.
 func (s *Session) stalls(c *call, since time.Time) (end func()) {
 	if c.quiet {
 		return func() {}
@@ -101,8 +101,8 @@ func (s *Session) timedOut() error {
 		s.path, s.arena.Limit())
 }
 
-// takeRoom waits until n bytes of staging memory are free and takes them. The call leads from
-// then on, also after an error.
+// takeRoom waits until n bytes of staging memory are free and takes them. The call keeps its
+// turn in the line, also after an error.
 func (s *Session) takeRoom(c *call, n int) (region arena.Region, err error) {
 	began := time.Now()
 	if err := s.lead(c); err != nil {
@@ -118,7 +118,7 @@ func (s *Session) takeRoom(c *call, n int) (region arena.Region, err error) {
 	}
 	defer s.stalls(c, began)()
 	defer s.jobs.Hurry()()
-	s.order.Wake() // for what helpers left because the stream had no room
+	s.order.Wake() // for packets that helpers left in the order while the stream had no room
 	for {
 		select {
 		case <-s.arena.Freed():

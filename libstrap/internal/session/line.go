@@ -9,34 +9,34 @@ import (
 // keptFor is how long the line keeps a place whose caller is away after a time-out.
 const keptFor = time.Second
 
-// line is the calls that want staging memory, first come, first served. Its leader alone
-// takes memory, and pushes an item for each region to the order before the next one leads.
-// So regions are handed out in the order of the file, and a large request, which waits until
-// enough regions are freed, is not overtaken for ever.
+// line holds the calls that want staging memory, first come, first served. Only the leader
+// takes memory. It pushes an item for each region to the order before the next call leads.
+// So regions are handed out in the order of the file, and smaller requests do not overtake a
+// large one that waits until enough regions are free.
 //
-// A call that times out keeps its place for a while, also as the leader: the host repeats
-// such calls. What its caller does not come back for lapses, so that nobody waits for ever
-// for a caller that gave up.
+// A call that times out keeps its place for keptFor, also as the leader, because the host
+// repeats the call. After that the place lapses, so that the calls behind it do not wait for
+// a caller that gave up.
 type line struct {
 	mu      sync.Mutex
-	led     bool                        // somebody leads
-	leader  *place                      // who leads; nil: a call that did not wait, or nobody
+	led     bool                        // there is a leader
+	leader  *place                      // place of the leader; nil: it led at once, or there is none
 	waiting fifo[*place]                // behind the leader
-	last    uint64                      // id of a place
-	after   func(time.Duration, func()) // time.AfterFunc but in tests
+	last    uint64                      // the newest id of a place
+	after   func(time.Duration, func()) // time.AfterFunc; tests replace it
 }
 
 // place is where a call waits in the line.
 type place struct {
-	id       uint64        // for the caller to come back to; 0: it never left
-	leads    chan struct{} // closed when the place is the first
-	away     bool          // the call timed out, and was not repeated yet
-	absences int
+	id       uint64        // Return finds the place by it; 0: the call never timed out
+	leads    chan struct{} // closed when the place becomes the leader's
+	away     bool          // the call timed out and was not repeated yet
+	absences int           // how often the call timed out
 }
 
 // turn is a call's part in the line.
 type turn struct {
-	place *place // nil: it does not wait, and never did
+	place *place // nil: the call has not waited
 	leads bool
 }
 
@@ -44,7 +44,7 @@ func newLine() *line {
 	return &line{after: func(d time.Duration, f func()) { time.AfterFunc(d, f) }}
 }
 
-// TryLead makes the call the leader if it need not wait for that.
+// TryLead makes the call the leader if the line has none. It reports whether the call leads.
 func (l *line) TryLead(t *turn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -55,7 +55,7 @@ func (l *line) TryLead(t *turn) bool {
 	return true
 }
 
-// Join gives the call a place behind all others. It leads when place.leads is closed.
+// Join gives the call a place behind all others. The call leads when place.leads is closed.
 func (l *line) Join(t *turn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,7 +66,7 @@ func (l *line) Join(t *turn) {
 	}
 }
 
-// Leave ends the call's part, if it has one: the next place leads.
+// Leave takes the call out of the line. If it led, the next place leads.
 func (l *line) Leave(t *turn) {
 	if *t == (turn{}) {
 		return
@@ -81,8 +81,8 @@ func (l *line) Leave(t *turn) {
 	*t = turn{}
 }
 
-// Keep is Leave for a call that timed out. It returns the id of the place, which the line
-// keeps until Return or until it lapses; 0 where the call has none.
+// Keep marks the place of a call that timed out, and returns its id. The line keeps the place
+// for keptFor, or until Return. The id is 0 if the call is not in the line.
 func (l *line) Keep(t *turn) (id uint64) {
 	if *t == (turn{}) {
 		return 0
@@ -113,8 +113,8 @@ func (l *line) Keep(t *turn) (id uint64) {
 	return p.id
 }
 
-// Return gives a repeated call its place back. Without one, because it lapsed, the call
-// begins anew.
+// Return gives a repeated call its place back. If the place has lapsed, it returns the zero
+// turn, and the call joins the line anew.
 func (l *line) Return(id uint64) turn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,7 +142,7 @@ func (l *line) Clear() {
 	}
 }
 
-// remove takes a place out of the line, if it is there; the caller holds the lock.
+// remove takes a place out of the line, if it is there. The caller holds the lock.
 func (l *line) remove(p *place) {
 	if l.leader == p {
 		l.advance()
@@ -153,7 +153,7 @@ func (l *line) remove(p *place) {
 	}
 }
 
-// advance lets the next place lead; the caller holds the lock.
+// advance lets the next place lead. The caller holds the lock.
 func (l *line) advance() {
 	if l.leader, l.led = l.waiting.pop(); l.led {
 		close(l.leader.leads)

@@ -5,19 +5,19 @@ import (
 	"sync"
 )
 
-// fifo is a list that is taken from at its beginning; the zero value is empty. What
-// bounds it is the staging memory that its items hold.
+// fifo is a list whose first element is taken first. The zero value is empty. The staging
+// memory that its elements hold bounds it.
 type fifo[T any] struct {
 	items []T // from head on
 	head  int
 }
 
-// all are the items, the oldest first.
+// all returns the elements, the oldest first.
 func (f *fifo[T]) all() []T { return f.items[f.head:] }
 
 func (f *fifo[T]) push(v T) { f.items = append(f.items, v) }
 
-// pop takes the first item, if there is one.
+// pop takes the first element, if there is one.
 func (f *fifo[T]) pop() (v T, ok bool) {
 	if f.head == len(f.items) {
 		return v, false
@@ -32,30 +32,29 @@ func (f *fifo[T]) pop() (v T, ok bool) {
 	return v, true
 }
 
-// remove takes item i of all.
+// remove takes element i of all.
 func (f *fifo[T]) remove(i int) { f.items = slices.Delete(f.items, f.head+i, f.head+i+1) }
 
-// order is the packets and notes of a capture in the order of the file. It numbers them:
-// each has a sequence, its row's number in the index, and a position, its number in this
-// session; position 1 is the opening of the files. One goroutine at a time takes items: the
-// holder of writer.mu.
+// order holds the packets and notes of a capture that wait for the writer, in the order of the
+// file. It gives each two numbers: the sequence of its row in the index, and its position in
+// this session. Position 1 is the opening of the files. Only the holder of writer.mu takes
+// items.
 type order struct {
 	mu       sync.Mutex
 	list     fifo[*item]
 	sequence uint64 // of the next row
 	added    uint64 // the position of the newest item
 	taken    uint64 // the position of the last item that left the list
-	ended    bool   // nothing is added any more
+	ended    bool   // Push and Claim take no more items
 
-	// Ready signals that the writer has something to do. A packet that is not made yet
-	// does not signal: who makes it does.
+	// Ready signals that the writer has something to do. A packet is pushed before it is
+	// complete; the worker that completes it signals.
 	Ready chan struct{}
 }
 
 func newOrder() *order { return &order{added: 1, taken: 1, Ready: make(chan struct{}, 1)} }
 
-// Push numbers an item and adds it at the end. It reports whether the order still takes
-// items.
+// Push numbers an item and adds it at the end. It reports false after End.
 func (o *order) Push(it *item) bool {
 	o.mu.Lock()
 	if o.ended {
@@ -71,8 +70,8 @@ func (o *order) Push(it *item) bool {
 	return true
 }
 
-// Claim numbers an item that its caller, the holder of writer.mu, appends at once. It
-// reports whether it may: the list is empty, and the order still takes items.
+// Claim numbers an item that the caller appends to the stream at once. The caller holds
+// writer.mu. It reports false, and does nothing, if other items wait or after End.
 func (o *order) Claim(it *item) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -90,7 +89,7 @@ func (o *order) number(it *item) {
 	o.added++
 }
 
-// End lets the order take no more items, if the list is empty, and reports whether it was.
+// End closes the order to further items if it is empty, and reports whether it was.
 func (o *order) End() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -98,7 +97,7 @@ func (o *order) End() bool {
 	return o.ended
 }
 
-// Wake signals Ready if the first item can be taken: after a packet is made.
+// Wake signals Ready if the first item is complete. Call it after completing a packet.
 func (o *order) Wake() {
 	if o.First() != nil {
 		o.Signal()
@@ -113,7 +112,7 @@ func (o *order) Signal() {
 	}
 }
 
-// First is the first item, nil if there is none or it is not made yet.
+// First returns the first item. It returns nil if there is none, or it is not complete yet.
 func (o *order) First() *item {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -123,7 +122,7 @@ func (o *order) First() *item {
 	return nil
 }
 
-// Pop takes what First gave.
+// Pop takes the item that First returned.
 func (o *order) Pop() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -131,21 +130,21 @@ func (o *order) Pop() {
 	o.taken++
 }
 
-// Empty reports whether there is no item, made or not.
+// Empty reports whether no item waits, complete or not.
 func (o *order) Empty() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.list.all()) == 0
 }
 
-// Added is the position of the newest item.
+// Added returns the position of the newest item.
 func (o *order) Added() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.added
 }
 
-// Taken is the position of the last item that left the list.
+// Taken returns the position of the last item that left the list.
 func (o *order) Taken() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()

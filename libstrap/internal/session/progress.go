@@ -13,31 +13,31 @@ type stage int
 const (
 	appended stage = iota // given to the stream, which may hold it in a block
 	written               // in the file
-	durable               // in the file, as its row is in the index, and both survive a power loss
+	durable               // in the file, with its row in the index; both survive a power loss
 	stages
 )
 
-// progress is how far the writer has come, as positions of the order, and how far callers
-// want it to come. A caller waits for a position, which it can wait for again after a
-// time-out: the position does not move when others add items behind it.
+// progress holds how far the writer has come, as positions of the order, and the positions
+// that callers wait for. A position does not move when other calls add items behind it, so a
+// caller can wait for the same one again after a time-out.
 //
-// The writer serves a wanted position when it has taken all items up to it, and then serves
-// all that are reached at once. So requests cost one flush or sync for each time that the
-// writer passes a wanted position, however many callers ask.
+// The writer serves a wanted position when it has taken all items up to it. It then serves all
+// wanted positions that it has passed. So there is one flush or sync for each time that the
+// writer passes a wanted position, however many callers wait.
 type progress struct {
 	mu      sync.Mutex
 	reached [stages]uint64
 	wanted  [stages]wanted
-	idle    atomic.Bool   // nothing is wanted; read without the lock
-	offset  int64         // of the stream, which is durable up to there
-	changed chan struct{} // closed when a stage reaches more, or the end; nil: nobody waits
-	ended   bool          // the writer serves nothing any more
+	idle    atomic.Bool   // no position is wanted; read without the lock
+	offset  int64         // how much of the stream is durable, in bytes
+	changed chan struct{} // closed by Reach and End; nil: no caller waits
+	ended   bool          // the writer serves no more positions
 }
 
-// wanted are the positions that a stage is to reach. They are kept as the lowest and the
-// highest: when the lowest is served, what is left is at most the highest, which no later
-// request moves away from those that wait already.
-type wanted struct{ lowest, highest uint64 } // 0, 0: none
+// wanted holds the lowest and the highest position that a stage has to reach; both are 0 if
+// there is none. Positions between the two are not kept. When the lowest is served, the highest
+// stands for them: it is behind them, and later requests do not move it back.
+type wanted struct{ lowest, highest uint64 }
 
 func (w *wanted) add(position uint64) {
 	if w.lowest == 0 {
@@ -62,8 +62,9 @@ func newProgress() *progress {
 	return p
 }
 
-// want asks for a position to come to a stage. done reports that it has; else it may have
-// when changed is closed. The error is InvalidState behind the end.
+// want asks the writer to bring a position to a stage. done reports that it has come there
+// already. Otherwise the caller asks again when changed is closed. The error is InvalidState
+// after End.
 func (p *progress) want(s stage, position uint64) (done bool, changed <-chan struct{}, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -81,10 +82,10 @@ func (p *progress) want(s stage, position uint64) (done bool, changed <-chan str
 	return false, p.changed, nil
 }
 
-// Idle reports whether nothing is wanted.
+// Idle reports whether no position is wanted.
 func (p *progress) Idle() bool { return p.idle.Load() }
 
-// Due is the highest stage that is wanted of a position up to this one.
+// Due returns the highest stage that is wanted for a position up to this one.
 func (p *progress) Due(position uint64) (s stage, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,8 +97,8 @@ func (p *progress) Due(position uint64) (s stage, ok bool) {
 	return 0, false
 }
 
-// Reach says that all items up to a position have come to a stage. With durable, offset is
-// the length of the stream then.
+// Reach records that all items up to a position have come to a stage. For durable, offset is
+// the length of the stream, in bytes.
 func (p *progress) Reach(s stage, position uint64, offset int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -112,7 +113,7 @@ func (p *progress) Reach(s stage, position uint64, offset int64) {
 	p.wake()
 }
 
-// End says that the writer serves nothing any more.
+// End records that the writer serves no more positions.
 func (p *progress) End() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,7 +128,7 @@ func (p *progress) wake() {
 	}
 }
 
-// Durable is how much of the stream is durable, in bytes.
+// Durable returns how much of the stream is durable, in bytes.
 func (p *progress) Durable() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,15 +9,16 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Files opens and closes the file of a stream, which is locked in between. A lock lives as
-// long as any process has the file open: a program that forks gives Files that no child keeps.
+// Files opens and closes the file of a stream. The stream locks the file in between. A lock
+// lasts as long as any process has the file open, children after fork() among them. A program
+// that forks passes Files that close the file in the child.
 type Files interface {
 	// Open is os.OpenFile with the mode 0666.
 	Open(path string, flags int) (*os.File, error)
 	Close(f *os.File) error
 }
 
-// plainFiles are those of a program that does not fork.
+// plainFiles are the Files of a program that does not fork.
 type plainFiles struct{}
 
 func (plainFiles) Open(path string, flags int) (*os.File, error) {
@@ -26,10 +27,10 @@ func (plainFiles) Open(path string, flags int) (*os.File, error) {
 
 func (plainFiles) Close(f *os.File) error { return f.Close() }
 
-// flock is syscall.Flock but in tests.
+// flock is syscall.Flock; tests replace it.
 var flock = syscall.Flock
 
-// unlockable are the files in use on file systems that have no locks.
+// unlockable lists the files in use on file systems that have no locks.
 var unlockable = struct {
 	sync.Mutex
 	inUse map[fileID]bool
@@ -37,17 +38,17 @@ var unlockable = struct {
 
 type fileID struct{ device, inode uint64 }
 
-// lockedFile is a file that no other session writes to.
+// lockedFile is an open file that no other session writes to.
 type lockedFile struct {
 	*os.File
 	files      Files
 	id         fileID
 	unlockable bool
-	created    bool // it was not there before
+	created    bool // lock created the file
 }
 
-// lock opens the file at path and locks it. Where the file system has no locks, sessions of
-// this process alone are kept apart.
+// lock opens the file at path and locks it. It returns Busy if another session has it. On a
+// file system without locks, only sessions of this process are kept apart.
 func lock(path string, flags int, files Files) (*lockedFile, error) {
 	if files == nil {
 		files = plainFiles{}
@@ -108,7 +109,7 @@ func (l *lockedFile) take(path string) error {
 	return nil
 }
 
-// Close gives the lock back, also where another process has inherited the file, and closes it.
+// Close unlocks the file, also for processes that inherited it, and closes it.
 func (l *lockedFile) Close() error {
 	if l.unlockable {
 		unlockable.Lock()
