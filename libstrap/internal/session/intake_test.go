@@ -368,7 +368,8 @@ func TestWorkersRestWhileTheIntakeTakesTensors(t *testing.T) {
 	o.Yield = true
 	s, _, _ := shelved(t, o)
 	f := s.opts.Intake.(*shelf)
-	for began, i := time.Now(), 0; time.Since(began) < 400*time.Millisecond; i++ {
+	resting(s, 10*idleAfter) // more than this machine may pause
+	for began, i := time.Now(), 0; time.Since(began) < 50*idleAfter; i++ {
 		if x := numbered(0, i, 10); !f.put(x) {
 			enqueue(t, s, x)
 		}
@@ -377,6 +378,14 @@ func TestWorkersRestWhileTheIntakeTakesTensors(t *testing.T) {
 		}
 	}
 	finish(t, s)
+}
+
+// resting lets the workers of a session rest until no packet has come for so long, however long
+// the oldest waits.
+func resting(s *Session, idle time.Duration) {
+	s.jobs.mu.Lock()
+	defer s.jobs.mu.Unlock()
+	s.jobs.idle, s.jobs.longest = idle, time.Hour
 }
 
 func TestThreadsKeepTheirOrderThroughTheIntake(t *testing.T) {
