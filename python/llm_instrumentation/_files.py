@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import re
 import secrets
@@ -11,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["PARTIAL", "partial_beside", "partial_name", "remove_leftovers", "replacing"]
+__all__ = ["PARTIAL", "partial_beside", "remove_leftovers", "replacing"]
 
 #: The suffix of files that are being written, and of those that a killed process left.
 PARTIAL = ".partial"
@@ -26,28 +27,47 @@ def partial_beside(path: Path, *, folder: bool = False) -> Iterator[Path]:
 
     Nobody can guess its name, and it is created exclusively: in a folder that others write to, no
     link that they made is followed. Its mode is that of a plain ``open`` or ``mkdir``. It is locked
-    as long as its process lives, so that :func:`remove_leftovers` leaves it alone.
+    as long as its process lives, so that :func:`remove_leftovers` leaves it alone. If it cannot be
+    removed after the block, it stays for :func:`remove_leftovers`.
     """
-    partial, descriptor = _create(path, folder)
-    try:
-        yield partial
-    finally:
-        _remove(partial)
-        os.close(descriptor)
+    for _ in range(_ATTEMPTS):
+        partial = path.with_name(f"{_stem(path)}.{secrets.token_hex(8)}{PARTIAL}")
+        descriptor, ours = -1, True
+        try:
+            try:
+                descriptor = _create(partial, folder)
+            except FileExistsError:
+                ours = False
+                raise
+            if _lock(descriptor) and os.path.lexists(partial):
+                yield partial
+                return
+            # Else remove_leftovers of another process came before the lock.
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+            if ours:
+                with contextlib.suppress(OSError):
+                    _remove(partial)
+    raise FileExistsError(f"cannot create a file beside {path}: others remove or lock each")
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """A path to write to, which takes the place of ``path`` when the block ends well.
 
-    Its bytes are synced to disk before. Where the block ends with an error, ``path`` is as it was.
-    What killed processes left of earlier attempts is removed.
+    Where the block ends with an error, ``path`` is as it was. What killed processes left of earlier
+    attempts is removed, once for each path and process.
+
+    Args:
+        durable: sync its bytes to disk before.
     """
-    remove_leftovers(path)
+    _remove_leftovers_once(path.absolute())
     with partial_beside(path) as partial:
         yield partial
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
+        if durable:
+            with open(partial, "rb") as file:
+                os.fsync(file.fileno())
         os.replace(partial, path)
 
 
@@ -60,28 +80,24 @@ def remove_leftovers(path: Path) -> None:
                 _remove_unlocked(path.with_name(name))
 
 
-def partial_name(path: Path) -> Path:
-    """A name beside ``path`` that nobody can guess, and that :func:`remove_leftovers` knows."""
-    return path.with_name(f"{_stem(path)}.{secrets.token_hex(8)}{PARTIAL}")
+# A checkpoint is replaced again and again, and to list a folder of many files takes long.
+_remove_leftovers_once = functools.lru_cache(maxsize=1024)(remove_leftovers)
 
 
 def _stem(path: Path) -> str:
-    return os.fsdecode(os.fsencode(path.name)[:_MAX_STEM_BYTES])
+    """The beginning of a file's name, in whole characters."""
+    stem = path.name
+    while len(os.fsencode(stem)) > _MAX_STEM_BYTES:
+        stem = stem[:-1]
+    return stem
 
 
-def _create(path: Path, folder: bool) -> tuple[Path, int]:
-    for _ in range(_ATTEMPTS):
-        partial = partial_name(path)
-        if folder:
-            os.mkdir(partial)
-            descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        else:
-            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        if _lock(descriptor) and os.path.lexists(partial):
-            return partial, descriptor
-        os.close(descriptor)  # remove_leftovers came before the lock
-        _remove(partial)
-    raise FileExistsError(f"cannot create a file beside {path}: others remove or lock each")
+def _create(partial: Path, folder: bool) -> int:
+    """Creates a file or folder and returns its descriptor."""
+    if folder:
+        os.mkdir(partial)
+        return os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    return os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
 
 
 def _lock(descriptor: int) -> bool:
@@ -96,8 +112,12 @@ def _lock(descriptor: int) -> bool:
 
 
 def _remove_unlocked(partial: Path) -> None:
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK
     with contextlib.suppress(OSError):
-        descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            descriptor = os.open(partial, os.O_RDWR | flags)  # NFS locks only what may be written
+        except IsADirectoryError:
+            descriptor = os.open(partial, os.O_RDONLY | flags)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(partial)

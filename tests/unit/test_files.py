@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 from llm_instrumentation import _files
 from llm_instrumentation._files import partial_beside, remove_leftovers, replacing
+from llm_instrumentation.core import _atomic
 from llm_instrumentation.core.tokens import CheckpointFile, save_token_metadata
 from llm_instrumentation.mrm.collector.torch.spool import Spool
 from llm_instrumentation.mrm.collector.torch.trace import write_trace
@@ -134,6 +136,116 @@ def test_the_longest_names(tmp_path):
     assert names(tmp_path) == [path.name]
 
 
+def test_a_long_name_is_cut_between_two_characters(tmp_path):
+    """Half of one is no text, and Arrow takes no such path."""
+    path = tmp_path / ("a" + "\u00e9" * 110 + ".parquet")
+    with replacing(path) as partial:
+        partial.write_text("x")
+        assert partial.name.encode().startswith(b"a\xc3\xa9")
+    left = path.with_name("a" + "\u00e9" * 99 + f".{'0' * 16}.partial")
+    left.touch()
+    remove_leftovers(path)
+    assert names(tmp_path) == [path.name]
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """What was synced, by name, and what was replaced, in their order."""
+    done, fsync, replace = [], os.fsync, os.replace
+
+    def synced(descriptor):
+        done.append(("sync", os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        fsync(descriptor)
+
+    def replaced(partial, path):
+        done.append(("replace", os.path.basename(partial), os.path.basename(path)))
+        replace(partial, path)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    return done
+
+
+def test_its_bytes_are_on_disk_before_it_takes_the_place(steps, tmp_path):
+    path = tmp_path / "a.json"
+    with replacing(path) as partial:
+        partial.write_text("new")
+    assert steps == [("sync", partial.name), ("replace", partial.name, "a.json")]
+
+
+def test_checkpoint_and_token_files_are_on_disk_with_their_names(steps, tmp_path):
+    checkpoint(tmp_path / "gen.stream.ckpt.json")
+    [(kind, synced), (_, replaced, _), folder] = steps
+    assert (kind, synced) == ("sync", replaced) and folder == ("sync", tmp_path.name)
+    steps.clear()
+    save_token_metadata(tmp_path / "gen.stream", [], 0.0)
+    assert [step[0] for step in steps] == ["sync", "replace", "sync", "replace", "sync"]
+    assert [step[-1] for step in steps if step[0] == "replace"] == [
+        "gen_tokens.json", "gen.stream_tokens.json",
+    ]  # fmt: skip
+    assert steps[0][1] == steps[1][1] and steps[2][1] == steps[4][1] == tmp_path.name
+    steps.clear()
+    save_token_metadata(tmp_path / "gen.stream", [], 0.0, durable=False)
+    assert [step[0] for step in steps] == ["replace", "replace"]
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_what_cannot_be_removed_hides_no_error_and_holds_no_file_open(tmp_path, monkeypatch):
+    def fails(partial):
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(_files, "_remove", fails)
+    before, path = descriptors(), tmp_path / "a.json"
+    with pytest.raises(ValueError, match="mine"), replacing(path):
+        raise ValueError("mine")
+    with replacing(path) as partial:
+        partial.write_text("x")
+    assert path.read_text() == "x"
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+@pytest.mark.parametrize("name", ["_create", "_lock"])
+def test_ctrl_c_while_it_is_made_leaves_nothing(name, folder, tmp_path, monkeypatch):
+    function = getattr(_files, name)
+
+    def interrupted(*args):
+        opened = function(*args)
+        if name == "_create":
+            os.close(opened)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_files, name, interrupted)
+    before = descriptors()
+    with pytest.raises(KeyboardInterrupt), partial_beside(tmp_path / "a", folder=folder):
+        pass
+    assert names(tmp_path) == []
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_a_second_name_that_another_process_finds_half_made(links, tmp_path, monkeypatch):
+    path, link = tmp_path / "gen.stream", os.link
+
+    def found(source, partial):
+        if not links:
+            raise PermissionError("no links here")
+        link(source, partial)
+        remove_leftovers(tmp_path / "gen.stream_tokens.json")
+
+    monkeypatch.setattr(_atomic.os, "link", found)
+    for seconds in (1.0, 2.0):
+        save_token_metadata(path, [], seconds)
+    assert names(tmp_path) == ["gen.stream_tokens.json", "gen_tokens.json"]
+    assert os.path.samefile(tmp_path / "gen_tokens.json", f"{path}_tokens.json") == links
+    assert (tmp_path / "gen_tokens.json").read_bytes() == (
+        tmp_path / "gen.stream_tokens.json"
+    ).read_bytes()
+
+
 def test_a_folder_appears_when_it_is_whole(tmp_path):
     target = tmp_path / "data"
     with pytest.raises(OSError, match="full"), partial_beside(target, folder=True) as partial:
@@ -174,6 +286,35 @@ def test_what_a_killed_process_left_goes_and_what_a_running_one_writes_stays(kin
     assert names(tmp_path) == [other.name]
     write_text(path, "x")
     assert names(tmp_path) == ["a.json", other.name]
+
+
+def test_leftovers_go_where_a_lock_needs_a_file_that_may_be_written(tmp_path, monkeypatch):
+    """NFS makes locks of files of flock, fcntl(2), which refuse LOCK_EX of one opened for reading."""
+    flock = fcntl.flock
+
+    def of_nfs(descriptor, operation):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError("EBADF")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    left = tmp_path / f"a.json.{'0' * 16}.partial"
+    left.touch()
+    remove_leftovers(tmp_path / "a.json")
+    assert names(tmp_path) == []
+
+
+def test_the_folder_is_listed_once_for_each_path(tmp_path, monkeypatch):
+    listed, listdir = [], os.listdir
+
+    def counted(folder):
+        listed.append(folder)
+        return listdir(folder)
+
+    monkeypatch.setattr(os, "listdir", counted)
+    for _ in range(5):
+        checkpoint(tmp_path / "gen.stream.ckpt.json")
+    assert listed == [tmp_path]
 
 
 def test_leftovers_that_are_no_files_of_ours_do_no_harm(tmp_path):

@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-from .._files import partial_name, remove_leftovers, replacing
+from .._files import partial_beside, replacing
 
 
 def replace_durably(path: Path, content: bytes) -> None:
@@ -14,25 +14,29 @@ def replace_durably(path: Path, content: bytes) -> None:
 
     The bytes and the name are synced to disk when this returns.
     """
-    with replacing(path) as partial:
+    replace_whole(path, content, durable=True)
+
+
+def replace_whole(path: Path, content: bytes, *, durable: bool) -> None:
+    """:func:`replace_durably`, or without a wait for the disk."""
+    with replacing(path, durable=durable) as partial:
         partial.write_bytes(content)
-    _sync_directory(path.parent)
+    if durable:
+        _sync_directory(path.parent)
 
 
-def link_or_copy(source: Path, path: Path) -> None:
+def link_or_copy(source: Path, path: Path, *, durable: bool) -> None:
     """Makes `path` a second name of `source`, or a copy where links are not to be had."""
-    remove_leftovers(path)
-    partial = partial_name(path)
-    try:
-        os.link(source, partial)
-    except OSError:  # no hard links on this file system, or too many
-        replace_durably(path, source.read_bytes())
-        return
-    try:
+    with partial_beside(path, folder=True) as folder:  # a link by itself would have no lock
+        partial = folder / path.name
+        try:
+            os.link(source, partial)
+        except OSError:  # no hard links on this file system, or too many
+            replace_whole(path, source.read_bytes(), durable=durable)
+            return
         os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)  # replace leaves it when both were one file already
-    _sync_directory(path.parent)
+    if durable:
+        _sync_directory(path.parent)
 
 
 def remove_durably(path: Path) -> None:

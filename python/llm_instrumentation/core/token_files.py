@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .._json import load_json
-from ._atomic import link_or_copy, remove_durably, replace_durably
+from ._atomic import link_or_copy, remove_durably, replace_whole
 from .checkpoint import dump_json
 
 __all__ = [
@@ -43,8 +43,13 @@ def save_token_metadata(
     output_path: str | os.PathLike[str],
     tokens: Sequence[Mapping[str, Any]],
     capture_duration_seconds: float,
+    *,
+    durable: bool = True,
 ) -> Path:
-    """Writes the token file of `output_path` under all of its names, durably.
+    """Writes the token file of `output_path` under all of its names.
+
+    Args:
+        durable: wait until it is on disk.
 
     Returns:
         the preferred name.
@@ -55,9 +60,9 @@ def save_token_metadata(
         "capture_duration_seconds": capture_duration_seconds,
     }
     preferred, *others = token_file_paths(output_path)
-    replace_durably(preferred, dump_json(content, indent=2))
+    replace_whole(preferred, dump_json(content, indent=2), durable=durable)
     for path in others:
-        link_or_copy(preferred, path)
+        link_or_copy(preferred, path, durable=durable)
     return preferred
 
 

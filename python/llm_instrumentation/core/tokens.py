@@ -213,18 +213,27 @@ class TokenTracker:
                 raise
             self.checkpoint_error = None
 
-    def save(self, output_path: str | os.PathLike[str], keep_checkpoint: bool = False) -> Path:
+    def save(
+        self,
+        output_path: str | os.PathLike[str],
+        keep_checkpoint: bool = False,
+        *,
+        durable: bool = True,
+    ) -> Path:
         """Writes the token file of `output_path`, then removes the checkpoint.
 
         Args:
             output_path: the stream that the tokens belong to.
             keep_checkpoint: leave the checkpoint, to resume from after a failure.
+            durable: wait until the token file is on disk.
 
         Returns:
             the preferred name of the token file.
         """
         with self._lock:
-            path = save_token_metadata(output_path, self.tokens, self.elapsed_seconds)
+            path = save_token_metadata(
+                output_path, self.tokens, self.elapsed_seconds, durable=durable
+            )
             if self._file is not None and not keep_checkpoint:
                 self._file.remove()
             return path
