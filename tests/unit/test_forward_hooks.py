@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import itertools
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 from llm_instrumentation import ActivationReader, InstrumentationConfig, InstrumentationFramework
 from llm_instrumentation._native import ForwardHooks, view_function
 from llm_instrumentation.core import recorder
-from llm_instrumentation.errors import StrapError, UnsupportedError
+from llm_instrumentation.errors import CaptureError, StrapError, UnsupportedError
 from torch import Tensor, nn
 
 pytestmark = [
@@ -607,6 +608,101 @@ def test_a_part_that_broke_off_within_a_call_that_goes_on(tmp_path, in_c):
     assert [(layer, step, call) for layer, step, _, call, *_ in stored] == [
         (layer, step, 0) for step in (0, 1) for layer in ("encoder.layer", *DECODER, "")
     ]
+
+
+@pytest.mark.parametrize("in_c", [True, False])
+@pytest.mark.parametrize("cause", [KeyboardInterrupt, ValueError])
+def test_a_step_ends_although_a_part_of_it_broke_off(tmp_path, cause, in_c):
+    """What is called behind it is outside of every step."""
+
+    class Tries(Parts):
+        def forward(self, value):
+            with pytest.raises(cause):
+                self.encoder(value, cause())
+            return self.decoder(value)
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = Tries()  # no entry: its own parts are no steps
+
+        def forward(self, value):
+            return self.parts(value)
+
+    def run(model):
+        model(X)
+        model.parts.decoder(X)
+        model(X)
+
+    stored = capture(tmp_path / "a.stream", Own(), run, in_c=in_c)
+    decoder = ["parts.decoder.layer", "parts.decoder"]
+    step = ["parts.encoder.layer", *decoder, "parts", ""]
+    assert [(layer, step, call) for layer, step, _, call, *_ in stored] == [
+        *((layer, 0, 0) for layer in step),
+        *((layer, None, 1) for layer in decoder),
+        *((layer, 1, 0) for layer in step),
+    ]
+
+
+@pytest.mark.parametrize("in_c", [True, False])
+@pytest.mark.parametrize("ends", [ValueError, None])
+def test_a_model_that_calls_itself_is_in_one_step(tmp_path, ends, in_c):
+    class Calls(Outer):
+        def forward(self, depth):
+            if depth > 0:
+                with contextlib.suppress(KeyboardInterrupt):
+                    self(depth - 1)
+                self.inner[0](X)
+            elif ends is not None:
+                raise KeyboardInterrupt
+            if depth == 3 and ends is not None:
+                raise ends
+
+    def run(model):
+        for _ in range(2):
+            with contextlib.suppress(ValueError):
+                model(3)
+            model.inner[0](X)  # outside of every step
+
+    stored = capture(tmp_path / "a.stream", Calls(1), run, in_c=in_c)
+    assert [(step, call) for _, step, _, call, *_ in stored] == [
+        (at, call) for step in range(2) for at, call in ((step, 0), (step, 1), (step, 2), (None, 3))
+    ]
+
+
+def test_what_a_step_returned_is_not_held_when_a_part_of_it_broke_off(tmp_path):
+    class Tries(Parts):
+        def forward(self, value):
+            with contextlib.suppress(KeyboardInterrupt):
+                self.encoder(value, KeyboardInterrupt())
+            return self.decoder(value) + 1
+
+    model = Tries()
+    framework, block = opened(model, tmp_path / "a.stream")
+    with block:
+        returned = weakref.ref(model(X))
+        gc.collect()
+        assert returned() is None
+
+
+def test_a_model_that_swallows_ctrl_c_and_captures_nothing(tmp_path):
+    class Tries(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Breaks()
+
+        def forward(self, value):
+            with contextlib.suppress(KeyboardInterrupt):
+                self.part(value)
+
+    class Breaks(nn.Module):
+        def forward(self, value):
+            raise KeyboardInterrupt
+
+    model = Tries()
+    block = opened(model, tmp_path / "a.stream")[1]
+    with pytest.raises(CaptureError, match="1 forward calls, but no output"), block:
+        model(X)
 
 
 def test_what_an_interrupted_call_held_is_let_go_with_the_capture(tmp_path):

@@ -336,12 +336,16 @@ class Session:
         """Repeats a C call in slices, so that signals are handled."""
         until = None if timeout is None else time.monotonic() + timeout
         error = Error()
-        while True:
-            left = _SLICE_MS if until is None else int((until - time.monotonic()) * 1000)
-            status = call(max(0, min(_SLICE_MS, left)), error)
-            if status != ERR_TIMEOUT or (until is not None and time.monotonic() >= until):
-                check(status, error)
-                return
+        try:
+            while True:
+                left = _SLICE_MS if until is None else int((until - time.monotonic()) * 1000)
+                status = call(max(0, min(_SLICE_MS, left)), error)
+                if status != ERR_TIMEOUT or (until is not None and time.monotonic() >= until):
+                    break
+        except BaseException:  # a signal handler's: the thread's next call is a new one
+            self._lib.strap_abandon(self._handle, 0, Error())
+            raise
+        check(status, error)
 
     def stats(self) -> SessionStats:
         stats, error = Stats(struct_size=ctypes.sizeof(Stats)), Error()

@@ -62,7 +62,7 @@ class InstrumentationFramework:
     ) -> Iterator[TokenTracker | None]:
         """Captures everything that the registered models return inside the block.
 
-        An exception of the block comes through; what was captured before is on disk.
+        An exception of the block comes through; what was captured before is in the files.
 
         Args:
             output_path: the stream file; its index is written beside it, as
@@ -120,6 +120,10 @@ class InstrumentationFramework:
         )
         if tracker is not None:
             tracker.on_checkpoint = recorder.checkpoint
+
+        def keep(tracker: TokenTracker) -> None:
+            tracker.save(path, keep_checkpoint=True, durable=not recorder.interrupted)
+
         self._recorders.append(recorder)
         self._latest = recorder
         try:
@@ -129,19 +133,20 @@ class InstrumentationFramework:
                 if checkpoint_interval_tokens is not None and isinstance(error, Exception):
                     self._keep_tokens(recorder, lambda tracker: tracker.checkpoint())
             finally:
-                recorder.abort(error)
-            self._keep_tokens(recorder, lambda tracker: tracker.save(path, keep_checkpoint=True))
+                try:
+                    recorder.abort(error)
+                finally:
+                    self._keep_tokens(recorder, keep)
             raise
         else:
             try:
                 recorder.finish()
-            except BaseException:
-                self._keep_tokens(
-                    recorder, lambda tracker: tracker.save(path, keep_checkpoint=True)
-                )
+                if tracker is not None:
+                    tracker.save(path)
+            except BaseException as error:
+                recorder.interrupted |= isinstance(error, KeyboardInterrupt)
+                self._keep_tokens(recorder, keep)
                 raise
-            if tracker is not None:
-                tracker.save(path)
         finally:
             self._recorders.remove(recorder)
 
