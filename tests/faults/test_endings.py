@@ -1,13 +1,18 @@
-"""Blocks that raise and interpreters that end: what was captured is on disk."""
+"""Blocks that raise and interpreters that end: what was captured is in the files."""
 
 from __future__ import annotations
 
+import os
 import signal
 import warnings
 
 import pytest
 from children import Noise, framework, steps_in
 from llm_instrumentation import ActivationReader
+from llm_instrumentation._native import Session
+from llm_instrumentation.core import recorder, tokens
+from llm_instrumentation.core.checkpoint import CheckpointFile
+from llm_instrumentation.errors import StrapTimeoutError
 
 pytestmark = pytest.mark.integration
 
@@ -77,6 +82,129 @@ def test_an_abandoned_generator_closes_its_capture(path):
     del generator
     assert not model._forward_hooks
     assert steps_in(path, SIZE) == 5
+
+
+# ---- the wait for the disk ---------------------------------------------------------
+
+TOKENS = 5
+
+
+def captured(path, end=None, **options):
+    """A capture with tokens whose block ends with `end`."""
+    model = Noise(SIZE)
+    with framework(model).capture_activations(path, track_per_token=True, **options) as tracker:
+        for step in range(TOKENS):
+            model(step)
+            tracker.record_token(step, "")
+        if end is not None:
+            raise end
+
+
+def ctrl_c(session, timeout=None):
+    signal.raise_signal(signal.SIGINT)
+
+
+def still_busy(session, timeout=None):
+    raise StrapTimeoutError("the disk is slow")
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """The files that are synced from Python: not those of the library."""
+    names, fsync = [], os.fsync
+
+    def sync(descriptor):
+        names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    return names
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["", "busy"])
+@pytest.mark.parametrize("end", [None, Mistake("mine")], ids=["", "an exception"])
+def test_ctrl_c_while_the_disk_syncs_loses_nothing(end, busy, path, synced, monkeypatch):
+    monkeypatch.setattr(Session, "checkpoint", ctrl_c)
+    if busy:
+        monkeypatch.setattr(Session, "close", still_busy)
+        monkeypatch.setattr(recorder, "_PATIENCE_SECONDS", 0.2)
+    with (
+        pytest.warns(RuntimeWarning, match=rf"all packets are in {path}, but not on disk") as told,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        captured(path, end)
+    assert len(told) == 1
+    assert synced == []
+    assert steps_in(path, SIZE) == TOKENS
+    with ActivationReader(path, warn=False) as reader:
+        assert reader.token_metadata["total_tokens"] == TOKENS
+        assert busy or (reader.info.indexed and reader.problem == "")
+
+
+def test_ctrl_c_while_the_token_file_is_synced_keeps_the_tokens(path, monkeypatch):
+    fsync = os.fsync
+
+    def interrupted(descriptor):
+        monkeypatch.setattr(os, "fsync", fsync)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        captured(path)
+    with ActivationReader(path) as reader:
+        assert reader.token_metadata["total_tokens"] == TOKENS
+
+
+def test_packets_that_are_given_up_have_no_tokens(path, monkeypatch):
+    monkeypatch.setattr(Session, "flush", ctrl_c)
+    with pytest.warns(RuntimeWarning, match="packets are not in"), pytest.raises(KeyboardInterrupt):
+        captured(path)
+    with ActivationReader(path, warn=False) as reader:
+        assert reader.token_metadata is None
+
+
+def test_a_disk_that_is_slow_to_sync_is_told_of_once(path, monkeypatch):
+    checkpoint, left = Session.checkpoint, [1] * 5
+
+    def slow(session, timeout=None):
+        if left and left.pop():
+            raise StrapTimeoutError("not yet")
+        return checkpoint(session, timeout)
+
+    monkeypatch.setattr(Session, "checkpoint", slow)
+    monkeypatch.setattr(recorder, "_SILENCE_SECONDS", 0)
+    text = r"all packets are in .*, but its disk did not confirm that for 0 s; Ctrl-C ends the wait"
+    with pytest.warns(RuntimeWarning, match=text) as told:
+        captured(path)
+    assert len(told) == 1 and not left
+
+
+@pytest.mark.parametrize("end", [None, Mistake, KeyboardInterrupt])
+def test_the_stream_is_on_disk_before_the_tokens_and_both_before_the_checkpoint_goes(
+    end, path, monkeypatch
+):
+    steps, checkpoint = [], Session.checkpoint
+    save, remove = tokens.save_token_metadata, CheckpointFile.remove
+
+    def then(name, function):
+        def call(*args, **options):
+            result = function(*args, **options)
+            steps.append((name, options.get("durable", True)))
+            return result
+
+        return call
+
+    with pytest.raises(end) if end else warnings.catch_warnings():
+        monkeypatch.setattr(Session, "checkpoint", then("on disk", checkpoint))
+        monkeypatch.setattr(tokens, "save_token_metadata", then("tokens", save))
+        monkeypatch.setattr(CheckpointFile, "remove", then("checkpoint removed", remove))
+        captured(path, end, checkpoint_interval_tokens=TOKENS - 1)
+    assert steps[:2] == [("checkpoint removed", True), ("on disk", True)]  # of an earlier one; own
+    assert steps[2:] == {
+        None: [("on disk", True), ("tokens", True), ("checkpoint removed", True)],
+        Mistake: [("on disk", True), ("on disk", True), ("tokens", True)],
+        KeyboardInterrupt: [("tokens", False)],
+    }[end]
 
 
 # ---- the end of the interpreter ---------------------------------------------------

@@ -578,7 +578,7 @@ def test_a_name_that_no_packet_can_have_costs_that_output_alone(path, read):
         with capture_activations(model, path) as framework:
             for key in keys:
                 model(x, key)
-    assert len(told) == 2  # once for each name
+    assert len(told) == 1  # for all names of the layer
     stats = framework.stats()
     assert (stats.failed, stats.tensors) == (3, 12)
     with ActivationReader(path) as reader:
@@ -638,6 +638,33 @@ def test_an_output_that_cannot_be_walked_costs_that_output_alone(path, read):
             model(torch.randn(4, 6))
     assert framework.stats().failed == 2
     assert [name for name, _ in read(path)] == ["layer", "layer"]
+
+
+def test_a_layer_is_warned_of_once_for_each_kind_of_error(path):
+    """However many texts the errors have; the index has each."""
+
+    class Broken(dict):
+        def items(self) -> object:
+            count.append(1)
+            if len(count) % 2:
+                raise KeyError(f"the {len(count)}th")
+            raise ValueError(f"the {len(count)}th")
+
+    class Named(dict):
+        def items(self) -> object:
+            count.append(1)
+            return [("k" * 70_000 + str(len(count)), torch.ones(3))]
+
+    for output, kinds in ((Broken(), 2), (Named(), 1), ({"a": torch.eye(3).to_sparse()}, 1)):
+        model, count = Returns(output), []
+        with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with capture_activations(model, path):
+                for _ in range(10):
+                    model(torch.randn(4, 6))
+        assert len(told) == kinds
+        with ActivationReader(path) as reader:
+            assert len(reader.missing) == 10
 
 
 def test_a_tensor_that_cannot_be_stored_does_not_hide_those_behind_it(path, read):
