@@ -48,6 +48,7 @@ def expect_like_numpy(tensor: torch.Tensor) -> None:
         # The squares of values below 1e-19 may be lost in float32.
         at_least = conversion.square_error * (1 - 1e-12)
         assert at_least <= told.square_error <= at_least * 1.0002 + 1e-36
+        assert told.square_error <= told.values * told.max_error**2
         assert told.square_sum == pytest.approx(conversion.square_sum, rel=1e-5, abs=1e-36)
 
 
@@ -79,6 +80,16 @@ def test_long_rows_and_many_rows():
         told = conversion_of(narrow(tensor)[1], tensor.numel())
         assert told.square_error >= conversion.square_error * (1 - 1e-12)
         assert tuple(told) == pytest.approx(tuple(conversion), rel=2e-4)
+
+
+@pytest.mark.parametrize("size", [1e-18, 1e-23, 1e-30, 1e-44])
+def test_errors_whose_squares_float32_does_not_hold(size):
+    """Each value becomes zero, so its error is the value."""
+    tensor = torch.full((4096,), size)
+    largest = tensor[0].double().item()
+    told = conversion_of(narrow(tensor)[1], tensor.numel())
+    assert told.max_error == largest
+    assert told.square_error == pytest.approx(4096 * largest**2, rel=1e-12)
 
 
 def test_the_source_stays_as_it_is_and_nothing_of_autograd_comes_along():

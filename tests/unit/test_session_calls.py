@@ -189,3 +189,54 @@ def test_a_tensor_that_was_given_up_and_one_behind_it(session, monkeypatch):
     with ActivationReader(session.path) as reader:
         assert [(a.step, a.token, a.call) for a in reader.missing] == [(0, 0, 0)]
         assert torch.equal(list(reader)[-1].to_torch(), small)
+
+
+class Interrupted:
+    """The library, whose waits are interrupted when they time out: handlers run behind a call."""
+
+    def __init__(self, library):
+        self._library = library
+
+    def __getattr__(self, name):
+        function = getattr(self._library, name)
+        if name not in ("strap_flush", "strap_checkpoint"):
+            return function
+
+        def stopped(*arguments):
+            status = function(*arguments)
+            if status == ERR_TIMEOUT:
+                raise KeyboardInterrupt
+            return status
+
+        return stopped
+
+
+@pytest.mark.parametrize("name", ["flush", "checkpoint"])
+def test_a_wait_behind_one_that_was_interrupted_covers_what_came_between(
+    session, name, monkeypatch
+):
+    layer, values = session.layer("a"), torch.arange(100_000.0)
+
+    def put():
+        session.enqueue(layer, FLOAT32, values.shape, values.data_ptr())
+
+    def in_a_thread(function):
+        thread = threading.Thread(target=function)
+        thread.start()
+        thread.join()
+
+    put()
+    library = session._lib
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "_SLICE_MS", 0)
+        patch.setattr(session, "_lib", Interrupted(library))
+        with pytest.raises(KeyboardInterrupt):
+            getattr(session, name)()
+    in_a_thread(session.checkpoint)  # so that the position of that wait is reached
+    in_a_thread(put)
+    if name == "checkpoint":
+        assert session.checkpoint() > 2 * values.nbytes
+    else:
+        session.flush()
+    assert session.stats().queued_packets == 0
+    assert session.stats().file_bytes > 2 * values.nbytes

@@ -2,7 +2,8 @@
 
 The library makes float16 of float32 while it copies a tensor that is in host memory already. A
 large tensor on a GPU is converted there instead, before the copy; the library is told what that
-lost (``strap_conversion`` in strap.h), and without an error bound the capture is the same.
+lost (``strap_conversion`` in strap.h). Without an error bound the stored values are the same, and the
+sums of squares agree to 0.013 %.
 
 When it pays, by arithmetic and not by a measurement: a transfer that narrows starts about 20
 kernels and copies. At 5 to 10 us each that takes the model's thread 100 to 200 us. Half the bytes
@@ -96,13 +97,15 @@ def conversion_of(numbers: Tensor, elements: int) -> Conversion:
     """What the library is told, by `narrow`'s numbers on the host, of a tensor that `holds`.
 
     The squared error is never below the true one, and at most 0.013 % above, but for errors whose
-    squares float32 does not hold.
+    squares float32 does not hold. Nor is it more than that of the largest error for all values. The
+    squares of the values are within 0.013 % of the true ones, with the same exception.
     """
     others, error, finite, largest = numbers.tolist()
-    lost = 0.0 if largest == 0 else error * error * _SHARE_LOST + elements * _LEAST
+    values = elements - int(others)
+    squares = error * error * (1 + _SHARE_LOST) + elements * _LEAST
     return Conversion(
-        values=elements - int(others),
-        square_error=error * error + lost,
+        values=values,
+        square_error=min(squares, values * largest * largest),
         square_sum=finite * finite,
         max_error=largest,
     )
