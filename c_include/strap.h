@@ -337,10 +337,12 @@ typedef struct strap_stats_t {
   double square_error;      /* sum over them of (value - stored value)^2, finite ones. Never below
                                the true sum but for the rounding of double, and less than 2e-6 of
                                it above; of an archive, and of what the host converted and the
-                               library rounds, an upper bound that can be larger */
-  double square_sum;        /* sum over them of value^2, finite ones; at most 2e-6 above, too */
-  double max_error;         /* largest |value - stored value| of them, exact; of the two cases
-                               above an upper bound */
+                               library rounds, an upper bound that can be larger; of what the host
+                               converted and nobody rounds, what the host said */
+  double square_sum;        /* sum over them of value^2, finite ones; at most 2e-6 above, too; of
+                               what the host converted, what the host said */
+  double max_error;         /* largest |value - stored value| of them, exact; of the first two cases
+                               of square_error an upper bound, of the third what the host said */
   strap_status failure;     /* what stopped the writing, STRAP_OK while it goes on */
   int32_t writer_thread;    /* the system's id of the thread that writes, 0: unknown */
   uint64_t yield_ns;        /* time that enqueue calls left to the workers, or made packets

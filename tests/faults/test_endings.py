@@ -200,11 +200,12 @@ def test_the_stream_is_on_disk_before_the_tokens_and_both_before_the_checkpoint_
         monkeypatch.setattr(CheckpointFile, "remove", then("checkpoint removed", remove))
         captured(path, end, checkpoint_interval_tokens=TOKENS - 1)
     assert steps[:2] == [("checkpoint removed", True), ("on disk", True)]  # of an earlier one; own
-    assert steps[2:] == {
+    ends = {
         None: [("on disk", True), ("tokens", True), ("checkpoint removed", True)],
         Mistake: [("on disk", True), ("on disk", True), ("tokens", True)],
         KeyboardInterrupt: [("tokens", False)],
-    }[end]
+    }
+    assert steps[2:] == ends[end]
 
 
 # ---- the end of the interpreter ---------------------------------------------------

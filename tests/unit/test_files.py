@@ -289,7 +289,7 @@ def test_what_a_killed_process_left_goes_and_what_a_running_one_writes_stays(kin
 
 
 def test_leftovers_go_where_a_lock_needs_a_file_that_may_be_written(tmp_path, monkeypatch):
-    """NFS makes locks of files of flock, fcntl(2), which refuse LOCK_EX of one opened for reading."""
+    """NFS makes flock a lock by fcntl(2), which refuses LOCK_EX of a file opened for reading."""
     flock = fcntl.flock
 
     def of_nfs(descriptor, operation):

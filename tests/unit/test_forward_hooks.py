@@ -669,8 +669,7 @@ def test_what_a_step_returned_is_not_held_when_a_part_of_it_broke_off(tmp_path):
             return self.decoder(value) + 1
 
     model = Tries()
-    framework, block = opened(model, tmp_path / "a.stream")
-    with block:
+    with opened(model, tmp_path / "a.stream")[1]:
         returned = weakref.ref(model(X))
         gc.collect()
         assert returned() is None

@@ -77,8 +77,9 @@ func (c *Conversion) left(bound float64) float64 {
 
 // joined is what share of the tensor lost by the conversion and by rounding behind it. As
 // nobody measured both at once, their errors count as if they went in one direction, which
-// is the most that they can be together. Where a packet is not all of the tensor, its part
-// of the conversion's error is taken as even.
+// is the most that they can be together. A packet that is not all of the tensor gets an even
+// share of the conversion's error. That is no bound for this packet, as its values may have
+// lost more than the others. It is one for all packets of the tensor together.
 func (c *Conversion) joined(share float64, rounding *codec.Stats) codec.Stats {
 	l := codec.Stats{
 		Count:       max(int64(math.Ceil(float64(c.Loss.Count)*share)), rounding.Count),

@@ -614,8 +614,8 @@ class Recorder:
             )
         elif self.tracker is not None and not on_disk:
             warnings.warn(
-                f"all packets are in {self.path}, but not on disk yet: if the power fails soon, the "
-                f"end is lost; `sync {self.path} {self.path}.index` waits for the disk",
+                f"all packets are in {self.path}, but not on disk yet: if the power fails soon, "
+                f"the end is lost; `sync {self.path} {self.path}.index` waits for the disk",
                 RuntimeWarning,
                 stacklevel=6,
             )
