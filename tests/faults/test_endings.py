@@ -84,6 +84,26 @@ def test_an_abandoned_generator_closes_its_capture(path):
     assert steps_in(path, SIZE) == 5
 
 
+@pytest.mark.timeout(60)
+def test_a_signal_handler_may_ask_for_the_numbers_while_they_are_read(path, monkeypatch):
+    read, capture, seen = Session.stats, framework(Noise(SIZE)), []
+
+    def interrupted(session):
+        monkeypatch.setattr(Session, "stats", read)
+        signal.raise_signal(signal.SIGUSR1)
+        return read(session)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(capture.stats().tensors))
+    try:
+        with capture.capture_activations(path):
+            capture._models[0](0)
+            monkeypatch.setattr(Session, "stats", interrupted)
+            assert capture.stats().tensors == 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [1]
+
+
 # ---- the wait for the disk ---------------------------------------------------------
 
 TOKENS = 5

@@ -175,7 +175,7 @@ class Recorder:
         self._threads = _Threads(self._modules)
         self._heights: dict[nn.Module, int] = {}  # of the outermost call above those inside it
         self._lock = threading.Lock()
-        self._reading = threading.Lock()
+        self._reading = threading.RLock()  # a signal handler may ask for the numbers meanwhile
         self._steps = self._begin_steps = 0
         self._running = True
         self._seen_to_end = False  # whether a step came to its end
