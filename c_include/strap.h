@@ -263,9 +263,10 @@ typedef struct strap_tensor {
  * STRAP_ERR_TIMEOUT call again with the same struct, data unchanged: cursor says
  * how far the call came. A tensor larger than the staging memory is streamed
  * through it, and goes on from there. One of which nothing was taken keeps its
- * place among the waiting calls for a second; later it waits behind them anew.
- * To give a tensor up, call strap_abandon with its cursor: the writer waits for
- * the rest of a tensor that is taken in part.
+ * place among the waiting calls for a second: calls behind it take only memory
+ * that it does not need. Later it waits behind them anew. To give a tensor up,
+ * call strap_abandon with its cursor: the writer waits for the rest of a tensor
+ * that is taken in part. With STRAP_ON_FULL_DROP there is no time-out.
  *
  * A small tensor (at most 16 KiB, contiguous, without transform and conversion) may at first only
  * be copied. Up to 64 KiB of such beside the staging memory become packets together, in their
@@ -286,7 +287,8 @@ strap_status strap_offer(strap_session session, const strap_tensor *tensor, stra
 
 /* Gives up a tensor whose enqueue timed out. Of one that is taken in part the
  * packet under way is taken back and the index notes it; earlier packets of a
- * split tensor stay. One of which nothing was taken loses its place. */
+ * split tensor stay. One of which nothing was taken loses its place. With the
+ * cursor 0, gives up the flush and checkpoint of this thread that timed out. */
 strap_status strap_abandon(strap_session session, uint64_t cursor, strap_error *error);
 
 /* Notes in the index that a tensor of this layer could not be captured, and why.
@@ -301,8 +303,9 @@ strap_status strap_note(strap_session session, uint32_t layer, int64_t step, int
  *
  * After STRAP_ERR_TIMEOUT the next call by the same thread goes on: it waits for
  * what was enqueued before the first of these calls, whatever other threads have
- * enqueued since. Where the thread itself enqueued, offered, abandoned or noted
- * something in between, it is a new call. So it is with strap_checkpoint.
+ * enqueued since. It is a new call after a second, and where the thread itself
+ * enqueued, offered, abandoned or noted something in between. So it is with
+ * strap_checkpoint.
  */
 strap_status strap_flush(strap_session session, int32_t timeout_ms, strap_error *error);
 
