@@ -516,8 +516,13 @@ size_t strap_encode_bound(strap_codec codec, size_t size);
 strap_status strap_encode(strap_codec codec, int32_t level, const void *source, size_t size,
                           void *data, size_t room, size_t *length, strap_error *error);
 
-/* The decoded length of a payload; one that does not state it is decoded to
- * learn it. CORRUPT: it is no such payload. */
+/* The decoded length of a payload. A frame that does not state it is decoded to
+ * learn it. That takes the memory of a decoder, a zstd window of at most 128 MiB,
+ * and no room for the content.
+ *
+ * Errors: CORRUPT (it is no such payload, or claims more than its bytes can stand
+ * for), UNSUPPORTED (it needs a dictionary or a larger window, or does not state
+ * its length and has more than 4 GiB). */
 strap_status strap_decoded_size(strap_codec codec, const void *payload, size_t size,
                                 uint64_t *length, strap_error *error);
 
