@@ -425,10 +425,19 @@ typedef struct strap_packet {
   int32_t reserved;
 } strap_packet;
 
-/* Describes the next row, beginning with row 0; STRAP_END behind the last. */
+/*
+ * Describes the next row, beginning with row 0; STRAP_END behind the last.
+ *
+ * CORRUPT, UNSUPPORTED and IO are errors of this row: its packet is not what the
+ * index says, or its length cannot be told. PACKET then has what the index says of
+ * it, with its number in row, and decoded_bytes is 0. The next call describes the
+ * row behind it, so a loop that goes on after these errors meets every row. Only
+ * INVALID_ARGUMENT and INVALID_STATE leave the reader where it is.
+ */
 strap_status strap_reader_next(strap_reader reader, strap_packet *packet, strap_error *error);
 
-/* Describes row ROW; NOT_FOUND behind the last. Does not move strap_reader_next. */
+/* Describes row ROW; NOT_FOUND behind the last. Does not move strap_reader_next.
+ * The other errors are as there. */
 strap_status strap_reader_at(strap_reader reader, uint64_t row, strap_packet *packet,
                              strap_error *error);
 
