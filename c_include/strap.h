@@ -307,7 +307,10 @@ strap_status strap_note(strap_session session, uint32_t layer, int64_t step, int
 strap_status strap_flush(strap_session session, int32_t timeout_ms, strap_error *error);
 
 /* strap_flush, and then until data and index are durable (fsync). *offset, if
- * not NULL, is the length of the stream that is covered. */
+ * not NULL, is the length of the stream that is covered. The names of new files are
+ * made durable with them, by fsync of their folder. A folder that the process may
+ * write to and not read cannot be synced: its files are durable then, and their
+ * names when the system writes them. */
 strap_status strap_checkpoint(strap_session session, int32_t timeout_ms, uint64_t *offset,
                               strap_error *error);
 
