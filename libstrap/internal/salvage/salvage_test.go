@@ -649,6 +649,9 @@ func FuzzSalvage(f *testing.F) {
 	f.Add(slices.Concat(make([]byte, 64), c.stream), idx)
 	f.Add(one(f, codec.None).stream[200:], []byte{})
 	f.Add(one(f, codec.Zstd).stream[200:], []byte{})
+	for _, stream := range hostile {
+		f.Add(stream(2000), []byte{})
+	}
 	from, to := folder(f), folder(f)
 	f.Fuzz(func(t *testing.T, stream, idx []byte) {
 		path := filepath.Join(from, "a.stream")
