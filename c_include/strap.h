@@ -310,7 +310,10 @@ strap_status strap_note(strap_session session, uint32_t layer, int64_t step, int
 strap_status strap_flush(strap_session session, int32_t timeout_ms, strap_error *error);
 
 /* strap_flush, and then until data and index are durable (fsync). *offset, if
- * not NULL, is the length of the stream that is covered. */
+ * not NULL, is the length of the stream that is covered. The names of new files are
+ * made durable with them, by fsync of their folder. A folder that the process may
+ * write to and not read cannot be synced: its files are durable then, and their
+ * names when the system writes them. */
 strap_status strap_checkpoint(strap_session session, int32_t timeout_ms, uint64_t *offset,
                               strap_error *error);
 
@@ -428,10 +431,19 @@ typedef struct strap_packet {
   int32_t reserved;
 } strap_packet;
 
-/* Describes the next row, beginning with row 0; STRAP_END behind the last. */
+/*
+ * Describes the next row, beginning with row 0; STRAP_END behind the last.
+ *
+ * CORRUPT, UNSUPPORTED and IO are errors of this row: its packet is not what the
+ * index says, or its length cannot be told. PACKET then has what the index says of
+ * it, with its number in row, and decoded_bytes is 0. The next call describes the
+ * row behind it, so a loop that goes on after these errors meets every row. Only
+ * INVALID_ARGUMENT and INVALID_STATE leave the reader where it is.
+ */
 strap_status strap_reader_next(strap_reader reader, strap_packet *packet, strap_error *error);
 
-/* Describes row ROW; NOT_FOUND behind the last. Does not move strap_reader_next. */
+/* Describes row ROW; NOT_FOUND behind the last. Does not move strap_reader_next.
+ * The other errors are as there. */
 strap_status strap_reader_at(strap_reader reader, uint64_t row, strap_packet *packet,
                              strap_error *error);
 
@@ -519,8 +531,13 @@ size_t strap_encode_bound(strap_codec codec, size_t size);
 strap_status strap_encode(strap_codec codec, int32_t level, const void *source, size_t size,
                           void *data, size_t room, size_t *length, strap_error *error);
 
-/* The decoded length of a payload; one that does not state it is decoded to
- * learn it. CORRUPT: it is no such payload. */
+/* The decoded length of a payload. A frame that does not state it is decoded to
+ * learn it. That takes the memory of a decoder, a zstd window of at most 128 MiB,
+ * and no room for the content.
+ *
+ * Errors: CORRUPT (it is no such payload, or claims more than its bytes can stand
+ * for), UNSUPPORTED (it needs a dictionary or a larger window, or does not state
+ * its length and has more than 4 GiB). */
 strap_status strap_decoded_size(strap_codec codec, const void *payload, size_t size,
                                 uint64_t *length, strap_error *error);
 

@@ -336,7 +336,7 @@ strap_status strap_reader_next(strap_reader reader, strap_packet *packet, strap_
   if (status != STRAP_OK) return status;
   strap_packet own = {0};
   status = strapgoReaderNext(reader, &own, error);
-  if (status == STRAP_OK) give(packet, &own, sizeof own);
+  give(packet, &own, sizeof own);
   return status;
 }
 
@@ -348,7 +348,7 @@ strap_status strap_reader_at(strap_reader reader, uint64_t row, strap_packet *pa
   if (status != STRAP_OK) return status;
   strap_packet own = {0};
   status = strapgoReaderAt(reader, row, &own, error);
-  if (status == STRAP_OK) give(packet, &own, sizeof own);
+  give(packet, &own, sizeof own);
   return status;
 }
 

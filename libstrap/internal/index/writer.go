@@ -206,9 +206,13 @@ func SyncDirectory(path string) error {
 }
 
 // syncDirectory makes the names in a directory durable. Some file systems
-// refuse that; on those names need no sync, or cannot have one.
+// refuse that; on those names need no sync, or cannot have one. Nor can a directory be synced
+// that this process may write to, and not read: fsync wants it open for reading.
 func syncDirectory(path string) error {
 	dir, err := os.Open(path)
+	if errors.Is(err, syscall.EACCES) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
