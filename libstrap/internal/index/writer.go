@@ -45,16 +45,31 @@ type Writer struct {
 // Create begins a new index at path, replacing what stands there. captureID is
 // 32 hexadecimal digits.
 func Create(path, captureID string) (*Writer, error) {
-	if !IsCaptureID(captureID) {
-		return nil, status.New(status.InvalidArgument, "capture id %q is not 32 lower-case hexadecimal digits", captureID)
+	if err := checkCaptureID(captureID); err != nil {
+		return nil, err
 	}
 	f, err := openRegular(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC)
 	if err != nil {
 		return nil, err
 	}
-	w := &Writer{path: path, f: f, md: Metadata{CaptureID: captureID}}
+	return New(f, captureID)
+}
+
+// New begins an index in an empty file, which is the writer's to close unless New fails.
+func New(f *os.File, captureID string) (*Writer, error) {
+	if err := checkCaptureID(captureID); err != nil {
+		return nil, err
+	}
+	w := &Writer{path: f.Name(), f: f, md: Metadata{CaptureID: captureID}}
 	w.reserve()
 	return w, nil
+}
+
+func checkCaptureID(id string) error {
+	if !IsCaptureID(id) {
+		return status.New(status.InvalidArgument, "capture id %q is not 32 lower-case hexadecimal digits", id)
+	}
+	return nil
 }
 
 // IsCaptureID reports whether id is 32 lower-case hexadecimal digits.
