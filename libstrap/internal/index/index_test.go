@@ -832,6 +832,9 @@ func TestVersion1(t *testing.T) {
 	if kept.End != size || kept.CaptureID != old.md.CaptureID {
 		t.Errorf("kept %+v", kept)
 	}
+	if killed, err := Open(path); err != nil || killed.NumRows() != old.NumRows() {
+		t.Errorf("a process that is killed behind Resume leaves %d rows of %d, %v", killed.NumRows(), old.NumRows(), err)
+	}
 	check(t, w.Close())
 	now, err := Open(path)
 	check(t, err)
