@@ -630,6 +630,8 @@ func TestNothingIntactIsLostWithoutAnIndex(t *testing.T) {
 
 // FuzzSalvage feeds any stream and any index: no crash, and a new stream that is
 // whole, or Corrupt.
+//
+// Slow: each input is written to two files, and the new ones are made durable.
 func FuzzSalvage(f *testing.F) {
 	c := sample(f)
 	path := save(f, c.stream, c.rows)

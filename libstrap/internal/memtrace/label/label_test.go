@@ -374,9 +374,9 @@ func TestLengthsAreAccessesToEachPage(t *testing.T) {
 
 func FuzzLabel(f *testing.F) {
 	f.Add(uint64(1), 10)
-	f.Add(uint64(99), 200)
+	f.Add(uint64(99), 30)
 	f.Fuzz(func(t *testing.T, seed uint64, n int) {
-		rows := randomRows(rand.New(rand.NewPCG(seed, 1)), min(max(n, 0), 500))
+		rows := randomRows(rand.New(rand.NewPCG(seed, 1)), min(max(n, 0), 30))
 		l, got := run(t, Options{}, rows)
 		if fmt.Sprint(got) != fmt.Sprint(reference(rows)) {
 			t.Fatalf("%+v", rows)
