@@ -726,6 +726,7 @@ func FuzzOpen(f *testing.F) {
 	seed()
 	f.Add([]byte{})
 	f.Add(endMark)
+	f.Add(sharedText(64))
 	f.Add(whole[:len(whole)/2])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var before, after runtime.MemStats
