@@ -118,7 +118,7 @@ func read(f *os.File, path string, by func([]byte, *memory.Budget) (*File, *faul
 	}
 	noMemory := func(cause error) error {
 		return status.Wrap(status.NoMemory, cause,
-			"cannot read the index %q of %d bytes: free memory, or read the stream without its index", path, size)
+			"cannot read the index %q of %d bytes: free memory, or move the index away: packets are found without it", path, size)
 	}
 	var budget memory.Budget
 	if err := budget.Take(size); err != nil {
