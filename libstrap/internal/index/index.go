@@ -274,6 +274,16 @@ func (f *File) place(i int) (offset, length int64) {
 	return int64(rec.Column(columnOffset).(*array.Uint64).Value(at)), int64(rec.Column(columnLength).(*array.Uint64).Value(at))
 }
 
+// packetName is the name of the packet of row i.
+func (f *File) packetName(i int) string {
+	rec, at := f.find(i)
+	var r wire.Row
+	for _, k := range []int{columnLayer, columnPath, columnTransform} {
+		columns[k].get(rec.Column(k), at, &r)
+	}
+	return r.Name()
+}
+
 // Slice is the rows [from, to) as records, which must not be released.
 func (f *File) Slice(from, to int) []arrow.Record {
 	var out []arrow.Record
