@@ -197,7 +197,9 @@ typedef struct strap_open_options {
  *
  * Errors: INVALID_ARGUMENT (an option, or PATH is a directory or no regular
  * file, or an archive's and ends in .stream), BUSY (another session holds
- * PATH), NOT_FOUND, PERMISSION, NO_SPACE, IO; with RESUME also CORRUPT.
+ * PATH), NOT_FOUND, PERMISSION, NO_SPACE, NO_MEMORY (the staging memory cannot be
+ * mapped), IO; with RESUME also CORRUPT, and NO_MEMORY where the index takes more
+ * than half of what this process can still have.
  */
 strap_status strap_open(const char *path, const strap_open_options *options,
                         strap_session *session, strap_error *error);
@@ -400,7 +402,8 @@ typedef struct strap_reader_info {
 /*
  * Opens a stream. With its index every packet has shape, type, step and token;
  * packets that the index has not reached, or all where it is absent or does not
- * belong to the stream, are found by scanning: they have a name and a length.
+ * belong to the stream, or takes more than half of the memory that this process
+ * can still have, are found by scanning: they have a name and a length.
  *
  * Errors: NOT_FOUND, PERMISSION, INVALID_ARGUMENT (a directory), IO, CORRUPT
  * (the file does not begin with a packet).

@@ -533,6 +533,8 @@ func TestManyReadersAtOnce(t *testing.T) {
 
 // FuzzReader feeds any stream and any index: no crash, and no allocation that
 // the file does not cover.
+//
+// Slow: each input is written to two files, which are opened twice.
 func FuzzReader(f *testing.F) {
 	c := sample(f)
 	path := save(f, c.stream, c.rows)
