@@ -591,6 +591,8 @@ func fuzzRoundTrip(f *testing.F, k Kind) {
 
 func FuzzNoneRoundTrip(f *testing.F) { fuzzRoundTrip(f, None) }
 func FuzzLZ4RoundTrip(f *testing.F)  { fuzzRoundTrip(f, LZ4) }
+
+// Slow: inputs are repeated beyond the largest block, which zstd compresses for milliseconds.
 func FuzzZstdRoundTrip(f *testing.F) { fuzzRoundTrip(f, Zstd) }
 
 // fuzzDecode: no bytes crash the decoder or make it hand out too much.
