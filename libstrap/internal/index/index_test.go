@@ -276,7 +276,7 @@ func TestAppendFlushesBeforeMemoryGrows(t *testing.T) {
 	if w.Pending() != 1 {
 		t.Errorf("%d rows pending, want 1", w.Pending())
 	}
-	row.Parameters = strings.Repeat("x", maxText-100)
+	row.Parameters = strings.Repeat("x", maxPendingText-100)
 	check(t, w.Append(&row))
 	check(t, w.Append(&row))
 	if w.Pending() != 1 {

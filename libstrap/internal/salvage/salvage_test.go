@@ -261,6 +261,14 @@ func TestAWholeStreamIsCopied(t *testing.T) {
 	}
 }
 
+// Captures of today have less text, but the index has room for it.
+func TestARowWithMuchTextIsKept(t *testing.T) {
+	c := one(t, codec.None)
+	c.rows[0].Parameters = strings.Repeat("x", 5<<20)
+	r := run(t, save(t, c.stream, c.rows))
+	r.expect(t, c)
+}
+
 func TestADamagedPayloadIsLeftOut(t *testing.T) {
 	c := sample(t)
 	for i := range c.rows {
