@@ -218,7 +218,7 @@ func (s *Session) resume() (err error) {
 		}
 	}()
 	var kept index.Kept
-	s.index, kept, err = index.Resume(index.PathOf(s.path), s.stream.Offset())
+	s.index, kept, err = index.Resume(index.PathOf(s.path), s.stream, s.stream.Offset())
 	switch {
 	case errors.Is(err, status.Corrupt):
 		if err = setAside(index.PathOf(s.path)); err != nil {
@@ -253,7 +253,7 @@ func setAside(path string) error {
 		to := fmt.Sprintf("%s.bad-%d", path, n)
 		if _, err := os.Lstat(to); errors.Is(err, os.ErrNotExist) {
 			if err := os.Rename(path, to); err != nil {
-				return status.FromOS(err, "cannot set the unreadable index %q aside", path)
+				return status.FromOS(err, "cannot set the index %q aside, which is not that of the stream", path)
 			}
 			return nil
 		}
@@ -366,9 +366,10 @@ func (s *Session) await(to stage, position uint64, c *call) error {
 	}
 }
 
-// Cursors of Flush and Checkpoint are odd for a position, and even for a place in the line,
-// where what the intake took waits for room.
+// Cursors of Flush and Checkpoint are odd for a position of the order, and even for a round of
+// the intake, which has to be settled first.
 func positionCursor(position uint64) uint64 { return position<<1 | 1 }
+func roundCursor(round uint64) uint64       { return round << 1 }
 
 // reach waits until all that was enqueued before has come to a stage.
 func (s *Session) reach(to stage, cursor *uint64, timeout time.Duration) error {
@@ -381,16 +382,18 @@ func (s *Session) reach(to stage, cursor *uint64, timeout time.Duration) error {
 	s.drains.Add(1)
 	position := *cursor >> 1
 	if *cursor&1 == 0 {
-		c.turn = s.line.Return(position)
-		if err := s.settleAll(&c); err != nil {
-			if *cursor = 0; errors.Is(err, status.Timeout) {
-				*cursor = placeCursor(s.line.Keep(&c.turn))
-			} else {
-				s.line.Leave(&c.turn)
-			}
-			return err
+		round := position
+		if round == 0 {
+			round, _ = s.nextRound()
 		}
-		s.line.Leave(&c.turn)
+		if round > 0 {
+			if err := s.awaitRound(round, &c); err != nil {
+				if *cursor = 0; errors.Is(err, status.Timeout) {
+					*cursor = roundCursor(round)
+				}
+				return err
+			}
+		}
 		position = s.order.Added()
 	}
 	defer s.jobs.Hurry()()
