@@ -3,7 +3,13 @@
 
 import sys
 
-from llm_instrumentation.probes.analyze import main
+try:
+    from llm_instrumentation.probes.analyze import main
+except ModuleNotFoundError as error:
+    sys.exit(
+        f"{sys.executable} has no {error.name}: run this with the Python that llm_instrumentation "
+        f"is installed for, as in .venv/bin/python {sys.argv[0]}"
+    )
 
 if __name__ == "__main__":
     sys.exit(main())

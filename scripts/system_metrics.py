@@ -2,8 +2,14 @@
 """Watches processes and pressure; see docs/BLOCK_IO_TRACEPOINTS.md, or --help."""
 
 import sys
+from pathlib import Path
 
-from llm_instrumentation.probes.program import run
+try:
+    from llm_instrumentation.probes.program import run
+except ModuleNotFoundError:
+    # sudo runs another Python than the one with the package. The sources need nothing beside them.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+    from llm_instrumentation.probes.program import run
 
 if __name__ == "__main__":
     sys.exit(run(["system", "--output", "system_metrics.jsonl", *sys.argv[1:]]))

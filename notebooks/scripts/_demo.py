@@ -57,8 +57,8 @@ class Demo:
     def _parser(self) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(description=self.about)
         parser.add_argument("--model", default=self.default_model, help="default: %(default)s")
-        parser.add_argument("--ctx", type=int, default=2048, help="tokens of each prompt")
-        parser.add_argument("--tokens", type=int, default=128, help="tokens written for each")
+        parser.add_argument("--ctx", type=_count, default=2048, help="tokens of each prompt")
+        parser.add_argument("--tokens", type=_count, default=128, help="tokens written for each")
         parser.add_argument("--out", type=Path, default=Path("results/"))
         parser.add_argument(
             "--native-traces",
@@ -120,6 +120,12 @@ class Demo:
         metrics = folder / "metrics.csv"
         if metrics.exists():
             print(f"\n{metrics.read_text(encoding='utf-8')}")
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
 
 
 class _Terminal(SweepListener):

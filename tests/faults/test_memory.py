@@ -101,7 +101,11 @@ def test_an_index_that_memory_does_not_hold_is_ignored(tmp_path: Path, written: 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("1 the index is ignored: ")
-    says = "free memory, or move the index away: packets are found without it" if written else "the rest are holes"
+    says = (
+        "free memory, or move the index away: packets are found without it"
+        if written
+        else "the rest are holes"
+    )
     assert says in done.stdout
 
 

@@ -371,9 +371,7 @@ def test_records_that_are_no_tokens_are_not_gone_on_from(model, path):
     tokens = path.with_name("run_tokens.json")
     tokens.write_text('{"total_tokens": 1, "tokens": [{"token_text": "a"}]}')
     with pytest.raises(TokenFileError, match=r"run\.stream has records that are no tokens"):
-        with framework.capture_activations(
-            path, track_per_token=True, resume_from_checkpoint=True
-        ):
+        with framework.capture_activations(path, track_per_token=True, resume_from_checkpoint=True):
             pass
     assert path.read_bytes() == before
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 import yaml
 from llm_instrumentation.mrm import check_parquet_schema, compute_all
@@ -513,18 +514,24 @@ def running(tmp_path, request):
 
 
 @pytest.mark.parametrize(
-    "running",
-    [CollectorType.TORCH, CollectorType.PAGE_FAULTS, CollectorType.WRITE_SETS],
-    indirect=True,
+    ("running", "number"),
+    [
+        (CollectorType.TORCH, signal.SIGINT),
+        (CollectorType.PAGE_FAULTS, signal.SIGINT),
+        (CollectorType.WRITE_SETS, signal.SIGTERM),
+    ],
+    indirect=["running"],
     ids=str,
 )
-def test_ctrl_c_keeps_the_raw_data_and_says_so(running, tmp_path):
+def test_a_signal_keeps_the_raw_data_and_says_so(running, number, tmp_path):
     process, path = running
-    process.send_signal(signal.SIGINT)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
     assert "interrupted" in err
     assert "Traceback" not in err
+    assert psutil.wait_procs(children, timeout=10)[1] == []
     (folder,) = folders(tmp_path)
     defect = folder.defect()
     assert defect is not None
@@ -753,6 +760,13 @@ def test_a_demo_without_its_model_says_how_to_get_it(tmp_path, monkeypatch, caps
     err = capsys.readouterr().err
     assert "nobody/nothing is not here" in err
     assert "hf download" in err
+
+
+@pytest.mark.parametrize("flag", ["--ctx", "--tokens"])
+def test_a_demo_refuses_lengths_that_are_none(capsys, flag):
+    with pytest.raises(SystemExit):
+        demo("demo_tinyllama", flag, "-5")
+    assert f"argument {flag}: -5 is below 1" in capsys.readouterr().err
 
 
 def test_a_demo_runs_with_random_weights(tmp_path, monkeypatch, capsys):

@@ -25,6 +25,16 @@ def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
+def test_without_the_package_it_says_what_to_run():
+    command = [sys.executable, "-I", "-S", SCRIPT, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"{sys.executable} has no llm_instrumentation: run this with the P"
+    )
+    assert "Traceback" not in done.stderr
+
+
 def snapshot(window: int, devices: dict[str, tuple[dict[int, int], int]]) -> dict:
     """As llm_instrumentation 1.3.1 writes them; devices have {slot: count} and a queue depth."""
     histograms = [

@@ -61,6 +61,15 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["losetup", "--detach", device], check=True)
 
 
+@pytest.mark.parametrize("name", ["tracepoints", "system_metrics"])
+def test_the_scripts_need_no_package(name):
+    """A Python without packages, as sudo may run."""
+    command = [sys.executable, "-I", "-S", ROOT / "scripts" / f"{name}.py", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "strap-probe" in done.stdout + done.stderr
+
+
 def read_at_random(device: Path, times: int) -> None:
     """So many requests of 4 KiB, past the page cache."""
     with mmap.mmap(-1, 4096) as page:

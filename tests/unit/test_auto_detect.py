@@ -45,6 +45,7 @@ def test_the_class_name_is_the_last_resort():
         ("gpt", "interpretability", InstrumentationConfig.attention_analysis()),
         ("gpt", "debugging", InstrumentationConfig.fast_capture()),
         ("bert", "performance_analysis", InstrumentationConfig.balanced()),
+        ("t5", "performance_analysis", InstrumentationConfig.balanced()),
         ("gpt", "full_capture", InstrumentationConfig.balanced()),
         ("gpt", "anything else", InstrumentationConfig.balanced()),
         *[
@@ -53,7 +54,21 @@ def test_the_class_name_is_the_last_resort():
                 "performance_analysis",
                 InstrumentationConfig.balanced().with_compression("zstd").with_memory_limit(16),
             )
-            for architecture in ("gpt", "llama", "qwen")
+            for architecture in (
+                "gpt",
+                "llama",
+                "qwen",
+                "gpt2",
+                "gpt_neox",
+                "gptj",
+                "gpt_oss",
+                "llama4",
+                "mistral",
+                "mixtral",
+                "qwen2",
+                "qwen3",
+                "qwen3_moe",
+            )
         ],
     ],
 )

@@ -167,6 +167,12 @@ def test_granularities_may_be_given_by_value():
     assert config.granularity is MLP
 
 
+def test_a_granularity_of_samples_samples():
+    config = InstrumentationConfig(HookGranularity.SAMPLED_SLICES)
+    assert config.sampling_rate == 0.1
+    assert config.with_sampling(1.0).sampling_rate == 1.0
+
+
 def test_hook_config_has_the_documented_fields():
     config = HookConfig(FULL)
     assert dataclasses.asdict(config) == {

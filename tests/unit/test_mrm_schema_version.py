@@ -67,6 +67,14 @@ def test_a_whole_file_passes(tmp_path):
         check_parquet_schema(parquet(tmp_path / "t.parquet", ARROW_SCHEMA.names, version), "trace")
 
 
+def test_a_kind_of_file_that_is_not_known_is_refused(tmp_path):
+    path = parquet(tmp_path / "t.parquet", ARROW_SCHEMA.names)
+    with pytest.raises(
+        ValueError, match=r"'traces' is no kind of file: it is one of trace, region_"
+    ):
+        check_parquet_schema(path, "traces")
+
+
 def test_another_major_version_is_refused_with_the_file(tmp_path):
     path = parquet(tmp_path / "t.parquet", ARROW_SCHEMA.names, b"2.0")
     with pytest.raises(SchemaVersionError, match=r"t\.parquet.*2\.0"):

@@ -250,7 +250,10 @@ def test_every_limit_that_was_passed_has_its_reason():
     reasons = classify_run(31.5, 0.2, 4, 60.0, True).failure_reasons
     names = ("observer_cpu", "observer_mem", "thermal", "baseline_cpu", "io_contention")
     assert [name for name in names for reason in reasons if name in reason] == list(names)
-    assert "31.5" in reasons[0]
+    assert reasons[0] == "observer_cpu 31.5 % is not below 20 %"  # 10 % is that of a clean run
+    assert reasons[3] == "baseline_cpu 60.0 % before the run is not below 15 %"
+    marginal = classify_run(12.0, 0.0, 0).failure_reasons
+    assert marginal == ["observer_cpu 12.0 % is not below 10 %"]
 
 
 @pytest.mark.parametrize("value", [math.nan, -1.0])

@@ -21,7 +21,7 @@ func stamp(now time.Time, interval time.Duration) Stamp {
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &mono)
 	return Stamp{
 		Timestamp:   float64(now.UnixNano()) / 1e9,
-		ISO:         now.UTC().Format("2006-01-02T15:04:05.000000Z07:00"),
+		ISO:         now.UTC().Format("2006-01-02T15:04:05.000000-07:00"),
 		IntervalS:   interval.Seconds(),
 		MonotonicNS: mono.Nano(),
 	}

@@ -11,6 +11,20 @@ __all__ = ["Purpose", "create_optimized_config", "detect_model_architecture"]
 Purpose = Literal["interpretability", "debugging", "performance_analysis", "full_capture"]
 
 _FAMILIES = ("gpt", "llama", "qwen", "bert")
+# Decoders that write much: gpt2, gpt_neox, gpt_oss, llama4, qwen3_moe and the like by their family,
+# and the architectures that are variants of Llama's.
+_LARGE = (
+    "gpt",
+    "llama",
+    "qwen",
+    "mistral",
+    "mixtral",
+    "gemma",
+    "phi",
+    "falcon",
+    "deepseek",
+    "olmo",
+)
 
 
 def detect_model_architecture(model: Any) -> str:
@@ -36,14 +50,19 @@ def create_optimized_config(model_arch: str, purpose: Purpose | str) -> Instrume
     """A configuration for `purpose`.
 
     "interpretability" is the attention_analysis preset, "debugging" fast_capture,
-    "performance_analysis" balanced, and for gpt, llama and qwen with zstd and 16 GB;
-    "full_capture" and anything else is balanced.
+    "performance_analysis" balanced, and for decoders of the families of gpt, llama and qwen with
+    zstd and 16 GB; "full_capture" and anything else is balanced.
+
+    Args:
+        model_arch: of :func:`detect_model_architecture`, or a ``model_type``: "gpt2", "gpt_neox",
+            "llama4", "qwen3_moe" and "mistral" count as their family.
     """
     if purpose == "interpretability":
         return InstrumentationConfig.attention_analysis()
     if purpose == "debugging":
         return InstrumentationConfig.fast_capture()
     config = InstrumentationConfig.balanced()
-    if purpose == "performance_analysis" and model_arch in ("gpt", "llama", "qwen"):
+    large = any(family in model_arch.lower() for family in _LARGE)
+    if purpose == "performance_analysis" and large:
         config.with_compression("zstd").with_memory_limit(16)
     return config

@@ -59,7 +59,8 @@ class HookConfig:
 
     Attributes:
         granularity: which modules, and how much of them.
-        sampling_rate: share of the elements that SAMPLED_SLICES keeps, 0 < rate <= 1.
+        sampling_rate: share of the elements that SAMPLED_SLICES keeps, 0 < rate <= 1. The default
+            keeps all.
         target_layers: exact module names; when given they alone decide which modules are hooked.
         compression_enabled: False stores the payloads raw.
         async_enabled: False waits, in each hook, until the tensor is in the file.
@@ -106,7 +107,8 @@ class InstrumentationConfig:
         exclude: patterns of modules to leave out.
         kv_cache: also capture the key-value caches that models return; each step repeats the
             whole cache, hence off by default.
-        sampling_rate: share of the elements that SAMPLED_SLICES keeps, 0 < rate <= 1.
+        sampling_rate: share of the elements that SAMPLED_SLICES keeps, 0 < rate <= 1. Other
+            granularities keep all.
         sampling_seed: seed of that choice, 0 to 2^53 - 1.
         on_full: "block" makes the model wait while the staging memory is full; "drop" leaves
             tensors out, and counts them.
@@ -131,7 +133,7 @@ class InstrumentationConfig:
     include: tuple[LayerPattern, ...] = ()
     exclude: tuple[LayerPattern, ...] = ()
     kv_cache: bool = False
-    sampling_rate: float = 1.0
+    sampling_rate: float = 0.1
     sampling_seed: int = 0
     on_full: str = "block"
     workers: int | None = None

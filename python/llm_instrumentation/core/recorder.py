@@ -60,6 +60,8 @@ _DEFAULT_MEMORY = 2 * 10**9
 # A capture below its target rate that made the model wait for more of its time
 # than this says so.
 _STALL_SHARE = 0.05
+# A shorter capture says nothing of that: its first writes take their time.
+_JUDGED_SECONDS = 1.0
 # How long the end waits for a writer that does nothing, once Ctrl-C came.
 _PATIENCE_SECONDS = 0.5
 # When the end of a block says that the writer does nothing.
@@ -515,7 +517,8 @@ class Recorder:
                 stacklevel=4,
             )
         target = self._config.target_throughput_gbps
-        if stats.throughput_gbps < target and stats.stall_seconds > _STALL_SHARE * stats.seconds:
+        stalled = stats.stall_seconds > _STALL_SHARE * stats.seconds
+        if stalled and stats.throughput_gbps < target and stats.seconds >= _JUDGED_SECONDS:
             warnings.warn(
                 f"the model waited {stats.stall_seconds:.1f} of {stats.seconds:.1f} s for the "
                 f"capture, which took {stats.throughput_gbps:.2f} GB/s; the target is {target} "

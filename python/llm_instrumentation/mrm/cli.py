@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum, IntEnum
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -47,7 +50,7 @@ class ExitCode(IntEnum):
 
 _CODES = (
     "Exit codes: 0 all went well; 1 the command line or the experiment file is wrong; 2 a run "
-    "failed; 3 no collector could run here; 130 interrupted with Ctrl-C."
+    "failed; 3 no collector could run here; 130 interrupted with Ctrl-C or SIGTERM."
 )
 
 app = typer.Typer(
@@ -173,7 +176,7 @@ def run(
     from .runner import SweepSelectionError, run_sweep
 
     outcomes: list[RunOutcome] = []
-    with _Display(as_json, outcomes) as display:
+    with _ended_by_sigterm(), _Display(as_json, outcomes) as display:
         try:
             run_sweep(experiment, force=force, only=only, listener=display.listener)
             code = _verdict(outcomes)
@@ -193,6 +196,20 @@ def run(
     else:
         _say_outcomes(outcomes)
     raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: the engine and the tracer end, and the run is marked."""
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _verdict(outcomes: Sequence[RunOutcome]) -> ExitCode:

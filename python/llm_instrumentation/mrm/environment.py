@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -32,6 +33,7 @@ def software_versions() -> dict[str, str | None]:
 
     versions: dict[str, str | None] = {
         "llm_instrumentation": __version__,
+        "llm_instrumentation_source": _source(),
         "python": platform.python_version(),
         "kernel": platform.release(),
         "os": _os_name(),
@@ -44,6 +46,45 @@ def software_versions() -> dict[str, str | None]:
             versions[name] = None
     versions["perf"] = _perf_version()
     return versions
+
+
+def _source() -> str | None:
+    """Where this package was installed from, for others to install the same.
+
+    A requirement as pip takes it where a repository or an archive was named; "commit ..." of the
+    checkout of an editable installation; else the checksum of the list of the installed files. The
+    name alone would get another package from PyPI.
+    """
+    try:
+        package = importlib.metadata.distribution("llm_instrumentation")
+    except importlib.metadata.PackageNotFoundError:
+        return _commit(Path(__file__).parents[3])
+    # https://packaging.python.org/en/latest/specifications/direct-url/
+    told = json.loads(package.read_text("direct_url.json") or "{}")
+    url = told.get("url", "")
+    if commit := told.get("vcs_info", {}).get("commit_id"):
+        return f"git+{url}@{commit}"
+    if digest := told.get("archive_info", {}).get("hashes", {}).get("sha256"):
+        return f"{url.rpartition('/')[2]}#sha256={digest}"
+    if told.get("dir_info", {}).get("editable"):
+        return _commit(Path(__file__).parents[3])
+    record = package.read_text("RECORD")
+    return record and f"files sha256={hashlib.sha256(record.encode()).hexdigest()}"
+
+
+def _commit(checkout: Path) -> str | None:
+    """The commit of a checkout of this project; "+" where files differ from it."""
+    git = shutil.which("git")
+    if git is None or not (checkout / ".git").exists():
+        return None
+
+    def ask(*arguments: str) -> str:
+        command = [git, "-C", str(checkout), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    commit = ask("rev-parse", "HEAD")
+    changed = ask("status", "--porcelain", "--untracked-files=no")
+    return f"commit {commit}{'+' if changed else ''}" if commit else None
 
 
 def _os_name() -> str:

@@ -106,6 +106,7 @@ def check_parquet_schema(path: str | os.PathLike[str], schema_name: str) -> None
     A file without a version, as other tools write it, is checked for its columns alone.
 
     Raises:
+        InvalidArgumentError: no kind of file has this name.
         FileNotFoundError: there is no such file.
         CorruptError: it is no Parquet file, or a torn one.
         SchemaVersionError: it has another major version.
@@ -114,6 +115,10 @@ def check_parquet_schema(path: str | os.PathLike[str], schema_name: str) -> None
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if schema_name not in CURRENT_VERSIONS:
+        raise InvalidArgumentError(
+            f"{schema_name!r} is no kind of file: it is one of {', '.join(CURRENT_VERSIONS)}"
+        )
     if not Path(path).is_file():
         raise FileNotFoundError(f"{os.fspath(path)}: no such file")
     try:

@@ -168,7 +168,7 @@ def _stamp(line: Mapping[str, Any]) -> dict[str, Any]:
 def _stamp_of(row: Mapping[str, Any]) -> dict[str, Any]:
     stamp = {
         "timestamp": row["timestamp"],
-        "iso_timestamp": row["time"].isoformat(timespec="microseconds") + "Z",
+        "iso_timestamp": row["time"].isoformat(timespec="microseconds") + "+00:00",
         "interval_s": row["interval_s"],
     }
     if row["monotonic_ns"] is not None:

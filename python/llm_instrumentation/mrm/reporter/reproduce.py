@@ -38,14 +38,16 @@ def experiment_of(run: RunData) -> dict[str, Any]:
 def of_run(run: RunData) -> Iterable[str]:
     """The last section of a report."""
     experiment = experiment_of(run)
-    version = run.section("software").get("llm_instrumentation")
+    software = run.section("software")
     if experiment:
-        package = f"llm_instrumentation=={version}" if version else "llm_instrumentation"
-        yield page.paragraph("Save the file below as experiment.yaml, then:")
+        version = software.get("llm_instrumentation") or "of an unknown version"
+        source = software.get("llm_instrumentation_source") or "sources that the run does not name"
+        yield page.paragraph(
+            f"The run was made with llm_instrumentation {version}, from {source}. With that "
+            "installed, save the file below as experiment.yaml, then:"
+        )
         yield page.code_block(
-            f"pip install '{package}'\n"
-            "mrm-trace validate --config experiment.yaml\n"
-            "mrm-trace run --config experiment.yaml"
+            "mrm-trace validate --config experiment.yaml\nmrm-trace run --config experiment.yaml"
         )
         yield page.details(
             "experiment.yaml",

@@ -62,7 +62,8 @@ def classify_run(
         io_contention_detected: the observers wrote much that was not the trace.
 
     Returns:
-        The class; ``failure_reasons`` has a sentence for each clean limit that was passed.
+        The class; ``failure_reasons`` has a sentence for each limit that was passed: that of a
+        clean run, or where the value is beyond that too, of a marginal one.
 
     Raises:
         InvalidArgumentError: a value is negative or not a number.
@@ -78,12 +79,14 @@ def classify_run(
             raise InvalidArgumentError(f"{name} = {value}: must be a number from 0 on")
 
     clean, marginal = LIMITS[RunValidity.CLEAN], LIMITS[RunValidity.MARGINAL]
-    reasons = _passed(clean, measured)
+    beyond = _passed(marginal, measured)
+    passed = _passed(clean, measured) | beyond
     if io_contention_detected:
-        reasons.append("io_contention_detected: the tracer wrote over 10 MiB beside the trace")
+        passed["io"] = "io_contention_detected: the tracer wrote over 10 MiB beside the trace"
+    reasons = list(passed.values())
     if not reasons:
         validity = RunValidity.CLEAN
-    elif not _passed(marginal, measured) and not io_contention_detected:
+    elif not beyond and not io_contention_detected:
         validity = RunValidity.MARGINAL
     else:
         validity = RunValidity.CONTAMINATED
@@ -98,27 +101,27 @@ def classify_run(
     )
 
 
-def _passed(limits: Limits, measured: Mapping[str, float]) -> list[str]:
-    """A sentence for each limit that a run did not keep to."""
-    reasons = []
+def _passed(limits: Limits, measured: Mapping[str, float]) -> dict[str, str]:
+    """A sentence for each limit that a run did not keep to, by what it limits."""
+    reasons = {}
     cpu = measured["observer_cpu_overhead_pct_max"]
     if cpu >= limits.observer_cpu_overhead_pct_max:
         limit = limits.observer_cpu_overhead_pct_max
-        reasons.append(f"observer_cpu {cpu:.1f} % is not below {limit:g} %")
+        reasons["cpu"] = f"observer_cpu {cpu:.1f} % is not below {limit:g} %"
     memory = measured["observer_memory_frac"]
     if memory >= limits.observer_memory_frac:
-        reasons.append(
+        reasons["memory"] = (
             f"observer_mem_frac {memory:.3f} of the target is not below "
             f"{limits.observer_memory_frac:g}"
         )
     events = measured["thermal_throttle_events"]
     if events > limits.thermal_throttle_events:
         limit = limits.thermal_throttle_events
-        reasons.append(f"thermal_throttle_events {events:g} is above {limit}")
+        reasons["events"] = f"thermal_throttle_events {events:g} is above {limit}"
     busy = measured["baseline_cpu_pct"]
     if limits.baseline_cpu_pct is not None and busy >= limits.baseline_cpu_pct:
         limit = limits.baseline_cpu_pct
-        reasons.append(f"baseline_cpu {busy:.1f} % before the run is not below {limit:g} %")
+        reasons["baseline"] = f"baseline_cpu {busy:.1f} % before the run is not below {limit:g} %"
     return reasons
 
 
