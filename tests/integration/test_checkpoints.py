@@ -21,7 +21,7 @@ from llm_instrumentation import (
     StreamingSerializer,
     analyze_activations_with_tokens,
 )
-from llm_instrumentation.core.tokens import CheckpointError
+from llm_instrumentation.core.tokens import CheckpointError, TokenFileError, load_token_metadata
 from llm_instrumentation.errors import BusyError, CaptureError
 from torch import nn
 
@@ -333,6 +333,59 @@ def test_resuming_without_a_checkpoint_starts_or_appends(model, path):
         assert reader.steps == (0, 1)
 
 
+def test_a_capture_that_ended_goes_on_with_its_tokens(model, path, checkpoint):
+    framework = instrumented(model)
+    for resumed, (first, last) in enumerate([(0, 5), (5, 7), (7, 10)]):
+        with framework.capture_activations(
+            path, track_per_token=True, resume_from_checkpoint=resumed > 0
+        ) as tracker:
+            assert (len(tracker.tokens), tracker.resume_count) == (first, min(resumed, 1))
+            generate(framework, tracker, first, last)
+        assert not checkpoint.exists()
+    assert_steps(path, 10)
+    tokens = json.loads(path.with_name("run_tokens.json").read_text())["tokens"]
+    assert [token["token_index"] for token in tokens] == list(range(10))
+
+
+def test_a_capture_that_ended_and_is_killed_later_goes_on_once_more(model, path, checkpoint):
+    framework = instrumented(model)
+    options = {"track_per_token": True, "checkpoint_interval_tokens": 4}
+    with framework.capture_activations(path, **options) as tracker:
+        generate(framework, tracker, 0, 5)
+    with child(path, EXIT, 5, 8, resume=True) as process:  # killed before its first checkpoint
+        assert process.wait(60) == 7
+    with framework.capture_activations(path, **options, resume_from_checkpoint=True) as tracker:
+        assert len(tracker.tokens) == 5
+        generate(framework, tracker, 5, 6)
+    assert_steps(path, 6)
+
+
+def test_records_that_are_no_tokens_are_not_gone_on_from(model, path):
+    framework = instrumented(model)
+    with framework.capture_activations(path, track_per_token=True) as tracker:
+        generate(framework, tracker, 0, 2)
+    before = path.read_bytes()
+    tokens = path.with_name("run_tokens.json")
+    tokens.write_text('{"total_tokens": 1, "tokens": [{"token_text": "a"}]}')
+    with pytest.raises(TokenFileError, match=r"run\.stream has records that are no tokens"):
+        with framework.capture_activations(
+            path, track_per_token=True, resume_from_checkpoint=True
+        ):
+            pass
+    assert path.read_bytes() == before
+
+
+def test_tokens_without_a_model(path):
+    framework = InstrumentationFramework(InstrumentationConfig.balanced())
+    with pytest.warns(RuntimeWarning, match="no model is instrumented: the capture to .*run.str"):
+        with framework.capture_activations(path, track_per_token=True) as tracker:
+            tracker.record_token(11, " a")
+    assert path.read_bytes() == b""
+    assert load_token_metadata(path)["tokens"] == [
+        {"token_index": 0, "token_id": 11, "token_text": " a"}
+    ]
+
+
 def test_without_resuming_a_new_capture_replaces_the_old_one(model, path, checkpoint):
     framework = instrumented(model)
     with pytest.raises(Interrupted):
@@ -520,6 +573,14 @@ def test_a_kill_before_the_old_checkpoint_is_removed(module, function, model, pa
             pass
     assert contents(path.parent) == before
     checkpoint.unlink()  # as the message says
+    tokens = list(path.parent.glob("*_tokens.json"))
+    if tokens:
+        refused = r"token file of .* covers \d+ bytes of a capture, but 0 bytes are there\. Move"
+        with pytest.raises(TokenFileError, match=refused):
+            with framework.capture_activations(path, **options):
+                pass
+    for file in tokens:
+        file.unlink()
     with framework.capture_activations(path, **options) as tracker:
         generate(framework, tracker, 0, 2)
     assert_steps(path, 2)

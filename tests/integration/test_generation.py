@@ -77,7 +77,9 @@ def test_the_token_file_has_both_names(llama, ids, path):
     older = path.with_name("run_tokens.json")
     content = json.loads(documented.read_text())
     assert json.loads(older.read_text()) == content
-    assert content.keys() == {"total_tokens", "tokens", "capture_duration_seconds"}
+    assert content.keys() == {
+        "total_tokens", "tokens", "capture_duration_seconds", "stream_bytes",
+    }  # fmt: skip
     assert content["total_tokens"] == NEW
     assert content["tokens"] == tracker.tokens
     assert content["capture_duration_seconds"] > 0

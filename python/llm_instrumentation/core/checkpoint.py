@@ -93,7 +93,7 @@ class CheckpointFile:
         if content.get("version") != VERSION:
             raise self._error(f"version {content.get('version')!r}, this release reads {VERSION}")
         tokens = content.get("tokens")
-        if not isinstance(tokens, list) or not all(map(_is_token, tokens)):
+        if not isinstance(tokens, list) or not all(map(is_token, tokens)):
             raise self._error('"tokens" is no list of token records')
         if content.get("total_tokens", len(tokens)) != len(tokens):
             raise self._error(f"{len(tokens)} tokens where {content['total_tokens']!r} are claimed")
@@ -178,7 +178,8 @@ def dump_json(content: Any, indent: int | None = None) -> bytes:
         return json.dumps(content, indent=indent).encode()
 
 
-def _is_token(value: Any) -> bool:
+def is_token(value: Any) -> bool:
+    """Whether a value is the record of a token."""
     return (
         isinstance(value, dict)
         and _is_int(value.get("token_index"))

@@ -11,11 +11,11 @@ from typing import Any
 from torch import nn
 
 from .._native import Reader
-from .checkpoint import CheckpointFile, checkpoint_path_for
+from .checkpoint import CheckpointFile, CheckpointState, checkpoint_path_for
 from .config import InstrumentationConfig
 from .recorder import Recorder
 from .stats import CaptureStats
-from .token_files import load_token_metadata
+from .token_files import finished_state, load_token_metadata
 from .tokens import TokenTracker
 
 __all__ = ["InstrumentationFramework", "analyze_activations_with_tokens"]
@@ -71,8 +71,10 @@ class InstrumentationFramework:
             track_per_token: yield a tracker, and write the tokens it recorded beside the stream.
             checkpoint_interval_tokens: make the capture durable every so many tokens.
             checkpoint_path: where the checkpoint stands; ``{output_path}.ckpt.json`` by default.
-            resume_from_checkpoint: append to the stream of an interrupted capture, cut back to
-                its last checkpoint; what is cut is kept beside it as ``.tail-N``.
+            resume_from_checkpoint: append to the stream of an earlier capture. That of an
+                interrupted one is cut back to its last checkpoint; what is cut is kept beside it
+                as ``.tail-N``. One that ended goes on as a whole. Tokens, their numbers and those
+                of the steps go on where they stood.
 
         Yields:
             a :class:`TokenTracker` with ``track_per_token``, else None.
@@ -81,6 +83,7 @@ class InstrumentationFramework:
             ValueError: an interval below 1, or checkpoint or resume settings without
                 ``track_per_token``.
             CheckpointError: the checkpoint cannot be used, or is that of another capture.
+            TokenFileError: the tokens of the capture that is resumed cannot be read.
             LayerSelectionError: the configuration selects no module.
             StrapError: the stream cannot be opened, or at the end: the capture failed.
         """
@@ -96,20 +99,25 @@ class InstrumentationFramework:
             raise ValueError("checkpoints and resuming need track_per_token=True")
         path = os.fspath(output_path)
         if not self._models:
-            raise RuntimeError("no model to capture: call instrument_model first")
-        tracker, resume_offset = None, None
+            warnings.warn(
+                f"no model is instrumented: the capture to {path} will have no activations. Call "
+                "instrument_model first",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        tracker, resume_offset, had_ended = None, None, False
         if track_per_token:
             file = CheckpointFile(checkpoint_path or checkpoint_path_for(path))
             state = file.load() if resume_from_checkpoint else None
             if state is not None:
                 file.check(state, path)
+            elif resume_from_checkpoint and os.path.exists(path):
+                state, had_ended = finished_state(path) or CheckpointState(), True
             tracker = TokenTracker(
                 file, checkpoint_interval_tokens, resume_from=state, strict=self.config.strict
             )
             if state is not None:
                 resume_offset = -1 if state.stream_offset is None else state.stream_offset
-            elif resume_from_checkpoint and os.path.exists(path):
-                resume_offset = -1
         recorder = Recorder(
             path,
             self.config,
@@ -123,6 +131,8 @@ class InstrumentationFramework:
         self._recorders.append(recorder)
         self._latest = recorder
         try:
+            if tracker is not None and had_ended and checkpoint_interval_tokens is not None:
+                tracker.checkpoint()  # what a crash cuts back to, before the first interval
             yield tracker
         except BaseException as error:
             try:

@@ -10,10 +10,11 @@ from typing import Any
 
 from .._json import load_json
 from ._atomic import link_or_copy, remove_durably, replace_durably
-from .checkpoint import dump_json
+from .checkpoint import CheckpointState, dump_json, is_token
 
 __all__ = [
     "TokenFileError",
+    "finished_state",
     "load_token_metadata",
     "remove_token_metadata",
     "save_token_metadata",
@@ -46,14 +47,18 @@ def save_token_metadata(
 ) -> Path:
     """Writes the token file of `output_path` under all of its names, durably.
 
+    The stream is complete by then: its length is part of the file.
+
     Returns:
         the preferred name.
     """
-    content = {
+    content: dict[str, Any] = {
         "total_tokens": len(tokens),
         "tokens": tokens,
         "capture_duration_seconds": capture_duration_seconds,
     }
+    with contextlib.suppress(FileNotFoundError):
+        content["stream_bytes"] = os.path.getsize(output_path)
     preferred, *others = token_file_paths(output_path)
     replace_durably(preferred, dump_json(content, indent=2))
     for path in others:
@@ -74,6 +79,34 @@ def load_token_metadata(output_path: str | os.PathLike[str]) -> dict[str, Any] |
         with contextlib.suppress(FileNotFoundError):
             return _load(path)
     return None
+
+
+def finished_state(output_path: str | os.PathLike[str]) -> CheckpointState | None:
+    """The state at the end of the capture at `output_path`, or None without a token file.
+
+    A capture that ended has no checkpoint. Its token file serves instead, and all of its stream
+    is kept.
+
+    Raises:
+        TokenFileError: the file is damaged, no token file, or covers more than the stream has.
+    """
+    content = load_token_metadata(output_path)
+    if content is None:
+        return None
+    covered, size = content.get("stream_bytes", 0), os.path.getsize(output_path)
+    if isinstance(covered, int) and covered > size:
+        raise TokenFileError(
+            f"the token file of {os.fspath(output_path)} covers {covered} bytes of a capture, but "
+            f"{size} bytes are there. Move the file away to append to them, or start without "
+            "resume_from_checkpoint to replace both"
+        )
+    tokens, elapsed = content["tokens"], content.get("capture_duration_seconds", 0.0)
+    if not all(map(is_token, tokens)) or not isinstance(elapsed, (int, float)):
+        raise TokenFileError(
+            f"the token file of {os.fspath(output_path)} has records that are no tokens, so the "
+            "capture cannot go on behind them. Move the file away to begin with token 0"
+        )
+    return CheckpointState(tokens, {"elapsed_seconds": elapsed})
 
 
 def remove_token_metadata(output_path: str | os.PathLike[str]) -> None:
