@@ -48,12 +48,8 @@ test-python: $(VENV)/.dev $(NATIVE) ## Python, packaging and import rules
 test-faults: $(VENV)/.dev $(NATIVE) ## Full disks, killed processes, torn files
 	$(TOOLS) && $(PYTEST) tests/faults
 
-fuzz: $(VENV)/.toolchain ## Run every Go fuzzer for FUZZTIME each
-	@$(TOOLS) && for package in $$("$$GO" list ./...); do \
-		for fuzzer in $$("$$GO" test -list '^Fuzz' $$package | grep '^Fuzz'); do \
-			"$$GO" test -run '^$$' -fuzz "^$$fuzzer\$$" -fuzztime $(FUZZTIME) $$package || exit 1; \
-		done; \
-	done
+fuzz: $(VENV)/.toolchain ## Run every Go fuzzer for FUZZTIME each, and tell its rate
+	@$(TOOLS) && FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 
 bench: $(VENV)/.dev $(NATIVE) ## Measure: Go benchmarks, then benchmarks/ (quiet machine)
 	$(TOOLS) && "$$GO" test -run '^$$' -bench . -benchmem ./...

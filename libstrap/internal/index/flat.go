@@ -117,10 +117,11 @@ func (t table) tables(n, limit int) []table {
 	return all
 }
 
-func (t table) text(n int) string {
+// text shares memory with the buffer: many tables may name the same bytes.
+func (t table) text(n int) []byte {
 	pos, length := t.vector(n, 1)
 	if length == 0 {
-		return ""
+		return nil
 	}
-	return string(t.f.at(pos, length))
+	return t.f.at(pos, length)
 }

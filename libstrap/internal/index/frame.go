@@ -33,7 +33,8 @@ const (
 	metadataV5  = 4 // Schema.fbs, MetadataVersion
 	schemaType  = 1 // Message.fbs, MessageHeader
 	batchType   = 3
-	maxKeyCount = 64 // of schema metadata that is looked at
+	maxKeyCount = 64      // of schema metadata that is looked at
+	maxFields   = 1 << 10 // of a schema
 )
 
 var endMark = []byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0}
@@ -49,10 +50,12 @@ type message struct {
 
 // fault is why a message cannot be read. cut: the file ends before it does;
 // otherwise its bytes are wrong. foreign: they are right, and those of another file.
+// memory: the NoMemory that ended the reading.
 type fault struct {
 	cut     bool
 	reason  string
 	foreign bool
+	memory  error
 }
 
 func foreign(format string, args ...any) *fault {
@@ -112,23 +115,21 @@ func (m message) metadata() (Metadata, int, *fault) {
 		return Metadata{}, 0, wrong("the first message is no schema (type %d)", m.kind)
 	}
 	f, schema := m.header.f, m.header
-	keys := map[string]string{}
+	keys := map[string][]byte{}
 	for _, kv := range schema.tables(2, maxKeyCount) {
-		keys[kv.text(0)] = kv.text(1)
+		switch key := kv.text(0); string(key) {
+		case "format", "version", "capture_id", "first_crc32c":
+			keys[string(key)] = kv.text(1)
+		}
 	}
-	fields := schema.tables(1, 1<<10)
-	names := make([]string, len(fields))
-	types := make([]string, len(fields))
-	for i, field := range fields {
-		names[i], types[i] = field.text(0), typeName(field)
-	}
+	fields := schema.tables(1, maxFields)
 	if f.bad {
 		return Metadata{}, 0, wrong("the schema is malformed")
 	}
-	if keys["format"] != format {
+	if string(keys["format"]) != format {
 		return Metadata{}, 0, foreign("its format is %.40q, not %q", keys["format"], format)
 	}
-	v, err := strconv.Atoi(keys["version"])
+	v, err := strconv.Atoi(string(keys["version"]))
 	if err != nil || v < 1 || v > version {
 		return Metadata{}, 0, foreign("it has version %.40q, this library reads versions up to %d", keys["version"], version)
 	}
@@ -141,16 +142,20 @@ func (m message) metadata() (Metadata, int, *fault) {
 		if i == len(fields) {
 			return Metadata{}, 0, wrong("column %q is missing", want)
 		}
-		if got := names[i] + ": " + types[i]; got != want {
+		got := string(fields[i].text(0)) + ": " + typeName(fields[i])
+		if f.bad {
+			return Metadata{}, 0, wrong("the schema is malformed")
+		}
+		if got != want {
 			return Metadata{}, 0, wrong("column %d is %.80q, not %q", i, got, want)
 		}
 	}
 	if len(fields) > len(known) {
 		return Metadata{}, 0, wrong("it has %d columns, not %d", len(fields), len(known))
 	}
-	md := Metadata{CaptureID: keys["capture_id"]}
-	if s := keys["first_crc32c"]; s != "" {
-		crc, err := strconv.ParseUint(s, 10, 32)
+	md := Metadata{CaptureID: string(keys["capture_id"])}
+	if s := keys["first_crc32c"]; len(s) > 0 {
+		crc, err := strconv.ParseUint(string(s), 10, 32)
 		if err != nil {
 			return Metadata{}, 0, wrong("its first_crc32c is %.40q, no 32-bit number", s)
 		}

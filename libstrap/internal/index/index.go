@@ -15,6 +15,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 
+	"github.com/libstrap/strap/libstrap/internal/memory"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
@@ -61,14 +62,15 @@ type extent struct{ at, end int64 }
 // nothing yet, as a capture leaves it that was killed early.
 //
 // Errors: NotFound, Permission, InvalidArgument (no regular file), IO, Corrupt
-// (no index, or one of another version).
+// (no index, or one of another version), NoMemory (it takes more than half of the
+// memory that this process can still have).
 func Open(path string) (*File, error) {
 	f, err := openRegular(path, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	return load(f, path)
+	return read(f, path, parse)
 }
 
 func openRegular(path string, flags int) (*os.File, error) {
@@ -89,33 +91,57 @@ func openRegular(path string, flags int) (*os.File, error) {
 	return f, nil
 }
 
-func contents(f *os.File, path string) ([]byte, error) {
+// What an index may cost. Its bytes are read whole, and each batch has arrays that share
+// them, and objects that say where.
+const (
+	// mostHoles is how often the written bytes of a file may fit its length: backups leave
+	// out pages that are zero, and a few columns are. Up to freeHoles bytes nobody asks.
+	mostHoles = 8
+	freeHoles = 1 << 20
+	// batchBytes is more than the objects of a batch take.
+	batchBytes = 12 << 10
+)
+
+// read reads the file at path, which f has open, by way of parse or parseAll. It takes
+// memory for the bytes that are written there, times mostHoles at most.
+func read(f *os.File, path string, by func([]byte, *memory.Budget) (*File, *fault)) (*File, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, status.FromOS(err, "cannot stat the index %q", path)
 	}
-	b := make([]byte, info.Size())
+	size := info.Size()
+	if size > freeHoles {
+		if n := written(f, size, size/mostHoles); n < size/mostHoles {
+			return nil, status.New(status.Corrupt,
+				"%q is no index of a stream: of its %d bytes %d are written, the rest are holes", path, size, n)
+		}
+	}
+	noMemory := func(cause error) error {
+		return status.Wrap(status.NoMemory, cause,
+			"cannot read the index %q of %d bytes: free memory, or read the stream without its index", path, size)
+	}
+	var budget memory.Budget
+	if err := budget.Take(size); err != nil {
+		return nil, noMemory(err)
+	}
+	b := make([]byte, size)
 	n, err := f.ReadAt(b, 0)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, status.FromOS(err, "cannot read the index %q", path)
 	}
-	return b[:n], nil
+	file, bad := by(b[:n], &budget)
+	switch {
+	case bad == nil:
+		return file, nil
+	case bad.memory != nil:
+		return nil, noMemory(bad.memory)
+	}
+	return nil, status.New(status.Corrupt, "%q is no index of a stream: %s", path, bad.reason)
 }
 
-func load(f *os.File, path string) (*File, error) {
-	b, err := contents(f, path)
-	if err != nil {
-		return nil, err
-	}
-	file, bad := parse(b)
-	if bad != nil {
-		return nil, status.New(status.Corrupt, "%q is no index of a stream: %s", path, bad.reason)
-	}
-	return file, nil
-}
-
-// parse reads an index out of its bytes, which the result keeps.
-func parse(b []byte) (*File, *fault) {
+// parse reads an index out of its bytes, which the result keeps. The budget has room for
+// what it takes beside them.
+func parse(b []byte, budget *memory.Budget) (*File, *fault) {
 	f := &File{schema: Schema(Metadata{}), version: version}
 	if len(b) == 0 {
 		f.tear(0, &fault{cut: true, reason: "nothing was written yet"})
@@ -148,20 +174,39 @@ func parse(b []byte) (*File, *fault) {
 			}
 			return f, nil
 		}
-		var rec arrow.Record
 		if bad == nil {
-			rec, bad = m.batch(f.schema, f.version)
+			bad = f.add(m, budget)
 		}
-		if bad != nil {
+		switch {
+		case bad == nil:
+		case bad.memory != nil:
+			return nil, bad
+		default:
 			// A crash leaves a last message cut, half written or as zeros.
 			bad.cut = bad.cut || m.end == int64(len(b)) || isZero(b[at:])
 			f.tear(at, bad)
 			return f, nil
 		}
-		f.records = append(f.records, rec)
-		f.ends = append(f.ends, f.NumRows()+int(rec.NumRows()))
-		f.extents = append(f.extents, extent{m.at, m.end})
 	}
+}
+
+// add adds the rows of a message, which must be a record batch.
+func (f *File) add(m message, budget *memory.Budget) *fault {
+	takes := int64(batchBytes)
+	if f.version < version {
+		takes += 2 * int64(len(m.body)) // columns that it does not have
+	}
+	if err := budget.Take(takes); err != nil {
+		return &fault{memory: err, reason: err.Error()}
+	}
+	rec, bad := m.batch(f.schema, f.version)
+	if bad != nil {
+		return bad
+	}
+	f.records = append(f.records, rec)
+	f.ends = append(f.ends, f.NumRows()+int(rec.NumRows()))
+	f.extents = append(f.extents, extent{m.at, m.end})
+	return nil
 }
 
 func isZero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
@@ -221,6 +266,12 @@ func (f *File) CRC(i int) (crc uint32, ok bool) {
 	rec, at := f.find(i)
 	col := rec.Column(columnCRC).(*array.Uint32)
 	return col.Value(at), col.IsValid(at)
+}
+
+// place is where the packet of row i stands, and its length.
+func (f *File) place(i int) (offset, length int64) {
+	rec, at := f.find(i)
+	return int64(rec.Column(columnOffset).(*array.Uint64).Value(at)), int64(rec.Column(columnLength).(*array.Uint64).Value(at))
 }
 
 // Slice is the rows [from, to) as records, which must not be released.

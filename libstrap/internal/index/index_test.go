@@ -2,6 +2,7 @@ package index
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -20,20 +21,23 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/ipc"
 
+	"github.com/libstrap/strap/libstrap/internal/crc32c"
+	"github.com/libstrap/strap/libstrap/internal/memory"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
 const captureID = "0123456789abcdef0123456789abcdef"
 
-// sample is a stream of four packets and two notes: a plain tensor, a scalar,
-// the two packets of an overflow, a tensor that was left out, a scanned packet.
+// sample is a stream of five packets and a note: a plain tensor, a scalar, the two
+// packets of an overflow, a packet found by scanning, and a tensor that was left out.
+// streamOf makes the stream.
 func sample() []wire.Row {
-	return []wire.Row{
+	rows := []wire.Row{
 		{
 			Sequence: 0, Offset: 0, Length: 100, Parts: 1, Model: "llama", Layer: "embed", Step: 0, Token: 0,
 			Rank: -1, Thread: 4711, Shape: []int64{2, 3}, Source: wire.Float32, Stored: wire.Float16,
-			Codec: "lz4", CRC: 0xdeadbeef, TimeNS: 1e9, MSE: 1e-9, MeanSquare: 2, Mantissa: 5,
+			Codec: "lz4", TimeNS: 1e9, MSE: 1e-9, MeanSquare: 2, Mantissa: 5,
 		},
 		{
 			Sequence: 1, Offset: 100, Length: 30, Parts: 1, Layer: "", Path: "['loss']", Call: 2, Step: 0, Token: 0,
@@ -54,10 +58,29 @@ func sample() []wire.Row {
 			TimeNS: 4, MSE: math.NaN(), MeanSquare: math.NaN(), Transform: wire.TransformOverflow,
 		},
 		{
-			Sequence: 4, Offset: 260, Length: 10, Parts: 1, Layer: "found", Step: -1, Token: -1, Codec: "lz4",
+			Sequence: 4, Offset: 260, Length: 20, Parts: 1, Layer: "found", Step: -1, Token: -1, Codec: "lz4",
 			MSE: math.NaN(), MeanSquare: math.NaN(),
 		},
 	}
+	rows[0].CRC = crc32c.Update(0, payloadOf(&rows[0]))
+	return rows
+}
+
+// payloadOf is the payload of a row's packet in streamOf.
+func payloadOf(r *wire.Row) []byte { return bytes.Repeat([]byte{7}, int(r.PayloadLen())) }
+
+// streamOf is a stream of the packets of rows.
+func streamOf(rows ...wire.Row) *bytes.Reader {
+	var b []byte
+	for i := range rows {
+		if r := &rows[i]; r.Offset >= 0 {
+			name, payload := r.Name(), payloadOf(r)
+			b = binary.BigEndian.AppendUint16(b, uint16(len(name)))
+			b = binary.BigEndian.AppendUint32(b, uint32(len(payload)))
+			b = append(append(b, name...), payload...)
+		}
+	}
+	return bytes.NewReader(b)
 }
 
 // equal compares rows; NaN is equal to itself, a missing shape is not an empty
@@ -133,7 +156,7 @@ func TestAnIndexComesBackAsItWasWritten(t *testing.T) {
 	if f.Torn {
 		t.Errorf("torn: %s", f.Problem)
 	}
-	if want := (Metadata{CaptureID: captureID, FirstCRC: 0xdeadbeef, HasFirst: true}); f.Metadata() != want {
+	if want := (Metadata{CaptureID: captureID, FirstCRC: rows[0].CRC, HasFirst: true}); f.Metadata() != want {
 		t.Errorf("metadata %+v, want %+v", f.Metadata(), want)
 	}
 	sameRows(t, rowsOf(f), rows)
@@ -349,7 +372,7 @@ func TestWhatIsNoIndexIsRefused(t *testing.T) {
 			if !errors.Is(err, status.Corrupt) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), path) {
 				t.Errorf("error %v, want it to say %q", err, c.says)
 			}
-			if _, _, err := Resume(path, 0); !errors.Is(err, status.Corrupt) {
+			if _, _, err := Resume(path, streamOf(), 0); !errors.Is(err, status.Corrupt) {
 				t.Errorf("resumed with error %v", err)
 			}
 			if b, _ := os.ReadFile(path); !bytes.Equal(b, c.bytes) {
@@ -386,7 +409,7 @@ func TestCompressedAndDictionaryBatchesAreRefused(t *testing.T) {
 	var b bytes.Buffer
 	w := ipc.NewWriter(&b, ipc.WithSchema(schema), ipc.WithZstd())
 	check(t, w.Write(Record(schema, sample())))
-	f, bad := parse(b.Bytes())
+	f, bad := parse(b.Bytes(), &memory.Budget{})
 	if bad != nil || !f.Torn || !strings.Contains(f.Problem, "compressed") || f.NumRows() != 0 {
 		t.Errorf("%+v, %v", f, bad)
 	}
@@ -395,7 +418,7 @@ func TestCompressedAndDictionaryBatchesAreRefused(t *testing.T) {
 	dict := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
 	fields[6].Type = dict
 	md := schema.Metadata()
-	if _, bad := parse(encoded(t, arrow.NewSchema(fields, &md))); bad == nil ||
+	if _, bad := parse(encoded(t, arrow.NewSchema(fields, &md)), &memory.Budget{}); bad == nil ||
 		!strings.Contains(bad.reason, `"layer: utf8 (dictionary)"`) {
 		t.Errorf("a dictionary: %v", bad)
 	}
@@ -408,8 +431,8 @@ func TestResumeGoesOnWhereTheStreamWasCut(t *testing.T) {
 		rows []int
 		kept Kept
 	}{
-		"nothing cut":         {270, []int{0, 1, 2, 3, 4, 5}, Kept{Rows: 6, NextSequence: 5, End: 270}},
-		"beyond the index":    {999, []int{0, 1, 2, 3, 4, 5}, Kept{Rows: 6, NextSequence: 5, End: 270}},
+		"nothing cut":         {280, []int{0, 1, 2, 3, 4, 5}, Kept{Rows: 6, NextSequence: 5, End: 280}},
+		"beyond the index":    {999, []int{0, 1, 2, 3, 4, 5}, Kept{Rows: 6, NextSequence: 5, End: 280}},
 		"the last packet":     {260, []int{0, 1, 2, 3, 4}, Kept{Rows: 5, NextSequence: 4, End: 260}},
 		"between two parts":   {180, []int{0, 1, 2, 3}, Kept{Rows: 4, NextSequence: 4, End: 180}},
 		"inside a packet":     {179, []int{0, 1, 2}, Kept{Rows: 3, NextSequence: 3, End: 130}},
@@ -422,7 +445,7 @@ func TestResumeGoesOnWhereTheStreamWasCut(t *testing.T) {
 			add(t, w, rows[:3]...)
 			add(t, w, rows[3:]...)
 			check(t, w.Close())
-			w, kept, err := Resume(w.path, c.cut)
+			w, kept, err := Resume(w.path, streamOf(rows...), c.cut)
 			check(t, err)
 			c.kept.CaptureID = captureID
 			if kept != c.kept {
@@ -439,7 +462,7 @@ func TestResumeGoesOnWhereTheStreamWasCut(t *testing.T) {
 				want = append(want, rows[i])
 			}
 			sameRows(t, rowsOf(f), append(want, more))
-			first := uint32(0xdeadbeef)
+			first := rows[0].CRC
 			if kept.End == 0 {
 				first = 77 // the stream begins anew
 			}
@@ -458,7 +481,7 @@ func TestNotesBeforeTheFirstPacketSurvive(t *testing.T) {
 	add(t, w, note)
 	add(t, w, packet)
 	check(t, w.Close())
-	w, kept, err := Resume(w.path, 0)
+	w, kept, err := Resume(w.path, streamOf(), 0)
 	check(t, err)
 	if kept.Rows != 1 || kept.NextSequence != 1 || kept.End != 0 {
 		t.Errorf("kept %+v", kept)
@@ -469,23 +492,24 @@ func TestNotesBeforeTheFirstPacketSurvive(t *testing.T) {
 	f, err := Open(w.path)
 	check(t, err)
 	sameRows(t, rowsOf(f), []wire.Row{note, packet})
-	if md := f.Metadata(); md.FirstCRC != 5 || !md.HasFirst {
-		t.Errorf("metadata %+v", md)
+	// The schema stands before the first packet was known. Its row has the checksum.
+	if crc, ok := f.CRC(1); crc != 5 || !ok || f.Metadata().HasFirst {
+		t.Errorf("checksum %d, %v; metadata %+v", crc, ok, f.Metadata())
 	}
 }
 
 func TestResumeNeedsAnIndex(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream.index")
-	if _, _, err := Resume(path, 0); !errors.Is(err, status.NotFound) {
+	if _, _, err := Resume(path, streamOf(), 0); !errors.Is(err, status.NotFound) {
 		t.Errorf("a missing index: %v", err)
 	}
 	w, err := Create(path, captureID)
 	check(t, err)
 	check(t, w.f.Close()) // killed before the first Flush
-	if _, _, err := Resume(path, 0); !errors.Is(err, status.NotFound) {
+	if _, _, err := Resume(path, streamOf(), 0); !errors.Is(err, status.NotFound) {
 		t.Errorf("an index without a schema: %v", err)
 	}
-	if _, _, err := Resume(path, -1); !errors.Is(err, status.InvalidArgument) {
+	if _, _, err := Resume(path, streamOf(), -1); !errors.Is(err, status.InvalidArgument) {
 		t.Errorf("a cut at -1: %v", err)
 	}
 }
@@ -508,7 +532,7 @@ func TestDamageInTheMiddleIsNotResumed(t *testing.T) {
 		t.Errorf("problem %q", f.Problem)
 	}
 	sameRows(t, rowsOf(f), rows[:1])
-	if _, _, err := Resume(w.path, 1000); !errors.Is(err, status.Corrupt) {
+	if _, _, err := Resume(w.path, streamOf(rows...), 1000); !errors.Is(err, status.Corrupt) {
 		t.Errorf("resumed with error %v", err)
 	}
 }
@@ -524,7 +548,7 @@ func TestZerosBehindTheLastBatchAreATornTail(t *testing.T) {
 		t.Error("not torn")
 	}
 	sameRows(t, rowsOf(f), rows)
-	if _, kept, err := Resume(w.path, 1000); err != nil || kept.Rows != uint64(len(rows)) {
+	if _, kept, err := Resume(w.path, streamOf(rows...), 1000); err != nil || kept.Rows != uint64(len(rows)) {
 		t.Errorf("kept %+v, error %v", kept, err)
 	}
 }
@@ -575,11 +599,11 @@ func TestKillAndResumeAnywhere(t *testing.T) {
 			}
 			cut := int64(0)
 			if at > 0 {
-				cut = rng.Int64N(at + 10)
+				cut = rng.Int64N(at + 1)
 			}
 			want, end := keptRows(written[:readable], cut)
 			var kept Kept
-			w, kept, err = Resume(path, cut)
+			w, kept, err = Resume(path, streamOf(written...), cut)
 			if errors.Is(err, status.NotFound) && readable == 0 {
 				w, err = Create(path, captureID)
 				kept = Kept{CaptureID: captureID}
@@ -626,8 +650,11 @@ func randomRow(rng *rand.Rand, sequence uint64, at *int64) wire.Row {
 	r.Sequence = sequence
 	r.Layer = strings.Repeat("l", rng.IntN(40))
 	if r.Offset >= 0 {
-		r.Offset, r.Length = *at, 7+uint64(rng.IntN(100))
+		r.Offset, r.Length = *at, uint64(7+len(r.Name())+rng.IntN(100))
 		*at += int64(r.Length)
+		if r.Offset == 0 && hasCRC(&r) {
+			r.CRC = crc32c.Update(0, payloadOf(&r))
+		}
 	}
 	return r
 }
@@ -645,8 +672,8 @@ func TestAnyByteMayBeWrong(t *testing.T) {
 		for _, wrong := range []byte{0x01, 0x04, 0x80, 0xff} {
 			b := bytes.Clone(whole)
 			b[at] ^= wrong
-			f, bad := parse(b)
-			if all, worse := parseAll(b); worse == nil && all.NumRows() < 3 {
+			f, bad := parse(b, &memory.Budget{})
+			if all, worse := parseAll(b, &memory.Budget{}); worse == nil && all.NumRows() < 3 {
 				t.Fatalf("byte %d: one wrong byte costs more than one batch, %d rows are left", at, all.NumRows())
 			}
 			if bad != nil {
@@ -663,7 +690,7 @@ func TestAnyByteMayBeWrong(t *testing.T) {
 		}
 	}
 	for size := range whole {
-		f, bad := parse(whole[:size])
+		f, bad := parse(whole[:size], &memory.Budget{})
 		if bad != nil || !f.Torn {
 			t.Fatalf("cut to %d bytes: %v, %+v", size, bad, f)
 		}
@@ -691,7 +718,7 @@ func FuzzOpen(f *testing.F) {
 		f.Fatal(err)
 	}
 	whole := seed()
-	w, _, err := Resume(w.path, 180)
+	w, _, err := Resume(w.path, streamOf(rows...), 180)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -703,9 +730,9 @@ func FuzzOpen(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		file, bad := parse(b)
+		file, bad := parse(b, &memory.Budget{})
 		runtime.ReadMemStats(&after)
-		if all, worse := parseAll(b); worse == nil {
+		if all, worse := parseAll(b, &memory.Budget{}); worse == nil {
 			if n := all.NumRows(); bad == nil && n < file.NumRows() {
 				t.Fatalf("%d rows of %d", n, file.NumRows())
 			}
@@ -727,7 +754,7 @@ func FuzzOpen(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		twin, bad := parse(again)
+		twin, bad := parse(again, &memory.Budget{})
 		if bad != nil || twin.NumRows() != len(rows) {
 			t.Fatalf("%v, %+v", bad, twin)
 		}
@@ -788,8 +815,9 @@ func BenchmarkRow(b *testing.B) {
 // has no column, and what resumes it writes it anew.
 func TestVersion1(t *testing.T) {
 	golden := filepath.Join("..", "..", "..", "tests", "golden", "capture-1-none.packets")
-	stream, err := os.Stat(golden)
+	packets, err := os.ReadFile(golden)
 	check(t, err)
+	stream, size := bytes.NewReader(packets), int64(len(packets))
 	b, err := os.ReadFile(golden + ".index")
 	check(t, err)
 	path := filepath.Join(t.TempDir(), "x.index")
@@ -799,10 +827,13 @@ func TestVersion1(t *testing.T) {
 	if old.version != 1 || old.Torn || old.NumRows() < 20 {
 		t.Fatalf("version %d, %d rows, %q", old.version, old.NumRows(), old.Problem)
 	}
-	w, kept, err := Resume(path, stream.Size())
+	w, kept, err := Resume(path, stream, size)
 	check(t, err)
-	if kept.End != stream.Size() || kept.CaptureID != old.md.CaptureID {
+	if kept.End != size || kept.CaptureID != old.md.CaptureID {
 		t.Errorf("kept %+v", kept)
+	}
+	if killed, err := Open(path); err != nil || killed.NumRows() != old.NumRows() {
+		t.Errorf("a process that is killed behind Resume leaves %d rows of %d, %v", killed.NumRows(), old.NumRows(), err)
 	}
 	check(t, w.Close())
 	now, err := Open(path)

@@ -6,7 +6,7 @@ import (
 	"os"
 	"slices"
 
-	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/memory"
 )
 
 // Recover reads the index at path as Open does, and where its bytes are wrong
@@ -21,38 +21,36 @@ func Recover(path string) (*File, error) {
 		return nil, err
 	}
 	defer f.Close()
-	b, err := contents(f, path)
-	if err != nil {
-		return nil, err
-	}
-	file, bad := parseAll(b)
-	if bad != nil {
-		return nil, status.New(status.Corrupt, "%q is no index of a stream: %s", path, bad.reason)
-	}
-	return file, nil
+	return read(f, path, parseAll)
 }
 
 // parseAll is parse, and goes on behind wrong bytes.
-func parseAll(b []byte) (*File, *fault) {
-	file, bad := parse(b)
+func parseAll(b []byte, budget *memory.Budget) (*File, *fault) {
+	file, bad := parse(b, budget)
 	switch {
-	case bad != nil && bad.foreign:
+	case bad != nil && (bad.foreign || bad.memory != nil):
 		return nil, bad
 	case bad != nil: // its beginning is damaged
 		file = &File{schema: Schema(Metadata{}), version: version}
 		file.tear(0, bad)
 	}
 	if file.Torn {
-		file.recover(b)
+		if err := file.recover(b, budget); err != nil {
+			return nil, &fault{memory: err}
+		}
 	}
 	return file, nil
 }
 
 var continuationMark = []byte{0xff, 0xff, 0xff, 0xff}
 
-// recover adds the batches behind the place where f is torn.
-func (f *File) recover(b []byte) {
-	at, rows := f.tornAt, f.NumRows()
+// mostTries bounds the bytes of batches that were tried and are none, as a multiple of
+// the file: each place of a file made for it can claim all that is behind.
+const mostTries = 4
+
+// recover adds the batches behind the place where f is torn. The error is NoMemory.
+func (f *File) recover(b []byte, budget *memory.Budget) error {
+	at, rows, tries := f.tornAt, f.NumRows(), mostTries*len(b)
 	for {
 		k := bytes.Index(b[at:], continuationMark)
 		if k < 0 {
@@ -65,23 +63,29 @@ func (f *File) recover(b []byte) {
 			continue
 		}
 		if at%8 != 0 { // values are read in place, and must be aligned for that
+			if err := budget.Take(m.end - at); err != nil {
+				return err
+			}
 			if m, bad = next(slices.Clone(b[at:m.end]), 0); bad != nil {
 				at++
 				continue
 			}
 			m.at, m.end = at, at+m.end
 		}
-		rec, bad := m.batch(f.schema, f.version)
-		if bad != nil {
-			at++
+		if bad := f.add(m, budget); bad == nil {
+			at = m.end
 			continue
+		} else if bad.memory != nil {
+			return bad.memory
 		}
-		f.records = append(f.records, rec)
-		f.ends = append(f.ends, f.NumRows()+int(rec.NumRows()))
-		f.extents = append(f.extents, extent{m.at, m.end})
-		at = m.end
+		at++
+		if tries -= len(m.body); tries < 0 {
+			f.Problem += fmt.Sprintf("; behind byte %d it was not looked for rows any more", at)
+			break
+		}
 	}
 	if n := f.NumRows() - rows; n > 0 {
 		f.Problem += fmt.Sprintf("; %d rows behind that place can be read", n)
 	}
+	return nil
 }

@@ -3,16 +3,17 @@ package index
 import (
 	"bytes"
 	"errors"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/ipc"
 
+	"github.com/libstrap/strap/libstrap/internal/partial"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
@@ -44,16 +45,31 @@ type Writer struct {
 // Create begins a new index at path, replacing what stands there. captureID is
 // 32 hexadecimal digits.
 func Create(path, captureID string) (*Writer, error) {
-	if !IsCaptureID(captureID) {
-		return nil, status.New(status.InvalidArgument, "capture id %q is not 32 lower-case hexadecimal digits", captureID)
+	if err := checkCaptureID(captureID); err != nil {
+		return nil, err
 	}
 	f, err := openRegular(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC)
 	if err != nil {
 		return nil, err
 	}
-	w := &Writer{path: path, f: f, md: Metadata{CaptureID: captureID}}
+	return New(f, captureID)
+}
+
+// New begins an index in an empty file, which is the writer's to close unless New fails.
+func New(f *os.File, captureID string) (*Writer, error) {
+	if err := checkCaptureID(captureID); err != nil {
+		return nil, err
+	}
+	w := &Writer{path: f.Name(), f: f, md: Metadata{CaptureID: captureID}}
 	w.reserve()
 	return w, nil
+}
+
+func checkCaptureID(id string) error {
+	if !IsCaptureID(id) {
+		return status.New(status.InvalidArgument, "capture id %q is not 32 lower-case hexadecimal digits", id)
+	}
+	return nil
 }
 
 // IsCaptureID reports whether id is 32 lower-case hexadecimal digits.
@@ -190,34 +206,11 @@ func (w *Writer) Sync() error {
 	if w.synced {
 		return nil
 	}
-	if err := syncDirectory(filepath.Dir(w.path)); err != nil {
-		return status.FromOS(err, "cannot make the name of the index %q durable", w.path)
+	if err := partial.SyncFolder(w.path); err != nil {
+		return err
 	}
 	w.synced = true
 	return nil
-}
-
-// SyncDirectory makes the names beside path durable.
-func SyncDirectory(path string) error {
-	if err := syncDirectory(filepath.Dir(path)); err != nil {
-		return status.FromOS(err, "cannot make the name %q durable", path)
-	}
-	return nil
-}
-
-// syncDirectory makes the names in a directory durable. Some file systems
-// refuse that; on those names need no sync, or cannot have one.
-func syncDirectory(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	err = dir.Sync()
-	if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EINVAL) {
-		return nil
-	}
-	return err
 }
 
 // Close flushes, writes the end mark and closes the file, which it does also
@@ -261,9 +254,10 @@ type Kept struct {
 // of tensors before the first dropped one.
 //
 // Errors: NotFound (there is no index, or nothing in it yet), Corrupt (it is no
-// index, or damaged), and those of opening and writing. The file is changed
-// only once it was read without an error.
-func Resume(path string, cut int64) (*Writer, Kept, error) {
+// index, or damaged, or that of another stream), and those of Open and of writing.
+// The file is changed only once it was read without an error. A process that is killed
+// here leaves the old index or the new one.
+func Resume(path string, stream io.ReaderAt, cut int64) (*Writer, Kept, error) {
 	if cut < 0 {
 		return nil, Kept{}, status.New(status.InvalidArgument, "a stream cut to %d bytes", cut)
 	}
@@ -271,16 +265,19 @@ func Resume(path string, cut int64) (*Writer, Kept, error) {
 	if err != nil {
 		return nil, Kept{}, err
 	}
-	w, kept, err := resume(f, path, cut)
+	w, kept, err := resume(f, path, stream, cut)
 	if err != nil {
 		f.Close()
 		return nil, Kept{}, err
 	}
+	if w.f != f { // a new file took its place
+		f.Close()
+	}
 	return w, kept, nil
 }
 
-func resume(f *os.File, path string, cut int64) (*Writer, Kept, error) {
-	old, err := load(f, path)
+func resume(f *os.File, path string, stream io.ReaderAt, cut int64) (*Writer, Kept, error) {
+	old, err := read(f, path, parse)
 	if err != nil {
 		return nil, Kept{}, err
 	}
@@ -290,11 +287,11 @@ func resume(f *os.File, path string, cut int64) (*Writer, Kept, error) {
 	if old.damage {
 		return nil, Kept{}, status.New(status.Corrupt, "%q: %s", path, old.Problem)
 	}
-	w := &Writer{path: path, f: f, md: old.md}
 	kept := Kept{CaptureID: old.md.CaptureID}
 	keep := old.keeper(cut)
-	var rest []int // kept rows behind the batches that stay as they are
-	whole := 0     // how many those are
+	var packets []int // kept rows that have one
+	var rest []int    // kept rows behind the batches that stay as they are
+	whole := 0        // how many those are
 	row := 0
 	for k, rec := range old.records {
 		first := len(rest)
@@ -302,6 +299,9 @@ func resume(f *os.File, path string, cut int64) (*Writer, Kept, error) {
 			if r := rowOf(rec, i); keep(&r) {
 				kept.add(&r)
 				rest = append(rest, row)
+				if r.Offset >= 0 {
+					packets = append(packets, row)
+				}
 			}
 			row++
 		}
@@ -309,13 +309,18 @@ func resume(f *os.File, path string, cut int64) (*Writer, Kept, error) {
 			whole, rest = k+1, rest[:0]
 		}
 	}
-	if kept.End > 0 && old.version == version {
-		w.end = old.extents[whole].end
-	} else {
-		// The first packet is gone, or not there yet: what the schema says
-		// about it goes too, and the notes are written behind a new one. So are all
-		// rows of an older version.
-		w.md.HasFirst = false
+	reason, err := old.stranger(stream, cut, packets, kept.End)
+	if err != nil {
+		return nil, Kept{}, err
+	}
+	if reason != "" {
+		return nil, Kept{}, status.New(status.Corrupt, "%q is the index of another stream: %s", path, reason)
+	}
+	w := &Writer{path: path, f: f, md: old.md, end: old.extents[whole].end}
+	if kept.End == 0 || old.version != version {
+		// The first packet is gone, or not there yet: what the schema says about it goes too.
+		// All rows are written behind a new one, as are those of an older version.
+		w.md.HasFirst, w.end = false, 0
 		rest = rest[:0]
 		for i := range old.NumRows() {
 			if r := old.Row(i); keep(&r) {
@@ -323,19 +328,71 @@ func resume(f *os.File, path string, cut int64) (*Writer, Kept, error) {
 			}
 		}
 	}
-	if err := f.Truncate(w.end); err != nil {
-		return nil, Kept{}, status.FromOS(err, "cannot cut the index %q", path)
+	if len(rest) > 0 {
+		return w, kept, w.rewrite(old, rest)
 	}
-	for _, i := range rest {
+	return w, kept, w.cut(kept.Rows < uint64(old.NumRows()))
+}
+
+// cut ends the file behind the batches that it keeps. It waits for the disk where rows go:
+// after a power failure they must not stand beside packets that took the place of theirs.
+func (w *Writer) cut(rows bool) error {
+	if err := w.f.Truncate(w.end); err != nil {
+		return status.FromOS(err, "cannot cut the index %q", w.path)
+	}
+	if !rows {
+		return nil
+	}
+	if err := syncFile(w.f); err != nil {
+		return status.FromOS(err, "cannot make the index %q durable", w.path)
+	}
+	return nil
+}
+
+// syncFile is File.Sync but in tests.
+var syncFile = (*os.File).Sync
+
+// rewrite makes a new file of the batches that stay and of rows of the old index, which
+// takes the place of the old one when it is whole.
+func (w *Writer) rewrite(old *File, rows []int) (err error) {
+	path, err := filepath.EvalSymlinks(w.path) // a link stays
+	if err != nil {
+		return status.FromOS(err, "cannot write the index %q anew", w.path)
+	}
+	info, err := w.f.Stat()
+	if err != nil {
+		return status.FromOS(err, "cannot stat the index %q", w.path)
+	}
+	f, err := partial.Create(path, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			f.Discard()
+		}
+	}()
+	if err := f.Chmod(info.Mode().Perm()); err != nil {
+		return status.FromOS(err, "cannot set the permissions of %q", f.Name())
+	}
+	if _, err := io.Copy(f, io.NewSectionReader(w.f, 0, w.end)); err != nil {
+		return status.FromOS(err, "cannot copy the index %q to %q", w.path, f.Name())
+	}
+	w.f = f.File
+	for _, i := range rows {
 		r := old.Row(i)
 		if err := w.Append(&r); err != nil {
-			return nil, Kept{}, err
+			return err
 		}
 	}
-	if w.end == 0 {
-		return w, kept, nil // the first Flush shall know the first packet
+	if err := w.Flush(); err != nil {
+		return err
 	}
-	return w, kept, w.Flush()
+	if err := f.Place(); err != nil {
+		return err
+	}
+	w.synced = true
+	return nil
 }
 
 // keeper tells which rows stay when the stream is cut.

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/libstrap/strap/libstrap/internal/index"
+	"github.com/libstrap/strap/libstrap/internal/partial"
 	"github.com/libstrap/strap/libstrap/internal/reader"
 	"github.com/libstrap/strap/libstrap/internal/scan"
 	"github.com/libstrap/strap/libstrap/internal/status"
@@ -95,49 +96,38 @@ type copier struct {
 // write makes both files under other names, and renames them once they are whole
 // and durable.
 func (s *salvage) write(t target, all []found) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(t.stream), filepath.Base(t.stream)+".partial-*")
-	if err != nil {
-		return status.FromOS(err, "cannot create a file beside %q", t.stream)
-	}
-	partial := target{stream: f.Name()}
-	defer func() {
+	var files []*partial.File // the stream, the index
+	for _, path := range t.paths() {
+		f, err := partial.Create(path, 0o666)
 		if err != nil {
-			for _, path := range partial.paths() {
-				if e := os.Remove(path); e != nil && !errors.Is(e, os.ErrNotExist) {
-					err = errors.Join(err, e)
-				}
-			}
+			return err
 		}
-	}()
-	if err := errors.Join(s.fill(f, partial.stream, all), closing(f)); err != nil {
+		defer f.Discard()
+		files = append(files, f)
+	}
+	if err := s.fill(files[0].File, files[1].File, all); err != nil {
 		return err
 	}
 	if err := t.free(); err != nil {
 		return err
 	}
 	// The index first: a stream does not stand beside the index of another.
-	for i := range 2 {
-		from, to := partial.paths()[1-i], t.paths()[1-i]
-		if err := os.Rename(from, to); err != nil {
-			return status.FromOS(err, "cannot rename %q to %q", from, to)
-		}
+	if err := files[1].Rename(); err != nil {
+		return err
 	}
-	return index.SyncDirectory(t.stream)
+	if err := files[0].Rename(); err != nil {
+		return err
+	}
+	return partial.SyncFolder(t.stream)
 }
 
-func closing(f *os.File) error {
-	if err := f.Close(); err != nil {
-		return status.FromOS(err, "cannot close %q", f.Name())
-	}
-	return nil
-}
-
-func (s *salvage) fill(f *os.File, path string, all []found) (err error) {
+func (s *salvage) fill(f, idx *os.File, all []found) (err error) {
+	path := f.Name()
 	if err := f.Chmod(s.mode & 0o666); err != nil {
 		return status.FromOS(err, "cannot set the permissions of %q", path)
 	}
 	c := copier{salvage: s, out: bufio.NewWriterSize(f, chunkSize)}
-	if c.index, err = index.Create(index.PathOf(path), s.captureID()); err != nil {
+	if c.index, err = index.New(idx, s.captureID()); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.index.Close()) }()

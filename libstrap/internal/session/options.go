@@ -6,6 +6,7 @@ import (
 
 	"github.com/libstrap/strap/libstrap/internal/arena"
 	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/memory"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/stream"
 	"github.com/libstrap/strap/libstrap/internal/team"
@@ -100,7 +101,7 @@ func (o *Options) validate(path string) error {
 // memoryLimit is what a capture may take: what was asked for, but no more than
 // half of what the machine and the process's control group have left.
 func memoryLimit(asked int64) int64 {
-	if left, ok := availableMemory(); ok {
+	if left, ok := memory.Available(); ok {
 		asked = min(asked, left/2)
 	}
 	return max(asked, arena.MinLimit)

@@ -218,7 +218,7 @@ func (s *Session) resume() (err error) {
 		}
 	}()
 	var kept index.Kept
-	s.index, kept, err = index.Resume(index.PathOf(s.path), s.stream.Offset())
+	s.index, kept, err = index.Resume(index.PathOf(s.path), s.stream, s.stream.Offset())
 	switch {
 	case errors.Is(err, status.Corrupt):
 		if err = setAside(index.PathOf(s.path)); err != nil {
@@ -253,7 +253,7 @@ func setAside(path string) error {
 		to := fmt.Sprintf("%s.bad-%d", path, n)
 		if _, err := os.Lstat(to); errors.Is(err, os.ErrNotExist) {
 			if err := os.Rename(path, to); err != nil {
-				return status.FromOS(err, "cannot set the unreadable index %q aside", path)
+				return status.FromOS(err, "cannot set the index %q aside, which is not that of the stream", path)
 			}
 			return nil
 		}

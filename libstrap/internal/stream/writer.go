@@ -437,6 +437,9 @@ func (w *Writer) Packets(from int64, fn func(scan.Packet) error) error {
 	return err
 }
 
+// ReadAt reads what is written.
+func (w *Writer) ReadAt(b []byte, at int64) (int, error) { return w.disk.f.ReadAt(b, at) }
+
 // Close flushes, and releases the file and its lock.
 func (w *Writer) Close() error {
 	err := w.Flush()

@@ -2,9 +2,11 @@ package analyse
 
 import (
 	"os"
+	"path/filepath"
 	"sync"
 	"unsafe"
 
+	"github.com/libstrap/strap/libstrap/internal/partial"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
@@ -29,14 +31,14 @@ func (s *spill) reserve(n int64) (int64, error) {
 		return 0, errClosed
 	}
 	if s.file == nil {
-		f, err := os.CreateTemp(s.dir, "strap-analysis-")
+		f, err := partial.Create(filepath.Join(s.dir, "strap-analysis"), 0o600)
 		if err != nil {
 			return 0, s.failed(err)
 		}
 		if err := os.Remove(f.Name()); err != nil {
 			return 0, s.failed(err)
 		}
-		s.file = f
+		s.file = f.File
 	}
 	at := s.end
 	s.end += n

@@ -7,14 +7,13 @@ package parquet
 import (
 	"bufio"
 	"os"
-	"path/filepath"
 	"runtime"
-	"strconv"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/parquet/compress"
 	parquetschema "github.com/apache/arrow/go/v17/parquet/schema"
 
+	"github.com/libstrap/strap/libstrap/internal/partial"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
@@ -36,11 +35,11 @@ var codecs = map[string]compress.Compression{
 	"gzip": compress.Codecs.Gzip, "none": compress.Codecs.Uncompressed,
 }
 
-// Writer writes one file. Its records collect in PATH.partial-PID; Close gives that
+// Writer writes one file. Its records collect in a file beside it; Close gives that
 // its name, Abort removes it. It is not for concurrent use.
 type Writer struct {
 	path    string
-	file    *os.File
+	file    *partial.File
 	buffer  *bufio.Writer
 	schema  *arrow.Schema
 	options Options
@@ -84,9 +83,9 @@ func NewWriter(path string, schema *arrow.Schema, o Options) (*Writer, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		return nil, status.New(status.InvalidArgument, "%q is a directory", path)
 	}
-	file, err := os.OpenFile(path+".partial-"+strconv.Itoa(os.Getpid()), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	file, err := partial.Create(path, 0o644)
 	if err != nil {
-		return nil, status.FromOS(err, "cannot write %q", path)
+		return nil, err
 	}
 	w := &Writer{path: path, file: file, schema: schema, root: root, options: o, codec: codec}
 	w.buffer = bufio.NewWriterSize(sink{w}, 1<<20)
@@ -180,14 +179,7 @@ func (w *Writer) Close() error {
 		w.guard("the end of a Parquet file", w.buffer.Flush)
 	}
 	if w.err == nil {
-		if err := w.file.Sync(); err != nil {
-			w.err = status.FromOS(err, "cannot sync %q", w.path)
-		}
-	}
-	if w.err == nil {
-		if err := os.Rename(w.file.Name(), w.path); err != nil {
-			w.err = status.FromOS(err, "cannot give %q its name", w.path)
-		}
+		w.err = w.file.Place()
 	}
 	if w.err != nil {
 		w.Abort()
@@ -196,26 +188,11 @@ func (w *Writer) Close() error {
 	if err := w.file.Close(); err != nil {
 		return status.FromOS(err, "cannot close %q", w.path)
 	}
-	return syncFolder(filepath.Dir(w.path))
-}
-
-// syncFolder makes a rename last.
-func syncFolder(path string) error {
-	folder, err := os.Open(path)
-	if err != nil {
-		return status.FromOS(err, "cannot sync %q", path)
-	}
-	defer folder.Close()
-	if err := folder.Sync(); err != nil {
-		return status.FromOS(err, "cannot sync %q", path)
-	}
 	return nil
 }
 
 // Abort removes what was written.
 func (w *Writer) Abort() {
 	w.drop()
-	// Both fail only where nothing is left to give up.
-	_ = w.file.Close()
-	_ = os.Remove(w.file.Name())
+	w.file.Discard()
 }

@@ -138,6 +138,30 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// In a folder that others write to, they may put links where a file will be written.
+func TestLinksOfOthersAreNotFollowed(t *testing.T) {
+	folder := t.TempDir()
+	path, mine := filepath.Join(folder, "trace.parquet"), filepath.Join(folder, "mine")
+	if err := os.WriteFile(mine, []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, guess := range []string{".partial", ".tmp", fmt.Sprint(".partial-", os.Getpid())} {
+		if err := os.Symlink(mine, path+guess); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w, err := NewWriter(path, numbersAndWords, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(mine); string(b) != "kept" {
+		t.Errorf("a file behind a link became %q, %v", b, err)
+	}
+}
+
 // A disk that fills up fails the file with its own error, and leaves no part of it.
 func TestFullDisk(t *testing.T) {
 	folder := t.TempDir()
@@ -150,8 +174,8 @@ func TestFullDisk(t *testing.T) {
 	if err != nil {
 		t.Skip("no /dev/full")
 	}
-	partial := w.file
-	w.file = full
+	partial := w.file.File
+	w.file.File = full
 	r := batch(0, 5000)
 	defer r.Release()
 	for err = nil; err == nil; {
@@ -160,7 +184,7 @@ func TestFullDisk(t *testing.T) {
 	if !errors.Is(err, status.NoSpace) {
 		t.Errorf("%v, not NoSpace", err)
 	}
-	w.file = partial
+	w.file.File = partial
 	full.Close()
 	w.Abort()
 	if left, _ := os.ReadDir(folder); len(left) > 0 {

@@ -1,4 +1,4 @@
-package session
+package memory
 
 import (
 	"bufio"
@@ -6,18 +6,24 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
-// availableMemory reads how many bytes can still be used: MemAvailable of
-// /proc/meminfo, and limit minus usage of every control group (v2, or the v1
-// memory controller) that the process is in.
-func availableMemory() (bytes int64, ok bool) {
+// Available reads how many bytes this process can still use: MemAvailable of
+// /proc/meminfo, limit minus usage of every control group (v2, or the v1 memory
+// controller) that the process is in, and what its address space may still grow
+// by (ulimit -v). It is false where none of them is known.
+func Available() (bytes int64, ok bool) {
 	left, ok := memAvailable("/proc/meminfo")
-	for _, group := range memoryGroups("/proc/self/cgroup", "/sys/fs/cgroup") {
-		if room, limited := group.room(); limited && (!ok || room < left) {
+	limit := func(room int64, limited bool) {
+		if limited && (!ok || room < left) {
 			left, ok = max(room, 0), true
 		}
 	}
+	for _, group := range memoryGroups("/proc/self/cgroup", "/sys/fs/cgroup") {
+		limit(group.room())
+	}
+	limit(addressSpace("/proc/self/statm"))
 	return left, ok
 }
 
@@ -34,6 +40,21 @@ func memAvailable(path string) (int64, bool) {
 		}
 	}
 	return 0, false
+}
+
+// addressSpace is what RLIMIT_AS leaves.
+func addressSpace(path string) (bytes int64, limited bool) {
+	var most syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_AS, &most); err != nil || most.Cur >= 1<<62 {
+		return 0, false
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, false
+	}
+	pages, _, _ := strings.Cut(string(b), " ") // the first field is the size of the address space
+	used, err := strconv.ParseInt(pages, 10, 64)
+	return int64(most.Cur) - used*int64(os.Getpagesize()), err == nil
 }
 
 type memoryGroup struct{ limit, usage string } // files

@@ -1,0 +1,66 @@
+#!/bin/sh
+# Runs Go fuzzers one after the other, and prints how many inputs a second each of them tried.
+#
+#   scripts/fuzz.sh [PACKAGE...]
+#
+# PACKAGE is as for go test; without one, every package is fuzzed. Environment: GO (the go command),
+# FUZZTIME (for each fuzzer, 20s where it is not set), FUZZRATE (the least rate, 1000).
+#
+# Ends with 1 when a fuzzer found a failure, or stays below the least rate. A fuzzer may stay below
+# it where its comment gives the reason, in a line that begins with "Slow:".
+set -u
+
+cd "$(dirname "$0")/.." || exit 1
+: "${GO:=go}" "${FUZZTIME:=20s}" "${FUZZRATE:=1000}"
+[ $# -gt 0 ] || set -- ./...
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+
+# Prints how many inputs a second a log of go test counts: its last line says it of the whole time.
+rate() {
+  awk '/^fuzz: elapsed: [0-9hms]+, execs: / {
+    seconds = 0; rest = $3
+    while (match(rest, /^[0-9]+[hms]/)) {
+      unit = substr(rest, RLENGTH, 1)
+      seconds += substr(rest, 1, RLENGTH - 1) * (unit == "h" ? 3600 : unit == "m" ? 60 : 1)
+      rest = substr(rest, RLENGTH + 1)
+    }
+    if (seconds > 0) found = $5 / seconds
+  } END { printf "%d", found }' "$1"
+}
+
+# Prints the line that says why a fuzzer is slow.
+reason() { # FOLDER FUZZER
+  awk -v func_="func $2(" '
+    /^\/\/ Slow: / { why = substr($0, 4) }
+    index($0, func_) == 1 && why { print why; exit }
+    !/^\/\// { why = "" }' "$1"/*_test.go
+}
+
+bad=0
+"$GO" list -f '{{.ImportPath}} {{.Dir}}' "$@" >"$work/packages" || exit 1
+printf '%-30s %-24s %12s\n' package fuzzer 'inputs/s' >"$work/table"
+while read -r package folder; do
+  "$GO" test -list '^Fuzz' "$package" >"$work/fuzzers" </dev/null || { cat "$work/fuzzers"; exit 1; }
+  for fuzzer in $(grep '^Fuzz' "$work/fuzzers"); do
+    echo "$package $fuzzer"
+    # Ten tries to make an input smaller: without a limit of its own, Go takes a minute for each new
+    # input, of which a fuzzer finds many.
+    "$GO" test -run '^$' -fuzz "^$fuzzer\$" -fuzztime "$FUZZTIME" -fuzzminimizetime 10x "$package" \
+      >"$work/log" 2>&1 </dev/null
+    failed=$?
+    rate=$(rate "$work/log")
+    note=
+    if [ "$failed" -ne 0 ]; then
+      bad=1 note='FAILED'
+      cat "$work/log"
+    elif [ "$rate" -lt "$FUZZRATE" ]; then
+      note=$(reason "$folder" "$fuzzer")
+      [ -n "$note" ] || { bad=1 note="TOO SLOW: below $FUZZRATE, and its comment has no \"Slow:\""; }
+    fi
+    printf '%-30s %-24s %12s  %s\n' "${package##*/internal/}" "$fuzzer" "$rate" "$note" >>"$work/table"
+  done
+done <"$work/packages"
+cat "$work/table"
+exit "$bad"
