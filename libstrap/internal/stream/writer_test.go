@@ -116,7 +116,7 @@ func TestResumeMovesATornEndAside(t *testing.T) {
 	must(t, w.Close())
 	for n, torn := range [][]byte{whole[:3], whole[:8], make([]byte, 100)} {
 		must(t, os.WriteFile(path, append(bytes.Clone(whole), torn...), 0o666))
-		w, tail, err := Resume(path, KeepAll, Options{})
+		w, tail, err := Resume(path, KeepAll, Options{}, nil)
 		must(t, err)
 		if w.Offset() != int64(len(whole)) {
 			t.Fatalf("resumed at %d", w.Offset())
@@ -137,7 +137,7 @@ func TestLocks(t *testing.T) {
 	if _, err := Create(path, Options{}, nil); !errors.Is(err, status.Busy) {
 		t.Fatalf("a second writer: %v", err)
 	}
-	if _, _, err := Resume(path, KeepAll, Options{}); !errors.Is(err, status.Busy) {
+	if _, _, err := Resume(path, KeepAll, Options{}, nil); !errors.Is(err, status.Busy) {
 		t.Fatalf("a second writer that resumes: %v", err)
 	}
 	if info, err := os.Stat(path); err != nil || info.Size() == 0 {
