@@ -2,6 +2,7 @@
 #define _XOPEN_SOURCE 700
 #include "check.h"
 
+#include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -79,7 +80,7 @@ int main(int argc, char **argv) {
     id_of(session, id);
     CHECK(strcmp(id, first) == 0, "%s became %s", first, id);
     EXPECT(STRAP_OK, strap_discard(session, NULL, &error)); /* as one that is killed */
-    while (strap_open(path, &resume, &session, &error) == STRAP_ERR_BUSY) usleep(1000);
+    while (strap_open(path, &resume, &session, &error) == STRAP_ERR_BUSY) sched_yield();
     close_stream(session);
     CHECK(truncate(index, 0) == 0, "cannot empty %s", index);
   }
