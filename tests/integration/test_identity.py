@@ -21,7 +21,7 @@ from llm_instrumentation import (
 )
 from llm_instrumentation._native import Reader, capture_id_of
 from llm_instrumentation.core.tokens import CheckpointError, TokenFileError, load_token_metadata
-from llm_instrumentation.errors import CorruptError, InvalidArgumentError, NotFoundError
+from llm_instrumentation.errors import CorruptError, DirectoryError, NotFoundError
 from torch import nn
 
 pytestmark = pytest.mark.integration
@@ -199,7 +199,7 @@ def test_a_refused_resume_cuts_nothing(framework, path):
     shortened(framework, path)
     path.with_name("run.stream.index").unlink()
     path.with_name("run.stream.index").mkdir()
-    refused(framework, path, InvalidArgumentError, r"run\.stream\.index", **RESUME)
+    refused(framework, path, DirectoryError, r"run\.stream\.index", **RESUME)
 
 
 @pytest.mark.parametrize("metadata", [{}, {"stream_offset": 0}])
