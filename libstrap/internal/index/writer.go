@@ -72,7 +72,11 @@ func Prepare(path, captureID string) (*Writer, error) {
 // Begin empties the file and writes the schema, so that the index says from now on to which
 // capture it belongs.
 func (w *Writer) Begin() error {
-	if err := w.f.Truncate(0); err != nil {
+	info, err := w.f.Stat()
+	if err == nil && info.Size() > 0 {
+		err = w.f.Truncate(0)
+	}
+	if err != nil {
 		return status.FromOS(err, "cannot empty the index %q", w.path)
 	}
 	return w.writeSchema()

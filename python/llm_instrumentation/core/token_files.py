@@ -16,12 +16,9 @@ from .checkpoint import CheckpointState, dump_json, is_token
 
 __all__ = [
     "TokenFileError",
-    "check_token_places",
-    "finished_state",
     "load_token_metadata",
     "save_token_metadata",
     "token_file_paths",
-    "token_files_of",
 ]
 
 
