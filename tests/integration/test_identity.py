@@ -308,10 +308,12 @@ def test_something_else_under_the_default_name(kind, framework, path, tmp_path):
     assert texts(path) == ["b"]
 
 
-def test_a_checkpoint_of_1_3_1_beside_the_stream_is_removed(framework, path, tmp_path):
+@pytest.mark.parametrize("spelled", [None, "run.stream.ckpt.json", "../{}/run.stream.ckpt.json"])
+def test_a_checkpoint_of_1_3_1_beside_the_stream_is_removed(spelled, framework, path, tmp_path):
     ended(framework, path, "a")
     something_else("without an id", framework, beside(path), tmp_path)
-    with framework.capture_activations(path, **CHECKPOINTS) as tracker:
+    place = spelled and path.parent / spelled.format(path.parent.name)
+    with framework.capture_activations(path, **CHECKPOINTS, checkpoint_path=place) as tracker:
         assert not beside(path).exists()
         generate(framework, tracker, 0, 1)
 

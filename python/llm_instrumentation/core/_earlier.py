@@ -42,6 +42,8 @@ class EarlierFiles:
         self._capture_id = capture_id_of(output_path)
         default = checkpoint_path_for(output_path)
         place = default if checkpoint_path is None else Path(checkpoint_path)
+        if os.path.abspath(place) == os.path.abspath(default):
+            place = default
         self.paths = token_files_of(output_path, self._capture_id)
         for path in dict.fromkeys((default, place)):
             try:
