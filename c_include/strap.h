@@ -206,7 +206,9 @@ typedef struct strap_open_options {
  *
  * Errors: INVALID_ARGUMENT (an option, or PATH is a directory or no regular
  * file, or an archive's and ends in .stream), BUSY (another session holds
- * PATH), NOT_FOUND, PERMISSION, NO_SPACE, IO; with RESUME also CORRUPT.
+ * PATH), NOT_FOUND, PERMISSION, NO_SPACE, NO_MEMORY (the staging memory cannot be
+ * mapped), IO; with RESUME also CORRUPT, and NO_MEMORY where the index takes more
+ * than half of what this process can still have.
  */
 strap_status strap_open(const char *path, const strap_open_options *options,
                         strap_session *session, strap_error *error);
@@ -280,9 +282,10 @@ typedef struct strap_tensor {
  * STRAP_ERR_TIMEOUT call again with the same struct, data unchanged: cursor says
  * how far the call came. A tensor larger than the staging memory is streamed
  * through it, and goes on from there. One of which nothing was taken keeps its
- * place among the waiting calls for a second; later it waits behind them anew.
- * To give a tensor up, call strap_abandon with its cursor: the writer waits for
- * the rest of a tensor that is taken in part.
+ * place among the waiting calls for a second: calls behind it take only memory
+ * that it does not need. Later it waits behind them anew. To give a tensor up,
+ * call strap_abandon with its cursor: the writer waits for the rest of a tensor
+ * that is taken in part. With STRAP_ON_FULL_DROP there is no time-out.
  *
  * A small tensor (at most 16 KiB, contiguous, without transform and conversion) may at first only
  * be copied. Up to 64 KiB of such beside the staging memory become packets together, in their
@@ -303,7 +306,8 @@ strap_status strap_offer(strap_session session, const strap_tensor *tensor, stra
 
 /* Gives up a tensor whose enqueue timed out. Of one that is taken in part the
  * packet under way is taken back and the index notes it; earlier packets of a
- * split tensor stay. One of which nothing was taken loses its place. */
+ * split tensor stay. One of which nothing was taken loses its place. With the
+ * cursor 0, gives up the flush and checkpoint of this thread that timed out. */
 strap_status strap_abandon(strap_session session, uint64_t cursor, strap_error *error);
 
 /* Notes in the index that a tensor of this layer could not be captured, and why.
@@ -318,13 +322,17 @@ strap_status strap_note(strap_session session, uint32_t layer, int64_t step, int
  *
  * After STRAP_ERR_TIMEOUT the next call by the same thread goes on: it waits for
  * what was enqueued before the first of these calls, whatever other threads have
- * enqueued since. Where the thread itself enqueued, offered, abandoned or noted
- * something in between, it is a new call. So it is with strap_checkpoint.
+ * enqueued since. It is a new call after a second, and where the thread itself
+ * enqueued, offered, abandoned or noted something in between. So it is with
+ * strap_checkpoint.
  */
 strap_status strap_flush(strap_session session, int32_t timeout_ms, strap_error *error);
 
 /* strap_flush, and then until data and index are durable (fsync). *offset, if
- * not NULL, is the length of the stream that is covered. */
+ * not NULL, is the length of the stream that is covered. The names of new files are
+ * made durable with them, by fsync of their folder. A folder that the process may
+ * write to and not read cannot be synced: its files are durable then, and their
+ * names when the system writes them. */
 strap_status strap_checkpoint(strap_session session, int32_t timeout_ms, uint64_t *offset,
                               strap_error *error);
 
@@ -411,7 +419,8 @@ typedef struct strap_reader_info {
 /*
  * Opens a stream. With its index every packet has shape, type, step and token;
  * packets that the index has not reached, or all where it is absent or does not
- * belong to the stream, are found by scanning: they have a name and a length.
+ * belong to the stream, or takes more than half of the memory that this process
+ * can still have, are found by scanning: they have a name and a length.
  *
  * Errors: NOT_FOUND, PERMISSION, INVALID_ARGUMENT (a directory), IO, CORRUPT
  * (the file does not begin with a packet).
@@ -442,10 +451,19 @@ typedef struct strap_packet {
   int32_t reserved;
 } strap_packet;
 
-/* Describes the next row, beginning with row 0; STRAP_END behind the last. */
+/*
+ * Describes the next row, beginning with row 0; STRAP_END behind the last.
+ *
+ * CORRUPT, UNSUPPORTED and IO are errors of this row: its packet is not what the
+ * index says, or its length cannot be told. PACKET then has what the index says of
+ * it, with its number in row, and decoded_bytes is 0. The next call describes the
+ * row behind it, so a loop that goes on after these errors meets every row. Only
+ * INVALID_ARGUMENT and INVALID_STATE leave the reader where it is.
+ */
 strap_status strap_reader_next(strap_reader reader, strap_packet *packet, strap_error *error);
 
-/* Describes row ROW; NOT_FOUND behind the last. Does not move strap_reader_next. */
+/* Describes row ROW; NOT_FOUND behind the last. Does not move strap_reader_next.
+ * The other errors are as there. */
 strap_status strap_reader_at(strap_reader reader, uint64_t row, strap_packet *packet,
                              strap_error *error);
 
@@ -533,8 +551,13 @@ size_t strap_encode_bound(strap_codec codec, size_t size);
 strap_status strap_encode(strap_codec codec, int32_t level, const void *source, size_t size,
                           void *data, size_t room, size_t *length, strap_error *error);
 
-/* The decoded length of a payload; one that does not state it is decoded to
- * learn it. CORRUPT: it is no such payload. */
+/* The decoded length of a payload. A frame that does not state it is decoded to
+ * learn it. That takes the memory of a decoder, a zstd window of at most 128 MiB,
+ * and no room for the content.
+ *
+ * Errors: CORRUPT (it is no such payload, or claims more than its bytes can stand
+ * for), UNSUPPORTED (it needs a dictionary or a larger window, or does not state
+ * its length and has more than 4 GiB). */
 strap_status strap_decoded_size(strap_codec codec, const void *payload, size_t size,
                                 uint64_t *length, strap_error *error);
 

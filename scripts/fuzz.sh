@@ -50,6 +50,11 @@ while read -r package folder; do
     "$GO" test -run '^$' -fuzz "^$fuzzer\$" -fuzztime "$FUZZTIME" -fuzzminimizetime 10x "$package" \
       >"$work/log" 2>&1 </dev/null
     failed=$?
+    # Go before 1.27 may fail at the end of the time by itself: https://go.dev/issue/75804
+    if grep -q '^    context deadline exceeded$' "$work/log" &&
+      ! grep -qE 'Failing input|^panic: |_test\.go:' "$work/log"; then
+      failed=0
+    fi
     rate=$(rate "$work/log")
     note=
     if [ "$failed" -ne 0 ]; then

@@ -124,11 +124,18 @@ static int64_t now(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Where a thread stands in the flushes and checkpoints that it repeats after
- * STRAP_ERR_TIMEOUT; see session.Flush. */
+/* Where a call stood that timed out; see session.Flush. */
+struct wait {
+  uint64_t cursor; /* 0: it did not time out */
+  int64_t until;   /* repeated later, it is a new call */
+};
+
+#define KEPT_NS 1000000000 /* as long as the line of a session keeps a place */
+
+/* The flushes and checkpoints of a thread that timed out. */
 struct repeated {
-  strap_session session; /* 0: none, the last call is through */
-  uint64_t flush, checkpoint;
+  strap_session session; /* 0: none */
+  struct wait flush, checkpoint;
 };
 
 /* A thread seldom waits for more sessions in turns. One that loses its place to another
@@ -154,11 +161,18 @@ static uint64_t thread_id(void) {
 
 static struct repeated *repeated_of(strap_session session) {
   struct repeated *calls = &thread.calls[session / 2 % REPEATED]; /* they have every other id */
-  if (calls->session != session) *calls = (struct repeated){session, 0, 0};
+  if (calls->session != session) *calls = (struct repeated){.session = session};
   return calls;
 }
 
-/* A thread that captures something wants its next flush to cover that: it is a new call. */
+static uint64_t *resumed(struct wait *call) {
+  if (now() > call->until) call->cursor = 0;
+  return &call->cursor;
+}
+
+static void timed(struct wait *call) { call->until = now() + KEPT_NS; }
+
+/* The thread's next flush or checkpoint is a new call. So it covers what the thread captures now. */
 static void captures(strap_session session) {
   struct repeated *calls = &thread.calls[session / 2 % REPEATED];
   if (calls->session == session) calls->session = 0;
@@ -258,15 +272,19 @@ strap_status strap_note(strap_session session, uint32_t layer, int64_t step, int
 
 strap_status strap_flush(strap_session session, int32_t timeout_ms, strap_error *error) {
   ENTER(error);
-  return strapgoFlush(session, &repeated_of(session)->flush, timeout_ms, error);
+  struct wait *call = &repeated_of(session)->flush;
+  strap_status status = strapgoFlush(session, resumed(call), timeout_ms, error);
+  timed(call);
+  return status;
 }
 
 strap_status strap_checkpoint(strap_session session, int32_t timeout_ms, uint64_t *offset,
                               strap_error *error) {
   ENTER(error);
   uint64_t covered = 0;
-  uint64_t *cursor = &repeated_of(session)->checkpoint;
-  strap_status status = strapgoCheckpoint(session, cursor, timeout_ms, &covered, error);
+  struct wait *call = &repeated_of(session)->checkpoint;
+  strap_status status = strapgoCheckpoint(session, resumed(call), timeout_ms, &covered, error);
+  timed(call);
   if (offset != NULL) *offset = covered;
   return status;
 }
@@ -325,7 +343,7 @@ strap_status strap_reader_next(strap_reader reader, strap_packet *packet, strap_
   if (status != STRAP_OK) return status;
   strap_packet own = {0};
   status = strapgoReaderNext(reader, &own, error);
-  if (status == STRAP_OK) give(packet, &own, sizeof own);
+  give(packet, &own, sizeof own);
   return status;
 }
 
@@ -337,7 +355,7 @@ strap_status strap_reader_at(strap_reader reader, uint64_t row, strap_packet *pa
   if (status != STRAP_OK) return status;
   strap_packet own = {0};
   status = strapgoReaderAt(reader, row, &own, error);
-  if (status == STRAP_OK) give(packet, &own, sizeof own);
+  give(packet, &own, sizeof own);
   return status;
 }
 

@@ -19,6 +19,8 @@ static int *open_files; /* descriptors */
 static int count, room;
 static unsigned long forks;
 
+enum { TRIES = 3 };
+
 static int add(int fd) {
   if (count == room) {
     const int more = room == 0 ? 16 : 2 * room;
@@ -32,20 +34,24 @@ static int add(int fd) {
 }
 
 int files_open(const char *path, int flags, int mode) {
-  for (;;) {
+  for (int tries = 1;; tries++) {
+    /* Open without the lock: a file system that does not answer must not block fork(). But a
+     * process may fork more often than the file system answers. */
+    const int locked = tries == TRIES;
     pthread_mutex_lock(&lock);
     const unsigned long before = forks;
-    pthread_mutex_unlock(&lock);
-    /* Open without the lock: a file system that does not answer must not block fork(). */
+    if (!locked) pthread_mutex_unlock(&lock);
     const int fd = open(path, flags | O_CLOEXEC, mode);
-    if (fd < 0) return -errno;
-    pthread_mutex_lock(&lock);
+    const int failure = fd < 0 ? errno : 0;
+    if (!locked) pthread_mutex_lock(&lock);
     const int forked = forks != before; /* the child may hold the file, unlisted */
-    const int added = !forked && add(fd);
+    const int added = fd >= 0 && !forked && add(fd);
     pthread_mutex_unlock(&lock);
     if (added) return fd;
+    if (fd < 0) return -failure;
     close(fd);
     if (!forked) return -ENOMEM;
+    flags &= ~O_EXCL; /* the file is there now */
   }
 }
 

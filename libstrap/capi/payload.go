@@ -97,12 +97,7 @@ func strapgoDecodedSize(c C.strap_codec, payload unsafe.Pointer, size C.size_t, 
 		if err != nil {
 			return err
 		}
-		n, err := codec.DecodedSize(kind, from)
-		if err == nil && n < 0 {
-			var data []byte
-			data, err = codec.DecodeUnknown(kind, bytes.NewReader(from), 1<<32)
-			n = int64(len(data))
-		}
+		n, err := codec.DecodedLen(kind, from)
 		if err != nil {
 			return err
 		}

@@ -52,11 +52,10 @@ func strapgoReaderNext(h C.strap_reader, out *C.strap_packet, e *C.strap_error) 
 		if end = r.next >= r.NumRows(); end {
 			return nil
 		}
-		if err := r.describe(r.next, out); err != nil {
-			return err
-		}
+		// An error is that of the row: the next call describes the row behind it.
+		i := r.next
 		r.next++
-		return nil
+		return r.describe(i, out)
 	})
 	if end {
 		return C.STRAP_END
@@ -87,6 +86,7 @@ func findRow(h C.strap_reader, row C.uint64_t) (*openReader, int, error) {
 }
 
 func (r *openReader) describe(i int, out *C.strap_packet) error {
+	out.row = C.uint64_t(i)
 	row, err := r.Row(i)
 	if err != nil {
 		return err
@@ -98,7 +98,6 @@ func (r *openReader) describe(i int, out *C.strap_packet) error {
 	out.dtype = C.strap_dtype(row.Stored)
 	out.source_dtype = C.strap_dtype(row.Source)
 	out.codec = C.strap_codec(kind)
-	out.row = C.uint64_t(i)
 	out.sequence = C.uint64_t(row.Sequence)
 	out.step = C.int64_t(row.Step)
 	out.token = C.int64_t(row.Token)

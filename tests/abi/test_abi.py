@@ -135,6 +135,7 @@ def compiled(
         "fork.c",
         "index_export.c",
         "salvage.c",
+        "corrupt.c",
         "traces.c",
         "cplusplus.cpp",
     ],

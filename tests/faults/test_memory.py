@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,40 @@ def test_twenty_gigabytes_through_a_quarter(tmp_path: Path) -> None:
     assert result["growth"] < 0.4e9
     assert result["peak"] <= 0.25e9
     _check_content(path)
+
+
+# The address space may grow by 256 MiB, as on a node of a cluster.
+INDEX = """
+import re, resource, sys
+from llm_instrumentation._native import Reader
+
+with Reader(sys.argv[1]):  # loads the library
+    pass
+text = open("/proc/self/status").read()
+size = int(re.search(r"VmSize:\\s+(\\d+) kB", text).group(1)) << 10
+resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20), resource.RLIM_INFINITY))
+with Reader(sys.argv[2]) as reader:
+    print(reader.info.packets, reader.info.problem)
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("written", [True, False])
+def test_an_index_that_memory_does_not_hold_is_ignored(tmp_path: Path, written: bool) -> None:
+    small, large = tmp_path / "small.stream", tmp_path / "large.stream"
+    for path in (small, large):
+        path.write_bytes(struct.pack("!HI", 1, 4) + b"a" + b"1234")
+    with open(f"{large}.index", "wb") as file:
+        for _ in range(300 if written else 0):
+            file.write(b"\x55" * (1 << 20))
+        file.truncate(300 << 20)
+    done = subprocess.run(
+        [sys.executable, "-c", INDEX, str(small), str(large)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 the index is ignored: ")
+    says = "free memory, or move the index away: packets are found without it" if written else "the rest are holes"
+    assert says in done.stdout
 
 
 def _check_content(path: Path) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pathlib
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from unittest.mock import Mock
@@ -666,3 +669,52 @@ def test_a_checkpoint_of_another_stream_is_refused(model, path, checkpoint):
         with framework.capture_activations(path, resume_from_checkpoint=True, **options):
             pass
     assert path.read_bytes() == before
+
+
+# ---- a folder to write to, and not to read --------------------------------------------
+
+SEALED = """if True:
+    import os, sys, pyarrow, torch  # all that another user may not be able to import
+    from llm_instrumentation import InstrumentationConfig, InstrumentationFramework
+    from llm_instrumentation._native import library_version
+    path = sys.argv[1]
+    library_version()
+    model = torch.nn.Sequential(torch.nn.Identity())
+    framework = InstrumentationFramework(InstrumentationConfig.balanced())
+    framework.instrument_model(model)
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    try:
+        os.listdir(os.path.dirname(path))
+    except PermissionError:
+        print("sealed")
+    with framework.capture_activations(
+        path, track_per_token=True, checkpoint_interval_tokens=1
+    ) as tracker:
+        for n in range(3):
+            model(torch.full((2, 5), float(n)))
+            tracker.record_token(1000 + n, f"t{n}")
+            assert os.path.exists(path + ".ckpt.json")
+"""
+
+
+def test_checkpoints_in_a_folder_that_may_not_be_read():
+    """fsync wants the folder open for reading; its names cannot be synced, the files can."""
+    folder = tempfile.mkdtemp()  # not tmp_path, whose parents another user may not enter
+    path = pathlib.Path(folder, "run.stream")
+    try:
+        if os.geteuid() == 0:
+            os.chown(folder, 65534, 65534)
+        os.chmod(folder, 0o300)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", SEALED, path],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout) == (0, "sealed\n"), done.stderr
+        os.chmod(folder, 0o700)
+        assert_steps(path, 3)
+    finally:
+        os.chmod(folder, 0o700)
+        shutil.rmtree(folder)

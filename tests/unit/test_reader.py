@@ -714,6 +714,26 @@ def test_a_flipped_bit_names_layer_and_offset(path, codec):
                 read()
 
 
+def test_reading_goes_on_behind_a_corrupt_packet(path):
+    with capturing(path, "lz4") as put:
+        for step in range(4):
+            put("h", torch.full((5000,), float(step)), step=step)
+    with ActivationReader(path) as reader:
+        offset = reader.index["offset"][1].as_py()
+    data = bytearray(path.read_bytes())
+    data[offset + 6 + len("h") + 4] = 0xFF  # the flags of its LZ4 frame
+    path.write_bytes(data)
+    values, errors = {}, {}
+    with ActivationReader(path) as reader:
+        for activation in reader:
+            try:
+                values[activation.step] = activation.to_torch()[0].item()
+            except CorruptError as error:
+                errors[activation.step] = str(error)
+    assert values == {0: 0.0, 2: 2.0, 3: 3.0}
+    assert list(errors) == [1] and f'"h" at byte {offset}: ' in errors[1]
+
+
 def test_a_torn_tail_warns_once(run):
     run.write_bytes(run.read_bytes()[:-3])
     with pytest.warns(RuntimeWarning, match=r"run\.stream: the stream ends before 1") as seen:

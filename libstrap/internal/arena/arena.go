@@ -95,9 +95,10 @@ func (a *Arena) Usage() (taken, peak, held int64) {
 	return taken, peak, a.held
 }
 
-// TryAlloc returns a region of n bytes, or ok = false when there is no room
-// before something is freed. The error is InvalidArgument when n can never fit.
-func (a *Arena) TryAlloc(n int) (r Region, ok bool, err error) {
+// TryAlloc returns a region of n bytes, or ok = false when there is no room before something
+// is freed. A region of reserved bytes can be taken afterwards. The error is InvalidArgument
+// when n can never fit.
+func (a *Arena) TryAlloc(n, reserved int) (r Region, ok bool, err error) {
 	if n < 0 || n > len(a.mem) {
 		return Region{}, false, status.New(status.InvalidArgument,
 			"region of %d bytes in a staging memory of %d", n, len(a.mem))
@@ -110,7 +111,7 @@ func (a *Arena) TryAlloc(n int) (r Region, ok bool, err error) {
 	need := align(max(n, 1))
 	for i := range a.free {
 		e := &a.free[i]
-		if e.to-e.from < need {
+		if e.to-e.from < need || !a.fits(reserved, i, need) {
 			continue
 		}
 		r = Region{Buf: a.mem[e.from : e.from+n : e.from+n], at: e.from, len: need}
@@ -123,6 +124,23 @@ func (a *Arena) TryAlloc(n int) (r Region, ok bool, err error) {
 		return r, true, nil
 	}
 	return Region{}, false, nil
+}
+
+// fits reports whether a region of n bytes can be taken after one of taken bytes from the
+// stretch i.
+func (a *Arena) fits(n, i, taken int) bool {
+	if n == 0 {
+		return true
+	}
+	for k, e := range a.free {
+		if k == i {
+			e.from += taken
+		}
+		if e.to-e.from >= align(n) {
+			return true
+		}
+	}
+	return false
 }
 
 // Free gives a region back; a zero region is ignored.

@@ -10,7 +10,7 @@ import (
 
 func mustAlloc(t *testing.T, a *Arena, n int) Region {
 	t.Helper()
-	r, ok, err := a.TryAlloc(n)
+	r, ok, err := a.TryAlloc(n, 0)
 	if err != nil || !ok {
 		t.Fatalf("TryAlloc(%d): ok %v, err %v", n, ok, err)
 	}
@@ -43,7 +43,7 @@ func TestNeverPassesTheLimit(t *testing.T) {
 	for i := range 20_000 {
 		n := 1 << rng.IntN(22)
 		n += rng.IntN(n)
-		r, ok, err := a.TryAlloc(min(n, a.MaxRegion()))
+		r, ok, err := a.TryAlloc(min(n, a.MaxRegion()), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +76,7 @@ func TestRegionsDoNotOverlap(t *testing.T) {
 	defer a.Close()
 	var live []Region
 	for i := 0; ; i++ {
-		r, ok, err := a.TryAlloc(1 + i*37%5000)
+		r, ok, err := a.TryAlloc(1+i*37%5000, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -105,7 +105,7 @@ func TestWakesTheWaiter(t *testing.T) {
 	defer a.Close()
 	var live []Region
 	for {
-		r, ok, err := a.TryAlloc(a.MaxRegion())
+		r, ok, err := a.TryAlloc(a.MaxRegion(), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,7 +128,7 @@ func TestRefusesWhatCanNeverFit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.Close()
-	if _, _, err := a.TryAlloc(int(a.Limit()) + 1); !errors.Is(err, status.InvalidArgument) {
+	if _, _, err := a.TryAlloc(int(a.Limit())+1, 0); !errors.Is(err, status.InvalidArgument) {
 		t.Fatalf("an oversized region: %v", err)
 	}
 }
@@ -144,7 +144,7 @@ func TestFreedRegionsGrowTogether(t *testing.T) {
 	for range 200 {
 		var live []Region
 		for {
-			r, ok, err := a.TryAlloc(rng.IntN(200_000))
+			r, ok, err := a.TryAlloc(rng.IntN(200_000), 0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -172,7 +172,7 @@ func TestMemoryOutlivesCloseAsLongAsItsRegions(t *testing.T) {
 	a.Close()
 	a.Close()
 	r.Buf[999] = 1
-	if _, _, err := a.TryAlloc(1); !errors.Is(err, status.InvalidState) {
+	if _, _, err := a.TryAlloc(1, 0); !errors.Is(err, status.InvalidState) {
 		t.Fatalf("a closed arena gives memory: %v", err)
 	}
 	if taken, _, _ := a.Usage(); taken == 0 {
@@ -181,5 +181,41 @@ func TestMemoryOutlivesCloseAsLongAsItsRegions(t *testing.T) {
 	a.Free(r)
 	if taken, peak, held := a.Usage(); taken != 0 || peak == 0 || held != 0 {
 		t.Fatalf("closed and freed, but %d bytes are taken, %d held, the peak is %d", taken, held, peak)
+	}
+}
+
+func TestRoomThatIsReservedStays(t *testing.T) {
+	const n = 64 << 10
+	a, err := New(MinLimit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	var taken []Region
+	for {
+		r, ok, err := a.TryAlloc(n, 4*n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			break
+		}
+		taken = append(taken, r)
+	}
+	if want := MinLimit/n - 4; len(taken) != want {
+		t.Errorf("%d regions beside the reserved room, not %d", len(taken), want)
+	}
+	if _, ok, _ := a.TryAlloc(4*n, 0); !ok {
+		t.Error("the reserved room is taken")
+	}
+	// Of two stretches, the one is taken that leaves the other.
+	a.Free(taken[0])
+	a.Free(taken[2])
+	a.Free(taken[3])
+	if r, ok, _ := a.TryAlloc(n, 2*n); !ok || r.at != taken[0].at {
+		t.Errorf("taken at %d: %v", r.at, ok)
+	}
+	if _, ok, _ := a.TryAlloc(n, 2*n); ok {
+		t.Error("the reserved room is taken in part")
 	}
 }

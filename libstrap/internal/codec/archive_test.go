@@ -305,7 +305,7 @@ func TestArchiveFromAnyReader(t *testing.T) {
 	if err := Decode(got, Archive, iotest.OneByteReader(bytes.NewReader(payload))); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("byte by byte: %v", err)
 	}
-	got, err := DecodeUnknown(Archive, iotest.HalfReader(bytes.NewReader(payload)), int64(len(src)))
+	got, err := decodeUnknown(Archive, iotest.HalfReader(bytes.NewReader(payload)), int64(len(src)))
 	if err != nil || !bytes.Equal(got, want) {
 		t.Errorf("of unknown length: %v", err)
 	}
@@ -464,7 +464,7 @@ func FuzzArchive(f *testing.F) {
 			if err != nil && !errors.Is(err, status.Corrupt) {
 				t.Fatal(err)
 			}
-			again, unknown := DecodeUnknown(Archive, bytes.NewReader(b), 1<<22)
+			again, unknown := decodeUnknown(Archive, bytes.NewReader(b), 1<<22)
 			if (err == nil) != (unknown == nil) || err == nil && !bytes.Equal(dst, again) {
 				t.Fatalf("%v, and of unknown length %v", err, unknown)
 			}

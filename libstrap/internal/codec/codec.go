@@ -307,13 +307,14 @@ func DecodedSize(k Kind, prefix []byte) (int64, error) {
 	}
 }
 
-// Decode decodes a payload into dst, which must have its exact length.
+// Decode decodes a payload into dst, which must have its exact length. Beside dst it takes no more
+// memory than a decoder of so many bytes needs, whatever window the payload claims.
 //
 // Errors: Corrupt where the payload is not one such frame and nothing else (or
 // cannot be read), Unsupported where it needs a dictionary, or a window of more
 // than 128 MiB, or is an archive of a later version. dst may be partly written then.
 func Decode(dst []byte, k Kind, payload io.Reader) error {
-	return withDecoder(k, payload, func(r io.Reader, size int64) error {
+	return withDecoder(k, payload, int64(len(dst)), func(r io.Reader, size int64) error {
 		if size >= 0 && size != int64(len(dst)) {
 			return corrupt(nil, "the payload holds %d bytes, not %d", size, len(dst))
 		}
@@ -322,21 +323,6 @@ func Decode(dst []byte, k Kind, payload io.Reader) error {
 		}
 		return checkEnd(r, int64(len(dst)))
 	})
-}
-
-// DecodeUnknown decodes a payload whose length is not known, of at most limit
-// bytes. Errors: those of Decode.
-func DecodeUnknown(k Kind, payload io.Reader, limit int64) (data []byte, err error) {
-	err = withDecoder(k, payload, func(r io.Reader, _ int64) error {
-		if data, err = io.ReadAll(io.LimitReader(r, limit)); err != nil {
-			return corrupt(err, "the payload breaks off after %d bytes", len(data))
-		}
-		return checkEnd(r, limit)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return data, nil
 }
 
 // checkEnd is nil if r has no more bytes and ends well.
@@ -352,16 +338,17 @@ func checkEnd(r io.Reader, after int64) error {
 }
 
 // withDecoder gives use the decoded bytes and the length that the frame states,
-// or -1. It then checks that nothing stands behind the frame.
-func withDecoder(k Kind, payload io.Reader, use func(r io.Reader, size int64) error) error {
+// or -1. It then checks that nothing stands behind the frame. use takes at most limit bytes, and
+// reads none where the frame states more.
+func withDecoder(k Kind, payload io.Reader, limit int64, use func(r io.Reader, size int64) error) error {
 	var err error
 	switch k {
 	case None:
 		return use(payload, -1)
 	case LZ4:
-		err = withFrame(k, withLZ4, payload, use)
+		err = withFrame(k, withLZ4, payload, limit, use)
 	case Zstd:
-		err = withFrame(k, withZstd, payload, use)
+		err = withFrame(k, withZstd, payload, limit, use)
 	case Archive:
 		err = withArchive(payload, use)
 	default:
@@ -381,11 +368,12 @@ func withDecoder(k Kind, payload io.Reader, use func(r io.Reader, size int64) er
 }
 
 func withFrame(k Kind, with func(*frame, func(io.Reader) error) error, payload io.Reader,
-	use func(r io.Reader, size int64) error) error {
+	limit int64, use func(r io.Reader, size int64) error) error {
 	f, err := openFrame(k, payload)
 	if err != nil {
 		return err
 	}
+	f.narrow(limit)
 	return with(f, func(r io.Reader) error { return use(r, f.size) })
 }
 

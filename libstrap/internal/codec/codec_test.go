@@ -328,7 +328,7 @@ func TestDecodeRefusesWhatIsNotOneFrame(t *testing.T) {
 			if err := Decode(make([]byte, len(src)), k, bytes.NewReader(payload)); !errors.Is(err, status.Corrupt) {
 				t.Errorf("%s, %s: %v", k, name, err)
 			}
-			if _, err := DecodeUnknown(k, bytes.NewReader(payload), 1<<20); !errors.Is(err, status.Corrupt) {
+			if _, err := decodeUnknown(k, bytes.NewReader(payload), 1<<20); !errors.Is(err, status.Corrupt) {
 				t.Errorf("%s, %s, length unknown: %v", k, name, err)
 			}
 			// The pooled decoder is none the worse.
@@ -432,12 +432,18 @@ func TestDecodeFramesOfTheCLibraries(t *testing.T) {
 			if err := Decode(dst, k, bytes.NewReader(payload)); err != nil || !bytes.Equal(dst, want) {
 				t.Errorf("Decode: %v", err)
 			}
-			got, err := DecodeUnknown(k, bytes.NewReader(payload), int64(len(want)))
-			if err != nil || !bytes.Equal(got, want) {
-				t.Errorf("DecodeUnknown: %d bytes, %v", len(got), err)
+			if n, err := DecodedLen(k, payload); n != int64(len(want)) || err != nil {
+				t.Errorf("DecodedLen = %d, %v", n, err)
 			}
-			if _, err := DecodeUnknown(k, bytes.NewReader(payload), int64(len(want))-1); !errors.Is(err, status.Corrupt) {
-				t.Errorf("DecodeUnknown beyond its limit: %v", err)
+			if n, err := Count(k, bytes.NewReader(payload), int64(len(payload))); n != int64(len(want)) || err != nil {
+				t.Errorf("Count = %d, %v", n, err)
+			}
+			got, err := decodeUnknown(k, bytes.NewReader(payload), int64(len(want)))
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("decodeUnknown: %d bytes, %v", len(got), err)
+			}
+			if _, err := decodeUnknown(k, bytes.NewReader(payload), int64(len(want))-1); !errors.Is(err, status.Corrupt) {
+				t.Errorf("decodeUnknown beyond its limit: %v", err)
 			}
 		})
 	}
@@ -469,17 +475,23 @@ func TestDecodeRefusesHostileFrames(t *testing.T) {
 			if strings.Contains(name, "lz4") {
 				k = LZ4
 			}
-			var before, after runtime.MemStats
-			runtime.ReadMemStats(&before)
-			if err := Decode(make([]byte, 5), k, strings.NewReader(h.payload)); status.CodeOf(err) != h.want {
-				t.Errorf("Decode: %v", err)
-			}
-			if _, err := DecodeUnknown(k, strings.NewReader(h.payload), math.MaxInt64); status.CodeOf(err) != h.want {
-				t.Errorf("DecodeUnknown: %v", err)
-			}
-			runtime.ReadMemStats(&after)
-			if used := after.TotalAlloc - before.TotalAlloc; used > 2*(zstdMaxWindow+1<<20) {
+			// A decoder for frames that fit a few blocks has at most two LZ4 blocks of 64 KiB, or a zstd
+			// window and blocks of 128 KiB, and its tables.
+			if used := allocated(func() {
+				if err := Decode(make([]byte, 5), k, strings.NewReader(h.payload)); status.CodeOf(err) != h.want {
+					t.Errorf("Decode: %v", err)
+				}
+				if _, err := Count(k, strings.NewReader(h.payload), int64(len(h.payload))); status.CodeOf(err) != h.want {
+					t.Errorf("Count: %v", err)
+				}
+				if _, err := DecodedLen(k, []byte(h.payload)); status.CodeOf(err) != h.want {
+					t.Errorf("DecodedLen: %v", err)
+				}
+			}); used > 8<<20 {
 				t.Errorf("%d bytes were allocated", used)
+			}
+			if _, err := decodeUnknown(k, strings.NewReader(h.payload), math.MaxInt64); status.CodeOf(err) != h.want {
+				t.Errorf("decodeUnknown: %v", err)
 			}
 		})
 	}
@@ -503,15 +515,29 @@ func TestDecodeInParallel(t *testing.T) {
 	}
 }
 
-func TestDecodeUnknown(t *testing.T) {
+// decodeUnknown decodes a payload of at most limit bytes.
+func decodeUnknown(k Kind, payload io.Reader, limit int64) (data []byte, err error) {
+	err = withDecoder(k, payload, limit, func(r io.Reader, _ int64) error {
+		if data, err = io.ReadAll(io.LimitReader(r, limit)); err != nil {
+			return corrupt(err, "the payload breaks off after %d bytes", len(data))
+		}
+		return checkEnd(r, limit)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return data, nil
+}
+
+func TestDecodeWithoutLength(t *testing.T) {
 	src := samples(100_000)["mixed"]
 	for _, k := range kinds {
 		payload := encodeInPlace(t, newEncoder(t, k, 0), src)
-		got, err := DecodeUnknown(k, bytes.NewReader(payload), 1<<20)
+		got, err := decodeUnknown(k, bytes.NewReader(payload), 1<<20)
 		if err != nil || !bytes.Equal(got, src) {
 			t.Errorf("%s: %d bytes, %v", k, len(got), err)
 		}
-		if _, err := DecodeUnknown(k, bytes.NewReader(payload), 1000); !errors.Is(err, status.Corrupt) {
+		if _, err := decodeUnknown(k, bytes.NewReader(payload), 1000); !errors.Is(err, status.Corrupt) {
 			t.Errorf("%s beyond the limit: %v", k, err)
 		}
 	}
@@ -546,11 +572,12 @@ func TestSmallPayloadsCostLittleMemory(t *testing.T) {
 }
 
 func fuzzRoundTrip(f *testing.F, k Kind) {
-	for _, n := range []int{0, 1, 100, 70_000} {
+	for _, n := range []int{0, 1, 100, 5_000} {
 		for _, src := range samples(n) {
 			f.Add(src, uint8(3))
 		}
 	}
+	f.Add(samples(70_000)["mixed"], uint8(1))
 	e := newEncoder(f, k, 0)
 	f.Fuzz(func(t *testing.T, src []byte, repeat uint8) {
 		// Repetition reaches beyond the block sizes.
@@ -564,6 +591,8 @@ func fuzzRoundTrip(f *testing.F, k Kind) {
 
 func FuzzNoneRoundTrip(f *testing.F) { fuzzRoundTrip(f, None) }
 func FuzzLZ4RoundTrip(f *testing.F)  { fuzzRoundTrip(f, LZ4) }
+
+// Slow: inputs are repeated beyond the largest block, which zstd compresses for milliseconds.
 func FuzzZstdRoundTrip(f *testing.F) { fuzzRoundTrip(f, Zstd) }
 
 // fuzzDecode: no bytes crash the decoder or make it hand out too much.
@@ -590,9 +619,12 @@ func fuzzDecode(f *testing.F, k Kind) {
 			return
 		}
 		known := Decode(make([]byte, n), k, bytes.NewReader(payload))
-		data, unknown := DecodeUnknown(k, bytes.NewReader(payload), 1<<20)
+		data, unknown := decodeUnknown(k, bytes.NewReader(payload), 1<<20)
 		if known == nil && (unknown != nil || len(data) != n) {
 			t.Fatalf("%d bytes decode, but without the length %d: %v", n, len(data), unknown)
+		}
+		if count, err := Count(k, bytes.NewReader(payload), int64(len(payload))); known == nil && (err != nil || count != int64(n)) {
+			t.Fatalf("%d bytes decode, counted are %d: %v", n, count, err)
 		}
 		if known == nil && k != None {
 			// Nothing of the payload is superfluous.
@@ -677,10 +709,10 @@ func TestLZ4FramesShareNoWindow(t *testing.T) {
 	// One literal, then a match nine bytes back.
 	reaching := frame(lz4Version|lz4Independent, "\x05\x00\x00\x00\x10a\x09\x00\x00\x00\x00\x00\x00")
 	for range 100 {
-		if data, err := DecodeUnknown(LZ4, bytes.NewReader(linked), 100); err != nil || string(data) != "secretive" {
+		if data, err := decodeUnknown(LZ4, bytes.NewReader(linked), 100); err != nil || string(data) != "secretive" {
 			t.Fatalf("%q, %v", data, err)
 		}
-		if data, err := DecodeUnknown(LZ4, bytes.NewReader(reaching), 100); status.CodeOf(err) != status.Corrupt {
+		if data, err := decodeUnknown(LZ4, bytes.NewReader(reaching), 100); status.CodeOf(err) != status.Corrupt {
 			t.Fatalf("a match before the start decodes to %q, %v", data, err)
 		}
 	}

@@ -13,8 +13,10 @@ type frame struct {
 	src    io.Reader
 	size   int64 // decoded bytes that the header states, -1 where it does not
 	window int64 // bytes that a decoder must keep, zstd only
-	linked bool  // blocks refer to the ones before them, LZ4 only
-	walk   func(*frame) error
+	// windowAt is where the held header states the window, zstd only; 0 where it does not.
+	windowAt int
+	linked   bool // blocks refer to the ones before them, LZ4 only
+	walk     func(*frame) error
 
 	buf  [24]byte
 	held []byte // headers read by take, not yet handed out

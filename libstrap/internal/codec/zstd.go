@@ -3,6 +3,7 @@ package codec
 import (
 	"encoding/binary"
 	"io"
+	"math/bits"
 	"sync"
 
 	"github.com/klauspost/compress/zstd"
@@ -191,6 +192,7 @@ func openZstd(f *frame) error {
 		if err != nil {
 			return err
 		}
+		f.windowAt = len(f.held) - 1
 		f.window = 1 << (10 + w[0]>>3)
 		f.window += f.window / 8 * int64(w[0]&7)
 	}
@@ -242,6 +244,18 @@ func openZstd(f *frame) error {
 		return nil
 	}
 	return nil
+}
+
+// narrow makes the header state no larger window than content of limit bytes can refer to: the
+// decoder takes the memory of a window before it has decoded a byte. A window is never narrowed
+// below the largest block, because it bounds blocks too.
+func (f *frame) narrow(limit int64) {
+	log := max(17, bits.Len64(uint64(max(limit, 1)-1)))
+	if f.windowAt == 0 || log > 62 || f.window <= 1<<log {
+		return
+	}
+	f.window = 1 << log
+	f.held[f.windowAt] = byte(log-10) << 3
 }
 
 var zstdReaders = sync.Pool{New: func() any {

@@ -72,9 +72,12 @@ var columns = []column{
 }
 
 const (
-	columnOffset = 1
-	columnLength = 2
-	columnCRC    = 19
+	columnOffset    = 1
+	columnLength    = 2
+	columnLayer     = 6
+	columnPath      = 7
+	columnTransform = 17
+	columnCRC       = 19
 )
 
 func negative(v int64) bool { return v < 0 }

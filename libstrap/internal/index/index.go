@@ -118,7 +118,7 @@ func read(f *os.File, path string, by func([]byte, *memory.Budget) (*File, *faul
 	}
 	noMemory := func(cause error) error {
 		return status.Wrap(status.NoMemory, cause,
-			"cannot read the index %q of %d bytes: free memory, or read the stream without its index", path, size)
+			"cannot read the index %q of %d bytes: free memory, or move the index away: packets are found without it", path, size)
 	}
 	var budget memory.Budget
 	if err := budget.Take(size); err != nil {
@@ -272,6 +272,16 @@ func (f *File) CRC(i int) (crc uint32, ok bool) {
 func (f *File) place(i int) (offset, length int64) {
 	rec, at := f.find(i)
 	return int64(rec.Column(columnOffset).(*array.Uint64).Value(at)), int64(rec.Column(columnLength).(*array.Uint64).Value(at))
+}
+
+// packetName is the name of the packet of row i.
+func (f *File) packetName(i int) string {
+	rec, at := f.find(i)
+	var r wire.Row
+	for _, k := range []int{columnLayer, columnPath, columnTransform} {
+		columns[k].get(rec.Column(k), at, &r)
+	}
+	return r.Name()
 }
 
 // Slice is the rows [from, to) as records, which must not be released.

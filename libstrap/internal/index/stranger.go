@@ -41,8 +41,8 @@ func (f *File) stranger(stream io.ReaderAt, cut int64, packets []int, end int64)
 			reason = fmt.Sprintf("row %d has a packet of %d bytes at byte %d, the stream one of %d",
 				row, length, offset, p.End()-p.Offset)
 		default:
-			if r := f.Row(row); r.Name() != p.Name {
-				reason = fmt.Sprintf("row %d has the packet %.80q at byte %d, the stream %.80q", row, r.Name(), offset, p.Name)
+			if name := f.packetName(row); name != p.Name {
+				reason = fmt.Sprintf("row %d has the packet %.80q at byte %d, the stream %.80q", row, name, offset, p.Name)
 			}
 			next++
 		}

@@ -22,8 +22,10 @@ import (
 const (
 	// maxPending is how many rows wait for Flush; one more flushes by itself.
 	maxPending = 1 << 16
-	// maxText bounds the bytes of text that wait likewise, and those of one row.
-	maxText = 4 << 20
+	// maxPendingText bounds the bytes of text in these rows, but for those of one row.
+	maxPendingText = 4 << 20
+	// maxText bounds the bytes of text of one row. A capture's own rows have far less.
+	maxText = 64 << 20
 	// reserveBytes is the disk room kept for batches to come.
 	reserveBytes = 1 << 20
 )
@@ -123,7 +125,7 @@ func (w *Writer) reserve() {
 // Append adds a copy of r to the rows that wait for Flush. Text that is not
 // UTF-8 is made so, by U+FFFD. It flushes by itself before the rows take too
 // much memory, and returns what that returned; r itself is kept in any case but
-// one: InvalidArgument, where it has more than 4 MiB of text.
+// one: InvalidArgument, where it has more than 64 MiB of text.
 func (w *Writer) Append(r *wire.Row) error {
 	row := *r
 	row.Shape = slices.Clone(r.Shape)
@@ -138,7 +140,7 @@ func (w *Writer) Append(r *wire.Row) error {
 		return status.New(status.InvalidArgument, "a row with %d bytes of text, at most %d fit the index", text, maxText)
 	}
 	var err error
-	if len(w.rows) >= maxPending || w.text+text > maxText {
+	if len(w.rows) >= maxPending || w.text+text > maxPendingText {
 		err = w.Flush()
 	}
 	w.rows = append(w.rows, row)

@@ -94,9 +94,13 @@ func (f *File) Discard() {
 }
 
 // SyncFolder makes the names beside path durable. Some file systems refuse that; on
-// those names need no sync, or cannot have one.
+// those names need no sync, or cannot have one. Nor can a folder be synced that this process
+// may not read: fsync wants it open for reading.
 func SyncFolder(path string) error {
 	folder, err := os.Open(filepath.Dir(path))
+	if errors.Is(err, syscall.EACCES) {
+		return nil
+	}
 	if err == nil {
 		defer folder.Close()
 		err = folder.Sync()
@@ -121,7 +125,8 @@ func removeLeftovers(path string) {
 }
 
 func removeUnlocked(path string) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	// For writing, or NFS refuses the lock.
+	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return
 	}

@@ -17,27 +17,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-const (
-	// frameHead is the longest header of an LZ4 (19) or zstd (18) frame.
-	frameHead = 19
-	// maxUnknown bounds the decoding of a frame that does not say its size.
-	maxUnknown = 1 << 32
-)
-
-// expansion is how many bytes one payload byte can stand for at most: a length
-// byte of an LZ4 match, four bytes of a zstd block that repeats one byte 128 KiB
-// long, and the eight bytes in front of an archive's chunk of 256 KiB. A payload that
-// claims more lies.
-func expansion(k codec.Kind) int64 {
-	switch k {
-	case codec.LZ4:
-		return 255
-	case codec.Zstd, codec.Archive:
-		return 128 << 10 / 4
-	default:
-		return 1
-	}
-}
+// frameHead is the longest header of an LZ4 (19) or zstd (18) frame.
+const frameHead = 19
 
 // packet is one packet that can be read.
 type packet struct {
@@ -81,7 +62,8 @@ func (p *packet) corrupt(format string, args ...any) error {
 	return status.New(status.Corrupt, "packet %s: %s", label(p.Name, p.Offset), fmt.Sprintf(format, args...))
 }
 
-// DecodedLen is the number of bytes that ReadInto writes for row i.
+// DecodedLen is the number of bytes that ReadInto writes for row i. A frame that does not state it
+// is decoded to learn it, in the memory of a decoder.
 //
 // Errors: NotFound (no such row, or a note), Corrupt, Unsupported (a frame that
 // does not say its size and has more than 4 GiB), IO.
@@ -107,7 +89,7 @@ func (r *Reader) decodedLen(p *packet) (int64, error) {
 	case known && n != want:
 		return 0, p.corrupt("its payload holds %d bytes, shape %v of %s has %d", n, p.row.Shape, p.row.Stored, want)
 	}
-	if most := expansion(p.kind) * int64(p.PayloadLen); n > most {
+	if n > codec.MaxDecoded(p.kind, int64(p.PayloadLen)) {
 		return 0, p.corrupt("its payload of %d bytes claims to hold %d", p.PayloadLen, n)
 	}
 	return n, nil
@@ -150,16 +132,15 @@ func tensorLen(w *wire.Row) (n int64, known bool) {
 	return int64(total), true
 }
 
-// measure decodes a payload to learn its length.
+// measure decodes a payload to learn its length. It keeps nothing of it.
 func (r *Reader) measure(p *packet) (int64, error) {
-	limit := min(expansion(p.kind)*int64(p.PayloadLen), maxUnknown)
 	src := r.payload(p)
 	defer src.release()
-	b, err := codec.DecodeUnknown(p.kind, src.buf, limit)
+	n, err := codec.Count(p.kind, src.buf, int64(p.PayloadLen))
 	if err := r.outcome(p, src, err); err != nil {
 		return 0, err
 	}
-	return int64(len(b)), nil
+	return n, nil
 }
 
 // ReadInto decodes the packet of row i into dst, which has DecodedLen(i) bytes,

@@ -232,11 +232,12 @@ func (r *Reader) sum(p scan.Packet) (uint32, error) {
 // header reads the packet that a row of the index stands for. The error is
 // Corrupt where the stream has another one there.
 func (r *Reader) header(w *wire.Row) (scan.Packet, error) {
+	name := w.Name()
 	p, err := scan.ReadAt(r.f, w.Offset, r.size)
 	if err != nil {
-		return p, r.wrap(err)
+		return p, r.wrap(status.Wrap(status.CodeOf(err), err, "packet %s", label(name, w.Offset)))
 	}
-	if name := w.Name(); p.Name != name || p.End() != w.Offset+int64(w.Length) {
+	if p.Name != name || p.End() != w.Offset+int64(w.Length) {
 		return p, status.New(status.Corrupt,
 			"packet %.80q with %d bytes stands at byte %d of the stream, the index lists %.80q with %d",
 			p.Name, p.End()-p.Offset, w.Offset, name, w.Length)

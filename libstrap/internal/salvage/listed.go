@@ -32,7 +32,10 @@ type found struct {
 	name     string
 }
 
-const unlistedPacket = -1
+const (
+	unlistedPacket = -1
+	magicSize      = 4
+)
 
 // locate finds the intact packets, in the order of the file.
 func (s *salvage) locate() ([]found, error) {
@@ -185,7 +188,7 @@ type mover struct {
 	*salvage
 	wanted   map[uint64]map[identity][]int // missing packets, by the 48 bits of their headers
 	filter   [1 << 10]uint64               // bit set of hashes of these
-	patience int64                         // bytes of wrong candidates that may still be summed up
+	patience int64                         // bytes of wrong candidates that may still be read
 	all      []found
 }
 
@@ -199,7 +202,7 @@ type identity struct {
 func headerHash(header uint64) uint64 { return header * 0x9E3779B97F4A7C15 >> 48 }
 
 func (s *salvage) moved(all []found) ([]found, error) {
-	m := mover{salvage: s, wanted: map[uint64]map[identity][]int{}, patience: 16*s.size + chunkSize}
+	m := mover{salvage: s, wanted: map[uint64]map[identity][]int{}, patience: s.allowance}
 	for k := range s.rows {
 		if s.rows[k].at == missing {
 			m.want(k)
@@ -276,6 +279,7 @@ func (m *mover) try(at, to int64, header uint64, shift int64) (f found, ok bool,
 		return f, false, err
 	}
 	if _, some := wanted[identity{name: string(name)}]; !some {
+		m.patience -= n + 1
 		return f, false, nil
 	}
 	sum, err := m.sum(payload, d, nil)
@@ -288,15 +292,17 @@ func (m *mover) try(at, to int64, header uint64, shift int64) (f found, ok bool,
 		m.patience -= d + 1
 		return f, false, nil
 	}
-	// Of packets with the same content, the one that belongs here, or the first.
+	// Of packets with the same content, the one that belongs here, or the first that is missing.
 	i := sort.Search(len(same), func(i int) bool { return m.rows[same[i]].offset+shift >= at })
-	if i == len(same) || m.rows[same[i]].offset+shift != at {
+	if i == len(same) || m.rows[same[i]].offset+shift != at || m.rows[same[i]].at != missing {
 		i = 0
 	}
 	k := same[i]
-	copy(same[1:i+1], same[:i])
-	wanted[id] = same[1:]
 	m.rows[k].at = at
+	for len(same) > 0 && m.rows[same[0]].at != missing {
+		same = same[1:]
+	}
+	wanted[id] = same
 	return found{at: at, end: end, k: k, payload: payload}, true, nil
 }
 
@@ -304,8 +310,11 @@ func (m *mover) try(at, to int64, header uint64, shift int64) (f found, ok bool,
 // the packets before or behind them have moved to.
 func (s *salvage) repairable(all []found) (repaired []found, err error) {
 	const least = 4 // bytes of payload; with fewer, a checksum says little
-	last, shifts := int64(0), s.shifts()
+	last, shifts, patience := int64(0), s.shifts(), s.allowance
 	for k := range s.rows {
+		if patience < 0 {
+			break
+		}
 		r := &s.rows[k]
 		want, known := s.idx.CRC(r.row)
 		w := s.idx.Row(r.row)
@@ -332,6 +341,7 @@ func (s *salvage) repairable(all []found) (repaired []found, err error) {
 				r.at, last = at, end
 				break
 			}
+			patience -= r.length
 		}
 	}
 	return repaired, nil
@@ -394,10 +404,10 @@ type byteWindow struct {
 	buf []byte
 }
 
-// from is what is in memory from an offset on: at least the bytes of a header, as
-// far as there are so many.
+// from is what is in memory from an offset on: at least the bytes of a header and of the magic
+// number behind one without a name, as far as there are so many.
 func (w *byteWindow) from(at int64) ([]byte, error) {
-	if at >= w.at && at+wire.HeaderSize <= w.at+int64(len(w.buf)) {
+	if at >= w.at && min(at+wire.HeaderSize+magicSize, w.to) <= w.at+int64(len(w.buf)) {
 		return w.buf[at-w.at:], nil
 	}
 	n := min(w.to-at, chunkSize)

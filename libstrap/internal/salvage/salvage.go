@@ -54,6 +54,9 @@ type Range struct{ Offset, Length int64 }
 // notes it as lost. What no index lists is kept where it is a complete packet:
 // behind another, or found again behind a damaged stretch, see unlisted.go.
 //
+// The work is linear in the bytes of the stream and of the index: a search that met far more false
+// beginnings of packets than damage makes is given up.
+//
 // Errors: NotFound, InvalidArgument (src is no regular file, dst is src, or dst
 // or its index exists and Force is not set), Busy (dst is being captured),
 // Corrupt (no intact packet), IO, those of writing dst and that of Progress.
@@ -90,6 +93,12 @@ type salvage struct {
 	rows   []listed    // its packets, in the order of their offsets
 	report Report
 
+	read int64 // bytes, so far
+	// allowance is how many bytes each search may go through for candidates that turn out to be no
+	// packets. A hostile stream has more of them than bytes, each with a claim on all that follows.
+	// Damage makes few.
+	allowance int64
+
 	progress func(done, total int64) error
 	done     int64 // bytes gone through
 	ahead    int64 // bytes to go through again, at most
@@ -101,6 +110,9 @@ const (
 	chunkSize = 1 << 20
 	// step is how many bytes are gone through between two calls of Progress.
 	step = 8 << 20
+	// Each search may go through so much in vain: so many times the stream, and so many bytes.
+	searchFactor = 16
+	searchBytes  = 64 << 20
 )
 
 func open(path string, o Options) (*salvage, error) {
@@ -117,6 +129,7 @@ func open(path string, o Options) (*salvage, error) {
 		return nil, err
 	}
 	s.ahead = 2 * s.size
+	s.allowance = searchFactor*s.size + searchBytes
 	return s, nil
 }
 
@@ -167,6 +180,7 @@ func (s *salvage) tick(n int64) error {
 // ReadAt reads the source. It is an IO error where the file has become shorter.
 func (s *salvage) ReadAt(b []byte, at int64) (int, error) {
 	n, err := s.f.ReadAt(b, at)
+	s.read += int64(n)
 	if n == len(b) {
 		return n, nil
 	}

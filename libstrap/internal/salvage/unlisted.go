@@ -23,6 +23,10 @@ import (
 // Raw bytes say nothing about themselves: behind a header that is right, damaged
 // ones are kept. Where the index says that a packet stands, there is either this
 // one or none.
+//
+// Candidates can overlap, and each may claim all that follows. So what was read and decoded for
+// those that turned out to be none is counted. Where it comes to more than the allowance, nothing is
+// looked for behind damage any more, and what follows another packet is kept without a look behind it.
 
 const (
 	// chain is how many packets with a name follow each other by chance nowhere.
@@ -31,6 +35,8 @@ const (
 	links = 16
 	// maxSeen bounds how many pairs of name and length are remembered.
 	maxSeen = 1 << 16
+	// Decoding so many bytes costs as much as reading one.
+	decodedPerRead = 64
 )
 
 // seeker looks for packets that are not listed.
@@ -40,7 +46,17 @@ type seeker struct {
 	seen     map[shape]bool
 	found    []found
 	damaged  []Packet // known by name, with a payload that does not decode
+	window   byteWindow
+	patience int64   // what may still be gone through in vain
+	last     verdict // of the frame that was decoded last
 	bytes    *bufio.Reader
+}
+
+// verdict is what decoding the frame of a packet has shown.
+type verdict struct {
+	at, end int64  // of the packet
+	why     string // the frame does not decode; "" where it does, or this build cannot tell
+	cost    int64  // what it took of the patience
 }
 
 // shape is what packets of one layer have in common from step to step.
@@ -51,7 +67,10 @@ type shape struct {
 
 // withUnlisted adds to the listed packets those that no index lists.
 func (s *salvage) withUnlisted(all []found) ([]found, error) {
-	k := seeker{salvage: s, expected: s.expected(), seen: map[shape]bool{}}
+	k := seeker{
+		salvage: s, expected: s.expected(), seen: map[shape]bool{}, patience: s.allowance,
+		window: byteWindow{s: s},
+	}
 	for i := range s.rows {
 		r := &s.rows[i]
 		w := s.idx.Row(r.row)
@@ -72,6 +91,8 @@ func (k *seeker) remember(name string, payload int64) {
 
 // seek finds the packets of a stretch, at whose beginning one should stand.
 func (k *seeker) seek(from, to int64) error {
+	k.window.to = to
+	k.ahead += to - from
 	for at := from; at < to; {
 		end, err := k.walk(at, to)
 		if err != nil || end >= to {
@@ -140,6 +161,9 @@ func (k *seeker) past(p scan.Packet, i int) (next int64, err error) {
 // take keeps a packet, or returns where another begins inside it: then it has lost
 // bytes, or its length is wrong. Raw bytes need more packets behind them for proof.
 func (k *seeker) take(p scan.Packet, names int, to int64) (next int64, err error) {
+	if k.patience < 0 {
+		return k.keep(p), nil
+	}
 	follows, err := k.credible(p.End(), to, names)
 	if err != nil || follows || p.End() == to {
 		return k.keep(p), err
@@ -154,13 +178,22 @@ func (k *seeker) take(p scan.Packet, names int, to int64) (next int64, err error
 // framed keeps a packet whose frame decodes. One whose frame does not is stepped
 // over where another packet follows: its header is right then.
 func (k *seeker) framed(p scan.Packet, kind codec.Kind, to int64) (next int64, err error) {
-	why, err := k.decodes(p, kind)
+	v, err := k.decodes(p, kind)
 	if err != nil {
 		return 0, err
 	}
-	if why == "" {
-		return k.take(p, 1, to)
+	if v.why == "" {
+		next, err = k.take(p, 1, to)
+	} else {
+		next, err = k.stepOver(p, v.why, to)
 	}
+	if next == p.End() { // it was no work in vain
+		k.patience += v.cost
+	}
+	return next, err
+}
+
+func (k *seeker) stepOver(p scan.Packet, why string, to int64) (next int64, err error) {
 	follows, err := k.credible(p.End(), to, 1)
 	if err != nil || !follows && p.End() < to {
 		return p.Offset, err
@@ -171,22 +204,30 @@ func (k *seeker) framed(p scan.Packet, kind codec.Kind, to int64) (next int64, e
 	return p.End(), nil
 }
 
-// decodes says why a payload does not decode, "" where it does, or where this
-// build cannot tell.
-func (k *seeker) decodes(p scan.Packet, kind codec.Kind) (why string, err error) {
+// decodes tells whether the payload of a packet decodes. It takes the cost from the patience.
+func (k *seeker) decodes(p scan.Packet, kind codec.Kind) (verdict, error) {
+	if k.last.at == p.Offset && k.last.end == p.End() {
+		return k.last, nil
+	}
+	before := k.read
 	src := &payloadReader{s: k.salvage, at: p.PayloadOffset, end: p.End()}
 	if k.bytes == nil {
-		k.bytes = bufio.NewReaderSize(nil, 128<<10)
+		k.bytes = bufio.NewReaderSize(nil, 16<<10)
 	}
 	k.bytes.Reset(src)
-	err = codec.Check(kind, k.bytes)
-	switch {
-	case src.err != nil:
-		return "", src.err
-	case err == nil || errors.Is(err, status.Unsupported):
-		return "", nil
+	n, err := codec.Count(kind, k.bytes, int64(p.PayloadLen))
+	if src.err != nil {
+		return verdict{}, src.err
 	}
-	return err.Error(), nil
+	k.last = verdict{at: p.Offset, end: p.End(), cost: k.read - before}
+	if kind != codec.None {
+		k.last.cost += n / decodedPerRead
+	}
+	if err != nil && !errors.Is(err, status.Unsupported) {
+		k.last.why = err.Error()
+	}
+	k.patience -= k.last.cost
+	return k.last, nil
 }
 
 // payloadReader reads a payload, and remembers the error of the file or of
@@ -213,21 +254,19 @@ func (r *payloadReader) Read(b []byte) (int, error) {
 }
 
 // resume finds the first place in [from, until) from which packets follow each
-// other, until where there is none. A listed packet that is missing does not stand
-// there.
+// other, until where there is none, or the patience is at its end. A listed packet
+// that is missing does not stand there.
 func (k *seeker) resume(from, until, to int64) (int64, error) {
-	w := byteWindow{s: k.salvage, to: to}
-	k.ahead += max(0, until-from)
-	for at := from; at < until && to-at > wire.HeaderSize; at++ {
-		b, err := w.from(at)
+	for at := from; at < until && to-at > wire.HeaderSize && k.patience >= 0; at++ {
+		b, err := k.window.from(at)
 		if err != nil {
 			return 0, err
 		}
 		n, d := wire.Header(b)
-		if at+wire.HeaderSize+int64(n)+int64(d) > to || n > 0 && len(b) > wire.HeaderSize && !printable(rune(b[wire.HeaderSize])) {
+		if at+wire.HeaderSize+int64(n)+int64(d) > to || !beginsPlain(b[wire.HeaderSize:], n) {
 			continue
 		}
-		if n == 0 && len(b) >= wire.HeaderSize+4 && codec.Detect(b[wire.HeaderSize:]) == codec.None && !k.seen[shape{"", d}] {
+		if n == 0 && len(b) >= wire.HeaderSize+magicSize && codec.Detect(b[wire.HeaderSize:]) == codec.None && !k.seen[shape{"", d}] {
 			continue
 		}
 		if _, listed := k.expected[at]; listed {
@@ -247,21 +286,28 @@ func (k *seeker) resume(from, until, to int64) (int64, error) {
 	return until, nil
 }
 
-// isWhole reports whether the frame of a packet decodes. Inside the header of a
+// isWhole reports whether the payload of a packet decodes. Inside the header of a
 // packet the header of another may seem to stand, in front of the same frame.
 func (k *seeker) isWhole(at, to int64) (bool, error) {
 	p, err := k.packet(at, to)
 	if err != nil {
 		return false, err
 	}
-	why, err := k.decodes(p, codec.Detect(p.Head()))
-	return why == "", err
+	v, err := k.decodes(p, codec.Detect(p.Head()))
+	return err == nil && v.why == "", err
 }
 
 // credible reports whether so many packets follow each other at a place, up to
 // the end of the stretch at most. The beginning of a frame is proof enough, or a
-// name with a length that it has had before.
-func (k *seeker) credible(at, to int64, names int) (bool, error) {
+// name with a length that it has had before. Where they do not, the look at them was
+// in vain.
+func (k *seeker) credible(at, to int64, names int) (ok bool, err error) {
+	before := k.read
+	defer func() {
+		if !ok {
+			k.patience -= k.read - before
+		}
+	}()
 	named := false
 	for range links {
 		if at == to {
@@ -288,6 +334,24 @@ func (k *seeker) credible(at, to int64, names int) (bool, error) {
 		at = p.End()
 	}
 	return false, nil
+}
+
+// beginsPlain tells from the first bytes of a name of n bytes, as far as they are in b, whether it
+// can be plain. It spares a read for almost every header that chance makes.
+func beginsPlain(b []byte, n int) bool {
+	const enough = 32
+	b = b[:min(len(b), n, enough)]
+	for len(b) > 0 {
+		r, size := utf8.DecodeRune(b)
+		if r == utf8.RuneError && size == 1 {
+			return !utf8.FullRune(b) // cut off
+		}
+		if !printable(r) {
+			return false
+		}
+		b = b[size:]
+	}
+	return true
 }
 
 // isPlain reports whether a name is text as names of modules are.

@@ -233,3 +233,23 @@ func BenchmarkTinyPackets(b *testing.B) {
 		}
 	}
 }
+
+// Whatever the headers claim, no byte is read more than a few times.
+func TestTheWorkIsLinear(t *testing.T) {
+	name := strings.Repeat("n", 5000)
+	crowd := bytes.Repeat(packet("", "x"), 20)
+	for what, b := range map[string][]byte{
+		"tiny packets":       bytes.Repeat(packet("", "x"), 100_000),
+		"long names":         bytes.Repeat(packet(name, ""), 200),
+		"names between":      bytes.Repeat(stream(packet(name, ""), crowd), 100),
+		"payloads between":   bytes.Repeat(stream(packet("", name), crowd), 100),
+		"a name cut off":     stream(bytes.Repeat(crowd, 1000), packet(name, "")[:3000]),
+		"a name of no UTF-8": stream(bytes.Repeat(crowd, 1000), packet(name[1:]+"\xff", "")),
+	} {
+		read := &counting{r: bytes.NewReader(b)}
+		_, _ = scan.Packets(read, 0, int64(len(b)), func(scan.Packet) error { return nil })
+		if read.bytes > 3*len(b) {
+			t.Errorf("%s: %d bytes are read %.1f times", what, len(b), float64(read.bytes)/float64(len(b)))
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"errors"
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/arena"
@@ -10,6 +11,8 @@ import (
 // call is one call of the host: how long it may wait, and its turn in the line.
 type call struct {
 	turn
+	need    int           // bytes that it asks for; see line.Keep
+	settles bool          // it makes packets of what the intake took, which others may go on with
 	limit   time.Duration // negative: none
 	timer   *time.Timer   // runs from the first wait on
 	over    chan struct{} // closed when the limit has passed
@@ -48,7 +51,11 @@ func (c *call) stop() {
 // leader that need not wait for room leaves within that time, so this wait is not a stall.
 const briefly = time.Millisecond
 
-// lead makes the call the leader of the line.
+// errBehind is the error of a settling call that has stepped back in the line.
+var errBehind = errors.New("a call before this one is back")
+
+// lead makes the call the leader of the line. With DropOnFull the leader never waits for room,
+// so all others wait for it whatever their limit is.
 func (s *Session) lead(c *call) error {
 	if c.leads || s.line.TryLead(&c.turn) {
 		return nil
@@ -58,6 +65,12 @@ func (s *Session) lead(c *call) error {
 		s.line.Join(&c.turn)
 	}
 	wait := func(over <-chan struct{}) (done bool, err error) {
+		select { // also where no time is left
+		case <-c.place.leads:
+			c.leads = true
+			return true, nil
+		default:
+		}
 		select {
 		case <-c.place.leads:
 			c.leads = true
@@ -71,6 +84,10 @@ func (s *Session) lead(c *call) error {
 		}
 	}
 	over := c.Done()
+	if s.opts.DropOnFull {
+		_, err := wait(nil)
+		return err
+	}
 	first := call{limit: briefly}
 	defer first.stop()
 	if done, err := wait(first.Done()); done {
@@ -101,14 +118,25 @@ func (s *Session) timedOut() error {
 		s.path, s.arena.Limit())
 }
 
-// takeRoom waits until n bytes of staging memory are free and takes them. The call keeps its
-// turn in the line, also after an error.
+// takeRoom waits until n bytes of staging memory are free and takes them. The call leads when
+// it has them. After an error it keeps its place in the line.
 func (s *Session) takeRoom(c *call, n int) (region arena.Region, err error) {
-	began := time.Now()
-	if err := s.lead(c); err != nil {
-		return region, err
+	c.need = n
+	for {
+		if err := s.lead(c); err != nil {
+			return region, err
+		}
+		region, err = s.roomOfLeader(c, n)
+		if c.settles || !errors.Is(err, errBehind) {
+			return region, err
+		}
 	}
-	region, ok, err := s.arena.TryAlloc(n)
+}
+
+func (s *Session) roomOfLeader(c *call, n int) (region arena.Region, err error) {
+	began := time.Now()
+	reserved, left := s.line.Reserved(&c.turn)
+	region, ok, err := s.arena.TryAlloc(n, reserved)
 	if ok || err != nil {
 		return region, err
 	}
@@ -120,8 +148,20 @@ func (s *Session) takeRoom(c *call, n int) (region arena.Region, err error) {
 	defer s.jobs.Hurry()()
 	s.order.Wake() // for packets that helpers left in the order while the stream had no room
 	for {
+		var back chan struct{}
+		if c.place != nil {
+			back = c.place.back
+		}
+		var lapsed <-chan time.Time
+		if reserved > 0 {
+			lapsed = time.After(left)
+		}
 		select {
 		case <-s.arena.Freed():
+		case <-lapsed:
+		case <-back:
+			s.line.StepBack(&c.turn)
+			return region, errBehind
 		case <-s.failed:
 			return region, s.failure
 		case <-s.closing:
@@ -129,7 +169,8 @@ func (s *Session) takeRoom(c *call, n int) (region arena.Region, err error) {
 		case <-c.Done():
 			return region, s.timedOut()
 		}
-		if region, ok, err = s.arena.TryAlloc(n); ok || err != nil {
+		reserved, left = s.line.Reserved(&c.turn)
+		if region, ok, err = s.arena.TryAlloc(n, reserved); ok || err != nil {
 			return region, err
 		}
 	}

@@ -118,13 +118,15 @@ func placeCursor(id uint64) uint64    { return id << 1 }
 // room (negative: without limit).
 //
 // A Timeout sets t.Cursor: call again with the same t to go on, or give it up with Abandon.
-// A tensor of which nothing is taken keeps its place in the line for keptFor.
+// A tensor of which nothing is taken keeps its place in the line for keptFor. With DropOnFull
+// there is no Timeout.
 func (s *Session) Enqueue(t *Tensor, timeout time.Duration) error {
 	if err := s.refused(); err != nil {
 		return err
 	}
 	c := call{limit: timeout, stalled: t.Cursor != 0}
 	defer c.stop()
+	defer s.line.Leave(&c.turn) // also where this call panics
 	if t.Cursor&1 != 0 {
 		e, err := s.takePending(t.Cursor)
 		if err != nil {
@@ -173,14 +175,13 @@ func (s *Session) proceed(e *emission, t *Tensor, c *call) error {
 		err = s.emit(e, t, c)
 	}
 	if !errors.Is(err, status.Timeout) {
-		s.line.Leave(&c.turn)
 		if err != nil {
 			s.giveUp(e)
 		}
 		s.forget(t)
 		return err
 	}
-	place := s.line.Keep(&c.turn)
+	place := s.line.Keep(&c.turn, c.need)
 	if !e.begun {
 		t.Cursor = placeCursor(place)
 		return err
@@ -517,11 +518,10 @@ func shorten(message string) string {
 const abandonedMessage = "abandoned before all of it was captured"
 
 // Abandon gives up a tensor that timed out: what is under way is taken back and noted, and
-// its place in the line is free.
+// its place in the line is free. The cursor 0 names nothing.
 func (s *Session) Abandon(cursor uint64) error {
-	if cursor&1 == 0 && cursor > 0 {
-		c := call{turn: s.line.Return(cursor >> 1)}
-		s.line.Leave(&c.turn)
+	if cursor&1 == 0 {
+		s.line.GiveUp(cursor >> 1)
 		return nil
 	}
 	e, err := s.takePending(cursor)
@@ -535,8 +535,7 @@ func (s *Session) Abandon(cursor uint64) error {
 
 // abandon gives e up and notes it.
 func (s *Session) abandon(e *emission) error {
-	c := call{turn: s.line.Return(e.place)}
-	s.line.Leave(&c.turn)
+	s.line.GiveUp(e.place)
 	if e.feed != nil {
 		s.giveUp(e) // the writer turns the packet into the note
 		return nil

@@ -15,6 +15,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
+func init() { soakTeam = teamtest.New() }
+
 func helped(k codec.Kind) Options {
 	o := options(k)
 	o.Yield, o.Team, o.MaxMemory = true, teamtest.New(), 16<<20
@@ -124,7 +126,7 @@ func captureInThreads(t *testing.T, o Options) {
 // writer would not learn that it was the last.
 func TestHelpersLeaveTheEndToTheWriter(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "a.stream"), helped(codec.LZ4))
-	region, _, err := s.arena.TryAlloc(wire.HeaderSize + 1 + 4)
+	region, _, err := s.arena.TryAlloc(wire.HeaderSize+1+4, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package session
 import (
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
@@ -38,6 +39,9 @@ type Intake interface {
 	Close()
 }
 
+// settleAgain is how long a flush waits before it tries again to settle what found no room.
+const settleAgain = 5 * time.Millisecond
+
 type noIntake struct{}
 
 func (noIntake) Layers(int)              {}
@@ -57,8 +61,10 @@ type settling struct {
 	emission emission
 	begun    bool // with it
 
-	mu    sync.Mutex  // what follows, and whether the intake is empty
-	notes fifo[*item] // behind all tensors that wait
+	mu      sync.Mutex    // what follows, and whether the intake is empty
+	notes   fifo[*item]   // behind all tensors that wait
+	rounds  uint64        // how often all that waited was settled
+	changed chan struct{} // closed with the next round
 }
 
 // settleBefore makes packets of what the intake took before a tensor has its place in the
@@ -78,23 +84,60 @@ func (s *Session) settleBefore(e *emission, c *call) error {
 
 // settleAll makes packets of what the intake took, if there is something.
 func (s *Session) settleAll(c *call) error {
-	if !s.unsettled() {
+	if round, _ := s.nextRound(); round == 0 {
 		return nil
 	}
-	if err := s.lead(c); err != nil {
-		return err
+	c.settles = true
+	defer func() { c.settles = false }()
+	for {
+		if err := s.lead(c); err != nil {
+			return err
+		}
+		if err := s.settle(c); !errors.Is(err, errBehind) {
+			return err
+		}
 	}
-	return s.settle(c)
 }
 
-// unsettled reports whether there is something to settle.
-func (s *Session) unsettled() bool {
-	if s.opts.Intake.Waiting() > 0 {
-		return true
+// nextRound returns the number of the round in which all that waits now will be settled, and a
+// channel that is closed with the next round. The number is 0 if nothing waits.
+func (s *Session) nextRound() (round uint64, changed <-chan struct{}) {
+	own := &s.settling
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	if s.opts.Intake.Waiting() == 0 && len(own.notes.all()) == 0 {
+		return 0, nil
 	}
-	s.settling.mu.Lock()
-	defer s.settling.mu.Unlock()
-	return len(s.settling.notes.all()) > 0
+	if own.changed == nil {
+		own.changed = make(chan struct{})
+	}
+	return own.rounds + 1, own.changed
+}
+
+// awaitRound waits until all is settled that waited when nextRound returned round. It leaves the
+// line to the calls that want room for tensors of their own, for these settle first.
+func (s *Session) awaitRound(round uint64, c *call) error {
+	for {
+		if err := s.settleAtOnce(); err != nil {
+			return err
+		}
+		next, changed := s.nextRound()
+		if next == 0 || next > round {
+			return nil
+		}
+		again := time.NewTimer(settleAgain)
+		select {
+		case <-changed:
+		case <-again.C:
+		case <-s.failed:
+			return s.failure
+		case <-s.closing:
+			return s.refused()
+		case <-c.Done():
+			return s.timedOut()
+		}
+		again.Stop()
+	}
 }
 
 // settle makes packets of what the intake took, and waits for room for them. Its caller leads
@@ -140,17 +183,22 @@ func (s *Session) nextToSettle() (more bool, err error) {
 			return false, err
 		}
 	}
+	own.rounds++
+	if own.changed != nil {
+		close(own.changed)
+		own.changed = nil
+	}
 	return false, nil
 }
 
 // settleAtOnce settles as far as nothing has to be waited for.
 func (s *Session) settleAtOnce() error {
-	c := call{quiet: true}
+	c := call{quiet: true, settles: true}
 	if !s.line.TryLead(&c.turn) {
-		return nil // who leads has settled, or is about to
+		return nil // the leader has settled, or is about to
 	}
 	defer s.line.Leave(&c.turn)
-	if err := s.settle(&c); !errors.Is(err, status.Timeout) {
+	if err := s.settle(&c); !errors.Is(err, status.Timeout) && !errors.Is(err, errBehind) {
 		return err
 	}
 	return nil
@@ -191,7 +239,6 @@ func (s *Session) end() bool {
 // closeIntake ends the intake; what is left there is lost.
 func (s *Session) closeIntake() {
 	c := call{quiet: true}
-	s.line.Clear()
 	if !s.line.TryLead(&c.turn) {
 		s.line.Join(&c.turn)
 		<-c.place.leads // all others leave, for the session is closing

@@ -6,33 +6,41 @@ import (
 	"time"
 )
 
-// keptFor is how long the line keeps a place whose caller is away after a time-out.
-const keptFor = time.Second
+const (
+	// keptFor is how long the line keeps a place whose caller is away after a time-out.
+	keptFor = time.Second
+	// maxAway bounds the places that are kept for callers that are away.
+	maxAway = 256
+)
 
 // line holds the calls that want staging memory, first come, first served. Only the leader
-// takes memory. It pushes an item for each region to the order before the next call leads.
-// So regions are handed out in the order of the file, and smaller requests do not overtake a
+// takes memory. It pushes an item for each region to the order before another call leads. So
+// regions are handed out in the order of the file, and smaller requests do not overtake a
 // large one that waits until enough regions are free.
 //
-// A call that times out keeps its place for keptFor, also as the leader, because the host
-// repeats the call. After that the place lapses, so that the calls behind it do not wait for
-// a caller that gave up.
+// A call that times out keeps its place for keptFor, because the host repeats the call. While
+// its caller is away, a call behind it may lead, but takes memory only where the room that the
+// absent call asked for stays free. When the absent caller is back, the calls behind it step
+// back. So a repeated call loses nothing to others, and a caller that gave up holds up nobody.
 type line struct {
-	mu      sync.Mutex
-	led     bool                        // there is a leader
-	leader  *place                      // place of the leader; nil: it led at once, or there is none
-	waiting fifo[*place]                // behind the leader
-	last    uint64                      // the newest id of a place
-	after   func(time.Duration, func()) // time.AfterFunc; tests replace it
+	mu     sync.Mutex
+	led    bool     // there is a leader
+	leader *place   // its place; nil where it has none, for it came when the line was empty
+	places []*place // of the leader, and of calls that wait or are away; the oldest first
+	last   uint64   // the newest id of a place
+	now    func() time.Time
 }
 
-// place is where a call waits in the line.
+// place is where a call stands in the line.
 type place struct {
-	id       uint64        // Return finds the place by it; 0: the call never timed out
-	leads    chan struct{} // closed when the place becomes the leader's
-	away     bool          // the call timed out and was not repeated yet
-	absences int           // how often the call timed out
+	id    uint64        // Return finds the place by it; 0: the call never timed out
+	leads chan struct{} // receives a value when the place becomes the leader's
+	back  chan struct{} // receives a value when a call before the leader is back
+	need  int           // bytes that the call asked for when it timed out
+	until time.Time     // when the absent call's place lapses; zero: its caller is here
 }
+
+func (p *place) away() bool { return !p.until.IsZero() }
 
 // turn is a call's part in the line.
 type turn struct {
@@ -40,9 +48,7 @@ type turn struct {
 	leads bool
 }
 
-func newLine() *line {
-	return &line{after: func(d time.Duration, f func()) { time.AfterFunc(d, f) }}
-}
+func newLine() *line { return &line{now: time.Now} }
 
 // TryLead makes the call the leader if the line has none. It reports whether the call leads.
 func (l *line) TryLead(t *turn) bool {
@@ -51,111 +57,160 @@ func (l *line) TryLead(t *turn) bool {
 	if l.led || t.place != nil {
 		return t.leads
 	}
+	if len(l.places) > 0 { // of calls that are away
+		t.place = l.add(len(l.places))
+		l.leader = t.place
+	}
 	l.led, t.leads = true, true
 	return true
 }
 
-// Join gives the call a place behind all others. The call leads when place.leads is closed.
+// Join gives the call a place behind all others. The call leads when place.leads has a value.
 func (l *line) Join(t *turn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	t.place = &place{leads: make(chan struct{})}
-	l.waiting.push(t.place)
-	if !l.led {
-		l.advance()
-	}
+	t.place = l.add(len(l.places))
+	l.advance()
 }
 
-// Leave takes the call out of the line. If it led, the next place leads.
+// Leave takes the call out of the line. If it led, the next call leads.
 func (l *line) Leave(t *turn) {
 	if *t == (turn{}) {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t.place != nil {
-		l.remove(t.place)
-	} else if t.leads {
-		l.advance()
-	}
+	l.places = slices.DeleteFunc(l.places, func(p *place) bool { return p == t.place })
+	l.release(t)
 	*t = turn{}
 }
 
-// Keep marks the place of a call that timed out, and returns its id. The line keeps the place
-// for keptFor, or until Return. The id is 0 if the call is not in the line.
-func (l *line) Keep(t *turn) (id uint64) {
+// Keep marks the place of a call that timed out when it asked for need bytes, and returns the
+// id of the place. The line keeps the place for keptFor, or until Return. The id is 0 if the
+// call is not in the line.
+func (l *line) Keep(t *turn, need int) (id uint64) {
 	if *t == (turn{}) {
 		return 0
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t.place == nil && t.leads {
-		t.place = &place{leads: make(chan struct{})}
-		close(t.place.leads)
-		l.leader = t.place
-	}
 	p := t.place
-	*t = turn{}
+	if p == nil { // nobody is before it
+		p = l.add(0)
+	}
 	if p.id == 0 {
 		l.last++
 		p.id = l.last
 	}
-	p.away = true
-	p.absences++
-	absence := p.absences
-	l.after(keptFor, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if p.away && p.absences == absence {
-			l.remove(p)
-		}
-	})
+	l.dropLapsed(maxAway - 1)
+	p.need, p.until = need, l.now().Add(keptFor)
+	p.leads, p.back = make(chan struct{}, 1), make(chan struct{}, 1)
+	l.release(t)
+	*t = turn{}
 	return p.id
 }
 
 // Return gives a repeated call its place back. If the place has lapsed, it returns the zero
 // turn, and the call joins the line anew.
 func (l *line) Return(id uint64) turn {
+	if id == 0 {
+		return turn{}
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if p := l.leader; p != nil && p.id == id && p.away {
-		p.away = false
-		return turn{p, true}
+	l.dropLapsed(maxAway)
+	at := slices.IndexFunc(l.places, func(p *place) bool { return p.id == id && p.away() })
+	if at < 0 {
+		return turn{}
 	}
-	for _, p := range l.waiting.all() {
-		if p.id == id && p.away {
-			p.away = false
-			return turn{place: p}
+	p := l.places[at]
+	p.until = time.Time{}
+	if !l.advance() && slices.Contains(l.places[at:], l.leader) {
+		select {
+		case l.leader.back <- struct{}{}:
+		default:
 		}
 	}
-	return turn{}
+	return turn{place: p}
 }
 
-// Clear removes the places whose callers are away.
-func (l *line) Clear() {
+// GiveUp removes a place that Keep left.
+func (l *line) GiveUp(id uint64) {
+	t := l.Return(id)
+	l.Leave(&t)
+}
+
+// StepBack ends the lead of a call that keeps its place, for one that stands before it.
+func (l *line) StepBack(t *turn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, p := range append([]*place{l.leader}, l.waiting.all()...) {
-		if p != nil && p.away {
-			l.remove(p)
-		}
+	l.release(t)
+	t.leads = false
+}
+
+// Reserved returns the room in bytes that has to stay free for the first call before the
+// leader, which was away and has not led since, and how long.
+func (l *line) Reserved(t *turn) (need int, left time.Duration) {
+	if t.place == nil {
+		return 0, 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dropLapsed(maxAway)
+	switch p := l.places[0]; {
+	case p == t.place:
+		return 0, 0
+	case p.away():
+		return p.need, p.until.Sub(l.now())
+	default: // the leader is about to step back
+		return p.need, keptFor
 	}
 }
 
-// remove takes a place out of the line, if it is there. The caller holds the lock.
-func (l *line) remove(p *place) {
-	if l.leader == p {
+// add inserts a new place. The caller holds the lock, as for all that follow.
+func (l *line) add(at int) *place {
+	p := &place{leads: make(chan struct{}, 1), back: make(chan struct{}, 1)}
+	l.places = slices.Insert(l.places, at, p)
+	return p
+}
+
+// release ends the call's lead, if it has it.
+func (l *line) release(t *turn) {
+	// A place may have been given the lead without its caller having noticed.
+	if t.leads || t.place != nil && l.leader == t.place {
+		l.led, l.leader = false, nil
 		l.advance()
-		return
-	}
-	if i := slices.Index(l.waiting.all(), p); i >= 0 {
-		l.waiting.remove(i)
 	}
 }
 
-// advance lets the next place lead. The caller holds the lock.
-func (l *line) advance() {
-	if l.leader, l.led = l.waiting.pop(); l.led {
-		close(l.leader.leads)
+// advance lets the first call lead that is not away, if no other leads. It reports whether it
+// did.
+func (l *line) advance() bool {
+	if l.led {
+		return false
 	}
+	at := slices.IndexFunc(l.places, func(p *place) bool { return !p.away() })
+	if at < 0 {
+		return false
+	}
+	l.led, l.leader = true, l.places[at]
+	l.leader.leads <- struct{}{}
+	return true
+}
+
+// dropLapsed removes the places that have lapsed, and the oldest of absent calls beyond most.
+func (l *line) dropLapsed(most int) {
+	now, away := l.now(), 0
+	for _, p := range l.places {
+		if p.away() {
+			away++
+		}
+	}
+	l.places = slices.DeleteFunc(l.places, func(p *place) bool {
+		drop := p.away() && (away > most || !p.until.After(now))
+		if drop {
+			away--
+		}
+		return drop
+	})
 }

@@ -9,15 +9,17 @@ import (
 
 // queue is what a line is to be: the callers, first come, first served.
 type queue struct {
-	line   *line
-	turns  [3]turn   // of the callers
-	ids    [3]uint64 // of their places, while they are away
-	order  []int     // the callers with a place, the leader first
-	lapses map[int]func()
+	line  *line
+	clock time.Time
+	turns [3]turn      // of the callers
+	ids   [3]uint64    // of their places, while they are away
+	since [3]time.Time // when they went away
+	order []int        // the callers that have a place, the oldest first
 }
 
 func newQueue() *queue {
-	q := &queue{line: newLine(), lapses: map[int]func(){}}
+	q := &queue{line: newLine(), clock: time.Unix(1, 0)}
+	q.line.now = func() time.Time { return q.clock }
 	return q
 }
 
@@ -28,16 +30,31 @@ type step struct {
 	do   func(q *queue, i int)
 }
 
-func (q *queue) has(i int) bool { return slices.Contains(q.order, i) }
+func (q *queue) here(i int) bool { return slices.Contains(q.order, i) && q.ids[i] == 0 }
 
 func (q *queue) leave(i int) {
 	q.order = slices.DeleteFunc(q.order, func(k int) bool { return k == i })
-	delete(q.lapses, i)
 }
+
+// leads reports whether caller i has the lead. A caller notices it when it looks.
+func (q *queue) leads(i int) bool {
+	t := &q.turns[i]
+	if t.place != nil && !t.leads {
+		select {
+		case <-t.place.leads:
+			t.leads = true
+		default:
+		}
+	}
+	return t.leads
+}
+
+// need is how many bytes caller i asks for.
+func need(i int) int { return 1 << i }
 
 var steps = []step{
 	{
-		"call", func(q *queue, i int) bool { return !q.has(i) && q.ids[i] == 0 },
+		"call", func(q *queue, i int) bool { return !slices.Contains(q.order, i) && q.ids[i] == 0 },
 		func(q *queue, i int) {
 			if !q.line.TryLead(&q.turns[i]) {
 				q.line.Join(&q.turns[i])
@@ -46,66 +63,92 @@ var steps = []step{
 		},
 	},
 	{
-		"leave", func(q *queue, i int) bool { return q.has(i) && q.ids[i] == 0 },
+		"leave", (*queue).here,
 		func(q *queue, i int) { q.line.Leave(&q.turns[i]); q.leave(i) },
 	},
 	{
-		"time out", func(q *queue, i int) bool { return q.has(i) && q.ids[i] == 0 },
+		"time out", (*queue).here,
 		func(q *queue, i int) {
-			q.line.after = func(_ time.Duration, lapse func()) { q.lapses[i] = lapse }
-			q.ids[i] = q.line.Keep(&q.turns[i])
+			q.ids[i], q.since[i] = q.line.Keep(&q.turns[i], need(i)), q.clock
 		},
 	},
 	{
 		"come back", func(q *queue, i int) bool { return q.ids[i] != 0 },
-		func(q *queue, i int) { q.turns[i], q.ids[i] = q.line.Return(q.ids[i]), 0 },
-	},
-	{ // also of a place to which the caller came back
-		"lapse", func(q *queue, i int) bool { return q.lapses[i] != nil },
 		func(q *queue, i int) {
-			q.lapses[i]()
-			if delete(q.lapses, i); q.ids[i] != 0 {
+			q.turns[i], q.ids[i] = q.line.Return(q.ids[i]), 0
+			if q.clock.Sub(q.since[i]) >= keptFor {
 				q.leave(i)
 			}
 		},
 	},
 	{
-		"all lapse", func(q *queue, i int) bool { return i == 0 },
-		func(q *queue, _ int) {
-			q.line.Clear()
-			for i, id := range q.ids {
-				if id != 0 {
-					q.leave(i)
-				}
+		"give up", func(q *queue, i int) bool { return q.ids[i] != 0 },
+		func(q *queue, i int) { q.line.GiveUp(q.ids[i]); q.ids[i] = 0; q.leave(i) },
+	},
+	{
+		"step back", func(q *queue, i int) bool { return q.leads(i) && q.turns[i].place != nil },
+		func(q *queue, i int) {
+			select {
+			case <-q.turns[i].place.back:
+				q.line.StepBack(&q.turns[i])
+			default:
 			}
 		},
+	},
+	{
+		"wait", func(q *queue, i int) bool { return i == 0 },
+		func(q *queue, _ int) { q.clock = q.clock.Add(keptFor * 2 / 3) },
 	},
 }
 
 // check compares the line with what it is to be.
 func (q *queue) check() string {
-	if q.line.led != (len(q.order) > 0) {
-		return fmt.Sprintf("somebody leads: %v, of %v", q.line.led, q.order)
+	var leads, here []int
+	for i := range q.turns {
+		if q.leads(i) {
+			leads = append(leads, i)
+		}
 	}
-	for i, t := range q.turns {
-		leads := t.leads
-		if t.place != nil {
-			select {
-			case <-t.place.leads:
-				leads = true
-			default:
+	for _, i := range q.order {
+		if q.here(i) {
+			here = append(here, i)
+		}
+	}
+	if len(here) == 0 {
+		if len(leads) > 0 {
+			return fmt.Sprintf("%v lead, nobody is here", leads)
+		}
+		return ""
+	}
+	if len(leads) != 1 {
+		return fmt.Sprintf("%v lead, of %v", leads, here)
+	}
+	leader := leads[0]
+	if first := here[0]; first != leader {
+		if t := q.turns[leader]; t.place == nil || len(t.place.back) == 0 {
+			return fmt.Sprintf("%d leads before %d and does not know it", leader, first)
+		}
+	}
+	// Room is reserved for the first before the leader, unless its place has lapsed.
+	want := 0
+	for _, i := range q.order {
+		if i == leader {
+			break
+		}
+		if q.ids[i] == 0 || q.clock.Sub(q.since[i]) < keptFor {
+			if want = need(i); q.turns[i].place != nil {
+				want = q.turns[i].place.need // 0 if it never timed out
 			}
+			break
 		}
-		if here := q.has(i) && q.ids[i] == 0; leads != (here && q.order[0] == i) {
-			return fmt.Sprintf("caller %d leads: %v, of %v", i, leads, q.order)
-		}
+	}
+	if got, _ := q.line.Reserved(&q.turns[leader]); got != want {
+		return fmt.Sprintf("%d bytes are reserved before %d, not %d", got, leader, want)
 	}
 	return ""
 }
 
-// Three callers do all that callers can do, in every order, and the line stays what it is to be:
-// one leads while there is any, in the order in which they came, and a place is kept until it
-// lapses.
+// Three callers do all that callers can do, in every order, and the line stays what it is to be.
 func TestTheLineIsFirstComeFirstServed(t *testing.T) {
 	const depth = 7
 	checked := 0
@@ -114,11 +157,11 @@ func TestTheLineIsFirstComeFirstServed(t *testing.T) {
 		q := newQueue()
 		for _, do := range path {
 			do(q)
+			if wrong := q.check(); wrong != "" {
+				t.Fatalf("%v: %s", names, wrong)
+			}
 		}
 		checked++
-		if wrong := q.check(); wrong != "" {
-			t.Fatalf("%v: %s", names, wrong)
-		}
 		if len(path) == depth {
 			return
 		}
@@ -137,14 +180,23 @@ func TestTheLineIsFirstComeFirstServed(t *testing.T) {
 	}
 }
 
-func TestAPlaceLapsesByItself(t *testing.T) {
+func TestTheLineKeepsSoManyPlaces(t *testing.T) {
 	l := newLine()
-	var gone, next turn
-	l.TryLead(&gone)
-	id := l.Keep(&gone)
-	l.Join(&next)
-	soon(t, next.place.leads)
-	if again := l.Return(id); again != (turn{}) {
-		t.Errorf("a place that lapsed is given back: %+v", again)
+	var ids []uint64
+	for range maxAway + 10 {
+		var gone turn
+		if !l.TryLead(&gone) {
+			t.Fatal("a caller that is away leads")
+		}
+		ids = append(ids, l.Keep(&gone, 1))
+	}
+	if len(l.places) != maxAway {
+		t.Errorf("%d places are kept", len(l.places))
+	}
+	if again := l.Return(ids[0]); again != (turn{}) {
+		t.Errorf("the oldest is kept: %+v", again)
+	}
+	if again := l.Return(ids[len(ids)-1]); again.place == nil {
+		t.Error("the newest is not kept")
 	}
 }

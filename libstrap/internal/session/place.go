@@ -142,7 +142,7 @@ func (w *writer) tryLock() bool {
 func (w *writer) unlock() {
 	w.mu.Unlock()
 	if w.opts.helped() && w.order.First() != nil && w.tryAppend() {
-		w.order.Wake()
+		w.order.Signal()
 	}
 }
 

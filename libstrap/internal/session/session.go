@@ -377,9 +377,10 @@ func (s *Session) await(to stage, position uint64, c *call) error {
 	}
 }
 
-// Cursors of Flush and Checkpoint are odd for a position, and even for a place in the line,
-// where what the intake took waits for room.
+// Cursors of Flush and Checkpoint are odd for a position of the order, and even for a round of
+// the intake, which has to be settled first.
 func positionCursor(position uint64) uint64 { return position<<1 | 1 }
+func roundCursor(round uint64) uint64       { return round << 1 }
 
 // reach waits until all that was enqueued before has come to a stage.
 func (s *Session) reach(to stage, cursor *uint64, timeout time.Duration) error {
@@ -392,16 +393,18 @@ func (s *Session) reach(to stage, cursor *uint64, timeout time.Duration) error {
 	s.drains.Add(1)
 	position := *cursor >> 1
 	if *cursor&1 == 0 {
-		c.turn = s.line.Return(position)
-		if err := s.settleAll(&c); err != nil {
-			if *cursor = 0; errors.Is(err, status.Timeout) {
-				*cursor = placeCursor(s.line.Keep(&c.turn))
-			} else {
-				s.line.Leave(&c.turn)
-			}
-			return err
+		round := position
+		if round == 0 {
+			round, _ = s.nextRound()
 		}
-		s.line.Leave(&c.turn)
+		if round > 0 {
+			if err := s.awaitRound(round, &c); err != nil {
+				if *cursor = 0; errors.Is(err, status.Timeout) {
+					*cursor = roundCursor(round)
+				}
+				return err
+			}
+		}
 		position = s.order.Added()
 	}
 	defer s.jobs.Hurry()()

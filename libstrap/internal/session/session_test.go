@@ -500,6 +500,45 @@ func TestResumeWithoutAnIndexListsWhatIsThere(t *testing.T) {
 	}
 }
 
+// Somebody copied the index of another capture to this stream's.
+func TestTheIndexOfAnotherStreamIsSetAside(t *testing.T) {
+	for name, n := range map[string]int{"other sizes": 70, "the same sizes": 100} {
+		t.Run(name, func(t *testing.T) {
+			folder := t.TempDir()
+			capture := func(path string, n int, base float32, o Options) {
+				s := open(t, path, o)
+				layer := mustLayer(t, s, "layer")
+				for i := range 10 {
+					v := float32s(n, func(int) float32 { return base + float32(i) })
+					enqueue(t, s, tensorOf(layer, wire.Float32, v))
+				}
+				finish(t, s)
+			}
+			path, other := filepath.Join(folder, "a.stream"), filepath.Join(folder, "b.stream")
+			capture(path, 100, 0, options(codec.None))
+			capture(other, n, 100, options(codec.None))
+			if err := os.Rename(other+".index", path+".index"); err != nil {
+				t.Fatal(err)
+			}
+			o := options(codec.None)
+			o.Resume, o.Cut = true, KeepAll
+			capture(path, 100, 10, o)
+			rows, got := read(t, path)
+			if len(rows) != 20 || rows[0].Source != 0 || rows[19].Source != wire.Float32 {
+				t.Fatalf("%d rows, the first %+v", len(rows), rows[0])
+			}
+			for i := range rows {
+				if want := halves(float32s(100, func(int) float32 { return float32(i) })); !bytes.Equal(got[i], want) {
+					t.Errorf("row %d has other values", i)
+				}
+			}
+			if _, err := os.Stat(path + ".index.bad-1"); err != nil {
+				t.Errorf("the other index was not set aside: %v", err)
+			}
+		})
+	}
+}
+
 func TestDropWhenFull(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	o := options(codec.Zstd)

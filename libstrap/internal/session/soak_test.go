@@ -15,10 +15,14 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/reader"
 	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/team"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
 var soak = flag.Duration("soak", 3*time.Second, "how long TestEveryWaitEnds goes on")
+
+// soakTeam is a host's team of threads, where there is cgo.
+var soakTeam team.Team
 
 const (
 	// patience is how much longer than its time limit a call may take here, where the
@@ -77,6 +81,7 @@ type thread struct {
 	layer   uint32
 	next    int64          // step of its next tensor
 	outcome map[int64]bool // of each step: it is in the session, or it may be
+	skips   bool           // what finds no room at once is left out, without a word
 	covered int64          // by its last checkpoint, in bytes
 	up      int64          // with all steps below that
 }
@@ -95,12 +100,19 @@ func newHost(t *testing.T, rng *rand.Rand) *host {
 	if o.DropOnFull = rng.IntN(4) == 0; !o.DropOnFull {
 		o.Intake = h.shelf
 	}
+	if rng.IntN(3) == 0 {
+		o.Yield, o.Team = true, soakTeam
+	}
 	h.opts = o
 	h.session = open(t, h.path, o)
+	if rng.IntN(3) == 0 {
+		stopTicks(h.session) // so that a call which nobody wakes shows
+	}
 	for i := range 2 + rng.IntN(5) {
 		h.threads = append(h.threads, &thread{
 			host: h, rng: rand.New(rand.NewPCG(rng.Uint64(), 0)),
 			layer: mustLayer(t, h.session, fmt.Sprint(i)), outcome: map[int64]bool{},
+			skips: rng.IntN(5) == 0,
 		})
 	}
 	go h.stopDisk(rand.New(rand.NewPCG(rng.Uint64(), 0)))
@@ -265,14 +277,20 @@ func (th *thread) enqueue() error {
 	patient := th.rng.IntN(4) > 0
 	err := th.until("enqueue", func() error {
 		limit := th.limit()
+		if th.skips {
+			limit = 0
+		}
 		began := time.Now()
 		err := th.session.Enqueue(x, limit)
 		th.inTime("enqueue", began, limit)
-		if !errors.Is(err, status.Timeout) || patient || th.rng.IntN(3) > 0 {
+		if errors.Is(err, status.Timeout) && th.opts.DropOnFull {
+			th.Errorf("a session that drops: %v", err)
+		}
+		if !errors.Is(err, status.Timeout) || !th.skips && (patient || th.rng.IntN(3) > 0) {
 			return err
 		}
 		delete(th.outcome, step) // it may leave a note, or float16 without its float32
-		if x.Cursor&1 != 0 || th.rng.IntN(2) == 0 {
+		if x.Cursor&1 != 0 || !th.skips && th.rng.IntN(2) == 0 {
 			if err := th.session.Abandon(x.Cursor); err != nil && !errors.Is(err, status.InvalidState) &&
 				!errors.Is(err, status.InvalidArgument) && !errors.Is(err, status.IO) {
 				th.Error(err)

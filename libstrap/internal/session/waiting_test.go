@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -115,24 +116,221 @@ func TestATensorThatIsGivenUpLeavesTheLine(t *testing.T) {
 	if err := s.Enqueue(x, 0); !errors.Is(err, status.Timeout) || x.Cursor == 0 {
 		t.Fatalf("cursor %d, %v", x.Cursor, err)
 	}
-	if err := s.Abandon(x.Cursor); err != nil {
+	if err := s.Abandon(x.Cursor); err != nil || len(s.line.places) > 0 {
+		t.Fatalf("%d places are left, %v", len(s.line.places), err)
+	}
+	s.writer.mu.Unlock()
+	// Late, twice, or of nothing, it does no harm.
+	if err := errors.Join(s.Abandon(x.Cursor), s.Abandon(0), s.Enqueue(x, forever)); err != nil {
+		t.Error(err)
+	}
+	if err := s.Abandon(emissionCursor(7)); !errors.Is(err, status.InvalidArgument) {
+		t.Errorf("of no tensor: %v", err)
+	}
+	finish(t, s)
+	if rows, _ := read(t, path); len(rows) != n+1 {
+		t.Errorf("%d rows, not %d", len(rows), n+1)
+	}
+}
+
+// A host may leave tensors out for which there is no room, and say nothing.
+func TestSkippedTensorsHoldUpNobody(t *testing.T) {
+	o := options(codec.Zstd)
+	o.MaxMemory = 1 << 20
+	s, _, _ := shelved(t, o)
+	keepPlaces(s)
+	n := fillMemory(t, s)
+	for range 10 {
+		if err := s.Enqueue(numbered(0, n, 50_000), 0); !errors.Is(err, status.Timeout) {
+			t.Fatal(err)
+		}
+	}
+	s.writer.mu.Unlock()
+	for range 10 {
+		if err := flush(s, patience); err != nil { // so there is room
+			t.Fatal(err)
+		}
+		if err := s.Enqueue(numbered(0, n, 50_000), 0); err != nil {
+			t.Error(err)
+		}
+	}
+	finish(t, s)
+}
+
+// A tensor that times out finds its memory when it is repeated, whatever came meanwhile.
+func TestCallsBehindAnAbsentOneLeaveItItsRoom(t *testing.T) {
+	o := options(codec.Zstd)
+	o.MaxMemory = 1 << 20
+	s, _, _ := shelved(t, o)
+	keepPlaces(s)
+	n := fillMemory(t, s)
+	x := numbered(0, n, 120_000)
+	if err := s.Enqueue(x, 0); !errors.Is(err, status.Timeout) {
 		t.Fatal(err)
 	}
 	s.writer.mu.Unlock()
-	if err := s.Enqueue(numbered(0, n, 50_000), patience); err != nil {
-		t.Errorf("it waits behind a tensor that was given up: %v", err)
+	if err := flush(s, patience); err != nil {
+		t.Fatal(err)
 	}
-	// Late, or twice, it does no harm; but it has to be of a tensor.
-	if err := errors.Join(s.Abandon(x.Cursor), s.Enqueue(x, forever)); err != nil {
-		t.Error(err)
+	s.writer.mu.Lock()
+	more := 0
+	for ; s.Enqueue(numbered(0, n, 20_000), 0) == nil; more++ {
 	}
-	if err := s.Abandon(0); !errors.Is(err, status.InvalidArgument) {
-		t.Errorf("cursor 0: %v", err)
+	if err := s.Enqueue(x, 0); err != nil || more == 0 {
+		t.Errorf("behind %d others: %v", more, err)
+	}
+	s.writer.mu.Unlock()
+	finish(t, s)
+}
+
+// A flush that times out where small tensors wait for room does not stand in the way.
+func TestAFlushHoldsUpNobody(t *testing.T) {
+	o := options(codec.Zstd)
+	o.MaxMemory = 1 << 20
+	s, path, small := shelved(t, o)
+	keepPlaces(s)
+	n := fillMemory(t, s)
+	for {
+		region, ok, err := s.arena.TryAlloc(64, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			break
+		}
+		defer s.arena.Free(region)
+	}
+	small(n, 100)
+	var cursor uint64
+	for range 3 {
+		if err := s.Flush(&cursor, time.Millisecond); !errors.Is(err, status.Timeout) || cursor != roundCursor(1) {
+			t.Fatalf("cursor %d, %v", cursor, err)
+		}
+	}
+	if len(s.line.places) > 0 {
+		t.Errorf("%d places are left", len(s.line.places))
+	}
+	s.writer.mu.Unlock()
+	enqueue(t, s, numbered(0, n+1, 50_000))
+	if err := s.Flush(&cursor, patience); err != nil || cursor != 0 {
+		t.Errorf("cursor %d, %v", cursor, err)
 	}
 	finish(t, s)
 	if rows, _ := read(t, path); len(rows) != n+2 {
 		t.Errorf("%d rows, not %d", len(rows), n+2)
 	}
+}
+
+// What comes behind a flush belongs to a later round than the one that the flush waits for.
+func TestRoundsOfTheIntake(t *testing.T) {
+	s, _, small := shelved(t, options(codec.Zstd))
+	stopTicks(s)
+	for i := range 3 {
+		if round, _ := s.nextRound(); round != 0 {
+			t.Errorf("round %d of nothing", round)
+		}
+		small(i, 10)
+		round, changed := s.nextRound()
+		if round != uint64(i)+1 {
+			t.Errorf("round %d, not %d", round, i+1)
+		}
+		if err := s.settleAtOnce(); err != nil {
+			t.Fatal(err)
+		}
+		soon(t, changed)
+	}
+	finish(t, s)
+}
+
+// buggy panics when it is asked for its first tensor.
+type buggy struct {
+	*shelf
+	once sync.Once
+}
+
+func (b *buggy) First(t *Tensor) bool {
+	b.once.Do(func() { panic("a bug") })
+	return b.shelf.First(t)
+}
+
+func TestAPanicOfTheLeaderEndsTheSession(t *testing.T) {
+	o := options(codec.Zstd)
+	f := &shelf{}
+	o.Intake = &buggy{shelf: f}
+	s, err := Open(filepath.Join(t.TempDir(), "a.stream"), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopTicks(s)
+	layer := mustLayer(t, s, "x")
+	f.put(numbered(layer, 0, 10))
+	err = s.Guard(func() error { return s.Enqueue(numbered(layer, 1, 10), forever) })
+	if !errors.Is(err, status.Internal) {
+		t.Errorf("the call: %v", err)
+	}
+	if err := s.Close(patience); !errors.Is(err, status.Internal) {
+		t.Errorf("the end: %v", err)
+	}
+}
+
+// A helper that appends the last packet wakes the writer for the flush that waits for it.
+func TestAFlushEndsWithAHelper(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "a.stream"), helped(codec.LZ4))
+	stopTicks(s)
+	layer := mustLayer(t, s, "x")
+	var e emission
+	x := numbered(layer, 0, 100)
+	if err := s.begin(&e, x); err != nil {
+		t.Fatal(err)
+	}
+	region, _, _ := s.arena.TryAlloc(2000, 0)
+	it := s.newPacket(&e, x, codec.None, e.layer.packetName, 1)
+	it.region, it.source = region, 200
+	it.surround(&codec.Sum{})
+	s.counters.queuedPackets.Add(1)
+	s.order.Push(it)
+	done := make(chan error, 1)
+	go func() { done <- flush(s, patience) }()
+	for s.progress.Idle() {
+		runtime.Gosched()
+	}
+	time.Sleep(10 * time.Millisecond) // the writer has seen it and rests
+	s.writer.mu.Lock()
+	it.made.Store(true)
+	s.writer.unlock()
+	if err := soon(t, done); err != nil {
+		t.Error(err)
+	}
+}
+
+// However many threads find the memory full at once.
+func TestDropsOfManyThreadsDoNotWait(t *testing.T) {
+	o := options(codec.Zstd)
+	o.MaxMemory, o.DropOnFull = 1<<20, true
+	s := open(t, filepath.Join(t.TempDir(), "a.stream"), o)
+	layer := mustLayer(t, s, "x")
+	var taken, dropped atomic.Int64
+	var all sync.WaitGroup
+	for range 12 {
+		all.Go(func() {
+			x := numbered(layer, 0, 20_000)
+			for range 200 {
+				switch err := s.Enqueue(x, 0); {
+				case err == nil:
+					taken.Add(1)
+				case errors.Is(err, ErrDropped):
+					dropped.Add(1)
+				default:
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if st := s.Stats(); taken.Load()+dropped.Load() != 12*200 || st.Stalls > 0 || taken.Load() == 0 {
+		t.Errorf("%d taken, %d dropped, %d stalls", taken.Load(), dropped.Load(), st.Stalls)
+	}
+	finish(t, s)
 }
 
 // A checkpoint during the end of the session covers what it says, or is refused.
@@ -255,7 +453,7 @@ func stopTicks(s *Session) {
 func keepPlaces(s *Session) {
 	s.line.mu.Lock()
 	defer s.line.mu.Unlock()
-	s.line.after = func(time.Duration, func()) {}
+	s.line.now = func() time.Time { return time.Unix(0, 0) }
 }
 
 // Empty tensors without a name stand in the index alone, and hold no memory there.

@@ -57,7 +57,7 @@ func (s *Session) help(left *atomic.Int64) error {
 		}
 	}
 	if stuck {
-		s.order.Wake()
+		s.order.Signal() // not Wake: a caller may wait for what was the last item
 	}
 	return nil
 }

@@ -78,7 +78,6 @@ func (w *writer) rest() {
 	w.mu.Unlock()
 	ticked := false
 	if w.isClosing() {
-		w.line.Clear()
 		_ = w.Guard(w.settleAtOnce) // what is in the way ends, or is the session's failure
 	}
 	if w.order.First() == nil { // else a helper found the lock taken when it had made it

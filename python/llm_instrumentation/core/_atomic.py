@@ -12,7 +12,8 @@ from .._files import partial_name, remove_leftovers, replacing
 def replace_durably(path: Path, content: bytes) -> None:
     """Makes `content` the content of `path`: all of it or, on an error, none of it.
 
-    The bytes and the name are synced to disk when this returns.
+    The bytes and the name are synced to disk when this returns; the bytes alone where this process
+    may not read the folder.
     """
     with replacing(path) as partial:
         partial.write_bytes(content)
@@ -45,7 +46,12 @@ def remove_durably(path: Path) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError as error:
+        if error.errno != errno.EACCES:
+            raise
+        return  # a folder to write to and not to read: fsync wants it open for reading
     try:
         os.fsync(descriptor)
     except OSError as error:

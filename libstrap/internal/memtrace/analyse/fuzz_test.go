@@ -49,6 +49,8 @@ func traceOf(data []byte) []access {
 }
 
 // FuzzAnalyse compares all tables with the reference, whatever the trace.
+//
+// Slow: each input makes all tables twice, and most of them spill to files on the way.
 func FuzzAnalyse(f *testing.F) {
 	row := func(what, region byte, address, step, length uint16) []byte {
 		b := []byte{what, region}

@@ -1,0 +1,57 @@
+/* A reader goes past a row whose packet is damaged, and tells which one it is. */
+#include "check.h"
+
+enum { ROWS = 4, COUNT = 5000 };
+
+static void capture(const char *path) {
+  static int32_t values[COUNT];
+  strap_open_options options = open_options();
+  options.codec = STRAP_CODEC_LZ4;
+  strap_session session = open_stream(path, &options);
+  uint32_t layer = add_layer(session, "layer");
+  const int64_t shape[] = {COUNT};
+  for (int row = 0; row < ROWS; row++) {
+    strap_tensor t = tensor_of(layer, STRAP_INT32, 1, shape, values);
+    t.step = row;
+    enqueue(session, &t);
+  }
+  close_stream(session);
+}
+
+static void overwrite(const char *path, uint64_t offset, int byte) {
+  FILE *f = fopen(path, "r+b");
+  CHECK(f != NULL && fseek(f, (long)offset, SEEK_SET) == 0 && fputc(byte, f) == byte &&
+            fclose(f) == 0,
+        "cannot write to %s", path);
+}
+
+int main(int argc, char **argv) {
+  const char *path = stream_path(argc, argv);
+  capture(path);
+  strap_reader reader = open_reader(path, NULL);
+  uint64_t frame = packet_at(reader, 1).offset + 6 + 5, header = packet_at(reader, 2).offset;
+  close_reader(reader);
+  overwrite(path, frame + 4, 0xff); /* the flags of the LZ4 frame of row 1 */
+  overwrite(path, header, 0xff);    /* the length of the name of row 2 */
+
+  reader = open_reader(path, NULL);
+  for (int row = 0; row < ROWS; row++) {
+    strap_packet p = {.struct_size = sizeof p};
+    int damaged = row == 1 || row == 2;
+    EXPECT(damaged ? STRAP_ERR_CORRUPT : STRAP_OK, strap_reader_next(reader, &p, &error));
+    CHECK(p.row == (uint64_t)row && p.step == row && p.ndim == 1 && p.shape[0] == COUNT,
+          "row %d is row %llu of step %lld", row, (unsigned long long)p.row, (long long)p.step);
+    CHECK(p.decoded_bytes == (damaged ? 0 : sizeof(int32_t) * COUNT), "row %d has %llu bytes", row,
+          (unsigned long long)p.decoded_bytes);
+    if (damaged) CHECK(strstr(error.message, "layer") != NULL, "row %d: %s", row, error.message);
+    memset(&p, 0, sizeof p);
+    p.struct_size = sizeof p;
+    EXPECT(damaged ? STRAP_ERR_CORRUPT : STRAP_OK, strap_reader_at(reader, (uint64_t)row, &p, &error));
+    CHECK(p.row == (uint64_t)row, "row %d is row %llu", row, (unsigned long long)p.row);
+  }
+  strap_packet p = {.struct_size = sizeof p};
+  EXPECT(STRAP_END, strap_reader_next(reader, &p, &error));
+  close_reader(reader);
+  puts("the rows behind a damaged one are read");
+  return 0;
+}
