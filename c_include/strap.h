@@ -189,11 +189,20 @@ typedef struct strap_open_options {
                                 and zstd work less (level 0, then no compression, in frames as
                                 valid), as long as the capture's rate so far is below
                                 this one. 0: never */
+  const char *capture_id;    /* with RESUME: the capture that PATH must hold, as
+                                strap_capture_id gave it. CORRUPT, with all files as they were,
+                                where the index says that it is another one; an index that is
+                                lost or unreadable is begun anew with this id. NULL: whichever
+                                stands there. NULL with CREATE, where the id is drawn */
 } strap_open_options;
+
+/* Bytes of a capture's id: 32 hexadecimal digits and a zero. */
+#define STRAP_CAPTURE_ID_BYTES 33
 
 /*
  * Opens PATH for capture; the index is written beside it as PATH.index.
- * An existing file is replaced (CREATE) or appended to (RESUME).
+ * An existing file is replaced (CREATE) or appended to (RESUME), once it is locked and the
+ * index is open: a refused call leaves both as they were.
  *
  * Errors: INVALID_ARGUMENT (an option, or PATH is a directory or no regular
  * file, or an archive's and ends in .stream), BUSY (another session holds
@@ -203,6 +212,14 @@ typedef struct strap_open_options {
  */
 strap_status strap_open(const char *path, const strap_open_options *options,
                         strap_session *session, strap_error *error);
+
+/*
+ * Copies what tells the capture from every other into ID, which has SIZE bytes, and ends it
+ * with a zero. It stands in the index from strap_open on, and stays when the stream is resumed.
+ *
+ * Errors: INVALID_ARGUMENT (SIZE is below STRAP_CAPTURE_ID_BYTES).
+ */
+strap_status strap_capture_id(strap_session session, char *id, size_t size, strap_error *error);
 
 /*
  * Registers a source of tensors and gives its id: MODEL may be NULL, NAME is

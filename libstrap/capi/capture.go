@@ -83,6 +83,10 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		}
 		cut = int64(o.resume_offset)
 	}
+	id := beginning(o.capture_id, 80) // a longer one is refused as this is
+	if o.capture_id != nil && id == "" {
+		return none, status.New(status.InvalidArgument, "capture_id is empty: give 32 hexadecimal digits, or NULL for none")
+	}
 	return session.Options{
 		Codec:       codec.Kind(o.codec),
 		Level:       int(o.level),
@@ -98,8 +102,22 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		TargetRate:  float64(o.target_rate),
 		Team:        team.Team{Parallel: unsafe.Pointer(o.team)},
 		BurstBytes:  int64(min(uint64(o.burst_bytes), math.MaxInt64)),
+		CaptureID:   id,
 		Files:       files{},
 	}, nil
+}
+
+//export strapgoCaptureID
+func strapgoCaptureID(h C.strap_session, id *C.char, size C.size_t, e *C.strap_error) C.strap_status {
+	return onSession(h, e, func(s *session.Session) error {
+		if size < C.STRAP_CAPTURE_ID_BYTES {
+			return status.New(status.InvalidArgument,
+				"size = %d: give at least STRAP_CAPTURE_ID_BYTES, %d", size, C.STRAP_CAPTURE_ID_BYTES)
+		}
+		to := unsafe.Slice((*byte)(unsafe.Pointer(id)), C.STRAP_CAPTURE_ID_BYTES)
+		to[copy(to, s.CaptureID())] = 0
+		return nil
+	})
 }
 
 //export strapgoLayer

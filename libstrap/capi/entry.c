@@ -199,6 +199,13 @@ strap_status strap_open(const char *path, const strap_open_options *options,
   return strapgoOpen((char *)path, &own, session, error);
 }
 
+strap_status strap_capture_id(strap_session session, char *id, size_t size, strap_error *error) {
+  ENTER(error);
+  NEED(id, error);
+  if (size > 0) id[0] = '\0';
+  return strapgoCaptureID(session, id, size, error);
+}
+
 strap_status strap_layer(strap_session session, const char *model, const char *name,
                          size_t name_len, const char *path, uint32_t *layer,
                          strap_error *error) {

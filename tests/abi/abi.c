@@ -28,6 +28,7 @@ AT(strap_open_options, workers_yield, 56);
 AT(strap_open_options, burst_bytes, 64);
 AT(strap_open_options, team, 72);
 AT(strap_open_options, target_rate, 80);
+AT(strap_open_options, capture_id, 88);
 
 AT(strap_tensor, layer, 4);
 AT(strap_tensor, dtype, 8);

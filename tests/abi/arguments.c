@@ -18,6 +18,7 @@
   } while (0)
 
 #define INVALID STRAP_ERR_INVALID_ARGUMENT
+#define ID "0123456789abcdef0123456789abcdef"
 
 static void open_refuses(const char *path) {
   strap_session session = 7;
@@ -57,6 +58,12 @@ static void open_refuses(const char *path) {
   BAD(target_rate, NAN);
   BAD(reserved, 1);
   BAD(burst_bytes, good.max_memory_bytes + 1);
+  BAD(capture_id, ID); /* of a new capture it is drawn */
+  good.mode = STRAP_MODE_RESUME;
+  BAD(capture_id, "");
+  BAD(capture_id, "0123456789abcdef0123456789ABCDEF");
+  BAD(capture_id, ID "0");
+  good.mode = STRAP_MODE_CREATE;
 #undef BAD
   CHECK(access(path, F_OK) != 0, "a refused strap_open has made %s", path);
 
@@ -74,7 +81,12 @@ static void open_refuses(const char *path) {
   strap_session second = 7;
   REFUSED(STRAP_ERR_BUSY, strap_open(path, &good, &second, report));
   CHECK(second == 0, "a refused strap_open left the handle %llu", (unsigned long long)second);
+  char id[STRAP_CAPTURE_ID_BYTES];
+  REFUSED(INVALID, strap_capture_id(session, NULL, sizeof id, report));
+  REFUSED(INVALID, strap_capture_id(session, id, sizeof id - 1, report));
+  REFUSED(INVALID, strap_capture_id(session, id, 0, report));
   close_stream(session);
+  REFUSED(STRAP_ERR_INVALID_STATE, strap_capture_id(session, id, sizeof id, report));
 }
 
 /* A caller may be older than the library (shorter structs) or newer (longer). */

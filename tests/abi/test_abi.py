@@ -125,6 +125,7 @@ def compiled(
         "flush.c",
         "probes.c",
         "resume.c",
+        "identity.c",
         "closing.c",
         "strided.c",
         "overflow.c",

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import warnings
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -24,6 +25,7 @@ from llm_instrumentation import (
     StreamingSerializer,
     analyze_activations_with_tokens,
 )
+from llm_instrumentation.core import _earlier
 from llm_instrumentation.core.tokens import CheckpointError, TokenFileError, load_token_metadata
 from llm_instrumentation.errors import BusyError, CaptureError
 from torch import nn
@@ -451,24 +453,24 @@ def test_a_checkpoint_without_a_capture_id_resumes(model, path, checkpoint):
         assert again["capture_id"] == capture_id == capture_id_of(path)
 
 
-def test_an_index_that_was_lost_gets_another_id(model, path, checkpoint):
-    """And the checkpoint serves on, wherever the capture that goes on is killed."""
+def test_an_index_that_was_lost_gets_the_id_of_the_checkpoint(model, path, checkpoint):
+    """The checkpoint serves on, wherever the capture that goes on is killed."""
     framework = instrumented(model)
     before = interrupted(framework, path, 4)
-    path.with_name("run.stream.index").unlink()
-    with child(path, EXIT, 4, 6, resume=True) as process:  # no token more than the checkpoint has
-        assert process.wait(60) == 7
-    state = json.loads(checkpoint.read_text())
-    assert state["tokens"] == before["tokens"]
-    assert state["metadata"].get("capture_id") is None
+    for _ in range(2):
+        path.with_name("run.stream.index").unlink()
+        with child(path, EXIT, 4, 6, resume=True) as process:  # before its first checkpoint
+            assert process.wait(60) == 7
+        assert json.loads(checkpoint.read_text()) == before
+        assert capture_id_of(path) == before["metadata"]["capture_id"]
     with framework.capture_activations(
         path, track_per_token=True, checkpoint_interval_tokens=1, resume_from_checkpoint=True
     ) as tracker:
         assert tracker.tokens == before["tokens"]
         generate(framework, tracker, 4, 5)
         state = json.loads(checkpoint.read_text())
-        assert state["metadata"]["capture_id"] == capture_id_of(path)
-    assert capture_id_of(path) != before["metadata"]["capture_id"]
+        assert state["metadata"]["capture_id"] == before["metadata"]["capture_id"]
+    assert capture_id_of(path) == before["metadata"]["capture_id"]
 
 
 # ---- starting anew ----------------------------------------------------------------
@@ -488,13 +490,12 @@ def test_a_new_capture_removes_what_belonged_to_the_old_one(track, model, path, 
     assert analysis.get("token_metadata", {}).get("tokens") == ([] if track else None)
 
 
-def test_a_new_capture_removes_its_checkpoint_elsewhere_too(model, path, tmp_path, checkpoint):
+def test_a_new_capture_removes_its_checkpoint_elsewhere_too(model, path, tmp_path):
     framework, elsewhere = instrumented(model), tmp_path / "state.json"
-    interrupted(framework, path, 4)
-    interrupted(framework, path.with_name("other.stream"), 4, checkpoint_path=elsewhere)
+    interrupted(framework, path, 4, checkpoint_path=elsewhere)
     options = {"track_per_token": True, "checkpoint_path": elsewhere}
     with framework.capture_activations(path, **options):
-        assert not elsewhere.exists() and not checkpoint.exists()
+        assert not elsewhere.exists()
         model(torch.zeros(2, 5))
 
 
@@ -535,36 +536,35 @@ def test_a_start_beside_a_running_capture_touches_nothing(model, path, checkpoin
     assert_steps(path, 3)
 
 
-def test_an_old_checkpoint_that_cannot_be_removed(model, path, checkpoint):
-    checkpoint.mkdir()
-    (checkpoint / "file").touch()
+def test_an_old_checkpoint_that_cannot_be_removed(model, path, checkpoint, monkeypatch):
     framework = instrumented(model)
-    with pytest.raises(OSError, match=r"run\.stream\.ckpt\.json"):
-        with framework.capture_activations(path):
-            pass
+    interrupted(framework, path, 4)
+    with monkeypatch.context() as patched:
+        patched.setattr(_earlier, "remove_durably", Mock(side_effect=PermissionError(str(path))))
+        with pytest.raises(PermissionError, match=r"run\.stream"):
+            with framework.capture_activations(path):
+                pass
     assert all(not module._forward_hooks for module in model.modules())
-    (checkpoint / "file").unlink()
-    checkpoint.rmdir()
     with framework.capture_activations(path):  # the stream is not locked
         model(torch.zeros(2, 5))
 
 
 KILLED = """
 import os, signal
-from llm_instrumentation.core import {module}
-{module}.{function} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from llm_instrumentation.core import _earlier
+remove = _earlier.remove_durably
+_earlier.remove_durably = lambda path: (
+    os.kill(os.getpid(), signal.SIGKILL) if path.name.endswith({name!r}) else remove(path)
+)
 """
 
 
-@pytest.mark.parametrize(
-    ("module", "function"), [("recorder", "remove_earlier"), ("_earlier", "CheckpointFile")]
-)
-def test_a_kill_before_the_old_checkpoint_is_removed(module, function, model, path, checkpoint):
+@pytest.mark.parametrize("name", ["_tokens.json", ".ckpt.json"])
+def test_a_kill_before_the_old_checkpoint_is_removed(name, model, path, checkpoint):
     """The new capture has emptied the stream by then."""
     framework = instrumented(model)
     interrupted(framework, path, 4)
-    begin = KILLED.format(module=module, function=function)
-    with child(path, "", 0, 4, begin=begin) as process:
+    with child(path, "", 0, 4, begin=KILLED.format(name=name)) as process:
         assert process.wait(60) == -signal.SIGKILL
     before = contents(path.parent)
     options = {"track_per_token": True, "resume_from_checkpoint": True}
@@ -576,7 +576,7 @@ def test_a_kill_before_the_old_checkpoint_is_removed(module, function, model, pa
     checkpoint.unlink()  # as the message says
     tokens = list(path.parent.glob("*_tokens.json"))
     if tokens:
-        refused = r"token file of .* covers \d+ bytes of a capture, but 0 bytes are there\. Move"
+        refused = r"_tokens\.json has the tokens of capture \w+, but .* holds capture \w+\. Move"
         with pytest.raises(TokenFileError, match=refused):
             with framework.capture_activations(path, **options):
                 pass

@@ -78,7 +78,7 @@ def test_the_token_file_has_both_names(llama, ids, path):
     content = json.loads(documented.read_text())
     assert json.loads(older.read_text()) == content
     assert content.keys() == {
-        "total_tokens", "tokens", "capture_duration_seconds", "stream_bytes",
+        "total_tokens", "tokens", "capture_duration_seconds", "stream_bytes", "capture_id",
     }  # fmt: skip
     assert content["total_tokens"] == NEW
     assert content["tokens"] == tracker.tokens

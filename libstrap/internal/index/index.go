@@ -27,7 +27,7 @@ func PathOf(path string) string { return path + ".index" }
 type Metadata struct {
 	CaptureID string // 32 hexadecimal digits
 	FirstCRC  uint32 // CRC-32C of the payload of the packet at offset 0
-	HasFirst  bool   // false: not known when the index was begun
+	HasFirst  bool   // false: only the packet's row has it, as in all that is written now
 }
 
 func (m Metadata) firstCRC() string {

@@ -15,7 +15,7 @@ import (
 // for a packet of its place, length and name. packets are the kept rows that have a packet,
 // and end is where the last of those ends.
 func (f *File) stranger(stream io.ReaderAt, cut int64, packets []int, end int64) (reason string, err error) {
-	if want, known := f.firstCRC(packets); known {
+	if want, known := f.FirstCRC(); known {
 		got, there, err := firstSum(stream, cut)
 		if err != nil {
 			return "", err
@@ -59,17 +59,19 @@ func (f *File) stranger(stream io.ReaderAt, cut int64, packets []int, end int64)
 	return reason, nil
 }
 
-// firstCRC is what the index knows of the packet at offset 0.
-func (f *File) firstCRC(packets []int) (crc uint32, known bool) {
+// FirstCRC is the checksum of the packet at offset 0, where the index knows it: in its row,
+// or in the metadata that earlier releases wrote.
+func (f *File) FirstCRC() (crc uint32, known bool) {
 	if f.md.HasFirst {
 		return f.md.FirstCRC, true
 	}
-	if len(packets) > 0 {
-		if offset, _ := f.place(packets[0]); offset == 0 {
-			return f.CRC(packets[0])
+	f.Extents(func(row int, offset, _ int64) bool {
+		if offset == 0 {
+			crc, known = f.CRC(row)
 		}
-	}
-	return 0, false
+		return false
+	})
+	return crc, known
 }
 
 // firstSum is the checksum of the first packet of a stream; there is none in an empty one.

@@ -3,6 +3,7 @@ package index
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"os"
@@ -47,15 +48,44 @@ type Writer struct {
 // Create begins a new index at path, replacing what stands there. captureID is
 // 32 hexadecimal digits.
 func Create(path, captureID string) (*Writer, error) {
-	if err := checkCaptureID(captureID); err != nil {
-		return nil, err
-	}
-	f, err := openRegular(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC)
+	w, err := Prepare(path, captureID)
 	if err != nil {
 		return nil, err
 	}
-	return New(f, captureID)
+	if err := w.Begin(); err != nil {
+		return nil, errors.Join(err, w.Discard())
+	}
+	return w, nil
 }
+
+// Prepare opens the file of a new index at path. What stands there is as it was until Begin,
+// which is the next call, or until Discard.
+func Prepare(path, captureID string) (*Writer, error) {
+	if err := checkCaptureID(captureID); err != nil {
+		return nil, err
+	}
+	f, err := openRegular(path, os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		return nil, err
+	}
+	return &Writer{path: path, f: f, md: Metadata{CaptureID: captureID}}, nil
+}
+
+// Begin empties the file and writes the schema, so that the index says from now on to which
+// capture it belongs.
+func (w *Writer) Begin() error {
+	info, err := w.f.Stat()
+	if err == nil && info.Size() > 0 {
+		err = w.f.Truncate(0)
+	}
+	if err != nil {
+		return status.FromOS(err, "cannot empty the index %q", w.path)
+	}
+	return w.writeSchema()
+}
+
+// Discard closes the file as it is.
+func (w *Writer) Discard() error { return w.f.Close() }
 
 // New begins an index in an empty file, which is the writer's to close unless New fails.
 func New(f *os.File, captureID string) (*Writer, error) {
@@ -63,9 +93,14 @@ func New(f *os.File, captureID string) (*Writer, error) {
 		return nil, err
 	}
 	w := &Writer{path: f.Name(), f: f, md: Metadata{CaptureID: captureID}}
-	w.reserve()
+	if err := w.writeSchema(); err != nil {
+		return nil, err
+	}
 	return w, nil
 }
+
+// CaptureID tells the capture of this index from every other.
+func (w *Writer) CaptureID() string { return w.md.CaptureID }
 
 func checkCaptureID(id string) error {
 	if !IsCaptureID(id) {
@@ -116,14 +151,11 @@ func (w *Writer) Append(r *wire.Row) error {
 // Pending is the number of rows that wait for Flush.
 func (w *Writer) Pending() int { return len(w.rows) }
 
-// Flush writes the waiting rows as one record batch. The first one writes the
-// schema before it, with the checksum of the first packet where that is among
-// the rows.
+// Flush writes the waiting rows as one record batch.
 func (w *Writer) Flush() error {
 	if len(w.rows) == 0 {
 		return nil
 	}
-	w.learnFirst()
 	schema := Schema(w.md)
 	rec := Record(schema, w.rows)
 	defer rec.Release()
@@ -131,10 +163,7 @@ func (w *Writer) Flush() error {
 	if err != nil {
 		return status.Wrap(status.Internal, err, "cannot encode %d rows of the index", len(w.rows))
 	}
-	if w.end > 0 {
-		b = b[schemaLength(b):]
-	}
-	if err := w.write(b); err != nil {
+	if err := w.write(b[schemaLength(b):]); err != nil {
 		return err
 	}
 	clear(w.rows)
@@ -142,18 +171,13 @@ func (w *Writer) Flush() error {
 	return nil
 }
 
-// learnFirst notes the checksum of the packet at offset 0, as long as the
-// schema is not written.
-func (w *Writer) learnFirst() {
-	if w.end > 0 {
-		return
+// writeSchema begins an empty file.
+func (w *Writer) writeSchema() error {
+	b, err := encode(Schema(w.md), nil)
+	if err != nil {
+		return status.Wrap(status.Internal, err, "cannot encode the schema of the index")
 	}
-	for i := range w.rows {
-		if r := &w.rows[i]; r.Offset == 0 && hasCRC(r) {
-			w.md.FirstCRC, w.md.HasFirst = r.CRC, true
-			return
-		}
-	}
+	return w.write(b)
 }
 
 // encode makes the messages of a schema and, where rec is not nil, of a batch.
@@ -232,108 +256,173 @@ func (w *Writer) finish() error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	var b []byte
-	if w.end == 0 {
-		schema, err := encode(Schema(w.md), nil)
-		if err != nil {
-			return status.Wrap(status.Internal, err, "cannot encode the schema of the index")
-		}
-		b = schema
-	}
-	return w.write(append(b, endMark...))
+	return w.write(endMark)
 }
 
-// Kept says what Resume left in an index.
+// Kept says which rows of an index stay when its stream is cut.
 type Kept struct {
 	Rows         uint64
 	NextSequence uint64 // one more than the last kept row's, 0 without rows
 	End          int64  // of the last indexed packet in the stream
-	CaptureID    string
+	CaptureID    string // "": no index was there, or what stood there is none
 }
 
-// Resume opens the index at path to go on with a stream that was cut to cut
-// bytes. It keeps the rows of packets that end there or before, and the notes
-// of tensors before the first dropped one.
+// Found is what stands at the path of an index, for a capture that goes on. Nothing of it is
+// changed before Resume.
+type Found struct {
+	Kept
+	// Lost is why none of the rows can be kept: NotFound (there is no index, or nothing in it
+	// yet) or Corrupt (it is no index, or damaged, or that of another stream). nil: they can.
+	Lost error
+
+	path  string
+	f     *os.File // nil: there is none
+	old   *File
+	whole int   // batches that stay as they are
+	rest  []int // kept rows behind those
+	anew  bool  // all rows are written behind a new schema
+}
+
+// Find reads the index at path to go on with a stream that is to be cut to cut bytes. It
+// keeps the rows of packets that end there or before, and the notes of tensors before the
+// first dropped one.
 //
-// Errors: NotFound (there is no index, or nothing in it yet), Corrupt (it is no
-// index, or damaged, or that of another stream), and those of Open and of writing.
-// The file is changed only once it was read without an error. A process that is killed
-// here leaves the old index or the new one.
-func Resume(path string, stream io.ReaderAt, cut int64) (*Writer, Kept, error) {
+// Errors: those of Open but NotFound and Corrupt, and of reading the stream. The caller
+// calls Resume or Close.
+func Find(path string, stream io.ReaderAt, cut int64) (*Found, error) {
 	if cut < 0 {
-		return nil, Kept{}, status.New(status.InvalidArgument, "a stream cut to %d bytes", cut)
+		return nil, status.New(status.InvalidArgument, "a stream cut to %d bytes", cut)
 	}
-	f, err := openRegular(path, os.O_RDWR)
-	if err != nil {
-		return nil, Kept{}, err
+	found := &Found{path: path}
+	var err error
+	if found.f, err = openRegular(path, os.O_RDWR); err == nil {
+		err = found.read(stream, cut)
 	}
-	w, kept, err := resume(f, path, stream, cut)
-	if err != nil {
-		f.Close()
-		return nil, Kept{}, err
+	switch {
+	case err == nil:
+	case errors.Is(err, status.NotFound), errors.Is(err, status.Corrupt):
+		found.Kept, found.Lost = Kept{CaptureID: found.CaptureID}, err
+	default:
+		return nil, errors.Join(err, found.Close())
 	}
-	if w.f != f { // a new file took its place
-		f.Close()
-	}
-	return w, kept, nil
+	return found, nil
 }
 
-func resume(f *os.File, path string, stream io.ReaderAt, cut int64) (*Writer, Kept, error) {
-	old, err := read(f, path, parse)
+func (f *Found) read(stream io.ReaderAt, cut int64) error {
+	old, err := read(f.f, f.path, parse)
 	if err != nil {
-		return nil, Kept{}, err
+		return err
 	}
 	if !old.Begun() {
-		return nil, Kept{}, status.New(status.NotFound, "nothing stands in the index %q: %s", path, old.Problem)
+		return status.New(status.NotFound, "nothing stands in the index %q: %s", f.path, old.Problem)
+	}
+	f.old = old
+	if IsCaptureID(old.md.CaptureID) {
+		f.CaptureID = old.md.CaptureID
 	}
 	if old.damage {
-		return nil, Kept{}, status.New(status.Corrupt, "%q: %s", path, old.Problem)
+		return status.New(status.Corrupt, "%q: %s", f.path, old.Problem)
 	}
-	kept := Kept{CaptureID: old.md.CaptureID}
-	keep := old.keeper(cut)
-	var packets []int // kept rows that have one
-	var rest []int    // kept rows behind the batches that stay as they are
-	whole := 0        // how many those are
+	packets := f.choose(old.keeper(cut))
+	reason, err := old.stranger(stream, cut, packets, f.End)
+	if err != nil {
+		return err
+	}
+	if reason != "" {
+		return status.New(status.Corrupt, "%q is the index of another stream: %s", f.path, reason)
+	}
+	if (f.End == 0 && old.md.HasFirst) || old.version != version || f.CaptureID == "" {
+		// The schema says something else than before: of a first packet that is gone, of the
+		// version, or which capture this is.
+		f.anew, f.whole, f.rest = true, 0, f.rest[:0]
+		for i := range old.NumRows() {
+			if r := old.Row(i); old.keeper(cut)(&r) {
+				f.rest = append(f.rest, i)
+			}
+		}
+	}
+	return nil
+}
+
+// choose finds the rows to keep, and returns those that have a packet.
+func (f *Found) choose(keep func(*wire.Row) bool) (packets []int) {
 	row := 0
-	for k, rec := range old.records {
-		first := len(rest)
+	for k, rec := range f.old.records {
+		first := len(f.rest)
 		for i := range int(rec.NumRows()) {
 			if r := rowOf(rec, i); keep(&r) {
-				kept.add(&r)
-				rest = append(rest, row)
+				f.add(&r)
+				f.rest = append(f.rest, row)
 				if r.Offset >= 0 {
 					packets = append(packets, row)
 				}
 			}
 			row++
 		}
-		if whole == k && len(rest)-first == int(rec.NumRows()) {
-			whole, rest = k+1, rest[:0]
+		if f.whole == k && len(f.rest)-first == int(rec.NumRows()) {
+			f.whole, f.rest = k+1, f.rest[:0]
 		}
 	}
-	reason, err := old.stranger(stream, cut, packets, kept.End)
-	if err != nil {
-		return nil, Kept{}, err
+	return packets
+}
+
+// Resume makes the index what it is to be beside the stream, which was cut meanwhile. One
+// that is lost is begun anew, and one that cannot be used is set aside before. captureID is
+// that of the index, unless it is lost or has none.
+//
+// A process that is killed here leaves the old index or the new one.
+func (f *Found) Resume(captureID string) (*Writer, error) {
+	w, err := f.resume(captureID)
+	if w == nil || w.f != f.f { // a new file took its place
+		_ = f.Close() // which was only read
 	}
-	if reason != "" {
-		return nil, Kept{}, status.New(status.Corrupt, "%q is the index of another stream: %s", path, reason)
-	}
-	w := &Writer{path: path, f: f, md: old.md, end: old.extents[whole].end}
-	if kept.End == 0 || old.version != version {
-		// The first packet is gone, or not there yet: what the schema says about it goes too.
-		// All rows are written behind a new one, as are those of an older version.
-		w.md.HasFirst, w.end = false, 0
-		rest = rest[:0]
-		for i := range old.NumRows() {
-			if r := old.Row(i); keep(&r) {
-				rest = append(rest, i)
+	return w, err
+}
+
+func (f *Found) resume(captureID string) (*Writer, error) {
+	if f.Lost != nil {
+		if errors.Is(f.Lost, status.Corrupt) {
+			if err := setAside(f.path); err != nil {
+				return nil, err
 			}
 		}
+		return Create(f.path, captureID)
 	}
-	if len(rest) > 0 {
-		return w, kept, w.rewrite(old, rest)
+	w := &Writer{path: f.path, f: f.f, md: f.old.md, end: f.old.extents[f.whole].end}
+	if f.anew {
+		w.md, w.end = Metadata{CaptureID: captureID}, 0
 	}
-	return w, kept, w.cut(kept.Rows < uint64(old.NumRows()))
+	var err error
+	if f.anew || len(f.rest) > 0 {
+		err = w.rewrite(f.old, f.rest)
+	} else {
+		err = w.cut(f.Rows < uint64(f.old.NumRows()))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// Close leaves the index as it is.
+func (f *Found) Close() error {
+	if f.f == nil {
+		return nil
+	}
+	return f.f.Close()
+}
+
+// setAside renames a file that is not the index of the stream.
+func setAside(path string) error {
+	for n := 1; ; n++ {
+		to := fmt.Sprintf("%s.bad-%d", path, n)
+		if _, err := os.Lstat(to); errors.Is(err, os.ErrNotExist) {
+			if err := os.Rename(path, to); err != nil {
+				return status.FromOS(err, "cannot set the index %q aside, which is not that of the stream", path)
+			}
+			return nil
+		}
+	}
 }
 
 // cut ends the file behind the batches that it keeps. It waits for the disk where rows go:
@@ -381,6 +470,11 @@ func (w *Writer) rewrite(old *File, rows []int) (err error) {
 		return status.FromOS(err, "cannot copy the index %q to %q", w.path, f.Name())
 	}
 	w.f = f.File
+	if w.end == 0 {
+		if err := w.writeSchema(); err != nil {
+			return err
+		}
+	}
 	for _, i := range rows {
 		r := old.Row(i)
 		if err := w.Append(&r); err != nil {

@@ -189,7 +189,7 @@ func (r *Reader) belongs() (reason string, err error) {
 	if reason != "" {
 		return reason, nil
 	}
-	if sum, ok := r.firstCRC(first); ok {
+	if sum, ok := r.idx.FirstCRC(); ok {
 		p, err := scan.ReadAt(r.f, 0, r.size)
 		switch {
 		case errors.Is(err, status.Corrupt):
@@ -218,18 +218,6 @@ func (r *Reader) belongs() (reason string, err error) {
 		}
 	}
 	return "", nil
-}
-
-// firstCRC is what the index knows of the packet at offset 0. first is the
-// row of the first packet, -1 for none.
-func (r *Reader) firstCRC(first int) (crc uint32, ok bool) {
-	if md := r.idx.Metadata(); md.HasFirst {
-		return md.FirstCRC, true
-	}
-	if first >= 0 && r.idx.Row(first).Offset == 0 {
-		return r.idx.CRC(first)
-	}
-	return 0, false
 }
 
 // sum is the CRC-32C of a packet's payload.

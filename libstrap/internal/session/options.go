@@ -6,6 +6,7 @@ import (
 
 	"github.com/libstrap/strap/libstrap/internal/arena"
 	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/index"
 	"github.com/libstrap/strap/libstrap/internal/memory"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/stream"
@@ -35,6 +36,9 @@ type Options struct {
 	Cut         int64 // with Resume: length to cut the stream to, or KeepAll
 	KeepFloat32 bool  // no downcast to float16
 	Rank        int32 // noted in the index
+
+	// CaptureID is, with Resume, the one that the stream must have; "": whichever it has.
+	CaptureID string
 
 	// Yield lets the workers rest while the caller computes; see backlog.
 	Yield bool
@@ -83,6 +87,14 @@ func (o *Options) validate(path string) error {
 		return status.New(status.InvalidArgument,
 			"error_bound = %g: give a share of the squared values above 0 and below 1, or 0 for no rounding",
 			o.ErrorBound)
+	}
+	if o.CaptureID != "" && !o.Resume {
+		return status.New(status.InvalidArgument,
+			"capture_id = %.80q: give NULL for a new capture, whose id is drawn", o.CaptureID)
+	}
+	if o.CaptureID != "" && !index.IsCaptureID(o.CaptureID) {
+		return status.New(status.InvalidArgument,
+			"capture_id = %.80q: give 32 hexadecimal digits, or NULL for none", o.CaptureID)
 	}
 	if o.Codec == codec.Archive && strings.HasSuffix(path, streamSuffix) {
 		return status.New(status.InvalidArgument, "%q: a file named %s holds payloads that every "+

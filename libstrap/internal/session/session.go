@@ -17,9 +17,8 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
-	"fmt"
+	"io"
 	"math"
-	"os"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -45,6 +44,8 @@ type Session struct {
 	stream *stream.Writer // the writer's, once it runs
 	index  *index.Writer  // likewise
 	frames *encoders      // likewise, for tensors larger than a region
+
+	captureID string
 
 	layersMu   sync.RWMutex
 	layers     []*layer
@@ -161,6 +162,7 @@ func Open(path string, o Options) (*Session, error) {
 		mem.Close()
 		return nil, err
 	}
+	s.captureID = s.index.CaptureID()
 	s.counters.fileBytes.Store(uint64(s.stream.Offset()))
 	// A thread of the host that calls in must find a free P although workers,
 	// writer and disk hold one each: they run at low priority, and Go does not
@@ -179,11 +181,17 @@ func Open(path string, o Options) (*Session, error) {
 
 func (s *Session) create() (err error) {
 	s.stream, err = stream.Create(s.path, s.streamOptions(), func() (err error) {
-		s.index, err = index.Create(index.PathOf(s.path), newCaptureID())
+		s.index, err = index.Prepare(index.PathOf(s.path), newCaptureID())
 		return err
 	})
-	if err != nil && s.index != nil {
-		err = errors.Join(err, s.index.Close())
+	if err == nil {
+		if err = s.index.Begin(); err == nil {
+			return nil
+		}
+		err = errors.Join(err, s.stream.Close())
+	}
+	if s.index != nil {
+		err = errors.Join(err, s.index.Discard())
 	}
 	return err
 }
@@ -208,32 +216,33 @@ func newCaptureID() string {
 
 // resume opens stream and index to append to them. An index that is missing or
 // not this stream's is begun anew: what the stream holds is listed by scanning.
+// Nothing is changed before both are open and checked.
 func (s *Session) resume() (err error) {
-	if s.stream, _, err = stream.Resume(s.path, s.opts.Cut, s.streamOptions()); err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.stream.Close())
-		}
-	}()
-	var kept index.Kept
-	s.index, kept, err = index.Resume(index.PathOf(s.path), s.stream, s.stream.Offset())
-	switch {
-	case errors.Is(err, status.Corrupt):
-		if err = setAside(index.PathOf(s.path)); err != nil {
+	var found *index.Found
+	s.stream, _, err = stream.Resume(s.path, s.opts.Cut, s.streamOptions(), func(f io.ReaderAt, end int64) (err error) {
+		if found, err = index.Find(index.PathOf(s.path), f, end); err != nil {
 			return err
 		}
-		fallthrough
-	case errors.Is(err, status.NotFound):
-		if s.index, err = index.Create(index.PathOf(s.path), newCaptureID()); err != nil {
-			return err
+		return s.expected(found.CaptureID)
+	})
+	if err != nil {
+		if found != nil {
+			err = errors.Join(err, found.Close())
 		}
-	case err != nil:
 		return err
 	}
-	s.order.sequence = kept.NextSequence
-	err = s.stream.Packets(kept.End, func(p scan.Packet) error {
+	id := s.opts.CaptureID
+	if id == "" && found.Lost == nil {
+		id = found.CaptureID
+	}
+	if id == "" {
+		id = newCaptureID()
+	}
+	if s.index, err = found.Resume(id); err != nil {
+		return errors.Join(err, s.stream.Close())
+	}
+	s.order.sequence = found.NextSequence
+	err = s.stream.Packets(found.End, func(p scan.Packet) error {
 		row := wire.Row{
 			Sequence: s.order.sequence, Offset: p.Offset, Length: uint64(p.End() - p.Offset), Parts: 1,
 			Layer: p.Name, Codec: codec.Detect(p.Head()).String(), Step: -1, Token: -1,
@@ -243,22 +252,24 @@ func (s *Session) resume() (err error) {
 		return s.index.Append(&row)
 	})
 	if err != nil {
-		return errors.Join(err, s.index.Close())
+		return errors.Join(err, s.index.Close(), s.stream.Close())
 	}
 	return nil
 }
 
-func setAside(path string) error {
-	for n := 1; ; n++ {
-		to := fmt.Sprintf("%s.bad-%d", path, n)
-		if _, err := os.Lstat(to); errors.Is(err, os.ErrNotExist) {
-			if err := os.Rename(path, to); err != nil {
-				return status.FromOS(err, "cannot set the index %q aside, which is not that of the stream", path)
-			}
-			return nil
-		}
+// expected refuses to go on with another capture than the caller means. An index that is lost
+// does not say which one it was.
+func (s *Session) expected(id string) error {
+	if want := s.opts.CaptureID; want != "" && id != "" && id != want {
+		return status.New(status.Corrupt,
+			"%q holds capture %s, not capture %s (capture_id): another capture has taken its place; "+
+				"give no capture_id to append to it", s.path, id, want)
 	}
+	return nil
 }
+
+// CaptureID tells the capture from every other: 32 hexadecimal digits.
+func (s *Session) CaptureID() string { return s.captureID }
 
 // Layer registers a source of tensors and returns its id; the same three names
 // give the same id.

@@ -170,7 +170,7 @@ func TestResumedWhereverItEnds(t *testing.T) {
 			must(t, m.w.Close())
 			m.check()
 			var err error
-			m.w, _, err = Resume(path, KeepAll, small)
+			m.w, _, err = Resume(path, KeepAll, small, nil)
 			must(t, err)
 			if !direct {
 				m.w.disk.direct = nil
@@ -353,7 +353,7 @@ func TestNothingIsTakenBehindTheEnd(t *testing.T) {
 		t.Fatal("nothing was taken")
 	}
 	// As a killed process leaves it.
-	w, _, err = Resume(path, KeepAll, Options{})
+	w, _, err = Resume(path, KeepAll, Options{}, nil)
 	must(t, err)
 	if now := taken(); now > w.Offset()+minBlock {
 		t.Errorf("%d bytes of disk for a resumed file of %d", now, w.Offset())

@@ -47,12 +47,49 @@ type lockedFile struct {
 	created    bool // lock created the file
 }
 
+// maxTurns is how often lock begins again, because others remove or replace the file.
+const maxTurns = 100
+
 // lock opens the file at path and locks it. It returns Busy if another session has it. On a
 // file system without locks, only sessions of this process are kept apart.
 func lock(path string, flags int, files Files) (*lockedFile, error) {
 	if files == nil {
 		files = plainFiles{}
 	}
+	for range maxTurns {
+		l, err := openLocked(path, flags, files)
+		if err != nil {
+			return nil, err
+		}
+		stands, err := l.stands(path)
+		if stands {
+			return l, nil
+		}
+		// Another session created this file, was refused, and removed it before the lock.
+		if err = errors.Join(err, l.Close()); err != nil {
+			return nil, err
+		}
+	}
+	return nil, status.New(status.Busy, "%q is removed or replaced by others each time it is opened", path)
+}
+
+// stands reports whether path still names the file.
+func (l *lockedFile) stands(path string) (bool, error) {
+	own, err := l.Stat()
+	if err != nil {
+		return false, status.FromOS(err, "cannot stat %q", path)
+	}
+	now, err := os.Stat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, status.FromOS(err, "cannot stat %q", path)
+	}
+	return os.SameFile(own, now), nil
+}
+
+func openLocked(path string, flags int, files Files) (*lockedFile, error) {
 	l := &lockedFile{files: files}
 	flags |= syscall.O_NONBLOCK // a FIFO is refused below, not waited for
 	f, err := files.Open(path, flags&^os.O_CREATE)

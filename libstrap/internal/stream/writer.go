@@ -64,7 +64,8 @@ type Writer struct {
 
 // Create opens path for a new stream and locks it. A stream that stands there
 // is replaced, unless another capture holds it (status.Busy). beside, which may be nil, opens
-// what belongs to the stream: where it fails the old stream stays as it was.
+// what belongs to the stream: where it fails the old stream stays as it was, and a new file is
+// removed.
 func Create(path string, o Options, beside func() error) (w *Writer, err error) {
 	f, err := lock(path, os.O_RDWR|os.O_CREATE, o.Files)
 	if err != nil {
@@ -101,7 +102,10 @@ const KeepAll = -1
 // Resume opens the stream at path to append to it. The file is cut back to cut
 // bytes, or to its last complete packet with KeepAll; what stood behind is
 // moved to path.tail-N, whose name is returned ("" where nothing was cut).
-func Resume(path string, cut int64, o Options) (w *Writer, tail string, err error) {
+//
+// check, which may be nil, looks at the stream and at the length that it will have. Where it
+// fails the file stays as it was.
+func Resume(path string, cut int64, o Options, check func(stream io.ReaderAt, end int64) error) (w *Writer, tail string, err error) {
 	f, err := lock(path, os.O_RDWR, o.Files)
 	if err != nil {
 		return nil, "", err
@@ -131,6 +135,11 @@ func Resume(path string, cut int64, o Options) (w *Writer, tail string, err erro
 	if cut >= 0 && end != cut {
 		return nil, "", status.New(status.Corrupt,
 			"%q: no packet ends at the checkpoint's offset %d: this is not its stream", path, cut)
+	}
+	if check != nil {
+		if err := check(f, end); err != nil {
+			return nil, "", err
+		}
 	}
 	if tail, err = moveTail(f.File, path, end, size); err != nil {
 		return nil, "", err

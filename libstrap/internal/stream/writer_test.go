@@ -3,6 +3,8 @@ package stream
 import (
 	"bytes"
 	"errors"
+	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -116,7 +118,7 @@ func TestResumeMovesATornEndAside(t *testing.T) {
 	must(t, w.Close())
 	for n, torn := range [][]byte{whole[:3], whole[:8], make([]byte, 100)} {
 		must(t, os.WriteFile(path, append(bytes.Clone(whole), torn...), 0o666))
-		w, tail, err := Resume(path, KeepAll, Options{})
+		w, tail, err := Resume(path, KeepAll, Options{}, nil)
 		must(t, err)
 		if w.Offset() != int64(len(whole)) {
 			t.Fatalf("resumed at %d", w.Offset())
@@ -137,7 +139,7 @@ func TestLocks(t *testing.T) {
 	if _, err := Create(path, Options{}, nil); !errors.Is(err, status.Busy) {
 		t.Fatalf("a second writer: %v", err)
 	}
-	if _, _, err := Resume(path, KeepAll, Options{}); !errors.Is(err, status.Busy) {
+	if _, _, err := Resume(path, KeepAll, Options{}, nil); !errors.Is(err, status.Busy) {
 		t.Fatalf("a second writer that resumes: %v", err)
 	}
 	if info, err := os.Stat(path); err != nil || info.Size() == 0 {
@@ -173,6 +175,64 @@ func TestTheOldStreamStaysUntilAllElseIsOpen(t *testing.T) {
 	w, err = Create(path, Options{}, nil) // and nothing is locked
 	must(t, err)
 	must(t, w.Close())
+}
+
+// Another session, whose start is refused, removes the file that it created, between the
+// opening of it here and the lock.
+func TestAFileThatIsRemovedBeforeItsLock(t *testing.T) {
+	t.Cleanup(func() { flock = syscall.Flock })
+	path := filepath.Join(t.TempDir(), "a.stream")
+	removals := 2
+	flock = func(fd, how int) error {
+		if removals > 0 && how != syscall.LOCK_UN {
+			removals--
+			must(t, os.Remove(path))
+		}
+		return syscall.Flock(fd, how)
+	}
+	w, err := Create(path, Options{}, nil)
+	must(t, err)
+	must(t, w.Append(packet("x", []byte("payload"))))
+	must(t, w.Close())
+	if info, err := os.Stat(path); err != nil || info.Size() == 0 {
+		t.Fatalf("what was written is not at the path: %v", err)
+	}
+
+	removals = 1
+	if _, _, err := Resume(path, KeepAll, Options{}, nil); !errors.Is(err, status.NotFound) {
+		t.Errorf("a resume of a file that was removed: %v", err)
+	}
+	removals = math.MaxInt
+	if _, err := Create(path, Options{}, nil); !errors.Is(err, status.Busy) {
+		t.Errorf("a file that is always removed: %v", err)
+	}
+}
+
+// What fails when a stream is resumed leaves it as it was.
+func TestARefusedResumeCutsNothing(t *testing.T) {
+	w, path := create(t)
+	must(t, w.Append(packet("x", []byte("payload"))))
+	cut := w.Offset()
+	must(t, w.Append(packet("x", []byte("payload"))))
+	must(t, w.Close())
+	before, err := os.ReadFile(path)
+	must(t, err)
+	refused := errors.New("another capture")
+	_, _, err = Resume(path, cut, Options{}, func(stream io.ReaderAt, end int64) error {
+		if end != cut {
+			t.Errorf("the stream is to have %d bytes, want %d", end, cut)
+		}
+		return refused
+	})
+	if !errors.Is(err, refused) {
+		t.Fatal(err)
+	}
+	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(after, before) {
+		t.Errorf("it has %d bytes of %d, %v", len(after), len(before), err)
+	}
+	if _, err := os.Lstat(path + ".tail-1"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a tail is left: %v", err)
+	}
 }
 
 // On a file system without locks the sessions of one process are kept apart.

@@ -6,7 +6,7 @@
 from .hooks import ForwardHooks, view_function
 from .library import DTYPE_CODES, DTYPE_SIZES, codec_code, library_version
 from .payload import decode, encode
-from .reader import Packet, Reader, ReaderInfo
+from .reader import Packet, Reader, ReaderInfo, capture_id_of
 from .session import Conversion, Layout, Session, SessionStats
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "ReaderInfo",
     "Session",
     "SessionStats",
+    "capture_id_of",
     "codec_code",
     "decode",
     "encode",

@@ -77,6 +77,7 @@ class OpenOptions(ctypes.Structure):
         ("burst_bytes", ctypes.c_uint64),
         ("team", ctypes.c_void_p),
         ("target_rate", ctypes.c_double),
+        ("capture_id", ctypes.c_char_p),
     ]
 
 
@@ -228,6 +229,7 @@ _ptr, _str, _size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 # strap_enqueue has no argtypes, which cost at every call: Session converts its arguments once.
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_open": (_str, ctypes.POINTER(OpenOptions), ctypes.POINTER(_u64)),
+    "strap_capture_id": (_u64, ctypes.c_char_p, ctypes.c_size_t),
     "strap_layer": (_u64, _str, _str, _size, _str, ctypes.POINTER(_u32)),
     "strap_abandon": (_u64, _u64),
     "strap_note": (_u64, _u32, _i64, _i64, _u32, _str),

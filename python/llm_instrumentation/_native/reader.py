@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _IGNORE_INDEX = 1
+# More than the schema of an index takes.
+_SCHEMA_BYTES = 64 << 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,33 @@ class Packet:
     payload_bytes: int
     decoded_bytes: int
     present: bool
+
+
+def capture_id_of(path: str | os.PathLike[str]) -> str | None:
+    """What tells the capture at ``path`` from every other; None where no index says so.
+
+    Only the beginning of the index is read, and the stream not at all.
+    """
+    try:
+        descriptor = os.open(os.fspath(path) + ".index", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        beginning = os.pread(descriptor, _SCHEMA_BYTES, 0)
+    except OSError:  # a folder, a pipe
+        return None
+    finally:
+        os.close(descriptor)
+    import pyarrow as pa
+
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(beginning)) as index:
+            metadata = index.schema.metadata or {}
+    except (pa.ArrowException, OSError, ValueError):
+        return None
+    if metadata.get(b"format") != b"libstrap.index":
+        return None
+    return metadata.get(b"capture_id", b"").decode("ascii", "replace") or None
 
 
 class Reader:
@@ -138,11 +167,6 @@ class Reader:
         stream, error = ArrowArrayStream(), Error()
         check(self._lib.strap_index_export(self._handle, stream, error), error)
         return pa.RecordBatchReader._import_from_c(ctypes.addressof(stream))
-
-    def capture_id(self) -> str | None:
-        """What tells this capture from every other; None where its index does not say."""
-        metadata = self.index().schema.metadata or {}
-        return metadata.get(b"capture_id", b"").decode("utf-8", "replace") or None
 
     def close(self) -> None:
         if self._handle:

@@ -39,6 +39,7 @@ _CURSOR_OFFSET = _TENSOR.size - 2 * _CURSOR.size  # the last but one
 # struct strap_conversion.
 _CONVERSION = struct.Struct("=IiQddd")
 _MAX_DIMS = 64
+_CAPTURE_ID_BYTES = 33
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +153,12 @@ class Session:
             with workers_yield make packets; 0: there is none.
         target_rate: bytes of tensors a second below which packets are compressed less before
             enqueue waits for room; 0: never.
+        capture_id: of the capture that is resumed; None: whichever stands there. An index that is
+            lost is begun anew with it.
+
+    Raises:
+        CorruptError: another capture than `capture_id` stands there; no file was touched.
+        StrapError: the stream cannot be opened; the subclass says why.
     """
 
     def __init__(
@@ -171,6 +178,7 @@ class Session:
         burst_bytes: int = 0,
         team: int = 0,
         target_rate: float = 0.0,
+        capture_id: str | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self._lib = library()
@@ -195,6 +203,7 @@ class Session:
             burst_bytes=burst_bytes,
             team=team,
             target_rate=target_rate,
+            capture_id=None if capture_id is None else c_string(capture_id, "capture id"),
         )
         handle, error = ctypes.c_uint64(), Error()
         name = os.fsencode(self.path)
@@ -202,6 +211,10 @@ class Session:
             raise InvalidArgumentError(f"path {self.path!r} contains a zero character")
         check(self._lib.strap_open(name, options, handle, error), error)
         self._handle = handle.value
+        digits = ctypes.create_string_buffer(_CAPTURE_ID_BYTES)
+        check(self._lib.strap_capture_id(self._handle, digits, len(digits), error), error)
+        #: What tells this capture from every other, resumed or not: 32 hexadecimal digits.
+        self.capture_id = digits.value.decode("ascii")
 
     @property
     def closed(self) -> bool:

@@ -24,9 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._json import load_json
-from .._native import Reader
-from ..errors import StrapError
+from .._json import IrregularFileError, load_json_file
+from .._native import capture_id_of
 from ._atomic import remove_durably, replace_durably
 
 __all__ = ["CheckpointError", "CheckpointFile", "CheckpointState", "checkpoint_path_for"]
@@ -52,8 +51,7 @@ class CheckpointState:
         metadata: start_time, resume_count, updated_at, and whatever else was stored.
         stream_offset: durable bytes of the stream; None in checkpoints of
             llm_instrumentation 1.3.1, which kept none.
-        capture_id: of the capture that it was made of; None in checkpoints of 1.3.1, and where
-            nothing was captured yet.
+        capture_id: of the capture that it was made of; None in checkpoints of 1.3.1.
     """
 
     tokens: list[dict[str, Any]] = field(default_factory=list)
@@ -81,11 +79,11 @@ class CheckpointFile:
             OSError: the file cannot be read.
         """
         try:
-            text = self.path.read_bytes()
-        except FileNotFoundError:
+            content = load_json_file(self.path)
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        try:
-            content = load_json(text)
+        except IrregularFileError as error:
+            raise self._error("no regular file") from error
         except ValueError as error:
             raise self._error(f"no valid JSON ({error})") from error
         if not isinstance(content, dict):
@@ -115,10 +113,12 @@ class CheckpointFile:
     def check(self, state: CheckpointState, output_path: str | os.PathLike[str]) -> None:
         """Checks that the stream at `output_path` is the one that `state` was made of.
 
-        That cannot be told of checkpoints of 1.3.1, and of a stream whose index is lost.
+        That cannot be told of checkpoints of 1.3.1, and of a stream whose index is lost, as long
+        as the stream is not empty.
 
         Raises:
-            CheckpointError: it is another one, or shorter than the checkpoint says.
+            CheckpointError: it is another one, or shorter than the checkpoint says, or empty where
+                nothing says that it is the same.
         """
         path = os.fspath(output_path)
         try:
@@ -130,17 +130,16 @@ class CheckpointFile:
                 f"{self.path} covers {state.stream_offset} bytes of a capture, but {path} has "
                 f"{size} bytes. {_WAYS_OUT}"
             )
-        if state.capture_id is None:
-            return
-        try:
-            with Reader(path) as reader:
-                capture_id = reader.capture_id()
-        except StrapError:  # likewise
-            return
+        capture_id = None if state.capture_id is None else capture_id_of(path)
         if capture_id not in (None, state.capture_id):
             raise CheckpointError(
                 f"{self.path} is a checkpoint of capture {state.capture_id}, but {path} holds "
                 f"capture {capture_id}. {_WAYS_OUT}"
+            )
+        if size == 0 and state.tokens and capture_id is None:
+            raise CheckpointError(
+                f"{self.path} has {len(state.tokens)} tokens of a capture, but {path} is empty. "
+                f"{_WAYS_OUT}"
             )
 
     def replace(self, tokens: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 from torch import nn
 
 from .._native import Reader
+from ._earlier import EarlierFiles
 from .checkpoint import CheckpointFile, CheckpointState, checkpoint_path_for
 from .config import InstrumentationConfig
 from .recorder import Recorder
 from .stats import CaptureStats
-from .token_files import finished_state, load_token_metadata
+from .token_files import check_token_places, finished_state, load_token_metadata
 from .tokens import TokenTracker
 
 __all__ = ["InstrumentationFramework", "analyze_activations_with_tokens"]
@@ -82,8 +83,11 @@ class InstrumentationFramework:
         Raises:
             ValueError: an interval below 1, or checkpoint or resume settings without
                 ``track_per_token``.
-            CheckpointError: the checkpoint cannot be used, or is that of another capture.
-            TokenFileError: the tokens of the capture that is resumed cannot be read.
+            CheckpointError: the checkpoint cannot be used, or is that of another capture; or
+                something else than a checkpoint of the replaced capture stands where one is to be
+                written.
+            TokenFileError: the tokens of the capture that is resumed cannot be read or are those
+                of another; or tokens cannot be written, for no file stands at their name.
             LayerSelectionError: the configuration selects no module.
             StrapError: the stream cannot be opened, or at the end: the capture failed.
         """
@@ -91,6 +95,7 @@ class InstrumentationFramework:
             raise ValueError(
                 f"checkpoint_interval_tokens must be positive, not {checkpoint_interval_tokens}"
             )
+        checkpoint_path = checkpoint_path or None
         if not track_per_token and (
             checkpoint_interval_tokens is not None
             or checkpoint_path is not None
@@ -105,29 +110,48 @@ class InstrumentationFramework:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        tracker, resume_offset, had_ended = None, None, False
+        earlier = None if resume_from_checkpoint else EarlierFiles(path, checkpoint_path)
+        tracker, state, had_ended = None, None, False
         if track_per_token:
+            check_token_places(path)
             file = CheckpointFile(checkpoint_path or checkpoint_path_for(path))
-            state = file.load() if resume_from_checkpoint else None
-            if state is not None:
-                file.check(state, path)
-            elif resume_from_checkpoint and os.path.exists(path):
-                state, had_ended = finished_state(path) or CheckpointState(), True
+            free = True
+            if earlier is None:
+                state = file.load()
+                if state is not None:
+                    file.check(state, path)
+                elif os.path.exists(path):
+                    state, had_ended = finished_state(path) or CheckpointState(), True
+            elif earlier.taken is not None:
+                if checkpoint_interval_tokens is not None or checkpoint_path is not None:
+                    raise earlier.taken
+                free = False  # what stands there is left alone
+                warnings.warn(
+                    f"this capture can have no checkpoints: {earlier.taken}",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
             tracker = TokenTracker(
-                file, checkpoint_interval_tokens, resume_from=state, strict=self.config.strict
+                file if free else None,
+                checkpoint_interval_tokens,
+                resume_from=state,
+                strict=self.config.strict,
             )
-            if state is not None:
-                resume_offset = -1 if state.stream_offset is None else state.stream_offset
+        resume_offset = None
+        if state is not None:
+            resume_offset = -1 if state.stream_offset is None else state.stream_offset
         recorder = Recorder(
             path,
             self.config,
             self._models,
             tracker=tracker,
             resume_offset=resume_offset,
-            checkpoint_path=checkpoint_path,
+            capture_id=None if state is None else state.capture_id,
+            replaces=[] if earlier is None else earlier.paths,
         )
         if tracker is not None:
             tracker.on_checkpoint = recorder.checkpoint
+            tracker.capture_id = recorder.capture_id
 
         def keep(tracker: TokenTracker) -> None:
             tracker.save(path, keep_checkpoint=True, durable=not recorder.interrupted)

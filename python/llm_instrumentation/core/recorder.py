@@ -13,6 +13,7 @@ import warnings
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -119,9 +120,12 @@ class Recorder:
         config: what is captured and how.
         models: whose modules are hooked.
         tracker: counts the tokens.
-        resume_offset: as of :class:`Session`. With None checkpoint and token files of a capture
-            that stood at the path are removed.
-        checkpoint_path: of this capture, if not beside the stream.
+        resume_offset: as of :class:`Session`, and so is capture_id.
+        replaces: files of the capture that stood at the path, which are removed once this one
+            has its place.
+
+    Attributes:
+        capture_id: tells this capture from every other.
 
     Raises:
         LayerSelectionError: the configuration selects no module of a model.
@@ -136,7 +140,8 @@ class Recorder:
         *,
         tracker: TokenTracker | None = None,
         resume_offset: int | None = None,
-        checkpoint_path: str | os.PathLike[str] | None = None,
+        capture_id: str | None = None,
+        replaces: Sequence[Path] = (),
     ) -> None:
         config.validate()
         self.path = os.fspath(path)
@@ -160,6 +165,7 @@ class Recorder:
                 or max(_DEFAULT_MEMORY, burst),
                 drop_when_full=config.on_full == "drop",
                 resume_offset=resume_offset,
+                capture_id=capture_id,
                 error_bound=config.error_bound or 0.0,
                 # Compression threads would take CPUs from the models' own.
                 workers_yield=on_cpu and torch.get_num_threads() + workers > usable_cpus(),
@@ -170,6 +176,7 @@ class Recorder:
         except BaseException:
             self._probes.stop()
             raise
+        self.capture_id = self._session.capture_id
         self._pid = os.getpid()
         self._began = time.monotonic()
         self._last_stats = CaptureStats(self.path)
@@ -191,9 +198,8 @@ class Recorder:
         self._handles: list[RemovableHandle] = []
         self._hooked = 0
         try:
-            if resume_offset is None:
-                remove_earlier(self.path, checkpoint_path)
-            else:
+            remove_earlier(replaces)
+            if resume_offset is not None:
                 self._go_on()
             if view:
                 self._in_c = ForwardHooks(
@@ -226,8 +232,6 @@ class Recorder:
 
         with Reader(self.path) as reader:
             last = pc.max(reader.index().read_all()["step"]).as_py()
-            if self.tracker is not None:
-                self.tracker.goes_on(reader.capture_id())
         self._steps = self._begin_steps = 0 if last is None else int(last) + 1
 
     # ---- hooks ----------------------------------------------------------------
@@ -473,11 +477,7 @@ class Recorder:
         """Makes everything captured so far durable; returns the stream's length."""
         if self._cuda is not None:
             self._cuda.flush()
-        offset = self._session.checkpoint()
-        if self.tracker is not None and self.tracker.capture_id is None:
-            with Reader(self.path) as reader:
-                self.tracker.capture_id = reader.capture_id()
-        return offset
+        return self._session.checkpoint()
 
     # ---- end ------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from .._native import Session, codec_code
-from ._earlier import remove_earlier
+from ._earlier import EarlierFiles, remove_earlier
 from .tensors import enqueue_tensor
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class StreamingSerializer:
 
         Args:
             resume: append to an existing stream instead of replacing it, with the checkpoint and
-                token files beside it.
+                token files of its capture. Where there is no stream one is begun, and no file
+                is removed.
 
         Raises:
             RuntimeError: streaming is already running.
@@ -75,20 +76,19 @@ class StreamingSerializer:
         """
         if self._session is not None:
             raise RuntimeError(f"streaming to {self._session.path} is already running")
-        exists = resume and os.path.exists(output_path)
+        earlier = [] if resume else EarlierFiles(output_path).paths
         session = Session(
             output_path,
             codec=self.compression_algo,
             workers=self.num_workers,
             max_memory_bytes=max(self.buffer_size, _MIN_BUFFER),
-            resume_offset=-1 if exists else None,
+            resume_offset=-1 if resume and os.path.exists(output_path) else None,
         )
-        if not exists:
-            try:
-                remove_earlier(output_path)
-            except BaseException:
-                session.close()
-                raise
+        try:
+            remove_earlier(earlier)
+        except BaseException:
+            session.close()
+            raise
         self._session, self._layers = session, {}
 
     async def enqueue_tensor(self, layer_name: str, tensor: torch.Tensor) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._json import load_json
-from ._atomic import link_or_copy, remove_durably, replace_whole
+from .._json import IrregularFileError, load_json_file
+from .._native import capture_id_of
+from ._atomic import link_or_copy, replace_whole
 from .checkpoint import CheckpointState, dump_json, is_token
 
 __all__ = [
     "TokenFileError",
-    "finished_state",
     "load_token_metadata",
-    "remove_token_metadata",
     "save_token_metadata",
     "token_file_paths",
 ]
@@ -44,14 +44,17 @@ def save_token_metadata(
     output_path: str | os.PathLike[str],
     tokens: Sequence[Mapping[str, Any]],
     capture_duration_seconds: float,
+    capture_id: str | None = None,
     *,
     durable: bool = True,
 ) -> Path:
     """Writes the token file of `output_path` under all of its names.
 
-    The stream is complete by then: its length is part of the file.
+    The stream is complete by then: its length is part of the file. The first name of `gen.stream`
+    is the only one of `gen`: where that capture has its tokens there, they stay.
 
     Args:
+        capture_id: of the capture whose tokens they are; None: unknown.
         durable: wait until it is on disk.
 
     Returns:
@@ -64,7 +67,11 @@ def save_token_metadata(
     }
     with contextlib.suppress(FileNotFoundError):
         content["stream_bytes"] = os.path.getsize(output_path)
+    if capture_id is not None:
+        content["capture_id"] = capture_id
     preferred, *others = token_file_paths(output_path)
+    if others and _is_of_namesake(preferred, output_path):
+        preferred, *others = others
     replace_whole(preferred, dump_json(content, indent=2), durable=durable)
     for path in others:
         link_or_copy(preferred, path, durable=durable)
@@ -74,16 +81,25 @@ def save_token_metadata(
 def load_token_metadata(output_path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The token file of the stream `output_path`, or None when there is none.
 
+    One of another capture is left out, with a warning: it was there before, or its stream was
+    replaced.
+
     Returns:
         total_tokens, tokens and capture_duration_seconds.
 
     Raises:
         TokenFileError: the file is damaged or no token file.
     """
-    for path in token_file_paths(output_path):
-        with contextlib.suppress(FileNotFoundError):
-            return _load(path)
-    return None
+    content, strangers = _find(output_path)
+    if content is None and strangers:
+        path, capture_id = strangers[0]
+        warnings.warn(
+            f"{path} is left out: it has the tokens of capture {capture_id}, and "
+            f"{os.fspath(output_path)} holds another",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return content
 
 
 def finished_state(output_path: str | os.PathLike[str]) -> CheckpointState | None:
@@ -93,39 +109,103 @@ def finished_state(output_path: str | os.PathLike[str]) -> CheckpointState | Non
     is kept.
 
     Raises:
-        TokenFileError: the file is damaged, no token file, or covers more than the stream has.
+        TokenFileError: the file is damaged, no token file, that of another capture, or covers more
+            than the stream has.
     """
-    content = load_token_metadata(output_path)
+    content, strangers = _find(output_path)
+    output, size = os.fspath(output_path), os.path.getsize(output_path)
+    way_out = (
+        "Move the file away to append to what stands there, or start without "
+        "resume_from_checkpoint to replace both"
+    )
     if content is None:
+        for path, capture_id in strangers:
+            if not _is_of_namesake(path, output_path):
+                raise TokenFileError(
+                    f"{path} has the tokens of capture {capture_id}, but {output} holds capture "
+                    f"{capture_id_of(output_path)}. {way_out}"
+                )
         return None
-    covered, size = content.get("stream_bytes", 0), os.path.getsize(output_path)
+    covered = content.get("stream_bytes", 0)
     if isinstance(covered, int) and covered > size:
         raise TokenFileError(
-            f"the token file of {os.fspath(output_path)} covers {covered} bytes of a capture, but "
-            f"{size} bytes are there. Move the file away to append to them, or start without "
-            "resume_from_checkpoint to replace both"
+            f"the token file of {output} covers {covered} bytes of a capture, but {size} bytes are "
+            f"there. {way_out}"
         )
     tokens, elapsed = content["tokens"], content.get("capture_duration_seconds", 0.0)
     if not all(map(is_token, tokens)) or not isinstance(elapsed, (int, float)):
         raise TokenFileError(
-            f"the token file of {os.fspath(output_path)} has records that are no tokens, so the "
+            f"the token file of {output} has records that are no tokens, so the "
             "capture cannot go on behind them. Move the file away to begin with token 0"
         )
-    return CheckpointState(tokens, {"elapsed_seconds": elapsed})
+    return CheckpointState(
+        tokens, {"elapsed_seconds": elapsed}, capture_id=content.get("capture_id")
+    )
 
 
-def remove_token_metadata(output_path: str | os.PathLike[str]) -> None:
-    """Removes the token files of `output_path`, durably. What is no token file is left alone."""
+def check_token_places(output_path: str | os.PathLike[str]) -> None:
+    """Checks that the token file of a capture to `output_path` can be written under its names.
+
+    Raises:
+        TokenFileError: a folder, a pipe or the like stands there.
+    """
     for path in token_file_paths(output_path):
-        with contextlib.suppress(FileNotFoundError, TokenFileError):
-            _load(path)
-            remove_durably(path)
+        if path.exists() and not path.is_file():
+            raise TokenFileError(
+                f"{path} is no regular file, and the tokens are to be written there. Move it away, "
+                "or capture to another path"
+            )
+
+
+def token_files_of(output_path: str | os.PathLike[str], capture_id: str | None) -> list[Path]:
+    """Which names of `output_path` have the tokens of a capture, or tokens without an id."""
+    found = []
+    for path in token_file_paths(output_path):
+        with contextlib.suppress(OSError, TokenFileError):
+            if _load(path).get("capture_id") in (None, capture_id):
+                found.append(path)
+    return found
+
+
+def _find(
+    output_path: str | os.PathLike[str],
+) -> tuple[dict[str, Any] | None, list[tuple[Path, str]]]:
+    """The token file of the capture at `output_path`, and those of other captures before it."""
+    strangers: list[tuple[Path, str]] = []
+    for path in token_file_paths(output_path):
+        try:
+            content = _load(path)
+        except FileNotFoundError:
+            continue
+        theirs, own = content.get("capture_id"), capture_id_of(output_path)
+        if theirs is None or theirs == own:
+            return content, strangers
+        if own is None and not _is_namesakes(theirs, output_path):  # the index is lost
+            return content, strangers
+        strangers.append((path, theirs))
+    return None, strangers
+
+
+def _is_of_namesake(path: Path, output_path: str | os.PathLike[str]) -> bool:
+    """Whether a token file is that of the other capture whose tokens may have its name."""
+    try:
+        theirs = _load(path).get("capture_id")
+    except (OSError, TokenFileError):
+        return False
+    return theirs is not None and _is_namesakes(theirs, output_path)
+
+
+def _is_namesakes(capture_id: str, output_path: str | os.PathLike[str]) -> bool:
+    """Whether `gen` or `gen.stream`, which share a token file's name, is this capture."""
+    output = os.fspath(output_path)
+    return capture_id in map(capture_id_of, (output.removesuffix(".stream"), output + ".stream"))
 
 
 def _load(path: Path) -> dict[str, Any]:
-    text = path.read_bytes()
     try:
-        content = load_json(text)
+        content = load_json_file(path)
+    except IrregularFileError as error:
+        raise TokenFileError(f"{path} is no token file: {error}") from error
     except ValueError as error:
         raise TokenFileError(f"{path} is no valid JSON: {error}") from error
     if (
@@ -134,4 +214,6 @@ def _load(path: Path) -> dict[str, Any]:
         or not isinstance(content.get("tokens"), list)
     ):
         raise TokenFileError(f'{path} is no token file: it lacks "total_tokens" or "tokens"')
+    if not isinstance(content.get("capture_id"), (str, type(None))):
+        raise TokenFileError(f'{path}: "capture_id" is {content["capture_id"]!r}, not a text')
     return content

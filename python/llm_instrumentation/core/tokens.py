@@ -55,8 +55,8 @@ class TokenTracker:
             count once. It is the `token` of a forward step that begins now.
         resume_count: how often this capture was resumed.
         start_time: when the capture was first started, in seconds since the epoch.
-        capture_id: of the capture that is checkpointed, for the checkpoint; may be set until
-            `on_checkpoint` returns.
+        capture_id: of the capture, for its checkpoints and the token file; may be set after
+            construction, before the first token.
         on_checkpoint: makes the stream durable and returns its length in bytes. It is called
             before the checkpoint file is replaced and may be set after construction, before the
             first token.
@@ -106,22 +106,6 @@ class TokenTracker:
         if resume_from is not None:
             self._resume(resume_from)
         self._saved_tokens = len(self.tokens)
-        self._resumed_from = resume_from
-
-    def goes_on(self, capture_id: str | None) -> None:
-        """Learns the id of the resumed stream, once it is open; None: its index has none yet.
-
-        An index that was lost is begun anew, with an id of its own. The checkpoint then loses the
-        old one, so that it serves until the next is written.
-
-        Raises:
-            OSError: the checkpoint cannot be written.
-        """
-        self.capture_id = capture_id
-        state = self._resumed_from
-        if self._file and state and state.capture_id not in (None, capture_id):
-            self._file.replace(state.tokens, {**state.metadata, "capture_id": None})
-        self._resumed_from = None
 
     def _resume(self, state: CheckpointState) -> None:
         metadata = state.metadata
@@ -232,7 +216,7 @@ class TokenTracker:
         """
         with self._lock:
             path = save_token_metadata(
-                output_path, self.tokens, self.elapsed_seconds, durable=durable
+                output_path, self.tokens, self.elapsed_seconds, self.capture_id, durable=durable
             )
             if self._file is not None and not keep_checkpoint:
                 self._file.remove()
