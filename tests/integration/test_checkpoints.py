@@ -439,6 +439,20 @@ def test_a_checkpoint_of_1_3_1_resumes(model, path, checkpoint):
         assert [a.step for a in reader][6:] == [0, 0]  # those before have none to go on from
 
 
+def test_a_checkpoint_of_1_3_1_resumes_without_its_stream(model, path, checkpoint):
+    token = {"token_index": 0, "token_id": 1000, "token_text": "t0"}
+    content = {"version": 1, "total_tokens": 1, "metadata": {"resume_count": 0}, "tokens": [token]}
+    checkpoint.write_text(json.dumps(content))
+    framework = instrumented(model)
+    options = {"checkpoint_interval_tokens": 1, "resume_from_checkpoint": True}
+    with framework.capture_activations(path, track_per_token=True, **options) as tracker:
+        assert (tracker.tokens, tracker.resume_count) == ([token], 1)
+        generate(framework, tracker, 1, 2)
+    assert load_token_metadata(path)["total_tokens"] == 2
+    with ActivationReader(path) as reader:
+        assert [a.token for a in reader] == [1, 1]
+
+
 def test_a_checkpoint_without_a_capture_id_resumes(model, path, checkpoint):
     """As versions before this one wrote it."""
     framework = instrumented(model)

@@ -10,6 +10,14 @@ if TYPE_CHECKING:
     from .activation import Activation
     from .reader import ActivationReader, ActivationView, UnknownActivationError
     from .salvage import SalvageReport
+    from .visualization import (
+        analyze_circuits,
+        build_packet_dataframe,
+        create_interactive_dashboard,
+        load_stream_packets,
+        plot_token_progression,
+        visualize_attention_patterns,
+    )
 
 __all__ = [
     "Activation",
@@ -17,6 +25,12 @@ __all__ = [
     "ActivationView",
     "SalvageReport",
     "UnknownActivationError",
+    "analyze_circuits",
+    "build_packet_dataframe",
+    "create_interactive_dashboard",
+    "load_stream_packets",
+    "plot_token_progression",
+    "visualize_attention_patterns",
 ]
 
 __getattr__, __dir__ = lazy(
@@ -27,5 +41,11 @@ __getattr__, __dir__ = lazy(
         "ActivationView": ".reader",
         "SalvageReport": ".salvage",
         "UnknownActivationError": ".reader",
+        "analyze_circuits": ".visualization",
+        "build_packet_dataframe": ".visualization",
+        "create_interactive_dashboard": ".visualization",
+        "load_stream_packets": ".visualization",
+        "plot_token_progression": ".visualization",
+        "visualize_attention_patterns": ".visualization",
     },
 )

@@ -137,16 +137,18 @@ class InstrumentationFramework:
                 resume_from=state,
                 strict=self.config.strict,
             )
-        resume_offset = None
-        if state is not None:
+        resume_offset, capture_id = None, None
+        # A checkpoint of 1.3.1 goes on without its stream, with the tokens alone.
+        if state is not None and (state.stream_offset or os.path.exists(path)):
             resume_offset = -1 if state.stream_offset is None else state.stream_offset
+            capture_id = state.capture_id
         recorder = Recorder(
             path,
             self.config,
             self._models,
             tracker=tracker,
             resume_offset=resume_offset,
-            capture_id=None if state is None else state.capture_id,
+            capture_id=capture_id,
             replaces=[] if earlier is None else earlier.paths,
         )
         if tracker is not None:

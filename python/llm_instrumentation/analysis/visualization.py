@@ -1,0 +1,380 @@
+"""Packets over tokens and layers: as records, as a table, and drawn.
+
+The functions and columns are those that llm_instrumentation 1.3.1 documents for its notebooks::
+
+    packets = load_stream_packets("gen.stream")
+    table = build_packet_dataframe(packets, load_token_metadata("gen.stream"))
+    plot_token_progression(table)
+
+:class:`ActivationReader` gives the values themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import StrapError
+from .reader import Activation, ActivationReader
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "analyze_circuits",
+    "build_packet_dataframe",
+    "create_interactive_dashboard",
+    "load_stream_packets",
+    "plot_token_progression",
+    "visualize_attention_patterns",
+]
+
+Packet = dict[str, Any]
+
+CODECS = ("lz4", "zstd", "none", "archive")
+COLUMNS = (
+    "packet_index", "layer_name", "compressed_bytes", "uncompressed_bytes", "compression_ratio",
+    "l2_norm", "mean", "std", "max", "min", "sparsity", "step", "token_index",
+)  # fmt: skip
+_LABELLED = 20
+"""With more tokens than that, an axis has numbers in place of their texts."""
+
+
+def load_stream_packets(
+    stream_path: str | os.PathLike[str],
+    compression: str | None = None,
+    include_failed: bool = False,
+) -> list[Packet]:
+    """A record for each activation of a stream, in the order of capture.
+
+    Args:
+        stream_path: a stream of this package or of llm_instrumentation 1.3.1.
+        compression: the codec that the packets must have, "lz4", "zstd", "none" or "archive";
+            those of another one count as failed. None: each packet's own.
+        include_failed: keep the records of activations that cannot be decoded, with an "error"
+            and NaN for the numbers. Without it they are counted in a warning.
+
+    Returns:
+        packet_index (from 0); layer_name ("<root>" for the model itself); compressed_bytes of
+        the payloads; uncompressed_bytes; l2_norm, mean, std, max, min; sparsity, the share of
+        values that are 0; and step and token_index, None where no index tells them. The numbers
+        are of float64 arithmetic over all values; without an index the values are float16.
+
+    Raises:
+        ValueError: no codec has the name of `compression`.
+        NotFoundError: (a FileNotFoundError) there is no such file.
+        StrapError: the file cannot be read, or is no stream.
+    """
+    if compression is not None and compression not in CODECS:
+        raise ValueError(f"compression {compression!r} is none of {', '.join(CODECS)}")
+    packets, failed, first = [], 0, ""
+    with ActivationReader(stream_path) as reader:
+        for number, activation in enumerate(reader):
+            packet = {
+                "packet_index": number,
+                "layer_name": activation.name or "<root>",
+                "compressed_bytes": activation.stored_bytes,
+                "step": activation.step,
+                "token_index": activation.token,
+            }
+            try:
+                if compression not in (None, activation.codec):
+                    raise ValueError(f"its codec is {activation.codec}, not {compression}")
+                packet |= _statistics(activation)
+            except (StrapError, ValueError) as error:
+                failed, first = failed + 1, first or f"{packet['layer_name']!r}: {error}"
+                if not include_failed:
+                    continue
+                packet |= dict.fromkeys(COLUMNS[5:11], math.nan)
+                packet |= {"uncompressed_bytes": 0, "error": str(error)}
+            packets.append(packet)
+    if failed and not include_failed:
+        warnings.warn(
+            f"{os.fspath(stream_path)}: {failed} packets are left out, include_failed=True lists "
+            f"them; the first is {first}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return packets
+
+
+def _statistics(activation: Activation) -> Packet:
+    values = activation.to_numpy()
+    numbers: Packet = {"uncompressed_bytes": values.nbytes}
+    if values.size == 0:
+        return numbers | dict.fromkeys(COLUMNS[5:11], math.nan)
+    flat = values.reshape(-1)
+    if np.iscomplexobj(flat):
+        flat = np.abs(flat)
+    flat = flat.astype(np.float64)
+    return numbers | {
+        "l2_norm": float(np.linalg.norm(flat)),
+        "mean": float(flat.mean()),
+        "std": float(flat.std()),
+        "max": float(flat.max()),
+        "min": float(flat.min()),
+        "sparsity": float((flat == 0).mean()),
+    }
+
+
+def build_packet_dataframe(
+    stream_packets: Sequence[Packet], token_metadata: Mapping[str, Any] | None = None
+) -> pd.DataFrame:
+    """The packets as a table, with the tokens that they belong to.
+
+    Args:
+        stream_packets: of :func:`load_stream_packets`.
+        token_metadata: as in the token file (`load_token_metadata`). Its texts become the column
+            "token_text". Where the packets have no token of their own, as those of 1.3.1, they
+            are shared out among its tokens evenly, in their order: an estimate.
+
+    Returns:
+        a row for each packet, by packet_index: its record, compression_ratio, and token_index
+        where it is known of any.
+
+    Raises:
+        ValueError: `stream_packets` is a path.
+    """
+    import pandas as pd
+
+    if isinstance(stream_packets, (str, os.PathLike)):
+        raise ValueError(f"give the records of load_stream_packets({str(stream_packets)!r})")
+    if not stream_packets:
+        empty: pd.DataFrame = pd.DataFrame(columns=list(COLUMNS))
+        return empty
+    table = pd.DataFrame(list(stream_packets))
+    table = table.sort_values("packet_index").reset_index(drop=True)
+    stored = table["compressed_bytes"]
+    table["compression_ratio"] = table["uncompressed_bytes"] / stored.where(stored > 0)
+    return _with_tokens(table, token_metadata)
+
+
+def _with_tokens(table: pd.DataFrame, metadata: Mapping[str, Any] | None) -> pd.DataFrame:
+    """The table with the columns token_index and token_text, as far as they are known."""
+    table = table.copy()
+    if "token_index" in table:
+        table["token_index"] = table["token_index"].astype("Int64")
+        if table["token_index"].isna().all():
+            del table["token_index"]
+    total = int((metadata or {}).get("total_tokens") or 0)
+    if "token_index" not in table and total > 0:
+        table["token_index"] = np.sort(np.arange(len(table)) % total)
+    tokens = (metadata or {}).get("tokens") or ()
+    if "token_index" in table and tokens:
+        texts: dict[int, str] = {}
+        for place, token in enumerate(tokens):
+            texts.setdefault(token.get("token_index", place), token.get("token_text"))
+        table["token_text"] = table["token_index"].map(texts)
+    return table
+
+
+def plot_token_progression(
+    packet_stats: pd.DataFrame,
+    token_metadata: Mapping[str, Any] | None = None,
+    metric: str = "l2_norm",
+    ax: Axes | None = None,
+) -> Axes:
+    """Draws the mean of a metric over all packets of each token.
+
+    Args:
+        packet_stats: of :func:`build_packet_dataframe`.
+        token_metadata: as there, for tables without tokens, and for texts on the axis.
+        metric: a column of numbers.
+        ax: where to draw; None makes a figure.
+
+    Raises:
+        ValueError: no such column, or no token is known.
+    """
+    table = _by_token(packet_stats, token_metadata, metric)
+    means = table.groupby("token_index")[metric].mean()
+    ax = _axes((10, 4)) if ax is None else ax
+    ax.plot(means.index.to_numpy(dtype=float), means.to_numpy(), marker="o", linewidth=1.5)
+    ax.set(xlabel="Token", ylabel=_title(metric), title=f"{_title(metric)} of each token")
+    ax.grid(True, linestyle="--", alpha=0.3)
+    if len(means) <= _LABELLED and "token_text" in table:
+        texts = table.groupby("token_index")["token_text"].first()
+        labels = [(texts[at] or "").strip() or f"#{at}" for at in means.index]
+        ax.set_xticks(means.index.to_numpy(dtype=float), labels, rotation=45, ha="right")
+    return ax
+
+
+def visualize_attention_patterns(
+    stream_packets: pd.DataFrame | Sequence[Packet],
+    token_metadata: Mapping[str, Any] | None = None,
+    metric: str = "l2_norm",
+    ax: Axes | None = None,
+) -> Axes:
+    """Draws a heat map of a metric: a row for each token, a column for each layer.
+
+    The name is that of llm_instrumentation; all layers are drawn, those of attention blocks where
+    the capture has only these. A cell is empty where a layer has no packet of a token.
+
+    Args:
+        stream_packets: of :func:`build_packet_dataframe` or :func:`load_stream_packets`.
+        token_metadata, metric, ax: as for :func:`plot_token_progression`.
+
+    Raises:
+        ValueError: no such column, or no token is known.
+    """
+    import pandas as pd
+
+    if not isinstance(stream_packets, pd.DataFrame):
+        stream_packets = build_packet_dataframe(stream_packets, token_metadata)
+    cells = _pivot(_by_token(stream_packets, token_metadata, metric), metric)
+    ax = _axes((12, 4)) if ax is None else ax
+    image = ax.imshow(cells.to_numpy(dtype=float), aspect="auto", cmap="magma")
+    ax.set(xlabel="Layer", ylabel="Token", title=f"{_title(metric)} of each layer and token")
+    ax.set_xticks(range(len(cells.columns)), list(cells.columns), rotation=90, fontsize=8)
+    every = -(-len(cells) // _LABELLED)
+    ax.set_yticks(range(0, len(cells), every), [str(at) for at in cells.index[::every]])
+    ax.figure.colorbar(image, ax=ax, fraction=0.04, pad=0.02, label=_title(metric))
+    return ax
+
+
+def analyze_circuits(
+    packet_stats: pd.DataFrame,
+    metric: str = "l2_norm",
+    min_correlation: float = 0.6,
+    top_k: int = 8,
+) -> pd.DataFrame:
+    """Pairs of layers whose metric goes together over the tokens.
+
+    A correlation says nothing of what causes what.
+
+    Args:
+        packet_stats: of :func:`build_packet_dataframe`, with tokens.
+        metric: a column of numbers.
+        min_correlation: the least absolute value of Pearson's coefficient.
+        top_k: the most pairs.
+
+    Returns:
+        layer_a, layer_b and correlation, the largest first.
+
+    Raises:
+        ValueError: no such column, or no token is known.
+    """
+    import pandas as pd
+
+    cells = _pivot(_by_token(packet_stats, None, metric), metric).astype(float)
+    matrix = cells.corr().to_numpy()
+    a, b = np.triu_indices(len(matrix), k=1)
+    pairs = pd.DataFrame(
+        {
+            "layer_a": cells.columns.to_numpy()[a],
+            "layer_b": cells.columns.to_numpy()[b],
+            "correlation": matrix[a, b],
+        }
+    )
+    pairs = pairs[pairs["correlation"].abs() >= min_correlation]
+    pairs = pairs.sort_values("correlation", ascending=False, kind="stable")
+    found: pd.DataFrame = pairs.head(top_k).reset_index(drop=True)
+    return found
+
+
+def create_interactive_dashboard(
+    packet_stats: pd.DataFrame, metric: str = "l2_norm", secondary_metric: str = "compression_ratio"
+) -> Any:
+    """A metric packet by packet, and the mean of another one by layer.
+
+    Args:
+        packet_stats: of :func:`build_packet_dataframe`.
+        metric, secondary_metric: columns of numbers.
+
+    Returns:
+        a plotly figure, which can be zoomed; without plotly a matplotlib figure, with a warning.
+
+    Raises:
+        ValueError: no such column.
+    """
+    for column in (metric, secondary_metric):
+        _check_column(packet_stats, column)
+    means = packet_stats.groupby("layer_name")[secondary_metric].mean()
+    means = means.sort_values(ascending=False)
+    titles = f"{_title(metric)} of each packet", f"{_title(secondary_metric)} of each layer"
+    if importlib.util.find_spec("plotly") is None:
+        warnings.warn(
+            "plotly is not installed, so the figure cannot be zoomed: pip install plotly",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return _still_dashboard(packet_stats, metric, means, titles)
+    go: Any = importlib.import_module("plotly.graph_objects")
+    figure = importlib.import_module("plotly.subplots").make_subplots(
+        rows=2, cols=1, vertical_spacing=0.15, subplot_titles=titles
+    )
+    order = np.arange(len(packet_stats))
+    values = packet_stats[metric].to_numpy(dtype=float)
+    names = packet_stats["layer_name"]
+    figure.add_trace(
+        go.Scatter(x=order, y=values, mode="lines+markers", hovertext=names), row=1, col=1
+    )
+    figure.add_trace(go.Bar(x=list(means.index), y=means.to_numpy(dtype=float)), row=2, col=1)
+    figure.update_layout(height=700, showlegend=False)
+    figure.update_xaxes(title_text="Packet", row=1, col=1)
+    figure.update_xaxes(title_text="Layer", row=2, col=1)
+    return figure
+
+
+def _still_dashboard(
+    table: pd.DataFrame, metric: str, means: pd.Series[float], titles: tuple[str, str]
+) -> Figure:
+    import matplotlib.pyplot as plt
+
+    figure, (upper, lower) = plt.subplots(2, 1, figsize=(12, 8), layout="constrained")
+    upper.plot(np.arange(len(table)), table[metric].to_numpy(dtype=float), linewidth=1.5)
+    upper.set(title=titles[0], xlabel="Packet", ylabel=_title(metric))
+    upper.grid(True, linestyle="--", alpha=0.3)
+    lower.bar([str(name) for name in means.index], means.to_numpy(dtype=float))
+    lower.set(title=titles[1], xlabel="Layer")
+    lower.tick_params(axis="x", rotation=90)
+    return figure
+
+
+def _by_token(table: pd.DataFrame, metadata: Mapping[str, Any] | None, metric: str) -> pd.DataFrame:
+    """The rows of which the token is known.
+
+    Raises:
+        ValueError: there are none, or there is no such column.
+    """
+    _check_column(table, metric)
+    if "token_index" not in table or metadata is not None:
+        table = _with_tokens(table, metadata)
+    if "token_index" not in table or table["token_index"].isna().all():
+        raise ValueError(
+            "no packet has a token: capture with track_per_token=True, or give token_metadata"
+        )
+    known: pd.DataFrame = table[table["token_index"].notna()]
+    return known
+
+
+def _pivot(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """A row for each token, a column for each layer in the order of capture: the mean metric."""
+    cells = table.pivot_table(
+        index="token_index", columns="layer_name", values=metric, aggfunc="mean"
+    )
+    ordered: pd.DataFrame = cells[[n for n in table["layer_name"].unique() if n in cells]]
+    return ordered
+
+
+def _check_column(table: pd.DataFrame, column: str) -> None:
+    if column not in table:
+        raise ValueError(f"no column {column!r} in the table: it has {', '.join(map(str, table))}")
+
+
+def _axes(size: tuple[float, float]) -> Axes:
+    import matplotlib.pyplot as plt  # so that a notebook shows the figure
+
+    return plt.subplots(figsize=size)[1]
+
+
+def _title(metric: str) -> str:
+    return metric.replace("_", " ").capitalize()
