@@ -202,13 +202,17 @@ def test_a_refused_resume_cuts_nothing(framework, path):
     refused(framework, path, DirectoryError, r"run\.stream\.index", **RESUME)
 
 
-@pytest.mark.parametrize("metadata", [{}, {"stream_offset": 0}])
+@pytest.mark.parametrize("metadata", [{}, {"stream_offset": 0}, {"stream_offset": 53}])
 def test_tokens_of_a_checkpoint_need_a_stream(metadata, framework, path):
     token = {"token_index": 0, "token_id": 1, "token_text": "a"}
     state = {"version": 1, "total_tokens": 1, "tokens": [token], "metadata": metadata}
     beside(path).write_text(json.dumps(state))
-    refused(framework, path, NotFoundError, r"run\.stream", **RESUME)
+    if metadata.get("stream_offset"):
+        refused(framework, path, NotFoundError, r"run\.stream", **RESUME)
     path.touch()
+    if metadata.get("stream_offset"):
+        refused(framework, path, CheckpointError, r"covers 53 bytes .* has 0 bytes", **RESUME)
+        return
     refused(
         framework, path, CheckpointError, r"has 1 tokens of a capture, but .* is empty", **RESUME
     )
