@@ -36,7 +36,7 @@ def stamp(window: int) -> dict:
     time = datetime.fromtimestamp(BEGIN + window, timezone.utc)
     return {
         "timestamp": BEGIN + window,
-        "iso_timestamp": time.strftime("%Y-%m-%dT%H:%M:%S.000000Z"),
+        "iso_timestamp": time.strftime("%Y-%m-%dT%H:%M:%S.000000+00:00"),
         "interval_s": 1.0,
         "monotonic_ns": window * 10**9,
     }  # fmt: skip

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -161,4 +162,34 @@ func TestADiscardedCaptureLetsGoOfItsFileAtOnce(t *testing.T) {
 	fill(t, s, mustLayer(t, s, "a"), 5)
 	s.Discard()
 	soon(t, s.finished)
+}
+
+// A helper that appends the last packet wakes the writer for the flush that waits for it.
+func TestAFlushEndsWithAHelper(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "a.stream"), helped(codec.LZ4))
+	stopTicks(s)
+	layer := mustLayer(t, s, "x")
+	var e emission
+	x := numbered(layer, 0, 100)
+	if err := s.begin(&e, x); err != nil {
+		t.Fatal(err)
+	}
+	region, _, _ := s.arena.TryAlloc(2000, 0)
+	it := s.newPacket(&e, x, codec.None, e.layer.packetName, 1)
+	it.region, it.source = region, 200
+	it.surround(&codec.Sum{})
+	s.counters.queuedPackets.Add(1)
+	s.order.Push(it)
+	done := make(chan error, 1)
+	go func() { done <- flush(s, patience) }()
+	for s.progress.Idle() {
+		runtime.Gosched()
+	}
+	time.Sleep(10 * time.Millisecond) // the writer has seen it and rests
+	s.writer.mu.Lock()
+	it.made.Store(true)
+	s.writer.unlock()
+	if err := soon(t, done); err != nil {
+		t.Error(err)
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -270,36 +269,6 @@ func TestAPanicOfTheLeaderEndsTheSession(t *testing.T) {
 	}
 	if err := s.Close(patience); !errors.Is(err, status.Internal) {
 		t.Errorf("the end: %v", err)
-	}
-}
-
-// A helper that appends the last packet wakes the writer for the flush that waits for it.
-func TestAFlushEndsWithAHelper(t *testing.T) {
-	s := open(t, filepath.Join(t.TempDir(), "a.stream"), helped(codec.LZ4))
-	stopTicks(s)
-	layer := mustLayer(t, s, "x")
-	var e emission
-	x := numbered(layer, 0, 100)
-	if err := s.begin(&e, x); err != nil {
-		t.Fatal(err)
-	}
-	region, _, _ := s.arena.TryAlloc(2000, 0)
-	it := s.newPacket(&e, x, codec.None, e.layer.packetName, 1)
-	it.region, it.source = region, 200
-	it.surround(&codec.Sum{})
-	s.counters.queuedPackets.Add(1)
-	s.order.Push(it)
-	done := make(chan error, 1)
-	go func() { done <- flush(s, patience) }()
-	for s.progress.Idle() {
-		runtime.Gosched()
-	}
-	time.Sleep(10 * time.Millisecond) // the writer has seen it and rests
-	s.writer.mu.Lock()
-	it.made.Store(true)
-	s.writer.unlock()
-	if err := soon(t, done); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -69,7 +69,12 @@ def capture_id_of(path: str | os.PathLike[str]) -> str | None:
     """What tells the capture at ``path`` from every other; None where no index says so.
 
     Only the beginning of the index is read, and the stream not at all.
+
+    Raises:
+        InvalidArgumentError: the path contains a zero character.
     """
+    if "\0" in os.fspath(path):
+        raise InvalidArgumentError(f"path {os.fspath(path)!r} contains a zero character")
     try:
         descriptor = os.open(os.fspath(path) + ".index", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
