@@ -153,7 +153,7 @@ typedef struct strap_open_options {
   int32_t on_full;           /* STRAP_ON_FULL_*: wait for room, or leave out what finds none:
                                 a tensor; the float32 packet behind its float16 one; of one
                                 split into parts, those behind the ones that found room. Then
-                                no call waits, and no tensor is streamed: one larger than the
+                                no call waits for room, and no tensor is streamed: one larger than the
                                 staging memory is left out */
   int32_t mode;              /* STRAP_MODE_*: start anew, or append to a stream */
   uint64_t resume_offset;    /* with RESUME: cut the stream back to this many bytes, which

@@ -11,20 +11,9 @@ __all__ = ["Purpose", "create_optimized_config", "detect_model_architecture"]
 Purpose = Literal["interpretability", "debugging", "performance_analysis", "full_capture"]
 
 _FAMILIES = ("gpt", "llama", "qwen", "bert")
-# Decoders that write much: gpt2, gpt_neox, gpt_oss, llama4, qwen3_moe and the like by their family,
-# and the architectures that are variants of Llama's.
-_LARGE = (
-    "gpt",
-    "llama",
-    "qwen",
-    "mistral",
-    "mixtral",
-    "gemma",
-    "phi",
-    "falcon",
-    "deepseek",
-    "olmo",
-)
+# gpt2, gpt_neox, llama4, qwen3_moe and the like count as their family; Mistral's models are
+# of Llama's architecture.
+_LARGE = ("gpt", "llama", "qwen", "mistral", "mixtral")
 
 
 def detect_model_architecture(model: Any) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum, IntEnum
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -20,6 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from .._signals import ended_by_sigterm
 from .config import (
     ConfigError,
     ExperimentConfig,
@@ -176,7 +174,7 @@ def run(
     from .runner import SweepSelectionError, run_sweep
 
     outcomes: list[RunOutcome] = []
-    with _ended_by_sigterm(), _Display(as_json, outcomes) as display:
+    with ended_by_sigterm(), _Display(as_json, outcomes) as display:
         try:
             run_sweep(experiment, force=force, only=only, listener=display.listener)
             code = _verdict(outcomes)
@@ -196,20 +194,6 @@ def run(
     else:
         _say_outcomes(outcomes)
     raise typer.Exit(code)
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: the engine and the tracer end, and the run is marked."""
-
-    def end(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _verdict(outcomes: Sequence[RunOutcome]) -> ExitCode:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import sys
 import termios
 import time
@@ -19,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from .._signals import ended_by_sigterm
 from ..errors import InvalidArgumentError, StrapError, StrapPermissionError, UnsupportedError
 from .analysis import percentiles_us, slot_counts
 from .block import BlockProbe
@@ -57,7 +57,7 @@ def run(interval_s: float, devices: Sequence[str], sort: str, once: bool) -> Non
     with contextlib.ExitStack() as stack:
         watched = _Watched(stack, devices)
         view = View(interval_s, sort, watched.missing, keys=live and sys.stdin.isatty())
-        stack.enter_context(_ended_by_sigterm())
+        stack.enter_context(ended_by_sigterm())
         with contextlib.suppress(KeyboardInterrupt):
             if live:
                 _live(console, view, watched)
@@ -354,17 +354,3 @@ def _keys(read: bool) -> Iterator[Any]:
         yield key
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does."""
-
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
