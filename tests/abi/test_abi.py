@@ -32,10 +32,7 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
 SANITIZERS = ["-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"]
 SANITIZERS += ["-fno-sanitize-recover=all"]
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(shutil.which(CC[0]) is None, reason=f"no C compiler {CC[0]!r}"),
-]
+pytestmark = pytest.mark.skipif(shutil.which(CC[0]) is None, reason=f"no C compiler {CC[0]!r}")
 
 
 Done = subprocess.CompletedProcess[str]

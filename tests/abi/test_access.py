@@ -91,7 +91,6 @@ def compilers() -> dict[str, Compiler]:
 COMPILERS = compilers()
 
 pytestmark = [
-    pytest.mark.integration,
     pytest.mark.skipif(not COMPILERS, reason="neither gcc nor clang"),
     pytest.mark.skipif(os.uname().sysname != "Linux", reason="libstrap-access is for Linux"),
 ]

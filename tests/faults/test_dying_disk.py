@@ -10,7 +10,7 @@ from children import Noise, framework
 from llm_instrumentation.core.checkpoint import CheckpointFile, checkpoint_path_for
 from llm_instrumentation.errors import NoSpaceError, StrapIOError
 
-pytestmark = [pytest.mark.integration, pytest.mark.root]
+pytestmark = pytest.mark.root
 
 SIZE = 1 << 20
 

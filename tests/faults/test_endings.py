@@ -14,8 +14,6 @@ from llm_instrumentation.core import recorder, tokens
 from llm_instrumentation.core.checkpoint import CheckpointFile
 from llm_instrumentation.errors import StrapTimeoutError
 
-pytestmark = pytest.mark.integration
-
 SIZE = 1 << 18
 STEPS = 20
 

@@ -19,8 +19,6 @@ from children import assert_noise
 from llm_instrumentation import ActivationReader
 from llm_instrumentation.analysis.salvage import salvage
 
-pytestmark = pytest.mark.integration
-
 SIZE = 1 << 16
 WRITES = "write,pwrite64,writev,pwritev,pwritev2,io_submit"
 SYNCS = "fsync,fdatasync,sync_file_range"

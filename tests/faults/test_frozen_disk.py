@@ -16,7 +16,7 @@ from llm_instrumentation import ActivationReader
 from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
 from llm_instrumentation.probes import BlockProbe
 
-pytestmark = [pytest.mark.integration, pytest.mark.root]
+pytestmark = pytest.mark.root
 
 SIZE = 1 << 20  # 2 MiB a packet
 LARGE = 1 << 23  # 16 MiB

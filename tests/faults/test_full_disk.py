@@ -15,8 +15,6 @@ from llm_instrumentation import InstrumentationConfig, capture_activations
 from llm_instrumentation.errors import NoSpaceError, StrapIOError
 from torch import nn
 
-pytestmark = pytest.mark.integration
-
 SIZE = 1 << 20
 
 

@@ -8,13 +8,10 @@ import random
 import signal
 import time
 
-import pytest
 import torch
 from children import framework, noise
 from llm_instrumentation import ActivationReader
 from torch import nn
-
-pytestmark = pytest.mark.integration
 
 # Each step captures all of these. The largest is streamed through the memory in pieces.
 SIZES = (1, 1000, 100_000, 1_000_000)

@@ -15,7 +15,6 @@ import time
 from contextlib import suppress
 
 import lz4.frame
-import pytest
 import torch
 import zstandard
 from children import noise
@@ -23,8 +22,6 @@ from llm_instrumentation import ActivationReader
 from llm_instrumentation._native import DTYPE_CODES, Session
 from llm_instrumentation.analysis.salvage import salvage
 from llm_instrumentation.core._openmp import gomp_parallel
-
-pytestmark = pytest.mark.integration
 
 POOL = noise(0, 1 << 22)
 SMALL = (1, 300, 5_000, 60_000)

@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from llm_instrumentation._native import Reader, Session
 
-pytestmark = pytest.mark.integration
-
 #: Its index is of version 1, which a resume writes anew as version 2.
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "capture-1-none.packets"
 

@@ -16,8 +16,6 @@ import pytest
 from children import Noise, framework
 from llm_instrumentation.core.tokens import CheckpointError
 
-pytestmark = pytest.mark.integration
-
 #: What a start changes, in this order, and whether the older capture is whole before that.
 CHANGES = [
     ("ftruncate", "a.stream", True),

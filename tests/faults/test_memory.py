@@ -86,7 +86,6 @@ with Reader(sys.argv[2]) as reader:
 """
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("written", [True, False])
 def test_an_index_that_memory_does_not_hold_is_ignored(tmp_path: Path, written: bool) -> None:
     small, large = tmp_path / "small.stream", tmp_path / "large.stream"

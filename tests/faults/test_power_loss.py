@@ -19,7 +19,7 @@ from children import Noise, assert_noise, framework
 from llm_instrumentation import ActivationReader
 from llm_instrumentation.analysis.salvage import salvage
 
-pytestmark = [pytest.mark.integration, pytest.mark.root]
+pytestmark = pytest.mark.root
 
 SIZE = 1 << 17
 

@@ -15,8 +15,6 @@ from children import Noise, assert_noise, framework, steps_in
 from llm_instrumentation import ActivationReader
 from llm_instrumentation.errors import BusyError
 
-pytestmark = pytest.mark.integration
-
 SIZE = 1 << 16
 
 

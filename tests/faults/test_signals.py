@@ -11,8 +11,6 @@ import pytest
 from children import Noise, assert_noise, framework, noise, steps_in
 from llm_instrumentation import ActivationReader
 
-pytestmark = pytest.mark.integration
-
 SIZE = 1 << 16
 
 

@@ -13,7 +13,7 @@ from llm_instrumentation import ActivationReader
 from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
 from llm_instrumentation.probes import plot_timeline, timeline
 
-pytestmark = [pytest.mark.integration, pytest.mark.root]
+pytestmark = pytest.mark.root
 
 SIZE = 1 << 20  # 2 MiB a packet
 LIMIT = 16_000_000

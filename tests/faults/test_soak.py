@@ -15,7 +15,7 @@ from pathlib import Path
 import llm_instrumentation
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.root]
+pytestmark = pytest.mark.root
 
 PROGRAM = Path(llm_instrumentation.__file__).parent / "_native" / "strap-probe"
 SNAPSHOTS = 720  # as many as an hour has at the default interval

@@ -26,8 +26,6 @@ from llm_instrumentation.core.sampling import sample_positions
 from llm_instrumentation.core.token_files import token_file_paths
 from torch import Tensor, nn
 
-pytestmark = [pytest.mark.unit, pytest.mark.validity]
-
 HERE = Path(__file__).parent
 CODECS = ["lz4", "zstd", "none"]
 DTYPES = [

@@ -21,8 +21,6 @@ from llm_instrumentation import (
 )
 from torch import Tensor, nn
 
-pytestmark = pytest.mark.integration
-
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "STREAM_FORMAT.md"
 BOUND = 5e-4  # the default
 

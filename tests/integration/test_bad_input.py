@@ -31,8 +31,6 @@ from llm_instrumentation.errors import (
 )
 from torch import nn
 
-pytestmark = pytest.mark.integration
-
 X = torch.linspace(-1, 1, 256).reshape(16, 16)
 
 

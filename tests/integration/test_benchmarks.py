@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.integration
-
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ["hook_cost.py", "memory.py", "ratio.py", "speed_kept.py", "throughput.py"]
 

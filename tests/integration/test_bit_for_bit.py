@@ -7,8 +7,6 @@ import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
 from torch import nn
 
-pytestmark = [pytest.mark.integration, pytest.mark.validity]
-
 PRESETS = ["fast_capture", "balanced", "max"]
 
 

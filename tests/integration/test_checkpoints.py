@@ -30,8 +30,6 @@ from llm_instrumentation.core.tokens import CheckpointError, TokenFileError, loa
 from llm_instrumentation.errors import BusyError, CaptureError
 from torch import nn
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture
 def checkpoint(path):

@@ -11,12 +11,9 @@ import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
 from torch import nn
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(
-        not hasattr(torch.compiler, "set_stance"), reason="this torch cannot leave compiled code"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.compiler, "set_stance"), reason="this torch cannot leave compiled code"
+)
 
 EAGERLY = pytest.warns(RuntimeWarning, match="the model is compiled: it runs eagerly")
 

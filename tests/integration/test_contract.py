@@ -36,8 +36,6 @@ from llm_instrumentation.core.compression import CompressionStrategy
 from llm_instrumentation.errors import CorruptError, InvalidArgumentError, UnsupportedError
 from torch import nn
 
-pytestmark = [pytest.mark.integration, pytest.mark.validity]
-
 REQUIRED = inspect.Parameter.empty
 FULL, ATTENTION, MLP = (
     HookGranularity.FULL_TENSOR,

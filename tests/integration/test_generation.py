@@ -13,8 +13,6 @@ from llm_instrumentation import (
     analyze_activations_with_tokens,
 )
 
-pytestmark = pytest.mark.integration
-
 NEW = 6
 
 

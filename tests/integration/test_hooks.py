@@ -26,8 +26,6 @@ from llm_instrumentation.core.sampling import sample_positions
 from llm_instrumentation.errors import CaptureError, UnsupportedError
 from torch import Tensor, nn
 
-pytestmark = pytest.mark.integration
-
 
 def hooks_of(model: nn.Module) -> int:
     return sum(

@@ -24,8 +24,6 @@ from llm_instrumentation.core.tokens import CheckpointError, TokenFileError, loa
 from llm_instrumentation.errors import CorruptError, DirectoryError, NotFoundError
 from torch import nn
 
-pytestmark = pytest.mark.integration
-
 CHECKPOINTS = {"track_per_token": True, "checkpoint_interval_tokens": 2}
 RESUME = {"track_per_token": True, "resume_from_checkpoint": True}
 

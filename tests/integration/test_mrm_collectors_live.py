@@ -33,8 +33,6 @@ from llm_instrumentation.mrm.collector.tracefs import find_tracefs
 from llm_instrumentation.mrm.collector.write_sets import read_write_sets
 from llm_instrumentation.mrm.schema import KIND_KEY, Kind
 
-pytestmark = pytest.mark.integration
-
 PAGE = 4096
 PAGES = 64
 

@@ -14,10 +14,7 @@ from llm_instrumentation.mrm.config.schema import ModelConfig, RunConfig
 from llm_instrumentation.mrm.engines.ggml import GgmlMemory
 from llm_instrumentation.mrm.engines.llamacpp import LlamaCppEngine
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
-]
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
 

@@ -31,8 +31,6 @@ from llm_instrumentation.mrm.reporter import verify_manifest
 from llm_instrumentation.mrm.runner import run_sweep
 from llm_instrumentation.mrm.runs import INCOMPLETE, RunFolder
 
-pytestmark = pytest.mark.integration
-
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = {
     "id": "tiny",

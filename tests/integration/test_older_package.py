@@ -25,8 +25,6 @@ from llm_instrumentation import (
 )
 from torch import nn
 
-pytestmark = pytest.mark.integration
-
 CODECS = ["lz4", "zstd", "none"]
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.integration
-
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "analyze_tracepoints.py"
 FIGURES = ("latency_hist", "queue_depth", "requests", "latency_percentiles")

@@ -19,8 +19,6 @@ from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
 from llm_instrumentation.probes import BlockProbe
 from llm_instrumentation.probes.analysis import percentiles_us
 
-pytestmark = pytest.mark.integration
-
 SIZE = 16 << 20
 
 

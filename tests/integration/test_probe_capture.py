@@ -27,8 +27,6 @@ from llm_instrumentation.probes.cli import main as strap
 from llm_instrumentation.probes.disks import disk_of
 from llm_instrumentation.probes.throttling import cpu_throttled_s
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture
 def privileged() -> None:

@@ -16,8 +16,6 @@ import pytest
 from llm_instrumentation.errors import CorruptError, InvalidArgumentError
 from llm_instrumentation.probes import export_snapshots, read_snapshots
 
-pytestmark = pytest.mark.integration
-
 BEGIN = 1_700_000_000.0  # 2023-11-14T22:13:20Z
 VDA = {"device_id": 253 << 20, "device_name": "vda"}
 LOSSES = dict.fromkeys(

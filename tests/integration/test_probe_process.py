@@ -20,8 +20,6 @@ from llm_instrumentation.errors import (
 from llm_instrumentation.probes import OffCpuProbe, SyscallProbe, folded_stacks
 from llm_instrumentation.probes.probe import KernelProbe
 
-pytestmark = pytest.mark.integration
-
 #: A program that does a step for each line that it reads, and says when it is ready for one.
 CHILD = """
 import os, sys, time

@@ -31,8 +31,6 @@ from llm_instrumentation.probes import (
     read_snapshots,
 )
 
-pytestmark = pytest.mark.integration
-
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "tracepoints.py"
 

@@ -20,7 +20,7 @@ from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
 from llm_instrumentation.probes import BlockProbe, program, read_snapshots
 
 # On a busy machine a start takes its time.
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 LINE = '{"timestamp": 1, "interval_s": 1, "latency_histogram": [], "inflight": []}\n'
 STRAP = [sys.executable, "-m", "llm_instrumentation.probes.cli"]

@@ -17,7 +17,6 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
 pytestmark = [
-    pytest.mark.integration,
     pytest.mark.timeout(900),
     pytest.mark.skipif(sys.platform != "linux", reason="looks into ELF files"),
 ]

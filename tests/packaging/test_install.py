@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 pytestmark = [
-    pytest.mark.integration,
     pytest.mark.timeout(900),
     pytest.mark.skipif(shutil.which("make") is None, reason="no make"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),

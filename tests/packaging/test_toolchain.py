@@ -11,10 +11,7 @@ from types import ModuleType
 
 import pytest
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(sys.platform != "linux", reason="zig stands in on Linux only"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="zig stands in on Linux only")
 
 CROSS = "zig cc -target aarch64-linux-gnu.2.17"
 

@@ -17,8 +17,6 @@ from llm_instrumentation.core.tensors import check_runs_now
 from llm_instrumentation.errors import InvalidStateError, UnsupportedError
 from llm_instrumentation.memory.cuda_manager import CUDAMemoryManager
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 LARGE = narrowing.NARROW_BYTES // 4  # values
 
 
@@ -243,7 +241,7 @@ def record_graph(model, batch):
     return graph
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_model_in_a_cuda_graph_is_noted_and_warned_of(tmp_path):
     path, model, batch = tmp_path / "a.stream", small_model().cuda(), torch.ones(4, 64).cuda()
     with (
@@ -260,7 +258,7 @@ def test_a_model_in_a_cuda_graph_is_noted_and_warned_of(tmp_path):
         assert [note.name for note in reader.missing] == ["0", "1", "2", ""]
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_model_in_a_cuda_graph_is_refused_where_it_is_to_be(tmp_path):
     model, batch = small_model().cuda(), torch.ones(4, 64).cuda()
     with (
@@ -285,7 +283,7 @@ class Returns(torch.nn.Module):
         return self.tensors.pop(0)
 
 
-@gpu
+@pytest.mark.gpu
 def test_values_beyond_and_types_arrive_as_the_library_makes_them(tmp_path):
     path, tensors = tmp_path / "a.stream", outputs()
     model = torch.nn.Sequential()
@@ -296,7 +294,7 @@ def test_values_beyond_and_types_arrive_as_the_library_makes_them(tmp_path):
     expect_as_the_library_makes_it(path, tensors)
 
 
-@gpu
+@pytest.mark.gpu
 def test_narrowing_waits_for_nothing():
     tensor = torch.randn(1000, 1000, device="cuda")
     narrow(tensor)
@@ -311,7 +309,7 @@ def test_narrowing_waits_for_nothing():
     torch.testing.assert_close(numbers.cpu(), own, rtol=1e-5, atol=0)
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_float32_model_is_captured_as_float16_of_what_it_returned(tmp_path):
     path = tmp_path / "a.stream"
     model = torch.nn.Sequential(torch.nn.Linear(256, 4096), torch.nn.ReLU()).cuda()
@@ -330,7 +328,7 @@ def test_a_float32_model_is_captured_as_float16_of_what_it_returned(tmp_path):
             assert row.mse == pytest.approx(error, rel=2e-4)
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_bfloat16_model_is_captured_as_it_is(tmp_path):
     path, model = tmp_path / "a.stream", small_model().bfloat16().cuda()
     with torch.no_grad(), capture_activations(model, path, config=quiet()):

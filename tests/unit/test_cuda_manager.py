@@ -19,9 +19,6 @@ from llm_instrumentation.memory.cuda_manager import (
     TransferError,
 )
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
 # ---- tensors on the host ------------------------------------------------------
 
 
@@ -195,7 +192,7 @@ def test_a_callback_cannot_wait_for_itself(handover):
 # ---- on a GPU -----------------------------------------------------------------
 
 
-@gpu
+@pytest.mark.gpu
 def test_values_arrive_in_order_and_unharmed():
     sent = [torch.randn(64, n, device="cuda") for n in range(200)]
     got = []
@@ -207,7 +204,7 @@ def test_values_arrive_in_order_and_unharmed():
     assert all(host.equal(tensor.cpu()) for host, tensor in zip(got, sent, strict=True))
 
 
-@gpu
+@pytest.mark.gpu
 def test_values_are_those_at_the_call():
     got = []
     with CUDAMemoryManager() as manager:
@@ -218,7 +215,7 @@ def test_values_are_those_at_the_call():
     assert [(int(low), int(high)) for low, high in got] == [(v, v) for v in range(20)]
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.int64, torch.complex64])
 def test_any_dtype_and_layout(dtype):
     tensor = torch.arange(24, device="cuda").reshape(4, 6).to(dtype).T
@@ -234,7 +231,7 @@ def test_any_dtype_and_layout(dtype):
     assert got[0].dtype is dtype
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_tensor_larger_than_the_pinned_memory_keeps_its_turn():
     got = []
     with CUDAMemoryManager(pinned_buffer_size=4096) as manager:
@@ -243,7 +240,7 @@ def test_a_tensor_larger_than_the_pinned_memory_keeps_its_turn():
     assert got == [10, 100_000, 20]
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_callback_may_begin_a_transfer():
     got = []
     tensor = torch.ones(1024, device="cuda")
@@ -256,7 +253,7 @@ def test_a_callback_may_begin_a_transfer():
     assert got == [1024]
 
 
-@gpu
+@pytest.mark.gpu
 def test_without_a_callback_there_is_an_event_to_wait_for():
     with CUDAMemoryManager() as manager:
         event = manager.async_gpu_to_host(torch.ones(1, device="cuda"))

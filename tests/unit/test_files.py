@@ -18,8 +18,6 @@ from llm_instrumentation.mrm.collector.torch.spool import Spool
 from llm_instrumentation.mrm.collector.torch.trace import write_trace
 from llm_instrumentation.mrm.reporter.files import write_text
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def umask():

@@ -28,13 +28,10 @@ from llm_instrumentation.core import recorder
 from llm_instrumentation.errors import CaptureError, StrapError, UnsupportedError
 from torch import Tensor, nn
 
-pytestmark = [
-    pytest.mark.unit,
-    pytest.mark.skipif(
-        not hasattr(Tensor, "__dlpack_c_exchange_api__") or not ForwardHooks.available(),
-        reason="this torch or interpreter has no hooks in C",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    not hasattr(Tensor, "__dlpack_c_exchange_api__") or not ForwardHooks.available(),
+    reason="this torch or interpreter has no hooks in C",
+)
 
 
 class Returns(nn.Module):

@@ -22,8 +22,6 @@ from llm_instrumentation.mrm.reporter.run_data import load_metadata
 from llm_instrumentation.mrm.runs import RunFolder
 from llm_instrumentation.probes import read_snapshots
 
-pytestmark = pytest.mark.unit
-
 
 def nested(depth):
     return '{"metadata": ' + "[" * depth + "]" * depth + "}"

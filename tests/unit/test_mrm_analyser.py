@@ -25,8 +25,6 @@ from llm_instrumentation.mrm.analyser import (
 )
 from llm_instrumentation.mrm.schema import KIND_KEY, Kind, arrow_schema
 
-pytestmark = pytest.mark.unit
-
 #: Each function and the tables that it gives.
 ALONE = {
     "compute_retention": ["retention_per_region", "retention_summary"],

@@ -30,8 +30,6 @@ from llm_instrumentation.mrm.runs import (
 )
 from synthetic_traces import make_trace
 
-pytestmark = pytest.mark.unit
-
 ROOT = Path(__file__).resolve().parents[2]
 MINIMAL = ROOT / "examples" / "minimal.yaml"
 

@@ -26,8 +26,6 @@ from llm_instrumentation.mrm.config import (
 )
 from llm_instrumentation.mrm.config.prompts import BUILTIN
 
-pytestmark = pytest.mark.unit
-
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = {"id": "tiny", "engine": "transformers", "random": {"architecture": "llama"}}
 

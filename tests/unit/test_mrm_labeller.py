@@ -26,8 +26,6 @@ from llm_instrumentation.mrm.parser import normalise_rows, write_parquet
 from llm_instrumentation.mrm.processing import _labeller
 from llm_instrumentation.mrm.ranges import known_ranges
 
-pytestmark = pytest.mark.unit
-
 
 def row(address: int, symbol: str = "", op: str = "load", ns: int = 0, **more: object) -> dict:
     return {

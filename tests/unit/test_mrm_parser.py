@@ -22,7 +22,6 @@ from llm_instrumentation.mrm.schema import arrow_schema
 
 PARSERS = [parse_perf_script, parse_lackey, parse_page_faults]
 
-pytestmark = pytest.mark.unit
 
 LOAD = "7f12345678a0 ggml_vec_dot_q4_0+0x1f [libggml.so]"
 STORE = "7ffe00001008 llama_kv_cache_update [libllama.so]"

@@ -15,8 +15,6 @@ from llm_instrumentation.mrm.schema_version import (
     validate_columns,
 )
 
-pytestmark = pytest.mark.unit
-
 
 def parquet(path, columns, version=None):
     metadata = {} if version is None else {b"mrm_trace_schema_version": version}

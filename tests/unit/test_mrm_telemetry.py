@@ -22,7 +22,6 @@ from llm_instrumentation.mrm.telemetry import (
     thermal,
 )
 
-pytestmark = pytest.mark.unit
 MIB = 2**20
 
 

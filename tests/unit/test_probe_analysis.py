@@ -22,8 +22,6 @@ from llm_instrumentation.probes.analysis import (
 from llm_instrumentation.probes.association import associations, holm, permutation_p
 from llm_instrumentation.probes.figures import file_stems, latency_text
 
-pytestmark = pytest.mark.unit
-
 
 def histogram(**slots: int) -> np.ndarray:
     """Of ``s5=100``: a hundred requests of 32 to 63 us."""
@@ -97,7 +95,6 @@ def counted(us: list[int]) -> np.ndarray:
     return np.bincount([max(value.bit_length() - 1, 0) for value in us])
 
 
-@pytest.mark.property
 @given(latencies, st.lists(st.floats(0, 100), min_size=1, max_size=5).map(sorted))
 def test_percentile_lies_in_the_bucket_of_its_rank(us, percentiles):
     found = percentiles_us(counted(us), percentiles)
@@ -111,7 +108,6 @@ def test_percentile_lies_in_the_bucket_of_its_rank(us, percentiles):
         assert abs(value - true) < 2 or 0.5 < value / true < 2
 
 
-@pytest.mark.property
 @given(st.lists(st.integers(2, 2**30), min_size=1, max_size=200))
 def test_mean_is_as_near_as_it_says(us):
     assert 0.75 <= mean_us(counted(us)) / np.mean(us) <= 1.5

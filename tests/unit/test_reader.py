@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import warnings
 
 import duckdb
@@ -31,8 +30,6 @@ from llm_instrumentation.errors import (
     NotFoundError,
     UnsupportedError,
 )
-
-pytestmark = pytest.mark.unit
 
 
 @contextlib.contextmanager
@@ -823,19 +820,3 @@ def test_threads_read_at_once(path):
         for thread in threads:
             thread.join()
     assert all(torch.equal(result, tensors[n::4]) for n, result in enumerate(results))
-
-
-@pytest.mark.performance
-@pytest.mark.parametrize("overflows", [False, True])
-def test_a_capture_of_100_000_rows_opens_quickly(path, overflows):
-    tensor = torch.full((4,), 1e6 if overflows else 1.0)
-    with capturing(path, "none") as put:
-        for step in range(500 if overflows else 1000):
-            for layer in range(100):
-                put(f"h.{layer}", tensor, step=step)
-    began = time.thread_time()
-    with ActivationReader(path) as reader:
-        took = time.thread_time() - began
-        assert len(reader.index) == 100_000 and len(reader.layers) == 100
-        assert reader["h.99"].stack().shape == (len(reader.steps), 4)
-    assert took < (2 if overflows else 1)

@@ -18,8 +18,6 @@ from llm_instrumentation._native import DTYPE_CODES, Session
 from llm_instrumentation.analysis.salvage import LostPacket, salvage, salvaged_path
 from llm_instrumentation.errors import CorruptError, InvalidArgumentError, NotFoundError
 
-pytestmark = pytest.mark.unit
-
 STEPS, LAYERS, SIZE = 20, ("h.0", "h.1", ""), 1000
 
 

@@ -10,8 +10,6 @@ from llm_instrumentation.probes import top
 from llm_instrumentation.probes.top import View
 from rich.console import Console
 
-pytestmark = pytest.mark.unit
-
 STAMP = {"iso_timestamp": "2026-11-14T22:13:20.000000Z", "interval_s": 2.0}
 
 

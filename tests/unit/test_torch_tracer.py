@@ -29,8 +29,6 @@ from llm_instrumentation.mrm.schema import ARROW_SCHEMA, KIND_KEY, Kind, Phase, 
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def tracer():

@@ -24,8 +24,6 @@ from llm_instrumentation.core.token_files import load_token_metadata
 from matplotlib.figure import Figure
 from torch import nn
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture(autouse=True)
 def no_display(monkeypatch):

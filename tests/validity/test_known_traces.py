@@ -10,8 +10,6 @@ from llm_instrumentation.mrm import compute_all, compute_distributions, compute_
 from llm_instrumentation.mrm.analyser import DISTRIBUTION_TABLES, SUMMARY_TABLES
 from llm_instrumentation.mrm.schema import Kind, arrow_schema
 
-pytestmark = pytest.mark.validity
-
 SECOND = 10**9
 
 

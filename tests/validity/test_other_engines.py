@@ -16,8 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from memtrace_peers import duckdb_tables, polars_tables, traces
 
-pytestmark = pytest.mark.validity
-
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:

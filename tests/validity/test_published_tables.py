@@ -15,7 +15,7 @@ import pytest
 from llm_instrumentation.mrm import compute_all
 from llm_instrumentation.mrm.analyser import SUMMARY_TABLES
 
-pytestmark = [pytest.mark.property, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PUBLISHED = ("mrm-trace==0.1.6", "pandas==2.2.3", "numpy==2.2.6", "pyarrow==18.1.0")
 CASES, PROCESSES = 3000, 2

@@ -64,8 +64,6 @@ from llm_instrumentation.mrm.schema import ALL_COLUMNS, ARROW_SCHEMA, Kind
 from matplotlib.text import Text
 from synthetic_traces import make_trace, reference_distributions, reference_tables
 
-pytestmark = pytest.mark.unit
-
 DOCUMENTED_FILES = {
     "trace.parquet", "region_map.parquet", "kv_block_lifecycle.parquet", "metrics.csv",
     "metadata.json", "retention_histogram.png", "working_set.png", "write_once.png",

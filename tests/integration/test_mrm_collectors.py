@@ -46,8 +46,6 @@ from llm_instrumentation.mrm.collector.written_pages import SoftDirty, WriteProt
 from llm_instrumentation.mrm.parser import parse_memray
 from llm_instrumentation.mrm.schema import KIND_KEY, Kind, arrow_schema
 
-pytestmark = pytest.mark.unit
-
 COLLECTORS = [
     PerfMemRunner, MemrayRunner, PageFaults, WriteSets, Lackey, ProcessMonitorCollector
 ]  # fmt: skip

@@ -22,8 +22,6 @@ from llm_instrumentation.mrm.engines import (
 )
 from llm_instrumentation.mrm.engines.base import fit_to_context
 
-pytestmark = pytest.mark.unit
-
 TINY = {
     "architecture": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300,
