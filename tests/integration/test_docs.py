@@ -129,6 +129,17 @@ def test_links_lead_somewhere(page, target):
     assert not anchor or anchor in anchors(there)
 
 
+def test_the_messages_of_troubleshooting_are_printed():
+    sources = [path for end in ("py", "go", "c") for path in ROOT.glob(f"[lp]*/**/*.{end}")]
+    text = "".join(path.read_text() for path in sources)
+    text = re.sub(r'"\s*\+?\s*f?"', "", text)  # literals of several lines
+    page = (ROOT / "docs" / "TROUBLESHOOTING.md").read_text()
+    headings = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
+    parts = [part.strip() for heading in headings for part in heading.split("…")]
+    assert len(headings) > 10
+    assert [part for part in parts if part not in text] == []
+
+
 # ---- API.md -------------------------------------------------------------------
 
 

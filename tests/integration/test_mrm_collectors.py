@@ -40,7 +40,7 @@ from llm_instrumentation.mrm.collector import (
 )
 from llm_instrumentation.mrm.collector.base import TIME_KEY
 from llm_instrumentation.mrm.collector.perf import lost_samples, perf_error
-from llm_instrumentation.mrm.collector.perf_mem import machine_events
+from llm_instrumentation.mrm.collector.perf_runner import machine_events
 from llm_instrumentation.mrm.collector.rows import OPS, Phases, make_batch
 from llm_instrumentation.mrm.collector.written_pages import SoftDirty, WriteProtect
 from llm_instrumentation.mrm.parser import parse_memray

@@ -7,19 +7,19 @@ each column.
 
 from __future__ import annotations
 
+from .iai import compute_iai
+from .locality import compute_locality
 from .metrics import (
     DISTRIBUTION_TABLES,
     SUMMARY_TABLES,
     compute_all,
     compute_distributions,
-    compute_iai,
-    compute_locality,
-    compute_read_freq,
-    compute_retention,
-    compute_working_set,
-    compute_write_once,
 )
+from .read_freq import compute_read_freq
+from .retention import compute_retention
 from .suitability import classify_suitability
+from .working_set import compute_working_set
+from .write_once import compute_write_once
 
 __all__ = [
     "DISTRIBUTION_TABLES",

@@ -1,4 +1,4 @@
-"""The tables of a trace, together and one by one."""
+"""The tables of a trace together, and what gives them one by one."""
 
 from __future__ import annotations
 
@@ -141,51 +141,6 @@ def compute_distributions(
     return {name: _given(table, as_arrow) for name, table in found.items()}
 
 
-def compute_retention(trace: TraceLike, *, as_arrow: bool = False) -> tuple[Any, Any]:
-    """``retention_per_region`` and ``retention_summary``.
-
-    Raises:
-        InvalidArgumentError: as for :func:`compute_all`, or this kind of trace cannot
-            tell retention.
-    """
-    per_region, summary = _some(trace, ["retention_per_region", "retention_summary"], as_arrow)
-    return per_region, summary
-
-
-def compute_write_once(trace: TraceLike, *, as_arrow: bool = False) -> Any:
-    """``write_once``. Errors: those of :func:`compute_retention`."""
-    return _some(trace, ["write_once"], as_arrow)[0]
-
-
-def compute_read_freq(trace: TraceLike, *, as_arrow: bool = False) -> Any:
-    """``read_freq``. Errors: those of :func:`compute_retention`."""
-    return _some(trace, ["read_freq"], as_arrow)[0]
-
-
-def compute_working_set(trace: TraceLike, *, as_arrow: bool = False) -> tuple[Any, Any]:
-    """``working_set_per_region`` and ``working_set_summary``.
-
-    Errors: those of :func:`compute_retention`.
-    """
-    names = ["working_set_per_region", "working_set_summary"]
-    per_region, summary = _some(trace, names, as_arrow)
-    return per_region, summary
-
-
-def compute_locality(trace: TraceLike, *, as_arrow: bool = False) -> tuple[Any, Any]:
-    """``locality_per_region`` and ``locality_summary``.
-
-    Errors: those of :func:`compute_retention`.
-    """
-    per_region, summary = _some(trace, ["locality_per_region", "locality_summary"], as_arrow)
-    return per_region, summary
-
-
-def compute_iai(trace: TraceLike, *, as_arrow: bool = False) -> Any:
-    """``iai``, the inter-access intervals. Errors: those of :func:`compute_retention`."""
-    return _some(trace, ["iai"], as_arrow)[0]
-
-
 def _compute(
     trace: TraceLike, names: list[str], options: dict[str, Any]
 ) -> tuple[dict[str, pa.Table], dict[str, str]]:
@@ -210,7 +165,8 @@ def _analyse(
     return native.analyse(reader_of(trace, _READ_COLUMNS), names, options, progress)
 
 
-def _some(trace: TraceLike, names: list[str], as_arrow: bool) -> list[Any]:
+def some_tables(trace: TraceLike, names: list[str], as_arrow: bool) -> list[Any]:
+    """Tables by name; one that this kind of trace cannot tell is an InvalidArgumentError."""
     tables, support = _compute(trace, names, _options(0.5, None, None))
     for name in names:
         if name in support:

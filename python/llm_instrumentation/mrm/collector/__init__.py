@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from .base import BaseCollector, CollectorMeta, CollectorUnavailableError, Mode
     from .lackey import Lackey
     from .machine import CollectorStatus, select_collector, survey_machine
-    from .memray import MemrayRunner
+    from .memray_runner import MemrayRunner
     from .page_faults import PageFaults
-    from .perf_mem import PerfMemRunner
+    from .perf_runner import PerfMemRunner
     from .process_monitor import ProcessMonitor, ProcessMonitorCollector, ProcessSample
     from .torch import TorchTracer
     from .write_sets import WriteSets
@@ -52,10 +52,10 @@ __getattr__, __dir__ = lazy(
         "CollectorUnavailableError": ".base",
         "DiskSpaceError": ".artifact_manager",
         "Lackey": ".lackey",
-        "MemrayRunner": ".memray",
+        "MemrayRunner": ".memray_runner",
         "Mode": ".base",
         "PageFaults": ".page_faults",
-        "PerfMemRunner": ".perf_mem",
+        "PerfMemRunner": ".perf_runner",
         "ProcessMonitor": ".process_monitor",
         "ProcessMonitorCollector": ".process_monitor",
         "ProcessSample": ".process_monitor",

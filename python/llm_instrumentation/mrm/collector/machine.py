@@ -18,13 +18,13 @@ _log = logging.getLogger(__name__)
 #: Each collector's module and class, by the word that configurations use; those that see the
 #: most stand first.
 COLLECTORS = {
-    "perf_mem": (".perf_mem", "PerfMemRunner"),
+    "perf_mem": (".perf_runner", "PerfMemRunner"),
     "torch": (".torch", "TorchTracer"),
     "access": (".access", "AccessCollector"),
     "lackey": (".lackey", "Lackey"),
     "page_faults": (".page_faults", "PageFaults"),
     "write_sets": (".write_sets", "WriteSets"),
-    "memray": (".memray", "MemrayRunner"),
+    "memray": (".memray_runner", "MemrayRunner"),
     "process_monitor": (".process_monitor", "ProcessMonitorCollector"),
 }
 

@@ -11,7 +11,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from .memray import record_child
+from .memray_runner import record_child
 
 
 def main() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from .address_tracker import AddressTracker, RegionEntry
+from .kv_lifecycle import KVBlockEntry, KVBlockTracker
 from .labeller import KnownRange, TraceLabeller
-from .rules import DEFAULT_RULES, SymbolRule, classify_symbol, load_rules
-from .trackers import AddressTracker, KVBlockEntry, KVBlockTracker, RegionEntry
+from .symbol_rules import DEFAULT_RULES, SymbolRule, classify_symbol, load_rules
 
 __all__ = [
     "DEFAULT_RULES",

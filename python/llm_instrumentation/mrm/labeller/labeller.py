@@ -14,7 +14,7 @@ from ..._native import trace as native
 from ...errors import InvalidArgumentError, InvalidStateError
 from .._frames import TraceLike, reader_of
 from ..schema import ARROW_SCHEMA
-from .rules import SymbolRule
+from .symbol_rules import SymbolRule
 
 _POLICIES = ("keep", "skip", "error", "runtime")
 _CHUNK_ROWS = 4096

@@ -10,7 +10,8 @@ from ..schema import ALL_COLUMNS, REQUIRED_COLUMNS
 if TYPE_CHECKING:
     from .memray_parser import parse_memray
     from .normalizer import normalise_rows
-    from .text import ParsedTrace, parse_lackey, parse_page_faults, parse_perf_script
+    from .perf_script_parser import parse_perf_script
+    from .text import ParsedTrace, parse_lackey, parse_page_faults
     from .writer import write_parquet
 
 __all__ = [
@@ -33,7 +34,7 @@ __getattr__, __dir__ = lazy(
         "parse_lackey": ".text",
         "parse_memray": ".memray_parser",
         "parse_page_faults": ".text",
-        "parse_perf_script": ".text",
+        "parse_perf_script": ".perf_script_parser",
         "write_parquet": ".writer",
     },
 )

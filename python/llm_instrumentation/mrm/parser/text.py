@@ -1,8 +1,7 @@
-"""The text formats, parsed by libstrap: perf script, lackey, page-fault tracepoints."""
+"""Texts that libstrap parses: what they have in common, lackey, page-fault tracepoints."""
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -85,38 +84,6 @@ class ParsedTrace(Iterator[dict[str, Any]]):
         return [MalformedLine(row["line"], row["text"]) for row in rows]
 
 
-def parse_perf_script(
-    source: str | os.PathLike[str] | IO[Any],
-    run_id: str,
-    phase_boundaries: Sequence[dict[str, Any]] | None = None,
-    *,
-    cycles_per_ns: float | None = None,
-) -> ParsedTrace:
-    """Rows of what ``perf script`` printed.
-
-    Lines read ``comm pid [cpu] time: [period] event: addr sym[+off] [dso]``, with the
-    variations of today's perf. An event named mem-store is a store, else a load.
-
-    Args:
-        source: a path or an open file.
-        run_id: for every row.
-        phase_boundaries: dicts of ``phase``, ``start_ns`` and ``end_ns``; a row with
-            start_ns <= time < end_ns has that phase.
-        cycles_per_ns: the core's clock; with it perf's weights, in cycles, become
-            ``access_latency_ns``.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        InvalidArgumentError: it is a folder, or an argument cannot be.
-    """
-    options = _options(run_id, phase_boundaries)
-    if cycles_per_ns is not None:
-        if not 0 < cycles_per_ns < math.inf:
-            raise InvalidArgumentError(f"cycles_per_ns = {cycles_per_ns}: must be a clock in GHz")
-        options["cycles_per_ns"] = cycles_per_ns
-    return ParsedTrace("perf_script", source, options)
-
-
 def parse_lackey(
     source: str | os.PathLike[str] | IO[Any],
     run_id: str,
@@ -140,7 +107,7 @@ def parse_lackey(
         FileNotFoundError: there is no such file.
         InvalidArgumentError: it is a folder.
     """
-    options = _options(run_id, phase_boundaries)
+    options = text_options(run_id, phase_boundaries)
     return ParsedTrace("lackey", source, options | {"instructions": bool(instructions)})
 
 
@@ -153,10 +120,11 @@ def parse_page_faults(
 
     Arguments and errors: those of :func:`parse_perf_script`.
     """
-    return ParsedTrace("page_faults", source, _options(run_id, phase_boundaries))
+    return ParsedTrace("page_faults", source, text_options(run_id, phase_boundaries))
 
 
-def _options(run_id: str, phases: Sequence[dict[str, Any]] | None) -> dict[str, Any]:
+def text_options(run_id: str, phases: Sequence[dict[str, Any]] | None) -> dict[str, Any]:
+    """The options of every text format."""
     return {
         "run_id": run_id,
         "phases": [_phase(number, phase) for number, phase in enumerate(phases or ())],

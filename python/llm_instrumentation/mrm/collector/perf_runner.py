@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ...errors import InvalidArgumentError, InvalidStateError, StrapIOError
-from ..parser.text import parse_perf_script
+from ..parser.perf_script_parser import parse_perf_script
 from ..schema import Kind
 from .base import (
     BaseCollector,
