@@ -365,6 +365,7 @@ class TelemetryConfig(Section):
 class LabellerConfig(Section):
     #: YAML rules that replace the built-in ones.
     rules_file: _PathText | None = None
+    #: Where none is given, pages and allocations stay: see :func:`~..processing.policy_for`.
     unknown_policy: Annotated[UnknownPolicy, _Word] = UnknownPolicy.LOG_AND_SKIP
     #: A run with fewer rows has failed.
     min_sample_count: int = Field(default=10, ge=0)
