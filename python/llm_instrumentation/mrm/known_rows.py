@@ -59,6 +59,11 @@ class KnownRows:
         self._starts = np.array([known.start for known in self.ranges], np.uint64)
         self._ends = np.array([known.end for known in self.ranges], np.uint64)
 
+    @property
+    def shows_each_range(self) -> bool:
+        """Whether the trace is to show each range, for which the engine has to name some."""
+        return bool(self.ranges) and self._kind is not Kind.ACCESSES
+
     def complete(self, reader: pa.RecordBatchReader | None) -> pa.RecordBatchReader:
         """The rows of ``reader``, and behind them those of the ranges that it does not show.
 
@@ -67,7 +72,7 @@ class KnownRows:
         """
         if reader is None:
             reader = pa.RecordBatchReader.from_batches(arrow_schema(self._kind), iter(()))
-        if not self.ranges or self._kind is Kind.ACCESSES:
+        if not self.shows_each_range:
             return reader
         return pa.RecordBatchReader.from_batches(reader.schema, self._batches(reader))
 

@@ -139,11 +139,14 @@ def process(
     }
     for note in (*known.told(), *_told_of_unknown(policy, labeller.skipped, labels, rows)):
         warn(note)
-    if rows < settings.labeller.min_sample_count:
+    # A trace with a row for each range is whole, however few of the collector's rows have a label.
+    samples = rows + labeller.skipped if known.shows_each_range else rows
+    if samples < settings.labeller.min_sample_count:
         _export_metadata(folder, metadata)
         return Processed(
             rows,
-            f"{rows} rows, and labeller.min_sample_count is {settings.labeller.min_sample_count}",
+            f"{samples} rows, and labeller.min_sample_count is "
+            f"{settings.labeller.min_sample_count}",
         )
     tables = export(
         settings, folder, metadata, labeller.region_map(), labeller.kv_lifecycle(), stage, warn
