@@ -209,7 +209,8 @@ def test_a_policy_that_is_given_is_kept_to(tmp_path, fake, without):
     skip_unless_here("memray")
     without("perf_mem", "page_faults", "write_sets")
     given = shorter(default(tmp_path, fake))
-    given["labeller"]["unknown_policy"] = "log_and_skip"
+    # The rows of a program that allocates are enough, though few of them have a label.
+    given["labeller"] |= {"unknown_policy": "log_and_skip", "min_sample_count": 1000}
     outcome, said = run(given)
     assert outcome.status == "finished", outcome.reason
     folder = RunFolder(Path(outcome.run_dir))
