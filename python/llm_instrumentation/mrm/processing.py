@@ -118,10 +118,7 @@ def process(
     stage("labelling")
     policy = policy_for(settings.labeller, kind)
     labeller = _labeller(
-        settings.labeller.rules_file,
-        policy,
-        known_ranges(records, kind),
-        named_types(reader.schema),
+        settings.labeller, known_ranges(records, kind), named_types(reader.schema), kind
     )
     labels = Counter[str]()
     labelled = labeller.label_table(TokenClock(records).annotate(reader))
@@ -265,21 +262,22 @@ def policy_for(settings: LabellerConfig, kind: Kind) -> UnknownPolicy:
 
 
 def _labeller(
-    rules_file: str | None,
-    policy: UnknownPolicy,
+    settings: LabellerConfig,
     ranges: Sequence[KnownRange],
     named: Collection[str],
+    kind: Kind = Kind.ACCESSES,
 ) -> TraceLabeller:
     from .labeller import DEFAULT_RULES, TraceLabeller, load_rules
 
-    if rules_file:
-        rules = load_rules(rules_file)
+    if settings.rules_file:
+        rules = load_rules(settings.rules_file)
     else:
         # Where the weights lie is known: what else is touched while they are loaded, or by the
         # kernels that read them, is no weight.
         exact = {*named, *(known.region_type for known in ranges)}
         rules = [rule for rule in DEFAULT_RULES if rule.region_type not in exact]
-    return TraceLabeller(rules, unknown_policy=_LABELLER_POLICY[policy], ranges=ranges)
+    policy = _LABELLER_POLICY[policy_for(settings, kind)]
+    return TraceLabeller(rules, unknown_policy=policy, ranges=ranges)
 
 
 def _counted(reader: pa.RecordBatchReader, labels: Counter[str]) -> pa.RecordBatchReader:
