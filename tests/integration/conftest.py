@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,8 @@ from llm_instrumentation import ActivationReader
 from torch import Tensor, nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# What all tests share, such as `gguf_model`.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 VOCABULARY = 97
 TEXTS = [

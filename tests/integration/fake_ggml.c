@@ -48,7 +48,7 @@ void ggml_free(void *context) { free(context); }
 tensor *ggml_new_tensor_1d(void *context, int type, int64_t n) {
   (void)context;
   static tensor pool[64];
-  tensor *t = &pool[made++];
+  tensor *t = &pool[made++ % 64];
   memset(t, 0, sizeof *t);
   t->type = type;
   t->ne[0] = n;
@@ -91,16 +91,24 @@ int ggml_backend_buffer_get_usage(buffer *b) { return b->usage; }
 void *ggml_backend_buffer_get_base(buffer *b) { return b->base; }
 size_t ggml_backend_buffer_get_size(buffer *b) { return b->size; }
 
+/* Everything is so many times as large, for tests that look at pages. */
+#ifndef SCALE
+#define SCALE 1
+#endif
+
 /* Two weights side by side, a cache that is read and written through views, results in a buffer
  * of their own, one that nothing has placed. The operations are shown; true: none wanted a stop. */
-char memory[4096];
-static buffer weights = {memory, 1024, 1}, caches = {memory + 1024, 1024, 0},
-              results = {memory + 2048, 1024, 2};
+__attribute__((aligned(4096))) char memory[4096 * SCALE];
+static buffer weights = {memory, 1024 * SCALE, 1}, caches = {memory + 1024 * SCALE, 1024 * SCALE, 0},
+              results = {memory + 2048 * SCALE, 1024 * SCALE, 2};
+
+/* Writes what a model writes. Its weights are the kernel's, which maps them with all their pages. */
+void work(void) { memset(caches.base, 1, caches.size + results.size); }
 
 static tensor *placed(const char *name, buffer *b, size_t offset, int64_t n) {
-  tensor *t = ggml_new_tensor_1d(NULL, 0, n);
+  tensor *t = ggml_new_tensor_1d(NULL, 0, n * SCALE);
   strcpy(t->name, name);
-  ggml_backend_tensor_alloc(b, t, b->base + offset);
+  ggml_backend_tensor_alloc(b, t, b->base + offset * SCALE);
   return t;
 }
 
@@ -114,7 +122,7 @@ bool run(bool (*show)(tensor *, bool, void *)) {
       ggml_view_tensor(NULL, k),
       ggml_new_tensor_1d(NULL, 0, 1),
   };
-  for (int i = 0; i < 3; i++) ggml_backend_tensor_alloc(&results, ops[i], results.base + 64);
+  for (int i = 0; i < 3; i++) ggml_backend_tensor_alloc(&results, ops[i], results.base + 64 * SCALE);
   bool stops = false;
   for (int round = 0; round < 2; round++)
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) stops |= show(ops[i], true, NULL);

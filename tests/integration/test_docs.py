@@ -33,8 +33,8 @@ INTERNAL = {
 MRM_INTERNAL = {
     f"llm_instrumentation.mrm.{name}"
     for name in (
-        "analysis", "cli", "collection", "environment", "events", "processing", "ranges",
-        "recovery", "runner", "runs", "tokens",
+        "analysis", "cli", "collection", "environment", "events", "known_rows", "processing",
+        "ranges", "recovery", "runner", "runs", "tokens",
     )
 }  # fmt: skip
 

@@ -360,6 +360,14 @@ def test_llama_cli_is_listened_to_as_it_writes(llama_program):
     assert tokens[-1].mono_ns - tokens[0].mono_ns > 100e6
 
 
+def test_llama_cli_does_not_tell_where_its_memory_lies(llama_program):
+    cli = llama_program("")
+    cli.announce_memory = True
+    with cli.timed_session():
+        told = cli.get_runtime_metadata().extra["addresses"]
+    assert told == "the program does not tell; pip install llama-cpp-python"
+
+
 def test_llama_cli_that_fails_says_why(llama_program):
     cli = llama_program("import sys; sys.exit('not enough of everything')")
     cli.prepare()

@@ -16,11 +16,12 @@ from llm_instrumentation.mrm.collection import (
     NothingCollectedError,
     build_collector,
     choose_mode,
+    collectors_for,
     engine_mismatch,
 )
 from llm_instrumentation.mrm.collector.base import Mode
 from llm_instrumentation.mrm.config import load_experiment, load_prompts
-from llm_instrumentation.mrm.config.schema import CollectorType, EngineType
+from llm_instrumentation.mrm.config.schema import CollectorConfig, CollectorType, EngineType
 from llm_instrumentation.mrm.runs import (
     INCOMPLETE,
     RunFolder,
@@ -227,6 +228,32 @@ def test_collectors_watch_from_outside_where_they_can():
         for kind in (CollectorType.PERF_MEM, CollectorType.MEMRAY, CollectorType.TORCH)
     }
     assert list(modes.values()) == [Mode.ATTACH, Mode.WRAP, Mode.IN_PROCESS]
+
+
+def test_for_llama_cpp_collectors_of_pages_stand_before_a_memray_that_is_a_fallback():
+    kinds = CollectorType
+    documented = CollectorConfig()
+    for engine in (EngineType.TRANSFORMERS, EngineType.VLLM):
+        assert collectors_for(documented, engine) == dict.fromkeys(documented.order)
+    tried = collectors_for(documented, EngineType.LLAMACPP)
+    assert list(tried) == [
+        kinds.PERF_MEM, kinds.PAGE_FAULTS, kinds.WRITE_SETS, kinds.MEMRAY, kinds.PROCESS_MONITOR,
+    ]  # fmt: skip
+    assert [bool(why) for why in tried.values()] == [False, True, True, False, False]
+
+
+def test_what_is_named_keeps_its_place():
+    kinds = CollectorType
+    first = CollectorConfig(primary="memray", fallback="page_faults", fallback_2=None)
+    assert list(collectors_for(first, EngineType.LLAMACPP)) == [kinds.MEMRAY, kinds.PAGE_FAULTS]
+    named = CollectorConfig(primary="write_sets", fallback="memray", fallback_2="page_faults")
+    tried = collectors_for(named, EngineType.LLAMACPP)
+    assert list(tried) == [kinds.WRITE_SETS, kinds.PAGE_FAULTS, kinds.MEMRAY]
+    assert tried[kinds.WRITE_SETS] is None
+    without = CollectorConfig(primary="perf_mem", fallback=None)
+    assert list(collectors_for(without, EngineType.LLAMACPP)) == [
+        kinds.PERF_MEM, kinds.PROCESS_MONITOR,
+    ]  # fmt: skip
 
 
 def test_the_torch_tracer_sees_pytorch_alone():

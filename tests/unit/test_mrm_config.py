@@ -25,6 +25,8 @@ from llm_instrumentation.mrm.config import (
     validate_model_paths,
 )
 from llm_instrumentation.mrm.config.prompts import BUILTIN
+from llm_instrumentation.mrm.processing import policy_for
+from llm_instrumentation.mrm.schema import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = {"id": "tiny", "engine": "transformers", "random": {"architecture": "llama"}}
@@ -69,6 +71,24 @@ def test_the_least_experiment_has_the_documented_defaults(written):
     assert config.labeller.unknown_policy is UnknownPolicy.LOG_AND_SKIP
     assert config.output.base_dir == "results/"
     assert config.output.compression.value == "zstd"
+
+
+@pytest.mark.parametrize(
+    ("section", "accesses", "others"),
+    [
+        ({}, "log_and_skip", "assign_unknown"),
+        ({"unknown_policy": "log_and_skip"}, "log_and_skip", "log_and_skip"),
+        ({"unknown_policy": "fail_run"}, "fail_run", "fail_run"),
+    ],
+    ids=["none", "the default", "another"],
+)
+def test_without_a_policy_pages_and_allocations_keep_unknown_rows(
+    written, section, accesses, others
+):
+    labeller = load_experiment(written(experiment(labeller=section))).labeller
+    assert policy_for(labeller, Kind.ACCESSES).value == accesses
+    for kind in set(Kind) - {Kind.ACCESSES}:
+        assert policy_for(labeller, kind).value == others
 
 
 @pytest.mark.parametrize("name", ["config/default_experiment.yaml", "examples/minimal.yaml"])

@@ -1,4 +1,7 @@
-"""Which collector a run uses: the first of the configured ones that can run here."""
+"""Which collector a run uses: the first that can run here.
+
+They are the configured ones, in their order. For llama.cpp two more stand before memray.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,24 @@ __all__ = [
     "NothingCollectedError",
     "build_collector",
     "choose_mode",
+    "collectors_for",
     "engine_mismatch",
 ]
 
 
+_BEFORE_MEMRAY = (CollectorType.PAGE_FAULTS, CollectorType.WRITE_SETS)
+_WHY_BEFORE_MEMRAY = (
+    "for llamacpp it is tried before memray: llama.cpp tells where its weights, caches and "
+    "activations lie, and memray sees little of them but one allocation each"
+)
+
+
 @dataclass(frozen=True)
 class CollectorStep:
-    """A collector that was considered, and why it was not the one."""
+    """A collector that was considered, and why it was not the one.
+
+    Of one that was used, ``reason`` says why it was tried though the file does not name it.
+    """
 
     collector: str
     used: bool
@@ -50,6 +64,28 @@ def build_collector(kind: CollectorType, settings: CollectorConfig) -> BaseColle
     built = getattr(importlib.import_module(module, collectors.__name__), name)
     collector: BaseCollector = built(**getattr(settings, kind.value).model_dump())
     return collector
+
+
+def collectors_for(
+    settings: CollectorConfig, engine: EngineType
+) -> dict[CollectorType, str | None]:
+    """The collectors that a run tries, in their order.
+
+    Collectors that see pages show what llama.cpp does with the memory that it names; memray
+    shows that it was allocated, among all allocations of the Python program around it. So they
+    stand before a memray that is a fallback. A memray that is named first stays first.
+
+    Returns:
+        for each, why it is tried though the configuration does not name it there; None where
+        it does.
+    """
+    tried: dict[CollectorType, str | None] = {}
+    for kind in settings.order:
+        if kind is CollectorType.MEMRAY and tried and engine is EngineType.LLAMACPP:
+            for one in _BEFORE_MEMRAY:
+                tried.setdefault(one, _WHY_BEFORE_MEMRAY)
+        tried.setdefault(kind, None)
+    return tried
 
 
 def engine_mismatch(kind: CollectorType, engine: EngineType) -> str | None:

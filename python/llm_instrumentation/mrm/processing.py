@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .config.schema import (
@@ -22,15 +24,16 @@ from .config.schema import (
     UnknownPolicy,
 )
 from .engines.base import PhaseRecord
+from .known_rows import KnownRows
 from .ranges import known_ranges, named_types
 from .runs import RunFolder
-from .schema import kind_of
+from .schema import Kind, RegionType, kind_of
 from .tokens import TokenClock
 
 if TYPE_CHECKING:
     from .labeller import KnownRange, TraceLabeller
 
-__all__ = ["Processed", "Settings", "analyse", "export", "process", "tables_of"]
+__all__ = ["Processed", "Settings", "analyse", "export", "policy_for", "process", "tables_of"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -96,39 +99,51 @@ def process(
     Args:
         settings: how to label, analyse and write.
         folder: where to.
-        reader: the rows; None where the collector gives none, which leaves the metadata.
+        reader: the rows; None where the collector gives none. Then the memory that the engine
+            has named is the trace; without it there is none.
         records: the run's events, which know the tokens.
         metadata: written as metadata.json, with what is found here added.
         stage: told what happens next.
         warn: told what a person should know.
     """
-    if reader is None:
+    kind = Kind.ALLOCATIONS if reader is None else kind_of(reader.schema)
+    known = KnownRows(records, folder.run_id, kind)
+    if reader is None and not known.ranges:
         warn("no memory trace: the process monitor samples processes, not memory accesses")
         metadata["trace"] = {"kind": None, "rows": 0}
         stage("reporting")
         _export_without_trace(settings, folder, metadata)
         return Processed(0)
+    reader = known.complete(reader)
     stage("labelling")
-    kind = kind_of(reader.schema)
-    labeller = _labeller(settings.labeller, known_ranges(records), named_types(reader.schema))
+    policy = policy_for(settings.labeller, kind)
+    labeller = _labeller(
+        settings.labeller, known_ranges(records, kind), named_types(reader.schema), kind
+    )
+    labels = Counter[str]()
     labelled = labeller.label_table(TokenClock(records).annotate(reader))
-    rows = _write(labelled, folder.trace, settings)
-    if labeller.skipped:
-        warn(
-            f"{labeller.skipped:,} rows left out: nothing says what their memory holds "
-            "(labeller.unknown_policy: log_and_skip)"
-        )
+    rows = _write(_counted(labelled, labels), folder.trace, settings)
     metadata["trace"] = {
         "kind": kind.value,
         "rows": rows,
         "rows_left_out": labeller.skipped,
-        "unknown_policy": settings.labeller.unknown_policy.value,
+        "unknown_policy": policy.value,
     }
-    if rows < settings.labeller.min_sample_count:
+    metadata["labels"] = {
+        "rows": dict(sorted(labels.items())),
+        "known_ranges": len(known.ranges),
+        "known_ranges_recorded": len(known.added),
+    }
+    for note in (*known.told(), *_told_of_unknown(policy, labeller.skipped, labels, rows)):
+        warn(note)
+    # A trace with a row for each range is whole, however few of the collector's rows have a label.
+    samples = rows + labeller.skipped if known.shows_each_range else rows
+    if samples < settings.labeller.min_sample_count:
         _export_metadata(folder, metadata)
         return Processed(
             rows,
-            f"{rows} rows, and labeller.min_sample_count is {settings.labeller.min_sample_count}",
+            f"{samples} rows, and labeller.min_sample_count is "
+            f"{settings.labeller.min_sample_count}",
         )
     tables = export(
         settings, folder, metadata, labeller.region_map(), labeller.kv_lifecycle(), stage, warn
@@ -234,8 +249,23 @@ _LABELLER_POLICY = {
 }
 
 
+def policy_for(settings: LabellerConfig, kind: Kind) -> UnknownPolicy:
+    """What becomes of unknown rows in a trace of a kind. A policy that was given counts.
+
+    The default leaves unknown accesses out: a rule could have told them by their code. Rows of
+    pages and allocations mostly carry no code. Those beside the known memory are the program's
+    other memory, and stay in the trace as unknown.
+    """
+    if kind is Kind.ACCESSES or "unknown_policy" in settings.model_fields_set:
+        return settings.unknown_policy
+    return UnknownPolicy.ASSIGN_UNKNOWN
+
+
 def _labeller(
-    settings: LabellerConfig, ranges: Sequence[KnownRange], named: Collection[str]
+    settings: LabellerConfig,
+    ranges: Sequence[KnownRange],
+    named: Collection[str],
+    kind: Kind = Kind.ACCESSES,
 ) -> TraceLabeller:
     from .labeller import DEFAULT_RULES, TraceLabeller, load_rules
 
@@ -246,9 +276,37 @@ def _labeller(
         # kernels that read them, is no weight.
         exact = {*named, *(known.region_type for known in ranges)}
         rules = [rule for rule in DEFAULT_RULES if rule.region_type not in exact]
-    return TraceLabeller(
-        rules, unknown_policy=_LABELLER_POLICY[settings.unknown_policy], ranges=ranges
-    )
+    policy = _LABELLER_POLICY[policy_for(settings, kind)]
+    return TraceLabeller(rules, unknown_policy=policy, ranges=ranges)
+
+
+def _counted(reader: pa.RecordBatchReader, labels: Counter[str]) -> pa.RecordBatchReader:
+    """The same rows, whose region types are counted as they pass."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in reader:
+            for one in pc.value_counts(batch.column("region_type")).to_pylist():
+                labels[one["values"]] += one["counts"]
+            yield batch
+
+    return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+
+def _told_of_unknown(
+    policy: UnknownPolicy, left_out: int, labels: Counter[str], rows: int
+) -> Iterator[str]:
+    """A line for people on the rows that nothing explains."""
+    unknown = labels[RegionType.UNKNOWN.value]
+    if left_out:
+        yield (
+            f"{left_out:,} rows left out: nothing says what their memory holds "
+            f"(labeller.unknown_policy: {policy.value})"
+        )
+    if unknown:
+        yield (
+            f"{unknown:,} of {rows:,} rows are unknown: nothing says what their memory holds; "
+            f"they stay in the trace (labeller.unknown_policy: {policy.value})"
+        )
 
 
 def _write(reader: pa.RecordBatchReader, path: Path, settings: Settings) -> int:

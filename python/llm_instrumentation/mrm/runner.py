@@ -30,6 +30,7 @@ from .collection import (
     NothingCollectedError,
     build_collector,
     choose_mode,
+    collectors_for,
     engine_mismatch,
 )
 from .collector.base import CollectorMeta, CollectorUnavailableError, Mode
@@ -321,7 +322,6 @@ class _Run:
         self.outcome.warnings += collected.meta.warnings
         metadata = self._metadata(collected, telemetry)
         kind = collected.collector.kind
-        self.outcome.kind = kind.value if kind is not None else None
         self.outcome.validity = metadata.get("run_validity")
         self.outcome.validity_reasons = metadata.get("validity", {}).get("failure_reasons", [])
 
@@ -339,6 +339,7 @@ class _Run:
             stage=self.stage,
             warn=self.warn,
         )
+        self.outcome.kind = metadata["trace"]["kind"]
         self.outcome.rows = processed.rows
         self.outcome.report = self.folder.report
         if processed.problem is not None:
@@ -348,18 +349,21 @@ class _Run:
 
     def _collect(self) -> _Collected:
         steps: list[CollectorStep] = []
-        for kind in self.config.collector.order:
+        tried = collectors_for(self.config.collector, self.run.model.engine)
+        for kind, why in tried.items():
             collector = build_collector(kind, self.config.collector)
             reason = self._try_reason(kind, collector)
             if reason is None:
                 if steps:
                     collector.fallback_reason = steps[-1].reason
+                if why is not None:
+                    self.listener.note(f"{kind.value} is used: {why}")
                 try:
                     collected = self._collect_with(collector)
                 except CollectorUnavailableError as error:
                     reason = error.reason
                 else:
-                    steps.append(CollectorStep(kind.value, used=True))
+                    steps.append(CollectorStep(kind.value, used=True, reason=why))
                     self.outcome.steps = [step.as_dict() for step in steps]
                     return collected
             steps.append(CollectorStep(kind.value, used=False, reason=reason))

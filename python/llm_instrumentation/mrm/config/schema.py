@@ -365,8 +365,10 @@ class TelemetryConfig(Section):
 class LabellerConfig(Section):
     #: YAML rules that replace the built-in ones.
     rules_file: _PathText | None = None
+    #: Where none is given, pages and allocations stay: see :func:`~..processing.policy_for`.
     unknown_policy: Annotated[UnknownPolicy, _Word] = UnknownPolicy.LOG_AND_SKIP
-    #: A run with fewer rows has failed.
+    #: A run with fewer rows has failed. Rows that are left out count where the engine names its
+    #: memory and the trace is none of accesses.
     min_sample_count: int = Field(default=10, ge=0)
 
 

@@ -144,27 +144,34 @@ def _ready_engines(config: ExperimentConfig, result: ValidationResult) -> None:
 
 
 def _ready_collectors(config: ExperimentConfig, result: ValidationResult) -> None:
-    from ..collection import build_collector, engine_mismatch
+    from ..collection import build_collector, collectors_for, engine_mismatch
 
     keys: dict[CollectorType, str] = {}
     for key in ("primary", "fallback", "fallback_2"):
         named = getattr(config.collector, key)
         if named is not None:
-            keys.setdefault(named, key)
-    ready = []
-    for one, key in keys.items():
+            keys.setdefault(named, f"collector.{key}")
+    engines = dict.fromkeys(model.engine for model in config.models)
+    tried = {engine: collectors_for(config.collector, engine) for engine in engines}
+    ready = set()
+    for one in dict.fromkeys([*keys, *(one for order in tried.values() for one in order)]):
         reason = build_collector(one, config.collector).unavailable_reason()
         if reason is None:
-            ready.append(one)
+            ready.add(one)
         else:
-            result.warning(f"collector.{key}: {one.value} cannot run here: {reason}")
+            key = keys.get(one, "collector")
+            result.warning(f"{key}: {one.value} cannot run here: {reason}")
     if not ready:
         result.error(f"collector: none of {', '.join(one.value for one in keys)} can run here")
         return
-    for engine in dict.fromkeys(model.engine for model in config.models):
-        fitting = [one for one in ready if engine_mismatch(one, engine) is None]
+    for engine, order in tried.items():
+        fitting = [one for one in order if one in ready and engine_mismatch(one, engine) is None]
         if fitting and fitting[0] is not config.collector.primary:
-            result.warning(f"collector: runs of {engine.value} will use {fitting[0].value}")
+            why = order[fitting[0]]
+            result.warning(
+                f"collector: runs of {engine.value} will use {fitting[0].value}"
+                + (f"; {why}" if why else "")
+            )
 
 
 def _unfit(config: ExperimentConfig, model: ModelConfig) -> str | None:

@@ -127,6 +127,8 @@ class LlamaCppEngine(BaseEngine):
                 )
             # llama.cpp makes the whole cache with the context, before the first token.
             self.emit_phase(PhaseEvent.KV_CACHE_ALLOC, {"tokens": self._window()})
+        elif self.announce_memory:
+            self._unasked = "the program does not tell; pip install llama-cpp-python"
         self.emit_phase(
             PhaseEvent.MODEL_LOAD_END,
             {"file_bytes": os.path.getsize(self._path), "mode": self._mode()},
