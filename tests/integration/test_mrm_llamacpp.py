@@ -28,8 +28,6 @@ from llm_instrumentation.mrm.reporter import verify_manifest
 from llm_instrumentation.mrm.runner import RunOutcome, SweepListener, run_sweep
 from llm_instrumentation.mrm.runs import RunFolder
 
-pytestmark = pytest.mark.integration
-
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 DEFAULT = ROOT / "config" / "default_experiment.yaml"

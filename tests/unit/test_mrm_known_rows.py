@@ -14,8 +14,6 @@ from llm_instrumentation.mrm.labeller import TraceLabeller
 from llm_instrumentation.mrm.ranges import known_ranges
 from llm_instrumentation.mrm.schema import Kind, arrow_schema, kind_of
 
-pytestmark = pytest.mark.unit
-
 WEIGHTS, BUFFER = (0x10_0000, 0x20_0000), (0x50_0000, 0x51_0000)
 KEYS, VALUES = (0x30_0000, 0x31_0000), (0x31_0000, 0x32_0000)
 RANGES = [(*WEIGHTS, "weight"), (*KEYS, "kv_cache"), (*VALUES, "kv_cache"), (*BUFFER, "activation")]
