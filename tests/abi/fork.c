@@ -12,7 +12,7 @@ enum { TENSORS = 50 };
 
 static void child(const char *path, strap_session session, strap_reader reader, uint32_t layer,
                   struct ArrowArrayStream *stream, struct ArrowArray *batch) {
-  alarm(20); /* a call that hangs ends the child with SIGALRM */
+  alarm(120); /* a call that hangs ends the child with SIGALRM */
   strap_open_options options = open_options();
   strap_session other;
   strap_reader other_reader;

@@ -124,7 +124,7 @@ static void does_not_keep_them(const char *path) {
   EXPECT(STRAP_OK, strap_offer(session, &t, &error));
   const struct timespec little = {0, 5000000};
   for (double begin = seconds(); stats_of(session).packets == 0; nanosleep(&little, NULL))
-    CHECK(seconds() - begin < 10, "the tensor is not in the file");
+    CHECK(seconds() - begin < 60, "the tensor is not in the file");
   close_stream(session);
 }
 

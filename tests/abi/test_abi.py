@@ -243,7 +243,7 @@ def test_a_constructor_of_a_plugin_may_call_the_library(library, tmp_path):
         f"-L{library}", "-lstrap", f"-Wl,-rpath,{library}",
     )  # fmt: skip
     load = f"import ctypes; ctypes.CDLL({str(plugin)!r})"
-    run(sys.executable, "-c", load, timeout=60)
+    run(sys.executable, "-c", load, timeout=240)
 
 
 def test_a_host_whose_exceptions_trap_may_load_the_library(library, tmp_path):
@@ -281,7 +281,7 @@ def test_a_host_whose_exceptions_trap_may_load_the_library(library, tmp_path):
         *CC, "-std=gnu11", f"-I{ROOT / 'c_include'}", f"-I{HERE}", source, "-o", program,
         "-ldl", "-lm", "-pthread",
     )  # fmt: skip
-    run(program, library / "libstrap.so", tmp_path / "x.archive", timeout=60)
+    run(program, library / "libstrap.so", tmp_path / "x.archive", timeout=240)
 
 
 def test_c_and_cpp_agree_with_the_header_alone(tmp_path):

@@ -505,7 +505,7 @@ def test_environment(build, tmp_path):
     program = build(next(iter(COMPILERS)), "model.c", "-O1")
     env = {**os.environ, "STRAP_ACCESS": str(tmp_path / "trace-%p.access")}
     process = subprocess.Popen([program], env=env, stdout=subprocess.DEVNULL)
-    process.wait(timeout=60)
+    process.wait(timeout=240)
     whole = decode(tmp_path / f"trace-{process.pid}.access")
     assert f"pid {process.pid}\n" in whole.text[1]
     assert f"exe {program}\n" in whole.text[1]
@@ -542,11 +542,11 @@ def test_killed_program(access, tmp_path):
     run(c, tmp_path / "loop.o", "-o", program, access / "libstrap-access.a", "-pthread")
     trace = tmp_path / "loop.access"
     process = subprocess.Popen([program], env={**os.environ, "STRAP_ACCESS": str(trace)})
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while (not trace.exists() or trace.stat().st_size < 8 << 20) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
-    process.wait(timeout=60)
+    process.wait(timeout=240)
     file = AccessFile(trace)
     rows = sum(batch.num_rows for batch in file.reader())
     assert rows > 8 << 20 >> 5

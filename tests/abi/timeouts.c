@@ -42,13 +42,13 @@ static int fill(strap_session session, uint32_t layer) {
   return 0;
 }
 
-/* Calls that may take MS milliseconds take about as long. */
+/* Calls that may take MS milliseconds take about as long, and on a busy machine a while more. */
 #define TIMED(ms, want, call)                                                      \
   do {                                                                             \
     double begin_ = seconds();                                                     \
     EXPECT(want, call);                                                            \
     double took_ = (seconds() - begin_) * 1e3;                                     \
-    CHECK(took_ >= (ms) * 0.9 && took_ < (ms) + 2000, "%s took %g ms, not %d", #call, took_, ms); \
+    CHECK(took_ >= (ms) * 0.9 && took_ < (ms) + 20000, "%s took %g ms, not %d", #call, took_, ms); \
   } while (0)
 
 static void expect_values(const char *path, int tensors) {

@@ -75,8 +75,15 @@ class Child:
 
     def is_stopped(self) -> bool:
         """Whether all its threads are stopped, proc(5)."""
+        return self._states() == {"T"}
+
+    def waits_for_a_disk(self) -> bool:
+        """Whether a thread is in uninterruptible sleep, proc(5)."""
+        return "D" in self._states()
+
+    def _states(self) -> set[str]:
         threads = Path(f"/proc/{self.pid}/task").glob("*/stat")
-        return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads)
+        return {stat.read_text().rpartition(")")[2].split()[0] for stat in threads}
 
     def join(self, timeout: float = 120) -> int:
         """Waits for its end; the exit status, or minus the signal that killed it."""

@@ -243,7 +243,8 @@ def killed_on_a_frozen_disk(tell, folder):
 def test_kill_9_on_a_frozen_disk(disk, start):
     child = start(killed_on_a_frozen_disk, disk)
     child.told()
-    time.sleep(0.3)
+    while not child.waits_for_a_disk():
+        time.sleep(0.01)
     child.signal(signal.SIGKILL)
     thaw(disk)
     assert child.join() == -signal.SIGKILL

@@ -30,7 +30,9 @@ def test_a_stopped_process_goes_on_where_it_was(path, start):
     child = start(capture_until_asked, path)
     child.told()
     for _ in range(3):
-        time.sleep(0.1)
+        length = path.stat().st_size
+        while path.stat().st_size == length:
+            time.sleep(0.01)
         child.signal(signal.SIGSTOP)
         while not child.is_stopped():
             time.sleep(0.01)

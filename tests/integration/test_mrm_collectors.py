@@ -132,7 +132,7 @@ def test_a_disk_without_room_is_named_before_the_run(tmp_path: Path) -> None:
 def test_the_monitor_measures_cpu_from_the_first_sample_on() -> None:
     monitor = ProcessMonitor([os.getpid()], poll_interval_ms=50)
     monitor.start()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while len(monitor.get_samples()) < 4 and time.monotonic() < end:
         pass
     samples = monitor.stop()
@@ -165,7 +165,9 @@ def test_the_monitor_as_a_collector_gives_samples_and_no_rows(tmp_path: Path) ->
     collector = ProcessMonitorCollector(poll_interval_ms=10, metrics=["rss"])
     assert collector.is_available()
     collector.start([os.getpid()], tmp_path)
-    time.sleep(0.05)
+    assert collector._monitor is not None
+    while not collector._monitor.get_samples():
+        time.sleep(0.001)
     meta = collector.stop()
 
     lines = (tmp_path / "process_samples.csv").read_text().splitlines()
@@ -373,11 +375,11 @@ def memray() -> Any:
 
 @pytest.fixture(scope="module")
 def recording(memray: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A hundred blocks of 70,000 bytes are taken; after 50 ms all are released."""
+    """A hundred blocks of 70,000 bytes are taken; after half a second all are released."""
     path = tmp_path_factory.mktemp("memray") / "memray.bin"
     with memray.Tracker(path):
         blocks = [bytearray(70_000) for _ in range(100)]
-        time.sleep(0.05)
+        time.sleep(0.5)
         del blocks
     return path
 
@@ -409,7 +411,8 @@ def test_the_time_of_an_allocation_is_a_lower_bound(recording: Path) -> None:
     taken, released = times[(lengths >= 70_000) & (ops == "store")], times[
         (lengths >= 70_000) & (ops == "load")
     ]  # fmt: skip
-    # The program slept 50 ms between the two; a bound is early by one snapshot at most.
+    # The program slept half a second between the two. A bound is early by one snapshot at most.
+    # They come every 10 ms, and later on a busy machine.
     assert released.min() - taken.max() > 20e6
 
 

@@ -339,7 +339,7 @@ def llama_program(tmp_path, monkeypatch):
 
 def test_llama_cli_is_listened_to_as_it_writes(llama_program):
     cli = llama_program("""
-        import sys, time
+        import fcntl, sys, termios, time
         if "--help" in sys.argv:
             sys.exit("-no-cnv, --no-conversation")
         assert sys.argv[-1] == "-no-cnv"
@@ -347,7 +347,8 @@ def test_llama_cli_is_listened_to_as_it_writes(llama_program):
         for piece in (b" one", b" t\\xc3", b"\\xa4n", b"!"):
             sys.stdout.buffer.write(piece)
             sys.stdout.flush()
-            time.sleep(0.05)
+            while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))):
+                time.sleep(0.001)  # until it is read
         print("prompt eval time = 1.0 ms / 12 tokens ( 1 ms)", file=sys.stderr)
         print("       eval time = 1.0 ms / 3 runs", file=sys.stderr)
     """)
@@ -357,7 +358,6 @@ def test_llama_cli_is_listened_to_as_it_writes(llama_program):
     assert (result.prompt_tokens, result.output_tokens) == (12, 4)
     tokens = [r for r in cli.get_phase_records() if r.event is PhaseEvent.TOKEN_EMITTED]
     assert len(tokens) == 4
-    assert tokens[-1].mono_ns - tokens[0].mono_ns > 100e6
 
 
 def test_llama_cli_does_not_tell_where_its_memory_lies(llama_program):

@@ -525,11 +525,11 @@ def test_a_signal_keeps_the_raw_data_and_says_so(running, number, tmp_path):
     process, path = running
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == ExitCode.INTERRUPTED
     assert "interrupted" in err
     assert "Traceback" not in err
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=60)[1] == []
     (folder,) = folders(tmp_path)
     defect = folder.defect()
     assert defect is not None

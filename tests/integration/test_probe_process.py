@@ -119,7 +119,7 @@ def test_call_in_flight_is_seen_until_the_process_ends(child):
         (again,) = probe.snapshot()["inflight"]
         assert again["age_ns"] > read["age_ns"] > 0
         child.kill()
-        child.wait(60)
+        child.wait(240)
         assert probe.snapshot()["ended"] is True
         last = probe.snapshot()
     assert last["ended"] is True
@@ -171,7 +171,7 @@ def test_wait_in_flight_is_seen_until_the_process_ends(child):
         (again,) = probe.snapshot()["inflight"]
         assert again["age_ns"] > wait["age_ns"] > 0
         child.kill()
-        child.wait(60)
+        child.wait(240)
         assert probe.snapshot()["ended"] is True
         last = probe.snapshot()
     assert last["ended"] is True
@@ -227,7 +227,7 @@ def test_folded_stacks():
 @pytest.mark.parametrize("probe", [SyscallProbe, OffCpuProbe])
 def test_no_such_process(probe, child):
     child.kill()
-    child.wait(60)
+    child.wait(240)
     with pytest.raises(NotFoundError, match=f"no process {child.pid}"):
         probe(child.pid).start()
     with pytest.raises(InvalidArgumentError, match="pid = -5"):

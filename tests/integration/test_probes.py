@@ -156,7 +156,7 @@ def test_user_without_privilege_is_told():
 
 
 def wait_for_lines(path: Path, n: int, running: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not path.exists() or path.read_bytes().count(b"\n") < n:
         assert running.poll() is None
         assert time.monotonic() < deadline
@@ -201,7 +201,7 @@ def test_script_of_the_system(tmp_path):
     path = tmp_path / "system_metrics.jsonl"
     wait_for_lines(path, 1, running)
     running.send_signal(signal.SIGINT)
-    assert running.wait(60) == 0
+    assert running.wait(240) == 0
     snapshots = list(read_snapshots(path))
     assert any(str(running.pid) in snapshot["processes"] for snapshot in snapshots)
 
@@ -221,7 +221,7 @@ def test_script_writes_the_documented_lines(disk, tmp_path):
     wait_for_lines(path, 1, running)
     read_at_random(disk, 100)
     running.send_signal(signal.SIGTERM)
-    assert running.wait(60) == 0
+    assert running.wait(240) == 0
     snapshots = list(read_snapshots(path))
     documented = {"timestamp", "iso_timestamp", "interval_s", "latency_histogram", "inflight"}
     assert all(snapshot.keys() >= documented for snapshot in snapshots)
@@ -241,7 +241,7 @@ def test_killed_script_leaves_whole_lines(disk, tmp_path):
     )
     wait_for_lines(path, 6, running)
     running.kill()
-    running.wait(60)
+    running.wait(240)
     text = path.read_bytes()
     assert text.endswith(b"\n")
     assert len(list(read_snapshots(path))) == text.count(b"\n")

@@ -139,8 +139,8 @@ def test_callbacks_run_on_one_thread_that_is_not_the_callers(handover):
 def test_reserving_waits_until_a_callback_has_returned(handover):
     copy = Copy()
     handover.submit(Transfer(copy, None, lambda _: None, handover.reserve(1024)))
-    threading.Timer(0.05, copy.set).start()
     start = time.monotonic()
+    threading.Timer(0.05, copy.set).start()
     space = handover.reserve(512)
     assert time.monotonic() - start >= 0.04
     handover.submit(Transfer(done(), None, lambda _: None, space))

@@ -141,7 +141,7 @@ def test_a_monitor_can_tell_when_throttling_happened(counters):
 
 
 def wait_until(happens):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not happens():
         assert time.monotonic() < end
         time.sleep(0.005)

@@ -94,7 +94,7 @@ def test_a_wake_up_for_nothing_does_not_end_the_wait():
 
 
 def wait_until(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -122,9 +122,9 @@ def test_one_that_gives_up_lets_the_next_go_on():
     ring = RingBuffer(8)
     ring.put(bytes(6))
     gave_up, went_on = [], []
-    large = threading.Thread(target=lambda: gave_up.append(ring.put(bytes(8), timeout=0.1)))
+    large = threading.Thread(target=lambda: gave_up.append(ring.put(bytes(8), timeout=1)))
     large.start()
-    wait_until(lambda: ring._putters._waiting)
+    wait_until(lambda: ring._putters._waiting or gave_up)
     small = threading.Thread(target=lambda: went_on.append(ring.put(b"ab", timeout=10)))
     small.start()
     large.join(10)
@@ -135,7 +135,7 @@ def test_one_that_gives_up_lets_the_next_go_on():
 def test_many_threads_lose_and_tear_nothing():
     ring = RingBuffer(256)
     chunk, per_thread, threads = 16, 200, 4
-    received, lock = [], threading.Lock()
+    received, lock, end = [], threading.Lock(), bytes(chunk)
 
     def put(number):
         for i in range(per_thread):
@@ -143,15 +143,19 @@ def test_many_threads_lose_and_tear_nothing():
             assert ring.put(label + hashlib.md5(label).digest()[: chunk - 8], timeout=30)
 
     def get():
-        while data := ring.get(chunk, timeout=0.5):
+        while (data := ring.get(chunk, timeout=60)) != end:
             with lock:
                 received.append(data)
 
-    workers = [threading.Thread(target=put, args=(n,)) for n in range(threads)]
-    workers += [threading.Thread(target=get) for _ in range(2)]
-    for worker in workers:
+    putters = [threading.Thread(target=put, args=(n,)) for n in range(threads)]
+    getters = [threading.Thread(target=get) for _ in range(2)]
+    for worker in putters + getters:
         worker.start()
-    for worker in workers:
+    for worker in putters:
+        worker.join(60)
+    for _ in getters:
+        assert ring.put(end, timeout=60)
+    for worker in getters:
         worker.join(60)
     assert len(received) == threads * per_thread
     assert all(hashlib.md5(data[:8]).digest()[:8] == data[8:] for data in received)

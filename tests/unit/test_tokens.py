@@ -359,13 +359,13 @@ def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path):
     code = f"""
 from llm_instrumentation.core.tokens import CheckpointFile, TokenTracker
 tracker = TokenTracker(CheckpointFile({str(path)!r}), interval_tokens=1)
-print("ready", flush=True)
 while True:
     tracker.record_token(1, "x" * 1000)
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        time.sleep(0.3)
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        while not path.exists():
+            assert process.poll() is None
+            time.sleep(0.001)
         process.kill()
     state = CheckpointFile(path).load()
     assert len(state.tokens) >= 1

@@ -1,7 +1,9 @@
 package codec
 
 import (
+	"math/rand/v2"
 	"testing"
+	"unsafe"
 
 	"github.com/libstrap/strap/libstrap/internal/crc32c"
 )
@@ -34,4 +36,52 @@ func TestALevelIsUsedByAllLoops(t *testing.T) {
 			t.Errorf("%s: Huffman codes by kernels %v, wide %v", level, h.kernel, h.wide)
 		}
 	}
+}
+
+// Converted and rounded values and payloads are the same at each level. The test prints their
+// checksum, which tests/packaging/test_arm64.py compares with the one of another processor.
+func TestEveryLevelWritesTheSameBytes(t *testing.T) {
+	rng := rand.New(rand.NewPCG(21, 22))
+	values := make([]float32, 300_001)
+	for i := range values { // without package math, whose last bits differ between processors
+		for range 4 {
+			values[i] += float32(int32(rng.Uint32())>>16) / (1 << 14)
+		}
+	}
+	var first uint32
+	for i, level := range Levels() {
+		before := UseLevel(level)
+		got := checksumOfAll(t, values)
+		UseLevel(before)
+		if i == 0 {
+			first = got
+		} else if got != first {
+			t.Errorf("%s writes other bytes than %s", level, Levels()[0])
+		}
+	}
+	t.Logf("checksum %08x of %q", first, Levels())
+}
+
+// checksumOfAll returns the checksum of all that loops make of values.
+func checksumOfAll(t *testing.T, values []float32) (crc uint32) {
+	t.Helper()
+	add := func(b []byte) { crc = crc32c.Update(crc, b) }
+	n := len(values)
+	var st Stats
+	half := make([]byte, 2*n)
+	for _, bits := range []int{int(Float16), 6} {
+		Float32ToFloat16(unsafe.Pointer(&half[0]), unsafe.Pointer(&values[0]), n, bits, &st)
+		add(half)
+	}
+	Float32ToFloat16(unsafe.Pointer(&half[0]), unsafe.Pointer(&values[0]), n, int(Float16), &st)
+	for i, dt := range archived {
+		rounded := make([]byte, 2*n)
+		[]Mantissa{Float16, BFloat16}[i].Round(unsafe.Pointer(&rounded[0]), unsafe.Pointer(&half[0]), n, 4, &st)
+		add(rounded)
+		for _, k := range []Kind{LZ4, Zstd} {
+			add(encodeInPlace(t, newEncoder(t, k, 0), rounded))
+		}
+		add(encodeArchive(t, newArchiveEncoder(t, 5e-4), half, dt))
+	}
+	return crc
 }

@@ -151,13 +151,14 @@ func quantiseBlock(codes, scale []byte, x *[archiveBlock]float32, t wire.DType, 
 
 // atMost returns an upper bound of the sum of a block's squares, from the sum that float32 lanes have.
 // It is less than sumExcess above the true sum, or where the largest value is below 2^-55, by 2^-142
-// more: float32 rounds squares below 2^-126 by 2^-150 each.
+// more: float32 rounds squares below 2^-126 by 2^-150 each. float64(...) keeps a compiler from joining
+// the product and an addition of the caller, as Go's does for arm64: the bound is the same everywhere.
 func atMost(sum, largest float32) float64 {
 	const small, vanished = 1.0 / (1 << 55), archiveBlock * 0x1p-150
 	if 0 < largest && largest < small {
 		return float64(float64(sum)*quantiseUpward) + vanished
 	}
-	return float64(sum) * quantiseUpward
+	return float64(float64(sum) * quantiseUpward)
 }
 
 // stepOf is the step whose square is square, rounded to the nearest of the grid.

@@ -167,7 +167,7 @@ func TestWhatTheIntakeTookReachesTheFileWithoutBeingAskedFor(t *testing.T) {
 	s, _, small := shelved(t, options(codec.LZ4))
 	small(0, 10)
 	for begin := time.Now(); s.Stats().Packets == 0; time.Sleep(5 * time.Millisecond) {
-		if time.Since(begin) > 10*time.Second {
+		if time.Since(begin) > time.Minute {
 			t.Fatal("the tensor is not in the file")
 		}
 	}
@@ -368,14 +368,22 @@ func TestWorkersRestWhileTheIntakeTakesTensors(t *testing.T) {
 	o.Yield = true
 	s, _, _ := shelved(t, o)
 	f := s.opts.Intake.(*shelf)
-	resting(s, 10*idleAfter) // more than this machine may pause
-	for began, i := time.Now(), 0; time.Since(began) < 50*idleAfter; i++ {
+	const idle = 10 * idleAfter
+	resting(s, idle)
+	began := time.Now()
+	for i, last := 0, began; time.Since(began) < 50*idleAfter; i++ {
 		if x := numbered(0, i, 10); !f.put(x) {
 			enqueue(t, s, x)
 		}
-		if time.Sleep(2 * time.Millisecond); s.Stats().Packets > 0 {
-			t.Fatalf("packets were made after %v, while tensors came", time.Since(began))
+		time.Sleep(2 * time.Millisecond)
+		made, now := s.Stats().Packets, time.Now()
+		if now.Sub(last) > idle/2 { // this machine paused, as a model may
+			break
 		}
+		if made > 0 {
+			t.Fatalf("packets were made after %v, while tensors came", now.Sub(began))
+		}
+		last = now
 	}
 	finish(t, s)
 }

@@ -374,7 +374,7 @@ func TestPacketsReachTheFileWithoutBeingAskedFor(t *testing.T) {
 	for n := range uint64(3) {
 		enqueue(t, s, tensorOf(layer, wire.Float32, []float32{1, 2, 3}))
 		for began := time.Now(); s.Stats().Packets <= n; time.Sleep(time.Millisecond) {
-			if time.Since(began) > 20*time.Second {
+			if time.Since(began) > time.Minute {
 				t.Fatal("it does not come")
 			}
 		}

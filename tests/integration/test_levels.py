@@ -1,0 +1,59 @@
+"""What Python captures, with the loops of every level. All other tests run with the fastest."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import llm_instrumentation
+import pytest
+
+pytestmark = pytest.mark.timeout(1800)
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(llm_instrumentation.__file__).parent
+TESTS = ["test_bit_for_bit.py", "test_rounding.py", "test_archive.py"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a copy of the package lies whose library begins with the level of STRAP_LEVEL."""
+    folder = tmp_path_factory.mktemp("levels")
+    copy = shutil.copytree(PACKAGE, folder / PACKAGE.name)
+    subprocess.run(
+        [ROOT / "libstrap" / "build.sh", copy / "_native" / "libstrap.so"],
+        env={**os.environ, "GOFLAGS": "-tags=strap_level"}, check=True,
+    )  # fmt: skip
+    return folder
+
+
+def python(folder: Path, level: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    env = {**os.environ, "PYTHONPATH": path, "STRAP_LEVEL": level}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, env=env, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def levels(folder: Path) -> list[str]:
+    """Those of this processor, as the library says that is told one which does not exist."""
+    load = "from llm_instrumentation._native.library import library; library()"
+    said = python(folder, "none", "-c", load).stderr
+    (names,) = re.findall(r'codec: level "none": this processor has \[(.*?)\]', said)
+    found: list[str] = re.findall(r'"(\w+)"', names)
+    return found
+
+
+@pytest.mark.parametrize("level", ["avx512", "avx2", "neon", "portable"])
+def test_captures(level: str, levels: list[str], folder: Path) -> None:
+    if level not in levels:
+        pytest.skip(f"this processor has {', '.join(levels)}")
+    if level == levels[0]:
+        pytest.skip("it is the fastest, which the tests run with anyway")
+    tests = [Path(__file__).with_name(name) for name in TESTS]
+    done = python(folder, level, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    assert done.returncode == 0, done.stdout
