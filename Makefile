@@ -105,7 +105,7 @@ clean: ## Remove what was built; .venv stays
 $(LIB): $(LIB_SOURCES) | $(VENV)/.toolchain
 	$(TOOLS) && libstrap/build.sh $@
 
-$(HOOK): libstrap/hook/hook.c libstrap/build-hook.sh c_include/strap.h | $(VENV)/.toolchain
+$(HOOK): $(wildcard libstrap/hook/*) libstrap/build-hook.sh c_include/strap.h | $(VENV)/.toolchain
 	$(TOOLS) && libstrap/build-hook.sh $@
 
 $(PROBE): $(LIB_SOURCES) | $(VENV)/.toolchain

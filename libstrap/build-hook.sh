@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds hook.so, PyTorch's forward hook in C, as the file OUT:
+# Builds hook.so, PyTorch's forward hook and the torch tracer's hot path in C, as the file OUT:
 #
 #     libstrap/build-hook.sh OUT
 #
@@ -29,5 +29,5 @@ undefined=
 if [ "$("$GO" env GOOS)" = darwin ]; then undefined="-undefined dynamic_lookup"; fi
 mkdir -p -- "$(dirname -- "$out")"
 eval "$CC -std=gnu11 -O2 -Wall -Wextra -fPIC -shared $undefined -Ic_include \
-  -o \"\$out.new\" libstrap/hook/hook.c"
+  -o \"\$out.new\" libstrap/hook/*.c"
 mv -f -- "$out.new" "$out" # in one step, for it may be in use

@@ -4,68 +4,12 @@
  * strap_enqueue. Whatever is not a plain tensor in memory, it leaves to the hook in Python, its
  * twin.
  *
- * hook.so is loaded by llm_instrumentation._native.hooks. What it needs of CPython is in the
- * stable ABI and declared here, so that one file serves every version from 3.10 on and building
- * it takes no headers of Python: https://docs.python.org/3/c-api/stable.html. Tensors are read
- * through DLPack's exchange API: https://dmlc.github.io/dlpack/latest/c_api.html.
+ * llm_instrumentation._native.hooks loads it.
  */
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 
+#include "python.h"
 #include "strap.h"
-
-/* ---- CPython ---- */
-
-typedef struct _object PyObject;
-typedef ptrdiff_t Py_ssize_t;
-typedef struct {
-  const char *name;
-  PyObject *(*call)(PyObject *self, PyObject *const *arguments, Py_ssize_t count);
-  int flags;
-  const char *doc;
-} PyMethodDef;
-#define METH_FASTCALL 0x0080
-
-PyObject *PyCFunction_NewEx(PyMethodDef *, PyObject *self, PyObject *module);
-PyObject *PyCapsule_New(void *, const char *name, void (*destructor)(PyObject *));
-void *PyCapsule_GetPointer(PyObject *, const char *name);
-PyObject *PyObject_Type(PyObject *);
-PyObject *PyObject_CallFunctionObjArgs(PyObject *callable, ...);
-PyObject *PyObject_CallFunction(PyObject *callable, const char *format, ...);
-Py_ssize_t PyTuple_Size(PyObject *);
-PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
-PyObject *PyErr_NoMemory(void);
-void PyErr_SetString(PyObject *type, const char *message);
-extern PyObject *PyExc_TypeError, *PyExc_Exception;
-PyObject *PyErr_Occurred(void);
-long long PyLong_AsLongLong(PyObject *);
-int PyErr_ExceptionMatches(PyObject *type);
-void PyErr_Clear(void);
-int PyErr_CheckSignals(void);
-void *PyEval_SaveThread(void);
-void PyEval_RestoreThread(void *);
-void Py_IncRef(PyObject *);
-void Py_DecRef(PyObject *);
-
-/* ---- DLPack ---- */
-
-enum { DL_CPU = 1 };
-enum { DL_INT = 0, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6 };
-
-typedef struct {
-  void *data;
-  struct {
-    int32_t type, id;
-  } device;
-  int32_t ndim;
-  struct {
-    uint8_t code, bits;
-    uint16_t lanes;
-  } dtype;
-  int64_t *shape, *strides; /* strides in elements; NULL: contiguous */
-  uint64_t byte_offset;
-} DLTensor;
 
 /* ---- what the hooks of a capture share; _native/hooks.py has the same struct ---- */
 
@@ -134,13 +78,6 @@ static strap_dtype dtype_of(const DLTensor *t) {
 
 static int is_plain(const struct hooks *all, PyObject *type) {
   return type == all->plain[0] || type == all->plain[1];
-}
-
-/* A type, without a reference: a value that lives keeps it. */
-static PyObject *type_of(PyObject *value) {
-  PyObject *type = PyObject_Type(value);
-  Py_DecRef(type);
-  return type;
 }
 
 /* The two outputs of nearly all modules: a tensor, and a tensor beside None. Borrowed; NULL:

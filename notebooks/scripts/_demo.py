@@ -52,6 +52,7 @@ class Demo:
             print(f"failed: {outcome.reason}", file=sys.stderr)
             return 2
         self._tell(Path(outcome.run_dir))
+        _tell_class(outcome)
         return 0
 
     def _parser(self) -> argparse.ArgumentParser:
@@ -120,6 +121,17 @@ class Demo:
         metrics = folder / "metrics.csv"
         if metrics.exists():
             print(f"\n{metrics.read_text(encoding='utf-8')}")
+
+
+def _tell_class(outcome: RunOutcome) -> None:
+    """Whether the run counts, and what would make it count."""
+    print(f"The run is {outcome.validity or 'not classed: telemetry was off'}.")
+    if outcome.validity == "contaminated":
+        print("It is kept, and left out of what is made of several runs.")
+    for reason in outcome.validity_reasons:
+        print(f"  because {reason}")
+    for way in outcome.ways_to_clean:
+        print(f"  to be clean: {way}")
 
 
 def _count(text: str) -> int:

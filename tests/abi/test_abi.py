@@ -215,8 +215,9 @@ def test_only_the_interface_is_exported(library):
     assert names == declared
 
 
-def test_the_hook_compiles_without_warnings(tmp_path):
-    source, out = ROOT / "libstrap" / "hook" / "hook.c", tmp_path / "hook.o"
+@pytest.mark.parametrize("name", ["hook", "trace"])
+def test_the_hook_compiles_without_warnings(name, tmp_path):
+    source, out = ROOT / "libstrap" / "hook" / f"{name}.c", tmp_path / "hook.o"
     run(*CC, "-std=c11", *WARNINGS, "-O2", "-fPIC", f"-I{ROOT}/c_include", "-c", source, "-o", out)
 
 

@@ -606,9 +606,9 @@ def test_the_smallest_experiment_runs_as_the_readme_says(tmp_path, monkeypatch):
     metrics = pd.read_csv(Path(run["run_dir"]) / "metrics.csv").set_index("region_type")
     assert metrics.loc["weight", "write_once_ratio_mean"] == 1.0
     assert metrics.loc["weight", "retention_p50_s"] > metrics.loc["activation", "retention_p99_s"]
-    # Keys and values of a token: 4 layers, 8 heads of 64 floats.
+    # Keys and values of a token: 2 layers, 8 heads of 128 floats.
     growth = pd.read_parquet(Path(run["run_dir"]) / "tables" / "kv_growth.parquet")
-    per_token = 2 * 4 * 8 * 64 * 4
+    per_token = 2 * 2 * 8 * 128 * 4
     assert growth.live_bytes.iloc[0] == 128 * per_token
     assert set(growth.live_bytes.diff().dropna()) == {per_token}
     text = html.unescape(Path(run["report"]).read_text(encoding="utf-8"))
@@ -618,6 +618,10 @@ def test_the_smallest_experiment_runs_as_the_readme_says(tmp_path, monkeypatch):
         rf"Written once, read \S+ times per write, retained \S+ m?s {of_the_run}", text
     )
     assert "grown from 2 MiB to 2.47 MiB over 31 steps" in text
+    assert "tokens/s untraced" in text  # not those of the run that the tracer slowed
+    ways = run["ways_to_clean"]  # none on a machine that does nothing else
+    assert all(way in text for way in ways)
+    assert (run["validity"] == "clean") == (ways == [])
     assert re.search(rf"retained \S+ [mµ]s at the median and \S+ [mµ]?s at p99 {of_the_run}", text)
 
 
@@ -643,8 +647,30 @@ def test_a_demo_runs_with_random_weights(tmp_path, monkeypatch, capsys):
     flags = ["--random-weights", "--ctx", "16", "--tokens", "2", "--no-native-traces"]
     assert demo("demo_qwen_hf", *flags, "--out", "out") == 0
     (folder,) = (tmp_path / "out" / "qwen2.5-0.5b-instruct-random").iterdir()
-    assert len(RunFolder(folder).metadata()["generations"]) == 5
-    assert "region_type" in capsys.readouterr().out
+    known = RunFolder(folder).metadata()
+    assert len(known["generations"]) == 5
+    out = capsys.readouterr().out
+    assert "region_type" in out
+    assert f"The run is {known['run_validity']}." in out
+    for reason in known["validity"]["failure_reasons"]:
+        assert f"because {reason}" in out
+    assert out.count("to be clean: ") == len(known["validity"]["failure_reasons"])
+
+
+def test_a_demo_says_what_would_make_a_contaminated_run_clean(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "llm_instrumentation.mrm.runner._run_untraced",
+        lambda *_: {"generation_s": 1e-4, "rss_mb_peak": 1e6},
+    )
+    flags = ["--random-weights", "--ctx", "16", "--tokens", "2", "--no-native-traces"]
+    assert demo("demo_qwen_hf", *flags, "--out", "out") == 0
+    out = capsys.readouterr().out
+    assert "The run is contaminated." in out
+    assert re.search(r"because observer_cpu [\d.]+ % is not below 20 %", out)
+    assert re.search(
+        r"to be clean: tracing slowed the model by [\d.]+ % where clean is below 10 %", out
+    )
 
 
 def demo(name: str, *arguments: str) -> int:

@@ -65,6 +65,8 @@ def test_the_sdist_holds_the_sources_and_nothing_built(sdist):
         "libstrap/cmd/strap-probe/main.go",
         "libstrap/capi/main.go",
         "libstrap/hook/hook.c",
+        "libstrap/hook/python.h",
+        "libstrap/hook/trace.c",
         "libstrap/symbols.map",
         "packaging/toolchain.py",
         "python/llm_instrumentation/_version.py",

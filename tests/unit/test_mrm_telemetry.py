@@ -20,6 +20,7 @@ from llm_instrumentation.mrm.telemetry import (
     classify_run,
     compute_observer_effect,
     thermal,
+    ways_to_clean,
 )
 
 MIB = 2**20
@@ -281,3 +282,31 @@ def test_a_summary_is_classed_as_its_numbers():
     assert (found.run_validity, found.observer_memory_frac) == ("marginal", 0.03)
     assert classify_from_summary(effect, target_rss_mb=100.0).run_validity == "contaminated"
     assert classify_from_summary({}).run_validity == "clean"
+
+
+def test_a_clean_run_needs_no_way_out():
+    assert ways_to_clean({}) == []
+    assert ways_to_clean({"observer_cpu_overhead_pct_max": 9.9, "baseline_cpu_pct": 14.9}) == []
+
+
+def test_each_limit_that_a_clean_run_keeps_has_its_way_out():
+    summary = {
+        "observer_cpu_overhead_pct_max": 23.4,
+        "observer_memory_overhead_frac": 0.07,
+        "thermal_throttle_events": 2,
+        "baseline_cpu_pct": 43.0,
+        "io_contention_detected": True,
+    }
+    cpu, memory, throttled, busy, disk = ways_to_clean(summary)
+    assert "processes took 23.4 % where clean is below 10 % of a core: sample less" in cpu
+    assert "0.070 of the model's memory where clean is below 0.05" in memory
+    assert "throttled 2 times where clean has 0" in throttled
+    assert "43.0 % busy before the run where clean is below 15 %" in busy
+    assert "over 10 MiB beside the trace" in disk
+    assert len(classify_from_summary(summary).failure_reasons) == 5
+
+
+def test_a_tracer_in_the_process_of_the_model_is_sped_up_otherwise():
+    (way,) = ways_to_clean({"observer_cpu_overhead_pct_max": 23.4, "paired_untraced_run": {}})
+    assert "slowed the model by 23.4 % where clean is below 10 %" in way
+    assert "wider layers" in way

@@ -22,12 +22,22 @@ from hypothesis import strategies as st
 from llm_instrumentation.errors import InvalidArgumentError, InvalidStateError
 from llm_instrumentation.mrm import TraceLabeller
 from llm_instrumentation.mrm.collector import CollectorUnavailableError, TorchTracer
+from llm_instrumentation.mrm.collector.torch import recorder
 from llm_instrumentation.mrm.collector.torch.layout import consecutive, runs_of
 from llm_instrumentation.mrm.collector.torch.recorder import BLOCK_ROWS
 from llm_instrumentation.mrm.collector.torch.trace import META_KEY
 from llm_instrumentation.mrm.schema import ARROW_SCHEMA, KIND_KEY, Kind, Phase, kind_of
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@pytest.fixture(autouse=True, params=["C", "Python"])
+def path(request, monkeypatch):
+    """Operators run in C where this torch and interpreter can; the twin in Python is the same."""
+    if request.param == "Python":
+        monkeypatch.setattr(recorder, "view_in_c", lambda: 0)
+    elif not recorder.view_in_c():
+        pytest.skip("this torch or interpreter does not show tensors to C")
 
 
 @pytest.fixture

@@ -5,16 +5,20 @@
 
 from .hooks import ForwardHooks, view_function
 from .library import DTYPE_CODES, DTYPE_SIZES, codec_code, library_version
+from .operators import BLOCK_ROWS, Form, Operators
 from .payload import decode, encode
 from .reader import Packet, Reader, ReaderInfo, capture_id_of
 from .session import Conversion, Layout, Session, SessionStats
 
 __all__ = [
+    "BLOCK_ROWS",
     "DTYPE_CODES",
     "DTYPE_SIZES",
     "Conversion",
+    "Form",
     "ForwardHooks",
     "Layout",
+    "Operators",
     "Packet",
     "Reader",
     "ReaderInfo",

@@ -48,29 +48,40 @@ class _Shared(ctypes.Structure):
 
 
 @functools.cache
-def _library() -> ctypes.PyDLL | None:
-    """hook.so, None where this interpreter cannot use it."""
+def library() -> ctypes.PyDLL | None:
+    """hook.so, None where this interpreter cannot use it.
+
+    Raises:
+        UnsupportedError: it could, but the file is missing or does not load.
+    """
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None
     path = Path(__file__).with_name("hook.so")
     try:
-        library = ctypes.PyDLL(str(path))
+        found = ctypes.PyDLL(str(path))
     except OSError as error:
         raise UnsupportedError(
             f"{path} does not load: install the package with pip, which builds it, or run "
             f"`make lib` in a checkout: {error}"
         ) from error
     u32, object_ = ctypes.c_uint32, ctypes.py_object
-    library.hook_new.restype = library.hook_put.restype = object_
-    library.hook_new.argtypes = (ctypes.POINTER(_Shared), u32, u32, object_, object_)
-    library.hook_put.argtypes = (ctypes.POINTER(_Shared), u32, object_, object_)
-    library.hooks_enter.restype = None
-    library.hooks_enter.argtypes = (
+    found.hook_new.restype = found.hook_put.restype = object_
+    found.hook_new.argtypes = (ctypes.POINTER(_Shared), u32, u32, object_, object_)
+    found.hook_put.argtypes = (ctypes.POINTER(_Shared), u32, object_, object_)
+    found.hooks_enter.restype = None
+    found.hooks_enter.argtypes = (
         ctypes.POINTER(_Shared), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64,
     )  # fmt: skip
-    library.hooks_leave.restype = None
-    library.hooks_leave.argtypes = (ctypes.POINTER(_Shared),)
-    return library
+    found.hooks_leave.restype = None
+    found.hooks_leave.argtypes = (ctypes.POINTER(_Shared),)
+    found.tracer_dispatch.restype = found.tracer_put.restype = object_
+    found.tracer_dispatch.argtypes = found.tracer_put.argtypes = (object_,)
+    found.tracer_begin.restype = found.tracer_end.restype = None
+    found.tracer_begin.argtypes = (ctypes.c_void_p, object_)
+    found.tracer_flush.restype = found.tracer_learn.restype = None
+    found.tracer_flush.argtypes = found.tracer_end.argtypes = (ctypes.c_void_p,)
+    found.tracer_learn.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    return found
 
 
 def view_function(exchange: object) -> int:
@@ -109,10 +120,10 @@ class ForwardHooks:
         is_neg: Callable[[Any], bool],
         failed: Callable[[Exception, int, int, int, int], None],
     ) -> None:
-        library = _library()
-        if library is None:
+        found = library()
+        if found is None:
             raise UnsupportedError("this interpreter has no hooks in C")
-        self._library = library
+        self._library = found
         enqueue, offer, abandon = session.functions("strap_enqueue", "strap_offer", "strap_abandon")
 
         def told(
@@ -144,7 +155,7 @@ class ForwardHooks:
         Raises:
             UnsupportedError: it could, but hook.so is missing or does not load.
         """
-        return _library() is not None
+        return library() is not None
 
     def new(self, layer: int, index: int, otherwise: Callable[..., None]) -> Callable[..., None]:
         """A module's hook.

@@ -415,6 +415,8 @@ def _say_outcomes(outcomes: Sequence[RunOutcome]) -> None:
         if one.status != "warmed_up":
             place = one.run_dir if one.report is None else one.report
             _out.print(f"{one.status:<12}{one.rows:>14,} rows  {escape(place)}")
+            for way in one.ways_to_clean:
+                _out.print(f"    to be clean: {escape(way)}")
 
 
 def _say_checks(config: Path, result: ValidationResult) -> None:

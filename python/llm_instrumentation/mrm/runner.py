@@ -43,6 +43,7 @@ from .events import EventLog
 from .reporter.files import to_json, write_text
 from .runs import METADATA, RunFolder, find_finished, parameters_of
 from .schema import RunValidity
+from .telemetry import ways_to_clean
 
 if TYPE_CHECKING:
     from .collector.base import BaseCollector
@@ -58,8 +59,8 @@ class RunOutcome:
     """What became of a run.
 
     ``status``: finished; skipped, an earlier run of the same parameters had finished;
-    warmed_up; failed, with the ``reason``. ``validity_reasons`` say why it is not clean, and
-    ``report`` is its page.
+    warmed_up; failed, with the ``reason``. ``validity_reasons`` say why it is not clean,
+    ``ways_to_clean`` what would make it so, and ``report`` is its page.
     """
 
     run_id: str
@@ -70,6 +71,7 @@ class RunOutcome:
     rows: int = 0
     validity: str | None = None
     validity_reasons: list[str] = field(default_factory=list)
+    ways_to_clean: list[str] = field(default_factory=list)
     report: str | None = None
     reason: str | None = None
     duration_s: float = 0.0
@@ -157,6 +159,7 @@ def _finished(config: ExperimentConfig, runs: Sequence[RunConfig]) -> dict[str, 
             rows=known.get("trace", {}).get("rows", 0),
             validity=known.get("run_validity"),
             validity_reasons=known.get("validity", {}).get("failure_reasons", []),
+            ways_to_clean=ways_to_clean(known.get("observer_effect_summary", {})),
             report=folder.report,
             reason=f"{folder.run_id} has finished",
         )
@@ -324,6 +327,7 @@ class _Run:
         kind = collected.collector.kind
         self.outcome.validity = metadata.get("run_validity")
         self.outcome.validity_reasons = metadata.get("validity", {}).get("failure_reasons", [])
+        self.outcome.ways_to_clean = ways_to_clean(metadata.get("observer_effect_summary", {}))
 
         from .processing import Settings, process
 

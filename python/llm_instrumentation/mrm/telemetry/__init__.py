@@ -5,7 +5,14 @@ from __future__ import annotations
 from .baseline import BaselineSnapshot, capture_baseline
 from .observer_effect import ResourceSample, compute_observer_effect
 from .thermal import ThermalMonitor, ThermalSample, ThermalSnapshot
-from .validity import LIMITS, Limits, ValidityResult, classify_from_summary, classify_run
+from .validity import (
+    LIMITS,
+    Limits,
+    ValidityResult,
+    classify_from_summary,
+    classify_run,
+    ways_to_clean,
+)
 
 __all__ = [
     "LIMITS",
@@ -20,4 +27,5 @@ __all__ = [
     "classify_from_summary",
     "classify_run",
     "compute_observer_effect",
+    "ways_to_clean",
 ]

@@ -147,3 +147,50 @@ def classify_from_summary(summary: Mapping[str, Any], target_rss_mb: float = 0.0
         baseline_cpu_pct=summary.get("baseline_cpu_pct", 0.0),
         io_contention_detected=summary.get("io_contention_detected", False),
     )
+
+
+def ways_to_clean(summary: Mapping[str, Any]) -> list[str]:
+    """What would make a run clean: a sentence for each limit of a clean run that it did not keep.
+
+    Args:
+        summary: of :func:`compute_observer_effect`, or ``observer_effect_summary`` of
+            metadata.json.
+    """
+    clean = LIMITS[RunValidity.CLEAN]
+    found = classify_from_summary(summary)
+    cpu, memory = found.observer_cpu_overhead_pct_max, found.observer_memory_frac
+    ways = []
+    if cpu >= clean.observer_cpu_overhead_pct_max:
+        limit = f"{cpu:.1f} % where clean is below {clean.observer_cpu_overhead_pct_max:g} %"
+        if "paired_untraced_run" in summary:
+            ways.append(
+                f"tracing slowed the model by {limit}: trace on a machine that does nothing else; "
+                "tracing takes time per operator, so wider layers and longer contexts lose less"
+            )
+        else:
+            ways.append(
+                f"the tracing processes took {limit} of a core: sample less often (a larger "
+                "sample_period or poll_interval_ms), or give them a core that the model leaves free"
+            )
+    if memory >= clean.observer_memory_frac:
+        ways.append(
+            f"tracing took {memory:.3f} of the model's memory where clean is below "
+            f"{clean.observer_memory_frac:g}: trace a larger model, or fewer tokens of it"
+        )
+    if found.thermal_throttle_events > clean.thermal_throttle_events:
+        ways.append(
+            f"the processor was throttled {found.thermal_throttle_events} times where clean has "
+            f"{clean.thermal_throttle_events}: let it cool, and run again"
+        )
+    busy, idle = found.baseline_cpu_pct, clean.baseline_cpu_pct
+    if idle is not None and busy >= idle:
+        ways.append(
+            f"the machine was {busy:.1f} % busy before the run where clean is below {idle:g} %: "
+            "end what else runs, and run again"
+        )
+    if found.io_contention_detected:
+        ways.append(
+            "the tracer wrote over 10 MiB beside the trace where clean writes less: put its "
+            "temporary files on another disk, or trace fewer tokens"
+        )
+    return ways

@@ -7,17 +7,18 @@ needs: see :mod:`.recorder`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ...._native import Form as NativeForm
 from .layout import consecutive, integers_of
 from .ops import Form, Traffic, traffic_of
 
-__all__ = ["Handle", "Handler", "Pen", "Run", "handler_of"]
+__all__ = ["Handle", "Handler", "Pen", "Positions", "Run", "handler_of", "tensors_in"]
 
 Run = Callable[..., Any]
 
@@ -46,15 +47,27 @@ class Pen(Protocol):
     mode: AbstractContextManager[Any]
 
 
+class Positions(NamedTuple):
+    """What an operator moves, where that can be told by position; see :class:`Traffic`."""
+
+    form: NativeForm
+    codes: tuple[int, int] = (0, 0)  #: of loads, and of stores
+    reads: Sequence[int] = ()
+    writes: Sequence[int] = ()
+    results: Sequence[int] = ()  #: those that are new memory
+    several: bool = False  #: there is a tuple of results
+
+
 class Handler(NamedTuple):
     """How to run an operator.
 
     ``run`` notes what it moves, None where that is nothing; ``plain`` does not, None where the
-    operators that it is made of are to be seen.
+    operators that it is made of are to be seen. By ``positions`` C does what ``run`` does.
     """
 
     run: Handle | None
     plain: Run | None
+    positions: Positions = Positions(NativeForm.IN_PYTHON)
 
 
 def handler_of(operator: Any, pen: Pen) -> Handler:
@@ -64,16 +77,35 @@ def handler_of(operator: Any, pen: Pen) -> Handler:
     traffic = traffic_of(operator)
     plain: Run = operator._op  # without the Python frame of the overload's own __call__
     if traffic.form is Form.VIEW:
-        return Handler(None, plain)
+        return Handler(None, plain, Positions(NativeForm.VIEW))
     if traffic.form is Form.COMPOSITE:
         return Handler(_composite(operator, pen), None)
     if traffic.form is Form.LINEAR:
-        return Handler(_linear(operator, traffic, pen), plain)
+        positions = _positions(NativeForm.MOVES_IF_CONTIGUOUS, traffic, pen)
+        return Handler(_linear(operator, traffic, pen), plain, positions)
     if traffic.form is Form.MAY_ALIAS:
-        return Handler(_may_alias(plain, traffic, pen), plain)
+        codes = _codes(traffic, pen)
+        positions = Positions(NativeForm.MOVES_IF_COPIED, codes, reads=[0], results=[0])
+        return Handler(_may_alias(plain, traffic, pen), plain, positions)
     if traffic.form is Form.ROWS:
         return Handler(_rows(plain, traffic, pen), plain)
-    return Handler(_moves(plain, traffic, pen), plain)
+    positions = _positions(NativeForm.MOVES, traffic, pen)
+    return Handler(_moves(plain, traffic, pen), plain, positions)
+
+
+def _positions(form: NativeForm, traffic: Traffic, pen: Pen) -> Positions:
+    """The positions of all that moves; IN_PYTHON where a tensor comes by keyword."""
+    places = [one.position for one in traffic.arguments]
+    if any(place is None for place in places):
+        return Positions(NativeForm.IN_PYTHON)
+    return Positions(
+        form,
+        _codes(traffic, pen),
+        [one.position for one in traffic.arguments if one.read and one.position is not None],
+        [one.position for one in traffic.arguments if one.written and one.position is not None],
+        [place for place, new in enumerate(traffic.new_results) if new],
+        several=len(traffic.new_results) != 1,
+    )
 
 
 def _codes(traffic: Traffic, pen: Pen) -> tuple[int, int]:
@@ -152,19 +184,20 @@ def _any_to_any(op: Run, traffic: Traffic, pen: Pen) -> Handle:
                     value = kwargs.get(name)
                 else:
                     value = args[position] if position < len(args) else None
-                for tensor in _tensors(value):
+                for tensor in tensors_in(value):
                     if tensor is not None:
                         note(tensor, now, code)
         results = (out,) if single else out
         for place in new_results:
-            for tensor in _tensors(results[place]):
+            for tensor in tensors_in(results[place]):
                 note(tensor, now, store)
         return out
 
     return run
 
 
-def _tensors(value: Any) -> Iterable[Any]:
+def tensors_in(value: Any) -> Iterable[Any]:
+    """The tensors of an argument or a result: itself, those of a list, or none."""
     if isinstance(value, torch.Tensor):
         return (value,)
     return value if isinstance(value, (list, tuple)) else ()

@@ -1,15 +1,17 @@
 """The hot path of the torch tracer: what happens at each operator of one thread.
 
-An operator is looked at once; from then on a function made for it (:mod:`.handlers`) runs
-it and packs a row a tensor into a block of bytes. Nothing is kept that Python's garbage
-collector would count, and nothing is computed that can be computed later. With hundreds of
-operators a token this is where the tracer's cost is made: benchmarks/torch_tracer.py measures it.
+An operator is looked at once. From then on C runs it and appends a row a tensor to a block of
+bytes (libstrap/hook/trace.c), where positions among its arguments say all that it moves, its
+tensors are contiguous and in host memory, and this torch and interpreter let C see them. A function
+that was made for it does so in Python otherwise (:mod:`.handlers`), and the rows are the same.
+Nothing is kept that Python's garbage collector would count, and nothing is computed that can be
+computed later. With hundreds of operators a token this is where the tracer's cost is made:
+benchmarks/torch_tracer.py measures it.
 """
 
 from __future__ import annotations
 
 import random
-import struct
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -18,15 +20,16 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .handlers import Handle, Pen, Run, handler_of
+from ...._native import BLOCK_ROWS, Operators, view_function
+from .handlers import Handle, Handler, Pen, Run, handler_of, tensors_in
 from .layout import runs_of
 from .regions import Regions
 from .spool import ROW, ROW_BYTES, Spool
 
-__all__ = ["BLOCK_ROWS", "Recorder", "Symbols"]
+__all__ = ["BLOCK_ROWS", "Recorder", "Symbols", "view_in_c"]
 
-BLOCK_ROWS = 1 << 13  # small enough for a core's cache
 _MANY_LAYOUTS = 1 << 12
+_AT_ONCE: tuple[int, ...] = (0,)
 
 
 class Symbols:
@@ -48,10 +51,11 @@ class Recorder:
 
     Attributes:
         mode: the ``TorchDispatchMode`` to be entered on this thread.
+        note: ``note(tensor, time_ns, code)``: all of a tensor is read or written.
+        note_rows: chosen rows of it are; see :class:`.handlers.Pen`.
         put: ``put(time_ns, address, length, word, code)`` appends a row.
         flush: hands the rows that are held to the spool.
         unseen: how many tensors kept their memory to themselves, by operator.
-        sampling: record one operator in ``sample_every``; otherwise all.
     """
 
     def __init__(
@@ -68,25 +72,72 @@ class Recorder:
         self.thread = threading.get_native_id()
         self.number = symbols.number
         self._regions = regions
-        self.unseen: dict[str, int] = {}
-        self.sampling = False
-        self.note, self.note_rows, self.put, self.flush = _pen(
-            regions, spool, symbols, max_runs, self.thread, self.unseen
-        )
+        self._spool = spool
+        self._elsewhere = elsewhere
         self._sample_every = sample_every
         self._chance = random.Random(0)
         self._passing = 0
-        self.mode = self._make_mode(elsewhere)
+        self._sampling = False
+        self.unseen: dict[str, int] = {}
+        self.mode = self._make_mode()
+        self._in_c: Operators | None = None
+        view = view_in_c()
+        if view:
+            self._in_c = self._operators(view)
+            self.put, self.flush = self._in_c.put, self._in_c.flush
+            self.mode.__torch_dispatch__ = self._in_c.dispatch  # type: ignore[method-assign]
+        else:
+            self.put, self.flush = _block(self._take)
+        self.note, self.note_rows = _notes(regions, symbols, max_runs, self.unseen, self.put)
 
-    def _make_mode(self, elsewhere: Callable[[], Recorder]) -> TorchDispatchMode:
+    @property
+    def sampling(self) -> bool:
+        """Whether one operator in ``sample_every`` is recorded now; otherwise all are."""
+        return self._sampling
+
+    @sampling.setter
+    def sampling(self, sampling: bool) -> None:
+        self._sampling = sampling
+        if self._in_c is not None:
+            self._in_c.sampling = sampling
+
+    def _operators(self, view: int) -> Operators:
+        def note(value: Any, now: int, code: int) -> None:
+            for tensor in tensors_in(value):
+                if tensor is not None:
+                    self.note(tensor, now, code)
+
+        return Operators(
+            self.mode,
+            view=view,
+            forgotten=self._regions.forgotten,
+            plain=torch.Tensor,
+            parameter=nn.Parameter,
+            untyped_storage=torch.Tensor.untyped_storage,
+            meet=self._regions.meet,
+            see_parameter=self._regions.see_parameter,
+            note=note,
+            dispatch=self.mode.__torch_dispatch__,
+            gap=self._gap if self._sample_every > 1 else None,
+            take=self._take,
+        )
+
+    def _take(self, rows: memoryview) -> None:
+        self._spool.write(rows, self.thread)
+        self._regions.forget_dead()
+
+    def _make_mode(self) -> TorchDispatchMode:
         nothing: dict[str, Any] = {}
         views: dict[int, Run | None] = {}
         runs: dict[int, Handle] = {}
         operators: list[Any] = []  # while they are here their ids are theirs
         owner, here, recorder = threading.get_ident(), threading.get_ident, self
+        elsewhere = self._elsewhere
         parameter, see_parameter = nn.Parameter, self._regions.see_parameter
 
         class Mode(_Mode):
+            # An instance has the function in C in its place, where there is one, and this runs
+            # what C has not learnt.
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
@@ -95,7 +146,7 @@ class Recorder:
                         return func(*args, **(kwargs or nothing))
                     return NotImplemented  # subclasses say what they are made of
                 if here() != owner:  # autograd brings the mode to threads of its own
-                    return elsewhere().mode.__torch_dispatch__(func, types, args, kwargs)
+                    return elsewhere().mode.__torch_dispatch__(func, types, args, kwargs or nothing)
                 run = runs.get(id(func))
                 if run is not None:
                     return run(args, kwargs or nothing)
@@ -106,28 +157,37 @@ class Recorder:
                     return view(*args, **kwargs) if kwargs else view(*args)
                 operators.append(func)
                 handler = handler_of(func, cast("Pen", recorder))
-                if handler.run is None:
-                    views[id(func)] = handler.plain
-                else:
-                    runs[id(func)] = recorder._sampled(handler.run, handler.plain)
-                return self.__torch_dispatch__(func, types, args, kwargs)
+                if not recorder._learn_in_c(func, handler):
+                    if handler.run is None:
+                        views[id(func)] = handler.plain
+                    else:
+                        runs[id(func)] = recorder._sampled(handler.run, handler.plain)
+                return self.__torch_dispatch__(func, types, args, kwargs or nothing)
 
         return Mode()
+
+    def _learn_in_c(self, func: Any, handler: Handler) -> bool:
+        if self._in_c is None:
+            return False
+        return self._in_c.learn(func, handler.plain, handler.run, **handler.positions._asdict())
 
     def _sampled(self, run: Handle, plain: Run | None) -> Handle:
         if self._sample_every == 1 or plain is None:
             return run
 
         def sometimes(args: Any, kwargs: Any) -> Any:
-            if self.sampling:
+            if self._sampling:
                 if self._passing:
                     self._passing -= 1
                     return plain(*args, **kwargs)
-                # Even gaps would meet the same operators of each layer again and again.
-                self._passing = self._chance.randrange(2 * self._sample_every - 1)
+                self._passing = self._gap()
             return run(args, kwargs)
 
         return sometimes
+
+    def _gap(self) -> int:
+        """How many operators pass: even gaps would meet the same ones of each layer again."""
+        return self._chance.randrange(2 * self._sample_every - 1)
 
 
 class _Mode(TorchDispatchMode):
@@ -140,30 +200,55 @@ class _Mode(TorchDispatchMode):
         return False
 
 
+def view_in_c() -> int:
+    """What C reads tensors with; 0 where this torch or interpreter has none: all is in Python."""
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    return view_function(exchange) if exchange is not None and Operators.available() else 0
+
+
 def _is_without_memory(kind: type) -> bool:
     """Whether these are fake or functional tensors, which stand for others."""
     return kind.__module__.startswith("torch._subclasses.")
 
 
-def _pen(
-    regions: Regions,
-    spool: Spool,
-    symbols: Symbols,
-    max_runs: int,
-    thread: int,
-    unseen: dict[str, int],
-) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None], Callable[[], None]]:
-    """Closures over one block of rows: locals of a function are the fastest state there is."""
+def _block(
+    take: Callable[[memoryview], None],
+) -> tuple[Callable[..., None], Callable[[], None]]:
+    """``put`` and ``flush`` of a block of rows: locals of a function are the fastest state."""
     block, spare = bytearray(ROW_BYTES * BLOCK_ROWS), bytearray(ROW_BYTES * BLOCK_ROWS)
     at = 0
-    pack, full = ROW.pack_into, struct.error
+    pack, size = ROW.pack_into, len(block)
+
+    def put(now: int, address: int, length: int, word: int, code: int) -> None:
+        nonlocal at
+        if at >= size:
+            flush()
+        here = at
+        at = here + ROW_BYTES
+        pack(block, here, now, address, length, word, code)
+
+    def flush() -> None:
+        nonlocal at, block, spare
+        # A finaliser that runs an operator meanwhile writes into the other block.
+        end, at, block, spare = at, 0, spare, block
+        take(memoryview(spare)[:end])
+
+    return put, flush
+
+
+def _notes(
+    regions: Regions,
+    symbols: Symbols,
+    max_runs: int,
+    unseen: dict[str, int],
+    put: Callable[..., None],
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """``note`` and ``note_rows``, closures for the same reason."""
     word_of, add, see_parameter = regions.words.get, regions.add, regions.see_parameter
     plain, parameter = torch.Tensor, nn.Parameter
     layouts: dict[tuple[Any, ...], tuple[tuple[int, ...], int]] = {}
 
     def note(tensor: Any, now: int, code: int) -> None:
-        nonlocal at
-        here = -1
         kind = type(tensor)
         if kind is not plain and _is_without_memory(kind):
             miss(code)
@@ -177,16 +262,9 @@ def _pen(
                 see_parameter(tensor)
             address = tensor.data_ptr()
             if tensor.is_contiguous():
-                here = at
-                at = here + ROW_BYTES
-                pack(block, here, now, address, tensor.nbytes, word, code)
-                return
-            offsets, length = layout(tensor.shape, tensor.stride(), tensor.itemsize)
-        except full:
-            at = here
-            flush()
-            note(tensor, now, code)
-            return
+                offsets, length = _AT_ONCE, tensor.nbytes
+            else:
+                offsets, length = layout(tensor.shape, tensor.stride(), tensor.itemsize)
         except (NotImplementedError, RuntimeError, TypeError):
             # Sparse and opaque tensors have no address.
             miss(code)
@@ -197,14 +275,6 @@ def _pen(
     def miss(code: int) -> None:
         name = symbols.names[code >> 1]
         unseen[name] = unseen.get(name, 0) + 1
-
-    def put(now: int, address: int, length: int, word: int, code: int) -> None:
-        nonlocal at
-        if at >= len(block):
-            flush()
-        here = at
-        at = here + ROW_BYTES
-        pack(block, here, now, address, length, word, code)
 
     def note_rows(
         tensor: Any, dim: int, chosen: Iterable[tuple[int, int]], now: int, code: int
@@ -229,11 +299,4 @@ def _pen(
             found = layouts[key] = runs_of(shape, strides, itemsize, max_runs)
         return found
 
-    def flush() -> None:
-        nonlocal at, block, spare
-        # A finaliser that runs an operator meanwhile writes into the other block.
-        end, at, block, spare = at, 0, spare, block
-        spool.write(memoryview(spare)[:end], thread)
-        regions.forget_dead()
-
-    return note, note_rows, put, flush
+    return note, note_rows

@@ -12,6 +12,7 @@ between any two steps of another. Each step here is one that the interpreter doe
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from array import array
 from dataclasses import dataclass
@@ -86,10 +87,12 @@ class Regions:
 
     Attributes:
         words: the word of each storage.
+        forgotten: grows before the ``_cdata`` of storages that have died may be others'.
     """
 
     def __init__(self, by_layer: bool) -> None:
         self.words: dict[int, int] = {}
+        self.forgotten = ctypes.c_int64(0)  # read by C
         self._loading = 0
         self.by_layer = by_layer
         self._numbers = itertools.count((WEIGHT_ID + 1) << _ID_SHIFT, 1 << _ID_SHIFT)
@@ -129,14 +132,16 @@ class Regions:
     def loading(self, loading: bool) -> None:
         self._loading = _LOADING if loading else 0
 
-    def see_parameter(self, parameter: torch.nn.Parameter) -> None:
-        """Makes a storage a weight that an operator was given as a parameter.
+    def see_parameter(self, parameter: torch.nn.Parameter) -> bool:
+        """Makes a storage a weight that an operator was given as a parameter, and says whether.
 
         Offloading brings parameters in for one call. While weights are loaded, parameters are
         also what they are copied from.
         """
-        if not self._loading and parameter.layout is torch.strided:
-            self._weights.setdefault(self.meet(parameter), "")
+        if self._loading or parameter.layout is not torch.strided:
+            return False
+        self._weights.setdefault(self.meet(parameter), "")
+        return True
 
     def mark_weight(self, tensor: torch.Tensor, name: str) -> bool:
         """Makes a tensor's storage a weight; False if it was one."""
@@ -160,6 +165,7 @@ class Regions:
 
     def forget_dead(self) -> None:
         """Lets go of the storages that have died."""
+        self.forgotten.value += 1
         for pointer in list(self.words):
             if _expired(pointer) and self.words.pop(pointer, None) is not None:
                 _free_weak_ref(pointer)
