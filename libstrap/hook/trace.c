@@ -128,7 +128,8 @@ int tracer_flush(struct tracer *t) {
 }
 
 static int put(struct tracer *t, struct row row) {
-  if (t->at == ROWS && tracer_flush(t) != 0) return -1;
+  while (t->at == ROWS) /* a finaliser may have filled the other block */
+    if (tracer_flush(t) != 0) return -1;
   t->rows[t->block][t->at++] = row;
   return 0;
 }
