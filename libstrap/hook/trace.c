@@ -309,6 +309,17 @@ static const struct site *site_of(const struct tracer *t, const PyObject *func) 
   return t->sites[slot];
 }
 
+/* Whether an operator is of tensors that say what they are made of. PyTorch's own code in C++ may
+ * list Tensor itself. */
+static int is_of_subclasses(const struct tracer *t, PyObject *types) {
+  Py_ssize_t count = PyTuple_Size(types);
+  for (Py_ssize_t i = 0; i < count; i++) {
+    const PyObject *type = PyTuple_GetItem(types, i);
+    if (type != t->plain && type != t->parameter) return 1;
+  }
+  return 0;
+}
+
 /* __torch_dispatch__(func, types, args, kwargs) */
 static PyObject *dispatch(PyObject *self, PyObject *const *given, Py_ssize_t count) {
   if (count != 3 && count != 4) {
@@ -320,8 +331,8 @@ static PyObject *dispatch(PyObject *self, PyObject *const *given, Py_ssize_t cou
   PyObject *func = given[0], *types = given[1], *arguments = given[2];
   PyObject *keywords = count == 4 ? given[3] : t->no_keywords;
   const struct site *s = site_of(t, func);
-  /* Subclasses say what they are made of; autograd brings the mode to threads of its own. */
-  if (s == NULL || PyTuple_Size(types) != 0 || t->thread != &here)
+  /* Autograd brings the mode to threads of its own. */
+  if (s == NULL || is_of_subclasses(t, types) || t->thread != &here)
     return PyObject_CallFunctionObjArgs(t->dispatch, func, types, arguments, keywords,
                                         (PyObject *)NULL);
   if (s->form == VIEW) return run_view(t, s, arguments, keywords);

@@ -17,6 +17,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from llm_instrumentation.errors import InvalidArgumentError, InvalidStateError
@@ -320,6 +321,34 @@ def test_memory_that_no_one_can_see_is_counted(tmp_path):
 def test_tensors_without_data_leave_no_rows():
     assert moves(traced(lambda: torch.ones(3, device="meta") + 1)) == []
     assert moves(traced(lambda: torch.randn(0, 5).neg())) == []
+
+
+@pytest.mark.parametrize("architecture", ["GPT2", "Llama"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_training_goes_on_as_without_a_tracer(architecture, attention):
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "bos_token_id": None, "eos_token_id": None, "attn_implementation": attention,
+    }  # fmt: skip
+    config = getattr(transformers, f"{architecture}Config")(**sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.randint(97, (2, 8))
+
+    def gradients():
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    expected = gradients()
+    with TorchTracer() as one:
+        with one.attach(model):
+            found = gradients()
+            assert model.lm_head.weight.data.data_ptr() == model.lm_head.weight.data_ptr()
+        frame = rows_of(one)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert {"weight", "activation"} <= set(frame.region_type)
+    assert frame.symbol.str.contains("backward").any()
 
 
 def test_inference_mode_gives_the_same_rows():

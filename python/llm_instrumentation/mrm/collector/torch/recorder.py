@@ -134,6 +134,8 @@ class Recorder:
         owner, here, recorder = threading.get_ident(), threading.get_ident, self
         elsewhere = self._elsewhere
         parameter, see_parameter = nn.Parameter, self._regions.see_parameter
+        # PyTorch's own code in C++ lists Tensor among the subclasses that say what they are made of.
+        plain_types = {torch.Tensor, parameter}
 
         class Mode(_Mode):
             # An instance has the function in C in its place, where there is one, and this runs
@@ -141,7 +143,7 @@ class Recorder:
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
-                if types:
+                if not plain_types.issuperset(types):
                     if all(map(_is_without_memory, types)):
                         return func(*args, **(kwargs or nothing))
                     return NotImplemented  # subclasses say what they are made of
