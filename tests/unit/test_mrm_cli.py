@@ -98,6 +98,11 @@ def test_a_wrong_file_is_1_and_each_mistake_a_line(command, experiment):
     ]  # fmt: skip
 
 
+def test_what_looks_like_an_emoji_stays_text(command):
+    _, _, err = command("plan", "--config", "runs:x:smile:.yaml")
+    assert "runs:x:smile:.yaml" in err
+
+
 def test_mistakes_in_json(command, experiment):
     path = experiment(sweep={"repetitions": 0})
     code, out, err = command("plan", "--config", path, "--json")

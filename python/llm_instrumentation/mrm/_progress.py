@@ -27,7 +27,7 @@ def progress_line(what: str, total_rows: int | None = None) -> Iterator[Progress
         BarColumn(),
         TextColumn("{task.completed:,.0f} rows"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=Console(stderr=True, emoji=False),
         transient=True,
     )
     task = bar.add_task(what, total=total_rows)

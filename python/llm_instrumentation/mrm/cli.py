@@ -72,8 +72,8 @@ class Format(str, Enum):
 
 
 # Results go to stdout, everything else to stderr.
-_out = Console(soft_wrap=True, highlight=False)
-_err = Console(stderr=True, soft_wrap=True, highlight=False)
+_out = Console(soft_wrap=True, highlight=False, emoji=False)
+_err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
 @app.command(epilog=_CODES)
@@ -456,7 +456,7 @@ def _say_table(name: str, frame: Any) -> None:
         table.add_row(*(_cell(value) for value in row))
     # As wide as its numbers: a terminal that is narrower wraps lines, and no digit is lost.
     width = _out.measure(table, options=_out.options.update(max_width=_WIDEST)).maximum
-    Console(width=max(_out.width, width), highlight=False).print(table)
+    Console(width=max(_out.width, width), highlight=False, emoji=False).print(table)
     if len(frame) > shown:
         _out.print(f"... and {len(frame) - shown:,} regions more; all are in --json")
     _out.print()
