@@ -44,6 +44,7 @@ from .reporter.files import to_json, write_text
 from .runs import METADATA, RunFolder, find_finished, parameters_of
 from .schema import RunValidity
 from .telemetry import ways_to_clean
+from .turns import ThreadTracer, slowdown_in_turns
 
 if TYPE_CHECKING:
     from .collector.base import BaseCollector
@@ -383,7 +384,10 @@ class _Run:
         paired = mode is not Mode.ATTACH and collector.kind is not None
         if paired and self.config.telemetry.capture and self.config.telemetry.paired_untraced_run:
             self.stage("running untraced, to compare")
-            self.untraced = _run_untraced(self.config, self.run)
+            tracer = None
+            if mode is Mode.IN_PROCESS:
+                tracer = build_collector(CollectorType(collector.name), self.config.collector)
+            self.untraced = _run_untraced(self.config, self.run, tracer)
         self.stage(f"collecting with {collector.name}")
         engine = create_engine(
             self.run.model,
@@ -521,7 +525,9 @@ class _Run:
     ) -> dict[str, Any]:
         """The cost of a tracer inside the model's process: against a run without it."""
         traced_s = sum(one["duration_s"] for one in collected.generations)
-        slowdown = max(0.0, traced_s / untraced["generation_s"] - 1) * 100
+        kept = untraced["generation_s"] / traced_s if traced_s > 0 else 1.0
+        kept = untraced.get("speed_kept", kept)
+        slowdown = max(0.0, 1 / kept - 1) * 100
         extra_mb = max(0.0, effect["target_rss_mb_peak"] - untraced["rss_mb_peak"])
         peak = max(untraced["rss_mb_peak"], 1e-9)
         return {
@@ -532,7 +538,7 @@ class _Run:
             "paired_untraced_run": {
                 **untraced,
                 "traced_generation_s": traced_s,
-                "speed_kept": untraced["generation_s"] / traced_s if traced_s > 0 else 0.0,
+                "speed_kept": kept,
             },
         }
 
@@ -599,8 +605,13 @@ class _Watch:
             self.observer_samples = observer.stop()
 
 
-def _run_untraced(config: ExperimentConfig, run: RunConfig) -> dict[str, float]:
-    """The same work without a collector, warm: its time, and the peak of its memory."""
+def _run_untraced(
+    config: ExperimentConfig, run: RunConfig, tracer: BaseCollector | None = None
+) -> dict[str, float]:
+    """The same work without a collector, warm: its time, and the peak of its memory.
+
+    With a tracer for this process also the speed that it leaves, by tokens in turns.
+    """
     engine = create_engine(run.model, run)
     try:
         engine.prepare()
@@ -609,12 +620,16 @@ def _run_untraced(config: ExperimentConfig, run: RunConfig) -> dict[str, float]:
             groups = _groups(config, run)
             engine.warmup(groups[0])
             seconds = sum(engine.generate(group).duration_s for group in groups)
+        slowdown = None
+        if isinstance(tracer, ThreadTracer):
+            slowdown = slowdown_in_turns(engine, tracer, groups[0])
         engine.shutdown()
     except BaseException:
         engine.abandon()
         raise
     peak = max((sample.rss_mb for sample in monitor.get_samples()), default=0.0)
-    return {"generation_s": seconds, "rss_mb_peak": peak}
+    found = {"generation_s": seconds, "rss_mb_peak": peak}
+    return found if slowdown is None else {**found, "speed_kept": 1 / (1 + slowdown)}
 
 
 def _stop_quietly(collector: BaseCollector) -> None:

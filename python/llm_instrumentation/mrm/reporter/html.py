@@ -296,10 +296,10 @@ def _validity(run: RunData) -> Iterable[str]:
     if isinstance(paired, dict):
         yield page.paragraph(
             "The tracer runs inside the model's process, so its cost is that against the same work "
-            "untraced: "
-            f"{_told(paired.get('generation_s'), units.seconds)} untraced, "
-            f"{_told(paired.get('traced_generation_s'), units.seconds)} traced, "
-            f"{_told(paired.get('speed_kept'), units.percent)} of the speed kept."
+            "untraced, by tokens in turns where the tracer can be switched: "
+            f"{_told(paired.get('speed_kept'), units.percent)} of the speed kept. The generations "
+            f"took {_told(paired.get('generation_s'), units.seconds)} untraced and "
+            f"{_told(paired.get('traced_generation_s'), units.seconds)} traced."
         )
     if effect.get("thermal_counters_available") is False:
         yield page.paragraph(

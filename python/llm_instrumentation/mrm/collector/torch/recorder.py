@@ -134,7 +134,7 @@ class Recorder:
         owner, here, recorder = threading.get_ident(), threading.get_ident, self
         elsewhere = self._elsewhere
         parameter, see_parameter = nn.Parameter, self._regions.see_parameter
-        # PyTorch's own code in C++ lists Tensor among the subclasses that say what they are made of.
+        # PyTorch's code in C++ lists Tensor among the types that say what they are made of.
         plain_types = {torch.Tensor, parameter}
 
         class Mode(_Mode):

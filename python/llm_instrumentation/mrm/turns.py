@@ -1,0 +1,98 @@
+"""What a tracer in the model's process costs: tokens with it and without it, in turns.
+
+Two runs of some seconds differ by a quarter on a machine that others use, so one run beside
+another says little of a tracer that costs a tenth. Neighbouring tokens differ less: each is
+compared with the mean of the one before and the one after, and the median is the cost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, runtime_checkable
+
+from .engines import BaseEngine, PhaseRecord
+from .engines.base import PhaseEvent
+
+__all__ = ["ThreadTracer", "slowdown_in_turns"]
+
+
+@runtime_checkable
+class ThreadTracer(Protocol):
+    """A tracer that can be switched on and off between two operators."""
+
+    def thread(self) -> AbstractContextManager[None]:
+        """Traces the calling thread inside."""
+
+    def close(self) -> None:
+        """Ends it; what it traced goes with it."""
+
+
+def slowdown_in_turns(engine: BaseEngine, tracer: ThreadTracer, group: list[str]) -> float | None:
+    """By how much a token takes longer with the tracer: 0.1 is a tenth.
+
+    Args:
+        engine: generates in the calling thread; loaded and warm.
+        tracer: has traced nothing yet, and is closed.
+        group: the prompts of one generation.
+
+    Returns:
+        None where the generation has fewer than five tokens.
+    """
+    turns = _Turns(tracer)
+    engine.register_phase_callback(turns)
+    try:
+        engine.generate(group)
+    finally:
+        turns.end()
+        tracer.close()
+    # The first step reads the prompt: it has no neighbour of its kind.
+    return _slowdown(turns.steps[1:])
+
+
+def _slowdown(steps: Sequence[tuple[bool, int]]) -> float | None:
+    """From (traced, ns) of each token."""
+    ratios = []
+    for before, this, after in zip(steps, steps[1:], steps[2:], strict=False):
+        beside = (before[1] + after[1]) / 2
+        ratios.append(this[1] / beside if this[0] else beside / this[1])
+    return statistics.median(ratios) - 1 if len(ratios) > 1 else None
+
+
+class _Turns:
+    """At each token switches the tracer, and takes the time."""
+
+    def __init__(self, tracer: ThreadTracer) -> None:
+        self.steps: list[tuple[bool, int]] = []
+        self._tracer = tracer
+        self._on: contextlib.ExitStack | None = None
+        self._began = 0
+        self._ended = False
+
+    def __call__(self, record: PhaseRecord) -> None:
+        if self._ended:
+            return
+        if record.event is PhaseEvent.TOKEN_EMITTED:
+            self.steps.append((self._on is not None, record.mono_ns - self._began))
+            self._switch()
+        elif record.event is PhaseEvent.GENERATION_END:
+            self.end()
+        self._began = time.monotonic_ns()
+
+    def _switch(self) -> None:
+        if self._on is None:
+            self._on = contextlib.ExitStack()
+            self._on.enter_context(self._tracer.thread())
+        else:
+            self._on.close()
+            self._on = None
+
+    def end(self) -> None:
+        """Switches the tracer off for good."""
+        self._ended = True
+        if self._on is not None:
+            self._on.close()
+            self._on = None
