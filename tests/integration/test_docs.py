@@ -34,7 +34,7 @@ MRM_INTERNAL = {
     f"llm_instrumentation.mrm.{name}"
     for name in (
         "analysis", "cli", "collection", "environment", "events", "known_rows", "processing",
-        "ranges", "recovery", "runner", "runs", "tokens",
+        "ranges", "recovery", "runner", "runs", "tokens", "turns",
     )
 }  # fmt: skip
 
