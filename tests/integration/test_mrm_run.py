@@ -161,8 +161,9 @@ def test_the_metadata_tell_what_ran_and_what_it_cost(finished):
     assert told["generations"][0]["output_tokens"] == 12
     assert told["run_validity"] in ("clean", "marginal", "contaminated")
     paired = told["observer_effect_summary"]["paired_untraced_run"]
-    assert 0.05 < paired["speed_kept"] < 2  # by tokens in turns: no matter of the two times
-    assert min(paired["generation_s"], paired["traced_generation_s"]) > 0
+    assert paired["speed_kept"] > 0
+    of_two_times = paired["generation_s"] / paired["traced_generation_s"]
+    assert paired["speed_kept"] != of_two_times, "it is by tokens in turns"
     assert told["software"]["torch"]
     assert told["hardware"]["memory_bytes"] > 0
 
