@@ -7,7 +7,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"reflect"
 	"runtime/metrics"
@@ -21,6 +20,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/ipc"
 
 	"github.com/libstrap/strap/libstrap/internal/crc32c"
+	"github.com/libstrap/strap/libstrap/internal/filelimit"
 	"github.com/libstrap/strap/libstrap/internal/memory"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
@@ -305,23 +305,20 @@ func TestSyncMakesRowsReadable(t *testing.T) {
 
 // A file size limit stands for a full disk: the write stops half way.
 func TestAFailedWriteLeavesCompleteBatches(t *testing.T) {
-	signal.Ignore(syscall.SIGXFSZ)
-	defer signal.Reset(syscall.SIGXFSZ)
+	if !filelimit.Alone(t) {
+		return
+	}
 	w, rows := create(t), sample()
 	add(t, w, rows[:2]...)
 	before, err := os.ReadFile(w.path)
 	check(t, err)
 
-	var old syscall.Rlimit
-	check(t, syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old))
-	limit := old
-	limit.Cur = uint64(len(before)) + 1000
-	check(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit))
+	lift := filelimit.Set(t, uint64(len(before))+1000)
 	for i := range rows[2:] {
 		check(t, w.Append(&rows[2+i]))
 	}
 	err = w.Flush()
-	check(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old))
+	lift()
 
 	if status.CodeOf(err) != status.IO || status.Errno(err) != int32(syscall.EFBIG) {
 		t.Fatalf("error %v, want the system's", err)

@@ -12,8 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/libstrap/strap/libstrap/internal/filelimit"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
@@ -195,13 +194,16 @@ func TestLinesThatAreLostAtTheEndAreAnError(t *testing.T) {
 
 // A limit on the size of files cuts a line in its middle, as a full disk does.
 func TestLineThatIsCutIsContinued(t *testing.T) {
+	if !filelimit.Alone(t) {
+		return
+	}
 	path := filepath.Join(t.TempDir(), "x.jsonl")
 	w, said := opened(t, path, Options{FlushEvery: 1})
-	limited(t, 7, func() {
-		w.Write([]byte("first"))
-		w.Write([]byte("second"))
-		w.Write([]byte("third"))
-	})
+	lift := filelimit.Set(t, 7)
+	w.Write([]byte("first"))
+	w.Write([]byte("second"))
+	w.Write([]byte("third"))
+	lift()
 	if got := read(t, path); got != "first\ns" || len(*said) != 1 {
 		t.Errorf("%q, %q", got, *said)
 	}
@@ -213,13 +215,16 @@ func TestLineThatIsCutIsContinued(t *testing.T) {
 }
 
 func TestCutLineThatIsDroppedIsEnded(t *testing.T) {
+	if !filelimit.Alone(t) {
+		return
+	}
 	path := filepath.Join(t.TempDir(), "x.jsonl")
 	w, _ := opened(t, path, Options{FlushEvery: 1})
-	limited(t, 1, func() {
-		for range Kept + 1 {
-			w.Write([]byte("aa"))
-		}
-	})
+	lift := filelimit.Set(t, 1)
+	for range Kept + 1 {
+		w.Write([]byte("aa"))
+	}
+	lift()
 	closes(t, w)
 	if got, want := read(t, path), "a\n"+strings.Repeat("aa\n", Kept); got != want {
 		t.Errorf("%.20q, %d bytes", got, len(got))
@@ -227,41 +232,24 @@ func TestCutLineThatIsDroppedIsEnded(t *testing.T) {
 }
 
 func TestCutLineIsWholeInTheNextFile(t *testing.T) {
+	if !filelimit.Alone(t) {
+		return
+	}
 	path := filepath.Join(t.TempDir(), "x.jsonl")
 	w, _ := opened(t, path, Options{FlushEvery: 1})
-	limited(t, 2, func() {
-		w.Write([]byte("aaa"))
-		if err := os.Rename(path, path+".1"); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.Reopen(); err != nil {
-			t.Fatal(err)
-		}
-	})
+	lift := filelimit.Set(t, 2)
+	w.Write([]byte("aaa"))
+	if err := os.Rename(path, path+".1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Reopen(); err != nil {
+		t.Fatal(err)
+	}
+	lift()
 	closes(t, w)
 	if old, now := read(t, path+".1"), read(t, path); old != "aa" || now != "aaa\n" {
 		t.Errorf("%q, %q", old, now)
 	}
-}
-
-// limited runs with files of at most so many bytes.
-func limited(t *testing.T, size uint64, f func()) {
-	t.Helper()
-	var before unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &before); err != nil {
-		t.Fatal(err)
-	}
-	limit := before
-	limit.Cur = size
-	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &limit); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &before); err != nil {
-			t.Fatal(err)
-		}
-	}()
-	f()
 }
 
 func TestRotation(t *testing.T) {
