@@ -7,11 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 HERE = Path(__file__).parent
 TIERS = ("unit", "integration", "validity", "property", "performance")
 
 sys.path.insert(0, str(HERE))  # `synthetic_traces` and `made_up_cuda` are for all folders
+
+# ``pytest --hypothesis-profile long`` looks longer where a test names no number of its own.
+settings.register_profile("long", max_examples=20_000)
 
 # A shell starts background jobs with Ctrl-C ignored, and their children inherit that; the
 # programs that tests interrupt must not.

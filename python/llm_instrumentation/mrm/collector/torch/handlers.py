@@ -15,7 +15,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ...._native import Form as NativeForm
-from .layout import consecutive, integers_of
+from .choices import CHOICES
+from .layout import Pieces, UntoldError
 from .ops import Form, Traffic, traffic_of
 
 __all__ = ["Handle", "Handler", "Pen", "Positions", "Run", "handler_of", "tensors_in"]
@@ -40,8 +41,11 @@ class Pen(Protocol):
     #: ``note(tensor, time_ns, code)``: all of a tensor is read or written.
     note: Callable[[Any, int, int], None]
 
-    #: ``note_rows(tensor, dim, positions, time_ns, code)``: chosen rows of it, as (first, count).
-    note_rows: Callable[[Any, int, Iterable[tuple[int, int]], int, int], None]
+    #: ``note_pieces(tensor, pieces, time_ns, code)``: some of it, or all with None.
+    note_pieces: Callable[[Any, Pieces | None, int, int], None]
+
+    #: Counts a call whose choice could not be told, by the operator's name.
+    take_whole: Callable[[str], None]
 
     #: Inside, operators come to their handlers; in a handler they do not.
     mode: AbstractContextManager[Any]
@@ -87,8 +91,8 @@ def handler_of(operator: Any, pen: Pen) -> Handler:
         codes = _codes(traffic, pen)
         positions = Positions(NativeForm.MOVES_IF_COPIED, codes, reads=[0], results=[0])
         return Handler(_may_alias(plain, traffic, pen), plain, positions)
-    if traffic.form is Form.ROWS:
-        return Handler(_rows(plain, traffic, pen), plain)
+    if traffic.form is Form.CHOOSES:
+        return Handler(_chooses(plain, traffic, pen), plain)
     positions = _positions(NativeForm.MOVES, traffic, pen)
     return Handler(_moves(plain, traffic, pen), plain, positions)
 
@@ -244,74 +248,42 @@ def _linear(operator: Any, traffic: Traffic, pen: Pen) -> Handle:
     return run
 
 
-def _rows(op: Run, traffic: Traffic, pen: Pen) -> Handle:
-    """Chosen rows of the first argument; the whole of it where they cannot be told."""
-    note, note_rows, (load, store) = pen.note, pen.note_rows, _codes(traffic, pen)
-    choice = _CHOICES[traffic.symbol.partition("::")[2].partition(".")[0]]
+# Arguments that do not fit each other are the operator's to refuse; some tensors have no memory.
+_UNTOLD = (UntoldError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+def _chooses(op: Run, traffic: Traffic, pen: Pen) -> Handle:
+    """Chosen elements of some arguments; all of them where the choice cannot be told."""
+    note, note_pieces, (load, store) = pen.note, pen.note_pieces, _codes(traffic, pen)
+    choose = CHOICES.get(traffic.symbol) or CHOICES[traffic.name]
     whole = _any_to_any(op, traffic, pen)
-    writes = traffic.arguments[0].written
+    outs = [a.name for a in traffic.arguments if a.written and a.position is None]
+    new_results = [place for place, new in enumerate(traffic.new_results) if new]
+    single = len(traffic.new_results) == 1
 
     def run(args: Any, kwargs: Any) -> Any:
-        table = args[0]
-        chosen = choice(args) if table.layout is torch.strided else None
-        if chosen is None:
+        try:
+            choice = choose(args)
+        except _UNTOLD:
+            pen.take_whole(traffic.symbol)
             return whole(args, kwargs)
-        dim, index, others = chosen
-        positions = list(consecutive(index, table.shape[dim]))
         now = _clock()
         out = op(*args, **kwargs)
-        if not writes:
-            note_rows(table, dim, positions, now, load)
-        for tensor in others:
-            note(tensor, now, load)
-        if writes:
-            note_rows(table, dim, positions, now, store)
-        else:
-            note(out, now, store)
+        for move in choice.moves:
+            if move.read:
+                note_pieces(move.tensor, move.pieces, now, load)
+        for move in choice.moves:
+            if move.written:
+                note_pieces(move.tensor, move.pieces, now, store)
+        results = (out,) if single else out
+        for place in new_results:
+            filled = None if choice.filled is None else choice.filled(results[place])
+            note_pieces(results[place], filled, now, store)
+        for name in outs:
+            note(kwargs[name], now, store)
         return out
 
     return run
-
-
-#: The dimension, the positions along it, and the other tensors that are read.
-_Choice = tuple[int, list[int], list[torch.Tensor]]
-
-
-def _embedding(args: tuple[Any, ...]) -> _Choice | None:
-    index = integers_of(args[1])
-    return None if index is None else (0, index, [args[1]])
-
-
-def _index_select(args: tuple[Any, ...]) -> _Choice | None:
-    index = integers_of(args[2])
-    return None if index is None else (args[1], index, [args[2]])
-
-
-def _index_copy(args: tuple[Any, ...]) -> _Choice | None:
-    index = integers_of(args[2])
-    return None if index is None else (args[1], index, [args[2], args[3]])
-
-
-def _index(args: tuple[Any, ...]) -> _Choice | None:
-    given = [(dim, one) for dim, one in enumerate(args[1]) if one is not None]
-    if len(given) != 1:
-        return None
-    index = integers_of(given[0][1])
-    return None if index is None else (given[0][0], index, [given[0][1]])
-
-
-def _index_put(args: tuple[Any, ...]) -> _Choice | None:
-    chosen = None if len(args) > 3 and args[3] else _index(args)  # accumulates
-    return None if chosen is None else (chosen[0], chosen[1], [*chosen[2], args[2]])
-
-
-_CHOICES: dict[str, Callable[[tuple[Any, ...]], _Choice | None]] = {
-    "embedding": _embedding,
-    "index": _index,
-    "index_copy_": _index_copy,
-    "index_put_": _index_put,
-    "index_select": _index_select,
-}
 
 
 def _opaque(operator: Any, pen: Pen) -> Handle:

@@ -4,20 +4,60 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import cast
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-__all__ = ["consecutive", "integers_of", "runs_of"]
+__all__ = [
+    "MANY",
+    "Pieces",
+    "UntoldError",
+    "block_of",
+    "chosen_of",
+    "integers_of",
+    "pieces_of",
+    "rows_of",
+    "values_of",
+]
+
+#: The pieces of contiguous memory that hold some elements of a tensor: bytes from its first
+#: element, and length in bytes.
+Pieces = tuple[tuple[int, int], ...]
+
+MANY = 1 << 16  #: Elements, or pieces of them, that are told apart.
+
+# A model has the same layouts in each layer, and for each token.
+_layouts: dict[tuple[tuple[int, ...], tuple[int, ...], int, int], Pieces] = {}
+_MANY_LAYOUTS, _FEW = 1 << 12, 64
+
+# Chosen pieces as large as a layer's expert cost more to read than a wait for their numbers.
+_WORTH_A_WAIT = 1 << 16
+
+_NUMPY = {
+    torch.bool: np.bool_,
+    torch.int16: np.int16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.int8: np.int8,
+    torch.uint8: np.uint8,
+}
+_CTYPES: dict[torch.dtype, Any] = {torch.int32: ctypes.c_int32, torch.int64: ctypes.c_int64}
 
 
-def runs_of(
-    shape: Sequence[int], strides: Sequence[int], itemsize: int, max_runs: int
-) -> tuple[tuple[int, ...], int]:
+class UntoldError(Exception):
+    """Which elements an operator chooses cannot be told here."""
+
+
+def pieces_of(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, max_runs: int
+) -> Pieces:
     """The pieces of contiguous memory that a strided tensor covers.
 
-    Broadcast dimensions count once.
+    Elements that share memory, such as those of a broadcast dimension, count once.
 
     Args:
         shape: elements along each dimension.
@@ -25,12 +65,23 @@ def runs_of(
         itemsize: bytes of an element.
         max_runs: with more pieces than that, one piece stands for all, from the first byte
             to the last, with the gaps.
-
-    Returns:
-        The offset of each piece from the first element, and the length of all, in bytes.
     """
+    key = (shape, strides, itemsize, max_runs)
+    found = _layouts.get(key)
+    if found is None:
+        found = _pieces_of(*key)
+        if len(found) <= _FEW:
+            if len(_layouts) >= _MANY_LAYOUTS:
+                _layouts.clear()
+            _layouts[key] = found
+    return found
+
+
+def _pieces_of(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, max_runs: int
+) -> Pieces:
     if 0 in shape:
-        return (), 0
+        return ()
     steps = sorted(
         (stride * itemsize, size)
         for size, stride in zip(shape, strides, strict=True)
@@ -39,43 +90,145 @@ def runs_of(
     run = itemsize
     while steps and steps[0][0] == run:
         run *= steps.pop(0)[1]
-    pieces = 1
-    span = run
-    for step, size in steps:
-        pieces *= size
-        span += step * (size - 1)
-    if pieces > max_runs or (steps and steps[0][0] < run):  # they overlap
-        return (0,), span
-    offsets = (sum(place) for place in itertools.product(
-        *(range(0, step * size, step) for step, size in reversed(steps))
-    ))  # fmt: skip
-    return tuple(offsets), run
+    if math.prod(size for _, size in steps) > max_runs:
+        return ((0, run + sum(step * (size - 1) for step, size in steps)),)
+    offsets = (
+        sum(place)
+        for place in itertools.product(
+            *(range(0, step * size, step) for step, size in reversed(steps))
+        )
+    )
+    if steps and steps[0][0] < run:  # they overlap
+        return _merged((offset, run) for offset in sorted(offsets))
+    return tuple((offset, run) for offset in offsets)
 
 
-def integers_of(tensor: torch.Tensor) -> list[int] | None:
-    """The elements of a contiguous tensor of integers in host memory, else None.
+def _merged(pieces: Iterable[tuple[int, int]]) -> Pieces:
+    merged: list[tuple[int, int]] = []
+    for offset, length in pieces:
+        if merged and offset <= sum(merged[-1]):
+            first = merged[-1][0]
+            merged[-1] = (first, max(sum(merged[-1]), offset + length) - first)
+        else:
+            merged.append((offset, length))
+    return tuple(merged)
 
-    Read from memory, not by an operator: another dispatch mode would see that.
+
+def block_of(tensor: torch.Tensor, shape: Sequence[int]) -> Pieces:
+    """The pieces of the first ``shape`` elements along each dimension."""
+    count = tuple(min(most, size) for most, size in zip(shape, tensor.shape, strict=True))
+    return pieces_of(count, tensor.stride(), tensor.itemsize, MANY)
+
+
+def rows_of(tensor: torch.Tensor, dim: int, positions: Iterable[int]) -> Pieces:
+    """The pieces of a tensor at positions along one dimension; negative ones count from the end.
+
+    What :func:`chosen_of` does, faster for the few positions that one token has.
     """
-    kind = {torch.int64: ctypes.c_int64, torch.int32: ctypes.c_int32}.get(tensor.dtype)
-    if kind is None or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        return None
-    if not tensor.is_contiguous():
-        return None
+    if not tensor.dim():
+        return ((0, tensor.nbytes),) if any(True for _ in positions) else ()
+    shape, strides, itemsize = list(tensor.shape), tensor.stride(), tensor.itemsize
+    size, step = shape[dim], strides[dim] * itemsize
+    chosen = sorted({one + size if one < 0 else one for one in positions})
+    pieces: list[tuple[int, int]] = []
+    at = 0
+    while at < len(chosen):
+        first, count = chosen[at], 1
+        while at + count < len(chosen) and chosen[at + count] == first + count:
+            count += 1
+        shape[dim] = count
+        start = first * step
+        pieces += [
+            (start + offset, length)
+            for offset, length in pieces_of(tuple(shape), strides, itemsize, MANY)
+        ]
+        at += count
+    return tuple(pieces)
+
+
+def chosen_of(tensor: torch.Tensor, places: Mapping[int, npt.NDArray[Any]]) -> Pieces:
+    """The pieces of a tensor at positions along some dimensions, and of all others.
+
+    Args:
+        tensor: its dimensions have positions; one without dimensions has position 0.
+        places: by dimension, integers that are broadcast together; negative ones count from
+            the end.
+
+    Raises:
+        UntoldError: they are too many.
+    """
+    shape, strides = list(tensor.shape) or [1], list(tensor.stride()) or [0]
+    if math.prod(np.broadcast_shapes(*(place.shape for place in places.values()))) > MANY:
+        raise UntoldError
+    first: Any = np.zeros((), np.int64)
+    for dim, place in places.items():
+        first = first + np.where(place < 0, place + shape[dim], place) * (
+            strides[dim] * tensor.itemsize
+        )
+    rest = [dim for dim in range(len(shape)) if dim not in places]
+    within = pieces_of(
+        tuple(shape[dim] for dim in rest),
+        tuple(strides[dim] for dim in rest),
+        tensor.itemsize,
+        MANY,
+    )
+    starts = np.unique(first)
+    if not len(starts) or not within:
+        return ()
+    if len(starts) * len(within) > MANY:
+        raise UntoldError
+    offset, length = np.array(within, np.int64).T
+    starts = (starts[:, None] + offset).ravel()
+    order = np.argsort(starts, kind="stable")
+    starts = starts[order]
+    ends = np.maximum.accumulate(starts + np.resize(length, len(starts))[order])
+    gaps = np.flatnonzero(starts[1:] > ends[:-1])
+    starts, ends = starts[np.r_[0, gaps + 1]], ends[np.r_[gaps, len(ends) - 1]]
+    return tuple(zip(starts.tolist(), (ends - starts).tolist(), strict=True))
+
+
+def integers_of(tensor: torch.Tensor, piece_bytes: int) -> list[int]:
+    """The elements of a tensor of integers, in their order; see :func:`values_of`.
+
+    Args:
+        tensor: of any shape.
+        piece_bytes: what one element chooses. Only for large pieces a device is waited for.
+    """
+    if not tensor.is_cpu:
+        if tensor.is_meta or piece_bytes < _WORTH_A_WAIT or _is_captured(tensor):
+            raise UntoldError
+        with torch._C._DisableTorchDispatch():
+            tensor = tensor.cpu()
+    kind = _CTYPES.get(tensor.dtype)
+    if kind is None or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return cast("list[int]", values_of(tensor).ravel().tolist())
     count = tensor.numel()
     return cast("list[int]", (kind * count).from_address(tensor.data_ptr())[:]) if count else []
 
 
-def consecutive(positions: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
-    """Positions, negative ones from the end, as (first, count) of those that follow another."""
-    first = count = 0
-    for position in positions:
-        place = position + size if position < 0 else position
-        if count and place == first + count:
-            count += 1
-            continue
-        if count:
-            yield first, count
-        first, count = place, 1
-    if count:
-        yield first, count
+def values_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The elements of a tensor of integers or booleans.
+
+    Read from memory, not by an operator: another dispatch mode would see that.
+
+    Raises:
+        UntoldError: they are not integers, too many, or it would make a device wait.
+    """
+    kind = _NUMPY.get(tensor.dtype)
+    told = tensor.is_cpu and tensor.layout is torch.strided and tensor.numel() <= MANY
+    if kind is None or not told:
+        raise UntoldError
+    if not tensor.numel():
+        return np.empty(tuple(tensor.shape), kind)
+    steps = [stride * tensor.itemsize for stride in tensor.stride()]
+    span = tensor.itemsize + sum(
+        step * (size - 1) for step, size in zip(steps, tensor.shape, strict=True)
+    )
+    memory: Any = (ctypes.c_char * span).from_address(tensor.data_ptr())
+    values: npt.NDArray[Any] = np.ndarray(tuple(tensor.shape), kind, memory, 0, steps)
+    return values.astype(np.int64) if kind is not np.bool_ else values.copy()
+
+
+def _is_captured(tensor: torch.Tensor) -> bool:
+    """Whether what happens on the device is being recorded as a graph, where a wait is an error."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from .choices import CHOICES
+
 __all__ = ["Argument", "Form", "Traffic", "traffic_of"]
 
 
@@ -22,7 +24,7 @@ class Form(Enum):
     VIEW = "view"  #: moves nothing: a view, an allocation, a question of sizes
     MOVES = "moves"  #: reads and writes as its arguments and results say
     MAY_ALIAS = "may_alias"  #: a view or a copy, as it turns out (``reshape``, ``to``)
-    ROWS = "rows"  #: reads or writes chosen rows of its first argument
+    CHOOSES = "chooses"  #: reads or writes chosen elements; see :mod:`.choices`
     COMPOSITE = "composite"  #: made of other operators; seen in inference mode only
     LINEAR = "linear"  #: composite, but one kernel where the input is contiguous
 
@@ -44,6 +46,7 @@ class Traffic:
     """An operator's form, its tensor arguments, and whether each of its results is new memory."""
 
     symbol: str  #: the operator's own name, ``aten::add.Tensor``
+    name: str  #: without its overload, ``aten::add``
     form: Form
     arguments: tuple[Argument, ...] = ()
     new_results: tuple[bool, ...] = ()
@@ -85,8 +88,6 @@ _ONE_KERNEL = frozenset(
     }
 )  # fmt: skip
 
-_CHOOSE_ROWS = frozenset({"embedding", "index", "index_copy_", "index_put_", "index_select"})
-
 _KERNEL_KEYS = ("CPU", "CUDA", "CompositeExplicitAutograd")
 
 
@@ -94,12 +95,14 @@ def traffic_of(operator: Any) -> Traffic:
     """What ``operator``, an ``OpOverload``, reads and writes."""
     schema = operator._schema
     symbol = operator.name()
-    plain = schema.name.partition("::")[2]
+    library, _, plain = schema.name.partition("::")
+    if library != "aten":  # others may give these names to something else
+        plain = ""
     if plain in _ALLOCATES or plain in _ASKS or torch.Tag.inplace_view in operator.tags:
-        return Traffic(symbol, Form.VIEW)
+        return Traffic(symbol, schema.name, Form.VIEW)
     composite = _is_composite(symbol)
     if operator.is_view and not composite and plain != "lift_fresh":
-        return Traffic(symbol, Form.VIEW)
+        return Traffic(symbol, schema.name, Form.VIEW)
     arguments = tuple(_arguments(schema, plain))
     new_results = tuple(_is_new(result) or plain == "lift_fresh" for result in schema.returns)
     one_new_tensor = new_results == (True,) and str(schema.returns[0].type) == "Tensor"
@@ -113,9 +116,9 @@ def traffic_of(operator: Any) -> Traffic:
         elif plain in _ONE_KERNEL:
             form = Form.MAY_ALIAS
             new_results = tuple(True for _ in new_results)
-    elif plain in _CHOOSE_ROWS:
-        form = Form.ROWS
-    return Traffic(symbol, form, arguments, new_results, one_new_tensor)
+    elif schema.name in CHOICES:
+        form = Form.CHOOSES
+    return Traffic(symbol, schema.name, form, arguments, new_results, one_new_tensor)
 
 
 def _is_composite(symbol: str) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -22,14 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...._native import BLOCK_ROWS, Operators, view_function
 from .handlers import Handle, Handler, Pen, Run, handler_of, tensors_in
-from .layout import runs_of
+from .layout import Pieces, pieces_of
 from .regions import Regions
 from .spool import ROW, ROW_BYTES, Spool
 
 __all__ = ["BLOCK_ROWS", "Recorder", "Symbols", "view_in_c"]
 
-_MANY_LAYOUTS = 1 << 12
-_AT_ONCE: tuple[int, ...] = (0,)
+_A_LINE = 64  # bytes: smaller pieces are elements, of which there may be as many as of bytes
 
 
 class Symbols:
@@ -52,10 +51,11 @@ class Recorder:
     Attributes:
         mode: the ``TorchDispatchMode`` to be entered on this thread.
         note: ``note(tensor, time_ns, code)``: all of a tensor is read or written.
-        note_rows: chosen rows of it are; see :class:`.handlers.Pen`.
+        note_pieces: some of it is; see :class:`.handlers.Pen`.
         put: ``put(time_ns, address, length, word, code)`` appends a row.
         flush: hands the rows that are held to the spool.
         unseen: how many tensors kept their memory to themselves, by operator.
+        whole: how many calls chose elements that could not be told, by operator.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Recorder:
         self._passing = 0
         self._sampling = False
         self.unseen: dict[str, int] = {}
+        self.whole: dict[str, int] = {}
         self.mode = self._make_mode()
         self._in_c: Operators | None = None
         view = view_in_c()
@@ -88,7 +89,7 @@ class Recorder:
             self.mode.__torch_dispatch__ = self._in_c.dispatch  # type: ignore[method-assign]
         else:
             self.put, self.flush = _block(self._take)
-        self.note, self.note_rows = _notes(regions, symbols, max_runs, self.unseen, self.put)
+        self.note, self.note_pieces = _notes(regions, symbols, max_runs, self.unseen, self.put)
 
     @property
     def sampling(self) -> bool:
@@ -100,6 +101,10 @@ class Recorder:
         self._sampling = sampling
         if self._in_c is not None:
             self._in_c.sampling = sampling
+
+    def take_whole(self, symbol: str) -> None:
+        """Counts a call that chose elements which could not be told."""
+        self.whole[symbol] = self.whole.get(symbol, 0) + 1
 
     def _operators(self, view: int) -> Operators:
         def note(value: Any, now: int, code: int) -> None:
@@ -245,10 +250,9 @@ def _notes(
     unseen: dict[str, int],
     put: Callable[..., None],
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    """``note`` and ``note_rows``, closures for the same reason."""
+    """``note`` and ``note_pieces``, closures for the same reason."""
     word_of, add, see_parameter = regions.words.get, regions.add, regions.see_parameter
     plain, parameter = torch.Tensor, nn.Parameter
-    layouts: dict[tuple[Any, ...], tuple[tuple[int, ...], int]] = {}
 
     def note(tensor: Any, now: int, code: int) -> None:
         kind = type(tensor)
@@ -264,41 +268,31 @@ def _notes(
                 see_parameter(tensor)
             address = tensor.data_ptr()
             if tensor.is_contiguous():
-                offsets, length = _AT_ONCE, tensor.nbytes
+                pieces: Pieces = ((0, tensor.nbytes),)
             else:
-                offsets, length = layout(tensor.shape, tensor.stride(), tensor.itemsize)
+                pieces = pieces_of(tensor.shape, tensor.stride(), tensor.itemsize, max_runs)
         except (NotImplementedError, RuntimeError, TypeError):
             # Sparse and opaque tensors have no address.
             miss(code)
             return
-        for offset in offsets:
+        for offset, length in pieces:
             put(now, address + offset, length, word, code)
 
     def miss(code: int) -> None:
         name = symbols.names[code >> 1]
         unseen[name] = unseen.get(name, 0) + 1
 
-    def note_rows(
-        tensor: Any, dim: int, chosen: Iterable[tuple[int, int]], now: int, code: int
-    ) -> None:
-        word = regions.meet(tensor)
-        base, step = tensor.data_ptr(), tensor.stride(dim) * tensor.itemsize
-        shape, strides = list(tensor.shape), tensor.stride()
-        for first, count in chosen:
-            shape[dim] = count
-            offsets, length = layout(tuple(shape), strides, tensor.itemsize)
-            for offset in offsets:
-                put(now, base + first * step + offset, length, word, code)
+    def note_pieces(tensor: Any, pieces: Pieces | None, now: int, code: int) -> None:
+        if pieces is None or _is_without_memory(type(tensor)):
+            note(tensor, now, code)
+            return
+        if len(pieces) > max_runs and any(length < _A_LINE for _, length in pieces):
+            (first, _), (last, length) = pieces[0], pieces[-1]
+            pieces = ((first, last + length - first),)
+        word, address = regions.meet(tensor), tensor.data_ptr()
+        if type(tensor) is parameter:
+            see_parameter(tensor)
+        for offset, length in pieces:
+            put(now, address + offset, length, word, code)
 
-    def layout(
-        shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
-    ) -> tuple[tuple[int, ...], int]:
-        key = (shape, strides, itemsize)
-        found = layouts.get(key)
-        if found is None:
-            if len(layouts) >= _MANY_LAYOUTS:
-                layouts.clear()
-            found = layouts[key] = runs_of(shape, strides, itemsize, max_runs)
-        return found
-
-    return note, note_rows
+    return note, note_pieces

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -205,25 +206,19 @@ class Session:
             self.about(),
         )
 
-    def unseen(self) -> dict[str, int]:
-        """Tensors whose memory could not be read, by operator."""
-        total: dict[str, int] = {}
-        for recorder in self._recorders.values():
-            for name, count in recorder.unseen.items():
-                total[name] = total.get(name, 0) + count
-        return total
-
     def about(self) -> dict[str, Any]:
         """How the trace was made."""
+        recorders = list(self._recorders.values())
         return {
             "torch": torch.__version__,
             "sample_every": self._sample_every,
             "max_runs": self._max_runs,
             "kv_regions": "layer" if self.regions.by_layer else "storage",
             "compiled_model_ran_eagerly": self.compiled,
-            "threads": len(self._recorders),
+            "threads": len(recorders),
             "operators": list(self.symbols.names),
-            "tensors_without_address": self.unseen(),
+            "tensors_without_address": _sum(one.unseen for one in recorders),
+            "taken_whole": _sum(one.whole for one in recorders),
             **self.regions.counts(),
         }
 
@@ -334,6 +329,11 @@ class Attachment:
             goes_on = not self._had_cache and context is not None and context == known + 1
         token = session.token + 1 if goes_on and session.token is not None else 0
         session.step(session.phase, token, context)
+
+
+def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """By operator."""
+    return dict(sum(map(Counter, counts), Counter[str]()))
 
 
 def _nothing() -> None:

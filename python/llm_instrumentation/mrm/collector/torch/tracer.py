@@ -17,10 +17,11 @@ kernel touches it, on its scratch memory and on caches.
   CUDA kernel runs later than it is called.
 - ``length_bytes``: tensors that are scattered in memory (slices of a fused projection, a
   window of a static cache) are a row for each contiguous piece, up to ``max_runs`` of them;
-  beyond, one row from the first byte to the last, gaps included. Broadcast elements count once.
-  Of tables in host memory that are read or written by row (embeddings, ``index_copy_`` into a
-  static cache) only those rows count; on a device the whole table, since reading the row
-  numbers would make the device wait.
+  beyond, one row from the first byte to the last, gaps included. Each element counts once for
+  each argument of a call. Operators that choose elements (embeddings, experts of
+  ``grouped_mm``, ``index_copy_`` into a static cache) count those alone (:mod:`.choices`). On a
+  device they do so where each position chooses 64 KiB or more, as with experts: the tracer
+  waits for the positions. For smaller pieces the whole table counts, without a wait.
 - ``region_type``: parameters and buffers are weight; what a cache holds before or after a
   forward call is kv_cache; other storages are activation, or runtime where they were first seen
   while the weights were loaded (files mapped into memory, temporaries).
