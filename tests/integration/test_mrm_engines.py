@@ -125,6 +125,21 @@ def test_the_cache_has_the_announced_size():
     assert size["bytes"] == held
 
 
+def test_a_static_cache_gives_the_same_text_and_stays_where_it_is(finished):
+    static = engine(model(random=TINY, kv_cache="static"))
+    static.announce_memory = True
+    with static.timed_session():
+        result = static.generate(["one prompt", "another"])
+    assert result.text == finished[1].text
+    assert result.output_tokens == finished[1].output_tokens
+    records = static.get_phase_records()
+    places = [r.metadata["kv_ranges"] for r in records if r.event is PhaseEvent.TOKEN_EMITTED]
+    assert len(places) == 4
+    assert all(one == places[0] != [] for one in places)
+    (size,) = [r.metadata for r in records if r.event is PhaseEvent.KV_CACHE_ALLOC]
+    assert size["bytes"] == sum(end - start for start, end in places[0])
+
+
 def test_random_weights_are_written_once_each_and_the_same_for_a_seed():
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode

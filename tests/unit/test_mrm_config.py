@@ -169,6 +169,11 @@ def test_the_experiments_of_the_project_can_be_read(name):
             "models[0]: model 'a': engine vllm takes path or hf_repo, not package",
         ),
         (
+            {"models": [{"id": "a", "engine": "vllm", "hf_repo": "a/b", "kv_cache": "static"}]},
+            "models[0]: model 'a': kv_cache: static is for engine transformers; vllm has a "
+            "cache of its own",
+        ),
+        (
             {"models": [{**MODEL, "hf_repo": "a/b"}]},
             "models[0]: model 'tiny': hf_repo and random are given; keep one",
         ),

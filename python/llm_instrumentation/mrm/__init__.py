@@ -15,6 +15,7 @@ _MODULES = {
         "compute_all",
         "compute_distributions",
         "compute_iai",
+        "compute_in_tokens",
         "compute_locality",
         "compute_read_freq",
         "compute_retention",

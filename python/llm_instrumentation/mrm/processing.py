@@ -192,14 +192,15 @@ def export(
 
 def analyse(settings: AnalyserConfig, trace: Path) -> dict[str, Any]:
     """The tables of a trace that some metrics ask for, and what metrics.csv needs."""
-    from .analyser import compute_all, compute_distributions
+    from .analyser import compute_all, compute_distributions, compute_in_tokens
 
     tables = compute_all(trace)
     wanted = {*tables_of(settings.metrics), *_NEEDED}
     kept = {name: table for name, table in tables.items() if name in wanted}
-    return kept | compute_distributions(
+    distributions = compute_distributions(
         trace, bins=settings.histogram_bins, cdf_points=settings.cdf_resolution
     )
+    return {**kept, **distributions, **compute_in_tokens(trace)}
 
 
 def _export_metadata(folder: RunFolder, metadata: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ each column.
 from __future__ import annotations
 
 from .iai import compute_iai
+from .in_tokens import TOKEN_TABLES, compute_in_tokens
 from .locality import compute_locality
 from .metrics import (
     DISTRIBUTION_TABLES,
@@ -24,10 +25,12 @@ from .write_once import compute_write_once
 __all__ = [
     "DISTRIBUTION_TABLES",
     "SUMMARY_TABLES",
+    "TOKEN_TABLES",
     "classify_suitability",
     "compute_all",
     "compute_distributions",
     "compute_iai",
+    "compute_in_tokens",
     "compute_locality",
     "compute_read_freq",
     "compute_retention",

@@ -184,6 +184,9 @@ class ModelConfig(Section):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     #: Threads of the engine; none leaves the choice to it.
     threads: _Count | None = None
+    #: transformers: a dynamic cache grows into new memory with each token; a static one is made
+    #: for the whole generation and filled.
+    kv_cache: Literal["dynamic", "static"] = "dynamic"
 
     @field_validator("id")
     @classmethod
@@ -197,6 +200,11 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _has_a_source(self) -> ModelConfig:
+        if self.kv_cache != "dynamic" and self.engine is not EngineType.TRANSFORMERS:
+            raise ValueError(
+                f"model {self.id!r}: kv_cache: {self.kv_cache} is for engine transformers; "
+                f"{self.engine.value} has a cache of its own"
+            )
         allowed = _SOURCES[self.engine]
         given = [name for name in ("path", "hf_repo", "package", "random") if getattr(self, name)]
         foreign = [name for name in given if name not in allowed]

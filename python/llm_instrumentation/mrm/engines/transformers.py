@@ -261,8 +261,10 @@ class TransformersEngine(BaseEngine):
             options["logits_to_keep"] = 1
         if not silent:
             self.emit_phase(PhaseEvent.KV_CACHE_ALLOC, self._cache_size(ids.shape[0]))
-        steps, cache = [], None
         context = ids.shape[1]
+        steps, cache = [], None
+        if self._model_config.kv_cache == "static":
+            cache = self._static_cache(ids)
         for index in range(self._run_config.output_tokens):
             output = self._model(input_ids=ids, past_key_values=cache, **options)
             cache = output.past_key_values
@@ -272,6 +274,23 @@ class TransformersEngine(BaseEngine):
                 told = {"kv_ranges": _spans(_cached(cache))} if self.announce_memory else {}
                 self._emit_token(index, context + index + 1, **told)
         return torch.cat(steps, dim=1).tolist()
+
+    def _static_cache(self, ids: torch.Tensor) -> Any:
+        """Room for all positions; the last token is emitted, and never read."""
+        assert self._model is not None
+        kind = importlib.import_module("transformers").StaticCache
+        # What releases ask for beside the length; today's make their tensors as they are filled.
+        first = next(self._model.parameters())
+        known = {
+            "max_batch_size": ids.shape[0],
+            "batch_size": ids.shape[0],
+            "device": first.device,
+            "dtype": first.dtype,
+        }
+        asked = inspect.signature(kind.__init__).parameters
+        options = {name: value for name, value in known.items() if name in asked}
+        length = ids.shape[1] + self._run_config.output_tokens - 1
+        return kind(config=self._model.config, max_cache_len=length, **options)
 
     def _encode(self, ids: torch.Tensor) -> list[list[int]]:
         assert self._model is not None

@@ -30,6 +30,7 @@ _SUMMARIES = (
     ("working_set_summary", "Working set"),
     ("locality_summary", "Locality, mean over regions"),
     ("iai", "Inter-access intervals"),
+    ("retention_tokens", "Retention in tokens"),
 )
 _TOP = 20
 _MOST_STEPS = 64
@@ -155,7 +156,13 @@ def _cards(run: RunData) -> str:
         why = f"{one.suitability} because {one.reason}." if one.suitability else one.reason
         sentence = one.sentence[:1].upper() + one.sentence[1:]
         cards.append(page.card(one.region_type, corner, sentence, why))
-    return f'<div class="cards">{"".join(cards)}</div>' if cards else ""
+    if not cards:
+        return ""
+    note = page.paragraph(
+        "Seconds are wall time of this run: a slower machine or tracer lengthens them, and the "
+        "classes rest on them. Tokens do not depend on that."
+    )
+    return f'<div class="cards">{"".join(cards)}</div>{note}'
 
 
 def _cautions(run: RunData) -> Iterable[str]:
@@ -191,7 +198,9 @@ def _cautions(run: RunData) -> Iterable[str]:
 
 
 #: Tables that a run may well have nothing for.
-_MAY_BE_EMPTY = frozenset({"kv_growth", "iai", "reuse_histogram"})
+_MAY_BE_EMPTY = frozenset(
+    {"iai", "kv_growth", "kv_positions", "retention_tokens", "reuse_histogram", "reuse_tokens"}
+)
 
 
 def _has_bytes(bandwidth: pd.DataFrame) -> bool:
@@ -238,6 +247,11 @@ def _tables(run: RunData) -> Iterable[str]:
         yield page.details(
             f"Busiest regions: {len(top)} of {units.count(regions)}, by accesses", page.table(top)
         )
+    positions = run.tables.get("kv_positions")
+    if positions is not None and not positions.empty:
+        every = -(-len(positions) // _MOST_STEPS)
+        heading = "Positions of the KV cache, by the step that adds them"
+        yield page.details(heading, page.table(positions.iloc[::every]))
     growth = run.tables.get("kv_growth")
     if growth is not None and not growth.empty:
         every = -(-len(growth) // _MOST_STEPS)

@@ -52,6 +52,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def tokens(value: float) -> str:
+    """``1 token``, ``2.5 tokens``."""
+    return f"{value:,.4g} token{'' if value == 1 else 's'}"
+
+
 def short_count(value: float) -> str:
     """``12k``, ``3M``: for the ticks of an axis."""
     for factor, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

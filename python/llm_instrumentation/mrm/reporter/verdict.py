@@ -59,7 +59,8 @@ def verdicts(tables: Frames, span_s: float) -> list[Verdict]:
     """A verdict for each region type of a run.
 
     Args:
-        tables: of ``compute_all``, and ``kv_growth``; missing and empty ones are passed over.
+        tables: of ``compute_all`` and ``compute_in_tokens``, and ``kv_growth``; missing and empty
+            ones are passed over.
         span_s: how long the trace is, in seconds.
     """
     named = ("working_set_summary", "retention_summary", "read_freq", "write_once")
@@ -72,6 +73,7 @@ def _verdict(name: str, tables: Frames, span_s: float) -> Verdict:
         _written(_rows(tables, "write_once", name), _rows(tables, "read_freq", name)),
         _read(_rows(tables, "read_freq", name)),
         _retained(_rows(tables, "retention_summary", name), span_s),
+        _in_tokens(tables, name),
         _grown(tables) if name == RegionType.KV_CACHE.value else "",
         _touched(_rows(tables, "working_set_summary", name)),
     ]
@@ -134,6 +136,22 @@ def _retained(retention: pd.DataFrame, span_s: float) -> str:
     if part >= 0.98:
         return f"{told} (the run's length)"
     return f"{told} ({units.percent(part)} of the run's {units.seconds(span_s)})"
+
+
+def _in_tokens(tables: Frames, name: str) -> str:
+    """Retention in tokens: of the cache that of a position, which moves from region to region."""
+    positions = tables.get("kv_positions", pd.DataFrame())
+    if name == RegionType.KV_CACHE.value and not positions.empty:
+        added = positions["last_position"] - positions["first_position"] + 1
+        median = float(positions["retention_tokens"].repeat(added).median())
+        return f"a position kept for {units.tokens(median)} at the median"
+    row = _rows(tables, "retention_tokens", name)
+    if row.empty:
+        return ""
+    median, high = (float(row.iloc[0][f"retention_{name}_tokens"]) for name in ("p50", "p99"))
+    if median == high:
+        return units.tokens(high)
+    return f"{units.tokens(median)} at the median and {units.tokens(high)} at p99"
 
 
 def _grown(tables: Frames) -> str:

@@ -1,0 +1,216 @@
+"""Retention and reuse counted in tokens, which do not depend on how fast the traced model ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..._native import trace as native
+from ...errors import InvalidArgumentError
+from .._frames import TraceLike, can_be_read_again, is_in_order, reader_of
+from ..schema import OpType, RegionType
+from .metrics import _READ_COLUMNS, _options
+
+__all__ = ["TOKEN_TABLES", "compute_in_tokens"]
+
+#: What :func:`compute_in_tokens` gives.
+TOKEN_TABLES = ("retention_tokens", "reuse_tokens", "kv_positions")
+
+_STEPS_OF = ("timestamp_ns", "token_index", "context_tokens", "op_type", "region_type")
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+_KV_POSITIONS = (
+    "generation",
+    "first_position",
+    "last_position",
+    "written_token",
+    "last_read_token",
+    "retention_tokens",
+    "later_reads",
+)
+
+
+@dataclass
+class _Step:
+    """The work for one token."""
+
+    start_ns: int
+    token: int
+    context: int = -1
+    reads_cache: bool = False
+
+
+def compute_in_tokens(trace: TraceLike, *, as_arrow: bool = False) -> dict[str, Any]:
+    """Retention and reuse in tokens of a labelled trace whose rows know their token.
+
+    Time is the number of the token's step: 0 before the first, and one more with each step of
+    each generation. What happens within a step takes no time.
+
+    - ``retention_tokens``: region_type, n_regions, retention_p50_tokens, retention_p90_tokens,
+      retention_p99_tokens, retention_mean_tokens. As ``retention_summary``, by steps.
+    - ``reuse_tokens``: region_type, bin_low_tokens, bin_high_tokens, n_intervals. As
+      ``reuse_histogram``: the steps between accesses to one address, above 0.
+    - ``kv_positions``: generation, first_position, last_position, written_token,
+      last_read_token, retention_tokens, later_reads. The positions of the context whose keys and
+      values a step adds, in each layer, and the last step that reads the cache. A position is
+      one object from its step to the last one, wherever the cache has moved it meanwhile.
+      Sliding windows are not known: they end a position's life sooner.
+
+    Args:
+        trace: as for :func:`compute_all`; it is read twice.
+        as_arrow: give pyarrow tables instead of pandas frames.
+
+    Returns:
+        The tables; empty ones where no row has a token, or the kind of trace cannot tell them.
+
+    Raises:
+        InvalidArgumentError: as for :func:`compute_all`, or ``trace`` can be read only once.
+    """
+    if not can_be_read_again(trace):
+        raise InvalidArgumentError(
+            f"a {type(trace).__qualname__} can be read once, and this reads twice: give a file, a "
+            "folder, a table or a frame"
+        )
+    steps = _steps(trace)
+    tables = _analysed(trace, steps)
+    known = bool(steps)
+    found = {
+        "retention_tokens": _retention(tables["retention_per_region"].to_pandas(), known),
+        "reuse_tokens": _reuse(tables["reuse_histogram"].to_pandas(), known),
+        "kv_positions": _positions(steps),
+    }
+    if as_arrow:
+        return {
+            name: pa.Table.from_pandas(table, preserve_index=False) for name, table in found.items()
+        }
+    return found
+
+
+def _analysed(trace: TraceLike, steps: list[_Step]) -> dict[str, pa.Table]:
+    names, options = ["retention_per_region", "reuse_histogram"], _options(0.5, None, None)
+    try:
+        return native.analyse(_by_step(trace, steps), names, {**options, "ordered": True})[0]
+    except InvalidArgumentError:
+        if is_in_order(trace):
+            raise
+    return native.analyse(_by_step(trace, steps), names, options)[0]
+
+
+def _steps(trace: TraceLike) -> list[_Step]:
+    """In the order of time. Threads hand their rows over in blocks, so rows may be out of order."""
+    found: list[_Step] = []
+    reader = reader_of(trace, _STEPS_OF)
+    if not {"token_index", "context_tokens"} <= set(reader.schema.names):
+        return []
+    for batch in reader:
+        rows = batch.filter(pc.is_valid(batch.column("token_index")))
+        if rows.num_rows == 0:
+            continue
+        rows = rows.take(pc.array_sort_indices(rows.column("timestamp_ns")))
+        token = _ints(rows.column("token_index"))
+        time = _ints(rows.column("timestamp_ns"))
+        context = _ints(rows.column("context_tokens"))
+        reads = _is(rows.column("op_type"), OpType.LOAD.value)
+        reads &= _is(rows.column("region_type"), RegionType.KV_CACHE.value)
+        begins = np.flatnonzero(np.diff(token, prepend=token[0] - 1))
+        for first, behind in zip(begins, [*begins[1:], len(token)], strict=True):
+            step = _Step(int(time[first]), int(token[first]))
+            step.context = int(context[first:behind].max())
+            step.reads_cache = bool(reads[first:behind].any())
+            found.append(step)
+    found.sort(key=lambda step: step.start_ns)
+    steps: list[_Step] = []
+    for step in found:
+        if steps and steps[-1].token == step.token:
+            steps[-1].context = max(steps[-1].context, step.context)
+            steps[-1].reads_cache |= step.reads_cache
+        else:
+            steps.append(step)
+    return steps
+
+
+def _ints(column: pa.Array) -> npt.NDArray[np.int64]:
+    values: npt.NDArray[np.int64] = pc.fill_null(column.cast(pa.int64()), -1).to_numpy(
+        zero_copy_only=False
+    )
+    return values
+
+
+def _is(column: pa.Array, word: str) -> npt.NDArray[np.bool_]:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(pa.string())
+    equal: npt.NDArray[np.bool_] = pc.fill_null(pc.equal(column, word), False).to_numpy(
+        zero_copy_only=False
+    )
+    return np.array(equal, np.bool_)
+
+
+def _by_step(trace: TraceLike, steps: list[_Step]) -> pa.RecordBatchReader:
+    """The trace with the number of its step as a row's time."""
+    starts = np.array([step.start_ns for step in steps], np.int64)
+    reader = reader_of(trace, _READ_COLUMNS)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        at = reader.schema.get_field_index("timestamp_ns")
+        for batch in reader:
+            columns = list(batch.columns)
+            times = np.asarray(columns[at].cast(pa.int64()))
+            numbers = np.searchsorted(starts, times, side="right")
+            columns[at] = pa.array(numbers, pa.int64()).cast(reader.schema.field(at).type)
+            yield pa.RecordBatch.from_arrays(columns, schema=reader.schema)
+
+    return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+
+def _retention(regions: pd.DataFrame, known: bool) -> pd.DataFrame:
+    rows = []
+    if known:
+        for kind, lives in regions.groupby("region_type")["retention_ns"]:
+            quantiles = [float(lives.quantile(q)) for q in _QUANTILES.values()]
+            rows.append((kind, len(lives), *quantiles, float(lives.mean())))
+    names = [f"retention_{name}_tokens" for name in (*_QUANTILES, "mean")]
+    found: pd.DataFrame = pd.DataFrame(rows, columns=["region_type", "n_regions", *names])
+    return found
+
+
+def _reuse(histogram: pd.DataFrame, known: bool) -> pd.DataFrame:
+    named: pd.DataFrame = histogram.rename(
+        columns={"bin_low_ns": "bin_low_tokens", "bin_high_ns": "bin_high_tokens"}
+    )
+    return named if known else named.head(0)
+
+
+def _positions(steps: list[_Step]) -> pd.DataFrame:
+    rows: list[tuple[int, ...]] = []
+    for generation, own in enumerate(_generations(steps)):
+        reading = [step.token for step in own if step.reads_cache]
+        held = 0
+        for step in own:
+            if step.context > held and reading:
+                last = max(reading[-1], step.token)
+                later = sum(token > step.token for token in reading)
+                rows.append(
+                    (generation, held, step.context - 1, step.token, last, last - step.token, later)
+                )
+                held = step.context
+    found: pd.DataFrame = pd.DataFrame(rows, columns=list(_KV_POSITIONS), dtype="int64")
+    return found
+
+
+def _generations(steps: list[_Step]) -> Iterator[list[_Step]]:
+    """A generation begins where the token falls."""
+    own: list[_Step] = []
+    for step in steps:
+        if own and step.token < own[-1].token:
+            yield own
+            own = []
+        own.append(step)
+    if own:
+        yield own
