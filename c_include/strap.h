@@ -736,8 +736,8 @@ typedef uint64_t strap_probe;
  * default: all), requests (that can be followed at a time, a power of two; 8192), expire_s
  * (seconds after which one that does not complete is given up; 600). Those of "syscalls"
  * and "off_cpu": pid (0, the default: the caller itself); of "off_cpu" also stacks (whether
- * to take them; false). "system" has none. Every pid is one of the PID namespace of the
- * caller.
+ * to take them; false). "system" has none. Every pid, given or told, is one of the PID
+ * namespace of the caller, and "system" has the processes of that namespace alone.
  *
  * Errors: INVALID_ARGUMENT (the kind or an option), NOT_FOUND (a device, process or cgroup),
  * PERMISSION (the user may not load programs: root may, or CAP_BPF with CAP_PERFMON),
