@@ -144,7 +144,7 @@ class Given(Refused):
     def __enter__(self) -> None: ...
 
     def snapshot(self) -> dict:
-        return block(operation("vda", "read", 4, 6))
+        return block(operation("vda:x:[b]", "read", 4, 6))
 
 
 def test_one_probe_alone_is_shown(monkeypatch, capsys):
@@ -153,7 +153,8 @@ def test_one_probe_alone_is_shown(monkeypatch, capsys):
     top.run(0.01, [], "cpu", once=True)
     said = capsys.readouterr().out
     assert "processes are not watched: the kernel has no BTF" in said
-    assert "vda" in said and "unseen_end 3" in said and "pid" not in said
+    assert "vda:x:[b]" in said  # no emoji, and no markup
+    assert "unseen_end 3" in said and "pid" not in said
 
 
 def test_no_probe_at_all_is_an_error(monkeypatch):
