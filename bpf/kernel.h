@@ -102,8 +102,11 @@ struct thread_info {
   __u32 status; /* x86 */
 };
 
+struct pid_namespace;
+
 struct upid {
   int nr;
+  struct pid_namespace *ns;
 };
 
 struct pid {
@@ -152,5 +155,12 @@ struct bpf_iter__task {
 };
 
 #pragma clang attribute pop
+
+/* The number of a thread in the PID namespace at a level, the first being 0. It must reach down
+ * to that level. */
+static __always_inline struct upid *number_at(struct pid *pid, __u32 level) {
+  void *first = __builtin_preserve_access_index(&pid->numbers[0]);
+  return first + level * bpf_core_type_size(struct upid);
+}
 
 #endif

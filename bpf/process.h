@@ -27,9 +27,7 @@ static __always_inline int number_here(struct task_struct *task) {
   struct pid *pid = task->thread_pid;
   if (!pid) return 0; /* it is gone */
   __u32 level = BPF_CORE_READ(reader, thread_pid, level);
-  void *first = __builtin_preserve_access_index(&pid->numbers[0]);
-  struct upid *own = first + level * bpf_core_type_size(struct upid);
-  return BPF_CORE_READ(own, nr);
+  return BPF_CORE_READ(number_at(pid, level), nr);
 }
 
 #endif

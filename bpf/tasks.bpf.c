@@ -6,6 +6,10 @@
  * The scheduler and the fault handler keep these counts in any case. An iterator over the
  * threads reads them when a snapshot is taken, so that a switch or a fault costs nothing more;
  * only the end of a thread is an event, for then its counts are gone.
+ *
+ * Threads are those of the reader's PID namespace, as it numbers them. The iterator lists these
+ * alone. An event runs in the thread that ends, wherever that is; so the iterator notes which
+ * namespace the reader's is.
  */
 #include "kernel.h"
 
@@ -22,7 +26,7 @@ struct task_record {
   __u64 minor_faults;
   __u64 major_faults;
   __u64 switches;
-  __u32 process;
+  __u32 process; /* as the reader numbers it */
   __u32 thread;
   char name[16];
 };
@@ -38,7 +42,24 @@ const struct task_record *task_record_type;
 /* Ends that the ring had no room for. */
 __u64 lost;
 
-static __always_inline void fill(struct task_record *r, struct task_struct *task) {
+/* The reader's PID namespace, since the iterator ran first: its level, of which the machine's own
+ * is 0, and its address, which is compared alone. */
+__u32 level;
+__u64 namespace;
+
+/* The number of a thread for the reader; 0: it is not of its namespace, or is gone. */
+static __always_inline __u32 number_of(struct task_struct *task) {
+  struct pid *pid = task->thread_pid;
+  if (!pid || pid->level < level) return 0;
+  struct upid *own = number_at(pid, level);
+  return (__u64)BPF_CORE_READ(own, ns) == namespace ? BPF_CORE_READ(own, nr) : 0;
+}
+
+/* Whether the thread is one of the reader's namespace. */
+static __always_inline int fill(struct task_record *r, struct task_struct *task) {
+  r->thread = number_of(task);
+  if (!r->thread) return 0;
+  r->process = number_of(task->group_leader);
   r->start_ns = task->start_time;
   r->ended_ns = 0;
   r->run_ns = task->se.sum_exec_runtime;
@@ -46,17 +67,17 @@ static __always_inline void fill(struct task_record *r, struct task_struct *task
   r->minor_faults = task->min_flt;
   r->major_faults = task->maj_flt;
   r->switches = task->nvcsw + task->nivcsw;
-  r->process = task->tgid;
-  r->thread = task->pid;
   bpf_probe_read_kernel_str(r->name, sizeof r->name, task->comm);
+  return 1;
 }
 
 SEC("iter/task")
 int list(struct bpf_iter__task *ctx) {
-  struct task_struct *task = ctx->task;
-  if (!task || task->flags & PF_KTHREAD) return 0;
+  struct task_struct *task = ctx->task, *reader = bpf_get_current_task_btf();
+  level = BPF_CORE_READ(reader, thread_pid, level);
+  namespace = (__u64)BPF_CORE_READ(number_at(reader->thread_pid, level), ns);
   struct task_record r;
-  fill(&r, task);
+  if (!task || task->flags & PF_KTHREAD || !fill(&r, task)) return 0;
   if (task->flags & PF_EXITING) r.ended_ns = EXITING;
   bpf_seq_write(ctx->meta->seq, &r, sizeof r);
   return 0;
@@ -66,14 +87,10 @@ SEC("tp_btf/sched_process_exit")
 int end(__u64 *ctx) {
   struct task_struct *task = (struct task_struct *)ctx[0];
   if (task->flags & PF_KTHREAD) return 0;
-  struct task_record *r = bpf_ringbuf_reserve(&ended, sizeof *r, 0);
-  if (!r) {
-    __sync_fetch_and_add(&lost, 1);
-    return 0;
-  }
-  fill(r, task);
-  r->ended_ns = bpf_ktime_get_ns();
+  struct task_record r;
+  if (!fill(&r, task)) return 0;
+  r.ended_ns = bpf_ktime_get_ns();
   /* Nobody waits for it: it is read at the next snapshot. */
-  bpf_ringbuf_submit(r, 1 /* BPF_RB_NO_WAKEUP */);
+  if (bpf_ringbuf_output(&ended, &r, sizeof r, 1 /* BPF_RB_NO_WAKEUP */)) __sync_fetch_and_add(&lost, 1);
   return 0;
 }

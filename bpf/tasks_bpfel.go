@@ -34,7 +34,9 @@ const (
 	TasksMapEnded          = "ended"
 	TasksProgEnd           = "end"
 	TasksProgList          = "list"
+	TasksVarLevel          = "level"
 	TasksVarLost           = "lost"
+	TasksVarNamespace      = "namespace"
 	TasksVarTaskRecordType = "task_record_type"
 )
 
@@ -95,7 +97,9 @@ type TasksMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type TasksVariableSpecs struct {
+	Level          *ebpf.VariableSpec `ebpf:"level"`
 	Lost           *ebpf.VariableSpec `ebpf:"lost"`
+	Namespace      *ebpf.VariableSpec `ebpf:"namespace"`
 	TaskRecordType *ebpf.VariableSpec `ebpf:"task_record_type"`
 }
 
@@ -132,7 +136,9 @@ func (m *TasksMaps) Close() error {
 //
 // It can be passed to LoadTasksObjects or ebpf.CollectionSpec.LoadAndAssign.
 type TasksVariables struct {
+	Level          *ebpf.Variable `ebpf:"level"`
 	Lost           *ebpf.Variable `ebpf:"lost"`
+	Namespace      *ebpf.Variable `ebpf:"namespace"`
 	TaskRecordType *ebpf.Variable `ebpf:"task_record_type"`
 }
 

@@ -611,8 +611,9 @@ typedef uint64_t strap_trace;
  *                  lacks and which symbols were not found, so far. Of the options it takes
  *                  run_id, phases and batch_rows, and source (true: a column "source"
  *                  behind the others, "FILE:LINE").
- * Lines that are no samples are skipped and counted, damaged ones counted and
- * shown by the table "malformed" (line, text).
+ * Lines that are no samples are skipped and counted, and so are samples without a data
+ * address, as perf prints them without -F +addr or takes them of events such as cpu-clock;
+ * damaged ones are counted and shown by the table "malformed" (line, text).
  *
  * Options: run_id (text), phases ([{phase, start_ns, end_ns}], half open), workers
  * (1 to 256), batch_rows, sample_every (keeps each Nth row), cycles_per_ns (makes
@@ -670,6 +671,7 @@ typedef struct strap_trace_counts_t {
   uint64_t malformed;   /* damaged lines */
   uint64_t bytes;       /* of the text read */
   uint64_t total_bytes; /* its length, 0 where that is not known */
+  uint64_t unaddressed; /* samples of perf that were left out: they have no data address */
 } strap_trace_counts_t;
 
 /* Fills *counts, at any time, and answers what the work failed with, if it did. */
@@ -736,8 +738,8 @@ typedef uint64_t strap_probe;
  * default: all), requests (that can be followed at a time, a power of two; 8192), expire_s
  * (seconds after which one that does not complete is given up; 600). Those of "syscalls"
  * and "off_cpu": pid (0, the default: the caller itself); of "off_cpu" also stacks (whether
- * to take them; false). "system" has none. Every pid is one of the PID namespace of the
- * caller.
+ * to take them; false). "system" has none. Every pid, given or told, is one of the PID
+ * namespace of the caller, and "system" has the processes of that namespace alone.
  *
  * Errors: INVALID_ARGUMENT (the kind or an option), NOT_FOUND (a device, process or cgroup),
  * PERMISSION (the user may not load programs: root may, or CAP_BPF with CAP_PERFMON),

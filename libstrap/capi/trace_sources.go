@@ -75,7 +75,7 @@ func (t *parsedTrace) counts() traceCounts {
 	c := t.source.Counts()
 	return traceCounts{
 		done: c.Done, rows: c.Rows, skipped: c.Skipped, malformed: c.Malformed,
-		bytes: c.Bytes, totalBytes: c.TotalBytes, failure: t.source.Err(),
+		unaddressed: c.Unaddressed, bytes: c.Bytes, totalBytes: c.TotalBytes, failure: t.source.Err(),
 	}
 }
 

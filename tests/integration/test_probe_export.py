@@ -89,6 +89,7 @@ def system(window: int) -> dict:
     stall = {"avg10": 1.5, "avg60": 0.5, "avg300": 0.25, "total": 1000 * window}
     return {
         **stamp(window),
+        "scope": "machine",
         "off_cpu_ns": {pid: one["off_cpu_ns"] for pid, one in processes.items()},
         "page_faults": {pid: 7 + one["major_faults"] for pid, one in processes.items()},
         "pressure": {"cpu": {"some": stall}, "io": {"some": stall, "full": stall}},
@@ -99,7 +100,7 @@ def system(window: int) -> dict:
 
 
 def system_of_the_published_package(window: int) -> dict:
-    names = ("monotonic_ns", "processes", "stalled_us", "losses")
+    names = ("monotonic_ns", "scope", "processes", "stalled_us", "losses")
     line = {name: value for name, value in system(window).items() if name not in names}
     return {**line, "page_faults": {"2": 1, "77": 3}}
 

@@ -179,7 +179,7 @@ def test_processes_are_counted():
         time.sleep(0.1)
         snapshot = probe.snapshot()
     documented = {"timestamp", "iso_timestamp", "interval_s", "off_cpu_ns", "page_faults"}
-    assert snapshot.keys() >= {*documented, "pressure", "processes", "losses"}
+    assert snapshot.keys() >= {*documented, "scope", "pressure", "processes", "losses"}
     pid = str(os.getpid())
     own = snapshot["processes"][pid]
     assert own["name"] == Path("/proc/self/comm").read_text().strip()

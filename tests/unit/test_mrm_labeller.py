@@ -130,6 +130,17 @@ def test_known_ranges_beat_symbols():
     ]
 
 
+def test_a_type_that_a_row_comes_with_beats_a_known_range():
+    labeller = TraceLabeller(ranges=[KnownRange(0x1000, 0x9000, "activation")])
+    rows = [
+        row(0x1000, region_type="weight"),
+        row(0x2000, region_type="kv_cache", region_id=7),
+        row(0x3000, region_type="unknown"),
+    ]
+    labelled = [(r["region_type"], r["region_id"]) for r in labeller.label(rows)]
+    assert labelled == [("weight", 1), ("kv_cache", 7), ("activation", 2)]
+
+
 def test_memory_that_an_engine_announces_is_known_from_load_to_teardown():
     def record(event, at, **metadata):
         return PhaseRecord(event, "", 0, at, metadata)

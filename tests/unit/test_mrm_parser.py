@@ -59,6 +59,26 @@ def test_perf_script_as_documented(tmp_path):
     ]
 
 
+def test_samples_without_an_address_are_left_out_and_told(caplog, tmp_path):
+    path = tmp_path / "perf_script.txt"
+    path.write_text(
+        PERF
+        + "w 99 [0] 1.5: 1 cpu/mem-loads/P:      558da517a160 spin+0xd (/tmp/w)\n"  # the ip
+        + "w 99 [0] 1.5: 3000000 cpu-clock:                0     558da517a160 spin+0xd (/tmp/w)\n"
+    )
+    trace = parse_perf_script(path, "r")
+    assert trace.unaddressed == 0  # nothing is read before it is asked for
+    assert [row["thread_id"] for row in trace] == [4242, 4242]
+    assert (trace.unaddressed, trace.malformed) == (2, 1)
+    malformed, unaddressed = (record.message for record in caplog.records)
+    assert malformed.startswith("1 lines could not be read, the first is line 4: llama-cli")
+    assert unaddressed.startswith("2 samples are left out: they have no data address.")
+    assert "perf script -F +addr" in unaddressed
+    caplog.clear()
+    assert trace.to_parquet(tmp_path / "trace.parquet") == 2
+    assert len(caplog.records) == 2
+
+
 def test_an_open_file_will_do():
     assert len(list(parse_perf_script(io.StringIO(PERF), "r"))) == 2
     assert len(list(parse_perf_script(io.BytesIO(PERF.encode()), "r"))) == 2

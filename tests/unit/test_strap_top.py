@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 from llm_instrumentation.errors import NotFoundError, StrapPermissionError, UnsupportedError
@@ -38,7 +39,7 @@ def process(name: str = "program", **changed: int) -> dict:
 def system(processes: dict[str, dict]) -> dict:
     stall = {"avg10": 12.5, "avg60": 0.0, "avg300": 0.0, "total": 1}
     pressure = {"cpu": {"some": stall}, "io": {"some": stall, "full": stall}}
-    return {**STAMP, "processes": processes, "pressure": pressure}
+    return {**STAMP, "scope": "machine", "processes": processes, "pressure": pressure}
 
 
 def screen(view: View, width: int = 80, height: int | None = 24) -> list[str]:
@@ -83,6 +84,19 @@ def test_processes_are_sorted():
     for sort, first in (("faults", "faulty"), ("off-cpu", "asleep"), ("io", "disk")):
         view.sort = sort
         assert names()[0] == first
+
+
+def test_processes_of_a_pid_namespace():
+    view = View(2.0, "cpu", system={**system({"1": process("init")}), "scope": "pid_namespace"})
+    assert screen(view)[3] == "of this PID namespace alone:"
+    assert screen(view)[5].split()[:2] == ["1", "init"]
+
+
+def test_the_proc_of_another_namespace_tells_no_bytes(monkeypatch):
+    own = str(os.getpid())
+    assert own in top._DiskBytes().grown([own])
+    monkeypatch.setattr(os, "readlink", {"/proc/self": "1"}.__getitem__)
+    assert top._DiskBytes().grown([own]) == {}
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (140, 40), (80, 16), (40, 5)])
@@ -130,7 +144,7 @@ class Given(Refused):
     def __enter__(self) -> None: ...
 
     def snapshot(self) -> dict:
-        return block(operation("vda", "read", 4, 6))
+        return block(operation("vda:x:[b]", "read", 4, 6))
 
 
 def test_one_probe_alone_is_shown(monkeypatch, capsys):
@@ -139,7 +153,8 @@ def test_one_probe_alone_is_shown(monkeypatch, capsys):
     top.run(0.01, [], "cpu", once=True)
     said = capsys.readouterr().out
     assert "processes are not watched: the kernel has no BTF" in said
-    assert "vda" in said and "unseen_end 3" in said and "pid" not in said
+    assert "vda:x:[b]" in said  # no emoji, and no markup
+    assert "unseen_end 3" in said and "pid" not in said
 
 
 def test_no_probe_at_all_is_an_error(monkeypatch):

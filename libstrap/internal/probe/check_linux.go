@@ -85,6 +85,7 @@ func (h host) findings() []Finding {
 		h.lockedDown(),
 		h.memory(),
 		h.tracing(),
+		h.processes(),
 		h.stalls(),
 	}
 }
@@ -138,6 +139,17 @@ func (h host) tracing() Finding {
 		return Finding{Name: "tracefs", Verdict: Info, Found: "not mounted, nor needed here; for other tools: sudo mount -t tracefs tracefs /sys/kernel/tracing"}
 	}
 	return Finding{Name: "tracefs", Verdict: Info, Found: h.tracefs + "; not needed here"}
+}
+
+// firstPIDNamespace is the machine's: the kernel fixes the number.
+const firstPIDNamespace = "pid:[4026531836]"
+
+func (h host) processes() Finding {
+	found := "this one's own; system has the processes within, as it numbers them"
+	if h.pidNamespace == firstPIDNamespace {
+		found = "the machine's"
+	}
+	return verdict("PID namespace", h.ownProc, found, foreignProc)
 }
 
 func (h host) stalls() Finding {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -17,21 +18,27 @@ import (
 )
 
 // hostOf has the files of a machine that can do everything, but for those given; one
-// with no text is missing.
+// with no text is missing. The text of proc/self is the process that it leads to.
 func hostOf(t *testing.T, changed map[string]string) host {
 	t.Helper()
 	files := map[string]string{
 		"proc/sys/kernel/osrelease":                 "6.1.0-28-amd64\n",
 		"proc/sys/kernel/unprivileged_bpf_disabled": "2\n",
-		"proc/self/status":                          "Name:\tx\nCapEff:\t000001ffffffffff\nCapBnd:\t0000000000000000\n",
-		"proc/self/uid_map":                         "         0          0 4294967295\n",
-		"proc/self/mounts":                          "proc /proc proc rw 0 0\ntracefs /sys/kernel/tracing tracefs rw 0 0\n",
-		"proc/pressure/io":                          "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
-		lockdownFile:                                "[none] integrity confidentiality\n",
-		btfFile:                                     "btf",
+		"proc/self":         strconv.Itoa(os.Getpid()),
+		"proc/self/status":  "Name:\tx\nCapEff:\t000001ffffffffff\nCapBnd:\t0000000000000000\n",
+		"proc/self/uid_map": "         0          0 4294967295\n",
+		"proc/self/mounts":  "proc /proc proc rw 0 0\ntracefs /sys/kernel/tracing tracefs rw 0 0\n",
+		"proc/pressure/io":  "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+		lockdownFile:        "[none] integrity confidentiality\n",
+		btfFile:             "btf",
 	}
 	maps.Copy(files, changed)
 	root := t.TempDir()
+	own := filepath.Join(root, "proc", files["proc/self"])
+	if err := errors.Join(os.MkdirAll(own, 0o700), os.Symlink(files["proc/self"], filepath.Join(root, "proc/self"))); err != nil {
+		t.Fatal(err)
+	}
+	delete(files, "proc/self")
 	for path, text := range files {
 		path = filepath.Join(root, path)
 		if text == "" {
@@ -56,6 +63,7 @@ var (
 	lockedDown     = map[string]string{lockdownFile: "none integrity [confidentiality]\n"}
 	old            = map[string]string{"proc/sys/kernel/osrelease": "5.10.0\n"}
 	withoutBTF     = map[string]string{btfFile: ""}
+	outerProc      = map[string]string{"proc/self": "4711"}
 	withoutPSI     = map[string]string{"proc/pressure/io": ""}
 )
 
@@ -100,6 +108,7 @@ func TestFindings(t *testing.T) {
 		{lockedDown, "lockdown", "lockdown=integrity"},
 		{old, "kernel", "5.12"},
 		{withoutBTF, "BTF", "CONFIG_DEBUG_INFO_BTF"},
+		{outerProc, "PID namespace", "mount -t proc"},
 		{withoutPSI, "pressure (PSI)", "psi=1"},
 		{map[string]string{"proc/pressure/io": "some avg10=x\n"}, "pressure (PSI)", "fails"},
 		{map[string]string{lockdownFile: ""}, "", ""},

@@ -29,6 +29,8 @@ type host struct {
 	tracefs       string   // where it is mounted; "" where it is not
 	psi           []string // the resources whose pressure the kernel tells
 	psiError      error
+	pidNamespace  string // the link in /proc; "" where that does not tell
+	ownProc       bool   // /proc numbers processes as this process's PID namespace does
 }
 
 // look reads the files below a root.
@@ -46,7 +48,9 @@ func look(root string) host {
 		unprivileged:  text("proc/sys/kernel/unprivileged_bpf_disabled"),
 		lockdown:      chosen(text(lockdownFile)),
 		tracefs:       mountOf("tracefs", text("proc/self/mounts")),
+		ownProc:       ownProc(filepath.Join(root, "proc")),
 	}
+	h.pidNamespace, _ = os.Readlink(filepath.Join(root, "proc/self/ns/pid"))
 	stalls, err := pressure(filepath.Join(root, "proc/pressure"))
 	h.psi, h.psiError = slices.Sorted(maps.Keys(stalls)), err
 	var limit unix.Rlimit
@@ -101,6 +105,13 @@ func mountOf(kind, mounts string) string {
 		}
 	}
 	return ""
+}
+
+// ownProc says whether a folder like /proc is of this process's PID namespace. One that a
+// namespace has left from outside has other processes under the same numbers.
+func ownProc(folder string) bool {
+	self, err := os.Readlink(filepath.Join(folder, "self"))
+	return err == nil && self == strconv.Itoa(os.Getpid())
 }
 
 // olderThan compares the kernel's release, as in "5.10.0-28-amd64".

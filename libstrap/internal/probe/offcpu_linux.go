@@ -108,6 +108,11 @@ type OffCPU struct {
 // Errors: InvalidArgument; NotFound where there is no such process; Permission; Unsupported
 // where the kernel cannot do it.
 func StartOffCPU(o OffCPUOptions) (*OffCPU, error) {
+	if o.Stacks {
+		if err := needProc(); err != nil {
+			return nil, err
+		}
+	}
 	p, err := openProcess(o.PID)
 	if err != nil {
 		return nil, err

@@ -45,6 +45,16 @@ func openProcess(pid int) (*process, error) {
 	return p, nil
 }
 
+const foreignProc = "/proc is of another PID namespace: mount -t proc proc /proc, in a mount namespace of its own (unshare --mount-proc)"
+
+// needProc refuses where /proc would tell of another process with the same number.
+func needProc() error {
+	if !ownProc("/proc") {
+		return status.New(status.Unsupported, foreignProc)
+	}
+	return nil
+}
+
 func processError(pid int, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOSYS):

@@ -187,6 +187,8 @@ func step(what string) error {
 		return compete()
 	case "disk":
 		return pull(os.Getenv(disk))
+	case "system":
+		return tellSystem()
 	case "execve":
 		os.Setenv(workload, "read")
 		return unix.Exec("/proc/self/exe", os.Args, os.Environ())
@@ -361,18 +363,49 @@ func TestClosedWatcher(t *testing.T) {
 	})
 }
 
-// In a container processes have other numbers than the kernel's own.
-func TestProcessInAPIDNamespace(t *testing.T) {
+// inPIDNamespace is the test binary as process 1 of a namespace. More are flags of unshare.
+func inPIDNamespace(t *testing.T, more []string, arguments ...string) *exec.Cmd {
+	t.Helper()
 	unshare, err := exec.LookPath("unshare")
 	if err != nil || os.Getuid() != 0 {
 		t.Skip("it takes root and unshare")
 	}
-	if err := exec.Command(unshare, "--pid", "--fork", "--mount-proc", "true").Run(); err != nil {
+	flags := append([]string{"--pid", "--fork", "--kill-child"}, more...)
+	if err := exec.Command(unshare, append(flags, "true")...).Run(); err != nil {
 		t.Skip("no namespaces: ", err)
 	}
-	inside := exec.Command(unshare, "--pid", "--fork", "--mount-proc", os.Args[0], "-test.v",
-		"-test.run=^(TestSyscallsOfAProcess|TestWaitsOfAProcess|TestNoSuchProcess)$")
+	return exec.Command(unshare, append(append(flags, os.Args[0]), arguments...)...)
+}
+
+// In a container processes have other numbers than the kernel's own.
+func TestProcessInAPIDNamespace(t *testing.T) {
+	inside := inPIDNamespace(t, []string{"--mount-proc"}, "-test.v",
+		"-test.run=^(TestSyscallsOfAProcess|TestWaitsOfAProcess|TestNoSuchProcess|TestSystemAgreesWithRusage)$")
 	if out, err := inside.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// With the /proc of another namespace, names would be of other processes with these numbers.
+func TestProcOfAnotherNamespaceIsRefused(t *testing.T) {
+	inside := inPIDNamespace(t, nil, "-test.v", "-test.run=^TestRefusedForItsProc$")
+	inside.Env = append(os.Environ(), outer+"=1")
+	if out, err := inside.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: TestRefusedForItsProc") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+const outer = "STRAP_PROBE_OUTER_PROC" // set: /proc is of the namespace outside
+
+func TestRefusedForItsProc(t *testing.T) {
+	if os.Getenv(outer) == "" {
+		t.Skip("TestProcOfAnotherNamespaceIsRefused runs it")
+	}
+	_, calls := StartSyscalls(SyscallsOptions{})
+	_, waits := StartOffCPU(OffCPUOptions{Stacks: true})
+	for _, err := range []error{calls, waits} {
+		if !errors.Is(err, status.Unsupported) || !strings.Contains(err.Error(), "mount -t proc proc /proc") {
+			t.Error(err)
+		}
 	}
 }

@@ -90,6 +90,9 @@ type Syscalls struct {
 // Errors: InvalidArgument; NotFound where there is no such process; Permission; Unsupported
 // where the kernel cannot do it.
 func StartSyscalls(o SyscallsOptions) (*Syscalls, error) {
+	if err := needProc(); err != nil {
+		return nil, err
+	}
 	p, err := openProcess(o.PID)
 	if err != nil {
 		return nil, err

@@ -18,7 +18,8 @@ import (
 )
 
 // System takes the counts that the kernel keeps of each thread: time on and off a core,
-// time in the run queue, page faults; and those of pressure.
+// time in the run queue, page faults; and those of pressure. Threads are those of this process's
+// PID namespace, as it numbers them.
 type System struct {
 	collection *ebpf.Collection
 	end        link.Link
@@ -30,6 +31,7 @@ type System struct {
 	before  map[threadKey]bpf.TasksTaskRecord
 	leaving map[threadKey]bool // of those before, the ones that are not listed any more
 	lost    uint64
+	scope   Scope
 	stalled map[string]map[string]Stall
 	read    time.Time
 	readNS  int64 // on the clock of the records
@@ -41,7 +43,7 @@ type threadKey struct {
 	start  uint64
 }
 
-// SystemOptions are none: every process is watched.
+// SystemOptions are none: every process of this PID namespace is watched.
 type SystemOptions struct{}
 
 // StartSystem begins to watch.
@@ -75,11 +77,22 @@ func (s *System) begin() (err error) {
 		return err
 	}
 	s.ended.SetDeadline(time.Unix(1, 0)) // it never waits
-	s.end, err = link.AttachTracing(link.TracingOptions{Program: programs[bpf.TasksProgEnd]})
+	s.list, err = link.AttachIter(link.IterOptions{Program: programs[bpf.TasksProgList]})
 	if err != nil {
 		return err
 	}
-	s.list, err = link.AttachIter(link.IterOptions{Program: programs[bpf.TasksProgList]})
+	// The list notes whose ends are to be told.
+	if err := records(s.list, func(*bpf.TasksTaskRecord) {}); err != nil {
+		return err
+	}
+	var level uint32
+	if err := s.collection.Variables[bpf.TasksVarLevel].Get(&level); err != nil {
+		return err
+	}
+	if s.scope = Machine; level > 0 {
+		s.scope = PIDNamespace
+	}
+	s.end, err = link.AttachTracing(link.TracingOptions{Program: programs[bpf.TasksProgEnd]})
 	return err
 }
 
@@ -114,7 +127,7 @@ func (s *System) Read() (*SystemSnapshot, error) {
 		return nil, status.New(status.InvalidState, "the collector is closed")
 	}
 	now := time.Now()
-	out := &SystemSnapshot{Stamp: stamp(now, now.Sub(s.read)), Processes: map[string]*Process{}}
+	out := &SystemSnapshot{Stamp: stamp(now, now.Sub(s.read)), Scope: s.scope, Processes: map[string]*Process{}}
 	living, exiting, err := s.threads()
 	if err != nil {
 		return nil, err

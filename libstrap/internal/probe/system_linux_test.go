@@ -1,12 +1,15 @@
 package probe
 
 import (
+	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -111,6 +114,65 @@ func TestSystemAgreesWithRusage(t *testing.T) {
 	}
 	if snapshot, err = s.Read(); err != nil || snapshot.Processes[pid] != nil {
 		t.Errorf("a second time: %+v, %v", snapshot.Processes[pid], err)
+	}
+}
+
+// told is what a program in a PID namespace says of it.
+type told struct {
+	Child    int // has run and ended
+	Snapshot *SystemSnapshot
+}
+
+var watching *System
+
+// tellSystem runs a child and starts to watch; the second time it tells the snapshot. With its
+// first child os/exec runs another, to try pidfds.
+func tellSystem() (err error) {
+	child := exec.Command("true")
+	if err := child.Run(); err != nil {
+		return err
+	}
+	if watching == nil {
+		watching, err = StartSystem(SystemOptions{})
+		return err
+	}
+	snapshot, err := watching.Read()
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(os.Stdout).Encode(told{child.Process.Pid, snapshot})
+}
+
+func TestSystemKnowsItsPIDNamespaceAlone(t *testing.T) {
+	startedSystem(t).Close()
+	inside := inPIDNamespace(t, []string{"--mount-proc"})
+	inside.Env = append(os.Environ(), workload+"=system")
+	p := beginProgram(t, inside)
+	p.perform(t)
+	for range 20 { // outside
+		if err := exec.Command("true").Run(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.begin(t)
+	var said told
+	if !p.out.Scan() {
+		t.Fatal("the program inside said nothing: ", p.out.Err())
+	}
+	if err := json.Unmarshal(p.out.Bytes(), &said); err != nil {
+		t.Fatal(err)
+	}
+	p.await(t)
+	p.leave(t)
+	child := strconv.Itoa(said.Child)
+	if got, want := slices.Sorted(maps.Keys(said.Snapshot.Processes)), []string{"1", child}; !slices.Equal(got, want) {
+		t.Errorf("processes %v, want %v", got, want)
+	}
+	if name := said.Snapshot.Processes[child]; name == nil || name.Name != "true" {
+		t.Errorf("the child is %+v", name)
+	}
+	if said.Snapshot.Scope != PIDNamespace {
+		t.Errorf("scope %q", said.Snapshot.Scope)
 	}
 }
 

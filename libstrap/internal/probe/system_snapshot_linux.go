@@ -41,6 +41,14 @@ type Stall struct {
 	Total  uint64  `json:"total"`
 }
 
+// Scope says whose processes a snapshot has.
+type Scope string
+
+const (
+	Machine      Scope = "machine"       // all, as the machine numbers them
+	PIDNamespace Scope = "pid_namespace" // those of the collector's PID namespace, as it numbers them
+)
+
 // SystemLosses is what a snapshot lacks.
 type SystemLosses struct {
 	Ended uint64 `json:"ended"` // threads that ended, more than there was room for
@@ -49,6 +57,7 @@ type SystemLosses struct {
 // SystemSnapshot is what a System saw in an interval; as JSON, the documented line.
 type SystemSnapshot struct {
 	Stamp
+	Scope      Scope                        `json:"scope"`
 	OffCPUNS   map[string]uint64            `json:"off_cpu_ns"`  // by process
 	PageFaults map[string]uint64            `json:"page_faults"` // by process
 	Pressure   map[string]map[string]Stall  `json:"pressure"`    // cpu, io, memory: some, full

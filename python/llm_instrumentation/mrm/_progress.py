@@ -23,7 +23,7 @@ def progress_line(what: str, total_rows: int | None = None) -> Iterator[Progress
 
     start = time.monotonic()
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.completed:,.0f} rows"),
         TimeElapsedColumn(),

@@ -364,7 +364,7 @@ class _Display:
         self.current: str | None = None
         self.number = self.total = 0
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

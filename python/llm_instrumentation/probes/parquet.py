@@ -276,6 +276,7 @@ def _system_rows(line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     # What the kernel does not tell is null.
     told = line.get("pressure") or {}
     common = {
+        "scope": line.get("scope"),
         "pressure": {
             resource: {
                 share: {name: told[resource][share].get(name) for name in (*_AVERAGES, "total")}
@@ -311,6 +312,8 @@ def _system_line(rows: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "pressure": _told(rows[0]["pressure"]),
     }
+    if rows[0].get("scope") is not None:  # a table of before has no such column
+        line["scope"] = rows[0]["scope"]
     if rows[0]["stalled_us"] is not None:
         line["stalled_us"] = _told(rows[0]["stalled_us"])
     if rows[0]["losses"] is not None:
@@ -361,6 +364,7 @@ _KINDS = (
                 ("name", _TEXT),
                 *((name, pa.int64()) for name in _PROCESS_COUNTS),
                 ("page_faults", pa.int64()),
+                ("scope", _TEXT),
                 ("pressure", _by_resource(_STALL)),
                 ("stalled_us", _by_resource(pa.int64())),
                 ("losses", pa.struct([("ended", pa.int64())])),

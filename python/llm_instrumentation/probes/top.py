@@ -102,7 +102,10 @@ class _DiskBytes:
     """What processes read from disks and wrote to them, by /proc/PID/io."""
 
     def __init__(self) -> None:
-        self._before = {pid: _disk_bytes(pid) or 0 for pid in os.listdir("/proc") if pid.isdigit()}
+        # The /proc of another PID namespace has other processes under the same numbers.
+        self._own = os.readlink("/proc/self") == str(os.getpid())
+        pids = os.listdir("/proc") if self._own else []
+        self._before = {pid: _disk_bytes(pid) or 0 for pid in pids if pid.isdigit()}
 
     def grown(self, pids: Iterable[str]) -> dict[str, int]:
         """Bytes since the call before, of those of the processes that can be read.
@@ -110,6 +113,8 @@ class _DiskBytes:
         A process that was not there then began after it, at 0; so did one with less than before,
         which has the number of another one that ended.
         """
+        if not self._own:
+            return {}
         out = {}
         for pid in pids:
             before, now = self._before.pop(pid, 0), _disk_bytes(pid)
@@ -166,7 +171,9 @@ class View:
             rows = None if height is None else max(height // 3, 1)
             parts += [Text(), self._devices(self.block, rows), self._losses()]
         if self.system is not None:
-            parts += [Text(), _pressure(self.system["pressure"]), Text()]
+            inside = self.system["scope"] == "pid_namespace"
+            whose = "of this PID namespace alone:" if inside else ""
+            parts += [Text(), _pressure(self.system["pressure"]), Text(whose, "dim")]
             used = 1 + sum(len(console.render_lines(part)) for part in parts)  # 1: the table's head
             rows = _PLAIN_PROCESSES if height is None else max(height - used, 0)
             parts.append(self._processes(self.system, rows))

@@ -1,15 +1,16 @@
 // Package label says of every row of a trace what its memory holds (region_type) and
 // which piece of memory it is (region_id).
 //
-// A row's type is, in this order: that of the known range it falls into; its own,
-// where it has one; that of the first row that gave its page a type; that of the
-// first rule that matches; "unknown". Rows in known ranges, and those that come with a
+// A row's type is, in this order: its own, where it has one; that of the known range
+// it falls into; that of the first row that gave its page a type; that of the first
+// rule that matches; "unknown". Rows in known ranges, and those that come with a
 // type and an id, say nothing of the rest of their page.
 //
 // Ids: weights are 1, together. The KV cache has an id for each distinct address,
 // activations and runtime one for each page, counted from 2 in the order of first
-// sight; unknown rows have 0. A row that comes with a type and an id keeps both, a
-// range with an id gives its own; ids counted here pass over those met so far.
+// sight; unknown rows have 0. A row that comes with a type and an id keeps both, one
+// that comes with the type of its range alone has the range's id. A range with an id
+// gives its own; ids counted here pass over those met so far.
 package label
 
 import (
@@ -239,8 +240,9 @@ func (l *Labeller) Label(in arrow.Record) (arrow.Record, error) {
 // classify gives a row's type, and its id where that is settled.
 func (l *Labeller) classify(b *trace.Batch, i int, own int32, c *clues) (kind int32, id int64) {
 	page := b.Page[i]
-	if len(l.ranges.ranges) > 0 {
-		if number := l.ranges.find(b.Address[i], b.Time[i]); number >= 0 {
+	if len(l.ranges.ranges) > 0 && (own == 0 || b.Region[i] == 0) {
+		number := l.ranges.find(b.Address[i], b.Time[i])
+		if number >= 0 && (own == 0 || l.typeNames[own] == l.ranges.ranges[number].Type) {
 			l.counts.Ranged++
 			kind = l.typeOf(l.ranges.ranges[number].Type)
 			if l.rangeIDs[number] == 0 && kind != l.typeOf(weight) {

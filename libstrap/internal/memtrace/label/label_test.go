@@ -182,7 +182,8 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-func TestKnownRangesBeatAllElse(t *testing.T) {
+// Only the type that a row comes with goes before a known range.
+func TestKnownRanges(t *testing.T) {
 	_, got := run(t, Options{Ranges: []Range{
 		{Start: 0x1000, End: 0x9000, Type: activation, ID: 70},
 		{Start: 0x2000, End: 0x3000, Type: kvCache, FromNS: 10, ToNS: 20},
@@ -194,8 +195,12 @@ func TestKnownRangesBeatAllElse(t *testing.T) {
 		{time: 20, address: 0x2000, op: "load"},
 		{time: 30, address: 0x8fff, op: "load"},
 		{time: 30, address: 0x9000, op: "load"},
+		{time: 30, address: 0x7000, op: "load", kind: "runtime"},
+		{time: 30, address: 0x7010, op: "load", kind: "activation"},
+		{time: 30, address: 0x7020, op: "load"},
 	})
-	want := "[{activation 70 5} {kv_cache 2 10} {kv_cache 2 19} {weight 1 20} {activation 70 30} {unknown 0 30}]"
+	want := "[{runtime 9 5} {kv_cache 2 10} {kv_cache 2 19} {weight 1 20} {activation 70 30} {unknown 0 30} " +
+		"{runtime 3 30} {activation 70 30} {activation 70 30}]"
 	if fmt.Sprint(got) != want {
 		t.Errorf("%v, not %s", got, want)
 	}

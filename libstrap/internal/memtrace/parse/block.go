@@ -27,6 +27,8 @@ type block struct {
 	lines   int64
 	skipped int64
 
+	unaddressed int64
+
 	malformed int64
 	samples   []Sample // lines counted from the block's first
 }
@@ -53,6 +55,8 @@ func (b *block) parse(p parser, expected int) {
 		switch what {
 		case skipped:
 			b.skipped++
+		case unaddressed:
+			b.unaddressed++
 		case malformed:
 			b.malformed++
 			if len(b.samples) < maxSamples {

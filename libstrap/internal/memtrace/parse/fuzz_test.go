@@ -47,6 +47,8 @@ func perfSeeds() []string {
 		"a -1/-1 [1] 1.5: x:     7efe468c3a60   12   34 dead (inlined)",
 		"a 1 1.5:   x:y:     0   1e05080021 |OP N/A|LVL N/A|SNP N/A|TLB N/A|LCK N/A|BLK  N/A   0",
 		"a 1 1.5:   x:y:     1   5080144 L1 or L2 hit|SNP N/A|TLB N/A|LCK N/A    7    7f0000001000",
+		"w 1 1.5:   3 cpu-clock:                0 ffffffff821f5127 f+0xd7 ([k])\nw 1 1.5:   3 cycles:P: 1 f\nw 1 1.5: x:      560c9823e143 f (/x)\nw 1 1.5: x: \n\t 1143 f (/x)",
+		"w 1 1.5:   3 page-faults:     7f4fae785010 [unknown] (//anon)\n\t            1143 touch+0xa (/tmp/w)\n",
 		"a 1 [0] 1.0: PERF_RECORD_EXIT(1:1)\n# x\n\n\t 7f00 f (/x)\n\xff\x00",
 		"0 0.0: 0: 0 ()0\n0 0.0: PERF_RECORD\n00 [0] 0.0: fault: address=0x00ip=error_code=0x0",
 	)
@@ -72,7 +74,7 @@ func compareLine(t *testing.T, p parser, line string, twin func(string, float64)
 	if rows == 1 {
 		got = showParsed(b.rows, 0)
 	}
-	if got != want || (what == accepted) != (rows == 1) || (what == skipped) != (b.skipped == 1) {
+	if got != want || (what == accepted) != (rows == 1) || (what == skipped) != (b.skipped == 1) || (what == unaddressed) != (b.unaddressed == 1) {
 		t.Fatalf("%q:\n got %d rows, %d skipped: %s\nwant verdict %d: %s", line, rows, b.skipped, got, what, want)
 	}
 	return rows
@@ -98,7 +100,7 @@ func checkLines(t *testing.T, p parser, text []byte) *block {
 	t.Helper()
 	b := &block{text: text}
 	b.parse(p, 1)
-	taken := int64(len(lines(text))) - b.skipped - b.malformed
+	taken := int64(len(lines(text))) - b.skipped - b.malformed - b.unaddressed
 	rows := int64(b.rows.len())
 	if _, twice := p.(*lackey); b.lines != int64(len(lines(text))) || rows < taken || rows > taken && (!twice || rows > 2*taken) {
 		t.Fatalf("%d lines of %d, %d rows, %d skipped, %d malformed", b.lines, len(lines(text)), rows, b.skipped, b.malformed)

@@ -14,7 +14,8 @@ type head struct {
 	cpu    int64 // none where it is not printed
 	time   int64
 	event  []byte // with the period before it; empty where there is none
-	rest   []byte // behind the event and blanks
+	blanks int    // behind the event's colon
+	rest   []byte // behind those
 }
 
 // sideBand begins the records that perf script prints besides samples.
@@ -149,7 +150,8 @@ func (h *head) setEvent(line []byte, i int) verdict {
 		i += colon
 		if i+1 == len(line) || class[line[i+1]]&isSpace != 0 {
 			h.event = line[start:i]
-			h.rest = line[spaceEnd(line, i+1):]
+			rest := spaceEnd(line, i+1)
+			h.blanks, h.rest = rest-(i+1), line[rest:]
 			if len(h.event) == 0 {
 				return malformed
 			}

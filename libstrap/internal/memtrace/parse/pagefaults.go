@@ -20,8 +20,8 @@ import (
 //	comm pid/tid [cpu] time: 1 page-faults: addr [sym (dso)] ip sym+0xoff (dso)
 //
 // These do not say what the access was; they are loads, as every sample that is not
-// said to be a store. Printed without the address, the ip stands in its place and
-// nothing tells the two apart. Samples of other events are skipped.
+// said to be a store. Those printed without the address are unaddressed, as in
+// perfScript. Samples of other events are skipped.
 type pageFaults struct{ perfScript }
 
 var (

@@ -1,8 +1,8 @@
 // Package parse turns the text of tracing tools into batches of a memory trace.
 //
 // A line gives rows, or it is known to hold none (comments, headers, blank lines,
-// call chains), or it is malformed: counted, the first few kept as samples, and
-// never the end of the trace. Lines end in "\n" or "\r\n" and may have 1 MiB. Text
+// call chains), or it is a sample without a data address, which is counted, or it is
+// malformed: counted, the first few kept as samples, and never the end of the trace. Lines end in "\n" or "\r\n" and may have 1 MiB. Text
 // that is no UTF-8 has U+FFFD where it breaks.
 //
 // The text is read in blocks that workers parse side by side; the rows keep the
@@ -110,6 +110,7 @@ const (
 	accepted verdict = iota
 	skipped
 	malformed
+	unaddressed // a sample that has no data address
 )
 
 // kind gives what the rows of a format are, and InvalidArgument for another name.

@@ -13,14 +13,19 @@ import (
 //	comm pid [cpu] time: [period] event: addr sym[+off] [dso]
 //
 // and with the columns of `perf mem record`: pid/tid (the tid is the thread), no
-// cpu, addr [data_src words] [weight ...] ip sym+0xoff (dso) [phys_addr ...]. The
-// address is needed (-F +addr); without it a sample's data source is malformed.
+// cpu, addr [data_src words] [weight ...] ip sym+0xoff (dso) [phys_addr ...].
+//
+// A sample without a data address is unaddressed: one that was printed without the
+// column (-F +addr), which perf's alignment of the ip and a data source without its
+// number tell, and one of an event that counts no accesses, such as cpu-clock, or
+// whose address is 0 where neither the event nor the data source says that there was
+// an access.
 //
 // A sample whose data source says so is a store or a load; otherwise one is a store
 // whose event's name contains mem-store, else a load. One that has a data source,
 // but neither an operation nor an address, as instruction sampling gives for other
 // instructions, is skipped. The symbol of a sample with a call chain is its first
-// entry. The weight, in cycles, becomes access_latency_ns where the clock is known;
+// entry, not the address's, which stands before it. The weight, in cycles, becomes access_latency_ns where the clock is known;
 // 0 is no weight.
 type perfScript struct {
 	cyclesPerNS float64
@@ -44,8 +49,13 @@ func (p *perfScript) sample(out *rows) verdict {
 	p.chain = false
 	h := &p.head
 	address, end, ok := hexadecimal(h.rest, 0)
-	if !ok || end < len(h.rest) && class[h.rest[end]]&isSpace == 0 {
+	switch {
+	case len(h.rest) == 0:
+		return unaddressed
+	case !ok || end < len(h.rest) && class[h.rest[end]]&isSpace == 0:
 		return malformed
+	case h.blanks+end == ipEnd:
+		return unaddressed
 	}
 	w := row{
 		time: h.time, address: address, op: opOfEvent(h.event),
@@ -54,11 +64,13 @@ func (p *perfScript) sample(out *rows) verdict {
 	rest := h.rest[end:]
 	source, behind, found := dataSourceOf(rest)
 	if found == malformed {
-		return malformed
+		return unaddressed
 	}
 	sourced := found == accepted
+	known := false // what the access was
 	if sourced {
-		if op, ok := opOf(source); ok {
+		var op trace.Op
+		if op, known = opOf(source); known {
 			w.op = op
 		} else if address == 0 {
 			return skipped
@@ -66,15 +78,43 @@ func (p *perfScript) sample(out *rows) verdict {
 		w.level = levelOf(source)
 		rest = behind
 	}
+	if !known && (countsOther(h.event) || address == 0 && !accesses(h.event)) {
+		return unaddressed
+	}
 	c := &p.code
 	codeOf(rest, c)
 	if c.numbers > 1 || sourced && c.onlyNumbers {
 		w.latency = p.latency(c.first)
 	}
 	w.symbol, w.dso = c.symbol, c.dso
-	p.chain = len(c.symbol) == 0 || c.onlyNumbers
+	p.chain = c.numbers == 0 || c.onlyNumbers // no ip, so a symbol may be the address's
 	out.add(&w)
 	return accepted
+}
+
+// ipEnd is where perf's ip ends, counted from the colon of the event, where no other
+// column stands between them: behind two blanks, with a width of 16. Behind one
+// blank an address ends before that.
+const ipEnd = 2 + columnWidth
+
+// countsOther knows perf's events that count something else than accesses to memory.
+func countsOther(event []byte) bool {
+	name := event[bytes.LastIndexByte(event, ' ')+1:]
+	if modifier := bytes.IndexByte(name, ':'); modifier >= 0 {
+		name = name[:modifier]
+	}
+	switch string(name) {
+	case "cpu-clock", "task-clock", "cycles", "cpu-cycles", "instructions", "branches",
+		"context-switches", "cpu-migrations":
+		return true
+	}
+	return false
+}
+
+// accesses tells whether each sample of an event is an access, also one to address 0.
+func accesses(event []byte) bool {
+	name := bytes.ToLower(event)
+	return bytes.Contains(name, []byte("mem-load")) || bytes.Contains(name, []byte("mem-store")) || bytes.Contains(name, fault)
 }
 
 // other is a line that is no sample.

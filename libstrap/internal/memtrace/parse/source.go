@@ -12,7 +12,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Counts are how far a source has come. Each line is accepted, skipped or malformed.
+// Counts are how far a source has come. Each line is accepted, skipped,
+// unaddressed or malformed.
 type Counts struct {
 	Done       bool
 	Rows       int64
@@ -21,9 +22,12 @@ type Counts struct {
 	Lines      int64
 	// Skipped lines hold no sample: comments, headers, blank lines, call chains.
 	// The rows that SampleEvery leaves out are in it too.
-	Skipped   int64
-	Malformed int64
-	Samples   []Sample // of the malformed lines, the first 20
+	Skipped int64
+	// Unaddressed lines are samples without a data address: of events that count no
+	// accesses, or printed without the address.
+	Unaddressed int64
+	Malformed   int64
+	Samples     []Sample // of the malformed lines, the first 20
 }
 
 // Sample is a malformed line.
@@ -169,6 +173,7 @@ func (s *Source) take() bool {
 	c.Bytes += b.bytes
 	c.Lines += b.lines
 	c.Skipped += b.skipped + int64(accepted-r.len())
+	c.Unaddressed += b.unaddressed
 	c.Malformed += b.malformed
 	return true
 }

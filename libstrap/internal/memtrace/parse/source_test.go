@@ -150,7 +150,7 @@ func TestHostileLines(t *testing.T) {
 			for _, format := range []Format{PerfScript, PageFaults, Lackey} {
 				b := &block{text: text}
 				b.parse(format.parser(&Options{}), 1)
-				if b.lines != 1 || int64(b.rows.len())+b.skipped+b.malformed != 1 {
+				if b.lines != 1 || int64(b.rows.len())+b.skipped+b.malformed+b.unaddressed != 1 {
 					t.Errorf("%s: %q again and again after %q: %d rows", format, piece, head, b.rows.len())
 				}
 			}

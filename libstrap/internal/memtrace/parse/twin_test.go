@@ -26,9 +26,11 @@ var (
 	reToken    = expression(`_*(~+)`)
 	rePerf     = expression(`(?:(?:-1|\d{1,18})/)?(-1|\d{1,18})_+(?:\[(\d{1,18})\]_+)?(?:[KUHGgMESp]{1,6}_+)?(\d{1,18})\.(\d+):(.*)$`)
 	reFtrace   = expression(`~*-(\d{1,18})_+(?:\([^)]{0,14}\)_*)?\[(\d{1,18})\]_+(?:~+_+)??(\d{1,18})\.(\d+):(.*)$`)
-	reEvent    = expression(`_+(.*?):(?:_+(.*)|)$`)
+	reEvent    = expression(`_+(.*?):(?:(_+)(.*)|)$`)
 	reSideBand = regexp.MustCompile(`^[ \t\r\v\f]+PERF_RECORD_`)
 	reStore    = regexp.MustCompile(`(?i)[mM][eE][mM]-[sS][tT][oO][rR][eE]`)
+	reAccess   = regexp.MustCompile(`(?i)mem-load|mem-store|fault`)
+	reOther    = regexp.MustCompile(`(?s)^(?:.* )?(?:cpu-clock|task-clock|cycles|cpu-cycles|instructions|branches|context-switches|cpu-migrations)(?::[^ ]*)?$`)
 	reAddress  = expression(`([0-9a-fA-F]+)(_.*|)$`)
 	reSource   = expression(`(?:.*_|)([0-9a-fA-F]+)_+$`)
 	reHex      = regexp.MustCompile(`^[0-9a-fA-F]+$`)
@@ -41,7 +43,8 @@ var (
 
 type twinHead struct {
 	time, thread, cpu int64
-	event, rest       string
+	event, blanks     string // behind the event
+	rest              string
 }
 
 func twinHeadOf(line string) (h twinHead, what verdict) {
@@ -74,7 +77,7 @@ func twinHeadOf(line string) (h twinHead, what verdict) {
 			if e == nil || strings.Trim(e[1], " \t\r\v\f") == "" {
 				return h, malformed
 			}
-			h.event, h.rest = e[1], e[2]
+			h.event, h.blanks, h.rest = e[1], e[2], e[3]
 			return h, accepted
 		}
 		at += token[1]
@@ -232,6 +235,9 @@ func twinOther(line string, what verdict) verdict {
 
 func twinSample(h twinHead, cyclesPerNS float64) (string, verdict) {
 	m := reAddress.FindStringSubmatch(h.rest)
+	if h.rest == "" {
+		return "", unaddressed
+	}
 	if m == nil {
 		return "", malformed
 	}
@@ -239,26 +245,32 @@ func twinSample(h twinHead, cyclesPerNS float64) (string, verdict) {
 	if err != nil {
 		return "", malformed
 	}
+	if len(h.blanks)+len(m[1]) == 18 {
+		return "", unaddressed
+	}
 	op := trace.Load
 	if reStore.MatchString(h.event) {
 		op = trace.Store
 	}
 	rest, level := m[2], noLevel
 	source, behind, found := twinDataSource(rest)
-	sourced := found == accepted
+	sourced, known := found == accepted, false
 	if found == malformed {
-		return "", malformed
+		return "", unaddressed
 	}
 	if sourced {
 		switch did := source & 0x1f; {
 		case did&1 == 0 && did&6 == 2, did&7 == 0 && did != 0:
-			op = trace.Load
+			op, known = trace.Load, true
 		case did&7 == 4:
-			op = trace.Store
+			op, known = trace.Store, true
 		case address == 0:
 			return "", skipped
 		}
 		rest, level = behind, levelOf(source)
+	}
+	if !known && (reOther.MatchString(h.event) || address == 0 && !reAccess.MatchString(h.event)) {
+		return "", unaddressed
 	}
 	symbol, dso, numbers, bare := twinCode(rest)
 	latency := none

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ from .base import TIME_KEY, PhaseBoundaries
 
 __all__ = ["OPS", "Phases", "Words", "make_batch", "reader_of_text"]
 
-_log = logging.getLogger(__name__)
 
 #: What the codes of an ``op_type`` column given as numbers mean.
 OPS = (OpType.LOAD.value, OpType.STORE.value)
@@ -104,7 +102,7 @@ def _words(value: str | tuple[Sequence[str], npt.NDArray[Any]], rows: int) -> pa
 
 
 def reader_of_text(parsed: ParsedTrace, time_note: str | None = None) -> pa.RecordBatchReader:
-    """The rows of a text; its damaged lines are logged at the end, with one of them.
+    """The rows of a text.
 
     Args:
         parsed: from one of the parsers.
@@ -118,11 +116,5 @@ def reader_of_text(parsed: ParsedTrace, time_note: str | None = None) -> pa.Reco
     def batches() -> Iterator[pa.RecordBatch]:
         for batch in reader:
             yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
-        if parsed.malformed:
-            first = parsed.malformed_samples[0]
-            _log.warning(
-                "%d lines could not be read, the first is line %d: %s",
-                parsed.malformed, first.line, first.text,
-            )  # fmt: skip
 
     return pa.RecordBatchReader.from_batches(schema, batches())

@@ -78,9 +78,9 @@ class KnownRange:
 class TraceLabeller:
     """Labels the rows of one trace, in their order.
 
-    A row's type is, in this order: that of the known range it falls into; its own; that
+    A row's type is, in this order: its own; that of the known range it falls into; that
     of the first row that gave its page a type; that of the first rule that matches.
-    docs/MEMORY_TRACES.md has the ids.
+    docs/MRM_TRACE.md has the ids.
 
     Args:
         rules: the first that matches wins; the documented ones by default.

@@ -21,7 +21,10 @@ def parse_perf_script(
     """Rows of what ``perf script`` printed.
 
     Lines read ``comm pid [cpu] time: [period] event: addr sym[+off] [dso]``, with the
-    variations of today's perf. An event named mem-store is a store, else a load.
+    variations of today's perf. An event named mem-store is a store, else a load. Samples
+    without a data address are left out and counted, with a warning: those that perf printed
+    without the column (``-F +addr``), and those of events that count no accesses, such as
+    cpu-clock.
 
     Args:
         source: a path or an open file.

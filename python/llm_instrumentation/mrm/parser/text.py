@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,8 @@ import pyarrow as pa
 from ..._native import trace as native
 from ...errors import InvalidArgumentError, NotFoundError
 from .._progress import progress_line
+
+_log = logging.getLogger(__name__)
 
 
 class MalformedLine(NamedTuple):
@@ -26,7 +29,8 @@ class ParsedTrace(Iterator[dict[str, Any]]):
 
     Iterating gives a dict a row. :meth:`reader` gives Arrow batches and
     :meth:`to_parquet` writes them, both from the beginning of the text and much faster.
-    Damaged lines end nothing: they are counted in :attr:`malformed`.
+    Damaged lines end nothing: they are counted in :attr:`malformed`, and logged as a warning
+    behind the last row, as are samples without an address (:attr:`unaddressed`).
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class ParsedTrace(Iterator[dict[str, Any]]):
     def reader(self) -> pa.RecordBatchReader:
         """The rows from the beginning, as batches of :func:`..schema.arrow_schema`."""
         reader, self._trace = native.parse(self._format, self._path, self._options)
-        return reader
+        return pa.RecordBatchReader.from_batches(reader.schema, _told(reader, self._trace))
 
     def to_parquet(self, path: str | os.PathLike[str]) -> int:
         """Writes all rows to a zstd Parquet file and gives their number."""
@@ -71,6 +75,15 @@ class ParsedTrace(Iterator[dict[str, Any]]):
         return 0 if self._trace is None else self._trace.last_counts().skipped
 
     @property
+    def unaddressed(self) -> int:
+        """Samples so far that were left out because they have no data address.
+
+        They are of an event that counts no accesses, such as cpu-clock, or ``perf script``
+        printed them without the address, which ``-F +addr`` adds.
+        """
+        return 0 if self._trace is None else self._trace.last_counts().unaddressed
+
+    @property
     def malformed(self) -> int:
         """Damaged lines so far."""
         return 0 if self._trace is None else self._trace.last_counts().malformed
@@ -78,10 +91,7 @@ class ParsedTrace(Iterator[dict[str, Any]]):
     @property
     def malformed_samples(self) -> list[MalformedLine]:
         """The first of them, up to twenty."""
-        if self._trace is None:
-            return []
-        rows = self._trace.table("malformed").to_pylist()
-        return [MalformedLine(row["line"], row["text"]) for row in rows]
+        return [] if self._trace is None else _malformed_samples(self._trace)
 
 
 def parse_lackey(
@@ -139,6 +149,28 @@ def _phase(number: int, given: dict[str, Any]) -> dict[str, Any]:
             f"phase_boundaries[{number}]: {given!r} has no phase, start_ns and end_ns"
         ) from error
     return {"phase": str(getattr(name, "value", name)), "start_ns": start, "end_ns": end}
+
+
+def _malformed_samples(trace: native.Trace) -> list[MalformedLine]:
+    rows = trace.table("malformed").to_pylist()
+    return [MalformedLine(row["line"], row["text"]) for row in rows]
+
+
+def _told(reader: pa.RecordBatchReader, trace: native.Trace) -> Iterator[pa.RecordBatch]:
+    yield from reader
+    counts = trace.last_counts()
+    if counts.malformed:
+        first = _malformed_samples(trace)[0]
+        _log.warning(
+            "%d lines could not be read, the first is line %d: %s",
+            counts.malformed, first.line, first.text,
+        )  # fmt: skip
+    if counts.unaddressed:
+        _log.warning(
+            "%d samples are left out: they have no data address. Record events of memory with "
+            "their addresses (perf record --data) and print these (perf script -F +addr)",
+            counts.unaddressed,
+        )
 
 
 def _dicts(reader: pa.RecordBatchReader) -> Iterator[dict[str, Any]]:
