@@ -627,7 +627,8 @@ strap_status strap_trace_parse(const char *format, const char *path, const char 
 /*
  * Gives every row of IN its region_type and region_id; the other columns pass as
  * they are. Afterwards the tables "region_map" and "kv_block_lifecycle" tell what
- * was seen.
+ * was seen, and "label_coverage" (region_type, n_rows, n_bytes) how much of it has
+ * which type, before the policy leaves rows out or names them.
  *
  * Options: rules ([{region_type, phase, op_type, symbol_re, dso_re}], the first that
  * matches wins; absent: the documented ones), policy ("keep", "skip", "error",

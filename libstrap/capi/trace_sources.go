@@ -204,6 +204,8 @@ func (t *labelledTrace) table(name string) (arrow.Record, error) {
 		return t.labeller.RegionMap(), nil
 	case "kv_block_lifecycle":
 		return t.labeller.KVLifecycle(), nil
+	case "label_coverage":
+		return t.labeller.Coverage(), nil
 	default:
 		return nil, notFound(name)
 	}

@@ -70,6 +70,8 @@ static void tables(void) {
   CHECK(rows_of(&table) == 1, "one region");
   EXPECT(STRAP_OK, strap_trace_table(labels, "region_map", &table, &error));
   CHECK(rows_of(&table) == 1, "one region");
+  EXPECT(STRAP_OK, strap_trace_table(labels, "label_coverage", &table, &error));
+  CHECK(rows_of(&table) == 2, "a type, and unknown");
   EXPECT(STRAP_OK, strap_trace_table(parsed, "malformed", &table, &error));
   CHECK(rows_of(&table) == 1, "one damaged line");
   EXPECT(STRAP_ERR_NOT_FOUND, strap_trace_table(analysis, "region_map", &table, &error));

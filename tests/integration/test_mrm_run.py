@@ -19,17 +19,22 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import psutil
+import pyarrow as pa
 import pytest
 import yaml
 from llm_instrumentation.mrm import check_parquet_schema, compute_all
 from llm_instrumentation.mrm.api import Experiment
 from llm_instrumentation.mrm.cli import ExitCode, main
 from llm_instrumentation.mrm.collection import build_collector
+from llm_instrumentation.mrm.collector.rows import make_batch
 from llm_instrumentation.mrm.config import CollectorType, ExperimentConfig
+from llm_instrumentation.mrm.config.schema import LabellerConfig
 from llm_instrumentation.mrm.events import read_events
-from llm_instrumentation.mrm.reporter import verify_manifest
+from llm_instrumentation.mrm.processing import Settings, process
+from llm_instrumentation.mrm.reporter import load_sweep, verify_manifest
 from llm_instrumentation.mrm.runner import run_sweep
 from llm_instrumentation.mrm.runs import INCOMPLETE, RunFolder
+from llm_instrumentation.mrm.schema import Kind, arrow_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = {
@@ -107,6 +112,15 @@ def test_a_run_leaves_the_documented_files(finished):
     for name in ("trace", "region_map", "kv_block_lifecycle"):
         check_parquet_schema(folder.path / f"{name}.parquet", name)
     assert not (folder.path / INCOMPLETE).exists()
+
+
+def test_the_torch_tracer_labels_each_row(finished):
+    _, outcome, folder = finished
+    whole = {"rows": 1.0, "bytes": 1.0}
+    assert outcome["label_coverage"] == folder.metadata()["labels"]["coverage"] == whole
+    assert not any("label_coverage" in reason for reason in outcome["validity_reasons"])
+    report = (folder.path / "report.html").read_text(encoding="utf-8")
+    assert "100 % of the rows, 100 % of the bytes" in report
 
 
 def test_weights_are_written_once_and_kept_for_the_run(finished):
@@ -469,6 +483,56 @@ def test_memray_watches_a_child(tmp_path):
     assert outcome.status == "finished", outcome.reason
     assert outcome.kind == "allocations"
     assert outcome.rows > 0
+    # Nearly all that it sees is Python's own, so what the tables say of the model does not count.
+    known = RunFolder(Path(outcome.run_dir)).metadata()
+    assert outcome.label_coverage == known["labels"]["coverage"]
+    assert outcome.label_coverage["rows"] < 0.9
+    assert outcome.validity == known["run_validity"] == "contaminated"
+    assert any("label_coverage" in reason for reason in known["validity"]["failure_reasons"])
+    assert any("have a region type where clean has" in way for way in outcome.ways_to_clean)
+    sweep = load_sweep(tmp_path / "results")
+    assert sweep.aggregates.empty
+    assert "label_coverage" in sweep.left_out[0].reason
+
+
+def test_without_telemetry_labels_alone_leave_a_run_out(tmp_path):
+    skip_unless_here(CollectorType.MEMRAY)
+    telemetry = {"capture": False}
+    memray = {
+        "primary": "memray", "fallback": None, "fallback_2": None,
+        "memray": {"native_traces": False},
+    }  # fmt: skip
+    code, _, err = command(
+        "run", "--config", written(tmp_path, telemetry=telemetry, collector=memray)
+    )
+    assert code == ExitCode.OK
+    assert "contaminated: label_coverage" in err
+    (folder,) = folders(tmp_path)
+    assert folder.metadata()["run_validity"] == "contaminated"
+    report = (folder.path / "report.html").read_text(encoding="utf-8")
+    assert "Telemetry was off" in report
+    assert "label_coverage" in report
+    assert load_sweep(tmp_path / "results").aggregates.empty
+
+
+def test_the_phase_of_the_load_makes_no_row_a_weight(tmp_path):
+    """A process touches much while it loads a model; without addresses nothing is a weight."""
+    pages = np.arange(50, dtype=np.uint64) << np.uint64(12)
+    touches = make_batch(
+        arrow_schema(Kind.FIRST_TOUCHES), "touches", 0,
+        times=np.arange(50), addresses=pages, op_type="store", phase="weight_load",
+    )  # fmt: skip
+    metadata = {}
+    made = process(
+        Settings(LabellerConfig(min_sample_count=1)),
+        RunFolder(tmp_path),
+        pa.RecordBatchReader.from_batches(touches.schema, [touches]),
+        [],
+        metadata,
+    )
+    assert made.problem is None
+    assert metadata["labels"]["rows"] == {"unknown": 50}
+    assert metadata["labels"]["coverage"] == {"rows": 0.0, "bytes": 0.0}
 
 
 # Runs that break off.

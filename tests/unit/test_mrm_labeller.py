@@ -427,3 +427,12 @@ def test_rules_compare_and_convert():
     assert rule == SymbolRule("weight", symbol_re="x")
     assert rule.as_options() == {"region_type": "weight", "symbol_re": "x"}
     assert asdict(rule)["dso_re"] is None
+
+
+@pytest.mark.parametrize("policy", ["keep", "skip", "runtime"])
+def test_coverage_is_what_was_found_out_whatever_becomes_of_the_rest(policy):
+    labeller = TraceLabeller([], policy, ranges=[KnownRange(0x1000, 0x4000, "weight")])
+    assert labeller.coverage() is None
+    rows = [{**row(0x1000), "length_bytes": 0x3000}, row(0x9000), row(0xA000), row(0xB000)]
+    assert len(list(labeller.label(rows))) == (1 if policy == "skip" else 4)
+    assert labeller.coverage() == {"rows": 0.25, "bytes": 0.5}

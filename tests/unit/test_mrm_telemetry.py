@@ -246,6 +246,35 @@ def test_the_documented_limits(cpu, memory, throttle, baseline, contention, verd
     assert (found.observer_cpu_overhead_pct_max, found.observer_memory_frac) == (cpu, memory)
 
 
+@pytest.mark.parametrize(
+    ("rows", "size", "verdict", "short"),
+    [
+        (1.0, 1.0, "clean", []),
+        (0.9, 0.9, "clean", []),
+        (0.8999, 1.0, "contaminated", ["rows"]),
+        (1.0, 0.8999, "contaminated", ["bytes"]),
+        (0.004, 0.3, "contaminated", ["rows", "bytes"]),
+    ],
+)
+def test_a_run_whose_trace_is_not_labelled_does_not_count(rows, size, verdict, short):
+    coverage = {"rows": rows, "bytes": size}
+    found = classify_run(0, 0, 0, label_coverage=coverage)
+    assert (found.run_validity, found.label_coverage) == (verdict, coverage)
+    assert [name for name in coverage for one in found.failure_reasons if name in one] == short
+    ways = ways_to_clean({}, coverage)
+    assert len(ways) == bool(short)
+    assert all("where clean has at least 90 %" in way for way in ways)
+
+
+def test_a_part_below_the_limit_does_not_read_as_if_it_were_at_it():
+    (reason,) = classify_run(0, 0, 0, label_coverage={"rows": 0.89999}).failure_reasons
+    assert reason == "label_coverage 89.9 % of the rows is below 90 %"
+    (reason,) = classify_run(0, 0, 0, label_coverage={"rows": 6e-5}).failure_reasons
+    assert reason == "label_coverage under 0.1 % of the rows is below 90 %"
+    with pytest.raises(ValueError, match=r"label_coverage\['bytes'\] = 1\.5"):
+        classify_run(0, 0, 0, label_coverage={"rows": 1.0, "bytes": 1.5})
+
+
 def test_every_limit_that_was_passed_has_its_reason():
     reasons = classify_run(31.5, 0.2, 4, 60.0, True).failure_reasons
     names = ("observer_cpu", "observer_mem", "thermal", "baseline_cpu", "io_contention")

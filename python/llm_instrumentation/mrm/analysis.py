@@ -91,7 +91,7 @@ def _side_tables(folder: RunFolder) -> tuple[Any, Any]:
         return pq.read_table(paths[0]), pq.read_table(paths[1])
     from .labeller import TraceLabeller
 
-    labeller = TraceLabeller()
+    labeller = TraceLabeller([])
     for _ in labeller.label_table(folder.trace):
         pass
     return labeller.region_map(), labeller.kv_lifecycle()

@@ -401,6 +401,11 @@ def _in_words(outcome: RunOutcome) -> str:
     if outcome.status == "warmed_up":
         return f"warmed up in {outcome.duration_s:.1f} s"
     rows = f"{outcome.rows:,} rows of {outcome.kind}" if outcome.kind else "no trace"
+    if outcome.label_coverage is not None:
+        from .telemetry.validity import covered
+
+        parts = outcome.label_coverage.items()
+        rows += f", labels on {' and '.join(f'{covered(part)} of the {of}' for of, part in parts)},"
     validity = f", {outcome.validity}" if outcome.validity else ""
     if outcome.validity_reasons:
         validity += f": {escape('; '.join(outcome.validity_reasons))}"

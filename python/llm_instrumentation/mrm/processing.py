@@ -93,6 +93,7 @@ def process(
     *,
     stage: Callable[[str], None] = lambda name: None,
     warn: Callable[[str], None] = lambda message: None,
+    judge: Callable[[], None] = lambda: None,
 ) -> Processed:
     """Makes a run folder's files of the rows of a trace.
 
@@ -105,6 +106,7 @@ def process(
         metadata: written as metadata.json, with what is found here added.
         stage: told what happens next.
         warn: told what a person should know.
+        judge: called when ``metadata`` has the labels, and before anything is made of it.
     """
     kind = Kind.ALLOCATIONS if reader is None else kind_of(reader.schema)
     known = KnownRows(records, folder.run_id, kind)
@@ -133,7 +135,9 @@ def process(
         "rows": dict(sorted(labels.items())),
         "known_ranges": len(known.ranges),
         "known_ranges_recorded": len(known.added),
+        "coverage": labeller.coverage(),
     }
+    judge()
     for note in (*known.told(), *_told_of_unknown(policy, labeller.skipped, labels, rows)):
         warn(note)
     # A trace with a row for each range is whole, however few of the collector's rows have a label.
@@ -273,10 +277,11 @@ def _labeller(
     if settings.rules_file:
         rules = load_rules(settings.rules_file)
     else:
-        # Where the weights lie is known: what else is touched while they are loaded, or by the
-        # kernels that read them, is no weight.
+        # A run's trace shows all that a process does. While weights are loaded that is mostly
+        # something else, so the phase alone makes no row a weight. Where the addresses of the
+        # weights are known, what else the kernels touch that read them is no weight either.
         exact = {*named, *(known.region_type for known in ranges)}
-        rules = [rule for rule in DEFAULT_RULES if rule.region_type not in exact]
+        rules = [rule for rule in DEFAULT_RULES if rule.symbol_re and rule.region_type not in exact]
     policy = _LABELLER_POLICY[policy_for(settings, kind)]
     return TraceLabeller(rules, unknown_policy=policy, ranges=ranges)
 

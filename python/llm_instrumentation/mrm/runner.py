@@ -43,12 +43,11 @@ from .events import EventLog
 from .reporter.files import to_json, write_text
 from .runs import METADATA, RunFolder, find_finished, parameters_of
 from .schema import RunValidity
-from .telemetry import ways_to_clean
+from .telemetry import classify_from_summary, ways_to_clean
 from .turns import ThreadTracer, slowdown_in_turns
 
 if TYPE_CHECKING:
     from .collector.base import BaseCollector
-    from .telemetry import ValidityResult
 
 __all__ = ["RunOutcome", "SweepListener", "SweepSelectionError", "run_one", "run_sweep"]
 
@@ -61,7 +60,9 @@ class RunOutcome:
 
     ``status``: finished; skipped, an earlier run of the same parameters had finished;
     warmed_up; failed, with the ``reason``. ``validity_reasons`` say why it is not clean,
-    ``ways_to_clean`` what would make it so, and ``report`` is its page.
+    ``ways_to_clean`` what would make it so, and ``report`` is its page. ``label_coverage`` has
+    the parts of the trace's ``rows`` and their ``bytes`` that have a region type; None without a
+    trace.
     """
 
     run_id: str
@@ -73,6 +74,7 @@ class RunOutcome:
     validity: str | None = None
     validity_reasons: list[str] = field(default_factory=list)
     ways_to_clean: list[str] = field(default_factory=list)
+    label_coverage: dict[str, float] | None = None
     report: str | None = None
     reason: str | None = None
     duration_s: float = 0.0
@@ -158,12 +160,10 @@ def _finished(config: ExperimentConfig, runs: Sequence[RunConfig]) -> dict[str, 
             collector=known.get("collector", {}).get("collector_type"),
             kind=known.get("trace", {}).get("kind"),
             rows=known.get("trace", {}).get("rows", 0),
-            validity=known.get("run_validity"),
-            validity_reasons=known.get("validity", {}).get("failure_reasons", []),
-            ways_to_clean=ways_to_clean(known.get("observer_effect_summary", {})),
             report=folder.report,
             reason=f"{folder.run_id} has finished",
         )
+        _tell_class(found[run.run_id], known)
     for run in runs:
         if run.is_warmup and _cell(run) not in missing:
             reason = "there is nothing left to warm up for"
@@ -171,6 +171,16 @@ def _finished(config: ExperimentConfig, runs: Sequence[RunConfig]) -> dict[str, 
                 run.run_id, "skipped", str(run.output_dir), reason=reason
             )
     return found
+
+
+def _tell_class(outcome: RunOutcome, metadata: dict[str, Any]) -> None:
+    """What metadata.json says of a run's class, for its outcome."""
+    outcome.validity = metadata.get("run_validity")
+    outcome.validity_reasons = metadata.get("validity", {}).get("failure_reasons", [])
+    outcome.label_coverage = metadata.get("labels", {}).get("coverage")
+    outcome.ways_to_clean = ways_to_clean(
+        metadata.get("observer_effect_summary", {}), outcome.label_coverage
+    )
 
 
 def _cell(run: RunConfig) -> tuple[str, int, int, int]:
@@ -326,9 +336,7 @@ class _Run:
         self.outcome.warnings += collected.meta.warnings
         metadata = self._metadata(collected, telemetry)
         kind = collected.collector.kind
-        self.outcome.validity = metadata.get("run_validity")
-        self.outcome.validity_reasons = metadata.get("validity", {}).get("failure_reasons", [])
-        self.outcome.ways_to_clean = ways_to_clean(metadata.get("observer_effect_summary", {}))
+        self._judge(metadata)
 
         from .processing import Settings, process
 
@@ -343,6 +351,7 @@ class _Run:
             metadata,
             stage=self.stage,
             warn=self.warn,
+            judge=lambda: self._judge(metadata),
         )
         self.outcome.kind = metadata["trace"]["kind"]
         self.outcome.rows = processed.rows
@@ -485,12 +494,26 @@ class _Run:
             if "error" in described["disk"]:
                 self.warn(f"telemetry.run_fio_benchmark: {described['disk']['error']}")
         if config.telemetry.capture:
-            effect, verdict = self._observer_effect(collected, telemetry)
             described["baseline"] = dataclasses.asdict(telemetry.baseline)
-            described["observer_effect_summary"] = effect
-            described["run_validity"] = verdict.run_validity
-            described["validity"] = dataclasses.asdict(verdict)
+            described["observer_effect_summary"] = self._observer_effect(collected, telemetry)
         return described
+
+    def _judge(self, metadata: dict[str, Any]) -> None:
+        """Classes the run by all that ``metadata`` has: before its rows are labelled, and after.
+
+        Without telemetry nobody knows what watching cost, so the run has no class, unless its
+        labels alone leave it out of what is made of several runs.
+        """
+        summary = metadata.get("observer_effect_summary", {})
+        coverage = metadata.get("labels", {}).get("coverage")
+        verdict = classify_from_summary(summary, label_coverage=coverage)
+        throttled = summary.get("thermal_throttle_events", 0) > 0
+        if self.config.telemetry.invalidate_on_throttle and throttled:
+            verdict.run_validity = RunValidity.CONTAMINATED.value
+        if self.config.telemetry.capture or verdict.failure_reasons:
+            metadata["run_validity"] = verdict.run_validity
+            metadata["validity"] = dataclasses.asdict(verdict)
+        _tell_class(self.outcome, metadata)
 
     def _described(self, meta: CollectorMeta) -> dict[str, Any]:
         """The collector's account, its file named as seen from the run folder."""
@@ -499,10 +522,8 @@ class _Run:
             told["output_file"] = str(Path(meta.output_file).relative_to(self.folder.path))
         return told
 
-    def _observer_effect(
-        self, collected: _Collected, telemetry: _Telemetry
-    ) -> tuple[dict[str, Any], ValidityResult]:
-        from .telemetry import classify_from_summary, compute_observer_effect
+    def _observer_effect(self, collected: _Collected, telemetry: _Telemetry) -> dict[str, Any]:
+        from .telemetry import compute_observer_effect
 
         effect = compute_observer_effect(
             collected.observer_samples,
@@ -514,10 +535,7 @@ class _Run:
         effect["thermal_counters_available"] = telemetry.thermal_available
         if self.untraced is not None:
             effect |= self._paired_effect(self.untraced, collected, effect)
-        verdict = classify_from_summary(effect)
-        if self.config.telemetry.invalidate_on_throttle and telemetry.throttled > 0:
-            verdict.run_validity = RunValidity.CONTAMINATED.value
-        return effect, verdict
+        return effect
 
     @staticmethod
     def _paired_effect(

@@ -86,6 +86,7 @@ type Labeller struct {
 	next        int64
 	taken       map[int64]bool // ids that came with rows or ranges
 
+	found      []amount      // of each type, by its number
 	regions    map[int64]int // id to place in seen
 	seen       []region
 	blocks     map[uint64]int // page to place in kv
@@ -160,6 +161,7 @@ func (l *Labeller) typeOf(name string) int32 {
 		number = int32(len(l.typeNames))
 		l.typeNames = append(l.typeNames, name)
 		l.typeNumbers[name] = number
+		l.found = append(l.found, amount{})
 	}
 	return number
 }
@@ -210,6 +212,7 @@ func (l *Labeller) Label(in arrow.Record) (arrow.Record, error) {
 	skipped := 0
 	for i := range kinds {
 		kind, id := l.classify(batch, i, own[batch.Type.Codes[i]], &clues)
+		l.count(kind, batch, i)
 		if kind == 0 {
 			switch l.policy {
 			case Skip:

@@ -172,6 +172,12 @@ func TestPolicies(t *testing.T) {
 		if c := l.Counts(); c.Rows != int64(len(got)) || c.Rows+c.Skipped != 3 {
 			t.Errorf("%s: %+v", policy, c)
 		}
+		// A policy finds nothing out: the rows that it names count as unknown.
+		found := l.Coverage()
+		if got := fmt.Sprint(found.Columns()); got != `[["unknown" "runtime"] [2 1] [8192 4096]]` {
+			t.Errorf("%s: found %s", policy, got)
+		}
+		found.Release()
 	}
 	l, err := New(Options{Policy: Fail})
 	if err != nil {
@@ -363,6 +369,19 @@ func pagesOf(r row) (out []row) {
 		out = append(out, page)
 	}
 	return out
+}
+
+func TestCoverageCountsTheBytesOfRows(t *testing.T) {
+	l, _ := run(t, Options{Ranges: []Range{{Start: 0x1000, End: 0x9000, Type: weight}}}, []row{
+		{time: 1, address: 0x1000, op: "store", length: 0x8000},
+		{time: 2, address: 0x1010, op: "load", length: 16},
+		{time: 3, address: 0xa000, op: "load"}, // its page
+	})
+	found := l.Coverage()
+	defer found.Release()
+	if got := fmt.Sprint(found.Columns()); got != `[["unknown" "weight"] [1 2] [4096 32784]]` {
+		t.Errorf("found %s", got)
+	}
 }
 
 // A row with a length says what its pages say, each in a row.

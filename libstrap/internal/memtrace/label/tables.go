@@ -36,7 +36,41 @@ var (
 		arrow.Field{Name: "total_reads", Type: i64},
 		arrow.Field{Name: "lifetime_ns", Type: i64},
 	)
+	coverageSchema = tableSchema(
+		arrow.Field{Name: "region_type", Type: arrow.BinaryTypes.String},
+		arrow.Field{Name: "n_rows", Type: u64},
+		arrow.Field{Name: "n_bytes", Type: u64},
+	)
 )
+
+// amount is how much of a trace has a type.
+type amount struct{ rows, bytes uint64 }
+
+// count adds a row to its type. A row without a length stands for its page.
+func (l *Labeller) count(kind int32, b *trace.Batch, i int) {
+	bytes := uint64(1) << trace.PageShift
+	if b.Length != nil && b.Length[i] > 0 {
+		bytes = b.Length[i]
+	}
+	l.found[kind].rows++
+	l.found[kind].bytes += bytes
+}
+
+// Coverage has a row for each type, and for unknown: the rows that the labels found it
+// for and their bytes, before the policy leaves unknown rows out or renames them.
+func (l *Labeller) Coverage() arrow.Record {
+	b := array.NewRecordBuilder(memory.DefaultAllocator, coverageSchema)
+	defer b.Release()
+	for kind, found := range l.found {
+		if found.rows == 0 {
+			continue
+		}
+		b.Field(0).(*array.StringBuilder).Append(l.typeNames[kind])
+		b.Field(1).(*array.Uint64Builder).Append(found.rows)
+		b.Field(2).(*array.Uint64Builder).Append(found.bytes)
+	}
+	return b.NewRecord()
+}
 
 // RegionMap has a row for each region in the order of first sight: its pages, the
 // time of its first row, the latest time, and its accesses. A row with a length is an

@@ -6,10 +6,11 @@ import gc
 import importlib
 import os
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..config.schema import ModelConfig, RunConfig
+from ..schema import RegionType
 from .base import (
     BaseEngine,
     EngineError,
@@ -19,14 +20,19 @@ from .base import (
     fit_to_context,
 )
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["VLLMEngine"]
+
+_IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 
 
 class VLLMEngine(BaseEngine):
     """Steps vLLM's own scheduler, so that each token is reported as it comes.
 
-    vLLM keeps the model in processes of its own; :class:`~.child.ChildEngine`, in which this
-    engine usually runs, finds them for the collector.
+    Where its memory is to be announced, vLLM keeps the model in the process that loads it, which
+    is the one that collectors watch. The model runs eagerly, and its kernels read the parameters.
     """
 
     def __init__(self, model_config: ModelConfig, run_config: RunConfig) -> None:
@@ -35,12 +41,15 @@ class VLLMEngine(BaseEngine):
         self._llm: Any | None = None
         self._requests = 0
         self._released = False
+        self._unasked: str | None = None
 
     @property
     def _reference(self) -> str:
         return self._model_config.hf_repo or str(self._model_config.path)
 
     def prepare(self) -> None:
+        if self.announce_memory:
+            os.environ.setdefault(_IN_PROCESS, "0")
         try:
             self._vllm = importlib.import_module("vllm")
         except ImportError as error:
@@ -54,6 +63,8 @@ class VLLMEngine(BaseEngine):
             PhaseEvent.MODEL_LOAD_START,
             {"model": self._reference, "dtype": self._model_config.dtype},
         )
+        if self.announce_memory:
+            _leave_weights_unpacked()
         try:
             self._llm = self._vllm.LLM(
                 model=self._reference,
@@ -62,13 +73,31 @@ class VLLMEngine(BaseEngine):
                 max_model_len=run.context_length + run.output_tokens,
                 max_num_seqs=run.batch_size,
                 enable_prefix_caching=False,  # equal prompts would not be read again
+                # Most of the trace would be the compiler's memory, and how much its cache decides.
+                enforce_eager=self.announce_memory,
                 seed=0,
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise EngineError(f"model {self._model_config.id!r}: {error}") from error
         # vLLM sizes and makes its cache while it loads.
         self.emit_phase(PhaseEvent.KV_CACHE_ALLOC, self._cache_size())
-        self.emit_phase(PhaseEvent.MODEL_LOAD_END)
+        self.emit_phase(PhaseEvent.MODEL_LOAD_END, self._announced())
+
+    def _announced(self) -> dict[str, Any]:
+        """Where weights and caches lie, for an event; else ``_unasked`` says why nobody knows."""
+        if not self.announce_memory:
+            return {}
+        if os.environ[_IN_PROCESS] != "0":
+            self._unasked = f"{_IN_PROCESS} keeps the model in a process of its own; set it to 0"
+            return {}
+        assert self._llm is not None
+        try:
+            (found,) = self._llm.collective_rpc(_memory_of, args=(os.getpid(),))
+        except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+            self._unasked = f"this vLLM cannot be asked: {error}"
+            return {}
+        self._unasked = found["missing"]
+        return {"memory_ranges": found["ranges"]} if found["ranges"] else {}
 
     def _cache_size(self) -> dict[str, Any]:
         config = getattr(getattr(self._llm, "llm_engine", None), "vllm_config", None)
@@ -157,4 +186,97 @@ class VLLMEngine(BaseEngine):
             batch_size=run.batch_size,
             dtype=config.dtype,
             quantisation=config.quantisation,
+            extra={
+                "eager": self.announce_memory,
+                **({"addresses": self._unasked} if self._unasked else {}),
+            },
         )
+
+
+def _leave_weights_unpacked() -> None:
+    """Has vLLM's CPU build multiply by the parameters, as it does where it lacks oneDNN.
+
+    oneDNN packs each weight into memory whose address it does not tell, and vLLM then empties the
+    parameter.
+    """
+    try:
+        operators = importlib.import_module("vllm._custom_ops")
+    except ImportError:  # another release; _memory_of tells what is packed
+        return
+    if getattr(operators, "_supports_onednn", False):
+        setattr(operators, "_supports_onednn", False)  # noqa: B010 - a module's own
+
+
+def _memory_of(worker: Any, pid: int) -> dict[str, Any]:
+    """What a worker of vLLM holds in the memory of process ``pid``; vLLM calls it in the worker.
+
+    Returns:
+        ``ranges``, a list of [first address, address behind the last, region type], and
+        ``missing``: what cannot be told, or None.
+    """
+    if os.getpid() != pid:
+        return {"ranges": [], "missing": f"the model is in process {os.getpid()}"}
+    runner = worker.model_runner
+    model = runner.get_model()
+    held = [*model.parameters(), *model.buffers()]
+    unknown = []
+    for name, module in model.named_modules():
+        packed = list(_packed(module))
+        held += packed
+        if not packed and any(not one.numel() for one in module.parameters(recurse=False)):
+            unknown.append(name)
+    weights, caches = _spans(held), _spans(_tensors(runner.kv_caches))
+    missing = []
+    if unknown:
+        missing.append(
+            f"the parameters of {len(unknown)} modules are empty, of {unknown[0]} among them: "
+            "their values are packed where vLLM does not tell"
+        )
+    if not weights or not caches:
+        missing.append(f"the {'cache' if weights else 'model'} is in no memory of the processor")
+    return {
+        "ranges": [
+            *([*span, RegionType.WEIGHT.value] for span in weights),
+            *([*span, RegionType.KV_CACHE.value] for span in caches),
+        ],
+        "missing": "; ".join(missing) or None,
+    }
+
+
+def _packed(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """The weight of a linear layer where its kernel keeps a packed one instead of the parameter."""
+    kernel = vars(module).get("cpu_linear")
+    for cell in getattr(kernel, "__closure__", None) or ():
+        yield from _tensors(cell.cell_contents)
+
+
+def _tensors(held: Any) -> Iterator[torch.Tensor]:
+    """The tensors of nested lists and tuples."""
+    import torch
+
+    if isinstance(held, torch.Tensor):
+        yield held
+    elif isinstance(held, (list, tuple)):
+        for one in held:
+            yield from _tensors(one)
+
+
+def _spans(tensors: Iterable[torch.Tensor]) -> list[list[int]]:
+    """Where tensors lie, [first address, address behind the last]; what overlaps is one."""
+    found: list[list[int]] = []
+    for start, end in sorted(
+        (tensor.data_ptr(), tensor.data_ptr() + _extent(tensor))
+        for tensor in tensors
+        if tensor.device.type == "cpu" and tensor.numel()
+    ):
+        if found and start < found[-1][1]:
+            found[-1][1] = max(found[-1][1], end)
+        else:
+            found.append([start, end])
+    return found
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """The bytes from a tensor's first element to the end of its last."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (sum((size - 1) * stride for size, stride in steps) + 1) * tensor.element_size()

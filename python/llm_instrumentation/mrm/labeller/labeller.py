@@ -13,7 +13,7 @@ import pyarrow as pa
 from ..._native import trace as native
 from ...errors import InvalidArgumentError, InvalidStateError
 from .._frames import TraceLike, reader_of
-from ..schema import ARROW_SCHEMA
+from ..schema import ARROW_SCHEMA, RegionType
 from .symbol_rules import SymbolRule
 
 _POLICIES = ("keep", "skip", "error", "runtime")
@@ -178,6 +178,25 @@ class TraceLabeller:
     def skipped(self) -> int:
         """Rows left out so far."""
         return 0 if self._trace is None else self._trace.last_counts().skipped
+
+    def coverage(self) -> dict[str, float] | None:
+        """Which part of the rows so far has a type: of the ``rows``, and of their ``bytes``.
+
+        A row that nothing classifies has none, whatever ``unknown_policy`` makes of it. A row
+        without a length counts as the 4,096 bytes of its page.
+
+        Returns:
+            both from 0 to 1; None before the first row.
+        """
+        found = self._table("label_coverage")
+        rows, size = (sum(one[name] for one in found) for name in ("n_rows", "n_bytes"))
+        if not rows:
+            return None
+        known = [one for one in found if one["region_type"] != RegionType.UNKNOWN.value]
+        return {
+            "rows": sum(one["n_rows"] for one in known) / rows,
+            "bytes": sum(one["n_bytes"] for one in known) / size,
+        }
 
     def _table(self, name: str) -> list[dict[str, Any]]:
         trace = self._rows_trace if self._trace is None else self._trace

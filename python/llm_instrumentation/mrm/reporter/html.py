@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from ..schema import Kind
+from ..schema import Kind, RunValidity
 from ..telemetry import LIMITS as VALIDITY_LIMITS
 from ..telemetry import ways_to_clean
+from ..telemetry.validity import covered
 from . import drawing, page, reproduce, units
 from .figures import FIGURES
 from .files import write_text
@@ -100,6 +101,8 @@ def _chips(run: RunData) -> list[str]:
         chips.append(page.chip("trace", run.kind.value.replace("_", " ")))
         chips.append(page.chip("rows", units.count(run.rows)))
         chips.append(page.chip("length", units.seconds(run.span_s)))
+    if run.label_coverage:
+        chips.append(page.chip("labelled", _labelled(run), _tone_of_labels(run)))
     speeds = [one.get("tokens_per_second") for one in _objects(run.metadata.get("generations"))]
     known = [float(speed) for speed in speeds if isinstance(speed, (int, float))]
     untraced = _untraced_speed(run)
@@ -109,6 +112,16 @@ def _chips(run: RunData) -> list[str]:
         mean = f"{sum(known) / len(known):.1f} tokens/s"
         chips.append(page.chip("speed", mean))
     return chips
+
+
+def _labelled(run: RunData) -> str:
+    """The parts of the trace that have a region type, in words."""
+    return ", ".join(f"{covered(part)} of the {name}" for name, part in run.label_coverage.items())
+
+
+def _tone_of_labels(run: RunData) -> str:
+    least = VALIDITY_LIMITS[RunValidity.CLEAN].label_coverage
+    return "good" if min(run.label_coverage.values()) >= least else "bad"
 
 
 def _untraced_speed(run: RunData) -> float | None:
@@ -158,11 +171,14 @@ def _cards(run: RunData) -> str:
         cards.append(page.card(one.region_type, corner, sentence, why))
     if not cards:
         return ""
+    told = ""
+    if run.label_coverage:
+        told = page.paragraph(f"What memory holds is known of {_labelled(run)} of the trace.")
     note = page.paragraph(
         "Seconds are wall time of this run: a slower machine or tracer lengthens them, and the "
         "classes rest on them. Tokens do not depend on that."
     )
-    return f'<div class="cards">{"".join(cards)}</div>{note}'
+    return f'{told}<div class="cards">{"".join(cards)}</div>{note}'
 
 
 def _cautions(run: RunData) -> Iterable[str]:
@@ -292,7 +308,8 @@ def _validity(run: RunData) -> Iterable[str]:
     effect = run.section("observer_effect_summary")
     if not effect:
         yield page.paragraph("Telemetry was off in this run, so nobody knows what watching cost.")
-        return
+        if run.validity is None:
+            return
     validity = run.section("validity")
     reasons = _strings(validity.get("failure_reasons"))
     sentence = f"The run is {run.validity or 'not classed'}"
@@ -301,11 +318,11 @@ def _validity(run: RunData) -> Iterable[str]:
     if reasons:
         items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
         yield f"<ul>{items}</ul>"
-    ways = ways_to_clean(effect)
+    ways = ways_to_clean(effect, run.label_coverage)
     if ways:
         yield page.paragraph("What would make it clean:")
         yield f"<ul>{''.join(f'<li>{escape(way)}</li>' for way in ways)}</ul>"
-    yield page.table(_limits(effect))
+    yield page.table(_limits(effect, run.label_coverage))
     paired = effect.get("paired_untraced_run")
     if isinstance(paired, dict):
         yield page.paragraph(
@@ -328,7 +345,7 @@ def _told(value: Any, formatted: Any) -> str:
     return str(formatted(float(value))) if isinstance(value, (int, float)) else units.UNKNOWN
 
 
-def _limits(effect: dict[str, Any]) -> pd.DataFrame:
+def _limits(effect: dict[str, Any], coverage: dict[str, float]) -> pd.DataFrame:
     clean, marginal = VALIDITY_LIMITS.values()
 
     def percent(value: Any) -> str:
@@ -368,6 +385,15 @@ def _limits(effect: dict[str, Any]) -> pd.DataFrame:
             "yes" if effect.get("io_contention_detected") else "no",
             "no",
             "no",
+        ),
+        *(
+            (
+                f"{name} of the trace with a region type",
+                _told(coverage.get(name), covered),
+                f"at least {clean.label_coverage * 100:g} %",
+                f"at least {marginal.label_coverage * 100:g} %",
+            )
+            for name in ("rows", "bytes")
         ),
     ]
     limits: pd.DataFrame = pd.DataFrame(rows, columns=["measured", "this run", "clean", "marginal"])

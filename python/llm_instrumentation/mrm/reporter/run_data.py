@@ -54,6 +54,15 @@ class RunData:
         return self.validity == RunValidity.CONTAMINATED.value
 
     @property
+    def label_coverage(self) -> dict[str, float]:
+        """The parts of the trace's ``rows`` and ``bytes`` that have a region type; or nothing."""
+        found = self.section("labels").get("coverage")
+        if not isinstance(found, dict):
+            return {}
+        parts = {name: found.get(name) for name in ("rows", "bytes")}
+        return {name: part for name, part in parts.items() if isinstance(part, (int, float))}
+
+    @property
     def span_s(self) -> float:
         """Seconds from the first row of the trace to the last; 0 where that is not known."""
         extent = self.tables.get("extent")

@@ -15,16 +15,19 @@ from ..schema import RunValidity
 class Limits:
     """What a run must keep to. Percentages and the fraction stay below, events at most.
 
-    ``baseline_cpu_pct`` is None where no limit applies.
+    ``baseline_cpu_pct`` is None where no limit applies. ``label_coverage`` is the least part of
+    the rows, and of their bytes, that has a region type.
     """
 
     observer_cpu_overhead_pct_max: float
     observer_memory_frac: float
     thermal_throttle_events: int
     baseline_cpu_pct: float | None
+    label_coverage: float = 0.9
 
 
-#: A run beyond the second is contaminated. Contention on the disk always contaminates.
+#: A run beyond the second is contaminated. Contention on the disk and too few labels always
+#: contaminate: a table of a type says nothing while a tenth of the trace may be of that type.
 LIMITS: dict[RunValidity, Limits] = {
     RunValidity.CLEAN: Limits(10.0, 0.05, 0, 15.0),
     RunValidity.MARGINAL: Limits(20.0, 0.15, 2, None),
@@ -42,6 +45,7 @@ class ValidityResult:
     baseline_cpu_pct: float
     io_contention_detected: bool
     failure_reasons: list[str] = field(default_factory=list)
+    label_coverage: dict[str, float] | None = None  #: None where no trace was labelled
 
 
 def classify_run(
@@ -50,6 +54,7 @@ def classify_run(
     thermal_throttle_events: int,
     baseline_cpu_pct: float = 0.0,
     io_contention_detected: bool = False,
+    label_coverage: Mapping[str, float] | None = None,
 ) -> ValidityResult:
     """Classes a run by :data:`LIMITS`.
 
@@ -60,13 +65,16 @@ def classify_run(
         thermal_throttle_events: during the run.
         baseline_cpu_pct: mean use of the machine before the run; can make it marginal.
         io_contention_detected: the observers wrote much that was not the trace.
+        label_coverage: the parts, from 0 to 1, of the trace's ``rows`` and of their ``bytes``
+            that have a region type, as ``labels.coverage`` of metadata.json has them; None where
+            no trace was labelled.
 
     Returns:
         The class; ``failure_reasons`` has a sentence for each limit that was passed: that of a
         clean run, or where the value is beyond that too, of a marginal one.
 
     Raises:
-        InvalidArgumentError: a value is negative or not a number.
+        InvalidArgumentError: a value is negative or not a number, or a part is above 1.
     """
     measured = {
         "observer_cpu_overhead_pct_max": observer_cpu_overhead_pct_max,
@@ -77,10 +85,16 @@ def classify_run(
     for name, value in measured.items():
         if math.isnan(value) or value < 0:
             raise InvalidArgumentError(f"{name} = {value}: must be a number from 0 on")
+    coverage = dict(label_coverage or {})
+    for name, part in coverage.items():
+        if not 0 <= part <= 1:
+            raise InvalidArgumentError(
+                f"label_coverage[{name!r}] = {part}: must be a number from 0 to 1"
+            )
 
     clean, marginal = LIMITS[RunValidity.CLEAN], LIMITS[RunValidity.MARGINAL]
-    beyond = _passed(marginal, measured)
-    passed = _passed(clean, measured) | beyond
+    beyond = _passed(marginal, measured, coverage)
+    passed = _passed(clean, measured, coverage) | beyond
     if io_contention_detected:
         passed["io"] = "io_contention_detected: the tracer wrote over 10 MiB beside the trace"
     reasons = list(passed.values())
@@ -98,10 +112,13 @@ def classify_run(
         baseline_cpu_pct=baseline_cpu_pct,
         io_contention_detected=io_contention_detected,
         failure_reasons=reasons,
+        label_coverage=coverage or None,
     )
 
 
-def _passed(limits: Limits, measured: Mapping[str, float]) -> dict[str, str]:
+def _passed(
+    limits: Limits, measured: Mapping[str, float], coverage: Mapping[str, float]
+) -> dict[str, str]:
     """A sentence for each limit that a run did not keep to, by what it limits."""
     reasons = {}
     cpu = measured["observer_cpu_overhead_pct_max"]
@@ -122,16 +139,32 @@ def _passed(limits: Limits, measured: Mapping[str, float]) -> dict[str, str]:
     if limits.baseline_cpu_pct is not None and busy >= limits.baseline_cpu_pct:
         limit = limits.baseline_cpu_pct
         reasons["baseline"] = f"baseline_cpu {busy:.1f} % before the run is not below {limit:g} %"
+    for name, part in coverage.items():
+        if part < limits.label_coverage:
+            reasons[name] = (
+                f"label_coverage {covered(part)} of the {name} is below "
+                f"{limits.label_coverage * 100:g} %"
+            )
     return reasons
 
 
-def classify_from_summary(summary: Mapping[str, Any], target_rss_mb: float = 0.0) -> ValidityResult:
+def covered(part: float) -> str:
+    """A part in percent, rounded down: below a limit it never reads as if it were at it."""
+    return "under 0.1 %" if 0 < part < 0.001 else f"{math.floor(part * 1000) / 10:g} %"
+
+
+def classify_from_summary(
+    summary: Mapping[str, Any],
+    target_rss_mb: float = 0.0,
+    label_coverage: Mapping[str, float] | None = None,
+) -> ValidityResult:
     """Classes a run by its ``observer_effect_summary``; what it lacks counts as 0.
 
     Args:
         summary: of :func:`compute_observer_effect`, or as metadata.json has it.
         target_rss_mb: peak memory of the target where the summary's own fraction is not to
             be taken; 0 takes it.
+        label_coverage: as for :func:`classify_run`.
 
     Raises:
         InvalidArgumentError: as for :func:`classify_run`.
@@ -146,18 +179,22 @@ def classify_from_summary(summary: Mapping[str, Any], target_rss_mb: float = 0.0
         thermal_throttle_events=summary.get("thermal_throttle_events", 0),
         baseline_cpu_pct=summary.get("baseline_cpu_pct", 0.0),
         io_contention_detected=summary.get("io_contention_detected", False),
+        label_coverage=label_coverage,
     )
 
 
-def ways_to_clean(summary: Mapping[str, Any]) -> list[str]:
+def ways_to_clean(
+    summary: Mapping[str, Any], label_coverage: Mapping[str, float] | None = None
+) -> list[str]:
     """What would make a run clean: a sentence for each limit of a clean run that it did not keep.
 
     Args:
         summary: of :func:`compute_observer_effect`, or ``observer_effect_summary`` of
             metadata.json.
+        label_coverage: as for :func:`classify_run`.
     """
     clean = LIMITS[RunValidity.CLEAN]
-    found = classify_from_summary(summary)
+    found = classify_from_summary(summary, label_coverage=label_coverage)
     cpu, memory = found.observer_cpu_overhead_pct_max, found.observer_memory_frac
     ways = []
     if cpu >= clean.observer_cpu_overhead_pct_max:
@@ -192,5 +229,14 @@ def ways_to_clean(summary: Mapping[str, Any]) -> list[str]:
         ways.append(
             "the tracer wrote over 10 MiB beside the trace where clean writes less: put its "
             "temporary files on another disk, or trace fewer tokens"
+        )
+    coverage = found.label_coverage or {}
+    if any(part < clean.label_coverage for part in coverage.values()):
+        told = " and ".join(f"{covered(part)} of the {name}" for name, part in coverage.items())
+        ways.append(
+            f"{told} have a region type where clean has at least {clean.label_coverage * 100:g} %: "
+            "the torch collector labels every row; from outside, page_faults and write_sets see "
+            "less beside the model than memray, a larger model is a larger part of its process, "
+            "and labeller.rules_file labels the rest by its code"
         )
     return ways
