@@ -31,9 +31,10 @@ type openTrace interface {
 }
 
 type traceCounts struct {
-	done                                        bool
-	rows, skipped, malformed, bytes, totalBytes int64
-	failure                                     error
+	done                          bool
+	rows, skipped, malformed      int64
+	bytes, totalBytes, renumbered int64
+	failure                       error
 }
 
 var traces = handles[openTrace]{what: "trace", last: 1 << 62, step: 1, open: map[uint64]openTrace{}}
@@ -177,6 +178,7 @@ func strapgoTraceCounts(h C.strap_trace, out *C.strap_trace_counts_t, e *C.strap
 		out.malformed = C.uint64_t(c.malformed)
 		out.bytes = C.uint64_t(c.bytes)
 		out.total_bytes = C.uint64_t(c.totalBytes)
+		out.renumbered = C.uint64_t(c.renumbered)
 		return c.failure
 	})
 }

@@ -87,6 +87,7 @@ AT(strap_trace_counts_t, skipped, 16);
 AT(strap_trace_counts_t, malformed, 24);
 AT(strap_trace_counts_t, bytes, 32);
 AT(strap_trace_counts_t, total_bytes, 40);
+AT(strap_trace_counts_t, renumbered, 48);
 
 int main(void) {
   CHECK(strap_abi_version() == STRAP_ABI_VERSION, "the library speaks %d, the header %d",

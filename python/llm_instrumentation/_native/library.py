@@ -206,6 +206,7 @@ class RawTraceCounts(ctypes.Structure):
         ("malformed", ctypes.c_uint64),
         ("bytes", ctypes.c_uint64),
         ("total_bytes", ctypes.c_uint64),
+        ("renumbered", ctypes.c_uint64),
     ]
 
 

@@ -34,6 +34,7 @@ class Counts:
     malformed: int
     bytes: int
     total_bytes: int
+    renumbered: int
 
 
 class Trace:
@@ -238,6 +239,7 @@ def _counts(raw: RawTraceCounts) -> Counts:
         malformed=raw.malformed,
         bytes=raw.bytes,
         total_bytes=raw.total_bytes,
+        renumbered=raw.renumbered,
     )
 
 

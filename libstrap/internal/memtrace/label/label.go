@@ -10,6 +10,10 @@
 // activations and runtime one for each page, counted from 2 in the order of first
 // sight; unknown rows have 0. A row that comes with a type and an id keeps both, a
 // range with an id gives its own; ids counted here pass over those met so far.
+//
+// An id stands for one region, of one type. A trace is a stream: it may bring an id that
+// was counted here before, or that it gave to a region of another type. Its region then
+// gets a counted id in the whole trace, and Counts.Renumbered counts it.
 package label
 
 import (
@@ -66,6 +70,8 @@ type Counts struct {
 	Rows    int64 // given out
 	Skipped int64
 	Ranged  int64 // labelled by a known range
+	// Renumbered counts the regions whose own id another region has.
+	Renumbered int64
 }
 
 // Labeller labels the records of one trace in their order. It is not for concurrent
@@ -80,17 +86,19 @@ type Labeller struct {
 	typeNumbers map[string]int32
 	pageTypes   map[uint64]int32
 	rangeIDs    []int64 // of the ranges, 0: not met yet
-	kvIDs       map[uint64]int64
-	pageIDs     map[uint64]int64
-	next        int64
-	taken       map[int64]bool // ids that came with rows or ranges
+	// counted are the ids counted here, by type and address (of the KV cache) or page.
+	counted []map[uint64]int64
+	next    int64 // every id from 2 on below it is in use
+	// own has the type of each id that rows or ranges brought and that stayed.
+	own        map[int64]int32
+	renumbered map[ownID]int64
 
 	regions    map[int64]int // id to place in seen
 	seen       []region
 	blocks     map[uint64]int // page to place in kv
 	kv         []kvBlock
 	classified map[evidence]int32
-	lastRegion int64 // and its place: runs of rows share a region
+	lastRegion int64 // and its place: runs of rows share a region; 0, which is none, at first
 	lastPlace  int
 }
 
@@ -98,6 +106,12 @@ type Labeller struct {
 type evidence struct {
 	symbol, dso, phase string
 	op                 trace.Op
+}
+
+// ownID is what a row or a range says of its region.
+type ownID struct {
+	id   int64
+	kind int32
 }
 
 type region struct {
@@ -139,15 +153,16 @@ func New(o Options) (*Labeller, error) {
 	l := &Labeller{
 		rules: rules, policy: o.Policy, ranges: ranges,
 		typeNumbers: map[string]int32{}, pageTypes: map[uint64]int32{},
-		rangeIDs: make([]int64, len(o.Ranges)), kvIDs: map[uint64]int64{}, pageIDs: map[uint64]int64{},
-		next: weightID + 1, taken: map[int64]bool{}, regions: map[int64]int{}, blocks: map[uint64]int{},
-		classified: map[evidence]int32{}, lastRegion: -1,
+		rangeIDs: make([]int64, len(o.Ranges)), next: weightID + 1,
+		own: map[int64]int32{}, renumbered: map[ownID]int64{},
+		regions: map[int64]int{}, blocks: map[uint64]int{},
+		classified: map[evidence]int32{},
 	}
 	l.typeOf(unknown) // number 0
-	for i, r := range ranges.ranges {
-		l.rangeIDs[i] = r.ID
-		if r.ID != 0 {
-			l.taken[r.ID] = true
+	l.own[weightID] = l.typeOf(weight)
+	for _, r := range ranges.ranges {
+		if _, ok := l.own[r.ID]; !ok && r.ID != 0 {
+			l.own[r.ID] = l.typeOf(r.Type)
 		}
 	}
 	return l, nil
@@ -158,6 +173,7 @@ func (l *Labeller) typeOf(name string) int32 {
 	if !ok {
 		number = int32(len(l.typeNames))
 		l.typeNames = append(l.typeNames, name)
+		l.counted = append(l.counted, map[uint64]int64{})
 		l.typeNumbers[name] = number
 	}
 	return number
@@ -242,19 +258,23 @@ func (l *Labeller) classify(b *trace.Batch, i int, own int32, c *clues) (kind in
 	if len(l.ranges.ranges) > 0 {
 		if number := l.ranges.find(b.Address[i], b.Time[i]); number >= 0 {
 			l.counts.Ranged++
-			kind = l.typeOf(l.ranges.ranges[number].Type)
-			if l.rangeIDs[number] == 0 && kind != l.typeOf(weight) {
-				l.rangeIDs[number] = l.newID()
+			r := &l.ranges.ranges[number]
+			kind, of := l.typeOf(r.Type), &l.rangeIDs[number]
+			switch {
+			case *of != 0:
+			case r.ID != 0:
+				*of = l.ownID(r.ID, kind)
+			case r.Type == weight:
+				*of = weightID
+			default:
+				*of = l.newID()
 			}
-			return kind, l.rangeIDs[number]
+			return kind, *of
 		}
 	}
 	if own != 0 {
-		if id = b.Region[i]; id != 0 && id != weightID && !l.taken[id] {
-			l.taken[id] = true
-		}
-		if id != 0 {
-			return own, id
+		if id = b.Region[i]; id != 0 {
+			return own, l.ownID(id, own)
 		}
 		kind = own
 	} else if known, ok := l.pageTypes[page]; ok {
@@ -318,33 +338,53 @@ func (l *Labeller) byRules(c *clues, i int, op trace.Op) int32 {
 // maxMemo bounds the remembered symbols; real programs have thousands.
 const maxMemo = 1 << 20
 
+// idOf gives the id of a row that comes without one.
 func (l *Labeller) idOf(kind int32, address, page uint64) int64 {
+	key := page
 	switch l.typeNames[kind] {
 	case weight:
 		return weightID
 	case kvCache:
-		id, ok := l.kvIDs[address]
-		if !ok {
-			id = l.newID()
-			l.kvIDs[address] = id
-		}
-		return id
-	default:
-		id, ok := l.pageIDs[page]
-		if !ok {
-			id = l.newID()
-			l.pageIDs[page] = id
-		}
-		return id
+		key = address
 	}
+	id, ok := l.counted[kind][key]
+	if !ok {
+		id = l.newID()
+		l.counted[kind][key] = id
+	}
+	return id
 }
 
-func (l *Labeller) newID() int64 {
-	for l.taken[l.next] {
-		l.next++
+// ownID gives the id of a row or range that comes with one: that one, unless another
+// region has it.
+func (l *Labeller) ownID(id int64, kind int32) int64 {
+	of, ok := l.own[id]
+	if !ok && (id < weightID || id >= l.next) {
+		l.own[id] = kind
+		return id
 	}
-	l.next++
-	return l.next - 1
+	if ok && of == kind {
+		return id
+	}
+	key := ownID{id, kind}
+	number, ok := l.renumbered[key]
+	if !ok {
+		number = l.newID()
+		l.renumbered[key] = number
+		l.counts.Renumbered++
+	}
+	return number
+}
+
+// newID counts on, past the ids that rows and ranges brought.
+func (l *Labeller) newID() int64 {
+	for {
+		id := l.next
+		l.next++
+		if _, ok := l.own[id]; !ok {
+			return id
+		}
+	}
 }
 
 // touch counts a row for its region and, of the KV cache, for each of its pages.
