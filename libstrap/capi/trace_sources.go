@@ -203,7 +203,7 @@ func (t *labelledTrace) table(name string) (arrow.Record, error) {
 	case "region_map":
 		return t.labeller.RegionMap(), nil
 	case "kv_block_lifecycle":
-		return t.labeller.KVLifecycle(), nil
+		return t.labeller.KVLifecycle()
 	default:
 		return nil, notFound(name)
 	}

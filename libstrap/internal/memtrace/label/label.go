@@ -18,12 +18,14 @@ package label
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
+	"github.com/libstrap/strap/libstrap/internal/memtrace/spans"
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
@@ -96,7 +98,10 @@ type Labeller struct {
 	regions    map[int64]int // id to place in seen
 	seen       []region
 	blocks     map[uint64]int // page to place in kv
-	kv         []kvBlock
+	kv         []kvBlock      // of single pages
+	longKV     spans.Map[kvSpan]
+	longest    kvRow
+	sights     int64 // single pages and long rows of the KV cache met so far
 	classified map[evidence]int32
 	lastRegion int64 // and its place: runs of rows share a region; 0, which is none, at first
 	lastPlace  int
@@ -123,12 +128,27 @@ type region struct {
 }
 
 type kvBlock struct {
-	id                       int64
-	address, page            uint64
+	address, page uint64
+	kvSpan
+}
+
+// kvSpan is what there is to tell of a page, or of each of some pages, of the KV cache.
+type kvSpan struct {
+	sight, id                int64 // sight counts from 1 on
 	stored, evicted          bool
 	writeNS, readNS, evictNS int64
 	reads                    int64
 }
+
+// kvRow is a row of the KV cache with its length.
+type kvRow struct {
+	row             int64
+	address, length uint64
+}
+
+// longRow is the number of pages from which on those of a row, but for the first, are kept as
+// a span. Fewer cost less one by one.
+const longRow = 64
 
 // New checks the options.
 func New(o Options) (*Labeller, error) {
@@ -407,9 +427,22 @@ func (l *Labeller) touch(id int64, kind int32, b *trace.Batch, i int) {
 	r := &l.seen[place]
 	r.accesses += int64(pages)
 	r.latestNS = max(r.latestNS, ns)
-	r.pageMin, r.pageMax = min(r.pageMin, page), max(r.pageMax, page+pages-1)
-	if l.typeNames[kind] == kvCache {
-		l.touchBlock(id, b.Address[i], page, b.Op[i], ns)
+	r.pageMin, r.pageMax = min(r.pageMin, page), max(r.pageMax, page)
+	if pages > 1 {
+		r.pageMin, r.pageMax = min(r.pageMin, first+1), max(r.pageMax, first+pages-1)
+	}
+	if l.typeNames[kind] != kvCache {
+		return
+	}
+	l.touchBlock(id, b.Address[i], page, b.Op[i], ns)
+	switch {
+	case pages == 1:
+	case pages > longRow:
+		if b.Length[i] > l.longest.length {
+			l.longest = kvRow{l.counts.Rows + l.counts.Skipped + int64(i), b.Address[i], b.Length[i]}
+		}
+		l.touchBlocks(id, first+1, first+pages, b.Op[i], ns)
+	default:
 		for behind := first + 1; behind < first+pages; behind++ {
 			l.touchBlock(id, behind<<trace.PageShift, behind, b.Op[i], ns)
 		}
@@ -419,11 +452,68 @@ func (l *Labeller) touch(id int64, kind int32, b *trace.Batch, i int) {
 func (l *Labeller) touchBlock(id int64, address, page uint64, op trace.Op, ns int64) {
 	place, ok := l.blocks[page]
 	if !ok {
+		if of := l.longKV.At(page); of.sight != 0 {
+			of.touch(op, ns)
+			l.longKV.Set(page, page+1, spans.Span[kvSpan]{Low: page, High: page + 1, Value: of})
+			return
+		}
 		place = len(l.kv)
 		l.blocks[page] = place
-		l.kv = append(l.kv, kvBlock{id: id, address: address, page: page})
+		l.kv = append(l.kv, kvBlock{address, page, l.sight(id)})
 	}
-	b := &l.kv[place]
+	l.kv[place].touch(op, ns)
+}
+
+// sight is what there is to tell of pages that are met now.
+func (l *Labeller) sight(id int64) kvSpan {
+	l.sights++
+	return kvSpan{sight: l.sights, id: id}
+}
+
+// touchBlocks counts a row for the pages [low, high), of which those met one by one stay so.
+func (l *Labeller) touchBlocks(id int64, low, high uint64, op trace.Op, ns int64) {
+	var touched []spans.Span[kvSpan]
+	fresh := l.sight(id)
+	to := func(low, high uint64, of kvSpan) {
+		of.touch(op, ns)
+		touched = spans.Join(touched, spans.Span[kvSpan]{Low: low, High: high, Value: of})
+	}
+	l.longKV.Each(low, high, func(low, high uint64, of kvSpan) {
+		if of.sight != 0 {
+			to(low, high, of)
+			return
+		}
+		for _, page := range l.singles(low, high) {
+			l.kv[l.blocks[page]].touch(op, ns)
+			to(low, page, fresh)
+			low = page + 1
+		}
+		to(low, high, fresh)
+	})
+	l.longKV.Set(low, high, touched...)
+}
+
+// singles lists, in order, the pages [low, high) that were met one by one: it looks each up, or
+// all of those through, whichever are fewer.
+func (l *Labeller) singles(low, high uint64) (pages []uint64) {
+	if high-low < uint64(len(l.kv)) {
+		for page := low; page < high; page++ {
+			if _, ok := l.blocks[page]; ok {
+				pages = append(pages, page)
+			}
+		}
+		return pages
+	}
+	for i := range l.kv {
+		if page := l.kv[i].page; low <= page && page < high {
+			pages = append(pages, page)
+		}
+	}
+	slices.Sort(pages)
+	return pages
+}
+
+func (b *kvSpan) touch(op trace.Op, ns int64) {
 	switch {
 	case op == trace.Load:
 		b.reads++

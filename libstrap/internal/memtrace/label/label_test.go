@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"regexp"
+	goruntime "runtime"
 	"strings"
 	"testing"
 
@@ -121,8 +122,12 @@ func runBatches(t testing.TB, o Options, rows []row, size func() int) (l *Labell
 
 // told is what a labeller says when all is done.
 func told(l *Labeller) string {
-	regions, kv := l.RegionMap(), l.KVLifecycle()
+	regions := l.RegionMap()
 	defer regions.Release()
+	kv, err := l.KVLifecycle()
+	if err != nil {
+		return err.Error()
+	}
 	defer kv.Release()
 	return fmt.Sprint(l.Counts(), regions.Columns(), kv.Columns())
 }
@@ -151,7 +156,10 @@ func TestDocumentedLabels(t *testing.T) {
 	if n := regions.NumRows(); n != 5 {
 		t.Errorf("%d regions, not 5", n)
 	}
-	kv := l.KVLifecycle()
+	kv, err := l.KVLifecycle()
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer kv.Release()
 	if got := fmt.Sprint(kv.Columns()); got != "[[2] [12288] [3] [3] [4] [9] [1] [6]]" {
 		t.Errorf("the block of the cache: %s", got)
@@ -357,6 +365,10 @@ func randomRows(rnd *rand.Rand, n int) []row {
 			phase: pick("", "generation", "weight_load"), kind: pick("", "", unknown, weight, kvCache, activation),
 			length: rnd.Int64N(9000),
 		}
+		if rnd.IntN(4) == 0 {
+			rows[i].address = rnd.Uint64N(300) << 12
+			rows[i].length = rnd.Int64N(200 << 12) // up to some pages more than longRow
+		}
 		if k := rows[i].kind; k != "" && k != unknown && rnd.IntN(3) == 0 {
 			rows[i].id = rnd.Int64N(9) - 1
 		}
@@ -468,6 +480,43 @@ func TestLengthsAreAccessesToEachPage(t *testing.T) {
 		if told(compact) != told(expanded) {
 			t.Fatalf("trace %d: %+v\n%s\nnot\n%s", n, rows, told(compact), told(expanded))
 		}
+	}
+}
+
+// A row of a terabyte takes memory for its ends. The table that has a row for each of its pages
+// is refused.
+func TestMemoryIsByRowsAndNotByPages(t *testing.T) {
+	rows := []row{
+		{time: 1, address: 1 << 44, op: "store", kind: weight, id: 1, length: trace.MostLength},
+		{time: 2, address: 1 << 45, op: "store", kind: kvCache, id: 2, length: trace.MostLength},
+		{time: 3, address: 1<<45 + 5<<12, op: "load", kind: kvCache, id: 2},
+		{time: 4, address: 1<<45 + 9<<12, op: "load", kind: kvCache, id: 2, length: trace.MostLength / 2},
+	}
+	in := recordOf(rows)
+	defer in.Release()
+	l, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after goruntime.MemStats
+	goruntime.ReadMemStats(&before)
+	out, err := l.Label(in)
+	goruntime.ReadMemStats(&after)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out.Release()
+	if allocated := after.TotalAlloc - before.TotalAlloc; allocated > 1<<20 {
+		t.Errorf("%d KB for four rows", allocated>>10)
+	}
+	if _, err := l.KVLifecycle(); !errors.Is(err, status.InvalidArgument) ||
+		!strings.Contains(err.Error(), "268435455 pages, of at most 16777216; the longest is row 1 with length_bytes 1099511627776 at 0x200000000000") {
+		t.Errorf("%v", err)
+	}
+	regions := l.RegionMap()
+	defer regions.Release()
+	if got, want := fmt.Sprint(regions.Column(6)), fmt.Sprintf("[%d %d]", 1<<28, 3<<27+1); got != want {
+		t.Errorf("the regions have %s accesses, not %s", got, want)
 	}
 }
 
