@@ -673,6 +673,7 @@ typedef struct strap_trace_counts_t {
   uint64_t bytes;       /* of the text read */
   uint64_t total_bytes; /* its length, 0 where that is not known */
   uint64_t unaddressed; /* samples of perf that were left out: they have no data address */
+  uint64_t renumbered;  /* regions that label gave another id than the trace, which collides */
 } strap_trace_counts_t;
 
 /* Fills *counts, at any time, and answers what the work failed with, if it did. */

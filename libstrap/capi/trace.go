@@ -31,9 +31,9 @@ type openTrace interface {
 }
 
 type traceCounts struct {
-	done                                                     bool
-	rows, skipped, malformed, unaddressed, bytes, totalBytes int64
-	failure                                                  error
+	done                                                                 bool
+	rows, skipped, malformed, unaddressed, bytes, totalBytes, renumbered int64
+	failure                                                              error
 }
 
 var traces = handles[openTrace]{what: "trace", last: 1 << 62, step: 1, open: map[uint64]openTrace{}}
@@ -178,6 +178,7 @@ func strapgoTraceCounts(h C.strap_trace, out *C.strap_trace_counts_t, e *C.strap
 		out.bytes = C.uint64_t(c.bytes)
 		out.total_bytes = C.uint64_t(c.totalBytes)
 		out.unaddressed = C.uint64_t(c.unaddressed)
+		out.renumbered = C.uint64_t(c.renumbered)
 		return c.failure
 	})
 }

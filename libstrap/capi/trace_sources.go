@@ -193,7 +193,7 @@ func (t *labelledTrace) counts() traceCounts {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := t.labeller.Counts()
-	return traceCounts{done: t.done, rows: c.Rows, skipped: c.Skipped, failure: t.err}
+	return traceCounts{done: t.done, rows: c.Rows, skipped: c.Skipped, renumbered: c.Renumbered, failure: t.err}
 }
 
 func (t *labelledTrace) table(name string) (arrow.Record, error) {
@@ -203,7 +203,7 @@ func (t *labelledTrace) table(name string) (arrow.Record, error) {
 	case "region_map":
 		return t.labeller.RegionMap(), nil
 	case "kv_block_lifecycle":
-		return t.labeller.KVLifecycle(), nil
+		return t.labeller.KVLifecycle()
 	case "label_coverage":
 		return t.labeller.Coverage(), nil
 	default:

@@ -88,6 +88,7 @@ AT(strap_trace_counts_t, malformed, 24);
 AT(strap_trace_counts_t, bytes, 32);
 AT(strap_trace_counts_t, total_bytes, 40);
 AT(strap_trace_counts_t, unaddressed, 48);
+AT(strap_trace_counts_t, renumbered, 56);
 
 int main(void) {
   CHECK(strap_abi_version() == STRAP_ABI_VERSION, "the library speaks %d, the header %d",

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from llm_instrumentation.mrm import check_parquet_schema, compute_all
@@ -28,8 +29,9 @@ from llm_instrumentation.mrm.cli import ExitCode, main
 from llm_instrumentation.mrm.collection import build_collector
 from llm_instrumentation.mrm.collector.rows import make_batch
 from llm_instrumentation.mrm.config import CollectorType, ExperimentConfig
-from llm_instrumentation.mrm.config.schema import LabellerConfig
+from llm_instrumentation.mrm.config.schema import LabellerConfig, OutputConfig
 from llm_instrumentation.mrm.events import read_events
+from llm_instrumentation.mrm.parser import normalise_rows
 from llm_instrumentation.mrm.processing import Settings, process
 from llm_instrumentation.mrm.reporter import load_sweep, verify_manifest
 from llm_instrumentation.mrm.runner import run_sweep
@@ -172,6 +174,7 @@ def test_the_metadata_tell_what_ran_and_what_it_cost(finished):
         "kind": "accesses", "rows": outcome["rows"], "rows_left_out": 0,
         "unknown_policy": "log_and_skip",
     }  # fmt: skip
+    assert told["labels"]["renumbered_regions"] == 0
     assert told["generations"][0]["output_tokens"] == 12
     assert told["run_validity"] in ("clean", "marginal", "contaminated")
     paired = told["observer_effect_summary"]["paired_untraced_run"]
@@ -778,3 +781,24 @@ def test_experiments_from_python(tmp_path):
     assert list(tables) == [outcome.run_id]
     assert "retention_summary" in tables[outcome.run_id]
     assert wanted.report(tmp_path / "reports").is_file()
+
+
+def test_regions_with_new_ids_are_told(tmp_path):
+    rows = [
+        {"run_id": "r", "sample_id": number, "timestamp_ns": number, "address": page << 12,
+         "address_page": page, "op_type": "store", **more}
+        for number, (page, more) in enumerate([
+            (1, {"symbol": "malloc"}),  # runtime, counted: 2
+            (2, {"region_type": "kv_cache", "region_id": 2}),
+        ])
+    ]  # fmt: skip
+    table = pa.Table.from_pylist(list(normalise_rows(rows)), schema=arrow_schema(Kind.ACCESSES))
+    settings = Settings(
+        LabellerConfig(min_sample_count=1), output=OutputConfig(formats={"figures": "none"})
+    )
+    metadata, told = {}, []
+    process(settings, RunFolder(tmp_path), table.to_reader(), [], metadata, warn=told.append)
+    assert metadata["labels"]["renumbered_regions"] == 1
+    assert any("1 region ids of the trace" in line for line in told), told
+    regions = pq.read_table(tmp_path / "region_map.parquet", columns=["region_id", "region_type"])
+    assert regions.to_pydict() == {"region_id": [2, 3], "region_type": ["runtime", "kv_cache"]}

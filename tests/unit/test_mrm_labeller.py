@@ -141,6 +141,23 @@ def test_a_type_that_a_row_comes_with_beats_a_known_range():
     assert labelled == [("weight", 1), ("kv_cache", 7), ("activation", 2)]
 
 
+def test_an_own_id_that_another_region_has_is_renumbered():
+    rows = [
+        row(0x1000, "free"),  # counted: 2
+        row(0x2000, region_type="kv_cache", region_id=2),
+        row(0x3000, region_type="activation", region_id=9),
+        row(0x2000, region_type="kv_cache", region_id=2),
+    ]
+    labeller = TraceLabeller()
+    assert [one["region_id"] for one in labeller.label(rows)] == [2, 3, 9, 3]
+    assert labeller.renumbered == 1
+    assert [(one["region_id"], one["region_type"]) for one in labeller.region_map()] == [
+        (2, "runtime"),
+        (3, "kv_cache"),
+        (9, "activation"),
+    ]
+
+
 def test_memory_that_an_engine_announces_is_known_from_load_to_teardown():
     def record(event, at, **metadata):
         return PhaseRecord(event, "", 0, at, metadata)

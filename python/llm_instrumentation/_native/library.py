@@ -207,6 +207,7 @@ class RawTraceCounts(ctypes.Structure):
         ("bytes", ctypes.c_uint64),
         ("total_bytes", ctypes.c_uint64),
         ("unaddressed", ctypes.c_uint64),
+        ("renumbered", ctypes.c_uint64),
     ]
 
 

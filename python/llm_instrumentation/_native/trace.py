@@ -35,6 +35,7 @@ class Counts:
     bytes: int
     total_bytes: int
     unaddressed: int
+    renumbered: int
 
 
 class Trace:
@@ -240,6 +241,7 @@ def _counts(raw: RawTraceCounts) -> Counts:
         bytes=raw.bytes,
         total_bytes=raw.total_bytes,
         unaddressed=raw.unaddressed,
+        renumbered=raw.renumbered,
     )
 
 

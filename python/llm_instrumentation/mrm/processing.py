@@ -136,10 +136,16 @@ def process(
         "known_ranges": len(known.ranges),
         "known_ranges_recorded": len(known.added),
         "coverage": labeller.coverage(),
+        "renumbered_regions": labeller.renumbered,
     }
     judge()
     for note in (*known.told(), *_told_of_unknown(policy, labeller.skipped, labels, rows)):
         warn(note)
+    if labeller.renumbered:
+        warn(
+            f"{labeller.renumbered:,} region ids of the trace are those of other regions too: "
+            "these regions got new ones"
+        )
     # A trace with a row for each range is whole, however few of the collector's rows have a label.
     samples = rows + labeller.skipped if known.shows_each_range else rows
     if samples < settings.labeller.min_sample_count:

@@ -189,6 +189,60 @@ func TestTables(t *testing.T) {
 	}
 }
 
+// drawLong makes a trace of rows of up to hundreds of pages that overlap in all ways, among
+// accesses to single pages and addresses of the same memory.
+func drawLong(r *rand.Rand) []access {
+	rows, rare := make([]access, 1+r.IntN(40)), 2
+	if r.IntN(30) == 0 {
+		rows, rare = make([]access, 3000), 30
+	}
+	step := []int64{4, 1 << 34}[r.IntN(2)]
+	regions, types := 1+r.IntN(3), 1+r.IntN(3)
+	space := 1 + r.Uint64N(500)
+	base := []uint64{0, 0x7f0000000000, 1<<63 - 2048, math.MaxUint64 - 4<<20}[r.IntN(4)]
+	late := r.IntN(3) == 0
+	now := int64(0)
+	for i := range rows {
+		now += r.Int64N(step)
+		a := access{time: now, region: int64(r.IntN(regions)), op: trace.Op(r.IntN(2)), kind: kinds[r.IntN(types)]}
+		if late && r.IntN(4) == 0 {
+			a.time = r.Int64N(now + 1)
+		}
+		a.address = base + trace.PageSize*r.Uint64N(space) + []uint64{0, 8, 4088}[r.IntN(3)]
+		a.page = a.address >> trace.PageShift
+		if r.IntN(rare) == 0 {
+			a.length = int64(1 + r.Uint64N(min(trace.PageSize*space, math.MaxUint64-a.address)))
+		}
+		rows[i] = a
+	}
+	return rows
+}
+
+// TestLongRows compares all tables with those of the trace written out page by page.
+func TestLongRows(t *testing.T) {
+	dir := t.TempDir()
+	for seed := range uint64(600) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		rows := drawLong(r)
+		o := Options{
+			Tables:  append(Ten[:len(Ten):len(Ten)], Further...),
+			Workers: []int{1, 4, 70}[seed%3], MemoryBytes: []int{1, 200, 0}[seed/3%3], SpillDir: dir,
+			Bins: 3, CDFPoints: 100, Windows: 1 + r.IntN(8), Top: 3,
+		}
+		got, err := analysed(rows, o, 1+r.IntN(10))
+		if err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		want := reference(rows)
+		for name, columns := range furtherReference(rows, o) {
+			want[name] = columns
+		}
+		if err := difference(got, want); err != nil {
+			t.Fatalf("seed %d, %d workers, %d rows %+v: %v", seed, o.Workers, len(rows), rows, err)
+		}
+	}
+}
+
 // model is a trace like those of a real generation: one large weight region, many KV
 // blocks that are written once and read on, activations that come and go.
 func model(n int, seed uint64) []access {

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/apache/arrow/go/v17/arrow"
+
+	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
 // BenchmarkTen makes the ten tables of traces like those of a real generation (see
@@ -113,4 +115,38 @@ func BenchmarkTables(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkLengths makes all tables of a trace of whole tensors, as the torch tracer gives it:
+// weights that each token reads, a cache that grows, activations that come and go.
+func BenchmarkLengths(b *testing.B) {
+	for _, pages := range []uint64{16, 80, 1000} {
+		b.Run(fmt.Sprintf("pages=%d", pages), func(b *testing.B) {
+			r := rand.New(rand.NewPCG(1, 1))
+			var rows []access
+			add := func(kind string, region int64, address, pages uint64, op trace.Op) {
+				rows = append(rows, access{
+					time: int64(len(rows)), address: address, page: address >> trace.PageShift, op: op,
+					region: region, kind: kind, length: int64(pages * trace.PageSize),
+				})
+			}
+			for token := range 40 {
+				for layer := range uint64(50) {
+					add("weight", 1, 1<<40+layer*pages*trace.PageSize, pages, trace.Load)
+					cache := 1<<41 + layer<<30
+					add("kv_cache", int64(2+layer), cache+64*uint64(token), 1, trace.Store)
+					add("kv_cache", int64(2+layer), cache, pages/4*(1+uint64(token)/8), trace.Load)
+					at := 1<<42 + r.Uint64N(4*pages)*trace.PageSize
+					add("activation", int64(100+r.IntN(50)), at, pages/2, trace.Store)
+					add("activation", int64(100+r.IntN(50)), at, pages/2, trace.Load)
+				}
+			}
+			batch := record(rows)
+			defer batch.Release()
+			o := Options{Tables: append(Ten[:len(Ten):len(Ten)], Further...), Ordered: true}
+			for b.Loop() {
+				analyseBatches(b, o, []arrow.Record{batch})
+			}
+		})
+	}
 }

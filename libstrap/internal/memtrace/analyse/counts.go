@@ -1,6 +1,10 @@
 package analyse
 
-import "math"
+import (
+	"math"
+
+	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+)
 
 // share is the part of the keys that one of several like stages takes: those with
 // certain top bits in their hash.
@@ -10,6 +14,34 @@ type share struct {
 }
 
 func (s share) takes(h uint64) bool { return h>>(64-s.bits) == s.mine }
+
+// takesPage is takes for what is told by pages. Of each 1<<bits pages side by side a share
+// takes one, so that it knows how many it takes of any number of them.
+func (s share) takesPage(page uint64) bool { return s.bits == 0 || s.pageOf(page>>s.bits) == page }
+
+// takesAddress takes the start of a page with its page, where h is the address' hash.
+func (s share) takesAddress(h, address uint64) bool {
+	if address%trace.PageSize == 0 {
+		return s.takesPage(address >> trace.PageShift)
+	}
+	return s.takes(h)
+}
+
+// pageOf is the page of a group of 1<<bits that the share takes.
+func (s share) pageOf(group uint64) uint64 {
+	return group<<s.bits | hash(group)>>(64-s.bits) ^ s.mine
+}
+
+// within counts the pages of [low, high) that the share takes.
+func (s share) within(low, high uint64) uint64 { return s.below(high) - s.below(low) }
+
+func (s share) below(page uint64) uint64 {
+	n := page >> s.bits
+	if s.pageOf(n) < page {
+		n++
+	}
+	return n
+}
 
 // grown makes v at least n long.
 func grown[T any](v []T, n int) []T {

@@ -3,7 +3,7 @@ package analyse
 import (
 	"math/bits"
 
-	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+	"github.com/libstrap/strap/libstrap/internal/memtrace/spans"
 )
 
 // distances is the stage behind reuse_distance_histogram: for each access the number
@@ -15,13 +15,25 @@ import (
 // page is marked: the distance is the number of marks behind the page's place. A bit a
 // place and a Fenwick tree over words of them count the marks; when the places run out,
 // the marked ones move together.
+//
+// The pages of a long row stand outside of that row of places, one behind the other, between
+// two places: long says which row a page was in, and in what order they were accessed. Pages
+// side by side in both have the same distance, for each moves behind the others in its turn.
 type distances struct {
 	places times // the place + 1 of each page
+	live   uint64
 	marks  []uint64
 	tree   []uint64 // tree[i]: the marks of the words that i+1 stands for in a Fenwick tree
 	next   uint64   // place
 	latest uint64   // page
 	types  []typeDistances
+
+	// The accesses of long rows have numbers, the clock. long has the number of the latest
+	// access to a page, less the page; order, by these numbers, the next place at that time,
+	// plus 1.
+	long  spans.Map[uint64]
+	order spans.Map[uint64]
+	clock uint64
 }
 
 type typeDistances struct {
@@ -35,10 +47,13 @@ func (s *distances) take(b *block) error {
 		t := &s.types[tag>>1]
 		s.access(t, b.pageOf(i))
 		if b.pages != nil {
-			page := b.address[i] >> trace.PageShift
-			for n := b.pages[i] - 1; n > 0; n-- {
-				page++
-				s.access(t, page)
+			low, high := behind(b, i)
+			if high-low >= longRow {
+				s.row(t, low, high)
+				continue
+			}
+			for ; low < high; low++ {
+				s.access(t, low)
 			}
 		}
 	}
@@ -57,16 +72,75 @@ func (s *distances) access(t *typeDistances, page uint64) {
 		s.compact()
 	}
 	place := s.places.at(hash(page), page)
-	if before := *place; before == 0 {
-		t.first++
-	} else {
-		distance := uint64(s.places.used) - s.upTo(before-1)
-		t.log2[bits.Len64(distance)]++
-		s.mark(before-1, ^uint64(0))
+	switch before := *place; {
+	case before != 0 && before != goneTime:
+		t.log2[bits.Len64(s.behind(before-1))]++
+		s.unmark(before - 1)
+	default:
+		if base := lift(&s.long, page); base != 0 {
+			t.log2[bits.Len64(s.behindRow(page+base))]++
+			s.order.Set(page+base, page+base+1)
+		} else {
+			t.first++
+		}
 	}
 	*place = s.next + 1
 	s.mark(s.next, 1)
+	s.live++
 	s.next++
+}
+
+// row takes the accesses to the further pages [low, high) of a long row.
+func (s *distances) row(t *typeDistances, low, high uint64) {
+	start := low
+	s.long.Each(low, high, func(low, high, base uint64) {
+		if base != 0 {
+			// The pages of the row up to here are behind these by now.
+			distance := s.behindRow(low+base) + low - start
+			t.log2[bits.Len64(distance)] += high - low
+			s.order.Set(low+base, high+base)
+			return
+		}
+		singles := s.places.within(low, high, 0)
+		t.first += high - low - uint64(len(singles))
+		for _, single := range singles {
+			t.log2[bits.Len64(s.behind(single.time-1)+single.key-start)]++
+			s.unmark(single.time - 1)
+			single.time = goneTime
+		}
+	})
+	// A number is left out between two rows, so that no two of them look like one.
+	s.clock = max(s.clock, leastClock) + 1
+	s.long.Set(low, high, spans.Span[uint64]{Low: low, High: high, Value: s.clock - low})
+	s.order.Set(s.clock, s.clock+high-low, spans.Span[uint64]{Low: s.clock, High: s.clock + high - low, Value: s.next + 1})
+	s.clock += high - low
+	s.latest = high - 1
+}
+
+// leastClock is beyond every page, so that none is equal to the number of its access.
+const leastClock = 1 << 52
+
+// behind counts the distinct pages accessed after the one at a place.
+func (s *distances) behind(place uint64) uint64 {
+	n := s.live - s.upTo(place)
+	if s.order.Len() > 0 {
+		n += s.order.Behind(func(next uint64) bool { return next > place+1 })
+	}
+	return n
+}
+
+// behindRow is that of a page of a long row, by the number of its access.
+func (s *distances) behindRow(number uint64) uint64 {
+	n := s.live + s.order.From(number+1)
+	if next := s.order.At(number) - 1; next > 0 {
+		n -= s.upTo(next - 1)
+	}
+	return n
+}
+
+func (s *distances) unmark(place uint64) {
+	s.mark(place, ^uint64(0))
+	s.live--
 }
 
 // upTo counts the marks up to a place and on it.
@@ -97,11 +171,18 @@ func (s *distances) compact() {
 		n += uint64(bits.OnesCount64(m))
 	}
 	for i := range s.places.slots {
-		if p := &s.places.slots[i].time; *p != 0 {
+		if p := &s.places.slots[i].time; *p != 0 && *p != goneTime {
 			place := *p - 1
 			*p = below[place/64] + uint64(bits.OnesCount64(s.marks[place/64]<<(63-place%64)))
 		}
 	}
+	s.order.All(func(o *spans.Span[uint64]) {
+		if next := o.Value - 1; next/64 < uint64(len(below)) {
+			o.Value = below[next/64] + uint64(bits.OnesCount64(s.marks[next/64]&(1<<(next%64)-1))) + 1
+		} else {
+			o.Value = n + 1
+		}
+	})
 	words := max(16, (2*n+63)/64+1)
 	s.marks, s.tree = make([]uint64, words), make([]uint64, words)
 	s.next = n

@@ -38,7 +38,7 @@ func traceOf(data []byte) []access {
 		now = max(now, 0)
 		a.time = now
 		if what&0x20 != 0 {
-			a.length = int64(min(length*3, math.MaxUint64-at))
+			a.length = int64(min(length*8, math.MaxUint64-at)) // up to 128 pages: see longRow
 		}
 		if what&0x40 != 0 {
 			a.page = uint64(step)

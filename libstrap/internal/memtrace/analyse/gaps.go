@@ -3,6 +3,7 @@ package analyse
 import (
 	"math/bits"
 
+	"github.com/libstrap/strap/libstrap/internal/memtrace/spans"
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
@@ -16,11 +17,17 @@ type gaps struct {
 }
 
 type typeGaps struct {
-	latest times // by address
+	latest times             // by address
+	long   spans.Map[uint64] // the same for the pages of long rows
 	total  sum
 	log2   [64]uint64 // gaps of each bit length less one
-	values
+	// powers[i] are gaps that count 1 << i times each: a gap of n addresses is in those of
+	// the bits of n.
+	powers [powers]values
 }
+
+// powers are those of two up to the pages of a row of trace.MostLength bytes.
+const powers = 29
 
 func (s *gaps) take(b *block) error {
 	s.types = grown(s.types, b.types)
@@ -38,34 +45,69 @@ func (s *gaps) take(b *block) error {
 			now := uint64(time[from+i])
 			s.access(t, hashes[i], at, now)
 			if b.pages != nil {
-				s.row(t, at>>trace.PageShift+1, b.pages[from+i]-1, now)
+				low, high := behind(b, from+i)
+				if high-low >= longRow {
+					s.row(t, low, high, now)
+					continue
+				}
+				for ; low < high; low++ {
+					at := low << trace.PageShift
+					s.access(t, hash(at), at, now)
+				}
 			}
 		}
 	}
-	return s.relieve(len(s.types), func(i int) *values { return &s.types[i].values })
+	return s.relieve(powers*len(s.types), func(i int) *values { return &s.types[i/powers].powers[i%powers] })
 }
 
-// row takes the accesses to the further pages of a row.
-func (s *gaps) row(t *typeGaps, page, n, now uint64) {
-	for ; n > 0; n-- {
-		at := page << trace.PageShift
-		s.access(t, hash(at), at, now)
-		page++
-	}
+// row takes the accesses to the further pages [low, high) of a long row.
+func (s *gaps) row(t *typeGaps, low, high, now uint64) {
+	t.long.Each(low, high, func(low, high, before uint64) {
+		if before != 0 {
+			s.gap(t, before, now, s.within(low, high))
+			return
+		}
+		for _, single := range t.latest.within(low, high, trace.PageShift) {
+			s.gap(t, single.time, now, 1)
+			single.time = goneTime
+		}
+	})
+	t.long.Set(low, high, spans.Span[uint64]{Low: low, High: high, Value: now + 1})
 }
 
 func (s *gaps) access(t *typeGaps, h, address, now uint64) {
-	if !s.takes(h) {
+	if !s.takesAddress(h, address) {
 		return
 	}
 	latest := t.latest.at(h, address)
 	before := *latest
 	*latest = now + 1
+	if before == 0 || before == goneTime {
+		if address%trace.PageSize != 0 {
+			return
+		}
+		before = lift(&t.long, address>>trace.PageShift)
+	}
+	s.gap(t, before, now, 1)
+}
+
+// gap counts the gap of n addresses from their latest time + 1, 0 where there is none, to now.
+func (s *gaps) gap(t *typeGaps, before, now, n uint64) {
 	if before == 0 || before == now+1 {
 		return
 	}
 	gap := now + 1 - before
-	t.total.add(gap)
-	t.log2[bits.Len64(gap)-1]++
-	t.values.add(gap, &s.store)
+	t.log2[bits.Len64(gap)-1] += n
+	if n == 1 {
+		t.total.add(gap)
+		t.powers[0].add(gap, &s.store)
+		return
+	}
+	t.total.addTimes(gap, n)
+	for ; n != 0; n &= n - 1 {
+		power := bits.TrailingZeros64(n)
+		v := &t.powers[power]
+		v.narrow.power = power
+		v.add(gap, &s.store)
+	}
 }

@@ -1,7 +1,16 @@
 package analyse
 
-import "math/bits"
+import (
+	"cmp"
+	"math"
+	"math/bits"
+	"slices"
+)
 
+// The tables here have what is known of single addresses and pages, package spans what is
+// known of the pages of long rows. A page is in one of them: where it leaves a table, its
+// entry stays as `gone`.
+//
 // The tables here are open addressed with linear probing and grow at three quarters:
 // 16 bytes an entry and one cache line a look-up, where a Go map takes twice the
 // memory and three times the time (BenchmarkTables). The top bits of a hash choose
@@ -45,6 +54,12 @@ type timeSlot struct {
 	time uint64 // the time + 1: 0 is an empty slot
 }
 
+// gone marks the entry of a page that a span has.
+const gone = math.MaxUint32
+
+// goneTime is gone for times, which end below it.
+const goneTime = math.MaxUint64
+
 // at is where the time + 1 of an address stands: 0 where it is new. The caller sets
 // it. It is valid until the next call.
 func (t *times) at(h, key uint64) *uint64 {
@@ -68,6 +83,47 @@ func (t *times) touch(h uint64) uint64 {
 		return 0
 	}
 	return t.slots[h&uint64(len(t.slots)-1)].key
+}
+
+// within lists, in order, the entries of the pages [low, high), where the key of a page is
+// its number << shift. They are valid until the next call of at.
+func (t *times) within(low, high uint64, shift int) []*timeSlot {
+	var found []*timeSlot
+	take := func(s *timeSlot) {
+		if s.time != 0 && s.time != goneTime {
+			found = append(found, s)
+		}
+	}
+	if high-low < uint64(len(t.slots)) {
+		for page := low; page < high; page++ {
+			if s := t.find(hash(page<<shift), page<<shift); s != nil {
+				take(s)
+			}
+		}
+		return found
+	}
+	for i := range t.slots {
+		if s := &t.slots[i]; s.key>>shift >= low && s.key>>shift < high && s.key>>shift<<shift == s.key {
+			take(s)
+		}
+	}
+	slices.SortFunc(found, func(a, b *timeSlot) int { return cmp.Compare(a.key, b.key) })
+	return found
+}
+
+// find is the entry of an address, nil where there is none.
+func (t *times) find(h, key uint64) *timeSlot {
+	mask := uint64(len(t.slots) - 1)
+	for i := h; t.used > 0; i++ {
+		s := &t.slots[i&mask]
+		if s.time == 0 {
+			break
+		}
+		if s.key == key {
+			return s
+		}
+	}
+	return nil
 }
 
 // ahead is the number of rows whose slots are touched before they are looked up.
@@ -132,6 +188,45 @@ func (p *pairs) touch(h uint64) uint64 {
 		return 0
 	}
 	return p.slots[h&uint64(len(p.slots)-1)].key
+}
+
+// within is as that of times, for the pairs of a region.
+func (p *pairs) within(low, high uint64, shift int, region uint32) []*pairSlot {
+	var found []*pairSlot
+	take := func(s *pairSlot) {
+		if s.count != 0 && s.count != gone && s.region == region {
+			found = append(found, s)
+		}
+	}
+	if high-low < uint64(len(p.slots)) {
+		for page := low; page < high; page++ {
+			if s := p.find(hashPair(page<<shift, region), page<<shift, region); s != nil {
+				take(s)
+			}
+		}
+		return found
+	}
+	for i := range p.slots {
+		if s := &p.slots[i]; s.key>>shift >= low && s.key>>shift < high && s.key>>shift<<shift == s.key {
+			take(s)
+		}
+	}
+	slices.SortFunc(found, func(a, b *pairSlot) int { return cmp.Compare(a.key, b.key) })
+	return found
+}
+
+func (p *pairs) find(h, key uint64, region uint32) *pairSlot {
+	mask := uint64(len(p.slots) - 1)
+	for i := h; p.used > 0; i++ {
+		s := &p.slots[i&mask]
+		if s.count == 0 {
+			break
+		}
+		if s.key == key && s.region == region {
+			return s
+		}
+	}
+	return nil
 }
 
 func (p *pairs) insert(h, key uint64, region uint32) *uint32 {

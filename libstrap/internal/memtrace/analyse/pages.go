@@ -1,11 +1,15 @@
 package analyse
 
-import "github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+import (
+	"github.com/libstrap/strap/libstrap/internal/memtrace/spans"
+	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+)
 
 // pages is the stage behind the working set: the distinct pages of each region.
 type pages struct {
 	share
-	seen    pairs // by page and region
+	seen    pairs                       // by page and region
+	long    map[uint32]*spans.Map[bool] // by region: the pages of long rows
 	regions []regionPages
 }
 
@@ -19,9 +23,13 @@ func (s *pages) take(b *block) error {
 	for i, region := range b.region[:b.n] {
 		s.access(b.pageOf(i), region)
 		if b.pages != nil {
-			first := b.address[i] >> trace.PageShift
-			for page := range b.pages[i] - 1 {
-				s.access(first+page+1, region)
+			low, high := behind(b, i)
+			if high-low >= longRow {
+				s.row(low, high, region)
+				continue
+			}
+			for ; low < high; low++ {
+				s.access(low, region)
 			}
 		}
 	}
@@ -33,13 +41,48 @@ func (s *pages) access(page uint64, region uint32) {
 	if page+1 == r.latest && r.latest != 0 {
 		return
 	}
-	h := hashPair(page, region)
-	if !s.takes(h) {
+	if !s.takesPage(page) {
 		return
 	}
 	r.latest = page + 1
-	if n := s.seen.at(h, page, region); *n == 0 {
+	if n := s.seen.at(hashPair(page, region), page, region); *n == 0 {
 		*n = 1
-		r.unique++
+		if long := s.long[region]; long == nil || !long.At(page) {
+			r.unique++
+		}
 	}
+}
+
+// row takes the further pages [low, high) of a long row.
+func (s *pages) row(low, high uint64, region uint32) {
+	long := longOf(&s.long, region)
+	long.Each(low, high, func(low, high uint64, seen bool) {
+		if !seen {
+			s.regions[region].unique += s.within(low, high) - uint64(len(s.seen.within(low, high, 0, region)))
+		}
+	})
+	long.Set(low, high, spans.Span[bool]{Low: low, High: high, Value: true})
+}
+
+// longRow is the number of pages from which on those of a row, but for the first, are kept as
+// a span. Fewer cost less one by one.
+const longRow = 64
+
+// behind are the pages [low, high) of a row behind its first.
+func behind(b *block, i int) (low, high uint64) {
+	low = b.address[i]>>trace.PageShift + 1
+	return low, low + b.pages[i] - 1
+}
+
+// longOf is the map of a region or type, which is made where there is none.
+func longOf[V comparable](of *map[uint32]*spans.Map[V], number uint32) *spans.Map[V] {
+	m := (*of)[number]
+	if m == nil {
+		m = &spans.Map[V]{}
+		if *of == nil {
+			*of = map[uint32]*spans.Map[V]{}
+		}
+		(*of)[number] = m
+	}
+	return m
 }

@@ -157,7 +157,9 @@ func (a *Analyser) gapsOf(t int, s *scratch) (gapSummary, error) {
 			continue
 		}
 		g := &s.types[t]
-		parts = append(parts, &g.values)
+		for i := range g.powers {
+			parts = append(parts, &g.powers[i])
+		}
 		total.merge(g.total)
 		for i, n := range g.log2 {
 			out.log2[i] += n

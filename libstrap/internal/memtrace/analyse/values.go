@@ -37,6 +37,7 @@ type series[T uint32 | uint64] struct {
 	any   T      // those before the open chunk or'ed: the bits to select by
 	chain link   // of the spilled values
 	moved uint64 // the number of those
+	power int    // each value counts 1 << power times
 }
 
 // link is where n values lie in the spill, behind the place of the record before
@@ -64,8 +65,8 @@ func (s *series[T]) seal() {
 	s.open = nil
 }
 
-// n is the number of values, in memory and moved.
-func (s *series[T]) n() uint64 { return s.moved + uint64(s.inMemory()) }
+// n is the number of values, in memory and moved, each as often as it counts.
+func (s *series[T]) n() uint64 { return (s.moved + uint64(s.inMemory())) << s.power }
 
 func (s *series[T]) extend(st *store) {
 	size := leastChunk
@@ -143,7 +144,7 @@ func (s *series[T]) scan(sp *spill, f func([]T)) error {
 	return nil
 }
 
-// values is a multiset of integers. Those below 2^32, nearly all, take four bytes.
+// values is a multiset of integers, all of one power. Those below 2^32, nearly all, take four bytes.
 type values struct {
 	narrow series[uint32]
 	wide   *series[uint64]
@@ -164,7 +165,7 @@ func (v *values) addSlowly(x uint64, st *store) {
 		return
 	}
 	if v.wide == nil {
-		v.wide = &series[uint64]{}
+		v.wide = &series[uint64]{power: v.narrow.power}
 	}
 	v.wide.add(x, st)
 }
@@ -392,7 +393,7 @@ func pick[T uint32 | uint64](parts []*series[T], sp *spill, ranks []uint64, buff
 		width := min(digitBits, shift)
 		shift -= width
 		for _, s := range parts {
-			if err := s.scan(sp, func(piece []T) { tally(cells, piece, shift, width) }); err != nil {
+			if err := s.scan(sp, func(piece []T) { tally(cells, piece, shift, width, 1<<s.power) }); err != nil {
 				return nil, err
 			}
 		}
@@ -404,13 +405,13 @@ func pick[T uint32 | uint64](parts []*series[T], sp *spill, ranks []uint64, buff
 	}
 }
 
-// tally counts the digit at shift of the values that lie in a cell.
-func tally[T uint32 | uint64](cells []*cell[T], piece []T, shift, width int) {
+// tally counts the digit at shift of the values that lie in a cell, `times` for each.
+func tally[T uint32 | uint64](cells []*cell[T], piece []T, shift, width int, times uint64) {
 	if len(cells) == 1 && cells[0].prefix == 0 && cells[0].n > 0 {
 		c := cells[0]
 		for _, v := range piece {
 			if d := v >> shift; d < 1<<width {
-				c.counts[d&(1<<digitBits-1)]++
+				c.counts[d&(1<<digitBits-1)] += times
 			}
 		}
 		return
@@ -419,7 +420,7 @@ func tally[T uint32 | uint64](cells []*cell[T], piece []T, shift, width int) {
 		d := v >> shift
 		for _, c := range cells {
 			if d>>width == c.prefix {
-				c.counts[d&(1<<width-1)&(1<<digitBits-1)]++
+				c.counts[d&(1<<width-1)&(1<<digitBits-1)] += times
 				break
 			}
 		}
@@ -462,14 +463,16 @@ func gather[T uint32 | uint64](parts []*series[T], sp *spill, cells []*cell[T], 
 	all := len(cells) == 1 && cells[0].n == count(parts)
 	for _, s := range parts {
 		err := s.scan(sp, func(piece []T) {
-			if all {
+			if all && s.power == 0 {
 				found[0] = append(found[0], piece...)
 				return
 			}
 			for _, x := range piece {
 				for i, c := range cells {
 					if x>>shift == c.prefix {
-						found[i] = append(found[i], x)
+						for range 1 << s.power {
+							found[i] = append(found[i], x)
+						}
 					}
 				}
 			}

@@ -3,7 +3,7 @@ package analyse
 import (
 	"math/bits"
 
-	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+	"github.com/libstrap/strap/libstrap/internal/memtrace/spans"
 )
 
 // windows splits the time of a trace whose length is not known ahead into at most
@@ -119,7 +119,8 @@ type arrivals [65]uint64
 // order of time.
 type pageWindows struct {
 	windows[arrivals]
-	latest []times // by page, for each type
+	latest []times                       // by page, for each type
+	long   map[uint32]*spans.Map[uint64] // the same for the pages of long rows
 }
 
 func newPageWindows(n int) *pageWindows {
@@ -136,10 +137,13 @@ func (s *pageWindows) take(b *block) error {
 	for i, tag := range b.tag[:b.n] {
 		s.access(tag>>1, b.pageOf(i), b.time[i])
 		if b.pages != nil {
-			page := b.address[i] >> trace.PageShift
-			for n := b.pages[i] - 1; n > 0; n-- {
-				page++
-				s.access(tag>>1, page, b.time[i])
+			low, high := behind(b, i)
+			if high-low >= longRow {
+				s.row(tag>>1, low, high, b.time[i])
+				continue
+			}
+			for ; low < high; low++ {
+				s.access(tag>>1, low, b.time[i])
 			}
 		}
 	}
@@ -150,16 +154,45 @@ func (s *pageWindows) access(kind uint32, page uint64, time int64) {
 	latest := s.latest[kind].at(hash(page), page)
 	before := *latest
 	*latest = uint64(time) + 1
+	if before == 0 || before == goneTime {
+		before = 0
+		if long := s.long[kind]; long != nil {
+			before = lift(long, page)
+		}
+	}
+	s.arrive(kind, before, time, 1)
+}
+
+// row takes the accesses to the further pages [low, high) of a long row.
+func (s *pageWindows) row(kind uint32, low, high uint64, time int64) {
+	long := longOf(&s.long, kind)
+	long.Each(low, high, func(low, high, before uint64) {
+		n := high - low
+		if before == 0 {
+			singles := s.latest[kind].within(low, high, 0)
+			for _, single := range singles {
+				s.arrive(kind, single.time, time, 1)
+				single.time = goneTime
+			}
+			n -= uint64(len(singles))
+		}
+		s.arrive(kind, before, time, n)
+	})
+	long.Set(low, high, spans.Span[uint64]{Low: low, High: high, Value: uint64(time) + 1})
+}
+
+// arrive counts n accesses to pages whose latest time + 1 is known, 0 where there is none.
+func (s *pageWindows) arrive(kind uint32, before uint64, time int64, n uint64) {
 	back := 64
 	if before != 0 {
 		back = bits.Len64((before - 1) ^ uint64(time))
 	}
 	if back > s.shift {
-		s.at(kind, time)[back]++
+		s.at(kind, time)[back] += n
 	}
 }
 
-func (s *pageWindows) forget() { s.types, s.latest = nil, nil }
+func (s *pageWindows) forget() { s.types, s.latest, s.long = nil, nil, nil }
 
 // unique is the number of distinct pages of a window.
 func (a *arrivals) unique(shift int) uint64 {

@@ -1,13 +1,18 @@
 package analyse
 
-import "github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+import (
+	"github.com/libstrap/strap/libstrap/internal/memtrace/spans"
+	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+)
 
 // writes is the stage behind write_once: how many addresses of a region were stored
 // to, and how many of them once.
 type writes struct {
 	share
-	stores  pairs // by address and region; 2 stands for more, too
+	stores  pairs                         // by address and region; 2 stands for more, too
+	long    map[uint32]*spans.Map[uint32] // the same for the pages of long rows, by region
 	regions []regionWrites
+	states  []spans.Span[uint32] // of row: memory to reuse
 	touched uint64
 }
 
@@ -31,27 +36,68 @@ func (s *writes) take(b *block) error {
 		for k, i := range rows[:n] {
 			s.access(hashes[k], address[i], region[i])
 			if b.pages != nil {
-				s.row(address[i]>>trace.PageShift+1, b.pages[i]-1, region[i])
+				low, high := behind(b, i)
+				if high-low >= longRow {
+					s.row(low, high, region[i])
+					continue
+				}
+				for ; low < high; low++ {
+					at := low << trace.PageShift
+					s.access(hashPair(at, region[i]), at, region[i])
+				}
 			}
 		}
 	}
 	return nil
 }
 
-// row takes the stores to the further pages of a row.
-func (s *writes) row(page, n uint64, region uint32) {
-	for ; n > 0; n-- {
-		at := page << trace.PageShift
-		s.access(hashPair(at, region), at, region)
-		page++
+// row takes the stores to the further pages [low, high) of a long row.
+func (s *writes) row(low, high uint64, region uint32) {
+	r, long := &s.regions[region], longOf(&s.long, region)
+	s.states = s.states[:0]
+	to := func(low, high uint64, stores uint32) {
+		s.states = spans.Join(s.states, spans.Span[uint32]{Low: low, High: high, Value: stores})
 	}
+	long.Each(low, high, func(low, high uint64, stores uint32) {
+		n := s.within(low, high)
+		switch stores {
+		case 1:
+			r.once -= n
+			fallthrough
+		case 2:
+			to(low, high, 2)
+			return
+		}
+		singles := s.stores.within(low, high, trace.PageShift, region)
+		n -= uint64(len(singles))
+		r.written += n
+		r.once += n
+		for _, single := range singles {
+			if single.count == 1 {
+				r.once--
+			}
+			single.count = gone
+			page := single.key >> trace.PageShift
+			to(low, page, 1)
+			to(page, page+1, 2)
+			low = page + 1
+		}
+		to(low, high, 1)
+	})
+	long.Set(low, high, s.states...)
 }
 
 func (s *writes) access(h, address uint64, region uint32) {
-	if !s.takes(h) {
+	if !s.takesAddress(h, address) {
 		return
 	}
 	n := s.stores.at(h, address, region)
+	if *n == 0 || *n == gone {
+		*n = 0
+		if long := s.long[region]; long != nil && address%trace.PageSize == 0 {
+			*n = lift(long, address>>trace.PageShift)
+		}
+	}
 	switch *n {
 	case 0:
 		*n = 1
@@ -61,4 +107,14 @@ func (s *writes) access(h, address uint64, region uint32) {
 		*n = 2
 		s.regions[region].once--
 	}
+}
+
+// lift takes a page out of a map: what was known of it, zero where that is nothing.
+func lift[V comparable](long *spans.Map[V], page uint64) V {
+	var none V
+	known := long.At(page)
+	if known != none {
+		long.Set(page, page+1)
+	}
+	return known
 }

@@ -11,16 +11,22 @@
 // sight; unknown rows have 0. A row that comes with a type and an id keeps both, one
 // that comes with the type of its range alone has the range's id. A range with an id
 // gives its own; ids counted here pass over those met so far.
+//
+// An id stands for one region, of one type. A trace is a stream: it may bring an id that
+// was counted here before, or that it gave to a region of another type. Its region then
+// gets a counted id in the whole trace, and Counts.Renumbered counts it.
 package label
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
+	"github.com/libstrap/strap/libstrap/internal/memtrace/spans"
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
@@ -67,6 +73,8 @@ type Counts struct {
 	Rows    int64 // given out
 	Skipped int64
 	Ranged  int64 // labelled by a known range
+	// Renumbered counts the regions whose own id another region has.
+	Renumbered int64
 }
 
 // Labeller labels the records of one trace in their order. It is not for concurrent
@@ -81,18 +89,23 @@ type Labeller struct {
 	typeNumbers map[string]int32
 	pageTypes   map[uint64]int32
 	rangeIDs    []int64 // of the ranges, 0: not met yet
-	kvIDs       map[uint64]int64
-	pageIDs     map[uint64]int64
-	next        int64
-	taken       map[int64]bool // ids that came with rows or ranges
+	// counted are the ids counted here, by type and address (of the KV cache) or page.
+	counted []map[uint64]int64
+	next    int64 // every id from 2 on below it is in use
+	// own has the type of each id that rows or ranges brought and that stayed.
+	own        map[int64]int32
+	renumbered map[ownID]int64
 
 	found      []amount      // of each type, by its number
 	regions    map[int64]int // id to place in seen
 	seen       []region
 	blocks     map[uint64]int // page to place in kv
-	kv         []kvBlock
+	kv         []kvBlock      // of single pages
+	longKV     spans.Map[kvSpan]
+	longest    kvRow
+	sights     int64 // single pages and long rows of the KV cache met so far
 	classified map[evidence]int32
-	lastRegion int64 // and its place: runs of rows share a region
+	lastRegion int64 // and its place: runs of rows share a region; 0, which is none, at first
 	lastPlace  int
 }
 
@@ -100,6 +113,12 @@ type Labeller struct {
 type evidence struct {
 	symbol, dso, phase string
 	op                 trace.Op
+}
+
+// ownID is what a row or a range says of its region.
+type ownID struct {
+	id   int64
+	kind int32
 }
 
 type region struct {
@@ -111,12 +130,27 @@ type region struct {
 }
 
 type kvBlock struct {
-	id                       int64
-	address, page            uint64
+	address, page uint64
+	kvSpan
+}
+
+// kvSpan is what there is to tell of a page, or of each of some pages, of the KV cache.
+type kvSpan struct {
+	sight, id                int64 // sight counts from 1 on
 	stored, evicted          bool
 	writeNS, readNS, evictNS int64
 	reads                    int64
 }
+
+// kvRow is a row of the KV cache with its length.
+type kvRow struct {
+	row             int64
+	address, length uint64
+}
+
+// longRow is the number of pages from which on those of a row, but for the first, are kept as
+// a span. Fewer cost less one by one.
+const longRow = 64
 
 // New checks the options.
 func New(o Options) (*Labeller, error) {
@@ -141,15 +175,16 @@ func New(o Options) (*Labeller, error) {
 	l := &Labeller{
 		rules: rules, policy: o.Policy, ranges: ranges,
 		typeNumbers: map[string]int32{}, pageTypes: map[uint64]int32{},
-		rangeIDs: make([]int64, len(o.Ranges)), kvIDs: map[uint64]int64{}, pageIDs: map[uint64]int64{},
-		next: weightID + 1, taken: map[int64]bool{}, regions: map[int64]int{}, blocks: map[uint64]int{},
-		classified: map[evidence]int32{}, lastRegion: -1,
+		rangeIDs: make([]int64, len(o.Ranges)), next: weightID + 1,
+		own: map[int64]int32{}, renumbered: map[ownID]int64{},
+		regions: map[int64]int{}, blocks: map[uint64]int{},
+		classified: map[evidence]int32{},
 	}
 	l.typeOf(unknown) // number 0
-	for i, r := range ranges.ranges {
-		l.rangeIDs[i] = r.ID
-		if r.ID != 0 {
-			l.taken[r.ID] = true
+	l.own[weightID] = l.typeOf(weight)
+	for _, r := range ranges.ranges {
+		if _, ok := l.own[r.ID]; !ok && r.ID != 0 {
+			l.own[r.ID] = l.typeOf(r.Type)
 		}
 	}
 	return l, nil
@@ -160,6 +195,7 @@ func (l *Labeller) typeOf(name string) int32 {
 	if !ok {
 		number = int32(len(l.typeNames))
 		l.typeNames = append(l.typeNames, name)
+		l.counted = append(l.counted, map[uint64]int64{})
 		l.typeNumbers[name] = number
 		l.found = append(l.found, amount{})
 	}
@@ -247,19 +283,23 @@ func (l *Labeller) classify(b *trace.Batch, i int, own int32, c *clues) (kind in
 		number := l.ranges.find(b.Address[i], b.Time[i])
 		if number >= 0 && (own == 0 || l.typeNames[own] == l.ranges.ranges[number].Type) {
 			l.counts.Ranged++
-			kind = l.typeOf(l.ranges.ranges[number].Type)
-			if l.rangeIDs[number] == 0 && kind != l.typeOf(weight) {
-				l.rangeIDs[number] = l.newID()
+			r := &l.ranges.ranges[number]
+			kind, of := l.typeOf(r.Type), &l.rangeIDs[number]
+			switch {
+			case *of != 0:
+			case r.ID != 0:
+				*of = l.ownID(r.ID, kind)
+			case r.Type == weight:
+				*of = weightID
+			default:
+				*of = l.newID()
 			}
-			return kind, l.rangeIDs[number]
+			return kind, *of
 		}
 	}
 	if own != 0 {
-		if id = b.Region[i]; id != 0 && id != weightID && !l.taken[id] {
-			l.taken[id] = true
-		}
-		if id != 0 {
-			return own, id
+		if id = b.Region[i]; id != 0 {
+			return own, l.ownID(id, own)
 		}
 		kind = own
 	} else if known, ok := l.pageTypes[page]; ok {
@@ -323,33 +363,53 @@ func (l *Labeller) byRules(c *clues, i int, op trace.Op) int32 {
 // maxMemo bounds the remembered symbols; real programs have thousands.
 const maxMemo = 1 << 20
 
+// idOf gives the id of a row that comes without one.
 func (l *Labeller) idOf(kind int32, address, page uint64) int64 {
+	key := page
 	switch l.typeNames[kind] {
 	case weight:
 		return weightID
 	case kvCache:
-		id, ok := l.kvIDs[address]
-		if !ok {
-			id = l.newID()
-			l.kvIDs[address] = id
-		}
-		return id
-	default:
-		id, ok := l.pageIDs[page]
-		if !ok {
-			id = l.newID()
-			l.pageIDs[page] = id
-		}
-		return id
+		key = address
 	}
+	id, ok := l.counted[kind][key]
+	if !ok {
+		id = l.newID()
+		l.counted[kind][key] = id
+	}
+	return id
 }
 
-func (l *Labeller) newID() int64 {
-	for l.taken[l.next] {
-		l.next++
+// ownID gives the id of a row or range that comes with one: that one, unless another
+// region has it.
+func (l *Labeller) ownID(id int64, kind int32) int64 {
+	of, ok := l.own[id]
+	if !ok && (id < weightID || id >= l.next) {
+		l.own[id] = kind
+		return id
 	}
-	l.next++
-	return l.next - 1
+	if ok && of == kind {
+		return id
+	}
+	key := ownID{id, kind}
+	number, ok := l.renumbered[key]
+	if !ok {
+		number = l.newID()
+		l.renumbered[key] = number
+		l.counts.Renumbered++
+	}
+	return number
+}
+
+// newID counts on, past the ids that rows and ranges brought.
+func (l *Labeller) newID() int64 {
+	for {
+		id := l.next
+		l.next++
+		if _, ok := l.own[id]; !ok {
+			return id
+		}
+	}
 }
 
 // touch counts a row for its region and, of the KV cache, for each of its pages.
@@ -372,9 +432,22 @@ func (l *Labeller) touch(id int64, kind int32, b *trace.Batch, i int) {
 	r := &l.seen[place]
 	r.accesses += int64(pages)
 	r.latestNS = max(r.latestNS, ns)
-	r.pageMin, r.pageMax = min(r.pageMin, page), max(r.pageMax, page+pages-1)
-	if l.typeNames[kind] == kvCache {
-		l.touchBlock(id, b.Address[i], page, b.Op[i], ns)
+	r.pageMin, r.pageMax = min(r.pageMin, page), max(r.pageMax, page)
+	if pages > 1 {
+		r.pageMin, r.pageMax = min(r.pageMin, first+1), max(r.pageMax, first+pages-1)
+	}
+	if l.typeNames[kind] != kvCache {
+		return
+	}
+	l.touchBlock(id, b.Address[i], page, b.Op[i], ns)
+	switch {
+	case pages == 1:
+	case pages > longRow:
+		if b.Length[i] > l.longest.length {
+			l.longest = kvRow{l.counts.Rows + l.counts.Skipped + int64(i), b.Address[i], b.Length[i]}
+		}
+		l.touchBlocks(id, first+1, first+pages, b.Op[i], ns)
+	default:
 		for behind := first + 1; behind < first+pages; behind++ {
 			l.touchBlock(id, behind<<trace.PageShift, behind, b.Op[i], ns)
 		}
@@ -384,11 +457,68 @@ func (l *Labeller) touch(id int64, kind int32, b *trace.Batch, i int) {
 func (l *Labeller) touchBlock(id int64, address, page uint64, op trace.Op, ns int64) {
 	place, ok := l.blocks[page]
 	if !ok {
+		if of := l.longKV.At(page); of.sight != 0 {
+			of.touch(op, ns)
+			l.longKV.Set(page, page+1, spans.Span[kvSpan]{Low: page, High: page + 1, Value: of})
+			return
+		}
 		place = len(l.kv)
 		l.blocks[page] = place
-		l.kv = append(l.kv, kvBlock{id: id, address: address, page: page})
+		l.kv = append(l.kv, kvBlock{address, page, l.sight(id)})
 	}
-	b := &l.kv[place]
+	l.kv[place].touch(op, ns)
+}
+
+// sight is what there is to tell of pages that are met now.
+func (l *Labeller) sight(id int64) kvSpan {
+	l.sights++
+	return kvSpan{sight: l.sights, id: id}
+}
+
+// touchBlocks counts a row for the pages [low, high), of which those met one by one stay so.
+func (l *Labeller) touchBlocks(id int64, low, high uint64, op trace.Op, ns int64) {
+	var touched []spans.Span[kvSpan]
+	fresh := l.sight(id)
+	to := func(low, high uint64, of kvSpan) {
+		of.touch(op, ns)
+		touched = spans.Join(touched, spans.Span[kvSpan]{Low: low, High: high, Value: of})
+	}
+	l.longKV.Each(low, high, func(low, high uint64, of kvSpan) {
+		if of.sight != 0 {
+			to(low, high, of)
+			return
+		}
+		for _, page := range l.singles(low, high) {
+			l.kv[l.blocks[page]].touch(op, ns)
+			to(low, page, fresh)
+			low = page + 1
+		}
+		to(low, high, fresh)
+	})
+	l.longKV.Set(low, high, touched...)
+}
+
+// singles lists, in order, the pages [low, high) that were met one by one: it looks each up, or
+// all of those through, whichever are fewer.
+func (l *Labeller) singles(low, high uint64) (pages []uint64) {
+	if high-low < uint64(len(l.kv)) {
+		for page := low; page < high; page++ {
+			if _, ok := l.blocks[page]; ok {
+				pages = append(pages, page)
+			}
+		}
+		return pages
+	}
+	for i := range l.kv {
+		if page := l.kv[i].page; low <= page && page < high {
+			pages = append(pages, page)
+		}
+	}
+	slices.Sort(pages)
+	return pages
+}
+
+func (b *kvSpan) touch(op trace.Op, ns int64) {
 	switch {
 	case op == trace.Load:
 		b.reads++

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"regexp"
+	goruntime "runtime"
 	"strings"
 	"testing"
 
@@ -121,8 +122,12 @@ func runBatches(t testing.TB, o Options, rows []row, size func() int) (l *Labell
 
 // told is what a labeller says when all is done.
 func told(l *Labeller) string {
-	regions, kv := l.RegionMap(), l.KVLifecycle()
+	regions := l.RegionMap()
 	defer regions.Release()
+	kv, err := l.KVLifecycle()
+	if err != nil {
+		return err.Error()
+	}
 	defer kv.Release()
 	return fmt.Sprint(l.Counts(), regions.Columns(), kv.Columns())
 }
@@ -151,7 +156,10 @@ func TestDocumentedLabels(t *testing.T) {
 	if n := regions.NumRows(); n != 5 {
 		t.Errorf("%d regions, not 5", n)
 	}
-	kv := l.KVLifecycle()
+	kv, err := l.KVLifecycle()
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer kv.Release()
 	if got := fmt.Sprint(kv.Columns()); got != "[[2] [12288] [3] [3] [4] [9] [1] [6]]" {
 		t.Errorf("the block of the cache: %s", got)
@@ -224,6 +232,35 @@ func TestIDsOfATracerSurvive(t *testing.T) {
 	}
 }
 
+// An id that the trace gives is another region's where it was counted before, or given to
+// another type. It is renumbered then, the same way in the whole trace.
+func TestOwnIDsThatCollideAreRenumbered(t *testing.T) {
+	l, got := run(t, Options{Ranges: []Range{
+		{Start: 0x8000, End: 0x9000, Type: runtime, ID: 5},
+		{Start: 0x9000, End: 0xa000, Type: activation, ID: 5},
+	}}, []row{
+		{time: 1, address: 0x1000, op: "load", symbol: "malloc"},               // counted: 2
+		{time: 2, address: 0x2000, op: "load", kind: kvCache, id: 2},           // another 2
+		{time: 3, address: 0x3000, op: "load", kind: activation, id: weightID}, // 1 is the weights'
+		{time: 4, address: 0x4000, op: "load", kind: activation, id: 9},
+		{time: 5, address: 0x5000, op: "load", kind: weight, id: 9}, // of another type
+		{time: 6, address: 0x8000, op: "load"},
+		{time: 7, address: 0x9000, op: "load"}, // of another type
+		{time: 8, address: 0x6000, op: "load", kind: runtime, id: 5},
+		{time: 9, address: 0x2000, op: "load", kind: kvCache, id: 2},
+		{time: 10, address: 0x7000, op: "load", kind: runtime, id: -3},
+		{time: 11, address: 0x1000, op: "load", kind: activation}, // the page of region 2
+	})
+	want := "[{runtime 2 1} {kv_cache 3 2} {activation 4 3} {activation 9 4} {weight 6 5} {runtime 5 6} " +
+		"{activation 7 7} {runtime 5 8} {kv_cache 3 9} {runtime -3 10} {activation 8 11}]"
+	if fmt.Sprint(got) != want {
+		t.Errorf("%v, not %s", got, want)
+	}
+	if n := l.Counts().Renumbered; n != 4 {
+		t.Errorf("%d ids renumbered, not 4", n)
+	}
+}
+
 func TestBadOptions(t *testing.T) {
 	for name, o := range map[string]Options{
 		"policy":      {Policy: "maybe"},
@@ -247,58 +284,86 @@ var symbolPatterns = func() (all []*regexp.Regexp) {
 	return all
 }()
 
-// reference follows the documented text a row at a time.
-func reference(rows []row) (out []labelled) {
-	pages, kvIDs, pageIDs := map[uint64]string{}, map[uint64]int64{}, map[uint64]int64{}
-	taken, next := map[int64]bool{}, int64(2)
-	fresh := func() int64 {
-		for taken[next] {
-			next++
+// memoryOf is what a row's region is, as the documents tell regions apart: a range, an id and
+// type that the trace gives, or a type and an address or page.
+type memoryOf struct {
+	ranged int // number of the range, from 1 on
+	id     int64
+	kind   string
+	at     uint64
+}
+
+// reference follows the documented text a row at a time. It also gives the memory of each
+// labelled row.
+func reference(rows []row, ranges []Range, policy Policy) (out []labelled, of []memoryOf) {
+	pages := map[uint64]string{}
+	holders, ids, next := map[int64]memoryOf{1: {id: 1, kind: weight}}, map[memoryOf]int64{{id: 1, kind: weight}: 1}, int64(2)
+	hold := func(id int64, m memoryOf) bool {
+		if _, held := holders[id]; held || id == 0 {
+			return false
 		}
-		next++
-		return next - 1
+		holders[id], ids[m] = m, id
+		return true
+	}
+	for _, r := range ranges {
+		hold(r.ID, memoryOf{id: r.ID, kind: r.Type})
+	}
+	known, err := newRangeIndex(ranges)
+	if err != nil {
+		panic(err)
 	}
 	for _, r := range rows {
-		page := r.address >> 12
-		kind, id := r.kind, int64(0)
-		if kind == "" || kind == unknown {
-			kind = unknown
-			if known := pages[page]; known != "" {
-				kind = known
-			} else {
-				for i, rule := range DefaultRules() {
-					if (rule.Phase == "" || rule.Phase == r.phase) && (rule.Op == "" || rule.Op == r.op) &&
-						(rule.Symbol == "" || symbolPatterns[i].MatchString(r.symbol)) {
-						kind = rule.Type
-						break
+		page, given := r.address>>12, r.kind != "" && r.kind != unknown
+		m := memoryOf{kind: r.kind, at: page}
+		if number := known.find(r.address, r.time); number >= 0 {
+			of := ranges[number]
+			m = memoryOf{id: of.ID, kind: of.Type}
+			if of.ID == 0 {
+				m.ranged = int(number) + 1
+			}
+		} else if given && r.id != 0 {
+			m = memoryOf{id: r.id, kind: r.kind}
+		} else {
+			if !given {
+				m.kind = unknown
+				if known := pages[page]; known != "" {
+					m.kind = known
+				} else {
+					for i, rule := range DefaultRules() {
+						if (rule.Phase == "" || rule.Phase == r.phase) && (rule.Op == "" || rule.Op == r.op) &&
+							(rule.Symbol == "" || symbolPatterns[i].MatchString(r.symbol)) {
+							m.kind = rule.Type
+							break
+						}
 					}
 				}
 			}
-		} else if id = r.id; id > 1 {
-			taken[id] = true
-		}
-		if kind != unknown {
-			if pages[page] == "" && id == 0 {
-				pages[page] = kind
+			if pages[page] == "" && m.kind != unknown {
+				pages[page] = m.kind
 			}
-			ids, key := pageIDs, page
-			if kind == kvCache {
-				ids, key = kvIDs, r.address
+			if m.kind == unknown && policy == AsRuntime {
+				m.kind = runtime
 			}
-			switch {
-			case id != 0:
-			case kind == weight:
-				id = 1
-			case ids[key] == 0:
-				ids[key] = fresh()
-				id = ids[key]
-			default:
-				id = ids[key]
+			if m.kind == kvCache {
+				m.at = r.address
 			}
 		}
-		out = append(out, labelled{kind, id, r.time})
+		switch {
+		case m.kind == unknown && policy == Skip:
+			continue
+		case m.kind == unknown:
+			m = memoryOf{kind: unknown}
+		case m.kind == weight && m.id == 0:
+			m = memoryOf{id: 1, kind: weight}
+		}
+		if _, met := ids[m]; !met && m.kind != unknown && !hold(m.id, m) {
+			for !hold(next, m) {
+				next++
+			}
+		}
+		out, of = append(out, labelled{m.kind, ids[m], r.time}), append(of, m)
 	}
-	return out
+	return out, of
 }
 
 func randomRows(rnd *rand.Rand, n int) []row {
@@ -311,8 +376,12 @@ func randomRows(rnd *rand.Rand, n int) []row {
 			phase: pick("", "generation", "weight_load"), kind: pick("", "", unknown, weight, kvCache, activation),
 			length: rnd.Int64N(9000),
 		}
+		if rnd.IntN(4) == 0 {
+			rows[i].address = rnd.Uint64N(300) << 12
+			rows[i].length = rnd.Int64N(200 << 12) // up to some pages more than longRow
+		}
 		if k := rows[i].kind; k != "" && k != unknown && rnd.IntN(3) == 0 {
-			rows[i].id = 1 + rnd.Int64N(6)
+			rows[i].id = rnd.Int64N(9) - 1
 		}
 	}
 	return rows
@@ -322,10 +391,44 @@ func TestAgainstTheReference(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(7, 8))
 	for n := range 2000 {
 		rows := randomRows(rnd, rnd.IntN(40))
-		_, got := run(t, Options{}, rows)
-		if want := reference(rows); fmt.Sprint(got) != fmt.Sprint(want) {
-			t.Fatalf("trace %d: %+v\n%v\nnot\n%v", n, rows, got, want)
+		o := Options{Ranges: randomRanges(rnd), Policy: []Policy{Keep, Skip, AsRuntime}[n%3]}
+		_, got := run(t, o, rows)
+		if want, _ := reference(rows, o.Ranges, o.Policy); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Fatalf("trace %d, %+v: %+v\n%v\nnot\n%v", n, o, rows, got, want)
 		}
+	}
+}
+
+// Regions never merge: rows have the same id where they have the same memory, and only there.
+func TestARegionHasOneIDAndAnIDOneRegion(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(13, 14))
+	renumbered := int64(0)
+	for n := range 2000 {
+		rows := randomRows(rnd, rnd.IntN(60))
+		o := Options{Ranges: randomRanges(rnd), Policy: []Policy{Keep, Skip, AsRuntime}[n%3]}
+		l, got := run(t, o, rows)
+		_, of := reference(rows, o.Ranges, o.Policy)
+		ids, memories, moved := map[memoryOf]int64{}, map[int64]memoryOf{}, map[memoryOf]bool{}
+		for i, g := range got {
+			m := of[i]
+			if id, met := ids[m]; met && id != g.id {
+				t.Fatalf("trace %d, %+v: %+v\nrow %d: %+v is region %d and %d", n, o, rows, i, m, id, g.id)
+			}
+			if other, met := memories[g.id]; met && other != m {
+				t.Fatalf("trace %d, %+v: %+v\nrow %d: region %d is %+v and %+v", n, o, rows, i, g.id, other, m)
+			}
+			ids[m], memories[g.id] = g.id, m
+			if m.id != 0 && m.id != g.id {
+				moved[m] = true
+			}
+		}
+		if l.Counts().Renumbered != int64(len(moved)) {
+			t.Fatalf("trace %d: %d ids renumbered, not %d", n, l.Counts().Renumbered, len(moved))
+		}
+		renumbered += l.Counts().Renumbered
+	}
+	if renumbered == 0 {
+		t.Error("no trace has ids that collide")
 	}
 }
 
@@ -404,6 +507,43 @@ func TestLengthsAreAccessesToEachPage(t *testing.T) {
 	}
 }
 
+// A row of a terabyte takes memory for its ends. The table that has a row for each of its pages
+// is refused.
+func TestMemoryIsByRowsAndNotByPages(t *testing.T) {
+	rows := []row{
+		{time: 1, address: 1 << 44, op: "store", kind: weight, id: 1, length: trace.MostLength},
+		{time: 2, address: 1 << 45, op: "store", kind: kvCache, id: 2, length: trace.MostLength},
+		{time: 3, address: 1<<45 + 5<<12, op: "load", kind: kvCache, id: 2},
+		{time: 4, address: 1<<45 + 9<<12, op: "load", kind: kvCache, id: 2, length: trace.MostLength / 2},
+	}
+	in := recordOf(rows)
+	defer in.Release()
+	l, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after goruntime.MemStats
+	goruntime.ReadMemStats(&before)
+	out, err := l.Label(in)
+	goruntime.ReadMemStats(&after)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out.Release()
+	if allocated := after.TotalAlloc - before.TotalAlloc; allocated > 1<<20 {
+		t.Errorf("%d KB for four rows", allocated>>10)
+	}
+	if _, err := l.KVLifecycle(); !errors.Is(err, status.InvalidArgument) ||
+		!strings.Contains(err.Error(), "268435455 pages, of at most 16777216; the longest is row 1 with length_bytes 1099511627776 at 0x200000000000") {
+		t.Errorf("%v", err)
+	}
+	regions := l.RegionMap()
+	defer regions.Release()
+	if got, want := fmt.Sprint(regions.Column(6)), fmt.Sprintf("[%d %d]", 1<<28, 3<<27+1); got != want {
+		t.Errorf("the regions have %s accesses, not %s", got, want)
+	}
+}
+
 // FuzzLabel compares the labels of made-up traces with the reference.
 //
 // Slow: each input makes a labeller, which compiles its rules.
@@ -413,7 +553,7 @@ func FuzzLabel(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64, n int) {
 		rows := randomRows(rand.New(rand.NewPCG(seed, 1)), min(max(n, 0), 30))
 		l, got := run(t, Options{}, rows)
-		if fmt.Sprint(got) != fmt.Sprint(reference(rows)) {
+		if want, _ := reference(rows, nil, Keep); fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Fatalf("%+v", rows)
 		}
 		accesses := int64(0)

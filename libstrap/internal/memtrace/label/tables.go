@@ -1,11 +1,16 @@
 package label
 
 import (
+	"cmp"
+	"slices"
+
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
+	"github.com/libstrap/strap/libstrap/internal/memtrace/spans"
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
+	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
 func tableSchema(fields ...arrow.Field) *arrow.Schema {
@@ -90,29 +95,60 @@ func (l *Labeller) RegionMap() arrow.Record {
 	return b.NewRecord()
 }
 
+// MostKVPages bounds the pages of long rows in KVLifecycle: a cache of 64 GiB.
+const MostKVPages = 1 << 24
+
 // KVLifecycle has a row for each page of the KV cache in the order of first sight:
 // when it was first stored, last read, and stored again at another time.
-func (l *Labeller) KVLifecycle() arrow.Record {
+//
+// Errors: InvalidArgument where long rows have more than MostKVPages, naming the longest.
+func (l *Labeller) KVLifecycle() (arrow.Record, error) {
+	if pages := l.longKV.From(0); pages > MostKVPages {
+		return nil, status.New(status.InvalidArgument,
+			"kv_block_lifecycle has a row for each page: long rows give the KV cache %d pages, of at most %d; "+
+				"the longest is row %d with length_bytes %d at %#x: correct it, or do without this table",
+			pages, MostKVPages, l.longest.row, l.longest.length, l.longest.address)
+	}
+	all := make([]spans.Span[kvSpan], 0, len(l.kv)+l.longKV.Len())
+	for i, k := range l.kv {
+		// A single page is told by its place: Low may be no page that a span could have.
+		all = append(all, spans.Span[kvSpan]{Low: uint64(i), Value: k.kvSpan})
+	}
+	l.longKV.All(func(s *spans.Span[kvSpan]) { all = append(all, *s) })
+	// Pages that one row met are in the order of their addresses.
+	slices.SortStableFunc(all, func(a, b spans.Span[kvSpan]) int { return cmp.Compare(a.Value.sight, b.Value.sight) })
+
 	b := array.NewRecordBuilder(memory.DefaultAllocator, lifecycleSchema)
 	defer b.Release()
-	for _, k := range l.kv {
-		b.Field(0).(*array.Int64Builder).Append(k.id)
-		b.Field(1).(*array.Uint64Builder).Append(k.address)
-		b.Field(2).(*array.Uint64Builder).Append(k.page)
-		b.Field(3).(*array.Int64Builder).Append(k.writeNS)
-		b.Field(4).(*array.Int64Builder).Append(k.readNS)
-		evicted := b.Field(5).(*array.Int64Builder)
-		end := k.readNS
-		if k.evicted {
-			evicted.Append(k.evictNS)
-			if k.evictNS != 0 { // at 0 nothing ends
-				end = k.evictNS
-			}
-		} else {
-			evicted.AppendNull()
+	for i := range all {
+		s := &all[i]
+		if s.High == 0 {
+			one := &l.kv[s.Low]
+			appendBlock(b, one.address, one.page, &one.kvSpan)
 		}
-		b.Field(6).(*array.Int64Builder).Append(k.reads)
-		b.Field(7).(*array.Int64Builder).Append(max(0, end-k.writeNS))
+		for page := s.Low; page < s.High; page++ {
+			appendBlock(b, page<<trace.PageShift, page, &s.Value)
+		}
 	}
-	return b.NewRecord()
+	return b.NewRecord(), nil
+}
+
+func appendBlock(b *array.RecordBuilder, address, page uint64, k *kvSpan) {
+	b.Field(0).(*array.Int64Builder).Append(k.id)
+	b.Field(1).(*array.Uint64Builder).Append(address)
+	b.Field(2).(*array.Uint64Builder).Append(page)
+	b.Field(3).(*array.Int64Builder).Append(k.writeNS)
+	b.Field(4).(*array.Int64Builder).Append(k.readNS)
+	evicted := b.Field(5).(*array.Int64Builder)
+	end := k.readNS
+	if k.evicted {
+		evicted.Append(k.evictNS)
+		if k.evictNS != 0 { // at 0 nothing ends
+			end = k.evictNS
+		}
+	} else {
+		evicted.AppendNull()
+	}
+	b.Field(6).(*array.Int64Builder).Append(k.reads)
+	b.Field(7).(*array.Int64Builder).Append(max(0, end-k.writeNS))
 }

@@ -44,8 +44,7 @@ func Check(schema *arrow.Schema) error {
 	return nil
 }
 
-// MostLength is the most bytes that one row may span: each of its pages is looked at,
-// so that a wild length would keep a reader busy for years.
+// MostLength is the most bytes that one row may span: a longer one is taken for a mistake.
 const MostLength = 1 << 40
 
 // Batch is a view of a record's columns. The slices have one element a row and

@@ -198,6 +198,11 @@ class TraceLabeller:
             "bytes": sum(one["n_bytes"] for one in known) / size,
         }
 
+    @property
+    def renumbered(self) -> int:
+        """Regions so far whose own id another region has; they got another id."""
+        return 0 if self._trace is None else self._trace.last_counts().renumbered
+
     def _table(self, name: str) -> list[dict[str, Any]]:
         trace = self._rows_trace if self._trace is None else self._trace
         rows: list[dict[str, Any]] = trace.table(name).to_pylist()

@@ -1,0 +1,134 @@
+package spans
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// pages is the twin of Map that has an entry for each page.
+type pages map[uint64]int
+
+func (p pages) set(low, high uint64, with ...Span[int]) {
+	for page := low; page < high; page++ {
+		delete(p, page)
+	}
+	for _, s := range with {
+		for page := s.Low; page < s.High; page++ {
+			if s.Value != 0 {
+				p[page] = s.Value
+			}
+		}
+	}
+}
+
+// spans are the longest ones with one value within [low, high).
+func (p pages) spans(low, high uint64, zero bool) (out []Span[int]) {
+	for page := low; page < high; page++ {
+		s := Span[int]{page, page + 1, p[page]}
+		switch n := len(out); {
+		case s.Value == 0 && !zero:
+		case n > 0 && out[n-1].High == page && out[n-1].Value == s.Value:
+			out[n-1].High++
+		default:
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func compare(t *testing.T, r *rand.Rand, m *Map[int], twin pages, top uint64) {
+	t.Helper()
+	var all []Span[int]
+	m.All(func(s *Span[int]) { all = append(all, *s) })
+	if want := twin.spans(0, top, false); !slices.Equal(all, want) {
+		t.Fatalf("%v, not %v", all, want)
+	}
+	if m.Len() != len(all) {
+		t.Fatalf("%d spans, not %d", m.Len(), len(all))
+	}
+	low := r.Uint64N(top)
+	high := low + r.Uint64N(top-low)
+	var seen []Span[int]
+	m.Each(low, high, func(low, high uint64, v int) { seen = append(seen, Span[int]{low, high, v}) })
+	if want := twin.spans(low, high, true); !slices.Equal(seen, want) {
+		t.Fatalf("in [%d, %d): %v, not %v", low, high, seen, want)
+	}
+	page := r.Uint64N(top)
+	if m.At(page) != twin[page] {
+		t.Fatalf("page %d is %d, not %d", page, m.At(page), twin[page])
+	}
+	n := uint64(0)
+	for at := range twin {
+		if at >= page {
+			n++
+		}
+	}
+	if m.From(page) != n {
+		t.Fatalf("%d pages from %d on, not %d", m.From(page), page, n)
+	}
+}
+
+// A map holds what its twin of single pages holds, few spans or many chunks of them.
+func TestAMapIsItsPages(t *testing.T) {
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		top := []uint64{12, 100, 5000}[seed%3]
+		longest := []uint64{3, top/2 + 1}[seed/3%2]
+		var m Map[int]
+		twin := pages{}
+		for range 1500 {
+			low := r.Uint64N(top)
+			high := min(low+r.Uint64N(longest), top)
+			var with []Span[int]
+			for at := low; at < high; {
+				end := at + 1 + r.Uint64N(high-at)
+				with = append(with, Span[int]{at, end, r.IntN(4)})
+				at = end + r.Uint64N(2)
+			}
+			m.Set(low, high, with...)
+			twin.set(low, high, with...)
+			if r.IntN(30) == 0 || top == 12 {
+				compare(t, r, &m, twin, top)
+			}
+		}
+		compare(t, r, &m, twin, top)
+	}
+}
+
+func TestBehindCountsThePagesOfTheSpansThatFollow(t *testing.T) {
+	var m Map[int]
+	for i := range uint64(1000) { // 3 pages of each 4, their values ascend
+		m.Set(4*i, 4*i+3, Span[int]{4 * i, 4*i + 3, int(i) + 1})
+	}
+	for _, limit := range []int{0, 1, 500, 999, 1000, 5000} {
+		n := m.Behind(func(v int) bool { return v > limit })
+		if want := 3 * uint64(max(0, 1000-limit)); n != want {
+			t.Errorf("behind %d: %d pages, not %d", limit, n, want)
+		}
+	}
+}
+
+// A terabyte and the whole address space are a span, or as many as they are cut into.
+func TestMemoryIsBySpans(t *testing.T) {
+	var m Map[int]
+	m.Set(0, 1<<52, Span[int]{0, 1 << 52, 1})
+	m.Set(1<<20, 1<<40, Span[int]{1 << 20, 1 << 40, 2})
+	if m.Len() != 3 || m.At(1<<51) != 1 || m.At(1<<30) != 2 || m.From(0) != 1<<52 {
+		t.Errorf("%d spans, %d, %d, %d pages", m.Len(), m.At(1<<51), m.At(1<<30), m.From(0))
+	}
+	m.Set(0, 1<<52)
+	if m.Len() != 0 || m.From(0) != 0 {
+		t.Errorf("%d spans are left", m.Len())
+	}
+}
+
+func BenchmarkSet(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 1))
+	var m Map[uint64]
+	for i := uint64(1); b.Loop(); i++ {
+		low := r.Uint64N(1 << 22)
+		m.Set(low, low+1, Span[uint64]{low, low + 1, i})
+	}
+	b.ReportMetric(float64(m.Len()), "spans")
+}

@@ -1,0 +1,97 @@
+"""Rows of a terabyte: memory goes by rows, not by the pages that they span."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from llm_instrumentation.errors import InvalidArgumentError
+from llm_instrumentation.mrm.labeller import TraceLabeller
+
+PAGES = 2**40 // 4096
+
+PROGRAM = """
+import json
+import pyarrow as pa
+from llm_instrumentation.mrm import compute_all, compute_distributions
+from llm_instrumentation.mrm.labeller import TraceLabeller
+
+def trace(length):
+    rows = [(0, "store", 0), (5, "load", 0), (9, "load", length // 2)]
+    return pa.Table.from_pylist([
+        {"run_id": "r", "sample_id": ns, "timestamp_ns": ns, "address": address,
+         "address_page": address >> 12, "op_type": op, "length_bytes": length,
+         "region_type": "kv_cache", "region_id": 2, "symbol": "", "dso": "", "phase": None}
+        for ns, op, address in rows])
+
+def tables(length):
+    labeller = TraceLabeller()
+    labelled = labeller.label_table(trace(length)).read_all()
+    made = {**compute_all(labelled), **compute_distributions(labelled)}
+    return made, labeller.region_map()
+
+def peak():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
+
+tables(2**13)  # loads what there is to load
+before = peak()
+made, (region,) = tables(2**40)
+print(json.dumps({
+    "growth": peak() - before,
+    "pages": int(made["working_set_per_region"].unique_pages[0]),
+    "intervals": int(made["iai"].n_intervals[0]),
+    "reads": int(made["read_freq"].total_reads[0]),
+    "reused": made["reuse_distance_histogram"].n_accesses.tolist(),
+    "accesses": region["access_count"],
+}))
+"""
+
+
+def test_memory_goes_by_rows():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told.pop("growth") < 64 << 20
+    half = PAGES // 2
+    assert told == {
+        "pages": PAGES + half,
+        "intervals": PAGES + half,
+        "reads": 2 * PAGES,
+        # First accesses; the last row's first half is behind the other half of the pages.
+        "reused": [PAGES + half, half, PAGES],
+        "accesses": 3 * PAGES,
+    }
+
+
+def test_a_table_with_a_row_for_each_page_has_a_limit():
+    labeller = TraceLabeller()
+    row = {
+        "timestamp_ns": 1, "address": 2**44, "address_page": 2**32, "op_type": "store",
+        "region_type": "kv_cache", "region_id": 2, "length_bytes": 2**40,
+    }  # fmt: skip
+    list(labeller.label([row]))
+    assert labeller.region_map()[0]["access_count"] == PAGES
+    with pytest.raises(
+        InvalidArgumentError,
+        match=r"at most 16777216; the longest is row 0 with length_bytes 1099511627776 at 0x1000",
+    ):
+        labeller.kv_lifecycle()
+
+
+@pytest.mark.parametrize(
+    ("address", "length", "message"),
+    [
+        (2**64 - 4096, 4097, r"length_bytes, row 0 of the trace: 4097 bytes at 0xfffffffffffff000"),
+        (0, 2**40 + 1, r"length_bytes, row 0 of the trace: 1099511627777 bytes .*at most"),
+    ],
+)
+def test_a_length_that_cannot_be_is_refused(address, length, message):
+    row = {"timestamp_ns": 1, "address": address, "address_page": address >> 12,
+           "op_type": "store", "length_bytes": length}  # fmt: skip
+    with pytest.raises(InvalidArgumentError, match=message):
+        list(TraceLabeller().label([row]))
