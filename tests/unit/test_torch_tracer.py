@@ -886,6 +886,27 @@ def test_the_model_goes_on_when_the_disk_does_not(tmp_path):
     assert 0 < pq.read_metadata(tmp_path / "t.parquet").num_rows < 4 * BLOCK_ROWS
 
 
+def test_what_is_learnt_when_the_disk_is_full_counts(tmp_path):
+    model = nn.Linear(2, 2, bias=False)
+    one = TorchTracer(tmp_path / "t.parquet")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with one.thread(), torch.no_grad():
+        model.weight.data.neg()
+        one.reader()  # hands the rows over
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            with one.attach(model):
+                for _ in range(BLOCK_ROWS):
+                    model(torch.ones(1, 2))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.raises(OSError, match="File too large"):
+        one.close()
+    assert os.listdir(tmp_path) == ["t.parquet"]
+    (first, *_) = pq.read_table(tmp_path / "t.parquet").to_pylist()
+    assert (first["symbol"], first["region_type"]) == ("aten::neg", "weight")
+
+
 def test_a_forked_child_adds_nothing(tmp_path):
     x = torch.randn(4)
     with TorchTracer(tmp_path / "t.parquet") as one:

@@ -30,7 +30,7 @@ from .caches import (
 from .recorder import Recorder, Symbols
 from .regions import Regions
 from .spool import Spool
-from .trace import Steps, trace_of
+from .trace import about_trace, trace_of
 
 __all__ = ["Attachment", "Session"]
 
@@ -44,19 +44,36 @@ class Session:
     """
 
     def __init__(
-        self, folder: Path | None, *, sample_every: int, max_runs: int, kv_by_layer: bool
+        self,
+        trace: Path | None,
+        *,
+        sample_every: int,
+        max_runs: int,
+        kv_by_layer: bool,
+        run_id: str,
     ) -> None:
-        self.spool = Spool(folder)
-        self.regions = Regions(kv_by_layer)
-        self.symbols = Symbols()
-        self.steps = Steps()
+        """``trace`` is what the rows will become; None: a reader's batches alone."""
+        self.spool = Spool(
+            trace,
+            trace=None if trace is None else trace.name,
+            run_id=run_id,
+            about={
+                "torch": torch.__version__,
+                "sample_every": sample_every,
+                "max_runs": max_runs,
+                "kv_regions": "layer" if kv_by_layer else "storage",
+                "compiled_model_ran_eagerly": False,
+            },
+        )
+        self.regions = Regions(kv_by_layer, self.spool)
+        self.symbols = Symbols(self.spool)
         self.phase: Phase | None = None
         self.token: int | None = None
         self.context: int | None = None
-        self.compiled = False
         self.attached: list[Attachment] = []
         self._sample_every = sample_every
         self._max_runs = max_runs
+        self._run_id = run_id
         self._lock = threading.RLock()
         self._recorders: dict[int, Recorder] = {}
         self._depths: dict[int, int] = {}
@@ -142,7 +159,8 @@ class Session:
     def step(self, phase: Phase | None, token: int | None, context: int | None) -> None:
         """From now on rows are of this phase, token and context."""
         self.phase, self.token, self.context = phase, token, context
-        self.steps.mark(_clock(), phase, token, context)
+        self.spool.mark_step(_clock(), phase, token, context)
+        self.flush_here()
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
@@ -163,9 +181,9 @@ class Session:
 
     def mark_weights(self, model: nn.Module) -> None:
         """Parameters and buffers are weights from now on, and in the rows there are."""
-        for named in (model.named_parameters, model.named_buffers):
-            for name, tensor in named():
-                if not _has_storage(tensor) or not self.regions.mark_weight(tensor, name):
+        for tensors in (model.parameters, model.buffers):
+            for tensor in tensors():
+                if not _has_storage(tensor) or not self.regions.mark_weight(tensor):
                     continue
                 storage = tensor.untyped_storage()
                 word = self.regions.meet(tensor)
@@ -178,8 +196,8 @@ class Session:
         put = self.recorder_here().put
         for address, length, word in self._weights:
             put(now, address, length, word, code)
-        self.steps.mark(now, Phase.WEIGHT_LOAD, None, None)
-        self.steps.mark(now + 1, self.phase, self.token, self.context)
+        self.spool.mark_step(now, Phase.WEIGHT_LOAD, None, None)
+        self.spool.mark_step(now + 1, self.phase, self.token, self.context)
         return len(self._weights)
 
     # The end.
@@ -193,39 +211,21 @@ class Session:
         for recorder in self._recorders.values():
             recorder.flush()
 
-    def reader(self, run_id: str) -> pa.RecordBatchReader:
+    def flush_here(self) -> None:
+        """Hands over the rows of this thread, so that a kill does not take them."""
+        recorder = self._recorders.get(threading.get_ident())
+        if recorder is not None:
+            recorder.flush()
+
+    def reader(self) -> pa.RecordBatchReader:
         """The rows so far."""
         self.flush()
-        return trace_of(
-            self.spool,
-            self.regions.labelled(),
-            self.steps,
-            list(self.symbols.names),
-            run_id,
-            self.about(),
-        )
-
-    def unseen(self) -> dict[str, int]:
-        """Tensors whose memory could not be read, by operator."""
-        total: dict[str, int] = {}
-        for recorder in self._recorders.values():
-            for name, count in recorder.unseen.items():
-                total[name] = total.get(name, 0) + count
-        return total
+        return trace_of(self.spool.contents(), self._run_id)
 
     def about(self) -> dict[str, Any]:
         """How the trace was made."""
-        return {
-            "torch": torch.__version__,
-            "sample_every": self._sample_every,
-            "max_runs": self._max_runs,
-            "kv_regions": "layer" if self.regions.by_layer else "storage",
-            "compiled_model_ran_eagerly": self.compiled,
-            "threads": len(self._recorders),
-            "operators": list(self.symbols.names),
-            "tensors_without_address": self.unseen(),
-            **self.regions.counts(),
-        }
+        self.flush()
+        return about_trace(self.spool.contents())
 
     def close(self) -> None:
         """Removes the rows."""
@@ -308,6 +308,7 @@ class Attachment:
             last = returned or given
             self._had_cache = bool(last)
             self._seen = _reference(last[0]) if last else _nothing
+            self._session.flush_here()
 
     def _mark(self, caches: Iterable[Any]) -> None:
         for number, cache in enumerate(caches):
@@ -372,7 +373,7 @@ def _eager(model: nn.Module, session: Session) -> Iterator[None]:
                 f"the model is compiled, and torch {torch.__version__} cannot run it eagerly: "
                 "trace it before torch.compile, or use torch 2.6 or newer"
             )
-        session.compiled = True
+        session.spool.tell(about={"compiled_model_ran_eagerly": True})
         warnings.warn(
             "the model is compiled: it runs eagerly while it is traced, since compiled code "
             "shows no operators",
@@ -393,7 +394,7 @@ def ns_per_operator() -> float | None:
     """
     if torch._C._len_torch_dispatch_stack():
         return None
-    session = Session(None, sample_every=1, max_runs=1, kv_by_layer=False)
+    session = Session(None, sample_every=1, max_runs=1, kv_by_layer=False, run_id="")
     one = torch.zeros(8)
     extra = []
     with torch.no_grad():

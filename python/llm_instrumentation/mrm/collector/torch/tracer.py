@@ -36,8 +36,12 @@ kernel touches it, on its scratch memory and on caches.
 Compiled models run eagerly meanwhile, since compiled code shows no operators; replayed CUDA
 graphs show none either. Tensor subclasses are traced by the operators that they are made of.
 A dispatch mode belongs to its thread: :meth:`TorchTracer.thread` traces in further ones, and
-threads of autograd are traced with their caller. Memory is bounded: 0.3 MB for each thread, 32
-bytes for each forward call and 16 for each storage of a cache, beside the live storages.
+threads of autograd are traced with their caller. Memory is bounded: 0.3 MB for each thread beside
+the live storages, and at the end 32 bytes for each forward call and 16 for each storage of a cache.
+
+Rows go to a file beside the trace, a spool, after each forward call and whenever a thread has 8,192
+of them. It is removed when the trace is whole. Where the process was killed it stays, the next
+tracer of the same path tells of it, and :func:`.recover.recover_torch_trace` makes the trace.
 """
 
 from __future__ import annotations
@@ -213,7 +217,7 @@ class TorchTracer(BaseCollector):
             InvalidStateError: nothing was traced, or it was closed and has no file.
         """
         if self._session is not None:
-            return self._session.reader(self._run_id)
+            return self._session.reader()
         return self.trace(self._run_id)
 
     def close(self) -> None:
@@ -287,18 +291,19 @@ class TorchTracer(BaseCollector):
             return self._session
 
     def _begin(self) -> Session:
+        from .recover import warn_of_leftovers
         from .session import Session
 
-        folder = None
         if self._path is not None:
-            folder = self._path.parent
-            folder.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            warn_of_leftovers(self._path)
         self._written = None
         return Session(
-            folder,
+            self._path,
             sample_every=self._sample_every,
             max_runs=self._max_runs,
             kv_by_layer=self._by_layer,
+            run_id=self._run_id,
         )
 
     def _finish(self) -> CollectorMeta:
@@ -312,13 +317,13 @@ class TorchTracer(BaseCollector):
         session.detach_all()
         rows = 0
         if self._path is not None:
-            rows = write_trace(session.reader(self._run_id), self._path)
+            rows = write_trace(session.reader(), self._path)
             self._written = self._path
+        about = session.about()
         session.close()
         self._session, self._running = None, False
         if session.spool.error is not None:
             raise session.spool.error
-        about = session.about()
         return CollectorMeta(
             collector_type=self.name,
             available=True,
