@@ -586,6 +586,82 @@ def test_text_that_comes_again_one_token_longer_is_the_same_generation():
     assert told == [(0, 3), (1, 4), (2, 5), (0, 3), (0, 9)]
 
 
+def t5():
+    config = transformers.T5Config(
+        vocab_size=97, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config).eval()
+
+
+def bart():
+    config = transformers.BartConfig(
+        vocab_size=97, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=32,
+        encoder_attention_heads=2, decoder_attention_heads=2, decoder_ffn_dim=32,
+        forced_eos_token_id=None,
+    )  # fmt: skip
+    return transformers.BartForConditionalGeneration(config).eval()
+
+
+def whisper():
+    config = transformers.WhisperConfig(
+        vocab_size=97, num_mel_bins=8, d_model=16, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32,
+        decoder_ffn_dim=32, max_source_positions=20, pad_token_id=1, bos_token_id=0,
+        eos_token_id=2, decoder_start_token_id=3,
+    )  # fmt: skip
+    return transformers.WhisperForConditionalGeneration(config).eval()
+
+
+def llama():
+    config = transformers.LlamaConfig(
+        vocab_size=97, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def vit():
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        image_size=16, patch_size=8,
+    )  # fmt: skip
+    return transformers.ViTModel(config).eval()
+
+
+TEXT, DECODED = torch.ones(1, 50, dtype=torch.long), torch.ones(1, 3, dtype=torch.long)
+SOUND, PICTURE, EMBEDDED = torch.randn(1, 8, 40), torch.randn(1, 3, 16, 16), torch.randn(1, 7, 16)
+LENGTHS = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+
+
+@pytest.mark.parametrize(
+    ("build", "call", "expected"),
+    [
+        (t5, lambda m: m(input_ids=TEXT, decoder_input_ids=DECODED), [3]),
+        (t5, lambda m: m(TEXT, None, DECODED), [3]),
+        (t5, lambda m: m(TEXT, labels=DECODED), [3]),
+        (t5, lambda m: m.generate(TEXT, **LENGTHS), [1, 2, 3]),
+        (t5, lambda m: m.generate(TEXT, use_cache=False, **LENGTHS), [1, 2, 3]),
+        (bart, lambda m: m(TEXT, decoder_input_ids=DECODED), [3]),
+        (bart, lambda m: m(TEXT), [50]),  # it makes the decoder's text of the encoder's
+        (bart, lambda m: m.generate(TEXT, **LENGTHS), [1, 2, 3]),
+        (whisper, lambda m: m(SOUND, None, DECODED), [3]),
+        (whisper, lambda m: m.generate(SOUND, **LENGTHS), [1, 2, 3]),
+        (llama, lambda m: m(None, inputs_embeds=EMBEDDED), [7]),
+        (llama, lambda m: m.generate(inputs_embeds=EMBEDDED, **LENGTHS), [7, 8, 9]),
+        (vit, lambda m: m(PICTURE), []),
+    ],
+)
+def test_the_context_is_the_text_that_the_cache_is_of(build, call, expected):
+    model = build()
+    with TorchTracer() as one, torch.no_grad():
+        with one.attach(model):
+            call(model)
+        frame = rows_of(one)
+    steps = frame[["token_index", "context_tokens"]].dropna().drop_duplicates()
+    assert steps.to_numpy().tolist() == [[n, length] for n, length in enumerate(expected)]
+
+
 def test_phases_and_tokens_can_be_said():
     model, x = nn.Linear(2, 2), torch.randn(1, 2)
     with TorchTracer() as one, torch.no_grad():

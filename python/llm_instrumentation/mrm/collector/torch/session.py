@@ -292,7 +292,7 @@ class Attachment:
             caches = caches_of_call(args, kwargs)
             self._mark(caches)
             if not self._manual:
-                self._next_step(caches, new_tokens(args, kwargs))
+                self._next_step(caches, new_tokens(module, args, kwargs))
 
     def _after(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

@@ -31,7 +31,8 @@ kernel touches it, on its scratch memory and on caches.
 - ``symbol`` is the operator (``aten::mm``), ``dso`` is ``torch``, or ``torch:cuda:0`` for memory
   of that device.
 - ``token_index`` counts the forward calls of a generation from 0, the prefill;
-  ``context_tokens`` is the length of the context at the end of that call.
+  ``context_tokens`` is the length of the context at the end of that call; of an encoder-decoder
+  model that of its decoder.
 
 Compiled models run eagerly meanwhile, since compiled code shows no operators; replayed CUDA
 graphs show none either. Tensor subclasses are traced by the operators that they are made of.
