@@ -318,6 +318,43 @@ def test_memory_that_no_one_can_see_is_counted(tmp_path):
     assert "not in the trace: aten::_to_dense (1)" in meta.warnings[0]
 
 
+class Quantised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 128)
+        self.cell = nn.LSTMCell(8, 4)
+        self.lstm = nn.LSTM(8, 4)
+        self.plain = nn.Linear(128, 3)
+
+    def forward(self, x):
+        return self.plain(self.linear(x))
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+def test_weights_that_are_packed_are_told_of(tmp_path):
+    quantize = pytest.importorskip("torch.ao.quantization").quantize_dynamic
+    model = quantize(Quantised(), {nn.LSTM, nn.LSTMCell, "linear"})
+    linear = 64 * 128 + 4 * 128  # int8, and a bias of float32
+    cells = 2 * (16 * (8 + 4) + 2 * 4 * 16)
+    one, path = TorchTracer(), tmp_path / "torch_trace.parquet"
+    one.start([os.getpid()], tmp_path)
+    with torch.no_grad():
+        with pytest.warns(RuntimeWarning, match="4 packed weights .* are not in the trace"):
+            attached = one.attach(model)
+        attached.detach()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with one.attach(model):  # again, and nothing more
+                model(torch.randn(1, 64))
+    (told,) = one.stop().warnings
+    about = json.loads(pq.read_schema(path).metadata[META_KEY])
+    assert (about["packed_weights"], about["packed_weight_bytes"]) == (4, linear + cells)
+    assert told.startswith(f"4 packed weights of {linear + cells:,} bytes")
+    frame = pq.read_table(path).to_pandas()
+    read = frame[(frame.region_type == "weight") & (frame.phase == "generation")]
+    assert set(read.address) == {one.data_ptr() for one in model.plain.parameters()}
+
+
 def test_tensors_without_data_leave_no_rows():
     assert moves(traced(lambda: torch.ones(3, device="meta") + 1)) == []
     assert moves(traced(lambda: torch.randn(0, 5).neg())) == []

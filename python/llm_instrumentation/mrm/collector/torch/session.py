@@ -27,6 +27,7 @@ from .caches import (
     new_tokens,
     tensors_of,
 )
+from .packed import packed_weights, told_of_packed
 from .recorder import Recorder, Symbols
 from .regions import Regions
 from .spool import Spool
@@ -78,6 +79,8 @@ class Session:
         self._recorders: dict[int, Recorder] = {}
         self._depths: dict[int, int] = {}
         self._weights: list[tuple[int, int, int]] = []  # address, bytes, word
+        self._looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # for packed weights
+        self._packed: list[int] = []  # bytes
 
     # Threads.
 
@@ -180,7 +183,11 @@ class Session:
     # Weights.
 
     def mark_weights(self, model: nn.Module) -> None:
-        """Parameters and buffers are weights from now on, and in the rows there are."""
+        """Parameters and buffers are weights from now on, and in the rows there are.
+
+        Warns:
+            RuntimeWarning: weights are packed: they have no address and no rows.
+        """
         for tensors in (model.parameters, model.buffers):
             for tensor in tensors():
                 if not _has_storage(tensor) or not self.regions.mark_weight(tensor):
@@ -188,6 +195,23 @@ class Session:
                 storage = tensor.untyped_storage()
                 word = self.regions.meet(tensor)
                 self._weights.append((storage.data_ptr(), storage.nbytes(), word))
+        self._count_packed(model)
+
+    def _count_packed(self, model: nn.Module) -> None:
+        found: list[int] = []
+        with torch._C._DisableTorchDispatch():
+            for module in model.modules():
+                if module not in self._looked_at:
+                    self._looked_at.add(module)
+                    found += packed_weights(module)
+        if found:
+            self._packed += found
+            about = {
+                "packed_weights": len(self._packed),
+                "packed_weight_bytes": sum(self._packed),
+            }
+            self.spool.tell(about=about)
+            warnings.warn(told_of_packed(about), RuntimeWarning, stacklevel=5)
 
     def note_weights(self, at_ns: int | None) -> int:
         """A store of each weight storage, where their load was not traced."""

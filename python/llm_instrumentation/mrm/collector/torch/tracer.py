@@ -343,9 +343,13 @@ class TorchTracer(BaseCollector):
 
 
 def _warnings_about(about: dict[str, Any]) -> list[str]:
+    from .packed import told_of_packed
+
     found = []
     if about["compiled_model_ran_eagerly"]:
         found.append("the model is compiled; it ran eagerly while it was traced")
+    if "packed_weights" in about:
+        found.append(told_of_packed(about))
     unseen = about["tensors_without_address"]
     if unseen:
         told = ", ".join(f"{name} ({count})" for name, count in sorted(unseen.items()))
