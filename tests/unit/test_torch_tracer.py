@@ -517,6 +517,46 @@ def test_weights_that_come_in_later_are_weights_too():
     assert set(there.region_type) == {"weight"}
 
 
+class Scaled(torch.Tensor):
+    """A float32 tensor that is int8 and a scale, as torchao has its weights."""
+
+    @staticmethod
+    def __new__(cls, numbers, scale):
+        made = torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=torch.float32)
+        made.numbers, made.scale = numbers, scale
+        return made
+
+    def __tensor_flatten__(self):
+        return ["numbers", "scale"], None
+
+    @staticmethod
+    def __tensor_unflatten__(tensors, context, size, stride):
+        return Scaled(**tensors)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return Scaled(args[0].numbers, args[0].scale)
+        plain = [one.numbers * one.scale if isinstance(one, Scaled) else one for one in args]
+        return func(*plain, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told what it wraps", "not told"])
+def test_weights_that_wrap_tensors_are_what_they_wrap(told, monkeypatch):
+    if not told:
+        monkeypatch.delattr(Scaled, "__tensor_flatten__")
+    model = nn.Linear(4, 3, bias=False)
+    numbers, scale = torch.ones(3, 4, dtype=torch.int8), torch.ones(3, 1)
+    model.weight = nn.Parameter(Scaled(numbers, scale), requires_grad=False)
+    with TorchTracer() as one, torch.no_grad():
+        with one.attach(model):
+            model(torch.randn(1, 4))
+        frame = rows_of(one)
+    weights = moves(frame[frame.region_type == "weight"])
+    assert weights == ([whole("load", numbers), whole("load", scale)] if told else [])
+    assert {whole("load", numbers), whole("load", scale)} <= set(moves(frame))
+
+
 def test_a_traced_load_stores_the_weights_once():
     checkpoint = {"weight": torch.randn(3, 3), "bias": torch.randn(3)}
     with TorchTracer() as one, torch.no_grad():

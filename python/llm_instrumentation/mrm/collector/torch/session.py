@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ....errors import InvalidStateError, UnsupportedError
 from ...schema import Phase
@@ -190,12 +191,14 @@ class Session:
         """
         for tensors in (model.parameters, model.buffers):
             for tensor in tensors():
-                if not _has_storage(tensor) or not self.regions.mark_weight(tensor):
-                    continue
-                storage = tensor.untyped_storage()
-                word = self.regions.meet(tensor)
-                self._weights.append((storage.data_ptr(), storage.nbytes(), word))
+                for plain in _made_of(tensor):
+                    self._mark_weight(plain)
         self._count_packed(model)
+
+    def _mark_weight(self, tensor: torch.Tensor) -> None:
+        if _has_storage(tensor) and self.regions.mark_weight(tensor):
+            storage, word = tensor.untyped_storage(), self.regions.meet(tensor)
+            self._weights.append((storage.data_ptr(), storage.nbytes(), word))
 
     def _count_packed(self, model: nn.Module) -> None:
         found: list[int] = []
@@ -373,11 +376,20 @@ def _reference(cache: Any) -> Callable[[], Any]:
         return _nothing
 
 
+def _made_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that a wrapper is made of, as those of quantised weights; others themselves."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _made_of(getattr(tensor, name))
+    else:
+        yield tensor
+
+
 def _has_storage(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return False
     try:
-        tensor.untyped_storage()
+        tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):  # a wrapper; what it wraps has
         return False
     return True
