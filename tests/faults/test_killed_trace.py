@@ -23,8 +23,8 @@ from llm_instrumentation.errors import (
 )
 from llm_instrumentation.mrm import TorchTracer, recover_torch_trace
 from llm_instrumentation.mrm.collector.torch.recover import read_spool
-from llm_instrumentation.mrm.collector.torch.spool import SPOOL
-from llm_instrumentation.mrm.collector.torch.trace import META_KEY
+from llm_instrumentation.mrm.collector.torch.spool import ROW, SPOOL, Spool
+from llm_instrumentation.mrm.collector.torch.trace import META_KEY, trace_of
 from torch import nn
 
 # What two runs of the same model have in common: not times, addresses and threads.
@@ -166,6 +166,35 @@ def test_a_spool_that_is_cut_anywhere_is_a_trace_up_to_there(tmp_path):
     assert part == whole
     assert lengths == sorted(lengths)
     assert set(lengths) == set(range(len(whole) + 1)), "each row comes by itself"
+
+
+def test_names_that_the_file_does_not_say_are_none(tmp_path):
+    """A device and an operator are told before their rows; if not, no other's name stands there."""
+    spool = Spool(tmp_path / "trace.parquet", symbols={0: "aten::mm"}, devices={1: "cuda:0"})
+    block = b"".join(
+        ROW.pack(1, 4096, 8, 2 << 9 | device, 2 * operator)
+        for device, operator in [(0, 0), (1, 0), (2, 1)]
+    )
+    spool.write(memoryview(block), 7)
+    found = trace_of(spool.contents(), "a").read_all().to_pylist()
+    spool.close()
+    assert [(row["dso"], row["symbol"]) for row in found] == [
+        ("torch", "aten::mm"), ("torch:cuda:0", "aten::mm"), (None, None),
+    ]  # fmt: skip
+
+
+def test_a_forked_child_does_not_remove_what_its_parent_writes(tmp_path):
+    spool = Spool(tmp_path / "trace.parquet")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of the test run
+        child = os.fork()
+    if child == 0:
+        spool.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert spool.path.exists()
+    spool.close()
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize(

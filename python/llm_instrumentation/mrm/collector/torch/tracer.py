@@ -97,7 +97,9 @@ class TorchTracer(BaseCollector):
         """Begins nothing yet.
 
         Args:
-            path: the Parquet file that :meth:`close` writes; None: only :meth:`reader`.
+            path: the Parquet file that :meth:`close` writes; None: only :meth:`reader`. Until
+                then the rows lie beside it. Where rows of a trace that was not closed do, a
+                RuntimeWarning says so, and they stay.
             sample_every: record one operator in so many, at random distances, while the
                 weights are not being loaded.
             trace_load: as a collector, trace from :meth:`start` on; otherwise from
