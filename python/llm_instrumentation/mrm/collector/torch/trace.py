@@ -81,17 +81,22 @@ def trace_of(
 
 def about_trace(contents: Contents) -> dict[str, Any]:
     """How a trace was made, and what is not in it."""
-    unseen: Counter[str] = Counter()
-    for counts in contents.facts.get("unseen", {}).values():
-        unseen.update(counts)
     return {
         **contents.facts.get("about", {}),
         "threads": len(contents.threads),
         "operators": _by_number(contents.facts.get("symbols", {})),
-        "tensors_without_address": dict(unseen),
+        "tensors_without_address": _sum(contents.facts.get("unseen", {})),
         "weight_storages": len(contents.weights),
         "cache_storages": len(contents.cache),
     }
+
+
+def _sum(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """The counts of all recorders."""
+    total: Counter[str] = Counter()
+    for one in counts.values():
+        total.update(one)
+    return dict(total)
 
 
 def _by_number(names: Mapping[str, str]) -> list[str]:
