@@ -11,8 +11,17 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["PARTIAL", "partial_beside", "remove_leftovers", "replacing"]
+__all__ = [
+    "PARTIAL",
+    "create_beside",
+    "created_beside",
+    "locked",
+    "partial_beside",
+    "remove_leftovers",
+    "replacing",
+]
 
 #: The suffix of files that are being written, and of those that a killed process left.
 PARTIAL = ".partial"
@@ -52,6 +61,32 @@ def partial_beside(path: Path, *, folder: bool = False) -> Iterator[Path]:
     raise FileExistsError(f"cannot create a file beside {path}: others remove or lock each")
 
 
+def create_beside(path: Path, suffix: str) -> tuple[Path, int]:
+    """A new, empty file beside ``path`` that stays, and its descriptor, which keeps it locked.
+
+    As that of :func:`partial_beside` it has a name that nobody can guess, and follows no link.
+    """
+    created = path.with_name(f"{_stem(path)}.{secrets.token_hex(8)}{suffix}")
+    descriptor = _create(created, folder=False)
+    _lock(descriptor)  # nobody else knows of it yet
+    return created, descriptor
+
+
+def created_beside(path: Path, suffix: str) -> list[Path]:
+    """The files that :func:`create_beside` made beside ``path`` and that are there, by name."""
+    names, folder = _created(path, suffix), path.parent
+    there = os.listdir(folder) if folder.is_dir() else []
+    return [path.with_name(name) for name in sorted(there) if names.fullmatch(name)]
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[BinaryIO | None]:
+    """A file opened for reading, locked in the block; None where another process has locked it."""
+    # NFS locks only what may be written.
+    with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        yield file if _lock(file.fileno()) else None
+
+
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """A path to write to, which takes the place of ``path`` when the block ends well.
@@ -73,7 +108,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 def remove_leftovers(path: Path) -> None:
     """Removes what :func:`partial_beside` made beside ``path`` in processes that were killed."""
-    leftover = re.compile(re.escape(_stem(path)) + r"\.[0-9a-f]{16}" + re.escape(PARTIAL))
+    leftover = _created(path, PARTIAL)
     with contextlib.suppress(OSError):  # a folder that is not there, or not ours to change
         for name in os.listdir(path.parent):
             if leftover.fullmatch(name):
@@ -82,6 +117,11 @@ def remove_leftovers(path: Path) -> None:
 
 # A checkpoint is replaced again and again, and to list a folder of many files takes long.
 _remove_leftovers_once = functools.lru_cache(maxsize=1024)(remove_leftovers)
+
+
+def _created(path: Path, suffix: str) -> re.Pattern[str]:
+    """The names of files that were created beside a path."""
+    return re.compile(re.escape(_stem(path)) + r"\.[0-9a-f]{16}" + re.escape(suffix))
 
 
 def _stem(path: Path) -> str:

@@ -618,17 +618,29 @@ def test_a_signal_keeps_the_raw_data_and_says_so(running, number, tmp_path):
     assert sorted(one.defect() is None for one in folders(tmp_path)) == [False, True]
 
 
-def test_a_killed_run_leaves_a_folder_that_is_incomplete(running, tmp_path):
+def test_a_killed_run_is_incomplete_and_its_trace_is_that_up_to_the_kill(running, tmp_path):
     process, _ = running
+    (folder,) = folders(tmp_path)
+    code, out, _ = command("analyse", "--input", folder.path, "--json")
+    assert code == ExitCode.RUN_FAILED, "it is under way"
+    assert "is being written" in json.loads(out)["runs"][0]["error"]
+    assert not folder.trace.exists()
+
     process.kill()
     process.wait()
-    (folder,) = folders(tmp_path)
     defect = folder.defect()
     assert defect is not None
     assert defect.state == "running"
+    (spool,) = folder.raw.glob("torch_trace.parquet.*.spool")
+
     code, out, _ = command("analyse", "--input", folder.path, "--json")
-    assert code in (ExitCode.OK, ExitCode.RUN_FAILED)
-    assert json.loads(out)["runs"][0]["run_id"] == folder.run_id
+    (told,) = json.loads(out)["runs"]
+    assert (code, told["error"]) == (ExitCode.OK, None)
+    trace = pd.read_parquet(folder.trace)
+    assert {"weight", "kv_cache", "activation"} <= set(trace.region_type)
+    assert {"weight_load", "generation"} <= set(trace.phase)
+    assert spool.exists(), "raw data stay"
+    assert folder.defect() == defect
 
 
 @pytest.mark.parametrize("kib", [2, 20], ids=["at the start", "while collecting"])

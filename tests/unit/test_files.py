@@ -46,7 +46,7 @@ def trace(path):
 
 
 def rows_of_a_trace(path):
-    spool = Spool(path.parent)
+    spool = Spool(path)
     spool.write(memoryview(bytes(40)), 1)
     spool.close()
 

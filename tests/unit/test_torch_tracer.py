@@ -314,6 +314,43 @@ def test_memory_that_no_one_can_see_is_counted(tmp_path):
     assert "not in the trace: aten::_to_dense (1)" in meta.warnings[0]
 
 
+class Quantised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 128)
+        self.cell = nn.LSTMCell(8, 4)
+        self.lstm = nn.LSTM(8, 4)
+        self.plain = nn.Linear(128, 3)
+
+    def forward(self, x):
+        return self.plain(self.linear(x))
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+def test_weights_that_are_packed_are_told_of(tmp_path):
+    quantize = pytest.importorskip("torch.ao.quantization").quantize_dynamic
+    model = quantize(Quantised(), {nn.LSTM, nn.LSTMCell, "linear"})
+    linear = 64 * 128 + 4 * 128  # int8, and a bias of float32
+    cells = 2 * (16 * (8 + 4) + 2 * 4 * 16)
+    one, path = TorchTracer(), tmp_path / "torch_trace.parquet"
+    one.start([os.getpid()], tmp_path)
+    with torch.no_grad():
+        with pytest.warns(RuntimeWarning, match="4 packed weights .* are not in the trace"):
+            attached = one.attach(model)
+        attached.detach()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with one.attach(model):  # again, and nothing more
+                model(torch.randn(1, 64))
+    (told,) = one.stop().warnings
+    about = json.loads(pq.read_schema(path).metadata[META_KEY])
+    assert (about["packed_weights"], about["packed_weight_bytes"]) == (4, linear + cells)
+    assert told.startswith(f"4 packed weights of {linear + cells:,} bytes")
+    frame = pq.read_table(path).to_pandas()
+    read = frame[(frame.region_type == "weight") & (frame.phase == "generation")]
+    assert set(read.address) == {one.data_ptr() for one in model.plain.parameters()}
+
+
 def test_tensors_without_data_leave_no_rows():
     assert moves(traced(lambda: torch.ones(3, device="meta") + 1)) == []
     assert moves(traced(lambda: torch.randn(0, 5).neg())) == []
@@ -476,6 +513,46 @@ def test_weights_that_come_in_later_are_weights_too():
     assert set(there.region_type) == {"weight"}
 
 
+class Scaled(torch.Tensor):
+    """A float32 tensor that is int8 and a scale, as torchao has its weights."""
+
+    @staticmethod
+    def __new__(cls, numbers, scale):
+        made = torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=torch.float32)
+        made.numbers, made.scale = numbers, scale
+        return made
+
+    def __tensor_flatten__(self):
+        return ["numbers", "scale"], None
+
+    @staticmethod
+    def __tensor_unflatten__(tensors, context, size, stride):
+        return Scaled(**tensors)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return Scaled(args[0].numbers, args[0].scale)
+        plain = [one.numbers * one.scale if isinstance(one, Scaled) else one for one in args]
+        return func(*plain, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told what it wraps", "not told"])
+def test_weights_that_wrap_tensors_are_what_they_wrap(told, monkeypatch):
+    if not told:
+        monkeypatch.delattr(Scaled, "__tensor_flatten__")
+    model = nn.Linear(4, 3, bias=False)
+    numbers, scale = torch.ones(3, 4, dtype=torch.int8), torch.ones(3, 1)
+    model.weight = nn.Parameter(Scaled(numbers, scale), requires_grad=False)
+    with TorchTracer() as one, torch.no_grad():
+        with one.attach(model):
+            model(torch.randn(1, 4))
+        frame = rows_of(one)
+    weights = moves(frame[frame.region_type == "weight"])
+    assert weights == ([whole("load", numbers), whole("load", scale)] if told else [])
+    assert {whole("load", numbers), whole("load", scale)} <= set(moves(frame))
+
+
 def test_a_traced_load_stores_the_weights_once():
     checkpoint = {"weight": torch.randn(3, 3), "bias": torch.randn(3)}
     with TorchTracer() as one, torch.no_grad():
@@ -580,6 +657,82 @@ def test_text_that_comes_again_one_token_longer_is_the_same_generation():
     steps = frame[frame.symbol == "aten::embedding"].groupby("timestamp_ns", sort=True)
     told = [(int(s.token_index.iloc[0]), int(s.context_tokens.iloc[0])) for _, s in steps]
     assert told == [(0, 3), (1, 4), (2, 5), (0, 3), (0, 9)]
+
+
+def t5():
+    config = transformers.T5Config(
+        vocab_size=97, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config).eval()
+
+
+def bart():
+    config = transformers.BartConfig(
+        vocab_size=97, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=32,
+        encoder_attention_heads=2, decoder_attention_heads=2, decoder_ffn_dim=32,
+        forced_eos_token_id=None,
+    )  # fmt: skip
+    return transformers.BartForConditionalGeneration(config).eval()
+
+
+def whisper():
+    config = transformers.WhisperConfig(
+        vocab_size=97, num_mel_bins=8, d_model=16, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32,
+        decoder_ffn_dim=32, max_source_positions=20, pad_token_id=1, bos_token_id=0,
+        eos_token_id=2, decoder_start_token_id=3,
+    )  # fmt: skip
+    return transformers.WhisperForConditionalGeneration(config).eval()
+
+
+def llama():
+    config = transformers.LlamaConfig(
+        vocab_size=97, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def vit():
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        image_size=16, patch_size=8,
+    )  # fmt: skip
+    return transformers.ViTModel(config).eval()
+
+
+TEXT, DECODED = torch.ones(1, 50, dtype=torch.long), torch.ones(1, 3, dtype=torch.long)
+SOUND, PICTURE, EMBEDDED = torch.randn(1, 8, 40), torch.randn(1, 3, 16, 16), torch.randn(1, 7, 16)
+LENGTHS = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+
+
+@pytest.mark.parametrize(
+    ("build", "call", "expected"),
+    [
+        (t5, lambda m: m(input_ids=TEXT, decoder_input_ids=DECODED), [3]),
+        (t5, lambda m: m(TEXT, None, DECODED), [3]),
+        (t5, lambda m: m(TEXT, labels=DECODED), [3]),
+        (t5, lambda m: m.generate(TEXT, **LENGTHS), [1, 2, 3]),
+        (t5, lambda m: m.generate(TEXT, use_cache=False, **LENGTHS), [1, 2, 3]),
+        (bart, lambda m: m(TEXT, decoder_input_ids=DECODED), [3]),
+        (bart, lambda m: m(TEXT), [50]),  # it makes the decoder's text of the encoder's
+        (bart, lambda m: m.generate(TEXT, **LENGTHS), [1, 2, 3]),
+        (whisper, lambda m: m(SOUND, None, DECODED), [3]),
+        (whisper, lambda m: m.generate(SOUND, **LENGTHS), [1, 2, 3]),
+        (llama, lambda m: m(None, inputs_embeds=EMBEDDED), [7]),
+        (llama, lambda m: m.generate(inputs_embeds=EMBEDDED, **LENGTHS), [7, 8, 9]),
+        (vit, lambda m: m(PICTURE), []),
+    ],
+)
+def test_the_context_is_the_text_that_the_cache_is_of(build, call, expected):
+    model = build()
+    with TorchTracer() as one, torch.no_grad():
+        with one.attach(model):
+            call(model)
+        frame = rows_of(one)
+    steps = frame[["token_index", "context_tokens"]].dropna().drop_duplicates()
+    assert steps.to_numpy().tolist() == [[n, length] for n, length in enumerate(expected)]
 
 
 def test_phases_and_tokens_can_be_said():
@@ -880,6 +1033,27 @@ def test_the_model_goes_on_when_the_disk_does_not(tmp_path):
     with pytest.raises(OSError, match="File too large"):
         one.close()
     assert 0 < pq.read_metadata(tmp_path / "t.parquet").num_rows < 4 * BLOCK_ROWS
+
+
+def test_what_is_learnt_when_the_disk_is_full_counts(tmp_path):
+    model = nn.Linear(2, 2, bias=False)
+    one = TorchTracer(tmp_path / "t.parquet")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with one.thread(), torch.no_grad():
+        model.weight.data.neg()
+        one.reader()  # hands the rows over
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            with one.attach(model):
+                for _ in range(BLOCK_ROWS):
+                    model(torch.ones(1, 2))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.raises(OSError, match="File too large"):
+        one.close()
+    assert os.listdir(tmp_path) == ["t.parquet"]
+    (first, *_) = pq.read_table(tmp_path / "t.parquet").to_pylist()
+    assert (first["symbol"], first["region_type"]) == ("aten::neg", "weight")
 
 
 def test_a_forked_child_adds_nothing(tmp_path):

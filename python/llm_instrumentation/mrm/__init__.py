@@ -57,7 +57,7 @@ _MODULES = {
         "classify_run",
         "compute_observer_effect",
     ],
-    "collector": ["ProcessMonitor", "TorchTracer"],
+    "collector": ["ProcessMonitor", "TorchTracer", "recover_torch_trace"],
 }
 _NAMES = {name: f".{module}" for module, names in _MODULES.items() for name in names}
 

@@ -19,6 +19,12 @@ def _torch(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader:
     return read_trace(path, run_id, phases)
 
 
+def _torch_spool(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader:
+    from .collector.torch.recover import read_spool
+
+    return read_spool(path, run_id, phases)
+
+
 def _perf_script(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader:
     from .parser import parse_perf_script
 
@@ -55,9 +61,10 @@ def _access(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader
     return AccessFile(path, run_id, phases).labelled()
 
 
-#: Who wrote a file of ``raw/`` and how it is read again, the best first.
+#: Patterns of files of ``raw/``, who wrote them and how they are read again, the best first.
 _READERS: dict[str, tuple[str, Callable[[Path, str, Boundaries], pa.RecordBatchReader]]] = {
     "torch_trace.parquet": ("torch", _torch),
+    "torch_trace.parquet.*.spool": ("torch", _torch_spool),
     "program.access": ("access", _access),
     "page_faults.txt": ("page_faults", _page_faults),
     "perf_script.txt": ("perf_mem", _perf_script),
@@ -69,8 +76,8 @@ _READERS: dict[str, tuple[str, Callable[[Path, str, Boundaries], pa.RecordBatchR
 
 def open_raw(raw: Path, run_id: str, phases: Boundaries) -> tuple[str, pa.RecordBatchReader] | None:
     """The rows that a collector left in ``raw/``, and its name; None where it left none."""
-    for name, (collector, opened) in _READERS.items():
-        path = raw / name
-        if path.is_file() and path.stat().st_size:
-            return collector, opened(path, run_id, phases)
+    for pattern, (collector, opened) in _READERS.items():
+        for path in raw.glob(pattern):
+            if path.is_file() and path.stat().st_size:
+                return collector, opened(path, run_id, phases)
     return None

@@ -315,7 +315,8 @@ func reference(rows []row, ranges []Range, policy Policy) (out []labelled, of []
 	for _, r := range rows {
 		page, given := r.address>>12, r.kind != "" && r.kind != unknown
 		m := memoryOf{kind: r.kind, at: page}
-		if number := known.find(r.address, r.time); number >= 0 {
+		number := known.find(r.address, r.time)
+		if number >= 0 && (!given || r.id == 0 && r.kind == ranges[number].Type) {
 			of := ranges[number]
 			m = memoryOf{id: of.ID, kind: of.Type}
 			if of.ID == 0 {

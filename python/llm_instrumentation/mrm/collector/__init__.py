@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .perf_runner import PerfMemRunner
     from .process_monitor import ProcessMonitor, ProcessMonitorCollector, ProcessSample
     from .torch import TorchTracer
+    from .torch.recover import recover_torch_trace
     from .write_sets import WriteSets
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "ProcessSample",
     "TorchTracer",
     "WriteSets",
+    "recover_torch_trace",
     "select_collector",
     "survey_machine",
 ]
@@ -61,6 +63,7 @@ __getattr__, __dir__ = lazy(
         "ProcessSample": ".process_monitor",
         "TorchTracer": ".torch",
         "WriteSets": ".write_sets",
+        "recover_torch_trace": ".torch.recover",
         "select_collector": ".machine",
         "survey_machine": ".machine",
     },

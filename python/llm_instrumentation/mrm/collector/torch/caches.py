@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 __all__ = ["cached_tokens", "caches_of_call", "caches_of_output", "new_tokens", "tensors_of"]
 
 # The names under which models of transformers take and give their caches.
 _NAMES = ("past_key_values", "past_key_value", "cache_params", "past")
-_INPUTS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
+# Under these they take their text. The cache of an encoder-decoder model is its decoder's.
+_TEXT = ("input_ids", "inputs_embeds")
+_DECODER_TEXT = ("decoder_input_ids", "decoder_inputs_embeds")
 _DEPTH = 6
 
 
@@ -95,12 +99,37 @@ def cached_tokens(cache: Any) -> int | None:
     return int(length)
 
 
-def new_tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-    """How many positions a call adds for each sequence; None where it takes none."""
-    for name in _INPUTS:
-        if isinstance(kwargs.get(name), torch.Tensor):
-            return int(kwargs[name].shape[1]) if kwargs[name].dim() > 1 else None
-    for value in args[:1]:
-        if isinstance(value, torch.Tensor) and value.dim() > 1:
-            return int(value.shape[1])
-    return None
+def new_tokens(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+    """How many positions a call adds for each sequence; None where it takes no text.
+
+    Of an encoder-decoder model these are the decoder's. From ``labels`` it makes its decoder's text
+    where none is given; without either some make it of the encoder's. Of a model that is not of
+    transformers the first tensor counts.
+    """
+    given = dict(zip(_arguments_of(model), args, strict=False)) if args else {}
+    given.update(kwargs)
+    made_of = ("labels",) if _has_decoder(model) else ()
+    for name in (*_DECODER_TEXT, *made_of, *_TEXT):
+        if _is_text(given.get(name)):
+            return int(given[name].shape[1])
+    if hasattr(model, "main_input_name"):
+        return None  # pictures or sound, say
+    return int(args[0].shape[1]) if args and _is_text(args[0]) else None
+
+
+def _arguments_of(model: nn.Module) -> list[str]:
+    """The names of what a model takes by position."""
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):  # a function in C
+        return []
+    return [one.name for one in parameters if one.kind in by_position]
+
+
+def _has_decoder(model: nn.Module) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 1

@@ -11,6 +11,7 @@ benchmarks/torch_tracer.py measures it.
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Callable
@@ -29,18 +30,21 @@ from .spool import ROW, ROW_BYTES, Spool
 __all__ = ["BLOCK_ROWS", "Recorder", "Symbols", "view_in_c"]
 
 _A_LINE = 64  # bytes: smaller pieces are elements, of which there may be as many as of bytes
+_KEYS = itertools.count()  # a thread's id may be used again
 
 
 class Symbols:
     """Numbers for the operators' names, from 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, spool: Spool) -> None:
         self.names: list[str] = []
-        self._lock = threading.Lock()
+        self._spool = spool
+        self._lock = threading.RLock()  # a finaliser may run an operator at any time
 
     def number(self, name: str) -> int:
         with self._lock:
             if name not in self.names:
+                self._spool.tell(symbols={len(self.names): name})
                 self.names.append(name)
             return self.names.index(name)
 
@@ -78,6 +82,8 @@ class Recorder:
         self._chance = random.Random(0)
         self._passing = 0
         self._sampling = False
+        self._rows = 0  # since storages that had died were let go
+        self._key = next(_KEYS)
         self.unseen: dict[str, int] = {}
         self.whole: dict[str, int] = {}
         self.mode = self._make_mode()
@@ -128,8 +134,15 @@ class Recorder:
         )
 
     def _take(self, rows: memoryview) -> None:
+        if self.unseen:
+            self._spool.tell(unseen={self._key: self.unseen})
+        if self.whole:
+            self._spool.tell(taken_whole={self._key: self.whole})
         self._spool.write(rows, self.thread)
-        self._regions.forget_dead()
+        self._rows += len(rows) // ROW_BYTES
+        if self._rows >= BLOCK_ROWS:
+            self._rows = 0
+            self._regions.forget_dead()
 
     def _make_mode(self) -> TorchDispatchMode:
         nothing: dict[str, Any] = {}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +21,7 @@ import numpy.typing as npt
 import torch
 
 from ...schema import RegionType
+from .spool import Spool
 
 __all__ = ["NOWHERE", "TYPES", "LabelledRegions", "Regions", "devices_of"]
 
@@ -48,12 +48,10 @@ def devices_of(words: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class LabelledRegions:
-    """What is known at the end of a trace: (n,) sorted words, and ids for those of the cache."""
+    """What is known at the end of a trace. A storage that is both is one of the cache."""
 
-    weights: npt.NDArray[np.int64]
-    cache: npt.NDArray[np.int64]
-    cache_ids: npt.NDArray[np.int64]
-    devices: list[str]
+    weights: npt.NDArray[np.int64]  #: (n,) words, sorted
+    cache: npt.NDArray[np.int64]  #: (n, 2) words, sorted, and ids
 
     def label(
         self, words: npt.NDArray[np.int64]
@@ -61,12 +59,12 @@ class LabelledRegions:
         """Region ids, and positions in :data:`TYPES`, of a column of words."""
         ids = words >> _ID_SHIFT
         types = np.where(words & _LOADING, np.int8(_RUNTIME), np.int8(_ACTIVATION))
-        for known, kind in ((self.weights, _WEIGHT), (self.cache, _KV_CACHE)):
+        for known, kind in ((self.weights, _WEIGHT), (self.cache[:, 0], _KV_CACHE)):
             if len(known):
                 place = np.minimum(np.searchsorted(known, words), len(known) - 1)
                 found = known[place] == words
                 types[found] = kind
-                ids[found] = WEIGHT_ID if kind == _WEIGHT else self.cache_ids[place[found]]
+                ids[found] = WEIGHT_ID if kind == _WEIGHT else self.cache[place[found], 1]
         return ids, types
 
 
@@ -90,15 +88,16 @@ class Regions:
         forgotten: grows before the ``_cdata`` of storages that have died may be others'.
     """
 
-    def __init__(self, by_layer: bool) -> None:
+    def __init__(self, by_layer: bool, spool: Spool) -> None:
+        """``spool`` is told what storages are for."""
+        self._spool = spool
         self.words: dict[int, int] = {}
         self.forgotten = ctypes.c_int64(0)  # read by C
         self._loading = 0
-        self.by_layer = by_layer
+        self._by_layer = by_layer
         self._numbers = itertools.count((WEIGHT_ID + 1) << _ID_SHIFT, 1 << _ID_SHIFT)
         self._devices: dict[torch.device, int] = {torch.device("cpu"): 0}
-        self._weights: dict[int, str] = {}
-        self._cache = array("q")  # word, id; a pair for each storage of a cache
+        self._weights: set[int] = set()
         self._cache_now: dict[str, int] = {}
         self._cache_ids: dict[str, int] = {}
 
@@ -121,7 +120,11 @@ class Regions:
     def _kind(self, tensor: torch.Tensor) -> int:
         if tensor.is_meta:
             return NOWHERE
-        return self._devices.setdefault(tensor.device, len(self._devices))
+        number = self._devices.get(tensor.device)
+        if number is None:
+            number = self._devices.setdefault(tensor.device, len(self._devices))
+            self._spool.tell(devices={number: str(tensor.device)})
+        return number
 
     @property
     def loading(self) -> bool:
@@ -140,15 +143,16 @@ class Regions:
         """
         if self._loading or parameter.layout is not torch.strided:
             return False
-        self._weights.setdefault(self.meet(parameter), "")
+        self.mark_weight(parameter)
         return True
 
-    def mark_weight(self, tensor: torch.Tensor, name: str) -> bool:
+    def mark_weight(self, tensor: torch.Tensor) -> bool:
         """Makes a tensor's storage a weight; False if it was one."""
         word = self.meet(tensor)
         if word == NOWHERE or word in self._weights:
             return False
-        self._weights[word] = name
+        self._weights.add(word)
+        self._spool.mark_weight(word)
         return True
 
     def mark_cache(self, tensor: torch.Tensor, name: str) -> None:
@@ -160,8 +164,8 @@ class Regions:
             return
         self._cache_now[name] = word
         own_id = word >> _ID_SHIFT
-        self._cache.append(word)
-        self._cache.append(self._cache_ids.setdefault(name, own_id) if self.by_layer else own_id)
+        region_id = self._cache_ids.setdefault(name, own_id) if self._by_layer else own_id
+        self._spool.mark_cache(word, region_id)
 
     def forget_dead(self) -> None:
         """Lets go of the storages that have died."""
@@ -173,20 +177,3 @@ class Regions:
     def forget_all(self) -> None:
         while self.words:
             _free_weak_ref(self.words.popitem()[0])
-
-    def counts(self) -> dict[str, int]:
-        return {
-            "weight_storages": len(self._weights),
-            "cache_storages": len(self._cache) // 2,
-        }
-
-    def labelled(self) -> LabelledRegions:
-        """What is known now. A storage that is both is one of the cache."""
-        pairs = np.array(self._cache, np.int64).reshape(-1, 2)
-        words, first = np.unique(pairs[:, 0], return_index=True)
-        return LabelledRegions(
-            np.array(sorted(self._weights), np.int64),
-            words,
-            pairs[first, 1],
-            [str(device) for device in self._devices],
-        )

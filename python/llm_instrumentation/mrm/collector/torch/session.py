@@ -9,7 +9,6 @@ import threading
 import time
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ....errors import InvalidStateError, UnsupportedError
 from ...schema import Phase
@@ -28,10 +28,11 @@ from .caches import (
     new_tokens,
     tensors_of,
 )
+from .packed import packed_weights, told_of_packed
 from .recorder import Recorder, Symbols
 from .regions import Regions
 from .spool import Spool
-from .trace import Steps, trace_of
+from .trace import about_trace, trace_of
 
 __all__ = ["Attachment", "Session"]
 
@@ -45,23 +46,42 @@ class Session:
     """
 
     def __init__(
-        self, folder: Path | None, *, sample_every: int, max_runs: int, kv_by_layer: bool
+        self,
+        trace: Path | None,
+        *,
+        sample_every: int,
+        max_runs: int,
+        kv_by_layer: bool,
+        run_id: str,
     ) -> None:
-        self.spool = Spool(folder)
-        self.regions = Regions(kv_by_layer)
-        self.symbols = Symbols()
-        self.steps = Steps()
+        """``trace`` is what the rows will become; None: a reader's batches alone."""
+        self.spool = Spool(
+            trace,
+            trace=None if trace is None else trace.name,
+            run_id=run_id,
+            about={
+                "torch": torch.__version__,
+                "sample_every": sample_every,
+                "max_runs": max_runs,
+                "kv_regions": "layer" if kv_by_layer else "storage",
+                "compiled_model_ran_eagerly": False,
+            },
+        )
+        self.regions = Regions(kv_by_layer, self.spool)
+        self.symbols = Symbols(self.spool)
         self.phase: Phase | None = None
         self.token: int | None = None
         self.context: int | None = None
-        self.compiled = False
         self.attached: list[Attachment] = []
         self._sample_every = sample_every
         self._max_runs = max_runs
+        self._run_id = run_id
         self._lock = threading.RLock()
         self._recorders: dict[int, Recorder] = {}
         self._depths: dict[int, int] = {}
         self._weights: list[tuple[int, int, int]] = []  # address, bytes, word
+        self._looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # for packed weights
+        self._packed: list[int] = []  # bytes
 
     # Threads.
 
@@ -143,7 +163,8 @@ class Session:
     def step(self, phase: Phase | None, token: int | None, context: int | None) -> None:
         """From now on rows are of this phase, token and context."""
         self.phase, self.token, self.context = phase, token, context
-        self.steps.mark(_clock(), phase, token, context)
+        self.spool.mark_step(_clock(), phase, token, context)
+        self.flush_here()
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
@@ -163,14 +184,37 @@ class Session:
     # Weights.
 
     def mark_weights(self, model: nn.Module) -> None:
-        """Parameters and buffers are weights from now on, and in the rows there are."""
-        for named in (model.named_parameters, model.named_buffers):
-            for name, tensor in named():
-                if not _has_storage(tensor) or not self.regions.mark_weight(tensor, name):
-                    continue
-                storage = tensor.untyped_storage()
-                word = self.regions.meet(tensor)
-                self._weights.append((storage.data_ptr(), storage.nbytes(), word))
+        """Parameters and buffers are weights from now on, and in the rows there are.
+
+        Warns:
+            RuntimeWarning: weights are packed: they have no address and no rows.
+        """
+        for tensors in (model.parameters, model.buffers):
+            for tensor in tensors():
+                for plain in _made_of(tensor):
+                    self._mark_weight(plain)
+        self._count_packed(model)
+
+    def _mark_weight(self, tensor: torch.Tensor) -> None:
+        if _has_storage(tensor) and self.regions.mark_weight(tensor):
+            storage, word = tensor.untyped_storage(), self.regions.meet(tensor)
+            self._weights.append((storage.data_ptr(), storage.nbytes(), word))
+
+    def _count_packed(self, model: nn.Module) -> None:
+        found: list[int] = []
+        with torch._C._DisableTorchDispatch():
+            for module in model.modules():
+                if module not in self._looked_at:
+                    self._looked_at.add(module)
+                    found += packed_weights(module)
+        if found:
+            self._packed += found
+            about = {
+                "packed_weights": len(self._packed),
+                "packed_weight_bytes": sum(self._packed),
+            }
+            self.spool.tell(about=about)
+            warnings.warn(told_of_packed(about), RuntimeWarning, stacklevel=5)
 
     def note_weights(self, at_ns: int | None) -> int:
         """A store of each weight storage, where their load was not traced."""
@@ -179,8 +223,8 @@ class Session:
         put = self.recorder_here().put
         for address, length, word in self._weights:
             put(now, address, length, word, code)
-        self.steps.mark(now, Phase.WEIGHT_LOAD, None, None)
-        self.steps.mark(now + 1, self.phase, self.token, self.context)
+        self.spool.mark_step(now, Phase.WEIGHT_LOAD, None, None)
+        self.spool.mark_step(now + 1, self.phase, self.token, self.context)
         return len(self._weights)
 
     # The end.
@@ -194,33 +238,21 @@ class Session:
         for recorder in self._recorders.values():
             recorder.flush()
 
-    def reader(self, run_id: str) -> pa.RecordBatchReader:
+    def flush_here(self) -> None:
+        """Hands over the rows of this thread, so that a kill does not take them."""
+        recorder = self._recorders.get(threading.get_ident())
+        if recorder is not None:
+            recorder.flush()
+
+    def reader(self) -> pa.RecordBatchReader:
         """The rows so far."""
         self.flush()
-        return trace_of(
-            self.spool,
-            self.regions.labelled(),
-            self.steps,
-            list(self.symbols.names),
-            run_id,
-            self.about(),
-        )
+        return trace_of(self.spool.contents(), self._run_id)
 
     def about(self) -> dict[str, Any]:
         """How the trace was made."""
-        recorders = list(self._recorders.values())
-        return {
-            "torch": torch.__version__,
-            "sample_every": self._sample_every,
-            "max_runs": self._max_runs,
-            "kv_regions": "layer" if self.regions.by_layer else "storage",
-            "compiled_model_ran_eagerly": self.compiled,
-            "threads": len(recorders),
-            "operators": list(self.symbols.names),
-            "tensors_without_address": _sum(one.unseen for one in recorders),
-            "taken_whole": _sum(one.whole for one in recorders),
-            **self.regions.counts(),
-        }
+        self.flush()
+        return about_trace(self.spool.contents())
 
     def close(self) -> None:
         """Removes the rows."""
@@ -287,7 +319,7 @@ class Attachment:
             caches = caches_of_call(args, kwargs)
             self._mark(caches)
             if not self._manual:
-                self._next_step(caches, new_tokens(args, kwargs))
+                self._next_step(caches, new_tokens(module, args, kwargs))
 
     def _after(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -303,6 +335,7 @@ class Attachment:
             last = returned or given
             self._had_cache = bool(last)
             self._seen = _reference(last[0]) if last else _nothing
+            self._session.flush_here()
 
     def _mark(self, caches: Iterable[Any]) -> None:
         for number, cache in enumerate(caches):
@@ -331,11 +364,6 @@ class Attachment:
         session.step(session.phase, token, context)
 
 
-def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    """By operator."""
-    return dict(sum(map(Counter, counts), Counter[str]()))
-
-
 def _nothing() -> None:
     return None
 
@@ -348,11 +376,20 @@ def _reference(cache: Any) -> Callable[[], Any]:
         return _nothing
 
 
+def _made_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that a wrapper is made of, as those of quantised weights; others themselves."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _made_of(getattr(tensor, name))
+    else:
+        yield tensor
+
+
 def _has_storage(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return False
     try:
-        tensor.untyped_storage()
+        tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):  # a wrapper; what it wraps has
         return False
     return True
@@ -372,7 +409,7 @@ def _eager(model: nn.Module, session: Session) -> Iterator[None]:
                 f"the model is compiled, and torch {torch.__version__} cannot run it eagerly: "
                 "trace it before torch.compile, or use torch 2.6 or newer"
             )
-        session.compiled = True
+        session.spool.tell(about={"compiled_model_ran_eagerly": True})
         warnings.warn(
             "the model is compiled: it runs eagerly while it is traced, since compiled code "
             "shows no operators",
@@ -393,7 +430,7 @@ def ns_per_operator() -> float | None:
     """
     if torch._C._len_torch_dispatch_stack():
         return None
-    session = Session(None, sample_every=1, max_runs=1, kv_by_layer=False)
+    session = Session(None, sample_every=1, max_runs=1, kv_by_layer=False, run_id="")
     one = torch.zeros(8)
     extra = []
     with torch.no_grad():

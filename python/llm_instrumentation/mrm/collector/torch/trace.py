@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,73 +15,44 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...._files import partial_beside, remove_leftovers
-from ...schema import Kind, Phase, arrow_schema
+from ...schema import Kind, arrow_schema
 from ..base import PhaseBoundaries
-from ..rows import OPS, Phases, make_batch
+from ..rows import OPS, Phases, Words, make_batch
 from .regions import TYPES, LabelledRegions, devices_of
-from .spool import Spool
+from .spool import NONE, PHASES, Contents
 
-__all__ = ["META_KEY", "Steps", "read_trace", "trace_of", "write_trace"]
+__all__ = ["META_KEY", "about_trace", "read_trace", "trace_of", "write_trace"]
 
 #: Schema metadata: how the trace was made, as JSON.
 META_KEY = b"mrm_torch_tracer"
 
-_PHASES = tuple(phase.value for phase in Phase)
-_NULL = -1
 _BATCH_ROWS = 1 << 16
 
 
-class Steps:
-    """Which phase, token and context a time belongs to; 32 bytes a step."""
-
-    def __init__(self) -> None:
-        self._marks = array("q", (0, _NULL, _NULL, _NULL))
-
-    def mark(
-        self, time_ns: int, phase: Phase | None, token: int | None, context: int | None
-    ) -> None:
-        """Says what holds from ``time_ns`` on."""
-        self._marks.extend(
-            (
-                time_ns,
-                _NULL if phase is None else _PHASES.index(phase.value),
-                _NULL if token is None else token,
-                _NULL if context is None else context,
-            )
-        )
-
-    def table(self) -> npt.NDArray[np.int64]:
-        """(steps, 4), sorted: time, phase, token, context; -1 for none."""
-        marks = np.array(self._marks, np.int64).reshape(-1, 4)
-        return marks[np.argsort(marks[:, 0], kind="stable")]
-
-
 def trace_of(
-    spool: Spool,
-    regions: LabelledRegions,
-    steps: Steps,
-    symbols: Sequence[str],
-    run_id: str,
-    about: dict[str, Any],
+    contents: Contents, run_id: str, boundaries: PhaseBoundaries | None = None
 ) -> pa.RecordBatchReader:
     """The rows as batches of the schema of a trace, in the order of their writing.
 
     Args:
-        spool: the rows.
-        regions: what is known of the storages.
-        steps: phases and tokens by time.
-        symbols: the operators' names by number.
+        contents: of a spool.
         run_id: of all rows.
-        about: goes into the schema's metadata.
+        boundaries: phases where those of the steps do not count.
     """
     schema = arrow_schema(Kind.ACCESSES)
-    schema = schema.with_metadata({**schema.metadata, META_KEY: json.dumps(about).encode()})
-    marks = steps.table()
-    places = [f"torch:{device}" if device != "cpu" else "torch" for device in regions.devices]
+    about = json.dumps(about_trace(contents)).encode()
+    schema = schema.with_metadata({**schema.metadata, META_KEY: about})
+    regions = LabelledRegions(contents.weights, contents.cache)
+    # Before the first step nothing is known.
+    marks = np.concatenate([[(0, NONE, NONE, NONE)], contents.steps])
+    symbols = _by_number(contents.facts.get("symbols", {}))
+    devices = _by_number({"0": "cpu", **contents.facts.get("devices", {})})
+    places = [f"torch:{device}" if device != "cpu" else "torch" for device in devices]
+    phases = None if boundaries is None else Phases(boundaries)
 
     def batches() -> Iterator[pa.RecordBatch]:
         first_id = 0
-        for block, threads in _batched(spool.blocks()):
+        for block, threads in _batched(contents.blocks()):
             real = (block["region"] >= 0) & (block["length"] > 0) & (block["address"] > 0)
             rows = block[real]
             ids, types = regions.label(rows["region"])
@@ -93,9 +64,9 @@ def trace_of(
                 times=rows["time"],
                 addresses=rows["address"],
                 op_type=(OPS, rows["code"] & 1),
-                symbol=(symbols, rows["code"] >> 1),
-                dso=(places, devices_of(rows["region"])),
-                phase=(_PHASES, step[:, 1]),
+                symbol=_known(symbols, rows["code"] >> 1),
+                dso=_known(places, devices_of(rows["region"])),
+                phase=(PHASES, step[:, 1]) if phases is None else phases.of(rows["time"]),
                 region_type=(TYPES, types),
                 region_id=ids,
                 thread_id=threads[real],
@@ -106,6 +77,37 @@ def trace_of(
             first_id += len(rows)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def about_trace(contents: Contents) -> dict[str, Any]:
+    """How a trace was made, and what is not in it."""
+    return {
+        **contents.facts.get("about", {}),
+        "threads": len(contents.threads),
+        "operators": _by_number(contents.facts.get("symbols", {})),
+        "tensors_without_address": _sum(contents.facts.get("unseen", {})),
+        "taken_whole": _sum(contents.facts.get("taken_whole", {})),
+        "weight_storages": len(contents.weights),
+        "cache_storages": len(contents.cache),
+    }
+
+
+def _sum(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """The counts of all recorders."""
+    total: Counter[str] = Counter()
+    for one in counts.values():
+        total.update(one)
+    return dict(total)
+
+
+def _by_number(names: Mapping[str, str]) -> list[str]:
+    last = max(map(int, names), default=-1)
+    return [names.get(str(number), "") for number in range(last + 1)]
+
+
+def _known(words: Sequence[str], codes: npt.NDArray[np.int64]) -> Words:
+    """A column of words; none where the file ends before it says the word."""
+    return words, np.where(codes < len(words), codes, NONE)
 
 
 def _batched(
@@ -131,7 +133,7 @@ def _joined(
 
 
 def _nullable(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.ma.masked_equal(values, _NULL)
+    return np.ma.masked_equal(values, NONE)
 
 
 def write_trace(reader: pa.RecordBatchReader, path: Path) -> int:

@@ -32,13 +32,18 @@ kernel touches it, on its scratch memory and on caches.
 - ``symbol`` is the operator (``aten::mm``), ``dso`` is ``torch``, or ``torch:cuda:0`` for memory
   of that device.
 - ``token_index`` counts the forward calls of a generation from 0, the prefill;
-  ``context_tokens`` is the length of the context at the end of that call.
+  ``context_tokens`` is the length of the context at the end of that call; of an encoder-decoder
+  model that of its decoder.
 
 Compiled models run eagerly meanwhile, since compiled code shows no operators; replayed CUDA
 graphs show none either. Tensor subclasses are traced by the operators that they are made of.
 A dispatch mode belongs to its thread: :meth:`TorchTracer.thread` traces in further ones, and
-threads of autograd are traced with their caller. Memory is bounded: 0.3 MB for each thread, 32
-bytes for each forward call and 16 for each storage of a cache, beside the live storages.
+threads of autograd are traced with their caller. Memory is bounded: 0.3 MB for each thread beside
+the live storages, and at the end 32 bytes for each forward call and 16 for each storage of a cache.
+
+Rows go to a file beside the trace, a spool, after each forward call and whenever a thread has 8,192
+of them. It is removed when the trace is whole. Where the process was killed it stays, the next
+tracer of the same path tells of it, and :func:`.recover.recover_torch_trace` makes the trace.
 """
 
 from __future__ import annotations
@@ -93,7 +98,9 @@ class TorchTracer(BaseCollector):
         """Begins nothing yet.
 
         Args:
-            path: the Parquet file that :meth:`close` writes; None: only :meth:`reader`.
+            path: the Parquet file that :meth:`close` writes; None: only :meth:`reader`. Until
+                then the rows lie beside it. Where rows of a trace that was not closed do, a
+                RuntimeWarning says so, and they stay.
             sample_every: record one operator in so many, at random distances, while the
                 weights are not being loaded.
             trace_load: as a collector, trace from :meth:`start` on; otherwise from
@@ -214,7 +221,7 @@ class TorchTracer(BaseCollector):
             InvalidStateError: nothing was traced, or it was closed and has no file.
         """
         if self._session is not None:
-            return self._session.reader(self._run_id)
+            return self._session.reader()
         return self.trace(self._run_id)
 
     def close(self) -> None:
@@ -288,18 +295,19 @@ class TorchTracer(BaseCollector):
             return self._session
 
     def _begin(self) -> Session:
+        from .recover import warn_of_leftovers
         from .session import Session
 
-        folder = None
         if self._path is not None:
-            folder = self._path.parent
-            folder.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            warn_of_leftovers(self._path)
         self._written = None
         return Session(
-            folder,
+            self._path,
             sample_every=self._sample_every,
             max_runs=self._max_runs,
             kv_by_layer=self._by_layer,
+            run_id=self._run_id,
         )
 
     def _finish(self) -> CollectorMeta:
@@ -313,13 +321,13 @@ class TorchTracer(BaseCollector):
         session.detach_all()
         rows = 0
         if self._path is not None:
-            rows = write_trace(session.reader(self._run_id), self._path)
+            rows = write_trace(session.reader(), self._path)
             self._written = self._path
+        about = session.about()
         session.close()
         self._session, self._running = None, False
         if session.spool.error is not None:
             raise session.spool.error
-        about = session.about()
         return CollectorMeta(
             collector_type=self.name,
             available=True,
@@ -338,9 +346,13 @@ class TorchTracer(BaseCollector):
 
 
 def _warnings_about(about: dict[str, Any]) -> list[str]:
+    from .packed import told_of_packed
+
     found = []
     if about["compiled_model_ran_eagerly"]:
         found.append("the model is compiled; it ran eagerly while it was traced")
+    if "packed_weights" in about:
+        found.append(told_of_packed(about))
     unseen = about["tensors_without_address"]
     if unseen:
         told = ", ".join(f"{name} ({count})" for name, count in sorted(unseen.items()))

@@ -1,0 +1,137 @@
+"""Traces of processes that were killed, from the spools that they left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from ...._files import created_beside, locked
+from ....errors import CorruptError, InvalidArgumentError, InvalidStateError, NotFoundError
+from ..base import PhaseBoundaries
+from .spool import SPOOL, Contents
+from .trace import trace_of, write_trace
+
+__all__ = ["read_spool", "recover_torch_trace", "warn_of_leftovers"]
+
+
+def recover_torch_trace(
+    path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None
+) -> int:
+    """Writes the trace of a ``TorchTracer`` whose process was killed, or that was never closed.
+
+    The trace has all rows that had left the process: up to the last forward call that ended,
+    less those of further threads in their last block. A storage is what was known of it then. So
+    the cache of a call that had not ended may still be activations. The spool, the file that the
+    process left beside its trace, is removed once the trace is on disk.
+
+    Args:
+        path: the trace's path as the tracer was given it, or the spool itself.
+        out: the Parquet file; by default the path that the tracer was given.
+
+    Returns:
+        How many rows there are.
+
+    Raises:
+        NotFoundError: nothing was left there.
+        InvalidArgumentError: several processes left something; name the spool.
+        InvalidStateError: the process that writes it still lives.
+        CorruptError: the file was not written by this version's tracer.
+        FileExistsError: there is a trace at ``out``, which stays.
+        OSError: the trace cannot be written; the spool stays.
+
+    Warns:
+        RuntimeWarning: the end of the spool is torn; says how many bytes are not in the trace.
+    """
+    spool = _found(Path(path))
+    with _opened(spool) as contents:
+        name = contents.facts.get("trace", spool.name.rsplit(".", 2)[0])
+        trace = spool.with_name(name) if out is None else Path(out)
+        if os.path.lexists(trace):
+            raise FileExistsError(
+                f"{trace} exists and is not replaced: give the trace of {spool} another path, out, "
+                "or remove the one that is not wanted"
+            )
+        rows = write_trace(trace_of(contents, contents.facts.get("run_id", "trace")), trace)
+        with open(trace, "rb") as file:
+            os.fsync(file.fileno())
+        if contents.unread_bytes:
+            warnings.warn(
+                f"{spool} ended within a record: its last {contents.unread_bytes} bytes are not "
+                "in the trace",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        spool.unlink()
+    return rows
+
+
+def read_spool(
+    spool: Path, run_id: str, boundaries: PhaseBoundaries | None
+) -> pa.RecordBatchReader:
+    """What is in a spool, under another run id, with phases by ``boundaries`` where given.
+
+    Raises:
+        InvalidStateError: the process that writes it still lives.
+        CorruptError: the file was not written by this version's tracer.
+    """
+    opened = contextlib.ExitStack()
+    reader = trace_of(opened.enter_context(_opened(spool)), run_id, boundaries)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with opened:
+            yield from reader
+
+    return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+
+def warn_of_leftovers(trace: Path) -> None:
+    """Tells of the spools beside a trace that nobody writes any more."""
+    for spool in filter(_is_left, created_beside(trace, SPOOL)):
+        warnings.warn(
+            f"{spool} has the rows of a trace that was not closed; it stays. "
+            f"llm_instrumentation.mrm.recover_torch_trace({os.fspath(spool)!r}, out) makes a trace "
+            "of it; remove it if you do not want it",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def _is_left(spool: Path) -> bool:
+    try:
+        with locked(spool) as file:
+            return file is not None
+    except OSError:  # it is gone, or somebody else's
+        return False
+
+
+def _found(path: Path) -> Path:
+    if path.name.endswith(SPOOL) and path.exists():
+        return path
+    there = created_beside(path, SPOOL)
+    found = list(filter(_is_left, there)) or there
+    if not found:
+        raise NotFoundError(f"{path}: no trace that was not closed lies beside it")
+    if len(found) > 1:
+        names = ", ".join(map(str, found))
+        raise InvalidArgumentError(f"{path}: several traces were not closed; give one of {names}")
+    return found[0]
+
+
+@contextlib.contextmanager
+def _opened(spool: Path) -> Iterator[Contents]:
+    with locked(spool) as file:
+        if file is None:
+            raise InvalidStateError(
+                f"{spool} is being written, or was left to a child process that still lives; close "
+                "the tracer, or end that process"
+            )
+        try:
+            contents = Contents(file)
+        except CorruptError as error:
+            raise CorruptError(f"{spool}: {error}") from error
+        yield contents
