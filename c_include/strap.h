@@ -628,7 +628,8 @@ strap_status strap_trace_parse(const char *format, const char *path, const char 
  * Gives every row of IN its region_type and region_id; the other columns pass as
  * they are. Afterwards the tables "region_map" and "kv_block_lifecycle" tell what
  * was seen, and "label_coverage" (region_type, n_rows, n_bytes) how much of it has
- * which type, before the policy leaves rows out or names them.
+ * which type, before the policy leaves rows out or names them. The second has a row for
+ * each page: it is INVALID_ARGUMENT where rows of more than 64 pages give it more than 2^24.
  *
  * Options: rules ([{region_type, phase, op_type, symbol_re, dso_re}], the first that
  * matches wins; absent: the documented ones), policy ("keep", "skip", "error",

@@ -20,7 +20,7 @@ def test_the_name_of_a_file_is_shown_as_it_is(monkeypatch):
     monkeypatch.setattr(_progress, "_PATIENCE_S", -1.0)
     monkeypatch.setenv("COLUMNS", "100")
     with _progress.progress_line("parsing runs:x:[red]smile:smile:.txt") as show:
-        show(Counts(False, 1234, 0, 0, 0, 0, 0))
+        show(Counts(False, 1234, 0, 0, 0, 0, 0, 0))
     assert "parsing runs:x:[red]smile:smile:.txt" in terminal.getvalue()
     assert "1,234 rows" in terminal.getvalue()
 

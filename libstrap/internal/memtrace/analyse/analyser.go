@@ -4,7 +4,8 @@
 // Rows are copied into blocks, and each block goes through several stages at the same
 // time: one for each question, split by regions or addresses where there are more
 // cores than questions. What a stage keeps is bounded by the regions, the addresses
-// and the pages of the trace, not by its rows. The exceptions are the values whose
+// and the pages of the trace, not by its rows; the pages of a long row are kept as spans,
+// which its ends bound. The exceptions are the values whose
 // exact quantiles are wanted (strides, gaps) and the rows for sorting: they are kept
 // in compact form up to Options.MemoryBytes, and go to a file in Options.SpillDir
 // beyond. Quantiles of spilled values are found by radix selection, some passes over

@@ -20,8 +20,8 @@ import (
 // two places: long says which row a page was in, and in what order they were accessed. Pages
 // side by side in both have the same distance, for each moves behind the others in its turn.
 type distances struct {
-	places times // the place + 1 of each page
-	live   uint64
+	places times  // the place + 1 of each page
+	live   uint64 // marks
 	marks  []uint64
 	tree   []uint64 // tree[i]: the marks of the words that i+1 stands for in a Fenwick tree
 	next   uint64   // place

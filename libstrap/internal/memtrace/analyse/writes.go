@@ -12,7 +12,7 @@ type writes struct {
 	stores  pairs                         // by address and region; 2 stands for more, too
 	long    map[uint32]*spans.Map[uint32] // the same for the pages of long rows, by region
 	regions []regionWrites
-	states  []spans.Span[uint32] // of row: memory to reuse
+	states  []spans.Span[uint32] // memory that row uses again
 	touched uint64
 }
 

@@ -21,7 +21,7 @@ type Span[V comparable] struct {
 type Map[V comparable] struct {
 	chunks []chunk[V]
 	count  int
-	joined []Span[V] // of Set: memory to reuse
+	joined []Span[V] // memory that Set uses again
 }
 
 type chunk[V comparable] struct {
@@ -32,7 +32,7 @@ type chunk[V comparable] struct {
 // mostSpans bounds a chunk.
 const mostSpans = 256
 
-// place is the first span that ends behind a limit.
+// place is that of a span, or behind the last: the number of its chunk, and its number in there.
 type place struct{ chunk, span int }
 
 // behind finds the first span for which ends is true; it is false of those before it.

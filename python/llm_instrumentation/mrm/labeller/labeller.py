@@ -171,7 +171,11 @@ class TraceLabeller:
         return self._table("region_map")
 
     def kv_lifecycle(self) -> list[dict[str, Any]]:
-        """A dict for each page of the KV cache so far, in the order of first sight."""
+        """A dict for each page of the KV cache so far, in the order of first sight.
+
+        Raises:
+            InvalidArgumentError: rows of more than 64 pages give it more than 2**24 pages.
+        """
         return self._table("kv_block_lifecycle")
 
     @property
