@@ -279,6 +279,13 @@ def test_broadcast_elements_count_once():
     assert moves(frame)[0] == ("load", x.data_ptr(), 24)
 
 
+def test_windows_that_overlap_count_their_elements_once():
+    x = torch.randn(3, 5)[:, :4]
+    frame = traced(lambda: torch.ops.aten.neg(x.unfold(0, 2, 1)))
+    loads = moves(frame[frame.op_type == "load"])
+    assert loads == [("load", x.data_ptr() + 20 * row, 16) for row in range(3)]
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=4),
     st.sampled_from([1, 2, 4, 8]),

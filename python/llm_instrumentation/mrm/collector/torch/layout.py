@@ -98,8 +98,11 @@ def _pieces_of(
             *(range(0, step * size, step) for step, size in reversed(steps))
         )
     )
-    if steps and steps[0][0] < run:  # they overlap
-        return _merged((offset, run) for offset in sorted(offsets))
+    extent = run
+    for step, size in steps:
+        if step < extent:  # windows that overlap
+            return _merged((offset, run) for offset in sorted(offsets))
+        extent += step * (size - 1)
     return tuple((offset, run) for offset in offsets)
 
 
