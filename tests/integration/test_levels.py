@@ -41,10 +41,12 @@ def python(folder: Path, level: str, *arguments: str | Path) -> subprocess.Compl
 @pytest.fixture(scope="module")
 def levels(folder: Path) -> list[str]:
     """Those of this processor, as the library says that is told one which does not exist."""
-    load = "from llm_instrumentation._native.library import library; library()"
-    said = python(folder, "none", "-c", load).stderr
-    (names,) = re.findall(r'codec: level "none": this processor has \[(.*?)\]', said)
-    found: list[str] = re.findall(r'"(\w+)"', names)
+    # A call waits for Go to begin, which otherwise happens beside a process that may end first.
+    call = "from llm_instrumentation import ActivationReader; ActivationReader('/nowhere')"
+    said = python(folder, "none", "-c", call).stderr
+    told = re.search(r'codec: level "none": this processor has \[(.*?)\]', said)
+    assert told, said
+    found: list[str] = re.findall(r'"(\w+)"', told[1])
     return found
 
 

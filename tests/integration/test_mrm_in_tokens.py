@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import duckdb
 import pandas as pd
+import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
-from llm_instrumentation.errors import InvalidArgumentError
 from llm_instrumentation.mrm import compute_all, compute_in_tokens
 from llm_instrumentation.mrm.collector import TorchTracer
+from llm_instrumentation.mrm.schema import KIND_KEY, Kind
 
 PROMPT, WRITTEN = 5, 6
 
@@ -99,6 +101,17 @@ def test_without_tokens_the_tables_are_empty(tmp_path):
     ).values())  # fmt: skip
 
 
-def test_what_can_be_read_once_is_refused(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="reads twice"):
-        compute_in_tokens(traced(tmp_path).to_reader())
+def test_what_can_be_read_once_is_read_into_memory(tmp_path):
+    rows = traced(tmp_path)
+    wanted = compute_in_tokens(rows)
+    for one in (rows.to_reader(), polars.from_arrow(rows), duckdb.sql("select * from rows")):
+        for name, found in compute_in_tokens(one).items():
+            pd.testing.assert_frame_equal(found, wanted[name])
+
+
+def test_only_accesses_tell_how_long_a_position_is_read(tmp_path):
+    table = traced(tmp_path)
+    metadata = {**table.schema.metadata, KIND_KEY: Kind.ALLOCATIONS.value.encode()}
+    found = compute_in_tokens(table.replace_schema_metadata(metadata))
+    assert found["kv_positions"].empty
+    assert not found["retention_tokens"].empty

@@ -795,6 +795,24 @@ def test_experiments_from_python(tmp_path):
     assert wanted.report(tmp_path / "reports").is_file()
 
 
+def test_a_cache_with_too_many_pages_for_a_table_loses_that_table_alone(tmp_path):
+    row = {"run_id": "r", "sample_id": 0, "timestamp_ns": 0, "address": 1 << 40,
+           "address_page": 1 << 28, "op_type": "store", "region_type": "kv_cache", "region_id": 2,
+           "length_bytes": 65 << 30}  # fmt: skip
+    table = pa.Table.from_pylist(list(normalise_rows([row])), schema=arrow_schema(Kind.ACCESSES))
+    settings = Settings(
+        LabellerConfig(min_sample_count=1), output=OutputConfig(formats={"figures": "none"})
+    )
+    told = []
+    folder = RunFolder(tmp_path)
+    made = process(settings, folder, table.to_reader(), [], {}, warn=told.append)
+    assert made.problem is None
+    assert any("kv_block_lifecycle.parquet is empty" in line for line in told), told
+    assert pq.read_table(tmp_path / "kv_block_lifecycle.parquet").num_rows == 0
+    assert pq.read_table(tmp_path / "region_map.parquet").num_rows == 1
+    assert not verify_manifest(tmp_path)
+
+
 def test_regions_with_new_ids_are_told(tmp_path):
     rows = [
         {"run_id": "r", "sample_id": number, "timestamp_ns": number, "address": page << 12,

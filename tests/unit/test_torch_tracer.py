@@ -3,6 +3,7 @@ one region."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -256,6 +257,78 @@ def test_adding_to_rows_reads_the_table_too():
     assert ("load", row, 16) in moves(frame)
     assert ("store", row, 16) in moves(frame)
     assert whole("load", table) not in moves(frame)
+
+
+def loaded(operation, tensor) -> tuple[int, int]:
+    """How many bytes of a tensor are loaded, and by how many rows."""
+    frame = traced(operation)
+    own = frame[(frame.op_type == "load") & frame.address.between(
+        tensor.data_ptr(), tensor.data_ptr() + tensor.untyped_storage().nbytes() - 1
+    )]  # fmt: skip
+    return int(own.length_bytes.sum()), len(own)
+
+
+@pytest.mark.parametrize(
+    ("table", "wanted"),
+    [
+        (torch.randn(1, 8).expand(16, 8), 32),
+        (torch.randn(40).unfold(0, 8, 3), 14 * 4),
+        (torch.randn(40).as_strided((10, 8), (3, 1)), 14 * 4),
+    ],
+)
+def test_chosen_rows_that_share_memory_count_it_once(table, wanted):
+    index = torch.tensor([0, 2])
+    for choose in (lambda: table.index_select(0, index), lambda: table[index]):
+        assert loaded(choose, table)[0] == wanted
+
+
+def test_very_many_chosen_pieces_are_one_row_from_the_first_byte_to_the_last():
+    table, index = torch.zeros(70_000, 8), torch.tensor([1, 3, 6])
+    assert loaded(lambda: table.index_select(1, index), table) == (table.nbytes - 2 * 4, 1)
+    index = torch.arange(0, 8, 2)
+    assert loaded(lambda: table.index_select(1, index), table) == (table.nbytes - 4, 1)
+    table, index = torch.zeros(70_000, 16), torch.arange(0, 70_000, 2)  # rows of 64 bytes
+    assert loaded(lambda: table[index], table) == (35_000 * 64, 35_000)
+
+
+def test_old_values_that_do_not_matter_are_not_read():
+    table, source = torch.ones(2, 4), torch.ones(2, 4)
+    index = torch.tensor([[0, 1, 1, 0]])
+    for include, wanted in ((True, 16), (False, 0)):
+        assert loaded(
+            lambda include=include: table.scatter_reduce_(
+                0, index, source, "sum", include_self=include
+            ),
+            table,
+        )[0] == wanted  # fmt: skip
+
+
+def test_a_bag_ends_at_its_last_offset():
+    table, index = torch.randn(10, 4), torch.arange(6)
+    look = nn.functional.embedding_bag
+    offsets = torch.tensor([0, 2, 4])
+    assert loaded(lambda: look(index, table, offsets, mode="sum"), table)[0] == 6 * 16
+    assert loaded(
+        lambda: look(index, table, offsets, mode="sum", include_last_offset=True), table
+    )[0] == 4 * 16  # fmt: skip
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_mask_without_dimensions_chooses_all_or_nothing(holds):
+    x, mask = torch.zeros(()), torch.tensor(holds)
+    frame = traced(lambda: x.masked_fill_(mask, 1.0))
+    assert (whole("store", x) in moves(frame)) == holds
+
+
+def test_what_an_operator_refuses_is_its_own_error():
+    def refused(tracing) -> tuple[str, object]:
+        with tracing, pytest.raises(IndexError) as caught:
+            torch.zeros(3, 4)[torch.tensor([0.5])]
+        return str(caught.value), caught.value.__context__
+
+    with TorchTracer() as one:
+        assert refused(one.thread()) == refused(contextlib.nullcontext())
+        assert one._session.about()["taken_whole"] == {}
 
 
 def test_a_scattered_tensor_is_a_row_for_each_piece():

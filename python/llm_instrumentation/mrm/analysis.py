@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from ..errors import StrapError
 from .engines.base import phase_boundaries
 from .events import read_events
-from .processing import Settings, analyse, export, process
+from .processing import Settings, analyse, export, lifecycle_of, process
 from .recovery import open_raw
 from .runs import RunFolder, find_runs
 
@@ -78,13 +78,13 @@ def _run(one: RunAnalysis, folder: RunFolder, settings: Settings) -> None:
         _recover(one, folder, settings)
         return
     metadata = folder.metadata()
-    regions, lifecycle = _side_tables(folder)
+    regions, lifecycle = _side_tables(folder, one.notes.append)
     one.tables = export(
         settings, folder, metadata, regions, lifecycle, lambda name: None, one.notes.append
     )
 
 
-def _side_tables(folder: RunFolder) -> tuple[Any, Any]:
+def _side_tables(folder: RunFolder, warn: Callable[[str], None]) -> tuple[Any, Any]:
     """The region map and the KV lifecycle: as they are, or from the trace's own labels."""
     paths = [folder.path / f"{name}.parquet" for name in ("region_map", "kv_block_lifecycle")]
     if all(path.is_file() for path in paths):
@@ -94,7 +94,7 @@ def _side_tables(folder: RunFolder) -> tuple[Any, Any]:
     labeller = TraceLabeller([])
     for _ in labeller.label_table(folder.trace):
         pass
-    return labeller.region_map(), labeller.kv_lifecycle()
+    return labeller.region_map(), lifecycle_of(labeller, warn)
 
 
 def _recover(one: RunAnalysis, folder: RunFolder, settings: Settings) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ..errors import InvalidArgumentError
 from .config.schema import (
     AnalyserConfig,
     Compression,
@@ -155,10 +156,18 @@ def process(
             f"{samples} rows, and labeller.min_sample_count is "
             f"{settings.labeller.min_sample_count}",
         )
-    tables = export(
-        settings, folder, metadata, labeller.region_map(), labeller.kv_lifecycle(), stage, warn
-    )
+    lifecycle = lifecycle_of(labeller, warn)
+    tables = export(settings, folder, metadata, labeller.region_map(), lifecycle, stage, warn)
     return Processed(rows, tables=tables)
+
+
+def lifecycle_of(labeller: TraceLabeller, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The pages of the KV cache; none, and a warning, where they are too many for a table."""
+    try:
+        return labeller.kv_lifecycle()
+    except InvalidArgumentError as error:
+        warn(f"kv_block_lifecycle.parquet is empty: {error}")
+        return []
 
 
 def export(

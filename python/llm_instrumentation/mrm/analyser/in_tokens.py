@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from ..._native import trace as native
 from ...errors import InvalidArgumentError
 from .._frames import TraceLike, can_be_read_again, is_in_order, reader_of
-from ..schema import OpType, RegionType
+from ..schema import Kind, OpType, RegionType, kind_of
 from .metrics import _READ_COLUMNS, _options
 
 __all__ = ["TOKEN_TABLES", "compute_in_tokens"]
@@ -50,8 +50,9 @@ class _Step:
 def compute_in_tokens(trace: TraceLike, *, as_arrow: bool = False) -> dict[str, Any]:
     """Retention and reuse in tokens of a labelled trace whose rows know their token.
 
-    Time is the number of the token's step: 0 before the first, and one more with each step of
-    each generation. What happens within a step takes no time.
+    Time is the number of the token's step: 0 before the first, and one more where the token
+    changes. What happens within a step takes no time. Calls one after another for the same token
+    are one step: those of an encoder, and generations of one token.
 
     - ``retention_tokens``: region_type, n_regions, retention_p50_tokens, retention_p90_tokens,
       retention_p99_tokens, retention_mean_tokens. As ``retention_summary``, by steps.
@@ -64,27 +65,25 @@ def compute_in_tokens(trace: TraceLike, *, as_arrow: bool = False) -> dict[str, 
       Sliding windows are not known: they end a position's life sooner.
 
     Args:
-        trace: as for :func:`compute_all`; it is read twice.
+        trace: as for :func:`compute_all`. It is read twice: a reader, a polars frame or a DuckDB
+            relation is first read into memory.
         as_arrow: give pyarrow tables instead of pandas frames.
 
     Returns:
         The tables; empty ones where no row has a token, or the kind of trace cannot tell them.
 
     Raises:
-        InvalidArgumentError: as for :func:`compute_all`, or ``trace`` can be read only once.
+        InvalidArgumentError: as for :func:`compute_all`.
     """
     if not can_be_read_again(trace):
-        raise InvalidArgumentError(
-            f"a {type(trace).__qualname__} can be read once, and this reads twice: give a file, a "
-            "folder, a table or a frame"
-        )
+        trace = reader_of(trace).read_all()
     steps = _steps(trace)
     tables = _analysed(trace, steps)
     known = bool(steps)
     found = {
         "retention_tokens": _retention(tables["retention_per_region"].to_pandas(), known),
         "reuse_tokens": _reuse(tables["reuse_histogram"].to_pandas(), known),
-        "kv_positions": _positions(steps),
+        "kv_positions": _positions(steps if _kind(trace) is Kind.ACCESSES else []),
     }
     if as_arrow:
         return {
@@ -103,6 +102,10 @@ def _analysed(trace: TraceLike, steps: list[_Step]) -> dict[str, pa.Table]:
     return native.analyse(_by_step(trace, steps), names, options)[0]
 
 
+def _kind(trace: TraceLike) -> Kind:
+    return kind_of(reader_of(trace, ("timestamp_ns",)).schema)
+
+
 def _steps(trace: TraceLike) -> list[_Step]:
     """In the order of time. Threads hand their rows over in blocks, so rows may be out of order."""
     found: list[_Step] = []
@@ -110,15 +113,16 @@ def _steps(trace: TraceLike) -> list[_Step]:
     if not {"token_index", "context_tokens"} <= set(reader.schema.names):
         return []
     for batch in reader:
-        rows = batch.filter(pc.is_valid(batch.column("token_index")))
-        if rows.num_rows == 0:
+        token = _ints(batch.column("token_index"))
+        rows = np.flatnonzero(token >= 0)
+        if not len(rows):
             continue
-        rows = rows.take(pc.array_sort_indices(rows.column("timestamp_ns")))
-        token = _ints(rows.column("token_index"))
-        time = _ints(rows.column("timestamp_ns"))
-        context = _ints(rows.column("context_tokens"))
-        reads = _is(rows.column("op_type"), OpType.LOAD.value)
-        reads &= _is(rows.column("region_type"), RegionType.KV_CACHE.value)
+        time = _ints(batch.column("timestamp_ns"))
+        rows = rows[np.argsort(time[rows], kind="stable")]
+        token, time = token[rows], time[rows]
+        context = _ints(batch.column("context_tokens"))[rows]
+        reads = _is(batch.column("op_type"), OpType.LOAD.value)
+        reads = (reads & _is(batch.column("region_type"), RegionType.KV_CACHE.value))[rows]
         begins = np.flatnonzero(np.diff(token, prepend=token[0] - 1))
         for first, behind in zip(begins, [*begins[1:], len(token)], strict=True):
             step = _Step(int(time[first]), int(token[first]))
@@ -145,7 +149,9 @@ def _ints(column: pa.Array) -> npt.NDArray[np.int64]:
 
 def _is(column: pa.Array, word: str) -> npt.NDArray[np.bool_]:
     if pa.types.is_dictionary(column.type):
-        column = column.cast(pa.string())
+        words = _is(column.dictionary, word)
+        return np.append(words, False)[_ints(column.indices)]  # -1 is no word
+    column = column.cast(pa.string())  # polars has views
     equal: npt.NDArray[np.bool_] = pc.fill_null(pc.equal(column, word), False).to_numpy(
         zero_copy_only=False
     )

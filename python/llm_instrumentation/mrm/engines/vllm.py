@@ -93,7 +93,7 @@ class VLLMEngine(BaseEngine):
         assert self._llm is not None
         try:
             (found,) = self._llm.collective_rpc(_memory_of, args=(os.getpid(),))
-        except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             self._unasked = f"this vLLM cannot be asked: {error}"
             return {}
         self._unasked = found["missing"]

@@ -149,6 +149,8 @@ def _in_tokens(tables: Frames, name: str) -> str:
     if row.empty:
         return ""
     median, high = (float(row.iloc[0][f"retention_{name}_tokens"]) for name in ("p50", "p99"))
+    if high == 0:
+        return ""  # nothing outlives a step, or there is one: an encoder's
     if median == high:
         return units.tokens(high)
     return f"{units.tokens(median)} at the median and {units.tokens(high)} at p99"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from .layout import (
-    MANY,
+    MOST,
     Pieces,
     UntoldError,
     block_of,
@@ -102,17 +102,17 @@ def _masked(tensor: torch.Tensor, mask: torch.Tensor) -> tuple[Pieces, int]:
     """``tensor`` where a mask holds, each broadcast to the other, and how many places that are."""
     values = values_of(mask)
     shape = np.broadcast_shapes(tuple(tensor.shape), values.shape)
-    if math.prod(shape) > MANY:
+    if math.prod(shape) > MOST:
         raise UntoldError
-    places = np.nonzero(np.broadcast_to(values, shape or (1,)))
+    places = np.nonzero(np.atleast_1d(np.broadcast_to(values, shape)))
+    if not tensor.dim():
+        return chosen_of(tensor, {0: np.zeros_like(places[0])}), len(places[0])
     own = len(shape) - tensor.dim()  # broadcast dimensions in front are not the tensor's
     chosen = {
         dim - own: np.zeros_like(place) if tensor.shape[dim - own] == 1 else place
         for dim, place in enumerate(places)
         if dim >= own
     }
-    if not tensor.dim():
-        chosen = {0: np.zeros_like(places[0])}
     return chosen_of(tensor, chosen), len(places[0])
 
 
@@ -123,8 +123,10 @@ def _embedding(args: Any) -> Choice:
 def _embedding_bag(args: Any) -> Choice:
     weight, index, offsets = args[:3]
     scales, padding = args[6:7], args[8] if len(args) > 8 else -1
-    rows = set(integers_of(index, _bytes_along(weight, 0))) - {padding}
-    pieces = rows_of(weight, 0, rows)
+    rows = integers_of(index, _bytes_along(weight, 0))
+    if len(args) > 7 and args[7]:  # the last offset is the end
+        rows = rows[: integers_of(offsets, _bytes_along(weight, 0))[-1]]
+    pieces = rows_of(weight, 0, [row for row in rows if row != padding])
     return Choice([Move(weight, pieces), *_whole(index, offsets, *scales)])
 
 
@@ -141,8 +143,9 @@ def _index_select(args: Any) -> Choice:
     return Choice([Move(args[0], _along(*args[:3])), Move(args[2])])
 
 
-def _rows_written(args: Any, *, reads: bool = False) -> Choice:
+def _rows_written(args: Any, *, reads: bool = False, include_self: bool = True) -> Choice:
     """``op_(self, dim, index, source)``."""
+    reads = reads and include_self
     return Choice([Move(args[0], _along(*args[:3]), reads, True), *_whole(*args[2:4])])
 
 
@@ -150,8 +153,9 @@ def _gather(args: Any) -> Choice:
     return Choice([Move(args[0], _elements(*args[:3])), Move(args[2])])
 
 
-def _scatter(args: Any, *, reads: bool = False) -> Choice:
+def _scatter(args: Any, *, reads: bool = False, include_self: bool = True) -> Choice:
     """``op_(self, dim, index, src)``: of ``src`` a block as large as the index is read."""
+    reads = reads and include_self
     table, dim, index, source = args[:4]
     moves = [Move(table, _elements(table, dim, index), reads, True), Move(index)]
     if isinstance(source, torch.Tensor):
@@ -230,8 +234,9 @@ def _grouped_mm_in_place_of_it(args: Any) -> Choice:
 
 
 #: By name, with its overload where the others do something else; from positional arguments. They
-#: raise :class:`.layout.UntoldError` where the choice cannot be told.
-CHOICES: dict[str, Callable[[Any], Choice]] = {
+#: raise :class:`.layout.UntoldError` where the choice cannot be told. Of keywords they take
+#: ``include_self``.
+CHOICES: dict[str, Callable[..., Choice]] = {
     "aten::_embedding_bag": _embedding_bag,
     "aten::_embedding_bag_forward_only": _embedding_bag,
     "aten::_grouped_mm": partial(_grouped_mm, offsets=2),

@@ -6,6 +6,7 @@ needs: see :mod:`.recorder`.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -248,8 +249,17 @@ def _linear(operator: Any, traffic: Traffic, pen: Pen) -> Handle:
     return run
 
 
+_KEYWORDS = ("include_self",)  # that choices ask for
 # Arguments that do not fit each other are the operator's to refuse; some tensors have no memory.
-_UNTOLD = (UntoldError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
+_UNTOLD = (
+    UntoldError,
+    IndexError,
+    MemoryError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def _chooses(op: Run, traffic: Traffic, pen: Pen) -> Handle:
@@ -262,11 +272,13 @@ def _chooses(op: Run, traffic: Traffic, pen: Pen) -> Handle:
     single = len(traffic.new_results) == 1
 
     def run(args: Any, kwargs: Any) -> Any:
-        try:
-            choice = choose(args)
-        except _UNTOLD:
+        choice = None
+        with contextlib.suppress(*_UNTOLD):
+            choice = choose(args, **{one: kwargs[one] for one in _KEYWORDS if one in kwargs})
+        if choice is None:
+            out = whole(args, kwargs)
             pen.take_whole(traffic.symbol)
-            return whole(args, kwargs)
+            return out
         now = _clock()
         out = op(*args, **kwargs)
         for move in choice.moves:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ import torch
 
 __all__ = [
     "MANY",
+    "MOST",
     "Pieces",
     "UntoldError",
     "block_of",
@@ -28,11 +30,15 @@ __all__ = [
 #: element, and length in bytes.
 Pieces = tuple[tuple[int, int], ...]
 
-MANY = 1 << 16  #: Elements, or pieces of them, that are told apart.
+MANY = 1 << 16  #: Pieces that are told apart.
+MOST = 1 << 20  #: Elements that are chosen one by one.
 
 # A model has the same layouts in each layer, and for each token.
 _layouts: dict[tuple[tuple[int, ...], tuple[int, ...], int, int], Pieces] = {}
 _MANY_LAYOUTS, _FEW = 1 << 12, 64
+
+# Beyond them numpy is faster than Python.
+_FEW_POSITIONS = 1 << 10
 
 # Chosen pieces as large as a layer's expert cost more to read than a wait for their numbers.
 _WORTH_A_WAIT = 1 << 16
@@ -123,14 +129,14 @@ def block_of(tensor: torch.Tensor, shape: Sequence[int]) -> Pieces:
     return pieces_of(count, tensor.stride(), tensor.itemsize, MANY)
 
 
-def rows_of(tensor: torch.Tensor, dim: int, positions: Iterable[int]) -> Pieces:
+def rows_of(tensor: torch.Tensor, dim: int, positions: Sequence[int]) -> Pieces:
     """The pieces of a tensor at positions along one dimension; negative ones count from the end.
 
     What :func:`chosen_of` does, faster for the few positions that one token has.
     """
-    if not tensor.dim():
-        return ((0, tensor.nbytes),) if any(True for _ in positions) else ()
-    shape, strides, itemsize = list(tensor.shape), tensor.stride(), tensor.itemsize
+    shape, strides, itemsize = tensor.shape, tensor.stride(), tensor.itemsize
+    if len(positions) > _FEW_POSITIONS or not shape or _overlaps(shape, strides):
+        return chosen_of(tensor, {dim: np.asarray(positions, np.int64)})
     size, step = shape[dim], strides[dim] * itemsize
     chosen = sorted({one + size if one < 0 else one for one in positions})
     pieces: list[tuple[int, int]] = []
@@ -139,30 +145,40 @@ def rows_of(tensor: torch.Tensor, dim: int, positions: Iterable[int]) -> Pieces:
         first, count = chosen[at], 1
         while at + count < len(chosen) and chosen[at + count] == first + count:
             count += 1
-        shape[dim] = count
         start = first * step
-        pieces += [
-            (start + offset, length)
-            for offset, length in pieces_of(tuple(shape), strides, itemsize, MANY)
-        ]
+        within = pieces_of((*shape[:dim], count, *shape[dim + 1 :]), strides, itemsize, MANY)
+        pieces += [(start + offset, length) for offset, length in within]
         at += count
+        if len(pieces) > MANY or (
+            len(within) == 1 and at < len(chosen) and within[0][1] > count * step
+        ):
+            return chosen_of(tensor, {dim: np.array(chosen)})
     return tuple(pieces)
+
+
+@functools.lru_cache(1 << 12)
+def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements share memory, as far as strides tell."""
+    extent = 1
+    for step, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1:
+            if step < extent:
+                return True
+            extent += step * (size - 1)
+    return False
 
 
 def chosen_of(tensor: torch.Tensor, places: Mapping[int, npt.NDArray[Any]]) -> Pieces:
     """The pieces of a tensor at positions along some dimensions, and of all others.
 
+    More than :data:`MANY` pieces are one, from the first byte to the last, with the gaps.
+
     Args:
         tensor: its dimensions have positions; one without dimensions has position 0.
         places: by dimension, integers that are broadcast together; negative ones count from
             the end.
-
-    Raises:
-        UntoldError: they are too many.
     """
     shape, strides = list(tensor.shape) or [1], list(tensor.stride()) or [0]
-    if math.prod(np.broadcast_shapes(*(place.shape for place in places.values()))) > MANY:
-        raise UntoldError
     first: Any = np.zeros((), np.int64)
     for dim, place in places.items():
         first = first + np.where(place < 0, place + shape[dim], place) * (
@@ -179,7 +195,8 @@ def chosen_of(tensor: torch.Tensor, places: Mapping[int, npt.NDArray[Any]]) -> P
     if not len(starts) or not within:
         return ()
     if len(starts) * len(within) > MANY:
-        raise UntoldError
+        start, end = within[0][0], max(map(sum, within))
+        return ((int(starts[0]) + start, int(starts[-1] - starts[0]) + end - start),)
     offset, length = np.array(within, np.int64).T
     starts = (starts[:, None] + offset).ravel()
     order = np.argsort(starts, kind="stable")
@@ -190,7 +207,7 @@ def chosen_of(tensor: torch.Tensor, places: Mapping[int, npt.NDArray[Any]]) -> P
     return tuple(zip(starts.tolist(), (ends - starts).tolist(), strict=True))
 
 
-def integers_of(tensor: torch.Tensor, piece_bytes: int) -> list[int]:
+def integers_of(tensor: torch.Tensor, piece_bytes: int) -> Sequence[int]:
     """The elements of a tensor of integers, in their order; see :func:`values_of`.
 
     Args:
@@ -202,10 +219,10 @@ def integers_of(tensor: torch.Tensor, piece_bytes: int) -> list[int]:
             raise UntoldError
         with torch._C._DisableTorchDispatch():
             tensor = tensor.cpu()
-    kind = _CTYPES.get(tensor.dtype)
-    if kind is None or tensor.layout is not torch.strided or not tensor.is_contiguous():
-        return cast("list[int]", values_of(tensor).ravel().tolist())
-    count = tensor.numel()
+    kind, count = _CTYPES.get(tensor.dtype), tensor.numel()
+    plain = tensor.layout is torch.strided and tensor.is_contiguous()
+    if kind is None or not plain or count > _FEW_POSITIONS:
+        return cast("Sequence[int]", _view(tensor).ravel())
     return cast("list[int]", (kind * count).from_address(tensor.data_ptr())[:]) if count else []
 
 
@@ -217,9 +234,15 @@ def values_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
     Raises:
         UntoldError: they are not integers, too many, or it would make a device wait.
     """
+    if not tensor.is_cpu or tensor.numel() > MOST:
+        raise UntoldError
+    return _view(tensor)
+
+
+def _view(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """A copy of the elements in host memory."""
     kind = _NUMPY.get(tensor.dtype)
-    told = tensor.is_cpu and tensor.layout is torch.strided and tensor.numel() <= MANY
-    if kind is None or not told:
+    if kind is None or tensor.layout is not torch.strided:
         raise UntoldError
     if not tensor.numel():
         return np.empty(tuple(tensor.shape), kind)

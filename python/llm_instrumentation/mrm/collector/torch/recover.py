@@ -45,7 +45,8 @@ def recover_torch_trace(
         OSError: the trace cannot be written; the spool stays.
 
     Warns:
-        RuntimeWarning: the end of the spool is torn; says how many bytes are not in the trace.
+        RuntimeWarning: the end of the spool is torn (says how many bytes are not in the trace),
+            or the spool cannot be removed.
     """
     spool = _found(Path(path))
     with _opened(spool) as contents:
@@ -66,7 +67,12 @@ def recover_torch_trace(
                 RuntimeWarning,
                 stacklevel=2,
             )
-        spool.unlink()
+        try:
+            spool.unlink()
+        except OSError as error:
+            warnings.warn(
+                f"{trace} is whole, and {spool} stays: {error}", RuntimeWarning, stacklevel=2
+            )
     return rows
 
 
@@ -104,7 +110,7 @@ def warn_of_leftovers(trace: Path) -> None:
 def _is_left(spool: Path) -> bool:
     try:
         with locked(spool) as file:
-            return file is not None
+            return file is not None and os.fstat(file.fileno()).st_size > 0
     except OSError:  # it is gone, or somebody else's
         return False
 

@@ -143,6 +143,7 @@ class Spool:
     def write(self, block: memoryview, thread: int) -> None:
         """Appends the notes so far, then the rows of ``block``, which may be reused at once."""
         if os.getpid() != self._pid:
+            self._notes.clear()
             return  # a forked child, which shares the file and is not traced
         with self._lock:
             if self.error is not None or self._file.closed:
@@ -201,7 +202,7 @@ class Contents:
             CorruptError: it is no spool, or one that another version wrote.
         """
         self._file = file
-        self._blocks: list[tuple[int, int, int]] = []  # offset, bytes, thread
+        self._blocks = array("q")  # offset, bytes, thread; three numbers for each block
         self.facts: dict[str, Any] = {}
         self._numbers = {kind: array("q") for kind in (_STEP, _WEIGHT, _CACHE)}
         descriptor = file.fileno()
@@ -218,7 +219,7 @@ class Contents:
         self.weights = np.unique(np.array(self._numbers[_WEIGHT], np.int64))
         cache = np.array(self._numbers[_CACHE], np.int64).reshape(-1, 2)
         self.cache = cache[np.unique(cache[:, 0], return_index=True)[1]]
-        self.threads = {thread for _, _, thread in self._blocks}
+        self.threads = set(self._blocks[2::3])
 
     def _read(self, read: Callable[[int, int], bytes], at: int, end: int) -> int:
         """Takes the records between two offsets, and gives the end of the last whole one."""
@@ -233,7 +234,7 @@ class Contents:
             whole = start + length <= end
             if kind == _ROWS:
                 length = min(length, end - start) // ROW_BYTES * ROW_BYTES
-                self._blocks.append((start, length, thread))
+                self._blocks.extend((start, length, thread))
             elif not whole:
                 return at
             elif kind == _FACTS:
@@ -250,7 +251,8 @@ class Contents:
 
     def blocks(self) -> Iterator[tuple[npt.NDArray[np.void], int]]:
         """The blocks in the order of their writing: rows of :data:`ROW_TYPE`, and a thread."""
-        for offset, length, thread in self._blocks:
+        for at in range(0, len(self._blocks), 3):
+            offset, length, thread = self._blocks[at : at + 3]
             yield np.frombuffer(os.pread(self._file.fileno(), length, offset), ROW_TYPE), thread
 
 

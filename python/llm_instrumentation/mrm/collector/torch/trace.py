@@ -115,11 +115,13 @@ def _batched(
 ) -> Iterator[tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]]:
     """Rows and their threads, some tens of thousands at a time."""
     held: list[tuple[npt.NDArray[np.void], int]] = []
+    rows = 0
     for block, thread in blocks:
         held.append((block, thread))
-        if sum(len(one) for one, _ in held) >= _BATCH_ROWS:
+        rows += len(block)
+        if rows >= _BATCH_ROWS:
             yield _joined(held)
-            held = []
+            held, rows = [], 0
     if held:
         yield _joined(held)
 

@@ -39,7 +39,7 @@ Compiled models run eagerly meanwhile, since compiled code shows no operators; r
 graphs show none either. Tensor subclasses are traced by the operators that they are made of.
 A dispatch mode belongs to its thread: :meth:`TorchTracer.thread` traces in further ones, and
 threads of autograd are traced with their caller. Memory is bounded: 0.3 MB for each thread beside
-the live storages, and at the end 32 bytes for each forward call and 16 for each storage of a cache.
+the live storages, and at the end 100 bytes for each forward call, 16 for each storage of a cache.
 
 Rows go to a file beside the trace, a spool, after each forward call and whenever a thread has 8,192
 of them. It is removed when the trace is whole. Where the process was killed it stays, the next
@@ -118,7 +118,7 @@ class TorchTracer(BaseCollector):
                 raise InvalidArgumentError(f"{name} = {value}: must be at least 1")
         if kv_regions not in ("storage", "layer"):
             raise InvalidArgumentError(f"kv_regions = {kv_regions!r}: must be storage or layer")
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else Path(path).absolute()  # whatever chdir does
         self._sample_every = sample_every
         self._trace_load = trace_load
         self._max_runs = max_runs
@@ -253,7 +253,7 @@ class TorchTracer(BaseCollector):
             )
         if reason is not None:
             raise CollectorUnavailableError(self.name, reason)
-        self._path = Path(output_dir) / _FILE
+        self._path = Path(output_dir).absolute() / _FILE
         session = self._begun()
         self._running = True
         if self._trace_load:
