@@ -23,6 +23,7 @@ import pytest
 import torch
 import zstandard
 from llm_instrumentation import (
+    ActivationReader,
     CaptureStats,
     HookConfig,
     HookGranularity,
@@ -33,7 +34,12 @@ from llm_instrumentation import (
     capture_activations,
 )
 from llm_instrumentation.core.compression import CompressionStrategy
-from llm_instrumentation.errors import CorruptError, InvalidArgumentError, UnsupportedError
+from llm_instrumentation.core.selection import LayerSelectionError
+from llm_instrumentation.errors import (
+    CorruptError,
+    InvalidArgumentError,
+    UnsupportedError,
+)
 from torch import nn
 
 REQUIRED = inspect.Parameter.empty
@@ -275,6 +281,30 @@ def test_names_of_streams(options, pattern, mlp, tmp_path):
     assert framework.stats().path == str(stream)
     if written := re.search(TIME, stream.stem):
         assert before <= datetime.strptime(written[0], "%Y%m%d_%H%M%S") <= after
+
+
+def test_captures_of_the_same_second_have_files_of_their_own(mlp, tmp_path):
+    for number in range(1, 6):
+        with torch.no_grad(), capture_activations(mlp, output_dir=tmp_path):
+            for _ in range(number):
+                mlp(X)
+    packets = []
+    for stream in tmp_path.glob("*.stream"):
+        assert re.fullmatch(rf"sequential_lz4_{TIME}(_\d+)?", stream.stem)
+        with ActivationReader(stream) as reader:
+            packets.append(len(reader))
+    first = min(packets)
+    assert sorted(packets) == [first * number for number in range(1, 6)]
+
+
+def test_a_capture_that_is_refused_leaves_no_file(mlp, tmp_path):
+    config = InstrumentationConfig.balanced().with_layers(["no such layer"])
+    with (
+        pytest.raises(LayerSelectionError),
+        capture_activations(mlp, output_dir=tmp_path, config=config),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_streams_go_to_captures_by_default(mlp, tmp_path, monkeypatch):

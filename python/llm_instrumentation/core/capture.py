@@ -33,11 +33,13 @@ def capture_activations(
         model: the model; it is hooked inside the block only.
         output_path: the stream file. None names one in ``output_dir``, which is created:
             prefix, model type, preset or codec and time, as far as they are on, and ".stream",
-            or ".archive" of an archive.
+            or ".archive" of an archive. A time that another capture has in its name gets a
+            number, from 2 on.
         preset: "balanced", "fast_capture", "max", "max_compression", "attention_analysis" or
             "mlp_analysis"; wins over ``config``.
         config: a configuration of your own; balanced where neither is given.
-        auto_timestamp: put the time into the name.
+        auto_timestamp: put the time into the name. Without it a capture replaces the last one
+            of its name.
         prefix: begins the name.
         include_metadata: put model type and preset or codec into the name.
 
@@ -52,6 +54,7 @@ def capture_activations(
         config = from_preset(preset)
     elif config is None:
         config = InstrumentationConfig.balanced()
+    reserved = output_path is None and auto_timestamp
     if output_path is None:
         os.makedirs(output_dir, exist_ok=True)
         parts = [prefix] if prefix else []
@@ -61,10 +64,35 @@ def capture_activations(
             parts.append(datetime.now().strftime("%Y%m%d_%H%M%S"))
         suffix = ".archive" if config.archive else ".stream"
         output_path = os.path.join(output_dir, ("_".join(parts) or "capture") + suffix)
-    framework = InstrumentationFramework(config)
-    framework.instrument_model(model)
-    with framework.capture_activations(output_path):
+        if reserved:
+            output_path = _new_file(output_path)
+    with contextlib.ExitStack() as capture:
+        try:
+            framework = InstrumentationFramework(config)
+            framework.instrument_model(model)
+            capture.enter_context(framework.capture_activations(output_path))
+        except BaseException:
+            if reserved:
+                os.unlink(output_path)
+            raise
         yield framework
+
+
+def _new_file(path: str) -> str:
+    """Makes an empty file at ``path``, or where something stands there beside it, with a number.
+
+    Captures that begin in the same second, in other processes too, have files of their own so.
+    """
+    stem, suffix = os.path.splitext(path)
+    number = 1
+    while True:
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        except FileExistsError:
+            number += 1
+            path = f"{stem}_{number}{suffix}"
+        else:
+            return path
 
 
 def _file_part(text: str) -> str:

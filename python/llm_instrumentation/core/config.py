@@ -114,7 +114,8 @@ class InstrumentationConfig:
             tensors out, and counts them.
         workers: compression threads, 1 to 256; None chooses by the number of CPUs.
         strict: raise a capture error inside the forward pass instead of going on without capture.
-        progress: show a progress line; None shows it when stderr is a terminal.
+        progress: show progress on stderr: in the last row of a terminal, else a line every ten
+            seconds. None shows it on a terminal alone.
         probes: what to watch of the machine during the capture, "block" and "system"; see
             `with_probes`.
         probe_interval_s: seconds between their snapshots.

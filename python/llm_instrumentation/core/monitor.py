@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 
+from .progress_line import BottomLine, Lines
 from .stats import CaptureStats
 
 __all__ = ["Monitor"]
@@ -42,20 +43,19 @@ class Monitor:
         if not self._progress:
             self._watch(lambda stats: None)
             return
-        from rich.console import Console
-        from rich.status import Status
+        before = CaptureStats(self._path)
+        line = BottomLine(sys.stderr.fileno()) if sys.stderr.isatty() else Lines(sys.stderr)
 
-        console = Console(stderr=True)
-        with Status("capturing", console=console) as line:
-            before = CaptureStats(self._path)
+        def show(stats: CaptureStats) -> None:
+            nonlocal before
+            drained = (before.queued_bytes - stats.queued_bytes) / _INTERVAL
+            line.show(_describe(stats, drained if self.draining else None))
+            before = stats
 
-            def show(stats: CaptureStats) -> None:
-                nonlocal before
-                drained = (before.queued_bytes - stats.queued_bytes) / _INTERVAL
-                line.update(_describe(stats, drained if self.draining else None))
-                before = stats
-
+        try:
             self._watch(show)
+        finally:
+            line.close()
 
     def _watch(self, show: Callable[[CaptureStats], None]) -> None:
         began, first = time.monotonic(), None
