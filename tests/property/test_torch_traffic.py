@@ -1,7 +1,8 @@
 """What the torch tracer says of any sequence of operators, against what they mean.
 
 The reference walks each operator's own definition: it names the elements that each argument has
-read and written, as bytes in memory. ``--hypothesis-profile long --timeout 0`` runs for some minutes.
+read and written, as bytes in memory. With ``--hypothesis-profile long --timeout 0`` it runs for
+some minutes.
 """
 
 from __future__ import annotations
