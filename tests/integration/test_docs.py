@@ -28,7 +28,8 @@ LIBRARY = ROOT / "python" / "llm_instrumentation" / "_native" / "libstrap.so"
 CC = os.environ.get("CC", "cc")
 # Parts of core that its other modules share and that the page leaves out.
 INTERNAL = {
-    f"llm_instrumentation.core.{name}" for name in ("monitor", "narrowing", "recorder", "tensors")
+    f"llm_instrumentation.core.{name}"
+    for name in ("monitor", "narrowing", "progress_line", "recorder", "tensors")
 }
 MRM_INTERNAL = {
     f"llm_instrumentation.mrm.{name}"
