@@ -12,11 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..._native import trace as native
-from ...errors import InvalidArgumentError
-from .._frames import TraceLike, can_be_read_again, is_in_order, reader_of
+from .._frames import TraceLike, can_be_read_again, reader_of
 from ..schema import Kind, OpType, RegionType, kind_of
-from .metrics import _READ_COLUMNS, _options
+from .metrics import _analyse, _options
 
 __all__ = ["TOKEN_TABLES", "compute_in_tokens"]
 
@@ -24,17 +22,39 @@ __all__ = ["TOKEN_TABLES", "compute_in_tokens"]
 TOKEN_TABLES = ("retention_tokens", "reuse_tokens", "kv_positions")
 
 _STEPS_OF = ("timestamp_ns", "token_index", "context_tokens", "op_type", "region_type")
-_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+_QUANTILES = (0.5, 0.9, 0.99)
 
-_KV_POSITIONS = (
-    "generation",
-    "first_position",
-    "last_position",
-    "written_token",
-    "last_read_token",
-    "retention_tokens",
-    "later_reads",
-)
+
+def _schema(**types: pa.DataType) -> pa.Schema:
+    return pa.schema([("region_type", pa.string()), *types.items()])
+
+
+_SCHEMAS = {
+    "retention_tokens": _schema(
+        n_regions=pa.int64(),
+        retention_p50_tokens=pa.float64(),
+        retention_p90_tokens=pa.float64(),
+        retention_p99_tokens=pa.float64(),
+        retention_mean_tokens=pa.float64(),
+    ),
+    "reuse_tokens": _schema(
+        bin_low_tokens=pa.uint64(), bin_high_tokens=pa.uint64(), n_intervals=pa.int64()
+    ),
+    "kv_positions": pa.schema(
+        [
+            (name, pa.int64())
+            for name in (
+                "generation",
+                "first_position",
+                "last_position",
+                "written_token",
+                "last_read_token",
+                "retention_tokens",
+                "later_reads",
+            )
+        ]
+    ),
+}
 
 
 @dataclass
@@ -78,28 +98,28 @@ def compute_in_tokens(trace: TraceLike, *, as_arrow: bool = False) -> dict[str, 
     if not can_be_read_again(trace):
         trace = reader_of(trace).read_all()
     steps = _steps(trace)
-    tables = _analysed(trace, steps)
-    known = bool(steps)
-    found = {
-        "retention_tokens": _retention(tables["retention_per_region"].to_pandas(), known),
-        "reuse_tokens": _reuse(tables["reuse_histogram"].to_pandas(), known),
-        "kv_positions": _positions(steps if _kind(trace) is Kind.ACCESSES else []),
-    }
-    if as_arrow:
-        return {
-            name: pa.Table.from_pandas(table, preserve_index=False) for name, table in found.items()
-        }
-    return found
+    rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TOKEN_TABLES}
+    if steps:
+        tables, _ = _analyse(
+            trace,
+            ["retention_per_region", "reuse_histogram"],
+            _options(0.5, None, None),
+            None,
+            lambda reader: _by_step(reader, steps),
+        )
+        rows["retention_tokens"] = _retention(tables["retention_per_region"].to_pandas())
+        rows["reuse_tokens"] = list(
+            zip(*tables["reuse_histogram"].to_pydict().values(), strict=True)
+        )
+        if _kind(trace) is Kind.ACCESSES:
+            rows["kv_positions"] = _positions(steps)
+    found = {name: _table(rows[name], schema) for name, schema in _SCHEMAS.items()}
+    return found if as_arrow else {name: table.to_pandas() for name, table in found.items()}
 
 
-def _analysed(trace: TraceLike, steps: list[_Step]) -> dict[str, pa.Table]:
-    names, options = ["retention_per_region", "reuse_histogram"], _options(0.5, None, None)
-    try:
-        return native.analyse(_by_step(trace, steps), names, {**options, "ordered": True})[0]
-    except InvalidArgumentError:
-        if is_in_order(trace):
-            raise
-    return native.analyse(_by_step(trace, steps), names, options)[0]
+def _table(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    return pa.table([list(column) for column in columns], schema=schema)
 
 
 def _kind(trace: TraceLike) -> Kind:
@@ -158,10 +178,9 @@ def _is(column: pa.Array, word: str) -> npt.NDArray[np.bool_]:
     return np.array(equal, np.bool_)
 
 
-def _by_step(trace: TraceLike, steps: list[_Step]) -> pa.RecordBatchReader:
-    """The trace with the number of its step as a row's time."""
+def _by_step(reader: pa.RecordBatchReader, steps: list[_Step]) -> pa.RecordBatchReader:
+    """A trace with the number of its step as a row's time."""
     starts = np.array([step.start_ns for step in steps], np.int64)
-    reader = reader_of(trace, _READ_COLUMNS)
 
     def batches() -> Iterator[pa.RecordBatch]:
         at = reader.schema.get_field_index("timestamp_ns")
@@ -175,25 +194,14 @@ def _by_step(trace: TraceLike, steps: list[_Step]) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
 
-def _retention(regions: pd.DataFrame, known: bool) -> pd.DataFrame:
-    rows = []
-    if known:
-        for kind, lives in regions.groupby("region_type")["retention_ns"]:
-            quantiles = [float(lives.quantile(q)) for q in _QUANTILES.values()]
-            rows.append((kind, len(lives), *quantiles, float(lives.mean())))
-    names = [f"retention_{name}_tokens" for name in (*_QUANTILES, "mean")]
-    found: pd.DataFrame = pd.DataFrame(rows, columns=["region_type", "n_regions", *names])
-    return found
+def _retention(regions: pd.DataFrame) -> list[tuple[Any, ...]]:
+    return [
+        (kind, len(lives), *(float(lives.quantile(q)) for q in _QUANTILES), float(lives.mean()))
+        for kind, lives in regions.groupby("region_type")["retention_ns"]
+    ]
 
 
-def _reuse(histogram: pd.DataFrame, known: bool) -> pd.DataFrame:
-    named: pd.DataFrame = histogram.rename(
-        columns={"bin_low_ns": "bin_low_tokens", "bin_high_ns": "bin_high_tokens"}
-    )
-    return named if known else named.head(0)
-
-
-def _positions(steps: list[_Step]) -> pd.DataFrame:
+def _positions(steps: list[_Step]) -> list[tuple[int, ...]]:
     rows: list[tuple[int, ...]] = []
     for generation, own in enumerate(_generations(steps)):
         reading = [step.token for step in own if step.reads_cache]
@@ -206,8 +214,7 @@ def _positions(steps: list[_Step]) -> pd.DataFrame:
                     (generation, held, step.context - 1, step.token, last, last - step.token, later)
                 )
                 held = step.context
-    found: pd.DataFrame = pd.DataFrame(rows, columns=list(_KV_POSITIONS), dtype="int64")
-    return found
+    return rows
 
 
 def _generations(steps: list[_Step]) -> Iterator[list[_Step]]:

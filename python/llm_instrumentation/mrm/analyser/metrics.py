@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -152,17 +152,24 @@ def _compute(
 
 
 def _analyse(
-    trace: TraceLike, names: list[str], options: dict[str, Any], progress: native.Progress | None
+    trace: TraceLike,
+    names: list[str],
+    options: dict[str, Any],
+    progress: native.Progress | None,
+    changed: Callable[[pa.RecordBatchReader], pa.RecordBatchReader] = lambda reader: reader,
 ) -> tuple[dict[str, pa.Table], pa.Table]:
-    """Rows that come in order, as nearly all traces have them, need not be kept for sorting."""
+    """Rows that come in order, as nearly all traces have them, need not be kept for sorting.
+
+    ``changed`` gives the rows to analyse, in the order of the trace's own.
+    """
     if can_be_read_again(trace):
-        reader = reader_of(trace, _READ_COLUMNS)
+        reader = changed(reader_of(trace, _READ_COLUMNS))
         try:
             return native.analyse(reader, names, {**options, "ordered": True}, progress)
         except InvalidArgumentError:
             if is_in_order(trace):
                 raise
-    return native.analyse(reader_of(trace, _READ_COLUMNS), names, options, progress)
+    return native.analyse(changed(reader_of(trace, _READ_COLUMNS)), names, options, progress)
 
 
 def some_tables(trace: TraceLike, names: list[str], as_arrow: bool) -> list[Any]:
