@@ -26,13 +26,14 @@ struct hooks {
   PyObject *tuple, *none, *no;               /* tuple, None, False */
   PyObject *is_neg;                          /* Tensor.is_neg */
   PyObject *failed;                          /* told of a tensor that was not taken */
+  unsigned char *ran;                        /* 1 for each module that ran */
 };
 
 /* The hook of one module, or what puts a part of what it returns. */
 struct hook {
   struct hooks *all;
   uint32_t layer; /* of the session */
-  uint32_t index; /* into the calls of a thread */
+  uint32_t index; /* into the calls of a thread, and into `ran` */
   PyObject *owner;     /* keeps all alive */
   PyObject *otherwise; /* the one in Python */
 };
@@ -180,6 +181,7 @@ static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
   d.tensor.step = here->step;
   d.tensor.token = here->token;
   d.tensor.call = (uint32_t)here->calls[h->index]++;
+  all->ran[h->index] = 1;
   return put(h, &d.tensor);
 }
 

@@ -24,6 +24,9 @@ class Counter:
     def __init__(self) -> None:
         self.runs = 0
 
+    def __deepcopy__(self, memo: object) -> Counter:
+        return self  # transformers copies its settings
+
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):
         def run(*args: torch.Tensor):
             self.runs += 1
@@ -139,3 +142,151 @@ def test_generated_code_runs_again_afterwards(mlp, path, watching, assert_captur
             compiled(x)
         assert torch.equal(compiled(x), before)
     assert_captured(path, seen)
+
+
+class InParts(nn.Module):
+    """A model whose parts are called by themselves, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU())
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+def in_a_function(model, backend):
+    compiled = torch.compile(lambda x: model(x) + 1, backend=backend)
+    return lambda x: compiled(x) - 1
+
+
+def as_its_forward(model, backend):
+    model.forward = torch.compile(model.forward, backend=backend)
+    return model
+
+
+def by_a_wrapper_of_a_part(model, backend):
+    body = torch.compile(model.body, backend=backend)
+    return lambda x: model.head(body(x))
+
+
+def inside_a_larger_model(model, backend):
+    return torch.compile(nn.Sequential(model), backend=backend)
+
+
+@pytest.mark.filterwarnings("ignore:the model is compiled")
+@pytest.mark.parametrize(
+    ("compiled_by", "silent"),
+    [
+        (in_a_function, ()),
+        (as_its_forward, ()),
+        (by_a_wrapper_of_a_part, ("",)),  # the root is not called
+        (inside_a_larger_model, ()),
+    ],
+)
+def test_code_that_was_compiled_around_the_model(compiled_by, silent, path, watching,
+                                                 assert_captured):  # fmt: skip
+    model, backend, x = InParts(), Counter(), torch.randn(4, 6)
+    with torch.no_grad(), watching(model) as seen:
+        model(x)
+    call = compiled_by(model, backend)
+    with torch.no_grad():
+        expected = call(x)
+        runs = backend.runs
+        with capture_activations(model, path) as framework:
+            assert torch.equal(call(x), expected)
+        assert backend.runs == runs
+        assert_captured(path, [(name, tensor) for name, tensor in seen if name not in silent])
+        assert framework.stats().silent == silent
+
+        call(x)  # compiled as before, and not anew
+        assert backend.runs == runs + 1
+    assert compiled_by is as_its_forward or "forward" not in vars(model)
+
+
+def test_other_compiled_models_stay_compiled(mlp, path):
+    backend, x = Counter(), torch.randn(4, 6)
+    other = torch.compile(nn.Linear(6, 3), backend=backend)
+    with torch.no_grad():
+        other(x)
+        with capture_activations(mlp, path):
+            mlp(x)
+            other(x)
+    assert backend.runs == 2
+
+
+def test_captures_that_end_in_any_order_leave_the_models_compiled(mlp, tmp_path):
+    backend, x = Counter(), torch.randn(4, 6)
+    compiled = torch.compile(mlp, backend=backend)
+    blocks = [capture_activations(compiled, tmp_path / f"{n}.stream") for n in range(2)]
+    with torch.no_grad():
+        compiled(x)
+        with EAGERLY:
+            for block in blocks:
+                block.__enter__()
+        for block in blocks:
+            compiled(x)
+            assert backend.runs == 1
+            block.__exit__(None, None, None)
+        compiled(x)
+    assert backend.runs == 2
+
+
+def test_what_is_compiled_within_the_block_runs_eagerly(mlp, path, watching, assert_captured):
+    backend, x = Counter(), torch.randn(4, 6)
+    with torch.no_grad(), watching(mlp) as seen:
+        mlp(x)
+    compiled = torch.compile(mlp, backend=backend)
+    with torch.no_grad():
+        with capture_activations(mlp, path):
+            compiled(x)
+        assert backend.runs == 0
+        assert_captured(path, seen)
+        compiled(x)
+    assert backend.runs == 1
+
+
+def test_generation_that_compiles_the_model_by_itself(llama, ids, path):
+    """As transformers does on GPUs with a static cache."""
+    from transformers import CompileConfig
+
+    config = CompileConfig(backend=Counter(), mode=None)
+    config._compile_all_devices = True
+    asked = {
+        "max_new_tokens": 4, "do_sample": False, "cache_implementation": "static",
+        "compile_config": config,
+    }  # fmt: skip
+    with torch.no_grad():
+        expected = llama.generate(ids, **asked)
+        runs = config.backend.runs
+        assert runs > 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with capture_activations(llama, path) as framework:
+                assert torch.equal(llama.generate(ids, **asked), expected)
+    assert config.backend.runs == runs
+    assert framework.stats().silent == ()
+    with ActivationReader(path) as reader:
+        assert reader.steps == (0, 1, 2, 3)
+        assert all(len(reader[name]) == 4 for name in reader.layers)
+
+
+def test_generation_by_a_compiled_model_has_its_logits(llama, ids, path):
+    compiled = torch.compile(llama, backend=Counter())
+    with torch.no_grad(), EAGERLY, capture_activations(compiled, path):
+        compiled.generate(ids, max_new_tokens=3, do_sample=False)
+    with ActivationReader(path) as reader:
+        assert [a.step for a in reader["['logits']"]] == [0, 1, 2]
+
+
+def test_exported_code_is_told_of(mlp, path):
+    """Its weights are the model's, but it calls none of its modules."""
+    model = nn.Sequential(mlp, nn.Linear(3, 2))
+    exported = torch.export.export(mlp, (torch.randn(4, 6),)).module()
+    model.forward = lambda x: model[1](exported(x))
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="nothing is captured of '0': "):
+        with capture_activations(model, path) as framework:
+            model(torch.randn(4, 6))
+    assert framework.stats().silent == ("0", "0.0", "0.1", "0.2")

@@ -29,8 +29,10 @@ CC = os.environ.get("CC", "cc")
 # Parts of core that its other modules share and that the page leaves out.
 INTERNAL = {
     f"llm_instrumentation.core.{name}"
-    for name in ("monitor", "narrowing", "progress_line", "recorder", "tensors")
-}
+    for name in (
+        "eager", "monitor", "narrowing", "progress_line", "recorder", "silent", "steps", "tensors",
+    )
+}  # fmt: skip
 MRM_INTERNAL = {
     f"llm_instrumentation.mrm.{name}"
     for name in (

@@ -66,7 +66,7 @@ def capture(path, model, run, config=None, in_c=True):
         if not in_c:
             patch.setattr(ForwardHooks, "available", staticmethod(lambda: False))
         with framework.capture_activations(path):
-            hooks = [h for m in model.modules() for h in m._forward_hooks.values()]
+            hooks = [h.func for m in model.modules() for h in m._forward_hooks.values()]
             assert in_c == any(type(h).__name__ == "builtin_function_or_method" for h in hooks)
             run(model)
     with ActivationReader(path) as reader:
@@ -610,7 +610,7 @@ def test_a_part_that_broke_off_within_a_call_that_goes_on(tmp_path, in_c):
 @pytest.mark.parametrize("in_c", [True, False])
 @pytest.mark.parametrize("cause", [KeyboardInterrupt, ValueError])
 def test_a_step_ends_although_a_part_of_it_broke_off(tmp_path, cause, in_c):
-    """What is called behind it is outside of every step."""
+    """What is called behind it is a step of its own."""
 
     class Tries(Parts):
         def forward(self, value):
@@ -627,8 +627,8 @@ def test_a_step_ends_although_a_part_of_it_broke_off(tmp_path, cause, in_c):
     step = ["encoder.layer", *DECODER, ""]
     assert [(layer, step, call) for layer, step, _, call, *_ in stored] == [
         *((layer, 0, 0) for layer in step),
-        ("decoder.layer", None, 1),
-        *((layer, 1, 0) for layer in step),
+        ("decoder.layer", 1, 0),
+        *((layer, 2, 0) for layer in step),
     ]
 
 
@@ -650,11 +650,11 @@ def test_a_model_that_calls_itself_is_in_one_step(tmp_path, ends, in_c):
         for _ in range(2):
             with contextlib.suppress(ValueError):
                 model(3)
-            model.inner[0](X)  # outside of every step
+            model.inner[0](X)  # a step of its own
 
     stored = capture(tmp_path / "a.stream", Calls(1), run, in_c=in_c)
     assert [(step, call) for _, step, _, call, *_ in stored] == [
-        (at, call) for step in range(2) for at, call in ((step, 0), (step, 1), (step, 2), (None, 3))
+        (2 * n + at, call) for n in range(2) for at, call in ((0, 0), (0, 1), (0, 2), (1, 0))
     ]
 
 
@@ -733,7 +733,7 @@ def test_threads_that_python_forgets_between_two_calls(tmp_path):
     def run(model):
         @ctypes.CFUNCTYPE(None)
         def call():
-            model.inner[0](X)  # outside of a step
+            model.inner[0](X)  # a step of its own
             model([X, X])
             gc.collect()
 

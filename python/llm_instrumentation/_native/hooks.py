@@ -44,6 +44,7 @@ class _Shared(ctypes.Structure):
         ("no", ctypes.py_object),
         ("is_neg", ctypes.py_object),
         ("failed", ctypes.py_object),
+        ("ran", ctypes.POINTER(ctypes.c_ubyte)),
     ]
 
 
@@ -108,6 +109,7 @@ class ForwardHooks:
         view: see :func:`view_function`.
         plain: the two types of tensors whose elements are in their own memory.
         is_neg: tells of a tensor whether its elements are negated as they are read.
+        ran: gets a 1 for each module that ran, at its index.
         failed: gets the error of a tensor that was not taken, then its layer, step, token, call.
     """
 
@@ -118,6 +120,7 @@ class ForwardHooks:
         view: int,
         plain: tuple[type, type],
         is_neg: Callable[[Any], bool],
+        ran: bytearray,
         failed: Callable[[Exception, int, int, int, int], None],
     ) -> None:
         found = library()
@@ -146,6 +149,7 @@ class ForwardHooks:
             no=False,
             is_neg=is_neg,
             failed=told,
+            ran=(ctypes.c_ubyte * len(ran)).from_buffer(ran),
         )
 
     @staticmethod
@@ -162,7 +166,7 @@ class ForwardHooks:
 
         Args:
             layer: the session's id of its output.
-            index: of its number of calls in what :meth:`enter` was given.
+            index: of its number of calls in what :meth:`enter` was given, and in `ran`.
             otherwise: the hook that takes what is no plain tensor in memory, or comes from a
                 thread outside of any step.
         """

@@ -44,7 +44,8 @@ def capture_activations(
         include_metadata: put model type and preset or codec into the name.
 
     Yields:
-        the framework; its ``stats()`` has the path and the counters.
+        the framework; its ``stats()`` has the path and the counters. It lets go of the model at
+        the end of the block.
 
     Raises:
         ValueError: unknown preset; the message names the options.
@@ -75,6 +76,7 @@ def capture_activations(
             if reserved:
                 os.unlink(output_path)
             raise
+        capture.callback(framework.forget_models)
         yield framework
 
 

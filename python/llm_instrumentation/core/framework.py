@@ -52,6 +52,10 @@ class InstrumentationFramework:
         if not any(known is model for known in self._models):
             self._models.append(model)
 
+    def forget_models(self) -> None:
+        """Lets go of all registered models; captures that run go on."""
+        self._models.clear()
+
     @contextlib.contextmanager
     def capture_activations(
         self,

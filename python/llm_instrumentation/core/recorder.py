@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
+import functools
 import os
-import sys
 import threading
 import time
 import warnings
 import weakref
-from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -37,12 +34,15 @@ from ..probes.capture import CaptureProbes
 from ._earlier import remove_earlier
 from ._openmp import gomp_parallel
 from .config import HookGranularity, InstrumentationConfig
+from .eager import run_eagerly
 from .monitor import Monitor
 from .narrowing import conversion_of, holds, narrow, worth_narrowing
 from .outputs import walk_output
 from .sampling import TRANSFORM, parameters_json, sample_tensor
-from .selection import select_modules
+from .selection import has_forward, select_modules
+from .silent import unaccounted
 from .stats import CaptureStats
+from .steps import Steps
 from .tensors import (
     PLAIN,
     PlainEnqueuer,
@@ -67,6 +67,10 @@ _JUDGED_SECONDS = 1.0
 _PATIENCE_SECONDS = 0.5
 # When the end of a block says that the writer does nothing.
 _SILENCE_SECONDS = 10.0
+# Ends the path of an output that a backward pass computed again (checkpointed modules).
+RECOMPUTED = "!recomputed"
+# How many modules a warning names.
+_SHOWN_NAMES = 5
 # How much of a name that no packet can have stands in the note about its tensor.
 _SHOWN_PATH = 200
 
@@ -80,36 +84,14 @@ def model_label(model: Any) -> str:
     return str(model_type) if model_type else type(model).__name__.lower()
 
 
-class _Thread:
-    """Where one thread stands: its step, and how often each module ran in it."""
+class _Hook(functools.partial[Any]):
+    """A hook that does nothing in copies of its module, in memory or in a file."""
 
-    __slots__ = ("calls", "frames", "never", "step", "token")
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
-    def __init__(self, modules: int) -> None:
-        # PyTorch's two innermost around the forward of the outermost call: which one calls hooks
-        # depends on its release, and on whether the forward raised. Empty outside of any step.
-        self.frames: tuple[FrameType | None, ...] = ()
-        self.step = -1
-        self.token = -1
-        self.calls = array("q", [0] * modules)  # stays in its place, for hooks in C count in it
-        self.never = array("q", self.calls)
-
-
-def _height(frame: FrameType | None) -> int | None:
-    """How many calls above the caller a frame is; None: it is not on this thread's stack."""
-    at, height = sys._getframe(1), 0
-    while at is not frame:
-        if at.f_back is None:
-            return None
-        at, height = at.f_back, height + 1
-    return height
-
-
-class _Threads(threading.local):
-    """Each thread's own. An attribute of a ``local`` takes longer than one of what it holds."""
-
-    def __init__(self, modules: int) -> None:
-        self.own = _Thread(modules)
+    def __deepcopy__(self, memo: Any) -> Any:
+        return contextlib.nullcontext().__exit__
 
 
 class Recorder:
@@ -180,14 +162,14 @@ class Recorder:
         self._pid = os.getpid()
         self._began = time.monotonic()
         self._last_stats = CaptureStats(self.path)
-        self._modules = sum(len(modules) for _, modules in selected)
-        self._threads = _Threads(self._modules)
-        self._heights: dict[nn.Module, int] = {}  # of the outermost call above those inside it
+        # The captured modules, and by their index in order whether they ran.
+        self._selected = [modules for _, modules in selected]
+        self._ran = bytearray(sum(map(len, self._selected)))
+        self._hooked = 0
         self._lock = threading.Lock()
         self._reading = threading.RLock()  # a signal handler may ask for the numbers meanwhile
-        self._steps = self._begin_steps = 0
+        self._entries: set[nn.Module] = set()
         self._running = True
-        self._seen_to_end = False  # whether a step came to its end
         self._in_c: ForwardHooks | None = None
         self._modules_of: dict[int, tuple[str, str]] = {}  # model and name, by the session's layers
         self._failure: BaseException | None = None
@@ -196,18 +178,24 @@ class Recorder:
         self._cuda: CUDAMemoryManager | None = None
         self._exit = contextlib.ExitStack()
         self._handles: list[RemovableHandle] = []
-        self._hooked = 0
         try:
             remove_earlier(replaces)
-            if resume_offset is not None:
-                self._go_on()
+            self._begin_steps = 0 if resume_offset is None else self._next_step()
+            self._steps = Steps(
+                models,
+                len(self._ran),
+                first=self._begin_steps,
+                token=self._token,
+                mine=None,
+                watch=self._watch,
+            )
             if view:
                 self._in_c = ForwardHooks(
                     self._session, view=view, plain=PLAIN, is_neg=Tensor.is_neg,
-                    failed=self._complain,
+                    ran=self._ran, failed=self._complain,
                 )  # fmt: skip
-            if any(_is_compiled(model) for model in models):
-                self._exit.enter_context(_eager())
+                self._steps.in_c = self._in_c
+            self._exit.enter_context(run_eagerly(models))
             labels: dict[str, int] = {}
             for model, modules in selected:
                 label = model_label(model)
@@ -215,9 +203,7 @@ class Recorder:
                 if labels[label] > 1:
                     label += f"#{labels[label]}"
                 self._attach(model, label, modules)
-            self._probes.run(
-                lambda: dataclasses.asdict(self.stats()), append=resume_offset is not None
-            )
+            self._probes.run(lambda: self.stats().counters(), append=resume_offset is not None)
         except BaseException:
             self._detach()
             self._probes.stop()
@@ -226,67 +212,51 @@ class Recorder:
         self._monitor = Monitor(self.path, self._poll, config.progress)
         _open_recorders.add(self)
 
-    def _go_on(self) -> None:
-        """Goes on behind the last step that the resumed stream holds."""
+    def _next_step(self) -> int:
+        """The number behind the last step that the resumed stream holds."""
         import pyarrow.compute as pc
 
         with Reader(self.path) as reader:
             last = pc.max(reader.index().read_all()["step"]).as_py()
-        self._steps = self._begin_steps = 0 if last is None else int(last) + 1
+        return 0 if last is None else int(last) + 1
+
+    def _token(self) -> int:
+        return -1 if self.tracker is None else self.tracker.count
 
     # ---- hooks ----------------------------------------------------------------
 
     def _attach(self, model: nn.Module, label: str, modules: list[tuple[str, nn.Module]]) -> None:
-        # A step is an outermost call. Some models are entered through a child (an
-        # encoder-decoder's encoder during generation), so children count too.
+        # Some models are entered through a child: an encoder-decoder's encoder in generation.
+        # The methods are nn.Module's, for scripted modules refuse their own.
         original = getattr(model, "_orig_mod", model)
         entries = [
             entry
             for entry in dict.fromkeys([model, original, *original.children()])
-            if type(entry).forward is not nn.Module.forward
+            if has_forward(entry)
         ]
-        keep = self._handles.append
         for entry in entries:
-            keep(entry.register_forward_pre_hook(self._enter, prepend=True))
+            self._begins(entry)
         for name, module in modules:
-            keep(module.register_forward_hook(self._hook(label, name)))
+            hook = _Hook(self._hook(label, name))
+            self._handles.append(nn.Module.register_forward_hook(module, hook))
         for entry in entries:  # hooks run in this order: the output is captured inside the step
-            keep(entry.register_forward_hook(self._leave, always_call=True))
+            self._ends(entry)
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        thread = self._threads.own
-        if thread.frames:
-            # PyTorch calls no hook after a forward that raised KeyboardInterrupt or anything else
-            # outside of Exception. So look whether the outermost call is still on the stack. Its
-            # height above a module rarely changes, and one look there takes 0.4 us less than a
-            # search, of 5 us that the capture of a small output takes.
-            try:
-                if sys._getframe(self._heights[module]) is thread.frames[0]:
-                    return
-            except (KeyError, ValueError):
-                pass
-            height = _height(thread.frames[0])
-            if height is not None:
-                self._heights[module] = height
-                return
-        caller = sys._getframe(1)
-        thread.frames = caller, caller.f_back
+    def _begins(self, entry: nn.Module) -> None:
+        self._entries.add(entry)
+        hook = _Hook(self._steps.enter)
+        self._handles.append(nn.Module.register_forward_pre_hook(entry, hook, prepend=True))
+
+    def _ends(self, entry: nn.Module) -> None:
+        hook = _Hook(self._steps.leave)
+        self._handles.append(nn.Module.register_forward_hook(entry, hook, always_call=True))
+
+    def _watch(self, module: nn.Module) -> None:
+        """Watches a module that was called from outside of all others, if we do not yet."""
         with self._lock:
-            thread.step = self._steps
-            self._steps += 1
-        thread.token = -1 if self.tracker is None else self.tracker.count
-        thread.calls[:] = thread.never
-        if self._in_c is not None:
-            self._in_c.enter(thread.calls, thread.step, thread.token)
-
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        thread = self._threads.own
-        if sys._getframe(1) in thread.frames:
-            thread.frames = ()
-            if self._running:
-                self._seen_to_end = True
-            if self._in_c is not None:
-                self._in_c.leave()
+            if module not in self._entries and self._running:
+                self._begins(module)
+                self._ends(module)
 
     def _view_in_c(self) -> int:
         """What hooks in C read tensors with; 0 where this torch or interpreter has none, or what is
@@ -324,19 +294,21 @@ class Recorder:
         root, _ = output_at("")
         index = self._hooked
         self._hooked += 1
-        threads = self._threads
+        ran = self._ran
+        steps = self._steps
         kv_cache = self._config.kv_cache
         sampled = self._config.granularity is HookGranularity.SAMPLED_SLICES
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if not self._running:
                 return
-            thread = threads.own
-            step = token = -1
-            if thread.frames:
-                step, token = thread.step, thread.token
-            call = thread.calls[index]
-            thread.calls[index] = call + 1
+            place = steps.here()
+            if not place.mine:
+                return
+            step, token = place.step, place.token
+            call = place.calls[index]
+            place.calls[index] = call + 1
+            ran[index] = 1
             try:
                 found = walk_output(output, kv_cache=kv_cache, unwalked=self._unwalked)
             except Exception as error:  # of methods that the output's types have
@@ -346,6 +318,8 @@ class Recorder:
                 return
             for path, tensor in found:
                 layer = root
+                if place.again:
+                    path += RECOMPUTED
                 try:
                     try:
                         layer, enqueue = outputs.get(path) or output_at(path)
@@ -465,10 +439,15 @@ class Recorder:
                 self._last_stats = CaptureStats.of(
                     self.path,
                     self._session.stats(),
-                    self._steps - self._begin_steps,
+                    self._steps.count - self._begin_steps,
                     time.monotonic() - self._began,
+                    self._silent(),
                 )
         return self._last_stats
+
+    def _silent(self) -> tuple[str, ...]:
+        names = (name for modules in self._selected for name, _ in modules)
+        return tuple(name for name, ran in zip(names, self._ran, strict=True) if not ran)
 
     def _poll(self) -> CaptureStats | None:
         return None if self._session.closed else self.stats()
@@ -502,6 +481,7 @@ class Recorder:
             CaptureError: the models ran but nothing was captured.
         """
         self._detach()
+        missed = self._missed()
         try:
             self._drain()
         finally:
@@ -526,12 +506,40 @@ class Recorder:
                 RuntimeWarning,
                 stacklevel=4,
             )
+        self._warn_of_silence(missed)
         seen = stats.tensors + stats.dropped + stats.failed
-        if self._seen_to_end and seen == 0:
+        if self._steps.seen_to_end and seen == 0:
             raise CaptureError(
                 f"{stats.steps} forward calls, but no output was captured to {self.path}: the "
                 "hooked modules did not run, or returned no tensor. Modules compiled or traced "
                 "before the capture do not call hooks"
+            )
+
+    def _missed(self) -> list[str]:
+        """The names of modules that should have run, as far as hooks can know."""
+        found, at = [], 0
+        for modules in self._selected:
+            found += unaccounted(modules, self._ran[at : at + len(modules)])
+            at += len(modules)
+        return found
+
+    def _warn_of_silence(self, missed: list[str]) -> None:
+        if not any(self._ran):
+            if self._ran and not self._steps.seen_to_end:
+                warnings.warn(
+                    f"no module ran: {self.path} has no activations",
+                    RuntimeWarning,
+                    stacklevel=5,
+                )
+        elif missed:
+            shown = ", ".join(map(repr, missed[:_SHOWN_NAMES]))
+            more = len(missed) - _SHOWN_NAMES
+            warnings.warn(
+                f"nothing is captured of {shown}{f' and {more} more' if more > 0 else ''}: not "
+                "called, or where no hooks are, in exported or scripted code or by a parent that "
+                "uses the weights alone. stats().silent names all modules that did not run",
+                RuntimeWarning,
+                stacklevel=5,
             )
 
     def abort(self, cause: BaseException) -> None:
@@ -557,7 +565,9 @@ class Recorder:
     def _ended(self) -> None:
         self._monitor.stop()
         self._probes.stop(wait=not self.gave_up)
-        self._threads = _Threads(self._modules)  # interrupted calls may have left their frames
+        self._steps.forget()
+        self._selected.clear()  # the numbers outlive the models
+        self._entries.clear()
         _open_recorders.discard(self)
 
     def _drain(self) -> None:
@@ -660,32 +670,6 @@ def _on_cpu(models: Sequence[nn.Module]) -> bool:
         tensor is None or tensor.device.type == "cpu"
         for tensor in (next(model.parameters(), None) for model in models)
     )
-
-
-def _is_compiled(model: nn.Module) -> bool:
-    return any(
-        "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
-
-
-@contextlib.contextmanager
-def _eager() -> Any:
-    """Runs compiled models eagerly: hooks added after compilation never fire."""
-    set_stance = getattr(torch.compiler, "set_stance", None)
-    if set_stance is None:
-        raise UnsupportedError(
-            f"the model is compiled, and torch {torch.__version__} cannot run it eagerly during "
-            "the capture: capture the model before torch.compile, or use torch 2.6 or newer"
-        )
-    warnings.warn(
-        "the model is compiled: it runs eagerly during the capture, since compiled code does "
-        "not call hooks",
-        RuntimeWarning,
-        stacklevel=6,
-    )
-    with set_stance("force_eager"):
-        yield
 
 
 @atexit.register

@@ -6,6 +6,7 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+import torch
 from torch import nn
 
 from .config import HookConfig, HookGranularity, InstrumentationConfig, LayerPattern
@@ -52,8 +53,8 @@ def select_modules(
 
     The root's name is "", a shared module has its first name, and the `_orig_mod.` that
     `torch.compile` inserts is stripped; of a compiled module and its original, which have one
-    name, the compiled one is taken. Containers that have no forward of their own, such as
-    `nn.ModuleList`, never have an output and are left out.
+    name, the original is taken: the other one calls it. Containers that have no forward of their
+    own, such as `nn.ModuleList`, never have an output and are left out.
 
     By granularity, FULL_TENSOR and SAMPLED_SLICES take every module. ATTENTION_ONLY takes the
     attention blocks, and MLP_ONLY the feed-forward and mixture-of-experts blocks, each with
@@ -105,7 +106,7 @@ def _callable_modules(model: nn.Module) -> list[_Item]:
     modules: dict[str, nn.Module] = {}
     for raw_name, module in model.named_modules():
         name = _strip(raw_name)
-        if name not in modules and _has_forward(module):
+        if has_forward(module) and (name not in modules or _original(modules[name]) is module):
             modules[name] = module
     return list(modules.items())
 
@@ -114,7 +115,10 @@ def _strip(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
-def _has_forward(module: nn.Module) -> bool:
+def has_forward(module: nn.Module) -> bool:
+    """Whether a module has an output, unlike containers such as ``nn.ModuleList``."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return bool(module._c._has_method("forward"))
     return "forward" in vars(module) or type(module).forward is not nn.Module.forward
 
 

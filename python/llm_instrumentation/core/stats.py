@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from .._native import SessionStats
 
@@ -78,9 +79,12 @@ class CaptureStats:
     yield_seconds: float = 0.0
     repeated: int = 0
     hastened: int = 0
+    silent: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, path: str, s: SessionStats, steps: int, seconds: float) -> CaptureStats:
+    def of(
+        cls, path: str, s: SessionStats, steps: int, seconds: float, silent: tuple[str, ...]
+    ) -> CaptureStats:
         """From the native counters. The ratio is exact once nothing is queued."""
         return cls(
             path=path,
@@ -112,4 +116,11 @@ class CaptureStats:
             yield_seconds=s.yield_ns / 1e9,
             repeated=s.repeated,
             hastened=s.hastened,
+            silent=silent,
         )
+
+    def counters(self) -> dict[str, Any]:
+        """All but the names, for a line of a log."""
+        found = asdict(self)
+        del found["silent"]
+        return found

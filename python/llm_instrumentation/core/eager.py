@@ -1,0 +1,137 @@
+"""Lets compiled models run eagerly while they are captured, for compiled code calls no hooks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UnsupportedError
+from .selection import has_forward
+
+__all__ = ["run_eagerly"]
+
+
+class _Stance:
+    """Compiles nothing anew while captures run; the first one begins that, the last one ends it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._captures = 0
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._captures == 0:
+                self._undo.enter_context(torch.compiler.set_stance("eager_on_recompile"))
+            self._captures += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._captures -= 1
+            if self._captures == 0:
+                self._undo.close()
+
+
+class _OwnForward:
+    """A module's ``forward`` as an attribute of its own, for as long as captures need it.
+
+    Code that was compiled around a module checks where its ``forward`` comes from. So all such
+    code is out of date meanwhile, and valid again afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[int, list[Any]] = {}  # by module: captures, its own forward, the earlier
+
+    def take(self, module: nn.Module) -> None:
+        with self._lock:
+            held = self._held.get(id(module))
+            if held is not None:
+                held[0] += 1
+                return
+            earlier = vars(module).get("forward")
+            own: Any = module.forward
+            if earlier is not None:
+                own = functools.update_wrapper(functools.partial(earlier), earlier)
+            self._held[id(module)] = [1, own, earlier]
+            vars(module)["forward"] = own
+
+    def give_back(self, module: nn.Module) -> None:
+        with self._lock:
+            held = self._held[id(module)]
+            held[0] -= 1
+            if held[0] > 0:
+                return
+            _, own, earlier = self._held.pop(id(module))
+            if vars(module).get("forward") is not own:
+                return  # someone has put theirs there
+            if earlier is None:
+                del vars(module)["forward"]
+            else:
+                vars(module)["forward"] = earlier
+
+
+_stance = _Stance()
+_own_forward = _OwnForward()
+
+
+@contextlib.contextmanager
+def run_eagerly(models: Sequence[nn.Module]) -> Iterator[None]:
+    """Lets all code that was compiled around the models' modules run as it is written.
+
+    Other compiled code runs on; what would be compiled anew meanwhile runs eagerly.
+
+    Raises:
+        UnsupportedError: a model is compiled, and this torch has no way out of that.
+    """
+    modules = list(dict.fromkeys(module for model in models for module in model.modules()))
+    compiled = any(_is_compiled(module) for module in modules)
+    can = hasattr(torch.compiler, "set_stance")
+    if compiled:
+        if not can:
+            raise UnsupportedError(
+                f"the model is compiled, and torch {torch.__version__} cannot run it eagerly "
+                "during the capture: capture the model before torch.compile, or use torch 2.6 or "
+                "newer"
+            )
+        warnings.warn(
+            "the model is compiled: it runs eagerly during the capture, since compiled code does "
+            "not call hooks",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+    if not can or "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with contextlib.ExitStack() as undo:
+        # DataParallel copies a module's attributes to replicas, of which this would not be.
+        replicated = any(isinstance(module, nn.DataParallel) for module in modules)
+        for module in modules if _anything_compiled() and not replicated else ():
+            if has_forward(module) and not isinstance(module, torch.jit.ScriptModule):
+                _own_forward.take(module)
+                undo.callback(_own_forward.give_back, module)
+        undo.enter_context(_stance)
+        yield
+
+
+def _anything_compiled() -> bool:
+    """Whether compiled code is in this process; where torch does not tell, there may be."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    codes = getattr(getattr(frames, "input_codes", None), "seen", None)
+    return codes is None or len(codes) > 0
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return (
+        "_orig_mod" in module._modules
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+    )

@@ -1,0 +1,50 @@
+"""Which modules a capture should have seen run, and did not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+__all__ = ["unaccounted"]
+
+
+def unaccounted(modules: Sequence[tuple[str, nn.Module]], ran: Sequence[int]) -> list[str]:
+    """The hooked modules that did not run although what they are part of did, by name.
+
+    Of a module and what is inside it, the module stands for all. Left out are those of which
+    it is known that nothing is missed: dropouts that fused attention does not call, parts that a
+    ``nn.MultiheadAttention`` uses by their weights, experts that no token was sent to, modules
+    whose weights another one has that ran, and those inside which others ran.
+
+    Args:
+        modules: of one model, with their names.
+        ran: for each of them whether it ran.
+    """
+    of = {name: (module, bool(seen)) for (name, module), seen in zip(modules, ran, strict=True)}
+    alive: set[str] = {""}  # names of all that ran, and of what they are in
+    used: set[int] = set()  # the weights of those that ran
+    for name, (module, seen) in of.items():
+        if seen:
+            used |= {id(weight) for weight in module.parameters(recurse=False)}
+            while name not in alive:
+                alive.add(name)
+                name = name.rpartition(".")[0]
+    found = []
+    for name, (module, _) in of.items():
+        above = name.rpartition(".")[0]
+        while above and above not in of:
+            above = above.rpartition(".")[0]
+        parent, parent_ran = of.get(above, (None, True))
+        weights = {id(weight) for weight in module.parameters(recurse=False)}
+        if not (
+            name in alive
+            or not parent_ran
+            or isinstance(module, _DropoutNd)
+            or isinstance(parent, nn.MultiheadAttention)
+            or "experts" in name.split(".")
+            or (weights and weights <= used)
+        ):
+            found.append(name)
+    return found

@@ -1,0 +1,199 @@
+"""A step is an outermost call into the captured model, wherever it comes in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation._native import ForwardHooks
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+@pytest.fixture(params=[True, False], ids=["hooks in C", "hooks in Python"], autouse=True)
+def _kind_of_hooks(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr(ForwardHooks, "available", staticmethod(lambda: False))
+
+
+def steps_of(path) -> dict[int | None, list[str]]:
+    """The layers of each step, in the order of their packets."""
+    found: dict[int | None, list[str]] = {}
+    with ActivationReader(path) as reader:
+        for activation in reader:
+            found.setdefault(activation.step, []).append(activation.layer)
+    return found
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+class Deep(nn.Module):
+    """Its innermost module is two levels below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = nn.Sequential(Inner(), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(x)
+
+    def only_first(self, x: Tensor) -> Tensor:
+        return self.outer[0].first(x)
+
+    def one_after_the_other(self, x: Tensor) -> Tensor:
+        return self.outer[0].second(self.outer[0].first(x))
+
+    def generate(self, x: Tensor, n: int) -> Tensor:
+        for _ in range(n):
+            x = self(x)
+        return x
+
+    def train_parts(self, x: Tensor, n: int) -> None:
+        for _ in range(n):
+            self.outer[0].second(self.outer[0].first(x))
+
+
+X = torch.randn(2, 4)
+INNER = ["outer.0.first", "outer.0.second", "outer.0"]
+WHOLE = [*INNER, "outer.1", "outer", ""]
+
+
+@pytest.mark.parametrize("include", [None, "outer.0.*"], ids=["all", "those inside"])
+def test_a_call_that_comes_in_below_the_models_children(path, include):
+    model = Deep()
+    config = InstrumentationConfig.balanced().with_layers(include or "*")
+    inner = INNER if include is None else INNER[:2]
+    whole = WHOLE if include is None else INNER[:2]
+    with torch.no_grad(), capture_activations(model, path, config=config) as framework:
+        model.outer[0](X)
+        model(X)
+        model.outer[0].first(X)
+        model.outer[0](X)
+        model(X)
+    assert framework.stats().steps == 5
+    assert list(steps_of(path).values()) == [inner, whole, INNER[:1], inner, whole]
+
+
+def test_generation_through_a_wrapper_as_of_peft(llama, ids, path):
+    wrapper = nn.Module()
+    wrapper.base_model = nn.Module()
+    wrapper.base_model.model = llama
+    with torch.no_grad(), capture_activations(wrapper, path):
+        llama.generate(ids, max_new_tokens=3, do_sample=False)
+    with ActivationReader(path) as reader:
+        assert reader.steps == (0, 1, 2)
+        assert all(a.step is not None and a.call == 0 for a in reader)
+
+
+def test_what_a_method_calls_beside_each_other_is_one_step(path):
+    model = Deep()
+    with torch.no_grad(), capture_activations(model, path) as framework:
+        model.one_after_the_other(X)
+        model.one_after_the_other(X)
+        model.only_first(X)
+        model.train_parts(X, 2)
+    assert framework.stats().steps == 5
+    assert list(steps_of(path).values()) == [INNER[:2], INNER[:2], INNER[:1], INNER[:2], INNER[:2]]
+
+
+def test_a_loop_in_a_method_makes_steps(path):
+    model = Deep()
+    with torch.no_grad(), capture_activations(model, path):
+        model.generate(X, 3)
+    assert list(steps_of(path).values()) == [WHOLE] * 3
+
+
+def test_calls_beside_each_other_by_a_function_of_others_are_steps(path):
+    model = Deep()
+
+    class Runner:
+        def go(self) -> None:
+            model.outer[0].first(X)
+            model.outer[0].second(X)
+
+    with torch.no_grad(), capture_activations(model, path):
+        model.outer[0].first(X)
+        model.outer[0].second(X)
+        Runner().go()
+    assert list(steps_of(path).values()) == [INNER[:1], INNER[1:2]] * 2
+
+
+def clip():
+    import transformers as hf
+
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }  # fmt: skip
+    text = {**sizes, "vocab_size": 97, "max_position_embeddings": 20, "eos_token_id": 2}
+    vision = {**sizes, "image_size": 16, "patch_size": 8}
+    return hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision)).eval()
+
+
+def test_clips_text_features_are_one_step(ids, path):
+    model = clip()
+    with torch.no_grad(), capture_activations(model, path) as framework:
+        model.get_text_features(ids)
+        model.get_image_features(torch.randn(1, 3, 16, 16))
+        model.get_text_features(ids)
+    assert framework.stats().steps == 3
+    with ActivationReader(path) as reader:
+        assert [a.step for a in reader["text_projection"]] == [0, 2]
+        assert [a.step for a in reader["visual_projection"]] == [1]
+
+
+@pytest.mark.parametrize("encoder", ["model.encoder", "encoder"], ids=["bart", "t5"])
+def test_an_encoder_that_generation_calls_by_itself(encoder, build, ids, path):
+    import transformers as hf
+
+    if encoder == "encoder":
+        model = build("t5")
+    else:
+        model = hf.BartForConditionalGeneration(
+            hf.BartConfig(
+                vocab_size=97, d_model=32, encoder_layers=1, decoder_layers=1,
+                encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48,
+                decoder_ffn_dim=48, bos_token_id=1, eos_token_id=None, pad_token_id=0,
+                decoder_start_token_id=2, forced_eos_token_id=None,
+            )
+        ).eval()  # fmt: skip
+    with torch.no_grad(), capture_activations(model, path):
+        model.generate(ids, max_new_tokens=3, do_sample=False, num_beams=1)
+    with ActivationReader(path) as reader:
+        assert reader.steps == (0, 1, 2, 3)
+        assert {a.step for a in reader if a.layer.startswith(encoder)} == {0}
+        assert None not in {a.step for a in reader}
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_a_backward_pass_computes_again_is_marked(reentrant, path):
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = Inner(), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(checkpoint(self.body, x, use_reentrant=reentrant)).sum()
+
+    model = Checkpointed()
+    x = X.clone().requires_grad_()
+    with capture_activations(model, path) as framework:
+        for _ in range(2):
+            model(x).backward()
+    assert framework.stats().steps == 2
+    with ActivationReader(path) as reader:
+        again = [a for a in reader if a.path == "!recomputed"]
+        # The other way stops when it has what the gradients need.
+        body = ["body.first", "body.second", "body"] if reentrant else ["body.first"]
+        assert [a.layer for a in again] == 2 * body
+        assert {(a.step, a.token) for a in again} == {(None, None)}
+        for twin in again:
+            assert torch.equal(twin.to_torch(), reader[twin.layer].at(step=0).to_torch())
+        assert [a.step for a in reader[""]] == [0, 1]
