@@ -235,6 +235,16 @@ strap_status strap_layer(strap_session session, const char *model, const char *n
                          strap_error *error);
 
 /*
+ * Registers what tensors are made for, as a request that a server answers, and gives its id, from 1 on, for
+ * strap_tensor.request. NAME has 1 to 65,536 bytes; name_len is in bytes, so it need not end in a zero. The same
+ * name gives the same id.
+ *
+ * The names of all requests are kept: NO_MEMORY beyond 64 MiB of them.
+ */
+strap_status strap_request(strap_session session, const char *name, size_t name_len,
+                           uint32_t *request, strap_error *error);
+
+/*
  * What a host lost that made float16 of float32 itself: on a device that has the values at
  * hand, so that half the bytes leave it. It is to convert as the library does: to nearest,
  * ties to even. A tensor in which finite values became infinite it hands over as float32, so
@@ -260,7 +270,7 @@ typedef struct strap_tensor {
   int64_t step;           /* forward step, -1: unknown */
   int64_t token;          /* tokens recorded when the step began, -1: unknown */
   uint32_t call;          /* which call of the layer within the step, from 0 */
-  uint32_t reserved;      /* 0 */
+  uint32_t request;       /* from strap_request, 0: none */
   const char *transform;  /* what the caller did to the values, for the index; NULL: nothing */
   const char *parameters; /* of the transform, a JSON object; NULL: none. Both together have
                              at most 65,536 bytes, which count as staging memory */

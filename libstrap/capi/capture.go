@@ -140,6 +140,18 @@ func strapgoLayer(h C.strap_session, model, name *C.char, nameLen C.size_t, path
 	})
 }
 
+//export strapgoRequest
+func strapgoRequest(h C.strap_session, name *C.char, nameLen C.size_t, out *C.uint32_t, e *C.strap_error) C.strap_status {
+	return onSession(h, e, func(s *session.Session) error {
+		if nameLen > session.MaxText {
+			return status.New(status.InvalidArgument, "name_len = %d: at most %d", nameLen, session.MaxText)
+		}
+		id, err := s.Request(C.GoStringN(name, C.int(nameLen)))
+		*out = C.uint32_t(id)
+		return err
+	})
+}
+
 //export strapgoEnqueue
 func strapgoEnqueue(h C.strap_session, c *C.strap_tensor, thread C.uint64_t, now C.int64_t, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
 	dropped := false
@@ -174,18 +186,16 @@ func tensor(c *C.strap_tensor) (session.Tensor, error) {
 	if c.dtype < 0 || c.dtype > math.MaxUint8 {
 		return session.Tensor{}, status.New(status.InvalidArgument, "dtype = %d is no STRAP_ type", c.dtype)
 	}
-	if c.reserved != 0 {
-		return session.Tensor{}, status.New(status.InvalidArgument, "reserved = %d: give 0", c.reserved)
-	}
 	t := session.Tensor{
-		Layer:  uint32(c.layer),
-		DType:  wire.DType(c.dtype),
-		Shape:  unsafe.Slice((*int64)(unsafe.Pointer(c.shape)), int(c.ndim)),
-		Data:   c.data,
-		Step:   int64(c.step),
-		Token:  int64(c.token),
-		Call:   uint32(c.call),
-		Cursor: uint64(c.cursor),
+		Layer:   uint32(c.layer),
+		DType:   wire.DType(c.dtype),
+		Shape:   unsafe.Slice((*int64)(unsafe.Pointer(c.shape)), int(c.ndim)),
+		Data:    c.data,
+		Step:    int64(c.step),
+		Token:   int64(c.token),
+		Call:    uint32(c.call),
+		Request: uint32(c.request),
+		Cursor:  uint64(c.cursor),
 	}
 	var err error
 	if t.Transform, err = text(c.transform, "transform", session.MaxText); err != nil {

@@ -216,6 +216,15 @@ strap_status strap_layer(strap_session session, const char *model, const char *n
   return strapgoLayer(session, (char *)model, (char *)name, name_len, (char *)path, layer, error);
 }
 
+strap_status strap_request(strap_session session, const char *name, size_t name_len,
+                           uint32_t *request, strap_error *error) {
+  ENTER(error);
+  NEED(name, error);
+  NEED(request, error);
+  *request = 0;
+  return strapgoRequest(session, (char *)name, name_len, request, error);
+}
+
 strap_status strap_enqueue(strap_session session, strap_tensor *tensor, int32_t timeout_ms,
                            strap_error *error) {
   ENTER_C(error);

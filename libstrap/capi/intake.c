@@ -38,8 +38,8 @@ static size_t size_of(strap_dtype dtype) {
 
 /* Whether a tensor is for an intake, but for its shape and strides. */
 static int is_plain(const strap_tensor *t) {
-  return t->data != NULL && t->ndim >= 0 && t->ndim <= STRAP_MAX_DIMS && t->reserved == 0 &&
-         t->cursor == 0 && t->transform == NULL && t->parameters == NULL &&
+  return t->data != NULL && t->ndim >= 0 && t->ndim <= STRAP_MAX_DIMS && t->cursor == 0 &&
+         t->transform == NULL && t->parameters == NULL &&
          t->conversion == NULL && (t->ndim == 0 || t->shape != NULL);
 }
 
@@ -68,11 +68,11 @@ int intake_take(strap_session session, const strap_tensor *t, uint64_t thread, i
   const uint32_t data = in->used + round_up(sizeof(struct intake_tensor) + lengths);
   const uint32_t next = data + round_up(bytes);
   const int taken = in->session == session && !in->held && !in->shut && t->layer < in->layers &&
-                    next <= INTAKE_ROOM;
+                    t->request <= in->requests && next <= INTAKE_ROOM;
   if (taken) {
     struct intake_tensor *own = (struct intake_tensor *)(in->room + in->used);
     *own = (struct intake_tensor){thread,  time_ns,  t->step, t->token, t->layer,
-                                  t->call, t->dtype, t->ndim, data,     next};
+                                  t->call, t->request, t->dtype, t->ndim, data, next};
     if (lengths > 0) memcpy(own + 1, shape, lengths);
     memcpy(in->room + data, t->data, bytes);
     in->used = next;
@@ -91,7 +91,7 @@ struct intake *intake_open(strap_session session) {
   if (is_free) {
     in->session = session;
     in->room = rooms[in - intakes];
-    in->layers = in->used = 0;
+    in->layers = in->requests = in->used = 0;
     in->held = in->shut = 0;
     __atomic_store_n(&in->tensors, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&in->bytes, 0, __ATOMIC_RELAXED);
@@ -121,6 +121,13 @@ void intake_layers(strap_session session, uint32_t layers) {
   struct intake *in = lock_own(session);
   if (in == NULL) return;
   in->layers = layers;
+  pthread_mutex_unlock(&in->lock);
+}
+
+void intake_requests(strap_session session, uint32_t requests) {
+  struct intake *in = lock_own(session);
+  if (in == NULL) return;
+  in->requests = requests;
   pthread_mutex_unlock(&in->lock);
 }
 

@@ -35,9 +35,10 @@ func openIntake(id uint64) session.Intake {
 	return &intake{session: C.strap_session(id), c: c}
 }
 
-func (i *intake) Layers(n int) { C.intake_layers(i.session, C.uint32_t(n)) }
-func (i *intake) Hold()        { C.intake_hold(i.session) }
-func (i *intake) Shut()        { C.intake_shut(i.session) }
+func (i *intake) Layers(n int)   { C.intake_layers(i.session, C.uint32_t(n)) }
+func (i *intake) Requests(n int) { C.intake_requests(i.session, C.uint32_t(n)) }
+func (i *intake) Hold()          { C.intake_hold(i.session) }
+func (i *intake) Shut()          { C.intake_shut(i.session) }
 
 func (i *intake) Waiting() int {
 	if i.closed.Load() {
@@ -85,7 +86,8 @@ func (i *intake) First(t *session.Tensor) bool {
 		Layer: uint32(c.layer), DType: wire.DType(c.dtype), Shape: unsafe.Slice(shape, int(c.ndim)),
 		Data: unsafe.Add(unsafe.Pointer(i.c.room), c.data),
 		Step: int64(c.step), Token: int64(c.token), Call: uint32(c.call),
-		Thread: uint64(c.thread), TimeNS: int64(c.time_ns),
+		Request: uint32(c.request),
+		Thread:  uint64(c.thread), TimeNS: int64(c.time_ns),
 	}
 	return true
 }

@@ -13,7 +13,7 @@ enum { INTAKE_SMALL = 16 << 10, INTAKE_ROOM = 64 << 10, INTAKE_LINE = 64, INTAKE
 struct intake_tensor {
   uint64_t thread;
   int64_t time_ns, step, token;
-  uint32_t layer, call;
+  uint32_t layer, call, request;
   int32_t dtype, ndim;
   uint32_t data, next; /* where in the room its elements are, and the next one */
 };
@@ -22,6 +22,7 @@ struct intake {
   pthread_mutex_t lock;
   strap_session session; /* 0: none */
   uint32_t layers;       /* of it: the first ids */
+  uint32_t requests;     /* of it: the last id */
   int held;              /* what waits is being taken out */
   int shut;
   char *room;            /* while held, Go reads it without the lock */
@@ -41,6 +42,7 @@ int intake_take(strap_session session, const strap_tensor *tensor, uint64_t thre
 struct intake *intake_open(strap_session session);
 void intake_close(strap_session session);
 void intake_layers(strap_session session, uint32_t layers);
+void intake_requests(strap_session session, uint32_t requests);
 void intake_hold(strap_session session);   /* what is there stays, and is all */
 void intake_resume(strap_session session); /* nothing is there */
 void intake_shut(strap_session session);

@@ -43,6 +43,7 @@ struct place {
   uint64_t capture; /* 0: outside of any */
   int64_t *calls;   /* how often each layer ran; alive until the step ends */
   int64_t step, token;
+  uint32_t request;
 };
 
 /* Few captures run at once. One that loses its place to another is left to Python. */
@@ -51,8 +52,9 @@ static _Thread_local struct place places[PLACES];
 
 static struct place *place_of(const struct hooks *all) { return &places[all->number % PLACES]; }
 
-void hooks_enter(const struct hooks *all, int64_t *calls, int64_t step, int64_t token) {
-  *place_of(all) = (struct place){all->number, calls, step, token};
+void hooks_enter(const struct hooks *all, int64_t *calls, int64_t step, int64_t token,
+                 uint32_t request) {
+  *place_of(all) = (struct place){all->number, calls, step, token, request};
 }
 
 void hooks_leave(const struct hooks *all) {
@@ -180,15 +182,16 @@ static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
   }
   d.tensor.step = here->step;
   d.tensor.token = here->token;
+  d.tensor.request = here->request;
   d.tensor.call = (uint32_t)here->calls[h->index]++;
   all->ran[h->index] = 1;
   return put(h, &d.tensor);
 }
 
-/* put(tensor, step, token, call) */
+/* put(tensor, step, token, call, request) */
 static PyObject *run_put(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
-  if (count != 4) {
-    PyErr_SetString(PyExc_TypeError, "put takes a tensor, its step, token and call");
+  if (count != 5) {
+    PyErr_SetString(PyExc_TypeError, "put takes a tensor, its step, token, call and request");
     return NULL;
   }
   const struct hook *h = PyCapsule_GetPointer(self, NULL);
@@ -198,12 +201,13 @@ static PyObject *run_put(PyObject *self, PyObject *const *arguments, Py_ssize_t 
   d.tensor.step = PyLong_AsLongLong(arguments[1]);
   d.tensor.token = PyLong_AsLongLong(arguments[2]);
   d.tensor.call = (uint32_t)PyLong_AsLongLong(arguments[3]);
+  d.tensor.request = (uint32_t)PyLong_AsLongLong(arguments[4]);
   if (PyErr_Occurred()) return NULL;
   if (is_plain(h->all, type_of(arguments[0])) && describe(h->all, arguments[0], &d))
     return put(h, &d.tensor);
   if (PyErr_Occurred()) return NULL;
   return PyObject_CallFunctionObjArgs(h->otherwise, arguments[0], arguments[1], arguments[2],
-                                      arguments[3], (PyObject *)NULL);
+                                      arguments[3], arguments[4], (PyObject *)NULL);
 }
 
 static PyMethodDef hook_method = {"hook", run, METH_FASTCALL, "Captures what a module returns."};

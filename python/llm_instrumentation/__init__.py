@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .core.compression import TensorCompressionManager
     from .core.config import HookConfig, HookGranularity, InstrumentationConfig
     from .core.framework import InstrumentationFramework, analyze_activations_with_tokens
+    from .core.scope import for_request
     from .core.stats import CaptureStats
     from .core.streaming import StreamingSerializer
     from .errors import StrapError
@@ -40,6 +41,7 @@ __all__ = [
     "__version__",
     "analyze_activations_with_tokens",
     "capture_activations",
+    "for_request",
 ]
 
 __getattr__, __dir__ = lazy(
@@ -57,5 +59,6 @@ __getattr__, __dir__ = lazy(
         "TensorCompressionManager": ".core.compression",
         "analyze_activations_with_tokens": ".core.framework",
         "capture_activations": ".core.capture",
+        "for_request": ".core.scope",
     },
 )

@@ -39,7 +39,7 @@ AT(strap_tensor, data, 32);
 AT(strap_tensor, step, 40);
 AT(strap_tensor, token, 48);
 AT(strap_tensor, call, 56);
-AT(strap_tensor, reserved, 60);
+AT(strap_tensor, request, 60);
 AT(strap_tensor, transform, 64);
 AT(strap_tensor, parameters, 72);
 AT(strap_tensor, cursor, 80);

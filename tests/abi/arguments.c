@@ -144,6 +144,12 @@ static void layer_refuses(strap_session session) {
   REFUSED(INVALID, strap_layer(session, NULL, name, SIZE_MAX, NULL, &layer, report));
   REFUSED(INVALID, strap_layer(session, NULL, "\xff\xfe", 2, NULL, &layer, report));
   EXPECT(STRAP_OK, strap_layer(session, NULL, "", 0, NULL, &layer, &error)); /* the root */
+  uint32_t request;
+  REFUSED(INVALID, strap_request(session, NULL, 4, &request, report));
+  REFUSED(INVALID, strap_request(session, "name", 4, NULL, report));
+  REFUSED(INVALID, strap_request(session, "", 0, &request, report));
+  REFUSED(INVALID, strap_request(session, name, 65537, &request, report));
+  REFUSED(INVALID, strap_request(session, "\xff\xfe", 2, &request, report));
   EXPECT(STRAP_OK, strap_layer(session, NULL, name, 65535, NULL, &layer, &error));
 }
 
@@ -216,7 +222,7 @@ static void enqueue_refuses(strap_session session) {
   BAD(t.shape = vast, t.ndim = 2);
   BAD(t.shape = huge);
   BAD(t.shape = (const int64_t[]){4, 4}, t.ndim = 2, t.strides = strides);
-  BAD(t.reserved = 1);
+  BAD(t.request = 1); /* nobody registered one */
   BAD(t.cursor = 12345);
 #undef BAD
   conversion_refuses(session, layer);
@@ -305,6 +311,7 @@ static void handles(const char *path) {
     uint64_t h = no_session[i], lost;
     strap_stats_t stats = {.struct_size = sizeof stats};
     REFUSED(STRAP_ERR_INVALID_STATE, strap_layer(h, NULL, "x", 1, NULL, &layer, report));
+    REFUSED(STRAP_ERR_INVALID_STATE, strap_request(h, "x", 1, &layer, report));
     REFUSED(STRAP_ERR_INVALID_STATE, strap_enqueue(h, &t, 0, report));
     REFUSED(STRAP_ERR_INVALID_STATE, strap_abandon(h, 1, report));
     REFUSED(STRAP_ERR_INVALID_STATE, strap_note(h, 0, 0, 0, 0, "why", report));

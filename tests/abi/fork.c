@@ -30,6 +30,7 @@ static void child(const char *path, strap_session session, strap_reader reader, 
   CHECK(strap_version()[0] != 0, "the version is not Go's to tell");
   EXPECT(STRAP_ERR_FORKED, strap_open(path, &options, &other, &error));
   EXPECT(STRAP_ERR_FORKED, strap_layer(session, NULL, "x", 1, NULL, &other_layer, &error));
+  EXPECT(STRAP_ERR_FORKED, strap_request(session, "x", 1, &other_layer, &error));
   EXPECT(STRAP_ERR_FORKED, strap_enqueue(session, &t, -1, &error));
   EXPECT(STRAP_ERR_FORKED, strap_offer(session, &t, &error));
   EXPECT(STRAP_ERR_FORKED, strap_abandon(session, 1, &error));

@@ -15,14 +15,23 @@ static void capture(const char *path) {
   EXPECT(STRAP_OK, strap_layer(session, "net", "h.0", 3, "[1]", &layer, &error));
   const int64_t shape[] = {2, 3};
   int16_t values[6] = {0};
+  uint32_t request, again;
+  EXPECT(STRAP_OK, strap_request(session, "chat-17 and more", 7, &request, &error));
+  EXPECT(STRAP_OK, strap_request(session, "chat-17", 7, &again, &error));
+  CHECK(request == again && request > 0, "one request has the ids %u and %u", request, again);
   for (int i = 0; i < TENSORS; i++) {
     strap_tensor t = tensor_of(layer, STRAP_INT16, 2, shape, values);
     t.step = i;
     t.token = i % 2 ? i : -1;
     t.transform = i % 2 ? "keep" : NULL;
+    t.request = i % 4 < 2 ? request : 0; /* of both, those that go through the intake */
     values[0] = (int16_t)i;
     enqueue(session, &t);
   }
+  strap_tensor unknown = tensor_of(layer, STRAP_INT16, 2, shape, values);
+  unknown.request = request + 1;
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_enqueue(session, &unknown, -1, &error));
+  CHECK(strstr(error.message, "request = 2 was not registered") != NULL, "%s", error.message);
   EXPECT(STRAP_OK, strap_note(session, layer, TENSORS, -1, 0, "too late", &error));
   close_stream(session);
 }

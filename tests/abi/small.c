@@ -53,7 +53,7 @@ static void declines(const char *path) {
   OFFER(STRAP_DECLINED, t.layer = layer + 1);
   OFFER(STRAP_DECLINED, t.transform = "x");
   OFFER(STRAP_DECLINED, t.parameters = "{}");
-  OFFER(STRAP_DECLINED, t.reserved = 1);
+  OFFER(STRAP_DECLINED, t.request = 1); /* nobody registered one */
   OFFER(STRAP_DECLINED, t.cursor = 1);
   OFFER(STRAP_DECLINED, t.struct_size = 8);
 #undef OFFER

@@ -14,7 +14,7 @@ import (
 
 const (
 	format  = "libstrap.index"
-	version = 2 // of what is written; older ones are read
+	version = 3 // of what is written; older ones are read
 )
 
 // column is one column of the index: its Arrow field and the way between a row
@@ -68,6 +68,7 @@ var columns = []column{
 	float64s("mse", func(r *wire.Row) *float64 { return &r.MSE }),
 	float64s("mean_square", func(r *wire.Row) *float64 { return &r.MeanSquare }).from(2),
 	mantissas("mantissa_bits").from(2),
+	textOrNull("request", func(r *wire.Row) *string { return &r.Request }).from(3),
 	textOrNull("error", func(r *wire.Row) *string { return &r.Error }),
 }
 

@@ -39,7 +39,7 @@ func sample() []wire.Row {
 			Codec: "lz4", TimeNS: 1e9, MSE: 1e-9, MeanSquare: 2, Mantissa: 5,
 		},
 		{
-			Sequence: 1, Offset: 100, Length: 30, Parts: 1, Layer: "", Path: "['loss']", Call: 2, Step: 0, Token: 0,
+			Sequence: 1, Offset: 100, Length: 30, Parts: 1, Layer: "", Path: "['loss']", Call: 2, Step: 0, Token: 0, Request: "chat-17",
 			Shape: []int64{}, Source: wire.BFloat16, Stored: wire.BFloat16, Codec: "none", CRC: 0,
 			TimeNS: 2e9, MSE: math.NaN(), MeanSquare: math.NaN(), Transform: "round", Parameters: `{"bits": 5}`,
 		},
@@ -189,6 +189,7 @@ func TestNullsStandForWhatIsNotKnown(t *testing.T) {
 		"mse":           {false, true, true, false, true, true},
 		"mean_square":   {false, true, true, false, true, true},
 		"mantissa_bits": {false, true, true, true, true, true},
+		"request":       {true, false, true, true, true, true},
 		"error":         {true, true, false, true, true, true},
 	}
 	for k, field := range rec.Schema().Fields() {
@@ -356,7 +357,7 @@ func TestWhatIsNoIndexIsRefused(t *testing.T) {
 		"text":         {[]byte("this is a text file"), "0x73696874 stands where a message begins"},
 		"other schema": {encoded(t, foreign), `its format is "", not "libstrap.index"`},
 		"other format": {encoded(t, withKeys("format", "other")), `its format is "other"`},
-		"version":      {encoded(t, withKeys("format", format, "version", "3")), `version "3"`},
+		"version":      {encoded(t, withKeys("format", format, "version", "4")), `version "4"`},
 		"checksum":     {encoded(t, withKeys("format", format, "version", strconv.Itoa(version), "first_crc32c", "x")), `first_crc32c is "x"`},
 		"column":       {encoded(t, otherColumn), `column 3 is "part: int64", not "part: uint32"`},
 		"only the end": {endMark, "without a schema"},

@@ -150,6 +150,9 @@ func (s *Session) begin(e *emission, t *Tensor) (err error) {
 	if e.layer, err = s.layer(t.Layer); err != nil {
 		return err
 	}
+	if _, err = s.request(t.Request); err != nil {
+		return err
+	}
 	if e.elems, err = t.elements(); err != nil {
 		return err
 	}
@@ -428,11 +431,12 @@ func (s *Session) emptyPiece(f *feed, c *call) ([]byte, error) {
 // newItem returns an item with what its row says of the tensor.
 func (s *Session) newItem(l *layer, t *Tensor) *item {
 	it := s.items.Get().(*item)
+	request, _ := s.request(t.Request) // known since the tensor began
 	it.shape = append(it.shape[:0], t.Shape...)
 	it.row = wire.Row{
 		Offset: -1, Parts: 1,
 		Model: l.model, Layer: l.name, Path: l.path,
-		Call: t.Call, Step: t.Step, Token: t.Token, Rank: s.opts.Rank, Thread: t.Thread,
+		Call: t.Call, Step: t.Step, Token: t.Token, Request: request, Rank: s.opts.Rank, Thread: t.Thread,
 		Shape: it.shape, Source: t.source(), Codec: codec.None.String(),
 		Transform: t.Transform, Parameters: t.Parameters,
 		TimeNS: t.TimeNS, MSE: math.NaN(), MeanSquare: math.NaN(),

@@ -20,6 +20,8 @@ import (
 type Intake interface {
 	// Layers tells that those below n are registered.
 	Layers(n int)
+	// Requests tells that those up to n are.
+	Requests(n int)
 	// Waiting is how many tensors were taken and not popped.
 	Waiting() int
 	// Settled changes when all that waited was taken out.
@@ -45,6 +47,7 @@ const settleAgain = 5 * time.Millisecond
 type noIntake struct{}
 
 func (noIntake) Layers(int)              {}
+func (noIntake) Requests(int)            {}
 func (noIntake) Waiting() int            { return 0 }
 func (noIntake) Settled() uint64         { return 0 }
 func (noIntake) Taken() (uint64, uint64) { return 0, 0 }

@@ -48,6 +48,7 @@ func (f *shelf) locked(do func()) {
 }
 
 func (f *shelf) Layers(n int)        { f.locked(func() { f.layers = n }) }
+func (f *shelf) Requests(int)        {}
 func (f *shelf) Waiting() (n int)    { f.locked(func() { n = len(f.tensors) - f.at }); return n }
 func (f *shelf) Settled() (n uint64) { f.locked(func() { n = f.settled }); return n }
 func (f *shelf) Taken() (n, bytes uint64) {

@@ -24,7 +24,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
 	"github.com/libstrap/strap/libstrap/internal/arena"
 	"github.com/libstrap/strap/libstrap/internal/codec"
@@ -47,10 +46,7 @@ type Session struct {
 
 	captureID string
 
-	layersMu   sync.RWMutex
-	layers     []*layer
-	layerIDs   map[layerKey]uint32
-	layersText int // bytes of their names
+	names names
 
 	line     *line
 	settling settling
@@ -101,17 +97,6 @@ type counters struct {
 	queuedNotes                              atomic.Int64
 }
 
-type layer struct {
-	model, name, path string
-	packetName        string
-	raw               atomic.Int32 // how many packets from the last one that was tried are raw
-}
-
-type layerKey struct{ model, name, path string }
-
-// maxLayersText bounds the bytes of names that the layers of a session have together.
-const maxLayersText = 64 << 20
-
 // Open starts a capture to path, with its index at path + ".index".
 func Open(path string, o Options) (*Session, error) {
 	if err := o.validate(path); err != nil {
@@ -135,7 +120,7 @@ func Open(path string, o Options) (*Session, error) {
 		opened:    time.Now(),
 		arena:     mem,
 		frames:    encoders[o.Workers],
-		layerIDs:  map[layerKey]uint32{},
+		names:     newNames(),
 		line:      newLine(),
 		jobs:      newBacklog(o.Yield, o.helped(), min(o.backlogBytes(), mem.Limit()/4)),
 		order:     newOrder(),
@@ -270,51 +255,6 @@ func (s *Session) expected(id string) error {
 
 // CaptureID tells the capture from every other: 32 hexadecimal digits.
 func (s *Session) CaptureID() string { return s.captureID }
-
-// Layer registers a source of tensors and returns its id; the same three names
-// give the same id.
-func (s *Session) Layer(model, name, path string) (uint32, error) {
-	for _, v := range []struct{ what, text string }{{"model", model}, {"name", name}, {"path", path}} {
-		if !utf8.ValidString(v.text) {
-			return 0, status.New(status.InvalidArgument, "%s %q is not UTF-8", v.what, v.text)
-		}
-	}
-	if len(model) > MaxText {
-		return 0, status.New(status.InvalidArgument, "model name of %d bytes (%.40q...): at most %d",
-			len(model), model, MaxText)
-	}
-	if n := len(name) + len(path); n > wire.MaxName {
-		return 0, status.New(status.InvalidArgument,
-			"packet name of %d bytes (%.40q...): at most %d", n, name+path, wire.MaxName)
-	}
-	key := layerKey{model, name, path}
-	s.layersMu.Lock()
-	defer s.layersMu.Unlock()
-	id, known := s.layerIDs[key]
-	if !known {
-		text := 2*(len(name)+len(path)) + len(model) // and as the packet's name
-		if s.layersText+text > maxLayersText {
-			return 0, status.New(status.NoMemory, "no more than %d bytes of names are kept for layers; "+
-				"are names made anew for each tensor?", maxLayersText)
-		}
-		s.layersText += text
-		id = uint32(len(s.layers))
-		s.layers = append(s.layers, &layer{model: model, name: name, path: path, packetName: name + path})
-		s.layerIDs[key] = id
-		s.opts.Intake.Layers(len(s.layers))
-	}
-	return id, nil
-}
-
-func (s *Session) layer(id uint32) (*layer, error) {
-	s.layersMu.RLock()
-	defer s.layersMu.RUnlock()
-	if int(id) >= len(s.layers) {
-		return nil, status.New(status.InvalidArgument,
-			"layer = %d was not registered; %d are", id, len(s.layers))
-	}
-	return s.layers[id], nil
-}
 
 // fail stops the writing for good; the first cause stays.
 func (s *Session) fail(cause error) {

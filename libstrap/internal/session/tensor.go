@@ -27,6 +27,7 @@ type Tensor struct {
 	Step       int64
 	Token      int64
 	Call       uint32
+	Request    uint32 // from Request, 0: none
 	Transform  string
 	Parameters string
 	Thread     uint64

@@ -14,6 +14,7 @@ type Row struct {
 	Call        uint32  // which call of the module within the step, from 0
 	Step        int64   // outermost forward call, from 0; -1: unknown
 	Token       int64   // tokens recorded when the step began; -1: unknown
+	Request     string  // what the tensor was made for, "" for nothing named
 	Rank        int32   // process rank in a distributed run
 	Thread      uint64  // operating system thread that enqueued the tensor
 	Shape       []int64 // of the whole tensor, split or not

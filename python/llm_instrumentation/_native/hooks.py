@@ -71,7 +71,7 @@ def library() -> ctypes.PyDLL | None:
     found.hook_put.argtypes = (ctypes.POINTER(_Shared), u32, object_, object_)
     found.hooks_enter.restype = None
     found.hooks_enter.argtypes = (
-        ctypes.POINTER(_Shared), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64,
+        ctypes.POINTER(_Shared), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, u32,
     )  # fmt: skip
     found.hooks_leave.restype = None
     found.hooks_leave.argtypes = (ctypes.POINTER(_Shared),)
@@ -183,18 +183,19 @@ class ForwardHooks:
             otherwise: what takes a tensor that is not plain in memory.
 
         Returns:
-            A function of a tensor, its step, token and call, as `otherwise` is.
+            A function of a tensor, its step, token, call and request, as `otherwise` is.
         """
         put: Callable[..., object] = self._library.hook_put(self._shared, layer, self, otherwise)
         return put
 
-    def enter(self, calls: array[int], step: int, token: int) -> None:
+    def enter(self, calls: array[int], step: int, token: int, request: int) -> None:
         """Begins a step of this thread.
 
         Args:
             calls: of type "q"; stays alive and in its place until :meth:`leave`.
         """
-        self._library.hooks_enter(self._shared, calls.buffer_info()[0], step, token)
+        address, _ = calls.buffer_info()
+        self._library.hooks_enter(self._shared, address, step, token, request)
 
     def leave(self) -> None:
         """Ends this thread's step: its hooks are left to Python."""

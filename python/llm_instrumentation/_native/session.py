@@ -31,8 +31,8 @@ _SLICE_MS = 100
 # struct strap_tensor, 64-bit. Few of its fields differ from one tensor of a layer to the next:
 # those before them are packed once, and those behind them are mostly zero.
 _LAYOUT = struct.Struct("=IIiiQQ")
-_EXTRAS = struct.Struct("=IQQQQ")
-_TENSOR = struct.Struct(f"={_LAYOUT.size}sQqqI{_EXTRAS.size}s")
+_EXTRAS = struct.Struct("=QQQQ")
+_TENSOR = struct.Struct(f"={_LAYOUT.size}sQqqII{_EXTRAS.size}s")
 _NO_EXTRAS = bytes(_EXTRAS.size)
 _CURSOR = struct.Struct("=Q")
 _CURSOR_OFFSET = _TENSOR.size - 2 * _CURSOR.size  # the last but one
@@ -245,6 +245,13 @@ class Session:
         check(status, error)
         return layer.value
 
+    def request(self, name: str) -> int:
+        """The id of what tensors are made for, for :meth:`enqueue`."""
+        request, error = ctypes.c_uint32(), Error()
+        encoded = c_string(name, "request")
+        check(self._lib.strap_request(self._handle, encoded, len(encoded), request, error), error)
+        return request.value
+
     def enqueue(
         self,
         layer: int,
@@ -256,6 +263,7 @@ class Session:
         step: int = -1,
         token: int = -1,
         call: int = 0,
+        request: int = 0,
         transform: bytes | None = None,
         parameters: bytes | None = None,
         conversion: Conversion | None = None,
@@ -268,6 +276,7 @@ class Session:
         Args:
             dtype: a value of ``DTYPE_CODES``.
             strides: in elements; None for a contiguous row-major tensor.
+            request: of :meth:`request`; 0: none.
             conversion: of float16 values that the caller made of float32.
 
         Returns:
@@ -278,10 +287,9 @@ class Session:
             if conversion is not None:
                 converted = _CONVERSION.pack(_CONVERSION.size, DTYPE_CODES["float32"], *conversion)
             # The bytes objects stay alive in this frame while C reads them.
-            extras = _EXTRAS.pack(
-                0, _address(transform), _address(parameters), 0, _address(converted)
-            )
-        return self.put(Layout(layer, dtype, shape, strides), data, step, token, call, extras)
+            extras = _EXTRAS.pack(_address(transform), _address(parameters), 0, _address(converted))
+        layout = Layout(layer, dtype, shape, strides)
+        return self.put(layout, data, step, token, call, request, extras)
 
     def put(
         self,
@@ -290,6 +298,7 @@ class Session:
         step: int,
         token: int,
         call: int,
+        request: int = 0,
         extras: bytes = _NO_EXTRAS,
     ) -> bool:
         """:meth:`enqueue` of a tensor whose layout is at hand."""
@@ -297,7 +306,7 @@ class Session:
             own = self._calls.pop()
         except IndexError:
             own = _Call(self._handle)
-        _TENSOR.pack_into(own.tensor, 0, layout.packed, data, step, token, call, extras)
+        _TENSOR.pack_into(own.tensor, 0, layout.packed, data, step, token, call, request, extras)
         try:
             while (status := self._enqueue(*own.arguments)) == ERR_TIMEOUT:
                 pass

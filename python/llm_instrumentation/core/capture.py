@@ -12,6 +12,7 @@ from torch import nn
 from .config import InstrumentationConfig, from_preset
 from .framework import InstrumentationFramework
 from .recorder import model_label
+from .scope import Scope
 
 __all__ = ["capture_activations"]
 
@@ -26,6 +27,8 @@ def capture_activations(
     auto_timestamp: bool = True,
     prefix: str = "",
     include_metadata: bool = True,
+    *,
+    scope: Scope = "process",
 ) -> Iterator[InstrumentationFramework]:
     """Captures every activation of ``model`` inside the block to a stream file.
 
@@ -42,13 +45,15 @@ def capture_activations(
             of its name.
         prefix: begins the name.
         include_metadata: put model type and preset or codec into the name.
+        scope: whose calls of the model are captured: "process", everyone's; "thread", those of
+            this thread; "task", those of this asyncio task and of what it starts.
 
     Yields:
         the framework; its ``stats()`` has the path and the counters. It lets go of the model at
         the end of the block.
 
     Raises:
-        ValueError: unknown preset; the message names the options.
+        ValueError: unknown preset or scope; the message names the options.
         StrapError: the stream cannot be opened or, at the end, was not written.
     """
     if preset is not None:
@@ -71,7 +76,7 @@ def capture_activations(
         try:
             framework = InstrumentationFramework(config)
             framework.instrument_model(model)
-            capture.enter_context(framework.capture_activations(output_path))
+            capture.enter_context(framework.capture_activations(output_path, scope=scope))
         except BaseException:
             if reserved:
                 os.unlink(output_path)

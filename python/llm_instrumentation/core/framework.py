@@ -15,6 +15,7 @@ from ._earlier import EarlierFiles
 from .checkpoint import CheckpointFile, CheckpointState, checkpoint_path_for
 from .config import InstrumentationConfig
 from .recorder import Recorder
+from .scope import Scope, scoped
 from .stats import CaptureStats
 from .token_files import check_token_places, finished_state, load_token_metadata
 from .tokens import TokenTracker
@@ -64,6 +65,8 @@ class InstrumentationFramework:
         checkpoint_interval_tokens: int | None = None,
         checkpoint_path: str | os.PathLike[str] | None = None,
         resume_from_checkpoint: bool = False,
+        *,
+        scope: Scope = "process",
     ) -> Iterator[TokenTracker | None]:
         """Captures everything that the registered models return inside the block.
 
@@ -80,13 +83,16 @@ class InstrumentationFramework:
                 interrupted one is cut back to its last checkpoint; what is cut is kept beside it
                 as ``.tail-N``. One that ended goes on as a whole. Tokens, their numbers and those
                 of the steps go on where they stood.
+            scope: whose calls of the models are captured: "process", everyone's; "thread", those
+                of this thread; "task", those of this asyncio task, and of what it starts: other
+                tasks, and threads that take over its context, as ``asyncio.to_thread`` does.
 
         Yields:
             a :class:`TokenTracker` with ``track_per_token``, else None.
 
         Raises:
             ValueError: an interval below 1, or checkpoint or resume settings without
-                ``track_per_token``.
+                ``track_per_token``; an unknown scope.
             CheckpointError: the checkpoint cannot be used, or is that of another capture; or
                 something else than a checkpoint of the replaced capture stands where one is to be
                 written.
@@ -114,81 +120,83 @@ class InstrumentationFramework:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        earlier = None if resume_from_checkpoint else EarlierFiles(path, checkpoint_path)
-        tracker, state, had_ended = None, None, False
-        if track_per_token:
-            check_token_places(path)
-            file = CheckpointFile(checkpoint_path or checkpoint_path_for(path))
-            free = True
-            if earlier is None:
-                state = file.load()
-                if state is not None:
-                    file.check(state, path)
-                elif os.path.exists(path):
-                    state, had_ended = finished_state(path) or CheckpointState(), True
-            elif earlier.taken is not None:
-                if checkpoint_interval_tokens is not None or checkpoint_path is not None:
-                    raise earlier.taken
-                free = False  # what stands there is left alone
-                warnings.warn(
-                    f"this capture can have no checkpoints: {earlier.taken}",
-                    RuntimeWarning,
-                    stacklevel=3,
+        with scoped(scope) as mine:
+            earlier = None if resume_from_checkpoint else EarlierFiles(path, checkpoint_path)
+            tracker, state, had_ended = None, None, False
+            if track_per_token:
+                check_token_places(path)
+                file = CheckpointFile(checkpoint_path or checkpoint_path_for(path))
+                free = True
+                if earlier is None:
+                    state = file.load()
+                    if state is not None:
+                        file.check(state, path)
+                    elif os.path.exists(path):
+                        state, had_ended = finished_state(path) or CheckpointState(), True
+                elif earlier.taken is not None:
+                    if checkpoint_interval_tokens is not None or checkpoint_path is not None:
+                        raise earlier.taken
+                    free = False  # what stands there is left alone
+                    warnings.warn(
+                        f"this capture can have no checkpoints: {earlier.taken}",
+                        RuntimeWarning,
+                        stacklevel=3,
+                    )
+                tracker = TokenTracker(
+                    file if free else None,
+                    checkpoint_interval_tokens,
+                    resume_from=state,
+                    strict=self.config.strict,
                 )
-            tracker = TokenTracker(
-                file if free else None,
-                checkpoint_interval_tokens,
-                resume_from=state,
-                strict=self.config.strict,
+            resume_offset, capture_id = None, None
+            # A checkpoint of 1.3.1 goes on without its stream, with the tokens alone.
+            if state is not None and (state.stream_offset or os.path.exists(path)):
+                resume_offset = -1 if state.stream_offset is None else state.stream_offset
+                capture_id = state.capture_id
+            recorder = Recorder(
+                path,
+                self.config,
+                self._models,
+                tracker=tracker,
+                resume_offset=resume_offset,
+                capture_id=capture_id,
+                replaces=[] if earlier is None else earlier.paths,
+                mine=mine,
             )
-        resume_offset, capture_id = None, None
-        # A checkpoint of 1.3.1 goes on without its stream, with the tokens alone.
-        if state is not None and (state.stream_offset or os.path.exists(path)):
-            resume_offset = -1 if state.stream_offset is None else state.stream_offset
-            capture_id = state.capture_id
-        recorder = Recorder(
-            path,
-            self.config,
-            self._models,
-            tracker=tracker,
-            resume_offset=resume_offset,
-            capture_id=capture_id,
-            replaces=[] if earlier is None else earlier.paths,
-        )
-        if tracker is not None:
-            tracker.on_checkpoint = recorder.checkpoint
-            tracker.capture_id = recorder.capture_id
+            if tracker is not None:
+                tracker.on_checkpoint = recorder.checkpoint
+                tracker.capture_id = recorder.capture_id
 
-        def keep(tracker: TokenTracker) -> None:
-            tracker.save(path, keep_checkpoint=True, durable=not recorder.interrupted)
+            def keep(tracker: TokenTracker) -> None:
+                tracker.save(path, keep_checkpoint=True, durable=not recorder.interrupted)
 
-        self._recorders.append(recorder)
-        self._latest = recorder
-        try:
-            if tracker is not None and had_ended and checkpoint_interval_tokens is not None:
-                tracker.checkpoint()  # what a crash cuts back to, before the first interval
-            yield tracker
-        except BaseException as error:
+            self._recorders.append(recorder)
+            self._latest = recorder
             try:
-                if checkpoint_interval_tokens is not None and isinstance(error, Exception):
-                    self._keep_tokens(recorder, lambda tracker: tracker.checkpoint())
-            finally:
-                try:
-                    recorder.abort(error)
-                finally:
-                    self._keep_tokens(recorder, keep)
-            raise
-        else:
-            try:
-                recorder.finish()
-                if tracker is not None:
-                    tracker.save(path)
+                if tracker is not None and had_ended and checkpoint_interval_tokens is not None:
+                    tracker.checkpoint()  # what a crash cuts back to, before the first interval
+                yield tracker
             except BaseException as error:
-                recorder.interrupted |= isinstance(error, KeyboardInterrupt)
-                self._keep_tokens(recorder, keep)
+                try:
+                    if checkpoint_interval_tokens is not None and isinstance(error, Exception):
+                        self._keep_tokens(recorder, lambda tracker: tracker.checkpoint())
+                finally:
+                    try:
+                        recorder.abort(error)
+                    finally:
+                        self._keep_tokens(recorder, keep)
                 raise
-        finally:
-            self._recorders.remove(recorder)
+            else:
+                try:
+                    recorder.finish()
+                    if tracker is not None:
+                        tracker.save(path)
+                except BaseException as error:
+                    recorder.interrupted |= isinstance(error, KeyboardInterrupt)
+                    self._keep_tokens(recorder, keep)
+                    raise
+            finally:
+                self._recorders.remove(recorder)
 
     @staticmethod
     def _keep_tokens(recorder: Recorder, save: Callable[[TokenTracker], object]) -> None:

@@ -39,6 +39,7 @@ from .monitor import Monitor
 from .narrowing import conversion_of, holds, narrow, worth_narrowing
 from .outputs import walk_output
 from .sampling import TRANSFORM, parameters_json, sample_tensor
+from .scope import current_request
 from .selection import has_forward, select_modules
 from .silent import unaccounted
 from .stats import CaptureStats
@@ -105,6 +106,8 @@ class Recorder:
         resume_offset: as of :class:`Session`, and so is capture_id.
         replaces: files of the capture that stood at the path, which are removed once this one
             has its place.
+        mine: tells of a call of the models that begins, in its thread and context, whether it
+            is captured; None: all are.
 
     Attributes:
         capture_id: tells this capture from every other.
@@ -124,6 +127,7 @@ class Recorder:
         resume_offset: int | None = None,
         capture_id: str | None = None,
         replaces: Sequence[Path] = (),
+        mine: Callable[[], bool] | None = None,
     ) -> None:
         config.validate()
         self.path = os.fspath(path)
@@ -173,6 +177,8 @@ class Recorder:
         self._in_c: ForwardHooks | None = None
         self._modules_of: dict[int, tuple[str, str]] = {}  # model and name, by the session's layers
         self._failure: BaseException | None = None
+        self._requests: dict[str, int] = {}  # their numbers
+        self._nameless = False  # whether one has got none
         self._complained: set[tuple[str, str, type]] = set()
         self._unwalked: set[str] = set()
         self._cuda: CUDAMemoryManager | None = None
@@ -186,7 +192,8 @@ class Recorder:
                 len(self._ran),
                 first=self._begin_steps,
                 token=self._token,
-                mine=None,
+                request=self._request,
+                mine=mine,
                 watch=self._watch,
             )
             if view:
@@ -222,6 +229,29 @@ class Recorder:
 
     def _token(self) -> int:
         return -1 if self.tracker is None else self.tracker.count
+
+    def _request(self) -> int:
+        """The session's number of the request that runs here, 0: none."""
+        name = current_request()
+        if name is None:
+            return 0
+        number = self._requests.get(name)
+        if number is None:
+            try:
+                number = self._requests[name] = self._session.request(name)
+            except StrapError as error:
+                if self._config.strict and self._running:
+                    raise
+                if self._running and not self._nameless:
+                    self._nameless = True
+                    warnings.warn(
+                        f"{self.path} does not name the request {name[:_SHOWN_PATH]!r} and those "
+                        f"behind it: {error}",
+                        RuntimeWarning,
+                        stacklevel=6,
+                    )
+                return 0
+        return number
 
     # ---- hooks ----------------------------------------------------------------
 
@@ -305,7 +335,7 @@ class Recorder:
             place = steps.here()
             if not place.mine:
                 return
-            step, token = place.step, place.token
+            step, token, request = place.step, place.token, place.request
             call = place.calls[index]
             place.calls[index] = call + 1
             ran[index] = 1
@@ -329,11 +359,14 @@ class Recorder:
                     except OutOfMemoryError as error:  # there are too many names
                         raise UnsupportedError(str(error)) from error
                     if sampled or not tensor.is_cpu:
-                        self._capture_other(layer, tensor, step, token, call, sampled)
+                        self._capture_other(layer, tensor, step, token, call, request, sampled)
                     elif type(tensor) in PLAIN:
-                        enqueue(tensor, step, token, call)
+                        enqueue(tensor, step, token, call, request)
                     else:
-                        enqueue_tensor(session, layer, tensor, step=step, token=token, call=call)
+                        enqueue_tensor(
+                            session, layer, tensor,
+                            step=step, token=token, call=call, request=request,
+                        )  # fmt: skip
                 except Exception as error:
                     self._complain(error, layer, step, token, call)
                     if not self._running:
@@ -342,7 +375,14 @@ class Recorder:
         return hook if self._in_c is None else self._in_c.new(root, index, hook)
 
     def _capture_other(
-        self, layer: int, tensor: Tensor, step: int, token: int, call: int, sampled: bool
+        self,
+        layer: int,
+        tensor: Tensor,
+        step: int,
+        token: int,
+        call: int,
+        request: int,
+        sampled: bool,
     ) -> None:
         """The tensors that take more than a copy: sampled ones, and those on a device."""
         transferred = on_cuda(tensor)
@@ -358,8 +398,8 @@ class Recorder:
 
         def enqueue(host: Tensor) -> None:
             enqueue_tensor(
-                self._session, layer, host,
-                step=step, token=token, call=call, transform=transform, parameters=parameters,
+                self._session, layer, host, step=step, token=token, call=call, request=request,
+                transform=transform, parameters=parameters,
             )  # fmt: skip
 
         def enqueue_narrowed(host: Tensor, numbers: Tensor | None) -> None:
@@ -368,8 +408,9 @@ class Recorder:
                 return
             conversion = conversion_of(numbers, host.numel())
             enqueue_converted(
-                self._session, layer, host, conversion, step=step, token=token, call=call
-            )
+                self._session, layer, host, conversion,
+                step=step, token=token, call=call, request=request,
+            )  # fmt: skip
 
         if not transferred:
             enqueue(tensor)

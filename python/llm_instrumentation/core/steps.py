@@ -28,13 +28,15 @@ class Place:
     Attributes:
         step: -1 outside of any step, and so is token.
         token: tokens recorded when the step began, -1 where nobody counts them.
+        request: the capture's number of the request that it serves, 0: none.
         calls: how often each module ran in the step, or since the last one.
         mine: whether what runs here belongs to the capture, by its scope.
         again: whether it is what a backward pass computes again, outside of any step.
     """
 
     __slots__ = (
-        "again", "called", "calls", "frames", "late", "method", "mine", "never", "step", "token",
+        "again", "called", "calls", "frames", "late", "method", "mine", "never", "request", "step",
+        "token",
     )  # fmt: skip
 
     def __init__(self, modules: int) -> None:
@@ -45,6 +47,7 @@ class Place:
         self.method: tuple[int, CodeType] | None = None  # what made the outermost calls, and
         self.called: set[int] = set()  # the ids of those modules
         self.step = self.token = -1
+        self.request = 0
         self.calls = array("q", [0] * modules)  # stays in its place, for hooks in C count in it
         self.never = array("q", self.calls)
         self.mine = True
@@ -84,6 +87,7 @@ class Steps:
         modules: how many are captured.
         first: the number of the first step.
         token: gives the number of tokens so far.
+        request: gives the number of the request that runs here.
         mine: whether a call that begins now, here, belongs to the capture; None: all do.
         watch: adds a module to those that :meth:`enter` and :meth:`leave` are called for.
 
@@ -100,6 +104,7 @@ class Steps:
         *,
         first: int,
         token: Callable[[], int],
+        request: Callable[[], int],
         mine: Callable[[], bool] | None,
         watch: Callable[[nn.Module], None],
     ) -> None:
@@ -110,6 +115,7 @@ class Steps:
         self._members = {id(module) for model in models for module in model.modules()}
         self._modules = modules
         self._token = token
+        self._request = request
         self._mine = mine
         self._watch = watch
         self._places = _Places(modules)
@@ -170,7 +176,7 @@ class Steps:
         place.frames, place.late, place.again = frames, late, False
         place.mine = self._mine is None or self._mine()
         if not place.mine:
-            place.step = place.token = -1
+            self._outside(place)
             if self.in_c is not None:
                 self.in_c.leave()  # what an interrupted call of this thread may have left
             return
@@ -179,9 +185,15 @@ class Steps:
                 place.step = self.count
                 self.count += 1
             place.token = self._token()
+            place.request = self._request()
             place.calls[:] = place.never
         if self.in_c is not None and not late:  # hooks in C do not ask whether a step has ended
-            self.in_c.enter(place.calls, place.step, place.token)
+            self.in_c.enter(place.calls, place.step, place.token, place.request)
+
+    @staticmethod
+    def _outside(place: Place) -> None:
+        place.step = place.token = -1
+        place.request = 0
 
     def _goes_on(self, place: Place, module: nn.Module, frame: FrameType | None) -> bool:
         """Whether the method that made the last outermost call makes this one beside it."""
@@ -210,7 +222,7 @@ class Steps:
         place.frames, place.late, place.mine = (), False, True
         place.again = _backward_pass() != -1
         if place.again:
-            place.step = place.token = -1
+            self._outside(place)
             return
         frame: FrameType | None = sys._getframe(1)
         below, outermost, entered = frame, None, None
@@ -221,7 +233,7 @@ class Steps:
                     outermost, entered = (frame, below), module
             below, frame = frame, frame.f_back
         if outermost is None or entered is None:  # the hook was called by hand
-            place.step = place.token = -1
+            self._outside(place)
             return
         self._watch(entered)
         self._begin(place, entered, outermost, late=True)

@@ -21,8 +21,8 @@ __all__ = [
     "plain_enqueuer",
 ]
 
-#: Takes a tensor, its step, token and call.
-PlainEnqueuer = Callable[[Tensor, int, int, int], object]
+#: Takes a tensor, its step, token, call and request.
+PlainEnqueuer = Callable[[Tensor, int, int, int, int], object]
 
 # This torch's dtypes that libstrap stores; older releases lack some.
 _CODES: dict[torch.dtype, int] = {
@@ -88,6 +88,7 @@ def enqueue_tensor(
     step: int = -1,
     token: int = -1,
     call: int = 0,
+    request: int = 0,
     transform: bytes | None = None,
     parameters: bytes | None = None,
 ) -> bool:
@@ -122,6 +123,7 @@ def enqueue_tensor(
         step=step,
         token=token,
         call=call,
+        request=request,
         transform=transform,
         parameters=parameters,
     )
@@ -136,7 +138,7 @@ def plain_enqueuer(session: Session, layer: int) -> PlainEnqueuer:
     # One tuple, for threads may run a layer at once.
     last: tuple[torch.dtype | None, torch.Size | None, Layout | None] = None, None, None
 
-    def enqueue(tensor: Tensor, step: int, token: int, call: int) -> bool:
+    def enqueue(tensor: Tensor, step: int, token: int, call: int, request: int = 0) -> bool:
         nonlocal last
         try:
             known_dtype, known_shape, layout = last
@@ -149,8 +151,10 @@ def plain_enqueuer(session: Session, layer: int) -> PlainEnqueuer:
         except RuntimeError:  # enqueue_tensor says why
             layout = None
         if layout is not None and address and tensor.is_contiguous() and not tensor.is_neg():
-            return put(layout, address, step, token, call)
-        return enqueue_tensor(session, layer, tensor, step=step, token=token, call=call)
+            return put(layout, address, step, token, call, request)
+        return enqueue_tensor(
+            session, layer, tensor, step=step, token=token, call=call, request=request
+        )
 
     return enqueue
 
@@ -164,11 +168,12 @@ def enqueue_converted(
     step: int = -1,
     token: int = -1,
     call: int = 0,
+    request: int = 0,
 ) -> bool:
     """`enqueue_tensor` of contiguous float16 on the host that was made of float32 before."""
     return session.enqueue(
         layer, _CODES[half.dtype], half.shape, half.data_ptr(),
-        step=step, token=token, call=call, conversion=conversion,
+        step=step, token=token, call=call, request=request, conversion=conversion,
     )  # fmt: skip
 
 

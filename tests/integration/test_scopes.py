@@ -1,0 +1,167 @@
+"""Requests through one model at once are kept apart."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from llm_instrumentation import ActivationReader, capture_activations, for_request
+from llm_instrumentation._native import ForwardHooks
+from torch import Tensor, nn
+
+
+@pytest.fixture(params=[True, False], ids=["hooks in C", "hooks in Python"], autouse=True)
+def _kind_of_hooks(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr(ForwardHooks, "available", staticmethod(lambda: False))
+
+
+@pytest.fixture
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+
+
+CALLS = 20
+
+
+def inputs_of(n: int) -> list[Tensor]:
+    return list(torch.randn(CALLS, 4, 6, generator=torch.Generator().manual_seed(n)))
+
+
+def assert_only(path, model, inputs) -> None:
+    """What the capture holds is what the model makes of these inputs, in their order."""
+    with ActivationReader(path) as reader:
+        assert reader.steps == tuple(range(len(inputs)))
+        assert len(reader) == 4 * len(inputs)
+        with torch.no_grad():
+            for step, x in enumerate(inputs):
+                assert torch.equal(reader[""].at(step=step).to_torch(), model(x).half())
+                assert torch.equal(reader["0"].at(step=step).to_torch(), model[0](x).half())
+
+
+def test_threads_each_with_a_capture_of_their_own(model, tmp_path):
+    start = threading.Barrier(4)
+
+    def serve(n: int) -> None:
+        start.wait()
+        with torch.no_grad():
+            with capture_activations(model, tmp_path / f"{n}.stream", scope="thread"):
+                for x in inputs_of(n):
+                    model(x)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(serve, range(4)))
+    for n in range(4):
+        assert_only(tmp_path / f"{n}.stream", model, inputs_of(n))
+
+
+def test_asyncio_tasks_each_with_a_capture_of_their_own(model, tmp_path):
+    async def serve(n: int) -> None:
+        with capture_activations(model, tmp_path / f"{n}.stream", scope="task"):
+            for i, x in enumerate(inputs_of(n)):
+                with torch.no_grad():
+                    if i % 2:
+                        await asyncio.to_thread(model, x)
+                    else:
+                        model(x)
+                await asyncio.sleep(0)
+
+    async def serve_all() -> None:
+        await asyncio.gather(*map(serve, range(8)))
+
+    asyncio.run(serve_all())
+    for n in range(8):
+        assert_only(tmp_path / f"{n}.stream", model, inputs_of(n))
+
+
+def test_what_others_call_meanwhile_is_not_captured(model, tmp_path):
+    mine, others = inputs_of(0), inputs_of(1)
+
+    def other() -> None:
+        with torch.no_grad():
+            for x in others:
+                model(x)
+                model[0](x)  # outside of the model, too
+
+    with capture_activations(model, tmp_path / "a.stream", scope="thread") as framework:
+        thread = threading.Thread(target=other)
+        thread.start()
+        with torch.no_grad():
+            for x in mine:
+                model(x)
+        thread.join()
+    assert framework.stats().steps == CALLS
+    assert_only(tmp_path / "a.stream", model, mine)
+
+
+def test_tasks_that_a_task_starts_belong_to_its_capture(model, path):
+    async def serve() -> None:
+        async def part(x: Tensor) -> None:
+            with torch.no_grad():
+                model(x)
+
+        with capture_activations(model, path, scope="task"):
+            for x in inputs_of(0):
+                await asyncio.create_task(part(x))
+
+    asyncio.run(serve())
+    assert_only(path, model, inputs_of(0))
+
+
+def test_requests_are_told_apart_in_one_capture(model, path):
+    start = threading.Barrier(4)
+
+    def serve(n: int) -> None:
+        start.wait()
+        with torch.no_grad(), for_request(f"chat-{n}"):
+            for x in inputs_of(n):
+                model(x)
+
+    with capture_activations(model, path), ThreadPoolExecutor(4) as pool:
+        with torch.no_grad():
+            model(inputs_of(9)[0])  # for nobody
+        list(pool.map(serve, range(4)))
+    with ActivationReader(path) as reader:
+        index = reader.index.to_pydict()
+    steps: dict[str | None, set[int]] = {}
+    for request, step in zip(index["request"], index["step"], strict=True):
+        steps.setdefault(request, set()).add(step)
+    assert {name: len(of) for name, of in steps.items()} == {
+        None: 1, **{f"chat-{n}": CALLS for n in range(4)},
+    }  # fmt: skip
+    assert len(index["step"]) == 4 * sum(map(len, steps.values()))
+    with ActivationReader(path) as reader, torch.no_grad():
+        for n in range(4):
+            for step, x in zip(sorted(steps[f"chat-{n}"]), inputs_of(n), strict=True):
+                assert torch.equal(reader[""].at(step=step).to_torch(), model(x).half())
+
+
+def test_the_inner_request_wins_and_large_tensors_have_it_too(path):
+    model = nn.Identity()
+    with capture_activations(model, path), for_request("outer"):
+        model(torch.zeros(1 << 20))
+        with for_request("inner"):
+            model(torch.zeros(3))
+            model(torch.zeros(1 << 20))
+        model(torch.zeros(3).expand(2, 3))
+    with ActivationReader(path) as reader:
+        assert reader.index["request"].to_pylist() == ["outer", "inner", "inner", "outer"]
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [(3, TypeError), ("", ValueError), ("x" * 65_537, ValueError)]
+)
+def test_names_that_no_request_can_have(name, error):
+    with pytest.raises(error, match="a request's name"), for_request(name):
+        pass
+
+
+def test_a_scope_that_does_not_exist(model, path):
+    with pytest.raises(ValueError, match="scope must be one of 'process', 'thread', 'task'"):
+        with capture_activations(model, path, scope="proces"):
+            pass
+    assert not path.exists()
