@@ -165,10 +165,12 @@ def process(
     return Processed(rows, tables=tables)
 
 
-def lifecycle_of(labeller: TraceLabeller, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+def lifecycle_of(
+    labeller: TraceLabeller, warn: Callable[[str], None]
+) -> pa.RecordBatchReader | list[dict[str, Any]]:
     """The pages of the KV cache; none, and a warning, where they are too many for a table."""
     try:
-        return labeller.kv_lifecycle()
+        return labeller.kv_lifecycle_batches()
     except InvalidArgumentError as error:
         warn(f"kv_block_lifecycle.parquet is empty: {error}")
         return []
