@@ -691,7 +691,7 @@ typedef struct strap_trace_counts_t {
 strap_status strap_trace_counts(strap_trace trace, strap_trace_counts_t *counts,
                                 strap_error *error);
 
-/* Hands a table out. NOT_FOUND: there is none of that name. INVALID_STATE: the
+/* Hands a table out, a long one in several batches. NOT_FOUND: there is none of that name. INVALID_STATE: the
  * analysis is not done. */
 strap_status strap_trace_table(strap_trace trace, const char *name,
                                struct ArrowArrayStream *out, strap_error *error);

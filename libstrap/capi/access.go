@@ -76,19 +76,19 @@ func (t *accessTrace) counts() traceCounts {
 	}
 }
 
-func (t *accessTrace) table(name string) (arrow.Record, error) {
+func (t *accessTrace) table(name string) (array.RecordReader, error) {
 	switch name {
 	case "ranges":
-		return rangeTable(t.trace.Ranges()), nil
+		return tableOf(rangeTable(t.trace.Ranges()))
 	case "program":
-		return programTable(t.trace), nil
+		return tableOf(programTable(t.trace))
 	case "problems":
 		b := textTable("text")
 		defer b.Release()
 		for _, problem := range t.trace.Problems() {
 			b.Field(0).(*array.StringBuilder).Append(problem)
 		}
-		return b.NewRecord(), nil
+		return tableOf(b.NewRecord())
 	default:
 		return nil, notFound(name)
 	}

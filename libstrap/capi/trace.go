@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
 
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 	"github.com/libstrap/strap/libstrap/internal/status"
@@ -24,7 +25,7 @@ import (
 type openTrace interface {
 	counts() traceCounts
 	// table is InvalidState before the work is done, NotFound for an unknown name.
-	table(name string) (arrow.Record, error)
+	table(name string) (array.RecordReader, error)
 	// run works until the deadline and tells whether all is done.
 	run(until time.Time) (bool, error)
 	close() error
@@ -190,13 +191,19 @@ func strapgoTraceTable(h C.strap_trace, name *C.char, out *C.struct_ArrowArraySt
 		if err != nil {
 			return err
 		}
-		record, err := t.table(C.GoString(name))
+		table, err := t.table(C.GoString(name))
 		if err != nil {
 			return err
 		}
-		defer record.Release()
-		return exportRecords(record.Schema(), []arrow.Record{record}, out)
+		defer table.Release()
+		return exportReader(table, out)
 	})
+}
+
+// tableOf is a record as a table; it takes the reference to the record.
+func tableOf(record arrow.Record) (array.RecordReader, error) {
+	defer record.Release()
+	return array.NewRecordReader(record.Schema(), []arrow.Record{record})
 }
 
 //export strapgoTraceClose

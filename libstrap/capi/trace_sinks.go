@@ -94,11 +94,11 @@ func newAnalyser(schema *arrow.Schema, options *C.char) (trace.Kind, *analyse.An
 	return kind, a, err
 }
 
-func (t *analysedTrace) table(name string) (arrow.Record, error) {
+func (t *analysedTrace) table(name string) (array.RecordReader, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if name == "support" {
-		return supportTable(t.kind), nil
+		return tableOf(supportTable(t.kind))
 	}
 	if !t.done {
 		return nil, status.New(status.InvalidState, "the analysis is not done")
@@ -108,7 +108,7 @@ func (t *analysedTrace) table(name string) (arrow.Record, error) {
 		return nil, notFound(name)
 	}
 	record.Retain()
-	return record, nil
+	return tableOf(record)
 }
 
 // supportTable says of each table why a kind of trace cannot tell it; null: it can.
@@ -166,4 +166,6 @@ func newParquetWriter(schema *arrow.Schema, path string, options *C.char) (*parq
 	})
 }
 
-func (t *writtenTrace) table(name string) (arrow.Record, error) { return nil, notFound(name) }
+func (t *writtenTrace) table(name string) (array.RecordReader, error) {
+	return nil, notFound(name)
+}

@@ -79,7 +79,7 @@ func (t *parsedTrace) counts() traceCounts {
 	}
 }
 
-func (t *parsedTrace) table(name string) (arrow.Record, error) {
+func (t *parsedTrace) table(name string) (array.RecordReader, error) {
 	if name != "malformed" {
 		return nil, notFound(name)
 	}
@@ -92,7 +92,7 @@ func (t *parsedTrace) table(name string) (arrow.Record, error) {
 		b.Field(0).(*array.Int64Builder).Append(sample.Line)
 		b.Field(1).(*array.StringBuilder).Append(sample.Text)
 	}
-	return b.NewRecord(), nil
+	return tableOf(b.NewRecord())
 }
 
 func (t *parsedTrace) close() error { return nil }
@@ -196,16 +196,16 @@ func (t *labelledTrace) counts() traceCounts {
 	return traceCounts{done: t.done, rows: c.Rows, skipped: c.Skipped, renumbered: c.Renumbered, failure: t.err}
 }
 
-func (t *labelledTrace) table(name string) (arrow.Record, error) {
+func (t *labelledTrace) table(name string) (array.RecordReader, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch name {
 	case "region_map":
-		return t.labeller.RegionMap(), nil
+		return tableOf(t.labeller.RegionMap())
 	case "kv_block_lifecycle":
 		return t.labeller.KVLifecycle()
 	case "label_coverage":
-		return t.labeller.Coverage(), nil
+		return tableOf(t.labeller.Coverage())
 	default:
 		return nil, notFound(name)
 	}

@@ -14,9 +14,13 @@ PAGES = 2**40 // 4096
 
 PROGRAM = """
 import json
+from tempfile import TemporaryDirectory
 import pyarrow as pa
+import pyarrow.parquet as pq
 from llm_instrumentation.mrm import compute_all, compute_distributions
 from llm_instrumentation.mrm.labeller import TraceLabeller
+from llm_instrumentation.mrm.processing import lifecycle_of
+from llm_instrumentation.mrm.reporter import export_kv_lifecycle
 
 def trace(length):
     rows = [(0, "store", 0), (5, "load", 0), (9, "load", length // 2)]
@@ -32,10 +36,19 @@ def tables(length):
     made = {**compute_all(labelled), **compute_distributions(labelled)}
     return made, labeller.region_map()
 
+def lifecycle(length):
+    labeller = TraceLabeller()
+    for _ in labeller.label_table(trace(length)):
+        pass
+    with TemporaryDirectory() as folder:
+        return pq.read_metadata(export_kv_lifecycle(lifecycle_of(labeller, print), folder)).num_rows
+
 def peak():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
+"""
 
+TABLES = """
 tables(2**13)  # loads what there is to load
 before = peak()
 made, (region,) = tables(2**40)
@@ -49,13 +62,25 @@ print(json.dumps({
 }))
 """
 
+LIFECYCLE = """
+lifecycle(2**30)  # two batches
+before = peak()
+made = lifecycle(2**32)
+print(json.dumps({"growth": peak() - before, "rows": made}))
+"""
 
-def test_memory_goes_by_rows():
+
+def told_by(program):
+    """What a process of its own prints at the end of a program."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
+        [sys.executable, "-c", PROGRAM + program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_memory_goes_by_rows():
+    told = told_by(TABLES)
     assert told.pop("growth") < 64 << 20
     half = PAGES // 2
     assert told == {
@@ -66,6 +91,13 @@ def test_memory_goes_by_rows():
         "reused": [PAGES + half, half, PAGES],
         "accesses": 3 * PAGES,
     }
+
+
+def test_the_file_with_a_row_for_each_page_is_written_batch_by_batch():
+    """A cache of 6 GiB: its pages took 636 MB as dicts, and are 100 MB as columns."""
+    told = told_by(LIFECYCLE)
+    assert told["rows"] == 6 * 2**30 // 4096
+    assert told["growth"] < 128 << 20
 
 
 def test_a_table_with_a_row_for_each_page_has_a_limit():

@@ -34,9 +34,9 @@ from llm_instrumentation.mrm.events import read_events
 from llm_instrumentation.mrm.parser import normalise_rows
 from llm_instrumentation.mrm.processing import Settings, process
 from llm_instrumentation.mrm.reporter import load_sweep, verify_manifest
-from llm_instrumentation.mrm.runner import run_sweep
+from llm_instrumentation.mrm.runner import SweepListener, run_sweep
 from llm_instrumentation.mrm.runs import INCOMPLETE, RunFolder
-from llm_instrumentation.mrm.schema import Kind, arrow_schema
+from llm_instrumentation.mrm.schema import Kind, RunValidity, arrow_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = {
@@ -641,6 +641,75 @@ def test_a_killed_run_is_incomplete_and_its_trace_is_that_up_to_the_kill(running
     assert {"weight_load", "generation"} <= set(trace.phase)
     assert spool.exists(), "raw data stay"
     assert folder.defect() == defect
+
+    # All rows have labels, and yet it is not clean: what watching cost was in the memory of the
+    # process that was killed.
+    metadata = folder.metadata()
+    assert metadata["labels"]["coverage"] == {"rows": 1.0, "bytes": 1.0}
+    assert metadata["run_validity"] is told["validity"] is None
+    (reason,) = metadata["validity"]["failure_reasons"]
+    assert reason.startswith("telemetry was not written before the run broke off")
+    assert metadata["validity"]["observer_cpu_overhead_pct_max"] is None
+    assert told["validity_reasons"] == [reason]
+    report = html.unescape((folder.path / "report.html").read_text(encoding="utf-8"))
+    assert "validity not measured" in report
+    assert f"The run is not classed, because:</p>\n<ul><li>{reason}</li></ul>" in report
+    assert "Telemetry was off" not in report
+    assert f"  no class: {reason}" in command("analyse", "--input", folder.path)[1].splitlines()
+
+
+@pytest.mark.parametrize("running", [CollectorType.PAGE_FAULTS], indirect=True, ids=str)
+def test_a_killed_run_with_few_labels_is_contaminated(running, tmp_path):
+    """The pages of Python around a tiny model have no type, whatever watching them cost."""
+    process, _ = running
+    (folder,) = folders(tmp_path)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert psutil.wait_procs(children, timeout=60)[1] == []
+
+    code, out, _ = command("analyse", "--input", folder.path)
+    assert code == ExitCode.OK
+    metadata = folder.metadata()
+    assert metadata["labels"]["coverage"]["rows"] < 0.9
+    assert metadata["run_validity"] == "contaminated"
+    *labels, telemetry = reasons = metadata["validity"]["failure_reasons"]
+    assert labels and all(reason.startswith("label_coverage") for reason in labels)
+    assert telemetry.startswith("telemetry was not written")
+    report = html.unescape((folder.path / "report.html").read_text(encoding="utf-8"))
+    assert "Contaminated: this run is kept" in report
+    assert all(f"<li>{reason}</li>" in report for reason in reasons)
+    assert f"  contaminated: {'; '.join(reasons)}" in out.splitlines()
+    assert "    to be clean: " in out
+
+
+class BrokenOff(SweepListener):
+    """A run is interrupted when it comes to a stage."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def stage(self, run, name):
+        if name == self.at:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("at", ["labelling", "analysing"])
+def test_a_run_has_its_class_when_its_labels_are_known_and_not_before(tmp_path, at):
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(config(tmp_path), listener=BrokenOff(at))
+    (folder,) = folders(tmp_path)
+    broken = folder.metadata()
+    assert broken["observer_effect_summary"]["n_target_samples"] > 0
+    assert ("labels" in broken) == ("run_validity" in broken) == (at == "analysing")
+
+    code, out, _ = command("analyse", "--input", folder.path, "--json")
+    (told,) = json.loads(out)["runs"]
+    assert code == ExitCode.OK
+    known = folder.metadata()
+    assert known["labels"]["coverage"] == {"rows": 1.0, "bytes": 1.0}
+    assert known["run_validity"] == told["validity"] in {one.value for one in RunValidity}
+    assert not any("telemetry" in reason for reason in told["validity_reasons"])
 
 
 @pytest.mark.parametrize("kib", [2, 20], ids=["at the start", "while collecting"])

@@ -71,6 +71,22 @@ def test_probe_takes_its_own_flags():
     assert "--interval" in done.stderr and "-3" in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [["top", "--once"], ["probe", "system"], ["probe", "check"]])
+def test_a_proc_that_lacks_this_process_is_named(kernel, arguments):
+    """The /proc of a PID namespace that this process is not in, as after nsenter --mount."""
+    foreign = 'unshare --pid --fork mount -t proc proc /proc && exec "$0" "$@"'
+    inside = ["unshare", "--mount", "sh", "-c", foreign, *STRAP, *arguments]
+    if os.getuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("it takes root and unshare")
+    done = subprocess.run(inside, capture_output=True, text=True)
+    assert done.returncode == 4
+    said = done.stderr if arguments[1] != "check" else done.stdout
+    assert "/proc/self does not lead to this process" in said
+    assert "mount -t proc proc /proc" in said
+    assert "CAP_BPF" not in said
+    assert "mountinfo" not in said, "the loader of programs was not asked"
+
+
 def test_program_that_is_missing(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(program, "path", lambda: tmp_path / "strap-probe")
     assert program.run(["block"]) == 4

@@ -110,6 +110,7 @@ def test_the_small_books_agree_with_the_labeller():
             blocks.record(address, address >> 12, one["region_id"], one["op_type"], k // 3)
     assert regions.region_map_rows() == labeller.region_map()
     assert blocks.lifecycle_rows() == labeller.kv_lifecycle()
+    assert labeller.kv_lifecycle_batches().read_all().to_pylist() == labeller.kv_lifecycle()
     assert regions.lookup(0x999) is None
 
 

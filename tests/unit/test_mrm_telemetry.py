@@ -19,6 +19,7 @@ from llm_instrumentation.mrm.telemetry import (
     classify_from_summary,
     classify_run,
     compute_observer_effect,
+    judge,
     thermal,
     ways_to_clean,
 )
@@ -264,6 +265,42 @@ def test_a_run_whose_trace_is_not_labelled_does_not_count(rows, size, verdict, s
     ways = ways_to_clean({}, coverage)
     assert len(ways) == bool(short)
     assert all("where clean has at least 90 %" in way for way in ways)
+
+
+IDLE = {"observer_cpu_overhead_pct_max": 1.0, "thermal_throttle_events": 0}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "validity", "short"),
+    [
+        ({"observer_effect_summary": IDLE}, "clean", []),
+        ({"observer_effect_summary": IDLE | {"thermal_throttle_events": 1}}, "contaminated",
+         ["thermal"]),
+        ({"observer_effect_summary": IDLE | {"thermal_throttle_events": 1,
+                                             "invalidate_on_throttle": False}}, "marginal",
+         ["thermal"]),
+        ({"labels": {"coverage": {"rows": 0.5}}}, "contaminated", ["label"]),
+        ({"labels": {"coverage": {"rows": 1.0}}, "recovered": "..."}, None, ["telemetry"]),
+        ({"labels": {"coverage": None}, "recovered": "..."}, None, ["telemetry"]),
+        ({"labels": {"coverage": {"rows": 0.5}}, "recovered": "..."}, "contaminated",
+         ["label", "telemetry"]),
+        ({"labels": {"coverage": {"rows": 1.0}}, "recovered": "...",
+          "observer_effect_summary": IDLE}, "clean", []),
+    ],
+)  # fmt: skip
+def test_what_was_not_measured_is_never_called_clean(metadata, validity, short):
+    judge(metadata)
+    assert metadata["run_validity"] == metadata["validity"]["run_validity"] == validity
+    reasons = metadata["validity"]["failure_reasons"]
+    assert [reason.partition("_")[0].split()[0] for reason in reasons] == short
+    measured = "observer_effect_summary" in metadata
+    assert (metadata["validity"]["baseline_cpu_pct"] is None) == (not measured)
+
+
+def test_a_run_without_telemetry_that_keeps_all_limits_has_no_class():
+    metadata = {"labels": {"coverage": {"rows": 1.0, "bytes": 0.9}}}
+    judge(metadata)
+    assert set(metadata) == {"labels"}
 
 
 def test_a_part_below_the_limit_does_not_read_as_if_it_were_at_it():

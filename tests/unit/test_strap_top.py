@@ -95,8 +95,9 @@ def test_processes_of_a_pid_namespace():
 def test_the_proc_of_another_namespace_tells_no_bytes(monkeypatch):
     own = str(os.getpid())
     assert own in top._DiskBytes().grown([own])
-    monkeypatch.setattr(os, "readlink", {"/proc/self": "1"}.__getitem__)
-    assert top._DiskBytes().grown([own]) == {}
+    for leads_to in ("/proc/1", "/proc/self"):  # another number; nowhere
+        monkeypatch.setattr(os.path, "realpath", {"/proc/self": leads_to}.__getitem__)
+        assert top._DiskBytes().grown([own]) == {}
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (140, 40), (80, 16), (40, 5)])

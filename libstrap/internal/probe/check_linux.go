@@ -34,8 +34,9 @@ type Report struct {
 // Works says whether a collector does.
 func (r *Report) Works(kind string) bool { return verdictOn(kind, r.Collectors) == Yes }
 
-// Permitted says whether this process may load programs, as far as its capabilities go.
-func (r *Report) Permitted() bool { return verdictOn(capabilities, r.Machine) == Yes }
+// Permitted says whether this process may load programs, as far as its capabilities go and are
+// known.
+func (r *Report) Permitted() bool { return verdictOn(capabilities, r.Machine) != No }
 
 func verdictOn(name string, findings []Finding) Verdict {
 	for _, one := range findings {
@@ -99,6 +100,8 @@ func verdict(name string, ok bool, found, wayOut string) Finding {
 
 func (h host) capabilities() Finding {
 	switch {
+	case !h.self:
+		return Finding{Name: capabilities, Verdict: Info, Found: "not known: " + noSelf}
 	case len(h.missing) > 0:
 		return verdict(capabilities, false, "without "+strings.Join(h.missing, " and "), "run it as root, or once: "+setcap)
 	case h.userNamespace:
@@ -135,6 +138,9 @@ func (h host) memory() Finding {
 }
 
 func (h host) tracing() Finding {
+	if !h.self {
+		return Finding{Name: "tracefs", Verdict: Info, Found: "not known: " + noSelf + "; not needed here"}
+	}
 	if h.tracefs == "" {
 		return Finding{Name: "tracefs", Verdict: Info, Found: "not mounted, nor needed here; for other tools: sudo mount -t tracefs tracefs /sys/kernel/tracing"}
 	}
@@ -148,6 +154,9 @@ func (h host) processes() Finding {
 	found := "this one's own; system has the processes within, as it numbers them"
 	if h.pidNamespace == firstPIDNamespace {
 		found = "the machine's"
+	}
+	if !h.self {
+		found = noSelf
 	}
 	return verdict("PID namespace", h.ownProc, found, foreignProc)
 }

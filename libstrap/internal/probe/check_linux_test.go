@@ -18,7 +18,8 @@ import (
 )
 
 // hostOf has the files of a machine that can do everything, but for those given; one
-// with no text is missing. The text of proc/self is the process that it leads to.
+// with no text is missing. The text of proc/self is the process that it leads to; without one
+// nothing is below it.
 func hostOf(t *testing.T, changed map[string]string) host {
 	t.Helper()
 	files := map[string]string{
@@ -34,8 +35,9 @@ func hostOf(t *testing.T, changed map[string]string) host {
 	}
 	maps.Copy(files, changed)
 	root := t.TempDir()
-	own := filepath.Join(root, "proc", files["proc/self"])
-	if err := errors.Join(os.MkdirAll(own, 0o700), os.Symlink(files["proc/self"], filepath.Join(root, "proc/self"))); err != nil {
+	if self := files["proc/self"]; self == "" {
+		maps.DeleteFunc(files, func(path, _ string) bool { return strings.HasPrefix(path, "proc/self/") })
+	} else if err := errors.Join(os.MkdirAll(filepath.Join(root, "proc", self), 0o700), os.Symlink(self, filepath.Join(root, "proc/self"))); err != nil {
 		t.Fatal(err)
 	}
 	delete(files, "proc/self")
@@ -64,6 +66,7 @@ var (
 	old            = map[string]string{"proc/sys/kernel/osrelease": "5.10.0\n"}
 	withoutBTF     = map[string]string{btfFile: ""}
 	outerProc      = map[string]string{"proc/self": "4711"}
+	withoutSelf    = map[string]string{"proc/self": ""}
 	withoutPSI     = map[string]string{"proc/pressure/io": ""}
 )
 
@@ -109,6 +112,7 @@ func TestFindings(t *testing.T) {
 		{old, "kernel", "5.12"},
 		{withoutBTF, "BTF", "CONFIG_DEBUG_INFO_BTF"},
 		{outerProc, "PID namespace", "mount -t proc"},
+		{withoutSelf, "PID namespace", "mount -t proc"},
 		{withoutPSI, "pressure (PSI)", "psi=1"},
 		{map[string]string{"proc/pressure/io": "some avg10=x\n"}, "pressure (PSI)", "fails"},
 		{map[string]string{lockdownFile: ""}, "", ""},

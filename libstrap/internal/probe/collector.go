@@ -7,8 +7,6 @@
 package probe
 
 import (
-	"bytes"
-	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
@@ -38,23 +36,4 @@ func Start(kind string, options []byte) (Collector, error) {
 		return nil, status.New(status.InvalidArgument, "there is no collector %q: there are %s", kind, strings.Join(kinds, ", "))
 	}
 	return start(options)
-}
-
-// starter makes a collector of its options, as JSON; unknown ones are errors.
-func starter[O any, C Collector](kind string, start func(O) (C, error)) func([]byte) (Collector, error) {
-	return func(options []byte) (Collector, error) {
-		var o O
-		if len(bytes.TrimSpace(options)) > 0 {
-			decoder := json.NewDecoder(bytes.NewReader(options))
-			decoder.DisallowUnknownFields()
-			if err := decoder.Decode(&o); err != nil {
-				return nil, status.Wrap(status.InvalidArgument, err, "the options of the collector %q", kind)
-			}
-		}
-		c, err := start(o)
-		if err != nil {
-			return nil, err // not a nil C, which would be no nil Collector
-		}
-		return c, nil
-	}
 }

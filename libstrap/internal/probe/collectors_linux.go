@@ -1,8 +1,37 @@
 package probe
 
+import (
+	"bytes"
+	"encoding/json"
+
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
 var collectors = map[string]func(options []byte) (Collector, error){
 	"block":    starter("block", StartBlock),
 	"system":   starter("system", StartSystem),
 	"syscalls": starter("syscalls", StartSyscalls),
 	"off_cpu":  starter("off_cpu", StartOffCPU),
+}
+
+// starter makes a collector of its options, as JSON; unknown ones are errors.
+func starter[O any, C Collector](kind string, start func(O) (C, error)) func([]byte) (Collector, error) {
+	return func(options []byte) (Collector, error) {
+		var o O
+		if len(bytes.TrimSpace(options)) > 0 {
+			decoder := json.NewDecoder(bytes.NewReader(options))
+			decoder.DisallowUnknownFields()
+			if err := decoder.Decode(&o); err != nil {
+				return nil, status.Wrap(status.InvalidArgument, err, "the options of the collector %q", kind)
+			}
+		}
+		if err := needSelf(); err != nil {
+			return nil, err
+		}
+		c, err := start(o)
+		if err != nil {
+			return nil, err // not a nil C, which would be no nil Collector
+		}
+		return c, nil
+	}
 }

@@ -30,6 +30,7 @@ type host struct {
 	psi           []string // the resources whose pressure the kernel tells
 	psiError      error
 	pidNamespace  string // the link in /proc; "" where that does not tell
+	self          bool   // /proc/self leads to this process
 	ownProc       bool   // /proc numbers processes as this process's PID namespace does
 }
 
@@ -48,6 +49,7 @@ func look(root string) host {
 		unprivileged:  text("proc/sys/kernel/unprivileged_bpf_disabled"),
 		lockdown:      chosen(text(lockdownFile)),
 		tracefs:       mountOf("tracefs", text("proc/self/mounts")),
+		self:          hasSelf(filepath.Join(root, "proc")),
 		ownProc:       ownProc(filepath.Join(root, "proc")),
 	}
 	h.pidNamespace, _ = os.Readlink(filepath.Join(root, "proc/self/ns/pid"))
@@ -105,6 +107,13 @@ func mountOf(kind, mounts string) string {
 		}
 	}
 	return ""
+}
+
+// hasSelf says whether a folder like /proc knows this process, by whatever number. The /proc of
+// a PID namespace does not know processes outside of it, as after nsenter --mount.
+func hasSelf(folder string) bool {
+	_, err := os.Stat(filepath.Join(folder, "self"))
+	return err == nil
 }
 
 // ownProc says whether a folder like /proc is of this process's PID namespace. One that a

@@ -45,12 +45,22 @@ func openProcess(pid int) (*process, error) {
 	return p, nil
 }
 
+const noSelf = "/proc/self does not lead to this process"
+
 const foreignProc = "/proc is of another PID namespace: mount -t proc proc /proc, in a mount namespace of its own (unshare --mount-proc)"
 
 // needProc refuses where /proc would tell of another process with the same number.
 func needProc() error {
 	if !ownProc("/proc") {
 		return status.New(status.Unsupported, foreignProc)
+	}
+	return nil
+}
+
+// needSelf refuses where /proc lacks this process: the loader of programs reads /proc/self.
+func needSelf() error {
+	if !hasSelf("/proc") {
+		return status.New(status.Unsupported, noSelf+": "+foreignProc)
 	}
 	return nil
 }

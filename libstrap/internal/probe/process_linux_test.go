@@ -395,6 +395,34 @@ func TestProcOfAnotherNamespaceIsRefused(t *testing.T) {
 	}
 }
 
+// A mount namespace may have the /proc of a PID namespace that this process is not in, as that of
+// a container after nsenter --mount. Nothing there leads to this process.
+func TestProcWithoutThisProcessIsRefused(t *testing.T) {
+	inPIDNamespace(t, []string{"--mount-proc"}) // skips where it cannot be
+	inside := exec.Command("unshare", "--mount", "sh", "-c", `unshare --pid --fork mount -t proc proc /proc && exec "$0" "$@"`,
+		os.Args[0], "-test.v", "-test.run=^TestRefusedWithoutSelf$")
+	inside.Env = append(os.Environ(), outer+"=1")
+	if out, err := inside.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: TestRefusedWithoutSelf") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestRefusedWithoutSelf(t *testing.T) {
+	if os.Getenv(outer) == "" {
+		t.Skip("TestProcWithoutThisProcessIsRefused runs it")
+	}
+	for kind := range collectors {
+		_, err := Start(kind, nil)
+		if !errors.Is(err, status.Unsupported) || !strings.HasPrefix(err.Error(), "/proc/self does not lead to this process: ") ||
+			!strings.HasSuffix(err.Error(), foreignProc) {
+			t.Errorf("%s: %v", kind, err)
+		}
+	}
+	if r := Check(); !r.Permitted() || r.Works("system") {
+		t.Errorf("%+v", r)
+	}
+}
+
 const outer = "STRAP_PROBE_OUTER_PROC" // set: /proc is of the namespace outside
 
 func TestRefusedForItsProc(t *testing.T) {

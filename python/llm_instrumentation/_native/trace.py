@@ -65,13 +65,21 @@ class Trace:
         """The table of this name.
 
         Raises:
+            NotFoundError, InvalidStateError: as for :meth:`batches`.
+        """
+        return self.batches(name).read_all()
+
+    def batches(self, name: str) -> pa.RecordBatchReader:
+        """The table of this name, of which large ones are made as they are read.
+
+        Raises:
             NotFoundError: the work makes no such table.
             InvalidStateError: it is not done.
         """
         stream, error = ArrowArrayStream(), Error()
         text = c_string(name, "table")
         check(self._lib.strap_trace_table(self._handle, text, stream, error), error)
-        return _reader(stream).read_all()
+        return _reader(stream)
 
     def run(self, progress: Progress | None = None) -> None:
         """Works to the end; a Python signal handler runs at least every 0.1 s or batch."""

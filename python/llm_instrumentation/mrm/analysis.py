@@ -16,6 +16,7 @@ from .events import read_events
 from .processing import Settings, analyse, export, lifecycle_of, process
 from .recovery import open_raw
 from .runs import RunFolder, find_runs
+from .telemetry.validity import RunClass, judge
 
 __all__ = ["RunAnalysis", "analyse_runs"]
 
@@ -23,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass
-class RunAnalysis:
+class RunAnalysis(RunClass):
     """The tables of a run, or why there are none."""
 
     run_id: str
@@ -78,6 +79,7 @@ def _run(one: RunAnalysis, folder: RunFolder, settings: Settings) -> None:
         _recover(one, folder, settings)
         return
     metadata = folder.metadata()
+    one.tell_class(metadata)
     regions, lifecycle = _side_tables(folder, one.notes.append)
     one.tables = export(
         settings, folder, metadata, regions, lifecycle, lambda name: None, one.notes.append
@@ -107,14 +109,23 @@ def _recover(one: RunAnalysis, folder: RunFolder, settings: Settings) -> None:
         one.error = f"{folder.raw} holds nothing that can be analysed; run it again"
         return
     collector, reader = found
-    metadata = {
+    metadata: dict[str, Any] = {
         "run_id": folder.run_id,
         **folder.metadata(),
         "collector": {"collector_type": collector},
         "phases": phases,
         "recovered": "the trace was made of the raw files of a run that did not finish",
     }
-    processed = process(settings, folder, reader, records, metadata, warn=one.notes.append)
+    processed = process(
+        settings,
+        folder,
+        reader,
+        records,
+        metadata,
+        warn=one.notes.append,
+        judge=lambda: judge(metadata),
+    )
+    one.tell_class(metadata)
     if processed.problem is None:
         write_run_report(folder.path)  # once more, with the mark of the folder
     one.notes.append(f"{processed.rows:,} rows recovered from what {collector} left")

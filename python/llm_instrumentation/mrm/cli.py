@@ -31,6 +31,7 @@ from .config import (
 )
 
 if TYPE_CHECKING:
+    from .analysis import RunAnalysis
     from .runner import RunOutcome
 
 __all__ = ["ExitCode", "app", "main"]
@@ -240,7 +241,7 @@ def analyse(
             if as_json:
                 told.append({**asdict(one), "tables": _records(tables)})
             else:
-                _say_tables(one.run_id, tables, one.notes, one.error)
+                _say_analysis(one, tables)
     except FileNotFoundError as error:
         _usage(str(error), as_json)
     except KeyboardInterrupt:
@@ -433,14 +434,17 @@ def _say_checks(config: Path, result: ValidationResult) -> None:
         _out.print(f"{escape(str(config))} is valid")
 
 
-def _say_tables(
-    run_id: str, tables: dict[str, Any], notes: Sequence[str], error: str | None
-) -> None:
-    _out.print(f"[bold]{escape(run_id)}[/bold]")
-    for note in notes:
+def _say_analysis(one: RunAnalysis, tables: dict[str, Any]) -> None:
+    _out.print(f"[bold]{escape(one.run_id)}[/bold]")
+    for note in one.notes:
         _err.print(f"  [yellow]{escape(note)}[/yellow]")
-    if error is not None:
-        _err.print(f"  [red]failed[/red]: {escape(error)}")
+    if one.error is not None:
+        _err.print(f"  [red]failed[/red]: {escape(one.error)}")
+    reasons = "; ".join(one.validity_reasons)
+    if one.validity is not None or reasons:
+        _out.print(f"  {one.validity or 'no class'}{': ' if reasons else ''}{escape(reasons)}")
+    for way in one.ways_to_clean:
+        _out.print(f"    to be clean: {escape(way)}")
     # What is said of each type of memory comes before the long lists of single regions.
     for name in sorted(tables, key=lambda name: "region_id" in tables[name].columns):
         _say_table(name, tables[name])

@@ -27,6 +27,7 @@ from .config.schema import (
 from .engines.base import PhaseRecord
 from .known_rows import KnownRows
 from .ranges import known_ranges, named_types
+from .reporter.files import to_json, write_text
 from .runs import RunFolder
 from .schema import Kind, RegionType, kind_of
 from .tokens import TokenClock
@@ -107,13 +108,15 @@ def process(
         metadata: written as metadata.json, with what is found here added.
         stage: told what happens next.
         warn: told what a person should know.
-        judge: called when ``metadata`` has the labels, and before anything is made of it.
+        judge: called when ``metadata`` has the labels, if there is a trace, and before anything is
+            made of it.
     """
     kind = Kind.ALLOCATIONS if reader is None else kind_of(reader.schema)
     known = KnownRows(records, folder.run_id, kind)
     if reader is None and not known.ranges:
         warn("no memory trace: the process monitor samples processes, not memory accesses")
         metadata["trace"] = {"kind": None, "rows": 0}
+        judge()
         stage("reporting")
         _export_without_trace(settings, folder, metadata)
         return Processed(0)
@@ -140,6 +143,7 @@ def process(
         "renumbered_regions": labeller.renumbered,
     }
     judge()
+    write_text(folder.path / "metadata.json", to_json(metadata))  # known, if the rest breaks off
     for note in (*known.told(), *_told_of_unknown(policy, labeller.skipped, labels, rows)):
         warn(note)
     if labeller.renumbered:
@@ -161,10 +165,12 @@ def process(
     return Processed(rows, tables=tables)
 
 
-def lifecycle_of(labeller: TraceLabeller, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+def lifecycle_of(
+    labeller: TraceLabeller, warn: Callable[[str], None]
+) -> pa.RecordBatchReader | list[dict[str, Any]]:
     """The pages of the KV cache; none, and a warning, where they are too many for a table."""
     try:
-        return labeller.kv_lifecycle()
+        return labeller.kv_lifecycle_batches()
     except InvalidArgumentError as error:
         warn(f"kv_block_lifecycle.parquet is empty: {error}")
         return []
@@ -224,7 +230,6 @@ def analyse(settings: AnalyserConfig, trace: Path) -> dict[str, Any]:
 
 def _export_metadata(folder: RunFolder, metadata: dict[str, Any]) -> None:
     from .reporter import write_manifest
-    from .reporter.files import to_json, write_text
 
     write_text(folder.path / "metadata.json", to_json(metadata))
     write_manifest(folder.path, folder.run_id)
@@ -233,7 +238,6 @@ def _export_metadata(folder: RunFolder, metadata: dict[str, Any]) -> None:
 def _export_without_trace(settings: Settings, folder: RunFolder, metadata: dict[str, Any]) -> None:
     """What the process monitor saw, and the rest of the metadata, as a report."""
     from .reporter import generate_all_figures, load_run, render_run_report
-    from .reporter.files import write_text
     from .reporter.manifest import REPORT
     from .reporter.parquet_export import export_table
     from .reporter.run_data import TABLES

@@ -42,8 +42,7 @@ from .engines import BaseEngine, EngineError, PhaseRecord, create_engine, phase_
 from .events import EventLog
 from .reporter.files import to_json, write_text
 from .runs import METADATA, RunFolder, find_finished, parameters_of
-from .schema import RunValidity
-from .telemetry import classify_from_summary, ways_to_clean
+from .telemetry.validity import RunClass, judge
 from .turns import ThreadTracer, slowdown_in_turns
 
 if TYPE_CHECKING:
@@ -55,14 +54,11 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass
-class RunOutcome:
+class RunOutcome(RunClass):
     """What became of a run.
 
     ``status``: finished; skipped, an earlier run of the same parameters had finished;
-    warmed_up; failed, with the ``reason``. ``validity_reasons`` say why it is not clean,
-    ``ways_to_clean`` what would make it so, and ``report`` is its page. ``label_coverage`` has
-    the parts of the trace's ``rows`` and their ``bytes`` that have a region type; None without a
-    trace.
+    warmed_up; failed, with the ``reason``. ``report`` is its page.
     """
 
     run_id: str
@@ -71,10 +67,6 @@ class RunOutcome:
     collector: str | None = None
     kind: str | None = None
     rows: int = 0
-    validity: str | None = None
-    validity_reasons: list[str] = field(default_factory=list)
-    ways_to_clean: list[str] = field(default_factory=list)
-    label_coverage: dict[str, float] | None = None
     report: str | None = None
     reason: str | None = None
     duration_s: float = 0.0
@@ -163,7 +155,7 @@ def _finished(config: ExperimentConfig, runs: Sequence[RunConfig]) -> dict[str, 
             report=folder.report,
             reason=f"{folder.run_id} has finished",
         )
-        _tell_class(found[run.run_id], known)
+        found[run.run_id].tell_class(known)
     for run in runs:
         if run.is_warmup and _cell(run) not in missing:
             reason = "there is nothing left to warm up for"
@@ -171,16 +163,6 @@ def _finished(config: ExperimentConfig, runs: Sequence[RunConfig]) -> dict[str, 
                 run.run_id, "skipped", str(run.output_dir), reason=reason
             )
     return found
-
-
-def _tell_class(outcome: RunOutcome, metadata: dict[str, Any]) -> None:
-    """What metadata.json says of a run's class, for its outcome."""
-    outcome.validity = metadata.get("run_validity")
-    outcome.validity_reasons = metadata.get("validity", {}).get("failure_reasons", [])
-    outcome.label_coverage = metadata.get("labels", {}).get("coverage")
-    outcome.ways_to_clean = ways_to_clean(
-        metadata.get("observer_effect_summary", {}), outcome.label_coverage
-    )
 
 
 def _cell(run: RunConfig) -> tuple[str, int, int, int]:
@@ -336,7 +318,6 @@ class _Run:
         self.outcome.warnings += collected.meta.warnings
         metadata = self._metadata(collected, telemetry)
         kind = collected.collector.kind
-        self._judge(metadata)
 
         from .processing import Settings, process
 
@@ -499,21 +480,8 @@ class _Run:
         return described
 
     def _judge(self, metadata: dict[str, Any]) -> None:
-        """Classes the run by all that ``metadata`` has: before its rows are labelled, and after.
-
-        Without telemetry nobody knows what watching cost, so the run has no class, unless its
-        labels alone leave it out of what is made of several runs.
-        """
-        summary = metadata.get("observer_effect_summary", {})
-        coverage = metadata.get("labels", {}).get("coverage")
-        verdict = classify_from_summary(summary, label_coverage=coverage)
-        throttled = summary.get("thermal_throttle_events", 0) > 0
-        if self.config.telemetry.invalidate_on_throttle and throttled:
-            verdict.run_validity = RunValidity.CONTAMINATED.value
-        if self.config.telemetry.capture or verdict.failure_reasons:
-            metadata["run_validity"] = verdict.run_validity
-            metadata["validity"] = dataclasses.asdict(verdict)
-        _tell_class(self.outcome, metadata)
+        judge(metadata)
+        self.outcome.tell_class(metadata)
 
     def _described(self, meta: CollectorMeta) -> dict[str, Any]:
         """The collector's account, its file named as seen from the run folder."""
@@ -533,6 +501,7 @@ class _Run:
             trace_bytes=collected.meta.output_file_size_bytes,
         )
         effect["thermal_counters_available"] = telemetry.thermal_available
+        effect["invalidate_on_throttle"] = self.config.telemetry.invalidate_on_throttle
         if self.untraced is not None:
             effect |= self._paired_effect(self.untraced, collected, effect)
         return effect

@@ -103,7 +103,7 @@ class _DiskBytes:
 
     def __init__(self) -> None:
         # The /proc of another PID namespace has other processes under the same numbers.
-        self._own = os.readlink("/proc/self") == str(os.getpid())
+        self._own = os.path.realpath("/proc/self") == f"/proc/{os.getpid()}"
         pids = os.listdir("/proc") if self._own else []
         self._before = {pid: _disk_bytes(pid) or 0 for pid in pids if pid.isdigit()}
 

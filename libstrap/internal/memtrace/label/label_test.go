@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"regexp"
 	goruntime "runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -128,8 +129,18 @@ func told(l *Labeller) string {
 	if err != nil {
 		return err.Error()
 	}
-	defer kv.Release()
-	return fmt.Sprint(l.Counts(), regions.Columns(), kv.Columns())
+	return fmt.Sprint(l.Counts(), regions.Columns(), columns(kv))
+}
+
+// columns has those of each batch of a table, which it releases.
+func columns(table array.RecordReader) (all [][]arrow.Array) {
+	defer table.Release()
+	for table.Next() {
+		record := table.Record()
+		record.Retain()
+		all = append(all, record.Columns())
+	}
+	return all
 }
 
 func TestDocumentedLabels(t *testing.T) {
@@ -160,8 +171,7 @@ func TestDocumentedLabels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer kv.Release()
-	if got := fmt.Sprint(kv.Columns()); got != "[[2] [12288] [3] [3] [4] [9] [1] [6]]" {
+	if got := fmt.Sprint(columns(kv)); got != "[[[2] [12288] [3] [3] [4] [9] [1] [6]]]" {
 		t.Errorf("the block of the cache: %s", got)
 	}
 }
@@ -505,6 +515,49 @@ func TestLengthsAreAccessesToEachPage(t *testing.T) {
 		if told(compact) != told(expanded) {
 			t.Fatalf("trace %d: %+v\n%s\nnot\n%s", n, rows, told(compact), told(expanded))
 		}
+	}
+}
+
+// The pages of the cache come in batches, as they were when they were asked for.
+func TestKVLifecycleIsThatOfNowInBatches(t *testing.T) {
+	const pages = 2*batchRows + 5
+	l, _ := run(t, Options{}, []row{
+		{time: 1, address: 1<<44 + 8, op: "store", kind: kvCache, id: 2},
+		{time: 2, address: 1 << 45, op: "store", kind: kvCache, id: 3, length: (pages - 1) << trace.PageShift},
+	})
+	table, err := l.KVLifecycle()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Release()
+	later := recordOf([]row{
+		{time: 3, address: 1 << 44, op: "load", kind: kvCache, id: 2},
+		{time: 4, address: 1 << 45, op: "load", kind: kvCache, id: 3, length: pages << trace.PageShift},
+	})
+	defer later.Release()
+	labelled, err := l.Label(later)
+	if err != nil {
+		t.Fatal(err)
+	}
+	labelled.Release()
+
+	var sizes []int64
+	want := uint64(1<<44 + 8)
+	for table.Next() {
+		r := table.Record()
+		sizes = append(sizes, r.NumRows())
+		addresses, reads := r.Column(1).(*array.Uint64).Uint64Values(), r.Column(6).(*array.Int64).Int64Values()
+		for i, address := range addresses {
+			if address != want || reads[i] != 0 {
+				t.Fatalf("a page at %#x with %d loads, not %#x with none", address, reads[i], want)
+			}
+			if want += 1 << trace.PageShift; i == 0 && len(sizes) == 1 {
+				want = 1 << 45
+			}
+		}
+	}
+	if want := []int64{batchRows, batchRows, 5}; !slices.Equal(sizes, want) {
+		t.Errorf("batches of %d rows, not %d", sizes, want)
 	}
 }
 

@@ -3,6 +3,7 @@ package label
 import (
 	"cmp"
 	"slices"
+	"sync/atomic"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -98,12 +99,17 @@ func (l *Labeller) RegionMap() arrow.Record {
 // MostKVPages bounds the pages of long rows in KVLifecycle: a cache of 64 GiB.
 const MostKVPages = 1 << 24
 
+// batchRows bounds the rows of a batch of KVLifecycle: 8 MiB.
+const batchRows = 1 << 17
+
 // KVLifecycle has a row for each page of the KV cache in the order of first sight:
-// when it was first stored, last read, and stored again at another time.
+// when it was first stored, last read, and stored again at another time. The rows are those of
+// now. They are made batch by batch, so that memory goes by the spans and not by their pages.
 //
 // Errors: InvalidArgument where long rows have more than MostKVPages, naming the longest.
-func (l *Labeller) KVLifecycle() (arrow.Record, error) {
-	if pages := l.longKV.From(0); pages > MostKVPages {
+func (l *Labeller) KVLifecycle() (array.RecordReader, error) {
+	pages := l.longKV.From(0)
+	if pages > MostKVPages {
 		return nil, status.New(status.InvalidArgument,
 			"kv_block_lifecycle has a row for each page: long rows give the KV cache %d pages, of at most %d; "+
 				"the longest is row %d with length_bytes %d at %#x: correct it, or do without this table",
@@ -117,20 +123,64 @@ func (l *Labeller) KVLifecycle() (arrow.Record, error) {
 	l.longKV.All(func(s *spans.Span[kvSpan]) { all = append(all, *s) })
 	// Pages that one row met are in the order of their addresses.
 	slices.SortStableFunc(all, func(a, b spans.Span[kvSpan]) int { return cmp.Compare(a.Value.sight, b.Value.sight) })
+	r := &lifecycle{singles: l.kv, spans: all, rows: uint64(len(l.kv)) + pages}
+	r.refs.Store(1)
+	return r, nil
+}
 
+// lifecycle is an array.RecordReader. Of the singles, which the labeller goes on with, it takes
+// what never changes: their addresses.
+type lifecycle struct {
+	refs    atomic.Int64
+	singles []kvBlock
+	spans   []spans.Span[kvSpan] // that are left, and their rows
+	rows    uint64
+	record  arrow.Record
+}
+
+func (r *lifecycle) Schema() *arrow.Schema { return lifecycleSchema }
+func (r *lifecycle) Record() arrow.Record  { return r.record }
+func (r *lifecycle) Err() error            { return nil }
+func (r *lifecycle) Retain()               { r.refs.Add(1) }
+
+func (r *lifecycle) Release() {
+	if r.refs.Add(-1) == 0 {
+		r.drop()
+	}
+}
+
+func (r *lifecycle) drop() {
+	if r.record != nil {
+		r.record.Release()
+		r.record = nil
+	}
+}
+
+func (r *lifecycle) Next() bool {
+	r.drop()
+	n := min(r.rows, batchRows)
+	if n == 0 {
+		return false
+	}
+	r.rows -= n
 	b := array.NewRecordBuilder(memory.DefaultAllocator, lifecycleSchema)
 	defer b.Release()
-	for i := range all {
-		s := &all[i]
+	b.Reserve(int(n))
+	for ; n > 0; n-- {
+		s := &r.spans[0]
 		if s.High == 0 {
-			one := &l.kv[s.Low]
-			appendBlock(b, one.address, one.page, &one.kvSpan)
+			one := &r.singles[s.Low]
+			appendBlock(b, one.address, one.page, &s.Value)
+		} else {
+			appendBlock(b, s.Low<<trace.PageShift, s.Low, &s.Value)
+			s.Low++
 		}
-		for page := s.Low; page < s.High; page++ {
-			appendBlock(b, page<<trace.PageShift, page, &s.Value)
+		if s.Low >= s.High {
+			r.spans = r.spans[1:]
 		}
 	}
-	return b.NewRecord(), nil
+	r.record = b.NewRecord()
+	return true
 }
 
 func appendBlock(b *array.RecordBuilder, address, page uint64, k *kvSpan) {

@@ -306,18 +306,17 @@ def _busiest(run: RunData) -> pd.DataFrame:
 
 def _validity(run: RunData) -> Iterable[str]:
     effect = run.section("observer_effect_summary")
-    if not effect:
+    reasons = _strings(run.section("validity").get("failure_reasons"))
+    if not effect and "recovered" not in run.metadata:
         yield page.paragraph("Telemetry was off in this run, so nobody knows what watching cost.")
         if run.validity is None:
             return
-    validity = run.section("validity")
-    reasons = _strings(validity.get("failure_reasons"))
-    sentence = f"The run is {run.validity or 'not classed'}"
-    sentence += ": every limit of clean was kept." if not reasons else ", because:"
-    yield page.paragraph(sentence)
     if reasons:
+        yield page.paragraph(f"The run is {run.validity or 'not classed'}, because:")
         items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
         yield f"<ul>{items}</ul>"
+    elif run.validity is not None:
+        yield page.paragraph(f"The run is {run.validity}: every limit of clean was kept.")
     ways = ways_to_clean(effect, run.label_coverage)
     if ways:
         yield page.paragraph("What would make it clean:")
@@ -382,7 +381,7 @@ def _limits(effect: dict[str, Any], coverage: dict[str, float]) -> pd.DataFrame:
         ),
         (
             "over 10 MiB written beside the trace",
-            "yes" if effect.get("io_contention_detected") else "no",
+            _told(effect.get("io_contention_detected"), lambda found: "yes" if found else "no"),
             "no",
             "no",
         ),

@@ -86,7 +86,7 @@ class RunExporter:
         Args:
             trace: labelled; see :func:`~.parquet_export.export_trace`.
             region_map: of ``TraceLabeller.region_map``.
-            kv_lifecycle: of ``TraceLabeller.kv_lifecycle``.
+            kv_lifecycle: of ``TraceLabeller.kv_lifecycle``, or its batches.
             analysis: the tables of ``compute_all``, and of ``compute_distributions`` where they
                 are wanted in figures. Each is kept in ``tables/``.
             metadata: becomes metadata.json.

@@ -11,6 +11,7 @@ from .validity import (
     ValidityResult,
     classify_from_summary,
     classify_run,
+    judge,
     ways_to_clean,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "classify_from_summary",
     "classify_run",
     "compute_observer_effect",
+    "judge",
     "ways_to_clean",
 ]

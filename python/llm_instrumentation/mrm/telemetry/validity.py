@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...errors import InvalidArgumentError
@@ -181,6 +181,73 @@ def classify_from_summary(
         io_contention_detected=summary.get("io_contention_detected", False),
         label_coverage=label_coverage,
     )
+
+
+def judge(metadata: dict[str, Any]) -> None:
+    """Classes a run by all else that its ``metadata`` has: ``run_validity`` and ``validity``.
+
+    Without telemetry nobody knows what watching cost. Then the run has no class, unless its
+    labels alone make it contaminated. ``validity`` has None for what was not measured, and is
+    left out where the run has neither telemetry nor a reason.
+
+    Args:
+        metadata: as metadata.json has it, with its ``observer_effect_summary`` and ``labels``
+            where they are known. That it is ``recovered`` says that the process of the run was
+            killed, and what it did not write of itself is told as a reason.
+
+    Raises:
+        InvalidArgumentError: as for :func:`classify_run`.
+    """
+    summary = metadata.get("observer_effect_summary")
+    coverage = metadata.get("labels", {}).get("coverage")
+    verdict = classify_from_summary(summary or {}, label_coverage=coverage)
+    told = asdict(verdict)
+    if summary is None:
+        told |= dict.fromkeys(_MEASURED)
+        if not verdict.failure_reasons:
+            told["run_validity"] = None
+        if "recovered" in metadata:
+            told["failure_reasons"].append(
+                "telemetry was not written before the run broke off: what watching cost is not "
+                "known"
+            )
+        if not told["failure_reasons"]:
+            return
+    elif verdict.thermal_throttle_events and summary.get("invalidate_on_throttle", True):
+        told["run_validity"] = RunValidity.CONTAMINATED.value
+    metadata["run_validity"] = told["run_validity"]
+    metadata["validity"] = told
+
+
+@dataclass(kw_only=True)
+class RunClass:
+    """The class of a run as people are told it.
+
+    ``validity`` is None where the run has no class; ``validity_reasons`` say why it is not
+    clean, ``ways_to_clean`` what would make it so. ``label_coverage`` has the parts of the
+    trace's ``rows`` and their ``bytes`` that have a region type; None without a trace.
+    """
+
+    validity: str | None = None
+    validity_reasons: list[str] = field(default_factory=list)
+    ways_to_clean: list[str] = field(default_factory=list)
+    label_coverage: dict[str, float] | None = None
+
+    def tell_class(self, metadata: Mapping[str, Any]) -> None:
+        """Takes what ``metadata`` says of it, after :func:`judge`."""
+        self.validity = metadata.get("run_validity")
+        self.validity_reasons = metadata.get("validity", {}).get("failure_reasons", [])
+        self.label_coverage = metadata.get("labels", {}).get("coverage")
+        self.ways_to_clean = ways_to_clean(
+            metadata.get("observer_effect_summary", {}), self.label_coverage
+        )
+
+
+#: What :class:`ValidityResult` has of the telemetry.
+_MEASURED = (
+    "observer_cpu_overhead_pct_max", "observer_memory_frac", "thermal_throttle_events",
+    "baseline_cpu_pct", "io_contention_detected",
+)  # fmt: skip
 
 
 def ways_to_clean(
