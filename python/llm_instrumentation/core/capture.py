@@ -26,6 +26,8 @@ def capture_activations(
     auto_timestamp: bool = True,
     prefix: str = "",
     include_metadata: bool = True,
+    *,
+    overwrite: bool = False,
 ) -> Iterator[InstrumentationFramework]:
     """Captures every activation of ``model`` inside the block to a stream file.
 
@@ -42,12 +44,14 @@ def capture_activations(
             of its name.
         prefix: begins the name.
         include_metadata: put model type and preset or codec into the name.
+        overwrite: replace whatever file stands at the path; without it only that of a capture.
 
     Yields:
         the framework; its ``stats()`` has the path and the counters.
 
     Raises:
-        ValueError: unknown preset; the message names the options.
+        ValueError: unknown preset; the message names the options. Or a file that is no capture
+            stands at the path.
         StrapError: the stream cannot be opened or, at the end, was not written.
     """
     if preset is not None:
@@ -70,7 +74,7 @@ def capture_activations(
         try:
             framework = InstrumentationFramework(config)
             framework.instrument_model(model)
-            capture.enter_context(framework.capture_activations(output_path))
+            capture.enter_context(framework.capture_activations(output_path, overwrite=overwrite))
         except BaseException:
             if reserved:
                 os.unlink(output_path)

@@ -60,6 +60,8 @@ class InstrumentationFramework:
         checkpoint_interval_tokens: int | None = None,
         checkpoint_path: str | os.PathLike[str] | None = None,
         resume_from_checkpoint: bool = False,
+        *,
+        overwrite: bool = False,
     ) -> Iterator[TokenTracker | None]:
         """Captures everything that the registered models return inside the block.
 
@@ -68,7 +70,7 @@ class InstrumentationFramework:
         Args:
             output_path: the stream file; its index is written beside it, as
                 ``{output_path}.index``. An existing capture there is replaced, with its
-                checkpoint and token files, unless it is resumed.
+                checkpoint and token files, unless it is resumed. Who reads it goes on reading it.
             track_per_token: yield a tracker, and write the tokens it recorded beside the stream.
             checkpoint_interval_tokens: make the capture durable every so many tokens.
             checkpoint_path: where the checkpoint stands; ``{output_path}.ckpt.json`` by default.
@@ -76,19 +78,22 @@ class InstrumentationFramework:
                 interrupted one is cut back to its last checkpoint; what is cut is kept beside it
                 as ``.tail-N``. One that ended goes on as a whole. Tokens, their numbers and those
                 of the steps go on where they stood.
+            overwrite: replace whatever file stands at the path, or has the name of the index;
+                without it only those of a capture.
 
         Yields:
             a :class:`TokenTracker` with ``track_per_token``, else None.
 
         Raises:
             ValueError: an interval below 1, or checkpoint or resume settings without
-                ``track_per_token``.
+                ``track_per_token``; or a file that is no capture stands at the path.
             CheckpointError: the checkpoint cannot be used, or is that of another capture; or
                 something else than a checkpoint of the replaced capture stands where one is to be
                 written.
             TokenFileError: the tokens of the capture that is resumed cannot be read or are those
                 of another; or tokens cannot be written, for no file stands at their name.
             LayerSelectionError: the configuration selects no module.
+            NotFoundError: at the end: the stream was renamed or removed meanwhile.
             StrapError: the stream cannot be opened, or at the end: the capture failed.
         """
         if checkpoint_interval_tokens is not None and checkpoint_interval_tokens <= 0:
@@ -150,6 +155,7 @@ class InstrumentationFramework:
             resume_offset=resume_offset,
             capture_id=capture_id,
             replaces=[] if earlier is None else earlier.paths,
+            overwrite=overwrite and resume_offset is None,
         )
         if tracker is not None:
             tracker.on_checkpoint = recorder.checkpoint
