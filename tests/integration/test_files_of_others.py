@@ -18,7 +18,7 @@ from llm_instrumentation import (
     StreamingSerializer,
     capture_activations,
 )
-from llm_instrumentation.errors import InvalidArgumentError, NotFoundError
+from llm_instrumentation.errors import CorruptError, InvalidArgumentError, NotFoundError
 
 
 @pytest.fixture
@@ -77,6 +77,18 @@ def test_a_file_that_is_no_capture_stays(name, model, framework, tmp_path):
     ):
         with pytest.raises(InvalidArgumentError, match=rf"{name}.* is no stream.*overwrite"):
             start()
+        assert contents(tmp_path) == {name: FILES[name]}
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "values.npy", "random.bin"])
+def test_a_file_that_is_no_capture_is_not_resumed(name, framework, tmp_path):
+    """It was moved to a tail."""
+    path = tmp_path / name
+    path.write_bytes(FILES[name])
+    resume = {"track_per_token": True, "resume_from_checkpoint": True}
+    for options in (resume, {**resume, "overwrite": True}):
+        with pytest.raises(CorruptError, match=rf"{name}.* is no stream of a capture: move it"):
+            framework.capture_activations(path, **options).__enter__()
         assert contents(tmp_path) == {name: FILES[name]}
 
 

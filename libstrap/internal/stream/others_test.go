@@ -66,6 +66,25 @@ func TestAFileThatIsNoStreamStays(t *testing.T) {
 	}
 }
 
+// A resume moves what is no packet to a tail. A file of which nothing is one is not resumed.
+func TestAFileThatIsNoStreamIsNotResumed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "notes.txt")
+	must(t, os.WriteFile(path, []byte("my notes"), 0o666))
+	if _, _, err := Resume(path, KeepAll, Options{}, nil); !errors.Is(err, status.Corrupt) {
+		t.Errorf("it was: %v", err)
+	}
+	if after, err := os.ReadFile(path); err != nil || string(after) != "my notes" {
+		t.Errorf("it became %q, %v", after, err)
+	}
+	writeIndex(t, path) // and is the begin of a packet, by a capture that was killed
+	w, tail, err := Resume(path, KeepAll, Options{}, nil)
+	must(t, err)
+	must(t, w.Close())
+	if moved, err := os.ReadFile(tail); err != nil || string(moved) != "my notes" {
+		t.Errorf("the tail is %q, %v", moved, err)
+	}
+}
+
 // writeIndex makes the index of a stream that begins with a packet of some layer.
 func writeIndex(t *testing.T, path string, layers ...string) {
 	t.Helper()

@@ -189,6 +189,10 @@ func Resume(path string, cut int64, o Options, check func(stream io.ReaderAt, en
 		return nil, "", status.New(status.Corrupt,
 			"%q: no packet ends at the checkpoint's offset %d: this is not its stream", path, cut)
 	}
+	if end == 0 && size > 0 && cut < 0 && !index.Begins(index.PathOf(path), f) {
+		return nil, "", status.Wrap(status.Corrupt, err,
+			"%q is no stream of a capture: move it away, or name another file", path)
+	}
 	if check != nil {
 		if err := check(f, end); err != nil {
 			return nil, "", err
