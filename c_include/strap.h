@@ -177,7 +177,9 @@ typedef struct strap_open_options {
                                 4 MiB (or a quarter of the memory) wait or the oldest does for
                                 1 s; the workers rest on, until no tensor came for 1 s. With
                                 STRAP_ON_FULL_DROP no call waits or makes packets */
-  int32_t reserved;          /* 0 */
+  int32_t overwrite;         /* with CREATE: 0: only a stream is replaced, and its index; any other
+                                file that stands at PATH or PATH.index is refused. 1: whatever
+                                regular file stands there is replaced */
   uint64_t burst_bytes;      /* staging memory to take from the system at once; workers that
                                 yield rest until so much waits for them, or three
                                 quarters of that memory, however long. 0 to
@@ -201,11 +203,13 @@ typedef struct strap_open_options {
 
 /*
  * Opens PATH for capture; the index is written beside it as PATH.index.
- * An existing file is replaced (CREATE) or appended to (RESUME), once it is locked and the
- * index is open: a refused call leaves both as they were.
+ * An existing stream is replaced (CREATE) or appended to (RESUME), once it is locked and the
+ * index is open: a refused call leaves both as they were. A new file takes the place of a
+ * replaced one, so whoever reads the old stream reads it to its end.
  *
  * Errors: INVALID_ARGUMENT (an option, or PATH is a directory or no regular
- * file, or an archive's and ends in .stream), BUSY (another session holds
+ * file, or an archive's and ends in .stream, or a file that is no stream stands at PATH, or
+ * one that is no index at PATH.index: see overwrite), BUSY (another session holds
  * PATH), NOT_FOUND, PERMISSION, NO_SPACE, NO_MEMORY (the staging memory cannot be
  * mapped), IO; with RESUME also CORRUPT, and NO_MEMORY where the index takes more
  * than half of what this process can still have.
@@ -396,6 +400,9 @@ strap_status strap_stats(strap_session session, strap_stats_t *stats, strap_erro
  * STRAP_ERR_TIMEOUT the session is closing (enqueue is refused, strap_stats
  * works): call again to go on waiting. On any other answer the handle is gone;
  * a failure of the writing is reported once more here.
+ *
+ * NOT_FOUND: all is written, but the stream is no longer at PATH. The message says where it
+ * was renamed to, and whether its index is there: it is, unless something stood in the way.
  */
 strap_status strap_close(strap_session session, int32_t timeout_ms, strap_error *error);
 

@@ -69,8 +69,8 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		return none, status.New(status.InvalidArgument, "on_full = %d: give a STRAP_ON_FULL_ value", o.on_full)
 	case o.mode != C.STRAP_MODE_CREATE && o.mode != C.STRAP_MODE_RESUME:
 		return none, status.New(status.InvalidArgument, "mode = %d: give a STRAP_MODE_ value", o.mode)
-	case o.reserved != 0:
-		return none, status.New(status.InvalidArgument, "reserved = %d: give 0", o.reserved)
+	case o.overwrite != 0 && o.overwrite != 1:
+		return none, status.New(status.InvalidArgument, "overwrite = %d: give 0 or 1", o.overwrite)
 	case o.workers_yield != 0 && o.workers_yield != 1:
 		return none, status.New(status.InvalidArgument, "workers_yield = %d: give 0 or 1", o.workers_yield)
 	case o.keep_float32 != 0 && o.keep_float32 != 1:
@@ -95,6 +95,7 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		DropOnFull:  o.on_full == C.STRAP_ON_FULL_DROP,
 		Resume:      o.mode == C.STRAP_MODE_RESUME,
 		Cut:         cut,
+		Overwrite:   o.overwrite == 1,
 		KeepFloat32: o.keep_float32 == 1,
 		Rank:        int32(o.rank),
 		ErrorBound:  float64(o.error_bound),

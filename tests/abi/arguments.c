@@ -56,13 +56,14 @@ static void open_refuses(const char *path) {
   BAD(workers_yield, 2);
   BAD(target_rate, -1);
   BAD(target_rate, NAN);
-  BAD(reserved, 1);
+  BAD(overwrite, 2);
   BAD(burst_bytes, good.max_memory_bytes + 1);
   BAD(capture_id, ID); /* of a new capture it is drawn */
   good.mode = STRAP_MODE_RESUME;
   BAD(capture_id, "");
   BAD(capture_id, "0123456789abcdef0123456789ABCDEF");
   BAD(capture_id, ID "0");
+  BAD(overwrite, 1);
   good.mode = STRAP_MODE_CREATE;
 #undef BAD
   CHECK(access(path, F_OK) != 0, "a refused strap_open has made %s", path);

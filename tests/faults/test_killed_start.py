@@ -1,6 +1,6 @@
 """kill -9 of a capture that takes the place of another, at each call that changes a file.
 
-Whatever it leaves, the checkpoint of the other capture is never taken for the new one's.
+Whatever it leaves, index and checkpoint of the other capture are never taken for the new one's.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import sys
 
 import pytest
 from children import Noise, framework
+from llm_instrumentation._native import Reader
 from llm_instrumentation.core.tokens import CheckpointError
 
-#: What a start changes, in this order, and whether the older capture is whole before that.
+#: What a start changes, in this order, and what is there of the older capture before that.
 CHANGES = [
-    ("ftruncate", "a.stream", True),
-    ("ftruncate", "a.stream.index", False),
-    ("pwrite64", "a.stream.index", False),
-    ("unlink", "a_tokens.json", False),
-    ("unlink", "a.stream_tokens.json", False),
-    ("unlink", "a.stream.ckpt.json", False),
+    ("renameat", "a.stream.index", "stream and index"),  # the old index goes aside
+    ("renameat", "a.stream", "stream"),  # the new stream takes its place
+    ("renameat:when=2", "a.stream.index", "tokens"),  # and the new index
+    ("unlinkat", None, "tokens"),  # the old index
+    ("unlink", "a_tokens.json", "tokens"),
+    ("unlink", "a.stream_tokens.json", "tokens"),
+    ("unlink", "a.stream.ckpt.json", "tokens"),
 ]
 
 PROGRAM = """
@@ -62,14 +64,21 @@ def interrupted(path) -> None:
         raise KeyError
 
 
-@pytest.mark.parametrize(("call", "name", "whole"), CHANGES)
-def test_a_kill_before_each_change(call, name, whole, tmp_path):
+def index_of(path):
+    return path.with_name(path.name + ".index")
+
+
+@pytest.mark.parametrize(("call", "name", "left"), CHANGES)
+def test_a_kill_before_each_change(call, name, left, tmp_path):
     path = tmp_path / "a.stream"
     interrupted(path)
     checkpoint, before = tmp_path / "a.stream.ckpt.json", path.read_bytes()
     tokens = json.loads(checkpoint.read_text())["tokens"]
-    command = ["strace", "-f", "-qq", "-o", "/dev/null", "--seccomp-bpf", "-P", tmp_path / name]
-    command += ["-e", f"inject={call}:signal=KILL", sys.executable, "-c", PROGRAM, path]
+    call, _, when = call.partition(":")
+    command = ["strace", "-f", "-qq", "-o", "/dev/null", "--seccomp-bpf"]
+    command += [] if name is None else ["-P", tmp_path / name]
+    command += ["-e", f"inject={call}:signal=KILL:{when or 'when=1'}"]
+    command += [sys.executable, "-c", PROGRAM, path]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([*map(str, command)], check=False, capture_output=True, env=env)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -78,8 +87,11 @@ def test_a_kill_before_each_change(call, name, whole, tmp_path):
     start = framework(model).capture_activations(
         path, track_per_token=True, resume_from_checkpoint=True
     )
-    assert (path.read_bytes() == before) == whole
-    if whole:
+    assert path.read_bytes() == (b"" if left == "tokens" else before)
+    with Reader(path) as reader:
+        assert reader.info.rows == (0 if left == "tokens" else 4)
+        assert reader.info.indexed == (left == "stream and index" or index_of(path).exists())
+    if left != "tokens":
         with start as tracker:
             assert tracker.tokens == tokens
             model(4)
@@ -87,3 +99,7 @@ def test_a_kill_before_each_change(call, name, whole, tmp_path):
     with pytest.raises(CheckpointError), start:
         pass
     assert checkpoint.exists()  # it goes last
+    for _ in range(2):  # what was left is removed as soon as an index takes the place of another
+        with framework(model).capture_activations(path):
+            model(0)
+    assert not list(tmp_path.glob("*.partial"))

@@ -88,7 +88,7 @@ def assert_steps(path, count: int, *, layers: int = 2) -> None:
                 assert torch.equal(
                     activation.to_torch(), torch.full((2, 5), activation.step, dtype=torch.float16)
                 )
-    with ActivationReader(path, ignore_index=True) as scanned:
+    with ActivationReader(path, ignore_index=True, warn=False) as scanned:
         assert len(scanned) == count * layers
 
 

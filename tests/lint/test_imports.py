@@ -29,7 +29,7 @@ ALLOWED = {
         "team",
         "wire",
     },
-    "stream": {"index", "pages", "scan", "stopwatch", "wire"},
+    "stream": {"index", "pages", "partial", "scan", "stopwatch", "wire"},
     "reader": {"codec", "crc32c", "index", "scan", "wire"},
     "salvage": {"codec", "crc32c", "index", "partial", "reader", "scan", "wire"},
     "codec": {"crc32c", "team", "wire"},

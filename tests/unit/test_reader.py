@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llm_instrumentation import ActivationReader, StrapError
 from llm_instrumentation._native import DTYPE_CODES, DTYPE_SIZES, Session
+from llm_instrumentation.analysis import UnknownActivationError
 from llm_instrumentation.core.sampling import parameters_json, sample_positions
 from llm_instrumentation.errors import (
     CorruptError,
@@ -623,7 +624,7 @@ def test_a_documented_stream_without_an_index_is_read(path, codec):
         + packet("h.0", encode(values[:3].tobytes()))
         + packet("odd", encode(b"abc"))
     )
-    with ActivationReader(path) as reader:
+    with ActivationReader(path, warn=False) as reader:
         assert reader.problem == "" and reader.steps == ()
         assert reader.layers == ("h.0", "h.0[1]", "odd")
         first = reader["h.0"][0]
@@ -640,13 +641,82 @@ def test_a_documented_stream_without_an_index_is_read(path, codec):
         assert reader["odd"][0].to_torch(dtype=torch.uint8).tolist() == list(b"abc")
 
 
+def without_an_index(path) -> dict[str, torch.Tensor]:
+    """What was captured to a stream that lost its index."""
+    tensors = {
+        "h.0": torch.randn(6),
+        "h.1": torch.randn(6).bfloat16(),
+        "ids": torch.arange(6),
+        "mask": torch.tensor([True, False, True]),
+    }
+    with capturing(path) as put:
+        for name, tensor in tensors.items():
+            put(name, tensor)
+    os.unlink(f"{path}.index")
+    return tensors
+
+
+def test_unknown_types_are_told_once_and_can_be_said(path):
+    """They were read as float16 without a word."""
+    tensors = without_an_index(path)
+    way_out = r"run\.stream: no index tells .*'h\.0', 'h\.1', 'ids', \.\.\..* float16.*dtypes="
+    with pytest.warns(RuntimeWarning, match=way_out) as told:
+        with ActivationReader(path) as reader:
+            assert reader["ids"][0].dtype is None
+            for name in ("h.0", "h.1", "ids"):
+                reader[name][0].to_torch()
+    assert len(told) == 1 and told[0].filename == __file__
+
+    dtypes = {"*": torch.bfloat16, "h.0": "float16", "ids": np.int64, "mask": bool}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reader = ActivationReader(path, dtypes=dtypes)
+    with reader:
+        for name, tensor in tensors.items():
+            stored = tensor.half() if tensor.dtype == torch.float32 else tensor
+            activation = reader[name][0]
+            assert activation.dtype == str(stored.dtype).removeprefix("torch.")
+            assert torch.equal(activation.to_torch(), stored)
+        assert repr(reader["ids"][0]) == "<Activation 'ids', int64>"
+        # dtype= converts where the type is known.
+        converted = reader["h.1"][0].to_torch(dtype=torch.float32)
+        assert torch.equal(converted, tensors["h.1"].float())
+        assert reader.select("h.1").stack().dtype == torch.bfloat16
+
+
+def test_what_is_said_of_types_is_checked(path):
+    without_an_index(path)
+    with pytest.raises(UnknownActivationError, match=r"no activation named 'h\.9'"):
+        ActivationReader(path, dtypes={"h.9": "int8"})
+    with pytest.raises(ValueError, match="'floaty': choose one of"):
+        ActivationReader(path, dtypes={"*": "floaty"})
+    with pytest.warns(RuntimeWarning, match="activations of 'mask':"):
+        ActivationReader(path, dtypes={"h.*": "float16", "ids": "int64"}).close()
+
+
+def test_the_index_knows_better_than_what_is_said(run):
+    with ActivationReader(run) as reader, ActivationReader(run, dtypes={"*": "int8"}) as other:
+        assert [a.dtype for a in other] == [a.dtype for a in reader]
+
+
+def test_packets_behind_the_index_have_unknown_types(path):
+    """As kill -9 leaves them."""
+    with capturing(path) as put:
+        put("x", torch.ones(3).bfloat16())
+    path.write_bytes(2 * path.read_bytes())
+    with pytest.warns(RuntimeWarning, match="activations of 'x':"):
+        ActivationReader(path).close()
+    with ActivationReader(path, dtypes={"x": "bfloat16"}) as reader:
+        assert reader["x"].cat().tolist() == [1] * 6
+
+
 def test_twins_are_known_by_name_without_an_index(path):
     tensor = torch.tensor([1.0, 1e6])
     with capturing(path) as put:
         put("x", torch.ones(2))
         put("x", tensor)
         put("y!float32", torch.ones(1))  # no twin, for there is no "y"
-    with ActivationReader(path, ignore_index=True) as reader:
+    with ActivationReader(path, ignore_index=True, warn=False) as reader:
         assert reader.layers == ("x", "y!float32") and not reader["x"][0].overflowed
         overflowed = reader["x"][1]
         assert overflowed.overflowed and overflowed.dtype == "float16"
@@ -655,7 +725,8 @@ def test_twins_are_known_by_name_without_an_index(path):
 
 
 def test_ignoring_the_index_finds_the_same_values(run):
-    with ActivationReader(run) as indexed, ActivationReader(run, ignore_index=True) as scanned:
+    scanning = ActivationReader(run, ignore_index=True, warn=False)
+    with ActivationReader(run) as indexed, scanning as scanned:
         assert scanned.layers == indexed.layers and len(scanned) == len(indexed)
         for one, other in zip(indexed, scanned, strict=True):
             values = one.to_torch()

@@ -1,13 +1,17 @@
 package index
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/libstrap/strap/libstrap/internal/crc32c"
+	"github.com/libstrap/strap/libstrap/internal/memory"
 	"github.com/libstrap/strap/libstrap/internal/scan"
 	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
 // stranger says why f is not the index of a stream that was cut to cut bytes, or "" where
@@ -58,6 +62,62 @@ func (f *File) stranger(stream io.ReaderAt, cut int64, packets []int, end int64)
 	}
 	return reason, nil
 }
+
+// Begins reports whether an index of a capture stands at path that lists the packet with which
+// the stream begins, or none so far. It reads the index up to its first rows.
+func Begins(path string, stream io.ReaderAt) bool {
+	f, err := openRegular(path, os.O_RDONLY)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	idx, err := beginning(f)
+	if err != nil {
+		return false
+	}
+	begins := true
+	idx.Extents(func(row int, offset, end int64) bool {
+		name := idx.packetName(row)
+		length := end - offset - wire.HeaderSize - int64(len(name))
+		if begins = length >= 0 && length <= wire.MaxPayload; !begins {
+			return false
+		}
+		want := make([]byte, wire.HeaderSize, wire.HeaderSize+len(name))
+		wire.PutHeader(want, len(name), uint32(length))
+		want = append(want, name...)
+		got := make([]byte, len(want))
+		n, err := stream.ReadAt(got, offset)
+		begins = n > 0 && (err == nil || errors.Is(err, io.EOF)) && bytes.Equal(got[:n], want[:n])
+		return false
+	})
+	return begins
+}
+
+// beginning reads the index that f has open up to its first rows, or to its end. The error is
+// Corrupt where it does not begin as one.
+func beginning(f *os.File) (*File, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, status.FromOS(err, "cannot stat the index %q", f.Name())
+	}
+	for n := int64(beginningBytes); ; n *= 4 {
+		b := make([]byte, min(n, info.Size()))
+		if _, err := f.ReadAt(b, 0); err != nil {
+			return nil, status.FromOS(err, "cannot read the index %q", f.Name())
+		}
+		var budget memory.Budget
+		idx, bad := parse(b, &budget)
+		if bad != nil || (!idx.Begun() && n >= info.Size()) {
+			return nil, status.New(status.Corrupt, "%q is no index of a capture", f.Name())
+		}
+		if idx.NumRows() > 0 || idx.damage || n >= info.Size() {
+			return idx, nil
+		}
+	}
+}
+
+// beginningBytes has the schema and the first rows of most indexes.
+const beginningBytes = 64 << 10
 
 // FirstCRC is the checksum of the packet at offset 0, where the index knows it: in its row,
 // or in the metadata that earlier releases wrote.

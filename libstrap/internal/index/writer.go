@@ -43,49 +43,145 @@ type Writer struct {
 	rows     []wire.Row
 	text     int  // bytes of it in rows
 	synced   bool // the file's name is durable
+	place    place
+}
+
+// place is how a new index comes to its path.
+type place struct {
+	created bool          // nothing stood there
+	filled  bool          // what stands there is emptied, for the folder lets nothing take its place
+	next    *partial.File // what takes the place; nil: the file at the path is written
+	target  string        // whose place it takes: the path, links followed
+	aside   string        // where what stood there is meanwhile
 }
 
 // Create begins a new index at path, replacing what stands there. captureID is
 // 32 hexadecimal digits.
 func Create(path, captureID string) (*Writer, error) {
-	w, err := Prepare(path, captureID)
+	w, err := Prepare(path, captureID, true)
 	if err != nil {
 		return nil, err
 	}
 	if err := w.Begin(); err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// Prepare makes a new index for path. The next call is Begin, or Discard.
+//
+// An index that stands there goes aside until then, for a stream is not to stand beside the index
+// of another. Where the folder does not let it, it stays, and is emptied by Begin.
+//
+// Errors: InvalidArgument (something else stands there, and is not to be overwritten), and those
+// of the system.
+func Prepare(path, captureID string, overwrite bool) (w *Writer, err error) {
+	if err := checkCaptureID(captureID); err != nil {
+		return nil, err
+	}
+	w = &Writer{path: path, md: Metadata{CaptureID: captureID}}
+	if w.f, err = openRegular(path, os.O_RDWR); errors.Is(err, status.NotFound) {
+		w.place.created = true
+		w.f, err = openRegular(path, os.O_RDWR|os.O_CREATE)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := w.prepare(overwrite); err != nil {
 		return nil, errors.Join(err, w.Discard())
 	}
 	return w, nil
 }
 
-// Prepare opens the file of a new index at path. What stands there is as it was until Begin,
-// which is the next call, or until Discard.
-func Prepare(path, captureID string) (*Writer, error) {
-	if err := checkCaptureID(captureID); err != nil {
-		return nil, err
-	}
-	f, err := openRegular(path, os.O_RDWR|os.O_CREATE)
-	if err != nil {
-		return nil, err
-	}
-	return &Writer{path: path, f: f, md: Metadata{CaptureID: captureID}}, nil
-}
-
-// Begin empties the file and writes the schema, so that the index says from now on to which
-// capture it belongs.
-func (w *Writer) Begin() error {
+func (w *Writer) prepare(overwrite bool) (err error) {
 	info, err := w.f.Stat()
-	if err == nil && info.Size() > 0 {
-		err = w.f.Truncate(0)
+	if err != nil {
+		return status.FromOS(err, "cannot stat the index %q", w.path)
+	}
+	if info.Size() == 0 {
+		return w.writeSchema()
+	}
+	w.place.filled = true
+	if !overwrite {
+		if _, err := beginning(w.f); errors.Is(err, status.Corrupt) {
+			return status.New(status.InvalidArgument, "%q is no index of a capture: "+
+				"give the stream another name, or give overwrite to replace it", w.path)
+		} else if err != nil {
+			return err
+		}
+	}
+	if w.place.target, err = filepath.EvalSymlinks(w.path); err != nil { // a link stays
+		return status.FromOS(err, "cannot follow %q", w.path)
+	}
+	next, err := partial.Create(w.place.target, 0o600)
+	if partial.Refused(err) {
+		return nil
 	}
 	if err != nil {
-		return status.FromOS(err, "cannot empty the index %q", w.path)
+		return err
+	}
+	if w.place.aside, err = partial.Aside(w.place.target); err != nil {
+		next.Discard()
+		if partial.Refused(err) {
+			return nil
+		}
+		return err
+	}
+	_ = w.f.Close() // which was only read
+	w.f, w.place.next, w.place.filled = next.File, next, false
+	if err := next.Inherit(info); err != nil {
+		return err
 	}
 	return w.writeSchema()
 }
 
-// Discard closes the file as it is.
-func (w *Writer) Discard() error { return w.f.Close() }
+// Begin gives the index its place. It says from now on to which capture it belongs. Where Begin
+// fails the writer is closed.
+func (w *Writer) Begin() error {
+	p := w.place
+	switch {
+	case p.next != nil:
+		err := p.next.Rename()
+		if err != nil {
+			p.next.Discard()
+		}
+		w.place = place{}
+		_ = os.Remove(p.aside) // else the next Prepare for the path removes it
+		return err
+	case p.filled:
+		err := w.f.Truncate(0)
+		if err != nil {
+			err = status.FromOS(err, "cannot empty the index %q", w.path)
+		} else {
+			err = w.writeSchema()
+		}
+		if err != nil {
+			return errors.Join(err, w.f.Close())
+		}
+	}
+	return nil
+}
+
+// Discard gives a new index up before Begin, and leaves what stood at its path as it was.
+func (w *Writer) Discard() error {
+	p, err := w.place, error(nil)
+	switch {
+	case p.next != nil:
+		p.next.Discard()
+		if err := os.Rename(p.aside, p.target); err != nil {
+			return status.FromOS(err, "cannot put the index %q back, which is %q", w.path, p.aside)
+		}
+		return nil
+	case p.created:
+		var made string
+		if made, err = filepath.EvalSymlinks(w.path); err == nil { // a link that led nowhere stays
+			err = os.Remove(made)
+		}
+	case !p.filled:
+		err = w.f.Truncate(0)
+	}
+	return errors.Join(err, w.f.Close())
+}
 
 // New begins an index in an empty file, which is the writer's to close unless New fails.
 func New(f *os.File, captureID string) (*Writer, error) {
@@ -237,6 +333,26 @@ func (w *Writer) Sync() error {
 	}
 	w.synced = true
 	return nil
+}
+
+// Follow renames the index for a stream that was renamed while it was written. It reports whether
+// the index is at the new path: not if something else stands there, or the index is no longer at
+// the old one.
+func (w *Writer) Follow(from, to string) (bool, error) {
+	own, err := w.f.Stat()
+	if err != nil {
+		return false, status.FromOS(err, "cannot stat the index %q", w.path)
+	}
+	if there, err := os.Stat(to); err == nil {
+		return os.SameFile(there, own), nil // renamed with the stream
+	}
+	if here, err := os.Stat(from); err != nil || !os.SameFile(here, own) {
+		return false, nil
+	}
+	if err := os.Rename(from, to); err != nil {
+		return false, status.FromOS(err, "cannot rename the index %q as its stream", w.path)
+	}
+	return true, nil
 }
 
 // Close flushes, writes the end mark and closes the file, which it does also

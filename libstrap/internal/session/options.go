@@ -34,6 +34,7 @@ type Options struct {
 	DropOnFull  bool  // leave tensors out instead of waiting for room
 	Resume      bool  // append to the stream
 	Cut         int64 // with Resume: length to cut the stream to, or KeepAll
+	Overwrite   bool  // replace whatever file stands at the path; not with Resume
 	KeepFloat32 bool  // no downcast to float16
 	Rank        int32 // noted in the index
 
@@ -91,6 +92,10 @@ func (o *Options) validate(path string) error {
 	if o.CaptureID != "" && !o.Resume {
 		return status.New(status.InvalidArgument,
 			"capture_id = %.80q: give NULL for a new capture, whose id is drawn", o.CaptureID)
+	}
+	if o.Overwrite && o.Resume {
+		return status.New(status.InvalidArgument,
+			"overwrite = 1: give 0 to resume a stream, which is never overwritten")
 	}
 	if o.CaptureID != "" && !index.IsCaptureID(o.CaptureID) {
 		return status.New(status.InvalidArgument,

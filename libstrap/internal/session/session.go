@@ -19,6 +19,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -39,6 +40,7 @@ import (
 type Session struct {
 	opts   Options
 	path   string
+	home   string // absolute, for a host that changes its working directory
 	arena  *arena.Arena
 	stream *stream.Writer // the writer's, once it runs
 	index  *index.Writer  // likewise
@@ -102,6 +104,10 @@ func Open(path string, o Options) (*Session, error) {
 	if err := o.validate(path); err != nil {
 		return nil, err
 	}
+	home, err := filepath.Abs(path)
+	if err != nil {
+		return nil, status.FromOS(err, "cannot open %q", path)
+	}
 	encoders := make([]*encoders, o.Workers+1)
 	for i := range encoders {
 		var err error
@@ -117,6 +123,7 @@ func Open(path string, o Options) (*Session, error) {
 	s := &Session{
 		opts:      o,
 		path:      path,
+		home:      home,
 		opened:    time.Now(),
 		arena:     mem,
 		frames:    encoders[o.Workers],
@@ -166,26 +173,26 @@ func Open(path string, o Options) (*Session, error) {
 
 func (s *Session) create() (err error) {
 	s.stream, err = stream.Create(s.path, s.streamOptions(), func() (err error) {
-		s.index, err = index.Prepare(index.PathOf(s.path), newCaptureID())
+		s.index, err = index.Prepare(index.PathOf(s.path), newCaptureID(), s.opts.Overwrite)
 		return err
 	})
-	if err == nil {
-		if err = s.index.Begin(); err == nil {
-			return nil
+	if err != nil {
+		if s.index != nil {
+			err = errors.Join(err, s.index.Discard())
 		}
-		err = errors.Join(err, s.stream.Close())
+		return err
 	}
-	if s.index != nil {
-		err = errors.Join(err, s.index.Discard())
+	if err = s.index.Begin(); err != nil {
+		return errors.Join(err, s.stream.Close())
 	}
-	return err
+	return nil
 }
 
 // streamOptions are those of a file that is written from memory in proportion, by a
 // thread which lets the model's go first where writing takes its time on a CPU. Where it does
 // not, the disk would stand still until that thread had its turn.
 func (s *Session) streamOptions() stream.Options {
-	return stream.Options{Memory: s.arena.Limit() / 4, Files: s.opts.Files, Thread: func(direct bool) {
+	return stream.Options{Memory: s.arena.Limit() / 4, Files: s.opts.Files, Overwrite: s.opts.Overwrite, Thread: func(direct bool) {
 		if !direct {
 			lowerPriority()
 		}

@@ -2,6 +2,7 @@ package session
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"runtime"
 	"slices"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/crc32c"
+	"github.com/libstrap/strap/libstrap/internal/index"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
@@ -451,6 +453,29 @@ func (w *writer) writePieces(it *item) error {
 	return nil
 }
 
+// displaced is an error if the stream is no longer at its path. The index follows it to where it
+// is, unless something stands there.
+func (w *writer) displaced() error {
+	stands, now, err := w.stream.Stands(w.home)
+	if stands || err != nil {
+		return err
+	}
+	if now == "" {
+		return status.New(status.NotFound, "%q was removed during its capture, or another file took its name: "+
+			"its packets are lost; capture again, and move the file when the capture has ended", w.path)
+	}
+	followed, err := w.index.Follow(index.PathOf(w.home), index.PathOf(now))
+	if err != nil {
+		return err
+	}
+	beside := "its index is beside it"
+	if !followed {
+		beside = fmt.Sprintf("its index is not beside it: rename %q to %q", index.PathOf(w.path), index.PathOf(now))
+	}
+	return status.New(status.NotFound, "%q was renamed to %q during its capture, and has all packets; %s",
+		w.path, now, beside)
+}
+
 // finish publishes what is left, ends the workers and closes the files.
 func (w *writer) finish() {
 	s := w.Session
@@ -458,6 +483,7 @@ func (w *writer) finish() {
 	w.attempt(w.publish)
 	s.jobs.Close()
 	s.workers.Wait()
+	displaced := w.displaced()
 	w.attempt(func() error {
 		err := s.index.Close()
 		if w.halted() {
@@ -467,6 +493,7 @@ func (w *writer) finish() {
 		return err
 	})
 	w.attempt(s.stream.Close)
+	w.attempt(func() error { return displaced })
 	s.arena.Close()
 	s.closeIntake()
 	select {

@@ -2,30 +2,18 @@ package stream
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 
+	"github.com/libstrap/strap/libstrap/internal/partial"
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Files opens and closes the file of a stream. The stream locks the file in between. A lock
-// lasts as long as any process has the file open, children after fork() among them. A program
-// that forks passes Files that close the file in the child.
-type Files interface {
-	// Open is os.OpenFile with the mode 0666.
-	Open(path string, flags int) (*os.File, error)
-	Close(f *os.File) error
-}
-
-// plainFiles are the Files of a program that does not fork.
-type plainFiles struct{}
-
-func (plainFiles) Open(path string, flags int) (*os.File, error) {
-	return os.OpenFile(path, flags, 0o666)
-}
-
-func (plainFiles) Close(f *os.File) error { return f.Close() }
+// Files opens and closes the file of a stream, with the mode 0666.
+type Files = partial.Files
 
 // flock is syscall.Flock; tests replace it.
 var flock = syscall.Flock
@@ -54,7 +42,7 @@ const maxTurns = 100
 // file system without locks, only sessions of this process are kept apart.
 func lock(path string, flags int, files Files) (*lockedFile, error) {
 	if files == nil {
-		files = plainFiles{}
+		files = partial.Plain(0o666)
 	}
 	for range maxTurns {
 		l, err := openLocked(path, flags, files)
@@ -87,6 +75,55 @@ func (l *lockedFile) stands(path string) (bool, error) {
 		return false, status.FromOS(err, "cannot stat %q", path)
 	}
 	return os.SameFile(own, now), nil
+}
+
+// now is a path that the file has now, wherever it was moved. "" if it has none, or if the
+// system does not say.
+func (l *lockedFile) now() string {
+	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", l.Fd()))
+	if err != nil {
+		return ""
+	}
+	if stands, err := l.stands(path); err != nil || !stands {
+		return "" // " (deleted)" is behind the path
+	}
+	return path
+}
+
+// successor is a locked file that is to take the place of another.
+type successor struct {
+	*lockedFile
+	partial *partial.File
+}
+
+// succeed creates an empty file beside l, which stands at path, with its owner and permissions.
+func (l *lockedFile) succeed(path string) (*successor, error) {
+	target, err := filepath.EvalSymlinks(path) // a link stays
+	if err != nil {
+		return nil, status.FromOS(err, "cannot follow %q", path)
+	}
+	old, err := l.Stat()
+	if err != nil {
+		return nil, status.FromOS(err, "cannot stat %q", path)
+	}
+	p, err := partial.CreateBy(l.files, target)
+	if err != nil {
+		return nil, err
+	}
+	s := &successor{&lockedFile{File: p.File, files: l.files}, p}
+	if err = p.Inherit(old); err == nil {
+		err = s.take(path)
+	}
+	if err != nil {
+		p.Discard()
+		return nil, err
+	}
+	return s, nil
+}
+
+// discard removes the file, which has not taken the other's place.
+func (s *successor) discard() error {
+	return errors.Join(os.Remove(s.Name()), s.Close())
 }
 
 func openLocked(path string, flags int, files Files) (*lockedFile, error) {

@@ -10,7 +10,9 @@ import (
 	"os"
 	"time"
 
+	"github.com/libstrap/strap/libstrap/internal/index"
 	"github.com/libstrap/strap/libstrap/internal/pages"
+	"github.com/libstrap/strap/libstrap/internal/partial"
 	"github.com/libstrap/strap/libstrap/internal/scan"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
@@ -30,6 +32,8 @@ type Options struct {
 	Memory int64             // bytes that its blocks may take, above 768 KiB; 0: 24 MiB
 	Thread func(direct bool) // called in the thread that writes, first and when direct, past the page cache, changes
 	Files  Files             // nil: those of the system
+
+	Overwrite bool // Create replaces whatever file stands at the path
 }
 
 // block is the size of its blocks, a power of two.
@@ -62,25 +66,60 @@ type Writer struct {
 	done    chan struct{}
 }
 
-// Create opens path for a new stream and locks it. A stream that stands there
-// is replaced, unless another capture holds it (status.Busy). beside, which may be nil, opens
-// what belongs to the stream: where it fails the old stream stays as it was, and a new file is
-// removed.
+// Create opens path for a new stream and locks it. A stream that stands there is replaced by a
+// new file, so that whoever has it open goes on reading it. Where the folder lets no file take
+// its place, it is emptied instead. beside, which may be nil, opens what belongs to the stream.
+// If Create fails, the old stream stays as it was, and a new file is removed.
+//
+// Errors: Busy (another capture holds the stream), InvalidArgument (the file is no stream, and
+// not to be overwritten), those of beside and of the system.
 func Create(path string, o Options, beside func() error) (w *Writer, err error) {
 	f, err := lock(path, os.O_RDWR|os.O_CREATE, o.Files)
 	if err != nil {
 		return nil, err
 	}
+	var next *successor // nil: f is emptied
 	defer func() {
-		if err != nil {
-			err = errors.Join(err, f.Close())
+		if err == nil {
+			return
 		}
+		if next != nil {
+			err = errors.Join(err, next.discard())
+		}
+		if f.created {
+			err = errors.Join(err, os.Remove(path))
+		}
+		err = errors.Join(err, f.Close())
 	}()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, status.FromOS(err, "cannot stat %q", path)
+	}
+	if info.Size() > 0 {
+		if !o.Overwrite {
+			if err := ours(f, info.Size(), path); err != nil {
+				return nil, err
+			}
+		}
+		if next, err = f.succeed(path); err != nil && !partial.Refused(err) {
+			return nil, err
+		}
+	}
 	if beside != nil {
 		if err := beside(); err != nil {
-			if f.created {
-				err = errors.Join(err, os.Remove(path))
-			}
+			return nil, err
+		}
+	}
+	if next != nil {
+		if err = next.partial.Rename(); err == nil {
+			_ = f.Close() // which was only read
+			return newWriter(path, next.lockedFile, o), nil
+		}
+		if !partial.Refused(err) {
+			return nil, err
+		}
+		refused := next
+		if next = nil; refused.discard() != nil {
 			return nil, err
 		}
 	}
@@ -88,6 +127,20 @@ func Create(path string, o Options, beside func() error) (w *Writer, err error) 
 		return nil, status.FromOS(err, "cannot empty %q", path)
 	}
 	return newWriter(path, f, o), nil
+}
+
+// ours is an error unless a capture made the file of size bytes at path: the index beside it has
+// its first packet or none yet, or packets are all that it holds.
+func ours(f io.ReaderAt, size int64, path string) error {
+	if index.Begins(index.PathOf(path), f) {
+		return nil
+	}
+	_, err := scan.Packets(f, 0, size, func(scan.Packet) error { return nil })
+	if errors.Is(err, status.Corrupt) {
+		return status.Wrap(status.InvalidArgument, err,
+			"%q is no stream of a capture: name another file, or give overwrite to replace it", path)
+	}
+	return err
 }
 
 func newWriter(path string, f *lockedFile, o Options) *Writer {
@@ -135,6 +188,10 @@ func Resume(path string, cut int64, o Options, check func(stream io.ReaderAt, en
 	if cut >= 0 && end != cut {
 		return nil, "", status.New(status.Corrupt,
 			"%q: no packet ends at the checkpoint's offset %d: this is not its stream", path, cut)
+	}
+	if end == 0 && size > 0 && cut < 0 && !index.Begins(index.PathOf(path), f) {
+		return nil, "", status.Wrap(status.Corrupt, err,
+			"%q is no stream of a capture: move it away, or name another file", path)
 	}
 	if check != nil {
 		if err := check(f, end); err != nil {
@@ -444,6 +501,15 @@ func (w *Writer) Sync() error {
 func (w *Writer) Packets(from int64, fn func(scan.Packet) error) error {
 	_, err := scan.Packets(w.disk.f, from, w.Written(), fn)
 	return err
+}
+
+// Stands reports whether the file is still at its path, which is absolute. If it is not, now is
+// where it is, or "" if it is nowhere.
+func (w *Writer) Stands(path string) (stands bool, now string, err error) {
+	if stands, err = w.disk.f.stands(path); stands || err != nil {
+		return stands, "", err
+	}
+	return false, w.disk.f.now(), nil
 }
 
 // ReadAt reads what is written.

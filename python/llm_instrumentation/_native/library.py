@@ -73,7 +73,7 @@ class OpenOptions(ctypes.Structure):
         ("rank", ctypes.c_int32),
         ("error_bound", ctypes.c_double),
         ("workers_yield", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("overwrite", ctypes.c_int32),
         ("burst_bytes", ctypes.c_uint64),
         ("team", ctypes.c_void_p),
         ("target_rate", ctypes.c_double),

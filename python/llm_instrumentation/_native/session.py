@@ -153,10 +153,12 @@ class Session:
             with workers_yield make packets; 0: there is none.
         target_rate: bytes of tensors a second below which packets are compressed less before
             enqueue waits for room; 0: never.
+        overwrite: a new stream replaces whatever file stands at the path, and not a stream alone.
         capture_id: of the capture that is resumed; None: whichever stands there. An index that is
             lost is begun anew with it.
 
     Raises:
+        InvalidArgumentError: a file that is no stream stands at the path.
         CorruptError: another capture than `capture_id` stands there; no file was touched.
         StrapError: the stream cannot be opened; the subclass says why.
     """
@@ -179,6 +181,7 @@ class Session:
         team: int = 0,
         target_rate: float = 0.0,
         capture_id: str | None = None,
+        overwrite: bool = False,
     ) -> None:
         self.path = os.fspath(path)
         self._lib = library()
@@ -203,6 +206,7 @@ class Session:
             burst_bytes=burst_bytes,
             team=team,
             target_rate=target_rate,
+            overwrite=int(overwrite),
             capture_id=None if capture_id is None else c_string(capture_id, "capture id"),
         )
         handle, error = ctypes.c_uint64(), Error()

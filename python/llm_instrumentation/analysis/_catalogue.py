@@ -53,6 +53,7 @@ class Catalogue:
         missing: rows of the tensors that are not in the stream, or not whole.
         parts: all rows of an activation in several packets.
         twins: the rows of its float32 twin.
+        said: stored types that the caller says, by name, of activations that no index describes.
     """
 
     def __init__(self, index: pa.Table) -> None:
@@ -62,6 +63,7 @@ class Catalogue:
         self.codes = self._name_all()
         self.parts: dict[int, tuple[int, ...]] = {}
         self.twins: dict[int, tuple[int, ...]] = {}
+        self.said: dict[str, str] = {}
         self._incomplete: dict[int, str] = {}
         noted = self._valid("error")
         single = self._group(~noted)
@@ -143,8 +145,17 @@ class Catalogue:
         return None if n < 0 else tuple(lengths[at : at + n].tolist())
 
     def stored_dtype(self, row: int) -> str | None:
-        """The type of an activation's own packets; None where only a scan found them."""
-        return self.text("stored_dtype", row) or (FLOAT16 if row in self.twins else None)
+        """The type of an activation's own packets; None where nobody says it."""
+        known = self.text("stored_dtype", row) or (FLOAT16 if row in self.twins else None)
+        return known or (self.said.get(self.name(row)) if self.said else None)
+
+    def untyped(self) -> list[str]:
+        """Names of the activations whose type nobody says."""
+        stored, _ = self.texts("stored_dtype")
+        rows = self.activations[stored[self.activations] < 0]
+        rows = np.setdiff1d(rows, np.fromiter(self.twins, np.int64))
+        names = (self.names[code] for code in np.unique(self.codes[rows]).tolist())
+        return [name for name in names if name not in self.said]
 
     def error(self, row: int) -> str | None:
         """Why a tensor is missing; None for an activation."""

@@ -98,7 +98,9 @@ class Activation:
 
     @property
     def dtype(self) -> str | None:
-        """Stored element type, by torch's name; None where a scan found the packet."""
+        """Stored element type, by torch's name; None where a scan found the packet, unless
+        `dtypes` of the reader says it.
+        """
         return self._reader._catalogue.stored_dtype(self.row)
 
     @property
@@ -201,7 +203,7 @@ class Activation:
 
         A packet found by scanning (no index, or a stream of llm_instrumentation 1.3.1) has a
         name and no shape or type. Its values come as a 1-D float16 tensor, the documented
-        format of float32; `dtype` says what else its bytes are.
+        format of float32; `dtype` says what else its bytes are, or `dtypes` of the reader does.
 
         Args:
             exact: where float32 values beyond float16 were captured, give the float32 twin;

@@ -20,7 +20,7 @@ import re
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -68,7 +68,10 @@ class ActivationReader:
     Args:
         path: the stream; its index and token file are looked for beside it.
         ignore_index: find the packets by scanning the stream, whatever its index says.
-        warn: warn with a `RuntimeWarning` where `problem` is not empty.
+        warn: warn with a `RuntimeWarning` where `problem` is not empty, and where neither an index
+            nor `dtypes` says the type of an activation.
+        dtypes: stored types of the activations that no index describes, by name or pattern as in
+            `select`: {"*": "bfloat16", "embed": torch.int64}. The last that fits counts.
 
     Attributes:
         path: as given.
@@ -81,11 +84,18 @@ class ActivationReader:
     Raises:
         NotFoundError: (a FileNotFoundError) there is no such file.
         CorruptError: (a ValueError) the file is no stream.
+        UnknownActivationError: (a KeyError) a name or pattern of `dtypes` fits no layer.
+        InvalidArgumentError: (a ValueError) `dtypes` has what is no type of a capture.
         StrapError: another reason why it cannot be read.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, ignore_index: bool = False, warn: bool = True
+        self,
+        path: str | os.PathLike[str],
+        *,
+        ignore_index: bool = False,
+        warn: bool = True,
+        dtypes: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self._closing = threading.Lock()
@@ -97,8 +107,14 @@ class ActivationReader:
             self.layers: tuple[str, ...] = tuple(self._catalogue.rows_by_name)
             self.steps = self._distinct("step")
             self.tokens = self._distinct("token")
+            for pattern, dtype in (dtypes or {}).items():
+                for name in self._fitting(pattern):
+                    self._catalogue.said[name] = dtype_name(dtype)
             if warn and self.problem:
                 warnings.warn(f"{self.path}: {self.problem}", RuntimeWarning, stacklevel=2)
+            if warn and (names := self._catalogue.untyped()):
+                message = f"{self.path}: {_unknown_types(names)}"
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
         except BaseException:
             self._native.close()
             raise
@@ -474,6 +490,15 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     import torch
 
     return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def _unknown_types(names: Sequence[str]) -> str:
+    some = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
+    return (
+        f"no index tells the types and shapes of activations of {some}: their bytes are taken for "
+        "float16, which is what float32 is stored as. Where they are something else, say so by "
+        'dtypes={"*": "bfloat16"}, or by dtype= of to_torch and to_numpy'
+    )
 
 
 def _tally(kinds: Iterable[object]) -> str:

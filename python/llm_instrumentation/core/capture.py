@@ -28,6 +28,7 @@ def capture_activations(
     prefix: str = "",
     include_metadata: bool = True,
     *,
+    overwrite: bool = False,
     scope: Scope = "process",
 ) -> Iterator[InstrumentationFramework]:
     """Captures every activation of ``model`` inside the block to a stream file.
@@ -45,6 +46,7 @@ def capture_activations(
             of its name.
         prefix: begins the name.
         include_metadata: put model type and preset or codec into the name.
+        overwrite: replace whatever file stands at the path; without it only that of a capture.
         scope: whose calls of the model are captured: "process", everyone's; "thread", those of
             this thread; "task", those of this asyncio task and of what it starts.
 
@@ -53,7 +55,8 @@ def capture_activations(
         the end of the block.
 
     Raises:
-        ValueError: unknown preset or scope; the message names the options.
+        ValueError: unknown preset or scope; the message names the options. Or a file that is no
+            capture stands at the path.
         StrapError: the stream cannot be opened or, at the end, was not written.
     """
     if preset is not None:
@@ -76,7 +79,8 @@ def capture_activations(
         try:
             framework = InstrumentationFramework(config)
             framework.instrument_model(model)
-            capture.enter_context(framework.capture_activations(output_path, scope=scope))
+            block = framework.capture_activations(output_path, overwrite=overwrite, scope=scope)
+            capture.enter_context(block)
         except BaseException:
             if reserved:
                 os.unlink(output_path)

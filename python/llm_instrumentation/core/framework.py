@@ -66,6 +66,7 @@ class InstrumentationFramework:
         checkpoint_path: str | os.PathLike[str] | None = None,
         resume_from_checkpoint: bool = False,
         *,
+        overwrite: bool = False,
         scope: Scope = "process",
     ) -> Iterator[TokenTracker | None]:
         """Captures everything that the registered models return inside the block.
@@ -75,7 +76,7 @@ class InstrumentationFramework:
         Args:
             output_path: the stream file; its index is written beside it, as
                 ``{output_path}.index``. An existing capture there is replaced, with its
-                checkpoint and token files, unless it is resumed.
+                checkpoint and token files, unless it is resumed. Who reads it goes on reading it.
             track_per_token: yield a tracker, and write the tokens it recorded beside the stream.
             checkpoint_interval_tokens: make the capture durable every so many tokens.
             checkpoint_path: where the checkpoint stands; ``{output_path}.ckpt.json`` by default.
@@ -83,6 +84,8 @@ class InstrumentationFramework:
                 interrupted one is cut back to its last checkpoint; what is cut is kept beside it
                 as ``.tail-N``. One that ended goes on as a whole. Tokens, their numbers and those
                 of the steps go on where they stood.
+            overwrite: replace whatever file stands at the path, or has the name of the index;
+                without it only those of a capture.
             scope: whose calls of the models are captured: "process", everyone's; "thread", those
                 of this thread; "task", those of this asyncio task, and of what it starts: other
                 tasks, and threads that take over its context, as ``asyncio.to_thread`` does.
@@ -92,13 +95,15 @@ class InstrumentationFramework:
 
         Raises:
             ValueError: an interval below 1, or checkpoint or resume settings without
-                ``track_per_token``; an unknown scope.
+                ``track_per_token``; an unknown scope; or a file that is no capture stands at the
+                path.
             CheckpointError: the checkpoint cannot be used, or is that of another capture; or
                 something else than a checkpoint of the replaced capture stands where one is to be
                 written.
             TokenFileError: the tokens of the capture that is resumed cannot be read or are those
                 of another; or tokens cannot be written, for no file stands at their name.
             LayerSelectionError: the configuration selects no module.
+            NotFoundError: at the end: the stream was renamed or removed meanwhile.
             StrapError: the stream cannot be opened, or at the end: the capture failed.
         """
         if checkpoint_interval_tokens is not None and checkpoint_interval_tokens <= 0:
@@ -162,6 +167,7 @@ class InstrumentationFramework:
                 capture_id=capture_id,
                 replaces=[] if earlier is None else earlier.paths,
                 mine=mine,
+                overwrite=overwrite and resume_offset is None,
             )
             if tracker is not None:
                 tracker.on_checkpoint = recorder.checkpoint

@@ -103,7 +103,7 @@ class Recorder:
         config: what is captured and how.
         models: whose modules are hooked.
         tracker: counts the tokens.
-        resume_offset: as of :class:`Session`, and so is capture_id.
+        resume_offset: as of :class:`Session`, and so are capture_id and overwrite.
         replaces: files of the capture that stood at the path, which are removed once this one
             has its place.
         mine: tells of a call of the models that begins, in its thread and context, whether it
@@ -128,6 +128,7 @@ class Recorder:
         capture_id: str | None = None,
         replaces: Sequence[Path] = (),
         mine: Callable[[], bool] | None = None,
+        overwrite: bool = False,
     ) -> None:
         config.validate()
         self.path = os.fspath(path)
@@ -152,6 +153,7 @@ class Recorder:
                 drop_when_full=config.on_full == "drop",
                 resume_offset=resume_offset,
                 capture_id=capture_id,
+                overwrite=overwrite,
                 error_bound=config.error_bound or 0.0,
                 # Compression threads would take CPUs from the models' own.
                 workers_yield=on_cpu and torch.get_num_threads() + workers > usable_cpus(),

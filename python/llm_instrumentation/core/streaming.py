@@ -60,7 +60,7 @@ class StreamingSerializer:
         return self._session is not None
 
     async def start_streaming(
-        self, output_path: str | os.PathLike[str], resume: bool = False
+        self, output_path: str | os.PathLike[str], resume: bool = False, *, overwrite: bool = False
     ) -> None:
         """Opens the stream.
 
@@ -68,21 +68,25 @@ class StreamingSerializer:
             resume: append to an existing stream instead of replacing it, with the checkpoint and
                 token files of its capture. Where there is no stream one is begun, and no file
                 is removed.
+            overwrite: replace whatever file stands at the path; without it only that of a capture.
 
         Raises:
             RuntimeError: streaming is already running.
+            InvalidArgumentError: (a ValueError) a file that is no capture stands at the path.
             StrapError: the stream cannot be opened.
             OSError: a checkpoint or token file cannot be removed.
         """
         if self._session is not None:
             raise RuntimeError(f"streaming to {self._session.path} is already running")
         earlier = [] if resume else EarlierFiles(output_path).paths
+        offset = -1 if resume and os.path.exists(output_path) else None
         session = Session(
             output_path,
             codec=self.compression_algo,
             workers=self.num_workers,
             max_memory_bytes=max(self.buffer_size, _MIN_BUFFER),
-            resume_offset=-1 if resume and os.path.exists(output_path) else None,
+            resume_offset=offset,
+            overwrite=overwrite and offset is None,
         )
         try:
             remove_earlier(earlier)
