@@ -103,7 +103,7 @@ const MostKVPages = 1 << 24
 //
 // Errors: InvalidArgument where long rows have more than MostKVPages, naming the longest.
 func (l *Labeller) KVLifecycle() (arrow.Record, error) {
-	if pages := l.longKV.From(0); pages > MostKVPages {
+	if pages, _ := l.longKV.From(0); pages > MostKVPages {
 		return nil, status.New(status.InvalidArgument,
 			"kv_block_lifecycle has a row for each page: long rows give the KV cache %d pages, of at most %d; "+
 				"the longest is row %d with length_bytes %d at %#x: correct it, or do without this table",
