@@ -25,7 +25,7 @@ import (
 // A sample whose data source says so is a store or a load; otherwise one is a store
 // whose event's name contains mem-store, else a load. One that has a data source,
 // but neither an operation nor an address, as instruction sampling gives for other
-// instructions, is skipped. The symbol of a sample with a call chain is its first
+// instructions, is skipped; a page fault is an access anyway. The symbol of a sample with a call chain is its first
 // entry, not the address's, which stands before it. The weight, in cycles, becomes access_latency_ns where the clock is known;
 // 0 is no weight.
 type perfScript struct {
@@ -73,7 +73,7 @@ func (p *perfScript) sample(out *rows) verdict {
 		var op trace.Op
 		if op, known = opOf(source); known {
 			w.op = op
-		} else if address == 0 {
+		} else if address == 0 && !faults(h.event) {
 			return skipped
 		}
 		w.level = levelOf(source)

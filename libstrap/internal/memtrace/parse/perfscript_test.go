@@ -146,14 +146,16 @@ func TestSamplesOfOtherEvents(t *testing.T) {
 		"w 1 [000] 1.0: 1 ibs_op//:                0         1a29081042 |OP LOAD|LVL RAM hit|SNP N/A|TLB L2 miss|LCK N/A|BLK  N/A             180     558da517a160 spin+0xd (/tmp/w)",
 		"w 1 [000] 1.0: 100000 cycles:P:     7ffdf1391b0c         1a29081042 |OP LOAD|LVL RAM hit|SNP N/A|TLB L2 miss|LCK N/A|BLK  N/A             180     558da517a160 spin+0xd (/tmp/w)",
 		"               n 23608 27339.773829:          1 page-faults:                0 [unknown] ([unknown])     56200a54016e touch+0x0 (/tmp/n)",
+		"               n 23608 27339.773829:          1 page-faults:                0 [unknown] ([unknown])      1e05080021 |OP N/A|LVL N/A or N/A|SNP N/A|TLB N/A|LCK N/A|BLK  N/A     56200a54016e touch+0x0 (/tmp/n)",
 	}, "\n"), Options{})
 	same(t, got,
 		"1000000000 load 0 spin /tmp/w cpu=0 thread=1",
 		"1000000000 load 0 spin /tmp/w cpu=0 thread=1 level=RAM",
 		"1000000000 load 7ffdf1391b0c spin /tmp/w cpu=0 thread=1 level=RAM",
 		"27339773829000 load 0 touch /tmp/n thread=23608",
+		"27339773829000 load 0 touch /tmp/n thread=23608",
 	)
-	sameCounts(t, c, 4, 1, 0)
+	sameCounts(t, c, 5, 1, 0)
 	if c.Unaddressed != 5 {
 		t.Errorf("%+v", c)
 	}

@@ -266,7 +266,7 @@ func twinSample(h twinHead, cyclesPerNS float64) (string, verdict) {
 			op, known = trace.Load, true
 		case did&7 == 4:
 			op, known = trace.Store, true
-		case address == 0:
+		case address == 0 && !reFaults.MatchString(h.event):
 			return "", skipped
 		}
 		rest, level = behind, levelOf(source)
