@@ -11,6 +11,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llm_instrumentation.errors import InvalidArgumentError
 from llm_instrumentation.mrm.telemetry import (
     BaselineSnapshot,
     ThermalMonitor,
@@ -322,10 +323,12 @@ def test_every_limit_that_was_passed_has_its_reason():
     assert marginal == ["observer_cpu 12.0 % is not below 10 %"]
 
 
-@pytest.mark.parametrize("value", [math.nan, -1.0])
+@pytest.mark.parametrize("value", [math.nan, -1.0, None, "5"])
 def test_what_is_no_measurement_is_no_clean_run(value):
-    with pytest.raises(ValueError, match="observer_cpu_overhead_pct_max"):
+    with pytest.raises(InvalidArgumentError, match=f"observer_cpu_overhead_pct_max = {value!r}"):
         classify_run(value, 0, 0)
+    with pytest.raises(InvalidArgumentError, match=rf"label_coverage\['rows'\] = {value!r}"):
+        classify_run(0, 0, 0, label_coverage={"rows": value})
 
 
 numbers = st.floats(0, 200)

@@ -150,3 +150,27 @@ func BenchmarkLengths(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkCutRow makes the distances of a row of a terabyte that single accesses cut into pieces.
+func BenchmarkCutRow(b *testing.B) {
+	for _, millions := range []int{1, 2, 4} {
+		b.Run(fmt.Sprintf("rows=%dM", millions), func(b *testing.B) {
+			r := rand.New(rand.NewPCG(1, 1))
+			rows := []access{{kind: "weight", region: 1, length: trace.MostLength}}
+			for i := range millions * 1_000_000 {
+				page := r.Uint64N(trace.MostLength / trace.PageSize)
+				rows = append(rows, access{
+					time: int64(i) + 1, address: page * trace.PageSize, page: page, kind: "weight", region: 1,
+				})
+			}
+			batch := record(rows)
+			defer batch.Release()
+			b.ReportAllocs()
+			before := processTime(b)
+			for b.Loop() {
+				analyseBatches(b, Options{Tables: []string{ReuseDistanceHistogram}, Ordered: true}, []arrow.Record{batch})
+			}
+			b.ReportMetric(float64(processTime(b)-before)/float64(b.N)/float64(len(rows)), "cpu-ns/row")
+		})
+	}
+}

@@ -131,9 +131,10 @@ func (s *distances) behind(place uint64) uint64 {
 
 // behindRow is that of a page of a long row, by the number of its access.
 func (s *distances) behindRow(number uint64) uint64 {
-	n := s.live + s.order.From(number+1)
-	if next := s.order.At(number) - 1; next > 0 {
-		n -= s.upTo(next - 1)
+	pages, next := s.order.From(number)
+	n := s.live + pages - 1
+	if next > 1 {
+		n -= s.upTo(next - 2)
 	}
 	return n
 }
@@ -162,7 +163,7 @@ func (s *distances) mark(place, n uint64) {
 }
 
 // compact moves the marked places to the front, in their order, and makes as many free
-// ones as there are pages.
+// ones as it looks at entries and spans. So its cost for each access has a bound.
 func (s *distances) compact() {
 	below := make([]uint64, len(s.marks))
 	n := uint64(0)
@@ -183,7 +184,8 @@ func (s *distances) compact() {
 			o.Value = n + 1
 		}
 	})
-	words := max(16, (2*n+63)/64+1)
+	looked := uint64(len(s.places.slots) + s.order.Len())
+	words := max(16, (n+looked)/64+1)
 	s.marks, s.tree = make([]uint64, words), make([]uint64, words)
 	s.next = n
 	for i := range s.marks {

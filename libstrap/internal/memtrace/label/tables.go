@@ -108,7 +108,7 @@ const batchRows = 1 << 17
 //
 // Errors: InvalidArgument where long rows have more than MostKVPages, naming the longest.
 func (l *Labeller) KVLifecycle() (array.RecordReader, error) {
-	pages := l.longKV.From(0)
+	pages, _ := l.longKV.From(0)
 	if pages > MostKVPages {
 		return nil, status.New(status.InvalidArgument,
 			"kv_block_lifecycle has a row for each page: long rows give the KV cache %d pages, of at most %d; "+

@@ -10,6 +10,7 @@ type code struct {
 	symbol      []byte
 	dso         []byte
 	onlyNumbers bool // there is nothing else
+	numberFirst bool // a number comes before the first symbol, and behind that its dso
 }
 
 var (
@@ -32,6 +33,7 @@ func codeOf(text []byte, c *code) {
 	text = c.skipNumbers(trimEnd(text))
 	c.onlyNumbers = len(text) == 0 && c.numbers > 0
 	if open, end := dsoOf(text); open >= 0 {
+		c.numberFirst = c.numbers > 0
 		c.dso = text[open+1 : end]
 		if bytes.Equal(c.dso, inlined) {
 			c.dso = nil

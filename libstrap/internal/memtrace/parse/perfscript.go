@@ -16,15 +16,16 @@ import (
 // cpu, addr [data_src words] [weight ...] ip sym+0xoff (dso) [phys_addr ...].
 //
 // A sample without a data address is unaddressed: one that was printed without the
-// column (-F +addr), which perf's alignment of the ip and a data source without its
-// number tell, and one of an event that counts no accesses, such as cpu-clock, or
-// whose address is 0 where neither the event nor the data source says that there was
-// an access.
+// column (-F +addr), which perf's alignment of the ip, a data source without its
+// number and a page fault's address without its symbol tell, and one of an event that
+// counts no accesses, such as cpu-clock, or whose address is 0 where neither the event
+// nor the data source says that there was an access. A weight or a physical address
+// that stands where the address would looks like one.
 //
 // A sample whose data source says so is a store or a load; otherwise one is a store
 // whose event's name contains mem-store, else a load. One that has a data source,
 // but neither an operation nor an address, as instruction sampling gives for other
-// instructions, is skipped. The symbol of a sample with a call chain is its first
+// instructions, is skipped; a page fault is an access anyway. The symbol of a sample with a call chain is its first
 // entry, not the address's, which stands before it. The weight, in cycles, becomes access_latency_ns where the clock is known;
 // 0 is no weight.
 type perfScript struct {
@@ -54,7 +55,7 @@ func (p *perfScript) sample(out *rows) verdict {
 		return unaddressed
 	case !ok || end < len(h.rest) && class[h.rest[end]]&isSpace == 0:
 		return malformed
-	case h.blanks+end == ipEnd:
+	case isIPEnd(h.blanks + end):
 		return unaddressed
 	}
 	w := row{
@@ -72,7 +73,7 @@ func (p *perfScript) sample(out *rows) verdict {
 		var op trace.Op
 		if op, known = opOf(source); known {
 			w.op = op
-		} else if address == 0 {
+		} else if address == 0 && !faults(h.event) {
 			return skipped
 		}
 		w.level = levelOf(source)
@@ -86,24 +87,47 @@ func (p *perfScript) sample(out *rows) verdict {
 	if c.numbers > 1 || sourced && c.onlyNumbers {
 		w.latency = p.latency(c.first)
 	}
+	if !sourced && c.numberFirst && faults(h.event) {
+		return unaddressed
+	}
 	w.symbol, w.dso = c.symbol, c.dso
 	p.chain = c.numbers == 0 || c.onlyNumbers // no ip, so a symbol may be the address's
 	out.add(&w)
 	return accepted
 }
 
-// ipEnd is where perf's ip ends, counted from the colon of the event, where no other
-// column stands between them: behind two blanks, with a width of 16. Behind one
-// blank an address ends before that.
-const ipEnd = 2 + columnWidth
+// isIPEnd tells whether perf's ip ends there, counted from the colon of the event, where no
+// other column but the flags stands between them: behind two blanks, with a width of 16. An
+// address, behind one blank, ends one before that. The flags of a sample that is no branch are
+// blanks: 24, or 22 where perf is older (-F +flags since perf 4.10).
+func isIPEnd(end int) bool {
+	const ipEnd = 2 + columnWidth
+	return end == ipEnd || end == ipEnd+24 || end == ipEnd+22
+}
 
-// countsOther knows perf's events that count something else than accesses to memory.
-func countsOther(event []byte) bool {
+// eventName is the name of an event without the period before it and the modifiers behind it.
+func eventName(event []byte) []byte {
 	name := event[bytes.LastIndexByte(event, ' ')+1:]
 	if modifier := bytes.IndexByte(name, ':'); modifier >= 0 {
 		name = name[:modifier]
 	}
-	switch string(name) {
+	return name
+}
+
+// faults knows perf's software events of page faults. Where perf prints symbols, it prints that
+// of the address, too, be it [unknown]: a number before the ip and its symbol is no address.
+func faults(event []byte) bool {
+	switch string(eventName(event)) {
+	case "page-faults", "faults", "minor-faults", "major-faults":
+		return true
+	}
+	return false
+}
+
+// countsOther knows perf's events that count something else than accesses to memory. Those of
+// AMD's IBS that have these names (cycles:P) are told by their data source.
+func countsOther(event []byte) bool {
+	switch string(eventName(event)) {
 	case "cpu-clock", "task-clock", "cycles", "cpu-cycles", "instructions", "branches",
 		"context-switches", "cpu-migrations":
 		return true

@@ -50,7 +50,7 @@ python3 19014/19014 [000] 15952.817997:          1 page-faults:     55e688b98424
 	ffffffff8175336a elf_load+0x28a ([kernel.kallsyms])
 	ffffffff81753a0a load_elf_binary+0x66a ([kernel.kallsyms])
 
-:-1    -1 [001] 15952.817998:          1 page-faults:     55e688b98424  7efe468c3ab6 main (inlined)
+:-1    -1 [001] 15952.817998:          1 page-faults:     55e688b98424 [unknown] (//anon)     7efe468c3ab6 main (inlined)
 `, Options{CyclesPerNS: 1})
 	same(t, got,
 		"15333705528000 load 7efe468c3a60 init /usr/lib/ld.so cpu=0 thread=17680",
@@ -70,6 +70,17 @@ func TestSamplesPrintedWithoutTheAddress(t *testing.T) {
 		"the default":         "               w  1914 12736.801084:        100 page-faults:      560c9823e143 touch+0xa (/tmp/w)",
 		"in the kernel":       "               w  1762 12728.858665:       4000 cpu/mem-loads,ldlat=30/P:  ffffffff815ec2f4 do_anonymous_page+0x764 ([kernel.kallsyms])",
 		"time,event,ip,sym":   "               w  1914/1914  12736.801336: page-faults:      560c9823e143 touch (/tmp/w)",
+		"+flags":              "               f 14488 26883.340897:          1 page-faults:                          ffffffff81b75d98 _copy_to_user+0x28 ([kernel.kallsyms])",
+		"+flags, user":        "               n 23608 27339.773829:          1 page-faults:                              56200a54016e touch+0x0 (/tmp/n)",
+		"+flags, older perf":  "               n 23608 27339.773829:          1 page-faults:                            56200a54016e touch+0x0 (/tmp/n)",
+		"+flags,+phys_addr":   "               f 14488 26883.340897:          1 page-faults:                          ffffffff81b75d98 _copy_to_user+0x28 ([kernel.kallsyms])               0",
+		"flags, -g":           "f 13995 26781.557166:          1 page-faults:                         \n\tffffffff817554ea elf_load+0x28a ([kernel.kallsyms])\n",
+		"time,event,ip,flags": "               f 14488 26883.340897: page-faults:                          ffffffff81b75d98",
+		"+phys_addr":          "               f 14488 26883.340897:          1 page-faults:  ffffffff81b75d98 _copy_to_user+0x28 ([kernel.kallsyms])               0",
+		"+weight":             "               n 23608 27339.773829:          1 page-faults:                0     56200a54016e touch+0x0 (/tmp/n)",
+		"+ins_lat, +weight":   "               f 14488 26883.340897:          1 page-faults:                0               0 ffffffff81b75d98 _copy_to_user+0x28 ([kernel.kallsyms])",
+		"+flags,+weight":      "               f 14488 26883.340897:          1 page-faults:                                        0 ffffffff81b75d98 _copy_to_user+0x28 ([kernel.kallsyms])",
+		"+data_src":           "               f 14488 26883.340897:          1 page-faults:       1e05080021 |OP N/A|LVL N/A or N/A|SNP N/A|TLB N/A|LCK N/A|BLK  N/A ffffffff81b75d98 _copy_to_user+0x28 ([kernel.kallsyms])",
 		"-g":                  "w  1926 12739.893965:        300 page-faults: \n\t            1143 touch+0xa (/tmp/w)\n\t           2724a main+0x7a (/tmp/w)\n",
 		"data_src, ip":        "llama-cli  46572 [002] 544966.882390:          1 l1d-miss:         88000182 |OP LOAD|LVL L1 miss|SNP N/A|TLB Walker hit|LCK No|BLK  N/A ffffa7c22b4b2a00 [unknown] ([kernel.kallsyms])",
 		"data_src, ip (5.18)": "llama-cli  46572 [002] 544966.882391:          1 l1d-miss:         88000182 L1 miss|SNP N/A|TLB Walker hit|LCK No|BLK  N/A ffffa7c22b4b2a00 [unknown] ([kernel.kallsyms])",
@@ -90,6 +101,37 @@ func TestSamplesPrintedWithoutTheAddress(t *testing.T) {
 	}
 }
 
+// The same samples with the address beside those fields.
+func TestFieldsBesideTheAddress(t *testing.T) {
+	for fields, text := range map[string]string{
+		"addr,flags,weight,phys_addr": "               f 14488 26883.340897:          1 page-faults:                             7fff62be9629 [unknown] ([stack])               0 ffffffff81b75d98 _copy_to_user+0x28 ([kernel.kallsyms])               0",
+		"addr,weight":                 "               f 14488 26883.340897:          1 page-faults:     7fff62be9629 [unknown] ([stack])               0 ffffffff81b75d98 _copy_to_user+0x28 ([kernel.kallsyms])",
+	} {
+		got, c := show(t, PerfScript, text, Options{})
+		if want := "26883340897000 load 7fff62be9629 _copy_to_user [kernel.kallsyms] thread=14488"; len(got) != 1 || got[0] != want || c.Unaddressed != 0 {
+			t.Errorf("%s: %q, %+v", fields, got, c)
+		}
+	}
+	got, _ := show(t, PerfScript, "               f 14488 26883.340897: page-faults:                             7fff62be9629 [unknown]", Options{})
+	same(t, got, "26883340897000 load 7fff62be9629 [unknown]  thread=14488")
+}
+
+// A weight or a physical address alone stands where perf prints an address, and nothing tells
+// it from one: docs/TROUBLESHOOTING.md says so.
+func TestNumbersThatLookLikeAnAddress(t *testing.T) {
+	got, _ := show(t, PerfScript, `
+               f 14488 26883.340897: page-faults:                0
+               f 14488 26883.340898:       4000 cpu/mem-loads,ldlat=30/P:               34     56200a54016e touch+0x0 (/tmp/n)
+f 14488 26883.340899:          1 page-faults:                0
+	    56200a54016e touch+0x0 (/tmp/n)
+`, Options{})
+	same(t, got,
+		"26883340897000 load 0   thread=14488",
+		"26883340898000 load 34 touch /tmp/n thread=14488",
+		"26883340899000 load 0 touch /tmp/n thread=14488",
+	)
+}
+
 // perf's own lines of events that are no accesses, as -d and -F +addr give them.
 func TestSamplesOfOtherEvents(t *testing.T) {
 	got, c := show(t, PerfScript, strings.Join([]string{
@@ -102,14 +144,18 @@ func TestSamplesOfOtherEvents(t *testing.T) {
 		// These are accesses.
 		"w 1 [000] 1.0: 1 cpu/mem-loads/P:                0 558da517a160 spin+0xd (/tmp/w)",
 		"w 1 [000] 1.0: 1 ibs_op//:                0         1a29081042 |OP LOAD|LVL RAM hit|SNP N/A|TLB L2 miss|LCK N/A|BLK  N/A             180     558da517a160 spin+0xd (/tmp/w)",
-		"w 1 [000] 1.0: 1 page-faults:                0 558da517a160 spin+0xd (/tmp/w)",
+		"w 1 [000] 1.0: 100000 cycles:P:     7ffdf1391b0c         1a29081042 |OP LOAD|LVL RAM hit|SNP N/A|TLB L2 miss|LCK N/A|BLK  N/A             180     558da517a160 spin+0xd (/tmp/w)",
+		"               n 23608 27339.773829:          1 page-faults:                0 [unknown] ([unknown])     56200a54016e touch+0x0 (/tmp/n)",
+		"               n 23608 27339.773829:          1 page-faults:                0 [unknown] ([unknown])      1e05080021 |OP N/A|LVL N/A or N/A|SNP N/A|TLB N/A|LCK N/A|BLK  N/A     56200a54016e touch+0x0 (/tmp/n)",
 	}, "\n"), Options{})
 	same(t, got,
 		"1000000000 load 0 spin /tmp/w cpu=0 thread=1",
 		"1000000000 load 0 spin /tmp/w cpu=0 thread=1 level=RAM",
-		"1000000000 load 0 spin /tmp/w cpu=0 thread=1",
+		"1000000000 load 7ffdf1391b0c spin /tmp/w cpu=0 thread=1 level=RAM",
+		"27339773829000 load 0 touch /tmp/n thread=23608",
+		"27339773829000 load 0 touch /tmp/n thread=23608",
 	)
-	sameCounts(t, c, 3, 1, 0)
+	sameCounts(t, c, 5, 1, 0)
 	if c.Unaddressed != 5 {
 		t.Errorf("%+v", c)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -31,6 +32,7 @@ var (
 	reStore    = regexp.MustCompile(`(?i)[mM][eE][mM]-[sS][tT][oO][rR][eE]`)
 	reAccess   = regexp.MustCompile(`(?i)mem-load|mem-store|fault`)
 	reOther    = regexp.MustCompile(`(?s)^(?:.* )?(?:cpu-clock|task-clock|cycles|cpu-cycles|instructions|branches|context-switches|cpu-migrations)(?::[^ ]*)?$`)
+	reFaults   = regexp.MustCompile(`(?s)^(?:.* )?(?:page-faults|minor-faults|major-faults|faults)(?::[^ ]*)?$`)
 	reAddress  = expression(`([0-9a-fA-F]+)(_.*|)$`)
 	reSource   = expression(`(?:.*_|)([0-9a-fA-F]+)_+$`)
 	reHex      = regexp.MustCompile(`^[0-9a-fA-F]+$`)
@@ -245,7 +247,7 @@ func twinSample(h twinHead, cyclesPerNS float64) (string, verdict) {
 	if err != nil {
 		return "", malformed
 	}
-	if len(h.blanks)+len(m[1]) == 18 {
+	if slices.Contains([]int{18, 40, 42}, len(h.blanks)+len(m[1])) {
 		return "", unaddressed
 	}
 	op := trace.Load
@@ -264,12 +266,16 @@ func twinSample(h twinHead, cyclesPerNS float64) (string, verdict) {
 			op, known = trace.Load, true
 		case did&7 == 4:
 			op, known = trace.Store, true
-		case address == 0:
+		case address == 0 && !reFaults.MatchString(h.event):
 			return "", skipped
 		}
 		rest, level = behind, levelOf(source)
 	}
 	if !known && (reOther.MatchString(h.event) || address == 0 && !reAccess.MatchString(h.event)) {
+		return "", unaddressed
+	}
+	if _, dso := twinParentheses(strings.TrimRight(rest, " \t\r\v\f")); !sourced && dso >= 0 &&
+		twinTokens(rest)[0].number() && reFaults.MatchString(h.event) {
 		return "", unaddressed
 	}
 	symbol, dso, numbers, bare := twinCode(rest)

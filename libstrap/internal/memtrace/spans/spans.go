@@ -16,36 +16,54 @@ type Span[V comparable] struct {
 // Map holds spans that do not overlap. The zero value of V says that nothing is known of a
 // page and is not held; spans side by side with one value are one. The zero Map is empty.
 //
-// The spans stand in chunks, in the order of their pages: a search looks at the ends of the
-// chunks and then into one, and a change moves the spans of one.
+// The spans stand in the leaves of a B-tree, in the order of their pages. The tree knows how
+// many pages are below each node. So a search, a change and a count of pages take a time that
+// goes by the logarithm of the number of spans.
 type Map[V comparable] struct {
-	chunks []chunk[V]
+	root   node[V]
 	count  int
 	joined []Span[V] // memory that Set uses again
 }
 
-type chunk[V comparable] struct {
-	spans []Span[V] // some
-	pages uint64    // in them
+type node[V comparable] struct {
+	spans []Span[V]  // of a leaf; of any other node the last span in each of the nodes below
+	below []child[V] // nil in a leaf
 }
 
-// mostSpans bounds a chunk.
-const mostSpans = 256
+type child[V comparable] struct {
+	*node[V]
+	pages uint64
+}
 
-// place is that of a span, or behind the last: the number of its chunk, and its number in there.
-type place struct{ chunk, span int }
+// mostSpans bounds a node.
+const mostSpans = 128
 
-// behind finds the first span for which ends is true; it is false of those before it.
-func (m *Map[V]) behind(ends func(*Span[V]) bool) place {
-	c := sort.Search(len(m.chunks), func(i int) bool {
-		s := m.chunks[i].spans
-		return ends(&s[len(s)-1])
-	})
-	if c == len(m.chunks) {
-		return place{c, 0}
+// behind is the number of the first span that ends behind a page.
+func (n *node[V]) behind(page uint64) int {
+	low, high := 0, len(n.spans)
+	for low < high {
+		if middle := int(uint(low+high) / 2); n.spans[middle].High > page {
+			high = middle
+		} else {
+			low = middle + 1
+		}
 	}
-	s := m.chunks[c].spans
-	return place{c, sort.Search(len(s), func(i int) bool { return ends(&s[i]) })}
+	return low
+}
+
+// behind is the first span that ends behind a page, nil where there is none. It is valid
+// until the next change.
+func (m *Map[V]) behind(page uint64) *Span[V] {
+	for n := &m.root; ; {
+		switch i := n.behind(page); {
+		case i == len(n.spans):
+			return nil
+		case n.below == nil:
+			return &n.spans[i]
+		default:
+			n = n.below[i].node
+		}
+	}
 }
 
 // Len is the number of spans.
@@ -53,14 +71,8 @@ func (m *Map[V]) Len() int { return m.count }
 
 // At is the value of a page, zero where nothing is known of it.
 func (m *Map[V]) At(page uint64) (v V) {
-	if m.count == 0 {
-		return v
-	}
-	p := m.behind(func(s *Span[V]) bool { return s.High > page })
-	if p.chunk < len(m.chunks) {
-		if s := &m.chunks[p.chunk].spans[p.span]; s.Low <= page {
-			return s.Value
-		}
+	if s := m.behind(page); s != nil && s.Low <= page {
+		return s.Value
 	}
 	return v
 }
@@ -68,29 +80,37 @@ func (m *Map[V]) At(page uint64) (v V) {
 // Each shows the pages [low, high) in order, cut where their value changes, also those of
 // the value zero. f must not change the map.
 func (m *Map[V]) Each(low, high uint64, f func(low, high uint64, v V)) {
-	var none V
-	p := m.behind(func(s *Span[V]) bool { return s.High > low })
-	for ; low < high && p.chunk < len(m.chunks); p = (place{p.chunk + 1, 0}) {
-		for _, s := range m.chunks[p.chunk].spans[p.span:] {
-			if s.Low >= high {
-				break
-			}
-			if s.Low > low {
-				f(low, s.Low, none)
-				low = s.Low
-			}
-			end := min(s.High, high)
-			f(low, end, s.Value)
-			if low = end; low == high {
-				return
-			}
-		}
-		if s := m.chunks[p.chunk].spans; s[len(s)-1].High >= high {
-			break
-		}
+	if low >= high {
+		return
 	}
+	var none V
+	m.root.each(low, high, func(s *Span[V]) {
+		if s.Low > low {
+			f(low, s.Low, none)
+			low = s.Low
+		}
+		end := min(s.High, high)
+		f(low, end, s.Value)
+		low = end
+	})
 	if low < high {
 		f(low, high, none)
+	}
+}
+
+// each shows the spans that have some of the pages [low, high).
+func (n *node[V]) each(low, high uint64, f func(*Span[V])) {
+	for i := n.behind(low); i < len(n.spans); i++ {
+		s := &n.spans[i]
+		switch {
+		case n.below != nil:
+			n.below[i].each(low, high, f)
+		case s.Low < high:
+			f(s)
+		}
+		if s.High >= high {
+			return
+		}
 	}
 }
 
@@ -98,23 +118,33 @@ func (m *Map[V]) Each(low, high uint64, f func(low, high uint64, v V)) {
 // there, in order.
 func (m *Map[V]) Set(low, high uint64, with ...Span[V]) {
 	// Spans that touch the pages are taken along: they may go on in the new ones.
-	from := m.behind(func(s *Span[V]) bool { return s.High >= low })
-	to := m.behind(func(s *Span[V]) bool { return s.Low > high })
+	from, to := low, high
 	joined := m.joined[:0]
-	if from != to {
-		first := m.chunks[from.chunk].spans[from.span]
-		joined = Join(joined, Span[V]{first.Low, min(first.High, low), first.Value})
+	s := m.behind(max(low, 1) - 1)
+	if s != nil && s.Low < low {
+		from = s.Low
+		joined = Join(joined, Span[V]{s.Low, low, s.Value})
 	}
-	for _, s := range with {
-		joined = Join(joined, s)
+	for _, w := range with {
+		joined = Join(joined, w)
 	}
-	if from != to {
-		end := m.end(to)
-		last := m.chunks[end.chunk].spans[end.span-1]
-		joined = Join(joined, Span[V]{max(last.Low, high), last.High, last.Value})
+	if s != nil && s.High <= high {
+		s = m.behind(high)
+	}
+	if s != nil && s.Low <= high {
+		to = s.High
+		joined = Join(joined, Span[V]{high, s.High, s.Value})
 	}
 	m.joined = joined
-	m.splice(from, to, joined)
+	m.count += m.root.replace(from, to, joined)
+	for len(m.root.spans) > mostSpans {
+		old := m.root
+		m.root = node[V]{}
+		m.root.put(0, 0, old.split(nil))
+	}
+	for len(m.root.below) == 1 {
+		m.root = *m.root.below[0].node
+	}
 }
 
 // Join appends a span to some that end before it, unless it is empty or of the value zero.
@@ -130,93 +160,155 @@ func Join[V comparable](spans []Span[V], s Span[V]) []Span[V] {
 	return append(spans, s)
 }
 
-// end is a place as the end of the chunk before, where it is the beginning of one.
-func (m *Map[V]) end(p place) place {
-	if p.span == 0 && p.chunk > 0 {
-		return place{p.chunk - 1, len(m.chunks[p.chunk-1].spans)}
+// replace puts spans in the place of those in [from, to), which lie in there wholly. It says
+// how many more there are now.
+func (n *node[V]) replace(from, to uint64, with []Span[V]) (more int) {
+	i := n.behind(from)
+	if n.below == nil {
+		end := i
+		for end < len(n.spans) && n.spans[end].Low < to {
+			end++
+		}
+		n.spans = slices.Replace(n.spans, i, end, with...)
+		return len(with) - (end - i)
 	}
-	return p
+	i = min(i, len(n.spans)-1)
+	var some [4]child[V]
+	pieces := some[:0]
+	end := i
+	for last := false; !last && end < len(n.spans); end++ {
+		last = n.spans[end].High >= to
+		more += n.below[end].replace(from, to, with)
+		pieces = n.below[end].split(pieces)
+		with = nil
+	}
+	n.put(i, end, pieces)
+	for j := i + len(pieces) - 1; j >= i-1; j-- {
+		n.merge(j)
+	}
+	return more
 }
 
-// splice puts spans in the places [from, to).
-func (m *Map[V]) splice(from, to place, spans []Span[V]) {
-	if len(m.chunks) == 0 {
-		m.chunks = []chunk[V]{{}}
+// split appends a node to some: itself, the pieces of a node that is too long, nothing of an
+// empty one.
+func (n *node[V]) split(pieces []child[V]) []child[V] {
+	const half = mostSpans / 2
+	switch size := len(n.spans); {
+	case size > mostSpans:
+		for at, end := 0, half; at < size; at, end = end, end+half {
+			if size-end < half {
+				end = size
+			}
+			piece := node[V]{spans: moved(n.spans[at:end])}
+			if n.below != nil {
+				piece.below = moved(n.below[at:end])
+			}
+			pieces = append(pieces, piece.child())
+		}
+	case size > 0:
+		pieces = append(pieces, n.child())
 	}
-	if from.chunk == len(m.chunks) || from == to {
-		from = m.end(from)
-	}
-	to = m.end(to)
-	for _, c := range m.chunks[from.chunk : to.chunk+1] {
-		m.count -= len(c.spans)
-	}
-	s := m.chunks[from.chunk].spans
-	if from.chunk == to.chunk {
-		s = slices.Replace(s, from.span, to.span, spans...)
-	} else {
-		s = append(append(s[:from.span], spans...), m.chunks[to.chunk].spans[to.span:]...)
-	}
-	m.count += len(s)
-	var pieces []chunk[V]
-	for len(s) > mostSpans {
-		pieces = append(pieces, chunkOf(slices.Clone(s[:mostSpans/2])))
-		s = s[mostSpans/2:]
-	}
-	if len(s) > 0 {
-		pieces = append(pieces, chunkOf(s))
-	}
-	if len(pieces) == 1 && from.chunk == to.chunk {
-		m.chunks[from.chunk] = pieces[0]
-		return
-	}
-	m.chunks = slices.Replace(m.chunks, from.chunk, to.chunk+1, pieces...)
+	return pieces
 }
 
-func chunkOf[V comparable](spans []Span[V]) chunk[V] {
-	c := chunk[V]{spans: spans}
-	for _, s := range spans {
-		c.pages += s.High - s.Low
+// moved is a copy that has room for what a Set adds to a full node before it is split.
+func moved[T any](of []T) []T {
+	return append(make([]T, 0, mostSpans+2), of...)
+}
+
+func (n *node[V]) child() child[V] {
+	c := child[V]{node: n}
+	if n.below == nil {
+		c.pages = pagesOf(n.spans)
+	}
+	for i := range n.below {
+		c.pages += n.below[i].pages
 	}
 	return c
 }
 
-// From counts the pages from one on of which something is known.
-func (m *Map[V]) From(page uint64) uint64 {
-	p := m.behind(func(s *Span[V]) bool { return s.High > page })
-	n := m.pagesFrom(p)
-	if n > 0 {
-		if first := &m.chunks[p.chunk].spans[p.span]; first.Low < page {
-			n -= page - first.Low
-		}
+func pagesOf[V comparable](spans []Span[V]) (pages uint64) {
+	for i := range spans {
+		pages += spans[i].High - spans[i].Low
 	}
-	return n
+	return pages
+}
+
+// put replaces the nodes [i, end) below a node.
+func (n *node[V]) put(i, end int, with []child[V]) {
+	n.below = slices.Replace(n.below, i, end, with...)
+	if len(with) != end-i {
+		n.spans = slices.Replace(n.spans, i, end, make([]Span[V], len(with))...)
+	}
+	for j, c := range with {
+		n.spans[i+j] = c.spans[len(c.spans)-1]
+	}
+	if len(n.below) == 0 {
+		n.below = nil // an empty leaf
+	}
+}
+
+// merge makes one of the nodes i and i+1 below a node where both are short, so that a node does
+// not take the memory of a full one for a few spans.
+func (n *node[V]) merge(i int) {
+	if i < 0 || i+1 >= len(n.below) {
+		return
+	}
+	a, b := n.below[i].node, n.below[i+1].node
+	if len(a.spans)+len(b.spans) <= mostSpans/2 {
+		a.spans = append(a.spans, b.spans...)
+		a.below = append(a.below, b.below...)
+		n.put(i, i+2, []child[V]{a.child()})
+	}
+}
+
+// From counts the pages from one on of which something is known, and has the value of that one.
+func (m *Map[V]) From(page uint64) (pages uint64, v V) {
+	pages, first := m.pagesFrom(func(n *node[V]) int { return n.behind(page) })
+	if first != nil && first.Low <= page {
+		return pages - (page - first.Low), first.Value
+	}
+	return pages, v
 }
 
 // Behind counts the pages from the first span on for whose value behind is true, in a map
 // in which it is true of those that follow, too.
 func (m *Map[V]) Behind(behind func(V) bool) uint64 {
-	return m.pagesFrom(m.behind(func(s *Span[V]) bool { return behind(s.Value) }))
+	pages, _ := m.pagesFrom(func(n *node[V]) int {
+		return sort.Search(len(n.spans), func(i int) bool { return behind(n.spans[i].Value) })
+	})
+	return pages
 }
 
-func (m *Map[V]) pagesFrom(p place) uint64 {
-	n := uint64(0)
-	for c := p.chunk; c < len(m.chunks); c++ {
-		n += m.chunks[c].pages
-	}
-	if p.span > 0 {
-		for _, s := range m.chunks[p.chunk].spans[:p.span] {
-			n -= s.High - s.Low
+// pagesFrom counts the pages from the first span on, whose number in a node find tells.
+func (m *Map[V]) pagesFrom(find func(*node[V]) int) (pages uint64, first *Span[V]) {
+	for n := &m.root; ; {
+		i := find(n)
+		switch {
+		case i == len(n.spans):
+			return pages, nil
+		case n.below == nil:
+			return pages + pagesOf(n.spans[i:]), &n.spans[i]
 		}
+		for _, c := range n.below[i+1:] {
+			pages += c.pages
+		}
+		n = n.below[i].node
 	}
-	return n
 }
 
 // All shows each span in order; f may change its value, and leaves neighbours different or
 // apart.
-func (m *Map[V]) All(f func(*Span[V])) {
-	for _, c := range m.chunks {
-		for i := range c.spans {
-			f(&c.spans[i])
+func (m *Map[V]) All(f func(*Span[V])) { m.root.all(f) }
+
+func (n *node[V]) all(f func(*Span[V])) {
+	for i := range n.spans {
+		if n.below == nil {
+			f(&n.spans[i])
+			continue
 		}
+		below := n.below[i].node
+		below.all(f)
+		n.spans[i] = below.spans[len(below.spans)-1]
 	}
 }

@@ -37,8 +37,38 @@ func (p pages) spans(low, high uint64, zero bool) (out []Span[int]) {
 	return out
 }
 
+// checkNode compares what a node says of those below with them: the last spans and the pages. It
+// gives the number of spans and of leaves.
+func checkNode(t *testing.T, n *node[int], isRoot bool) (spans, leaves int, pages uint64) {
+	t.Helper()
+	if size := len(n.spans); size > mostSpans || size == 0 && !isRoot {
+		t.Fatalf("a node has %d spans", size)
+	}
+	if n.below == nil {
+		return len(n.spans), 1, pagesOf(n.spans)
+	}
+	if len(n.below) != len(n.spans) || isRoot && len(n.below) == 1 {
+		t.Fatalf("a node has %d spans and %d nodes below", len(n.spans), len(n.below))
+	}
+	for i, c := range n.below {
+		s, l, p := checkNode(t, c.node, false)
+		if p != c.pages {
+			t.Fatalf("a node has %d pages, not %d", p, c.pages)
+		}
+		if last := c.spans[len(c.spans)-1]; last != n.spans[i] {
+			t.Fatalf("the last span of a node is %v, not %v", last, n.spans[i])
+		}
+		if i > 0 && len(c.spans)+len(n.below[i-1].spans) <= mostSpans/2 {
+			t.Fatalf("two nodes side by side have %d and %d spans", len(n.below[i-1].spans), len(c.spans))
+		}
+		spans, leaves, pages = spans+s, leaves+l, pages+p
+	}
+	return spans, leaves, pages
+}
+
 func compare(t *testing.T, r *rand.Rand, m *Map[int], twin pages, top uint64) {
 	t.Helper()
+	checkNode(t, &m.root, true)
 	var all []Span[int]
 	m.All(func(s *Span[int]) { all = append(all, *s) })
 	if want := twin.spans(0, top, false); !slices.Equal(all, want) {
@@ -64,8 +94,8 @@ func compare(t *testing.T, r *rand.Rand, m *Map[int], twin pages, top uint64) {
 			n++
 		}
 	}
-	if m.From(page) != n {
-		t.Fatalf("%d pages from %d on, not %d", m.From(page), page, n)
+	if pages, v := m.From(page); pages != n || v != twin[page] {
+		t.Fatalf("%d pages from %d on, which is %d, not %d and %d", pages, page, v, n, twin[page])
 	}
 }
 
@@ -96,6 +126,52 @@ func TestAMapIsItsPages(t *testing.T) {
 	}
 }
 
+// Spans for three levels of nodes come and go in any order, and their memory with them.
+func TestAMapOfManySpans(t *testing.T) {
+	const top = 60_000
+	r := rand.New(rand.NewPCG(1, 1))
+	var m Map[int]
+	twin := pages{}
+	set := func(low, high uint64, with ...Span[int]) {
+		m.Set(low, high, with...)
+		twin.set(low, high, with...)
+	}
+	for _, page := range r.Perm(top / 2) {
+		low := 2 * uint64(page)
+		set(low, low+1, Span[int]{low, low + 1, 1 + r.IntN(3)})
+	}
+	if m.Len() != top/2 || m.root.below[0].below == nil {
+		t.Errorf("%d spans on fewer than three levels", m.Len())
+	}
+	compare(t, r, &m, twin, top)
+	m.All(func(s *Span[int]) { s.Value += 10 })
+	for page := range twin {
+		twin[page] += 10
+	}
+	compare(t, r, &m, twin, top)
+
+	var many []Span[int] // as many at once
+	for page := uint64(20_001); page < 40_000; page += 2 {
+		many = append(many, Span[int]{page, page + 1, 1})
+	}
+	set(20_000, 40_000, many...)
+	compare(t, r, &m, twin, top)
+
+	for _, page := range r.Perm(top) {
+		if page%1000 != 0 {
+			set(uint64(page), uint64(page)+1)
+		}
+		if page%5000 == 1 {
+			compare(t, r, &m, twin, top)
+		}
+	}
+	if spans, leaves, _ := checkNode(t, &m.root, true); spans != 40 || leaves > 2 {
+		t.Errorf("%d spans are left in %d leaves", spans, leaves)
+	}
+	set(0, top)
+	compare(t, r, &m, twin, top)
+}
+
 func TestBehindCountsThePagesOfTheSpansThatFollow(t *testing.T) {
 	var m Map[int]
 	for i := range uint64(1000) { // 3 pages of each 4, their values ascend
@@ -114,11 +190,11 @@ func TestMemoryIsBySpans(t *testing.T) {
 	var m Map[int]
 	m.Set(0, 1<<52, Span[int]{0, 1 << 52, 1})
 	m.Set(1<<20, 1<<40, Span[int]{1 << 20, 1 << 40, 2})
-	if m.Len() != 3 || m.At(1<<51) != 1 || m.At(1<<30) != 2 || m.From(0) != 1<<52 {
-		t.Errorf("%d spans, %d, %d, %d pages", m.Len(), m.At(1<<51), m.At(1<<30), m.From(0))
+	if pages, _ := m.From(0); m.Len() != 3 || m.At(1<<51) != 1 || m.At(1<<30) != 2 || pages != 1<<52 {
+		t.Errorf("%d spans, %d, %d, %d pages", m.Len(), m.At(1<<51), m.At(1<<30), pages)
 	}
 	m.Set(0, 1<<52)
-	if m.Len() != 0 || m.From(0) != 0 {
+	if pages, _ := m.From(0); m.Len() != 0 || pages != 0 {
 		t.Errorf("%d spans are left", m.Len())
 	}
 }

@@ -24,7 +24,11 @@ def parse_perf_script(
     variations of today's perf. An event named mem-store is a store, else a load. Samples
     without a data address are left out and counted, with a warning: those that perf printed
     without the column (``-F +addr``), and those of events that count no accesses, such as
-    cpu-clock.
+    cpu-clock; ``cycles`` and ``instructions`` count where ``data_src`` is printed and says so.
+    perf's instruction pointer is known by where it ends, 18, 40 or 42 columns behind the
+    event's colon: a line of another program whose address ends there is left out, too. A weight
+    or a physical address printed without ``addr`` may be taken for it: docs/TROUBLESHOOTING.md
+    has the cases.
 
     Args:
         source: a path or an open file.

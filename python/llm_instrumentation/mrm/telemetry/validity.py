@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from numbers import Real
 from typing import Any
 
 from ...errors import InvalidArgumentError
@@ -83,13 +84,13 @@ def classify_run(
         "baseline_cpu_pct": baseline_cpu_pct,
     }
     for name, value in measured.items():
-        if math.isnan(value) or value < 0:
-            raise InvalidArgumentError(f"{name} = {value}: must be a number from 0 on")
+        if not isinstance(value, Real) or math.isnan(value) or value < 0:
+            raise InvalidArgumentError(f"{name} = {value!r}: must be a number from 0 on")
     coverage = dict(label_coverage or {})
     for name, part in coverage.items():
-        if not 0 <= part <= 1:
+        if not isinstance(part, Real) or not 0 <= part <= 1:
             raise InvalidArgumentError(
-                f"label_coverage[{name!r}] = {part}: must be a number from 0 to 1"
+                f"label_coverage[{name!r}] = {part!r}: must be a number from 0 to 1"
             )
 
     clean, marginal = LIMITS[RunValidity.CLEAN], LIMITS[RunValidity.MARGINAL]
