@@ -31,7 +31,7 @@
  *   - A crash inside libstrap is caught, poisons the session it happened in
  *     and is reported as STRAP_ERR_INTERNAL.
  *
- * All symbols: since 0.1.0 unless said otherwise.
+ * All symbols: since 2.0.0 unless said otherwise.
  */
 #ifndef STRAP_H
 #define STRAP_H

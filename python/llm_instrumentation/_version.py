@@ -1,3 +1,3 @@
 """The one place of the release number; libstrap/build.sh and pyproject.toml read it."""
 
-__version__ = "0.1.0"
+__version__ = "2.0.0"

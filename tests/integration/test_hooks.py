@@ -389,6 +389,23 @@ def test_no_thread_and_no_descriptor_is_left(mlp, x, tmp_path):
     assert descriptors() == files
 
 
+def test_a_module_that_is_replaced_is_told_of(mlp, x, path, read):
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="'2' left the model during"):
+        with capture_activations(mlp, path):
+            mlp(x)
+            mlp[2] = nn.Linear(16, 3)
+            mlp(x)
+    assert [name for name, _ in read(path)] == ["0", "1", "2", "", "0", "1", ""]
+
+
+def test_a_preset_and_a_configuration_beside_it_are_told_of(mlp, x, path):
+    config = InstrumentationConfig.max_compression()
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="preset 'fast_capture' is taken"):
+        with capture_activations(mlp, path, preset="fast_capture", config=config) as framework:
+            mlp(x)
+    assert framework.config == InstrumentationConfig.fast_capture()
+
+
 # ---- what is selected -------------------------------------------------------------
 
 

@@ -287,3 +287,12 @@ def test_an_empty_choice_says_what_was_asked_and_what_there_is(config, named):
 def test_a_container_cannot_be_a_target():
     with pytest.raises(LayerSelectionError, match=r"'model\.layers'"):
         select_modules(llama(), InstrumentationConfig.balanced(), target_layers=["model.layers"])
+
+
+def test_a_shared_module_is_selected_by_each_of_its_names():
+    shared = nn.Linear(4, 4)
+    model = nn.ModuleDict({"first": shared, "second": nn.Sequential(shared, nn.ReLU())})
+    balanced = InstrumentationConfig.balanced
+    assert names(model, balanced().with_layers("second.0")) == ["first"]
+    assert names(model, balanced().with_layers(exclude="second.0")) == ["second", "second.1"]
+    assert [name for name, _ in select_modules(model, balanced(), ["second.0"])] == ["first"]

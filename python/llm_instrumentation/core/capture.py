@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from datetime import datetime
 
 from torch import nn
 
-from .config import InstrumentationConfig, from_preset
+from .config import InstrumentationConfig, Preset, from_preset
 from .framework import InstrumentationFramework
+from .ranks import RANK, path_of_rank, this_rank
 from .recorder import model_label
 from .scope import Scope
 
@@ -22,7 +24,7 @@ def capture_activations(
     model: nn.Module,
     output_path: str | os.PathLike[str] | None = None,
     output_dir: str | os.PathLike[str] = "./captures",
-    preset: str | None = None,
+    preset: Preset | None = None,
     config: InstrumentationConfig | None = None,
     auto_timestamp: bool = True,
     prefix: str = "",
@@ -60,6 +62,12 @@ def capture_activations(
         StrapError: the stream cannot be opened or, at the end, was not written.
     """
     if preset is not None:
+        if config is not None:
+            warnings.warn(
+                f"preset {preset!r} is taken, and the config beside it is not: give one of them",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         config = from_preset(preset)
     elif config is None:
         config = InstrumentationConfig.balanced()
@@ -71,6 +79,8 @@ def capture_activations(
             parts += [_file_part(model_label(model)), preset or config.codec]
         if auto_timestamp:
             parts.append(datetime.now().strftime("%Y%m%d_%H%M%S"))
+        if this_rank()[1] > 1:
+            parts.append(f"rank{RANK}")
         suffix = ".archive" if config.archive else ".stream"
         output_path = os.path.join(output_dir, ("_".join(parts) or "capture") + suffix)
         if reserved:
@@ -83,7 +93,7 @@ def capture_activations(
             capture.enter_context(block)
         except BaseException:
             if reserved:
-                os.unlink(output_path)
+                os.unlink(path_of_rank(output_path))
             raise
         capture.callback(framework.forget_models)
         yield framework
@@ -98,7 +108,8 @@ def _new_file(path: str) -> str:
     number = 1
     while True:
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            new = path_of_rank(path)
+            os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         except FileExistsError:
             number += 1
             path = f"{stem}_{number}{suffix}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 __all__ = [
     "COMPRESSION_ALGORITHMS",
@@ -22,6 +22,7 @@ __all__ = [
     "HookGranularity",
     "InstrumentationConfig",
     "LayerPattern",
+    "Preset",
     "from_preset",
 ]
 
@@ -359,6 +360,10 @@ class InstrumentationConfig:
         return self
 
 
+#: The names of the presets, for type checkers.
+Preset = Literal[
+    "balanced", "fast_capture", "max", "max_compression", "attention_analysis", "mlp_analysis"
+]
 PRESETS: Mapping[str, Callable[[], InstrumentationConfig]] = MappingProxyType(
     {
         "balanced": InstrumentationConfig.balanced,

@@ -14,6 +14,7 @@ from .._native import Reader
 from ._earlier import EarlierFiles
 from .checkpoint import CheckpointFile, CheckpointState, checkpoint_path_for
 from .config import InstrumentationConfig
+from .ranks import path_of_rank
 from .recorder import Recorder
 from .scope import Scope, scoped
 from .stats import CaptureStats
@@ -75,8 +76,10 @@ class InstrumentationFramework:
 
         Args:
             output_path: the stream file; its index is written beside it, as
-                ``{output_path}.index``. An existing capture there is replaced, with its
-                checkpoint and token files, unless it is resumed. Who reads it goes on reading it.
+                ``{output_path}.index``. Where it says ``{rank}``, and it must in a process group
+                of several, the rank of this process is put. An existing capture there is
+                replaced, with its checkpoint and token files, unless it is resumed. Who reads it
+                goes on reading it.
             track_per_token: yield a tracker, and write the tokens it recorded beside the stream.
             checkpoint_interval_tokens: make the capture durable every so many tokens.
             checkpoint_path: where the checkpoint stands; ``{output_path}.ckpt.json`` by default.
@@ -117,7 +120,9 @@ class InstrumentationFramework:
             or resume_from_checkpoint
         ):
             raise ValueError("checkpoints and resuming need track_per_token=True")
-        path = os.fspath(output_path)
+        path = path_of_rank(output_path)
+        if checkpoint_path is not None:
+            checkpoint_path = path_of_rank(checkpoint_path)
         if not self._models:
             warnings.warn(
                 f"no model is instrumented: the capture to {path} will have no activations. Call "

@@ -38,6 +38,7 @@ from .eager import run_eagerly
 from .monitor import Monitor
 from .narrowing import conversion_of, holds, narrow, worth_narrowing
 from .outputs import walk_output
+from .ranks import this_rank
 from .sampling import TRANSFORM, parameters_json, sample_tensor
 from .scope import current_request
 from .selection import has_forward, select_modules
@@ -154,6 +155,7 @@ class Recorder:
                 resume_offset=resume_offset,
                 capture_id=capture_id,
                 overwrite=overwrite,
+                rank=this_rank()[0],
                 error_bound=config.error_bound or 0.0,
                 # Compression threads would take CPUs from the models' own.
                 workers_yield=on_cpu and torch.get_num_threads() + workers > usable_cpus(),
@@ -169,6 +171,7 @@ class Recorder:
         self._began = time.monotonic()
         self._last_stats = CaptureStats(self.path)
         # The captured modules, and by their index in order whether they ran.
+        self._models = list(models)
         self._selected = [modules for _, modules in selected]
         self._ran = bytearray(sum(map(len, self._selected)))
         self._hooked = 0
@@ -525,6 +528,7 @@ class Recorder:
         """
         self._detach()
         missed = self._missed()
+        self._warn_of_replaced()
         try:
             self._drain()
         finally:
@@ -566,6 +570,20 @@ class Recorder:
             at += len(modules)
         return found
 
+    def _warn_of_replaced(self) -> None:
+        """Tells of modules that have left their models: hooks went with them."""
+        gone = []
+        for model, modules in zip(self._models, self._selected, strict=True):
+            there = {id(module) for module in model.modules()}
+            gone += [name for name, module in modules if id(module) not in there]
+        if gone:
+            warnings.warn(
+                f"{_shown(gone)} left the model during the capture: what has taken that place is "
+                "not captured",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
     def _warn_of_silence(self, missed: list[str]) -> None:
         if not any(self._ran):
             if self._ran and not self._steps.seen_to_end:
@@ -575,12 +593,10 @@ class Recorder:
                     stacklevel=5,
                 )
         elif missed:
-            shown = ", ".join(map(repr, missed[:_SHOWN_NAMES]))
-            more = len(missed) - _SHOWN_NAMES
             warnings.warn(
-                f"nothing is captured of {shown}{f' and {more} more' if more > 0 else ''}: not "
-                "called, or where no hooks are, in exported or scripted code or by a parent that "
-                "uses the weights alone. stats().silent names all modules that did not run",
+                f"nothing is captured of {_shown(missed)}: not called, or where no hooks are, in "
+                "exported or scripted code or by a parent that uses the weights alone. "
+                "stats().silent names all modules that did not run",
                 RuntimeWarning,
                 stacklevel=5,
             )
@@ -609,7 +625,8 @@ class Recorder:
         self._monitor.stop()
         self._probes.stop(wait=not self.gave_up)
         self._steps.forget()
-        self._selected.clear()  # the numbers outlive the models
+        self._models.clear()  # the numbers outlive them
+        self._selected.clear()
         self._entries.clear()
         _open_recorders.discard(self)
 
@@ -705,6 +722,12 @@ class Recorder:
                         RuntimeWarning,
                         stacklevel=6,
                     )
+
+
+def _shown(names: list[str]) -> str:
+    """The first of some names, and how many there are beside them."""
+    more = len(names) - _SHOWN_NAMES
+    return ", ".join(map(repr, names[:_SHOWN_NAMES])) + (f" and {more} more" if more > 0 else "")
 
 
 def _on_cpu(models: Sequence[nn.Module]) -> bool:

@@ -51,10 +51,10 @@ def select_modules(
 ) -> list[tuple[str, nn.Module]]:
     """The modules to hook, as (name, module) in the order of `model.named_modules()`.
 
-    The root's name is "", a shared module has its first name, and the `_orig_mod.` that
-    `torch.compile` inserts is stripped; of a compiled module and its original, which have one
-    name, the original is taken: the other one calls it. Containers that have no forward of their
-    own, such as `nn.ModuleList`, never have an output and are left out.
+    The root's name is "", a shared module has its first name and is selected by any, and the
+    `_orig_mod.` that `torch.compile` inserts is stripped; of a compiled module and its original,
+    which have one name, the original is taken: the other one calls it. Containers that have no
+    forward of their own, such as `nn.ModuleList`, never have an output and are left out.
 
     By granularity, FULL_TENSOR and SAMPLED_SLICES take every module. ATTENTION_ONLY takes the
     attention blocks, and MLP_ONLY the feed-forward and mixture-of-experts blocks, each with
@@ -75,9 +75,9 @@ def select_modules(
     """
     if target_layers is None and isinstance(config, HookConfig):
         target_layers = config.target_layers
-    modules = _callable_modules(model)
+    modules, names = _callable_modules(model), _all_names(model)
     if target_layers is not None:
-        return _by_exact_name(modules, target_layers)
+        return _by_exact_name(modules, names, target_layers)
 
     selected = modules
     if config.granularity is HookGranularity.ATTENTION_ONLY:
@@ -87,10 +87,10 @@ def select_modules(
     asked = f"granularity {config.granularity.value}"
     if isinstance(config, InstrumentationConfig):
         if config.include:
-            selected = [item for item in selected if _matches(item, config.include)]
+            selected = [item for item in selected if _matches(item, names, config.include)]
             asked += f", include {_show_patterns(config.include)}"
         if config.exclude:
-            selected = [item for item in selected if not _matches(item, config.exclude)]
+            selected = [item for item in selected if not _matches(item, names, config.exclude)]
             asked += f", exclude {_show_patterns(config.exclude)}"
     if not selected:
         raise LayerSelectionError(
@@ -100,6 +100,7 @@ def select_modules(
 
 
 _Item = tuple[str, nn.Module]
+_Names = dict[int, list[str]]  # by the id of the module
 
 
 def _callable_modules(model: nn.Module) -> list[_Item]:
@@ -109,6 +110,14 @@ def _callable_modules(model: nn.Module) -> list[_Item]:
         if has_forward(module) and (name not in modules or _original(modules[name]) is module):
             modules[name] = module
     return list(modules.items())
+
+
+def _all_names(model: nn.Module) -> _Names:
+    """All names of each module; a shared one has several."""
+    names: _Names = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(_strip(name))
+    return names
 
 
 def _strip(name: str) -> str:
@@ -122,13 +131,15 @@ def has_forward(module: nn.Module) -> bool:
     return "forward" in vars(module) or type(module).forward is not nn.Module.forward
 
 
-def _by_exact_name(modules: list[_Item], target_layers: Sequence[str]) -> list[_Item]:
+def _by_exact_name(
+    modules: list[_Item], names: _Names, target_layers: Sequence[str]
+) -> list[_Item]:
     wanted = {_strip(name): name for name in target_layers}
-    selected = [(name, module) for name, module in modules if name in wanted]
-    missing = wanted.keys() - {name for name, _ in selected}
+    selected = [item for item in modules if not wanted.keys().isdisjoint(names[id(item[1])])]
+    missing = wanted.keys() - {name for _, module in selected for name in names[id(module)]}
     if missing or not selected:
-        names = ", ".join(repr(wanted[name]) for name in sorted(missing)) or "no layer at all"
-        raise LayerSelectionError(f"target_layers names {names}; {_available(modules)}")
+        asked = ", ".join(repr(wanted[name]) for name in sorted(missing)) or "no layer at all"
+        raise LayerSelectionError(f"target_layers names {asked}; {_available(modules)}")
     return selected
 
 
@@ -195,13 +206,14 @@ def _original(module: nn.Module) -> nn.Module:
     return module if original is None else original
 
 
-def _matches(item: _Item, patterns: Iterable[LayerPattern]) -> bool:
-    name, module = item
+def _matches(item: _Item, names: _Names, patterns: Iterable[LayerPattern]) -> bool:
+    module = item[1]
+    own = names[id(module)]
     for pattern in patterns:
         if isinstance(pattern, str):
-            matched = fnmatch.fnmatchcase(name, pattern)
+            matched = any(fnmatch.fnmatchcase(name, pattern) for name in own)
         elif isinstance(pattern, re.Pattern):
-            matched = pattern.search(name) is not None
+            matched = any(pattern.search(name) is not None for name in own)
         else:
             matched = isinstance(_original(module), pattern)
         if matched:
