@@ -17,6 +17,7 @@ import transformers
 from llm_instrumentation.core.tokens import (
     CheckpointError,
     CheckpointFile,
+    CheckpointState,
     TokenFileError,
     TokenTracker,
     checkpoint_path_for,
@@ -464,3 +465,24 @@ def test_nothing_warns_in_a_usual_run(tmp_path):
         tracker = TokenTracker(CheckpointFile(tmp_path / "c.json"), interval_tokens=1)
         tracker.record_token(1, "a")
         tracker.save(tmp_path / "gen.stream")
+
+
+def test_generations_are_told_apart():
+    tracker = TokenTracker()
+    one, other = tracker.streamer(), tracker.streamer()
+    one.put(torch.tensor([[1, 2]]))
+    one.put(torch.tensor([5]))
+    other.put(torch.tensor([[1], [2]]))  # beside it, of two rows
+    other.put(torch.tensor([6, 7]))
+    one.put(torch.tensor([8]))
+    one.end()
+    one.put(torch.tensor([[3]]))
+    one.put(torch.tensor([9]))
+    assert [(t["token_id"], t.get("generation")) for t in tracker.tokens] == [
+        (5, None), (6, 1), (7, 1), (8, None), (9, 2),
+    ]  # fmt: skip
+    resumed = TokenTracker(resume_from=CheckpointState(tokens=tracker.tokens))
+    streamer = resumed.streamer()
+    streamer.put(torch.tensor([[3]]))
+    streamer.put(torch.tensor([9]))
+    assert resumed.tokens[-1]["generation"] == 3

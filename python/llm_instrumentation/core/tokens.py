@@ -49,8 +49,9 @@ class TokenTracker:
     Recording is thread-safe.
 
     Attributes:
-        tokens: the records so far, {"token_index", "token_id", "token_text"}, and "row" in
-            batches of more than one.
+        tokens: the records so far, {"token_index", "token_id", "token_text"}, with "row" in
+            batches of more than one, and with "generation" from the second one on that a streamer
+            began.
         count: generated positions so far; the rows of a batch that were generated together
             count once. It is the `token` of a forward step that begins now.
         resume_count: how often this capture was resumed.
@@ -106,6 +107,9 @@ class TokenTracker:
         if resume_from is not None:
             self._resume(resume_from)
         self._saved_tokens = len(self.tokens)
+        # How many streamers have begun, those before a resumption included.
+        numbers = (token.get("generation", 0) for token in self.tokens)
+        self._generations = max(numbers, default=-1) + 1
 
     def _resume(self, state: CheckpointState) -> None:
         metadata = state.metadata
@@ -135,25 +139,39 @@ class TokenTracker:
             ValueError: position is negative.
             Exception: what writing the checkpoint raised, in a strict tracker.
         """
+        self._record(token_id, token_text, position, 0)
+
+    def _record(
+        self, token_id: int, token_text: str, position: int | None, generation: int
+    ) -> None:
         if not isinstance(token_text, str):
             raise TypeError(f"token_text must be a str, not {token_text!r}")
         if position is not None and position < 0:
             raise ValueError(f"position must be 0 or more, not {position!r}")
         with self._lock:
             index = self.count if position is None else int(position)
-            self._add([_record(index, token_id, token_text)])
+            self._add([_record(index, token_id, token_text)], generation)
 
-    def _record_rows(self, token_ids: list[int], texts: list[str]) -> None:
+    def _record_rows(self, token_ids: list[int], texts: list[str], generation: int) -> None:
         """Adds the tokens that the rows of a batch generated together."""
         with self._lock:
             self._add(
                 [
                     {**_record(self.count, token_id, text), "row": row}
                     for row, (token_id, text) in enumerate(zip(token_ids, texts, strict=True))
-                ]
+                ],
+                generation,
             )
 
-    def _add(self, records: list[dict[str, Any]]) -> None:
+    def _begin_generation(self) -> int:
+        """The number of one that begins, from 0 on."""
+        with self._lock:
+            self._generations += 1
+            return self._generations - 1
+
+    def _add(self, records: list[dict[str, Any]], generation: int) -> None:
+        if generation > 0:
+            records = [{**record, "generation": generation} for record in records]
         self.tokens.extend(records)
         self.count += 1
         if self._interval is None or len(self.tokens) - self._saved_tokens < self._interval:
@@ -243,6 +261,7 @@ class TokenStreamer:
         self._tracker = tracker
         self._tokenizer = tokenizer
         self._rows: int | None = None  # rows of the batch; None before the prompt
+        self._generation = 0
 
     def put(self, value: Any) -> None:
         """Takes the prompt, shape (rows, length), then the tokens of a step, shape (rows,).
@@ -257,6 +276,7 @@ class TokenStreamer:
         values = value.tolist() if hasattr(value, "tolist") else value
         if self._rows is None:
             self._rows = len(values) if values and isinstance(values[0], list) else 1
+            self._generation = self._tracker._begin_generation()
             return
         if values and isinstance(values[0], list):
             rows, steps = len(values), [list(step) for step in zip(*values, strict=True)]
@@ -272,9 +292,9 @@ class TokenStreamer:
         for step in steps:
             texts = [self._text(token) for token in step]
             if rows == 1:
-                self._tracker.record_token(step[0], texts[0])
+                self._tracker._record(step[0], texts[0], None, self._generation)
             else:
-                self._tracker._record_rows(step, texts)
+                self._tracker._record_rows(step, texts, self._generation)
 
     def end(self) -> None:
         """The generation is over; the next `put` is the prompt of another."""
