@@ -484,6 +484,21 @@ strap_status strap_reader_name(strap_reader reader, uint64_t row, char *name, si
 strap_status strap_reader_read(strap_reader reader, uint64_t row, void *data, size_t size,
                                strap_error *error);
 
+/*
+ * Decodes the packets of COUNT rows with one call, in the order of ROWS: for many small packets
+ * much faster than a call for each. The elements of each row begin at the next multiple of
+ * ALIGNMENT, a power of two, behind those of the row before it in DATA, which has SIZE bytes.
+ * ends[k] is where those of rows[k] end. The call stops before the first row that DATA has no room
+ * for; *done is how many rows it decoded. Packets are decoded in as many threads as there are
+ * processors.
+ *
+ * Errors: those of strap_reader_at and strap_reader_read for the first row. Where a later row has
+ * an error, the call stops before that row and answers OK.
+ */
+strap_status strap_reader_read_many(strap_reader reader, const uint64_t *rows, size_t count,
+                                    size_t alignment, void *data, size_t size, uint64_t *ends,
+                                    size_t *done, strap_error *error);
+
 strap_status strap_reader_close(strap_reader reader, strap_error *error);
 
 /*

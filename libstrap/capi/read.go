@@ -155,6 +155,20 @@ func strapgoReaderRead(h C.strap_reader, row C.uint64_t, data unsafe.Pointer, si
 	})
 }
 
+//export strapgoReaderReadMany
+func strapgoReaderReadMany(h C.strap_reader, rows *C.uint64_t, count, alignment C.size_t, data unsafe.Pointer, size C.size_t, ends *C.uint64_t, done *C.size_t, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		r, err := readers.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		n, err := r.ReadMany(unsafe.Slice((*uint64)(rows), count), int(alignment), unsafe.Slice((*byte)(data), size),
+			unsafe.Slice((*uint64)(ends), count))
+		*done = C.size_t(n)
+		return err
+	})
+}
+
 //export strapgoReaderClose
 func strapgoReaderClose(h C.strap_reader, e *C.strap_error) C.strap_status {
 	return guarded(e, func() error {

@@ -250,6 +250,16 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_reader_at": (_u64, _u64, ctypes.POINTER(RawPacket)),
     "strap_reader_name": (_u64, _u64, _ptr, _size),
     "strap_reader_read": (_u64, _u64, _ptr, _size),
+    "strap_reader_read_many": (
+        _u64,
+        _ptr,
+        _size,
+        _size,
+        _ptr,
+        _size,
+        _ptr,
+        ctypes.POINTER(_size),
+    ),
     "strap_reader_close": (_u64,),
     "strap_salvage": (
         _str,

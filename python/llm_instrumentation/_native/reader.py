@@ -21,6 +21,8 @@ from .library import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
 
 _IGNORE_INDEX = 1
@@ -164,6 +166,42 @@ class Reader:
         """
         error = Error()
         check(self._lib.strap_reader_read(self._handle, row, address, size, error), error)
+
+    def read_many(
+        self,
+        rows: npt.NDArray[np.uint64],
+        address: int,
+        size: int,
+        ends: npt.NDArray[np.uint64],
+        *,
+        alignment: int = 1,
+    ) -> int:
+        """Decodes rows behind each other into ``size`` bytes at ``address``, as many as fit there.
+
+        Args:
+            ends: filled with where the elements of each row end; as long as ``rows``.
+            alignment: each row's elements begin at a multiple of it.
+
+        Returns:
+            How many rows were decoded. An error of a row but the first ends the work before it.
+
+        Raises:
+            CorruptError: a checksum or frame is wrong.
+        """
+        done, error = ctypes.c_size_t(), Error()
+        status = self._lib.strap_reader_read_many(
+            self._handle,
+            rows.ctypes.data,
+            len(rows),
+            alignment,
+            address,
+            size,
+            ends.ctypes.data,
+            done,
+            error,
+        )
+        check(status, error)
+        return done.value
 
     def index(self) -> pa.RecordBatchReader:
         """The index, batch by batch; docs/STREAM_FORMAT.md lists its columns."""

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["FLOAT16", "TWIN_SUFFIX", "TWIN_TRANSFORM", "Catalogue"]
+from .._native import DTYPE_SIZES
+
+__all__ = ["FLOAT16", "TWIN_SUFFIX", "TWIN_TRANSFORM", "Alike", "Catalogue"]
 
 FLOAT16 = "float16"  # what float32 is stored as, and what has a twin
 TWIN_SUFFIX = "!float32"
@@ -38,6 +40,18 @@ class _Packets:
     @property
     def complete(self) -> bool:
         return len(self.rows) == self.parts
+
+
+class Alike(NamedTuple):
+    """What plain activations have in common.
+
+    Attributes:
+        dtype: the stored type of all.
+        shapes: (activations, dimensions), int64.
+    """
+
+    dtype: str
+    shapes: Ints
 
 
 class Catalogue:
@@ -141,6 +155,51 @@ class Catalogue:
         ndim, start, lengths = self._shapes
         n, at = int(ndim[row]), int(start[row])
         return None if n < 0 else tuple(lengths[at : at + n].tolist())
+
+    @functools.cached_property
+    def plain(self) -> Mask:
+        """Rows of activations of one packet whose shape and type the index has."""
+        stored, names = self.texts("stored_dtype")
+        known = np.array([name in DTYPE_SIZES for name in names] + [False])  # the last: of null
+        plain = np.zeros(len(stored), np.bool_)
+        plain[self.activations] = True
+        plain &= known[stored] & (self._shapes[0] >= 0)
+        plain[[*self.parts, *self.twins]] = False
+        return plain
+
+    def forms(self, rows: Ints) -> tuple[list[str], list[tuple[int, ...]]]:
+        """Stored types and shapes of plain activations."""
+        ndim, start, lengths = self._shapes
+        codes, names = self.texts("stored_dtype")
+        same: dict[tuple[int, ...], tuple[int, ...]] = {}
+        shapes = []
+        for n, at in zip(ndim[rows].tolist(), start[rows].tolist(), strict=True):
+            shape = tuple(lengths[at : at + n].tolist())
+            shapes.append(same.setdefault(shape, shape))
+        return [names[code] for code in codes[rows].tolist()], shapes
+
+    def alike(self, rows: Ints, dim: int | None = None) -> Alike | None:
+        """What activations have in common; None where it is not one type and shape.
+
+        Args:
+            rows: of the activations.
+            dim: a dimension that may differ.
+        """
+        if not len(rows) or not self.plain[rows].all():
+            return None
+        ndim, start, lengths = self._shapes
+        codes, names = self.texts("stored_dtype")
+        codes, several = codes[rows], ndim[rows]
+        if (codes != codes[0]).any() or (several != several[0]).any():
+            return None
+        n = int(several[0])
+        shapes = lengths[start[rows, None] + np.arange(n)]
+        same = (shapes == shapes[0]).all(axis=0)
+        if dim is not None:
+            if not -n <= dim < n:
+                return None
+            same[dim] = True
+        return Alike(names[codes[0]], shapes) if same.all() else None
 
     def stored_dtype(self, row: int) -> str | None:
         """The type of an activation's own packets; None where only a scan found them."""

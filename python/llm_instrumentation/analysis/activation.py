@@ -13,11 +13,12 @@ from ..core.sampling import TRANSFORM as SAMPLE
 from ..core.sampling import positions_from_parameters
 from ..errors import CorruptError, InvalidArgumentError
 from ._catalogue import TWIN_SUFFIX, TWIN_TRANSFORM
-from ._elements import dtype_name, numpy_dtype, torch_dtype
+from ._elements import array_of, dtype_name, numpy_dtype, tensor_of, torch_dtype
 
 if TYPE_CHECKING:
     import torch
 
+    from ._ahead import Ahead, Decoded
     from .reader import ActivationReader
 
 __all__ = ["Activation"]
@@ -35,6 +36,9 @@ class Activation:
 
     _reader: ActivationReader
     row: int
+    # Where it came out of an iteration: what decodes the activations of that, and its place there.
+    _ahead: Ahead | None = dataclasses.field(default=None, compare=False)
+    _place: int = dataclasses.field(default=0, compare=False)
 
     @property
     def name(self) -> str:
@@ -216,7 +220,10 @@ class Activation:
             UnsupportedError: (a TypeError) this torch lacks the type.
             InvalidStateError: the reader is closed.
         """
-        values = self._reader._torch(self._reader._form(self.row, exact, dtype))
+        if (found := self._decoded()) is not None:
+            values = tensor_of(*found)
+        else:
+            values = self._reader._torch(self._reader._form(self.row, exact, dtype))
         return values if dtype is None else values.to(torch_dtype(dtype_name(dtype)))
 
     def to_numpy(self, exact: bool = True, dtype: Any = None) -> npt.NDArray[Any]:
@@ -226,9 +233,19 @@ class Activation:
         all exactly equal.
         """
         target = None if dtype is None else dtype_name(dtype)
-        form = self._reader._form(self.row, exact, dtype)
-        values = self._reader._numpy(form)
-        return values if target in (None, form.dtype) else values.astype(numpy_dtype(target))
+        if (found := self._decoded()) is not None:
+            values, stored = array_of(*found), found[2]
+        else:
+            form = self._reader._form(self.row, exact, dtype)
+            stored, values = form.dtype, self._reader._numpy(form)
+        return values if target in (None, stored) else values.astype(numpy_dtype(target))
+
+    def _decoded(self) -> Decoded | None:
+        """Where its values were decoded ahead, with those of others."""
+        if self._ahead is None:
+            return None
+        self._reader._check_open()
+        return self._ahead.at(self._place)
 
     @property
     def positions(self) -> npt.NDArray[np.int64] | None:

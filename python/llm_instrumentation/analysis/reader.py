@@ -21,7 +21,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,8 @@ from ..errors import (
     NotFoundError,
     StrapError,
 )
-from ._catalogue import FLOAT16, Catalogue
+from ._ahead import Ahead
+from ._catalogue import FLOAT16, Alike, Catalogue
 from ._elements import (
     dtype_name,
     element_size,
@@ -43,7 +44,7 @@ from ._elements import (
     storage_dtype,
     torch_dtype,
 )
-from ._selection import Selector, among
+from ._selection import Selector, among, bounds
 from .activation import Activation
 from .salvage import SalvageReport, salvage
 
@@ -52,6 +53,13 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["Activation", "ActivationReader", "ActivationView", "UnknownActivationError"]
+
+# The numbers of a column in order, and their places; None where they stand in order.
+_Orders: TypeAlias = "dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]]"
+
+_ITERATED = 4096  # rows of a view that are Python numbers at a time
+_CALL_BYTES = 64 << 20  # that one call of the library decodes, between looks for signals
+_CONVERTED_BYTES = 4 << 20  # that are decoded before they are converted to another type
 
 
 class UnknownActivationError(StrapError, KeyError):
@@ -95,6 +103,8 @@ class ActivationReader:
             self.info: ReaderInfo = self._native.info
             self._catalogue = Catalogue(self._native.index().read_all())
             self.layers: tuple[str, ...] = tuple(self._catalogue.rows_by_name)
+            # What views of all, and of a layer, found out: they are asked for again and again.
+            self._orders: dict[str | None, _Orders] = {}
             self.steps = self._distinct("step")
             self.tokens = self._distinct("token")
             if warn and self.problem:
@@ -148,7 +158,8 @@ class ActivationReader:
         Raises:
             UnknownActivationError: (a KeyError) there are none of this name.
         """
-        return ActivationView(self, self._rows_of(layer))
+        rows = self._rows_of(layer)
+        return ActivationView(self, rows, self._orders.setdefault(layer, {}))
 
     def select(
         self,
@@ -169,12 +180,16 @@ class ActivationReader:
             UnknownActivationError: (a KeyError) a name or pattern fits no layer.
         """
         if layers is None:
-            view = ActivationView(self, self._catalogue.activations)
+            orders = self._orders.setdefault(None, {})
+            view = ActivationView(self, self._catalogue.activations, orders)
         else:
             patterns = [layers] if isinstance(layers, str) else list(layers)
             names = dict.fromkeys(name for pattern in patterns for name in self._fitting(pattern))
             rows = [self._catalogue.rows_by_name[name] for name in names]
-            view = ActivationView(self, np.sort(np.concatenate([np.empty(0, np.int64), *rows])))
+            if len(names) == 1:
+                view = self[next(iter(names))]
+            else:
+                view = ActivationView(self, np.sort(np.concatenate([np.empty(0, np.int64), *rows])))
         return view.select(steps=steps, tokens=tokens, calls=calls)
 
     def _fitting(self, pattern: str) -> list[str]:
@@ -286,6 +301,19 @@ class ActivationReader:
         if self._closed:
             raise InvalidStateError(f"the reader of {self.path} is closed")
 
+    def _decode_all(
+        self, rows: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], address: int
+    ) -> None:
+        """Decodes plain activations, of `sizes` bytes, behind each other."""
+        ends = np.cumsum(sizes)
+        numbers, reached = rows.astype(np.uint64), np.empty(len(rows), np.uint64)
+        done = at = 0
+        while done < len(rows):
+            self._check_open()
+            room = min(int(ends[-1]) - at, max(_CALL_BYTES, int(sizes[done])))
+            done += self._native.read_many(numbers[done:], address + at, room, reached)
+            at = int(ends[done - 1])
+
     def _torch(self, form: _Form) -> torch.Tensor:
         import torch
 
@@ -313,11 +341,17 @@ class _Form:
 class ActivationView(Sequence["Activation"]):
     """Activations in capture order: a sequence whose values are decoded when asked for."""
 
-    __slots__ = ("_reader", "_rows")
+    __slots__ = ("_orders", "_reader", "_rows")
 
-    def __init__(self, reader: ActivationReader, rows: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        reader: ActivationReader,
+        rows: npt.NDArray[np.int64],
+        orders: _Orders | None = None,
+    ) -> None:
         self._reader = reader
         self._rows = rows
+        self._orders = {} if orders is None else orders
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -335,8 +369,10 @@ class ActivationView(Sequence["Activation"]):
         return Activation(self._reader, int(self._rows[place]))
 
     def __iter__(self) -> Iterator[Activation]:
-        for row in self._rows:
-            yield Activation(self._reader, int(row))
+        ahead = Ahead(self._reader._native, self._reader._catalogue, self._rows)
+        for first in range(0, len(self), _ITERATED):
+            for place, row in enumerate(self._rows[first : first + _ITERATED].tolist(), first):
+                yield Activation(self._reader, row, ahead, place)
 
     def __repr__(self) -> str:
         layers = _count(len(np.unique(self._reader._catalogue.codes[self._rows])), "layer")
@@ -363,11 +399,32 @@ class ActivationView(Sequence["Activation"]):
         Raises:
             InvalidArgumentError: (a ValueError) a number is negative, or it is none of these.
         """
-        fits = np.ones(len(self), np.bool_)
+        view = self
         for column, wanted in (("step", steps), ("token", tokens), ("call", calls)):
             if wanted is not None:
-                fits &= among(self._column(column), wanted, column)
-        return self if fits.all() else ActivationView(self._reader, self._rows[fits])
+                view = view._narrowed(column, wanted)
+        return view
+
+    def _narrowed(self, column: str, wanted: int | slice | Iterable[int]) -> ActivationView:
+        places: Any
+        if (ends := bounds(wanted, column)) is None:
+            places = among(self._column(column), wanted, column)
+        else:
+            values, order = self._sorted(column)
+            low, high = np.searchsorted(values, ends).tolist()
+            places = slice(low, high) if order is None else np.sort(order[low:high])
+        rows = self._rows[places]
+        return self if len(rows) == len(self) else ActivationView(self._reader, rows)
+
+    def _sorted(self, column: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+        if (found := self._orders.get(column)) is None:
+            values = self._column(column).astype(np.int64)
+            order = None
+            if not (values[1:] >= values[:-1]).all():
+                order = np.argsort(values, kind="stable")
+                values = values[order]
+            found = self._orders[column] = values, order
+        return found
 
     def at(
         self, *, step: int | None = None, token: int | None = None, call: int | None = None
@@ -404,6 +461,8 @@ class ActivationView(Sequence["Activation"]):
         Raises:
             InvalidArgumentError: (a ValueError) shapes or types differ, or there is nothing.
         """
+        if (alike := self._reader._catalogue.alike(self._rows)) is not None:
+            return self._packed(alike, dtype).reshape(len(self), *alike.shapes[0].tolist())
         forms = self._forms(exact, dtype)
         if len({form.shape for form in forms}) > 1:
             raise InvalidArgumentError(f"cannot stack {_tally(form.shape for form in forms)}")
@@ -421,6 +480,11 @@ class ActivationView(Sequence["Activation"]):
         """
         import torch
 
+        alike = self._reader._catalogue.alike(self._rows, dim)
+        if alike is not None and math.prod(alike.shapes[0, :dim].tolist()) == 1:
+            shape = alike.shapes[0].tolist()
+            shape[dim] = int(alike.shapes[:, dim].sum())
+            return self._packed(alike, dtype).reshape(shape)
         forms = self._forms(exact, dtype)
         ndim = len(forms[0].shape)
         if not -ndim <= dim < ndim:
@@ -438,6 +502,25 @@ class ActivationView(Sequence["Activation"]):
         out = _empty(shape, _common(forms, dtype))
         for place, form in zip(torch.split(out, lengths, dim), forms, strict=True):
             self._fill(place, form)
+        return out
+
+    def _packed(self, alike: Alike, dtype: Any) -> torch.Tensor:
+        """The elements of plain activations of one type behind each other."""
+        stored = torch_dtype(alike.dtype)
+        wanted = stored if dtype is None else torch_dtype(dtype_name(dtype))
+        lengths = alike.shapes.prod(axis=1)
+        sizes = lengths * element_size(alike.dtype)
+        out = _empty((int(lengths.sum()),), wanted)
+        if wanted == stored:
+            self._reader._decode_all(self._rows, sizes, out.data_ptr())
+            return out
+        at, piece = 0, max(1, _CONVERTED_BYTES // max(1, int(sizes.max())))
+        for first in range(0, len(self), piece):
+            some = slice(first, first + piece)
+            part = _empty((int(lengths[some].sum()),), stored)
+            self._reader._decode_all(self._rows[some], sizes[some], part.data_ptr())
+            out[at : at + len(part)].copy_(part)
+            at += len(part)
         return out
 
     def _forms(self, exact: bool, dtype: Any) -> list[_Form]:
