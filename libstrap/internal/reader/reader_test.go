@@ -62,6 +62,9 @@ func (c *capture) note(layer, why string) {
 	c.values = append(c.values, nil)
 }
 
+// encoders are made once: that takes longer than a small payload.
+var encoders = map[codec.Kind]*codec.Encoder{}
+
 // compress makes a payload as a capture does, or an LZ4 frame of another writer.
 func compress(t testing.TB, name string, b []byte) []byte {
 	t.Helper()
@@ -74,8 +77,12 @@ func compress(t testing.TB, name string, b []byte) []byte {
 	}
 	kind, err := codec.ParseKind(name)
 	check(t, err)
-	e, err := codec.NewEncoder(kind, 0)
-	check(t, err)
+	e := encoders[kind]
+	if e == nil {
+		e, err = codec.NewEncoder(kind, 0)
+		check(t, err)
+		encoders[kind] = e
+	}
 	buf := make([]byte, len(b)+codec.Headroom(kind, len(b)))
 	from := codec.Front(kind, len(b))
 	copy(buf[from:], b)
@@ -605,7 +612,10 @@ func crowd(t testing.TB, n int) *capture {
 		if i%1000 == 500 {
 			size = 100_000 // more than one stretch of the file
 		}
-		codec := []string{"none", "lz4", "zstd", "lz4 without size"}[i%4]
+		codec := []string{"none", "lz4", "zstd"}[i%3]
+		if i%100 == 50 {
+			codec = "lz4 without size"
+		}
 		c.add(t, fmt.Sprint("layer.", i%7), codec, ramp(size))
 		c.rows[i].Codec = strings.TrimSuffix(codec, " without size")
 	}
@@ -635,7 +645,7 @@ func many(t testing.TB, r *reader.Reader, rows []uint64, align, room int) [][]by
 }
 
 func TestManyPacketsAtOnceAreThoseReadOneByOne(t *testing.T) {
-	c := crowd(t, 10_000)
+	c := crowd(t, 2000)
 	path := save(t, c.stream, c.rows)
 	orders := map[string]func(i int) uint64{
 		"in order":  func(i int) uint64 { return uint64(i) },
@@ -652,7 +662,7 @@ func TestManyPacketsAtOnceAreThoseReadOneByOne(t *testing.T) {
 				rows[i] = order(i)
 			}
 			for _, align := range []int{1, 64} {
-				for i, b := range many(t, r, rows, align, 1<<20) {
+				for i, b := range many(t, r, rows, align, 200_000) {
 					if !bytes.Equal(b, c.values[rows[i]]) {
 						t.Fatalf("%s, %+v: row %d has %d bytes, not the %d it was written with", name, o, rows[i], len(b), len(c.values[rows[i]]))
 					}
