@@ -595,6 +595,11 @@ struct ArrowArrayStream;
 strap_status strap_index_export(strap_reader reader, struct ArrowArrayStream *stream,
                                 strap_error *error);
 
+/* The same of some columns: COLUMNS are their names, with commas between them.
+ * INVALID_ARGUMENT: the index has no column of a name. */
+strap_status strap_index_columns(strap_reader reader, const char *columns,
+                                 struct ArrowArrayStream *stream, strap_error *error);
+
 /* ---- memory traces ------------------------------------------------------ */
 
 /*

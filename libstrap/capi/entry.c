@@ -465,6 +465,14 @@ strap_status strap_index_export(strap_reader reader, struct ArrowArrayStream *st
   return strapgoIndexExport(reader, stream, error);
 }
 
+strap_status strap_index_columns(strap_reader reader, const char *columns,
+                                 struct ArrowArrayStream *stream, strap_error *error) {
+  ENTER(error);
+  NEED(columns, error);
+  NEED(stream, error);
+  return strapgoIndexColumns(reader, (char *)columns, stream, error);
+}
+
 strap_status strap_trace_parse(const char *format, const char *path, const char *options,
                                struct ArrowArrayStream *out, strap_trace *trace,
                                strap_error *error) {

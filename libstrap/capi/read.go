@@ -7,6 +7,7 @@ package main
 import "C"
 
 import (
+	"strings"
 	"unsafe"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
@@ -189,5 +190,21 @@ func strapgoIndexExport(h C.strap_reader, out *C.struct_ArrowArrayStream, e *C.s
 		}
 		records := r.Records()
 		return exportRecords(r.Schema(), records, out)
+	})
+}
+
+//export strapgoIndexColumns
+func strapgoIndexColumns(h C.strap_reader, names *C.char, out *C.struct_ArrowArrayStream, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		*out = C.struct_ArrowArrayStream{}
+		r, err := readers.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		schema, records, err := r.Columns(strings.Split(C.GoString(names), ","))
+		if err != nil {
+			return err
+		}
+		return exportRecords(schema, records, out)
 	})
 }

@@ -897,6 +897,34 @@ def test_a_closed_reader_says_so(run):
     assert repr(reader).endswith("closed>")
 
 
+def test_what_the_index_says_outlives_the_reader(crowd):
+    with ActivationReader(crowd) as reader:
+        wanted = reader.index.select(["time_ns", "codec", "mse", "call"]).to_pylist()
+    with ActivationReader(crowd) as reader:
+        activations = list(reader)
+        assert activations[0].codec == "lz4"
+    for activation in activations:
+        row = wanted[activation.row]
+        assert (activation.time_ns, activation.codec, activation.call) == (
+            row["time_ns"], row["codec"], row["call"],
+        )  # fmt: skip
+        assert activation.mse == row["mse"] and activation.shape is not None
+    assert reader.index.num_rows == len(wanted) and len(reader["h.0"].select(steps=3)) == 1
+
+
+def test_opening_takes_no_more_modules_than_it_needs(crowd):
+    code = (
+        "import sys; from llm_instrumentation import ActivationReader\n"
+        "with ActivationReader(sys.argv[1]) as reader:\n"
+        "    reader['h.0'].at(step=3).to_numpy(), reader.steps, reader['h.0'][0].mse\n"
+        "print({'pandas', 'torch'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, crowd], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
 def test_a_forgotten_reader_closes_its_file(run):
     before = len(os.listdir("/proc/self/fd"))
     reader = ActivationReader(run)

@@ -34,15 +34,18 @@ func (r *Reader) ReadMany(rows []uint64, align int, dst []byte, ends []uint64) (
 	if align < 1 || align&(align-1) != 0 {
 		return 0, status.New(status.InvalidArgument, "alignment = %d: give a power of two", align)
 	}
-	pieces, used := make([]piece, 0, min(len(rows), batchRows)), 0
+	pieces := layouts.Get().(*[]piece)
+	defer layouts.Put(pieces)
+	used := 0
 	for done < len(rows) {
 		some := rows[done:min(len(rows), done+batchRows)]
 		var full bool
-		pieces, full, err = r.lay(pieces[:0], some, align, dst, &used)
-		decoded, failed := decodeAll(r, pieces)
-		for k := range decoded {
-			ends[done+k] = pieces[k].end
+		*pieces, full, err = r.lay((*pieces)[:0], some, align, dst, &used)
+		decoded, failed := r.decodeAll(*pieces)
+		for k, p := range (*pieces)[:decoded] {
+			ends[done+k] = p.end
 		}
+		clear(*pieces) // which refer to dst
 		done += decoded
 		switch {
 		case failed != nil:
@@ -57,6 +60,17 @@ func (r *Reader) ReadMany(rows []uint64, align int, dst []byte, ends []uint64) (
 	}
 	return done, err
 }
+
+var layouts = sync.Pool{New: func() any {
+	pieces := make([]piece, 0, batchRows)
+	return &pieces
+}}
+
+// stretches are bytes of the file, spanBytes of them.
+var stretches = sync.Pool{New: func() any {
+	b := make([]byte, spanBytes)
+	return &b
+}}
 
 // piece is a packet and its place in dst.
 type piece struct {
@@ -104,7 +118,7 @@ func (r *Reader) lay(pieces []piece, rows []uint64, align int, dst []byte, used 
 
 // decodeAll decodes pieces, and returns how many of the first could be decoded, and the error of
 // the next.
-func decodeAll(r *Reader, pieces []piece) (decoded int, err error) {
+func (r *Reader) decodeAll(pieces []piece) (decoded int, err error) {
 	spans, work := spansOf(pieces)
 	var next, least atomic.Int64
 	least.Store(int64(len(pieces)))
@@ -124,14 +138,15 @@ func decodeAll(r *Reader, pieces []piece) (decoded int, err error) {
 				fail(max(at, 0), status.New(status.Internal, "panic: %v\n%s", p, debug.Stack()))
 			}
 		}()
-		var buf []byte
+		buf := stretches.Get().(*[]byte)
+		defer stretches.Put(buf)
 		for {
 			s := int(next.Add(1)) - 1
 			if s >= len(spans) || int64(spans[s].first) > least.Load() {
 				return
 			}
 			at = spans[s].first
-			if k, e := r.decodeSpan(pieces[at:spans[s].last], at, &buf); e != nil {
+			if k, e := r.decodeSpan(pieces[at:spans[s].last], at, *buf); e != nil {
 				fail(k, e)
 			}
 		}
@@ -170,21 +185,17 @@ func spansOf(pieces []piece) (spans []span, work int) {
 
 // decodeSpan decodes the pieces of one stretch, the first of which is piece number first. Where
 // the quick way does not work for one, ReadInto decodes it or says why not.
-func (r *Reader) decodeSpan(pieces []piece, first int, buf *[]byte) (failed int, err error) {
+func (r *Reader) decodeSpan(pieces []piece, first int, buf []byte) (failed int, err error) {
 	read := false
 	from := pieces[0].at
 	if from >= 0 {
 		last := pieces[len(pieces)-1]
 		length := int(last.at - from + int64(last.size))
-		if cap(*buf) < length {
-			*buf = make([]byte, spanBytes)
-		}
-		*buf = (*buf)[:length]
-		_, err := r.f.ReadAt(*buf, from)
+		_, err := r.f.ReadAt(buf[:length], from)
 		read = err == nil
 	}
 	for k, p := range pieces {
-		if read && r.decodeQuick(&p, (*buf)[p.at-from:][:p.size]) {
+		if read && r.decodeQuick(&p, buf[p.at-from:][:p.size]) {
 			continue
 		}
 		if err := r.ReadInto(p.row, p.to); err != nil {

@@ -15,6 +15,7 @@ import (
 	"syscall"
 
 	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/crc32c"
@@ -389,6 +390,31 @@ func (r *Reader) Schema() *arrow.Schema {
 		return r.idx.Schema()
 	}
 	return index.Schema(index.Metadata{})
+}
+
+// Columns are Records of some columns alone, and their schema.
+//
+// Errors: InvalidArgument (there is no column of a name).
+func (r *Reader) Columns(names []string) (*arrow.Schema, []arrow.Record, error) {
+	schema := r.Schema()
+	fields, places := make([]arrow.Field, len(names)), make([]int, len(names))
+	for i, name := range names {
+		found := schema.FieldIndices(name)
+		if len(found) == 0 {
+			return nil, nil, status.New(status.InvalidArgument, "the index has no column %q", name)
+		}
+		places[i], fields[i] = found[0], schema.Field(found[0])
+	}
+	schema = arrow.NewSchema(fields, nil)
+	records := make([]arrow.Record, len(r.Records()))
+	for k, rec := range r.Records() {
+		columns := make([]arrow.Array, len(places))
+		for i, place := range places {
+			columns[i] = rec.Column(place)
+		}
+		records[k] = array.NewRecord(schema, columns, rec.NumRows())
+	}
+	return schema, records, nil
 }
 
 // Close closes the stream.

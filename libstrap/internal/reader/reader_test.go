@@ -511,6 +511,25 @@ func TestRecordsAreTheRows(t *testing.T) {
 	}
 }
 
+func TestSomeColumnsAreThoseOfTheRecords(t *testing.T) {
+	c := sample(t)
+	r := open(t, save(t, c.stream, c.rows), reader.Options{})
+	schema, records, err := r.Columns([]string{"step", "layer"})
+	check(t, err)
+	if schema.NumFields() != 2 || schema.Field(1).Name != "layer" || len(records) != len(r.Records()) {
+		t.Fatalf("%v in %d batches", schema, len(records))
+	}
+	for k, rec := range r.Records() {
+		layers := rec.Column(rec.Schema().FieldIndices("layer")[0])
+		if rec.NumRows() != records[k].NumRows() || !array.Equal(layers, records[k].Column(1)) {
+			t.Errorf("batch %d is %v, not %v", k, records[k].Column(1), layers)
+		}
+	}
+	if _, _, err := r.Columns([]string{"step", "stepp"}); status.CodeOf(err) != status.InvalidArgument {
+		t.Errorf("no such column: %v", err)
+	}
+}
+
 func TestManyReadersAtOnce(t *testing.T) {
 	c := sample(t)
 	r := open(t, save(t, c.stream, c.rows), reader.Options{})

@@ -271,6 +271,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_decoded_size": (_i32, _str, _size, ctypes.POINTER(_u64)),
     "strap_decode": (_i32, _str, _size, _ptr, _size),
     "strap_index_export": (_u64, ctypes.POINTER(ArrowArrayStream)),
+    "strap_index_columns": (_u64, _str, ctypes.POINTER(ArrowArrayStream)),
     "strap_trace_parse": (
         _str,
         _str,

@@ -203,12 +203,20 @@ class Reader:
         check(status, error)
         return done.value
 
-    def index(self) -> pa.RecordBatchReader:
-        """The index, batch by batch; docs/STREAM_FORMAT.md lists its columns."""
+    def index(self, *columns: str) -> pa.RecordBatchReader:
+        """The index, batch by batch: all columns, which docs/STREAM_FORMAT.md lists, or some.
+
+        It outlives the reader. A batch is copied out of libstrap's memory when it is asked for.
+        """
         import pyarrow as pa
 
         stream, error = ArrowArrayStream(), Error()
-        check(self._lib.strap_index_export(self._handle, stream, error), error)
+        if columns:
+            names = ",".join(columns).encode()
+            status = self._lib.strap_index_columns(self._handle, names, stream, error)
+        else:
+            status = self._lib.strap_index_export(self._handle, stream, error)
+        check(status, error)
         return pa.RecordBatchReader._import_from_c(ctypes.addressof(stream))
 
     def close(self) -> None:

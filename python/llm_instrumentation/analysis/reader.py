@@ -37,6 +37,7 @@ from ..errors import (
 )
 from ._ahead import Ahead
 from ._catalogue import FLOAT16, Alike, Catalogue
+from ._columns import Columns
 from ._elements import (
     dtype_name,
     element_size,
@@ -101,7 +102,7 @@ class ActivationReader:
         self._native = Reader(path, ignore_index=ignore_index)
         try:
             self.info: ReaderInfo = self._native.info
-            self._catalogue = Catalogue(self._native.index().read_all())
+            self._catalogue = Catalogue(Columns(self._native))
             self.layers: tuple[str, ...] = tuple(self._catalogue.rows_by_name)
             # What views of all, and of a layer, found out: they are asked for again and again.
             self._orders: dict[str | None, _Orders] = {}
@@ -130,7 +131,7 @@ class ActivationReader:
     @property
     def index(self) -> pa.Table:
         """The index, one row a packet or note; docs/STREAM_FORMAT.md lists its columns."""
-        return self._catalogue.index
+        return self._catalogue.columns.table()
 
     @functools.cached_property
     def token_metadata(self) -> dict[str, Any] | None:
@@ -236,6 +237,7 @@ class ActivationReader:
         with self._closing:
             if not self._closed:
                 self._closed = True
+                self._catalogue.columns.close()
                 self._native.close()
 
     def __enter__(self) -> ActivationReader:
@@ -285,9 +287,10 @@ class ActivationReader:
                 )
             shape = (count,)
         elif min(shape, default=0) < 0 or sum(sizes) != math.prod(shape) * element:
+            offset = self.index["offset"][row]
             raise CorruptError(
-                f"packet {name!r} at byte {catalogue.index['offset'][row]}: it holds {sum(sizes)} "
-                f"bytes, the index says shape {shape} of {stored}"
+                f"packet {name!r} at byte {offset}: it holds {sum(sizes)} bytes, the index says "
+                f"shape {shape} of {stored}"
             )
         return _Form(rows, sizes, stored, shape)
 
