@@ -416,6 +416,8 @@ typedef struct strap_reader_info {
   uint64_t valid_bytes; /* of it complete packets, from the start */
   uint64_t scanned;     /* packets behind the index's end, found by scanning */
   char problem[512];    /* torn tail, ignored index...; "" when all is well */
+  int32_t live;         /* 1: a capture is writing the stream, so a torn tail is no problem */
+  int32_t reserved;
 } strap_reader_info;
 
 /*

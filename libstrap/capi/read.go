@@ -34,6 +34,7 @@ func strapgoReaderOpen(path *C.char, o *C.strap_reader_options, out *C.strap_rea
 		info.file_bytes = C.uint64_t(have.FileBytes)
 		info.valid_bytes = C.uint64_t(have.ValidBytes)
 		info.scanned = C.uint64_t(have.Scanned)
+		info.live = boolInt(have.Live)
 		putString(unsafe.Slice((*byte)(unsafe.Pointer(&info.problem)), len(info.problem)), have.Problem)
 		*out = C.strap_reader(readers.add(&openReader{Reader: r}))
 		return nil

@@ -897,6 +897,28 @@ def test_a_closed_reader_says_so(run):
     assert repr(reader).endswith("closed>")
 
 
+def test_a_stream_that_is_being_captured_is_read_without_a_warning(path):
+    with capturing(path) as put:
+        for step in range(3):
+            put("h.0", torch.full((2, 3), float(step)), step=step)
+            put.session.checkpoint()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                with ActivationReader(path) as reader:
+                    assert reader.info.live and "being captured" in repr(reader)
+                    assert reader["h.0"].stack().shape == (step + 1, 2, 3)
+        data, index = path.read_bytes(), path.with_name("run.stream.index").read_bytes()
+    with ActivationReader(path) as reader:
+        assert not reader.info.live and reader.problem == ""
+    # What a killed capture leaves is told as before.
+    path.with_name("run.stream.index").write_bytes(index)
+    with pytest.warns(RuntimeWarning, match="the end mark is missing"):
+        ActivationReader(path).close()
+    path.write_bytes(data[:-3])
+    with pytest.warns(RuntimeWarning, match="the stream ends before 1 packets"):
+        ActivationReader(path).close()
+
+
 def test_what_the_index_says_outlives_the_reader(crowd):
     with ActivationReader(crowd) as reader:
         wanted = reader.index.select(["time_ns", "codec", "mse", "call"]).to_pylist()

@@ -40,8 +40,10 @@ func (m Metadata) firstCRC() string {
 // File is an index in memory. It may be used from several goroutines.
 type File struct {
 	// Torn: the file does not end as a finished index does. Problem says how.
-	// Rows holds what stands before.
+	// Rows holds what stands before. Damaged: wrong bytes stand there; a capture that goes on or was
+	// killed leaves none.
 	Torn    bool
+	Damaged bool
 	Problem string
 
 	md      Metadata
@@ -50,7 +52,6 @@ type File struct {
 	records []arrow.Record
 	ends    []int // of each record: rows up to its end
 	extents []extent
-	damage  bool // Torn by wrong bytes, not by the file's end
 	tornAt  int64
 }
 
@@ -212,7 +213,7 @@ func (f *File) add(m message, budget *memory.Budget) *fault {
 func isZero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
 
 func (f *File) tear(at int64, why *fault) {
-	f.Torn, f.damage, f.tornAt = true, !why.cut, at
+	f.Torn, f.Damaged, f.tornAt = true, !why.cut, at
 	f.Problem = fmt.Sprintf("the index ends at byte %d: %s", at, why.reason)
 }
 

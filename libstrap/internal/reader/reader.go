@@ -38,6 +38,7 @@ type Info struct {
 	Scanned    uint64 // of the packets, found by scanning
 	FileBytes  int64  // of the stream
 	ValidBytes int64  // of it complete packets, from its beginning
+	Live       bool   // a capture is writing the stream
 	Problem    string // what is not as it should be, "" when all is well
 }
 
@@ -75,6 +76,9 @@ type segment struct {
 // Errors: NotFound, Permission, InvalidArgument (no regular file), IO, Corrupt
 // (the file does not begin with a packet, and no index says that one was just
 // being written).
+//
+// While a capture writes the stream, the end of the index and of the last packet may be missing, and
+// that is no problem.
 func Open(path string, o Options) (*Reader, error) {
 	f, err := openStream(path)
 	if err != nil {
@@ -108,12 +112,14 @@ func openStream(path string) (*os.File, error) {
 
 func (r *Reader) open(o Options) error {
 	begun := false // an index says that a capture began here
+	r.info.Live = isLocked(r.f)
 	if !o.IgnoreIndex {
 		idx, err := index.Open(index.PathOf(r.path))
 		switch {
 		case err == nil:
 			begun = true
-			if idx.Torn {
+			r.info.Live = r.info.Live || idx.Torn && isLocked(r.f) // it may just have begun
+			if idx.Torn && (idx.Damaged || !r.info.Live) {
 				r.problem("%s", idx.Problem)
 			}
 			if idx.Begun() {
@@ -146,18 +152,29 @@ func (r *Reader) open(o Options) error {
 		}
 	}
 	r.info.Indexed = r.idx != nil
-	tear, err := r.layout(rows)
-	if err != nil {
+	tear, atEnd, err := r.layout(rows)
+	switch {
+	case err != nil:
 		return err
-	}
-	if tear == nil {
-		return nil
-	}
-	if r.info.Packets == 0 && !begun {
+	case tear == nil:
+	case r.info.Packets == 0 && !begun:
 		return status.Wrap(status.Corrupt, tear, "%q is no stream", r.path)
+	case !atEnd || !r.info.Live:
+		r.problem("%v", tear)
 	}
-	r.problem("%v", tear)
 	return nil
+}
+
+// isLocked reports whether a capture has locked the file. On a file system without locks it has not.
+func isLocked(f *os.File) bool {
+	fd := int(f.Fd())
+	switch err := syscall.Flock(fd, syscall.LOCK_SH|syscall.LOCK_NB); {
+	case err == nil:
+		_ = syscall.Flock(fd, syscall.LOCK_UN) // closing the file does it otherwise
+		return false
+	default:
+		return errors.Is(err, syscall.EWOULDBLOCK)
+	}
 }
 
 func (r *Reader) problem(format string, args ...any) {
@@ -264,8 +281,9 @@ func (r *Reader) fitting() int {
 }
 
 // layout puts the first rows of the index and what the scan finds around them
-// in stream order. tear is the first place where bytes are no packet.
-func (r *Reader) layout(rows int) (tear *scan.Tear, err error) {
+// in stream order. tear is the first place where bytes are no packet. atEnd: no packet stands
+// behind it.
+func (r *Reader) layout(rows int) (tear *scan.Tear, atEnd bool, err error) {
 	pos, placed := int64(0), 0
 	explore := func(to int64) {
 		if err != nil || pos >= to {
@@ -302,13 +320,14 @@ func (r *Reader) layout(rows int) (tear *scan.Tear, err error) {
 		})
 		r.place(false, placed, rows)
 	}
+	atEnd = tear == nil
 	explore(r.size)
 	if tear == nil {
 		r.info.ValidBytes = r.size
 	}
 	r.info.Scanned = uint64(len(r.found))
 	r.info.Packets += r.info.Scanned
-	return tear, err
+	return tear, atEnd, err
 }
 
 // place appends rows: those of the index, or found packets.

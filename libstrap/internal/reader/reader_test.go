@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -345,6 +346,33 @@ func TestACaptureKilledEarlyHasNoPackets(t *testing.T) {
 
 	r = open(t, save(t, c.stream[:20], c.rows), reader.Options{})
 	sameInfo(t, r.Info(), reader.Info{Indexed: true, FileBytes: 20}, "no complete packet at byte 0")
+}
+
+func TestATornTailIsNoProblemWhileItIsWritten(t *testing.T) {
+	c := sample(t)
+	half := func(path string) {
+		b, err := os.ReadFile(index.PathOf(path))
+		check(t, err)
+		check(t, os.WriteFile(index.PathOf(path), b[:len(b)-8], 0o666))
+		f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+		check(t, err)
+		_, err = f.Write([]byte{0, 1, 0xff, 0xff, 0xff, 0xff, 'x'})
+		check(t, errors.Join(err, f.Close()))
+	}
+	path := save(t, c.stream, c.rows)
+	half(path)
+	writer, err := os.Open(path)
+	check(t, err)
+	check(t, syscall.Flock(int(writer.Fd()), syscall.LOCK_EX))
+	live := open(t, path, reader.Options{})
+	if info := live.Info(); !info.Live || info.Problem != "" || info.Packets != 5 {
+		t.Errorf("while it is written: %+v", info)
+	}
+	check(t, writer.Close())
+	check(t, os.WriteFile(path, c.stream[:c.rows[1].Offset], 0o666))
+	if info := open(t, path, reader.Options{}).Info(); info.Live || !strings.Contains(info.Problem, "end mark") {
+		t.Errorf("of a killed capture: %+v", info)
+	}
 }
 
 func TestAnIndexOfAnotherStreamIsIgnored(t *testing.T) {

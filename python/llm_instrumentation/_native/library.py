@@ -128,6 +128,8 @@ class RawReaderInfo(ctypes.Structure):
         ("valid_bytes", ctypes.c_uint64),
         ("scanned", ctypes.c_uint64),
         ("problem", ctypes.c_char * 512),
+        ("live", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     ]
 
 

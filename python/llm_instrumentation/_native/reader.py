@@ -41,6 +41,7 @@ class ReaderInfo:
     file_bytes: int
     valid_bytes: int
     problem: str
+    live: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +123,7 @@ class Reader:
             file_bytes=info.file_bytes,
             valid_bytes=info.valid_bytes,
             problem=info.problem.decode("utf-8", "replace"),
+            live=bool(info.live),
         )
 
     def packet(self, row: int) -> Packet:

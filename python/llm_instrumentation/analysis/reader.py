@@ -120,7 +120,10 @@ class ActivationReader:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the stream or its index (a torn tail...); "" when all is well."""
+        """What is wrong with the stream or its index (a torn tail...); "" when all is well.
+
+        While a capture writes the stream (`info.live`), a torn tail is nothing wrong.
+        """
         return self.info.problem
 
     @property
@@ -256,6 +259,8 @@ class ActivationReader:
         ]
         if self.missing:
             says.append(f"{len(self.missing)} missing")
+        if self.info.live:
+            says.append("being captured")
         if self.problem:
             says.append(f"problem: {self.problem}")
         if self._closed:
