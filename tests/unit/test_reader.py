@@ -919,6 +919,81 @@ def test_a_stream_that_is_being_captured_is_read_without_a_warning(path):
         ActivationReader(path).close()
 
 
+# ---- protocols ------------------------------------------------------------------
+
+
+def test_numpy_takes_an_activation_for_an_array(crowd):
+    with ActivationReader(crowd) as reader:
+        half, rounded = reader["h.0"][1], reader["h.1"][1]
+        values = np.asarray(half)
+        assert values.dtype == np.float16 and values.shape == half.shape == (1, 2, 8)
+        assert np.array_equal(values, half.to_numpy())
+        assert np.asarray(half, dtype=np.float64).dtype == np.float64
+        assert np.array_equal(np.abs(half), abs(values)) and np.mean(half) == values.mean()
+        assert np.array([half, half]).shape == (2, 1, 2, 8)
+        # numpy has no bfloat16: float32 has all of its values
+        exact = rounded.to_torch()
+        assert np.asarray(rounded).dtype == np.float32
+        assert torch.equal(torch.from_numpy(np.asarray(rounded)).bfloat16(), exact)
+        assert np.array(half, copy=True).flags.writeable
+        with pytest.raises(ValueError, match="'h.0', step 1.* is decoded anew each time"):
+            half.__array__(copy=False)
+        with pytest.raises(ValueError, match="dtype"):
+            np.asarray(half, dtype=object)
+    with pytest.raises(InvalidStateError):
+        np.asarray(half)
+
+
+def test_numpy_takes_a_view_for_an_array(crowd):
+    with ActivationReader(crowd) as reader:
+        view = reader["h.0"][::3]
+        assert np.array_equal(np.asarray(view), view.stack().numpy())
+        assert np.asarray(reader["h.1"][::3]).dtype == np.float32
+        assert np.asarray(view, dtype="int32").dtype == np.int32
+        twins = reader["lm"][1::3]  # float16 and float32
+        assert np.array_equal(np.asarray(twins), twins.stack().numpy())
+        with pytest.raises(ValueError, match=r"cannot stack 200 activations of \(1, 1, 8\)"):
+            np.asarray(reader["h.0"])
+        with pytest.raises(ValueError, match="cannot join .*bfloat16"):
+            np.asarray(reader.select(["h.0", "h.1"], steps=3))
+        with pytest.raises(ValueError, match="the selection is empty"):
+            np.asarray(reader.select(steps=10**6))
+        with pytest.raises(ValueError, match="is decoded anew"):
+            view.__array__(copy=False)
+
+
+def test_an_activation_is_handed_over_by_dlpack(crowd):
+    with ActivationReader(crowd) as reader:
+        for name in ("h.0", "h.1", "h.1[1]", "long"):
+            activation = reader[name][1]
+            assert activation.__dlpack_device__() == (1, 0)
+            tensor = torch.from_dlpack(activation)
+            assert tensor.dtype == activation.to_torch().dtype
+            assert bits(tensor) == bits(activation.to_torch())
+        assert np.array_equal(np.from_dlpack(reader["h.0"][1]), reader["h.0"][1].to_numpy())
+        with pytest.raises(BufferError, match="is decoded anew"):
+            reader["h.0"][1].__dlpack__(copy=False)
+
+
+def test_what_the_index_says_of_a_view_is_a_pandas_table(crowd):
+    with ActivationReader(crowd) as reader:
+        view = reader.select("h.1*", steps=slice(3, 6))
+        table = view.to_pandas()
+        assert table["name"].tolist() == ["h.1", "h.1[1]"] * 3
+        assert table["step"].tolist() == [3, 3, 4, 4, 5, 5]
+        assert table.index.name == "row" and table.index.tolist() == [a.row for a in view]
+        assert list(table.columns) == ["name", *reader.index.column_names]
+        assert reader.missing.to_pandas().empty
+    assert len(view.to_pandas()) == 6  # of the closed reader
+
+
+def test_a_missing_pandas_is_named(crowd, monkeypatch):
+    with ActivationReader(crowd) as reader:
+        monkeypatch.setitem(sys.modules, "pandas", None)
+        with pytest.raises(UnsupportedError, match="pip install pandas"):
+            reader["h.0"].to_pandas()
+
+
 def test_what_the_index_says_outlives_the_reader(crowd):
     with ActivationReader(crowd) as reader:
         wanted = reader.index.select(["time_ns", "codec", "mse", "call"]).to_pylist()

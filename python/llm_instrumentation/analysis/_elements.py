@@ -113,6 +113,16 @@ def from_storage(stored: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     return values
 
 
+def refuse_view(copy: bool | None, what: str) -> None:
+    """Answers numpy's `copy` for values that are decoded.
+
+    Raises:
+        InvalidArgumentError: it is False.
+    """
+    if copy is False:
+        raise InvalidArgumentError(f"{what} is decoded anew each time: pass copy=None")
+
+
 def array_of(
     data: npt.NDArray[np.uint8], start: int, name: str, shape: tuple[int, ...]
 ) -> npt.NDArray[Any]:

@@ -13,7 +13,14 @@ from ..core.sampling import TRANSFORM as SAMPLE
 from ..core.sampling import positions_from_parameters
 from ..errors import CorruptError, InvalidArgumentError
 from ._catalogue import TWIN_SUFFIX, TWIN_TRANSFORM
-from ._elements import array_of, dtype_name, numpy_dtype, tensor_of, torch_dtype
+from ._elements import (
+    array_of,
+    dtype_name,
+    numpy_dtype,
+    refuse_view,
+    tensor_of,
+    torch_dtype,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Activation"]
 
+_DLPACK_CPU = (1, 0)  # https://dmlc.github.io/dlpack/latest/c_api.html, kDLCPU
 _PACKET_HEADER = 6  # bytes, docs/STREAM_FORMAT.md
 
 
@@ -239,6 +247,33 @@ class Activation:
             form = self._reader._form(self.row, exact, dtype)
             stored, values = form.dtype, self._reader._numpy(form)
         return values if target in (None, stored) else values.astype(numpy_dtype(target))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """`to_numpy(dtype=dtype)`, for numpy: bfloat16 comes as float32, exactly equal.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) `copy` is False: values are decoded anew each time.
+        """
+        refuse_view(copy, repr(self))
+        return self.to_numpy(dtype=dtype)
+
+    def __dlpack__(self, **how: Any) -> Any:
+        """`to_torch()` by the DLPack protocol, for jax, cupy, torch and others, bfloat16 as such.
+
+        Args:
+            how: `stream`, `max_version`, `dl_device` and `copy` of the protocol, for the tensor.
+
+        Raises:
+            BufferError: `copy` is False: values are decoded anew each time; or DLPack has no such
+                type.
+        """
+        if how.get("copy") is False:
+            raise BufferError(f"{self!r} is decoded anew each time: pass copy=None")
+        return self.to_torch().__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The CPU."""
+        return _DLPACK_CPU
 
     def _decoded(self) -> Decoded | None:
         """Where its values were decoded ahead, with those of others."""

@@ -34,6 +34,7 @@ from ..errors import (
     InvalidStateError,
     NotFoundError,
     StrapError,
+    UnsupportedError,
 )
 from ._ahead import Ahead
 from ._catalogue import FLOAT16, Alike, Catalogue
@@ -42,6 +43,8 @@ from ._elements import (
     dtype_name,
     element_size,
     from_storage,
+    numpy_dtype,
+    refuse_view,
     storage_dtype,
     torch_dtype,
 )
@@ -50,6 +53,7 @@ from .activation import Activation
 from .salvage import SalvageReport, salvage
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
     import torch
 
@@ -472,9 +476,8 @@ class ActivationView(Sequence["Activation"]):
         if (alike := self._reader._catalogue.alike(self._rows)) is not None:
             return self._packed(alike, dtype).reshape(len(self), *alike.shapes[0].tolist())
         forms = self._forms(exact, dtype)
-        if len({form.shape for form in forms}) > 1:
-            raise InvalidArgumentError(f"cannot stack {_tally(form.shape for form in forms)}")
-        out = _empty((len(forms), *forms[0].shape), _common(forms, dtype))
+        _same_shape(forms)
+        out = _empty((len(forms), *forms[0].shape), torch_dtype(_common(forms, dtype)))
         for place, form in zip(out, forms, strict=True):
             self._fill(place, form)
         return out
@@ -507,10 +510,51 @@ class ActivationView(Sequence["Activation"]):
         lengths = [form.shape[dim] for form in forms]
         first = forms[0].shape
         shape = (*first[:dim], sum(lengths), *first[dim + 1 :])
-        out = _empty(shape, _common(forms, dtype))
+        out = _empty(shape, torch_dtype(_common(forms, dtype)))
         for place, form in zip(torch.split(out, lengths, dim), forms, strict=True):
             self._fill(place, form)
         return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """All values in one array of shape (len(self), *shape), types as of `Activation.to_numpy`.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) shapes or types differ, or there is nothing; or
+                `copy` is False: values are decoded anew each time.
+        """
+        refuse_view(copy, repr(self))
+        if (alike := self._reader._catalogue.alike(self._rows)) is None:
+            forms = self._forms(True, dtype)
+            _same_shape(forms)
+            _common(forms, dtype)  # float16 and float32 become float32 in np.stack too
+            return np.stack([activation.to_numpy(dtype=dtype) for activation in self])
+        sizes = alike.shapes.prod(axis=1) * element_size(alike.dtype)
+        flat = np.empty(int(sizes.sum()) // element_size(alike.dtype), storage_dtype(alike.dtype))
+        self._reader._decode_all(self._rows, sizes, flat.ctypes.data)
+        values = from_storage(flat, alike.dtype).reshape(len(self), *alike.shapes[0].tolist())
+        return (
+            values if dtype is None else values.astype(numpy_dtype(dtype_name(dtype)), copy=False)
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """What the index says of the activations, without their values.
+
+        Returns:
+            a row for each, in order: "name", then the columns of `ActivationReader.index`, those
+            of its first packet. The frame's index is `Activation.row`.
+
+        Raises:
+            UnsupportedError: (a TypeError) pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise UnsupportedError(f"{error}: pip install pandas, or use reader.index") from error
+        catalogue = self._reader._catalogue
+        table: pd.DataFrame = catalogue.columns.table().take(self._rows).to_pandas()
+        table.insert(0, "name", [catalogue.name(row) for row in self._rows.tolist()])
+        table.index = pd.Index(self._rows, name="row")
+        return table
 
     def _packed(self, alike: Alike, dtype: Any) -> torch.Tensor:
         """The elements of plain activations of one type behind each other."""
@@ -547,7 +591,12 @@ class ActivationView(Sequence["Activation"]):
 # ---- joining and messages --------------------------------------------------------
 
 
-def _common(forms: Sequence[_Form], dtype: Any) -> torch.dtype:
+def _same_shape(forms: Sequence[_Form]) -> None:
+    if len({form.shape for form in forms}) > 1:
+        raise InvalidArgumentError(f"cannot stack {_tally(form.shape for form in forms)}")
+
+
+def _common(forms: Sequence[_Form], dtype: Any) -> str:
     """The type that can hold the values of all."""
     names = {form.dtype for form in forms}
     if dtype is not None:
@@ -558,7 +607,7 @@ def _common(forms: Sequence[_Form], dtype: Any) -> torch.dtype:
         raise InvalidArgumentError(
             f"cannot join {_tally(form.dtype for form in forms)}: pass dtype= to convert them"
         )
-    return torch_dtype(names.pop())
+    return names.pop()
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
