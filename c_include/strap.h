@@ -433,6 +433,8 @@ typedef struct strap_reader_info {
   uint64_t valid_bytes; /* of it complete packets, from the start */
   uint64_t scanned;     /* packets behind the index's end, found by scanning */
   char problem[512];    /* torn tail, ignored index...; "" when all is well */
+  int32_t live;         /* 1: a capture is writing the stream, so a torn tail is no problem */
+  int32_t reserved;
 } strap_reader_info;
 
 /*
@@ -500,6 +502,21 @@ strap_status strap_reader_name(strap_reader reader, uint64_t row, char *name, si
  */
 strap_status strap_reader_read(strap_reader reader, uint64_t row, void *data, size_t size,
                                strap_error *error);
+
+/*
+ * Decodes the packets of COUNT rows with one call, in the order of ROWS: for many small packets
+ * much faster than a call for each. The elements of each row begin at the next multiple of
+ * ALIGNMENT, a power of two, behind those of the row before it in DATA, which has SIZE bytes.
+ * ends[k] is where those of rows[k] end. The call stops before the first row that DATA has no room
+ * for; *done is how many rows it decoded. Packets are decoded in as many threads as there are
+ * processors.
+ *
+ * Errors: those of strap_reader_at and strap_reader_read for the first row. Where a later row has
+ * an error, the call stops before that row and answers OK.
+ */
+strap_status strap_reader_read_many(strap_reader reader, const uint64_t *rows, size_t count,
+                                    size_t alignment, void *data, size_t size, uint64_t *ends,
+                                    size_t *done, strap_error *error);
 
 strap_status strap_reader_close(strap_reader reader, strap_error *error);
 
@@ -596,6 +613,11 @@ struct ArrowArrayStream;
  * outlives the reader. */
 strap_status strap_index_export(strap_reader reader, struct ArrowArrayStream *stream,
                                 strap_error *error);
+
+/* The same of some columns: COLUMNS are their names, with commas between them.
+ * INVALID_ARGUMENT: the index has no column of a name. */
+strap_status strap_index_columns(strap_reader reader, const char *columns,
+                                 struct ArrowArrayStream *stream, strap_error *error);
 
 /* ---- memory traces ------------------------------------------------------ */
 

@@ -384,6 +384,21 @@ strap_status strap_reader_read(strap_reader reader, uint64_t row, void *data, si
   return strapgoReaderRead(reader, row, data, size, error);
 }
 
+strap_status strap_reader_read_many(strap_reader reader, const uint64_t *rows, size_t count,
+                                    size_t alignment, void *data, size_t size, uint64_t *ends,
+                                    size_t *done, strap_error *error) {
+  ENTER(error);
+  NEED(done, error);
+  *done = 0;
+  if (count > 0) {
+    NEED(rows, error);
+    NEED(ends, error);
+  }
+  if (size > 0) NEED(data, error);
+  return strapgoReaderReadMany(reader, (uint64_t *)rows, count, alignment, data, size, ends, done,
+                               error);
+}
+
 strap_status strap_reader_close(strap_reader reader, strap_error *error) {
   ENTER(error);
   return strapgoReaderClose(reader, error);
@@ -457,6 +472,14 @@ strap_status strap_index_export(strap_reader reader, struct ArrowArrayStream *st
   ENTER(error);
   NEED(stream, error);
   return strapgoIndexExport(reader, stream, error);
+}
+
+strap_status strap_index_columns(strap_reader reader, const char *columns,
+                                 struct ArrowArrayStream *stream, strap_error *error) {
+  ENTER(error);
+  NEED(columns, error);
+  NEED(stream, error);
+  return strapgoIndexColumns(reader, (char *)columns, stream, error);
 }
 
 strap_status strap_trace_parse(const char *format, const char *path, const char *options,

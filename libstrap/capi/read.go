@@ -7,6 +7,7 @@ package main
 import "C"
 
 import (
+	"strings"
 	"unsafe"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
@@ -33,6 +34,7 @@ func strapgoReaderOpen(path *C.char, o *C.strap_reader_options, out *C.strap_rea
 		info.file_bytes = C.uint64_t(have.FileBytes)
 		info.valid_bytes = C.uint64_t(have.ValidBytes)
 		info.scanned = C.uint64_t(have.Scanned)
+		info.live = boolInt(have.Live)
 		putString(unsafe.Slice((*byte)(unsafe.Pointer(&info.problem)), len(info.problem)), have.Problem)
 		*out = C.strap_reader(readers.add(&openReader{Reader: r}))
 		return nil
@@ -155,6 +157,20 @@ func strapgoReaderRead(h C.strap_reader, row C.uint64_t, data unsafe.Pointer, si
 	})
 }
 
+//export strapgoReaderReadMany
+func strapgoReaderReadMany(h C.strap_reader, rows *C.uint64_t, count, alignment C.size_t, data unsafe.Pointer, size C.size_t, ends *C.uint64_t, done *C.size_t, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		r, err := readers.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		n, err := r.ReadMany(unsafe.Slice((*uint64)(rows), count), int(alignment), unsafe.Slice((*byte)(data), size),
+			unsafe.Slice((*uint64)(ends), count))
+		*done = C.size_t(n)
+		return err
+	})
+}
+
 //export strapgoReaderClose
 func strapgoReaderClose(h C.strap_reader, e *C.strap_error) C.strap_status {
 	return guarded(e, func() error {
@@ -175,5 +191,21 @@ func strapgoIndexExport(h C.strap_reader, out *C.struct_ArrowArrayStream, e *C.s
 		}
 		records := r.Records()
 		return exportRecords(r.Schema(), records, out)
+	})
+}
+
+//export strapgoIndexColumns
+func strapgoIndexColumns(h C.strap_reader, names *C.char, out *C.struct_ArrowArrayStream, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		*out = C.struct_ArrowArrayStream{}
+		r, err := readers.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		schema, records, err := r.Columns(strings.Split(C.GoString(names), ","))
+		if err != nil {
+			return err
+		}
+		return exportRecords(schema, records, out)
 	})
 }

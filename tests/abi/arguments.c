@@ -279,7 +279,19 @@ static void reader_refuses(const char *path) {
   REFUSED(INVALID, strap_reader_name(reader, 0, NULL, 8, report));
   REFUSED(INVALID, strap_reader_name(reader, 0, name, 0, report));
   REFUSED(INVALID, strap_reader_read(reader, 0, NULL, 8, report));
+  uint64_t row = 0, end;
+  size_t done;
+  REFUSED(INVALID, strap_reader_read_many(reader, NULL, 1, 1, name, 8, &end, &done, report));
+  REFUSED(INVALID, strap_reader_read_many(reader, &row, 1, 1, NULL, 8, &end, &done, report));
+  REFUSED(INVALID, strap_reader_read_many(reader, &row, 1, 1, name, 8, NULL, &done, report));
+  REFUSED(INVALID, strap_reader_read_many(reader, &row, 1, 1, name, 8, &end, NULL, report));
+  REFUSED(INVALID, strap_reader_read_many(reader, &row, 1, 0, name, 8, &end, &done, report));
+  REFUSED(INVALID, strap_reader_read_many(reader, &row, 1, 12, name, 8, &end, &done, report));
   REFUSED(INVALID, strap_index_export(reader, NULL, report));
+  uint64_t some[5]; /* as large as struct ArrowArrayStream */
+  REFUSED(INVALID, strap_index_columns(reader, NULL, (struct ArrowArrayStream *)some, report));
+  REFUSED(INVALID, strap_index_columns(reader, "step", NULL, report));
+  REFUSED(INVALID, strap_index_columns(reader, "step,,layer", (struct ArrowArrayStream *)some, report));
   p.struct_size = sizeof p;
   EXPECT(STRAP_OK, strap_reader_next(reader, &p, &error));
   CHECK(p.row == 0, "a refused call has moved strap_reader_next to row %llu",

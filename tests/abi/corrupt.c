@@ -51,6 +51,19 @@ int main(int argc, char **argv) {
   }
   strap_packet p = {.struct_size = sizeof p};
   EXPECT(STRAP_END, strap_reader_next(reader, &p, &error));
+
+  /* Many rows at once end before the damaged one, which the next call tells. */
+  static int32_t values[ROWS][COUNT];
+  uint64_t rows[ROWS] = {0, 3, 1, 2}, ends[ROWS];
+  size_t done = 7;
+  EXPECT(STRAP_OK, strap_reader_read_many(reader, rows, ROWS, 64, values, sizeof values, ends, &done,
+                                          &error));
+  CHECK(done == 2 && ends[0] == sizeof values[0] && ends[1] == 2 * sizeof values[0] + 32,
+        "%zu rows, which end at %llu and %llu", done, (unsigned long long)ends[0],
+        (unsigned long long)ends[1]);
+  EXPECT(STRAP_ERR_CORRUPT, strap_reader_read_many(reader, rows + done, ROWS - done, 64, values,
+                                                   sizeof values, ends, &done, &error));
+  CHECK(done == 0 && strstr(error.message, "layer") != NULL, "%zu rows: %s", done, error.message);
   close_reader(reader);
   puts("the rows behind a damaged one are read");
   return 0;

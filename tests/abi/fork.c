@@ -45,7 +45,10 @@ static void child(const char *path, strap_session session, strap_reader reader, 
   EXPECT(STRAP_ERR_FORKED, strap_reader_at(reader, 0, &packet, &error));
   EXPECT(STRAP_ERR_FORKED, strap_reader_name(reader, 0, byte, 1, &error));
   EXPECT(STRAP_ERR_FORKED, strap_reader_read(reader, 0, byte, 1, &error));
+  size_t done;
+  EXPECT(STRAP_ERR_FORKED, strap_reader_read_many(reader, NULL, 0, 1, byte, 1, NULL, &done, &error));
   EXPECT(STRAP_ERR_FORKED, strap_index_export(reader, &other_stream, &error));
+  EXPECT(STRAP_ERR_FORKED, strap_index_columns(reader, "step", &other_stream, &error));
   EXPECT(STRAP_ERR_FORKED, strap_reader_close(reader, &error));
   size_t length;
   EXPECT(STRAP_ERR_FORKED, strap_encode(STRAP_CODEC_NONE, 0, byte, 1, byte, 1, &length, &error));

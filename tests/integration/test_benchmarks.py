@@ -32,3 +32,13 @@ def test_a_quick_run_shows_its_table(script, tmp_path):
     assert "\n| ---" in done.stdout
     assert (tmp_path / script).with_suffix(".png").stat().st_size > 1000
     assert (tmp_path / "figures.json").exists()
+
+
+def test_a_quick_run_of_reading_shows_its_table(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "reading.py", "--quick", "--folder", tmp_path],
+        cwd=tmp_path, capture_output=True, text=True, timeout=280,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^\| this ", done.stdout, re.MULTILINE), done.stdout

@@ -162,6 +162,26 @@ def test_steps_are_selected_by_value(run, wanted, found):
         assert {a.token for a in reader.select(tokens=wanted)} == found
 
 
+def test_steps_that_do_not_stand_in_order_are_found(path):
+    steps = [3, 0, 2, 0, 7, -1, 3]  # -1: unknown
+    with capturing(path) as put:
+        for k, step in enumerate(steps):
+            put("x", torch.tensor([float(k)]), step=step)
+    with ActivationReader(path) as reader:
+        for view in (reader["x"], reader["x"][::-1], reader.select()[1:]):
+            rows = [activation.row for activation in view]
+            for wanted in (0, 2, 3, 5, 7, 2**70, slice(0, 3), slice(3, 2), slice(2, 2**70)):
+                inside = wanted if isinstance(wanted, slice) else slice(wanted, wanted + 1)
+                fits = [row for row in rows if inside.start <= steps[row] < inside.stop]
+                for _ in range(2):  # the second call knows the order
+                    assert [a.row for a in view.select(steps=wanted)] == fits
+        assert reader["x"].at(step=2).row == 2 and reader["x"].at(step=2, call=0).row == 2
+        with pytest.raises(KeyError, match="no activation at step=5"):
+            reader["x"].at(step=5)
+        with pytest.raises(ValueError, match="2 activations at step=0"):
+            reader["x"].at(step=0)
+
+
 def test_calls_and_layers_are_selected_in_capture_order(run):
     with ActivationReader(run) as reader:
         assert [a.call for a in reader["h.0"].select(steps=1, calls=1)] == [1]
@@ -390,6 +410,126 @@ def test_what_cannot_be_joined_is_explained(run):
             reader["h.0"].cat(3)
         with pytest.raises(ValueError, match="the selection is empty"):
             reader["h.0"].select(steps=99).stack()
+
+
+@pytest.fixture
+def crowd(path):
+    """1,200 small packets of three shapes and types; some have a twin, some are empty."""
+    generator = torch.Generator().manual_seed(0)
+    with capturing(path, codec="lz4") as put:
+        for step in range(200):
+            small = torch.randn(1, 1 + step % 3, 8, generator=generator)
+            put("h.0", small, step=step)
+            put("h.1", small.bfloat16(), step=step)
+            put("h.1", small > 0, path="[1]", step=step)
+            put("lm", small * (1e6 if step % 50 == 7 else 1), step=step)
+            put("empty", torch.empty(0, 3), step=step)
+            put("long", torch.arange(100_000 if step == 60 else 3), step=step)
+    return path
+
+
+@pytest.mark.parametrize("ignore_index", [False, True])
+def test_activations_read_in_turn_are_those_read_alone(crowd, ignore_index):
+    with ActivationReader(crowd, ignore_index=ignore_index) as reader:
+        for view in (reader.select(), reader["h.1"], reader.select()[::-1], reader.select()[5::7]):
+            assert len(view) > 100
+            for place, activation in enumerate(view):
+                alone = view[place]
+                assert activation == alone
+                assert bits(activation.to_torch()) == bits(alone.to_torch())
+            for place, activation in enumerate(view):
+                values, alone = activation.to_numpy(), view[place].to_numpy()
+                assert values.dtype == alone.dtype and values.tobytes() == alone.tobytes()
+                assert values.flags.owndata or values.base.nbytes == values.nbytes
+            found = [activation.to_numpy(dtype="float64") for activation in view]
+            assert all(values.dtype == np.float64 for values in found)
+
+
+def test_values_read_in_turn_can_be_written_to(crowd):
+    with ActivationReader(crowd) as reader:
+        first = [activation.to_torch() for activation in reader["h.0"]]
+        before = [values.clone() for values in first]
+        for values in first[::2]:
+            values.fill_(7)
+        assert all(torch.equal(a, b) for a, b in zip(first[1::2], before[1::2], strict=True))
+        again = [activation.to_numpy() for activation in reader["h.0"]]
+        assert all(np.array_equal(a, b.numpy()) for a, b in zip(again, before, strict=True))
+
+
+def test_activations_are_read_in_any_order(crowd):
+    with ActivationReader(crowd) as reader:
+        activations = list(reader)
+        order = np.random.default_rng(0).permutation(len(activations)).tolist()
+        order = [*range(300), *order, *range(250, 600)]
+        for k in order:
+            assert bits(activations[k].to_torch()) == bits(reader.select()[k].to_torch())
+
+
+def test_threads_share_what_is_read_ahead(crowd):
+    with ActivationReader(crowd) as reader:
+        activations = list(reader["h.0"])
+        alone = [reader["h.0"][k].to_numpy() for k in range(len(activations))]
+        wrong = []
+
+        def read():
+            for activation, values in zip(activations, alone, strict=True):
+                if not np.array_equal(activation.to_numpy(), values):
+                    wrong.append(activation)
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+
+def test_a_closed_reader_gives_nothing_that_was_read_ahead(crowd):
+    with ActivationReader(crowd) as reader:
+        activations = list(reader["h.0"])
+        for activation in activations[:100]:
+            activation.to_numpy()
+    for activation in activations[:110]:
+        with pytest.raises(InvalidStateError):
+            activation.to_numpy()
+
+
+def test_a_damaged_packet_among_many_is_told_alone(crowd):
+    with ActivationReader(crowd) as reader:
+        bad = reader["h.0"][100].row
+        end = reader.index["offset"][bad].as_py() + reader.index["length"][bad].as_py()
+    data = bytearray(crowd.read_bytes())
+    data[end - 6] ^= 1
+    crowd.write_bytes(data)
+    with ActivationReader(crowd) as reader:
+        damaged = []
+        for activation in reader:
+            try:
+                activation.to_numpy()
+            except CorruptError:
+                damaged.append(activation.row)
+        assert damaged == [bad]
+        with pytest.raises(CorruptError, match="h.0"):
+            reader["h.0"].cat(dim=1)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+@pytest.mark.parametrize("layer", ["h.0", "h.1", "h.1[1]", "lm", "empty"])
+def test_alike_activations_are_joined_as_others_are(crowd, layer, dtype):
+    with ActivationReader(crowd) as reader:
+        view = reader[layer]
+        each = [view[k].to_torch(dtype=dtype) for k in range(len(view))]
+        dim = 0 if layer == "empty" else 1
+        if layer == "lm" and dtype is None:
+            each = [values.float() for values in each]  # float16 and float32 join as that
+        joined = view.cat(dim, dtype=dtype)
+        assert joined.dtype == each[0].dtype and bits(joined) == bits(torch.cat(each, dim))
+        assert joined.shape == torch.cat(each, dim).shape
+        assert torch.equal(view.cat(dim - each[0].ndim, dtype=dtype), joined)
+        stacked = view[::3].stack(dtype=dtype)
+        assert stacked.dtype == each[0].dtype
+        assert bits(stacked) == bits(torch.stack(each[::3]))
+        assert stacked.shape == torch.stack(each[::3]).shape
 
 
 def test_different_types_are_joined_on_request_only(path):
@@ -826,6 +966,131 @@ def test_a_closed_reader_says_so(run):
             read()
     assert activation.step == 0 and len(reader.index) == 16
     assert repr(reader).endswith("closed>")
+
+
+def test_a_stream_that_is_being_captured_is_read_without_a_warning(path):
+    with capturing(path) as put:
+        for step in range(3):
+            put("h.0", torch.full((2, 3), float(step)), step=step)
+            put.session.checkpoint()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                with ActivationReader(path) as reader:
+                    assert reader.info.live and "being captured" in repr(reader)
+                    assert reader["h.0"].stack().shape == (step + 1, 2, 3)
+        data, index = path.read_bytes(), path.with_name("run.stream.index").read_bytes()
+    with ActivationReader(path) as reader:
+        assert not reader.info.live and reader.problem == ""
+    # What a killed capture leaves is told as before.
+    path.with_name("run.stream.index").write_bytes(index)
+    with pytest.warns(RuntimeWarning, match="the end mark is missing"):
+        ActivationReader(path).close()
+    path.write_bytes(data[:-3])
+    with pytest.warns(RuntimeWarning, match="the stream ends before 1 packets"):
+        ActivationReader(path).close()
+
+
+# ---- protocols ------------------------------------------------------------------
+
+
+def test_numpy_takes_an_activation_for_an_array(crowd):
+    with ActivationReader(crowd) as reader:
+        half, rounded = reader["h.0"][1], reader["h.1"][1]
+        values = np.asarray(half)
+        assert values.dtype == np.float16 and values.shape == half.shape == (1, 2, 8)
+        assert np.array_equal(values, half.to_numpy())
+        assert np.asarray(half, dtype=np.float64).dtype == np.float64
+        assert np.array_equal(np.abs(half), abs(values)) and np.mean(half) == values.mean()
+        assert np.array([half, half]).shape == (2, 1, 2, 8)
+        # numpy has no bfloat16: float32 has all of its values
+        exact = rounded.to_torch()
+        assert np.asarray(rounded).dtype == np.float32
+        assert torch.equal(torch.from_numpy(np.asarray(rounded)).bfloat16(), exact)
+        assert np.array(half, copy=True).flags.writeable
+        with pytest.raises(ValueError, match="'h.0', step 1.* is decoded anew each time"):
+            half.__array__(copy=False)
+        with pytest.raises(ValueError, match="dtype"):
+            np.asarray(half, dtype=object)
+    with pytest.raises(InvalidStateError):
+        np.asarray(half)
+
+
+def test_numpy_takes_a_view_for_an_array(crowd):
+    with ActivationReader(crowd) as reader:
+        view = reader["h.0"][::3]
+        assert np.array_equal(np.asarray(view), view.stack().numpy())
+        assert np.asarray(reader["h.1"][::3]).dtype == np.float32
+        assert np.asarray(view, dtype="int32").dtype == np.int32
+        twins = reader["lm"][1::3]  # float16 and float32
+        assert np.array_equal(np.asarray(twins), twins.stack().numpy())
+        with pytest.raises(ValueError, match=r"cannot stack 200 activations of \(1, 1, 8\)"):
+            np.asarray(reader["h.0"])
+        with pytest.raises(ValueError, match="cannot join .*bfloat16"):
+            np.asarray(reader.select(["h.0", "h.1"], steps=3))
+        with pytest.raises(ValueError, match="the selection is empty"):
+            np.asarray(reader.select(steps=10**6))
+        with pytest.raises(ValueError, match="is decoded anew"):
+            view.__array__(copy=False)
+
+
+def test_an_activation_is_handed_over_by_dlpack(crowd):
+    with ActivationReader(crowd) as reader:
+        for name in ("h.0", "h.1", "h.1[1]", "long"):
+            activation = reader[name][1]
+            assert activation.__dlpack_device__() == (1, 0)
+            tensor = torch.from_dlpack(activation)
+            assert tensor.dtype == activation.to_torch().dtype
+            assert bits(tensor) == bits(activation.to_torch())
+        assert np.array_equal(np.from_dlpack(reader["h.0"][1]), reader["h.0"][1].to_numpy())
+        with pytest.raises(BufferError, match="is decoded anew"):
+            reader["h.0"][1].__dlpack__(copy=False)
+
+
+def test_what_the_index_says_of_a_view_is_a_pandas_table(crowd):
+    with ActivationReader(crowd) as reader:
+        view = reader.select("h.1*", steps=slice(3, 6))
+        table = view.to_pandas()
+        assert table["name"].tolist() == ["h.1", "h.1[1]"] * 3
+        assert table["step"].tolist() == [3, 3, 4, 4, 5, 5]
+        assert table.index.name == "row" and table.index.tolist() == [a.row for a in view]
+        assert list(table.columns) == ["name", *reader.index.column_names]
+        assert reader.missing.to_pandas().empty
+    assert len(view.to_pandas()) == 6  # of the closed reader
+
+
+def test_a_missing_pandas_is_named(crowd, monkeypatch):
+    with ActivationReader(crowd) as reader:
+        monkeypatch.setitem(sys.modules, "pandas", None)
+        with pytest.raises(UnsupportedError, match="pip install pandas"):
+            reader["h.0"].to_pandas()
+
+
+def test_what_the_index_says_outlives_the_reader(crowd):
+    with ActivationReader(crowd) as reader:
+        wanted = reader.index.select(["time_ns", "codec", "mse", "call"]).to_pylist()
+    with ActivationReader(crowd) as reader:
+        activations = list(reader)
+        assert activations[0].codec == "lz4"
+    for activation in activations:
+        row = wanted[activation.row]
+        assert (activation.time_ns, activation.codec, activation.call) == (
+            row["time_ns"], row["codec"], row["call"],
+        )  # fmt: skip
+        assert activation.mse == row["mse"] and activation.shape is not None
+    assert reader.index.num_rows == len(wanted) and len(reader["h.0"].select(steps=3)) == 1
+
+
+def test_opening_takes_no_more_modules_than_it_needs(crowd):
+    code = (
+        "import sys; from llm_instrumentation import ActivationReader\n"
+        "with ActivationReader(sys.argv[1]) as reader:\n"
+        "    reader['h.0'].at(step=3).to_numpy(), reader.steps, reader['h.0'][0].mse\n"
+        "print({'pandas', 'torch'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, crowd], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
 
 
 def test_a_forgotten_reader_closes_its_file(run):

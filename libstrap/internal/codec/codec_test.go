@@ -199,6 +199,10 @@ func checkDecodes(t testing.TB, k Kind, payload, src []byte) {
 	if !bytes.Equal(dst, src) {
 		t.Fatal("decoded bytes differ")
 	}
+	clear(dst)
+	if k != Archive && (!DecodeSmall(dst, k, payload) || !bytes.Equal(dst, src)) {
+		t.Fatal("in memory it decodes otherwise")
+	}
 }
 
 func TestNewFrameStreams(t *testing.T) {
@@ -327,6 +331,9 @@ func TestDecodeRefusesWhatIsNotOneFrame(t *testing.T) {
 		} {
 			if err := Decode(make([]byte, len(src)), k, bytes.NewReader(payload)); !errors.Is(err, status.Corrupt) {
 				t.Errorf("%s, %s: %v", k, name, err)
+			}
+			if DecodeSmall(make([]byte, len(src)), k, payload) {
+				t.Errorf("%s, %s: it decodes in memory", k, name)
 			}
 			if _, err := decodeUnknown(k, bytes.NewReader(payload), 1<<20); !errors.Is(err, status.Corrupt) {
 				t.Errorf("%s, %s, length unknown: %v", k, name, err)
@@ -618,7 +625,11 @@ func fuzzDecode(f *testing.F, k Kind) {
 		if n < 0 || n > 1<<20 {
 			return
 		}
-		known := Decode(make([]byte, n), k, bytes.NewReader(payload))
+		dst, small := make([]byte, n), make([]byte, n)
+		known := Decode(dst, k, bytes.NewReader(payload))
+		if DecodeSmall(small, k, payload) && (known != nil || !bytes.Equal(small, dst)) {
+			t.Fatalf("in memory %d bytes decode to others, or should not: %v", n, known)
+		}
 		data, unknown := decodeUnknown(k, bytes.NewReader(payload), 1<<20)
 		if known == nil && (unknown != nil || len(data) != n) {
 			t.Fatalf("%d bytes decode, but without the length %d: %v", n, len(data), unknown)
@@ -696,6 +707,16 @@ func BenchmarkDecode(b *testing.B) {
 				}
 			})
 		}
+		b.Run(fmt.Sprintf("%s/128 in memory", k), func(b *testing.B) {
+			payload := encodeInPlace(b, newEncoder(b, k, 0), activations(128))
+			dst := make([]byte, 128)
+			b.ReportAllocs()
+			for b.Loop() {
+				if !DecodeSmall(dst, k, payload) {
+					b.Fatal("it does not decode")
+				}
+			}
+		})
 	}
 }
 

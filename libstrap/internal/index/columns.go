@@ -75,8 +75,12 @@ var columns = []column{
 const (
 	columnOffset    = 1
 	columnLength    = 2
+	columnParts     = 4
 	columnLayer     = 6
 	columnPath      = 7
+	columnShape     = 13
+	columnStored    = 15
+	columnCodec     = 16
 	columnTransform = 17
 	columnCRC       = 19
 )

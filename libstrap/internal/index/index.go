@@ -40,8 +40,10 @@ func (m Metadata) firstCRC() string {
 // File is an index in memory. It may be used from several goroutines.
 type File struct {
 	// Torn: the file does not end as a finished index does. Problem says how.
-	// Rows holds what stands before.
+	// Rows holds what stands before. Damaged: wrong bytes stand there; a capture that goes on or was
+	// killed leaves none.
 	Torn    bool
+	Damaged bool
 	Problem string
 
 	md      Metadata
@@ -50,7 +52,6 @@ type File struct {
 	records []arrow.Record
 	ends    []int // of each record: rows up to its end
 	extents []extent
-	damage  bool // Torn by wrong bytes, not by the file's end
 	tornAt  int64
 }
 
@@ -212,7 +213,7 @@ func (f *File) add(m message, budget *memory.Budget) *fault {
 func isZero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
 
 func (f *File) tear(at int64, why *fault) {
-	f.Torn, f.damage, f.tornAt = true, !why.cut, at
+	f.Torn, f.Damaged, f.tornAt = true, !why.cut, at
 	f.Problem = fmt.Sprintf("the index ends at byte %d: %s", at, why.reason)
 }
 
@@ -266,6 +267,42 @@ func (f *File) CRC(i int) (crc uint32, ok bool) {
 	rec, at := f.find(i)
 	col := rec.Column(columnCRC).(*array.Uint32)
 	return col.Value(at), col.IsValid(at)
+}
+
+// Plain is where the packet of row i stands, its length, and that of its values. ok is false where
+// there is no packet, or where the row does not tell the length of the values: the packet is a part of a
+// tensor, or was found by scanning.
+func (f *File) Plain(i int) (offset, length, values int64, ok bool) {
+	rec, at := f.find(i)
+	shapes := rec.Column(columnShape).(*array.List)
+	if rec.Column(columnOffset).IsNull(at) || rec.Column(columnParts).(*array.Uint32).Value(at) > 1 ||
+		shapes.IsNull(at) || rec.Column(columnStored).IsNull(at) {
+		return 0, 0, 0, false
+	}
+	stored := wire.ParseDType(rec.Column(columnStored).(*array.String).Value(at))
+	if !stored.Valid() {
+		return 0, 0, 0, false
+	}
+	from, to := shapes.ValueOffsets(at)
+	values = wire.TensorLen(shapes.ListValues().(*array.Int64).Int64Values()[from:to], stored)
+	offset, length = f.place(i)
+	return offset, length, values, true
+}
+
+// HasName reports whether the packet of row i has a name.
+func (f *File) HasName(i int, name []byte) bool {
+	rec, at := f.find(i)
+	if rec.Column(columnTransform).IsValid(at) {
+		return string(name) == f.packetName(i)
+	}
+	layer, path := rec.Column(columnLayer).(*array.String).Value(at), rec.Column(columnPath).(*array.String).Value(at)
+	return len(name) == len(layer)+len(path) && string(name[:len(layer)]) == layer && string(name[len(layer):]) == path
+}
+
+// Codec is the name of that of row i.
+func (f *File) Codec(i int) string {
+	rec, at := f.find(i)
+	return rec.Column(columnCodec).(*array.String).Value(at)
 }
 
 // place is where the packet of row i stands, and its length.

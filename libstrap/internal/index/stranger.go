@@ -110,7 +110,7 @@ func beginning(f *os.File) (*File, error) {
 		if bad != nil || (!idx.Begun() && n >= info.Size()) {
 			return nil, status.New(status.Corrupt, "%q is no index of a capture", f.Name())
 		}
-		if idx.NumRows() > 0 || idx.damage || n >= info.Size() {
+		if idx.NumRows() > 0 || idx.Damaged || n >= info.Size() {
 			return idx, nil
 		}
 	}

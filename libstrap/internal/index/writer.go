@@ -436,7 +436,7 @@ func (f *Found) read(stream io.ReaderAt, cut int64) error {
 	if IsCaptureID(old.md.CaptureID) {
 		f.CaptureID = old.md.CaptureID
 	}
-	if old.damage {
+	if old.Damaged {
 		return status.New(status.Corrupt, "%q: %s", f.path, old.Problem)
 	}
 	packets := f.choose(old.keeper(cut))

@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"math/bits"
-	"slices"
 	"sync"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
@@ -118,18 +115,7 @@ func tensorLen(w *wire.Row) (n int64, known bool) {
 	if w.Shape == nil || !w.Stored.Valid() || w.Parts > 1 {
 		return 0, false
 	}
-	if slices.Contains(w.Shape, 0) {
-		return 0, true
-	}
-	total := uint64(w.Stored.Size())
-	for _, d := range w.Shape {
-		hi, lo := bits.Mul64(total, uint64(d))
-		if d < 0 || hi != 0 || lo > math.MaxInt64 {
-			return math.MaxInt64, true
-		}
-		total = lo
-	}
-	return int64(total), true
+	return wire.TensorLen(w.Shape, w.Stored), true
 }
 
 // measure decodes a payload to learn its length. It keeps nothing of it.

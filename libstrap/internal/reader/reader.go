@@ -15,6 +15,7 @@ import (
 	"syscall"
 
 	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/crc32c"
@@ -37,6 +38,7 @@ type Info struct {
 	Scanned    uint64 // of the packets, found by scanning
 	FileBytes  int64  // of the stream
 	ValidBytes int64  // of it complete packets, from its beginning
+	Live       bool   // a capture is writing the stream
 	Problem    string // what is not as it should be, "" when all is well
 }
 
@@ -74,6 +76,9 @@ type segment struct {
 // Errors: NotFound, Permission, InvalidArgument (no regular file), IO, Corrupt
 // (the file does not begin with a packet, and no index says that one was just
 // being written).
+//
+// While a capture writes the stream, the end of the index and of the last packet may be missing, and
+// that is no problem.
 func Open(path string, o Options) (*Reader, error) {
 	f, err := openStream(path)
 	if err != nil {
@@ -107,12 +112,14 @@ func openStream(path string) (*os.File, error) {
 
 func (r *Reader) open(o Options) error {
 	begun := false // an index says that a capture began here
+	r.info.Live = isLocked(r.f)
 	if !o.IgnoreIndex {
 		idx, err := index.Open(index.PathOf(r.path))
 		switch {
 		case err == nil:
 			begun = true
-			if idx.Torn {
+			r.info.Live = r.info.Live || idx.Torn && isLocked(r.f) // it may just have begun
+			if idx.Torn && (idx.Damaged || !r.info.Live) {
 				r.problem("%s", idx.Problem)
 			}
 			if idx.Begun() {
@@ -145,18 +152,29 @@ func (r *Reader) open(o Options) error {
 		}
 	}
 	r.info.Indexed = r.idx != nil
-	tear, err := r.layout(rows)
-	if err != nil {
+	tear, atEnd, err := r.layout(rows)
+	switch {
+	case err != nil:
 		return err
-	}
-	if tear == nil {
-		return nil
-	}
-	if r.info.Packets == 0 && !begun {
+	case tear == nil:
+	case r.info.Packets == 0 && !begun:
 		return status.Wrap(status.Corrupt, tear, "%q is no stream", r.path)
+	case !atEnd || !r.info.Live:
+		r.problem("%v", tear)
 	}
-	r.problem("%v", tear)
 	return nil
+}
+
+// isLocked reports whether a capture has locked the file. On a file system without locks it has not.
+func isLocked(f *os.File) bool {
+	fd := int(f.Fd())
+	switch err := syscall.Flock(fd, syscall.LOCK_SH|syscall.LOCK_NB); {
+	case err == nil:
+		_ = syscall.Flock(fd, syscall.LOCK_UN) // closing the file does it otherwise
+		return false
+	default:
+		return errors.Is(err, syscall.EWOULDBLOCK)
+	}
 }
 
 func (r *Reader) problem(format string, args ...any) {
@@ -263,8 +281,9 @@ func (r *Reader) fitting() int {
 }
 
 // layout puts the first rows of the index and what the scan finds around them
-// in stream order. tear is the first place where bytes are no packet.
-func (r *Reader) layout(rows int) (tear *scan.Tear, err error) {
+// in stream order. tear is the first place where bytes are no packet. atEnd: no packet stands
+// behind it.
+func (r *Reader) layout(rows int) (tear *scan.Tear, atEnd bool, err error) {
 	pos, placed := int64(0), 0
 	explore := func(to int64) {
 		if err != nil || pos >= to {
@@ -301,13 +320,14 @@ func (r *Reader) layout(rows int) (tear *scan.Tear, err error) {
 		})
 		r.place(false, placed, rows)
 	}
+	atEnd = tear == nil
 	explore(r.size)
 	if tear == nil {
 		r.info.ValidBytes = r.size
 	}
 	r.info.Scanned = uint64(len(r.found))
 	r.info.Packets += r.info.Scanned
-	return tear, err
+	return tear, atEnd, err
 }
 
 // place appends rows: those of the index, or found packets.
@@ -389,6 +409,31 @@ func (r *Reader) Schema() *arrow.Schema {
 		return r.idx.Schema()
 	}
 	return index.Schema(index.Metadata{})
+}
+
+// Columns are Records of some columns alone, and their schema.
+//
+// Errors: InvalidArgument (there is no column of a name).
+func (r *Reader) Columns(names []string) (*arrow.Schema, []arrow.Record, error) {
+	schema := r.Schema()
+	fields, places := make([]arrow.Field, len(names)), make([]int, len(names))
+	for i, name := range names {
+		found := schema.FieldIndices(name)
+		if len(found) == 0 {
+			return nil, nil, status.New(status.InvalidArgument, "the index has no column %q", name)
+		}
+		places[i], fields[i] = found[0], schema.Field(found[0])
+	}
+	schema = arrow.NewSchema(fields, nil)
+	records := make([]arrow.Record, len(r.Records()))
+	for k, rec := range r.Records() {
+		columns := make([]arrow.Array, len(places))
+		for i, place := range places {
+			columns[i] = rec.Column(place)
+		}
+		records[k] = array.NewRecord(schema, columns, rec.NumRows())
+	}
+	return schema, records, nil
 }
 
 // Close closes the stream.

@@ -12,12 +12,13 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/apache/arrow/go/v17/arrow/array"
-	"github.com/klauspost/compress/zstd"
 	"github.com/pierrec/lz4/v4"
 
+	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/index"
 	"github.com/libstrap/strap/libstrap/internal/reader"
 	"github.com/libstrap/strap/libstrap/internal/status"
@@ -62,30 +63,33 @@ func (c *capture) note(layer, why string) {
 	c.values = append(c.values, nil)
 }
 
-func compress(t testing.TB, codec string, b []byte) []byte {
+// encoders are made once: that takes longer than a small payload.
+var encoders = map[codec.Kind]*codec.Encoder{}
+
+// compress makes a payload as a capture does, or an LZ4 frame of another writer.
+func compress(t testing.TB, name string, b []byte) []byte {
 	t.Helper()
-	var out bytes.Buffer
-	var err error
-	switch codec {
-	case "none":
-		return b
-	case "lz4", "lz4 without size":
+	if name == "lz4 without size" {
+		var out bytes.Buffer
 		w := lz4.NewWriter(&out)
-		if codec == "lz4" {
-			err = w.Apply(lz4.SizeOption(uint64(len(b))))
-		}
-		_, werr := w.Write(b)
-		err = errors.Join(err, werr, w.Close())
-	case "zstd":
-		var w *zstd.Encoder
-		if w, err = zstd.NewWriter(nil); err == nil {
-			return w.EncodeAll(b, nil)
-		}
+		_, err := w.Write(b)
+		check(t, errors.Join(err, w.Close()))
+		return out.Bytes()
 	}
-	if err != nil {
-		t.Fatal(err)
+	kind, err := codec.ParseKind(name)
+	check(t, err)
+	e := encoders[kind]
+	if e == nil {
+		e, err = codec.NewEncoder(kind, 0)
+		check(t, err)
+		encoders[kind] = e
 	}
-	return out.Bytes()
+	buf := make([]byte, len(b)+codec.Headroom(kind, len(b)))
+	from := codec.Front(kind, len(b))
+	copy(buf[from:], b)
+	n, err := e.EncodeInPlace(buf, from, len(b))
+	check(t, err)
+	return buf[:n]
 }
 
 // ramp is n values that compress somewhat.
@@ -344,6 +348,33 @@ func TestACaptureKilledEarlyHasNoPackets(t *testing.T) {
 	sameInfo(t, r.Info(), reader.Info{Indexed: true, FileBytes: 20}, "no complete packet at byte 0")
 }
 
+func TestATornTailIsNoProblemWhileItIsWritten(t *testing.T) {
+	c := sample(t)
+	half := func(path string) {
+		b, err := os.ReadFile(index.PathOf(path))
+		check(t, err)
+		check(t, os.WriteFile(index.PathOf(path), b[:len(b)-8], 0o666))
+		f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+		check(t, err)
+		_, err = f.Write([]byte{0, 1, 0xff, 0xff, 0xff, 0xff, 'x'})
+		check(t, errors.Join(err, f.Close()))
+	}
+	path := save(t, c.stream, c.rows)
+	half(path)
+	writer, err := os.Open(path)
+	check(t, err)
+	check(t, syscall.Flock(int(writer.Fd()), syscall.LOCK_EX))
+	live := open(t, path, reader.Options{})
+	if info := live.Info(); !info.Live || info.Problem != "" || info.Packets != 5 {
+		t.Errorf("while it is written: %+v", info)
+	}
+	check(t, writer.Close())
+	check(t, os.WriteFile(path, c.stream[:c.rows[1].Offset], 0o666))
+	if info := open(t, path, reader.Options{}).Info(); info.Live || !strings.Contains(info.Problem, "end mark") {
+		t.Errorf("of a killed capture: %+v", info)
+	}
+}
+
 func TestAnIndexOfAnotherStreamIsIgnored(t *testing.T) {
 	c := sample(t)
 	other := &capture{}
@@ -508,6 +539,25 @@ func TestRecordsAreTheRows(t *testing.T) {
 	}
 }
 
+func TestSomeColumnsAreThoseOfTheRecords(t *testing.T) {
+	c := sample(t)
+	r := open(t, save(t, c.stream, c.rows), reader.Options{})
+	schema, records, err := r.Columns([]string{"step", "layer"})
+	check(t, err)
+	if schema.NumFields() != 2 || schema.Field(1).Name != "layer" || len(records) != len(r.Records()) {
+		t.Fatalf("%v in %d batches", schema, len(records))
+	}
+	for k, rec := range r.Records() {
+		layers := rec.Column(rec.Schema().FieldIndices("layer")[0])
+		if rec.NumRows() != records[k].NumRows() || !array.Equal(layers, records[k].Column(1)) {
+			t.Errorf("batch %d is %v, not %v", k, records[k].Column(1), layers)
+		}
+	}
+	if _, _, err := r.Columns([]string{"step", "stepp"}); status.CodeOf(err) != status.InvalidArgument {
+		t.Errorf("no such column: %v", err)
+	}
+}
+
 func TestManyReadersAtOnce(t *testing.T) {
 	c := sample(t)
 	r := open(t, save(t, c.stream, c.rows), reader.Options{})
@@ -576,7 +626,12 @@ func FuzzReader(f *testing.F) {
 				if n > 1<<20 {
 					continue
 				}
-				err = r.ReadInto(i, make([]byte, n))
+				one, many, end := make([]byte, n), make([]byte, n), make([]uint64, 1)
+				err = r.ReadInto(i, one)
+				done, merr := r.ReadMany([]uint64{uint64(i)}, 1, many, end)
+				if (err == nil) != (merr == nil) || err == nil && (done != 1 || !bytes.Equal(one, many)) {
+					t.Fatalf("row %d alone: %v; as one of many: %d, %v", i, err, done, merr)
+				}
 				if code := status.CodeOf(err); code != status.OK && code != status.Corrupt && code != status.Unsupported {
 					t.Fatalf("row %d: %v", i, err)
 				}
@@ -594,6 +649,128 @@ func FuzzReader(f *testing.F) {
 			check(t, r.Close())
 		}
 	})
+}
+
+// crowd is a capture of n packets of every codec, most of them small.
+func crowd(t testing.TB, n int) *capture {
+	c := &capture{}
+	for i := range n {
+		size := i % 300
+		if i%1000 == 500 {
+			size = 100_000 // more than one stretch of the file
+		}
+		codec := []string{"none", "lz4", "zstd"}[i%3]
+		if i%100 == 50 {
+			codec = "lz4 without size"
+		}
+		c.add(t, fmt.Sprint("layer.", i%7), codec, ramp(size))
+		c.rows[i].Codec = strings.TrimSuffix(codec, " without size")
+	}
+	return c
+}
+
+// many reads rows by ReadMany, each in a place of its own.
+func many(t testing.TB, r *reader.Reader, rows []uint64, align, room int) [][]byte {
+	t.Helper()
+	var out [][]byte
+	dst, ends := make([]byte, room), make([]uint64, len(rows))
+	for len(rows) > 0 {
+		done, err := r.ReadMany(rows, align, dst, ends)
+		check(t, err)
+		if done == 0 {
+			t.Fatalf("no room for row %d", rows[0])
+		}
+		from := 0
+		for _, end := range ends[:done] {
+			from = (from + align - 1) / align * align
+			out = append(out, bytes.Clone(dst[from:end]))
+			from = int(end)
+		}
+		rows = rows[done:]
+	}
+	return out
+}
+
+func TestManyPacketsAtOnceAreThoseReadOneByOne(t *testing.T) {
+	c := crowd(t, 2000)
+	path := save(t, c.stream, c.rows)
+	orders := map[string]func(i int) uint64{
+		"in order":  func(i int) uint64 { return uint64(i) },
+		"backwards": func(i int) uint64 { return uint64(len(c.rows) - 1 - i) },
+		"scattered": func(i int) uint64 { return uint64(i * 7919 % len(c.rows)) },
+		"one layer": func(i int) uint64 { return uint64(i * 7 % len(c.rows)) },
+		"one again": func(int) uint64 { return 3 },
+	}
+	for _, o := range []reader.Options{{}, {IgnoreIndex: true}} {
+		r := open(t, path, o)
+		for name, order := range orders {
+			rows := make([]uint64, len(c.rows))
+			for i := range rows {
+				rows[i] = order(i)
+			}
+			for _, align := range []int{1, 64} {
+				for i, b := range many(t, r, rows, align, 200_000) {
+					if !bytes.Equal(b, c.values[rows[i]]) {
+						t.Fatalf("%s, %+v: row %d has %d bytes, not the %d it was written with", name, o, rows[i], len(b), len(c.values[rows[i]]))
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestManyPacketsEndBeforeTheOneThatCannotBeRead(t *testing.T) {
+	c := crowd(t, 1000)
+	const damaged = 700
+	c.stream[c.rows[damaged+1].Offset-1] ^= 1 // its last byte
+	c.note("layer.0", "no room")
+	r := open(t, save(t, c.stream, c.rows), reader.Options{})
+	rows := make([]uint64, 1000)
+	for i := range rows {
+		rows[i] = uint64(i)
+	}
+	dst, ends := make([]byte, 1<<20), make([]uint64, len(rows))
+	if done, err := r.ReadMany(rows, 1, dst, ends); done != damaged || err != nil {
+		t.Errorf("%d rows, %v", done, err)
+	}
+	for what, some := range map[string][]uint64{"damaged": {damaged, 0}, "note": {1000}, "none": {1001}} {
+		want := map[string]status.Code{"damaged": status.Corrupt, "note": status.NotFound, "none": status.NotFound}[what]
+		if done, err := r.ReadMany(some, 1, dst, ends); done != 0 || status.CodeOf(err) != want {
+			t.Errorf("%s: %d rows, %v", what, done, err)
+		}
+	}
+	if done, err := r.ReadMany([]uint64{299, 298}, 1, dst[:298], ends); done != 0 || err != nil {
+		t.Errorf("no room: %d rows, %v", done, err)
+	}
+	if done, err := r.ReadMany([]uint64{298, 299}, 1, dst[:300], ends); done != 1 || err != nil || ends[0] != 298 {
+		t.Errorf("room for one: %d rows, %v", done, err)
+	}
+	for _, align := range []int{0, -8, 3} {
+		if _, err := r.ReadMany(rows, align, dst, ends); status.CodeOf(err) != status.InvalidArgument {
+			t.Errorf("alignment %d: %v", align, err)
+		}
+	}
+}
+
+func BenchmarkReadMany(b *testing.B) {
+	for _, codec := range []string{"none", "lz4", "zstd"} {
+		b.Run(codec, func(b *testing.B) {
+			c, rows := &capture{}, make([]uint64, 4096)
+			for i := range rows {
+				c.add(b, fmt.Sprint("layer.", i%200), codec, ramp(128))
+				rows[i] = uint64(i)
+			}
+			r := open(b, save(b, c.stream, c.rows), reader.Options{})
+			dst, ends := make([]byte, 128*len(rows)), make([]uint64, len(rows))
+			b.ReportAllocs()
+			for b.Loop() {
+				if done, err := r.ReadMany(rows, 1, dst, ends); done != len(rows) {
+					b.Fatal(done, err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(rows)), "ns/packet")
+		})
+	}
 }
 
 func BenchmarkReadInto(b *testing.B) {

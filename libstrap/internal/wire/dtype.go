@@ -1,5 +1,11 @@
 package wire
 
+import (
+	"math"
+	"math/bits"
+	"slices"
+)
+
 // DType is an element type. The values are those of strap_dtype in strap.h and
 // the names those of torch and numpy.
 type DType uint8
@@ -83,4 +89,21 @@ func ParseDType(name string) DType {
 		}
 	}
 	return 0
+}
+
+// TensorLen is the length of a tensor's elements in bytes; math.MaxInt64 where it is more, or where
+// the shape has a negative number.
+func TensorLen(shape []int64, d DType) int64 {
+	if slices.Contains(shape, 0) {
+		return 0
+	}
+	total := uint64(d.Size())
+	for _, n := range shape {
+		hi, lo := bits.Mul64(total, uint64(n))
+		if n < 0 || hi != 0 || lo > math.MaxInt64 {
+			return math.MaxInt64
+		}
+		total = lo
+	}
+	return int64(total)
 }

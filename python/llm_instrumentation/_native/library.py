@@ -128,6 +128,8 @@ class RawReaderInfo(ctypes.Structure):
         ("valid_bytes", ctypes.c_uint64),
         ("scanned", ctypes.c_uint64),
         ("problem", ctypes.c_char * 512),
+        ("live", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     ]
 
 
@@ -251,6 +253,16 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_reader_at": (_u64, _u64, ctypes.POINTER(RawPacket)),
     "strap_reader_name": (_u64, _u64, _ptr, _size),
     "strap_reader_read": (_u64, _u64, _ptr, _size),
+    "strap_reader_read_many": (
+        _u64,
+        _ptr,
+        _size,
+        _size,
+        _ptr,
+        _size,
+        _ptr,
+        ctypes.POINTER(_size),
+    ),
     "strap_reader_close": (_u64,),
     "strap_salvage": (
         _str,
@@ -262,6 +274,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_decoded_size": (_i32, _str, _size, ctypes.POINTER(_u64)),
     "strap_decode": (_i32, _str, _size, _ptr, _size),
     "strap_index_export": (_u64, ctypes.POINTER(ArrowArrayStream)),
+    "strap_index_columns": (_u64, _str, ctypes.POINTER(ArrowArrayStream)),
     "strap_trace_parse": (
         _str,
         _str,

@@ -21,6 +21,8 @@ from .library import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
 
 _IGNORE_INDEX = 1
@@ -39,6 +41,7 @@ class ReaderInfo:
     file_bytes: int
     valid_bytes: int
     problem: str
+    live: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +123,7 @@ class Reader:
             file_bytes=info.file_bytes,
             valid_bytes=info.valid_bytes,
             problem=info.problem.decode("utf-8", "replace"),
+            live=bool(info.live),
         )
 
     def packet(self, row: int) -> Packet:
@@ -165,12 +169,56 @@ class Reader:
         error = Error()
         check(self._lib.strap_reader_read(self._handle, row, address, size, error), error)
 
-    def index(self) -> pa.RecordBatchReader:
-        """The index, batch by batch; docs/STREAM_FORMAT.md lists its columns."""
+    def read_many(
+        self,
+        rows: npt.NDArray[np.uint64],
+        address: int,
+        size: int,
+        ends: npt.NDArray[np.uint64],
+        *,
+        alignment: int = 1,
+    ) -> int:
+        """Decodes rows behind each other into ``size`` bytes at ``address``, as many as fit there.
+
+        Args:
+            ends: filled with where the elements of each row end; as long as ``rows``.
+            alignment: each row's elements begin at a multiple of it.
+
+        Returns:
+            How many rows were decoded. An error of a row but the first ends the work before it.
+
+        Raises:
+            CorruptError: a checksum or frame is wrong.
+        """
+        done, error = ctypes.c_size_t(), Error()
+        status = self._lib.strap_reader_read_many(
+            self._handle,
+            rows.ctypes.data,
+            len(rows),
+            alignment,
+            address,
+            size,
+            ends.ctypes.data,
+            done,
+            error,
+        )
+        check(status, error)
+        return done.value
+
+    def index(self, *columns: str) -> pa.RecordBatchReader:
+        """The index, batch by batch: all columns, which docs/STREAM_FORMAT.md lists, or some.
+
+        It outlives the reader. A batch is copied out of libstrap's memory when it is asked for.
+        """
         import pyarrow as pa
 
         stream, error = ArrowArrayStream(), Error()
-        check(self._lib.strap_index_export(self._handle, stream, error), error)
+        if columns:
+            names = ",".join(columns).encode()
+            status = self._lib.strap_index_columns(self._handle, names, stream, error)
+        else:
+            status = self._lib.strap_index_export(self._handle, stream, error)
+        check(status, error)
         return pa.RecordBatchReader._import_from_c(ctypes.addressof(stream))
 
     def close(self) -> None:

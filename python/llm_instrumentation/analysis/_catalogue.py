@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
-__all__ = ["FLOAT16", "TWIN_SUFFIX", "TWIN_TRANSFORM", "Catalogue"]
+from .._native import DTYPE_SIZES
+from ._columns import Columns, Ints, Texts, distinct
+
+__all__ = ["FLOAT16", "TWIN_SUFFIX", "TWIN_TRANSFORM", "Alike", "Catalogue"]
 
 FLOAT16 = "float16"  # what float32 is stored as, and what has a twin
 TWIN_SUFFIX = "!float32"
 TWIN_TRANSFORM = "overflow_float32"
 
-Ints = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -40,13 +41,25 @@ class _Packets:
         return len(self.rows) == self.parts
 
 
+class Alike(NamedTuple):
+    """What plain activations have in common.
+
+    Attributes:
+        dtype: the stored type of all.
+        shapes: (activations, dimensions), int64.
+    """
+
+    dtype: str
+    shapes: Rows
+
+
 class Catalogue:
     """An index, by activation.
 
     An activation goes by the row of its first packet.
 
     Attributes:
-        index: the index, one chunk a column.
+        columns: of the index.
         names: all layer names with paths, numbered in the order of their first row.
         codes: each row's number in them.
         activations: rows of the activations, in capture order.
@@ -56,10 +69,9 @@ class Catalogue:
         said: stored types that the caller says, by name, of activations that no index describes.
     """
 
-    def __init__(self, index: pa.Table) -> None:
-        self.index: pa.Table = index.combine_chunks()
-        self._numbers: dict[str, npt.NDArray[Any]] = {}
-        self._texts: dict[str, tuple[Ints, list[str]]] = {}
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        columns.load("layer", "path", "error", "transform", "stored_dtype", "part", "parts")
         self.codes = self._name_all()
         self.parts: dict[int, tuple[int, ...]] = {}
         self.twins: dict[int, tuple[int, ...]] = {}
@@ -67,8 +79,8 @@ class Catalogue:
         self._incomplete: dict[int, str] = {}
         noted = self._valid("error")
         single = self._group(~noted)
-        self.activations: Ints = np.flatnonzero(single)
-        self.missing: Ints = np.union1d(
+        self.activations: Rows = np.flatnonzero(single)
+        self.missing: Rows = np.union1d(
             np.flatnonzero(noted), np.fromiter(self._incomplete, np.int64)
         )
 
@@ -77,29 +89,28 @@ class Catalogue:
     def _name_all(self) -> Ints:
         layer, layers = self.texts("layer")
         path, paths = self.texts("path")
-        pairs, first, pair_of = np.unique(
-            layer * len(paths) + path, return_index=True, return_inverse=True
-        )
+        pairs, pair_of = distinct(layer.astype(np.int64) * len(paths) + path)
         self._number: dict[str, int] = {}
-        number_of = np.empty(len(pairs), np.int64)
-        for k in np.argsort(first).tolist():
-            at, tail = divmod(int(pairs[k]), len(paths))
+        number_of = []
+        for pair in pairs:
+            at, tail = divmod(pair, len(paths))
             # A scanned packet has its whole name as layer: two pairs may be one name.
             name = f"{layers[at]}{paths[tail]}"
-            number_of[k] = self._number.setdefault(name, len(self._number))
+            number_of.append(self._number.setdefault(name, len(self._number)))
         self.names = tuple(self._number)
-        codes: Ints = number_of[pair_of]
+        kind = np.min_scalar_type(len(number_of))  # short numbers are sorted in linear time
+        codes: Ints = np.array(number_of, kind)[pair_of]
         return codes
 
     def name(self, row: int) -> str:
         return self.names[int(self.codes[row])]
 
     @functools.cached_property
-    def rows_by_name(self) -> dict[str, Ints]:
+    def rows_by_name(self) -> dict[str, Rows]:
         """The activations of each name, in capture order; names in order of appearance."""
         codes = self.codes[self.activations]
         order = np.argsort(codes, kind="stable")
-        starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+        starts = np.flatnonzero(np.diff(codes[order].astype(np.int64), prepend=-1))
         groups = np.split(self.activations[order], starts[1:]) if len(starts) else []
         groups.sort(key=lambda rows: int(rows[0]))
         return {self.name(int(rows[0])): rows for rows in groups}
@@ -108,41 +119,66 @@ class Catalogue:
 
     def numbers(self, column: str) -> npt.NDArray[Any]:
         """A column of numbers; an integer that is null reads as -1, a float as NaN."""
-        if column not in self._numbers:
-            cells = self.index[column]
-            if pa.types.is_signed_integer(cells.type):
-                cells = pc.fill_null(cells, -1)
-            self._numbers[column] = cells.to_numpy()
-        return self._numbers[column]
+        return self.columns.numbers(column)
 
-    def texts(self, column: str) -> tuple[Ints, list[str]]:
+    def texts(self, column: str) -> Texts:
         """A column of texts as numbers into its distinct texts; null is -1."""
-        if column not in self._texts:
-            chunks = self.index[column].dictionary_encode().unify_dictionaries().chunks
-            codes = [pc.fill_null(chunk.indices, -1).to_numpy() for chunk in chunks]
-            self._texts[column] = (
-                np.concatenate([np.empty(0, np.int64), *codes]).astype(np.int64),
-                chunks[0].dictionary.to_pylist() if chunks else [],
-            )
-        return self._texts[column]
+        return self.columns.texts(column)
 
     def text(self, column: str, row: int) -> str | None:
         codes, distinct = self.texts(column)
         code = int(codes[row])
         return None if code < 0 else distinct[code]
 
-    @functools.cached_property
-    def _shapes(self) -> tuple[Ints, Ints, Ints]:
-        """Number of dimensions (-1: unknown) and first dimension of each row; all dimensions."""
-        cells = self.index["shape"]
-        ndim = pc.fill_null(pc.list_value_length(cells), -1).to_numpy().astype(np.int64)
-        ends = np.cumsum(np.maximum(ndim, 0))
-        return ndim, ends - np.maximum(ndim, 0), pc.list_flatten(cells).to_numpy()
-
     def shape(self, row: int) -> tuple[int, ...] | None:
-        ndim, start, lengths = self._shapes
+        ndim, start, lengths = self.columns.shapes()
         n, at = int(ndim[row]), int(start[row])
         return None if n < 0 else tuple(lengths[at : at + n].tolist())
+
+    @functools.cached_property
+    def plain(self) -> Mask:
+        """Rows of activations of one packet whose shape and type the index has."""
+        stored, names = self.texts("stored_dtype")
+        known = np.array([name in DTYPE_SIZES for name in names] + [False])  # the last: of null
+        plain = np.zeros(len(stored), np.bool_)
+        plain[self.activations] = True
+        plain &= known[stored] & (self.columns.shapes()[0] >= 0)
+        plain[[*self.parts, *self.twins]] = False
+        return plain
+
+    def forms(self, rows: Rows) -> tuple[list[str], list[tuple[int, ...]]]:
+        """Stored types and shapes of plain activations."""
+        ndim, start, lengths = self.columns.shapes()
+        codes, names = self.texts("stored_dtype")
+        same: dict[tuple[int, ...], tuple[int, ...]] = {}
+        shapes = []
+        for n, at in zip(ndim[rows].tolist(), start[rows].tolist(), strict=True):
+            shape = tuple(lengths[at : at + n].tolist())
+            shapes.append(same.setdefault(shape, shape))
+        return [names[code] for code in codes[rows].tolist()], shapes
+
+    def alike(self, rows: Rows, dim: int | None = None) -> Alike | None:
+        """What activations have in common; None where it is not one type and shape.
+
+        Args:
+            rows: of the activations.
+            dim: a dimension that may differ.
+        """
+        if not len(rows) or not self.plain[rows].all():
+            return None
+        ndim, start, lengths = self.columns.shapes()
+        codes, names = self.texts("stored_dtype")
+        codes, several = codes[rows], ndim[rows]
+        if (codes != codes[0]).any() or (several != several[0]).any():
+            return None
+        n = int(several[0])
+        shapes = lengths[start[rows, None] + np.arange(n)]
+        same = (shapes == shapes[0]).all(axis=0)
+        if dim is not None:
+            if not -n <= dim < n:
+                return None
+            same[dim] = True
+        return Alike(names[codes[0]], shapes) if same.all() else None
 
     def stored_dtype(self, row: int) -> str | None:
         """The type of an activation's own packets; None where nobody says it."""
@@ -166,7 +202,8 @@ class Catalogue:
         return (*self.parts.get(row, (row,)), *self.twins.get(row, ()))
 
     def _valid(self, column: str) -> Mask:
-        mask: Mask = pc.is_valid(self.index[column]).to_numpy()
+        """Rows in which a column of texts has one."""
+        mask: Mask = self.texts(column)[0] >= 0
         return mask
 
     # ---- split tensors and twins ----------------------------------------------

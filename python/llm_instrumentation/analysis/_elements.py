@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,9 @@ _FLOAT8 = {
     "float8_e4m3fnuz": (3, 8),
     "float8_e5m2fnuz": (2, 16),
 }
+
+
+_OF_NUMPY = {name for name in DTYPE_SIZES if hasattr(np, name)} | {"bool"}
 
 
 def dtype_name(dtype: Any) -> str:
@@ -85,6 +89,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         ) from None
 
 
+@functools.cache
 def storage_dtype(name: str) -> np.dtype[Any]:
     """The numpy type whose elements have the bytes of the stored type `name`."""
     try:
@@ -106,6 +111,39 @@ def from_storage(stored: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     elif name.startswith("float8"):
         values = _float8_values(name)[stored]
     return values
+
+
+def refuse_view(copy: bool | None, what: str) -> None:
+    """Answers numpy's `copy` for values that are decoded.
+
+    Raises:
+        InvalidArgumentError: it is False.
+    """
+    if copy is False:
+        raise InvalidArgumentError(f"{what} is decoded anew each time: pass copy=None")
+
+
+def array_of(
+    data: npt.NDArray[np.uint8], start: int, name: str, shape: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    """The values of an array of the stored type `name` among other bytes, copied."""
+    stored = np.ndarray(shape, storage_dtype(name), data, start).copy()
+    return stored if name in _OF_NUMPY else from_storage(stored.reshape(-1), name).reshape(shape)
+
+
+def tensor_of(
+    data: npt.NDArray[np.uint8], start: int, name: str, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """`array_of` as a tensor of the type itself."""
+    import torch
+
+    dtype = torch_dtype(name)
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    if name in _OF_NUMPY:
+        return torch.from_numpy(np.ndarray(shape, name, data, start).copy())
+    size = math.prod(shape) * element_size(name)
+    return torch.from_numpy(data[start : start + size].copy()).view(dtype).reshape(shape)
 
 
 @functools.cache

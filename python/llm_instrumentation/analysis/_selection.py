@@ -16,6 +16,27 @@ Selector: TypeAlias = "int | slice | Iterable[int] | None"
 """One number, a half-open range of them, a collection, or None for all."""
 
 
+def bounds(wanted: int | slice | Iterable[int], what: str) -> tuple[int, int] | None:
+    """The half-open range of values that one number or a slice without a stride takes; else None.
+
+    Raises:
+        InvalidArgumentError: as of `among`.
+    """
+    try:
+        if isinstance(wanted, slice):
+            start, stop, stride = _range(wanted, what)
+            return (start, max(start, stop)) if stride == 1 else None
+        if isinstance(wanted, Iterable):
+            return None
+        number = operator.index(wanted)
+    except TypeError:
+        raise InvalidArgumentError(_no_selector(wanted, what)) from None
+    if number < 0:
+        raise InvalidArgumentError(_negative(number, what))
+    number = min(number, sys.maxsize - 1)
+    return number, number + 1
+
+
 def among(
     values: npt.NDArray[Any], wanted: int | slice | Iterable[int], what: str
 ) -> npt.NDArray[np.bool_]:
@@ -26,15 +47,22 @@ def among(
         several = wanted if isinstance(wanted, Iterable) else (wanted,)
         numbers = [operator.index(n) for n in several]
     except TypeError:
-        raise InvalidArgumentError(
-            f"{what}: {wanted!r} is no number, slice or collection of numbers"
-        ) from None
+        raise InvalidArgumentError(_no_selector(wanted, what)) from None
     if min(numbers, default=0) < 0:
-        raise InvalidArgumentError(f"{what}: {min(numbers)} is negative; they count from 0")
+        raise InvalidArgumentError(_negative(min(numbers), what))
     return np.isin(values, np.array(numbers, np.int64))
 
 
 def _in_range(values: npt.NDArray[Any], wanted: slice, what: str) -> npt.NDArray[np.bool_]:
+    start, stop, stride = _range(wanted, what)
+    values = values.astype(np.int64)
+    fits: npt.NDArray[np.bool_] = (
+        (values >= start) & (values < stop) & ((values - start) % stride == 0)
+    )
+    return fits
+
+
+def _range(wanted: slice, what: str) -> tuple[int, int, int]:
     start = 0 if wanted.start is None else operator.index(wanted.start)
     stop = sys.maxsize if wanted.stop is None else operator.index(wanted.stop)
     stride = 1 if wanted.step is None else operator.index(wanted.step)
@@ -42,8 +70,12 @@ def _in_range(values: npt.NDArray[Any], wanted: slice, what: str) -> npt.NDArray
         raise InvalidArgumentError(
             f"{what}: {wanted} is a range by value, from 0 up; it cannot count from the end"
         )
-    values = values.astype(np.int64)
-    fits: npt.NDArray[np.bool_] = (
-        (values >= start) & (values < stop) & ((values - start) % stride == 0)
-    )
-    return fits
+    return min(start, sys.maxsize), min(stop, sys.maxsize), stride
+
+
+def _no_selector(wanted: object, what: str) -> str:
+    return f"{what}: {wanted!r} is no number, slice or collection of numbers"
+
+
+def _negative(number: int, what: str) -> str:
+    return f"{what}: {number} is negative; they count from 0"

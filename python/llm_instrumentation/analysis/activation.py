@@ -13,15 +13,24 @@ from ..core.sampling import TRANSFORM as SAMPLE
 from ..core.sampling import positions_from_parameters
 from ..errors import CorruptError, InvalidArgumentError
 from ._catalogue import TWIN_SUFFIX, TWIN_TRANSFORM
-from ._elements import dtype_name, numpy_dtype, torch_dtype
+from ._elements import (
+    array_of,
+    dtype_name,
+    numpy_dtype,
+    refuse_view,
+    tensor_of,
+    torch_dtype,
+)
 
 if TYPE_CHECKING:
     import torch
 
+    from ._ahead import Ahead, Decoded
     from .reader import ActivationReader
 
 __all__ = ["Activation"]
 
+_DLPACK_CPU = (1, 0)  # https://dmlc.github.io/dlpack/latest/c_api.html, kDLCPU
 _PACKET_HEADER = 6  # bytes, docs/STREAM_FORMAT.md
 
 
@@ -35,6 +44,9 @@ class Activation:
 
     _reader: ActivationReader
     row: int
+    # Where it came out of an iteration: what decodes the activations of that, and its place there.
+    _ahead: Ahead | None = dataclasses.field(default=None, compare=False)
+    _place: int = dataclasses.field(default=0, compare=False)
 
     @property
     def name(self) -> str:
@@ -218,7 +230,10 @@ class Activation:
             UnsupportedError: (a TypeError) this torch lacks the type.
             InvalidStateError: the reader is closed.
         """
-        values = self._reader._torch(self._reader._form(self.row, exact, dtype))
+        if (found := self._decoded()) is not None:
+            values = tensor_of(*found)
+        else:
+            values = self._reader._torch(self._reader._form(self.row, exact, dtype))
         return values if dtype is None else values.to(torch_dtype(dtype_name(dtype)))
 
     def to_numpy(self, exact: bool = True, dtype: Any = None) -> npt.NDArray[Any]:
@@ -228,9 +243,46 @@ class Activation:
         all exactly equal.
         """
         target = None if dtype is None else dtype_name(dtype)
-        form = self._reader._form(self.row, exact, dtype)
-        values = self._reader._numpy(form)
-        return values if target in (None, form.dtype) else values.astype(numpy_dtype(target))
+        if (found := self._decoded()) is not None:
+            values, stored = array_of(*found), found[2]
+        else:
+            form = self._reader._form(self.row, exact, dtype)
+            stored, values = form.dtype, self._reader._numpy(form)
+        return values if target in (None, stored) else values.astype(numpy_dtype(target))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """`to_numpy(dtype=dtype)`, for numpy: bfloat16 comes as float32, exactly equal.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) `copy` is False: values are decoded anew each time.
+        """
+        refuse_view(copy, repr(self))
+        return self.to_numpy(dtype=dtype)
+
+    def __dlpack__(self, **how: Any) -> Any:
+        """`to_torch()` by the DLPack protocol, for jax, cupy, torch and others, bfloat16 as such.
+
+        Args:
+            how: `stream`, `max_version`, `dl_device` and `copy` of the protocol, for the tensor.
+
+        Raises:
+            BufferError: `copy` is False: values are decoded anew each time; or DLPack has no such
+                type.
+        """
+        if how.get("copy") is False:
+            raise BufferError(f"{self!r} is decoded anew each time: pass copy=None")
+        return self.to_torch().__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The CPU."""
+        return _DLPACK_CPU
+
+    def _decoded(self) -> Decoded | None:
+        """Where its values were decoded ahead, with those of others."""
+        if self._ahead is None:
+            return None
+        self._reader._check_open()
+        return self._ahead.at(self._place)
 
     @property
     def positions(self) -> npt.NDArray[np.int64] | None:

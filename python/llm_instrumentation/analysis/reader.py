@@ -21,7 +21,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -34,24 +34,37 @@ from ..errors import (
     InvalidStateError,
     NotFoundError,
     StrapError,
+    UnsupportedError,
 )
-from ._catalogue import FLOAT16, Catalogue
+from ._ahead import Ahead
+from ._catalogue import FLOAT16, Alike, Catalogue
+from ._columns import Columns
 from ._elements import (
     dtype_name,
     element_size,
     from_storage,
+    numpy_dtype,
+    refuse_view,
     storage_dtype,
     torch_dtype,
 )
-from ._selection import Selector, among
+from ._selection import Selector, among, bounds
 from .activation import Activation
 from .salvage import SalvageReport, salvage
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
     import torch
 
 __all__ = ["Activation", "ActivationReader", "ActivationView", "UnknownActivationError"]
+
+# The numbers of a column in order, and their places; None where they stand in order.
+_Orders: TypeAlias = "dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]]"
+
+_ITERATED = 4096  # rows of a view that are Python numbers at a time
+_CALL_BYTES = 64 << 20  # that one call of the library decodes, between looks for signals
+_CONVERTED_BYTES = 4 << 20  # that are decoded before they are converted to another type
 
 
 class UnknownActivationError(StrapError, KeyError):
@@ -103,8 +116,10 @@ class ActivationReader:
         self._native = Reader(path, ignore_index=ignore_index)
         try:
             self.info: ReaderInfo = self._native.info
-            self._catalogue = Catalogue(self._native.index().read_all())
+            self._catalogue = Catalogue(Columns(self._native))
             self.layers: tuple[str, ...] = tuple(self._catalogue.rows_by_name)
+            # What views of all, and of a layer, found out: they are asked for again and again.
+            self._orders: dict[str | None, _Orders] = {}
             self.steps = self._distinct("step")
             self.tokens = self._distinct("token")
             for pattern, dtype in (dtypes or {}).items():
@@ -125,7 +140,10 @@ class ActivationReader:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the stream or its index (a torn tail...); "" when all is well."""
+        """What is wrong with the stream or its index (a torn tail...); "" when all is well.
+
+        While a capture writes the stream (`info.live`), a torn tail is nothing wrong.
+        """
         return self.info.problem
 
     @property
@@ -136,7 +154,7 @@ class ActivationReader:
     @property
     def index(self) -> pa.Table:
         """The index, one row a packet or note; docs/STREAM_FORMAT.md lists its columns."""
-        return self._catalogue.index
+        return self._catalogue.columns.table()
 
     @functools.cached_property
     def token_metadata(self) -> dict[str, Any] | None:
@@ -164,7 +182,8 @@ class ActivationReader:
         Raises:
             UnknownActivationError: (a KeyError) there are none of this name.
         """
-        return ActivationView(self, self._rows_of(layer))
+        rows = self._rows_of(layer)
+        return ActivationView(self, rows, self._orders.setdefault(layer, {}))
 
     def select(
         self,
@@ -185,12 +204,16 @@ class ActivationReader:
             UnknownActivationError: (a KeyError) a name or pattern fits no layer.
         """
         if layers is None:
-            view = ActivationView(self, self._catalogue.activations)
+            orders = self._orders.setdefault(None, {})
+            view = ActivationView(self, self._catalogue.activations, orders)
         else:
             patterns = [layers] if isinstance(layers, str) else list(layers)
             names = dict.fromkeys(name for pattern in patterns for name in self._fitting(pattern))
             rows = [self._catalogue.rows_by_name[name] for name in names]
-            view = ActivationView(self, np.sort(np.concatenate([np.empty(0, np.int64), *rows])))
+            if len(names) == 1:
+                view = self[next(iter(names))]
+            else:
+                view = ActivationView(self, np.sort(np.concatenate([np.empty(0, np.int64), *rows])))
         return view.select(steps=steps, tokens=tokens, calls=calls)
 
     def _fitting(self, pattern: str) -> list[str]:
@@ -237,6 +260,7 @@ class ActivationReader:
         with self._closing:
             if not self._closed:
                 self._closed = True
+                self._catalogue.columns.close()
                 self._native.close()
 
     def __enter__(self) -> ActivationReader:
@@ -255,6 +279,8 @@ class ActivationReader:
         ]
         if self.missing:
             says.append(f"{len(self.missing)} missing")
+        if self.info.live:
+            says.append("being captured")
         if self.problem:
             says.append(f"problem: {self.problem}")
         if self._closed:
@@ -286,9 +312,10 @@ class ActivationReader:
                 )
             shape = (count,)
         elif min(shape, default=0) < 0 or sum(sizes) != math.prod(shape) * element:
+            offset = self.index["offset"][row]
             raise CorruptError(
-                f"packet {name!r} at byte {catalogue.index['offset'][row]}: it holds {sum(sizes)} "
-                f"bytes, the index says shape {shape} of {stored}"
+                f"packet {name!r} at byte {offset}: it holds {sum(sizes)} bytes, the index says "
+                f"shape {shape} of {stored}"
             )
         return _Form(rows, sizes, stored, shape)
 
@@ -301,6 +328,19 @@ class ActivationReader:
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidStateError(f"the reader of {self.path} is closed")
+
+    def _decode_all(
+        self, rows: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], address: int
+    ) -> None:
+        """Decodes plain activations, of `sizes` bytes, behind each other."""
+        ends = np.cumsum(sizes)
+        numbers, reached = rows.astype(np.uint64), np.empty(len(rows), np.uint64)
+        done = at = 0
+        while done < len(rows):
+            self._check_open()
+            room = min(int(ends[-1]) - at, max(_CALL_BYTES, int(sizes[done])))
+            done += self._native.read_many(numbers[done:], address + at, room, reached)
+            at = int(ends[done - 1])
 
     def _torch(self, form: _Form) -> torch.Tensor:
         import torch
@@ -329,11 +369,17 @@ class _Form:
 class ActivationView(Sequence["Activation"]):
     """Activations in capture order: a sequence whose values are decoded when asked for."""
 
-    __slots__ = ("_reader", "_rows")
+    __slots__ = ("_orders", "_reader", "_rows")
 
-    def __init__(self, reader: ActivationReader, rows: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        reader: ActivationReader,
+        rows: npt.NDArray[np.int64],
+        orders: _Orders | None = None,
+    ) -> None:
         self._reader = reader
         self._rows = rows
+        self._orders = {} if orders is None else orders
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -351,8 +397,10 @@ class ActivationView(Sequence["Activation"]):
         return Activation(self._reader, int(self._rows[place]))
 
     def __iter__(self) -> Iterator[Activation]:
-        for row in self._rows:
-            yield Activation(self._reader, int(row))
+        ahead = Ahead(self._reader._native, self._reader._catalogue, self._rows)
+        for first in range(0, len(self), _ITERATED):
+            for place, row in enumerate(self._rows[first : first + _ITERATED].tolist(), first):
+                yield Activation(self._reader, row, ahead, place)
 
     def __repr__(self) -> str:
         layers = _count(len(np.unique(self._reader._catalogue.codes[self._rows])), "layer")
@@ -379,11 +427,32 @@ class ActivationView(Sequence["Activation"]):
         Raises:
             InvalidArgumentError: (a ValueError) a number is negative, or it is none of these.
         """
-        fits = np.ones(len(self), np.bool_)
+        view = self
         for column, wanted in (("step", steps), ("token", tokens), ("call", calls)):
             if wanted is not None:
-                fits &= among(self._column(column), wanted, column)
-        return self if fits.all() else ActivationView(self._reader, self._rows[fits])
+                view = view._narrowed(column, wanted)
+        return view
+
+    def _narrowed(self, column: str, wanted: int | slice | Iterable[int]) -> ActivationView:
+        places: Any
+        if (ends := bounds(wanted, column)) is None:
+            places = among(self._column(column), wanted, column)
+        else:
+            values, order = self._sorted(column)
+            low, high = np.searchsorted(values, ends).tolist()
+            places = slice(low, high) if order is None else np.sort(order[low:high])
+        rows = self._rows[places]
+        return self if len(rows) == len(self) else ActivationView(self._reader, rows)
+
+    def _sorted(self, column: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+        if (found := self._orders.get(column)) is None:
+            values = self._column(column).astype(np.int64)
+            order = None
+            if not (values[1:] >= values[:-1]).all():
+                order = np.argsort(values, kind="stable")
+                values = values[order]
+            found = self._orders[column] = values, order
+        return found
 
     def at(
         self, *, step: int | None = None, token: int | None = None, call: int | None = None
@@ -420,10 +489,11 @@ class ActivationView(Sequence["Activation"]):
         Raises:
             InvalidArgumentError: (a ValueError) shapes or types differ, or there is nothing.
         """
+        if (alike := self._reader._catalogue.alike(self._rows)) is not None:
+            return self._packed(alike, dtype).reshape(len(self), *alike.shapes[0].tolist())
         forms = self._forms(exact, dtype)
-        if len({form.shape for form in forms}) > 1:
-            raise InvalidArgumentError(f"cannot stack {_tally(form.shape for form in forms)}")
-        out = _empty((len(forms), *forms[0].shape), _common(forms, dtype))
+        _same_shape(forms)
+        out = _empty((len(forms), *forms[0].shape), torch_dtype(_common(forms, dtype)))
         for place, form in zip(out, forms, strict=True):
             self._fill(place, form)
         return out
@@ -437,6 +507,11 @@ class ActivationView(Sequence["Activation"]):
         """
         import torch
 
+        alike = self._reader._catalogue.alike(self._rows, dim)
+        if alike is not None and math.prod(alike.shapes[0, :dim].tolist()) == 1:
+            shape = alike.shapes[0].tolist()
+            shape[dim] = int(alike.shapes[:, dim].sum())
+            return self._packed(alike, dtype).reshape(shape)
         forms = self._forms(exact, dtype)
         ndim = len(forms[0].shape)
         if not -ndim <= dim < ndim:
@@ -451,9 +526,69 @@ class ActivationView(Sequence["Activation"]):
         lengths = [form.shape[dim] for form in forms]
         first = forms[0].shape
         shape = (*first[:dim], sum(lengths), *first[dim + 1 :])
-        out = _empty(shape, _common(forms, dtype))
+        out = _empty(shape, torch_dtype(_common(forms, dtype)))
         for place, form in zip(torch.split(out, lengths, dim), forms, strict=True):
             self._fill(place, form)
+        return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """All values in one array of shape (len(self), *shape), types as of `Activation.to_numpy`.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) shapes or types differ, or there is nothing; or
+                `copy` is False: values are decoded anew each time.
+        """
+        refuse_view(copy, repr(self))
+        if (alike := self._reader._catalogue.alike(self._rows)) is None:
+            forms = self._forms(True, dtype)
+            _same_shape(forms)
+            _common(forms, dtype)  # float16 and float32 become float32 in np.stack too
+            return np.stack([activation.to_numpy(dtype=dtype) for activation in self])
+        sizes = alike.shapes.prod(axis=1) * element_size(alike.dtype)
+        flat = np.empty(int(sizes.sum()) // element_size(alike.dtype), storage_dtype(alike.dtype))
+        self._reader._decode_all(self._rows, sizes, flat.ctypes.data)
+        values = from_storage(flat, alike.dtype).reshape(len(self), *alike.shapes[0].tolist())
+        return (
+            values if dtype is None else values.astype(numpy_dtype(dtype_name(dtype)), copy=False)
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """What the index says of the activations, without their values.
+
+        Returns:
+            a row for each, in order: "name", then the columns of `ActivationReader.index`, those
+            of its first packet. The frame's index is `Activation.row`.
+
+        Raises:
+            UnsupportedError: (a TypeError) pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise UnsupportedError(f"{error}: pip install pandas, or use reader.index") from error
+        catalogue = self._reader._catalogue
+        table: pd.DataFrame = catalogue.columns.table().take(self._rows).to_pandas()
+        table.insert(0, "name", [catalogue.name(row) for row in self._rows.tolist()])
+        table.index = pd.Index(self._rows, name="row")
+        return table
+
+    def _packed(self, alike: Alike, dtype: Any) -> torch.Tensor:
+        """The elements of plain activations of one type behind each other."""
+        stored = torch_dtype(alike.dtype)
+        wanted = stored if dtype is None else torch_dtype(dtype_name(dtype))
+        lengths = alike.shapes.prod(axis=1)
+        sizes = lengths * element_size(alike.dtype)
+        out = _empty((int(lengths.sum()),), wanted)
+        if wanted == stored:
+            self._reader._decode_all(self._rows, sizes, out.data_ptr())
+            return out
+        at, piece = 0, max(1, _CONVERTED_BYTES // max(1, int(sizes.max())))
+        for first in range(0, len(self), piece):
+            some = slice(first, first + piece)
+            part = _empty((int(lengths[some].sum()),), stored)
+            self._reader._decode_all(self._rows[some], sizes[some], part.data_ptr())
+            out[at : at + len(part)].copy_(part)
+            at += len(part)
         return out
 
     def _forms(self, exact: bool, dtype: Any) -> list[_Form]:
@@ -472,7 +607,12 @@ class ActivationView(Sequence["Activation"]):
 # ---- joining and messages --------------------------------------------------------
 
 
-def _common(forms: Sequence[_Form], dtype: Any) -> torch.dtype:
+def _same_shape(forms: Sequence[_Form]) -> None:
+    if len({form.shape for form in forms}) > 1:
+        raise InvalidArgumentError(f"cannot stack {_tally(form.shape for form in forms)}")
+
+
+def _common(forms: Sequence[_Form], dtype: Any) -> str:
     """The type that can hold the values of all."""
     names = {form.dtype for form in forms}
     if dtype is not None:
@@ -483,7 +623,7 @@ def _common(forms: Sequence[_Form], dtype: Any) -> torch.dtype:
         raise InvalidArgumentError(
             f"cannot join {_tally(form.dtype for form in forms)}: pass dtype= to convert them"
         )
-    return torch_dtype(names.pop())
+    return names.pop()
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -1,0 +1,172 @@
+"""What it takes to read a capture of many small packets.
+
+The capture: tensors of 64 float32 of 200 layers, step after step. Each round opens it in a process
+of its own, and reads a part of the packets in each of these ways:
+
+    parser      the few lines of docs/STREAM_FORMAT.md, without an index
+    iterate     for activation in reader: activation.to_numpy()
+    one by one  reader.select()[k].to_numpy(), which decodes that packet alone
+    stack       reader.select()[:N].stack()
+    at          reader[layer].at(step=k)
+
+    python benchmarks/reading.py [--packets 1000000] [--beside OTHER_CHECKOUT/python]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from _common import ROOT, head, keep, machine, spread, table
+
+LAYERS, VALUES = 200, 64
+WAYS = ("parser", "iterate", "one by one", "stack", "at")
+
+
+def capture(path: Path, packets: int, codec: str) -> None:
+    from llm_instrumentation._native import DTYPE_CODES, Session
+    from llm_instrumentation._native.session import Layout
+
+    values = np.random.default_rng(0).standard_normal((packets, VALUES), np.float32)
+    session = Session(path, codec=codec, workers=1, max_memory_bytes=256 << 20)
+    layers = [session.layer(f"model.layers.{k // 8}.part{k % 8}") for k in range(LAYERS)]
+    layouts = [Layout(layer, DTYPE_CODES["float32"], (1, VALUES)) for layer in layers]
+    address, each = values.ctypes.data, values.strides[0]
+    for k in range(packets):
+        session.put(layouts[k % LAYERS], address + k * each, k // LAYERS, k // LAYERS, 0)
+    session.close()
+
+
+def parser(path: str, most: int) -> None:
+    import lz4.frame
+    import zstandard
+
+    decode = {b"\x04\x22\x4d\x18": lz4.frame.decompress, b"\x28\xb5\x2f\xfd": zstandard.decompress}
+    with open(path, "rb") as file:
+        for _ in range(most):
+            name_len, data_len = struct.unpack("!HI", file.read(6))
+            file.read(name_len).decode()
+            payload = file.read(data_len)
+            decode.get(payload[:4], bytes)(payload)
+
+
+def resident(field: str) -> int:
+    """Kilobytes of the process in memory, now (VmRSS) or at most (VmHWM)."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith(f"{field}:"))
+
+
+def measure(path: str, most: int) -> None:
+    """Prints the figures of one round as JSON."""
+    import torch  # noqa: F401  loaded before the clock runs
+    from llm_instrumentation import ActivationReader
+    from llm_instrumentation._native import library_version
+
+    library_version()  # likewise libstrap
+    before, begun = resident("VmRSS"), time.perf_counter()
+    reader = ActivationReader(path)
+    figures = {"open": time.perf_counter() - begun}
+    figures["memory"] = (resident("VmHWM") - before) / 1e3
+    some = reader.select()[:most]
+    layer, few = reader.layers[0], min(most, 5000)
+    steps = min(1000, len(reader.steps))
+
+    def iterate() -> None:
+        for activation in some:
+            activation.to_numpy()
+
+    ways: dict[str, tuple[Callable[[], object], int]] = {
+        "parser": (lambda: parser(path, most), most),
+        "iterate": (iterate, most),
+        "one by one": (lambda: [some[k].to_numpy() for k in range(few)], few),
+        "stack": (some.stack, most),
+        "at": (lambda: [reader[layer].at(step=k) for k in range(steps)], steps),
+    }
+    for name, (way, times) in ways.items():
+        begun = time.perf_counter()
+        way()
+        figures[name] = (time.perf_counter() - begun) / times * 1e6
+    print(json.dumps(figures))
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("--packets", type=int, default=1_000_000)
+    arguments.add_argument("--read", type=int, default=200_000, help="packets that are decoded")
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--codec", default="lz4")
+    arguments.add_argument("--beside", type=Path, help="python/ of a checkout to measure in turns")
+    arguments.add_argument("--folder", type=Path, help="of the capture; a temporary one")
+    arguments.add_argument("--quick", action="store_true", help="little, to see that it works")
+    arguments.add_argument("--json", type=Path)
+    arguments.add_argument("--measure", help=argparse.SUPPRESS)
+    arguments.add_argument("--capture", type=Path, help=argparse.SUPPRESS)
+    o = arguments.parse_args()
+    if o.capture:
+        capture(o.capture, o.packets, o.codec)
+    elif o.measure:
+        measure(o.measure, o.read)
+    else:
+        compare(o)
+
+
+def compare(o: argparse.Namespace) -> None:
+    if o.quick:
+        o.packets, o.read, o.rounds = 10_000, 5000, 1
+    packages = {"this": ROOT / "python"} | ({"beside": o.beside.resolve()} if o.beside else {})
+    settings = {"packets": o.packets, "read": o.read, "codec": o.codec}
+    rounds: list[dict[str, dict[str, float]]] = []
+    with tempfile.TemporaryDirectory(dir=o.folder) as folder:
+        told = machine(Path(folder), ("numpy", "pyarrow", "lz4", "zstandard"))
+        head("Reading many small packets", told)
+        # Each reads what itself has captured: the format of the index may differ.
+        paths = {}
+        for name, package in packages.items():
+            paths[name] = Path(folder, f"{name}.stream")
+            run(package, "--packets", o.packets, "--codec", o.codec, "--capture", paths[name])
+        for _ in range(o.rounds):
+            rounds.append({})
+            for name, package in packages.items():
+                rounds[-1][name] = json.loads(
+                    run(package, "--measure", paths[name], "--read", o.read)
+                )
+        sizes = {
+            n: [f.stat().st_size / 1e6 for f in (p, Path(f"{p}.index"))] for n, p in paths.items()
+        }
+    lines = []
+    for name in packages:
+        figures = {key: [each[name][key] for each in rounds] for key in rounds[0][name]}
+        stream, index = sizes[name]
+        lines.append(
+            [
+                name,
+                f"{stream:.0f}",
+                f"{index:.0f}",
+                spread(figures["open"]),
+                spread(figures["memory"], "{:.0f}"),
+            ]
+            + [spread(figures[way], "{:.1f}") for way in WAYS]
+        )
+    headings = ["", "stream, MB", "index, MB", "open, s", "memory, MB", *(f"{w}, us" for w in WAYS)]
+    print(table(headings, lines))
+    keep(o.json, told, settings, rounds)
+
+
+def run(package: Path, *arguments: object) -> str:
+    process = [sys.executable, __file__, *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(package)}
+    done = subprocess.run(process, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+package reader
+
+import (
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/crc32c"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+const (
+	// batchRows is how many rows are laid out in dst before they are decoded.
+	batchRows = 1 << 12
+	// spanBytes is the longest stretch of the file that is read at once for several packets.
+	spanBytes = 64 << 10
+	// spanGap is how many bytes of other packets may lie between two of one stretch.
+	spanGap = 4 << 10
+	// aloneBytes is the work below which no second goroutine is started.
+	aloneBytes = 64 << 10
+)
+
+// ReadMany decodes the packets of rows into dst, in that order. The bytes of each begin at the next
+// multiple of align, a power of two, behind those of the one before; ends[k] is where those of
+// rows[k] end. It stops before the first packet that dst has no room for. done is how many it
+// decoded. It uses as many goroutines as there are processors.
+//
+// The error is that of ReadInto or DecodedLen for rows[0]. Where a later row has an error,
+// ReadMany stops before that row.
+func (r *Reader) ReadMany(rows []uint64, align int, dst []byte, ends []uint64) (done int, err error) {
+	if align < 1 || align&(align-1) != 0 {
+		return 0, status.New(status.InvalidArgument, "alignment = %d: give a power of two", align)
+	}
+	pieces := layouts.Get().(*[]piece)
+	defer layouts.Put(pieces)
+	used := 0
+	for done < len(rows) {
+		some := rows[done:min(len(rows), done+batchRows)]
+		var full bool
+		*pieces, full, err = r.lay((*pieces)[:0], some, align, dst, &used)
+		decoded, failed := r.decodeAll(*pieces)
+		for k, p := range (*pieces)[:decoded] {
+			ends[done+k] = p.end
+		}
+		clear(*pieces) // which refer to dst
+		done += decoded
+		switch {
+		case failed != nil:
+			err = failed
+		case err == nil && !full:
+			continue
+		}
+		break
+	}
+	if done > 0 {
+		err = nil
+	}
+	return done, err
+}
+
+var layouts = sync.Pool{New: func() any {
+	pieces := make([]piece, 0, batchRows)
+	return &pieces
+}}
+
+// stretches are bytes of the file, spanBytes of them.
+var stretches = sync.Pool{New: func() any {
+	b := make([]byte, spanBytes)
+	return &b
+}}
+
+// piece is a packet and its place in dst.
+type piece struct {
+	row  int
+	at   int64 // of the packet in the file; -1: ReadInto reads it
+	size int   // of the whole packet
+	end  uint64
+	to   []byte
+}
+
+// lay gives rows their places in dst, behind used. full: dst has no room for the next one. The
+// error is that of the row behind the last piece.
+func (r *Reader) lay(pieces []piece, rows []uint64, align int, dst []byte, used *int) (_ []piece, full bool, err error) {
+	for _, row := range rows {
+		if row >= uint64(r.NumRows()) {
+			return pieces, false, status.New(status.NotFound, "row %d of %q, which has %d", row, r.path, r.NumRows())
+		}
+		p := piece{row: int(row), at: -1}
+		at, scanned, err := r.find(p.row)
+		if err != nil {
+			return pieces, false, err
+		}
+		size, known := int64(0), false
+		if !scanned {
+			var offset, length int64
+			if offset, length, size, known = r.idx.Plain(at); known && length <= spanBytes {
+				p.at, p.size = offset, int(length)
+			}
+		}
+		if !known {
+			if size, err = r.DecodedLen(p.row); err != nil {
+				return pieces, false, err
+			}
+		}
+		from := (*used + align - 1) &^ (align - 1)
+		if from > len(dst) || size > int64(len(dst)-from) {
+			return pieces, true, nil
+		}
+		*used = from + int(size)
+		p.end, p.to = uint64(*used), dst[from:*used:*used]
+		pieces = append(pieces, p)
+	}
+	return pieces, false, nil
+}
+
+// decodeAll decodes pieces, and returns how many of the first could be decoded, and the error of
+// the next.
+func (r *Reader) decodeAll(pieces []piece) (decoded int, err error) {
+	spans, work := spansOf(pieces)
+	var next, least atomic.Int64
+	least.Store(int64(len(pieces)))
+	var mu sync.Mutex
+	fail := func(k int, e error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if int64(k) < least.Load() {
+			least.Store(int64(k))
+			err = e
+		}
+	}
+	worker := func() {
+		at := -1
+		defer func() {
+			if p := recover(); p != nil {
+				fail(max(at, 0), status.New(status.Internal, "panic: %v\n%s", p, debug.Stack()))
+			}
+		}()
+		buf := stretches.Get().(*[]byte)
+		defer stretches.Put(buf)
+		for {
+			s := int(next.Add(1)) - 1
+			if s >= len(spans) || int64(spans[s].first) > least.Load() {
+				return
+			}
+			at = spans[s].first
+			if k, e := r.decodeSpan(pieces[at:spans[s].last], at, *buf); e != nil {
+				fail(k, e)
+			}
+		}
+	}
+	var others sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(spans), 1+work/aloneBytes) - 1 {
+		others.Go(worker)
+	}
+	worker()
+	others.Wait()
+	return int(least.Load()), err
+}
+
+// span is pieces[first:last], which are read together.
+type span struct{ first, last int }
+
+// spansOf puts pieces together that stand behind each other in the file. work is how many bytes
+// there are.
+func spansOf(pieces []piece) (spans []span, work int) {
+	spans = make([]span, 0, 16)
+	for k, p := range pieces {
+		work += len(p.to)
+		if k > 0 && p.at >= 0 {
+			s := &spans[len(spans)-1]
+			first, before := pieces[s.first], pieces[k-1]
+			end := before.at + int64(before.size)
+			if before.at >= 0 && p.at >= end && p.at-end <= spanGap && p.at+int64(p.size)-first.at <= spanBytes {
+				s.last = k + 1
+				continue
+			}
+		}
+		spans = append(spans, span{k, k + 1})
+	}
+	return spans, work
+}
+
+// decodeSpan decodes the pieces of one stretch, the first of which is piece number first. Where
+// the quick way does not work for one, ReadInto decodes it or says why not.
+func (r *Reader) decodeSpan(pieces []piece, first int, buf []byte) (failed int, err error) {
+	read := false
+	from := pieces[0].at
+	if from >= 0 {
+		last := pieces[len(pieces)-1]
+		length := int(last.at - from + int64(last.size))
+		_, err := r.f.ReadAt(buf[:length], from)
+		read = err == nil
+	}
+	for k, p := range pieces {
+		if read && r.decodeQuick(&p, buf[p.at-from:][:p.size]) {
+			continue
+		}
+		if err := r.ReadInto(p.row, p.to); err != nil {
+			return first + k, err
+		}
+	}
+	return 0, nil
+}
+
+// decodeQuick decodes a packet of the index that is in memory. false says nothing of the packet.
+func (r *Reader) decodeQuick(p *piece, b []byte) bool {
+	at, _, err := r.find(p.row)
+	if err != nil || len(b) < wire.HeaderSize {
+		return false
+	}
+	n, d := wire.Header(b)
+	if int64(len(b)) != wire.HeaderSize+int64(n)+int64(d) || !r.idx.HasName(at, b[wire.HeaderSize:][:n]) {
+		return false
+	}
+	payload := b[wire.HeaderSize+n:]
+	if crc, known := r.idx.CRC(at); known && crc != crc32c.Checksum(payload) {
+		return false
+	}
+	kind, err := codec.ParseKind(r.idx.Codec(at))
+	return err == nil && codec.DecodeSmall(p.to, kind, payload)
+}

@@ -1,0 +1,174 @@
+"""The columns of an index as numpy arrays, each read when it is first asked for."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .._native import Reader
+
+__all__ = ["Columns", "Ints", "Shapes", "Texts", "distinct"]
+
+Ints = npt.NDArray[np.integer[Any]]
+
+# A column of texts as numbers into its distinct texts; null is -1.
+Texts = tuple[Ints, list[str]]
+
+# Number of dimensions (-1: unknown) and first dimension of each row; all dimensions.
+Shapes = tuple[Ints, npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+class Columns:
+    """The columns of an index. Thread-safe.
+
+    The library has the index in its memory. A column of numbers takes no more than these here, and
+    one of texts 1 to 4 bytes a row.
+    """
+
+    def __init__(self, native: Reader) -> None:
+        self._native = native
+        self._lock = threading.RLock()
+        self._rest: pa.RecordBatchReader | None = None  # behind the close of the reader
+        self._table: pa.Table | None = None
+        self._known: dict[str, Any] = {}
+        self.rows: int = native.info.rows
+
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        """A column of numbers; an integer that is null reads as -1, a float as NaN."""
+        values: npt.NDArray[Any] = self._column(name)
+        return values
+
+    def texts(self, name: str) -> Texts:
+        """A column of texts, distinct ones in the order of their first row."""
+        texts: Texts = self._column(name)
+        return texts
+
+    def shapes(self) -> Shapes:
+        """The column `shape`."""
+        shapes: Shapes = self._column("shape")
+        return shapes
+
+    def table(self) -> pa.Table:
+        """The whole index."""
+        with self._lock:
+            if self._table is None:
+                stream = self._native.index() if self._rest is None else self._rest
+                self._table = stream.read_all()
+            return self._table
+
+    def close(self) -> None:
+        """Keeps the index within reach while its reader is closed."""
+        with self._lock:
+            if self._table is None:
+                self._rest = self._native.index()
+
+    def load(self, *names: str) -> None:
+        """Reads columns together, which takes less time than one by one."""
+        with self._lock:
+            names = tuple(name for name in names if name not in self._known)
+            if not names:
+                return
+            if self._table is None and self._rest is None:
+                source = self._native.index(*names)
+            else:
+                source = self.table().select(names).to_reader()
+            gatherers = [_gatherer(field, self.rows) for field in source.schema]
+            for batch in source:
+                for gatherer, cells in zip(gatherers, batch.columns, strict=True):
+                    gatherer.add(cells)
+            for name, gatherer in zip(names, gatherers, strict=True):
+                self._known[name] = gatherer.result()
+
+    def _column(self, name: str) -> Any:
+        if name not in self._known:
+            self.load(name)
+        return self._known[name]
+
+
+def distinct(values: npt.NDArray[np.int64]) -> tuple[list[int], npt.NDArray[np.int32]]:
+    """Distinct values, in the order of their first place, and the number of each value in them."""
+    cells = pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+    encoded = cells.dictionary_encode()
+    return encoded.dictionary.to_pylist(), _plain(encoded.indices, -1)
+
+
+def _plain(cells: pa.Array, null: float) -> npt.NDArray[Any]:
+    """The cells of numbers, with `null` where there is none.
+
+    By their buffers: pyarrow's own ways from Python's numbers and to numpy import pandas, which
+    takes longer than to read the index.
+    """
+    kind, (_, data) = np.dtype(str(cells.type)), cells.buffers()
+    values = np.frombuffer(data or b"", kind, len(cells), cells.offset * kind.itemsize)
+    if not cells.null_count:
+        return values
+    valid = cells.is_valid()
+    bits = np.unpackbits(np.frombuffer(valid.buffers()[1], np.uint8), bitorder="little")
+    return np.where(bits[valid.offset :][: len(cells)], values, kind.type(null))
+
+
+class _Numbers:
+    def __init__(self, rows: int, kind: np.dtype[Any]) -> None:
+        self._values = np.empty(rows, kind)
+        self._at = 0
+        self._null = math.nan if kind.kind == "f" else -1
+
+    def add(self, cells: pa.Array) -> None:
+        self._values[self._at : self._at + len(cells)] = _plain(cells, self._null)
+        self._at += len(cells)
+
+    def result(self) -> npt.NDArray[Any]:
+        return self._values
+
+
+class _Texts:
+    def __init__(self, rows: int) -> None:
+        self._codes = np.empty(rows, np.int8)  # wider as there are more texts
+        self._at = 0
+        self._number: dict[str, int] = {}
+
+    def add(self, cells: pa.Array) -> None:
+        encoded = cells.dictionary_encode()
+        number = self._number
+        texts = encoded.dictionary.to_pylist()
+        places = np.array([*(number.setdefault(text, len(number)) for text in texts), -1])
+        codes = places[_plain(encoded.indices, -1)]
+        while len(number) > np.iinfo(self._codes.dtype).max:
+            self._codes = self._codes.astype(f"i{2 * self._codes.itemsize}")
+        self._codes[self._at : self._at + len(codes)] = codes
+        self._at += len(codes)
+
+    def result(self) -> Texts:
+        return self._codes, list(self._number)
+
+
+class _Shapes:
+    def __init__(self, rows: int) -> None:
+        self._ndim = np.empty(rows, np.int16)
+        self._at = 0
+        self._lengths: list[npt.NDArray[np.int64]] = []
+
+    def add(self, cells: pa.Array) -> None:
+        ndim = _plain(pc.list_value_length(cells), -1)
+        self._ndim[self._at : self._at + len(cells)] = ndim
+        self._at += len(cells)
+        self._lengths.append(_plain(pc.list_flatten(cells), -1))
+
+    def result(self) -> Shapes:
+        ends = np.cumsum(np.maximum(self._ndim, 0), dtype=np.int64)
+        lengths = np.concatenate([np.empty(0, np.int64), *self._lengths])
+        return self._ndim, ends - np.maximum(self._ndim, 0), lengths
+
+
+def _gatherer(field: pa.Field, rows: int) -> _Numbers | _Texts | _Shapes:
+    if pa.types.is_string(field.type):
+        return _Texts(rows)
+    if pa.types.is_list(field.type):
+        return _Shapes(rows)
+    return _Numbers(rows, np.dtype(str(field.type)))
