@@ -166,6 +166,7 @@ typedef struct strap_open_options {
                                 values, above 0 and below 1: values stored as float16 or
                                 bfloat16 are rounded to as few bits of mantissa as keep it, and
                                 no value by more than those bits; measured for every packet.
+                                float32 of which float16 alone loses more is stored as float32 too.
                                 0: no rounding. Of an archive up to 0.01; 0: 0.0005 */
   int32_t workers_yield;     /* 0: a worker takes a packet as soon as it is there, for hosts
                                 with CPUs to spare. 1: workers rest while the host computes,
@@ -252,7 +253,7 @@ strap_status strap_request(strap_session session, const char *name, size_t name_
  * What a host lost that made float16 of float32 itself: on a device that has the values at
  * hand, so that half the bytes leave it. It is to convert as the library does: to nearest,
  * ties to even. A tensor in which finite values became infinite it hands over as float32, so
- * that the stream gets those values too.
+ * that the stream gets those values too, and one whose squared error is above the error bound.
  */
 typedef struct strap_conversion {
   uint32_t struct_size;
@@ -390,6 +391,10 @@ typedef struct strap_stats_t {
                                elements close before */
   uint64_t hastened;        /* packets that were compressed less than the codec and level can, or
                                not at all, so that enqueue need not wait for room */
+  uint64_t underflowed;     /* float32 tensors whose values are too small for float16: it alone loses
+                               more than error_bound of a packet, or 0.01 of its squared values where
+                               there is no bound. With a bound they are stored as float32 too. Those
+                               that overflowed are not counted again */
 } strap_stats_t;
 
 /* Fills *stats; works until the session is closed, also after a failure. */

@@ -290,7 +290,7 @@ func strapgoStats(h C.strap_session, out *C.strap_stats_t, e *C.strap_error) C.s
 		out.failure = C.strap_status(status.CodeOf(st.Failure))
 		out.writer_thread = C.int32_t(st.WriterThread)
 		out.yield_ns, out.repeated = C.uint64_t(st.YieldNS), C.uint64_t(st.Repeated)
-		out.hastened = C.uint64_t(st.Hastened)
+		out.hastened, out.underflowed = C.uint64_t(st.Hastened), C.uint64_t(st.Underflowed)
 		return nil
 	})
 }

@@ -63,6 +63,7 @@ AT(strap_stats_t, writer_thread, 180);
 AT(strap_stats_t, yield_ns, 184);
 AT(strap_stats_t, repeated, 192);
 AT(strap_stats_t, hastened, 200);
+AT(strap_stats_t, underflowed, 208);
 
 AT(strap_reader_options, flags, 4);
 

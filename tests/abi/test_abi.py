@@ -127,6 +127,7 @@ def compiled(
         "closing.c",
         "strided.c",
         "overflow.c",
+        "underflow.c",
         "conversion.c",
         "floats.c",
         "failure.c",

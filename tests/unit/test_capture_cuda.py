@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import made_up_cuda
 import pytest
 import torch
@@ -155,7 +157,7 @@ def expect_as_the_library_makes_it(path, tensors):
     recorder = Recorder(plain, quiet(), [torch.nn.Identity()])
     for step, tensor in enumerate(tensors):
         layer = recorder._session.layer("0")
-        recorder._capture_other(layer, tensor, step, -1, 0, False)
+        recorder._capture_other(layer, tensor, step, -1, 0, 0, False)
     recorder.finish()
     with ActivationReader(plain) as expected, ActivationReader(path) as got:
         assert len(got) == len(expected) == len(tensors)
@@ -179,7 +181,7 @@ def test_a_capture_makes_the_same_packets(cuda, tmp_path, monkeypatch):
     recorder = Recorder(path, quiet(), [torch.nn.Identity()])
     layer = recorder._session.layer("0")
     for step, tensor in enumerate(tensors):
-        recorder._capture_other(layer, tensor, step, -1, 0, False)
+        recorder._capture_other(layer, tensor, step, -1, 0, 0, False)
     recorder.finish()
     moved = [entry[2] for entry in cuda.log if entry[0] == "copy"]
     assert moved.count("torch.float64") == 4  # numbers of those that are large and float32
@@ -193,15 +195,54 @@ def test_a_hook_that_outlives_its_capture_begins_no_transfer(cuda, tmp_path):
     layer = recorder._session.layer("0")
     recorder.finish()
     with pytest.raises(InvalidStateError):  # which the hook takes for the end
-        recorder._capture_other(layer, torch.ones(3), 0, -1, 0, False)
+        recorder._capture_other(layer, torch.ones(3), 0, -1, 0, 0, False)
     assert cuda.log == []
+
+
+def narrowed_capture(path, config, tensor):
+    """The counters of a capture of one tensor on the made-up device."""
+    recorder = Recorder(path, config, [torch.nn.Identity()])
+    recorder._capture_other(recorder._session.layer("0"), tensor, 0, -1, 0, 0, False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is lost, see test_small_values
+        recorder.finish()
+    return recorder.stats()
+
+
+def test_float32_that_is_kept_is_not_narrowed(cuda, tmp_path):
+    path, tensor = tmp_path / "a.stream", torch.full((LARGE,), 1e-8)
+    stats = narrowed_capture(path, quiet().with_float32(), tensor)
+    assert "torch.float64" not in [entry[2] for entry in cuda.log if entry[0] == "copy"]
+    assert (stats.underflowed, stats.packets) == (0, 1)
+    with ActivationReader(path) as reader:
+        assert reader["0"][0].to_torch().equal(tensor)
+
+
+def test_small_values_on_a_device_are_counted(cuda, tmp_path):
+    path, tensor = tmp_path / "a.stream", torch.full((LARGE,), 1e-8)
+    stats = narrowed_capture(path, quiet(), tensor)
+    assert (stats.underflowed, stats.packets) == (1, 1)
+    assert [entry[2] for entry in cuda.log if entry[0] == "copy"] == [
+        "torch.float16",
+        "torch.float64",
+    ]
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_where_a_device_breaks_the_bound_float32_follows(cuda, tmp_path, archive):
+    config = quiet().with_archive() if archive else quiet().with_error_bound(1e-4)
+    path, tensor = tmp_path / "a.packets", torch.full((LARGE,), 1e-8)
+    stats = narrowed_capture(path, config, tensor)
+    assert (stats.underflowed, stats.packets) == (1, 2)
+    with ActivationReader(path) as reader:
+        assert reader["0"][0].to_torch().equal(tensor)
 
 
 def test_samples_are_not_narrowed(cuda, tmp_path):
     config = quiet().with_sampling(1.0)
     path = tmp_path / "a.stream"
     recorder = Recorder(path, config, [torch.nn.Identity()])
-    recorder._capture_other(recorder._session.layer("0"), torch.ones(LARGE), 0, -1, 0, True)
+    recorder._capture_other(recorder._session.layer("0"), torch.ones(LARGE), 0, -1, 0, 0, True)
     recorder.finish()
     assert "torch.float64" not in [entry[2] for entry in cuda.log if entry[0] == "copy"]
     with ActivationReader(path) as reader:
@@ -218,7 +259,7 @@ def test_a_stream_that_records_a_graph_is_refused_by_name(cuda, tmp_path):
         check_runs_now()
     recorder = Recorder(tmp_path / "a.stream", quiet(), [torch.nn.Identity()])
     with pytest.raises(UnsupportedError, match="CUDA graph"):
-        recorder._capture_other(recorder._session.layer("0"), torch.ones(3), 0, -1, 0, False)
+        recorder._capture_other(recorder._session.layer("0"), torch.ones(3), 0, -1, 0, 0, False)
     recorder.abort(SystemExit())
     assert cuda.log == []
 

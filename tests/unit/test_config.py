@@ -74,6 +74,7 @@ def test_builders_change_the_configuration_and_return_it():
     assert config.with_granularity(MLP).with_drop_when_full().with_workers(3) is config
     assert config.with_layers(include="*.mlp", exclude=[nn.Dropout, re.compile("lm")]) is config
     assert config.with_kv_cache().with_strict().with_progress(False) is config
+    assert config.with_float32() is config
     assert config == InstrumentationConfig(
         MLP,
         "zstd",
@@ -86,6 +87,7 @@ def test_builders_change_the_configuration_and_return_it():
         workers=3,
         strict=True,
         progress=False,
+        keep_float32=True,
     )
 
 
@@ -128,6 +130,7 @@ REFUSED = [
     ("with_layers", re.compile(b"bytes")),
     ("with_kv_cache", "yes"),
     ("with_strict", None),
+    ("with_float32", 1),
     ("with_progress", 1),
 ]
 

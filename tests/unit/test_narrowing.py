@@ -22,6 +22,17 @@ SHAPES = st.one_of(st.just(()), arrays.array_shapes(min_dims=1, max_dims=4, min_
 VALUES = st.one_of(st.floats(-100, 100, width=32), st.floats(width=32, allow_subnormal=True))
 
 
+def test_a_bound_that_float16_breaks_is_told():
+    values = torch.full((1000,), 1e-6)  # the nearest float16 is 1.0133e-6
+    lost = ((values.double() - values.half().double()) / values.double()).square().mean().item()
+    _, numbers = narrow(values)
+    assert holds(numbers) and holds(numbers, bound=lost * 1.001)
+    assert not holds(numbers, bound=lost * 0.999)
+    _, zeros = narrow(torch.zeros(7))
+    _, beyond = narrow(torch.tensor([1e-8, 1e30]))
+    assert holds(zeros, bound=1e-9) and not holds(beyond, bound=0.999) and not holds(beyond)
+
+
 def by_numpy(source: np.ndarray) -> tuple[np.ndarray, Conversion, bool]:
     """The float16 values, what is lost, and whether no finite value became infinite."""
     with np.errstate(over="ignore", invalid="ignore"):

@@ -102,6 +102,7 @@ type emission struct {
 	stats   codec.Stats // of the tensor so far
 	own     codec.Stats // of the current packet
 	bits    int         // the most bits of mantissa that a part of the packet was rounded to
+	tiny    bool        // a packet so far lost its values as float16; see measure
 	about   Tensor      // what the index says of it, without the data
 	place   uint64      // in the line, while no call works on it
 
@@ -213,17 +214,39 @@ func (s *Session) emit(e *emission, t *Tensor, c *call) error {
 			s.convert.Add(&lost)
 			s.convert.Unlock()
 		}
-		if e.stats.Overflow == 0 {
+		if !s.wantsTwin(e) {
 			return nil
 		}
-		s.counters.overflowed.Add(1)
 		if len(e.layer.packetName)+len(wire.OverflowSuffix) > wire.MaxName {
-			return s.note(e.layer, t, "float32 values beyond float16 are stored as infinities: "+
-				"the packet name leaves no room for "+wire.OverflowSuffix, s.push)
+			return s.note(e.layer, t, e.whyTwin()+
+				": the packet name leaves no room for "+wire.OverflowSuffix, s.push)
 		}
 		e.twin, e.stored, e.part = true, wire.Float32, 0
 	}
 	return s.emitParts(e, t, c)
+}
+
+// wantsTwin reports whether float32 packets follow the float16 ones that were made, and counts why.
+// Of what the host converted there is no float32.
+func (s *Session) wantsTwin(e *emission) bool {
+	switch {
+	case e.stats.Overflow > 0:
+		s.counters.overflowed.Add(1)
+		return true
+	case e.tiny:
+		s.counters.underflowed.Add(1)
+		return s.opts.bounded() && e.conversion == nil
+	default:
+		return false
+	}
+}
+
+// whyTwin says what float16 did to the values.
+func (e *emission) whyTwin() string {
+	if e.stats.Overflow > 0 {
+		return "float32 values beyond float16 are stored as infinities"
+	}
+	return "float32 values too small for float16 are stored with an error above the bound"
 }
 
 // emitParts hands over the packets of one stored form of the tensor.
@@ -303,7 +326,7 @@ func (s *Session) copyPacket(e *emission, t *Tensor, it *item, start, count int6
 	it.err = errCopy
 	defer func() { f = s.jobs.Push(it) }()
 	s.copy(e, t, it.elements(), start, count, nil)
-	it.setError(e.measure(count))
+	it.setError(s.measure(e, t, count))
 	it.keepWhole()
 	it.err = nil
 	return full{}
@@ -353,8 +376,16 @@ type measure struct {
 	bits      int         // of mantissa that they were rounded to, 0: they were not
 }
 
-// measure is that of the current packet, which has count elements.
-func (e *emission) measure(count int64) measure {
+// measure is that of the current packet, which has count elements. Rounding keeps the bound, so it
+// is float16 alone that breaks it: the values are too small.
+func (s *Session) measure(e *emission, t *Tensor, count int64) measure {
+	made := &e.own
+	if e.conversion != nil {
+		made = &e.conversion.Loss
+	}
+	if t.source() != e.stored && !made.Within(s.opts.mostLost()) {
+		e.tiny = true
+	}
 	return measure{e.lost(e.own, count), e.bits}
 }
 
@@ -398,7 +429,7 @@ func (s *Session) feedRest(e *emission, t *Tensor, c *call, start, count int64) 
 		piece = piece[:n*size]
 		s.copy(e, t, piece, start+e.fed, n, nil)
 		if e.fed += n; e.fed == count {
-			f.error = e.measure(count)
+			f.error = s.measure(e, t, count)
 		}
 		f.full <- piece
 	}
@@ -464,7 +495,7 @@ func (s *Session) drop(e *emission, t *Tensor, left int64, why error) error {
 	what := ""
 	switch {
 	case e.twin:
-		what = "float32 values beyond float16 are stored as infinities: their packet was "
+		what = e.whyTwin() + ": their packet was "
 	case e.part > 0:
 		what = fmt.Sprintf("part %d and those behind it were ", e.part)
 	}
@@ -577,7 +608,7 @@ func (s *Session) abandonPending() {
 func (s *Session) remember(e *emission, t *Tensor) error {
 	kept := &emission{
 		layer: e.layer, elems: e.elems, stored: e.stored, twin: e.twin, part: e.part,
-		fed: e.fed, feed: e.feed, begun: true, stats: e.stats, own: e.own, bits: e.bits,
+		fed: e.fed, feed: e.feed, begun: true, stats: e.stats, own: e.own, bits: e.bits, tiny: e.tiny,
 		about: *t, conversion: e.conversion, place: e.place,
 	}
 	kept.about.Data = nil

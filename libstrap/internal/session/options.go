@@ -20,6 +20,10 @@ const (
 	maxWorkers   = 256
 	streamSuffix = ".stream" // of documented payloads only
 
+	// underflowBound is the largest normalised error of float16 that nobody bounded. That of values
+	// which are no subnormal numbers there is float16Share at most.
+	underflowBound = 1e-2
+
 	// splitBytes is the most source bytes of one packet: what a codec adds to
 	// incompressible data still fits wire.MaxPayload.
 	splitBytes = math.MaxUint32 - 64<<20
@@ -133,6 +137,21 @@ func (o *Options) backlogBytes() int64 {
 		return helpBytes
 	}
 	return yieldBytes
+}
+
+// bounded reports whether the error of a packet has a bound; an archive's always has.
+func (o *Options) bounded() bool { return o.ErrorBound > 0 || o.Codec == codec.Archive }
+
+// mostLost is the largest normalised error that float16 may have of float32.
+func (o *Options) mostLost() float64 {
+	switch {
+	case o.ErrorBound > 0:
+		return o.ErrorBound
+	case o.Codec == codec.Archive:
+		return codec.ArchiveDefaultBound
+	default:
+		return underflowBound
+	}
 }
 
 // copying is how tensors are copied. An archive rounds values later, in its own way.

@@ -46,7 +46,7 @@ func (s *Session) place(e *emission, t *Tensor, kind codec.Kind, name string, st
 	}()
 	var sum codec.Sum
 	s.copy(e, t, it.elements(), start, count, &sum)
-	it.setError(e.measure(count))
+	it.setError(s.measure(e, t, count))
 	if it.err = s.encodePlaced(it, &sum); it.err != nil {
 		w.fail(it.err)
 		return true

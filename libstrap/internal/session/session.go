@@ -93,7 +93,7 @@ type counters struct {
 	tensors, rawBytes                        atomic.Uint64 // but for those of the intake
 	dropped, droppedBytes, noted, overflowed atomic.Uint64
 	stalls, queuedPackets, fileBytes, lost   atomic.Uint64
-	repeated, hastened                       atomic.Uint64
+	repeated, hastened, underflowed          atomic.Uint64
 	stalled, yielded                         stopwatch.Stopwatch
 	writerThread                             atomic.Int32
 	queuedNotes                              atomic.Int64
@@ -445,7 +445,7 @@ type Stats struct {
 	Stalls, StallNS, YieldNS                  uint64
 	QueuedPackets, QueuedBytes                uint64
 	MemoryBytes, MemoryPeak, MemoryLimit      uint64
-	Repeated, Hastened                        uint64
+	Repeated, Hastened, Underflowed           uint64
 	WriteNS                                   uint64
 	WriterThread                              int // the system's id, 0: unknown
 	Convert                                   codec.Stats
@@ -475,8 +475,8 @@ func (s *Session) Stats() Stats {
 		RawBytes: rawBytes, StoredBytes: c.storedBytes.Load(), FileBytes: c.fileBytes.Load(),
 		Dropped: c.dropped.Load(), DroppedBytes: c.droppedBytes.Load(),
 		Failed: c.noted.Load(), Overflowed: c.overflowed.Load(), Repeated: c.repeated.Load(),
-		Hastened: c.hastened.Load(),
-		Stalls:   c.stalls.Load(), StallNS: uint64(c.stalled.Total()), YieldNS: uint64(c.yielded.Total()),
+		Hastened: c.hastened.Load(), Underflowed: c.underflowed.Load(),
+		Stalls: c.stalls.Load(), StallNS: uint64(c.stalled.Total()), YieldNS: uint64(c.yielded.Total()),
 		QueuedPackets: s.queued(), QueuedBytes: uint64(held),
 		MemoryBytes: uint64(taken), MemoryPeak: uint64(peak), MemoryLimit: uint64(s.arena.Limit()),
 		WriteNS: uint64(s.stream.Busy()), WriterThread: int(c.writerThread.Load()),

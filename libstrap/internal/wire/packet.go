@@ -44,5 +44,5 @@ func Header(src []byte) (nameLen int, payloadLen uint32) {
 }
 
 // OverflowSuffix marks the float32 packet that follows a float16 packet whose
-// source held finite values beyond float16's range.
+// source held finite values beyond float16's range, or too small for it and an error bound.
 const OverflowSuffix = "!float32"

@@ -31,7 +31,7 @@ type Row struct {
 	Error       string  // why there is no packet, "" where there is one
 }
 
-// TransformOverflow marks the float32 twin of a float16 packet.
+// TransformOverflow marks the float32 twin of a float16 packet, also of one whose values are too small.
 const TransformOverflow = "overflow_float32"
 
 // Name is the packet name that belongs to the row.

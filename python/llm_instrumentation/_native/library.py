@@ -111,6 +111,7 @@ class Stats(ctypes.Structure):
         ("yield_ns", ctypes.c_uint64),
         ("repeated", ctypes.c_uint64),
         ("hastened", ctypes.c_uint64),
+        ("underflowed", ctypes.c_uint64),
     ]
 
 

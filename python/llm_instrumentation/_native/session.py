@@ -73,6 +73,7 @@ class SessionStats:
     yield_ns: int
     repeated: int
     hastened: int
+    underflowed: int
 
 
 class Conversion(NamedTuple):

@@ -1,7 +1,7 @@
 """Which rows of an index make which activations.
 
 One row is one packet; an activation is one packet, or several: the parts of a split tensor, and
-the float32 twin of a float16 packet whose source had finite values beyond float16
+the float32 twin of a float16 packet whose source had finite values that float16 could not hold
 (docs/STREAM_FORMAT.md). All work over all rows is done by numpy and pyarrow; only names with
 split tensors or twins are walked row by row.
 """

@@ -162,7 +162,10 @@ class Activation:
 
     @property
     def overflowed(self) -> bool:
-        """Whether a float32 twin is stored because float16 could not hold the values."""
+        """Whether a float32 twin is stored because float16 could not hold the values.
+
+        They are beyond its range, or so small that it broke the error bound.
+        """
         return self.row in self._reader._catalogue.twins
 
     @property

@@ -33,6 +33,8 @@ MAX_WORKERS = 256
 """The most compression threads that libstrap takes (`strap_open_options.workers`)."""
 MAX_ARCHIVE_ERROR = 1e-2
 """The largest error bound of an archive."""
+ARCHIVE_ERROR = 5e-4
+"""That of an archive of which none is said."""
 MAX_SEED = 2**53 - 1
 """The largest seed: the largest integer that every JSON reader keeps exactly."""
 
@@ -126,6 +128,7 @@ class InstrumentationConfig:
         burst_gb: staging memory in 10^9 bytes that is taken when the capture opens, and that a
             model on CPUs fills before compression takes a CPU from it; see `with_burst`.
         archive: store activations with a small error, in less; see `with_archive`.
+        keep_float32: store float32 as it is, and not as float16; see `with_float32`.
     """
 
     granularity: HookGranularity
@@ -146,6 +149,7 @@ class InstrumentationConfig:
     error_bound: float | None = None
     burst_gb: float | None = None
     archive: bool = False
+    keep_float32: bool = False
 
     def __post_init__(self) -> None:
         self.granularity = _granularity(self.granularity)
@@ -181,6 +185,7 @@ class InstrumentationConfig:
         if self.probe_interval_s >= 1e9:
             raise ValueError(f"probe_interval_s must be below 1e9, not {self.probe_interval_s!r}")
         _check_bool("archive", self.archive)
+        _check_bool("keep_float32", self.keep_float32)
         if self.error_bound is not None:
             _check_bound(self.error_bound)
             if self.archive and self.error_bound > MAX_ARCHIVE_ERROR:
@@ -344,6 +349,15 @@ class InstrumentationConfig:
                 packet, at most; above 0 and below 1.
         """
         return self._change(error_bound=normalized_mse)
+
+    def with_float32(self, enabled: bool = True) -> InstrumentationConfig:
+        """Stores float32 as it is, bit for bit, with any codec; files are larger.
+
+        Without it float32 is stored as float16, in which values below 6e-8 are zero: a capture
+        that lost the values of whole tensors so ends with a warning. float32 that is kept is not
+        rounded by an error bound, and in an archive is one zstd frame.
+        """
+        return self._change(keep_float32=enabled)
 
     def with_burst(self, gb: float | None) -> InstrumentationConfig:
         """Takes `gb` times 10^9 bytes of staging memory at once, for a burst of activations.

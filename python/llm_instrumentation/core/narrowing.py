@@ -88,9 +88,16 @@ def narrow(tensor: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def holds(numbers: Tensor) -> bool:
-    """Whether float16 holds all finite values, by `narrow`'s numbers on the host."""
-    return math.isfinite(numbers[3].item())
+def holds(numbers: Tensor, bound: float | None = None) -> bool:
+    """Whether float16 holds all finite values, by `narrow`'s numbers on the host.
+
+    Args:
+        bound: of the normalised squared error, which has to be within it; None: there is none.
+    """
+    _, error, finite, largest = numbers.tolist()
+    if bound is not None and error**2 * (1 + 2 * _SHARE_LOST) > bound * finite**2:
+        return False
+    return math.isfinite(largest)
 
 
 def conversion_of(numbers: Tensor, elements: int) -> Conversion:

@@ -33,7 +33,8 @@ from ..memory.cuda_manager import CUDAMemoryManager, on_cuda
 from ..probes.capture import CaptureProbes
 from ._earlier import remove_earlier
 from ._openmp import gomp_parallel
-from .config import HookGranularity, InstrumentationConfig
+from ._underflow import underflowed_layers
+from .config import ARCHIVE_ERROR, HookGranularity, InstrumentationConfig
 from .eager import run_eagerly
 from .monitor import Monitor
 from .narrowing import conversion_of, holds, narrow, worth_narrowing
@@ -137,6 +138,8 @@ class Recorder:
         self.interrupted = False  # by Ctrl-C: what is left to do does not wait for the disk
         self.gave_up = False  # packets, to a disk that does not answer
         self._config = config
+        # Of the error that float32 has as float16; None: there is none.
+        self._bound = config.error_bound or (ARCHIVE_ERROR if config.archive else None)
         # Before the file is touched: a selection that fails must not empty it.
         selected = [(model, select_modules(model, config)) for model in models]
         view = self._view_in_c()
@@ -156,6 +159,7 @@ class Recorder:
                 capture_id=capture_id,
                 overwrite=overwrite,
                 rank=this_rank()[0],
+                keep_float32=config.keep_float32,
                 error_bound=config.error_bound or 0.0,
                 # Compression threads would take CPUs from the models' own.
                 workers_yield=on_cpu and torch.get_num_threads() + workers > usable_cpus(),
@@ -419,8 +423,9 @@ class Recorder:
 
         if not transferred:
             enqueue(tensor)
-        elif worth_narrowing(tensor) and not sampled:
-            self._transfers().async_narrowed_to_host(tensor, narrow, holds, enqueue_narrowed)
+        elif worth_narrowing(tensor) and not sampled and not self._config.keep_float32:
+            bounded = functools.partial(holds, bound=self._bound)
+            self._transfers().async_narrowed_to_host(tensor, narrow, bounded, enqueue_narrowed)
         else:
             self._transfers().async_gpu_to_host(tensor, enqueue)
 
@@ -553,6 +558,14 @@ class Recorder:
                 RuntimeWarning,
                 stacklevel=4,
             )
+        if stats.underflowed and self._bound is None:
+            warnings.warn(
+                f"float16 is too coarse for the small values of {stats.underflowed:,} tensors of "
+                f"{_some(underflowed_layers(self.path))}: more than 0.01 of their squared values "
+                "is lost. InstrumentationConfig.with_float32() stores float32 as it is",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         self._warn_of_silence(missed)
         seen = stats.tensors + stats.dropped + stats.failed
         if self._steps.seen_to_end and seen == 0:
@@ -578,7 +591,7 @@ class Recorder:
             gone += [name for name, module in modules if id(module) not in there]
         if gone:
             warnings.warn(
-                f"{_shown(gone)} left the model during the capture: what has taken that place is "
+                f"{_some(gone)} left the model during the capture: what has taken that place is "
                 "not captured",
                 RuntimeWarning,
                 stacklevel=5,
@@ -594,7 +607,7 @@ class Recorder:
                 )
         elif missed:
             warnings.warn(
-                f"nothing is captured of {_shown(missed)}: not called, or where no hooks are, in "
+                f"nothing is captured of {_some(missed)}: not called, or where no hooks are, in "
                 "exported or scripted code or by a parent that uses the weights alone. "
                 "stats().silent names all modules that did not run",
                 RuntimeWarning,
@@ -724,8 +737,8 @@ class Recorder:
                     )
 
 
-def _shown(names: list[str]) -> str:
-    """The first of some names, and how many there are beside them."""
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
     more = len(names) - _SHOWN_NAMES
     return ", ".join(map(repr, names[:_SHOWN_NAMES])) + (f" and {more} more" if more > 0 else "")
 

@@ -27,6 +27,9 @@ class CaptureStats:
         normalized_mse: their squared error over their squared values.
         max_error: the largest absolute error among them.
         overflowed: float32 tensors with finite values beyond float16, stored as float32 too.
+        underflowed: float32 tensors whose values are too small for float16: it alone loses more
+            of a packet than `error_bound`, and then they are stored as float32 too; or, where there
+            is no bound, more than 0.01 of its squared values.
         dropped: tensors left out because the memory was full (``with_drop_when_full``).
         dropped_bytes: of those.
         failed: tensors that could not be captured; the index says why for each.
@@ -79,6 +82,7 @@ class CaptureStats:
     yield_seconds: float = 0.0
     repeated: int = 0
     hastened: int = 0
+    underflowed: int = 0
     silent: tuple[str, ...] = ()
 
     @classmethod
@@ -116,6 +120,7 @@ class CaptureStats:
             yield_seconds=s.yield_ns / 1e9,
             repeated=s.repeated,
             hastened=s.hastened,
+            underflowed=s.underflowed,
             silent=silent,
         )
 

@@ -1,0 +1,38 @@
+"""Which layers lost their values as float16: what the warning at a capture's end names."""
+
+from __future__ import annotations
+
+import os
+
+from .._native import Reader
+
+__all__ = ["underflowed_layers"]
+
+# Normalised squared error from which the library counts a tensor (strap_stats_t.underflowed), less
+# what the sums may have lost.
+_BOUND = 0.01 * (1 - 1e-5)
+
+
+def underflowed_layers(path: str | os.PathLike[str]) -> list[str]:
+    """The layers with packets that lost more as float16 than is lost by rounding.
+
+    Args:
+        path: a finished stream, captured without an error bound.
+
+    Returns:
+        Names of modules in the order of capture, each once.
+
+    Raises:
+        StrapError: the stream cannot be read.
+    """
+    import pyarrow.compute as pc
+
+    names: dict[str, None] = {}
+    with Reader(path) as reader:
+        for batch in reader.index():
+            lost = pc.and_(
+                pc.equal(batch["source_dtype"], "float32"),
+                pc.greater(batch["mse"], pc.multiply(batch["mean_square"], _BOUND)),
+            )
+            names.update(dict.fromkeys(batch["layer"].filter(lost).to_pylist()))
+    return list(names)
