@@ -60,7 +60,7 @@ def check_dense(tensor: Tensor) -> None:
         raise UnsupportedError(f"{described(tensor)}: it has no values to capture")
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         raise NotDenseError(
-            f"{described(tensor)}: only dense tensors can be sampled, or taken as they are; exclude "
+            f"{described(tensor)}: only dense tensors can be sampled or taken as they are; exclude "
             "this layer, or convert its output with to_dense(), dequantize() or to_padded_tensor()"
         )
 
