@@ -30,8 +30,8 @@ CC = os.environ.get("CC", "cc")
 INTERNAL = {
     f"llm_instrumentation.core.{name}"
     for name in (
-        "eager", "monitor", "narrowing", "progress_line", "ranks", "recorder", "silent", "steps",
-        "tensors",
+        "components", "eager", "monitor", "narrowing", "progress_line", "ranks", "recorder",
+        "silent", "steps", "tensors",
     )
 }  # fmt: skip
 MRM_INTERNAL = {

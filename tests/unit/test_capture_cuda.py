@@ -13,9 +13,10 @@ from llm_instrumentation import (
     capture_activations,
 )
 from llm_instrumentation.core import narrowing
+from llm_instrumentation.core.components import components_of
 from llm_instrumentation.core.narrowing import holds, narrow
 from llm_instrumentation.core.recorder import Recorder
-from llm_instrumentation.core.tensors import check_runs_now
+from llm_instrumentation.core.tensors import NotDenseError, check_runs_now
 from llm_instrumentation.errors import InvalidStateError, UnsupportedError
 from llm_instrumentation.memory.cuda_manager import CUDAMemoryManager
 
@@ -247,6 +248,24 @@ def test_samples_are_not_narrowed(cuda, tmp_path):
     assert "torch.float64" not in [entry[2] for entry in cuda.log if entry[0] == "copy"]
     with ActivationReader(path) as reader:
         assert [row.transform for row in reader] == ["sample"]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_components_are_copied_with_what_they_are_of(cuda, tmp_path):
+    path, x = tmp_path / "a.stream", torch.ones(LARGE)
+    nested = torch.nested.nested_tensor([x, x[:1]])
+    recorder = Recorder(path, quiet(), [torch.nn.Identity()])
+    layer = recorder._session.layer("0", ".values")
+    with pytest.raises(NotDenseError, match="nested"):
+        recorder._capture_other(layer, nested, 0, -1, 0, 0, False)
+    dense, transform, parameters = components_of(nested)
+    recorder._capture_other(layer, dense[0][1], 0, -1, 0, 0, False, transform, parameters)
+    recorder.finish()
+    assert [entry[2] for entry in cuda.log if entry[0] == "copy"] == ["torch.float32"]
+    with ActivationReader(path) as reader:
+        (values,) = reader["0.values"]
+        assert (values.transform, values.parameters) == ("nested", '{"layout": "strided"}')
+        assert values.shape == (LARGE + 1,)
 
 
 # ---- CUDA graphs -------------------------------------------------------------------

@@ -34,6 +34,7 @@ from ..probes.capture import CaptureProbes
 from ._earlier import remove_earlier
 from ._openmp import gomp_parallel
 from ._underflow import underflowed_layers
+from .components import components_of
 from .config import ARCHIVE_ERROR, HookGranularity, InstrumentationConfig
 from .eager import run_eagerly
 from .monitor import Monitor
@@ -48,6 +49,7 @@ from .stats import CaptureStats
 from .steps import Steps
 from .tensors import (
     PLAIN,
+    NotDenseError,
     PlainEnqueuer,
     check_dense,
     check_runs_now,
@@ -338,6 +340,32 @@ class Recorder:
         kv_cache = self._config.kv_cache
         sampled = self._config.granularity is HookGranularity.SAMPLED_SLICES
 
+        def by_components(
+            path: str, tensor: Tensor, layer: int, step: int, token: int, call: int, request: int
+        ) -> None:
+            """Captures what a tensor that is not dense is made of."""
+            try:
+                dense, transform, parameters = components_of(tensor)
+            except UnsupportedError as error:
+                self._complain(error, layer, step, token, call)
+                return
+            place = path.removesuffix(RECOMPUTED)
+            for name, component in dense:
+                at = place + name + path[len(place) :]
+                try:
+                    try:
+                        its_layer, _ = outputs.get(at) or output_at(at)
+                    except (InvalidArgumentError, OutOfMemoryError) as error:
+                        raise UnsupportedError(str(error)) from error
+                    self._capture_other(
+                        its_layer, component, step, token, call, request, False,
+                        transform, parameters,
+                    )  # fmt: skip
+                except Exception as error:
+                    self._complain(error, layer, step, token, call)
+                    if not self._running:
+                        return
+
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if not self._running:
                 return
@@ -377,7 +405,10 @@ class Recorder:
                             step=step, token=token, call=call, request=request,
                         )  # fmt: skip
                 except Exception as error:
-                    self._complain(error, layer, step, token, call)
+                    if isinstance(error, NotDenseError) and not sampled:
+                        by_components(path, tensor, layer, step, token, call, request)
+                    else:
+                        self._complain(error, layer, step, token, call)
                     if not self._running:
                         return
 
@@ -392,13 +423,14 @@ class Recorder:
         call: int,
         request: int,
         sampled: bool,
+        transform: bytes | None = None,
+        parameters: bytes | None = None,
     ) -> None:
-        """The tensors that take more than a copy: sampled ones, and those on a device."""
+        """The tensors that take more than a copy: sampled ones, those on a device, components."""
         transferred = on_cuda(tensor)
         if transferred:
             check_runs_now()
         check_dense(tensor)
-        transform = parameters = None
         if sampled:
             rate, seed = self._config.sampling_rate, self._config.sampling_seed
             transform = TRANSFORM.encode()
@@ -423,7 +455,7 @@ class Recorder:
 
         if not transferred:
             enqueue(tensor)
-        elif worth_narrowing(tensor) and not sampled and not self._config.keep_float32:
+        elif transform is None and worth_narrowing(tensor) and not self._config.keep_float32:
             bounded = functools.partial(holds, bound=self._bound)
             self._transfers().async_narrowed_to_host(tensor, narrow, bounded, enqueue_narrowed)
         else:

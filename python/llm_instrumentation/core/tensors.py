@@ -12,9 +12,11 @@ from ..errors import UnsupportedError
 
 __all__ = [
     "PLAIN",
+    "NotDenseError",
     "PlainEnqueuer",
     "check_dense",
     "check_runs_now",
+    "described",
     "enqueue_converted",
     "enqueue_tensor",
     "host_tensor",
@@ -32,21 +34,34 @@ _CODES: dict[torch.dtype, int] = {
 }
 
 
+class NotDenseError(UnsupportedError):
+    """A nested, sparse or quantized tensor, or one of another layout without strides."""
+
+
+def described(tensor: Tensor) -> str:
+    """What kind of tensor it is, for messages: "a torch.sparse_csr tensor of torch.float32"."""
+    layout: object = tensor.layout
+    if tensor.is_nested:
+        layout = f"nested ({layout})"
+    elif tensor.is_quantized:
+        layout = f"quantized ({tensor.qscheme()})"
+    name = "tensor" if type(tensor) in PLAIN else type(tensor).__name__
+    return f"a {layout} {name} of {tensor.dtype} on device {tensor.device}"
+
+
 def check_dense(tensor: Tensor) -> None:
     """Refuses what has no strided elements.
 
     Raises:
-        UnsupportedError: it has no elements to capture (meta and fake tensors), or a layout
-            without strides (sparse, quantized, nested).
+        UnsupportedError: it has no elements to capture (meta and fake tensors).
+        NotDenseError: its layout is without strides (sparse, quantized, nested).
     """
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise UnsupportedError(
-            f"a {tensor.layout} tensor of {tensor.dtype}: only dense tensors are captured; "
-            "exclude this layer, or convert its output with to_dense() or dequantize()"
-        )
     if tensor.device.type == "meta" or type(tensor).__name__ in ("FakeTensor", "FunctionalTensor"):
-        raise UnsupportedError(
-            f"a {type(tensor).__name__} on device {tensor.device}: it has no values to capture"
+        raise UnsupportedError(f"{described(tensor)}: it has no values to capture")
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise NotDenseError(
+            f"{described(tensor)}: only dense tensors can be sampled or taken as they are; exclude "
+            "this layer, or convert its output with to_dense(), dequantize() or to_padded_tensor()"
         )
 
 
@@ -103,6 +118,7 @@ def enqueue_tensor(
     """
     code = _CODES.get(tensor.dtype)
     if code is None:
+        check_dense(tensor)  # says more of those that it knows
         raise UnsupportedError(f"a tensor of {tensor.dtype}: libstrap stores no such type")
     # What has no elements in plain memory has no address either: see below.
     if not (type(tensor) in PLAIN and tensor.is_cpu) or tensor.is_neg() or tensor.is_complex():
@@ -110,7 +126,7 @@ def enqueue_tensor(
     try:
         shape, address = tensor.shape, tensor.data_ptr()
     except RuntimeError as error:
-        check_dense(tensor)  # says more of those that it knows
+        check_dense(tensor)
         raise _no_memory(tensor) from error
     if not address and tensor.numel():
         raise _no_memory(tensor)
