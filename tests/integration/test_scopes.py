@@ -139,8 +139,13 @@ def test_requests_are_told_apart_in_one_capture(model, path):
     assert len(index["step"]) == 4 * sum(map(len, steps.values()))
     with ActivationReader(path) as reader, torch.no_grad():
         for n in range(4):
-            for step, x in zip(sorted(steps[f"chat-{n}"]), inputs_of(n), strict=True):
-                assert torch.equal(reader[""].at(step=step).to_torch(), model(x).half())
+            outputs = reader.select("", requests=f"chat-{n}")
+            assert {a.request for a in outputs} == {f"chat-{n}"}
+            for output, x in zip(outputs, inputs_of(n), strict=True):
+                assert torch.equal(output.to_torch(), model(x).half())
+        assert len(reader.select(requests=["chat-0", "chat-1"])) == 2 * 4 * CALLS
+        assert len(reader.select(requests="nobody")) == 0
+        assert reader[""][0].request is None
 
 
 def test_the_inner_request_wins_and_large_tensors_have_it_too(path):

@@ -69,6 +69,11 @@ class Activation:
         return self._text("path") or ""
 
     @property
+    def request(self) -> str | None:
+        """What it was computed for, as `for_request` named it; None: nothing named."""
+        return self._text("request")
+
+    @property
     def step(self) -> int | None:
         """Forward call of the model, from 0; None where unknown."""
         return self._number_or_none("step")

@@ -192,13 +192,14 @@ class ActivationReader:
         steps: Selector = None,
         tokens: Selector = None,
         calls: Selector = None,
+        requests: str | Iterable[str] | None = None,
     ) -> ActivationView:
         """The activations of some layers and steps, in capture order; nothing is decoded yet.
 
         Args:
             layers: names, in which `*` stands for any characters and `?` for one; brackets
                 stand for themselves. None: all.
-            steps, tokens, calls: see `ActivationView.select`.
+            steps, tokens, calls, requests: see `ActivationView.select`.
 
         Raises:
             UnknownActivationError: (a KeyError) a name or pattern fits no layer.
@@ -214,7 +215,7 @@ class ActivationReader:
                 view = self[next(iter(names))]
             else:
                 view = ActivationView(self, np.sort(np.concatenate([np.empty(0, np.int64), *rows])))
-        return view.select(steps=steps, tokens=tokens, calls=calls)
+        return view.select(steps=steps, tokens=tokens, calls=calls, requests=requests)
 
     def _fitting(self, pattern: str) -> list[str]:
         if pattern not in self and ("*" in pattern or "?" in pattern):
@@ -414,15 +415,21 @@ class ActivationView(Sequence["Activation"]):
         return values
 
     def select(
-        self, *, steps: Selector = None, tokens: Selector = None, calls: Selector = None
+        self,
+        *,
+        steps: Selector = None,
+        tokens: Selector = None,
+        calls: Selector = None,
+        requests: str | Iterable[str] | None = None,
     ) -> ActivationView:
-        """The activations of some steps, tokens and calls.
+        """The activations of some steps, tokens, calls and requests.
 
         Args:
             steps: forward steps: a number, a half-open range of them as slice(0, 10), a
                 collection, or None for all. An activation whose step is unknown fits None alone.
             tokens: numbers of the tokens that the steps led to; likewise.
             calls: calls of the module within its step; likewise.
+            requests: names that `for_request` gave, one or several; None: all.
 
         Raises:
             InvalidArgumentError: (a ValueError) a number is negative, or it is none of these.
@@ -431,6 +438,12 @@ class ActivationView(Sequence["Activation"]):
         for column, wanted in (("step", steps), ("token", tokens), ("call", calls)):
             if wanted is not None:
                 view = view._narrowed(column, wanted)
+        if requests is not None:
+            named = {requests} if isinstance(requests, str) else set(requests)
+            codes, names = view._reader._catalogue.texts("request")
+            wanted_codes = [code for code, name in enumerate(names) if name in named]
+            rows = view._rows[np.isin(codes[view._rows], wanted_codes)]
+            view = ActivationView(view._reader, rows)
         return view
 
     def _narrowed(self, column: str, wanted: int | slice | Iterable[int]) -> ActivationView:
