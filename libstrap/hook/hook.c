@@ -180,6 +180,8 @@ static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
     return PyObject_CallFunctionObjArgs(h->otherwise, arguments[0], arguments[1], arguments[2],
                                         (PyObject *)NULL);
   }
+  /* While the tensor was looked at, another thread may have ended the capture. */
+  if (!all->running) return nothing(all);
   d.tensor.step = here->step;
   d.tensor.token = here->token;
   d.tensor.request = here->request;

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import weakref
+
 import pytest
 import torch
-from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation import (
+    ActivationReader,
+    InstrumentationConfig,
+    InstrumentationFramework,
+    capture_activations,
+    for_request,
+)
 from llm_instrumentation._native import ForwardHooks
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -197,3 +207,126 @@ def test_what_a_backward_pass_computes_again_is_marked(reentrant, path):
         for twin in again:
             assert torch.equal(twin.to_torch(), reader[twin.layer].at(step=0).to_torch())
         assert [a.step for a in reader[""]] == [0, 1]
+
+
+def test_requests_through_one_method_are_steps_of_their_own(path):
+    model = Deep()
+
+    def first(x: Tensor) -> None:
+        with for_request("alice"):
+            model.only_first(x)
+
+    def parts(self: Deep, x: Tensor) -> None:
+        with for_request("bob"):
+            self.outer[0].first(x)
+        with for_request("carol"):
+            self.outer[0].second(x)
+
+    with torch.no_grad(), capture_activations(model, path):
+        first(X)
+        parts(model, X)
+    with ActivationReader(path) as reader:
+        assert [(a.layer, a.step, a.request) for a in reader] == [
+            ("outer.0.first", 0, "alice"), ("outer.0.first", 1, "bob"),
+            ("outer.0.second", 2, "carol"),
+        ]  # fmt: skip
+
+
+def test_two_calls_of_a_method_are_two_steps(path):
+    """Though the second has its frame where that of the first was."""
+
+    class Chooses(Deep):
+        def part(self, which: int) -> None:
+            if which == 0:
+                self.outer[0].first(X)
+            else:
+                self.outer[0].second(X)
+
+    model = Chooses()
+    with torch.no_grad(), capture_activations(model, path):
+        for which in (0, 1, 0, 1):
+            model.part(which)
+    assert list(steps_of(path).values()) == [INNER[:1], INNER[1:2]] * 2
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_a_step_keeps_nothing_of_its_callers(path, deep):
+    model = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(4, 4))))
+    entered = model[0][0][0] if deep else model
+
+    def use() -> list[weakref.ref[Tensor]]:
+        given, other = torch.zeros(2, 4), torch.zeros(5)
+        entered(given)
+        return [weakref.ref(given), weakref.ref(other)]
+
+    with torch.no_grad(), capture_activations(model, path):
+        assert [held() for held in use()] == [None, None]
+
+
+def test_a_method_lets_go_of_what_it_deletes(path):
+    class Deletes(Deep):
+        def both(self, x: Tensor) -> bool:
+            h = self.outer[0].first(x)
+            held = weakref.ref(h)
+            self.outer[0].second(h)
+            del h
+            return held() is None
+
+    model = Deletes()
+    with torch.no_grad(), capture_activations(model, path):
+        assert model.both(X)
+
+
+def test_a_coroutines_calls_are_steps_of_their_own(path):
+    """Others may call the model while it waits."""
+
+    class Waits(Deep):
+        async def both(self, x: Tensor) -> None:
+            self.outer[0].first(x)
+            await asyncio.sleep(0)
+            self.outer[0].second(x)
+
+    async def twice() -> None:
+        await asyncio.gather(model.both(X), model.both(X))
+
+    model = Waits()
+    with torch.no_grad(), capture_activations(model, path):
+        asyncio.run(model.both(X))
+        asyncio.run(twice())
+    assert list(steps_of(path).values()) == [
+        INNER[:1], INNER[1:2], INNER[:1], INNER[:1], INNER[1:2], INNER[1:2],
+    ]  # fmt: skip
+
+
+def test_a_model_that_is_a_part_of_another_one(path):
+    whole = Deep()
+    framework = InstrumentationFramework(InstrumentationConfig.balanced())
+    framework.instrument_model(whole)
+    framework.instrument_model(whole.outer[0])
+    with torch.no_grad(), framework.capture_activations(path):
+        whole.outer[0](X)
+        whole(X)
+    with ActivationReader(path) as reader:
+        assert reader.steps == (0, 1)
+        assert [a.step for a in reader.select("outer.0")] == [0, 1]
+        assert [a.step for a in reader if a.model == "inner" and a.name == ""] == [0, 1]
+
+
+def test_another_threads_backward_pass_is_not_of_this_scope(path):
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = Inner()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.body, x, use_reentrant=False).sum()
+
+    model = Checkpointed()
+    with capture_activations(model, path, scope="thread"):
+        with torch.no_grad():
+            model(X)
+        x = X.clone().requires_grad_()
+        thread = threading.Thread(target=lambda: model(x).backward())
+        thread.start()
+        thread.join()
+    assert list(steps_of(path)) == [0]

@@ -480,7 +480,7 @@ def test_a_wrong_call_is_an_error_and_no_crash(tmp_path):
 
 
 def test_what_libstrap_refuses_is_told_as_python_tells_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder.Recorder, "_detach", lambda self: None)  # hooks outlive it
+    monkeypatch.setattr(recorder.Recorder, "_detach", lambda self: self._exit.close())
     model = Outer(1)
     framework = InstrumentationFramework(InstrumentationConfig.fast_capture().with_strict())
     framework.instrument_model(model)

@@ -20,24 +20,39 @@ __all__ = ["run_eagerly"]
 
 
 class _Stance:
-    """Compiles nothing anew while captures run; the first one begins that, the last one ends it."""
+    """Compiles nothing anew while captures run; the first one begins that, the last one ends it.
+
+    A stance that someone else has chosen stays.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._captures = 0
-        self._undo = contextlib.ExitStack()
+        self._ours: object = None  # what torch has while ours is in force
 
     def __enter__(self) -> None:
         with self._lock:
-            if self._captures == 0:
-                self._undo.enter_context(torch.compiler.set_stance("eager_on_recompile"))
+            if self._captures == 0 and _current_stance() in (None, "default"):
+                torch.compiler.set_stance("eager_on_recompile")
+                self._ours = _stance_object()
             self._captures += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._captures -= 1
-            if self._captures == 0:
-                self._undo.close()
+            if self._captures == 0 and self._ours is not None:
+                if _stance_object() is self._ours:
+                    torch.compiler.set_stance("default")
+                self._ours = None
+
+
+def _stance_object() -> object:
+    """The stance as torch has it; each change makes another one."""
+    return getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+
+
+def _current_stance() -> str | None:
+    return getattr(_stance_object(), "stance", None)
 
 
 class _OwnForward:

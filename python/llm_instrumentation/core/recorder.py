@@ -214,13 +214,7 @@ class Recorder:
                 )  # fmt: skip
                 self._steps.in_c = self._in_c
             self._exit.enter_context(run_eagerly(models))
-            labels: dict[str, int] = {}
-            for model, modules in selected:
-                label = model_label(model)
-                labels[label] = labels.get(label, 0) + 1
-                if labels[label] > 1:
-                    label += f"#{labels[label]}"
-                self._attach(model, label, modules)
+            self._attach(selected)
             self._probes.run(lambda: self.stats().counters(), append=resume_offset is not None)
         except BaseException:
             self._detach()
@@ -266,21 +260,25 @@ class Recorder:
 
     # ---- hooks ----------------------------------------------------------------
 
-    def _attach(self, model: nn.Module, label: str, modules: list[tuple[str, nn.Module]]) -> None:
+    def _attach(self, selected: list[tuple[nn.Module, list[tuple[str, nn.Module]]]]) -> None:
         # Some models are entered through a child: an encoder-decoder's encoder in generation.
         # The methods are nn.Module's, for scripted modules refuse their own.
-        original = getattr(model, "_orig_mod", model)
-        entries = [
-            entry
-            for entry in dict.fromkeys([model, original, *original.children()])
-            if has_forward(entry)
-        ]
-        for entry in entries:
+        entries: dict[nn.Module, None] = {}
+        for model, _ in selected:
+            original = getattr(model, "_orig_mod", model)
+            entries |= dict.fromkeys([model, original, *original.children()])
+        for entry in filter(has_forward, entries):
             self._begins(entry)
-        for name, module in modules:
-            hook = _Hook(self._hook(label, name))
-            self._handles.append(nn.Module.register_forward_hook(module, hook))
-        for entry in entries:  # hooks run in this order: the output is captured inside the step
+        labels: dict[str, int] = {}
+        for model, modules in selected:
+            label = model_label(model)
+            labels[label] = labels.get(label, 0) + 1
+            if labels[label] > 1:
+                label += f"#{labels[label]}"
+            for name, module in modules:
+                hook = _Hook(self._hook(label, name))
+                self._handles.append(nn.Module.register_forward_hook(module, hook))
+        for entry in filter(has_forward, entries):  # behind those: an output is part of the step
             self._ends(entry)
 
     def _begins(self, entry: nn.Module) -> None:
@@ -550,7 +548,8 @@ class Recorder:
             self._in_c.stop()
 
     def _detach(self) -> None:
-        self._stop()
+        with self._lock:  # so that none is watched from now on
+            self._stop()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -564,8 +563,7 @@ class Recorder:
             CaptureError: the models ran but nothing was captured.
         """
         self._detach()
-        missed = self._missed()
-        self._warn_of_replaced()
+        missed, replaced = self._missed(), self._replaced()
         try:
             self._drain()
         finally:
@@ -598,6 +596,13 @@ class Recorder:
                 RuntimeWarning,
                 stacklevel=4,
             )
+        if replaced:
+            warnings.warn(
+                f"{_some(replaced)} left the model during the capture: what has taken that place "
+                "is not captured",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         self._warn_of_silence(missed)
         seen = stats.tensors + stats.dropped + stats.failed
         if self._steps.seen_to_end and seen == 0:
@@ -615,25 +620,19 @@ class Recorder:
             at += len(modules)
         return found
 
-    def _warn_of_replaced(self) -> None:
-        """Tells of modules that have left their models: hooks went with them."""
+    def _replaced(self) -> list[str]:
+        """The names of modules that have left their models: hooks went with them."""
         gone = []
         for model, modules in zip(self._models, self._selected, strict=True):
             there = {id(module) for module in model.modules()}
             gone += [name for name, module in modules if id(module) not in there]
-        if gone:
-            warnings.warn(
-                f"{_some(gone)} left the model during the capture: what has taken that place is "
-                "not captured",
-                RuntimeWarning,
-                stacklevel=5,
-            )
+        return gone
 
     def _warn_of_silence(self, missed: list[str]) -> None:
         if not any(self._ran):
             if self._ran and not self._steps.seen_to_end:
                 warnings.warn(
-                    f"no module ran: {self.path} has no activations",
+                    f"no module ran in the block: it has put nothing into {self.path}",
                     RuntimeWarning,
                     stacklevel=5,
                 )

@@ -41,13 +41,16 @@ def for_request(name: str) -> Iterator[None]:
     """
     if not isinstance(name, str):
         raise TypeError(f"a request's name must be a str, not {name!r}")
-    if not 1 <= len(name.encode()) <= 65536:
-        raise ValueError(f"a request's name has 1 to 65,536 bytes, not {len(name.encode()):,}")
-    before = _request.set(name)
+    if "\0" in name or not 1 <= len(name.encode()) <= 65536:
+        raise ValueError(
+            f"a request's name has 1 to 65,536 bytes and no zero among them, unlike {name[:40]!r}"
+        )
+    before = _request.get()
+    _request.set(name)
     try:
         yield
-    finally:
-        _request.reset(before)
+    finally:  # perhaps in another context, where reset() would refuse
+        _request.set(before)
 
 
 def current_request() -> str | None:

@@ -15,8 +15,10 @@ def unaccounted(modules: Sequence[tuple[str, nn.Module]], ran: Sequence[int]) ->
 
     Of a module and what is inside it, the module stands for all. Left out are those of which
     it is known that nothing is missed: dropouts that fused attention does not call, parts that a
-    ``nn.MultiheadAttention`` uses by their weights, experts that no token was sent to, modules
-    whose weights another one has that ran, and those inside which others ran.
+    ``nn.MultiheadAttention`` uses by their weights, experts that no token was sent to, layers that
+    are dropped in training and adapters that are off (others of their kind beside them ran, or
+    they are peft's), modules whose weights another one has that ran, and those inside which others
+    ran.
 
     Args:
         modules: of one model, with their names.
@@ -31,9 +33,11 @@ def unaccounted(modules: Sequence[tuple[str, nn.Module]], ran: Sequence[int]) ->
             while name not in alive:
                 alive.add(name)
                 name = name.rpartition(".")[0]
+    # Which kinds of modules ran in each container.
+    kinds = {(name.rpartition(".")[0], type(m)) for name, (m, seen) in of.items() if seen}
     found = []
     for name, (module, _) in of.items():
-        above = name.rpartition(".")[0]
+        above = container = name.rpartition(".")[0]
         while above and above not in of:
             above = above.rpartition(".")[0]
         parent, parent_ran = of.get(above, (None, True))
@@ -43,6 +47,8 @@ def unaccounted(modules: Sequence[tuple[str, nn.Module]], ran: Sequence[int]) ->
             or not parent_ran
             or isinstance(module, _DropoutNd)
             or isinstance(parent, nn.MultiheadAttention)
+            or type(parent).__module__.startswith("peft.")
+            or (container not in of and (container, type(module)) in kinds)
             or "experts" in name.split(".")
             or (weights and weights <= used)
         ):

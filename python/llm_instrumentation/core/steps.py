@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import threading
+import weakref
 from array import array
 from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
@@ -18,6 +21,8 @@ __all__ = ["Place", "Steps"]
 
 # The frame of every call of a module; others of the same file stand around it.
 _CALL = nn.Module._call_impl.__code__
+# Generators and coroutines: others may call the model before they go on.
+_RESTS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # The backward pass that this thread is in, -1 outside of any.
 _backward_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
@@ -43,8 +48,8 @@ class Place:
         # PyTorch's two innermost around the forward of the outermost call: which one calls hooks
         # depends on its release, and on whether the forward raised. Empty outside of any step.
         self.frames: tuple[FrameType | None, ...] = ()
-        self.late = False  # found within its call, whose end nobody may tell of
-        self.method: tuple[int, CodeType] | None = None  # what made the outermost calls, and
+        self.late: _Running | None = None  # a call found within it, whose end nobody may tell of
+        self.method: _Running | None = None  # which made the last outermost calls, and
         self.called: set[int] = set()  # the ids of those modules
         self.step = self.token = -1
         self.request = 0
@@ -52,6 +57,41 @@ class Place:
         self.never = array("q", self.calls)
         self.mine = True
         self.again = False
+
+
+class _Mark:
+    """What a frame has as its local trace function. Who traces may call it: it does nothing."""
+
+    __slots__ = ("__weakref__",)
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> _Mark:
+        return self
+
+
+class _Running:
+    """A call of a function, known for as long as it runs.
+
+    To keep its frame would keep what the function and all its callers hold. So the frame keeps a
+    mark, which goes with it; its address may be another's then.
+    """
+
+    __slots__ = ("_address", "_mark")
+
+    def __init__(self, frame: FrameType) -> None:
+        mark = frame.f_trace
+        if not isinstance(mark, _Mark):
+            mark = _Mark()
+            if frame.f_trace is None:  # else a debugger's: then it is known for this moment only
+                frame.f_trace = mark
+        self._address, self._mark = id(frame), weakref.ref(mark)
+
+    def is_in(self, frame: FrameType | None) -> bool:
+        """Whether it is the call of a frame, or one that led to it."""
+        if self._mark() is None:
+            return False
+        while frame is not None and id(frame) != self._address:
+            frame = frame.f_back
+        return frame is not None
 
 
 class _Places(threading.local):
@@ -75,8 +115,8 @@ class Steps:
     """The steps of one capture.
 
     A step is an outermost call into the models. The calls that a method of a module makes beside
-    each other, as CLIP's ``get_text_features`` calls a part and then another, are one step; a
-    module's call of itself, or of a part that it called before, begins the next one.
+    each other, as CLIP's ``get_text_features`` calls a part and then another, are one step; a call
+    of a model itself, or of a part that it called before, begins the next one.
 
     Hooks around the models and their children see nearly all steps begin. The step of a call that
     comes in elsewhere begins with the first output that is captured in it, and that module is
@@ -113,19 +153,22 @@ class Steps:
         self.in_c: ForwardHooks | None = None
         self._roots = {id(model) for model in models}
         self._members = {id(module) for model in models for module in model.modules()}
+        self._kinds = {type(module) for model in models for module in model.modules()}
         self._modules = modules
         self._token = token
         self._request = request
         self._mine = mine
         self._watch = watch
         self._places = _Places(modules)
-        self._heights: dict[nn.Module, int] = {}  # of the outermost call above those inside it
+        # Of the outermost call above those inside it, by the id of the module: replicas have hooks
+        # too, and are many.
+        self._heights: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def here(self) -> Place:
         """This thread's place, of what a module returned now."""
         place = self._places.own
-        if not place.frames or place.late:
+        if not place.frames:
             self._find(place)
         return place
 
@@ -138,18 +181,27 @@ class Steps:
             # height above a module rarely changes, and one look there takes 0.4 us less than a
             # search, of 5 us that the capture of a small output takes.
             try:
-                if sys._getframe(self._heights[module]) is place.frames[0]:
+                if sys._getframe(self._heights[id(module)]) is place.frames[0]:
                     return
             except (KeyError, ValueError):
                 pass
             height = _height(place.frames[0])
             if height is not None:
-                self._heights[module] = height
+                if len(self._heights) > 2 * len(self._members):
+                    self._heights.clear()
+                self._heights[id(module)] = height
                 return
             place.frames = ()
+            if self.in_c is not None:
+                self.in_c.leave()
+        caller = sys._getframe(1)
+        if place.late is not None:
+            if place.late.is_in(caller):
+                return
+            place.late = None
         if _backward_pass() == -1:
-            caller = sys._getframe(1)
-            self._begin(place, module, (caller, caller.f_back))
+            place.frames = caller, caller.f_back
+            self._begin(place, module, caller)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """A call ends, with an exception too: the forward hook of those that are watched."""
@@ -165,29 +217,23 @@ class Steps:
         self._places = _Places(self._modules)
         self._heights.clear()
 
-    def _begin(
-        self,
-        place: Place,
-        module: nn.Module,
-        frames: tuple[FrameType, FrameType | None],
-        *,
-        late: bool = False,
-    ) -> None:
-        place.frames, place.late, place.again = frames, late, False
+    def _begin(self, place: Place, module: nn.Module, frame: FrameType) -> None:
+        place.again = False
         place.mine = self._mine is None or self._mine()
         if not place.mine:
             self._outside(place)
+            place.method = None
             if self.in_c is not None:
                 self.in_c.leave()  # what an interrupted call of this thread may have left
             return
-        if not self._goes_on(place, module, frames[0]):
+        if not self._goes_on(place, module, frame):
             with self._lock:
                 place.step = self.count
                 self.count += 1
             place.token = self._token()
             place.request = self._request()
             place.calls[:] = place.never
-        if self.in_c is not None and not late:  # hooks in C do not ask whether a step has ended
+        if self.in_c is not None and place.late is None:  # hooks in C do not ask when one ends
             self.in_c.enter(place.calls, place.step, place.token, place.request)
 
     @staticmethod
@@ -197,43 +243,54 @@ class Steps:
 
     def _goes_on(self, place: Place, module: nn.Module, frame: FrameType | None) -> bool:
         """Whether the method that made the last outermost call makes this one beside it."""
-        if id(module) in self._roots:
-            place.method = None
-            return False
         while frame is not None and frame.f_code.co_filename == _CALL.co_filename:
             frame = frame.f_back
-        if frame is None or frame.f_code.co_varnames[:1] != ("self",):
+        if frame is None or id(module) in self._roots or frame.f_code not in self._methods:
             place.method = None
             return False
-        # The frame itself would keep what the method holds.
-        method = id(frame), frame.f_code
-        if method == place.method and id(module) not in place.called:
-            owner = frame.f_locals.get("self")
-            if owner is not module and id(owner) in self._members:
-                place.called.add(id(module))
-                return True
-        place.method, place.called = method, {id(module)}
+        if (
+            place.method is not None
+            and place.method.is_in(frame)
+            and id(module) not in place.called
+            and place.request == self._request()
+        ):
+            place.called.add(id(module))
+            return True
+        place.method, place.called = _Running(frame), {id(module)}
         return False
+
+    @functools.cached_property
+    def _methods(self) -> set[CodeType]:
+        """The code of the methods of all modules, but of those that may rest in between."""
+        found = set()
+        for kind in {base for own in self._kinds for base in own.__mro__} - {nn.Module, object}:
+            for value in vars(kind).values():
+                code = getattr(inspect.unwrap(value), "__code__", None) if callable(value) else None
+                if isinstance(code, CodeType) and not code.co_flags & _RESTS:
+                    found.add(code)
+        return found
 
     def _find(self, place: Place) -> None:
         """Begins the step of the call that we are in, if there is one of which we do not know."""
-        if place.frames and _height(place.frames[0]) is not None:
+        if place.late is not None and place.late.is_in(sys._getframe(1)):
             return
-        place.frames, place.late, place.mine = (), False, True
+        place.frames, place.late = (), None
+        place.mine = self._mine is None or self._mine()
         place.again = _backward_pass() != -1
         if place.again:
             self._outside(place)
             return
         frame: FrameType | None = sys._getframe(1)
-        below, outermost, entered = frame, None, None
+        outermost, entered = None, None
         while frame is not None:
             if frame.f_code is _CALL:
                 module = frame.f_locals["self"]
                 if id(module) in self._members:
-                    outermost, entered = (frame, below), module
-            below, frame = frame, frame.f_back
+                    outermost, entered = frame, module
+            frame = frame.f_back
         if outermost is None or entered is None:  # the hook was called by hand
             self._outside(place)
             return
         self._watch(entered)
-        self._begin(place, entered, outermost, late=True)
+        place.late = _Running(outermost)
+        self._begin(place, entered, outermost)
