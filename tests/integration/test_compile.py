@@ -290,3 +290,23 @@ def test_exported_code_is_told_of(mlp, path):
         with capture_activations(model, path) as framework:
             model(torch.randn(4, 6))
     assert framework.stats().silent == ("0", "0.0", "0.1", "0.2")
+
+
+def test_a_stance_that_the_user_chooses_stays(mlp, path):
+    from torch._dynamo import eval_frame
+
+    x, backend = torch.randn(4, 6), Counter()
+    compiled = torch.compile(mlp, backend=backend)
+    with torch.no_grad():
+        compiled(x)
+        with torch.compiler.set_stance("force_eager"), EAGERLY:
+            with capture_activations(compiled, path):
+                compiled(x)
+            compiled(x)
+        assert backend.runs == 1
+        with EAGERLY, capture_activations(compiled, path):
+            torch.compiler.set_stance("force_eager")
+        try:
+            assert eval_frame._stance.stance == "force_eager"
+        finally:
+            torch.compiler.set_stance("default")

@@ -398,6 +398,17 @@ def test_a_module_that_is_replaced_is_told_of(mlp, x, path, read):
     assert [name for name, _ in read(path)] == ["0", "1", "2", "", "0", "1", ""]
 
 
+def test_a_warning_that_is_an_error_leaves_nothing_open(mlp, x, path, read):
+    with warnings.catch_warnings(), pytest.raises(RuntimeWarning, match="left the model"):
+        warnings.simplefilter("error", RuntimeWarning)
+        with torch.no_grad(), capture_activations(mlp, path):
+            mlp(x)
+            mlp[2] = nn.Linear(16, 3)
+    assert len(read(path)) == 4
+    with torch.no_grad(), capture_activations(mlp, path):
+        mlp(x)
+
+
 def test_a_preset_and_a_configuration_beside_it_are_told_of(mlp, x, path):
     config = InstrumentationConfig.max_compression()
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="preset 'fast_capture' is taken"):

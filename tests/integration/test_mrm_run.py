@@ -844,6 +844,7 @@ def test_a_notebook_is_one(path):
 def test_a_notebook_runs_and_was_saved_without_outputs(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("MPLBACKEND", "Agg")
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     names: dict = {"__name__": "__main__"}
     for number, cell in enumerate(cells):

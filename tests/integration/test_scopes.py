@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -161,7 +162,8 @@ def test_the_inner_request_wins_and_large_tensors_have_it_too(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "error"), [(3, TypeError), ("", ValueError), ("x" * 65_537, ValueError)]
+    ("name", "error"),
+    [(3, TypeError), ("", ValueError), ("x" * 65_537, ValueError), ("a\0b", ValueError)],
 )
 def test_names_that_no_request_can_have(name, error):
     with pytest.raises(error, match="a request's name"), for_request(name):
@@ -173,3 +175,10 @@ def test_a_scope_that_does_not_exist(model, path):
         with capture_activations(model, path, scope="proces"):
             pass
     assert not path.exists()
+
+
+def test_a_request_may_end_in_another_context(model, path):
+    """As in generators that a framework closes."""
+    block = for_request("elsewhere")
+    contextvars.copy_context().run(block.__enter__)
+    block.__exit__(None, None, None)

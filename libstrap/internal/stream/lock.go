@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/partial"
 	"github.com/libstrap/strap/libstrap/internal/status"
@@ -162,7 +163,13 @@ func (l *lockedFile) take(path string) error {
 	busy := func(err error) error {
 		return status.Wrap(status.Busy, err, "%q is being captured by another session", path)
 	}
-	switch err := flock(int(l.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); {
+	err = flock(int(l.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	// A reader that asks whether this is being captured has it for a moment, too.
+	for tries := 0; tries < 20 && errors.Is(err, syscall.EWOULDBLOCK); tries++ {
+		time.Sleep(time.Millisecond)
+		err = flock(int(l.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	}
+	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, syscall.EWOULDBLOCK):

@@ -15,10 +15,10 @@ def unaccounted(modules: Sequence[tuple[str, nn.Module]], ran: Sequence[int]) ->
 
     Of a module and what is inside it, the module stands for all. Left out are those of which
     it is known that nothing is missed: dropouts that fused attention does not call, parts that a
-    ``nn.MultiheadAttention`` uses by their weights, experts that no token was sent to, layers that
-    are dropped in training and adapters that are off (others of their kind beside them ran, or
-    they are peft's), modules whose weights another one has that ran, and those inside which others
-    ran.
+    ``nn.MultiheadAttention`` or a quantised layer uses by their weights, experts that no token
+    was sent to, layers that are dropped in training and adapters that are off (others of their
+    kind beside them ran, or they are peft's), modules whose weights another one has that ran, and
+    those inside which others ran.
 
     Args:
         modules: of one model, with their names.
@@ -47,6 +47,7 @@ def unaccounted(modules: Sequence[tuple[str, nn.Module]], ran: Sequence[int]) ->
             or not parent_ran
             or isinstance(module, _DropoutNd)
             or isinstance(parent, nn.MultiheadAttention)
+            or "quantized" in type(parent).__module__.split(".")
             or type(parent).__module__.startswith("peft.")
             or (container not in of and (container, type(module)) in kinds)
             or "experts" in name.split(".")
