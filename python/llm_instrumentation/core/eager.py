@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import sys
 import threading
@@ -55,6 +56,13 @@ def _current_stance() -> str | None:
     return getattr(_stance_object(), "stance", None)
 
 
+@dataclasses.dataclass
+class _Held:
+    captures: int
+    own: Any
+    earlier: Any  # what the module had as an attribute before, None: nothing
+
+
 class _OwnForward:
     """A module's ``forward`` as an attribute of its own, for as long as captures need it.
 
@@ -64,34 +72,34 @@ class _OwnForward:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[int, list[Any]] = {}  # by module: captures, its own forward, the earlier
+        self._held: dict[int, _Held] = {}  # by the id of the module
 
     def take(self, module: nn.Module) -> None:
         with self._lock:
             held = self._held.get(id(module))
             if held is not None:
-                held[0] += 1
+                held.captures += 1
                 return
             earlier = vars(module).get("forward")
             own: Any = module.forward
             if earlier is not None:
                 own = functools.update_wrapper(functools.partial(earlier), earlier)
-            self._held[id(module)] = [1, own, earlier]
+            self._held[id(module)] = _Held(1, own, earlier)
             vars(module)["forward"] = own
 
     def give_back(self, module: nn.Module) -> None:
         with self._lock:
             held = self._held[id(module)]
-            held[0] -= 1
-            if held[0] > 0:
+            held.captures -= 1
+            if held.captures > 0:
                 return
-            _, own, earlier = self._held.pop(id(module))
-            if vars(module).get("forward") is not own:
+            del self._held[id(module)]
+            if vars(module).get("forward") is not held.own:
                 return  # someone has put theirs there
-            if earlier is None:
+            if held.earlier is None:
                 del vars(module)["forward"]
             else:
-                vars(module)["forward"] = earlier
+                vars(module)["forward"] = held.earlier
 
 
 _stance = _Stance()

@@ -608,8 +608,8 @@ class Recorder:
         if self._steps.seen_to_end and seen == 0:
             raise CaptureError(
                 f"{stats.steps} forward calls, but no output was captured to {self.path}: the "
-                "hooked modules did not run, or returned no tensor. Modules compiled or traced "
-                "before the capture do not call hooks"
+                "hooked modules did not run, or returned no tensor. Code that was exported or "
+                "traced calls no hooks"
             )
 
     def _missed(self) -> list[str]:

@@ -54,7 +54,7 @@ class Place:
         self.step = self.token = -1
         self.request = 0
         self.calls = array("q", [0] * modules)  # stays in its place, for hooks in C count in it
-        self.never = array("q", self.calls)
+        self.never = array("q", self.calls)  # zeros, to begin a step with
         self.mine = True
         self.again = False
 
