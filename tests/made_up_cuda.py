@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from llm_instrumentation.core import recorder
+from llm_instrumentation.core import sink
 from llm_instrumentation.memory import cuda_manager
 
 
@@ -83,6 +83,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Cuda:
         "record_stream",
         lambda self, stream: cuda.log.append(("lend", str(self.dtype), stream.name)),
     )
-    for module in (cuda_manager, recorder):
+    for module in (cuda_manager, sink):
         monkeypatch.setattr(module, "on_cuda", lambda tensor: True)
     return cuda

@@ -31,7 +31,7 @@ INTERNAL = {
     f"llm_instrumentation.core.{name}"
     for name in (
         "components", "eager", "monitor", "narrowing", "progress_line", "ranks", "recorder",
-        "silent", "steps", "tensors",
+        "silent", "sink", "steps", "tensors",
     )
 }  # fmt: skip
 MRM_INTERNAL = {

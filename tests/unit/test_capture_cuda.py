@@ -16,6 +16,7 @@ from llm_instrumentation.core import narrowing
 from llm_instrumentation.core.components import components_of
 from llm_instrumentation.core.narrowing import holds, narrow
 from llm_instrumentation.core.recorder import Recorder
+from llm_instrumentation.core.sink import When
 from llm_instrumentation.core.tensors import NotDenseError, check_runs_now
 from llm_instrumentation.errors import InvalidStateError, UnsupportedError
 from llm_instrumentation.memory.cuda_manager import CUDAMemoryManager
@@ -158,7 +159,7 @@ def expect_as_the_library_makes_it(path, tensors):
     recorder = Recorder(plain, quiet(), [torch.nn.Identity()])
     for step, tensor in enumerate(tensors):
         layer = recorder._session.layer("0")
-        recorder._capture_other(layer, tensor, step, -1, 0, 0, False)
+        recorder._sink.put(layer, tensor, When(step, -1, 0, 0))
     recorder.finish()
     with ActivationReader(plain) as expected, ActivationReader(path) as got:
         assert len(got) == len(expected) == len(tensors)
@@ -182,7 +183,7 @@ def test_a_capture_makes_the_same_packets(cuda, tmp_path, monkeypatch):
     recorder = Recorder(path, quiet(), [torch.nn.Identity()])
     layer = recorder._session.layer("0")
     for step, tensor in enumerate(tensors):
-        recorder._capture_other(layer, tensor, step, -1, 0, 0, False)
+        recorder._sink.put(layer, tensor, When(step, -1, 0, 0))
     recorder.finish()
     moved = [entry[2] for entry in cuda.log if entry[0] == "copy"]
     assert moved.count("torch.float64") == 4  # numbers of those that are large and float32
@@ -196,14 +197,14 @@ def test_a_hook_that_outlives_its_capture_begins_no_transfer(cuda, tmp_path):
     layer = recorder._session.layer("0")
     recorder.finish()
     with pytest.raises(InvalidStateError):  # which the hook takes for the end
-        recorder._capture_other(layer, torch.ones(3), 0, -1, 0, 0, False)
+        recorder._sink.put(layer, torch.ones(3), When(0, -1, 0, 0))
     assert cuda.log == []
 
 
 def narrowed_capture(path, config, tensor):
     """The counters of a capture of one tensor on the made-up device."""
     recorder = Recorder(path, config, [torch.nn.Identity()])
-    recorder._capture_other(recorder._session.layer("0"), tensor, 0, -1, 0, 0, False)
+    recorder._sink.put(recorder._session.layer("0"), tensor, When(0, -1, 0, 0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is lost, see test_small_values
         recorder.finish()
@@ -243,7 +244,7 @@ def test_samples_are_not_narrowed(cuda, tmp_path):
     config = quiet().with_sampling(1.0)
     path = tmp_path / "a.stream"
     recorder = Recorder(path, config, [torch.nn.Identity()])
-    recorder._capture_other(recorder._session.layer("0"), torch.ones(LARGE), 0, -1, 0, 0, True)
+    recorder._sink.put(recorder._session.layer("0"), torch.ones(LARGE), When(0, -1, 0, 0))
     recorder.finish()
     assert "torch.float64" not in [entry[2] for entry in cuda.log if entry[0] == "copy"]
     with ActivationReader(path) as reader:
@@ -257,9 +258,11 @@ def test_components_are_copied_with_what_they_are_of(cuda, tmp_path):
     recorder = Recorder(path, quiet(), [torch.nn.Identity()])
     layer = recorder._session.layer("0", ".values")
     with pytest.raises(NotDenseError, match="nested"):
-        recorder._capture_other(layer, nested, 0, -1, 0, 0, False)
+        recorder._sink.put(layer, nested, When(0, -1, 0, 0))
     dense, transform, parameters = components_of(nested)
-    recorder._capture_other(layer, dense[0][1], 0, -1, 0, 0, False, transform, parameters)
+    recorder._sink.put(
+        layer, dense[0][1], When(0, -1, 0, 0), transform=transform, parameters=parameters
+    )
     recorder.finish()
     assert [entry[2] for entry in cuda.log if entry[0] == "copy"] == ["torch.float32"]
     with ActivationReader(path) as reader:
@@ -278,7 +281,7 @@ def test_a_stream_that_records_a_graph_is_refused_by_name(cuda, tmp_path):
         check_runs_now()
     recorder = Recorder(tmp_path / "a.stream", quiet(), [torch.nn.Identity()])
     with pytest.raises(UnsupportedError, match="CUDA graph"):
-        recorder._capture_other(recorder._session.layer("0"), torch.ones(3), 0, -1, 0, 0, False)
+        recorder._sink.put(recorder._session.layer("0"), torch.ones(3), When(0, -1, 0, 0))
     recorder.abort(SystemExit())
     assert cuda.log == []
 

@@ -22,41 +22,27 @@ from .._cpus import usable_cpus
 from .._native import ForwardHooks, Reader, Session, view_function
 from ..errors import (
     CaptureError,
-    InvalidArgumentError,
     InvalidStateError,
-    OutOfMemoryError,
     StrapError,
     StrapTimeoutError,
     UnsupportedError,
 )
-from ..memory.cuda_manager import CUDAMemoryManager, on_cuda
 from ..probes.capture import CaptureProbes
 from ._earlier import remove_earlier
 from ._openmp import gomp_parallel
 from ._underflow import underflowed_layers
-from .components import components_of
 from .config import ARCHIVE_ERROR, HookGranularity, InstrumentationConfig
 from .eager import run_eagerly
+from .module_hooks import ModuleHooks
 from .monitor import Monitor
-from .narrowing import conversion_of, holds, narrow, worth_narrowing
-from .outputs import walk_output
 from .ranks import this_rank
-from .sampling import TRANSFORM, parameters_json, sample_tensor
 from .scope import current_request
 from .selection import has_forward, select_modules
 from .silent import unaccounted
+from .sink import ModuleTensors, TensorSink
 from .stats import CaptureStats
 from .steps import Steps
-from .tensors import (
-    PLAIN,
-    NotDenseError,
-    PlainEnqueuer,
-    check_dense,
-    check_runs_now,
-    enqueue_converted,
-    enqueue_tensor,
-    plain_enqueuer,
-)
+from .tensors import PLAIN
 from .tokens import TokenTracker
 
 __all__ = ["Recorder", "model_label"]
@@ -72,12 +58,10 @@ _JUDGED_SECONDS = 1.0
 _PATIENCE_SECONDS = 0.5
 # When the end of a block says that the writer does nothing.
 _SILENCE_SECONDS = 10.0
-# Ends the path of an output that a backward pass computed again (checkpointed modules).
-RECOMPUTED = "!recomputed"
 # How many modules a warning names.
 _SHOWN_NAMES = 5
-# How much of a name that no packet can have stands in the note about its tensor.
-_SHOWN_PATH = 200
+# How much of a long name a warning shows.
+_SHOWN_NAME = 200
 
 _open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
@@ -172,6 +156,7 @@ class Recorder:
         except BaseException:
             self._probes.stop()
             raise
+        self._sink = TensorSink(self._session, config, bound=self._bound, refused=self._complain)
         self.capture_id = self._session.capture_id
         self._pid = os.getpid()
         self._began = time.monotonic()
@@ -180,19 +165,14 @@ class Recorder:
         self._models = list(models)
         self._selected = [modules for _, modules in selected]
         self._ran = bytearray(sum(map(len, self._selected)))
-        self._hooked = 0
         self._lock = threading.Lock()
         self._reading = threading.RLock()  # a signal handler may ask for the numbers meanwhile
         self._entries: set[nn.Module] = set()
-        self._running = True
-        self._in_c: ForwardHooks | None = None
-        self._modules_of: dict[int, tuple[str, str]] = {}  # model and name, by the session's layers
         self._failure: BaseException | None = None
         self._requests: dict[str, int] = {}  # their numbers
         self._nameless = False  # whether one has got none
         self._complained: set[tuple[str, str, type]] = set()
         self._unwalked: set[str] = set()
-        self._cuda: CUDAMemoryManager | None = None
         self._exit = contextlib.ExitStack()
         self._handles: list[RemovableHandle] = []
         try:
@@ -208,11 +188,10 @@ class Recorder:
                 watch=self._watch,
             )
             if view:
-                self._in_c = ForwardHooks(
+                self._sink.in_c = self._steps.in_c = ForwardHooks(
                     self._session, view=view, plain=PLAIN, is_neg=Tensor.is_neg,
                     ran=self._ran, failed=self._complain,
                 )  # fmt: skip
-                self._steps.in_c = self._in_c
             self._exit.enter_context(run_eagerly(models))
             self._attach(selected)
             self._probes.run(lambda: self.stats().counters(), append=resume_offset is not None)
@@ -245,12 +224,12 @@ class Recorder:
             try:
                 number = self._requests[name] = self._session.request(name)
             except StrapError as error:
-                if self._config.strict and self._running:
+                if self._config.strict and self._sink.running:
                     raise
-                if self._running and not self._nameless:
+                if self._sink.running and not self._nameless:
                     self._nameless = True
                     warnings.warn(
-                        f"{self.path} does not name the request {name[:_SHOWN_PATH]!r} and those "
+                        f"{self.path} does not name the request {name[:_SHOWN_NAME]!r} and those "
                         f"behind it: {error}",
                         RuntimeWarning,
                         stacklevel=6,
@@ -270,13 +249,19 @@ class Recorder:
         for entry in filter(has_forward, entries):
             self._begins(entry)
         labels: dict[str, int] = {}
+        index = 0
         for model, modules in selected:
             label = model_label(model)
             labels[label] = labels.get(label, 0) + 1
             if labels[label] > 1:
                 label += f"#{labels[label]}"
             for name, module in modules:
-                hook = _Hook(self._hook(label, name))
+                hooks = ModuleHooks(
+                    self._sink, self._steps, self._config, ModuleTensors(self._sink, label, name),
+                    index, self._ran, self._unwalked,
+                )  # fmt: skip
+                index += 1
+                hook = _Hook(hooks.output_hook())
                 self._handles.append(nn.Module.register_forward_hook(module, hook))
         for entry in filter(has_forward, entries):  # behind those: an output is part of the step
             self._ends(entry)
@@ -293,7 +278,7 @@ class Recorder:
     def _watch(self, module: nn.Module) -> None:
         """Watches a module that was called from outside of all others, if we do not yet."""
         with self._lock:
-            if module not in self._entries and self._running:
+            if module not in self._entries and self._sink.running:
                 self._begins(module)
                 self._ends(module)
 
@@ -307,174 +292,14 @@ class Recorder:
             return 0
         return view_function(exchange)
 
-    def _hook(self, label: str, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        session = self._session
-        outputs: dict[str, tuple[int, PlainEnqueuer]] = {}
-
-        def output_at(path: str) -> tuple[int, PlainEnqueuer]:
-            layer = session.layer(name, path, label)
-            self._modules_of[layer] = label, name
-            enqueue = plain_enqueuer(session, layer)
-            outputs[path] = layer, enqueue if self._in_c is None else self._in_c.put(layer, enqueue)
-            return outputs[path]
-
-        def noted_at(path: str) -> int:
-            """The layer of a note about an output whose own name is refused."""
-            shown = path.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
-            if len(shown) > _SHOWN_PATH:
-                shown = shown[:_SHOWN_PATH] + "..."
-            try:
-                layer = session.layer(name, shown, label)
-            except (InvalidArgumentError, OutOfMemoryError):
-                return root  # the module's name leaves no room for more, nor do all others
-            self._modules_of[layer] = label, name
-            return layer
-
-        root, _ = output_at("")
-        index = self._hooked
-        self._hooked += 1
-        ran = self._ran
-        steps = self._steps
-        kv_cache = self._config.kv_cache
-        sampled = self._config.granularity is HookGranularity.SAMPLED_SLICES
-
-        def by_components(
-            path: str, tensor: Tensor, layer: int, step: int, token: int, call: int, request: int
-        ) -> None:
-            """Captures what a tensor that is not dense is made of."""
-            try:
-                dense, transform, parameters = components_of(tensor)
-            except UnsupportedError as error:
-                self._complain(error, layer, step, token, call)
-                return
-            place = path.removesuffix(RECOMPUTED)
-            for name, component in dense:
-                at = place + name + path[len(place) :]
-                try:
-                    try:
-                        its_layer, _ = outputs.get(at) or output_at(at)
-                    except (InvalidArgumentError, OutOfMemoryError) as error:
-                        raise UnsupportedError(str(error)) from error
-                    self._capture_other(
-                        its_layer, component, step, token, call, request, False,
-                        transform, parameters,
-                    )  # fmt: skip
-                except Exception as error:
-                    self._complain(error, layer, step, token, call)
-                    if not self._running:
-                        return
-
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not self._running:
-                return
-            place = steps.here()
-            if not place.mine:
-                return
-            step, token, request = place.step, place.token, place.request
-            call = place.calls[index]
-            place.calls[index] = call + 1
-            ran[index] = 1
-            try:
-                found = walk_output(output, kv_cache=kv_cache, unwalked=self._unwalked)
-            except Exception as error:  # of methods that the output's types have
-                refused = UnsupportedError(f"looking for tensors in it raised {error!r}")
-                refused.__cause__ = error
-                self._complain(refused, root, step, token, call)
-                return
-            for path, tensor in found:
-                layer = root
-                if place.again:
-                    path += RECOMPUTED
-                try:
-                    try:
-                        layer, enqueue = outputs.get(path) or output_at(path)
-                    except InvalidArgumentError as error:  # no packet can have this name
-                        layer = noted_at(path)
-                        raise UnsupportedError(str(error)) from error
-                    except OutOfMemoryError as error:  # there are too many names
-                        raise UnsupportedError(str(error)) from error
-                    if sampled or not tensor.is_cpu:
-                        self._capture_other(layer, tensor, step, token, call, request, sampled)
-                    elif type(tensor) in PLAIN:
-                        enqueue(tensor, step, token, call, request)
-                    else:
-                        enqueue_tensor(
-                            session, layer, tensor,
-                            step=step, token=token, call=call, request=request,
-                        )  # fmt: skip
-                except Exception as error:
-                    if isinstance(error, NotDenseError) and not sampled:
-                        by_components(path, tensor, layer, step, token, call, request)
-                    else:
-                        self._complain(error, layer, step, token, call)
-                    if not self._running:
-                        return
-
-        return hook if self._in_c is None else self._in_c.new(root, index, hook)
-
-    def _capture_other(
-        self,
-        layer: int,
-        tensor: Tensor,
-        step: int,
-        token: int,
-        call: int,
-        request: int,
-        sampled: bool,
-        transform: bytes | None = None,
-        parameters: bytes | None = None,
-    ) -> None:
-        """The tensors that take more than a copy: sampled ones, those on a device, components."""
-        transferred = on_cuda(tensor)
-        if transferred:
-            check_runs_now()
-        check_dense(tensor)
-        if sampled:
-            rate, seed = self._config.sampling_rate, self._config.sampling_seed
-            transform = TRANSFORM.encode()
-            parameters = parameters_json(tensor.shape, rate, seed).encode()
-            tensor = sample_tensor(tensor, rate, seed)
-
-        def enqueue(host: Tensor) -> None:
-            enqueue_tensor(
-                self._session, layer, host, step=step, token=token, call=call, request=request,
-                transform=transform, parameters=parameters,
-            )  # fmt: skip
-
-        def enqueue_narrowed(host: Tensor, numbers: Tensor | None) -> None:
-            if numbers is None:
-                enqueue(host)
-                return
-            conversion = conversion_of(numbers, host.numel())
-            enqueue_converted(
-                self._session, layer, host, conversion,
-                step=step, token=token, call=call, request=request,
-            )  # fmt: skip
-
-        if not transferred:
-            enqueue(tensor)
-        elif transform is None and worth_narrowing(tensor) and not self._config.keep_float32:
-            bounded = functools.partial(holds, bound=self._bound)
-            self._transfers().async_narrowed_to_host(tensor, narrow, bounded, enqueue_narrowed)
-        else:
-            self._transfers().async_gpu_to_host(tensor, enqueue)
-
-    def _transfers(self) -> CUDAMemoryManager:
-        if self._cuda is None:
-            with self._lock:
-                self._cuda = self._cuda or CUDAMemoryManager()
-            if not self._running:  # the block has ended, perhaps before it could see this manager
-                self._cuda.close()
-        return self._cuda
-
     def _complain(self, error: Exception, layer: int, step: int, token: int, call: int) -> None:
         """Deals with a tensor that could not be captured: the model goes on."""
-        if isinstance(error, InvalidStateError) and not self._running:
+        if isinstance(error, InvalidStateError) and not self._sink.running:
             return  # the block ended, or the capture stopped, while this hook was under way
         if self._config.strict:
             raise error
         if os.getpid() != self._pid:
-            self._stop()
+            self._sink.stop()
             warnings.warn(
                 f"the capture to {self.path} goes on in process {self._pid} alone: {error}",
                 RuntimeWarning,
@@ -484,7 +309,7 @@ class Recorder:
         if isinstance(error, UnsupportedError):
             with contextlib.suppress(StrapError):  # a failed session reports itself
                 self._session.note(layer, str(error), step=step, token=token, call=call)
-            model, name = self._modules_of[layer]
+            model, name = self._sink.module_of(layer)
             kind = (model, name, type(error.__cause__ or error))
             if kind not in self._complained:
                 self._complained.add(kind)
@@ -502,7 +327,7 @@ class Recorder:
             if self._failure is not None:
                 return
             self._failure = error
-            self._stop()
+            self._sink.stop()
         warnings.warn(
             f"the capture to {self.path} has stopped, the model goes on: {error}",
             RuntimeWarning,
@@ -535,21 +360,14 @@ class Recorder:
 
     def checkpoint(self) -> int:
         """Makes everything captured so far durable; returns the stream's length."""
-        if self._cuda is not None:
-            self._cuda.flush()
+        self._sink.flush()
         return self._session.checkpoint()
 
     # ---- end ------------------------------------------------------------------
 
-    def _stop(self) -> None:
-        """Lets hooks do nothing from now on."""
-        self._running = False
-        if self._in_c is not None:
-            self._in_c.stop()
-
     def _detach(self) -> None:
         with self._lock:  # so that none is watched from now on
-            self._stop()
+            self._sink.stop()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -685,8 +503,7 @@ class Recorder:
             return
         self._monitor.draining = True
         try:
-            if self._cuda is not None:
-                self._cuda.close()
+            self._sink.close()
             self._wait(session.flush)
             in_file = True
             if self.tracker is not None and not self.interrupted:

@@ -1,0 +1,291 @@
+"""Takes the tensors that hooks see, and puts them into the session of a capture."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .._native import ForwardHooks, Session
+from ..errors import InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from ..memory.cuda_manager import CUDAMemoryManager, on_cuda
+from .components import components_of
+from .config import HookGranularity, InstrumentationConfig
+from .narrowing import conversion_of, holds, narrow, worth_narrowing
+from .sampling import TRANSFORM, parameters_json, sample_tensor
+from .tensors import (
+    PLAIN,
+    NotDenseError,
+    PlainEnqueuer,
+    check_dense,
+    check_runs_now,
+    enqueue_converted,
+    enqueue_tensor,
+    plain_enqueuer,
+)
+
+__all__ = ["RECOMPUTED", "ModuleTensors", "TensorSink", "When"]
+
+# Ends the path of an output that a backward pass computed again (checkpointed modules).
+RECOMPUTED = "!recomputed"
+# How much of a name that no packet can have stands in the note about its tensor.
+_SHOWN_PATH = 200
+
+
+class When(NamedTuple):
+    """To which moment of a capture a tensor belongs.
+
+    Attributes:
+        step: -1 outside of any step, and so is token.
+        token: tokens recorded when the step began, -1 where nobody counts them.
+        call: which call of the module within the step, from 0.
+        request: the session's number of it, 0: none.
+    """
+
+    step: int
+    token: int
+    call: int
+    request: int
+
+
+class TensorSink:
+    """Puts tensors into a session: those on a device, samples and components, too.
+
+    Args:
+        session: of the capture.
+        config: what is captured and how.
+        bound: of the error that float32 has as float16; None: there is none.
+        refused: told of a tensor that could not be captured: the error, then layer, step, token
+            and call.
+
+    Attributes:
+        running: False once nothing is to be captured any more.
+        in_c: what takes plain tensors in memory; None: Python does. Set before the first module.
+        session: as given.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        config: InstrumentationConfig,
+        *,
+        bound: float | None,
+        refused: Callable[[Exception, int, int, int, int], None],
+    ) -> None:
+        self.session = session
+        self.running = True
+        self.in_c: ForwardHooks | None = None
+        self.refused = refused
+        self._config = config
+        self._bound = bound
+        self._modules: dict[int, tuple[str, str]] = {}  # model and name, by the session's layers
+        self._cuda: CUDAMemoryManager | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def samples(self) -> bool:
+        """Whether it keeps samples alone."""
+        return self._config.granularity is HookGranularity.SAMPLED_SLICES
+
+    def layer(self, model: str, name: str, path: str) -> int:
+        """The session's number of a tensor: `path` in what the module `name` returns.
+
+        Raises:
+            InvalidArgumentError: no packet can have this name.
+            OutOfMemoryError: there are too many names.
+        """
+        layer = self.session.layer(name, path, model)
+        self._modules[layer] = model, name
+        return layer
+
+    def module_of(self, layer: int) -> tuple[str, str]:
+        """Model and name of the module whose tensor a layer is."""
+        return self._modules[layer]
+
+    def put(
+        self,
+        layer: int,
+        tensor: Tensor,
+        when: When,
+        *,
+        transform: bytes | None = None,
+        parameters: bytes | None = None,
+        whole: bool = False,
+    ) -> None:
+        """Takes a tensor of any kind that is dense.
+
+        Args:
+            transform: what was done to the values before, and its parameters; None: nothing.
+            whole: never a sample.
+
+        Raises:
+            UnsupportedError: no such tensor can be captured; a NotDenseError where its components
+                may be.
+            StrapError: the capture has failed.
+        """
+        transferred = on_cuda(tensor)
+        if transferred:
+            check_runs_now()
+        check_dense(tensor)
+        if self.samples and not whole:
+            rate, seed = self._config.sampling_rate, self._config.sampling_seed
+            transform = TRANSFORM.encode()
+            parameters = parameters_json(tensor.shape, rate, seed).encode()
+            tensor = sample_tensor(tensor, rate, seed)
+        step, token, call, request = when
+
+        def enqueue(host: Tensor) -> None:
+            enqueue_tensor(
+                self.session, layer, host, step=step, token=token, call=call, request=request,
+                transform=transform, parameters=parameters,
+            )  # fmt: skip
+
+        def enqueue_narrowed(host: Tensor, numbers: Tensor | None) -> None:
+            if numbers is None:
+                enqueue(host)
+                return
+            conversion = conversion_of(numbers, host.numel())
+            enqueue_converted(
+                self.session, layer, host, conversion,
+                step=step, token=token, call=call, request=request,
+            )  # fmt: skip
+
+        if not transferred:
+            enqueue(tensor)
+        elif transform is None and worth_narrowing(tensor) and not self._config.keep_float32:
+            bounded = functools.partial(holds, bound=self._bound)
+            self._transfers().async_narrowed_to_host(tensor, narrow, bounded, enqueue_narrowed)
+        else:
+            self._transfers().async_gpu_to_host(tensor, enqueue)
+
+    def _transfers(self) -> CUDAMemoryManager:
+        if self._cuda is None:
+            with self._lock:
+                self._cuda = self._cuda or CUDAMemoryManager()
+            if not self.running:  # the block has ended, perhaps before it could see this manager
+                self._cuda.close()
+        return self._cuda
+
+    def stop(self) -> None:
+        """Lets hooks do nothing from now on."""
+        self.running = False
+        if self.in_c is not None:
+            self.in_c.stop()
+
+    def flush(self) -> None:
+        """Waits until what is under way from devices is in the session."""
+        if self._cuda is not None:
+            self._cuda.flush()
+
+    def close(self) -> None:
+        """The same, for good."""
+        if self._cuda is not None:
+            self._cuda.close()
+
+
+class ModuleTensors:
+    """Takes the tensors of one module, each under its name.
+
+    Args:
+        sink: takes them.
+        model: label of the model.
+        name: of the module.
+
+    Attributes:
+        root: the session's layer of the output itself.
+    """
+
+    def __init__(self, sink: TensorSink, model: str, name: str) -> None:
+        self._sink = sink
+        self._model = model
+        self._name = name
+        self._known: dict[str, tuple[int, PlainEnqueuer]] = {}  # by path
+        self.root, _ = self._at("")
+
+    def take(self, found: Iterable[tuple[str, Tensor]], when: When, ending: str = "") -> None:
+        """Takes tensors. One that cannot be captured is told of, and the others are taken.
+
+        Args:
+            found: tensors with their paths.
+            ending: of all paths, "" for outputs.
+        """
+        sink = self._sink
+        samples = sink.samples
+        for path, tensor in found:
+            path += ending
+            layer = self.root
+            try:
+                try:
+                    layer, enqueue = self._known.get(path) or self._at(path)
+                except InvalidArgumentError as error:  # no packet can have this name
+                    layer = self._noted_at(path)
+                    raise UnsupportedError(str(error)) from error
+                except OutOfMemoryError as error:  # there are too many names
+                    raise UnsupportedError(str(error)) from error
+                if samples or not tensor.is_cpu:
+                    sink.put(layer, tensor, when)
+                elif type(tensor) in PLAIN:
+                    enqueue(tensor, *when)
+                else:
+                    step, token, call, request = when
+                    enqueue_tensor(
+                        sink.session, layer, tensor,
+                        step=step, token=token, call=call, request=request,
+                    )  # fmt: skip
+            except Exception as error:
+                if isinstance(error, NotDenseError) and not samples:
+                    self._take_components(path.removesuffix(ending), ending, tensor, layer, when)
+                else:
+                    sink.refused(error, layer, *when[:3])
+                if not sink.running:
+                    return
+
+    def _take_components(
+        self, path: str, ending: str, tensor: Tensor, layer: int, when: When
+    ) -> None:
+        """Takes what a tensor that is not dense is made of."""
+        sink = self._sink
+        try:
+            dense, transform, parameters = components_of(tensor)
+        except UnsupportedError as error:
+            sink.refused(error, layer, *when[:3])
+            return
+        for name, component in dense:
+            at = path + name + ending
+            try:
+                try:
+                    its_layer, _ = self._known.get(at) or self._at(at)
+                except (InvalidArgumentError, OutOfMemoryError) as error:
+                    raise UnsupportedError(str(error)) from error
+                sink.put(
+                    its_layer, component, when,
+                    transform=transform, parameters=parameters, whole=True,
+                )  # fmt: skip
+            except Exception as error:
+                sink.refused(error, layer, *when[:3])
+                if not sink.running:
+                    return
+
+    def refuse(self, error: Exception, when: When) -> None:
+        """Tells of what could not be captured of the module as a whole."""
+        self._sink.refused(error, self.root, *when[:3])
+
+    def _at(self, path: str) -> tuple[int, PlainEnqueuer]:
+        sink = self._sink
+        layer = sink.layer(self._model, self._name, path)
+        enqueue = plain_enqueuer(sink.session, layer)
+        self._known[path] = layer, enqueue if sink.in_c is None else sink.in_c.put(layer, enqueue)
+        return self._known[path]
+
+    def _noted_at(self, path: str) -> int:
+        """The layer of a note about a tensor whose own name is refused."""
+        shown = path.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+        if len(shown) > _SHOWN_PATH:
+            shown = shown[:_SHOWN_PATH] + "..."
+        try:
+            return self._sink.layer(self._model, self._name, shown)
+        except (InvalidArgumentError, OutOfMemoryError):
+            return self.root  # the module's name leaves no room for more, nor do all others
