@@ -15,7 +15,7 @@
 
 struct hooks {
   int32_t running;
-  int32_t reserved;
+  int32_t last_position; /* of several positions Python keeps the last */
   uint64_t number; /* of the capture, unique in the process and above 0 */
   uint64_t session;
   strap_status (*enqueue)(strap_session, strap_tensor *, int32_t, strap_error *);
@@ -41,7 +41,7 @@ struct hook {
 /* Where a thread stands within a step of a capture. */
 struct place {
   uint64_t capture; /* 0: outside of any */
-  int64_t *calls;   /* how often each layer ran; alive until the step ends */
+  int64_t *calls;   /* how often each layer ran; alive until the step ends. NULL: it is skipped */
   int64_t step, token;
   uint32_t request;
 };
@@ -119,6 +119,7 @@ static int describe(const struct hooks *all, PyObject *tensor, struct described 
   t->dtype = dtype_of(&d);
   if (d.device.type != DL_CPU || d.data == NULL || t->dtype == 0 || d.ndim > STRAP_MAX_DIMS)
     return 0;
+  if (all->last_position && d.ndim == 3 && d.shape[1] > 1) return 0;
   t->ndim = d.ndim;
   t->shape = out->lengths;
   t->strides = d.strides == NULL ? NULL : out->lengths + d.ndim;
@@ -171,6 +172,7 @@ static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
   const struct hooks *all = h->all;
   if (!all->running) return nothing(all);
   const struct place *here = place_of(all);
+  if (here->capture == all->number && here->calls == NULL) return nothing(all);
   struct described d;
   d.tensor = (strap_tensor){.struct_size = sizeof d.tensor, .layer = h->layer};
   PyObject *tensor = NULL;

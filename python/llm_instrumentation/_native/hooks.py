@@ -31,7 +31,7 @@ class _Shared(ctypes.Structure):
 
     _fields_ = [
         ("running", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("last_position", ctypes.c_int32),
         ("number", ctypes.c_uint64),
         ("session", ctypes.c_uint64),
         ("enqueue", ctypes.c_void_p),
@@ -110,6 +110,7 @@ class ForwardHooks:
         plain: the two types of tensors whose elements are in their own memory.
         is_neg: tells of a tensor whether its elements are negated as they are read.
         ran: gets a 1 for each module that ran, at its index.
+        last_position: leaves tensors of several positions to Python, which keeps their last.
         failed: gets the error of a tensor that was not taken, then its layer, step, token, call.
     """
 
@@ -121,6 +122,7 @@ class ForwardHooks:
         plain: tuple[type, type],
         is_neg: Callable[[Any], bool],
         ran: bytearray,
+        last_position: bool,
         failed: Callable[[Exception, int, int, int, int], None],
     ) -> None:
         found = library()
@@ -137,6 +139,7 @@ class ForwardHooks:
 
         self._shared = _Shared(
             running=1,
+            last_position=last_position,
             number=next(_numbers),
             session=session.handle,
             enqueue=enqueue,
@@ -196,6 +199,10 @@ class ForwardHooks:
         """
         address, _ = calls.buffer_info()
         self._library.hooks_enter(self._shared, address, step, token, request)
+
+    def skip(self) -> None:
+        """Begins a step of this thread in which its hooks do nothing."""
+        self._library.hooks_enter(self._shared, None, -1, -1, 0)
 
     def leave(self) -> None:
         """Ends this thread's step: its hooks are left to Python."""

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core.sampling import TRANSFORM as SAMPLE
-from ..core.sampling import positions_from_parameters
+from ..core import last_position, sampling
 from ..errors import CorruptError, InvalidArgumentError
 from ._catalogue import TWIN_SUFFIX, TWIN_TRANSFORM
 from ._elements import (
@@ -132,7 +131,9 @@ class Activation:
 
     @property
     def transform(self) -> str | None:
-        """What was done to the values: "sample", the capturing program's word, or None."""
+        """What was done to the values, or None: "sample", "last_position", or the capturing
+        program's word.
+        """
         transform = self._text("transform")
         return None if transform == TWIN_TRANSFORM else transform
 
@@ -294,24 +295,33 @@ class Activation:
 
     @property
     def positions(self) -> npt.NDArray[np.int64] | None:
-        """Row-major places of a sample's values in the source; None for a whole tensor."""
-        return None if self.transform != SAMPLE else self._sample()[0]
+        """Row-major places of a part's values in the source; None for a whole tensor."""
+        part = self._part()
+        return None if part is None else part[0]
 
     @property
     def source_shape(self) -> tuple[int, ...] | None:
-        """Shape of the captured tensor, also where only a sample is stored."""
-        return self.shape if self.transform != SAMPLE else self._sample()[1]
+        """Shape of the captured tensor, also where only a part is stored."""
+        part = self._part()
+        return self.shape if part is None else part[1]
 
-    def _sample(self) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
+    def _part(self) -> tuple[npt.NDArray[np.int64], tuple[int, ...]] | None:
+        """Of a sample or a last position: where its values belong, and the source's shape."""
+        parameters = self.parameters or ""
         try:
-            return positions_from_parameters(self.parameters or "")
+            if self.transform == sampling.TRANSFORM:
+                return sampling.positions_from_parameters(parameters)
+            if self.transform == last_position.TRANSFORM:
+                numel = math.prod(self.shape or ())
+                return last_position.positions_from_parameters(parameters, numel)
+            return None
         except ValueError as error:
             raise CorruptError(f"{self.name!r} (row {self.row} of the index): {error}") from error
 
     def to_dense(
         self, fill: float = math.nan, *, exact: bool = True, dtype: Any = None
     ) -> torch.Tensor:
-        """A sample in its place: a tensor of `source_shape`, `fill` where nothing is known.
+        """A part in its place: a tensor of `source_shape`, `fill` where nothing is known.
 
         A whole tensor is given as it is.
 
@@ -321,12 +331,14 @@ class Activation:
         import torch
 
         values = self.to_torch(exact, dtype)
-        if self.transform != SAMPLE:
+        part = self._part()
+        if part is None:
             return values
-        positions, shape = self._sample()
-        if values.shape != positions.shape:
+        positions, shape = part
+        values = values.reshape(-1)
+        if len(values) != len(positions):
             raise CorruptError(
-                f"{self.name!r} (row {self.row} of the index) holds {values.numel()} values, a "
+                f"{self.name!r} (row {self.row} of the index) holds {len(values)} values, a "
                 f"sample of shape {shape} has {len(positions)}"
             )
         inexact = values.is_floating_point() or values.is_complex()

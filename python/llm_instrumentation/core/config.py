@@ -38,6 +38,9 @@ ARCHIVE_ERROR = 5e-4
 MAX_SEED = 2**53 - 1
 """The largest seed: the largest integer that every JSON reader keeps exactly."""
 
+MAX_STEPS = 2**63 - 1
+"""The largest number of a step."""
+
 LayerPattern = Union[str, "re.Pattern[str]", type]
 """A glob over the whole module name (`*` crosses dots), a regular expression searched in it, or a
 `torch.nn.Module` class whose instances match."""
@@ -129,6 +132,10 @@ class InstrumentationConfig:
             model on CPUs fills before compression takes a CPU from it; see `with_burst`.
         archive: store activations with a small error, in less; see `with_archive`.
         keep_float32: store float32 as it is, and not as float16; see `with_float32`.
+        inputs: also capture what modules are called with; see `with_inputs`.
+        gradients: also capture the gradients of outputs; see `with_gradients`.
+        last_position: of sequences, keep the last position alone; see `with_last_position`.
+        every: capture the steps whose numbers it divides, and no others; see `with_every`.
     """
 
     granularity: HookGranularity
@@ -150,6 +157,10 @@ class InstrumentationConfig:
     burst_gb: float | None = None
     archive: bool = False
     keep_float32: bool = False
+    inputs: bool = False
+    gradients: bool = False
+    last_position: bool = False
+    every: int = 1
 
     def __post_init__(self) -> None:
         self.granularity = _granularity(self.granularity)
@@ -186,6 +197,12 @@ class InstrumentationConfig:
             raise ValueError(f"probe_interval_s must be below 1e9, not {self.probe_interval_s!r}")
         _check_bool("archive", self.archive)
         _check_bool("keep_float32", self.keep_float32)
+        _check_bool("inputs", self.inputs)
+        _check_bool("gradients", self.gradients)
+        _check_bool("last_position", self.last_position)
+        if self.last_position and self.granularity is HookGranularity.SAMPLED_SLICES:
+            raise ValueError("last_position keeps no samples: choose it or sampled_slices")
+        _check_int("every", self.every, 1, MAX_STEPS)
         if self.error_bound is not None:
             _check_bound(self.error_bound)
             if self.archive and self.error_bound > MAX_ARCHIVE_ERROR:
@@ -300,6 +317,40 @@ class InstrumentationConfig:
     def with_kv_cache(self, enabled: bool = True) -> InstrumentationConfig:
         """Also captures the key-value caches that models return."""
         return self._change(kv_cache=enabled)
+
+    def with_inputs(self, enabled: bool = True) -> InstrumentationConfig:
+        """Also captures what modules are called with, as `NAME!input`.
+
+        The tensors among the arguments are named as those of an output are: the first one
+        `NAME!input`, the second `NAME[1]!input`, a keyword argument `NAME['mask']!input`. Step,
+        token and call are those of the output.
+        """
+        return self._change(inputs=enabled)
+
+    def with_gradients(self, enabled: bool = True) -> InstrumentationConfig:
+        """Also captures the gradients of outputs, as `NAME!grad`.
+
+        They are what a backward pass computes within the block, for outputs that require them;
+        step, token and call are those of the forward pass. Gradients are often smaller than the
+        smallest float16: `with_float32()` keeps those of float32.
+        """
+        return self._change(gradients=enabled)
+
+    def with_last_position(self, enabled: bool = True) -> InstrumentationConfig:
+        """Keeps the last position alone: (batch, 1, features) of (batch, positions, features).
+
+        All tensors of three dimensions are taken for such, and others are kept whole. Where texts
+        of different lengths are padded, the last position is the text's end only with padding on
+        the left.
+        """
+        return self._change(last_position=enabled)
+
+    def with_every(self, steps: int) -> InstrumentationConfig:
+        """Captures each step whose number `steps` divides; 1: all.
+
+        Other steps are counted, in the numbers of steps and in `skipped_steps` of the statistics.
+        """
+        return self._change(every=steps)
 
     def with_drop_when_full(self) -> InstrumentationConfig:
         """Leaves tensors out, counted, when the staging memory is full: the model never waits."""

@@ -237,6 +237,46 @@ class InstrumentationFramework:
             raise RuntimeError("no capture yet: stats() tells of a running or finished one")
         return recorder.stats()
 
+    def pause(self) -> None:
+        """Leaves out the steps that begin from now on, of all running captures of this framework.
+
+        A step under way is captured to its end. Steps that are left out are counted: the numbers
+        of those behind :meth:`resume` go on behind theirs.
+
+        Raises:
+            RuntimeError: no capture is running.
+        """
+        self._pause(True)
+
+    def resume(self) -> None:
+        """Captures the steps that begin from now on.
+
+        Raises:
+            RuntimeError: no capture is running.
+        """
+        self._pause(False)
+
+    def _pause(self, paused: bool) -> None:
+        if not self._recorders:
+            raise RuntimeError("no capture is running: pause and resume one inside its block")
+        for recorder in self._recorders:
+            recorder.paused = paused
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """A block whose steps are left out, as by :meth:`pause`; behind it all is as before.
+
+        Raises:
+            RuntimeError: no capture is running.
+        """
+        before = [(recorder, recorder.paused) for recorder in self._recorders]
+        self.pause()
+        try:
+            yield
+        finally:
+            for recorder, paused in before:
+                recorder.paused = paused
+
     def analyze_activations(self, stream_path: str | os.PathLike[str]) -> dict[str, Any]:
         """Counts the packets and bytes of a stream, per packet name.
 

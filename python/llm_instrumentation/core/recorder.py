@@ -33,13 +33,14 @@ from ._openmp import gomp_parallel
 from ._underflow import underflowed_layers
 from .config import ARCHIVE_ERROR, HookGranularity, InstrumentationConfig
 from .eager import run_eagerly
+from .gradients import Gradients
 from .module_hooks import ModuleHooks
 from .monitor import Monitor
 from .ranks import this_rank
 from .scope import current_request
 from .selection import has_forward, select_modules
 from .silent import unaccounted
-from .sink import ModuleTensors, TensorSink
+from .sink import GRADIENT, INPUT, ModuleTensors, TensorSink
 from .stats import CaptureStats
 from .steps import Steps
 from .tensors import PLAIN
@@ -157,6 +158,7 @@ class Recorder:
             self._probes.stop()
             raise
         self._sink = TensorSink(self._session, config, bound=self._bound, refused=self._complain)
+        self._gradients = Gradients(self._sink)
         self.capture_id = self._session.capture_id
         self._pid = os.getpid()
         self._began = time.monotonic()
@@ -182,6 +184,7 @@ class Recorder:
                 models,
                 len(self._ran),
                 first=self._begin_steps,
+                every=config.every,
                 token=self._token,
                 request=self._request,
                 mine=mine,
@@ -190,7 +193,7 @@ class Recorder:
             if view:
                 self._sink.in_c = self._steps.in_c = ForwardHooks(
                     self._session, view=view, plain=PLAIN, is_neg=Tensor.is_neg,
-                    ran=self._ran, failed=self._complain,
+                    ran=self._ran, last_position=config.last_position, failed=self._complain,
                 )  # fmt: skip
             self._exit.enter_context(run_eagerly(models))
             self._attach(selected)
@@ -257,12 +260,11 @@ class Recorder:
                 label += f"#{labels[label]}"
             for name, module in modules:
                 hooks = ModuleHooks(
-                    self._sink, self._steps, self._config, ModuleTensors(self._sink, label, name),
-                    index, self._ran, self._unwalked,
+                    self._sink, self._steps, self._config, self._gradients,
+                    ModuleTensors(self._sink, label, name), index, self._ran, self._unwalked,
                 )  # fmt: skip
                 index += 1
-                hook = _Hook(hooks.output_hook())
-                self._handles.append(nn.Module.register_forward_hook(module, hook))
+                self._handles += hooks.attach(module, _Hook)
         for entry in filter(has_forward, entries):  # behind those: an output is part of the step
             self._ends(entry)
 
@@ -309,12 +311,17 @@ class Recorder:
         if isinstance(error, UnsupportedError):
             with contextlib.suppress(StrapError):  # a failed session reports itself
                 self._session.note(layer, str(error), step=step, token=token, call=call)
-            model, name = self._sink.module_of(layer)
-            kind = (model, name, type(error.__cause__ or error))
+            model, name, path = self._sink.tensor_of(layer)
+            what = "an output"
+            if path.endswith(INPUT):
+                what = "an input"
+            elif path.endswith(GRADIENT):
+                what = "a gradient"
+            kind = (model, f"{what} {name}", type(error.__cause__ or error))
             if kind not in self._complained:
                 self._complained.add(kind)
                 warnings.warn(
-                    f"an output of layer {name!r} is not captured: {error}",
+                    f"{what} of layer {name!r} is not captured: {error}",
                     RuntimeWarning,
                     stacklevel=4,
                 )
@@ -334,6 +341,15 @@ class Recorder:
             stacklevel=5,
         )
 
+    @property
+    def paused(self) -> bool:
+        """Whether steps that begin now are left out."""
+        return self._steps.paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._steps.paused = paused
+
     # ---- numbers --------------------------------------------------------------
 
     def stats(self) -> CaptureStats:
@@ -345,9 +361,10 @@ class Recorder:
                 self._last_stats = CaptureStats.of(
                     self.path,
                     self._session.stats(),
-                    self._steps.count - self._begin_steps,
-                    time.monotonic() - self._began,
-                    self._silent(),
+                    steps=self._steps.count - self._begin_steps,
+                    skipped_steps=self._steps.skipped,
+                    seconds=time.monotonic() - self._began,
+                    silent=self._silent(),
                 )
         return self._last_stats
 
@@ -371,6 +388,7 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._gradients.forget()
         self._exit.close()
 
     def finish(self) -> None:
@@ -422,6 +440,15 @@ class Recorder:
                 stacklevel=4,
             )
         self._warn_of_silence(missed)
+        if self._config.gradients and any(self._ran) and not self._gradients.seen:
+            why = (
+                "call backward within the block"
+                if self._gradients.awaited
+                else "no output requires one, as under torch.no_grad()"
+            )
+            warnings.warn(
+                f"no gradient was computed in the block: {why}", RuntimeWarning, stacklevel=4
+            )
         seen = stats.tensors + stats.dropped + stats.failed
         if self._steps.seen_to_end and seen == 0:
             raise CaptureError(
@@ -449,8 +476,10 @@ class Recorder:
     def _warn_of_silence(self, missed: list[str]) -> None:
         if not any(self._ran):
             if self._ran and not self._steps.seen_to_end:
+                skipped = self._steps.skipped
+                why = f"all {skipped} steps were left out" if skipped else "no module ran"
                 warnings.warn(
-                    f"no module ran in the block: it has put nothing into {self.path}",
+                    f"{why} in the block: it has put nothing into {self.path}",
                     RuntimeWarning,
                     stacklevel=5,
                 )

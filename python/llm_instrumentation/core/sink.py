@@ -14,6 +14,9 @@ from ..errors import InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from ..memory.cuda_manager import CUDAMemoryManager, on_cuda
 from .components import components_of
 from .config import HookGranularity, InstrumentationConfig
+from .last_position import TRANSFORM as LAST_POSITION
+from .last_position import last_position
+from .last_position import parameters_json as last_position_json
 from .narrowing import conversion_of, holds, narrow, worth_narrowing
 from .sampling import TRANSFORM, parameters_json, sample_tensor
 from .tensors import (
@@ -27,10 +30,13 @@ from .tensors import (
     plain_enqueuer,
 )
 
-__all__ = ["RECOMPUTED", "ModuleTensors", "TensorSink", "When"]
+__all__ = ["GRADIENT", "INPUT", "RECOMPUTED", "ModuleTensors", "TensorSink", "When"]
 
 # Ends the path of an output that a backward pass computed again (checkpointed modules).
 RECOMPUTED = "!recomputed"
+# Those of what a module is called with, and of an output's gradient.
+INPUT = "!input"
+GRADIENT = "!grad"
 # How much of a name that no packet can have stands in the note about its tensor.
 _SHOWN_PATH = 200
 
@@ -52,7 +58,7 @@ class When(NamedTuple):
 
 
 class TensorSink:
-    """Puts tensors into a session: those on a device, samples and components, too.
+    """Puts tensors into a session: those on a device, parts and components, too.
 
     Args:
         session: of the capture.
@@ -65,6 +71,8 @@ class TensorSink:
         running: False once nothing is to be captured any more.
         in_c: what takes plain tensors in memory; None: Python does. Set before the first module.
         session: as given.
+        samples: whether it keeps samples alone.
+        keeps_parts: whether it keeps but a part of some tensors.
     """
 
     def __init__(
@@ -79,16 +87,15 @@ class TensorSink:
         self.running = True
         self.in_c: ForwardHooks | None = None
         self.refused = refused
-        self._config = config
+        self.samples = config.granularity is HookGranularity.SAMPLED_SLICES
+        self.keeps_parts = self.samples or config.last_position
+        self._keep_float32 = config.keep_float32
+        self._sampling = config.sampling_rate, config.sampling_seed
+        self._last_position = config.last_position
         self._bound = bound
-        self._modules: dict[int, tuple[str, str]] = {}  # model and name, by the session's layers
+        self._tensors: dict[int, tuple[str, str, str]] = {}  # by the session's layers
         self._cuda: CUDAMemoryManager | None = None
         self._lock = threading.Lock()
-
-    @property
-    def samples(self) -> bool:
-        """Whether it keeps samples alone."""
-        return self._config.granularity is HookGranularity.SAMPLED_SLICES
 
     def layer(self, model: str, name: str, path: str) -> int:
         """The session's number of a tensor: `path` in what the module `name` returns.
@@ -98,12 +105,12 @@ class TensorSink:
             OutOfMemoryError: there are too many names.
         """
         layer = self.session.layer(name, path, model)
-        self._modules[layer] = model, name
+        self._tensors[layer] = model, name, path
         return layer
 
-    def module_of(self, layer: int) -> tuple[str, str]:
-        """Model and name of the module whose tensor a layer is."""
-        return self._modules[layer]
+    def tensor_of(self, layer: int) -> tuple[str, str, str]:
+        """Model, name of the module and path of the tensor that a layer is."""
+        return self._tensors[layer]
 
     def put(
         self,
@@ -119,7 +126,7 @@ class TensorSink:
 
         Args:
             transform: what was done to the values before, and its parameters; None: nothing.
-            whole: never a sample.
+            whole: never a part.
 
         Raises:
             UnsupportedError: no such tensor can be captured; a NotDenseError where its components
@@ -131,10 +138,13 @@ class TensorSink:
             check_runs_now()
         check_dense(tensor)
         if self.samples and not whole:
-            rate, seed = self._config.sampling_rate, self._config.sampling_seed
             transform = TRANSFORM.encode()
-            parameters = parameters_json(tensor.shape, rate, seed).encode()
-            tensor = sample_tensor(tensor, rate, seed)
+            parameters = parameters_json(tensor.shape, *self._sampling).encode()
+            tensor = sample_tensor(tensor, *self._sampling)
+        elif self._last_position and not whole and (last := last_position(tensor)) is not None:
+            transform = LAST_POSITION.encode()
+            parameters = last_position_json(tuple(tensor.shape)).encode()
+            tensor = last
         step, token, call, request = when
 
         def enqueue(host: Tensor) -> None:
@@ -155,7 +165,7 @@ class TensorSink:
 
         if not transferred:
             enqueue(tensor)
-        elif transform is None and worth_narrowing(tensor) and not self._config.keep_float32:
+        elif transform is None and worth_narrowing(tensor) and not self._keep_float32:
             bounded = functools.partial(holds, bound=self._bound)
             self._transfers().async_narrowed_to_host(tensor, narrow, bounded, enqueue_narrowed)
         else:
@@ -213,7 +223,7 @@ class ModuleTensors:
             ending: of all paths, "" for outputs.
         """
         sink = self._sink
-        samples = sink.samples
+        parts, samples = sink.keeps_parts, sink.samples
         for path, tensor in found:
             path += ending
             layer = self.root
@@ -225,7 +235,7 @@ class ModuleTensors:
                     raise UnsupportedError(str(error)) from error
                 except OutOfMemoryError as error:  # there are too many names
                     raise UnsupportedError(str(error)) from error
-                if samples or not tensor.is_cpu:
+                if parts or not tensor.is_cpu:
                     sink.put(layer, tensor, when)
                 elif type(tensor) in PLAIN:
                     enqueue(tensor, *when)
@@ -269,9 +279,10 @@ class ModuleTensors:
                 if not sink.running:
                     return
 
-    def refuse(self, error: Exception, when: When) -> None:
-        """Tells of what could not be captured of the module as a whole."""
-        self._sink.refused(error, self.root, *when[:3])
+    def refuse(self, error: Exception, when: When, ending: str = "") -> None:
+        """Tells of what could not be captured as a whole: an output, or inputs."""
+        layer, _ = self._known.get(ending) or self._at(ending)
+        self._sink.refused(error, layer, *when[:3])
 
     def _at(self, path: str) -> tuple[int, PlainEnqueuer]:
         sink = self._sink

@@ -51,6 +51,8 @@ class CaptureStats:
         repeated: packets of the same elements as one just before, which were not compressed again.
         hastened: packets that were compressed less than they could be, or not at all, so that the
             model need not wait for room.
+        silent: names of the hooked modules that have not run, as far as hooks know.
+        skipped_steps: those of `steps` that were left out, by `with_every` or while paused.
     """
 
     path: str
@@ -84,10 +86,18 @@ class CaptureStats:
     hastened: int = 0
     underflowed: int = 0
     silent: tuple[str, ...] = ()
+    skipped_steps: int = 0
 
     @classmethod
     def of(
-        cls, path: str, s: SessionStats, steps: int, seconds: float, silent: tuple[str, ...]
+        cls,
+        path: str,
+        s: SessionStats,
+        *,
+        steps: int,
+        skipped_steps: int,
+        seconds: float,
+        silent: tuple[str, ...],
     ) -> CaptureStats:
         """From the native counters. The ratio is exact once nothing is queued."""
         return cls(
@@ -122,6 +132,7 @@ class CaptureStats:
             hastened=s.hastened,
             underflowed=s.underflowed,
             silent=silent,
+            skipped_steps=skipped_steps,
         )
 
     def counters(self) -> dict[str, Any]:

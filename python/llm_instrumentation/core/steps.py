@@ -37,11 +37,12 @@ class Place:
         calls: how often each module ran in the step, or since the last one.
         mine: whether what runs here belongs to the capture, by its scope.
         again: whether it is what a backward pass computes again, outside of any step.
+        skipped: whether the step is left out.
     """
 
     __slots__ = (
-        "again", "called", "calls", "frames", "late", "method", "mine", "never", "request", "step",
-        "token",
+        "again", "called", "calls", "frames", "late", "method", "mine", "never", "request",
+        "skipped", "step", "token",
     )  # fmt: skip
 
     def __init__(self, modules: int) -> None:
@@ -56,7 +57,7 @@ class Place:
         self.calls = array("q", [0] * modules)  # stays in its place, for hooks in C count in it
         self.never = array("q", self.calls)  # zeros, to begin a step with
         self.mine = True
-        self.again = False
+        self.again = self.skipped = False
 
 
 class _Mark:
@@ -126,6 +127,7 @@ class Steps:
         models: whose modules are hooked.
         modules: how many are captured.
         first: the number of the first step.
+        every: the steps whose numbers it divides are captured, and others skipped.
         token: gives the number of tokens so far.
         request: gives the number of the request that runs here.
         mine: whether a call that begins now, here, belongs to the capture; None: all do.
@@ -133,7 +135,9 @@ class Steps:
 
     Attributes:
         count: steps begun so far, those before `first` included.
-        seen_to_end: whether one came to its end.
+        skipped: those of them that were left out.
+        paused: whether those that begin now are.
+        seen_to_end: whether one that is captured came to its end.
         in_c: the hooks in C, which are told of steps; set before the first one.
     """
 
@@ -143,18 +147,22 @@ class Steps:
         modules: int,
         *,
         first: int,
+        every: int,
         token: Callable[[], int],
         request: Callable[[], int],
         mine: Callable[[], bool] | None,
         watch: Callable[[nn.Module], None],
     ) -> None:
         self.count = first
+        self.skipped = 0
+        self.paused = False
         self.seen_to_end = False
         self.in_c: ForwardHooks | None = None
         self._roots = {id(model) for model in models}
         self._members = {id(module) for model in models for module in model.modules()}
         self._kinds = {type(module) for model in models for module in model.modules()}
         self._modules = modules
+        self._every = every
         self._token = token
         self._request = request
         self._mine = mine
@@ -230,10 +238,18 @@ class Steps:
             with self._lock:
                 place.step = self.count
                 self.count += 1
+                place.skipped = self.paused or place.step % self._every != 0
+                self.skipped += place.skipped
             place.token = self._token()
             place.request = self._request()
             place.calls[:] = place.never
-        if self.in_c is not None and place.late is None:  # hooks in C do not ask when one ends
+        if place.skipped:
+            place.mine = False
+        if self.in_c is None or place.late is not None:  # hooks in C do not ask when one ends
+            return
+        if place.skipped:
+            self.in_c.skip()
+        else:
             self.in_c.enter(place.calls, place.step, place.token, place.request)
 
     @staticmethod
