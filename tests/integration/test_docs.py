@@ -30,8 +30,8 @@ CC = os.environ.get("CC", "cc")
 INTERNAL = {
     f"llm_instrumentation.core.{name}"
     for name in (
-        "components", "eager", "monitor", "narrowing", "progress_line", "ranks", "recorder",
-        "silent", "sink", "steps", "tensors",
+        "components", "eager", "gradients", "module_hooks", "monitor", "narrowing",
+        "progress_line", "ranks", "recorder", "silent", "sink", "steps", "tensors",
     )
 }  # fmt: skip
 MRM_INTERNAL = {

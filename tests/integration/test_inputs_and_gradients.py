@@ -87,7 +87,7 @@ def test_inputs_have_the_names_of_their_places(path):
         },
     )
     with ActivationReader(path) as reader:
-        assert [a.name for a in reader][0] == "!input"  # before anything that it leads to
+        assert next(a.name for a in reader) == "!input"  # before anything that it leads to
         assert {(a.step, a.call) for a in reader} == {(0, 0)}
 
 
@@ -355,7 +355,7 @@ def test_what_leads_to_no_loss_has_no_gradient(path):
 
     model = Two()
     with capture_activations(model, path, config=whole().with_gradients()):
-        first, second = model(X)
+        first, _second = model(X)
         (first.sum() * 5).backward()
     got = captured(path)
     assert got.keys() == {"a", "b", "", "[1]", "a!grad", "!grad"}  # b leads to no loss

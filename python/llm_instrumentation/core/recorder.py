@@ -477,9 +477,9 @@ class Recorder:
         if not any(self._ran):
             if self._ran and not self._steps.seen_to_end:
                 skipped = self._steps.skipped
-                why = f"all {skipped} steps were left out" if skipped else "no module ran"
+                why = f": all {skipped} steps were left out" if skipped else ""
                 warnings.warn(
-                    f"{why} in the block: it has put nothing into {self.path}",
+                    f"no module ran in the block{why}. It has put nothing into {self.path}",
                     RuntimeWarning,
                     stacklevel=5,
                 )
