@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import hashlib
 import os
 import re
 import secrets
@@ -21,6 +22,8 @@ __all__ = [
     "partial_beside",
     "remove_leftovers",
     "replacing",
+    "sha256_file",
+    "write_text",
 ]
 
 #: The suffix of files that are being written, and of those that a killed process left.
@@ -106,6 +109,13 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
         os.replace(partial, path)
 
 
+def write_text(path: Path, text: str) -> Path:
+    """Writes a whole UTF-8 file, or leaves what was there."""
+    with replacing(path) as partial:
+        partial.write_bytes(text.encode())
+    return path
+
+
 def remove_leftovers(path: Path) -> None:
     """Removes what :func:`partial_beside` made beside ``path`` in processes that were killed."""
     leftover = _created(path, PARTIAL)
@@ -117,6 +127,15 @@ def remove_leftovers(path: Path) -> None:
 
 # A checkpoint is replaced again and again, and to list a folder of many files takes long.
 _remove_leftovers_once = functools.lru_cache(maxsize=1024)(remove_leftovers)
+
+
+def sha256_file(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _created(path: Path, suffix: str) -> re.Pattern[str]:

@@ -1,13 +1,17 @@
-"""JSON that others may have written."""
+"""JSON: that others may have written, and of values that are more than JSON has."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from enum import Enum
 from typing import Any
 
-__all__ = ["IrregularFileError", "load_json", "load_json_file"]
+__all__ = ["IrregularFileError", "load_json", "load_json_file", "plain", "to_json"]
 
 
 class IrregularFileError(ValueError):
@@ -42,3 +46,38 @@ def load_json_file(path: str | os.PathLike[str]) -> Any:
             return load_json(file.read())
     finally:
         os.close(descriptor)
+
+
+def to_json(value: Any) -> str:
+    """JSON of what :func:`plain` takes."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it: dataclasses, enums, paths and numpy scalars by their content.
+
+    Numbers that are none in JSON (NaN, infinity) become null, lone surrogates ``?``.
+
+    Raises:
+        TypeError: a value of another kind; names it.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, Mapping):
+        return {str(plain(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = sorted(value) if isinstance(value, (set, frozenset)) else value
+        return [plain(item) for item in items]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="replace").decode()
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "item"):  # a scalar of numpy or torch
+        return plain(value.item())
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} has no JSON: {value!r}")

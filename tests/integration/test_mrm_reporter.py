@@ -23,6 +23,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from llm_instrumentation._report import drawing, units
 from llm_instrumentation.errors import InvalidArgumentError
 from llm_instrumentation.mrm import SchemaVersionError, check_parquet_schema, compute_all
 from llm_instrumentation.mrm.config import load_experiment
@@ -31,7 +32,6 @@ from llm_instrumentation.mrm.reporter import (
     RunExporter,
     build_manifest,
     build_metrics_table,
-    drawing,
     export_hf,
     export_kv_lifecycle,
     export_region_map,
@@ -45,7 +45,6 @@ from llm_instrumentation.mrm.reporter import (
     plot_write_once,
     render_run_report,
     summarise_trace,
-    units,
     verify_manifest,
     write_manifest,
     write_metrics_csv,
@@ -60,7 +59,7 @@ from llm_instrumentation.mrm.reporter.figures import (
 from llm_instrumentation.mrm.reporter.reproduce import experiment_of
 from llm_instrumentation.mrm.reporter.trace_summary import _union
 from llm_instrumentation.mrm.reporter.verdict import verdicts
-from llm_instrumentation.mrm.schema import ALL_COLUMNS, ARROW_SCHEMA, Kind
+from llm_instrumentation.mrm.schema import ALL_COLUMNS, ARROW_SCHEMA, Kind, RegionType
 from matplotlib.text import Text
 from synthetic_traces import make_trace, reference_distributions, reference_tables
 
@@ -749,7 +748,8 @@ def test_an_unknown_format_is_named(tables, tmp_path):
 
 
 def test_region_types_keep_their_colours_and_can_be_told_apart():
-    types = ["weight", "kv_cache", "activation", "runtime", "unknown"]
+    types = [region.value for region in RegionType]
+    assert types == ["weight", "kv_cache", "activation", "runtime", "unknown"]
     assert len({drawing.color(name) for name in types}) == 5
     assert len({str(drawing.line(name)) for name in types}) == 5
     assert drawing.color("weight") == "#0072b2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from .._native import Reader
+from ..probes.capture import CaptureProbes
 from ._earlier import EarlierFiles
 from .checkpoint import CheckpointFile, CheckpointState, checkpoint_path_for
 from .config import InstrumentationConfig
@@ -171,6 +173,9 @@ class InstrumentationFramework:
                 resume_offset=resume_offset,
                 capture_id=capture_id,
                 replaces=[] if earlier is None else earlier.paths,
+                probes=functools.partial(
+                    CaptureProbes, path, self.config.probes, self.config.probe_interval_s
+                ),
                 mine=mine,
                 overwrite=overwrite and resume_offset is None,
             )

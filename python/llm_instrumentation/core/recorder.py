@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from ..errors import (
     StrapTimeoutError,
     UnsupportedError,
 )
-from ..probes.capture import CaptureProbes
 from ._earlier import remove_earlier
 from ._openmp import gomp_parallel
 from ._underflow import underflowed_layers
@@ -84,6 +83,16 @@ class _Hook(functools.partial[Any]):
         return contextlib.nullcontext().__exit__
 
 
+class Probes(Protocol):
+    """What watches the machine as long as a capture runs."""
+
+    def run(self, counters: Callable[[], dict[str, Any]], *, append: bool) -> None:
+        """Begins; `counters` are the capture's own, `append` goes on with earlier files."""
+
+    def stop(self, *, wait: bool = True) -> None:
+        """Ends, and waits for that or not."""
+
+
 class Recorder:
     """Captures what the hooked modules return, from construction to :meth:`finish`.
 
@@ -95,6 +104,7 @@ class Recorder:
         resume_offset: as of :class:`Session`, and so are capture_id and overwrite.
         replaces: files of the capture that stood at the path, which are removed once this one
             has its place.
+        probes: makes what watches the machine meanwhile; None: nothing does.
         mine: tells of a call of the models that begins, in its thread and context, whether it
             is captured; None: all are.
 
@@ -116,6 +126,7 @@ class Recorder:
         resume_offset: int | None = None,
         capture_id: str | None = None,
         replaces: Sequence[Path] = (),
+        probes: Callable[[], Probes] | None = None,
         mine: Callable[[], bool] | None = None,
         overwrite: bool = False,
     ) -> None:
@@ -130,7 +141,7 @@ class Recorder:
         # Before the file is touched: a selection that fails must not empty it.
         selected = [(model, select_modules(model, config)) for model in models]
         view = self._view_in_c()
-        self._probes = CaptureProbes(self.path, config.probes, config.probe_interval_s)
+        self._probes = None if probes is None else probes()
         workers = config.workers or max(1, min(8, usable_cpus()))
         burst = int((config.burst_gb or 0) * 1e9)
         on_cpu = _on_cpu(models)
@@ -155,7 +166,7 @@ class Recorder:
                 target_rate=config.target_throughput_gbps * 1e9,
             )
         except BaseException:
-            self._probes.stop()
+            self._stop_probes()
             raise
         self._sink = TensorSink(self._session, config, bound=self._bound, refused=self._complain)
         self._gradients = Gradients(self._sink)
@@ -197,10 +208,12 @@ class Recorder:
                 )  # fmt: skip
             self._exit.enter_context(run_eagerly(models))
             self._attach(selected)
-            self._probes.run(lambda: self.stats().counters(), append=resume_offset is not None)
+            if self._probes is not None:
+                append = resume_offset is not None
+                self._probes.run(lambda: self.stats().counters(), append=append)
         except BaseException:
             self._detach()
-            self._probes.stop()
+            self._stop_probes()
             self._session.close()
             raise
         self._monitor = Monitor(self.path, self._poll, config.progress)
@@ -512,9 +525,13 @@ class Recorder:
         finally:
             self._ended()
 
+    def _stop_probes(self, *, wait: bool = True) -> None:
+        if self._probes is not None:
+            self._probes.stop(wait=wait)
+
     def _ended(self) -> None:
         self._monitor.stop()
-        self._probes.stop(wait=not self.gave_up)
+        self._stop_probes(wait=not self.gave_up)
         self._steps.forget()
         self._models.clear()  # the numbers outlive them
         self._selected.clear()

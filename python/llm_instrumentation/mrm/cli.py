@@ -303,7 +303,8 @@ def export(
 ) -> None:
     """Pack finished runs as a Hugging Face data set or for Zenodo. Nothing is uploaded."""
     _log(verbose)
-    from .reporter import export_hf, export_zenodo, units
+    from .._report import units
+    from .reporter import export_hf, export_zenodo
 
     pack = export_hf if to is Format.HF else export_zenodo
     target = output or Path("dist") / to.value
@@ -573,7 +574,7 @@ def _note(message: str, as_json: bool) -> None:
 
 
 def _print_json(value: Any) -> None:
-    from .reporter.files import to_json
+    from .._json import to_json
 
     sys.stdout.write(to_json(value))
 

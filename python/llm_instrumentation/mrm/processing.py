@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from .._files import write_text
+from .._json import to_json
 from ..errors import InvalidArgumentError
 from .config.schema import (
     AnalyserConfig,
@@ -27,7 +29,6 @@ from .config.schema import (
 from .engines.base import PhaseRecord
 from .known_rows import KnownRows
 from .ranges import known_ranges, named_types
-from .reporter.files import to_json, write_text
 from .runs import RunFolder
 from .schema import Kind, RegionType, kind_of
 from .tokens import TokenClock

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from .._files import write_text
+from .._json import to_json
 from ..errors import InvalidStateError, StrapError
 from . import environment
 from .collection import (
@@ -40,7 +42,6 @@ from .config.schema import CollectorType, ExperimentConfig, RunConfig
 from .config.validators import expand_sweep
 from .engines import BaseEngine, EngineError, PhaseRecord, create_engine, phase_boundaries
 from .events import EventLog
-from .reporter.files import to_json, write_text
 from .runs import METADATA, RunFolder, find_finished, parameters_of
 from .telemetry.validity import RunClass, judge
 from .turns import ThreadTracer, slowdown_in_turns

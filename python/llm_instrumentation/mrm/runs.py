@@ -15,11 +15,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from .._files import write_text
 from .._json import load_json
 from .config.prompts import load_prompts
 from .config.schema import ExperimentConfig, RunConfig
 from .config.validators import generate_run_id
-from .reporter.files import write_text
 from .reporter.manifest import INCOMPLETE, MANIFEST, REPORT, verify_manifest
 
 __all__ = [

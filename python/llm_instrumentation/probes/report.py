@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 from cycler import cycler
 
-from ..mrm.reporter import drawing, page, units
-from ..mrm.reporter.files import write_text
-from ..mrm.schema import RegionType
+from .._files import write_text
+from .._report import drawing, page, units
 from .analysis import (
     ANOMALY_RULE,
     MIN_WINDOWS,
@@ -139,7 +138,7 @@ def _devices(
 
 def _figures(device: Device, stem: str, percentiles: Sequence[float]) -> str:
     # The palette that inline_svg has a dark twin of.
-    cycle = cycler(color=[drawing.color(kind.value) for kind in RegionType])
+    cycle = cycler(color=drawing.PALETTE)
     drawn = []
     with drawing.settings(), matplotlib.rc_context({"axes.prop_cycle": cycle}):
         for name, figure in device_figures(device, percentiles):

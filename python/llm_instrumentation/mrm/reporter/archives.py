@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from ..._files import partial_beside, remove_leftovers, replacing
+from ..._files import partial_beside, remove_leftovers, replacing, sha256_file
+from ..._json import to_json
+from ..._report import units
 from ..runs import find_runs
 from ..schema import RunValidity
-from . import units
-from .files import sha256_file, to_json
 from .manifest import MANIFEST, REPORT, ManifestError
 from .metrics_csv import METRICS, read_metrics_csv
 from .parquet_export import KV_LIFECYCLE, REGION_MAP, TRACE

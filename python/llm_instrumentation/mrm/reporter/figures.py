@@ -20,8 +20,8 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from . import drawing, units
-from .drawing import Floats
+from ..._report import drawing, units
+from ..._report.drawing import Floats
 from .tables import as_frames, in_order
 
 if TYPE_CHECKING:

@@ -9,13 +9,14 @@ from typing import Any
 
 import pandas as pd
 
+from ..._files import write_text
+from ..._report import drawing, page, units
 from ..schema import Kind, RunValidity
 from ..telemetry import LIMITS as VALIDITY_LIMITS
 from ..telemetry import ways_to_clean
 from ..telemetry.validity import covered
-from . import drawing, page, reproduce, units
+from . import reproduce
 from .figures import FIGURES
-from .files import write_text
 from .manifest import REPORT
 from .metrics_csv import build_metrics_table
 from .run_data import RunData, load_run

@@ -15,11 +15,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ..._files import PARTIAL
-from ..._json import load_json
+from ..._files import PARTIAL, sha256_file, write_text
+from ..._json import load_json, to_json
 from ...errors import CorruptError
 from ..schema_version import CURRENT_VERSIONS, is_compatible
-from .files import sha256_file, to_json, write_text
 
 __all__ = [
     "INCOMPLETE",

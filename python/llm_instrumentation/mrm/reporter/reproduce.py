@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from . import page
+from ..._report import page
 from .run_data import RunData
 
 __all__ = ["experiment_of", "of_run"]

@@ -10,11 +10,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..._json import load_json
+from ..._json import load_json, plain
 from ...errors import CorruptError
 from ..schema import Kind, RunValidity, kind_of
 from ..schema_version import check_parquet_schema
-from .files import plain
 from .manifest import INCOMPLETE, MANIFEST, Difference, read_manifest, verify_manifest
 from .parquet_export import TRACE
 from .tables import as_frame

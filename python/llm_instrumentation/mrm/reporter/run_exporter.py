@@ -14,10 +14,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from ..._files import write_text
+from ..._json import plain, to_json
 from ..schema import kind_of
 from ..schema_version import check_parquet_schema
 from .figures import generate_all_figures
-from .files import plain, to_json, write_text
 from .html import render_run_report
 from .manifest import MANIFEST, REPORT, build_manifest
 from .metrics_csv import METRICS, write_metrics_csv

@@ -11,11 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from ..._files import replacing
+from ..._files import replacing, write_text
+from ..._report import drawing, page, units
 from ...errors import StrapError
 from ..runs import find_runs
-from . import drawing, page, units
-from .files import write_text
 from .html import render_run_report
 from .metrics_csv import METRIC_COLUMNS, METRICS, read_metrics_csv
 from .run_data import RunData, load_metadata, load_run

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from . import drawing, units
-from .drawing import Floats
+from ..._report import drawing, units
+from ..._report.drawing import Floats
 from .tables import in_order
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from ..._report import units
 from ..analyser.suitability import classify_suitability
 from ..schema import RegionType
-from . import units
 from .tables import in_order
 
 __all__ = ["LIMITS", "Limits", "Verdict", "verdicts"]

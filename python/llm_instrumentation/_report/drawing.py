@@ -26,8 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ..._files import replacing
-from ..schema import RegionType
+from .._files import replacing
 from . import units
 
 if TYPE_CHECKING:
@@ -42,15 +41,17 @@ RULE = "#c3cad2"
 GRID = "#e4e8ec"
 SURFACE = "#ffffff"
 
-#: Of each region type: its colour, that colour on a dark page, and its line.
+#: Of each region type of a memory trace: its colour, that colour on a dark page, and its line.
 _LOOKS: dict[str, tuple[str, str, Any]] = {
-    RegionType.WEIGHT.value: ("#0072b2", "#5db4ec", "-"),
-    RegionType.KV_CACHE.value: ("#d55e00", "#f58a3c", (0, (6, 1.5))),
-    RegionType.ACTIVATION.value: ("#009e73", "#3fcba0", (0, (3, 1.2))),
-    RegionType.RUNTIME.value: ("#b8558f", "#e59bc4", (0, (6, 1.5, 1, 1.5))),
-    RegionType.UNKNOWN.value: ("#767f88", "#a3adb7", (0, (1, 1.2))),
+    "weight": ("#0072b2", "#5db4ec", "-"),
+    "kv_cache": ("#d55e00", "#f58a3c", (0, (6, 1.5))),
+    "activation": ("#009e73", "#3fcba0", (0, (3, 1.2))),
+    "runtime": ("#b8558f", "#e59bc4", (0, (6, 1.5, 1, 1.5))),
+    "unknown": ("#767f88", "#a3adb7", (0, (1, 1.2))),
 }
 _OTHER = ("#a6761d", "#dcb355", "-")
+#: Colours that are told apart, for lines of any kind.
+PALETTE = tuple(look[0] for look in _LOOKS.values())
 
 WIDTH_IN = 5.4
 TOP_IN = 0.86  # for title, subtitle and the label of the first panel

@@ -1,0 +1,125 @@
+"""The house rules of the Python side: which part of the package may import which."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "python" / "llm_instrumentation"
+NAME = PACKAGE.name
+
+# What each part may import of ours. All may import `errors`, and files such as `_files`.
+ALLOWED: dict[str, set[str]] = {
+    "_native": set(),
+    "_report": set(),
+    "memory": set(),
+    "core": {"_native", "memory"},
+    "core.framework": {"_native", "memory", "probes"},  # which gives a capture its probes
+    "analysis": {"_native", "core"},
+    "probes": {"_native", "_report", "analysis"},
+    "mrm": {"_native", "_report"},
+    "utils": {"core"},
+}
+# Captures are read without what captures them.
+HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}
+# A library that takes seconds to load, and who needs it for all that they do.
+TORCH = {"core", "memory", "mrm.collector"}
+
+
+def imported(module: str, source: str, *, is_package: bool = False) -> Iterator[tuple[str, bool]]:
+    """The absolute names of what a module imports, and whether it does so when it is loaded."""
+    tree = ast.parse(source)
+    at_load = set(_at_load(tree.body))
+    parent = module.split(".") if is_package else module.split(".")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node in at_load
+        elif isinstance(node, ast.ImportFrom):
+            base = parent[: len(parent) - node.level + 1] if node.level else []
+            base = [*base, *(node.module or "").split(".")] if node.module else base
+            for alias in node.names:
+                yield ".".join([*base, alias.name]), node in at_load
+
+
+def _at_load(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run when a module is loaded, outside of type checkers' blocks."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            continue
+        for inner in ("body", "orelse", "finalbody"):
+            if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield from _at_load(getattr(statement, inner, []))
+
+
+def wrong(module: str, source: str, *, is_package: bool = False) -> list[str]:
+    """The imports of a module that the table does not allow."""
+    _, part, inside, *_ = [*module.split("."), "", ""]
+    here = {part, f"{part}.{inside}"}
+    rule = ALLOWED.get(f"{part}.{inside}", ALLOWED.get(part))
+    found = []
+    for name, at_load in imported(module, source, is_package=is_package):
+        if name.split(".")[0] == "torch" and at_load and rule is not None and not here & TORCH:
+            found.append(f"{module} imports torch when it is loaded")
+        if not name.startswith(f"{NAME}."):
+            continue
+        used, *rest = name.split(".")[1:]
+        if rule is not None and used in ALLOWED and used != part and used not in rule:
+            found.append(f"{module} imports {used}")
+        if part == "analysis" and used == "core" and rest and rest[0] in HOOKS:
+            found.append(f"{module} imports core.{rest[0]}")
+    return found
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = [NAME, *path.relative_to(PACKAGE).with_suffix("").parts]
+        yield ".".join(part for part in parts if part != "__init__"), path
+
+
+def test_imports_keep_to_the_table():
+    found = list(modules())
+    assert {name.split(".")[1] for name, _ in found if "." in name} >= {
+        part for part in ALLOWED if "." not in part
+    }
+    assert [
+        fault
+        for name, path in found
+        for fault in wrong(name, path.read_text(), is_package=path.name == "__init__.py")
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "fault"),
+    [
+        ("core.recorder", "from ..probes.capture import CaptureProbes", "probes"),
+        ("core.recorder", "def f():\n    from .. import probes", "probes"),
+        ("analysis.reader", "from ..core.recorder import Recorder", "core.recorder"),
+        ("analysis.reader", "from ..core import recorder", "core.recorder"),
+        ("analysis.reader", "try:\n    import torch.nn\nexcept ImportError: ...", "torch"),
+        ("_native.library", "import llm_instrumentation.core.config", "core"),
+        ("probes.report", "from ..mrm.schema import RegionType", "mrm"),
+        ("mrm.reporter.html", "from ...probes import report", "probes"),
+    ],
+)
+def test_a_made_up_violation_is_found(module, source, fault):
+    (found,) = wrong(f"{NAME}.{module}", source)
+    assert fault in found
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("core.framework", "from ..probes.capture import CaptureProbes"),
+        ("analysis.reader", "def f():\n    import torch"),
+        ("analysis.reader", "if TYPE_CHECKING:\n    import torch"),
+        ("mrm.reporter.html", "from ..._report import page\nfrom ..schema import Kind"),
+        ("_native.library", "from ..errors import StrapError"),
+    ],
+)
+def test_what_the_table_allows_is_not(module, source):
+    assert wrong(f"{NAME}.{module}", source) == []
