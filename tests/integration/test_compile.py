@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -246,6 +248,60 @@ def test_what_is_compiled_within_the_block_runs_eagerly(mlp, path, watching, ass
         assert_captured(path, seen)
         compiled(x)
     assert backend.runs == 1
+
+
+FIRST_COMPILED_WITHIN = """
+import sys, torch
+from llm_instrumentation import ActivationReader, capture_activations
+
+model, x = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.ReLU()), torch.ones(4, 6)
+own = torch.compile
+graphs = []
+def backend(graph, inputs):
+    graphs.append(graph)
+    return graph
+
+assert "torch._dynamo" not in sys.modules
+with torch.no_grad(), capture_activations(model, sys.argv[1]) as outer:
+    with capture_activations(model, sys.argv[1] + "2.stream"):
+        {compiles}
+        call(x)
+    call(x)
+assert torch.compile is own
+assert not graphs and outer.stats().steps == 2, (graphs, outer.stats())
+with ActivationReader(sys.argv[1]) as reader:
+    assert [a.layer for a in reader] == ["0", "1", ""] * 2, list(reader)
+call(x)
+assert len(graphs) == 1
+assert torch._dynamo.eval_frame._stance.stance == "default"
+"""
+
+
+@pytest.mark.parametrize(
+    "compiles",
+    [
+        "call = torch.compile(model, backend=backend, fullgraph=True)",
+        "call = model; model.compile(backend=backend, fullgraph=True)",
+        "call = torch.compile(backend=backend, fullgraph=True)(lambda x: model(x))",
+    ],
+    ids=["wrapped", "in place", "decorator"],
+)
+def test_the_first_that_a_program_compiles_runs_eagerly_within_the_block(compiles, path):
+    """Nothing has imported torch._dynamo when the block begins."""
+    program = FIRST_COMPILED_WITHIN.replace("{compiles}", compiles)
+    subprocess.run([sys.executable, "-c", program, path], check=True, timeout=300)
+
+
+def test_a_block_in_which_nothing_is_compiled_does_not_import_the_compiler(path):
+    program = """
+import sys, torch
+from llm_instrumentation import capture_activations
+own = torch.compile
+with capture_activations(torch.nn.Linear(6, 3), sys.argv[1]) as framework:
+    pass
+assert torch.compile is own and "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program, path], check=True, timeout=300)
 
 
 def test_generation_that_compiles_the_model_by_itself(llama, ids, path):

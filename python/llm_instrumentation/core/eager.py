@@ -23,28 +23,61 @@ __all__ = ["run_eagerly"]
 class _Stance:
     """Compiles nothing anew while captures run; the first one begins that, the last one ends it.
 
-    A stance that someone else has chosen stays.
+    A stance that someone else has chosen stays. To set one imports ``torch._dynamo``, which takes
+    two seconds; in a program that did not, the first call of ``torch.compile`` sets it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._captures = 0
         self._ours: object = None  # what torch has while ours is in force
+        self._compile: Any = None  # torch's own, while ours stands in its place
+        self._waiting: Any = None  # ours
 
     def __enter__(self) -> None:
         with self._lock:
-            if self._captures == 0 and _current_stance() in (None, "default"):
-                torch.compiler.set_stance("eager_on_recompile")
-                self._ours = _stance_object()
             self._captures += 1
+            self._begin()
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._captures -= 1
-            if self._captures == 0 and self._ours is not None:
+            if self._captures > 0:
+                return
+            self._give_back_compile()
+            if self._ours is not None:
                 if _stance_object() is self._ours:
                     torch.compiler.set_stance("default")
                 self._ours = None
+
+    def _begin(self) -> None:
+        if "torch._dynamo" not in sys.modules:
+            if self._waiting is None:
+                self._wait_for_compile()
+            return
+        self._give_back_compile()
+        if self._ours is None and _current_stance() in (None, "default"):
+            torch.compiler.set_stance("eager_on_recompile")
+            self._ours = _stance_object()
+
+    def _wait_for_compile(self) -> None:
+        own: Any = torch.compile
+
+        @functools.wraps(own)
+        def waiting(*args: Any, **kwargs: Any) -> Any:
+            compiled = own(*args, **kwargs)
+            with self._lock:
+                if self._captures > 0:
+                    self._begin()
+            return compiled
+
+        self._compile, self._waiting = own, waiting
+        vars(torch)["compile"] = waiting
+
+    def _give_back_compile(self) -> None:
+        if self._waiting is not None and torch.compile is self._waiting:
+            vars(torch)["compile"] = self._compile
+        self._compile = self._waiting = None
 
 
 def _stance_object() -> object:
@@ -131,7 +164,7 @@ def run_eagerly(models: Sequence[nn.Module]) -> Iterator[None]:
             RuntimeWarning,
             stacklevel=6,
         )
-    if not can or "torch._dynamo" not in sys.modules:
+    if not can:
         yield
         return
     with contextlib.ExitStack() as undo:
@@ -147,6 +180,8 @@ def run_eagerly(models: Sequence[nn.Module]) -> Iterator[None]:
 
 def _anything_compiled() -> bool:
     """Whether compiled code is in this process; where torch does not tell, there may be."""
+    if "torch._dynamo" not in sys.modules:
+        return False
     frames = sys.modules.get("torch._dynamo.convert_frame")
     codes = getattr(getattr(frames, "input_codes", None), "seen", None)
     return codes is None or len(codes) > 0
