@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation.mrm.collector import TorchTracer
 from torch import nn
 
 pytestmark = pytest.mark.skipif(
@@ -366,3 +368,49 @@ def test_a_stance_that_the_user_chooses_stays(mlp, path):
             assert eval_frame._stance.stance == "force_eager"
         finally:
             torch.compiler.set_stance("default")
+
+
+def in_place(model, backend):
+    model.compile(backend=backend)
+    return model
+
+
+@pytest.mark.parametrize("compiled_by", [in_place, as_its_forward])
+def test_a_compiled_model_is_traced(compiled_by):
+    model, backend, x = InParts(), Counter(), torch.randn(4, 6)
+    call = compiled_by(model, backend)
+    with torch.no_grad(), TorchTracer() as tracer:
+        call(x)
+        with pytest.warns(RuntimeWarning, match="it runs eagerly while it is traced, since"):
+            attached = tracer.attach(model)
+        with attached:
+            call(x)
+            rows = tracer.reader().read_all().to_pandas()
+        assert backend.runs == 1
+        call(x)
+        assert backend.runs == 2
+    assert list(dict.fromkeys(rows.symbol)) == ["aten::addmm", "aten::relu"]
+
+
+def test_while_a_model_is_traced_others_in_other_threads_stay_compiled(mlp):
+    backend, x = Counter(), torch.randn(4, 6)
+    other = torch.compile(nn.Linear(6, 3), backend=backend)
+    other(x)
+    with TorchTracer() as tracer, tracer.attach(mlp):
+        thread = threading.Thread(target=other, args=(x,))
+        thread.start()
+        thread.join()
+    assert backend.runs == 2
+
+
+def test_a_trace_leaves_a_capture_its_eager_model(mlp, path, read):
+    backend, x = Counter(), torch.randn(4, 6)
+    compiled = torch.compile(mlp, backend=backend)
+    with torch.no_grad(), EAGERLY, TorchTracer() as tracer:
+        compiled(x)
+        attached = tracer.attach(compiled)
+        with capture_activations(compiled, path):
+            attached.detach()
+            compiled(x)
+    assert backend.runs == 1
+    assert [name for name, _ in read(path)] == ["0", "1", "2", ""]

@@ -1,4 +1,6 @@
-"""Lets compiled models run eagerly while they are captured, for compiled code calls no hooks."""
+"""Lets compiled models run eagerly while they are captured or traced: compiled code calls no hooks
+and shows no operators.
+"""
 
 from __future__ import annotations
 
@@ -140,10 +142,23 @@ _own_forward = _OwnForward()
 
 
 @contextlib.contextmanager
-def run_eagerly(models: Sequence[nn.Module]) -> Iterator[None]:
+def run_eagerly(
+    models: Sequence[nn.Module],
+    *,
+    when: str = "during the capture",
+    why: str = "compiled code does not call hooks",
+) -> Iterator[bool]:
     """Lets all code that was compiled around the models' modules run as it is written.
 
     Other compiled code runs on; what would be compiled anew meanwhile runs eagerly.
+
+    Args:
+        models: the models.
+        when: ends "it runs eagerly", in the warning of a compiled model and in the error.
+        why: gives the reason in that warning.
+
+    Yields:
+        whether a model is known to be compiled.
 
     Raises:
         UnsupportedError: a model is compiled, and this torch has no way out of that.
@@ -155,17 +170,15 @@ def run_eagerly(models: Sequence[nn.Module]) -> Iterator[None]:
         if not can:
             raise UnsupportedError(
                 f"the model is compiled, and torch {torch.__version__} cannot run it eagerly "
-                "during the capture: capture the model before torch.compile, or use torch 2.6 or "
-                "newer"
+                f"{when}: begin that before torch.compile, or use torch 2.6 or newer"
             )
         warnings.warn(
-            "the model is compiled: it runs eagerly during the capture, since compiled code does "
-            "not call hooks",
+            f"the model is compiled: it runs eagerly {when}, since {why}",
             RuntimeWarning,
             stacklevel=6,
         )
     if not can:
-        yield
+        yield compiled
         return
     with contextlib.ExitStack() as undo:
         # DataParallel copies a module's attributes to replicas, of which this would not be.
@@ -175,7 +188,7 @@ def run_eagerly(models: Sequence[nn.Module]) -> Iterator[None]:
                 _own_forward.take(module)
                 undo.callback(_own_forward.give_back, module)
         undo.enter_context(_stance)
-        yield
+        yield compiled
 
 
 def _anything_compiled() -> bool:
