@@ -9,13 +9,13 @@ import dataclasses
 import functools
 import sys
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from .._warn import warn
 from ..errors import UnsupportedError
 from .selection import has_forward
 
@@ -172,11 +172,7 @@ def run_eagerly(
                 f"the model is compiled, and torch {torch.__version__} cannot run it eagerly "
                 f"{when}: begin that before torch.compile, or use torch 2.6 or newer"
             )
-        warnings.warn(
-            f"the model is compiled: it runs eagerly {when}, since {why}",
-            RuntimeWarning,
-            stacklevel=6,
-        )
+        warn(f"the model is compiled: it runs eagerly {when}, since {why}")
     if not can:
         yield compiled
         return

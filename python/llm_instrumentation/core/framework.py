@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
 
 from .._native import Reader
+from .._warn import warn
 from ._earlier import EarlierFiles
 from .checkpoint import CheckpointFile, CheckpointState, checkpoint_path_for
 from .config import InstrumentationConfig
@@ -124,11 +124,9 @@ class InstrumentationFramework:
         if checkpoint_path is not None:
             checkpoint_path = path_of_rank(checkpoint_path)
         if not self._models:
-            warnings.warn(
+            warn(
                 f"no model is instrumented: the capture to {path} will have no activations. Call "
-                "instrument_model first",
-                RuntimeWarning,
-                stacklevel=3,
+                "instrument_model first"
             )
         with scoped(scope) as mine:
             earlier = None if resume_from_checkpoint else EarlierFiles(path, checkpoint_path)
@@ -147,11 +145,7 @@ class InstrumentationFramework:
                     if checkpoint_interval_tokens is not None or checkpoint_path is not None:
                         raise earlier.taken
                     free = False  # what stands there is left alone
-                    warnings.warn(
-                        f"this capture can have no checkpoints: {earlier.taken}",
-                        RuntimeWarning,
-                        stacklevel=3,
-                    )
+                    warn(f"this capture can have no checkpoints: {earlier.taken}")
                 tracker = TokenTracker(
                     file if free else None,
                     checkpoint_interval_tokens,
@@ -220,11 +214,7 @@ class InstrumentationFramework:
         try:
             save(recorder.tracker)
         except Exception as error:
-            warnings.warn(
-                f"the tokens of {recorder.path} could not be saved: {error}",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+            warn(f"the tokens of {recorder.path} could not be saved: {error}")
 
     def stats(self) -> CaptureStats:
         """The counters of the running capture, or of the last one.

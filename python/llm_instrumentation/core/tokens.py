@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from .._warn import warn
 from .checkpoint import CheckpointError, CheckpointFile, CheckpointState, checkpoint_path_for
 from .token_files import (
     TokenFileError,
@@ -181,11 +181,7 @@ class TokenTracker:
         except Exception as error:
             if self._strict:
                 raise
-            warnings.warn(
-                f"checkpoint after {len(self.tokens)} tokens failed, the capture goes on: {error}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warn(f"checkpoint after {len(self.tokens)} tokens failed, the capture goes on: {error}")
 
     def checkpoint(self) -> None:
         """Makes the stream durable, then replaces the checkpoint file. Nothing without a file.

@@ -6,7 +6,6 @@ import contextlib
 import statistics
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ...._warn import warn
 from ....core.eager import run_eagerly
 from ....errors import InvalidStateError
 from ...schema import Phase
@@ -214,7 +214,7 @@ class Session:
                 "packed_weight_bytes": sum(self._packed),
             }
             self.spool.tell(about=about)
-            warnings.warn(told_of_packed(about), RuntimeWarning, stacklevel=5)
+            warn(told_of_packed(about))
 
     def note_weights(self, at_ns: int | None) -> int:
         """A store of each weight storage, where their load was not traced."""
