@@ -50,8 +50,8 @@ class TokenTracker:
 
     Attributes:
         tokens: the records so far, {"token_index", "token_id", "token_text"}, with "row" in
-            batches of more than one, and with "generation" from the second one on that a streamer
-            began.
+            batches of more than one, and with "generation" from number 1 on: streamers count theirs
+            from 0, or from 1 where tokens were recorded by hand before. Those have none.
         count: generated positions so far; the rows of a batch that were generated together
             count once. It is the `token` of a forward step that begins now.
         resume_count: how often this capture was resumed.
@@ -166,6 +166,8 @@ class TokenTracker:
     def _begin_generation(self) -> int:
         """The number of one that begins, from 0 on."""
         with self._lock:
+            if self.tokens:  # some were recorded by hand, and are number 0
+                self._generations = max(self._generations, 1)
             self._generations += 1
             return self._generations - 1
 
