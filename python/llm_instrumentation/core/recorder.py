@@ -250,8 +250,8 @@ class Recorder:
                 if self._running and not self._nameless:
                     self._nameless = True
                     warn(
-                        f"{self.path} does not name the request {name[:_SHOWN_PATH]!r} and those "
-                        f"behind it: {error}"
+                        f"the index of {self.path} leaves out the name of request "
+                        f"{name[:_SHOWN_PATH]!r}, and further names without a warning: {error}"
                     )
                 return 0
         return number
