@@ -593,8 +593,8 @@ class Recorder:
     def _missed(self) -> list[str]:
         """The names of modules that should have run, as far as hooks can know."""
         found, at = [], 0
-        for modules in self._selected:
-            found += unaccounted(modules, self._ran[at : at + len(modules)])
+        for model, modules in zip(self._models, self._selected, strict=True):
+            found += unaccounted(model, modules, self._ran[at : at + len(modules)])
             at += len(modules)
         return found
 
