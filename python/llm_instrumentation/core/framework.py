@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal, overload
 
 from torch import nn
 
@@ -57,6 +57,32 @@ class InstrumentationFramework:
     def forget_models(self) -> None:
         """Lets go of all registered models; captures that run go on."""
         self._models.clear()
+
+    @overload
+    def capture_activations(
+        self,
+        output_path: str | os.PathLike[str],
+        track_per_token: Literal[True],
+        checkpoint_interval_tokens: int | None = None,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        resume_from_checkpoint: bool = False,
+        *,
+        overwrite: bool = False,
+        scope: Scope = "process",
+    ) -> contextlib._GeneratorContextManager[TokenTracker]: ...
+
+    @overload
+    def capture_activations(
+        self,
+        output_path: str | os.PathLike[str],
+        track_per_token: bool = False,
+        checkpoint_interval_tokens: int | None = None,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        resume_from_checkpoint: bool = False,
+        *,
+        overwrite: bool = False,
+        scope: Scope = "process",
+    ) -> contextlib._GeneratorContextManager[TokenTracker | None]: ...
 
     @contextlib.contextmanager
     def capture_activations(
