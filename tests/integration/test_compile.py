@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+import threading
 import warnings
 
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation.mrm.collector import TorchTracer
 from torch import nn
 
 pytestmark = pytest.mark.skipif(
@@ -248,6 +252,60 @@ def test_what_is_compiled_within_the_block_runs_eagerly(mlp, path, watching, ass
     assert backend.runs == 1
 
 
+FIRST_COMPILED_WITHIN = """
+import sys, torch
+from llm_instrumentation import ActivationReader, capture_activations
+
+model, x = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.ReLU()), torch.ones(4, 6)
+own = torch.compile
+graphs = []
+def backend(graph, inputs):
+    graphs.append(graph)
+    return graph
+
+assert "torch._dynamo" not in sys.modules
+with torch.no_grad(), capture_activations(model, sys.argv[1]) as outer:
+    with capture_activations(model, sys.argv[1] + "2.stream"):
+        {compiles}
+        call(x)
+    call(x)
+assert torch.compile is own
+assert not graphs and outer.stats().steps == 2, (graphs, outer.stats())
+with ActivationReader(sys.argv[1]) as reader:
+    assert [a.layer for a in reader] == ["0", "1", ""] * 2, list(reader)
+call(x)
+assert len(graphs) == 1
+assert torch._dynamo.eval_frame._stance.stance == "default"
+"""
+
+
+@pytest.mark.parametrize(
+    "compiles",
+    [
+        "call = torch.compile(model, backend=backend, fullgraph=True)",
+        "call = model; model.compile(backend=backend, fullgraph=True)",
+        "call = torch.compile(backend=backend, fullgraph=True)(lambda x: model(x))",
+    ],
+    ids=["wrapped", "in place", "decorator"],
+)
+def test_the_first_that_a_program_compiles_runs_eagerly_within_the_block(compiles, path):
+    """Nothing has imported torch._dynamo when the block begins."""
+    program = FIRST_COMPILED_WITHIN.replace("{compiles}", compiles)
+    subprocess.run([sys.executable, "-c", program, path], check=True, timeout=300)
+
+
+def test_a_block_in_which_nothing_is_compiled_does_not_import_the_compiler(path):
+    program = """
+import sys, torch
+from llm_instrumentation import capture_activations
+own = torch.compile
+with capture_activations(torch.nn.Linear(6, 3), sys.argv[1]) as framework:
+    pass
+assert torch.compile is own and "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program, path], check=True, timeout=300)
+
+
 def test_generation_that_compiles_the_model_by_itself(llama, ids, path):
     """As transformers does on GPUs with a static cache."""
     from transformers import CompileConfig
@@ -310,3 +368,49 @@ def test_a_stance_that_the_user_chooses_stays(mlp, path):
             assert eval_frame._stance.stance == "force_eager"
         finally:
             torch.compiler.set_stance("default")
+
+
+def in_place(model, backend):
+    model.compile(backend=backend)
+    return model
+
+
+@pytest.mark.parametrize("compiled_by", [in_place, as_its_forward])
+def test_a_compiled_model_is_traced(compiled_by):
+    model, backend, x = InParts(), Counter(), torch.randn(4, 6)
+    call = compiled_by(model, backend)
+    with torch.no_grad(), TorchTracer() as tracer:
+        call(x)
+        with pytest.warns(RuntimeWarning, match="it runs eagerly while it is traced, since"):
+            attached = tracer.attach(model)
+        with attached:
+            call(x)
+            rows = tracer.reader().read_all().to_pandas()
+        assert backend.runs == 1
+        call(x)
+        assert backend.runs == 2
+    assert list(dict.fromkeys(rows.symbol)) == ["aten::addmm", "aten::relu"]
+
+
+def test_while_a_model_is_traced_others_in_other_threads_stay_compiled(mlp):
+    backend, x = Counter(), torch.randn(4, 6)
+    other = torch.compile(nn.Linear(6, 3), backend=backend)
+    other(x)
+    with TorchTracer() as tracer, tracer.attach(mlp):
+        thread = threading.Thread(target=other, args=(x,))
+        thread.start()
+        thread.join()
+    assert backend.runs == 2
+
+
+def test_a_trace_leaves_a_capture_its_eager_model(mlp, path, read):
+    backend, x = Counter(), torch.randn(4, 6)
+    compiled = torch.compile(mlp, backend=backend)
+    with torch.no_grad(), EAGERLY, TorchTracer() as tracer:
+        compiled(x)
+        attached = tracer.attach(compiled)
+        with capture_activations(compiled, path):
+            attached.detach()
+            compiled(x)
+    assert backend.runs == 1
+    assert [name for name, _ in read(path)] == ["0", "1", "2", ""]

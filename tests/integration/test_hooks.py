@@ -742,6 +742,39 @@ def test_a_capture_of_nothing_is_an_error(path):
     assert hooks_of(model) == 0
 
 
+class Refusing(nn.Module):
+    """Looks at what it is given before its layer sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        if x is None:
+            raise ValueError("nothing to look at")
+        return self.layer(x)
+
+
+def test_a_call_that_raised_is_no_sign_of_modules_that_hide(path):
+    with pytest.warns(RuntimeWarning, match="no module ran in the block"):
+        with capture_activations(Refusing(), path) as framework:
+            with pytest.raises(ValueError, match="nothing to look at"):
+                framework._models[0](None)
+    assert framework.stats().steps == 1
+
+
+def test_a_call_that_hides_its_modules_is_told_of_also_after_an_error(path):
+    model = Refusing()
+    model.forward = lambda x: None
+    config = InstrumentationConfig.balanced().with_layers("layer")
+    with pytest.raises(CaptureError, match="1 forward calls, but no output was captured"):
+        with capture_activations(model, path, config=config):
+            try:
+                raise ValueError
+            except ValueError:
+                model(torch.ones(2, 6))
+
+
 def test_a_block_without_calls_is_none(mlp, path, read):
     with capture_activations(mlp, path) as framework:
         pass

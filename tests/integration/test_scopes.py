@@ -170,6 +170,18 @@ def test_names_that_no_request_can_have(name, error):
         pass
 
 
+def test_names_that_find_no_room_are_left_out_with_one_warning(path):
+    model = nn.Identity()
+    with pytest.warns(RuntimeWarning) as told, capture_activations(model, path):
+        for n in range(1026):
+            with for_request(f"{n:065536}"):
+                model(torch.zeros(3))
+    (message,) = [str(warning.message) for warning in told]
+    assert f"leaves out the name of request '{0:0200}', and further names without" in message
+    with ActivationReader(path) as reader:
+        assert [row.request is None for row in reader] == [False] * 1024 + [True] * 2
+
+
 def test_a_scope_that_does_not_exist(model, path):
     with pytest.raises(ValueError, match="scope must be one of 'process', 'thread', 'task'"):
         with capture_activations(model, path, scope="proces"):

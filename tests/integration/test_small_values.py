@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
+from llm_instrumentation.core._underflow import BOUND
 from torch import nn
 
 CODECS = ["none", "lz4", "zstd"]
@@ -69,6 +70,24 @@ def test_the_first_five_layers_are_named_of_many(x, path):
         model(x)
     (message,) = messages(caught)
     assert "7 tensors of '0.0', '1.0', '2.0', '3.0', '4.0' and 2 more:" in message
+
+
+def test_the_layers_that_are_named_are_those_that_the_library_counts(path):
+    """The limit stands in Go, which counts tensors, and in Python, which names their layers."""
+    errors = [0.5 * BOUND, 0.99 * BOUND, 1.01 * BOUND, 2 * BOUND]
+    least = 2.0**-24  # of float16, which makes 0 of 0.4 times that
+    model = nn.Sequential(*(nn.Identity() for _ in errors))
+    with pytest.warns(RuntimeWarning) as caught:
+        with capture_activations(model, path) as framework:
+            for layer, error in zip(model, errors, strict=True):
+                lost = round(100**2 / 0.4**2 * error / (1 - error))
+                layer(least * torch.tensor([100] + [0.4] * lost))
+    with ActivationReader(path) as reader:
+        found = [one.normalized_mse for one in reader]
+    assert [value > BOUND for value in found] == [False, False, True, True]
+    assert framework.stats().underflowed == 2
+    (message,) = messages(caught)
+    assert "2 tensors of '2', '3':" in message
 
 
 def test_small_values_beside_large_ones_are_no_matter(x, path):

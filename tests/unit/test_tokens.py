@@ -486,3 +486,16 @@ def test_generations_are_told_apart():
     streamer.put(torch.tensor([[3]]))
     streamer.put(torch.tensor([9]))
     assert resumed.tokens[-1]["generation"] == 3
+
+
+def test_tokens_recorded_by_hand_are_no_part_of_the_generation_behind_them():
+    tracker = TokenTracker()
+    tracker.record_token(4, "a")
+    streamer = tracker.streamer()
+    for token in (5, 6):
+        streamer.put(torch.tensor([[1, 2]]))
+        streamer.put(torch.tensor([token]))
+        streamer.end()
+    assert [(t["token_id"], t.get("generation")) for t in tracker.tokens] == [
+        (4, None), (5, 1), (6, 2),
+    ]  # fmt: skip

@@ -8,9 +8,9 @@ from .._native import Reader
 
 __all__ = ["underflowed_layers"]
 
-# Normalised squared error from which the library counts a tensor (strap_stats_t.underflowed), less
-# what the sums may have lost.
-_BOUND = 0.01 * (1 - 1e-5)
+# The normalised squared error above which the library counts a tensor (strap_stats_t.underflowed),
+# its underflowBound.
+BOUND = 0.01
 
 
 def underflowed_layers(path: str | os.PathLike[str]) -> list[str]:
@@ -30,9 +30,10 @@ def underflowed_layers(path: str | os.PathLike[str]) -> list[str]:
     names: dict[str, None] = {}
     with Reader(path) as reader:
         for batch in reader.index():
+            # Less what the sums may have lost.
             lost = pc.and_(
                 pc.equal(batch["source_dtype"], "float32"),
-                pc.greater(batch["mse"], pc.multiply(batch["mean_square"], _BOUND)),
+                pc.greater(batch["mse"], pc.multiply(batch["mean_square"], BOUND * (1 - 1e-5))),
             )
             names.update(dict.fromkeys(batch["layer"].filter(lost).to_pylist()))
     return list(names)

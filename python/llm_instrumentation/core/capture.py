@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Iterator
 from datetime import datetime
 
 from torch import nn
 
+from .._warn import warn
 from .config import InstrumentationConfig, Preset, from_preset
 from .framework import InstrumentationFramework
 from .ranks import RANK, path_of_rank, this_rank
@@ -63,11 +63,7 @@ def capture_activations(
     """
     if preset is not None:
         if config is not None:
-            warnings.warn(
-                f"preset {preset!r} is taken, and the config beside it is not: give one of them",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warn(f"preset {preset!r} is taken, and the config beside it is not: give one of them")
         config = from_preset(preset)
     elif config is None:
         config = InstrumentationConfig.balanced()

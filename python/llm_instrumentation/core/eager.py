@@ -1,4 +1,6 @@
-"""Lets compiled models run eagerly while they are captured, for compiled code calls no hooks."""
+"""Lets compiled models run eagerly while they are captured or traced: compiled code calls no hooks
+and shows no operators.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ import dataclasses
 import functools
 import sys
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from .._warn import warn
 from ..errors import UnsupportedError
 from .selection import has_forward
 
@@ -23,28 +25,61 @@ __all__ = ["run_eagerly"]
 class _Stance:
     """Compiles nothing anew while captures run; the first one begins that, the last one ends it.
 
-    A stance that someone else has chosen stays.
+    A stance that someone else has chosen stays. To set one imports ``torch._dynamo``, which takes
+    two seconds; in a program that did not, the first call of ``torch.compile`` sets it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._captures = 0
         self._ours: object = None  # what torch has while ours is in force
+        self._compile: Any = None  # torch's own, while ours stands in its place
+        self._waiting: Any = None  # ours
 
     def __enter__(self) -> None:
         with self._lock:
-            if self._captures == 0 and _current_stance() in (None, "default"):
-                torch.compiler.set_stance("eager_on_recompile")
-                self._ours = _stance_object()
             self._captures += 1
+            self._begin()
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._captures -= 1
-            if self._captures == 0 and self._ours is not None:
+            if self._captures > 0:
+                return
+            self._give_back_compile()
+            if self._ours is not None:
                 if _stance_object() is self._ours:
                     torch.compiler.set_stance("default")
                 self._ours = None
+
+    def _begin(self) -> None:
+        if "torch._dynamo" not in sys.modules:
+            if self._waiting is None:
+                self._wait_for_compile()
+            return
+        self._give_back_compile()
+        if self._ours is None and _current_stance() in (None, "default"):
+            torch.compiler.set_stance("eager_on_recompile")
+            self._ours = _stance_object()
+
+    def _wait_for_compile(self) -> None:
+        own: Any = torch.compile
+
+        @functools.wraps(own)
+        def waiting(*args: Any, **kwargs: Any) -> Any:
+            compiled = own(*args, **kwargs)
+            with self._lock:
+                if self._captures > 0:
+                    self._begin()
+            return compiled
+
+        self._compile, self._waiting = own, waiting
+        vars(torch)["compile"] = waiting
+
+    def _give_back_compile(self) -> None:
+        if self._waiting is not None and torch.compile is self._waiting:
+            vars(torch)["compile"] = self._compile
+        self._compile = self._waiting = None
 
 
 def _stance_object() -> object:
@@ -107,10 +142,23 @@ _own_forward = _OwnForward()
 
 
 @contextlib.contextmanager
-def run_eagerly(models: Sequence[nn.Module]) -> Iterator[None]:
+def run_eagerly(
+    models: Sequence[nn.Module],
+    *,
+    when: str = "during the capture",
+    why: str = "compiled code does not call hooks",
+) -> Iterator[bool]:
     """Lets all code that was compiled around the models' modules run as it is written.
 
     Other compiled code runs on; what would be compiled anew meanwhile runs eagerly.
+
+    Args:
+        models: the models.
+        when: ends "it runs eagerly", in the warning of a compiled model and in the error.
+        why: gives the reason in that warning.
+
+    Yields:
+        whether a model is known to be compiled.
 
     Raises:
         UnsupportedError: a model is compiled, and this torch has no way out of that.
@@ -122,17 +170,11 @@ def run_eagerly(models: Sequence[nn.Module]) -> Iterator[None]:
         if not can:
             raise UnsupportedError(
                 f"the model is compiled, and torch {torch.__version__} cannot run it eagerly "
-                "during the capture: capture the model before torch.compile, or use torch 2.6 or "
-                "newer"
+                f"{when}: begin that before torch.compile, or use torch 2.6 or newer"
             )
-        warnings.warn(
-            "the model is compiled: it runs eagerly during the capture, since compiled code does "
-            "not call hooks",
-            RuntimeWarning,
-            stacklevel=6,
-        )
-    if not can or "torch._dynamo" not in sys.modules:
-        yield
+        warn(f"the model is compiled: it runs eagerly {when}, since {why}")
+    if not can:
+        yield compiled
         return
     with contextlib.ExitStack() as undo:
         # DataParallel copies a module's attributes to replicas, of which this would not be.
@@ -142,11 +184,13 @@ def run_eagerly(models: Sequence[nn.Module]) -> Iterator[None]:
                 _own_forward.take(module)
                 undo.callback(_own_forward.give_back, module)
         undo.enter_context(_stance)
-        yield
+        yield compiled
 
 
 def _anything_compiled() -> bool:
     """Whether compiled code is in this process; where torch does not tell, there may be."""
+    if "torch._dynamo" not in sys.modules:
+        return False
     frames = sys.modules.get("torch._dynamo.convert_frame")
     codes = getattr(getattr(frames, "input_codes", None), "seen", None)
     return codes is None or len(codes) > 0

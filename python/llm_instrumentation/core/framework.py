@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal, overload
 
 from torch import nn
 
 from .._native import Reader
+from .._warn import warn
 from ..probes.capture import CaptureProbes
 from ._earlier import EarlierFiles
 from .checkpoint import CheckpointFile, CheckpointState, checkpoint_path_for
@@ -59,6 +59,32 @@ class InstrumentationFramework:
     def forget_models(self) -> None:
         """Lets go of all registered models; captures that run go on."""
         self._models.clear()
+
+    @overload
+    def capture_activations(
+        self,
+        output_path: str | os.PathLike[str],
+        track_per_token: Literal[True],
+        checkpoint_interval_tokens: int | None = None,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        resume_from_checkpoint: bool = False,
+        *,
+        overwrite: bool = False,
+        scope: Scope = "process",
+    ) -> contextlib._GeneratorContextManager[TokenTracker]: ...
+
+    @overload
+    def capture_activations(
+        self,
+        output_path: str | os.PathLike[str],
+        track_per_token: bool = False,
+        checkpoint_interval_tokens: int | None = None,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        resume_from_checkpoint: bool = False,
+        *,
+        overwrite: bool = False,
+        scope: Scope = "process",
+    ) -> contextlib._GeneratorContextManager[TokenTracker | None]: ...
 
     @contextlib.contextmanager
     def capture_activations(
@@ -126,11 +152,9 @@ class InstrumentationFramework:
         if checkpoint_path is not None:
             checkpoint_path = path_of_rank(checkpoint_path)
         if not self._models:
-            warnings.warn(
+            warn(
                 f"no model is instrumented: the capture to {path} will have no activations. Call "
-                "instrument_model first",
-                RuntimeWarning,
-                stacklevel=3,
+                "instrument_model first"
             )
         with scoped(scope) as mine:
             earlier = None if resume_from_checkpoint else EarlierFiles(path, checkpoint_path)
@@ -149,11 +173,7 @@ class InstrumentationFramework:
                     if checkpoint_interval_tokens is not None or checkpoint_path is not None:
                         raise earlier.taken
                     free = False  # what stands there is left alone
-                    warnings.warn(
-                        f"this capture can have no checkpoints: {earlier.taken}",
-                        RuntimeWarning,
-                        stacklevel=3,
-                    )
+                    warn(f"this capture can have no checkpoints: {earlier.taken}")
                 tracker = TokenTracker(
                     file if free else None,
                     checkpoint_interval_tokens,
@@ -225,11 +245,7 @@ class InstrumentationFramework:
         try:
             save(recorder.tracker)
         except Exception as error:
-            warnings.warn(
-                f"the tokens of {recorder.path} could not be saved: {error}",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+            warn(f"the tokens of {recorder.path} could not be saved: {error}")
 
     def stats(self) -> CaptureStats:
         """The counters of the running capture, or of the last one.

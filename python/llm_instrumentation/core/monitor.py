@@ -6,9 +6,9 @@ import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 
+from .._warn import warn
 from .progress_line import BottomLine, Lines
 from .stats import CaptureStats
 
@@ -79,12 +79,10 @@ class Monitor:
         free = fs.f_bavail * fs.f_frsize
         if free < rate * _HORIZON_SECONDS:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"the file system of {self._path} has {_size(free)} left: at "
                 f"{_size(rate)}/s that lasts {free / rate:.0f} s. A full disk ends the capture "
-                "and keeps what is written",
-                RuntimeWarning,
-                stacklevel=2,
+                "and keeps what is written"
             )
 
 

@@ -8,7 +8,6 @@ import functools
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .._cpus import usable_cpus
 from .._native import ForwardHooks, Reader, Session, view_function
+from .._warn import warn
 from ..errors import (
     CaptureError,
     InvalidStateError,
@@ -244,11 +244,9 @@ class Recorder:
                     raise
                 if self._sink.running and not self._nameless:
                     self._nameless = True
-                    warnings.warn(
-                        f"{self.path} does not name the request {name[:_SHOWN_NAME]!r} and those "
-                        f"behind it: {error}",
-                        RuntimeWarning,
-                        stacklevel=6,
+                    warn(
+                        f"the index of {self.path} leaves out the name of request "
+                        f"{name[:_SHOWN_NAME]!r}, and further names without a warning: {error}"
                     )
                 return 0
         return number
@@ -315,11 +313,7 @@ class Recorder:
             raise error
         if os.getpid() != self._pid:
             self._sink.stop()
-            warnings.warn(
-                f"the capture to {self.path} goes on in process {self._pid} alone: {error}",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+            warn(f"the capture to {self.path} goes on in process {self._pid} alone: {error}")
             return
         if isinstance(error, UnsupportedError):
             with contextlib.suppress(StrapError):  # a failed session reports itself
@@ -333,11 +327,7 @@ class Recorder:
             kind = (model, f"{what} {name}", type(error.__cause__ or error))
             if kind not in self._complained:
                 self._complained.add(kind)
-                warnings.warn(
-                    f"{what} of layer {name!r} is not captured: {error}",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
+                warn(f"{what} of layer {name!r} is not captured: {error}")
             return
         self._fail(error)
 
@@ -348,11 +338,7 @@ class Recorder:
                 return
             self._failure = error
             self._sink.stop()
-        warnings.warn(
-            f"the capture to {self.path} has stopped, the model goes on: {error}",
-            RuntimeWarning,
-            stacklevel=5,
-        )
+        warn(f"the capture to {self.path} has stopped, the model goes on: {error}")
 
     @property
     def paused(self) -> bool:
@@ -421,36 +407,28 @@ class Recorder:
             raise self._failure
         stats = self._last_stats
         if self._unwalked:
-            warnings.warn(
+            warn(
                 "outputs of these types hold tensors that are not captured: "
-                + ", ".join(sorted(self._unwalked)),
-                RuntimeWarning,
-                stacklevel=4,
+                + ", ".join(sorted(self._unwalked))
             )
         target = self._config.target_throughput_gbps
         stalled = stats.stall_seconds > _STALL_SHARE * stats.seconds
         if stalled and stats.throughput_gbps < target and stats.seconds >= _JUDGED_SECONDS:
-            warnings.warn(
+            warn(
                 f"the model waited {stats.stall_seconds:.1f} of {stats.seconds:.1f} s for the "
                 f"capture, which took {stats.throughput_gbps:.2f} GB/s; the target is {target} "
-                "GB/s. A faster disk, a cheaper codec or fewer layers help",
-                RuntimeWarning,
-                stacklevel=4,
+                "GB/s. A faster disk, a cheaper codec or fewer layers help"
             )
         if stats.underflowed and self._bound is None:
-            warnings.warn(
+            warn(
                 f"float16 is too coarse for the small values of {stats.underflowed:,} tensors of "
                 f"{_some(underflowed_layers(self.path))}: more than 0.01 of their squared values "
-                "is lost. InstrumentationConfig.with_float32() stores float32 as it is",
-                RuntimeWarning,
-                stacklevel=4,
+                "is lost. InstrumentationConfig.with_float32() stores float32 as it is"
             )
         if replaced:
-            warnings.warn(
+            warn(
                 f"{_some(replaced)} left the model during the capture: what has taken that place "
-                "is not captured",
-                RuntimeWarning,
-                stacklevel=4,
+                "is not captured"
             )
         self._warn_of_silence(missed)
         if self._config.gradients and any(self._ran) and not self._gradients.seen:
@@ -459,9 +437,7 @@ class Recorder:
                 if self._gradients.awaited
                 else "no output requires one, as under torch.no_grad()"
             )
-            warnings.warn(
-                f"no gradient was computed in the block: {why}", RuntimeWarning, stacklevel=4
-            )
+            warn(f"no gradient was computed in the block: {why}")
         seen = stats.tensors + stats.dropped + stats.failed
         if self._steps.seen_to_end and seen == 0:
             raise CaptureError(
@@ -473,8 +449,8 @@ class Recorder:
     def _missed(self) -> list[str]:
         """The names of modules that should have run, as far as hooks can know."""
         found, at = [], 0
-        for modules in self._selected:
-            found += unaccounted(modules, self._ran[at : at + len(modules)])
+        for model, modules in zip(self._models, self._selected, strict=True):
+            found += unaccounted(model, modules, self._ran[at : at + len(modules)])
             at += len(modules)
         return found
 
@@ -491,18 +467,12 @@ class Recorder:
             if self._ran and not self._steps.seen_to_end:
                 skipped = self._steps.skipped
                 why = f": all {skipped} steps were left out" if skipped else ""
-                warnings.warn(
-                    f"no module ran in the block{why}. It has put nothing into {self.path}",
-                    RuntimeWarning,
-                    stacklevel=5,
-                )
+                warn(f"no module ran in the block{why}. It has put nothing into {self.path}")
         elif missed:
-            warnings.warn(
+            warn(
                 f"nothing is captured of {_some(missed)}: not called, or where no hooks are, in "
                 "exported or scripted code or by a parent that uses the weights alone. "
-                "stats().silent names all modules that did not run",
-                RuntimeWarning,
-                stacklevel=5,
+                "stats().silent names all modules that did not run"
             )
 
     def abort(self, cause: BaseException) -> None:
@@ -517,11 +487,7 @@ class Recorder:
             self._drain()
         except Exception as error:
             if self._failure is None and error is not cause:
-                warnings.warn(
-                    f"the end of the capture to {self.path} failed: {error}",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
+                warn(f"the end of the capture to {self.path} failed: {error}")
         finally:
             self._ended()
 
@@ -587,17 +553,11 @@ class Recorder:
             lost = session.discard()
         if lost > 0 or not in_file:
             self.gave_up = True
-            warnings.warn(
-                f"{lost} packets are not in {self.path}: its disk did not answer in time",
-                RuntimeWarning,
-                stacklevel=6,
-            )
+            warn(f"{lost} packets are not in {self.path}: its disk did not answer in time")
         elif self.tracker is not None and not on_disk:
-            warnings.warn(
+            warn(
                 f"all packets are in {self.path}, but not on disk yet: if the power fails soon, "
-                f"the end is lost; `sync {self.path} {self.path}.index` waits for the disk",
-                RuntimeWarning,
-                stacklevel=6,
+                f"the end is lost; `sync {self.path} {self.path}.index` waits for the disk"
             )
 
     def _wait(self, call: Callable[[float], object]) -> None:
@@ -620,14 +580,12 @@ class Recorder:
                     raise
                 elif now - since >= _SILENCE_SECONDS and not told:
                     told = True
-                    warnings.warn(
+                    warn(
                         f"nothing was written to {self.path} for {now - since:.0f} s, "
                         f"{s.queued_packets} packets wait; Ctrl-C gives them up"
                         if s.queued_packets > 0
                         else f"all packets are in {self.path}, but its disk did not confirm that "
-                        f"for {now - since:.0f} s; Ctrl-C ends the wait and keeps them",
-                        RuntimeWarning,
-                        stacklevel=6,
+                        f"for {now - since:.0f} s; Ctrl-C ends the wait and keeps them"
                     )
 
 

@@ -10,7 +10,9 @@ from torch.nn.modules.dropout import _DropoutNd
 __all__ = ["unaccounted"]
 
 
-def unaccounted(modules: Sequence[tuple[str, nn.Module]], ran: Sequence[int]) -> list[str]:
+def unaccounted(
+    model: nn.Module, modules: Sequence[tuple[str, nn.Module]], ran: Sequence[int]
+) -> list[str]:
     """The hooked modules that did not run although what they are part of did, by name.
 
     Of a module and what is inside it, the module stands for all. Left out are those of which
@@ -21,15 +23,20 @@ def unaccounted(modules: Sequence[tuple[str, nn.Module]], ran: Sequence[int]) ->
     those inside which others ran.
 
     Args:
-        modules: of one model, with their names.
+        model: what the modules are of. A model of transformers names the weights that it ties,
+            which accelerate replaces by others when it offloads them.
+        modules: of the model, with their names.
         ran: for each of them whether it ran.
     """
     of = {name: (module, bool(seen)) for (name, module), seen in zip(modules, ran, strict=True)}
     alive: set[str] = {""}  # names of all that ran, and of what they are in
-    used: set[int] = set()  # the weights of those that ran
+    tied = getattr(getattr(model, "_orig_mod", model), "all_tied_weights_keys", None)
+    ties: dict[str, str] = tied if isinstance(tied, dict) else {}  # not so before transformers 5
+    used: set[int | str] = set()  # the weights of those that ran
     for name, (module, seen) in of.items():
         if seen:
-            used |= {id(weight) for weight in module.parameters(recurse=False)}
+            for weights in _weights(name, module, ties):
+                used |= weights
             while name not in alive:
                 alive.add(name)
                 name = name.rpartition(".")[0]
@@ -41,7 +48,6 @@ def unaccounted(modules: Sequence[tuple[str, nn.Module]], ran: Sequence[int]) ->
         while above and above not in of:
             above = above.rpartition(".")[0]
         parent, parent_ran = of.get(above, (None, True))
-        weights = {id(weight) for weight in module.parameters(recurse=False)}
         if not (
             name in alive
             or not parent_ran
@@ -51,7 +57,15 @@ def unaccounted(modules: Sequence[tuple[str, nn.Module]], ran: Sequence[int]) ->
             or type(parent).__module__.startswith("peft.")
             or (container not in of and (container, type(module)) in kinds)
             or "experts" in name.split(".")
-            or (weights and weights <= used)
+            or any(weights and weights <= used for weights in _weights(name, module, ties))
         ):
             found.append(name)
     return found
+
+
+def _weights(
+    name: str, module: nn.Module, ties: dict[str, str]
+) -> tuple[set[int | str], set[int | str]]:
+    """A module's own weights: their ids, and their names, of tied ones those of the source."""
+    own = {f"{name}.{key}": weight for key, weight in module.named_parameters(recurse=False)}
+    return {id(weight) for weight in own.values()}, {ties.get(key, key) for key in own}

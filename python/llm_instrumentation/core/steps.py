@@ -112,6 +112,16 @@ def _height(frame: FrameType | None) -> int | None:
     return height
 
 
+def _handles_exception(frame: FrameType) -> bool:
+    """Whether a frame that called the caller does so while it handles an exception.
+
+    An exception that is handled further out, where a model is called after an error, is not its.
+    """
+    error = sys.exc_info()[1]
+    traceback = None if error is None else error.__traceback__
+    return traceback is not None and traceback.tb_frame is frame
+
+
 class Steps:
     """The steps of one capture.
 
@@ -137,7 +147,7 @@ class Steps:
         count: steps begun so far, those before `first` included.
         skipped: those of them that were left out.
         paused: whether those that begin now are.
-        seen_to_end: whether one that is captured came to its end.
+        seen_to_end: whether one that is captured came to its end, and not by an exception.
         in_c: the hooks in C, which are told of steps; set before the first one.
     """
 
@@ -214,9 +224,10 @@ class Steps:
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """A call ends, with an exception too: the forward hook of those that are watched."""
         place = self._places.own
-        if sys._getframe(1) in place.frames:
+        caller = sys._getframe(1)
+        if caller in place.frames:
             place.frames = ()
-            self.seen_to_end |= place.mine
+            self.seen_to_end |= place.mine and not _handles_exception(caller)
             if self.in_c is not None:
                 self.in_c.leave()
 

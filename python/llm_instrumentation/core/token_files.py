@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .._json import IrregularFileError, load_json_file
 from .._native import capture_id_of
+from .._warn import warn
 from ._atomic import link_or_copy, replace_whole
 from .checkpoint import CheckpointState, dump_json, is_token
 
@@ -93,11 +93,9 @@ def load_token_metadata(output_path: str | os.PathLike[str]) -> dict[str, Any] |
     content, strangers = _find(output_path)
     if content is None and strangers:
         path, capture_id = strangers[0]
-        warnings.warn(
+        warn(
             f"{path} is left out: it has the tokens of capture {capture_id}, and "
-            f"{os.fspath(output_path)} holds another",
-            RuntimeWarning,
-            stacklevel=3,
+            f"{os.fspath(output_path)} holds another"
         )
     return content
 

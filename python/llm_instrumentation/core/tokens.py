@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from .._warn import warn
 from .checkpoint import CheckpointError, CheckpointFile, CheckpointState, checkpoint_path_for
 from .token_files import (
     TokenFileError,
@@ -50,8 +50,8 @@ class TokenTracker:
 
     Attributes:
         tokens: the records so far, {"token_index", "token_id", "token_text"}, with "row" in
-            batches of more than one, and with "generation" from the second one on that a streamer
-            began.
+            batches of more than one, and with "generation" from number 1 on: streamers count theirs
+            from 0, or from 1 where tokens were recorded by hand before. Those have none.
         count: generated positions so far; the rows of a batch that were generated together
             count once. It is the `token` of a forward step that begins now.
         resume_count: how often this capture was resumed.
@@ -166,6 +166,8 @@ class TokenTracker:
     def _begin_generation(self) -> int:
         """The number of one that begins, from 0 on."""
         with self._lock:
+            if self.tokens:  # some were recorded by hand, and are number 0
+                self._generations = max(self._generations, 1)
             self._generations += 1
             return self._generations - 1
 
@@ -181,11 +183,7 @@ class TokenTracker:
         except Exception as error:
             if self._strict:
                 raise
-            warnings.warn(
-                f"checkpoint after {len(self.tokens)} tokens failed, the capture goes on: {error}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warn(f"checkpoint after {len(self.tokens)} tokens failed, the capture goes on: {error}")
 
     def checkpoint(self) -> None:
         """Makes the stream durable, then replaces the checkpoint file. Nothing without a file.

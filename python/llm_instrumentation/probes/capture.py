@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from .._warn import warn
 from .block import BlockProbe
 from .disks import disk_of
 from .intervals import collect
@@ -125,11 +125,7 @@ class CaptureProbes:
             self._complain(f"beside {self._stream}", error)
 
     def _complain(self, where: str, error: Exception) -> None:
-        warnings.warn(
-            f"the snapshots {where} end here, the capture goes on: {error}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        warn(f"the snapshots {where} end here, the capture goes on: {error}")
 
 
 class _Counters:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,7 +17,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ....errors import InvalidStateError, UnsupportedError
+from ...._warn import warn
+from ....core.eager import run_eagerly
+from ....errors import InvalidStateError
 from ...schema import Phase
 from .caches import (
     cached_tokens,
@@ -214,7 +214,7 @@ class Session:
                 "packed_weight_bytes": sum(self._packed),
             }
             self.spool.tell(about=about)
-            warnings.warn(told_of_packed(about), RuntimeWarning, stacklevel=5)
+            warn(told_of_packed(about))
 
     def note_weights(self, at_ns: int | None) -> int:
         """A store of each weight storage, where their load was not traced."""
@@ -273,7 +273,11 @@ class Attachment:
         self._manual = False
         self._undo = contextlib.ExitStack()
         with self._undo:  # undone if anything of this fails
-            self._undo.enter_context(_eager(model, session))
+            eagerly = run_eagerly(
+                [model], when="while it is traced", why="compiled code shows no operators"
+            )
+            if self._undo.enter_context(eagerly):
+                session.spool.tell(about={"compiled_model_ran_eagerly": True})
             session.mark_weights(root)
             self._mark_extra()
             self._phase_before = session.phase
@@ -393,34 +397,6 @@ def _has_storage(tensor: torch.Tensor) -> bool:
     except (NotImplementedError, RuntimeError):  # a wrapper; what it wraps has
         return False
     return True
-
-
-@contextlib.contextmanager
-def _eager(model: nn.Module, session: Session) -> Iterator[None]:
-    """Compiled code shows no operators."""
-    compiled = any(
-        "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
-    set_stance = getattr(torch.compiler, "set_stance", None)
-    if compiled:
-        if set_stance is None:
-            raise UnsupportedError(
-                f"the model is compiled, and torch {torch.__version__} cannot run it eagerly: "
-                "trace it before torch.compile, or use torch 2.6 or newer"
-            )
-        session.spool.tell(about={"compiled_model_ran_eagerly": True})
-        warnings.warn(
-            "the model is compiled: it runs eagerly while it is traced, since compiled code "
-            "shows no operators",
-            RuntimeWarning,
-            stacklevel=6,
-        )
-    if set_stance is None or "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with set_stance("force_eager"):
-        yield
 
 
 def ns_per_operator() -> float | None:
