@@ -27,8 +27,8 @@ Shapes = tuple[Ints, npt.NDArray[np.int64], npt.NDArray[np.int64]]
 class Columns:
     """The columns of an index. Thread-safe.
 
-    The library has the index in its memory, in as few bytes as its values need. A column of integers
-    takes 1 to 8 bytes a row here, and one of texts 1 to 4.
+    The library has the index in its memory, in as few bytes as its values need. A column of
+    integers takes 1 to 8 bytes a row here, and one of texts 1 to 4.
     """
 
     def __init__(self, native: Reader) -> None:
@@ -128,7 +128,7 @@ class _Numbers:
             return
         values = _plain(cells, self._null)
         if self._kind.kind != "f":
-            limits = map(np.iinfo, (f"{self._kind.kind}{size}" for size in (1, 2, 4, 8)))
+            limits = [np.iinfo(f"{self._kind.kind}{size}") for size in (1, 2, 4, 8)]
             low, high = int(values.min()), int(values.max())
             fits = next(i.dtype for i in limits if i.min <= low and high <= i.max)
             wide = np.promote_types(fits, self._values.dtype)
