@@ -620,6 +620,7 @@ strap_status strap_index_export(strap_reader reader, struct ArrowArrayStream *st
                                 strap_error *error);
 
 /* The same of some columns: COLUMNS are their names, with commas between them.
+ * Texts are dictionaries, with int32 indices.
  * INVALID_ARGUMENT: the index has no column of a name. */
 strap_status strap_index_columns(strap_reader reader, const char *columns,
                                  struct ArrowArrayStream *stream, strap_error *error);

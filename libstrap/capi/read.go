@@ -189,8 +189,11 @@ func strapgoIndexExport(h C.strap_reader, out *C.struct_ArrowArrayStream, e *C.s
 		if err != nil {
 			return err
 		}
-		records := r.Records()
-		return exportRecords(r.Schema(), records, out)
+		records, err := r.Records()
+		if err != nil {
+			return err
+		}
+		return exportReader(records, out)
 	})
 }
 
@@ -202,10 +205,10 @@ func strapgoIndexColumns(h C.strap_reader, names *C.char, out *C.struct_ArrowArr
 		if err != nil {
 			return err
 		}
-		schema, records, err := r.Columns(strings.Split(C.GoString(names), ","))
+		records, err := r.Records(strings.Split(C.GoString(names), ",")...)
 		if err != nil {
 			return err
 		}
-		return exportRecords(schema, records, out)
+		return exportReader(records, out)
 	})
 }

@@ -92,6 +92,7 @@ def test_an_index_that_memory_does_not_hold_is_ignored(tmp_path: Path, written: 
     for path in (small, large):
         path.write_bytes(struct.pack("!HI", 1, 4) + b"a" + b"1234")
     with open(f"{large}.index", "wb") as file:
+        file.write(struct.pack("<Ii", 0xFFFFFFFF, 200 << 20))  # a message of 200 MiB begins
         for _ in range(300 if written else 0):
             file.write(b"\x55" * (1 << 20))
         file.truncate(300 << 20)

@@ -1,8 +1,8 @@
 """Captures that were written once and must be readable for ever.
 
 `older-*` were written by the published llm_instrumentation 1.3.1, see older.py. `capture-1-*` to
-`capture-3-*` were written by this package at versions 1 to 3 of its index;
-`python tests/golden/test_golden.py` writes those of version 3 anew. They have no usual names, so
+`capture-4-*` were written by this package at versions 1 to 4 of its index;
+`python tests/golden/test_golden.py` writes those of version 4 anew. They have no usual names, so
 that nobody takes them for leftovers.
 """
 
@@ -143,7 +143,7 @@ def bits(tensor: Tensor) -> bytes:
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_capture_of_each_version(version, codec):
     with ActivationReader(HERE / f"capture-{version}-{codec}.packets") as reader:
         assert reader.problem == ""
@@ -167,7 +167,7 @@ def test_a_capture_of_each_version(version, codec):
                 assert bits(activation.to_torch()) == bits(tensor)
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_sampled_capture_of_each_version(version):
     with ActivationReader(HERE / f"sample-{version}.packets") as reader:
         (activation,) = reader
@@ -182,7 +182,7 @@ def test_a_sampled_capture_of_each_version(version):
 def test_a_capture_is_written_as_ever(path):
     """Raw streams do not change by a byte, nor the index but for its times."""
     write(path, "none")
-    golden = HERE / "capture-3-none.packets"
+    golden = HERE / "capture-4-none.packets"
     assert path.read_bytes() == golden.read_bytes()
     now, then = index_of(path), index_of(golden)
     assert now.schema == then.schema
@@ -193,8 +193,8 @@ def test_a_capture_is_written_as_ever(path):
 
 if __name__ == "__main__":
     for codec in CODECS:
-        write(HERE / f"capture-3-{codec}.packets", codec)
-    write_sample(HERE / "sample-3.packets")
-    for tokens in HERE.glob("capture-3-*_tokens.json"):
+        write(HERE / f"capture-4-{codec}.packets", codec)
+    write_sample(HERE / "sample-4.packets")
+    for tokens in HERE.glob("capture-4-*_tokens.json"):
         tokens.unlink()
     sys.exit()

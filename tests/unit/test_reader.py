@@ -22,7 +22,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llm_instrumentation import ActivationReader, StrapError
-from llm_instrumentation._native import DTYPE_CODES, DTYPE_SIZES, Session
+from llm_instrumentation._native import DTYPE_CODES, DTYPE_SIZES, Reader, Session
 from llm_instrumentation.analysis import UnknownActivationError
 from llm_instrumentation.core.sampling import parameters_json, sample_positions
 from llm_instrumentation.errors import (
@@ -1122,6 +1122,42 @@ def test_the_index_is_a_table_for_other_tools(run):
         database.register("index_rows", index)
         assert sorted(database.execute(query).fetchall()) == [("", 12, 3, 24), ("[1]", 4, 3, 8)]
     assert index.to_pandas()["layer"].nunique() == 2
+
+
+def test_a_compressed_index_is_read_by_other_tools(crowd):
+    with open(f"{crowd}.index", "rb") as file:
+        table = pa.ipc.open_stream(file).read_all()
+    assert table.schema.metadata[b"version"] == b"4"
+    assert os.path.getsize(f"{crowd}.index") < table.nbytes / 2
+    with ActivationReader(crowd) as reader:
+        assert table.equals(reader.index)
+    with open(f"{crowd}.index", "rb") as file, duckdb.connect() as database:
+        database.register("index_rows", pa.ipc.open_stream(file))
+        query = "select layer, count(*), max(step) from index_rows where path = '' group by layer"
+        found = sorted(database.execute(query).fetchall())
+    counts = {"empty": 200, "h.0": 200, "h.1": 200, "lm": 204, "long": 200}
+    assert found == [(layer, count, 199) for layer, count in counts.items()]
+
+
+def test_some_columns_are_those_of_the_whole_index(crowd):
+    with Reader(crowd) as native:
+        table = native.index().read_all()
+        some = native.index("layer", "step", "transform", "crc32c").read_all()
+    assert pa.types.is_dictionary(some["layer"].type)
+    for name in some.column_names:
+        assert some[name].to_pylist() == table[name].to_pylist(), name
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@given(steps=st.lists(st.integers(0, 2**62) | st.integers(0, 3), min_size=1, max_size=20))
+def test_steps_are_what_was_given_however_large(tmp_path_factory, steps):
+    path = tmp_path_factory.mktemp("steps") / "run.stream"
+    with capturing(path) as put:
+        for step in steps:
+            put("x", torch.ones(2), step=step)
+    with ActivationReader(path) as reader:
+        assert [a.step for a in reader] == steps
+        assert reader.steps == tuple(sorted(set(steps)))
 
 
 def test_the_token_file_comes_with_the_capture(run):

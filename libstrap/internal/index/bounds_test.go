@@ -135,7 +135,7 @@ func sharedText(n int) []byte {
 func TestTextThatManyNamesShareIsHeldOnce(t *testing.T) {
 	b := sharedText(8 << 20)
 	used := allocated(func() {
-		_, bad := parse(b, &memory.Budget{})
+		_, bad := parse(held(b), &memory.Budget{})
 		if bad == nil || !bad.foreign || !strings.Contains(bad.reason, `its format is ""`) {
 			t.Errorf("%v", bad)
 		}
@@ -155,18 +155,21 @@ func TestManySmallBatchesAreCounted(t *testing.T) {
 	check(t, w.Close())
 	b, err := os.ReadFile(w.path)
 	check(t, err)
+	f, err := Open(w.path)
+	check(t, err)
+	needed := batches * (batchBytes + f.batches[0].size())
 	used := allocated(func() {
-		f, bad := parse(b, memory.Limit(batches*batchBytes))
+		f, bad := parse(held(b), memory.Limit(needed))
 		if bad != nil || f.NumRows() != batches {
 			t.Errorf("%v", bad)
 		}
 	})
-	if used > batches*batchBytes {
-		t.Errorf("%d batches take %d bytes, more than %d", batches, used, batches*batchBytes)
+	if used > needed {
+		t.Errorf("%d batches take %d bytes, more than %d", batches, used, needed)
 	}
-	for name, by := range map[string]func([]byte, *memory.Budget) (*File, *fault){"parse": parse, "parseAll": parseAll} {
-		_, bad := by(b, memory.Limit((batches-1)*batchBytes))
-		if bad == nil || !errors.Is(bad.memory, status.NoMemory) {
+	for name, by := range map[string]func(source, *memory.Budget) (*File, *fault){"parse": parse, "parseAll": parseAll} {
+		_, bad := by(held(b), memory.Limit(needed-batchBytes))
+		if bad == nil || !errors.Is(bad.system, status.NoMemory) {
 			t.Errorf("%s with memory for one batch less: %v", name, bad)
 		}
 	}
@@ -178,12 +181,12 @@ func TestRecoverTriesOnlySoMuch(t *testing.T) {
 	add(t, w, sample()...)
 	begin, err := os.ReadFile(w.path)
 	check(t, err)
-	schema, bad := next(begin, 0)
+	schema, bad := next(held(begin), 0)
 	if bad != nil {
 		t.Fatal(bad)
 	}
 	batch := bytes.Clone(begin[schema.end:])
-	m, bad := next(batch, 0)
+	m, bad := next(held(batch), 0)
 	if bad != nil {
 		t.Fatal(bad)
 	}
@@ -196,7 +199,7 @@ func TestRecoverTriesOnlySoMuch(t *testing.T) {
 		binary.LittleEndian.PutUint64(one[bodyAt:], uint64((beginnings-1-i)*len(head)))
 		b = append(b, one...)
 	}
-	f, bad := parseAll(b, &memory.Budget{})
+	f, bad := parseAll(held(b), &memory.Budget{})
 	if bad != nil || !strings.Contains(f.Problem, "was not looked for rows any more") {
 		t.Errorf("%v, %+v", bad, f)
 	}

@@ -14,7 +14,7 @@ import (
 
 const (
 	format  = "libstrap.index"
-	version = 3 // of what is written; older ones are read
+	version = 4 // of what is written; older ones are read
 )
 
 // column is one column of the index: its Arrow field and the way between a row
@@ -23,7 +23,7 @@ const (
 type column struct {
 	field arrow.Field
 	put   func(array.Builder, *wire.Row)
-	get   func(arrow.Array, int, *wire.Row)
+	get   func(*cells, int, *wire.Row)
 	since int // the version that brought it, 0: the first
 }
 
@@ -96,7 +96,7 @@ func uint64s(name string, of func(*wire.Row) *uint64) column {
 	return column{
 		field: field(name, arrow.PrimitiveTypes.Uint64, false),
 		put:   func(b array.Builder, r *wire.Row) { b.(*array.Uint64Builder).Append(*of(r)) },
-		get:   func(a arrow.Array, i int, r *wire.Row) { *of(r) = a.(*array.Uint64).Value(i) },
+		get:   func(c *cells, i int, r *wire.Row) { *of(r) = c.number(i) },
 	}
 }
 
@@ -104,7 +104,7 @@ func uint32s(name string, of func(*wire.Row) *uint32) column {
 	return column{
 		field: field(name, arrow.PrimitiveTypes.Uint32, false),
 		put:   func(b array.Builder, r *wire.Row) { b.(*array.Uint32Builder).Append(*of(r)) },
-		get:   func(a arrow.Array, i int, r *wire.Row) { *of(r) = a.(*array.Uint32).Value(i) },
+		get:   func(c *cells, i int, r *wire.Row) { *of(r) = uint32(c.number(i)) },
 	}
 }
 
@@ -118,9 +118,9 @@ func int64sUnless(null func(int64) bool, name string, of func(*wire.Row) *int64)
 				b.(*array.Int64Builder).Append(v)
 			}
 		},
-		get: func(a arrow.Array, i int, r *wire.Row) {
-			if a.IsValid(i) {
-				*of(r) = a.(*array.Int64).Value(i)
+		get: func(c *cells, i int, r *wire.Row) {
+			if !c.isNull(i) {
+				*of(r) = int64(c.number(i))
 			}
 		},
 	}
@@ -130,7 +130,7 @@ func text(name string, of func(*wire.Row) *string) column {
 	return column{
 		field: field(name, arrow.BinaryTypes.String, false),
 		put:   func(b array.Builder, r *wire.Row) { b.(*array.StringBuilder).Append(*of(r)) },
-		get:   func(a arrow.Array, i int, r *wire.Row) { *of(r) = a.(*array.String).Value(i) },
+		get:   func(c *cells, i int, r *wire.Row) { *of(r) = c.text(i) },
 	}
 }
 
@@ -144,9 +144,9 @@ func textOrNull(name string, of func(*wire.Row) *string) column {
 				b.(*array.StringBuilder).Append(s)
 			}
 		},
-		get: func(a arrow.Array, i int, r *wire.Row) {
-			if a.IsValid(i) {
-				*of(r) = a.(*array.String).Value(i)
+		get: func(c *cells, i int, r *wire.Row) {
+			if !c.isNull(i) {
+				*of(r) = c.text(i)
 			}
 		},
 	}
@@ -164,9 +164,9 @@ func dtypes(name string, of func(*wire.Row) *wire.DType) column {
 				b.AppendNull()
 			}
 		},
-		get: func(a arrow.Array, i int, r *wire.Row) {
-			if a.IsValid(i) {
-				*of(r) = wire.ParseDType(a.(*array.String).Value(i))
+		get: func(c *cells, i int, r *wire.Row) {
+			if !c.isNull(i) {
+				*of(r) = wire.ParseDType(c.text(i))
 			}
 		},
 	}
@@ -183,9 +183,9 @@ func offsets(name string) column {
 				b.(*array.Uint64Builder).Append(uint64(r.Offset))
 			}
 		},
-		get: func(a arrow.Array, i int, r *wire.Row) {
-			if a.IsValid(i) {
-				r.Offset = int64(a.(*array.Uint64).Value(i))
+		get: func(c *cells, i int, r *wire.Row) {
+			if !c.isNull(i) {
+				r.Offset = int64(c.number(i))
 			}
 		},
 	}
@@ -195,7 +195,7 @@ func ranks(name string) column {
 	return column{
 		field: field(name, arrow.PrimitiveTypes.Int32, false),
 		put:   func(b array.Builder, r *wire.Row) { b.(*array.Int32Builder).Append(r.Rank) },
-		get:   func(a arrow.Array, i int, r *wire.Row) { r.Rank = a.(*array.Int32).Value(i) },
+		get:   func(c *cells, i int, r *wire.Row) { r.Rank = int32(c.number(i)) },
 	}
 }
 
@@ -212,11 +212,9 @@ func shapes(name string) column {
 			list.Append(true)
 			list.ValueBuilder().(*array.Int64Builder).AppendValues(r.Shape, nil)
 		},
-		get: func(a arrow.Array, i int, r *wire.Row) {
-			if a.IsValid(i) {
-				list := a.(*array.List)
-				from, to := list.ValueOffsets(i)
-				r.Shape = append(make([]int64, 0, to-from), list.ListValues().(*array.Int64).Int64Values()[from:to]...)
+		get: func(c *cells, i int, r *wire.Row) {
+			if !c.isNull(i) {
+				r.Shape = c.appendList([]int64{}, i)
 			}
 		},
 	}
@@ -234,9 +232,9 @@ func checksums(name string) column {
 				b.AppendNull()
 			}
 		},
-		get: func(a arrow.Array, i int, r *wire.Row) {
-			if a.IsValid(i) {
-				r.CRC = a.(*array.Uint32).Value(i)
+		get: func(c *cells, i int, r *wire.Row) {
+			if !c.isNull(i) {
+				r.CRC = uint32(c.number(i))
 			}
 		},
 	}
@@ -255,9 +253,9 @@ func float64s(name string, of func(*wire.Row) *float64) column {
 				b.(*array.Float64Builder).Append(v)
 			}
 		},
-		get: func(a arrow.Array, i int, r *wire.Row) {
-			if a.IsValid(i) {
-				*of(r) = a.(*array.Float64).Value(i)
+		get: func(c *cells, i int, r *wire.Row) {
+			if !c.isNull(i) {
+				*of(r) = math.Float64frombits(c.number(i))
 			}
 		},
 	}
@@ -274,9 +272,9 @@ func mantissas(name string) column {
 				b.(*array.Int8Builder).Append(r.Mantissa)
 			}
 		},
-		get: func(a arrow.Array, i int, r *wire.Row) {
-			if a.IsValid(i) {
-				r.Mantissa = a.(*array.Int8).Value(i)
+		get: func(c *cells, i int, r *wire.Row) {
+			if !c.isNull(i) {
+				r.Mantissa = int8(c.number(i))
 			}
 		},
 	}
@@ -308,4 +306,65 @@ func Record(schema *arrow.Schema, rows []wire.Row) arrow.Record {
 		}
 	}
 	return b.NewRecord()
+}
+
+// texts is the type of a column of texts in Select.
+var texts = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
+
+// Select is the schema of some columns alone, with dictionaries of the texts; ok is false where there
+// is no column of a name, which is missing then.
+func Select(names []string) (schema *arrow.Schema, missing string, ok bool) {
+	fields := make([]arrow.Field, len(names))
+	for i, name := range names {
+		k := placeOf(name)
+		if k < 0 {
+			return nil, name, false
+		}
+		if fields[i] = columns[k].field; fields[i].Type.ID() == arrow.STRING {
+			fields[i].Type = texts
+		}
+	}
+	return arrow.NewSchema(fields, nil), "", true
+}
+
+func placeOf(name string) int {
+	return slices.IndexFunc(columns, func(c column) bool { return c.field.Name == name })
+}
+
+// RowsOf are rows that stand in no index.
+func RowsOf(rows []wire.Row) Rows {
+	rec := Record(Schema(Metadata{}), rows)
+	defer rec.Release()
+	b, r := &batch{rows: len(rows)}, room{}
+	for k := range columns {
+		b.columns = append(b.columns, cellsOf(rec.Column(k).Data(), &r))
+	}
+	return Rows{batch: b, to: len(rows)}
+}
+
+// Recorder makes records of a schema of the index, or of Select. Each holds up to the next one.
+type Recorder struct {
+	schema *arrow.Schema
+	places []int // of its columns among all
+	memory slots
+}
+
+func NewRecorder(schema *arrow.Schema) *Recorder {
+	r := &Recorder{schema: schema}
+	for _, f := range schema.Fields() {
+		r.places = append(r.places, placeOf(f.Name))
+	}
+	return r
+}
+
+func (r *Recorder) Schema() *arrow.Schema { return r.schema }
+
+// Record makes rows a record.
+func (r *Recorder) Record(rows Rows) arrow.Record {
+	r.memory.next = 0
+	arrays := make([]arrow.Array, len(r.places))
+	for i, k := range r.places {
+		arrays[i] = rows.batch.columns[k].array(r.schema.Field(i).Type, rows.from, rows.to, &r.memory)
+	}
+	return array.NewRecord(r.schema, arrays, int64(rows.to-rows.from))
 }

@@ -6,11 +6,8 @@ import (
 	"math"
 	"math/bits"
 	"strconv"
-	"unicode/utf8"
 
 	"github.com/apache/arrow/go/v17/arrow"
-	"github.com/apache/arrow/go/v17/arrow/array"
-	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
 // The file is an Arrow IPC stream,
@@ -50,13 +47,15 @@ type message struct {
 
 // fault is why a message cannot be read. cut: the file ends before it does;
 // otherwise its bytes are wrong. foreign: they are right, and those of another file.
-// memory: the NoMemory that ended the reading.
+// system: what ended the reading, NoMemory or the error of the file.
 type fault struct {
 	cut     bool
 	reason  string
 	foreign bool
-	memory  error
+	system  error
 }
+
+func failed(err error) *fault { return &fault{system: err, reason: err.Error()} }
 
 func foreign(format string, args ...any) *fault {
 	return &fault{reason: fmt.Sprintf(format, args...), foreign: true}
@@ -68,43 +67,54 @@ func wrong(format string, args ...any) *fault {
 	return &fault{reason: fmt.Sprintf(format, args...)}
 }
 
-// next reads the message at offset at of the file.
-func next(file []byte, at int64) (message, *fault) {
-	left := file[at:]
-	if len(left) < prefixSize {
-		return message{}, &fault{cut: true, reason: fmt.Sprintf("a message is cut off after %d bytes", len(left))}
+// next reads the message at offset at of a file. It holds up to the next call.
+func next(file source, at int64) (message, *fault) {
+	left := file.size() - at
+	if left < prefixSize {
+		return message{}, &fault{cut: true, reason: fmt.Sprintf("a message is cut off after %d bytes", left)}
 	}
-	if mark := binary.LittleEndian.Uint32(left); mark != continuation {
+	prefix, bad := file.bytes(inPrefix, at, prefixSize)
+	if bad != nil {
+		return message{}, bad
+	}
+	if mark := binary.LittleEndian.Uint32(prefix); mark != continuation {
 		return message{}, wrong("%#08x stands where a message begins", mark)
 	}
-	size := int64(int32(binary.LittleEndian.Uint32(left[4:])))
+	size := int64(int32(binary.LittleEndian.Uint32(prefix[4:])))
 	if size == 0 {
 		return message{at: at, end: at + prefixSize, endMark: true}, nil
 	}
 	if size < 0 || size%8 != 0 {
 		return message{}, wrong("a message claims %d bytes of metadata", size)
 	}
-	left = left[prefixSize:]
-	if size > int64(len(left)) {
-		return message{}, &fault{cut: true, reason: fmt.Sprintf("a message claims %d bytes of metadata, %d are there", size, len(left))}
+	if left -= prefixSize; size > left {
+		return message{}, &fault{cut: true, reason: fmt.Sprintf("a message claims %d bytes of metadata, %d are there", size, left)}
 	}
-	f := &flat{buf: left[:size:size]}
+	metadata, bad := file.bytes(inMetadata, at+prefixSize, size)
+	if bad != nil {
+		return message{}, bad
+	}
+	f := &flat{buf: metadata}
 	root := f.root()
-	version, kind, header, body := root.i16(0), root.u8(1), root.table(2), root.i64(3)
-	left = left[size:]
+	version, kind, header, length := root.i16(0), root.u8(1), root.table(2), root.i64(3)
+	left -= size
 	switch {
 	case f.bad || header.pos == 0:
 		return message{}, wrong("the metadata of a message is malformed")
 	case version != metadataV5:
 		return message{}, wrong("a message has metadata version V%d, not V5", int(version)+1)
-	case body < 0 || body%8 != 0:
-		return message{}, wrong("a message claims %d bytes of body", body)
-	case body > int64(len(left)):
-		return message{}, &fault{cut: true, reason: fmt.Sprintf("a message claims %d bytes of body, %d are there", body, len(left))}
+	case length < 0 || length%8 != 0:
+		return message{}, wrong("a message claims %d bytes of body", length)
+	case length > left:
+		return message{}, &fault{cut: true, reason: fmt.Sprintf("a message claims %d bytes of body, %d are there", length, left)}
+	}
+	body, bad := file.bytes(inBody, at+prefixSize+size, length)
+	if bad != nil {
+		return message{}, bad
 	}
 	return message{
-		at: at, end: at + prefixSize + size + body,
-		kind: kind, header: header, body: left[:body:body],
+		at: at, end: at + prefixSize + size + length,
+		kind: kind, header: header, body: body,
 	}, nil
 }
 
@@ -216,9 +226,9 @@ func trimNull(list string) string {
 	return list
 }
 
-// batch reads the message as a record batch of an index of a version, whose arrays share
-// the bytes of the file. Everything that a later access relies on is checked here.
-func (m message) batch(schema *arrow.Schema, version int) (arrow.Record, *fault) {
+// batch reads the message as a record batch of an index of a version. Everything that a later
+// access relies on is checked here.
+func (m message) batch(version int, r *room) (*batch, *fault) {
 	if m.kind != batchType {
 		return nil, wrong("a message is no record batch (type %d)", m.kind)
 	}
@@ -226,44 +236,50 @@ func (m message) batch(schema *arrow.Schema, version int) (arrow.Record, *fault)
 	rows := header.i64(0)
 	nodes, nodeCount := header.vector(1, 16)
 	buffers, bufferCount := header.vector(2, 16)
-	compressed := header.table(3).pos != 0
+	compression := header.table(3)
+	codec, method := compression.u8(0), compression.u8(1)
 	if f.bad {
 		return nil, wrong("the metadata of a record batch is malformed")
 	}
-	if compressed {
-		return nil, wrong("a record batch is compressed")
+	d := decoder{f: f, body: m.body, node: nodes, nodes: nodeCount, buffer: buffers, buffers: bufferCount, room: r}
+	most := int64(len(m.body)) / 8 // the first column alone has eight bytes a row
+	if compression.pos != 0 {
+		if version < firstCompressed || codec != zstdCodec || method != 0 {
+			return nil, wrong("a record batch is compressed as version %d is not (codec %d, method %d)", version, codec, method)
+		}
+		d.compressed, d.left, most = true, maxBatch, maxPending
 	}
-	// Eight bytes a row of the first column alone.
-	if rows < 0 || rows > int64(len(m.body))/8 {
+	if rows < 0 || rows > most {
 		return nil, wrong("a record batch claims %d rows in %d bytes", rows, len(m.body))
 	}
-	d := decoder{f: f, body: m.body, node: nodes, nodes: nodeCount, buffer: buffers, buffers: bufferCount}
-	arrays := make([]arrow.Array, len(columns))
+	b := &batch{rows: int(rows), columns: make([]cells, len(columns))}
 	for i, c := range columns {
 		if c.since > version {
-			arrays[i] = array.MakeArrayOfNull(memory.DefaultAllocator, c.field.Type, int(rows))
+			b.columns[i] = nullCells(b.rows)
 			continue
 		}
-		data, bad := d.column(c.field.Type, c.field.Nullable)
-		if bad == nil && data.Len() != int(rows) {
-			bad = wrong("%d rows of %d", data.Len(), rows)
+		column, bad := d.column(c.field.Type, c.field.Nullable)
+		switch {
+		case bad != nil && bad.system != nil:
+			return nil, bad
+		case bad == nil && column.rows != b.rows:
+			bad = wrong("%d rows of %d", column.rows, rows)
 		}
 		if bad != nil {
 			return nil, wrong("column %q of a record batch: %s", c.field.Name, bad.reason)
 		}
-		arrays[i] = array.MakeFromData(data)
+		b.columns[i] = column
 	}
 	if d.nodes != 0 || d.buffers != 0 {
 		return nil, wrong("a record batch has %d columns and %d buffers too many", d.nodes, d.buffers)
 	}
-	offsets, lengths := arrays[columnOffset].(*array.Uint64), arrays[columnLength].(*array.Uint64)
-	for i := range offsets.Len() {
-		at, length := offsets.Value(i), lengths.Value(i)
-		if offsets.IsValid(i) && (at > math.MaxInt64 || length > math.MaxInt64-at) {
+	for i := range b.rows {
+		at, length := b.columns[columnOffset].number(i), b.columns[columnLength].number(i)
+		if !b.columns[columnOffset].isNull(i) && (at > math.MaxInt64 || length > math.MaxInt64-at) {
 			return nil, wrong("row %d of a record batch claims %d bytes at %d", i, length, at)
 		}
 	}
-	return array.NewRecord(schema, arrays, rows), nil
+	return b, nil
 }
 
 // decoder goes through the nodes and buffers of a record batch, which stand in
@@ -273,74 +289,94 @@ type decoder struct {
 	body            []byte
 	node, nodes     int // position of the next one, and how many are left
 	buffer, buffers int
+	compressed      bool
+	left            int64 // bytes that buffers may still decompress to
+	room            *room
 }
 
-func (d *decoder) column(t arrow.DataType, nullable bool) (arrow.ArrayData, *fault) {
+// count is the length of the next column and how many of it are null.
+func (d *decoder) count(nullable bool) (n, nulls int, bad *fault) {
 	if d.nodes == 0 {
-		return nil, wrong("it is missing")
+		return 0, 0, wrong("it is missing")
 	}
-	length, nulls := d.f.i64(d.node), d.f.i64(d.node+8)
+	length, none := d.f.i64(d.node), d.f.i64(d.node+8)
 	d.node, d.nodes = d.node+16, d.nodes-1
-	if length < 0 || length > int64(len(d.body)) || nulls < 0 || nulls > length {
-		return nil, wrong("it claims %d rows, %d of them null", length, nulls)
+	if length < 0 || length > max(int64(len(d.body)), d.left) || none < 0 || none > length {
+		return 0, 0, wrong("it claims %d rows, %d of them null", length, none)
 	}
-	if nulls > 0 && !nullable {
-		return nil, wrong("it has %d nulls", nulls)
+	if none > 0 && !nullable {
+		return 0, 0, wrong("it has %d nulls", none)
 	}
-	n := int(length)
-	validity, bad := d.next()
+	return int(length), int(none), nil
+}
+
+func (d *decoder) column(t arrow.DataType, nullable bool) (cells, *fault) {
+	n, nulls, bad := d.count(nullable)
 	if bad != nil {
-		return nil, bad
+		return cells{}, bad
 	}
-	if nulls == 0 {
-		validity = nil
-	} else if len(validity) < (n+7)/8 || n-ones(validity, n) != int(nulls) {
-		return nil, wrong("its validity bitmap does not have %d nulls in %d rows", nulls, n)
-	}
-	values, bad := d.next()
+	validity, bad := d.next(0)
 	if bad != nil {
-		return nil, bad
+		return cells{}, bad
 	}
-	parts := [][]byte{validity, values}
-	var children []arrow.ArrayData
+	if nulls > 0 && (len(validity) < (n+7)/8 || n-ones(validity, n) != nulls) {
+		return cells{}, wrong("its validity bitmap does not have %d nulls in %d rows", nulls, n)
+	}
+	values, bad := d.next(1)
+	if bad != nil {
+		return cells{}, bad
+	}
+	c := validCells(n, nulls, validity)
 	switch t := t.(type) {
 	case arrow.FixedWidthDataType:
 		if len(values) < n*t.Bytes() {
-			return nil, wrong("%d bytes hold no %d values", len(values), n)
+			return cells{}, wrong("%d bytes hold no %d values", len(values), n)
 		}
+		c.setNumbers(values, t.Bytes(), d.room)
 	case *arrow.StringType:
-		chars, bad := d.next()
+		chars, bad := d.next(2)
 		if bad != nil {
-			return nil, bad
+			return cells{}, bad
 		}
 		if bad := checkOffsets(values, n, len(chars)); bad != nil {
-			return nil, bad
+			return cells{}, bad
 		}
-		if bad := checkText(values, n, chars); bad != nil {
-			return nil, bad
-		}
-		parts = append(parts, chars)
+		return c, c.setTexts(values, chars, 1, d.room)
 	case *arrow.ListType:
-		child, bad := d.column(t.Elem(), false)
+		elements, bad := d.elements()
 		if bad != nil {
-			return nil, bad
+			return cells{}, bad
 		}
-		if bad := checkOffsets(values, n, child.Len()); bad != nil {
-			return nil, bad
+		if bad := checkOffsets(values, n, len(elements)/8); bad != nil {
+			return cells{}, bad
 		}
-		children = []arrow.ArrayData{child}
+		return c, c.setTexts(values, elements, 8, d.room)
 	}
-	shared := make([]*memory.Buffer, len(parts))
-	for i, b := range parts {
-		if b != nil {
-			shared[i] = memory.NewBufferBytes(b)
-		}
-	}
-	return array.NewData(t, n, shared, children, int(nulls), 0), nil
+	return c, nil
 }
 
-// next is the next buffer of the body.
-func (d *decoder) next() ([]byte, *fault) {
+// elements are the bytes of the int64 that lists have.
+func (d *decoder) elements() ([]byte, *fault) {
+	n, _, bad := d.count(false)
+	if bad != nil {
+		return nil, bad
+	}
+	if _, bad := d.next(2); bad != nil { // none is null
+		return nil, bad
+	}
+	values, bad := d.next(2)
+	if bad == nil && len(values)/8 < n {
+		bad = wrong("%d bytes hold no %d values", len(values), n)
+	}
+	if bad != nil {
+		return nil, bad
+	}
+	return values[:8*n], nil
+}
+
+// next is the next buffer of the body, decompressed into one of the room's. It holds until that
+// is used again.
+func (d *decoder) next(into int) ([]byte, *fault) {
 	if d.buffers == 0 {
 		return nil, wrong("a buffer is missing")
 	}
@@ -350,7 +386,22 @@ func (d *decoder) next() ([]byte, *fault) {
 	if at < 0 || length < 0 || at > size || length > size-at || at%8 != 0 {
 		return nil, wrong("a buffer claims bytes %d to %d of a body of %d", at, at+length, size)
 	}
-	return d.body[at : at+length : at+length], nil
+	b := d.body[at : at+length : at+length]
+	if !d.compressed || length == 0 {
+		return b, nil
+	}
+	if length < 8 {
+		return nil, wrong("a compressed buffer of %d bytes", length)
+	}
+	plain := int64(binary.LittleEndian.Uint64(b))
+	if b = b[8:]; plain == notCompressed {
+		return b, nil
+	}
+	if plain < 0 || plain > d.left {
+		return nil, wrong("a buffer claims to decompress to %d bytes, at most %d fit", plain, d.left)
+	}
+	d.left -= plain
+	return d.room.decompress(into, b, plain)
 }
 
 // ones counts the set bits among the first n.
@@ -387,23 +438,6 @@ func checkOffsets(offsets []byte, n, limit int) *fault {
 	}
 	if last > limit {
 		return wrong("the last offset is %d of %d", last, limit)
-	}
-	return nil
-}
-
-// checkText checks that the n strings of checked offsets are UTF-8.
-func checkText(offsets []byte, n int, chars []byte) *fault {
-	if n == 0 {
-		return nil
-	}
-	used := chars[offset(offsets, 0):offset(offsets, n)]
-	if !utf8.Valid(used) {
-		return wrong("its text is not UTF-8")
-	}
-	for i := range n {
-		if o := offset(offsets, i); o < offset(offsets, n) && !utf8.RuneStart(chars[o]) {
-			return wrong("string %d begins inside a character", i)
-		}
 	}
 	return nil
 }

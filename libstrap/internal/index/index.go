@@ -3,17 +3,14 @@
 package index
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"sort"
 	"strconv"
 	"syscall"
 
 	"github.com/apache/arrow/go/v17/arrow"
-	"github.com/apache/arrow/go/v17/arrow/array"
 
 	"github.com/libstrap/strap/libstrap/internal/memory"
 	"github.com/libstrap/strap/libstrap/internal/status"
@@ -49,13 +46,19 @@ type File struct {
 	md      Metadata
 	version int
 	schema  *arrow.Schema
-	records []arrow.Record
-	ends    []int // of each record: rows up to its end
+	batches []*batch
+	ends    []int // of each batch: rows up to its end
 	extents []extent
 	tornAt  int64
 }
 
-// extent is the place of a record's message in the file.
+// batch is the rows of a record batch.
+type batch struct {
+	rows    int
+	columns []cells
+}
+
+// extent is the place of a batch's message in the file.
 type extent struct{ at, end int64 }
 
 // Open reads the index at path. A file whose end is missing or damaged gives
@@ -92,20 +95,18 @@ func openRegular(path string, flags int) (*os.File, error) {
 	return f, nil
 }
 
-// What an index may cost. Its bytes are read whole, and each batch has arrays that share
-// them, and objects that say where.
+// What an index may cost. Its batches are read one by one, and the cells of all are kept.
 const (
 	// mostHoles is how often the written bytes of a file may fit its length: backups leave
 	// out pages that are zero, and a few columns are. Up to freeHoles bytes nobody asks.
 	mostHoles = 8
 	freeHoles = 1 << 20
-	// batchBytes is more than the objects of a batch take.
+	// batchBytes is more than the objects of a batch take, without what size counts.
 	batchBytes = 12 << 10
 )
 
-// read reads the file at path, which f has open, by way of parse or parseAll. It takes
-// memory for the bytes that are written there, times mostHoles at most.
-func read(f *os.File, path string, by func([]byte, *memory.Budget) (*File, *fault)) (*File, error) {
+// read reads the file at path, which f has open, by way of parse or parseAll.
+func read(f *os.File, path string, by func(source, *memory.Budget) (*File, *fault)) (*File, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, status.FromOS(err, "cannot stat the index %q", path)
@@ -117,38 +118,29 @@ func read(f *os.File, path string, by func([]byte, *memory.Budget) (*File, *faul
 				"%q is no index of a stream: of its %d bytes %d are written, the rest are holes", path, size, n)
 		}
 	}
-	noMemory := func(cause error) error {
-		return status.Wrap(status.NoMemory, cause,
-			"cannot read the index %q of %d bytes: free memory, or move the index away: packets are found without it", path, size)
-	}
 	var budget memory.Budget
-	if err := budget.Take(size); err != nil {
-		return nil, noMemory(err)
-	}
-	b := make([]byte, size)
-	n, err := f.ReadAt(b, 0)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, status.FromOS(err, "cannot read the index %q", path)
-	}
-	file, bad := by(b[:n], &budget)
+	file, bad := by(&opened{f: f, length: size, budget: &budget}, &budget)
 	switch {
 	case bad == nil:
 		return file, nil
-	case bad.memory != nil:
-		return nil, noMemory(bad.memory)
+	case errors.Is(bad.system, status.NoMemory):
+		return nil, status.Wrap(status.NoMemory, bad.system,
+			"cannot read the index %q of %d bytes: free memory, or move the index away: packets are found without it", path, size)
+	case bad.system != nil:
+		return nil, status.FromOS(bad.system, "cannot read the index %q", path)
 	}
 	return nil, status.New(status.Corrupt, "%q is no index of a stream: %s", path, bad.reason)
 }
 
-// parse reads an index out of its bytes, which the result keeps. The budget has room for
-// what it takes beside them.
-func parse(b []byte, budget *memory.Budget) (*File, *fault) {
+// parse reads an index. The budget has room for what it takes.
+func parse(file source, budget *memory.Budget) (*File, *fault) {
 	f := &File{schema: Schema(Metadata{}), version: version}
-	if len(b) == 0 {
+	size := file.size()
+	if size == 0 {
 		f.tear(0, &fault{cut: true, reason: "nothing was written yet"})
 		return f, nil
 	}
-	m, bad := next(b, 0)
+	m, bad := next(file, 0)
 	if bad != nil {
 		if !bad.cut {
 			return nil, bad
@@ -164,27 +156,34 @@ func parse(b []byte, budget *memory.Budget) (*File, *fault) {
 	}
 	f.schema = Schema(f.md)
 	f.extents = append(f.extents, extent{0, m.end})
+	r := room{budget: budget}
 	for at := m.end; ; at = m.end {
-		if at == int64(len(b)) {
+		if at == size {
 			f.tear(at, &fault{cut: true, reason: "the end mark is missing"})
 			return f, nil
 		}
-		if m, bad = next(b, at); bad == nil && m.endMark {
-			if m.end < int64(len(b)) {
-				f.tear(m.end, wrong("%d bytes stand behind the end mark", int64(len(b))-m.end))
+		if m, bad = next(file, at); bad == nil && m.endMark {
+			if m.end < size {
+				f.tear(m.end, wrong("%d bytes stand behind the end mark", size-m.end))
 			}
 			return f, nil
 		}
 		if bad == nil {
-			bad = f.add(m, budget)
+			bad = f.add(m, &r)
 		}
 		switch {
 		case bad == nil:
-		case bad.memory != nil:
+		case bad.system != nil:
 			return nil, bad
 		default:
 			// A crash leaves a last message cut, half written or as zeros.
-			bad.cut = bad.cut || m.end == int64(len(b)) || isZero(b[at:])
+			if !bad.cut && m.end != size {
+				var failure *fault
+				if bad.cut, failure = zeroFrom(file, at); failure != nil {
+					return nil, failure
+				}
+			}
+			bad.cut = bad.cut || m.end == size
 			f.tear(at, bad)
 			return f, nil
 		}
@@ -192,25 +191,22 @@ func parse(b []byte, budget *memory.Budget) (*File, *fault) {
 }
 
 // add adds the rows of a message, which must be a record batch.
-func (f *File) add(m message, budget *memory.Budget) *fault {
-	takes := int64(batchBytes)
-	if f.version < version {
-		takes += 2 * int64(len(m.body)) // columns that it does not have
+func (f *File) add(m message, r *room) *fault {
+	if err := r.budget.Take(batchBytes); err != nil {
+		return failed(err)
 	}
-	if err := budget.Take(takes); err != nil {
-		return &fault{memory: err, reason: err.Error()}
-	}
-	rec, bad := m.batch(f.schema, f.version)
+	b, bad := m.batch(f.version, r)
 	if bad != nil {
 		return bad
 	}
-	f.records = append(f.records, rec)
-	f.ends = append(f.ends, f.NumRows()+int(rec.NumRows()))
+	if err := r.budget.Take(b.size()); err != nil {
+		return failed(err)
+	}
+	f.batches = append(f.batches, b)
+	f.ends = append(f.ends, f.NumRows()+b.rows)
 	f.extents = append(f.extents, extent{m.at, m.end})
 	return nil
 }
-
-func isZero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
 
 func (f *File) tear(at int64, why *fault) {
 	f.Torn, f.Damaged, f.tornAt = true, !why.cut, at
@@ -227,10 +223,6 @@ func (f *File) Metadata() Metadata { return f.md }
 // Schema is the Arrow schema of the records.
 func (f *File) Schema() *arrow.Schema { return f.schema }
 
-// Records are the record batches in row order. They live as long as f and must
-// not be released.
-func (f *File) Records() []arrow.Record { return f.records }
-
 // NumRows is the number of rows.
 func (f *File) NumRows() int {
 	if len(f.ends) == 0 {
@@ -239,100 +231,113 @@ func (f *File) NumRows() int {
 	return f.ends[len(f.ends)-1]
 }
 
-// find is the record that holds row i, and the row's place in it.
-func (f *File) find(i int) (rec arrow.Record, at int) {
+// find is the batch that holds row i, and the row's place in it.
+func (f *File) find(i int) (b *batch, at int) {
 	k := sort.SearchInts(f.ends, i+1)
 	if k > 0 {
 		at = f.ends[k-1]
 	}
-	return f.records[k], i - at
+	return f.batches[k], i - at
 }
 
 // Row is row i of 0 to NumRows()-1. Its strings share memory with f.
 func (f *File) Row(i int) wire.Row {
-	rec, at := f.find(i)
-	return rowOf(rec, at)
+	b, at := f.find(i)
+	return b.row(at)
 }
 
-func rowOf(rec arrow.Record, at int) wire.Row {
+func (b *batch) row(at int) wire.Row {
 	r := unknownRow()
 	for k, c := range columns {
-		c.get(rec.Column(k), at, &r)
+		c.get(&b.columns[k], at, &r)
 	}
 	return r
 }
 
 // CRC is the checksum of row i's payload; ok is false where it is not known.
 func (f *File) CRC(i int) (crc uint32, ok bool) {
-	rec, at := f.find(i)
-	col := rec.Column(columnCRC).(*array.Uint32)
-	return col.Value(at), col.IsValid(at)
+	b, at := f.find(i)
+	c := &b.columns[columnCRC]
+	return uint32(c.number(at)), !c.isNull(at)
 }
 
 // Plain is where the packet of row i stands, its length, and that of its values. ok is false where
 // there is no packet, or where the row does not tell the length of the values: the packet is a part of a
 // tensor, or was found by scanning.
 func (f *File) Plain(i int) (offset, length, values int64, ok bool) {
-	rec, at := f.find(i)
-	shapes := rec.Column(columnShape).(*array.List)
-	if rec.Column(columnOffset).IsNull(at) || rec.Column(columnParts).(*array.Uint32).Value(at) > 1 ||
-		shapes.IsNull(at) || rec.Column(columnStored).IsNull(at) {
+	b, at := f.find(i)
+	shape := &b.columns[columnShape]
+	if b.columns[columnOffset].isNull(at) || b.columns[columnParts].number(at) > 1 ||
+		shape.isNull(at) || b.columns[columnStored].isNull(at) {
 		return 0, 0, 0, false
 	}
-	stored := wire.ParseDType(rec.Column(columnStored).(*array.String).Value(at))
+	stored := wire.ParseDType(b.columns[columnStored].text(at))
 	if !stored.Valid() {
 		return 0, 0, 0, false
 	}
-	from, to := shapes.ValueOffsets(at)
-	values = wire.TensorLen(shapes.ListValues().(*array.Int64).Int64Values()[from:to], stored)
-	offset, length = f.place(i)
+	var some [8]int64
+	values = wire.TensorLen(shape.appendList(some[:0], at), stored)
+	offset, length = b.place(at)
 	return offset, length, values, true
 }
 
 // HasName reports whether the packet of row i has a name.
 func (f *File) HasName(i int, name []byte) bool {
-	rec, at := f.find(i)
-	if rec.Column(columnTransform).IsValid(at) {
+	b, at := f.find(i)
+	if !b.columns[columnTransform].isNull(at) {
 		return string(name) == f.packetName(i)
 	}
-	layer, path := rec.Column(columnLayer).(*array.String).Value(at), rec.Column(columnPath).(*array.String).Value(at)
+	layer, path := b.columns[columnLayer].text(at), b.columns[columnPath].text(at)
 	return len(name) == len(layer)+len(path) && string(name[:len(layer)]) == layer && string(name[len(layer):]) == path
 }
 
 // Codec is the name of that of row i.
 func (f *File) Codec(i int) string {
-	rec, at := f.find(i)
-	return rec.Column(columnCodec).(*array.String).Value(at)
+	b, at := f.find(i)
+	return b.columns[columnCodec].text(at)
 }
 
 // place is where the packet of row i stands, and its length.
 func (f *File) place(i int) (offset, length int64) {
-	rec, at := f.find(i)
-	return int64(rec.Column(columnOffset).(*array.Uint64).Value(at)), int64(rec.Column(columnLength).(*array.Uint64).Value(at))
+	b, at := f.find(i)
+	return b.place(at)
+}
+
+// size is how many bytes of cells the batch keeps.
+func (b *batch) size() (size int64) {
+	for i := range b.columns {
+		size += b.columns[i].size()
+	}
+	return size
+}
+
+func (b *batch) place(at int) (offset, length int64) {
+	return int64(b.columns[columnOffset].number(at)), int64(b.columns[columnLength].number(at))
 }
 
 // packetName is the name of the packet of row i.
 func (f *File) packetName(i int) string {
-	rec, at := f.find(i)
+	b, at := f.find(i)
 	var r wire.Row
 	for _, k := range []int{columnLayer, columnPath, columnTransform} {
-		columns[k].get(rec.Column(k), at, &r)
+		columns[k].get(&b.columns[k], at, &r)
 	}
 	return r.Name()
 }
 
-// Slice is the rows [from, to) as records, which must not be released.
-func (f *File) Slice(from, to int) []arrow.Record {
-	var out []arrow.Record
+// Rows are some rows of one batch.
+type Rows struct {
+	batch    *batch
+	from, to int
+}
+
+// Slice is the rows [from, to), batch by batch.
+func (f *File) Slice(from, to int) []Rows {
+	var out []Rows
 	start := 0
-	for k, rec := range f.records {
-		a, b := max(from, start), min(to, f.ends[k])
-		switch {
-		case a >= b:
-		case a == start && b == f.ends[k]:
-			out = append(out, rec)
-		default:
-			out = append(out, rec.NewSlice(int64(a-start), int64(b-start)))
+	for k, b := range f.batches {
+		if from, to := max(from, start), min(to, f.ends[k]); from < to {
+			out = append(out, Rows{b, from - start, to - start})
 		}
 		start = f.ends[k]
 	}
@@ -343,15 +348,13 @@ func (f *File) Slice(from, to int) []arrow.Record {
 // order, until it answers false. Rows without a packet are left out.
 func (f *File) Extents(fn func(row int, offset, end int64) bool) {
 	start := 0
-	for k, rec := range f.records {
-		offsets := rec.Column(columnOffset).(*array.Uint64)
-		lengths := rec.Column(columnLength).(*array.Uint64)
-		for i := range offsets.Len() {
-			if offsets.IsNull(i) {
+	for k, b := range f.batches {
+		for i := range b.rows {
+			if b.columns[columnOffset].isNull(i) {
 				continue
 			}
-			at := int64(offsets.Value(i))
-			if !fn(start+i, at, at+int64(lengths.Value(i))) {
+			at, length := b.place(i)
+			if !fn(start+i, at, at+length) {
 				return
 			}
 		}

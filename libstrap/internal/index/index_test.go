@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
 	"runtime/metrics"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -102,6 +104,15 @@ func rowsOf(f *File) []wire.Row {
 	return rows
 }
 
+// recordsOf are all rows as record batches.
+func recordsOf(f *File) []arrow.Record {
+	var all []arrow.Record
+	for _, rows := range f.Slice(0, f.NumRows()) {
+		all = append(all, NewRecorder(f.Schema()).Record(rows))
+	}
+	return all
+}
+
 func sameRows(t *testing.T, got, want []wire.Row) {
 	t.Helper()
 	if len(got) != len(want) {
@@ -174,7 +185,7 @@ func TestNullsStandForWhatIsNotKnown(t *testing.T) {
 	add(t, w, rows...)
 	f, err := Open(w.path)
 	check(t, err)
-	rec := f.Records()[0]
+	rec := recordsOf(f)[0]
 	nulls := map[string][]bool{
 		"offset":        {false, false, true, false, false, false},
 		"step":          {false, false, false, true, true, true},
@@ -224,9 +235,9 @@ func compareWithArrow(t *testing.T, path string) {
 	if !r.Schema().Equal(f.Schema()) || !reflect.DeepEqual(r.Schema().Metadata(), f.Schema().Metadata()) {
 		t.Fatalf("schema\n%s\nwant\n%s", f.Schema(), r.Schema())
 	}
-	for k, rec := range f.Records() {
+	for k, rec := range recordsOf(f) {
 		if !r.Next() {
-			t.Fatalf("arrow sees %d batches, %d are there: %v", k, len(f.Records()), r.Err())
+			t.Fatalf("arrow sees %d batches, %d are there: %v", k, len(f.batches), r.Err())
 		}
 		if !array.RecordEqual(r.Record(), rec) {
 			t.Fatalf("batch %d is\n%v, want\n%v", k, rec, r.Record())
@@ -357,7 +368,7 @@ func TestWhatIsNoIndexIsRefused(t *testing.T) {
 		"text":         {[]byte("this is a text file"), "0x73696874 stands where a message begins"},
 		"other schema": {encoded(t, foreign), `its format is "", not "libstrap.index"`},
 		"other format": {encoded(t, withKeys("format", "other")), `its format is "other"`},
-		"version":      {encoded(t, withKeys("format", format, "version", "4")), `version "4"`},
+		"version":      {encoded(t, withKeys("format", format, "version", strconv.Itoa(version+1))), fmt.Sprintf("version %q", strconv.Itoa(version+1))},
 		"checksum":     {encoded(t, withKeys("format", format, "version", strconv.Itoa(version), "first_crc32c", "x")), `first_crc32c is "x"`},
 		"column":       {encoded(t, otherColumn), `column 3 is "part: int64", not "part: uint32"`},
 		"only the end": {endMark, "without a schema"},
@@ -401,21 +412,38 @@ func encoded(t testing.TB, schema *arrow.Schema) []byte {
 	return b
 }
 
-func TestCompressedAndDictionaryBatchesAreRefused(t *testing.T) {
-	schema := Schema(Metadata{CaptureID: captureID})
-	var b bytes.Buffer
-	w := ipc.NewWriter(&b, ipc.WithSchema(schema), ipc.WithZstd())
-	check(t, w.Write(Record(schema, sample())))
-	f, bad := parse(b.Bytes(), &memory.Budget{})
-	if bad != nil || !f.Torn || !strings.Contains(f.Problem, "compressed") || f.NumRows() != 0 {
-		t.Errorf("%+v, %v", f, bad)
+// Other writers' compression is read where the format has it.
+func TestOnlyZstdOfThisVersionIsRead(t *testing.T) {
+	by := func(version int, o ...ipc.Option) []byte {
+		schema := Schema(Metadata{CaptureID: captureID})
+		md := schema.Metadata()
+		md = arrow.NewMetadata(md.Keys(), append([]string{format, strconv.Itoa(version)}, md.Values()[2:]...))
+		schema = arrow.NewSchema(schema.Fields(), &md)
+		var b bytes.Buffer
+		w := ipc.NewWriter(&b, append(o, ipc.WithSchema(schema))...)
+		check(t, w.Write(Record(schema, sample())))
+		return b.Bytes()
 	}
+	f, bad := parse(held(by(version, ipc.WithZstd())), &memory.Budget{})
+	if bad != nil || f.Damaged {
+		t.Fatalf("%v, %+v", bad, f)
+	}
+	sameRows(t, rowsOf(f), sample())
+	for name, b := range map[string][]byte{"lz4": by(version, ipc.WithLZ4()), "version 3": by(3, ipc.WithZstd())} {
+		f, bad := parse(held(b), &memory.Budget{})
+		if bad != nil || !f.Torn || !strings.Contains(f.Problem, "compressed") || f.NumRows() != 0 {
+			t.Errorf("%s: %+v, %v", name, f, bad)
+		}
+	}
+}
 
+func TestDictionariesAreRefused(t *testing.T) {
+	schema := Schema(Metadata{CaptureID: captureID})
 	fields := schema.Fields()
 	dict := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
 	fields[6].Type = dict
 	md := schema.Metadata()
-	if _, bad := parse(encoded(t, arrow.NewSchema(fields, &md)), &memory.Budget{}); bad == nil ||
+	if _, bad := parse(held(encoded(t, arrow.NewSchema(fields, &md))), &memory.Budget{}); bad == nil ||
 		!strings.Contains(bad.reason, `"layer: utf8 (dictionary)"`) {
 		t.Errorf("a dictionary: %v", bad)
 	}
@@ -612,7 +640,7 @@ func TestKillAndResumeAnywhere(t *testing.T) {
 			sameRows(t, rowsOf(f), want)
 			written, next, at = want, kept.NextSequence, kept.End
 			durable, ends = nil, nil
-			for i := range f.records {
+			for i := range f.batches {
 				durable, ends = append(durable, f.ends[i]), append(ends, f.extents[i+1].end)
 			}
 		}
@@ -666,8 +694,8 @@ func TestAnyByteMayBeWrong(t *testing.T) {
 		for _, wrong := range []byte{0x01, 0x04, 0x80, 0xff} {
 			b := bytes.Clone(whole)
 			b[at] ^= wrong
-			f, bad := parse(b, &memory.Budget{})
-			if all, worse := parseAll(b, &memory.Budget{}); worse == nil && all.NumRows() < 3 {
+			f, bad := parse(held(b), &memory.Budget{})
+			if all, worse := parseAll(held(b), &memory.Budget{}); worse == nil && all.NumRows() < 3 {
 				t.Fatalf("byte %d: one wrong byte costs more than one batch, %d rows are left", at, all.NumRows())
 			}
 			if bad != nil {
@@ -676,7 +704,7 @@ func TestAnyByteMayBeWrong(t *testing.T) {
 			if n := len(rowsOf(f)); n > len(rows) {
 				t.Fatalf("byte %d: %d rows", at, n)
 			}
-			for _, rec := range f.Records() {
+			for _, rec := range recordsOf(f) {
 				if _, err := rec.MarshalJSON(); err != nil {
 					t.Fatalf("byte %d: %v", at, err)
 				}
@@ -684,7 +712,7 @@ func TestAnyByteMayBeWrong(t *testing.T) {
 		}
 	}
 	for size := range whole {
-		f, bad := parse(whole[:size], &memory.Budget{})
+		f, bad := parse(held(whole[:size]), &memory.Budget{})
 		if bad != nil || !f.Torn {
 			t.Fatalf("cut to %d bytes: %v, %+v", size, bad, f)
 		}
@@ -692,8 +720,8 @@ func TestAnyByteMayBeWrong(t *testing.T) {
 	}
 }
 
-// FuzzOpen feeds any bytes: no crash, no memory beyond a small multiple of
-// them, and whatever is taken for rows can be read.
+// FuzzOpen feeds any bytes: no crash, no memory beyond a small multiple of them and of what
+// the budget gives, and whatever is taken for rows can be read.
 func FuzzOpen(f *testing.F) {
 	rows := sample()
 	w := create(f)
@@ -718,21 +746,28 @@ func FuzzOpen(f *testing.F) {
 	}
 	add(f, w, rows[5])
 	seed()
+	if w, err = Create(w.path, captureID); err != nil {
+		f.Fatal(err)
+	}
+	add(f, w, slices.Repeat(rows, 40)...) // compressed
+	add(f, w, rows...)
+	seed()
 	f.Add([]byte{})
 	f.Add(endMark)
 	f.Add(sharedText(64))
 	f.Add(whole[:len(whole)/2])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		before := heapAllocs()
-		file, bad := parse(b, &memory.Budget{})
+		const budget = 16 << 20
+		file, bad := parse(held(b), memory.Limit(budget))
 		grew := heapAllocs() - before
-		if all, worse := parseAll(b, &memory.Budget{}); worse == nil {
+		if all, worse := parseAll(held(b), memory.Limit(budget)); worse == nil {
 			if n := all.NumRows(); bad == nil && n < file.NumRows() {
 				t.Fatalf("%d rows of %d", n, file.NumRows())
 			}
 			_ = rowsOf(all)
 		}
-		if grew > 1<<20+32*uint64(len(b)) {
+		if grew > 4*budget+32*uint64(len(b)) {
 			t.Fatalf("%d bytes allocated for %d", grew, len(b))
 		}
 		if bad != nil {
@@ -748,9 +783,13 @@ func FuzzOpen(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		twin, bad := parse(again, &memory.Budget{})
-		if bad != nil || twin.NumRows() != len(rows) {
-			t.Fatalf("%v, %+v", bad, twin)
+		begin := messageIn(again, 0).end
+		short := append(bytes.Clone(again[:begin]), compressed(messageIn(again, begin))...)
+		for _, b := range [][]byte{again, short} {
+			twin, bad := parse(held(b), &memory.Budget{})
+			if bad != nil || twin.NumRows() != len(rows) {
+				t.Fatalf("%v, %+v", bad, twin)
+			}
 		}
 	})
 }
@@ -774,10 +813,21 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
+// decoded is row i of many small packets: 200 layers, step after step.
+func decoded(random *rand.Rand, i int) wire.Row {
+	row := sample()[0]
+	row.Sequence, row.Layer, row.Step, row.Token = uint64(i), "model.layers."+strconv.Itoa(i%200), int64(i/200), int64(i/200)
+	row.Offset, row.Length = int64(170*i)+random.Int64N(8), 160+random.Uint64N(8)
+	row.CRC, row.TimeNS = random.Uint32(), 1e15+int64(900*i)+random.Int64N(200)
+	row.MSE, row.MeanSquare = 1e-8*(1+random.Float64()), 0.5+random.Float64()
+	return row
+}
+
 func BenchmarkOpen(b *testing.B) {
-	w, row := create(b), sample()[0]
-	const count = 200_000
-	for range count {
+	w, random := create(b), rand.New(rand.NewPCG(1, 2))
+	const count = 1_000_000
+	for i := range count {
+		row := decoded(random, i)
 		if err := w.Append(&row); err != nil {
 			b.Fatal(err)
 		}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"slices"
 
 	"github.com/libstrap/strap/libstrap/internal/memory"
 )
@@ -24,19 +23,23 @@ func Recover(path string) (*File, error) {
 	return read(f, path, parseAll)
 }
 
-// parseAll is parse, and goes on behind wrong bytes.
-func parseAll(b []byte, budget *memory.Budget) (*File, *fault) {
-	file, bad := parse(b, budget)
+// parseAll is parse, and goes on behind wrong bytes. Then it takes memory for the whole file.
+func parseAll(whole source, budget *memory.Budget) (*File, *fault) {
+	file, bad := parse(whole, budget)
 	switch {
-	case bad != nil && (bad.foreign || bad.memory != nil):
+	case bad != nil && (bad.foreign || bad.system != nil):
 		return nil, bad
 	case bad != nil: // its beginning is damaged
 		file = &File{schema: Schema(Metadata{}), version: version}
 		file.tear(0, bad)
 	}
 	if file.Torn {
-		if err := file.recover(b, budget); err != nil {
-			return nil, &fault{memory: err}
+		b, bad := whole.bytes(inBody, 0, whole.size())
+		if bad == nil {
+			bad = file.recover(b, &room{budget: budget})
+		}
+		if bad != nil {
+			return nil, bad
 		}
 	}
 	return file, nil
@@ -48,8 +51,8 @@ var continuationMark = []byte{0xff, 0xff, 0xff, 0xff}
 // the file: each place of a file made for it can claim all that is behind.
 const mostTries = 4
 
-// recover adds the batches behind the place where f is torn. The error is NoMemory.
-func (f *File) recover(b []byte, budget *memory.Budget) error {
+// recover adds the batches behind the place where f is torn.
+func (f *File) recover(b []byte, r *room) *fault {
 	at, rows, tries := f.tornAt, f.NumRows(), mostTries*len(b)
 	for {
 		k := bytes.Index(b[at:], continuationMark)
@@ -57,26 +60,16 @@ func (f *File) recover(b []byte, budget *memory.Budget) error {
 			break
 		}
 		at += int64(k)
-		m, bad := next(b, at)
+		m, bad := next(held(b), at)
 		if bad != nil || m.endMark || m.kind != batchType {
 			at++
 			continue
 		}
-		if at%8 != 0 { // values are read in place, and must be aligned for that
-			if err := budget.Take(m.end - at); err != nil {
-				return err
-			}
-			if m, bad = next(slices.Clone(b[at:m.end]), 0); bad != nil {
-				at++
-				continue
-			}
-			m.at, m.end = at, at+m.end
-		}
-		if bad := f.add(m, budget); bad == nil {
+		if bad := f.add(m, r); bad == nil {
 			at = m.end
 			continue
-		} else if bad.memory != nil {
-			return bad.memory
+		} else if bad.system != nil {
+			return bad
 		}
 		at++
 		if tries -= len(m.body); tries < 0 {

@@ -106,7 +106,7 @@ func beginning(f *os.File) (*File, error) {
 			return nil, status.FromOS(err, "cannot read the index %q", f.Name())
 		}
 		var budget memory.Budget
-		idx, bad := parse(b, &budget)
+		idx, bad := parse(held(b), &budget)
 		if bad != nil || (!idx.Begun() && n >= info.Size()) {
 			return nil, status.New(status.Corrupt, "%q is no index of a capture", f.Name())
 		}

@@ -225,13 +225,10 @@ func (w *Writer) reserve() {
 func (w *Writer) Append(r *wire.Row) error {
 	row := *r
 	row.Shape = slices.Clone(r.Shape)
-	text := 0
-	for _, s := range []*string{
-		&row.Model, &row.Layer, &row.Path, &row.Codec, &row.Transform, &row.Parameters, &row.Error,
-	} {
+	for _, s := range textsOf(&row) {
 		*s = strings.ToValidUTF8(*s, "\ufffd")
-		text += len(*s)
 	}
+	text := textOf(&row)
 	if text > maxText {
 		return status.New(status.InvalidArgument, "a row with %d bytes of text, at most %d fit the index", text, maxText)
 	}
@@ -244,27 +241,50 @@ func (w *Writer) Append(r *wire.Row) error {
 	return err
 }
 
+func textsOf(r *wire.Row) [8]*string {
+	return [...]*string{&r.Model, &r.Layer, &r.Path, &r.Codec, &r.Transform, &r.Parameters, &r.Request, &r.Error}
+}
+
+// textOf is how many bytes of text a row has.
+func textOf(r *wire.Row) int {
+	n := 0
+	for _, s := range textsOf(r) {
+		n += len(*s)
+	}
+	return n
+}
+
 // Pending is the number of rows that wait for Flush.
 func (w *Writer) Pending() int { return len(w.rows) }
 
-// Flush writes the waiting rows as one record batch.
+// Flush writes the waiting rows as one record batch, or as several where an earlier Flush failed.
 func (w *Writer) Flush() error {
-	if len(w.rows) == 0 {
-		return nil
+	for len(w.rows) > 0 {
+		n, text := 1, textOf(&w.rows[0])
+		for ; n < min(len(w.rows), maxPending) && text+textOf(&w.rows[n]) <= maxPendingText; n++ {
+			text += textOf(&w.rows[n])
+		}
+		if err := w.writeBatch(w.rows[:n]); err != nil {
+			return err
+		}
+		w.rows, w.text = slices.Delete(w.rows, 0, n), w.text-text
 	}
+	return nil
+}
+
+func (w *Writer) writeBatch(rows []wire.Row) error {
 	schema := Schema(w.md)
-	rec := Record(schema, w.rows)
+	rec := Record(schema, rows)
 	defer rec.Release()
 	b, err := encode(schema, rec)
 	if err != nil {
-		return status.Wrap(status.Internal, err, "cannot encode %d rows of the index", len(w.rows))
+		return status.Wrap(status.Internal, err, "cannot encode %d rows of the index", len(rows))
 	}
-	if err := w.write(b[schemaLength(b):]); err != nil {
-		return err
+	m := messageIn(b, messageIn(b, 0).end) // behind a schema, which the arrow module writes always
+	if len(m.body) >= leastCompressed {
+		return w.write(compressed(m))
 	}
-	clear(w.rows)
-	w.rows, w.text = w.rows[:0], 0
-	return nil
+	return w.write(b[m.at:])
 }
 
 // writeSchema begins an empty file.
@@ -292,14 +312,13 @@ func encode(schema *arrow.Schema, rec arrow.Record) ([]byte, error) {
 	return b.Bytes()[:b.Len()-len(endMark)], nil
 }
 
-// schemaLength is the length of the schema message with which b begins: the
-// arrow module writes one always, and an appended batch must have none.
-func schemaLength(b []byte) int64 {
-	m, bad := next(b, 0)
+// messageIn is the message at offset at of what encode made.
+func messageIn(b []byte, at int64) message {
+	m, bad := next(held(b), at)
 	if bad != nil {
 		panic("index: the arrow module wrote what cannot be read: " + bad.reason)
 	}
-	return m.end
+	return m
 }
 
 // write puts b at the end of the file, all of it or nothing.
@@ -463,10 +482,10 @@ func (f *Found) read(stream io.ReaderAt, cut int64) error {
 // choose finds the rows to keep, and returns those that have a packet.
 func (f *Found) choose(keep func(*wire.Row) bool) (packets []int) {
 	row := 0
-	for k, rec := range f.old.records {
+	for k, b := range f.old.batches {
 		first := len(f.rest)
-		for i := range int(rec.NumRows()) {
-			if r := rowOf(rec, i); keep(&r) {
+		for i := range b.rows {
+			if r := b.row(i); keep(&r) {
 				f.add(&r)
 				f.rest = append(f.rest, row)
 				if r.Offset >= 0 {
@@ -475,7 +494,7 @@ func (f *Found) choose(keep func(*wire.Row) bool) (packets []int) {
 			}
 			row++
 		}
-		if f.whole == k && len(f.rest)-first == int(rec.NumRows()) {
+		if f.whole == k && len(f.rest)-first == b.rows {
 			f.whole, f.rest = k+1, f.rest[:0]
 		}
 	}

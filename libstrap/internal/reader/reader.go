@@ -53,8 +53,8 @@ type Reader struct {
 	segments []segment
 	info     Info
 
-	once    sync.Once
-	records []arrow.Record
+	once sync.Once
+	rows []index.Rows
 }
 
 // segment is a run of rows: of the index from row first on, or of the found
@@ -377,63 +377,65 @@ func ScannedRow(p scan.Packet, sequence uint64) wire.Row {
 	}
 }
 
-// Records are all rows as record batches with the columns of the index, in row
-// order. They live as long as the caller holds them, also behind Close, and
-// must not be released.
-func (r *Reader) Records() []arrow.Record {
-	r.once.Do(func() {
-		schema := r.Schema()
-		for _, s := range r.segments {
-			if !s.scanned {
-				r.records = append(r.records, r.idx.Slice(s.first, s.first+s.count)...)
-				continue
-			}
-			const batch = 1 << 12 // of names up to 64 KiB each
-			row := s.row
-			for some := range slices.Chunk(r.found[s.first:s.first+s.count], batch) {
-				rows := make([]wire.Row, len(some))
-				for i, p := range some {
-					rows[i] = ScannedRow(p, uint64(row))
-					row++
-				}
-				r.records = append(r.records, index.Record(schema, rows))
-			}
-		}
-	})
-	return r.records
-}
-
-// Schema is the Arrow schema of Records, which are none in an empty stream.
-func (r *Reader) Schema() *arrow.Schema {
-	if r.idx != nil {
-		return r.idx.Schema()
-	}
-	return index.Schema(index.Metadata{})
-}
-
-// Columns are Records of some columns alone, and their schema.
+// Records are all rows as record batches, in row order: all columns of the index, or some, whose texts
+// are dictionaries then. Each batch is made when it is asked for, also behind Close, and holds up to the next.
 //
 // Errors: InvalidArgument (there is no column of a name).
-func (r *Reader) Columns(names []string) (*arrow.Schema, []arrow.Record, error) {
-	schema := r.Schema()
-	fields, places := make([]arrow.Field, len(names)), make([]int, len(names))
-	for i, name := range names {
-		found := schema.FieldIndices(name)
-		if len(found) == 0 {
-			return nil, nil, status.New(status.InvalidArgument, "the index has no column %q", name)
+func (r *Reader) Records(names ...string) (array.RecordReader, error) {
+	schema := index.Schema(index.Metadata{})
+	switch {
+	case len(names) > 0:
+		some, missing, ok := index.Select(names)
+		if !ok {
+			return nil, status.New(status.InvalidArgument, "the index has no column %q", missing)
 		}
-		places[i], fields[i] = found[0], schema.Field(found[0])
+		schema = some
+	case r.idx != nil:
+		schema = r.idx.Schema()
 	}
-	schema = arrow.NewSchema(fields, nil)
-	records := make([]arrow.Record, len(r.Records()))
-	for k, rec := range r.Records() {
-		columns := make([]arrow.Array, len(places))
-		for i, place := range places {
-			columns[i] = rec.Column(place)
+	r.once.Do(r.gather)
+	return &records{recorder: index.NewRecorder(schema), left: r.rows}, nil
+}
+
+// gather finds the rows of Records.
+func (r *Reader) gather() {
+	for _, s := range r.segments {
+		if !s.scanned {
+			r.rows = append(r.rows, r.idx.Slice(s.first, s.first+s.count)...)
+			continue
 		}
-		records[k] = array.NewRecord(schema, columns, rec.NumRows())
+		const batch = 1 << 12 // of names up to 64 KiB each
+		row := s.row
+		for some := range slices.Chunk(r.found[s.first:s.first+s.count], batch) {
+			rows := make([]wire.Row, len(some))
+			for i, p := range some {
+				rows[i] = ScannedRow(p, uint64(row))
+				row++
+			}
+			r.rows = append(r.rows, index.RowsOf(rows))
+		}
 	}
-	return schema, records, nil
+}
+
+// records is a RecordReader of rows.
+type records struct {
+	recorder *index.Recorder
+	left     []index.Rows
+	now      arrow.Record
+}
+
+func (r *records) Retain()               {}
+func (r *records) Release()              {}
+func (r *records) Err() error            { return nil }
+func (r *records) Schema() *arrow.Schema { return r.recorder.Schema() }
+func (r *records) Record() arrow.Record  { return r.now }
+
+func (r *records) Next() bool {
+	if r.now = nil; len(r.left) == 0 {
+		return false
+	}
+	r.now, r.left = r.recorder.Record(r.left[0]), r.left[1:]
+	return true
 }
 
 // Close closes the stream.

@@ -235,8 +235,8 @@ func TestAnEmptyStreamHasNoPackets(t *testing.T) {
 	if _, err := r.Row(0); !errors.Is(err, status.NotFound) {
 		t.Errorf("row 0: %v", err)
 	}
-	if n := len(r.Records()); n != 0 {
-		t.Errorf("%d records", n)
+	if records := recordsOf(t, r); records.Next() {
+		t.Errorf("the record %v", records.Record())
 	}
 }
 
@@ -516,8 +516,9 @@ func TestRecordsAreTheRows(t *testing.T) {
 	rows = append(rows[:1], rows[2:5]...) // gaps in the middle and at the end
 	r := open(t, save(t, c.stream, rows), reader.Options{})
 	i := 0
-	for _, rec := range r.Records() {
-		if !rec.Schema().Equal(r.Schema()) {
+	for records := recordsOf(t, r); records.Next(); {
+		rec := records.Record()
+		if !rec.Schema().Equal(records.Schema()) || rec.Schema().NumFields() < 26 {
 			t.Errorf("schema %v", rec.Schema())
 		}
 		sequence := rec.Column(0).(*array.Uint64)
@@ -542,20 +543,35 @@ func TestRecordsAreTheRows(t *testing.T) {
 func TestSomeColumnsAreThoseOfTheRecords(t *testing.T) {
 	c := sample(t)
 	r := open(t, save(t, c.stream, c.rows), reader.Options{})
-	schema, records, err := r.Columns([]string{"step", "layer"})
-	check(t, err)
-	if schema.NumFields() != 2 || schema.Field(1).Name != "layer" || len(records) != len(r.Records()) {
-		t.Fatalf("%v in %d batches", schema, len(records))
+	some, all := recordsOf(t, r, "step", "layer"), recordsOf(t, r)
+	if schema := some.Schema(); schema.NumFields() != 2 || schema.Field(1).Name != "layer" {
+		t.Fatalf("%v", schema)
 	}
-	for k, rec := range r.Records() {
-		layers := rec.Column(rec.Schema().FieldIndices("layer")[0])
-		if rec.NumRows() != records[k].NumRows() || !array.Equal(layers, records[k].Column(1)) {
-			t.Errorf("batch %d is %v, not %v", k, records[k].Column(1), layers)
+	for all.Next() {
+		if !some.Next() || some.Record().NumRows() != all.Record().NumRows() {
+			t.Fatalf("%v is not %v", some.Record(), all.Record())
+		}
+		layers := all.Record().Column(all.Schema().FieldIndices("layer")[0])
+		texts := some.Record().Column(1).(*array.Dictionary)
+		for i := range layers.Len() {
+			if got, want := texts.Dictionary().ValueStr(texts.GetValueIndex(i)), layers.ValueStr(i); got != want {
+				t.Errorf("row %d is %q, not %q", i, got, want)
+			}
 		}
 	}
-	if _, _, err := r.Columns([]string{"step", "stepp"}); status.CodeOf(err) != status.InvalidArgument {
+	if some.Next() {
+		t.Error("more batches")
+	}
+	if _, err := r.Records("step", "stepp"); status.CodeOf(err) != status.InvalidArgument {
 		t.Errorf("no such column: %v", err)
 	}
+}
+
+func recordsOf(t *testing.T, r *reader.Reader, names ...string) array.RecordReader {
+	t.Helper()
+	records, err := r.Records(names...)
+	check(t, err)
+	return records
 }
 
 func TestManyReadersAtOnce(t *testing.T) {
@@ -572,8 +588,8 @@ func TestManyReadersAtOnce(t *testing.T) {
 				if err := r.ReadInto(i, dst); err != nil || !bytes.Equal(dst, c.values[i]) {
 					t.Errorf("row %d: %v", i, err)
 				}
-				if len(r.Records()) == 0 {
-					t.Error("no records")
+				if records, err := r.Records(); err != nil || !records.Next() {
+					t.Errorf("no records: %v", err)
 				}
 			}
 		})
@@ -640,8 +656,8 @@ func FuzzReader(f *testing.F) {
 				t.Fatalf("%+v with %d packets", info, packets)
 			}
 			rows := int64(0)
-			for _, rec := range r.Records() {
-				rows += rec.NumRows()
+			for records := recordsOf(t, r); records.Next(); {
+				rows += records.Record().NumRows()
 			}
 			if rows != int64(r.NumRows()) {
 				t.Fatalf("%d rows in the records, %d in the reader", rows, r.NumRows())

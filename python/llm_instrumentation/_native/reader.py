@@ -208,6 +208,8 @@ class Reader:
     def index(self, *columns: str) -> pa.RecordBatchReader:
         """The index, batch by batch: all columns, which docs/STREAM_FORMAT.md lists, or some.
 
+        Texts of some columns are dictionaries.
+
         It outlives the reader. A batch is copied out of libstrap's memory when it is asked for.
         """
         import pyarrow as pa

@@ -89,7 +89,8 @@ class Catalogue:
     def _name_all(self) -> Ints:
         layer, layers = self.texts("layer")
         path, paths = self.texts("path")
-        pairs, pair_of = distinct(layer.astype(np.int64) * len(paths) + path)
+        kind = np.min_scalar_type(len(layers) * len(paths))
+        pairs, pair_of = distinct(layer.astype(kind) * kind.type(len(paths)) + path.astype(kind))
         self._number: dict[str, int] = {}
         number_of = []
         for pair in pairs:
@@ -105,13 +106,19 @@ class Catalogue:
     def name(self, row: int) -> str:
         return self.names[int(self.codes[row])]
 
+    def layers(self) -> tuple[str, ...]:
+        """The names of the activations, in the order of their first one."""
+        codes, _ = distinct(self.codes[self.activations])
+        return tuple(self.names[code] for code in codes)
+
     @functools.cached_property
     def rows_by_name(self) -> dict[str, Rows]:
         """The activations of each name, in capture order; names in order of appearance."""
         codes = self.codes[self.activations]
         order = np.argsort(codes, kind="stable")
-        starts = np.flatnonzero(np.diff(codes[order].astype(np.int64), prepend=-1))
-        groups = np.split(self.activations[order], starts[1:]) if len(starts) else []
+        codes = codes[order]
+        starts = np.flatnonzero(codes[1:] != codes[:-1]) + 1
+        groups = np.split(self.activations[order], starts) if len(codes) else []
         groups.sort(key=lambda rows: int(rows[0]))
         return {self.name(int(rows[0])): rows for rows in groups}
 
@@ -276,7 +283,7 @@ class Catalogue:
         noted = np.zeros(len(transform), np.bool_)
         if TWIN_TRANSFORM in transforms:
             noted = present & (transform == transforms.index(TWIN_TRANSFORM))
-        base_of = np.arange(len(self.names))
+        base_of = np.arange(len(self.names), dtype=self.codes.dtype)
         for name, number in self._number.items():
             if name.endswith(TWIN_SUFFIX):
                 base_of[number] = self._number.get(name.removesuffix(TWIN_SUFFIX), number)

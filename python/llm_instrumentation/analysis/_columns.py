@@ -27,8 +27,8 @@ Shapes = tuple[Ints, npt.NDArray[np.int64], npt.NDArray[np.int64]]
 class Columns:
     """The columns of an index. Thread-safe.
 
-    The library has the index in its memory. A column of numbers takes no more than these here, and
-    one of texts 1 to 4 bytes a row.
+    The library has the index in its memory, in as few bytes as its values need. A column of
+    integers takes 1 to 8 bytes a row here, and one of texts 1 to 4.
     """
 
     def __init__(self, native: Reader) -> None:
@@ -91,9 +91,10 @@ class Columns:
         return self._known[name]
 
 
-def distinct(values: npt.NDArray[np.int64]) -> tuple[list[int], npt.NDArray[np.int32]]:
+def distinct(values: Ints) -> tuple[list[int], npt.NDArray[np.int32]]:
     """Distinct values, in the order of their first place, and the number of each value in them."""
-    cells = pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+    kind = getattr(pa, values.dtype.name)()
+    cells = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
     encoded = cells.dictionary_encode()
     return encoded.dictionary.to_pylist(), _plain(encoded.indices, -1)
 
@@ -114,13 +115,25 @@ def _plain(cells: pa.Array, null: float) -> npt.NDArray[Any]:
 
 
 class _Numbers:
+    """Integers are kept in as few bytes as the largest needs."""
+
     def __init__(self, rows: int, kind: np.dtype[Any]) -> None:
-        self._values = np.empty(rows, kind)
+        self._kind = kind
+        self._values = np.empty(rows, kind if kind.kind == "f" else f"{kind.kind}1")
         self._at = 0
         self._null = math.nan if kind.kind == "f" else -1
 
     def add(self, cells: pa.Array) -> None:
-        self._values[self._at : self._at + len(cells)] = _plain(cells, self._null)
+        if not len(cells):
+            return
+        values = _plain(cells, self._null)
+        if self._kind.kind != "f":
+            limits = [np.iinfo(f"{self._kind.kind}{size}") for size in (1, 2, 4, 8)]
+            low, high = int(values.min()), int(values.max())
+            fits = next(i.dtype for i in limits if i.min <= low and high <= i.max)
+            wide = np.promote_types(fits, self._values.dtype)
+            self._values = self._values.astype(wide, copy=False)
+        self._values[self._at : self._at + len(cells)] = values
         self._at += len(cells)
 
     def result(self) -> npt.NDArray[Any]:
@@ -134,7 +147,7 @@ class _Texts:
         self._number: dict[str, int] = {}
 
     def add(self, cells: pa.Array) -> None:
-        encoded = cells.dictionary_encode()
+        encoded = cells if pa.types.is_dictionary(cells.type) else cells.dictionary_encode()
         number = self._number
         texts = encoded.dictionary.to_pylist()
         places = np.array([*(number.setdefault(text, len(number)) for text in texts), -1])
@@ -167,7 +180,7 @@ class _Shapes:
 
 
 def _gatherer(field: pa.Field, rows: int) -> _Numbers | _Texts | _Shapes:
-    if pa.types.is_string(field.type):
+    if pa.types.is_string(field.type) or pa.types.is_dictionary(field.type):
         return _Texts(rows)
     if pa.types.is_list(field.type):
         return _Shapes(rows)

@@ -117,7 +117,7 @@ class ActivationReader:
         try:
             self.info: ReaderInfo = self._native.info
             self._catalogue = Catalogue(Columns(self._native))
-            self.layers: tuple[str, ...] = tuple(self._catalogue.rows_by_name)
+            self.layers: tuple[str, ...] = self._catalogue.layers()
             # What views of all, and of a layer, found out: they are asked for again and again.
             self._orders: dict[str | None, _Orders] = {}
             self.steps = self._distinct("step")
@@ -135,8 +135,10 @@ class ActivationReader:
             raise
 
     def _distinct(self, column: str) -> tuple[int, ...]:
-        values = np.unique(self._catalogue.numbers(column)[self._catalogue.activations])
-        return tuple(values[values >= 0].tolist())
+        values = self._catalogue.numbers(column)[self._catalogue.activations]
+        ends = np.flatnonzero(values[1:] != values[:-1])  # one of each run is enough
+        found = np.unique(np.append(values[ends], values[-1:]))
+        return tuple(found[found >= 0].tolist())
 
     @property
     def problem(self) -> str:
