@@ -53,6 +53,9 @@ type File struct {
 	ends    []int // of each record: rows up to its end
 	extents []extent
 	tornAt  int64
+	base    int64  // place in the file of the bytes that were parsed
+	size    int64  // of the file when it was read
+	last    []byte // the last whole message, which tells Continue that the file is the same
 }
 
 // extent is the place of a record's message in the file.
@@ -163,30 +166,42 @@ func parse(b []byte, budget *memory.Budget) (*File, *fault) {
 		return nil, bad
 	}
 	f.schema = Schema(f.md)
-	f.extents = append(f.extents, extent{0, m.end})
-	for at := m.end; ; at = m.end {
+	f.extents, f.last = append(f.extents, extent{0, m.end}), b[:m.end]
+	if bad := f.batches(b, m.end, budget); bad != nil {
+		return nil, bad
+	}
+	return f, nil
+}
+
+// batches adds the rows of the messages that stand in b from at on. The fault is that of memory:
+// any other is where the rows end.
+func (f *File) batches(b []byte, at int64, budget *memory.Budget) *fault {
+	f.size = f.base + int64(len(b))
+	for {
 		if at == int64(len(b)) {
 			f.tear(at, &fault{cut: true, reason: "the end mark is missing"})
-			return f, nil
+			return nil
 		}
-		if m, bad = next(b, at); bad == nil && m.endMark {
+		m, bad := next(b, at)
+		if bad == nil && m.endMark {
 			if m.end < int64(len(b)) {
 				f.tear(m.end, wrong("%d bytes stand behind the end mark", int64(len(b))-m.end))
 			}
-			return f, nil
+			return nil
 		}
 		if bad == nil {
 			bad = f.add(m, budget)
 		}
 		switch {
 		case bad == nil:
+			f.last, at = b[m.at:m.end], m.end
 		case bad.memory != nil:
-			return nil, bad
+			return bad
 		default:
 			// A crash leaves a last message cut, half written or as zeros.
 			bad.cut = bad.cut || m.end == int64(len(b)) || isZero(b[at:])
 			f.tear(at, bad)
-			return f, nil
+			return nil
 		}
 	}
 }
@@ -206,15 +221,15 @@ func (f *File) add(m message, budget *memory.Budget) *fault {
 	}
 	f.records = append(f.records, rec)
 	f.ends = append(f.ends, f.NumRows()+int(rec.NumRows()))
-	f.extents = append(f.extents, extent{m.at, m.end})
+	f.extents = append(f.extents, extent{f.base + m.at, f.base + m.end})
 	return nil
 }
 
 func isZero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
 
 func (f *File) tear(at int64, why *fault) {
-	f.Torn, f.Damaged, f.tornAt = true, !why.cut, at
-	f.Problem = fmt.Sprintf("the index ends at byte %d: %s", at, why.reason)
+	f.Torn, f.Damaged, f.tornAt = true, !why.cut, f.base+at
+	f.Problem = fmt.Sprintf("the index ends at byte %d: %s", f.tornAt, why.reason)
 }
 
 // Begun reports whether the file has its schema; without it there are no rows
