@@ -347,6 +347,34 @@ def test_parts_between_those_of_another_thread_are_given_once(tmp_path, path):
         assert [activation.name for activation in following] == ["end"]
 
 
+def test_a_twin_behind_the_part_of_another_thread_is_given_once(tmp_path, path):
+    source = tmp_path / "source.stream"
+    big = torch.full((4,), 1e6)
+    capture = Capture(source, "none")
+    capture.add("big", big.half())
+    capture.add("slow", torch.ones(2).half())
+    capture.add("big!float32", big.view(torch.int32))
+    capture.add("slow", torch.ones(2).half())
+    capture.close()
+
+    def threads(rows):
+        rows[0].update(source_dtype="float32")
+        rows[2].update(layer="big", transform="overflow_float32")
+        rows[2].update(source_dtype="float32", stored_dtype="float32")
+        for number, row in ((0, rows[1]), (1, rows[3])):
+            row.update(part=number, parts=2, shape=[4], thread=1)
+
+    change_index(source, threads)
+    replay = Replay(source, path)
+    replay.show(3)
+    with ActivationReader(path) as reader:
+        following = reader.follow(timeout_s=HANG_S)
+        assert torch.equal(next(following).to_torch(), big)
+        replay.end()
+        (slow,) = following
+        assert slow.name == "slow" and slow.row == 1 and slow.shape == (4,)
+
+
 @pytest.mark.parametrize("value", [1e6, 1e-8], ids=["too large", "too small"])
 def test_a_twin_that_comes_later_belongs_to_its_tensor(tmp_path, path, value):
     source = tmp_path / "source.stream"
