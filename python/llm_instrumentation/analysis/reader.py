@@ -322,7 +322,7 @@ class ActivationReader:
         as it is, until `refresh`. What was given is not kept, so the memory does not grow with the
         number of activations.
 
-        A packet is given when the index describes it, a second after its capture at most. Split
+        A packet is given when the index describes it, about a second after its capture at most. Split
         tensors are given whole, float16 ones with their float32 twin.
 
         Args:
