@@ -322,8 +322,8 @@ class ActivationReader:
         as it is, until `refresh`. What was given is not kept, so the memory does not grow with the
         number of activations.
 
-        A packet is given when the index describes it, about a second after its capture at most. Split
-        tensors are given whole, float16 ones with their float32 twin.
+        A packet is given when the index describes it, about a second after its capture at most.
+        Split tensors are given whole, float16 ones with their float32 twin.
 
         Args:
             layers, steps, tokens, calls, requests: see `select`. A layer may come later: that a
