@@ -455,6 +455,21 @@ strap_status strap_reader_open(const char *path, const strap_reader_options *opt
                                strap_reader *reader, strap_reader_info *info,
                                strap_error *error);
 
+/*
+ * Opens what the stream of READER has got since: *next has the rows of READER from FIRST on, as its
+ * rows from 0 on, and those that came. *next is 0 where nothing changed. READER stays as it is, and
+ * each of the two is to be closed. The work is in proportion to what is new.
+ *
+ * While info->live is 1 only packets that the index describes are given, which takes a second at most;
+ * once it is 0 all are. To follow a capture, call this again and again until then. With
+ * STRAP_READ_IGNORE_INDEX packets are given when they are complete.
+ *
+ * Errors: NOT_FOUND (the stream at the path is another one, or was cut back by a capture that
+ * resumes), INVALID_ARGUMENT (FIRST is behind the rows that the index lists), IO, NO_MEMORY.
+ */
+strap_status strap_reader_follow(strap_reader reader, uint64_t first, strap_reader *next,
+                                 strap_reader_info *info, strap_error *error);
+
 typedef struct strap_packet {
   uint32_t struct_size;
   strap_dtype dtype;         /* of the payload; 0: unknown (scanned) */

@@ -345,6 +345,21 @@ strap_status strap_reader_open(const char *path, const strap_reader_options *opt
   return status;
 }
 
+strap_status strap_reader_follow(strap_reader reader, uint64_t first, strap_reader *next,
+                                 strap_reader_info *info, strap_error *error) {
+  ENTER(error);
+  NEED(next, error);
+  *next = 0;
+  if (info != NULL) {
+    strap_status status = clear(info, "strap_reader_info", error);
+    if (status != STRAP_OK) return status;
+  }
+  strap_reader_info found = {0};
+  strap_status status = strapgoReaderFollow(reader, first, next, &found, error);
+  if (status == STRAP_OK && *next != 0 && info != NULL) give(info, &found, sizeof found);
+  return status;
+}
+
 strap_status strap_reader_next(strap_reader reader, strap_packet *packet, strap_error *error) {
   ENTER(error);
   NEED(packet, error);

@@ -7,6 +7,7 @@ package main
 import "C"
 
 import (
+	"math"
 	"strings"
 	"unsafe"
 
@@ -27,18 +28,39 @@ func strapgoReaderOpen(path *C.char, o *C.strap_reader_options, out *C.strap_rea
 		if err != nil {
 			return err
 		}
-		have := r.Info()
-		info.indexed = boolInt(have.Indexed)
-		info.rows = C.uint64_t(have.Rows)
-		info.packets = C.uint64_t(have.Packets)
-		info.file_bytes = C.uint64_t(have.FileBytes)
-		info.valid_bytes = C.uint64_t(have.ValidBytes)
-		info.scanned = C.uint64_t(have.Scanned)
-		info.live = boolInt(have.Live)
-		putString(unsafe.Slice((*byte)(unsafe.Pointer(&info.problem)), len(info.problem)), have.Problem)
+		putInfo(info, r)
 		*out = C.strap_reader(readers.add(&openReader{Reader: r}))
 		return nil
 	})
+}
+
+//export strapgoReaderFollow
+func strapgoReaderFollow(h C.strap_reader, first C.uint64_t, out *C.strap_reader, info *C.strap_reader_info, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		r, err := readers.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		next, err := r.Follow(int(min(first, math.MaxInt64)))
+		if err != nil || next == nil {
+			return err
+		}
+		putInfo(info, next)
+		*out = C.strap_reader(readers.add(&openReader{Reader: next}))
+		return nil
+	})
+}
+
+func putInfo(info *C.strap_reader_info, r *reader.Reader) {
+	have := r.Info()
+	info.indexed = boolInt(have.Indexed)
+	info.rows = C.uint64_t(have.Rows)
+	info.packets = C.uint64_t(have.Packets)
+	info.file_bytes = C.uint64_t(have.FileBytes)
+	info.valid_bytes = C.uint64_t(have.ValidBytes)
+	info.scanned = C.uint64_t(have.Scanned)
+	info.live = boolInt(have.Live)
+	putString(unsafe.Slice((*byte)(unsafe.Pointer(&info.problem)), len(info.problem)), have.Problem)
 }
 
 //export strapgoReaderNext

@@ -271,6 +271,10 @@ static void reader_refuses(const char *path) {
   reader = open_reader(path, &info);
   strap_packet p = {.struct_size = sizeof p};
   char name[8];
+  REFUSED(INVALID, strap_reader_follow(reader, 0, NULL, NULL, report));
+  strap_reader more;
+  REFUSED(INVALID, strap_reader_follow(reader, 1 << 20, &more, NULL, report));
+  CHECK(more == 0, "a refused call left the handle %llu", (unsigned long long)more);
   REFUSED(INVALID, strap_reader_next(reader, NULL, report));
   REFUSED(INVALID, strap_reader_at(reader, 0, NULL, report));
   p.struct_size = 0;

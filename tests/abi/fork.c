@@ -41,6 +41,7 @@ static void child(const char *path, strap_session session, strap_reader reader, 
   EXPECT(STRAP_ERR_FORKED, strap_close(session, -1, &error));
   EXPECT(STRAP_ERR_FORKED, strap_discard(session, &number, &error));
   EXPECT(STRAP_ERR_FORKED, strap_reader_open(path, NULL, &other_reader, NULL, &error));
+  EXPECT(STRAP_ERR_FORKED, strap_reader_follow(reader, 0, &other_reader, NULL, &error));
   EXPECT(STRAP_ERR_FORKED, strap_reader_next(reader, &packet, &error));
   EXPECT(STRAP_ERR_FORKED, strap_reader_at(reader, 0, &packet, &error));
   EXPECT(STRAP_ERR_FORKED, strap_reader_name(reader, 0, byte, 1, &error));

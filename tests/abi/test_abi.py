@@ -110,6 +110,7 @@ def compiled(
     [
         "abi.c",
         "lifecycle.c",
+        "follow.c",
         "arguments.c",
         "payloads.c",
         "names.c",

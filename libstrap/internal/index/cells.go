@@ -71,6 +71,26 @@ func (v *ints) at(i int) uint64 {
 	return v.base + v.slope*uint64(i) + distance
 }
 
+// slice is the cells of rows [from, to), with memory of their own but for texts and lists.
+func (c *cells) slice(from, to int) cells {
+	s := cells{rows: to - from, nulls: c.nulls, numbers: c.numbers, distinct: c.distinct}
+	s.numbers.base += s.numbers.slope * uint64(from)
+	if w := s.numbers.width; w > 0 {
+		s.numbers.data = bytes.Clone(s.numbers.data[from*w : to*w+8])
+	}
+	switch {
+	case c.valid != nil:
+		valid := make([]byte, (s.rows+7)/8)
+		bitutil.CopyBitmap(c.valid, from, s.rows, valid, 0)
+		if s.nulls = s.rows - bitutil.CountSetBits(valid, 0, s.rows); s.nulls > 0 && s.nulls < s.rows {
+			s.valid = valid
+		}
+	case c.nulls > 0:
+		s.nulls = s.rows
+	}
+	return s
+}
+
 // noDistance is the data of integers that lie on their line.
 var noDistance = make([]byte, 8)
 

@@ -70,7 +70,7 @@ func TestNumbersAreKeptWhateverTheyAre(t *testing.T) {
 	}{
 		"zeros":    {func(int) uint64 { return 0 }, 0},
 		"line":     {func(i int) uint64 { return 7 - 3*uint64(i) }, 0},
-		"noise":    {noise, 1},
+		"noise":    {noise, 2}, // the slope is an integer, which is wrong by up to 1 a row
 		"negative": {func(i int) uint64 { return uint64(int64(i%3) - 1) }, 1},
 		"floats":   {func(int) uint64 { return math.Float64bits(1 + random.Float64()) }, 7},
 		"extremes": {func(i int) uint64 { return math.MaxUint64 / 2 * uint64(i%4) }, 8},

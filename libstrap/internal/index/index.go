@@ -50,6 +50,8 @@ type File struct {
 	ends    []int // of each batch: rows up to its end
 	extents []extent
 	tornAt  int64
+	size    int64  // of the file when it was read
+	lastCRC uint32 // of the last whole message; it tells Continue that the file is the same
 }
 
 // batch is the rows of a record batch.
@@ -156,38 +158,53 @@ func parse(file source, budget *memory.Budget) (*File, *fault) {
 	}
 	f.schema = Schema(f.md)
 	f.extents = append(f.extents, extent{0, m.end})
-	r := room{budget: budget}
-	for at := m.end; ; at = m.end {
+	if bad := f.readBatches(file, m.end, budget); bad != nil {
+		return nil, bad
+	}
+	return f, nil
+}
+
+// readBatches adds the rows of the messages from offset at on. The fault is that of memory or of
+// the file: any other is where the rows end.
+func (f *File) readBatches(file source, at int64, budget *memory.Budget) *fault {
+	size, r := file.size(), room{budget: budget}
+	for {
 		if at == size {
 			f.tear(at, &fault{cut: true, reason: "the end mark is missing"})
-			return f, nil
+			break
 		}
-		if m, bad = next(file, at); bad == nil && m.endMark {
+		m, bad := next(file, at)
+		if bad == nil && m.endMark {
 			if m.end < size {
 				f.tear(m.end, wrong("%d bytes stand behind the end mark", size-m.end))
 			}
-			return f, nil
+			break
 		}
 		if bad == nil {
 			bad = f.add(m, &r)
 		}
-		switch {
-		case bad == nil:
-		case bad.system != nil:
-			return nil, bad
-		default:
-			// A crash leaves a last message cut, half written or as zeros.
-			if !bad.cut && m.end != size {
-				var failure *fault
-				if bad.cut, failure = zeroFrom(file, at); failure != nil {
-					return nil, failure
-				}
-			}
-			bad.cut = bad.cut || m.end == size
-			f.tear(at, bad)
-			return f, nil
+		if bad == nil {
+			at = m.end
+			continue
 		}
+		if bad.system != nil {
+			return bad
+		}
+		// A crash leaves a last message cut, half written or as zeros.
+		if !bad.cut && m.end != size {
+			var failure *fault
+			if bad.cut, failure = zeroFrom(file, at); failure != nil {
+				return failure
+			}
+		}
+		bad.cut = bad.cut || m.end == size
+		f.tear(at, bad)
+		break
 	}
+	var bad *fault
+	f.size = size
+	f.lastCRC, bad = checksum(file, f.lastExtent())
+	return bad
 }
 
 // add adds the rows of a message, which must be a record batch.
@@ -329,6 +346,18 @@ func (f *File) packetName(i int) string {
 type Rows struct {
 	batch    *batch
 	from, to int
+}
+
+// slice is the rows [from, to).
+func (b *batch) slice(from, to int) *batch {
+	if from == 0 && to == b.rows {
+		return b
+	}
+	s := &batch{rows: to - from, columns: make([]cells, len(b.columns))}
+	for k := range b.columns {
+		s.columns[k] = b.columns[k].slice(from, to)
+	}
+	return s
 }
 
 // Slice is the rows [from, to), batch by batch.

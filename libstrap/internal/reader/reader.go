@@ -12,6 +12,7 @@ import (
 	"sort"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -46,7 +47,12 @@ type Info struct {
 // the last call.
 type Reader struct {
 	path     string
+	options  Options
 	f        *os.File
+	users    *atomic.Int32 // readers that share f
+	start    int64         // where the packet of the first row may begin
+	follows  bool          // leaves out what the index does not list yet, while a capture writes
+	listed   int           // rows before what was found behind the index's end
 	size     int64
 	idx      *index.File   // nil: not used
 	found    []scan.Packet // by scanning, in order
@@ -84,7 +90,8 @@ func Open(path string, o Options) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{path: path, f: f}
+	r := &Reader{path: path, options: o, f: f, users: new(atomic.Int32)}
+	r.users.Store(1)
 	if err := r.open(o); err != nil {
 		f.Close()
 		return nil, err
@@ -129,6 +136,11 @@ func (r *Reader) open(o Options) error {
 			r.problem("the index is ignored: %v", err)
 		}
 	}
+	return r.settle(begun)
+}
+
+// settle lays out the rows, once the index was read. begun: it says that a capture began here.
+func (r *Reader) settle(begun bool) error {
 	// The size comes after the index: of a capture that goes on, the stream
 	// then has what the index lists.
 	info, err := r.f.Stat()
@@ -207,7 +219,7 @@ func (r *Reader) belongs() (reason string, err error) {
 	if reason != "" {
 		return reason, nil
 	}
-	if sum, ok := r.idx.FirstCRC(); ok {
+	if sum, ok := r.idx.FirstCRC(); ok && !r.follows {
 		p, err := scan.ReadAt(r.f, 0, r.size)
 		switch {
 		case errors.Is(err, status.Corrupt):
@@ -284,7 +296,7 @@ func (r *Reader) fitting() int {
 // in stream order. tear is the first place where bytes are no packet. atEnd: no packet stands
 // behind it.
 func (r *Reader) layout(rows int) (tear *scan.Tear, atEnd bool, err error) {
-	pos, placed := int64(0), 0
+	pos, placed := r.start, 0
 	explore := func(to int64) {
 		if err != nil || pos >= to {
 			return
@@ -321,9 +333,17 @@ func (r *Reader) layout(rows int) (tear *scan.Tear, atEnd bool, err error) {
 		r.place(false, placed, rows)
 	}
 	atEnd = tear == nil
-	explore(r.size)
-	if tear == nil {
-		r.info.ValidBytes = r.size
+	r.listed = int(r.info.Rows)
+	if r.follows && r.info.Live && r.idx != nil {
+		r.info.ValidBytes = pos
+	} else {
+		explore(r.size)
+		if tear == nil {
+			r.info.ValidBytes = r.size
+		}
+	}
+	if r.idx == nil {
+		r.listed = int(r.info.Rows)
 	}
 	r.info.Scanned = uint64(len(r.found))
 	r.info.Packets += r.info.Scanned
@@ -438,8 +458,11 @@ func (r *records) Next() bool {
 	return true
 }
 
-// Close closes the stream.
+// Close closes the stream, if no other reader shares it.
 func (r *Reader) Close() error {
+	if r.users.Add(-1) > 0 {
+		return nil
+	}
 	if err := r.f.Close(); err != nil {
 		return r.wrap(status.FromOS(err, "cannot close"))
 	}

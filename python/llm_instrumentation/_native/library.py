@@ -250,6 +250,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         ctypes.POINTER(_u64),
         ctypes.POINTER(RawReaderInfo),
     ),
+    "strap_reader_follow": (_u64, _u64, ctypes.POINTER(_u64), ctypes.POINTER(RawReaderInfo)),
     "strap_reader_next": (_u64, ctypes.POINTER(RawPacket)),
     "strap_reader_at": (_u64, _u64, ctypes.POINTER(RawPacket)),
     "strap_reader_name": (_u64, _u64, _ptr, _size),

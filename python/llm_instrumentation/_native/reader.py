@@ -100,6 +100,19 @@ def capture_id_of(path: str | os.PathLike[str]) -> str | None:
     return metadata.get(b"capture_id", b"").decode("ascii", "replace") or None
 
 
+def _info(raw: RawReaderInfo) -> ReaderInfo:
+    return ReaderInfo(
+        indexed=bool(raw.indexed),
+        rows=raw.rows,
+        packets=raw.packets,
+        scanned=raw.scanned,
+        file_bytes=raw.file_bytes,
+        valid_bytes=raw.valid_bytes,
+        problem=raw.problem.decode("utf-8", "replace"),
+        live=bool(raw.live),
+    )
+
+
 class Reader:
     """An open stream. Thread-safe; close it or use it as a context manager."""
 
@@ -115,16 +128,26 @@ class Reader:
         info = RawReaderInfo(struct_size=ctypes.sizeof(RawReaderInfo))
         check(self._lib.strap_reader_open(name, options, handle, info, error), error)
         self._handle = handle.value
-        self.info = ReaderInfo(
-            indexed=bool(info.indexed),
-            rows=info.rows,
-            packets=info.packets,
-            scanned=info.scanned,
-            file_bytes=info.file_bytes,
-            valid_bytes=info.valid_bytes,
-            problem=info.problem.decode("utf-8", "replace"),
-            live=bool(info.live),
-        )
+        self.info = _info(info)
+
+    def follow(self, first: int = 0) -> Reader | None:
+        """Opens the rows from ``first`` on, as its rows from 0 on, and those that came since.
+
+        Returns:
+            None where nothing changed.
+
+        Raises:
+            NotFoundError: the stream at the path is another one, or was cut back.
+        """
+        handle, error = ctypes.c_uint64(), Error()
+        info = RawReaderInfo(struct_size=ctypes.sizeof(RawReaderInfo))
+        check(self._lib.strap_reader_follow(self._handle, first, handle, info, error), error)
+        if not handle.value:
+            return None
+        following = object.__new__(Reader)
+        following.path, following._lib = self.path, self._lib
+        following._handle, following.info = handle.value, _info(info)
+        return following
 
     def packet(self, row: int) -> Packet:
         """Describes row ``row``.

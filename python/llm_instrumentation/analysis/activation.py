@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from ._ahead import Ahead, Decoded
-    from .reader import ActivationReader
+    from ._snapshot import Snapshot
 
 __all__ = ["Activation"]
 
@@ -35,22 +35,23 @@ _PACKET_HEADER = 6  # bytes, docs/STREAM_FORMAT.md
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Activation:
-    """One captured tensor, or one that is missing: what the index says of it, and its values.
+    """One captured tensor, or one that is missing: what the index says of it, and its values."""
 
-    Attributes:
-        row: of its first packet in `ActivationReader.index`.
-    """
-
-    _reader: ActivationReader
-    row: int
+    _snapshot: Snapshot
+    _row: int  # in the snapshot
     # Where it came out of an iteration: what decodes the activations of that, and its place there.
     _ahead: Ahead | None = dataclasses.field(default=None, compare=False)
     _place: int = dataclasses.field(default=0, compare=False)
 
     @property
+    def row(self) -> int:
+        """Of its first packet in `ActivationReader.index`."""
+        return self._snapshot.first + self._row
+
+    @property
     def name(self) -> str:
         """Layer and path, the packet name: "h.0[1]"."""
-        return self._reader._catalogue.name(self.row)
+        return self._snapshot.catalogue.name(self._row)
 
     @property
     def model(self) -> str:
@@ -110,14 +111,14 @@ class Activation:
     @property
     def shape(self) -> tuple[int, ...] | None:
         """Of the stored values (see `source_shape`); None where a scan found the packet."""
-        return self._reader._catalogue.shape(self.row)
+        return self._snapshot.catalogue.shape(self._row)
 
     @property
     def dtype(self) -> str | None:
         """Stored element type, by torch's name; None where a scan found the packet, unless
         `dtypes` of the reader says it.
         """
-        return self._reader._catalogue.stored_dtype(self.row)
+        return self._snapshot.catalogue.stored_dtype(self._row)
 
     @property
     def source_dtype(self) -> str | None:
@@ -172,14 +173,14 @@ class Activation:
 
         They are beyond its range, or so small that it broke the error bound.
         """
-        return self.row in self._reader._catalogue.twins
+        return self._row in self._snapshot.catalogue.twins
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of the payloads in the stream, of all parts and the float32 twin."""
-        catalogue, total = self._reader._catalogue, 0
-        twins = catalogue.twins.get(self.row, ())
-        for row in catalogue.packet_rows(self.row):
+        catalogue, total = self._snapshot.catalogue, 0
+        twins = catalogue.twins.get(self._row, ())
+        for row in catalogue.packet_rows(self._row):
             name = self.name + (TWIN_SUFFIX if row in twins else "")
             head = _PACKET_HEADER + len(name.encode())
             total += max(0, int(catalogue.numbers("length")[row]) - head)
@@ -188,21 +189,21 @@ class Activation:
     @property
     def error(self) -> str | None:
         """Why the tensor is missing; None where it is not."""
-        return self._reader._catalogue.error(self.row)
+        return self._snapshot.catalogue.error(self._row)
 
     def _measured(self, column: str) -> float | None:
-        number = float(self._reader._catalogue.numbers(column)[self.row])
+        number = float(self._snapshot.catalogue.numbers(column)[self._row])
         return None if math.isnan(number) else number
 
     def _number(self, column: str) -> int:
-        return int(self._reader._catalogue.numbers(column)[self.row])
+        return int(self._snapshot.catalogue.numbers(column)[self._row])
 
     def _number_or_none(self, column: str) -> int | None:
         number = self._number(column)
         return None if number < 0 else number
 
     def _text(self, column: str) -> str | None:
-        return self._reader._catalogue.text(column, self.row)
+        return self._snapshot.catalogue.text(column, self._row)
 
     def __repr__(self) -> str:
         says = [repr(self.name)]
@@ -242,7 +243,7 @@ class Activation:
         if (found := self._decoded()) is not None:
             values = tensor_of(*found)
         else:
-            values = self._reader._torch(self._reader._form(self.row, exact, dtype))
+            values = self._snapshot.torch(self._snapshot.form(self._row, exact, dtype))
         return values if dtype is None else values.to(torch_dtype(dtype_name(dtype)))
 
     def to_numpy(self, exact: bool = True, dtype: Any = None) -> npt.NDArray[Any]:
@@ -255,8 +256,8 @@ class Activation:
         if (found := self._decoded()) is not None:
             values, stored = array_of(*found), found[2]
         else:
-            form = self._reader._form(self.row, exact, dtype)
-            stored, values = form.dtype, self._reader._numpy(form)
+            form = self._snapshot.form(self._row, exact, dtype)
+            stored, values = form.dtype, self._snapshot.numpy(form)
         return values if target in (None, stored) else values.astype(numpy_dtype(target))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -290,7 +291,7 @@ class Activation:
         """Where its values were decoded ahead, with those of others."""
         if self._ahead is None:
             return None
-        self._reader._check_open()
+        self._snapshot.check_open()
         return self._ahead.at(self._place)
 
     @property

@@ -10,7 +10,6 @@ with ActivationReader("run.stream") as reader:
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
 import math
@@ -18,9 +17,11 @@ import operator
 import os
 import re
 import threading
+import time
 import warnings
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
@@ -29,16 +30,13 @@ import numpy.typing as npt
 from .._native import Reader, ReaderInfo
 from ..core.token_files import load_token_metadata
 from ..errors import (
-    CorruptError,
     InvalidArgumentError,
-    InvalidStateError,
-    NotFoundError,
     StrapError,
+    StrapTimeoutError,
     UnsupportedError,
 )
 from ._ahead import Ahead
-from ._catalogue import FLOAT16, Alike, Catalogue
-from ._columns import Columns
+from ._catalogue import Alike
 from ._elements import (
     dtype_name,
     element_size,
@@ -48,7 +46,9 @@ from ._elements import (
     storage_dtype,
     torch_dtype,
 )
+from ._follow import windows
 from ._selection import Selector, among, bounds
+from ._snapshot import Form, Snapshot
 from .activation import Activation
 from .salvage import SalvageReport, salvage
 
@@ -63,7 +63,6 @@ __all__ = ["Activation", "ActivationReader", "ActivationView", "UnknownActivatio
 _Orders: TypeAlias = "dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]]"
 
 _ITERATED = 4096  # rows of a view that are Python numbers at a time
-_CALL_BYTES = 64 << 20  # that one call of the library decodes, between looks for signals
 _CONVERTED_BYTES = 4 << 20  # that are decoded before they are converted to another type
 
 
@@ -111,28 +110,54 @@ class ActivationReader:
         dtypes: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = os.fspath(path)
+        self._warn = warn
+        self._dtypes = {pattern: dtype_name(dtype) for pattern, dtype in (dtypes or {}).items()}
         self._closing = threading.Lock()
+        self._refreshing = threading.Lock()
         self._closed = False
-        self._native = Reader(path, ignore_index=ignore_index)
+        # All that are in use: those of `follow`, and those that `refresh` took the place of, too.
+        self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
+        native = Reader(path, ignore_index=ignore_index)
+        if native.info.live and native.info.scanned and not ignore_index:
+            # What the index does not list yet comes when it does, with shape and type.
+            native = native.follow() or native
         try:
-            self.info: ReaderInfo = self._native.info
-            self._catalogue = Catalogue(Columns(self._native))
-            self.layers: tuple[str, ...] = self._catalogue.layers()
-            # What views of all, and of a layer, found out: they are asked for again and again.
-            self._orders: dict[str | None, _Orders] = {}
-            self.steps = self._distinct("step")
-            self.tokens = self._distinct("token")
-            for pattern, dtype in (dtypes or {}).items():
-                for name in self._fitting(pattern):
-                    self._catalogue.said[name] = dtype_name(dtype)
-            if warn and self.problem:
-                warnings.warn(f"{self.path}: {self.problem}", RuntimeWarning, stacklevel=2)
-            if warn and (names := self._catalogue.untyped()):
-                message = f"{self.path}: {_unknown_types(names)}"
-                warnings.warn(message, RuntimeWarning, stacklevel=2)
+            self._show(Snapshot(self.path, native))
+            for pattern in self._dtypes:
+                self._fitting(pattern)
         except BaseException:
-            self._native.close()
+            native.close()
             raise
+        self._tell(self._snapshot, stacklevel=3)
+
+    def _show(self, snapshot: Snapshot) -> None:
+        """Makes the reader that of a snapshot."""
+        self._enter(snapshot)
+        self._snapshot = snapshot
+        self._catalogue = snapshot.catalogue
+        self.info: ReaderInfo = snapshot.native.info
+        self.layers: tuple[str, ...] = self._catalogue.layers()
+        # What views of all, and of a layer, found out: they are asked for again and again.
+        self._orders: dict[str | None, _Orders] = {}
+        self.steps = self._distinct("step")
+        self.tokens = self._distinct("token")
+
+    def _enter(self, snapshot: Snapshot) -> None:
+        """Lets a snapshot know the types that the caller says, and closes it with the reader."""
+        names = snapshot.catalogue.layers() if self._dtypes else ()
+        for pattern, dtype in self._dtypes.items():
+            snapshot.catalogue.said.update(dict.fromkeys(_matching(pattern, names), dtype))
+        with self._closing:
+            if self._closed:
+                snapshot.close()
+            self._snapshots.add(snapshot)
+
+    def _tell(self, snapshot: Snapshot, stacklevel: int) -> None:
+        if self._warn and (problem := snapshot.native.info.problem):
+            warnings.warn(f"{self.path}: {problem}", RuntimeWarning, stacklevel)
+        if self._warn and (names := snapshot.catalogue.untyped()):
+            message = f"{self.path}: {_unknown_types(names)}"
+            warnings.warn(message, RuntimeWarning, stacklevel)
 
     def _distinct(self, column: str) -> tuple[int, ...]:
         values = self._catalogue.numbers(column)[self._catalogue.activations]
@@ -151,7 +176,7 @@ class ActivationReader:
     @property
     def missing(self) -> ActivationView:
         """Tensors that were dropped, not to be captured or are not whole: see their `error`."""
-        return ActivationView(self, self._catalogue.missing)
+        return ActivationView(self._snapshot, self._catalogue.missing)
 
     @property
     def index(self) -> pa.Table:
@@ -185,7 +210,7 @@ class ActivationReader:
             UnknownActivationError: (a KeyError) there are none of this name.
         """
         rows = self._rows_of(layer)
-        return ActivationView(self, rows, self._orders.setdefault(layer, {}))
+        return ActivationView(self._snapshot, rows, self._orders.setdefault(layer, {}))
 
     def select(
         self,
@@ -208,7 +233,7 @@ class ActivationReader:
         """
         if layers is None:
             orders = self._orders.setdefault(None, {})
-            view = ActivationView(self, self._catalogue.activations, orders)
+            view = ActivationView(self._snapshot, self._catalogue.activations, orders)
         else:
             patterns = [layers] if isinstance(layers, str) else list(layers)
             names = dict.fromkeys(name for pattern in patterns for name in self._fitting(pattern))
@@ -216,36 +241,34 @@ class ActivationReader:
             if len(names) == 1:
                 view = self[next(iter(names))]
             else:
-                view = ActivationView(self, np.sort(np.concatenate([np.empty(0, np.int64), *rows])))
+                view = ActivationView(
+                    self._snapshot, np.sort(np.concatenate([np.empty(0, np.int64), *rows]))
+                )
         return view.select(steps=steps, tokens=tokens, calls=calls, requests=requests)
 
     def _fitting(self, pattern: str) -> list[str]:
-        if pattern not in self and ("*" in pattern or "?" in pattern):
-            glob = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
-            fits = re.compile(glob, re.DOTALL).fullmatch
-            if names := [name for name in self.layers if fits(name)]:
-                return names
-        self._rows_of(pattern)
-        return [pattern]
+        if names := _matching(pattern, self.layers):
+            return names
+        raise UnknownActivationError(self._unknown(pattern, self.layers))
 
     def _rows_of(self, layer: str) -> npt.NDArray[np.int64]:
         try:
             return self._catalogue.rows_by_name[layer]
         except KeyError:
-            raise UnknownActivationError(self._unknown(layer)) from None
+            raise UnknownActivationError(self._unknown(layer, self.layers)) from None
 
-    def _unknown(self, layer: Any) -> str:
+    def _unknown(self, layer: Any, layers: Sequence[str]) -> str:
         message = f"{self.path} has no activation named {layer!r}"
         if not isinstance(layer, str):
             return f"{message}: names are strings"
         for activation in self.missing:
             if activation.name == layer:
                 return f"{message}, see reader.missing: {activation.error}"
-        close = difflib.get_close_matches(layer, self.layers, n=5)
-        close += [name for name in self.layers if layer and layer in name and name not in close]
+        close = difflib.get_close_matches(layer, layers, n=5)
+        close += [name for name in layers if layer and layer in name and name not in close]
         if close:
             return f"{message}. Did you mean {', '.join(map(repr, close[:5]))}?"
-        return f"{message}; reader.layers lists its {len(self.layers)} names"
+        return f"{message}; reader.layers lists its {len(layers)} names"
 
     @staticmethod
     def salvage(
@@ -258,13 +281,111 @@ class ActivationReader:
         """Copies what is intact of a damaged stream to a new one; see `salvage.salvage`."""
         return salvage(path, out, force=force, progress=progress)
 
+    def refresh(self) -> int:
+        """Takes in what a running capture has written since: layers, steps, activations and all.
+
+        Views and activations that were made before keep what they had. Only what is new is read
+        of the index; the table of activations is made anew, which takes about a tenth of a
+        second for 200,000 packets.
+
+        Returns:
+            How many activations came.
+
+        Raises:
+            NotFoundError: (a FileNotFoundError) the stream at the path is another one now, or was
+                cut back by a capture that resumes: open it anew.
+            InvalidStateError: the reader is closed.
+        """
+        with self._refreshing:
+            if (snapshot := self._snapshot.follow(0)) is None:
+                return 0
+            before, problem = len(self), self.problem
+            self._show(snapshot)
+            self.__dict__.pop("token_metadata", None)
+            if self.problem != problem:
+                self._tell(snapshot, stacklevel=3)
+            return len(self) - before
+
+    def follow(
+        self,
+        layers: str | Iterable[str] | None = None,
+        *,
+        steps: Selector = None,
+        tokens: Selector = None,
+        calls: Selector = None,
+        requests: str | Iterable[str] | None = None,
+        poll_s: float = 0.1,
+        timeout_s: float | None = None,
+    ) -> Iterator[Activation]:
+        """All activations in capture order, those that are there and then those that come.
+
+        It ends when the capture has ended and all was given. Where the capture's process died, what
+        is whole is given, and then a `RuntimeWarning` tells the `problem`. The reader itself stays
+        as it is, until `refresh`. What was given is not kept, so the memory does not grow with the
+        number of activations.
+
+        A packet is given when the index describes it, about a second after its capture at most.
+        Split tensors are given whole, float16 ones with their float32 twin.
+
+        Args:
+            layers, steps, tokens, calls, requests: see `select`. A layer may come later: that a
+                name or pattern fits none is an error at the end.
+            poll_s: how often to look for more, in seconds.
+            timeout_s: how long to wait for the next activation, in seconds; None: for ever.
+
+        Raises:
+            StrapTimeoutError: (a TimeoutError) none came for `timeout_s`.
+            NotFoundError: (a FileNotFoundError) another capture took the place of the stream, it
+                was removed or renamed, or cut back by a capture that resumes.
+            UnknownActivationError: (a KeyError) the capture ended, and a name or pattern fits no
+                layer.
+            InvalidArgumentError: (a ValueError) `poll_s` or `timeout_s` is not above 0; or as of
+                `ActivationView.select`.
+            InvalidStateError: the reader is closed.
+        """
+        for what, value in (("poll_s", poll_s), ("timeout_s", timeout_s)):
+            if value is not None and not value > 0:
+                raise InvalidArgumentError(f"{what} = {value!r} must be above 0")
+        patterns = [layers] if isinstance(layers, str) else layers and list(layers)
+        wanted: dict[str, Any] = {
+            "steps": _kept(steps),
+            "tokens": _kept(tokens),
+            "calls": _kept(calls),
+            "requests": _kept(requests),
+        }
+        ActivationView(self._snapshot, np.empty(0, np.int64)).select(**wanted)  # or raises
+
+        def activations() -> Iterator[Activation]:
+            begun, last, seen = self._snapshot, time.monotonic(), set(self.layers)
+            for snapshot, rows in windows(begun):
+                if snapshot is not None:
+                    self._enter(snapshot)
+                    seen.update(snapshot.catalogue.rows_by_name)
+                    if patterns is not None:
+                        rows = _of_layers(snapshot, rows, patterns)
+                    for activation in ActivationView(snapshot, rows).select(**wanted):
+                        yield activation
+                        last = time.monotonic()
+                    if snapshot is not begun and not snapshot.native.info.live:
+                        self._tell(snapshot, stacklevel=3)
+                    continue
+                if timeout_s is not None and time.monotonic() - last > timeout_s:
+                    raise StrapTimeoutError(
+                        f"{self.path} is being captured, but no activation came for {timeout_s} s"
+                    )
+                time.sleep(poll_s)
+            for pattern in patterns or ():
+                if not _matching(pattern, seen):
+                    raise UnknownActivationError(self._unknown(pattern, tuple(seen)))
+
+        return activations()
+
     def close(self) -> None:
         """Closes the stream; does nothing when closed."""
         with self._closing:
-            if not self._closed:
-                self._closed = True
-                self._catalogue.columns.close()
-                self._native.close()
+            self._closed = True
+            for snapshot in self._snapshots:
+                snapshot.close()
 
     def __enter__(self) -> ActivationReader:
         return self
@@ -290,97 +411,19 @@ class ActivationReader:
             says.append("closed")
         return f"<ActivationReader {self.path!r}: {', '.join(says)}>"
 
-    # ---- values ---------------------------------------------------------------
-
-    def _form(self, row: int, exact: bool, dtype: Any) -> _Form:
-        """Finds the stored form of an activation to decode, and checks its length."""
-        self._check_open()
-        catalogue, name = self._catalogue, self._catalogue.name(row)
-        if (error := catalogue.error(row)) is not None:
-            raise NotFoundError(f"{name!r} is not in {self.path}: {error}")
-        rows, stored = catalogue.parts.get(row, (row,)), catalogue.stored_dtype(row)
-        if exact and row in catalogue.twins:
-            rows, stored = catalogue.twins[row], "float32"
-        if stored is None:
-            stored = FLOAT16 if dtype is None else dtype_name(dtype)
-        element = element_size(stored)
-        sizes = tuple(map(self._native.decoded_bytes, rows))
-        shape = catalogue.shape(row)
-        if shape is None:
-            count, rest = divmod(sum(sizes), element)
-            if rest:
-                raise InvalidArgumentError(
-                    f"{name!r} has {sum(sizes)} bytes, no whole number of {stored}: its type is "
-                    "unknown, pass dtype= to say what it is"
-                )
-            shape = (count,)
-        elif min(shape, default=0) < 0 or sum(sizes) != math.prod(shape) * element:
-            offset = self.index["offset"][row]
-            raise CorruptError(
-                f"packet {name!r} at byte {offset}: it holds {sum(sizes)} bytes, the index says "
-                f"shape {shape} of {stored}"
-            )
-        return _Form(rows, sizes, stored, shape)
-
-    def _decode(self, form: _Form, address: int) -> None:
-        for row, size in zip(form.rows, form.sizes, strict=True):
-            self._check_open()
-            self._native.read_into(row, address, size)
-            address += size
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise InvalidStateError(f"the reader of {self.path} is closed")
-
-    def _decode_all(
-        self, rows: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], address: int
-    ) -> None:
-        """Decodes plain activations, of `sizes` bytes, behind each other."""
-        ends = np.cumsum(sizes)
-        numbers, reached = rows.astype(np.uint64), np.empty(len(rows), np.uint64)
-        done = at = 0
-        while done < len(rows):
-            self._check_open()
-            room = min(int(ends[-1]) - at, max(_CALL_BYTES, int(sizes[done])))
-            done += self._native.read_many(numbers[done:], address + at, room, reached)
-            at = int(ends[done - 1])
-
-    def _torch(self, form: _Form) -> torch.Tensor:
-        import torch
-
-        # The device is named because a default one may be set.
-        values = torch.empty(form.shape, dtype=torch_dtype(form.dtype), device="cpu")
-        self._decode(form, values.data_ptr())
-        return values
-
-    def _numpy(self, form: _Form) -> npt.NDArray[Any]:
-        flat = np.empty(math.prod(form.shape), storage_dtype(form.dtype))
-        self._decode(form, flat.ctypes.data)
-        return from_storage(flat, form.dtype).reshape(form.shape)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Form:
-    """One stored form of an activation: its packets and what they hold together."""
-
-    rows: tuple[int, ...]
-    sizes: tuple[int, ...]
-    dtype: str
-    shape: tuple[int, ...]
-
 
 class ActivationView(Sequence["Activation"]):
     """Activations in capture order: a sequence whose values are decoded when asked for."""
 
-    __slots__ = ("_orders", "_reader", "_rows")
+    __slots__ = ("_orders", "_rows", "_snapshot")
 
     def __init__(
         self,
-        reader: ActivationReader,
+        snapshot: Snapshot,
         rows: npt.NDArray[np.int64],
         orders: _Orders | None = None,
     ) -> None:
-        self._reader = reader
+        self._snapshot = snapshot
         self._rows = rows
         self._orders = {} if orders is None else orders
 
@@ -393,27 +436,27 @@ class ActivationView(Sequence["Activation"]):
     def __getitem__(self, at: slice) -> ActivationView: ...
     def __getitem__(self, at: int | slice) -> Activation | ActivationView:
         if isinstance(at, slice):
-            return ActivationView(self._reader, self._rows[at])
+            return ActivationView(self._snapshot, self._rows[at])
         place = operator.index(at)
         if not -len(self) <= place < len(self):
             raise IndexError(f"activation {place} of {len(self)}")
-        return Activation(self._reader, int(self._rows[place]))
+        return Activation(self._snapshot, int(self._rows[place]))
 
     def __iter__(self) -> Iterator[Activation]:
-        ahead = Ahead(self._reader._native, self._reader._catalogue, self._rows)
+        ahead = Ahead(self._snapshot.native, self._snapshot.catalogue, self._rows)
         for first in range(0, len(self), _ITERATED):
             for place, row in enumerate(self._rows[first : first + _ITERATED].tolist(), first):
-                yield Activation(self._reader, row, ahead, place)
+                yield Activation(self._snapshot, row, ahead, place)
 
     def __repr__(self) -> str:
-        layers = _count(len(np.unique(self._reader._catalogue.codes[self._rows])), "layer")
+        layers = _count(len(np.unique(self._snapshot.catalogue.codes[self._rows])), "layer")
         steps = np.unique(self._column("step"))
         steps = steps[steps >= 0]
         span = f", steps {steps[0]} to {steps[-1]}" if len(steps) else ""
         return f"<ActivationView: {_count(len(self), 'activation')} of {layers}{span}>"
 
     def _column(self, column: str) -> npt.NDArray[Any]:
-        values: npt.NDArray[Any] = self._reader._catalogue.numbers(column)[self._rows]
+        values: npt.NDArray[Any] = self._snapshot.catalogue.numbers(column)[self._rows]
         return values
 
     def select(
@@ -442,10 +485,10 @@ class ActivationView(Sequence["Activation"]):
                 view = view._narrowed(column, wanted)
         if requests is not None:
             named = {requests} if isinstance(requests, str) else set(requests)
-            codes, names = view._reader._catalogue.texts("request")
+            codes, names = view._snapshot.catalogue.texts("request")
             wanted_codes = [code for code, name in enumerate(names) if name in named]
             rows = view._rows[np.isin(codes[view._rows], wanted_codes)]
-            view = ActivationView(view._reader, rows)
+            view = ActivationView(view._snapshot, rows)
         return view
 
     def _narrowed(self, column: str, wanted: int | slice | Iterable[int]) -> ActivationView:
@@ -457,7 +500,7 @@ class ActivationView(Sequence["Activation"]):
             low, high = np.searchsorted(values, ends).tolist()
             places = slice(low, high) if order is None else np.sort(order[low:high])
         rows = self._rows[places]
-        return self if len(rows) == len(self) else ActivationView(self._reader, rows)
+        return self if len(rows) == len(self) else ActivationView(self._snapshot, rows)
 
     def _sorted(self, column: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
         if (found := self._orders.get(column)) is None:
@@ -504,7 +547,7 @@ class ActivationView(Sequence["Activation"]):
         Raises:
             InvalidArgumentError: (a ValueError) shapes or types differ, or there is nothing.
         """
-        if (alike := self._reader._catalogue.alike(self._rows)) is not None:
+        if (alike := self._snapshot.catalogue.alike(self._rows)) is not None:
             return self._packed(alike, dtype).reshape(len(self), *alike.shapes[0].tolist())
         forms = self._forms(exact, dtype)
         _same_shape(forms)
@@ -522,7 +565,7 @@ class ActivationView(Sequence["Activation"]):
         """
         import torch
 
-        alike = self._reader._catalogue.alike(self._rows, dim)
+        alike = self._snapshot.catalogue.alike(self._rows, dim)
         if alike is not None and math.prod(alike.shapes[0, :dim].tolist()) == 1:
             shape = alike.shapes[0].tolist()
             shape[dim] = int(alike.shapes[:, dim].sum())
@@ -554,14 +597,14 @@ class ActivationView(Sequence["Activation"]):
                 `copy` is False: values are decoded anew each time.
         """
         refuse_view(copy, repr(self))
-        if (alike := self._reader._catalogue.alike(self._rows)) is None:
+        if (alike := self._snapshot.catalogue.alike(self._rows)) is None:
             forms = self._forms(True, dtype)
             _same_shape(forms)
             _common(forms, dtype)  # float16 and float32 become float32 in np.stack too
             return np.stack([activation.to_numpy(dtype=dtype) for activation in self])
         sizes = alike.shapes.prod(axis=1) * element_size(alike.dtype)
         flat = np.empty(int(sizes.sum()) // element_size(alike.dtype), storage_dtype(alike.dtype))
-        self._reader._decode_all(self._rows, sizes, flat.ctypes.data)
+        self._snapshot.decode_all(self._rows, sizes, flat.ctypes.data)
         values = from_storage(flat, alike.dtype).reshape(len(self), *alike.shapes[0].tolist())
         return (
             values if dtype is None else values.astype(numpy_dtype(dtype_name(dtype)), copy=False)
@@ -581,7 +624,7 @@ class ActivationView(Sequence["Activation"]):
             import pandas as pd
         except ImportError as error:
             raise UnsupportedError(f"{error}: pip install pandas, or use reader.index") from error
-        catalogue = self._reader._catalogue
+        catalogue = self._snapshot.catalogue
         table: pd.DataFrame = catalogue.columns.table().take(self._rows).to_pandas()
         table.insert(0, "name", [catalogue.name(row) for row in self._rows.tolist()])
         table.index = pd.Index(self._rows, name="row")
@@ -595,39 +638,64 @@ class ActivationView(Sequence["Activation"]):
         sizes = lengths * element_size(alike.dtype)
         out = _empty((int(lengths.sum()),), wanted)
         if wanted == stored:
-            self._reader._decode_all(self._rows, sizes, out.data_ptr())
+            self._snapshot.decode_all(self._rows, sizes, out.data_ptr())
             return out
         at, piece = 0, max(1, _CONVERTED_BYTES // max(1, int(sizes.max())))
         for first in range(0, len(self), piece):
             some = slice(first, first + piece)
             part = _empty((int(lengths[some].sum()),), stored)
-            self._reader._decode_all(self._rows[some], sizes[some], part.data_ptr())
+            self._snapshot.decode_all(self._rows[some], sizes[some], part.data_ptr())
             out[at : at + len(part)].copy_(part)
             at += len(part)
         return out
 
-    def _forms(self, exact: bool, dtype: Any) -> list[_Form]:
+    def _forms(self, exact: bool, dtype: Any) -> list[Form]:
         if not len(self):
             raise InvalidArgumentError("no activations to join: the selection is empty")
-        return [self._reader._form(int(row), exact, dtype) for row in self._rows]
+        return [self._snapshot.form(int(row), exact, dtype) for row in self._rows]
 
-    def _fill(self, place: torch.Tensor, form: _Form) -> None:
+    def _fill(self, place: torch.Tensor, form: Form) -> None:
         """Decodes into place, where it can hold the stored elements as they are."""
         if place.dtype == torch_dtype(form.dtype) and place.is_contiguous():
-            self._reader._decode(form, place.data_ptr())
+            self._snapshot.decode(form, place.data_ptr())
         else:
-            place.copy_(self._reader._torch(form))
+            place.copy_(self._snapshot.torch(form))
 
 
-# ---- joining and messages --------------------------------------------------------
+# ---- names, joining and messages --------------------------------------------------------
 
 
-def _same_shape(forms: Sequence[_Form]) -> None:
+def _matching(pattern: str, names: Collection[str]) -> list[str]:
+    """The names that a name or pattern stands for."""
+    if pattern not in names and isinstance(pattern, str) and ("*" in pattern or "?" in pattern):
+        glob = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+        fits = re.compile(glob, re.DOTALL).fullmatch
+        return [name for name in names if fits(name)]
+    return [pattern] if pattern in names else []
+
+
+def _kept(wanted: Any) -> Any:
+    """A selector that can be asked more than once."""
+    several = isinstance(wanted, Iterable) and not isinstance(wanted, str)
+    return tuple(wanted) if several else wanted
+
+
+def _of_layers(
+    snapshot: Snapshot, rows: npt.NDArray[np.int64], patterns: Iterable[str]
+) -> npt.NDArray[np.int64]:
+    """The rows of the layers that names or patterns stand for."""
+    catalogue = snapshot.catalogue
+    names = {name for pattern in patterns for name in _matching(pattern, catalogue.names)}
+    codes = [code for code, name in enumerate(catalogue.names) if name in names]
+    return rows[np.isin(catalogue.codes[rows], codes)]
+
+
+def _same_shape(forms: Sequence[Form]) -> None:
     if len({form.shape for form in forms}) > 1:
         raise InvalidArgumentError(f"cannot stack {_tally(form.shape for form in forms)}")
 
 
-def _common(forms: Sequence[_Form], dtype: Any) -> str:
+def _common(forms: Sequence[Form], dtype: Any) -> str:
     """The type that can hold the values of all."""
     names = {form.dtype for form in forms}
     if dtype is not None:

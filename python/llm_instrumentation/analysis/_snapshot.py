@@ -1,0 +1,135 @@
+"""The rows of a capture as they stood at one time, and the values of their activations."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._native import Reader
+from ..errors import CorruptError, InvalidArgumentError, InvalidStateError, NotFoundError
+from ._catalogue import FLOAT16, Catalogue
+from ._columns import Columns
+from ._elements import dtype_name, element_size, from_storage, storage_dtype, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Form", "Snapshot"]
+
+_CALL_BYTES = 64 << 20  # that one call of the library decodes, between looks for signals
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Form:
+    """One stored form of an activation: its packets and what they hold together."""
+
+    rows: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Snapshot:
+    """Rows of a capture: all, or those from some row on. What it has never changes.
+
+    Attributes:
+        path: of the stream.
+        native: the library's reader of these rows.
+        first: number that its row 0 has in the whole capture.
+        catalogue: which of its rows make which activations.
+        closed: its values are out of reach.
+    """
+
+    def __init__(self, path: str, native: Reader, first: int = 0) -> None:
+        self.path = path
+        self.native = native
+        self.first = first
+        self.catalogue = Catalogue(Columns(native))
+        self.closed = False
+
+    def follow(self, row: int) -> Snapshot | None:
+        """Its rows from one on, and those that came since; None where nothing changed.
+
+        Raises:
+            NotFoundError: the stream at the path is another one, or was cut back.
+        """
+        self.check_open()
+        native = self.native.follow(row)
+        return None if native is None else Snapshot(self.path, native, self.first + row)
+
+    def close(self) -> None:
+        """Closes the stream; what the index says stays. Does nothing when closed."""
+        if not self.closed:
+            self.closed = True
+            self.catalogue.columns.close()
+            self.native.close()
+
+    def form(self, row: int, exact: bool, dtype: Any) -> Form:
+        """Finds the stored form of an activation to decode, and checks its length."""
+        self.check_open()
+        catalogue, name = self.catalogue, self.catalogue.name(row)
+        if (error := catalogue.error(row)) is not None:
+            raise NotFoundError(f"{name!r} is not in {self.path}: {error}")
+        rows, stored = catalogue.parts.get(row, (row,)), catalogue.stored_dtype(row)
+        if exact and row in catalogue.twins:
+            rows, stored = catalogue.twins[row], "float32"
+        if stored is None:
+            stored = FLOAT16 if dtype is None else dtype_name(dtype)
+        element = element_size(stored)
+        sizes = tuple(map(self.native.decoded_bytes, rows))
+        shape = catalogue.shape(row)
+        if shape is None:
+            count, rest = divmod(sum(sizes), element)
+            if rest:
+                raise InvalidArgumentError(
+                    f"{name!r} has {sum(sizes)} bytes, no whole number of {stored}: its type is "
+                    "unknown, pass dtype= to say what it is"
+                )
+            shape = (count,)
+        elif min(shape, default=0) < 0 or sum(sizes) != math.prod(shape) * element:
+            offset = catalogue.columns.table()["offset"][row]
+            raise CorruptError(
+                f"packet {name!r} at byte {offset}: it holds {sum(sizes)} bytes, the index says "
+                f"shape {shape} of {stored}"
+            )
+        return Form(rows, sizes, stored, shape)
+
+    def decode(self, form: Form, address: int) -> None:
+        for row, size in zip(form.rows, form.sizes, strict=True):
+            self.check_open()
+            self.native.read_into(row, address, size)
+            address += size
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise InvalidStateError(f"the reader of {self.path} is closed")
+
+    def decode_all(
+        self, rows: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], address: int
+    ) -> None:
+        """Decodes plain activations, of `sizes` bytes, behind each other."""
+        ends = np.cumsum(sizes)
+        numbers, reached = rows.astype(np.uint64), np.empty(len(rows), np.uint64)
+        done = at = 0
+        while done < len(rows):
+            self.check_open()
+            room = min(int(ends[-1]) - at, max(_CALL_BYTES, int(sizes[done])))
+            done += self.native.read_many(numbers[done:], address + at, room, reached)
+            at = int(ends[done - 1])
+
+    def torch(self, form: Form) -> torch.Tensor:
+        import torch
+
+        # The device is named because a default one may be set.
+        values = torch.empty(form.shape, dtype=torch_dtype(form.dtype), device="cpu")
+        self.decode(form, values.data_ptr())
+        return values
+
+    def numpy(self, form: Form) -> npt.NDArray[Any]:
+        flat = np.empty(math.prod(form.shape), storage_dtype(form.dtype))
+        self.decode(form, flat.ctypes.data)
+        return from_storage(flat, form.dtype).reshape(form.shape)
