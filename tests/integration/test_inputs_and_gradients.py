@@ -161,6 +161,22 @@ def test_an_argument_that_cannot_be_looked_into_is_told_of(path):
         assert [m.name for m in reader.missing] == ["!input"]
 
 
+def test_an_argument_of_an_unknown_type_is_not_called_an_output(path):
+    class Holder:
+        def __init__(self) -> None:
+            self.held = X
+
+    class Takes(nn.Module):
+        def forward(self, x: Tensor, holder: Holder) -> Tensor:
+            return x
+
+    with (
+        pytest.warns(RuntimeWarning, match=r"^objects of these types hold tensors.*Holder"),
+        capture_activations(model := Takes(), path, config=whole().with_inputs()),
+    ):
+        model(X, Holder())
+
+
 # ---- gradients --------------------------------------------------------------------
 
 
