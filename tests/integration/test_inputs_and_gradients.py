@@ -161,6 +161,22 @@ def test_an_argument_that_cannot_be_looked_into_is_told_of(path):
         assert [m.name for m in reader.missing] == ["!input"]
 
 
+def test_an_argument_of_an_unknown_type_is_not_called_an_output(path):
+    class Holder:
+        def __init__(self) -> None:
+            self.held = X
+
+    class Takes(nn.Module):
+        def forward(self, x: Tensor, holder: Holder) -> Tensor:
+            return x
+
+    with (
+        pytest.warns(RuntimeWarning, match=r"^objects of these types hold tensors.*Holder"),
+        capture_activations(model := Takes(), path, config=whole().with_inputs()),
+    ):
+        model(X, Holder())
+
+
 # ---- gradients --------------------------------------------------------------------
 
 
@@ -360,6 +376,24 @@ def test_what_leads_to_no_loss_has_no_gradient(path):
     got = captured(path)
     assert got.keys() == {"a", "b", "", "[1]", "a!grad", "!grad"}  # b leads to no loss
     assert got["!grad"][0].unique().tolist() == [5.0]
+
+
+def test_of_parts_that_are_computed_together_those_without_a_gradient_have_none(path):
+    class Split(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return x.split(2, dim=-1)  # one node of the graph gives all parts
+
+    model = nn.Sequential(nn.Linear(4, 4), Split())
+    with capture_activations(model, path, config=whole().with_gradients()):
+        first, _second = model(X)
+        (first.sum() * 5).backward()
+        _first, second = model(X)
+        (second.sum() * 7).backward()
+    with ActivationReader(path) as reader:
+        for name, step, value in ("1!grad", 0, 5.0), ("1[1]!grad", 1, 7.0):
+            (gradient,) = reader[name]
+            assert (gradient.step, gradient.to_torch().unique().tolist()) == (step, [value])
+        assert len(reader["0!grad"]) == 2
 
 
 def test_a_capture_with_gradients_lets_go_of_the_model(path):

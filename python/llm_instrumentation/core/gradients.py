@@ -30,8 +30,9 @@ class Gradients:
     def wait_for(self, tensor: Tensor, tensors: ModuleTensors, path: str, when: When) -> None:
         """Takes the gradient of a module's tensor in each backward pass that computes it."""
 
-        def take(gradient: Tensor) -> None:
-            if self._sink.running:
+        def take(gradient: Tensor | None) -> None:
+            # None: what this pass computes depends on others that came with the tensor, not on it.
+            if gradient is not None and self._sink.running:
                 self.seen = True
                 tensors.take([(path, gradient)], when, GRADIENT)
 

@@ -408,7 +408,7 @@ class Recorder:
         stats = self._last_stats
         if self._unwalked:
             warn(
-                "outputs of these types hold tensors that are not captured: "
+                "objects of these types hold tensors that are not captured: "
                 + ", ".join(sorted(self._unwalked))
             )
         target = self._config.target_throughput_gbps
