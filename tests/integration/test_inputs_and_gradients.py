@@ -286,15 +286,18 @@ def test_an_output_that_is_changed_in_place_keeps_its_own_gradient(path):
     assert torch.equal(got["0!grad"][0], 2.0 * (X > 3.5))
 
 
-def test_a_leaf_that_is_returned_as_it_is_gets_one_gradient_a_pass(path):
+def test_the_gradient_of_a_leaf_is_of_no_step(path):
+    """It is the sum over all uses of the leaf, which come in any order."""
     model, leaf = nn.Sequential(nn.Identity(), nn.Linear(4, 1)), X.clone().requires_grad_()
     with capture_activations(model, path, config=whole().with_gradients()):
-        with torch.enable_grad():
-            model(leaf)  # whose backward never comes
-        for _ in range(2):
-            model(leaf).sum().backward()
+        first, second = model(leaf), model(leaf)
+        (first.sum() + 2 * second.sum()).backward()
+        model(leaf).sum().backward()
     with ActivationReader(path) as reader:
-        assert [a.step for a in reader["0!grad"]] == [1, 2]
+        gradients = list(reader["0!grad"])
+        assert [(a.step, a.token, a.call) for a in gradients] == [(None, None, 0)] * 2
+        assert torch.allclose(gradients[0].to_torch(), 3 * gradients[1].to_torch())
+        assert [a.step for a in reader["1!grad"]] == [1, 0, 2]
     assert not leaf._backward_hooks
 
 
@@ -404,3 +407,61 @@ def test_a_capture_with_gradients_lets_go_of_the_model(path):
     del model
     gc.collect()
     assert gone() is None and framework.stats().packets == 4
+
+
+def test_a_call_that_raised_leaves_inputs_and_outputs_in_step(path):
+    class Retries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.may_fail = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with contextlib.suppress(RuntimeError):
+                self.may_fail(x[:, :3])  # of the wrong shape
+            return self.may_fail(x)
+
+    with (
+        torch.no_grad(),
+        capture_activations(model := Retries(), path, config=whole().with_inputs()),
+    ):
+        model(X)
+    with ActivationReader(path) as reader:
+        assert [(a.call, a.shape) for a in reader["may_fail!input"]] == [(0, (2, 3)), (1, (2, 4))]
+        assert [a.call for a in reader["may_fail"]] == [1]
+
+
+def test_inputs_of_a_module_that_calls_itself_are_told_apart(path):
+    class Twice(nn.Module):
+        def forward(self, x: Tensor, again: bool) -> Tensor:
+            return self(x + 1, False) if again else x * 2
+
+    with torch.no_grad(), capture_activations(model := Twice(), path, config=whole().with_inputs()):
+        model(X, True)
+        model(X, False)
+    with ActivationReader(path) as reader:
+        assert [(a.step, a.call) for a in reader["!input"]] == [(0, 0), (0, 1), (1, 0)]
+        assert torch.equal(reader["!input"].at(step=0, call=1).to_torch(), X + 1)
+        assert len({(a.step, a.call) for a in reader[""]}) == 3
+
+
+def test_caches_are_no_inputs(llama, ids, path):
+    config = whole().with_kv_cache().with_inputs()
+    with torch.no_grad(), capture_activations(llama, path, config=config):
+        llama.generate(ids, max_new_tokens=2, do_sample=False)
+    with ActivationReader(path) as reader:
+        assert [name for name in reader.layers if "past_key_values" in name]
+        assert not [name for name in reader.layers if "past_key" in name and "!input" in name]
+
+
+@pytest.mark.parametrize("cut", ["with_last_position", "with_sampling"])
+def test_batched_gradients_cannot_be_cut_and_are_told_of(path, cut):
+    model = nn.Linear(2, 2)
+    config = getattr(whole().with_gradients(), cut)(*([0.5] if cut == "with_sampling" else []))
+    x = torch.ones(1, 3, 2)
+    with (
+        pytest.warns(RuntimeWarning, match="a gradient of layer '' is not captured"),
+        capture_activations(model, path, config=config) as capture,
+    ):
+        torch.autograd.functional.jacobian(lambda x: model(x), x, vectorize=True)
+        model(x)  # the capture goes on
+    assert capture.stats().tensors == 2 and capture.stats().failed >= 1

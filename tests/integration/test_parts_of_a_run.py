@@ -15,6 +15,7 @@ from llm_instrumentation import (
 )
 from llm_instrumentation._native import ForwardHooks
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 @pytest.fixture(params=[True, False], ids=["hooks in C", "hooks in Python"], autouse=True)
@@ -242,3 +243,61 @@ def test_a_damaged_shape_is_told_of(path, monkeypatch):
                 '{"source_shape": 3}', '{"source_shape": [2, 3, "4"]}'):  # fmt: skip
         with pytest.raises(ValueError, match="last position"):
             last_position.positions_from_parameters(bad, 8)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_is_computed_again_for_a_step_that_is_left_out_is_left_out(path, reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=reentrant)
+
+    model, x = Checkpointed(), torch.ones(2, 2, requires_grad=True)
+    chosen = config().with_every(2).with_inputs().with_gradients()
+    with capture_activations(model, path, config=chosen) as capture:
+        model(x).sum().backward()
+        had = capture.stats().tensors
+        model(x).sum().backward()
+        with capture.paused():
+            model(x).sum().backward()
+    assert capture.stats().tensors == had > 10
+
+
+def test_pauses_may_overlap(path):
+    with capture_activations(model := net(), path, config=config()) as capture:
+        first, second = capture.paused(), capture.paused()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        run_of(1, model)  # the second still lasts
+        second.__exit__(None, None, None)
+        run_of(1, model, 1)
+    assert steps_in(path) == [(1, 1.0)]
+
+
+def test_the_gradient_of_a_leaf_follows_the_step_before_it(path):
+    leaf = torch.ones(2, 2, requires_grad=True)
+    chosen = config().with_every(2).with_gradients()
+    with capture_activations(model := net(), path, config=chosen) as capture:
+        for _ in range(4):
+            model(leaf).sum().backward()
+        with capture.paused():
+            model(leaf).sum().backward()
+    with ActivationReader(path) as reader:
+        assert len(reader["0!grad"]) == 2
+
+
+def test_a_module_that_ran_while_it_paused_is_told_of_so(path):
+    model = nn.ModuleDict({"one": nn.Linear(2, 2), "other": nn.Linear(2, 2)})
+    model.forward = lambda x, name: model[name](x)
+    with (
+        pytest.warns(RuntimeWarning, match="'other': not called but perhaps in the 1 steps that"),
+        torch.no_grad(),
+        capture_activations(model, path, config=config()) as capture,
+    ):
+        model(torch.ones(2, 2), "one")
+        with capture.paused():
+            model(torch.ones(2, 2), "other")

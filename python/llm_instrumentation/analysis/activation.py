@@ -340,7 +340,7 @@ class Activation:
         if len(values) != len(positions):
             raise CorruptError(
                 f"{self.name!r} (row {self.row} of the index) holds {len(values)} values, a "
-                f"sample of shape {shape} has {len(positions)}"
+                f"part of a tensor of shape {shape} has {len(positions)}"
             )
         inexact = values.is_floating_point() or values.is_complex()
         if not inexact and not float(fill).is_integer():

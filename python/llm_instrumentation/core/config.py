@@ -323,7 +323,7 @@ class InstrumentationConfig:
 
         The tensors among the arguments are named as those of an output are: the first one
         `NAME!input`, the second `NAME[1]!input`, a keyword argument `NAME['mask']!input`. Step,
-        token and call are those of the output.
+        token and call are those of the output. Key-value caches are left out.
         """
         return self._change(inputs=enabled)
 
@@ -331,7 +331,8 @@ class InstrumentationConfig:
         """Also captures the gradients of outputs, as `NAME!grad`.
 
         They are what a backward pass computes within the block, for outputs that require them;
-        step, token and call are those of the forward pass. Gradients are often smaller than the
+        step, token and call are those of the forward pass. Those of leaves, which are sums over all
+        uses, and of what a backward pass computes again have no step. Gradients are often smaller than the
         smallest float16: `with_float32()` keeps those of float32.
         """
         return self._change(gradients=enabled)

@@ -278,25 +278,26 @@ class InstrumentationFramework:
         self._pause(False)
 
     def _pause(self, paused: bool) -> None:
-        if not self._recorders:
+        for recorder in self._running():
+            recorder.pause(paused)
+
+    def _running(self) -> list[Recorder]:
+        running = list(self._recorders)
+        if not running:
             raise RuntimeError("no capture is running: pause and resume one inside its block")
-        for recorder in self._recorders:
-            recorder.paused = paused
+        return running
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """A block whose steps are left out, as by :meth:`pause`; behind it all is as before.
+        """A block whose steps are left out, beside :meth:`pause`; blocks may overlap.
 
         Raises:
             RuntimeError: no capture is running.
         """
-        before = [(recorder, recorder.paused) for recorder in self._recorders]
-        self.pause()
-        try:
+        with contextlib.ExitStack() as blocks:
+            for recorder in self._running():
+                blocks.enter_context(recorder.paused())
             yield
-        finally:
-            for recorder, paused in before:
-                recorder.paused = paused
 
     def analyze_activations(self, stream_path: str | os.PathLike[str]) -> dict[str, Any]:
         """Counts the packets and bytes of a stream, per packet name.

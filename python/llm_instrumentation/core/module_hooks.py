@@ -93,11 +93,14 @@ class ModuleHooks:
         place = self._steps.here()
         if not place.mine:
             return
+        # The output of this call gets the same number, also where an earlier call had none.
+        call = max(place.calls[self._index], place.entered.get(self._index, 0))
+        place.calls[self._index], place.entered[self._index] = call, call + 1
         when, ending = self._when(place, 0), RECOMPUTED * place.again + INPUT
         try:
             found: list[tuple[str, Tensor]] = []
-            for part in (args, kwargs):
-                found += walk_output(part, kv_cache=self._kv_cache, unwalked=self._unwalked)
+            for part in (args, kwargs):  # each layer is given the caches of all
+                found += walk_output(part, kv_cache=False, unwalked=self._unwalked)
         except Exception as error:
             self._tensors.refuse(_not_walked(error), when, ending)
             return

@@ -169,7 +169,6 @@ class Recorder:
             self._stop_probes()
             raise
         self._sink = TensorSink(self._session, config, bound=self._bound, refused=self._complain)
-        self._gradients = Gradients(self._sink)
         self.capture_id = self._session.capture_id
         self._pid = os.getpid()
         self._began = time.monotonic()
@@ -201,6 +200,8 @@ class Recorder:
                 mine=mine,
                 watch=self._watch,
             )
+            self._gradients = Gradients(self._sink, self._steps)
+            self._exit.callback(self._gradients.forget)
             if view:
                 self._sink.in_c = self._steps.in_c = ForwardHooks(
                     self._session, view=view, plain=PLAIN, is_neg=Tensor.is_neg,
@@ -340,14 +341,13 @@ class Recorder:
             self._sink.stop()
         warn(f"the capture to {self.path} has stopped, the model goes on: {error}")
 
-    @property
-    def paused(self) -> bool:
-        """Whether steps that begin now are left out."""
-        return self._steps.paused
-
-    @paused.setter
-    def paused(self, paused: bool) -> None:
+    def pause(self, paused: bool) -> None:
+        """Leaves out the steps that begin from now on, or captures them."""
         self._steps.paused = paused
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which the steps that begin are left out."""
+        return self._steps.left_out()
 
     # ---- numbers --------------------------------------------------------------
 
@@ -387,7 +387,6 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._gradients.forget()
         self._exit.close()
 
     def finish(self) -> None:
@@ -469,9 +468,11 @@ class Recorder:
                 why = f": all {skipped} steps were left out" if skipped else ""
                 warn(f"no module ran in the block{why}. It has put nothing into {self.path}")
         elif missed:
+            skipped = self._steps.skipped
+            but = f" but perhaps in the {skipped} steps that were left out" if skipped else ""
             warn(
-                f"nothing is captured of {_some(missed)}: not called, or where no hooks are, in "
-                "exported or scripted code or by a parent that uses the weights alone. "
+                f"nothing is captured of {_some(missed)}: not called{but}, or where no hooks are, "
+                "in exported or scripted code or by a parent that uses the weights alone. "
                 "stats().silent names all modules that did not run"
             )
 

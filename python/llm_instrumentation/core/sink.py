@@ -25,6 +25,7 @@ from .tensors import (
     PlainEnqueuer,
     check_dense,
     check_runs_now,
+    described,
     enqueue_converted,
     enqueue_tensor,
     plain_enqueuer,
@@ -137,14 +138,13 @@ class TensorSink:
         if transferred:
             check_runs_now()
         check_dense(tensor)
-        if self.samples and not whole:
-            transform = TRANSFORM.encode()
-            parameters = parameters_json(tensor.shape, *self._sampling).encode()
-            tensor = sample_tensor(tensor, *self._sampling)
-        elif self._last_position and not whole and (last := last_position(tensor)) is not None:
-            transform = LAST_POSITION.encode()
-            parameters = last_position_json(tuple(tensor.shape)).encode()
-            tensor = last
+        if self.keeps_parts and not whole:
+            try:
+                tensor, transform, parameters = self._part(tensor)
+            except RuntimeError as error:  # of what wraps others, as in torch.func
+                raise UnsupportedError(
+                    f"{described(tensor)}: taking a part of it raised {error!r}"
+                ) from error
         step, token, call, request = when
 
         def enqueue(host: Tensor) -> None:
@@ -170,6 +170,18 @@ class TensorSink:
             self._transfers().async_narrowed_to_host(tensor, narrow, bounded, enqueue_narrowed)
         else:
             self._transfers().async_gpu_to_host(tensor, enqueue)
+
+    def _part(self, tensor: Tensor) -> tuple[Tensor, bytes | None, bytes | None]:
+        """What is kept of a tensor, how it was made, and the parameters of that."""
+        if self.samples:
+            parameters = parameters_json(tensor.shape, *self._sampling)
+            sample = sample_tensor(tensor, *self._sampling)
+            return sample, TRANSFORM.encode(), parameters.encode()
+        last = last_position(tensor) if self._last_position else None
+        if last is None:
+            return tensor, None, None
+        parameters = last_position_json(tuple(tensor.shape))
+        return last, LAST_POSITION.encode(), parameters.encode()
 
     def _transfers(self) -> CUDAMemoryManager:
         if self._cuda is None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
 import threading
 import weakref
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -35,14 +36,15 @@ class Place:
         token: tokens recorded when the step began, -1 where nobody counts them.
         request: the capture's number of the request that it serves, 0: none.
         calls: how often each module ran in the step, or since the last one.
+        entered: how often those were called whose inputs are captured.
         mine: whether what runs here belongs to the capture, by its scope.
         again: whether it is what a backward pass computes again, outside of any step.
         skipped: whether the step is left out.
     """
 
     __slots__ = (
-        "again", "called", "calls", "frames", "late", "method", "mine", "never", "request",
-        "skipped", "step", "token",
+        "again", "called", "calls", "entered", "frames", "late", "method", "mine", "never",
+        "request", "skipped", "step", "token",
     )  # fmt: skip
 
     def __init__(self, modules: int) -> None:
@@ -55,6 +57,7 @@ class Place:
         self.step = self.token = -1
         self.request = 0
         self.calls = array("q", [0] * modules)  # stays in its place, for hooks in C count in it
+        self.entered: dict[int, int] = {}
         self.never = array("q", self.calls)  # zeros, to begin a step with
         self.mine = True
         self.again = self.skipped = False
@@ -146,7 +149,8 @@ class Steps:
     Attributes:
         count: steps begun so far, those before `first` included.
         skipped: those of them that were left out.
-        paused: whether those that begin now are.
+        paused: whether those that begin now are, until it is said otherwise; as in blocks of
+            :meth:`left_out`.
         seen_to_end: whether one that is captured came to its end, and not by an exception.
         in_c: the hooks in C, which are told of steps; set before the first one.
     """
@@ -166,6 +170,8 @@ class Steps:
         self.count = first
         self.skipped = 0
         self.paused = False
+        self._blocks = 0  # of `left_out`, that are open
+        self._skips = False  # whether the last step that began is left out
         self.seen_to_end = False
         self.in_c: ForwardHooks | None = None
         self._roots = {id(model) for model in models}
@@ -231,6 +237,30 @@ class Steps:
             if self.in_c is not None:
                 self.in_c.leave()
 
+    @property
+    def _pauses(self) -> bool:
+        return self.paused or self._blocks > 0
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether what belongs to no step is left out now: in a pause, and behind a step that is.
+
+        What a backward pass computes again does not say of which step it is, nor does the gradient
+        of a leaf. Most follow their step at once.
+        """
+        return self._pauses or self._skips
+
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        """A block in which the steps that begin are left out. Blocks may overlap."""
+        with self._lock:
+            self._blocks += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks -= 1
+
     def forget(self) -> None:
         """Lets go of what interrupted calls have left, once the capture has ended."""
         self._places = _Places(self._modules)
@@ -249,11 +279,13 @@ class Steps:
             with self._lock:
                 place.step = self.count
                 self.count += 1
-                place.skipped = self.paused or place.step % self._every != 0
+                place.skipped = self._pauses or place.step % self._every != 0
                 self.skipped += place.skipped
+                self._skips = place.skipped
             place.token = self._token()
             place.request = self._request()
             place.calls[:] = place.never
+            place.entered.clear()
         if place.skipped:
             place.mine = False
         if self.in_c is None or place.late is not None:  # hooks in C do not ask when one ends
@@ -305,6 +337,7 @@ class Steps:
         place.mine = self._mine is None or self._mine()
         place.again = _backward_pass() != -1
         if place.again:
+            place.mine = place.mine and not self.leaves_out
             self._outside(place)
             return
         frame: FrameType | None = sys._getframe(1)
