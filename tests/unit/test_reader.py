@@ -638,7 +638,9 @@ def test_parameters_that_do_not_fit_are_reported(path):
             with pytest.raises(CorruptError, match=f"'{name}' .*not the parameters of a sample"):
                 reader[name][0].to_dense()
             assert reader[name][0].to_torch().tolist() == [1, 1, 1]
-        with pytest.raises(CorruptError, match=r"4 values, a sample of shape \(80,\) has 40"):
+        with pytest.raises(
+            CorruptError, match=r"4 values, a part of a tensor of shape \(80,\) has 40"
+        ):
             reader["z"][0].to_dense()
 
 
