@@ -332,8 +332,8 @@ class InstrumentationConfig:
 
         They are what a backward pass computes within the block, for outputs that require them;
         step, token and call are those of the forward pass. Those of leaves, which are sums over all
-        uses, and of what a backward pass computes again have no step. Gradients are often smaller than the
-        smallest float16: `with_float32()` keeps those of float32.
+        uses, and of what a backward pass computes again have no step. Gradients are often smaller
+        than the smallest float16: `with_float32()` keeps those of float32.
         """
         return self._change(gradients=enabled)
 
