@@ -198,6 +198,14 @@ func (c *cells) setTexts(offsets, values []byte, unit int, r *room) *fault {
 	if n == 0 {
 		return nil
 	}
+	if from := offset(offsets, 0) * unit; areOne(offsets, values, n, unit) {
+		one := values[from : offset(offsets, 1)*unit]
+		if text && !utf8.Valid(one) {
+			return wrong("its text is not UTF-8")
+		}
+		c.distinct = distinct{string(one), []uint32{0, uint32(len(one))}}
+		return nil
+	}
 	if r.known == nil {
 		r.known = map[string]uint64{}
 	}
@@ -229,6 +237,21 @@ func (c *cells) setTexts(offsets, values []byte, unit int, r *room) *fault {
 	c.numbers, c.distinct.bytes, c.distinct.ends = packed(places), string(found), slices.Clip(c.distinct.ends)
 	r.found = found
 	return nil
+}
+
+// areOne reports whether n texts or lists are the same, as in most columns.
+func areOne(offsets, values []byte, n, unit int) bool {
+	first, second, last := offset(offsets, 0), offset(offsets, 1), offset(offsets, n)
+	length := second - first
+	if last-first != n*length {
+		return false
+	}
+	for i := 1; i < n; i++ {
+		if offset(offsets, i+1)-offset(offsets, i) != length {
+			return false
+		}
+	}
+	return bytes.Equal(values[second*unit:last*unit], values[first*unit:(last-length)*unit])
 }
 
 // cellsOf are those of an array that Record made.
