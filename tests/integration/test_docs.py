@@ -144,6 +144,17 @@ def test_the_messages_of_troubleshooting_are_printed():
     assert [part for part in parts if part not in text] == []
 
 
+def test_the_list_of_decisions_has_each_with_its_title():
+    folder = ROOT / "docs" / "decisions"
+    pages = {path.name: path.read_text().partition("\n")[0] for path in folder.glob("0*.md")}
+    listed = re.findall(
+        r"^\| \[(\d+)\]\((.+?)\) \| (.+?) \|", (folder / "README.md").read_text(), re.M
+    )
+    assert [(name, f"# {number} {title}") for number, name, title in listed] == sorted(
+        pages.items()
+    )
+
+
 # ---- API.md -------------------------------------------------------------------
 
 
