@@ -1,52 +1,54 @@
 /*
- * hook.c - a forward hook of PyTorch's modules that runs no Python: it reads the tensor that a
- * module returns, and hands it to strap_offer, or without the interpreter's lock to
- * strap_enqueue. Whatever is not a plain tensor in memory, it leaves to the hook in Python, its
- * twin.
+ * hook.c - a forward hook for PyTorch modules that runs no Python.
  *
- * llm_instrumentation._native.hooks loads it.
+ * The hook reads the tensor that a module returned. It passes a small tensor to strap_offer while
+ * it holds the GIL. It passes any other tensor to strap_enqueue and releases the GIL meanwhile.
+ * Everything that is not a plain CPU tensor goes to the hook in Python, which does the same work.
+ *
+ * llm_instrumentation._native.hooks loads this file.
  */
 #include <stdlib.h>
 
 #include "python.h"
 #include "strap.h"
 
-/* ---- what the hooks of a capture share; _native/hooks.py has the same struct ---- */
+/* The state that all hooks of one capture share. _native/hooks.py declares the same struct. */
 
 struct hooks {
   int32_t running;
-  int32_t last_position; /* of several positions Python keeps the last */
-  uint64_t number; /* of the capture, unique in the process and above 0 */
+  int32_t last_position; /* 1: leave (batch, positions, features) to Python, which cuts it */
+  uint64_t number;       /* of the capture: above 0, unique in the process */
   uint64_t session;
   strap_status (*enqueue)(strap_session, strap_tensor *, int32_t, strap_error *);
   strap_status (*offer)(strap_session, const strap_tensor *, strap_error *);
   strap_status (*abandon)(strap_session, uint64_t, strap_error *);
-  int (*view)(PyObject *tensor, DLTensor *); /* borrows; 0, or -1 with an exception */
-  PyObject *plain[2];                        /* types whose elements are in their own memory */
+  int (*view)(PyObject *tensor, DLTensor *); /* fills a borrowed view; -1 sets an exception */
+  PyObject *plain[2];                        /* torch.Tensor and torch.nn.Parameter */
   PyObject *tuple, *none, *no;               /* tuple, None, False */
   PyObject *is_neg;                          /* Tensor.is_neg */
-  PyObject *failed;                          /* told of a tensor that was not taken */
-  unsigned char *ran;                        /* 1 for each module that ran */
+  PyObject *failed;                          /* called with the error of a refused tensor */
+  unsigned char *ran;                        /* one byte per module: 1 once it has run */
 };
 
-/* The hook of one module, or what puts a part of what it returns. */
+/* One hook: of a module, or of one tensor inside a module's output. */
 struct hook {
   struct hooks *all;
-  uint32_t layer; /* of the session */
-  uint32_t index; /* into the calls of a thread, and into `ran` */
-  PyObject *owner;     /* keeps all alive */
-  PyObject *otherwise; /* the one in Python */
+  uint32_t layer;      /* the session's id of the tensor */
+  uint32_t index;      /* of the module, into `calls` and `ran` */
+  PyObject *owner;     /* a reference that keeps `all` alive */
+  PyObject *otherwise; /* the hook in Python */
 };
 
-/* Where a thread stands within a step of a capture. */
+/* The step that a thread is in. */
 struct place {
-  uint64_t capture; /* 0: outside of any */
-  int64_t *calls;   /* how often each layer ran; alive until the step ends. NULL: it is skipped */
+  uint64_t capture; /* number of the capture; 0: the thread is in no step */
+  int64_t *calls;   /* how often each module ran in the step; Python owns it. NULL: skip */
   int64_t step, token;
   uint32_t request;
 };
 
-/* Few captures run at once. One that loses its place to another is left to Python. */
+/* Each thread remembers one step for each slot. Two captures with the same slot overwrite each
+ * other; the hooks in Python then serve the one that was overwritten. */
 enum { PLACES = 4 };
 static _Thread_local struct place places[PLACES];
 
@@ -62,8 +64,8 @@ void hooks_leave(const struct hooks *all) {
   if (here->capture == all->number) here->capture = 0;
 }
 
-/* STRAP_ type of DLPack's; 0: left to Python. Integers of 8 bits are too, for PyTorch says the
- * same of those that have fewer. */
+/* dtype_of maps a DLPack type to a STRAP_ type. It returns 0 for types that Python handles. 8-bit
+ * integers are among them: PyTorch reports types of fewer bits as 8-bit integers too. */
 static strap_dtype dtype_of(const DLTensor *t) {
   if (t->dtype.lanes != 1) return 0;
   switch (t->dtype.code << 8 | t->dtype.bits) {
@@ -83,8 +85,8 @@ static int is_plain(const struct hooks *all, PyObject *type) {
   return type == all->plain[0] || type == all->plain[1];
 }
 
-/* The two outputs of nearly all modules: a tensor, and a tensor beside None. Borrowed; NULL:
- * another one. */
+/* tensor_in returns the tensor of an output that is a tensor or a pair (tensor, None), which nearly
+ * all modules return. The reference is borrowed. It returns NULL for every other output. */
 static PyObject *tensor_in(const struct hooks *all, PyObject *output) {
   PyObject *type = type_of(output);
   if (is_plain(all, type)) return output;
@@ -94,21 +96,22 @@ static PyObject *tensor_in(const struct hooks *all, PyObject *output) {
   return is_plain(all, type_of(first)) ? first : NULL;
 }
 
-/* What a tensor is. */
+/* A tensor with its own copy of shape and strides: another thread may resize the original. */
 struct described {
   strap_tensor tensor;
-  int64_t lengths[2 * STRAP_MAX_DIMS]; /* shape and strides: others may change theirs meanwhile */
+  int64_t lengths[2 * STRAP_MAX_DIMS]; /* the shape, then the strides */
 };
 
-/* Of an error Python finds the same and says why. What is none, as Ctrl-C, stays. */
+/* not_described clears an ordinary exception and returns 0: the Python hook runs next, meets the
+ * same error and reports it. KeyboardInterrupt and SystemExit stay pending. */
 static int not_described(void) {
   if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
   return 0;
 }
 
-/* Describes a tensor as it is in memory; 0 where that is not all there is to it. */
+/* describe fills out with the tensor's memory. It returns 0 if Python has to handle the tensor: its
+ * elements are computed as they are read (negative views), lie on a device, or have an odd type. */
 static int describe(const struct hooks *all, PyObject *tensor, struct described *out) {
-  /* Whether it is a view that negates its elements as they are read. */
   PyObject *negative = PyObject_CallFunctionObjArgs(all->is_neg, tensor, (PyObject *)NULL);
   if (negative == NULL) return not_described();
   Py_DecRef(negative);
@@ -136,11 +139,11 @@ static PyObject *nothing(const struct hooks *all) {
   return all->none;
 }
 
-enum { SLICE_MS = 100 }; /* of a wait, as in _native/session.py */
+enum { SLICE_MS = 100 }; /* the longest wait between two looks for signals, as in session.py */
 
-/* Hands a tensor over: a small one while the interpreter's lock is held, for giving it up costs
- * more than the copy. Lets Python handle signals while that waits for room. The tensor's caller
- * has a reference to it. */
+/* put passes a tensor to the session. For a small tensor it keeps the GIL, because to release the
+ * GIL takes longer than the copy. While it waits for room it lets Python handle signals. The caller
+ * holds a reference to the tensor. */
 static PyObject *put(const struct hook *h, strap_tensor *t) {
   const struct hooks *all = h->all;
   if (all->offer(all->session, t, NULL) == STRAP_OK) return nothing(all);
@@ -182,7 +185,7 @@ static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
     return PyObject_CallFunctionObjArgs(h->otherwise, arguments[0], arguments[1], arguments[2],
                                         (PyObject *)NULL);
   }
-  /* While the tensor was looked at, another thread may have ended the capture. */
+  /* Another thread may have ended the capture while describe called into Python. */
   if (!all->running) return nothing(all);
   d.tensor.step = here->step;
   d.tensor.token = here->token;

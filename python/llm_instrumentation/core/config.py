@@ -319,37 +319,37 @@ class InstrumentationConfig:
         return self._change(kv_cache=enabled)
 
     def with_inputs(self, enabled: bool = True) -> InstrumentationConfig:
-        """Also captures what modules are called with, as `NAME!input`.
+        """Also captures the arguments of modules, as `NAME!input`.
 
-        The tensors among the arguments are named as those of an output are: the first one
-        `NAME!input`, the second `NAME[1]!input`, a keyword argument `NAME['mask']!input`. Step,
-        token and call are those of the output. Key-value caches are left out.
+        The first argument is named `NAME!input`, the second `NAME[1]!input`, a keyword argument
+        `NAME['mask']!input`. Step, token and call are those of the output. Key-value caches are
+        left out.
         """
         return self._change(inputs=enabled)
 
     def with_gradients(self, enabled: bool = True) -> InstrumentationConfig:
         """Also captures the gradients of outputs, as `NAME!grad`.
 
-        They are what a backward pass computes within the block, for outputs that require them;
-        step, token and call are those of the forward pass. Those of leaves, which are sums over all
-        uses, and of what a backward pass computes again have no step. Gradients are often smaller
-        than the smallest float16: `with_float32()` keeps those of float32.
+        The backward pass has to run within the block. Step, token and call are those of the
+        forward pass. The gradient of a leaf is a sum over all its uses, so it has no step; neither
+        have gradients of recomputed outputs. Gradients are often smaller than the smallest float16:
+        use `with_float32()` to keep them.
         """
         return self._change(gradients=enabled)
 
     def with_last_position(self, enabled: bool = True) -> InstrumentationConfig:
-        """Keeps the last position alone: (batch, 1, features) of (batch, positions, features).
+        """Keeps only the last position of each sequence: (batch, 1, features).
 
-        All tensors of three dimensions are taken for such, and others are kept whole. Where texts
-        of different lengths are padded, the last position is the text's end only with padding on
-        the left.
+        This cuts every tensor of three dimensions, which are taken for (batch, positions,
+        features). Other tensors are kept whole. Pad batches on the left: with padding on the right
+        the last position of a short text is padding.
         """
         return self._change(last_position=enabled)
 
     def with_every(self, steps: int) -> InstrumentationConfig:
-        """Captures each step whose number `steps` divides; 1: all.
+        """Captures one step of every `steps`: those whose number `steps` divides; 1: all.
 
-        Other steps are counted, in the numbers of steps and in `skipped_steps` of the statistics.
+        The other steps keep their numbers, and `skipped_steps` of the statistics counts them.
         """
         return self._change(every=steps)
 

@@ -259,10 +259,10 @@ class InstrumentationFramework:
         return recorder.stats()
 
     def pause(self) -> None:
-        """Leaves out the steps that begin from now on, of all running captures of this framework.
+        """Pauses all running captures of this framework.
 
-        A step under way is captured to its end. Steps that are left out are counted: the numbers
-        of those behind :meth:`resume` go on behind theirs.
+        Steps that begin from now on are left out, until :meth:`resume`. A running step is captured
+        to its end. Steps that are left out are counted, so later steps keep their numbers.
 
         Raises:
             RuntimeError: no capture is running.
@@ -289,7 +289,7 @@ class InstrumentationFramework:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """A block whose steps are left out, beside :meth:`pause`; blocks may overlap.
+        """Leaves out the steps that begin in the block. Blocks may overlap.
 
         Raises:
             RuntimeError: no capture is running.

@@ -1,4 +1,4 @@
-"""The gradients of captured outputs, when a backward pass computes them."""
+"""Captures the gradients of outputs during backward passes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _NO_STEP = When(-1, -1, 0, 0)
 
 
 class Gradients:
-    """Waits for the gradients of tensors, and gives them to a sink.
+    """Hooks output tensors, and puts their gradients into a sink.
 
     Args:
-        sink: takes them.
-        steps: say whether those of leaves are left out.
+        sink: receives the gradients.
+        steps: the capture's steps.
 
     Attributes:
-        awaited: whether a tensor was seen that requires one.
-        seen: whether one came.
+        awaited: a hooked output required a gradient.
+        seen: a backward pass computed one.
     """
 
     def __init__(self, sink: TensorSink, steps: Steps) -> None:
@@ -33,19 +33,20 @@ class Gradients:
         self._sink = sink
         self._steps = steps
         self._lock = threading.Lock()
-        # Leaves keep their hooks, where the graph of others takes them along. By the leaf's id.
+        # A hook on a leaf stays after the graph is gone, so it has to be removed. The key has the
+        # leaf's id.
         self._on_leaves: dict[tuple[int, ModuleTensors, str], RemovableHandle] = {}
 
     def wait_for(self, tensor: Tensor, tensors: ModuleTensors, path: str, when: When) -> None:
-        """Takes the gradient of a module's tensor in each backward pass that computes it.
+        """Captures the gradient of an output in each backward pass that computes it.
 
-        That of a leaf, as a parameter or an argument that is returned as it is, is the sum over all
-        its uses: it belongs to no step.
+        An output may be a leaf: a parameter, or an argument that the module returns as it is. The
+        gradient of a leaf is the sum over all its uses, so it belongs to no step.
         """
         leaf = tensor.is_leaf
 
         def take(gradient: Tensor | None) -> None:
-            # None: what this pass computes depends on others that came with the tensor, not on it.
+            # Autograd passes None if only other outputs of the same operator were used.
             if gradient is None or not self._sink.running or (leaf and self._steps.leaves_out):
                 return
             self.seen = True
@@ -58,13 +59,12 @@ class Gradients:
         if leaf:
             at = id(tensor), tensors, path
             with self._lock:
-                # Of another leaf, which had this id before: its hooks are gone with it.
                 earlier, self._on_leaves[at] = self._on_leaves.get(at), handle
             if earlier is not None:
                 earlier.remove()
 
     def forget(self) -> None:
-        """Leaves no hook on tensors that outlive their graph."""
+        """Removes the hooks on leaves."""
         with self._lock:
             for handle in self._on_leaves.values():
                 handle.remove()

@@ -1,4 +1,4 @@
-"""The last position of a sequence, which is all that many analyses of a prompt need."""
+"""Keeps the last position of a sequence. Many analyses of a prompt need no other."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ TRANSFORM = "last_position"
 
 
 def last_position(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Of a tensor (batch, positions, features) its last position: (batch, 1, features), a view.
+    """The last position of a tensor (batch, positions, features), as a view (batch, 1, features).
 
     Returns:
-        None where that is all there is: of one position or none, and of other numbers of
-        dimensions, of which nobody knows what they are.
+        None if the tensor has at most one position, or has not three dimensions.
     """
-    # Of nested tensors a dimension may have no length.
+    # A dimension of a nested tensor may have no length.
     if tensor.is_nested or tensor.ndim != 3 or tensor.shape[1] <= 1:
         return None
     return tensor.detach()[:, -1:]
@@ -36,20 +35,25 @@ def last_position(tensor: torch.Tensor) -> torch.Tensor | None:
 
 @lru_cache(maxsize=1024)
 def parameters_json(source_shape: tuple[int, ...]) -> str:
-    """What the index stores beside such a packet: {"source_shape"} as JSON."""
+    """The parameters of the transform for the index, as JSON: {"source_shape": [...]}."""
     return json.dumps({"source_shape": source_shape})
 
 
 def positions_from_parameters(
     parameters: str, numel: int
 ) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
-    """The inverse of `parameters_json`: where the `numel` elements of a packet belong.
+    """The inverse of `parameters_json`.
+
+    Args:
+        parameters: JSON.
+        numel: number of elements in the packet.
 
     Returns:
-        their row-major positions in the source, and its shape.
+        the row-major positions of the packet's elements in the source, int64 of shape (numel,),
+        and the shape of the source.
 
     Raises:
-        ValueError: the text is not such a JSON object, or of another number of elements.
+        ValueError: the text is no such JSON, or the source's last position has not numel elements.
     """
     try:
         fields: Any = load_json(parameters)

@@ -19,17 +19,17 @@ __all__ = ["ModuleHooks"]
 
 
 class ModuleHooks:
-    """Takes the tensors of one module when it runs.
+    """The hooks of one module. They pass its tensors to a sink.
 
     Args:
-        sink: takes the tensors.
-        steps: say when that is.
-        config: what is captured.
-        gradients: waits for those of outputs.
-        tensors: of the module.
-        index: of the module among all that are captured: into the calls of a step, and `ran`.
-        ran: gets a 1 for each module that ran.
-        unwalked: gets the names of types that hold tensors and are of no known kind.
+        sink: receives the tensors.
+        steps: the capture's steps.
+        config: the capture's configuration.
+        gradients: receives the outputs whose gradients are captured.
+        tensors: the module's tensors.
+        index: the module's number among all hooked ones; its place in `ran` and in a step's calls.
+        ran: a byte per module; the hook sets it to 1.
+        unwalked: receives the names of types that hold tensors but cannot be walked.
     """
 
     def __init__(
@@ -54,10 +54,12 @@ class ModuleHooks:
         self._unwalked = unwalked
 
     def attach(self, module: nn.Module, wrap: Callable[..., Any]) -> Iterable[RemovableHandle]:
-        """Hooks the module. The methods are nn.Module's, for scripted modules refuse their own.
+        """Registers the hooks on the module.
+
+        The register functions are those of nn.Module: scripted modules refuse to call their own.
 
         Args:
-            wrap: what is put around each hook.
+            wrap: applied to each hook before it is registered.
         """
         in_c = self._sink.in_c
         output: Callable[..., None] = self.output
@@ -70,7 +72,7 @@ class ModuleHooks:
             yield nn.Module.register_forward_hook(module, wrap(self.gradients))
 
     def output(self, module: nn.Module, args: Any, output: Any) -> None:
-        """The forward hook; the one in C leaves to it what it does not know."""
+        """The forward hook for outputs. The hook in C calls it for all but plain CPU tensors."""
         if not self._sink.running:
             return
         place = self._steps.here()
@@ -87,19 +89,19 @@ class ModuleHooks:
         self._tensors.take(found, when, RECOMPUTED if place.again else "")
 
     def inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The forward pre-hook."""
+        """The forward pre-hook for inputs."""
         if not self._sink.running:
             return
         place = self._steps.here()
         if not place.mine:
             return
-        # The output of this call gets the same number, also where an earlier call had none.
+        # The output of this call gets the same number, even if an earlier call raised.
         call = max(place.calls[self._index], place.entered.get(self._index, 0))
         place.calls[self._index], place.entered[self._index] = call, call + 1
         when, ending = self._when(place, 0), RECOMPUTED * place.again + INPUT
         try:
             found: list[tuple[str, Tensor]] = []
-            for part in (args, kwargs):  # each layer is given the caches of all
+            for part in (args, kwargs):  # no caches: each layer receives those of all layers
                 found += walk_output(part, kv_cache=False, unwalked=self._unwalked)
         except Exception as error:
             self._tensors.refuse(_not_walked(error), when, ending)
@@ -107,7 +109,7 @@ class ModuleHooks:
         self._tensors.take(found, when, ending)
 
     def gradients(self, module: nn.Module, args: Any, output: Any) -> None:
-        """The forward hook behind that of the output."""
+        """The forward hook for gradients. It runs after the output's hook."""
         if not self._sink.running:
             return
         place = self._steps.here()
@@ -115,14 +117,14 @@ class ModuleHooks:
             return
         try:
             found = walk_output(output, kv_cache=self._kv_cache)
-        except Exception:  # which was told of when the output was taken
+        except Exception:  # the output's hook has reported it
             return
         when = self._when(place, 1)
         for path, tensor in found:
             self._gradients.wait_for(tensor, self._tensors, path, when)
 
     def _when(self, place: Place, ended: int) -> When:
-        """Of a call of the module, which has been counted or not."""
+        """The moment of a call. ended is 1 if the call was counted already, else 0."""
         return When(place.step, place.token, place.calls[self._index] - ended, place.request)
 
 

@@ -1,4 +1,4 @@
-"""Takes the tensors that hooks see, and puts them into the session of a capture."""
+"""Puts the tensors that hooks see into the session of a capture."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from .tensors import (
 
 __all__ = ["GRADIENT", "INPUT", "RECOMPUTED", "ModuleTensors", "TensorSink", "When"]
 
-# Ends the path of an output that a backward pass computed again (checkpointed modules).
+# Endings of a tensor's path. Recomputed: a backward pass computed the output of a checkpointed
+# module again.
 RECOMPUTED = "!recomputed"
-# Those of what a module is called with, and of an output's gradient.
 INPUT = "!input"
 GRADIENT = "!grad"
-# How much of a name that no packet can have stands in the note about its tensor.
+# A path can be too long for a packet. The note about its tensor shows this many characters.
 _SHOWN_PATH = 200
 
 
 class When(NamedTuple):
-    """To which moment of a capture a tensor belongs.
+    """When a tensor was computed.
 
     Attributes:
-        step: -1 outside of any step, and so is token.
-        token: tokens recorded when the step began, -1 where nobody counts them.
-        call: which call of the module within the step, from 0.
-        request: the session's number of it, 0: none.
+        step: number of the step; -1: none.
+        token: tokens recorded when the step began; -1: no step, or no tracker.
+        call: number of the module's call within the step, from 0.
+        request: the session's number of the request; 0: none.
     """
 
     step: int
@@ -59,21 +59,22 @@ class When(NamedTuple):
 
 
 class TensorSink:
-    """Puts tensors into a session: those on a device, parts and components, too.
+    """Puts tensors of any kind and device into a session.
 
     Args:
-        session: of the capture.
-        config: what is captured and how.
-        bound: of the error that float32 has as float16; None: there is none.
-        refused: told of a tensor that could not be captured: the error, then layer, step, token
-            and call.
+        session: the capture's session.
+        config: the capture's configuration.
+        bound: largest error that float32 may have as float16; None: no bound.
+        refused: called for each tensor that cannot be captured, with the error, the session's
+            layer, step, token and call.
 
     Attributes:
-        running: False once nothing is to be captured any more.
-        in_c: what takes plain tensors in memory; None: Python does. Set before the first module.
-        session: as given.
-        samples: whether it keeps samples alone.
-        keeps_parts: whether it keeps but a part of some tensors.
+        running: set to False when the capture ends; hooks then do nothing.
+        in_c: the hooks in C, which take plain CPU tensors; None: Python takes them. Set it before
+            the first :class:`ModuleTensors`.
+        session: the capture's session.
+        samples: the configuration keeps a sample of each tensor.
+        keeps_parts: the configuration keeps samples or last positions.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class TensorSink:
         self._lock = threading.Lock()
 
     def layer(self, model: str, name: str, path: str) -> int:
-        """The session's number of a tensor: `path` in what the module `name` returns.
+        """The session's number for the tensors at `path` of the module `name`.
 
         Raises:
             InvalidArgumentError: no packet can have this name.
@@ -110,7 +111,7 @@ class TensorSink:
         return layer
 
     def tensor_of(self, layer: int) -> tuple[str, str, str]:
-        """Model, name of the module and path of the tensor that a layer is."""
+        """Model, module name and path that :meth:`layer` was called with."""
         return self._tensors[layer]
 
     def put(
@@ -123,15 +124,19 @@ class TensorSink:
         parameters: bytes | None = None,
         whole: bool = False,
     ) -> None:
-        """Takes a tensor of any kind that is dense.
+        """Puts a dense tensor into the session.
+
+        A tensor on a device is copied to the host first, and put into the session when the copy is
+        done.
 
         Args:
-            transform: what was done to the values before, and its parameters; None: nothing.
-            whole: never a part.
+            transform: name of what the caller did to the values; None: nothing.
+            parameters: of the transform, as JSON.
+            whole: keep the whole tensor, whatever the configuration says of samples.
 
         Raises:
-            UnsupportedError: no such tensor can be captured; a NotDenseError where its components
-                may be.
+            NotDenseError: the tensor is nested, sparse or quantized.
+            UnsupportedError: libstrap cannot store the tensor.
             StrapError: the capture has failed.
         """
         transferred = on_cuda(tensor)
@@ -172,7 +177,7 @@ class TensorSink:
             self._transfers().async_gpu_to_host(tensor, enqueue)
 
     def _part(self, tensor: Tensor) -> tuple[Tensor, bytes | None, bytes | None]:
-        """What is kept of a tensor, how it was made, and the parameters of that."""
+        """The part of a tensor to keep, the transform that made it, and its parameters."""
         if self.samples:
             parameters = parameters_json(tensor.shape, *self._sampling)
             sample = sample_tensor(tensor, *self._sampling)
@@ -192,47 +197,49 @@ class TensorSink:
         return self._cuda
 
     def stop(self) -> None:
-        """Lets hooks do nothing from now on."""
+        """Stops all hooks: they do nothing from now on."""
         self.running = False
         if self.in_c is not None:
             self.in_c.stop()
 
     def flush(self) -> None:
-        """Waits until what is under way from devices is in the session."""
+        """Waits until all copies from devices are in the session."""
         if self._cuda is not None:
             self._cuda.flush()
 
     def close(self) -> None:
-        """The same, for good."""
+        """Waits as :meth:`flush` does, and frees the buffers of the copies."""
         if self._cuda is not None:
             self._cuda.close()
 
 
 class ModuleTensors:
-    """Takes the tensors of one module, each under its name.
+    """Puts the tensors of one module into a sink, and keeps their layers by path.
 
     Args:
-        sink: takes them.
-        model: label of the model.
-        name: of the module.
+        sink: receives the tensors.
+        model: the model's label.
+        name: the module's name.
 
     Attributes:
-        root: the session's layer of the output itself.
+        root: the session's layer of path "".
     """
 
     def __init__(self, sink: TensorSink, model: str, name: str) -> None:
         self._sink = sink
         self._model = model
         self._name = name
-        self._known: dict[str, tuple[int, PlainEnqueuer]] = {}  # by path
+        # The layer of each path, and the function that takes its plain CPU tensors.
+        self._known: dict[str, tuple[int, PlainEnqueuer]] = {}
         self.root, _ = self._at("")
 
     def take(self, found: Iterable[tuple[str, Tensor]], when: When, ending: str = "") -> None:
-        """Takes tensors. One that cannot be captured is told of, and the others are taken.
+        """Puts tensors into the sink. It reports each one that cannot be captured, and goes on.
 
         Args:
-            found: tensors with their paths.
-            ending: of all paths, "" for outputs.
+            found: paths and tensors.
+            when: when the tensors were computed.
+            ending: appended to each path: :data:`INPUT` and its kin, "" for outputs.
         """
         sink = self._sink
         parts, samples = sink.keeps_parts, sink.samples
@@ -268,7 +275,7 @@ class ModuleTensors:
     def _take_components(
         self, path: str, ending: str, tensor: Tensor, layer: int, when: When
     ) -> None:
-        """Takes what a tensor that is not dense is made of."""
+        """Puts the dense components of a nested, sparse or quantized tensor into the sink."""
         sink = self._sink
         try:
             dense, transform, parameters = components_of(tensor)
@@ -292,7 +299,7 @@ class ModuleTensors:
                     return
 
     def refuse(self, error: Exception, when: When, ending: str = "") -> None:
-        """Tells of what could not be captured as a whole: an output, or inputs."""
+        """Reports that nothing of an output, or of a call's inputs, can be captured."""
         layer, _ = self._known.get(ending) or self._at(ending)
         self._sink.refused(error, layer, *when[:3])
 
@@ -304,7 +311,7 @@ class ModuleTensors:
         return self._known[path]
 
     def _noted_at(self, path: str) -> int:
-        """The layer of a note about a tensor whose own name is refused."""
+        """The layer for a note about a tensor whose path cannot be a packet's name."""
         shown = path.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
         if len(shown) > _SHOWN_PATH:
             shown = shown[:_SHOWN_PATH] + "..."

@@ -36,10 +36,10 @@ class Place:
         token: tokens recorded when the step began, -1 where nobody counts them.
         request: the capture's number of the request that it serves, 0: none.
         calls: how often each module ran in the step, or since the last one.
-        entered: how often those were called whose inputs are captured.
+        entered: how many calls of each module began, by its index; only with captured inputs.
         mine: whether what runs here belongs to the capture, by its scope.
         again: whether it is what a backward pass computes again, outside of any step.
-        skipped: whether the step is left out.
+        skipped: the step is left out.
     """
 
     __slots__ = (
@@ -148,10 +148,9 @@ class Steps:
 
     Attributes:
         count: steps begun so far, those before `first` included.
-        skipped: those of them that were left out.
-        paused: whether those that begin now are, until it is said otherwise; as in blocks of
-            :meth:`left_out`.
-        seen_to_end: whether one that is captured came to its end, and not by an exception.
+        skipped: steps that were left out so far.
+        paused: leave out the steps that begin while it is True.
+        seen_to_end: a captured step has ended without an exception.
         in_c: the hooks in C, which are told of steps; set before the first one.
     """
 
@@ -243,16 +242,15 @@ class Steps:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether what belongs to no step is left out now: in a pause, and behind a step that is.
+        """Whether to leave out tensors of no step: in a pause, and after a step was left out.
 
-        What a backward pass computes again does not say of which step it is, nor does the gradient
-        of a leaf. Most follow their step at once.
+        Recomputed outputs and gradients of leaves do not tell their step. Most come soon after it.
         """
         return self._pauses or self._skips
 
     @contextlib.contextmanager
     def left_out(self) -> Iterator[None]:
-        """A block in which the steps that begin are left out. Blocks may overlap."""
+        """Leaves out the steps that begin in the block. Blocks may overlap."""
         with self._lock:
             self._blocks += 1
         try:
