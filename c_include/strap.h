@@ -1,35 +1,33 @@
 /*
  * strap.h - the C interface of libstrap: stream tensors to disk, read them back.
  *
- * This header is the one place where the interface is defined. It is plain C11
- * and usable from C++.
+ * This header alone defines the interface. It is plain C11 and works in C++.
  *
  * Conventions
- *   - Every call returns a strap_status: STRAP_OK (0), a positive outcome that
- *     is no failure (STRAP_END, STRAP_DROPPED, STRAP_DECLINED), or a negative
+ *   - Every call returns a strap_status: STRAP_OK (0), a positive outcome that is
+ *     no failure (STRAP_END, STRAP_DROPPED, STRAP_DECLINED), or a negative
  *     STRAP_ERR_*.
- *   - Every call takes a nullable strap_error, filled on failure and cleared on
- *     success.
- *   - Handles are ids from libstrap's own table, never pointers; 0 is no handle.
- *     A closed or foreign handle answers STRAP_ERR_INVALID_STATE.
- *   - The caller owns every string, array and struct it passes; libstrap keeps
- *     no pointer to them after a call returns, and what it fills is zeroed
- *     first, but for what stands behind the end of an error's message.
- *     Strings are UTF-8.
- *   - Structs that may grow start with struct_size: set it to sizeof. A library
- *     newer than the header takes the missing rest as zero; an older one
- *     refuses non-zero bytes that it does not know.
- *   - Calls are thread-safe. After fork() the child must not use libstrap:
- *     every call answers STRAP_ERR_FORKED there.
- *   - timeout_ms: 0 tries once, negative waits without limit. A call that
- *     answers STRAP_ERR_TIMEOUT has lost nothing. Repeat it: it goes on where it
- *     stood, so that repeating it with any limit ends as one call without a limit
- *     would.
- *   - libstrap computes in the default floating-point environment. It puts that of the host
- *     aside during a call, and in the work of a team, and leaves it as it was; callbacks and
- *     the team are called in the default one.
- *   - A crash inside libstrap is caught, poisons the session it happened in
- *     and is reported as STRAP_ERR_INTERNAL.
+ *   - Every call takes a strap_error, which may be NULL. A failure fills it, a
+ *     success clears it.
+ *   - A handle is an id, never a pointer. 0 is never a handle. A call with a
+ *     closed or unknown handle returns STRAP_ERR_INVALID_STATE.
+ *   - The caller owns every string, array and struct that it passes. libstrap
+ *     keeps no pointer to them after the call. It zeroes a struct before it fills
+ *     it; bytes after the end of an error's message are undefined. Strings are
+ *     UTF-8.
+ *   - A struct that may grow begins with struct_size: set it to sizeof. A library
+ *     newer than the header reads the missing fields as zero. An older library
+ *     refuses non-zero bytes in fields that it does not know.
+ *   - Calls are thread-safe. A child of fork() must not use libstrap: every call
+ *     returns STRAP_ERR_FORKED there.
+ *   - timeout_ms: 0 tries once, a negative value waits without limit. After
+ *     STRAP_ERR_TIMEOUT nothing is lost: repeat the call, and it goes on where it
+ *     stopped. Repeated calls with any limit end as one call without a limit does.
+ *   - libstrap computes in the default floating-point environment, also in a team.
+ *     It saves the caller's environment and restores it before it returns. It
+ *     calls callbacks and the team in the default one.
+ *   - libstrap catches a crash inside itself, stops the session in which it
+ *     happened, and returns STRAP_ERR_INTERNAL.
  *
  * All symbols: since 2.0.0 unless said otherwise.
  */
@@ -131,12 +129,12 @@ enum { STRAP_MODE_CREATE = 0, STRAP_MODE_RESUME = 1 };
 #define STRAP_MAX_DIMS 64
 
 /*
- * Runs work(argument) in several threads at once, the caller's among them, and returns
- * when all are through: GOMP_parallel of an OpenMP runtime is such a function, and is
- * what an engine passes whose operators run in OpenMP's threads; one with a thread
- * pool of its own passes a function that uses it. libstrap gives 0 for threads, which
- * means as many as the host likes, and 0 for flags. It calls team only from within
- * strap_enqueue, in its caller's thread.
+ * A strap_team runs work(argument) in several threads at once, one of them the
+ * calling thread, and returns when all are done. An engine whose operators run in
+ * OpenMP threads passes GOMP_parallel. An engine with a thread pool passes a
+ * function that runs work in the pool. libstrap passes 0 for threads: the host
+ * chooses how many. It passes 0 for flags. It calls the team only within
+ * strap_enqueue, in the thread of the caller.
  */
 typedef void (*strap_team)(void (*work)(void *), void *argument, unsigned threads, unsigned flags);
 
@@ -145,68 +143,65 @@ typedef struct strap_open_options {
   strap_codec codec;
   int32_t level;             /* of the codec; 0 is its default, the fastest */
   int32_t workers;           /* compression threads, 1 to 256 */
-  uint64_t max_memory_bytes; /* hard limit of the staging memory, at least 1 MiB; libstrap
-                                takes less where half of what the machine or its cgroup
-                                has left is less, and says so in strap_stats; blocks to
-                                write from are a quarter of it more, 24 MiB at most, and
-                                64 KiB are for small tensors */
-  int32_t on_full;           /* STRAP_ON_FULL_*: wait for room, or leave out what finds none:
-                                a tensor; the float32 packet behind its float16 one; of one
-                                split into parts, those behind the ones that found room. Then
-                                no call waits for room, and no tensor is streamed: one larger than the
-                                staging memory is left out */
-  int32_t mode;              /* STRAP_MODE_*: start anew, or append to a stream */
-  uint64_t resume_offset;    /* with RESUME: cut the stream back to this many bytes, which
-                                a checkpoint reported, or STRAP_KEEP_ALL; what is cut is
-                                moved to PATH.tail-N, never deleted */
-  int32_t keep_float32;      /* 0: float32 is stored as float16, the documented format;
-                                1: stored as it is */
-  int32_t rank;              /* noted in the index */
-  double error_bound;        /* the largest squared error of a packet, as a share of its squared
-                                values, above 0 and below 1: values stored as float16 or
-                                bfloat16 are rounded to as few bits of mantissa as keep it, and
-                                no value by more than those bits; measured for every packet.
-                                float32 of which float16 alone loses more is stored as float32 too.
-                                0: no rounding. Of an archive up to 0.01; 0: 0.0005 */
-  int32_t workers_yield;     /* 0: a worker takes a packet as soon as it is there, for hosts
-                                with CPUs to spare. 1: workers rest while the host computes,
-                                and work when 32 MiB wait for them (the call of strap_enqueue
-                                that adds to these waits for the workers, not for the disk),
-                                when no tensor came for 20 ms, when the oldest waits for 1 s, and
-                                in strap_flush, strap_checkpoint and strap_close. With a team
-                                its threads make the packets instead, within the call, when
-                                4 MiB (or a quarter of the memory) wait or the oldest does for
-                                1 s; the workers rest on, until no tensor came for 1 s. With
-                                STRAP_ON_FULL_DROP no call waits or makes packets */
-  int32_t overwrite;         /* with CREATE: 0: only a stream is replaced, and its index; any other
-                                file that stands at PATH or PATH.index is refused. 1: whatever
-                                regular file stands there is replaced */
-  uint64_t burst_bytes;      /* staging memory to take from the system at once; workers that
-                                yield rest until so much waits for them, or three
-                                quarters of that memory, however long. 0 to
-                                max_memory_bytes */
-  strap_team team;           /* threads of the host that take part in copying large tensors
-                                within strap_enqueue, and see workers_yield; NULL: none */
-  double target_rate;        /* bytes of tensors a second. Where packets are made more slowly
-                                than tensors come and more than half of the memory waits, LZ4
-                                and zstd work less (level 0, then no compression, in frames as
-                                valid), as long as the capture's rate so far is below
-                                this one. 0: never */
-  const char *capture_id;    /* with RESUME: the capture that PATH must hold, as
-                                strap_capture_id gave it. CORRUPT, with all files as they were,
-                                where the index says that it is another one; an index that is
-                                lost or unreadable is begun anew with this id. NULL: whichever
-                                stands there. NULL with CREATE, where the id is drawn */
+  uint64_t max_memory_bytes; /* hard limit of the staging memory, at least 1 MiB. libstrap
+                                takes less if half of the memory that the machine or its
+                                cgroup has left is less; strap_stats reports the limit. Write
+                                buffers come on top: a quarter of the limit, at most 24 MiB,
+                                and 64 KiB for small tensors */
+  int32_t on_full;           /* STRAP_ON_FULL_BLOCK waits for room. STRAP_ON_FULL_DROP never
+                                waits; it leaves out what finds no room: a tensor, the float32
+                                packet after its float16 packet, or the remaining parts of a
+                                split tensor. It also leaves out every tensor larger than the
+                                staging memory */
+  int32_t mode;              /* STRAP_MODE_*: begin a stream, or append to one */
+  uint64_t resume_offset;    /* with RESUME: cut the stream to this many bytes, as a checkpoint
+                                reported them, or STRAP_KEEP_ALL. libstrap moves what it cuts to
+                                PATH.tail-N, and never deletes it */
+  int32_t keep_float32;      /* 0: store float32 as float16, the documented format. 1: store
+                                float32 unchanged */
+  int32_t rank;              /* stored in the index */
+  double error_bound;        /* above 0 and below 1: round values stored as float16 or bfloat16 to
+                                as few mantissa bits as keep the packet's squared error within
+                                this share of its squared values. No value is rounded by more
+                                than those bits. The error of every packet is measured. If
+                                float16 alone exceeds the bound, float32 is stored too.
+                                0: no rounding. Of an archive: up to 0.01, and 0 means 0.0005 */
+  int32_t workers_yield;     /* 0: workers compress each packet at once; for hosts with idle CPUs.
+                                1: workers rest while the host computes. They compress when
+                                32 MiB wait, when no tensor came for 20 ms, when the oldest tensor
+                                waits for 1 s, and in strap_flush, strap_checkpoint and
+                                strap_close. The strap_enqueue that reaches 32 MiB waits for the
+                                workers, not for the disk. With a team, the team's threads
+                                compress instead, within strap_enqueue, when 4 MiB (or a quarter
+                                of the memory) wait or the oldest tensor waits for 1 s; the
+                                workers rest until no tensor came for 1 s. With
+                                STRAP_ON_FULL_DROP no call waits or compresses */
+  int32_t overwrite;         /* with CREATE. 0: replace only a stream and its index, and refuse
+                                any other file at PATH or PATH.index. 1: replace any regular
+                                file */
+  uint64_t burst_bytes;      /* staging memory to take from the system at once, 0 to
+                                max_memory_bytes. Workers that yield rest until this much waits,
+                                or three quarters of the memory, however long that takes */
+  strap_team team;           /* threads of the host that help to copy large tensors within
+                                strap_enqueue, and to compress: see workers_yield. NULL: none */
+  double target_rate;        /* bytes of tensors a second; 0: off. LZ4 and zstd compress less
+                                (level 0, then not at all, in valid frames) if packets are
+                                compressed more slowly than tensors come, more than half of the
+                                memory waits, and the capture's rate so far is below this one */
+  const char *capture_id;    /* with RESUME: the id of the capture that PATH must hold, from
+                                strap_capture_id; NULL: any. If the index has another id, the
+                                answer is CORRUPT and all files stay unchanged. A lost or
+                                unreadable index is begun anew with this id. With CREATE: NULL */
 } strap_open_options;
 
 /* Bytes of a capture's id: 32 hexadecimal digits and a zero. */
 #define STRAP_CAPTURE_ID_BYTES 33
 
 /*
- * Opens PATH for capture; the index is written beside it as PATH.index.
- * An existing stream is replaced (CREATE) or appended to (RESUME), once it is locked and the
- * index is open: a refused call leaves both as they were. A new file takes the place of a
- * replaced one, so whoever reads the old stream reads it to its end.
+ * Opens PATH for capture, and its index at PATH.index.
+ * CREATE replaces an existing stream, RESUME appends to it. Both first lock the stream and open
+ * the index, so a refused call changes no file. CREATE puts a new file in the place of the old
+ * one: a process that has the old stream open can read it to its end.
  *
  * Errors: INVALID_ARGUMENT (an option, or PATH is a directory or no regular
  * file, or an archive's and ends in .stream, or a file that is no stream stands at PATH, or
@@ -219,41 +214,41 @@ strap_status strap_open(const char *path, const strap_open_options *options,
                         strap_session *session, strap_error *error);
 
 /*
- * Copies what tells the capture from every other into ID, which has SIZE bytes, and ends it
- * with a zero. It stands in the index from strap_open on, and stays when the stream is resumed.
+ * Copies the id of the capture into ID, which has SIZE bytes, and ends it with a zero. No other
+ * capture has the same id. The index has it from strap_open on, and a resumed stream keeps it.
  *
  * Errors: INVALID_ARGUMENT (SIZE is below STRAP_CAPTURE_ID_BYTES).
  */
 strap_status strap_capture_id(strap_session session, char *id, size_t size, strap_error *error);
 
 /*
- * Registers a source of tensors and gives its id: MODEL may be NULL, NAME is
- * the layer, PATH the place of the tensor in the layer's output (NULL or "" for
- * the first). The packet name is NAME followed by PATH, at most 65,535 bytes;
- * name_len is in bytes, so NAME need not end in a zero. MODEL has at most 65,536
- * bytes. The same three give the same id.
+ * Registers a source of tensors and returns its id in *layer. MODEL may be NULL. NAME is the
+ * layer. PATH is the place of the tensor in the layer's output, NULL or "" for the first tensor.
+ * The packet name is NAME followed by PATH, at most 65,535 bytes. name_len is in bytes, so NAME
+ * need not end in a zero. MODEL has at most 65,536 bytes. The same MODEL, NAME and PATH give the
+ * same id.
  *
- * The names of all layers are kept: NO_MEMORY beyond 64 MiB of them.
+ * The session keeps the names of all layers: NO_MEMORY beyond 64 MiB.
  */
 strap_status strap_layer(strap_session session, const char *model, const char *name,
                          size_t name_len, const char *path, uint32_t *layer,
                          strap_error *error);
 
 /*
- * Registers what tensors are made for, as a request that a server answers, and gives its id, from 1 on, for
- * strap_tensor.request. NAME has 1 to 65,536 bytes; name_len is in bytes, so it need not end in a zero. The same
+ * Registers a request that a server answers, and returns its id for strap_tensor.request: 1 or
+ * more. NAME has 1 to 65,536 bytes. name_len is in bytes, so NAME need not end in a zero. The same
  * name gives the same id.
  *
- * The names of all requests are kept: NO_MEMORY beyond 64 MiB of them.
+ * The session keeps the names of all requests: NO_MEMORY beyond 64 MiB.
  */
 strap_status strap_request(strap_session session, const char *name, size_t name_len,
                            uint32_t *request, strap_error *error);
 
 /*
- * What a host lost that made float16 of float32 itself: on a device that has the values at
- * hand, so that half the bytes leave it. It is to convert as the library does: to nearest,
- * ties to even. A tensor in which finite values became infinite it hands over as float32, so
- * that the stream gets those values too, and one whose squared error is above the error bound.
+ * The error of a host that converts float32 to float16 itself, for example on a device, so that
+ * half of the bytes leave it. Convert as the library does: round to nearest, ties to even. Pass a
+ * tensor as float32 instead if a finite value became infinite, or if the squared error exceeds the
+ * error bound: the stream then stores float32 too.
  */
 typedef struct strap_conversion {
   uint32_t struct_size;
@@ -287,67 +282,62 @@ typedef struct strap_tensor {
 } strap_tensor;
 
 /*
- * Copies a tensor into the staging memory and returns; compression and writing
- * go on behind. Where neither takes time, it is copied where it is written from.
- * The caller may overwrite the data as soon as the call returns STRAP_OK. Packets
- * stand in the file in the order of the enqueue calls; those of one thread keep
- * their order.
+ * Copies a tensor into the staging memory and returns. Background threads compress and write it.
+ * If neither takes time, the call copies the tensor straight into the write buffer. The caller may
+ * overwrite the data when the call has returned STRAP_OK. In the file, packets have the order of
+ * the calls; the calls of one thread keep their order.
  *
- * Waits up to timeout_ms for room, behind the calls that wait already. On
- * STRAP_ERR_TIMEOUT call again with the same struct, data unchanged: cursor says
- * how far the call came. A tensor larger than the staging memory is streamed
- * through it, and goes on from there. One of which nothing was taken keeps its
- * place among the waiting calls for a second: calls behind it take only memory
- * that it does not need. Later it waits behind them anew. To give a tensor up,
- * call strap_abandon with its cursor: the writer waits for the rest of a tensor
- * that is taken in part. With STRAP_ON_FULL_DROP there is no time-out.
+ * The call waits up to timeout_ms for room, after the calls that wait already. After
+ * STRAP_ERR_TIMEOUT repeat it with the same struct and unchanged data: cursor records how far it
+ * came. A tensor larger than the staging memory is streamed through it, and the repeated call goes
+ * on in the middle. A call that copied nothing keeps its turn for one second: later calls may only
+ * take memory that it does not need. After that second it queues anew. Call strap_abandon with the
+ * cursor to give the tensor up: otherwise the writer waits for the rest of a half-copied tensor.
+ * With STRAP_ON_FULL_DROP the call never times out.
  *
- * A small tensor (at most 16 KiB, contiguous, without transform and conversion) may at first only
- * be copied. Up to 64 KiB of such beside the staging memory become packets together, in their
- * order: before any later call has its place there, or within about 100 ms if none comes. Not with
- * STRAP_ON_FULL_DROP, nor in more than 16 sessions at once.
+ * A small tensor (at most 16 KiB, contiguous, without transform and conversion) may first go to a
+ * buffer of 64 KiB beside the staging memory. The tensors in the buffer become packets together, in
+ * their order: before the packet of any later call, or after about 100 ms. Sessions with
+ * STRAP_ON_FULL_DROP have no such buffer, nor have more than 16 sessions at once.
  *
- * Once writing has failed every call answers that failure at once.
+ * Once writing has failed, every call returns that failure at once.
  */
 strap_status strap_enqueue(strap_session session, strap_tensor *tensor, int32_t timeout_ms,
                            strap_error *error);
 
 /*
- * Takes a tensor as strap_enqueue does, if it is small and copying it is all there is to do;
- * STRAP_DECLINED: it is not, or strap_enqueue has to say what is wrong with it. Never waits:
- * for hosts that hold a lock (an interpreter's) which they would give up for strap_enqueue.
+ * Copies a small tensor as strap_enqueue does, without waiting. It returns STRAP_DECLINED if the
+ * tensor is not small, finds no room, or is invalid: then call strap_enqueue. A host that holds a
+ * lock, such as Python's GIL, calls strap_offer first and releases the lock only for strap_enqueue.
  */
 strap_status strap_offer(strap_session session, const strap_tensor *tensor, strap_error *error);
 
-/* Gives up a tensor whose enqueue timed out. Of one that is taken in part the
- * packet under way is taken back and the index notes it; earlier packets of a
- * split tensor stay. One of which nothing was taken loses its place. With the
- * cursor 0, gives up the flush and checkpoint of this thread that timed out. */
+/* Gives up a tensor whose strap_enqueue timed out. If the tensor was copied in part, the unfinished
+ * packet is withdrawn and the index notes the tensor; finished packets of a split tensor stay. If
+ * nothing was copied, the call loses its turn. With cursor 0 it gives up this thread's strap_flush
+ * and strap_checkpoint that timed out. */
 strap_status strap_abandon(strap_session session, uint64_t cursor, strap_error *error);
 
-/* Notes in the index that a tensor of this layer could not be captured, and why.
- * The note has its place in the order of the packets. Counted in stats.failed;
- * while 4,096 notes wait to be written, further ones are counted only. A message
- * of more than 4,096 bytes is cut. */
+/* Notes in the index that a tensor of this layer could not be captured, and why. The note keeps its
+ * place among the packets. stats.failed counts it. While 4,096 notes wait to be written, further
+ * notes are only counted. A message is cut at 4,096 bytes. */
 strap_status strap_note(strap_session session, uint32_t layer, int64_t step, int64_t token,
                         uint32_t call, const char *message, strap_error *error);
 
 /*
- * Waits until all that was enqueued before stands in the file.
+ * Waits until every tensor that was enqueued before the call is in the file.
  *
- * After STRAP_ERR_TIMEOUT the next call by the same thread goes on: it waits for
- * what was enqueued before the first of these calls, whatever other threads have
- * enqueued since. It is a new call after a second, and where the thread itself
- * enqueued, offered, abandoned or noted something in between. So it is with
- * strap_checkpoint.
+ * After STRAP_ERR_TIMEOUT the next call of the same thread continues the first: it waits for what
+ * was enqueued before the first call, and not for what other threads have enqueued since. It is a
+ * new call after one second, and after the thread itself enqueued, offered, abandoned or noted
+ * something. The same holds for strap_checkpoint.
  */
 strap_status strap_flush(strap_session session, int32_t timeout_ms, strap_error *error);
 
-/* strap_flush, and then until data and index are durable (fsync). *offset, if
- * not NULL, is the length of the stream that is covered. The names of new files are
- * made durable with them, by fsync of their folder. A folder that the process may
- * write to and not read cannot be synced: its files are durable then, and their
- * names when the system writes them. */
+/* Does strap_flush, and then waits until stream and index are durable (fsync). *offset, if not
+ * NULL, receives the length of the stream that is durable. It syncs the folder too, so that the
+ * names of new files are durable. A folder that the process cannot read cannot be synced: the files
+ * are durable then, and their names become durable when the system writes them. */
 strap_status strap_checkpoint(strap_session session, int32_t timeout_ms, uint64_t *offset,
                               strap_error *error);
 
@@ -401,20 +391,20 @@ typedef struct strap_stats_t {
 strap_status strap_stats(strap_session session, strap_stats_t *stats, strap_error *error);
 
 /*
- * Writes all that is queued, finishes the index and closes the files. On
- * STRAP_ERR_TIMEOUT the session is closing (enqueue is refused, strap_stats
- * works): call again to go on waiting. On any other answer the handle is gone;
- * a failure of the writing is reported once more here.
+ * Writes everything that is queued, finishes the index and closes the files. After
+ * STRAP_ERR_TIMEOUT the session is closing: strap_enqueue is refused, strap_stats works. Call again
+ * to go on waiting. After any other answer the handle is invalid. A failure of the writing is
+ * reported here once more.
  *
- * NOT_FOUND: all is written, but the stream is no longer at PATH. The message says where it
- * was renamed to, and whether its index is there: it is, unless something stood in the way.
+ * NOT_FOUND: the stream is no longer at PATH. A renamed stream has all packets; the message says
+ * its new name, and whether the index is beside it. libstrap moves the index there unless a file is
+ * in the way. The packets of a stream that was removed or replaced are lost.
  */
 strap_status strap_close(strap_session session, int32_t timeout_ms, strap_error *error);
 
-/* Closes without waiting: what is not yet written is given up, whatever stands
- * in the file stays valid. For a disk that does not answer: the file stays locked
- * until the write call under way returns. *lost, if not NULL, is the number of
- * packets given up. */
+/* Closes without waiting, for a disk that does not answer. Packets that are not written yet are
+ * lost; what is in the file stays valid. The file stays locked until the running write call
+ * returns. *lost, if not NULL, receives the number of lost packets. */
 strap_status strap_discard(strap_session session, uint64_t *lost, strap_error *error);
 
 /* ---- reading ------------------------------------------------------------ */
