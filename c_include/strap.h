@@ -344,47 +344,47 @@ strap_status strap_checkpoint(strap_session session, int32_t timeout_ms, uint64_
 typedef struct strap_stats_t {
   uint32_t struct_size;
   uint32_t workers;
-  uint64_t packets;         /* written to the stream */
-  uint64_t tensors;         /* accepted by enqueue */
-  uint64_t raw_bytes;       /* of the accepted tensors, in their own type */
-  uint64_t stored_bytes;    /* of the payloads written */
+  uint64_t packets;         /* packets in the stream */
+  uint64_t tensors;         /* tensors that strap_enqueue and strap_offer took */
+  uint64_t raw_bytes;       /* size of these tensors in their own type */
+  uint64_t stored_bytes;    /* size of the payloads in the stream */
   uint64_t file_bytes;      /* length of the stream */
-  uint64_t dropped;         /* tensors of which STRAP_ON_FULL_DROP left all or a part out */
-  uint64_t dropped_bytes;   /* of what was left out, in the tensors' own type */
-  uint64_t failed;          /* tensors noted by strap_note or abandoned */
+  uint64_t dropped;         /* tensors that STRAP_ON_FULL_DROP left out, whole or in part */
+  uint64_t dropped_bytes;   /* what it left out, in the tensors' own type */
+  uint64_t failed;          /* tensors that were noted (strap_note) or abandoned */
   uint64_t overflowed;      /* float32 tensors with finite values beyond float16 */
-  uint64_t stalls;          /* enqueue calls that had to wait for room */
-  uint64_t stall_ns;        /* and how long they waited together; a wait under way counts until now */
-  uint64_t queued_packets;  /* enqueued, not yet written */
-  uint64_t queued_bytes;    /* staging bytes they hold */
-  uint64_t memory_bytes;    /* staging memory that this session took from the system, or from
-                               a session before, and has now */
-  uint64_t memory_peak;     /* and at most so far */
+  uint64_t stalls;          /* strap_enqueue calls that waited for room */
+  uint64_t stall_ns;        /* how long they waited together; a running wait counts until now */
+  uint64_t queued_packets;  /* packets that are enqueued and not yet written */
+  uint64_t queued_bytes;    /* staging memory that these packets hold */
+  uint64_t memory_bytes;    /* staging memory of the session now, taken from the system or from an
+                               earlier session */
+  uint64_t memory_peak;     /* the largest memory_bytes so far */
   uint64_t memory_limit;    /* the limit in force */
-  uint64_t write_ns;        /* time spent in write calls; one under way counts until now */
-  uint64_t converted;       /* values that went from float32 to float16, were rounded, or went
-                               into an archive */
-  double square_error;      /* sum over them of (value - stored value)^2, finite ones. Never below
-                               the true sum but for the rounding of double, and less than 2e-6 of
-                               it above; of an archive, and of what the host converted and the
-                               library rounds, an upper bound that can be larger; of what the host
-                               converted and nobody rounds, what the host said */
-  double square_sum;        /* sum over them of value^2, finite ones; at most 2e-6 above, too; of
-                               what the host converted, what the host said */
-  double max_error;         /* largest |value - stored value| of them, exact; of the first two cases
-                               of square_error an upper bound, of the third what the host said */
-  strap_status failure;     /* what stopped the writing, STRAP_OK while it goes on */
-  int32_t writer_thread;    /* the system's id of the thread that writes, 0: unknown */
-  uint64_t yield_ns;        /* time that enqueue calls left to the workers, or made packets
-                               in (workers_yield); a wait under way counts until now */
-  uint64_t repeated;        /* packets that were not compressed but copied from one of the same
-                               elements close before */
-  uint64_t hastened;        /* packets that were compressed less than the codec and level can, or
-                               not at all, so that enqueue need not wait for room */
-  uint64_t underflowed;     /* float32 tensors whose values are too small for float16: it alone loses
-                               more than error_bound of a packet, or 0.01 of its squared values where
-                               there is no bound. With a bound they are stored as float32 too. Those
-                               that overflowed are not counted again */
+  uint64_t write_ns;        /* time in write calls; a running call counts until now */
+  uint64_t converted;       /* values that became float16 from float32, were rounded, or went into
+                               an archive. The next three fields are about the finite ones */
+  double square_error;      /* sum of (value - stored value)^2. It is never below the true sum, but
+                               for the rounding of double, and less than 2e-6 of it above. For
+                               archives, and for values that the host converted and the library
+                               rounded, it is an upper bound. For values that the host converted
+                               and nobody rounded, it is what the host said */
+  double square_sum;        /* sum of value^2, with the same precision. For values that the host
+                               converted, it is what the host said */
+  double max_error;         /* largest |value - stored value|. It is exact where square_error is a
+                               sum, and an upper bound or the host's number as square_error is */
+  strap_status failure;     /* what stopped the writing; STRAP_OK: nothing did */
+  int32_t writer_thread;    /* the system's id of the thread that writes; 0: unknown */
+  uint64_t yield_ns;        /* time in which strap_enqueue calls left the CPUs to workers or made
+                               packets (workers_yield); a running wait counts until now */
+  uint64_t repeated;        /* packets that were copied from a recent packet with equal elements,
+                               instead of compressed */
+  uint64_t hastened;        /* packets that were compressed less than codec and level allow, or not
+                               at all, so that strap_enqueue did not have to wait */
+  uint64_t underflowed;     /* float32 tensors whose values are too small for float16: float16 alone
+                               exceeds error_bound, or without a bound loses more than 0.01 of a
+                               packet's squared values. With a bound float32 is stored too. Tensors
+                               that count as overflowed do not count here */
 } strap_stats_t;
 
 /* Fills *stats; works until the session is closed, also after a failure. */
@@ -433,10 +433,10 @@ typedef struct strap_reader_info {
 } strap_reader_info;
 
 /*
- * Opens a stream. With its index every packet has shape, type, step and token;
- * packets that the index has not reached, or all where it is absent or does not
- * belong to the stream, or takes more than half of the memory that this process
- * can still have, are found by scanning: they have a name and a length.
+ * Opens a stream. The index gives every packet its shape, type, step and token. Packets that the
+ * index does not list are found by scanning; they have a name and a length. All packets are found
+ * by scanning if the index is absent, belongs to another stream, or takes more than half of the
+ * memory that the process can still have.
  *
  * Errors: NOT_FOUND, PERMISSION, INVALID_ARGUMENT (a directory), IO, CORRUPT
  * (the file does not begin with a packet).
@@ -446,13 +446,14 @@ strap_status strap_reader_open(const char *path, const strap_reader_options *opt
                                strap_error *error);
 
 /*
- * Opens what the stream of READER has got since: *next has the rows of READER from FIRST on, as its
- * rows from 0 on, and those that came. *next is 0 where nothing changed. READER stays as it is, and
- * each of the two is to be closed. The work is in proportion to what is new.
+ * Opens the rows that the stream has got since READER was opened. Row 0 of *next is row FIRST of
+ * READER; the new rows come after READER's last row. *next is 0 if nothing changed. READER stays
+ * unchanged. Close both readers. The work grows with the number of new rows alone.
  *
- * While info->live is 1 only packets that the index describes are given, which takes a second at most;
- * once it is 0 all are. To follow a capture, call this again and again until then. With
- * STRAP_READ_IGNORE_INDEX packets are given when they are complete.
+ * While info->live is 1, *next has only packets that the index lists: a packet is listed about a
+ * second after its capture at most. When info->live is 0, *next has all packets. To follow a
+ * capture, repeat the call until info->live is 0. With STRAP_READ_IGNORE_INDEX a packet appears
+ * when it is complete.
  *
  * Errors: NOT_FOUND (the stream at the path is another one, or was cut back by a capture that
  * resumes), INVALID_ARGUMENT (FIRST is behind the rows that the index lists), IO, NO_MEMORY.
@@ -483,18 +484,17 @@ typedef struct strap_packet {
 } strap_packet;
 
 /*
- * Describes the next row, beginning with row 0; STRAP_END behind the last.
+ * Describes the next row, beginning with row 0. Returns STRAP_END after the last row.
  *
- * CORRUPT, UNSUPPORTED and IO are errors of this row: its packet is not what the
- * index says, or its length cannot be told. PACKET then has what the index says of
- * it, with its number in row, and decoded_bytes is 0. The next call describes the
- * row behind it, so a loop that goes on after these errors meets every row. Only
- * INVALID_ARGUMENT and INVALID_STATE leave the reader where it is.
+ * CORRUPT, UNSUPPORTED and IO are errors of one row: its packet does not fit the index, or has an
+ * unknown length. PACKET then holds what the index says, and decoded_bytes is 0. The next call
+ * describes the row after it, so a loop that goes on after these errors visits every row. Only
+ * INVALID_ARGUMENT and INVALID_STATE do not move the reader.
  */
 strap_status strap_reader_next(strap_reader reader, strap_packet *packet, strap_error *error);
 
-/* Describes row ROW; NOT_FOUND behind the last. Does not move strap_reader_next.
- * The other errors are as there. */
+/* Describes row ROW, and does not move strap_reader_next. Returns NOT_FOUND after the last row; the
+ * other errors are those of strap_reader_next. */
 strap_status strap_reader_at(strap_reader reader, uint64_t row, strap_packet *packet,
                              strap_error *error);
 
@@ -514,12 +514,11 @@ strap_status strap_reader_read(strap_reader reader, uint64_t row, void *data, si
                                strap_error *error);
 
 /*
- * Decodes the packets of COUNT rows with one call, in the order of ROWS: for many small packets
- * much faster than a call for each. The elements of each row begin at the next multiple of
- * ALIGNMENT, a power of two, behind those of the row before it in DATA, which has SIZE bytes.
- * ends[k] is where those of rows[k] end. The call stops before the first row that DATA has no room
- * for; *done is how many rows it decoded. Packets are decoded in as many threads as there are
- * processors.
+ * Decodes the packets of COUNT rows with one call, in the order of ROWS. For many small packets
+ * this is much faster than one call for each. DATA has SIZE bytes. Each row's elements begin at the
+ * next multiple of ALIGNMENT, a power of two, after the elements of the row before. ends[k] receives
+ * the end of the elements of rows[k]. The call stops before the first row for which DATA has no
+ * room; *done receives the number of decoded rows. It uses as many threads as there are processors.
  *
  * Errors: those of strap_reader_at and strap_reader_read for the first row. Where a later row has
  * an error, the call stops before that row and answers OK.
@@ -586,9 +585,9 @@ strap_status strap_salvage(const char *path, const char *out,
 
 /* ---- payloads ----------------------------------------------------------- */
 
-/* The room that strap_encode needs for SIZE source bytes. 0: the codec is unknown, or so much room
- * is more than an object can have (PTRDIFF_MAX); strap_encode refuses both with INVALID_ARGUMENT. For
- * no bytes without compression it is 0 too. */
+/* The number of bytes that strap_encode needs for SIZE source bytes. It is 0 if the codec is
+ * unknown or the number is above PTRDIFF_MAX; strap_encode then returns INVALID_ARGUMENT. It is
+ * also 0 for SIZE 0 without compression. */
 size_t strap_encode_bound(strap_codec codec, size_t size);
 
 /* Encodes SIZE bytes at SOURCE as one payload at DATA, which has room for
@@ -731,8 +730,8 @@ typedef struct strap_trace_counts_t {
 strap_status strap_trace_counts(strap_trace trace, strap_trace_counts_t *counts,
                                 strap_error *error);
 
-/* Hands a table out, a long one in several batches. NOT_FOUND: there is none of that name. INVALID_STATE: the
- * analysis is not done. */
+/* Exports a table as an Arrow stream; a long table has several batches. NOT_FOUND: no table has
+ * that name. INVALID_STATE: the analysis is not done. */
 strap_status strap_trace_table(strap_trace trace, const char *name,
                                struct ArrowArrayStream *out, strap_error *error);
 
