@@ -16,6 +16,7 @@ import pytest
 import torch
 import zstandard
 from llm_instrumentation import ActivationReader
+from llm_instrumentation._native import ForwardHooks
 from torch import Tensor, nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -100,6 +101,12 @@ def ids() -> Tensor:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run.stream"
+
+
+@pytest.fixture(params=[True, False], ids=["hooks in C", "hooks in Python"])
+def each_kind_of_hooks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        monkeypatch.setattr(ForwardHooks, "available", staticmethod(lambda: False))
 
 
 # ---- what was returned ------------------------------------------------------------

@@ -10,14 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from llm_instrumentation import ActivationReader, capture_activations, for_request
-from llm_instrumentation._native import ForwardHooks
 from torch import Tensor, nn
 
-
-@pytest.fixture(params=[True, False], ids=["hooks in C", "hooks in Python"], autouse=True)
-def _kind_of_hooks(request, monkeypatch):
-    if not request.param:
-        monkeypatch.setattr(ForwardHooks, "available", staticmethod(lambda: False))
+pytestmark = pytest.mark.usefixtures("each_kind_of_hooks")
 
 
 @pytest.fixture

@@ -15,15 +15,10 @@ from llm_instrumentation import (
     capture_activations,
     for_request,
 )
-from llm_instrumentation._native import ForwardHooks
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-
-@pytest.fixture(params=[True, False], ids=["hooks in C", "hooks in Python"], autouse=True)
-def _kind_of_hooks(request, monkeypatch):
-    if not request.param:
-        monkeypatch.setattr(ForwardHooks, "available", staticmethod(lambda: False))
+pytestmark = pytest.mark.usefixtures("each_kind_of_hooks")
 
 
 def steps_of(path) -> dict[int | None, list[str]]:

@@ -285,8 +285,8 @@ class ActivationReader:
         """Takes in what a running capture has written since: layers, steps, activations and all.
 
         Views and activations that were made before keep what they had. Only what is new is read
-        of the index; the table of activations is made anew, which takes about a tenth of a
-        second for 200,000 packets.
+        of the index; the table of activations is made anew, which took 23 to 32 ms for 200,000
+        packets of 200 layers.
 
         Returns:
             How many activations came.

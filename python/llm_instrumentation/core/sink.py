@@ -93,7 +93,6 @@ class TensorSink:
         self.keeps_parts = self.samples or config.last_position
         self._keep_float32 = config.keep_float32
         self._sampling = config.sampling_rate, config.sampling_seed
-        self._last_position = config.last_position
         self._bound = bound
         self._tensors: dict[int, tuple[str, str, str]] = {}  # by the session's layers
         self._cuda: CUDAMemoryManager | None = None
@@ -122,7 +121,6 @@ class TensorSink:
         *,
         transform: bytes | None = None,
         parameters: bytes | None = None,
-        whole: bool = False,
     ) -> None:
         """Puts a dense tensor into the session.
 
@@ -130,9 +128,9 @@ class TensorSink:
         done.
 
         Args:
-            transform: name of what the caller did to the values; None: nothing.
+            transform: name of what the caller did to the values; the tensor is then kept whole.
+                None: nothing.
             parameters: of the transform, as JSON.
-            whole: keep the whole tensor, whatever the configuration says of samples.
 
         Raises:
             NotDenseError: the tensor is nested, sparse or quantized.
@@ -143,7 +141,7 @@ class TensorSink:
         if transferred:
             check_runs_now()
         check_dense(tensor)
-        if self.keeps_parts and not whole:
+        if self.keeps_parts and transform is None:
             try:
                 tensor, transform, parameters = self._part(tensor)
             except RuntimeError as error:  # of what wraps others, as in torch.func
@@ -182,7 +180,7 @@ class TensorSink:
             parameters = parameters_json(tensor.shape, *self._sampling)
             sample = sample_tensor(tensor, *self._sampling)
             return sample, TRANSFORM.encode(), parameters.encode()
-        last = last_position(tensor) if self._last_position else None
+        last = last_position(tensor)
         if last is None:
             return tensor, None, None
         parameters = last_position_json(tuple(tensor.shape))
@@ -289,10 +287,7 @@ class ModuleTensors:
                     its_layer, _ = self._known.get(at) or self._at(at)
                 except (InvalidArgumentError, OutOfMemoryError) as error:
                     raise UnsupportedError(str(error)) from error
-                sink.put(
-                    its_layer, component, when,
-                    transform=transform, parameters=parameters, whole=True,
-                )  # fmt: skip
+                sink.put(its_layer, component, when, transform=transform, parameters=parameters)
             except Exception as error:
                 sink.refused(error, layer, *when[:3])
                 if not sink.running:
