@@ -184,10 +184,6 @@ typedef struct strap_open_options {
                                 or three quarters of the memory, however long that takes */
   strap_team team;           /* threads of the host that help to copy large tensors within
                                 strap_enqueue, and to compress: see workers_yield. NULL: none */
-  double target_rate;        /* bytes of tensors a second; 0: off. LZ4 and zstd compress less
-                                (level 0, then not at all, in valid frames) if packets are
-                                compressed more slowly than tensors come, more than half of the
-                                memory waits, and the capture's rate so far is below this one */
   const char *capture_id;    /* with RESUME: the id of the capture that PATH must hold, from
                                 strap_capture_id; NULL: any. If the index has another id, the
                                 answer is CORRUPT and all files stay unchanged. A lost or
@@ -379,8 +375,6 @@ typedef struct strap_stats_t {
                                packets (workers_yield); a running wait counts until now */
   uint64_t repeated;        /* packets that were copied from a recent packet with equal elements,
                                instead of compressed */
-  uint64_t hastened;        /* packets that were compressed less than codec and level allow, or not
-                               at all, so that strap_enqueue did not have to wait */
   uint64_t underflowed;     /* float32 tensors whose values are too small for float16: float16 alone
                                exceeds error_bound, or without a bound loses more than 0.01 of a
                                packet's squared values. With a bound float32 is stored too. Tensors

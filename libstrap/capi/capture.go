@@ -100,7 +100,6 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 		Rank:        int32(o.rank),
 		ErrorBound:  float64(o.error_bound),
 		Yield:       o.workers_yield == 1,
-		TargetRate:  float64(o.target_rate),
 		Team:        team.Team{Parallel: unsafe.Pointer(o.team)},
 		BurstBytes:  int64(min(uint64(o.burst_bytes), math.MaxInt64)),
 		CaptureID:   id,
@@ -290,7 +289,7 @@ func strapgoStats(h C.strap_session, out *C.strap_stats_t, e *C.strap_error) C.s
 		out.failure = C.strap_status(status.CodeOf(st.Failure))
 		out.writer_thread = C.int32_t(st.WriterThread)
 		out.yield_ns, out.repeated = C.uint64_t(st.YieldNS), C.uint64_t(st.Repeated)
-		out.hastened, out.underflowed = C.uint64_t(st.Hastened), C.uint64_t(st.Underflowed)
+		out.underflowed = C.uint64_t(st.Underflowed)
 		return nil
 	})
 }

@@ -27,8 +27,7 @@ AT(strap_open_options, error_bound, 48);
 AT(strap_open_options, workers_yield, 56);
 AT(strap_open_options, burst_bytes, 64);
 AT(strap_open_options, team, 72);
-AT(strap_open_options, target_rate, 80);
-AT(strap_open_options, capture_id, 88);
+AT(strap_open_options, capture_id, 80);
 
 AT(strap_tensor, layer, 4);
 AT(strap_tensor, dtype, 8);
@@ -62,8 +61,7 @@ AT(strap_stats_t, failure, 176);
 AT(strap_stats_t, writer_thread, 180);
 AT(strap_stats_t, yield_ns, 184);
 AT(strap_stats_t, repeated, 192);
-AT(strap_stats_t, hastened, 200);
-AT(strap_stats_t, underflowed, 208);
+AT(strap_stats_t, underflowed, 200);
 
 AT(strap_reader_options, flags, 4);
 

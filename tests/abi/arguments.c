@@ -54,8 +54,6 @@ static void open_refuses(const char *path) {
   BAD(error_bound, -1e-4);
   BAD(error_bound, NAN);
   BAD(workers_yield, 2);
-  BAD(target_rate, -1);
-  BAD(target_rate, NAN);
   BAD(overwrite, 2);
   BAD(burst_bytes, good.max_memory_bytes + 1);
   BAD(capture_id, ID); /* of a new capture it is drawn */

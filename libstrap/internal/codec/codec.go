@@ -90,30 +90,23 @@ func Front(k Kind, n int) int {
 // and returns its length. ok is false where a format does not keep them in one piece.
 func Surround(k Kind, buf []byte, n int) (length int, ok bool) {
 	switch {
-	case k == None:
-		return n, true
-	case k == LZ4 && 0 < n && n <= lz4MaxBlock:
+	case !Surrounds(k, n):
+		return 0, false
+	case k == LZ4:
 		return surroundLZ4(buf, n), true
 	default:
-		return 0, false
+		return n, true
 	}
 }
 
-// Effort is how much work an encoder puts into a payload. With less it is larger, in the same
-// format.
-type Effort uint8
-
-const (
-	Full   Effort = iota // that of the encoder's level
-	Quick                // LZ4: that of level 0; zstd: literals alone
-	Stored               // the blocks of the frame are raw
-)
+// Surrounds reports whether Surround can make a payload of n source bytes.
+func Surrounds(k Kind, n int) bool {
+	return k == None || k == LZ4 && 0 < n && n <= lz4MaxBlock
+}
 
 // Encoder compresses payloads without loss, one at a time; its memory is bounded and
 // reused. It is not for concurrent use.
 type Encoder struct {
-	Effort Effort // of the payloads to come
-
 	kind  Kind
 	lz4   *lz4Encoder
 	zstd  *zstdEncoder
@@ -176,18 +169,6 @@ func (e *Encoder) EncodeInPlace(buf []byte, from, n int) (m int, err error) {
 		}
 	}
 	return out.encode(w, step)
-}
-
-// Loses reports whether payloads can be larger with that effort than with all of it.
-func (e *Encoder) Loses(effort Effort) bool {
-	switch e.kind {
-	case LZ4:
-		return effort == Stored || effort == Quick && e.lz4.high != nil
-	case Zstd:
-		return effort != Full
-	default:
-		return false
-	}
 }
 
 const inPlaceBlockHeader = max(4, zstdBlockHeader)
@@ -254,10 +235,8 @@ func overtaken(n int) error {
 func (e *Encoder) NewFrame(w io.Writer, size int64) (io.WriteCloser, error) {
 	switch e.kind {
 	case LZ4:
-		e.lz4.effort = e.Effort
 		return e.lz4, e.lz4.begin(w, size)
 	case Zstd:
-		e.zstd.effort = e.Effort
 		return e.zstd, e.zstd.begin(w, size)
 	default:
 		return &sized{w: w, left: size}, nil

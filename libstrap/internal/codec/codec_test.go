@@ -738,23 +738,3 @@ func TestLZ4FramesShareNoWindow(t *testing.T) {
 		}
 	}
 }
-
-func TestLessEffortIsTheSameFormat(t *testing.T) {
-	src := bytes.Repeat([]byte("an activation hardly ever repeats; this text does. "), 10_000)
-	for _, k := range []Kind{LZ4, Zstd} {
-		for _, level := range []int{0, 4} {
-			e := newEncoder(t, k, level)
-			var sizes []int
-			for _, effort := range []Effort{Full, Quick, Stored, Full} {
-				e.Effort = effort
-				payload := encodeInPlace(t, e, src)
-				checkDecodes(t, k, payload, src)
-				sizes = append(sizes, len(payload))
-			}
-			full, quick, stored := sizes[0], sizes[1], sizes[2]
-			if full > quick || quick >= stored || stored <= len(src) || sizes[3] != full {
-				t.Errorf("%s, level %d: %v bytes of %d with full, quick, no and full effort", k, level, sizes, len(src))
-			}
-		}
-	}
-}

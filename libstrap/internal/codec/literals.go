@@ -28,7 +28,6 @@ const (
 type literalsEncoder struct {
 	cut  cutter
 	huff huffman
-	raw  bool // blocks are not compressed
 	w    io.Writer
 	head [zstdHeaderMax]byte
 }
@@ -63,9 +62,6 @@ func (e *literalsEncoder) put(src []byte, last bool) error {
 
 // encode returns a block's headers and what follows them.
 func (e *literalsEncoder) encode(src []byte, last bool) (head, data []byte) {
-	if e.raw {
-		return appendBlockHeader(e.head[:0], blockRaw, len(src), last), src
-	}
 	single := len(src) < literalsSingle
 	out, distinct := e.huff.compress(src, single)
 	size := literalsHeaderSize(len(src)) + len(out) + 1

@@ -51,7 +51,6 @@ type lz4Encoder struct {
 	fast    lz4.Compressor
 	high    *lz4.CompressorHC
 	scratch []byte // a compressed block
-	effort  Effort
 
 	cut  cutter
 	w    io.Writer
@@ -137,9 +136,6 @@ func (e *lz4Encoder) put(src []byte, _ bool) error {
 // compress returns the block in the scratch buffer, or nil where it does not get
 // smaller.
 func (e *lz4Encoder) compress(src []byte) ([]byte, error) {
-	if e.effort == Stored {
-		return nil, nil
-	}
 	if len(e.scratch) < len(src) {
 		e.scratch = make([]byte, len(src))
 	}
@@ -147,7 +143,7 @@ func (e *lz4Encoder) compress(src []byte) ([]byte, error) {
 	dst := e.scratch[:len(src)-1]
 	var n int
 	var err error
-	if e.high != nil && e.effort == Full {
+	if e.high != nil {
 		n, err = e.high.CompressBlock(src, dst)
 	} else {
 		n, err = e.fast.CompressBlock(src, dst)

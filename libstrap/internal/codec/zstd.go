@@ -36,8 +36,6 @@ type zstdEncoder struct {
 	literals *literalsEncoder
 	repeats  *repeats // nil where matches are looked for in any case
 
-	effort Effort
-
 	w     io.Writer
 	size  int64
 	left  int64          // source bytes still to come
@@ -82,8 +80,8 @@ func (e *zstdEncoder) begin(w io.Writer, size int64) error {
 
 // choose decides how the frame is encoded, by src, which the source begins with.
 func (e *zstdEncoder) choose(src []byte) error {
-	matches := e.effort == Full
-	if matches && e.repeats != nil {
+	matches := true
+	if e.repeats != nil {
 		var err error
 		if matches, err = e.matchesPay(src); err != nil {
 			return err
@@ -91,7 +89,6 @@ func (e *zstdEncoder) choose(src []byte) error {
 	}
 	if !matches {
 		e.frame = e.literals
-		e.literals.raw = e.effort == Stored
 		return e.literals.begin(e.w, e.size)
 	}
 	e.frame = e.matches
@@ -123,7 +120,6 @@ func (e *zstdEncoder) matchesPay(src []byte) (bool, error) {
 	e.matches.ResetContentSize(&matches, int64(len(most)))
 	err := writeAll(e.matches, most)
 	if err == nil {
-		e.literals.raw = false
 		err = e.literals.begin(&literals, int64(len(most)))
 	}
 	if err == nil {

@@ -34,13 +34,11 @@ func newEncoders(o *Options) (*encoders, error) {
 	return e, err
 }
 
-// encodeInPlace is codec.Encoder.EncodeInPlace in the item's codec. An archive knows one
-// effort.
-func (e *encoders) encodeInPlace(it *item, buf []byte, effort codec.Effort) (int, error) {
+// encodeInPlace is codec.Encoder.EncodeInPlace in the item's codec.
+func (e *encoders) encodeInPlace(it *item, buf []byte) (int, error) {
 	if it.kind == codec.Archive {
 		return e.archive.EncodeInPlace(buf, it.front, it.source, it.row.Stored)
 	}
-	e.plain.Effort = effort
 	return e.plain.EncodeInPlace(buf, it.front, it.source)
 }
 
@@ -49,7 +47,6 @@ func (e *encoders) newFrame(it *item, w io.Writer, size int64) (io.WriteCloser, 
 	if it.kind == codec.Archive {
 		return e.archive.NewFrame(w, size, it.row.Stored)
 	}
-	e.plain.Effort = codec.Full
 	return e.plain.NewFrame(w, size)
 }
 

@@ -228,14 +228,6 @@ func (b *backlog) Close() {
 	b.work.Broadcast()
 }
 
-// Rests is how many staged bytes wait because the workers rest.
-func (b *backlog) Rests() int64 {
-	if !b.yields {
-		return 0
-	}
-	return b.high
-}
-
 // Packets is how many wait that nobody has begun.
 func (b *backlog) Packets() int {
 	b.mu.Lock()

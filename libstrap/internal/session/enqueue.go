@@ -40,20 +40,19 @@ var errCopy = status.New(status.Internal, "the copy of a tensor did not end")
 
 // item is one entry of the order: a packet or a note.
 type item struct {
-	row      wire.Row
-	shape    []int64 // backs row.Shape
-	layer    *layer  // of a packet
-	name     string
-	region   arena.Region
-	kind     codec.Kind  // of the payload
-	source   int         // bytes to compress; see elements
-	front    int         // bytes between the packet's name and them, for the codec
-	out      []byte      // the finished packet, in the region
-	err      error       // why there is none
-	made     atomic.Bool // a worker is through with it
-	hastened bool        // with less than all its effort
-	came     time.Time   // to the backlog
-	feed     *feed       // a streamed packet
+	row    wire.Row
+	shape  []int64 // backs row.Shape
+	layer  *layer  // of a packet
+	name   string
+	region arena.Region
+	kind   codec.Kind  // of the payload
+	source int         // bytes to compress; see elements
+	front  int         // bytes between the packet's name and them, for the codec
+	out    []byte      // the finished packet, in the region
+	err    error       // why there is none
+	made   atomic.Bool // a worker is through with it
+	came   time.Time   // to the backlog
+	feed   *feed       // a streamed packet
 
 	converted codec.Stats // of the packet, where it is float16 of float32
 }

@@ -51,10 +51,6 @@ type Options struct {
 	// yield rest until so much waits for them.
 	BurstBytes int64
 
-	// TargetRate is the bytes of tensors a second below which packets may get less than all
-	// their effort; see effort. 0: they get all of it.
-	TargetRate float64
-
 	// ErrorBound is the largest normalised squared error of a packet: above 0 it rounds
 	// the mantissas of 16-bit floats. With codec.Archive it is that of the archive, 0:
 	// codec.ArchiveDefaultBound.
@@ -84,9 +80,6 @@ func (o *Options) validate(path string) error {
 	if o.BurstBytes < 0 || o.BurstBytes > o.MaxMemory {
 		return status.New(status.InvalidArgument,
 			"burst_bytes = %d: give 0 to max_memory_bytes, %d", o.BurstBytes, o.MaxMemory)
-	}
-	if !(o.TargetRate >= 0 && o.TargetRate <= math.MaxFloat64) {
-		return status.New(status.InvalidArgument, "target_rate = %g: give bytes a second, or 0 for none", o.TargetRate)
 	}
 	if !(o.ErrorBound >= 0 && o.ErrorBound < 1) {
 		return status.New(status.InvalidArgument,

@@ -15,10 +15,10 @@ const placedWith = 1 << 20
 // are copied once, and checked while they are in the caches. false: it has to go that
 // way, as all packets do that take time to compress.
 func (s *Session) place(e *emission, t *Tensor, kind codec.Kind, name string, start, count, parts int64) bool {
-	if count == 0 || s.opts.BurstBytes > 0 || !s.opts.knownRaw(kind, e.layer) {
+	w, head, size := s.writer, wire.HeaderSize+len(name), int(count)*e.stored.Size()
+	if count == 0 || s.opts.BurstBytes > 0 || !s.opts.knownRaw(kind, e.layer) || !codec.Surrounds(kind, size) {
 		return false
 	}
-	w, head, size := s.writer, wire.HeaderSize+len(name), int(count)*e.stored.Size()
 	room := head + size + codec.Headroom(kind, size)
 	if !w.lockEmpty(kind, room, e.fromIntake) {
 		return false
@@ -59,31 +59,21 @@ func (s *Session) place(e *emission, t *Tensor, kind codec.Kind, name string, st
 func (o *Options) foundRaw(kind codec.Kind) bool { return kind == codec.LZ4 && o.Level == 0 }
 
 // knownRaw reports whether the packets of a layer are taken to stay raw, but for one in tryEvery.
-// Those of a burst are made when there is time to try all.
 func (o *Options) knownRaw(kind codec.Kind, l *layer) bool {
-	return kind == codec.None || o.foundRaw(kind) && o.BurstBytes == 0 && l.raw.Load() > 0
-}
-
-// staysRaw is knownRaw for a packet that is made now; false too where it is the one to be tried.
-func (s *Session) staysRaw(it *item) bool {
-	return it.kind == codec.None || s.opts.knownRaw(it.kind, it.layer) && it.layer.raw.Add(-1) > 0
+	return kind == codec.None || o.foundRaw(kind) && l.raw.Load() > 0
 }
 
 // encodePlaced is encode for a packet whose elements' checksum may be known.
 func (s *Session) encodePlaced(it *item, sum *codec.Sum) error {
-	effort := codec.Full
-	if s.staysRaw(it) {
-		if it.surround(sum) {
-			return nil
-		}
-		effort = codec.Stored
+	if it.kind == codec.None || it.layer.raw.Add(-1) > 0 {
+		return it.surround(sum)
 	}
 	e, err := s.lend()
 	if err != nil {
 		return err
 	}
 	defer s.giveBack(e)
-	return s.encode(it, e, effort)
+	return s.encode(it, e)
 }
 
 // tryEvery is how many packets of a layer have one of them tried, where it stays raw.

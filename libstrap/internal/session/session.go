@@ -56,8 +56,6 @@ type Session struct {
 	progress *progress
 
 	jobs   *backlog
-	drains atomic.Int32 // calls that wait until all is written
-	opened time.Time
 	writer *writer
 
 	sparesMu sync.Mutex
@@ -93,7 +91,7 @@ type counters struct {
 	tensors, rawBytes                        atomic.Uint64 // but for those of the intake
 	dropped, droppedBytes, noted, overflowed atomic.Uint64
 	stalls, queuedPackets, fileBytes, lost   atomic.Uint64
-	repeated, hastened, underflowed          atomic.Uint64
+	repeated, underflowed                    atomic.Uint64
 	stalled, yielded                         stopwatch.Stopwatch
 	writerThread                             atomic.Int32
 	queuedNotes                              atomic.Int64
@@ -124,7 +122,6 @@ func Open(path string, o Options) (*Session, error) {
 		opts:      o,
 		path:      path,
 		home:      home,
-		opened:    time.Now(),
 		arena:     mem,
 		frames:    encoders[o.Workers],
 		names:     newNames(),
@@ -336,8 +333,6 @@ func (s *Session) reach(to stage, cursor *uint64, timeout time.Duration) error {
 	}
 	c := call{limit: timeout, quiet: true}
 	defer c.stop()
-	defer s.drains.Add(-1)
-	s.drains.Add(1)
 	position := *cursor >> 1
 	if *cursor&1 == 0 {
 		round := position
@@ -388,8 +383,6 @@ func (s *Session) Close(timeout time.Duration) error {
 	s.abandonPending()
 	c := call{limit: timeout}
 	defer c.stop()
-	defer s.drains.Add(-1)
-	s.drains.Add(1)
 	defer s.jobs.Hurry()()
 	select {
 	case <-s.finished: // also where no time is left
@@ -445,7 +438,7 @@ type Stats struct {
 	Stalls, StallNS, YieldNS                  uint64
 	QueuedPackets, QueuedBytes                uint64
 	MemoryBytes, MemoryPeak, MemoryLimit      uint64
-	Repeated, Hastened, Underflowed           uint64
+	Repeated, Underflowed                     uint64
 	WriteNS                                   uint64
 	WriterThread                              int // the system's id, 0: unknown
 	Convert                                   codec.Stats
@@ -475,8 +468,8 @@ func (s *Session) Stats() Stats {
 		RawBytes: rawBytes, StoredBytes: c.storedBytes.Load(), FileBytes: c.fileBytes.Load(),
 		Dropped: c.dropped.Load(), DroppedBytes: c.droppedBytes.Load(),
 		Failed: c.noted.Load(), Overflowed: c.overflowed.Load(), Repeated: c.repeated.Load(),
-		Hastened: c.hastened.Load(), Underflowed: c.underflowed.Load(),
-		Stalls: c.stalls.Load(), StallNS: uint64(c.stalled.Total()), YieldNS: uint64(c.yielded.Total()),
+		Underflowed: c.underflowed.Load(),
+		Stalls:      c.stalls.Load(), StallNS: uint64(c.stalled.Total()), YieldNS: uint64(c.yielded.Total()),
 		QueuedPackets: s.queued(), QueuedBytes: uint64(held),
 		MemoryBytes: uint64(taken), MemoryPeak: uint64(peak), MemoryLimit: uint64(s.arena.Limit()),
 		WriteNS: uint64(s.stream.Busy()), WriterThread: int(c.writerThread.Load()),

@@ -7,6 +7,7 @@ import (
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/crc32c"
+	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/team"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
@@ -87,14 +88,11 @@ func (s *Session) workOn(it *item, e *encoders) (next *item) {
 	if it.err == nil && !s.writer.halted() {
 		it.err = s.Guard(func() error {
 			again, next = s.repeated(it)
-			if s.staysRaw(it) && it.surround(&codec.Sum{}) {
-				return nil
+			if it.kind == codec.None {
+				return it.surround(&codec.Sum{})
 			}
-			return s.encode(it, e, s.effort())
+			return s.encode(it, e)
 		})
-	}
-	if it.hastened {
-		s.counters.hastened.Add(1 + uint64(len(again)))
 	}
 	n, bytes := 1, it.staged()
 	for _, other := range again {
@@ -157,37 +155,36 @@ func (it *item) repeat(of *item) {
 }
 
 // encode turns the source bytes in the region into the packet at its beginning.
-func (s *Session) encode(it *item, e *encoders, effort codec.Effort) error {
-	it.hastened = it.kind != codec.Archive && e.plain.Loses(effort)
-	n, err := e.encodeInPlace(it, it.payload(), effort)
+func (s *Session) encode(it *item, e *encoders) error {
+	n, err := e.encodeInPlace(it, it.payload())
 	if err != nil {
 		return err
 	}
 	if it.kind == codec.Archive {
 		s.addLoss(it, e.archive.Loss())
 	}
-	if s.opts.foundRaw(it.kind) && effort != codec.Stored {
+	if s.opts.foundRaw(it.kind) {
 		it.layer.tried(n >= it.source)
 	}
 	it.row.CRC = crc32c.Checksum(it.finish(n))
 	return nil
 }
 
-// surround makes the packet with its elements raw and where they are. sum is their checksum, if
-// it is known. false: it takes encoders.
-func (it *item) surround(sum *codec.Sum) bool {
+// surround makes the packet with its elements raw and where they are; codec.Surrounds has said
+// that this can be. sum is their checksum, if it is known.
+func (it *item) surround(sum *codec.Sum) error {
 	n, ok := codec.Surround(it.kind, it.payload(), it.source)
 	if !ok {
-		return false
+		return status.New(status.Internal, "%d bytes cannot stay in place as %v", it.source, it.kind)
 	}
 	payload := it.finish(n)
 	if !sum.Known {
 		it.row.CRC = crc32c.Checksum(payload)
-		return true
+		return nil
 	}
 	crc := crc32c.After(it.source).Combine(crc32c.Checksum(payload[:it.front]), sum.CRC)
 	it.row.CRC = crc32c.Update(crc, payload[it.front+it.source:])
-	return true
+	return nil
 }
 
 // payload is where it stands or will stand, with the room that is left behind it.

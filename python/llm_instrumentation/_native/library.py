@@ -76,7 +76,6 @@ class OpenOptions(ctypes.Structure):
         ("overwrite", ctypes.c_int32),
         ("burst_bytes", ctypes.c_uint64),
         ("team", ctypes.c_void_p),
-        ("target_rate", ctypes.c_double),
         ("capture_id", ctypes.c_char_p),
     ]
 
@@ -110,7 +109,6 @@ class Stats(ctypes.Structure):
         ("writer_thread", ctypes.c_int32),
         ("yield_ns", ctypes.c_uint64),
         ("repeated", ctypes.c_uint64),
-        ("hastened", ctypes.c_uint64),
         ("underflowed", ctypes.c_uint64),
     ]
 

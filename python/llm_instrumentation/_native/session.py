@@ -72,7 +72,6 @@ class SessionStats:
     writer_thread: int
     yield_ns: int
     repeated: int
-    hastened: int
     underflowed: int
 
 
@@ -152,8 +151,6 @@ class Session:
         burst_bytes: staging memory to take at once, and to fill before yielding workers work.
         team: address of a function like GOMP_parallel, whose threads take part in copying, and
             with workers_yield make packets; 0: there is none.
-        target_rate: bytes of tensors a second below which packets are compressed less before
-            enqueue waits for room; 0: never.
         overwrite: a new stream replaces whatever file stands at the path, and not a stream alone.
         capture_id: of the capture that is resumed; None: whichever stands there. An index that is
             lost is begun anew with it.
@@ -180,7 +177,6 @@ class Session:
         workers_yield: bool = False,
         burst_bytes: int = 0,
         team: int = 0,
-        target_rate: float = 0.0,
         capture_id: str | None = None,
         overwrite: bool = False,
     ) -> None:
@@ -206,7 +202,6 @@ class Session:
             workers_yield=int(workers_yield),
             burst_bytes=burst_bytes,
             team=team,
-            target_rate=target_rate,
             overwrite=int(overwrite),
             capture_id=None if capture_id is None else c_string(capture_id, "capture id"),
         )

@@ -104,9 +104,9 @@ class InstrumentationConfig:
     Attributes:
         granularity: which modules, and how much of their outputs.
         compression_algorithm: "lz4", "zstd" or "none".
-        target_throughput_gbps: rate wanted, in 10^9 bytes of activations a second. Below it,
-            packets are compressed less before the model would wait for room; a capture that
-            makes the model wait all the same ends with a warning.
+        target_throughput_gbps: rate wanted, in 10^9 bytes of activations a second. It changes
+            nothing while the capture runs. A capture that made the model wait and was slower
+            than this ends with a warning.
         max_memory_gb: limit of the staging memory in 10^9 bytes; None leaves the choice to
             the library.
         include: patterns of modules to keep among those of the granularity; empty keeps all.

@@ -96,8 +96,6 @@ def _describe(s: CaptureStats, drained: float | None = None) -> str:
         text += " to write"
         if drained > 0:
             text += f", {s.queued_bytes / drained:.0f} s left"
-    if s.hastened:
-        text += f", {s.hastened:,} compressed less"
     if s.stalls:
         text += f", {s.stalls:,} stalls ({s.stall_seconds:.1f} s)"
     if s.dropped:

@@ -163,7 +163,6 @@ class Recorder:
                 workers_yield=on_cpu and torch.get_num_threads() + workers > usable_cpus(),
                 burst_bytes=burst,
                 team=gomp_parallel() if on_cpu else 0,
-                target_rate=config.target_throughput_gbps * 1e9,
             )
         except BaseException:
             self._stop_probes()

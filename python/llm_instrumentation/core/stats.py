@@ -49,8 +49,6 @@ class CaptureStats:
         yield_seconds: time that hooks left the CPUs to compression, waits under way included;
             they do where the model's own threads use every CPU.
         repeated: packets of the same elements as one just before, which were not compressed again.
-        hastened: packets that were compressed less than they could be, or not at all, so that the
-            model need not wait for room.
         silent: names of the hooked modules that have not run, as far as hooks know.
         skipped_steps: those of `steps` that were left out, by `with_every` or while paused.
     """
@@ -83,7 +81,6 @@ class CaptureStats:
     writer_thread: int = 0
     yield_seconds: float = 0.0
     repeated: int = 0
-    hastened: int = 0
     underflowed: int = 0
     silent: tuple[str, ...] = ()
     skipped_steps: int = 0
@@ -129,7 +126,6 @@ class CaptureStats:
             writer_thread=s.writer_thread,
             yield_seconds=s.yield_ns / 1e9,
             repeated=s.repeated,
-            hastened=s.hastened,
             underflowed=s.underflowed,
             silent=silent,
             skipped_steps=skipped_steps,
