@@ -293,7 +293,8 @@ typedef struct strap_tensor {
  *
  * A small tensor (at most 16 KiB, contiguous, without transform and conversion) may first go to a
  * buffer of 64 KiB beside the staging memory. The tensors in the buffer become packets together, in
- * their order: before the packet of any later call, or after about 100 ms. Sessions with
+ * their order: before the packet of any later call, or after about 100 ms. A call that times out
+ * while these tensors wait for room leaves its cursor 0: repeat it as it was. Sessions with
  * STRAP_ON_FULL_DROP have no such buffer, nor have more than 16 sessions at once.
  *
  * Once writing has failed, every call returns that failure at once.
@@ -349,7 +350,8 @@ typedef struct strap_stats_t {
   uint64_t dropped_bytes;   /* what it left out, in the tensors' own type */
   uint64_t failed;          /* tensors that were noted (strap_note) or abandoned */
   uint64_t overflowed;      /* float32 tensors with finite values beyond float16 */
-  uint64_t stalls;          /* strap_enqueue calls that waited for room */
+  uint64_t stalls;          /* tensors that waited for room. A small tensor that strap_enqueue took
+                               aside may wait in a later call of any kind */
   uint64_t stall_ns;        /* how long they waited together; a running wait counts until now */
   uint64_t queued_packets;  /* packets that are enqueued and not yet written */
   uint64_t queued_bytes;    /* staging memory that these packets hold */

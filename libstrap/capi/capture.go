@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/intake"
 	"github.com/libstrap/strap/libstrap/internal/session"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/team"
@@ -22,7 +23,7 @@ import (
 func timeout(ms C.int32_t) time.Duration { return time.Duration(ms) * time.Millisecond }
 
 // onSession runs f on an open session; a panic poisons the session.
-func onSession(h C.strap_session, e *C.strap_error, f func(*session.Session) error) C.strap_status {
+func onSession(h C.strap_session, e *C.strap_error, f func(*intake.Capture) error) C.strap_status {
 	return guarded(e, func() error {
 		s, err := sessions.get(uint64(h))
 		if err != nil {
@@ -40,18 +41,14 @@ func strapgoOpen(path *C.char, o *C.strap_open_options, out *C.strap_session, e 
 			return err
 		}
 		id := sessions.next()
-		for i := 0; i < C.INTAKE_COUNT && opts.Intake == nil && !opts.DropOnFull; i++ {
-			if opts.Intake = openIntake(id); opts.Intake == nil {
-				id = sessions.next() // whose intake may be free
+		var small intake.Room
+		for i := 0; i < C.INTAKE_COUNT && small == nil && !opts.DropOnFull; i++ {
+			if small = openRoom(id); small == nil {
+				id = sessions.next() // whose room may be free
 			}
 		}
-		var s *session.Session
-		defer func() {
-			if s == nil && opts.Intake != nil {
-				opts.Intake.Close()
-			}
-		}()
-		if s, err = session.Open(C.GoString(path), opts); err != nil {
+		s, err := intake.Open(C.GoString(path), opts, small)
+		if err != nil {
 			return err
 		}
 		sessions.put(id, s)
@@ -109,7 +106,7 @@ func openOptions(o *C.strap_open_options) (session.Options, error) {
 
 //export strapgoCaptureID
 func strapgoCaptureID(h C.strap_session, id *C.char, size C.size_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *session.Session) error {
+	return onSession(h, e, func(s *intake.Capture) error {
 		if size < C.STRAP_CAPTURE_ID_BYTES {
 			return status.New(status.InvalidArgument,
 				"size = %d: give at least STRAP_CAPTURE_ID_BYTES, %d", size, C.STRAP_CAPTURE_ID_BYTES)
@@ -122,7 +119,7 @@ func strapgoCaptureID(h C.strap_session, id *C.char, size C.size_t, e *C.strap_e
 
 //export strapgoLayer
 func strapgoLayer(h C.strap_session, model, name *C.char, nameLen C.size_t, path *C.char, out *C.uint32_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *session.Session) error {
+	return onSession(h, e, func(s *intake.Capture) error {
 		if nameLen > wire.MaxName {
 			return status.New(status.InvalidArgument, "name_len = %d: at most %d", nameLen, wire.MaxName)
 		}
@@ -142,7 +139,7 @@ func strapgoLayer(h C.strap_session, model, name *C.char, nameLen C.size_t, path
 
 //export strapgoRequest
 func strapgoRequest(h C.strap_session, name *C.char, nameLen C.size_t, out *C.uint32_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *session.Session) error {
+	return onSession(h, e, func(s *intake.Capture) error {
 		if nameLen > session.MaxText {
 			return status.New(status.InvalidArgument, "name_len = %d: at most %d", nameLen, session.MaxText)
 		}
@@ -155,7 +152,7 @@ func strapgoRequest(h C.strap_session, name *C.char, nameLen C.size_t, out *C.ui
 //export strapgoEnqueue
 func strapgoEnqueue(h C.strap_session, c *C.strap_tensor, thread C.uint64_t, now C.int64_t, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
 	dropped := false
-	code := onSession(h, e, func(s *session.Session) error {
+	code := onSession(h, e, func(s *intake.Capture) error {
 		t, err := tensor(c)
 		if err != nil {
 			return err
@@ -229,14 +226,14 @@ func conversion(c *C.strap_conversion) (*session.Conversion, error) {
 
 //export strapgoAbandon
 func strapgoAbandon(h C.strap_session, cursor C.uint64_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *session.Session) error {
+	return onSession(h, e, func(s *intake.Capture) error {
 		return s.Abandon(uint64(cursor))
 	})
 }
 
 //export strapgoNote
 func strapgoNote(h C.strap_session, layer C.uint32_t, step, token C.int64_t, call C.uint32_t, message *C.char, thread C.uint64_t, now C.int64_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *session.Session) error {
+	return onSession(h, e, func(s *intake.Capture) error {
 		return s.Note(&session.Tensor{
 			Layer: uint32(layer), Step: int64(step), Token: int64(token), Call: uint32(call),
 			Thread: uint64(thread), TimeNS: int64(now),
@@ -246,14 +243,14 @@ func strapgoNote(h C.strap_session, layer C.uint32_t, step, token C.int64_t, cal
 
 //export strapgoFlush
 func strapgoFlush(h C.strap_session, cursor *C.uint64_t, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *session.Session) error {
+	return onSession(h, e, func(s *intake.Capture) error {
 		return s.Flush((*uint64)(cursor), timeout(timeoutMS))
 	})
 }
 
 //export strapgoCheckpoint
 func strapgoCheckpoint(h C.strap_session, cursor *C.uint64_t, timeoutMS C.int32_t, offset *C.uint64_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *session.Session) error {
+	return onSession(h, e, func(s *intake.Capture) error {
 		covered, err := s.Checkpoint((*uint64)(cursor), timeout(timeoutMS))
 		*offset = C.uint64_t(covered)
 		return err
@@ -262,7 +259,7 @@ func strapgoCheckpoint(h C.strap_session, cursor *C.uint64_t, timeoutMS C.int32_
 
 //export strapgoStats
 func strapgoStats(h C.strap_session, out *C.strap_stats_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *session.Session) error {
+	return onSession(h, e, func(s *intake.Capture) error {
 		st := s.Stats()
 		out.workers = C.uint32_t(st.Workers)
 		out.packets = C.uint64_t(st.Packets)
@@ -296,7 +293,7 @@ func strapgoStats(h C.strap_session, out *C.strap_stats_t, e *C.strap_error) C.s
 
 //export strapgoClose
 func strapgoClose(h C.strap_session, timeoutMS C.int32_t, e *C.strap_error) C.strap_status {
-	return onSession(h, e, func(s *session.Session) error {
+	return onSession(h, e, func(s *intake.Capture) error {
 		err := s.Close(timeout(timeoutMS))
 		if !errors.Is(err, status.Timeout) {
 			if _, gone := sessions.remove(uint64(h)); gone != nil {

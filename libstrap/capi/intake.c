@@ -3,7 +3,7 @@
  *
  * All that makes a packet, the way into Go too, has left the caches when a model's next
  * operator is through. So what is small is only copied, and the session makes packets of
- * it some at a time; see session.Intake.
+ * it some at a time; see internal/intake.
  */
 #include <string.h>
 
@@ -143,7 +143,6 @@ void intake_resume(strap_session session) {
   if (in == NULL) return;
   in->held = 0;
   in->used = 0;
-  __atomic_store_n(&in->settled, in->settled + 1, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&in->lock);
 }
 

@@ -10,12 +10,13 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/libstrap/strap/libstrap/internal/intake"
 	"github.com/libstrap/strap/libstrap/internal/session"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// intake is the session's side of what intake.c takes.
-type intake struct {
+// room is an intake.Room whose tensors intake.c takes.
+type room struct {
 	session C.strap_session
 	c       *C.struct_intake // until closed
 	held    bool             // this and at are the caller's of First and Pop
@@ -26,65 +27,63 @@ type intake struct {
 	tensors, bytes uint64 // when it was
 }
 
-// openIntake returns that of a session, nil if another one has it.
-func openIntake(id uint64) session.Intake {
+// openRoom returns the room of a session. It returns nil if another session has it.
+func openRoom(id uint64) intake.Room {
 	c := C.intake_open(C.strap_session(id))
 	if c == nil {
 		return nil
 	}
-	return &intake{session: C.strap_session(id), c: c}
+	return &room{session: C.strap_session(id), c: c}
 }
 
-func (i *intake) Layers(n int)   { C.intake_layers(i.session, C.uint32_t(n)) }
-func (i *intake) Requests(n int) { C.intake_requests(i.session, C.uint32_t(n)) }
-func (i *intake) Hold()          { C.intake_hold(i.session) }
-func (i *intake) Shut()          { C.intake_shut(i.session) }
+func (r *room) Layers(n int)   { C.intake_layers(r.session, C.uint32_t(n)) }
+func (r *room) Requests(n int) { C.intake_requests(r.session, C.uint32_t(n)) }
+func (r *room) Hold()          { C.intake_hold(r.session) }
+func (r *room) Shut()          { C.intake_shut(r.session) }
 
-func (i *intake) Waiting() int {
-	if i.closed.Load() {
+func (r *room) Waiting() int {
+	if r.closed.Load() {
 		return 0
 	}
-	return int(atomic.LoadUint32((*uint32)(&i.c.waiting)))
+	return int(atomic.LoadUint32((*uint32)(&r.c.waiting)))
 }
 
-func (i *intake) Settled() uint64 { return atomic.LoadUint64((*uint64)(&i.c.settled)) }
-
-func (i *intake) Taken() (tensors, bytes uint64) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.count()
-	return i.tensors, i.bytes
+func (r *room) Taken() (tensors, bytes uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.count()
+	return r.tensors, r.bytes
 }
 
-func (i *intake) count() {
-	if !i.closed.Load() {
-		i.tensors = atomic.LoadUint64((*uint64)(&i.c.tensors))
-		i.bytes = atomic.LoadUint64((*uint64)(&i.c.bytes))
+func (r *room) count() {
+	if !r.closed.Load() {
+		r.tensors = atomic.LoadUint64((*uint64)(&r.c.tensors))
+		r.bytes = atomic.LoadUint64((*uint64)(&r.c.bytes))
 	}
 }
 
-func (i *intake) first() *C.struct_intake_tensor {
-	return (*C.struct_intake_tensor)(unsafe.Add(unsafe.Pointer(i.c.room), i.at))
+func (r *room) first() *C.struct_intake_tensor {
+	return (*C.struct_intake_tensor)(unsafe.Add(unsafe.Pointer(r.c.room), r.at))
 }
 
-func (i *intake) First(t *session.Tensor) bool {
-	if i.closed.Load() {
+func (r *room) First(t *session.Tensor) bool {
+	if r.closed.Load() {
 		return false
 	}
-	if !i.held {
-		C.intake_hold(i.session)
-		i.held = true
+	if !r.held {
+		C.intake_hold(r.session)
+		r.held = true
 	}
-	if i.at == i.c.used {
-		i.held, i.at = false, 0
-		C.intake_resume(i.session)
+	if r.at == r.c.used {
+		r.held, r.at = false, 0
+		C.intake_resume(r.session)
 		return false
 	}
-	c := i.first()
+	c := r.first()
 	shape := (*int64)(unsafe.Add(unsafe.Pointer(c), unsafe.Sizeof(*c)))
 	*t = session.Tensor{
 		Layer: uint32(c.layer), DType: wire.DType(c.dtype), Shape: unsafe.Slice(shape, int(c.ndim)),
-		Data: unsafe.Add(unsafe.Pointer(i.c.room), c.data),
+		Data: unsafe.Add(unsafe.Pointer(r.c.room), c.data),
 		Step: int64(c.step), Token: int64(c.token), Call: uint32(c.call),
 		Request: uint32(c.request),
 		Thread:  uint64(c.thread), TimeNS: int64(c.time_ns),
@@ -92,15 +91,15 @@ func (i *intake) First(t *session.Tensor) bool {
 	return true
 }
 
-func (i *intake) Pop() {
-	i.at = i.first().next
-	atomic.AddUint32((*uint32)(&i.c.waiting), ^uint32(0))
+func (r *room) Pop() {
+	r.at = r.first().next
+	atomic.AddUint32((*uint32)(&r.c.waiting), ^uint32(0))
 }
 
-func (i *intake) Close() {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.count()
-	i.closed.Store(true)
-	C.intake_close(i.session)
+func (r *room) Close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.count()
+	r.closed.Store(true)
+	C.intake_close(r.session)
 }

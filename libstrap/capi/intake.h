@@ -29,7 +29,6 @@ struct intake {
   uint32_t used;         /* of it */
   /* These change under the lock, but for what Go takes from waiting, and are read without it. */
   uint32_t waiting;        /* tensors */
-  uint64_t settled;        /* how often all was taken out */
   uint64_t tensors, bytes; /* taken so far */
 };
 

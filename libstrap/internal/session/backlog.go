@@ -6,52 +6,60 @@ import (
 )
 
 const (
-	// A caller that nobody calls for this long is not computing tensors.
+	// A host that captures nothing for this long is not computing tensors.
 	idleAfter = 20 * time.Millisecond
 	// No packet waits longer than this for workers that yield.
 	longestWait = time.Second
-	// What waits for workers that yield, at most, before they are given the CPUs.
+	// So many bytes wait at most for workers that yield, before they get the CPUs.
 	yieldBytes = 32 << 20
-	// What waits for a team, which costs nothing to wake: as much as stays in caches.
+	// So many bytes wait at most for a team. It costs nothing to wake, and so much stays in caches.
 	helpBytes = 4 << 20
 )
 
-// backlog is the packets that wait for a worker.
+// backlogBytes returns how many bytes wait at most for workers that yield, or for a team that makes
+// packets.
+func (o *Options) backlogBytes() int64 {
+	if o.helped() {
+		return helpBytes
+	}
+	return yieldBytes
+}
+
+// backlog holds the packets that wait for a worker.
 //
-// Eager workers take a packet as soon as it is there. Beside a model that uses every
-// CPU that is the slowest way: a team of threads waits for its last one, so each
-// moment that a worker takes from one of them is lost to all. Workers that yield
-// rest until
+// Eager workers take a packet as soon as it is there. Beside a model that uses every CPU that is
+// the slowest way: a team of threads waits for its last one, so each moment that a worker takes
+// from one of them is lost to all. Workers that yield rest until
 //
-//   - so much waits that the call which adds to it waits for them (the team sleeps
-//     then, and all CPUs work on the backlog),
+//   - so much waits that the call which adds to it waits for them: the team sleeps then, and all
+//     CPUs work on the backlog,
 //   - no packet came for idleAfter,
 //   - the oldest waits for longestWait, unless a burst was asked for, or
-//   - someone is in a hurry: a flush, a full arena, the end;
+//   - a call waits for the packets: a flush, a full arena, the end;
 //
-// and then work until nothing is left. Where the caller helps, it makes the packets
-// itself, with threads that have nothing else to do, when one comes behind so much or the
-// oldest waits for longestWait; the workers rest on.
+// and then work until nothing is left. If the caller helps, the workers rest on, and the call that
+// finds so much waiting, or the oldest waiting for longestWait, makes the packets with the host's
+// team.
 type backlog struct {
 	yields  bool
-	helped  bool          // who makes it full has other threads work, the workers rest on
-	high    int64         // bytes
+	helped  bool          // callers make packets when many wait, and the workers rest on
+	high    int64         // so many bytes are many
 	longest time.Duration // that a packet may wait
-	idle    time.Duration // without a packet
-	more    func() bool   // tensors came of which no packet is here yet: that is not idle
+	idle    time.Duration // without a packet until the workers work
+	more    func() bool   // reports whether tensors wait in the intake: the host is not idle
 
 	mu      sync.Mutex
-	work    sync.Cond // there is something for a worker, or nothing ever more
-	items   fifo[*item]
-	bytes   int64 // staged, of items and of what is being worked on
-	queued  int64 // of items alone
+	work    sync.Cond // signals that a worker may go on
+	waits   fifo[*entry]
+	bytes   int64 // staged, of the packets that wait or are being worked on
+	queued  int64 // staged, of the packets that wait
 	active  int   // packets that are being worked on
 	open    bool  // yielding workers may work, until nothing is left
-	hurried int   // Hurry without its end
+	hurried int   // calls of Hurry whose end is to come
 	closed  bool
-	last    time.Time // when the newest of them came, where the workers yield
+	last    time.Time // when the newest packet came, if the workers yield
 	timer   *time.Timer
-	drained chan struct{} // closed when nothing is left, for those who wait for it
+	drained chan struct{} // closed when nothing is left
 }
 
 func newBacklog(yields, helped bool, high int64) *backlog {
@@ -60,32 +68,31 @@ func newBacklog(yields, helped bool, high int64) *backlog {
 		drained: make(chan struct{}), more: func() bool { return false },
 	}
 	if helped {
-		// What little waits is in nobody's way, and a packet that a worker has begun and
-		// gets no CPU for holds up those behind it.
+		// A small backlog is in nobody's way. A packet that a worker has begun, without a CPU
+		// to finish it, holds up the packets behind it.
 		b.idle = longestWait
 	}
 	b.work.L = &b.mu
 	return b
 }
 
-// full tells whether the caller is to help, or where it does not, to let the workers go
-// first until the channel is closed.
-type full struct {
-	is      bool
-	drained <-chan struct{}
+// pushed is the answer of Push.
+type pushed struct {
+	much    bool            // the caller is to help, or to let the workers go first
+	drained <-chan struct{} // without help: closed when the workers are through
 }
 
 // Push adds a packet.
-func (b *backlog) Push(it *item) full {
+func (b *backlog) Push(it *entry) pushed {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before := b.queued
-	b.items.push(it)
+	b.waits.push(it)
 	b.bytes += it.staged()
 	b.queued += it.staged()
 	if !b.yields {
 		b.work.Signal()
-		return full{}
+		return pushed{}
 	}
 	b.last = time.Now()
 	it.came = b.last
@@ -97,16 +104,16 @@ func (b *backlog) Push(it *item) full {
 		if b.opened() {
 			b.work.Broadcast()
 		}
-		// Not at once for one that is much by itself: the next may hold the same, or be made
-		// beside it.
-		return full{is: before >= b.high || late}
+		// One packet that is much by itself waits for the next, which may hold the same elements
+		// or be made beside it.
+		return pushed{much: before >= b.high || late}
 	}
 	much := b.bytes >= b.high
 	b.open = b.open || much || late
 	if b.opened() {
 		b.work.Broadcast()
 	}
-	return full{is: much, drained: b.drained}
+	return pushed{much: much, drained: b.drained}
 }
 
 // tick gives the workers their turn when no packet came for a while.
@@ -152,16 +159,16 @@ func (b *backlog) Hurry() (end func()) {
 	}
 }
 
-// Hurried reports whether someone waits for what is queued.
+// Hurried reports whether a call waits for the packets.
 func (b *backlog) Hurried() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.hurried > 0
 }
 
-// Pop waits for a packet; ok is false once the backlog is closed and empty. The
-// worker calls Done for each when it is through with it.
-func (b *backlog) Pop() (it *item, ok bool) {
+// Pop waits for a packet. ok is false once the backlog is closed and empty. The worker calls Done
+// for each packet when it is through with it.
+func (b *backlog) Pop() (it *entry, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for (b.waiting() == 0 || !b.opened()) && !b.closed {
@@ -170,32 +177,32 @@ func (b *backlog) Pop() (it *item, ok bool) {
 	return b.pop()
 }
 
-// TryPop takes a packet for a helper, who calls Done as a worker does.
-func (b *backlog) TryPop() (it *item, ok bool) {
+// TryPop takes a packet for a helper, which calls Done as a worker does.
+func (b *backlog) TryPop() (it *entry, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.pop()
 }
 
-func (b *backlog) pop() (it *item, ok bool) {
-	if it, ok = b.items.pop(); ok {
+func (b *backlog) pop() (it *entry, ok bool) {
+	if it, ok = b.waits.pop(); ok {
 		b.active++
 		b.queued -= it.staged()
 	}
 	return it, ok
 }
 
-// How many packets behind one are looked at for its like.
+// alikeWithin is how many packets behind one may be found alike.
 const alikeWithin = 32
 
-// PopAlike takes a packet that seems to hold the same as another one, nil if none of
-// the next ones does. It needs Done too.
-func (b *backlog) PopAlike(of *item) *item {
+// PopAlike takes one of the next packets that seems to hold the same as another one, or returns
+// nil. The packet needs Done too.
+func (b *backlog) PopAlike(of *entry) *entry {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for i, it := range b.items.all()[:min(b.waiting(), alikeWithin)] {
+	for i, it := range b.waits.all()[:min(b.waiting(), alikeWithin)] {
 		if it.alike(of) {
-			b.items.remove(i)
+			b.waits.remove(i)
 			b.active++
 			b.queued -= it.staged()
 			return it
@@ -204,7 +211,7 @@ func (b *backlog) PopAlike(of *item) *item {
 	return nil
 }
 
-// Done says that a worker is through with n packets of so many staged bytes.
+// Done records that a worker is through with n packets of so many staged bytes.
 func (b *backlog) Done(n int, bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -228,26 +235,23 @@ func (b *backlog) Close() {
 	b.work.Broadcast()
 }
 
-// Packets is how many wait that nobody has begun.
+// Packets returns how many packets wait that no worker has begun.
 func (b *backlog) Packets() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.waiting()
 }
 
-// Waiting is how many staged bytes wait for a worker, or are being worked on.
+// Waiting returns the staged bytes that wait for a worker or are being worked on.
 func (b *backlog) Waiting() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.bytes
 }
 
-// staged is the memory that the packet holds.
-func (it *item) staged() int64 { return int64(len(it.region.Buf)) }
+// oldest returns when the first of the packets that wait came.
+func (b *backlog) oldest() time.Time { return b.waits.all()[0].came }
 
-// oldest is when the first of the packets that wait came.
-func (b *backlog) oldest() time.Time { return b.items.all()[0].came }
-
-func (b *backlog) waiting() int { return len(b.items.all()) }
+func (b *backlog) waiting() int { return len(b.waits.all()) }
 
 func (b *backlog) opened() bool { return !b.yields || b.open || b.hurried > 0 }

@@ -13,11 +13,11 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-func packet(n int) *item { return &item{region: arena.Region{Buf: make([]byte, n)}} }
+func packet(n int) *entry { return &entry{region: arena.Region{Buf: make([]byte, n)}} }
 
 // worker takes packets until the backlog closes, and says which.
-func worker(b *backlog) <-chan *item {
-	taken := make(chan *item, 100)
+func worker(b *backlog) <-chan *entry {
+	taken := make(chan *entry, 100)
 	go func() {
 		defer close(taken)
 		for it, ok := b.Pop(); ok; it, ok = b.Pop() {
@@ -28,7 +28,7 @@ func worker(b *backlog) <-chan *item {
 	return taken
 }
 
-func restsFor(t *testing.T, d time.Duration, taken <-chan *item) {
+func restsFor(t *testing.T, d time.Duration, taken <-chan *entry) {
 	t.Helper()
 	select {
 	case it := <-taken:
@@ -51,7 +51,7 @@ func TestEagerWorkersTakeWhatComes(t *testing.T) {
 	b := newBacklog(false, false, 100)
 	defer b.Close()
 	taken := worker(b)
-	if b.Push(packet(1000)).is {
+	if b.Push(packet(1000)).much {
 		t.Error("the caller was told to wait")
 	}
 	soon(t, taken)
@@ -63,7 +63,7 @@ func TestYieldingWorkersRestWhileThePacketsCome(t *testing.T) {
 	taken := worker(b)
 	longest, before := time.Duration(0), time.Now()
 	for began := before; time.Since(began) < 5*idleAfter; time.Sleep(time.Millisecond) {
-		if b.Push(packet(1)).is {
+		if b.Push(packet(1)).much {
 			t.Fatal("the caller was told to wait")
 		}
 		now := time.Now()
@@ -80,11 +80,11 @@ func TestYieldingWorkersRestWhileThePacketsCome(t *testing.T) {
 func TestYieldingWorkersGoFirstWhenMuchWaits(t *testing.T) {
 	b := newBacklog(true, false, 1000)
 	defer b.Close()
-	if b.Push(packet(999)).is {
+	if b.Push(packet(999)).much {
 		t.Fatal("the caller was told to wait for 999 bytes")
 	}
 	told := b.Push(packet(1))
-	if !told.is {
+	if !told.much {
 		t.Fatal("the caller was not told to wait for 1000 bytes")
 	}
 	taken := worker(b)
@@ -98,10 +98,10 @@ func TestWhereCallersHelpTheWorkersRest(t *testing.T) {
 	b := newBacklog(true, true, 1000)
 	defer b.Close()
 	taken := worker(b)
-	if b.Push(packet(2000)).is {
+	if b.Push(packet(2000)).much {
 		t.Fatal("the caller was told to help with a packet that has no other beside it")
 	}
-	if !b.Push(packet(1)).is {
+	if !b.Push(packet(1)).much {
 		t.Fatal("the caller was not told to help with 2000 bytes")
 	}
 	restsFor(t, 2*idleAfter, taken)
@@ -115,7 +115,7 @@ func TestWhereCallersHelpTheWorkersRest(t *testing.T) {
 	if _, ok := b.TryPop(); ok {
 		t.Error("more than was pushed")
 	}
-	if b.Push(packet(1)).is {
+	if b.Push(packet(1)).much {
 		t.Error("what was helped with still counts")
 	}
 	defer b.Hurry()()
@@ -145,9 +145,9 @@ func TestNoPacketWaitsForLong(t *testing.T) {
 	taken := worker(b)
 	b.Push(packet(1))
 	b.mu.Lock()
-	b.items.all()[0].came = time.Now().Add(-longestWait)
+	b.waits.all()[0].came = time.Now().Add(-longestWait)
 	b.mu.Unlock()
-	if b.Push(packet(1)).is {
+	if b.Push(packet(1)).much {
 		t.Error("the caller was told to wait")
 	}
 	soon(t, taken)

@@ -16,10 +16,10 @@ type Conversion struct {
 }
 
 // checkConversion validates the conversion of a tensor of so many elements.
-func (s *Session) checkConversion(t *Tensor, elems int64) error {
+func (t *Tensor) checkConversion(o *Options, elems int64) error {
 	c := t.Conversion
 	switch {
-	case s.opts.KeepFloat32:
+	case o.KeepFloat32:
 		return status.New(status.InvalidArgument,
 			"conversion: this session stores float32 as it is (keep_float32): hand that over")
 	case t.DType != wire.Float16:

@@ -59,26 +59,6 @@ func TestTheTeamMakesThePackets(t *testing.T) {
 	}
 }
 
-func TestTheTeamHelpsWithinEnqueueAlone(t *testing.T) {
-	for _, enqueues := range []bool{false, true} {
-		o := helped(codec.Zstd)
-		o.MaxMemory = 1 << 20
-		s, _, small := shelved(t, o)
-		for i := range 60 {
-			small(i, 4000)
-		}
-		if enqueues {
-			enqueue(t, s, numbered(0, 60, 4000))
-		} else if err := flush(s, forever); err != nil {
-			t.Fatal(err)
-		}
-		if helps := s.Stats().YieldNS > 0; helps != enqueues {
-			t.Errorf("the team helped: %v; within Enqueue: %v", helps, enqueues)
-		}
-		finish(t, s)
-	}
-}
-
 func TestThreadsMakePacketsAtOnceWithFlushesInBetween(t *testing.T) {
 	for _, k := range []codec.Kind{codec.LZ4, codec.None} {
 		t.Run(k.String(), func(t *testing.T) { captureInThreads(t, helped(k)) })
@@ -131,28 +111,30 @@ func TestHelpersLeaveTheEndToTheWriter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	last := &item{name: "a", region: region, out: region.Buf}
+	last := &entry{name: "a", region: region, out: region.Buf}
 	wire.PutHeader(last.out, 1, 4)
 	last.row = wire.Row{Layer: "a", Length: uint64(len(last.out)), Codec: codec.None.String()}
 	s.counters.queuedPackets.Add(1)
-	s.order.Push(last)
+	if err := s.order.Push(last); err != nil {
+		t.Fatal(err)
+	}
 	s.refuse()
-	for !s.writer.isFinishing() { // until the writer has seen it
+	for !s.sink.isFinishing() { // until the writer has seen it
 		time.Sleep(time.Millisecond)
 	}
 	last.made.Store(true)
-	s.writer.tryAppend()
+	s.sink.tryAppend()
 	s.order.Wake()
-	soon(t, s.finished)
+	soon(t, s.life.finished)
 	if n := s.Stats().Packets; n != 1 {
 		t.Errorf("%d packets", n)
 	}
 }
 
-func (w *writer) isFinishing() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.finishing
+func (k *sink) isFinishing() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.finishing
 }
 
 func TestADiscardedCaptureLetsGoOfItsFileAtOnce(t *testing.T) {
@@ -161,7 +143,7 @@ func TestADiscardedCaptureLetsGoOfItsFileAtOnce(t *testing.T) {
 	resting(s, time.Hour)
 	fill(t, s, mustLayer(t, s, "a"), 5)
 	s.Discard()
-	soon(t, s.finished)
+	soon(t, s.life.finished)
 }
 
 // A helper that appends the last packet wakes the writer for the flush that waits for it.
@@ -171,24 +153,29 @@ func TestAFlushEndsWithAHelper(t *testing.T) {
 	layer := mustLayer(t, s, "x")
 	var e emission
 	x := numbered(layer, 0, 100)
-	if err := s.begin(&e, x); err != nil {
+	if err := s.enqueuer.begin(&e, x); err != nil {
 		t.Fatal(err)
 	}
 	region, _, _ := s.arena.TryAlloc(2000, 0)
-	it := s.newPacket(&e, x, codec.None, e.layer.packetName, 1)
-	it.region, it.source = region, 200
-	it.surround(&codec.Sum{})
+	it := s.enqueuer.staged.packer.newPacket(packetEntry, &e, x,
+		&part{count: 100, parts: 1, name: e.layer.packetName, kind: codec.None, size: 200})
+	it.region = region
+	if err := it.surround(&codec.Sum{}); err != nil {
+		t.Fatal(err)
+	}
 	s.counters.queuedPackets.Add(1)
-	s.order.Push(it)
+	if err := s.order.Push(it); err != nil {
+		t.Fatal(err)
+	}
 	done := make(chan error, 1)
 	go func() { done <- flush(s, patience) }()
 	for s.progress.Idle() {
 		runtime.Gosched()
 	}
 	time.Sleep(10 * time.Millisecond) // the writer has seen it and rests
-	s.writer.mu.Lock()
+	s.sink.mu.Lock()
 	it.made.Store(true)
-	s.writer.unlock()
+	s.sink.unlock(s.opts.helped())
 	if err := soon(t, done); err != nil {
 		t.Error(err)
 	}

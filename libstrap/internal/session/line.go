@@ -14,7 +14,7 @@ const (
 )
 
 // line holds the calls that want staging memory, first come, first served. Only the leader
-// takes memory. It pushes an item for each region to the order before another call leads. So
+// takes memory. It pushes an entry for each region to the order before another call leads. So
 // regions are handed out in the order of the file, and smaller requests do not overtake a
 // large one that waits until enough regions are free.
 //

@@ -12,7 +12,7 @@ import (
 // maxNames is how many bytes of names a session keeps of layers, and of requests.
 const maxNames = 64 << 20
 
-// names are what tensors name by a number.
+// names holds the layers and requests that tensors refer to by number.
 type names struct {
 	mu           sync.RWMutex
 	layers       []*layer
@@ -23,21 +23,38 @@ type names struct {
 	requestsText int
 }
 
-func newNames() names {
-	return names{layerIDs: map[layerKey]uint32{}, requestIDs: map[string]uint32{}}
+func newNames() *names {
+	return &names{layerIDs: map[layerKey]uint32{}, requestIDs: map[string]uint32{}}
 }
 
+// layer is a source of tensors.
 type layer struct {
 	model, name, path string
 	packetName        string
-	raw               atomic.Int32 // how many packets from the last one that was tried are raw
+	raw               atomic.Int32 // how many of the next packets are stored raw; see tried
 }
+
+// tryEvery is how many packets of a layer that stays raw have one of them compressed, to see whether
+// that still makes it no smaller.
+const tryEvery = 32
+
+// tried records whether compressing a packet left it raw.
+func (l *layer) tried(raw bool) {
+	if raw {
+		l.raw.Store(tryEvery)
+	} else {
+		l.raw.Store(0)
+	}
+}
+
+// takeRawTurn reports whether to store this packet raw. Each call uses up one turn.
+func (l *layer) takeRawTurn() bool { return l.raw.Add(-1) > 0 }
 
 type layerKey struct{ model, name, path string }
 
-// Layer registers a source of tensors and returns its id; the same three names
-// give the same id.
-func (s *Session) Layer(model, name, path string) (uint32, error) {
+// addLayer registers a source of tensors and returns its id. The same three names give the same
+// id.
+func (n *names) addLayer(model, name, path string) (uint32, error) {
 	for _, v := range []struct{ what, text string }{{"model", model}, {"name", name}, {"path", path}} {
 		if !utf8.ValidString(v.text) {
 			return 0, status.New(status.InvalidArgument, "%s %q is not UTF-8", v.what, v.text)
@@ -47,42 +64,41 @@ func (s *Session) Layer(model, name, path string) (uint32, error) {
 		return 0, status.New(status.InvalidArgument, "model name of %d bytes (%.40q...): at most %d",
 			len(model), model, MaxText)
 	}
-	if n := len(name) + len(path); n > wire.MaxName {
+	if size := len(name) + len(path); size > wire.MaxName {
 		return 0, status.New(status.InvalidArgument,
-			"packet name of %d bytes (%.40q...): at most %d", n, name+path, wire.MaxName)
+			"packet name of %d bytes (%.40q...): at most %d", size, name+path, wire.MaxName)
 	}
 	key := layerKey{model, name, path}
-	s.names.mu.Lock()
-	defer s.names.mu.Unlock()
-	id, known := s.names.layerIDs[key]
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	id, known := n.layerIDs[key]
 	if !known {
 		text := 2*(len(name)+len(path)) + len(model) // and as the packet's name
-		if s.names.layersText+text > maxNames {
+		if n.layersText+text > maxNames {
 			return 0, status.New(status.NoMemory, "no more than %d bytes of names are kept for layers; "+
 				"are names made anew for each tensor?", maxNames)
 		}
-		s.names.layersText += text
-		id = uint32(len(s.names.layers))
-		s.names.layers = append(s.names.layers, &layer{model: model, name: name, path: path, packetName: name + path})
-		s.names.layerIDs[key] = id
-		s.opts.Intake.Layers(len(s.names.layers))
+		n.layersText += text
+		id = uint32(len(n.layers))
+		n.layers = append(n.layers, &layer{model: model, name: name, path: path, packetName: name + path})
+		n.layerIDs[key] = id
 	}
 	return id, nil
 }
 
-func (s *Session) layer(id uint32) (*layer, error) {
-	s.names.mu.RLock()
-	defer s.names.mu.RUnlock()
-	if int(id) >= len(s.names.layers) {
+// layer returns the layer of an id.
+func (n *names) layer(id uint32) (*layer, error) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	if int(id) >= len(n.layers) {
 		return nil, status.New(status.InvalidArgument,
-			"layer = %d was not registered; %d are", id, len(s.names.layers))
+			"layer = %d was not registered; %d are", id, len(n.layers))
 	}
-	return s.names.layers[id], nil
+	return n.layers[id], nil
 }
 
-// Request registers what tensors are made for and returns its id, from 1 on; the same name gives
-// the same id.
-func (s *Session) Request(name string) (uint32, error) {
+// addRequest registers a request and returns its id, from 1 on. The same name gives the same id.
+func (n *names) addRequest(name string) (uint32, error) {
 	if name == "" || len(name) > MaxText {
 		return 0, status.New(status.InvalidArgument, "a request's name of %d bytes (%.40q...): give 1 to %d",
 			len(name), name, MaxText)
@@ -90,33 +106,32 @@ func (s *Session) Request(name string) (uint32, error) {
 	if !utf8.ValidString(name) {
 		return 0, status.New(status.InvalidArgument, "a request's name %q is not UTF-8", name)
 	}
-	s.names.mu.Lock()
-	defer s.names.mu.Unlock()
-	id, known := s.names.requestIDs[name]
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	id, known := n.requestIDs[name]
 	if !known {
-		if s.names.requestsText+len(name) > maxNames {
+		if n.requestsText+len(name) > maxNames {
 			return 0, status.New(status.NoMemory,
 				"no more than %d bytes of names are kept for requests: begin another capture", maxNames)
 		}
-		s.names.requestsText += len(name)
-		s.names.requests = append(s.names.requests, name)
-		id = uint32(len(s.names.requests))
-		s.names.requestIDs[name] = id
-		s.opts.Intake.Requests(len(s.names.requests))
+		n.requestsText += len(name)
+		n.requests = append(n.requests, name)
+		id = uint32(len(n.requests))
+		n.requestIDs[name] = id
 	}
 	return id, nil
 }
 
-// request is the name of a registered id, "" of 0.
-func (s *Session) request(id uint32) (string, error) {
+// request returns the name of a registered id, and "" of 0.
+func (n *names) request(id uint32) (string, error) {
 	if id == 0 {
 		return "", nil
 	}
-	s.names.mu.RLock()
-	defer s.names.mu.RUnlock()
-	if int(id) > len(s.names.requests) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	if int(id) > len(n.requests) {
 		return "", status.New(status.InvalidArgument,
-			"request = %d was not registered; %d are", id, len(s.names.requests))
+			"request = %d was not registered; %d are", id, len(n.requests))
 	}
-	return s.names.requests[id-1], nil
+	return n.requests[id-1], nil
 }

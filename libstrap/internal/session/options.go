@@ -60,8 +60,8 @@ type Options struct {
 	// Yield is set and DropOnFull is not.
 	Team team.Team
 
-	// Intake takes small tensors before Enqueue sees them; nil: there is none. DropOnFull
-	// needs all to come to Enqueue, which tells what it leaves out.
+	// Intake holds small tensors before Enqueue sees them; nil: there is none. With DropOnFull
+	// there must be none, because Enqueue answers that it left a tensor out.
 	Intake Intake
 
 	Files stream.Files // nil: those of the system
@@ -124,14 +124,6 @@ func memoryLimit(asked int64) int64 {
 // helped reports whether callers and their team make packets when many wait.
 func (o *Options) helped() bool { return o.Yield && o.Team.Present() && !o.DropOnFull }
 
-// backlogBytes is how much waits for workers that yield, or for a team that makes packets.
-func (o *Options) backlogBytes() int64 {
-	if o.helped() {
-		return helpBytes
-	}
-	return yieldBytes
-}
-
 // bounded reports whether the error of a packet has a bound; an archive's always has.
 func (o *Options) bounded() bool { return o.ErrorBound > 0 || o.Codec == codec.Archive }
 
@@ -154,3 +146,6 @@ func (o *Options) copying() copying {
 	}
 	return copying{o.ErrorBound, codec.Copier{Team: o.Team}}
 }
+
+// foundRaw reports whether compressing finds out at little cost that a packet stays raw.
+func (o *Options) foundRaw(kind codec.Kind) bool { return kind == codec.LZ4 && o.Level == 0 }

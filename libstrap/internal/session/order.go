@@ -1,65 +1,36 @@
 package session
 
-import (
-	"slices"
-	"sync"
-)
-
-// fifo is a list whose first element is taken first. The zero value is empty. The staging
-// memory that its elements hold bounds it.
-type fifo[T any] struct {
-	items []T // from head on
-	head  int
-}
-
-// all returns the elements, the oldest first.
-func (f *fifo[T]) all() []T { return f.items[f.head:] }
-
-func (f *fifo[T]) push(v T) { f.items = append(f.items, v) }
-
-// pop takes the first element, if there is one.
-func (f *fifo[T]) pop() (v T, ok bool) {
-	if f.head == len(f.items) {
-		return v, false
-	}
-	var none T
-	v, f.items[f.head] = f.items[f.head], none
-	if f.head++; f.head*2 > len(f.items) {
-		n := copy(f.items, f.all())
-		clear(f.items[n:])
-		f.items, f.head = f.items[:n], 0
-	}
-	return v, true
-}
-
-// remove takes element i of all.
-func (f *fifo[T]) remove(i int) { f.items = slices.Delete(f.items, f.head+i, f.head+i+1) }
+import "sync"
 
 // order holds the packets and notes of a capture that wait for the writer, in the order of the
 // file. It gives each two numbers: the sequence of its row in the index, and its position in
-// this session. Position 1 is the opening of the files. Only the holder of writer.mu takes
-// items.
+// this session. Position 1 is the opening of the files. Only the holder of sink.mu takes
+// entries.
 type order struct {
+	life     *lifecycle
 	mu       sync.Mutex
-	list     fifo[*item]
+	list     fifo[*entry]
 	sequence uint64 // of the next row
-	added    uint64 // the position of the newest item
-	taken    uint64 // the position of the last item that left the list
-	ended    bool   // Push and Claim take no more items
+	added    uint64 // the position of the newest entry
+	taken    uint64 // the position of the last entry that left the list
+	ended    bool   // Push and Claim take no more entries
 
 	// Ready signals that the writer has something to do. A packet is pushed before it is
 	// complete; the worker that completes it signals.
 	Ready chan struct{}
 }
 
-func newOrder() *order { return &order{added: 1, taken: 1, Ready: make(chan struct{}, 1)} }
+// newOrder returns an order whose first row has this sequence.
+func newOrder(life *lifecycle, sequence uint64) *order {
+	return &order{life: life, sequence: sequence, added: 1, taken: 1, Ready: make(chan struct{}, 1)}
+}
 
-// Push numbers an item and adds it at the end. It reports false after End.
-func (o *order) Push(it *item) bool {
+// Push numbers an entry and adds it at the end. After End it returns why the session takes none.
+func (o *order) Push(it *entry) error {
 	o.mu.Lock()
 	if o.ended {
 		o.mu.Unlock()
-		return false
+		return o.life.refused()
 	}
 	o.number(it)
 	o.list.push(it)
@@ -67,12 +38,12 @@ func (o *order) Push(it *item) bool {
 	if it.ready() {
 		o.Wake()
 	}
-	return true
+	return nil
 }
 
-// Claim numbers an item that the caller appends to the stream at once. The caller holds
-// writer.mu. It reports false, and does nothing, if other items wait or after End.
-func (o *order) Claim(it *item) bool {
+// Claim numbers an entry that the caller appends to the stream at once. The caller holds
+// sink.mu. It reports false, and does nothing, if other entries wait or after End.
+func (o *order) Claim(it *entry) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.ended || len(o.list.all()) > 0 {
@@ -83,13 +54,13 @@ func (o *order) Claim(it *item) bool {
 	return true
 }
 
-func (o *order) number(it *item) {
+func (o *order) number(it *entry) {
 	it.row.Sequence = o.sequence
 	o.sequence++
 	o.added++
 }
 
-// End closes the order to further items if it is empty, and reports whether it was.
+// End closes the order to further entries if it is empty, and reports whether it was.
 func (o *order) End() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -97,7 +68,7 @@ func (o *order) End() bool {
 	return o.ended
 }
 
-// Wake signals Ready if the first item is complete. Call it after completing a packet.
+// Wake signals Ready if the first entry is complete. Call it after completing a packet.
 func (o *order) Wake() {
 	if o.First() != nil {
 		o.Signal()
@@ -112,8 +83,8 @@ func (o *order) Signal() {
 	}
 }
 
-// First returns the first item. It returns nil if there is none, or it is not complete yet.
-func (o *order) First() *item {
+// First returns the first entry. It returns nil if there is none, or it is not complete yet.
+func (o *order) First() *entry {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if all := o.list.all(); len(all) > 0 && all[0].ready() {
@@ -122,7 +93,7 @@ func (o *order) First() *item {
 	return nil
 }
 
-// Pop takes the item that First returned.
+// Pop takes the entry that First returned.
 func (o *order) Pop() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -130,21 +101,21 @@ func (o *order) Pop() {
 	o.taken++
 }
 
-// Empty reports whether no item waits, complete or not.
+// Empty reports whether no entry waits, complete or not.
 func (o *order) Empty() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.list.all()) == 0
 }
 
-// Added returns the position of the newest item.
+// Added returns the position of the newest entry.
 func (o *order) Added() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.added
 }
 
-// Taken returns the position of the last item that left the list.
+// Taken returns the position of the last entry that left the list.
 func (o *order) Taken() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// A stage is how far the writer has brought an item of the order.
+// A stage is how far the writer has brought an entry of the order.
 type stage int
 
 const (
@@ -18,10 +18,10 @@ const (
 )
 
 // progress holds how far the writer has come, as positions of the order, and the positions
-// that callers wait for. A position does not move when other calls add items behind it, so a
+// that callers wait for. A position does not move when other calls add entries behind it, so a
 // caller can wait for the same one again after a time-out.
 //
-// The writer serves a wanted position when it has taken all items up to it. It then serves all
+// The writer serves a wanted position when it has taken all entries up to it. It then serves all
 // wanted positions that it has passed. So there is one flush or sync for each time that the
 // writer passes a wanted position, however many callers wait.
 type progress struct {
@@ -97,7 +97,7 @@ func (p *progress) Due(position uint64) (s stage, ok bool) {
 	return 0, false
 }
 
-// Reach records that all items up to a position have come to a stage. For durable, offset is
+// Reach records that all entries up to a position have come to a stage. For durable, offset is
 // the length of the stream, in bytes.
 func (p *progress) Reach(s stage, position uint64, offset int64) {
 	p.mu.Lock()

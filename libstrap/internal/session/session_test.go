@@ -25,6 +25,15 @@ import (
 
 const forever = time.Duration(-1)
 
+// capture has the calls of a session, and of one behind an intake.
+type capture interface {
+	Layer(model, name, path string) (uint32, error)
+	Enqueue(t *Tensor, timeout time.Duration) error
+	Flush(cursor *uint64, timeout time.Duration) error
+	Checkpoint(cursor *uint64, timeout time.Duration) (int64, error)
+	Close(timeout time.Duration) error
+}
+
 func options(k codec.Kind) Options {
 	return Options{Codec: k, Workers: 2, MaxMemory: 8 << 20}
 }
@@ -37,12 +46,12 @@ func open(t testing.TB, path string, o Options) *Session {
 	}
 	t.Cleanup(func() {
 		s.Discard()
-		<-s.finished
+		<-s.life.finished
 	})
 	return s
 }
 
-func mustLayer(t testing.TB, s *Session, name string) uint32 {
+func mustLayer(t testing.TB, s capture, name string) uint32 {
 	t.Helper()
 	id, err := s.Layer("", name, "")
 	if err != nil {
@@ -75,24 +84,24 @@ func tensorOf[T any](layer uint32, d wire.DType, v []T, shape ...int64) *Tensor 
 	}
 }
 
-func enqueue(t testing.TB, s *Session, x *Tensor) {
+func enqueue(t testing.TB, s capture, x *Tensor) {
 	t.Helper()
 	if err := s.Enqueue(x, forever); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func flush(s *Session, timeout time.Duration) error {
+func flush(s capture, timeout time.Duration) error {
 	var cursor uint64
 	return s.Flush(&cursor, timeout)
 }
 
-func checkpoint(s *Session, timeout time.Duration) (int64, error) {
+func checkpoint(s capture, timeout time.Duration) (int64, error) {
 	var cursor uint64
 	return s.Checkpoint(&cursor, timeout)
 }
 
-func finish(t testing.TB, s *Session) {
+func finish(t testing.TB, s capture) {
 	t.Helper()
 	if err := s.Close(forever); err != nil {
 		t.Fatal(err)
@@ -335,7 +344,7 @@ func TestThreadsKeepTheirOrder(t *testing.T) {
 
 // checkThreads has threads capture i = 0, 1, ... each to its own layer, ends the session, and
 // checks that each finds its rows in that order, with step i and nothing but values i.
-func checkThreads(t *testing.T, s *Session, path string, threads, each int, capture func(layer uint32, i int) error) {
+func checkThreads(t *testing.T, s capture, path string, threads, each int, capture func(layer uint32, i int) error) {
 	t.Helper()
 	var all sync.WaitGroup
 	for n := range threads {

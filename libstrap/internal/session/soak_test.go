@@ -1,4 +1,4 @@
-package session
+package session_test
 
 import (
 	"errors"
@@ -11,27 +11,21 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/intake"
 	"github.com/libstrap/strap/libstrap/internal/reader"
+	"github.com/libstrap/strap/libstrap/internal/session"
 	"github.com/libstrap/strap/libstrap/internal/status"
-	"github.com/libstrap/strap/libstrap/internal/team"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
 var soak = flag.Duration("soak", 3*time.Second, "how long TestEveryWaitEnds goes on")
 
-// soakTeam is a host's team of threads, where there is cgo.
-var soakTeam team.Team
-
-const (
-	// patience is how much longer than its time limit a call may take here, where the
-	// machine is busy and the race detector is on.
-	patience = 5 * time.Second
-	// untilDone is how long a call may take that is repeated until it is through, while the
-	// disk answers.
-	untilDone = 60 * time.Second
-)
+// untilDone is how long a call may take that is repeated until it is through, while the disk
+// answers.
+const untilDone = 60 * time.Second
 
 // Threads do what a host may do, at random, with all time limits, at a disk that stops now and
 // then, until the session is closed, discarded or fails. Every call keeps its time limit, what
@@ -56,7 +50,7 @@ func TestEveryWaitEnds(t *testing.T) {
 		}
 	}
 	for began := time.Now(); runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
-		if time.Since(began) > 2*keptFor+patience {
+		if time.Since(began) > 2*session.KeptFor+session.Patience {
 			t.Fatalf("%d goroutines are left of %d rounds", runtime.NumGoroutine()-before, rounds)
 		}
 	}
@@ -66,8 +60,8 @@ func TestEveryWaitEnds(t *testing.T) {
 // host is a program that captures in several threads.
 type host struct {
 	*testing.T
-	opts    Options
-	session *Session
+	opts    session.Options
+	capture *intake.Capture
 	path    string
 	shelf   *shelf
 	ended   chan struct{} // closed when its threads are to end
@@ -89,29 +83,29 @@ type thread struct {
 func pick[T any](rng *rand.Rand, of ...T) T { return of[rng.IntN(len(of))] }
 
 func newHost(t *testing.T, rng *rand.Rand) *host {
-	o := Options{
+	o := session.Options{
 		Codec:     pick(rng, codec.None, codec.LZ4, codec.Zstd),
 		Workers:   1 + rng.IntN(2),
 		MaxMemory: pick[int64](rng, 1<<20, 2<<20, 8<<20),
 		Yield:     rng.IntN(3) == 0,
-		split:     pick[int64](rng, 0, 200_000),
 	}
-	h := &host{T: t, path: filepath.Join(t.TempDir(), "a.stream"), shelf: &shelf{}, ended: make(chan struct{})}
+	o.Split(pick[int64](rng, 0, 200_000))
+	h := &host{T: t, path: filepath.Join(t.TempDir(), "a.stream"), ended: make(chan struct{})}
 	if o.DropOnFull = rng.IntN(4) == 0; !o.DropOnFull {
-		o.Intake = h.shelf
+		h.shelf = &shelf{}
 	}
 	if rng.IntN(3) == 0 {
-		o.Yield, o.Team = true, soakTeam
+		o.Yield, o.Team = true, session.SoakTeam()
 	}
 	h.opts = o
-	h.session = open(t, h.path, o)
+	h.capture = open(t, h.path, o, h.shelf)
 	if rng.IntN(3) == 0 {
-		stopTicks(h.session) // so that a call which nobody wakes shows
+		session.StopTicks(h.capture.Session) // so that a call which nobody wakes shows
 	}
 	for i := range 2 + rng.IntN(5) {
 		h.threads = append(h.threads, &thread{
 			host: h, rng: rand.New(rand.NewPCG(rng.Uint64(), 0)),
-			layer: mustLayer(t, h.session, fmt.Sprint(i)), outcome: map[int64]bool{},
+			layer: session.MustLayer(t, h.capture, fmt.Sprint(i)), outcome: map[int64]bool{},
 			skips: rng.IntN(5) == 0,
 		})
 	}
@@ -123,13 +117,13 @@ func newHost(t *testing.T, rng *rand.Rand) *host {
 func (h *host) stopDisk(rng *rand.Rand) {
 	for {
 		select {
-		case <-h.session.finished:
+		case <-h.capture.Finished():
 			return
 		case <-time.After(time.Duration(rng.IntN(3000)) * time.Microsecond):
 		}
-		if h.session.writer.mu.TryLock() {
+		if h.capture.TryLockWriter() {
 			time.Sleep(time.Duration(rng.IntN(8000)) * time.Microsecond)
-			h.session.writer.unlock()
+			h.capture.UnlockWriter()
 		}
 	}
 }
@@ -144,10 +138,10 @@ func (h *host) run() {
 	var lost bool
 	switch rng.IntN(6) {
 	case 0:
-		h.session.Discard()
+		h.capture.Discard()
 		lost = true
 	case 1:
-		h.session.fail(status.New(status.IO, "a disk"))
+		h.capture.Fail(status.New(status.IO, "a disk"))
 		lost = true
 		fallthrough
 	default:
@@ -158,13 +152,13 @@ func (h *host) run() {
 		h.until("close", func() error {
 			limit := time.Duration(rng.IntN(20)) * time.Millisecond
 			began := time.Now()
-			err := h.session.Close(limit)
+			err := h.capture.Close(limit)
 			h.inTime("close", began, limit)
 			return err
 		})
 	}
 	all.Wait()
-	soon(h.T, h.session.finished)
+	session.Soon(h.T, h.capture.Finished())
 	h.check(lost)
 }
 
@@ -183,7 +177,7 @@ func (h *host) until(what string, call func() error) error {
 }
 
 func (h *host) inTime(what string, began time.Time, limit time.Duration) {
-	if took := time.Since(began); took > limit+patience {
+	if took := time.Since(began); took > limit+session.Patience {
 		h.Errorf("%s with %v took %v", what, limit, took)
 	}
 }
@@ -202,7 +196,7 @@ func (th *thread) run() {
 		case 1:
 			err = th.checkpoint()
 		case 2:
-			if err = th.session.Note(numbered(th.layer, int(th.next), 1), "why"); err == nil {
+			if err = th.capture.Note(session.Numbered(th.layer, int(th.next), 1), "why"); err == nil {
 				th.outcome[th.next] = false
 			}
 			th.next++
@@ -225,14 +219,14 @@ func (th *thread) limit() time.Duration {
 
 func (th *thread) flush() error {
 	var cursor uint64
-	return th.repeat("flush", func(limit time.Duration) error { return th.session.Flush(&cursor, limit) })
+	return th.repeat("flush", func(limit time.Duration) error { return th.capture.Flush(&cursor, limit) })
 }
 
 func (th *thread) checkpoint() error {
 	var cursor uint64
 	step := th.next
 	return th.repeat("checkpoint", func(limit time.Duration) error {
-		offset, err := th.session.Checkpoint(&cursor, limit)
+		offset, err := th.capture.Checkpoint(&cursor, limit)
 		if err == nil {
 			th.covered, th.up = offset, step
 		}
@@ -264,14 +258,14 @@ var errGivenUp = errors.New("given up")
 // enqueue captures a tensor, or gives it up.
 func (th *thread) enqueue() error {
 	n := 1 + th.rng.IntN(1<<th.rng.IntN(20))
-	x := numbered(th.layer, int(th.next), n)
+	x := session.Numbered(th.layer, int(th.next), n)
 	if th.rng.IntN(10) == 0 {
-		x.Data = tensorOf(th.layer, wire.Float32, float32s(n, func(int) float32 { return 1e9 })).Data
+		x.Data = unsafe.Pointer(unsafe.SliceData(session.Float32s(n, func(int) float32 { return 1e9 })))
 	}
 	step := th.next
 	th.next++
 	th.outcome[step] = true
-	if !th.opts.DropOnFull && n < 1000 && th.rng.IntN(2) == 0 && th.shelf.put(x) {
+	if th.shelf != nil && n < 1000 && th.rng.IntN(2) == 0 && th.shelf.put(x) {
 		return nil
 	}
 	patient := th.rng.IntN(4) > 0
@@ -281,7 +275,7 @@ func (th *thread) enqueue() error {
 			limit = 0
 		}
 		began := time.Now()
-		err := th.session.Enqueue(x, limit)
+		err := th.capture.Enqueue(x, limit)
 		th.inTime("enqueue", began, limit)
 		if errors.Is(err, status.Timeout) && th.opts.DropOnFull {
 			th.Errorf("a session that drops: %v", err)
@@ -291,7 +285,7 @@ func (th *thread) enqueue() error {
 		}
 		delete(th.outcome, step) // it may leave a note, or float16 without its float32
 		if x.Cursor&1 != 0 || !th.skips && th.rng.IntN(2) == 0 {
-			if err := th.session.Abandon(x.Cursor); err != nil && !errors.Is(err, status.InvalidState) &&
+			if err := th.capture.Abandon(x.Cursor); err != nil && !errors.Is(err, status.InvalidState) &&
 				!errors.Is(err, status.InvalidArgument) && !errors.Is(err, status.IO) {
 				th.Error(err)
 			}
@@ -301,7 +295,7 @@ func (th *thread) enqueue() error {
 	switch {
 	case errors.Is(err, errGivenUp):
 		return nil
-	case errors.Is(err, ErrDropped):
+	case errors.Is(err, session.ErrDropped):
 		delete(th.outcome, step)
 		return nil
 	case err != nil:

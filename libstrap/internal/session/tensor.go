@@ -34,6 +34,11 @@ type Tensor struct {
 	TimeNS     int64
 	Conversion *Conversion // nil: the values are as captured
 
+	// FromIntake marks a tensor of at most 16 KiB that the Intake held. The Intake has counted it.
+	// Enqueue takes it also while the session is closing, and makes no other packets within the
+	// call.
+	FromIntake bool
+
 	// Cursor names a tensor that is half enqueued; see Enqueue.
 	Cursor uint64
 }
@@ -113,6 +118,12 @@ func mantissaOf(stored wire.DType) codec.Mantissa {
 	default:
 		return 0
 	}
+}
+
+// measure is what a packet lost of its values.
+type measure struct {
+	converted codec.Stats
+	bits      int // of mantissa that they were rounded to; 0: they were not
 }
 
 // copying is how elements get into a packet.

@@ -108,17 +108,17 @@ func TestARepeatedEnqueueKeepsItsPlace(t *testing.T) {
 func TestATensorThatIsGivenUpLeavesTheLine(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
-	s, path, _ := shelved(t, o)
+	s, path := withLayer(t, o)
 	n := fillMemory(t, s)
 	keepPlaces(s)
 	x := numbered(0, n, 50_000)
 	if err := s.Enqueue(x, 0); !errors.Is(err, status.Timeout) || x.Cursor == 0 {
 		t.Fatalf("cursor %d, %v", x.Cursor, err)
 	}
-	if err := s.Abandon(x.Cursor); err != nil || len(s.line.places) > 0 {
-		t.Fatalf("%d places are left, %v", len(s.line.places), err)
+	if err := s.Abandon(x.Cursor); err != nil || len(s.staging.line.places) > 0 {
+		t.Fatalf("%d places are left, %v", len(s.staging.line.places), err)
 	}
-	s.writer.mu.Unlock()
+	s.sink.mu.Unlock()
 	// Late, twice, or of nothing, it does no harm.
 	if err := errors.Join(s.Abandon(x.Cursor), s.Abandon(0), s.Enqueue(x, forever)); err != nil {
 		t.Error(err)
@@ -136,7 +136,7 @@ func TestATensorThatIsGivenUpLeavesTheLine(t *testing.T) {
 func TestSkippedTensorsHoldUpNobody(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
-	s, _, _ := shelved(t, o)
+	s, _ := withLayer(t, o)
 	keepPlaces(s)
 	n := fillMemory(t, s)
 	for range 10 {
@@ -144,7 +144,7 @@ func TestSkippedTensorsHoldUpNobody(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.writer.mu.Unlock()
+	s.sink.mu.Unlock()
 	for range 10 {
 		if err := flush(s, patience); err != nil { // so there is room
 			t.Fatal(err)
@@ -160,116 +160,26 @@ func TestSkippedTensorsHoldUpNobody(t *testing.T) {
 func TestCallsBehindAnAbsentOneLeaveItItsRoom(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
-	s, _, _ := shelved(t, o)
+	s, _ := withLayer(t, o)
 	keepPlaces(s)
 	n := fillMemory(t, s)
 	x := numbered(0, n, 120_000)
 	if err := s.Enqueue(x, 0); !errors.Is(err, status.Timeout) {
 		t.Fatal(err)
 	}
-	s.writer.mu.Unlock()
+	s.sink.mu.Unlock()
 	if err := flush(s, patience); err != nil {
 		t.Fatal(err)
 	}
-	s.writer.mu.Lock()
+	s.sink.mu.Lock()
 	more := 0
 	for ; s.Enqueue(numbered(0, n, 20_000), 0) == nil; more++ {
 	}
 	if err := s.Enqueue(x, 0); err != nil || more == 0 {
 		t.Errorf("behind %d others: %v", more, err)
 	}
-	s.writer.mu.Unlock()
+	s.sink.mu.Unlock()
 	finish(t, s)
-}
-
-// A flush that times out where small tensors wait for room does not stand in the way.
-func TestAFlushHoldsUpNobody(t *testing.T) {
-	o := options(codec.Zstd)
-	o.MaxMemory = 1 << 20
-	s, path, small := shelved(t, o)
-	keepPlaces(s)
-	n := fillMemory(t, s)
-	for {
-		region, ok, err := s.arena.TryAlloc(64, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !ok {
-			break
-		}
-		defer s.arena.Free(region)
-	}
-	small(n, 100)
-	var cursor uint64
-	for range 3 {
-		if err := s.Flush(&cursor, time.Millisecond); !errors.Is(err, status.Timeout) || cursor != roundCursor(1) {
-			t.Fatalf("cursor %d, %v", cursor, err)
-		}
-	}
-	if len(s.line.places) > 0 {
-		t.Errorf("%d places are left", len(s.line.places))
-	}
-	s.writer.mu.Unlock()
-	enqueue(t, s, numbered(0, n+1, 50_000))
-	if err := s.Flush(&cursor, patience); err != nil || cursor != 0 {
-		t.Errorf("cursor %d, %v", cursor, err)
-	}
-	finish(t, s)
-	if rows, _ := read(t, path); len(rows) != n+2 {
-		t.Errorf("%d rows, not %d", len(rows), n+2)
-	}
-}
-
-// What comes behind a flush belongs to a later round than the one that the flush waits for.
-func TestRoundsOfTheIntake(t *testing.T) {
-	s, _, small := shelved(t, options(codec.Zstd))
-	stopTicks(s)
-	for i := range 3 {
-		if round, _ := s.nextRound(); round != 0 {
-			t.Errorf("round %d of nothing", round)
-		}
-		small(i, 10)
-		round, changed := s.nextRound()
-		if round != uint64(i)+1 {
-			t.Errorf("round %d, not %d", round, i+1)
-		}
-		if err := s.settleAtOnce(); err != nil {
-			t.Fatal(err)
-		}
-		soon(t, changed)
-	}
-	finish(t, s)
-}
-
-// buggy panics when it is asked for its first tensor.
-type buggy struct {
-	*shelf
-	once sync.Once
-}
-
-func (b *buggy) First(t *Tensor) bool {
-	b.once.Do(func() { panic("a bug") })
-	return b.shelf.First(t)
-}
-
-func TestAPanicOfTheLeaderEndsTheSession(t *testing.T) {
-	o := options(codec.Zstd)
-	f := &shelf{}
-	o.Intake = &buggy{shelf: f}
-	s, err := Open(filepath.Join(t.TempDir(), "a.stream"), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stopTicks(s)
-	layer := mustLayer(t, s, "x")
-	f.put(numbered(layer, 0, 10))
-	err = s.Guard(func() error { return s.Enqueue(numbered(layer, 1, 10), forever) })
-	if !errors.Is(err, status.Internal) {
-		t.Errorf("the call: %v", err)
-	}
-	if err := s.Close(patience); !errors.Is(err, status.Internal) {
-		t.Errorf("the end: %v", err)
-	}
 }
 
 // However many threads find the memory full at once.
@@ -389,68 +299,52 @@ func TestTheWriterIsWoken(t *testing.T) {
 	}
 }
 
-// The end waits neither for a caller that gave up nor for the tick, where small tensors came last.
-func TestTheEndDoesNotDawdle(t *testing.T) {
-	o := options(codec.Zstd)
-	o.MaxMemory = 1 << 20
-	s, _, small := shelved(t, o)
-	stopTicks(s)
-	keepPlaces(s)
-	n := fillMemory(t, s)
-	if err := s.Enqueue(numbered(0, n, 50_000), 0); !errors.Is(err, status.Timeout) {
-		t.Fatal(err)
-	}
-	small(n, 10)
-	s.writer.mu.Unlock()
-	if err := s.Close(patience); err != nil {
-		t.Error(err)
-	}
-}
-
 // stopTicks lets the writer do only what it is woken for.
 func stopTicks(s *Session) {
 	for stopped := false; !stopped; time.Sleep(time.Millisecond) {
-		s.writer.mu.Lock()
+		s.sink.mu.Lock()
 		if stopped = s.writer.tick != nil; stopped {
 			s.writer.tick.Stop()
 		}
-		s.writer.mu.Unlock()
+		s.sink.mu.Unlock()
 	}
 }
 
 // keepPlaces lets no place in the line lapse.
 func keepPlaces(s *Session) {
-	s.line.mu.Lock()
-	defer s.line.mu.Unlock()
-	s.line.now = func() time.Time { return time.Unix(0, 0) }
+	s.staging.line.mu.Lock()
+	defer s.staging.line.mu.Unlock()
+	s.staging.line.now = func() time.Time { return time.Unix(0, 0) }
 }
 
 // Empty tensors without a name stand in the index alone, and hold no memory there.
 func TestEmptyTensorsDoNotFillTheMemory(t *testing.T) {
 	o := options(codec.None)
 	o.MaxMemory = 1 << 20
-	s, path, small := shelved(t, o)
+	s, path := withLayer(t, o)
 	root := mustLayer(t, s, "")
-	s.writer.mu.Lock() // so that none is made where it is written from
+	s.sink.mu.Lock() // so that none is made where it is written from
 	n := int(o.MaxMemory/(rowCost+64)) - 3
 	for range n {
 		enqueue(t, s, &Tensor{Layer: root, DType: wire.Float16, Shape: []int64{0}})
 	}
-	for it := s.order.First(); len(s.writer.unpublished) < n; it = s.order.First() {
+	for it := s.order.First(); len(s.sink.unpublished) < n; it = s.order.First() {
 		if it == nil {
 			time.Sleep(time.Millisecond) // it is being made
 			continue
 		}
 		s.order.Pop()
-		if err := s.writer.appendPacket(it); err != nil {
+		if err := s.sink.append(it); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if held := s.Stats().QueuedBytes; held != 0 {
 		t.Errorf("they hold %d bytes", held)
 	}
-	small(0, 4000)
-	s.writer.mu.Unlock()
+	s.sink.mu.Unlock()
+	if err := s.Enqueue(numbered(0, 0, 4000), patience); err != nil {
+		t.Error(err)
+	}
 	if err := s.Close(time.Minute); err != nil {
 		t.Fatal(err)
 	}
@@ -480,7 +374,7 @@ func TestDropsDoNotWait(t *testing.T) {
 	if err := flush(s, forever); err != nil {
 		t.Fatal(err)
 	}
-	s.writer.mu.Lock()
+	s.sink.mu.Lock()
 	for err := error(nil); !errors.Is(err, ErrDropped); {
 		if err = drops(numbered(layer, 1, 50_000)); err != nil && !errors.Is(err, ErrDropped) {
 			t.Fatal(err)
@@ -504,7 +398,7 @@ func TestDropsDoNotWait(t *testing.T) {
 	if !errors.Is(err, ErrDropped) || after.Overflowed != before.Overflowed+1 || after.Tensors != before.Tensors+1 {
 		t.Errorf("%v; %+v after %+v", err, after, before)
 	}
-	s.writer.mu.Unlock()
+	s.sink.mu.Unlock()
 	finish(t, s)
 	rows, _ := read(t, path)
 	if last := rows[len(rows)-1]; !strings.Contains(last.Error, "stored as infinities") {
@@ -527,11 +421,11 @@ func TestPartsThatHaveNoRoomAreDropped(t *testing.T) {
 	o.MaxMemory, o.DropOnFull, o.split = 1<<20, true, 300_000
 	path := filepath.Join(t.TempDir(), "a.stream")
 	s := open(t, path, o)
-	s.writer.mu.Lock()
+	s.sink.mu.Lock()
 	if err := s.Enqueue(numbered(mustLayer(t, s, "x"), 1, 1_000_000), forever); !errors.Is(err, ErrDropped) {
 		t.Error(err)
 	}
-	s.writer.mu.Unlock()
+	s.sink.mu.Unlock()
 	finish(t, s)
 	rows, _ := read(t, path)
 	last := rows[len(rows)-1]
@@ -547,14 +441,14 @@ func TestPartsThatHaveNoRoomAreDropped(t *testing.T) {
 func TestTextIsBounded(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
-	s, path, _ := shelved(t, o)
+	s, path := withLayer(t, o)
 	x := numbered(0, 0, 1)
 	x.Transform, x.Parameters = "t", strings.Repeat("p", MaxText)
 	if err := s.Enqueue(x, forever); !errors.Is(err, status.InvalidArgument) {
 		t.Errorf("parameters of %d bytes: %v", len(x.Parameters), err)
 	}
 	x.Parameters = x.Parameters[1:]
-	s.writer.mu.Lock()
+	s.sink.mu.Lock()
 	n := 0
 	for err := error(nil); err == nil; n++ {
 		x.Step = int64(n)
@@ -563,21 +457,21 @@ func TestTextIsBounded(t *testing.T) {
 	if n > int(o.MaxMemory)/MaxText {
 		t.Errorf("%d tensors with %d bytes of text each are in a memory of %d", n, MaxText, o.MaxMemory)
 	}
-	s.writer.mu.Unlock()
+	s.sink.mu.Unlock()
 	x.Cursor = 0
 	for i := n - 1; i < 150; i++ {
 		x.Step = int64(i)
 		x.Data = numbered(0, 0, 1).Data
 		enqueue(t, s, x)
-		s.writer.mu.Lock()
+		s.sink.mu.Lock()
 		text := 0
-		for _, it := range s.writer.unpublished {
+		for _, it := range s.sink.unpublished {
 			text += it.text()
 		}
 		if text > maxUnpublishedText+MaxText {
 			t.Errorf("rows with %d bytes of text wait", text)
 		}
-		s.writer.mu.Unlock()
+		s.sink.mu.Unlock()
 	}
 	if err := s.Note(x, strings.Repeat("ü", 1<<20)); err != nil {
 		t.Error(err)
@@ -614,9 +508,9 @@ func TestAPanicOfTheWriterWakesWhoFeedsIt(t *testing.T) {
 	o := options(codec.LZ4)
 	o.MaxMemory = 1 << 20
 	s := open(t, filepath.Join(t.TempDir(), "a.stream"), o)
-	s.writer.mu.Lock()
-	s.frames = nil
-	s.writer.mu.Unlock()
+	s.sink.mu.Lock()
+	s.writer.frames = nil
+	s.sink.mu.Unlock()
 	done := make(chan error)
 	go func() { done <- s.Enqueue(numbered(mustLayer(t, s, "x"), 1, 10_000_000), forever) }()
 	if err := soon(t, done); !errors.Is(err, status.Internal) {
@@ -625,4 +519,49 @@ func TestAPanicOfTheWriterWakesWhoFeedsIt(t *testing.T) {
 	if err, want := s.Close(forever), "1 packets are not in it"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("the end says %v, not that %s", err, want)
 	}
+}
+
+// withLayer opens a session with a layer, whose id is 0.
+func withLayer(t *testing.T, o Options) (s *Session, path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "a.stream")
+	s = open(t, path, o)
+	mustLayer(t, s, "small")
+	return s, path
+}
+
+// fillMemory enqueues tensors until there is no room for another, and says how many went in.
+// The writer takes nothing until its lock is given back, as if the disk did not answer.
+func fillMemory(t *testing.T, s *Session) (n int) {
+	t.Helper()
+	large := mustLayer(t, s, "large")
+	s.sink.mu.Lock()
+	for ; ; n++ {
+		x := numbered(large, n, 50000)
+		err := s.Enqueue(x, 0)
+		if errors.Is(err, status.Timeout) {
+			err = s.Abandon(x.Cursor)
+			if err == nil {
+				return n
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// numbered is a tensor of n times i, whose step is i.
+func numbered(layer uint32, i, n int) *Tensor {
+	x := tensorOf(layer, wire.Float32, float32s(n, func(int) float32 { return float32(i) }))
+	x.Step = int64(i)
+	return x
+}
+
+// resting lets the workers of a session rest until no packet has come for so long, however long
+// the oldest waits.
+func resting(s *Session, idle time.Duration) {
+	s.jobs.mu.Lock()
+	defer s.jobs.mu.Unlock()
+	s.jobs.idle, s.jobs.longest = idle, time.Hour
 }

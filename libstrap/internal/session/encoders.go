@@ -1,0 +1,67 @@
+package session
+
+import (
+	"io"
+	"sync"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+)
+
+// encoders are the encoders of one thread.
+type encoders struct {
+	plain   *codec.Encoder
+	archive *codec.ArchiveEncoder // nil unless the codec is codec.Archive
+}
+
+func newEncoders(o *Options) (*encoders, error) {
+	e, kind := &encoders{}, o.Codec
+	var err error
+	if kind == codec.Archive {
+		kind = codec.Zstd // of values that are not archived
+		if e.archive, err = codec.NewArchiveEncoder(o.ErrorBound); err != nil {
+			return nil, err
+		}
+	}
+	e.plain, err = codec.NewEncoder(kind, o.Level)
+	return e, err
+}
+
+// encodeInPlace is codec.Encoder.EncodeInPlace in the packet's codec.
+func (e *encoders) encodeInPlace(it *entry, buf []byte) (int, error) {
+	if it.kind == codec.Archive {
+		return e.archive.EncodeInPlace(buf, it.front, it.source, it.row.Stored)
+	}
+	return e.plain.EncodeInPlace(buf, it.front, it.source)
+}
+
+// newFrame is codec.Encoder.NewFrame in the packet's codec.
+func (e *encoders) newFrame(it *entry, w io.Writer, size int64) (io.WriteCloser, error) {
+	if it.kind == codec.Archive {
+		return e.archive.NewFrame(w, size, it.row.Stored)
+	}
+	return e.plain.NewFrame(w, size)
+}
+
+// spares keeps the encoders of helpers for the next ones.
+type spares struct {
+	mu   sync.Mutex
+	idle []*encoders
+}
+
+// get returns idle encoders, or new ones.
+func (s *spares) get(o *Options) (*encoders, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.idle); n > 0 {
+		e := s.idle[n-1]
+		s.idle = s.idle[:n-1]
+		return e, nil
+	}
+	return newEncoders(o)
+}
+
+func (s *spares) put(e *encoders) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.idle = append(s.idle, e)
+}

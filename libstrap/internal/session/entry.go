@@ -1,0 +1,153 @@
+package session
+
+import (
+	"bytes"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/libstrap/strap/libstrap/internal/arena"
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/crc32c"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+// rowCost is what a queued packet costs beside its region, in bytes: its entry and its row of the
+// index. It is counted in the region, so that a flood of tiny packets is bounded too.
+const rowCost = 768
+
+// errCopy is the error of a packet until its elements are copied.
+var errCopy = status.New(status.Internal, "the copy of a tensor did not end")
+
+// entryKind tells the entries of the order apart.
+type entryKind uint8
+
+const (
+	packetEntry entryKind = iota // a packet in a region of the arena, or in the stream's memory
+	streamEntry                  // a packet whose elements come in pieces, through a feed
+	noteEntry                    // a row of the index without a packet
+)
+
+// entry is one entry of the order. The caller of Enqueue or Note fills it in, a worker or helper
+// makes the packet, and the sink brings it to the file.
+type entry struct {
+	is    entryKind
+	row   wire.Row
+	shape []int64 // backs row.Shape
+
+	// Of a packet.
+	layer     *layer
+	name      string
+	kind      codec.Kind   // of the payload
+	region    arena.Region // holds the elements, then the packet
+	source    int          // bytes of elements; see elements
+	front     int          // bytes between the packet's name and its elements, for the codec
+	out       []byte       // the finished packet, in the region
+	err       error        // why there is none
+	made      atomic.Bool  // a worker or helper is through with it
+	came      time.Time    // to the backlog
+	feed      *feed        // of a streamEntry
+	converted codec.Stats  // what its values lost as float16 of float32
+}
+
+// ready reports whether the writer can take the entry: a packet has to be made first.
+func (it *entry) ready() bool { return it.is != packetEntry || it.made.Load() }
+
+// text returns the bytes of text that the entry alone holds.
+func (it *entry) text() int {
+	return len(it.row.Transform) + len(it.row.Parameters) + len(it.row.Error)
+}
+
+// staged returns the bytes of memory that the packet holds.
+func (it *entry) staged() int64 { return int64(len(it.region.Buf)) }
+
+// payload returns the memory of the payload, with the room that is left behind it.
+func (it *entry) payload() []byte { return it.region.Buf[wire.HeaderSize+len(it.name):] }
+
+// elements returns the source bytes, until they are encoded.
+func (it *entry) elements() []byte { return it.payload()[it.front:][:it.source] }
+
+// finish puts the header in front of the payload's n bytes, and returns these.
+func (it *entry) finish(n int) (payload []byte) {
+	head := wire.HeaderSize + len(it.name)
+	it.out = it.region.Buf[:head+n]
+	wire.PutHeader(it.out, len(it.name), uint32(n))
+	copy(it.out[wire.HeaderSize:], it.name)
+	it.row.Length = uint64(len(it.out))
+	return it.out[head:]
+}
+
+// surround makes the packet with its elements raw and where they are. Call it where
+// codec.Surrounds allows it. sum is the checksum of the elements, if it is known.
+func (it *entry) surround(sum *codec.Sum) error {
+	n, ok := codec.Surround(it.kind, it.payload(), it.source)
+	if !ok {
+		return status.New(status.Internal, "%d bytes cannot stay in place as %v", it.source, it.kind)
+	}
+	payload := it.finish(n)
+	if !sum.Known {
+		it.row.CRC = crc32c.Checksum(payload)
+		return nil
+	}
+	crc := crc32c.After(it.source).Combine(crc32c.Checksum(payload[:it.front]), sum.CRC)
+	it.row.CRC = crc32c.Update(crc, payload[it.front+it.source:])
+	return nil
+}
+
+// alike reports whether two packets seem to hold the same elements: their ends are equal.
+func (it *entry) alike(other *entry) bool {
+	if it.source != other.source || it.row.Stored != other.row.Stored || it.kind != other.kind || other.err != nil {
+		return false
+	}
+	a, b := it.elements(), other.elements()
+	n := min(len(a), 64)
+	return n > 0 && bytes.Equal(a[:n], b[:n]) && bytes.Equal(a[len(a)-n:], b[len(b)-n:])
+}
+
+// repeat makes the packet from another one of the same elements.
+func (it *entry) repeat(of *entry) {
+	it.finish(copy(it.payload(), of.out[wire.HeaderSize+len(of.name):]))
+	it.row.CRC = of.row.CRC
+}
+
+// setLoss puts the packet's loss into its row.
+func (it *entry) setLoss(m measure) {
+	it.converted = m.converted
+	n := float64(m.converted.Count) // 0 / 0 where nothing was measured
+	it.row.MSE, it.row.MeanSquare = m.converted.SquareError/n, m.converted.SquareSum/n
+	it.row.Mantissa = int8(m.bits)
+}
+
+// entryPool keeps entries for reuse.
+type entryPool struct{ pool sync.Pool }
+
+func (p *entryPool) get() *entry {
+	if it, ok := p.pool.Get().(*entry); ok {
+		return it
+	}
+	return &entry{}
+}
+
+// put takes an entry that nothing refers to.
+func (p *entryPool) put(it *entry) {
+	*it = entry{shape: it.shape}
+	p.pool.Put(it)
+}
+
+// newRow returns the row of a tensor, without what its packet adds.
+func newRow(l *layer, t *Tensor, request string, rank int32, shape []int64) wire.Row {
+	row := wire.Row{
+		Offset: -1, Parts: 1,
+		Model: l.model, Layer: l.name, Path: l.path,
+		Call: t.Call, Step: t.Step, Token: t.Token, Request: request, Rank: rank, Thread: t.Thread,
+		Shape: shape, Source: t.source(), Codec: codec.None.String(),
+		Transform: t.Transform, Parameters: t.Parameters,
+		TimeNS: t.TimeNS, MSE: math.NaN(), MeanSquare: math.NaN(),
+	}
+	if !t.DType.Valid() {
+		row.Shape = nil // unknown, which an empty shape is not
+	}
+	return row
+}

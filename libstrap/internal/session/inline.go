@@ -1,0 +1,102 @@
+package session
+
+import (
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/team"
+)
+
+// inline is the lane of packets that take no time to make: they are made in the stream's memory,
+// within the call. The elements are copied once, and checked while they are in the caches.
+type inline struct {
+	opts     *Options
+	packer   *packer
+	maker    *maker
+	jobs     *backlog
+	order    *order
+	counters *counters
+	sink     *sink
+}
+
+// takes reports whether a packet may go this way: its elements are known to stay raw, in one piece.
+// A burst is written when the host is through, so all its packets are staged.
+func (l *inline) takes(e *emission, p *part) bool {
+	raw := p.kind == codec.None || l.opts.foundRaw(p.kind) && e.layer.raw.Load() > 0
+	return raw && p.count > 0 && l.opts.BurstBytes == 0 && codec.Surrounds(p.kind, int(p.size))
+}
+
+// emit makes a packet in the stream's memory and appends it. It returns false, and does nothing, if
+// other entries wait before the packet, another thread appends, or the disk does not keep up.
+func (l *inline) emit(e *emission, t *Tensor, p *part) bool {
+	k, room := l.sink, p.packetBytes()
+	if !l.lockEmpty(p.kind, room, !e.fromIntake) {
+		return false
+	}
+	defer k.unlock(l.opts.helped())
+	memory := k.stream.Place(int(room))
+	if memory == nil || k.crowded() {
+		return false
+	}
+	it := l.packer.newPacket(packetEntry, e, t, p)
+	if !l.order.Claim(it) {
+		k.recycle(it)
+		return false
+	}
+	l.counters.queuedPackets.Add(1)
+	e.startPacket()
+	it.region.Buf = memory
+	// Should the copy panic, nothing of the packet is in the stream.
+	it.err = errCopy
+	defer func() {
+		it.region.Buf = nil // it is not the arena's
+		if it.err != nil {
+			k.lose(it)
+		}
+	}()
+	var sum codec.Sum
+	l.packer.copy(e, t, it.elements(), p.start, p.count, &sum)
+	it.setLoss(l.packer.measure(e, t, p.count))
+	if it.kind == codec.None || it.layer.takeRawTurn() {
+		it.err = it.surround(&sum)
+	} else {
+		it.err = l.maker.encodeHere(it)
+	}
+	if it.err != nil {
+		k.life.fail(it.err)
+		return true
+	}
+	k.attempt(func() error { return k.commit(it) })
+	return true
+}
+
+// makesBehind is how many staged bytes a call compresses at most to append its own packet behind
+// them.
+const makesBehind = 1 << 20
+
+// lockEmpty locks the sink if no entry waits in the order, for a packet of n bytes. If helps is set,
+// it first makes and appends a few packets that wait there because they found the lock taken.
+func (l *inline) lockEmpty(kind codec.Kind, n int64, helps bool) bool {
+	k := l.sink
+	if !k.tryLock() {
+		return false
+	}
+	if l.order.Empty() {
+		return true
+	}
+	helped := l.opts.helped()
+	waiting, room := l.jobs.Waiting(), k.stream.Room()
+	k.unlock(helped)
+	if !helps || !helped || waiting+n > room || kind != codec.None && waiting > makesBehind {
+		return false
+	}
+	end := l.counters.yielded.Start()
+	l.maker.makeWaiting(team.Team{}) // in this thread
+	end()
+	if !k.tryLock() {
+		return false
+	}
+	if !l.order.Empty() {
+		k.unlock(helped)
+		return false
+	}
+	return true
+}

@@ -1,0 +1,53 @@
+package session
+
+import "strings"
+
+const (
+	// MaxNotes bounds the notes that wait for the writer, which no region bounds. The statistics
+	// alone count those beyond.
+	MaxNotes = 4096
+	// maxMessage bounds the bytes of a note's message.
+	maxMessage = 4 << 10
+
+	abandonedMessage = "abandoned before all of it was captured"
+)
+
+// notes puts rows without packets into the order.
+type notes struct {
+	packer   *packer
+	order    *order
+	counters *counters
+}
+
+// add adds a note about a tensor that could not be captured, and counts the tensor as failed.
+func (n *notes) add(l *layer, t *Tensor, message string) error {
+	if err := n.push(l, t, message); err != nil {
+		return err
+	}
+	n.counters.noted.Add(1)
+	return nil
+}
+
+// push adds a note that the caller counts.
+func (n *notes) push(l *layer, t *Tensor, message string) error {
+	if n.counters.queuedNotes.Load() >= MaxNotes {
+		return nil
+	}
+	it := n.packer.newEntry(noteEntry, l, t)
+	it.row.Error = ShortenMessage(message)
+	n.counters.queuedNotes.Add(1)
+	err := n.order.Push(it)
+	if err != nil {
+		n.counters.queuedNotes.Add(-1)
+	}
+	return err
+}
+
+// ShortenMessage cuts a note's message to the 4 KiB that the index keeps of it.
+func ShortenMessage(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	const mark = "..."
+	return strings.ToValidUTF8(message[:maxMessage-len(mark)], "") + mark
+}

@@ -1,0 +1,357 @@
+package session
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/libstrap/strap/libstrap/internal/arena"
+	"github.com/libstrap/strap/libstrap/internal/index"
+	"github.com/libstrap/strap/libstrap/internal/status"
+	"github.com/libstrap/strap/libstrap/internal/stream"
+	"github.com/libstrap/strap/libstrap/internal/wire"
+)
+
+const (
+	// indexLag and indexLagBytes are how far the index may lag behind the stream.
+	indexLag      = time.Second
+	indexLagBytes = 64 << 20
+	// maxUnpublished bounds the rows that wait for their packets to be in the file.
+	maxUnpublished = 4096
+	// maxUnpublishedText bounds the bytes of text in these rows, apart from one row's.
+	maxUnpublishedText = 4 << 20
+)
+
+// sink brings entries to the stream and their rows to the index. The writer's goroutine and threads
+// that help append through it, one at a time.
+type sink struct {
+	life     *lifecycle
+	intake   Intake
+	arena    *arena.Arena
+	order    *order
+	progress *progress
+	jobs     *backlog
+	pool     *entryPool
+	counters *counters
+
+	mu          sync.Mutex     // guards what follows, and what is taken from order
+	stream      *stream.Writer // its Busy needs no lock
+	index       *index.Writer
+	finishing   bool      // the writer takes all that is left, and helpers append nothing
+	unpublished []*entry  // appended to the stream, not yet known to be in the file
+	text        int       // bytes of text in those
+	due         int64     // the stream's length at the last tick: in the file at the next
+	indexed     time.Time // when the index was last written
+	indexedAt   int64     // and the stream's length then
+}
+
+// tryLock locks the sink, unless it is in use, stops or has stopped.
+func (k *sink) tryLock() bool {
+	if k.life.halted() || !k.mu.TryLock() {
+		return false
+	}
+	if k.finishing {
+		k.mu.Unlock()
+		return false
+	}
+	return true
+}
+
+// unlock gives the lock back. If helpers append, it then appends the packets whose helpers found
+// the lock taken; see tryAppend.
+func (k *sink) unlock(helped bool) {
+	k.mu.Unlock()
+	if helped && k.order.First() != nil && k.tryAppend() {
+		k.order.Signal()
+	}
+}
+
+// tryAppend appends packets that are made to the stream, for a helper. It reports whether the
+// writer's goroutine has to be woken: for a position that a call waits for, or for the next packet.
+// It need not be woken if only room in the stream is missing and no call waits, because the next
+// helper may find room, and the writer looks when it ticks.
+//
+// A helper that finds the lock taken leaves its packet to the holder, which looks again after it has
+// unlocked. If helpers waited for the lock, each unlocking would wake one of them.
+func (k *sink) tryAppend() (stuck bool) {
+	for k.mu.TryLock() {
+		it := k.order.First()
+		takes := it != nil && !k.life.halted() && !k.finishing && it.is == packetEntry && it.err == nil &&
+			!k.crowded()
+		room := takes && int64(len(it.out)) <= k.stream.Room()
+		if room {
+			k.order.Pop()
+			k.attempt(func() error { return k.append(it) })
+		}
+		_, _, awaited := k.awaited()
+		k.mu.Unlock()
+		if awaited {
+			return true
+		}
+		if it != nil && !room {
+			return !takes || k.jobs.Hurried()
+		}
+		if it == nil && k.order.First() == nil {
+			return false
+		}
+	}
+	return false
+}
+
+// awaited returns the stage that callers wait for, and up to which position.
+func (k *sink) awaited() (s stage, at uint64, ok bool) {
+	if k.progress.Idle() {
+		return 0, 0, false
+	}
+	at = k.order.Taken()
+	s, ok = k.progress.Due(at)
+	return s, at, ok
+}
+
+// await waits until all entries up to a position have come to a stage.
+func (k *sink) await(to stage, position uint64, c *call) error {
+	for {
+		done, changed, err := k.progress.want(to, position)
+		if done {
+			return nil
+		}
+		if err != nil {
+			return k.life.refused()
+		}
+		k.order.Signal()
+		select {
+		case <-changed:
+			continue
+		default:
+		}
+		select {
+		case <-changed:
+		case <-k.life.failed:
+			return k.life.failure
+		case <-k.life.discarded:
+			return status.New(status.InvalidState, "the capture of %q was discarded", k.life.path)
+		case <-c.Done():
+			return k.late()
+		}
+	}
+}
+
+// late is the error of a call that ran out of time while packets were written.
+func (k *sink) late() error {
+	return status.New(status.Timeout, "%q: %d packets are not yet written", k.life.path, k.queued())
+}
+
+// queued returns how many packets wait. It may count a tensor that leaves the intake twice, and
+// never misses it.
+func (k *sink) queued() uint64 {
+	small := k.intake.Waiting()
+	return uint64(small) + k.counters.queuedPackets.Load()
+}
+
+// The caller of all that follows holds the lock.
+
+// serve brings the entries that were taken to the stage that callers wait for.
+func (k *sink) serve() {
+	stage, at, ok := k.awaited()
+	if !ok || k.life.halted() {
+		return
+	}
+	k.attempt(func() error {
+		if stage >= written {
+			if err := k.publish(); err != nil {
+				return err
+			}
+		}
+		if stage == durable {
+			if err := k.stream.Sync(); err != nil {
+				return err
+			}
+			if err := k.index.Sync(); err != nil {
+				return err
+			}
+		}
+		k.measure() // a call that waited may look at the statistics next
+		k.progress.Reach(stage, at, k.stream.Written())
+		return nil
+	})
+}
+
+// attempt is lifecycle.attempt, and updates the counters.
+func (k *sink) attempt(step func() error) {
+	k.life.attempt(step)
+	k.measure()
+}
+
+func (k *sink) measure() { k.counters.fileBytes.Store(uint64(k.stream.Written())) }
+
+// append appends a packet that is made to the stream, and frees its region.
+func (k *sink) append(it *entry) error {
+	if len(it.out) == wire.HeaderSize {
+		// An empty tensor without a name or codec. Six zero bytes are not for a stream, so the
+		// index alone has it.
+		it.row.Length = 0
+	} else {
+		it.row.Offset = k.stream.Offset()
+		if err := k.stream.Append(it.out); err != nil {
+			k.lose(it)
+			return err
+		}
+	}
+	k.arena.Free(it.region)
+	it.region.Buf = nil
+	k.list(it)
+	return nil
+}
+
+// commit adds a packet that was made in the stream's memory.
+func (k *sink) commit(it *entry) error {
+	it.row.Offset = k.stream.Offset()
+	if err := k.stream.Commit(len(it.out)); err != nil {
+		it.err = err
+		return err
+	}
+	it.out = nil
+	k.list(it)
+	return nil
+}
+
+// list keeps an entry until its packet is in the file.
+func (k *sink) list(it *entry) {
+	k.unpublished = append(k.unpublished, it)
+	k.text += it.text()
+}
+
+// crowded reports whether no more entries are to be listed.
+func (k *sink) crowded() bool {
+	return len(k.unpublished) >= maxUnpublished || k.text >= maxUnpublishedText
+}
+
+// publishWhenDue publishes if many entries are listed, and writes the index if it lags.
+func (k *sink) publishWhenDue() error {
+	if k.crowded() {
+		if err := k.collect(); err != nil {
+			return err
+		}
+		if len(k.unpublished) >= maxUnpublished/2 || k.text >= maxUnpublishedText/2 {
+			return k.publish()
+		}
+	}
+	return k.writeIndexWhenDue()
+}
+
+// tick publishes if the packets that the last tick saw in a block are still there.
+func (k *sink) tick() error {
+	due := k.due
+	k.due = k.stream.Offset()
+	if k.stream.Passed() < due && !k.life.halted() {
+		if err := k.publish(); err != nil {
+			return err
+		}
+	} else if err := k.collect(); err != nil {
+		return err
+	}
+	return k.writeIndexWhenDue()
+}
+
+// publish brings all that was appended into the file, and its rows to the index. Also after a
+// failed write some packets are in the file.
+func (k *sink) publish() (err error) {
+	if len(k.unpublished) == 0 {
+		return nil
+	}
+	if !k.life.halted() {
+		err = k.stream.Flush()
+	}
+	err = errors.Join(err, k.collect())
+	for _, it := range k.unpublished {
+		k.lose(it)
+	}
+	clear(k.unpublished)
+	k.unpublished, k.text = k.unpublished[:0], 0
+	return err
+}
+
+// collect gives the index the rows of the packets that are in the file.
+func (k *sink) collect() (err error) {
+	written, n := k.stream.Written(), 0
+	for _, it := range k.unpublished {
+		if it.row.Offset >= 0 && it.row.Offset+int64(it.row.Length) > written {
+			break
+		}
+		if failed := k.index.Append(&it.row); failed != nil {
+			err = errors.Join(err, failed)
+		}
+		k.text -= it.text()
+		k.account(it)
+		k.recycle(it)
+		n++
+	}
+	k.unpublished = slices.Delete(k.unpublished, 0, n)
+	return err
+}
+
+// account counts an entry that is in the file.
+func (k *sink) account(it *entry) {
+	if it.is == noteEntry {
+		k.counters.queuedNotes.Add(-1)
+		return
+	}
+	k.counters.queuedPackets.Add(^uint64(0))
+	if it.row.Offset >= 0 {
+		k.counters.packets.Add(1)
+		k.counters.storedBytes.Add(it.row.Length - uint64(wire.HeaderSize+len(it.name)))
+	}
+}
+
+// lose counts an entry that will not be in the file, and frees its memory.
+func (k *sink) lose(it *entry) {
+	if it.is == noteEntry {
+		k.counters.queuedNotes.Add(-1)
+	} else {
+		k.counters.lost.Add(1)
+		k.counters.queuedPackets.Add(^uint64(0))
+	}
+	k.recycle(it)
+}
+
+// becomeNote makes a note of a streamed packet that was given up.
+func (k *sink) becomeNote(it *entry, message string) {
+	it.is, it.row.Error = noteEntry, message
+	k.counters.queuedPackets.Add(^uint64(0))
+	k.counters.noted.Add(1)
+	k.counters.queuedNotes.Add(1)
+}
+
+// recycle frees the memory of an entry and keeps the entry for reuse. Enqueue may still hold a
+// streamed one, so that is not reused.
+func (k *sink) recycle(it *entry) {
+	if it.feed != nil {
+		return
+	}
+	if it.region.Buf != nil {
+		k.arena.Free(it.region)
+	}
+	k.pool.put(it)
+}
+
+func (k *sink) writeIndexWhenDue() error {
+	if k.life.halted() {
+		return nil
+	}
+	if time.Since(k.indexed) < indexLag && k.stream.Written()-k.indexedAt < indexLagBytes {
+		return nil
+	}
+	if err := k.collect(); err != nil {
+		return err
+	}
+	return k.writeIndex()
+}
+
+func (k *sink) writeIndex() error {
+	k.indexed, k.indexedAt = time.Now(), k.stream.Written()
+	if k.index.Pending() == 0 {
+		return nil
+	}
+	return k.index.Flush()
+}

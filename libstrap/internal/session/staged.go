@@ -1,0 +1,74 @@
+package session
+
+import "time"
+
+// appendPatience is how long a call that lets the workers go first waits for the writer behind them:
+// long enough for it to copy their packets, if the disk does not hold it up.
+const appendPatience = 10 * time.Millisecond
+
+// staged is the lane of packets that take time to make: the elements are copied into the arena, and
+// workers or the host's team make the packets there.
+type staged struct {
+	opts     *Options
+	packer   *packer
+	staging  *staging
+	maker    *maker
+	jobs     *backlog
+	order    *order
+	life     *lifecycle
+	counters *counters
+	sink     *sink
+}
+
+// emit copies a packet's elements into the arena, and may then help to make packets.
+func (l *staged) emit(e *emission, t *Tensor, c *call, p *part) error {
+	region, err := l.staging.takeRoom(c, int(p.room))
+	if err != nil {
+		return err
+	}
+	it := l.packer.newPacket(packetEntry, e, t, p)
+	it.region = region
+	if err := l.staging.push(c, it); err != nil {
+		return err
+	}
+	e.startPacket()
+	answer := l.copy(e, t, it, p)
+	if answer.much && !l.opts.DropOnFull && !e.fromIntake {
+		l.yield(answer.drained, c)
+	}
+	return nil
+}
+
+// copy puts the elements into the packet's region and hands it to the workers.
+func (l *staged) copy(e *emission, t *Tensor, it *entry, p *part) (answer pushed) {
+	// Should the copy panic, the writer must not wait for this packet for ever.
+	it.err = errCopy
+	defer func() { answer = l.jobs.Push(it) }()
+	l.packer.copy(e, t, it.elements(), p.start, p.count, nil)
+	it.setLoss(l.packer.measure(e, t, p.count))
+	it.keepWhole()
+	it.err = nil
+	return pushed{}
+}
+
+// yield makes packets with the team. Without one it leaves the CPUs to the workers until drained is
+// closed, and to the writer to take the packets. It does not wait for the disk.
+func (l *staged) yield(drained <-chan struct{}, c *call) {
+	defer l.counters.yielded.Start()()
+	if l.opts.helped() {
+		l.maker.makeWaiting(l.opts.Team)
+		return
+	}
+	select {
+	case <-drained:
+	case <-l.life.failed:
+		return
+	case <-l.life.closing:
+		return
+	case <-c.Done(): // the packet is in the backlog, so a late worker does not matter
+		return
+	}
+	soon := call{limit: appendPatience}
+	defer soon.stop()
+	_ = l.sink.await(appended, l.order.Added(), &soon) // late or not, the call goes on
+}

@@ -1,0 +1,183 @@
+package session
+
+import (
+	"errors"
+	"time"
+
+	"github.com/libstrap/strap/libstrap/internal/arena"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// ErrDropped is Enqueue's answer when DropOnFull left the tensor out, or a part of it.
+var ErrDropped = errors.New("dropped: the staging memory has no room")
+
+// staging is the memory that packets wait in, and the line of the calls that want some of it.
+type staging struct {
+	arena    *arena.Arena
+	line     *line
+	jobs     *backlog
+	order    *order
+	life     *lifecycle
+	counters *counters
+	drops    bool // no call waits for memory; see Options.DropOnFull
+}
+
+// briefly is how long any call waits for the leader to leave, also one with the limit 0. A leader
+// that need not wait for memory leaves within that time, so this wait is not a stall.
+const briefly = time.Millisecond
+
+// errBehind is the error of a call that has stepped back in the line.
+var errBehind = errors.New("a call before this one is back")
+
+// takeRoom waits until n bytes are free and takes them. The call leads the line when it has them.
+// After an error it keeps its place in the line.
+func (st *staging) takeRoom(c *call, n int) (region arena.Region, err error) {
+	c.need = n
+	for {
+		if err := st.lead(c); err != nil {
+			return region, err
+		}
+		region, err = st.roomOfLeader(c, n)
+		if !errors.Is(err, errBehind) {
+			return region, err
+		}
+	}
+}
+
+// push adds a packet to the order, whose region the call has taken, and lets the next call lead.
+func (st *staging) push(c *call, it *entry) error {
+	st.counters.queuedPackets.Add(1)
+	if err := st.order.Push(it); err != nil {
+		st.counters.queuedPackets.Add(^uint64(0))
+		st.arena.Free(it.region)
+		return err
+	}
+	st.line.Leave(&c.turn)
+	return nil
+}
+
+// lead makes the call the leader of the line. With drops the leader never waits for memory, so all
+// others wait for it whatever their limit is.
+func (st *staging) lead(c *call) error {
+	if c.leads || st.line.TryLead(&c.turn) {
+		return nil
+	}
+	began := time.Now()
+	if c.place == nil {
+		st.line.Join(&c.turn)
+	}
+	wait := func(over <-chan struct{}) (done bool, err error) {
+		select { // also where no time is left
+		case <-c.place.leads:
+			c.leads = true
+			return true, nil
+		default:
+		}
+		select {
+		case <-c.place.leads:
+			c.leads = true
+			return true, nil
+		case <-st.life.failed:
+			return true, st.life.failure
+		case <-c.refuse:
+			return true, st.life.refused()
+		case <-over:
+			return false, nil
+		}
+	}
+	over := c.Done()
+	if st.drops {
+		_, err := wait(nil)
+		return err
+	}
+	first := call{limit: briefly}
+	defer first.stop()
+	if done, err := wait(first.Done()); done {
+		return err
+	}
+	defer st.stall(c, began)()
+	if done, err := wait(over); done {
+		return err
+	}
+	return st.timedOut()
+}
+
+// roomOfLeader waits until n bytes are free and takes them. The call leads the line.
+func (st *staging) roomOfLeader(c *call, n int) (region arena.Region, err error) {
+	began := time.Now()
+	reserved, left := st.line.Reserved(&c.turn)
+	region, ok, err := st.arena.TryAlloc(n, reserved)
+	if ok || err != nil {
+		return region, err
+	}
+	st.jobs.Open()
+	if st.drops {
+		return region, ErrDropped
+	}
+	defer st.stall(c, began)()
+	defer st.jobs.Hurry()()
+	st.order.Wake() // for packets that helpers left in the order while the stream had no room
+	for {
+		var back chan struct{}
+		if c.place != nil {
+			back = c.place.back
+		}
+		var lapsed <-chan time.Time
+		if reserved > 0 {
+			lapsed = time.After(left)
+		}
+		select {
+		case <-st.arena.Freed():
+		case <-lapsed:
+		case <-back:
+			st.line.StepBack(&c.turn)
+			return region, errBehind
+		case <-st.life.failed:
+			return region, st.life.failure
+		case <-c.refuse:
+			return region, st.life.refused()
+		case <-c.Done():
+			return region, st.timedOut()
+		}
+		reserved, left = st.line.Reserved(&c.turn)
+		if region, ok, err = st.arena.TryAlloc(n, reserved); ok || err != nil {
+			return region, err
+		}
+	}
+}
+
+// nextPiece waits until the writer has emptied a half of the feed's region.
+func (st *staging) nextPiece(f *feed, c *call) ([]byte, error) {
+	select {
+	case piece := <-f.empty:
+		return piece, nil
+	default:
+	}
+	defer st.stall(c, time.Now())()
+	defer st.jobs.Hurry()()
+	select {
+	case piece := <-f.empty:
+		return piece, nil
+	case <-st.life.failed:
+		return nil, st.life.failure
+	case <-c.refuse:
+		return nil, st.life.refused()
+	case <-c.Done():
+		return nil, st.timedOut()
+	}
+}
+
+// stall counts a call's wait for memory, from since until end is called.
+func (st *staging) stall(c *call, since time.Time) (end func()) {
+	if !c.stalled {
+		c.stalled = true
+		st.counters.stalls.Add(1)
+	}
+	return st.counters.stalled.StartAt(since)
+}
+
+func (st *staging) timedOut() error {
+	return status.New(status.Timeout,
+		"%q: the staging memory of %d bytes is full and nothing was written in time",
+		st.life.path, st.arena.Limit())
+}
