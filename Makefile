@@ -99,7 +99,7 @@ lint: $(VENV)/.dev ## Formatting, static analysis and types
 	$(PY) -m mypy
 
 docs: $(VENV)/.dev ## Build the site of docs/ into build/site; a broken link fails
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 clean: ## Remove what was built; .venv stays
 	rm -rf build dist $(NATIVE) .mypy_cache .pytest_cache .ruff_cache .hypothesis
