@@ -104,7 +104,8 @@ class Docstrings(Extension):
 def markdown(text: str) -> str:
     text = ROLE.sub(lambda role: f"`{role[2].rpartition('.')[2] if role[1] else role[2]}`", text)
     first, _, rest = text.partition("\n")
-    if first.endswith("::"):  # the code behind it lost its indentation with the docstring's own
+    if first.endswith("::") and not rest.lstrip("\n").startswith(" "):
+        # Only code follows, and lost its indentation with the docstring's own.
         rest = textwrap.indent(rest, "    ")
     return LITERAL.sub(fenced, f"{first}\n{rest}\n")
 
