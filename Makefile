@@ -25,7 +25,7 @@ TOOLS = tools=$$($(PY) packaging/toolchain.py env) && eval "$$tools"
 
 .NOTPARALLEL:
 .PHONY: help demo test test-go test-abi test-python test-faults fuzz bench generate lib install wheel \
-	sdist fmt lint clean
+	sdist fmt lint docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -33,7 +33,7 @@ help: ## List the targets
 demo: $(VENV)/.examples ## Capture a small model, with nothing but Python installed
 	HF_HUB_OFFLINE=1 $(PY) examples/basic_usage.py
 
-test: test-go test-abi test-python test-faults lint ## Run every check
+test: test-go test-abi test-python test-faults lint docs ## Run every check
 
 test-go: $(VENV)/.toolchain ## Go: vet, and tests under the race detector
 	$(TOOLS) && "$$GO" vet ./... && "$$GO" test -race ./...
@@ -97,6 +97,9 @@ lint: $(VENV)/.dev ## Formatting, static analysis and types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+docs: $(VENV)/.dev ## Build the site of docs/ into build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 clean: ## Remove what was built; .venv stays
 	rm -rf build dist $(NATIVE) .mypy_cache .pytest_cache .ruff_cache .hypothesis

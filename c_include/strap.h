@@ -798,7 +798,7 @@ strap_status strap_probe_start(const char *kind, const char *options, strap_prob
 
 /*
  * Fills JSON with what happened since the call before, or since the start: one object on
- * one line, ended by a zero (docs/BLOCK_IO_TRACEPOINTS.md). *needed, if not NULL, is the
+ * one line, ended by a zero (docs/PROBES.md). *needed, if not NULL, is the
  * bytes that it takes; where SIZE is less the call answers INVALID_ARGUMENT, and the next
  * one gives the same snapshot.
  */

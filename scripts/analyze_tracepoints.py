@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Latencies and queue depths in figures; see docs/BLOCK_IO_TRACEPOINTS.md, or --help."""
+"""Latencies and queue depths in figures; see docs/PROBES.md, or --help."""
 
 import sys
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Watches block devices; see docs/BLOCK_IO_TRACEPOINTS.md, or --help."""
+"""Watches block devices; see docs/PROBES.md, or --help."""
 
 import sys
 from pathlib import Path

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import pytest
 
@@ -110,6 +111,17 @@ def test_the_demo_runs(tmp_path):
     )  # fmt: skip
     assert "bit for bit" in said
     assert "packets a token" in said
+
+
+def test_the_tutorials_picture_can_be_drawn_anew(tmp_path):
+    drawn, committed = tmp_path / "topics.svg", ROOT / "docs" / "images" / "topics.svg"
+    run(
+        sys.executable, ROOT / "scripts" / "tutorial_picture.py", "--output", drawn, cwd=tmp_path,
+        HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT / "python"),
+    )  # fmt: skip
+    for picture in (drawn, committed):
+        assert ElementTree.parse(picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+        assert picture.stat().st_size < 200_000
 
 
 def links() -> Iterator[Any]:

@@ -226,7 +226,10 @@ class ActivationReader:
         Args:
             layers: names, in which `*` stands for any characters and `?` for one; brackets
                 stand for themselves. None: all.
-            steps, tokens, calls, requests: see `ActivationView.select`.
+            steps: the steps, as for `ActivationView.select`.
+            tokens: the tokens, as for `ActivationView.select`.
+            calls: the calls, as for `ActivationView.select`.
+            requests: the requests, as for `ActivationView.select`.
 
         Raises:
             UnknownActivationError: (a KeyError) a name or pattern fits no layer.
@@ -328,8 +331,12 @@ class ActivationReader:
         Split tensors are given whole, float16 ones with their float32 twin.
 
         Args:
-            layers, steps, tokens, calls, requests: see `select`. A layer may come later: that a
-                name or pattern fits none is an error at the end.
+            layers: the layers, as for `select`. A layer may come later: that a name or pattern
+                fits none is an error at the end.
+            steps: the steps, as for `select`.
+            tokens: the tokens, as for `select`.
+            calls: the calls, as for `select`.
+            requests: the requests, as for `select`.
             poll_s: how often to look for more, in seconds.
             timeout_s: how long to wait for the next activation, in seconds; None: for ever.
 

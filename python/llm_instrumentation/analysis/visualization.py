@@ -220,7 +220,9 @@ def visualize_attention_patterns(
 
     Args:
         stream_packets: of :func:`build_packet_dataframe` or :func:`load_stream_packets`.
-        token_metadata, metric, ax: as for :func:`plot_token_progression`.
+        token_metadata: as for :func:`plot_token_progression`.
+        metric: as for :func:`plot_token_progression`.
+        ax: as for :func:`plot_token_progression`.
 
     Raises:
         ValueError: no such column, or no token is known.
@@ -287,7 +289,8 @@ def create_interactive_dashboard(
 
     Args:
         packet_stats: of :func:`build_packet_dataframe`.
-        metric, secondary_metric: columns of numbers.
+        metric: the column of numbers that is drawn packet by packet.
+        secondary_metric: the column of numbers whose mean is drawn by layer.
 
     Returns:
         a plotly figure, which can be zoomed; without plotly a matplotlib figure, with a warning.

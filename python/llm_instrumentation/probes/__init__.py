@@ -7,7 +7,7 @@ and :class:`OffCpuProbe` the waits for a core; :func:`folded_stacks` is for flam
 :func:`read_snapshots` keep them as lines of JSON, :func:`export_snapshots` makes Parquet of those.
 A capture with ``config.with_probes(...)`` has them beside its stream; :func:`timeline` lays one
 over the other.
-docs/BLOCK_IO_TRACEPOINTS.md tells what they hold.
+docs/PROBES.md tells what they hold.
 """
 
 from __future__ import annotations

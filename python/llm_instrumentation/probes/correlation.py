@@ -53,20 +53,20 @@ def timeline(stream: str | os.PathLike[str]) -> pd.DataFrame:
 
         - ``monotonic_ns``: the same on the clock of the capture's index; ``interval_s``;
         - ``captured_mb_s``: activations taken, in 10^6 bytes a second; ``file_mb_s``: growth of
-          the stream; ``queued_mb``: held in memory; ``dropped``: tensors left out;
+            the stream; ``queued_mb``: held in memory; ``dropped``: tensors left out;
         - ``stall_share``: time that the model waited for room, as a share of the interval (above 1
-          where several threads wait); ``write_share``: likewise, the writer in write calls;
-          ``write_blocked_share``: of that, neither on a CPU nor ready for one: asleep until the
-          disk has gone on; all of it where the kernel does not count a thread's time (schedstat);
+            where several threads wait); ``write_share``: likewise, the writer in write calls;
+            ``write_blocked_share``: of that, neither on a CPU nor ready for one: asleep until the
+            disk has gone on; all of it where the kernel does not count a thread's time (schedstat);
         - ``bottleneck``: ``""`` where the model waited for less than 5 % of the interval; else
-          ``"disk"`` where the writer was blocked for over half of it, else ``"cpu"``, which
-          compression or the writer had too little of;
+            ``"disk"`` where the writer was blocked for over half of it, else ``"cpu"``, which
+            compression or the writer had too little of;
         - ``disk_mb_s``, ``disk_requests_s``, ``disk_mean_us``, ``disk_p99_us``,
-          ``disk_in_flight``: of the disk below the stream, of all disks where that is not known;
+            ``disk_in_flight``: of the disk below the stream, of all disks where that is not known;
         - ``io_pressure``, ``memory_pressure``, ``cpu_pressure``: share of the interval in which
-          some task waited for it;
+            some task waited for it;
         - ``cpu_share``, ``runqueue_share``: of the capturing process, in CPUs: on one, and
-          waiting for one; ``major_faults``: of it, a second;
+            waiting for one; ``major_faults``: of it, a second;
         - ``cpu_throttled_share``: its control group was held off the CPU by its quota.
 
     Raises:

@@ -1,6 +1,6 @@
 """Snapshots as Parquet, a row for each thing counted, and back.
 
-docs/BLOCK_IO_TRACEPOINTS.md has the columns.
+docs/PROBES.md has the columns.
 """
 
 from __future__ import annotations

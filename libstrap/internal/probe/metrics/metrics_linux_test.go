@@ -198,7 +198,7 @@ func TestNamesOfTheField(t *testing.T) {
 }
 
 func TestDocumentsEachFamily(t *testing.T) {
-	page, err := os.ReadFile("../../../../docs/BLOCK_IO_TRACEPOINTS.md")
+	page, err := os.ReadFile("../../../../docs/PROBES.md")
 	if err != nil {
 		t.Fatal(err)
 	}

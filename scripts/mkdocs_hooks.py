@@ -1,0 +1,116 @@
+"""What the site needs beyond the pages of docs/; mkdocs.yml names this file.
+
+The pages are written for the code host too, so their links are relative to the file. A link to a
+file outside of docs/ becomes a link to the repository. Each module of API.md gets a page of its
+docstrings, which are read from the source: nothing is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from griffe import Extension, Module, Object
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+SOURCES = Path(__file__).resolve().parents[1] / "python"
+LINK = re.compile(r"(?<=\]\()(\.\./[^)\s#]+)(?=[)#])")
+MODULE = re.compile(r"^#+ `(llm_instrumentation[\w.]*)`$", re.MULTILINE)
+LITERAL = re.compile(r"^( *)(.*)::\n\s*\n((?:(?:\1 +.*)?\n)+)", re.MULTILINE)
+ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`(~?)([\w.]+)`")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Completes the nav with the pages of docstrings and decisions."""
+    decisions = [f"decisions/{path.name}" for path in Path(config.docs_dir, "decisions").glob("0*")]
+    docstrings = [{module: f"docstrings/{module}.md"} for module in documented(config)]
+    for part in config.nav:
+        part.get("Reference", []).append({"Docstrings": docstrings})
+        part.get("Explanation", []).append(
+            {"Decisions": ["decisions/README.md", *sorted(decisions)]}
+        )
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds a page for each documented module."""
+    modules = documented(config)
+    for module in modules:
+        # What has a page of its own is not repeated on that of its package.
+        members = not any(other.startswith(f"{module}.") for other in modules)
+        parts = [f"# {module}", directive(module, members=members)]
+        if members:
+            parts += [directive(name, members=True) for name in lazy_names(module)]
+        files.append(
+            File.generated(config, f"docstrings/{module}.md", content="\n\n".join(parts) + "\n")
+        )
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Leads links out of docs/ to the repository, and refuses those that lead nowhere."""
+    docs = Path(config.docs_dir).resolve()
+
+    def lead(link: re.Match[str]) -> str:
+        target = (docs / page.file.src_uri).parent.joinpath(link[1]).resolve()
+        if target.is_relative_to(docs):
+            return link[1]  # mkdocs checks it
+        if not target.exists():
+            raise PluginError(f"{page.file.src_uri} links to {link[1]}, which does not exist")
+        kind = "tree" if target.is_dir() else "blob"
+        return f"{config.repo_url}/{kind}/main/{target.relative_to(docs.parent).as_posix()}"
+
+    return LINK.sub(lead, markdown)
+
+
+def documented(config: MkDocsConfig) -> list[str]:
+    """The modules that API.md has a heading for."""
+    return MODULE.findall(Path(config.docs_dir, "API.md").read_text(encoding="utf-8"))
+
+
+def directive(name: str, *, members: bool) -> str:
+    """Asks mkdocstrings for the docstring of a module or object, and of its public members."""
+    return f"::: {name}" + ("" if members else "\n    options:\n      members: false")
+
+
+def lazy_names(module: str) -> Iterator[str]:
+    """The full names of what a package imports on first use, as its table _NAMES says."""
+    path = SOURCES.joinpath(*module.split("."), "__init__.py")
+    if path.exists():
+        for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets) == "_NAMES":
+                for name, origin in ast.literal_eval(statement.value).items():
+                    yield f"{module}{origin}.{name}"
+
+
+class Docstrings(Extension):
+    """Makes Markdown of the reStructuredText in docstrings: roles, and code after ``::``."""
+
+    def on_package(self, *, pkg: Module, **_: Any) -> None:
+        self.on_object(obj=pkg)
+
+    def on_object(self, *, obj: Object, **_: Any) -> None:
+        if obj.docstring:
+            obj.docstring.value = markdown(obj.docstring.value)
+
+
+def markdown(text: str) -> str:
+    text = ROLE.sub(lambda role: f"`{role[2].rpartition('.')[2] if role[1] else role[2]}`", text)
+    first, _, rest = text.partition("\n")
+    if first.endswith("::") and not rest.lstrip("\n").startswith(" "):
+        # Only code follows, and lost its indentation with the docstring's own.
+        rest = textwrap.indent(rest, "    ")
+    return LITERAL.sub(fenced, f"{first}\n{rest}\n")
+
+
+def fenced(literal: re.Match[str]) -> str:
+    margin, said, code = literal.groups()
+    block = f"```python\n{textwrap.dedent(code).strip()}\n```\n"
+    return f"{margin}{said}{':' if said else ''}\n\n{textwrap.indent(block, margin)}\n"

@@ -1,0 +1,82 @@
+"""The pages of docs/ read the same on the code host and on the site that `make docs` builds.
+
+The build checks links, anchors and the nav. Here stands what it does not see.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ITEM = re.compile(r" *([-*]|\d+\.) ")
+
+
+def run_together(text: str) -> list[int]:
+    """The lines where a list or table begins right behind a paragraph: the site shows text there.
+
+    Nor does the site see a list inside of another that is indented by less than four spaces.
+    """
+    found, before, in_code = [], "", False
+    for number, line in enumerate(text.splitlines(), 1):
+        in_code ^= line.lstrip().startswith("```")
+        item, table = ITEM.match(line), line.startswith("|")
+        behind_text = before.strip() and not before.startswith((" ", "#", "|", "```"))
+        behind_text = behind_text and not ITEM.match(before)
+        shallow = re.match(r" {1,3}\S", line) and item
+        if not in_code and (shallow or (behind_text and (item or table))):
+            found.append(number)
+        before = line
+    return found
+
+
+def test_lists_and_tables_are_seen_by_both():
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    assert len(pages) > 50
+    assert {page.name: found for page in pages if (found := run_together(page.read_text()))} == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["text\n- item", "text\n| a |\n| --- |", "- item\n  - inner", "text\n1. item"]
+)
+def test_a_made_up_page_is_found(text):
+    assert run_together(text)
+    assert run_together(f"```text\n{text}\n```") == []
+
+
+@pytest.fixture(scope="module")
+def hooks():
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("griffe")
+    return runpy.run_path(str(ROOT / "scripts" / "mkdocs_hooks.py"))
+
+
+def test_links_out_of_docs_lead_to_the_repository(hooks):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="howto/c-host.md"))
+    config = SimpleNamespace(docs_dir=str(ROOT / "docs"), repo_url="https://host/strap")
+
+    def led(text: str) -> str:
+        return hooks["on_page_markdown"](text, page, config, None)
+
+    assert (
+        led("[h](../../c_include/strap.h)") == "[h](https://host/strap/blob/main/c_include/strap.h)"
+    )
+    assert led("[e](../../examples)") == "[e](https://host/strap/tree/main/examples)"
+    assert led("[c](../../CONTRIBUTING.md#tests)").endswith("/blob/main/CONTRIBUTING.md#tests)")
+    assert led("[a](../API.md#errors)") == "[a](../API.md#errors)"
+    with pytest.raises(Exception, match=r"links to \.\./\.\./nothing\.c, which does not exist"):
+        led("[n](../../nothing.c)")
+
+
+def test_docstrings_become_markdown(hooks):
+    said = "Uses :class:`~.reader.Reader`, as :func:`a.b`::\n\n    x = 1\n\n    y = 2\n\nand more."
+    written = "Uses `Reader`, as `a.b`:\n\n```python\nx = 1\n\ny = 2\n```\n\nand more.\n"
+    assert hooks["markdown"](said) == written
+    # Python takes the margin off a docstring whose rest is all code.
+    assert hooks["markdown"]("All::\n\nx = 1\nif x:\n    y = 2") == (
+        "All:\n\n```python\nx = 1\nif x:\n    y = 2\n```\n\n"
+    )
