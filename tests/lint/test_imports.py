@@ -16,7 +16,18 @@ MODULE = "github.com/libstrap/strap/"
 # writing meet in index, codec and scan alone; the C interface also encodes and decodes
 # single payloads. All may import status.
 ALLOWED = {
-    "capi": {"codec", "memtrace", "probe", "reader", "salvage", "session", "team", "wire"},
+    "capi": {
+        "codec",
+        "intake",
+        "memtrace",
+        "probe",
+        "reader",
+        "salvage",
+        "session",
+        "team",
+        "wire",
+    },
+    "intake": {"session"},
     "session": {
         "arena",
         "codec",

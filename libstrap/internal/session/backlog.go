@@ -48,7 +48,7 @@ type backlog struct {
 	idle    time.Duration // without a packet until the workers work
 	more    func() bool   // reports whether tensors wait in the intake: the host is not idle
 
-	mu      sync.Mutex
+	mu      mutex[leafRank]
 	work    sync.Cond // signals that a worker may go on
 	waits   fifo[*entry]
 	bytes   int64 // staged, of the packets that wait or are being worked on

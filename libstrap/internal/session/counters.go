@@ -1,7 +1,6 @@
 package session
 
 import (
-	"sync"
 	"sync/atomic"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
@@ -19,7 +18,7 @@ type counters struct {
 	writerThread                             atomic.Int32
 	queuedNotes                              atomic.Int64
 
-	lossMu sync.Mutex
+	lossMu mutex[leafRank]
 	loss   codec.Stats // of all values that were converted, rounded or archived
 }
 

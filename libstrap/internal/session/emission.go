@@ -1,8 +1,6 @@
 package session
 
 import (
-	"sync"
-
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
@@ -10,7 +8,7 @@ import (
 // emission is the progress of one Enqueue: the next packet of the tensor, and how much of it is
 // handed over. It outlives the call after a Timeout, once something of the tensor is taken.
 type emission struct {
-	running sync.Mutex // held by the call that works on it
+	running mutex[emissionRank] // held by the call that works on it
 	layer   *layer
 	elems   int64
 	stored  wire.DType

@@ -2,7 +2,6 @@ package session
 
 import (
 	"io"
-	"sync"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
 )
@@ -44,7 +43,7 @@ func (e *encoders) newFrame(it *entry, w io.Writer, size int64) (io.WriteCloser,
 
 // spares keeps the encoders of helpers for the next ones.
 type spares struct {
-	mu   sync.Mutex
+	mu   mutex[leafRank]
 	idle []*encoders
 }
 

@@ -30,7 +30,8 @@ var layers = []string{
 	"counters.go lifecycle.go fifo.go",
 	"call.go",
 	"line.go names.go conversion.go tensor.go options.go",
-	"intake.go priority_linux.go priority_other.go",
+	"intake.go priority_linux.go priority_other.go mutex_plain.go mutex_race.go",
+	"mutex.go",
 }
 
 func TestFilesUseOnlyFilesBelow(t *testing.T) {

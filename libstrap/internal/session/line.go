@@ -2,7 +2,6 @@ package session
 
 import (
 	"slices"
-	"sync"
 	"time"
 )
 
@@ -23,7 +22,7 @@ const (
 // absent call asked for stays free. When the absent caller is back, the calls behind it step
 // back. So a repeated call loses nothing to others, and a caller that gave up holds up nobody.
 type line struct {
-	mu     sync.Mutex
+	mu     mutex[leafRank]
 	led    bool     // there is a leader
 	leader *place   // its place; nil where it has none, for it came when the line was empty
 	places []*place // of the leader, and of calls that wait or are away; the oldest first

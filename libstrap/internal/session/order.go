@@ -1,14 +1,12 @@
 package session
 
-import "sync"
-
 // order holds the packets and notes of a capture that wait for the writer, in the order of the
 // file. It gives each two numbers: the sequence of its row in the index, and its position in
 // this session. Position 1 is the opening of the files. Only the holder of sink.mu takes
 // entries.
 type order struct {
 	life     *lifecycle
-	mu       sync.Mutex
+	mu       mutex[leafRank]
 	list     fifo[*entry]
 	sequence uint64 // of the next row
 	added    uint64 // the position of the newest entry

@@ -1,8 +1,6 @@
 package session
 
 import (
-	"sync"
-
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
@@ -13,7 +11,7 @@ func placeCursor(id uint64) uint64    { return id << 1 }
 
 // pending holds the emissions of calls that timed out.
 type pending struct {
-	mu      sync.Mutex
+	mu      mutex[pendingRank]
 	byID    map[uint64]*emission // by cursor
 	last    uint64
 	refuses bool // the session is closing: it keeps no more

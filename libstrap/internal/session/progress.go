@@ -1,7 +1,6 @@
 package session
 
 import (
-	"sync"
 	"sync/atomic"
 
 	"github.com/libstrap/strap/libstrap/internal/status"
@@ -25,7 +24,7 @@ const (
 // wanted positions that it has passed. So there is one flush or sync for each time that the
 // writer passes a wanted position, however many callers wait.
 type progress struct {
-	mu      sync.Mutex
+	mu      mutex[leafRank]
 	reached [stages]uint64
 	wanted  [stages]wanted
 	idle    atomic.Bool   // no position is wanted; read without the lock

@@ -3,7 +3,6 @@ package session
 import (
 	"errors"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/arena"
@@ -35,8 +34,8 @@ type sink struct {
 	pool     *entryPool
 	counters *counters
 
-	mu          sync.Mutex     // guards what follows, and what is taken from order
-	stream      *stream.Writer // its Busy needs no lock
+	mu          mutex[sinkRank] // guards what follows, and what is taken from order
+	stream      *stream.Writer  // its Busy needs no lock
 	index       *index.Writer
 	finishing   bool      // the writer takes all that is left, and helpers append nothing
 	unpublished []*entry  // appended to the stream, not yet known to be in the file

@@ -1,0 +1,16 @@
+package session
+
+// rank is a type that stands for a place in the order of the locks; see the package's documentation.
+type rank interface{ rank() int }
+
+type (
+	emissionRank struct{}
+	sinkRank     struct{}
+	pendingRank  struct{}
+	leafRank     struct{}
+)
+
+func (emissionRank) rank() int { return 0 }
+func (sinkRank) rank() int     { return 1 }
+func (pendingRank) rank() int  { return 2 }
+func (leafRank) rank() int     { return 3 }

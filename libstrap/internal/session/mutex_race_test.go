@@ -1,0 +1,31 @@
+//go:build race
+
+package session
+
+import "testing"
+
+func TestAWrongOrderOfLocksPanics(t *testing.T) {
+	var sink mutex[sinkRank]
+	var a, b mutex[leafRank]
+	panics := func(f func()) (did bool) {
+		defer func() { did = recover() != nil }()
+		f()
+		return false
+	}
+	sink.Lock()
+	if panics(func() { a.Lock() }) {
+		t.Error("the right order panics")
+	}
+	if !panics(func() { b.Lock() }) {
+		t.Error("two locks of one rank are taken")
+	}
+	sink.Unlock()
+	if !panics(func() { sink.Lock() }) {
+		t.Error("a lock is taken under one further down")
+	}
+	if !sink.TryLock() {
+		t.Error("TryLock does not wait, so it may take any lock")
+	}
+	sink.Unlock()
+	a.Unlock()
+}
