@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
+from .._extras import extra
 from .._native import Reader, ReaderInfo
 from ..core.token_files import load_token_metadata
 from ..errors import (
     InvalidArgumentError,
     StrapError,
     StrapTimeoutError,
-    UnsupportedError,
 )
 from ._ahead import Ahead
 from ._catalogue import Alike
@@ -618,12 +618,11 @@ class ActivationView(Sequence["Activation"]):
             of its first packet. The frame's index is `Activation.row`.
 
         Raises:
-            UnsupportedError: (a TypeError) pandas is not installed.
+            MissingExtraError: (a TypeError and an ImportError) pandas is not installed;
+                `ActivationReader.index` needs no pandas.
         """
-        try:
+        with extra("report", "to_pandas"):
             import pandas as pd
-        except ImportError as error:
-            raise UnsupportedError(f"{error}: pip install pandas, or use reader.index") from error
         catalogue = self._snapshot.catalogue
         table: pd.DataFrame = catalogue.columns.table().take(self._rows).to_pandas()
         table.insert(0, "name", [catalogue.name(row) for row in self._rows.tolist()])

@@ -10,14 +10,17 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from .._extras import extra
 from ..errors import CorruptError, InvalidArgumentError
 from .kinds import described, kind_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "ANOMALY_RULE",
@@ -368,6 +371,9 @@ def _growth(ends: Floats, intervals: Floats, totals_us: Floats) -> Floats:
 
 
 def _processes(sums: Mapping[str, Mapping[int, int]]) -> pd.DataFrame:
+    with extra("report", "A table of processes"):
+        import pandas as pd
+
     pids = sorted({pid for by_pid in sums.values() for pid in by_pid})
     table = pd.DataFrame(
         {name: [by_pid.get(pid, 0) for pid in pids] for name, by_pid in sums.items()},
@@ -405,7 +411,9 @@ def matched(device: Device, metrics: Metrics, name: str) -> tuple[Floats, Floats
 
 def ranks(values: Floats) -> Floats:
     """(n,) from 1; ties share their mean rank."""
-    return np.asarray(pd.Series(values).rank(), np.float64)
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    mean: Floats = np.cumsum(count) - (count - 1) / 2
+    return mean[place]
 
 
 def spearman(first: Floats, second: Floats) -> float:

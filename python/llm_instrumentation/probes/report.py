@@ -7,10 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-import pandas as pd
-from cycler import cycler
+
+from .._extras import extra
+
+with extra("report", "A report of block devices"):
+    import matplotlib
+    import pandas as pd
+    from cycler import cycler
 
 from .._files import write_text
 from .._report import drawing, page, units

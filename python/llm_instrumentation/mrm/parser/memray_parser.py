@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from ..._json import load_json
 from ..._native import trace as native
-from ...errors import CorruptError, InvalidArgumentError, NotFoundError, UnsupportedError
+from ...errors import CorruptError, InvalidArgumentError, MissingExtraError, NotFoundError
 from .._progress import progress_line
 from ..collector.base import TIME_KEY
 from ..collector.rows import OPS, Phases, make_batch
@@ -41,7 +41,7 @@ LOWER_BOUND = "the last snapshot before the row, a lower bound; snapshots are ev
 ORDER = "the row's place in the order, no time"
 
 
-class MemrayMissingError(UnsupportedError, ImportError):
+class MemrayMissingError(MissingExtraError):
     """memray is not installed."""
 
 
@@ -54,7 +54,12 @@ def import_memray() -> Any:
     try:
         return importlib.import_module("memray")
     except ImportError as error:
-        raise MemrayMissingError(f"memray: {error}; install it with: pip install memray") from error
+        missing = MemrayMissingError(
+            f"A trace of memray needs memray, which cannot be imported ({error}): "
+            'pip install "llm_instrumentation[mrm]"'
+        )
+        missing.name = "memray"
+        raise missing from error
 
 
 @dataclass

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from ..._extras import extra
+
+with extra("mrm", "A report of a run"):
+    import pandas as pd
 
 from .._frames import TraceLike, reader_of
 from ..schema import PAGE_BYTES, Kind, OpType, RegionType, kind_of

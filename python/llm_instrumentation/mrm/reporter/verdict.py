@@ -6,7 +6,10 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pandas as pd
+from ..._extras import extra
+
+with extra("mrm", "A report of a run"):
+    import pandas as pd
 
 from ..._report import units
 from ..analyser.suitability import classify_suitability
