@@ -48,7 +48,7 @@ from ._elements import (
 )
 from ._follow import windows
 from ._selection import Selector, among, bounds
-from ._snapshot import Form, Snapshot
+from ._snapshot import Snapshot, StoredForm
 from .activation import Activation
 from .salvage import SalvageReport, salvage
 
@@ -648,12 +648,12 @@ class ActivationView(Sequence["Activation"]):
             at += len(part)
         return out
 
-    def _forms(self, exact: bool, dtype: Any) -> list[Form]:
+    def _forms(self, exact: bool, dtype: Any) -> list[StoredForm]:
         if not len(self):
             raise InvalidArgumentError("no activations to join: the selection is empty")
         return [self._snapshot.form(int(row), exact, dtype) for row in self._rows]
 
-    def _fill(self, place: torch.Tensor, form: Form) -> None:
+    def _fill(self, place: torch.Tensor, form: StoredForm) -> None:
         """Decodes into place, where it can hold the stored elements as they are."""
         if place.dtype == torch_dtype(form.dtype) and place.is_contiguous():
             self._snapshot.decode(form, place.data_ptr())
@@ -689,12 +689,12 @@ def _of_layers(
     return rows[np.isin(catalogue.codes[rows], codes)]
 
 
-def _same_shape(forms: Sequence[Form]) -> None:
+def _same_shape(forms: Sequence[StoredForm]) -> None:
     if len({form.shape for form in forms}) > 1:
         raise InvalidArgumentError(f"cannot stack {_tally(form.shape for form in forms)}")
 
 
-def _common(forms: Sequence[Form], dtype: Any) -> str:
+def _common(forms: Sequence[StoredForm], dtype: Any) -> str:
     """The type that can hold the values of all."""
     names = {form.dtype for form in forms}
     if dtype is not None:

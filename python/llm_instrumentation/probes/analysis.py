@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ANOMALY_RULE",
     "MIN_WINDOWS",
+    "BlockTrace",
     "Device",
     "Metrics",
-    "Trace",
     "anomalous",
     "bucket_edges_us",
     "bucket_slot",
@@ -84,7 +84,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Trace:
+class BlockTrace:
     """A file of snapshots: its devices by name, and the requests that were not followed."""
 
     windows: int
@@ -120,7 +120,7 @@ class _Window:
 # ---- snapshots ----
 
 
-def parse_trace(snapshots: Iterable[Mapping[str, Any]]) -> Trace:
+def parse_trace(snapshots: Iterable[Mapping[str, Any]]) -> BlockTrace:
     """The devices of snapshots, of this package or of llm_instrumentation 1.3.1.
 
     A device that a snapshot does not name had no requests then.
@@ -140,7 +140,7 @@ def parse_trace(snapshots: Iterable[Mapping[str, Any]]) -> Trace:
             raise CorruptError(f"snapshot {number}: {_reason(error)}") from error
     windows.sort(key=lambda window: window.end)
     names = sorted({name for window in windows for name in (*window.counts, *window.depths)})
-    return Trace(len(windows), [_device(name, windows) for name in names], losses)
+    return BlockTrace(len(windows), [_device(name, windows) for name in names], losses)
 
 
 def _window(snapshot: Mapping[str, Any]) -> _Window:

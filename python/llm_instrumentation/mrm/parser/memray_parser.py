@@ -75,7 +75,7 @@ class _Columns:
     dsos: list[int] = field(default_factory=list)
 
 
-class _Texts(dict[str, int]):
+class _Numbering(dict[str, int]):
     """Texts and their numbers, from 0 in the order of first sight."""
 
     def __missing__(self, text: str) -> int:
@@ -172,7 +172,7 @@ class MemrayTrace(Iterator[dict[str, Any]]):
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         schema, first_id = self.schema, 0
-        symbols, dsos = _Texts({"": 0}), _Texts({"": 0})
+        symbols, dsos = _Numbering({"": 0}), _Numbering({"": 0})
         for columns in self._chunks(symbols, dsos):
             times = np.array(columns.times, np.int64)
             yield make_batch(
@@ -190,7 +190,7 @@ class MemrayTrace(Iterator[dict[str, Any]]):
             )
             first_id += len(times)
 
-    def _chunks(self, symbols: _Texts, dsos: _Texts) -> Iterator[_Columns]:
+    def _chunks(self, symbols: _Numbering, dsos: _Numbering) -> Iterator[_Columns]:
         frees = {int(one) for one in self._memray.AllocatorType if one.name in _FREES}
         live: dict[int, int] = {}
         where: dict[tuple[int, ...], tuple[int, int]] = {}

@@ -149,7 +149,7 @@ class _Growth:
     """The KV cache step by step."""
 
     def __init__(self) -> None:
-        self._steps: dict[tuple[int, int], _Step] = {}
+        self._steps: dict[tuple[int, int], _StepTraffic] = {}
         self._regions = _Regions()
         self._generation = 0
         self._last_token = -1
@@ -176,7 +176,7 @@ class _Growth:
             this = int(token[part[0]])
             self._generation += this < self._last_token
             self._last_token = this
-            step = self._steps.setdefault((self._generation, this), _Step())
+            step = self._steps.setdefault((self._generation, this), _StepTraffic())
             step.first_ns = min(step.first_ns, int(time[part[0]]))
             step.context = max(step.context, int(context[part].max()))
             step.read += int(length[part][is_load[part]].sum())
@@ -234,7 +234,7 @@ class _Regions:
         return _union(np.stack([low[held], high[held]], axis=1))
 
 
-class _Step:
+class _StepTraffic:
     """What one token's step touched."""
 
     def __init__(self) -> None:
