@@ -42,7 +42,7 @@ def test_python_has_the_sizes():
 
 def test_tensors_have_the_codes_of_their_names():
     names = {dtype: str(dtype).removeprefix("torch.") for dtype in tensors._CODES}
-    assert tensors._CODES == {dtype: of_header()[name] for dtype, name in names.items()}
+    assert {dtype: of_header()[name] for dtype, name in names.items()} == tensors._CODES
     assert {torch.float32, torch.bfloat16, torch.bool, torch.complex64} <= tensors._CODES.keys()
 
 

@@ -1,4 +1,8 @@
-"""Times of inferences and memory of the process while a model runs."""
+"""Times of inferences and memory of the process while a model runs.
+
+Captures do not use this module; they count for themselves, see :mod:`.stats`. It measures a model
+with and without a capture.
+"""
 
 from __future__ import annotations
 
