@@ -17,6 +17,7 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "InvalidStateError",
+    "MissingExtraError",
     "NoSpaceError",
     "NotFoundError",
     "OutOfMemoryError",
@@ -81,6 +82,16 @@ class CorruptError(StrapError, ValueError):
 
 class UnsupportedError(StrapError, TypeError):
     """This tensor, build or file system cannot do what was asked."""
+
+
+class MissingExtraError(UnsupportedError, ImportError):
+    """A feature needs a package that is not installed.
+
+    The message names the feature, the package and the extra of llm_instrumentation that brings it.
+
+    Attributes:
+        name: the package, as in ``import NAME``.
+    """
 
 
 class OutOfMemoryError(StrapError, MemoryError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,10 @@ ALLOWED: dict[str, set[str]] = {
     "mrm.collector": {"_native", "core"},  # whose torch tracer runs compiled models eagerly, too
     "utils": {"core"},
 }
+# What a plain installation brings, and what each extra adds to it.
+INSTALLED = {NAME, "numpy", "pyarrow", "rich", "torch", "typer"}
+REPORT = {"cycler", "matplotlib", "pandas", "plotly"}
+EXTRAS = {"report": REPORT, "mrm": {*REPORT, "memray", "psutil", "pydantic", "yaml"}}
 # Captures are read without what captures them.
 HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}
 # A library that takes seconds to load, and who needs it for all that they do.
@@ -76,6 +82,27 @@ def wrong(module: str, source: str, *, is_package: bool = False) -> list[str]:
     return found
 
 
+def without_extra(module: str, source: str) -> list[str]:
+    """The imports of packages that a plain installation may lack, outside of their extra."""
+    tree = ast.parse(source)
+    surrounded = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.With):
+            used = re.match(r"extra\('(\w+)', ", ast.unparse(node.items[0].context_expr))
+            surrounded |= dict.fromkeys(node.body, EXTRAS[used[1]] if used else set())
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            surrounded |= dict.fromkeys(node.body, EXTRAS["mrm"])
+    found = []
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names = [str(node.module)]
+        for package in (name.split(".")[0] for name in names):
+            if package not in INSTALLED | sys.stdlib_module_names | surrounded.get(node, set()):
+                found.append(f"{module} imports {package} without its extra")
+    return found
+
+
 def modules() -> Iterator[tuple[str, Path]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = [NAME, *path.relative_to(PACKAGE).with_suffix("").parts]
@@ -87,6 +114,7 @@ def test_imports_keep_to_the_table():
     assert {name.split(".")[1] for name, _ in found if "." in name} >= {
         part for part in ALLOWED if "." not in part
     }
+    assert [fault for name, path in found for fault in without_extra(name, path.read_text())] == []
     assert [
         fault
         for name, path in found
@@ -124,3 +152,32 @@ def test_a_made_up_violation_is_found(module, source, fault):
 )
 def test_what_the_table_allows_is_not(module, source):
     assert wrong(f"{NAME}.{module}", source) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pandas as pd",
+        "def f():\n    from matplotlib.figure import Figure",
+        "try:\n    import psutil\nexcept ImportError: ...",
+        "with extra('report', 'A report'):\n    import pandas, yaml",
+        "with open('file'):\n    import pandas",
+        "import unheard_of.module",
+    ],
+)
+def test_a_package_that_may_be_missing_is_found(source):
+    (found,) = without_extra("module", source)
+    assert "without its extra" in found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nimport numpy\nfrom pyarrow import compute\nfrom ..pandas import frame",
+        "with extra('report', 'A report'):\n    import matplotlib.figure\n    import pandas",
+        "def f():\n    with extra('mrm', 'A run'):\n        import psutil",
+        "if TYPE_CHECKING:\n    import pandas as pd",
+    ],
+)
+def test_a_package_inside_its_extra_is_not(source):
+    assert without_extra("module", source) == []

@@ -102,6 +102,16 @@ def test_the_wheel_holds_the_package_its_libraries_and_one_program(wheel):
     assert any(n.endswith(".dist-info/licenses/LICENSE") for n in names)
 
 
+def test_a_plain_installation_brings_what_captures_and_reads(wheel, version):
+    with zipfile.ZipFile(wheel) as archive:
+        told = archive.read(f"llm_instrumentation-{version}.dist-info/METADATA").decode()
+    needed = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*(?:; extra == '(\w+)')?$", told, re.M)
+    by_extra = {extra: {name for name, of in needed if of == extra} for _, extra in needed}
+    assert by_extra[""] == {"numpy", "pyarrow", "rich", "torch", "typer"}
+    assert by_extra["report"] == {"matplotlib", "pandas", "plotly"}
+    assert by_extra["mrm"] > {*by_extra["report"], "psutil", "pydantic", "pyyaml"}
+
+
 def test_the_library_exports_the_header_and_nothing_else(wheel, root, tmp_path):
     library = unpack_library(wheel, tmp_path)
     assert exported(library) == declared(root / "c_include" / "strap.h")

@@ -1063,8 +1063,9 @@ def test_what_the_index_says_of_a_view_is_a_pandas_table(crowd):
 def test_a_missing_pandas_is_named(crowd, monkeypatch):
     with ActivationReader(crowd) as reader:
         monkeypatch.setitem(sys.modules, "pandas", None)
-        with pytest.raises(UnsupportedError, match="pip install pandas"):
+        with pytest.raises(UnsupportedError, match="to_pandas needs pandas") as raised:
             reader["h.0"].to_pandas()
+        assert isinstance(raised.value, ImportError) and raised.value.name == "pandas"
 
 
 def test_what_the_index_says_outlives_the_reader(crowd):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pandas as pd
 import pytest
 import torch
-from llm_instrumentation._native import Form
+from llm_instrumentation._native import NativeForm
 from llm_instrumentation.mrm.collector import TorchTracer
 from llm_instrumentation.mrm.collector.torch import recorder
 from torch import nn
@@ -216,7 +216,7 @@ def test_operators_that_find_no_place_run_in_python():
         with tracer.thread():
             in_c = tracer._session.recorder_here()._in_c
             learnt = 0
-            while in_c.learn(object(), None, None, form=Form.IN_PYTHON):
+            while in_c.learn(object(), None, None, form=NativeForm.IN_PYTHON):
                 learnt += 1
             y = x.neg()
         assert learnt > 400

@@ -154,7 +154,7 @@ def test_layers_that_go_together(generation):
 def test_the_dashboard_with_and_without_plotly(generation, monkeypatch):
     table = table_of(generation)
     monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.warns(RuntimeWarning, match="pip install plotly"):
+    with pytest.warns(RuntimeWarning, match="plotly is not installed"):
         figure = create_interactive_dashboard(table)
     upper, lower = figure.axes
     np.testing.assert_allclose(upper.lines[0].get_ydata(), table["l2_norm"])
@@ -162,7 +162,7 @@ def test_the_dashboard_with_and_without_plotly(generation, monkeypatch):
     with pytest.raises(ValueError, match="no column 'x'"):
         create_interactive_dashboard(table, secondary_metric="x")
     monkeypatch.undo()
-    pytest.importorskip("plotly", reason="plotly is not installed: pip install plotly")
+    pytest.importorskip("plotly", reason="plotly is not installed")
     line, bars = create_interactive_dashboard(table).data
     np.testing.assert_allclose(line.y, table["l2_norm"])
     assert sorted(bars.x) == ["0", "1", "<root>"]

@@ -2,6 +2,10 @@ package wire
 
 import (
 	"bytes"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -31,6 +35,27 @@ func TestDTypesHaveNamesAndSizes(t *testing.T) {
 	}
 	if ParseDType("float12") != 0 {
 		t.Error("float12 is taken for a type")
+	}
+}
+
+func TestDTypesAreThoseOfTheHeader(t *testing.T) {
+	header, err := os.ReadFile("../../../c_include/strap.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	enum := regexp.MustCompile(`(?s)typedef int32_t strap_dtype;\nenum \{(.*?)\};`).FindSubmatch(header)
+	if enum == nil {
+		t.Fatal("strap.h has no enum of strap_dtype")
+	}
+	found := regexp.MustCompile(`STRAP_(\w+) = (\d+)`).FindAllSubmatch(enum[1], -1)
+	if len(found) != int(lastDType)-1 {
+		t.Errorf("%d types in strap.h, %d here", len(found), lastDType-1)
+	}
+	for _, f := range found {
+		name, value := strings.ToLower(string(f[1])), string(f[2])
+		if d := ParseDType(name); strconv.Itoa(int(d)) != value {
+			t.Errorf("%s is %s in strap.h, %d here", name, value, d)
+		}
 	}
 }
 

@@ -5,7 +5,7 @@
 
 from .hooks import ForwardHooks, view_function
 from .library import DTYPE_CODES, DTYPE_SIZES, codec_code, library_version
-from .operators import BLOCK_ROWS, Form, Operators
+from .operators import BLOCK_ROWS, NativeForm, Operators
 from .payload import decode, encode
 from .reader import Packet, Reader, ReaderInfo, capture_id_of
 from .session import Conversion, Layout, Session, SessionStats
@@ -15,9 +15,9 @@ __all__ = [
     "DTYPE_CODES",
     "DTYPE_SIZES",
     "Conversion",
-    "Form",
     "ForwardHooks",
     "Layout",
+    "NativeForm",
     "Operators",
     "Packet",
     "Reader",

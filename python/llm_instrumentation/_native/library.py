@@ -13,7 +13,8 @@ ABI_VERSION = 1
 OK, END, DROPPED = 0, 1, 2
 ERR_TIMEOUT = -3
 
-# strap_dtype by the names that torch, numpy and the index use.
+# strap_dtype by the names that torch, numpy and the index use, with the bytes of an element. Python
+# has no other table; tests/lint/test_dtypes.py compares this one with strap.h.
 _DTYPES = (
     ("float32", 4),
     ("float16", 2),

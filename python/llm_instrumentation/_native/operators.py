@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import UnsupportedError
 from .hooks import library
 
-__all__ = ["Form", "Operators", "Site"]
+__all__ = ["NativeForm", "Operators", "Site"]
 
 BLOCK_ROWS = 1 << 13  # small enough for a core's cache
 _ROW_BYTES = 40
@@ -19,7 +19,7 @@ _SLOTS = 1 << 10
 _STORAGES = 1 << 12
 
 
-class Form(IntEnum):
+class NativeForm(IntEnum):
     """How C runs an operator: enum form of trace.c."""
 
     VIEW = 0
@@ -199,7 +199,7 @@ class Operators:
         op: Callable[..., Any] | None,
         run: Callable[[Any, Any], Any] | None,
         *,
-        form: Form,
+        form: NativeForm,
         codes: tuple[int, int] = (0, 0),
         reads: Sequence[int] = (),
         writes: Sequence[int] = (),
@@ -222,8 +222,8 @@ class Operators:
         if len(self._sites) == _SLOTS // 2:
             return False
         if max(len(reads), len(writes), len(results)) > _MOST_POSITIONS:
-            form = Form.IN_PYTHON
-        if form is Form.IN_PYTHON:
+            form = NativeForm.IN_PYTHON
+        if form is NativeForm.IN_PYTHON:
             reads = writes = results = ()
         load, store = codes
         site = Site(

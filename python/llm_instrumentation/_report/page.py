@@ -15,7 +15,10 @@ from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
-import pandas as pd
+from .._extras import extra
+
+with extra("report", "A report"):
+    import pandas as pd
 
 from . import units
 from .drawing import css_color, css_colors

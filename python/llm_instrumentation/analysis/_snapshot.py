@@ -18,13 +18,13 @@ from ._elements import dtype_name, element_size, from_storage, storage_dtype, to
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Form", "Snapshot"]
+__all__ = ["Snapshot", "StoredForm"]
 
 _CALL_BYTES = 64 << 20  # that one call of the library decodes, between looks for signals
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Form:
+class StoredForm:
     """One stored form of an activation: its packets and what they hold together."""
 
     rows: tuple[int, ...]
@@ -68,7 +68,7 @@ class Snapshot:
             self.catalogue.columns.close()
             self.native.close()
 
-    def form(self, row: int, exact: bool, dtype: Any) -> Form:
+    def form(self, row: int, exact: bool, dtype: Any) -> StoredForm:
         """Finds the stored form of an activation to decode, and checks its length."""
         self.check_open()
         catalogue, name = self.catalogue, self.catalogue.name(row)
@@ -96,9 +96,9 @@ class Snapshot:
                 f"packet {name!r} at byte {offset}: it holds {sum(sizes)} bytes, the index says "
                 f"shape {shape} of {stored}"
             )
-        return Form(rows, sizes, stored, shape)
+        return StoredForm(rows, sizes, stored, shape)
 
-    def decode(self, form: Form, address: int) -> None:
+    def decode(self, form: StoredForm, address: int) -> None:
         for row, size in zip(form.rows, form.sizes, strict=True):
             self.check_open()
             self.native.read_into(row, address, size)
@@ -121,7 +121,7 @@ class Snapshot:
             done += self.native.read_many(numbers[done:], address + at, room, reached)
             at = int(ends[done - 1])
 
-    def torch(self, form: Form) -> torch.Tensor:
+    def torch(self, form: StoredForm) -> torch.Tensor:
         import torch
 
         # The device is named because a default one may be set.
@@ -129,7 +129,7 @@ class Snapshot:
         self.decode(form, values.data_ptr())
         return values
 
-    def numpy(self, form: Form) -> npt.NDArray[Any]:
+    def numpy(self, form: StoredForm) -> npt.NDArray[Any]:
         flat = np.empty(math.prod(form.shape), storage_dtype(form.dtype))
         self.decode(form, flat.ctypes.data)
         return from_storage(flat, form.dtype).reshape(form.shape)

@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
+from .._extras import extra
 from .._native import Reader, ReaderInfo
 from ..core.token_files import load_token_metadata
 from ..errors import (
     InvalidArgumentError,
     StrapError,
     StrapTimeoutError,
-    UnsupportedError,
 )
 from ._ahead import Ahead
 from ._catalogue import Alike
@@ -48,7 +48,7 @@ from ._elements import (
 )
 from ._follow import windows
 from ._selection import Selector, among, bounds
-from ._snapshot import Form, Snapshot
+from ._snapshot import Snapshot, StoredForm
 from .activation import Activation
 from .salvage import SalvageReport, salvage
 
@@ -625,12 +625,11 @@ class ActivationView(Sequence["Activation"]):
             of its first packet. The frame's index is `Activation.row`.
 
         Raises:
-            UnsupportedError: (a TypeError) pandas is not installed.
+            MissingExtraError: (a TypeError and an ImportError) pandas is not installed;
+                `ActivationReader.index` needs no pandas.
         """
-        try:
+        with extra("report", "to_pandas"):
             import pandas as pd
-        except ImportError as error:
-            raise UnsupportedError(f"{error}: pip install pandas, or use reader.index") from error
         catalogue = self._snapshot.catalogue
         table: pd.DataFrame = catalogue.columns.table().take(self._rows).to_pandas()
         table.insert(0, "name", [catalogue.name(row) for row in self._rows.tolist()])
@@ -656,12 +655,12 @@ class ActivationView(Sequence["Activation"]):
             at += len(part)
         return out
 
-    def _forms(self, exact: bool, dtype: Any) -> list[Form]:
+    def _forms(self, exact: bool, dtype: Any) -> list[StoredForm]:
         if not len(self):
             raise InvalidArgumentError("no activations to join: the selection is empty")
         return [self._snapshot.form(int(row), exact, dtype) for row in self._rows]
 
-    def _fill(self, place: torch.Tensor, form: Form) -> None:
+    def _fill(self, place: torch.Tensor, form: StoredForm) -> None:
         """Decodes into place, where it can hold the stored elements as they are."""
         if place.dtype == torch_dtype(form.dtype) and place.is_contiguous():
             self._snapshot.decode(form, place.data_ptr())
@@ -697,12 +696,12 @@ def _of_layers(
     return rows[np.isin(catalogue.codes[rows], codes)]
 
 
-def _same_shape(forms: Sequence[Form]) -> None:
+def _same_shape(forms: Sequence[StoredForm]) -> None:
     if len({form.shape for form in forms}) > 1:
         raise InvalidArgumentError(f"cannot stack {_tally(form.shape for form in forms)}")
 
 
-def _common(forms: Sequence[Form], dtype: Any) -> str:
+def _common(forms: Sequence[StoredForm], dtype: Any) -> str:
     """The type that can hold the values of all."""
     names = {form.dtype for form in forms}
     if dtype is not None:

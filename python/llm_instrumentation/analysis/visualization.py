@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._extras import extra
 from ..errors import StrapError
 from .reader import Activation, ActivationReader
 
@@ -144,7 +145,8 @@ def build_packet_dataframe(
     Raises:
         ValueError: `stream_packets` is a path.
     """
-    import pandas as pd
+    with extra("report", "A table of packets"):
+        import pandas as pd
 
     if isinstance(stream_packets, (str, os.PathLike)):
         raise ValueError(f"give the records of load_stream_packets({str(stream_packets)!r})")
@@ -227,7 +229,8 @@ def visualize_attention_patterns(
     Raises:
         ValueError: no such column, or no token is known.
     """
-    import pandas as pd
+    with extra("report", "A figure"):
+        import pandas as pd
 
     if not isinstance(stream_packets, pd.DataFrame):
         stream_packets = build_packet_dataframe(stream_packets, token_metadata)
@@ -264,7 +267,8 @@ def analyze_circuits(
     Raises:
         ValueError: no such column, or no token is known.
     """
-    import pandas as pd
+    with extra("report", "A table of correlations"):
+        import pandas as pd
 
     cells = _pivot(_by_token(packet_stats, None, metric), metric).astype(float)
     matrix = cells.corr().to_numpy()
@@ -305,7 +309,8 @@ def create_interactive_dashboard(
     titles = f"{_title(metric)} of each packet", f"{_title(secondary_metric)} of each layer"
     if importlib.util.find_spec("plotly") is None:
         warnings.warn(
-            "plotly is not installed, so the figure cannot be zoomed: pip install plotly",
+            "plotly is not installed, so the figure cannot be zoomed: "
+            'pip install "llm_instrumentation[report]"',
             RuntimeWarning,
             stacklevel=2,
         )
@@ -330,7 +335,8 @@ def create_interactive_dashboard(
 def _still_dashboard(
     table: pd.DataFrame, metric: str, means: pd.Series[float], titles: tuple[str, str]
 ) -> Figure:
-    import matplotlib.pyplot as plt
+    with extra("report", "A dashboard"):
+        import matplotlib.pyplot as plt
 
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(12, 8), layout="constrained")
     upper.plot(np.arange(len(table)), table[metric].to_numpy(dtype=float), linewidth=1.5)
@@ -374,7 +380,8 @@ def _check_column(table: pd.DataFrame, column: str) -> None:
 
 
 def _axes(size: tuple[float, float]) -> Axes:
-    import matplotlib.pyplot as plt  # so that a notebook shows the figure
+    with extra("report", "A figure"):
+        import matplotlib.pyplot as plt  # so that a notebook shows the figure
 
     return plt.subplots(figsize=size)[1]
 

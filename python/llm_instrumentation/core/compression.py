@@ -1,4 +1,7 @@
-"""Payloads by themselves: what a packet holds, without a stream."""
+"""Payloads by themselves: what a packet holds, without a stream.
+
+Captures do not use this module: libstrap compresses their packets, with the same codecs.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class _Codec(CompressionStrategy):
 
 
 class TensorCompressionManager:
-    """Compresses tensors as a capture does.
+    """Compresses one tensor as a capture does. Captures do not use this class.
 
     Attributes:
         strategies: the strategies by name: "lz4", "zstd", "none", and any that you add.

@@ -1,4 +1,8 @@
-"""Times of inferences and memory of the process while a model runs."""
+"""Times of inferences and memory of the process while a model runs.
+
+Captures do not use this module; they count for themselves, see :mod:`.stats`. It measures a model
+with and without a capture.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +122,7 @@ class SystemProfiler:
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-        self._rss = _rss_reader()
+        self._rss = _rss_of_proc
 
     def start_monitoring(self) -> None:
         """Starts sampling the memory.
@@ -212,16 +216,7 @@ def _cuda_in_use() -> Any:
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
-def _rss_reader() -> Callable[[], int]:
-    """A function that reads this process's resident memory in bytes."""
-    try:
-        import psutil  # type: ignore[import-untyped, unused-ignore]
-    except ImportError:
-        return _rss_of_proc
-    process = psutil.Process()
-    return lambda: int(process.memory_info().rss)
-
-
 def _rss_of_proc() -> int:
+    """This process's resident memory in bytes."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,8 @@
-"""Buffers between a model and a file: a byte ring, a background writer, CUDA transfers."""
+"""Buffers between a model and a file: CUDA transfers, a byte ring, a background writer.
+
+Captures use `CUDAMemoryManager`. They do not use `RingBuffer` and `AsyncWriter`, which are for
+programs of your own.
+"""
 
 from .async_writer import AsyncWriteError, AsyncWriter
 from .cuda_manager import CUDAMemoryManager, TransferError

@@ -1,4 +1,7 @@
-"""Appends bytes to a file from a background thread."""
+"""Appends bytes to a file from a background thread, for programs of your own.
+
+Captures do not use it: libstrap writes their files.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,8 @@ class AsyncWriter:
 
         with AsyncWriter("trace.bin") as writer:
             writer.write(b"...")
+
+    Captures do not use this class; it writes files of your own beside them.
 
     Any number of threads may write. Once a write has failed, everything queued is given up and
     each further `write` and `flush`, and the first `close`, raises `AsyncWriteError`.

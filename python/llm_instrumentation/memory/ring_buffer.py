@@ -1,4 +1,7 @@
-"""A bounded first-in, first-out byte buffer between threads."""
+"""A bounded first-in, first-out byte buffer between threads, for programs of your own.
+
+Captures do not use it: libstrap keeps their tensors in its own staging memory.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ class RingBuffer:
     """A byte ring of fixed size that any number of threads may fill and empty.
 
     Each `put` is in the ring as a whole or not at all. Threads that wait are served in the order
-    in which they came, so that a large `put` is not overtaken by smaller ones for ever.
+    in which they came, so that a large `put` is not overtaken by smaller ones for ever. Captures do
+    not use this class; it hands bytes from one thread of your program to another.
     """
 
     def __init__(self, size: int) -> None:

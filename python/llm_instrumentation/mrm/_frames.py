@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from .._extras import extra
 from ..errors import CorruptError, InvalidArgumentError
 from .schema import ARROW_SCHEMA, KIND_KEY, REQUIRED_COLUMNS
 
@@ -52,6 +53,19 @@ def reader_of(trace: TraceLike, columns: Iterable[str] | None = None) -> pa.Reco
     if _is_pandas(trace):
         return _of_pandas(trace, columns)
     return _of_stream(_as_reader(trace), columns)
+
+
+def converter(as_arrow: bool) -> Callable[[pa.Table], Any]:
+    """Gives tables as the caller wants them: as they are, or as pandas frames.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    if as_arrow:
+        return lambda table: table
+    with extra("mrm", "A table as a pandas frame"):
+        import pandas  # noqa: F401 - pyarrow imports it
+    return lambda table: table.to_pandas()
 
 
 def _is_pandas(trace: TraceLike) -> bool:

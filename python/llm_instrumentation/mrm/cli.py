@@ -18,20 +18,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .._signals import ended_by_sigterm
-from .config import (
-    ConfigError,
-    ExperimentConfig,
-    MetricName,
-    RunConfig,
-    ValidationResult,
-    expand_sweep,
-    load_experiment,
-    validate_config_semantics,
-    validate_model_paths,
-)
+from ..errors import MissingExtraError
+from .config.choices import MetricName
 
 if TYPE_CHECKING:
     from .analysis import RunAnalysis
+    from .config import ExperimentConfig, RunConfig, ValidationResult
     from .runner import RunOutcome
 
 __all__ = ["ExitCode", "app", "main"]
@@ -92,6 +84,8 @@ def validate(
     _log(verbose)
     if config is None and not machine:
         _usage("give --config FILE, --machine, or both", as_json)
+    from .config import ValidationResult
+
     told: dict[str, Any] = {}
     result = ValidationResult()
     if machine:
@@ -112,6 +106,7 @@ def validate(
 def plan(config: _Config, as_json: _Json = False, verbose: _Verbose = False) -> None:
     """List the runs of an experiment, and which of them have finished."""
     _log(verbose)
+    from .config import expand_sweep, validate_config_semantics
     from .runs import find_finished
 
     experiment = _load(config, as_json)
@@ -170,6 +165,8 @@ def run(
     A run that broke off is marked in its folder and run again in a new one.
     """
     _log(verbose)
+    from .config import validate_config_semantics, validate_model_paths
+
     experiment = _load(config, as_json)
     _check(experiment, as_json, validate_config_semantics, validate_model_paths)
     from .runner import SweepSelectionError, run_sweep
@@ -520,6 +517,8 @@ def _plain(value: Any) -> Any:
 
 
 def _load(path: Path, as_json: bool) -> ExperimentConfig:
+    from .config import ConfigError, load_experiment
+
     try:
         return load_experiment(path)
     except ConfigError as error:
@@ -602,6 +601,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             _print_json({"exit_code": int(ExitCode.USAGE), "errors": [error.format_message()]})
         else:
             error.show()
+        code = ExitCode.USAGE
+    except MissingExtraError as error:
+        if "--json" in given:
+            _print_json({"exit_code": int(ExitCode.USAGE), "errors": [str(error)]})
+        else:
+            _err.print(f"[red]error[/red]    {escape(str(error))}")
         code = ExitCode.USAGE
     except (KeyboardInterrupt, typer.Abort):
         code = ExitCode.INTERRUPTED

@@ -14,7 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import psutil
+from .._extras import extra
+
+with extra("mrm", "A run"):
+    import psutil
 
 __all__ = ["disk_benchmark", "hardware_topology", "software_versions"]
 

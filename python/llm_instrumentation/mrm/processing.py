@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from .._extras import extra
 from .._files import write_text
 from .._json import to_json
 from ..errors import InvalidArgumentError
@@ -257,7 +258,8 @@ def _export_without_trace(settings: Settings, folder: RunFolder, metadata: dict[
 
 def process_samples(folder: RunFolder) -> dict[str, Any]:
     """What the process monitor left in ``raw/``, as a table; none where it left nothing."""
-    import pandas as pd
+    with extra("mrm", "A table of process samples"):
+        import pandas as pd
 
     path = folder.raw / "process_samples.csv"
     if not path.is_file() or not path.stat().st_size:

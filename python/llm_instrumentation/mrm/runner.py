@@ -21,7 +21,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
+from .._extras import extra
+
+with extra("mrm", "A run"):
+    import psutil
 
 from .._files import write_text
 from .._json import to_json

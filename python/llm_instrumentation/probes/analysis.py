@@ -10,21 +10,24 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from .._extras import extra
 from ..errors import CorruptError, InvalidArgumentError
 from .kinds import described, kind_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "ANOMALY_RULE",
     "MIN_WINDOWS",
+    "BlockTrace",
     "Device",
     "Metrics",
-    "Trace",
     "anomalous",
     "bucket_edges_us",
     "bucket_slot",
@@ -81,7 +84,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Trace:
+class BlockTrace:
     """A file of snapshots: its devices by name, and the requests that were not followed."""
 
     windows: int
@@ -117,7 +120,7 @@ class _Window:
 # ---- snapshots ----
 
 
-def parse_trace(snapshots: Iterable[Mapping[str, Any]]) -> Trace:
+def parse_trace(snapshots: Iterable[Mapping[str, Any]]) -> BlockTrace:
     """The devices of snapshots, of this package or of llm_instrumentation 1.3.1.
 
     A device that a snapshot does not name had no requests then.
@@ -137,7 +140,7 @@ def parse_trace(snapshots: Iterable[Mapping[str, Any]]) -> Trace:
             raise CorruptError(f"snapshot {number}: {_reason(error)}") from error
     windows.sort(key=lambda window: window.end)
     names = sorted({name for window in windows for name in (*window.counts, *window.depths)})
-    return Trace(len(windows), [_device(name, windows) for name in names], losses)
+    return BlockTrace(len(windows), [_device(name, windows) for name in names], losses)
 
 
 def _window(snapshot: Mapping[str, Any]) -> _Window:
@@ -368,6 +371,9 @@ def _growth(ends: Floats, intervals: Floats, totals_us: Floats) -> Floats:
 
 
 def _processes(sums: Mapping[str, Mapping[int, int]]) -> pd.DataFrame:
+    with extra("report", "A table of processes"):
+        import pandas as pd
+
     pids = sorted({pid for by_pid in sums.values() for pid in by_pid})
     table = pd.DataFrame(
         {name: [by_pid.get(pid, 0) for pid in pids] for name, by_pid in sums.items()},
@@ -405,7 +411,9 @@ def matched(device: Device, metrics: Metrics, name: str) -> tuple[Floats, Floats
 
 def ranks(values: Floats) -> Floats:
     """(n,) from 1; ties share their mean rank."""
-    return np.asarray(pd.Series(values).rank(), np.float64)
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    mean: Floats = np.cumsum(count) - (count - 1) / 2
+    return mean[place]
 
 
 def spearman(first: Floats, second: Floats) -> float:

@@ -16,9 +16,9 @@ from ..errors import InvalidArgumentError, StrapError
 from .analysis import (
     ANOMALY_RULE,
     MIN_WINDOWS,
+    BlockTrace,
     Device,
     Metrics,
-    Trace,
     anomalous,
     mean_us,
     parse_metrics,
@@ -32,7 +32,7 @@ from .jsonl import read_snapshots
 __all__ = ["main"]
 
 _SHOWN = 20  # anomalous windows, in full
-_Parsed = TypeVar("_Parsed", Trace, Metrics)
+_Parsed = TypeVar("_Parsed", BlockTrace, Metrics)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -118,7 +118,7 @@ def _parsed(path: str, parse: Callable[[Iterator[dict[str, Any]]], _Parsed]) -> 
     return parsed
 
 
-def _draw(trace: Trace, directory: Path, percentiles: Sequence[float]) -> int:
+def _draw(trace: BlockTrace, directory: Path, percentiles: Sequence[float]) -> int:
     # matplotlib takes a second to import, and a trace of nothing needs none.
     if not any(device.requests.any() or device.depths.any() for device in trace.devices):
         return 0
@@ -135,7 +135,7 @@ def _draw(trace: Trace, directory: Path, percentiles: Sequence[float]) -> int:
 
 
 def _summary(
-    trace: Trace,
+    trace: BlockTrace,
     metrics: Metrics | None,
     found: Mapping[str, Sequence[Association]],
     percentiles: Sequence[float],

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
+
+from .._extras import extra
+
+with extra("report", "A timeline"):
+    import pandas as pd
 
 from ..errors import CorruptError, NotFoundError
 from .analysis import percentiles_us, slot_counts

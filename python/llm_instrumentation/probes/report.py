@@ -7,19 +7,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-import pandas as pd
-from cycler import cycler
+
+from .._extras import extra
+
+with extra("report", "A report of block devices"):
+    import matplotlib
+    import pandas as pd
+    from cycler import cycler
 
 from .._files import write_text
 from .._report import drawing, page, units
 from .analysis import (
     ANOMALY_RULE,
     MIN_WINDOWS,
+    BlockTrace,
     Device,
     Metrics,
-    Trace,
     anomalous,
     mean_us,
     percentiles_us,
@@ -42,7 +46,7 @@ _DESCRIPTIONS = {
 
 def write_report(
     path: Path,
-    trace: Trace,
+    trace: BlockTrace,
     metrics: Metrics | None,
     found: Mapping[str, Sequence[Association]],
     percentiles: Sequence[float],
@@ -79,14 +83,14 @@ def write_report(
     return write_text(path, page.page(title, "\n".join(part for part in body if part)))
 
 
-def _time(trace: Trace) -> str:
+def _time(trace: BlockTrace) -> str:
     if not trace.devices:
         return "no devices"
     device = trace.devices[0]  # all have the same windows
     return f"{utc_text(device.ends[0] - device.intervals[0])} to {utc_text(device.ends[-1])}"
 
 
-def _chips(trace: Trace) -> Iterator[str]:
+def _chips(trace: BlockTrace) -> Iterator[str]:
     yield page.chip("windows", units.count(trace.windows))
     if trace.devices:
         yield page.chip("length", units.seconds(float(trace.devices[0].intervals.sum())))
@@ -94,13 +98,13 @@ def _chips(trace: Trace) -> Iterator[str]:
     yield page.chip("requests", units.count(requests))
 
 
-def _losses(trace: Trace) -> Iterator[str]:
+def _losses(trace: BlockTrace) -> Iterator[str]:
     lost = [f"{name} {units.count(count)}" for name, count in trace.losses.items() if count]
     if lost:
         yield page.notice("fair", f"Not followed, or not to their end: {', '.join(lost)}.")
 
 
-def _overview(trace: Trace, percentiles: Sequence[float]) -> pd.DataFrame:
+def _overview(trace: BlockTrace, percentiles: Sequence[float]) -> pd.DataFrame:
     rows = []
     for device in trace.devices:
         counts = device.counts.sum(axis=0)
@@ -127,7 +131,7 @@ def _rounded(value: float) -> float:
 
 
 def _devices(
-    trace: Trace, found: Mapping[str, Sequence[Association]], percentiles: Sequence[float]
+    trace: BlockTrace, found: Mapping[str, Sequence[Association]], percentiles: Sequence[float]
 ) -> Iterator[str]:
     stems = file_stems(device.name for device in trace.devices)
     for device in trace.devices:

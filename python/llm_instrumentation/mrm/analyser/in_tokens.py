@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .._frames import TraceLike, can_be_read_again, reader_of
+from .._frames import TraceLike, can_be_read_again, converter, reader_of
 from ..schema import Kind, OpType, RegionType, kind_of
 from .metrics import _analyse, _options
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["TOKEN_TABLES", "compute_in_tokens"]
 
@@ -94,7 +96,9 @@ def compute_in_tokens(trace: TraceLike, *, as_arrow: bool = False) -> dict[str, 
 
     Raises:
         InvalidArgumentError: as for :func:`compute_all`.
+        MissingExtraError: pandas is not installed; it computes the quantiles.
     """
+    as_frame = converter(as_arrow=False)
     if not can_be_read_again(trace):
         trace = reader_of(trace).read_all()
     steps = _steps(trace)
@@ -107,14 +111,14 @@ def compute_in_tokens(trace: TraceLike, *, as_arrow: bool = False) -> dict[str, 
             None,
             lambda reader: _by_step(reader, steps),
         )
-        rows["retention_tokens"] = _retention(tables["retention_per_region"].to_pandas())
+        rows["retention_tokens"] = _retention(as_frame(tables["retention_per_region"]))
         rows["reuse_tokens"] = list(
             zip(*tables["reuse_histogram"].to_pydict().values(), strict=True)
         )
         if _kind(trace) is Kind.ACCESSES:
             rows["kv_positions"] = _positions(steps)
     found = {name: _table(rows[name], schema) for name, schema in _SCHEMAS.items()}
-    return found if as_arrow else {name: table.to_pandas() for name, table in found.items()}
+    return found if as_arrow else {name: as_frame(table) for name, table in found.items()}
 
 
 def _table(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:

@@ -6,18 +6,15 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from ..._cpus import usable_cpus
 from ..._native import trace as native
 from ...errors import InvalidArgumentError
-from .._frames import TraceLike, can_be_read_again, is_in_order, reader_of
+from .._frames import TraceLike, can_be_read_again, converter, is_in_order, reader_of
 from .._progress import progress_line
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: What :func:`compute_all` gives, in this order.
 SUMMARY_TABLES = (
@@ -85,11 +82,13 @@ def compute_all(
             message names column, row and value.
         CorruptError: a file is torn.
         NoSpaceError: the spill folder is full.
+        MissingExtraError: pandas is not installed, and ``as_arrow`` is False.
     """
+    give = converter(as_arrow)
     options = _options(memory_gb, workers, spill_dir)
     tables, support = _compute(trace, list(SUMMARY_TABLES), options)
     _warn(support)
-    return {name: _given(table, as_arrow) for name, table in tables.items()}
+    return {name: give(table) for name, table in tables.items()}
 
 
 def compute_distributions(
@@ -123,12 +122,14 @@ def compute_distributions(
 
     Raises:
         InvalidArgumentError: as for :func:`compute_all`, or an unknown table.
+        MissingExtraError: as for :func:`compute_all`.
     """
     names = list(DISTRIBUTION_TABLES if tables is None else tables)
     if unknown := sorted(set(names) - set(DISTRIBUTION_TABLES)):
         raise InvalidArgumentError(
             f"tables {', '.join(unknown)}: choose from {', '.join(DISTRIBUTION_TABLES)}"
         )
+    give = converter(as_arrow)
     options = {
         **_options(memory_gb, workers, spill_dir),
         "bins": _positive("bins", bins),
@@ -138,7 +139,7 @@ def compute_distributions(
     }
     found, support = _compute(trace, names, options)
     _warn(support)
-    return {name: _given(table, as_arrow) for name, table in found.items()}
+    return {name: give(table) for name, table in found.items()}
 
 
 def _compute(
@@ -174,11 +175,12 @@ def _analyse(
 
 def some_tables(trace: TraceLike, names: list[str], as_arrow: bool) -> list[Any]:
     """Tables by name; one that this kind of trace cannot tell is an InvalidArgumentError."""
+    give = converter(as_arrow)
     tables, support = _compute(trace, names, _options(0.5, None, None))
     for name in names:
         if name in support:
             raise InvalidArgumentError(f"{name}: {support[name]}")
-    return [_given(tables[name], as_arrow) for name in names]
+    return [give(tables[name]) for name in names]
 
 
 def _warn(support: dict[str, str]) -> None:
@@ -187,10 +189,6 @@ def _warn(support: dict[str, str]) -> None:
         by_reason.setdefault(reason, []).append(name)
     for reason, names in by_reason.items():
         warnings.warn(f"{', '.join(names)}: empty, {reason}", stacklevel=3)
-
-
-def _given(table: pa.Table, as_arrow: bool) -> pa.Table | pd.DataFrame:
-    return table if as_arrow else table.to_pandas()
 
 
 def _options(

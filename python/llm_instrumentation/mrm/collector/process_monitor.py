@@ -10,8 +10,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
+
+from ..._extras import extra
+
+with extra("mrm", "A process monitor"):
+    import psutil
 
 from ...errors import InvalidArgumentError, InvalidStateError
 from ..schema import Kind, arrow_schema

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, ValidationError
+from ..._extras import extra
+
+with extra("mrm", "An experiment file"):
+    import yaml
+    from pydantic import BaseModel, ValidationError
 
 from .schema import ExperimentConfig
 

@@ -10,17 +10,21 @@ from __future__ import annotations
 import os
 import re
 from datetime import date
-from enum import Enum
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from ..._extras import extra
+
+with extra("mrm", "An experiment"):
+    from pydantic import (
+        BaseModel,
+        BeforeValidator,
+        ConfigDict,
+        Field,
+        field_validator,
+        model_validator,
+    )
+
+from .choices import CollectorType, Compression, EngineType, MetricName, UnknownPolicy
 
 __all__ = [
     "AccessConfig",
@@ -50,54 +54,6 @@ __all__ = [
     "UnknownPolicy",
     "WriteSetsConfig",
 ]
-
-
-class EngineType(str, Enum):
-    """What runs the model."""
-
-    LLAMACPP = "llamacpp"
-    VLLM = "vllm"
-    TRANSFORMERS = "transformers"
-
-
-class CollectorType(str, Enum):
-    """What sees its memory."""
-
-    PERF_MEM = "perf_mem"
-    MEMRAY = "memray"
-    PROCESS_MONITOR = "process_monitor"
-    TORCH = "torch"
-    PAGE_FAULTS = "page_faults"
-    WRITE_SETS = "write_sets"
-    LACKEY = "lackey"
-    ACCESS = "access"
-
-
-class UnknownPolicy(str, Enum):
-    """What becomes of a row that no rule and no range explains."""
-
-    LOG_AND_SKIP = "log_and_skip"  #: left out, counted and logged
-    ASSIGN_RUNTIME = "assign_runtime"  #: kept as runtime
-    ASSIGN_UNKNOWN = "assign_unknown"  #: kept as unknown
-    FAIL_RUN = "fail_run"  #: the run has failed
-
-
-class MetricName(str, Enum):
-    RETENTION_DURATION = "retention_duration"
-    WRITE_ONCE_RATIO = "write_once_ratio"
-    READ_FREQUENCY = "read_frequency"
-    WORKING_SET_SIZE = "working_set_size"
-    ACCESS_LOCALITY = "access_locality"
-    INTER_ACCESS_INTERVAL = "inter_access_interval"
-
-
-class Compression(str, Enum):
-    """The codec inside the Parquet files of a run."""
-
-    ZSTD = "zstd"
-    SNAPPY = "snappy"
-    GZIP = "gzip"
-    NONE = "none"
 
 
 def _from_path(value: Any) -> Any:

@@ -81,7 +81,7 @@ def missing_package(engine: EngineType) -> str | None:
         return importlib.util.find_spec(package) is None
 
     if engine is EngineType.TRANSFORMERS and (lacks("torch") or lacks("transformers")):
-        return "transformers is not installed; pip install torch transformers"
+        return 'transformers is not installed; pip install "llm_instrumentation[mrm]"'
     if engine is EngineType.VLLM and lacks("vllm"):
         return "vllm is not installed; pip install vllm"
     if engine is EngineType.LLAMACPP and lacks("llama_cpp"):

@@ -14,7 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
+from ..._extras import extra
+
+with extra("mrm", "An engine"):
+    import psutil
 
 from ..config.schema import ModelConfig, RunConfig
 from .base import (

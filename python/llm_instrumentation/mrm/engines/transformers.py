@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..._extras import extra
 from ..config.schema import ModelConfig, RandomModel, RunConfig
 from .base import (
     BaseEngine,
@@ -56,12 +57,8 @@ class TransformersEngine(BaseEngine):
         return self._model
 
     def prepare(self) -> None:
-        try:
+        with extra("mrm", "The engine transformers"):
             transformers = importlib.import_module("transformers")
-        except ImportError as error:
-            raise EngineError(
-                f"transformers cannot be imported ({error}); pip install torch transformers"
-            ) from error
         source = self._model_config
         if source.random is not None:
             self._config = random_config(source.random)

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ..._extras import extra
 from ...errors import InvalidArgumentError
 from ..schema import OpType, RegionType
 
@@ -114,6 +113,9 @@ def load_rules(path: str | os.PathLike[str]) -> list[SymbolRule]:
         InvalidArgumentError: not YAML, no list, or a rule that cannot be; the message
             names the rule and the key.
     """
+    with extra("mrm", "A file of rules"):
+        import yaml
+
     file = Path(path)
     try:
         given = yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from ..._json import load_json
 from ..._native import trace as native
-from ...errors import CorruptError, InvalidArgumentError, NotFoundError, UnsupportedError
+from ...errors import CorruptError, InvalidArgumentError, MissingExtraError, NotFoundError
 from .._progress import progress_line
 from ..collector.base import TIME_KEY
 from ..collector.rows import OPS, Phases, make_batch
@@ -41,7 +41,7 @@ LOWER_BOUND = "the last snapshot before the row, a lower bound; snapshots are ev
 ORDER = "the row's place in the order, no time"
 
 
-class MemrayMissingError(UnsupportedError, ImportError):
+class MemrayMissingError(MissingExtraError):
     """memray is not installed."""
 
 
@@ -54,7 +54,12 @@ def import_memray() -> Any:
     try:
         return importlib.import_module("memray")
     except ImportError as error:
-        raise MemrayMissingError(f"memray: {error}; install it with: pip install memray") from error
+        missing = MemrayMissingError(
+            f"A trace of memray needs memray, which cannot be imported ({error}): "
+            'pip install "llm_instrumentation[mrm]"'
+        )
+        missing.name = "memray"
+        raise missing from error
 
 
 @dataclass
@@ -70,7 +75,7 @@ class _Columns:
     dsos: list[int] = field(default_factory=list)
 
 
-class _Texts(dict[str, int]):
+class _Numbering(dict[str, int]):
     """Texts and their numbers, from 0 in the order of first sight."""
 
     def __missing__(self, text: str) -> int:
@@ -167,7 +172,7 @@ class MemrayTrace(Iterator[dict[str, Any]]):
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         schema, first_id = self.schema, 0
-        symbols, dsos = _Texts({"": 0}), _Texts({"": 0})
+        symbols, dsos = _Numbering({"": 0}), _Numbering({"": 0})
         for columns in self._chunks(symbols, dsos):
             times = np.array(columns.times, np.int64)
             yield make_batch(
@@ -185,7 +190,7 @@ class MemrayTrace(Iterator[dict[str, Any]]):
             )
             first_id += len(times)
 
-    def _chunks(self, symbols: _Texts, dsos: _Texts) -> Iterator[_Columns]:
+    def _chunks(self, symbols: _Numbering, dsos: _Numbering) -> Iterator[_Columns]:
         frees = {int(one) for one in self._memray.AllocatorType if one.name in _FREES}
         live: dict[int, int] = {}
         where: dict[tuple[int, ...], tuple[int, int]] = {}

@@ -18,7 +18,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
+
+from ..._extras import extra
+
+with extra("mrm", "An archive of runs"):
+    import yaml
 
 from ..._files import partial_beside, remove_leftovers, replacing, sha256_file
 from ..._json import to_json

@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
-    MaxNLocator,
-    NullLocator,
-    PercentFormatter,
-)
+
+from ..._extras import extra
+
+with extra("mrm", "A figure of a run"):
+    import pandas as pd
+    from matplotlib.ticker import (
+        FixedLocator,
+        FuncFormatter,
+        MaxNLocator,
+        NullLocator,
+        PercentFormatter,
+    )
 
 from ..._report import drawing, units
 from ..._report.drawing import Floats

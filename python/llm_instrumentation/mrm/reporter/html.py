@@ -7,7 +7,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+from ..._extras import extra
+
+with extra("mrm", "A report of a run"):
+    import pandas as pd
 
 from ..._files import write_text
 from ..._report import drawing, page, units

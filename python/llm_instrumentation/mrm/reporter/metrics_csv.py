@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+from ..._extras import extra
+
+with extra("mrm", "metrics.csv"):
+    import pandas as pd
 
 from ..._files import replacing
 from .tables import as_frames

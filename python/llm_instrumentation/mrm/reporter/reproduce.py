@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import pandas as pd
-import yaml
+from ..._extras import extra
+
+with extra("mrm", "A report of a run"):
+    import pandas as pd
+    import yaml
 
 from ..._report import page
 from .run_data import RunData

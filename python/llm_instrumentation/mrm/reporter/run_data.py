@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from ..._extras import extra
+
+with extra("mrm", "A report of a run"):
+    import pandas as pd
 
 from ..._json import load_json, plain
 from ...errors import CorruptError

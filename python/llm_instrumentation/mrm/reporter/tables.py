@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
+
+from ..._extras import extra
+
+with extra("mrm", "A table of a run"):
+    import pandas as pd
 
 from ..schema import RegionType
 

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from ..._extras import extra
+
+with extra("mrm", "A report of a run"):
+    import pandas as pd
 
 from .._frames import TraceLike, reader_of
 from ..schema import PAGE_BYTES, Kind, OpType, RegionType, kind_of
@@ -145,7 +149,7 @@ class _Growth:
     """The KV cache step by step."""
 
     def __init__(self) -> None:
-        self._steps: dict[tuple[int, int], _Step] = {}
+        self._steps: dict[tuple[int, int], _StepTraffic] = {}
         self._regions = _Regions()
         self._generation = 0
         self._last_token = -1
@@ -172,7 +176,7 @@ class _Growth:
             this = int(token[part[0]])
             self._generation += this < self._last_token
             self._last_token = this
-            step = self._steps.setdefault((self._generation, this), _Step())
+            step = self._steps.setdefault((self._generation, this), _StepTraffic())
             step.first_ns = min(step.first_ns, int(time[part[0]]))
             step.context = max(step.context, int(context[part].max()))
             step.read += int(length[part][is_load[part]].sum())
@@ -230,7 +234,7 @@ class _Regions:
         return _union(np.stack([low[held], high[held]], axis=1))
 
 
-class _Step:
+class _StepTraffic:
     """What one token's step touched."""
 
     def __init__(self) -> None:

@@ -6,20 +6,23 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pandas as pd
+from ..._extras import extra
+
+with extra("mrm", "A report of a run"):
+    import pandas as pd
 
 from ..._report import units
 from ..analyser.suitability import classify_suitability
 from ..schema import RegionType
 from .tables import in_order
 
-__all__ = ["LIMITS", "Limits", "Verdict", "verdicts"]
+__all__ = ["LIMITS", "SuitabilityLimits", "Verdict", "verdicts"]
 
 Frames = Mapping[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)
-class Limits:
+class SuitabilityLimits:
     """What ``suitability`` asks for: the write-once ratio, and seconds of retention."""
 
     high_ratio: float
@@ -28,9 +31,9 @@ class Limits:
     medium_p50_s: float
 
 
-def _defaults() -> Limits:
+def _defaults() -> SuitabilityLimits:
     values = inspect.signature(classify_suitability).parameters
-    return Limits(
+    return SuitabilityLimits(
         values["write_once_threshold_high"].default,
         values["retention_threshold_high_s"].default,
         values["write_once_threshold_medium"].default,

@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import psutil
+from ..._extras import extra
+
+with extra("mrm", "A baseline"):
+    import psutil
 
 from ...errors import InvalidArgumentError
 

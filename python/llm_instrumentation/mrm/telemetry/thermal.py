@@ -12,7 +12,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
+from ..._extras import extra
+
+with extra("mrm", "A thermal monitor"):
+    import psutil
 
 from ...errors import InvalidArgumentError
 

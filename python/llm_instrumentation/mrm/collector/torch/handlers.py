@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ...._native import Form as NativeForm
+from ...._native import NativeForm
 from .choices import CHOICES
 from .layout import Pieces, UntoldError
 from .ops import Form, Traffic, traffic_of

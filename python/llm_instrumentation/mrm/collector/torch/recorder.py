@@ -27,7 +27,7 @@ from .layout import Pieces, pieces_of
 from .regions import Regions
 from .spool import ROW, ROW_BYTES, Spool
 
-__all__ = ["BLOCK_ROWS", "Recorder", "Symbols", "view_in_c"]
+__all__ = ["BLOCK_ROWS", "OperatorRecorder", "Symbols", "view_in_c"]
 
 _A_LINE = 64  # bytes: smaller pieces are elements, of which there may be as many as of bytes
 _KEYS = itertools.count()  # a thread's id may be used again
@@ -49,7 +49,7 @@ class Symbols:
             return self.names.index(name)
 
 
-class Recorder:
+class OperatorRecorder:
     """Records the operators of the thread that makes it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Recorder:
         *,
         max_runs: int,
         sample_every: int,
-        elsewhere: Callable[[], Recorder],
+        elsewhere: Callable[[], OperatorRecorder],
     ) -> None:
         """``elsewhere`` gives the recorder of whatever thread calls it."""
         self.thread = threading.get_native_id()

@@ -29,17 +29,17 @@ from .caches import (
     tensors_of,
 )
 from .packed import packed_weights, told_of_packed
-from .recorder import Recorder, Symbols
+from .recorder import OperatorRecorder, Symbols
 from .regions import Regions
 from .spool import Spool
 from .trace import about_trace, trace_of
 
-__all__ = ["Attachment", "Session"]
+__all__ = ["Attachment", "TracingSession"]
 
 _clock = time.monotonic_ns
 
 
-class Session:
+class TracingSession:
     """Regions, rows, steps and the recorders of some threads.
 
     ``phase``, ``token`` and ``context`` say what holds now; change them by :meth:`step`.
@@ -77,7 +77,7 @@ class Session:
         self._max_runs = max_runs
         self._run_id = run_id
         self._lock = threading.RLock()
-        self._recorders: dict[int, Recorder] = {}
+        self._recorders: dict[int, OperatorRecorder] = {}
         self._depths: dict[int, int] = {}
         self._weights: list[tuple[int, int, int]] = []  # address, bytes, word
         self._looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # for packed weights
@@ -85,13 +85,13 @@ class Session:
 
     # Threads.
 
-    def recorder_here(self) -> Recorder:
+    def recorder_here(self) -> OperatorRecorder:
         """The recorder of this thread, made if there is none."""
         here = threading.get_ident()
         with self._lock:
             found = self._recorders.get(here)
             if found is None or found.thread != threading.get_native_id():  # an id used again
-                found = Recorder(
+                found = OperatorRecorder(
                     self.regions,
                     self.spool,
                     self.symbols,
@@ -103,7 +103,7 @@ class Session:
                 self._keep(here, found)
             return found
 
-    def _keep(self, here: int, recorder: Recorder) -> None:
+    def _keep(self, here: int, recorder: OperatorRecorder) -> None:
         old = self._recorders.get(here)
         if old is not None:
             old.flush()
@@ -263,7 +263,7 @@ class Session:
 class Attachment:
     """A model that is traced, until :meth:`detach` or the end of a ``with`` block."""
 
-    def __init__(self, session: Session, model: nn.Module, cache: Any) -> None:
+    def __init__(self, session: TracingSession, model: nn.Module, cache: Any) -> None:
         root = getattr(model, "_orig_mod", model)
         self._session = session
         self._extra = cache
@@ -406,7 +406,7 @@ def ns_per_operator() -> float | None:
     """
     if torch._C._len_torch_dispatch_stack():
         return None
-    session = Session(None, sample_every=1, max_runs=1, kv_by_layer=False, run_id="")
+    session = TracingSession(None, sample_every=1, max_runs=1, kv_by_layer=False, run_id="")
     one = torch.zeros(8)
     extra = []
     with torch.no_grad():

@@ -65,7 +65,7 @@ from ..base import BaseCollector, CollectorMeta, CollectorUnavailableError, Mode
 if TYPE_CHECKING:
     from torch import nn
 
-    from .session import Attachment, Session
+    from .session import Attachment, TracingSession
 
 __all__ = ["TorchTracer"]
 
@@ -124,7 +124,7 @@ class TorchTracer(BaseCollector):
         self._max_runs = max_runs
         self._by_layer = kv_regions == "layer"
         self._run_id = run_id
-        self._session: Session | None = None
+        self._session: TracingSession | None = None
         self._beginning = threading.Lock()
         self._written: Path | None = None
         self._running = False  # between start and stop
@@ -140,7 +140,7 @@ class TorchTracer(BaseCollector):
             yield
 
     @contextlib.contextmanager
-    def _load(self, session: Session) -> Iterator[None]:
+    def _load(self, session: TracingSession) -> Iterator[None]:
         with session.during(Phase.WEIGHT_LOAD), session.recording():
             session.set_loading(True)
             try:
@@ -288,21 +288,21 @@ class TorchTracer(BaseCollector):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _begun(self) -> Session:
+    def _begun(self) -> TracingSession:
         with self._beginning:  # threads may be the first together
             if self._session is None:
                 self._session = self._begin()
             return self._session
 
-    def _begin(self) -> Session:
+    def _begin(self) -> TracingSession:
         from .recover import warn_of_leftovers
-        from .session import Session
+        from .session import TracingSession
 
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             warn_of_leftovers(self._path)
         self._written = None
-        return Session(
+        return TracingSession(
             self._path,
             sample_every=self._sample_every,
             max_runs=self._max_runs,

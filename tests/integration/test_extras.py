@@ -1,0 +1,206 @@
+"""What works where only the package's own requirements are installed, and what the rest says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Finders see none of the packages of the extras, as if they were not installed.
+WITHOUT = """
+import sys
+
+class Without:
+    def __init__(self, finder):
+        self._finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self._finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {
+            "cycler", "matplotlib", "memray", "pandas", "plotly", "psutil", "pydantic",
+            "pydantic_core", "transformers", "yaml",
+        }:
+            return None
+        return self._finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+"""
+
+CAPTURE_AND_READ = """
+import numpy as np
+import torch
+import llm_instrumentation
+from llm_instrumentation import (
+    ActivationReader, HookGranularity, InstrumentationConfig, InstrumentationFramework,
+    analyze_activations_with_tokens,
+)
+from llm_instrumentation.analysis.visualization import load_stream_packets
+from llm_instrumentation.core.profiling import SystemProfiler
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+inputs = torch.randn(3, 8)
+config = InstrumentationConfig(HookGranularity.FULL_TENSOR).with_float32()
+framework = InstrumentationFramework(config)
+framework.instrument_model(model)
+with torch.no_grad(), framework.capture_activations("a.stream", track_per_token=True) as tracker:
+    for token in range(5):
+        expected = model(inputs)
+        tracker.record_token(token, str(token))
+
+with ActivationReader("a.stream") as reader:
+    assert len(reader["2"]) == 5
+    assert torch.equal(reader["2"][4].to_torch(), expected)
+    assert np.array_equal(np.asarray(reader["2"])[4], expected.numpy())
+    assert reader.index.num_rows == 20
+    assert len(list(reader.follow())) == 20
+assert analyze_activations_with_tokens("a.stream", framework)["token_metadata"]["total_tokens"] == 5
+assert len(load_stream_packets("a.stream")) == 20
+assert ActivationReader.salvage("a.stream").packets == 20
+with SystemProfiler().measure_inference():
+    model(inputs)
+"""
+
+TRACE = """
+import pyarrow as pa
+from llm_instrumentation.mrm import TraceLabeller, TorchTracer, compute_all
+from llm_instrumentation.mrm.schema import ARROW_SCHEMA
+
+rows = {
+    "run_id": ["r"] * 2, "sample_id": [0, 1], "timestamp_ns": [1, 2], "phase": ["generation"] * 2,
+    "address": [4096, 4096], "address_page": [1, 1], "op_type": ["store", "load"],
+    "symbol": ["kv_cache_update"] * 2,
+}
+trace = pa.table({name: pa.array(rows[name]).cast(ARROW_SCHEMA.field(name).type) for name in rows})
+"""
+
+FEATURES = {
+    "a view's table": (
+        "report",
+        "pandas",
+        CAPTURE_AND_READ + 'ActivationReader("a.stream")["2"].to_pandas()',
+    ),
+    "packets": (
+        "report",
+        "pandas",
+        "from llm_instrumentation.analysis.visualization import build_packet_dataframe\n"
+        "build_packet_dataframe([])",
+    ),
+    "a timeline": (
+        "report",
+        "pandas",
+        "from llm_instrumentation.probes import timeline\ntimeline('a.stream')",
+    ),
+    "figures of devices": ("report", "matplotlib", "import llm_instrumentation.probes.figures"),
+    "a report of devices": ("report", "matplotlib", "import llm_instrumentation.probes.report"),
+    "processes": (
+        "report",
+        "pandas",
+        "from llm_instrumentation.probes.analysis import parse_metrics\nparse_metrics([])",
+    ),
+    "tables": ("mrm", "pandas", TRACE + "compute_all(trace)"),
+    "an export": ("mrm", "pandas", "from llm_instrumentation.mrm import RunExporter"),
+    "a report": (
+        "mrm",
+        "pandas",
+        "from llm_instrumentation.mrm.reporter import write_run_report",
+    ),
+    "an archive": ("mrm", "yaml", "from llm_instrumentation.mrm.reporter import export_hf"),
+    "an experiment": (
+        "mrm",
+        "pydantic",
+        "from llm_instrumentation.mrm import Experiment\nExperiment.from_yaml('a.yaml')",
+    ),
+    "rules": (
+        "mrm",
+        "yaml",
+        "from llm_instrumentation.mrm.labeller import load_rules\nload_rules('rules.yaml')",
+    ),
+    "a process monitor": (
+        "mrm",
+        "psutil",
+        "from llm_instrumentation.mrm import ProcessMonitor",
+    ),
+    "a baseline": ("mrm", "psutil", "from llm_instrumentation.mrm import capture_baseline"),
+    "memray": (
+        "mrm",
+        "memray",
+        "from llm_instrumentation.mrm import parse_memray\nparse_memray('memray.bin', 'run')",
+    ),
+    "an engine": (
+        "mrm",
+        "pydantic",
+        "from llm_instrumentation.mrm.engines import create_engine",
+    ),
+}
+
+
+def run(program: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT + program], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_capture_and_its_reader_need_no_extra(tmp_path):
+    run(CAPTURE_AND_READ, tmp_path)
+
+
+def test_a_trace_is_labelled_and_analysed_as_arrow_tables(tmp_path):
+    program = """
+        labelled = TraceLabeller().label_table(trace).read_all()
+        assert labelled["region_type"].to_pylist() == ["kv_cache"] * 2
+        assert compute_all(labelled, as_arrow=True)["read_freq"]["total_reads"].to_pylist() == [1]
+    """
+    run(TRACE + "\n".join(line.strip() for line in program.splitlines()), tmp_path)
+
+
+@pytest.mark.parametrize(("extra", "package", "program"), FEATURES.values(), ids=FEATURES)
+def test_a_feature_names_what_it_lacks(extra, package, program, tmp_path):
+    caught = f"""
+import json
+from llm_instrumentation.errors import MissingExtraError, StrapError
+try:
+    exec({program!r})
+except ImportError as error:
+    assert isinstance(error, MissingExtraError) and isinstance(error, StrapError)
+    print(json.dumps([str(error), error.name]))
+"""
+    message, name = json.loads(run(caught, tmp_path))
+    assert f"needs {package}, which" in message
+    assert message.endswith(f'pip install "llm_instrumentation[{extra}]"')
+    assert name == package
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("mrm.cli", ["plan", "--config", "experiment.yaml"]),
+        ("mrm.cli", ["analyse", "--input", "results"]),
+        ("probes.cli", ["timeline", "a.stream"]),
+    ],
+)
+def test_a_command_says_it_in_a_line(module, arguments, tmp_path):
+    program = f"from llm_instrumentation.{module} import main\nmain({arguments!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT + program],
+        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.returncode not in (0, 130)
+    assert 'pip install "llm_instrumentation[' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_commands_help_without_extras(tmp_path):
+    for module in ("mrm.cli", "probes.cli"):
+        program = (
+            f"from llm_instrumentation.{module} import main\n"
+            "try:\n    main(['--help'])\nexcept SystemExit as ended:\n    assert not ended.code"
+        )
+        assert "Usage" in run(program, tmp_path)
