@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -128,16 +127,16 @@ func TestHuffmanLimitsItsCodes(t *testing.T) {
 	checkDecodes(t, Zstd, literalsFrame(t, src), src)
 }
 
-// Where a part of the words is counted, the others may have bytes that it has not.
-func TestHuffmanCodesWhatNoSampleHas(t *testing.T) {
+// A few words can have bits that no word has by which the zeros at the ends of all are guessed.
+func TestHuffmanCodesWordsThatNoGuessSees(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
-	for _, n := range []int{huffSampledMin, huffSampledMin + 1021, 120_003, literalsBlock} {
+	for _, n := range []int{huffWordsMin, huffWordsMin + 1021, 120_003, literalsBlock} {
 		for range 20 {
 			src := float16s(n, 5)
 			for range rng.IntN(8) {
 				at := rng.IntN(n/2) * 2
 				if rng.IntN(3) == 0 {
-					at = n/2*2 - 2 // behind the last stride
+					at = n/2*2 - 2
 				}
 				word := uint16(rng.Uint32())
 				switch rng.IntN(3) {
@@ -151,29 +150,6 @@ func TestHuffmanCodesWhatNoSampleHas(t *testing.T) {
 			checkDecodes(t, Zstd, literalsFrame(t, src), src)
 		}
 	}
-}
-
-func checkExtent(t *testing.T, src []byte, want extent) {
-	t.Helper()
-	for _, wide := range []bool{false, true} {
-		if wide && kernels[0] != levelWide {
-			continue
-		}
-		if got := extentKernel(src, wide); got != want {
-			t.Errorf("wide %v: %+v, want %+v", wide, got, want)
-		}
-	}
-}
-
-func TestExtentOfWords(t *testing.T) {
-	if len(kernels) == 0 {
-		t.Skip("no kernels without cgo")
-	}
-	for _, bits := range []int{0, 1, 5, 10} {
-		src := float16s(1<<16, bits)
-		checkExtent(t, src, extentPortable(src))
-	}
-	checkExtent(t, make([]byte, 128), extent{least: math.MaxUint16})
 }
 
 // huff0 reads the streams, and does not write smaller ones.
