@@ -115,8 +115,8 @@ type Encoder struct {
 
 // NewEncoder returns an encoder. Level 0 is the fast default; LZ4 takes 1 to 9
 // (the high compression mode), zstd 1 to 4 (klauspost/compress levels; level 0
-// looks for matches as level 1 does, but only where they pay), and none takes no
-// level.
+// looks for matches as level 1 does, but only where they pay, or where there are no
+// kernels), and none takes no level.
 func NewEncoder(k Kind, level int) (*Encoder, error) {
 	e := &Encoder{kind: k}
 	var err error

@@ -19,12 +19,12 @@ const (
 )
 
 // huffman codes literals, RFC 8878, 4.2: a tree, and one or four streams. huff0 of
-// klauspost/compress does the same; this is faster, and the loops that take the time
-// are in C too (huffman.c).
+// klauspost/compress does the same. The loops in C (huffman.c) are faster than huff0; their
+// twin is huffStream.close, which is slower.
 //
-// 16-bit floats of few mantissa bits have zeros at the end. Where all have, words are
-// counted instead of bytes, and the codes of both bytes are looked up at once, by the
-// bits that are left.
+// 16-bit floats of few mantissa bits have zeros at the end. Where all have, the loops in C
+// count words instead of bytes, and look up the codes of both bytes at once, by the bits that
+// are left.
 type huffman struct {
 	bytes  [4][256]uint32               // counts, in four parts that do not wait for each other
 	words  [4][1 << huffWordBits]uint16 // likewise
@@ -71,7 +71,7 @@ func (l huffLeaf) count() int   { return int(l >> 8) }
 // nil where they are not smaller than src. distinct is how many different bytes src
 // has; 1 asks for no tree. The result is valid until the next call.
 func (h *huffman) compress(src []byte, single bool) (data []byte, distinct int) {
-	words := len(src) >= huffWordsMin && h.guessShift(src) && h.countWords(src)
+	words := h.kernel && len(src) >= huffWordsMin && h.guessShift(src) && h.countWords(src)
 	if !words {
 		h.countBytes(src)
 	}
@@ -164,7 +164,6 @@ func trailingZeros(all uint64) uint {
 // countShifted counts the words of src, shifted; it returns their union. An odd byte at the
 // end is the low half of a word, and not counted, as are the last few words.
 func (h *huffman) countShifted(src []byte) (all uint64) {
-	const mask = 1<<huffWordBits - 1
 	for i := range h.words {
 		clear(h.words[i][:1<<(16-h.shift)])
 	}
@@ -172,19 +171,7 @@ func (h *huffman) countShifted(src []byte) (all uint64) {
 	for i, b := range src[whole:] {
 		all |= uint64(b) << (i % 2 * 8)
 	}
-	src = src[:whole]
-	if h.kernel {
-		return all | countWordsKernel(&h.words, h.shift, src)
-	}
-	for ; len(src) > 0; src = src[8:] {
-		v := binary.LittleEndian.Uint64(src)
-		all |= v
-		h.words[0][uint64(uint16(v))>>(h.shift&63)&mask]++
-		h.words[1][uint64(uint16(v>>16))>>(h.shift&63)&mask]++
-		h.words[2][uint64(uint16(v>>32))>>(h.shift&63)&mask]++
-		h.words[3][v>>48>>(h.shift&63)&mask]++
-	}
-	return all
+	return all | countWordsKernel(&h.words, h.shift, src[:whole])
 }
 
 // addWords counts bytes by the words counted before, and the bytes of rest.
@@ -406,21 +393,21 @@ func (h *huffman) fourStreams(out, src []byte) []byte {
 	return out
 }
 
-// pair writes two streams, but for a few bytes at their beginnings.
+// pair writes two streams with the kernels, but for some bytes at their beginnings. Without
+// kernels it writes nothing; close writes what is left.
 func (h *huffman) pair(s, t *huffStream) {
+	if !h.kernel {
+		return
+	}
 	if wide := min(len(s.src), len(t.src)) / 64; h.wide && wide > 0 {
 		huffmanWideKernel(&h.short, wide, s, t)
 	}
-	count := min(len(s.src), len(t.src)) / 4
-	switch kernel := h.kernel && count > 0; {
-	case kernel && h.wordwise:
-		huffmanKernel(&h.joined[0], int(h.shift), count, s, t)
-	case kernel:
-		huffmanKernel(&h.code[0], -1, count, s, t)
+	switch count := min(len(s.src), len(t.src)) / 4; {
+	case count == 0:
 	case h.wordwise:
-		wordPair(s, t, &h.joined, h.shift)
+		huffmanKernel(&h.joined[0], int(h.shift), count, s, t)
 	default:
-		bytePair(s, t, &h.code)
+		huffmanKernel(&h.code[0], -1, count, s, t)
 	}
 }
 
@@ -473,60 +460,4 @@ func (s *huffStream) close(codes *[256]huffCode) []byte {
 	}
 	s.out[s.at] = byte(1<<s.n | s.held>>1>>(63-s.n))
 	return s.out[:s.at+1]
-}
-
-// bytePair writes from the ends of two streams, in turns, so that one's shifts do not
-// wait for the other's.
-func bytePair(s, t *huffStream, codes *[256]huffCode) {
-	a, b := s.src, t.src
-	i, j := len(a)-4, len(b)-4
-	heldA, heldB, nA, nB, atA, atB := s.held, t.held, s.n, t.n, s.at, t.at
-	for ; i >= 0 && j >= 0; i, j = i-4, j-4 {
-		v, w := binary.LittleEndian.Uint32(a[i:]), binary.LittleEndian.Uint32(b[j:])
-
-		c, d := codes[v>>24], codes[w>>24]
-		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
-		nA, nB = nA+uint(c), nB+uint(d)
-		c, d = codes[byte(v>>16)], codes[byte(w>>16)]
-		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
-		nA, nB = nA+uint(c), nB+uint(d)
-		c, d = codes[byte(v>>8)], codes[byte(w>>8)]
-		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
-		nA, nB = nA+uint(c), nB+uint(d)
-		c, d = codes[byte(v)], codes[byte(w)]
-		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
-		nA, nB = nA+uint(c), nB+uint(d)
-
-		binary.LittleEndian.PutUint64(s.out[atA:], heldA>>(-nA&63))
-		binary.LittleEndian.PutUint64(t.out[atB:], heldB>>(-nB&63))
-		atA, atB = atA+int(nA>>3&31), atB+int(nB>>3&31)
-		nA, nB = nA&7, nB&7
-	}
-	s.src, s.held, s.n, s.at = a[:i+4], heldA, nA, atA
-	t.src, t.held, t.n, t.at = b[:j+4], heldB, nB, atB
-}
-
-// wordPair is bytePair for streams that end with a word.
-func wordPair(s, t *huffStream, codes *[1 << huffWordBits]huffCode, shift uint) {
-	const mask = 1<<huffWordBits - 1
-	a, b := s.src, t.src
-	i, j := len(a)-4, len(b)-4
-	heldA, heldB, nA, nB, atA, atB := s.held, t.held, s.n, t.n, s.at, t.at
-	for ; i >= 0 && j >= 0; i, j = i-4, j-4 {
-		v, w := binary.LittleEndian.Uint32(a[i:]), binary.LittleEndian.Uint32(b[j:])
-
-		c, d := codes[v>>16>>(shift&31)&mask], codes[w>>16>>(shift&31)&mask]
-		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
-		nA, nB = nA+uint(c), nB+uint(d)
-		c, d = codes[v&0xFFFF>>(shift&31)&mask], codes[w&0xFFFF>>(shift&31)&mask]
-		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
-		nA, nB = nA+uint(c), nB+uint(d)
-
-		binary.LittleEndian.PutUint64(s.out[atA:], heldA>>(-nA&63))
-		binary.LittleEndian.PutUint64(t.out[atB:], heldB>>(-nB&63))
-		atA, atB = atA+int(nA>>3&31), atB+int(nB>>3&31)
-		nA, nB = nA&7, nB&7
-	}
-	s.src, s.held, s.n, s.at = a[:i+4], heldA, nA, atA
-	t.src, t.held, t.n, t.at = b[:j+4], heldB, nB, atB
 }

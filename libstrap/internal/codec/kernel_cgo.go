@@ -115,8 +115,8 @@ func gatherKernel(dst, src unsafe.Pointer, itemSize int, shape, strides []int64,
 		C.int64_t(start), C.int64_t(count))
 }
 
-// huffmanKernel is bytePair, or where shift is not negative wordPair, in C, for
-// 4 * count > 0 bytes of each stream. C gets the beginnings of the sources: their ends
+// huffmanKernel writes the codes of 4 * count > 0 bytes of each stream, from their ends. codes are
+// those of bytes, or where shift is not negative those of words, shifted. C gets the beginnings of the sources: their ends
 // can be the beginnings of other objects.
 func huffmanKernel(codes *huffCode, shift int, count int, s, t *huffStream) {
 	a, b := s.toC(), t.toC()
@@ -127,7 +127,7 @@ func huffmanKernel(codes *huffCode, shift int, count int, s, t *huffStream) {
 	t.fromC(&b)
 }
 
-// huffmanWideKernel is bytePair for 64 * count > 0 bytes of each stream. t may be nil. It is for
+// huffmanWideKernel writes the codes of 64 * count > 0 bytes of each stream. t may be nil. It is for
 // the level avx512 alone.
 func huffmanWideKernel(codes *[256]uint16, count int, s, t *huffStream) {
 	short, a := (*C.uint16_t)(&codes[0]), s.toC()

@@ -30,7 +30,8 @@ const (
 var zstdEmptyFrame = []byte{0x28, 0xB5, 0x2F, 0xFD, 0x20, 0x00, 0x01, 0x00, 0x00}
 
 // zstdEncoder writes one frame after another, by match finding or, at level 0, by
-// literals alone where that is enough.
+// literals alone where that is enough. Without kernels literals alone are slower than match
+// finding, and not chosen.
 type zstdEncoder struct {
 	matches  *zstd.Encoder
 	literals *literalsEncoder
@@ -61,7 +62,7 @@ func newZstdEncoder(level int) (*zstdEncoder, error) {
 		return nil, status.Wrap(status.Internal, err, "zstd encoder")
 	}
 	e := &zstdEncoder{matches: matches, literals: newLiteralsEncoder()}
-	if level == 0 {
+	if _, kernel := kernelInUse(); kernel && level == 0 {
 		e.repeats = &repeats{}
 	}
 	return e, nil
