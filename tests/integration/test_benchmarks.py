@@ -42,3 +42,14 @@ def test_a_quick_run_of_reading_shows_its_table(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.search(r"^\| this ", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_a_quick_run_of_zstd_peers_shows_its_table(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "zstd_peers.py", "--quick"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=280,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for encoder in ("libstrap, portable", "klauspost/compress 4", "libzstd 3"):
+        assert f"\n| {encoder}" in done.stdout

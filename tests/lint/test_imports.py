@@ -43,7 +43,7 @@ ALLOWED = {
     "stream": {"index", "pages", "partial", "scan", "stopwatch", "wire"},
     "reader": {"codec", "crc32c", "index", "scan", "wire"},
     "salvage": {"codec", "crc32c", "index", "partial", "reader", "scan", "wire"},
-    "codec": {"crc32c", "team", "wire"},
+    "codec": {"codec", "crc32c", "team", "wire"},
     "index": {"crc32c", "memory", "partial", "scan", "wire"},
     "scan": {"wire"},
     "memtrace": {"memtrace", "partial", "symbols"},

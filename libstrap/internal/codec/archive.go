@@ -70,6 +70,7 @@ type ArchiveEncoder struct {
 	budget float64 // of the normalised squared error
 	frame  *literalsEncoder
 	cut    cutter
+	sized  sized
 	place  inPlace
 	w      io.Writer
 	dtype  wire.DType
@@ -124,14 +125,11 @@ func (e *ArchiveEncoder) NewFrame(w io.Writer, size int64, t wire.DType) (io.Wri
 	h = binary.LittleEndian.AppendUint16(h, archiveBlock)
 	h = binary.LittleEndian.AppendUint32(h, uint32(size/2))
 	e.out = h
-	_, err := w.Write(h)
-	return e, err
+	if _, err := w.Write(h); err != nil {
+		return nil, err
+	}
+	return e.sized.of(&e.cut, size), nil
 }
-
-func (e *ArchiveEncoder) Write(b []byte) (int, error) { return e.cut.Write(b) }
-
-// Close ends the payload.
-func (e *ArchiveEncoder) Close() error { return e.cut.finished() }
 
 // Loss is that of the last payload.
 func (e *ArchiveEncoder) Loss() Loss { return e.loss }

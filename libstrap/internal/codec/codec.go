@@ -110,13 +110,14 @@ type Encoder struct {
 	kind  Kind
 	lz4   *lz4Encoder
 	zstd  *zstdEncoder
+	frame sized
 	place inPlace
 }
 
 // NewEncoder returns an encoder. Level 0 is the fast default; LZ4 takes 1 to 9
 // (the high compression mode), zstd 1 to 4 (klauspost/compress levels; level 0
-// looks for matches as level 1 does, but only where they pay), and none takes no
-// level.
+// looks for matches as level 1 does, but only where they pay, or where there are no
+// kernels), and none takes no level.
 func NewEncoder(k Kind, level int) (*Encoder, error) {
 	e := &Encoder{kind: k}
 	var err error
@@ -233,36 +234,56 @@ func overtaken(n int) error {
 // encoder takes no other work meanwhile; the next one may begin without a Close,
 // which leaves the frame unfinished.
 func (e *Encoder) NewFrame(w io.Writer, size int64) (io.WriteCloser, error) {
+	frame, err := e.begin(w, size)
+	if err != nil {
+		return nil, err
+	}
+	return e.frame.of(frame, size), nil
+}
+
+func (e *Encoder) begin(w io.Writer, size int64) (io.WriteCloser, error) {
 	switch e.kind {
 	case LZ4:
 		return e.lz4, e.lz4.begin(w, size)
 	case Zstd:
 		return e.zstd, e.zstd.begin(w, size)
 	default:
-		return &sized{w: w, left: size}, nil
+		return plain{w}, nil
 	}
 }
 
-// sized checks that exactly the announced bytes are written.
+// plain is the frame of raw bytes, which is these bytes.
+type plain struct{ io.Writer }
+
+func (plain) Close() error { return nil }
+
+// sized checks that the announced number of bytes is written to a frame.
 type sized struct {
-	w    io.Writer
-	left int64
+	frame io.WriteCloser
+	left  int64 // bytes still to come
+}
+
+// of begins anew with a frame for size bytes.
+func (s *sized) of(frame io.WriteCloser, size int64) *sized {
+	s.frame, s.left = frame, size
+	return s
 }
 
 func (s *sized) Write(b []byte) (int, error) {
 	if int64(len(b)) > s.left {
 		return 0, status.New(status.Internal, "%d bytes more than announced", int64(len(b))-s.left)
 	}
-	n, err := s.w.Write(b)
+	n, err := s.frame.Write(b)
 	s.left -= int64(n)
 	return n, err
 }
 
+// Close ends the frame.
 func (s *sized) Close() error {
 	if s.left != 0 {
 		return status.New(status.Internal, "%d bytes less than announced", s.left)
 	}
-	return nil
+	return s.frame.Close()
 }
 
 // DecodedSize is the length of the decoded payload that a frame's header, within

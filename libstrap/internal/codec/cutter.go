@@ -1,9 +1,7 @@
 package codec
 
-import "github.com/libstrap/strap/libstrap/internal/status"
-
-// cutter cuts a source of announced length into blocks. A block that one write
-// holds in full is handed on where it is; the others are put together first.
+// cutter cuts a source into blocks. A block that one write holds in full is handed on where it is;
+// the others are put together first.
 type cutter struct {
 	put   func(block []byte, last bool) error
 	block int    // bytes of every block but the last
@@ -16,9 +14,6 @@ func (c *cutter) begin(block int, size int64) {
 }
 
 func (c *cutter) Write(b []byte) (int, error) {
-	if int64(len(b)) > c.left {
-		return 0, status.New(status.Internal, "%d bytes more than announced", int64(len(b))-c.left)
-	}
 	c.left -= int64(len(b))
 	for rest := b; len(rest) > 0; {
 		n := min(len(rest), c.block-len(c.rest))
@@ -39,10 +34,5 @@ func (c *cutter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// finished fails unless the announced bytes were written.
-func (c *cutter) finished() error {
-	if c.left != 0 {
-		return status.New(status.Internal, "%d bytes less than announced", c.left)
-	}
-	return nil
-}
+// Close does nothing: the last byte of the source ended the last block.
+func (c *cutter) Close() error { return nil }

@@ -2,7 +2,6 @@ package codec
 
 import (
 	"encoding/binary"
-	"math"
 	"math/bits"
 	"slices"
 
@@ -17,26 +16,15 @@ const (
 	huffRoom     = 256     // for a tree, the Jump_Table and four times huffSlack
 	huffWordBits = 12      // words of at most so many bits have a table of their codes
 	huffWordsMin = 8 << 10 // bytes for which that table pays
-
-	// Of words in large sources, the first huffPiece of each huffStride are counted. Rows of
-	// tensors are powers of two long, or close: the stride is not, to meet all columns.
-	huffPiece      = 128
-	huffEach       = 4 // words that one stands for, about
-	huffStride     = huffEach*huffPiece + 32
-	huffSampledMin = 96 << 10
-	// That is left where a sample has few different bytes, or others may be between them
-	// that it has not: codes for what does not occur would cost more than they save.
-	huffSampledLeast = 16
-	huffUnseenMost   = 96
 )
 
 // huffman codes literals, RFC 8878, 4.2: a tree, and one or four streams. huff0 of
-// klauspost/compress does the same; this is faster, and the loops that take the time
-// are in C too (huffman.c).
+// klauspost/compress does the same. The loops in C (huffman.c) are faster than huff0; their
+// twin is huffStream.close, which is slower.
 //
-// 16-bit floats of few mantissa bits have zeros at the end. Where all have, words are
-// counted instead of bytes, and the codes of both bytes are looked up at once, by the
-// bits that are left.
+// 16-bit floats of few mantissa bits have zeros at the end. Where all have, the loops in C
+// count words instead of bytes, and look up the codes of both bytes at once, by the bits that
+// are left.
 type huffman struct {
 	bytes  [4][256]uint32               // counts, in four parts that do not wait for each other
 	words  [4][1 << huffWordBits]uint16 // likewise
@@ -83,8 +71,7 @@ func (l huffLeaf) count() int   { return int(l >> 8) }
 // nil where they are not smaller than src. distinct is how many different bytes src
 // has; 1 asks for no tree. The result is valid until the next call.
 func (h *huffman) compress(src []byte, single bool) (data []byte, distinct int) {
-	words := len(src) >= huffWordsMin && h.guessShift(src) &&
-		(len(src) >= huffSampledMin && h.sampleWords(src) || h.countWords(src))
+	words := h.kernel && len(src) >= huffWordsMin && h.guessShift(src) && h.countWords(src)
 	if !words {
 		h.countBytes(src)
 	}
@@ -159,75 +146,12 @@ func (h *huffman) countWords(src []byte) bool {
 	for 16-h.shift <= huffWordBits {
 		zeros := trailingZeros(h.countShifted(src))
 		if zeros >= h.shift {
-			h.addWords(1, src[len(src)&^7:])
+			h.addWords(src[len(src)&^7:])
 			return true
 		}
 		h.shift = zeros
 	}
 	return false
-}
-
-// sampleWords estimates the counts of bytes by a part of the words. All bytes that may occur
-// are counted once at least: the extent of all words tells which these can be, if they are
-// floats of few mantissa bits. It is false where that is not so, or not worth it.
-func (h *huffman) sampleWords(src []byte) bool {
-	whole := len(src) / (2 * huffStride) * (2 * huffStride)
-	var x extent
-	if h.kernel {
-		x = extentKernel(src[:whole], h.wide)
-	} else {
-		x = extentPortable(src[:whole])
-	}
-	rest := src[whole:]
-	for i, b := range rest {
-		x.all |= uint16(b) << (i % 2 * 8)
-	}
-	h.shift = uint(bits.TrailingZeros16(x.all))
-	if 16-h.shift > huffWordBits || x.most == 0 {
-		return false
-	}
-	h.clearWords()
-	h.countPieces(src[:whole], huffPiece, huffStride)
-	h.addWords(huffEach, rest)
-	seen := h.distinct()
-	h.addUnseen(x)
-	return seen >= huffSampledLeast && h.distinct()-seen <= huffUnseenMost
-}
-
-// extent is what is known of all 16-bit words of a stretch. A magnitude is a word without its
-// highest bit, which in floats is the sign.
-type extent struct {
-	all   uint16 // their union
-	least uint16 // the smallest magnitude above 0, less 1; math.MaxUint16: all are 0
-	most  uint16 // the largest magnitude
-}
-
-func extentPortable(src []byte) extent {
-	x := extent{least: math.MaxUint16}
-	for ; len(src) >= 2; src = src[2:] {
-		v := binary.LittleEndian.Uint16(src)
-		magnitude := v &^ (1 << 15)
-		x.all |= v
-		x.least = min(x.least, magnitude-1)
-		x.most = max(x.most, magnitude)
-	}
-	return x
-}
-
-// addUnseen counts bytes once that no word of the sample has, but another one may.
-func (h *huffman) addUnseen(x extent) {
-	add := func(b int) { h.count[b] = max(h.count[b], 1) }
-	step := 1 << min(h.shift, 8) // of the low bytes
-	for b := 0; b < 256; b += step {
-		add(b)
-	}
-	step = max(1<<h.shift>>8, 1)
-	add(0)
-	add(0x80)
-	for b := int(x.least+1) >> 8 / step * step; b <= int(x.most>>8); b += step {
-		add(b)
-		add(b | 0x80)
-	}
 }
 
 // trailingZeros is how many low bits are zero in every 16-bit word of all.
@@ -240,64 +164,29 @@ func trailingZeros(all uint64) uint {
 // countShifted counts the words of src, shifted; it returns their union. An odd byte at the
 // end is the low half of a word, and not counted, as are the last few words.
 func (h *huffman) countShifted(src []byte) (all uint64) {
-	h.clearWords()
+	for i := range h.words {
+		clear(h.words[i][:1<<(16-h.shift)])
+	}
 	whole := len(src) &^ 7
 	for i, b := range src[whole:] {
 		all |= uint64(b) << (i % 2 * 8)
 	}
-	return all | h.countPieces(src[:whole], 4, 4)
+	return all | countWordsKernel(&h.words, h.shift, src[:whole])
 }
 
-func (h *huffman) clearWords() {
-	for i := range h.words {
-		clear(h.words[i][:1<<(16-h.shift)])
-	}
-}
-
-// countPieces counts words, shifted, the first piece of each stride; it returns the union of
-// these, four at a time.
-func (h *huffman) countPieces(src []byte, piece, stride int) (all uint64) {
-	const mask = 1<<huffWordBits - 1
-	if h.kernel {
-		return countWordsKernel(&h.words, h.shift, src, piece, stride)
-	}
-	for ; len(src) > 0; src = src[2*stride:] {
-		for at := src[:2*piece]; len(at) > 0; at = at[8:] {
-			v := binary.LittleEndian.Uint64(at)
-			all |= v
-			h.words[0][uint64(uint16(v))>>(h.shift&63)&mask]++
-			h.words[1][uint64(uint16(v>>16))>>(h.shift&63)&mask]++
-			h.words[2][uint64(uint16(v>>32))>>(h.shift&63)&mask]++
-			h.words[3][v>>48>>(h.shift&63)&mask]++
-		}
-	}
-	return all
-}
-
-// addWords counts bytes by the words counted before, each as often as it stands for, and the
-// bytes of rest.
-func (h *huffman) addWords(each uint32, rest []byte) {
+// addWords counts bytes by the words counted before, and the bytes of rest.
+func (h *huffman) addWords(rest []byte) {
 	clear(h.count[:])
 	for w := range 1 << (16 - h.shift) {
 		n := uint32(h.words[0][w]) + uint32(h.words[1][w]) + uint32(h.words[2][w]) + uint32(h.words[3][w])
 		if n > 0 {
-			h.count[byte(w<<h.shift)] += each * n
-			h.count[w<<h.shift>>8] += each * n
+			h.count[byte(w<<h.shift)] += n
+			h.count[w<<h.shift>>8] += n
 		}
 	}
 	for _, b := range rest {
 		h.count[b]++
 	}
-}
-
-// distinct is how many different bytes are counted.
-func (h *huffman) distinct() (n int) {
-	for _, count := range h.count {
-		if count > 0 {
-			n++
-		}
-	}
-	return n
 }
 
 // build gives each byte that occurs a code; it returns how many do.
@@ -504,21 +393,21 @@ func (h *huffman) fourStreams(out, src []byte) []byte {
 	return out
 }
 
-// pair writes two streams, but for a few bytes at their beginnings.
+// pair writes two streams with the kernels, but for some bytes at their beginnings. Without
+// kernels it writes nothing; close writes what is left.
 func (h *huffman) pair(s, t *huffStream) {
+	if !h.kernel {
+		return
+	}
 	if wide := min(len(s.src), len(t.src)) / 64; h.wide && wide > 0 {
 		huffmanWideKernel(&h.short, wide, s, t)
 	}
-	count := min(len(s.src), len(t.src)) / 4
-	switch kernel := h.kernel && count > 0; {
-	case kernel && h.wordwise:
-		huffmanKernel(&h.joined[0], int(h.shift), count, s, t)
-	case kernel:
-		huffmanKernel(&h.code[0], -1, count, s, t)
+	switch count := min(len(s.src), len(t.src)) / 4; {
+	case count == 0:
 	case h.wordwise:
-		wordPair(s, t, &h.joined, h.shift)
+		huffmanKernel(&h.joined[0], int(h.shift), count, s, t)
 	default:
-		bytePair(s, t, &h.code)
+		huffmanKernel(&h.code[0], -1, count, s, t)
 	}
 }
 
@@ -571,60 +460,4 @@ func (s *huffStream) close(codes *[256]huffCode) []byte {
 	}
 	s.out[s.at] = byte(1<<s.n | s.held>>1>>(63-s.n))
 	return s.out[:s.at+1]
-}
-
-// bytePair writes from the ends of two streams, in turns, so that one's shifts do not
-// wait for the other's.
-func bytePair(s, t *huffStream, codes *[256]huffCode) {
-	a, b := s.src, t.src
-	i, j := len(a)-4, len(b)-4
-	heldA, heldB, nA, nB, atA, atB := s.held, t.held, s.n, t.n, s.at, t.at
-	for ; i >= 0 && j >= 0; i, j = i-4, j-4 {
-		v, w := binary.LittleEndian.Uint32(a[i:]), binary.LittleEndian.Uint32(b[j:])
-
-		c, d := codes[v>>24], codes[w>>24]
-		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
-		nA, nB = nA+uint(c), nB+uint(d)
-		c, d = codes[byte(v>>16)], codes[byte(w>>16)]
-		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
-		nA, nB = nA+uint(c), nB+uint(d)
-		c, d = codes[byte(v>>8)], codes[byte(w>>8)]
-		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
-		nA, nB = nA+uint(c), nB+uint(d)
-		c, d = codes[byte(v)], codes[byte(w)]
-		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
-		nA, nB = nA+uint(c), nB+uint(d)
-
-		binary.LittleEndian.PutUint64(s.out[atA:], heldA>>(-nA&63))
-		binary.LittleEndian.PutUint64(t.out[atB:], heldB>>(-nB&63))
-		atA, atB = atA+int(nA>>3&31), atB+int(nB>>3&31)
-		nA, nB = nA&7, nB&7
-	}
-	s.src, s.held, s.n, s.at = a[:i+4], heldA, nA, atA
-	t.src, t.held, t.n, t.at = b[:j+4], heldB, nB, atB
-}
-
-// wordPair is bytePair for streams that end with a word.
-func wordPair(s, t *huffStream, codes *[1 << huffWordBits]huffCode, shift uint) {
-	const mask = 1<<huffWordBits - 1
-	a, b := s.src, t.src
-	i, j := len(a)-4, len(b)-4
-	heldA, heldB, nA, nB, atA, atB := s.held, t.held, s.n, t.n, s.at, t.at
-	for ; i >= 0 && j >= 0; i, j = i-4, j-4 {
-		v, w := binary.LittleEndian.Uint32(a[i:]), binary.LittleEndian.Uint32(b[j:])
-
-		c, d := codes[v>>16>>(shift&31)&mask], codes[w>>16>>(shift&31)&mask]
-		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
-		nA, nB = nA+uint(c), nB+uint(d)
-		c, d = codes[v&0xFFFF>>(shift&31)&mask], codes[w&0xFFFF>>(shift&31)&mask]
-		heldA, heldB = heldA>>(c&63)|uint64(c), heldB>>(d&63)|uint64(d)
-		nA, nB = nA+uint(c), nB+uint(d)
-
-		binary.LittleEndian.PutUint64(s.out[atA:], heldA>>(-nA&63))
-		binary.LittleEndian.PutUint64(t.out[atB:], heldB>>(-nB&63))
-		atA, atB = atA+int(nA>>3&31), atB+int(nB>>3&31)
-		nA, nB = nA&7, nB&7
-	}
-	s.src, s.held, s.n, s.at = a[:i+4], heldA, nA, atA
-	t.src, t.held, t.n, t.at = b[:j+4], heldB, nB, atB
 }

@@ -99,25 +99,11 @@ void strapk_huffman_wide(const uint16_t codes[256], size_t count, const uint8_t 
 
 #define STRAPK_WORD_BITS 12 /* huffWordBits */
 
-/* Adds to the counts of 16-bit words at src, shifted so that they have STRAPK_WORD_BITS at most:
- * word i is counted in part i % 4. Of n words the first `piece` of each `stride` are counted;
- * piece is a multiple of 4, and n one of stride. Returns the union of these, four at a time.
- * Little endian machines only. */
+/* Adds to the counts of n 16-bit words at src, n a multiple of 4, shifted so that they have
+ * STRAPK_WORD_BITS at most: word i is counted in part i % 4. Returns the union of the words,
+ * four at a time. Little endian machines only. */
 uint64_t strapk_count_words(uint16_t parts[4][1 << STRAPK_WORD_BITS], int shift,
-                            const uint8_t *src, size_t n, size_t piece, size_t stride);
-
-/* What is known of all words of a stretch. A magnitude is a word without its highest bit. */
-struct strapk_extent {
-  uint16_t all;   /* their union */
-  uint16_t least; /* the smallest magnitude above 0, less 1; 65535: all are 0 */
-  uint16_t most;  /* the largest magnitude */
-};
-
-/* The extent of n 16-bit words, n a multiple of 32. Little endian machines only. */
-void strapk_extent_of(const uint8_t *src, size_t n, struct strapk_extent *extent);
-
-/* The same, for the kernel "avx512" alone. */
-void strapk_extent_wide(const uint8_t *src, size_t n, struct strapk_extent *extent);
+                            const uint8_t *src, size_t n);
 
 /* What quantising did to the values; see struct quantised in quantise.go. */
 struct strapk_quantised {

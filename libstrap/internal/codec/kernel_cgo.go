@@ -16,10 +16,6 @@ package codec
 #cgo nocallback strapk_huffman_wide
 #cgo noescape strapk_count_words
 #cgo nocallback strapk_count_words
-#cgo noescape strapk_extent_of
-#cgo nocallback strapk_extent_of
-#cgo noescape strapk_extent_wide
-#cgo nocallback strapk_extent_wide
 #cgo noescape strapk_quantise
 #cgo nocallback strapk_quantise
 #include "kernel.h"
@@ -119,8 +115,8 @@ func gatherKernel(dst, src unsafe.Pointer, itemSize int, shape, strides []int64,
 		C.int64_t(start), C.int64_t(count))
 }
 
-// huffmanKernel is bytePair, or where shift is not negative wordPair, in C, for
-// 4 * count > 0 bytes of each stream. C gets the beginnings of the sources: their ends
+// huffmanKernel writes the codes of 4 * count > 0 bytes of each stream, from their ends. codes are
+// those of bytes, or where shift is not negative those of words, shifted. C gets the beginnings of the sources: their ends
 // can be the beginnings of other objects.
 func huffmanKernel(codes *huffCode, shift int, count int, s, t *huffStream) {
 	a, b := s.toC(), t.toC()
@@ -131,7 +127,7 @@ func huffmanKernel(codes *huffCode, shift int, count int, s, t *huffStream) {
 	t.fromC(&b)
 }
 
-// huffmanWideKernel is bytePair for 64 * count > 0 bytes of each stream. t may be nil. It is for
+// huffmanWideKernel writes the codes of 64 * count > 0 bytes of each stream. t may be nil. It is for
 // the level avx512 alone.
 func huffmanWideKernel(codes *[256]uint16, count int, s, t *huffStream) {
 	short, a := (*C.uint16_t)(&codes[0]), s.toC()
@@ -148,23 +144,11 @@ func huffmanWideKernel(codes *[256]uint16, count int, s, t *huffStream) {
 	t.fromC(&b)
 }
 
-// countWordsKernel counts the words of src, the first piece of each stride, shifted, in turns
-// in the four parts, and returns the union of four at a time.
-func countWordsKernel(parts *[4][1 << huffWordBits]uint16, shift uint, src []byte, piece, stride int) uint64 {
+// countWordsKernel counts the words of src, a multiple of 8 bytes and at least 8, shifted, in turns
+// in the four parts. It returns the union of four at a time.
+func countWordsKernel(parts *[4][1 << huffWordBits]uint16, shift uint, src []byte) uint64 {
 	return uint64(C.strapk_count_words((*[1 << huffWordBits]C.uint16_t)(unsafe.Pointer(parts)), C.int(shift),
-		(*C.uint8_t)(&src[0]), C.size_t(len(src)/2), C.size_t(piece), C.size_t(stride)))
-}
-
-// extentKernel is extentPortable in C, for a multiple of 64 bytes, at least one. wide asks for
-// the loop of the level avx512.
-func extentKernel(src []byte, wide bool) extent {
-	var c C.struct_strapk_extent
-	if wide {
-		C.strapk_extent_wide((*C.uint8_t)(&src[0]), C.size_t(len(src)/2), &c)
-	} else {
-		C.strapk_extent_of((*C.uint8_t)(&src[0]), C.size_t(len(src)/2), &c)
-	}
-	return extent{all: uint16(c.all), least: uint16(c.least), most: uint16(c.most)}
+		(*C.uint8_t)(&src[0]), C.size_t(len(src)/2)))
 }
 
 func (s *huffStream) toC() C.struct_strapk_huffman {

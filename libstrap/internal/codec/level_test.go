@@ -38,7 +38,8 @@ func TestALevelIsUsedByAllLoops(t *testing.T) {
 	}
 }
 
-// Converted and rounded values and payloads are the same at each level. The test prints their
+// Converted and rounded values and payloads are the same at each level, but for zstd payloads where
+// portable loops are so slow that match finding is chosen. The test prints their
 // checksum, which tests/packaging/test_arm64.py compares with the one of another processor.
 func TestEveryLevelWritesTheSameBytes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(21, 22))
@@ -78,9 +79,8 @@ func checksumOfAll(t *testing.T, values []float32) (crc uint32) {
 		rounded := make([]byte, 2*n)
 		[]Mantissa{Float16, BFloat16}[i].Round(unsafe.Pointer(&rounded[0]), unsafe.Pointer(&half[0]), n, 4, &st)
 		add(rounded)
-		for _, k := range []Kind{LZ4, Zstd} {
-			add(encodeInPlace(t, newEncoder(t, k, 0), rounded))
-		}
+		add(encodeInPlace(t, newEncoder(t, LZ4, 0), rounded))
+		add(encodeLiterals(t, rounded))
 		add(encodeArchive(t, newArchiveEncoder(t, 5e-4), half, dt))
 	}
 	return crc

@@ -48,7 +48,7 @@ func (e *literalsEncoder) begin(w io.Writer, size int64) error {
 
 func (e *literalsEncoder) Write(b []byte) (int, error) { return e.cut.Write(b) }
 
-func (e *literalsEncoder) Close() error { return e.cut.finished() }
+func (e *literalsEncoder) Close() error { return e.cut.Close() }
 
 // put writes a block.
 func (e *literalsEncoder) put(src []byte, last bool) error {

@@ -105,9 +105,6 @@ func surroundLZ4(buf []byte, n int) (length int) {
 func (e *lz4Encoder) Write(b []byte) (int, error) { return e.cut.Write(b) }
 
 func (e *lz4Encoder) Close() error {
-	if err := e.cut.finished(); err != nil {
-		return err
-	}
 	end := e.head[:lz4EndSize]
 	clear(end)
 	_, err := e.w.Write(end)

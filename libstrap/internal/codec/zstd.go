@@ -30,7 +30,8 @@ const (
 var zstdEmptyFrame = []byte{0x28, 0xB5, 0x2F, 0xFD, 0x20, 0x00, 0x01, 0x00, 0x00}
 
 // zstdEncoder writes one frame after another, by match finding or, at level 0, by
-// literals alone where that is enough.
+// literals alone where that is enough. Without kernels literals alone are slower than match
+// finding, and not chosen.
 type zstdEncoder struct {
 	matches  *zstd.Encoder
 	literals *literalsEncoder
@@ -38,7 +39,6 @@ type zstdEncoder struct {
 
 	w     io.Writer
 	size  int64
-	left  int64          // source bytes still to come
 	frame io.WriteCloser // the encoder of this frame, nil before its first byte
 }
 
@@ -61,7 +61,7 @@ func newZstdEncoder(level int) (*zstdEncoder, error) {
 		return nil, status.Wrap(status.Internal, err, "zstd encoder")
 	}
 	e := &zstdEncoder{matches: matches, literals: newLiteralsEncoder()}
-	if level == 0 {
+	if _, kernel := kernelInUse(); kernel && level == 0 {
 		e.repeats = &repeats{}
 	}
 	return e, nil
@@ -70,7 +70,7 @@ func newZstdEncoder(level int) (*zstdEncoder, error) {
 // begin starts a frame. Without a call of choose, the first write decides how it is
 // encoded.
 func (e *zstdEncoder) begin(w io.Writer, size int64) error {
-	e.w, e.size, e.left, e.frame = w, size, size, nil
+	e.w, e.size, e.frame = w, size, nil
 	if size == 0 {
 		_, err := w.Write(zstdEmptyFrame)
 		return err
@@ -144,9 +144,6 @@ func writeAll(w io.WriteCloser, b []byte) error {
 }
 
 func (e *zstdEncoder) Write(b []byte) (int, error) {
-	if int64(len(b)) > e.left {
-		return 0, status.New(status.Internal, "%d bytes more than announced", int64(len(b))-e.left)
-	}
 	if len(b) == 0 {
 		return 0, nil
 	}
@@ -155,15 +152,10 @@ func (e *zstdEncoder) Write(b []byte) (int, error) {
 			return 0, err
 		}
 	}
-	n, err := e.frame.Write(b)
-	e.left -= int64(n)
-	return n, err
+	return e.frame.Write(b)
 }
 
 func (e *zstdEncoder) Close() error {
-	if e.left != 0 {
-		return status.New(status.Internal, "%d bytes less than announced", e.left)
-	}
 	if e.frame == nil { // an empty one
 		return nil
 	}

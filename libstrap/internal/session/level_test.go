@@ -20,7 +20,7 @@ func atEveryLevel(t *testing.T, test func(t *testing.T)) {
 	}
 }
 
-// Without an error bound a capture is the same on every processor. With one it is the same too,
+// Without an error bound a capture is the same on every processor that has kernels. With one it is the same too,
 // unless the error of a packet is within 2e-6 of the bound: the sums of the levels differ by that,
 // and choose how many bits are kept. The values here are not so close to it.
 func TestEveryLevelWritesTheSameStream(t *testing.T) {
@@ -34,6 +34,9 @@ func TestEveryLevelWritesTheSameStream(t *testing.T) {
 			var first []byte
 			var firstRows []wire.Row
 			for i, level := range codec.Levels() {
+				if k == codec.Zstd && level == "portable" {
+					continue // it encodes zstd payloads in another way; see codec.NewEncoder
+				}
 				before := codec.UseLevel(level)
 				o := options(k)
 				o.ErrorBound = bound
