@@ -1,8 +1,8 @@
 /*
- * entry.c - the exported functions. Each does here what must not be left to Go:
- * it refuses a forked child, in which the Go runtime has no threads; clears what
- * it fills, since Go may not see uninitialised memory; checks pointers; and
- * brings structs of other sizes to the size of this build.
+ * entry.c - the exported functions. Each does four things before it enters Go:
+ * it refuses a forked child, in which the Go runtime has no threads; it clears the
+ * caller's out-structs, because Go must not see uninitialised memory; it checks
+ * pointers; and it brings structs of other sizes to the size of this build.
  */
 #include <pthread.h>
 #include <stdarg.h>
@@ -38,7 +38,7 @@ __attribute__((constructor)) static void watch_forks(void) {
 
 int strap_is_forked(void) { return forked; }
 
-/* Only its beginning: a call that goes well touches no more than it has to. */
+/* Clears the first byte of the message alone: a call that succeeds touches little memory. */
 static void clear_error(strap_error *error) {
   if (error == NULL) return;
   error->code = STRAP_OK;
@@ -59,8 +59,8 @@ __attribute__((format(printf, 3, 4))) static strap_status refuse(strap_error *er
   return code;
 }
 
-/* Every export begins with ENTER and names each pointer that must not be NULL. ENTER_C is for
- * what does not compute with floating-point numbers, as long as Go is not entered. */
+/* Every export begins with ENTER, and checks with NEED each pointer that must not be NULL. ENTER_C
+ * is for exports that stay in C and compute with no floating-point numbers. */
 #define ENTER(error) \
   OWN_FLOATS;        \
   ENTER_C(error)
@@ -80,7 +80,7 @@ __attribute__((format(printf, 3, 4))) static strap_status refuse(strap_error *er
       return refuse(error, STRAP_ERR_INVALID_ARGUMENT, "%s is NULL", #pointer);  \
   } while (0)
 
-/* Copies a caller's struct of any known or future size into one of this build. */
+/* Copies a caller's struct, of an older or newer header, into one of this build. */
 static strap_status take(void *own, size_t own_size, const void *theirs, const char *what,
                          strap_error *error) {
   uint32_t size;
@@ -110,7 +110,7 @@ static strap_status clear(void *theirs, const char *what, strap_error *error) {
   return STRAP_OK;
 }
 
-/* Gives a filled struct of this build back, as far as the caller's reaches. */
+/* Copies a filled struct of this build to the caller's, as many bytes as that one has. */
 static void give(void *theirs, const void *own, size_t own_size) {
   uint32_t size;
   memcpy(&size, theirs, sizeof size);
@@ -124,13 +124,13 @@ static int64_t now(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Where a call stood that timed out; see session.Flush. */
+/* The progress of a call that timed out; see session.Flush. */
 struct wait {
   uint64_t cursor; /* 0: it did not time out */
-  int64_t until;   /* repeated later, it is a new call */
+  int64_t until;   /* a call after this time is a new one */
 };
 
-#define KEPT_NS 1000000000 /* as long as the line of a session keeps a place */
+#define KEPT_NS 1000000000 /* a session keeps a place in its line as long; see session.keptFor */
 
 /* The flushes and checkpoints of a thread that timed out. */
 struct repeated {
@@ -138,13 +138,13 @@ struct repeated {
   struct wait flush, checkpoint;
 };
 
-/* A thread seldom waits for more sessions in turns. One that loses its place to another
+/* A thread seldom waits for more sessions in turns. A session that loses its place to another
  * begins a new call. */
 enum { REPEATED = 4 };
 
-/* In one piece, for to find what is a thread's own takes time. */
+/* In one struct, because each lookup of a thread-local variable takes time. */
 static _Thread_local struct {
-  uint64_t id; /* the system's, asked for once */
+  uint64_t id; /* the system's number of the thread; 0: not asked yet */
   struct repeated calls[REPEATED];
 } thread;
 
@@ -160,7 +160,7 @@ static uint64_t thread_id(void) {
 }
 
 static struct repeated *repeated_of(strap_session session) {
-  struct repeated *calls = &thread.calls[session / 2 % REPEATED]; /* they have every other id */
+  struct repeated *calls = &thread.calls[session / 2 % REPEATED]; /* sessions have every other id */
   if (calls->session != session) *calls = (struct repeated){.session = session};
   return calls;
 }

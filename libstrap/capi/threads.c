@@ -1,20 +1,21 @@
 /*
- * threads.c - the threads that the Go runtime makes.
+ * threads.c - stands in for pthread_create, so that Go's monitor does not disturb the host.
  *
- * Its monitor, sysmon, sleeps while nothing of Go runs. Each call into the library from
- * a thread of the host wakes it; it then looks around every 20 microseconds, and sleeps
- * again. Where the host computes on all CPUs, each of these moments is taken from one of
- * its threads, for which the others wait. So the monitor's sleeps may last until the
- * system's next tick: what it is for (stopping goroutines that run long, taking back what a
- * blocked thread holds) can wait. Not by its priority, which the threads that it makes
- * would have too, for good.
+ * The Go runtime has a monitor thread, sysmon. It sleeps while no Go code runs. Each call into the
+ * library wakes it. It then looks around every 20 microseconds for a while, and sleeps again. If the
+ * host computes on all CPUs, each look takes time from one of its threads, and the other threads
+ * wait for that one. So the monitor gets a large timer slack: its sleeps may last until the system's
+ * next tick. Its work can wait that long: it stops goroutines that run long, and takes processors
+ * back from blocked threads. A lower priority would not do, because the threads that the monitor
+ * makes would inherit it for good.
  *
- * The runtime has no setting for that, and no name for the thread. It is the second that
- * the library makes: the first initialises the runtime and starts it before all else
- * (runtime/proc.go, main). Were another one the second, its timers would be late.
+ * The runtime has no setting for that, and no name for the thread. The monitor is the second thread
+ * that the library makes: the first one initialises the runtime, and starts the monitor before all
+ * else (runtime/proc.go, main). If another thread were the second one, its timers would be late.
  *
- * A thread begins with the floating-point environment of the one that makes it. The first is
- * made by the host's, when it loads the library: it and all others get the default one.
+ * A new thread inherits the floating-point environment of the thread that makes it. The host's
+ * thread makes the first one when it loads the library. OWN_FLOATS gives it, and so all others, the
+ * default environment.
  */
 #if defined(__linux__)
 #define _GNU_SOURCE
@@ -37,9 +38,9 @@ struct start {
   void *argument;
 };
 
-/* In static memory: to give a thread its own later may take the loader's lock. */
+/* In the initial thread-local block: allocating it later may take the loader's lock. */
 static _Thread_local int is_monitor __attribute__((tls_model("initial-exec")));
-static unsigned long usual_slack; /* of the process */
+static unsigned long usual_slack; /* the timer slack of the process */
 
 static void *run_monitor(void *argument) {
   struct start start = *(struct start *)argument;
@@ -50,7 +51,7 @@ static void *run_monitor(void *argument) {
   return start.run(start.argument);
 }
 
-/* What the monitor makes does not sleep like it. */
+/* Threads that the monitor makes get the usual timer slack back. */
 static void *run_other(void *argument) {
   struct start start = *(struct start *)argument;
   free(argument);
@@ -58,16 +59,17 @@ static void *run_other(void *argument) {
   return start.run(start.argument);
 }
 
-/* Stands in for the C library's within this library alone. */
+/* Replaces the C library's pthread_create, within this library alone. */
 __attribute__((visibility("hidden"))) int pthread_create(pthread_t *thread,
                                                          const pthread_attr_t *attributes,
                                                          void *(*run)(void *), void *argument) {
   OWN_FLOATS;
   static atomic_int made;
   static _Atomic(create_fn *) found;
-  /* The default one: a sanitizer of the host has its own in front of the C library's. Looked
-   * up once, in the thread that loads the library, since dlsym takes the loader's lock: where
-   * a constructor calls the library, that thread holds it and waits for the runtime. */
+  /* RTLD_DEFAULT, because a sanitizer of the host has its own pthread_create before the C
+   * library's. It is looked up once, in the thread that loads the library: dlsym takes the loader's
+   * lock, and a thread whose constructor calls the library holds that lock while it waits for the
+   * runtime. */
   create_fn *create = atomic_load(&found);
   if (create == NULL) create = (create_fn *)dlsym(RTLD_DEFAULT, "pthread_create");
   if (create == NULL) return ENOSYS;
@@ -82,7 +84,7 @@ __attribute__((visibility("hidden"))) int pthread_create(pthread_t *thread,
   if (start != NULL) {
     *start = (struct start){run, argument};
     failed = create(thread, attributes, first, start);
-    if (failed) free(start); /* and is tried again */
+    if (failed) free(start); /* the runtime tries again */
   } else {
     failed = create(thread, attributes, run, argument);
   }
