@@ -10,16 +10,16 @@ from .._files import partial_beside, replacing
 
 
 def replace_durably(path: Path, content: bytes) -> None:
-    """Makes `content` the content of `path`: all of it or, on an error, none of it.
+    """Replaces the content of `path` by `content`, as a whole; on an error the file stays.
 
-    The bytes and the name are synced to disk when this returns; the bytes alone where this process
-    may not read the folder.
+    The bytes and the name are synced to disk when this returns; only the bytes if this process may
+    not read the folder.
     """
     replace_whole(path, content, durable=True)
 
 
 def replace_whole(path: Path, content: bytes, *, durable: bool) -> None:
-    """:func:`replace_durably`, or without a wait for the disk."""
+    """Replaces the content of `path` as a whole; with `durable` as :func:`replace_durably`."""
     with replacing(path, durable=durable) as partial:
         partial.write_bytes(content)
     if durable:
@@ -27,8 +27,8 @@ def replace_whole(path: Path, content: bytes, *, durable: bool) -> None:
 
 
 def link_or_copy(source: Path, path: Path, *, durable: bool) -> None:
-    """Makes `path` a second name of `source`, or a copy where links are not to be had."""
-    with partial_beside(path, folder=True) as folder:  # a link by itself would have no lock
+    """Makes `path` a second name of `source`, or a copy if hard links are not possible."""
+    with partial_beside(path, folder=True) as folder:  # a folder, because a link has no own lock
         partial = folder / path.name
         try:
             os.link(source, partial)
@@ -55,11 +55,11 @@ def _sync_directory(path: Path) -> None:
     except PermissionError as error:
         if error.errno != errno.EACCES:
             raise
-        return  # a folder to write to and not to read: fsync wants it open for reading
+        return  # fsync needs the folder open for reading, and the process may only write to it
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems have no such operation
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync folders
             raise
     finally:
         os.close(descriptor)

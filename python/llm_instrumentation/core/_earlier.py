@@ -1,4 +1,4 @@
-"""What a capture that is replaced leaves beside its stream."""
+"""The token files and checkpoints of a capture that is replaced."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ __all__ = ["EarlierFiles", "remove_earlier"]
 
 
 class EarlierFiles:
-    """The files of the capture that a new one is about to replace.
+    """The token files and checkpoints of the capture that a new one replaces.
 
-    To be made before the new one opens the stream: from then on nothing tells which capture stood
-    there.
+    Create it before the new capture opens the stream, because the old capture's id is lost then.
 
     Attributes:
         paths: token files and checkpoints of that capture, in the order in which to remove them. A
             file without an id is of 1.3.1; a checkpoint without one counts only under the default
             name.
-        taken: why the new capture cannot have a checkpoint at its place, where something else
-            stands; or None.
+        taken: the error if another file stands where the new capture would write its checkpoint;
+            None: the place is free.
     """
 
     def __init__(
@@ -54,10 +53,10 @@ class EarlierFiles:
                     self.taken = error
 
     def _owns(self, file: CheckpointFile, beside: bool) -> bool:
-        """Whether the replaced capture has this checkpoint; False: there is none.
+        """Whether this file is a checkpoint of the replaced capture; False if there is no file.
 
         Raises:
-            CheckpointError: something else stands there.
+            CheckpointError: the file is something else.
         """
         try:
             state = file.load()
@@ -82,9 +81,9 @@ class EarlierFiles:
 def remove_earlier(paths: Iterable[Path]) -> None:
     """Removes the files of a capture that was replaced, durably.
 
-    To be called when the new one holds the stream, which is empty by then, and before anything is
-    captured. The checkpoints go last: a process that is killed meanwhile leaves one that is not of
-    the new capture, and :meth:`CheckpointFile.check` refuses it.
+    Call it when the new capture has opened its stream, and before anything is captured. The
+    checkpoints go last: if the process is killed before that, the old checkpoint remains, and
+    :meth:`CheckpointFile.check` refuses it because it is not of the new capture.
 
     Raises:
         OSError: a file cannot be removed.

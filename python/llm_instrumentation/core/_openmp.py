@@ -14,15 +14,15 @@ __all__ = ["gomp_parallel"]
 
 @functools.cache
 def gomp_parallel() -> int:
-    """Address of the ``GOMP_parallel`` that PyTorch calls; 0 where it has other threads.
+    """Address of the ``GOMP_parallel`` that PyTorch calls; 0 if PyTorch does not use OpenMP.
 
-    GNU's, LLVM's and Intel's OpenMP runtimes have that function. A process may hold several; the
-    one that PyTorch is linked to has the threads that would wait meanwhile.
+    GNU's, LLVM's and Intel's OpenMP runtimes have that function. A process may have several of
+    these runtimes; only PyTorch's own has the threads that are idle during a hook.
     """
     if not torch.backends.openmp.is_available():  # type: ignore[no-untyped-call]
         return 0
     library = os.fspath(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
-    # As the loader looks: what all see (LD_PRELOAD) comes before what the library needs.
+    # The loader's order: global symbols (LD_PRELOAD) before those of the library.
     for name in (None, library):
         try:
             loaded = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)

@@ -1,4 +1,4 @@
-"""Which layers lost their values as float16: what the warning at a capture's end names."""
+"""Finds the layers that lost values as float16, for the warning at a capture's end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BOUND = 0.01
 
 
 def underflowed_layers(path: str | os.PathLike[str]) -> list[str]:
-    """The layers with packets that lost more as float16 than is lost by rounding.
+    """The layers with packets whose loss as float16 is above BOUND.
 
     Args:
         path: a finished stream, captured without an error bound.
@@ -30,7 +30,7 @@ def underflowed_layers(path: str | os.PathLike[str]) -> list[str]:
     names: dict[str, None] = {}
     with Reader(path) as reader:
         for batch in reader.index():
-            # Less what the sums may have lost.
+            # The bound is lowered by the inaccuracy of the sums.
             lost = pc.and_(
                 pc.equal(batch["source_dtype"], "float32"),
                 pc.greater(batch["mse"], pc.multiply(batch["mean_square"], BOUND * (1 - 1e-5))),

@@ -1,4 +1,4 @@
-"""The one-line way to a capture."""
+"""`capture_activations`: a capture in one line."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ def capture_activations(
 
     Args:
         model: the model; it is hooked inside the block only.
-        output_path: the stream file. None names one in ``output_dir``, which is created:
-            prefix, model type, preset or codec and time, as far as they are on, and ".stream",
-            or ".archive" of an archive. A time that another capture has in its name gets a
-            number, from 2 on.
+        output_path: the stream file. None makes a name in ``output_dir``, which is created. The
+            name joins prefix, model type, preset or codec, and time, without the parts that are
+            off, and ends in ".stream", or in ".archive" for an archive. If the name exists, it
+            gets a number, from 2 on.
         preset: "balanced", "fast_capture", "max", "max_compression", "attention_analysis" or
-            "mlp_analysis"; wins over ``config``.
-        config: a configuration of your own; balanced where neither is given.
-        auto_timestamp: put the time into the name. Without it a capture replaces the last one
-            of its name.
-        prefix: begins the name.
+            "mlp_analysis"; overrides ``config``.
+        config: a configuration of your own; balanced if neither is given.
+        auto_timestamp: put the time into the name. Without it a capture replaces an earlier one of
+            the same name.
+        prefix: the beginning of the name.
         include_metadata: put model type and preset or codec into the name.
-        overwrite: replace whatever file stands at the path; without it only that of a capture.
-        scope: whose calls of the model are captured: "process", everyone's; "thread", those of
-            this thread; "task", those of this asyncio task and of what it starts.
+        overwrite: replace any file at the path; without it only that of a capture.
+        scope: the calls of the model to capture: "process", all calls; "thread", those of this
+            thread; "task", those of this asyncio task and of everything it starts.
 
     Yields:
-        the framework; its ``stats()`` has the path and the counters. It lets go of the model at
-        the end of the block.
+        the framework; its ``stats()`` has the path and the counters. It drops the model at the end
+        of the block.
 
     Raises:
-        ValueError: unknown preset or scope; the message names the options. Or a file that is no
-            capture stands at the path.
+        ValueError: the preset or scope is unknown (the message names the options), or a file that
+            is no capture stands at the path.
         StrapError: the stream cannot be opened or, at the end, was not written.
     """
     if preset is not None:
@@ -96,9 +96,9 @@ def capture_activations(
 
 
 def _new_file(path: str) -> str:
-    """Makes an empty file at ``path``, or where something stands there beside it, with a number.
+    """Creates an empty file at ``path``; if that exists, under the name with a number.
 
-    Captures that begin in the same second, in other processes too, have files of their own so.
+    So captures that begin in the same second, in several processes too, get different files.
     """
     stem, suffix = os.path.splitext(path)
     number = 1

@@ -1,4 +1,4 @@
-"""Nested, sparse and quantized tensors as the dense tensors that they are made of."""
+"""Splits nested, sparse and quantized tensors into their dense components."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ __all__ = ["Components", "components_of"]
 
 
 class Components(NamedTuple):
-    """What a tensor is made of.
+    """The dense components of a tensor.
 
     Attributes:
-        dense: each component behind the path that it has from the tensor, as ".values".
-        transform: what the index says of each: nested, sparse or quantized; None where the
-            one component is the tensor itself, in row-major order.
-        parameters: of the transform, a JSON object: what the components do not say.
+        dense: pairs of a path suffix such as ".values" and the component.
+        transform: nested, sparse or quantized, as in the index. None if the only component is the
+            tensor itself, in row-major order.
+        parameters: parameters of the transform, a JSON object: the facts that the components do
+            not contain.
     """
 
     dense: list[tuple[str, Tensor]]
@@ -37,7 +38,7 @@ def components_of(tensor: Tensor) -> Components:
     """
     try:
         found = _components_of(tensor.detach())
-    except Exception as error:  # of what wraps others, as in torch.func
+    except Exception as error:  # raised by tensors that wrap others, as in torch.func
         raise UnsupportedError(
             f"{described(tensor)}: looking for its components raised {error!r}"
         ) from error
@@ -85,14 +86,14 @@ def _jagged(tensor: Any) -> Components:
     dense = [(".values", tensor.values()), (".offsets", tensor.offsets())]
     if (lengths := tensor.lengths()) is not None:
         dense.append((".lengths", lengths))
-    # The length of the ragged dimension is a symbol.
+    # The length of the ragged dimension is symbolic, not an int.
     shape = [n if isinstance(n, int) else None for n in tensor.shape]
     return _components("nested", dense, layout="jagged", shape=shape)
 
 
 def _nested(tensor: Tensor) -> Components:
     sizes = torch.tensor([held.shape for held in tensor.unbind()], dtype=torch.int64)
-    # Contiguous values may have others behind them: a view has the memory of the whole.
+    # A view has the memory of the whole tensor, so other values may follow its own.
     values = tensor.contiguous().values()[: tensor.numel()]
     return _components("nested", [(".values", values), (".sizes", sizes)], layout="strided")
 

@@ -1,4 +1,4 @@
-"""What to capture and with which means: the configuration of a capture.
+"""The configuration of a capture: what to capture, and how.
 
 `HookGranularity` and `HookConfig` are documented under `llm_instrumentation.core.hooks`, which
 re-exports them; they live here so that a configuration can be built without importing torch.
@@ -34,7 +34,7 @@ MAX_WORKERS = 256
 MAX_ARCHIVE_ERROR = 1e-2
 """The largest error bound of an archive."""
 ARCHIVE_ERROR = 5e-4
-"""That of an archive of which none is said."""
+"""The error bound of an archive if none is given."""
 MAX_SEED = 2**53 - 1
 """The largest seed: the largest integer that every JSON reader keeps exactly."""
 
@@ -52,11 +52,11 @@ class HookGranularity(Enum):
     FULL_TENSOR = "full_tensor"
     """Every output of every module, in full."""
     SAMPLED_SLICES = "sampled_slices"
-    """Every module; of each output a reproducible sample of its elements."""
+    """A reproducible sample of the elements of every module's outputs."""
     ATTENTION_ONLY = "attention_only"
-    """The attention blocks and all that is inside them, in full."""
+    """The attention blocks and all modules inside them, in full."""
     MLP_ONLY = "mlp_only"
-    """The feed-forward and mixture-of-experts blocks and all that is inside them, in full."""
+    """The feed-forward and mixture-of-experts blocks and all modules inside them, in full."""
 
 
 @dataclass
@@ -67,9 +67,9 @@ class HookConfig:
         granularity: which modules, and how much of them.
         sampling_rate: share of the elements that SAMPLED_SLICES keeps, 0 < rate <= 1. The default
             keeps all.
-        target_layers: exact module names; when given they alone decide which modules are hooked.
+        target_layers: exact module names; if given, only these modules are hooked.
         compression_enabled: False stores the payloads raw.
-        async_enabled: False waits, in each hook, until the tensor is in the file.
+        async_enabled: False makes each hook wait until the tensor is in the file.
     """
 
     granularity: HookGranularity
@@ -96,46 +96,46 @@ class HookConfig:
 class InstrumentationConfig:
     """Configuration of a capture. Every value is checked; a bad one is a `ValueError` naming it.
 
-    The `with_...` builders change the configuration and return it, and leave it as it was when
-    they refuse a value::
+    The `with_...` builders change the configuration and return it. If a builder refuses a value,
+    the configuration stays unchanged::
 
         InstrumentationConfig.balanced().with_compression("zstd").with_memory_limit(16)
 
     Attributes:
         granularity: which modules, and how much of their outputs.
         compression_algorithm: "lz4", "zstd" or "none".
-        target_throughput_gbps: rate wanted, in 10^9 bytes of activations a second. It changes
+        target_throughput_gbps: the wanted rate, in 10^9 bytes of activations a second. It changes
             nothing while the capture runs. A capture that made the model wait and was slower
             than this ends with a warning.
         max_memory_gb: limit of the staging memory in 10^9 bytes; None leaves the choice to
             the library.
         include: patterns of modules to keep among those of the granularity; empty keeps all.
         exclude: patterns of modules to leave out.
-        kv_cache: also capture the key-value caches that models return; each step repeats the
-            whole cache, hence off by default.
+        kv_cache: also capture the key-value caches that models return. Off by default, because
+            each step repeats the whole cache.
         sampling_rate: share of the elements that SAMPLED_SLICES keeps, 0 < rate <= 1. Other
             granularities keep all.
-        sampling_seed: seed of that choice, 0 to 2^53 - 1.
+        sampling_seed: seed of the sample, 0 to 2^53 - 1.
         on_full: "block" makes the model wait while the staging memory is full; "drop" leaves
             tensors out, and counts them.
         workers: compression threads, 1 to 256; None chooses by the number of CPUs.
         strict: raise a capture error inside the forward pass instead of going on without capture.
-        progress: show progress on stderr: in the last row of a terminal, else a line every ten
-            seconds. None shows it on a terminal alone.
+        progress: show progress on stderr: in the last row of a terminal, otherwise a line every
+            ten seconds. None shows it on a terminal only.
         probes: what to watch of the machine during the capture, "block" and "system"; see
             `with_probes`.
         probe_interval_s: seconds between their snapshots.
         error_bound: values stored as float16 or bfloat16 are rounded so that the squared error
-            of each packet stays within this share of its squared values; None does not round. Of
-            an archive, its own bound; None: 0.0005.
-        burst_gb: staging memory in 10^9 bytes that is taken when the capture opens, and that a
-            model on CPUs fills before compression takes a CPU from it; see `with_burst`.
-        archive: store activations with a small error, in less; see `with_archive`.
-        keep_float32: store float32 as it is, and not as float16; see `with_float32`.
-        inputs: also capture what modules are called with; see `with_inputs`.
+            of each packet stays within this share of its squared values; None does not round. For
+            an archive it is the archive's bound; None: 0.0005.
+        burst_gb: staging memory in 10^9 bytes that is allocated when the capture opens. If a model
+            on CPUs uses all of them, compression waits until it is full; see `with_burst`.
+        archive: store activations in fewer bytes, with a small error; see `with_archive`.
+        keep_float32: store float32 unchanged, not as float16; see `with_float32`.
+        inputs: also capture the arguments of modules; see `with_inputs`.
         gradients: also capture the gradients of outputs; see `with_gradients`.
-        last_position: of sequences, keep the last position alone; see `with_last_position`.
-        every: capture the steps whose numbers it divides, and no others; see `with_every`.
+        last_position: keep only the last position of sequences; see `with_last_position`.
+        every: capture only the steps whose number is a multiple of this; see `with_every`.
     """
 
     granularity: HookGranularity
@@ -220,7 +220,7 @@ class InstrumentationConfig:
 
     @property
     def codec(self) -> str:
-        """What the payloads are: `compression_algorithm`, or "archive"."""
+        """The codec of the payloads: `compression_algorithm`, or "archive"."""
         return "archive" if self.archive else self.compression_algorithm
 
     # ---- presets --------------------------------------------------------------
@@ -247,12 +247,12 @@ class InstrumentationConfig:
 
     @classmethod
     def attention_analysis(cls) -> InstrumentationConfig:
-        """The attention blocks alone."""
+        """Only the attention blocks."""
         return cls(HookGranularity.ATTENTION_ONLY, "lz4", 2.0, 16)
 
     @classmethod
     def mlp_analysis(cls) -> InstrumentationConfig:
-        """The feed-forward blocks alone."""
+        """Only the feed-forward blocks."""
         return cls(HookGranularity.MLP_ONLY, "lz4", 2.0, 16)
 
     # ---- builders -------------------------------------------------------------
@@ -268,13 +268,14 @@ class InstrumentationConfig:
     def with_archive(self, error_bound: float | None = None) -> InstrumentationConfig:
         """Stores activations in less than a fifth of their float32, with a small, measured error.
 
-        This takes the place of `compression_algorithm`, in a format of our own, so the file must
-        not be named `.stream`; `.archive` is the usual suffix. Integers and the like stay exact.
+        The archive codec replaces `compression_algorithm`. Its format is our own, so the file must
+        not be named `.stream`; `.archive` is the usual suffix. Integers and other types that are no
+        16-bit floats stay exact.
 
         Args:
             error_bound: the largest sum of (value - stored value)^2 of a packet over its sum of
                 value^2, above 0 and up to 0.01; None: 0.0005. A packet that cannot keep it is
-                stored without further loss, but for a tensor larger than the staging memory.
+                stored without further loss, except a tensor larger than the staging memory.
         """
         return self._change(archive=True, error_bound=error_bound)
 
@@ -283,7 +284,7 @@ class InstrumentationConfig:
         return self._change(max_memory_gb=gb)
 
     def with_throughput(self, gbps: float) -> InstrumentationConfig:
-        """Sets the rate wanted, in 10^9 bytes of activations a second."""
+        """Sets the wanted rate, in 10^9 bytes of activations a second."""
         return self._change(target_throughput_gbps=gbps)
 
     def with_granularity(self, granularity: HookGranularity) -> InstrumentationConfig:
@@ -297,9 +298,9 @@ class InstrumentationConfig:
     ) -> InstrumentationConfig:
         """Narrows the capture to modules that match `include` and do not match `exclude`.
 
-        Each is one pattern or several; None leaves the setting as it is, `()` clears it. A string
-        is a glob over the whole module name ("model.layers.*.mlp"), a compiled regular expression
-        is searched in the name, a `torch.nn.Module` class matches its instances.
+        Each is one pattern or several; None keeps the setting, `()` clears it. A string is a glob
+        over the whole module name ("model.layers.*.mlp"), a compiled regular expression is searched
+        in the name, a `torch.nn.Module` class matches its instances.
         """
         changes: dict[str, Any] = {}
         if include is not None:
@@ -330,9 +331,9 @@ class InstrumentationConfig:
     def with_gradients(self, enabled: bool = True) -> InstrumentationConfig:
         """Also captures the gradients of outputs, as `NAME!grad`.
 
-        The backward pass has to run within the block. Step, token and call are those of the
-        forward pass. The gradient of a leaf is a sum over all its uses, so it has no step; neither
-        have gradients of recomputed outputs. Gradients are often smaller than the smallest float16:
+        The backward pass must run within the block. Step, token and call are those of the forward
+        pass. The gradient of a leaf is a sum over all its uses, so it has no step; gradients of
+        recomputed outputs have none either. Gradients are often smaller than the smallest float16:
         use `with_float32()` to keep them.
         """
         return self._change(gradients=enabled)
@@ -340,21 +341,21 @@ class InstrumentationConfig:
     def with_last_position(self, enabled: bool = True) -> InstrumentationConfig:
         """Keeps only the last position of each sequence: (batch, 1, features).
 
-        This cuts every tensor of three dimensions, which are taken for (batch, positions,
-        features). Other tensors are kept whole. Pad batches on the left: with padding on the right
-        the last position of a short text is padding.
+        It applies to every tensor of three dimensions, as (batch, positions, features). Other
+        tensors are kept whole. Pad batches on the left: with padding on the right the last position
+        of a short text is padding.
         """
         return self._change(last_position=enabled)
 
     def with_every(self, steps: int) -> InstrumentationConfig:
-        """Captures one step of every `steps`: those whose number `steps` divides; 1: all.
+        """Captures the steps whose number is a multiple of `steps`; 1: all.
 
         The other steps keep their numbers, and `skipped_steps` of the statistics counts them.
         """
         return self._change(every=steps)
 
     def with_drop_when_full(self) -> InstrumentationConfig:
-        """Leaves tensors out, counted, when the staging memory is full: the model never waits."""
+        """Leaves out and counts tensors while the staging memory is full; the model never waits."""
         return self._change(on_full="drop")
 
     def with_workers(self, n: int | None) -> InstrumentationConfig:
@@ -366,7 +367,7 @@ class InstrumentationConfig:
         return self._change(strict=enabled)
 
     def with_progress(self, enabled: bool | None) -> InstrumentationConfig:
-        """Shows the progress line or not; None: when stderr is a terminal."""
+        """Shows the progress line or not; None: only if stderr is a terminal."""
         return self._change(progress=enabled)
 
     def with_probes(
@@ -374,49 +375,50 @@ class InstrumentationConfig:
     ) -> InstrumentationConfig:
         """Watches the machine from within the Linux kernel during the capture.
 
-        Snapshots stand beside the stream, as `{stream}.block.jsonl`, `{stream}.system.jsonl`, and
-        the capture's own counters as `{stream}.capture.jsonl`; `probes.timeline` makes one table
-        of them. It takes root, or CAP_BPF and CAP_PERFMON: the capture is refused where a probe
-        cannot run.
+        Snapshots are written beside the stream, as `{stream}.block.jsonl` and
+        `{stream}.system.jsonl`, and the capture's own counters as `{stream}.capture.jsonl`;
+        `probes.timeline` makes one table of them. Probes need root, or CAP_BPF and CAP_PERFMON. The
+        capture is refused if a probe cannot run.
 
         Args:
-            probes: "block" (requests to disks) and "system" (processes and pressure), one or
-                both; `()` watches nothing.
+            probes: "block" (requests to disks), "system" (processes and pressure), or both;
+                `()` watches nothing.
             interval_s: seconds between snapshots.
         """
         return self._change(probes=probes, probe_interval_s=interval_s)
 
     def with_error_bound(self, normalized_mse: float | None) -> InstrumentationConfig:
-        """Rounds what is stored as float16 or bfloat16, or with None rounds nothing.
+        """Rounds values stored as float16 or bfloat16; None rounds nothing.
 
         Rounded values compress better: to a third of float32 with zstd and 1e-4, the choice of
-        `max_compression`. Mantissas are rounded to nearest, ties to even, all values of a packet
-        to the same number of bits: the fewest that suit values of any size, or more where the
-        packet's own error is above the bound. NaN and infinities stay as they are, and every other
-        type. The error is measured for each packet: columns `mse`, `mean_square` and
+        `max_compression`. Mantissas are rounded to nearest, ties to even. All values of a packet
+        keep the same number of bits: the fewest that keep the bound for values of any size, or more
+        if the packet's own error is above the bound. NaN, infinities and all other types stay
+        unchanged. The error is measured for each packet: columns `mse`, `mean_square` and
         `mantissa_bits` of the index.
 
         Args:
-            normalized_mse: sum of (value - stored value)^2 over the sum of value^2, of each
-                packet, at most; above 0 and below 1.
+            normalized_mse: the largest sum of (value - stored value)^2 of a packet over its sum of
+                value^2; above 0 and below 1.
         """
         return self._change(error_bound=normalized_mse)
 
     def with_float32(self, enabled: bool = True) -> InstrumentationConfig:
-        """Stores float32 as it is, bit for bit, with any codec; files are larger.
+        """Stores float32 bit for bit, with any codec; files are larger.
 
-        Without it float32 is stored as float16, in which values below 6e-8 are zero: a capture
-        that lost the values of whole tensors so ends with a warning. float32 that is kept is not
-        rounded by an error bound, and in an archive is one zstd frame.
+        Without it float32 is stored as float16, whose smallest positive number is 6e-8. If a tensor
+        loses much because of that, the capture ends with a warning. An error bound does not round
+        float32 that is kept, and an archive stores it as one zstd frame.
         """
         return self._change(keep_float32=enabled)
 
     def with_burst(self, gb: float | None) -> InstrumentationConfig:
-        """Takes `gb` times 10^9 bytes of staging memory at once, for a burst of activations.
+        """Allocates `gb` times 10^9 bytes of staging memory when the capture opens, for a burst.
 
-        Where the model's threads use every CPU, compression waits until some MiB are staged, or
-        this many bytes, or until the model pauses; then it gets all CPUs for a moment. Memory that
-        was taken from the system before costs the model nothing. float32 is staged as float16.
+        If the model's threads use every CPU, compression waits until some MiB are staged. With a
+        burst it waits until this many bytes are staged, or until the model pauses. Then it gets all
+        CPUs for a moment. Memory that was allocated before costs the model nothing. float32 is
+        staged as float16.
         """
         return self._change(burst_gb=gb)
 
@@ -530,7 +532,7 @@ def _patterns(field: str, value: Any) -> tuple[LayerPattern, ...]:
 
 
 def _is_module_class(value: Any) -> bool:
-    # By name, so that a configuration needs no torch.
+    # Compare names, so that a configuration needs no torch.
     return isinstance(value, type) and any(
         (base.__module__, base.__qualname__) == ("torch.nn.modules.module", "Module")
         for base in value.__mro__

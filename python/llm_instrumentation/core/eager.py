@@ -1,5 +1,6 @@
-"""Lets compiled models run eagerly while they are captured or traced: compiled code calls no hooks
-and shows no operators.
+"""Makes compiled models run eagerly while they are captured or traced.
+
+Compiled code calls no hooks and shows no operators.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ __all__ = ["run_eagerly"]
 
 
 class _Stance:
-    """Compiles nothing anew while captures run; the first one begins that, the last one ends it.
+    """Keeps torch from compiling anything while captures run.
 
-    A stance that someone else has chosen stays. To set one imports ``torch._dynamo``, which takes
-    two seconds; in a program that did not, the first call of ``torch.compile`` sets it.
+    The first capture sets torch's stance, and the last one resets it. A stance that the user has
+    set stays. Setting a stance imports ``torch._dynamo``, which takes two seconds. In a program
+    that has not imported it, a wrapper around ``torch.compile`` sets the stance at its first call.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._captures = 0
-        self._ours: object = None  # what torch has while ours is in force
-        self._compile: Any = None  # torch's own, while ours stands in its place
-        self._waiting: Any = None  # ours
+        self._ours: object = None  # torch's stance object while our stance is set
+        self._compile: Any = None  # torch.compile while our wrapper replaces it
+        self._waiting: Any = None  # our wrapper
 
     def __enter__(self) -> None:
         with self._lock:
@@ -83,7 +85,7 @@ class _Stance:
 
 
 def _stance_object() -> object:
-    """The stance as torch has it; each change makes another one."""
+    """Torch's stance object; each change of the stance makes another one."""
     return getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
 
 
@@ -95,14 +97,14 @@ def _current_stance() -> str | None:
 class _Held:
     captures: int
     own: Any
-    earlier: Any  # what the module had as an attribute before, None: nothing
+    earlier: Any  # the instance attribute `forward` that the module had before; None: none
 
 
 class _OwnForward:
-    """A module's ``forward`` as an attribute of its own, for as long as captures need it.
+    """Gives modules their ``forward`` as an instance attribute while captures run.
 
-    Code that was compiled around a module checks where its ``forward`` comes from. So all such
-    code is out of date meanwhile, and valid again afterwards.
+    Compiled code checks where a module's ``forward`` comes from. So the attribute makes compiled
+    code out of date, and it is valid again when the attribute is removed.
     """
 
     def __init__(self) -> None:
@@ -130,7 +132,7 @@ class _OwnForward:
                 return
             del self._held[id(module)]
             if vars(module).get("forward") is not held.own:
-                return  # someone has put theirs there
+                return  # other code has replaced the attribute
             if held.earlier is None:
                 del vars(module)["forward"]
             else:
@@ -148,20 +150,21 @@ def run_eagerly(
     when: str = "during the capture",
     why: str = "compiled code does not call hooks",
 ) -> Iterator[bool]:
-    """Lets all code that was compiled around the models' modules run as it is written.
+    """Makes all code that was compiled around the models' modules run eagerly.
 
-    Other compiled code runs on; what would be compiled anew meanwhile runs eagerly.
+    Other compiled code runs on. Code that would be compiled for the first time runs eagerly.
 
     Args:
         models: the models.
-        when: ends "it runs eagerly", in the warning of a compiled model and in the error.
-        why: gives the reason in that warning.
+        when: completes "it runs eagerly ..." in the warning about a compiled model and in the
+            error.
+        why: the reason in that warning.
 
     Yields:
-        whether a model is known to be compiled.
+        True if a model is known to be compiled.
 
     Raises:
-        UnsupportedError: a model is compiled, and this torch has no way out of that.
+        UnsupportedError: a model is compiled, and this torch cannot run it eagerly.
     """
     modules = list(dict.fromkeys(module for model in models for module in model.modules()))
     compiled = any(_is_compiled(module) for module in modules)
@@ -177,7 +180,7 @@ def run_eagerly(
         yield compiled
         return
     with contextlib.ExitStack() as undo:
-        # DataParallel copies a module's attributes to replicas, of which this would not be.
+        # DataParallel copies instance attributes to its replicas, whose forward must be their own.
         replicated = any(isinstance(module, nn.DataParallel) for module in modules)
         for module in modules if _anything_compiled() and not replicated else ():
             if has_forward(module) and not isinstance(module, torch.jit.ScriptModule):
@@ -188,7 +191,7 @@ def run_eagerly(
 
 
 def _anything_compiled() -> bool:
-    """Whether compiled code is in this process; where torch does not tell, there may be."""
+    """Whether compiled code may be in this process; True if torch does not tell."""
     if "torch._dynamo" not in sys.modules:
         return False
     frames = sys.modules.get("torch._dynamo.convert_frame")

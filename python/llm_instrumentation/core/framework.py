@@ -44,12 +44,12 @@ class InstrumentationFramework:
         self._latest: Recorder | None = None
 
     def instrument_model(self, model: nn.Module) -> None:
-        """Registers a model. It is hooked while a capture runs, and only then.
+        """Registers a model. It is hooked only while a capture runs.
 
         A second call for the same model does nothing.
 
         Raises:
-            TypeError: it is no ``torch.nn.Module``.
+            TypeError: `model` is no ``torch.nn.Module``.
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -57,7 +57,7 @@ class InstrumentationFramework:
             self._models.append(model)
 
     def forget_models(self) -> None:
-        """Lets go of all registered models; captures that run go on."""
+        """Drops all registered models. Running captures go on."""
         self._models.clear()
 
     @overload
@@ -98,44 +98,43 @@ class InstrumentationFramework:
         overwrite: bool = False,
         scope: Scope = "process",
     ) -> Iterator[TokenTracker | None]:
-        """Captures everything that the registered models return inside the block.
+        """Captures the outputs of the registered models inside the block.
 
-        An exception of the block comes through; what was captured before is in the files.
+        An exception of the block is passed on; everything captured before it is in the files.
 
         Args:
-            output_path: the stream file; its index is written beside it, as
-                ``{output_path}.index``. Where it says ``{rank}``, and it must in a process group
-                of several, the rank of this process is put. An existing capture there is
-                replaced, with its checkpoint and token files, unless it is resumed. Who reads it
-                goes on reading it.
-            track_per_token: yield a tracker, and write the tokens it recorded beside the stream.
-            checkpoint_interval_tokens: make the capture durable every so many tokens.
-            checkpoint_path: where the checkpoint stands; ``{output_path}.ckpt.json`` by default.
-            resume_from_checkpoint: append to the stream of an earlier capture. That of an
-                interrupted one is cut back to its last checkpoint; what is cut is kept beside it
-                as ``.tail-N``. One that ended goes on as a whole. Tokens, their numbers and those
-                of the steps go on where they stood.
-            overwrite: replace whatever file stands at the path, or has the name of the index;
-                without it only those of a capture.
-            scope: whose calls of the models are captured: "process", everyone's; "thread", those
-                of this thread; "task", those of this asyncio task, and of what it starts: other
-                tasks, and threads that take over its context, as ``asyncio.to_thread`` does.
+            output_path: the stream file. Its index is ``{output_path}.index``. ``{rank}`` in the
+                path is replaced by the rank of this process; a process group of several processes
+                needs it. An earlier capture at the path is replaced, with its checkpoint and token
+                files, unless it is resumed. Processes that read the earlier stream keep it open.
+            track_per_token: yield a tracker, and write its tokens beside the stream.
+            checkpoint_interval_tokens: number of tokens after which the capture is made durable.
+            checkpoint_path: the checkpoint's path; ``{output_path}.ckpt.json`` by default.
+            resume_from_checkpoint: append to the stream of an earlier capture. The stream of an
+                interrupted capture is cut back to its last checkpoint; the bytes cut off are kept
+                as ``.tail-N``. The stream of a capture that ended is kept whole. Tokens and the
+                numbers of tokens and steps continue.
+            overwrite: replace any file at the path or under the name of the index; without it only
+                files of a capture are replaced.
+            scope: the calls of the models to capture: "process", all calls; "thread", those of this
+                thread; "task", those of this asyncio task and of everything it starts: other tasks,
+                and threads that inherit its context, as with ``asyncio.to_thread``.
 
         Yields:
-            a :class:`TokenTracker` with ``track_per_token``, else None.
+            a :class:`TokenTracker` with ``track_per_token``, otherwise None.
 
         Raises:
-            ValueError: an interval below 1, or checkpoint or resume settings without
-                ``track_per_token``; an unknown scope; or a file that is no capture stands at the
-                path.
-            CheckpointError: the checkpoint cannot be used, or is that of another capture; or
-                something else than a checkpoint of the replaced capture stands where one is to be
-                written.
-            TokenFileError: the tokens of the capture that is resumed cannot be read or are those
-                of another; or tokens cannot be written, for no file stands at their name.
+            ValueError: the interval is below 1; checkpoint or resume settings are given without
+                ``track_per_token``; the scope is unknown; or a file that is no capture stands at
+                the path.
+            CheckpointError: the checkpoint cannot be used or is of another capture; or where a
+                checkpoint is to be written stands a file that is no checkpoint of the replaced
+                capture.
+            TokenFileError: the tokens of the resumed capture cannot be read or are of another
+                capture; or the name of the token file is taken by a folder or the like.
             LayerSelectionError: the configuration selects no module.
-            NotFoundError: at the end: the stream was renamed or removed meanwhile.
-            StrapError: the stream cannot be opened, or at the end: the capture failed.
+            NotFoundError: at the end, if the stream was renamed or removed meanwhile.
+            StrapError: the stream cannot be opened; or, at the end, the capture failed.
         """
         if checkpoint_interval_tokens is not None and checkpoint_interval_tokens <= 0:
             raise ValueError(
@@ -172,7 +171,7 @@ class InstrumentationFramework:
                 elif earlier.taken is not None:
                     if checkpoint_interval_tokens is not None or checkpoint_path is not None:
                         raise earlier.taken
-                    free = False  # what stands there is left alone
+                    free = False  # the file that stands there is not touched
                     warn(f"this capture can have no checkpoints: {earlier.taken}")
                 tracker = TokenTracker(
                     file if free else None,
@@ -210,7 +209,8 @@ class InstrumentationFramework:
             self._latest = recorder
             try:
                 if tracker is not None and had_ended and checkpoint_interval_tokens is not None:
-                    tracker.checkpoint()  # what a crash cuts back to, before the first interval
+                    # Until the first interval a crash cuts back to this checkpoint.
+                    tracker.checkpoint()
                 yield tracker
             except BaseException as error:
                 try:
@@ -236,9 +236,10 @@ class InstrumentationFramework:
 
     @staticmethod
     def _keep_tokens(recorder: Recorder, save: Callable[[TokenTracker], object]) -> None:
-        """Keeps the tokens of a capture that ends with an exception, which is on its way.
+        """Saves the tokens of a capture that ends with an exception.
 
-        Not where a disk that does not answer was given up: a write to it cannot be interrupted.
+        It does nothing if the capture gave up a disk that does not answer, because a write to that
+        disk cannot be interrupted.
         """
         if recorder.tracker is None or recorder.gave_up:
             return
@@ -251,7 +252,7 @@ class InstrumentationFramework:
         """The counters of the running capture, or of the last one.
 
         Raises:
-            RuntimeError: there was none yet.
+            RuntimeError: there was no capture yet.
         """
         recorder = self._recorders[-1] if self._recorders else self._latest
         if recorder is None:
@@ -304,9 +305,9 @@ class InstrumentationFramework:
 
         Returns:
             ``stream_path``, ``compression`` (of this framework's configuration), ``packets``,
-            ``total_compressed_bytes``, ``per_layer`` {name: {"count", "bytes"}}, where bytes are
-            those of the payloads; and ``problem``, "" or what is wrong with the stream: a torn
-            tail ends the count.
+            ``total_compressed_bytes``, ``per_layer`` {name: {"count", "bytes"}} with the bytes of
+            the payloads, and ``problem``: the damage of the stream, or "". A torn tail ends the
+            count.
 
         Raises:
             FileNotFoundError: there is no such stream.
@@ -347,10 +348,10 @@ class InstrumentationFramework:
 def analyze_activations_with_tokens(
     path: str | os.PathLike[str], framework: InstrumentationFramework
 ) -> dict[str, Any]:
-    """:meth:`InstrumentationFramework.analyze_activations`, and the tokens if there are any.
+    """:meth:`InstrumentationFramework.analyze_activations`, with figures for each token.
 
     Returns:
-        with a token file also ``token_metadata``, and, when it has tokens,
+        the analysis. If there is a token file, also ``token_metadata``; if that has tokens, also
         ``packets_per_token`` and ``bytes_per_token``.
     """
     analysis = framework.analyze_activations(path)

@@ -1,6 +1,6 @@
-"""Forward hooks: what is captured where.
+"""Forward hooks that pass a model's outputs to a processor.
 
-The configuration types live in :mod:`.config` and are documented under this module's name.
+The configuration types are in :mod:`.config` and are documented under this module's name.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class TensorProcessor(Protocol):
         """Takes one output tensor.
 
         Args:
-            tensor: detached; the model may change it in place once this returns.
+            tensor: detached; the model may change it in place after this returns.
             metadata: ``layer_name``, ``sync`` (not ``async_enabled``) and ``compress``
                 (``compression_enabled``).
         """
 
 
 class OptimizedHookManager:
-    """Hooks a model and gives every selected output to a processor of your own.
+    """Hooks a model and passes every selected output to a processor of your own.
 
-    :class:`~llm_instrumentation.InstrumentationFramework` captures to disk without it; this is
-    for tensors that are to go elsewhere::
+    :class:`~llm_instrumentation.InstrumentationFramework` captures to disk without it. Use this
+    class to send tensors elsewhere::
 
         manager = OptimizedHookManager(processor)
         manager.attach_hooks(model, HookConfig(HookGranularity.MLP_ONLY))
@@ -57,7 +57,7 @@ class OptimizedHookManager:
         """Hooks the modules that ``config`` selects.
 
         Raises:
-            LayerSelectionError: it selects none.
+            LayerSelectionError: `config` selects no module.
         """
         for name, module in select_modules(model, config):
             self.hooks.append(module.register_forward_hook(self._hook(name, config)))

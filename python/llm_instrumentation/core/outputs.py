@@ -1,4 +1,4 @@
-"""Finds the tensors in what a module returns, and names each by its place."""
+"""Finds the tensors in a module's output, and names each by its place."""
 
 from __future__ import annotations
 
@@ -21,24 +21,22 @@ def walk_output(
 ) -> Iterable[tuple[str, Tensor]]:
     """The tensors in `output` with their paths; module name + path is the packet's name.
 
-    A tensor, and element 0 of a tuple or list when it is a tensor, has the path "". Every other
+    A tensor, and element 0 of a tuple or list if it is a tensor, has the path "". Every other
     tensor has the path that leads to it: `[1]` in tuples (named ones too) and lists,
-    `['logits']` in mappings and transformers' ModelOutput, `.field` in dataclasses, one behind
-    the other when nested: `['hidden_states'][2]`. Paths are unique within an output. What is
-    neither container nor tensor (None, numbers, strings) is passed over, and so is a container
-    met again inside itself.
+    `['logits']` in mappings and transformers' ModelOutput, `.field` in dataclasses, joined if
+    nested: `['hidden_states'][2]`. Paths are unique within an output. Other values (None, numbers,
+    strings) are skipped, and so is a container that contains itself.
 
-    Key-value caches (transformers' `Cache` and kin, and legacy tuples under the key
+    Key-value caches (transformers' `Cache` and similar classes, and legacy tuples under the key
     `past_key_values`) are left out unless `kv_cache`; then each layer's tensors have paths such as
     `['past_key_values'][0].keys` and `['past_key_values'][0].values`. A bare tuple of keys and
-    values, as old models return it in a tuple, cannot be told from other tensors and is
-    always walked.
+    values, which old models return inside a tuple, looks like other tensors and is always walked.
 
     Args:
-        output: what the module's forward returned.
+        output: the return value of the module's forward.
         kv_cache: whether to walk key-value caches.
-        unwalked: receives the names of types that hold tensors but are of no known kind, so that
-            the caller can report what is not captured.
+        unwalked: receives the names of types that hold tensors but cannot be walked, so the caller
+            can report them.
     """
     if isinstance(output, Tensor):
         return (("", output),)
@@ -54,8 +52,10 @@ def walk_output(
 
 
 def _flat(output: Any, kv_cache: bool) -> list[tuple[str, Tensor]] | None:
-    """The walk of most others at less cost: tuples and dicts (transformers' ModelOutput too) of
-    nothing but tensors and None. None: it is another one.
+    """A faster walk for tuples and dicts (transformers' ModelOutput too) of tensors and None.
+
+    Returns:
+        the tensors with their paths; None: the output is of another kind.
     """
     found = []
     if type(output) is tuple:
@@ -81,7 +81,7 @@ class _Walk:
         self.kv_cache = kv_cache
         self.unwalked = unwalked
         self.found: list[tuple[str, Tensor]] = []
-        self._open: set[int] = set()  # ids of the containers around the current place
+        self._open: set[int] = set()  # ids of the containers that are being walked
 
     def visit(self, path: str, value: Any) -> None:
         if isinstance(value, Tensor):
@@ -154,7 +154,7 @@ class _Walk:
 
 
 _Kind = Callable[[_Walk, str, Any], None]
-_KINDS: dict[type, _Kind | None] = {}  # memo of _classify; None: nothing to find in the type
+_KINDS: dict[type, _Kind | None] = {}  # memo of _classify; None: the type holds no tensors
 
 
 def _kind(cls: type) -> _Kind | None:

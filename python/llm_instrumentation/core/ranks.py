@@ -1,4 +1,4 @@
-"""Processes of ``torch.distributed``, each of which captures to a file of its own."""
+"""Ranks of ``torch.distributed``: each process captures to its own file."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..errors import InvalidArgumentError
 
 __all__ = ["RANK", "path_of_rank", "this_rank"]
 
-#: What a path has where the number of the process belongs.
+#: The placeholder in a path for the number of the process.
 RANK = "{rank}"
 
 
 def this_rank() -> tuple[int, int]:
-    """The process's rank in the default process group, and how many there are; 0 of 1 without."""
+    """The rank of this process in the default group, and the group's size; 0 and 1 if no group."""
     group = torch.distributed
     if group.is_available() and group.is_initialized():
         return group.get_rank(), group.get_world_size()
@@ -23,11 +23,11 @@ def this_rank() -> tuple[int, int]:
 
 
 def path_of_rank(path: str | os.PathLike[str]) -> str:
-    """`path` with this process's rank in it.
+    """`path` with the placeholder replaced by this process's rank.
 
     Raises:
-        InvalidArgumentError: of several processes none has a place for its rank in the path, so
-            they would write to one file. All of them raise this, without asking each other.
+        InvalidArgumentError: the path has no placeholder, so several processes would write to one
+            file. Every process raises it, without communication.
     """
     text = os.fspath(path)
     rank, ranks = this_rank()

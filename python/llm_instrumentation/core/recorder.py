@@ -1,4 +1,4 @@
-"""One running capture: hooks on the models, a native session behind them."""
+"""One running capture: hooks on the models, and a native session that receives their tensors."""
 
 from __future__ import annotations
 
@@ -47,34 +47,33 @@ from .tokens import TokenTracker
 
 __all__ = ["Recorder", "model_label"]
 
-# The staging memory where the configuration leaves it to us.
+# Bytes of staging memory if the configuration names none.
 _DEFAULT_MEMORY = 2 * 10**9
-# A capture below its target rate that made the model wait for more of its time
-# than this says so.
+# A capture below its target rate warns if the model waited for more than this share of the time.
 _STALL_SHARE = 0.05
-# A shorter capture says nothing of that: its first writes take their time.
+# Captures shorter than this do not warn, because the first writes are slow.
 _JUDGED_SECONDS = 1.0
-# How long the end waits for a writer that does nothing, once Ctrl-C came.
+# After Ctrl-C the end of a block gives up a writer that made no progress for this long.
 _PATIENCE_SECONDS = 0.5
-# When the end of a block says that the writer does nothing.
+# The end of a block warns after the writer made no progress for this long.
 _SILENCE_SECONDS = 10.0
-# How many modules a warning names.
+# A warning names at most so many modules.
 _SHOWN_NAMES = 5
-# How much of a long name a warning shows.
+# A warning shows at most so many characters of a name.
 _SHOWN_NAME = 200
 
 _open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 def model_label(model: Any) -> str:
-    """``model.config.model_type``, else the class name in lower case."""
+    """``model.config.model_type``, or the class name in lower case if there is none."""
     model = getattr(model, "_orig_mod", model)
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     return str(model_type) if model_type else type(model).__name__.lower()
 
 
 class _Hook(functools.partial[Any]):
-    """A hook that does nothing in copies of its module, in memory or in a file."""
+    """A forward hook. Copies of its module, in memory or in a file, get one that does nothing."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")
@@ -84,32 +83,37 @@ class _Hook(functools.partial[Any]):
 
 
 class Probes(Protocol):
-    """What watches the machine as long as a capture runs."""
+    """Probes that watch the machine while a capture runs."""
 
     def run(self, counters: Callable[[], dict[str, Any]], *, append: bool) -> None:
-        """Begins; `counters` are the capture's own, `append` goes on with earlier files."""
+        """Starts the probes.
+
+        Args:
+            counters: returns the capture's own counters.
+            append: append to the files of an earlier capture.
+        """
 
     def stop(self, *, wait: bool = True) -> None:
-        """Ends, and waits for that or not."""
+        """Stops the probes; with `wait`, returns when they have stopped."""
 
 
 class Recorder:
-    """Captures what the hooked modules return, from construction to :meth:`finish`.
+    """Captures the outputs of the hooked modules, from construction to :meth:`finish`.
 
     Args:
         path: the stream file.
-        config: what is captured and how.
-        models: whose modules are hooked.
-        tracker: counts the tokens.
-        resume_offset: as of :class:`Session`, and so are capture_id and overwrite.
-        replaces: files of the capture that stood at the path, which are removed once this one
-            has its place.
-        probes: makes what watches the machine meanwhile; None: nothing does.
-        mine: tells of a call of the models that begins, in its thread and context, whether it
-            is captured; None: all are.
+        config: the capture's configuration.
+        models: the models whose modules are hooked.
+        tracker: counts the tokens; None: tokens are not tracked.
+        resume_offset: see :class:`Session`, as for capture_id and overwrite.
+        replaces: files of the earlier capture at the path. They are removed when the new stream
+            has taken its place.
+        probes: makes the probes that watch the machine; None: no probes.
+        mine: reports whether to capture a call of the models. It is called when the call begins,
+            in the call's thread and context. None: all calls are captured.
 
     Attributes:
-        capture_id: tells this capture from every other.
+        capture_id: the unique id of the capture.
 
     Raises:
         LayerSelectionError: the configuration selects no module of a model.
@@ -133,12 +137,12 @@ class Recorder:
         config.validate()
         self.path = os.fspath(path)
         self.tracker = tracker
-        self.interrupted = False  # by Ctrl-C: what is left to do does not wait for the disk
-        self.gave_up = False  # packets, to a disk that does not answer
+        self.interrupted = False  # by Ctrl-C: the rest of the work does not wait for the disk
+        self.gave_up = False  # packets were lost, because the disk did not answer
         self._config = config
-        # Of the error that float32 has as float16; None: there is none.
+        # The largest error that float32 may have as float16; None: no bound.
         self._bound = config.error_bound or (ARCHIVE_ERROR if config.archive else None)
-        # Before the file is touched: a selection that fails must not empty it.
+        # Select before the file is opened: a selection that fails must not empty the file.
         selected = [(model, select_modules(model, config)) for model in models]
         view = self._view_in_c()
         self._probes = None if probes is None else probes()
@@ -172,16 +176,16 @@ class Recorder:
         self._pid = os.getpid()
         self._began = time.monotonic()
         self._last_stats = CaptureStats(self.path)
-        # The captured modules, and by their index in order whether they ran.
+        # The captured modules, numbered in this order. Byte i of _ran is 1 once module i ran.
         self._models = list(models)
         self._selected = [modules for _, modules in selected]
         self._ran = bytearray(sum(map(len, self._selected)))
         self._lock = threading.Lock()
-        self._reading = threading.RLock()  # a signal handler may ask for the numbers meanwhile
+        self._reading = threading.RLock()  # reentrant, because a signal handler may call stats()
         self._entries: set[nn.Module] = set()
         self._failure: BaseException | None = None
-        self._requests: dict[str, int] = {}  # their numbers
-        self._nameless = False  # whether one has got none
+        self._requests: dict[str, int] = {}  # the session's number of each request name
+        self._nameless = False  # whether a request name was refused
         self._complained: set[tuple[str, str, type]] = set()
         self._unwalked: set[str] = set()
         self._exit = contextlib.ExitStack()
@@ -220,7 +224,7 @@ class Recorder:
         _open_recorders.add(self)
 
     def _next_step(self) -> int:
-        """The number behind the last step that the resumed stream holds."""
+        """The number after the last step in the resumed stream."""
         import pyarrow.compute as pc
 
         with Reader(self.path) as reader:
@@ -231,7 +235,7 @@ class Recorder:
         return -1 if self.tracker is None else self.tracker.count
 
     def _request(self) -> int:
-        """The session's number of the request that runs here, 0: none."""
+        """The session's number of the request that this thread or task serves; 0: none."""
         name = current_request()
         if name is None:
             return 0
@@ -254,8 +258,8 @@ class Recorder:
     # ---- hooks ----------------------------------------------------------------
 
     def _attach(self, selected: list[tuple[nn.Module, list[tuple[str, nn.Module]]]]) -> None:
-        # Some models are entered through a child: an encoder-decoder's encoder in generation.
-        # The methods are nn.Module's, for scripted modules refuse their own.
+        # Some models are entered through a child: in generation an encoder-decoder's encoder.
+        # The register functions are nn.Module's, because scripted modules refuse their own.
         entries: dict[nn.Module, None] = {}
         for model, _ in selected:
             original = getattr(model, "_orig_mod", model)
@@ -276,7 +280,8 @@ class Recorder:
                 )  # fmt: skip
                 index += 1
                 self._handles += hooks.attach(module, _Hook)
-        for entry in filter(has_forward, entries):  # behind those: an output is part of the step
+        # Hooks that end a step are registered last, so a step includes the outputs of its entry.
+        for entry in filter(has_forward, entries):
             self._ends(entry)
 
     def _begins(self, entry: nn.Module) -> None:
@@ -289,15 +294,17 @@ class Recorder:
         self._handles.append(nn.Module.register_forward_hook(entry, hook, always_call=True))
 
     def _watch(self, module: nn.Module) -> None:
-        """Watches a module that was called from outside of all others, if we do not yet."""
+        """Adds a module through which a call entered the model to the watched ones."""
         with self._lock:
             if module not in self._entries and self._sink.running:
                 self._begins(module)
                 self._ends(module)
 
     def _view_in_c(self) -> int:
-        """What hooks in C read tensors with; 0 where this torch or interpreter has none, or what is
-        captured are samples.
+        """The address of the function with which hooks in C read tensors.
+
+        0 if hooks in C cannot be used: this torch or interpreter has no such function, or the
+        capture keeps samples.
         """
         exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
         sampled = self._config.granularity is HookGranularity.SAMPLED_SLICES
@@ -306,9 +313,9 @@ class Recorder:
         return view_function(exchange)
 
     def _complain(self, error: Exception, layer: int, step: int, token: int, call: int) -> None:
-        """Deals with a tensor that could not be captured: the model goes on."""
+        """Handles a tensor that could not be captured. The model goes on, unless strict."""
         if isinstance(error, InvalidStateError) and not self._sink.running:
-            return  # the block ended, or the capture stopped, while this hook was under way
+            return  # the block ended, or the capture stopped, while this hook was running
         if self._config.strict:
             raise error
         if os.getpid() != self._pid:
@@ -332,7 +339,7 @@ class Recorder:
         self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Stops capturing for good; the end of the block raises the error."""
+        """Stops the capture. The end of the block raises the error."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -341,20 +348,20 @@ class Recorder:
         warn(f"the capture to {self.path} has stopped, the model goes on: {error}")
 
     def pause(self, paused: bool) -> None:
-        """Leaves out the steps that begin from now on, or captures them."""
+        """Leaves out the steps that begin from now on if `paused`, otherwise captures them."""
         self._steps.paused = paused
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        """A block in which the steps that begin are left out."""
+        """A context manager that leaves out the steps that begin in its block."""
         return self._steps.left_out()
 
     # ---- numbers --------------------------------------------------------------
 
     def stats(self) -> CaptureStats:
-        """The counters now, or at the end once the capture has finished."""
+        """The present counters, or the final ones after the capture has finished."""
         if not self._session.closed:
-            # It may be closed by another thread in between; then the last ones stand. The lock
-            # keeps a thread that read earlier numbers from putting them over later ones.
+            # Another thread may close the session now; the previous counters then remain. The
+            # lock keeps a thread from replacing newer counters by older ones.
             with self._reading, contextlib.suppress(StrapError):
                 self._last_stats = CaptureStats.of(
                     self.path,
@@ -374,14 +381,14 @@ class Recorder:
         return None if self._session.closed else self.stats()
 
     def checkpoint(self) -> int:
-        """Makes everything captured so far durable; returns the stream's length."""
+        """Makes everything captured so far durable; returns the stream's length in bytes."""
         self._sink.flush()
         return self._session.checkpoint()
 
     # ---- end ------------------------------------------------------------------
 
     def _detach(self) -> None:
-        with self._lock:  # so that none is watched from now on
+        with self._lock:  # _watch adds no more modules
             self._sink.stop()
         for handle in self._handles:
             handle.remove()
@@ -392,7 +399,7 @@ class Recorder:
         """Ends the capture after a block that went well.
 
         Raises:
-            StrapError: what stopped the capture, or the writing at its end.
+            StrapError: the error that stopped the capture, or that its end met.
             CaptureError: the models ran but nothing was captured.
         """
         self._detach()
@@ -445,7 +452,7 @@ class Recorder:
             )
 
     def _missed(self) -> list[str]:
-        """The names of modules that should have run, as far as hooks can know."""
+        """The names of modules that should have run but that the hooks did not see."""
         found, at = [], 0
         for model, modules in zip(self._models, self._selected, strict=True):
             found += unaccounted(model, modules, self._ran[at : at + len(modules)])
@@ -453,7 +460,7 @@ class Recorder:
         return found
 
     def _replaced(self) -> list[str]:
-        """The names of modules that have left their models: hooks went with them."""
+        """The names of hooked modules that are no longer in their models."""
         gone = []
         for model, modules in zip(self._models, self._selected, strict=True):
             there = {id(module) for module in model.modules()}
@@ -476,10 +483,10 @@ class Recorder:
             )
 
     def abort(self, cause: BaseException) -> None:
-        """Ends the capture after a block that raised; what was captured is written.
+        """Ends the capture after a block that raised; captured packets are written.
 
-        Errors of the capture itself become warnings, for the block's own exception is
-        on its way.
+        Errors of the capture itself become warnings, because the block's own exception is being
+        raised.
         """
         self.interrupted = isinstance(cause, KeyboardInterrupt)
         try:
@@ -499,19 +506,19 @@ class Recorder:
         self._monitor.stop()
         self._stop_probes(wait=not self.gave_up)
         self._steps.forget()
-        self._models.clear()  # the numbers outlive them
+        self._models.clear()  # stats() works without them
         self._selected.clear()
         self._entries.clear()
         _open_recorders.discard(self)
 
     def _drain(self) -> None:
-        """Writes what is queued and closes the session.
+        """Writes the queued packets and closes the session.
 
-        With tokens it is made durable first, for the token file that follows is, unless Ctrl-C
-        ends the block or the wait.
+        With tokens it first makes the stream durable, because the token file that follows is
+        durable too. It does not if Ctrl-C ended the block or the wait.
         """
         session, in_file, on_disk = self._session, False, False
-        if session.closed:  # the end of the interpreter came before that of the block
+        if session.closed:  # the interpreter ended before the block did
             return
         self._monitor.draining = True
         try:
@@ -535,11 +542,11 @@ class Recorder:
             raise
 
     def _let_go(self, in_file: bool, on_disk: bool) -> None:
-        """Closes the session after a wait that was given up.
+        """Closes the session after a wait was given up.
 
         Args:
-            in_file: all packets are.
-            on_disk: they would also outlive a power failure.
+            in_file: all packets are in the file.
+            on_disk: all packets are durable: they survive a power failure.
         """
         session, lost = self._session, 0
         try:
@@ -547,7 +554,7 @@ class Recorder:
                 self.stats()
                 self._wait(session.close)
         except (StrapTimeoutError, KeyboardInterrupt):
-            pass  # the disk still syncs
+            pass  # the disk is still syncing
         if not session.closed:
             self.stats()
             lost = session.discard()
@@ -561,10 +568,11 @@ class Recorder:
             )
 
     def _wait(self, call: Callable[[float], object]) -> None:
-        """Repeats a call that times out, for as long as nobody interrupts it.
+        """Repeats a call until it does not time out.
 
         Raises:
-            StrapTimeoutError: Ctrl-C came before, and the writer does nothing.
+            StrapTimeoutError: Ctrl-C came before, and the writer makes no progress.
+            KeyboardInterrupt: Ctrl-C came during the wait.
         """
         progress, since, told = None, time.monotonic(), False
         while True:
@@ -590,13 +598,13 @@ class Recorder:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """The first names, and the number of further ones."""
     more = len(names) - _SHOWN_NAMES
     return ", ".join(map(repr, names[:_SHOWN_NAMES])) + (f" and {more} more" if more > 0 else "")
 
 
 def _on_cpu(models: Sequence[nn.Module]) -> bool:
-    """Whether the threads of a model, by its first parameter, compute on CPUs."""
+    """Whether a model computes on CPUs, judged by its first parameter."""
     return any(
         tensor is None or tensor.device.type == "cpu"
         for tensor in (next(model.parameters(), None) for model in models)
@@ -605,7 +613,7 @@ def _on_cpu(models: Sequence[nn.Module]) -> bool:
 
 @atexit.register
 def _finish_open_captures() -> None:
-    """A capture that is open when the interpreter ends is written out."""
+    """Ends the captures that are open when the interpreter ends; their packets are written."""
     for recorder in list(_open_recorders):
         if recorder._pid == os.getpid():
             recorder.abort(SystemExit())

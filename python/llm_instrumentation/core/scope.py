@@ -1,4 +1,4 @@
-"""Whose calls a capture takes, and which request they serve."""
+"""The scope of a capture (which calls it takes), and the request that a call serves."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Literal, get_args
 
 __all__ = ["Scope", "current_request", "for_request", "scoped"]
 
-#: Whose calls of a model a capture takes: everyone's in the process, those of the thread that
-#: opened it, or those of the asyncio task (or other context of :mod:`contextvars`) that did.
+#: The calls of a model that a capture takes: all calls in the process, those of the thread that
+#: opened the capture, or those of the asyncio task (or other :mod:`contextvars` context) that did.
 Scope = Literal["process", "thread", "task"]
 
 _request: ContextVar[str | None] = ContextVar("llm_instrumentation_request", default=None)
@@ -22,22 +22,22 @@ _captures: ContextVar[frozenset[object]] = ContextVar(
 
 @contextlib.contextmanager
 def for_request(name: str) -> Iterator[None]:
-    """What models compute in this block, captures store as part of this request::
+    """Names the request that the block serves. Captures store the name with every tensor::
 
         with capture_activations(model, "server.stream"):
             ...
             with for_request("chat-17"):
                 model.generate(ids)
 
-    It holds for this thread or asyncio task, and for tasks and ``asyncio.to_thread`` calls that
-    are begun in it. An inner block wins.
+    The name applies to this thread or asyncio task, and to tasks and ``asyncio.to_thread`` calls
+    that begin in the block. An inner block replaces the name.
 
     Args:
-        name: 1 to 65,536 bytes of UTF-8; the ``request`` of the activations' rows.
+        name: 1 to 65,536 bytes of UTF-8 without zero bytes; the ``request`` of the index rows.
 
     Raises:
-        TypeError: it is no str.
-        ValueError: it is empty, too long, or no text.
+        TypeError: `name` is no str.
+        ValueError: `name` is empty, too long, or has a zero byte.
     """
     if not isinstance(name, str):
         raise TypeError(f"a request's name must be a str, not {name!r}")
@@ -54,19 +54,19 @@ def for_request(name: str) -> Iterator[None]:
 
 
 def current_request() -> str | None:
-    """The name of the request that runs here."""
+    """The request name of the enclosing :func:`for_request` block; None outside of any."""
     return _request.get()
 
 
 @contextlib.contextmanager
 def scoped(scope: Scope) -> Iterator[Callable[[], bool] | None]:
-    """A block whose calls alone a capture takes.
+    """Makes the block a capture's scope.
 
     Yields:
-        a function that tells whether it is called from there; None: everywhere is.
+        a function that reports whether its caller is inside the scope; None for "process".
 
     Raises:
-        ValueError: there is no such scope.
+        ValueError: `scope` is unknown.
     """
     if scope not in get_args(Scope):
         names = ", ".join(map(repr, get_args(Scope)))
@@ -81,5 +81,5 @@ def scoped(scope: Scope) -> Iterator[Callable[[], bool] | None]:
         _captures.set(_captures.get() | {capture})
         try:
             yield lambda: capture in _captures.get()
-        finally:  # in another context, perhaps: there is nothing to go back to
+        finally:  # the context may be another one, where reset() would refuse
             _captures.set(_captures.get() - {capture})

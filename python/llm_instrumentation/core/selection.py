@@ -1,4 +1,4 @@
-"""Which modules of a model a capture hooks."""
+"""Selects the modules of a model that a capture hooks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ __all__ = ["LayerSelectionError", "select_modules"]
 
 _NAMES_SHOWN = 8
 
-# Attention blocks are known by the last part of their name (`attn`, `self_attn`, `attention`,
+# Attention blocks are recognised by the last part of their name (`attn`, `self_attn`, `attention`,
 # `SelfAttention`, `attn1`) or by their class (`LlamaAttention`, `BertSdpaSelfAttention`,
 # `LlamaFlashAttention2`, `MultiheadAttention`).
 _ATTENTION_NAME = re.compile(r"(attn|attention)\d*$", re.IGNORECASE)
 _ATTENTION_CLASS = re.compile(r"(Attn|Attention)\d*$")
 
-# Feed-forward blocks likewise: `mlp`, `feed_forward`, `ffn`, `block_sparse_moe`, `shared_expert`;
-# `LlamaMLP`, `T5LayerFF`, `T5DenseActDense`, `MixtralSparseMoeBlock`, `Qwen2MoeExperts`.
+# Feed-forward blocks are recognised by their name (`mlp`, `feed_forward`, `ffn`,
+# `block_sparse_moe`, `shared_expert`) or by their class (`LlamaMLP`, `T5LayerFF`,
+# `T5DenseActDense`, `MixtralSparseMoeBlock`, `Qwen2MoeExperts`).
 _MLP_NAME = re.compile(r"(^|_)(mlp|ffn?|feed_?forward|moe|experts?)\d*$", re.IGNORECASE)
 _MLP_CLASS = re.compile(
     r"(MLP|Mlp|FFN?|FeedForward|MoE|MOE|Moe|Experts?|Dense(Gated)?ActDense)"
@@ -41,7 +42,7 @@ _MLP_PARTS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
 
 
 class LayerSelectionError(ValueError):
-    """No module of the model is selected; the message names what was asked and what there is."""
+    """No module of the model is selected; the message shows the request and the module names."""
 
 
 def select_modules(
@@ -51,26 +52,27 @@ def select_modules(
 ) -> list[tuple[str, nn.Module]]:
     """The modules to hook, as (name, module) in the order of `model.named_modules()`.
 
-    The root's name is "", a shared module has its first name and is selected by any, and the
-    `_orig_mod.` that `torch.compile` inserts is stripped; of a compiled module and its original,
-    which have one name, the original is taken: the other one calls it. Containers that have no
-    forward of their own, such as `nn.ModuleList`, never have an output and are left out.
+    The root's name is "". A shared module has its first name and can be selected by any of its
+    names. The `_orig_mod.` that `torch.compile` inserts is stripped. A compiled module and its
+    original then have the same name; the original is selected, because the compiled one calls it.
+    Containers without a forward of their own, such as `nn.ModuleList`, have no output and are left
+    out.
 
-    By granularity, FULL_TENSOR and SAMPLED_SLICES take every module. ATTENTION_ONLY takes the
-    attention blocks, and MLP_ONLY the feed-forward and mixture-of-experts blocks, each with
-    everything inside it; blocks are known by module name and class name. In a BERT layer the
-    attention block is `attention` (with `attention.self` and `attention.output`), and the
-    feed-forward block is `intermediate` and the layer's own `output`. The patterns
-    `config.include` and `config.exclude` then narrow the choice.
+    FULL_TENSOR and SAMPLED_SLICES select every module. ATTENTION_ONLY selects the attention blocks,
+    and MLP_ONLY the feed-forward and mixture-of-experts blocks, each with everything inside it.
+    Blocks are recognised by module name and class name. In a BERT layer the attention block is
+    `attention` (with `attention.self` and `attention.output`), and the feed-forward block is
+    `intermediate` and the layer's own `output`. The patterns `config.include` and `config.exclude`
+    then narrow the selection.
 
     Args:
         model: the model, compiled or not.
-        config: granularity and, in an `InstrumentationConfig`, patterns; a `HookConfig` brings
-            its own `target_layers`.
-        target_layers: exact names; when given they alone decide.
+        config: granularity and, in an `InstrumentationConfig`, patterns; a `HookConfig` has
+            `target_layers` instead.
+        target_layers: exact names; if given, only these are selected.
 
     Raises:
-        LayerSelectionError: nothing is selected, or a name in `target_layers` is not a module
+        LayerSelectionError: no module is selected, or a name in `target_layers` is not a module
             with a forward.
     """
     if target_layers is None and isinstance(config, HookConfig):
@@ -233,7 +235,7 @@ def _show_patterns(patterns: Iterable[LayerPattern]) -> str:
 def _available(modules: list[_Item]) -> str:
     if not modules:
         return "the model has no module with a forward"
-    # Evenly spread, so that a large model shows more than its first layer.
+    # Names are taken at even distances, so a large model shows more than its first layer.
     step = max(1, len(modules) // _NAMES_SHOWN)
     shown = [repr(name) for name, _ in modules[::step][:_NAMES_SHOWN]]
     more = len(modules) - len(shown)

@@ -1,4 +1,4 @@
-"""Which modules a capture should have seen run, and did not."""
+"""Finds modules that a capture should have seen run, and did not."""
 
 from __future__ import annotations
 
@@ -13,26 +13,30 @@ __all__ = ["unaccounted"]
 def unaccounted(
     model: nn.Module, modules: Sequence[tuple[str, nn.Module]], ran: Sequence[int]
 ) -> list[str]:
-    """The hooked modules that did not run although what they are part of did, by name.
+    """The names of hooked modules that did not run although their parent did.
 
-    Of a module and what is inside it, the module stands for all. Left out are those of which
-    it is known that nothing is missed: dropouts that fused attention does not call, parts that a
-    ``nn.MultiheadAttention`` or a quantised layer uses by their weights, experts that no token
-    was sent to, layers that are dropped in training and adapters that are off (others of their
-    kind beside them ran, or they are peft's), modules whose weights another one has that ran, and
-    those inside which others ran.
+    If a module did not run, the modules inside it are not listed. Modules of which nothing is
+    missed are left out:
+
+    - dropouts, which fused attention does not call
+    - parts whose weights a ``nn.MultiheadAttention`` or a quantised layer uses
+    - experts that got no token
+    - layers dropped in training and adapters that are off: others of their kind beside them ran,
+      or they are peft's
+    - modules whose weights belong to another module that ran
+    - modules inside which others ran
 
     Args:
-        model: what the modules are of. A model of transformers names the weights that it ties,
-            which accelerate replaces by others when it offloads them.
-        modules: of the model, with their names.
-        ran: for each of them whether it ran.
+        model: the model that has the modules. A model of transformers names its tied weights;
+            accelerate replaces them by others when it offloads them.
+        modules: the hooked modules with their names.
+        ran: for each module, whether it ran.
     """
     of = {name: (module, bool(seen)) for (name, module), seen in zip(modules, ran, strict=True)}
-    alive: set[str] = {""}  # names of all that ran, and of what they are in
+    alive: set[str] = {""}  # names of the modules that ran, and of their parents
     tied = getattr(getattr(model, "_orig_mod", model), "all_tied_weights_keys", None)
-    ties: dict[str, str] = tied if isinstance(tied, dict) else {}  # not so before transformers 5
-    used: set[int | str] = set()  # the weights of those that ran
+    ties: dict[str, str] = tied if isinstance(tied, dict) else {}  # no dict before transformers 5
+    used: set[int | str] = set()  # the weights of the modules that ran
     for name, (module, seen) in of.items():
         if seen:
             for weights in _weights(name, module, ties):
@@ -66,6 +70,6 @@ def unaccounted(
 def _weights(
     name: str, module: nn.Module, ties: dict[str, str]
 ) -> tuple[set[int | str], set[int | str]]:
-    """A module's own weights: their ids, and their names, of tied ones those of the source."""
+    """A module's own weights: their ids, and their names. A tied weight has its source's name."""
     own = {f"{name}.{key}": weight for key, weight in module.named_parameters(recurse=False)}
     return {id(weight) for weight in own.values()}, {ties.get(key, key) for key in own}

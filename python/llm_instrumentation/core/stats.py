@@ -1,4 +1,4 @@
-"""What a capture has done so far."""
+"""The counters of a capture."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ class CaptureStats:
         packets: packets in the file.
         tensors: tensors captured; one gives several packets when it is split or has values
             beyond float16.
-        raw_bytes: of the captured tensors in their own type.
-        stored_bytes: of the payloads in the file.
-        ratio: raw_bytes / stored_bytes of what is written; 0.0 before the first packet.
-        mse: mean squared error of the values that went from float32 to float16, were rounded, or
-            went into an archive, for which it is an upper bound.
-        normalized_mse: their squared error over their squared values.
-        max_error: the largest absolute error among them.
+        raw_bytes: bytes of the captured tensors in their own type.
+        stored_bytes: bytes of the payloads in the file.
+        ratio: raw_bytes / stored_bytes of the written packets; 0.0 before the first packet.
+        mse: mean squared error of the values that were converted from float32 to float16, rounded
+            or archived; for archives it is an upper bound.
+        normalized_mse: squared error of these values over their squared values.
+        max_error: the largest absolute error of these values.
         overflowed: float32 tensors with finite values beyond float16, stored as float32 too.
-        underflowed: float32 tensors whose values are too small for float16: it alone loses more
-            of a packet than `error_bound`, and then they are stored as float32 too; or, where there
-            is no bound, more than 0.01 of its squared values.
+        underflowed: float32 tensors whose values are too small for float16. With an `error_bound`:
+            float16 alone breaks the bound of a packet; the tensor is stored as float32 too. Without
+            a bound: a packet loses more than 0.01 of its squared values.
         dropped: tensors left out because the memory was full (``with_drop_when_full``).
-        dropped_bytes: of those.
-        failed: tensors that could not be captured; the index says why for each.
+        dropped_bytes: bytes of the dropped tensors.
+        failed: tensors that could not be captured; the index has the reason for each.
         stalls: hooks that had to wait for room.
-        stall_seconds: how long they waited together, waits under way included.
-        queued_packets: captured, not yet in the file.
-        queued_bytes: staging memory that they hold.
-        memory_bytes: staging memory taken from the system, or from a capture before, now.
-        memory_peak: and at most so far.
-        memory_limit: the limit in force.
+        stall_seconds: sum of these waits, including waits in progress.
+        queued_packets: packets that are captured and not yet in the file.
+        queued_bytes: staging memory of the queued packets.
+        memory_bytes: staging memory taken from the system, or left by an earlier capture, now.
+        memory_peak: the largest value of memory_bytes so far.
+        memory_limit: the limit of the staging memory.
         file_bytes: length of the stream.
         steps: outermost forward calls seen.
-        seconds: since the capture began.
+        seconds: time since the capture began.
         throughput_gbps: raw_bytes over seconds, in 10^9 bytes a second.
-        write_seconds: time spent in write calls, one under way included.
+        write_seconds: time in write calls, including a call in progress.
         writer_thread: the system's id of the thread that writes; 0: unknown.
-        yield_seconds: time that hooks left the CPUs to compression, waits under way included;
-            they do where the model's own threads use every CPU.
+        yield_seconds: time that hooks waited to leave the CPUs to compression, including waits in
+            progress; hooks do so if the model's own threads use every CPU.
         repeated: packets of the same elements as one just before, which were not compressed again.
         silent: names of the hooked modules that have not run, as far as hooks know.
         skipped_steps: those of `steps` that were left out, by `with_every` or while paused.
@@ -132,7 +132,7 @@ class CaptureStats:
         )
 
     def counters(self) -> dict[str, Any]:
-        """All but the names, for a line of a log."""
+        """All counters without the names in `silent`, as a dict for a log line."""
         found = asdict(self)
         del found["silent"]
         return found

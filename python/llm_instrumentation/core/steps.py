@@ -1,4 +1,4 @@
-"""Which step of a capture each thread is in, and whose."""
+"""The running step of each thread of a capture, and the rules by which steps begin and end."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from .._native import ForwardHooks
 
 __all__ = ["Place", "Steps"]
 
-# The frame of every call of a module; others of the same file stand around it.
+# The code of the frame that every call of a module has. Other frames of its file surround it.
 _CALL = nn.Module._call_impl.__code__
-# Generators and coroutines: others may call the model before they go on.
+# Generators and coroutines: other code may call the model while these are suspended.
 _RESTS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-# The backward pass that this thread is in, -1 outside of any.
+# Returns the number of this thread's backward pass, -1 outside of any.
 _backward_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 class Place:
-    """Where one thread stands: its step, and how often each module ran in it.
+    """The state of one thread: its step, and the number of calls of each module in it.
 
     Attributes:
-        step: -1 outside of any step, and so is token.
-        token: tokens recorded when the step began, -1 where nobody counts them.
-        request: the capture's number of the request that it serves, 0: none.
-        calls: how often each module ran in the step, or since the last one.
-        entered: how many calls of each module began, by its index; only with captured inputs.
-        mine: whether what runs here belongs to the capture, by its scope.
-        again: whether it is what a backward pass computes again, outside of any step.
+        step: number of the step; -1 outside of any step.
+        token: tokens recorded when the step began; -1 outside of any step, or if tokens are not
+            tracked.
+        request: the capture's number of the request that the step serves; 0: none.
+        calls: calls of each module in the step, or since the last step.
+        entered: calls of each module that began, by the module's index; only with captured inputs.
+        mine: the capture's scope includes the running code.
+        again: a backward pass recomputes outputs, outside of any step.
         skipped: the step is left out.
     """
 
@@ -48,23 +49,26 @@ class Place:
     )  # fmt: skip
 
     def __init__(self, modules: int) -> None:
-        # PyTorch's two innermost around the forward of the outermost call: which one calls hooks
-        # depends on its release, and on whether the forward raised. Empty outside of any step.
+        # PyTorch's two innermost frames around the forward of the outermost call. Which of the two
+        # calls the hooks depends on the release, and on whether the forward raised. Empty outside
+        # of any step.
         self.frames: tuple[FrameType | None, ...] = ()
-        self.late: _Running | None = None  # a call found within it, whose end nobody may tell of
-        self.method: _Running | None = None  # which made the last outermost calls, and
-        self.called: set[int] = set()  # the ids of those modules
+        # An outermost call that was found only when it was running. No hook may report its end.
+        self.late: _Running | None = None
+        # The method that made the last outermost calls, and the ids of the modules that it called.
+        self.method: _Running | None = None
+        self.called: set[int] = set()
         self.step = self.token = -1
         self.request = 0
-        self.calls = array("q", [0] * modules)  # stays in its place, for hooks in C count in it
+        self.calls = array("q", [0] * modules)  # never moves, because hooks in C count in it
         self.entered: dict[int, int] = {}
-        self.never = array("q", self.calls)  # zeros, to begin a step with
+        self.never = array("q", self.calls)  # zeros, copied to `calls` when a step begins
         self.mine = True
         self.again = self.skipped = False
 
 
 class _Mark:
-    """What a frame has as its local trace function. Who traces may call it: it does nothing."""
+    """Marks a frame as its local trace function. A tracer may call it; it does nothing."""
 
     __slots__ = ("__weakref__",)
 
@@ -73,10 +77,11 @@ class _Mark:
 
 
 class _Running:
-    """A call of a function, known for as long as it runs.
+    """Recognises a call of a function while it runs.
 
-    To keep its frame would keep what the function and all its callers hold. So the frame keeps a
-    mark, which goes with it; its address may be another's then.
+    To keep the frame would keep alive everything that the function and its callers hold. So the
+    frame holds a mark and this object a weak reference to it. When the mark is gone, the frame has
+    ended, and its address may belong to another frame.
     """
 
     __slots__ = ("_address", "_mark")
@@ -85,12 +90,12 @@ class _Running:
         mark = frame.f_trace
         if not isinstance(mark, _Mark):
             mark = _Mark()
-            if frame.f_trace is None:  # else a debugger's: then it is known for this moment only
+            if frame.f_trace is None:  # otherwise a debugger's: the mark then ends at once
                 frame.f_trace = mark
         self._address, self._mark = id(frame), weakref.ref(mark)
 
     def is_in(self, frame: FrameType | None) -> bool:
-        """Whether it is the call of a frame, or one that led to it."""
+        """Whether `frame` belongs to this call, or to a call that this call made."""
         if self._mark() is None:
             return False
         while frame is not None and id(frame) != self._address:
@@ -99,14 +104,14 @@ class _Running:
 
 
 class _Places(threading.local):
-    """Each thread's own. An attribute of a ``local`` takes longer than one of what it holds."""
+    """Each thread's Place. It is one attribute of a ``local``, because access to one is slow."""
 
     def __init__(self, modules: int) -> None:
         self.own = Place(modules)
 
 
 def _height(frame: FrameType | None) -> int | None:
-    """How many calls above the caller a frame is; None: it is not on this thread's stack."""
+    """The number of frames between the caller and `frame`; None: it is not on this stack."""
     at, height = sys._getframe(1), 0
     while at is not frame:
         if at.f_back is None:
@@ -116,9 +121,9 @@ def _height(frame: FrameType | None) -> int | None:
 
 
 def _handles_exception(frame: FrameType) -> bool:
-    """Whether a frame that called the caller does so while it handles an exception.
+    """Whether `frame` made the present call while it handled an exception of its own.
 
-    An exception that is handled further out, where a model is called after an error, is not its.
+    An exception that an outer frame handles does not count: a model may be called after an error.
     """
     error = sys.exc_info()[1]
     traceback = None if error is None else error.__traceback__
@@ -128,30 +133,30 @@ def _handles_exception(frame: FrameType) -> bool:
 class Steps:
     """The steps of one capture.
 
-    A step is an outermost call into the models. The calls that a method of a module makes beside
-    each other, as CLIP's ``get_text_features`` calls a part and then another, are one step; a call
-    of a model itself, or of a part that it called before, begins the next one.
+    A step is an outermost call into the models. Calls that one method of a module makes side by
+    side are one step, as in CLIP's ``get_text_features``, which calls a part and then another. A
+    call of a model itself, or of a part that the method called before, begins the next step.
 
-    Hooks around the models and their children see nearly all steps begin. The step of a call that
-    comes in elsewhere begins with the first output that is captured in it, and that module is
+    Hooks around the models and their children see most steps begin. If a call enters the model at
+    another module, its step begins with the first output captured in it, and that module is
     watched from then on.
 
     Args:
-        models: whose modules are hooked.
-        modules: how many are captured.
+        models: the models whose modules are hooked.
+        modules: the number of captured modules.
         first: the number of the first step.
-        every: the steps whose numbers it divides are captured, and others skipped.
-        token: gives the number of tokens so far.
-        request: gives the number of the request that runs here.
-        mine: whether a call that begins now, here, belongs to the capture; None: all do.
+        every: steps whose number is a multiple of this are captured, others are skipped.
+        token: returns the number of tokens so far.
+        request: returns the number of the request that the caller serves.
+        mine: reports whether a call that begins now belongs to the capture; None: all do.
         watch: adds a module to those that :meth:`enter` and :meth:`leave` are called for.
 
     Attributes:
-        count: steps begun so far, those before `first` included.
-        skipped: steps that were left out so far.
+        count: steps begun so far, including those before `first`.
+        skipped: steps left out so far.
         paused: leave out the steps that begin while it is True.
         seen_to_end: a captured step has ended without an exception.
-        in_c: the hooks in C, which are told of steps; set before the first one.
+        in_c: the hooks in C; they receive each step. Set it before the first step.
     """
 
     def __init__(
@@ -169,8 +174,8 @@ class Steps:
         self.count = first
         self.skipped = 0
         self.paused = False
-        self._blocks = 0  # of `left_out`, that are open
-        self._skips = False  # whether the last step that began is left out
+        self._blocks = 0  # open blocks of `left_out`
+        self._skips = False  # whether the step that began last is left out
         self.seen_to_end = False
         self.in_c: ForwardHooks | None = None
         self._roots = {id(model) for model in models}
@@ -183,26 +188,26 @@ class Steps:
         self._mine = mine
         self._watch = watch
         self._places = _Places(modules)
-        # Of the outermost call above those inside it, by the id of the module: replicas have hooks
-        # too, and are many.
+        # Frames between a module's call and the outermost call, by the module's id. Replicas have
+        # hooks too and may be many, so the dict is bounded.
         self._heights: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def here(self) -> Place:
-        """This thread's place, of what a module returned now."""
+        """This thread's place, for an output that a module returns now."""
         place = self._places.own
         if not place.frames:
             self._find(place)
         return place
 
     def enter(self, module: nn.Module, args: Any) -> None:
-        """A call of a module begins: the pre-hook of those that are watched."""
+        """The forward pre-hook of watched modules: a call begins."""
         place = self._places.own
         if place.frames:
-            # PyTorch calls no hook after a forward that raised KeyboardInterrupt or anything else
-            # outside of Exception. So look whether the outermost call is still on the stack. Its
-            # height above a module rarely changes, and one look there takes 0.4 us less than a
-            # search, of 5 us that the capture of a small output takes.
+            # PyTorch calls no forward hook if the forward raised something outside of Exception,
+            # such as KeyboardInterrupt. So check that the outermost call is still on the stack.
+            # Its distance from a module rarely changes. One look at that distance takes 0.4 us
+            # less than a search; capturing a small output takes 5 us.
             try:
                 if sys._getframe(self._heights[id(module)]) is place.frames[0]:
                     return
@@ -227,7 +232,7 @@ class Steps:
             self._begin(place, module, caller)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """A call ends, with an exception too: the forward hook of those that are watched."""
+        """The forward hook of watched modules: a call ends, perhaps with an exception."""
         place = self._places.own
         caller = sys._getframe(1)
         if caller in place.frames:
@@ -242,7 +247,7 @@ class Steps:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether to leave out tensors of no step: in a pause, and after a step was left out.
+        """Whether to leave out tensors without a step: in a pause, and after a skipped step.
 
         Recomputed outputs and gradients of leaves do not tell their step. Most come soon after it.
         """
@@ -260,7 +265,7 @@ class Steps:
                 self._blocks -= 1
 
     def forget(self) -> None:
-        """Lets go of what interrupted calls have left, once the capture has ended."""
+        """Drops the state that interrupted calls have left. Call it when the capture has ended."""
         self._places = _Places(self._modules)
         self._heights.clear()
 
@@ -271,7 +276,7 @@ class Steps:
             self._outside(place)
             place.method = None
             if self.in_c is not None:
-                self.in_c.leave()  # what an interrupted call of this thread may have left
+                self.in_c.leave()  # ends a step that an interrupted call may have left open
             return
         if not self._goes_on(place, module, frame):
             with self._lock:
@@ -286,7 +291,8 @@ class Steps:
             place.entered.clear()
         if place.skipped:
             place.mine = False
-        if self.in_c is None or place.late is not None:  # hooks in C do not ask when one ends
+        # Hooks in C learn a step's end from leave() only, and no hook reports that of a late call.
+        if self.in_c is None or place.late is not None:
             return
         if place.skipped:
             self.in_c.skip()
@@ -299,7 +305,7 @@ class Steps:
         place.request = 0
 
     def _goes_on(self, place: Place, module: nn.Module, frame: FrameType | None) -> bool:
-        """Whether the method that made the last outermost call makes this one beside it."""
+        """Whether this call continues a step: the same method made the last outermost call."""
         while frame is not None and frame.f_code.co_filename == _CALL.co_filename:
             frame = frame.f_back
         if frame is None or id(module) in self._roots or frame.f_code not in self._methods:
@@ -318,7 +324,7 @@ class Steps:
 
     @functools.cached_property
     def _methods(self) -> set[CodeType]:
-        """The code of the methods of all modules, but of those that may rest in between."""
+        """The code objects of all modules' methods, except generators and coroutines."""
         found = set()
         for kind in {base for own in self._kinds for base in own.__mro__} - {nn.Module, object}:
             for value in vars(kind).values():
@@ -328,7 +334,7 @@ class Steps:
         return found
 
     def _find(self, place: Place) -> None:
-        """Begins the step of the call that we are in, if there is one of which we do not know."""
+        """Begins the step of the running call, if it entered the model at an unwatched module."""
         if place.late is not None and place.late.is_in(sys._getframe(1)):
             return
         place.frames, place.late = (), None
@@ -346,7 +352,7 @@ class Steps:
                 if id(module) in self._members:
                     outermost, entered = frame, module
             frame = frame.f_back
-        if outermost is None or entered is None:  # the hook was called by hand
+        if outermost is None or entered is None:  # the user called the hook directly
             self._outside(place)
             return
         self._watch(entered)

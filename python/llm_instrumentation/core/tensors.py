@@ -1,4 +1,4 @@
-"""Hands torch tensors to a native session."""
+"""Passes torch tensors to a native session."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NotDenseError(UnsupportedError):
 
 
 def described(tensor: Tensor) -> str:
-    """What kind of tensor it is, for messages: "a torch.sparse_csr tensor of torch.float32"."""
+    """The tensor's kind for messages, such as "a torch.sparse_csr tensor of torch.float32"."""
     layout: object = tensor.layout
     if tensor.is_nested:
         layout = f"nested ({layout})"
@@ -50,11 +50,11 @@ def described(tensor: Tensor) -> str:
 
 
 def check_dense(tensor: Tensor) -> None:
-    """Refuses what has no strided elements.
+    """Refuses tensors without strided elements.
 
     Raises:
-        UnsupportedError: it has no elements to capture (meta and fake tensors).
-        NotDenseError: its layout is without strides (sparse, quantized, nested).
+        UnsupportedError: the tensor has no values (meta and fake tensors).
+        NotDenseError: the tensor's layout has no strides (sparse, quantized, nested).
     """
     if tensor.device.type == "meta" or type(tensor).__name__ in ("FakeTensor", "FunctionalTensor"):
         raise UnsupportedError(f"{described(tensor)}: it has no values to capture")
@@ -66,10 +66,10 @@ def check_dense(tensor: Tensor) -> None:
 
 
 def check_runs_now() -> None:
-    """Refuses what runs to be captured into a CUDA graph.
+    """Refuses a model that is being captured into a CUDA graph.
 
     Raises:
-        UnsupportedError: the current stream records a graph: the tensors have no values yet.
+        UnsupportedError: the current stream records a graph, so the tensors have no values yet.
     """
     if torch.cuda.is_current_stream_capturing():
         raise UnsupportedError(
@@ -81,7 +81,7 @@ def check_runs_now() -> None:
 
 
 def host_tensor(tensor: Tensor) -> Tensor:
-    """``tensor`` as plain elements in host memory, without a copy where it is that already.
+    """``tensor`` as plain elements in host memory; no copy if it is that already.
 
     Raises:
         UnsupportedError: see :func:`check_dense`.
@@ -107,20 +107,20 @@ def enqueue_tensor(
     transform: bytes | None = None,
     parameters: bytes | None = None,
 ) -> bool:
-    """Copies a tensor into the session; it may be changed as soon as this returns.
+    """Copies a tensor into the session. The caller may change the tensor after the return.
 
     Returns:
         False if the session dropped it (only with ``drop_when_full``).
 
     Raises:
-        UnsupportedError: no such tensor can be captured; the message says why.
+        UnsupportedError: this kind of tensor cannot be captured; the message says why.
         StrapError: the capture has failed.
     """
     code = _CODES.get(tensor.dtype)
     if code is None:
-        check_dense(tensor)  # says more of those that it knows
+        check_dense(tensor)  # raises a more precise error for the kinds that it knows
         raise UnsupportedError(f"a tensor of {tensor.dtype}: libstrap stores no such type")
-    # What has no elements in plain memory has no address either: see below.
+    # A tensor without elements in plain memory has no address either; it is refused below.
     if not (type(tensor) in PLAIN and tensor.is_cpu) or tensor.is_neg() or tensor.is_complex():
         tensor = host_tensor(tensor)
     try:
@@ -146,12 +146,12 @@ def enqueue_tensor(
 
 
 def plain_enqueuer(session: Session, layer: int) -> PlainEnqueuer:
-    """`enqueue_tensor` of one layer's tensors on the CPU that are of ``PLAIN`` types.
+    """`enqueue_tensor` for one layer's CPU tensors of ``PLAIN`` types.
 
-    Most layers give the same type and shape again and again, so it keeps their layout.
+    Most layers give the same type and shape again and again, so the function keeps their layout.
     """
     put = session.put
-    # One tuple, for threads may run a layer at once.
+    # One tuple, because several threads may run a layer at once.
     last: tuple[torch.dtype | None, torch.Size | None, Layout | None] = None, None, None
 
     def enqueue(tensor: Tensor, step: int, token: int, call: int, request: int = 0) -> bool:
@@ -160,11 +160,11 @@ def plain_enqueuer(session: Session, layer: int) -> PlainEnqueuer:
             known_dtype, known_shape, layout = last
             dtype, shape = tensor.dtype, tensor.shape
             if dtype is not known_dtype or shape != known_shape:
-                code = None if dtype.is_complex else _CODES.get(dtype)  # one may be conjugated
+                code = None if dtype.is_complex else _CODES.get(dtype)  # complex may be conjugated
                 layout = None if code is None else Layout(layer, code, shape)
                 last = dtype, shape, layout
             address = tensor.data_ptr()
-        except RuntimeError:  # enqueue_tensor says why
+        except RuntimeError:  # enqueue_tensor raises the error
             layout = None
         if layout is not None and address and tensor.is_contiguous() and not tensor.is_neg():
             return put(layout, address, step, token, call, request)
@@ -186,7 +186,7 @@ def enqueue_converted(
     call: int = 0,
     request: int = 0,
 ) -> bool:
-    """`enqueue_tensor` of contiguous float16 on the host that was made of float32 before."""
+    """`enqueue_tensor` for contiguous float16 on the host that was converted from float32."""
     return session.enqueue(
         layer, _CODES[half.dtype], half.shape, half.data_ptr(),
         step=step, token=token, call=call, request=request, conversion=conversion,

@@ -50,12 +50,12 @@ def save_token_metadata(
 ) -> Path:
     """Writes the token file of `output_path` under all of its names.
 
-    The stream is complete by then: its length is part of the file. The first name of `gen.stream`
-    is the only one of `gen`: where that capture has its tokens there, they stay.
+    The stream must be complete, because its length is part of the file. The first name of
+    `gen.stream` is also the only name of `gen`; if `gen` has its tokens there, they stay.
 
     Args:
-        capture_id: of the capture whose tokens they are; None: unknown.
-        durable: wait until it is on disk.
+        capture_id: id of the capture that has these tokens; None: unknown.
+        durable: wait until the file is on disk.
 
     Returns:
         the preferred name.
@@ -79,10 +79,9 @@ def save_token_metadata(
 
 
 def load_token_metadata(output_path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The token file of the stream `output_path`, or None when there is none.
+    """The token file of the stream `output_path`, or None if there is none.
 
-    One of another capture is left out, with a warning: it was there before, or its stream was
-    replaced.
+    A token file of another capture is left out, with a warning. It belongs to an earlier stream.
 
     Returns:
         total_tokens, tokens and capture_duration_seconds.
@@ -107,8 +106,8 @@ def finished_state(output_path: str | os.PathLike[str]) -> CheckpointState | Non
     is kept.
 
     Raises:
-        TokenFileError: the file is damaged, no token file, that of another capture, or covers more
-            than the stream has.
+        TokenFileError: the file is damaged, is no token file, is of another capture, or covers more
+            bytes than the stream has.
     """
     content, strangers = _find(output_path)
     output, size = os.fspath(output_path), os.path.getsize(output_path)
@@ -145,7 +144,7 @@ def check_token_places(output_path: str | os.PathLike[str]) -> None:
     """Checks that the token file of a capture to `output_path` can be written under its names.
 
     Raises:
-        TokenFileError: a folder, a pipe or the like stands there.
+        TokenFileError: a folder, a pipe or the like has one of these names.
     """
     for path in token_file_paths(output_path):
         if path.exists() and not path.is_file():
@@ -156,7 +155,7 @@ def check_token_places(output_path: str | os.PathLike[str]) -> None:
 
 
 def token_files_of(output_path: str | os.PathLike[str], capture_id: str | None) -> list[Path]:
-    """Which names of `output_path` have the tokens of a capture, or tokens without an id."""
+    """The token files of `output_path` that have this capture's id, or no id."""
     found = []
     for path in token_file_paths(output_path):
         with contextlib.suppress(OSError, TokenFileError):
@@ -168,7 +167,12 @@ def token_files_of(output_path: str | os.PathLike[str], capture_id: str | None) 
 def _find(
     output_path: str | os.PathLike[str],
 ) -> tuple[dict[str, Any] | None, list[tuple[Path, str]]]:
-    """The token file of the capture at `output_path`, and those of other captures before it."""
+    """The token file of the capture at `output_path`.
+
+    Returns:
+        its content, or None; and the path and id of each token file of another capture that was
+        met before it.
+    """
     strangers: list[tuple[Path, str]] = []
     for path in token_file_paths(output_path):
         try:
@@ -185,7 +189,7 @@ def _find(
 
 
 def _is_of_namesake(path: Path, output_path: str | os.PathLike[str]) -> bool:
-    """Whether a token file is that of the other capture whose tokens may have its name."""
+    """Whether a token file belongs to the other capture that shares this file's name."""
     try:
         theirs = _load(path).get("capture_id")
     except (OSError, TokenFileError):
@@ -194,7 +198,7 @@ def _is_of_namesake(path: Path, output_path: str | os.PathLike[str]) -> bool:
 
 
 def _is_namesakes(capture_id: str, output_path: str | os.PathLike[str]) -> bool:
-    """Whether `gen` or `gen.stream`, which share a token file's name, is this capture."""
+    """Whether this id is that of `gen` or of `gen.stream`, which share a token file's name."""
     output = os.fspath(output_path)
     return capture_id in map(capture_id_of, (output.removesuffix(".stream"), output + ".stream"))
 

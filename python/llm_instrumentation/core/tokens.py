@@ -1,4 +1,4 @@
-"""Follows the tokens of a generation, so that packets and tokens can be matched."""
+"""Records the tokens of a generation, so that packets and tokens can be matched."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Decoder(Protocol):
-    """The one method of a tokenizer that is needed here."""
+    """A tokenizer's method that is used here."""
 
     def decode(self, token_ids: Any) -> str: ...
 
@@ -49,19 +49,20 @@ class TokenTracker:
     Recording is thread-safe.
 
     Attributes:
-        tokens: the records so far, {"token_index", "token_id", "token_text"}, with "row" in
-            batches of more than one, and with "generation" from number 1 on: streamers count theirs
-            from 0, or from 1 where tokens were recorded by hand before. Those have none.
+        tokens: the records so far, {"token_index", "token_id", "token_text"}. In batches of more
+            than one they also have "row". From generation 1 on they have "generation". Streamers
+            number their generations from 0, or from 1 if tokens were recorded by hand before;
+            these have no "generation".
         count: generated positions so far; the rows of a batch that were generated together
             count once. It is the `token` of a forward step that begins now.
-        resume_count: how often this capture was resumed.
+        resume_count: the number of times that this capture was resumed.
         start_time: when the capture was first started, in seconds since the epoch.
-        capture_id: of the capture, for its checkpoints and the token file; may be set after
+        capture_id: the capture's id, for its checkpoints and token file; may be set after
             construction, before the first token.
         on_checkpoint: makes the stream durable and returns its length in bytes. It is called
-            before the checkpoint file is replaced and may be set after construction, before the
+            before the checkpoint file is replaced. It may be set after construction, before the
             first token.
-        checkpoint_error: why the latest checkpoint failed, or None.
+        checkpoint_error: the error of the latest checkpoint, or None.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class TokenTracker:
     ) -> None:
         """
         Args:
-            checkpoint_file: where checkpoints go; None keeps none.
-            interval_tokens: a checkpoint is written whenever so many tokens were added.
+            checkpoint_file: the file for checkpoints; None: no checkpoints.
+            interval_tokens: number of tokens after which a checkpoint is written each time.
             on_checkpoint: see the attribute.
             resume_from: the state of an interrupted capture to go on from.
             strict: raise from `record_token` when a checkpoint cannot be written. Otherwise the
@@ -107,7 +108,7 @@ class TokenTracker:
         if resume_from is not None:
             self._resume(resume_from)
         self._saved_tokens = len(self.tokens)
-        # How many streamers have begun, those before a resumption included.
+        # The number of generations that streamers have begun, including those before a resume.
         numbers = (token.get("generation", 0) for token in self.tokens)
         self._generations = max(numbers, default=-1) + 1
 
@@ -117,7 +118,7 @@ class TokenTracker:
         self.count = sum(token.get("row", 0) == 0 for token in self.tokens)
         self.resume_count = int(metadata.get("resume_count") or 0) + 1
         self.start_time = float(metadata.get("start_time") or self.start_time)
-        # Checkpoints of llm_instrumentation 1.3.1 have no elapsed time, but both of its ends.
+        # Checkpoints of llm_instrumentation 1.3.1 have no elapsed time, only start and end.
         ended = float(metadata.get("updated_at") or self.start_time)
         self._elapsed_before = float(metadata.get("elapsed_seconds", ended - self.start_time))
 
@@ -131,13 +132,13 @@ class TokenTracker:
 
         Args:
             token_id: its id in the vocabulary.
-            token_text: its text; "" when unknown.
-            position: its index in the generation; None: behind the last one.
+            token_text: its text; "" if unknown.
+            position: its index in the generation; None: after the last one.
 
         Raises:
             TypeError: token_text is not a str.
             ValueError: position is negative.
-            Exception: what writing the checkpoint raised, in a strict tracker.
+            Exception: in a strict tracker, an error of writing the checkpoint.
         """
         self._record(token_id, token_text, position, 0)
 
@@ -164,9 +165,9 @@ class TokenTracker:
             )
 
     def _begin_generation(self) -> int:
-        """The number of one that begins, from 0 on."""
+        """Begins a generation and returns its number, from 0 on."""
         with self._lock:
-            if self.tokens:  # some were recorded by hand, and are number 0
+            if self.tokens:  # tokens recorded by hand are generation 0
                 self._generations = max(self._generations, 1)
             self._generations += 1
             return self._generations - 1
@@ -186,11 +187,13 @@ class TokenTracker:
             warn(f"checkpoint after {len(self.tokens)} tokens failed, the capture goes on: {error}")
 
     def checkpoint(self) -> None:
-        """Makes the stream durable, then replaces the checkpoint file. Nothing without a file.
+        """Makes the stream durable, then replaces the checkpoint file.
+
+        Without a checkpoint file it does nothing. After an error the old checkpoint remains.
 
         Raises:
-            Exception: what `on_checkpoint` raised; the old checkpoint then still stands.
-            OSError: the file cannot be written; likewise.
+            Exception: an error of `on_checkpoint`.
+            OSError: the file cannot be written.
         """
         if self._file is None:
             return
@@ -239,10 +242,10 @@ class TokenTracker:
             return path
 
     def streamer(self, tokenizer: Decoder | None = None) -> TokenStreamer:
-        """A streamer for `model.generate(streamer=...)` that records what is generated.
+        """A streamer for `model.generate(streamer=...)` that records the generated tokens.
 
         Args:
-            tokenizer: gives the texts by its `decode`; without one they are "".
+            tokenizer: its `decode` returns the texts; without a tokenizer the texts are "".
         """
         return TokenStreamer(self, tokenizer)
 
@@ -251,8 +254,8 @@ class TokenStreamer:
     """Records the tokens that `model.generate` streams; made by `TokenTracker.streamer`.
 
     It follows transformers' protocol: `put` is called with the prompt, then with each step's
-    tokens, and `end` when the generation is over; then it serves for another one. Rows that
-    ended before the others are recorded with the padding token that `generate` gives them.
+    tokens, and `end` when the generation is over. After `end` it can record another generation.
+    Rows that end before the others are recorded with the padding tokens of `generate`.
     """
 
     def __init__(self, tracker: TokenTracker, tokenizer: Decoder | None = None) -> None:
@@ -264,12 +267,12 @@ class TokenStreamer:
     def put(self, value: Any) -> None:
         """Takes the prompt, shape (rows, length), then the tokens of a step, shape (rows,).
 
-        Several steps at once, as assisted generation hands them over, have shape (rows, steps),
-        or (steps,) for a single row.
+        Assisted generation passes several steps at once, with shape (rows, steps), or (steps,) for
+        a single row.
 
         Raises:
-            ValueError: the number of rows is not that of the prompt, as in beam search, whose
-                beams change places and have no token sequence before the end.
+            ValueError: the number of rows differs from the prompt's, as in beam search, where beams
+                change places and have no token sequence before the end.
         """
         values = value.tolist() if hasattr(value, "tolist") else value
         if self._rows is None:
@@ -295,7 +298,7 @@ class TokenStreamer:
                 self._tracker._record_rows(step, texts, self._generation)
 
     def end(self) -> None:
-        """The generation is over; the next `put` is the prompt of another."""
+        """Ends the generation. The next `put` is the prompt of another one."""
         self._rows = None
 
     def _text(self, token_id: int) -> str:
