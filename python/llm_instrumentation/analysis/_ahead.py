@@ -1,4 +1,4 @@
-"""Small packets decoded some at a time, while the activations of a view are read in turn."""
+"""Decodes small packets in chunks while the activations of a view are read in turn."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _ALIGNMENT = 16  # no element is larger
 Rows = npt.NDArray[np.int64]
 
 
-# The bytes of several activations, where those of one begin, its stored type and its shape.
+# The bytes of several activations; then of one of them: its first byte, stored type and shape.
 Decoded: TypeAlias = "tuple[npt.NDArray[np.uint8], int, str, tuple[int, ...]]"
 
 
 class _Chunk(NamedTuple):
     """The decoded packets of some activations.
 
-    Lists of numbers and of few strings and tuples: the garbage collector has next to nothing to
-    look at in them.
+    The lists hold numbers and few distinct strings and tuples, so the garbage collector has
+    next to nothing to visit.
     """
 
     first: int  # place of the first activation in the view
@@ -44,9 +44,9 @@ class _Chunk(NamedTuple):
 class Ahead:
     """The values of plain activations, decoded ahead. Thread-safe.
 
-    A call of the library for each packet takes longer than to decode a small one. So activations
-    that are read one behind the other are decoded in chunks, each twice as long as the one before.
-    A reader that skips some decodes only what it asks for.
+    Decoding a small packet takes less time than the call of the library. So activations that are
+    read one after the other are decoded in chunks, each twice as long as the one before. If the
+    caller skips activations, they are decoded one by one.
     """
 
     __slots__ = ("_catalogue", "_chunk", "_lock", "_native", "_next", "_rows", "_want")
@@ -61,9 +61,9 @@ class Ahead:
         self._want = 1  # packets of the next chunk
 
     def at(self, place: int) -> Decoded | None:
-        """The activation at a place of the view; what is kept of the bytes is to be a copy.
+        """The activation at a place of the view. Copy the bytes to keep them.
 
-        None where it is not decoded ahead: the reader then decodes it alone.
+        None if it is not decoded ahead; the caller then decodes it alone.
         """
         chunk = self._chunk
         if not 0 <= place - chunk.first < len(chunk.starts):
@@ -89,7 +89,7 @@ class Ahead:
             done = self._native.read_many(
                 rows, data.ctypes.data, len(data), ends, alignment=_ALIGNMENT
             )
-        except StrapError:  # decoding the activation alone raises it once more
+        except StrapError:  # decoding the activation alone raises the error again
             return None
         if done == 0:
             return None

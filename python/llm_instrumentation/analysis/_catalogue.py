@@ -1,9 +1,9 @@
-"""Which rows of an index make which activations.
+"""Groups the rows of an index into activations.
 
-One row is one packet; an activation is one packet, or several: the parts of a split tensor, and
+One row is one packet. An activation has one packet, or several: the parts of a split tensor, and
 the float32 twin of a float16 packet whose source had finite values that float16 could not hold
-(docs/STREAM_FORMAT.md). All work over all rows is done by numpy and pyarrow; only names with
-split tensors or twins are walked row by row.
+(docs/STREAM_FORMAT.md). numpy and pyarrow do the work over all rows; only names with split tensors
+or twins are walked row by row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ._columns import Columns, Ints, Texts, distinct
 
 __all__ = ["FLOAT16", "TWIN_SUFFIX", "TWIN_TRANSFORM", "Alike", "Catalogue"]
 
-FLOAT16 = "float16"  # what float32 is stored as, and what has a twin
+FLOAT16 = "float16"  # the stored type of float32; only these packets have twins
 TWIN_SUFFIX = "!float32"
 TWIN_TRANSFORM = "overflow_float32"
 
@@ -30,7 +30,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclasses.dataclass(slots=True)
 class _Packets:
-    """The packets that hold one stored form of a tensor, as far as they were found."""
+    """The packets found so far of one stored form of a tensor."""
 
     rows: list[int]
     parts: int
@@ -42,11 +42,11 @@ class _Packets:
 
 
 class Alike(NamedTuple):
-    """What plain activations have in common.
+    """Plain activations with the same stored type and number of dimensions.
 
     Attributes:
-        dtype: the stored type of all.
-        shapes: (activations, dimensions), int64.
+        dtype: the stored type.
+        shapes: their shapes, an int64 array of shape (activations, dimensions).
     """
 
     dtype: str
@@ -54,19 +54,17 @@ class Alike(NamedTuple):
 
 
 class Catalogue:
-    """An index, by activation.
-
-    An activation goes by the row of its first packet.
+    """The activations of an index. The row of its first packet identifies an activation.
 
     Attributes:
-        columns: of the index.
+        columns: the columns of the index.
         names: all layer names with paths, numbered in the order of their first row.
-        codes: each row's number in them.
+        codes: the number of each row's name in `names`.
         activations: rows of the activations, in capture order.
-        missing: rows of the tensors that are not in the stream, or not whole.
-        parts: all rows of an activation in several packets.
-        twins: the rows of its float32 twin.
-        said: stored types that the caller says, by name, of activations that no index describes.
+        missing: rows of the tensors that are not in the stream, or incomplete.
+        parts: all rows of an activation that has several packets, by its first row.
+        twins: the rows of an activation's float32 twin, by its first row.
+        said: stored types from the caller, by name, for activations that no index describes.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -95,7 +93,7 @@ class Catalogue:
         number_of = []
         for pair in pairs:
             at, tail = divmod(pair, len(paths))
-            # A scanned packet has its whole name as layer: two pairs may be one name.
+            # A scanned packet has its whole name as layer, so two pairs may give one name.
             name = f"{layers[at]}{paths[tail]}"
             number_of.append(self._number.setdefault(name, len(self._number)))
         self.names = tuple(self._number)
@@ -146,7 +144,7 @@ class Catalogue:
     def plain(self) -> Mask:
         """Rows of activations of one packet whose shape and type the index has."""
         stored, names = self.texts("stored_dtype")
-        known = np.array([name in DTYPE_SIZES for name in names] + [False])  # the last: of null
+        known = np.array([name in DTYPE_SIZES for name in names] + [False])  # the last is for null
         plain = np.zeros(len(stored), np.bool_)
         plain[self.activations] = True
         plain &= known[stored] & (self.columns.shapes()[0] >= 0)
@@ -165,11 +163,11 @@ class Catalogue:
         return [names[code] for code in codes[rows].tolist()], shapes
 
     def alike(self, rows: Rows, dim: int | None = None) -> Alike | None:
-        """What activations have in common; None where it is not one type and shape.
+        """The type and shapes of plain activations; None unless all have one type and shape.
 
         Args:
-            rows: of the activations.
-            dim: a dimension that may differ.
+            rows: the activations.
+            dim: a dimension in which the shapes may differ.
         """
         if not len(rows) or not self.plain[rows].all():
             return None
@@ -188,12 +186,12 @@ class Catalogue:
         return Alike(names[codes[0]], shapes) if same.all() else None
 
     def stored_dtype(self, row: int) -> str | None:
-        """The type of an activation's own packets; None where nobody says it."""
+        """The type of an activation's own packets; None if neither index nor caller gives it."""
         known = self.text("stored_dtype", row) or (FLOAT16 if row in self.twins else None)
         return known or (self.said.get(self.name(row)) if self.said else None)
 
     def untyped(self) -> list[str]:
-        """Names of the activations whose type nobody says."""
+        """Names of the activations whose type neither index nor caller gives."""
         stored, _ = self.texts("stored_dtype")
         rows = self.activations[stored[self.activations] < 0]
         rows = np.setdiff1d(rows, np.fromiter(self.twins, np.int64))
@@ -205,18 +203,18 @@ class Catalogue:
         return self._incomplete.get(row) or self.text("error", row)
 
     def packet_rows(self, row: int) -> tuple[int, ...]:
-        """The rows of all packets of an activation, those of its twin last."""
+        """The rows of all packets of an activation; the twin's rows come last."""
         return (*self.parts.get(row, (row,)), *self.twins.get(row, ()))
 
     def _valid(self, column: str) -> Mask:
-        """Rows in which a column of texts has one."""
+        """A mask of the rows in which a column of texts is not null."""
         mask: Mask = self.texts(column)[0] >= 0
         return mask
 
     # ---- split tensors and twins ----------------------------------------------
 
     def _group(self, present: Mask) -> Mask:
-        """Fills parts, twins and incomplete; returns the rows that begin an activation."""
+        """Fills `parts`, `twins` and `_incomplete`; returns a mask of first rows."""
         part, parts = self.numbers("part"), self.numbers("parts")
         noted_twin, found_twin, subject = self._twin_rows(present)
         twin = noted_twin | found_twin
@@ -228,8 +226,8 @@ class Catalogue:
         model, _ = self.texts("model")
         source = [model, *map(self.numbers, ("call", "step", "token", "rank", "thread"))]
         cells = (rows, present, part, parts, twin, found_twin, subject, *source)
-        # A thread hands over the packets of a tensor one behind the other, the twin's last, but
-        # those of several threads may alternate.
+        # A thread hands over the packets of a tensor one after the other, the twin's last. Packets
+        # of several threads may alternate.
         growing: dict[tuple[Any, ...], _Packets] = {}
         latest: dict[int, _Packets] = {}
         tensors: list[_Packets] = []
@@ -249,7 +247,7 @@ class Catalogue:
                     tensors.append(_Packets([row], count))
                 continue
             packets = growing[is_twin, key] = _Packets([row], count)
-            # Scanning finds a name alone, so the latest packet of the name is what it is behind.
+            # A scan finds only the name, so a twin belongs to the latest packet of its base name.
             base = latest.get(of) if by_name else growing.get((False, key))
             if is_twin and base and base.complete and not base.twin:
                 base.twin = packets
@@ -264,7 +262,7 @@ class Catalogue:
         return begins
 
     def _settle(self, tensor: _Packets) -> bool:
-        """Enters a tensor that was walked; False if it is not whole."""
+        """Records a tensor that was walked; False if it is incomplete."""
         first = tensor.rows[0]
         if not tensor.complete:
             self._incomplete[first] = (
@@ -278,7 +276,12 @@ class Catalogue:
         return True
 
     def _twin_rows(self, present: Mask) -> tuple[Mask, Mask, Ints]:
-        """Twins by the index, twins by their name, and the name each row's values belong to."""
+        """Finds twins.
+
+        Returns:
+            a mask of the twins that the index marks, a mask of those recognised by name, and for
+            each row the number of the name that its values belong to.
+        """
         transform, transforms = self.texts("transform")
         noted = np.zeros(len(transform), np.bool_)
         if TWIN_TRANSFORM in transforms:

@@ -1,4 +1,4 @@
-"""The columns of an index as numpy arrays, each read when it is first asked for."""
+"""The columns of an index as numpy arrays, each read on first use."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Shapes = tuple[Ints, npt.NDArray[np.int64], npt.NDArray[np.int64]]
 class Columns:
     """The columns of an index. Thread-safe.
 
-    The library has the index in its memory, in as few bytes as its values need. A column of
-    integers takes 1 to 8 bytes a row here, and one of texts 1 to 4.
+    The library keeps the index in its own memory, in as few bytes as its values need. Here a column
+    of integers takes 1 to 8 bytes a row, and a column of texts 1 to 4.
     """
 
     def __init__(self, native: Reader) -> None:
         self._native = native
         self._lock = threading.RLock()
-        self._rest: pa.RecordBatchReader | None = None  # behind the close of the reader
+        self._rest: pa.RecordBatchReader | None = None  # the index after the reader was closed
         self._table: pa.Table | None = None
         self._known: dict[str, Any] = {}
         self.rows: int = native.info.rows
@@ -63,7 +63,7 @@ class Columns:
             return self._table
 
     def close(self) -> None:
-        """Keeps the index within reach while its reader is closed."""
+        """Keeps the index available after its reader is closed."""
         with self._lock:
             if self._table is None:
                 self._rest = self._native.index()
@@ -92,7 +92,7 @@ class Columns:
 
 
 def distinct(values: Ints) -> tuple[list[int], npt.NDArray[np.int32]]:
-    """Distinct values, in the order of their first place, and the number of each value in them."""
+    """The distinct values in the order of first appearance, and each value's number among them."""
     kind = getattr(pa, values.dtype.name)()
     cells = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
     encoded = cells.dictionary_encode()
@@ -100,10 +100,10 @@ def distinct(values: Ints) -> tuple[list[int], npt.NDArray[np.int32]]:
 
 
 def _plain(cells: pa.Array, null: float) -> npt.NDArray[Any]:
-    """The cells of numbers, with `null` where there is none.
+    """The cells of a column of numbers, with `null` for missing cells.
 
-    By their buffers: pyarrow's own ways from Python's numbers and to numpy import pandas, which
-    takes longer than to read the index.
+    It reads the Arrow buffers, because pyarrow's own conversions import pandas, and that import
+    takes longer than reading the index.
     """
     kind, (_, data) = np.dtype(str(cells.type)), cells.buffers()
     values = np.frombuffer(data or b"", kind, len(cells), cells.offset * kind.itemsize)
@@ -115,7 +115,7 @@ def _plain(cells: pa.Array, null: float) -> npt.NDArray[Any]:
 
 
 class _Numbers:
-    """Integers are kept in as few bytes as the largest needs."""
+    """Gathers a column of numbers. Integers take as few bytes as the largest one needs."""
 
     def __init__(self, rows: int, kind: np.dtype[Any]) -> None:
         self._kind = kind
@@ -142,7 +142,7 @@ class _Numbers:
 
 class _Texts:
     def __init__(self, rows: int) -> None:
-        self._codes = np.empty(rows, np.int8)  # wider as there are more texts
+        self._codes = np.empty(rows, np.int8)  # becomes wider when there are more texts
         self._at = 0
         self._number: dict[str, int] = {}
 

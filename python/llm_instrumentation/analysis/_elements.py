@@ -29,10 +29,13 @@ _OF_NUMPY = {name for name in DTYPE_SIZES if hasattr(np, name)} | {"bool"}
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name in a capture of a torch dtype, of anything numpy takes for one, or of a name.
+    """The name of a type in captures.
+
+    Args:
+        dtype: a torch dtype, anything that numpy accepts as a dtype, or a name.
 
     Raises:
-        InvalidArgumentError: it is none of the types of a capture.
+        InvalidArgumentError: captures have no such type.
     """
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPE_SIZES:
@@ -49,7 +52,7 @@ def element_size(name: str) -> int:
     """Bytes of one element of the stored type `name`.
 
     Raises:
-        UnsupportedError: a later version wrote it.
+        UnsupportedError: this version does not know the type; a later version wrote it.
     """
     try:
         return DTYPE_SIZES[name]
@@ -63,7 +66,7 @@ def torch_dtype(name: str) -> torch.dtype:
     """The torch type of that name.
 
     Raises:
-        UnsupportedError: this release of torch has none.
+        UnsupportedError: this release of torch has no such type.
     """
     import torch
 
@@ -79,7 +82,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy type to convert to.
 
     Raises:
-        InvalidArgumentError: numpy has none.
+        InvalidArgumentError: numpy has no such type.
     """
     try:
         return np.dtype(name)
@@ -114,10 +117,10 @@ def from_storage(stored: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
 
 
 def refuse_view(copy: bool | None, what: str) -> None:
-    """Answers numpy's `copy` for values that are decoded.
+    """Refuses numpy's `copy=False` for values that are decoded on each call.
 
     Raises:
-        InvalidArgumentError: it is False.
+        InvalidArgumentError: `copy` is False.
     """
     if copy is False:
         raise InvalidArgumentError(f"{what} is decoded anew each time: pass copy=None")
@@ -126,7 +129,7 @@ def refuse_view(copy: bool | None, what: str) -> None:
 def array_of(
     data: npt.NDArray[np.uint8], start: int, name: str, shape: tuple[int, ...]
 ) -> npt.NDArray[Any]:
-    """The values of an array of the stored type `name` among other bytes, copied."""
+    """Copies the values of an array of the stored type `name` out of `data`, from `start` on."""
     stored = np.ndarray(shape, storage_dtype(name), data, start).copy()
     return stored if name in _OF_NUMPY else from_storage(stored.reshape(-1), name).reshape(shape)
 
@@ -134,7 +137,7 @@ def array_of(
 def tensor_of(
     data: npt.NDArray[np.uint8], start: int, name: str, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """`array_of` as a tensor of the type itself."""
+    """Like `array_of`, as a tensor of the stored type."""
     import torch
 
     dtype = torch_dtype(name)

@@ -17,10 +17,10 @@ Selector: TypeAlias = "int | slice | Iterable[int] | None"
 
 
 def bounds(wanted: int | slice | Iterable[int], what: str) -> tuple[int, int] | None:
-    """The half-open range of values that one number or a slice without a stride takes; else None.
+    """The half-open range of a number or of a slice without a stride; None for other selectors.
 
     Raises:
-        InvalidArgumentError: as of `among`.
+        InvalidArgumentError: a number is negative, or `wanted` is no selector.
     """
     try:
         if isinstance(wanted, slice):
@@ -40,7 +40,11 @@ def bounds(wanted: int | slice | Iterable[int], what: str) -> tuple[int, int] | 
 def among(
     values: npt.NDArray[Any], wanted: int | slice | Iterable[int], what: str
 ) -> npt.NDArray[np.bool_]:
-    """Which values a selector takes; an unknown one is -1 and never taken."""
+    """A mask of the values that a selector matches. An unknown value is -1 and never matches.
+
+    Raises:
+        InvalidArgumentError: a number is negative, or `wanted` is no selector.
+    """
     try:
         if isinstance(wanted, slice):
             return _in_range(values, wanted, what)

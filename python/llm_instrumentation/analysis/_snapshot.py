@@ -1,4 +1,4 @@
-"""The rows of a capture as they stood at one time, and the values of their activations."""
+"""The rows of a capture at one time, and the values of their activations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Snapshot", "StoredForm"]
 
-_CALL_BYTES = 64 << 20  # that one call of the library decodes, between looks for signals
+_CALL_BYTES = 64 << 20  # decoded by one call of the library; signals are handled in between
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class StoredForm:
 
 
 class Snapshot:
-    """Rows of a capture: all, or those from some row on. What it has never changes.
+    """The rows of a capture: all, or those from a given row on. They never change.
 
     Attributes:
-        path: of the stream.
+        path: path of the stream.
         native: the library's reader of these rows.
-        first: number that its row 0 has in the whole capture.
-        catalogue: which of its rows make which activations.
-        closed: its values are out of reach.
+        first: number of its row 0 in the whole capture.
+        catalogue: groups its rows into activations.
+        closed: values can no longer be read.
     """
 
     def __init__(self, path: str, native: Reader, first: int = 0) -> None:
@@ -52,7 +52,7 @@ class Snapshot:
         self.closed = False
 
     def follow(self, row: int) -> Snapshot | None:
-        """Its rows from one on, and those that came since; None where nothing changed.
+        """A snapshot of its rows from `row` on and of the new rows; None if nothing changed.
 
         Raises:
             NotFoundError: the stream at the path is another one, or was cut back.
@@ -62,7 +62,7 @@ class Snapshot:
         return None if native is None else Snapshot(self.path, native, self.first + row)
 
     def close(self) -> None:
-        """Closes the stream; what the index says stays. Does nothing when closed."""
+        """Closes the stream. The data of the index stays. A second call does nothing."""
         if not self.closed:
             self.closed = True
             self.catalogue.columns.close()
@@ -111,7 +111,7 @@ class Snapshot:
     def decode_all(
         self, rows: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], address: int
     ) -> None:
-        """Decodes plain activations, of `sizes` bytes, behind each other."""
+        """Decodes plain activations of `sizes` bytes one after the other, from `address` on."""
         ends = np.cumsum(sizes)
         numbers, reached = rows.astype(np.uint64), np.empty(len(rows), np.uint64)
         done = at = 0
@@ -124,7 +124,7 @@ class Snapshot:
     def torch(self, form: StoredForm) -> torch.Tensor:
         import torch
 
-        # The device is named because a default one may be set.
+        # The device is named, because the user may have set another default device.
         values = torch.empty(form.shape, dtype=torch_dtype(form.dtype), device="cpu")
         self.decode(form, values.data_ptr())
         return values

@@ -1,4 +1,4 @@
-"""One captured tensor: what the index says of it, and its values."""
+"""One captured tensor: its data in the index, and its values."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _PACKET_HEADER = 6  # bytes, docs/STREAM_FORMAT.md
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Activation:
-    """One captured tensor, or one that is missing: what the index says of it, and its values."""
+    """A captured tensor, or a missing one: its data in the index, and its values."""
 
     _snapshot: Snapshot
     _row: int  # in the snapshot
-    # Where it came out of an iteration: what decodes the activations of that, and its place there.
+    # If it came from an iteration: the decoder of that iteration, and the place in it.
     _ahead: Ahead | None = dataclasses.field(default=None, compare=False)
     _place: int = dataclasses.field(default=0, compare=False)
 
     @property
     def row(self) -> int:
-        """Of its first packet in `ActivationReader.index`."""
+        """Row of its first packet in `ActivationReader.index`."""
         return self._snapshot.first + self._row
 
     @property
@@ -65,12 +65,12 @@ class Activation:
 
     @property
     def path(self) -> str:
-        """Place in the module's output: "" for the first tensor, else as "[1]"."""
+        """Place in the module's output: "" for the first tensor, otherwise such as "[1]"."""
         return self._text("path") or ""
 
     @property
     def request(self) -> str | None:
-        """What it was computed for, as `for_request` named it; None: nothing named."""
+        """The name from `for_request` that it was computed for, or None."""
         return self._text("request")
 
     @property
@@ -110,13 +110,14 @@ class Activation:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Of the stored values (see `source_shape`); None where a scan found the packet."""
+        """Shape of the stored values (see `source_shape`); None if a scan found the packet."""
         return self._snapshot.catalogue.shape(self._row)
 
     @property
     def dtype(self) -> str | None:
-        """Stored element type, by torch's name; None where a scan found the packet, unless
-        `dtypes` of the reader says it.
+        """Stored element type, by torch's name.
+
+        None if a scan found the packet and `dtypes` of the reader does not give the type.
         """
         return self._snapshot.catalogue.stored_dtype(self._row)
 
@@ -132,46 +133,47 @@ class Activation:
 
     @property
     def transform(self) -> str | None:
-        """What was done to the values, or None: "sample", "last_position", or the capturing
-        program's word.
+        """The change of the values, or None.
+
+        "sample", "last_position", or the word of the capturing program.
         """
         transform = self._text("transform")
         return None if transform == TWIN_TRANSFORM else transform
 
     @property
     def parameters(self) -> str | None:
-        """Of the transform, a JSON object."""
+        """Parameters of the transform, a JSON object, or None."""
         return self._text("parameters")
 
     @property
     def mse(self) -> float | None:
-        """Mean squared error of the stored values; None where nothing was converted or rounded.
+        """Mean squared error of the stored values; None if nothing was converted or rounded.
 
-        Of an archived packet it is an upper bound, a few hundredths above.
+        For an archived packet it is an upper bound, a few hundredths above the error.
 
-        Of a split tensor it is that of the first part; the index has the others.
+        For a split tensor it is the error of the first part; the index has the others.
         """
         return self._measured("mse")
 
     @property
     def normalized_mse(self) -> float | None:
-        """Their squared error over their squared values; None as `mse`, and where all are zero."""
+        """Squared error over squared values; None as for `mse`, and if all values are zero."""
         error, square = self.mse, self._measured("mean_square")
         return None if error is None or not square else error / square
 
     @property
     def mantissa_bits(self) -> int | None:
-        """Bits of mantissa that the values were rounded to; None where they were not.
+        """Bits of mantissa that the values were rounded to; None if they were not rounded.
 
-        Of a tensor larger than the staging memory it is the most of its pieces.
+        For a tensor larger than the staging memory it is the largest number of its pieces.
         """
         return self._number_or_none("mantissa_bits")
 
     @property
     def overflowed(self) -> bool:
-        """Whether a float32 twin is stored because float16 could not hold the values.
+        """Whether a float32 twin is stored, because float16 could not hold the values.
 
-        They are beyond its range, or so small that it broke the error bound.
+        The values are beyond float16's range, or so small that float16 broke the error bound.
         """
         return self._row in self._snapshot.catalogue.twins
 
@@ -188,7 +190,7 @@ class Activation:
 
     @property
     def error(self) -> str | None:
-        """Why the tensor is missing; None where it is not."""
+        """Why the tensor is missing; None if it is not missing."""
         return self._snapshot.catalogue.error(self._row)
 
     def _measured(self, column: str) -> float | None:
@@ -224,17 +226,17 @@ class Activation:
         """The values as a CPU tensor of `shape`, decoded into its memory.
 
         A packet found by scanning (no index, or a stream of llm_instrumentation 1.3.1) has a
-        name and no shape or type. Its values come as a 1-D float16 tensor, the documented
-        format of float32; `dtype` says what else its bytes are, or `dtypes` of the reader does.
+        name and no shape or type. Its values are a 1-D float16 tensor, the documented format of
+        float32, unless `dtype` or `dtypes` of the reader gives another type of its bytes.
 
         Args:
-            exact: where float32 values beyond float16 were captured, give the float32 twin;
-                False gives the float16 packet, with infinities in their place.
-            dtype: convert to this type, a torch dtype or its name. Where `dtype` of the
-                activation is unknown, it is the type the bytes are taken for.
+            exact: if there is a float32 twin, return it. False returns the float16 packet, with
+                infinities for values beyond float16.
+            dtype: convert to this type, a torch dtype or its name. If `dtype` of the activation is
+                unknown, the bytes are read as this type.
 
         Raises:
-            CorruptError: (a ValueError) the bytes are not what was written; the message names
+            CorruptError: (a ValueError) the bytes differ from the written ones; the message names
                 packet and offset.
             NotFoundError: the tensor is missing, see `error`.
             UnsupportedError: (a TypeError) this torch lacks the type.
@@ -247,9 +249,9 @@ class Activation:
         return values if dtype is None else values.to(torch_dtype(dtype_name(dtype)))
 
     def to_numpy(self, exact: bool = True, dtype: Any = None) -> npt.NDArray[Any]:
-        """The values as an array of `shape`; needs no torch. Arguments and errors as `to_torch`.
+        """The values as an array of `shape`, without torch. Arguments and errors as in `to_torch`.
 
-        numpy lacks some types: bfloat16 and float8 come as float32 and complex32 as complex64,
+        numpy lacks some types: bfloat16 and float8 become float32, and complex32 becomes complex64,
         all exactly equal.
         """
         target = None if dtype is None else dtype_name(dtype)
@@ -261,22 +263,22 @@ class Activation:
         return values if target in (None, stored) else values.astype(numpy_dtype(target))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """`to_numpy(dtype=dtype)`, for numpy: bfloat16 comes as float32, exactly equal.
+        """`to_numpy(dtype=dtype)`, for numpy. bfloat16 becomes float32, exactly equal.
 
         Raises:
-            InvalidArgumentError: (a ValueError) `copy` is False: values are decoded anew each time.
+            InvalidArgumentError: (a ValueError) `copy` is False, although each call decodes again.
         """
         refuse_view(copy, repr(self))
         return self.to_numpy(dtype=dtype)
 
     def __dlpack__(self, **how: Any) -> Any:
-        """`to_torch()` by the DLPack protocol, for jax, cupy, torch and others, bfloat16 as such.
+        """`to_torch()` by the DLPack protocol, for jax, cupy, torch and others. bfloat16 stays.
 
         Args:
             how: `stream`, `max_version`, `dl_device` and `copy` of the protocol, for the tensor.
 
         Raises:
-            BufferError: `copy` is False: values are decoded anew each time; or DLPack has no such
+            BufferError: `copy` is False, although each call decodes again; or DLPack lacks the
                 type.
         """
         if how.get("copy") is False:
@@ -288,7 +290,7 @@ class Activation:
         return _DLPACK_CPU
 
     def _decoded(self) -> Decoded | None:
-        """Where its values were decoded ahead, with those of others."""
+        """Its values if they were decoded ahead, together with others; otherwise None."""
         if self._ahead is None:
             return None
         self._snapshot.check_open()
@@ -296,18 +298,18 @@ class Activation:
 
     @property
     def positions(self) -> npt.NDArray[np.int64] | None:
-        """Row-major places of a part's values in the source; None for a whole tensor."""
+        """Row-major places in the source of a sample's or last position's values; None if whole."""
         part = self._part()
         return None if part is None else part[0]
 
     @property
     def source_shape(self) -> tuple[int, ...] | None:
-        """Shape of the captured tensor, also where only a part is stored."""
+        """Shape of the captured tensor, even if only a part of it is stored."""
         part = self._part()
         return self.shape if part is None else part[1]
 
     def _part(self) -> tuple[npt.NDArray[np.int64], tuple[int, ...]] | None:
-        """Of a sample or a last position: where its values belong, and the source's shape."""
+        """For a sample or last position: the places of its values, and the source's shape."""
         parameters = self.parameters or ""
         try:
             if self.transform == sampling.TRANSFORM:
@@ -322,12 +324,17 @@ class Activation:
     def to_dense(
         self, fill: float = math.nan, *, exact: bool = True, dtype: Any = None
     ) -> torch.Tensor:
-        """A part in its place: a tensor of `source_shape`, `fill` where nothing is known.
+        """Puts a sample or a last position at its place in a tensor of `source_shape`.
 
-        A whole tensor is given as it is.
+        A tensor that is stored whole is returned unchanged.
+
+        Args:
+            fill: the value of elements that are not stored.
+            exact: as in `to_torch`.
+            dtype: as in `to_torch`.
 
         Raises:
-            InvalidArgumentError: (a ValueError) the type has no such value as `fill`.
+            InvalidArgumentError: (a ValueError) the type cannot hold `fill`.
         """
         import torch
 
@@ -348,7 +355,7 @@ class Activation:
                 f"fill = {fill} is no value of {values.dtype}: pass another fill, or dtype="
             )
         dense = torch.full((math.prod(shape),), fill, dtype=values.dtype, device="cpu")
-        # As bytes: torch puts elements in place for some of the types only.
+        # As bytes, because torch assigns elements by index for some types only.
         size = values.element_size()
         places = dense.view(torch.uint8).view(len(dense), size)
         places[torch.tensor(positions)] = values.view(torch.uint8).view(len(values), size)

@@ -75,30 +75,30 @@ class UnknownActivationError(StrapError, KeyError):
 class ActivationReader:
     """The activations of a capture. Thread-safe; close it or use it as a context manager.
 
-    What the index says stays available behind `close`; values do not.
+    After `close` the data of the index stays available; values do not.
 
     Args:
-        path: the stream; its index and token file are looked for beside it.
-        ignore_index: find the packets by scanning the stream, whatever its index says.
-        warn: warn with a `RuntimeWarning` where `problem` is not empty, and where neither an index
-            nor `dtypes` says the type of an activation.
+        path: the stream; its index and token file are expected beside it.
+        ignore_index: find the packets by scanning the stream, without its index.
+        warn: warn with a `RuntimeWarning` if `problem` is not empty, and if neither an index nor
+            `dtypes` gives the type of an activation.
         dtypes: stored types of the activations that no index describes, by name or pattern as in
-            `select`: {"*": "bfloat16", "embed": torch.int64}. The last that fits counts.
+            `select`: {"*": "bfloat16", "embed": torch.int64}. The last match counts.
 
     Attributes:
-        path: as given.
-        info: what opening the stream found.
-        layers: names of the captured tensors, layer and place in its output, in the order in
-            which they first appear: "h.0", "h.0[1]"; the root module's is "".
-        steps: the forward steps that activations are known of, sorted.
-        tokens: likewise the token numbers.
+        path: the path of the stream, as a str.
+        info: facts that opening the stream found.
+        layers: names of the captured tensors (layer and place in its output) in the order of their
+            first appearance: "h.0", "h.0[1]"; the root module's is "".
+        steps: the numbers of the forward steps that have activations, sorted.
+        tokens: the token numbers that have activations, sorted.
 
     Raises:
         NotFoundError: (a FileNotFoundError) there is no such file.
         CorruptError: (a ValueError) the file is no stream.
-        UnknownActivationError: (a KeyError) a name or pattern of `dtypes` fits no layer.
-        InvalidArgumentError: (a ValueError) `dtypes` has what is no type of a capture.
-        StrapError: another reason why it cannot be read.
+        UnknownActivationError: (a KeyError) a name or pattern of `dtypes` matches no layer.
+        InvalidArgumentError: (a ValueError) `dtypes` has a value that is no type of a capture.
+        StrapError: the stream cannot be read for another reason.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class ActivationReader:
         self._closing = threading.Lock()
         self._refreshing = threading.Lock()
         self._closed = False
-        # All that are in use: those of `follow`, and those that `refresh` took the place of, too.
+        # All snapshots in use, including those of `follow` and those that `refresh` has replaced.
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         native = Reader(path, ignore_index=ignore_index)
         if native.info.live and native.info.scanned and not ignore_index:
-            # What the index does not list yet comes when it does, with shape and type.
+            # Packets that the index does not list yet appear when it does, with shape and type.
             native = native.follow() or native
         try:
             self._show(Snapshot(self.path, native))
@@ -131,19 +131,19 @@ class ActivationReader:
         self._tell(self._snapshot, stacklevel=3)
 
     def _show(self, snapshot: Snapshot) -> None:
-        """Makes the reader that of a snapshot."""
+        """Makes a snapshot the reader's present one."""
         self._enter(snapshot)
         self._snapshot = snapshot
         self._catalogue = snapshot.catalogue
         self.info: ReaderInfo = snapshot.native.info
         self.layers: tuple[str, ...] = self._catalogue.layers()
-        # What views of all, and of a layer, found out: they are asked for again and again.
+        # Sorted columns of the view of all activations and of each layer's view, kept for reuse.
         self._orders: dict[str | None, _Orders] = {}
         self.steps = self._distinct("step")
         self.tokens = self._distinct("token")
 
     def _enter(self, snapshot: Snapshot) -> None:
-        """Lets a snapshot know the types that the caller says, and closes it with the reader."""
+        """Gives a snapshot the caller's types, and registers it to be closed with the reader."""
         names = snapshot.catalogue.layers() if self._dtypes else ()
         for pattern, dtype in self._dtypes.items():
             snapshot.catalogue.said.update(dict.fromkeys(_matching(pattern, names), dtype))
@@ -167,20 +167,20 @@ class ActivationReader:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the stream or its index (a torn tail...); "" when all is well.
+        """The damage of the stream or its index, such as a torn tail; "" if there is none.
 
-        While a capture writes the stream (`info.live`), a torn tail is nothing wrong.
+        While a capture writes the stream (`info.live`), a torn tail is normal and not reported.
         """
         return self.info.problem
 
     @property
     def missing(self) -> ActivationView:
-        """Tensors that were dropped, not to be captured or are not whole: see their `error`."""
+        """Tensors that were dropped, could not be captured or are incomplete: see their `error`."""
         return ActivationView(self._snapshot, self._catalogue.missing)
 
     @property
     def index(self) -> pa.Table:
-        """The index, one row a packet or note; docs/STREAM_FORMAT.md lists its columns."""
+        """The index, one row for each packet or note; docs/STREAM_FORMAT.md lists its columns."""
         return self._catalogue.columns.table()
 
     @functools.cached_property
@@ -188,12 +188,12 @@ class ActivationReader:
         """The token file: total_tokens, tokens, capture_duration_seconds; None if there is none.
 
         Raises:
-            TokenFileError: (a ValueError) it is damaged.
+            TokenFileError: (a ValueError) the file is damaged.
         """
         return load_token_metadata(self.path)
 
     def __len__(self) -> int:
-        """Number of activations: parts are joined and twins not counted."""
+        """Number of activations. Split tensors count once, and twins do not count."""
         return len(self._catalogue.activations)
 
     def __iter__(self) -> Iterator[Activation]:
@@ -207,7 +207,7 @@ class ActivationReader:
         """The activations of a layer, in capture order.
 
         Raises:
-            UnknownActivationError: (a KeyError) there are none of this name.
+            UnknownActivationError: (a KeyError) no activation has this name.
         """
         rows = self._rows_of(layer)
         return ActivationView(self._snapshot, rows, self._orders.setdefault(layer, {}))
@@ -224,15 +224,15 @@ class ActivationReader:
         """The activations of some layers and steps, in capture order; nothing is decoded yet.
 
         Args:
-            layers: names, in which `*` stands for any characters and `?` for one; brackets
-                stand for themselves. None: all.
+            layers: names or patterns: `*` matches any characters and `?` one character; brackets
+                are literal. None: all.
             steps: the steps, as for `ActivationView.select`.
             tokens: the tokens, as for `ActivationView.select`.
             calls: the calls, as for `ActivationView.select`.
             requests: the requests, as for `ActivationView.select`.
 
         Raises:
-            UnknownActivationError: (a KeyError) a name or pattern fits no layer.
+            UnknownActivationError: (a KeyError) a name or pattern matches no layer.
         """
         if layers is None:
             orders = self._orders.setdefault(None, {})
@@ -281,22 +281,22 @@ class ActivationReader:
         force: bool = False,
         progress: Callable[[int, int], Any] | None = None,
     ) -> SalvageReport:
-        """Copies what is intact of a damaged stream to a new one; see `salvage.salvage`."""
+        """Copies the intact packets of a damaged stream to a new one; see `salvage.salvage`."""
         return salvage(path, out, force=force, progress=progress)
 
     def refresh(self) -> int:
-        """Takes in what a running capture has written since: layers, steps, activations and all.
+        """Adds the activations that a running capture has written since the last look.
 
-        Views and activations that were made before keep what they had. Only what is new is read
-        of the index; the table of activations is made anew, which took 23 to 32 ms for 200,000
-        packets of 200 layers.
+        `layers`, `steps` and all other attributes follow. Existing views and activations do not
+        change. Only the new part of the index is read. The table of activations is built again,
+        which took 23 to 32 ms for 200,000 packets of 200 layers.
 
         Returns:
-            How many activations came.
+            The number of new activations.
 
         Raises:
             NotFoundError: (a FileNotFoundError) the stream at the path is another one now, or was
-                cut back by a capture that resumes: open it anew.
+                cut back by a capture that resumes: open it again.
             InvalidStateError: the reader is closed.
         """
         with self._refreshing:
@@ -320,33 +320,33 @@ class ActivationReader:
         poll_s: float = 0.1,
         timeout_s: float | None = None,
     ) -> Iterator[Activation]:
-        """All activations in capture order, those that are there and then those that come.
+        """Yields all activations in capture order: the existing ones, then new ones.
 
-        It ends when the capture has ended and all was given. Where the capture's process died, what
-        is whole is given, and then a `RuntimeWarning` tells the `problem`. The reader itself stays
-        as it is, until `refresh`. What was given is not kept, so the memory does not grow with the
-        number of activations.
+        It ends when the capture has ended and all its activations were yielded. If the capture's
+        process died, it yields the complete activations and then gives a `RuntimeWarning` with the
+        `problem`. The reader itself does not change until `refresh`. Yielded activations are not
+        kept, so the memory does not grow with their number.
 
-        A packet is given when the index describes it, about a second after its capture at most.
-        Split tensors are given whole, float16 ones with their float32 twin.
+        A packet is yielded when the index describes it, at most about a second after its capture.
+        Split tensors are yielded complete, float16 packets with their float32 twin.
 
         Args:
-            layers: the layers, as for `select`. A layer may come later: that a name or pattern
-                fits none is an error at the end.
+            layers: the layers, as for `select`. A layer may appear later; a name or pattern that
+                matched no layer is an error at the end.
             steps: the steps, as for `select`.
             tokens: the tokens, as for `select`.
             calls: the calls, as for `select`.
             requests: the requests, as for `select`.
-            poll_s: how often to look for more, in seconds.
-            timeout_s: how long to wait for the next activation, in seconds; None: for ever.
+            poll_s: seconds between two looks for more.
+            timeout_s: seconds to wait for the next activation; None: for ever.
 
         Raises:
-            StrapTimeoutError: (a TimeoutError) none came for `timeout_s`.
-            NotFoundError: (a FileNotFoundError) another capture took the place of the stream, it
-                was removed or renamed, or cut back by a capture that resumes.
-            UnknownActivationError: (a KeyError) the capture ended, and a name or pattern fits no
+            StrapTimeoutError: (a TimeoutError) no activation came for `timeout_s`.
+            NotFoundError: (a FileNotFoundError) the stream was replaced, removed or renamed, or cut
+                back by a capture that resumes.
+            UnknownActivationError: (a KeyError) the capture ended, and a name or pattern matched no
                 layer.
-            InvalidArgumentError: (a ValueError) `poll_s` or `timeout_s` is not above 0; or as of
+            InvalidArgumentError: (a ValueError) `poll_s` or `timeout_s` is not above 0; or as in
                 `ActivationView.select`.
             InvalidStateError: the reader is closed.
         """
@@ -388,7 +388,7 @@ class ActivationReader:
         return activations()
 
     def close(self) -> None:
-        """Closes the stream; does nothing when closed."""
+        """Closes the stream. A second call does nothing."""
         with self._closing:
             self._closed = True
             for snapshot in self._snapshots:
@@ -420,7 +420,7 @@ class ActivationReader:
 
 
 class ActivationView(Sequence["Activation"]):
-    """Activations in capture order: a sequence whose values are decoded when asked for."""
+    """A sequence of activations in capture order. Values are decoded on demand."""
 
     __slots__ = ("_orders", "_rows", "_snapshot")
 
@@ -477,14 +477,15 @@ class ActivationView(Sequence["Activation"]):
         """The activations of some steps, tokens, calls and requests.
 
         Args:
-            steps: forward steps: a number, a half-open range of them as slice(0, 10), a
-                collection, or None for all. An activation whose step is unknown fits None alone.
-            tokens: numbers of the tokens that the steps led to; likewise.
-            calls: calls of the module within its step; likewise.
-            requests: names that `for_request` gave, one or several; None: all.
+            steps: forward steps: a number, a half-open range such as slice(0, 10), a collection, or
+                None for all. Only None matches an activation whose step is unknown.
+            tokens: numbers of the tokens that the steps led to, given in the same way.
+            calls: calls of the module within its step, given in the same way.
+            requests: one or several names from `for_request`; None: all.
 
         Raises:
-            InvalidArgumentError: (a ValueError) a number is negative, or it is none of these.
+            InvalidArgumentError: (a ValueError) a number is negative, or a selector has another
+                type.
         """
         view = self
         for column, wanted in (("step", steps), ("token", tokens), ("call", calls)):
@@ -522,11 +523,11 @@ class ActivationView(Sequence["Activation"]):
     def at(
         self, *, step: int | None = None, token: int | None = None, call: int | None = None
     ) -> Activation:
-        """The one activation of a step, token or call.
+        """The single activation of a step, token or call.
 
         Raises:
-            UnknownActivationError: (a KeyError) there is none.
-            InvalidArgumentError: (a ValueError) there are several: the message says how they
+            UnknownActivationError: (a KeyError) there is no such activation.
+            InvalidArgumentError: (a ValueError) there are several; the message says how they
                 differ.
         """
         found = self.select(steps=step, tokens=token, calls=call)
@@ -546,13 +547,12 @@ class ActivationView(Sequence["Activation"]):
         raise InvalidArgumentError(f"{len(found)} activations at {asked}: {hint}")
 
     def stack(self, *, exact: bool = True, dtype: Any = None) -> torch.Tensor:
-        """All values in one tensor of shape (len(self), *shape); arguments as `to_torch`.
+        """All values in one tensor of shape (len(self), *shape); arguments as in `to_torch`.
 
-        Activations of float16, and of float32 because of values beyond float16, stack as
-        float32.
+        A mixture of float16 activations and float32 twins stacks as float32.
 
         Raises:
-            InvalidArgumentError: (a ValueError) shapes or types differ, or there is nothing.
+            InvalidArgumentError: (a ValueError) shapes or types differ, or the view is empty.
         """
         if (alike := self._snapshot.catalogue.alike(self._rows)) is not None:
             return self._packed(alike, dtype).reshape(len(self), *alike.shapes[0].tolist())
@@ -564,11 +564,11 @@ class ActivationView(Sequence["Activation"]):
         return out
 
     def cat(self, dim: int = 0, *, exact: bool = True, dtype: Any = None) -> torch.Tensor:
-        """All values behind each other along a dimension; arguments as `to_torch`.
+        """All values joined along a dimension; arguments as in `to_torch`.
 
         Raises:
             InvalidArgumentError: (a ValueError) shapes differ in another dimension, types
-                differ, or there is nothing.
+                differ, or the view is empty.
         """
         import torch
 
@@ -597,11 +597,11 @@ class ActivationView(Sequence["Activation"]):
         return out
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """All values in one array of shape (len(self), *shape), types as of `Activation.to_numpy`.
+        """All values in one array of shape (len(self), *shape), types as in `Activation.to_numpy`.
 
         Raises:
-            InvalidArgumentError: (a ValueError) shapes or types differ, or there is nothing; or
-                `copy` is False: values are decoded anew each time.
+            InvalidArgumentError: (a ValueError) shapes or types differ, or the view is empty; or
+                `copy` is False, although each call decodes the values again.
         """
         refuse_view(copy, repr(self))
         if (alike := self._snapshot.catalogue.alike(self._rows)) is None:
@@ -618,11 +618,11 @@ class ActivationView(Sequence["Activation"]):
         )
 
     def to_pandas(self) -> pd.DataFrame:
-        """What the index says of the activations, without their values.
+        """The index's data about the activations, without their values.
 
         Returns:
-            a row for each, in order: "name", then the columns of `ActivationReader.index`, those
-            of its first packet. The frame's index is `Activation.row`.
+            a row for each activation, in order: "name", then the columns of
+            `ActivationReader.index` for its first packet. The frame's index is `Activation.row`.
 
         Raises:
             MissingExtraError: (a TypeError and an ImportError) pandas is not installed;
@@ -637,7 +637,7 @@ class ActivationView(Sequence["Activation"]):
         return table
 
     def _packed(self, alike: Alike, dtype: Any) -> torch.Tensor:
-        """The elements of plain activations of one type behind each other."""
+        """The elements of plain activations of one type, in one flat tensor."""
         stored = torch_dtype(alike.dtype)
         wanted = stored if dtype is None else torch_dtype(dtype_name(dtype))
         lengths = alike.shapes.prod(axis=1)
@@ -661,7 +661,7 @@ class ActivationView(Sequence["Activation"]):
         return [self._snapshot.form(int(row), exact, dtype) for row in self._rows]
 
     def _fill(self, place: torch.Tensor, form: StoredForm) -> None:
-        """Decodes into place, where it can hold the stored elements as they are."""
+        """Decodes a form into `place`; directly if `place` has the stored type."""
         if place.dtype == torch_dtype(form.dtype) and place.is_contiguous():
             self._snapshot.decode(form, place.data_ptr())
         else:
@@ -672,7 +672,7 @@ class ActivationView(Sequence["Activation"]):
 
 
 def _matching(pattern: str, names: Collection[str]) -> list[str]:
-    """The names that a name or pattern stands for."""
+    """The names that match a name or pattern."""
     if pattern not in names and isinstance(pattern, str) and ("*" in pattern or "?" in pattern):
         glob = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
         fits = re.compile(glob, re.DOTALL).fullmatch
@@ -681,7 +681,7 @@ def _matching(pattern: str, names: Collection[str]) -> list[str]:
 
 
 def _kept(wanted: Any) -> Any:
-    """A selector that can be asked more than once."""
+    """A selector that can be read more than once: an iterable becomes a tuple."""
     several = isinstance(wanted, Iterable) and not isinstance(wanted, str)
     return tuple(wanted) if several else wanted
 
@@ -689,7 +689,7 @@ def _kept(wanted: Any) -> Any:
 def _of_layers(
     snapshot: Snapshot, rows: npt.NDArray[np.int64], patterns: Iterable[str]
 ) -> npt.NDArray[np.int64]:
-    """The rows of the layers that names or patterns stand for."""
+    """The rows of the layers that match names or patterns."""
     catalogue = snapshot.catalogue
     names = {name for pattern in patterns for name in _matching(pattern, catalogue.names)}
     codes = [code for code, name in enumerate(catalogue.names) if name in names]
@@ -702,7 +702,7 @@ def _same_shape(forms: Sequence[StoredForm]) -> None:
 
 
 def _common(forms: Sequence[StoredForm], dtype: Any) -> str:
-    """The type that can hold the values of all."""
+    """The type that can hold the values of all forms."""
     names = {form.dtype for form in forms}
     if dtype is not None:
         names = {dtype_name(dtype)}
@@ -731,7 +731,7 @@ def _unknown_types(names: Sequence[str]) -> str:
 
 
 def _tally(kinds: Iterable[object]) -> str:
-    """How often each of different shapes or types comes, the most frequent first."""
+    """Shapes or types with their counts, the most frequent first, as a text."""
     counts = Counter(kinds)
     listed = [f"{kind} ({count})" for kind, count in counts.most_common(6)]
     if len(counts) > len(listed):

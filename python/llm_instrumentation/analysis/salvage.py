@@ -1,4 +1,4 @@
-"""What is intact of a damaged stream, as a new one::
+"""Copies the intact packets of a damaged stream to a new one::
 
 report = ActivationReader.salvage("run.stream")     # writes run.salvaged.stream
 report.packets, report.lost_bytes, report.lost_packets
@@ -26,13 +26,13 @@ class LostRange:
 
 @dataclasses.dataclass(frozen=True)
 class LostPacket:
-    """A packet that was lost, as far as it is known.
+    """A lost packet that is known by name.
 
     Attributes:
-        name: by the index, or by its own header.
-        offset, length: where it stood or should stand in the damaged stream; behind the end of
-            the file where that was cut.
-        reason: what is wrong there.
+        name: its name in the index, or in its own header.
+        offset, length: its place in the damaged stream, found or expected; beyond the end of the
+            file if the file was cut.
+        reason: why it is lost.
     """
 
     name: str
@@ -43,19 +43,19 @@ class LostPacket:
 
 @dataclasses.dataclass(frozen=True)
 class SalvageReport:
-    """What the new stream has of the damaged one, and what not.
+    """The kept and lost packets of a salvage.
 
     Attributes:
         path: the new stream.
-        packets: how many it has.
+        packets: number of packets in it.
         bytes: its length.
-        verified: of the packets, those with the checksum that the index has.
-        repaired: of the verified, those with a damaged header, which the index knows.
-        unlisted: of the packets, those that no index lists: without shape, type and step.
-        lost_packets: what is known by name and not in the new stream.
-        lost_ranges: every byte of the damaged stream that is no packet of the new one.
-        lost_bytes: the bytes in these.
-        problem: what is wrong with the index; "" when nothing is, or there is none.
+        verified: number of packets whose checksum agrees with the index.
+        repaired: number of verified packets whose damaged header was restored from the index.
+        unlisted: number of packets that no index lists; they have no shape, type and step.
+        lost_packets: the lost packets that are known by name.
+        lost_ranges: all stretches of the damaged stream that were not copied.
+        lost_bytes: sum of their lengths.
+        problem: the damage of the index; "" if it has none, or if there is no index.
     """
 
     path: str
