@@ -1,7 +1,7 @@
 """The checkpoint file of a token-tracked capture: `{output}.ckpt.json`.
 
 A checkpoint holds every token recorded so far and the length of the stream that was durable
-when it was written, so that a capture that was killed resumes with tokens and packets in step::
+when it was written. So a killed capture resumes with tokens and packets that agree::
 
     {"version": 1, "total_tokens": 128, "last_checkpoint_time": 1763697600.0,
      "metadata": {"start_time": ..., "resume_count": 0, "updated_at": ...,
@@ -39,19 +39,19 @@ _WAYS_OUT = (
 
 
 class CheckpointError(ValueError):
-    """A checkpoint file cannot be used; the message names its path and what is wrong."""
+    """A checkpoint file cannot be used; the message names its path and the fault."""
 
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """What a checkpoint file holds.
+    """The content of a checkpoint file.
 
     Attributes:
         tokens: the records, each with token_index, token_id and token_text.
-        metadata: start_time, resume_count, updated_at, and whatever else was stored.
-        stream_offset: durable bytes of the stream; None in checkpoints of
-            llm_instrumentation 1.3.1, which kept none.
-        capture_id: of the capture that it was made of; None in checkpoints of 1.3.1.
+        metadata: start_time, resume_count, updated_at, and any other stored keys.
+        stream_offset: durable bytes of the stream; None in checkpoints of llm_instrumentation
+            1.3.1.
+        capture_id: id of the capture; None in checkpoints of 1.3.1.
     """
 
     tokens: list[dict[str, Any]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class CheckpointState:
 
 
 def checkpoint_path_for(output_path: str | os.PathLike[str]) -> Path:
-    """Where the checkpoint of the stream `output_path` stands unless placed elsewhere."""
+    """The default path of the checkpoint of the stream `output_path`."""
     return Path(os.fspath(output_path) + ".ckpt.json")
 
 
@@ -72,7 +72,7 @@ class CheckpointFile:
         self.path = Path(path)
 
     def load(self) -> CheckpointState | None:
-        """The stored state, or None when there is no file.
+        """The stored state, or None if there is no file.
 
         Raises:
             CheckpointError: the file is no checkpoint, is damaged, or has another version.
@@ -111,19 +111,19 @@ class CheckpointFile:
         return CheckpointState(tokens, metadata, metadata.get("stream_offset"), capture_id)
 
     def check(self, state: CheckpointState, output_path: str | os.PathLike[str]) -> None:
-        """Checks that the stream at `output_path` is the one that `state` was made of.
+        """Checks that `state` is a checkpoint of the stream at `output_path`.
 
-        That cannot be told of checkpoints of 1.3.1, and of a stream whose index is lost, as long
-        as the stream is not empty.
+        Without ids it cannot check more than the length: checkpoints of 1.3.1 have no id, and a
+        stream that lost its index has none.
 
         Raises:
-            CheckpointError: it is another one, or shorter than the checkpoint says, or empty where
-                nothing says that it is the same.
+            CheckpointError: the stream is another capture, or shorter than the checkpoint says; or
+                it is empty, the checkpoint has tokens, and no id shows that both agree.
         """
         path = os.fspath(output_path)
         try:
             size = os.path.getsize(path)
-        except OSError:  # opening it to go on says more
+        except OSError:  # opening the stream to resume raises a better error
             return
         if size < (state.stream_offset or 0):
             raise CheckpointError(
@@ -143,10 +143,10 @@ class CheckpointFile:
             )
 
     def replace(self, tokens: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> None:
-        """Replaces the file, durably: the new one is on disk when this returns.
+        """Replaces the file durably: the new content is on disk when this returns.
 
         Raises:
-            OSError: it cannot be written; the old checkpoint then still stands.
+            OSError: the file cannot be written; the old checkpoint remains.
         """
         content = {
             "version": VERSION,

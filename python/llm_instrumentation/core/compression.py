@@ -1,4 +1,4 @@
-"""Payloads by themselves: what a packet holds, without a stream.
+"""Compresses single tensors to payloads, without a stream.
 
 Captures do not use this module: libstrap compresses their packets, with the same codecs.
 """
@@ -17,18 +17,18 @@ __all__ = ["CompressionStrategy", "TensorCompressionManager"]
 
 
 class CompressionStrategy(ABC):
-    """Bytes to a payload and back."""
+    """Converts bytes to a payload and back."""
 
     @abstractmethod
     def compress(self, data: bytes) -> bytes:
-        """One payload."""
+        """Returns one payload that holds ``data``."""
 
     @abstractmethod
     def decompress(self, data: bytes) -> bytes:
         """The bytes of one payload.
 
         Raises:
-            CorruptError: ``data`` is no such payload.
+            CorruptError: ``data`` is no payload of this codec.
         """
 
 
@@ -51,7 +51,7 @@ class TensorCompressionManager:
 
     Attributes:
         strategies: the strategies by name: "lz4", "zstd", "none", and any that you add.
-        current_strategy: the one that is used where none is named.
+        current_strategy: name of the strategy used if none is given.
     """
 
     def __init__(self) -> None:
@@ -85,10 +85,10 @@ class TensorCompressionManager:
         return payload, len(data) / len(payload) if data else 0.0
 
     def decompress_tensor(self, data: bytes, strategy: str | None = None) -> bytes:
-        """The elements' bytes behind a payload.
+        """The bytes of the elements in a payload.
 
         Raises:
-            ValueError: no such strategy, or (CorruptError) no such payload.
+            ValueError: the strategy is unknown, or (CorruptError) ``data`` is no payload of it.
         """
         return self._strategy(strategy or self.current_strategy).decompress(data)
 

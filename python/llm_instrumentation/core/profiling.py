@@ -34,17 +34,17 @@ class MemorySample:
 
 @dataclass
 class PerformanceMetrics:
-    """What was measured.
+    """The measurements of a :class:`SystemProfiler`.
 
     Attributes:
         inference_times: seconds of each inference.
         compression_ratios: source bytes / stored bytes.
         memory_usage: bytes by which each measured inference changed the memory: allocated CUDA
-            memory where CUDA is in use, else the resident memory of the process.
+            memory if CUDA is in use, otherwise the resident memory of the process.
         throughput_mbps: 10^6 bytes a second.
         buffer_overruns: tensors that found no room.
         total_tokens_processed: tokens.
-        memory_samples: what the monitoring thread saw.
+        memory_samples: the samples of the monitoring thread.
     """
 
     inference_times: list[float] = field(default_factory=list)
@@ -109,7 +109,7 @@ class SystemProfiler:
             sampling_interval: seconds between memory samples.
 
         Raises:
-            ValueError: it is not a positive finite number.
+            ValueError: `sampling_interval` is not a positive finite number.
         """
         if not (math.isfinite(sampling_interval) and sampling_interval > 0):
             raise ValueError(
@@ -128,7 +128,7 @@ class SystemProfiler:
         """Starts sampling the memory.
 
         Raises:
-            RuntimeError: it runs already.
+            RuntimeError: monitoring runs already.
         """
         if self.monitoring:
             raise RuntimeError("monitoring runs already; call stop_monitoring first")
@@ -141,10 +141,10 @@ class SystemProfiler:
         self.monitor_thread.start()
 
     def stop_monitoring(self) -> PerformanceMetrics:
-        """Ends the sampling, waits for its thread and gives the metrics.
+        """Ends the sampling, waits for its thread and returns the metrics.
 
         Raises:
-            RuntimeError: the memory could not be sampled; its cause says why.
+            RuntimeError: the memory could not be sampled; its cause is the error.
         """
         self._stop.set()
         if self.monitor_thread is not None:
@@ -171,9 +171,9 @@ class SystemProfiler:
 
     @contextmanager
     def measure_inference(self) -> Iterator[None]:
-        """Records the duration of the block, and its change of memory, also when it raises.
+        """Records the duration of the block and its change of memory, even if the block raises.
 
-        Where CUDA is in use the device is synchronised before each reading of the clock.
+        If CUDA is in use, the device is synchronised before each reading of the clock.
         """
         cuda = _cuda_in_use()
         memory: Callable[[], int] = self._rss if cuda is None else cuda.memory_allocated
