@@ -1,9 +1,8 @@
-// Package arena is the bounded staging memory that enqueue copies tensors into.
+// Package arena is the bounded staging memory into which enqueue copies tensors.
 //
-// It is one stretch of address space, outside the Go heap. A request gets the first
-// place that is large enough, so that memory which packets used before is used again
-// before more is touched: touching memory for the first time costs more than copying
-// a tensor into it.
+// An arena is one range of addresses outside the Go heap. A request gets the first gap that is large
+// enough. So memory that packets have used is used again before new memory is touched. Touching memory
+// for the first time costs more than copying a tensor into it.
 package arena
 
 import (
@@ -23,37 +22,36 @@ const (
 	cacheLine = 64
 )
 
-// Region is a piece of the arena; Buf has the requested length.
+// Region is a part of the arena. Buf has the requested length.
 type Region struct {
 	Buf []byte
-	at  int // in the arena
-	len int // what it takes there
+	at  int // offset in the arena
+	len int // bytes that it takes in the arena
 }
 
 // Zero reports whether r was never allocated.
 func (r Region) Zero() bool { return r.len == 0 }
 
-// extent is a stretch that no region holds.
-type extent struct{ from, to int }
+// gap is a range of the arena that is in no region.
+type gap struct{ from, to int }
 
-// Arena hands out regions. Regions may be freed in any order and from any
-// goroutine; TryAlloc is for one caller at a time.
+// Arena allocates regions. Regions may be freed in any order and from any goroutine. TryAlloc is for one
+// caller at a time.
 type Arena struct {
 	pages *pages.Memory
-	mem   []byte // all of them
+	mem   []byte // the bytes of pages
 
 	mu     sync.Mutex
-	free   []extent // by address, none next to another
-	top    int      // nothing behind it was ever handed out
-	held   int64    // bytes in regions
-	live   int      // regions
+	free   []gap // by address; no two gaps touch each other
+	top    int   // end of the memory that was ever in regions
+	held   int64 // bytes in regions
+	live   int   // number of regions
 	closed bool
 	freed  chan struct{}
 }
 
-// New returns an arena of limit bytes, which it takes from the system as they are
-// used. Where the system refuses so large a mapping (RLIMIT_AS, strict overcommit) the arena
-// is smaller: Limit tells.
+// New returns an arena of limit bytes. The arena takes memory from the system when it is used. If the
+// system refuses so large a mapping (RLIMIT_AS, strict overcommit), the arena is smaller: see Limit.
 func New(limit int64) (*Arena, error) {
 	if limit < MinLimit {
 		return nil, status.New(status.InvalidArgument,
@@ -63,7 +61,7 @@ func New(limit int64) (*Arena, error) {
 		n = n / cacheLine * cacheLine
 		m, err := pages.Map(int(n))
 		if err == nil {
-			return &Arena{pages: m, mem: m.Bytes, free: []extent{{0, int(n)}}, freed: make(chan struct{}, 1)}, nil
+			return &Arena{pages: m, mem: m.Bytes, free: []gap{{0, int(n)}}, freed: make(chan struct{}, 1)}, nil
 		}
 		if n == MinLimit {
 			return nil, status.Wrap(status.NoMemory, err, "cannot map %d bytes of staging memory", n)
@@ -71,20 +69,19 @@ func New(limit int64) (*Arena, error) {
 	}
 }
 
-// Limit is the most bytes taken from the system.
+// Limit returns the most bytes that the arena takes from the system.
 func (a *Arena) Limit() int64 { return int64(len(a.mem)) }
 
-// MaxRegion is the largest request that succeeds soon where regions are freed in about the
-// order in which they were taken. A larger one, up to Limit, may find no room in one piece
-// before all else is freed.
+// MaxRegion returns the largest request that succeeds soon, if regions are freed in about the order in
+// which they were allocated. A larger request, up to Limit, may find no gap until all regions are freed.
 func (a *Arena) MaxRegion() int { return len(a.mem) / 4 }
 
-// Freed receives a value after regions were freed; for the caller whose
-// TryAlloc had no room.
+// Freed returns a channel that receives a value after regions were freed. A caller waits on it after
+// TryAlloc found no room.
 func (a *Arena) Freed() <-chan struct{} { return a.freed }
 
-// Usage reports the bytes taken from the system now, at most so far, and those
-// that regions hold.
+// Usage returns the bytes taken from the system now, the most bytes taken so far, and the bytes in
+// regions.
 func (a *Arena) Usage() (taken, peak, held int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -95,9 +92,9 @@ func (a *Arena) Usage() (taken, peak, held int64) {
 	return taken, peak, a.held
 }
 
-// TryAlloc returns a region of n bytes, or ok = false when there is no room before something
-// is freed. A region of reserved bytes can be taken afterwards. The error is InvalidArgument
-// when n can never fit.
+// TryAlloc returns a region of n bytes. ok is false if there is no room until a region is freed. After
+// TryAlloc has returned a region, there is still room for a region of reserved bytes. The error is
+// InvalidArgument if n can never fit.
 func (a *Arena) TryAlloc(n, reserved int) (r Region, ok bool, err error) {
 	if n < 0 || n > len(a.mem) {
 		return Region{}, false, status.New(status.InvalidArgument,
@@ -126,8 +123,7 @@ func (a *Arena) TryAlloc(n, reserved int) (r Region, ok bool, err error) {
 	return Region{}, false, nil
 }
 
-// fits reports whether a region of n bytes can be taken after one of taken bytes from the
-// stretch i.
+// fits reports whether there is room for n bytes after taken bytes of gap i are allocated.
 func (a *Arena) fits(n, i, taken int) bool {
 	if n == 0 {
 		return true
@@ -143,7 +139,7 @@ func (a *Arena) fits(n, i, taken int) bool {
 	return false
 }
 
-// Free gives a region back; a zero region is ignored.
+// Free frees a region. It ignores a zero region.
 func (a *Arena) Free(r Region) {
 	if r.Zero() {
 		return
@@ -151,7 +147,7 @@ func (a *Arena) Free(r Region) {
 	a.mu.Lock()
 	a.held -= int64(len(r.Buf))
 	a.live--
-	a.put(extent{r.at, r.at + r.len})
+	a.put(gap{r.at, r.at + r.len})
 	if a.unmapped() {
 		a.pages.Release(a.top)
 	}
@@ -162,8 +158,8 @@ func (a *Arena) Free(r Region) {
 	}
 }
 
-// put adds a stretch to the free ones, joined with its neighbours.
-func (a *Arena) put(e extent) {
+// put adds a gap and joins it with its neighbours.
+func (a *Arena) put(e gap) {
 	i := sort.Search(len(a.free), func(i int) bool { return a.free[i].from > e.from })
 	before, behind := i > 0 && a.free[i-1].to == e.from, i < len(a.free) && a.free[i].from == e.to
 	switch {
@@ -179,7 +175,7 @@ func (a *Arena) put(e extent) {
 	}
 }
 
-// Close gives the memory back to the system as soon as its regions are freed.
+// Close releases the memory as soon as all regions are freed.
 func (a *Arena) Close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -192,13 +188,13 @@ func (a *Arena) Close() {
 	}
 }
 
+// unmapped reports whether the memory was released.
 func (a *Arena) unmapped() bool { return a.closed && a.live == 0 }
 
-// align keeps regions on cache lines.
+// align rounds n up to whole cache lines.
 func align(n int) int { return (n + cacheLine - 1) / cacheLine * cacheLine }
 
-// Touch takes the first n bytes from the system now, at most all; later requests
-// find them there.
+// Touch takes the first n bytes, or all if there are fewer, from the system now, for later requests.
 func (a *Arena) Touch(n int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -157,7 +157,7 @@ func TestFreedRegionsGrowTogether(t *testing.T) {
 		for _, r := range live {
 			a.Free(r)
 		}
-		if len(a.free) != 1 || a.free[0] != (extent{0, 8 << 20}) || a.held != 0 || a.live != 0 {
+		if len(a.free) != 1 || a.free[0] != (gap{0, 8 << 20}) || a.held != 0 || a.live != 0 {
 			t.Fatalf("all was freed, but there are %v, %d bytes, %d regions", a.free, a.held, a.live)
 		}
 	}

@@ -9,63 +9,64 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// An archive payload holds 16-bit floats with an error: codes of a byte, and a step for
-// each block of elements, both Huffman-coded (quantise.go, literals.go). Little endian:
+// An archive payload holds 16-bit floats with a bounded error. Each element has a code of one byte,
+// and each block of elements a step. Both are Huffman-coded (quantise.go, literals.go). Little
+// endian:
 //
 //	"SARC" | version u8 | type u8 | block u16 | count u32 | chunk ...
-//	chunk: lengths of what follows, 3 of u32 | scales | codes | exact elements
+//	chunk: lengths of the three parts, 3 of u32 | scales | codes | exact elements
 //
-// type is a wire.DType, float16 or bfloat16; block is archiveBlock. A chunk has
-// archiveChunk elements, the last one what is left. Scales are bfloat16, one for each
-// block in it, codes int8, exact elements those whose code is codeExact; each of the
-// three is a zstd frame, or nothing where there are none. A chunk without scales and
-// codes has all elements exact.
+// type is a wire.DType, float16 or bfloat16. block is archiveBlock. count is the number of elements.
+// A chunk has archiveChunk elements, the last chunk the rest. Scales are bfloat16, one for each block
+// of the chunk. Codes are int8. The exact elements are those whose code is codeExact. Each of the three
+// parts is a zstd frame, or empty. In a chunk without scales and codes all elements are exact.
 //
-// No chunk refers to another one, so each is written when it has been read.
+// No chunk refers to another one. So a chunk is written as soon as it was read.
 const (
 	archiveMagic       = 0x43524153
 	archiveVersion     = 1
 	archiveHeader      = 12
 	archiveChunkHeader = 12
 
-	// archiveChunk is one Huffman block of codes, which stays in a core's cache with its
-	// source.
+	// archiveChunk elements have one Huffman block of codes. It stays in a core's cache together with
+	// its source.
 	archiveChunk = literalsBlock
 
-	// archiveSlack is the most by which a chunk is longer than its source: its header,
-	// and a zstd frame of two raw blocks.
+	// archiveSlack is by how many bytes a chunk can be longer than its source: its header, and a zstd
+	// frame of two raw blocks.
 	archiveSlack = archiveChunkHeader + zstdHeaderMax + 2*zstdBlockHeader
 
-	// archiveLeast is the least number of elements that is worth a payload of its own
-	// kind: below, its headers take what the codes save.
+	// archiveLeast is the least number of elements in an archive. With fewer the headers take as much
+	// as the codes save.
 	archiveLeast = 64
 
-	archiveTries = 6       // steps that are tried to keep the error bound
-	archiveTiny  = 1 << 40 // over 1: squares of smaller values vanish in float32
+	archiveTries = 6       // attempts with smaller and smaller steps to keep the error bound
+	archiveTiny  = 1 << 40 // 1/archiveTiny: squares of smaller values vanish in float32
 
 	// ArchiveMaxBound is the largest error bound.
 	ArchiveMaxBound = 1e-2
-	// ArchiveDefaultBound is what a bound of 0 stands for.
+	// ArchiveDefaultBound is the error bound that 0 stands for.
 	ArchiveDefaultBound = 5e-4
 )
 
-// Archives reports whether a packet of n elements of type t becomes an archive payload.
-// Others are to be stored as they are.
+// Archives reports whether n elements of type t can be an archive payload. The session stores other
+// elements without loss.
 func Archives(t wire.DType, n int64) bool {
 	return (t == wire.Float16 || t == wire.BFloat16) && n >= archiveLeast
 }
 
-// Loss is what an archive payload lacks of its source.
+// Loss is the error of an archive payload. Its sums are over the finite values, and are never too
+// small; see atMost.
 type Loss struct {
 	Count       int64   // finite values
-	SquareError float64 // sum over them of (value - decoded value)^2, never too small; see atMost
-	SquareSum   float64 // sum over them of value^2, likewise
-	SquareCoded float64 // of it, values that are not kept as they are
+	SquareError float64 // sum of (value - decoded value)^2
+	SquareSum   float64 // sum of value^2
+	SquareCoded float64 // sum of value^2 over the values that are not exact
 	MaxError    float64 // largest |value - decoded value|
 }
 
-// ArchiveEncoder writes archive payloads, one at a time; its memory is bounded and
-// reused. It is not for concurrent use.
+// ArchiveEncoder writes archive payloads, one at a time. Its memory is bounded and reused. It is not
+// safe for concurrent use.
 type ArchiveEncoder struct {
 	budget float64 // of the normalised squared error
 	frame  *literalsEncoder
@@ -79,8 +80,8 @@ type ArchiveEncoder struct {
 	out    []byte // a chunk
 }
 
-// NewArchiveEncoder returns an encoder that keeps the sum of squared errors of each
-// chunk, and so of each payload, to bound times the sum of squares of its values; 0 is
+// NewArchiveEncoder returns an encoder. The sum of squared errors of each chunk, and so of each
+// payload, is at most bound times the sum of squares of its values. A bound of 0 means
 // ArchiveDefaultBound.
 func NewArchiveEncoder(bound float64) (*ArchiveEncoder, error) {
 	if !(bound >= 0 && bound <= ArchiveMaxBound) {
@@ -90,8 +91,8 @@ func NewArchiveEncoder(bound float64) (*ArchiveEncoder, error) {
 	if bound == 0 {
 		bound = ArchiveDefaultBound
 	}
-	// Rounding to float16 may have come before. Its error, at most 2^-11 of a value that
-	// is not subnormal, can add to that of the codes, and to the values here.
+	// The elements may have been rounded to float16 before. The error of that, at most 2^-11 of a value
+	// that is not subnormal, can add to the error of the codes and to the values here.
 	const rounding = 1.0 / (1 << 11)
 	left := max(math.Sqrt(bound)-rounding, 0) / (1 + rounding)
 	e := &ArchiveEncoder{budget: left * left, frame: newLiteralsEncoder()}
@@ -99,7 +100,7 @@ func NewArchiveEncoder(bound float64) (*ArchiveEncoder, error) {
 	return e, nil
 }
 
-// EncodeInPlace is Encoder.EncodeInPlace for elements of type t, which Archives.
+// EncodeInPlace works like Encoder.EncodeInPlace, for elements that Archives accepts.
 func (e *ArchiveEncoder) EncodeInPlace(buf []byte, from, n int, t wire.DType) (m int, err error) {
 	out := &e.place
 	if err := out.begin(Archive, buf, from, n); err != nil {
@@ -113,7 +114,7 @@ func (e *ArchiveEncoder) EncodeInPlace(buf []byte, from, n int, t wire.DType) (m
 	return out.encode(w, 2*archiveChunk)
 }
 
-// NewFrame is Encoder.NewFrame for elements of type t, which Archives; size is in bytes.
+// NewFrame works like Encoder.NewFrame, for elements that Archives accepts. size is in bytes.
 func (e *ArchiveEncoder) NewFrame(w io.Writer, size int64, t wire.DType) (io.WriteCloser, error) {
 	if !Archives(t, size/2) || size%2 != 0 || size/2 > math.MaxUint32 {
 		return nil, status.New(status.Internal, "an archive of %d bytes of %s", size, t)
@@ -131,10 +132,10 @@ func (e *ArchiveEncoder) NewFrame(w io.Writer, size int64, t wire.DType) (io.Wri
 	return e.sized.of(&e.cut, size), nil
 }
 
-// Loss is that of the last payload.
+// Loss returns the error of the last payload.
 func (e *ArchiveEncoder) Loss() Loss { return e.loss }
 
-// put writes a chunk.
+// put encodes src as a chunk and writes it.
 func (e *ArchiveEncoder) put(src []byte, _ bool) error {
 	if e.codes == nil {
 		e.codes = newCodeBuffers(archiveChunk)
@@ -159,7 +160,7 @@ func (e *ArchiveEncoder) put(src []byte, _ bool) error {
 	return err
 }
 
-// chunk puts a chunk together.
+// chunk assembles a chunk in out.
 func (e *ArchiveEncoder) chunk(scales, codes, exact []byte) error {
 	e.out = append(e.out[:0], make([]byte, archiveChunkHeader)...)
 	for i, data := range [...][]byte{scales, codes, exact} {
@@ -172,7 +173,7 @@ func (e *ArchiveEncoder) chunk(scales, codes, exact []byte) error {
 	return nil
 }
 
-// append appends a zstd frame of data to the chunk, nothing where that is empty.
+// append appends a zstd frame of data to out, or nothing if data is empty.
 func (e *ArchiveEncoder) append(data []byte) error {
 	if len(data) == 0 {
 		return nil
@@ -183,7 +184,7 @@ func (e *ArchiveEncoder) append(data []byte) error {
 	return writeAll(e.frame, data)
 }
 
-// appender is a slice that grows by what is written.
+// appender is a slice to which writes append.
 type appender []byte
 
 func (a *appender) Write(b []byte) (int, error) {
@@ -191,8 +192,8 @@ func (a *appender) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// search quantises with smaller and smaller steps, until the error is within the budget;
-// false where that does not pay.
+// search quantises src with smaller and smaller steps until the error is within the budget. ok is
+// false if codes do not pay.
 func (e *ArchiveEncoder) search(b *codeBuffers, src []byte) (q quantised, ok bool) {
 	spread := 12 * 0.98 * e.budget // rounding makes a squared error of step^2 / 12
 	for range archiveTries {
@@ -218,7 +219,7 @@ func (e *ArchiveEncoder) count(q *quantised, n int) {
 	e.loss.MaxError = max(e.loss.MaxError, float64(q.maxError))
 }
 
-// countExact counts the finite values of a chunk that is stored as it is.
+// countExact counts the finite values of a chunk that is stored exactly.
 func (e *ArchiveEncoder) countExact(src []byte) {
 	var x [archiveBlock]float32
 	for len(src) > 0 {

@@ -1,8 +1,11 @@
-// Package codec turns tensor elements into the payload of a packet and back:
-// float32 to float16 (kernel.go), strided to contiguous (gather.go), bytes to
-// one raw, LZ4 or zstd payload (lz4.go; zstd.go, which chooses between match finding and
-// literals.go by repeats.go; frame.go), and 16-bit floats to an archive payload, which
-// loses a bounded part of them (archive.go, quantise.go, unarchive.go).
+// Package codec turns the elements of a tensor into the payload of a packet, and back.
+//
+//   - kernel.go converts float32 to float16, and round.go rounds to fewer mantissa bits.
+//   - gather.go copies a strided tensor to contiguous memory.
+//   - lz4.go and zstd.go compress bytes to an LZ4 or zstd frame. zstd.go chooses between match
+//     finding and literals.go; repeats.go gives it the estimate for this. frame.go reads frames.
+//   - archive.go, quantise.go and unarchive.go store 16-bit floats as an archive payload, with a
+//     bounded error.
 package codec
 
 import (
@@ -43,8 +46,8 @@ func ParseKind(name string) (Kind, error) {
 	return 0, status.New(status.InvalidArgument, "codec %q: choose none, lz4, zstd or archive", name)
 }
 
-// Detect tells the kind of a payload by the magic number of its frame; None where
-// there is none, which raw bytes can also begin with by chance.
+// Detect returns the kind of the payload that begins with prefix, by the magic number of its
+// frame. Without a magic number it returns None. Raw bytes can begin with one by chance.
 func Detect(prefix []byte) Kind {
 	if len(prefix) >= 4 {
 		switch le32(prefix) {
@@ -61,8 +64,8 @@ func Detect(prefix []byte) Kind {
 
 func le32(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
 
-// Headroom is how many bytes of space EncodeInPlace needs beside n source bytes: what a
-// frame of incompressible data adds.
+// Headroom returns how many bytes EncodeInPlace needs beside n source bytes. A frame of
+// incompressible data is longer than its source by at most so many bytes.
 func Headroom(k Kind, n int) int {
 	switch k {
 	case LZ4:
@@ -76,8 +79,8 @@ func Headroom(k Kind, n int) int {
 	}
 }
 
-// Front is how much of the Headroom EncodeInPlace needs in front of the source bytes. Where
-// it is no more, what stays raw as one block need not be moved.
+// Front returns how many bytes of the Headroom EncodeInPlace needs in front of the source bytes.
+// If there are exactly so many, one raw block need not be moved.
 func Front(k Kind, n int) int {
 	if k == LZ4 {
 		block := lz4BlockSize(int64(n))
@@ -86,8 +89,8 @@ func Front(k Kind, n int) int {
 	return Headroom(k, n)
 }
 
-// Surround makes the payload of n source bytes that stay raw and where they are, at buf[Front:],
-// and returns its length. ok is false where a format does not keep them in one piece.
+// Surround writes the frame around n raw source bytes, which stay at buf[Front:]. It returns the
+// payload's length. ok is false if the format would split the bytes into several blocks.
 func Surround(k Kind, buf []byte, n int) (length int, ok bool) {
 	switch {
 	case !Surrounds(k, n):
@@ -104,8 +107,8 @@ func Surrounds(k Kind, n int) bool {
 	return k == None || k == LZ4 && 0 < n && n <= lz4MaxBlock
 }
 
-// Encoder compresses payloads without loss, one at a time; its memory is bounded and
-// reused. It is not for concurrent use.
+// Encoder compresses payloads without loss, one at a time. Its memory is bounded and reused. It is
+// not safe for concurrent use.
 type Encoder struct {
 	kind  Kind
 	lz4   *lz4Encoder
@@ -114,10 +117,10 @@ type Encoder struct {
 	place inPlace
 }
 
-// NewEncoder returns an encoder. Level 0 is the fast default; LZ4 takes 1 to 9
-// (the high compression mode), zstd 1 to 4 (klauspost/compress levels; level 0
-// looks for matches as level 1 does, but only where they pay, or where there are no
-// kernels), and none takes no level.
+// NewEncoder returns an encoder. Level 0 is the fast default. LZ4 also has levels 1 to 9, its high
+// compression mode. zstd also has levels 1 to 4, those of klauspost/compress. Level 0 of zstd is
+// level 1, but skips match finding if matches would not pay and there are kernels. None has level 0
+// alone.
 func NewEncoder(k Kind, level int) (*Encoder, error) {
 	e := &Encoder{kind: k}
 	var err error
@@ -141,12 +144,11 @@ func NewEncoder(k Kind, level int) (*Encoder, error) {
 	return e, nil
 }
 
-// EncodeInPlace compresses the n bytes at buf[from:], from at least Front, and leaves the
-// payload at the beginning of buf, which must be at least Headroom longer than n.
+// EncodeInPlace compresses the n bytes at buf[from:] to the beginning of buf, and returns the
+// payload's length. from is at least Front, and buf at least Headroom longer than n.
 //
-// This works because a frame never grows past what it has consumed by more than
-// the headroom, so writing does not overtake reading. Were it to, the answer is
-// status.Internal.
+// The frame is never longer than the bytes that were read by more than the headroom. So writing
+// does not overtake reading. If it would, EncodeInPlace fails with status.Internal.
 func (e *Encoder) EncodeInPlace(buf []byte, from, n int) (m int, err error) {
 	out := &e.place
 	if err := out.begin(e.kind, buf, from, n); err != nil {
@@ -161,8 +163,8 @@ func (e *Encoder) EncodeInPlace(buf []byte, from, n int) (m int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	// Hand over blocks, which an encoder has read in full when it writes them,
-	// but for the header in front of one that stays raw.
+	// Hand over whole blocks. An encoder reads a block in full before it writes it. Only the header
+	// of a raw block comes before its bytes are read.
 	step := lz4BlockSize(int64(n))
 	if e.kind == Zstd {
 		if step, err = e.zstd.plan(out.source()); err != nil {
@@ -174,7 +176,7 @@ func (e *Encoder) EncodeInPlace(buf []byte, from, n int) (m int, err error) {
 
 const inPlaceBlockHeader = max(4, zstdBlockHeader)
 
-// inPlace writes to the front of a buffer while a source behind it is still being read.
+// inPlace writes to the front of a buffer while a source further back is being read.
 type inPlace struct {
 	buf      []byte
 	from, to int // the source
@@ -192,8 +194,8 @@ func (p *inPlace) begin(k Kind, buf []byte, from, n int) error {
 
 func (p *inPlace) source() []byte { return p.buf[p.from:p.to] }
 
-// encode hands the source to w, which writes to p, step bytes at a time; it returns how
-// many were written.
+// encode hands the source to w, step bytes at a time. w writes to p. encode returns how many bytes
+// w wrote.
 func (p *inPlace) encode(w io.WriteCloser, step int) (int, error) {
 	for start := p.from; start < p.to; {
 		if p.written+inPlaceBlockHeader > start {
@@ -218,7 +220,7 @@ func (p *inPlace) Write(b []byte) (int, error) {
 		return 0, overtaken(over)
 	}
 	to := p.buf[p.written:]
-	if len(b) > 0 && &b[0] != &to[0] { // it may stand there already
+	if len(b) > 0 && &b[0] != &to[0] { // a raw block can be in its final position
 		copy(to, b)
 	}
 	p.written += len(b)
@@ -229,10 +231,9 @@ func overtaken(n int) error {
 	return status.New(status.Internal, "an encoder writes over %d bytes that it has not read", n)
 }
 
-// NewFrame starts a payload of size source bytes that is written to w piece by
-// piece. Close ends the frame and fails unless size bytes were written. The
-// encoder takes no other work meanwhile; the next one may begin without a Close,
-// which leaves the frame unfinished.
+// NewFrame begins a payload of size source bytes, which is written to w piece by piece. Close ends
+// the frame, and fails unless size bytes were written. The encoder can make one frame at a time. A
+// call of NewFrame without a Close before it leaves the earlier frame unfinished.
 func (e *Encoder) NewFrame(w io.Writer, size int64) (io.WriteCloser, error) {
 	frame, err := e.begin(w, size)
 	if err != nil {
@@ -252,7 +253,7 @@ func (e *Encoder) begin(w io.Writer, size int64) (io.WriteCloser, error) {
 	}
 }
 
-// plain is the frame of raw bytes, which is these bytes.
+// plain is the frame of raw bytes. It adds nothing to them.
 type plain struct{ io.Writer }
 
 func (plain) Close() error { return nil }
@@ -263,7 +264,7 @@ type sized struct {
 	left  int64 // bytes still to come
 }
 
-// of begins anew with a frame for size bytes.
+// of begins to count size bytes for another frame.
 func (s *sized) of(frame io.WriteCloser, size int64) *sized {
 	s.frame, s.left = frame, size
 	return s
@@ -286,9 +287,9 @@ func (s *sized) Close() error {
 	return s.frame.Close()
 }
 
-// DecodedSize is the length of the decoded payload that a frame's header, within
-// prefix, states; -1 where it states none. For None it is unknown here: the
-// packet has it.
+// DecodedSize returns the decoded length that the header of a frame states. prefix begins with the
+// header. DecodedSize returns -1 if the header states no length, and for None: there the packet's
+// length is the payload's.
 func DecodedSize(k Kind, prefix []byte) (int64, error) {
 	switch k {
 	case None:
@@ -307,12 +308,12 @@ func DecodedSize(k Kind, prefix []byte) (int64, error) {
 	}
 }
 
-// Decode decodes a payload into dst, which must have its exact length. Beside dst it takes no more
+// Decode decodes a payload into dst, which must have the decoded length. Beside dst it takes no more
 // memory than a decoder of so many bytes needs, whatever window the payload claims.
 //
-// Errors: Corrupt where the payload is not one such frame and nothing else (or
-// cannot be read), Unsupported where it needs a dictionary, or a window of more
-// than 128 MiB, or is an archive of a later version. dst may be partly written then.
+// Errors: Corrupt if the payload is not exactly one frame of its kind, or cannot be read.
+// Unsupported if the payload needs a dictionary or a window of more than 128 MiB, or is an archive
+// of a later version. After an error dst may be partly written.
 func Decode(dst []byte, k Kind, payload io.Reader) error {
 	return withDecoder(k, payload, int64(len(dst)), func(r io.Reader, size int64) error {
 		if size >= 0 && size != int64(len(dst)) {
@@ -325,7 +326,8 @@ func Decode(dst []byte, k Kind, payload io.Reader) error {
 	})
 }
 
-// checkEnd is nil if r has no more bytes and ends well.
+// checkEnd returns nil if r has no more bytes and ends without an error. after is how many bytes were
+// decoded before.
 func checkEnd(r io.Reader, after int64) error {
 	var more [1]byte
 	switch n, err := io.ReadFull(r, more[:]); {
@@ -337,9 +339,9 @@ func checkEnd(r io.Reader, after int64) error {
 	return nil
 }
 
-// withDecoder gives use the decoded bytes and the length that the frame states,
-// or -1. It then checks that nothing stands behind the frame. use takes at most limit bytes, and
-// reads none where the frame states more.
+// withDecoder calls use with the decoded bytes and the length that the frame states, or -1. Then it
+// checks that nothing follows the frame. use must read at most limit bytes, and none if the frame
+// states more.
 func withDecoder(k Kind, payload io.Reader, limit int64, use func(r io.Reader, size int64) error) error {
 	var err error
 	switch k {

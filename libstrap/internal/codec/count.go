@@ -8,19 +8,19 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// maxCounted bounds what Count decodes. No packet of a capture has more.
+// maxCounted is the most bytes that Count decodes. No packet of a capture has more.
 const maxCounted = 1 << 32
 
-// MaxDecoded is the most bytes that n bytes of payload can stand for. A frame that claims more
-// lies.
+// MaxDecoded returns the most bytes that a payload of n bytes can decode to. A frame that claims more
+// is corrupt.
 func MaxDecoded(k Kind, n int64) int64 {
 	expansion := int64(1)
 	switch k {
 	case LZ4:
-		expansion = 255 // a length byte of a match
+		expansion = 255 // one byte of a match's length
 	case Zstd, Archive:
-		// Four bytes of a zstd block that repeats one byte 128 KiB long. The eight bytes in front
-		// of an archive's chunk of 256 KiB come to the same.
+		// A zstd block of four bytes repeats one byte for 128 KiB. A chunk of an archive decodes to
+		// 256 KiB and has at least eight bytes.
 		expansion = 128 << 10 / 4
 	}
 	if n > math.MaxInt64/expansion {
@@ -29,10 +29,10 @@ func MaxDecoded(k Kind, n int64) int64 {
 	return n * expansion
 }
 
-// DecodedLen is the decoded length of a whole payload: what its header states, or what Count
-// finds where it states nothing.
+// DecodedLen returns the decoded length of a whole payload. It takes the length from the header. If the
+// header states none, it calls Count.
 //
-// Errors: Corrupt, also where the header claims more than MaxDecoded, and those of Count.
+// Errors: Corrupt, also if the header claims more than MaxDecoded; those of Count.
 func DecodedLen(k Kind, payload []byte) (int64, error) {
 	n := int64(len(payload))
 	if k == None {
@@ -48,7 +48,7 @@ func DecodedLen(k Kind, payload []byte) (int64, error) {
 	return size, checkClaim(k, size, n)
 }
 
-// checkClaim is Corrupt where a payload of n bytes cannot have the decoded size that it claims.
+// checkClaim returns Corrupt if a payload of n bytes cannot decode to the size that it claims.
 func checkClaim(k Kind, size, n int64) error {
 	if size > MaxDecoded(k, n) {
 		return corrupt(nil, "the payload of %d bytes claims to hold %d", n, size)
@@ -56,12 +56,12 @@ func checkClaim(k Kind, size, n int64) error {
 	return nil
 }
 
-// Count decodes a payload of n bytes and returns how many it decodes to. It keeps none of them:
-// its memory is that of a decoder, whatever the payload claims. No error says that this is one
-// whole payload of its kind, with nothing behind it. Raw bytes always are.
+// Count decodes a payload of n bytes and returns the number of decoded bytes. It does not keep the
+// bytes, and takes the memory of a decoder, whatever the payload claims. A nil error means that this
+// is one whole payload of its kind, and nothing follows it. Raw bytes are always a whole payload.
 //
-// Errors: Corrupt, Unsupported (this build cannot decode it, or it has more than 4 GiB), those of
-// reading. The count is then how many bytes were decoded until the error.
+// Errors: Corrupt; Unsupported if this build cannot decode the payload, or it decodes to more than
+// 4 GiB; errors of reading. With an error, the count is of the bytes before it.
 func Count(k Kind, payload io.Reader, n int64) (count int64, err error) {
 	if k == None {
 		return n, nil

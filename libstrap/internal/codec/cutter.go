@@ -1,10 +1,10 @@
 package codec
 
-// cutter cuts a source into blocks. A block that one write holds in full is handed on where it is;
-// the others are put together first.
+// cutter cuts a source into blocks and passes each block to put. A block that one write holds in full
+// is not copied. Other blocks are collected in rest first.
 type cutter struct {
 	put   func(block []byte, last bool) error
-	block int    // bytes of every block but the last
+	block int    // bytes of a block; the last block has the rest
 	left  int64  // source bytes still to come
 	rest  []byte // the beginning of a block
 }

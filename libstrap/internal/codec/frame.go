@@ -6,26 +6,26 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// frame reads the bytes of exactly one frame from src. It walks the lengths of
-// the frame's blocks, because the decoders take what they read for a sequence of
-// frames and would go on with the next.
+// frame reads the bytes of exactly one frame from src. It finds the frame's end by the lengths of its
+// blocks. The decoders would go on with the next frame, because they read sequences of frames.
 type frame struct {
 	src    io.Reader
-	size   int64 // decoded bytes that the header states, -1 where it does not
-	window int64 // bytes that a decoder must keep, zstd only
-	// windowAt is where the held header states the window, zstd only; 0 where it does not.
+	size   int64 // decoded bytes that the header states, or -1
+	window int64 // bytes that a decoder must keep; zstd only
+	// windowAt is the offset of the window's byte in the held header, or 0 if there is none; zstd
+	// only.
 	windowAt int
-	linked   bool // blocks refer to the ones before them, LZ4 only
-	walk     func(*frame) error
+	linked   bool               // blocks refer to earlier blocks; LZ4 only
+	walk     func(*frame) error // reads the next block's header
 
 	buf  [24]byte
-	held []byte // headers read by take, not yet handed out
-	left int64  // bytes to hand out of the block that follows them
-	done bool   // nothing follows these
+	held []byte // headers that take has read and Read has not returned
+	left int64  // bytes of the block after held that Read has not returned
+	done bool   // this block is the last
 }
 
-// openFrame reads a frame's header. It refuses what is no frame (Corrupt) and
-// what is one that this build cannot decode (Unsupported).
+// openFrame reads a frame's header. It fails with Corrupt if src is no frame, and with Unsupported if
+// this build cannot decode the frame.
 func openFrame(k Kind, src io.Reader) (*frame, error) {
 	f := &frame{src: src, size: -1}
 	f.held = f.buf[:0]
@@ -45,7 +45,7 @@ func openFrame(k Kind, src io.Reader) (*frame, error) {
 	return f, nil
 }
 
-// take reads n header bytes, which are handed out later.
+// take reads n header bytes. Read returns them later.
 func (f *frame) take(n int) ([]byte, error) {
 	at := len(f.held)
 	f.held = f.held[:at+n]
@@ -82,7 +82,7 @@ func (f *frame) Read(p []byte) (int, error) {
 	}
 }
 
-// unexpected is an error of reading within a frame.
+// unexpected makes io.EOF within a frame io.ErrUnexpectedEOF.
 func unexpected(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF

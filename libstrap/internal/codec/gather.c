@@ -1,14 +1,14 @@
 //go:build cgo
 
-/* gather.c - strided tensors made contiguous. */
+/* gather.c - copies strided tensors to contiguous memory. */
 #include "kernel.h"
 
 #include <string.h>
 
 #define LINE 64 /* bytes of a cache line */
 
-/* Calls action(size) with item as a constant, so that its memcpy of one element
- * becomes a load and a store. */
+/* Calls action(size) with item as a constant. So the memcpy of one element becomes a load and a
+ * store. */
 #define BY_ITEM(item, action) \
   switch (item) {             \
     case 1: action(1); break; \
@@ -18,7 +18,7 @@
     default: action(16);      \
   }
 
-/* A run of n elements along one dimension. */
+/* Copies n elements along one dimension. */
 static void copy_run(char *dst, const char *src, size_t item, int64_t stride, int64_t n) {
   if (stride == 1) {
     memcpy(dst, src, (size_t)n * item);
@@ -30,10 +30,10 @@ static void copy_run(char *dst, const char *src, size_t item, int64_t stride, in
 #undef COPY
 }
 
-/* The transposition of a tile of at most one cache line a side: columns lie
- * contiguous in src, column_bytes apart, rows in dst, row_bytes apart. Every
- * line of either is touched once, which matters where the distances are powers
- * of two and the lines fall onto one another in the cache. */
+/* Transposes a tile. A side is at most one cache line. Columns are contiguous in src, column_bytes
+ * apart. Rows are contiguous in dst, row_bytes apart. Each cache line of src and dst is touched once.
+ * This matters if the distances are powers of two, because then the lines compete for the same places
+ * of the cache. */
 static void copy_tile(char *dst, int64_t row_bytes, const char *src, int64_t column_bytes,
                       size_t item, int64_t rows, int64_t columns) {
   char tile[LINE * LINE];
@@ -47,7 +47,7 @@ static void copy_tile(char *dst, int64_t row_bytes, const char *src, int64_t col
 #undef TRANSPOSE
 }
 
-/* Whole rows whose neighbours lie side by side in src: a transposed matrix. */
+/* Copies whole rows of a transposed matrix: the elements of a column are contiguous in src. */
 static void copy_transposed(char *dst, const char *src, size_t item, int64_t stride, int64_t rows,
                             int64_t columns) {
   const int64_t size = (int64_t)item, side = LINE / size;
@@ -91,7 +91,7 @@ void strapk_gather(void *dst, const void *src, size_t item, int ndim, const int6
     }
     out += (size_t)done * item;
     count -= done;
-    /* On to the first element of the next row. */
+    /* Go to the first element of the next row. */
     offset -= at[last] * strides[last];
     at[last] = 0;
     for (int d = last - 1; d >= 0; d--) {

@@ -2,9 +2,9 @@ package codec
 
 import "unsafe"
 
-// Gather copies the elements [start, start+count) in row-major order of a strided
-// tensor to contiguous memory at dst. Strides are in elements and may be zero or
-// negative; itemSize is 1, 2, 4, 8 or 16 bytes; every length of shape is positive.
+// Gather copies the elements [start, start+count) of a strided tensor, in row-major order, to
+// contiguous memory at dst. Strides are in elements, and may be zero or negative. itemSize is 1, 2, 4,
+// 8 or 16 bytes. Each length of shape is positive.
 func Gather(dst, src unsafe.Pointer, itemSize int, shape, strides []int64, start, count int64) {
 	if count == 0 {
 		return
@@ -14,8 +14,8 @@ func Gather(dst, src unsafe.Pointer, itemSize int, shape, strides []int64, start
 	gatherKernel(dst, src, itemSize, lengths[:n], steps[:n], start, count)
 }
 
-// collapse merges neighbouring dimensions that one stride walks, and drops those
-// of length 1; it returns how many are left, at least one.
+// collapse merges neighbouring dimensions that one stride can walk, and drops dimensions of length 1.
+// It returns how many are left, at least one.
 func collapse(lengths, steps *[64]int64, shape, strides []int64) (n int) {
 	for i, length := range shape {
 		switch {

@@ -1,7 +1,7 @@
 //go:build cgo
 
 /*
- * huffman.c - the loops of huffman.go, which says what codes and streams look like.
+ * huffman.c - the loops of huffman.go, which describes codes and streams.
  */
 #include <string.h>
 
@@ -13,6 +13,7 @@ struct stream {
   uint64_t held, n;
 };
 
+/* Takes the last four bytes of the source. */
 static inline uint32_t take(struct stream *s) {
   uint32_t v;
   s->src -= sizeof v;
@@ -20,11 +21,13 @@ static inline uint32_t take(struct stream *s) {
   return v;
 }
 
+/* Adds a code to the held bits. */
 static inline void put(struct stream *s, uint64_t code) {
   s->held = s->held >> (code & 63) | code;
   s->n += code & 255;
 }
 
+/* Writes the held bits. Less than eight bits stay held. */
 static inline void flush(struct stream *s) {
   uint64_t v = s->held >> (-s->n & 63);
   memcpy(s->out, &v, sizeof v);
@@ -65,11 +68,11 @@ static void put_words(const uint64_t *codes, int shift, size_t count, struct str
   *s = a, *t = b;
 }
 
-static struct stream of(const struct strapk_huffman *h, const uint8_t *src, uint8_t *out) {
+static struct stream load_state(const struct strapk_huffman *h, const uint8_t *src, uint8_t *out) {
   return (struct stream){src + h->left, out, h->held, h->n};
 }
 
-static void give_back(struct strapk_huffman *h, const struct stream *s, const uint8_t *src,
+static void store_state(struct strapk_huffman *h, const struct stream *s, const uint8_t *src,
                       const uint8_t *out) {
   h->held = s->held, h->n = s->n;
   h->left = (size_t)(s->src - src), h->written = (size_t)(s->out - out);
@@ -78,13 +81,13 @@ static void give_back(struct strapk_huffman *h, const struct stream *s, const ui
 void strapk_huffman_pair(const uint64_t *codes, int shift, size_t count, const uint8_t *src_a,
                          const uint8_t *src_b, uint8_t *out_a, uint8_t *out_b,
                          struct strapk_huffman *a, struct strapk_huffman *b) {
-  struct stream s = of(a, src_a, out_a), t = of(b, src_b, out_b);
+  struct stream s = load_state(a, src_a, out_a), t = load_state(b, src_b, out_b);
   if (shift < 0)
     put_bytes(codes, count, &s, &t);
   else
     put_words(codes, shift, count, &s, &t);
-  give_back(a, &s, src_a, out_a);
-  give_back(b, &t, src_b, out_b);
+  store_state(a, &s, src_a, out_a);
+  store_state(b, &t, src_b, out_b);
 }
 
 uint64_t strapk_count_words(uint16_t parts[4][1 << STRAPK_WORD_BITS], int shift,
@@ -108,31 +111,32 @@ uint64_t strapk_count_words(uint16_t parts[4][1 << STRAPK_WORD_BITS], int shift,
 #define WIDE __attribute__((target(STRAPK_AVX512F ",avx512bw,bmi2")))
 #define WIDE_INLINE WIDE static inline __attribute__((always_inline))
 
-/* The codes of 64 bytes, joined to those of four words in a lane; the last lane's are
- * written first. Where a lane could not be put on top of seven held bits, `split` is set
- * and the codes of two words are in a lane: those of `high` come before those of `low`. */
+/* The codes of 64 bytes. A lane has the joined codes of four words. The codes of the last lane are
+ * written first. If a lane is too long to be added to seven held bits, `split` is set. Then a lane has
+ * the codes of two words, and the codes in `high` are written before the codes in `low`. */
 struct lanes {
   uint64_t quad[8], quad_bits[8];
   uint64_t high[8], high_bits[8], low[8], low_bits[8];
   int split;
 };
 
-/* The codes of 32 bytes in 16-bit lanes, from a table in eight registers. */
+/* Returns the codes of 32 bytes in 16-bit lanes, from a table in eight registers. */
 WIDE_INLINE __m512i look_up(const __m512i table[8], __m512i bytes) {
   const __mmask32 b6 = _mm512_test_epi16_mask(bytes, _mm512_set1_epi16(64));
   const __mmask32 b7 = _mm512_test_epi16_mask(bytes, _mm512_set1_epi16(128));
-  __m512i part[4]; /* by bits 0 to 5 */
+  __m512i part[4]; /* looked up by bits 0 to 5 of the bytes */
   for (int i = 0; i < 4; i++)
     part[i] = _mm512_permutex2var_epi16(table[2 * i], bytes, table[2 * i + 1]);
   return _mm512_mask_blend_epi16(b7, _mm512_mask_blend_epi16(b6, part[0], part[1]),
                                  _mm512_mask_blend_epi16(b6, part[2], part[3]));
 }
 
+/* Joins the codes of the 64 bytes at src. */
 WIDE_INLINE void join(const __m512i table[8], const uint8_t *src, struct lanes *out) {
   const __m512i low4 = _mm512_set1_epi16(15), low8 = _mm512_set1_epi16(255),
                 low16 = _mm512_set1_epi32(0xFFFF), low32 = _mm512_set1_epi64(0xFFFFFFFF),
                 most = _mm512_set1_epi64(56);
-  /* Of each word the high byte's code comes first. */
+  /* In each word the high byte's code comes first. */
   const __m512i v = _mm512_loadu_si512(src);
   const __m512i h = look_up(table, _mm512_srli_epi16(v, 8));
   const __m512i l = look_up(table, _mm512_and_si512(v, low8));
@@ -140,7 +144,7 @@ WIDE_INLINE void join(const __m512i table[8], const uint8_t *src, struct lanes *
   const __m512i bits_h = _mm512_and_si512(h, low4);
   const __m512i bits = _mm512_add_epi16(bits_h, _mm512_and_si512(l, low4));
 
-  /* Words at even and odd places, in 32-bit lanes. */
+  /* The words with even and with odd index, in 32-bit lanes. */
   const __m512i even = _mm512_or_si512(
       _mm512_and_si512(code_h, low16),
       _mm512_sllv_epi32(_mm512_and_si512(code_l, low16), _mm512_and_si512(bits_h, low16)));
@@ -150,7 +154,7 @@ WIDE_INLINE void join(const __m512i table[8], const uint8_t *src, struct lanes *
   const __m512i odd_bits = _mm512_srli_epi32(bits, 16);
   const __m512i two_bits = _mm512_add_epi32(_mm512_and_si512(bits, low16), odd_bits);
 
-  /* Two words, in 64-bit lanes; the odd one's code comes first. */
+  /* Two words, in 64-bit lanes. The code of the odd word comes first. */
   const __m512i low = _mm512_or_si512(
       _mm512_and_si512(odd, low32),
       _mm512_sllv_epi64(_mm512_and_si512(even, low32), _mm512_and_si512(odd_bits, low32)));
@@ -173,7 +177,7 @@ WIDE_INLINE void join(const __m512i table[8], const uint8_t *src, struct lanes *
   _mm512_storeu_si512(out->quad_bits, quad_bits);
 }
 
-/* Here the held bits are the lowest. n < 8, bits <= 56. */
+/* Writes a lane. The held bits are the lowest bits of s->held. s->n < 8, bits <= 56. */
 WIDE_INLINE void put_lane(struct stream *s, uint64_t codes, uint64_t bits) {
   uint64_t held = s->held | codes << s->n, n = s->n + bits;
   memcpy(s->out, &held, sizeof held);
@@ -193,7 +197,8 @@ WIDE_INLINE void put_lanes(struct stream *s, const struct lanes *in) {
   }
 }
 
-/* Streams whose held bits are the lowest, as put_lane wants them, and back. */
+/* lowered moves the held bits to the lowest bits of held, where put_lane needs them. raised moves them
+ * back. */
 static struct stream lowered(struct stream s) {
   s.held = s.held >> 1 >> (63 - s.n);
   return s;
@@ -218,13 +223,13 @@ WIDE void strapk_huffman_wide(const uint16_t codes[256], size_t count, const uin
                               struct strapk_huffman *a, struct strapk_huffman *b) {
   __m512i table[8];
   for (int i = 0; i < 8; i++) table[i] = _mm512_loadu_si512(codes + 32 * i);
-  struct stream s = lowered(of(a, src_a, out_a));
+  struct stream s = lowered(load_state(a, src_a, out_a));
   if (b == NULL) {
     s = raised(put_one(table, count, s));
-    give_back(a, &s, src_a, out_a);
+    store_state(a, &s, src_a, out_a);
     return;
   }
-  struct stream t = lowered(of(b, src_b, out_b));
+  struct stream t = lowered(load_state(b, src_b, out_b));
   for (; count > 0; count--) {
     struct lanes x, y;
     join(table, s.src -= 64, &x);
@@ -234,14 +239,14 @@ WIDE void strapk_huffman_wide(const uint16_t codes[256], size_t count, const uin
       put_lanes(&t, &y);
       continue;
     }
-    for (int i = 7; i >= 0; i--) { /* in turns, see put_words */
+    for (int i = 7; i >= 0; i--) { /* in turns, so that one stream's shifts do not wait for the other's */
       put_lane(&s, x.quad[i], x.quad_bits[i]);
       put_lane(&t, y.quad[i], y.quad_bits[i]);
     }
   }
   s = raised(s), t = raised(t);
-  give_back(a, &s, src_a, out_a);
-  give_back(b, &t, src_b, out_b);
+  store_state(a, &s, src_a, out_a);
+  store_state(b, &t, src_b, out_b);
 }
 
 #else

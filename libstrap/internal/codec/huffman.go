@@ -10,29 +10,29 @@ import (
 
 const (
 	huffMaxBits  = 11      // of a code, RFC 8878, 4.2.1
-	huffWeights  = 128     // as many weights can stand as nibbles, 4.2.1.1
-	huffJump     = 6       // Jump_Table of four streams, 3.1.1.3.1.6
-	huffSlack    = 16      // bytes that a stream may be longer, its last store included
-	huffRoom     = 256     // for a tree, the Jump_Table and four times huffSlack
-	huffWordBits = 12      // words of at most so many bits have a table of their codes
-	huffWordsMin = 8 << 10 // bytes for which that table pays
+	huffWeights  = 128     // most weights that can be stored as nibbles, 4.2.1.1
+	huffJump     = 6       // bytes of the Jump_Table of four streams, 3.1.1.3.1.6
+	huffSlack    = 16      // bytes that the last store of a stream may write beyond its codes
+	huffRoom     = 256     // bytes for a tree, the Jump_Table and four times huffSlack
+	huffWordBits = 12      // most bits of a word that is counted
+	huffWordsMin = 8 << 10 // least bytes of a source whose words are counted
 )
 
 // huffman codes literals, RFC 8878, 4.2: a tree, and one or four streams. huff0 of
-// klauspost/compress does the same. The loops in C (huffman.c) are faster than huff0; their
-// twin is huffStream.close, which is slower.
+// klauspost/compress does the same. The loops in C (huffman.c) are faster than huff0. Their twin,
+// huffStream.close, is slower.
 //
-// 16-bit floats of few mantissa bits have zeros at the end. Where all have, the loops in C
-// count words instead of bytes, and look up the codes of both bytes at once, by the bits that
-// are left.
+// 16-bit floats of few mantissa bits end in zeros. If all words of a source do, the loops in C count
+// words instead of bytes. shift is the number of zeros. With AVX2 and NEON the loops also look up the
+// codes of both bytes of a word at once.
 type huffman struct {
-	bytes  [4][256]uint32               // counts, in four parts that do not wait for each other
-	words  [4][1 << huffWordBits]uint16 // likewise
-	count  [256]uint32
-	length [256]uint8 // of the code, 0 where the byte does not occur
+	bytes  [4][256]uint32               // counts of bytes, in four parts that do not wait for each other
+	words  [4][1 << huffWordBits]uint16 // counts of words without their zeros, in four parts
+	count  [256]uint32                  // of each byte
+	length [256]uint8                   // of a byte's code, 0 if the byte does not occur
 	code   [256]huffCode
-	short  [256]uint16                 // the codes, and their lengths in the lowest four bits
-	joined [1 << huffWordBits]huffCode // codes of both bytes
+	short  [256]uint16                 // code << 4 | its length
+	joined [1 << huffWordBits]huffCode // the codes of a word's two bytes
 	sorted []huffLeaf                  // the bytes that occur, the rarest first
 	spare  []huffLeaf
 	parent [512]uint16
@@ -40,13 +40,13 @@ type huffman struct {
 	fse    fse.Scratch
 	out    []byte // empty, with room
 
-	shift    uint // low bits of 16-bit words that are zero
-	wordwise bool // words are looked up
-	kernel   bool // the loops in C are used, little endian machines only
-	wide     bool // and the one that codes 64 bytes at a time, by their own codes
+	shift    uint // zero bits at the end of all 16-bit words
+	wordwise bool // codes are looked up in joined
+	kernel   bool // the loops in C are used; little endian machines only
+	wide     bool // the loop with AVX-512 is used; it looks up codes in short
 }
 
-// newHuffman uses the fastest loops that there are.
+// newHuffman returns a coder that uses the fastest loops of the level in use.
 func newHuffman() huffman {
 	_, kernel := kernelInUse()
 	return huffman{kernel: kernel, wide: usesWide()}
@@ -67,9 +67,9 @@ type huffLeaf uint32
 func (l huffLeaf) value() uint8 { return uint8(l) }
 func (l huffLeaf) count() int   { return int(l >> 8) }
 
-// compress returns the tree's description and the streams of len(src) > 1 literals;
-// nil where they are not smaller than src. distinct is how many different bytes src
-// has; 1 asks for no tree. The result is valid until the next call.
+// compress returns the tree's description and the streams of len(src) > 1 literals, or nil if they
+// are not smaller than src. single asks for one stream instead of four. distinct is how many different
+// bytes src has; with 1 there is no tree. The result is valid until the next call.
 func (h *huffman) compress(src []byte, single bool) (data []byte, distinct int) {
 	words := h.kernel && len(src) >= huffWordsMin && h.guessShift(src) && h.countWords(src)
 	if !words {
@@ -79,8 +79,8 @@ func (h *huffman) compress(src []byte, single bool) (data []byte, distinct int) 
 	if distinct = h.build(); distinct < 2 {
 		return nil, distinct
 	}
-	// A tree takes more than two bits for each byte that occurs; describing it takes
-	// longer than coding a short source.
+	// A tree takes more than two bits for each distinct byte. For a short source, describing the tree
+	// takes more time than coding: stop before if it cannot pay.
 	if h.bits()/8+distinct/4 >= len(src) {
 		return nil, distinct
 	}
@@ -126,8 +126,7 @@ func (h *huffman) countBytes(src []byte) {
 	}
 }
 
-// guessShift guesses by a few words how many zeros all have at their ends; it is false where
-// these are too few.
+// guessShift guesses shift from 256 words of src. It returns false if the words have too few zeros.
 func (h *huffman) guessShift(src []byte) bool {
 	const sample = 64 // words of 8 bytes
 	step := len(src) / sample
@@ -139,9 +138,9 @@ func (h *huffman) guessShift(src []byte) bool {
 	return 16-h.shift <= huffWordBits
 }
 
-// countWords counts the bytes of src, of at most literalsBlock, by its words without
-// their zeros at the end; it is false where these are too few. They are at most as many as
-// guessed, and the words tell whether that was so.
+// countWords sets count from the words of src, which has at most literalsBlock bytes. If a word has
+// fewer zeros than guessed, countWords corrects shift and counts again. It returns false if the words
+// have too few zeros.
 func (h *huffman) countWords(src []byte) bool {
 	for 16-h.shift <= huffWordBits {
 		zeros := trailingZeros(h.countShifted(src))
@@ -154,15 +153,16 @@ func (h *huffman) countWords(src []byte) bool {
 	return false
 }
 
-// trailingZeros is how many low bits are zero in every 16-bit word of all.
+// trailingZeros returns how many low bits are zero in each 16-bit word of all.
 func trailingZeros(all uint64) uint {
 	all |= all >> 32
 	all |= all >> 16
 	return uint(bits.TrailingZeros16(uint16(all)))
 }
 
-// countShifted counts the words of src, shifted; it returns their union. An odd byte at the
-// end is the low half of a word, and not counted, as are the last few words.
+// countShifted counts the words of src, shifted, and returns the OR of all words. It does not count
+// the last len(src) % 8 bytes, but includes them in the OR. An odd byte at the end is the low half of
+// a word.
 func (h *huffman) countShifted(src []byte) (all uint64) {
 	for i := range h.words {
 		clear(h.words[i][:1<<(16-h.shift)])
@@ -174,7 +174,7 @@ func (h *huffman) countShifted(src []byte) (all uint64) {
 	return all | countWordsKernel(&h.words, h.shift, src[:whole])
 }
 
-// addWords counts bytes by the words counted before, and the bytes of rest.
+// addWords sets count from the counts of words and the bytes of rest.
 func (h *huffman) addWords(rest []byte) {
 	clear(h.count[:])
 	for w := range 1 << (16 - h.shift) {
@@ -189,7 +189,7 @@ func (h *huffman) addWords(rest []byte) {
 	}
 }
 
-// build gives each byte that occurs a code; it returns how many do.
+// build gives each byte that occurs a code. It returns how many bytes occur.
 func (h *huffman) build() int {
 	h.sorted = h.sorted[:0]
 	for b, n := range h.count {
@@ -207,8 +207,8 @@ func (h *huffman) build() int {
 	return len(h.sorted)
 }
 
-// sort orders the leaves by their counts, digit by digit: for so few of them, and with
-// counts that are mostly small, faster than by comparison.
+// sort orders the leaves by their counts with a radix sort. For so few leaves, with mostly small
+// counts, this is faster than comparing them.
 func (h *huffman) sort() {
 	const digit = 6
 	most := huffLeaf(0)
@@ -235,8 +235,8 @@ func (h *huffman) sort() {
 	}
 }
 
-// measure sets the lengths of an optimal code, by joining the two rarest nodes until
-// one is left. Both the leaves and the joined nodes come in order of their counts.
+// measure sets the lengths of an optimal code. It joins the two rarest nodes until one node is left.
+// The leaves are sorted by count, and the joined nodes are made in this order.
 func (h *huffman) measure() {
 	n := len(h.sorted)
 	var joined [256]int // counts of nodes n, n+1, ...
@@ -265,9 +265,9 @@ func (h *huffman) measure() {
 	}
 }
 
-// limit shortens codes to what the format and the number of literals allow (long codes
-// make a tree's description longer), and lengthens others, the rarest first, so that
-// the code stays complete, which the format demands.
+// limit shortens codes to the longest length that is allowed: by the format, and by the number of
+// literals, because long codes make a tree's description longer. Then it lengthens other codes, the
+// rarest first, so that the code is complete again. The format demands this.
 func (h *huffman) limit() {
 	total := 0
 	for _, l := range h.sorted {
@@ -275,7 +275,7 @@ func (h *huffman) limit() {
 	}
 	most := uint8(min(max(bits.Len(uint(total-1))-2, bits.Len(uint(len(h.sorted)-1))+1), huffMaxBits))
 	whole := 1 << most
-	used := 0 // of all codes of that length
+	used := 0 // share of the whole that the codes take
 	for _, l := range h.sorted {
 		h.length[l.value()] = min(h.length[l.value()], most)
 		used += whole >> h.length[l.value()]
@@ -295,8 +295,8 @@ func (h *huffman) limit() {
 	}
 }
 
-// assign sets the codes that follow from the lengths, 4.2.1.3: from the longest codes
-// to the shortest, and in the order of the bytes.
+// assign derives the codes from their lengths, 4.2.1.3: from the longest codes to the shortest, codes
+// of one length in the order of their bytes.
 func (h *huffman) assign() {
 	var next [huffMaxBits + 2]uint64
 	for _, l := range h.sorted {
@@ -319,7 +319,7 @@ func (h *huffman) assign() {
 
 func (h *huffman) longest() uint8 { return slices.Max(h.length[:]) }
 
-// bits is the length of all literals' codes.
+// bits returns the sum of the lengths of all literals' codes.
 func (h *huffman) bits() (n int) {
 	for _, l := range h.sorted {
 		n += l.count() * int(h.length[l.value()])
@@ -327,8 +327,9 @@ func (h *huffman) bits() (n int) {
 	return n
 }
 
-// describe appends the tree, 4.2.1: the weights of all bytes but the last that occurs,
-// compressed, or as nibbles where there are few enough. It is false where neither goes.
+// describe appends the tree's description, 4.2.1: the weights of all bytes before the last byte that
+// occurs. The weights are compressed, or stored as nibbles. It returns false if they do not compress
+// and are too many for nibbles.
 func (h *huffman) describe(out []byte) ([]byte, bool) {
 	n := 255
 	for h.length[n] == 0 {
@@ -357,8 +358,7 @@ func (h *huffman) describe(out []byte) ([]byte, bool) {
 	return out, true
 }
 
-// joinCodes sets the codes of words: the high byte's first, since a stream is read
-// from its end.
+// joinCodes sets joined. The high byte's code comes first, because a stream is read from its end.
 func (h *huffman) joinCodes() {
 	for w := range h.joined[:1<<(16-h.shift)] {
 		high, low := h.code[w<<h.shift>>8], h.code[byte(w<<h.shift)]
@@ -375,7 +375,7 @@ func (h *huffman) fourStreams(out, src []byte) []byte {
 	room := part*huffMaxBits/8 + huffSlack
 	var s [4]huffStream
 	for i := range s {
-		// Each at a place of its own first.
+		// Write each stream to a part of out of its own. They are joined below.
 		from, to := i*part, min((i+1)*part, len(src))
 		place := len(out) + i*room
 		s[i] = h.begin(out[place:place+room], src[from:to], from%2)
@@ -393,8 +393,8 @@ func (h *huffman) fourStreams(out, src []byte) []byte {
 	return out
 }
 
-// pair writes two streams with the kernels, but for some bytes at their beginnings. Without
-// kernels it writes nothing; close writes what is left.
+// pair codes two streams with the kernels, except some bytes at the beginning of their sources. Without
+// kernels it codes nothing. close codes the rest.
 func (h *huffman) pair(s, t *huffStream) {
 	if !h.kernel {
 		return
@@ -411,7 +411,7 @@ func (h *huffman) pair(s, t *huffStream) {
 	}
 }
 
-// oneStream appends a stream.
+// oneStream appends the only stream.
 func (h *huffman) oneStream(out, src []byte) []byte {
 	s := huffStream{out: out[len(out):cap(out)], src: src}
 	if wide := len(src) / 64; h.wide && wide > 0 {
@@ -420,8 +420,8 @@ func (h *huffman) oneStream(out, src []byte) []byte {
 	return append(out, s.close(&h.code)...)
 }
 
-// begin starts a stream, 4.2.2: the codes of src from its end to its beginning. A word
-// begins at src[skip]; the last one, where it is a half, is written here.
+// begin starts a stream, 4.2.2: the codes of src from its end to its beginning. The first whole word is
+// at src[skip]. If the last byte is half a word, begin codes it, so that src ends with a word.
 func (h *huffman) begin(out, src []byte, skip int) huffStream {
 	s := huffStream{out: out, src: src}
 	if h.wordwise && (len(src)-skip)%2 != 0 {
@@ -430,18 +430,18 @@ func (h *huffman) begin(out, src []byte, skip int) huffStream {
 	return s
 }
 
-// huffStream writes codes, the first one to the lowest bits. The bits that are not yet
-// written are the highest n of held. What lies below is of no meaning: the codes are
-// put in with their lengths, which saves masking them.
+// huffStream writes codes, the first code to the lowest bits. The highest n bits of held are not yet
+// written. The bits below are meaningless: codes are put in together with their lengths, so they need
+// not be masked.
 type huffStream struct {
-	src  []byte // what is left to code
+	src  []byte // not yet coded
 	out  []byte
-	at   int
+	at   int // bytes of out that are written
 	held uint64
 	n    uint // at most 7 between calls
 }
 
-// byte takes the last byte of the source.
+// byte codes the last byte of src and removes it.
 func (s *huffStream) byte(codes *[256]huffCode) {
 	last := len(s.src) - 1
 	c := codes[s.src[last]]
@@ -453,7 +453,7 @@ func (s *huffStream) byte(codes *[256]huffCode) {
 	s.n &= 7
 }
 
-// close writes what is left of the source and a one as the end mark.
+// close codes the rest of src, writes a 1 bit as the end mark, and returns the stream.
 func (s *huffStream) close(codes *[256]huffCode) []byte {
 	for len(s.src) > 0 {
 		s.byte(codes)

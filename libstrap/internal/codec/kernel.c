@@ -1,20 +1,19 @@
 //go:build cgo
 
 /*
- * kernel.c - float32 to float16, and rounding to fewer mantissa bits, with the error
- * they make.
+ * kernel.c - converts float32 to float16, rounds to fewer mantissa bits, and measures the error.
  *
- * Squares are added up in float lanes, a few at a time: adding each of them in double takes
- * twice the time. A float addition may round down, so the sums are made larger by what it can
- * lose: the reported sum is never below the true one, and less than 2e-6 above it.
+ * A few squares at a time are added in float lanes. Adding each square in double takes twice the time.
+ * A float addition can round down, so the sums are made larger by the most that rounding can lose. A
+ * reported sum is never below the true sum, and less than 2e-6 of it above.
  *
- * A kernel's copy assumes that every value stays finite. Where one does not, the sums become
- * infinite or NaN. Only then is the block measured again, without such values. Squares that are too
- * large or too small for float show in the sums too: they are added in double, one by one. That
- * keeps the usual loop at the speed of memory.
+ * A kernel's copy assumes that all values stay finite. If a value does not, the sums become infinite or
+ * NaN. Only then the block is measured again, without the values that are not finite. The sums also
+ * show if squares are too large or too small for float. Then the squares are added in double, one by
+ * one. So the usual loop runs at the speed of memory.
  *
- * The loops need the default floating-point environment: they round to nearest, keep subnormal
- * numbers, and trap no exception. See floats.h in package team.
+ * The loops need the default floating-point environment: it rounds to nearest, keeps subnormal
+ * numbers, and traps no exception. See floats.h in package team.
  */
 #include "kernel.h"
 
@@ -25,23 +24,23 @@
 #define STEP 32 /* a kernel's n is a multiple of it */
 #define BFLOAT16_EXPONENT 0x7F80
 
-/* A float lane adds up FEW squares and is joined with a second lane. SUMS of the results are
- * added in float too, the rest is double. So a square goes through FEW + SUMS roundings to float
- * at most, each of which takes 2^-24 of the sum at most. UPWARD undoes that. Its last hundredth is
- * more than the terms of second order, the sums in double and LEAST_SUM need. */
+/* A float lane adds FEW squares, and is then added to a second lane. SUMS of the results are added in
+ * float too, and the rest in double. So a square goes through at most FEW + SUMS roundings to float. A
+ * rounding loses at most 2^-24 of the sum. UPWARD makes up for this. Its 0.01 covers the terms of
+ * second order, the sums in double and LEAST_SUM. */
 #define FEW 12
 #define SUMS 4
 #define UPWARD (1 + (FEW + SUMS + 0.01) * 0x1p-24)
 
-/* How many values are measured again together. The sums of a block depend on it alone. */
+/* Values that are measured again together. The sums of a block do not depend on other blocks. */
 #define BLOCK STRAPK_BLOCK
 _Static_assert(BLOCK % (FEW * SUMS * STEP) == 0, "the last sums of a block would be short");
 
-/* The least sum of a block that is used. Additions of smaller floats lose 2^-150 at most, so all
- * that a block can lose is 2^-37 of it. */
+/* The least sum of a block that is used. An addition of tiny floats loses at most 2^-150, so a block
+ * loses at most 2^-37 of this sum. */
 #define LEAST_SUM 0x1p-100
 
-/* Of the values. Float32 is stored as float16, the others as they are. */
+/* The type of the values. FLOAT32 is stored as float16, the others in their own type. */
 enum type { FLOAT32, FLOAT16, BFLOAT16 };
 
 struct sums {
@@ -52,10 +51,10 @@ struct sums {
 
 struct kernel {
   const char *name;
-  /* Converts to 16 bits, drops mantissa bits, and sums up, if all values stay finite. */
+  /* Converts to 16 bits, drops mantissa bits, and sums. The sums are valid if all values stay finite. */
   void (*copy)(uint16_t *dst, const void *src, size_t n, enum type from, int drop,
                struct sums *sums);
-  /* Sums up values and their errors where what is stored is finite, and counts them. */
+  /* Counts and sums the values whose stored values are finite. */
   void (*measure)(uint16_t *stored, const void *src, size_t n, enum type from, struct sums *sums);
 };
 
@@ -65,7 +64,7 @@ INLINE size_t size_of(enum type type) {
   return type == FLOAT32 ? sizeof(float) : sizeof(uint16_t);
 }
 
-/* Where the next FEW steps end. */
+/* Returns the end of the next FEW steps from i. */
 INLINE size_t after_few(size_t i, size_t step, size_t n) {
   return n - i < FEW * step ? n : i + FEW * step;
 }
@@ -78,8 +77,8 @@ INLINE size_t after_few(size_t i, size_t step, size_t n) {
 #define AVX512 __attribute__((target(STRAPK_AVX512F ",avx512bw,avx512dq,popcnt")))
 #define AVX2 __attribute__((target("avx2,f16c,fma,popcnt")))
 
-/* nearest_...: pairs of words rounded to nearest, ties to even; round_words does it for those
- * that are not finite, or do not stay so. drop > 0. */
+/* nearest_512, nearest_256 and nearest_neon round words to nearest, ties to even. drop > 0. They are
+ * wrong for values that are not finite, or do not stay finite; round_words rounds these. */
 AVX512 INLINE void nearest_512(__m256i pair[2], int drop) {
   const __m512i below_half = _mm512_set1_epi16((short)((1 << drop) / 2 - 1));
   const __m512i kept = _mm512_set1_epi16((short)(0xFFFFu << drop));
@@ -116,10 +115,10 @@ AVX512 INLINE __m512d add_512(__m512d sum, __m512 x) {
   return _mm512_add_pd(_mm512_add_pd(sum, low_512(x)), high_512(x));
 }
 
-#define LARGER_MAGNITUDE 0x0B /* of two, without its sign */
-#define NOT_FINITE 0x99       /* infinities and NaN of both kinds */
+#define LARGER_MAGNITUDE 0x0B /* the larger magnitude of two, without a sign */
+#define NOT_FINITE 0x99       /* infinities, quiet NaN and signalling NaN */
 
-/* Copies, or with `again` measures what was copied. */
+/* Copies the values, or with `again` measures values that were copied. */
 AVX512 INLINE void sum_512(uint16_t *dst, const void *src, size_t n, enum type from, int drop,
                            bool again, struct sums *sums) {
   const __m512 zero = _mm512_setzero_ps();
@@ -133,7 +132,7 @@ AVX512 INLINE void sum_512(uint16_t *dst, const void *src, size_t n, enum type f
       for (const size_t end = after_few(i, 32, n); i < end; i += 32) {
         __m512 x[2];
         __m256i h[2];
-        for (int k = 0; k < 2; k++) { /* two chains, for the latency of fma */
+        for (int k = 0; k < 2; k++) { /* two chains hide the latency of fma */
           const void *at = (const char *)src + (i + 16 * k) * size_of(from);
           if (from == FLOAT32) {
             x[k] = _mm512_loadu_ps(at);
@@ -252,7 +251,7 @@ AVX2 INLINE void sum_256(uint16_t *dst, const void *src, size_t n, enum type fro
   sums->max_error = _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
-/* The loops for each type, with what is constant in them. */
+/* The loops for each type. The type and drop are constants in each. */
 AVX512 static void copy_512(uint16_t *dst, const void *src, size_t n, enum type from, int drop,
                             struct sums *sums) {
   if (from == BFLOAT16)
@@ -300,8 +299,8 @@ AVX2 static void measure_256(uint16_t *stored, const void *src, size_t n, enum t
 static const struct kernel avx512 = {"avx512", copy_512, measure_512};
 static const struct kernel avx2 = {"avx2", copy_256, measure_256};
 
-/* Lists what this processor and system can run, the fastest first. By hand: the
- * runtime of some compilers has no __builtin_cpu_supports. */
+/* Lists the kernels that this processor and system can run, the fastest first. The runtime of some
+ * compilers has no __builtin_cpu_supports. */
 static int list_kernels(const struct kernel **list) {
   const unsigned fma = 1u << 12, popcnt = 1u << 23, osxsave = 1u << 27, avx = 1u << 28,
                  f16c = 1u << 29, basis = fma | popcnt | osxsave | avx | f16c;
@@ -312,7 +311,7 @@ static int list_kernels(const struct kernel **list) {
   __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
   const unsigned ymm = 0x06, zmm = 0xE6;
   int n = 0;
-  /* All that the loops of this package take of AVX-512: each processor since Skylake has it. */
+  /* All extensions of AVX-512 that this package uses. Each processor since Skylake has them. */
   const unsigned with_avx2 = 1u << 5, bmi2 = 1u << 8, avx512f = 1u << 16, avx512dq = 1u << 17,
                  avx512bw = 1u << 30, wide = with_avx2 | bmi2 | avx512f | avx512dq | avx512bw;
   if ((b & wide) == wide && (saved & zmm) == zmm) list[n++] = &avx512;
@@ -345,7 +344,7 @@ INLINE float32x4_t and_f32(uint32x4_t mask, float32x4_t x) {
 
 INLINE int count_neon(uint32x4_t mask) { return (int)vaddvq_u32(vshrq_n_u32(mask, 31)); }
 
-/* Copies, or with `again` measures what was copied. */
+/* Copies the values, or with `again` measures values that were copied. */
 INLINE void sum_neon(uint16_t *dst, const void *src, size_t n, enum type from, int drop, bool again,
                      struct sums *sums) {
   const float32x4_t zero = vdupq_n_f32(0), infinity = vdupq_n_f32(INFINITY);
@@ -357,7 +356,7 @@ INLINE void sum_neon(uint16_t *dst, const void *src, size_t n, enum type from, i
     for (int sum = 0; sum < SUMS && i < n; sum++) {
       float32x4_t errors[4] = {zero, zero, zero, zero}, squares[4] = {zero, zero, zero, zero};
       for (const size_t end = after_few(i, 16, n); i < end; i += 16) {
-        for (int k = 0; k < 4; k++) { /* four chains, for the latency of fma */
+        for (int k = 0; k < 4; k++) { /* four chains hide the latency of fma */
           const void *at = (const char *)src + (i + 4 * k) * size_of(from);
           float32x4_t x;
           uint16x4_t h;
@@ -403,7 +402,7 @@ INLINE void sum_neon(uint16_t *dst, const void *src, size_t n, enum type from, i
       vmaxq_f32(vmaxq_f32(largest[0], largest[1]), vmaxq_f32(largest[2], largest[3])));
 }
 
-/* The loops for each type, with what is constant in them. */
+/* The loops for each type. The type and drop are constants in each. */
 static void copy_neon(uint16_t *dst, const void *src, size_t n, enum type from, int drop,
                      struct sums *sums) {
   if (from == BFLOAT16)
@@ -443,7 +442,8 @@ static int list_kernels(const struct kernel **list) {
 static const struct kernel *kernels[2];
 static int kernel_count;
 
-/* Before Go's runtime starts, a constructor too: package codec asks once, at its beginning. */
+/* Runs before the constructor that starts Go's runtime, because package codec asks for the kernels when
+ * it is initialised. */
 __attribute__((constructor(101))) static void find_kernels(void) {
   kernel_count = list_kernels(kernels);
 }
@@ -452,8 +452,8 @@ int strapk_kernels(void) { return kernel_count; }
 
 const char *strapk_kernel_name(int kernel) { return kernels[kernel]->name; }
 
-/* Rounds words as nearest_... does. Those that are not finite stay as they are, and those that
- * would not stay finite are rounded towards zero. dst may be src. */
+/* Rounds words to nearest, ties to even. Words that are not finite stay the same. Words that would not
+ * stay finite are rounded towards zero. dst may be src. */
 static void round_words(uint16_t *dst, const uint16_t *src, size_t n,
                         const struct strapk_rounding *rounding) {
   const uint16_t exponent = rounding->exponent, drop = rounding->drop,
@@ -466,7 +466,7 @@ static void round_words(uint16_t *dst, const uint16_t *src, size_t n,
   }
 }
 
-/* Widens a 16-bit float. */
+/* Converts a 16-bit float to float32. */
 static float widen(uint16_t word, enum type type) {
   uint32_t bits = (uint32_t)word << 16;
   if (type != BFLOAT16) {
@@ -479,7 +479,7 @@ static float widen(uint16_t word, enum type type) {
   return value;
 }
 
-/* What a kernel's measure does, with all sums in double. */
+/* Does the work of a kernel's measure, with all sums in double. */
 static void measure_in_double(const uint16_t *stored, const void *src, size_t n, enum type from,
                               struct sums *sums) {
   for (size_t i = 0; i < n; i++) {
@@ -500,17 +500,17 @@ static void measure_in_double(const uint16_t *stored, const void *src, size_t n,
   }
 }
 
-/* Whether the sums are within UPWARD of the true ones: no square was too large or too small for
- * float. Words of float16 are multiples of 2^-24, so that those without an error whose squares
- * vanish are zeros. */
+/* Returns whether the sums, times UPWARD, are not below the true sums: no square was too large or too
+ * small for float. float16 values are multiples of 2^-24. So if their squares vanish and they have no
+ * error, they are zeros. */
 static bool in_range(const struct sums *s, enum type from) {
   if (!isfinite(s->square_error) || !isfinite(s->square_sum)) return false;
   if (s->square_sum == 0 && s->max_error == 0 && from != BFLOAT16) return true;
   return s->square_sum >= LEAST_SUM && (s->square_error >= LEAST_SUM || s->max_error == 0);
 }
 
-/* A block of n values, a multiple of STEP. The last `padding` of them do not count; if there are
- * some, the others are few, and measured in double. */
+/* Copies and measures a block of n values, n a multiple of STEP. The last `padding` values do not count.
+ * If there is padding, the values are few, and are measured in double. */
 static void copy_block(const struct kernel *kernel, uint16_t *dst, const void *src, size_t n,
                        size_t padding, enum type from, const struct strapk_rounding *rounding,
                        struct strapk_stats *stats) {

@@ -5,23 +5,23 @@ import (
 	"unsafe"
 )
 
-// Stats is what a conversion or rounding did to the values. The error is taken over
-// the values that are finite before and after. A sum is never below the true one, but for
-// the rounding of double, and above it by less than sumExcess of it.
+// Stats is the error that a conversion or rounding made. Count and the sums are over the values that
+// are finite before and after. A sum is at least the true sum, except for the rounding of double, and
+// exceeds it by less than the share sumExcess.
 type Stats struct {
-	Count       int64   // of those values
+	Count       int64
 	Overflow    int64   // finite values that became infinite
 	SquareError float64 // sum of (value - stored value)^2
 	SquareSum   float64 // sum of value^2
 	MaxError    float64 // largest |value - stored value|, exact
 }
 
-// sumExcess is what kernels may add to a sum, because they take a part of it in float32 and make
-// up for all that its rounding can lose; see kernel.c and quantise.go.
+// sumExcess is by what share a kernel's sum may exceed the true sum. Kernels add partly in float32, and
+// make the sum larger by the most that rounding can lose; see kernel.c and quantise.go.
 const sumExcess = 2e-6
 
-// Within reports whether the error is within bound times the sum of squares, and would be with the
-// true sums.
+// Within reports whether the squared error is certainly at most bound times the sum of squares, also
+// with the true sums.
 func (s *Stats) Within(bound float64) bool { return within(s.SquareError, s.SquareSum, bound) }
 
 func within(squareError, squareSum, bound float64) bool {
@@ -37,10 +37,10 @@ func (s *Stats) Add(o *Stats) {
 	s.MaxError = max(s.MaxError, o.MaxError)
 }
 
-// Float32ToFloat16 converts n float32 at src to IEEE 754 binary16 at dst, rounding
-// to nearest, ties to even; what is too large becomes infinite, and a NaN stays one
-// with its sign and the upper bits of its payload. Then it rounds to bits of mantissa
-// as Round does. It adds to st. The two do not overlap.
+// Float32ToFloat16 converts n float32 values at src to IEEE 754 binary16 at dst. It rounds to nearest,
+// ties to even. Values that are too large become infinite. A NaN keeps its sign and the upper bits of its
+// payload. Then Float32ToFloat16 rounds to bits of mantissa, as Round does. It adds to st. dst and src
+// must not overlap.
 func Float32ToFloat16(dst, src unsafe.Pointer, n, bits int, st *Stats) {
 	if n <= 0 {
 		return
@@ -53,7 +53,7 @@ func Float32ToFloat16(dst, src unsafe.Pointer, n, bits int, st *Stats) {
 	}
 }
 
-// convertPortable is the twin of the kernels in kernel.c.
+// convertPortable is the twin in Go of the conversions in kernel.c.
 func convertPortable(dst []uint16, src []float32, r rounding, st *Stats) {
 	for i, x := range src {
 		h := r.nearest(float16Bits(x))
@@ -67,7 +67,7 @@ func convertPortable(dst []uint16, src []float32, r rounding, st *Stats) {
 	}
 }
 
-// measure counts a finite value and what is stored of it.
+// measure counts a finite value and the finite value that is stored for it.
 func (s *Stats) measure(value, stored float64) {
 	err := value - stored
 	s.Count++
@@ -98,7 +98,7 @@ func float16Bits(x float32) uint16 {
 	}
 }
 
-// roundShift is v / 2^shift, rounded to nearest, ties to even.
+// roundShift returns v / 2^shift, rounded to nearest, ties to even.
 func roundShift(v, shift uint32) uint32 {
 	return (v + (1<<(shift-1) - 1) + v>>shift&1) >> shift
 }

@@ -30,8 +30,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// kernels are the conversion kernels that this processor can run, by the name of
-// their instruction set, the fastest first.
+// kernels lists the kernels that this processor can run, by the name of their instruction set, the
+// fastest first.
 var kernels = func() []string {
 	names := make([]string, C.strapk_kernels())
 	for i := range names {
@@ -61,8 +61,9 @@ const (
 	copyWay    = C.STRAPK_COPY
 )
 
-// shareKernel is convertKernel, roundKernel or a copy of n bytes in the threads of a team, where
-// there are kernels. Where sum is not nil they take checksums too, which sum gets if there is a kernel for them.
+// shareKernel runs convertKernel, roundKernel or a copy of n bytes in the threads of a team. It needs a
+// kernel. If sum is not nil and there is a kernel for checksums, the threads also take the checksum of
+// dst, and sum receives it.
 func shareKernel(t team.Team, way uint32, dst, src unsafe.Pointer, n int, r rounding, st *Stats, sum *Sum) {
 	var c C.struct_strapk_stats
 	var sums C.struct_strapk_checksums
@@ -115,9 +116,9 @@ func gatherKernel(dst, src unsafe.Pointer, itemSize int, shape, strides []int64,
 		C.int64_t(start), C.int64_t(count))
 }
 
-// huffmanKernel writes the codes of 4 * count > 0 bytes of each stream, from their ends. codes are
-// those of bytes, or where shift is not negative those of words, shifted. C gets the beginnings of the sources: their ends
-// can be the beginnings of other objects.
+// huffmanKernel codes the last 4 * count > 0 bytes of each stream. codes has the codes of bytes if shift
+// is negative, else the codes of words, which are shifted right by shift. C gets the address of each
+// source's beginning, because the address of its end can belong to another object.
 func huffmanKernel(codes *huffCode, shift int, count int, s, t *huffStream) {
 	a, b := s.toC(), t.toC()
 	C.strapk_huffman_pair((*C.uint64_t)(codes), C.int(shift), C.size_t(count),
@@ -127,8 +128,8 @@ func huffmanKernel(codes *huffCode, shift int, count int, s, t *huffStream) {
 	t.fromC(&b)
 }
 
-// huffmanWideKernel writes the codes of 64 * count > 0 bytes of each stream. t may be nil. It is for
-// the level avx512 alone.
+// huffmanWideKernel codes the last 64 * count > 0 bytes of each stream. t may be nil. The level in use
+// must be avx512.
 func huffmanWideKernel(codes *[256]uint16, count int, s, t *huffStream) {
 	short, a := (*C.uint16_t)(&codes[0]), s.toC()
 	if t == nil {
@@ -144,8 +145,8 @@ func huffmanWideKernel(codes *[256]uint16, count int, s, t *huffStream) {
 	t.fromC(&b)
 }
 
-// countWordsKernel counts the words of src, a multiple of 8 bytes and at least 8, shifted, in turns
-// in the four parts. It returns the union of four at a time.
+// countWordsKernel counts the words of src, shifted right by shift: word i in part i % 4. It returns
+// the OR of all groups of four words. len(src) is a multiple of 8, and at least 8.
 func countWordsKernel(parts *[4][1 << huffWordBits]uint16, shift uint, src []byte) uint64 {
 	return uint64(C.strapk_count_words((*[1 << huffWordBits]C.uint16_t)(unsafe.Pointer(parts)), C.int(shift),
 		(*C.uint8_t)(&src[0]), C.size_t(len(src)/2)))
@@ -159,10 +160,10 @@ func (s *huffStream) fromC(c *C.struct_strapk_huffman) {
 	s.held, s.n, s.src, s.at = uint64(c.held), uint(c.n), s.src[:c.left], s.at+int(c.written)
 }
 
-// quantiseInC tells whether this processor can run quantiseKernel.
+// quantiseInC reports whether this processor can run quantiseKernel.
 var quantiseInC = C.strapk_quantises() != 0
 
-// quantiseKernel is quantisePortable in C, for at least one value.
+// quantiseKernel is quantisePortable in C. src has at least one value.
 func quantiseKernel(dst *codeBuffers, src []byte, t wire.DType, spread float64, q *quantised) {
 	bfloat := C.int(0)
 	if t == wire.BFloat16 {

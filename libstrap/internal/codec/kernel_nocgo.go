@@ -9,7 +9,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// kernels has none without a C compiler.
+// kernels is empty without a C compiler.
 var kernels []string
 
 func convertKernel(int, unsafe.Pointer, unsafe.Pointer, int, rounding, *Stats) {

@@ -4,6 +4,6 @@ package codec
 
 import "os"
 
-// A library that is built with this tag begins with the level that the environment names. It is
-// for tests in another language; see tests/integration/test_levels.py.
+// init makes a library that is built with this tag begin with the level in STRAP_LEVEL. It is for the
+// tests in Python; see tests/integration/test_levels.py.
 func init() { UseLevel(os.Getenv("STRAP_LEVEL")) }

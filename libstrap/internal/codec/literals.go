@@ -5,16 +5,15 @@ import (
 	"io"
 )
 
-// zstd frames without match finding, RFC 8878: a block is raw, one repeated byte
-// (RLE), or compressed to Huffman-coded literals and no sequences, whichever is
-// the smallest.
+// zstd frames without match finding, RFC 8878. A block is raw, one repeated byte (RLE), or
+// Huffman-coded literals without sequences, whichever is the smallest.
 //
 //	magic u32 | descriptor | window 0..1 | content size 1..8 | { size and type u24 | block } ...
 //
-// No block refers to another one, so each is written when it has been read.
+// No block refers to another one. So a block is written as soon as it was read.
 const (
-	literalsBlock  = 128 << 10 // Block_Maximum_Size, 3.1.1.2.4, of a window of as much or more
-	literalsSingle = 1 << 10   // content shorter than this is one Huffman stream
+	literalsBlock  = 128 << 10 // Block_Maximum_Size, 3.1.1.2.4, if the window is not smaller
+	literalsSingle = 1 << 10   // shorter content has one Huffman stream, longer content four
 
 	// Block_Type, 3.1.1.2.2.
 	blockRaw        = 0
@@ -50,7 +49,7 @@ func (e *literalsEncoder) Write(b []byte) (int, error) { return e.cut.Write(b) }
 
 func (e *literalsEncoder) Close() error { return e.cut.Close() }
 
-// put writes a block.
+// put encodes src as a block and writes it.
 func (e *literalsEncoder) put(src []byte, last bool) error {
 	head, data := e.encode(src, last)
 	if _, err := e.w.Write(head); err != nil {
@@ -60,7 +59,7 @@ func (e *literalsEncoder) put(src []byte, last bool) error {
 	return err
 }
 
-// encode returns a block's headers and what follows them.
+// encode returns a block's headers, and the data after them.
 func (e *literalsEncoder) encode(src []byte, last bool) (head, data []byte) {
 	single := len(src) < literalsSingle
 	out, distinct := e.huff.compress(src, single)
@@ -76,8 +75,8 @@ func (e *literalsEncoder) encode(src []byte, last bool) (head, data []byte) {
 	return head, append(out, 0) // Number_of_Sequences, 3.1.1.3.2.1
 }
 
-// appendZstdHeader appends a frame's header, 3.1.1.1. Content up to zstdWindow is a
-// single segment.
+// appendZstdHeader appends a frame's header, 3.1.1.1. Content of at most zstdWindow bytes is a single
+// segment.
 func appendZstdHeader(b []byte, size int64) []byte {
 	b = binary.LittleEndian.AppendUint32(b, zstdMagic)
 	single := byte(0)
@@ -119,8 +118,8 @@ func appendBlockHeader(b []byte, kind, size int, last bool) []byte {
 	return append(b, byte(h), byte(h>>8), byte(h>>16))
 }
 
-// literalsHeaderSize is the length of the Literals_Section_Header, 3.1.1.3.1.1, of n
-// literals that become fewer bytes.
+// literalsHeaderSize returns the length of the Literals_Section_Header, 3.1.1.3.1.1, of n literals that
+// are compressed.
 func literalsHeaderSize(n int) int {
 	switch {
 	case n < 1<<10:
@@ -132,8 +131,8 @@ func literalsHeaderSize(n int) int {
 	}
 }
 
-// appendLiteralsHeader appends that header for n literals in size < n bytes, tree
-// and all.
+// appendLiteralsHeader appends the Literals_Section_Header of n literals. size < n is the length of
+// their tree and streams.
 func appendLiteralsHeader(b []byte, n, size int, single bool) []byte {
 	length := literalsHeaderSize(n)
 	format, width := length-2, 4*length-2 // 1, 2, 3 and 10, 14, 18 bits for each length

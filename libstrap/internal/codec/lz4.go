@@ -12,13 +12,13 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// LZ4 frames, https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md:
-// independent blocks, content size, no checksums (the index has one):
+// LZ4 frames, https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md. They have independent
+// blocks, a content size, and no checksums, because the index has one:
 //
 //	magic u32 | FLG 0x68 | BD | content size u64 | HC | { size u32 | block } ... | 0 u32
 //
-// The frame is written here, over pierrec/lz4's block compressor, so that a block
-// can be compressed in place and a small packet costs no block-sized buffers.
+// pierrec/lz4 compresses the blocks, and this file writes the frame. So blocks can be compressed in
+// place, and a small packet needs no buffers as large as a block.
 const (
 	lz4Magic      = 0x184D2204
 	lz4HeaderSize = 15
@@ -37,7 +37,7 @@ const (
 
 var lz4BlockIDs = map[int]byte{64 << 10: 4, 256 << 10: 5, 1 << 20: 6, lz4MaxBlock: 7}
 
-// lz4BlockSize is the smallest block of the format that holds n bytes.
+// lz4BlockSize returns the smallest block size of the format that holds n bytes, or the largest.
 func lz4BlockSize(n int64) int {
 	size := 64 << 10
 	for int64(size) < n && size < lz4MaxBlock {
@@ -74,7 +74,7 @@ func newLZ4Encoder(level int) (*lz4Encoder, error) {
 	return e, nil
 }
 
-// begin writes a frame's header. Writes of whole blocks need no buffer then.
+// begin writes a frame's header. If the writes after it are whole blocks, they are not copied.
 func (e *lz4Encoder) begin(w io.Writer, size int64) error {
 	block := lz4BlockSize(size)
 	e.w = w
@@ -84,7 +84,7 @@ func (e *lz4Encoder) begin(w io.Writer, size int64) error {
 	return err
 }
 
-// putLZ4Header puts the header of a frame of that block size.
+// putLZ4Header writes the header of a frame of size bytes in blocks of block bytes to h.
 func putLZ4Header(h []byte, block int, size int64) {
 	binary.LittleEndian.PutUint32(h, lz4Magic)
 	h[4] = lz4Version | lz4Independent | lz4HasSize
@@ -93,7 +93,7 @@ func putLZ4Header(h []byte, block int, size int64) {
 	h[14] = lz4HeaderChecksum(h[4:14])
 }
 
-// surroundLZ4 makes a frame of one raw block, whose n bytes are in their place; see Surround.
+// surroundLZ4 writes a frame of one raw block around its n bytes; see Surround.
 func surroundLZ4(buf []byte, n int) (length int) {
 	putLZ4Header(buf, lz4BlockSize(int64(n)), int64(n))
 	binary.LittleEndian.PutUint32(buf[lz4HeaderSize:], uint32(n)|lz4Raw)
@@ -111,7 +111,7 @@ func (e *lz4Encoder) Close() error {
 	return err
 }
 
-// put writes a block.
+// put compresses src as a block and writes it.
 func (e *lz4Encoder) put(src []byte, _ bool) error {
 	data, err := e.compress(src)
 	if err != nil {
@@ -130,13 +130,12 @@ func (e *lz4Encoder) put(src []byte, _ bool) error {
 	return err
 }
 
-// compress returns the block in the scratch buffer, or nil where it does not get
-// smaller.
+// compress returns the compressed block in the scratch buffer, or nil if it is not smaller than src.
 func (e *lz4Encoder) compress(src []byte) ([]byte, error) {
 	if len(e.scratch) < len(src) {
 		e.scratch = make([]byte, len(src))
 	}
-	// One byte less than the source: what does not fit is better stored raw.
+	// One byte less than the source: a block that does not fit is not smaller.
 	dst := e.scratch[:len(src)-1]
 	var n int
 	var err error
@@ -151,7 +150,7 @@ func (e *lz4Encoder) compress(src []byte) ([]byte, error) {
 	return dst[:n], err
 }
 
-// lz4HeaderChecksum is the second byte of XXH32, seed 0, of fewer than 16 bytes,
+// lz4HeaderChecksum returns the second byte of XXH32, seed 0, of fewer than 16 bytes,
 // https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
 func lz4HeaderChecksum(b []byte) byte {
 	const p1, p2, p3, p4, p5 = 2654435761, 2246822519, 3266489917, 668265263, 374761393
@@ -167,7 +166,7 @@ func lz4HeaderChecksum(b []byte) byte {
 	return byte((h ^ h>>16) >> 8)
 }
 
-// openLZ4 reads a header; pierrec/lz4 checks what is not checked here.
+// openLZ4 reads a frame's header. pierrec/lz4 makes the checks that are not here.
 func openLZ4(f *frame) error {
 	h, err := f.take(6)
 	if err != nil {
@@ -222,8 +221,8 @@ var lz4Readers = sync.Pool{New: func() any { return lz4.NewReader(nil) }}
 
 func withLZ4(f *frame, use func(io.Reader) error) error {
 	if f.linked {
-		// A reader keeps the window of linked blocks over a Reset (pierrec/lz4
-		// v4.1.33): the next frame could refer to the bytes of this one.
+		// Use a new reader. Reset does not clear the window of linked blocks (pierrec/lz4 v4.1.33),
+		// so the next frame could refer to bytes of this one.
 		return use(lz4.NewReader(f))
 	}
 	r := lz4Readers.Get().(*lz4.Reader)

@@ -1,9 +1,9 @@
 //go:build cgo
 
 /*
- * quantise.c - the loop of quantise.go, which says what codes and scales are. Both do the
- * same operations in the same order, so that their bytes and sums are the same; hence
- * no fused multiplications, also where the compiler is told of fma.
+ * quantise.c - the loop of quantise.go, which describes codes and scales. Both do the same operations
+ * in the same order, so their bytes and sums are the same. This excludes fused multiplications, also
+ * if the compiler may use fma.
  */
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
@@ -29,7 +29,7 @@
 
 AVX2 INLINE __m256 absolute(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 
-/* Of sixteen lanes, in two halves; halves are added to each other. */
+/* Adds sixteen lanes, eight in a and eight in b: the upper half to the lower half, again and again. */
 AVX2 INLINE float add_lanes(__m256 a, __m256 b) {
   __m256 eight = _mm256_add_ps(a, b);
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -37,7 +37,7 @@ AVX2 INLINE float add_lanes(__m256 a, __m256 b) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-/* The double that the true sum of a block's squares is not above; see quantise.go. */
+/* Returns an upper bound of the true sum of a block's squares; see atMost in quantise.go. */
 static double at_most(float sum, float largest) {
   const double vanished = 0 < largest && largest < 0x1p-55f ? 0x1p-143 : 0;
   return sum * UPWARD + vanished;
@@ -79,7 +79,7 @@ AVX2 static float step_of(float square, float largest) {
   return step;
 }
 
-/* The lowest byte of each of 32 integers, which are in order in a, b, c and d. */
+/* Returns the lowest byte of each of the 32 integers in v, in order. */
 AVX2 INLINE __m256i lowest_bytes(const __m256 *v) {
   __m256i byte = _mm256_set1_epi32(255);
   __m256i a = _mm256_and_si256(_mm256_castps_si256(v[0]), byte);
@@ -172,7 +172,7 @@ AVX2 static int quantise_bfloat16(uint8_t *codes, uint8_t *scales, uint8_t *exac
   return quantise_all(codes, scales, exact, src, n, 1, spread, q);
 }
 
-int strapk_quantises(void) { return strapk_kernels() > 0; /* each of them needs AVX2 */ }
+int strapk_quantises(void) { return strapk_kernels() > 0; /* each kernel needs AVX2 */ }
 
 int strapk_quantise(uint8_t *codes, uint8_t *scales, uint8_t *exact, const uint8_t *src, size_t n,
                     int bfloat, double spread, struct strapk_quantised *q) {

@@ -8,60 +8,59 @@ import (
 )
 
 const (
-	// archiveBlock is how many elements share a step. Of 64, 128 and 256, all near
-	// in size, it is what divides the rows of most models.
+	// archiveBlock is how many elements share a step. Payloads are about as large with 64, 128 and 256
+	// elements. 128 divides the rows of most models.
 	archiveBlock = 128
-	// quantiseLanes is in how many parts sums are added: SIMD and its twin agree.
+	// quantiseLanes is how many partial sums there are. SIMD and its twin have the same.
 	quantiseLanes = 16
 
-	// A step is a bfloat16 of three mantissa bits: a code times a step is exact in
-	// float32, and in float16 above its subnormal numbers.
+	// A step is a bfloat16 with three mantissa bits. So a code times a step is exact in float32, and in
+	// float16 above its subnormal numbers.
 	stepUnit = 1 << 20    // of its float32 bits
 	stepMin  = 0x0D800000 // 2^-100: the reciprocal is finite
 	codeMax  = 127
-	// quantiseUpward makes up for what a float32 sum of a block can lose. Each square goes through
-	// 12 roundings: its own, 7 additions in a lane and 4 of lanes. Each takes 2^-24 at most. The
-	// fraction is more than the terms of second order need.
+	// quantiseUpward makes a float32 sum of a block larger by the most that rounding can lose. Each
+	// square goes through 12 roundings: its own, 7 additions in a lane and 4 additions of lanes. A
+	// rounding loses 2^-24 at most. The fraction covers the terms of second order.
 	quantiseUpward = 1 + 12.0078125/(1<<24)
-	// codeExact stands for a value of more than codeMax steps, which is kept as it is.
+	// codeExact is the code of a value of more than codeMax steps. The value is stored exactly.
 	codeExact = 0x80
 )
 
-// quantised is what quantising did to the values.
+// quantised has the sums and the error of quantised values.
 type quantised struct {
-	finite      bool    // all values are, and the squares in float32
+	finite      bool    // all values are finite, and their squares in float32
 	squareError float64 // sum of (value - decoded value)^2; see atMost
 	squareSum   float64 // sum of value^2; see atMost
-	squareExact float64 // of it, values that are kept as they are
+	squareExact float64 // sum of value^2 over the exact values
 	largest     float32 // largest |value|
 	maxError    float32 // largest |value - decoded value|
-	exact       int     // values that are kept as they are
+	exact       int     // number of values that are stored exactly
 }
 
-// codeBuffers are what quantise writes for n values.
+// codeBuffers has room for the output of quantise for n values.
 type codeBuffers struct {
-	codes  []byte // n
-	scales []byte // one for each archiveBlock of them: the step as bfloat16
-	exact  []byte // 2 * n: the values whose code is codeExact, of which some are used
+	codes  []byte // n bytes
+	scales []byte // the step of each archiveBlock values, as bfloat16
+	exact  []byte // room for n values; the first ones are those whose code is codeExact
 }
 
 func newCodeBuffers(n int) *codeBuffers {
 	return &codeBuffers{make([]byte, n), make([]byte, 2*blocksOf(n)), make([]byte, 2*n)}
 }
 
-// of are the buffers for n values.
+// of returns the first part of the buffers, for n values.
 func (b *codeBuffers) of(n int) *codeBuffers {
 	return &codeBuffers{b.codes[:n], b.scales[:2*blocksOf(n)], b.exact[:2*n]}
 }
 
-// blocksOf is how many blocks n values have.
+// blocksOf returns how many blocks n values have.
 func blocksOf(n int) int { return (n + archiveBlock - 1) / archiveBlock }
 
-// quantise turns the 16-bit floats at src into codes and scales. Within a block all values
-// have the step sqrt(spread * mean of value^2), rounded to the grid of steps. The values
-// decode as decodeBlock says.
+// quantise turns the 16-bit floats in src into codes and scales. All values of a block have the same
+// step: sqrt(spread * mean of value^2), rounded to the grid of steps. decodeBlock decodes them.
 //
-// The result is incomplete where it is not finite.
+// If the result is not finite, it is incomplete.
 func quantise(dst *codeBuffers, src []byte, t wire.DType, spread float64) (q quantised) {
 	_, kernel := kernelInUse()
 	switch {
@@ -75,8 +74,8 @@ func quantise(dst *codeBuffers, src []byte, t wire.DType, spread float64) (q qua
 	return q
 }
 
-// quantisePortable is the twin of the kernel in quantise.c: the same operations in the
-// same order. float32(...) keeps the compiler from joining two of them into one.
+// quantisePortable is the twin in Go of quantise.c: the same operations in the same order.
+// float32(...) keeps the compiler from fusing two operations into one.
 func quantisePortable(dst *codeBuffers, src []byte, t wire.DType, spread float64, q *quantised) {
 	var x [archiveBlock]float32
 	for i := range blocksOf(len(src) / 2) {
@@ -98,7 +97,7 @@ func quantisePortable(dst *codeBuffers, src []byte, t wire.DType, spread float64
 	q.finite = true
 }
 
-// quantiseBlock is false where the block is not finite.
+// quantiseBlock quantises a block. It returns false if the block is not finite.
 func quantiseBlock(codes, scale []byte, x *[archiveBlock]float32, t wire.DType, spread float32, q *quantised) bool {
 	var lanes [quantiseLanes]float32
 	largest := float32(0)
@@ -119,8 +118,7 @@ func quantiseBlock(codes, scale []byte, x *[archiveBlock]float32, t wire.DType, 
 	clear(lanes[:])
 	maxError := float32(0)
 	for i, v := range x {
-		// Adding 1.5 * 2^23 leaves the nearest integer, of two the even one, in the
-		// lowest bits.
+		// Adding 1.5 * 2^23 leaves the nearest integer, ties to even, in the lowest bits.
 		const toInteger = 12582912
 		shifted := float32(v*inverse) + toInteger
 		code, far := byte(math.Float32bits(shifted)), abs32(shifted-toInteger) > codeMax
@@ -149,10 +147,12 @@ func quantiseBlock(codes, scale []byte, x *[archiveBlock]float32, t wire.DType, 
 	return true
 }
 
-// atMost returns an upper bound of the sum of a block's squares, from the sum that float32 lanes have.
-// It is less than sumExcess above the true sum, or where the largest value is below 2^-55, by 2^-142
-// more: float32 rounds squares below 2^-126 by 2^-150 each. float64(...) keeps a compiler from joining
-// the product and an addition of the caller, as Go's does for arm64: the bound is the same everywhere.
+// atMost returns an upper bound of the sum of a block's squares. sum is the sum of float32 lanes. The
+// bound exceeds the true sum by less than the share sumExcess. If the largest value is below 2^-55, it
+// exceeds the true sum by 2^-142 more, because float32 rounds squares below 2^-126 by 2^-150 each.
+//
+// float64(...) keeps the compiler from fusing the product with an addition of the caller, as Go's does
+// for arm64. So the bound is the same on every processor.
 func atMost(sum, largest float32) float64 {
 	const small, vanished = 1.0 / (1 << 55), archiveBlock * 0x1p-150
 	if 0 < largest && largest < small {
@@ -161,7 +161,7 @@ func atMost(sum, largest float32) float64 {
 	return float64(float64(sum) * quantiseUpward)
 }
 
-// stepOf is the step whose square is square, rounded to the nearest of the grid.
+// stepOf returns the square root of square, rounded to the nearest step of the grid.
 func stepOf(square, largest float32) float32 {
 	if largest == 0 {
 		return 0
@@ -170,7 +170,8 @@ func stepOf(square, largest float32) float32 {
 	return math.Float32frombits(max(wanted, stepMin) &^ (stepUnit - 1))
 }
 
-// addLanes adds in the order of SIMD: halves are added to each other.
+// addLanes adds in the order of SIMD: it adds the upper half of the lanes to the lower half, again and
+// again.
 func addLanes(lanes *[quantiseLanes]float32) float32 {
 	for half := quantiseLanes / 2; half > 0; half /= 2 {
 		for i := range half {
@@ -182,7 +183,7 @@ func addLanes(lanes *[quantiseLanes]float32) float32 {
 
 func abs32(x float32) float32 { return math.Float32frombits(math.Float32bits(x) &^ (1 << 31)) }
 
-// widen reads 16-bit floats.
+// widen converts the 16-bit floats in src to float32.
 func widen(dst []float32, src []byte, t wire.DType) {
 	if t == wire.BFloat16 {
 		for i := range dst {
@@ -195,7 +196,7 @@ func widen(dst []float32, src []byte, t wire.DType) {
 	}
 }
 
-// narrow rounds to a 16-bit float, to nearest, ties to even.
+// narrow rounds x to a 16-bit float of type t, to nearest, ties to even.
 func narrow(x float32, t wire.DType) uint16 {
 	if t == wire.BFloat16 {
 		b := math.Float32bits(x)
@@ -204,7 +205,7 @@ func narrow(x float32, t wire.DType) uint16 {
 	return float16Bits(x)
 }
 
-// narrowed is the value of narrow.
+// narrowed returns the value of narrow(x, t).
 func narrowed(x float32, t wire.DType) float32 {
 	if t == wire.BFloat16 {
 		return math.Float32frombits(uint32(narrow(x, t)) << 16)
@@ -212,15 +213,15 @@ func narrowed(x float32, t wire.DType) float32 {
 	return float16Value(float16Bits(x))
 }
 
-// exactSteps tells whether all codes times a step from least on are exact as t. Of
-// float16 they are from 2^-21 on, the product's last bit then being one of a subnormal
-// number, and from 2^-14 on none is subnormal.
+// exactSteps reports whether step is at least least, and each code times step is exact as t. float16 is
+// exact from 2^-21 on: there the product's last bit is still a bit of a subnormal number. From 2^-14 on
+// no product is subnormal.
 func exactSteps(t wire.DType, least, step float32) bool {
 	return t == wire.Float16 && step >= least && step <= 512
 }
 
-// decodeBlock writes the values that codes stand for: code * step, as 16-bit floats.
-// Something else stands where a code is codeExact.
+// decodeBlock writes the values of codes, code * step, as 16-bit floats. For a codeExact it writes an
+// undefined value.
 func decodeBlock(dst, codes []byte, scale uint16, t wire.DType) {
 	step := math.Float32frombits(uint32(scale) << 16)
 	if scale&(stepUnit>>16-1) == 0 && exactSteps(t, 1.0/(1<<14), step) {

@@ -7,21 +7,21 @@ import (
 
 const (
 	repeatLeast   = 6         // bytes of the shortest repeat that counts
-	repeatStride  = 16 << 10  // of which one segment is looked at
-	repeatSegment = 256       // bytes
-	repeatSpacing = 64        // between the positions that are remembered in between
-	repeatWindow  = 256 << 10 // how far back repeats are looked for, and the longest stretch
-	repeatWindows = 4         // at most, evenly spread over a payload
+	repeatStride  = 16 << 10  // bytes from one segment to the next
+	repeatSegment = 256       // bytes of a segment, in which repeats are counted
+	repeatSpacing = 64        // bytes between the positions that are remembered between segments
+	repeatWindow  = 256 << 10 // bytes of a window; repeats are not looked for outside of it
+	repeatWindows = 4         // most windows of a payload, evenly spread
 	repeatHashLog = 13
 )
 
-// repeats estimates how much of a payload stands in it twice.
+// repeats estimates how much of a payload repeats earlier bytes of it.
 type repeats struct {
-	last [1 << repeatHashLog]uint32 // position + 1 in the window of a hash of repeatLeast bytes
+	last [1 << repeatHashLog]uint32 // by hash of repeatLeast bytes: their last position in the window, plus 1
 }
 
-// share is the estimated share of src, 0 to 1, in repeats of at least repeatLeast
-// bytes within repeatWindow; most is the stretch of src in which it is the largest.
+// share estimates the share of src, 0 to 1, in repeats of at least repeatLeast bytes. most is the
+// window of src with the largest share.
 func (r *repeats) share(src []byte) (share float64, most []byte) {
 	seen, repeated, largest := 0, 0, -1.0
 	windows := min((len(src)+repeatWindow-1)/repeatWindow, repeatWindows)
@@ -37,8 +37,8 @@ func (r *repeats) share(src []byte) (share float64, most []byte) {
 	return float64(repeated) / float64(max(seen, 1)), most
 }
 
-// window looks at segments of a stretch; it returns how many bytes they have and how
-// many of these repeat.
+// window looks at the segments of a window. It returns how many bytes the segments have, and how many of
+// them repeat.
 func (r *repeats) window(src []byte) (seen, repeated int) {
 	clear(r.last[:])
 	for start := 0; start < len(src); start += repeatStride {
@@ -51,13 +51,14 @@ func (r *repeats) window(src []byte) (seen, repeated int) {
 	return seen, repeated
 }
 
+// remember stores a position every repeatSpacing bytes of [start, end).
 func (r *repeats) remember(window []byte, start, end int) {
 	for i := start; i < end && i+8 <= len(window); i += repeatSpacing {
 		r.last[repeatHash(binary.LittleEndian.Uint64(window[i:]))] = uint32(i) + 1
 	}
 }
 
-// count is the number of bytes of [start, end) in repeats.
+// count returns how many bytes of [start, end) are in repeats, and stores their positions.
 func (r *repeats) count(window []byte, start, end int) (n int) {
 	for i := start; i < end && i+8 <= len(window); {
 		here := binary.LittleEndian.Uint64(window[i:])
@@ -75,7 +76,7 @@ func (r *repeats) count(window []byte, start, end int) (n int) {
 	return n
 }
 
-// common is the length of the longest common prefix, at most that of b.
+// common returns the length of the longest common prefix of a and b.
 func common(a, b []byte) (n int) {
 	for n+8 <= len(b) && n+8 <= len(a) {
 		if d := binary.LittleEndian.Uint64(a[n:]) ^ binary.LittleEndian.Uint64(b[n:]); d != 0 {

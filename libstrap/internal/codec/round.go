@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// Mantissa is the format of a 16-bit float, by its mantissa.
+// Mantissa is the format of a 16-bit float, by its number of mantissa bits.
 type Mantissa int
 
 const (
@@ -13,19 +13,20 @@ const (
 	BFloat16 Mantissa = 7
 )
 
-// rounding is how words of such a format are rounded.
+// rounding says how words of a format are rounded.
 type rounding struct {
-	exponent uint16 // mask of its bits
+	exponent uint16 // mask of the exponent's bits
 	drop     int    // mantissa bits to drop
 }
 
-// rounding to bits of mantissa; all that the format has, and more, rounds nothing.
+// rounding returns how to round to bits of mantissa. With all bits of the format, or more, nothing is
+// rounded.
 func (m Mantissa) rounding(bits int) rounding {
 	return rounding{exponent: 0x7FFF &^ (1<<m - 1), drop: max(int(m)-bits, 0)}
 }
 
-// nearest rounds to nearest, ties to even. NaN and infinities stay as they are, and
-// what would become infinite is rounded towards zero.
+// nearest rounds to nearest, ties to even. NaN and infinities stay the same. A value that would become
+// infinite is rounded towards zero.
 func (r rounding) nearest(w uint16) uint16 {
 	if r.drop == 0 || w&r.exponent == r.exponent {
 		return w
@@ -38,21 +39,21 @@ func (r rounding) nearest(w uint16) uint16 {
 	return n
 }
 
-// LeastBits is the fewest bits of mantissa with which values of one binade, evenly
-// distributed, keep their normalised squared error within bound: 4^-bits / 28, from
-// a variance of 4^-bits / 12 over a mean square of 7/3.
+// LeastBits returns the fewest bits of mantissa that keep a normalised squared error within bound, for
+// values that are evenly distributed in one binade. Their error is 4^-bits / 28: a variance of
+// 4^-bits / 12 over a mean square of 7/3.
 //
-// It does not depend on the values: a packet with a few large ones could meet the
-// bound with fewer bits, which would leave little of its small ones.
+// The result does not depend on the values of a packet. A packet with a few large values could meet the
+// bound with fewer bits, but would lose most of its small values.
 func (m Mantissa) LeastBits(bound float64) int {
 	bits := int(math.Ceil(math.Log(1/(28*bound)) / math.Log(4)))
 	return min(max(bits, 1), int(m))
 }
 
-// Round copies n 16-bit floats from src to dst with no more than bits of mantissa,
-// rounded to nearest, ties to even; NaN and infinities stay as they are, and what
-// would become infinite is rounded towards zero. Subnormal ones keep the same bits
-// of the word. It adds to st. The two do not overlap.
+// Round copies n 16-bit floats from src to dst and rounds them to bits of mantissa: to nearest, ties to
+// even. NaN and infinities stay the same. A value that would become infinite is rounded towards zero.
+// Subnormal values keep the same bits of the word as others. Round adds to st. dst and src must not
+// overlap.
 func (m Mantissa) Round(dst, src unsafe.Pointer, n, bits int, st *Stats) {
 	if n <= 0 {
 		return
@@ -65,7 +66,7 @@ func (m Mantissa) Round(dst, src unsafe.Pointer, n, bits int, st *Stats) {
 	}
 }
 
-// roundPortable is the twin of the kernels in kernel.c.
+// roundPortable is the twin in Go of the roundings in kernel.c.
 func roundPortable(dst, src []uint16, r rounding, st *Stats) {
 	for i, w := range src {
 		n := r.nearest(w)
@@ -76,7 +77,7 @@ func roundPortable(dst, src []uint16, r rounding, st *Stats) {
 	}
 }
 
-// value widens a word.
+// value returns the value of a word.
 func (r rounding) value(w uint16) float64 {
 	if r.exponent == 0x7C00 {
 		return float64(float16Value(w))

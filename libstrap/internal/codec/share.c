@@ -1,13 +1,13 @@
 //go:build cgo
 
-/* share.c - a copy shared out to the host's threads. */
+/* share.c - copies in the host's threads. */
 #include "floats.h"
 #include "kernel.h"
 
 #include <stdatomic.h>
 #include <string.h>
 
-#define LEAST (6 * STRAPK_BLOCK) /* elements of a share, or bytes */
+#define LEAST (6 * STRAPK_BLOCK) /* least elements of a piece, or bytes of a STRAPK_COPY */
 
 struct share_out {
   enum strapk_way way;
@@ -22,9 +22,10 @@ struct share_out {
   uint32_t *checksums;
 };
 
-/* Of what is written for an element, or a byte that is copied. */
+/* Returns the bytes that are written for an element, or for a byte of a STRAPK_COPY. */
 static size_t written(enum strapk_way way) { return way == STRAPK_COPY ? 1 : sizeof(uint16_t); }
 
+/* Takes one piece after another until none is left. */
 static void work(void *argument) {
   OWN_FLOATS;
   struct share_out *s = argument;

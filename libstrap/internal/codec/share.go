@@ -6,22 +6,26 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/team"
 )
 
-// Copier copies and converts in the threads of a team.
+// Copier copies and converts in the threads of a team, if there is a team and the tensor is large.
+// Otherwise it works in the calling thread.
 type Copier struct {
 	Team team.Team
-	Sum  *Sum // becomes known where a team wrote all, but for Round; nil: is not asked for
+	// Sum receives the checksum of dst, if a team wrote all of it. Round does not set it. nil asks for
+	// no checksum.
+	Sum *Sum
 }
 
-// Sum is a CRC-32C, if it is known.
+// Sum is a CRC-32C. Known reports whether CRC is set.
 type Sum struct {
 	CRC   uint32
 	Known bool
 }
 
-// A copy of fewer elements is through before others have begun.
+// shareLeast is the least number of elements that a team shares. A copy of fewer elements ends before
+// the other threads begin.
 const shareLeast = 1 << 16
 
-// Float32ToFloat16 is the function of that name.
+// Float32ToFloat16 works like the function Float32ToFloat16.
 func (c Copier) Float32ToFloat16(dst, src unsafe.Pointer, n, bits int, st *Stats) {
 	if c.shares(n) {
 		shareKernel(c.Team, convertWay, dst, src, n, Float16.rounding(bits), st, c.Sum)
@@ -30,7 +34,7 @@ func (c Copier) Float32ToFloat16(dst, src unsafe.Pointer, n, bits int, st *Stats
 	}
 }
 
-// Round is Mantissa.Round.
+// Round works like Mantissa.Round.
 func (c Copier) Round(m Mantissa, dst, src unsafe.Pointer, n, bits int, st *Stats) {
 	if r := m.rounding(bits); c.shares(n) && r.drop > 0 {
 		shareKernel(c.Team, roundWay, dst, src, n, r, st, nil)
@@ -39,7 +43,7 @@ func (c Copier) Round(m Mantissa, dst, src unsafe.Pointer, n, bits int, st *Stat
 	}
 }
 
-// Copy copies n bytes that do not overlap.
+// Copy copies n bytes. dst and src must not overlap.
 func (c Copier) Copy(dst, src unsafe.Pointer, n int) {
 	if c.shares(n / 4) {
 		shareKernel(c.Team, copyWay, dst, src, n, rounding{}, &Stats{}, c.Sum)
@@ -48,6 +52,7 @@ func (c Copier) Copy(dst, src unsafe.Pointer, n int) {
 	}
 }
 
+// shares reports whether the team works on n elements.
 func (c Copier) shares(n int) bool {
 	_, kernel := kernelInUse()
 	return kernel && c.Team.Present() && n >= shareLeast

@@ -9,11 +9,12 @@ import (
 	"github.com/pierrec/lz4/v4"
 )
 
-// DecodeSmall decodes a payload that is in memory into dst, which must have its exact length.
-// It takes a fraction of the time of Decode where a payload has a few hundred bytes. It knows raw
-// bytes, the LZ4 frames of this package, and zstd frames that state their content size. false
-// says nothing of the payload: Decode then decodes it or tells what is wrong with it. dst may be
-// partly written then.
+// DecodeSmall decodes a payload that is in memory into dst, which must have the decoded length. For a
+// payload of a few hundred bytes it takes a fraction of Decode's time. It decodes raw bytes, the LZ4
+// frames that this package writes, and zstd frames that state their content size.
+//
+// If DecodeSmall returns false, the payload can still be valid: call Decode, which decodes it or
+// returns the error. dst may be partly written then.
 func DecodeSmall(dst []byte, k Kind, payload []byte) bool {
 	switch k {
 	case None:
@@ -69,7 +70,7 @@ func decodeSmallZstd(dst, payload []byte) bool {
 	if err != nil || f.size != int64(len(dst)) {
 		return false
 	}
-	// DecodeAll goes on with the next frame; here one is all there may be.
+	// Check that there is only one frame, because DecodeAll would go on with the next.
 	for !f.done {
 		f.held = f.buf[:0]
 		if f.walk(f) != nil {
@@ -88,6 +89,6 @@ func decodeSmallZstd(dst, payload []byte) bool {
 	if err != nil || len(out) != len(dst) {
 		return false
 	}
-	copy(dst, out) // which is dst itself, unless the decoder wanted more room
+	copy(dst, out) // out is dst, unless the decoder wanted more room
 	return true
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// ArchiveType is the element type that the header of an archive payload, within prefix,
-// states; 0 where that is no such header.
+// ArchiveType returns the element type that the header of an archive payload states. prefix begins with
+// the header. ArchiveType returns 0 if prefix is no such header.
 func ArchiveType(prefix []byte) wire.DType {
 	h, err := parseArchive(prefix)
 	if err != nil {
@@ -20,13 +20,13 @@ func ArchiveType(prefix []byte) wire.DType {
 	return h.dtype
 }
 
-// archiveHead is what an archive payload states of itself.
+// archiveHead is the header of an archive payload.
 type archiveHead struct {
 	dtype wire.DType
 	count int64
 }
 
-// parseArchive reads the header. Errors: Corrupt, Unsupported (a later version).
+// parseArchive parses the header. Errors: Corrupt; Unsupported for a later version.
 func parseArchive(b []byte) (h archiveHead, err error) {
 	if len(b) < archiveHeader || le32(b) != archiveMagic {
 		return h, corrupt(nil, "no archive")
@@ -44,13 +44,13 @@ func parseArchive(b []byte) (h archiveHead, err error) {
 	return h, nil
 }
 
-// unarchiver reads the elements of an archive payload. Its memory is that of a chunk,
-// whatever the payload claims.
+// unarchiver reads the elements of an archive payload. It takes the memory of one chunk, whatever the
+// payload claims.
 type unarchiver struct {
 	src     io.Reader
 	dtype   wire.DType
-	left    int64  // elements of the chunks to come
-	rest    []byte // of out, not yet read
+	left    int64  // elements of the next chunks
+	rest    []byte // part of out that is not yet read
 	out     [2 * archiveChunk]byte
 	codes   [archiveChunk]byte
 	scales  [2 * archiveChunk / archiveBlock]byte
@@ -92,7 +92,7 @@ func (u *unarchiver) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// chunk decodes the next one.
+// chunk decodes the next chunk to out.
 func (u *unarchiver) chunk() error {
 	n := int(min(u.left, archiveChunk))
 	lengths := u.encoded[:archiveChunkHeader]
@@ -114,7 +114,7 @@ func (u *unarchiver) chunk() error {
 	return nil
 }
 
-// quantised decodes a chunk by the lengths of its frames.
+// quantised decodes a chunk to out. scales, codes and exact are the lengths of its frames.
 func (u *unarchiver) quantised(out []byte, scales, codes, exact uint32) error {
 	n := len(out) / 2
 	if err := u.frame(u.scales[:2*blocksOf(n)], scales); err != nil {
@@ -147,7 +147,7 @@ func (u *unarchiver) quantised(out []byte, scales, codes, exact uint32) error {
 	return nil
 }
 
-// frame decodes a zstd frame of length bytes, which fills dst.
+// frame decodes a zstd frame of length bytes, which must fill dst.
 func (u *unarchiver) frame(dst []byte, length uint32) error {
 	if int64(length) > int64(len(u.encoded)) {
 		return corrupt(nil, "a frame of %d bytes for %d", length, len(dst))

@@ -16,30 +16,31 @@ const (
 	zstdHeaderMax   = 18 // RFC 8878, 3.1.1.1, with the magic number
 	zstdBlockHeader = 3
 	zstdBlockSize   = 64 << 10  // the smallest that klauspost/compress cuts data into
-	zstdWindow      = 256 << 10 // stays in a core's cache; activations repeat nothing from afar
-	// Where less of a payload than this repeats, match finding could save no more
-	// than about half as much: 0.08 saved 4 % on embeddings, 0.04 nothing.
+	zstdWindow      = 256 << 10 // stays in a core's cache; activations repeat nothing from further back
+	// zstdLeastRepeats is the least share of repeats that makes match finding worth a try. Match
+	// finding saves at most about half of the share: with 0.08 it saved 4 % of embeddings, with 0.04
+	// nothing.
 	zstdLeastRepeats = 0.05
 
-	zstdMaxWindow  = 128 << 20 // the largest that is decoded, zstd's own default
-	zstdKeepWindow = 8 << 20   // a decoder that had a larger one is not kept
+	zstdMaxWindow  = 128 << 20 // largest window that is decoded, zstd's own default
+	zstdKeepWindow = 8 << 20   // a decoder with a larger window is not reused
 )
 
-// zstdEmptyFrame is a single segment that states a content size of 0 and holds one
-// empty last block; klauspost/compress takes the size 0 for an unknown one.
+// zstdEmptyFrame is a single segment that states the content size 0, with one empty last block.
+// klauspost/compress cannot write it, because it takes the size 0 for an unknown size.
 var zstdEmptyFrame = []byte{0x28, 0xB5, 0x2F, 0xFD, 0x20, 0x00, 0x01, 0x00, 0x00}
 
-// zstdEncoder writes one frame after another, by match finding or, at level 0, by
-// literals alone where that is enough. Without kernels literals alone are slower than match
-// finding, and not chosen.
+// zstdEncoder writes one frame after another. It uses match finding, or at level 0 literals alone if
+// matches would not pay. Without kernels literals alone are slower than match finding, so it never
+// chooses them.
 type zstdEncoder struct {
 	matches  *zstd.Encoder
 	literals *literalsEncoder
-	repeats  *repeats // nil where matches are looked for in any case
+	repeats  *repeats // nil: always use match finding
 
 	w     io.Writer
 	size  int64
-	frame io.WriteCloser // the encoder of this frame, nil before its first byte
+	frame io.WriteCloser // the encoder of this frame; nil before its first byte
 }
 
 func newZstdEncoder(level int) (*zstdEncoder, error) {
@@ -51,11 +52,11 @@ func newZstdEncoder(level int) (*zstdEncoder, error) {
 		zstd.WithEncoderLevel(zstd.EncoderLevel(max(level, int(zstd.SpeedFastest)))),
 		zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true),
 		zstd.WithWindowSize(zstdWindow), zstd.WithEncoderCRC(false),
-		// Activations hardly ever repeat, but their bytes are unevenly
-		// distributed: code them also where no match is found.
+		// Activations hardly ever repeat, but some bytes are much more frequent than others: code
+		// literals also if no match is found.
 		zstd.WithAllLitEntropyCompression(true),
-		// Concerns content of less than a block, which has no other way of
-		// stating a size below 256.
+		// Content of less than a block is a single segment. Only single segments can state a size
+		// below 256.
 		zstd.WithSingleSegment(true))
 	if err != nil {
 		return nil, status.Wrap(status.Internal, err, "zstd encoder")
@@ -67,8 +68,7 @@ func newZstdEncoder(level int) (*zstdEncoder, error) {
 	return e, nil
 }
 
-// begin starts a frame. Without a call of choose, the first write decides how it is
-// encoded.
+// begin starts a frame. Unless choose is called, the first write decides how the frame is encoded.
 func (e *zstdEncoder) begin(w io.Writer, size int64) error {
 	e.w, e.size, e.frame = w, size, nil
 	if size == 0 {
@@ -78,7 +78,7 @@ func (e *zstdEncoder) begin(w io.Writer, size int64) error {
 	return nil
 }
 
-// choose decides how the frame is encoded, by src, which the source begins with.
+// choose decides how the frame is encoded, from src, the beginning of the source.
 func (e *zstdEncoder) choose(src []byte) error {
 	matches := true
 	if e.repeats != nil {
@@ -96,8 +96,8 @@ func (e *zstdEncoder) choose(src []byte) error {
 	return nil
 }
 
-// plan decides by the whole source, and returns what to write at a time for blocks
-// that are read in full before they are written.
+// plan decides how the frame is encoded, from the whole source. It returns how many bytes to write at a
+// time, so that each block is read in full before it is written.
 func (e *zstdEncoder) plan(src []byte) (step int, err error) {
 	if len(src) > 0 {
 		err = e.choose(src)
@@ -108,9 +108,8 @@ func (e *zstdEncoder) plan(src []byte) (step int, err error) {
 	return zstdBlockSize, err
 }
 
-// matchesPay tells whether match finding makes src smaller than literals alone do.
-// Where next to nothing repeats it does not; elsewhere the stretch that repeats most
-// is encoded both ways.
+// matchesPay reports whether match finding makes src smaller than literals alone. If next to nothing
+// repeats, it returns false. Otherwise it encodes the window that repeats most in both ways.
 func (e *zstdEncoder) matchesPay(src []byte) (bool, error) {
 	share, most := e.repeats.share(src)
 	if share < zstdLeastRepeats {
@@ -162,7 +161,7 @@ func (e *zstdEncoder) Close() error {
 	return e.frame.Close()
 }
 
-// openZstd reads a header, RFC 8878, 3.1.1.1:
+// openZstd reads a frame's header, RFC 8878, 3.1.1.1:
 //
 //	magic u32 | descriptor | window 0..1 | dictionary 0..4 | content size 0..8
 func openZstd(f *frame) error {
@@ -234,9 +233,9 @@ func openZstd(f *frame) error {
 	return nil
 }
 
-// narrow makes the header state no larger window than content of limit bytes can refer to: the
-// decoder takes the memory of a window before it has decoded a byte. A window is never narrowed
-// below the largest block, because it bounds blocks too.
+// narrow makes the header state a window that is no larger than content of limit bytes needs. The
+// decoder takes the memory of a window before it decodes the first byte. narrow never states a window
+// below the largest block, because the window also limits blocks.
 func (f *frame) narrow(limit int64) {
 	log := max(17, bits.Len64(uint64(max(limit, 1)-1)))
 	if f.windowAt == 0 || log > 62 || f.window <= 1<<log {

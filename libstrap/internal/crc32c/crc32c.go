@@ -1,6 +1,5 @@
-// Package crc32c is the checksum of payloads: CRC-32C (Castagnoli, RFC 3720, appendix B.4),
-// at several times the speed of hash/crc32 where the processor multiplies polynomials in
-// 512-bit registers.
+// Package crc32c computes the checksum of payloads, CRC-32C (Castagnoli, RFC 3720, appendix B.4). It has
+// several times the speed of hash/crc32 if the processor multiplies polynomials in 512-bit registers.
 package crc32c
 
 import (
@@ -8,7 +7,7 @@ import (
 	"sync/atomic"
 )
 
-// Shorter data are not worth a call of C.
+// kernelLeast is the least number of bytes that make a call of C worth it.
 const kernelLeast = 4 << 10
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -16,8 +15,8 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // withoutKernel is set by tests alone.
 var withoutKernel atomic.Bool
 
-// UseKernel tells the whole process whether to use the kernel, where the processor has one. It is
-// for tests of the other way; a process begins with the kernel.
+// UseKernel sets whether the whole process uses the kernel, if this processor can run it. It is for
+// tests of hash/crc32. A process begins with the kernel.
 func UseKernel(use bool) { withoutKernel.Store(!use) }
 
 func usesKernel() bool { return hasKernel && !withoutKernel.Load() }
@@ -25,7 +24,7 @@ func usesKernel() bool { return hasKernel && !withoutKernel.Load() }
 // Checksum returns the CRC-32C of data.
 func Checksum(data []byte) uint32 { return Update(0, data) }
 
-// Sum is the CRC-32C of what has been written to it.
+// Sum is the CRC-32C of the bytes that were written to it.
 type Sum uint32
 
 func (s *Sum) Write(b []byte) (int, error) {
@@ -33,12 +32,13 @@ func (s *Sum) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Shift puts checksums together whose second is of a number of bytes.
-type Shift uint32 // x^(8n), modulo the polynomial of the checksum
+// Shift combines two checksums. It knows the number n of bytes of the second: its value is x^(8n)
+// modulo the polynomial of the checksum.
+type Shift uint32
 
 // After returns the Shift by n bytes.
 func After(n int) Shift {
-	power, square := uint32(1)<<31, uint32(1)<<23 // x^0, x^8; bit 31 is the one of x^0
+	power, square := uint32(1)<<31, uint32(1)<<23 // x^0, x^8; bit 31 is x^0
 	for ; n > 0; n >>= 1 {
 		if n&1 != 0 {
 			power = multiply(power, square)
@@ -48,10 +48,11 @@ func After(n int) Shift {
 	return Shift(power)
 }
 
-// Combine returns the checksum of what has a, followed by what has b.
+// Combine returns the checksum of two pieces of data in a row. a is the checksum of the first piece, b of
+// the second.
 func (s Shift) Combine(a, b uint32) uint32 { return multiply(a, uint32(s)) ^ b }
 
-// multiply is the product of two polynomials modulo that of the checksum.
+// multiply returns the product of two polynomials modulo the polynomial of the checksum.
 func multiply(a, b uint32) (product uint32) {
 	for ; a != 0; a <<= 1 {
 		if a>>31 != 0 {
@@ -62,7 +63,7 @@ func multiply(a, b uint32) (product uint32) {
 	return product
 }
 
-// Update returns the CRC-32C of what has crc, followed by data.
+// Update continues the CRC-32C crc with data.
 func Update(crc uint32, data []byte) uint32 {
 	if usesKernel() && len(data) >= kernelLeast {
 		return kernel(crc, data)

@@ -1,13 +1,13 @@
 //go:build cgo
 
 /*
- * kernel.c - see V. Gopal et al., Fast CRC Computation for Generic Polynomials Using
- * PCLMULQDQ Instruction (Intel, 2009), for polynomials with their bits reflected.
+ * kernel.c - CRC-32C by folding; see V. Gopal et al., Fast CRC Computation for Generic Polynomials
+ * Using PCLMULQDQ Instruction (Intel, 2009), for polynomials with their bits reflected.
  *
- * A message is congruent to one that is D bits shorter and has its first 128 bits,
- * multiplied by x^D, added where these end. The product is taken in two parts: the first
- * 64 bits times x^(D+32) mod P and the others times x^(D-32) mod P; the shift by 32 is
- * what the crc32 instruction multiplies by at the end.
+ * The first 128 bits of a message can be removed: multiply them by x^D and add the product D bits
+ * further on. The result is congruent to the message modulo P. The product has two parts: the first 64
+ * bits times x^(D+32) mod P, and the other 64 bits times x^(D-32) mod P. The 32 is there because the
+ * crc32 instruction multiplies by x^32 at the end.
  */
 #include "kernel.h"
 
@@ -18,7 +18,7 @@
 
 #if defined(__clang__) && __clang_major__ >= 18 && __clang_major__ <= 21
 #define EXTENSIONS "sse4.2,crc32,pclmul,vpclmulqdq,avx512f,evex512"
-#elif defined(__clang__) /* which has the crc32 instruction apart from SSE 4.2 */
+#elif defined(__clang__) /* clang has the crc32 instruction as a feature beside SSE 4.2 */
 #define EXTENSIONS "sse4.2,crc32,pclmul,vpclmulqdq,avx512f"
 #else
 #define EXTENSIONS "sse4.2,pclmul,vpclmulqdq,avx512f"
@@ -31,7 +31,7 @@
 /* The factors for a shift by 2048, 512 and 128 bits. */
 static uint64_t by2048[2], by512[2], by128[2];
 
-/* x^n mod P, reflected, times x. */
+/* Returns x^n mod P, reflected, times x. */
 static uint64_t power(int n) {
   uint32_t r = 0x80000000;
   while (n-- > 0) r = r >> 1 ^ (r & 1 ? REFLECTED : 0);
@@ -49,6 +49,7 @@ __attribute__((constructor)) static void make_factors(void) {
   factors(by128, 128);
 }
 
+/* Moves each 128 bits of x by the distance of k, and adds them to onto. */
 INLINE __m512i fold(__m512i x, __m512i k, __m512i onto) {
   return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(x, k, 0x00),
                                    _mm512_clmulepi64_epi128(x, k, 0x11), onto, 0x96 /* xor */);
@@ -62,7 +63,7 @@ INLINE __m512i pair(const uint64_t k[2]) {
   return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)k));
 }
 
-/* At least 256 bytes. */
+/* n is at least 256. */
 TARGET uint32_t strapcrc_update(uint32_t crc, const uint8_t *data, size_t n) {
   const __m512i k2048 = pair(by2048), k512 = pair(by512);
   __m512i x[4];

@@ -7,10 +7,10 @@
 
 #pragma GCC visibility push(hidden)
 
-/* Whether this processor and system can run strapcrc_update. */
+/* Returns whether this processor and system can run strapcrc_update. */
 int strapcrc_runs(void);
 
-/* The CRC-32C of what has crc, followed by n bytes. */
+/* Continues the CRC-32C crc with n bytes, n at least 256. */
 uint32_t strapcrc_update(uint32_t crc, const uint8_t *data, size_t n);
 
 #pragma GCC visibility pop

@@ -16,16 +16,16 @@ import "unsafe"
 
 var hasKernel = C.strapcrc_runs() != 0
 
-// kernel is Update for at least 256 bytes.
+// kernel is Update in C, for at least 256 bytes.
 func kernel(crc uint32, data []byte) uint32 {
 	return uint32(C.strapcrc_update(C.uint32_t(crc), (*C.uint8_t)(&data[0]), C.size_t(len(data))))
 }
 
-// Function is the address of a C function that is Update for at least 256 bytes,
+// Function returns the address of a C function that is Update for at least 256 bytes:
 //
 //	uint32_t update(uint32_t crc, const uint8_t *data, size_t n);
 //
-// and nil where there is none, or UseKernel has put it aside.
+// It returns nil if there is no kernel, or UseKernel has switched it off.
 func Function() unsafe.Pointer {
 	if !usesKernel() {
 		return nil

@@ -8,5 +8,5 @@ const hasKernel = false
 
 func kernel(uint32, []byte) uint32 { panic("crc32c: there is no kernel") }
 
-// Function is the address of a C function, of which there is none.
+// Function returns nil: without cgo there is no C function.
 func Function() unsafe.Pointer { return nil }

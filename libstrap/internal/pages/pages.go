@@ -1,9 +1,9 @@
-// Package pages is memory outside the Go heap, from the system and in whole pages.
+// Package pages maps memory of whole pages outside the Go heap.
 //
-// A little of what is released stays with the process, for whoever maps some next: a page
-// that is touched for the first time costs more than all that a capture does with it, most of
-// all in a virtual machine whose host takes back what its guest has freed. The system may take
-// it at any time, and does where memory runs short.
+// The process keeps a little of the memory that is released, for the next Map. Touching a page for the
+// first time costs more than all that a capture does with it. This is worst in a virtual machine whose
+// host takes back freed memory. The system may take kept memory at any time, and does if memory runs
+// short.
 package pages
 
 import (
@@ -14,29 +14,28 @@ import (
 )
 
 const (
-	hugePage = 2 << 20
-	// Of the last keepCount that were released, the first keepBytes each stay.
-	keepCount = 2
-	keepBytes = 64 << 20
+	hugePage  = 2 << 20
+	keepCount = 2        // number of released memories that are kept
+	keepBytes = 64 << 20 // bytes of each that are kept
 )
 
-// Memory is a stretch of pages. Those that were not written yet are zeros; but
-// what stayed of another's may hold what that wrote.
+// Memory is a range of pages. New pages are zeros. Kept pages may have the contents of their earlier
+// use.
 type Memory struct {
 	Bytes []byte
-	all   []byte // of which Bytes are the first, and stay where less is asked for
-	whole []byte // what was mapped around it
+	all   []byte // aligned; Bytes are the first bytes of it
+	whole []byte // the whole mapping
 }
 
 var kept struct {
 	sync.Mutex
-	released []*Memory // in their order
+	released []*Memory // in the order of their release
 }
 
-// Map maps n bytes, n > 0. A forked child does not inherit them: one that shares them would
-// make the writer pay for copies, and a write to disk that is under way would come from pages
-// that are no longer the writer's. From 2 MiB on they are aligned to that, and in huge
-// pages where the system has some: these fault seldom, and a write of them has few pieces.
+// Map maps n bytes, n > 0. A forked child does not inherit them. If a child shared them, the writer would
+// pay for copies, and a write to disk that is under way could read pages that are no longer the
+// writer's. Mappings of 2 MiB and more are aligned to 2 MiB, and in huge pages if the system has some.
+// Huge pages fault seldom, and a write of them has few pieces.
 func Map(n int) (*Memory, error) {
 	if m := takeKept(n); m != nil {
 		return m, nil
@@ -51,7 +50,7 @@ func Map(n int) (*Memory, error) {
 	return &Memory{Bytes: all, all: all, whole: whole}, nil
 }
 
-// Touch has the system put pages behind the first n bytes, which nothing is in yet.
+// Touch makes the system provide the pages of the first n bytes. Nothing must have been written to them.
 func (m *Memory) Touch(n int) {
 	b := m.Bytes[:n]
 	if len(b) == 0 || populate(b) {
@@ -62,7 +61,7 @@ func (m *Memory) Touch(n int) {
 	}
 }
 
-// Release gives the memory back, of which the first used bytes were touched at most.
+// Release keeps or unmaps the memory. used is the end of the bytes that were touched.
 func (m *Memory) Release(used int) {
 	if used == 0 || !relinquish(m.all, min((used+hugePage-1)/hugePage*hugePage, keepBytes)) {
 		unmapPages(m.whole)
@@ -76,7 +75,7 @@ func (m *Memory) Release(used int) {
 	}
 }
 
-// takeKept is the last released memory that has n bytes, and not much more.
+// takeKept returns the last released memory that has n bytes, but at most 2n, or nil.
 func takeKept(n int) *Memory {
 	kept.Lock()
 	defer kept.Unlock()
@@ -90,7 +89,7 @@ func takeKept(n int) *Memory {
 	return nil
 }
 
-// dropKept unmaps all that was kept; false: nothing was.
+// dropKept unmaps all kept memory. It returns false if there was none.
 func dropKept() bool {
 	kept.Lock()
 	defer kept.Unlock()

@@ -32,9 +32,9 @@ func mapPages(n int) (whole, all []byte, err error) {
 	return whole, all, nil
 }
 
-// relinquish lets the system take the first n bytes when it likes, and the others now; their
-// addresses stay. false: it does not (locked memory, a kernel before 4.5), or addresses are
-// scarce.
+// relinquish lets the system take the first n bytes at any time, and the other bytes now. The addresses
+// stay mapped. It returns false if the system cannot do this (locked memory, a kernel before 4.5), or if
+// the process must save addresses.
 func relinquish(b []byte, n int) bool {
 	if addressesCount() || n < len(b) && syscall.Madvise(b[n:], syscall.MADV_DONTNEED) != nil {
 		return false
@@ -42,7 +42,7 @@ func relinquish(b []byte, n int) bool {
 	return syscall.Madvise(b[:min(n, len(b))], unix.MADV_FREE) == nil
 }
 
-// addressesCount reports whether the process may map so much and no more, touched or not.
+// addressesCount reports whether there is a limit on mapped memory, touched or not.
 func addressesCount() bool {
 	var most unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_AS, &most) != nil || most.Cur != unix.RLIM_INFINITY {
@@ -56,5 +56,5 @@ var strictOvercommit = sync.OnceValue(func() bool {
 	return err == nil && len(mode) > 0 && mode[0] == '2'
 })
 
-// populate is all of Touch at once; false: the kernel cannot (before 5.14).
+// populate does the work of Touch in one call. It returns false if the kernel cannot (before 5.14).
 func populate(b []byte) bool { return unix.Madvise(b, unix.MADV_POPULATE_WRITE) == nil }

@@ -10,6 +10,7 @@ func mapPages(n int) (whole, all []byte, err error) {
 	return whole, whole, err
 }
 
-// Only Linux is told that it may take pages later, or to give many at once.
+// relinquish and populate work on Linux alone.
+
 func relinquish([]byte, int) bool { return false }
 func populate([]byte) bool        { return false }

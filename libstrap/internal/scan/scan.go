@@ -11,24 +11,25 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// Packet is the place of one complete packet.
+// Packet describes one complete packet of a stream.
 type Packet struct {
 	Offset        int64 // of the header
 	Name          string
 	PayloadOffset int64
 	PayloadLen    uint32
-	// Magic is the beginning of the payload, by which its codec shows; zero
-	// where the payload is shorter.
+	// Magic has the first bytes of the payload, which show its codec. If the payload is shorter, the
+	// rest is zero.
 	Magic [4]byte
 }
 
-// End is the offset of the first byte behind the packet.
+// End returns the offset of the first byte behind the packet.
 func (p Packet) End() int64 { return p.PayloadOffset + int64(p.PayloadLen) }
 
-// Head is the beginning of the payload, at most four bytes.
+// Head returns the first bytes of the payload, at most four.
 func (p Packet) Head() []byte { return p.Magic[:min(len(p.Magic), int(p.PayloadLen))] }
 
-// Tear says where a stream stops being packets, and why. It is status.Corrupt.
+// Tear is the error for bytes that are no complete packet. Offset is where they begin. errors.Is finds
+// status.Corrupt in it.
 type Tear struct {
 	Offset int64
 	Reason string
@@ -44,18 +45,17 @@ func (t *Tear) Unwrap() error { return status.Corrupt }
 const (
 	minWindow = 4 << 10
 	maxWindow = 1 << 20
-	// crowd is how many packets in one window make the next one larger.
+	// crowd is how many reads one window must serve before the next window is larger.
 	crowd = 8
-	// maxInterned bounds the bytes of names kept for reuse.
+	// maxInterned is the most bytes of names that are kept for reuse.
 	maxInterned = 16 << 20
 )
 
-// Packets calls fn for every complete packet of r from the offset from, in
-// order, and returns the end of the last one. r is size bytes long. Payloads
-// are not read, apart from what shares a block with a header.
+// Packets calls fn for each complete packet of r from the offset from, in order. It returns the end of the
+// last complete packet. r has size bytes. Packets does not read payloads, except the parts that are in one
+// window with a header.
 //
-// The error is a *Tear where bytes remain behind end, or fn's own, or one of
-// reading r.
+// The error is a *Tear if bytes remain behind end, or an error of fn, or of reading r.
 func Packets(r io.ReaderAt, from, size int64, fn func(Packet) error) (end int64, err error) {
 	w := window{r: r, size: size, least: minWindow}
 	names := interner{}
@@ -72,6 +72,7 @@ func Packets(r io.ReaderAt, from, size int64, fn func(Packet) error) (end int64,
 	return end, nil
 }
 
+// next reads the packet at offset at.
 func next(w *window, names *interner, at int64) (Packet, error) {
 	torn := func(format string, args ...any) error {
 		return &Tear{Offset: at, Reason: fmt.Sprintf(format, args...)}
@@ -111,28 +112,25 @@ func next(w *window, names *interner, at int64) (Packet, error) {
 	return p, nil
 }
 
-// ReadAt reads the packet that stands at offset at of r, which is size bytes
-// long. The error is as in Packets.
+// ReadAt reads the packet at offset at of r, which has size bytes. Its errors are those of Packets.
 func ReadAt(r io.ReaderAt, at, size int64) (Packet, error) {
 	w := window{r: r, size: size, least: 256}
 	return next(&w, &interner{}, at)
 }
 
-// window is a stretch of the file in memory. It grows while packets are small,
-// so that a million of them cost few reads, and is small again behind a large
-// payload, which is skipped.
+// window is a range of the file in memory. It grows while packets are small, so that a million of them
+// need few reads. Behind a large payload, which is skipped, it is small again.
 type window struct {
 	r     io.ReaderAt
 	size  int64 // of the file
-	least int   // bytes of a read, file permitting
-	at    int64
+	least int   // least bytes of a read
+	at    int64 // offset of buf in the file
 	buf   []byte
-	want  int
-	hits  int
+	want  int // bytes of the next read
+	hits  int // how often buf had the wanted bytes
 }
 
-// bytes returns n bytes at offset at, valid until the next call; the file has
-// them, by its size.
+// bytes returns n bytes at offset at, valid until the next call. size says that the file has them.
 func (w *window) bytes(at int64, n int) ([]byte, error) {
 	if at >= w.at && at+int64(n) <= w.at+int64(len(w.buf)) {
 		w.hits++
@@ -159,8 +157,7 @@ func (w *window) bytes(at int64, n int) ([]byte, error) {
 	return w.buf[:n], nil
 }
 
-// interner gives equal names one string: a stream has few names and many
-// packets.
+// interner returns the same string for equal names. A stream has few names and many packets.
 type interner struct {
 	names map[string]string
 	bytes int

@@ -7,16 +7,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxAlign is the largest alignment that is not left to the page cache.
+// maxAlign is the largest alignment that direct writes use.
 const maxAlign = 64 << 10
 
-// openDirect opens the file f at path for writes past the page cache. Offset,
-// length and memory of each are multiples of align. nil: the file system has no
-// such way, or no other way.
+// openDirect opens the file f at path for writes past the page cache (direct writes). Offset, length and
+// memory address of each write must be multiples of align. It returns nil if the file system has no
+// direct writes, or has no storage behind the page cache.
 func openDirect(path string, f *os.File) (direct *os.File, align int) {
 	var fs unix.Statfs_t
 	if unix.Fstatfs(int(f.Fd()), &fs) != nil || fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC {
-		return nil, 0 // nothing is behind the page cache
+		return nil, 0 // the file is in the page cache alone
 	}
 	align = os.Getpagesize()
 	var st unix.Statx_t
@@ -50,13 +50,12 @@ func sameFile(f, g *os.File) bool {
 	return err == nil && os.SameFile(a, b)
 }
 
-// preallocate takes disk blocks for n bytes at offset at, without a change of the
-// file's size.
+// preallocate allocates disk blocks for n bytes at offset at. The file's size stays the same.
 func preallocate(f *os.File, at, n int64) error {
 	return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, at, n)
 }
 
-// freeBytes is the room left on the file system of f, 0 where that is not known.
+// freeBytes returns the free bytes of f's file system, or 0 if they are not known.
 func freeBytes(f *os.File) int64 {
 	var fs unix.Statfs_t
 	if unix.Fstatfs(int(f.Fd()), &fs) != nil {

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// openDirect knows no way past the page cache here.
+// openDirect returns nil: direct writes are for Linux alone.
 func openDirect(path string, f *os.File) (direct *os.File, align int) { return nil, 0 }
 
 func preallocate(f *os.File, at, n int64) error { return syscall.ENOTSUP }

@@ -15,25 +15,24 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/stopwatch"
 )
 
-// maxAhead bounds the disk blocks that are taken behind the end of the file.
+// maxAhead is the most bytes of disk blocks that are allocated behind the end of the file.
 const maxAhead = 256 << 20
 
-// block is a stretch of the file in memory. It belongs to the Writer while that
-// fills it, and to the disk between a job and its end.
+// block is a range of the file in memory. It belongs to the Writer while the Writer fills it, and to the
+// disk from a job to the job's end.
 type block struct {
 	mem   []byte
-	at    int64 // of mem in the file, a multiple of the alignment
-	n     int   // bytes of it that are filled
-	seen  int   // of those, in the file
-	solid int   // of those, past the page cache: a multiple of the alignment
-	end   int64 // of the last packet that ends in it; 0: none does
+	at    int64 // offset of mem in the file, a multiple of the alignment
+	n     int   // filled bytes of mem
+	seen  int   // of n, bytes that are in the file
+	solid int   // of n, bytes that a direct write has written; a multiple of the alignment
+	end   int64 // end of the last packet that ends in the block; 0: no packet does
 }
 
-// reset makes it the block that begins at offset at.
+// reset makes it an empty block that begins at offset at.
 func (b *block) reset(at int64) { *b = block{mem: b.mem, at: at} }
 
-// patch replaces bytes of the file by p, which is to stand at offset at, as far as
-// they are in the block.
+// patch replaces the bytes at offset at of the file by p, as far as the block has these bytes.
 func (b *block) patch(p []byte, at int64) {
 	from, to := max(at, b.at), min(at+int64(len(p)), b.at+int64(b.n))
 	if from < to {
@@ -41,26 +40,26 @@ func (b *block) patch(p []byte, at int64) {
 	}
 }
 
-// job asks for what is filled of a block to be written, after all jobs before.
+// job asks the disk to write the filled bytes of a block, after all earlier jobs.
 type job struct {
-	block *block        // nil: nothing
-	done  chan struct{} // receives then, and the block stays its Writer's; nil: it is free
+	block *block        // nil: write nothing
+	done  chan struct{} // receives a value when the job is done; the Writer keeps the block. nil: the block becomes free
 }
 
-// disk writes blocks to the file, one behind the other, in a goroutine of its own.
+// disk writes blocks to the file, one after another, in a goroutine of its own.
 //
-// Whole blocks go past the page cache, where the file system lets them: copying
-// there takes more time than the disk does. One write is under way at a time, for
-// several would let the file's size pass bytes that are not written; the kernel
-// splits a large write into many requests by itself. What does not fill a unit of
-// alignment goes through the page cache, and again past it in a later write.
+// If the file system allows it, whole blocks are written past the page cache: copying them there takes
+// more time than the disk does. There is one write at a time. With several writes the file's size could
+// pass bytes that are not written yet, and the kernel splits a large write into many requests anyway.
+// Bytes that do not fill a unit of alignment go through the page cache, and are written directly with a
+// later write.
 type disk struct {
 	path    string
-	f       *lockedFile // through the page cache
-	direct  *os.File    // past it; nil: there is no such way
-	align   int         // of what goes that way
-	taken   int64       // end of the disk blocks taken ahead
-	written atomic.Int64
+	f       *lockedFile  // for writes through the page cache
+	direct  *os.File     // for direct writes; nil: there are none
+	align   int          // of direct writes
+	taken   int64        // end of the disk blocks that are allocated ahead
+	written atomic.Int64 // end of the last complete packet in the file
 	busy    stopwatch.Stopwatch
 
 	jobs  chan job
@@ -71,11 +70,11 @@ type disk struct {
 	failed error
 
 	begin   func(direct bool)
-	writeAt func(f *os.File, b []byte, at int64) (int, error) // (*os.File).WriteAt but in tests
+	writeAt func(f *os.File, b []byte, at int64) (int, error) // (*os.File).WriteAt; tests replace it
 }
 
-// newDisk serves f until its jobs are closed. begin is called in the thread that writes,
-// first and where it no longer writes past the page cache; nil is fine.
+// newDisk starts a disk for f, which ends when its jobs are closed. The thread that writes calls begin
+// when it starts, and again when direct writes end. begin may be nil.
 func newDisk(path string, f *lockedFile, begin func(direct bool)) *disk {
 	d := &disk{
 		path: path, f: f, align: os.Getpagesize(),
@@ -94,7 +93,7 @@ func newDisk(path string, f *lockedFile, begin func(direct bool)) *disk {
 
 func (d *disk) serve(direct bool) {
 	defer close(d.ended)
-	runtime.LockOSThread() // and never unlock: the thread ends with what begin made of it
+	runtime.LockOSThread() // never unlocked: the thread ends with its changes by begin
 	d.begin(direct)
 	for j := range d.jobs {
 		if b := j.block; b != nil && d.err() == nil {
@@ -124,13 +123,13 @@ func (d *disk) guarded(b *block) (err error) {
 	return nil
 }
 
-// put writes what is filled of a block and not yet in the file.
+// put writes the filled bytes of a block that are not yet in the file.
 func (d *disk) put(b *block) error {
 	defer d.busy.Start()()
 	if whole := b.n / d.align * d.align; d.direct != nil && whole > b.solid {
-		// A page with bytes that a reader may have in its cache is made whole there
-		// first: the rest of it would be zeros if it was still cached afterwards,
-		// or after a power failure.
+		// A reader may have the last page of the file in the page cache. Fill that page through
+		// the cache before the direct write. Otherwise its rest would be zeros, if it was still
+		// cached after the direct write, or after a power failure.
 		if err := d.putCached(b, roundUp(b.seen, d.align)); err != nil {
 			return err
 		}
@@ -150,13 +149,13 @@ func (d *disk) putCached(b *block, to int) error {
 	return err
 }
 
-// putDirect leaves the bytes to putCached where the file system refuses them.
+// putDirect writes bytes past the page cache. If the file system refuses this, putCached writes them.
 func (d *disk) putDirect(b *block, to int) error {
 	d.takeAhead(b.at+int64(b.solid), b.at+int64(to))
 	n, err := d.writeAt(d.direct, b.mem[b.solid:to], b.at+int64(b.solid))
 	b.seen = max(b.seen, b.solid+n)
 	if errors.Is(err, syscall.EINVAL) {
-		d.direct.Close() // all it wrote was answered
+		d.direct.Close() // no write is under way
 		d.direct = nil
 		d.begin(false)
 		return nil
@@ -167,7 +166,7 @@ func (d *disk) putDirect(b *block, to int) error {
 	return err
 }
 
-// patch replaces bytes in the middle of the file. No job is under way.
+// patch replaces bytes in the middle of the file. No job may be under way.
 func (d *disk) patch(p []byte, at int64) error {
 	defer d.busy.Start()()
 	if n, err := d.writeAt(d.f.File, p, at); err != nil {
@@ -176,9 +175,9 @@ func (d *disk) patch(p []byte, at int64) error {
 	return d.err()
 }
 
-// takeAhead takes disk blocks for the bytes [from, to) and some behind them, at
-// most as many as the file has, and a sixteenth of what is free: so that the file
-// lies in few pieces, and others find room as long as there is some.
+// takeAhead allocates disk blocks for the bytes [from, to) and for more bytes behind them: at most as
+// many as the file has, and at most a sixteenth of the free bytes. So the file is in few pieces, and
+// other programs still find room.
 func (d *disk) takeAhead(from, to int64) {
 	if to <= d.taken || to < minBlock {
 		return
@@ -188,19 +187,19 @@ func (d *disk) takeAhead(from, to int64) {
 		return
 	}
 	if err := preallocate(d.f.File, from, to+ahead-from); err != nil {
-		d.taken = math.MaxInt64 // it does without
+		d.taken = math.MaxInt64 // do not try again
 		return
 	}
 	d.taken = to + ahead
 }
 
-// trim gives blocks that were taken behind the file's end back.
+// trim frees the disk blocks behind the file's end.
 func (d *disk) trim() {
 	if d.taken == 0 {
 		return
 	}
 	if info, err := d.f.Stat(); err == nil {
-		// What fails here costs room, no bytes.
+		// An error costs disk space, but no bytes of the stream.
 		_ = d.f.Truncate(info.Size())
 	}
 }
@@ -213,20 +212,20 @@ func (d *disk) cut(end int64) error {
 		return nil
 	}
 	if info, failed := d.f.Stat(); failed == nil && info.Size() == end {
-		return nil // all that stays are disk blocks that were taken ahead
+		return nil // only disk blocks that were allocated ahead remain
 	}
 	return status.FromOS(err, "cannot cut %q back to its last packet", d.path)
 }
 
-// fail ends the writing after a write that left valid bytes in the file: it is
-// cut back to the last complete packet.
+// fail ends the writing after a failed write. The bytes before offset valid are in the file. fail cuts the
+// file back to its last complete packet.
 func (d *disk) fail(cause error, valid int64) {
 	end, _ := scan.Packets(d.f, d.written.Load(), valid, func(scan.Packet) error { return nil })
 	d.written.Store(end)
 	d.refuse(errors.Join(cause, d.cut(end)))
 }
 
-// refuse makes err the answer to all that follows, if nothing failed before.
+// refuse makes err the error of all later calls, unless there is an earlier error.
 func (d *disk) refuse(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

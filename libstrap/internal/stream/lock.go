@@ -36,7 +36,7 @@ type lockedFile struct {
 	created    bool // lock created the file
 }
 
-// maxTurns is how often lock begins again, because others remove or replace the file.
+// maxTurns is how often lock tries to open the file, if others remove or replace it.
 const maxTurns = 100
 
 // lock opens the file at path and locks it. It returns Busy if another session has it. On a
@@ -78,28 +78,28 @@ func (l *lockedFile) stands(path string) (bool, error) {
 	return os.SameFile(own, now), nil
 }
 
-// now is a path that the file has now, wherever it was moved. "" if it has none, or if the
-// system does not say.
+// now returns the path of the file now, also if the file was moved. It returns "" if the file has no path
+// or the system does not tell it.
 func (l *lockedFile) now() string {
 	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", l.Fd()))
 	if err != nil {
 		return ""
 	}
 	if stands, err := l.stands(path); err != nil || !stands {
-		return "" // " (deleted)" is behind the path
+		return "" // the path of a removed file ends with " (deleted)"
 	}
 	return path
 }
 
-// successor is a locked file that is to take the place of another.
+// successor is a locked file that will replace another file.
 type successor struct {
 	*lockedFile
 	partial *partial.File
 }
 
-// succeed creates an empty file beside l, which stands at path, with its owner and permissions.
+// succeed creates an empty file beside l with the owner and permissions of l. path is l's path.
 func (l *lockedFile) succeed(path string) (*successor, error) {
-	target, err := filepath.EvalSymlinks(path) // a link stays
+	target, err := filepath.EvalSymlinks(path) // replace the file, not a link to it
 	if err != nil {
 		return nil, status.FromOS(err, "cannot follow %q", path)
 	}
@@ -122,19 +122,19 @@ func (l *lockedFile) succeed(path string) (*successor, error) {
 	return s, nil
 }
 
-// discard removes the file, which has not taken the other's place.
+// discard removes the file. It must not have replaced the other file.
 func (s *successor) discard() error {
 	return errors.Join(os.Remove(s.Name()), s.Close())
 }
 
 func openLocked(path string, flags int, files Files) (*lockedFile, error) {
 	l := &lockedFile{files: files}
-	flags |= syscall.O_NONBLOCK // a FIFO is refused below, not waited for
+	flags |= syscall.O_NONBLOCK // do not wait for a FIFO; it is refused below
 	f, err := files.Open(path, flags&^os.O_CREATE)
 	if errors.Is(err, os.ErrNotExist) && flags&os.O_CREATE != 0 {
 		if f, err = files.Open(path, flags|os.O_EXCL); err == nil {
 			l.created = true
-		} else if errors.Is(err, os.ErrExist) { // made by somebody else meanwhile
+		} else if errors.Is(err, os.ErrExist) { // another process created it meanwhile
 			f, err = files.Open(path, flags)
 		}
 	}
@@ -164,7 +164,7 @@ func (l *lockedFile) take(path string) error {
 		return status.Wrap(status.Busy, err, "%q is being captured by another session", path)
 	}
 	err = flock(int(l.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	// A reader that asks whether this is being captured has it for a moment, too.
+	// A reader also takes the lock for a moment, to find out whether the stream is being captured.
 	for tries := 0; tries < 20 && errors.Is(err, syscall.EWOULDBLOCK); tries++ {
 		time.Sleep(time.Millisecond)
 		err = flock(int(l.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
@@ -197,7 +197,7 @@ func (l *lockedFile) Close() error {
 		delete(unlockable.inUse, l.id)
 		unlockable.Unlock()
 	} else {
-		_ = flock(int(l.Fd()), syscall.LOCK_UN) // a lock that stays ends with the file
+		_ = flock(int(l.Fd()), syscall.LOCK_UN) // after an error the lock ends with the file
 	}
 	return l.files.Close(l.File)
 }

@@ -1,6 +1,5 @@
-// Package stream writes the packet file: whole packets one behind the other, so
-// that the file is readable up to its end at every moment, and at worst ends in
-// one torn packet after a crash.
+// Package stream writes the packet file. The file has whole packets, one after another, so it can be read
+// up to its end at every moment. After a crash it ends with at most one torn packet.
 package stream
 
 import (
@@ -19,24 +18,28 @@ import (
 )
 
 const (
-	// maxBlocks is how many blocks there are at most: one that is filled, one that
-	// is written, and one in case either takes longer.
+	// maxBlocks is the most blocks of a Writer: one is filled, one is written, and one more in case
+	// either takes longer.
 	maxBlocks = 3
-	// A block is as large as makes writes fast, but for captures of little memory.
+	// maxBlock is the bytes of a block that make writes fast. Captures with little memory have
+	// smaller blocks, down to minBlock.
 	maxBlock = 8 << 20
 	minBlock = 256 << 10
 )
 
-// Options of a Writer. The zero value is fit for use.
+// Options are the options of a Writer. The zero value is valid.
 type Options struct {
-	Memory int64             // bytes that its blocks may take, above 768 KiB; 0: 24 MiB
-	Thread func(direct bool) // called in the thread that writes, first and when direct, past the page cache, changes
-	Files  Files             // nil: those of the system
+	// Memory is the most bytes of all blocks, but they have at least 768 KiB. 0 means 24 MiB.
+	Memory int64
+	// Thread is called in the thread that writes: when it starts, and when direct changes. direct tells
+	// whether it writes past the page cache. nil calls nothing.
+	Thread func(direct bool)
+	Files  Files // nil: the files of the system
 
-	Overwrite bool // Create replaces whatever file stands at the path
+	Overwrite bool // Create replaces any file at the path
 }
 
-// block is the size of its blocks, a power of two.
+// block returns the bytes of a block, a power of two.
 func (o Options) block() int {
 	size := maxBlock
 	for o.Memory > 0 && size > minBlock && int64(size)*maxBlocks > o.Memory {
@@ -45,40 +48,41 @@ func (o Options) block() int {
 	return size
 }
 
-// Writer appends packets to a stream file. Not safe for concurrent use.
+// Writer appends packets to a stream file. It is not safe for concurrent use.
 //
-// Packets are copied into blocks, or made there (Place), which another goroutine writes as
-// they fill. The blocks are a ring in one piece of memory: the one behind a block in the file
-// is behind it in memory too, but for the first behind the last.
-// After a failed write the file is cut back to its last complete packet, and the
-// writer answers the same error from then on.
+// Packets are copied into blocks, or made there (Place). Another goroutine writes full blocks to the file.
+// The blocks are a ring in one piece of memory. The next block of the file is also the next in memory,
+// except that the first block follows the last.
+//
+// After a failed write the file is cut back to its last complete packet, and all later calls return the
+// same error.
 type Writer struct {
 	path    string
 	disk    *disk
 	size    int // of a block
 	pages   *pages.Memory
-	ring    []byte   // all of them, the memory of maxBlocks
-	blocks  []*block // those that were used so far
-	turn    int      // the block that is taken next
-	block   *block   // that is filled; nil: the next byte begins one
-	offset  int64    // where the next byte will stand
-	flushed int64    // of those before, in the file
+	ring    []byte   // the memory of maxBlocks blocks
+	blocks  []*block // blocks that were used so far
+	turn    int      // index of the block that is used next
+	block   *block   // block that is filled; nil: the next byte begins a block
+	offset  int64    // offset of the next byte
+	flushed int64    // bytes that Flush has brought into the file
 	done    chan struct{}
 }
 
-// Create opens path for a new stream and locks it. A stream that stands there is replaced by a
-// new file, so that whoever has it open goes on reading it. Where the folder lets no file take
-// its place, it is emptied instead. beside, which may be nil, opens what belongs to the stream.
-// If Create fails, the old stream stays as it was, and a new file is removed.
+// Create opens path for a new stream and locks it. If there is a stream at path, a new file replaces it.
+// Readers that have the old file open can go on reading it. If the folder does not allow this, the old
+// file is emptied instead. Create calls beside, which may be nil, to open the files that belong to the
+// stream. If Create fails, the old stream is unchanged, and a new file is removed.
 //
-// Errors: Busy (another capture holds the stream), InvalidArgument (the file is no stream, and
-// not to be overwritten), those of beside and of the system.
+// Errors: Busy if another capture has the stream, InvalidArgument if the file is no stream and
+// Options.Overwrite is not set, and the errors of beside and of the system.
 func Create(path string, o Options, beside func() error) (w *Writer, err error) {
 	f, err := lock(path, os.O_RDWR|os.O_CREATE, o.Files)
 	if err != nil {
 		return nil, err
 	}
-	var next *successor // nil: f is emptied
+	var next *successor // nil: empty f
 	defer func() {
 		if err == nil {
 			return
@@ -112,7 +116,7 @@ func Create(path string, o Options, beside func() error) (w *Writer, err error) 
 	}
 	if next != nil {
 		if err = next.partial.Rename(); err == nil {
-			_ = f.Close() // which was only read
+			_ = f.Close() // f was only read
 			return newWriter(path, next.lockedFile, o), nil
 		}
 		if !partial.Refused(err) {
@@ -129,8 +133,8 @@ func Create(path string, o Options, beside func() error) (w *Writer, err error) 
 	return newWriter(path, f, o), nil
 }
 
-// ours is an error unless a capture made the file of size bytes at path: the index beside it has
-// its first packet or none yet, or packets are all that it holds.
+// ours returns an error unless a capture made the file of size bytes at path. A capture made it if the
+// index beside it has its first packet or no packet yet, or if the file has packets alone.
 func ours(f io.ReaderAt, size int64, path string) error {
 	if index.Begins(index.PathOf(path), f) {
 		return nil
@@ -149,15 +153,15 @@ func newWriter(path string, f *lockedFile, o Options) *Writer {
 	}
 }
 
-// KeepAll as the cut of Resume keeps every complete packet.
+// KeepAll is the cut of Resume that keeps every complete packet.
 const KeepAll = -1
 
-// Resume opens the stream at path to append to it. The file is cut back to cut
-// bytes, or to its last complete packet with KeepAll; what stood behind is
-// moved to path.tail-N, whose name is returned ("" where nothing was cut).
+// Resume opens the stream at path to append to it. It cuts the file back to cut bytes, or with KeepAll to
+// its last complete packet. The bytes behind are moved to path.tail-N. tail is this name, or "" if nothing
+// was cut.
 //
-// check, which may be nil, looks at the stream and at the length that it will have. Where it
-// fails the file stays as it was.
+// Resume calls check, which may be nil, with the stream and the length that it will have. If check fails,
+// the file is unchanged.
 func Resume(path string, cut int64, o Options, check func(stream io.ReaderAt, end int64) error) (w *Writer, tail string, err error) {
 	f, err := lock(path, os.O_RDWR, o.Files)
 	if err != nil {
@@ -209,8 +213,8 @@ func Resume(path string, cut int64, o Options, check func(stream io.ReaderAt, en
 	return w, tail, nil
 }
 
-// moveTail copies the bytes [from, to) of f to a new file path.tail-N, makes it
-// durable and cuts f.
+// moveTail copies the bytes [from, to) of f to a new file path.tail-N, makes that file durable, and cuts
+// f.
 func moveTail(f *os.File, path string, from, to int64) (name string, err error) {
 	if from == to {
 		return "", nil
@@ -239,14 +243,14 @@ func moveTail(f *os.File, path string, from, to int64) (name string, err error) 
 	return name, nil
 }
 
-// Offset is where the next packet will stand.
+// Offset returns the offset of the next packet.
 func (w *Writer) Offset() int64 { return w.offset }
 
-// Written is the length of the complete packets in the file. It may be called
-// while another goroutine writes, and so may Busy.
+// Written returns the length of the complete packets in the file. Written and Busy may be called while
+// another goroutine uses the Writer.
 func (w *Writer) Written() int64 { return w.disk.written.Load() }
 
-// Room is how many bytes Append takes without waiting for the disk.
+// Room returns how many bytes Append takes without waiting for the disk.
 func (w *Writer) Room() int64 {
 	blocks := len(w.disk.free) + maxBlocks - len(w.blocks)
 	room := int64(blocks) * int64(w.size)
@@ -256,7 +260,7 @@ func (w *Writer) Room() int64 {
 	return room
 }
 
-// Passed is the length of what is in the file or comes there without a Flush.
+// Passed returns the length of the bytes that are in the file, or will be there without a Flush.
 func (w *Writer) Passed() int64 {
 	if b := w.block; b != nil {
 		return b.at + int64(b.seen)
@@ -264,11 +268,11 @@ func (w *Writer) Passed() int64 {
 	return w.offset
 }
 
-// Busy is the time spent in write calls, one under way included.
+// Busy returns the time spent in write calls, including a call that is under way.
 func (w *Writer) Busy() time.Duration { return w.disk.busy.Total() }
 
-// Append adds one complete packet (header, name, payload). It may stay in memory
-// until Flush, and the error of a write may be the answer to a later call.
+// Append adds one complete packet (header, name, payload). The packet may stay in memory until Flush. A
+// later call may return the error of its write.
 func (w *Writer) Append(packet []byte) error {
 	if err := w.fill(packet); err != nil {
 		return err
@@ -277,9 +281,9 @@ func (w *Writer) Append(packet []byte) error {
 	return nil
 }
 
-// Place is the memory of the next n bytes of the stream, for a packet that is made there and
-// then added by Commit, or is not, with nothing else in between; nil where it has to wait for
-// the disk, or would go around the ring's end.
+// Place returns the memory of the next n bytes of the stream. The caller makes a packet there, and adds it
+// with Commit or gives it up, before any other call. Place returns nil if the packet would have to wait
+// for the disk, or would go beyond the ring's end.
 func (w *Writer) Place(n int) []byte {
 	if w.disk.err() != nil || int64(n) > w.Room() || w.mapRing() != nil {
 		return nil
@@ -322,7 +326,7 @@ func (w *Writer) fill(p []byte) error {
 	return nil
 }
 
-// space is where the next bytes go; not empty.
+// space returns the memory of the next bytes. It is not empty.
 func (w *Writer) space() ([]byte, error) {
 	w.pass()
 	if w.block == nil {
@@ -333,7 +337,7 @@ func (w *Writer) space() ([]byte, error) {
 	return w.block.mem[w.block.n:], nil
 }
 
-// advance says that n bytes of the space are filled.
+// advance counts n bytes of the space as filled, and returns n.
 func (w *Writer) advance(n int) int {
 	w.block.n += n
 	w.offset += int64(n)
@@ -356,17 +360,16 @@ func (w *Writer) pass() {
 	}
 }
 
-// take gets a block for what begins at the offset. It waits for the disk where
-// all are on their way there.
+// take begins a block at the offset. It waits for the disk if no block is free.
 func (w *Writer) take() error {
 	if err := w.mapRing(); err != nil {
-		w.disk.refuse(err) // a packet may be half in the blocks before
+		w.disk.refuse(err) // half of a packet may be in earlier blocks
 		return err
 	}
 	if w.turn == len(w.blocks) {
 		w.blocks = append(w.blocks, &block{mem: w.ring[w.turn*w.size:][:w.size:w.size]})
 	} else {
-		<-w.disk.free // the one whose turn it is: they are written in their order
+		<-w.disk.free // it is the block at turn: blocks are written in order
 	}
 	b := w.blocks[w.turn]
 	w.turn = (w.turn + 1) % maxBlocks
@@ -375,7 +378,7 @@ func (w *Writer) take() error {
 	return w.disk.err()
 }
 
-// mapRing maps the memory of the blocks, once.
+// mapRing maps the memory of the blocks, if it is not mapped.
 func (w *Writer) mapRing() error {
 	if w.ring != nil {
 		return nil
@@ -388,7 +391,7 @@ func (w *Writer) mapRing() error {
 	return nil
 }
 
-// Flush brings everything appended into the file.
+// Flush writes all appended bytes to the file.
 func (w *Writer) Flush() error {
 	if w.flushed < w.offset {
 		w.disk.jobs <- job{w.block, w.done}
@@ -398,8 +401,7 @@ func (w *Writer) Flush() error {
 	return w.disk.err()
 }
 
-// rewind makes the file end at offset at, which is in it, and nothing of it be
-// under way.
+// rewind makes the file end at offset at. All bytes before must be in the file, and no job under way.
 func (w *Writer) rewind(at int64) error {
 	if err := w.disk.cut(at); err != nil {
 		w.disk.refuse(err)
@@ -422,17 +424,16 @@ func (w *Writer) rewind(at int64) error {
 	return nil
 }
 
-// Long is a packet that is written piece by piece, its payload's length not
-// known before its end. While it is open nothing else can be appended.
+// Long is a packet that is written piece by piece. The length of its payload is not known before its end.
+// Until Finish or Abort nothing else can be appended.
 type Long struct {
 	w       *Writer
 	at      int64
-	name    int // its length
+	name    int // length of the name
 	payload int64
 }
 
-// Begin starts a long packet. Until Finish the file ends in a torn packet, as
-// wire.Unfinished says.
+// Begin starts a long packet. Until Finish the file ends with a torn packet; see wire.Unfinished.
 func (w *Writer) Begin(name []byte) (*Long, error) {
 	l := &Long{w: w, at: w.offset, name: len(name)}
 	head := make([]byte, wire.HeaderSize, wire.HeaderSize+len(name))
@@ -452,8 +453,8 @@ func (l *Long) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Finish fills in the length and so makes the packet part of the stream; it
-// returns its whole length.
+// Finish writes the payload's length to the header. This makes the packet part of the stream. Finish
+// returns the length of the whole packet.
 func (l *Long) Finish() (length int64, err error) {
 	w := l.w
 	var head [wire.HeaderSize]byte
@@ -475,7 +476,7 @@ func (l *Long) Finish() (length int64, err error) {
 	return int64(wire.HeaderSize+l.name) + l.payload, w.disk.err()
 }
 
-// Abort takes the packet back: the file ends where it began.
+// Abort removes the packet. The file ends where the packet began.
 func (l *Long) Abort() error {
 	if err := l.w.Flush(); err != nil {
 		return err
@@ -483,15 +484,15 @@ func (l *Long) Abort() error {
 	return l.w.rewind(l.at)
 }
 
-// Sync flushes and waits until the file is durable.
+// Sync flushes, and waits until the file is durable.
 func (w *Writer) Sync() error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	// Both ways lead to one inode, whose bytes, length and blocks this covers.
+	// Both open files are one inode. This makes its bytes, its length and its blocks durable.
 	if err := w.disk.f.Sync(); err != nil {
-		// After a failed fsync the kernel may have dropped the dirty pages:
-		// trying again would report a success that means nothing.
+		// After a failed fsync the kernel may have dropped the dirty pages. A second fsync would
+		// succeed without having written them.
 		w.disk.refuse(status.FromOS(err, "cannot make %q durable", w.path))
 	}
 	return w.disk.err()
@@ -503,8 +504,8 @@ func (w *Writer) Packets(from int64, fn func(scan.Packet) error) error {
 	return err
 }
 
-// Stands reports whether the file is still at its path, which is absolute. If it is not, now is
-// where it is, or "" if it is nowhere.
+// Stands reports whether the file is still at path, which is its absolute path. If it is not, now is its
+// path, or "" if it has none.
 func (w *Writer) Stands(path string) (stands bool, now string, err error) {
 	if stands, err = w.disk.f.stands(path); stands || err != nil {
 		return stands, "", err
@@ -512,7 +513,7 @@ func (w *Writer) Stands(path string) (stands bool, now string, err error) {
 	return false, w.disk.f.now(), nil
 }
 
-// ReadAt reads what is written.
+// ReadAt reads from the file.
 func (w *Writer) ReadAt(b []byte, at int64) (int, error) { return w.disk.f.ReadAt(b, at) }
 
 // Close flushes, and releases the file and its lock.

@@ -1,6 +1,6 @@
 //go:build cgo
 
-/* team.c - from Go to the host's threads and back into Go. */
+/* team.c - calls a Go function in the host's threads. */
 #include "floats.h"
 
 #include <stdatomic.h>
@@ -19,13 +19,13 @@ struct task {
 static void begin(void *argument) {
   OWN_FLOATS;
   struct task *task = argument;
-  /* The others of a large team need not enter Go to find that nothing is left. */
+  /* The other threads of a large team need not enter Go. */
   if (atomic_fetch_add_explicit(&task->begun, 1, memory_order_relaxed) < task->n)
     straptWork(task->work);
 }
 
 __attribute__((visibility("hidden"))) void strapt_run(void *parallel, unsigned n, uintptr_t work) {
   struct task task = {.work = work, .n = n};
-  /* Not n threads: runtimes end those that a smaller team has no use for. */
+  /* Ask for the usual number of threads, not for n: for a smaller team runtimes end threads. */
   ((parallel_fn)parallel)(begin, &task, 0, 0);
 }

@@ -1,19 +1,19 @@
-// Package team runs work in the threads that a host computes with. A host whose operators
-// run in a team of threads leaves these waiting while its own thread captures a tensor: they
-// are there, awake, and nobody else has a use for their CPUs.
+// Package team runs work in the threads in which a host computes. A host that runs its operators in a
+// team of threads lets them wait while one thread captures a tensor. These threads are awake, and nobody
+// else uses their CPUs.
 package team
 
 import "unsafe"
 
-// Team is such threads: the address of a C function like GOMP_parallel, which runs
-// work(argument) in several of them at once, the caller's among them, and returns when
-// all are through. The zero value has the caller's thread alone.
+// Team is a team of threads. Parallel is the address of a C function like GOMP_parallel: it runs
+// work(argument) in the calling thread and in other threads at once, and returns when all have returned.
+// The zero value has the calling thread alone.
 type Team struct{ Parallel unsafe.Pointer }
 
-// Present reports whether there are threads beside the caller's.
+// Present reports whether the team has other threads than the calling one.
 func (t Team) Present() bool { return t.Parallel != nil && available }
 
-// Run runs work in up to n threads of the team, in the caller's if there is none. It must
+// Run runs work in up to n threads of the team, or in the calling thread if there is no team. work must
 // not panic.
 func (t Team) Run(n int, work func()) {
 	if t.Present() {

@@ -4,7 +4,7 @@ package team
 
 import "unsafe"
 
-// Without a C compiler nothing can call what C gives.
+// available is false: without cgo Go cannot call a C function.
 const available = false
 
 func run(unsafe.Pointer, int, func()) { panic("team: there is none") }

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// DType is an element type. The values are those of strap_dtype in strap.h and
-// the names those of torch and numpy.
+// DType is an element type. Its values are those of strap_dtype in strap.h. Its names are those of torch
+// and numpy.
 type DType uint8
 
 const (
@@ -65,7 +65,7 @@ var dtypes = [lastDType]struct {
 // Valid reports whether d is one of the types above.
 func (d DType) Valid() bool { return d >= Float32 && d < lastDType }
 
-// Size is the length of one element in bytes; 0 for an invalid type.
+// Size returns the bytes of one element, or 0 for an invalid type.
 func (d DType) Size() int {
 	if !d.Valid() {
 		return 0
@@ -73,7 +73,7 @@ func (d DType) Size() int {
 	return dtypes[d].size
 }
 
-// String is the name that the index carries, for example "bfloat16".
+// String returns the name that the index has, for example "bfloat16".
 func (d DType) String() string {
 	if !d.Valid() {
 		return "invalid"
@@ -81,7 +81,7 @@ func (d DType) String() string {
 	return dtypes[d].name
 }
 
-// ParseDType is the inverse of String; 0 where the name is unknown.
+// ParseDType is the inverse of String. It returns 0 for an unknown name.
 func ParseDType(name string) DType {
 	for d := Float32; d < lastDType; d++ {
 		if dtypes[d].name == name {
@@ -91,7 +91,7 @@ func ParseDType(name string) DType {
 	return 0
 }
 
-// TensorLen is the length of a tensor's elements in bytes; math.MaxInt64 where it is more, or where
+// TensorLen returns the bytes of a tensor's elements. It returns math.MaxInt64 if they are more, or if
 // the shape has a negative number.
 func TensorLen(shape []int64, d DType) int64 {
 	if slices.Contains(shape, 0) {

@@ -1,7 +1,7 @@
-// Package wire holds the layouts that leave the process: the packet of a
-// stream, the element types and the columns of the index. It does no I/O.
+// Package wire has the layouts that leave the process: the packet of a stream, the element types, and
+// the columns of the index. It does no I/O.
 //
-// A stream is packets back to back and nothing else:
+// A stream is packets one after another, and nothing else:
 //
 //	 0        2            6               6+n                6+n+d
 //	+--------+------------+---------------+------------------+
@@ -9,8 +9,8 @@
 //	+--------+------------+---------------+------------------+
 //	big endian            UTF-8           one LZ4 frame, one zstd frame or raw
 //
-// Six zero bytes (n = d = 0) are never written: they are what a hole in a file
-// looks like, so a reader takes them for a tear.
+// Six zero bytes (n = d = 0) are never written. A hole in a file looks like this, so a reader takes them
+// for a torn packet.
 package wire
 
 import (
@@ -23,12 +23,11 @@ const (
 	HeaderSize = 6
 	// MaxName is the longest packet name in bytes.
 	MaxName = math.MaxUint16
-	// MaxPayload is the longest payload. MaxUint32 itself is Unfinished.
+	// MaxPayload is the longest payload in bytes. MaxUint32 means Unfinished.
 	MaxPayload = math.MaxUint32 - 1
-	// Unfinished stands in the length field of a packet whose compressed length
-	// is not known yet, while its payload is being written. It claims more
-	// bytes than any payload may have, so a file cut there ends in a torn
-	// packet for every reader of the format.
+	// Unfinished is in the length field of a packet while its payload is being written, if its
+	// compressed length is not known yet. It claims more bytes than a payload can have. So a file that
+	// is cut there ends with a torn packet for every reader of the format.
 	Unfinished = math.MaxUint32
 )
 
@@ -43,6 +42,6 @@ func Header(src []byte) (nameLen int, payloadLen uint32) {
 	return int(binary.BigEndian.Uint16(src)), binary.BigEndian.Uint32(src[2:])
 }
 
-// OverflowSuffix marks the float32 packet that follows a float16 packet whose
-// source held finite values beyond float16's range, or too small for it and an error bound.
+// OverflowSuffix ends the name of the float32 packet that follows a float16 packet whose source had
+// finite values beyond float16's range, or values too small for float16 and an error bound.
 const OverflowSuffix = "!float32"

@@ -1,6 +1,6 @@
 //go:build cgo
 
-// Package teamtest has a team for tests: a host's threads that are made for each call.
+// Package teamtest has a team for tests. It makes its threads anew for each call.
 package teamtest
 
 /*
@@ -35,5 +35,5 @@ import "C"
 
 import "github.com/libstrap/strap/libstrap/internal/team"
 
-// New is a team of four threads, the caller's among them.
+// New returns a team of four threads, the calling thread included.
 func New() team.Team { return team.Team{Parallel: C.address()} }
