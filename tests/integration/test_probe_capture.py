@@ -23,7 +23,7 @@ from llm_instrumentation.probes import (
     timeline,
 )
 from llm_instrumentation.probes.capture import PROBES, snapshot_path
-from llm_instrumentation.probes.cli import main as strap
+from llm_instrumentation.cli import main as strap
 from llm_instrumentation.probes.disks import disk_of
 from llm_instrumentation.probes.throttling import cpu_throttled_s
 
