@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from llm_instrumentation.mrm import check_parquet_schema, compute_all
-from llm_instrumentation.mrm.api import Experiment
 from llm_instrumentation.cli import mrm_trace
 from llm_instrumentation.cli.exit_codes import TraceExitCode as ExitCode
+from llm_instrumentation.mrm import check_parquet_schema, compute_all
+from llm_instrumentation.mrm.api import Experiment
 from llm_instrumentation.mrm.collection import build_collector
 from llm_instrumentation.mrm.collector.rows import make_batch
 from llm_instrumentation.mrm.config import CollectorType, ExperimentConfig

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -135,12 +134,12 @@ def ls(
     with _open(stream) as reader:
         view = reader.select(names or None, **wanted)
         if by_packet and as_json:
-            objects = ({**asdict(packet), "ratio": packet.ratio} for packet in packets(view))
+            objects = ({**vars(packet), "ratio": packet.ratio} for packet in packets(view))
             _print_long_json(stream, "packets", objects)
         elif by_packet:
             table(_PACKET_HEADS, _PacketRows(view))
         elif as_json:
-            _print_long_json(stream, "layers", map(asdict, layers(view)))
+            _print_long_json(stream, "layers", map(vars, layers(view)))
         else:
             table(_LAYER_HEADS, [_layer_row(layer) for layer in layers(view)])
 
@@ -173,7 +172,7 @@ def _layer_row(layer: LayerSummary) -> tuple[str, ...]:
     first, last = layer.first_step, layer.last_step
     return (
         f"{layer.tensors:,}",
-        _UNKNOWN if first is None else f"{first}" if first == last else f"{first} to {last}",
+        _UNKNOWN if first is None else f"{first}" if first == last else f"{first}-{last}",
         _dimensions(layer.shape),
         ",".join(layer.source_dtypes) or _UNKNOWN,
         ",".join(layer.stored_dtypes) or _UNKNOWN,
@@ -200,7 +199,7 @@ def _packet_row(packet: PacketSummary) -> tuple[str, ...]:
         _or_unknown(packet.step),
         _or_unknown(packet.token),
         str(packet.call),
-        "" if packet.parts == 1 else f"{packet.part + 1} of {packet.parts}",
+        _UNKNOWN if packet.parts == 1 else f"{packet.part + 1}/{packet.parts}",
         _dimensions(packet.shape),
         packet.source_dtype or _UNKNOWN,
         packet.stored_dtype or _UNKNOWN,
@@ -232,7 +231,7 @@ def _print_long_json(stream: Path, what: str, objects: Iterable[Mapping[str, Any
     sys.stdout.write(f'{{"path": {json.dumps(plain(stream))}, "{what}": [')
     for number, found in enumerate(objects):
         sys.stdout.write(",\n  " if number else "\n  ")
-        sys.stdout.write(json.dumps(plain(found), ensure_ascii=False, allow_nan=False))
+        sys.stdout.write(json.dumps(found, ensure_ascii=False, allow_nan=False))
     sys.stdout.write("\n]}\n")
 
 
@@ -248,7 +247,7 @@ def show(
     dtype: str | None,
     as_json: bool,
 ) -> None:
-    with _open(stream, dtypes=None if dtype is None else {layer: dtype}) as reader:
+    with _open(stream, dtypes=None if dtype is None else {"*": dtype}) as reader:
         activation = _chosen(reader, layer, place, nth)
         try:
             values = activation.to_numpy()
