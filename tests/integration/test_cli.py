@@ -9,6 +9,7 @@ import contextlib
 import doctest
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -482,6 +483,23 @@ def test_a_capture_of_which_nothing_can_be_read_is_damaged(stream, strap):
         assert f"strap salvage {stream}" in err
     os.remove(f"{stream}.index")  # now nothing says that it was a capture
     assert strap("verify", stream)[0] == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("suffix", ["", ".index"], ids=["stream", "index"])
+def test_any_cut_and_any_wrong_byte(captured, stream, strap, suffix):
+    """Whatever is damaged, a command says so in its own words; no wrong byte passes unseen."""
+    path = Path(f"{stream}{suffix}")
+    content = path.read_bytes()
+    rng = random.Random(7)
+    for place in rng.sample(range(len(content)), 40):
+        wrong = bytes([content[place] ^ (1 << rng.randrange(8))])
+        for damaged in (content[:place], content[:place] + wrong + content[place + 1 :]):
+            path.write_bytes(damaged)
+            codes = [strap(*command, stream)[0] for command in (["info"], ["ls", "--packets"])]
+            assert set(codes) <= {ExitCode.OK, ExitCode.USAGE, ExitCode.DAMAGED}, place
+            verified = strap("verify", stream)[0]
+            assert verified in (ExitCode.OK, ExitCode.DAMAGED), place
+            assert suffix or verified == ExitCode.DAMAGED, place
 
 
 def test_a_packet_larger_than_the_buffer_is_verified(tmp_path, strap, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +36,9 @@ _TOLD = 20  # damaged packets and lost stretches that are told one by one
 _UNKNOWN = "-"
 
 
-def _open(stream: Path, *, warn: bool = True, dtypes: Mapping[str, str] | None = None) -> Any:
+def _open(
+    stream: Path, *, warn: bool = True, dtypes: Mapping[str, str] | None = None
+) -> ActivationReader:
     """A reader of the stream.
 
     Raises:
@@ -55,7 +58,7 @@ def _damaged(stream: Path, error: CorruptError) -> CommandError:
 
 
 def _way_out(stream: Path) -> str:
-    return f"strap salvage {stream} copies what is intact to a new stream"
+    return f"strap salvage {shlex.quote(str(stream))} copies what is intact to a new stream"
 
 
 # ---- info ----
@@ -130,9 +133,9 @@ def ls(
     by_packet: bool,
     as_json: bool,
 ) -> None:
-    wanted = {"steps": _selector("--steps", steps), "tokens": _selector("--tokens", tokens)}
+    wanted_steps, wanted_tokens = _selector("--steps", steps), _selector("--tokens", tokens)
     with _open(stream) as reader:
-        view = reader.select(names or None, **wanted)
+        view = reader.select(names or None, steps=wanted_steps, tokens=wanted_tokens)
         if by_packet and as_json:
             objects = ({**vars(packet), "ratio": packet.ratio} for packet in packets(view))
             _print_long_json(stream, "packets", objects)
@@ -144,19 +147,18 @@ def ls(
             table(_LAYER_HEADS, [_layer_row(layer) for layer in layers(view)])
 
 
-def _selector(option: str, text: str | None) -> int | slice | list[int] | None:
+def _selector(option: str, text: str | None) -> slice | list[int] | None:
     """The numbers that an option names: "3", "0:10", "1,5"."""
     if text is None:
         return None
     try:
         if ":" in text:
             return slice(*(int(part) if part else None for part in text.split(":")))
-        numbers = [int(part) for part in text.split(",")]
+        return [int(part) for part in text.split(",")]
     except (TypeError, ValueError):
         raise InvalidArgumentError(
             f"{option} {text!r}: give a number, a half-open range as 0:10, or numbers as 1,5"
         ) from None
-    return numbers
 
 
 _LAYER_HEADS = (
