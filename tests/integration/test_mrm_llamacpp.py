@@ -261,7 +261,7 @@ def written(path: Path, given: dict[str, Any]) -> Path:
 
 def run_command(package: Path, experiment: Path, **more: Any) -> RunFolder:
     """``mrm-trace run`` of an experiment with one run."""
-    main = ("-m", "llm_instrumentation.mrm.cli", "run", "--json", "--config")
+    main = ("-m", "llm_instrumentation.cli", "trace", "run", "--json", "--config")
     (told,) = json.loads(command(package, *main, experiment, **more))["runs"]
     assert told["status"] == "finished", told["reason"]
     return RunFolder(Path(told["run_dir"]))
@@ -315,7 +315,7 @@ def test_the_default_experiment_gives_its_files_to_an_ordinary_user(llama_cpp, g
         for path in (base, *base.rglob("*")):
             os.chown(path, nobody, nobody)
         user = {"user": nobody, "group": nobody, "extra_groups": [], "cwd": base}
-        may_read = [sys.executable, "-c", "import llm_instrumentation.mrm.cli, matplotlib"]
+        may_read = [sys.executable, "-c", "import llm_instrumentation.cli.trace, matplotlib"]
         try:
             subprocess.run(may_read, env=environment(package), check=True, **user)
         except (OSError, subprocess.CalledProcessError) as error:

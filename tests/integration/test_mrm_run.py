@@ -23,9 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from llm_instrumentation.cli import mrm_trace
+from llm_instrumentation.cli.exit_codes import TraceExitCode as ExitCode
 from llm_instrumentation.mrm import check_parquet_schema, compute_all
 from llm_instrumentation.mrm.api import Experiment
-from llm_instrumentation.mrm.cli import ExitCode, main
 from llm_instrumentation.mrm.collection import build_collector
 from llm_instrumentation.mrm.collector.rows import make_batch
 from llm_instrumentation.mrm.config import CollectorType, ExperimentConfig
@@ -78,7 +79,7 @@ def command(*arguments) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
+            mrm_trace([str(argument) for argument in arguments])
     return ended.value.code, out.getvalue(), err.getvalue()
 
 
@@ -557,7 +558,7 @@ def running(tmp_path, request):
         },
     )  # fmt: skip
     process = subprocess.Popen(
-        [sys.executable, "-m", "llm_instrumentation.mrm.cli", "run", "--config", str(path)],
+        [sys.executable, "-m", "llm_instrumentation.cli", "trace", "run", "--config", str(path)],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -717,9 +718,9 @@ def test_a_disk_that_is_full_is_a_failed_run_that_says_so(tmp_path, kib):
     path = written(tmp_path)
     # A limit on the size of files stands for the end of a disk.
     limited = (
-        "import resource, sys; from llm_instrumentation.mrm.cli import main; "
+        "import resource, sys; from llm_instrumentation.cli import mrm_trace; "
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({kib} << 10, {kib} << 10)); "
-        "main(['run', '--config', sys.argv[1]])"
+        "mrm_trace(['run', '--config', sys.argv[1]])"
     )
     done = subprocess.run(
         [sys.executable, "-c", limited, str(path)], capture_output=True, text=True, check=False

@@ -159,7 +159,7 @@ def test_rows_lie_where_vllm_says(llama, tmp_path, collector):
         encoding="utf-8",
     )
     done = subprocess.run(
-        [sys.executable, "-m", "llm_instrumentation.mrm.cli", "run", "-c", str(experiment)],
+        [sys.executable, "-m", "llm_instrumentation.cli", "trace", "run", "-c", str(experiment)],
         # vLLM sizes its cache by the machine's memory otherwise.
         env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
         capture_output=True, text=True, timeout=280, check=False,

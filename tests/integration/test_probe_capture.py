@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from llm_instrumentation import InstrumentationConfig, InstrumentationFramework
+from llm_instrumentation.cli import main as strap
 from llm_instrumentation.core.config import PROBES as CONFIG_PROBES
 from llm_instrumentation.errors import (
     CorruptError,
@@ -23,7 +24,6 @@ from llm_instrumentation.probes import (
     timeline,
 )
 from llm_instrumentation.probes.capture import PROBES, snapshot_path
-from llm_instrumentation.probes.cli import main as strap
 from llm_instrumentation.probes.disks import disk_of
 from llm_instrumentation.probes.throttling import cpu_throttled_s
 

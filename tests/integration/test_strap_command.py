@@ -23,7 +23,7 @@ from llm_instrumentation.probes import BlockProbe, program, read_snapshots
 pytestmark = pytest.mark.timeout(900)
 
 LINE = '{"timestamp": 1, "interval_s": 1, "latency_histogram": [], "inflight": []}\n'
-STRAP = [sys.executable, "-m", "llm_instrumentation.probes.cli"]
+STRAP = [sys.executable, "-m", "llm_instrumentation.cli"]
 
 
 def strap(*arguments: str | Path, **options) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from llm_instrumentation.mrm.cli import ExitCode, main
+from llm_instrumentation.cli import mrm_trace
+from llm_instrumentation.cli.exit_codes import TraceExitCode as ExitCode
 from llm_instrumentation.mrm.collection import (
     CollectorStep,
     NothingCollectedError,
@@ -41,7 +42,7 @@ def command(capsys):
 
     def run(*arguments) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
+            mrm_trace([str(argument) for argument in arguments])
         said = capsys.readouterr()
         return ended.value.code, said.out, said.err
 
@@ -161,7 +162,7 @@ def test_only_that_fits_no_run(command, experiment):
     assert "'ctx4096'" in err
 
 
-@pytest.mark.parametrize("module", ["llm_instrumentation.mrm", "llm_instrumentation.mrm.cli"])
+@pytest.mark.parametrize("module", ["llm_instrumentation.mrm", "llm_instrumentation.cli.trace"])
 def test_the_command_is_light(module):
     """Shells complete and print help without waiting for torch."""
     heavy = ("torch", "transformers", "matplotlib", "pandas", "pyarrow")

@@ -117,8 +117,10 @@ def _plain(cells: pa.Array, null: float) -> npt.NDArray[Any]:
 class _Numbers:
     """Gathers a column of numbers. Integers take as few bytes as the largest one needs."""
 
-    def __init__(self, rows: int, kind: np.dtype[Any]) -> None:
-        self._kind = kind
+    def __init__(self, rows: int, field: pa.Field) -> None:
+        kind = np.dtype(str(field.type))
+        self._signs = kind.kind == "u" and field.nullable  # there is room for -1 then
+        self._kind = kind = np.dtype(np.int64) if self._signs else kind
         self._values = np.empty(rows, kind if kind.kind == "f" else f"{kind.kind}1")
         self._at = 0
         self._null = math.nan if kind.kind == "f" else -1
@@ -126,7 +128,7 @@ class _Numbers:
     def add(self, cells: pa.Array) -> None:
         if not len(cells):
             return
-        values = _plain(cells, self._null)
+        values = _plain(cells.cast(pa.int64()) if self._signs else cells, self._null)
         if self._kind.kind != "f":
             limits = [np.iinfo(f"{self._kind.kind}{size}") for size in (1, 2, 4, 8)]
             low, high = int(values.min()), int(values.max())
@@ -184,4 +186,4 @@ def _gatherer(field: pa.Field, rows: int) -> _Numbers | _Texts | _Shapes:
         return _Texts(rows)
     if pa.types.is_list(field.type):
         return _Shapes(rows)
-    return _Numbers(rows, np.dtype(str(field.type)))
+    return _Numbers(rows, field)

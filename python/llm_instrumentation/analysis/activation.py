@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Activation"]
 
 _DLPACK_CPU = (1, 0)  # https://dmlc.github.io/dlpack/latest/c_api.html, kDLCPU
-_PACKET_HEADER = 6  # bytes, docs/STREAM_FORMAT.md
+PACKET_HEADER = 6  # bytes, docs/STREAM_FORMAT.md
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -184,7 +184,7 @@ class Activation:
         twins = catalogue.twins.get(self._row, ())
         for row in catalogue.packet_rows(self._row):
             name = self.name + (TWIN_SUFFIX if row in twins else "")
-            head = _PACKET_HEADER + len(name.encode())
+            head = PACKET_HEADER + len(name.encode())
             total += max(0, int(catalogue.numbers("length")[row]) - head)
         return total
 

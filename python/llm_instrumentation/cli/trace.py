@@ -1,4 +1,4 @@
-"""The command ``mrm-trace``."""
+"""The commands of `mrm-trace`, which are those of `strap trace`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
-from enum import Enum, IntEnum
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .._signals import ended_by_sigterm
+<<<<<<< HEAD:python/llm_instrumentation/mrm/cli.py
 from ..errors import MissingExtraError
 from .config.choices import MetricName
 
@@ -25,30 +26,37 @@ if TYPE_CHECKING:
     from .analysis import RunAnalysis
     from .config import ExperimentConfig, RunConfig, ValidationResult
     from .runner import RunOutcome
-
-__all__ = ["ExitCode", "app", "main"]
-
-
-class ExitCode(IntEnum):
-    """What the command's exit says."""
-
-    OK = 0
-    USAGE = 1
-    RUN_FAILED = 2
-    NOTHING_COLLECTED = 3
-    INTERRUPTED = 130
-
-
-_CODES = (
-    "Exit codes: 0 all went well; 1 the command line or the experiment file is wrong; 2 a run "
-    "failed; 3 no collector could run here; 130 interrupted with Ctrl-C or SIGTERM."
+=======
+from ..errors import StrapError
+from ..mrm.config import (
+    ConfigError,
+    ExperimentConfig,
+    MetricName,
+    RunConfig,
+    ValidationResult,
+    expand_sweep,
+    load_experiment,
+    validate_config_semantics,
+    validate_model_paths,
 )
+from . import console
+from .console import err, out, print_json
+from .exit_codes import TraceExitCode, epilog
+from .program import CommandError
+
+if TYPE_CHECKING:
+    from ..mrm.analysis import RunAnalysis
+    from ..mrm.runner import RunOutcome
+>>>>>>> d1587c9 (One front door: strap in a package of its own, with captures and traces):python/llm_instrumentation/cli/trace.py
+
+__all__ = ["app"]
+
+_CODES = epilog(TraceExitCode)
 
 app = typer.Typer(
     name="mrm-trace",
     help="Memory traces of LLM inference: collect, label, analyse, report.",
     epilog=_CODES,
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -62,11 +70,6 @@ _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happen
 class Format(str, Enum):
     HF = "hf"
     ZENODO = "zenodo"
-
-
-# Results go to stdout, everything else to stderr.
-_out = Console(soft_wrap=True, highlight=False, emoji=False)
-_err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
 @app.command(epilog=_CODES)
@@ -83,33 +86,41 @@ def validate(
     """Check an experiment file, its models and this machine."""
     _log(verbose)
     if config is None and not machine:
+<<<<<<< HEAD:python/llm_instrumentation/mrm/cli.py
         _usage("give --config FILE, --machine, or both", as_json)
     from .config import ValidationResult
 
+=======
+        _usage("give --config FILE, --machine, or both")
+>>>>>>> d1587c9 (One front door: strap in a package of its own, with captures and traces):python/llm_instrumentation/cli/trace.py
     told: dict[str, Any] = {}
     result = ValidationResult()
     if machine:
         told["machine"] = _survey(as_json)
     if config is not None:
-        from .api import Experiment
+        from ..mrm.api import Experiment
 
-        result = Experiment(_load(config, as_json)).check()
+        result = Experiment(_load(config)).check()
         told |= {"valid": result.is_valid, "errors": result.errors, "warnings": result.warnings}
         if not as_json:
             _say_checks(config, result)
     if as_json:
-        _print_json(told)
-    raise typer.Exit(ExitCode.OK if result.is_valid else ExitCode.USAGE)
+        print_json(told)
+    raise typer.Exit(TraceExitCode.OK if result.is_valid else TraceExitCode.USAGE)
 
 
 @app.command(epilog=_CODES)
 def plan(config: _Config, as_json: _Json = False, verbose: _Verbose = False) -> None:
     """List the runs of an experiment, and which of them have finished."""
     _log(verbose)
+<<<<<<< HEAD:python/llm_instrumentation/mrm/cli.py
     from .config import expand_sweep, validate_config_semantics
     from .runs import find_finished
+=======
+    from ..mrm.runs import find_finished
+>>>>>>> d1587c9 (One front door: strap in a package of its own, with captures and traces):python/llm_instrumentation/cli/trace.py
 
-    experiment = _load(config, as_json)
+    experiment = _load(config)
     _check(experiment, as_json, validate_config_semantics)
     runs = expand_sweep(experiment)
     finished = {
@@ -118,7 +129,7 @@ def plan(config: _Config, as_json: _Json = False, verbose: _Verbose = False) -> 
         if not run.is_warmup and (folder := find_finished(experiment, run)) is not None
     }
     if as_json:
-        _print_json(
+        print_json(
             {
                 "experiment": experiment.experiment.name,
                 "runs": [
@@ -134,8 +145,8 @@ def plan(config: _Config, as_json: _Json = False, verbose: _Verbose = False) -> 
         )
         return
     warmups = sum(run.is_warmup for run in runs)
-    _out.print(f"Experiment : {escape(experiment.experiment.name)}")
-    _out.print(f"Total runs : {len(runs)}  ({warmups} warmup, {len(runs) - warmups} actual)")
+    out.print(f"Experiment : {escape(experiment.experiment.name)}")
+    out.print(f"Total runs : {len(runs)}  ({warmups} warmup, {len(runs) - warmups} actual)")
     table = Table("#", "Model", "Engine", "Ctx", "Batch", "Out", "Run", "State")
     for number, run in enumerate(runs, 1):
         table.add_row(
@@ -143,7 +154,7 @@ def plan(config: _Config, as_json: _Json = False, verbose: _Verbose = False) -> 
             str(run.batch_size), str(run.output_tokens), _kind(run),
             "finished" if run.run_id in finished else "to run",
         )  # fmt: skip
-    _out.print(table)
+    out.print(table)
 
 
 def _kind(run: RunConfig) -> str:
@@ -165,11 +176,15 @@ def run(
     A run that broke off is marked in its folder and run again in a new one.
     """
     _log(verbose)
+<<<<<<< HEAD:python/llm_instrumentation/mrm/cli.py
     from .config import validate_config_semantics, validate_model_paths
 
     experiment = _load(config, as_json)
+=======
+    experiment = _load(config)
+>>>>>>> d1587c9 (One front door: strap in a package of its own, with captures and traces):python/llm_instrumentation/cli/trace.py
     _check(experiment, as_json, validate_config_semantics, validate_model_paths)
-    from .runner import SweepSelectionError, run_sweep
+    from ..mrm.runner import SweepSelectionError, run_sweep
 
     outcomes: list[RunOutcome] = []
     with ended_by_sigterm(), _Display(as_json, outcomes) as display:
@@ -177,12 +192,12 @@ def run(
             run_sweep(experiment, force=force, only=only, listener=display.listener)
             code = _verdict(outcomes)
         except SweepSelectionError as error:
-            _usage(str(error), as_json)
+            _usage(str(error))
         except KeyboardInterrupt:
-            code = ExitCode.INTERRUPTED
+            code = TraceExitCode.INTERRUPTED
             display.interrupted()
     if as_json:
-        _print_json(
+        print_json(
             {
                 "experiment": experiment.experiment.name,
                 "exit_code": int(code),
@@ -194,14 +209,14 @@ def run(
     raise typer.Exit(code)
 
 
-def _verdict(outcomes: Sequence[RunOutcome]) -> ExitCode:
+def _verdict(outcomes: Sequence[RunOutcome]) -> TraceExitCode:
     failed = [one for one in outcomes if one.status == "failed"]
     if not failed:
-        return ExitCode.OK
+        return TraceExitCode.OK
     tried = [one for one in outcomes if one.status in ("failed", "finished")]
     if all(one.steps and not any(step["used"] for step in one.steps) for one in tried):
-        return ExitCode.NOTHING_COLLECTED
-    return ExitCode.RUN_FAILED
+        return TraceExitCode.NOTHING_COLLECTED
+    return TraceExitCode.RUN_FAILED
 
 
 @app.command(epilog=_CODES)
@@ -223,10 +238,10 @@ def analyse(
 ) -> None:
     """Compute the tables of runs anew, of broken ones from their raw files, or of a trace file."""
     _log(verbose)
-    from .analysis import analyse_runs
-    from .processing import Settings, tables_of
+    from ..mrm.analysis import analyse_runs
+    from ..mrm.processing import Settings, tables_of
 
-    chosen = list(MetricName) if metrics is None else _metrics(metrics, as_json)
+    chosen = list(MetricName) if metrics is None else _metrics(metrics)
     settings = Settings()
     settings.analyser.metrics = chosen
     shown = tables_of(chosen)
@@ -240,22 +255,20 @@ def analyse(
             else:
                 _say_analysis(one, tables)
     except FileNotFoundError as error:
-        _usage(str(error), as_json)
-    except KeyboardInterrupt:
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
+        _usage(str(error))
     if as_json:
-        _print_json({"runs": told})
-    raise typer.Exit(ExitCode.RUN_FAILED if failed else ExitCode.OK)
+        print_json({"runs": told})
+    raise typer.Exit(TraceExitCode.RUN_FAILED if failed else TraceExitCode.OK)
 
 
-def _metrics(text: str, as_json: bool) -> list[MetricName]:
+def _metrics(text: str) -> list[MetricName]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     known = [one.value for one in MetricName]
     for name in names:
         if name not in known:
-            _usage(f"--metrics: {name!r} is none of {', '.join(known)}", as_json)
+            _usage(f"--metrics: {name!r} is none of {', '.join(known)}")
     if not names:
-        _usage(f"--metrics: names none of {', '.join(known)}", as_json)
+        _usage(f"--metrics: names none of {', '.join(known)}")
     return [MetricName(name) for name in names]
 
 
@@ -270,12 +283,12 @@ def report(
 ) -> None:
     """Write one HTML page, tables and figures over all runs of a folder."""
     _log(verbose)
-    from .reporter import load_sweep, write_sweep_report
+    from ..mrm.reporter import load_sweep, write_sweep_report
 
-    sweep = _guarded(lambda: load_sweep(results), as_json)
-    page = _guarded(lambda: write_sweep_report(sweep, output), as_json)
+    sweep = _guarded(lambda: load_sweep(results))
+    page = _guarded(lambda: write_sweep_report(sweep, output))
     if as_json:
-        _print_json(
+        print_json(
             {
                 "report": str(page),
                 "runs": [run.run_id for run in sweep.runs],
@@ -285,7 +298,7 @@ def report(
         return
     for one in sweep.left_out:
         _note(f"{one.run_id} is left out: {one.reason}", as_json)
-    _out.print(f"{escape(str(page))}: {_runs(len(sweep.runs))}, {len(sweep.left_out)} left out")
+    out.print(f"{escape(str(page))}: {_runs(len(sweep.runs))}, {len(sweep.left_out)} left out")
 
 
 @app.command(epilog=_CODES)
@@ -301,18 +314,18 @@ def export(
     """Pack finished runs as a Hugging Face data set or for Zenodo. Nothing is uploaded."""
     _log(verbose)
     from .._report import units
-    from .reporter import export_hf, export_zenodo
+    from ..mrm.reporter import export_hf, export_zenodo
 
     pack = export_hf if to is Format.HF else export_zenodo
     target = output or Path("dist") / to.value
-    result = _guarded(lambda: pack(results, target), as_json)
+    result = _guarded(lambda: pack(results, target))
     if as_json:
-        _print_json(asdict(result))
+        print_json(asdict(result))
         return
     for name, reason in result.left_out.items():
         _note(f"{name} is left out: {reason}", as_json)
     size = units.size(result.size_bytes)
-    _out.print(
+    out.print(
         f"{escape(str(result.path))}: {_runs(len(result.runs))}, {result.files} files, {size}"
     )
 
@@ -328,7 +341,7 @@ class _Display:
     """The lines of a sweep, and on a terminal a bar below them."""
 
     def __init__(self, quiet: bool, outcomes: list[RunOutcome]) -> None:
-        from .runner import SweepListener
+        from ..mrm.runner import SweepListener
 
         display = self
 
@@ -367,9 +380,9 @@ class _Display:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            console=_err,
+            console=err,
             transient=True,
-            disable=quiet or not _err.is_terminal,
+            disable=quiet or not err.is_terminal,
         )
         self.task = self.bar.add_task("starting", total=None)
 
@@ -401,7 +414,7 @@ def _in_words(outcome: RunOutcome) -> str:
         return f"warmed up in {outcome.duration_s:.1f} s"
     rows = f"{outcome.rows:,} rows of {outcome.kind}" if outcome.kind else "no trace"
     if outcome.label_coverage is not None:
-        from .telemetry.validity import covered
+        from ..mrm.telemetry.validity import covered
 
         parts = outcome.label_coverage.items()
         rows += f", labels on {' and '.join(f'{covered(part)} of the {of}' for of, part in parts)},"
@@ -418,31 +431,31 @@ def _say_outcomes(outcomes: Sequence[RunOutcome]) -> None:
     for one in outcomes:
         if one.status != "warmed_up":
             place = one.run_dir if one.report is None else one.report
-            _out.print(f"{one.status:<12}{one.rows:>14,} rows  {escape(place)}")
+            out.print(f"{one.status:<12}{one.rows:>14,} rows  {escape(place)}")
             for way in one.ways_to_clean:
-                _out.print(f"    to be clean: {escape(way)}")
+                out.print(f"    to be clean: {escape(way)}")
 
 
 def _say_checks(config: Path, result: ValidationResult) -> None:
     for error in result.errors:
-        _err.print(f"[red]error[/red]    {escape(error)}")
+        console.error(error)
     for warning in result.warnings:
-        _err.print(f"[yellow]warning[/yellow]  {escape(warning)}")
+        console.warning(warning)
     if result.is_valid:
-        _out.print(f"{escape(str(config))} is valid")
+        out.print(f"{escape(str(config))} is valid")
 
 
 def _say_analysis(one: RunAnalysis, tables: dict[str, Any]) -> None:
-    _out.print(f"[bold]{escape(one.run_id)}[/bold]")
+    out.print(f"[bold]{escape(one.run_id)}[/bold]")
     for note in one.notes:
-        _err.print(f"  [yellow]{escape(note)}[/yellow]")
+        err.print(f"  [yellow]{escape(note)}[/yellow]")
     if one.error is not None:
-        _err.print(f"  [red]failed[/red]: {escape(one.error)}")
+        err.print(f"  [red]failed[/red]: {escape(one.error)}")
     reasons = "; ".join(one.validity_reasons)
     if one.validity is not None or reasons:
-        _out.print(f"  {one.validity or 'no class'}{': ' if reasons else ''}{escape(reasons)}")
+        out.print(f"  {one.validity or 'no class'}{': ' if reasons else ''}{escape(reasons)}")
     for way in one.ways_to_clean:
-        _out.print(f"    to be clean: {escape(way)}")
+        out.print(f"    to be clean: {escape(way)}")
     # What is said of each type of memory comes before the long lists of single regions.
     for name in sorted(tables, key=lambda name: "region_id" in tables[name].columns):
         _say_table(name, tables[name])
@@ -462,11 +475,11 @@ def _say_table(name: str, frame: Any) -> None:
     for row in frame.head(shown).itertuples(index=False):
         table.add_row(*(_cell(value) for value in row))
     # As wide as its numbers: a terminal that is narrower wraps lines, and no digit is lost.
-    width = _out.measure(table, options=_out.options.update(max_width=_WIDEST)).maximum
-    Console(width=max(_out.width, width), highlight=False, emoji=False).print(table)
+    width = out.measure(table, options=out.options.update(max_width=_WIDEST)).maximum
+    Console(width=max(out.width, width), highlight=False, emoji=False).print(table)
     if len(frame) > shown:
-        _out.print(f"... and {len(frame) - shown:,} regions more; all are in --json")
-    _out.print()
+        out.print(f"... and {len(frame) - shown:,} regions more; all are in --json")
+    out.print()
 
 
 _SHOWN_ROWS = 10
@@ -495,7 +508,7 @@ def _records(tables: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _survey(as_json: bool) -> list[dict[str, Any]]:
-    from .collector import survey_machine
+    from ..mrm.collector import survey_machine
 
     found = survey_machine()
     if not as_json:
@@ -508,7 +521,7 @@ def _survey(as_json: bool) -> list[dict[str, Any]]:
             table.add_row(
                 one.name, "[green]yes[/green]" if one.available else "[red]no[/red]", told
             )
-        _out.print(table)
+        out.print(table)
     return [_plain(one) for one in found]
 
 
@@ -516,15 +529,19 @@ def _plain(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
+<<<<<<< HEAD:python/llm_instrumentation/mrm/cli.py
 def _load(path: Path, as_json: bool) -> ExperimentConfig:
     from .config import ConfigError, load_experiment
 
+=======
+def _load(path: Path) -> ExperimentConfig:
+>>>>>>> d1587c9 (One front door: strap in a package of its own, with captures and traces):python/llm_instrumentation/cli/trace.py
     try:
         return load_experiment(path)
     except ConfigError as error:
-        _fail([f"{path}: {problem}" for problem in error.problems], as_json)
+        _usage(*(f"{path}: {problem}" for problem in error.problems))
     except OSError as error:
-        _fail([str(error)], as_json)
+        _usage(str(error))
 
 
 def _check(
@@ -535,47 +552,28 @@ def _check(
     for check in checks:
         result = check(experiment)
         if result.errors:
-            _fail(result.errors, as_json)
+            _usage(*result.errors)
         for warning in result.warnings:
             _note(warning, as_json)
 
 
-def _guarded(work: Any, as_json: bool) -> Any:
+def _guarded(work: Callable[[], Any]) -> Any:
     """Runs what reads a results folder; what is wrong with the folder is a failure of the run."""
-    from ..errors import StrapError
-
     try:
         return work()
     except FileNotFoundError as error:
-        _usage(str(error), as_json)
+        _usage(str(error))
     except (OSError, ValueError, StrapError) as error:
-        _fail([" ".join(str(error).split())], as_json, ExitCode.RUN_FAILED)
-    except KeyboardInterrupt:
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
+        raise CommandError(TraceExitCode.RUN_FAILED, str(error)) from error
 
 
-def _usage(message: str, as_json: bool) -> NoReturn:
-    _fail([message], as_json)
-
-
-def _fail(messages: Sequence[str], as_json: bool, code: ExitCode = ExitCode.USAGE) -> NoReturn:
-    if as_json:
-        _print_json({"exit_code": int(code), "errors": list(messages)})
-    else:
-        for message in messages:
-            _err.print(f"[red]error[/red]    {escape(message)}")
-    raise typer.Exit(code)
+def _usage(*messages: str) -> NoReturn:
+    raise CommandError(TraceExitCode.USAGE, *messages)
 
 
 def _note(message: str, as_json: bool) -> None:
     if not as_json:
-        _err.print(f"[yellow]warning[/yellow]  {escape(message)}")
-
-
-def _print_json(value: Any) -> None:
-    from .._json import to_json
-
-    sys.stdout.write(to_json(value))
+        console.warning(message)
 
 
 def _log(verbose: bool) -> None:
@@ -584,6 +582,7 @@ def _log(verbose: bool) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+<<<<<<< HEAD:python/llm_instrumentation/mrm/cli.py
 
 
 # The root of typer's errors of the command line; older releases take it from click, newer ones
@@ -615,3 +614,5 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 if __name__ == "__main__":
     main()
+=======
+>>>>>>> d1587c9 (One front door: strap in a package of its own, with captures and traces):python/llm_instrumentation/cli/trace.py

@@ -1,0 +1,327 @@
+"""What the index says of a capture as a whole, and of each layer. Nothing is decoded."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .._native import DTYPE_SIZES, capture_id_of
+from ..core.token_files import TokenFileError
+from ._catalogue import TWIN_SUFFIX, Catalogue
+from .activation import PACKET_HEADER
+from .reader import ActivationReader, ActivationView
+
+__all__ = ["CaptureSummary", "LayerSummary", "PacketSummary", "layers", "packets", "summary"]
+
+Rows: TypeAlias = npt.NDArray[np.int64]
+
+_BATCH = 4096  # packets that are Python objects at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerSummary:
+    """The tensors of one layer.
+
+    Attributes:
+        name: layer and path, the packet name.
+        tensors: how many.
+        first_step, last_step: None where no step is known.
+        shape: None stands for a dimension that differs between tensors. None for all: unknown, or
+            the number of dimensions differs.
+        source_dtypes, stored_dtypes: by torch's names, the most frequent first; empty: unknown.
+        raw_bytes: of the tensors in their own type, as far as type and shape are known.
+        stored_bytes: of their payloads.
+        ratio: raw_bytes / stored_bytes of the tensors whose type and shape are known; None: of
+            none.
+    """
+
+    name: str
+    tensors: int
+    first_step: int | None
+    last_step: int | None
+    shape: tuple[int | None, ...] | None
+    source_dtypes: tuple[str, ...]
+    stored_dtypes: tuple[str, ...]
+    raw_bytes: int
+    stored_bytes: int
+    ratio: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class PacketSummary:
+    """One packet of a stream.
+
+    Attributes:
+        row: in `ActivationReader.index`.
+        name: of the packet: that of a float32 twin ends in "!float32".
+        offset: of its first byte in the stream; None: an empty tensor without a packet.
+        stored_bytes: of its payload.
+        raw_bytes: of the tensor in its own type; None for a part, a twin, and where it is unknown.
+    """
+
+    row: int
+    name: str
+    step: int | None
+    token: int | None
+    call: int
+    part: int
+    parts: int
+    shape: tuple[int, ...] | None
+    source_dtype: str | None
+    stored_dtype: str | None
+    codec: str
+    offset: int | None
+    stored_bytes: int
+    raw_bytes: int | None
+
+    @property
+    def ratio(self) -> float | None:
+        return _ratio(self.raw_bytes, self.stored_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class CaptureSummary:
+    """A capture on one page.
+
+    Attributes:
+        path: of the stream.
+        state: "running": a process is writing it; "closed": it has ended as it should; "no index":
+            whole packets, of which nothing but names is known; "damaged": see `problem`.
+        problem: what is wrong with the stream or its index; "" when nothing is.
+        capture_id: None where no index has one.
+        models: names given to the models that were captured.
+        layers, tensors, packets: how many.
+        missing: tensors that were dropped, could not be captured, or are not whole.
+        unlisted: of the packets, those that the index does not list.
+        steps: how many are known; `first_step` and `last_step` are None where none is.
+        tokens: how many the token file has; None: there is no token file.
+        tokens_problem: why the token file cannot be read; "" when nothing is wrong.
+        checkpoint: path of the checkpoint file; None: there is none. A capture that ended well
+            leaves none.
+        source_dtypes, stored_dtypes, codecs: how many packets have each, the most frequent first.
+        raw_bytes, stored_bytes, ratio: as of `LayerSummary`.
+        file_bytes: length of the stream file.
+        seconds: from the first tensor to the last; None where no time is known.
+    """
+
+    path: str
+    state: str
+    problem: str
+    capture_id: str | None
+    models: tuple[str, ...]
+    layers: int
+    tensors: int
+    missing: int
+    packets: int
+    unlisted: int
+    steps: int
+    first_step: int | None
+    last_step: int | None
+    tokens: int | None
+    tokens_problem: str
+    checkpoint: str | None
+    source_dtypes: dict[str, int]
+    stored_dtypes: dict[str, int]
+    codecs: dict[str, int]
+    raw_bytes: int
+    stored_bytes: int
+    ratio: float | None
+    file_bytes: int
+    seconds: float | None
+
+
+def summary(reader: ActivationReader) -> CaptureSummary:
+    """Sums a capture up."""
+    view = reader.select()
+    catalogue, rows = view._snapshot.catalogue, view._rows
+    listed = _packet_rows(catalogue, rows)
+    raw, stored = _raw_bytes(catalogue, rows), _stored_bytes(view)
+    times = catalogue.numbers("time_ns")[rows]
+    times = times[times >= 0]
+    tokens, problem = None, ""
+    try:
+        if (metadata := reader.token_metadata) is not None:
+            tokens = int(metadata["total_tokens"])
+    except TokenFileError as error:
+        problem = str(error)
+    checkpoint = f"{reader.path}.ckpt.json"
+    return CaptureSummary(
+        path=reader.path,
+        state=_state(reader),
+        problem=reader.problem,
+        capture_id=capture_id_of(reader.path),
+        models=tuple(name for name in _counts(catalogue, "model", rows) if name),
+        layers=len(reader.layers),
+        tensors=len(reader),
+        missing=len(reader.missing),
+        packets=reader.info.packets,
+        unlisted=reader.info.scanned,
+        steps=len(reader.steps),
+        first_step=reader.steps[0] if reader.steps else None,
+        last_step=reader.steps[-1] if reader.steps else None,
+        tokens=tokens,
+        tokens_problem=problem,
+        checkpoint=checkpoint if os.path.exists(checkpoint) else None,
+        source_dtypes=_counts(catalogue, "source_dtype", listed),
+        stored_dtypes=_counts(catalogue, "stored_dtype", listed),
+        codecs=_counts(catalogue, "codec", listed),
+        raw_bytes=int(raw[raw >= 0].sum()),
+        stored_bytes=int(stored.sum()),
+        ratio=_ratio(int(raw[raw >= 0].sum()), int(stored[raw >= 0].sum())),
+        file_bytes=reader.info.file_bytes,
+        seconds=int(times.max() - times.min()) / 1e9 if len(times) else None,
+    )
+
+
+def _state(reader: ActivationReader) -> str:
+    if reader.info.live:
+        return "running"
+    if reader.problem:
+        return "damaged"
+    return "closed" if reader.info.indexed else "no index"
+
+
+def layers(view: ActivationView) -> list[LayerSummary]:
+    """Sums the tensors of each layer up, in the order of their first one."""
+    catalogue, rows = view._snapshot.catalogue, view._rows
+    raw, stored = _raw_bytes(catalogue, rows), _stored_bytes(view)
+    steps = catalogue.numbers("step")[rows]
+    codes = catalogue.codes[rows]
+    order = np.argsort(codes, kind="stable")
+    ends = np.flatnonzero(np.diff(codes[order])) + 1
+    groups = np.split(order, ends) if len(order) else []
+    groups.sort(key=lambda places: int(places[0]))
+    found = []
+    for places in groups:
+        its, known = rows[places], raw[places] >= 0
+        raw_bytes = int(raw[places][known].sum())
+        numbered = steps[places][steps[places] >= 0]
+        found.append(
+            LayerSummary(
+                name=catalogue.name(int(its[0])),
+                tensors=len(its),
+                first_step=int(numbered.min()) if len(numbered) else None,
+                last_step=int(numbered.max()) if len(numbered) else None,
+                shape=_common_shape(catalogue, its),
+                source_dtypes=tuple(_counts(catalogue, "source_dtype", its)),
+                stored_dtypes=tuple(_counts(catalogue, "stored_dtype", its)),
+                raw_bytes=raw_bytes,
+                stored_bytes=int(stored[places].sum()),
+                ratio=_ratio(raw_bytes, int(stored[places][known].sum())),
+            )
+        )
+    return found
+
+
+def packets(view: ActivationView) -> Iterator[PacketSummary]:
+    """The packets of activations, in capture order."""
+    catalogue = view._snapshot.catalogue
+    twins = {row for its in catalogue.twins.values() for row in its}
+    rows = _packet_rows(catalogue, view._rows)
+    columns = {
+        name: catalogue.numbers(name)
+        for name in ("step", "token", "call", "part", "parts", "offset", "length")
+    }
+    for first in range(0, len(rows), _BATCH):
+        some = rows[first : first + _BATCH]
+        raw = _raw_bytes(catalogue, some).tolist()
+        cells = zip(*(columns[name][some].tolist() for name in columns), strict=True)
+        for row, raw_bytes, (step, token, call, part, parts, offset, length) in zip(
+            some.tolist(), raw, cells, strict=True
+        ):
+            name = catalogue.name(row)
+            if row in twins and not name.endswith(TWIN_SUFFIX):
+                name += TWIN_SUFFIX
+            alone = parts == 1 and row not in twins
+            yield PacketSummary(
+                row=view._snapshot.first + row,
+                name=name,
+                step=_known(step),
+                token=_known(token),
+                call=call,
+                part=part,
+                parts=parts,
+                shape=catalogue.shape(row),
+                source_dtype=catalogue.text("source_dtype", row),
+                stored_dtype=catalogue.text("stored_dtype", row),
+                codec=catalogue.text("codec", row) or "none",
+                offset=_known(offset),
+                stored_bytes=max(0, length - PACKET_HEADER - len(name.encode())),
+                raw_bytes=_known(raw_bytes) if alone else None,
+            )
+
+
+def _known(number: int) -> int | None:
+    return None if number < 0 else number
+
+
+def _ratio(raw: int | None, stored: int) -> float | None:
+    return raw / stored if raw and stored else None
+
+
+def _packet_rows(catalogue: Catalogue, rows: Rows) -> Rows:
+    """The rows of all packets of activations: parts and twins too."""
+    others = [
+        other
+        for row in _of_several(catalogue, rows).tolist()
+        for other in catalogue.packet_rows(row)
+    ]
+    return np.union1d(rows, np.array(others, np.int64))
+
+
+def _of_several(catalogue: Catalogue, rows: Rows) -> Rows:
+    """Those of the rows that are activations in several packets."""
+    several = np.array([*catalogue.parts, *catalogue.twins], np.int64)
+    return rows[np.isin(rows, several)]
+
+
+def _stored_bytes(view: ActivationView) -> Rows:
+    """Bytes of the payloads of each activation."""
+    catalogue, rows = view._snapshot.catalogue, view._rows
+    names = np.array([len(name.encode()) for name in catalogue.names] or [0], np.int64)
+    length = catalogue.numbers("length")[rows].astype(np.int64)
+    stored: Rows = np.maximum(0, length - PACKET_HEADER - names[catalogue.codes[rows]])
+    for place in np.flatnonzero(np.isin(rows, _of_several(catalogue, rows))).tolist():
+        stored[place] = view[place].stored_bytes
+    return stored
+
+
+def _raw_bytes(catalogue: Catalogue, rows: Rows) -> Rows:
+    """Bytes of each tensor in its own type; -1 where type or shape are unknown."""
+    ndim, start, lengths = catalogue.columns.shapes()
+    codes, names = catalogue.texts("source_dtype")
+    sizes = np.array([DTYPE_SIZES.get(name, -1) for name in names] + [-1], np.int64)
+    raw: Rows = sizes[codes[rows]]
+    for n in np.unique(ndim[rows]).tolist():
+        places = np.flatnonzero((ndim[rows] == n) & (raw >= 0))
+        if n < 0:
+            raw[places] = -1
+        else:
+            shapes = lengths[start[rows[places], None] + np.arange(n)]
+            raw[places] *= shapes.prod(axis=1, dtype=np.int64)
+    return raw
+
+
+def _common_shape(catalogue: Catalogue, rows: Rows) -> tuple[int | None, ...] | None:
+    ndim, start, lengths = catalogue.columns.shapes()
+    n = int(ndim[rows[0]])
+    if n < 0 or (ndim[rows] != n).any():
+        return None
+    shapes = lengths[start[rows, None] + np.arange(n)]
+    same = (shapes == shapes[0]).all(axis=0).tolist()
+    return tuple(
+        dim if alike else None for dim, alike in zip(shapes[0].tolist(), same, strict=True)
+    )
+
+
+def _counts(catalogue: Catalogue, column: str, rows: Rows) -> dict[str, int]:
+    """How often each text of a column comes, the most frequent first; nulls are not counted."""
+    codes, names = catalogue.texts(column)
+    counted = np.bincount(codes[rows][codes[rows] >= 0], minlength=len(names))
+    found = {name: int(count) for name, count in zip(names, counted, strict=True) if count}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -1,0 +1,94 @@
+"""How commands speak: results on the standard output, all else on the standard error.
+
+Colours and progress are for terminals. A line is never cut or broken, so that output can be
+searched and copied.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from .._json import to_json
+
+__all__ = [
+    "err", "error", "facts", "out", "print_json", "progress", "shown", "table", "warning",
+]  # fmt: skip
+
+out = Console(soft_wrap=True, highlight=False, emoji=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+
+
+def error(message: str) -> None:
+    """Says in one line why a command does not do its work."""
+    err.print(f"[red]error:[/red] {escape(_one_line(message))}")
+
+
+def warning(message: str) -> None:
+    """Says in one line what else a user should know."""
+    err.print(f"[yellow]warning:[/yellow] {escape(_one_line(message))}")
+
+
+def print_json(value: Any) -> None:
+    """Writes one JSON object; see `to_json` for the values that it takes."""
+    sys.stdout.write(to_json(value))
+
+
+def shown(name: str) -> str:
+    """A name from a file, safe for a terminal: "" and control characters in quotes."""
+    return name if name and name.isprintable() else repr(name)
+
+
+def facts(found: Mapping[str, str]) -> None:
+    """Writes a line for each fact, its name first."""
+    width = max(map(len, found))
+    for name, value in found.items():
+        out.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}")
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Writes lines of cells below their heads, all columns but the last to the right.
+
+    Args:
+        heads: of the columns.
+        rows: gone through twice: for the widths, then for the lines. The cells of one row are in
+            memory at a time.
+    """
+    widths = [len(head) for head in heads]
+    for row in rows:
+        widths = [max(width, len(cell)) for width, cell in zip(widths, row, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        *numbers, last = cells
+        padded = [cell.rjust(width) for cell, width in zip(numbers, widths, strict=False)]
+        return "  ".join([*padded, last])
+
+    out.print(line(heads), style="bold", markup=False)
+    for row in rows:
+        sys.stdout.write(line(row) + "\n")
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal, which goes when the work is done; None elsewhere.
+
+    Yields:
+        a function that takes how much is done and how much there is.
+    """
+    if not err.is_terminal:
+        yield None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=err, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())

@@ -1,0 +1,98 @@
+"""One way to run a command and to say what is wrong, for `strap` and `mrm-trace`."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import typer
+
+from ..errors import StrapError
+from . import console
+
+__all__ = ["CommandError", "Program"]
+
+
+class CommandError(Exception):
+    """A command cannot do its work.
+
+    Args:
+        code: what the program ends with.
+        messages: what is wrong; each is a line.
+    """
+
+    def __init__(self, code: int, *messages: str) -> None:
+        super().__init__(*messages)
+        self.code = code
+        self.messages = messages
+
+
+@runtime_checkable
+class _WrongCommandLine(Protocol):
+    """The errors of typer and click for a wrong command line, by what both document of them.
+
+    They have no public class in common that every release of typer exports.
+    """
+
+    exit_code: int
+
+    def format_message(self) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A program with subcommands.
+
+    Attributes:
+        load: imports the commands.
+        usage: the exit code of a wrong command line.
+        interrupted: of Ctrl-C.
+        failed: of errors that `codes` has not.
+        codes: of errors, by their class; the first that fits counts.
+    """
+
+    load: Callable[[], typer.Typer]
+    usage: int
+    interrupted: int
+    failed: int
+    codes: Mapping[type[Exception], int] = dataclasses.field(default_factory=dict)
+
+    def run(self, name: str, arguments: Sequence[str]) -> int:
+        """Runs a command; without arguments it prints the help.
+
+        What is wrong is a line on the standard error. Of a command with --json it is an object on
+        the standard output, with `exit_code` and `errors`, as its results are.
+
+        Args:
+            name: of the program, for the help.
+
+        Returns:
+            The exit code.
+        """
+        warnings.showwarning = lambda message, *_: console.warning(str(message))
+        try:
+            given = list(arguments) or ["--help"]
+            return int(self.load()(args=given, prog_name=name, standalone_mode=False) or 0)
+        except CommandError as error:
+            code, messages = error.code, error.messages
+        except (StrapError, OSError) as error:
+            code, messages = self._code_of(error), (str(error),)
+        except (KeyboardInterrupt, typer.Abort):
+            return self.interrupted
+        except Exception as error:
+            if not isinstance(error, _WrongCommandLine):
+                raise
+            code, messages = self.usage, (error.format_message(),)
+        if "--json" in arguments:
+            console.print_json({"exit_code": int(code), "errors": list(messages)})
+        else:
+            for message in messages:
+                console.error(message)
+        return int(code)
+
+    def _code_of(self, error: Exception) -> int:
+        return next(
+            (code for kind, code in self.codes.items() if isinstance(error, kind)), self.failed
+        )

@@ -1,0 +1,243 @@
+"""The command `strap`: its subcommands and their options. The work is done elsewhere."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import (
+    CorruptError,
+    InvalidArgumentError,
+    NotFoundError,
+    StrapPermissionError,
+    UnsupportedError,
+)
+from .exit_codes import ExitCode, TraceExitCode, epilog
+from .program import Program
+
+__all__ = ["STRAP", "TRACE", "app"]
+
+_CODES = epilog(ExitCode)
+_CAPTURES, _MACHINE, _MEMORY = "Captures", "The machine beside a program", "Memory traces"
+
+app = typer.Typer(
+    name="strap",
+    help="Look into captures, watch the machine beside them, trace a model's memory.",
+    epilog=_CODES,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_Stream = Annotated[Path, typer.Argument(help="The stream of a capture.", metavar="STREAM")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+# Another program takes all that stands behind the name of the subcommand.
+_PASSED_ON = {
+    "allow_extra_args": True,
+    "allow_interspersed_args": False,
+    "ignore_unknown_options": True,
+}
+
+
+# ---- captures ----
+
+
+@app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
+def info(stream: _Stream, as_json: _Json = False) -> None:
+    """Tell on one page what a capture has, and whether it has ended well."""
+    from .captures import info as run
+
+    run(stream, as_json)
+
+
+@app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
+def ls(
+    stream: _Stream,
+    layers: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names; * and ? match (default: all).", metavar="LAYER"),
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option("--steps", help="A number, a range as 0:10, or numbers as 1,5.")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", help="Likewise: tokens recorded before the step.")
+    ] = None,
+    packets: Annotated[
+        bool, typer.Option("--packets", help="A row for each packet, not for each layer.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """List the layers of a capture, or its packets, with their sizes."""
+    from .captures import ls as run
+
+    run(stream, layers, steps, tokens, packets, as_json)
+
+
+@app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
+def show(
+    stream: _Stream,
+    layer: Annotated[str, typer.Argument(help="Its name, as ls has it.", metavar="LAYER")],
+    step: Annotated[int | None, typer.Option("--step", help="Which forward call.")] = None,
+    token: Annotated[
+        int | None, typer.Option("--token", help="How many tokens were recorded before the step.")
+    ] = None,
+    call: Annotated[
+        int | None, typer.Option("--call", help="Which call of the module in the step.")
+    ] = None,
+    nth: Annotated[
+        int | None, typer.Option("--nth", help="Which of several tensors that fit, from 0.")
+    ] = None,
+    values: Annotated[int, typer.Option("--values", help="How many values to print.", min=0)] = 8,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Its stored type, where no index has it.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Show one tensor: its shape, type, statistics and first values."""
+    from .captures import show as run
+
+    run(stream, layer, {"step": step, "token": token, "call": call}, nth, values, dtype, as_json)
+
+
+@app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
+def verify(stream: _Stream, as_json: _Json = False) -> None:
+    """Read every packet, compare its checksum, and tell what is damaged."""
+    from .captures import verify as run
+
+    raise typer.Exit(run(stream, as_json))
+
+
+@app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
+def salvage(
+    stream: Annotated[Path, typer.Argument(help="However damaged; only read.", metavar="STREAM")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="The new stream (default: NAME.salvaged.stream beside it)."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what stands there.")] = False,
+) -> None:
+    """Copy what is intact of a damaged stream to a new one, and tell what was lost."""
+    from .captures import salvage as run
+
+    run(stream, out, force)
+
+
+# ---- the machine ----
+
+
+class Sort(str, Enum):
+    CPU = "cpu"
+    FAULTS = "faults"
+    OFF_CPU = "off-cpu"
+    IO = "io"
+
+
+@app.command(add_help_option=False, context_settings=_PASSED_ON, rich_help_panel=_MACHINE)
+def probe(context: typer.Context) -> None:
+    """Run strap-probe: a line of JSON for each interval. Try: strap probe --help."""
+    from ..probes.program import run
+
+    raise typer.Exit(run(context.args))
+
+
+@app.command(epilog=_CODES, rich_help_panel=_MACHINE)
+def top(
+    interval: Annotated[float, typer.Option("--interval", help="Seconds.")] = 1.0,
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", help="Disk or partition; may be given again (default: all)."),
+    ] = None,
+    sort: Annotated[Sort, typer.Option("--sort", help="What orders the processes.")] = Sort.CPU,
+    once: Annotated[bool, typer.Option("--once", help="One interval, and no more.")] = False,
+) -> None:
+    """Show what devices and processes do, live; q or Ctrl-C ends it.
+
+    Where the output is no terminal it is a table for each interval.
+    """
+    from ..probes.top import run
+
+    run(interval, device or [], sort.value, once)
+
+
+@app.command(epilog=_CODES, rich_help_panel=_MACHINE)
+def timeline(
+    stream: Annotated[Path, typer.Argument(help="Of a capture with probes.", metavar="STREAM")],
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="A PNG, SVG or PDF to draw it to.")
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", help="A CSV file for its intervals.")
+    ] = None,
+) -> None:
+    """Tell whether a capture waited for the disk or for the CPU, and when."""
+    from ..probes.correlation import plot_timeline
+    from ..probes.correlation import timeline as read
+
+    found = read(stream)
+    seconds = found["interval_s"].sum()
+    waited = (found["stall_share"] * found["interval_s"]).sum()
+    typer.echo(f"{seconds:.1f} s in {len(found):,} intervals; the model waited {waited:.1f} s")
+    for what in ("disk", "cpu"):
+        held_up = found[found["bottleneck"] == what]
+        typer.echo(f"  held up by the {what}: {held_up['interval_s'].sum():.1f} s")
+    if table is not None:
+        found.to_csv(table)
+    if figure is not None:
+        try:
+            plot_timeline(found).savefig(figure)
+        except ValueError as error:  # no such kind of file
+            raise InvalidArgumentError(f"--figure {figure}: {error}") from error
+
+
+@app.command(epilog=_CODES, rich_help_panel=_MACHINE)
+def export(
+    source: Annotated[Path, typer.Argument(help="A file of snapshots.", metavar="FILE.jsonl")],
+    target: Annotated[Path, typer.Argument(help="What to write.", metavar="FILE.parquet")],
+) -> None:
+    """Write a file of snapshots as Parquet, a row for each thing counted."""
+    from ..probes.export import export_snapshots
+
+    rows = export_snapshots(source, target)
+    typer.echo(f"{target}: {rows:,} rows")
+
+
+# ---- memory traces ----
+
+
+@app.command(add_help_option=False, context_settings=_PASSED_ON, rich_help_panel=_MEMORY)
+def trace(context: typer.Context) -> None:
+    """Trace, label and analyse a model's memory, as mrm-trace does. Try: strap trace --help."""
+    raise typer.Exit(TRACE.run("strap trace", context.args))
+
+
+def _trace_app() -> typer.Typer:
+    from .trace import app
+
+    return app
+
+
+STRAP = Program(
+    load=lambda: app,
+    usage=ExitCode.USAGE,
+    interrupted=ExitCode.INTERRUPTED,
+    failed=ExitCode.FAILED,
+    codes={
+        StrapPermissionError: ExitCode.NOT_PERMITTED,
+        UnsupportedError: ExitCode.UNSUPPORTED,
+        NotFoundError: ExitCode.NOT_FOUND,
+        FileNotFoundError: ExitCode.NOT_FOUND,
+        KeyError: ExitCode.NOT_FOUND,
+        InvalidArgumentError: ExitCode.USAGE,
+        CorruptError: ExitCode.USAGE,
+    },
+)
+TRACE = Program(
+    load=_trace_app,
+    usage=TraceExitCode.USAGE,
+    interrupted=TraceExitCode.INTERRUPTED,
+    failed=TraceExitCode.RUN_FAILED,
+)
