@@ -179,15 +179,15 @@ except ImportError as error:
 
 
 @pytest.mark.parametrize(
-    ("module", "arguments"),
+    ("command", "arguments"),
     [
-        ("mrm.cli", ["plan", "--config", "experiment.yaml"]),
-        ("mrm.cli", ["analyse", "--input", "results"]),
-        ("probes.cli", ["timeline", "a.stream"]),
+        ("mrm_trace", ["plan", "--config", "experiment.yaml"]),
+        ("mrm_trace", ["analyse", "--input", "results"]),
+        ("main", ["timeline", "a.stream"]),
     ],
 )
-def test_a_command_says_it_in_a_line(module, arguments, tmp_path):
-    program = f"from llm_instrumentation.{module} import main\nmain({arguments!r})"
+def test_a_command_says_it_in_a_line(command, arguments, tmp_path):
+    program = f"from llm_instrumentation.cli import {command}\n{command}({arguments!r})"
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT + program],
         cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"},
@@ -198,9 +198,10 @@ def test_a_command_says_it_in_a_line(module, arguments, tmp_path):
 
 
 def test_commands_help_without_extras(tmp_path):
-    for module in ("mrm.cli", "probes.cli"):
+    for command in ("mrm_trace", "main"):
         program = (
-            f"from llm_instrumentation.{module} import main\n"
-            "try:\n    main(['--help'])\nexcept SystemExit as ended:\n    assert not ended.code"
+            f"from llm_instrumentation.cli import {command}\n"
+            f"try:\n    {command}(['--help'])\n"
+            "except SystemExit as ended:\n    assert not ended.code"
         )
         assert "Usage" in run(program, tmp_path)

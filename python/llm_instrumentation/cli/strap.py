@@ -11,6 +11,7 @@ import typer
 from ..errors import (
     CorruptError,
     InvalidArgumentError,
+    MissingExtraError,
     NotFoundError,
     StrapPermissionError,
     UnsupportedError,
@@ -240,4 +241,5 @@ TRACE = Program(
     usage=TraceExitCode.USAGE,
     interrupted=TraceExitCode.INTERRUPTED,
     failed=TraceExitCode.RUN_FAILED,
+    codes={MissingExtraError: TraceExitCode.USAGE},
 )

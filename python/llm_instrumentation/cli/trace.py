@@ -18,27 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .._signals import ended_by_sigterm
-<<<<<<< HEAD:python/llm_instrumentation/mrm/cli.py
-from ..errors import MissingExtraError
-from .config.choices import MetricName
-
-if TYPE_CHECKING:
-    from .analysis import RunAnalysis
-    from .config import ExperimentConfig, RunConfig, ValidationResult
-    from .runner import RunOutcome
-=======
 from ..errors import StrapError
-from ..mrm.config import (
-    ConfigError,
-    ExperimentConfig,
-    MetricName,
-    RunConfig,
-    ValidationResult,
-    expand_sweep,
-    load_experiment,
-    validate_config_semantics,
-    validate_model_paths,
-)
+from ..mrm.config.choices import MetricName
 from . import console
 from .console import err, out, print_json
 from .exit_codes import TraceExitCode, epilog
@@ -46,8 +27,8 @@ from .program import CommandError
 
 if TYPE_CHECKING:
     from ..mrm.analysis import RunAnalysis
+    from ..mrm.config import ExperimentConfig, RunConfig, ValidationResult
     from ..mrm.runner import RunOutcome
->>>>>>> d1587c9 (One front door: strap in a package of its own, with captures and traces):python/llm_instrumentation/cli/trace.py
 
 __all__ = ["app"]
 
@@ -86,13 +67,9 @@ def validate(
     """Check an experiment file, its models and this machine."""
     _log(verbose)
     if config is None and not machine:
-<<<<<<< HEAD:python/llm_instrumentation/mrm/cli.py
-        _usage("give --config FILE, --machine, or both", as_json)
-    from .config import ValidationResult
-
-=======
         _usage("give --config FILE, --machine, or both")
->>>>>>> d1587c9 (One front door: strap in a package of its own, with captures and traces):python/llm_instrumentation/cli/trace.py
+    from ..mrm.config import ValidationResult
+
     told: dict[str, Any] = {}
     result = ValidationResult()
     if machine:
@@ -113,12 +90,8 @@ def validate(
 def plan(config: _Config, as_json: _Json = False, verbose: _Verbose = False) -> None:
     """List the runs of an experiment, and which of them have finished."""
     _log(verbose)
-<<<<<<< HEAD:python/llm_instrumentation/mrm/cli.py
-    from .config import expand_sweep, validate_config_semantics
-    from .runs import find_finished
-=======
+    from ..mrm.config import expand_sweep, validate_config_semantics
     from ..mrm.runs import find_finished
->>>>>>> d1587c9 (One front door: strap in a package of its own, with captures and traces):python/llm_instrumentation/cli/trace.py
 
     experiment = _load(config)
     _check(experiment, as_json, validate_config_semantics)
@@ -176,13 +149,9 @@ def run(
     A run that broke off is marked in its folder and run again in a new one.
     """
     _log(verbose)
-<<<<<<< HEAD:python/llm_instrumentation/mrm/cli.py
-    from .config import validate_config_semantics, validate_model_paths
+    from ..mrm.config import validate_config_semantics, validate_model_paths
 
-    experiment = _load(config, as_json)
-=======
     experiment = _load(config)
->>>>>>> d1587c9 (One front door: strap in a package of its own, with captures and traces):python/llm_instrumentation/cli/trace.py
     _check(experiment, as_json, validate_config_semantics, validate_model_paths)
     from ..mrm.runner import SweepSelectionError, run_sweep
 
@@ -529,13 +498,9 @@ def _plain(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-<<<<<<< HEAD:python/llm_instrumentation/mrm/cli.py
-def _load(path: Path, as_json: bool) -> ExperimentConfig:
-    from .config import ConfigError, load_experiment
-
-=======
 def _load(path: Path) -> ExperimentConfig:
->>>>>>> d1587c9 (One front door: strap in a package of its own, with captures and traces):python/llm_instrumentation/cli/trace.py
+    from ..mrm.config import ConfigError, load_experiment
+
     try:
         return load_experiment(path)
     except ConfigError as error:
@@ -582,37 +547,3 @@ def _log(verbose: bool) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-<<<<<<< HEAD:python/llm_instrumentation/mrm/cli.py
-
-
-# The root of typer's errors of the command line; older releases take it from click, newer ones
-# carry it themselves.
-_ClickError: Any = typer.BadParameter.__mro__[2]
-
-
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command and exits; a wrong command line is 1, as a wrong file is."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    try:
-        code = app(args=given, standalone_mode=False)
-    except _ClickError as error:
-        if "--json" in given:
-            _print_json({"exit_code": int(ExitCode.USAGE), "errors": [error.format_message()]})
-        else:
-            error.show()
-        code = ExitCode.USAGE
-    except MissingExtraError as error:
-        if "--json" in given:
-            _print_json({"exit_code": int(ExitCode.USAGE), "errors": [str(error)]})
-        else:
-            _err.print(f"[red]error[/red]    {escape(str(error))}")
-        code = ExitCode.USAGE
-    except (KeyboardInterrupt, typer.Abort):
-        code = ExitCode.INTERRUPTED
-    sys.exit(int(code or 0))
-
-
-if __name__ == "__main__":
-    main()
-=======
->>>>>>> d1587c9 (One front door: strap in a package of its own, with captures and traces):python/llm_instrumentation/cli/trace.py
