@@ -677,7 +677,8 @@ def test_the_examples_of_the_page_are_as_it_prints_them(tmp_path):
         line = re.sub(r"^strap", " ".join(STRAP), command)
         done = subprocess.run(
             ["sh", "-c", line], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(ROOT / "python")},
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "PYTHONUNBUFFERED": ""},
         )  # fmt: skip
         same = doctest.OutputChecker().check_output(expected, done.stdout, doctest.ELLIPSIS)
         assert same, f"{command}\n{done.stdout}"

@@ -26,12 +26,12 @@ err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 def error(message: str) -> None:
     """Says in one line why a command does not do its work."""
-    err.print(f"[red]error:[/red] {escape(_one_line(message))}")
+    _say(f"[red]error:[/red] {escape(_one_line(message))}")
 
 
 def warning(message: str) -> None:
     """Says in one line what else a user should know."""
-    err.print(f"[yellow]warning:[/yellow] {escape(_one_line(message))}")
+    _say(f"[yellow]warning:[/yellow] {escape(_one_line(message))}")
 
 
 def print_json(value: Any) -> None:
@@ -88,6 +88,11 @@ def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
     with Progress(console=err, transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _say(line: str) -> None:
+    sys.stdout.flush()  # where both go to one file, lines stand in their order
+    err.print(line)
 
 
 def _one_line(message: str) -> str:
