@@ -46,7 +46,7 @@ type message struct {
 }
 
 // fault tells why a message cannot be read. With cut the file ends before the message does. With foreign
-// the bytes are right, but belong to another kind of file. system is an error of the system: NoMemory, or
+// the bytes are right, but of another format or version. system is an error of the system: NoMemory, or
 // an error of the file. Otherwise the bytes are wrong.
 type fault struct {
 	cut     bool
