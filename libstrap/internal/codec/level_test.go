@@ -38,8 +38,8 @@ func TestALevelIsUsedByAllLoops(t *testing.T) {
 	}
 }
 
-// Converted and rounded values and payloads are the same at each level, but for zstd payloads where
-// portable loops are so slow that match finding is chosen. The test prints their
+// Converted and rounded values and payloads are the same at each level. Frames of literals are too, but
+// the portable level encodes zstd payloads with match finding. The test prints their
 // checksum, which tests/packaging/test_arm64.py compares with the one of another processor.
 func TestEveryLevelWritesTheSameBytes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(21, 22))

@@ -15,29 +15,29 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memory"
 )
 
-// cells are a column of a batch in as few bytes as its values need. They share memory with nothing.
+// cells has a column of a batch, in as few bytes as its values need. It shares no memory.
 type cells struct {
 	rows, nulls int
-	valid       []byte // a bit for each row; nil: none of them is null, or all are
-	numbers     ints   // the values; for texts and lists their places in distinct
+	valid       []byte // a bit for each row; nil if no row or each row is null
+	numbers     ints   // the values; for texts and lists their numbers in distinct
 	distinct    distinct
 }
 
-// ints are integers as the distance of each from a line, in as few bytes as the largest distance
-// needs. All arithmetic is modulo 2^64, so it has no overflow.
+// ints has integers as distances from a line, in as few bytes as the largest distance needs. Integer i is
+// base + slope*i + distance i. All arithmetic is modulo 2^64, so it cannot overflow.
 type ints struct {
 	base, slope uint64
 	width       int    // bytes of a distance, 0 to 8
-	data        []byte // and 8 bytes more, so that each distance is read by one load
+	data        []byte // the distances, and 8 bytes more, so that one load reads a distance
 }
 
-// distinct are different texts or lists, one behind the other: k goes from ends[k] to ends[k+1].
+// distinct has different texts or lists, one after another: text k is bytes[ends[k]:ends[k+1]].
 type distinct struct {
 	bytes string
 	ends  []uint32
 }
 
-// size is how many bytes c keeps, itself not counted.
+// size returns how many bytes c keeps beside the struct.
 func (c *cells) size() int64 {
 	size := len(c.valid) + len(c.distinct.bytes) + 4*len(c.distinct.ends)
 	if c.numbers.width > 0 {
@@ -71,7 +71,7 @@ func (v *ints) at(i int) uint64 {
 	return v.base + v.slope*uint64(i) + distance
 }
 
-// slice is the cells of rows [from, to), with memory of their own but for texts and lists.
+// slice returns the cells of rows [from, to). Only their texts and lists share memory with c.
 func (c *cells) slice(from, to int) cells {
 	s := cells{rows: to - from, nulls: c.nulls, numbers: c.numbers, distinct: c.distinct}
 	s.numbers.base += s.numbers.slope * uint64(from)
@@ -91,10 +91,10 @@ func (c *cells) slice(from, to int) cells {
 	return s
 }
 
-// noDistance is the data of integers that lie on their line.
+// noDistance is the data of integers that are on their line.
 var noDistance = make([]byte, 8)
 
-// packed are values as ints.
+// packed returns values as ints. The line is flat, or goes from the first value to the last.
 func packed(values []uint64) ints {
 	if len(values) == 0 {
 		return ints{data: noDistance}
@@ -112,14 +112,14 @@ func packed(values []uint64) ints {
 		v.data = make([]byte, len(values)*v.width+8)
 		line := v.base
 		for i, value := range values {
-			binary.LittleEndian.PutUint64(v.data[i*v.width:], value-line) // zeros behind it are for the next
+			binary.LittleEndian.PutUint64(v.data[i*v.width:], value-line) // the next store overwrites its zeros
 			line += slope
 		}
 	}
 	return v
 }
 
-// bounds are the least and the largest distance from a line through zero.
+// bounds has the least and the largest distance from a line through zero.
 type bounds struct{ least, most int64 }
 
 func (b bounds) width() int { return (bits.Len64(uint64(b.most)-uint64(b.least)) + 7) / 8 }
@@ -134,13 +134,13 @@ func reach(values []uint64, slope uint64) bounds {
 	return b
 }
 
-// room is memory that the columns of a batch take one after the other.
+// room is memory that the columns of a batch use one after another.
 type room struct {
 	budget  *memory.Budget
 	buffers [3][]byte // of a column, decompressed
 	values  []uint64
-	known   map[string]uint64 // texts, and their places in found
-	found   []byte
+	known   map[string]uint64 // the number of each text in found
+	found   []byte            // the distinct texts
 }
 
 func (r *room) take(n int) []uint64 {
@@ -150,7 +150,7 @@ func (r *room) take(n int) []uint64 {
 	return r.values[:n]
 }
 
-// validCells has the bitmap of n rows alone.
+// validCells returns cells of n rows without values, with their validity bitmap.
 func validCells(n, nulls int, validity []byte) cells {
 	c := cells{rows: n, nulls: nulls, numbers: ints{data: noDistance}}
 	if nulls > 0 && nulls < n {
@@ -159,12 +159,12 @@ func validCells(n, nulls int, validity []byte) cells {
 	return c
 }
 
-// nullCells are null.
+// nullCells returns n cells that are null.
 func nullCells(n int) cells {
 	return cells{rows: n, nulls: n, numbers: ints{data: noDistance}, distinct: distinct{ends: []uint32{0, 0}}}
 }
 
-// setNumbers takes the n values of width bytes.
+// setNumbers sets the numbers from values, which have width bytes each.
 func (c *cells) setNumbers(values []byte, width int, r *room) {
 	n := c.rows
 	if n == 0 {
@@ -191,7 +191,7 @@ func (c *cells) setNumbers(values []byte, width int, r *room) {
 	c.numbers = packed(wide)
 }
 
-// setTexts takes texts, or lists of elements of unit bytes; offsets are checked.
+// setTexts sets texts (unit is 1), or lists of elements of unit bytes. The offsets must be checked.
 func (c *cells) setTexts(offsets, values []byte, unit int, r *room) *fault {
 	n, text := c.rows, unit == 1
 	c.distinct.ends = []uint32{0}
@@ -239,7 +239,7 @@ func (c *cells) setTexts(offsets, values []byte, unit int, r *room) *fault {
 	return nil
 }
 
-// areOne reports whether n texts or lists are the same, as in most columns.
+// areOne reports whether all n texts or lists are the same. In most columns they are.
 func areOne(offsets, values []byte, n, unit int) bool {
 	first, second, last := offset(offsets, 0), offset(offsets, 1), offset(offsets, n)
 	length := second - first
@@ -254,7 +254,7 @@ func areOne(offsets, values []byte, n, unit int) bool {
 	return bytes.Equal(values[second*unit:last*unit], values[first*unit:(last-length)*unit])
 }
 
-// cellsOf are those of an array that Record made.
+// cellsOf returns the cells of an array that Record made.
 func cellsOf(d arrow.ArrayData, r *room) cells {
 	bytesOf := func(d arrow.ArrayData, k int) []byte {
 		if b := d.Buffers()[k]; b != nil {
@@ -274,13 +274,13 @@ func cellsOf(d arrow.ArrayData, r *room) cells {
 	return c
 }
 
-// slots is memory that the arrays of a record take, and those of the next record again.
+// slots is memory for the arrays of a record. The next record uses it again.
 type slots struct {
 	all  [][]byte
 	next int
 }
 
-// take is n bytes of unknown content, with room for 8 more.
+// take returns n bytes with undefined contents, and with room for 8 more.
 func (s *slots) take(n int) []byte {
 	b := s.slot()
 	if cap(*b) < n+8 {
@@ -297,7 +297,7 @@ func (s *slots) slot() *[]byte {
 	return &s.all[s.next-1]
 }
 
-// array makes rows [from, to) an Arrow array of type t: that of the column, or for texts a dictionary.
+// array makes an Arrow array of rows [from, to). t is the column's type, or a dictionary of texts.
 func (c *cells) array(t arrow.DataType, from, to int, s *slots) arrow.Array {
 	n, nulls := to-from, 0
 	var validity []byte
@@ -324,7 +324,7 @@ func (c *cells) array(t arrow.DataType, from, to int, s *slots) arrow.Array {
 	}
 	width := t.(arrow.FixedWidthDataType).Bytes()
 	values := s.take(n * width)
-	for i := range n { // what a number has beyond its width, the next takes the place of
+	for i := range n { // each store writes 8 bytes, and the next one overwrites those beyond width
 		binary.LittleEndian.PutUint64(values[i*width:i*width+8], c.number(from+i))
 	}
 	return array.MakeFromData(dataOf(t, n, nulls, nil, validity, values))
@@ -340,8 +340,8 @@ func dataOf(t arrow.DataType, n, nulls int, children []arrow.ArrayData, buffers 
 	return array.NewData(t, n, shared, children, nulls, 0)
 }
 
-// used are the texts of rows [from, to) in the order of their first row, as Arrow has them, and the
-// place of each row in them.
+// used returns the distinct texts of rows [from, to) in Arrow's layout, in the order of their first row.
+// places has the number of each row's text.
 func (c *cells) used(from, to int, s *slots) (places, ends, chars []byte) {
 	places = s.take(4 * (to - from))
 	ends, chars = binary.LittleEndian.AppendUint32(nil, 0), []byte{}
@@ -358,7 +358,7 @@ func (c *cells) used(from, to int, s *slots) (places, ends, chars []byte) {
 	return places, ends, chars
 }
 
-// spread are rows [from, to) as Arrow has them, each text or list as often as it stands there.
+// spread returns the texts or lists of rows [from, to) in Arrow's layout, repeated for each row.
 func (c *cells) spread(from, to, unit int, s *slots) (ends, values []byte) {
 	ends = s.take(4 * (to - from + 1))
 	binary.LittleEndian.PutUint32(ends, 0)

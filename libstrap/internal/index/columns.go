@@ -14,31 +14,30 @@ import (
 
 const (
 	format  = "libstrap.index"
-	version = 4 // of what is written; older ones are read
+	version = 4 // of new indexes; older versions can be read
 )
 
-// column is one column of the index: its Arrow field and the way between a row
-// and a cell. get leaves its part of the row alone where the cell is null; the
-// row starts as unknownRow.
+// column is one column of the index. It has the Arrow field, and copies values between a row and a cell.
+// get does not change the row if the cell is null. The row begins as unknownRow.
 type column struct {
 	field arrow.Field
 	put   func(array.Builder, *wire.Row)
 	get   func(*cells, int, *wire.Row)
-	since int // the version that brought it, 0: the first
+	since int // first version with this column; 0: all versions have it
 }
 
-// from says that a version brought the column; in older indexes it is null.
+// from returns the column with its first version. In older indexes its cells are null.
 func (c column) from(version int) column {
 	c.since = version
 	return c
 }
 
-// columnsOf are those of a version.
+// columnsOf returns the columns of a version.
 func columnsOf(version int) []column {
 	return slices.DeleteFunc(slices.Clone(columns), func(c column) bool { return c.since > version })
 }
 
-// unknownRow is a row whose nullable cells are all null.
+// unknownRow returns a row whose nullable cells are all null.
 func unknownRow() wire.Row {
 	return wire.Row{Offset: -1, Step: -1, Token: -1, MSE: math.NaN(), MeanSquare: math.NaN()}
 }
@@ -261,7 +260,7 @@ func float64s(name string, of func(*wire.Row) *float64) column {
 	}
 }
 
-// mantissas are null where nothing was rounded.
+// mantissas are null if nothing was rounded.
 func mantissas(name string) column {
 	return column{
 		field: field(name, arrow.PrimitiveTypes.Int8, true),
@@ -280,7 +279,7 @@ func mantissas(name string) column {
 	}
 }
 
-// Schema is the Arrow schema of an index with this metadata.
+// Schema returns the Arrow schema of an index with this metadata.
 func Schema(m Metadata) *arrow.Schema {
 	fields := make([]arrow.Field, len(columns))
 	for i, c := range columns {
@@ -293,8 +292,7 @@ func Schema(m Metadata) *arrow.Schema {
 	return arrow.NewSchema(fields, &md)
 }
 
-// Record makes one record batch of rows. A row may hold at most maxText bytes
-// of text.
+// Record makes one record batch of rows. A row may have at most maxText bytes of text.
 func Record(schema *arrow.Schema, rows []wire.Row) arrow.Record {
 	b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
 	defer b.Release()
@@ -308,11 +306,11 @@ func Record(schema *arrow.Schema, rows []wire.Row) arrow.Record {
 	return b.NewRecord()
 }
 
-// texts is the type of a column of texts in Select.
+// texts is the type that Select gives to columns of text.
 var texts = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
 
-// Select is the schema of some columns alone, with dictionaries of the texts; ok is false where there
-// is no column of a name, which is missing then.
+// Select returns the schema of some columns. Text columns become dictionaries. ok is false if there is no
+// column of a name; missing is this name.
 func Select(names []string) (schema *arrow.Schema, missing string, ok bool) {
 	fields := make([]arrow.Field, len(names))
 	for i, name := range names {
@@ -331,7 +329,7 @@ func placeOf(name string) int {
 	return slices.IndexFunc(columns, func(c column) bool { return c.field.Name == name })
 }
 
-// RowsOf are rows that stand in no index.
+// RowsOf makes Rows of rows that are in no index.
 func RowsOf(rows []wire.Row) Rows {
 	rec := Record(Schema(Metadata{}), rows)
 	defer rec.Release()
@@ -342,10 +340,10 @@ func RowsOf(rows []wire.Row) Rows {
 	return Rows{batch: b, to: len(rows)}
 }
 
-// Recorder makes records of a schema of the index, or of Select. Each holds up to the next one.
+// Recorder makes records of the schema of an index, or of Select. A record is valid until the next one.
 type Recorder struct {
 	schema *arrow.Schema
-	places []int // of its columns among all
+	places []int // index of each column in columns
 	memory slots
 }
 
@@ -359,7 +357,7 @@ func NewRecorder(schema *arrow.Schema) *Recorder {
 
 func (r *Recorder) Schema() *arrow.Schema { return r.schema }
 
-// Record makes rows a record.
+// Record makes a record of rows.
 func (r *Recorder) Record(rows Rows) arrow.Record {
 	r.memory.next = 0
 	arrays := make([]arrow.Array, len(r.places))

@@ -8,19 +8,19 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// A batch of at least leastCompressed bytes is written compressed, as Arrow says: each buffer is its
-// length and a zstd frame, or -1 and the bytes themselves.
+// A batch of at least leastCompressed bytes is written compressed, in Arrow's format. Each buffer is its
+// length and a zstd frame, or -1 and the plain bytes.
 const (
 	firstCompressed = 4 // the version
 	leastCompressed = 4 << 10
 	zstdCodec       = 1  // Message.fbs, CompressionType
 	notCompressed   = -1 // in place of a length
-	// maxBatch bounds what the buffers of a compressed batch decompress to: that of maxPending rows
-	// with maxText, maxPendingText and 64 dimensions.
+	// maxBatch is the most bytes that the buffers of a compressed batch may decompress to. maxPending
+	// rows with maxText, maxPendingText and 64 dimensions have no more.
 	maxBatch = 128 << 20
 )
 
-// The frames have checksums, so wrong bytes do not become rows.
+// zstdEncoder writes frames with checksums, so that wrong bytes do not become rows.
 var zstdEncoder = sync.OnceValue(func() *zstd.Encoder {
 	e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1),
 		zstd.WithWindowSize(256<<10), zstd.WithLowerEncoderMem(true))
@@ -39,7 +39,7 @@ var zstdDecoder = sync.OnceValue(func() *zstd.Decoder {
 	return d
 })
 
-// compressed is a record batch message with compressed buffers.
+// compressed returns a record batch message with its buffers compressed.
 func compressed(m message) []byte {
 	header, f := m.header, m.header.f
 	node, nodes := header.vector(1, 16)
@@ -66,7 +66,7 @@ func compressed(m message) []byte {
 	return append(batchMetadata(header.i64(0), pairs[:nodes], pairs[nodes:], len(body)), body...)
 }
 
-// batchMetadata is what stands before the body of a compressed record batch.
+// batchMetadata returns the bytes before the body of a compressed record batch.
 func batchMetadata(rows int64, nodes, buffers [][2]int64, body int) []byte {
 	b := flatbuffers.NewBuilder(4 << 10)
 	structs := func(pairs [][2]int64) flatbuffers.UOffsetT {
@@ -100,7 +100,7 @@ func batchMetadata(rows int64, nodes, buffers [][2]int64, body int) []byte {
 	return append(append(out, metadata...), make([]byte, padding)...)
 }
 
-// decompress is a frame that has size bytes, in one of the room's buffers.
+// decompress decompresses a frame of size bytes into one of the room's buffers.
 func (r *room) decompress(into int, frame []byte, size int64) ([]byte, *fault) {
 	b, bad := grown(&r.buffers[into], size, r.budget)
 	if bad != nil {

@@ -2,15 +2,14 @@ package index
 
 import "encoding/binary"
 
-// flat reads FlatBuffers (https://flatbuffers.dev/internals) out of untrusted
-// bytes: whatever they claim, it reads inside buf or sets bad and answers zero.
+// flat reads FlatBuffers (https://flatbuffers.dev/internals) from untrusted bytes. It never reads outside of
+// buf: if the bytes claim that, it sets bad and returns zero.
 type flat struct {
 	buf []byte
 	bad bool
 }
 
-// table is a FlatBuffers table at pos of f; pos 0 is an absent one, all of
-// whose fields are absent.
+// table is a FlatBuffers table at pos of f. pos 0 means no table; it has no fields.
 type table struct {
 	f   *flat
 	pos int
@@ -32,7 +31,7 @@ func (f *flat) i64(pos int) int64 {
 
 func (f *flat) root() table { return table{f, f.u32(0)} }
 
-// slot is the position of field n, 0 where the table does not have it.
+// slot returns the position of field n, or 0 if the table does not have it.
 func (t table) slot(n int) int {
 	if t.pos == 0 {
 		return 0
@@ -82,8 +81,8 @@ func (t table) table(n int) table {
 	return table{f: t.f}
 }
 
-// vector is the position of the first element of a vector and their number;
-// all of them, of size bytes each, are inside the buffer.
+// vector returns the position of the first element of a vector, and the number of elements. All elements,
+// size bytes each, are inside the buffer.
 func (t table) vector(n, size int) (pos, length int) {
 	p := t.slot(n)
 	if p == 0 {
@@ -102,7 +101,7 @@ func (t table) vector(n, size int) (pos, length int) {
 	return p + 4, length
 }
 
-// tables is a vector of tables; at most limit of them are looked at.
+// tables returns the first limit tables of a vector of tables.
 func (t table) tables(n, limit int) []table {
 	pos, length := t.vector(n, 4)
 	if length > limit {
@@ -117,7 +116,7 @@ func (t table) tables(n, limit int) []table {
 	return all
 }
 
-// text shares memory with the buffer: many tables may name the same bytes.
+// text returns a string field. It shares memory with the buffer, because many tables may have the same bytes.
 func (t table) text(n int) []byte {
 	pos, length := t.vector(n, 1)
 	if length == 0 {

@@ -9,13 +9,13 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Continue reads what the index at path, which was f when it was opened, has got since. The result
-// has the rows of f from row first on, and the new ones. f stays as it is.
+// Continue reads the rows that were added to the index at path since f was read from it. The result has the
+// rows of f from row first on, and the new rows. f does not change.
 //
-// Only the last message of f and what stands behind it are read.
+// Continue reads only the last message of f and the bytes behind it.
 //
-// Errors: those of Open; NotFound too where the file does not have the last message of f at its
-// place: it is another file, or was cut back.
+// Errors: those of Open. NotFound also if the last message of f is not in the file: then it is another file,
+// or was cut back.
 func (f *File) Continue(path string, first int) (*File, error) {
 	file, err := openRegular(path, os.O_RDONLY)
 	if err != nil {
@@ -27,7 +27,7 @@ func (f *File) Continue(path string, first int) (*File, error) {
 		return nil, status.FromOS(err, "cannot stat the index %q", path)
 	}
 	var budget memory.Budget
-	source, last := &opened{f: file, length: info.Size(), budget: &budget}, f.lastExtent()
+	source, last := &opened{f: file, length: info.Size(), budget: &budget}, f.lastMessage()
 	crc, bad := checksum(source, last)
 	if bad != nil && bad.system != nil {
 		return nil, status.FromOS(bad.system, "cannot read the index %q", path)
@@ -36,7 +36,7 @@ func (f *File) Continue(path string, first int) (*File, error) {
 		return nil, status.New(status.NotFound,
 			"the index %q is no longer what was read of it: byte %d on was written anew", path, last.at)
 	}
-	more := &File{md: f.md, version: f.version, schema: f.schema, extents: []extent{last}}
+	more := &File{md: f.md, version: f.version, schema: f.schema, messages: []byteRange{last}}
 	for _, rows := range f.Slice(first, f.NumRows()) {
 		b := rows.batch.slice(rows.from, rows.to)
 		more.batches = append(more.batches, b)
@@ -54,14 +54,14 @@ func (f *File) Continue(path string, first int) (*File, error) {
 	return nil, status.New(status.NotFound, "the index %q was cut back while it was read: %s", path, bad.reason)
 }
 
-// Size is the length of the file when it was read.
+// Size returns the length of the file when it was read.
 func (f *File) Size() int64 { return f.size }
 
-// lastExtent is the place of the last whole message.
-func (f *File) lastExtent() extent { return f.extents[len(f.extents)-1] }
+// lastMessage returns the range of the last whole message.
+func (f *File) lastMessage() byteRange { return f.messages[len(f.messages)-1] }
 
-// checksum is the CRC-32C of a message.
-func checksum(file source, e extent) (crc uint32, bad *fault) {
+// checksum returns the CRC-32C of a message.
+func checksum(file source, e byteRange) (crc uint32, bad *fault) {
 	if e.end > file.size() {
 		return 0, &fault{cut: true, reason: "the file is shorter than it was"}
 	}

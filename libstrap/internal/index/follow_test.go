@@ -72,7 +72,7 @@ func TestAnIndexThatWasWrittenAnewIsNotContinued(t *testing.T) {
 	add(t, w, rows...)
 	f, err := Open(w.path)
 	check(t, err)
-	at := f.extents[len(f.extents)-1]
+	at := f.messages[len(f.messages)-1]
 	whole, err := os.ReadFile(w.path)
 	check(t, err)
 	for name, b := range map[string][]byte{

@@ -20,8 +20,8 @@ import (
 //	+------------+-------------+-----------------+-----------------+
 //	little endian              FlatBuffers, has b
 //
-// and the end mark is a message of m = 0. It is decoded here and not by the
-// arrow module's reader, which allocates whatever a message claims.
+// The end mark is a message with m = 0. This file decodes the messages, because the arrow module's reader
+// allocates any size that a message claims.
 
 const (
 	prefixSize   = 8
@@ -30,8 +30,8 @@ const (
 	metadataV5  = 4 // Schema.fbs, MetadataVersion
 	schemaType  = 1 // Message.fbs, MessageHeader
 	batchType   = 3
-	maxKeyCount = 64      // of schema metadata that is looked at
-	maxFields   = 1 << 10 // of a schema
+	maxKeyCount = 64      // most entries of schema metadata that are read
+	maxFields   = 1 << 10 // most fields of a schema
 )
 
 var endMark = []byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0}
@@ -45,9 +45,9 @@ type message struct {
 	endMark bool
 }
 
-// fault is why a message cannot be read. cut: the file ends before it does;
-// otherwise its bytes are wrong. foreign: they are right, and those of another file.
-// system: what ended the reading, NoMemory or the error of the file.
+// fault tells why a message cannot be read. With cut the file ends before the message does. With foreign
+// the bytes are right, but of another format or version. system is an error of the system: NoMemory, or
+// an error of the file. Otherwise the bytes are wrong.
 type fault struct {
 	cut     bool
 	reason  string
@@ -67,7 +67,7 @@ func wrong(format string, args ...any) *fault {
 	return &fault{reason: fmt.Sprintf(format, args...)}
 }
 
-// next reads the message at offset at of a file. It holds up to the next call.
+// next reads the message at offset at of a file. The message is valid until the next call.
 func next(file source, at int64) (message, *fault) {
 	left := file.size() - at
 	if left < prefixSize {
@@ -118,8 +118,7 @@ func next(file source, at int64) (message, *fault) {
 	}, nil
 }
 
-// metadata checks that the message is the schema of an index, and returns what
-// it says about the stream, and its version.
+// metadata checks that the message is the schema of an index. It returns the index's metadata and version.
 func (m message) metadata() (Metadata, int, *fault) {
 	if m.kind != schemaType {
 		return Metadata{}, 0, wrong("the first message is no schema (type %d)", m.kind)
@@ -174,7 +173,7 @@ func (m message) metadata() (Metadata, int, *fault) {
 	return md, v, nil
 }
 
-// fieldName is what a column must be, as in "step: int64?".
+// fieldName describes a column, as in "step: int64?".
 func fieldName(f arrow.Field) string {
 	name := f.Name + ": " + f.Type.Name()
 	if f.Type.ID() == arrow.LIST {
@@ -202,7 +201,7 @@ func typeName(field table) string {
 	case 5:
 		name = "utf8"
 	case 12:
-		// One child, no list of lists: this does not recurse further.
+		// Only one child, and no list of lists, so that the recursion ends here.
 		if c := field.tables(5, 1); len(c) == 1 && c[0].u8(2) == 2 {
 			name = "list<" + typeName(c[0]) + ">"
 			name = trimNull(name)
@@ -217,8 +216,7 @@ func typeName(field table) string {
 	return name
 }
 
-// trimNull drops the mark of a nullable list element: writers differ in it, and
-// no element is ever null.
+// trimNull removes the mark of a nullable list element. Writers differ in it, and no element is null.
 func trimNull(list string) string {
 	if n := len(list); list[n-2] == '?' {
 		return list[:n-2] + ">"
@@ -226,8 +224,8 @@ func trimNull(list string) string {
 	return list
 }
 
-// batch reads the message as a record batch of an index of a version. Everything that a later
-// access relies on is checked here.
+// batch reads the message as a record batch of an index of a version. It checks everything that later reads
+// rely on.
 func (m message) batch(version int, r *room) (*batch, *fault) {
 	if m.kind != batchType {
 		return nil, wrong("a message is no record batch (type %d)", m.kind)
@@ -282,8 +280,8 @@ func (m message) batch(version int, r *room) (*batch, *fault) {
 	return b, nil
 }
 
-// decoder goes through the nodes and buffers of a record batch, which stand in
-// the order of the columns, each before its children.
+// decoder reads the nodes and buffers of a record batch. They are in the order of the columns, each column
+// before its children.
 type decoder struct {
 	f               *flat
 	body            []byte
@@ -294,7 +292,7 @@ type decoder struct {
 	room            *room
 }
 
-// count is the length of the next column and how many of it are null.
+// count returns the length of the next column, and how many of its cells are null.
 func (d *decoder) count(nullable bool) (n, nulls int, bad *fault) {
 	if d.nodes == 0 {
 		return 0, 0, wrong("it is missing")
@@ -355,13 +353,13 @@ func (d *decoder) column(t arrow.DataType, nullable bool) (cells, *fault) {
 	return c, nil
 }
 
-// elements are the bytes of the int64 that lists have.
+// elements returns the bytes of the int64 elements of lists.
 func (d *decoder) elements() ([]byte, *fault) {
 	n, _, bad := d.count(false)
 	if bad != nil {
 		return nil, bad
 	}
-	if _, bad := d.next(2); bad != nil { // none is null
+	if _, bad := d.next(2); bad != nil { // the validity bitmap; no element is null
 		return nil, bad
 	}
 	values, bad := d.next(2)
@@ -374,8 +372,8 @@ func (d *decoder) elements() ([]byte, *fault) {
 	return values[:8*n], nil
 }
 
-// next is the next buffer of the body, decompressed into one of the room's. It holds until that
-// is used again.
+// next returns the next buffer of the body, decompressed into buffer `into` of the room. It is valid until
+// that buffer is used again.
 func (d *decoder) next(into int) ([]byte, *fault) {
 	if d.buffers == 0 {
 		return nil, wrong("a buffer is missing")
@@ -420,7 +418,7 @@ func offset(offsets []byte, i int) int {
 	return int(int32(binary.LittleEndian.Uint32(offsets[4*i:])))
 }
 
-// checkOffsets checks that n lists lie one behind the other in limit elements.
+// checkOffsets checks that n lists follow each other within limit elements.
 func checkOffsets(offsets []byte, n, limit int) *fault {
 	if n == 0 {
 		return nil

@@ -6,15 +6,15 @@ import (
 	"syscall"
 )
 
-// Where lseek goes, linux/fs.h.
+// Arguments of lseek, linux/fs.h.
 const (
 	seekData = 3
 	seekHole = 4
 )
 
-// written counts the bytes of a file of size bytes that are no holes, up to about enough
-// of them. Holes take no room on the disk and read as zeros. A file system that does not
-// tell its holes has none.
+// written counts the bytes of a file that are not in holes, and stops at about enough. size is the length of
+// the file. Holes take no disk space and read as zeros. If the file system does not report holes, written
+// counts all bytes.
 func written(f *os.File, size, enough int64) (n int64) {
 	for at := int64(0); at < size && n < enough; {
 		from, err := f.Seek(at, seekData)

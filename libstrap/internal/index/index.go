@@ -1,5 +1,5 @@
-// Package index reads and writes NAME.stream.index, the Arrow file that says
-// what the packets of a stream are. docs/STREAM_FORMAT.md lists its columns.
+// Package index reads and writes NAME.stream.index, the Arrow file that describes the packets of a
+// stream. docs/STREAM_FORMAT.md lists its columns.
 package index
 
 import (
@@ -17,14 +17,14 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// PathOf is the path of the index of the stream at path.
+// PathOf returns the path of the index of the stream at path.
 func PathOf(path string) string { return path + ".index" }
 
-// Metadata says to which stream an index belongs.
+// Metadata identifies the stream of an index.
 type Metadata struct {
 	CaptureID string // 32 hexadecimal digits
 	FirstCRC  uint32 // CRC-32C of the payload of the packet at offset 0
-	HasFirst  bool   // false: only the packet's row has it, as in all that is written now
+	HasFirst  bool   // FirstCRC is set; in indexes that are written now only the packet's row has it
 }
 
 func (m Metadata) firstCRC() string {
@@ -36,40 +36,39 @@ func (m Metadata) firstCRC() string {
 
 // File is an index in memory. It may be used from several goroutines.
 type File struct {
-	// Torn: the file does not end as a finished index does. Problem says how.
-	// Rows holds what stands before. Damaged: wrong bytes stand there; a capture that goes on or was
-	// killed leaves none.
+	// Torn reports whether the file ends in another way than a finished index. Problem says how. The
+	// File has the rows before. Damaged reports whether there are wrong bytes at the end. A capture that
+	// is running or was killed leaves no wrong bytes.
 	Torn    bool
 	Damaged bool
 	Problem string
 
-	md      Metadata
-	version int
-	schema  *arrow.Schema
-	batches []*batch
-	ends    []int // of each batch: rows up to its end
-	extents []extent
-	tornAt  int64
-	size    int64  // of the file when it was read
-	lastCRC uint32 // of the last whole message; it tells Continue that the file is the same
+	md       Metadata
+	version  int
+	schema   *arrow.Schema
+	batches  []*batch
+	ends     []int // for each batch, the number of rows up to its end
+	messages []byteRange
+	tornAt   int64
+	size     int64  // of the file when it was read
+	lastCRC  uint32 // of the last whole message; Continue knows by it that the file is the same
 }
 
-// batch is the rows of a record batch.
+// batch has the rows of a record batch.
 type batch struct {
 	rows    int
 	columns []cells
 }
 
-// extent is the place of a batch's message in the file.
-type extent struct{ at, end int64 }
+// byteRange is a range of bytes in the file.
+type byteRange struct{ at, end int64 }
 
-// Open reads the index at path. A file whose end is missing or damaged gives
-// the batches before, and says so in Torn and Problem; so does one that holds
-// nothing yet, as a capture leaves it that was killed early.
+// Open reads the index at path. If the end of the file is missing or damaged, the File has the batches
+// before, and sets Torn and Problem. This is also so for an empty file, which a capture leaves if it is
+// killed early.
 //
-// Errors: NotFound, Permission, InvalidArgument (no regular file), IO, Corrupt
-// (no index, or one of another version), NoMemory (it takes more than half of the
-// memory that this process can still have).
+// Errors: NotFound, Permission, InvalidArgument (no regular file), IO, Corrupt (no index, or an index of
+// another version), NoMemory (it needs more than half of the memory that this process can still have).
 func Open(path string) (*File, error) {
 	f, err := openRegular(path, os.O_RDONLY)
 	if err != nil {
@@ -80,7 +79,7 @@ func Open(path string) (*File, error) {
 }
 
 func openRegular(path string, flags int) (*os.File, error) {
-	// O_NONBLOCK: a FIFO is refused below, not waited for.
+	// O_NONBLOCK: do not wait for a FIFO; it is refused below.
 	f, err := os.OpenFile(path, flags|syscall.O_NONBLOCK, 0o666)
 	if err != nil {
 		return nil, status.FromOS(err, "cannot open the index %q", path)
@@ -97,17 +96,18 @@ func openRegular(path string, flags int) (*os.File, error) {
 	return f, nil
 }
 
-// What an index may cost. Its batches are read one by one, and the cells of all are kept.
+// Limits of an index. Batches are read one by one, and the cells of all batches are kept.
 const (
-	// mostHoles is how often the written bytes of a file may fit its length: backups leave
-	// out pages that are zero, and a few columns are. Up to freeHoles bytes nobody asks.
+	// mostHoles limits the holes of a file: its length is at most mostHoles times its written bytes.
+	// Backups leave out pages of zeros, and a few columns are zeros. Files of at most freeHoles bytes
+	// are not checked.
 	mostHoles = 8
 	freeHoles = 1 << 20
-	// batchBytes is more than the objects of a batch take, without what size counts.
+	// batchBytes is more than the objects of a batch take, beside the bytes that size counts.
 	batchBytes = 12 << 10
 )
 
-// read reads the file at path, which f has open, by way of parse or parseAll.
+// read reads the file at path, which f has open, with parse or parseAll.
 func read(f *os.File, path string, by func(source, *memory.Budget) (*File, *fault)) (*File, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -134,7 +134,7 @@ func read(f *os.File, path string, by func(source, *memory.Budget) (*File, *faul
 	return nil, status.New(status.Corrupt, "%q is no index of a stream: %s", path, bad.reason)
 }
 
-// parse reads an index. The budget has room for what it takes.
+// parse reads an index. It takes its memory from the budget.
 func parse(file source, budget *memory.Budget) (*File, *fault) {
 	f := &File{schema: Schema(Metadata{}), version: version}
 	size := file.size()
@@ -157,15 +157,15 @@ func parse(file source, budget *memory.Budget) (*File, *fault) {
 		return nil, bad
 	}
 	f.schema = Schema(f.md)
-	f.extents = append(f.extents, extent{0, m.end})
+	f.messages = append(f.messages, byteRange{0, m.end})
 	if bad := f.readBatches(file, m.end, budget); bad != nil {
 		return nil, bad
 	}
 	return f, nil
 }
 
-// readBatches adds the rows of the messages from offset at on. The fault is that of memory or of
-// the file: any other is where the rows end.
+// readBatches adds the rows of the messages from offset at on. It returns a fault of memory or of the
+// file. With any other fault the rows end, and the File is torn.
 func (f *File) readBatches(file source, at int64, budget *memory.Budget) *fault {
 	size, r := file.size(), room{budget: budget}
 	for {
@@ -190,7 +190,7 @@ func (f *File) readBatches(file source, at int64, budget *memory.Budget) *fault 
 		if bad.system != nil {
 			return bad
 		}
-		// A crash leaves a last message cut, half written or as zeros.
+		// After a crash the last message can be cut, half written, or zeros.
 		if !bad.cut && m.end != size {
 			var failure *fault
 			if bad.cut, failure = zeroFrom(file, at); failure != nil {
@@ -203,7 +203,7 @@ func (f *File) readBatches(file source, at int64, budget *memory.Budget) *fault 
 	}
 	var bad *fault
 	f.size = size
-	f.lastCRC, bad = checksum(file, f.lastExtent())
+	f.lastCRC, bad = checksum(file, f.lastMessage())
 	return bad
 }
 
@@ -221,7 +221,7 @@ func (f *File) add(m message, r *room) *fault {
 	}
 	f.batches = append(f.batches, b)
 	f.ends = append(f.ends, f.NumRows()+b.rows)
-	f.extents = append(f.extents, extent{m.at, m.end})
+	f.messages = append(f.messages, byteRange{m.at, m.end})
 	return nil
 }
 
@@ -230,17 +230,16 @@ func (f *File) tear(at int64, why *fault) {
 	f.Problem = fmt.Sprintf("the index ends at byte %d: %s", at, why.reason)
 }
 
-// Begun reports whether the file has its schema; without it there are no rows
-// and no metadata.
-func (f *File) Begun() bool { return len(f.extents) > 0 }
+// Begun reports whether the file has its schema. Without it there are no rows and no metadata.
+func (f *File) Begun() bool { return len(f.messages) > 0 }
 
-// Metadata says to which stream the index belongs.
+// Metadata returns the metadata of the index.
 func (f *File) Metadata() Metadata { return f.md }
 
-// Schema is the Arrow schema of the records.
+// Schema returns the Arrow schema of the records.
 func (f *File) Schema() *arrow.Schema { return f.schema }
 
-// NumRows is the number of rows.
+// NumRows returns the number of rows.
 func (f *File) NumRows() int {
 	if len(f.ends) == 0 {
 		return 0
@@ -248,7 +247,7 @@ func (f *File) NumRows() int {
 	return f.ends[len(f.ends)-1]
 }
 
-// find is the batch that holds row i, and the row's place in it.
+// find returns the batch of row i, and the row's number in the batch.
 func (f *File) find(i int) (b *batch, at int) {
 	k := sort.SearchInts(f.ends, i+1)
 	if k > 0 {
@@ -257,7 +256,7 @@ func (f *File) find(i int) (b *batch, at int) {
 	return f.batches[k], i - at
 }
 
-// Row is row i of 0 to NumRows()-1. Its strings share memory with f.
+// Row returns row i, from 0 to NumRows()-1. Its strings share memory with f.
 func (f *File) Row(i int) wire.Row {
 	b, at := f.find(i)
 	return b.row(at)
@@ -271,16 +270,16 @@ func (b *batch) row(at int) wire.Row {
 	return r
 }
 
-// CRC is the checksum of row i's payload; ok is false where it is not known.
+// CRC returns the checksum of row i's payload. ok is false if it is not known.
 func (f *File) CRC(i int) (crc uint32, ok bool) {
 	b, at := f.find(i)
 	c := &b.columns[columnCRC]
 	return uint32(c.number(at)), !c.isNull(at)
 }
 
-// Plain is where the packet of row i stands, its length, and that of its values. ok is false where
-// there is no packet, or where the row does not tell the length of the values: the packet is a part of a
-// tensor, or was found by scanning.
+// Plain returns the offset and the length of row i's packet, and the length of its decoded values. ok is
+// false if there is no packet, or if the row does not give the length of the values: then the packet is a
+// part of a tensor, or was found by scanning.
 func (f *File) Plain(i int) (offset, length, values int64, ok bool) {
 	b, at := f.find(i)
 	shape := &b.columns[columnShape]
@@ -298,7 +297,7 @@ func (f *File) Plain(i int) (offset, length, values int64, ok bool) {
 	return offset, length, values, true
 }
 
-// HasName reports whether the packet of row i has a name.
+// HasName reports whether name is the name of row i's packet.
 func (f *File) HasName(i int, name []byte) bool {
 	b, at := f.find(i)
 	if !b.columns[columnTransform].isNull(at) {
@@ -308,19 +307,19 @@ func (f *File) HasName(i int, name []byte) bool {
 	return len(name) == len(layer)+len(path) && string(name[:len(layer)]) == layer && string(name[len(layer):]) == path
 }
 
-// Codec is the name of that of row i.
+// Codec returns the name of row i's codec.
 func (f *File) Codec(i int) string {
 	b, at := f.find(i)
 	return b.columns[columnCodec].text(at)
 }
 
-// place is where the packet of row i stands, and its length.
+// place returns the offset and the length of row i's packet.
 func (f *File) place(i int) (offset, length int64) {
 	b, at := f.find(i)
 	return b.place(at)
 }
 
-// size is how many bytes of cells the batch keeps.
+// size returns how many bytes of cells the batch keeps.
 func (b *batch) size() (size int64) {
 	for i := range b.columns {
 		size += b.columns[i].size()
@@ -332,7 +331,7 @@ func (b *batch) place(at int) (offset, length int64) {
 	return int64(b.columns[columnOffset].number(at)), int64(b.columns[columnLength].number(at))
 }
 
-// packetName is the name of the packet of row i.
+// packetName returns the name of row i's packet.
 func (f *File) packetName(i int) string {
 	b, at := f.find(i)
 	var r wire.Row
@@ -348,7 +347,7 @@ type Rows struct {
 	from, to int
 }
 
-// slice is the rows [from, to).
+// slice returns the rows [from, to) as a batch.
 func (b *batch) slice(from, to int) *batch {
 	if from == 0 && to == b.rows {
 		return b
@@ -360,7 +359,7 @@ func (b *batch) slice(from, to int) *batch {
 	return s
 }
 
-// Slice is the rows [from, to), batch by batch.
+// Slice returns the rows [from, to), one Rows for each batch.
 func (f *File) Slice(from, to int) []Rows {
 	var out []Rows
 	start := 0
@@ -373,8 +372,8 @@ func (f *File) Slice(from, to int) []Rows {
 	return out
 }
 
-// Extents calls fn with the place of every row's packet in the stream, in row
-// order, until it answers false. Rows without a packet are left out.
+// Extents calls fn with the range of each row's packet in the stream, in row order, until fn returns
+// false. It skips rows without a packet.
 func (f *File) Extents(fn func(row int, offset, end int64) bool) {
 	start := 0
 	for k, b := range f.batches {

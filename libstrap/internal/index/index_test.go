@@ -641,7 +641,7 @@ func TestKillAndResumeAnywhere(t *testing.T) {
 			written, next, at = want, kept.NextSequence, kept.End
 			durable, ends = nil, nil
 			for i := range f.batches {
-				durable, ends = append(durable, f.ends[i]), append(ends, f.extents[i+1].end)
+				durable, ends = append(durable, f.ends[i]), append(ends, f.messages[i+1].end)
 			}
 		}
 		f, err := Open(path)

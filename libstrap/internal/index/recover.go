@@ -8,12 +8,11 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memory"
 )
 
-// Recover reads the index at path as Open does, and where its bytes are wrong
-// goes on with the next batch that can be read. Torn and Problem say that there
-// was something. Rows of one batch stand together and in their order; others may
-// be missing between. A file of which nothing can be read gives no rows.
+// Recover reads the index at path as Open does. Behind wrong bytes it goes on with the next batch that can be
+// read, and sets Torn and Problem. The rows of a batch are together and in order. Between batches rows may be
+// missing. If nothing can be read, there are no rows.
 //
-// Errors: those of Open; Corrupt for an index of another version only.
+// Errors: those of Open. Corrupt only for an index of another version.
 func Recover(path string) (*File, error) {
 	f, err := openRegular(path, os.O_RDONLY)
 	if err != nil {
@@ -23,7 +22,7 @@ func Recover(path string) (*File, error) {
 	return read(f, path, parseAll)
 }
 
-// parseAll is parse, and goes on behind wrong bytes. Then it takes memory for the whole file.
+// parseAll works like parse, but goes on behind wrong bytes. For this it takes memory for the whole file.
 func parseAll(whole source, budget *memory.Budget) (*File, *fault) {
 	file, bad := parse(whole, budget)
 	switch {
@@ -47,11 +46,11 @@ func parseAll(whole source, budget *memory.Budget) (*File, *fault) {
 
 var continuationMark = []byte{0xff, 0xff, 0xff, 0xff}
 
-// mostTries bounds the bytes of batches that were tried and are none, as a multiple of
-// the file: each place of a file made for it can claim all that is behind.
+// mostTries is the most bytes that may be tried as batches in vain, as a multiple of the file. In a hostile
+// file each byte can claim to begin a batch of all the bytes behind it.
 const mostTries = 4
 
-// recover adds the batches behind the place where f is torn.
+// recover adds the batches behind the tear of f.
 func (f *File) recover(b []byte, r *room) *fault {
 	at, rows, tries := f.tornAt, f.NumRows(), mostTries*len(b)
 	for {

@@ -7,9 +7,8 @@ import (
 
 const keepSize = 1 // FALLOC_FL_KEEP_SIZE, linux/falloc.h
 
-// reserve asks for disk blocks behind the file's end, so that the rows of the last
-// packets that fit a disk still find room when the stream has filled it. File
-// systems that cannot do it, or have no room for it, do without.
+// reserve allocates disk blocks behind the file's end. So when the stream has filled the disk, there is still
+// room for the rows of its last packets. An error of the file system is ignored.
 func reserve(f *os.File, at, n int64) {
 	_ = syscall.Fallocate(int(f.Fd()), keepSize, at, n)
 }

@@ -4,5 +4,5 @@ package index
 
 import "os"
 
-// reserve does nothing here: there is no portable way to it.
+// reserve does nothing: there is no portable way to allocate disk blocks.
 func reserve(f *os.File, at, n int64) {}

@@ -12,8 +12,8 @@ import (
 // source is the bytes of an index.
 type source interface {
 	size() int64
-	// bytes are n of them from offset at on, which are there. They hold until the same part of
-	// another message is read.
+	// bytes returns n bytes from offset at on. The source must have them. They are valid until the same
+	// part of another message is read.
 	bytes(part int, at, n int64) ([]byte, *fault)
 }
 
@@ -30,7 +30,7 @@ func (h held) size() int64 { return int64(len(h)) }
 
 func (h held) bytes(_ int, at, n int64) ([]byte, *fault) { return h[at : at+n : at+n], nil }
 
-// opened is an index in a file, of which one message is in memory.
+// opened is an index in a file. One message at a time is in memory.
 type opened struct {
 	f      *os.File
 	length int64
@@ -54,10 +54,10 @@ func (o *opened) bytes(part int, at, n int64) ([]byte, *fault) {
 	return b, nil
 }
 
-// grown is n bytes of a buffer, which is made anew where it is too short.
+// grown returns n bytes of a buffer. If the buffer is too short, grown makes a new one.
 func grown(b *[]byte, n int64, budget *memory.Budget) ([]byte, *fault) {
 	if n > int64(cap(*b)) {
-		room := n + n/4 // the next may be a little longer
+		room := n + n/4 // the next message may be a little longer
 		if err := budget.Take(room); err != nil {
 			return nil, failed(err)
 		}

@@ -14,10 +14,10 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// stranger says why f is not the index of a stream that was cut to cut bytes, or "" where
-// it is: the first packet has the checksum that the index knows, and each kept row stands
-// for a packet of its place, length and name. packets are the kept rows that have a packet,
-// and end is where the last of those ends.
+// stranger returns the reason why f is not the index of a stream that is cut to cut bytes, or "". f is its
+// index if the first packet has the checksum in the index, and each kept row has a packet of its offset,
+// length and name. packets are the kept rows that have a packet, and end is the end of the last of these
+// packets.
 func (f *File) stranger(stream io.ReaderAt, cut int64, packets []int, end int64) (reason string, err error) {
 	if want, known := f.FirstCRC(); known {
 		got, there, err := firstSum(stream, cut)
@@ -63,8 +63,8 @@ func (f *File) stranger(stream io.ReaderAt, cut int64, packets []int, end int64)
 	return reason, nil
 }
 
-// Begins reports whether an index of a capture stands at path that lists the packet with which
-// the stream begins, or none so far. It reads the index up to its first rows.
+// Begins reports whether there is an index at path that lists the first packet of the stream, or no packet
+// yet. It reads the index up to its first rows.
 func Begins(path string, stream io.ReaderAt) bool {
 	f, err := openRegular(path, os.O_RDONLY)
 	if err != nil {
@@ -93,8 +93,8 @@ func Begins(path string, stream io.ReaderAt) bool {
 	return begins
 }
 
-// beginning reads the index that f has open up to its first rows, or to its end. The error is
-// Corrupt where it does not begin as one.
+// beginning reads an index up to its first rows, or to its end. The error is Corrupt if f does not begin as
+// an index.
 func beginning(f *os.File) (*File, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -116,11 +116,11 @@ func beginning(f *os.File) (*File, error) {
 	}
 }
 
-// beginningBytes has the schema and the first rows of most indexes.
+// beginningBytes is how many bytes are read at first. They have the schema and the first rows of most indexes.
 const beginningBytes = 64 << 10
 
-// FirstCRC is the checksum of the packet at offset 0, where the index knows it: in its row,
-// or in the metadata that earlier releases wrote.
+// FirstCRC returns the checksum of the packet at offset 0, from the packet's row, or from the metadata that
+// earlier releases wrote. known is false if the index has neither.
 func (f *File) FirstCRC() (crc uint32, known bool) {
 	if f.md.HasFirst {
 		return f.md.FirstCRC, true
@@ -134,7 +134,7 @@ func (f *File) FirstCRC() (crc uint32, known bool) {
 	return crc, known
 }
 
-// firstSum is the checksum of the first packet of a stream; there is none in an empty one.
+// firstSum returns the checksum of the first packet of a stream. there is false for an empty stream.
 func firstSum(stream io.ReaderAt, size int64) (crc uint32, there bool, err error) {
 	p, err := scan.ReadAt(stream, 0, size)
 	if errors.Is(err, status.Corrupt) || size == 0 {

@@ -20,43 +20,42 @@ import (
 )
 
 const (
-	// maxPending is how many rows wait for Flush; one more flushes by itself.
+	// maxPending is the most rows that wait for Flush. Append flushes before it adds one more.
 	maxPending = 1 << 16
-	// maxPendingText bounds the bytes of text in these rows, but for those of one row.
+	// maxPendingText is the most bytes of text in the waiting rows. A single row may have more.
 	maxPendingText = 4 << 20
-	// maxText bounds the bytes of text of one row. A capture's own rows have far less.
+	// maxText is the most bytes of text in one row. The rows of a capture have far less.
 	maxText = 64 << 20
-	// reserveBytes is the disk room kept for batches to come.
+	// reserveBytes is the disk space that is reserved for the next batches.
 	reserveBytes = 1 << 20
 )
 
-// Writer appends rows to an index. Not safe for concurrent use.
+// Writer appends rows to an index. It is not safe for concurrent use.
 //
-// A failed write leaves the file with its last complete batch, and the rows
-// waiting: the next Flush tries them again.
+// After a failed write the file ends with its last complete batch. The rows keep waiting, and the next Flush
+// tries to write them again.
 type Writer struct {
 	path     string
 	f        *os.File
 	md       Metadata
 	end      int64 // of the file
-	reserved int64 // end of the disk room taken ahead
+	reserved int64 // end of the reserved disk space
 	rows     []wire.Row
-	text     int  // bytes of it in rows
+	text     int  // bytes of text in rows
 	synced   bool // the file's name is durable
 	place    place
 }
 
-// place is how a new index comes to its path.
+// place says how a new index gets to its path.
 type place struct {
-	created bool          // nothing stood there
-	filled  bool          // what stands there is emptied, for the folder lets nothing take its place
-	next    *partial.File // what takes the place; nil: the file at the path is written
-	target  string        // whose place it takes: the path, links followed
-	aside   string        // where what stood there is meanwhile
+	created bool          // there was no file
+	filled  bool          // the file at the path must be emptied, because the folder allows no replacement
+	next    *partial.File // the file that will be renamed to target; nil: the file at the path is written
+	target  string        // the path, with links followed
+	aside   string        // the path of the old index meanwhile
 }
 
-// Create begins a new index at path, replacing what stands there. captureID is
-// 32 hexadecimal digits.
+// Create begins a new index at path and replaces a file there. captureID is 32 hexadecimal digits.
 func Create(path, captureID string) (*Writer, error) {
 	w, err := Prepare(path, captureID, true)
 	if err != nil {
@@ -68,13 +67,12 @@ func Create(path, captureID string) (*Writer, error) {
 	return w, nil
 }
 
-// Prepare makes a new index for path. The next call is Begin, or Discard.
+// Prepare makes a new index for path. The next call is Begin or Discard.
 //
-// An index that stands there goes aside until then, for a stream is not to stand beside the index
-// of another. Where the folder does not let it, it stays, and is emptied by Begin.
+// Until then an index at path is renamed, because a stream must not be beside the index of another stream.
+// If the folder does not allow this, the index stays, and Begin empties it.
 //
-// Errors: InvalidArgument (something else stands there, and is not to be overwritten), and those
-// of the system.
+// Errors: InvalidArgument if there is another file at path and overwrite is false, and errors of the system.
 func Prepare(path, captureID string, overwrite bool) (w *Writer, err error) {
 	if err := checkCaptureID(captureID); err != nil {
 		return nil, err
@@ -110,7 +108,7 @@ func (w *Writer) prepare(overwrite bool) (err error) {
 			return err
 		}
 	}
-	if w.place.target, err = filepath.EvalSymlinks(w.path); err != nil { // a link stays
+	if w.place.target, err = filepath.EvalSymlinks(w.path); err != nil { // replace the file, not a link to it
 		return status.FromOS(err, "cannot follow %q", w.path)
 	}
 	next, err := partial.Create(w.place.target, 0o600)
@@ -135,8 +133,7 @@ func (w *Writer) prepare(overwrite bool) (err error) {
 	return w.writeSchema()
 }
 
-// Begin gives the index its place. It says from now on to which capture it belongs. Where Begin
-// fails the writer is closed.
+// Begin puts the index at its path. If Begin fails, the Writer is closed.
 func (w *Writer) Begin() error {
 	p := w.place
 	switch {
@@ -146,7 +143,7 @@ func (w *Writer) Begin() error {
 			p.next.Discard()
 		}
 		w.place = place{}
-		_ = os.Remove(p.aside) // else the next Prepare for the path removes it
+		_ = os.Remove(p.aside) // after an error, the next Prepare for the path removes it
 		return err
 	case p.filled:
 		err := w.f.Truncate(0)
@@ -162,7 +159,7 @@ func (w *Writer) Begin() error {
 	return nil
 }
 
-// Discard gives a new index up before Begin, and leaves what stood at its path as it was.
+// Discard removes a new index before Begin. A file that was at its path is there again.
 func (w *Writer) Discard() error {
 	p, err := w.place, error(nil)
 	switch {
@@ -174,7 +171,7 @@ func (w *Writer) Discard() error {
 		return nil
 	case p.created:
 		var made string
-		if made, err = filepath.EvalSymlinks(w.path); err == nil { // a link that led nowhere stays
+		if made, err = filepath.EvalSymlinks(w.path); err == nil { // remove the new file, not a link to it
 			err = os.Remove(made)
 		}
 	case !p.filled:
@@ -183,7 +180,7 @@ func (w *Writer) Discard() error {
 	return errors.Join(err, w.f.Close())
 }
 
-// New begins an index in an empty file, which is the writer's to close unless New fails.
+// New begins an index in an empty file. Unless New fails, the Writer closes the file.
 func New(f *os.File, captureID string) (*Writer, error) {
 	if err := checkCaptureID(captureID); err != nil {
 		return nil, err
@@ -195,7 +192,7 @@ func New(f *os.File, captureID string) (*Writer, error) {
 	return w, nil
 }
 
-// CaptureID tells the capture of this index from every other.
+// CaptureID returns the id of the index's capture. No other capture has it.
 func (w *Writer) CaptureID() string { return w.md.CaptureID }
 
 func checkCaptureID(id string) error {
@@ -210,7 +207,7 @@ func IsCaptureID(id string) bool {
 	return len(id) == 32 && strings.Trim(id, "0123456789abcdef") == ""
 }
 
-// reserve keeps room on the disk for the next batches.
+// reserve reserves disk space for the next batches.
 func (w *Writer) reserve() {
 	if w.reserved-w.end < reserveBytes/2 {
 		reserve(w.f, w.end, reserveBytes)
@@ -218,10 +215,9 @@ func (w *Writer) reserve() {
 	}
 }
 
-// Append adds a copy of r to the rows that wait for Flush. Text that is not
-// UTF-8 is made so, by U+FFFD. It flushes by itself before the rows take too
-// much memory, and returns what that returned; r itself is kept in any case but
-// one: InvalidArgument, where it has more than 64 MiB of text.
+// Append adds a copy of r to the rows that wait for Flush. In text that is not UTF-8 it puts U+FFFD. Before
+// the rows take too much memory, Append flushes, and returns the error of that. r is added also then. Only
+// if r has more than 64 MiB of text, Append returns InvalidArgument and does not add it.
 func (w *Writer) Append(r *wire.Row) error {
 	row := *r
 	row.Shape = slices.Clone(r.Shape)
@@ -245,7 +241,7 @@ func textsOf(r *wire.Row) [8]*string {
 	return [...]*string{&r.Model, &r.Layer, &r.Path, &r.Codec, &r.Transform, &r.Parameters, &r.Request, &r.Error}
 }
 
-// textOf is how many bytes of text a row has.
+// textOf returns how many bytes of text a row has.
 func textOf(r *wire.Row) int {
 	n := 0
 	for _, s := range textsOf(r) {
@@ -254,10 +250,10 @@ func textOf(r *wire.Row) int {
 	return n
 }
 
-// Pending is the number of rows that wait for Flush.
+// Pending returns the number of rows that wait for Flush.
 func (w *Writer) Pending() int { return len(w.rows) }
 
-// Flush writes the waiting rows as one record batch, or as several where an earlier Flush failed.
+// Flush writes the waiting rows as one record batch, or as several after an earlier Flush failed.
 func (w *Writer) Flush() error {
 	for len(w.rows) > 0 {
 		n, text := 1, textOf(&w.rows[0])
@@ -280,7 +276,7 @@ func (w *Writer) writeBatch(rows []wire.Row) error {
 	if err != nil {
 		return status.Wrap(status.Internal, err, "cannot encode %d rows of the index", len(rows))
 	}
-	m := messageIn(b, messageIn(b, 0).end) // behind a schema, which the arrow module writes always
+	m := messageIn(b, messageIn(b, 0).end) // the arrow module always writes a schema first
 	if len(m.body) >= leastCompressed {
 		return w.write(compressed(m))
 	}
@@ -296,7 +292,7 @@ func (w *Writer) writeSchema() error {
 	return w.write(b)
 }
 
-// encode makes the messages of a schema and, where rec is not nil, of a batch.
+// encode makes the message of a schema and, if rec is not nil, the message of a batch.
 func encode(schema *arrow.Schema, rec arrow.Record) ([]byte, error) {
 	var b bytes.Buffer
 	w := ipc.NewWriter(&b, ipc.WithSchema(schema))
@@ -312,7 +308,7 @@ func encode(schema *arrow.Schema, rec arrow.Record) ([]byte, error) {
 	return b.Bytes()[:b.Len()-len(endMark)], nil
 }
 
-// messageIn is the message at offset at of what encode made.
+// messageIn returns the message at offset at of the output of encode.
 func messageIn(b []byte, at int64) message {
 	m, bad := next(held(b), at)
 	if bad != nil {
@@ -321,7 +317,7 @@ func messageIn(b []byte, at int64) message {
 	return m
 }
 
-// write puts b at the end of the file, all of it or nothing.
+// write appends b to the file, all of it or nothing.
 func (w *Writer) write(b []byte) error {
 	if _, err := w.f.WriteAt(b, w.end); err != nil {
 		err = status.FromOS(err, "cannot write to the index %q", w.path)
@@ -335,8 +331,8 @@ func (w *Writer) write(b []byte) error {
 	return nil
 }
 
-// Sync flushes, and waits until the file and its name are durable; with it the
-// names of all files that stood in the directory before.
+// Sync flushes, and waits until the file and its name are durable. The names of all files that are in the
+// folder become durable too.
 func (w *Writer) Sync() error {
 	if err := w.Flush(); err != nil {
 		return err
@@ -354,9 +350,8 @@ func (w *Writer) Sync() error {
 	return nil
 }
 
-// Follow renames the index for a stream that was renamed while it was written. It reports whether
-// the index is at the new path: not if something else stands there, or the index is no longer at
-// the old one.
+// Follow renames the index of a stream that was renamed while it was written. It returns whether the index
+// is at the new path. It is not if there is another file, or if the index is no longer at the old path.
 func (w *Writer) Follow(from, to string) (bool, error) {
 	own, err := w.f.Stat()
 	if err != nil {
@@ -374,11 +369,10 @@ func (w *Writer) Follow(from, to string) (bool, error) {
 	return true, nil
 }
 
-// Close flushes, writes the end mark and closes the file, which it does also
-// when writing fails.
+// Close flushes, writes the end mark, and closes the file. It closes the file also if writing fails.
 func (w *Writer) Close() error {
 	err := w.finish()
-	if cut := w.f.Truncate(w.end); cut != nil && err == nil { // gives the reserve back
+	if cut := w.f.Truncate(w.end); cut != nil && err == nil { // frees the reserved disk space
 		err = status.FromOS(cut, "cannot cut the index %q to its length", w.path)
 	}
 	if cerr := w.f.Close(); cerr != nil && err == nil {
@@ -394,36 +388,35 @@ func (w *Writer) finish() error {
 	return w.write(endMark)
 }
 
-// Kept says which rows of an index stay when its stream is cut.
+// Kept describes the rows of an index that stay when its stream is cut.
 type Kept struct {
 	Rows         uint64
-	NextSequence uint64 // one more than the last kept row's, 0 without rows
+	NextSequence uint64 // one more than the sequence of the last kept row; 0 without rows
 	End          int64  // of the last indexed packet in the stream
-	CaptureID    string // "": no index was there, or what stood there is none
+	CaptureID    string // "": there is no index
 }
 
-// Found is what stands at the path of an index, for a capture that goes on. Nothing of it is
-// changed before Resume.
+// Found is the file at the path of an index, for a capture that goes on. The file does not change before
+// Resume.
 type Found struct {
 	Kept
-	// Lost is why none of the rows can be kept: NotFound (there is no index, or nothing in it
-	// yet) or Corrupt (it is no index, or damaged, or that of another stream). nil: they can.
+	// Lost tells why no row can be kept: NotFound if there is no index or it is empty, Corrupt if the
+	// file is no index, or is damaged, or belongs to another stream. nil: rows can be kept.
 	Lost error
 
 	path  string
-	f     *os.File // nil: there is none
+	f     *os.File // nil: there is no file
 	old   *File
-	whole int   // batches that stay as they are
-	rest  []int // kept rows behind those
-	anew  bool  // all rows are written behind a new schema
+	whole int   // number of batches that stay unchanged
+	rest  []int // kept rows behind these batches
+	anew  bool  // write all rows again, with a new schema
 }
 
-// Find reads the index at path to go on with a stream that is to be cut to cut bytes. It
-// keeps the rows of packets that end there or before, and the notes of tensors before the
-// first dropped one.
+// Find reads the index at path, for a stream that will be cut to cut bytes and continued. It keeps the
+// rows of packets that end at cut or before, and the notes of tensors before the first dropped packet.
 //
-// Errors: those of Open but NotFound and Corrupt, and of reading the stream. The caller
-// calls Resume or Close.
+// Errors: those of Open except NotFound and Corrupt, and errors of reading the stream. The caller calls
+// Resume or Close.
 func Find(path string, stream io.ReaderAt, cut int64) (*Found, error) {
 	if cut < 0 {
 		return nil, status.New(status.InvalidArgument, "a stream cut to %d bytes", cut)
@@ -467,8 +460,8 @@ func (f *Found) read(stream io.ReaderAt, cut int64) error {
 		return status.New(status.Corrupt, "%q is the index of another stream: %s", f.path, reason)
 	}
 	if (f.End == 0 && old.md.HasFirst) || old.version != version || f.CaptureID == "" {
-		// The schema says something else than before: of a first packet that is gone, of the
-		// version, or which capture this is.
+		// The schema changes: the first packet it knows is gone, or its version or its capture is
+		// another one.
 		f.anew, f.whole, f.rest = true, 0, f.rest[:0]
 		for i := range old.NumRows() {
 			if r := old.Row(i); old.keeper(cut)(&r) {
@@ -479,7 +472,7 @@ func (f *Found) read(stream io.ReaderAt, cut int64) error {
 	return nil
 }
 
-// choose finds the rows to keep, and returns those that have a packet.
+// choose finds the rows to keep. It returns those that have a packet.
 func (f *Found) choose(keep func(*wire.Row) bool) (packets []int) {
 	row := 0
 	for k, b := range f.old.batches {
@@ -501,15 +494,15 @@ func (f *Found) choose(keep func(*wire.Row) bool) (packets []int) {
 	return packets
 }
 
-// Resume makes the index what it is to be beside the stream, which was cut meanwhile. One
-// that is lost is begun anew, and one that cannot be used is set aside before. captureID is
-// that of the index, unless it is lost or has none.
+// Resume makes the index fit the stream, which was cut meanwhile. A file that cannot be used is renamed. If
+// no rows can be kept, Resume begins a new index. captureID is the id of the index, if there is one and it
+// has an id; else it is the id for the new index.
 //
-// A process that is killed here leaves the old index or the new one.
+// If the process is killed here, there is the old index or the new one.
 func (f *Found) Resume(captureID string) (*Writer, error) {
 	w, err := f.resume(captureID)
-	if w == nil || w.f != f.f { // a new file took its place
-		_ = f.Close() // which was only read
+	if w == nil || w.f != f.f { // a new file has replaced it
+		_ = f.Close() // it was only read
 	}
 	return w, err
 }
@@ -523,7 +516,7 @@ func (f *Found) resume(captureID string) (*Writer, error) {
 		}
 		return Create(f.path, captureID)
 	}
-	w := &Writer{path: f.path, f: f.f, md: f.old.md, end: f.old.extents[f.whole].end}
+	w := &Writer{path: f.path, f: f.f, md: f.old.md, end: f.old.messages[f.whole].end}
 	if f.anew {
 		w.md, w.end = Metadata{CaptureID: captureID}, 0
 	}
@@ -539,7 +532,7 @@ func (f *Found) resume(captureID string) (*Writer, error) {
 	return w, nil
 }
 
-// Close leaves the index as it is.
+// Close closes the file. The index stays unchanged.
 func (f *Found) Close() error {
 	if f.f == nil {
 		return nil
@@ -547,7 +540,7 @@ func (f *Found) Close() error {
 	return f.f.Close()
 }
 
-// setAside renames a file that is not the index of the stream.
+// setAside renames a file that is not the stream's index.
 func setAside(path string) error {
 	for n := 1; ; n++ {
 		to := fmt.Sprintf("%s.bad-%d", path, n)
@@ -560,8 +553,8 @@ func setAside(path string) error {
 	}
 }
 
-// cut ends the file behind the batches that it keeps. It waits for the disk where rows go:
-// after a power failure they must not stand beside packets that took the place of theirs.
+// cut ends the file behind the kept batches. rows tells whether rows are removed. Then cut waits for the
+// disk: after a power failure the removed rows must not be there beside new packets.
 func (w *Writer) cut(rows bool) error {
 	if err := w.f.Truncate(w.end); err != nil {
 		return status.FromOS(err, "cannot cut the index %q", w.path)
@@ -575,13 +568,13 @@ func (w *Writer) cut(rows bool) error {
 	return nil
 }
 
-// syncFile is File.Sync but in tests.
+// syncFile is (*os.File).Sync; tests replace it.
 var syncFile = (*os.File).Sync
 
-// rewrite makes a new file of the batches that stay and of rows of the old index, which
-// takes the place of the old one when it is whole.
+// rewrite makes a new file with the kept batches and with rows of the old index. When it is complete, it
+// replaces the old file.
 func (w *Writer) rewrite(old *File, rows []int) (err error) {
-	path, err := filepath.EvalSymlinks(w.path) // a link stays
+	path, err := filepath.EvalSymlinks(w.path) // replace the file, not a link to it
 	if err != nil {
 		return status.FromOS(err, "cannot write the index %q anew", w.path)
 	}
@@ -626,7 +619,7 @@ func (w *Writer) rewrite(old *File, rows []int) (err error) {
 	return nil
 }
 
-// keeper tells which rows stay when the stream is cut.
+// keeper returns a function that reports whether a row stays when the stream is cut.
 func (f *File) keeper(cut int64) func(*wire.Row) bool {
 	dropped := uint64(math.MaxUint64) // sequence of the first dropped packet
 	f.Extents(func(row int, _, end int64) bool {

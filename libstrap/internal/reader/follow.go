@@ -9,15 +9,14 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Follow opens what the stream has got since r was opened: a reader of the rows of r from row
-// first on, and of those that came. It is nil where nothing changed. r stays as it is, and each of
-// the two is to be closed.
+// Follow returns a Reader of the rows of r from row first on, and of the rows that were added since r was
+// opened. It returns nil if nothing changed. r stays valid. Both Readers must be closed.
 //
-// The work is in proportion to what is new. While a capture writes the stream, packets that the
-// index does not list yet are left out: they come with their row.
+// The work is proportional to the new rows. While a capture writes the stream, Follow skips packets that
+// are not in the index yet. A later Follow has them, with their rows.
 //
-// Errors: NotFound (the stream at the path is no longer the one that r has open, or is cut back),
-// InvalidArgument (first is behind the rows that the index of r lists), and those of Open.
+// Errors: NotFound if another file is at the stream's path, or the stream was cut back; InvalidArgument if
+// first is behind the rows that the index of r lists; those of Open.
 func (r *Reader) Follow(first int) (*Reader, error) {
 	if first < 0 || first > r.listed {
 		return nil, status.New(status.InvalidArgument,
@@ -27,7 +26,7 @@ func (r *Reader) Follow(first int) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Whether it is live comes before what is there: of a capture that has ended, that is all.
+	// Ask first whether a capture is writing. If it has ended, all its rows are there afterwards.
 	live := isLocked(r.f)
 	if r.idx == nil && r.NumRows() == 0 && !r.options.IgnoreIndex {
 		return r.anew(live, size)
@@ -51,14 +50,14 @@ func (r *Reader) Follow(first int) (*Reader, error) {
 			n.problem("%s", n.idx.Problem)
 		}
 	}
-	if err := n.settle(true); err != nil {
+	if err := n.arrange(true); err != nil {
 		return nil, err
 	}
 	n.users.Add(1)
 	return n, nil
 }
 
-// sizeNow is the length of the stream, which must be at its path.
+// sizeNow returns the length of the stream. The stream must still be at its path.
 func (r *Reader) sizeNow() (int64, error) {
 	own, err := r.f.Stat()
 	if err != nil {
@@ -74,7 +73,7 @@ func (r *Reader) sizeNow() (int64, error) {
 	return own.Size(), nil
 }
 
-// anew opens a stream of which nothing was there yet.
+// anew opens the stream again, if it was empty before.
 func (r *Reader) anew(live bool, size int64) (*Reader, error) {
 	if live == r.info.Live && size == r.size {
 		if have, err := os.Stat(index.PathOf(r.path)); err != nil || have.Size() == 0 {
@@ -89,7 +88,7 @@ func (r *Reader) anew(live bool, size int64) (*Reader, error) {
 	return n, nil
 }
 
-// unchanged reports whether a reader that is opened now would have the same rows.
+// unchanged reports whether a Reader that is opened now would have the same rows.
 func (r *Reader) unchanged(live bool, size int64) (bool, error) {
 	if live != r.info.Live {
 		return false, nil
@@ -104,7 +103,7 @@ func (r *Reader) unchanged(live bool, size int64) (bool, error) {
 	return have.Size() == r.idx.Size() && r.listed == r.NumRows(), nil
 }
 
-// hasLast is an error where the stream no longer has the last packet of r.
+// hasLast returns an error if the stream no longer has the last packet of r.
 func (r *Reader) hasLast(size int64) error {
 	offset, end, err := r.lastBefore(r.NumRows())
 	if err != nil || end == 0 {
@@ -121,13 +120,13 @@ func (r *Reader) hasLast(size int64) error {
 		"the stream %q was cut back while it was followed, as by a capture that resumes: open it anew", r.path)
 }
 
-// endBefore is where the packet of a row may begin at the earliest.
+// endBefore returns the least offset of a row's packet.
 func (r *Reader) endBefore(row int) (int64, error) {
 	_, end, err := r.lastBefore(row)
 	return max(end, r.start), err
 }
 
-// lastBefore is the place of the last packet before a row; end is 0 where there is none.
+// lastBefore returns the range of the last packet before a row. end is 0 if there is none.
 func (r *Reader) lastBefore(row int) (offset, end int64, err error) {
 	for i := row - 1; i >= 0 && end == 0; i-- {
 		w, err := r.Row(i)
@@ -141,7 +140,7 @@ func (r *Reader) lastBefore(row int) (offset, end int64, err error) {
 	return offset, end, nil
 }
 
-// indexedBefore is the number of rows before a row that the index has.
+// indexedBefore returns how many rows before a row are in the index.
 func (r *Reader) indexedBefore(row int) int {
 	n := 0
 	for _, s := range r.segments {

@@ -13,23 +13,23 @@ import (
 )
 
 const (
-	// batchRows is how many rows are laid out in dst before they are decoded.
+	// batchRows is how many rows get their places in dst before they are decoded.
 	batchRows = 1 << 12
-	// spanBytes is the longest stretch of the file that is read at once for several packets.
+	// spanBytes is the most bytes of the file that are read at once for several packets.
 	spanBytes = 64 << 10
-	// spanGap is how many bytes of other packets may lie between two of one stretch.
+	// spanGap is the most bytes of other packets between two packets that are read at once.
 	spanGap = 4 << 10
-	// aloneBytes is the work below which no second goroutine is started.
+	// aloneBytes is the least number of bytes for which a second goroutine is started.
 	aloneBytes = 64 << 10
 )
 
-// ReadMany decodes the packets of rows into dst, in that order. The bytes of each begin at the next
-// multiple of align, a power of two, behind those of the one before; ends[k] is where those of
-// rows[k] end. It stops before the first packet that dst has no room for. done is how many it
-// decoded. It uses as many goroutines as there are processors.
+// ReadMany decodes the packets of rows into dst, in this order. The bytes of each packet begin at the next
+// multiple of align, a power of two, behind the bytes of the packet before. ends[k] is the end of the bytes
+// of rows[k] in dst. ReadMany stops before the first packet that has no room in dst. done is how many
+// packets it decoded. It uses as many goroutines as there are processors.
 //
-// The error is that of ReadInto or DecodedLen for rows[0]. Where a later row has an error,
-// ReadMany stops before that row.
+// The error is the error of ReadInto or DecodedLen for rows[0]. If a later row has an error, ReadMany stops
+// before that row.
 func (r *Reader) ReadMany(rows []uint64, align int, dst []byte, ends []uint64) (done int, err error) {
 	if align < 1 || align&(align-1) != 0 {
 		return 0, status.New(status.InvalidArgument, "alignment = %d: give a power of two", align)
@@ -45,7 +45,7 @@ func (r *Reader) ReadMany(rows []uint64, align int, dst []byte, ends []uint64) (
 		for k, p := range (*pieces)[:decoded] {
 			ends[done+k] = p.end
 		}
-		clear(*pieces) // which refer to dst
+		clear(*pieces) // they refer to dst
 		done += decoded
 		switch {
 		case failed != nil:
@@ -66,7 +66,7 @@ var layouts = sync.Pool{New: func() any {
 	return &pieces
 }}
 
-// stretches are bytes of the file, spanBytes of them.
+// stretches has buffers of spanBytes bytes.
 var stretches = sync.Pool{New: func() any {
 	b := make([]byte, spanBytes)
 	return &b
@@ -81,8 +81,8 @@ type piece struct {
 	to   []byte
 }
 
-// lay gives rows their places in dst, behind used. full: dst has no room for the next one. The
-// error is that of the row behind the last piece.
+// lay gives rows their places in dst, behind used. full reports whether dst has no room for the next row.
+// The error is of the row after the last piece.
 func (r *Reader) lay(pieces []piece, rows []uint64, align int, dst []byte, used *int) (_ []piece, full bool, err error) {
 	for _, row := range rows {
 		if row >= uint64(r.NumRows()) {
@@ -116,8 +116,7 @@ func (r *Reader) lay(pieces []piece, rows []uint64, align int, dst []byte, used 
 	return pieces, false, nil
 }
 
-// decodeAll decodes pieces, and returns how many of the first could be decoded, and the error of
-// the next.
+// decodeAll decodes pieces. It returns how many pieces before the first error it decoded, and this error.
 func (r *Reader) decodeAll(pieces []piece) (decoded int, err error) {
 	spans, work := spansOf(pieces)
 	var next, least atomic.Int64
@@ -160,11 +159,10 @@ func (r *Reader) decodeAll(pieces []piece) (decoded int, err error) {
 	return int(least.Load()), err
 }
 
-// span is pieces[first:last], which are read together.
+// span is pieces[first:last], which are read at once.
 type span struct{ first, last int }
 
-// spansOf puts pieces together that stand behind each other in the file. work is how many bytes
-// there are.
+// spansOf groups pieces that follow each other closely in the file. work is the number of decoded bytes.
 func spansOf(pieces []piece) (spans []span, work int) {
 	spans = make([]span, 0, 16)
 	for k, p := range pieces {
@@ -183,8 +181,8 @@ func spansOf(pieces []piece) (spans []span, work int) {
 	return spans, work
 }
 
-// decodeSpan decodes the pieces of one stretch, the first of which is piece number first. Where
-// the quick way does not work for one, ReadInto decodes it or says why not.
+// decodeSpan decodes the pieces of one span. first is the number of the first piece. If decodeQuick cannot
+// decode a piece, ReadInto decodes it or returns the error.
 func (r *Reader) decodeSpan(pieces []piece, first int, buf []byte) (failed int, err error) {
 	read := false
 	from := pieces[0].at
@@ -205,7 +203,8 @@ func (r *Reader) decodeSpan(pieces []piece, first int, buf []byte) (failed int, 
 	return 0, nil
 }
 
-// decodeQuick decodes a packet of the index that is in memory. false says nothing of the packet.
+// decodeQuick decodes a packet of the index that is in memory. If it returns false, the packet can still be
+// valid.
 func (r *Reader) decodeQuick(p *piece, b []byte) bool {
 	at, _, err := r.find(p.row)
 	if err != nil || len(b) < wire.HeaderSize {

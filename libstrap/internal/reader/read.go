@@ -17,7 +17,7 @@ import (
 // frameHead is the longest header of an LZ4 (19) or zstd (18) frame.
 const frameHead = 19
 
-// packet is one packet that can be read.
+// packet is a packet that can be read.
 type packet struct {
 	scan.Packet
 	row    wire.Row
@@ -26,7 +26,7 @@ type packet struct {
 	hasCRC bool
 }
 
-// packet finds the packet of row i and checks that it stands there.
+// packet finds the packet of row i and checks that it is there.
 func (r *Reader) packet(i int) (packet, error) {
 	at, scanned, err := r.find(i)
 	if err != nil {
@@ -38,7 +38,7 @@ func (r *Reader) packet(i int) (packet, error) {
 	}
 	p := packet{row: r.idx.Row(at)}
 	if p.row.Offset < 0 && p.row.Error == "" {
-		// An empty tensor that the index alone holds; see docs/STREAM_FORMAT.md.
+		// An empty tensor, which has no packet; see docs/STREAM_FORMAT.md.
 		p.Name = p.row.Name()
 		return p, nil
 	}
@@ -59,11 +59,11 @@ func (p *packet) corrupt(format string, args ...any) error {
 	return status.New(status.Corrupt, "packet %s: %s", label(p.Name, p.Offset), fmt.Sprintf(format, args...))
 }
 
-// DecodedLen is the number of bytes that ReadInto writes for row i. A frame that does not state it
-// is decoded to learn it, in the memory of a decoder.
+// DecodedLen returns the number of bytes that ReadInto writes for row i. If a frame does not state it,
+// DecodedLen decodes the frame in the memory of a decoder.
 //
-// Errors: NotFound (no such row, or a note), Corrupt, Unsupported (a frame that
-// does not say its size and has more than 4 GiB), IO.
+// Errors: NotFound if there is no row i, or row i is a note; Corrupt; Unsupported if a frame does not state
+// its size and has more than 4 GiB; IO.
 func (r *Reader) DecodedLen(i int) (int64, error) {
 	p, err := r.packet(i)
 	if err != nil {
@@ -92,8 +92,7 @@ func (r *Reader) decodedLen(p *packet) (int64, error) {
 	return n, nil
 }
 
-// claimedLen is the decoded length by the payload itself, -1 where it does not
-// say.
+// claimedLen returns the decoded length that the payload states, or -1.
 func (r *Reader) claimedLen(p *packet) (int64, error) {
 	if p.kind == codec.None {
 		return int64(p.PayloadLen), nil
@@ -109,8 +108,8 @@ func (r *Reader) claimedLen(p *packet) (int64, error) {
 	return n, nil
 }
 
-// tensorLen is the decoded length by the row; known is false for a part of a
-// tensor and for a packet found by scanning.
+// tensorLen returns the decoded length that the row gives. known is false for a part of a tensor, and for
+// a packet that was found by scanning.
 func tensorLen(w *wire.Row) (n int64, known bool) {
 	if w.Shape == nil || !w.Stored.Valid() || w.Parts > 1 {
 		return 0, false
@@ -118,7 +117,7 @@ func tensorLen(w *wire.Row) (n int64, known bool) {
 	return wire.TensorLen(w.Shape, w.Stored), true
 }
 
-// measure decodes a payload to learn its length. It keeps nothing of it.
+// measure decodes a payload to find its decoded length. It does not keep the bytes.
 func (r *Reader) measure(p *packet) (int64, error) {
 	src := r.payload(p)
 	defer src.release()
@@ -129,11 +128,11 @@ func (r *Reader) measure(p *packet) (int64, error) {
 	return n, nil
 }
 
-// ReadInto decodes the packet of row i into dst, which has DecodedLen(i) bytes,
-// and compares its checksum with that of the index, where that has one.
+// ReadInto decodes the packet of row i into dst, which must have DecodedLen(i) bytes. If the index has a
+// checksum of the packet, ReadInto compares it.
 //
-// Errors: InvalidArgument (dst has another length), NotFound (no such row, or a
-// note), Corrupt, Unsupported, IO. dst may be partly written then.
+// Errors: InvalidArgument if dst has another length; NotFound if there is no row i, or row i is a note;
+// Corrupt, Unsupported, IO. After an error dst may be partly written.
 func (r *Reader) ReadInto(i int, dst []byte) error {
 	p, err := r.packet(i)
 	if err != nil {
@@ -151,11 +150,11 @@ func (r *Reader) ReadInto(i int, dst []byte) error {
 	return r.outcome(&p, src, codec.Decode(dst, p.kind, src.buf))
 }
 
-// outcome is the error of a decoding: that of the file goes before a wrong
-// checksum, which explains whatever the codec makes of the bytes.
+// outcome returns the error of a decoding. An error of the file goes first, then a wrong checksum, because
+// it explains any error of the codec.
 func (r *Reader) outcome(p *packet, src *source, decoded error) error {
 	if p.hasCRC {
-		// The codec need not have read up to the end. An error stays in src.
+		// Read the rest for the checksum. An error of reading is kept in src.
 		_, _ = io.Copy(io.Discard, src.buf)
 	}
 	switch {
@@ -173,8 +172,8 @@ func (r *Reader) outcome(p *packet, src *source, decoded error) error {
 	return nil
 }
 
-// source reads a payload, buffered, sums it up and remembers the file's error,
-// which a codec may hide.
+// source reads a payload. It computes the checksum, and keeps the file's error, because a codec may hide
+// it.
 type source struct {
 	section io.SectionReader
 	buf     *bufio.Reader

@@ -1,5 +1,4 @@
-// Package reader reads captures: a stream, with its index where there is one,
-// by scanning where there is none.
+// Package reader reads captures: a stream with its index, or without an index by scanning.
 package reader
 
 import (
@@ -26,36 +25,35 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// Options of Open.
+// Options are the options of Open.
 type Options struct {
 	IgnoreIndex bool // find all packets by scanning
 }
 
-// Info sums up what Open found.
+// Info describes an open stream.
 type Info struct {
-	Indexed    bool   // the index was used
-	Rows       uint64 // packets, and notes of tensors that became none
+	Indexed    bool   // the index is used
+	Rows       uint64 // packets, and notes of tensors without a packet
 	Packets    uint64
-	Scanned    uint64 // of the packets, found by scanning
-	FileBytes  int64  // of the stream
-	ValidBytes int64  // of it complete packets, from its beginning
+	Scanned    uint64 // packets that were found by scanning
+	FileBytes  int64  // length of the stream
+	ValidBytes int64  // bytes of complete packets from its beginning
 	Live       bool   // a capture is writing the stream
-	Problem    string // what is not as it should be, "" when all is well
+	Problem    string // problems of the stream or the index, "" if there are none
 }
 
-// Reader is an open stream. It may be used from several goroutines; Close is
-// the last call.
+// Reader is an open stream. It may be used from several goroutines. Close must be the last call.
 type Reader struct {
 	path     string
 	options  Options
 	f        *os.File
-	users    *atomic.Int32 // readers that share f
-	start    int64         // where the packet of the first row may begin
-	follows  bool          // leaves out what the index does not list yet, while a capture writes
-	listed   int           // rows before what was found behind the index's end
-	size     int64
+	users    *atomic.Int32 // number of readers that share f
+	start    int64         // least offset of the first row's packet
+	follows  bool          // skips packets that are not in the index yet, while a capture writes
+	listed   int           // rows before the packets that were found behind the index's end
+	size     int64         // of the stream
 	idx      *index.File   // nil: not used
-	found    []scan.Packet // by scanning, in order
+	found    []scan.Packet // packets that were found by scanning, in order
 	segments []segment
 	info     Info
 
@@ -63,28 +61,25 @@ type Reader struct {
 	rows []index.Rows
 }
 
-// segment is a run of rows: of the index from row first on, or of the found
-// packets from packet first on.
+// segment is a run of rows. They are rows of the index, or found packets.
 type segment struct {
-	row, count int
-	first      int
-	scanned    bool
+	row, count int  // first row of the Reader, and number of rows
+	first      int  // first row of the index, or first found packet
+	scanned    bool // they are found packets
 }
 
 // Open opens the stream at path, and path.index beside it.
 //
-// The index is used where it belongs to the stream: where the checksum of the
-// first packet is that of the index, the packets follow each other, and the
-// first and the last of them stand where it says. Packets that it does not list
-// are found by scanning. Where it does not belong, all are, and Info.Problem
-// says so; likewise where the stream or the index is torn.
+// The index is used if it belongs to the stream: the first packet has the index's checksum, the packets
+// do not overlap, and the first and the last packet are at the index's offsets. Packets that the index
+// does not list are found by scanning. If the index does not belong to the stream, all packets are found by
+// scanning. Info.Problem tells this, and also if the stream or the index is torn.
 //
-// Errors: NotFound, Permission, InvalidArgument (no regular file), IO, Corrupt
-// (the file does not begin with a packet, and no index says that one was just
-// being written).
+// Errors: NotFound, Permission, InvalidArgument (no regular file), IO, Corrupt (the file does not begin
+// with a packet, and no index says that its first packet was being written).
 //
-// While a capture writes the stream, the end of the index and of the last packet may be missing, and
-// that is no problem.
+// While a capture writes the stream, the end of the index and of the last packet may be missing. This is
+// no problem.
 func Open(path string, o Options) (*Reader, error) {
 	f, err := openStream(path)
 	if err != nil {
@@ -100,7 +95,7 @@ func Open(path string, o Options) (*Reader, error) {
 }
 
 func openStream(path string) (*os.File, error) {
-	// O_NONBLOCK: a FIFO is refused below, not waited for.
+	// O_NONBLOCK: do not wait for a FIFO; it is refused below.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, status.FromOS(err, "cannot open the stream %q", path)
@@ -125,7 +120,7 @@ func (r *Reader) open(o Options) error {
 		switch {
 		case err == nil:
 			begun = true
-			r.info.Live = r.info.Live || idx.Torn && isLocked(r.f) // it may just have begun
+			r.info.Live = r.info.Live || idx.Torn && isLocked(r.f) // the capture may have just begun
 			if idx.Torn && (idx.Damaged || !r.info.Live) {
 				r.problem("%s", idx.Problem)
 			}
@@ -136,13 +131,14 @@ func (r *Reader) open(o Options) error {
 			r.problem("the index is ignored: %v", err)
 		}
 	}
-	return r.settle(begun)
+	return r.arrange(begun)
 }
 
-// settle lays out the rows, once the index was read. begun: it says that a capture began here.
-func (r *Reader) settle(begun bool) error {
-	// The size comes after the index: of a capture that goes on, the stream
-	// then has what the index lists.
+// arrange puts the rows in order after the index was read. begun tells whether an index says that a
+// capture began here.
+func (r *Reader) arrange(begun bool) error {
+	// Get the size after the index was read. So the stream of a running capture has all packets that
+	// the index lists.
 	info, err := r.f.Stat()
 	if err != nil {
 		return status.FromOS(err, "cannot stat the stream %q", r.path)
@@ -177,12 +173,12 @@ func (r *Reader) settle(begun bool) error {
 	return nil
 }
 
-// isLocked reports whether a capture has locked the file. On a file system without locks it has not.
+// isLocked reports whether a capture has locked the file. On a file system without locks it returns false.
 func isLocked(f *os.File) bool {
 	fd := int(f.Fd())
 	switch err := syscall.Flock(fd, syscall.LOCK_SH|syscall.LOCK_NB); {
 	case err == nil:
-		_ = syscall.Flock(fd, syscall.LOCK_UN) // closing the file does it otherwise
+		_ = syscall.Flock(fd, syscall.LOCK_UN) // after an error, closing the file unlocks it
 		return false
 	default:
 		return errors.Is(err, syscall.EWOULDBLOCK)
@@ -196,8 +192,8 @@ func (r *Reader) problem(format string, args ...any) {
 	r.info.Problem += fmt.Sprintf(format, args...)
 }
 
-// belongs says why the index is not that of the stream, "" if it is. Packets
-// behind the end of the file are no reason: a crash may lose them.
+// belongs returns the reason why the index does not belong to the stream, or "". Packets behind the end
+// of the file are no reason, because a crash can lose them.
 func (r *Reader) belongs() (reason string, err error) {
 	first, last := -1, -1
 	pos := int64(0)
@@ -223,7 +219,7 @@ func (r *Reader) belongs() (reason string, err error) {
 		p, err := scan.ReadAt(r.f, 0, r.size)
 		switch {
 		case errors.Is(err, status.Corrupt):
-			// Nothing to compare with; a row that claims the packet fails below.
+			// There is no first packet to compare. If a row claims it, the check below fails.
 		case err != nil:
 			return "", err
 		default:
@@ -250,7 +246,7 @@ func (r *Reader) belongs() (reason string, err error) {
 	return "", nil
 }
 
-// sum is the CRC-32C of a packet's payload.
+// sum returns the CRC-32C of a packet's payload.
 func (r *Reader) sum(p scan.Packet) (uint32, error) {
 	var sum crc32c.Sum
 	if _, err := io.Copy(&sum, io.NewSectionReader(r.f, p.PayloadOffset, int64(p.PayloadLen))); err != nil {
@@ -259,8 +255,8 @@ func (r *Reader) sum(p scan.Packet) (uint32, error) {
 	return uint32(sum), nil
 }
 
-// header reads the packet that a row of the index stands for. The error is
-// Corrupt where the stream has another one there.
+// header reads the packet of a row of the index. The error is Corrupt if the stream has another packet
+// there.
 func (r *Reader) header(w *wire.Row) (scan.Packet, error) {
 	name := w.Name()
 	p, err := scan.ReadAt(r.f, w.Offset, r.size)
@@ -275,8 +271,7 @@ func (r *Reader) header(w *wire.Row) (scan.Packet, error) {
 	return p, nil
 }
 
-// fitting is the number of rows before the first packet that the file ends
-// before.
+// fitting returns the number of rows before the first packet that is not complete in the file.
 func (r *Reader) fitting() int {
 	rows, lost := r.idx.NumRows(), 0
 	r.idx.Extents(func(row int, _, end int64) bool {
@@ -292,9 +287,9 @@ func (r *Reader) fitting() int {
 	return rows
 }
 
-// layout puts the first rows of the index and what the scan finds around them
-// in stream order. tear is the first place where bytes are no packet. atEnd: no packet stands
-// behind it.
+// layout puts the first rows of the index, and the packets that it finds by scanning around them, in the
+// order of the stream. tear tells where bytes are no packet for the first time. atEnd reports whether no
+// packet of the index is behind the tear.
 func (r *Reader) layout(rows int) (tear *scan.Tear, atEnd bool, err error) {
 	pos, placed := r.start, 0
 	explore := func(to int64) {
@@ -350,7 +345,7 @@ func (r *Reader) layout(rows int) (tear *scan.Tear, atEnd bool, err error) {
 	return tear, atEnd, err
 }
 
-// place appends rows: those of the index, or found packets.
+// place appends the rows [from, to) of the index, or the found packets [from, to).
 func (r *Reader) place(scanned bool, from, to int) {
 	if from < to {
 		r.segments = append(r.segments, segment{row: int(r.info.Rows), count: to - from, first: from, scanned: scanned})
@@ -358,14 +353,13 @@ func (r *Reader) place(scanned bool, from, to int) {
 	}
 }
 
-// Info sums up what Open found.
+// Info describes the stream.
 func (r *Reader) Info() Info { return r.info }
 
-// NumRows is the number of rows: packets, and notes of tensors that became
-// none.
+// NumRows returns the number of rows: packets, and notes of tensors without a packet.
 func (r *Reader) NumRows() int { return int(r.info.Rows) }
 
-// find is the row of the index, or the found packet, that is row i.
+// find returns the number of row i in the index, or among the found packets if scanned is true.
 func (r *Reader) find(i int) (at int, scanned bool, err error) {
 	if i < 0 || i >= r.NumRows() {
 		return 0, false, status.New(status.NotFound, "row %d of %q, which has %d", i, r.path, r.NumRows())
@@ -375,9 +369,9 @@ func (r *Reader) find(i int) (at int, scanned bool, err error) {
 	return s.first + i - s.row, s.scanned, nil
 }
 
-// Row is row i, NotFound where there are fewer. A packet found by scanning has
-// its name as Layer, its row number as Sequence, its Codec by the payload's
-// first bytes, and nothing else: Source, Stored and Shape are zero.
+// Row returns row i, or NotFound if there are fewer rows. For a packet that was found by scanning, Layer
+// is its name, Sequence its row number, and Codec the codec that the payload's first bytes show. Its other
+// fields are unknown: Source, Stored and Shape are zero.
 func (r *Reader) Row(i int) (wire.Row, error) {
 	at, scanned, err := r.find(i)
 	if err != nil {
@@ -389,7 +383,7 @@ func (r *Reader) Row(i int) (wire.Row, error) {
 	return r.idx.Row(at), nil
 }
 
-// ScannedRow is the row of a packet found by scanning.
+// ScannedRow returns the row of a packet that was found by scanning.
 func ScannedRow(p scan.Packet, sequence uint64) wire.Row {
 	return wire.Row{
 		Sequence: sequence, Offset: p.Offset, Length: uint64(p.End() - p.Offset), Parts: 1, Layer: p.Name,
@@ -397,10 +391,11 @@ func ScannedRow(p scan.Packet, sequence uint64) wire.Row {
 	}
 }
 
-// Records are all rows as record batches, in row order: all columns of the index, or some, whose texts
-// are dictionaries then. Each batch is made when it is asked for, also behind Close, and holds up to the next.
+// Records returns all rows as record batches, in row order. Without names they have all columns of the
+// index. With names they have these columns, and text columns are dictionaries. A batch is made when it is
+// asked for, also after Close, and is valid until the next one.
 //
-// Errors: InvalidArgument (there is no column of a name).
+// Errors: InvalidArgument if there is no column of a name.
 func (r *Reader) Records(names ...string) (array.RecordReader, error) {
 	schema := index.Schema(index.Metadata{})
 	switch {
@@ -417,14 +412,14 @@ func (r *Reader) Records(names ...string) (array.RecordReader, error) {
 	return &records{recorder: index.NewRecorder(schema), left: r.rows}, nil
 }
 
-// gather finds the rows of Records.
+// gather collects the rows of Records.
 func (r *Reader) gather() {
 	for _, s := range r.segments {
 		if !s.scanned {
 			r.rows = append(r.rows, r.idx.Slice(s.first, s.first+s.count)...)
 			continue
 		}
-		const batch = 1 << 12 // of names up to 64 KiB each
+		const batch = 1 << 12 // rows; a name has up to 64 KiB
 		row := s.row
 		for some := range slices.Chunk(r.found[s.first:s.first+s.count], batch) {
 			rows := make([]wire.Row, len(some))
@@ -469,7 +464,7 @@ func (r *Reader) Close() error {
 	return nil
 }
 
-// wrap names the stream, and tells a closed one from one that cannot be read.
+// wrap adds the stream's path to an error. The code is InvalidState if the stream was closed.
 func (r *Reader) wrap(err error) error {
 	code := status.CodeOf(err)
 	if errors.Is(err, os.ErrClosed) {
@@ -482,7 +477,7 @@ func (r *Reader) readError(err error, name string, offset int64) error {
 	return r.wrap(status.FromOS(err, "cannot read packet %s", label(name, offset)))
 }
 
-// label names a packet in a message.
+// label returns a packet's name and offset for a message.
 func label(name string, offset int64) string {
 	const most = 200
 	if len(name) > most {

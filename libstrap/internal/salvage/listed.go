@@ -15,9 +15,9 @@ import (
 // listed is a packet that the index lists.
 type listed struct {
 	row    int
-	offset int64 // where the index says that it stands
+	offset int64 // offset in the index
 	length int64
-	at     int64 // where it was found, or missing
+	at     int64 // offset where it was found, or missing
 	reason string
 }
 
@@ -26,9 +26,9 @@ const missing = -1
 // found is an intact packet of the source.
 type found struct {
 	at, end  int64
-	k        int // of the listed packets, or unlistedPacket
+	k        int // number among the listed packets, or unlistedPacket
 	repaired bool
-	payload  int64 // where it begins
+	payload  int64 // offset of the payload
 	name     string
 }
 
@@ -52,9 +52,8 @@ func (s *salvage) locate() ([]found, error) {
 	return s.withUnlisted(nil)
 }
 
-// listed finds the packets that the index lists: where it says, then wherever
-// they have moved, then those of which the header alone is damaged. nil: the
-// index is not that of this stream.
+// listed finds the packets of the index: at their offsets, then wherever they have moved to, then the packets
+// of which only the header is damaged. It returns nil if the index does not belong to this stream.
 func (s *salvage) listed() ([]found, error) {
 	s.idx.Extents(func(row int, offset, end int64) bool {
 		s.rows = append(s.rows, listed{row: row, offset: offset, length: end - offset, at: missing})
@@ -95,8 +94,8 @@ func merge(a, b []found) []found {
 	return all
 }
 
-// inPlace finds the packets that stand where the index says. contradicted is how
-// many others stand there by their headers, with another payload.
+// inPlace finds the packets that are at their offsets. contradicted is how many packets have their header
+// there, but another payload.
 func (s *salvage) inPlace() (all []found, contradicted int, err error) {
 	end := int64(0)
 	for k := range s.rows {
@@ -150,7 +149,7 @@ func wrongSum(got, want uint32) string {
 	return fmt.Sprintf("its payload has checksum %08x, the index says %08x", got, want)
 }
 
-// hasHeader reports whether a header and name stand at an offset.
+// hasHeader reports whether this header and name are at an offset.
 func (s *salvage) hasHeader(at int64, name string, payloadLen uint32) (bool, error) {
 	b := make([]byte, wire.HeaderSize+len(name))
 	if _, err := s.ReadAt(b, at); err != nil {
@@ -160,8 +159,8 @@ func (s *salvage) hasHeader(at int64, name string, payloadLen uint32) (bool, err
 	return n == len(name) && d == payloadLen && string(b[wire.HeaderSize:]) == name, nil
 }
 
-// stretches calls fn with every stretch [from, to) in which no packet was found,
-// and by how much the packets before and behind it have moved.
+// stretches calls fn with each range [from, to) in which no packet was found. before and behind are by how
+// much the packets before and behind the range have moved.
 func (s *salvage) stretches(all []found, fn func(from, to, before, behind int64) error) error {
 	from, before := int64(0), int64(0)
 	for _, f := range all {
@@ -182,23 +181,23 @@ func (s *salvage) stretches(all []found, fn func(from, to, before, behind int64)
 	return nil
 }
 
-// mover looks for packets that are missing where the index says, by their
-// headers, at every byte of what is left.
+// mover looks for the packets that are not at their offsets: by their headers, at each byte of the other
+// ranges.
 type mover struct {
 	*salvage
 	wanted   map[uint64]map[identity][]int // missing packets, by the 48 bits of their headers
-	filter   [1 << 10]uint64               // bit set of hashes of these
+	filter   [1 << 10]uint64               // bit set of the headers' hashes
 	patience int64                         // bytes of wrong candidates that may still be read
 	all      []found
 }
 
-// identity is what tells packets of one header apart.
+// identity distinguishes packets with the same header.
 type identity struct {
 	name string
 	sum  uint32
 }
 
-// headerHash is one of 65,536 values.
+// headerHash returns one of 65,536 values.
 func headerHash(header uint64) uint64 { return header * 0x9E3779B97F4A7C15 >> 48 }
 
 func (s *salvage) moved(all []found) ([]found, error) {
@@ -234,14 +233,13 @@ func (m *mover) want(k int) {
 	}
 	id := identity{name, sum}
 	m.wanted[h][id] = append(m.wanted[h][id], k)
-	// A packet of this name is worth a look at its payload.
+	// A packet of this name is missing, so look at the payload.
 	if id.sum = 0; m.wanted[h][id] == nil {
 		m.wanted[h][id] = []int{}
 	}
 }
 
-// search goes through a stretch byte by byte. shift is by how much the packet
-// before it has moved.
+// search looks at each byte of a range. shift is by how much the packet before the range has moved.
 func (m *mover) search(from, to, shift int64) error {
 	w := byteWindow{s: m.salvage, to: to}
 	for at := from; to-at >= wire.HeaderSize; at++ {
@@ -265,7 +263,7 @@ func (m *mover) search(from, to, shift int64) error {
 	return nil
 }
 
-// try looks whether a missing packet stands at a place.
+// try looks for a missing packet at an offset.
 func (m *mover) try(at, to int64, header uint64, shift int64) (f found, ok bool, err error) {
 	wanted := m.wanted[header]
 	n, d := int64(header>>32), int64(uint32(header))
@@ -292,7 +290,7 @@ func (m *mover) try(at, to int64, header uint64, shift int64) (f found, ok bool,
 		m.patience -= d + 1
 		return f, false, nil
 	}
-	// Of packets with the same content, the one that belongs here, or the first that is missing.
+	// If several packets have this content, take the one that belongs here, or the first that is missing.
 	i := sort.Search(len(same), func(i int) bool { return m.rows[same[i]].offset+shift >= at })
 	if i == len(same) || m.rows[same[i]].offset+shift != at || m.rows[same[i]].at != missing {
 		i = 0
@@ -306,10 +304,10 @@ func (m *mover) try(at, to int64, header uint64, shift int64) (f found, ok bool,
 	return found{at: at, end: end, k: k, payload: payload}, true, nil
 }
 
-// repairable finds the missing packets of which the header alone is damaged, where
-// the packets before or behind them have moved to.
+// repairable finds the missing packets of which only the header is damaged. It looks where they are if they
+// have moved as the packets before or behind them.
 func (s *salvage) repairable(all []found) (repaired []found, err error) {
-	const least = 4 // bytes of payload; with fewer, a checksum says little
+	const least = 4 // bytes of payload; with fewer bytes the checksum proves little
 	last, shifts, patience := int64(0), s.shifts(), s.allowance
 	for k := range s.rows {
 		if patience < 0 {
@@ -347,7 +345,7 @@ func (s *salvage) repairable(all []found) (repaired []found, err error) {
 	return repaired, nil
 }
 
-// shifts is by how much the found packets before and behind each one have moved.
+// shifts returns for each packet by how much the found packets before and behind it have moved.
 func (s *salvage) shifts() [][2]int64 {
 	all := make([][2]int64, len(s.rows))
 	last := int64(0)
@@ -372,8 +370,8 @@ func isFree(all []found, from, to int64) bool {
 	return k == len(all) || all[k].at >= to
 }
 
-// expected is where a missing packet should stand: as far from its place as the
-// found one before it.
+// expected returns the missing packets by the offset where they should be: moved as far as the found packet
+// before them.
 func (s *salvage) expected() map[int64]int {
 	places, shift := map[int64]int{}, int64(0)
 	for k := range s.rows {
@@ -396,16 +394,16 @@ func (s *salvage) lost(r *listed) Packet {
 	return Packet{Name: w.Name(), Range: Range{Offset: r.offset, Length: r.length}, Reason: reason}
 }
 
-// byteWindow is a stretch of the source in memory, for going on byte by byte.
+// byteWindow is a range of the source in memory, which is searched byte by byte.
 type byteWindow struct {
 	s   *salvage
-	to  int64 // the end of what may be read
+	to  int64 // end of the bytes that may be read
 	at  int64
 	buf []byte
 }
 
-// from is what is in memory from an offset on: at least the bytes of a header and of the magic
-// number behind one without a name, as far as there are so many.
+// from returns the bytes in memory from an offset on. They have at least a header and the magic number behind
+// a header without a name, if the range is long enough.
 func (w *byteWindow) from(at int64) ([]byte, error) {
 	if at >= w.at && min(at+wire.HeaderSize+magicSize, w.to) <= w.at+int64(len(w.buf)) {
 		return w.buf[at-w.at:], nil

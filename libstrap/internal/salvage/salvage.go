@@ -1,5 +1,5 @@
-// Package salvage copies what is intact of a damaged stream into a new one, with
-// an index of its own. The source is only read.
+// Package salvage copies the intact packets of a damaged stream to a new stream with an index of its own. It
+// only reads the source.
 package salvage
 
 import (
@@ -16,50 +16,48 @@ import (
 
 // Options of Salvage.
 type Options struct {
-	Force bool // replace what stands at the new stream's path
-	// Progress, if not nil, is told now and then how many bytes of about how
-	// many have been gone through. Its error ends the work, and is the answer.
+	Force bool // replace files at the new stream's path
+	// Progress, if not nil, is called now and then. done is how many bytes were processed, total is
+	// about how many there are. If Progress returns an error, Salvage ends with this error.
 	Progress func(done, total int64) error
 }
 
-// Report says what a new stream has of its source, and what it has not.
+// Report tells what the new stream has of its source, and what was lost.
 type Report struct {
 	Packets   uint64 // in the new stream
-	Bytes     int64  // its length
-	Verified  uint64 // of the packets: by the checksum in the index
-	Repaired  uint64 // of the verified: only the header was damaged, the index had it
-	Unlisted  uint64 // of the packets: not in the index, so without shape and type
+	Bytes     int64  // length of the new stream
+	Verified  uint64 // packets with the checksum of the index
+	Repaired  uint64 // verified packets of which the header was damaged, and taken from the index
+	Unlisted  uint64 // packets that are not in the index, so without shape and type
 	Lost      []Packet
 	Ranges    []Range // of the source, that are no kept packet, in order
 	LostBytes int64   // in the ranges
-	Problem   string  // what is wrong with the index, "" where nothing is or there is none
+	Problem   string  // problem of the index; "" if there is none, or no index
 }
 
-// Packet is one that was lost and is known by its name.
+// Packet is a lost packet whose name is known.
 type Packet struct {
 	Name   string
-	Range         // of the source, where it should stand
-	Reason string // what stands there
+	Range         // of the source, where it should be
+	Reason string // what is there instead
 }
 
-// Range is a stretch of bytes of the source.
+// Range is a range of bytes of the source.
 type Range struct{ Offset, Length int64 }
 
-// Salvage writes what is intact of the stream at src, however damaged, into a
-// new stream at dst, with an index, and leaves src alone. Both appear when they
-// are whole and durable.
+// Salvage writes the intact packets of the stream at src, however damaged, to a new stream at dst, with an
+// index. It does not change src. The new stream and its index appear when they are complete and durable.
 //
-// A packet that the index of src lists is kept where its checksum agrees, also
-// where it has moved, and where its header alone is damaged; else the new index
-// notes it as lost. What no index lists is kept where it is a complete packet:
-// behind another, or found again behind a damaged stretch, see unlisted.go.
+// A packet that the index of src lists is kept if its checksum is right, also if it has moved, or if only its
+// header is damaged. Otherwise the new index notes that it is lost. A packet that the index does not list is
+// kept if it is complete: it follows another packet, or was found behind a damaged range; see unlisted.go.
 //
-// The work is linear in the bytes of the stream and of the index: a search that met far more false
-// beginnings of packets than damage makes is given up.
+// The work is linear in the bytes of the stream and of the index. A search ends if it meets far more false
+// beginnings of packets than damage makes.
 //
-// Errors: NotFound, InvalidArgument (src is no regular file, dst is src, or dst
-// or its index exists and Force is not set), Busy (dst is being captured),
-// Corrupt (no intact packet), IO, those of writing dst and that of Progress.
+// Errors: NotFound, InvalidArgument (src is no regular file, dst is src, or dst or its index exists and Force
+// is not set), Busy (dst is being captured), Corrupt (there is no intact packet), IO, errors of writing dst,
+// and the error of Progress.
 func Salvage(src, dst string, o Options) (Report, error) {
 	s, err := open(src, o)
 	if err != nil {
@@ -83,47 +81,47 @@ func Salvage(src, dst string, o Options) (Report, error) {
 	return s.report, nil
 }
 
-// salvage is the source, and what has been found out about it.
+// salvage has the source, and what is known about it.
 type salvage struct {
 	path   string
 	f      *os.File
 	size   int64
 	mode   os.FileMode // its permissions
-	idx    *index.File // nil: there is none that is of use
-	rows   []listed    // its packets, in the order of their offsets
+	idx    *index.File // nil: there is no index that can be used
+	rows   []listed    // the packets of the index, in the order of their offsets
 	report Report
 
 	read int64 // bytes, so far
-	// allowance is how many bytes each search may go through for candidates that turn out to be no
-	// packets. A hostile stream has more of them than bytes, each with a claim on all that follows.
-	// Damage makes few.
+	// allowance is how many bytes each search may process for candidates that are no packets. A hostile
+	// stream can have a candidate at each byte, which claims all the bytes behind it. Damage makes few
+	// candidates.
 	allowance int64
 
 	progress func(done, total int64) error
-	done     int64 // bytes gone through
-	ahead    int64 // bytes to go through again, at most
-	told     int64 // done, when progress was called last
+	done     int64 // processed bytes
+	ahead    int64 // most bytes that will be processed again
+	told     int64 // done at the last call of Progress
 	chunk    []byte
 }
 
 const (
 	chunkSize = 1 << 20
-	// step is how many bytes are gone through between two calls of Progress.
+	// step is how many bytes are processed between two calls of Progress.
 	step = 8 << 20
-	// Each search may go through so much in vain: so many times the stream, and so many bytes.
+	// A search may process so many bytes in vain: searchFactor times the stream, and searchBytes.
 	searchFactor = 16
 	searchBytes  = 64 << 20
 )
 
 func open(path string, o Options) (*salvage, error) {
-	// O_NONBLOCK: a FIFO is refused below, not waited for.
+	// O_NONBLOCK: do not wait for a FIFO; it is refused below.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, status.FromOS(err, "cannot open the stream %q", path)
 	}
 	s := &salvage{path: path, f: f, progress: o.Progress}
-	// The size comes after the index: of a capture that goes on, the stream then
-	// has what the index lists.
+	// Get the size after the index was read. So the stream of a running capture has all packets that
+	// the index lists.
 	if err := errors.Join(s.openIndex(), s.measure()); err != nil {
 		f.Close()
 		return nil, err
@@ -167,7 +165,7 @@ func (s *salvage) problem(format string, args ...any) {
 	s.report.Problem += fmt.Sprintf(format, args...)
 }
 
-// tick counts bytes gone through, and tells of them.
+// tick counts n processed bytes, and calls Progress now and then.
 func (s *salvage) tick(n int64) error {
 	s.done += n
 	if s.progress == nil || s.done-s.told < step {
@@ -177,7 +175,7 @@ func (s *salvage) tick(n int64) error {
 	return s.progress(s.done, max(s.done, s.ahead))
 }
 
-// ReadAt reads the source. It is an IO error where the file has become shorter.
+// ReadAt reads the source. If the file has become shorter, the error is IO.
 func (s *salvage) ReadAt(b []byte, at int64) (int, error) {
 	n, err := s.f.ReadAt(b, at)
 	s.read += int64(n)
@@ -190,7 +188,7 @@ func (s *salvage) ReadAt(b []byte, at int64) (int, error) {
 	return n, status.FromOS(err, "cannot read %d bytes at %d of %q", len(b), at, s.path)
 }
 
-// sum is the CRC-32C of n bytes, each of which goes to w too, if that is not nil.
+// sum returns the CRC-32C of n bytes at an offset. If w is not nil, it also copies them to w.
 func (s *salvage) sum(at, n int64, w io.Writer) (crc uint32, err error) {
 	if s.chunk == nil {
 		s.chunk = make([]byte, chunkSize)

@@ -13,59 +13,58 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// What no index lists is taken for a packet
+// Bytes that no index lists are a packet
 //
-//   - where it follows another one (or the stream begins), unless its frame does
-//     not decode, or no packet follows it and one begins inside;
-//   - behind a damaged stretch, if a frame begins in it, or if more packets follow
-//     than chance would put there.
+//   - if they follow another packet or begin the stream, unless their frame does not decode, or no packet
+//     follows them and a packet begins inside;
+//   - if they are behind a damaged range, and a frame begins in them, or more packets follow than would
+//     by chance.
 //
-// Raw bytes say nothing about themselves: behind a header that is right, damaged
-// ones are kept. Where the index says that a packet stands, there is either this
-// one or none.
+// Raw bytes cannot be checked: behind an intact header, damaged raw bytes are kept. Where the index has a
+// packet, there is this packet or none.
 //
-// Candidates can overlap, and each may claim all that follows. So what was read and decoded for
-// those that turned out to be none is counted. Where it comes to more than the allowance, nothing is
-// looked for behind damage any more, and what follows another packet is kept without a look behind it.
+// Candidates can overlap, and each may claim all bytes behind it. So the bytes that are read and decoded for
+// candidates that are no packets are counted. If they are more than the allowance, the search behind damage
+// ends, and a packet that follows another packet is kept without a look at the packets behind it.
 
 const (
-	// chain is how many packets with a name follow each other by chance nowhere.
+	// chain is how many packets with a name must follow each other: so many never do by chance.
 	chain = 3
-	// links is how many without a name are gone over in between.
+	// links is the most packets without a name in between.
 	links = 16
-	// maxSeen bounds how many pairs of name and length are remembered.
+	// maxSeen is the most pairs of name and length that are remembered.
 	maxSeen = 1 << 16
-	// Decoding so many bytes costs as much as reading one.
+	// decodedPerRead is how many decoded bytes cost as much as reading one byte.
 	decodedPerRead = 64
 )
 
 // seeker looks for packets that are not listed.
 type seeker struct {
 	*salvage
-	expected map[int64]int // listed packets that are missing, by where they should stand
+	expected map[int64]int // missing listed packets, by the offset where they should be
 	seen     map[shape]bool
 	found    []found
-	damaged  []Packet // known by name, with a payload that does not decode
+	damaged  []Packet // packets with a known name whose payload does not decode
 	window   byteWindow
-	patience int64   // what may still be gone through in vain
-	last     verdict // of the frame that was decoded last
+	patience int64   // bytes that may still be processed in vain
+	last     verdict // on the frame that was decoded last
 	bytes    *bufio.Reader
 }
 
-// verdict is what decoding the frame of a packet has shown.
+// verdict is the result of decoding a packet's frame.
 type verdict struct {
 	at, end int64  // of the packet
-	why     string // the frame does not decode; "" where it does, or this build cannot tell
-	cost    int64  // what it took of the patience
+	why     string // why the frame does not decode; "" if it does, or this build cannot tell
+	cost    int64  // bytes that it took from the patience
 }
 
-// shape is what packets of one layer have in common from step to step.
+// shape has the properties that packets of one layer share from step to step.
 type shape struct {
 	name   string
 	length uint32
 }
 
-// withUnlisted adds to the listed packets those that no index lists.
+// withUnlisted adds the packets that no index lists to the listed packets.
 func (s *salvage) withUnlisted(all []found) ([]found, error) {
 	k := seeker{
 		salvage: s, expected: s.expected(), seen: map[shape]bool{}, patience: s.allowance,
@@ -89,7 +88,7 @@ func (k *seeker) remember(name string, payload int64) {
 	}
 }
 
-// seek finds the packets of a stretch, at whose beginning one should stand.
+// seek finds the packets of a range. A packet should be at its beginning.
 func (k *seeker) seek(from, to int64) error {
 	k.window.to = to
 	k.ahead += to - from
@@ -105,7 +104,7 @@ func (k *seeker) seek(from, to int64) error {
 	return nil
 }
 
-// walk goes from packet to packet, and returns where none stands.
+// walk goes from packet to packet, and returns the first offset without a packet.
 func (k *seeker) walk(at, to int64) (end int64, err error) {
 	for at < to {
 		if err := k.tick(0); err != nil {
@@ -136,7 +135,7 @@ func (k *seeker) walk(at, to int64) (end int64, err error) {
 	return at, nil
 }
 
-// packet is the packet that a header claims; Corrupt where it cannot be one.
+// packet returns the packet that a header claims, or Corrupt if it cannot be one.
 func (k *seeker) packet(at, to int64) (scan.Packet, error) {
 	return scan.ReadAt(k.salvage, at, to)
 }
@@ -147,8 +146,8 @@ func (k *seeker) keep(p scan.Packet) int64 {
 	return p.End()
 }
 
-// past steps over a listed packet whose payload is damaged; not where its header
-// is damaged too, since nobody knows then whether it has its length.
+// past skips a listed packet whose payload is damaged. It does not skip it if the header is damaged too,
+// because then its length is not certain.
 func (k *seeker) past(p scan.Packet, i int) (next int64, err error) {
 	r := &k.rows[i]
 	w := k.idx.Row(r.row)
@@ -158,8 +157,8 @@ func (k *seeker) past(p scan.Packet, i int) (next int64, err error) {
 	return p.Offset, nil
 }
 
-// take keeps a packet, or returns where another begins inside it: then it has lost
-// bytes, or its length is wrong. Raw bytes need more packets behind them for proof.
+// take keeps a packet, or returns the offset of another packet that begins inside it: then the packet has
+// lost bytes, or its length is wrong. Raw bytes need more packets behind them as proof.
 func (k *seeker) take(p scan.Packet, names int, to int64) (next int64, err error) {
 	if k.patience < 0 {
 		return k.keep(p), nil
@@ -175,8 +174,8 @@ func (k *seeker) take(p scan.Packet, names int, to int64) (next int64, err error
 	return k.keep(p), nil
 }
 
-// framed keeps a packet whose frame decodes. One whose frame does not is stepped
-// over where another packet follows: its header is right then.
+// framed keeps a packet whose frame decodes. It skips a packet whose frame does not decode if another packet
+// follows, because then its header is right.
 func (k *seeker) framed(p scan.Packet, kind codec.Kind, to int64) (next int64, err error) {
 	v, err := k.decodes(p, kind)
 	if err != nil {
@@ -187,7 +186,7 @@ func (k *seeker) framed(p scan.Packet, kind codec.Kind, to int64) (next int64, e
 	} else {
 		next, err = k.stepOver(p, v.why, to)
 	}
-	if next == p.End() { // it was no work in vain
+	if next == p.End() { // the work was not in vain
 		k.patience += v.cost
 	}
 	return next, err
@@ -204,7 +203,7 @@ func (k *seeker) stepOver(p scan.Packet, why string, to int64) (next int64, err 
 	return p.End(), nil
 }
 
-// decodes tells whether the payload of a packet decodes. It takes the cost from the patience.
+// decodes returns whether the payload of a packet decodes. It subtracts the cost from the patience.
 func (k *seeker) decodes(p scan.Packet, kind codec.Kind) (verdict, error) {
 	if k.last.at == p.Offset && k.last.end == p.End() {
 		return k.last, nil
@@ -230,8 +229,7 @@ func (k *seeker) decodes(p scan.Packet, kind codec.Kind) (verdict, error) {
 	return k.last, nil
 }
 
-// payloadReader reads a payload, and remembers the error of the file or of
-// Progress, which a codec may hide.
+// payloadReader reads a payload, and keeps an error of the file or of Progress, because a codec may hide it.
 type payloadReader struct {
 	s       *salvage
 	at, end int64
@@ -253,9 +251,8 @@ func (r *payloadReader) Read(b []byte) (int, error) {
 	return n, r.err
 }
 
-// resume finds the first place in [from, until) from which packets follow each
-// other, until where there is none, or the patience is at its end. A listed packet
-// that is missing does not stand there.
+// resume returns the first offset in [from, until) from which packets follow each other. It returns until if
+// there is none, or the patience is used up. No missing listed packet is at such an offset.
 func (k *seeker) resume(from, until, to int64) (int64, error) {
 	for at := from; at < until && to-at > wire.HeaderSize && k.patience >= 0; at++ {
 		b, err := k.window.from(at)
@@ -286,8 +283,8 @@ func (k *seeker) resume(from, until, to int64) (int64, error) {
 	return until, nil
 }
 
-// isWhole reports whether the payload of a packet decodes. Inside the header of a
-// packet the header of another may seem to stand, in front of the same frame.
+// isWhole reports whether the payload of the packet at an offset decodes. Inside a packet's header there can
+// seem to be the header of another packet, in front of the same frame.
 func (k *seeker) isWhole(at, to int64) (bool, error) {
 	p, err := k.packet(at, to)
 	if err != nil {
@@ -297,10 +294,9 @@ func (k *seeker) isWhole(at, to int64) (bool, error) {
 	return err == nil && v.why == "", err
 }
 
-// credible reports whether so many packets follow each other at a place, up to
-// the end of the stretch at most. The beginning of a frame is proof enough, or a
-// name with a length that it has had before. Where they do not, the look at them was
-// in vain.
+// credible reports whether so many packets with names follow each other at an offset, or reach the end of the
+// range. The beginning of a frame is proof enough, and so is a name with a length that it had before. If the
+// packets are not credible, the work was in vain.
 func (k *seeker) credible(at, to int64, names int) (ok bool, err error) {
 	before := k.read
 	defer func() {
@@ -336,15 +332,15 @@ func (k *seeker) credible(at, to int64, names int) (ok bool, err error) {
 	return false, nil
 }
 
-// beginsPlain tells from the first bytes of a name of n bytes, as far as they are in b, whether it
-// can be plain. It spares a read for almost every header that chance makes.
+// beginsPlain reports whether a name of n bytes can be plain, from its first bytes in b. This saves a read for
+// almost each header that is there by chance.
 func beginsPlain(b []byte, n int) bool {
 	const enough = 32
 	b = b[:min(len(b), n, enough)]
 	for len(b) > 0 {
 		r, size := utf8.DecodeRune(b)
 		if r == utf8.RuneError && size == 1 {
-			return !utf8.FullRune(b) // cut off
+			return !utf8.FullRune(b) // b ends within a character
 		}
 		if !printable(r) {
 			return false
@@ -354,7 +350,7 @@ func beginsPlain(b []byte, n int) bool {
 	return true
 }
 
-// isPlain reports whether a name is text as names of modules are.
+// isPlain reports whether a name is text like the names of modules.
 func isPlain(name string) bool {
 	if !utf8.ValidString(name) {
 		return false

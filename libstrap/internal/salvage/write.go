@@ -19,13 +19,13 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// target is where the new files will stand.
+// target has the paths of the new files.
 type target struct {
 	stream string
 	force  bool
 }
 
-// target checks that the new files replace nothing that they must not.
+// target checks that the new files replace no file that they must not replace.
 func (s *salvage) target(dst string, force bool) (target, error) {
 	t := target{stream: dst, force: force}
 	if _, err := os.Stat(filepath.Dir(dst)); err != nil {
@@ -53,7 +53,7 @@ func (s *salvage) target(dst string, force bool) (target, error) {
 
 func (t target) paths() []string { return []string{t.stream, index.PathOf(t.stream)} }
 
-// free is an error where something stands there that is not to be replaced.
+// free returns an error if there is a file that must not be replaced.
 func (t target) free() error {
 	for _, path := range t.paths() {
 		if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
@@ -71,7 +71,7 @@ func (t target) free() error {
 	return nil
 }
 
-// notCaptured is Busy where a capture holds the lock of a stream.
+// notCaptured returns Busy if a capture has the lock of the stream at path.
 func notCaptured(path string) error {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -90,11 +90,10 @@ type copier struct {
 	out   *bufio.Writer
 	index *index.Writer
 	at    int64  // length of the new stream
-	next  uint64 // sequence for a packet that is not listed
+	next  uint64 // sequence of the next packet that is not listed
 }
 
-// write makes both files under other names, and renames them once they are whole
-// and durable.
+// write writes both files under other names, and renames them when they are complete and durable.
 func (s *salvage) write(t target, all []found) (err error) {
 	var files []*partial.File // the stream, the index
 	for _, path := range t.paths() {
@@ -111,7 +110,7 @@ func (s *salvage) write(t target, all []found) (err error) {
 	if err := t.free(); err != nil {
 		return err
 	}
-	// The index first: a stream does not stand beside the index of another.
+	// Rename the index first, so that no stream is beside the index of another stream.
 	if err := files[1].Rename(); err != nil {
 		return err
 	}
@@ -144,7 +143,8 @@ func (s *salvage) fill(f, idx *os.File, all []found) (err error) {
 	return c.index.Sync()
 }
 
-// captureID is that of the source, as long as it can be read: it is the same capture.
+// captureID returns the capture id of the source if it can be read, because it is the same capture. Otherwise
+// it returns a new one.
 func (s *salvage) captureID() string {
 	if s.idx != nil && index.IsCaptureID(s.idx.Metadata().CaptureID) {
 		return s.idx.Metadata().CaptureID
@@ -154,10 +154,10 @@ func (s *salvage) captureID() string {
 	return hex.EncodeToString(id[:])
 }
 
-// copy writes the packets and rows in the order of the index; what it does not
-// list stands where it stood between them.
+// copy writes the packets and rows in the order of the index. Packets that the index does not list keep their
+// positions between them.
 func (c *copier) copy(all []found) error {
-	places := make([]int, len(c.rows)) // in all, and 1 more; 0: lost
+	places := make([]int, len(c.rows)) // number in all, plus 1; 0: lost
 	var unlisted []found
 	for i, f := range all {
 		if f.k == unlistedPacket {
@@ -205,7 +205,7 @@ func (c *copier) copy(all []found) error {
 	return c.ranges(all)
 }
 
-// ranges reports what is between the packets.
+// ranges reports the ranges between the packets.
 func (c *copier) ranges(all []found) error {
 	return c.stretches(all, func(from, to, _, _ int64) error {
 		c.report.Ranges = append(c.report.Ranges, Range{Offset: from, Length: to - from})
@@ -214,8 +214,7 @@ func (c *copier) ranges(all []found) error {
 	})
 }
 
-// unlisted copies a packet that the index does not list; before is the sequence
-// of the next one that it does.
+// unlisted copies a packet that the index does not list. before is the sequence of the next listed packet.
 func (c *copier) unlisted(f found, before uint64) error {
 	p, err := scan.ReadAt(c.salvage, f.at, f.end)
 	if err != nil {
@@ -229,7 +228,7 @@ func (c *copier) unlisted(f found, before uint64) error {
 	return c.row(f, &w)
 }
 
-// listed copies a packet of the index, whose checksum must still be right.
+// listed copies a packet of the index. Its checksum must still be right.
 func (c *copier) listed(f found, w *wire.Row) error {
 	want, known := c.idx.CRC(c.rows[f.k].row)
 	got, err := c.packet(f, w.Name())
@@ -248,7 +247,7 @@ func (c *copier) listed(f found, w *wire.Row) error {
 	return c.row(f, w)
 }
 
-// packet writes a header, as it was or should be, and copies the payload.
+// packet writes the packet's right header, and copies its payload.
 func (c *copier) packet(f found, name string) (crc uint32, err error) {
 	head := make([]byte, wire.HeaderSize, wire.HeaderSize+len(name))
 	wire.PutHeader(head, len(name), uint32(f.end-f.payload))
@@ -259,7 +258,7 @@ func (c *copier) packet(f found, name string) (crc uint32, err error) {
 	return crc, err
 }
 
-// newStream says of a failed write what it was.
+// newStream adds to a failed write's error that it was the new stream's.
 type newStream struct{ io.Writer }
 
 func (n newStream) Write(b []byte) (int, error) {
