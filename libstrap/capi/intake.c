@@ -1,20 +1,20 @@
 /*
- * intake.c - takes small tensors, for strap_enqueue and strap_offer, before Go is entered.
+ * intake.c - copies small tensors aside, for strap_enqueue and strap_offer, before Go is entered.
  *
- * All that makes a packet, the way into Go too, has left the caches when a model's next
- * operator is through. So what is small is only copied, and the session makes packets of
- * it some at a time; see internal/intake.
+ * When a model's next operator is through, the code and data that make a packet have left the
+ * caches, and so has the way into Go. So a small tensor is only copied here. Package internal/intake
+ * makes packets of several tensors together.
  */
 #include <string.h>
 
 #include "intake.h"
 
-/* Static, for a late call may look at one whose session is closed. */
+/* Static, because a late call may look at the intake of a closed session. */
 static struct intake intakes[INTAKE_COUNT] = {
     [0 ... INTAKE_COUNT - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
 static _Alignas(INTAKE_LINE) char rooms[INTAKE_COUNT][INTAKE_ROOM];
 
-/* Sessions have every other id. */
+/* The intake that a session may have. Sessions have every other id. */
 static struct intake *intake_of(strap_session session) {
   return &intakes[session / 2 % INTAKE_COUNT];
 }
@@ -36,7 +36,7 @@ static size_t size_of(strap_dtype dtype) {
   return dtype >= 0 && (size_t)dtype < sizeof sizes ? sizes[dtype] : 0;
 }
 
-/* Whether a tensor is for an intake, but for its shape and strides. */
+/* Whether an intake may take a tensor, apart from its shape and strides. */
 static int is_plain(const strap_tensor *t) {
   return t->data != NULL && t->ndim >= 0 && t->ndim <= STRAP_MAX_DIMS && t->cursor == 0 &&
          t->transform == NULL && t->parameters == NULL &&
@@ -59,7 +59,7 @@ static size_t small_bytes(const strap_tensor *t, const int64_t *shape) {
 
 int intake_take(strap_session session, const strap_tensor *t, uint64_t thread, int64_t time_ns) {
   if (session == 0 || !is_plain(t)) return 0;
-  int64_t shape[STRAP_MAX_DIMS]; /* read once: the host's may change meanwhile */
+  int64_t shape[STRAP_MAX_DIMS]; /* read once, because the host's memory may change */
   const size_t lengths = (size_t)t->ndim * sizeof *shape;
   if (lengths > 0) memcpy(shape, t->shape, lengths);
   const size_t bytes = small_bytes(t, shape);
@@ -101,7 +101,7 @@ struct intake *intake_open(strap_session session) {
   return is_free ? in : NULL;
 }
 
-/* Locks a session's, unless it has none any more. */
+/* Locks the intake of a session. Returns NULL if the session has none any more. */
 static struct intake *lock_own(strap_session session) {
   struct intake *in = intake_of(session);
   pthread_mutex_lock(&in->lock);

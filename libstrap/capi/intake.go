@@ -18,13 +18,13 @@ import (
 // room is an intake.Room whose tensors intake.c takes.
 type room struct {
 	session C.strap_session
-	c       *C.struct_intake // until closed
-	held    bool             // this and at are the caller's of First and Pop
-	at      C.uint32_t       // where in the room the first one is that waits
+	c       *C.struct_intake // not this session's any more once closed is set
+	held    bool             // C takes no tensor. First and Pop alone use held and at
+	at      C.uint32_t       // the offset of the oldest tensor that waits
 
-	mu             sync.Mutex // the rest; closed may be read without
-	closed         atomic.Bool
-	tensors, bytes uint64 // when it was
+	mu             sync.Mutex  // guards what follows
+	closed         atomic.Bool // may be read without the lock
+	tensors, bytes uint64      // the last counts; final once closed is set
 }
 
 // openRoom returns the room of a session. It returns nil if another session has it.
