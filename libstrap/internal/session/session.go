@@ -288,8 +288,8 @@ func (s *Session) Discard() (lost uint64) {
 // refuse lets the session take nothing more, and the writer finish.
 func (s *Session) refuse() {
 	s.life.close()
+	s.enqueuer.close() // before the writer is woken, which may find nothing left and end
 	s.order.Signal()
-	s.enqueuer.close()
 }
 
 // Stats are the counters of a capture; strap_stats_t in strap.h describes them.

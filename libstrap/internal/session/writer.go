@@ -32,7 +32,7 @@ type writer struct {
 	counters *counters
 	sink     *sink
 
-	// The holder of sink.mu alone uses these.
+	// The holder of sink.mu alone uses these, but the writer waits for the tick without it.
 	frames *encoders // for streamed packets
 	tick   *time.Ticker
 }
