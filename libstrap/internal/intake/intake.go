@@ -64,6 +64,7 @@ type Capture struct {
 
 	mu               sync.Mutex // guards what follows. Locks of the session are taken under it
 	notes            []note     // behind all tensors that wait
+	onlyCounted      uint64     // notes beyond session.MaxNotes of these
 	layers, requests uint32     // the most that the room knows
 }
 
@@ -182,13 +183,17 @@ func (c *Capture) Note(t *session.Tensor, message string) error {
 	return (*held)(c).drainNow()
 }
 
-// keep keeps a note behind the tensors in the room. It returns false if there are none, or if as
-// many notes as a session lets wait are kept already: then the note goes before them.
+// keep keeps a note behind the tensors in the room. It returns false if there are none. If
+// session.MaxNotes notes are kept already, it only counts the note.
 func (c *Capture) keep(t *session.Tensor, message string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.empty() || len(c.notes) >= session.MaxNotes {
+	if c.empty() {
 		return false
+	}
+	if len(c.notes) >= session.MaxNotes {
+		c.onlyCounted++
+		return true
 	}
 	c.room.Hold() // tensors to come belong behind the note
 	about := *t
@@ -208,13 +213,13 @@ func (c *Capture) Stats() session.Stats {
 	tensors, bytes := c.room.Taken()
 	st.Tensors += tensors
 	st.RawBytes += bytes
-	st.Failed += uint64(len(c.notes))
+	st.Failed += uint64(len(c.notes)) + c.onlyCounted
 	return st
 }
 
 // drain enqueues the tensors in the room, oldest first, and the notes behind them. It waits for
-// memory at most as long as limit says, and returns what is left of limit. After a Timeout the next
-// call goes on where this one stopped.
+// memory at most as long as limit says, or until the capture is closing, and returns what is left of
+// limit. After a Timeout the next call goes on where this one stopped.
 func (c *Capture) drain(limit time.Duration) (left time.Duration, err error) {
 	if (*held)(c).Empty() {
 		return limit, nil
@@ -225,11 +230,17 @@ func (c *Capture) drain(limit time.Duration) (left time.Duration, err error) {
 		remaining = func() time.Duration { return max(time.Until(until), 0) }
 	}
 	if !c.acquire(limit) {
+		if err := c.Refused(); err != nil {
+			return 0, err
+		}
 		return 0, status.New(status.Timeout, "%q: %d small tensors wait for staging memory, and another call "+
 			"that brings them there found none in time", c.path, c.room.Waiting())
 	}
 	defer c.release()
 	err = c.enqueueAll(remaining)
+	if refused := c.Refused(); refused != nil && errors.Is(err, status.Timeout) {
+		err = refused // the end of the session cut the wait short
+	}
 	return remaining(), err
 }
 
@@ -247,7 +258,8 @@ func (c *Capture) tryAcquire() bool {
 	}
 }
 
-// acquire gets the turn to drain the room. It waits at most as long as limit says.
+// acquire gets the turn to drain the room. It waits at most as long as limit says, or until the
+// capture is closing.
 func (c *Capture) acquire(limit time.Duration) bool {
 	if c.tryAcquire() {
 		return true
@@ -262,6 +274,8 @@ func (c *Capture) acquire(limit time.Duration) bool {
 	case c.draining <- struct{}{}:
 		return true
 	case <-over:
+		return false
+	case <-c.Closing():
 		return false
 	}
 }
@@ -355,14 +369,13 @@ func (h *held) Shut() {
 // the session has ended.
 func (h *held) Close() (lost int) {
 	c := (*Capture)(h)
-	c.acquire(-1)
+	c.draining <- struct{}{}
 	defer c.release()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for ; c.room.First(&c.tensor); c.room.Pop() {
 		lost++
 	}
-	c.notes = nil
 	c.room.Close()
 	return lost
 }

@@ -5,12 +5,13 @@ import "time"
 // call is one call of the host: how long it may wait, and its turn in the line.
 type call struct {
 	turn
-	need    int           // bytes that it asks for; see line.Keep
-	refuse  chan struct{} // closed when the call may wait no longer; see lifecycle.refusal
-	limit   time.Duration // negative: none
-	timer   *time.Timer   // runs from the first wait on
-	over    chan struct{} // closed when the limit has passed
-	stalled bool          // it counts as a stall already
+	need       int           // bytes that it asks for; see line.Keep
+	refuse     chan struct{} // closed when the call may wait no longer
+	limit      time.Duration // negative: none
+	timer      *time.Timer   // runs from the first wait on
+	over       chan struct{} // closed when the limit has passed
+	stalled    bool          // it counts as a stall already
+	fromIntake bool          // see Tensor.FromIntake
 }
 
 // past is the Done of a call with the limit 0.

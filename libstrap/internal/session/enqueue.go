@@ -26,9 +26,12 @@ type enqueuer struct {
 
 // enqueue is Session.Enqueue.
 func (q *enqueuer) enqueue(t *Tensor, timeout time.Duration) error {
-	c := call{limit: timeout, stalled: t.Cursor != 0, refuse: q.life.refusal(t.FromIntake)}
-	if err := q.life.refusedTo(&c); err != nil {
+	if err := q.life.refusedTo(t.FromIntake); err != nil {
 		return err
+	}
+	c := call{limit: timeout, stalled: t.Cursor != 0, refuse: q.life.closing, fromIntake: t.FromIntake}
+	if t.FromIntake && timeout == 0 { // also the writer enqueues so, while the session is closing
+		c.refuse = q.life.discarded
 	}
 	defer c.stop()
 	defer q.staging.line.Leave(&c.turn) // also where this call panics
@@ -37,7 +40,7 @@ func (q *enqueuer) enqueue(t *Tensor, timeout time.Duration) error {
 		if err != nil {
 			return err
 		}
-		defer e.running.Unlock()
+		defer q.putBack(e)
 		c.turn, e.place = q.staging.line.Return(e.place), 0
 		return q.proceed(e, t, &c)
 	}
@@ -48,6 +51,15 @@ func (q *enqueuer) enqueue(t *Tensor, timeout time.Duration) error {
 	c.turn = q.staging.line.Return(t.Cursor >> 1)
 	t.Cursor = 0
 	return q.proceed(&e, t, &c)
+}
+
+// putBack lets other calls work on an emission. If the session has begun to close meanwhile, close
+// has passed over the emission, so putBack gives it up.
+func (q *enqueuer) putBack(e *emission) {
+	e.running.Unlock()
+	if q.life.isClosing() {
+		q.close()
+	}
 }
 
 // begin validates a tensor and makes e its emission.
@@ -229,7 +241,7 @@ func (q *enqueuer) takeBack(e *emission) error {
 	return q.notes.add(e.layer, &e.about, abandonedMessage)
 }
 
-// close gives up the tensors that timed out and are not repeated now.
+// close gives up the tensors that timed out and are not repeated now. It may be called again.
 func (q *enqueuer) close() {
 	q.pending.close(func(e *emission) {
 		if err := q.takeBack(e); err != nil {

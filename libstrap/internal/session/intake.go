@@ -2,13 +2,13 @@ package session
 
 // Intake holds small tensors that the host has handed over, until it passes them to Enqueue. It
 // also holds notes about the capture that came behind them. Package intake has the one that hosts
-// use. The session calls these methods, from several goroutines at once.
+// use. The session calls these methods from several goroutines at once.
 type Intake interface {
 	// Waiting returns the number of tensors that it holds.
 	Waiting() int
 	// Empty reports whether it holds neither a tensor nor a note.
 	Empty() bool
-	// Tick enqueues what it holds, as far as nothing has to be waited for. The writer calls it
+	// Tick enqueues what it holds, as far as nothing has to be waited for. The writer alone calls it,
 	// every 50 ms, and more often while the session is closing.
 	Tick() error
 	// Shut makes it take no more tensors. The session shuts it before it refuses its first call.

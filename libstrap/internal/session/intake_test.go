@@ -460,6 +460,90 @@ func TestAPanicOfADrainEndsTheSession(t *testing.T) {
 	}
 }
 
+// fullWith fills the memory, and then the room with tensors of steps from n on, of which some find
+// no memory.
+func fullWith(t *testing.T) (s *intake.Capture, path string, n int) {
+	t.Helper()
+	o := options(codec.Zstd)
+	o.MaxMemory = 1 << 20
+	s, path, _, small := shelved(t, o)
+	n = session.FillMemory(t, s.Session)
+	for range 60 {
+		small(n, 4000)
+		n++
+	}
+	return s, path, n
+}
+
+// Also with a disk that stands still, and without a limit.
+func TestCallsThatWaitForSmallTensorsEndWithTheSession(t *testing.T) {
+	s, path, n := fullWith(t)
+	calls := []func() error{
+		func() error { return s.Enqueue(session.Numbered(0, n, 50000), session.Forever) },
+		func() error { return session.Flush(s, session.Forever) },
+		func() error { _, err := session.Checkpoint(s, session.Forever); return err },
+	}
+	ended := make(chan error)
+	for _, call := range calls {
+		go func() { ended <- call() }()
+	}
+	for !s.Hurried() { // one waits for memory
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(10 * time.Millisecond) // and the others for that one
+	if err := s.Close(0); !errors.Is(err, status.Timeout) {
+		t.Errorf("nothing was waited for: %v", err)
+	}
+	for range calls {
+		select {
+		case err := <-ended:
+			if !errors.Is(err, status.InvalidState) {
+				t.Error(err)
+			}
+		case <-time.After(session.Patience):
+			t.Error("a call goes on waiting")
+		}
+	}
+	s.UnlockWriter()
+	session.Finish(t, s)
+	wantSteps(t, path, n)
+}
+
+func TestNotesThatWereLostStayCounted(t *testing.T) {
+	s, _, n := fullWith(t)
+	if err := s.Note(session.Numbered(0, n, 1), "why"); err != nil {
+		t.Fatal(err)
+	}
+	s.Fail(status.New(status.IO, "a disk"))
+	s.UnlockWriter()
+	if err := s.Close(session.Patience); !errors.Is(err, status.IO) {
+		t.Error(err)
+	}
+	if failed := s.Stats().Failed; failed != 1 {
+		t.Errorf("%d tensors failed, not 1", failed)
+	}
+}
+
+// More notes than are kept behind small tensors are only counted, and none overtakes them.
+func TestNotesBehindSmallTensorsAreBounded(t *testing.T) {
+	s, path, n := fullWith(t)
+	const notes = session.MaxNotes + 100
+	for i := range notes {
+		if err := s.Note(session.Numbered(0, n+i, 1), "why"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if failed := s.Stats().Failed; failed != notes {
+		t.Errorf("%d tensors failed, not %d", failed, notes)
+	}
+	s.UnlockWriter()
+	session.Finish(t, s)
+	wantSteps(t, path, n+session.MaxNotes)
+	if failed := s.Stats().Failed; failed != notes {
+		t.Errorf("%d tensors failed at the end, not %d", failed, notes)
+	}
+}
+
 func TestTheTeamHelpsWithinEnqueueAlone(t *testing.T) {
 	if !session.SoakTeam().Present() {
 		t.Skip("the team is in C, and this build has none")

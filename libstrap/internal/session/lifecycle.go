@@ -71,26 +71,13 @@ func (l *lifecycle) refused() error {
 	return nil
 }
 
-// refusedTo is refused for one call; see call.refuse.
-func (l *lifecycle) refusedTo(c *call) error {
-	if l.halted() {
-		return l.refused()
-	}
-	select {
-	case <-c.refuse:
-		return l.refused()
-	default:
+// refusedTo is refused for one tensor or note. One from the intake was taken before the close, so
+// only a failure or a discard refuses it.
+func (l *lifecycle) refusedTo(fromIntake bool) error {
+	if fromIntake && !l.halted() {
 		return nil
 	}
-}
-
-// refusal returns the channel that is closed when the session refuses a call. A tensor or note
-// from the intake was taken before the close, so only a discard refuses it.
-func (l *lifecycle) refusal(fromIntake bool) chan struct{} {
-	if fromIntake {
-		return l.discarded
-	}
-	return l.closing
+	return l.refused()
 }
 
 func (l *lifecycle) isClosing() bool {

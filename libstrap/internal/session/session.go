@@ -195,12 +195,18 @@ func (s *Session) Note(t *Tensor, message string) error {
 
 // CheckNote returns the error that Note would answer now.
 func (s *Session) CheckNote(t *Tensor) error {
-	if err := s.life.refusedTo(&call{refuse: s.life.refusal(t.FromIntake)}); err != nil {
+	if err := s.life.refusedTo(t.FromIntake); err != nil {
 		return err
 	}
 	_, err := s.names.layer(t.Layer)
 	return err
 }
+
+// Refused returns why the session takes no more calls, or nil while it does.
+func (s *Session) Refused() error { return s.life.refused() }
+
+// Closing is closed when the session takes no more calls because it ends.
+func (s *Session) Closing() <-chan struct{} { return s.life.closing }
 
 // Fail stops the writing for good. The first cause stays.
 func (s *Session) Fail(cause error) { s.life.fail(cause) }
@@ -282,8 +288,8 @@ func (s *Session) Discard() (lost uint64) {
 // refuse lets the session take nothing more, and the writer finish.
 func (s *Session) refuse() {
 	s.life.close()
+	s.enqueuer.close() // before the writer is woken, which may find nothing left and end
 	s.order.Signal()
-	s.enqueuer.close()
 }
 
 // Stats are the counters of a capture; strap_stats_t in strap.h describes them.

@@ -80,7 +80,7 @@ func (st *staging) lead(c *call) error {
 		case <-st.life.failed:
 			return true, st.life.failure
 		case <-c.refuse:
-			return true, st.life.refused()
+			return true, st.refused(c)
 		case <-over:
 			return false, nil
 		}
@@ -135,7 +135,7 @@ func (st *staging) roomOfLeader(c *call, n int) (region arena.Region, err error)
 		case <-st.life.failed:
 			return region, st.life.failure
 		case <-c.refuse:
-			return region, st.life.refused()
+			return region, st.refused(c)
 		case <-c.Done():
 			return region, st.timedOut()
 		}
@@ -161,7 +161,7 @@ func (st *staging) nextPiece(f *feed, c *call) ([]byte, error) {
 	case <-st.life.failed:
 		return nil, st.life.failure
 	case <-c.refuse:
-		return nil, st.life.refused()
+		return nil, st.refused(c)
 	case <-c.Done():
 		return nil, st.timedOut()
 	}
@@ -174,6 +174,15 @@ func (st *staging) stall(c *call, since time.Time) (end func()) {
 		st.counters.stalls.Add(1)
 	}
 	return st.counters.stalled.StartAt(since)
+}
+
+// refused returns the error of a call whose wait ends because the session does. A tensor from the
+// intake is in the session already: it times out, and the intake goes on with it.
+func (st *staging) refused(c *call) error {
+	if c.fromIntake && !st.life.halted() {
+		return st.timedOut()
+	}
+	return st.life.refused()
 }
 
 func (st *staging) timedOut() error {

@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -517,6 +519,60 @@ func TestAPanicOfTheWriterWakesWhoFeedsIt(t *testing.T) {
 		t.Error(err)
 	}
 	if err, want := s.Close(forever), "1 packets are not in it"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("the end says %v, not that %s", err, want)
+	}
+}
+
+// A repeated call that times out while the session closes leaves no streamed packet that the writer
+// waits for.
+func TestTheEndBesideARepeatedCallEnds(t *testing.T) {
+	values := make([]int8, 64<<20)
+	for range 20 {
+		o := options(codec.LZ4)
+		o.MaxMemory = 1 << 20
+		s, _ := withLayer(t, o)
+		x := tensorOf(0, wire.Int8, values)
+		for x.Cursor&1 == 0 { // until a part of it is taken
+			if err := s.Enqueue(x, 0); !errors.Is(err, status.Timeout) {
+				t.Fatal(err)
+			}
+		}
+		var repeats sync.WaitGroup
+		repeats.Go(func() {
+			for errors.Is(s.Enqueue(x, 0), status.Timeout) {
+			}
+		})
+		ended := make(chan error)
+		go func() { ended <- s.Close(forever) }()
+		if err := soon(t, ended); err != nil {
+			t.Error(err)
+		}
+		repeats.Wait()
+	}
+}
+
+// A panic while a streamed tensor is copied ends the session, and the writer waits for no more of it.
+func TestAPanicOfACopyEndsTheSession(t *testing.T) {
+	o := options(codec.LZ4)
+	o.MaxMemory = 1 << 20
+	s, _ := withLayer(t, o)
+	const n = 4 << 20
+	values, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Munmap(values)
+	if err := syscall.Mprotect(values[n/2:], syscall.PROT_NONE); err != nil {
+		t.Fatal(err)
+	}
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	err = s.Guard(func() error { return s.Enqueue(tensorOf(0, wire.Int8, values), forever) })
+	if !errors.Is(err, status.Internal) {
+		t.Errorf("the call: %v", err)
+	}
+	ended := make(chan error)
+	go func() { ended <- s.Close(forever) }()
+	if err, want := soon(t, ended), "1 packets are not in it"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("the end says %v, not that %s", err, want)
 	}
 }

@@ -32,7 +32,7 @@ type writer struct {
 	counters *counters
 	sink     *sink
 
-	// The holder of sink.mu alone uses these.
+	// The holder of sink.mu alone uses these, but the writer waits for the tick without it.
 	frames *encoders // for streamed packets
 	tick   *time.Ticker
 }
@@ -161,11 +161,16 @@ func (w *writer) writePieces(it *entry) error {
 		case <-w.tick.C:
 			k.attempt(k.tick)
 		case <-f.gaveUp:
+			if w.life.halted() {
+				return packet.Abort()
+			}
 			if err := packet.Abort(); err != nil {
 				return err
 			}
 			k.becomeNote(it, abandonedMessage)
 			return nil
+		case <-w.life.failed:
+			return packet.Abort()
 		case <-w.life.discarded:
 			return packet.Abort()
 		}
