@@ -47,8 +47,21 @@ type spares struct {
 	idle []*encoders
 }
 
-// get returns idle encoders, or new ones.
-func (s *spares) get(o *Options) (*encoders, error) {
+// use runs f with idle encoders, or with new ones.
+func (s *spares) use(o *Options, f func(*encoders) error) error {
+	e, err := s.take(o)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.idle = append(s.idle, e)
+	}()
+	return f(e)
+}
+
+func (s *spares) take(o *Options) (*encoders, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n := len(s.idle); n > 0 {
@@ -57,10 +70,4 @@ func (s *spares) get(o *Options) (*encoders, error) {
 		return e, nil
 	}
 	return newEncoders(o)
-}
-
-func (s *spares) put(e *encoders) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.idle = append(s.idle, e)
 }

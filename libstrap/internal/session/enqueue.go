@@ -36,7 +36,7 @@ func (q *enqueuer) enqueue(t *Tensor, timeout time.Duration) error {
 	defer c.stop()
 	defer q.staging.line.Leave(&c.turn) // also where this call panics
 	if t.Cursor&1 != 0 {
-		e, err := q.pending.take(t.Cursor)
+		e, err := q.pending.take(t.Cursor, t.FromIntake)
 		if err != nil {
 			return err
 		}
@@ -222,7 +222,7 @@ func (q *enqueuer) abandon(cursor uint64) error {
 		q.staging.line.GiveUp(cursor >> 1)
 		return nil
 	}
-	e, err := q.pending.take(cursor)
+	e, err := q.pending.take(cursor, false)
 	if err != nil {
 		return err
 	}

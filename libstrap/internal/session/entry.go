@@ -2,8 +2,6 @@ package session
 
 import (
 	"bytes"
-	"math"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -118,36 +116,4 @@ func (it *entry) setLoss(m measure) {
 	n := float64(m.converted.Count) // 0 / 0 where nothing was measured
 	it.row.MSE, it.row.MeanSquare = m.converted.SquareError/n, m.converted.SquareSum/n
 	it.row.Mantissa = int8(m.bits)
-}
-
-// entryPool keeps entries for reuse.
-type entryPool struct{ pool sync.Pool }
-
-func (p *entryPool) get() *entry {
-	if it, ok := p.pool.Get().(*entry); ok {
-		return it
-	}
-	return &entry{}
-}
-
-// put takes an entry that nothing refers to.
-func (p *entryPool) put(it *entry) {
-	*it = entry{shape: it.shape}
-	p.pool.Put(it)
-}
-
-// newRow returns the row of a tensor, without what its packet adds.
-func newRow(l *layer, t *Tensor, request string, rank int32, shape []int64) wire.Row {
-	row := wire.Row{
-		Offset: -1, Parts: 1,
-		Model: l.model, Layer: l.name, Path: l.path,
-		Call: t.Call, Step: t.Step, Token: t.Token, Request: request, Rank: rank, Thread: t.Thread,
-		Shape: shape, Source: t.source(), Codec: codec.None.String(),
-		Transform: t.Transform, Parameters: t.Parameters,
-		TimeNS: t.TimeNS, MSE: math.NaN(), MeanSquare: math.NaN(),
-	}
-	if !t.DType.Valid() {
-		row.Shape = nil // unknown, which an empty shape is not
-	}
-	return row
 }

@@ -58,7 +58,7 @@ func (l *inline) emit(e *emission, t *Tensor, p *part) bool {
 	if it.kind == codec.None || it.layer.takeRawTurn() {
 		it.err = it.surround(&sum)
 	} else {
-		it.err = l.maker.encodeHere(it)
+		it.err = l.maker.spares.use(l.opts, func(e *encoders) error { return l.maker.encode(it, e) })
 	}
 	if it.err != nil {
 		k.life.fail(it.err)

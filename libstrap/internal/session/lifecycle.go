@@ -114,11 +114,3 @@ func (l *lifecycle) Guard(f func() error) (err error) {
 	}()
 	return f()
 }
-
-// attempt runs a step of the writing. An error stops the writing, not the caller, which goes on to
-// free the queued entries.
-func (l *lifecycle) attempt(step func() error) {
-	if err := l.Guard(step); err != nil {
-		l.fail(err)
-	}
-}

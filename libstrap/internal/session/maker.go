@@ -59,18 +59,18 @@ func (m *maker) makeWaiting(by team.Team) {
 	var left atomic.Int64
 	left.Store(int64(m.jobs.Packets()))
 	by.Run(m.opts.Workers, func() {
-		_ = m.life.Guard(func() error { return m.help(&left) }) // a panic is the session's failure
+		_ = m.life.Guard(func() error { // a panic is the session's failure
+			return m.spares.use(m.opts, func(e *encoders) error {
+				m.help(&left, e)
+				return nil
+			})
+		})
 	})
 }
 
 // help makes packets in one of several threads, and appends them to the stream as far as that does
 // not wait for the disk.
-func (m *maker) help(left *atomic.Int64) error {
-	e, err := m.spares.get(m.opts)
-	if err != nil {
-		return err
-	}
-	defer m.spares.put(e)
+func (m *maker) help(left *atomic.Int64, e *encoders) {
 	stuck := false
 	for left.Add(-1) >= 0 {
 		it, ok := m.jobs.TryPop()
@@ -85,7 +85,6 @@ func (m *maker) help(left *atomic.Int64) error {
 	if stuck {
 		m.order.Signal() // not Wake: a call may wait for the last entry of the order
 	}
-	return nil
 }
 
 // make makes a packet, and the packets with the same elements that wait close behind it. It returns
@@ -154,14 +153,4 @@ func (m *maker) encode(it *entry, e *encoders) error {
 	}
 	it.row.CRC = crc32c.Checksum(it.finish(n))
 	return nil
-}
-
-// encodeHere is encode for a caller that has no encoders.
-func (m *maker) encodeHere(it *entry) error {
-	e, err := m.spares.get(m.opts)
-	if err != nil {
-		return err
-	}
-	defer m.spares.put(e)
-	return m.encode(it, e)
 }

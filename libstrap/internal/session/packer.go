@@ -1,6 +1,9 @@
 package session
 
 import (
+	"math"
+	"sync"
+
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
@@ -9,16 +12,26 @@ import (
 type packer struct {
 	opts  *Options
 	names *names
-	pool  *entryPool
+	pool  *sync.Pool // of entries
 }
 
 // newEntry returns an entry with what its row says of the tensor.
 func (p *packer) newEntry(is entryKind, l *layer, t *Tensor) *entry {
-	it := p.pool.get()
+	it := p.pool.Get().(*entry)
 	request, _ := p.names.request(t.Request) // known since the tensor began
 	it.is = is
 	it.shape = append(it.shape[:0], t.Shape...)
-	it.row = newRow(l, t, request, p.opts.Rank, it.shape)
+	it.row = wire.Row{
+		Offset: -1, Parts: 1,
+		Model: l.model, Layer: l.name, Path: l.path,
+		Call: t.Call, Step: t.Step, Token: t.Token, Request: request, Rank: p.opts.Rank, Thread: t.Thread,
+		Shape: it.shape, Source: t.source(), Codec: codec.None.String(),
+		Transform: t.Transform, Parameters: t.Parameters,
+		TimeNS: t.TimeNS, MSE: math.NaN(), MeanSquare: math.NaN(),
+	}
+	if !t.DType.Valid() {
+		it.row.Shape = nil // unknown, which an empty shape is not
+	}
 	return it
 }
 

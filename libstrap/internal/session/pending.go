@@ -41,12 +41,12 @@ func (p *pending) keep(e *emission, t *Tensor) bool {
 	return true
 }
 
-// take finds the emission of a cursor and locks it.
-func (p *pending) take(cursor uint64) (*emission, error) {
+// take finds the emission of a cursor and locks it. The intake's cursors are not the host's.
+func (p *pending) take(cursor uint64, fromIntake bool) (*emission, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e, ok := p.byID[cursor]
-	if !ok {
+	if !ok || e.fromIntake != fromIntake {
 		return nil, status.New(status.InvalidArgument, "cursor = %d names no half-enqueued tensor", cursor)
 	}
 	if !e.running.TryLock() {

@@ -34,6 +34,7 @@ import (
 	"math"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/arena"
@@ -121,7 +122,7 @@ func assemble(path, home string, o Options, mem *arena.Arena, count *counters, f
 	}
 	s.jobs.more = func() bool { return o.Intake.Waiting() > 0 }
 	s.order = newOrder(s.life, f.sequence)
-	pool := &entryPool{}
+	pool := &sync.Pool{New: func() any { return &entry{} }}
 	pack := &packer{opts: &s.opts, names: s.names, pool: pool}
 	s.staging = &staging{
 		arena: mem, line: newLine(), jobs: s.jobs, order: s.order, life: s.life, counters: count,

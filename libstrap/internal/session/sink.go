@@ -3,6 +3,7 @@ package session
 import (
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/arena"
@@ -31,7 +32,7 @@ type sink struct {
 	order    *order
 	progress *progress
 	jobs     *backlog
-	pool     *entryPool
+	pool     *sync.Pool // of entries
 	counters *counters
 
 	mu          mutex[sinkRank] // guards what follows, and what is taken from order
@@ -176,9 +177,12 @@ func (k *sink) serve() {
 	})
 }
 
-// attempt is lifecycle.attempt, and updates the counters.
+// attempt runs a step of the writing. An error stops the writing, not the caller, which goes on to
+// free the queued entries.
 func (k *sink) attempt(step func() error) {
-	k.life.attempt(step)
+	if err := k.life.Guard(step); err != nil {
+		k.life.fail(err)
+	}
 	k.measure()
 }
 
@@ -331,7 +335,8 @@ func (k *sink) recycle(it *entry) {
 	if it.region.Buf != nil {
 		k.arena.Free(it.region)
 	}
-	k.pool.put(it)
+	*it = entry{shape: it.shape}
+	k.pool.Put(it)
 }
 
 func (k *sink) writeIndexWhenDue() error {
@@ -344,10 +349,6 @@ func (k *sink) writeIndexWhenDue() error {
 	if err := k.collect(); err != nil {
 		return err
 	}
-	return k.writeIndex()
-}
-
-func (k *sink) writeIndex() error {
 	k.indexed, k.indexedAt = time.Now(), k.stream.Written()
 	if k.index.Pending() == 0 {
 		return nil
