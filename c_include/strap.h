@@ -65,7 +65,7 @@ enum {
   STRAP_ERR_UNSUPPORTED = -10,     /* this build or file system cannot do it */
   STRAP_ERR_NO_MEMORY = -11,
   STRAP_ERR_FORKED = -12,          /* called in a child after fork() */
-  STRAP_ERR_INTERNAL = -13         /* a bug in libstrap; the session is poisoned */
+  STRAP_ERR_INTERNAL = -13         /* a bug in libstrap; the session has failed */
 };
 
 typedef struct strap_error {
@@ -304,8 +304,9 @@ strap_status strap_enqueue(strap_session session, strap_tensor *tensor, int32_t 
 
 /*
  * Copies a small tensor as strap_enqueue does, without waiting. It returns STRAP_DECLINED if the
- * tensor is not small, finds no room, or is invalid: then call strap_enqueue. A host that holds a
- * lock, such as Python's GIL, calls strap_offer first and releases the lock only for strap_enqueue.
+ * tensor is not small, finds no room, or is invalid, or if the session is closed, unknown or has
+ * failed: then call strap_enqueue, which returns the error. A host that holds a lock, such as
+ * Python's GIL, calls strap_offer first and releases the lock only for strap_enqueue.
  */
 strap_status strap_offer(strap_session session, const strap_tensor *tensor, strap_error *error);
 
@@ -719,7 +720,7 @@ typedef struct strap_trace_counts_t {
   uint64_t bytes;       /* of the text read */
   uint64_t total_bytes; /* its length, 0 where that is not known */
   uint64_t unaddressed; /* samples of perf that were left out: they have no data address */
-  uint64_t renumbered;  /* regions that label gave another id than the trace, which collides */
+  uint64_t renumbered;  /* regions that label gave a new id, because another region has theirs */
 } strap_trace_counts_t;
 
 /* Fills *counts, at any time, and answers what the work failed with, if it did. */
@@ -757,7 +758,7 @@ typedef uint64_t strap_access;
 strap_status strap_access_open(const char *path, const char *options, strap_access *access,
                                strap_error *error);
 
-/* Takes SIZE bytes of whole blocks, from any thread. INVALID_ARGUMENT: they are none. A
+/* Takes SIZE bytes of whole blocks, from any thread. INVALID_ARGUMENT: no whole blocks. A
  * failing disk (NO_SPACE, IO) ends the trace with its last whole block. */
 strap_status strap_access_write(strap_access access, const void *blocks, size_t size,
                                 strap_error *error);

@@ -15,7 +15,7 @@
 /* The state that all hooks of one capture share. _native/hooks.py declares the same struct. */
 
 struct hooks {
-  int32_t running;
+  int32_t running;       /* 0: the capture has ended, and every hook returns None at once */
   int32_t last_position; /* 1: leave (batch, positions, features) to Python, which cuts it */
   uint64_t number;       /* of the capture: above 0, unique in the process */
   uint64_t session;
@@ -42,7 +42,7 @@ struct hook {
 /* The step that a thread is in. */
 struct place {
   uint64_t capture; /* number of the capture; 0: the thread is in no step */
-  int64_t *calls;   /* how often each module ran in the step; Python owns it. NULL: skip */
+  int64_t *calls;   /* how often each module ran in the step; Python owns it. NULL: no capture */
   int64_t step, token;
   uint32_t request;
 };
@@ -110,7 +110,9 @@ static int not_described(void) {
 }
 
 /* describe fills out with the tensor's memory. It returns 0 if Python has to handle the tensor: its
- * elements are computed as they are read (negative views), lie on a device, or have an odd type. */
+ * elements are computed as they are read (negative views), lie on a device, or have an odd type; it
+ * has no elements or too many dimensions; or Python cuts it (last_position). An exception may then
+ * be pending: see not_described. */
 static int describe(const struct hooks *all, PyObject *tensor, struct described *out) {
   PyObject *negative = PyObject_CallFunctionObjArgs(all->is_neg, tensor, (PyObject *)NULL);
   if (negative == NULL) return not_described();
@@ -142,8 +144,9 @@ static PyObject *nothing(const struct hooks *all) {
 enum { SLICE_MS = 100 }; /* the longest wait between two looks for signals, as in session.py */
 
 /* put passes a tensor to the session. For a small tensor it keeps the GIL, because to release the
- * GIL takes longer than the copy. While it waits for room it lets Python handle signals. The caller
- * holds a reference to the tensor. */
+ * GIL takes longer than the copy. While it waits for room it lets Python handle signals. If a
+ * signal handler raises, put gives the tensor up and returns NULL. If the session refuses the
+ * tensor, put returns the answer of hooks.failed. The caller holds a reference to the tensor. */
 static PyObject *put(const struct hook *h, strap_tensor *t) {
   const struct hooks *all = h->all;
   if (all->offer(all->session, t, NULL) == STRAP_OK) return nothing(all);
@@ -240,7 +243,7 @@ static PyObject *new_function(PyMethodDef *method, struct hooks *all, uint32_t l
   Py_IncRef(owner);
   Py_IncRef(otherwise);
   PyObject *function = PyCFunction_NewEx(method, self, NULL);
-  Py_DecRef(self); /* the function's, or the end of it */
+  Py_DecRef(self); /* the function keeps its own reference; if there is no function, drop runs */
   return function;
 }
 

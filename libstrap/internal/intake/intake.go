@@ -25,9 +25,9 @@ import (
 //
 // Only the call that drains the room uses First and Pop.
 type Room interface {
-	// Layers registers the layers below n.
+	// Layers registers the layers with the ids 0 to n-1.
 	Layers(n int)
-	// Requests registers the requests up to n.
+	// Requests registers the requests with the ids 1 to n.
 	Requests(n int)
 	// Waiting returns the number of tensors that were taken and not popped.
 	Waiting() int
@@ -347,7 +347,8 @@ func (h *held) Tick() error {
 	return h.drainNow()
 }
 
-// drainNow drains the room as far as nothing has to be waited for.
+// drainNow drains the room as far as that needs no wait. It returns nil if tensors are left because
+// memory is missing or another call drains.
 func (h *held) drainNow() error {
 	c := (*Capture)(h)
 	if h.Empty() || !c.tryAcquire() {
@@ -366,8 +367,9 @@ func (h *held) Shut() {
 	h.room.Shut()
 }
 
-// Close gives up what waits. It may wait for a call that drains the room: that call ends, because
-// the session has ended.
+// Close gives up the tensors and notes that wait, and returns the number of tensors; lost counts no
+// notes. It may wait for a call that drains the room: that call ends, because the session has
+// ended.
 func (h *held) Close() (lost int) {
 	c := (*Capture)(h)
 	c.draining <- struct{}{}

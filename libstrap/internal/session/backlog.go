@@ -10,9 +10,11 @@ const (
 	idleAfter = 20 * time.Millisecond
 	// No packet waits longer than this for workers that yield.
 	longestWait = time.Second
-	// So many bytes wait at most for workers that yield, before they get the CPUs.
+	// yieldBytes is how many bytes wait until the call that adds to them leaves the CPUs to the
+	// workers that yield.
 	yieldBytes = 32 << 20
-	// So many bytes wait at most for a team. It costs nothing to wake, and so much stays in caches.
+	// helpBytes is how many bytes wait until a call makes packets with the team. It is small, because
+	// to wake a team costs little and because so few bytes are still in the caches.
 	helpBytes = 4 << 20
 )
 
@@ -116,7 +118,8 @@ func (b *backlog) Push(it *entry) pushed {
 	return pushed{much: much, drained: b.drained}
 }
 
-// tick gives the workers their turn when no packet came for a while.
+// tick, run by the timer, gives the workers their turn if no packet came for idle, or the oldest
+// packet waits for longest.
 func (b *backlog) tick() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -195,8 +198,9 @@ func (b *backlog) pop() (it *entry, ok bool) {
 // alikeWithin is how many packets behind one may be found alike.
 const alikeWithin = 32
 
-// PopAlike takes one of the next packets that seems to hold the same as another one, or returns
-// nil. The packet needs Done too.
+// PopAlike takes one of the next alikeWithin packets that has the size, type, first 64 bytes and
+// last 64 bytes of the packet `of`, or returns nil. The bytes between may differ. The packet needs
+// Done too.
 func (b *backlog) PopAlike(of *entry) *entry {
 	b.mu.Lock()
 	defer b.mu.Unlock()

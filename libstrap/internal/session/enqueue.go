@@ -112,8 +112,9 @@ func (q *enqueuer) proceed(e *emission, t *Tensor, c *call) error {
 	return err
 }
 
-// emit hands over the packets of the tensor as it is stored, and counts it. If float16 does not do
-// for its values, float32 packets follow.
+// emit hands over the packets of the tensor in its stored type, and counts the tensor. If wantsTwin
+// says so, float32 packets follow. If the packet name has no room for the suffix of these packets,
+// emit notes the reason in the index instead.
 func (q *enqueuer) emit(e *emission, t *Tensor, c *call) error {
 	if !e.twin {
 		if err := q.emitParts(e, t, c); err != nil {
@@ -138,8 +139,9 @@ func (q *enqueuer) emit(e *emission, t *Tensor, c *call) error {
 	return q.emitParts(e, t, c)
 }
 
-// wantsTwin reports whether float32 packets follow the float16 ones, and counts why. There is no
-// float32 of values that the host converted.
+// wantsTwin reports whether float32 packets follow the float16 packets. It counts a tensor whose
+// values are too large or too small for float16. For values that are too small it returns true only
+// with an error bound, and not for values that the host converted.
 func (q *enqueuer) wantsTwin(e *emission) bool {
 	switch {
 	case e.stats.Overflow > 0:
@@ -199,7 +201,8 @@ func (q *enqueuer) emitPart(e *emission, t *Tensor, c *call, p *part) error {
 	}
 }
 
-// drop leaves out the rest of a tensor, of so many elements, and counts it.
+// drop leaves out the last `left` elements of a tensor. It counts them, notes why in the index, and
+// returns ErrDropped.
 func (q *enqueuer) drop(e *emission, t *Tensor, left int64, why error) error {
 	what := ""
 	switch {
@@ -241,7 +244,8 @@ func (q *enqueuer) takeBack(e *emission) error {
 	return q.notes.add(e.layer, &e.about, abandonedMessage)
 }
 
-// close gives up the tensors that timed out and are not repeated now. It may be called again.
+// close gives up every tensor whose Enqueue timed out, unless a repeated call works on it now. It
+// may be called again.
 func (q *enqueuer) close() {
 	q.pending.close(func(e *emission) {
 		if err := q.takeBack(e); err != nil {

@@ -17,15 +17,18 @@ type inline struct {
 	sink     *sink
 }
 
-// takes reports whether a packet may go this way: its elements are known to stay raw, in one piece.
-// A burst is written when the host is through, so all its packets are staged.
+// takes reports whether a packet may use this lane. The packet needs no compression: it has no
+// codec, or it is one LZ4 block of a layer whose last packet LZ4 did not shrink. With BurstBytes
+// every packet is staged, because a burst is written after the host has finished.
 func (l *inline) takes(e *emission, p *part) bool {
 	raw := p.kind == codec.None || l.opts.foundRaw(p.kind) && e.layer.raw.Load() > 0
 	return raw && p.count > 0 && l.opts.BurstBytes == 0 && codec.Surrounds(p.kind, int(p.size))
 }
 
-// emit makes a packet in the stream's memory and appends it. It returns false, and does nothing, if
-// other entries wait before the packet, another thread appends, or the disk does not keep up.
+// emit makes a packet in the stream's memory and appends it. It returns false, and takes nothing of
+// the packet, if other entries wait before the packet, another thread appends, or the stream has no
+// free memory because the disk does not keep up. An error in making the packet becomes the
+// session's failure, and emit then returns true.
 func (l *inline) emit(e *emission, t *Tensor, p *part) bool {
 	k, room := l.sink, p.packetBytes()
 	if !l.lockEmpty(p.kind, room, !e.fromIntake) {
@@ -68,12 +71,14 @@ func (l *inline) emit(e *emission, t *Tensor, p *part) bool {
 	return true
 }
 
-// makesBehind is how many staged bytes a call compresses at most to append its own packet behind
-// them.
+// makesBehind is the most staged bytes, of earlier packets, that a call compresses before it
+// appends its own packet.
 const makesBehind = 1 << 20
 
-// lockEmpty locks the sink if no entry waits in the order, for a packet of n bytes. If helps is set,
-// it first makes and appends a few packets that wait there because they found the lock taken.
+// lockEmpty locks the sink if no entry waits in the order. It does not wait for the lock. If
+// entries wait, helps is set and a team helps, it first makes and appends the waiting packets in
+// this thread. It does so only if these and a packet of n bytes fit into the stream's memory and,
+// with compression, at most makesBehind bytes wait.
 func (l *inline) lockEmpty(kind codec.Kind, n int64, helps bool) bool {
 	k := l.sink
 	if !k.tryLock() {

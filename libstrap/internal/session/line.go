@@ -147,8 +147,9 @@ func (l *line) StepBack(t *turn) {
 	t.leads = false
 }
 
-// Reserved returns the room in bytes that has to stay free for the first call before the
-// leader, which was away and has not led since, and how long.
+// Reserved returns how many bytes the leader has to leave free for the first call in the line, and
+// for how long. It returns 0 if the leader is the first call. Otherwise the first call is away, or
+// is back and the leader is about to step back.
 func (l *line) Reserved(t *turn) (need int, left time.Duration) {
 	if t.place == nil {
 		return 0, 0
@@ -197,7 +198,8 @@ func (l *line) advance() bool {
 	return true
 }
 
-// dropLapsed removes the places that have lapsed, and the oldest of absent calls beyond most.
+// dropLapsed removes the places that have lapsed. If more than most absent calls keep a place, it
+// removes the oldest of these places.
 func (l *line) dropLapsed(most int) {
 	now, away := l.now(), 0
 	for _, p := range l.places {

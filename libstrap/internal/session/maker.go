@@ -68,8 +68,8 @@ func (m *maker) makeWaiting(by team.Team) {
 	})
 }
 
-// help makes packets in one of several threads, and appends them to the stream as far as that does
-// not wait for the disk.
+// help makes packets in one thread of a team. The threads share left, the number of packets still
+// to make. help appends the packets to the stream as far as that does not wait for the disk.
 func (m *maker) help(left *atomic.Int64, e *encoders) {
 	stuck := false
 	for left.Add(-1) >= 0 {
@@ -87,8 +87,9 @@ func (m *maker) help(left *atomic.Int64, e *encoders) {
 	}
 }
 
-// make makes a packet, and the packets with the same elements that wait close behind it. It returns
-// a packet that seemed to have the same elements, and is to be made next.
+// make makes a packet, and the packets with the same elements that wait close behind it. next is a
+// packet that repeated took out of the backlog although its elements differ: the caller makes it
+// next. nil: there is none.
 func (m *maker) make(it *entry, e *encoders) (next *entry) {
 	var again []*entry
 	if it.err == nil && !m.life.halted() {
@@ -120,8 +121,8 @@ func (m *maker) make(it *entry, e *encoders) (next *entry) {
 }
 
 // repeated takes the packets out of the backlog that hold the same elements. Modules return tensors
-// of their children, in evaluation dropout among them. Where a codec finds nothing to do, comparing
-// costs as much as the codec.
+// of their children; dropout in evaluation mode is one. repeated takes none without a codec and
+// with LZ4 at level 0, because there comparing costs as much as encoding. next is as in make.
 func (m *maker) repeated(it *entry) (again []*entry, next *entry) {
 	if m.opts.Codec == codec.None || m.opts.Codec == codec.LZ4 && m.opts.Level == 0 {
 		return nil, nil

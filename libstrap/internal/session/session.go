@@ -12,8 +12,8 @@
 // their rows to the index, in the order of the calls.
 //
 // The arena bounds the memory: a packet holds its region until it is in the stream's memory, and
-// Enqueue waits for room. Nothing behind the arena needs arena memory to go on, so the wait ends
-// while the disk answers.
+// Enqueue waits for room. Workers, writer and disk take no arena memory, so packets leave the arena
+// and the wait ends, as long as the disk accepts writes.
 //
 // # Order of the locks
 //
@@ -61,7 +61,8 @@ type Session struct {
 	enqueuer  *enqueuer
 }
 
-// Open starts a capture to path, with its index at path + ".index".
+// Open starts a capture to path, with its index at path + ".index". It raises GOMAXPROCS if that is
+// below 2*Workers + 3, and does not lower it again.
 func Open(path string, o Options) (*Session, error) {
 	if err := o.validate(path); err != nil {
 		return nil, err
@@ -156,7 +157,7 @@ func assemble(path, home string, o Options, mem *arena.Arena, count *counters, f
 	return s
 }
 
-// CaptureID tells the capture from every other: 32 hexadecimal digits.
+// CaptureID returns the id of the capture: 32 hexadecimal digits. Every capture has its own id.
 func (s *Session) CaptureID() string { return s.captureID }
 
 // Layer registers a source of tensors and returns its id. The same three names give the same id.
@@ -171,15 +172,17 @@ func (s *Session) Request(name string) (uint32, error) { return s.names.addReque
 // Enqueue captures a tensor: when it returns nil, the caller may change the elements. It waits at
 // most timeout for room (negative: without limit).
 //
-// A Timeout sets t.Cursor: call again with the same t to go on, or give it up with Abandon. A tensor
-// of which nothing is taken keeps its place in the line for keptFor. With DropOnFull there is no
-// Timeout.
+// A Timeout sets t.Cursor: call again with the same t to go on, or give it up with Abandon. If
+// Enqueue took nothing of the tensor, the call keeps its place among the calls that wait for memory
+// for one second (keptFor, line.go). With DropOnFull there is no Timeout.
 func (s *Session) Enqueue(t *Tensor, timeout time.Duration) error {
 	return s.enqueuer.enqueue(t, timeout)
 }
 
-// Abandon gives up a tensor that timed out: the packet under way is taken back and noted, and its
-// place in the line is free. The cursor 0 names nothing.
+// Abandon gives up a tensor whose Enqueue timed out, and frees the place of the call in the line.
+// If Enqueue had taken a part of the tensor, Abandon withdraws the unfinished packet and notes the
+// tensor in the index. With cursor 0 it does nothing and returns nil. Errors: InvalidArgument (no
+// tensor has the cursor), InvalidState (another call uses it).
 func (s *Session) Abandon(cursor uint64) error { return s.enqueuer.abandon(cursor) }
 
 // Note puts into the index that a tensor could not be captured, and why. It does not wait.
@@ -212,7 +215,8 @@ func (s *Session) Closing() <-chan struct{} { return s.life.closing }
 // Fail stops the writing for good. The first cause stays.
 func (s *Session) Fail(cause error) { s.life.fail(cause) }
 
-// Guard runs f and turns a panic into the session's failure.
+// Guard runs f and returns its error. A panic of f becomes the session's failure; an error does
+// not.
 func (s *Session) Guard(f func() error) error { return s.life.Guard(f) }
 
 // Flush waits until all that was enqueued before is in the file. A negative timeout waits
@@ -309,7 +313,8 @@ type Stats struct {
 	Failure                                   error
 }
 
-// Stats reads the counters. Tensors and RawBytes are without those of the Intake.
+// Stats reads the counters. Tensors and RawBytes leave out the tensors that came from the Intake,
+// because the Intake counts these itself.
 func (s *Session) Stats() Stats {
 	c := s.counters
 	taken, peak, held := s.arena.Usage()

@@ -19,7 +19,7 @@ const (
 	indexLagBytes = 64 << 20
 	// maxUnpublished bounds the rows that wait for their packets to be in the file.
 	maxUnpublished = 4096
-	// maxUnpublishedText bounds the bytes of text in these rows, apart from one row's.
+	// maxUnpublishedText bounds the bytes of text in these rows. The last row may exceed it.
 	maxUnpublishedText = 4 << 20
 )
 
@@ -46,7 +46,8 @@ type sink struct {
 	indexedAt   int64     // and the stream's length then
 }
 
-// tryLock locks the sink, unless it is in use, stops or has stopped.
+// tryLock locks the sink and returns true. It returns false if another thread holds the lock, or
+// the session is closing, has failed or was discarded.
 func (k *sink) tryLock() bool {
 	if k.life.halted() || !k.mu.TryLock() {
 		return false
@@ -58,8 +59,8 @@ func (k *sink) tryLock() bool {
 	return true
 }
 
-// unlock gives the lock back. If helpers append, it then appends the packets whose helpers found
-// the lock taken; see tryAppend.
+// unlock gives the lock back. If helped is set, it then appends the packets that helpers left
+// because the lock was taken; see tryAppend.
 func (k *sink) unlock(helped bool) {
 	k.mu.Unlock()
 	if helped && k.order.First() != nil && k.tryAppend() {
@@ -137,13 +138,13 @@ func (k *sink) await(to stage, position uint64, c *call) error {
 	}
 }
 
-// late is the error of a call that ran out of time while packets were written.
+// late returns the Timeout of a call whose limit passed before all packets were written.
 func (k *sink) late() error {
 	return status.New(status.Timeout, "%q: %d packets are not yet written", k.life.path, k.queued())
 }
 
-// queued returns how many packets wait. It may count a tensor that leaves the intake twice, and
-// never misses it.
+// queued returns how many packets wait, with the tensors in the intake. While a tensor moves from
+// the intake to the order, queued may count that tensor two times, but counts it at least once.
 func (k *sink) queued() uint64 {
 	small := k.intake.Waiting()
 	return uint64(small) + k.counters.queuedPackets.Load()
@@ -230,7 +231,9 @@ func (k *sink) crowded() bool {
 	return len(k.unpublished) >= maxUnpublished || k.text >= maxUnpublishedText
 }
 
-// publishWhenDue publishes if many entries are listed, and writes the index if it lags.
+// publishWhenDue keeps the list of entries short. If the list is crowded, it collects the rows of
+// the packets in the file, and publishes if the list is still half full. It writes the index if
+// that is due.
 func (k *sink) publishWhenDue() error {
 	if k.crowded() {
 		if err := k.collect(); err != nil {
@@ -243,7 +246,8 @@ func (k *sink) publishWhenDue() error {
 	return k.writeIndexWhenDue()
 }
 
-// tick publishes if the packets that the last tick saw in a block are still there.
+// tick publishes if a packet that was appended before the last tick is still in a block that
+// the stream writes only on a Flush. Otherwise it only collects rows. It writes the index if that is due.
 func (k *sink) tick() error {
 	due := k.due
 	k.due = k.stream.Offset()
@@ -257,8 +261,9 @@ func (k *sink) tick() error {
 	return k.writeIndexWhenDue()
 }
 
-// publish brings all that was appended into the file, and its rows to the index. Also after a
-// failed write some packets are in the file.
+// publish brings every appended packet into the file, and its row to the index. After a failed
+// write it gives the index the rows of the packets that reached the file, and counts the others as
+// lost.
 func (k *sink) publish() (err error) {
 	if len(k.unpublished) == 0 {
 		return nil

@@ -2,8 +2,8 @@ package session
 
 import "time"
 
-// appendPatience is how long a call that lets the workers go first waits for the writer behind them:
-// long enough for it to copy their packets, if the disk does not hold it up.
+// appendPatience is how long a call in yield waits for the writer after the workers have finished.
+// In that time the writer can copy the workers' packets, if it need not wait for the disk.
 const appendPatience = 10 * time.Millisecond
 
 // staged is the lane of packets that take time to make: the elements are copied into the arena, and
@@ -39,7 +39,8 @@ func (l *staged) emit(e *emission, t *Tensor, c *call, p *part) error {
 	return nil
 }
 
-// copy puts the elements into the packet's region and hands it to the workers.
+// copy puts the elements into the packet's region and adds the packet to the backlog. The packet is
+// in the order already.
 func (l *staged) copy(e *emission, t *Tensor, it *entry, p *part) (answer pushed) {
 	// Should the copy panic, the writer must not wait for this packet for ever.
 	it.err = errCopy
@@ -51,8 +52,9 @@ func (l *staged) copy(e *emission, t *Tensor, it *entry, p *part) (answer pushed
 	return pushed{}
 }
 
-// yield makes packets with the team. Without one it leaves the CPUs to the workers until drained is
-// closed, and to the writer to take the packets. It does not wait for the disk.
+// yield makes the waiting packets with the team. Without a team it waits, so that the workers get
+// the CPUs, until drained is closed, the limit of the call has passed, or the session fails or
+// closes. After drained it waits at most appendPatience for the writer to append the packets.
 func (l *staged) yield(drained <-chan struct{}, c *call) {
 	defer l.counters.yielded.Start()()
 	if l.opts.helped() {

@@ -30,7 +30,7 @@ const briefly = time.Millisecond
 var errBehind = errors.New("a call before this one is back")
 
 // takeRoom waits until n bytes are free and takes them. The call leads the line when it has them.
-// After an error it keeps its place in the line.
+// After an error the call keeps its place in the line.
 func (st *staging) takeRoom(c *call, n int) (region arena.Region, err error) {
 	c.need = n
 	for {
@@ -44,7 +44,8 @@ func (st *staging) takeRoom(c *call, n int) (region arena.Region, err error) {
 	}
 }
 
-// push adds a packet to the order, whose region the call has taken, and lets the next call lead.
+// push adds a packet to the order and lets the next call lead the line. The call has taken the
+// packet's region; after an error push has freed it.
 func (st *staging) push(c *call, it *entry) error {
 	st.counters.queuedPackets.Add(1)
 	if err := st.order.Push(it); err != nil {
@@ -56,8 +57,8 @@ func (st *staging) push(c *call, it *entry) error {
 	return nil
 }
 
-// lead makes the call the leader of the line. With drops the leader never waits for memory, so all
-// others wait for it whatever their limit is.
+// lead waits until the call is the leader of the line. With drops the limit of the call does not
+// matter: a leader then never waits for memory, so the turn of the call comes soon.
 func (st *staging) lead(c *call) error {
 	if c.leads || st.line.TryLead(&c.turn) {
 		return nil
@@ -146,7 +147,8 @@ func (st *staging) roomOfLeader(c *call, n int) (region arena.Region, err error)
 	}
 }
 
-// nextPiece waits until the writer has emptied a half of the feed's region.
+// nextPiece waits until the writer has emptied a half of the feed's region, and returns that half
+// for the call to fill.
 func (st *staging) nextPiece(f *feed, c *call) ([]byte, error) {
 	select {
 	case piece := <-f.empty:
@@ -167,7 +169,8 @@ func (st *staging) nextPiece(f *feed, c *call) ([]byte, error) {
 	}
 }
 
-// stall counts a call's wait for memory, from since until end is called.
+// stall measures a call's wait for memory, from the time since until the call of end. It counts one
+// stall for a tensor, however often the tensor waits.
 func (st *staging) stall(c *call, since time.Time) (end func()) {
 	if !c.stalled {
 		c.stalled = true
