@@ -22,7 +22,8 @@
  *     returns STRAP_ERR_FORKED there.
  *   - timeout_ms: 0 tries once, a negative value waits without limit. After
  *     STRAP_ERR_TIMEOUT nothing is lost: repeat the call, and it goes on where it
- *     stopped. Repeated calls with any limit end as one call without a limit does.
+ *     stopped. A loop of calls with short limits ends when one call without a
+ *     limit would end.
  *   - libstrap computes in the default floating-point environment, also in a team.
  *     It saves the caller's environment and restores it before it returns. It
  *     calls callbacks and the team in the default one.
@@ -297,7 +298,8 @@ typedef struct strap_tensor {
  * while these tensors wait for room leaves its cursor 0: repeat it as it was. Sessions with
  * STRAP_ON_FULL_DROP have no such buffer, nor have more than 16 sessions at once.
  *
- * Once writing has failed, every call returns that failure at once.
+ * Once writing has failed, every call returns that failure at once; strap_offer returns
+ * STRAP_DECLINED.
  */
 strap_status strap_enqueue(strap_session session, strap_tensor *tensor, int32_t timeout_ms,
                            strap_error *error);
@@ -527,26 +529,26 @@ strap_status strap_reader_read_many(strap_reader reader, const uint64_t *rows, s
 strap_status strap_reader_close(strap_reader reader, strap_error *error);
 
 /*
- * A part of a damaged stream that is not in the new one: a packet that the index
- * or its own header names, or, without a name, a stretch of bytes. Every lost byte
- * is in one stretch; a packet that the index lists may lie beyond the file's end.
+ * A part of a damaged stream that is not in the new one. With a name it is a packet, known from the
+ * index or from its own header. Without a name it is a range of bytes. Every lost byte is in one
+ * range. A packet that the index lists may lie beyond the file's end.
  */
 typedef struct strap_lost {
   uint64_t offset;     /* in the damaged stream */
   uint64_t length;
-  const char *name;    /* of the packet, NAME_BYTES long; NULL: a stretch of bytes */
+  const char *name;    /* of the packet, NAME_BYTES long; NULL: a range of bytes */
   size_t name_bytes;
-  const char *reason;  /* why the packet was left out; NULL for a stretch */
+  const char *reason;  /* why the packet was left out; NULL for a range */
 } strap_lost;
 
 typedef struct strap_salvage_options {
   uint32_t struct_size;
   int32_t force; /* 1: replace what stands at OUT */
-  /* Told now and then how many bytes of about how many have been gone through;
-   * may be NULL. Another answer than 0 gives the work up: INVALID_STATE. */
+  /* Called now and then with the number of bytes that are searched, and about how many there are.
+   * May be NULL. If it returns anything but 0, strap_salvage stops with INVALID_STATE. */
   int32_t (*progress)(void *context, uint64_t done, uint64_t total);
-  /* Told what was lost, once the new stream is there; may be NULL. What LOST
-   * points to lasts until it returns. */
+  /* Called for each lost part, when the new stream is there. May be NULL. The memory that LOST
+   * points to is valid until the callback returns. */
   void (*lost)(void *context, const strap_lost *lost);
   void *context;
 } strap_salvage_options;
@@ -556,20 +558,20 @@ typedef struct strap_salvage_report {
   uint32_t reserved;
   uint64_t packets;      /* in the new stream */
   uint64_t bytes;        /* its length */
-  uint64_t verified;     /* of the packets: by the checksum in the index */
-  uint64_t repaired;     /* of the verified: only the header was damaged */
-  uint64_t unlisted;     /* of the packets: not in the index, so without shape and type */
-  uint64_t lost_packets; /* known by name */
-  uint64_t lost_ranges;  /* stretches of bytes of the damaged stream */
-  uint64_t lost_bytes;   /* in them */
+  uint64_t verified;     /* packets whose checksum in the index fits */
+  uint64_t repaired;     /* verified packets of which only the header was damaged */
+  uint64_t unlisted;     /* packets that are not in the index, so without shape and type */
+  uint64_t lost_packets; /* lost parts with a name */
+  uint64_t lost_ranges;  /* lost ranges of bytes */
+  uint64_t lost_bytes;   /* bytes in these ranges */
   char problem[512];     /* what is wrong with the index; "" when nothing is */
 } strap_salvage_report;
 
 /*
- * Copies what is intact of the stream at PATH, however damaged, to a new stream
- * OUT with an index. The source is only read, and the new files appear when they
- * are whole and durable. Where the index at PATH.index knows a packet, its
- * checksum decides, and a lost one is noted in the new index.
+ * Copies the intact packets of the stream at PATH to a new stream OUT with an index. The source is
+ * only read. The new files appear when they are whole and durable. If the index at PATH.index lists
+ * a packet, the checksum there decides whether the packet is intact. The new index notes the lost
+ * packets.
  *
  * The callbacks are called from the calling thread. OPTIONS and REPORT may be NULL.
  *
@@ -587,24 +589,23 @@ strap_status strap_salvage(const char *path, const char *out,
  * also 0 for SIZE 0 without compression. */
 size_t strap_encode_bound(strap_codec codec, size_t size);
 
-/* Encodes SIZE bytes at SOURCE as one payload at DATA, which has room for
- * strap_encode_bound bytes; *length is what it takes. Level as in
- * strap_open_options. */
+/* Encodes SIZE bytes at SOURCE as one payload at DATA, which has room for strap_encode_bound bytes.
+ * *length receives the length of the payload. LEVEL is that of strap_open_options. */
 strap_status strap_encode(strap_codec codec, int32_t level, const void *source, size_t size,
                           void *data, size_t room, size_t *length, strap_error *error);
 
-/* The decoded length of a payload. A frame that does not state it is decoded to
- * learn it. That takes the memory of a decoder, a zstd window of at most 128 MiB,
- * and no room for the content.
+/* *length receives the decoded length of a payload. A frame that does not state its length is
+ * decoded to learn it. That takes the memory of a decoder, with a zstd window of at most 128 MiB, and
+ * no memory for the content.
  *
- * Errors: CORRUPT (it is no such payload, or claims more than its bytes can stand
- * for), UNSUPPORTED (it needs a dictionary or a larger window, or does not state
- * its length and has more than 4 GiB). */
+ * Errors: CORRUPT (the payload is not of this codec, or states a length that its bytes cannot
+ * decode to), UNSUPPORTED (the payload needs a dictionary or a larger window, or it does not state
+ * its length and decodes to more than 4 GiB). */
 strap_status strap_decoded_size(strap_codec codec, const void *payload, size_t size,
                                 uint64_t *length, strap_error *error);
 
-/* Decodes a payload of SIZE bytes to DATA, which has LENGTH bytes, its decoded
- * length. */
+/* Decodes a payload of SIZE bytes to DATA. LENGTH is the decoded length of the payload, and the
+ * size of DATA. */
 strap_status strap_decode(strap_codec codec, const void *payload, size_t size, void *data,
                           size_t length, strap_error *error);
 
@@ -614,74 +615,71 @@ strap_status strap_decode(strap_codec codec, const void *payload, size_t size, v
  * https://arrow.apache.org/docs/format/CStreamInterface.html */
 struct ArrowArrayStream;
 
-/* Hands the index out as record batches in row order; the columns are in
- * docs/STREAM_FORMAT.md. STREAM is filled and the caller must release it; it
- * outlives the reader. */
+/* Exports the index as record batches in row order; docs/STREAM_FORMAT.md has the columns. The
+ * caller must release STREAM, which stays valid after the reader is closed. */
 strap_status strap_index_export(strap_reader reader, struct ArrowArrayStream *stream,
                                 strap_error *error);
 
-/* The same of some columns: COLUMNS are their names, with commas between them.
- * Texts are dictionaries, with int32 indices.
- * INVALID_ARGUMENT: the index has no column of a name. */
+/* Exports some columns of the index. COLUMNS are their names, separated by commas. Columns of text
+ * are dictionaries with int32 indices. INVALID_ARGUMENT: the index has no column of a name. */
 strap_status strap_index_columns(strap_reader reader, const char *columns,
                                  struct ArrowArrayStream *stream, strap_error *error);
 
 /* ---- memory traces ------------------------------------------------------ */
 
 /*
- * A trace is a stream of record batches whose rows are loads and stores; its
- * columns are in docs/MEMORY_TRACES.md. Traces come in and go out as Arrow C
- * streams. A stream that is passed in is taken over, also when the call fails:
- * the caller's struct is left released.
+ * A trace is a stream of record batches whose rows are loads and stores. docs/MEMORY_TRACES.md has
+ * its columns. Traces are passed as Arrow C streams. A function takes ownership of the stream that
+ * it is given, also when it fails: it leaves the caller's struct released.
  *
- * strap_trace_parse and strap_trace_label give a stream that does the work as it
- * is read. strap_trace_analyse and strap_trace_write_parquet read a stream to its
- * end when strap_trace_run is called. Each gives a handle besides, for its counts
- * and tables; close it whenever you like.
+ * strap_trace_parse and strap_trace_label return a stream that does the work while it is read.
+ * strap_trace_analyse and strap_trace_write_parquet read a stream to its end while strap_trace_run
+ * runs. Each of the four also returns a handle, for its counts and tables. The handle may be closed
+ * at any time.
  *
- * OPTIONS is a JSON object in UTF-8, NULL or "" for none. A key that is not
- * listed is refused by name.
+ * OPTIONS is a JSON object in UTF-8. NULL and "" mean no options. A key that is not listed is
+ * refused by name.
  */
 typedef uint64_t strap_trace;
 
 /*
  * Reads the text at PATH. FORMAT is one of
  *   "perf_script"  what `perf script` prints of perf mem or page-fault samples
- *   "lackey"       valgrind --tool=lackey --trace-mem=yes; it has no time: row N
- *                  gets N ns, which says its place and nothing else
+ *   "lackey"       valgrind --tool=lackey --trace-mem=yes. It has no time: row N gets N ns, which
+ *                  tells the order alone
  *   "page_faults"  page faults as `perf script` or tracefs print them
- *   "access"       a file of libstrap-access (docs/ACCESS_TRACING.md), rows in the order
- *                  of time over all threads. Tables: "ranges" (start, end, from_ns, to_ns,
- *                  region_type, region_id, name: as the option of strap_trace_label takes
- *                  them), "program" (key, value) and "problems" (text): what the file
- *                  lacks and which symbols were not found, so far. Of the options it takes
- *                  run_id, phases and batch_rows, and source (true: a column "source"
- *                  behind the others, "FILE:LINE").
- * Lines that are no samples are skipped and counted, and so are samples without a data
- * address, as perf prints them without -F +addr or takes them of events such as cpu-clock;
- * damaged ones are counted and shown by the table "malformed" (line, text).
+ *   "access"       a file of libstrap-access (docs/ACCESS_TRACING.md). The rows are in the order of
+ *                  time over all threads. Tables: "ranges" (start, end, from_ns, to_ns, region_type,
+ *                  region_id, name: the option of strap_trace_label), "program" (key, value), and
+ *                  "problems" (text: what the file lacks, and which symbols were not found so far).
+ *                  It takes the options run_id, phases, batch_rows, and source (true: a last column
+ *                  "source" with "FILE:LINE").
+ * Lines that are no samples are skipped and counted. So are samples without a data address: perf
+ * prints them without -F +addr, and for events such as cpu-clock. Damaged lines are counted; the
+ * table "malformed" (line, text) has them.
  *
- * Options: run_id (text), phases ([{phase, start_ns, end_ns}], half open), workers
- * (1 to 256), batch_rows, sample_every (keeps each Nth row), cycles_per_ns (makes
- * latencies of perf, in cycles, ns), instructions (true: lackey's instruction fetches
- * too, as loads of the symbol "[instruction]").
+ * Options: run_id (text), phases ([{phase, start_ns, end_ns}], end exclusive), workers (1 to 256),
+ * batch_rows, sample_every (N keeps each Nth row), cycles_per_ns (converts the latencies of perf
+ * from cycles to ns), instructions (true: lackey's instruction fetches become loads of the symbol
+ * "[instruction]"; false: they are left out).
  */
 strap_status strap_trace_parse(const char *format, const char *path, const char *options,
                                struct ArrowArrayStream *out, strap_trace *trace,
                                strap_error *error);
 
 /*
- * Gives every row of IN its region_type and region_id; the other columns pass as
- * they are. Afterwards the tables "region_map" and "kv_block_lifecycle" tell what
- * was seen, and "label_coverage" (region_type, n_rows, n_bytes) how much of it has
- * which type, before the policy leaves rows out or names them. The second has a row for
- * each page: it is INVALID_ARGUMENT where rows of more than 64 pages give it more than 2^24.
+ * Gives every row of IN its region_type and region_id. The other columns stay as they are. When the
+ * stream has been read, three tables tell what was seen:
+ *   "region_map"          the regions
+ *   "kv_block_lifecycle"  a row for each page of the KV cache. It returns INVALID_ARGUMENT if rows
+ *                         of more than 64 pages each give it more than 2^24 rows
+ *   "label_coverage"      (region_type, n_rows, n_bytes) how much of the trace has which type,
+ *                         before the policy leaves rows out or names them
  *
- * Options: rules ([{region_type, phase, op_type, symbol_re, dso_re}], the first that
- * matches wins; absent: the documented ones), policy ("keep", "skip", "error",
- * "runtime": what to do with rows that nothing classifies), ranges ([{start, end,
- * from_ns, to_ns, region_type, region_id, name}], end exclusive, 0 and 0 for all
- * time, region_id 0 for a new one).
+ * Options: rules ([{region_type, phase, op_type, symbol_re, dso_re}], the first that matches wins;
+ * default: the documented ones), policy ("keep", "skip", "error" or "runtime": what to do with rows
+ * that nothing classifies), ranges ([{start, end, from_ns, to_ns, region_type, region_id, name}], end
+ * exclusive, from_ns and to_ns 0 for all time, region_id 0 for a new region).
  */
 strap_status strap_trace_label(struct ArrowArrayStream *in, const char *options,
                                struct ArrowArrayStream *out, strap_trace *trace,
@@ -690,40 +688,40 @@ strap_status strap_trace_label(struct ArrowArrayStream *in, const char *options,
 /*
  * Computes tables about the labelled trace IN; docs/MEMORY_TRACES.md lists them.
  *
- * The table "support" (table, reason) says why a trace of this kind cannot tell a
- * table, null where it can.
+ * The table "support" (table, reason) has a row for each table: why a trace of this kind cannot give
+ * it, or null if it can.
  *
- * Options: tables (names; absent: the ten of the summary), ordered (the rows come in
- * the order of time: none are kept for sorting, a late one is INVALID_ARGUMENT),
- * workers (1 to 256), memory_bytes (for the values behind exact quantiles and rows to
- * sort; what does not fit goes to spill_dir), spill_dir, bins, cdf_points, windows, top.
+ * Options: tables (names; default: the ten of the summary), ordered (true: the rows come in the order
+ * of time, so none are kept for sorting, and a row out of order returns INVALID_ARGUMENT), workers
+ * (1 to 256), memory_bytes (for rows to sort and for the values behind exact quantiles; the rest goes
+ * to files in spill_dir), spill_dir, bins, cdf_points, windows, top.
  */
 strap_status strap_trace_analyse(struct ArrowArrayStream *in, const char *options,
                                  strap_trace *trace, strap_error *error);
 
-/* Writes IN to a zstd Parquet file. It appears under PATH only when it is whole.
+/* Writes IN to a Parquet file, which appears at PATH when it is whole.
  * Options: row_group_rows, compression ("zstd", "snappy", "gzip", "none"). */
 strap_status strap_trace_write_parquet(struct ArrowArrayStream *in, const char *path,
                                        const char *options, strap_trace *trace,
                                        strap_error *error);
 
-/* Works for about timeout_ms on an analysis or a file: STRAP_ERR_TIMEOUT when
- * there is more to do, then call again. Any other failure is final. */
+/* Works for about timeout_ms on an analysis or a file. Returns STRAP_ERR_TIMEOUT when there is more
+ * to do: call again. Any other failure is final. */
 strap_status strap_trace_run(strap_trace trace, int32_t timeout_ms, strap_error *error);
 
 typedef struct strap_trace_counts_t {
   uint32_t struct_size;
   int32_t done;         /* 1: the stream has been read to its end */
-  uint64_t rows;        /* handed out by parse and label, taken in by the others */
-  uint64_t skipped;     /* lines that are no samples; rows that label left out */
+  uint64_t rows;        /* that parse and label returned, or that analyse and write read */
+  uint64_t skipped;     /* lines that are no samples, or rows that label left out */
   uint64_t malformed;   /* damaged lines */
-  uint64_t bytes;       /* of the text read */
-  uint64_t total_bytes; /* its length, 0 where that is not known */
+  uint64_t bytes;       /* of the text, read so far */
+  uint64_t total_bytes; /* length of the text; 0: unknown */
   uint64_t unaddressed; /* samples of perf that were left out: they have no data address */
-  uint64_t renumbered;  /* regions that label gave a new id, because another region has theirs */
+  uint64_t renumbered;  /* regions that label gave a new id, because another region has their id */
 } strap_trace_counts_t;
 
-/* Fills *counts, at any time, and answers what the work failed with, if it did. */
+/* Fills *counts, at any time. Returns the failure of the work, if it failed. */
 strap_status strap_trace_counts(strap_trace trace, strap_trace_counts_t *counts,
                                 strap_error *error);
 
@@ -732,22 +730,21 @@ strap_status strap_trace_counts(strap_trace trace, strap_trace_counts_t *counts,
 strap_status strap_trace_table(strap_trace trace, const char *name,
                                struct ArrowArrayStream *out, strap_error *error);
 
-/* Gives up what is not done; a file under way is removed. */
+/* Gives up unfinished work, and removes an unfinished file. */
 strap_status strap_trace_close(strap_trace trace, strap_error *error);
 
 /* ---- accesses of instrumented programs ---------------------------------- */
 
 /*
- * A program that links libstrap-access (libstrap/access/strap_access.h) can hand what it
- * records to this library instead of a file of its own: give strap_access_start a sink
- * that passes its blocks to strap_access_write.
+ * A program that links libstrap-access (libstrap/access/strap_access.h) can pass its records to this
+ * library instead of a file of its own: give strap_access_start a sink that passes its blocks to
+ * strap_access_write.
  */
 typedef uint64_t strap_access;
 
 /*
- * Begins a trace that becomes the zstd Parquet file PATH when it is closed; until then,
- * and for good where the program ends before, its blocks are in PATH.access, which
- * strap_trace_parse reads.
+ * Begins a trace that becomes the Parquet file PATH when it is closed. Until then its blocks are in
+ * PATH.access. If the program ends before, they stay there, and strap_trace_parse reads them.
  *
  * Options, as for strap_trace_parse: run_id (text), source (true: the column "source"),
  * keep_blocks (true: PATH.access stays), row_group_rows and compression (see
@@ -758,16 +755,16 @@ typedef uint64_t strap_access;
 strap_status strap_access_open(const char *path, const char *options, strap_access *access,
                                strap_error *error);
 
-/* Takes SIZE bytes of whole blocks, from any thread. INVALID_ARGUMENT: no whole blocks. A
- * failing disk (NO_SPACE, IO) ends the trace with its last whole block. */
+/* Takes SIZE bytes of whole blocks, from any thread. INVALID_ARGUMENT: the bytes are not whole
+ * blocks. A failing disk (NO_SPACE, IO) ends the trace after its last whole block. */
 strap_status strap_access_write(strap_access access, const void *blocks, size_t size,
                                 strap_error *error);
 
 /*
- * Writes PATH: all accesses in the order of time, with their symbols, those within named
- * ranges labelled with them. Works for about timeout_ms: on STRAP_ERR_TIMEOUT call again.
- * On any other answer the handle is gone; after a failure PATH.access stays. *rows, if
- * not NULL, is how many rows there are so far.
+ * Writes PATH: all accesses in the order of time, with their symbols. Accesses within named ranges
+ * have the labels of these ranges. Works for about timeout_ms: on STRAP_ERR_TIMEOUT call again. Any
+ * other answer closes the handle; after a failure PATH.access stays. *rows, if not NULL, receives the
+ * number of rows so far.
  */
 strap_status strap_access_close(strap_access access, int32_t timeout_ms, uint64_t *rows,
                                 strap_error *error);
@@ -778,17 +775,24 @@ strap_status strap_access_close(strap_access access, int32_t timeout_ms, uint64_
 typedef uint64_t strap_probe;
 
 /*
- * Starts a collector. KIND: "block", the requests to block devices; "system", what each
- * process did on the cores and off them, its page faults, and pressure; "syscalls", the
- * system calls of one process; "off_cpu", the waits of one process for a core. OPTIONS: a
- * JSON object, or NULL. Those of "block": devices (names or paths of disks or partitions;
- * default: all disks), pid (of the process whose threads issue the requests; 0: the caller,
- * default: all), cgroup (directory of the cgroup that the requests are of, or one below it;
- * default: all), requests (that can be followed at a time, a power of two; 8192), expire_s
- * (seconds after which one that does not complete is given up; 600). Those of "syscalls"
- * and "off_cpu": pid (0, the default: the caller itself); of "off_cpu" also stacks (whether
- * to take them; false). "system" has none. Every pid, given or told, is one of the PID
- * namespace of the caller, and "system" has the processes of that namespace alone.
+ * Starts a collector. KIND is one of
+ *   "block"     the requests to block devices
+ *   "system"    each process's time on and off the cores and its page faults; pressure
+ *   "syscalls"  the system calls of one process
+ *   "off_cpu"   the waits of one process for a core
+ *
+ * OPTIONS is a JSON object, or NULL. Options of "block":
+ *   devices     names or paths of disks or partitions; default: all disks
+ *   pid         the process whose threads issue the requests; 0: the caller; default: all
+ *   cgroup      the directory of a control group; requests of it and of groups below it count;
+ *               default: all
+ *   requests    how many requests can be under way at a time, a power of two; default: 8192
+ *   expire_s    a request that does not complete within so many seconds is given up; default: 600
+ * Options of "syscalls" and "off_cpu":
+ *   pid         default: 0, the caller
+ *   stacks      of "off_cpu" alone, true: record stacks; default: false
+ * "system" has no options. Every pid, in options and snapshots, is of the caller's PID namespace.
+ * "system" sees the processes of that namespace alone.
  *
  * Errors: INVALID_ARGUMENT (the kind or an option), NOT_FOUND (a device, process or cgroup),
  * PERMISSION (the user may not load programs: root may, or CAP_BPF with CAP_PERFMON),
@@ -798,10 +802,10 @@ strap_status strap_probe_start(const char *kind, const char *options, strap_prob
                                strap_error *error);
 
 /*
- * Fills JSON with what happened since the call before, or since the start: one object on
- * one line, ended by a zero (docs/PROBES.md). *needed, if not NULL, is the
- * bytes that it takes; where SIZE is less the call answers INVALID_ARGUMENT, and the next
- * one gives the same snapshot.
+ * Fills JSON with a snapshot: what happened since the previous call, or since the start. It is one
+ * object on one line, ended by a zero (docs/PROBES.md). *needed, if not NULL, receives the bytes that
+ * it takes. If SIZE is smaller, the call returns INVALID_ARGUMENT, and the next call returns the same
+ * snapshot.
  */
 strap_status strap_probe_read(strap_probe probe, char *json, size_t size, size_t *needed,
                               strap_error *error);

@@ -80,11 +80,13 @@ func newBacklog(yields, helped bool, high int64) *backlog {
 
 // pushed is the answer of Push.
 type pushed struct {
-	much    bool            // the caller is to help, or to let the workers go first
-	drained <-chan struct{} // without help: closed when the workers are through
+	much    bool            // the caller makes packets with the team, or waits for drained
+	drained <-chan struct{} // closed when the workers have made all packets; nil where callers help
 }
 
-// Push adds a packet.
+// Push adds a packet. Where callers help, much is set if high bytes wait before this packet, or the
+// oldest packet waits for longest. Without help, much is set if high bytes wait with this packet.
+// Eager workers never set it.
 func (b *backlog) Push(it *entry) pushed {
 	b.mu.Lock()
 	defer b.mu.Unlock()

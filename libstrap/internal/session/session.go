@@ -160,7 +160,8 @@ func assemble(path, home string, o Options, mem *arena.Arena, count *counters, f
 // CaptureID returns the id of the capture: 32 hexadecimal digits. Every capture has its own id.
 func (s *Session) CaptureID() string { return s.captureID }
 
-// Layer registers a source of tensors and returns its id. The same three names give the same id.
+// Layer registers a source of tensors and returns its id. The same three names give the same id. It
+// works also after Close.
 func (s *Session) Layer(model, name, path string) (uint32, error) {
 	return s.names.addLayer(model, name, path)
 }

@@ -247,7 +247,8 @@ func (k *sink) publishWhenDue() error {
 }
 
 // tick publishes if a packet that was appended before the last tick is still in a block that
-// the stream writes only on a Flush. Otherwise it only collects rows. It writes the index if that is due.
+// the stream writes only on a Flush. Otherwise it only collects rows. It writes the index if that
+// is due.
 func (k *sink) tick() error {
 	due := k.due
 	k.due = k.stream.Offset()
