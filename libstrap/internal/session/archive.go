@@ -4,7 +4,6 @@ import (
 	"math"
 
 	"github.com/libstrap/strap/libstrap/internal/codec"
-	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
 // float16Share is the most by which rounding to float16 changes values that are normal numbers
@@ -14,19 +13,10 @@ const float16Share = 1.0 / (1 << 22)
 // float16Least is the most by which it changes the square of a subnormal number.
 const float16Least = 1.0 / (1 << 50)
 
-// kindOf returns the codec of a packet of count elements. An archive stores some types as
-// codec.Zstd.
-func (o *Options) kindOf(stored wire.DType, count int64) codec.Kind {
-	if o.Codec == codec.Archive && !codec.Archives(stored, count) {
-		return codec.Zstd
-	}
-	return o.Codec
-}
-
 // keepWhole takes a packet out of the archive if its values lost more by the rounding to float16
-// than the archive's error bound allows for.
+// than the archive's error bound allows for. Call it for packets of codec.Archive.
 func (it *entry) keepWhole() {
-	if it.kind == codec.Archive && it.converted.SquareError > it.converted.SquareSum*float16Share {
+	if it.converted.SquareError > it.converted.SquareSum*float16Share {
 		it.kind = codec.Zstd
 		it.row.Codec = it.kind.String()
 	}

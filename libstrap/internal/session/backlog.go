@@ -1,6 +1,7 @@
 package session
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
@@ -52,7 +53,7 @@ type backlog struct {
 
 	mu      mutex[leafRank]
 	work    sync.Cond // signals that a worker may go on
-	waits   fifo[*entry]
+	waits   []*entry
 	bytes   int64 // staged, of the packets that wait or are being worked on
 	queued  int64 // staged, of the packets that wait
 	active  int   // packets that are being worked on
@@ -70,13 +71,16 @@ func newBacklog(yields, helped bool, high int64) *backlog {
 		drained: make(chan struct{}), more: func() bool { return false },
 	}
 	if helped {
-		// A small backlog is in nobody's way. A packet that a worker has begun, without a CPU
-		// to finish it, holds up the packets behind it.
+		// A small backlog may wait: it slows no call. A packet that a worker has begun, without a
+		// CPU to finish it, holds up the packets behind it.
 		b.idle = longestWait
 	}
 	b.work.L = &b.mu
 	return b
 }
+
+// staged returns the bytes of memory that the packet holds.
+func (it *entry) staged() int64 { return int64(len(it.region.Buf)) }
 
 // pushed is the answer of Push.
 type pushed struct {
@@ -91,7 +95,7 @@ func (b *backlog) Push(it *entry) pushed {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before := b.queued
-	b.waits.push(it)
+	b.waits = append(b.waits, it)
 	b.bytes += it.staged()
 	b.queued += it.staged()
 	if !b.yields {
@@ -190,11 +194,14 @@ func (b *backlog) TryPop() (it *entry, ok bool) {
 }
 
 func (b *backlog) pop() (it *entry, ok bool) {
-	if it, ok = b.waits.pop(); ok {
-		b.active++
-		b.queued -= it.staged()
+	if b.waiting() == 0 {
+		return nil, false
 	}
-	return it, ok
+	it, b.waits[0] = b.waits[0], nil // the rest of the list keeps its memory
+	b.waits = b.waits[1:]
+	b.active++
+	b.queued -= it.staged()
+	return it, true
 }
 
 // alikeWithin is how many packets behind one may be found alike.
@@ -206,9 +213,9 @@ const alikeWithin = 32
 func (b *backlog) PopAlike(of *entry) *entry {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for i, it := range b.waits.all()[:min(b.waiting(), alikeWithin)] {
+	for i, it := range b.waits[:min(b.waiting(), alikeWithin)] {
 		if it.alike(of) {
-			b.waits.remove(i)
+			b.waits = slices.Delete(b.waits, i, i+1)
 			b.active++
 			b.queued -= it.staged()
 			return it
@@ -256,8 +263,8 @@ func (b *backlog) Waiting() int64 {
 }
 
 // oldest returns when the first of the packets that wait came.
-func (b *backlog) oldest() time.Time { return b.waits.all()[0].came }
+func (b *backlog) oldest() time.Time { return b.waits[0].came }
 
-func (b *backlog) waiting() int { return len(b.waits.all()) }
+func (b *backlog) waiting() int { return len(b.waits) }
 
 func (b *backlog) opened() bool { return !b.yields || b.open || b.hurried > 0 }

@@ -145,7 +145,7 @@ func TestNoPacketWaitsForLong(t *testing.T) {
 	taken := worker(b)
 	b.Push(packet(1))
 	b.mu.Lock()
-	b.waits.all()[0].came = time.Now().Add(-longestWait)
+	b.waits[0].came = time.Now().Add(-longestWait)
 	b.mu.Unlock()
 	if b.Push(packet(1)).much {
 		t.Error("the caller was told to wait")

@@ -22,6 +22,12 @@ type counters struct {
 	loss   codec.Stats // of all values that were converted, rounded or archived
 }
 
+// packetLoss is what the values of a packet lost.
+type packetLoss struct {
+	stats codec.Stats
+	bits  int // of mantissa that values were rounded to; 0: no value was rounded
+}
+
 // addLoss adds to the loss of the whole capture.
 func (c *counters) addLoss(l *codec.Stats) {
 	c.lossMu.Lock()

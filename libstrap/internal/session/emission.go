@@ -5,68 +5,78 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// emission is the progress of one Enqueue: the next packet of the tensor, and how much of it is
-// handed over. It outlives the call after a Timeout, once something of the tensor is taken.
+// emission is one tensor on its way into packets: what is known of the tensor, the current packet,
+// and how much is handed over. Pending keeps it after a Timeout.
 type emission struct {
-	running mutex[emissionRank] // held by the call that works on it
-	layer   *layer
-	elems   int64
-	stored  wire.DType
-	twin    bool  // now the float32 packets behind the float16 ones
-	part    int64 // next or current packet
-	fed     int64 // elements of it that the feed has
-	feed    *feed
-	begun   bool        // something is in the queue
-	stats   codec.Stats // of the tensor so far
-	own     codec.Stats // of the current packet
-	bits    int         // the most bits of mantissa that a part of the packet was rounded to
-	tiny    bool        // a packet so far lost its values as float16; see packer.measure
-	about   Tensor      // what the index says of it, without the data
-	place   uint64      // in the line, while no call works on it
+	opts   *Options
+	tensor *Tensor // as the call that works on it describes it
+	origin
 
-	conversion *Conversion // of the caller, nil: none
+	// What the first call found out about the tensor.
+	elems      int64
+	text       int         // bytes of the tensor's own text
+	source     wire.DType  // of the captured values
+	conversion *Conversion // of the caller; nil: none
+	bound      float64     // of the error of rounding; 0: values are not rounded
 	fromIntake bool        // see Tensor.FromIntake
+
+	// Progress.
+	stored wire.DType // the type in the packets now
+	twin   bool       // now the float32 packets behind the float16 ones
+	part   part       // the next or current packet
+	feed   *feed      // of a current streamed packet
+	fed    int64      // elements that the feed has
+	begun  bool       // something of the tensor is in the order
+
+	// What copying measured.
+	lost       codec.Stats // of the tensor so far
+	packetLost codec.Stats // of the current packet
+	bits       int         // the most bits of mantissa that a piece of the packet was rounded to
+	tiny       bool        // a packet so far lost its values as float16; see measure
 }
 
-// startPacket records that the current packet is in the queue, and begins its measurement.
-func (e *emission) startPacket() { e.begun, e.own, e.bits = true, codec.Stats{}, 0 }
+// part is one packet of a tensor: the elements [start, start+count).
+type part struct {
+	index, of    int64 // the number of the packet, from 0 on, and of all packets
+	start, count int64
+	name         string
+	kind         codec.Kind
+	size         int64 // bytes of the elements as stored
+	bytes        int64 // that the packet may take while it is made
+	room         int64 // bytes that the staged packet takes, with its row
+}
+
+// newPacket returns the entry of the current packet, and begins its measurement. The caller sets the
+// memory of the entry.
+func (e *emission) newPacket(is entryKind, pool *entries) *entry {
+	it, p := pool.get(is, &e.origin, e.tensor), &e.part
+	it.layer, it.name, it.kind = e.layer, p.name, p.kind
+	it.source, it.front = int(p.size), codec.Front(p.kind, int(p.size))
+	it.row.Source, it.row.Stored, it.row.Codec = e.source, e.stored, p.kind.String()
+	it.row.Part, it.row.Parts = uint32(p.index), uint32(p.of)
+	if e.twin {
+		it.row.Transform = wire.TransformOverflow
+	}
+	e.packetLost, e.bits = codec.Stats{}, 0
+	return it
+}
+
+// startTwin goes on with the float32 packets.
+func (e *emission) startTwin() { e.twin, e.stored, e.part.index = true, wire.Float32, 0 }
 
 // whyTwin says what float16 did to the values.
 func (e *emission) whyTwin() string {
-	if e.stats.Overflow > 0 {
+	if e.lost.Overflow > 0 {
 		return "float32 values beyond float16 are stored as infinities"
 	}
 	return "float32 values too small for float16 are stored with an error above the bound"
 }
 
-// lost joins what the library measured of count elements with the caller's conversion.
-func (e *emission) lost(own codec.Stats, count int64) codec.Stats {
-	if e.conversion == nil || count == 0 {
-		return own
-	}
-	return e.conversion.joined(float64(count)/float64(e.elems), &own)
-}
-
-// giveUp tells the writer that no further piece comes.
+// giveUp tells the writer that no further piece of a streamed packet comes.
 func (e *emission) giveUp() {
 	if f := e.feed; f != nil {
 		e.feed = nil
 		close(f.gaveUp)
 		f.release()
 	}
-}
-
-// part is one packet of a tensor: the elements [start, start+count).
-type part struct {
-	start, count int64
-	parts        int64 // of the tensor
-	name         string
-	kind         codec.Kind
-	size         int64 // bytes of the elements as stored
-	room         int64 // bytes that the staged packet takes, with its row
-}
-
-// packetBytes returns the bytes that the packet may take while it is made.
-func (p *part) packetBytes() int64 {
-	return int64(wire.HeaderSize+len(p.name)) + p.size + int64(codec.Headroom(p.kind, int(p.size)))
 }

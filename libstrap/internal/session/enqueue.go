@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/status"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
@@ -36,27 +37,29 @@ func (q *enqueuer) enqueue(t *Tensor, timeout time.Duration) error {
 	defer c.stop()
 	defer q.staging.line.Leave(&c.turn) // also where this call panics
 	if t.Cursor&1 != 0 {
-		e, err := q.pending.take(t.Cursor, t.FromIntake)
+		k, err := q.pending.take(t.Cursor, t.FromIntake)
 		if err != nil {
 			return err
 		}
-		defer q.putBack(e)
-		c.turn, e.place = q.staging.line.Return(e.place), 0
-		return q.proceed(e, t, &c)
+		defer q.putBack(k)
+		c.turn, k.place, k.tensor = q.staging.line.Return(k.place), 0, t
+		return q.proceed(&k.emission, &c)
 	}
 	var e emission
 	if err := q.begin(&e, t); err != nil {
 		return err
 	}
-	c.turn = q.staging.line.Return(t.Cursor >> 1)
-	t.Cursor = 0
-	return q.proceed(&e, t, &c)
+	if t.Cursor != 0 {
+		c.turn, t.Cursor = q.staging.line.Return(t.Cursor>>1), 0
+	}
+	return q.proceed(&e, &c)
 }
 
 // putBack lets other calls work on an emission. If the session has begun to close meanwhile, close
 // has passed over the emission, so putBack gives it up.
-func (q *enqueuer) putBack(e *emission) {
-	e.running.Unlock()
+func (q *enqueuer) putBack(k *kept) {
+	k.tensor = nil
+	k.running.Unlock()
 	if q.life.isClosing() {
 		q.close()
 	}
@@ -64,50 +67,45 @@ func (q *enqueuer) putBack(e *emission) {
 
 // begin validates a tensor and makes e its emission.
 func (q *enqueuer) begin(e *emission, t *Tensor) (err error) {
-	if e.layer, err = q.names.layer(t.Layer); err != nil {
+	if e.origin, err = q.names.find(t.Layer, t.Request); err != nil {
 		return err
 	}
-	if _, err = q.names.request(t.Request); err != nil {
+	if e.elems, err = t.check(q.opts); err != nil {
 		return err
 	}
-	if e.elems, err = t.elements(); err != nil {
-		return err
-	}
-	if t.Strides != nil && contiguous(t.Shape, t.Strides) {
-		t.Strides = nil
-	}
-	if t.Conversion != nil {
-		if err := t.checkConversion(q.opts, e.elems); err != nil {
-			return err
-		}
-	}
-	e.stored, e.conversion, e.fromIntake = t.DType, t.Conversion, t.FromIntake
+	e.opts, e.tensor, e.text = q.opts, t, t.text()
+	e.source, e.stored = t.source(), t.DType
 	if t.DType == wire.Float32 && !q.opts.KeepFloat32 {
 		e.stored = wire.Float16
+	}
+	e.fromIntake, e.bound = t.FromIntake, q.opts.rounding
+	if t.Conversion != nil {
+		e.conversion, e.bound = t.Conversion, t.Conversion.left(e.bound)
 	}
 	return nil
 }
 
 // proceed hands over the rest of the tensor. After a Timeout it keeps the call's place in the line,
-// and its progress if something of the tensor is taken.
-func (q *enqueuer) proceed(e *emission, t *Tensor, c *call) error {
-	err := q.emit(e, t, c)
-	if !errors.Is(err, status.Timeout) {
-		if err != nil {
-			e.giveUp()
+// and the emission if something of the tensor is taken.
+func (q *enqueuer) proceed(e *emission, c *call) error {
+	t, err := e.tensor, q.emit(e, c)
+	if errors.Is(err, status.Timeout) {
+		place := q.staging.line.Keep(&c.turn, c.need)
+		if !e.begun {
+			t.Cursor = placeCursor(place)
+			return err
 		}
-		q.pending.forget(t)
-		return err
+		if q.pending.keep(e, place) {
+			return err
+		}
+		err = q.life.refused()
 	}
-	place := q.staging.line.Keep(&c.turn, c.need)
-	if !e.begun {
-		t.Cursor = placeCursor(place)
-		return err
-	}
-	e.place = place
-	if t.Cursor == 0 && !q.pending.keep(e, t) {
+	if err != nil {
 		e.giveUp()
-		return q.life.refused()
+	}
+	if t.Cursor != 0 {
+		q.pending.forget(t.Cursor)
+		t.Cursor = 0
 	}
 	return err
 }
@@ -115,28 +113,26 @@ func (q *enqueuer) proceed(e *emission, t *Tensor, c *call) error {
 // emit hands over the packets of the tensor in its stored type, and counts the tensor. If wantsTwin
 // says so, float32 packets follow. If the packet name has no room for the suffix of these packets,
 // emit notes the reason in the index instead.
-func (q *enqueuer) emit(e *emission, t *Tensor, c *call) error {
-	if !e.twin {
-		if err := q.emitParts(e, t, c); err != nil {
-			return err
-		}
-		if !e.fromIntake {
-			q.counters.tensors.Add(1)
-			q.counters.rawBytes.Add(uint64(e.elems) * uint64(t.source().Size()))
-		}
-		if e.conversion != nil || t.measured(e.stored, q.opts.copying().bound) {
-			lost := e.lost(e.stats, e.elems)
-			q.counters.addLoss(&lost)
-		}
-		if !q.wantsTwin(e) {
-			return nil
-		}
-		if len(e.layer.packetName)+len(wire.OverflowSuffix) > wire.MaxName {
-			return q.notes.add(e.layer, t, e.whyTwin()+": the packet name leaves no room for "+wire.OverflowSuffix)
-		}
-		e.twin, e.stored, e.part = true, wire.Float32, 0
+func (q *enqueuer) emit(e *emission, c *call) error {
+	if err := q.emitParts(e, c); err != nil || e.twin {
+		return err
 	}
-	return q.emitParts(e, t, c)
+	if !e.fromIntake {
+		q.counters.tensors.Add(1)
+		q.counters.rawBytes.Add(uint64(e.elems) * uint64(e.source.Size()))
+	}
+	if e.measured() {
+		lost := e.withConversion(e.lost, e.elems)
+		q.counters.addLoss(&lost)
+	}
+	if !q.wantsTwin(e) {
+		return nil
+	}
+	if len(e.layer.packetName)+len(wire.OverflowSuffix) > wire.MaxName {
+		return q.notes.add(&e.origin, e.tensor, e.whyTwin()+": the packet name leaves no room for "+wire.OverflowSuffix)
+	}
+	e.startTwin()
+	return q.emitParts(e, c)
 }
 
 // wantsTwin reports whether float32 packets follow the float16 packets. It counts a tensor whose
@@ -144,7 +140,7 @@ func (q *enqueuer) emit(e *emission, t *Tensor, c *call) error {
 // with an error bound, and not for values that the host converted.
 func (q *enqueuer) wantsTwin(e *emission) bool {
 	switch {
-	case e.stats.Overflow > 0:
+	case e.lost.Overflow > 0:
 		q.counters.overflowed.Add(1)
 		return true
 	case e.tiny:
@@ -155,19 +151,12 @@ func (q *enqueuer) wantsTwin(e *emission) bool {
 	}
 }
 
-// emitParts hands over the packets of one stored form of the tensor.
-func (q *enqueuer) emitParts(e *emission, t *Tensor, c *call) error {
-	perPart := q.opts.split / int64(e.stored.Size())
-	p := part{name: e.layer.packetName, parts: max((e.elems+perPart-1)/perPart, 1)}
-	if e.twin {
-		p.name += wire.OverflowSuffix
-	}
-	for ; e.part < p.parts; e.part++ {
-		p.start = e.part * perPart
-		p.count = min(e.elems-p.start, perPart)
-		err := q.emitPart(e, t, c, &p)
+// emitParts hands over the packets of one stored type.
+func (q *enqueuer) emitParts(e *emission, c *call) error {
+	for ; q.cut(e); e.part.index++ {
+		err := q.emitPart(e, c)
 		if errors.Is(err, ErrDropped) {
-			return q.drop(e, t, e.elems-p.start, err)
+			return q.drop(e, err)
 		}
 		if err != nil {
 			return err
@@ -176,44 +165,67 @@ func (q *enqueuer) emitParts(e *emission, t *Tensor, c *call) error {
 	return nil
 }
 
-// emitPart hands over one packet, on from where it stopped. This is where the lane is chosen:
+// cut describes packet number e.part.index in e.part. It returns false if the tensor has no such
+// packet in the stored type.
+func (q *enqueuer) cut(e *emission) bool {
+	p, size := &e.part, int64(e.stored.Size())
+	perPart := q.opts.split / size
+	p.of = max((e.elems+perPart-1)/perPart, 1)
+	if p.index >= p.of {
+		return false
+	}
+	p.start = p.index * perPart
+	p.count = min(e.elems-p.start, perPart)
+	p.size = p.count * size
+	p.name = e.layer.packetName
+	if e.twin {
+		p.name += wire.OverflowSuffix
+	}
+	p.kind = q.opts.Codec
+	if p.kind == codec.Archive && !codec.Archives(e.stored, p.count) {
+		p.kind = codec.Zstd
+	}
+	p.bytes = int64(wire.HeaderSize+len(p.name)) + p.size + int64(codec.Headroom(p.kind, int(p.size)))
+	p.room = p.bytes + rowCost + int64(e.text)
+	return true
+}
+
+// emitPart hands over the current packet, on from where it stopped. This is where the lane is chosen:
 //
 //   - streamed, if the packet is larger than a region of the arena. DropOnFull does not wait for
 //     pieces, so it stages such a packet if the whole arena can hold it.
-//   - inline, if making it takes no time and nothing waits before it. One copy is saved, and nobody
-//     has to be woken.
+//   - inline, if making it takes no time and nothing waits before it. That saves a copy, and no
+//     thread has to be woken.
 //   - staged otherwise: compressing takes time that the caller should not spend.
-func (q *enqueuer) emitPart(e *emission, t *Tensor, c *call, p *part) error {
-	p.size = p.count * int64(e.stored.Size())
-	p.kind = q.opts.kindOf(e.stored, p.count)
-	p.room = p.packetBytes() + rowCost + int64(t.text())
+func (q *enqueuer) emitPart(e *emission, c *call) error {
+	room := e.part.room
 	switch {
 	case e.feed != nil:
-		return q.streamed.rest(e, t, c, p)
-	case p.room > int64(q.staging.arena.MaxRegion()) && !q.opts.DropOnFull:
-		return q.streamed.emit(e, t, c, p)
-	case q.inline.takes(e, p) && q.inline.emit(e, t, p):
+		return q.streamed.rest(e, c)
+	case room > int64(q.staging.arena.MaxRegion()) && !q.opts.DropOnFull:
+		return q.streamed.emit(e, c)
+	case q.inline.takes(e) && q.inline.emit(e):
 		return nil
-	case p.room > q.staging.arena.Limit() && q.opts.DropOnFull:
-		return fmt.Errorf("%w for a packet of %d bytes: it has %d", ErrDropped, p.room, q.staging.arena.Limit())
+	case room > q.staging.arena.Limit() && q.opts.DropOnFull:
+		return fmt.Errorf("%w for a packet of %d bytes: it has %d", ErrDropped, room, q.staging.arena.Limit())
 	default:
-		return q.staged.emit(e, t, c, p)
+		return q.staged.emit(e, c)
 	}
 }
 
-// drop leaves out the last `left` elements of a tensor. It counts them, notes why in the index, and
-// returns ErrDropped.
-func (q *enqueuer) drop(e *emission, t *Tensor, left int64, why error) error {
+// drop leaves out the rest of a tensor, from the current packet on. It counts the elements, notes why
+// in the index, and returns ErrDropped.
+func (q *enqueuer) drop(e *emission, why error) error {
 	what := ""
 	switch {
 	case e.twin:
 		what = e.whyTwin() + ": their packet was "
-	case e.part > 0:
-		what = fmt.Sprintf("part %d and those behind it were ", e.part)
+	case e.part.index > 0:
+		what = fmt.Sprintf("part %d and those behind it were ", e.part.index)
 	}
 	q.counters.dropped.Add(1)
-	q.counters.droppedBytes.Add(uint64(left) * uint64(t.source().Size()))
-	if err := q.notes.push(e.layer, t, what+why.Error()); err != nil {
+	q.counters.droppedBytes.Add(uint64(e.elems-e.part.start) * uint64(e.source.Size()))
+	if err := q.notes.push(&e.origin, e.tensor, what+why.Error()); err != nil {
 		return err
 	}
 	return ErrDropped
@@ -225,31 +237,31 @@ func (q *enqueuer) abandon(cursor uint64) error {
 		q.staging.line.GiveUp(cursor >> 1)
 		return nil
 	}
-	e, err := q.pending.take(cursor, false)
+	k, err := q.pending.take(cursor, false)
 	if err != nil {
 		return err
 	}
-	defer e.running.Unlock()
-	q.pending.forget(&Tensor{Cursor: cursor})
-	return q.takeBack(e)
+	defer k.running.Unlock()
+	q.pending.forget(cursor)
+	return q.takeBack(k)
 }
 
 // takeBack gives an emission up and notes it.
-func (q *enqueuer) takeBack(e *emission) error {
-	q.staging.line.GiveUp(e.place)
-	if e.feed != nil {
-		e.giveUp() // the writer turns the packet into the note
+func (q *enqueuer) takeBack(k *kept) error {
+	q.staging.line.GiveUp(k.place)
+	if k.feed != nil {
+		k.giveUp() // the writer turns the packet into the note
 		return nil
 	}
-	return q.notes.add(e.layer, &e.about, abandonedMessage)
+	return q.notes.add(&k.origin, &k.about, abandonedMessage)
 }
 
 // close gives up every tensor whose Enqueue timed out, unless a repeated call works on it now. It
 // may be called again.
 func (q *enqueuer) close() {
-	q.pending.close(func(e *emission) {
-		if err := q.takeBack(e); err != nil {
-			e.giveUp() // the session has ended: there is nowhere to note it
+	q.pending.close(func(k *kept) {
+		if err := q.takeBack(k); err != nil {
+			k.giveUp() // the session has ended: there is nowhere to note it
 		}
 	})
 }

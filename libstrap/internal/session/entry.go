@@ -2,6 +2,8 @@ package session
 
 import (
 	"bytes"
+	"math"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -50,16 +52,40 @@ type entry struct {
 	converted codec.Stats  // what its values lost as float16 of float32
 }
 
-// ready reports whether the writer can take the entry: a packet has to be made first.
-func (it *entry) ready() bool { return it.is != packetEntry || it.made.Load() }
-
-// text returns the bytes of text that the entry alone holds.
-func (it *entry) text() int {
-	return len(it.row.Transform) + len(it.row.Parameters) + len(it.row.Error)
+// entries makes entries, and keeps used ones for reuse.
+type entries struct {
+	rank int32 // for the rows
+	pool sync.Pool
 }
 
-// staged returns the bytes of memory that the packet holds.
-func (it *entry) staged() int64 { return int64(len(it.region.Buf)) }
+func newEntries(rank int32) *entries {
+	return &entries{rank: rank, pool: sync.Pool{New: func() any { return &entry{} }}}
+}
+
+// get returns an entry whose row describes the tensor. The caller sets row.Source.
+func (p *entries) get(is entryKind, from *origin, t *Tensor) *entry {
+	it := p.pool.Get().(*entry)
+	it.is = is
+	it.shape = append(it.shape[:0], t.Shape...)
+	it.row = wire.Row{
+		Offset: -1, Parts: 1,
+		Model: from.layer.model, Layer: from.layer.name, Path: from.layer.path, Request: from.request,
+		Call: t.Call, Step: t.Step, Token: t.Token, Rank: p.rank, Thread: t.Thread,
+		Shape: it.shape, Codec: codec.None.String(),
+		Transform: t.Transform, Parameters: t.Parameters,
+		TimeNS: t.TimeNS, MSE: math.NaN(), MeanSquare: math.NaN(),
+	}
+	if !t.DType.Valid() {
+		it.row.Shape = nil // unknown, which an empty shape is not
+	}
+	return it
+}
+
+// put takes an entry back for reuse.
+func (p *entries) put(it *entry) {
+	*it = entry{shape: it.shape}
+	p.pool.Put(it)
+}
 
 // payload returns the memory of the payload, with the room that is left behind it.
 func (it *entry) payload() []byte { return it.region.Buf[wire.HeaderSize+len(it.name):] }
@@ -108,12 +134,4 @@ func (it *entry) alike(other *entry) bool {
 func (it *entry) repeat(of *entry) {
 	it.finish(copy(it.payload(), of.out[wire.HeaderSize+len(of.name):]))
 	it.row.CRC = of.row.CRC
-}
-
-// setLoss puts the packet's loss into its row.
-func (it *entry) setLoss(m measure) {
-	it.converted = m.converted
-	n := float64(m.converted.Count) // 0 / 0 where nothing was measured
-	it.row.MSE, it.row.MeanSquare = m.converted.SquareError/n, m.converted.SquareSum/n
-	it.row.Mantissa = int8(m.bits)
 }

@@ -19,7 +19,7 @@ type feed struct {
 	full   chan []byte
 	empty  chan []byte
 	gaveUp chan struct{} // closed when no further piece comes
-	error  measure       // of the packet, set before the last piece is sent
+	loss   packetLoss    // of the packet, set before the last piece is sent
 }
 
 // newFeed returns a feed with the memory of a region.

@@ -22,14 +22,14 @@ var layers = []string{
 	"maker.go files.go",
 	"sink.go",
 	"staging.go pending.go notes.go",
-	"packer.go archive.go",
+	"copy.go", // copies elements, and measures what they lose
 	"emission.go",
-	"backlog.go order.go progress.go",
+	"backlog.go order.go progress.go archive.go",
 	"entry.go encoders.go",
 	"feed.go",
-	"counters.go lifecycle.go fifo.go",
+	"counters.go lifecycle.go",
 	"call.go",
-	"line.go names.go conversion.go tensor.go options.go",
+	"line.go names.go tensor.go options.go",
 	"intake.go priority_linux.go priority_other.go mutex_plain.go mutex_race.go",
 	"mutex.go",
 }

@@ -157,8 +157,9 @@ func TestAFlushEndsWithAHelper(t *testing.T) {
 		t.Fatal(err)
 	}
 	region, _, _ := s.arena.TryAlloc(2000, 0)
-	it := s.enqueuer.staged.packer.newPacket(packetEntry, &e, x,
-		&part{count: 100, parts: 1, name: e.layer.packetName, kind: codec.None, size: 200})
+	s.enqueuer.cut(&e)
+	e.part.kind = codec.None
+	it := e.newPacket(packetEntry, s.enqueuer.staged.pool)
 	it.region = region
 	if err := it.surround(&codec.Sum{}); err != nil {
 		t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 // within the call. The elements are copied once, and checked while they are in the caches.
 type inline struct {
 	opts     *Options
-	packer   *packer
+	pool     *entries
 	maker    *maker
 	jobs     *backlog
 	order    *order
@@ -20,8 +20,9 @@ type inline struct {
 // takes reports whether a packet may use this lane. The packet needs no compression: it has no
 // codec, or it is one LZ4 block of a layer whose last packet LZ4 did not shrink. With BurstBytes
 // every packet is staged, because a burst is written after the host has finished.
-func (l *inline) takes(e *emission, p *part) bool {
-	raw := p.kind == codec.None || l.opts.foundRaw(p.kind) && e.layer.raw.Load() > 0
+func (l *inline) takes(e *emission) bool {
+	p := &e.part
+	raw := p.kind == codec.None || l.opts.findsRaw && e.layer.raw.Load() > 0
 	return raw && p.count > 0 && l.opts.BurstBytes == 0 && codec.Surrounds(p.kind, int(p.size))
 }
 
@@ -29,23 +30,23 @@ func (l *inline) takes(e *emission, p *part) bool {
 // the packet, if other entries wait before the packet, another thread appends, or the stream has no
 // free memory because the disk does not keep up. An error in making the packet becomes the
 // session's failure, and emit then returns true.
-func (l *inline) emit(e *emission, t *Tensor, p *part) bool {
-	k, room := l.sink, p.packetBytes()
-	if !l.lockEmpty(p.kind, room, !e.fromIntake) {
+func (l *inline) emit(e *emission) bool {
+	k, p := l.sink, &e.part
+	if !l.lockEmpty(p.kind, p.bytes, !e.fromIntake) {
 		return false
 	}
 	defer k.unlock(l.opts.helped())
-	memory := k.stream.Place(int(room))
+	memory := k.stream.Place(int(p.bytes))
 	if memory == nil || k.crowded() {
 		return false
 	}
-	it := l.packer.newPacket(packetEntry, e, t, p)
+	it := e.newPacket(packetEntry, l.pool)
 	if !l.order.Claim(it) {
 		k.recycle(it)
 		return false
 	}
 	l.counters.queuedPackets.Add(1)
-	e.startPacket()
+	e.begun = true
 	it.region.Buf = memory
 	// Should the copy panic, nothing of the packet is in the stream.
 	it.err = errCopy
@@ -56,8 +57,7 @@ func (l *inline) emit(e *emission, t *Tensor, p *part) bool {
 		}
 	}()
 	var sum codec.Sum
-	l.packer.copy(e, t, it.elements(), p.start, p.count, &sum)
-	it.setLoss(l.packer.measure(e, t, p.count))
+	e.fill(it, &sum)
 	if it.kind == codec.None || it.layer.takeRawTurn() {
 		it.err = it.surround(&sum)
 	} else {

@@ -1,8 +1,8 @@
 package session
 
 // Intake holds small tensors that the host has handed over, until it passes them to Enqueue. It
-// also holds notes about the capture that came behind them. Package intake has the one that hosts
-// use. The session calls these methods from several goroutines at once.
+// also holds the notes that came behind these tensors. Package intake implements it. The session
+// calls these methods from several goroutines at once.
 type Intake interface {
 	// Waiting returns the number of tensors that it holds.
 	Waiting() int

@@ -20,7 +20,7 @@ const (
 // A call that times out keeps its place for keptFor, because the host repeats the call. While
 // its caller is away, a call behind it may lead, but takes memory only where the room that the
 // absent call asked for stays free. When the absent caller is back, the calls behind it step
-// back. So a repeated call loses nothing to others, and a caller that gave up holds up nobody.
+// back. So a repeated call loses nothing to others, and a caller that gave up holds up no other call.
 type line struct {
 	mu     mutex[leafRank]
 	led    bool     // there is a leader
@@ -94,7 +94,7 @@ func (l *line) Keep(t *turn, need int) (id uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := t.place
-	if p == nil { // nobody is before it
+	if p == nil { // no call is before it
 		p = l.add(0)
 	}
 	if p.id == 0 {

@@ -149,7 +149,7 @@ func (m *maker) encode(it *entry, e *encoders) error {
 	if it.kind == codec.Archive {
 		m.counters.addArchiveLoss(it, e.archive.Loss())
 	}
-	if m.opts.foundRaw(it.kind) {
+	if m.opts.findsRaw {
 		it.layer.tried(n >= it.source)
 	}
 	it.row.CRC = crc32c.Checksum(it.finish(n))

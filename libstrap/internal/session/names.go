@@ -86,15 +86,29 @@ func (n *names) addLayer(model, name, path string) (uint32, error) {
 	return id, nil
 }
 
-// layer returns the layer of an id.
-func (n *names) layer(id uint32) (*layer, error) {
+// origin is where a tensor comes from.
+type origin struct {
+	layer   *layer
+	request string // "": none
+}
+
+// find returns the layer and the request of registered ids. The request 0 is none.
+func (n *names) find(layer, request uint32) (o origin, err error) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
-	if int(id) >= len(n.layers) {
-		return nil, status.New(status.InvalidArgument,
-			"layer = %d was not registered; %d are", id, len(n.layers))
+	if int(layer) >= len(n.layers) {
+		return o, status.New(status.InvalidArgument,
+			"layer = %d was not registered; %d are", layer, len(n.layers))
 	}
-	return n.layers[id], nil
+	if int(request) > len(n.requests) {
+		return o, status.New(status.InvalidArgument,
+			"request = %d was not registered; %d are", request, len(n.requests))
+	}
+	o.layer = n.layers[layer]
+	if request > 0 {
+		o.request = n.requests[request-1]
+	}
+	return o, nil
 }
 
 // addRequest registers a request and returns its id, from 1 on. The same name gives the same id.
@@ -120,18 +134,4 @@ func (n *names) addRequest(name string) (uint32, error) {
 		n.requestIDs[name] = id
 	}
 	return id, nil
-}
-
-// request returns the name of a registered id, and "" of 0.
-func (n *names) request(id uint32) (string, error) {
-	if id == 0 {
-		return "", nil
-	}
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	if int(id) > len(n.requests) {
-		return "", status.New(status.InvalidArgument,
-			"request = %d was not registered; %d are", id, len(n.requests))
-	}
-	return n.requests[id-1], nil
 }

@@ -14,14 +14,14 @@ const (
 
 // notes puts rows without packets into the order.
 type notes struct {
-	packer   *packer
+	pool     *entries
 	order    *order
 	counters *counters
 }
 
 // add adds a note about a tensor that could not be captured, and counts the tensor as failed.
-func (n *notes) add(l *layer, t *Tensor, message string) error {
-	if err := n.push(l, t, message); err != nil {
+func (n *notes) add(from *origin, t *Tensor, message string) error {
+	if err := n.push(from, t, message); err != nil {
 		return err
 	}
 	n.counters.noted.Add(1)
@@ -29,12 +29,12 @@ func (n *notes) add(l *layer, t *Tensor, message string) error {
 }
 
 // push adds a note that the caller counts.
-func (n *notes) push(l *layer, t *Tensor, message string) error {
+func (n *notes) push(from *origin, t *Tensor, message string) error {
 	if n.counters.queuedNotes.Load() >= MaxNotes {
 		return nil
 	}
-	it := n.packer.newEntry(noteEntry, l, t)
-	it.row.Error = ShortenMessage(message)
+	it := n.pool.get(noteEntry, from, t)
+	it.row.Source, it.row.Error = t.source(), ShortenMessage(message)
 	n.counters.queuedNotes.Add(1)
 	err := n.order.Push(it)
 	if err != nil {

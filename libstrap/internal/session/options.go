@@ -20,12 +20,12 @@ const (
 	maxWorkers   = 256
 	streamSuffix = ".stream" // of documented payloads only
 
-	// underflowBound is the largest normalised error of float16 that nobody bounded. That of values
-	// which are no subnormal numbers there is float16Share at most.
+	// underflowBound is the largest normalised error that float16 may have in a session without an
+	// error bound. Values that are normal numbers in float16 lose at most float16Share.
 	underflowBound = 1e-2
 
-	// splitBytes is the most source bytes of one packet: what a codec adds to
-	// incompressible data still fits wire.MaxPayload.
+	// splitBytes is the most source bytes of one packet. It leaves room below wire.MaxPayload for the
+	// bytes that a codec adds to incompressible data.
 	splitBytes = math.MaxUint32 - 64<<20
 )
 
@@ -42,22 +42,21 @@ type Options struct {
 	KeepFloat32 bool  // no downcast to float16
 	Rank        int32 // noted in the index
 
-	// CaptureID is, with Resume, the one that the stream must have; "": whichever it has.
+	// CaptureID is the id that a stream must have to be resumed; "" accepts any. Only with Resume.
 	CaptureID string
 
 	// Yield lets the workers rest while the caller computes; see backlog.
 	Yield bool
-	// BurstBytes of staging memory are touched when the session opens. Workers that
-	// yield rest until so much waits for them.
+	// BurstBytes is how much of the staging memory Open touches. Workers that yield rest until as
+	// many bytes wait for them.
 	BurstBytes int64
 
-	// ErrorBound is the largest normalised squared error of a packet: above 0 it rounds
-	// the mantissas of 16-bit floats. With codec.Archive it is that of the archive, 0:
-	// codec.ArchiveDefaultBound.
+	// ErrorBound is the largest normalised squared error of a packet. Above 0 the mantissas of 16-bit
+	// floats are rounded as far as the bound allows. With codec.Archive it is the bound of the
+	// archive, and 0 stands for codec.ArchiveDefaultBound.
 	ErrorBound float64
 
-	// Team takes part in copying large tensors, and makes packets where
-	// Yield is set and DropOnFull is not.
+	// Team helps to copy large tensors. With Yield, and without DropOnFull, it also makes packets.
 	Team team.Team
 
 	// Intake holds small tensors before Enqueue sees them; nil: there is none. With DropOnFull
@@ -67,6 +66,16 @@ type Options struct {
 	Files stream.Files // nil: those of the system
 
 	split int64 // for tests; 0: splitBytes
+
+	// Validate derives the following.
+
+	// rounding is the error bound of the rounding while elements are copied; 0: they are not rounded.
+	// An archive rounds values later, in its own way.
+	rounding float64
+	// mostLost is the largest normalised error that float16 may have against float32.
+	mostLost float64
+	// findsRaw is set if compressing finds out at little cost that a packet stays raw.
+	findsRaw bool
 }
 
 func (o *Options) validate(path string) error {
@@ -109,11 +118,21 @@ func (o *Options) validate(path string) error {
 	if o.split == 0 {
 		o.split = splitBytes
 	}
+	o.mostLost = underflowBound
+	if o.Codec == codec.Archive {
+		o.mostLost = codec.ArchiveDefaultBound
+	} else {
+		o.rounding = o.ErrorBound
+	}
+	if o.ErrorBound > 0 {
+		o.mostLost = o.ErrorBound
+	}
+	o.findsRaw = o.Codec == codec.LZ4 && o.Level == 0
 	return nil
 }
 
-// memoryLimit is what a capture may take: what was asked for, but no more than
-// half of what the machine and the process's control group have left.
+// memoryLimit returns the bytes that a capture may take: what was asked for, and at most half of the
+// memory that the machine and the control group of the process have left.
 func memoryLimit(asked int64) int64 {
 	if left, ok := memory.Available(); ok {
 		asked = min(asked, left/2)
@@ -126,26 +145,3 @@ func (o *Options) helped() bool { return o.Yield && o.Team.Present() && !o.DropO
 
 // bounded reports whether the error of a packet has a bound; an archive's always has.
 func (o *Options) bounded() bool { return o.ErrorBound > 0 || o.Codec == codec.Archive }
-
-// mostLost is the largest normalised error that float16 may have of float32.
-func (o *Options) mostLost() float64 {
-	switch {
-	case o.ErrorBound > 0:
-		return o.ErrorBound
-	case o.Codec == codec.Archive:
-		return codec.ArchiveDefaultBound
-	default:
-		return underflowBound
-	}
-}
-
-// copying is how tensors are copied. An archive rounds values later, in its own way.
-func (o *Options) copying() copying {
-	if o.Codec == codec.Archive {
-		return copying{by: codec.Copier{Team: o.Team}}
-	}
-	return copying{o.ErrorBound, codec.Copier{Team: o.Team}}
-}
-
-// foundRaw reports whether compressing finds out at little cost that a packet stays raw.
-func (o *Options) foundRaw(kind codec.Kind) bool { return kind == codec.LZ4 && o.Level == 0 }

@@ -7,7 +7,7 @@ package session
 type order struct {
 	life     *lifecycle
 	mu       mutex[leafRank]
-	list     fifo[*entry]
+	list     []*entry
 	sequence uint64 // of the next row
 	added    uint64 // the position of the newest entry
 	taken    uint64 // the position of the last entry that left the list
@@ -31,7 +31,7 @@ func (o *order) Push(it *entry) error {
 		return o.life.refused()
 	}
 	o.number(it)
-	o.list.push(it)
+	o.list = append(o.list, it)
 	o.mu.Unlock()
 	if it.ready() {
 		o.Wake()
@@ -44,7 +44,7 @@ func (o *order) Push(it *entry) error {
 func (o *order) Claim(it *entry) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.ended || len(o.list.all()) > 0 {
+	if o.ended || len(o.list) > 0 {
 		return false
 	}
 	o.number(it)
@@ -62,7 +62,7 @@ func (o *order) number(it *entry) {
 func (o *order) End() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.ended = len(o.list.all()) == 0
+	o.ended = len(o.list) == 0
 	return o.ended
 }
 
@@ -81,12 +81,15 @@ func (o *order) Signal() {
 	}
 }
 
+// ready reports whether the writer can take the entry: a packet has to be made first.
+func (it *entry) ready() bool { return it.is != packetEntry || it.made.Load() }
+
 // First returns the first entry. It returns nil if there is none, or it is not complete yet.
 func (o *order) First() *entry {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if all := o.list.all(); len(all) > 0 && all[0].ready() {
-		return all[0]
+	if len(o.list) > 0 && o.list[0].ready() {
+		return o.list[0]
 	}
 	return nil
 }
@@ -95,7 +98,8 @@ func (o *order) First() *entry {
 func (o *order) Pop() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.list.pop()
+	o.list[0] = nil // the rest of the list keeps its memory
+	o.list = o.list[1:]
 	o.taken++
 }
 
@@ -103,7 +107,7 @@ func (o *order) Pop() {
 func (o *order) Empty() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return len(o.list.all()) == 0
+	return len(o.list) == 0
 }
 
 // Added returns the position of the newest entry.

@@ -4,78 +4,82 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Cursors name what a Timeout leaves for the repeated call: odd ones an emission, even ones a place
-// in the line, of a tensor of which nothing is taken.
+// Cursors name what a Timeout leaves for the repeated call. An odd cursor names an emission. An even
+// one names a place in the line, of a call that took nothing of its tensor.
 func emissionCursor(id uint64) uint64 { return id<<1 | 1 }
 func placeCursor(id uint64) uint64    { return id << 1 }
 
-// pending holds the emissions of calls that timed out.
+// pending keeps the emissions of calls that timed out.
 type pending struct {
 	mu      mutex[pendingRank]
-	byID    map[uint64]*emission // by cursor
+	byID    map[uint64]*kept // by cursor
 	last    uint64
 	refuses bool // the session is closing: it keeps no more
 }
 
-func newPending() *pending { return &pending{byID: map[uint64]*emission{}} }
+// kept is an emission of a call that timed out.
+type kept struct {
+	running mutex[emissionRank] // held by the call that works on the emission, and by close
+	emission
+	about Tensor // what the index says of the tensor, without the elements
+	place uint64 // in the line, while no call works on the emission
+}
 
-// keep keeps the progress of a call under a new cursor, which it puts into t. It returns false if
-// the session is closing.
-func (p *pending) keep(e *emission, t *Tensor) bool {
-	kept := &emission{
-		layer: e.layer, elems: e.elems, stored: e.stored, twin: e.twin, part: e.part,
-		fed: e.fed, feed: e.feed, begun: true, stats: e.stats, own: e.own, bits: e.bits, tiny: e.tiny,
-		about: *t, conversion: e.conversion, fromIntake: e.fromIntake, place: e.place,
-	}
-	kept.about.Data = nil
-	kept.about.Shape = append([]int64(nil), t.Shape...)
-	kept.about.Strides = nil
+func newPending() *pending { return &pending{byID: map[uint64]*kept{}} }
+
+// keep keeps an emission, and the place of its call in the line, under t.Cursor. A new emission gets a
+// new cursor. keep returns false, and keeps nothing, if the session is closing.
+func (p *pending) keep(e *emission, place uint64) bool {
+	t := e.tensor
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if k, repeated := p.byID[t.Cursor]; repeated {
+		k.place = place
+		return true
+	}
 	if p.refuses && !e.fromIntake {
 		return false
 	}
+	k := &kept{emission: *e, about: *t, place: place}
+	k.tensor, k.about.Data, k.about.Strides = nil, nil, nil
+	k.about.Shape = append([]int64(nil), t.Shape...)
 	p.last++
 	t.Cursor = emissionCursor(p.last)
-	p.byID[t.Cursor] = kept
+	p.byID[t.Cursor] = k
 	return true
 }
 
-// take finds the emission of a cursor and locks it. The intake's cursors are not the host's.
-func (p *pending) take(cursor uint64, fromIntake bool) (*emission, error) {
+// take returns the emission of a cursor and locks it. The intake's cursors are not the host's.
+func (p *pending) take(cursor uint64, fromIntake bool) (*kept, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e, ok := p.byID[cursor]
-	if !ok || e.fromIntake != fromIntake {
+	k, ok := p.byID[cursor]
+	if !ok || k.fromIntake != fromIntake {
 		return nil, status.New(status.InvalidArgument, "cursor = %d names no half-enqueued tensor", cursor)
 	}
-	if !e.running.TryLock() {
+	if !k.running.TryLock() {
 		return nil, status.New(status.InvalidState, "cursor = %d is in use by another thread", cursor)
 	}
-	return e, nil
+	return k, nil
 }
 
-// forget removes the emission of t's cursor, if there is one.
-func (p *pending) forget(t *Tensor) {
-	if t.Cursor == 0 {
-		return
-	}
+// forget removes the emission of a cursor.
+func (p *pending) forget(cursor uint64) {
 	p.mu.Lock()
-	delete(p.byID, t.Cursor)
-	p.mu.Unlock()
-	t.Cursor = 0
+	defer p.mu.Unlock()
+	delete(p.byID, cursor)
 }
 
 // close gives up the emissions that no call works on, and keeps no more. A call that runs sees that
 // the session is closing. The intake hands over the rest of its own tensors.
-func (p *pending) close(giveUp func(*emission)) {
+func (p *pending) close(giveUp func(*kept)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for cursor, e := range p.byID {
-		if !e.fromIntake && e.running.TryLock() {
-			giveUp(e)
+	for cursor, k := range p.byID {
+		if !k.fromIntake && k.running.TryLock() {
+			giveUp(k)
 			delete(p.byID, cursor)
-			e.running.Unlock()
+			k.running.Unlock()
 		}
 	}
 	p.refuses = true

@@ -34,7 +34,6 @@ import (
 	"math"
 	"path/filepath"
 	"runtime"
-	"sync"
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/arena"
@@ -123,8 +122,7 @@ func assemble(path, home string, o Options, mem *arena.Arena, count *counters, f
 	}
 	s.jobs.more = func() bool { return o.Intake.Waiting() > 0 }
 	s.order = newOrder(s.life, f.sequence)
-	pool := &sync.Pool{New: func() any { return &entry{} }}
-	pack := &packer{opts: &s.opts, names: s.names, pool: pool}
+	pool := newEntries(o.Rank)
 	s.staging = &staging{
 		arena: mem, line: newLine(), jobs: s.jobs, order: s.order, life: s.life, counters: count,
 		drops: o.DropOnFull,
@@ -140,19 +138,19 @@ func assemble(path, home string, o Options, mem *arena.Arena, count *counters, f
 		home: home, helped: o.helped(), life: s.life, intake: o.Intake, arena: mem, order: s.order,
 		progress: s.progress, maker: s.maker, counters: count, sink: s.sink, frames: frames,
 	}
-	s.notes = &notes{packer: pack, order: s.order, counters: count}
+	s.notes = &notes{pool: pool, order: s.order, counters: count}
 	s.enqueuer = &enqueuer{
 		opts: &s.opts, names: s.names, life: s.life, counters: count, staging: s.staging,
 		pending: newPending(), notes: s.notes,
 		inline: &inline{
-			opts: &s.opts, packer: pack, maker: s.maker, jobs: s.jobs, order: s.order,
+			opts: &s.opts, pool: pool, maker: s.maker, jobs: s.jobs, order: s.order,
 			counters: count, sink: s.sink,
 		},
 		staged: &staged{
-			opts: &s.opts, packer: pack, staging: s.staging, maker: s.maker, jobs: s.jobs,
+			opts: &s.opts, pool: pool, staging: s.staging, maker: s.maker, jobs: s.jobs,
 			order: s.order, life: s.life, counters: count, sink: s.sink,
 		},
-		streamed: &streamed{packer: pack, staging: s.staging},
+		streamed: &streamed{pool: pool, staging: s.staging},
 	}
 	return s
 }
@@ -191,11 +189,11 @@ func (s *Session) Note(t *Tensor, message string) error {
 	if err := s.CheckNote(t); err != nil {
 		return err
 	}
-	l, err := s.names.layer(t.Layer)
+	from, err := s.names.find(t.Layer, t.Request)
 	if err != nil {
 		return err
 	}
-	return s.notes.add(l, t, message)
+	return s.notes.add(&from, t, message)
 }
 
 // CheckNote returns the error that Note would answer now.
@@ -203,7 +201,7 @@ func (s *Session) CheckNote(t *Tensor) error {
 	if err := s.life.refusedTo(t.FromIntake); err != nil {
 		return err
 	}
-	_, err := s.names.layer(t.Layer)
+	_, err := s.names.find(t.Layer, t.Request)
 	return err
 }
 

@@ -3,7 +3,6 @@ package session
 import (
 	"errors"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/libstrap/strap/libstrap/internal/arena"
@@ -32,7 +31,7 @@ type sink struct {
 	order    *order
 	progress *progress
 	jobs     *backlog
-	pool     *sync.Pool // of entries
+	pool     *entries
 	counters *counters
 
 	mu          mutex[sinkRank] // guards what follows, and what is taken from order
@@ -220,6 +219,11 @@ func (k *sink) commit(it *entry) error {
 	return nil
 }
 
+// text returns the bytes of text that the entry alone holds.
+func (it *entry) text() int {
+	return len(it.row.Transform) + len(it.row.Parameters) + len(it.row.Error)
+}
+
 // list keeps an entry until its packet is in the file.
 func (k *sink) list(it *entry) {
 	k.unpublished = append(k.unpublished, it)
@@ -341,8 +345,7 @@ func (k *sink) recycle(it *entry) {
 	if it.region.Buf != nil {
 		k.arena.Free(it.region)
 	}
-	*it = entry{shape: it.shape}
-	k.pool.Put(it)
+	k.pool.put(it)
 }
 
 func (k *sink) writeIndexWhenDue() error {

@@ -1,6 +1,10 @@
 package session
 
-import "time"
+import (
+	"time"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+)
 
 // appendPatience is how long a call in yield waits for the writer after the workers have finished.
 // In that time the writer can copy the workers' packets, if it need not wait for the disk.
@@ -10,7 +14,7 @@ const appendPatience = 10 * time.Millisecond
 // workers or the host's team make the packets there.
 type staged struct {
 	opts     *Options
-	packer   *packer
+	pool     *entries
 	staging  *staging
 	maker    *maker
 	jobs     *backlog
@@ -21,18 +25,18 @@ type staged struct {
 }
 
 // emit copies a packet's elements into the arena, and may then help to make packets.
-func (l *staged) emit(e *emission, t *Tensor, c *call, p *part) error {
-	region, err := l.staging.takeRoom(c, int(p.room))
+func (l *staged) emit(e *emission, c *call) error {
+	region, err := l.staging.takeRoom(c, int(e.part.room))
 	if err != nil {
 		return err
 	}
-	it := l.packer.newPacket(packetEntry, e, t, p)
+	it := e.newPacket(packetEntry, l.pool)
 	it.region = region
 	if err := l.staging.push(c, it); err != nil {
 		return err
 	}
-	e.startPacket()
-	answer := l.copy(e, t, it, p)
+	e.begun = true
+	answer := l.copy(e, it)
 	if answer.much && !l.opts.DropOnFull && !e.fromIntake {
 		l.yield(answer.drained, c)
 	}
@@ -41,13 +45,14 @@ func (l *staged) emit(e *emission, t *Tensor, c *call, p *part) error {
 
 // copy puts the elements into the packet's region and adds the packet to the backlog. The packet is
 // in the order already.
-func (l *staged) copy(e *emission, t *Tensor, it *entry, p *part) (answer pushed) {
+func (l *staged) copy(e *emission, it *entry) (answer pushed) {
 	// Should the copy panic, the writer must not wait for this packet for ever.
 	it.err = errCopy
 	defer func() { answer = l.jobs.Push(it) }()
-	l.packer.copy(e, t, it.elements(), p.start, p.count, nil)
-	it.setLoss(l.packer.measure(e, t, p.count))
-	it.keepWhole()
+	e.fill(it, nil)
+	if it.kind == codec.Archive {
+		it.keepWhole()
+	}
 	it.err = nil
 	return pushed{}
 }

@@ -16,8 +16,7 @@ const (
 	MaxText = 64 << 10
 )
 
-// Tensor is what Enqueue captures: elements in foreign memory and what the index
-// is to say of them.
+// Tensor is what Enqueue captures: elements in memory of the host, and what the index says of them.
 type Tensor struct {
 	Layer      uint32
 	DType      wire.DType
@@ -32,18 +31,40 @@ type Tensor struct {
 	Parameters string
 	Thread     uint64
 	TimeNS     int64
-	Conversion *Conversion // nil: the values are as captured
+	Conversion *Conversion // nil: the host has not converted the values
 
 	// FromIntake marks a tensor of at most 16 KiB that the Intake held. The Intake has counted it.
 	// Enqueue takes it also while the session is closing, and makes no other packets within the
 	// call.
 	FromIntake bool
 
-	// Cursor names a tensor that is half enqueued; see Enqueue.
+	// Cursor is 0, or what a Timeout of Enqueue left for the repeated call.
 	Cursor uint64
 }
 
-// elements validates t, but for its conversion, and counts its elements.
+// Conversion describes a tensor whose values the caller has converted itself: it made the float16 of
+// float32 on a device that has the values at hand.
+type Conversion struct {
+	Source wire.DType  // of the values before
+	Loss   codec.Stats // of the whole tensor
+}
+
+// check validates t and returns the number of its elements. It sets Strides to nil if they describe
+// contiguous elements.
+func (t *Tensor) check(o *Options) (elems int64, err error) {
+	if elems, err = t.elements(); err != nil {
+		return 0, err
+	}
+	if t.Strides != nil && contiguous(t.Shape, t.Strides) {
+		t.Strides = nil
+	}
+	if t.Conversion != nil {
+		err = t.checkConversion(o, elems)
+	}
+	return elems, err
+}
+
+// elements validates t without its conversion, and counts its elements.
 func (t *Tensor) elements() (int64, error) {
 	if !t.DType.Valid() {
 		return 0, status.New(status.InvalidArgument, "dtype = %d is no element type", t.DType)
@@ -88,10 +109,10 @@ func (t *Tensor) elements() (int64, error) {
 	return n, nil
 }
 
-// text is how many bytes of text are the tensor's own.
+// text returns the bytes of the tensor's own text.
 func (t *Tensor) text() int { return len(t.Transform) + len(t.Parameters) }
 
-// checkStrides refuses strides that reach beyond what an address can.
+// checkStrides refuses strides that reach beyond the range of an address.
 func (t *Tensor) checkStrides() error {
 	reach := int64(math.MaxInt64) / int64(t.DType.Size())
 	for i, stride := range t.Strides {
@@ -108,100 +129,6 @@ func (t *Tensor) checkStrides() error {
 	return nil
 }
 
-// mantissaOf is that of a stored type that can be rounded to fewer bits, 0 of the others.
-func mantissaOf(stored wire.DType) codec.Mantissa {
-	switch stored {
-	case wire.Float16:
-		return codec.Float16
-	case wire.BFloat16:
-		return codec.BFloat16
-	default:
-		return 0
-	}
-}
-
-// measure is what a packet lost of its values.
-type measure struct {
-	converted codec.Stats
-	bits      int // of mantissa that they were rounded to; 0: they were not
-}
-
-// copying is how elements get into a packet.
-type copying struct {
-	bound float64 // of the error of rounding, 0: values are not rounded
-	by    codec.Copier
-}
-
-// measured reports whether what is stored is compared with the values.
-func (t *Tensor) measured(stored wire.DType, bound float64) bool {
-	return stored != t.DType || bound > 0 && mantissaOf(stored) > 0
-}
-
-// copyElements puts the elements [start, start+count), row-major, into dst as the
-// stored type, and returns to how many bits of mantissa they were rounded, 0 where
-// they were not: as few as keep the squared error within the bound, where that is above
-// 0. It adds to st where the error is measured.
-func (t *Tensor) copyElements(dst []byte, stored wire.DType, start, count int64, how copying, st *codec.Stats) int {
-	full := mantissaOf(stored)
-	if full == 0 || how.bound == 0 {
-		t.copyRounded(dst, stored, start, count, int(full), how.by, st)
-		return 0
-	}
-	for bits := full.LeastBits(how.bound); ; bits++ {
-		var own codec.Stats
-		t.copyRounded(dst, stored, start, count, bits, how.by, &own)
-		if own.Within(how.bound) || bits >= int(full) {
-			st.Add(&own)
-			return bits % int(full)
-		}
-	}
-}
-
-// copyRounded is copyElements with the bits that are given, for types that have them.
-func (t *Tensor) copyRounded(dst []byte, stored wire.DType, start, count int64, bits int, by codec.Copier, st *codec.Stats) {
-	if count == 0 {
-		return
-	}
-	size := int64(t.DType.Size())
-	to := unsafe.Pointer(unsafe.SliceData(dst))
-	full := mantissaOf(stored)
-	asIs := stored == t.DType && bits >= int(full)
-	if t.Strides != nil {
-		if asIs {
-			codec.Gather(to, t.Data, int(size), t.Shape, t.Strides, start, count)
-		} else {
-			t.copyPieces(to, stored, start, count, bits, st)
-		}
-		return
-	}
-	from := unsafe.Add(t.Data, start*size)
-	switch {
-	case asIs:
-		by.Copy(to, from, int(count*size))
-	case stored == t.DType:
-		by.Round(full, to, from, int(count), bits, st)
-	default:
-		by.Float32ToFloat16(to, from, int(count), bits, st)
-	}
-}
-
-// copyPieces gathers strided elements before it converts or rounds them.
-func (t *Tensor) copyPieces(to unsafe.Pointer, stored wire.DType, start, count int64, bits int, st *codec.Stats) {
-	var piece [4096]float32
-	at, size := unsafe.Pointer(&piece), t.DType.Size()
-	for done := int64(0); done < count; {
-		n := min(count-done, int64(len(piece)))
-		codec.Gather(at, t.Data, size, t.Shape, t.Strides, start+done, n)
-		dst := unsafe.Add(to, done*int64(stored.Size()))
-		if stored == t.DType {
-			mantissaOf(stored).Round(dst, at, int(n), bits, st)
-		} else {
-			codec.Float32ToFloat16(dst, at, int(n), bits, st)
-		}
-		done += n
-	}
-}
-
 // contiguous reports whether row-major strides describe shape.
 func contiguous(shape, strides []int64) bool {
 	expected := int64(1)
@@ -212,4 +139,49 @@ func contiguous(shape, strides []int64) bool {
 		expected *= shape[i]
 	}
 	return true
+}
+
+// checkConversion validates the conversion. elems is the number of the tensor's elements.
+func (t *Tensor) checkConversion(o *Options, elems int64) error {
+	c := t.Conversion
+	switch {
+	case o.KeepFloat32:
+		return status.New(status.InvalidArgument,
+			"conversion: this session stores float32 as it is (keep_float32): hand that over")
+	case t.DType != wire.Float16:
+		return status.New(status.InvalidArgument,
+			"dtype = %d with a conversion: only float16 values are taken as converted", t.DType)
+	case c.Source != wire.Float32:
+		return status.New(status.InvalidArgument,
+			"conversion.source = %d: float16 values are taken as converted from float32 alone", c.Source)
+	case c.Loss.Count < 0 || c.Loss.Count > elems:
+		return status.New(status.InvalidArgument,
+			"conversion.values = %d: the tensor has %d elements", c.Loss.Count, elems)
+	}
+	for _, e := range []struct {
+		name  string
+		value float64
+	}{
+		{"square_error", c.Loss.SquareError},
+		{"square_sum", c.Loss.SquareSum},
+		{"max_error", c.Loss.MaxError},
+	} {
+		if !(e.value >= 0 && e.value <= math.MaxFloat64) {
+			return status.New(status.InvalidArgument,
+				"conversion.%s = %g: give a finite number that is not negative", e.name, e.value)
+		}
+		if e.value > 0 && c.Loss.Count == 0 {
+			return status.New(status.InvalidArgument,
+				"conversion.%s = %g of no values: conversion.values is 0", e.name, e.value)
+		}
+	}
+	return nil
+}
+
+// source returns the type of the captured values.
+func (t *Tensor) source() wire.DType {
+	if t.Conversion != nil {
+		return t.Conversion.Source
+	}
+	return t.DType
 }

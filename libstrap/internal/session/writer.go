@@ -185,7 +185,7 @@ func (w *writer) writePieces(it *entry) error {
 	}
 	it.row.Offset, it.row.Length = offset, uint64(length)
 	it.row.CRC = uint32(sum)
-	it.setLoss(f.error)
+	it.setLoss(f.loss)
 	if it.kind == codec.Archive {
 		w.counters.addArchiveLoss(it, w.frames.archive.Loss())
 	}
