@@ -91,18 +91,34 @@ void strapk_huffman_pair(const uint64_t *codes, int shift, size_t count, const u
 }
 
 uint64_t strapk_count_words(uint16_t parts[4][1 << STRAPK_WORD_BITS], int shift,
-                            const uint8_t *src, size_t n) {
+                            const uint8_t *src, size_t n, size_t piece, size_t stride) {
   uint64_t all = 0;
-  for (const uint8_t *end = src + 2 * n; src < end; src += 8) {
-    uint64_t v;
-    memcpy(&v, src, sizeof v);
-    all |= v;
-    parts[0][(v & 0xFFFF) >> shift]++;
-    parts[1][(v >> 16 & 0xFFFF) >> shift]++;
-    parts[2][(v >> 32 & 0xFFFF) >> shift]++;
-    parts[3][v >> 48 >> shift]++;
+  for (const uint8_t *end = src + 2 * n; src < end; src += 2 * stride) {
+    for (const uint8_t *at = src, *to = src + 2 * piece; at < to; at += 8) {
+      uint64_t v;
+      memcpy(&v, at, sizeof v);
+      all |= v;
+      parts[0][(v & 0xFFFF) >> shift]++;
+      parts[1][(v >> 16 & 0xFFFF) >> shift]++;
+      parts[2][(v >> 32 & 0xFFFF) >> shift]++;
+      parts[3][v >> 48 >> shift]++;
+    }
   }
   return all;
+}
+
+void strapk_extent_of(const uint8_t *src, size_t n, struct strapk_extent *extent) {
+  uint16_t all = 0, least = 0xFFFF, most = 0;
+  for (; n > 0; n--, src += 2) {
+    uint16_t v, magnitude, below;
+    memcpy(&v, src, sizeof v);
+    magnitude = v & 0x7FFF;
+    below = (uint16_t)(magnitude - 1); /* of 0 it is the largest */
+    all |= v;
+    least = below < least ? below : least;
+    most = magnitude > most ? magnitude : most;
+  }
+  *extent = (struct strapk_extent){all, least, most};
 }
 
 #if defined(__x86_64__)
@@ -110,6 +126,27 @@ uint64_t strapk_count_words(uint16_t parts[4][1 << STRAPK_WORD_BITS], int shift,
 
 #define WIDE __attribute__((target(STRAPK_AVX512F ",avx512bw,bmi2")))
 #define WIDE_INLINE WIDE static inline __attribute__((always_inline))
+
+WIDE void strapk_extent_wide(const uint8_t *src, size_t n, struct strapk_extent *extent) {
+  const __m512i magnitudes = _mm512_set1_epi16(0x7FFF), one = _mm512_set1_epi16(1);
+  __m512i all = _mm512_setzero_si512(), most = all, least = _mm512_set1_epi16(-1);
+  for (const uint8_t *end = src + 2 * n; src < end; src += 64) {
+    const __m512i v = _mm512_loadu_si512(src), magnitude = _mm512_and_si512(v, magnitudes);
+    all = _mm512_or_si512(all, v);
+    most = _mm512_max_epu16(most, magnitude);
+    least = _mm512_min_epu16(least, _mm512_sub_epi16(magnitude, one));
+  }
+  uint16_t lanes[3][32];
+  _mm512_storeu_si512(lanes[0], all);
+  _mm512_storeu_si512(lanes[1], least);
+  _mm512_storeu_si512(lanes[2], most);
+  *extent = (struct strapk_extent){0, 0xFFFF, 0};
+  for (int i = 0; i < 32; i++) {
+    extent->all |= lanes[0][i];
+    extent->least = lanes[1][i] < extent->least ? lanes[1][i] : extent->least;
+    extent->most = lanes[2][i] > extent->most ? lanes[2][i] : extent->most;
+  }
+}
 
 /* The codes of 64 bytes. A lane has the joined codes of four words. The codes of the last lane are
  * written first. If a lane is too long to be added to seven held bits, `split` is set. Then a lane has
@@ -250,6 +287,10 @@ WIDE void strapk_huffman_wide(const uint16_t codes[256], size_t count, const uin
 }
 
 #else
+
+void strapk_extent_wide(const uint8_t *src, size_t n, struct strapk_extent *extent) {
+  strapk_extent_of(src, n, extent);
+}
 
 void strapk_huffman_wide(const uint16_t codes[256], size_t count, const uint8_t *src_a,
                          const uint8_t *src_b, uint8_t *out_a, uint8_t *out_b,

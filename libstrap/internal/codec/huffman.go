@@ -2,6 +2,7 @@ package codec
 
 import (
 	"encoding/binary"
+	"math"
 	"math/bits"
 	"slices"
 
@@ -16,6 +17,18 @@ const (
 	huffRoom     = 256     // bytes for a tree, the Jump_Table and four times huffSlack
 	huffWordBits = 12      // most bits of a word that is counted
 	huffWordsMin = 8 << 10 // least bytes of a source whose words are counted
+
+	// Of a source of at least sampleMin bytes, the first samplePiece of each sampleStride words are
+	// counted. Rows of tensors often have about a power of two of words. sampleStride is not close to
+	// one, so that the sample has words of all columns.
+	sampleMin    = 96 << 10
+	samplePiece  = 128
+	sampleStride = sampleEach*samplePiece + 32
+	sampleEach   = 4 // about so many words stand behind one that is counted
+	// A sample is not used if it has fewer than sampleLeast different bytes, or if more than
+	// unseenMost other bytes may occur: codes for bytes that do not occur would cost too much.
+	sampleLeast = 16
+	unseenMost  = 96
 )
 
 // huffman codes literals, RFC 8878, 4.2: a tree, and one or four streams. huff0 of
@@ -71,11 +84,12 @@ func (l huffLeaf) count() int   { return int(l >> 8) }
 // are not smaller than src. single asks for one stream instead of four. distinct is how many different
 // bytes src has; with 1 there is no tree. The result is valid until the next call.
 func (h *huffman) compress(src []byte, single bool) (data []byte, distinct int) {
-	words := h.kernel && len(src) >= huffWordsMin && h.guessShift(src) && h.countWords(src)
+	words := len(src) >= huffWordsMin && h.guessShift(src) &&
+		(len(src) >= sampleMin && h.sampleWords(src) || h.countWords(src))
 	if !words {
 		h.countBytes(src)
 	}
-	h.wordwise = words && !h.wide
+	h.wordwise = words && h.kernel && !h.wide
 	if distinct = h.build(); distinct < 2 {
 		return nil, distinct
 	}
@@ -145,12 +159,84 @@ func (h *huffman) countWords(src []byte) bool {
 	for 16-h.shift <= huffWordBits {
 		zeros := trailingZeros(h.countShifted(src))
 		if zeros >= h.shift {
-			h.addWords(src[len(src)&^7:])
+			h.addWords(1, src[len(src)&^7:])
 			return true
 		}
 		h.shift = zeros
 	}
 	return false
+}
+
+// sampleWords estimates count from a part of the words. A byte that may occur has a count of at least
+// 1: the extent of all words tells which bytes these are, if the words are floats of few mantissa
+// bits. sampleWords returns false if the sample is not to be used.
+func (h *huffman) sampleWords(src []byte) bool {
+	whole := len(src) / (2 * sampleStride) * (2 * sampleStride)
+	x := h.extentOf(src[:whole])
+	rest := src[whole:]
+	for i, b := range rest {
+		x.all |= uint16(b) << (i % 2 * 8)
+	}
+	h.shift = uint(bits.TrailingZeros16(x.all))
+	if 16-h.shift > huffWordBits || x.most == 0 {
+		return false
+	}
+	h.clearWords()
+	h.countPieces(src[:whole], samplePiece, sampleStride)
+	h.addWords(sampleEach, rest)
+	seen := h.distinct()
+	h.addUnseen(x)
+	return seen >= sampleLeast && h.distinct()-seen <= unseenMost
+}
+
+// extent bounds the 16-bit words of a source. The magnitude of a word is the word without its highest
+// bit, which is the sign of a float.
+type extent struct {
+	all   uint16 // the OR of all words
+	least uint16 // the smallest magnitude above 0, minus 1; math.MaxUint16 if all words are 0
+	most  uint16 // the largest magnitude
+}
+
+// extentOf returns the extent of the words of src. len(src) is a positive multiple of 64.
+func (h *huffman) extentOf(src []byte) extent {
+	if h.kernel {
+		return extentKernel(src, h.wide)
+	}
+	x := extent{least: math.MaxUint16}
+	for ; len(src) > 0; src = src[2:] {
+		v := binary.LittleEndian.Uint16(src)
+		magnitude := v &^ (1 << 15)
+		x.all |= v
+		x.least = min(x.least, magnitude-1)
+		x.most = max(x.most, magnitude)
+	}
+	return x
+}
+
+// addUnseen sets count to 1 for each byte that no word of the sample has, but another word may have.
+func (h *huffman) addUnseen(x extent) {
+	add := func(b int) { h.count[b] = max(h.count[b], 1) }
+	low := 1 << min(h.shift, 8) // the distance of two low bytes
+	for b := 0; b < 256; b += low {
+		add(b)
+	}
+	high := max(1<<h.shift>>8, 1) // the distance of two high bytes
+	add(0)
+	add(0x80)
+	for b := int(x.least+1) >> 8 / high * high; b <= int(x.most>>8); b += high {
+		add(b)
+		add(b | 0x80)
+	}
+}
+
+// distinct returns how many different bytes are counted.
+func (h *huffman) distinct() (n int) {
+	for _, count := range h.count {
+		if count > 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // trailingZeros returns how many low bits are zero in each 16-bit word of all.
@@ -164,24 +250,49 @@ func trailingZeros(all uint64) uint {
 // the last len(src) % 8 bytes, but includes them in the OR. An odd byte at the end is the low half of
 // a word.
 func (h *huffman) countShifted(src []byte) (all uint64) {
-	for i := range h.words {
-		clear(h.words[i][:1<<(16-h.shift)])
-	}
+	h.clearWords()
 	whole := len(src) &^ 7
 	for i, b := range src[whole:] {
 		all |= uint64(b) << (i % 2 * 8)
 	}
-	return all | countWordsKernel(&h.words, h.shift, src[:whole])
+	return all | h.countPieces(src[:whole], 4, 4)
 }
 
-// addWords sets count from the counts of words and the bytes of rest.
-func (h *huffman) addWords(rest []byte) {
+// countPieces counts the first piece words of each stride words of src, shifted. It returns the OR of
+// all counted groups of four words. len(src) is a multiple of 2*stride. piece and stride are multiples
+// of 4.
+func (h *huffman) countPieces(src []byte, piece, stride int) (all uint64) {
+	if h.kernel && len(src) > 0 {
+		return countWordsKernel(&h.words, h.shift, src, piece, stride)
+	}
+	const mask = 1<<huffWordBits - 1 // spares the checks of bounds
+	for ; len(src) > 0; src = src[2*stride:] {
+		for at := src[:2*piece]; len(at) > 0; at = at[8:] {
+			v := binary.LittleEndian.Uint64(at)
+			all |= v
+			h.words[0][uint64(uint16(v))>>(h.shift&63)&mask]++
+			h.words[1][uint64(uint16(v>>16))>>(h.shift&63)&mask]++
+			h.words[2][uint64(uint16(v>>32))>>(h.shift&63)&mask]++
+			h.words[3][v>>48>>(h.shift&63)&mask]++
+		}
+	}
+	return all
+}
+
+func (h *huffman) clearWords() {
+	for i := range h.words {
+		clear(h.words[i][:1<<(16-h.shift)])
+	}
+}
+
+// addWords sets count from the counts of words, each times a factor, and the bytes of rest.
+func (h *huffman) addWords(factor uint32, rest []byte) {
 	clear(h.count[:])
 	for w := range 1 << (16 - h.shift) {
 		n := uint32(h.words[0][w]) + uint32(h.words[1][w]) + uint32(h.words[2][w]) + uint32(h.words[3][w])
 		if n > 0 {
-			h.count[byte(w<<h.shift)] += n
-			h.count[w<<h.shift>>8] += n
+			h.count[byte(w<<h.shift)] += factor * n
+			h.count[w<<h.shift>>8] += factor * n
 		}
 	}
 	for _, b := range rest {

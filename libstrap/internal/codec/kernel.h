@@ -99,11 +99,25 @@ void strapk_huffman_wide(const uint16_t codes[256], size_t count, const uint8_t 
 
 #define STRAPK_WORD_BITS 12 /* huffWordBits */
 
-/* Counts n 16-bit words at src, n a multiple of 4. Each word is shifted right by shift, to at most
- * STRAPK_WORD_BITS bits. Word i is counted in part i % 4. Returns the OR of all groups of four words.
- * Little endian machines only. */
+/* Counts 16-bit words at src. Of n words the first `piece` of each `stride` words are counted. piece
+ * and stride are multiples of 4, and n is a multiple of stride. Each word is shifted right by shift, to
+ * at most STRAPK_WORD_BITS bits. Word i is counted in part i % 4. Returns the OR of all counted groups
+ * of four words. Little endian machines only. */
 uint64_t strapk_count_words(uint16_t parts[4][1 << STRAPK_WORD_BITS], int shift,
-                            const uint8_t *src, size_t n);
+                            const uint8_t *src, size_t n, size_t piece, size_t stride);
+
+/* Bounds of 16-bit words; see extent in huffman.go. */
+struct strapk_extent {
+  uint16_t all;   /* the OR of all words */
+  uint16_t least; /* the smallest magnitude above 0, minus 1; 65535 if all words are 0 */
+  uint16_t most;  /* the largest magnitude */
+};
+
+/* Bounds n 16-bit words, n a multiple of 32. Little endian machines only. */
+void strapk_extent_of(const uint8_t *src, size_t n, struct strapk_extent *extent);
+
+/* Does the same as strapk_extent_of. For the level "avx512" only. */
+void strapk_extent_wide(const uint8_t *src, size_t n, struct strapk_extent *extent);
 
 /* Sums and error of quantised values; see quantised in quantise.go. */
 struct strapk_quantised {

@@ -16,6 +16,10 @@ package codec
 #cgo nocallback strapk_huffman_wide
 #cgo noescape strapk_count_words
 #cgo nocallback strapk_count_words
+#cgo noescape strapk_extent_of
+#cgo nocallback strapk_extent_of
+#cgo noescape strapk_extent_wide
+#cgo nocallback strapk_extent_wide
 #cgo noescape strapk_quantise
 #cgo nocallback strapk_quantise
 #include "kernel.h"
@@ -145,11 +149,24 @@ func huffmanWideKernel(codes *[256]uint16, count int, s, t *huffStream) {
 	t.fromC(&b)
 }
 
-// countWordsKernel counts the words of src, shifted right by shift: word i in part i % 4. It returns
-// the OR of all groups of four words. len(src) is a multiple of 8, and at least 8.
-func countWordsKernel(parts *[4][1 << huffWordBits]uint16, shift uint, src []byte) uint64 {
+// countWordsKernel counts the first piece words of each stride words of src, shifted right by shift:
+// word i in part i % 4. It returns the OR of all counted groups of four words. len(src) is a positive
+// multiple of 2*stride. piece and stride are multiples of 4.
+func countWordsKernel(parts *[4][1 << huffWordBits]uint16, shift uint, src []byte, piece, stride int) uint64 {
 	return uint64(C.strapk_count_words((*[1 << huffWordBits]C.uint16_t)(unsafe.Pointer(parts)), C.int(shift),
-		(*C.uint8_t)(&src[0]), C.size_t(len(src)/2)))
+		(*C.uint8_t)(&src[0]), C.size_t(len(src)/2), C.size_t(piece), C.size_t(stride)))
+}
+
+// extentKernel returns the extent of the words of src. len(src) is a positive multiple of 64. wide asks
+// for the loop with AVX-512.
+func extentKernel(src []byte, wide bool) extent {
+	var c C.struct_strapk_extent
+	if wide {
+		C.strapk_extent_wide((*C.uint8_t)(&src[0]), C.size_t(len(src)/2), &c)
+	} else {
+		C.strapk_extent_of((*C.uint8_t)(&src[0]), C.size_t(len(src)/2), &c)
+	}
+	return extent{all: uint16(c.all), least: uint16(c.least), most: uint16(c.most)}
 }
 
 func (s *huffStream) toC() C.struct_strapk_huffman {

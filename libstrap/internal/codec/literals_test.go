@@ -159,6 +159,40 @@ func TestHuffmanCodesWordsThatNoGuessSees(t *testing.T) {
 	}
 }
 
+// A part of the words is counted. The other words may have bytes that the sample does not have.
+func TestHuffmanCodesBytesThatNoSampleHas(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	for _, n := range []int{sampleMin, sampleMin + 1021, literalsBlock - 2*sampleStride + 2} {
+		for range 20 {
+			src := float16s(n, 5)
+			for range 1 + rng.IntN(8) { // behind the piece of a stride, where no word is counted
+				at := rng.IntN(n/(2*sampleStride))*2*sampleStride + 2*samplePiece + 2*rng.IntN(64)
+				binary.LittleEndian.PutUint16(src[at:], uint16(rng.Uint32())&^31)
+			}
+			checkDecodes(t, Zstd, literalsFrame(t, src), src)
+		}
+	}
+}
+
+func TestExtentOfWords(t *testing.T) {
+	if len(kernels) == 0 {
+		t.Skip("no kernels without cgo")
+	}
+	for _, src := range [][]byte{
+		float16s(1<<16, 0), float16s(1<<16, 1), float16s(1<<16, 5), float16s(1<<16, 10), make([]byte, 128),
+	} {
+		want := (&huffman{}).extentOf(src)
+		for _, wide := range []bool{false, true} {
+			if wide && kernels[0] != levelWide {
+				continue
+			}
+			if got := extentKernel(src, wide); got != want {
+				t.Errorf("wide %v: %+v, want %+v", wide, got, want)
+			}
+		}
+	}
+}
+
 // huff0 reads the streams, and does not write smaller ones.
 func TestHuffmanAgainstHuff0(t *testing.T) {
 	for _, n := range []int{1024, 5001, 1 << 16, literalsBlock} {
