@@ -9,21 +9,22 @@
 //  4. the type of the first rule that matches;
 //  5. "unknown".
 //
-// A row gives its type to its page if the page has none yet. Rows in known ranges, and rows that
-// come with a type and an id, do not.
+// A row gives its type to its page if the page has none yet. Rows that a known range labels, and
+// rows that come with a type and an id, do not.
 //
-// A row that comes with a type and an id keeps both. A row in a known range, without a type or with
-// the range's type, gets the id of the range. Other rows get these ids:
+// A row that comes with a type and an id keeps both. A known range labels the rows that come without
+// a type, or with the range's type and without an id. They get the id of the range. A range without
+// an id has the id 1 if its type is weight, else an id of its own. Other rows get these ids:
 //
 //   - weights: 1, all together;
 //   - KV cache: one id for each distinct address;
 //   - activations and runtime: one id for each page;
 //   - unknown: 0.
 //
-// These ids, and those of ranges without an id, are counted from 2 in the order of first sight. The
-// count passes over the ids that ranges have or that rows brought before.
+// New ids are counted from 2 in the order of first sight. The count passes over the ids that ranges
+// have or that rows brought before.
 //
-// An id stands for one region of one type. A trace is a stream, so a row may bring an id that was
+// An id stands for one region of one type. A trace is a stream: a row may bring an id that was
 // counted here before, or that belongs to a region of another type. The row's region then gets a
 // counted id for the rest of the trace, and Counts.Renumbered counts it.
 package label

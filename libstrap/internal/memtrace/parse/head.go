@@ -44,8 +44,8 @@ func headOf(line []byte, h *head) verdict {
 	return malformed
 }
 
-// perfHead reads a head of perf from the pid at i on. It returns the end of the colon behind the
-// time.
+// perfHead reads a head of perf from the pid at i on, up to the colon behind the time. end is behind
+// the colon.
 func perfHead(line []byte, i int, h *head) (end int, ok bool) {
 	pid, i, ok := thread(line, i)
 	if !ok {

@@ -22,18 +22,18 @@ import (
 //   - nothing stands behind the event;
 //   - the first column is aligned as perf aligns the ip;
 //   - the words of the data source have no number before them;
-//   - the address of a page fault has no symbol behind it.
+//   - in one of perf's page faults, the ip and its symbol follow the first number directly, without
+//     a symbol of the address between them.
 //
-// A weight or a physical address in the place of the address has none of these signs and is taken
-// for the address. Other samples have no data address because their event counts no accesses, as
-// cpu-clock. An address of 0 is none either, unless the event or the data source says that there
-// was an access.
+// A weight or a physical address in the place of the address is taken for the address if there is
+// no sign. Other samples have no data address because their event counts no accesses, as cpu-clock.
+// An address of 0 is none either, unless the event or the data source says that there was an
+// access.
 //
-// The data source says whether a sample is a load or a store. If it does not, or there is none,
-// the sample is a store if the name of its event contains mem-store, and else a load. A sample
-// with a data source that names neither load nor store and with the address 0 is skipped:
-// instruction sampling gives these for instructions that access no memory. A page fault with the
-// address 0 is an access nevertheless.
+// The data source says whether a sample is a load or a store. Without it, the sample is a store if the
+// name of its event contains mem-store, and else a load. A sample is skipped if it has a data source
+// without load or store and the address 0: instruction sampling gives these samples for instructions
+// that access no memory. A page fault with the address 0 is an access nevertheless.
 //
 // The symbol of a sample with a call chain is that of the chain's first entry. The symbol before
 // the chain is that of the address. The weight, in cycles, becomes access_latency_ns if the clock
@@ -137,8 +137,8 @@ func faults(event []byte) bool {
 }
 
 // countsOther reports whether an event of perf counts something other than accesses to memory.
-// Events of AMD's IBS may have one of these names too (cycles:P). Their data source says what the
-// access was, so sample does not ask countsOther.
+// Events of AMD's IBS may have one of these names too (cycles:P). For them, sample goes by the data
+// source before it calls countsOther.
 func countsOther(event []byte) bool {
 	switch string(eventName(event)) {
 	case "cpu-clock", "task-clock", "cycles", "cpu-cycles", "instructions", "branches",

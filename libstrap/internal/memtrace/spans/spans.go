@@ -275,8 +275,8 @@ func (m *Map[V]) From(page uint64) (pages uint64, v V) {
 	return pages, v
 }
 
-// Behind returns how many pages the spans have from the first one on for whose value behind is
-// true. behind must be true for all later spans too.
+// Behind finds the first span with a value for which behind is true, and returns how many pages have
+// a value from there on. behind must be true for the values of all later spans too.
 func (m *Map[V]) Behind(behind func(V) bool) uint64 {
 	pages, _ := m.pagesFrom(func(n *node[V]) int {
 		return sort.Search(len(n.spans), func(i int) bool { return behind(n.spans[i].Value) })
