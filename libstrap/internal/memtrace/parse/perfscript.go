@@ -30,10 +30,11 @@ import (
 // An address of 0 is none either, unless the event or the data source says that there was an
 // access.
 //
-// The data source says whether a sample is a load or a store. Without it, the sample is a store if the
-// name of its event contains mem-store, and else a load. A sample is skipped if it has a data source
-// without load or store and the address 0: instruction sampling gives these samples for instructions
-// that access no memory. A page fault with the address 0 is an access nevertheless.
+// The data source says whether a sample is a load or a store. If it does not, or is missing, the
+// sample is a store if the name of its event contains mem-store, else a load. A sample is skipped if
+// its data source names neither load nor store and its address is 0: instruction sampling gives
+// these samples for instructions that access no memory. A page fault with the address 0 is an access
+// nevertheless.
 //
 // The symbol of a sample with a call chain is that of the chain's first entry. The symbol before
 // the chain is that of the address. The weight, in cycles, becomes access_latency_ns if the clock
@@ -137,8 +138,8 @@ func faults(event []byte) bool {
 }
 
 // countsOther reports whether an event of perf counts something other than accesses to memory.
-// Events of AMD's IBS may have one of these names too (cycles:P). For them, sample goes by the data
-// source before it calls countsOther.
+// Events of AMD's IBS may have one of these names too (cycles:P). So sample calls countsOther only
+// if the data source names neither load nor store.
 func countsOther(event []byte) bool {
 	switch string(eventName(event)) {
 	case "cpu-clock", "task-clock", "cycles", "cpu-cycles", "instructions", "branches",
