@@ -1,20 +1,32 @@
-// Package label says of every row of a trace what its memory holds (region_type) and
-// which piece of memory it is (region_id).
+// Package label gives each row of a trace a region_type, which says what the row's memory holds, and
+// a region_id, which says which piece of memory it is.
 //
-// A row's type is, in this order: its own, where it has one; that of the known range
-// it falls into; that of the first row that gave its page a type; that of the first
-// rule that matches; "unknown". Rows in known ranges, and those that come with a
-// type and an id, say nothing of the rest of their page.
+// The type of a row is the first of these that there is:
 //
-// Ids: weights are 1, together. The KV cache has an id for each distinct address,
-// activations and runtime one for each page, counted from 2 in the order of first
-// sight; unknown rows have 0. A row that comes with a type and an id keeps both, one
-// that comes with the type of its range alone has the range's id. A range with an id
-// gives its own; ids counted here pass over those met so far.
+//  1. the type that the row comes with;
+//  2. the type of the known range that the row falls into;
+//  3. the type that an earlier row gave to the page;
+//  4. the type of the first rule that matches;
+//  5. "unknown".
 //
-// An id stands for one region, of one type. A trace is a stream: it may bring an id that
-// was counted here before, or that it gave to a region of another type. Its region then
-// gets a counted id in the whole trace, and Counts.Renumbered counts it.
+// A row gives its type to its page if the page has none yet. Rows that a known range labels, and
+// rows that come with a type and an id, do not.
+//
+// A row that comes with a type and an id keeps both. A known range labels the rows that come without
+// a type, or with the range's type and without an id. They get the id of the range. A range without
+// an id has the id 1 if its type is weight, else an id of its own. Other rows get these ids:
+//
+//   - weights: 1, all together;
+//   - KV cache: one id for each distinct address;
+//   - activations and runtime: one id for each page;
+//   - unknown: 0.
+//
+// New ids are counted from 2 in the order of first sight. The count passes over the ids that ranges
+// have or that rows brought before.
+//
+// An id stands for one region of one type. A trace is a stream: a row may bring an id that was
+// counted here before, or that belongs to a region of another type. The row's region then gets a
+// counted id for the rest of the trace, and Counts.Renumbered counts it.
 package label
 
 import (
@@ -51,34 +63,34 @@ func checkType(name string) error {
 	return status.New(status.InvalidArgument, "region_type %q: one of %s", name, strings.Join(types, ", "))
 }
 
-// Policy is what happens to rows that nothing classifies.
+// Policy says what happens to rows that nothing classifies.
 type Policy string
 
 const (
-	Keep      Policy = "keep"    // as unknown, with id 0
-	Skip      Policy = "skip"    // left out, and counted
-	Fail      Policy = "error"   // InvalidArgument
-	AsRuntime Policy = "runtime" // runtime
+	Keep      Policy = "keep"    // they stay unknown, with id 0
+	Skip      Policy = "skip"    // they are left out and counted
+	Fail      Policy = "error"   // Label returns InvalidArgument
+	AsRuntime Policy = "runtime" // they become runtime
 )
 
 // Options say how to label.
 type Options struct {
-	Rules  []Rule // nil: DefaultRules
-	Policy Policy // "": Keep
+	Rules  []Rule // nil means DefaultRules
+	Policy Policy // "" means Keep
 	Ranges []Range
 }
 
-// Counts is what was done so far.
+// Counts says how many rows and regions were handled so far.
 type Counts struct {
-	Rows    int64 // given out
-	Skipped int64
-	Ranged  int64 // labelled by a known range
-	// Renumbered counts the regions whose own id another region has.
+	Rows    int64 // rows that Label returned
+	Skipped int64 // rows that Skip left out
+	Ranged  int64 // rows that a known range labelled
+	// Renumbered counts the regions that got a new id, because another region has theirs.
 	Renumbered int64
 }
 
-// Labeller labels the records of one trace in their order. It is not for concurrent
-// use. It remembers distinct pages, KV addresses and regions.
+// Labeller labels the records of one trace in their order. It is not safe for concurrent use. Its
+// memory grows with the number of distinct pages, KV addresses and regions.
 type Labeller struct {
 	rules  []compiledRule
 	policy Policy
@@ -88,34 +100,34 @@ type Labeller struct {
 	typeNames   []string
 	typeNumbers map[string]int32
 	pageTypes   map[uint64]int32
-	rangeIDs    []int64 // of the ranges, 0: not met yet
-	// counted are the ids counted here, by type and address (of the KV cache) or page.
+	rangeIDs    []int64 // ids of the ranges; 0 until a row falls into the range
+	// counted holds the ids counted here, by type, and then by address (KV cache) or page.
 	counted []map[uint64]int64
-	next    int64 // every id from 2 on below it is in use
-	// own has the type of each id that rows or ranges brought and that stayed.
+	next    int64 // all ids from 2 up to the one before next are in use
+	// own holds the type of each id that rows or ranges brought and kept.
 	own        map[int64]int32
 	renumbered map[ownID]int64
 
-	found      []amount      // of each type, by its number
+	found      []amount      // for each type, by its number
 	regions    map[int64]int // id to place in seen
 	seen       []region
 	blocks     map[uint64]int // page to place in kv
-	kv         []kvBlock      // of single pages
+	kv         []kvBlock      // pages that were met one by one
 	longKV     spans.Map[kvSpan]
 	longest    kvRow
 	sights     int64 // single pages and long rows of the KV cache met so far
 	classified map[evidence]int32
-	lastRegion int64 // and its place: runs of rows share a region; 0, which is none, at first
-	lastPlace  int
+	lastRegion int64 // id of the last row's region, as runs of rows share one; 0 at first
+	lastPlace  int   // place of this region in seen
 }
 
-// evidence is what the rules look at.
+// evidence is the part of a row that the rules look at.
 type evidence struct {
 	symbol, dso, phase string
 	op                 trace.Op
 }
 
-// ownID is what a row or a range says of its region.
+// ownID is the id that a row or a range states for its region, with the region's type.
 type ownID struct {
 	id   int64
 	kind int32
@@ -129,30 +141,31 @@ type region struct {
 	accesses          int64
 }
 
+// kvBlock is a page of the KV cache that was met by itself, and the first address met in it.
 type kvBlock struct {
 	address, page uint64
 	kvSpan
 }
 
-// kvSpan is what there is to tell of a page, or of each of some pages, of the KV cache.
+// kvSpan is the history of a page of the KV cache, or of each of several pages.
 type kvSpan struct {
-	sight, id                int64 // sight counts from 1 on
+	sight, id                int64 // sight counts from 1
 	stored, evicted          bool
 	writeNS, readNS, evictNS int64
 	reads                    int64
 }
 
-// kvRow is a row of the KV cache with its length.
+// kvRow is a long row of the KV cache: its number in the trace, its address and its bytes.
 type kvRow struct {
 	row             int64
 	address, length uint64
 }
 
-// longRow is the number of pages from which on those of a row, but for the first, are kept as
-// a span. Fewer cost less one by one.
+// longRow is the largest number of pages of a row that are kept one by one. If a row has more, all
+// its pages but the first are kept as a span. Fewer pages cost less one by one.
 const longRow = 64
 
-// New checks the options.
+// New returns a Labeller, or InvalidArgument if the options are invalid.
 func New(o Options) (*Labeller, error) {
 	if o.Rules == nil {
 		o.Rules = DefaultRules()
@@ -190,6 +203,7 @@ func New(o Options) (*Labeller, error) {
 	return l, nil
 }
 
+// typeOf returns the number of a type, and numbers a new one.
 func (l *Labeller) typeOf(name string) int32 {
 	number, ok := l.typeNumbers[name]
 	if !ok {
@@ -202,8 +216,8 @@ func (l *Labeller) typeOf(name string) int32 {
 	return number
 }
 
-// Schema is that of the labelled records: of the given one with region_type and
-// region_id in their places, or behind the others.
+// Schema returns the schema of the labelled records. It is the given one with region_type and
+// region_id in their places, or behind the other columns if the given one lacks them.
 func (l *Labeller) Schema(in *arrow.Schema) (*arrow.Schema, error) {
 	if err := trace.Check(in); err != nil {
 		return nil, err
@@ -224,11 +238,11 @@ func (l *Labeller) Schema(in *arrow.Schema) (*arrow.Schema, error) {
 	return arrow.NewSchema(fields, &meta), nil
 }
 
-// Label gives a record with its rows labelled, which the caller releases. Rows keep
-// their order; only Skip leaves some out.
+// Label returns a record with the rows of the given one, labelled. The caller releases it. Rows keep
+// their order. Only the policy Skip leaves rows out.
 //
-// Errors: InvalidArgument where a column is missing or holds what no trace holds,
-// or, with Fail, where nothing classifies a row.
+// Errors: InvalidArgument if a column is missing or has values that a trace cannot have, or, with
+// Fail, if nothing classifies a row; Unsupported if Skip cannot copy a column of this type.
 func (l *Labeller) Label(in arrow.Record) (arrow.Record, error) {
 	batch, err := trace.Open(in)
 	if err != nil {
@@ -276,7 +290,8 @@ func (l *Labeller) Label(in arrow.Record) (arrow.Record, error) {
 	return l.assemble(in, kinds, ids, skipped)
 }
 
-// classify gives a row's type, and its id where that is settled.
+// classify returns the type of a row. It returns the row's id too if a range or the row itself
+// states it, else 0.
 func (l *Labeller) classify(b *trace.Batch, i int, own int32, c *clues) (kind int32, id int64) {
 	page := b.Page[i]
 	if len(l.ranges.ranges) > 0 && (own == 0 || b.Region[i] == 0) {
@@ -315,13 +330,13 @@ func (l *Labeller) classify(b *trace.Batch, i int, own int32, c *clues) (kind in
 	return kind, id
 }
 
-// clues are the columns of a batch that the rules look at, and what they said.
+// clues holds the columns of a batch that the rules look at, and the results of the rules.
 type clues struct {
 	texts [3]trace.Texts // symbol, dso, phase
 	memo  map[clue]int32
 }
 
-// clue is a row's codes.
+// clue is the codes of a row in these columns, and its operation.
 type clue struct {
 	codes [3]int32
 	op    trace.Op
@@ -360,10 +375,10 @@ func (l *Labeller) byRules(c *clues, i int, op trace.Op) int32 {
 	return kind
 }
 
-// maxMemo bounds the remembered symbols; real programs have thousands.
+// maxMemo bounds the evidence whose type is remembered. Real programs have thousands of symbols.
 const maxMemo = 1 << 20
 
-// idOf gives the id of a row that comes without one.
+// idOf returns the id of a row that neither states one nor falls into a range.
 func (l *Labeller) idOf(kind int32, address, page uint64) int64 {
 	key := page
 	switch l.typeNames[kind] {
@@ -380,8 +395,8 @@ func (l *Labeller) idOf(kind int32, address, page uint64) int64 {
 	return id
 }
 
-// ownID gives the id of a row or range that comes with one: that one, unless another
-// region has it.
+// ownID returns the id of a row or range that states one. It is the stated id, or a counted one if
+// another region has the stated id.
 func (l *Labeller) ownID(id int64, kind int32) int64 {
 	of, ok := l.own[id]
 	if !ok && (id < weightID || id >= l.next) {
@@ -401,7 +416,7 @@ func (l *Labeller) ownID(id int64, kind int32) int64 {
 	return number
 }
 
-// newID counts on, past the ids that rows and ranges brought.
+// newID returns the next id. It passes over the ids that rows and ranges brought.
 func (l *Labeller) newID() int64 {
 	for {
 		id := l.next
@@ -412,7 +427,7 @@ func (l *Labeller) newID() int64 {
 	}
 }
 
-// touch counts a row for its region and, of the KV cache, for each of its pages.
+// touch counts a row for its region. A row of the KV cache counts for each of its pages too.
 func (l *Labeller) touch(id int64, kind int32, b *trace.Batch, i int) {
 	ns, page, pages := b.Time[i], b.Page[i], uint64(1)
 	first := b.Address[i] >> trace.PageShift
@@ -454,6 +469,7 @@ func (l *Labeller) touch(id int64, kind int32, b *trace.Batch, i int) {
 	}
 }
 
+// touchBlock counts a row for one page.
 func (l *Labeller) touchBlock(id int64, address, page uint64, op trace.Op, ns int64) {
 	place, ok := l.blocks[page]
 	if !ok {
@@ -469,13 +485,13 @@ func (l *Labeller) touchBlock(id int64, address, page uint64, op trace.Op, ns in
 	l.kv[place].touch(op, ns)
 }
 
-// sight is what there is to tell of pages that are met now.
+// sight returns the history of pages that are met now for the first time.
 func (l *Labeller) sight(id int64) kvSpan {
 	l.sights++
 	return kvSpan{sight: l.sights, id: id}
 }
 
-// touchBlocks counts a row for the pages [low, high), of which those met one by one stay so.
+// touchBlocks counts a row for the pages [low, high). Pages that were met one by one stay in kv.
 func (l *Labeller) touchBlocks(id int64, low, high uint64, op trace.Op, ns int64) {
 	var touched []spans.Span[kvSpan]
 	fresh := l.sight(id)
@@ -498,8 +514,8 @@ func (l *Labeller) touchBlocks(id int64, low, high uint64, op trace.Op, ns int64
 	l.longKV.Set(low, high, touched...)
 }
 
-// singles lists, in order, the pages [low, high) that were met one by one: it looks each up, or
-// all of those through, whichever are fewer.
+// singles returns, in order, the pages of [low, high) that were met one by one. It looks up each
+// page of [low, high), or goes through all pages of kv, whichever are fewer.
 func (l *Labeller) singles(low, high uint64) (pages []uint64) {
 	if high-low < uint64(len(l.kv)) {
 		for page := low; page < high; page++ {
@@ -518,6 +534,8 @@ func (l *Labeller) singles(low, high uint64) (pages []uint64) {
 	return pages
 }
 
+// touch adds an access to the history of a page. The first store at a time other than that of the
+// first write counts as the eviction.
 func (b *kvSpan) touch(op trace.Op, ns int64) {
 	switch {
 	case op == trace.Load:
@@ -530,7 +548,7 @@ func (b *kvSpan) touch(op trace.Op, ns int64) {
 	}
 }
 
-// assemble puts the two columns into the record, without the rows of kind -1.
+// assemble puts the two columns into the record, and leaves out the rows of kind -1.
 func (l *Labeller) assemble(in arrow.Record, kinds []int32, ids []int64, skipped int) (arrow.Record, error) {
 	schema, err := l.Schema(in.Schema())
 	if err != nil {
@@ -581,7 +599,7 @@ func (l *Labeller) assemble(in arrow.Record, kinds []int32, ids []int64, skipped
 	return array.NewRecord(schema, columns, int64(len(keep))), nil
 }
 
-// pick copies runs of rows: what Skip leaves is mostly long runs.
+// pick copies rows of a column. It copies runs of rows, because Skip mostly leaves long runs.
 func pick(from arrow.Array, rows []int) (arrow.Array, error) {
 	var parts []arrow.Array
 	defer func() {
@@ -607,5 +625,5 @@ func pick(from arrow.Array, rows []int) (arrow.Array, error) {
 	return whole, nil
 }
 
-// Counts of the rows so far.
+// Counts returns the counts so far.
 func (l *Labeller) Counts() Counts { return l.counts }

@@ -121,7 +121,7 @@ func runBatches(t testing.TB, o Options, rows []row, size func() int) (l *Labell
 	return l, out, nil
 }
 
-// told is what a labeller says when all is done.
+// told returns the counts and the tables of a labeller as text.
 func told(l *Labeller) string {
 	regions := l.RegionMap()
 	defer regions.Release()
@@ -132,7 +132,7 @@ func told(l *Labeller) string {
 	return fmt.Sprint(l.Counts(), regions.Columns(), columns(kv))
 }
 
-// columns has those of each batch of a table, which it releases.
+// columns returns the columns of each batch of a table, and releases the table.
 func columns(table array.RecordReader) (all [][]arrow.Array) {
 	defer table.Release()
 	for table.Next() {
@@ -148,7 +148,7 @@ func TestDocumentedLabels(t *testing.T) {
 		{time: 1, address: 0x1000, op: "store", phase: "weight_load"},
 		{time: 2, address: 0x2010, op: "load", symbol: "ggml_vec_dot_q4_0"},
 		{time: 3, address: 0x3000, op: "store", symbol: "llama_kv_cache_update"},
-		{time: 4, address: 0x3100, op: "load", symbol: "memcpy"},   // its page is the cache's
+		{time: 4, address: 0x3100, op: "load", symbol: "memcpy"},   // its page belongs to the KV cache
 		{time: 5, address: 0x4000, op: "load", symbol: "GGML_ADD"}, // without regard to case
 		{time: 6, address: 0x4fff, op: "load"},                     // the same page
 		{time: 7, address: 0x5000, op: "load", symbol: "malloc"},
@@ -190,7 +190,7 @@ func TestPolicies(t *testing.T) {
 		if c := l.Counts(); c.Rows != int64(len(got)) || c.Rows+c.Skipped != 3 {
 			t.Errorf("%s: %+v", policy, c)
 		}
-		// A policy finds nothing out: the rows that it names count as unknown.
+		// Coverage does not depend on the policy: rows that the policy names count as unknown.
 		found := l.Coverage()
 		if got := fmt.Sprint(found.Columns()); got != `[["unknown" "runtime"] [2 1] [8192 4096]]` {
 			t.Errorf("%s: found %s", policy, got)
@@ -206,7 +206,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// Only the type that a row comes with goes before a known range.
+// Only the type that a row comes with has priority over a known range.
 func TestKnownRanges(t *testing.T) {
 	_, got := run(t, Options{Ranges: []Range{
 		{Start: 0x1000, End: 0x9000, Type: activation, ID: 70},
@@ -242,8 +242,8 @@ func TestIDsOfATracerSurvive(t *testing.T) {
 	}
 }
 
-// An id that the trace gives is another region's where it was counted before, or given to
-// another type. It is renumbered then, the same way in the whole trace.
+// An id that the trace gives belongs to another region if it was counted before, or given to another
+// type. Then it is renumbered, to the same id in the whole trace.
 func TestOwnIDsThatCollideAreRenumbered(t *testing.T) {
 	l, got := run(t, Options{Ranges: []Range{
 		{Start: 0x8000, End: 0x9000, Type: runtime, ID: 5},
@@ -286,7 +286,7 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
-// symbolPatterns are those of DefaultRules.
+// symbolPatterns holds the compiled symbol patterns of DefaultRules.
 var symbolPatterns = func() (all []*regexp.Regexp) {
 	for _, rule := range DefaultRules() {
 		all = append(all, regexp.MustCompile("(?i)"+rule.Symbol))
@@ -294,8 +294,8 @@ var symbolPatterns = func() (all []*regexp.Regexp) {
 	return all
 }()
 
-// memoryOf is what a row's region is, as the documents tell regions apart: a range, an id and
-// type that the trace gives, or a type and an address or page.
+// memoryOf identifies the region of a row, as the documents define regions: by a range, by an id and
+// type that the trace gives, or by a type and an address or page.
 type memoryOf struct {
 	ranged int // number of the range, from 1 on
 	id     int64
@@ -303,7 +303,7 @@ type memoryOf struct {
 	at     uint64
 }
 
-// reference follows the documented text a row at a time. It also gives the memory of each
+// reference labels rows one at a time, as the documents say. It also returns the region of each
 // labelled row.
 func reference(rows []row, ranges []Range, policy Policy) (out []labelled, of []memoryOf) {
 	pages := map[uint64]string{}
@@ -389,7 +389,7 @@ func randomRows(rnd *rand.Rand, n int) []row {
 		}
 		if rnd.IntN(4) == 0 {
 			rows[i].address = rnd.Uint64N(300) << 12
-			rows[i].length = rnd.Int64N(200 << 12) // up to some pages more than longRow
+			rows[i].length = rnd.Int64N(200 << 12) // up to 200 pages, which is more than longRow
 		}
 		if k := rows[i].kind; k != "" && k != unknown && rnd.IntN(3) == 0 {
 			rows[i].id = rnd.Int64N(9) - 1
@@ -410,7 +410,7 @@ func TestAgainstTheReference(t *testing.T) {
 	}
 }
 
-// Regions never merge: rows have the same id where they have the same memory, and only there.
+// Regions never merge: rows have the same id if, and only if, they belong to the same region.
 func TestARegionHasOneIDAndAnIDOneRegion(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(13, 14))
 	renumbered := int64(0)
@@ -455,8 +455,8 @@ func randomRanges(rnd *rand.Rand) []Range {
 	return ranges
 }
 
-// How a stream is cut into batches changes nothing: not the labels, the tables, nor
-// the row that an error names.
+// The batches that a stream is cut into do not change the labels, the tables, or the row that an
+// error names.
 func TestAnyBatchesGiveTheSame(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(9, 10))
 	for n := range 1000 {
@@ -474,7 +474,7 @@ func TestAnyBatchesGiveTheSame(t *testing.T) {
 	}
 }
 
-// pagesOf writes a row out page by page.
+// pagesOf returns a row without a length for each page of a row.
 func pagesOf(r row) (out []row) {
 	end := r.address + uint64(max(r.length, 1))
 	for at := r.address; at < end; at = at>>trace.PageShift<<trace.PageShift + trace.PageSize {
@@ -489,7 +489,7 @@ func TestCoverageCountsTheBytesOfRows(t *testing.T) {
 	l, _ := run(t, Options{Ranges: []Range{{Start: 0x1000, End: 0x9000, Type: weight}}}, []row{
 		{time: 1, address: 0x1000, op: "store", length: 0x8000},
 		{time: 2, address: 0x1010, op: "load", length: 16},
-		{time: 3, address: 0xa000, op: "load"}, // its page
+		{time: 3, address: 0xa000, op: "load"}, // counts with the bytes of its page
 	})
 	found := l.Coverage()
 	defer found.Release()
@@ -498,7 +498,7 @@ func TestCoverageCountsTheBytesOfRows(t *testing.T) {
 	}
 }
 
-// A row with a length says what its pages say, each in a row.
+// A row with a length gives the same tables as a row for each of its pages.
 func TestLengthsAreAccessesToEachPage(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(11, 12))
 	for n := range 500 {
@@ -506,7 +506,7 @@ func TestLengthsAreAccessesToEachPage(t *testing.T) {
 		var pages []row
 		for i := range rows {
 			rows[i].kind = types[rnd.IntN(len(types))]
-			rows[i].id = 1 + rnd.Int64N(6) // a tracer's: without, ids go by address and page
+			rows[i].id = 1 + rnd.Int64N(6) // without an id of its own, a row's id depends on the address
 			pages = append(pages, pagesOf(rows[i])...)
 		}
 		compact, _ := run(t, Options{}, rows)
@@ -518,7 +518,7 @@ func TestLengthsAreAccessesToEachPage(t *testing.T) {
 	}
 }
 
-// The pages of the cache come in batches, as they were when they were asked for.
+// KVLifecycle gives the pages in batches, as they were when it was called.
 func TestKVLifecycleIsThatOfNowInBatches(t *testing.T) {
 	const pages = 2*batchRows + 5
 	l, _ := run(t, Options{}, []row{
@@ -561,8 +561,8 @@ func TestKVLifecycleIsThatOfNowInBatches(t *testing.T) {
 	}
 }
 
-// A row of a terabyte takes memory for its ends. The table that has a row for each of its pages
-// is refused.
+// A row of a terabyte takes memory only for its two ends. KVLifecycle, which has a row for each page,
+// is refused for it.
 func TestMemoryIsByRowsAndNotByPages(t *testing.T) {
 	rows := []row{
 		{time: 1, address: 1 << 44, op: "store", kind: weight, id: 1, length: trace.MostLength},
@@ -598,9 +598,9 @@ func TestMemoryIsByRowsAndNotByPages(t *testing.T) {
 	}
 }
 
-// FuzzLabel compares the labels of made-up traces with the reference.
+// FuzzLabel compares the labels of random traces with the reference.
 //
-// Slow: each input makes a labeller, which compiles its rules.
+// It is slow, because each input makes a labeller, which compiles its rules.
 func FuzzLabel(f *testing.F) {
 	f.Add(uint64(1), 10)
 	f.Add(uint64(99), 30)

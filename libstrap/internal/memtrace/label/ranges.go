@@ -7,8 +7,9 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Range is memory whose use is known: the addresses [Start, End) from FromNS on,
-// until ToNS (0 and 0: always). ID 0 asks for a new one.
+// Range is memory of known use: the addresses [Start, End) at the times [FromNS, ToNS). If both times
+// are 0, the use is known for all times. ID 0 asks for an id: weights get their shared one, other
+// types a new one.
 type Range struct {
 	Start  uint64 `json:"start"`
 	End    uint64 `json:"end"`
@@ -19,12 +20,12 @@ type Range struct {
 	Name   string `json:"name"`
 }
 
-// rangeIndex finds the range of an address and a time: of those that hold both the
-// narrowest, and of equals the one that was given last.
+// rangeIndex finds the range of an address and a time. If several ranges hold both, it takes the
+// narrowest. Among equally narrow ones it takes the one given last.
 type rangeIndex struct {
 	ranges []Range
-	// bounds cut the addresses into pieces; over[i] are the ranges that cover
-	// [bounds[i], bounds[i+1]), the best first.
+	// bounds cut the addresses into pieces. over[i] lists the ranges that cover
+	// [bounds[i], bounds[i+1]), the best one first.
 	bounds []uint64
 	over   [][]int32
 }
@@ -74,12 +75,12 @@ func newRangeIndex(ranges []Range) (*rangeIndex, error) {
 	return x, nil
 }
 
-// piece is the last piece that begins at or before an address, -1 before the first.
+// piece returns the last piece that begins at or before an address, or -1 if there is none.
 func (x *rangeIndex) piece(address uint64) int {
 	return sort.Search(len(x.bounds), func(i int) bool { return x.bounds[i] > address }) - 1
 }
 
-// find gives the number of the range, -1 where there is none.
+// find returns the number of the range of an address and a time, or -1 if there is none.
 func (x *rangeIndex) find(address uint64, ns int64) int32 {
 	i := x.piece(address)
 	if i < 0 {

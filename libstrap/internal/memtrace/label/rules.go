@@ -6,8 +6,9 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Rule gives a type to rows that match all it names; what is empty matches any row.
-// The patterns are searched for without regard to case, in RE2's syntax:
+// Rule gives a type to the rows that match all of its fields. An empty field matches every row.
+// Phase and Op must be equal to those of the row. Symbol and DSO are regular expressions that match
+// anywhere in the text, in upper or lower case. Their syntax is RE2's:
 // https://github.com/google/re2/wiki/Syntax
 type Rule struct {
 	Type   string `json:"region_type"`
@@ -17,13 +18,14 @@ type Rule struct {
 	DSO    string `json:"dso_re"`
 }
 
-// DefaultRules are the documented ones, for llama.cpp and vLLM; the first that
-// matches wins.
+// DefaultRules returns the documented rules, for llama.cpp and vLLM. The first rule that matches
+// counts.
 func DefaultRules() []Rule {
 	return []Rule{
 		{Type: weight, Phase: "weight_load", Op: "store"},
 		{Type: weight, Phase: "weight_load"},
-		// Before the weights' kernels, some of which have a cache's name in theirs.
+		// This rule stands before those for kernels of weights, because the names of some of these
+		// kernels contain the name of a cache.
 		{Type: kvCache, Symbol: `kv_cache|kv_update|kv_read|kv_write|attn_cache|llama_kv`},
 		{Type: weight, Symbol: `ggml_vec_dot|ggml_mul_mat|ggml_q[48]_k|ggml_q[48]\b`},
 		{Type: weight, Symbol: `ggml_init|ggml_new_tensor|ggml_set_|model_load|load_model|load_weight`},
@@ -34,7 +36,7 @@ func DefaultRules() []Rule {
 
 type compiledRule struct {
 	Rule
-	symbol, dso *regexp.Regexp // nil: any
+	symbol, dso *regexp.Regexp // nil matches any text
 }
 
 func compile(rules []Rule) ([]compiledRule, error) {

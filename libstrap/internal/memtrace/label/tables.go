@@ -49,10 +49,11 @@ var (
 	)
 )
 
-// amount is how much of a trace has a type.
+// amount is how many rows and bytes of a trace have a type.
 type amount struct{ rows, bytes uint64 }
 
-// count adds a row to its type. A row without a length stands for its page.
+// count adds a row to the amount of its type. A row without a length counts with the bytes of a
+// page.
 func (l *Labeller) count(kind int32, b *trace.Batch, i int) {
 	bytes := uint64(1) << trace.PageShift
 	if b.Length != nil && b.Length[i] > 0 {
@@ -62,8 +63,9 @@ func (l *Labeller) count(kind int32, b *trace.Batch, i int) {
 	l.found[kind].bytes += bytes
 }
 
-// Coverage has a row for each type, and for unknown: the rows that the labels found it
-// for and their bytes, before the policy leaves unknown rows out or renames them.
+// Coverage returns a table with a row for each type that the trace has, also for unknown: how many
+// rows have the type, and their bytes. Unknown rows count as unknown, even if the policy leaves them
+// out or makes them runtime.
 func (l *Labeller) Coverage() arrow.Record {
 	b := array.NewRecordBuilder(memory.DefaultAllocator, coverageSchema)
 	defer b.Release()
@@ -78,9 +80,9 @@ func (l *Labeller) Coverage() arrow.Record {
 	return b.NewRecord()
 }
 
-// RegionMap has a row for each region in the order of first sight: its pages, the
-// time of its first row, the latest time, and its accesses. A row with a length is an
-// access to each of its pages, here and in KVLifecycle.
+// RegionMap returns a table with a row for each region in the order of first sight: its lowest and
+// highest page, the time of its first row, its latest time, and its accesses. A row with a length
+// counts as an access to each of its pages, here and in KVLifecycle.
 func (l *Labeller) RegionMap() arrow.Record {
 	b := array.NewRecordBuilder(memory.DefaultAllocator, regionMapSchema)
 	defer b.Release()
@@ -96,17 +98,18 @@ func (l *Labeller) RegionMap() arrow.Record {
 	return b.NewRecord()
 }
 
-// MostKVPages bounds the pages of long rows in KVLifecycle: a cache of 64 GiB.
+// MostKVPages bounds the pages of long rows in KVLifecycle. It is enough for a cache of 64 GiB.
 const MostKVPages = 1 << 24
 
-// batchRows bounds the rows of a batch of KVLifecycle: 8 MiB.
+// batchRows bounds the rows of a batch of KVLifecycle, to 8 MiB.
 const batchRows = 1 << 17
 
-// KVLifecycle has a row for each page of the KV cache in the order of first sight:
-// when it was first stored, last read, and stored again at another time. The rows are those of
-// now. They are made batch by batch, so that memory goes by the spans and not by their pages.
+// KVLifecycle returns a table with a row for each page of the KV cache in the order of first sight:
+// when it was first stored, last read, and stored again at another time, which counts as its
+// eviction. Times are in ns. The rows show the pages at the time of the call. They are made batch by
+// batch, so that memory grows with the number of spans and not with that of their pages.
 //
-// Errors: InvalidArgument where long rows have more than MostKVPages, naming the longest.
+// Errors: InvalidArgument if long rows have more than MostKVPages pages; it names the longest row.
 func (l *Labeller) KVLifecycle() (array.RecordReader, error) {
 	pages, _ := l.longKV.From(0)
 	if pages > MostKVPages {
@@ -117,24 +120,25 @@ func (l *Labeller) KVLifecycle() (array.RecordReader, error) {
 	}
 	all := make([]spans.Span[kvSpan], 0, len(l.kv)+l.longKV.Len())
 	for i, k := range l.kv {
-		// A single page is told by its place: Low may be no page that a span could have.
+		// For a single page, Low is its place in kv and High is 0. Low cannot be the page itself,
+		// because no span can hold the page 2^64-1.
 		all = append(all, spans.Span[kvSpan]{Low: uint64(i), Value: k.kvSpan})
 	}
 	l.longKV.All(func(s *spans.Span[kvSpan]) { all = append(all, *s) })
-	// Pages that one row met are in the order of their addresses.
+	// The sort is stable, so the pages that one row met stay in the order of their addresses.
 	slices.SortStableFunc(all, func(a, b spans.Span[kvSpan]) int { return cmp.Compare(a.Value.sight, b.Value.sight) })
 	r := &lifecycle{singles: l.kv, spans: all, rows: uint64(len(l.kv)) + pages}
 	r.refs.Store(1)
 	return r, nil
 }
 
-// lifecycle is an array.RecordReader. Of the singles, which the labeller goes on with, it takes
-// what never changes: their addresses.
+// lifecycle is an array.RecordReader. The labeller keeps changing the singles. So lifecycle reads
+// only their addresses and pages, which never change.
 type lifecycle struct {
 	refs    atomic.Int64
 	singles []kvBlock
-	spans   []spans.Span[kvSpan] // that are left, and their rows
-	rows    uint64
+	spans   []spans.Span[kvSpan] // without the rows that Next gave out
+	rows    uint64               // number of rows that are left
 	record  arrow.Record
 }
 
@@ -193,7 +197,7 @@ func appendBlock(b *array.RecordBuilder, address, page uint64, k *kvSpan) {
 	end := k.readNS
 	if k.evicted {
 		evicted.Append(k.evictNS)
-		if k.evictNS != 0 { // at 0 nothing ends
+		if k.evictNS != 0 { // an eviction at time 0 does not end the lifetime
 			end = k.evictNS
 		}
 	} else {

@@ -14,8 +14,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// accesses are rows as perf gives them: rising times, addresses without order, some
-// hundred symbols.
+// accesses returns rows like those of perf: rising times, addresses without order, hundreds of
+// symbols.
 func accesses(firstID, n int) arrow.Record {
 	r := rand.New(rand.NewPCG(1, uint64(firstID)))
 	b := array.NewRecordBuilder(memory.DefaultAllocator, trace.Schema(trace.Accesses))

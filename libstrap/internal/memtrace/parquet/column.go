@@ -11,10 +11,10 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// column is a column of a row group.
+// column encodes a column of a row group.
 type column interface {
 	add(chunk arrow.Array) error
-	// end encodes what is left to be.
+	// end encodes the values that add left, and ends the last page.
 	end() error
 }
 
@@ -39,15 +39,17 @@ func newColumn(field arrow.Field, out file.ColumnChunkWriter) column {
 	}
 }
 
-// base is what columns of all types do alike.
+// base is the part that columns of all types share.
 type base struct {
 	nullable bool
 	out      file.ColumnChunkWriter
 	levels   []int16
 }
 
-// definitionLevels are 1 for a value and 0 for a null; nil where the column cannot
-// be null. They hold until the next call.
+// definitionLevels returns 1 for each value and 0 for each null, or nil if the column is not
+// nullable. The slice is valid until the next call.
+//
+// Errors: InvalidArgument for a null in a column that is not nullable.
 func (c *base) definitionLevels(chunk arrow.Array) ([]int16, error) {
 	n, nulls := chunk.Len(), chunk.NullN()
 	if !c.nullable {
@@ -69,9 +71,10 @@ func (c *base) definitionLevels(chunk arrow.Array) ([]int16, error) {
 	return levels, nil
 }
 
-// end compresses the last page here, side by side with those of other columns.
+// end compresses the last page. The columns call end side by side, so their last pages are
+// compressed side by side too.
 func (c *base) end() error {
-	// Where the last batch filled its page it is done, and Arrow panics at an empty one. Columns
+	// If the last batch filled its page, the current page is empty, and Arrow would panic. Columns
 	// of type null have no statistics; they never fill a page.
 	if page := c.out.PageStatistics(); page != nil && page.NumValues()+page.NullCount() == 0 {
 		return nil
@@ -82,11 +85,11 @@ func (c *base) end() error {
 	return nil
 }
 
-// valueColumn encodes values as they come.
+// valueColumn encodes values when they are added.
 type valueColumn[T any] struct {
 	base
 	write  func(values []T, definitionLevels, _ []int16) (int64, error)
-	of     func(arrow.Array) []T // a value for each row, of which those of nulls mean nothing
+	of     func(arrow.Array) []T // a value for each row; that of a null means nothing
 	values []T
 }
 
@@ -107,7 +110,7 @@ func (c *valueColumn[T]) add(chunk arrow.Array) error {
 		return err
 	}
 	var values []T
-	if nulls := rows.NullN(); nulls < rows.Len() { // else there may be no memory for values
+	if nulls := rows.NullN(); nulls < rows.Len() { // a chunk of nulls only may have no memory for values
 		values = c.of(chunk)
 		if isDictionary || nulls > 0 {
 			values = c.gathered(values, rows, at)
@@ -117,7 +120,8 @@ func (c *valueColumn[T]) add(chunk arrow.Array) error {
 	return err
 }
 
-// gathered are the values of the rows that have one. They hold until the next call.
+// gathered returns the values of the rows that are not null. at maps a row to its place in values.
+// The slice is valid until the next call.
 func (c *valueColumn[T]) gathered(values []T, rows arrow.Array, at func(row int) int) []T {
 	c.values = c.values[:0]
 	for row := range rows.Len() {
@@ -179,8 +183,8 @@ func float32s(a arrow.Array) []float32 { return a.(*array.Float32).Float32Values
 
 func float64s(a arrow.Array) []float64 { return a.(*array.Float64).Float64Values() }
 
-// byteArrays are copies: the statistics keep the least and the greatest for longer
-// than the rows are there.
+// byteArrays returns copies of the values, because the statistics keep the least and the greatest
+// value after the rows were released.
 func byteArrays(a arrow.Array) []parquet.ByteArray {
 	texts := a.(array.BinaryLike)
 	all, start := bytes.Clone(texts.ValueBytes()), texts.ValueOffset64(0)

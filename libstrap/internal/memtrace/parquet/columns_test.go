@@ -31,7 +31,7 @@ func dictionary(index, value arrow.DataType) arrow.DataType {
 
 var i64 = arrow.PrimitiveTypes.Int64
 
-// fields are of every type that can be written.
+// fields has a column of every type that can be written.
 var fields = []arrow.Field{
 	{Name: "rising", Type: arrow.PrimitiveTypes.Uint64},
 	{Name: "rising, then wild", Type: i64, Nullable: true},
@@ -64,7 +64,7 @@ var fields = []arrow.Field{
 	{Name: "no number", Type: i64, Nullable: true},
 }
 
-// readAs is the type that a reader finds for one that was written.
+// readAs returns the type that a reader finds for a column that was written with type t.
 func readAs(t arrow.DataType) arrow.DataType {
 	switch t := t.(type) {
 	case *arrow.DictionaryType:
@@ -78,7 +78,7 @@ func readAs(t arrow.DataType) arrow.DataType {
 	}
 }
 
-// shredder spoils memory that is given back, as its next owner would.
+// shredder overwrites memory that is freed, as the memory's next owner would.
 type shredder struct{ memory.Allocator }
 
 func (s shredder) Free(b []byte) {
@@ -88,7 +88,7 @@ func (s shredder) Free(b []byte) {
 	s.Allocator.Free(b)
 }
 
-// wild are rows of any values and nulls, in records of many sizes.
+// wild returns records of these sizes, with random values and nulls.
 func wild(t *testing.T, sizes ...int) []arrow.Record {
 	r := rand.New(rand.NewPCG(11, 12))
 	var records []arrow.Record
@@ -195,7 +195,7 @@ func written(t *testing.T, schema *arrow.Schema, o Options, records ...arrow.Rec
 	return in
 }
 
-// table reads a file with a reader that is not ours.
+// table reads a file with Arrow's reader.
 func table(t *testing.T, in *file.Reader) arrow.Table {
 	t.Helper()
 	reader, err := pqarrow.NewFileReader(in, pqarrow.ArrowReadProperties{}, memory.DefaultAllocator)
@@ -209,7 +209,7 @@ func table(t *testing.T, in *file.Reader) arrow.Table {
 	return table
 }
 
-// values are the rows of a column in words.
+// values returns the values of a column as text.
 func values(chunks ...arrow.Array) []string {
 	var all []string
 	for _, chunk := range chunks {
@@ -242,7 +242,7 @@ func TestAnyColumnsComeBack(t *testing.T) {
 	}
 }
 
-// A dictionary may hold words that are null, or that no row is.
+// A dictionary may hold words that are null, or that no row uses.
 func TestDictionariesOfOthers(t *testing.T) {
 	build := func(values arrow.DataType, words, rows string) arrow.Array {
 		dictionaryOf, _, err := array.FromJSON(memory.DefaultAllocator, values, strings.NewReader(words))
@@ -302,7 +302,7 @@ func TestTypesThatAreRefused(t *testing.T) {
 	}
 }
 
-// bounds are the least and the greatest of the values that are none of the nulls.
+// bounds returns the least and the greatest of the values that are not null.
 func bounds[T cmp.Ordered](chunks []arrow.Array, at func(arrow.Array) func(int) T) []T {
 	var all []T
 	for _, chunk := range chunks {
@@ -315,7 +315,7 @@ func bounds[T cmp.Ordered](chunks []arrow.Array, at func(arrow.Array) func(int) 
 	return []T{slices.Min(all), slices.Max(all)}
 }
 
-// Readers leave out row groups by the statistics: these must hold for every row.
+// Readers skip row groups by their statistics, so the statistics must hold for every row.
 func TestStatisticsAreThoseOfTheRows(t *testing.T) {
 	records := wild(t, 9000, 30_000, 700, 95_000)
 	in := written(t, arrow.NewSchema(fields, nil), Options{RowGroupRows: 1 << 30}, records...)
@@ -331,7 +331,7 @@ func TestStatisticsAreThoseOfTheRows(t *testing.T) {
 		}
 		chunks, nulls := read.Column(i).Data().Chunks(), read.Column(i).NullN()
 		if field.Type.ID() == arrow.NULL {
-			continue // has no order
+			continue // a column of nulls has no least value
 		}
 		if statistics == nil || statistics.NullCount() != int64(nulls) || statistics.HasMinMax() == (nulls == int(read.NumRows())) {
 			t.Errorf("%s: %v, want %d nulls", field.Name, statistics, nulls)
@@ -380,7 +380,7 @@ func TestStatisticsAreThoseOfTheRows(t *testing.T) {
 	}
 }
 
-// The statistics are kept for longer than the rows.
+// The statistics must stay valid after the rows were released.
 func TestStatisticsOutliveTheRows(t *testing.T) {
 	b := array.NewRecordBuilder(shredder{memory.DefaultAllocator}, arrow.NewSchema([]arrow.Field{{Name: "text", Type: arrow.BinaryTypes.String}}, nil))
 	b.Field(0).(*array.StringBuilder).AppendValues([]string{"least", "most"}, nil)
@@ -438,7 +438,8 @@ func TestEncodings(t *testing.T) {
 	}
 }
 
-// A page ends when it has a megabyte: with the row group's last row here, or before one.
+// A page ends when it has a megabyte. Here it ends with the last row of the row group, or just before
+// or after it.
 func TestPagesThatEndWithTheRows(t *testing.T) {
 	const page = 1 << 20 / 8
 	for _, rows := range []int{0, page - 1, page, page + 1, 2 * page} {
@@ -467,7 +468,7 @@ func TestNoRows(t *testing.T) {
 	}
 }
 
-// What does not fit ends the file: no half of it stays.
+// A record that does not fit the schema makes the file fail, and no part of the file stays.
 func TestRecordsThatDoNotFit(t *testing.T) {
 	missing := func(fields ...arrow.Field) []arrow.Record {
 		b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema(fields, nil))

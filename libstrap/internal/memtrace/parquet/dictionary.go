@@ -9,7 +9,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// codesOf tells for each row which word of the dictionary it is; -1 is none.
+// codesOf returns for each row the index of its word in the dictionary, or -1 for a null. It returns
+// InvalidArgument if an index lies outside the dictionary.
 func codesOf(rows *array.Dictionary) ([]int32, error) {
 	words := rows.Dictionary()
 	nulls, nullWords := rows.NullN(), words.NullN()
@@ -30,7 +31,7 @@ func codesOf(rows *array.Dictionary) ([]int32, error) {
 			return nil, status.New(status.InvalidArgument, "row %d is word %d of a dictionary of %d", i, word, words.Len())
 		}
 		codes[i] = int32(word)
-		// An array of type null has no bitmap to look at.
+		// An array of type null has no bitmap, so IsNull does not know its nulls.
 		if nullWords > 0 && (nullWords == words.Len() || words.IsNull(word)) {
 			codes[i] = -1
 		}
@@ -38,7 +39,8 @@ func codesOf(rows *array.Dictionary) ([]int32, error) {
 	return codes, nil
 }
 
-// indicesOf makes an array of codes, of which it takes the memory.
+// indicesOf makes an array from codes, with a null for each -1. It takes over the memory of codes
+// and changes it.
 func indicesOf(codes []int32) arrow.Array {
 	bits := make([]byte, bitutil.BytesForBits(int64(len(codes))))
 	nulls := 0

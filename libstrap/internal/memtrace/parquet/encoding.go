@@ -6,12 +6,12 @@ import (
 	"github.com/apache/arrow/go/v17/parquet"
 )
 
-// looked is how many values decide on the encoding of a column.
+// looked is how many values decide the encoding of a column, at most.
 const looked = 8192
 
-// encodingOf chooses how column i is encoded by its first values: 64-bit numbers
-// that never fall as differences, of which many differ as they are, and all else by
-// a dictionary, which would only cost time and room for those two.
+// encodingOf chooses the encoding of column i by its first values. 64-bit numbers of which more
+// than a quarter are distinct are stored as differences if they never fall, else as they are: a
+// dictionary would cost time and space. All other columns get a dictionary.
 func encodingOf(rows []arrow.Record, i int) parquet.Encoding {
 	if len(rows) == 0 {
 		return parquet.Encodings.PlainDict
@@ -42,7 +42,8 @@ func encodingOf(rows []arrow.Record, i int) parquet.Encoding {
 	}
 }
 
-// numbers views a column of 64-bit numbers; nil for others.
+// numbers returns a function that gives the values of a column of 64-bit numbers, or nil for other
+// types.
 func numbers(a arrow.Array) func(int) int64 {
 	switch a := a.(type) {
 	case *array.Int64:

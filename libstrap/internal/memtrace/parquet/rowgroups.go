@@ -15,20 +15,20 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// batchSize is how many values are encoded between two looks at a page's size.
+// batchSize is how many values Arrow encodes before it checks the size of the page.
 const batchSize = 8192
 
-// rowGroups is a Parquet file on its way into a stream. The columns of a row group
-// are encoded in memory, side by side.
+// rowGroups writes a Parquet file to an io.Writer. It encodes the columns of a row group in memory,
+// side by side.
 type rowGroups struct {
 	schema  *arrow.Schema
 	workers int
 	file    *file.Writer
-	group   file.BufferedRowGroupWriter // nil where none is open
+	group   file.BufferedRowGroupWriter // nil if none is open
 	columns []column                    // of the group
 }
 
-// newRowGroups begins a file of rows that look like those given.
+// newRowGroups begins a file. rows are its first rows: they decide how each column is encoded.
 func newRowGroups(out io.Writer, columns *arrow.Schema, root *schema.GroupNode, codec compress.Compression, workers int, rows []arrow.Record) (*rowGroups, error) {
 	options := []parquet.WriterProperty{
 		parquet.WithCompression(codec), parquet.WithDictionaryDefault(true),
@@ -39,7 +39,7 @@ func newRowGroups(out io.Writer, columns *arrow.Schema, root *schema.GroupNode, 
 			options = append(options, parquet.WithDictionaryFor(field.Name, false), parquet.WithEncodingFor(field.Name, encoding))
 		}
 	}
-	// Without the Arrow schema in the footer, which would bring the dictionaries back.
+	// The footer gets no Arrow schema, because readers would restore the dictionaries from it.
 	keys, values := columns.Metadata().Keys(), columns.Metadata().Values()
 	meta := make(metadata.KeyValueMetadata, 0, len(keys))
 	for i := range keys {
@@ -47,7 +47,7 @@ func newRowGroups(out io.Writer, columns *arrow.Schema, root *schema.GroupNode, 
 			return nil, err
 		}
 	}
-	out = struct{ io.Writer }{out} // nothing that could be closed
+	out = struct{ io.Writer }{out} // Arrow would call a Close
 	return &rowGroups{
 		schema: columns, workers: workers,
 		file: file.NewParquetWriter(out, root, file.WithWriterProps(parquet.NewWriterProperties(options...)), file.WithWriteMetadata(meta)),
@@ -77,6 +77,7 @@ func (g *rowGroups) write(rows []arrow.Record) error {
 	})
 }
 
+// endGroup ends the open row group and writes it.
 func (g *rowGroups) endGroup() error {
 	if err := g.each(func(i int) error { return g.columns[i].end() }); err != nil {
 		return err
@@ -96,7 +97,8 @@ func (g *rowGroups) close() error {
 	return g.file.Close()
 }
 
-// each runs the work on every column, and gives one of its errors.
+// each calls work for every column, side by side, and returns one of the errors. A panic becomes
+// Internal.
 func (g *rowGroups) each(work func(column int) error) error {
 	var (
 		next    atomic.Int64

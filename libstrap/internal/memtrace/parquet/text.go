@@ -13,11 +13,11 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// textColumn brings the dictionaries of the records together: Parquet has one for
-// a column of a row group, written when all its values are known.
+// textColumn merges the dictionaries of the records. Parquet has one dictionary for each column of a
+// row group; it is written when all values are known.
 type textColumn struct {
 	base
-	codes  [][]int32 // the text of each row, record by record; -1 is none
+	codes  [][]int32 // the code of each row's text, record by record; -1 is a null
 	byText map[string]int32
 	texts  []string
 }
@@ -44,14 +44,14 @@ func (c *textColumn) add(chunk arrow.Array) error {
 	return nil
 }
 
-// code numbers the texts as they come.
+// code returns the code of a text. New texts get the next code.
 func (c *textColumn) code(text string) int32 {
 	code, ok := c.byText[text]
 	if !ok {
 		if c.byText == nil {
 			c.byText = map[string]int32{}
 		}
-		text = strings.Clone(text) // the dictionary's own goes with the record
+		text = strings.Clone(text) // its memory is released with the record
 		code = int32(len(c.texts))
 		c.byText[text] = code
 		c.texts = append(c.texts, text)
@@ -72,8 +72,8 @@ func textsOf(a arrow.Array) func(int) string {
 	}
 }
 
-// end writes the dictionary and then the codes. It counts the statistics itself:
-// none come of codes.
+// end writes the dictionary and then the codes. It sets the statistics itself, because Arrow makes
+// none from codes.
 func (c *textColumn) end() error {
 	encoder, ok := c.out.CurrentEncoder().(interface{ PutDictionary(arrow.Array) error })
 	if !ok {
@@ -92,8 +92,8 @@ func (c *textColumn) end() error {
 		least, greatest = parquet.ByteArray(slices.Min(c.texts)), parquet.ByteArray(slices.Max(c.texts))
 	}
 	for _, record := range c.codes {
-		// Arrow looks for the end of a page after each batch, so that what is counted
-		// before one belongs to its page.
+		// Arrow ends a page only after a batch. So statistics that are set before a batch
+		// belong to the page of the batch.
 		for codes := range slices.Chunk(record, batchSize) {
 			if err := c.writeCodes(codes, least, greatest); err != nil {
 				return err

@@ -8,8 +8,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// schemaOf gives the Parquet form of the columns, without the dictionaries, which
-// are no types there.
+// schemaOf returns the Parquet schema of the columns. A dictionary becomes its value type, because
+// Parquet has no dictionary types. It returns InvalidArgument for a type that cannot be written.
 func schemaOf(columns *arrow.Schema) (*schema.GroupNode, error) {
 	nodes := make(schema.FieldList, columns.NumFields())
 	for i, field := range columns.Fields() {
@@ -39,8 +39,8 @@ var timeUnits = map[arrow.TimeUnit]schema.TimeUnitType{
 	arrow.Millisecond: schema.TimeUnitMillis, arrow.Microsecond: schema.TimeUnitMicros, arrow.Nanosecond: schema.TimeUnitNanos,
 }
 
-// formOf tells how Parquet stores the values of a type, and what says that they are
-// of that type. https://github.com/apache/parquet-format/blob/master/LogicalTypes.md
+// formOf returns how Parquet stores the values of a type, and the logical type that marks them.
+// https://github.com/apache/parquet-format/blob/master/LogicalTypes.md
 func formOf(t arrow.DataType) (physical parquet.Type, logical schema.LogicalType, ok bool) {
 	switch t := t.(type) {
 	case *arrow.NullType:
@@ -59,7 +59,7 @@ func formOf(t arrow.DataType) (physical parquet.Type, logical schema.LogicalType
 		return parquet.Types.Int32, schema.DateLogicalType{}, true
 	case *arrow.TimestampType:
 		unit, ok := timeUnits[t.Unit]
-		// Forced: readers that know but the older kind of annotation see a time, too.
+		// Forced, so that readers that know only the older annotations see a time too.
 		return parquet.Types.Int64, schema.NewTimestampLogicalTypeForce(t.TimeZone != "", unit), ok
 	}
 	if !arrow.IsInteger(t.ID()) {

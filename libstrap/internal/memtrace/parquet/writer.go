@@ -1,7 +1,8 @@
-// Package parquet writes records to a Parquet file that appears when it is whole.
+// Package parquet writes records to a Parquet file. The file appears when it is complete.
 //
-// Rows collect a little; then their columns are encoded side by side. Memory is
-// bounded by a row group in its encoded form, and four bytes for each of its texts.
+// The writer collects rows into chunks, and encodes the columns of a chunk side by side. Memory is
+// bounded by a chunk, a row group in its encoded form, and four bytes for each value in the row
+// group's text columns.
 package parquet
 
 import (
@@ -17,16 +18,16 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Options have defaults for their zero values.
+// Options say how to write. A zero value means the default.
 type Options struct {
-	RowGroupRows int64  // 1 Mi
+	RowGroupRows int64  // rows of a row group; default: 1 Mi
 	Compression  string // "zstd" (the default), "snappy", "gzip", "none"
-	Workers      int    // that encode columns; one per processor, at most 8
+	Workers      int    // goroutines that encode columns; default: one per processor, at most 8
 }
 
 const (
 	defaultRowGroup = 1 << 20
-	chunkRows       = 1 << 17 // that are encoded together
+	chunkRows       = 1 << 17 // rows that are encoded together
 	maxWorkers      = 8
 )
 
@@ -35,8 +36,8 @@ var codecs = map[string]compress.Compression{
 	"gzip": compress.Codecs.Gzip, "none": compress.Codecs.Uncompressed,
 }
 
-// Writer writes one file. Its records collect in a file beside it; Close gives that
-// its name, Abort removes it. It is not for concurrent use.
+// Writer writes one file. It writes to a temporary file in the same folder. Close gives that file
+// its name, Abort removes it. A Writer is not safe for concurrent use.
 type Writer struct {
 	path    string
 	file    *partial.File
@@ -45,20 +46,19 @@ type Writer struct {
 	options Options
 	codec   compress.Compression
 	root    *parquetschema.GroupNode
-	groups  *rowGroups     // nil until the first rows tell how to encode the columns
-	chunk   []arrow.Record // that collects
-	rows    int64          // of the chunk
-	grouped int64          // rows of the open row group
-	err     error          // the first: nothing more is written
+	groups  *rowGroups     // nil until the first rows decide how to encode the columns
+	chunk   []arrow.Record // rows that are not yet encoded
+	rows    int64          // number of rows in the chunk
+	grouped int64          // number of rows in the open row group
+	err     error          // the first error; nothing is written after it
 }
 
-// NewWriter begins a file. Its columns are bool, integers, float32, float64, text,
-// binary, date32, timestamps in ms, us or ns, null, or dictionaries of these, which are
-// written as the values they stand for, so that every reader gets plain columns. The
-// schema's metadata becomes the file's.
+// NewWriter begins a file. Its columns may be bool, integers, float32, float64, text, binary,
+// date32, timestamps in ms, us or ns, null, or dictionaries of these. A dictionary is written as
+// its values, so that every reader gets plain columns. The schema's metadata becomes the file's.
 //
-// Errors: InvalidArgument (an option, a directory under that name, a column of
-// another type), NotFound, Permission, NoSpace, IO.
+// Errors: InvalidArgument for a bad option, a directory under that name or a column of another
+// type; NotFound, Permission, NoSpace, IO.
 func NewWriter(path string, schema *arrow.Schema, o Options) (*Writer, error) {
 	codec, ok := codecs[o.Compression]
 	if !ok {
@@ -92,7 +92,8 @@ func NewWriter(path string, schema *arrow.Schema, o Options) (*Writer, error) {
 	return w, nil
 }
 
-// sink keeps the disk's error, which the layers above wrap beyond recognition.
+// sink keeps an error of the disk for the Writer. The layers above wrap the error, so that its code
+// is lost.
 type sink struct{ w *Writer }
 
 func (s sink) Write(p []byte) (int, error) {
@@ -103,7 +104,8 @@ func (s sink) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Write adds the rows of a record, which must have the schema of the file.
+// Write adds the rows of a record. The record must have the schema of the file. After an error
+// Write does nothing and returns that error again.
 func (w *Writer) Write(record arrow.Record) error {
 	if w.err == nil && !record.Schema().Equal(w.schema) {
 		w.err = status.New(status.InvalidArgument, "the record has other columns than the file: %v, not %v", record.Schema(), w.schema)
@@ -121,7 +123,7 @@ func (w *Writer) Write(record arrow.Record) error {
 	return w.err
 }
 
-// flush encodes the rows that have collected, and ends the row group if it is full.
+// flush encodes the collected rows, and ends the row group if it is full.
 func (w *Writer) flush() {
 	w.guard("rows to Parquet", func() (err error) {
 		if w.groups == nil {
@@ -142,7 +144,7 @@ func (w *Writer) flush() {
 	w.drop()
 }
 
-// drop gives up the rows that have collected.
+// drop releases the collected rows.
 func (w *Writer) drop() {
 	for _, record := range w.chunk {
 		record.Release()
@@ -150,7 +152,7 @@ func (w *Writer) drop() {
 	w.chunk, w.rows = nil, 0
 }
 
-// guard keeps the first error, and a panic as Internal.
+// guard calls f and keeps its error, unless there is an earlier one. A panic becomes Internal.
 func (w *Writer) guard(what string, f func() error) {
 	if err := guarded(f); err != nil && w.err == nil {
 		w.err = status.Wrap(status.CodeOf(err), err, "%s", what)
@@ -166,8 +168,8 @@ func guarded(f func() error) (err error) {
 	return f()
 }
 
-// Close finishes the file, waits until it is on the disk, and gives it its name.
-// Where that fails it is Abort.
+// Close completes the file, waits until it is on the disk, and gives it its name. If that fails,
+// Close removes the file as Abort does, and returns the first error.
 func (w *Writer) Close() error {
 	if w.err == nil {
 		w.flush()
@@ -191,7 +193,7 @@ func (w *Writer) Close() error {
 	return nil
 }
 
-// Abort removes what was written.
+// Abort gives up the file and removes what was written.
 func (w *Writer) Abort() {
 	w.drop()
 	w.file.Discard()

@@ -26,7 +26,7 @@ var numbersAndWords = func() *arrow.Schema {
 	}, &meta)
 }()
 
-// batch has its own dictionary: no two batches number their words alike.
+// batch returns a record with a dictionary of its own. Two batches give a word different codes.
 func batch(from, n int) arrow.Record {
 	b := array.NewRecordBuilder(memory.DefaultAllocator, numbersAndWords)
 	defer b.Release()
@@ -138,7 +138,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// In a folder that others write to, they may put links where a file will be written.
+// If other users may write to the folder, they may put links in the place of the file.
 func TestLinksOfOthersAreNotFollowed(t *testing.T) {
 	folder := t.TempDir()
 	path, mine := filepath.Join(folder, "trace.parquet"), filepath.Join(folder, "mine")
@@ -162,7 +162,7 @@ func TestLinksOfOthersAreNotFollowed(t *testing.T) {
 	}
 }
 
-// A disk that fills up fails the file with its own error, and leaves no part of it.
+// If the disk is full, the writer returns that error and leaves no part of the file.
 func TestFullDisk(t *testing.T) {
 	folder := t.TempDir()
 	path := filepath.Join(folder, "trace.parquet")

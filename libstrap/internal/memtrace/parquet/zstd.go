@@ -8,8 +8,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// zstdCodec is Arrow's with one encoder for all pages: Arrow's own makes a new one,
-// with its tables, for each page.
+// zstdCodec is Arrow's zstd codec with one encoder for all pages. Arrow makes a new encoder, with
+// new tables, for each page.
 type zstdCodec struct{ compress.Codec }
 
 func init() {
@@ -20,8 +20,8 @@ func init() {
 	compress.RegisterCodec(compress.Codecs.Zstd, zstdCodec{arrows})
 }
 
-// window is the distance at which text repeats in a page of at most 1 MiB; the
-// encoders' memory grows with it.
+// window is the zstd window in bytes. Repeated text in a page, which has at most 1 MiB, lies within
+// this distance. The memory of the encoders grows with the window.
 const window = 256 << 10
 
 var pageEncoder = sync.OnceValue(func() *zstd.Encoder {

@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// documented is a line in the documented order, of about 120 bytes; and its like
-// with the columns of `perf mem record`.
+// documented writes a line of about 120 bytes with the columns in the documented order.
 func documented(b *bytes.Buffer, r *rand.Rand, now int64) {
 	event := "cpu/mem-loads,ldlat=30/P"
 	if r.IntN(4) == 0 {
@@ -20,6 +19,7 @@ func documented(b *bytes.Buffer, r *rand.Rand, now int64) {
 		now/1e6, now%1e6, 4000, event, 0x7f0000000000+r.Uint64N(1<<32), symbols[r.IntN(len(symbols))], r.IntN(4096), dsos[r.IntN(len(dsos))])
 }
 
+// memRecord writes a line with the columns of `perf mem record`.
 func memRecord(b *bytes.Buffer, r *rand.Rand, now int64) {
 	fmt.Fprintf(b, "%16s %5d/%-5d %5d.%06d: %10d %24s: %16x %16x |OP LOAD|LVL L1 hit|SNP None|TLB L1 or L2 hit|LCK No|BLK  N/A        %16d %16x %s+0x%x (%s)\n",
 		"llama-cli", 18000, 18000+r.IntN(8), now/1e6, now%1e6, 4000, "cpu/mem-loads,ldlat=30/P",
@@ -39,7 +39,7 @@ func lackeyLine(b *bytes.Buffer, r *rand.Rand, _ int64) {
 	fmt.Fprintf(b, "%s %x,%d\n", []string{"I ", " L", " S", " M"}[r.IntN(4)], 0x4000000+r.IntN(1<<24), 1<<r.IntN(4))
 }
 
-// generate writes a text of at least size bytes.
+// generate writes a text of at least size bytes to a file. It returns its bytes and lines.
 func generate(t testing.TB, path string, line func(*bytes.Buffer, *rand.Rand, int64), size int64) (written, lines int64) {
 	file, err := os.Create(path)
 	if err != nil {

@@ -9,19 +9,20 @@ import (
 )
 
 const (
-	// maxLine is the longest line that can be a sample.
+	// maxLine is the longest line, in bytes, that can be a sample.
 	maxLine = 1 << 20
-	// blockSize is longer, so that every such line fits a block.
+	// blockSize is the size of a block. It exceeds maxLine, so that each line that can be a
+	// sample fits a block.
 	blockSize = 2 << 20
 )
 
-// block is a run of whole lines, and what became of them.
+// block holds a run of whole lines, and the result of parsing them.
 type block struct {
-	buffer []byte // whose beginning text is
-	text   []byte // the last line may lack its end
-	bytes  int64  // of the input
+	buffer []byte // text is its beginning
+	text   []byte // the last line may lack its line end
+	bytes  int64  // bytes of the input that the block covers
 
-	parsed  chan struct{} // closed once all below is there
+	parsed  chan struct{} // closed once the fields below are set
 	err     error
 	rows    *rows
 	lines   int64
@@ -30,10 +31,10 @@ type block struct {
 	unaddressed int64
 
 	malformed int64
-	samples   []Sample // lines counted from the block's first
+	samples   []Sample // their line numbers start at 1 in each block
 }
 
-// parse goes through the lines. It expects so many rows.
+// parse parses the lines of the block. expected is an estimate of the number of rows.
 func (b *block) parse(p parser, expected int) {
 	b.rows = newRows(expected)
 	p.begin()
@@ -68,7 +69,7 @@ func (b *block) parse(p parser, expected int) {
 	b.rows.dso.seal()
 }
 
-// sampleText is the beginning of a line, as valid UTF-8.
+// sampleText returns the beginning of a line as valid UTF-8, at most maxSampleText bytes.
 func sampleText(line []byte) string {
 	text := validUTF8(string(line[:min(len(line), maxSampleText)]))
 	end := min(len(text), maxSampleText)
@@ -81,12 +82,12 @@ func sampleText(line []byte) string {
 // blockReader cuts a stream into blocks.
 type blockReader struct {
 	in   io.Reader
-	rest []byte // read already, and no whole line yet
+	rest []byte // read, but left for the next block
 	end  bool
 }
 
-// next fills a block, nil at the end. buffer is used if it is large enough; it
-// must not be that of the block before.
+// next returns the next block, or nil at the end. It reads into buffer if buffer is large enough.
+// No other block may use buffer.
 func (r *blockReader) next(buffer []byte) (*block, error) {
 	if cap(buffer) < blockSize {
 		buffer = make([]byte, blockSize)
@@ -117,8 +118,9 @@ func (r *blockReader) next(buffer []byte) (*block, error) {
 	return &block{buffer: buffer, text: text, bytes: int64(len(text)), parsed: make(chan struct{})}, nil
 }
 
-// lastStart is where the last line of text starts that does not continue the one
-// before it (a call chain's lines start with a tab), or else the last line, or 0.
+// lastStart returns where to cut text: at the start of the last line that does not begin with a
+// tab. The lines of a call chain begin with a tab and stay with their sample. If only the first
+// line begins without one, lastStart returns the end of the last whole line, or 0 if there is none.
 func lastStart(text []byte) int {
 	last := bytes.LastIndexByte(text, '\n') + 1
 	for start := last; start > 0; start = bytes.LastIndexByte(text[:start-1], '\n') + 1 {
@@ -129,8 +131,8 @@ func lastStart(text []byte) int {
 	return last
 }
 
-// overlong passes over a line that is longer than a block; the block keeps so
-// much of it that it is too long.
+// overlong reads past a line that is longer than a block. The block that it returns keeps the
+// first maxLine+1 bytes, so that parse finds the line too long.
 func (r *blockReader) overlong(line []byte) (*block, error) {
 	b := &block{buffer: line, text: line[:maxLine+1], bytes: int64(len(line)), parsed: make(chan struct{})}
 	chunk := make([]byte, 64<<10)

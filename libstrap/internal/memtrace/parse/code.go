@@ -2,15 +2,15 @@ package parse
 
 import "bytes"
 
-// code is the place in the program that made an access, and what perf prints
-// between the address and it.
+// code is what perf prints behind an address: columns of numbers, and the place in the program
+// that made the access.
 type code struct {
 	numbers     int    // columns of numbers before the symbol
-	first, last []byte // of them
+	first, last []byte // of these numbers
 	symbol      []byte
 	dso         []byte
-	onlyNumbers bool // there is nothing else
-	numberFirst bool // a number comes before the first symbol, and behind that its dso
+	onlyNumbers bool // the text is numbers and nothing else
+	numberFirst bool // the text begins with a number, and a dso in parentheses follows
 }
 
 var (
@@ -19,15 +19,15 @@ var (
 	notAvailable = []byte("N/A")
 )
 
-// codeOf reads what stands behind an address (and a data source):
+// codeOf reads the text behind an address, or behind its data source:
 //
 //	[weight ...] [ip] sym[+0xoff] (dso) [phys_addr ...]   today's perf
 //	sym[+0xoff] (dso) ip sym[+0xoff] (dso)                perf over page faults
 //	sym[+off] [dso]                                       as documented
 //
-// Of two symbols, the address's and the instruction's, the latter counts. The
-// parentheses around the dso are perf's and left out. Where no symbol stands
-// behind the last number, the ip, that is the symbol.
+// If perf prints two symbols, that of the address and that of the instruction, codeOf takes the
+// instruction's. It leaves out the parentheses, which perf adds to the dso. If no symbol follows
+// the last number, which is the ip, then the ip becomes the symbol.
 func codeOf(text []byte, c *code) {
 	*c = code{}
 	text = c.skipNumbers(trimEnd(text))
@@ -50,8 +50,8 @@ func codeOf(text []byte, c *code) {
 	}
 }
 
-// behindAddress leaves out the symbol and dso of the address, if they are there:
-// an ip stands behind them.
+// behindAddress cuts the symbol and dso of the address off the beginning of text. They end at a
+// closing parenthesis with a number, the ip, behind it. Without them it returns text.
 func (c *code) behindAddress(text []byte) []byte {
 	for i := len(text); ; {
 		if i = bytes.LastIndexByte(text[:i], ')'); i < 0 {
@@ -63,8 +63,8 @@ func (c *code) behindAddress(text []byte) []byte {
 	}
 }
 
-// symbolEnd is where a symbol ends that has no parentheses behind it: at its
-// offset (symbols of C++ have blanks) or at the first blank.
+// symbolEnd returns where a symbol without a dso in parentheses ends. It ends behind its offset,
+// because symbols of C++ may contain blanks. A symbol without an offset ends at the first blank.
 func symbolEnd(text []byte) int {
 	first := tokenEnd(text, 0)
 	for end := first; ; end = tokenEnd(text, spaceEnd(text, end)) {
@@ -77,8 +77,8 @@ func symbolEnd(text []byte) int {
 	}
 }
 
-// skipNumbers counts the columns of numbers that text begins with, and gives what
-// stands behind them.
+// skipNumbers counts the columns of numbers at the beginning of text, and returns the text behind
+// them.
 func (c *code) skipNumbers(text []byte) []byte {
 	for i := 0; ; {
 		start := spaceEnd(text, i)
@@ -95,12 +95,12 @@ func (c *code) skipNumbers(text []byte) []byte {
 	}
 }
 
-// columnWidth is that of perf's columns of numbers, which are aligned right.
+// columnWidth is the width of perf's columns of numbers, which are right-aligned.
 const columnWidth = 16
 
-// number finds the end of the token at start if it is a number: hexadecimal
-// digits that begin with a decimal one or fill the column that begins at left.
-// (A symbol may be "add".) Otherwise -1.
+// number returns the end of the token at start if the token is a number, else -1. A number has
+// hexadecimal digits only. It begins with a decimal digit, or it fills the column that begins at
+// left; without this rule the symbol "add" would be a number.
 func number(text []byte, start, left int) int {
 	end := start
 	for end < len(text) && class[text[end]]&isHex != 0 {
@@ -115,8 +115,9 @@ func number(text []byte, start, left int) int {
 	return end
 }
 
-// dsoOf finds the parentheses around the dso: the last ones, where a blank or
-// nothing stands before them and only numbers behind. -1 if there are none.
+// dsoOf returns where the parentheses around the dso open and close, or -1 if there are none. They
+// are the last pair in text. A blank or nothing stands before them, and only the columns that
+// onlyColumns knows stand behind them.
 func dsoOf(text []byte) (open, end int) {
 	end = bytes.LastIndexByte(text, ')')
 	if end < 0 || !onlyColumns(text[end+1:]) {
@@ -140,8 +141,8 @@ func dsoOf(text []byte) (open, end int) {
 	return -1, -1
 }
 
-// onlyColumns tells whether there is nothing but what perf prints behind the dso:
-// a physical address, and page sizes such as 4K or N/A.
+// onlyColumns reports whether text holds only the columns that perf prints behind the dso: a
+// physical address, and page sizes such as 4K or N/A.
 func onlyColumns(text []byte) bool {
 	if len(text) > 0 && class[text[0]]&isSpace == 0 {
 		return false
@@ -156,7 +157,7 @@ func onlyColumns(text []byte) bool {
 	return true
 }
 
-// hexStart is where the hexadecimal digits at the end of text start.
+// hexStart returns where the hexadecimal digits at the end of text start.
 func hexStart(text []byte) int {
 	i := len(text)
 	for i > 0 && class[text[i-1]]&isHex != 0 {

@@ -11,7 +11,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// columns makes records of rows.
+// columns makes records from rows.
 type columns struct {
 	schema   *arrow.Schema
 	runID    arrow.ArrayData
@@ -21,7 +21,7 @@ type columns struct {
 	noTexts  arrow.ArrayData
 	phase    arrow.ArrayData
 	timeline timeline
-	zeros    *memory.Buffer // for columns that say the same in every row
+	zeros    *memory.Buffer // shared by the columns that have one value in every row
 }
 
 func newColumns(schema *arrow.Schema, runID string, phases []Phase) *columns {
@@ -37,7 +37,7 @@ func newColumns(schema *arrow.Schema, runID string, phases []Phase) *columns {
 	}
 }
 
-// record holds the rows from start up to end; firstID is the sample_id of the first.
+// record returns the rows [start, end) as a record. firstID is the sample_id of the first row.
 func (c *columns) record(r *rows, start, end int, firstID int64) arrow.Record {
 	n := end - start
 	if c.zeros.Len() < 8*n {
@@ -122,7 +122,8 @@ func (c *columns) nullTexts(n int) arrow.ArrayData {
 	return array.NewDataWithDictionary(trace.Text, n, []*memory.Buffer{c.zeros, c.zeros}, n, 0, c.noTexts.(*array.Data))
 }
 
-// bitmap marks the values of a column that are no nulls; nil where all are.
+// bitmap returns a validity bitmap of values, and how many are null. The bitmap is nil if the
+// column has no nulls.
 func bitmap[T int32 | int64](values []T, column *optional[T]) (*memory.Buffer, int) {
 	if !column.nulls {
 		return nil, 0
@@ -168,8 +169,8 @@ func stringData(values []string) arrow.ArrayData {
 		[]*memory.Buffer{nil, memory.NewBufferBytes(arrow.Int32Traits.CastToBytes(offsets)), memory.NewBufferBytes(text)}, nil, 0, 0)
 }
 
-// timeline is the phases without their overlaps: from starts[i] on, up to the
-// next start, the phase is code[i], or -1.
+// timeline holds the phases without their overlaps. From starts[i] up to the next start, the phase
+// has the number code[i]; -1 means none.
 type timeline struct {
 	starts []int64
 	code   []int32
@@ -196,7 +197,7 @@ func newTimeline(phases []Phase) timeline {
 
 func (t *timeline) codes(times []int64) []int32 {
 	codes := make([]int32, len(times))
-	at := -1 // starts[at] <= the time before < starts[at+1]
+	at := -1 // starts[at] <= the previous time < starts[at+1]
 	for i, now := range times {
 		if at >= 0 && now < t.starts[at] || at+1 < len(t.starts) && now >= t.starts[at+1] {
 			at = sort.Search(len(t.starts), func(i int) bool { return t.starts[i] > now }) - 1

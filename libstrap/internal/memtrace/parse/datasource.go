@@ -8,13 +8,13 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// perf's data_src column: the number, as perf_event_open(2) lays it out
-// (PERF_SAMPLE_DATA_SRC), then the same in words, cut to 99 bytes in all:
+// perf's column data_src holds a number, laid out as perf_event_open(2) says under
+// PERF_SAMPLE_DATA_SRC. Then it holds the same in words, cut to 99 bytes in all:
 //
 //	68100142 |OP LOAD|LVL L1 hit|SNP None|TLB L1 or L2 hit|LCK No|BLK  N/A
 //
-// Before Linux 5.19 the words begin with the level; the latest have more behind BLK.
-// The number is decoded here, since the words differ between releases.
+// Before Linux 5.19 the words begin with the level. The latest releases have more words behind
+// BLK. The number is decoded here, because the words differ between releases.
 
 var (
 	operation = []byte("|OP ")
@@ -23,9 +23,9 @@ var (
 	blocked   = []byte("|BLK ")
 )
 
-// dataSourceOf splits what stands behind an address at the data source. Skipped:
-// there is none. Malformed: its words are there, but no number of its own before
-// them, as where the address was not printed and the number was taken for it.
+// dataSourceOf reads the data source behind an address. It returns the number, and the text
+// behind the words. The verdict is skipped if there is no data source. It is malformed if the
+// words have no number before them: perf printed no address, and the number was read as one.
 func dataSourceOf(text []byte) (source uint64, behind []byte, what verdict) {
 	if bytes.IndexByte(text, '|') < 0 {
 		return 0, nil, skipped
@@ -54,8 +54,8 @@ func dataSourceOf(text []byte) (source uint64, behind []byte, what verdict) {
 	return source, behindWords(behind), accepted
 }
 
-// behindWords leaves out the words before the first number. What looks like a
-// number may be a piece of one: "Add" of "Addr".
+// behindWords cuts off the words before the first number. A word that perf cut may look like a
+// number, as "Add" of "Addr"; the function number does not take it for one.
 func behindWords(text []byte) []byte {
 	for i := 0; ; {
 		start := spaceEnd(text, i)
@@ -66,7 +66,7 @@ func behindWords(text []byte) []byte {
 	}
 }
 
-// lastNumber is where the last number of text starts, or -1.
+// lastNumber returns where the last number of text starts, or -1.
 func lastNumber(text []byte) int {
 	at := -1
 	for i := 0; i < len(text); {
@@ -86,8 +86,8 @@ func tokenStart(text []byte, i int) int {
 	return i
 }
 
-// The fields of the number: bits 0-4 operation, 5-18 level, 33-36 level number,
-// 37 remote.
+// Fields of the number: bits 0-4 are the operation, 5-18 the level, 33-36 the level's number, 37
+// says remote.
 const (
 	opNA       = 0x01
 	opLoad     = 0x02
@@ -98,7 +98,7 @@ const (
 	levelNumberNA = 0xf
 )
 
-// opOf is what the access did; false where the number does not say it.
+// opOf returns what the access did. ok is false if the number does not say it.
 func opOf(source uint64) (op trace.Op, ok bool) {
 	switch did := source & 0x1f; {
 	case did&(opNA|opLoad|opStore) == opStore:
@@ -110,11 +110,12 @@ func opOf(source uint64) (op trace.Op, ok bool) {
 	}
 }
 
-// levelNames are the values of cache_level: what served an access or, with
-// " miss" behind it, what did not.
+// levelNames are the values of cache_level: the level that served an access or, with " miss"
+// behind it, a level that did not.
 var levelNames []string
 
-// level is a level's place in levelNames; the next is that of its miss.
+// level returns the place of a level in levelNames, and adds the level if it is new. Its miss has
+// the next place.
 func level(name string) int32 {
 	code := slices.Index(levelNames, name)
 	if code < 0 {
@@ -124,8 +125,9 @@ func level(name string) int32 {
 	return int32(code)
 }
 
-// The levels by their number, without and with the remote bit; and by the bits of
-// the level from bit 3 on, which are all that kernels before 4.14 give.
+// localLevels and remoteLevels hold levels by the level's number, without the remote bit and with
+// it. oldLevels holds levels by the bits of the field level, from bit 3 of the field on. Kernels
+// before 4.14 give that field only.
 var localLevels, remoteLevels, oldLevels [16]int32
 
 func init() {
@@ -146,8 +148,8 @@ func init() {
 	}
 }
 
-// levelOf is the level that served the access, or its miss where the number only
-// says which did not.
+// levelOf returns the level that served the access. If the number names only a level that did not,
+// levelOf returns the miss of that level. It returns noLevel if the number names none.
 func levelOf(source uint64) int32 {
 	bits := source >> 5 & 0x3fff
 	code := noLevel

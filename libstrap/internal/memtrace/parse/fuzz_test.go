@@ -12,7 +12,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// FuzzPerfScript and FuzzPageFaults hold the parsers against their twins, line by line.
+// FuzzPerfScript and FuzzPageFaults compare the parsers with their twins, line by line.
 func FuzzPerfScript(f *testing.F) {
 	for _, seed := range perfSeeds() {
 		f.Add([]byte(seed))
@@ -54,7 +54,8 @@ func perfSeeds() []string {
 	)
 }
 
-// compare parses a text whole, and each of its lines alone and by the twin.
+// compare parses each line of a text alone and compares it with the twin. Then it parses the text as
+// a whole and compares the numbers of rows.
 func compare(t *testing.T, p parser, text []byte, twin func(string, float64) (string, verdict)) {
 	rows := 0
 	for _, line := range lines(text) {
@@ -65,7 +66,7 @@ func compare(t *testing.T, p parser, text []byte, twin func(string, float64) (st
 	}
 }
 
-// compareLine gives the number of rows.
+// compareLine compares one line with the twin, and returns the number of its rows.
 func compareLine(t *testing.T, p parser, line string, twin func(string, float64) (string, verdict)) int {
 	t.Helper()
 	want, what := twin(line, 2.5)
@@ -95,7 +96,8 @@ func FuzzLackey(f *testing.F) {
 	})
 }
 
-// checkLines parses a text as one block, makes a record of it, and checks the sums.
+// checkLines parses a text as one block, checks the counts and the samples, and checks the record
+// made from the rows.
 func checkLines(t *testing.T, p parser, text []byte) *block {
 	t.Helper()
 	b := &block{text: text}
@@ -119,7 +121,7 @@ func checkLines(t *testing.T, p parser, text []byte) *block {
 	return b
 }
 
-// lines splits as the parsers do.
+// lines splits a text into lines as the parsers do.
 func lines(text []byte) []string {
 	if len(text) == 0 {
 		return nil

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Lines put together from pieces reach what bytes at random do not.
+// Lines made from pieces reach code that random bytes do not reach.
 func TestGeneratedLinesGiveTheTwinsRows(t *testing.T) {
 	slots := [][]string{
 		{"", "   ", "\t"},
@@ -33,7 +33,7 @@ func TestGeneratedLinesGiveTheTwinsRows(t *testing.T) {
 	accepted := 0
 	for range 20_000 {
 		var line strings.Builder
-		usual := r.IntN(4) != 0 // mostly the first of the head's pieces
+		usual := r.IntN(4) != 0 // mostly take one of the first two pieces of the head
 		for i, pieces := range slots {
 			n := len(pieces)
 			if usual && i < 11 {

@@ -2,27 +2,28 @@ package parse
 
 import "bytes"
 
-// head is what a line of perf or ftrace says before the fields of its event:
+// head is the part of a line of perf or ftrace before the fields of its event:
 //
 //	comm pid [cpu] time: 1000 event:          perf script
 //	comm pid/tid U    time: event:            perf script, other columns
 //	comm-tid (tgid) [cpu] d..1. time: event:  tracefs
 //
-// A comm may hold anything. The head is the first place where such a thing stands.
+// A comm may hold any text. So headOf tries each token of the line as the pid or tid, and takes the
+// first one that fits one of these forms.
 type head struct {
-	thread int64 // none where perf knows none (-1)
-	cpu    int64 // none where it is not printed
+	thread int64 // none if perf prints -1, for unknown
+	cpu    int64 // none if it is not printed
 	time   int64
-	event  []byte // with the period before it; empty where there is none
-	blanks int    // behind the event's colon
-	rest   []byte // behind those
+	event  []byte // with the period before it, if that is printed
+	blanks int    // number of blanks behind the event's colon
+	rest   []byte // text behind these blanks
 }
 
-// sideBand begins the records that perf script prints besides samples.
+// sideBand begins the records that perf script prints and that are no samples.
 var sideBand = []byte("PERF_RECORD_")
 
-// headOf finds the head. Accepted: it is there. Skipped: one of a record that is
-// no sample. Malformed: none.
+// headOf finds the head of a line. The verdict is accepted if the line has one, skipped if the
+// head belongs to a record that is no sample, and malformed if there is no head.
 func headOf(line []byte, h *head) verdict {
 	for i := spaceEnd(line, 0); i < len(line); {
 		if c := class[line[i]]; c&isDigit != 0 || line[i] == '-' {
@@ -43,7 +44,8 @@ func headOf(line []byte, h *head) verdict {
 	return malformed
 }
 
-// perfHead reads from the pid up to the colon behind the time.
+// perfHead reads a head of perf from the pid at i on, up to the colon behind the time. end is behind
+// the colon.
 func perfHead(line []byte, i int, h *head) (end int, ok bool) {
 	pid, i, ok := thread(line, i)
 	if !ok {
@@ -73,8 +75,8 @@ func perfHead(line []byte, i int, h *head) (end int, ok bool) {
 	return h.setTime(line, i)
 }
 
-// miscEnd is where the letters of perf's column misc end: the processor's mode, and
-// what is special about other records.
+// miscEnd returns where the letters of perf's column misc end. They give the processor's mode, and
+// properties of records that are no samples.
 func miscEnd(line []byte, i int) int {
 	for end := min(len(line), i+len("KUHGgS")); i < end && bytes.IndexByte(miscLetters, line[i]) >= 0; {
 		i++
@@ -84,10 +86,11 @@ func miscEnd(line []byte, i int) int {
 
 var miscLetters = []byte("KUHGgMESp")
 
-// maxTGID is the room of a tgid and its parentheses.
+// maxTGID bounds the bytes of a tgid with its parentheses.
 const maxTGID = 16
 
-// ftraceHead is perfHead for a tid that ends a token.
+// ftraceHead is like perfHead for a head of tracefs. The tid stands at i and has to fill the token
+// up to end.
 func ftraceHead(line []byte, i, end int, h *head) (_ int, ok bool) {
 	tid, i, ok := decimal(line, i)
 	if !ok || i != end {
@@ -133,7 +136,8 @@ func (h *head) setTime(line []byte, i int) (end int, ok bool) {
 	return i + 1, true
 }
 
-// setEvent reads the event behind the time: it ends in a colon and a blank.
+// setEvent reads the event behind the time. The event ends in a colon with a blank or the end of
+// the line behind it.
 func (h *head) setEvent(line []byte, i int) verdict {
 	i, ok := space(line, i)
 	if !ok {
@@ -160,7 +164,7 @@ func (h *head) setEvent(line []byte, i int) verdict {
 	}
 }
 
-// thread reads a pid or tid; perf prints -1 where it does not know.
+// thread reads a pid or tid. perf prints -1 for an unknown one.
 func thread(line []byte, i int) (v int64, end int, ok bool) {
 	if bytes.HasPrefix(line[i:], minusOne) {
 		return none, i + len(minusOne), true
@@ -170,7 +174,7 @@ func thread(line []byte, i int) (v int64, end int, ok bool) {
 
 var minusOne = []byte("-1")
 
-// space reads one blank or more.
+// space reads one or more blanks. ok is false if there is none.
 func space(line []byte, i int) (end int, ok bool) {
 	end = spaceEnd(line, i)
 	return end, end > i

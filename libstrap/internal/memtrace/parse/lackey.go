@@ -10,10 +10,10 @@ const InstructionSymbol = "[instruction]"
 //	I  04016b70,3    an instruction fetch
 //	 L 1fff000678,8  a load; S: a store; M: a load and then a store
 //
-// Addresses are hexadecimal, sizes decimal bytes. There is no time: a row's is its
-// place in the order, so that times tell what came before what and nothing else.
-// Nor is there a symbol, thread or cpu. Valgrind's own lines, ==pid== and --pid--,
-// and superblocks (SB) are skipped.
+// Addresses are hexadecimal, sizes are decimal and in bytes. lackey prints no times, so the
+// timestamp of a row is its number in the trace: it gives the order and nothing else. lackey
+// prints no symbol, thread or cpu either. The lines of Valgrind itself, ==pid== and --pid--, and
+// superblocks (SB) are skipped.
 type lackey struct{ instructions bool }
 
 func (p *lackey) begin() {}

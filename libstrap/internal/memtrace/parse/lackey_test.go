@@ -2,7 +2,7 @@ package parse
 
 import "testing"
 
-// The beginning and the end of what Valgrind 3.19 prints.
+// lackeyText has the beginning and the end of an output of Valgrind 3.19, and malformed lines.
 const lackeyText = `==19004== Lackey, an example Valgrind tool
 ==19004==` + " " + `
 I  0401ab70,3

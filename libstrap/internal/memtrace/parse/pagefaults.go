@@ -6,22 +6,21 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// pageFaults reads page faults, the first touches of pages. Of the tracepoints
-// exceptions:page_fault_user and page_fault_kernel, as perf script and tracefs
-// print them:
+// pageFaults reads page faults, which are the first touches of pages. It reads the tracepoints
+// exceptions:page_fault_user and page_fault_kernel, as perf script and tracefs print them:
 //
 //	comm pid [cpu] time: exceptions:page_fault_user: address=0x7f.. ip=0x40.. error_code=0x6
 //	comm-tid [cpu] d..1. time: page_fault_user: address=0x7f.. ip=0x40.. error_code=0x6
 //
-// Bit 1 of the error code tells a store from a load; the ip is the symbol. And of
-// perf's software events (page-faults, minor-faults, major-faults), recorded with
-// their addresses (-d) and printed with them (-F +addr):
+// Bit 1 of the error code tells a store from a load. The ip becomes the symbol.
+//
+// It also reads perf's software events page-faults, minor-faults and major-faults, if they are
+// recorded with addresses (-d) and printed with them (-F +addr):
 //
 //	comm pid/tid [cpu] time: 1 page-faults: addr [sym (dso)] ip sym+0xoff (dso)
 //
-// These do not say what the access was; they are loads, as every sample that is not
-// said to be a store. Those printed without the address are unaddressed, as in
-// perfScript. Samples of other events are skipped.
+// These events do not tell a store from a load. They become loads, as in perfScript. Those printed
+// without the address are unaddressed, as in perfScript too. Samples of other events are skipped.
 type pageFaults struct{ perfScript }
 
 var (
@@ -84,7 +83,7 @@ func (p *pageFaults) tracepoint(out *rows) verdict {
 	return accepted
 }
 
-// nextField is what stands behind blanks and the name.
+// nextField returns the text behind one or more blanks and the name. It returns false without them.
 func nextField(text, name []byte) ([]byte, bool) {
 	start, ok := space(text, 0)
 	if !ok {

@@ -1,12 +1,17 @@
 // Package parse turns the text of tracing tools into batches of a memory trace.
 //
-// A line gives rows, or it is known to hold none (comments, headers, blank lines,
-// call chains), or it is a sample without a data address, which is counted, or it is
-// malformed: counted, the first few kept as samples, and never the end of the trace. Lines end in "\n" or "\r\n" and may have 1 MiB. Text
-// that is no UTF-8 has U+FFFD where it breaks.
+// Each line is one of these:
 //
-// The text is read in blocks that workers parse side by side; the rows keep the
-// order of the lines. Memory is bounded by a few blocks.
+//   - accepted: it gives rows;
+//   - skipped: it holds no access, as comments, headers, blank lines and call chains;
+//   - unaddressed: it is a sample without a data address;
+//   - malformed: it fits no form. The first few are kept as samples, and parsing goes on.
+//
+// [Counts] counts the lines. Lines end in "\n" or "\r\n". A line of more than 1 MiB is malformed.
+// Bytes that are not valid UTF-8 become U+FFFD.
+//
+// The text is read in blocks, and workers parse the blocks side by side. The rows keep the order
+// of the lines. A few blocks at a time are in memory.
 package parse
 
 import (
@@ -19,21 +24,21 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Format is what wrote the text.
+// Format names the tool that wrote the text.
 type Format string
 
 const (
-	// PerfScript is `perf script` over samples with addresses, as `perf mem
+	// PerfScript is the output of `perf script` for samples with addresses, as `perf mem
 	// record` takes them; see perfScript.
 	PerfScript Format = "perf_script"
-	// Lackey is `valgrind --tool=lackey --trace-mem=yes`; see lackey.
+	// Lackey is the output of `valgrind --tool=lackey --trace-mem=yes`; see lackey.
 	Lackey Format = "lackey"
-	// PageFaults is `perf script` over page faults, or the text of tracefs;
+	// PageFaults is the output of `perf script` for page faults, or the text of tracefs;
 	// see pageFaults.
 	PageFaults Format = "page_faults"
 )
 
-// Phase is a name for the times from StartNS up to, not including, EndNS.
+// Phase names the times from StartNS up to, but not including, EndNS.
 type Phase struct {
 	Name           string
 	StartNS, EndNS int64
@@ -41,21 +46,21 @@ type Phase struct {
 
 // Options say how to parse. The zero value is usable.
 type Options struct {
-	// RunID stands in every row.
+	// RunID is the run_id of every row.
 	RunID string
-	// Phases name the times of the rows; the first that fits a time names it.
+	// Phases give rows their phase by time. If several phases hold a time, the first counts.
 	Phases []Phase
-	// Workers parse side by side, at most 256; 0 is one per processor, at most 8.
+	// Workers is how many goroutines parse, at most 256. 0 means one per processor, at most 8.
 	Workers int
-	// BatchRows is the most rows of a batch; 0 is 65,536.
+	// BatchRows is the largest number of rows in a batch; 0 means 65,536.
 	BatchRows int
-	// SampleEvery keeps the first of every so many rows; 0 keeps all. Those left
-	// out count as skipped.
+	// SampleEvery n keeps the first of every n rows; 0 keeps all. The rows left out count as
+	// skipped.
 	SampleEvery int
-	// CyclesPerNS is the clock of the cores in GHz. perf's weights are cycles, so
-	// access_latency_ns is null without it.
+	// CyclesPerNS is the clock of the cores in GHz. perf's weights are in cycles, so
+	// access_latency_ns is null if the clock is 0.
 	CyclesPerNS float64
-	// Instructions keeps lackey's instruction fetches, as loads of the symbol
+	// Instructions keeps lackey's instruction fetches, as loads with the symbol
 	// InstructionSymbol.
 	Instructions bool
 }
@@ -96,14 +101,14 @@ func (o *Options) check() error {
 	return nil
 }
 
-// parser takes the lines of a block, without their ends, in order.
+// parser parses the lines of a block in order. The lines come without their line ends.
 type parser interface {
 	line(text []byte, out *rows) verdict
 	// begin is called before the first line of each block.
 	begin()
 }
 
-// verdict is what became of a line.
+// verdict says how a line was read.
 type verdict uint8
 
 const (
@@ -113,7 +118,7 @@ const (
 	unaddressed // a sample that has no data address
 )
 
-// kind gives what the rows of a format are, and InvalidArgument for another name.
+// kind returns the kind of the traces that a format gives, or InvalidArgument if f is unknown.
 func (f Format) kind() (trace.Kind, error) {
 	switch f {
 	case PerfScript, Lackey:
@@ -136,10 +141,11 @@ func (f Format) parser(o *Options) parser {
 	}
 }
 
-// Open begins to parse a file. The caller must Release the source.
+// Open returns a source that parses a file. The first Next starts the parsing. The caller must
+// Release the source.
 //
-// Errors: NotFound, Permission or IO where the file cannot be opened;
-// InvalidArgument for a directory, an unknown format or bad options.
+// Errors: NotFound, Permission or IO if the file cannot be opened; InvalidArgument for a
+// directory, an unknown format or bad options.
 func Open(format Format, path string, o Options) (*Source, error) {
 	s, err := newSource(format, o)
 	if err != nil {
@@ -164,8 +170,8 @@ func Open(format Format, path string, o Options) (*Source, error) {
 	return s, nil
 }
 
-// OpenReader is Open over a reader, which stays the caller's: Release waits for
-// a Read under way and does not close it.
+// OpenReader is like Open, but parses what a reader gives. The reader stays the caller's:
+// Release waits for a Read under way and does not close the reader.
 func OpenReader(format Format, in io.Reader, o Options) (*Source, error) {
 	s, err := newSource(format, o)
 	if err != nil {

@@ -65,7 +65,7 @@ func showRow(record arrow.Record, i int) string {
 	return line
 }
 
-// checkRecord checks what is the same in every row, or follows from others.
+// checkRecord checks the columns that have one value in every row or follow from other columns.
 func checkRecord(record arrow.Record, runID string, firstID int64) error {
 	b, err := trace.Open(record)
 	if err != nil {

@@ -12,28 +12,39 @@ import (
 //
 //	comm pid [cpu] time: [period] event: addr sym[+off] [dso]
 //
-// and with the columns of `perf mem record`: pid/tid (the tid is the thread), no
-// cpu, addr [data_src words] [weight ...] ip sym+0xoff (dso) [phys_addr ...].
+// It also reads the columns of `perf mem record`: pid/tid (the tid is the thread), no cpu, addr
+// [data_src words] [weight ...] ip sym+0xoff (dso) [phys_addr ...].
 //
-// A sample without a data address is unaddressed: one that was printed without the
-// column (-F +addr), which perf's alignment of the ip, a data source without its
-// number and a page fault's address without its symbol tell, and one of an event that
-// counts no accesses, such as cpu-clock, or whose address is 0 where neither the event
-// nor the data source says that there was an access. A weight or a physical address
-// that stands where the address would looks like one.
+// A sample without a data address is unaddressed. Some samples were printed without the column of
+// addresses (-F +addr), so that another column stands in its place. perfScript knows them by one
+// of these signs:
 //
-// A sample whose data source says so is a store or a load; otherwise one is a store
-// whose event's name contains mem-store, else a load. One that has a data source,
-// but neither an operation nor an address, as instruction sampling gives for other
-// instructions, is skipped; a page fault is an access anyway. The symbol of a sample with a call chain is its first
-// entry, not the address's, which stands before it. The weight, in cycles, becomes access_latency_ns where the clock is known;
-// 0 is no weight.
+//   - nothing stands behind the event;
+//   - the first column is aligned as perf aligns the ip;
+//   - the words of the data source have no number before them;
+//   - in one of perf's page faults, the ip and its symbol follow the first number directly, without
+//     a symbol of the address between them.
+//
+// A weight or a physical address in the place of the address is taken for the address if there is
+// no sign. Other samples have no data address because their event counts no accesses, as cpu-clock.
+// An address of 0 is none either, unless the event or the data source says that there was an
+// access.
+//
+// The data source says whether a sample is a load or a store. If it does not, or is missing, the
+// sample is a store if the name of its event contains mem-store, else a load. A sample is skipped if
+// its data source names neither load nor store and its address is 0: instruction sampling gives
+// these samples for instructions that access no memory. A page fault with the address 0 is an access
+// nevertheless.
+//
+// The symbol of a sample with a call chain is that of the chain's first entry. The symbol before
+// the chain is that of the address. The weight, in cycles, becomes access_latency_ns if the clock
+// is known. A weight of 0 means that there is none.
 type perfScript struct {
 	cyclesPerNS float64
 
 	head  head
 	code  code
-	chain bool // the next line may have the symbol of the last row
+	chain bool // the next line may begin a call chain with the symbol of the last row
 }
 
 func (p *perfScript) begin() { p.chain = false }
@@ -45,7 +56,7 @@ func (p *perfScript) line(text []byte, out *rows) verdict {
 	return p.sample(out)
 }
 
-// sample reads what stands behind the head.
+// sample reads the text behind the head.
 func (p *perfScript) sample(out *rows) verdict {
 	p.chain = false
 	h := &p.head
@@ -68,7 +79,7 @@ func (p *perfScript) sample(out *rows) verdict {
 		return unaddressed
 	}
 	sourced := found == accepted
-	known := false // what the access was
+	known := false // whether the data source says what the access was
 	if sourced {
 		var op trace.Op
 		if op, known = opOf(source); known {
@@ -91,21 +102,22 @@ func (p *perfScript) sample(out *rows) verdict {
 		return unaddressed
 	}
 	w.symbol, w.dso = c.symbol, c.dso
-	p.chain = c.numbers == 0 || c.onlyNumbers // no ip, so a symbol may be the address's
+	p.chain = c.numbers == 0 || c.onlyNumbers // without an ip, a symbol may be that of the address
 	out.add(&w)
 	return accepted
 }
 
-// isIPEnd tells whether perf's ip ends there, counted from the colon of the event, where no
-// other column but the flags stands between them: behind two blanks, with a width of 16. An
-// address, behind one blank, ends one before that. The flags of a sample that is no branch are
-// blanks: 24, or 22 where perf is older (-F +flags since perf 4.10).
+// isIPEnd reports whether the first column behind the event is perf's ip. end is where the column
+// ends, counted from the colon of the event. perf prints the ip behind two blanks, with a width of
+// 16. It prints an address behind one blank, so that an address ends one byte earlier. Flags may
+// stand before the ip (-F +flags, since perf 4.10). Those of a sample that is no branch are blanks:
+// 24 of them, or 22 from an older perf.
 func isIPEnd(end int) bool {
 	const ipEnd = 2 + columnWidth
 	return end == ipEnd || end == ipEnd+24 || end == ipEnd+22
 }
 
-// eventName is the name of an event without the period before it and the modifiers behind it.
+// eventName returns the name of an event, without the period before it and the modifiers behind it.
 func eventName(event []byte) []byte {
 	name := event[bytes.LastIndexByte(event, ' ')+1:]
 	if modifier := bytes.IndexByte(name, ':'); modifier >= 0 {
@@ -114,8 +126,9 @@ func eventName(event []byte) []byte {
 	return name
 }
 
-// faults knows perf's software events of page faults. Where perf prints symbols, it prints that
-// of the address, too, be it [unknown]: a number before the ip and its symbol is no address.
+// faults reports whether an event is one of perf's software events of page faults. If perf prints
+// symbols, it prints one for the address of these events too, at least [unknown]. So a number is
+// not the address if the ip follows it directly.
 func faults(event []byte) bool {
 	switch string(eventName(event)) {
 	case "page-faults", "faults", "minor-faults", "major-faults":
@@ -124,8 +137,9 @@ func faults(event []byte) bool {
 	return false
 }
 
-// countsOther knows perf's events that count something else than accesses to memory. Those of
-// AMD's IBS that have these names (cycles:P) are told by their data source.
+// countsOther reports whether an event of perf counts something other than accesses to memory.
+// Events of AMD's IBS may have one of these names too (cycles:P). So sample calls countsOther only
+// if the data source names neither load nor store.
 func countsOther(event []byte) bool {
 	switch string(eventName(event)) {
 	case "cpu-clock", "task-clock", "cycles", "cpu-cycles", "instructions", "branches",
@@ -135,13 +149,14 @@ func countsOther(event []byte) bool {
 	return false
 }
 
-// accesses tells whether each sample of an event is an access, also one to address 0.
+// accesses reports whether each sample of an event is an access, also a sample with the address 0.
 func accesses(event []byte) bool {
 	name := bytes.ToLower(event)
 	return bytes.Contains(name, []byte("mem-load")) || bytes.Contains(name, []byte("mem-store")) || bytes.Contains(name, fault)
 }
 
-// other is a line that is no sample.
+// other reads a line that is no sample. If it is the first line of a call chain, the last row gets
+// its symbol and dso from it.
 func (p *perfScript) other(text []byte, what verdict, out *rows) verdict {
 	chain := p.chain
 	p.chain = false
@@ -160,8 +175,8 @@ func (p *perfScript) other(text []byte, what verdict, out *rows) verdict {
 	return skipped
 }
 
-// onlyNumbers tells whether a line has nothing but blanks or what perf prints behind
-// a call chain, on a line of its own: a physical address and page sizes.
+// onlyNumbers reports whether a line is blank, or holds only a physical address and page sizes.
+// perf prints these on a line of their own behind a call chain.
 func onlyNumbers(text []byte) bool {
 	for i := 0; ; {
 		start := spaceEnd(text, i)
@@ -178,7 +193,7 @@ func onlyNumbers(text []byte) bool {
 	}
 }
 
-// pageSize knows 4K, 2M, 1G and N/A.
+// pageSize reports whether a token is a page size, as 4K, 2M or 1G, or N/A.
 func pageSize(token []byte) bool {
 	_, end, ok := decimal(token, 0)
 	return ok && end == len(token)-1 && bytes.IndexByte(units, token[end]) >= 0 || bytes.Equal(token, notAvailable)
@@ -186,7 +201,7 @@ func pageSize(token []byte) bool {
 
 var units = []byte("KMG")
 
-// opOfEvent goes by the name of the event: mem-store in it, in any case, is a store.
+// opOfEvent returns Store if the event contains mem-store, in upper or lower case, else Load.
 func opOfEvent(event []byte) trace.Op {
 	const store = "mem-store"
 	for i := 0; i+len(store) <= len(event); i++ {
@@ -197,7 +212,8 @@ func opOfEvent(event []byte) trace.Op {
 	return trace.Load
 }
 
-// latency is a weight in ns, none where it is no weight or the clock unknown.
+// latency converts a weight in cycles to ns. It returns none if weight is 0 or not decimal, the
+// clock is unknown, or the result does not fit.
 func (p *perfScript) latency(weight []byte) int64 {
 	cycles, end, ok := decimal(weight, 0)
 	if !ok || end < len(weight) || cycles == 0 || p.cyclesPerNS == 0 {

@@ -25,7 +25,7 @@ func TestColumnsOfPerfMemRecord(t *testing.T) {
 	got, _ := show(t, PerfScript, strings.Join([]string{
 		// Linux 5.19 and later: the words begin with the operation.
 		"       llama-cli 18247/18249   [002] 15333.704933:       4000 cpu/mem-loads,ldlat=30/P:     7f3c5a2b1040         68100142 |OP LOAD|LVL L1 hit|SNP None|TLB L1 or L2 hit|LCK No|BLK  N/A               27     55d0c0a01a3f ggml_vec_dot_q4_0+0x1f (/usr/lib/libggml-cpu.so)         1a2b3c040",
-		// Before, with the level.
+		// Before 5.19: the words begin with the level.
 		"       llama-cli 18247/18249   15333.704934:       4000      cpu/mem-stores/P:     7f3c5a2b1040          5080144 L1 hit|SNP N/A|TLB N/A|LCK N/A                0     55d0c0a01a3f ggml_vec_dot_q4_0+0x1f (/usr/lib/libggml-cpu.so)",
 		// Cut words, more latencies, and an instruction pointer without a symbol.
 		"       llama-cli 18247 15333.704935: cpu_core/mem-loads-aux/:     7f3c5a2b1040       3600800042 |OP LOAD|LVL Remote Any cache hit|SNP HitM|TLB L2 hit|LCK No|BLK Data Ad              310              12     7f0000401136 [unknown] ([unknown])",
@@ -39,7 +39,7 @@ func TestColumnsOfPerfMemRecord(t *testing.T) {
 	)
 }
 
-// The output of perf 6.1 for page faults, with different columns.
+// The lines are the output of perf 6.1 for page faults, with different columns.
 func TestColumnsOfSoftwareEvents(t *testing.T) {
 	got, c := show(t, PerfScript, `
               ls 17680/17680 [000] 15333.705528:          1 page-faults:     7efe468c3a60 __x86_cacheinfo_ifunc+0x0 (/usr/lib/x86_64-linux-gnu/libc.so.6)     7efe468c3a61 init+0x0 (/usr/lib/ld.so)
@@ -63,8 +63,8 @@ python3 19014/19014 [000] 15952.817997:          1 page-faults:     55e688b98424
 	sameCounts(t, c, 6, 4, 0)
 }
 
-// Without a column of addresses, perf prints the instruction pointer where one would
-// stand. These are its own lines of the same samples, with and without -F +addr.
+// Without the column of addresses, perf prints the instruction pointer in the place of the address.
+// The lines are perf's own, for the same samples with and without -F +addr.
 func TestSamplesPrintedWithoutTheAddress(t *testing.T) {
 	for fields, text := range map[string]string{
 		"the default":         "               w  1914 12736.801084:        100 page-faults:      560c9823e143 touch+0xa (/tmp/w)",
@@ -101,7 +101,7 @@ func TestSamplesPrintedWithoutTheAddress(t *testing.T) {
 	}
 }
 
-// The same samples with the address beside those fields.
+// The same samples, printed with the address and other fields.
 func TestFieldsBesideTheAddress(t *testing.T) {
 	for fields, text := range map[string]string{
 		"addr,flags,weight,phys_addr": "               f 14488 26883.340897:          1 page-faults:                             7fff62be9629 [unknown] ([stack])               0 ffffffff81b75d98 _copy_to_user+0x28 ([kernel.kallsyms])               0",
@@ -116,8 +116,8 @@ func TestFieldsBesideTheAddress(t *testing.T) {
 	same(t, got, "26883340897000 load 7fff62be9629 [unknown]  thread=14488")
 }
 
-// A weight or a physical address alone stands where perf prints an address, and nothing tells
-// it from one: docs/TROUBLESHOOTING.md says so.
+// A weight or a physical address alone stands in the place of an address, and cannot be told from
+// one. docs/TROUBLESHOOTING.md says so.
 func TestNumbersThatLookLikeAnAddress(t *testing.T) {
 	got, _ := show(t, PerfScript, `
                f 14488 26883.340897: page-faults:                0
@@ -132,7 +132,7 @@ f 14488 26883.340899:          1 page-faults:                0
 	)
 }
 
-// perf's own lines of events that are no accesses, as -d and -F +addr give them.
+// The lines are perf's own, with -d and -F +addr, for events that are no accesses.
 func TestSamplesOfOtherEvents(t *testing.T) {
 	got, c := show(t, PerfScript, strings.Join([]string{
 		"               w  1798 12730.229755:    3000000 cpu-clock:                0 ffffffff821f5127 exc_page_fault+0xd7 ([kernel.kallsyms])",
@@ -161,8 +161,8 @@ func TestSamplesOfOtherEvents(t *testing.T) {
 	}
 }
 
-// With -g the address's symbol stands on the sample's line, the code's on the next.
-// The lines are perf's, but for the data source of the last sample.
+// With -g, the symbol of the address stands on the line of the sample, and the symbol of the code on
+// the next line. The lines are perf's own, except for the data source of the last sample.
 func TestCallChainsBehindAnAddressWithASymbol(t *testing.T) {
 	got, c := show(t, PerfScript, `
 w  1926 12739.890563:        300 page-faults:     7f4fae785010 [unknown] (//anon)
@@ -184,8 +184,8 @@ w  1926 12739.893383:        300 cpu/mem-stores/P:     55c996ec35c0 table+0x10 (
 	sameCounts(t, c, 3, 8, 0)
 }
 
-// What perf 6 prints for the same fault of a program named "my [0] p" (its file has
-// the name too), by -F, and with call chains and --phys-data.
+// The lines are those of perf 6 for one fault of a program named "my [0] p", with different fields
+// (-F), with call chains and with --phys-data. The program's file has the same name.
 func TestFieldsOfToday(t *testing.T) {
 	const (
 		program = "        my [0] p 22717"
@@ -231,16 +231,16 @@ func TestFieldsOfToday(t *testing.T) {
 	}
 }
 
-// Data sources as the processors give them: Intel's hybrid cores, AMD's IBS, Arm's SPE.
+// The data sources are those of Intel's hybrid cores, AMD's IBS and Arm's SPE.
 func TestDataSourcesInWords(t *testing.T) {
 	got, c := show(t, PerfScript, strings.Join([]string{
-		// Three latencies: the access's, the instruction's, the retirement's.
+		// Three latencies: of the access, of the instruction, and of the retirement.
 		"llama-cli  46572 [002] 544966.882384:      10000         cpu_core/MEM_UOPS_RETIRED.LOAD_LATENCY/: 7ffdf1391b0c      10268100142 |OP LOAD|LVL L1 hit|SNP None|TLB L1 or L2 hit|LCK No|BLK  N/A              54               7               0     7fad7c47425d [unknown] (/usr/lib64/libm.so.6)",
 		"llama-cli  46572 [002] 544966.882385:      10000 cpu/mem-loads,ldlat=30/P:     7ffdf1391b0c      10668100842 |OP LOAD|LVL L3 or L3 hit|SNP None|TLB L1 or L2 hit|LCK No|BLK  N/A               47     7fad7c47425d f+0x1 (/x)",
 		"llama-cli  46572 [002] 544966.882386:      10000 cpu/mem-loads,ldlat=30/P:     7ffdf1391b0c      11868100242 |OP LOAD|LVL LFB/MAB or LFB/MAB hit|SNP None|TLB L1 or L2 hit|LCK No|BLK  N/A      57     7fad7c47425d f+0x1 (/x)",
 		"llama-cli  46572 [002] 544966.882387:     100000 ibs_op//p: ffff9c3f4bd8a800         1a29081042 |OP LOAD|LVL RAM hit|SNP N/A|TLB L2 miss|LCK N/A|BLK  N/A             180 ffffffff82429168 memcpy+0x8 ([kernel.kallsyms])",
 		"llama-cli  46572 [002] 544966.882388:     100000 ibs_op//p:     7ffdf1391b0c           229080144 |OP STORE|LVL L1 hit|SNP N/A|TLB L1 hit|LCK N/A|BLK  N/A               0     7fad7c47425d f+0x1 (/x)",
-		// The latest words: extended operations, and affixes behind BLK.
+		// The words of the latest perf: extended operations, and more words behind BLK.
 		"llama-cli  46572 [002] 544966.882389:          1 memory:     aaaac17c3e88  444000288100144 |OP STORE SIMD|LVL L1 hit|SNP None|TLB Walker hit|LCK No|BLK  N/A|AFF PRED SG     aaaac17c3e88 f+0x1 (/x)",
 	}, "\n"), Options{CyclesPerNS: 2})
 	same(t, got,
@@ -274,7 +274,7 @@ func TestSymbols(t *testing.T) {
 		"f(int, char)+0x1f /x.so":              {"f(int, char)", "/x.so"},
 		"operator+(A const&, B)+0xa (/x.so)":   {"operator+(A const&, B)", "/x.so"},
 		"(anonymous namespace)::f()+0x1 (/x)":  {"(anonymous namespace)::f()", "/x"},
-		"(anonymous namespace)::f()":           {"(anonymous", "namespace)::f()"}, // no end to be seen
+		"(anonymous namespace)::f()":           {"(anonymous", "namespace)::f()"}, // the end of the symbol cannot be seen
 		"a::operator()(int) const (/x)":        {"a::operator()(int) const", "/x"},
 		"main+0x0 (/tmp/My App (1)/x.so)":      {"main", "/tmp/My App (1)/x.so"},
 		"main (/x.so (deleted))":               {"main", "/x.so (deleted)"},
@@ -350,7 +350,7 @@ func TestBytesOfAnyKind(t *testing.T) {
 
 func TestDataSources(t *testing.T) {
 	for source, want := range map[uint64]string{
-		0x68100142:                    "L1", // Intel, level bits alone
+		0x68100142:                    "L1", // Intel, only the bits of the level
 		0x68100242:                    "LFB",
 		0x68100000 | (0x02|0x80)<<5:   "RAM",
 		0x68100000 | (0x02|0x100)<<5:  "remote RAM",

@@ -9,27 +9,27 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// none is the null of the integer columns, noLevel that of the levels.
+// none marks a null in the integer columns, noLevel a null in the column of levels.
 const (
 	none    int64 = math.MinInt64
 	noLevel int32 = -1
 )
 
-// row is what a line says.
+// row holds the values of one row.
 type row struct {
 	time    int64
 	address uint64
 	op      trace.Op
 	symbol  []byte
 	dso     []byte
-	level   int32 // of levelNames
+	level   int32 // place in levelNames, or noLevel
 	latency int64
 	cpu     int64
 	thread  int64
 	length  int64
 }
 
-// rows are the rows of a block, column by column.
+// rows holds the rows of a block, column by column.
 type rows struct {
 	time    []int64
 	address []uint64
@@ -43,7 +43,7 @@ type rows struct {
 	length  optional[int64]
 }
 
-// newRows has room for n rows, and grows where they are more.
+// newRows returns rows with room for n of them. It grows if more are added.
 func newRows(n int) *rows {
 	texts := func() texts { return texts{codes: make([]int32, 0, n), byText: map[string]int32{}} }
 	ints := optional[int64]{null: none}
@@ -70,7 +70,7 @@ func (r *rows) add(w *row) {
 	r.dso.codes = append(r.dso.codes, r.dso.code(w.dso))
 }
 
-// keep leaves the rows first, first + every, first + 2 every, ...
+// keep keeps the rows first, first + every, first + 2 every, ..., and drops the others.
 func (r *rows) keep(first, every int) {
 	if every == 1 {
 		return
@@ -95,16 +95,15 @@ func keep[T any](v *[]T, first, every int) {
 	*v = (*v)[:n]
 }
 
-// optional is a column in which values may be missing; without any value it has
-// no memory.
+// optional is a column that may have nulls. It takes no memory before its first value.
 type optional[T int32 | int64] struct {
 	null   T
 	values []T  // nil while all are null
-	nulls  bool // there are some among the values
+	nulls  bool // whether values may contain nulls
 }
 
-// add appends v to the n values there, and takes room for so many at the first
-// that is no null.
+// add appends v to a column of n values. The first v that is not null allocates memory for room
+// values.
 func (c *optional[T]) add(v T, n, room int) {
 	if c.values == nil {
 		if v == c.null {
@@ -120,14 +119,14 @@ func (c *optional[T]) add(v T, n, room int) {
 	c.values = append(c.values, v)
 }
 
-// texts is a text column: a code for each different text.
+// texts is a text column. It stores each distinct text once and a code for each row.
 type texts struct {
 	codes      []int32
 	values     []string
 	byText     map[string]int32
-	last       []byte // asked for, in the block
+	last       []byte // the text of the last call of code, in the block's memory
 	lastCode   int32
-	dictionary arrow.ArrayData // the values, once all are there
+	dictionary arrow.ArrayData // the values; seal sets it
 }
 
 func (t *texts) code(text []byte) int32 {
@@ -142,8 +141,8 @@ func (t *texts) code(text []byte) int32 {
 	return code
 }
 
-// insert gives a new text its code. Texts that differ only where they are no
-// UTF-8 may share one.
+// insert gives a new text its code. Texts that differ only in bytes that are not valid UTF-8 may
+// share a code.
 func (t *texts) insert(text string) int32 {
 	valid := validUTF8(text)
 	code, ok := t.byText[valid]
@@ -156,7 +155,7 @@ func (t *texts) insert(text string) int32 {
 	return code
 }
 
-// seal ends the adding.
+// seal makes the dictionary from the values. No text may be added after it.
 func (t *texts) seal() {
 	t.dictionary = stringData(t.values)
 	t.values, t.byText, t.last = nil, nil, nil

@@ -6,9 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// The bytes of a line are looked at one by one: these are the classes and the
-// numbers that the formats share. A function that finds nothing leaves i alone
-// and says false.
+// This file has the classes of bytes, and the functions that read the numbers of all formats. A
+// function that finds no number returns the position that it was given, and false.
 
 const (
 	isSpace = 1 << iota
@@ -34,7 +33,7 @@ func init() {
 	}
 }
 
-// spaceEnd is where the blanks from i on end, tokenEnd where the other bytes do.
+// spaceEnd returns where the blanks from i on end.
 func spaceEnd(b []byte, i int) int {
 	for i < len(b) && class[b[i]]&isSpace != 0 {
 		i++
@@ -42,6 +41,7 @@ func spaceEnd(b []byte, i int) int {
 	return i
 }
 
+// tokenEnd returns where the bytes from i on that are not blanks end.
 func tokenEnd(b []byte, i int) int {
 	for i < len(b) && class[b[i]]&isSpace == 0 {
 		i++
@@ -58,10 +58,10 @@ func trimEnd(b []byte) []byte {
 
 func blank(b []byte) bool { return spaceEnd(b, 0) == len(b) }
 
-// maxDigits fit an int64, whatever they are.
+// maxDigits is the largest number of decimal digits that always fits an int64.
 const maxDigits = 18
 
-// decimal reads 1 to 18 digits.
+// decimal reads 1 to 18 decimal digits.
 func decimal(b []byte, i int) (v int64, end int, ok bool) {
 	start := i
 	for i < len(b) && class[b[i]]&isDigit != 0 {
@@ -74,7 +74,7 @@ func decimal(b []byte, i int) (v int64, end int, ok bool) {
 	return v, i, true
 }
 
-// hexadecimal reads digits of either case that fit 64 bits.
+// hexadecimal reads hexadecimal digits of either case. The value has to fit 64 bits.
 func hexadecimal(b []byte, i int) (v uint64, end int, ok bool) {
 	start := i
 	for i < len(b) && class[b[i]]&isHex != 0 {
@@ -87,8 +87,8 @@ func hexadecimal(b []byte, i int) (v uint64, end int, ok bool) {
 	return v, i, i > start
 }
 
-// seconds reads a decimal fraction of seconds as ns; digits behind the ninth are
-// cut off.
+// seconds reads seconds with a decimal fraction, and returns ns. It cuts off the digits behind the
+// ninth.
 func seconds(b []byte, i int) (ns int64, end int, ok bool) {
 	whole, j, ok := decimal(b, i)
 	if !ok || j >= len(b) || b[j] != '.' {
@@ -111,7 +111,7 @@ func seconds(b []byte, i int) (ns int64, end int, ok bool) {
 	return whole*1e9 + fraction, j, true
 }
 
-// validUTF8 has U+FFFD in place of bytes that are none.
+// validUTF8 replaces each run of bytes that are not valid UTF-8 by U+FFFD.
 func validUTF8(s string) string {
 	if utf8.ValidString(s) {
 		return s

@@ -12,22 +12,21 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Counts are how far a source has come. Each line is accepted, skipped,
-// unaddressed or malformed.
+// Counts says how far a source has come. Each line is accepted, skipped, unaddressed or malformed.
 type Counts struct {
 	Done       bool
 	Rows       int64
 	Bytes      int64
-	TotalBytes int64 // of a regular file, else 0
+	TotalBytes int64 // the size of a regular file, else 0
 	Lines      int64
-	// Skipped lines hold no sample: comments, headers, blank lines, call chains.
-	// The rows that SampleEvery leaves out are in it too.
+	// Skipped counts the lines that hold no access, as comments, headers, blank lines and call
+	// chains. It also counts the rows that SampleEvery leaves out.
 	Skipped int64
-	// Unaddressed lines are samples without a data address: of events that count no
-	// accesses, or printed without the address.
+	// Unaddressed counts the samples without a data address. Their event counts no accesses, or
+	// they were printed without the address.
 	Unaddressed int64
 	Malformed   int64
-	Samples     []Sample // of the malformed lines, the first 20
+	Samples     []Sample // the first 20 malformed lines
 }
 
 // Sample is a malformed line.
@@ -41,12 +40,12 @@ const (
 	maxSampleText = 200
 )
 
-// Source is an array.RecordReader over the rows of a text. Counts and Err may be
-// called at any time and by any goroutine, also after Release; the rest by one at
-// a time.
+// Source is an array.RecordReader over the rows of a text. Counts and Err may be called at any time
+// and by any goroutine, also after Release. Only one goroutine at a time may call the other
+// methods.
 type Source struct {
 	in      io.Reader
-	file    *os.File // in, where it is ours to close
+	file    *os.File // in, if the source has to close it
 	format  Format
 	options Options
 	schema  *arrow.Schema
@@ -56,11 +55,11 @@ type Source struct {
 	started  bool
 	stop     chan struct{}
 	running  sync.WaitGroup
-	ordered  chan *block // as read
-	ordinal  int64       // of the next row, sampled or not
+	ordered  chan *block // the blocks in the order of the text
+	ordinal  int64       // number of the next row, before sampling
 	sampleID int64
-	pending  *rows // of the block whose batches are being given out
-	given    int   // rows of pending
+	pending  *rows // rows of the block whose batches Next gives out
+	given    int   // how many rows of pending were given out
 	record   arrow.Record
 
 	mu     sync.Mutex
@@ -84,13 +83,15 @@ func newSource(format Format, o Options) (*Source, error) {
 	return s, nil
 }
 
-// Schema is trace.Schema of the format's kind.
+// Schema returns trace.Schema of the format's kind.
 func (s *Source) Schema() *arrow.Schema { return s.schema }
 
-// Record is the batch that Next found, valid until the next call of Next.
+// Record returns the batch that Next found. It is valid until the next call of Next or the last
+// Release.
 func (s *Source) Record() arrow.Record { return s.record }
 
-// Counts are those of the batches given out so far.
+// Counts returns how far the source has come. Rows counts the rows that Next gave out. The other
+// counts include all of the block that the current batch is from.
 func (s *Source) Counts() Counts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +100,7 @@ func (s *Source) Counts() Counts {
 	return c
 }
 
-// Err is what ended the text before its end, or nil: an IO error of reading, or
+// Err returns the error that stopped the parsing early, or nil. It is an IO error of reading, or
 // Internal.
 func (s *Source) Err() error {
 	s.mu.Lock()
@@ -107,7 +108,8 @@ func (s *Source) Err() error {
 	return s.err
 }
 
-// Next makes the next batch the current one, and tells whether there was one.
+// Next makes the next batch the current one, and reports whether there is one. It returns false at
+// the end of the text, after an error and after the last Release.
 func (s *Source) Next() bool {
 	s.drop()
 	if s.refs.Load() <= 0 || s.Counts().Done || s.Err() != nil {
@@ -133,7 +135,8 @@ func (s *Source) Next() bool {
 	return true
 }
 
-// take waits for the next block; false at the end.
+// take waits for the next block, makes its rows pending and adds its counts. It returns false at
+// the end or if reading or parsing failed.
 func (s *Source) take() bool {
 	b, ok := <-s.ordered
 	if !ok {
@@ -188,8 +191,8 @@ func (s *Source) drop() {
 // Retain adds a reference.
 func (s *Source) Retain() { s.refs.Add(1) }
 
-// Release gives up a reference. The last one stops the parsing and closes the
-// file; the counts stay.
+// Release gives up a reference. The last Release stops the parsing, waits for its goroutines and
+// closes the file that Open opened. Counts stays available.
 func (s *Source) Release() {
 	if s.refs.Add(-1) == 0 {
 		s.drop()
@@ -198,12 +201,12 @@ func (s *Source) Release() {
 	}
 }
 
-// start runs the pipeline: one goroutine reads blocks, the workers parse them.
+// start starts the pipeline: one goroutine reads blocks, and the workers parse them.
 func (s *Source) start() {
 	s.started = true
 	workers := s.options.Workers
 	work := make(chan *block, workers)
-	// What is read or parsed and not yet taken: this bounds the memory.
+	// ordered holds the blocks that were read and not yet taken. Its capacity bounds the memory.
 	s.ordered = make(chan *block, workers+1)
 	free := make(chan []byte, 2*workers+2)
 	for range cap(free) {
@@ -217,7 +220,7 @@ func (s *Source) start() {
 	}
 }
 
-// halt waits until no goroutine of the source is left.
+// halt stops the pipeline, closes the file and waits until the goroutines have ended.
 func (s *Source) halt() {
 	select {
 	case <-s.stop:
@@ -272,7 +275,7 @@ func (s *Source) send(to chan<- *block, b *block) bool {
 func (s *Source) parse(work <-chan *block, free chan<- []byte) {
 	defer s.running.Done()
 	p := s.format.parser(&s.options)
-	density := 0.01 // rows a byte, by the block before
+	density := 0.01 // rows per byte, from the previous block
 	for b := range work {
 		b.err = guarded(func() error {
 			b.parse(p, int(density*float64(len(b.text)))+1)

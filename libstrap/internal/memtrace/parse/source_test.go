@@ -18,7 +18,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// long is a text of some blocks: samples with call chains, comments, broken lines.
+// long returns a text with samples, call chains, comments and broken lines.
 func long(lines int) string {
 	var b strings.Builder
 	for i := range lines {
@@ -103,7 +103,7 @@ func TestSampleEvery(t *testing.T) {
 func TestPhases(t *testing.T) {
 	var text strings.Builder
 	for i := range 10 {
-		fmt.Fprintf(&text, "a 1 [0] %d.0: x: ff f\n", (i*7)%10) // no order of times
+		fmt.Fprintf(&text, "a 1 [0] %d.0: x: ff f\n", (i*7)%10) // the times are out of order
 	}
 	o := Options{Phases: []Phase{{"inner", 3e9, 5e9}, {"outer", 2e9, 7e9}, {"empty", 1e9, 1e9}, {"late", 7e9, 8e9}}}
 	rows, _ := show(t, PerfScript, text.String(), o)
@@ -138,8 +138,8 @@ func TestLinesOfAnyLength(t *testing.T) {
 	}
 }
 
-// A line that looks like a sample again and again is read in linear time: in quadratic
-// time one of these would outlast the test run.
+// A line that looks like a sample again and again is parsed in linear time. In quadratic time, one
+// of these lines would take longer than the test may run.
 func TestHostileLines(t *testing.T) {
 	for _, piece := range []string{
 		"a-1 (", "a-1 [0] ", "1 [0] 1.0 ", "1/1 ", "-1 ", "a-1 [0] 1.0: x: 1 ", "1 ", ":", ") ", ") 1", "(", "()", "+0x1 ",

@@ -11,8 +11,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// The twin says with regular expressions what perfScript and pageFaults do byte by
-// byte. It works on a line at a time and knows no call chains.
+// The twin does with regular expressions what perfScript and pageFaults do byte by byte. It parses
+// one line at a time and ignores call chains.
 
 const (
 	ws = `[ \t\r\v\f]`
@@ -45,7 +45,7 @@ var (
 
 type twinHead struct {
 	time, thread, cpu int64
-	event, blanks     string // behind the event
+	event, blanks     string // blanks are those behind the event
 	rest              string
 }
 
@@ -86,7 +86,7 @@ func twinHeadOf(line string) (h twinHead, what verdict) {
 	}
 }
 
-// twinTokens are the tokens of a text and where each one's column begins.
+// twinToken is a token of a text. Its column begins at left, the token itself at start.
 type twinToken struct {
 	text        string
 	left, start int
@@ -145,7 +145,8 @@ func twinDataSource(text string) (source uint64, behind string, what verdict) {
 	return source, "", accepted
 }
 
-// twinCode gives the symbol, the dso and the numbers before them.
+// twinCode returns the symbol, the dso and the numbers before them. bare says that there are only
+// numbers.
 func twinCode(text string) (symbol, dso string, numbers []string, bare bool) {
 	text = strings.TrimRight(text, " \t\r\v\f")
 	skip := func() {
@@ -213,7 +214,7 @@ func twinParentheses(text string) (open, end int) {
 	return -1, -1
 }
 
-// twinPerfScript is what a line becomes: a row as showTwin writes it, or nothing.
+// twinPerfScript parses a line. It returns the row as showTwin writes it, or "" without a row.
 func twinPerfScript(line string, cyclesPerNS float64) (row string, what verdict) {
 	h, what := twinHeadOf(line)
 	if what != accepted {

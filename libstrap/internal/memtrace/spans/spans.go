@@ -1,5 +1,5 @@
-// Package spans maps stretches of pages to what is known of them, so that a row of a
-// trace costs memory for its two ends and not for each of its pages.
+// Package spans maps ranges of pages to values. So a row of a trace takes memory for its two ends
+// and not for each of its pages.
 package spans
 
 import (
@@ -7,38 +7,38 @@ import (
 	"sort"
 )
 
-// Span is what is known of each of the pages [Low, High).
+// Span gives each of the pages [Low, High) the same value.
 type Span[V comparable] struct {
 	Low, High uint64
 	Value     V
 }
 
-// Map holds spans that do not overlap. The zero value of V says that nothing is known of a
-// page and is not held; spans side by side with one value are one. The zero Map is empty.
+// Map holds spans that do not overlap. A page without a span has the zero value of V, so no span
+// has that value. Spans that touch and have equal values are joined into one. The zero Map is empty.
 //
 // The spans stand in the leaves of a B-tree, in the order of their pages. The tree knows how
-// many pages are below each node. So a search, a change and a count of pages take a time that
-// goes by the logarithm of the number of spans.
+// many pages with a value are below each node. So the time of a search, a change or a count of
+// pages grows with the logarithm of the number of spans.
 type Map[V comparable] struct {
 	root   node[V]
 	count  int
-	joined []Span[V] // memory that Set uses again
+	joined []Span[V] // memory that Set reuses
 }
 
 type node[V comparable] struct {
-	spans []Span[V]  // of a leaf; of any other node the last span in each of the nodes below
+	spans []Span[V]  // in a leaf its spans; in other nodes a copy of the last span of each node below
 	below []child[V] // nil in a leaf
 }
 
 type child[V comparable] struct {
 	*node[V]
-	pages uint64
+	pages uint64 // that have a value
 }
 
-// mostSpans bounds a node.
+// mostSpans is how many spans a node may hold before it is split.
 const mostSpans = 128
 
-// behind is the number of the first span that ends behind a page.
+// behind returns the index of the first span that ends behind a page, or len(n.spans) without one.
 func (n *node[V]) behind(page uint64) int {
 	low, high := 0, len(n.spans)
 	for low < high {
@@ -51,7 +51,7 @@ func (n *node[V]) behind(page uint64) int {
 	return low
 }
 
-// behind is the first span that ends behind a page, nil where there is none. It is valid
+// behind returns the first span that ends behind a page, or nil if there is none. The span is valid
 // until the next change.
 func (m *Map[V]) behind(page uint64) *Span[V] {
 	for n := &m.root; ; {
@@ -66,10 +66,10 @@ func (m *Map[V]) behind(page uint64) *Span[V] {
 	}
 }
 
-// Len is the number of spans.
+// Len returns the number of spans.
 func (m *Map[V]) Len() int { return m.count }
 
-// At is the value of a page, zero where nothing is known of it.
+// At returns the value of a page, which is zero if no span holds the page.
 func (m *Map[V]) At(page uint64) (v V) {
 	if s := m.behind(page); s != nil && s.Low <= page {
 		return s.Value
@@ -77,8 +77,8 @@ func (m *Map[V]) At(page uint64) (v V) {
 	return v
 }
 
-// Each shows the pages [low, high) in order, cut where their value changes, also those of
-// the value zero. f must not change the map.
+// Each calls f for the pages [low, high) in order, cut where their value changes. It includes the
+// pages of value zero. f must not change the map.
 func (m *Map[V]) Each(low, high uint64, f func(low, high uint64, v V)) {
 	if low >= high {
 		return
@@ -98,7 +98,7 @@ func (m *Map[V]) Each(low, high uint64, f func(low, high uint64, v V)) {
 	}
 }
 
-// each shows the spans that have some of the pages [low, high).
+// each calls f for the spans that have some of the pages [low, high).
 func (n *node[V]) each(low, high uint64, f func(*Span[V])) {
 	for i := n.behind(low); i < len(n.spans); i++ {
 		s := &n.spans[i]
@@ -114,10 +114,10 @@ func (n *node[V]) each(low, high uint64, f func(*Span[V])) {
 	}
 }
 
-// Set replaces all that is known of the pages [low, high) by the spans `with`, which lie in
-// there, in order.
+// Set replaces the values of the pages [low, high) by the spans `with`. These lie in [low, high),
+// in order and without overlaps. Pages between them get the value zero.
 func (m *Map[V]) Set(low, high uint64, with ...Span[V]) {
-	// Spans that touch the pages are taken along: they may go on in the new ones.
+	// Replace the spans that touch [low, high) too: the new spans may have to join with them.
 	from, to := low, high
 	joined := m.joined[:0]
 	s := m.behind(max(low, 1) - 1)
@@ -147,7 +147,9 @@ func (m *Map[V]) Set(low, high uint64, with ...Span[V]) {
 	}
 }
 
-// Join appends a span to some that end before it, unless it is empty or of the value zero.
+// Join appends a span to spans that end at or before its beginning. If it touches the last one and
+// both have equal values, Join makes the last one longer. It drops a span that is empty or has the
+// value zero.
 func Join[V comparable](spans []Span[V], s Span[V]) []Span[V] {
 	var none V
 	if s.Low >= s.High || s.Value == none {
@@ -160,8 +162,8 @@ func Join[V comparable](spans []Span[V], s Span[V]) []Span[V] {
 	return append(spans, s)
 }
 
-// replace puts spans in the place of those in [from, to), which lie in there wholly. It says
-// how many more there are now.
+// replace puts the spans `with` in the place of those in [from, to). No span crosses from or to.
+// replace returns how many more spans there are now.
 func (n *node[V]) replace(from, to uint64, with []Span[V]) (more int) {
 	i := n.behind(from)
 	if n.below == nil {
@@ -189,8 +191,8 @@ func (n *node[V]) replace(from, to uint64, with []Span[V]) (more int) {
 	return more
 }
 
-// split appends a node to some: itself, the pieces of a node that is too long, nothing of an
-// empty one.
+// split appends a node to pieces. It cuts a node of more than mostSpans spans into several, and
+// appends nothing for an empty node.
 func (n *node[V]) split(pieces []child[V]) []child[V] {
 	const half = mostSpans / 2
 	switch size := len(n.spans); {
@@ -211,7 +213,8 @@ func (n *node[V]) split(pieces []child[V]) []child[V] {
 	return pieces
 }
 
-// moved is a copy that has room for what a Set adds to a full node before it is split.
+// moved returns a copy with room for the spans that a Set may add to a full node before the node is
+// split.
 func moved[T any](of []T) []T {
 	return append(make([]T, 0, mostSpans+2), of...)
 }
@@ -234,7 +237,7 @@ func pagesOf[V comparable](spans []Span[V]) (pages uint64) {
 	return pages
 }
 
-// put replaces the nodes [i, end) below a node.
+// put replaces the nodes [i, end) below a node by `with`.
 func (n *node[V]) put(i, end int, with []child[V]) {
 	n.below = slices.Replace(n.below, i, end, with...)
 	if len(with) != end-i {
@@ -248,8 +251,8 @@ func (n *node[V]) put(i, end int, with []child[V]) {
 	}
 }
 
-// merge makes one of the nodes i and i+1 below a node where both are short, so that a node does
-// not take the memory of a full one for a few spans.
+// merge joins the nodes i and i+1 below a node if both are short. Otherwise a node with a few spans
+// would keep the memory of a full one.
 func (n *node[V]) merge(i int) {
 	if i < 0 || i+1 >= len(n.below) {
 		return
@@ -262,7 +265,8 @@ func (n *node[V]) merge(i int) {
 	}
 }
 
-// From counts the pages from one on of which something is known, and has the value of that one.
+// From returns how many pages from this page on have a value other than zero, and the value of this
+// page.
 func (m *Map[V]) From(page uint64) (pages uint64, v V) {
 	pages, first := m.pagesFrom(func(n *node[V]) int { return n.behind(page) })
 	if first != nil && first.Low <= page {
@@ -271,8 +275,8 @@ func (m *Map[V]) From(page uint64) (pages uint64, v V) {
 	return pages, v
 }
 
-// Behind counts the pages from the first span on for whose value behind is true, in a map
-// in which it is true of those that follow, too.
+// Behind finds the first span with a value for which behind is true, and returns how many pages have
+// a value from there on. behind must be true for the values of all later spans too.
 func (m *Map[V]) Behind(behind func(V) bool) uint64 {
 	pages, _ := m.pagesFrom(func(n *node[V]) int {
 		return sort.Search(len(n.spans), func(i int) bool { return behind(n.spans[i].Value) })
@@ -280,7 +284,9 @@ func (m *Map[V]) Behind(behind func(V) bool) uint64 {
 	return pages
 }
 
-// pagesFrom counts the pages from the first span on, whose number in a node find tells.
+// pagesFrom returns the first span that find chooses, and how many pages have a value from that
+// span on. find returns the index of this span in a node, or the number of the node's spans if there
+// is none.
 func (m *Map[V]) pagesFrom(find func(*node[V]) int) (pages uint64, first *Span[V]) {
 	for n := &m.root; ; {
 		i := find(n)
@@ -297,8 +303,8 @@ func (m *Map[V]) pagesFrom(find func(*node[V]) int) (pages uint64, first *Span[V
 	}
 }
 
-// All shows each span in order; f may change its value, and leaves neighbours different or
-// apart.
+// All calls f for each span in order. f may change the span's value, but must not make it equal to
+// that of a span that touches it.
 func (m *Map[V]) All(f func(*Span[V])) { m.root.all(f) }
 
 func (n *node[V]) all(f func(*Span[V])) {

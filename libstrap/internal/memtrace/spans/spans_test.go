@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// pages is the twin of Map that has an entry for each page.
+// pages is a twin of Map with an entry for each page.
 type pages map[uint64]int
 
 func (p pages) set(low, high uint64, with ...Span[int]) {
@@ -22,7 +22,7 @@ func (p pages) set(low, high uint64, with ...Span[int]) {
 	}
 }
 
-// spans are the longest ones with one value within [low, high).
+// spans returns the pages [low, high) as the longest possible spans. zero includes those of value 0.
 func (p pages) spans(low, high uint64, zero bool) (out []Span[int]) {
 	for page := low; page < high; page++ {
 		s := Span[int]{page, page + 1, p[page]}
@@ -37,8 +37,8 @@ func (p pages) spans(low, high uint64, zero bool) (out []Span[int]) {
 	return out
 }
 
-// checkNode compares what a node says of those below with them: the last spans and the pages. It
-// gives the number of spans and of leaves.
+// checkNode checks the sizes of a node and the nodes below, and that each node has the last spans and
+// numbers of pages of those below. It returns how many spans, leaves and pages there are.
 func checkNode(t *testing.T, n *node[int], isRoot bool) (spans, leaves int, pages uint64) {
 	t.Helper()
 	if size := len(n.spans); size > mostSpans || size == 0 && !isRoot {
@@ -99,7 +99,7 @@ func compare(t *testing.T, r *rand.Rand, m *Map[int], twin pages, top uint64) {
 	}
 }
 
-// A map holds what its twin of single pages holds, few spans or many chunks of them.
+// A map holds the same as its twin of single pages, with few spans and with many leaves.
 func TestAMapIsItsPages(t *testing.T) {
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -126,7 +126,8 @@ func TestAMapIsItsPages(t *testing.T) {
 	}
 }
 
-// Spans for three levels of nodes come and go in any order, and their memory with them.
+// Spans that need three levels of nodes are added and removed in any order. Their memory goes with
+// them.
 func TestAMapOfManySpans(t *testing.T) {
 	const top = 60_000
 	r := rand.New(rand.NewPCG(1, 1))
@@ -150,7 +151,7 @@ func TestAMapOfManySpans(t *testing.T) {
 	}
 	compare(t, r, &m, twin, top)
 
-	var many []Span[int] // as many at once
+	var many []Span[int] // many spans in one Set
 	for page := uint64(20_001); page < 40_000; page += 2 {
 		many = append(many, Span[int]{page, page + 1, 1})
 	}
@@ -174,7 +175,7 @@ func TestAMapOfManySpans(t *testing.T) {
 
 func TestBehindCountsThePagesOfTheSpansThatFollow(t *testing.T) {
 	var m Map[int]
-	for i := range uint64(1000) { // 3 pages of each 4, their values ascend
+	for i := range uint64(1000) { // 3 of each 4 pages; the values ascend
 		m.Set(4*i, 4*i+3, Span[int]{4 * i, 4*i + 3, int(i) + 1})
 	}
 	for _, limit := range []int{0, 1, 500, 999, 1000, 5000} {
@@ -185,7 +186,7 @@ func TestBehindCountsThePagesOfTheSpansThatFollow(t *testing.T) {
 	}
 }
 
-// A terabyte and the whole address space are a span, or as many as they are cut into.
+// A terabyte, or the whole address space, takes one span for each piece that it is cut into.
 func TestMemoryIsBySpans(t *testing.T) {
 	var m Map[int]
 	m.Set(0, 1<<52, Span[int]{0, 1 << 52, 1})

@@ -20,11 +20,11 @@ const (
 	Store
 )
 
-// Needed are the columns without which nothing can be said about a row. (A whole
-// trace has run_id and sample_id too.)
+// Needed lists the columns that Check and Open require. A complete trace has run_id and sample_id
+// too.
 var Needed = []string{"timestamp_ns", "address", "address_page", "op_type"}
 
-// Check is InvalidArgument, naming the columns, where a schema lacks needed ones or
+// Check returns InvalidArgument, with the names of the columns, if a schema lacks needed columns or
 // has a column twice.
 func Check(schema *arrow.Schema) error {
 	var missing []string
@@ -44,34 +44,35 @@ func Check(schema *arrow.Schema) error {
 	return nil
 }
 
-// MostLength is the most bytes that one row may span: a longer one is taken for a mistake.
+// MostLength is the largest number of bytes that one row may span. A longer row is taken for a
+// mistake.
 const MostLength = 1 << 40
 
-// Batch is a view of a record's columns. The slices have one element a row and
-// may be the record's own memory: they are valid until it is released, and
-// read-only.
+// Batch is a view of the columns of a record. The slices have one element per row and may be the
+// record's own memory. So they are read-only, and valid until the record is released.
 //
-// A row of Length L > 0 stands for one access to each page that it touches: the
-// first at Address, the others at the starts of the pages behind it, at the same
-// time, in the order of their addresses. L = 0 is one access at Address.
+// A row of Length L > 0 stands for one access to each page that it touches. The first access is at
+// Address, the others are at the starts of the following pages. All have the same time and follow
+// each other in the order of their addresses. L = 0 is one access at Address.
 type Batch struct {
 	Rows    int
 	Time    []int64  // timestamp_ns, never negative
 	Address []uint64 // of the first byte
 	Page    []uint64 // address_page as given
 	Op      []Op
-	Region  []int64  // region_id, 0 where absent or null
-	Type    Texts    // region_type, "unknown" where absent or null
-	Length  []uint64 // length_bytes, nil where the trace has none; 0 where null
+	Region  []int64  // region_id, 0 if absent or null
+	Type    Texts    // region_type, "unknown" if absent or null
+	Length  []uint64 // length_bytes: nil if the trace has no such column, 0 for a null
 	record  arrow.Record
 }
 
-// Open checks a record and views its columns: integers of any width, times also as
-// timestamps in ns, floats that hold whole numbers (NaN is a null where one may be);
-// text as utf8, large_utf8, string_view or dictionaries of them. A column of nulls alone
-// may have any type, and other columns may hold anything.
+// Open checks a record and views its columns. Columns of numbers may be integers of any width,
+// timestamps in ns, or floats that hold whole numbers. A NaN counts as a null if the column may
+// have nulls. Columns of text may be utf8, large_utf8, string_view or dictionaries of these. A
+// column of nulls only may have any type. Columns that Batch does not have may hold anything.
 //
-// Errors: InvalidArgument, naming the column and the row; see [After].
+// Errors: InvalidArgument, with the name of the column. If one value is at fault, the error names
+// its row in the batch; [After] turns that into the row of the trace.
 func Open(record arrow.Record) (*Batch, error) {
 	if err := Check(record.Schema()); err != nil {
 		return nil, err
@@ -129,7 +130,7 @@ func Open(record arrow.Record) (*Batch, error) {
 type cellError struct {
 	column string
 	row    int64
-	of     string // what the row is counted in
+	of     string // "batch" or "trace": row is counted from its beginning
 	what   string
 }
 
@@ -143,8 +144,8 @@ func (e *cellError) Error() string {
 
 func (e *cellError) Unwrap() error { return status.InvalidArgument }
 
-// After says of an error of Open about a row which row of the trace that is, where so
-// many rows came before the batch. Other errors, and nil, stay as they are.
+// After makes an error of Open name the row of the trace in place of the row of the batch. rows is
+// how many rows of the trace came before the batch. Other errors, and nil, stay as they are.
 func After(rows int64, err error) error {
 	var cell *cellError
 	if !errors.As(err, &cell) || cell.of == "trace" {
@@ -162,14 +163,14 @@ func (b *Batch) column(name string) arrow.Array {
 	return nil
 }
 
-// Texts are the values of a text column: Values[Codes[i]] is that of row i, and a
-// code of -1 a null. Values are copies and outlive the record.
+// Texts holds the values of a text column. The value of row i is Values[Codes[i]]; a code of -1 is
+// a null. Values are copies and outlive the record. Codes may be the record's own memory.
 type Texts struct {
 	Codes  []int32
 	Values []string
 }
 
-// fill gives the null rows a value.
+// fill gives null rows a value.
 func (t *Texts) fill(value string) {
 	code := int32(-1)
 	for i, c := range t.Codes {
@@ -186,7 +187,8 @@ func (t *Texts) fill(value string) {
 	}
 }
 
-// Text views a text column; all rows are null where the trace has none.
+// Text views a text column. All rows are null if the trace has no such column. It returns
+// InvalidArgument if the column holds something other than text.
 func (b *Batch) Text(name string) (Texts, error) {
 	nulls := func() []int32 {
 		codes := make([]int32, b.Rows)
@@ -243,13 +245,13 @@ func (b *Batch) Text(name string) (Texts, error) {
 	}
 }
 
-// allNull tells whether a column has no values, whatever its type then is: writers
-// that saw none have to choose one.
+// allNull reports whether a column has no values. The type of this column says nothing, because a
+// writer that saw no values had to choose a type.
 func allNull(a arrow.Array) bool {
 	if d, ok := a.(*array.Dictionary); ok && d.Dictionary().DataType().ID() == arrow.NULL {
 		return true
 	}
-	return a.DataType().ID() == arrow.NULL || a.NullN() == a.Len() // a Null array may say it has none
+	return a.DataType().ID() == arrow.NULL || a.NullN() == a.Len() // NullN of a Null array may be 0
 }
 
 func textAt(name string, a arrow.Array) (func(int) string, error) {

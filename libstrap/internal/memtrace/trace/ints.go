@@ -14,8 +14,8 @@ func asUnsigned(v []int64) []uint64 {
 	return unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(v))), len(v))
 }
 
-// Ints views a nullable integer column: the values, and whether row i has one;
-// nil, nil where the trace has no such column.
+// Ints views a nullable integer column. It returns the values, 0 for a null, and a function that
+// reports whether row i has a value. Both are nil if the trace has no such column.
 func (b *Batch) Ints(name string) ([]int64, func(int) bool, error) {
 	a := b.column(name)
 	if a == nil {
@@ -25,8 +25,8 @@ func (b *Batch) Ints(name string) ([]int64, func(int) bool, error) {
 	return v, a.IsValid, err
 }
 
-// signed views an integer column as int64. Nulls become *null; without it, as in
-// a column that is not there, they are an error.
+// signed views an integer column as int64. Nulls become *null; if null is nil, a null is an error.
+// A column that the trace lacks is all 0.
 func (b *Batch) signed(name string, null *int64) ([]int64, error) {
 	a := b.column(name)
 	if a == nil {
@@ -80,10 +80,10 @@ func (b *Batch) signed(name string, null *int64) ([]int64, error) {
 	return withoutNulls(name, a, v, null)
 }
 
-// unsigned views an address column as uint64; nulls and negative values are errors.
+// unsigned views a column of addresses or pages as uint64. Nulls and negative values are errors.
 func (b *Batch) unsigned(name string) ([]uint64, error) {
 	a := b.column(name)
-	if a, ok := a.(*array.Uint64); ok { // any value will do
+	if a, ok := a.(*array.Uint64); ok { // every value is valid
 		return withoutNulls(name, a, a.Uint64Values(), nil)
 	}
 	v, err := b.signed(name, nil)
@@ -98,7 +98,8 @@ func (b *Batch) unsigned(name string) ([]uint64, error) {
 	return asUnsigned(v), nil
 }
 
-// wholes are the values of a float column whose type is exact up to most; NaN may stand for a null.
+// wholes converts a float column to int64. It refuses fractions, and values of more than most, up to
+// which the type is exact. If null is not nil, nulls and NaN become *null.
 func wholes[F float32 | float64](name string, a arrow.Array, floats []F, most float64, null *int64) ([]int64, error) {
 	v := make([]int64, len(floats))
 	for i, f := range floats {

@@ -1,5 +1,5 @@
-// Package trace is the shape of a memory trace: its columns, its kinds, and typed
-// views of the columns of a batch. It reads and writes nothing.
+// Package trace defines the shape of a memory trace: its columns, its kinds, and typed views of the
+// columns of a batch. It reads and writes no files.
 package trace
 
 import (
@@ -14,33 +14,32 @@ const (
 	PageSize  = 1 << PageShift
 )
 
-// Kind is what the rows of a trace are, which decides what it can tell.
+// Kind says what the rows of a trace stand for. It decides which results the trace can give.
 type Kind string
 
 const (
-	// Accesses: every row is a load or store that happened at its time, all of
+	// Accesses: each row is a load or store that happened at its time. The trace has all of
 	// them or a sample.
 	Accesses Kind = "accesses"
-	// FirstTouches: the first access to each page, as page faults show it.
+	// FirstTouches: each row is the first access to a page, as page faults show it.
 	FirstTouches Kind = "first_touches"
-	// WriteSets: the pages written within an interval, at the interval's end.
+	// WriteSets: each row is a page written within an interval. Its time is the interval's end.
 	WriteSets Kind = "write_sets"
-	// Allocations: a store for each allocation, a load for each release.
+	// Allocations: each allocation is a store, each release is a load.
 	Allocations Kind = "allocations"
 )
 
-// KindKey is the key of the kind in the schema's metadata; without it a trace
-// holds Accesses.
+// KindKey is the key of the kind in the schema's metadata. A trace without it holds Accesses.
 const KindKey = "mrm_trace_kind"
 
-// VersionKey and Version are the schema's version in the metadata.
+// VersionKey is the key of the schema's version in the metadata. Version is its value.
 const (
 	VersionKey = "mrm_trace_schema_version"
 	Version    = "1.0"
 )
 
-// KindOf is the kind that a schema's metadata states. InvalidArgument where it
-// states an unknown one.
+// KindOf returns the kind that a schema's metadata states. It returns InvalidArgument if that kind
+// is unknown.
 func KindOf(schema *arrow.Schema) (Kind, error) {
 	meta := schema.Metadata()
 	i := meta.FindKey(KindKey)
@@ -56,10 +55,10 @@ func KindOf(schema *arrow.Schema) (Kind, error) {
 	}
 }
 
-// Text is the type of the text columns: values repeat, so they are kept once a batch.
+// Text is the type of the text columns. Texts repeat, so a batch keeps each distinct text once.
 var Text = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
 
-// Fields are the columns in their documented order, length_bytes behind them.
+// Fields returns the columns in their documented order, and length_bytes behind them.
 func Fields() []arrow.Field {
 	i64, u64 := arrow.PrimitiveTypes.Int64, arrow.PrimitiveTypes.Uint64
 	return []arrow.Field{
@@ -85,8 +84,8 @@ func Fields() []arrow.Field {
 	}
 }
 
-// Schema is that of the traces written here. A trace read may have other column
-// types (see Open), lack optional columns and have further ones.
+// Schema returns the schema of the traces that this library writes. A trace that it reads may have
+// other column types (see Open), lack optional columns, and have further ones.
 func Schema(kind Kind) *arrow.Schema {
 	meta := arrow.NewMetadata([]string{VersionKey, KindKey}, []string{Version, string(kind)})
 	return arrow.NewSchema(Fields(), &meta)

@@ -15,10 +15,10 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// columns are a record to be, by name; nil leaves a column out.
+// columns holds the columns of a record by name; nil leaves a column out.
 type columns map[string]arrow.Array
 
-// of makes a column of this type. Values are written as arrow's JSON has them.
+// of makes a column of this type from values in Arrow's JSON.
 func of(kind arrow.DataType, values string) arrow.Array {
 	a, _, err := array.FromJSON(memory.DefaultAllocator, kind, strings.NewReader(values))
 	if err != nil {
@@ -27,14 +27,14 @@ func of(kind arrow.DataType, values string) arrow.Array {
 	return a
 }
 
-// addresses are exact, which numbers in JSON are not.
+// addresses makes a column of exact addresses. Numbers in JSON are not exact.
 func addresses(values ...uint64) arrow.Array {
 	b := array.NewUint64Builder(memory.DefaultAllocator)
 	b.AppendValues(values, nil)
 	return b.NewArray()
 }
 
-// floats may be NaN, which JSON cannot say.
+// floats makes a column of floats. JSON has no NaN.
 func floats(values ...float64) arrow.Array {
 	b := array.NewFloat64Builder(memory.DefaultAllocator)
 	b.AppendValues(values, nil)
@@ -54,7 +54,8 @@ var (
 	largeUTF8 = arrow.BinaryTypes.LargeString
 )
 
-// record has three rows: a store and two loads of an address each, with changes.
+// record makes a record of three rows, a store and two loads, each at its own address. changes
+// replaces, adds or removes columns.
 func record(changes columns) arrow.Record {
 	all := columns{
 		"timestamp_ns": of(i64, `[10, 20, 30]`),
@@ -85,7 +86,7 @@ func opened(t *testing.T, changes columns) *Batch {
 	return b
 }
 
-// words are the values of a text column, "-" for null.
+// words returns the values of a text column, with "-" for a null.
 func words(t Texts) string {
 	var out []string
 	for _, code := range t.Codes {
@@ -151,8 +152,8 @@ func TestTextsOfAnyType(t *testing.T) {
 	for _, given := range []arrow.Array{
 		of(utf8, ops), of(largeUTF8, ops), of(arrow.BinaryTypes.StringView, ops),
 		dictionary(arrow.PrimitiveTypes.Int32, utf8, `[1, 0, 0]`, `["load", "store"]`),
-		dictionary(arrow.PrimitiveTypes.Uint8, largeUTF8, `[0, 1, 1]`, `["store", "load", "prefetch"]`), // not used
-		dictionary(i64, arrow.BinaryTypes.StringView, `[0, 2, 1]`, `["store", "load", "load"]`),         // twice
+		dictionary(arrow.PrimitiveTypes.Uint8, largeUTF8, `[0, 1, 1]`, `["store", "load", "prefetch"]`), // one value is not used
+		dictionary(i64, arrow.BinaryTypes.StringView, `[0, 2, 1]`, `["store", "load", "load"]`),         // one value is there twice
 		array.NewSlice(of(utf8, `["load", "store", "load", "load"]`), 1, 4),
 		array.NewSlice(dictionary(arrow.PrimitiveTypes.Int32, utf8, `[0, 1, 0, 0]`, `["load", "store"]`), 1, 4),
 	} {
@@ -203,7 +204,7 @@ func TestTheWholeAddressSpace(t *testing.T) {
 	same(t, "pages", b.Page, "[2251799813685248 4503599627370495 0]")
 }
 
-// pagesOf writes a batch out page by page, as the comment on Batch says.
+// pagesOf lists the accesses of a batch to each page, as the comment of Batch defines them.
 func pagesOf(b *Batch) (out []string) {
 	for i, first := range b.Address {
 		out = append(out, fmt.Sprintf("%d:%#x", b.Page[i], first))
@@ -221,7 +222,7 @@ func TestLengthsReachOverPages(t *testing.T) {
 	b := opened(t, columns{
 		"address":      addresses(4097, 8191, 18446744073709551615),
 		"address_page": of(u64, `[1, 1, 4503599627370495]`),
-		"length_bytes": of(i64, `[4095, 4098, 1]`), // to the page's end, over a whole page, the last byte of all
+		"length_bytes": of(i64, `[4095, 4098, 1]`), // up to the page's end; over a whole page; the last byte of the address space
 	})
 	same(t, "pages", pagesOf(b), "[1:0x1001 1:0x1fff 2:0x2000 3:0x3000 4503599627370495:0xffffffffffffffff]")
 }
