@@ -139,7 +139,7 @@ type Analyser struct {
 	pipeline *pipeline  // runs the stages
 	closed   bool
 
-	calls sync.Mutex // held by Add and Finish; guards all other fields
+	calls sync.Mutex // held by Add, Finish and Close; guards done, err and the fields above mu
 	done  bool       // Finish was called
 	err   error
 }
@@ -183,7 +183,7 @@ func (a *Analyser) store(shards int) store {
 // returns. It waits while the workers are many blocks behind.
 //
 // Errors: InvalidArgument for bad rows, InvalidState after Finish or Close, and errors of the workers,
-// such as a full disk. After an error the next call must be Close.
+// such as a full disk. After an error only Close has an effect.
 func (a *Analyser) Add(record arrow.Record) error {
 	a.calls.Lock()
 	defer a.calls.Unlock()

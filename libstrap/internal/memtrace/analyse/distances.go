@@ -107,7 +107,8 @@ func (s *distances) row(t *typeDistances, low, high uint64) {
 			single.time = goneTime
 		}
 	})
-	// Skip a number between two rows, so that the spans of two rows in order never join.
+	// Skip a number between two rows, so that their spans in order are never adjacent. Adjacent spans
+	// must have different values, and compact may make the values of two rows equal.
 	s.clock = max(s.clock, leastClock) + 1
 	s.long.Set(low, high, spans.Span[uint64]{Low: low, High: high, Value: s.clock - low})
 	s.order.Set(s.clock, s.clock+high-low, spans.Span[uint64]{Low: s.clock, High: s.clock + high - low, Value: s.next + 1})
