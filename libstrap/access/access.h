@@ -203,7 +203,7 @@ static inline void record(const volatile void *p, uint32_t size, unsigned op, ui
   leave(t);
 }
 
-/* Records an access of any size. Compilers announce vectors and structs so. */
+/* Records an access of any size. Compilers announce accesses to vectors and structs this way. */
 HIDDEN void access_record_range(const void *p, uint64_t size, unsigned op, uintptr_t pc);
 
 /* Records the accesses of memcpy, memmove or memset: a load of the source, and a store to the

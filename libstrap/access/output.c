@@ -1,5 +1,5 @@
 /*
- * output.c - the clocks, and the blocks of a trace on their way to the file or sink.
+ * output.c - reads the clocks, and writes the blocks of a trace to the file or sink.
  */
 #define _GNU_SOURCE 1
 #include "runtime.h"
@@ -158,7 +158,7 @@ static void emit_maps(int always) {
   dl_iterate_phdr(count_modules, &count);
   if (!always && count == loaded) return;
   int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return; /* the reader finds no module, and says so */
+  if (fd < 0) return; /* the trace then lacks the modules */
   loaded = count;
   maps++;
   /* page.text holds the lines to write up to `kept`, then an incomplete line up to `have`. */

@@ -1,7 +1,7 @@
 /*
  * strap_access.h - libstrap-access: records the memory accesses of a program that
- * a compiler has instrumented. docs/ACCESS_TRACING.md has the compiler's flags and
- * the format of what is recorded.
+ * a compiler has instrumented. docs/ACCESS_TRACING.md has the flags of the compilers
+ * and the format of the trace.
  *
  * The library stands alone. It replaces the sanitizer's runtime and does not need
  * libstrap.so. From strap.h it takes only the status codes and strap_error.
@@ -57,8 +57,8 @@ typedef struct strap_access_options {
 } strap_access_options;
 
 /*
- * Begins to record. Before it, and after strap_access_stop, an instrumented access
- * takes a few instructions and is not recorded.
+ * Begins to record. Before this call, and after strap_access_stop, an instrumented
+ * access takes a few instructions and is not recorded.
  *
  * Errors: INVALID_ARGUMENT (an option), INVALID_STATE (it is recording), BUSY
  * (another process records to PATH), NOT_FOUND, PERMISSION, NO_SPACE, IO.
@@ -123,8 +123,8 @@ enum {
  * and from programs that are not instrumented. NAME is UTF-8, or NULL. *id receives the id
  * for strap_range_remove.
  *
- * Errors: INVALID_ARGUMENT (an empty range, one beyond the address space, an unknown
- * type, a name over STRAP_RANGE_MAX_NAME bytes), NO_MEMORY.
+ * Errors: INVALID_ARGUMENT (an empty range, a range that exceeds the address space, an
+ * unknown type, a name over STRAP_RANGE_MAX_NAME bytes), NO_MEMORY.
  */
 strap_status strap_range_add(const void *start, size_t length, strap_region type,
                              const char *name, uint64_t *id, strap_error *error);

@@ -312,7 +312,8 @@ static void after_fork_in_parent(void) {
 }
 
 /* The child is not traced. Its one thread keeps its buffer, for a recording that the child may
- * start. The buffers of the other threads are freed: these threads do not exist in the child. */
+ * start. The other threads do not exist in the child, so their buffers are freed; not if the thread
+ * forked while it was recording, because the list may then be incomplete. */
 static void after_fork_in_child(void) {
   struct recorder *g = &access_recorder;
   atomic_store(&access_settings.state, STATE_OFF);

@@ -1,8 +1,8 @@
 /*
  * arrow_stream.c - the callbacks of an exported Arrow stream. Schemas and arrays are C memory,
  * and their release does not enter Go. So a consumer may keep and free them anywhere, also
- * in a child of fork(). The callbacks of the stream itself enter Go, after a check that this
- * process is not such a child.
+ * in a child of fork(). The callbacks of the stream itself enter Go, unless this process is a
+ * child of fork().
  */
 #include "arrow_stream.h"
 

@@ -67,7 +67,8 @@ func goString(s *C.char) string {
 	return C.GoString(s)
 }
 
-// text returns s as a Go string, or an error that begins with what if s has more than limit bytes.
+// text returns s as a Go string. It is an error if s has more than limit bytes; what is the name of s
+// in the error.
 func text(s *C.char, what string, limit int) (string, error) {
 	if t := beginning(s, limit+1); len(t) <= limit {
 		return t, nil

@@ -17,7 +17,7 @@ func TestMemoryIsByRowsAndNotByPages(t *testing.T) {
 	rows := []access{
 		row(0, trace.Store, 0, pages),
 		row(10, trace.Load, 0, pages),
-		row(30, trace.Load, pages/4, pages/2), // every page is accessed between two accesses to a page
+		row(30, trace.Load, pages/4, pages/2), // all other pages are accessed in between
 		row(40, trace.Store, pages/2, pages),  // pages/4 were accessed at 30, pages/4 at 10, pages/2 are new
 	}
 	ballast() // allocate it now, so that it does not count below
