@@ -313,7 +313,7 @@ static void after_fork_in_parent(void) {
 
 /* The child is not traced. Its one thread keeps its buffer, for a recording that the child may
  * start. The other threads do not exist in the child, so their buffers are freed; not if the thread
- * forked while it was recording, because the list may then be incomplete. */
+ * forked while it was recording, because the list of threads may then be inconsistent. */
 static void after_fork_in_child(void) {
   struct recorder *g = &access_recorder;
   atomic_store(&access_settings.state, STATE_OFF);
