@@ -1,7 +1,8 @@
 /*
- * asan.c - the hooks that clang's -fsanitize=address calls where its checks are calls
- * (-mllvm -asan-instrumentation-with-call-threshold=0). There they announce accesses of
- * every size, which -fsanitize=thread in clang does not: vectors over 16 bytes.
+ * asan.c - the hooks that clang's -fsanitize=address calls, with
+ * -mllvm -asan-instrumentation-with-call-threshold=0, which makes every check a call. These
+ * hooks announce accesses of every size. Clang's -fsanitize=thread does not announce vectors
+ * of more than 16 bytes.
  */
 #include "access.h"
 
@@ -39,7 +40,7 @@ EXPORT void *__asan_memset(void *to, int value, size_t size) {
   return access_memset(to, value, size, CALLER);
 }
 
-/* C++ arrays keep their length before their first element. */
+/* C++ keeps the length of some arrays before the first element: the array cookie. */
 EXPORT void __asan_poison_cxx_array_cookie(uintptr_t p) { (void)p; }
 EXPORT uintptr_t __asan_load_cxx_array_cookie(uintptr_t *p) { return *p; }
 

@@ -1,8 +1,9 @@
 /*
- * atomics.c - the operations that -fsanitize=thread puts in the place of atomic ones.
- * Each does the real operation, sequentially consistent, which is at least as strong as
- * the order asked for, and is recorded: a compare-exchange as a load and, where it
- * stored, a store.
+ * atomics.c - the functions that -fsanitize=thread calls in place of atomic operations.
+ *
+ * Each does the operation and records it. The operation is sequentially consistent, which
+ * is at least as strong as the requested order. A compare-exchange is recorded as a load,
+ * and also as a store if it stored.
  */
 #include "access.h"
 
@@ -58,7 +59,7 @@
     return expected;                                                                       \
   }
 
-/* What the machine has for up to 64 bits. */
+/* The machine has these operations for up to 64 bits. */
 #define FETCH_OF(bits, type, name)                                          \
   static inline type fetch_##name##bits(volatile type *p, type v) {         \
     return __atomic_fetch_##name(p, v, __ATOMIC_SEQ_CST);                   \
@@ -93,8 +94,9 @@ ATOMICS(16, uint16_t)
 ATOMICS(32, uint32_t)
 ATOMICS(64, uint64_t)
 
-/* 128 bits are a loop around the machine's compare-and-swap, loads too: there is no
- * other that is atomic on every processor. The memory must be writable. */
+/* Operations on 128 bits are loops around the machine's compare-and-swap, because no other
+ * operation on 128 bits is atomic on every processor. A load is one compare-and-swap, so its
+ * memory must be writable. */
 __extension__ typedef unsigned __int128 u128;
 
 static inline u128 swap128(volatile u128 *p, u128 expected, u128 v) {

@@ -34,13 +34,14 @@ esac
 for unit in output threads interface environment tsan atomics libc asan; do
   eval "$CC $flags $CFLAGS -c $unit.c -o \"\$work/$unit.o\""
 done
-# One member, for nothing refers to the constructor by name; asan.o apart, so that
-# programs under the real AddressSanitizer keep its own hooks.
+# The archive has two members. environment.o is no member of its own: nothing refers to its
+# constructor by name, so the linker would leave it out. asan.o is one, so that the linker
+# leaves it out of programs that have the hooks of the real AddressSanitizer.
 (
   cd "$work"
   eval "$CC -r -nostdlib -o strap_access.o output.o threads.o interface.o environment.o tsan.o atomics.o libc.o"
   $AR rcsD libstrap-access.a strap_access.o asan.o
-  # nodelete: threads that end call back into it.
+  # nodelete: threads that end call back into the library, so it must stay loaded.
   eval "$CC -shared -Wl,-soname,libstrap-access.so.1 -Wl,-z,nodelete -Wl,-z,noexecstack -Wl,-z,defs \
     -o libstrap-access.so.1 strap_access.o asan.o -lpthread"
 )

@@ -1,6 +1,7 @@
 /*
- * environment.c - for programs that know nothing of this: STRAP_ACCESS=PATH records one
- * from before main to its normal exit.
+ * environment.c - records a program without changes to it: with STRAP_ACCESS=PATH in the
+ * environment, from before main to a normal exit. STRAP_ACCESS_EVERY=N records each Nth
+ * access of a thread.
  */
 #define _GNU_SOURCE 1
 #include "runtime.h"
@@ -11,7 +12,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* %p in PATH becomes the process id. */
+/* Starts the recording if STRAP_ACCESS is set. Replaces %p in the path by the process id. */
 __attribute__((constructor(101))) static void start_from_environment(void) {
   const char *given = secure_getenv("STRAP_ACCESS");
   if (given == NULL || *given == 0) return;

@@ -1,5 +1,5 @@
 /*
- * interface.c - the calls of strap_access.h.
+ * interface.c - the functions of strap_access.h.
  */
 #define _GNU_SOURCE 1
 #include "runtime.h"
@@ -25,7 +25,6 @@ struct recorder access_recorder = {
     .fd = -1,
 };
 static struct recorder *const g = &access_recorder;
-
 
 static void clear_error(strap_error *error) {
   if (error == NULL) return;
@@ -68,7 +67,8 @@ static strap_status status_of(int number) {
                     "called from a sink, or from a signal handler that came in between");   \
   } while (0)
 
-/* Losses of threads that have no buffer in this recording to count them in. */
+/* Returns the accesses lost by threads that have no buffer in this recording. Their losses are in
+ * no block. */
 static uint64_t lost_without_buffer(void) {
   uint64_t lost = atomic_load(&access_starved.lost) + atomic_load(&access_attaching.lost);
   for (struct thread *t = g->threads; t != NULL; t = t->after)
@@ -86,7 +86,7 @@ static strap_status wrong_size(strap_error *error, const char *what, uint32_t si
                 "%s.struct_size = %u: set it to sizeof the struct", what, (unsigned)size);
 }
 
-/* Copies options of an older or newer header; what is missing is zero. */
+/* Copies options of an older or newer header. Missing fields become zero. */
 static strap_status take_options(strap_access_options *own, const strap_access_options *theirs,
                                  strap_error *error) {
   uint32_t size = theirs->struct_size;
@@ -129,7 +129,7 @@ static strap_status check(const strap_access_options *o, strap_error *error) {
 }
 
 static strap_status open_file(const char *path, strap_error *error) {
-  /* O_NONBLOCK: a pipe that nobody reads is refused, not waited for. */
+  /* O_NONBLOCK: opening a pipe without a reader fails at once instead of waiting for one. */
   int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
   if (fd < 0) {
     int number = errno;
@@ -141,7 +141,7 @@ static strap_status open_file(const char *path, strap_error *error) {
     close(fd);
     return refuse(error, STRAP_ERR_INVALID_ARGUMENT, 0, "%s is no regular file", path);
   }
-  /* Where the file system has no locks there is no protection, but a trace. */
+  /* If the file system has no locks, record without one. */
   if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     close(fd);
     return refuse(error, STRAP_ERR_BUSY, EWOULDBLOCK,
@@ -187,7 +187,8 @@ static strap_status start(const strap_access_options *o, strap_error *error) {
   g->seen = g->recorded = g->unwritten = g->lost = g->bytes = 0;
   atomic_store(&access_starved.lost, 0);
   atomic_store(&access_attaching.lost, 0);
-  /* Here and not where a thread prepares its buffer: a handler may come in between. */
+  /* Reset here and not in prepare_buffer: there a signal handler may have counted a loss of this
+   * recording already. */
   for (struct thread *t = g->threads; t != NULL; t = t->after) atomic_store(&t->lost, 0);
   access_emit_start();
   if (g->failure != 0) {

@@ -1,12 +1,13 @@
 /*
- * libc.c - memcpy, memmove and memset. A program is linked with --wrap for them, and its
- * calls come here; newer compilers call the __tsan_ names instead.
+ * libc.c - records memcpy, memmove and memset. A program linked with --wrap for them calls
+ * the __wrap_ functions here. Newer compilers call the __tsan_ functions instead.
  */
 #include "access.h"
 
 #include <string.h>
 
-/* The linker gives these where it wraps, so that a call to memcpy would come back. */
+/* If the linker wraps memcpy, it defines __real_memcpy. A call to memcpy here would then come
+ * back to __wrap_memcpy. */
 extern __attribute__((weak)) void *__real_memcpy(void *, const void *, size_t);
 extern __attribute__((weak)) void *__real_memmove(void *, const void *, size_t);
 extern __attribute__((weak)) void *__real_memset(void *, int, size_t);
@@ -47,7 +48,7 @@ EXPORT void *__tsan_memset(void *to, int value, size_t size) {
   return access_memset(to, value, size, CALLER);
 }
 
-/* What _FORTIFY_SOURCE calls. */
+/* Code compiled with _FORTIFY_SOURCE calls these. */
 EXPORT void *__wrap___memcpy_chk(void *to, const void *from, size_t size, size_t room) {
   access_record_copy(to, from, size, CALLER);
   return REAL(__memcpy_chk)(to, from, size, room);

@@ -1,5 +1,5 @@
 /*
- * output.c - the clocks, and the blocks of a trace on their way to the file or sink.
+ * output.c - reads the clocks, and writes the blocks of a trace to the file or sink.
  */
 #define _GNU_SOURCE 1
 #include "runtime.h"
@@ -24,7 +24,8 @@ int64_t access_now(void) {
 
 uint64_t access_read_clock(void) { return (uint64_t)access_now(); }
 
-/* Whether the CPU's counter runs at one speed, in all states and on all cores. */
+/* Reports whether the CPU's counter runs at one speed in all states of the CPU and on all cores.
+ * On x86-64 that is the invariant TSC flag of CPUID. */
 int access_counter_is_steady(void) {
 #if defined(__x86_64__)
   unsigned a, b, c, d;
@@ -52,7 +53,7 @@ void access_read_pair(uint64_t *ticks, int64_t *ns) {
     return;
   }
   uint64_t best = UINT64_MAX;
-  for (int i = 0; i < 3; i++) { /* an interrupt may come in between */
+  for (int i = 0; i < 3; i++) { /* an interrupt may widen a pair: take the narrowest */
     uint64_t before = read_counter();
     int64_t between = access_now();
     uint64_t width = read_counter() - before;
@@ -64,10 +65,10 @@ void access_read_pair(uint64_t *ticks, int64_t *ns) {
   }
 }
 
-/* The thread's file: what is there, and under which number its modules are known. */
-static uint64_t written;          /* length of the file */
+/* State of the output, under the output lock. */
+static uint64_t written;          /* bytes in the file, or passed to the sink */
 static uint32_t maps;             /* number of the newest module map */
-static unsigned long long loaded; /* modules loaded and unloaded when it was taken */
+static unsigned long long loaded; /* loads plus unloads of modules when that map was taken */
 
 static int write_all(const void *data, size_t size) {
   const char *p = data;
@@ -81,7 +82,8 @@ static int write_all(const void *data, size_t size) {
   return 0;
 }
 
-/* Hands SIZE bytes of whole blocks on; 0 where the output has failed. */
+/* Passes SIZE bytes of whole blocks to the file or sink. Returns 0 if the output has failed, or in
+ * a child of fork(). */
 static int emit(const void *data, size_t size) {
   struct recorder *g = &access_recorder;
   if (g->failure != 0 || getpid() != g->owner) return 0;
@@ -89,7 +91,7 @@ static int emit(const void *data, size_t size) {
     g->failure = g->sink(g->context, data, size);
   } else {
     g->failure = write_all(data, size);
-    /* Whole blocks only; should this fail too, the reader finds the tear. */
+    /* Cut the file back to whole blocks. If that fails too, the reader finds the torn block. */
     if (g->failure != 0 && ftruncate(g->fd, (off_t)written) != 0) return 0;
   }
   if (g->failure != 0) return 0;
@@ -116,7 +118,7 @@ static void fill_event(struct block *b, int kind, uint64_t bytes, int64_t ns) {
   b->lost = 0;
 }
 
-/* A block of text under way. */
+/* The block of text under way. */
 static struct {
   struct block header;
   char text[64 << 10];
@@ -149,17 +151,17 @@ static size_t move_text(size_t to, size_t from, size_t end) {
   return to;
 }
 
-/* Writes the executable mappings, where modules came or went since the last time. Makes
- * system calls only, for this may be a signal handler. */
+/* Writes the executable mappings if modules came or went since the last map, or if ALWAYS is set.
+ * It may run in a signal handler, so it uses no stdio and no heap. */
 static void emit_maps(int always) {
   unsigned long long count = 0;
   dl_iterate_phdr(count_modules, &count);
   if (!always && count == loaded) return;
   int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return; /* the reader finds no module, and says so */
+  if (fd < 0) return; /* the trace then lacks the modules */
   loaded = count;
   maps++;
-  /* Of the page's text, whole lines to keep end at `kept`, and a line under way at `have`. */
+  /* page.text holds the lines to write up to `kept`, then an incomplete line up to `have`. */
   size_t kept = 0, have = 0;
   for (;;) {
     ssize_t n = read(fd, page.text + have, sizeof page.text - have);

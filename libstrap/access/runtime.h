@@ -1,13 +1,14 @@
 /*
- * runtime.h - what the files behind the hooks share.
+ * runtime.h - shared by the files behind the hooks.
  *
- * Locks: `registry` (which threads there are, and the recording's settings) before
- * `output` (the file or sink, the ranges, the totals). A thread that holds one is busy,
- * so that no signal handler on it records and asks for the same lock.
+ * Locks: `registry` guards the list of threads and the settings of the recording. `output`
+ * guards the file or sink, the ranges and the totals. A thread that takes both takes
+ * `registry` first. A thread that holds a lock is busy, so a signal handler on that thread
+ * does not record, and does not ask for the same lock.
  *
- * Nothing here calls memcpy or memset, by name or by an assignment that the compiler
- * turns into one: a program may be linked with --wrap=memcpy. Loops over bytes go through
- * volatile pointers for that reason.
+ * A program may be linked with --wrap=memcpy. So nothing here calls memcpy or memset, by
+ * name or by an assignment that the compiler turns into a call. That is why loops over
+ * bytes use volatile pointers.
  */
 #ifndef STRAP_ACCESS_RUNTIME_H
 #define STRAP_ACCESS_RUNTIME_H
@@ -17,13 +18,13 @@
 #include <pthread.h>
 #include <sys/types.h>
 
-/* Its functions are all that leaves the library beside the hooks. */
+/* The library exports these functions and the hooks, and nothing else. */
 #pragma GCC visibility push(default)
 #include "strap_access.h"
 #pragma GCC visibility pop
 
-/* Values of thread.busy. In a call of the interface a thread does not touch its own
- * buffer unless it holds the registry, so that others need not wait for it. */
+/* Values of thread.busy. IN_CALL: the thread is in a call of the interface. There it touches
+ * its own buffer only with the registry locked, so other threads need not wait for it. */
 enum { IDLE = 0, RECORDING = 1, IN_CALL = 2 };
 
 struct range {
@@ -40,7 +41,7 @@ struct recorder {
   struct thread *threads;
   int open;              /* a recording is under way */
   int paused;
-  uint32_t session;      /* its number */
+  uint32_t session;      /* number of the recording under way, or of the last one */
   size_t buffer_bytes;
   strap_access_filter filters[STRAP_ACCESS_MAX_FILTERS];
 
@@ -49,40 +50,42 @@ struct recorder {
   strap_access_sink sink; /* NULL: none */
   void *context;
   pid_t owner;           /* a child of fork() writes nothing */
-  int failure;           /* errno that ended the writing */
-  struct range *ranges;  /* the live ones, newest first */
+  int failure;           /* errno that ended the writing; 0: none */
+  struct range *ranges;  /* the live ranges, newest first */
   uint64_t seen, recorded, unwritten, lost, bytes;
 };
 
 extern HIDDEN struct recorder access_recorder;
 
-/* Threads without a buffer: while they get one, or are in a call of the interface; and
- * where there is no memory for one. They are always busy. */
+/* Stand for threads without a buffer, and are always busy. access_attaching: the thread is
+ * getting a buffer, or is in a call of the interface. access_starved: there was no memory for
+ * a buffer. */
 extern HIDDEN struct thread access_attaching, access_starved;
 
-/* output.c; all but the first two under the output lock */
-HIDDEN int64_t access_now(void);
-HIDDEN void access_read_pair(uint64_t *ticks, int64_t *ns); /* one moment on both clocks */
+/* output.c. The access_emit_ functions need the output lock. */
+HIDDEN int64_t access_now(void); /* CLOCK_MONOTONIC in ns */
+HIDDEN void access_read_pair(uint64_t *ticks, int64_t *ns); /* reads both clocks at one moment */
 HIDDEN int access_counter_is_steady(void);
 HIDDEN void access_emit_start(void); /* the program, its modules, the live ranges */
 HIDDEN void access_emit_range(const struct range *r, int added, int64_t ns);
 HIDDEN void access_emit_end(void);
-/* Writes t->block, whose header is filled but for what all blocks have; 0 where the
- * output has failed. */
+/* Writes t->block with BYTES of records. The caller has filled the fields of the header that
+ * belong to the thread. Returns 0 if the output has failed. */
 HIDDEN int access_emit_records(struct thread *t, uint64_t bytes);
 
 /* threads.c */
-HIDDEN int access_watch_threads(void); /* once, before the first recording; an errno */
-/* Hands the records of a thread on, which is busy or does not record, and begins its next
- * block. */
+/* Registers for ends of threads and forks, once. Returns 0 or an errno value. */
+HIDDEN int access_watch_threads(void);
+/* Passes the records of a thread to the output and begins the thread's next block. The thread
+ * must be the caller, or must not be recording. */
 HIDDEN void access_close_block(struct thread *t);
-/* Keeps this thread from recording during a call of the interface; 0 where it is
- * recording, that is, where a sink or a signal handler makes the call. */
+/* Keeps this thread from recording during a call of the interface. Returns 0 if the thread is
+ * busy already: a sink or a signal handler makes the call. */
 HIDDEN int access_enter_call(void);
 HIDDEN void access_leave_call(void);
-/* Sets the state and waits until no other thread records under the old one. Gives how
- * many threads did not come out in ten seconds, or a minute without a CPU. Under the
- * registry. */
+/* Sets the state, and waits until no other thread records under the old one. Returns how many
+ * threads did not finish within ten seconds, or within a minute without a CPU. The caller holds
+ * the registry. */
 HIDDEN int access_quiesce(unsigned state);
 
 static inline struct record *first_record(struct thread *t) {

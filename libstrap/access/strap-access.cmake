@@ -2,8 +2,8 @@
 #
 #     cmake -DCMAKE_PROJECT_INCLUDE=/path/strap-access.cmake ...
 #
-# Every target is compiled with the flags of docs/ACCESS_TRACING.md and linked with
-# libstrap-access, which lies beside this file, in the place of a sanitizer's runtime.
+# Every target is compiled with the flags of docs/ACCESS_TRACING.md. Every target is linked with
+# the libstrap-access.so beside this file, which replaces the sanitizer's runtime.
 include_guard(GLOBAL)
 set(STRAP_ACCESS_GNU
   -fsanitize=thread --param=tsan-instrument-func-entry-exit=0

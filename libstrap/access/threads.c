@@ -1,6 +1,6 @@
 /*
- * threads.c - the threads and their buffers: getting one, filling it, handing it on, and
- * losing it at the end of a thread or in a forked child.
+ * threads.c - the buffers of threads: a thread gets a buffer, fills it and passes it to the
+ * output. It loses the buffer when it ends, and in a child of fork().
  */
 #define _GNU_SOURCE 1
 #include "runtime.h"
@@ -15,16 +15,17 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long another thread may take to come out of a recording, and how long if it could but
- * gets no CPU. Of each look at it a millisecond counts at most: machines stand still. */
+/* access_quiesce waits PATIENCE_NS for other threads to finish recording, and up to LONGEST_NS
+ * for a runnable thread that gets no CPU. Each look at a thread counts as at most LOOK_NS, so the
+ * time in which the whole machine stands still does not count. */
 static const int64_t PATIENCE_NS = 10000000000, LONGEST_NS = 60000000000, LOOK_NS = 1000000;
 
 struct settings access_settings;
 _Thread_local struct thread *access_self __attribute__((tls_model("initial-exec")));
 struct thread access_attaching = {.busy = IN_CALL}, access_starved = {.busy = IN_CALL};
 
-static pthread_key_t exiting;  /* its destructor sees threads end */
-static int forked_inside;      /* fork() came from within the recording */
+static pthread_key_t exiting;  /* its destructor runs when a thread ends */
+static int forked_inside;      /* the thread that forks was recording, or in a call */
 
 static void nap(void) { nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL); }
 
@@ -53,7 +54,7 @@ void access_close_block(struct thread *t) {
   b->seen = t->seen - t->reported;
   b->lost = atomic_exchange_explicit(&t->lost, 0, memory_order_relaxed);
   pthread_mutex_lock(&g->output);
-  /* A straggler that strap_access_stop did not wait for has nowhere to write. */
+  /* strap_access_stop may have given up on this thread. Then there is no output for it. */
   if (b->seen + b->lost > 0 && g->open && t->session == g->session) {
     g->seen += b->seen;
     g->lost += b->lost;
@@ -75,7 +76,7 @@ static void *map(size_t size) {
   return p == MAP_FAILED ? NULL : p;
 }
 
-/* Makes the thread's buffer one of this recording; 0 where there is no memory. */
+/* Prepares the thread's buffer for this recording. Returns 0 if there is no memory for it. */
 static int prepare_buffer(struct thread *t, uint32_t session) {
   size_t size = access_recorder.buffer_bytes;
   if (t->mapped != size) {
@@ -103,7 +104,8 @@ static void count_starved(void) {
   atomic_fetch_add_explicit(&access_starved.lost, 1, memory_order_relaxed);
 }
 
-/* Enters this thread into the registry; NULL, for good, where there is no memory. */
+/* Adds this thread to the registry. Returns NULL if there is no memory; the thread is then never
+ * recorded. */
 static struct thread *attach(void) {
   struct recorder *g = &access_recorder;
   access_self = &access_attaching;
@@ -176,8 +178,9 @@ void access_record_range(const void *p, uint64_t size, unsigned op, uintptr_t pc
   leave(t);
 }
 
-/* gcc announces both sides of a large assignment as ranges and then may call memcpy or
- * memset for it, a few instructions on: that is one copy, not two. */
+/* Reports whether access_record_range has just recorded this access. gcc announces both sides of
+ * a large assignment as ranges. It may then call memcpy or memset for it, a few instructions
+ * later. That is one copy and must not be recorded twice. */
 static int announced(const struct thread *t, const void *p, uint64_t size, unsigned op,
                      uintptr_t pc) {
   for (int i = 0; i < 2; i++) {
@@ -220,17 +223,18 @@ void access_leave_call(void) {
     atomic_store(&access_self->busy, IDLE);
 }
 
-/* The CPU time of a thread; 0 where it has ended. The clock's id is made as glibc's
- * pthread_getcpuclockid makes it, which wants a pthread_t. */
+/* Returns the CPU time of a thread in ns, or 0 if the thread has ended. The id of its clock is
+ * computed as in glibc's pthread_getcpuclockid, which needs a pthread_t. */
 static int64_t cpu_time(const struct thread *t) {
   struct timespec now;
   if (clock_gettime((clockid_t)(~t->id << 3 | 6), &now) != 0) return 0;
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Whether a thread waits for a CPU: it is runnable, by the state that follows its name in
- * its stat file, proc(5), and has not run. Linux 6.18 before its fixes of zero_vruntime
- * leaves a thread without a CPU for many seconds beside processes of low priority. */
+/* Reports whether a thread waits for a CPU: it is runnable, and has used less than a second of CPU
+ * time since CPU_BEFORE. The state follows the thread's name in its stat file, see proc(5). Linux
+ * 6.18 before its fixes of zero_vruntime leaves a thread without a CPU for many seconds beside
+ * processes of low priority. */
 static int starves(const struct thread *t, int64_t cpu_before) {
   char line[128];
   snprintf(line, sizeof line, "/proc/self/task/%u/stat", t->id);
@@ -287,7 +291,7 @@ static void thread_exits(void *p) {
     g->threads = t->after;
   if (t->after != NULL) t->after->before = t->before;
   pthread_mutex_unlock(&g->registry);
-  /* What another destructor still accesses gets a buffer of its own. */
+  /* If another destructor still accesses memory, the thread gets a new buffer. */
   access_self = NULL;
   atomic_fetch_add(&access_attaching.lost, atomic_load(&t->lost));
   unmap_thread(t);
@@ -307,8 +311,9 @@ static void after_fork_in_parent(void) {
   access_leave_call();
 }
 
-/* The child is not traced. Its thread keeps its buffer for a recording of its own; the
- * other threads are not there. */
+/* The child is not traced. Its one thread keeps its buffer, for a recording that the child may
+ * start. The other threads do not exist in the child, so their buffers are freed; not if the thread
+ * forked while it was recording, because the list of threads may then be inconsistent. */
 static void after_fork_in_child(void) {
   struct recorder *g = &access_recorder;
   atomic_store(&access_settings.state, STATE_OFF);

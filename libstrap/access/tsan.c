@@ -1,5 +1,5 @@
 /*
- * tsan.c - the hooks that -fsanitize=thread calls, but for atomics.
+ * tsan.c - the hooks that -fsanitize=thread calls. atomics.c has those for atomic operations.
  */
 #include "access.h"
 
@@ -49,7 +49,7 @@ EXPORT void __tsan_func_exit(void *pc) { (void)pc; }
 EXPORT void __tsan_ignore_thread_begin(void) {}
 EXPORT void __tsan_ignore_thread_end(void) {}
 
-/* Annotations that programs and C++ libraries make for the race detector. */
+/* Annotations in programs and C++ libraries for the race detector. They record nothing. */
 EXPORT void __tsan_acquire(void *p) { (void)p; }
 EXPORT void __tsan_release(void *p) { (void)p; }
 EXPORT void __tsan_mutex_create(void *p, unsigned flags) { (void)p, (void)flags; }

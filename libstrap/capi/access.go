@@ -25,7 +25,7 @@ import (
 
 // ---- reading ----
 
-// accessFormat is the format of strap_trace_parse that this file reads.
+// accessFormat is the format of strap_trace_parse that parseAccess reads.
 const accessFormat = "access"
 
 type accessOptions struct {
@@ -39,14 +39,14 @@ type accessOptions struct {
 	Source    bool `json:"source"`
 }
 
-// accessTrace is a file of libstrap-access being read. Its trace keeps its counts after
-// release.
+// accessTrace is a file of libstrap-access being read. The trace still returns its counts after
+// its release.
 type accessTrace struct {
 	notASink
 	trace *access.Trace
 }
 
-// parseAccess is strap_trace_parse for accessFormat.
+// parseAccess does strap_trace_parse for accessFormat.
 func parseAccess(path, options *C.char, out *C.struct_ArrowArrayStream, h *C.strap_trace) error {
 	var given accessOptions
 	if err := traceOptions(options, &given); err != nil {
@@ -154,15 +154,16 @@ type recordOptions struct {
 	Compression  string `json:"compression"`
 }
 
-// recording is blocks on their way to a file, and then that file on its way to Parquet.
+// recording is the object behind a strap_access handle. First it writes blocks to a file. Then
+// strap_access_close turns that file into a Parquet file.
 type recording struct {
-	path    string
+	path    string // the Parquet file
 	blocks  string // the file of blocks
 	options recordOptions
 	sink    *access.Recorder
 
-	mu       sync.Mutex // of what follows, the second half
-	closed   bool       // sink is
+	mu       sync.Mutex // guards the fields below, which strap_access_close uses
+	closed   bool       // sink is closed
 	trace    *access.Trace
 	labeller *label.Labeller
 	writer   *parquet.Writer
@@ -209,7 +210,7 @@ func strapgoAccessClose(h C.strap_access, timeoutMS C.int32_t, rows *C.uint64_t,
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		finished := false
-		defer func() { // also after a panic
+		defer func() { // deferred, so that it runs also after a panic
 			if finished {
 				recordings.remove(uint64(h))
 				r.release()
@@ -228,7 +229,7 @@ func strapgoAccessClose(h C.strap_access, timeoutMS C.int32_t, rows *C.uint64_t,
 	})
 }
 
-// work turns blocks into Parquet until the deadline, and tells whether all is done.
+// work turns blocks into Parquet until the deadline, and reports whether all is done.
 func (r *recording) work(until time.Time) (bool, error) {
 	if r.writer == nil {
 		if err := r.begin(); err != nil {
@@ -281,7 +282,7 @@ func (r *recording) begin() error {
 	if err != nil {
 		return err
 	}
-	// Ranges alone label: what symbols tell is left to whoever reads the file.
+	// Label by ranges alone, without rules for symbols: a reader of the file can apply rules later.
 	r.labeller, err = label.New(label.Options{Rules: []label.Rule{}, Ranges: r.trace.Ranges()})
 	if err != nil {
 		return err

@@ -19,10 +19,10 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Records leave through the Arrow C stream interface batch by batch: get_next
-// (arrow_stream.c) asks for one, and only then is it copied into C memory. What
-// the consumer holds is C memory alone, so it outlives the stream and its
-// release needs no Go.
+// Records leave the library through the Arrow C stream interface, batch by batch. get_next
+// (arrow_stream.c) asks for a batch, and only then is the batch copied into C memory. The
+// consumer holds C memory alone, so a batch outlives the stream, and its release does not
+// enter Go.
 
 // arrowStream is one exported stream.
 type arrowStream struct {
@@ -30,15 +30,16 @@ type arrowStream struct {
 	source array.RecordReader // nil once released
 }
 
-// arrowStreams gives the streams ids, for C memory may not hold Go pointers.
+// arrowStreams holds the streams by their ids. C memory has the id of a stream, because it
+// must not hold Go pointers.
 var arrowStreams = struct {
 	sync.Mutex
 	last uint64
 	open map[uint64]*arrowStream
 }{open: map[uint64]*arrowStream{}}
 
-// exportRecords makes *out a stream over records, which must have the given
-// schema; see exportReader.
+// exportRecords makes *out a stream over records. Each record must have the given schema;
+// otherwise the error is InvalidArgument. See exportReader for the rest.
 func exportRecords(schema *arrow.Schema, records []arrow.Record, out *C.struct_ArrowArrayStream) error {
 	*out = C.struct_ArrowArrayStream{}
 	source, err := array.NewRecordReader(schema, records)
@@ -49,13 +50,13 @@ func exportRecords(schema *arrow.Schema, records []arrow.Record, out *C.struct_A
 	return exportReader(source, out)
 }
 
-// exportReader makes *out a stream over the records of source, of which it takes
-// a reference until the consumer releases the stream. Each record is asked for
-// only when the consumer wants it, and copied.
+// exportReader makes *out a stream over the records of source. It holds a reference to source
+// until the consumer releases the stream. It asks source for a record when the consumer asks for
+// that record, and copies it.
 //
-// Columns may be null, bool, integers, float32, float64, timestamp, utf8,
-// large_utf8, binary, large_binary, dictionaries of these with signed indices, and lists and structs of these;
-// any other type is status.Unsupported, and then *out is released (all zero).
+// Columns may be null, bool, integers, float32, float64, timestamp, utf8, large_utf8, binary,
+// large_binary, dictionaries of these with signed indices, and lists and structs of these. Any
+// other type is status.Unsupported. After an error *out is all zero, which means released.
 func exportReader(source array.RecordReader, out *C.struct_ArrowArrayStream) error {
 	*out = C.struct_ArrowArrayStream{}
 	for _, f := range source.Schema().Fields() {
@@ -148,8 +149,8 @@ func strapgoArrowRelease(id C.uint64_t) {
 	})
 }
 
-// guardArrow turns an error or a panic of f into an errno value and a message of
-// at most STRAP_ARROW_MESSAGE bytes, zero included.
+// guardArrow runs f and returns 0, or an errno value for its error or panic. The message then
+// receives the text, at most STRAP_ARROW_MESSAGE bytes with the final zero. message may be nil.
 func guardArrow(message *C.char, f func() error) (errno C.int) {
 	report := func(err error) C.int {
 		if message != nil {
@@ -179,7 +180,7 @@ func guardArrow(message *C.char, f func() error) (errno C.int) {
 
 // ---- schema ----
 
-// formats are the format strings of the types without parameters.
+// formats are the Arrow format strings of the types without parameters.
 var formats = map[arrow.Type]string{
 	arrow.NULL: "n", arrow.BOOL: "b",
 	arrow.INT8: "c", arrow.UINT8: "C", arrow.INT16: "s", arrow.UINT16: "S",
@@ -206,8 +207,8 @@ func formatOf(t arrow.DataType) (string, error) {
 	return "", status.New(status.Unsupported, "the Arrow export has no type %v", t)
 }
 
-// exportable checks a field and all below it, so that a stream once handed out
-// does not meet a type that it cannot express.
+// exportable checks that the stream can express the type of a field and of all its children. It
+// is called before a stream is exported, so get_schema and get_next do not fail for a type.
 func exportable(f arrow.Field) error {
 	format, err := formatOf(f.Type)
 	if err != nil {
@@ -282,8 +283,9 @@ func fillSchema(out *C.struct_ArrowSchema, t arrow.DataType, name string, flags 
 	return nil
 }
 
-// encodeMetadata gives the form of ArrowSchema.metadata: the number of pairs, and
-// each key and value behind its length, all int32 of the machine; nothing for none.
+// encodeMetadata encodes m for ArrowSchema.metadata: the number of pairs, then each key and value
+// with its length before it. Numbers are int32 in the machine's byte order. Without pairs it
+// returns nil.
 func encodeMetadata(m arrow.Metadata) []byte {
 	if m.Len() == 0 {
 		return nil
@@ -301,7 +303,7 @@ func encodeMetadata(m arrow.Metadata) []byte {
 // ---- arrays ----
 
 func fillRecord(out *C.struct_ArrowArray, r arrow.Record) error {
-	const validity = 1 // a struct has that buffer, here absent: no row is null
+	const validity = 1 // the one buffer of a struct; absent here, as no row is null
 	if err := initArray(out, int(r.NumRows()), 0, validity, int(r.NumCols())); err != nil {
 		return err
 	}
@@ -327,8 +329,8 @@ func initArray(out *C.struct_ArrowArray, length, nulls, buffers, children int) e
 	return nil
 }
 
-// fillArray copies the elements of d, and none outside its range, so that the
-// copy begins at offset 0. What an error leaves behind hangs on *out's parent.
+// fillArray copies the elements of d into *out, and no element outside the range of d. The copy
+// begins at offset 0. After an error, the release of *out's parent frees the parts that were made.
 func fillArray(out *C.struct_ArrowArray, d arrow.ArrayData) error {
 	length, offset := d.Len(), d.Offset()
 	switch t := d.DataType().(type) {
@@ -388,8 +390,8 @@ func fillArray(out *C.struct_ArrowArray, d arrow.ArrayData) error {
 	}
 }
 
-// fillDictionary copies the indices and the whole dictionary. The indices are
-// checked, for a consumer may trust them.
+// fillDictionary copies the indices and the whole dictionary. It checks the indices, because a
+// consumer may use them without a check.
 func fillDictionary(out *C.struct_ArrowArray, d arrow.ArrayData, t *arrow.DictionaryType) error {
 	size := t.Bytes()
 	if _, err := span(d, 1, d.Offset()*size, (d.Offset()+d.Len())*size); err != nil {
@@ -436,8 +438,8 @@ func checkWithin[T int8 | int16 | int32 | int64](a arrow.Array, indices []T, len
 	return nil
 }
 
-// initValid is initArray with the validity bitmap of d in buffer 0, which is left
-// out where no element is null.
+// initValid calls initArray and copies the validity bitmap of d to buffer 0. If no element is
+// null, that buffer stays absent.
 func initValid(out *C.struct_ArrowArray, d arrow.ArrayData, buffers, children int) error {
 	bitmap := d.Buffers()[0]
 	nulls := 0
@@ -453,7 +455,7 @@ func initValid(out *C.struct_ArrowArray, d arrow.ArrayData, buffers, children in
 	return fillBits(out, 0, d)
 }
 
-// fillBits copies the bitmap in buffer INDEX of d.
+// fillBits copies the bitmap in buffer index of d.
 func fillBits(out *C.struct_ArrowArray, index int, d arrow.ArrayData) error {
 	src, err := span(d, index, 0, bitBytes(d))
 	if err != nil {
@@ -468,10 +470,10 @@ func fillBits(out *C.struct_ArrowArray, index int, d arrow.ArrayData) error {
 	return nil
 }
 
-// bitBytes is how many bytes of a bitmap d needs.
+// bitBytes returns how many bytes a bitmap of d must have.
 func bitBytes(d arrow.ArrayData) int { return (d.Offset() + d.Len() + 7) / 8 }
 
-// fillBytes copies strings: offsets and then the bytes between the outermost.
+// fillBytes copies strings: their offsets, then the bytes from the first offset to the last.
 func fillBytes[T int32 | int64](out *C.struct_ArrowArray, d arrow.ArrayData) error {
 	if err := initValid(out, d, 3, 0); err != nil {
 		return err
@@ -489,8 +491,9 @@ func fillBytes[T int32 | int64](out *C.struct_ArrowArray, d arrow.ArrayData) err
 	return err
 }
 
-// fillOffsets copies the offsets of d, counted from its own first, which it gives
-// back with the last. They must rise, for a consumer may trust them.
+// fillOffsets copies the offsets of d into buffer 1, less the first offset, so that the copy begins
+// at 0. It returns the first and the last offset of d. It checks that no offset is less than the
+// one before it, because a consumer may use offsets without a check.
 func fillOffsets[T int32 | int64](out *C.struct_ArrowArray, d arrow.ArrayData) (first, last T, err error) {
 	size := int(unsafe.Sizeof(first))
 	raw, err := buffer(out, 1, (d.Len()+1)*size)
@@ -499,7 +502,7 @@ func fillOffsets[T int32 | int64](out *C.struct_ArrowArray, d arrow.ArrayData) (
 	}
 	clear(raw)
 	if d.Len() == 0 {
-		return 0, 0, nil // Arrow allows the source to have no offset at all here
+		return 0, 0, nil // Arrow allows an empty array to have no offsets
 	}
 	src, err := span(d, 1, d.Offset()*size, (d.Offset()+d.Len()+1)*size)
 	if err != nil {
@@ -517,7 +520,7 @@ func fillOffsets[T int32 | int64](out *C.struct_ArrowArray, d arrow.ArrayData) (
 	return first, last, nil
 }
 
-// fillChild copies elements from to to of child INDEX of d.
+// fillChild copies the elements from <= i < to of child index of d.
 func fillChild(out *C.struct_ArrowArray, d arrow.ArrayData, index, from, to int) error {
 	child := d.Children()[index]
 	if from < 0 || from > to || to > child.Len() {
@@ -528,8 +531,8 @@ func fillChild(out *C.struct_ArrowArray, d arrow.ArrayData, index, from, to int)
 	return fillArray(unsafe.Slice(out.children, index+1)[index], part)
 }
 
-// span is bytes from to to of buffer INDEX of d, which came from a file and may
-// have fewer.
+// span returns the bytes from <= i < to of buffer index of d. The array may come from a damaged
+// file: a buffer that is too short is Corrupt.
 func span(d arrow.ArrayData, index, from, to int) ([]byte, error) {
 	var have []byte
 	if b := d.Buffers()[index]; b != nil {
@@ -541,7 +544,7 @@ func span(d arrow.ArrayData, index, from, to int) ([]byte, error) {
 	return have[from:to], nil
 }
 
-// buffer allocates buffer INDEX of *out; all of it is the caller's to write.
+// buffer allocates buffer index of *out. The caller must write all size bytes.
 func buffer(out *C.struct_ArrowArray, index, size int) ([]byte, error) {
 	p := C.arrow_array_buffer(out, C.int64_t(index), C.size_t(size))
 	if p == nil {

@@ -1,8 +1,9 @@
 /*
- * arrow_abi.h - the structs of the Arrow C data and C stream interfaces, as
+ * arrow_abi.h - the structs of the Arrow C data and C stream interfaces, as defined in
  * https://arrow.apache.org/docs/format/CDataInterface.html and
- * https://arrow.apache.org/docs/format/CStreamInterface.html define them.
- * The guards are the ones named there, so that the header may meet another copy.
+ * https://arrow.apache.org/docs/format/CStreamInterface.html.
+ *
+ * The include guards are those of the definition, so a file may include another copy too.
  */
 #ifndef STRAP_ARROW_ABI_H
 #define STRAP_ARROW_ABI_H
@@ -51,7 +52,7 @@ struct ArrowArray {
 #define ARROW_C_STREAM_INTERFACE
 
 struct ArrowArrayStream {
-  /* Both give 0 or an errno value; get_next marks the end with a released array. */
+  /* Both return 0 or an errno value. At the end get_next returns 0 and a released array. */
   int (*get_schema)(struct ArrowArrayStream *, struct ArrowSchema *out);
   int (*get_next)(struct ArrowArrayStream *, struct ArrowArray *out);
   const char *(*get_last_error)(struct ArrowArrayStream *);

@@ -16,10 +16,10 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// importedStream reads a stream of the caller as an array.RecordReader. Records
-// are the caller's memory, given back when the last reference to each goes. The
-// stream itself is given back by its last Release, not by the garbage collector,
-// since it may hold files open.
+// importedStream reads a stream of the caller as an array.RecordReader. Its records are in the
+// memory of the caller; the last Release of a record frees that memory. The last Release of the
+// importedStream releases the stream. The garbage collector does not, because it may run late,
+// and the stream may hold files open.
 type importedStream struct {
 	refs   atomic.Int64
 	stream *C.struct_ArrowArrayStream
@@ -28,8 +28,8 @@ type importedStream struct {
 	err    error
 }
 
-// importStream takes *in over; the caller's struct is left released, also when
-// this fails.
+// importStream takes ownership of *in and leaves *in released. It does so also if it fails, except
+// if there is no memory for a copy of the struct.
 func importStream(in *C.struct_ArrowArrayStream) (*importedStream, error) {
 	if in.release == nil {
 		return nil, status.New(status.InvalidArgument, "the Arrow stream has been released")
@@ -60,7 +60,7 @@ func importStream(in *C.struct_ArrowArrayStream) (*importedStream, error) {
 	return s, nil
 }
 
-// failure is the error of a callback that gave errno.
+// failure returns the error of a callback that returned errno.
 func (s *importedStream) failure(errno C.int) error {
 	err := syscall.Errno(errno)
 	code := status.IO
@@ -75,7 +75,8 @@ func (s *importedStream) failure(errno C.int) error {
 
 func (s *importedStream) Schema() *arrow.Schema { return s.schema }
 
-// Record is valid until the next Next; retain it to keep it.
+// Record returns the batch that Next found. It is valid until the next call of Next, or longer if
+// the caller retains it.
 func (s *importedStream) Record() arrow.Record { return s.record }
 func (s *importedStream) Err() error           { return s.err }
 

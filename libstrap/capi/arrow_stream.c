@@ -1,8 +1,8 @@
 /*
- * The callbacks of the Arrow stream. Schemas and arrays are C memory and their
- * release is C alone, so a consumer may keep and free them anywhere, in a
- * forked child too. The stream itself asks Go for the next batch, behind the
- * fork check.
+ * arrow_stream.c - the callbacks of an exported Arrow stream. Schemas and arrays are C memory,
+ * and their release does not enter Go. So a consumer may keep and free them anywhere, also
+ * in a child of fork(). The callbacks of the stream itself enter Go, unless this process is a
+ * child of fork().
  */
 #include "arrow_stream.h"
 
@@ -14,7 +14,7 @@
 #include "floats.h"
 #include "_cgo_export.h"
 
-enum { ALIGNMENT = 64 }; /* what Arrow recommends for buffers, and their padding */
+enum { ALIGNMENT = 64 }; /* of buffers and of their padding, as Arrow recommends */
 
 /* ---- schema ------------------------------------------------------------- */
 
@@ -117,11 +117,12 @@ void *arrow_array_buffer(struct ArrowArray *array, int64_t index, size_t size) {
 /* ---- stream ------------------------------------------------------------- */
 
 typedef struct state {
-  uint64_t id; /* in Go's table */
+  uint64_t id; /* in arrowStreams, arrow.go */
   char message[STRAP_ARROW_MESSAGE];
 } state;
 
-/* The state of a stream that may ask Go, or NULL and *refused an errno value. */
+/* Returns the state of a stream whose callback may enter Go. Otherwise returns NULL and sets
+ * *refused to an errno value: EINVAL for a released stream, EPERM in a child of fork(). */
 static state *enter(struct ArrowArrayStream *stream, int *refused) {
   *refused = EINVAL;
   if (stream == NULL || stream->private_data == NULL) return NULL;

@@ -1,8 +1,8 @@
 /*
- * arrow_stream.h - the C half of the Arrow export: structs, memory and
- * callbacks. Go fills what is allocated here and never hands out its own heap.
+ * arrow_stream.h - the C half of the Arrow export: structs, memory and callbacks. C allocates
+ * the memory here and Go fills it. No memory of Go's heap leaves the library.
  *
- * Inside the library only.
+ * For use inside the library only.
  */
 #ifndef STRAP_ARROW_STREAM_H
 #define STRAP_ARROW_STREAM_H
@@ -14,37 +14,40 @@
 
 enum { STRAP_ARROW_MESSAGE = 1024 };
 
-/* Whether this process is a child after fork(), where Go must not be entered.
- * Hidden: the version script would let it out, by its prefix. */
+/* Reports whether this process is a child of fork(), in which Go must not be entered. It is hidden,
+ * because the version script exports every other name with its prefix. */
 __attribute__((visibility("hidden"))) int strap_is_forked(void);
 
-/* Makes *stream a stream over the records that Go's table has under ID.
- * Gives 0, or ENOMEM. */
+/* Makes *stream a stream over the records that arrowStreams (arrow.go) has under ID. Returns 0 or
+ * ENOMEM. */
 int arrow_stream_init(struct ArrowArrayStream *stream, uint64_t id);
 
-/* Makes *schema a node with room for FORMAT, NAME and METADATA of the given
- * lengths, zeroed, and with CHILDREN empty nodes. The strings have one byte
- * more, for their zero; a metadata length of 0 leaves metadata NULL. Gives 0,
- * or ENOMEM with nothing to release. */
+/* Makes *schema a node with CHILDREN empty children, and with zeroed memory for the format, name
+ * and metadata. FORMAT, NAME and METADATA are their lengths in bytes. Format and name get one byte
+ * more, for a zero. If METADATA is 0, metadata is NULL. Returns 0, or ENOMEM with nothing to
+ * release. */
 int arrow_schema_init(struct ArrowSchema *schema, size_t format, size_t name,
                       size_t metadata, int64_t flags, int64_t children);
 
-/* Makes *array a node with BUFFERS absent buffers and CHILDREN empty nodes.
- * Gives 0, or ENOMEM with nothing to release. */
+/* Makes *array a node with BUFFERS absent buffers and CHILDREN empty children. Returns 0, or ENOMEM
+ * with nothing to release. */
 int arrow_array_init(struct ArrowArray *array, int64_t length, int64_t nulls,
                      int64_t buffers, int64_t children);
 
-/* Gives buffer INDEX of *array SIZE bytes, aligned and padded with zeros to 64,
- * or NULL when there is no memory. */
+/* Allocates SIZE bytes for buffer INDEX of *array and returns them, or NULL if there is no memory.
+ * The buffer is aligned to 64 bytes and padded with zeros to a multiple of 64. The array owns it. */
 void *arrow_array_buffer(struct ArrowArray *array, int64_t index, size_t size);
 
-/* An empty node for a dictionary, which its owner's release frees; or NULL. */
+/* Return an empty node for a dictionary, or NULL if there is no memory. The release of the schema
+ * or array that the caller puts the node into frees it. */
 struct ArrowSchema *arrow_schema_node(void);
 struct ArrowArray *arrow_array_node(void);
 
-/* Import: a stream moved into memory of our own, and calls of its callbacks,
- * which Go cannot make. Gives what they give, an errno value; NULL where there is
- * no memory or no message. */
+/* Import. arrow_import_take moves *stream into memory of its own, marks *stream released, and
+ * returns the copy, or NULL if there is no memory; arrow_import_release releases and frees it. The
+ * other functions call callbacks of the caller, because Go cannot call pointers to C functions.
+ * arrow_import_schema and arrow_import_next return 0 or an errno value. arrow_import_error returns
+ * the message, or NULL if there is none. */
 struct ArrowArrayStream *arrow_import_take(struct ArrowArrayStream *stream);
 int arrow_import_schema(struct ArrowArrayStream *stream, struct ArrowSchema *out);
 int arrow_import_next(struct ArrowArrayStream *stream, struct ArrowArray *out);

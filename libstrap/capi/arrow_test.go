@@ -17,14 +17,14 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// exportTo calls exportRecords with a stream struct of package cdata: the same C
-// struct under a Go type of its own, and a test file cannot name ours.
+// exportTo calls exportRecords with the stream struct of package cdata. It is the same C struct
+// under another Go type. A test file cannot import "C", so it cannot name the type of this package.
 func exportTo[T any](export func(*arrow.Schema, []arrow.Record, *T) error,
 	schema *arrow.Schema, records []arrow.Record, out *cdata.CArrowArrayStream) error {
 	return export(schema, records, (*T)(unsafe.Pointer(out)))
 }
 
-// recordReader is what cdata's importer gives, by the methods used here.
+// recordReader has the methods of cdata's importer that are used here.
 type recordReader interface {
 	Schema() *arrow.Schema
 	Read() (arrow.Record, error)
@@ -39,7 +39,7 @@ func importFrom(t *testing.T, stream *cdata.CArrowArrayStream) recordReader {
 	return r.(recordReader)
 }
 
-// everyType has each type that exportRecords promises, nullable and not.
+// everyType has two columns, nullable and not, of each type that exportRecords can export.
 var everyType = func() *arrow.Schema {
 	types := []arrow.DataType{
 		arrow.Null, arrow.FixedWidthTypes.Boolean,
@@ -65,7 +65,7 @@ var everyType = func() *arrow.Schema {
 	return arrow.NewSchema(fields, &m)
 }()
 
-// appendRandom appends one random value of b's type, null now and then where allowed.
+// appendRandom appends one random value of b's type. If nullable is set, it is sometimes null.
 func appendRandom(rnd *rand.Rand, b array.Builder, nullable bool) {
 	if nullable && rnd.IntN(3) == 0 {
 		b.AppendNull()
@@ -135,8 +135,7 @@ func randomRecord(rnd *rand.Rand, schema *arrow.Schema, rows int) arrow.Record {
 	return b.NewRecord()
 }
 
-// What goes out comes in again as it was, whole records and slices of them, read
-// by arrow's own importer.
+// Arrow's own importer reads exported records, and slices of records, back unchanged.
 func TestExportRoundTrip(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -171,7 +170,7 @@ func TestExportRoundTrip(t *testing.T) {
 	}
 }
 
-// What our export hands out our import takes in, and both let go of everything.
+// importStream reads the streams of exportRecords back unchanged. Afterwards no stream is open.
 func TestImportRoundTrip(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 4))
 	before := openStreams()
@@ -207,7 +206,7 @@ func TestImportRoundTrip(t *testing.T) {
 	}
 }
 
-// importOf is to importStream what exportTo is to exportRecords.
+// importOf calls importStream with the stream struct of package cdata; see exportTo.
 func importOf[T any](take func(*T) (*importedStream, error), in *cdata.CArrowArrayStream) (*importedStream, error) {
 	return take((*T)(unsafe.Pointer(in)))
 }
@@ -273,7 +272,7 @@ func TestExportRefusesForeignRecords(t *testing.T) {
 	}
 }
 
-// Arrays that a damaged file can claim are reported, not followed.
+// The export reports arrays whose buffers or offsets are wrong, as a damaged file may have them.
 func TestExportRefusesDamagedArrays(t *testing.T) {
 	offsets := func(o ...int32) *memory.Buffer {
 		return memory.NewBufferBytes(arrow.Int32Traits.CastToBytes(o))

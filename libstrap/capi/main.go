@@ -1,7 +1,7 @@
-// Command capi is libstrap.so: the C interface of c_include/strap.h and nothing
-// else. The exported functions live in entry.c, which checks what must be checked
-// before the Go runtime is entered; each calls its strapgo twin here, which runs
-// under a guard, and the work is done by the packages below.
+// Command capi is libstrap.so: the C interface of c_include/strap.h. The exported functions are in
+// entry.c. They make the checks that must come before the Go runtime is entered. Each then calls its
+// counterpart in Go: strap_open calls strapgoOpen. That function runs under a guard and calls the
+// internal packages, which do the work.
 package main
 
 /*
@@ -24,8 +24,8 @@ import (
 
 func main() {}
 
-// guarded runs f, turns a panic into STRAP_ERR_INTERNAL, and reports the error
-// in *out where the caller gave one.
+// guarded runs f and returns the code of its error. A panic becomes STRAP_ERR_INTERNAL. If out is
+// not nil, *out receives the error.
 func guarded(out *C.strap_error, f func() error) (code C.strap_status) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -38,7 +38,7 @@ func guarded(out *C.strap_error, f func() error) (code C.strap_status) {
 	return C.STRAP_OK
 }
 
-// report fills *out and returns the code of err.
+// report fills *out, if out is not nil, and returns the code of err.
 func report(out *C.strap_error, err error) C.strap_status {
 	code := C.strap_status(status.CodeOf(err))
 	if out != nil {
@@ -49,8 +49,8 @@ func report(out *C.strap_error, err error) C.strap_status {
 	return code
 }
 
-// putString copies s into dst, cut at a character where it is too long, and ends
-// it with a zero.
+// putString copies s into dst and ends it with a zero. If s is too long, it is cut between two
+// characters.
 func putString(dst []byte, s string) {
 	n := min(len(s), len(dst)-1)
 	for n > 0 && n < len(s) && s[n]&0xC0 == 0x80 {
@@ -67,7 +67,8 @@ func goString(s *C.char) string {
 	return C.GoString(s)
 }
 
-// text is goString of at most limit bytes; what names it in the error.
+// text returns s as a Go string. It is an error if s has more than limit bytes; what is the name of s
+// in the error.
 func text(s *C.char, what string, limit int) (string, error) {
 	if t := beginning(s, limit+1); len(t) <= limit {
 		return t, nil
@@ -75,7 +76,8 @@ func text(s *C.char, what string, limit int) (string, error) {
 	return "", status.New(status.InvalidArgument, "%s: give at most %d bytes", what, limit)
 }
 
-// beginning is goString of the first limit bytes.
+// beginning returns the first limit bytes of s, or all of s if it is shorter. It reads no bytes
+// after them.
 func beginning(s *C.char, limit int) string {
 	if s == nil {
 		return ""
@@ -90,14 +92,13 @@ func boolInt(b bool) C.int32_t {
 	return 0
 }
 
-// handles maps the ids that C holds to what they stand for. Ids are never used
-// twice, and those of sessions and readers differ, so that a stale or foreign
-// one is recognised.
+// handles maps the ids that C holds to Go objects. Each kind of object has one handles. An id is
+// never used twice, and no two kinds use the same ids, so a stale or foreign id is recognised.
 type handles[T any] struct {
 	mu   sync.RWMutex
-	what string
-	last uint64
-	step uint64
+	what string // names an object in errors
+	last uint64 // the last id given; at first below all ids of this kind
+	step uint64 // from one id to the next
 	open map[uint64]T
 }
 
@@ -106,11 +107,11 @@ var (
 	readers  = handles[*openReader]{what: "reader", last: 2, step: 2, open: map[uint64]*openReader{}}
 )
 
-// openReader is a reader and the place of strap_reader_next in it.
+// openReader is the object behind a strap_reader handle.
 type openReader struct {
 	*reader.Reader
 	mu   sync.Mutex
-	next int
+	next int // the row that strap_reader_next describes next
 }
 
 func (h *handles[T]) add(v T) uint64 {
@@ -119,7 +120,7 @@ func (h *handles[T]) add(v T) uint64 {
 	return id
 }
 
-// next is the id of one that is not open yet.
+// next returns a new id, for an object that is not open yet.
 func (h *handles[T]) next() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -21,10 +21,10 @@ func kindOf(c C.strap_codec) (codec.Kind, error) {
 	return codec.Kind(c), nil
 }
 
-// maxObject is the most bytes that an object in memory can have.
+// maxObject is the largest size in bytes of an object in memory.
 const maxObject = math.MaxInt
 
-// view returns the n bytes at p as a slice. name is the parameter n.
+// view returns the n bytes at p as a slice. name is the name of n in the error.
 func view(p unsafe.Pointer, name string, n C.size_t) ([]byte, error) {
 	if n > maxObject {
 		return nil, status.New(status.InvalidArgument, "%s = %d: no object has more than %d bytes", name, n, maxObject)
@@ -32,8 +32,8 @@ func view(p unsafe.Pointer, name string, n C.size_t) ([]byte, error) {
 	return unsafe.Slice((*byte)(p), n), nil
 }
 
-// encodeBound returns the room that size bytes take encoded; ok is false where no object has
-// that room.
+// encodeBound returns the most bytes that size bytes take when they are encoded. ok is false if that
+// is more than an object can have.
 func encodeBound(kind codec.Kind, size C.size_t) (room int, ok bool) {
 	if size > maxObject {
 		return 0, false

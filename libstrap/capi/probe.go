@@ -16,11 +16,11 @@ import (
 
 var probes = handles[*openProbe]{what: "collector", last: 3 << 60, step: 1, open: map[uint64]*openProbe{}}
 
-// openProbe is a collector and the snapshot that did not fit its reader's memory.
+// openProbe is the object behind a strap_probe handle.
 type openProbe struct {
 	probe.Collector
 	mu   sync.Mutex
-	left []byte
+	left []byte // the last snapshot, if it did not fit into the caller's memory
 }
 
 //export strapgoProbeStart

@@ -76,7 +76,7 @@ func strapgoReaderNext(h C.strap_reader, out *C.strap_packet, e *C.strap_error) 
 		if end = r.next >= r.NumRows(); end {
 			return nil
 		}
-		// An error is that of the row: the next call describes the row behind it.
+		// Advance before describe: if this row has an error, the next call describes the next row.
 		i := r.next
 		r.next++
 		return r.describe(i, out)

@@ -52,9 +52,9 @@ func strapgoSalvage(path, out *C.char, o *C.strap_salvage_options, report *C.str
 	})
 }
 
-// tellLost calls back for every lost packet, then for every lost stretch.
+// tellLost calls o.lost for every lost packet, then for every lost range of bytes.
 func tellLost(o *C.strap_salvage_options, found salvage.Report) {
-	lost := (*C.strap_lost)(C.calloc(1, C.sizeof_strap_lost)) // C may look at it: not in the Go heap
+	lost := (*C.strap_lost)(C.calloc(1, C.sizeof_strap_lost)) // C reads it, so not in the Go heap
 	defer C.free(unsafe.Pointer(lost))
 	for _, p := range found.Lost {
 		name, reason := C.CString(p.Name), C.CString(p.Reason)

@@ -21,13 +21,15 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// openTrace is what a strap_trace handle stands for.
+// openTrace is the object behind a strap_trace handle.
 type openTrace interface {
 	counts() traceCounts
-	// table is InvalidState before the work is done, NotFound for an unknown name.
+	// table returns a table. The caller releases it. The error is NotFound for an unknown name,
+	// and InvalidState if the table needs the work to be done.
 	table(name string) (array.RecordReader, error)
-	// run works until the deadline and tells whether all is done.
+	// run works until the deadline and reports whether all is done.
 	run(until time.Time) (bool, error)
+	// close gives up unfinished work.
 	close() error
 }
 
@@ -39,7 +41,8 @@ type traceCounts struct {
 
 var traces = handles[openTrace]{what: "trace", last: 1 << 62, step: 1, open: map[uint64]openTrace{}}
 
-// traceOptions reads a JSON object into out, whose fields are the options.
+// traceOptions decodes a JSON object into the struct out. The fields of out are the options. An
+// unknown key is InvalidArgument. NULL and "" leave out as it is.
 func traceOptions(text *C.char, out any) error {
 	if text == nil || *text == 0 {
 		return nil
@@ -59,26 +62,27 @@ func notFound(name string) error {
 	return status.New(status.NotFound, "there is no table %q", name)
 }
 
-// notASink answers run for traces that work as their stream is read.
+// notASink is embedded in traces that do their work while their stream is read: run is an error.
 type notASink struct{}
 
 func (notASink) run(time.Time) (bool, error) {
 	return false, status.New(status.InvalidState, "this trace works as its stream is read: there is nothing to run")
 }
 
-// sink reads a stream to its end and gives every record to add.
+// sink reads a stream to its end and passes every record to add. At the end it calls finish. If
+// the work, finish included, fails or is given up, it calls drop.
 type sink struct {
 	mu     sync.Mutex
-	in     *importedStream // nil once read or given up
-	rows   int64
+	in     *importedStream // nil after it was read or given up
+	rows   int64           // read so far
 	done   bool
 	failed error
 	add    func(arrow.Record) error
 	finish func() error
-	drop   func() // gives up what finish would have made
+	drop   func()
 }
 
-// run holds the lock for a batch at a time, so that counts is answered meanwhile.
+// run holds the lock for one batch at a time, so counts can answer between two batches.
 func (s *sink) run(until time.Time) (bool, error) {
 	for {
 		if done, err := s.step(); done || err != nil {
@@ -99,7 +103,7 @@ func (s *sink) step() (done bool, err error) {
 	if s.in == nil {
 		return false, status.New(status.InvalidState, "the trace has been closed")
 	}
-	// Also for a panic below: what was half done is not to be gone on with.
+	// If next panics, this error stays: the work must not continue after a half-done batch.
 	s.failed = status.New(status.Internal, "the work broke off")
 	s.done, s.failed = s.next()
 	if s.done || s.failed != nil {
@@ -200,7 +204,7 @@ func strapgoTraceTable(h C.strap_trace, name *C.char, out *C.struct_ArrowArraySt
 	})
 }
 
-// tableOf is a record as a table; it takes the reference to the record.
+// tableOf makes a table of one record. It takes over the caller's reference to the record.
 func tableOf(record arrow.Record) (array.RecordReader, error) {
 	defer record.Release()
 	return array.NewRecordReader(record.Schema(), []arrow.Record{record})

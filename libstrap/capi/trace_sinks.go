@@ -111,7 +111,8 @@ func (t *analysedTrace) table(name string) (array.RecordReader, error) {
 	return tableOf(record)
 }
 
-// supportTable says of each table why a kind of trace cannot tell it; null: it can.
+// supportTable has a row for each table: its name, and the reason why a trace of this kind cannot
+// give it. The reason is null if the trace can.
 func supportTable(kind trace.Kind) arrow.Record {
 	b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{
 		{Name: "table", Type: arrow.BinaryTypes.String},

@@ -35,7 +35,7 @@ type parseOptions struct {
 	Instructions bool    `json:"instructions"`
 }
 
-// parsedTrace is a text being parsed. Its source keeps its counts after release.
+// parsedTrace is a text being parsed. The source still returns its counts after its release.
 type parsedTrace struct {
 	notASink
 	source *parse.Source

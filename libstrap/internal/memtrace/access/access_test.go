@@ -35,7 +35,7 @@ func TestThreadsAreMergedByTime(t *testing.T) {
 	want := []string{
 		"100 10 load 0x1000 4",
 		"120 11 load 0x2000 16",
-		"150 10 store 0x1004 4", // of one time: the thread that came first
+		"150 10 store 0x1004 4", // at the same time: first the thread with the earlier first block
 		"150 11 store 0x2000 8",
 		"205 10 load 0x1008 8", // an exchange is a load and a store
 		"205 10 store 0x1008 8",
@@ -45,7 +45,7 @@ func TestThreadsAreMergedByTime(t *testing.T) {
 	}
 }
 
-// The time of a tick lies on the line between the two pairs of a block.
+// The time of a tick is interpolated between the start and the end of its block.
 func TestTimes(t *testing.T) {
 	for _, v := range []struct {
 		h    block
@@ -54,7 +54,7 @@ func TestTimes(t *testing.T) {
 	}{
 		{block{start: 1000, end: 2000, ticks: 3000}, 1500, 1500},
 		{block{start: 1000, end: 2000, ticks: 3000}, 0, 1000},
-		{block{start: 1000, end: 2000, ticks: 3000}, 4000, 2000}, // behind the end
+		{block{start: 1000, end: 2000, ticks: 3000}, 4000, 2000}, // after the end
 		{block{start: 1000, end: 1000, ticks: 0}, 7, 1000},
 		{block{start: math.MaxInt64 - 10, end: math.MaxInt64, ticks: 10}, 9, math.MaxInt64 - 1},
 		{block{start: 0, end: 1 << 62, ticks: 1 << 33}, 1 << 31, 1 << 60},
@@ -67,8 +67,8 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// Any number of threads, whatever their buffers, gives the rows that sorting all of them
-// gives.
+// Merging threads gives the same rows as sorting all rows by time, for any number of threads and
+// any division into blocks.
 func TestMergeIsASort(t *testing.T) {
 	for seed := range int64(300) {
 		random := rand.New(rand.NewSource(seed))
@@ -163,10 +163,10 @@ func TestRanges(t *testing.T) {
 	w.rangeEvent(40, 3, 0x1000, 0x10, 3, 1, "")
 	w.rangeEvent(40, 3, 0x1000, 0x10, 3, 0, "")
 	w.rangeEvent(50, 4, 0x3000, 0, 1, 1, "")              // empty
-	w.rangeEvent(50, 5, math.MaxUint64, 2, 1, 1, "")      // beyond the addresses
-	w.rangeEvent(50, 6, 0x3000, 1, 9, 1, "")              // no type
+	w.rangeEvent(50, 5, math.MaxUint64, 2, 1, 1, "")      // beyond the address space
+	w.rangeEvent(50, 6, 0x3000, 1, 9, 1, "")              // unknown type
 	w.rangeEvent(50, 77, 0x3000, 1, 1, 0, "")             // never began
-	w.rangeEvent(60, 7, math.MaxUint64-1, 1, 4, 1, "all") // to the last address
+	w.rangeEvent(60, 7, math.MaxUint64-1, 1, 4, 1, "all") // at the last address that a range can have
 	w.end()
 	in := w.open(t, Options{})
 	want := []label.Range{
@@ -175,7 +175,7 @@ func TestRanges(t *testing.T) {
 		{Start: 0x1000, End: 0x1010, FromNS: 40, ToNS: 41, Type: "activation"},
 		{Start: math.MaxUint64 - 1, End: math.MaxUint64, FromNS: 60, ToNS: math.MaxInt64, Type: "runtime", Name: "all"},
 	}
-	// The first ending has no bytes, so it is no range, and its range goes on.
+	// The first event that ends a range has length 0, so it is damaged. Range 1 never ends.
 	if got := in.Ranges(); !reflect.DeepEqual(got, want) {
 		t.Errorf("ranges %+v", got)
 	}
@@ -252,7 +252,7 @@ func TestManyProblemsAreCounted(t *testing.T) {
 		w.block(77, block{}, nil)
 	}
 	got := w.open(t, Options{}).Problems()
-	// One for the missing end among them.
+	// The missing end of the recording is one problem more.
 	if len(got) != maxProblems+1 || got[maxProblems] != fmt.Sprintf("and %d further problems", 2*maxProblems+1) {
 		t.Errorf("%d problems, the last %q", len(got), got[len(got)-1])
 	}
@@ -341,7 +341,7 @@ int visible(int *p) {
 }
 `
 
-// build compiles cSource to a shared library and gives the addresses of its functions.
+// build compiles cSource to a shared library and returns the addresses of its functions.
 func build(t *testing.T, flags ...string) (path string, functions map[string]uint64) {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
@@ -353,7 +353,7 @@ func build(t *testing.T, flags ...string) (path string, functions map[string]uin
 		t.Fatal(err)
 	}
 	path = strings.TrimSuffix(source, ".c") + ".so"
-	for _, more := range [][]string{nil, flags} { // the first has all symbols
+	for _, more := range [][]string{nil, flags} { // the first build has all symbols
 		args := append([]string{"-shared", "-fPIC", "-O1", "-o", path, source}, more...)
 		if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
 			t.Fatalf("cc %v: %v\n%s", args, err, out)
@@ -385,7 +385,7 @@ func TestSymbolsAndLines(t *testing.T) {
 	}{
 		{[]string{"-g"}, []string{"hidden", "visible"}, []string{"code.c:3", "code.c:6"}},
 		{nil, []string{"hidden", "visible"}, []string{"", ""}},
-		{[]string{"-s"}, []string{"", "visible"}, []string{"", ""}}, // the dynamic symbols
+		{[]string{"-s"}, []string{"", "visible"}, []string{"", ""}}, // stripped: dynamic symbols only
 	} {
 		path, functions := build(t, v.flags...)
 		f, err := elf.Open(path)
@@ -422,7 +422,7 @@ func TestSymbolsAndLines(t *testing.T) {
 		}
 		got := column(t, in, "source")
 		for i, source := range got[:2] {
-			// The first instruction belongs to the line of the function's head.
+			// The first instruction may have the line of the function's head, which is one less.
 			name, line, _ := strings.Cut(filepath.Base(source), ":")
 			wantName, wantLine, _ := strings.Cut(v.source[i], ":")
 			if source == "" && v.source[i] == "" {
@@ -440,8 +440,8 @@ func TestSymbolsAndLines(t *testing.T) {
 	}
 }
 
-// Code out of a header of the system stands at the line that the program called it from:
-// the innermost one, where a function of the program is called by the header in between.
+// Code from a header of the system has the line of the program that called it. If the calling
+// function is expanded in another one, that is the line of the innermost call.
 func TestLinesOfInlinedHeaders(t *testing.T) {
 	cc, err := exec.LookPath("cc")
 	if err != nil {
@@ -507,7 +507,7 @@ int through(const int *p) {
 	}
 }
 
-// linesOf reads the lines of a file, and where a function lies.
+// linesOf returns the line table of a file, and the first and last address of a function.
 func linesOf(t *testing.T, path, function string) (lines *lineTable, begin, end uint64) {
 	t.Helper()
 	file, err := elf.Open(path)
@@ -531,8 +531,8 @@ func linesOf(t *testing.T, path, function string) (lines *lineTable, begin, end 
 	return nil, 0, 0
 }
 
-// damageLines looks for lines with each byte of what tells them changed: some are not
-// found, and nothing else happens.
+// damageLines changes each byte of the DWARF sections in turn and looks up lines. Lines may be
+// missing, but nothing may panic or hang.
 func damageLines(t *testing.T, path string) {
 	t.Helper()
 	_, begin, end := linesOf(t, path, "direct")
@@ -561,7 +561,7 @@ func damageLines(t *testing.T, path string) {
 	}
 }
 
-// readDamaged answers panics as symbolizer.read does.
+// readDamaged returns nil if newLineTable panics; symbolizer.read catches panics too.
 func readDamaged(file *elf.File) (lines *lineTable) {
 	defer func() { _ = recover() }()
 	lines, _ = newLineTable(file)
@@ -622,8 +622,8 @@ func TestModulesThatAreNotTheOnesThatRan(t *testing.T) {
 	}
 }
 
-// A module that was unloaded before its accesses were written is found in an older map,
-// and one loaded over it later is not taken for it.
+// A module that was unloaded before its accesses were written is found in an older module map. A
+// module that was loaded later at the same addresses is not mistaken for it.
 func TestUnloadedModules(t *testing.T) {
 	w := &fileWriter{}
 	w.start()

@@ -12,7 +12,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Bounds on what a file may ask this package to remember, far above what programs need.
+// Limits on what this package keeps in memory of one file. Programs need far less.
 const (
 	maxThreads  = 1 << 20
 	maxRanges   = 1 << 20
@@ -20,41 +20,42 @@ const (
 	maxProblems = 20
 )
 
-// Program is what the file says about the program and its recording.
+// Program describes the program and its recording, as the file states them.
 type Program struct {
 	PID         int64
 	Exe         string
-	Clock       string // "tsc" or "cntvct": the CPU's counter; "system"
-	ClockEvery  int64  // accesses that share a time of the system's clock
+	Clock       string // "tsc" or "cntvct", which are CPU counters, or "system"
+	ClockEvery  int64  // accesses that share one reading of the system's clock; 0: a CPU counter
 	SampleEvery int64
 	RealtimeNS  int64 // CLOCK_REALTIME at the start
 	Ended       bool  // the program ended the recording
 }
 
-// index is where everything in the file is.
+// index is built from the headers of the file. It has the offsets of the blocks of accesses, and
+// the contents of all other blocks.
 type index struct {
 	program  Program
 	threads  map[uint32]*run
-	order    []*run // in the order of their first blocks
+	order    []*run // the threads in the order of their first blocks
 	maps     []moduleMap
-	mapsText int64
+	mapsText int64 // bytes of text in maps
 	ranges   []label.Range
-	open     map[uint64]int // live ranges by id
+	open     map[uint64]int // id of a live range to its place in ranges
 	blocks   int64
 	records  int64
 	seen     uint64
 	lost     uint64
-	size     int64
+	size     int64 // of the file, in bytes
 	problems []string
 	hidden   int // problems beyond maxProblems
 }
 
-// run is a thread: its blocks in the file, whose times rise.
+// run has the blocks of accesses of one thread, in the order of the file and so of time.
 type run struct {
 	thread uint32
-	number int
-	first  int64 // start of its first block
-	blocks []int64
+	number int     // place in index.order
+	first  int64   // start time of the first block, in ns
+	blocks []int64 // offsets of the blocks in the file
 }
 
 func (x *index) problem(format string, args ...any) {
@@ -65,7 +66,7 @@ func (x *index) problem(format string, args ...any) {
 	x.problems = append(x.problems, fmt.Sprintf(format, args...))
 }
 
-// openRegular opens a regular file and nothing that could make the caller wait.
+// openRegular opens a regular file. It refuses other files, which may block the caller.
 func openRegular(path string) (*os.File, os.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -85,8 +86,8 @@ func openRegular(path string) (*os.File, os.FileInfo, error) {
 	return f, info, nil
 }
 
-// readIndex walks the headers. What stands behind a damaged block is left out and
-// reported; a torn last block keeps its whole records.
+// readIndex walks the headers of size bytes. A damaged header ends the walk, and the bytes from
+// there on are a problem. Of a torn last block the whole records are kept.
 func readIndex(in io.ReaderAt, size int64) (*index, error) {
 	x := &index{size: size, threads: map[uint32]*run{}, open: map[uint64]int{}}
 	w := window{in: in, size: size}
@@ -133,7 +134,7 @@ func readIndex(in io.ReaderAt, size int64) (*index, error) {
 	return x, nil
 }
 
-// add takes a block into the index. Its error ends the reading.
+// add adds a block to the index. An error ends the reading; a damaged block is only a problem.
 func (x *index) add(w *window, h *block) error {
 	var limit uint64
 	switch h.kind {
@@ -181,7 +182,7 @@ func (x *index) addStart(h *block, f map[string]string) {
 
 func (x *index) addEnd(f map[string]string) {
 	x.program.Ended = true
-	// What threads without a buffer lost stands in the totals only.
+	// Losses of threads without a buffer are in no block, only in this total.
 	if lost := number(f, "lost"); lost > 0 {
 		x.lost = max(x.lost, uint64(lost))
 	}
@@ -238,7 +239,7 @@ func (x *index) addRange(h *block, data []byte) {
 			return
 		}
 		delete(x.open, e.id)
-		// A range that held for no time yet keeps its first nanosecond.
+		// A range that ends at the time of its begin lasts one nanosecond, so it is not empty.
 		x.ranges[i].ToNS = max(h.start, x.ranges[i].FromNS+1)
 		return
 	}
@@ -258,14 +259,14 @@ func (x *index) addRange(h *block, data []byte) {
 // window reads small pieces of a file through a buffer.
 type window struct {
 	in   io.ReaderAt
-	size int64
-	at   int64
-	have []byte
+	size int64  // of the file
+	at   int64  // offset of have in the file
+	have []byte // the part of buf that is filled
 	buf  [4 << 10]byte
-	big  []byte
+	big  []byte // for pieces larger than buf
 }
 
-// bytes gives N bytes at an offset, valid until the next call; they must be there.
+// bytes returns n bytes at an offset, valid until the next call. The file must have them.
 func (w *window) bytes(at int64, n int) ([]byte, error) {
 	if n > len(w.buf) {
 		if cap(w.big) < n {
@@ -284,7 +285,7 @@ func (w *window) bytes(at int64, n int) ([]byte, error) {
 	return w.have[at-w.at:][:n], nil
 }
 
-// block reads a header; a torn one is Corrupt.
+// block reads the header at an offset. A torn header is Corrupt.
 func (w *window) block(at int64) (block, error) {
 	if w.size-at < headerBytes {
 		return block{}, status.New(status.Corrupt, "a header is torn")

@@ -8,8 +8,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Whatever a file holds, it is refused as a whole or its rows are a valid trace, in
-// order, and no more than its bytes can hold; its ranges are ones that label takes.
+// FuzzAccessFile checks that any bytes are either refused, or give a valid trace: rows in order, not
+// more than the bytes can hold, and ranges that label.New accepts.
 func FuzzAccessFile(f *testing.F) {
 	w := &fileWriter{}
 	w.start()

@@ -11,7 +11,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// fileWriter writes files as libstrap-access does.
+// fileWriter makes files like those of libstrap-access.
 type fileWriter struct{ bytes.Buffer }
 
 func (w *fileWriter) block(kind uint16, h block, payload []byte) {
@@ -40,7 +40,7 @@ func (w *fileWriter) start() {
 }
 func (w *fileWriter) end() { w.text(kindEnd, 0, "seen 0\nlost 0\n") }
 
-// accesses writes a block whose ticks are nanoseconds from START on.
+// accesses writes a block of accesses. One tick is one nanosecond.
 func (w *fileWriter) accesses(thread uint32, start, end int64, records ...record) {
 	var b []byte
 	for _, r := range records {
@@ -75,8 +75,8 @@ func (w *fileWriter) open(t testing.TB, o Options) *Trace {
 	return out
 }
 
-// drain reads all rows as text, "TIME THREAD load|store ADDRESS LENGTH", and checks what
-// every batch must be.
+// drain returns all rows as text, "TIME THREAD load|store ADDRESS LENGTH". It checks that sample_id
+// counts up, that pages fit to addresses, and that no time is before the last one.
 func drain(t testing.TB, in *Trace) []string {
 	t.Helper()
 	var out []string
@@ -108,7 +108,7 @@ func drain(t testing.TB, in *Trace) []string {
 	return out
 }
 
-// column gives a text column of all rows, "-" for nulls.
+// column returns a text column of all rows, with "-" for nulls.
 func column(t testing.TB, in *Trace, name string) []string {
 	t.Helper()
 	var out []string

@@ -1,6 +1,6 @@
-// Package access reads what libstrap-access records: the loads and stores of an
-// instrumented program, block by block and thread by thread, as batches of a memory
-// trace in the order of time, with symbols from the program's ELF files.
+// Package access reads the files of libstrap-access, which hold the loads and stores of an
+// instrumented program in blocks, each of one thread. Package access returns them as batches of a
+// memory trace, in the order of time over all threads, with symbols from the program's ELF files.
 //
 // # Layout
 //
@@ -9,22 +9,26 @@
 //	 0  u32  magic "SACB"
 //	 4  u16  version, 1
 //	 6  u16  kind
-//	 8  u64  bytes of payload behind the header
+//	 8  u64  bytes of payload after the header
 //	16  u32  thread id
 //	20  u32  number of the newest module map
-//	24  i64  start_ns, CLOCK_MONOTONIC: tick 0 of a block of accesses, else the event
-//	32  i64  end_ns, when the block was closed
-//	40  u64  ticks, what the counter said then
-//	48  u64  seen: accesses of the thread since its block before
-//	56  u64  lost: further ones that were not recorded
+//	24  i64  start_ns, CLOCK_MONOTONIC: time of tick 0 of a block of accesses, or of the event
+//	32  i64  end_ns, CLOCK_MONOTONIC when the block was closed
+//	40  u64  ticks: the counter at end_ns
+//	48  u64  seen: accesses of the thread since its previous block
+//	56  u64  lost: further accesses that were not recorded
 //
-// The first block is of kind start, its payload lines of "key value". Kind maps holds the
-// executable lines of /proc/self/maps; blocks of one number belong together. Kind accesses
-// holds records of 24 bytes: u64 address; u64 with the return address of the hook in bits
-// 0 to 47 and the operation in 48 to 55 (1 load, 2 store, 3 both, 4 set: atomic); u32 ticks
-// since the block's start; u32 bytes. Kind range holds u64 id, start and length, u32 type,
-// u32 1 where the range begins or 0 where it ends, and a name. Kind end holds the totals; a
-// file without it was not ended by its program.
+// The kinds of blocks and their payloads:
+//
+//   - 1 start, the first block: lines of "key value".
+//   - 2 maps: the executable lines of /proc/self/maps. Blocks of one number belong together.
+//   - 3 accesses: records of 24 bytes. u64 address; u64 with the return address of the hook in
+//     bits 0 to 47 and the operation in bits 48 to 55 (1 load, 2 store, 3 both; 4 set: atomic);
+//     u32 ticks since the block's start; u32 size in bytes.
+//   - 4 range: u64 id, u64 start, u64 length, u32 type, u32 1 if the range begins or 0 if it
+//     ends; its name.
+//   - 5 end: the totals, as lines of "key value". It is missing if the program did not end the
+//     recording.
 package access
 
 import (
@@ -55,13 +59,14 @@ const (
 	opBoth  = opLoad | opStore
 )
 
-// Text blocks of the runtime have at most 64 KiB, and names of ranges 255 bytes.
+// maxText and maxName are the limits that libstrap-access keeps, in bytes: of the text of one
+// block, and of the name of a range.
 const (
 	maxText = 1 << 16
 	maxName = 255
 )
 
-// block is a header.
+// block is a header and its place in the file.
 type block struct {
 	kind            uint16
 	bytes           uint64
@@ -69,12 +74,13 @@ type block struct {
 	start, end      int64
 	ticks           uint64
 	seen, lost      uint64
-	offset, payload int64 // in the file: of the header, and how much of bytes is there
+	offset, payload int64 // offset of the header; bytes of the payload that the file has
 }
 
 var errMagic = status.New(status.Corrupt, "no block begins here")
 
-// parseBlock reads a header of headerBytes. Times are from 0 and do not run backwards.
+// parseBlock reads a header from headerBytes bytes. It leaves offset and payload 0. Negative times,
+// and an end before the start, are Corrupt.
 func parseBlock(b []byte) (block, error) {
 	le := binary.LittleEndian
 	if le.Uint32(b) != blockMagic {
@@ -96,7 +102,8 @@ func parseBlock(b []byte) (block, error) {
 	return h, nil
 }
 
-// nanoseconds gives the time of a tick, on the line between the block's two ends.
+// nanoseconds returns the time of a tick in ns. It interpolates linearly between the start and the
+// end of the block.
 func (h *block) nanoseconds(tick uint32) int64 {
 	if uint64(tick) >= h.ticks {
 		return h.end
@@ -105,13 +112,13 @@ func (h *block) nanoseconds(tick uint32) int64 {
 	if hi == 0 {
 		return h.start + int64(lo/h.ticks)
 	}
-	q, _ := bits.Div64(hi, lo, h.ticks) // tick < ticks, so that it fits
+	q, _ := bits.Div64(hi, lo, h.ticks) // the quotient fits, because tick < ticks
 	return h.start + int64(q)
 }
 
-// record is an access.
+// record is one access.
 type record struct {
-	address, pc uint64
+	address, pc uint64 // pc is the return address of the hook
 	op          uint8
 	tick, size  uint32
 }
@@ -125,12 +132,12 @@ func parseRecord(b []byte) record {
 	}
 }
 
-// valid tells whether a program can have made the access.
+// valid reports whether a program can have made the access.
 func (r *record) valid() bool {
 	return r.op&opBoth != 0 && r.size != 0 && uint64(r.size-1) <= math.MaxUint64-r.address
 }
 
-// fields reads lines of "key value".
+// fields parses lines of "key value". It skips lines without a space.
 func fields(text []byte) map[string]string {
 	out := map[string]string{}
 	for line := range bytes.Lines(text) {

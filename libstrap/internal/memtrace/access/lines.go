@@ -13,12 +13,12 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// lineTable gives source lines. The lines of a compilation unit are read when the first
-// of its addresses is asked for.
+// lineTable finds the source line of an address. It reads the lines of a compilation unit on the
+// first call for an address in that unit.
 type lineTable struct {
 	data  *dwarf.Data
-	units []unitRange // by start
-	read  map[dwarf.Offset]*unitLines
+	units []unitRange                 // sorted by start
+	read  map[dwarf.Offset]*unitLines // the units read so far
 }
 
 type unitRange struct {
@@ -26,29 +26,29 @@ type unitRange struct {
 	unit       *dwarf.Entry
 }
 
-// unitLines is what is known of a compilation unit.
+// unitLines are the lines of a compilation unit.
 type unitLines struct {
-	starts    []lineStart  // by address
-	files     []string     // as DWARF numbers them
-	calls     []inlineCall // read when the first is asked for
+	starts    []lineStart  // sorted by address
+	files     []string     // by their numbers in DWARF
+	calls     []inlineCall // read when they are first needed
 	callsRead bool
 }
 
-// lineStart is where the code of a line begins; source is "" in the gaps.
+// lineStart is the address at which the code of a line begins, up to the next lineStart. source is
+// "FILE:LINE", or "" for code without a line.
 type lineStart struct {
 	address uint64
 	source  string
 }
 
-// inlineCall is a call by the program that the compiler expanded in place: its code, how
-// deep it lies in other such code, and where it stands.
+// inlineCall is a call in the program's source that the compiler expanded in place.
 type inlineCall struct {
-	start, end uint64
-	depth      int
-	source     string
+	start, end uint64 // addresses of the expanded code
+	depth      int    // of its DWARF entry in the tree of the unit
+	source     string // "FILE:LINE" of the call
 }
 
-// newLineTable is nil, nil where the file has no DWARF.
+// newLineTable returns nil, nil if the file has no line table in DWARF.
 func newLineTable(file *elf.File) (*lineTable, error) {
 	present := false
 	for _, s := range file.Sections {
@@ -74,7 +74,8 @@ func newLineTable(file *elf.File) (*lineTable, error) {
 		if err != nil {
 			return nil, err
 		}
-		// A null entry: the last unit is damaged, and debug/dwarf gives such without end.
+		// Tag 0 is a null entry: the last unit is damaged. debug/dwarf would return null entries
+		// without end.
 		if unit == nil || unit.Tag == 0 {
 			break
 		}
@@ -96,9 +97,9 @@ func newLineTable(file *elf.File) (*lineTable, error) {
 	return t, nil
 }
 
-// find gives "FILE:LINE", or "" where the address has none. Code that comes out of a header
-// of the compiler or the system, as intrinsics and templates do, has the line of the program
-// that it was called from.
+// find returns "FILE:LINE", or "" if the address has no line. Code from a header of the compiler or
+// the system, such as intrinsics and templates, gets the line of the program's own source that
+// called it, of the innermost call.
 func (t *lineTable) find(address uint64) string {
 	i := sort.Search(len(t.units), func(i int) bool { return t.units[i].start > address }) - 1
 	if i < 0 || address >= t.units[i].end {
@@ -131,7 +132,7 @@ func (t *lineTable) find(address uint64) string {
 	return source
 }
 
-// ofSystem tells whether a place is in a header that comes with the compiler or the system.
+// ofSystem reports whether a file belongs to the compiler or the system.
 func ofSystem(source string) bool {
 	for _, folder := range []string{"/usr/include/", "/include/c++/", "/lib/gcc/", "/lib/clang/"} {
 		if strings.Contains(source, folder) {
@@ -141,7 +142,7 @@ func ofSystem(source string) bool {
 	return false
 }
 
-// lines reads a unit's line table; a damaged one has no lines.
+// lines reads the line table of a unit. A damaged table gives no lines.
 func (t *lineTable) lines(unit *dwarf.Entry) *unitLines {
 	out := &unitLines{}
 	defer func() {
@@ -168,7 +169,7 @@ func (t *lineTable) lines(unit *dwarf.Entry) *unitLines {
 		if !e.EndSequence && e.File != nil && e.Line > 0 {
 			source = lineOf(absolute(e.File.Name, folder, name), int64(e.Line))
 			if source == last {
-				source = last // one copy
+				source = last // share one copy of the string
 			}
 			last = source
 		}
@@ -192,7 +193,7 @@ func lineOf(file string, line int64) string {
 	return strings.ToValidUTF8(fmt.Sprintf("%s:%d", file, line), "\uFFFD")
 }
 
-// inlineCalls reads those of a unit that do not stand in headers of the system, up to any
+// inlineCalls reads the inlined calls of a unit, except calls in headers of the system. It stops at
 // damage.
 func (t *lineTable) inlineCalls(unit *dwarf.Entry, files []string) (out []inlineCall) {
 	defer func() { _ = recover() }()
@@ -230,9 +231,12 @@ func (t *lineTable) inlineCalls(unit *dwarf.Entry, files []string) (out []inline
 	}
 }
 
-// absolute gives a file of the unit UNIT, compiled in FOLDER, its whole name. Of tables of
-// version 5 debug/dwarf (LineReader.readLNCT) leaves names in a relative folder relative, and
-// puts the compilation's folder before absolute ones.
+// absolute returns the absolute name of a file of a unit. unit is the name of the unit's main file,
+// and folder is the folder that the unit was compiled in.
+//
+// It corrects what debug/dwarf (LineReader.readLNCT) does with tables of DWARF version 5: names in
+// a relative folder stay relative, and absolute names get the folder of the compilation before
+// them.
 func absolute(file, folder, unit string) string {
 	if !path.IsAbs(file) {
 		return path.Join(folder, file)

@@ -7,8 +7,9 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// The records of all open threads are read through buffers of bufferBytes together; a
-// thread has at least minRecords, so that maxOpen threads bound the memory.
+// The buffers of all open threads aim at bufferBytes together. Each has room for at least
+// minRecords and at most maxRecords. At most maxOpen threads are open at a time, which bounds the
+// memory.
 const (
 	bufferBytes = 32 << 20
 	maxRecords  = 1 << 13
@@ -19,34 +20,33 @@ const (
 // row is an access with its time.
 type row struct {
 	record
-	time   int64
+	time   int64 // in ns
 	thread uint32
-	maps   uint32
+	maps   uint32 // number of the module map
 }
 
-// cursor is a thread under way. Its key is the time of its row, or, before the first one
-// is read, a time that it cannot precede.
+// cursor reads the records of one thread in their order.
 type cursor struct {
 	run    *run
-	next   int // block to read after this one
-	at     int64
+	next   int   // index in run.blocks of the block to read after this one
+	at     int64 // file offset of the first record not yet in buf
 	left   int64 // records of the block not yet in buf
 	header block
-	buf    []byte // records read and not yet given out
+	buf    []byte // records that were read and not yet returned; a part of space
 	space  []byte
-	key    int64
+	key    int64 // time of row; before the first row, a lower bound of its time
 	row    row
-	open   bool
+	open   bool // space is allocated and row is set
 }
 
-// merger gives the rows of all threads in the order of time; rows of one time come in the
-// order of the threads' first blocks, and those of one thread in its own.
+// merger returns the rows of all threads in the order of time. Rows of the same time come in the
+// order of the threads' first blocks. Rows of one thread keep their order.
 type merger struct {
 	in      io.ReaderAt
 	window  window
 	heap    cursors
-	opened  int
-	taken   int64 // records so far, those left out too
+	opened  int   // open cursors
+	taken   int64 // records read so far, invalid ones too
 	invalid int64
 }
 
@@ -61,8 +61,9 @@ func newMerger(in io.ReaderAt, size int64, threads []*run) *merger {
 	return m
 }
 
-// rows calls give with rows in order until it answers false or there are no more, which
-// it tells. A row may be read again after give answered false.
+// rows calls give with each row in order, until give returns false or no row is left. done reports
+// that no row is left. If give returned false for a row, the next call of rows begins with that
+// row.
 func (m *merger) rows(give func(*row) bool) (done bool, err error) {
 	for len(m.heap) > 0 {
 		c := m.heap[0]
@@ -96,7 +97,7 @@ func (m *merger) rows(give func(*row) bool) (done bool, err error) {
 	return true, nil
 }
 
-// second is the cursor that comes after the first.
+// second returns the cursor that comes after the first one of the heap, or nil if there is none.
 func (m *merger) second() *cursor {
 	switch len(m.heap) {
 	case 1:
@@ -130,7 +131,7 @@ func (m *merger) openCursor(c *cursor) error {
 	return nil
 }
 
-// advance makes the thread's next valid access its row.
+// advance sets c.row to the thread's next valid access. It returns false if there is none.
 func (m *merger) advance(c *cursor) (bool, error) {
 	for {
 		for len(c.buf) == 0 {
@@ -161,7 +162,7 @@ func (m *merger) advance(c *cursor) (bool, error) {
 			m.invalid++
 			continue
 		}
-		// A thread's own order stands, whatever its clock said.
+		// Keep the thread's own order, even if its clock went back.
 		c.key = max(c.key, c.header.nanoseconds(r.tick))
 		c.row = row{record: r, time: c.key, thread: c.header.thread, maps: c.header.maps}
 		return true, nil

@@ -13,17 +13,18 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/symbols"
 )
 
-// maxTable bounds the line tables of a module, whose path the trace names.
+// maxTable is the largest size in bytes of a DWARF section of a module. The trace names the file of
+// the module, so that file is untrusted.
 const maxTable = 1 << 30
 
-// olderMaps is how many module maps before that of an access are searched for a module
-// that was unloaded in between.
+// olderMaps is how many module maps are searched before the map of an access. The module may have
+// been unloaded between the access and that map.
 const olderMaps = 16
 
 // moduleMap is the executable memory at one time.
 type moduleMap struct {
 	number   uint32
-	text     []byte // until it is parsed
+	text     []byte // nil after it is parsed
 	mappings []mapping
 }
 
@@ -33,30 +34,33 @@ type mapping struct {
 	module             *module
 }
 
-// module is an ELF file, or memory without one.
+// module is an ELF file, or memory without one, as [vdso].
 type module struct {
 	path   string
 	inode  uint64
 	loaded bool
 	table  *symbols.Table
-	lines  *lineTable // nil without DWARF, or where none is asked for
+	lines  *lineTable // nil if the file has no DWARF or source lines are not wanted
 }
 
-// site is where an access stands in the program; "" where that is not known.
+// site is a place in the program's code. An unknown field is "".
 type site struct{ symbol, dso, source string }
 
-// symbolizer finds sites, and tells problem what it cannot read.
+// symbolizer finds the site of an access. It calls problem for modules that it cannot read.
 type symbolizer struct {
 	maps    []moduleMap
-	modules map[string]*module
-	changed int64 // modules changed after this CLOCK_REALTIME are others; 0: unknown
-	sources bool
+	modules map[string]*module // by inode and path
+	// changed is the CLOCK_REALTIME in ns at the start of the recording. A file changed later is not
+	// the module that ran. 0: unknown.
+	changed int64
+	sources bool // find source lines
 	problem func(string, ...any)
 }
 
-// find gives the site of an access. The address is that behind the call of the hook.
+// find returns the site of an access. pc is the return address of the hook, and number is that of
+// the module map.
 func (s *symbolizer) find(pc uint64, number uint32) site {
-	pc--
+	pc-- // into the call instruction
 	at := sort.Search(len(s.maps), func(i int) bool { return s.maps[i].number > number })
 	for i := at - 1; i >= max(0, at-1-olderMaps); i-- {
 		s.parse(&s.maps[i])
@@ -122,7 +126,7 @@ func (s *symbolizer) load(m *module) {
 }
 
 func (s *symbolizer) read(m *module) (err error) {
-	// debug/elf and debug/dwarf answer damaged files with errors, mostly.
+	// debug/elf and debug/dwarf return errors for most damaged files, but may panic.
 	defer func() {
 		if p := recover(); p != nil {
 			m.table, m.lines = &symbols.Table{}, nil
@@ -156,7 +160,8 @@ func (s *symbolizer) read(m *module) (err error) {
 	return err
 }
 
-// unchanged refuses a file that is not the one that ran.
+// unchanged returns an error if the file is not the module that ran: it has another inode, or was
+// changed since.
 func (s *symbolizer) unchanged(m *module, info os.FileInfo) error {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && m.inode != 0 && uint64(st.Ino) != m.inode {
 		return status.New(status.NotFound, "it has been replaced since the program ran")

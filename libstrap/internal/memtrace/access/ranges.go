@@ -12,9 +12,10 @@ import (
 // regionTypes are the STRAP_REGION_ values of strap_access.h.
 var regionTypes = map[uint32]string{1: "weight", 2: "kv_cache", 3: "activation", 4: "runtime"}
 
+// rangeEvent is the begin or the end of a range.
 type rangeEvent struct {
 	id    uint64
-	added bool
+	added bool        // the range begins
 	known label.Range // without times
 }
 

@@ -7,16 +7,16 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Recorder is a sink of libstrap-access: it keeps the blocks of a running program in a
-// file, which Open reads. It is for concurrent use.
+// Recorder is a sink of libstrap-access. It writes the blocks of a running program to a file, which
+// Open reads. It is safe for concurrent use.
 type Recorder struct {
 	mu      sync.Mutex
-	file    *os.File // nil once closed
-	written int64
-	err     error
+	file    *os.File // nil after Close
+	written int64    // bytes of whole blocks in the file
+	err     error    // the first failure of the disk
 }
 
-// Create makes the file anew.
+// Create creates the file, or empties it if it exists.
 func Create(path string) (*Recorder, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
 	if err != nil {
@@ -25,10 +25,12 @@ func Create(path string) (*Recorder, error) {
 	return &Recorder{file: f}, nil
 }
 
-// Write takes whole blocks, the first of them the start of a recording. After a failure
-// of the disk it answers that, and the file ends with its last whole block.
+// Write appends whole blocks. The first block of the file must be the start of a recording. If the
+// disk fails, Write cuts the file back to its last whole block, and every later call returns that
+// failure.
 //
-// Errors: InvalidArgument (these are no whole blocks), InvalidState (closed), NoSpace, IO.
+// Errors: InvalidArgument (the bytes are not whole blocks, or do not begin with a start), InvalidState
+// (closed), NoSpace, IO.
 func (r *Recorder) Write(blocks []byte) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -73,7 +75,7 @@ func checkBlocks(b []byte, first bool) error {
 	return nil
 }
 
-// Close ends the file.
+// Close closes the file. It returns the failure of an earlier Write, if there was one.
 func (r *Recorder) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -63,7 +63,7 @@ func TestRecorderErrors(t *testing.T) {
 	w := &fileWriter{}
 	w.start()
 	for range 2 {
-		// A device cannot be cut back to its last whole block.
+		// /dev/full is a device: it cannot be cut back to its last whole block.
 		if err := r.Write(w.Bytes()); err == nil || !strings.Contains(err.Error(), "torn") {
 			t.Errorf("error %v", err)
 		}

@@ -11,58 +11,60 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// maxSites bounds the places that are remembered; beyond it they are looked up anew.
+// maxSites is how many sites are kept. If a batch begins with more, all are forgotten and looked up
+// again.
 const maxSites = 1 << 20
 
-// rows collects a batch in columns.
+// rows collects the rows of a batch in columns.
 type rows struct {
 	schema   *arrow.Schema
-	limit    int
+	limit    int // rows of a batch
 	sites    *symbolizer
-	runID    arrow.ArrayData
+	runID    arrow.ArrayData // dictionaries of text columns, as those below
 	ops      arrow.ArrayData
 	unknown  arrow.ArrayData
 	none     arrow.ArrayData
 	phases   []Phase
 	names    arrow.ArrayData // of the phases
-	zeros    *memory.Buffer  // for columns that say the same in every row
-	phase    int32           // of the times from phaseFrom up to phaseTo
+	zeros    *memory.Buffer  // the values of columns with one value in every row
+	phase    int32           // index in phases of the times from <= t < to; -1: none
 	from, to int64
 
-	n       int
+	n       int // rows so far
 	time    []int64
 	address []uint64
 	length  []int64
 	thread  []int64
 	op      []int32
-	phased  []int32
+	phased  []int32 // the phase of each row
 	symbol  texts
 	dso     texts
 	source  texts
 
-	known map[place]int32 // place to found
+	known map[place]int32 // index in found
 	found []site
-	codes []siteCodes // of found in this batch
-	last  [1 << 10]struct {
+	codes []siteCodes       // the codes of each found site
+	last  [1 << 10]struct { // cache of recent places, by a hash of pc
 		place place
-		code  int32 // plus one: 0 is none
+		code  int32 // index in found plus one; 0: the slot is empty
 	}
-	batch int32
+	batch int32 // number of this batch
 }
 
+// place identifies a site: the return address of the hook and the number of the module map.
 type place struct {
 	pc   uint64
 	maps uint32
 }
 
-// siteCodes are a site's codes in the dictionaries of one batch.
+// siteCodes are a site's codes in the dictionaries of the batch of that number.
 type siteCodes struct{ batch, symbol, dso, source int32 }
 
-// texts is a text column under way.
+// texts collects a text column and its dictionary.
 type texts struct {
-	codes  []int32
-	values []string
-	place  map[string]int32
+	codes  []int32          // of each row
+	values []string         // the dictionary
+	place  map[string]int32 // code of each value
 }
 
 func (t *texts) begin(limit int) {
@@ -96,7 +98,8 @@ func newRows(schema *arrow.Schema, sites *symbolizer, o Options) *rows {
 	}
 }
 
-// begin starts a batch. Its columns are its own, since records keep them.
+// begin starts a batch. It allocates new columns, because the record of the last batch keeps its
+// own.
 func (r *rows) begin() {
 	r.n = 0
 	r.batch++
@@ -117,7 +120,8 @@ func (r *rows) begin() {
 	}
 }
 
-// add takes an access, or answers false where the batch has no room for it.
+// add appends the one or two rows of an access. It returns false, and adds nothing, if the batch has
+// no room for them.
 func (r *rows) add(a *row) bool {
 	both := a.op&opBoth == opBoth
 	need := 1
@@ -157,7 +161,7 @@ func (r *rows) put(a *row, op int32, s *siteCodes) {
 	}
 }
 
-// site gives the codes of a place in this batch.
+// site returns the codes of a place in the dictionaries of this batch.
 func (r *rows) site(p place) *siteCodes {
 	slot := &r.last[(p.pc^p.pc>>10)%uint64(len(r.last))]
 	if slot.place != p || slot.code == 0 {
@@ -181,7 +185,8 @@ func (r *rows) site(p place) *siteCodes {
 	return c
 }
 
-// findPhase finds the phase of a time, and the times around it that have the same.
+// findPhase sets phase to the first phase that has this time, and from and to to an interval around
+// the time in which the phase is the same.
 func (r *rows) findPhase(now int64) {
 	r.phase, r.from, r.to = -1, 0, math.MaxInt64
 	for i, p := range r.phases {
@@ -198,10 +203,10 @@ func (r *rows) findPhase(now int64) {
 	}
 }
 
-// record is the batch; firstID is the sample_id of its first row.
+// record returns the batch. firstID is the sample_id of its first row.
 func (r *rows) record(firstID int64) arrow.Record {
 	n := r.n
-	if r.zeros.Len() < 8*n { // a limit of one row, and an access of two
+	if r.zeros.Len() < 8*n { // the limit is one row, and the access gave two
 		r.zeros = memory.NewBufferBytes(make([]byte, 8*n))
 	}
 	ids, pages := make([]int64, n), make([]uint64, n)
@@ -258,7 +263,7 @@ func uint64Data(v []uint64) arrow.ArrayData {
 	return array.NewData(arrow.PrimitiveTypes.Uint64, len(v), []*memory.Buffer{nil, values}, nil, 0, 0)
 }
 
-// textData is a column of codes into a dictionary; with nulls, -1 is one.
+// textData returns a column of codes into a dictionary. If nulls is set, the code -1 is a null.
 func textData(codes []int32, dictionary arrow.ArrayData, nulls bool) arrow.ArrayData {
 	var valid *memory.Buffer
 	missing := 0

@@ -13,61 +13,61 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Phase is a name for the times from StartNS up to, not including, EndNS.
+// Phase names the times StartNS <= t < EndNS, in ns of CLOCK_MONOTONIC.
 type Phase struct {
 	Name           string
 	StartNS, EndNS int64
 }
 
-// Options say how to read. The zero value is usable.
+// Options are the options of Open. The zero value is usable.
 type Options struct {
-	// RunID stands in every row.
+	// RunID is the run_id of every row.
 	RunID string
-	// Phases name the times of the rows; the first that fits a time names it.
+	// Phases name the times of rows. A row gets the first phase that has its time.
 	Phases []Phase
-	// BatchRows is the most rows of a batch; 0 is 65,536.
+	// BatchRows is the most rows of a batch. 0 means 65,536.
 	BatchRows int
-	// Source adds the column "source" behind the others: "FILE:LINE", from DWARF.
+	// Source adds "source" as the last column: "FILE:LINE", from DWARF.
 	Source bool
 }
 
 const maxBatchRows = 1 << 24
 
-// Counts is what has been read so far.
+// Counts describes the file and what has been read of it so far.
 type Counts struct {
-	Rows    int64  // given out; an access that both loads and stores gives two
+	Rows    int64  // returned so far; an access that loads and stores gives two rows
 	Records int64  // accesses in the file
 	Seen    uint64 // accesses that the program made within its filters, up to the last block
-	Lost    uint64 // and further ones that it could not record
-	Invalid int64  // records that no program can have made, left out
+	Lost    uint64 // further accesses that the runtime could not record
+	Invalid int64  // records that no program can have made; they are left out
 	Threads int
-	Bytes   int64 // of the file
-	Read    int64 // of them so far
+	Bytes   int64 // length of the file
+	Read    int64 // bytes read so far
 	Done    bool
 }
 
-// Trace reads a file as an array.RecordReader: loads and stores in the order of time, of
-// all threads. Memory is bounded by the number of blocks and distinct places in the
-// program, not by that of accesses.
+// Trace reads a file as an array.RecordReader. Its rows are the loads and stores of all threads in
+// the order of time. Its memory grows with the number of blocks and of distinct places in the
+// program, and not with the number of accesses.
 type Trace struct {
 	refs   atomic.Int64
 	schema *arrow.Schema
-	file   *os.File // nil where it was not opened here
+	file   *os.File // nil if newTrace was called directly
 	index  *index
 	merger *merger
 	rows   *rows
 
-	mu     sync.Mutex // the counts and problems
+	mu     sync.Mutex // guards counts, err and the problems in index
 	counts Counts
 	record arrow.Record
 	err    error
 }
 
-// Open reads the headers of a file. The caller must Release the trace.
+// Open opens a file and reads the headers of its blocks. The caller must Release the trace.
 //
-// Errors: NotFound, Permission, IO; InvalidArgument (no regular file, an option); Corrupt
-// where the file does not begin as one of libstrap-access; Unsupported where it has another
-// version, or more than a million threads.
+// Errors: NotFound, Permission, IO; InvalidArgument (no regular file, an option); Corrupt (the
+// file does not begin like a file of libstrap-access); Unsupported (the file has another version,
+// or more than 1,048,576 threads).
 func Open(path string, o Options) (*Trace, error) {
 	f, info, err := openRegular(path)
 	if err != nil {
@@ -82,7 +82,7 @@ func Open(path string, o Options) (*Trace, error) {
 	return t, nil
 }
 
-// newTrace reads SIZE bytes of in.
+// newTrace reads the first size bytes of in.
 func newTrace(in io.ReaderAt, size int64, o Options) (*Trace, error) {
 	if o.BatchRows < 0 || o.BatchRows > maxBatchRows {
 		return nil, status.New(status.InvalidArgument, "batch_rows = %d: must be 0 to %d", o.BatchRows, maxBatchRows)
@@ -128,42 +128,42 @@ func (t *Trace) problem(format string, args ...any) {
 	t.index.problem(format, args...)
 }
 
-// Program is what the file says about the program and its recording.
+// Program returns the description of the program and its recording in the file.
 func (t *Trace) Program() Program { return t.index.program }
 
-// Ranges are those that the program named, in the order in which they began. One that did
-// not end has ToNS math.MaxInt64. All have ID 0.
+// Ranges returns the ranges that the program named, in the order in which they began. A range that
+// did not end has ToNS math.MaxInt64. All ranges have ID 0.
 func (t *Trace) Ranges() []label.Range { return t.index.ranges }
 
-// Problems tell what the file lacks and what could not be read, so far; symbols are looked
-// for as rows are read.
+// Problems returns what the file lacks and what could not be read. The list may grow while rows are
+// read, because symbols are looked up only then.
 func (t *Trace) Problems() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return append([]string(nil), t.index.problems...)
 }
 
-// Counts are those of the batches given out so far.
+// Counts returns the counts after the last batch that Next found.
 func (t *Trace) Counts() Counts {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.counts
 }
 
-// Schema is trace.Schema(trace.Accesses), and "source" where that was asked for.
+// Schema returns trace.Schema(trace.Accesses). Options.Source adds the column "source".
 func (t *Trace) Schema() *arrow.Schema { return t.schema }
 
-// Record is the batch that Next found, valid until the next call of Next.
+// Record returns the batch that Next found. It is valid until the next call of Next.
 func (t *Trace) Record() arrow.Record { return t.record }
 
-// Err is what ended the reading early, or nil.
+// Err returns the error that ended the reading early, or nil.
 func (t *Trace) Err() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.err
 }
 
-// Next makes the next batch the current one, and tells whether there was one.
+// Next reads the next batch. It returns false at the end, and after an error; see Err.
 func (t *Trace) Next() bool {
 	t.drop()
 	if t.refs.Load() <= 0 || t.Counts().Done || t.Err() != nil {
@@ -202,11 +202,11 @@ func (t *Trace) drop() {
 	}
 }
 
-// Retain and Release count the users; the last Release closes the file. Counts, Ranges and
-// Problems go on to answer.
+// Retain adds a reference.
 func (t *Trace) Retain() { t.refs.Add(1) }
 
-// Release is described at Retain.
+// Release drops a reference. The last Release closes the file. Counts, Ranges, Program and Problems
+// still answer afterwards.
 func (t *Trace) Release() {
 	if t.refs.Add(-1) != 0 {
 		return

@@ -1,29 +1,36 @@
-// Package analyse makes the tables that tell how a model's memory is used out of a
-// memory trace, in one pass over its batches.
+// Package analyse computes tables about the use of memory from a memory trace, in one pass over
+// the batches of the trace. docs/MEMORY_TRACES.md describes the tables.
 //
-// Rows are copied into blocks, and each block goes through several stages at the same
-// time: one for each question, split by regions or addresses where there are more
-// cores than questions. What a stage keeps is bounded by the regions, the addresses
-// and the pages of the trace, not by its rows; the pages of a long row are kept as spans,
-// which its ends bound. The exceptions are the values whose
-// exact quantiles are wanted (strides, gaps) and the rows for sorting: they are kept
-// in compact form up to Options.MemoryBytes, and go to a file in Options.SpillDir
-// beyond. Quantiles of spilled values are found by radix selection, some passes over
-// the file.
+// # Stages
 //
-// Order: locality, gaps, reuse distances and the working set over time follow the
-// accesses in the order of their times, rows of one time in the order of the trace. As
-// long as rows come like this, which nearly all traces do, they are taken as they
-// come; beside that they are packed into a journal, about ten bytes a row. The first
-// row that comes late ends the stages that need the order. Finish sorts the journal
-// (an external merge sort within the memory) and runs them over the sorted rows. With
-// Options.Ordered there is no journal and a late row is an error, for callers who know
-// the order or can read their trace twice.
+// Rows are copied into blocks. Several stages process each block at the same time. A stage
+// computes the data for one or more tables. If there are many cores, a stage is split into shares
+// by regions, addresses or pages.
 //
-// Numbers: sums have 128 bits, means are the exact sum over the count, rounded once.
-// Quantiles are those of numpy's linear interpolation to the last bit where float64
-// holds the values exactly (below 2^53), and exact beyond. Means over regions are
-// summed as pandas does.
+// # Memory
+//
+// The memory of a stage grows with the regions, addresses and pages of the trace, and not with its
+// rows. A long row covers many pages; its pages are kept as a span, which takes memory for its two
+// ends. There are two exceptions: values whose exact quantiles are needed (strides, gaps), and rows
+// that may have to be sorted. They are kept in compact form up to Options.MemoryBytes, and the rest
+// goes to a file in Options.SpillDir. Radix selection finds the quantiles of spilled values, in a
+// few passes over the file.
+//
+// # Order
+//
+// Locality, gaps, reuse distances and the working set over time need the accesses in the order of
+// time. Rows of the same time keep the order of the trace. Nearly all traces have this order, so
+// the stages process rows as they come. Meanwhile the rows are packed into a journal, about ten
+// bytes a row. A row is late if its time is before that of the row before it. The first late row
+// ends the stages that need the order. Finish then sorts the journal with an external merge sort
+// and runs these stages over the sorted rows. With Options.Ordered there is no journal, and a late
+// row is an error. That is for callers that know the order or can read their trace twice.
+//
+// # Numbers
+//
+// Sums have 128 bits. A mean is the exact sum over the count, rounded once. If float64 holds the
+// values exactly (below 2^53), a quantile equals numpy's linear interpolation to the last bit. Above
+// that it is exact. Means over regions are summed as in pandas.
 package analyse
 
 import (
@@ -39,33 +46,33 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Options say what to make of a trace, and with what means.
+// Options are the options of New.
 type Options struct {
-	// Kind of the trace; "" is trace.Accesses. Tables that it does not support (see
-	// Supports) come out empty.
+	// Kind is the kind of the trace. "" means trace.Accesses. Tables that the kind does not support
+	// (see Supports) are empty.
 	Kind trace.Kind
-	// Tables to make, by name; nil: Ten.
+	// Tables are the names of the tables to make. nil means Ten.
 	Tables []string
-	// Ordered says that no row is earlier than the one before it: none are kept for
-	// sorting, and one that is ends the analysis with ErrLate.
+	// Ordered states that no row is earlier than the row before it. Then no rows are kept for
+	// sorting, and an earlier row ends the analysis with ErrLate.
 	Ordered bool
 
-	// Workers is the number of goroutines that analyse, at most 256; 0: one for each core.
+	// Workers is the number of goroutines that analyse, at most 256. 0 means one for each core.
 	Workers int
-	// MemoryBytes is the memory for values and rows that exceed what regions and
-	// addresses take; 0: DefaultMemory.
+	// MemoryBytes is the memory for rows to sort and for the values behind exact quantiles. The
+	// memory for regions, addresses and pages comes on top. 0 means DefaultMemory.
 	MemoryBytes int
-	// SpillDir is where what exceeds it goes; "": the system's folder for temporary
-	// files.
+	// SpillDir is the folder for a temporary file with the rows and values that exceed MemoryBytes.
+	// "" means the system's folder for temporary files.
 	SpillDir string
 
-	// Bins of a histogram of retentions (0: 100), CDFPoints of a distribution (0:
-	// 1000), Windows of time (0: 200; there are up to twice as many), Top regions (0:
-	// 20).
+	// Bins is the number of bins of a retention histogram (0: 100). CDFPoints is the most points
+	// of a retention distribution (0: 1000). Windows is the number of windows of time (0: 200);
+	// there may be up to twice as many. Top is the number of top regions (0: 20).
 	Bins, CDFPoints, Windows, Top int
 }
 
-// DefaultMemory is the default of Options.MemoryBytes.
+// DefaultMemory is the default of Options.MemoryBytes: 512 MiB.
 const DefaultMemory = 512 << 20
 
 const maxWorkers = 256
@@ -113,12 +120,12 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// ErrLate is in the chain of the error, which is InvalidArgument, for a late row in a
-// trace said to be Ordered. Analysed again without that, the trace is sorted.
+// ErrLate is wrapped by the InvalidArgument error for a late row with Options.Ordered. Analyse the
+// trace again without Ordered: then its rows are sorted.
 var ErrLate = errors.New("a row is earlier than the one before it")
 
-// Analyser makes tables out of one trace. One goroutine calls Add and Finish; Close
-// may come from any, at any time.
+// Analyser makes the tables of one trace. One goroutine calls Add and Finish. Any goroutine may call
+// Close at any time.
 type Analyser struct {
 	options Options
 	needs   need
@@ -128,18 +135,18 @@ type Analyser struct {
 	journal *journal
 	stages  stages
 
-	mu       sync.Mutex
-	pipeline *pipeline // of the stages that run
+	mu       sync.Mutex // guards pipeline and closed
+	pipeline *pipeline  // runs the stages
 	closed   bool
 
-	calls sync.Mutex // held by Add and Finish, for what follows and the fields above
-	done  bool
+	calls sync.Mutex // held by Add, Finish and Close; guards done, err and the fields above mu
+	done  bool       // Finish was called
 	err   error
 }
 
-// New starts an analysis. Close it.
+// New starts an analysis. The caller must Close it.
 //
-// Errors: InvalidArgument, naming the option.
+// Errors: InvalidArgument; the message names the option.
 func New(o Options) (*Analyser, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -162,20 +169,21 @@ func New(o Options) (*Analyser, error) {
 	return a, nil
 }
 
-// shardBits splits the stages so that all workers have something to do.
+// shardBits returns the logarithm to base 2 of the shares of a stage. It grows with the workers, so
+// that all of them have work.
 func (a *Analyser) shardBits() int { return min(max(bits.Len(uint(a.options.Workers))-2, 0), 5) }
 
-// store is a part of the memory: the journal, the strides, the gaps and the sorting get
-// a quarter each, which the shards of a stage split.
+// store returns the memory of one share of a stage. The journal, the strides, the gaps and the
+// sorting each get a quarter of MemoryBytes, which the shares of a stage divide.
 func (a *Analyser) store(shards int) store {
 	return store{limit: int64(a.options.MemoryBytes / 4 / shards), spill: &a.spill}
 }
 
-// Add takes the rows of a batch. They are analysed behind; the batch is not used any
-// more when it returns.
+// Add copies the rows of a batch, and the workers analyse them. Add does not use the batch after it
+// returns. It waits while the workers are many blocks behind.
 //
-// Errors: InvalidArgument for bad rows, InvalidState after Finish or Close, and what
-// went wrong behind, such as a full disk. After an error only Close is of use.
+// Errors: InvalidArgument for bad rows, InvalidState after Finish or Close, and errors of the workers,
+// such as a full disk. After an error only Close has an effect.
 func (a *Analyser) Add(record arrow.Record) error {
 	a.calls.Lock()
 	defer a.calls.Unlock()
@@ -233,8 +241,8 @@ func (a *Analyser) flush() error {
 	return a.pipeline.put(b)
 }
 
-// Finish makes the tables, in the order of Options.Tables. The caller releases their
-// records.
+// Finish waits for the workers and returns the tables in the order of Options.Tables. The caller
+// releases their records. Errors: as for Add.
 func (a *Analyser) Finish() ([]Table, error) {
 	a.calls.Lock()
 	defer a.calls.Unlock()
@@ -269,7 +277,7 @@ func (a *Analyser) finish() ([]Table, error) {
 	return r.tables(a.options.Tables), nil
 }
 
-// replay runs the stages that need the order over the sorted rows.
+// replay runs the stages that need the order of time again, over the sorted rows of the journal.
 func (a *Analyser) replay() error {
 	again := newPipeline(a.newStages(inOrder), a.options.Workers)
 	if !a.use(again) {
@@ -306,8 +314,8 @@ func (a *Analyser) replay() error {
 	return again.drain()
 }
 
-// use makes p the running pipeline in place of the one before it, unless the analyser
-// is closed.
+// use stops the running pipeline and replaces it by p. If the analyser is closed, it does not replace
+// it, and returns false.
 func (a *Analyser) use(p *pipeline) bool {
 	a.pipeline.stop()
 	a.mu.Lock()
@@ -319,8 +327,8 @@ func (a *Analyser) use(p *pipeline) bool {
 	return true
 }
 
-// Close ends the analysis, finished or not, and waits for its goroutines. What it
-// kept in memory and on disk is gone then; tables stay. Calling it again does nothing.
+// Close ends the analysis, finished or not, and waits for its goroutines. It frees the memory and
+// the temporary file. Tables that Finish returned stay valid. A second call does nothing.
 func (a *Analyser) Close() {
 	a.mu.Lock()
 	a.closed = true
@@ -334,7 +342,7 @@ func (a *Analyser) Close() {
 	a.stages, a.journal, a.filler = stages{}, nil, filler{}
 }
 
-// open is an error once the analyser is closed.
+// open returns an error if the analyser is closed.
 func (a *Analyser) open() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -21,7 +21,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// record is a batch with the columns that an analysis looks at.
+// record returns a batch with the columns that an analysis reads.
 func record(rows []access) arrow.Record {
 	var fields []arrow.Field
 	for _, f := range trace.Fields() {
@@ -55,7 +55,7 @@ func record(rows []access) arrow.Record {
 	return b.NewRecord()
 }
 
-// content is a table's columns as plain values.
+// content returns the columns of a table as plain values.
 func content(t Table) cells {
 	out := cells{}
 	for i, f := range t.Record.Schema().Fields() {
@@ -80,7 +80,7 @@ func content(t Table) cells {
 	return out
 }
 
-// analysed makes tables of rows that come in batches of the given sizes.
+// analysed returns the tables of rows, added in batches of the given sizes.
 func analysed(rows []access, o Options, batches ...int) (map[string]cells, error) {
 	a, err := New(o)
 	if err != nil {
@@ -112,7 +112,7 @@ func analysed(rows []access, o Options, batches ...int) (map[string]cells, error
 	return out, nil
 }
 
-// difference is where two tables differ.
+// difference returns an error that names where two sets of tables differ, or nil.
 func difference(got, want map[string]cells) error {
 	for name, columns := range want {
 		for column, v := range columns {
@@ -133,7 +133,7 @@ func difference(got, want map[string]cells) error {
 
 var kinds = []string{"weight", "kv_cache", "activation", "runtime", "unknown"}
 
-// draw makes a trace in which addresses, times, types and pages collide.
+// draw returns a random trace with many equal addresses, times, types and pages.
 func draw(r *rand.Rand) []access {
 	rows := make([]access, r.IntN(80))
 	regions, addresses := 1+r.IntN(6), 1+r.IntN(12)
@@ -189,8 +189,8 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// drawLong makes a trace of rows of up to hundreds of pages that overlap in all ways, among
-// accesses to single pages and addresses of the same memory.
+// drawLong returns a random trace of rows of up to hundreds of pages that overlap in all ways. Between
+// them are accesses to single pages and addresses of the same memory.
 func drawLong(r *rand.Rand) []access {
 	rows, rare := make([]access, 1+r.IntN(40)), 2
 	if r.IntN(30) == 0 {
@@ -218,7 +218,7 @@ func drawLong(r *rand.Rand) []access {
 	return rows
 }
 
-// TestLongRows compares all tables with those of the trace written out page by page.
+// TestLongRows compares all tables with those of the same trace with a row for each page.
 func TestLongRows(t *testing.T) {
 	dir := t.TempDir()
 	for seed := range uint64(600) {
@@ -243,8 +243,8 @@ func TestLongRows(t *testing.T) {
 	}
 }
 
-// model is a trace like those of a real generation: one large weight region, many KV
-// blocks that are written once and read on, activations that come and go.
+// model returns a trace like that of a real generation: one large weight region, many KV blocks that
+// are written once and read often, and short-lived activations.
 func model(n int, seed uint64) []access {
 	r := rand.New(rand.NewPCG(seed, 2))
 	rows := make([]access, n)
@@ -273,8 +273,8 @@ func model(n int, seed uint64) []access {
 	return rows
 }
 
-// TestLarge goes through several blocks, chunks and sorted runs, with all in memory
-// and with next to nothing.
+// TestLarge analyses several blocks, chunks and sorted runs, with everything in memory and with nearly
+// nothing in memory.
 func TestLarge(t *testing.T) {
 	ordered := model(150_000, 1)
 	disordered := slices.Clone(ordered)
@@ -299,7 +299,7 @@ func TestLarge(t *testing.T) {
 	}
 }
 
-// TestColumns pins the documented columns and their types on the empty trace.
+// TestColumns checks the documented columns and their types, on an empty trace.
 func TestColumns(t *testing.T) {
 	want := map[string]string{
 		RetentionPerRegion:  "region_id: int64, region_type: utf8, first_write_ns: int64, last_read_ns: int64, retention_ns: int64, retention_s: float64",
@@ -353,8 +353,8 @@ func checkColumns(t *testing.T, names []string, want map[string]string) {
 	}
 }
 
-// TestKnownTruth reads like the documented example: weights written once and read for
-// 30 seconds are made for such memory.
+// TestKnownTruth is the documented example: weights that are written once and read for 30 seconds are
+// high_mrm.
 func TestKnownTruth(t *testing.T) {
 	var rows []access
 	for i := range 100 {
@@ -383,7 +383,7 @@ func TestKnownTruth(t *testing.T) {
 	}
 }
 
-// TestBeyondFloats has values that no float64 holds.
+// TestBeyondFloats has integers that no float64 holds exactly.
 func TestBeyondFloats(t *testing.T) {
 	const base = 1 << 62
 	rows := []access{
@@ -517,7 +517,8 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// TestSpillFails names the folder and the way out, wherever the spill fails first.
+// TestSpillFails checks that the error of a failed spill names the folder and a way out, whichever
+// stage spills first.
 func TestSpillFails(t *testing.T) {
 	ordered, late := model(100_000, 1), model(100_000, 1)
 	slices.Reverse(late)
@@ -530,7 +531,7 @@ func TestSpillFails(t *testing.T) {
 	}
 }
 
-// TestSpillIsFull runs into the limit of a file's size, as a full disk would have it.
+// TestSpillIsFull replaces the spill by /dev/full, where writes fail as on a full disk.
 func TestSpillIsFull(t *testing.T) {
 	a, err := New(Options{MemoryBytes: 1, SpillDir: t.TempDir(), Ordered: true})
 	if err != nil {
@@ -552,7 +553,7 @@ func TestSpillIsFull(t *testing.T) {
 	}
 }
 
-// TestCloseAnyTime closes while rows are added, sorted and selected.
+// TestCloseAnyTime calls Close while rows are added and sorted and quantiles are selected.
 func TestCloseAnyTime(t *testing.T) {
 	before := runtime.NumGoroutine()
 	rows := model(200_000, 1)
@@ -594,7 +595,7 @@ type panics struct{}
 
 func (panics) take(*block) error { panic("out of luck") }
 
-// TestPanic turns a bug into an error.
+// TestPanic checks that a panic in a stage becomes an error.
 func TestPanic(t *testing.T) {
 	p := newPipeline([]stage{panics{}}, 1)
 	defer p.stop()

@@ -11,8 +11,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// BenchmarkTen makes the ten tables of traces like those of a real generation (see
-// model), which lie in memory as batches of a million rows.
+// BenchmarkTen makes the ten tables of traces like those of a real generation (see model). The traces
+// are in memory, in batches of a million rows.
 func BenchmarkTen(b *testing.B) {
 	for _, millions := range []int{1, 20} {
 		for _, ordered := range []bool{false, true} {
@@ -44,7 +44,7 @@ func BenchmarkEach(b *testing.B) {
 	}
 }
 
-// processTime is the processor time that the process has used, in ns: what counts on a
+// processTime returns the processor time of the process in ns. Unlike wall time it is comparable on a
 // machine that others use too.
 func processTime(b *testing.B) int64 {
 	var u syscall.Rusage
@@ -117,8 +117,8 @@ func BenchmarkTables(b *testing.B) {
 	})
 }
 
-// BenchmarkLengths makes all tables of a trace of whole tensors, as the torch tracer gives it:
-// weights that each token reads, a cache that grows, activations that come and go.
+// BenchmarkLengths makes all tables of a trace whose rows are whole tensors, like those of the torch
+// tracer: weights that each token reads, a cache that grows, and short-lived activations.
 func BenchmarkLengths(b *testing.B) {
 	for _, pages := range []uint64{16, 80, 1000} {
 		b.Run(fmt.Sprintf("pages=%d", pages), func(b *testing.B) {
@@ -151,7 +151,8 @@ func BenchmarkLengths(b *testing.B) {
 	}
 }
 
-// BenchmarkCutRow makes the distances of a row of a terabyte that single accesses cut into pieces.
+// BenchmarkCutRow makes the reuse distances of the longest row, which single accesses then cut into
+// pieces.
 func BenchmarkCutRow(b *testing.B) {
 	for _, millions := range []int{1, 2, 4} {
 		b.Run(fmt.Sprintf("rows=%dM", millions), func(b *testing.B) {

@@ -2,8 +2,8 @@ package analyse
 
 import "github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 
-// blockRows is the size of the pieces in which a trace goes through the stages,
-// however large its batches are: small enough for a core's cache.
+// blockRows is the most rows of a block, whatever the size of the trace's batches. A block fits into
+// a core's cache.
 const blockRows = 1 << 14
 
 // block is a piece of the trace: columns of n rows.
@@ -11,16 +11,16 @@ type block struct {
 	n       int
 	time    []int64
 	address []uint64
-	region  []uint32 // numbers of regions, in the order of their first sight
+	region  []uint32 // numbers of regions, by first occurrence
 	tag     []uint32 // number of the type << 1 | op
-	page    []uint64 // address_page where it differs from address >> PageShift, else nil
-	pages   []uint64 // pages that a row touches; nil: one each
-	length  []uint64 // length_bytes; nil: none
-	regions int      // regions known at the end of the block
-	types   int
-	late    bool // a row of this block or an earlier one comes before its predecessor
+	page    []uint64 // address_page; nil: address >> PageShift in every row
+	pages   []uint64 // number of pages that a row touches; nil: one in every row
+	length  []uint64 // length_bytes; nil: 0 in every row
+	regions int      // number of regions known at the end of the block
+	types   int      // number of types known at the end of the block
+	late    bool     // this block or an earlier one has a late row
 
-	spare struct{ page, pages, length []uint64 } // memory for those that are nil
+	spare struct{ page, pages, length []uint64 } // memory for the columns that are nil
 }
 
 func newBlock() *block {
@@ -39,7 +39,7 @@ func (b *block) pageOf(i int) uint64 {
 	return b.address[i] >> trace.PageShift
 }
 
-// append adds a row that was packed.
+// append adds an unpacked row.
 func (b *block) append(r *row) {
 	i := b.n
 	b.time[i], b.address[i], b.region[i], b.tag[i] = r.time, r.address, r.region, r.tag
@@ -97,7 +97,7 @@ func (b *block) clear() {
 	b.n, b.late, b.page, b.pages, b.length = 0, false, nil, nil, nil
 }
 
-// names numbers the regions and types of a trace.
+// names gives numbers to the regions and types of a trace.
 type names struct {
 	regions    ids
 	regionType []uint32 // the type of each region's first row
@@ -124,9 +124,9 @@ type filler struct {
 	late   bool
 }
 
-// fill moves rows of a batch from row `from` on into the block, and says where it
-// stopped: at the end of either. codes has the number of the type of each code of the
-// batch, or -1 where it was not seen.
+// fill copies rows of a batch into the block, from row `from` on, until the batch ends or the block
+// is full. It returns the next row of the batch. codes maps the batch's codes of types to numbers of
+// types; -1 means that the code has not occurred yet.
 func (f *filler) fill(batch *trace.Batch, from int, codes []int32) int {
 	b := f.block
 	n := min(batch.Rows-from, blockRows-b.n)

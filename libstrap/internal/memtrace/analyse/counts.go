@@ -6,20 +6,22 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// share is the part of the keys that one of several like stages takes: those with
-// certain top bits in their hash.
+// share selects the keys that one of 1<<bits equal stages processes: those whose hash has the top
+// bits mine.
 type share struct {
 	mine uint64
 	bits int
 }
 
+// takes reports whether the share has the key with hash h.
 func (s share) takes(h uint64) bool { return h>>(64-s.bits) == s.mine }
 
-// takesPage is takes for what is told by pages. Of each 1<<bits pages side by side a share
-// takes one, so that it knows how many it takes of any number of them.
+// takesPage reports whether the share has a page. In each group of 1<<bits adjacent pages it has
+// exactly one, so within can count its pages in a range.
 func (s share) takesPage(page uint64) bool { return s.bits == 0 || s.pageOf(page>>s.bits) == page }
 
-// takesAddress takes the start of a page with its page, where h is the address' hash.
+// takesAddress reports whether the share has an address with hash h. An address that is the start of
+// a page belongs to the share of that page.
 func (s share) takesAddress(h, address uint64) bool {
 	if address%trace.PageSize == 0 {
 		return s.takesPage(address >> trace.PageShift)
@@ -27,14 +29,15 @@ func (s share) takesAddress(h, address uint64) bool {
 	return s.takes(h)
 }
 
-// pageOf is the page of a group of 1<<bits that the share takes.
+// pageOf returns the page that the share has in a group of 1<<bits adjacent pages.
 func (s share) pageOf(group uint64) uint64 {
 	return group<<s.bits | hash(group)>>(64-s.bits) ^ s.mine
 }
 
-// within counts the pages of [low, high) that the share takes.
+// within returns how many pages of [low, high) the share has.
 func (s share) within(low, high uint64) uint64 { return s.below(high) - s.below(low) }
 
+// below returns how many pages of [0, page) the share has.
 func (s share) below(page uint64) uint64 {
 	n := page >> s.bits
 	if s.pageOf(n) < page {
@@ -43,7 +46,7 @@ func (s share) below(page uint64) uint64 {
 	return n
 }
 
-// grown makes v at least n long.
+// grown returns v with zeros appended until it has at least n elements.
 func grown[T any](v []T, n int) []T {
 	if n <= len(v) {
 		return v
@@ -51,14 +54,15 @@ func grown[T any](v []T, n int) []T {
 	return append(v, make([]T, n-len(v))...)
 }
 
-// counts is the stage behind retention and read_freq: what can be told of a region
-// whatever the order of its rows.
+// counts is the stage for the tables of retention, read_freq and top_regions. It does not depend on
+// the order of the rows.
 type counts struct {
 	share
 	regions []regionCounts
 }
 
-// regionCounts has loads at 0 and stores at 1.
+// regionCounts has the number of accesses to a region and their first and last time in ns. Index 0
+// is loads, index 1 is stores.
 type regionCounts struct {
 	n     [2]uint64
 	first [2]int64
@@ -87,7 +91,8 @@ func (s *counts) take(b *block) error {
 	return nil
 }
 
-// life is when a region was written first and read last, by the documented rule.
+// life returns the times of the first write and the last read of a region. Without stores the first
+// access is the first write. Without loads the last read is the first write.
 func (r *regionCounts) life() (written, read int64) {
 	written, read = r.first[1], r.last[0]
 	if r.n[1] == 0 {
@@ -99,7 +104,7 @@ func (r *regionCounts) life() (written, read int64) {
 	return written, read
 }
 
-// retention is the length of that life in ns, never negative.
+// retention returns the time from the first write to the last read in ns, or 0 if it is negative.
 func (r *regionCounts) retention() uint64 {
 	written, read := r.life()
 	return uint64(max(read-written, 0))

@@ -6,39 +6,37 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/spans"
 )
 
-// distances is the stage behind reuse_distance_histogram: for each access the number
-// of distinct pages touched since the access to the same page before, which is the
-// size that a cache of pages with the oldest thrown out needs for a hit. It needs the
+// distances is the stage for reuse_distance_histogram. The distance of an access is the number of
+// distinct pages touched since the previous access to the same page. A cache of pages that evicts
+// the least recently used page has a hit if it holds more pages than that. The stage needs the
 // rows in the order of time.
 //
-// Each access takes the next place in a row of places, and only the latest place of a
-// page is marked: the distance is the number of marks behind the page's place. A bit a
-// place and a Fenwick tree over words of them count the marks; when the places run out,
-// the marked ones move together.
+// Single pages: each access gets the next place, a number that counts up. A place is marked while it
+// is the latest place of its page. So the distance is the number of marks after the page's previous
+// place. marks has a bit for each place, and a Fenwick tree over its words counts the marks. When
+// no place is free, compact renumbers the marked places from 0.
 //
-// The pages of a long row stand outside of that row of places, one behind the other, between
-// two places: long says which row a page was in, and in what order they were accessed. Pages
-// side by side in both have the same distance, for each moves behind the others in its turn.
+// The pages of a long row get no places. Each of these accesses gets a number from the clock, and
+// belongs between two places. long has the number of each page's latest access, and order has the
+// place that was next at that time. Adjacent pages with consecutive numbers all have the same
+// distance: each of them moves to the end of the order in turn.
 type distances struct {
-	places times  // the place + 1 of each page
-	live   uint64 // marks
-	marks  []uint64
-	tree   []uint64 // tree[i]: the marks of the words that i+1 stands for in a Fenwick tree
-	next   uint64   // place
-	latest uint64   // page
+	places times    // the latest place + 1 of each page
+	live   uint64   // number of marks
+	marks  []uint64 // a bit for each place
+	tree   []uint64 // Fenwick tree: tree[i] has the marks of the words that index i+1 covers
+	next   uint64   // the next place
+	latest uint64   // the page of the latest access
 	types  []typeDistances
 
-	// The accesses of long rows have numbers, the clock. long has the number of the latest
-	// access to a page, less the page; order, by these numbers, the next place at that time,
-	// plus 1.
-	long  spans.Map[uint64]
-	order spans.Map[uint64]
-	clock uint64
+	long  spans.Map[uint64] // by page: the number of its latest access, less the page
+	order spans.Map[uint64] // by number of an access: the next place at that time, plus 1
+	clock uint64            // the number of the next access of a long row
 }
 
 type typeDistances struct {
-	first uint64     // accesses to pages not seen before
-	log2  [65]uint64 // distances of each bit length
+	first uint64     // accesses to pages that were not accessed before
+	log2  [65]uint64 // number of distances by bit length
 }
 
 func (s *distances) take(b *block) error {
@@ -90,12 +88,12 @@ func (s *distances) access(t *typeDistances, page uint64) {
 	s.next++
 }
 
-// row takes the accesses to the further pages [low, high) of a long row.
+// row processes the accesses to the pages [low, high) of a long row, without its first page.
 func (s *distances) row(t *typeDistances, low, high uint64) {
 	start := low
 	s.long.Each(low, high, func(low, high, base uint64) {
 		if base != 0 {
-			// The pages of the row up to here are behind these by now.
+			// The row has accessed low - start pages already. They count too.
 			distance := s.behindRow(low+base) + low - start
 			t.log2[bits.Len64(distance)] += high - low
 			s.order.Set(low+base, high+base)
@@ -109,7 +107,8 @@ func (s *distances) row(t *typeDistances, low, high uint64) {
 			single.time = goneTime
 		}
 	})
-	// A number is left out between two rows, so that no two of them look like one.
+	// Skip a number between two rows, so that their spans in order are never adjacent. Adjacent spans
+	// must have different values, and compact may make the values of two rows equal.
 	s.clock = max(s.clock, leastClock) + 1
 	s.long.Set(low, high, spans.Span[uint64]{Low: low, High: high, Value: s.clock - low})
 	s.order.Set(s.clock, s.clock+high-low, spans.Span[uint64]{Low: s.clock, High: s.clock + high - low, Value: s.next + 1})
@@ -117,10 +116,11 @@ func (s *distances) row(t *typeDistances, low, high uint64) {
 	s.latest = high - 1
 }
 
-// leastClock is beyond every page, so that none is equal to the number of its access.
+// leastClock is the least number of an access. It is above every page number, so a number less its
+// page is never 0, which means unknown.
 const leastClock = 1 << 52
 
-// behind counts the distinct pages accessed after the one at a place.
+// behind returns the number of distinct pages that were accessed after the access at a place.
 func (s *distances) behind(place uint64) uint64 {
 	n := s.live - s.upTo(place)
 	if s.order.Len() > 0 {
@@ -129,7 +129,7 @@ func (s *distances) behind(place uint64) uint64 {
 	return n
 }
 
-// behindRow is that of a page of a long row, by the number of its access.
+// behindRow returns the number of distinct pages that were accessed after an access of a long row.
 func (s *distances) behindRow(number uint64) uint64 {
 	pages, next := s.order.From(number)
 	n := s.live + pages - 1
@@ -144,7 +144,7 @@ func (s *distances) unmark(place uint64) {
 	s.live--
 }
 
-// upTo counts the marks up to a place and on it.
+// upTo returns the number of marks at a place and before it.
 func (s *distances) upTo(place uint64) uint64 {
 	word := place / 64
 	n := uint64(bits.OnesCount64(s.marks[word] << (63 - place%64)))
@@ -154,7 +154,7 @@ func (s *distances) upTo(place uint64) uint64 {
 	return n
 }
 
-// mark sets a mark (n = 1) or takes it away (-1).
+// mark sets the mark of a place (n = 1) or clears it (n = -1, as uint64).
 func (s *distances) mark(place, n uint64) {
 	s.marks[place/64] ^= 1 << (place % 64)
 	for i := place/64 + 1; i <= uint64(len(s.tree)); i += i & -i {
@@ -162,8 +162,8 @@ func (s *distances) mark(place, n uint64) {
 	}
 }
 
-// compact moves the marked places to the front, in their order, and makes as many free
-// ones as it looks at entries and spans. So its cost for each access has a bound.
+// compact renumbers the marked places from 0, in their order. It then makes as many free places as
+// it has visited entries and spans, so its time per access is bounded.
 func (s *distances) compact() {
 	below := make([]uint64, len(s.marks))
 	n := uint64(0)

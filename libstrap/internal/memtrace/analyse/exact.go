@@ -5,10 +5,10 @@ import (
 	"math/bits"
 )
 
-// exactFloat bounds the integers that a float64 holds exactly.
+// exactFloat is 2^53: float64 holds all integers up to it exactly.
 const exactFloat = 1 << 53
 
-// sum is an exact sum of unsigned integers, in 128 bits.
+// sum is the exact sum of unsigned integers, in 128 bits.
 type sum struct{ hi, lo uint64 }
 
 func (s *sum) add(v uint64) {
@@ -29,7 +29,7 @@ func (s *sum) merge(o sum) {
 	s.hi += o.hi + carry
 }
 
-// over is the float64 nearest to the sum over n.
+// over returns the float64 nearest to the sum divided by n.
 func (s sum) over(n uint64) float64 {
 	if s.hi == 0 && s.lo < exactFloat && n < exactFloat {
 		return float64(s.lo) / float64(n)
@@ -40,18 +40,18 @@ func (s sum) over(n uint64) float64 {
 	return quotient
 }
 
-// seconds is the float64 nearest to a time in ns.
+// seconds converts ns to s. It returns the nearest float64.
 func seconds(ns uint64) float64 { return sum{lo: ns}.over(1e9) }
 
-// middle is the float64 nearest to the mean of two values.
+// middle returns the float64 nearest to the mean of two values.
 func middle(a, b uint64) float64 {
 	lo, hi := bits.Add64(a, b, 0)
 	return sum{hi, lo}.over(2)
 }
 
-// mean is a running mean of floats with Kahan's compensation: the grouped means of
-// pandas come out the same to the last bit, and with them the classes that hang on
-// thresholds.
+// mean is a running mean of floats with Kahan's compensation, as in pandas. Its values equal the
+// grouped means of pandas to the last bit, and so do the classes of suitability, which compare means
+// with thresholds.
 type mean struct {
 	total, lost float64
 	n           int64
@@ -75,16 +75,16 @@ func (m *mean) value() float64 {
 // percents are the quantiles of the documented tables.
 var percents = [...]uint64{50, 90, 99}
 
-// place is where a quantile of n sorted values lies: between the value of rank
-// lower and the next, as numpy's "linear" method has it.
+// place returns the place of a quantile among n sorted values, by numpy's method "linear": it is
+// between the value of rank lower and the next, at a share of weight from the first.
 func place(n, percent uint64) (lower uint64, weight float64) {
 	at := float64(n-1) * (float64(percent) / 100)
 	lower = uint64(at)
 	return lower, at - float64(lower)
 }
 
-// lerp is numpy's interpolation to the bit: the conversions keep the products from
-// being fused into the sums.
+// lerp interpolates like numpy, to the last bit. The conversions to float64 keep the compiler from
+// fusing the products into the sums.
 func lerp(a, b, weight float64) float64 {
 	d := b - a
 	if weight >= 0.5 {
@@ -93,9 +93,8 @@ func lerp(a, b, weight float64) float64 {
 	return a + float64(d*weight)
 }
 
-// wholeQuantile is a quantile of n integers, of which a and b are the neighbours of
-// its place, cut to an integer. Where floats hold the integers it is what
-// int(numpy.quantile) gives, beyond it is exact.
+// wholeQuantile returns a quantile of n integers, truncated to an integer. a and b are the values
+// around its place. Below 2^53 it equals int(numpy.quantile(...)); above, it is exact.
 func wholeQuantile(a, b, n, percent uint64) uint64 {
 	if b < exactFloat {
 		_, weight := place(n, percent)
@@ -106,5 +105,5 @@ func wholeQuantile(a, b, n, percent uint64) uint64 {
 	return a + part
 }
 
-// rankTimes100 is the exact place of a quantile, in hundredths of a rank.
+// rankTimes100 returns the exact place of a quantile, in hundredths of a rank.
 func rankTimes100(n, percent uint64) uint64 { return (n - 1) * percent }

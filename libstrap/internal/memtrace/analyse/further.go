@@ -14,9 +14,9 @@ type bin struct {
 	n         int64
 }
 
-// retentionHistogram has Options.Bins equal bins for each type, from 0 to the longest
-// retention, which lies in the last; a single bin [0, 0] where that is 0. All others
-// are half open.
+// retentionHistogram has Options.Bins bins of equal width for each type, from 0 to the longest
+// retention. Bins are half open, except the last one, which contains the longest retention. If the
+// longest retention is 0, there is a single bin [0, 0].
 func (r *results) retentionHistogram(c *columns) {
 	type bin struct {
 		kind      string
@@ -55,9 +55,10 @@ func (r *results) retentionHistogram(c *columns) {
 	c.ints("n_regions", each(bins, func(b bin) int64 { return b.n }))
 }
 
-// retentionCDF has the fraction of a type's regions whose retention is at most that of
-// the row: of all distinct retentions, or of Options.CDFPoints of them at equal
-// distances in rank, the longest among them.
+// retentionCDF has rows with a retention and the fraction of the type's regions whose retention is
+// at most that long. It has a row for each distinct retention of a type. If the type has more than
+// Options.CDFPoints regions, it has at most that many rows, at equal distances in rank, and the
+// longest retention among them.
 func (r *results) retentionCDF(c *columns) {
 	var kinds []string
 	var at, fraction []float64
@@ -69,7 +70,7 @@ func (r *results) retentionCDF(c *columns) {
 		last := -1
 		for i := range points {
 			rank := (i+1)*n/points - 1
-			// The last of the equal ones.
+			// Go on to the last of equal retentions.
 			for rank+1 < n && v[rank+1] == v[rank] {
 				rank++
 			}
@@ -87,8 +88,8 @@ func (r *results) retentionCDF(c *columns) {
 	c.floats("fraction", fraction)
 }
 
-// log2Bins are the bins of counts by bit length, from the first to the last that is not
-// empty. The bin of bit length 0 is [0, 1), that of n is [2^(n-1), 2^n).
+// log2Bins returns the bins of counts by bit length, from the first bin that is not empty to the
+// last one. The bin of bit length 0 is [0, 1), and the bin of bit length n is [2^(n-1), 2^n).
 func log2Bins(kind string, counts []uint64) []bin {
 	var bins []bin
 	for length, n := range counts {
@@ -106,7 +107,7 @@ func log2Bins(kind string, counts []uint64) []bin {
 	return bins
 }
 
-// reuseHistogram has the gaps behind iai in bins [2^n, 2^(n+1)) ns.
+// reuseHistogram has the gaps of the table iai in bins [2^n, 2^(n+1)) ns.
 func (r *results) reuseHistogram(c *columns) {
 	var bins []bin
 	for _, t := range r.byName {
@@ -118,8 +119,8 @@ func (r *results) reuseHistogram(c *columns) {
 	c.ints("n_intervals", each(bins, func(b bin) int64 { return b.n }))
 }
 
-// reuseDistanceHistogram has, for each type, a row without bounds for the accesses to
-// pages not seen before, then the distances in bins [0, 1), [1, 2), [2, 4) and so on.
+// reuseDistanceHistogram has for each type a row with null bounds that counts the first accesses to
+// pages, then the distances in bins [0, 1), [1, 2), [2, 4) and so on.
 func (r *results) reuseDistanceHistogram(c *columns) {
 	const unbounded = math.MaxUint64 // as int64 it is negative, which is null
 	var bins []bin
@@ -136,8 +137,8 @@ func (r *results) reuseDistanceHistogram(c *columns) {
 	c.ints("n_accesses", each(bins, func(b bin) int64 { return b.n }))
 }
 
-// windowColumns puts what all tables over time have, and gives the cells that are not
-// empty, by window and type.
+// windowColumns adds the columns that all tables over time have. It returns the cells that are not
+// empty, by window and type, one for each row.
 func windowColumns[C any](c *columns, r *results, w *windows[C], empty func(*C) bool) []*C {
 	var cells []*C
 	var starts, ends []int64
@@ -162,7 +163,7 @@ func windowColumns[C any](c *columns, r *results, w *windows[C], empty func(*C) 
 	return cells
 }
 
-// workingSetOverTime has the distinct pages that each type touched in each window.
+// workingSetOverTime has the number of distinct pages of each type that were accessed in each window.
 func (r *results) workingSetOverTime(c *columns) {
 	w := &windows[arrivals]{}
 	if r.pageWindows != nil {
@@ -174,7 +175,7 @@ func (r *results) workingSetOverTime(c *columns) {
 	c.ints("working_set_bytes", each(cells, func(a *arrivals) int64 { return int64(unique(a) * pageSize) }))
 }
 
-// bandwidthOverTime has what each type read and wrote in each window.
+// bandwidthOverTime has the bytes and accesses that each type read and wrote in each window.
 func (r *results) bandwidthOverTime(c *columns) {
 	w := &windows[traffic]{}
 	if r.bandwidth != nil {
@@ -187,8 +188,8 @@ func (r *results) bandwidthOverTime(c *columns) {
 	c.ints("writes", each(cells, func(t *traffic) int64 { return int64(t.accesses[1]) }))
 }
 
-// topRegions has the Options.Top regions with the most accesses, the most first and
-// those with equally many by their ids.
+// topRegions has the Options.Top regions with the most accesses, in falling order. Regions with
+// equally many accesses are in the order of their ids.
 func (r *results) topRegions(c *columns) {
 	accesses := func(i uint32) uint64 { return r.counts[i].n[0] + r.counts[i].n[1] }
 	top := slices.Clone(r.byID)

@@ -12,9 +12,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// furtherReference makes the further tables out of the rows and the ten tables. The
-// tables over time are told the windows' width, in bits: it must be the least that
-// gives no more windows than there may be.
+// furtherReference returns the further tables, computed from the rows and the ten tables. The width of
+// the windows is the least power of two that gives no more windows than allowed.
 func furtherReference(rows []access, o Options) map[string]cells {
 	ten := reference(rows)
 	bytes := map[int]uint64{}
@@ -237,8 +236,8 @@ func TestFurtherTables(t *testing.T) {
 	}
 }
 
-// TestFurtherLarge makes places run out and windows double many times, in order and
-// not.
+// TestFurtherLarge has so many rows that places run out and windows double many times, with and without
+// late rows.
 func TestFurtherLarge(t *testing.T) {
 	rows := model(60_000, 1)
 	for range 2 {
@@ -258,8 +257,8 @@ func TestFurtherLarge(t *testing.T) {
 	}
 }
 
-// TestCDFPoints has more regions than points: the points are spread evenly and end at
-// the longest retention.
+// TestCDFPoints has more regions than points. The points are spread evenly, and the last one is the
+// longest retention.
 func TestCDFPoints(t *testing.T) {
 	var rows []access
 	for i := range int64(1000) {

@@ -8,9 +8,9 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// traceOf reads a trace out of any bytes, eight a row: what the row is, its region, two
-// bytes of address, two of time, two of length. Small numbers make everything collide;
-// bits of the first byte scale them up to the ends of their ranges.
+// traceOf makes a trace from any bytes, eight for a row: one for its kind, one for its region, two for
+// its address, two for its time and two for its length. Small numbers make equal values likely. Bits
+// of the first byte scale them up to the ends of their ranges.
 func traceOf(data []byte) []access {
 	var rows []access
 	now := int64(0)
@@ -48,7 +48,7 @@ func traceOf(data []byte) []access {
 	return rows
 }
 
-// FuzzAnalyse compares all tables with the reference, whatever the trace.
+// FuzzAnalyse compares all tables of any trace with the reference.
 //
 // Slow: each input makes all tables twice, and most of them spill to files on the way.
 func FuzzAnalyse(f *testing.F) {

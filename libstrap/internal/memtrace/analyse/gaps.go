@@ -7,26 +7,26 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// gaps is the stage behind iai: the time between accesses to the same address and
-// type, which it needs in the order of time.
+// gaps is the stage for iai and reuse_histogram. A gap is the time in ns between two accesses to the
+// same address by rows of the same type. The stage needs the rows in the order of time.
 type gaps struct {
 	share
 	store
 	types   []typeGaps
-	touched uint64
+	touched uint64 // keeps the compiler from removing the calls of touch
 }
 
 type typeGaps struct {
-	latest times             // by address
-	long   spans.Map[uint64] // the same for the pages of long rows
+	latest times             // time of the latest access to each address
+	long   spans.Map[uint64] // the same for the pages of long rows: the time + 1
 	total  sum
-	log2   [64]uint64 // gaps of each bit length less one
-	// powers[i] are gaps that count 1 << i times each: a gap of n addresses is in those of
-	// the bits of n.
+	log2   [64]uint64 // number of gaps by bit length less one
+	// powers[i] has gaps that count 1 << i times each. A gap of n addresses is in powers[i] for each
+	// bit i of n that is set.
 	powers [powers]values
 }
 
-// powers are those of two up to the pages of a row of trace.MostLength bytes.
+// powers is the number of bits of the most pages that a row has, one of trace.MostLength bytes.
 const powers = 29
 
 func (s *gaps) take(b *block) error {
@@ -60,7 +60,7 @@ func (s *gaps) take(b *block) error {
 	return s.relieve(powers*len(s.types), func(i int) *values { return &s.types[i/powers].powers[i%powers] })
 }
 
-// row takes the accesses to the further pages [low, high) of a long row.
+// row processes the accesses to the pages [low, high) of a long row, without its first page.
 func (s *gaps) row(t *typeGaps, low, high, now uint64) {
 	t.long.Each(low, high, func(low, high, before uint64) {
 		if before != 0 {
@@ -91,7 +91,8 @@ func (s *gaps) access(t *typeGaps, h, address, now uint64) {
 	s.gap(t, before, now, 1)
 }
 
-// gap counts the gap of n addresses from their latest time + 1, 0 where there is none, to now.
+// gap counts a gap of n addresses. before is the time of their latest access + 1, or 0 if there was
+// none: then there is no gap. Gaps of 0 ns do not count.
 func (s *gaps) gap(t *typeGaps, before, now, n uint64) {
 	if before == 0 || before == now+1 {
 		return

@@ -7,21 +7,21 @@ import (
 	"slices"
 )
 
-// The tables here have what is known of single addresses and pages, package spans what is
-// known of the pages of long rows. A page is in one of them: where it leaves a table, its
-// entry stays as `gone`.
+// The tables in this file hold values for single addresses and pages. Package spans holds values for
+// the pages of long rows. A page is in only one of the two. If it leaves a table, its entry stays
+// and is marked gone.
 //
-// The tables here are open addressed with linear probing and grow at three quarters:
-// 16 bytes an entry and one cache line a look-up, where a Go map takes twice the
-// memory and three times the time (BenchmarkTables). The top bits of a hash choose
-// the shard of a stage, so the tables use the bottom ones.
+// The tables use open addressing with linear probing, and grow when three quarters full. An entry
+// takes 16 bytes and a look-up one cache line. A Go map takes twice the memory and three times the
+// time (BenchmarkTables). The top bits of a hash choose the share of a stage, so the tables use the
+// low bits.
 
 const (
 	hashA = 0x9e3779b97f4a7c15
 	hashB = 0xd1342543de82ef95
 )
 
-// hash mixes the 128 bits of a product, so that strided addresses spread.
+// hash mixes the two halves of a product of 128 bits, so that addresses at equal strides spread.
 func hash(key uint64) uint64 {
 	hi, lo := bits.Mul64(key^hashA, hashB)
 	return hi ^ lo
@@ -34,8 +34,8 @@ func hashPair(key uint64, region uint32) uint64 {
 
 const leastSlots = 16
 
-// grownSlots is the size of a table after n slots. Small ones grow faster: they are
-// short-lived where more come.
+// grownSlots returns the next size of a table with n slots. Small tables grow faster, because they
+// soon grow again.
 func grownSlots(n int) int {
 	if n < 1<<14 {
 		return max(leastSlots, 4*n)
@@ -54,14 +54,14 @@ type timeSlot struct {
 	time uint64 // the time + 1: 0 is an empty slot
 }
 
-// gone marks the entry of a page that a span has.
+// gone is the count of an entry in pairs whose page is in a span now.
 const gone = math.MaxUint32
 
-// goneTime is gone for times, which end below it.
+// goneTime is the same for times. It is above every time + 1.
 const goneTime = math.MaxUint64
 
-// at is where the time + 1 of an address stands: 0 where it is new. The caller sets
-// it. It is valid until the next call.
+// at returns a pointer to the time + 1 of an address, and adds the address with 0 if it is new. The
+// caller must set it. The pointer is valid until the next call of at.
 func (t *times) at(h, key uint64) *uint64 {
 	mask := uint64(len(t.slots) - 1)
 	for i := h; t.used > 0; i++ {
@@ -76,8 +76,8 @@ func (t *times) at(h, key uint64) *uint64 {
 	return t.insert(h, key)
 }
 
-// touch reads the slot where the search for a hash starts. Stages do that for some
-// rows before they look those up, so that the machine fetches the slots side by side.
+// touch reads the slot where the search for a hash starts. Stages touch the slots of several rows
+// before they look these rows up, so that the processor loads the slots in parallel.
 func (t *times) touch(h uint64) uint64 {
 	if len(t.slots) == 0 {
 		return 0
@@ -85,8 +85,8 @@ func (t *times) touch(h uint64) uint64 {
 	return t.slots[h&uint64(len(t.slots)-1)].key
 }
 
-// within lists, in order, the entries of the pages [low, high), where the key of a page is
-// its number << shift. They are valid until the next call of at.
+// within returns the entries of the pages [low, high), in order. The key of a page is its number <<
+// shift. The entries are valid until the next call of at.
 func (t *times) within(low, high uint64, shift int) []*timeSlot {
 	var found []*timeSlot
 	take := func(s *timeSlot) {
@@ -111,7 +111,7 @@ func (t *times) within(low, high uint64, shift int) []*timeSlot {
 	return found
 }
 
-// find is the entry of an address, nil where there is none.
+// find returns the entry of an address, or nil if there is none.
 func (t *times) find(h, key uint64) *timeSlot {
 	mask := uint64(len(t.slots) - 1)
 	for i := h; t.used > 0; i++ {
@@ -166,8 +166,8 @@ type pairSlot struct {
 	count  uint32 // 0 is an empty slot
 }
 
-// at is where the count of a pair stands: 0 where it is new. The caller sets it. It
-// is valid until the next call.
+// at returns a pointer to the count of a pair, and adds the pair with 0 if it is new. The caller must
+// set it. The pointer is valid until the next call of at.
 func (p *pairs) at(h, key uint64, region uint32) *uint32 {
 	mask := uint64(len(p.slots) - 1)
 	for i := h; p.used > 0; i++ {
@@ -182,7 +182,7 @@ func (p *pairs) at(h, key uint64, region uint32) *uint32 {
 	return p.insert(h, key, region)
 }
 
-// touch is as that of times.
+// touch reads the slot where the search for a hash starts; see times.touch.
 func (p *pairs) touch(h uint64) uint64 {
 	if len(p.slots) == 0 {
 		return 0
@@ -190,7 +190,7 @@ func (p *pairs) touch(h uint64) uint64 {
 	return p.slots[h&uint64(len(p.slots)-1)].key
 }
 
-// within is as that of times, for the pairs of a region.
+// within returns the entries of a region's pages [low, high), in order; see times.within.
 func (p *pairs) within(low, high uint64, shift int, region uint32) []*pairSlot {
 	var found []*pairSlot
 	take := func(s *pairSlot) {
@@ -254,13 +254,13 @@ func (p *pairs) vacant(h uint64) *pairSlot {
 	}
 }
 
-// ids numbers distinct values from 0 in the order of their first sight.
+// ids numbers distinct values from 0, in the order of their first occurrence.
 type ids struct {
 	values []int64
-	slots  []uint32 // the number + 1: 0 is an empty slot
+	slots  []uint32 // the number + 1; 0 is an empty slot
 }
 
-// number gives the number of a value and whether it is new.
+// number returns the number of a value, and whether the value is new.
 func (d *ids) number(v int64) (n uint32, fresh bool) {
 	h := hash(uint64(v))
 	mask := uint64(len(d.slots) - 1)

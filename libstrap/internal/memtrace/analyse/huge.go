@@ -5,9 +5,9 @@ import "unsafe"
 // hugePage is the size of the huge pages of x86-64 and most arm64 machines.
 const hugePage = 2 << 20
 
-// zeros is a slice of n zeros, in huge pages if it fills some: one fault and one
-// translation for what are 512 small pages. New memory, looked up at random, costs
-// more in those than in all else.
+// zeros returns a slice of n zeros, in huge pages if it fills at least one. A huge page costs one page
+// fault and one address translation where small pages cost 512. In a new table that is accessed at
+// random, these cost more than all the rest.
 func zeros[T any](n int) []T {
 	var one T
 	width := int(unsafe.Sizeof(one))

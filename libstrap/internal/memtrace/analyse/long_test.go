@@ -8,7 +8,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// Rows of a terabyte take memory for their ends, not for their pages.
+// The memory for rows of a terabyte does not grow with their pages.
 func TestMemoryIsByRowsAndNotByPages(t *testing.T) {
 	const pages = trace.MostLength / trace.PageSize
 	row := func(time int64, op trace.Op, first, n uint64) access {
@@ -17,10 +17,10 @@ func TestMemoryIsByRowsAndNotByPages(t *testing.T) {
 	rows := []access{
 		row(0, trace.Store, 0, pages),
 		row(10, trace.Load, 0, pages),
-		row(30, trace.Load, pages/4, pages/2), // behind all pages
-		row(40, trace.Store, pages/2, pages),  // a quarter was last, a quarter the second, half is new
+		row(30, trace.Load, pages/4, pages/2), // all other pages are accessed in between
+		row(40, trace.Store, pages/2, pages),  // pages/4 were accessed at 30, pages/4 at 10, pages/2 are new
 	}
-	ballast() // of addresses that nothing touches
+	ballast() // allocate it now, so that it does not count below
 	for _, workers := range []int{1, 16} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -42,13 +42,13 @@ func TestMemoryIsByRowsAndNotByPages(t *testing.T) {
 			{ReadFreq, "total_accesses", []any{int64(3*pages + pages/2)}},
 			{WriteOnce, "n_written_addresses", []any{int64(pages + pages/2)}},
 			{WriteOnce, "n_write_once_addresses", []any{int64(pages)}},
-			// pages of 10, pages/2 of 20 and pages/4 each of 10 and 30
+			// The gaps: pages of 10 ns, pages/2 of 20 ns, pages/4 of 10 ns and pages/4 of 30 ns.
 			{IAI, "n_intervals", []any{int64(2 * pages)}},
 			{IAI, "iai_p50_ns", []any{int64(10)}},
 			{IAI, "iai_p90_ns", []any{int64(30)}},
 			{IAI, "iai_mean_ns", []any{15.0}},
 			{WorkingSetOverTime, "unique_pages", []any{int64(pages), int64(pages)}},
-			// None, a quarter of the pages less one, and from half of them on.
+			// The distances: none for first accesses, pages/4 - 1, and pages/2 or more.
 			{ReuseDistanceHistogram, "bin_low_pages", []any{nil, int64(pages / 8), int64(pages / 4), int64(pages / 2)}},
 			{ReuseDistanceHistogram, "n_accesses", []any{int64(pages + pages/2), int64(pages / 4), int64(0), int64(pages + 3*pages/4)}},
 		} {

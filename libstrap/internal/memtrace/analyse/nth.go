@@ -5,11 +5,11 @@ import (
 	"slices"
 )
 
-// nth partitions v so that v[k] is the value of rank k, smaller ones stand before it
-// and larger ones behind, and returns it.
+// nth returns the value of rank k of v, counted from 0. It reorders v so that this value is at v[k],
+// no larger value is before it, and no smaller one after it.
 func nth[T uint32 | uint64](v []T, k int) T {
 	low, high := 0, len(v)-1
-	// A partition that goes wrong again and again is sorted instead.
+	// Bad pivots make the partitions many: after 2*log2(n) of them sort the rest instead.
 	for patience := 2 * bits.Len(uint(len(v))); high-low > 16; patience-- {
 		if patience == 0 {
 			slices.Sort(v[low : high+1])

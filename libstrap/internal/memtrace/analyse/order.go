@@ -6,14 +6,13 @@ import (
 	"slices"
 )
 
-// journal is the stage that keeps the rows of a trace, packed, for the case that one
-// of them turns out to be late: then the stages that need the order of time start
-// again from here.
+// journal is the stage that keeps all rows of the trace, packed. If a row is late, the stages that
+// need the order of time run again, over the sorted rows of the journal.
 type journal struct {
 	store
 	packer
 	blocks []packed
-	moved  int // of the blocks, those in the spill
+	moved  int // the first blocks are in the spill: as many as this
 }
 
 func (j *journal) take(b *block) error {
@@ -29,7 +28,7 @@ func (j *journal) take(b *block) error {
 	return j.move(rest, j.spill)
 }
 
-// move writes all that is packed to the spill.
+// move writes packed blocks to the spill, and frees the memory of all blocks of the packer.
 func (p *packer) move(blocks []packed, sp *spill) error {
 	defer p.data.reset()
 	size := int64(0)
@@ -52,16 +51,17 @@ func (p *packer) move(blocks []packed, sp *spill) error {
 }
 
 const (
-	// leastRun is the least number of rows that are sorted at once.
+	// leastRun is the least number of rows that a run has room for, whatever the memory.
 	leastRun = 1 << 17
-	// bytes of a row while it is sorted: itself, its key, and the key's other place
+	// sortBytes is the memory of a row while it is sorted: the row, its key, and a second place for
+	// the key.
 	sortBytes = 40 + 2*16
-	// rows of the pieces in which sorted runs are read back
+	// runPiece is the number of rows that are read back from a sorted run at once.
 	runPiece = 1 << 11
 )
 
-// sorted gives the rows in the order of time, those of one time in the order in
-// which they came: a merge sort, of runs as long as the memory allows.
+// sorted calls yield with the rows in the order of time. Rows of the same time keep the order of the
+// trace. It is a merge sort, with runs as long as memory (in bytes) allows.
 func (j *journal) sorted(memory int, yield func(*row) error) error {
 	return j.sortedBy(max(leastRun, memory/sortBytes), yield)
 }
@@ -116,10 +116,11 @@ type sortKey struct {
 	at   uint32
 }
 
-// sorter sorts rows by time; it is memory to reuse.
+// sorter sorts rows by time. Its memory is reused.
 type sorter struct{ keys, other []sortKey }
 
-// sort is a stable radix sort, by those digits only in which the times differ.
+// sort returns the keys of the rows in the order of time. It is a stable radix sort, which skips bits
+// that are equal in all times. The keys are valid until the next call.
 func (s *sorter) sort(rows []row) []sortKey {
 	s.keys, s.other = grown(s.keys, len(rows)), grown(s.other, len(rows))
 	from, to := s.keys[:len(rows)], s.other[:len(rows)]
@@ -154,7 +155,7 @@ func (s *sorter) sort(rows []row) []sortKey {
 	return from
 }
 
-// cursor walks a sorted run.
+// cursor reads the rows of a sorted run.
 type cursor struct {
 	number int
 	rest   []packed
@@ -175,7 +176,7 @@ func (c *cursor) load(sp *spill) (ok bool, err error) {
 	return true, err
 }
 
-// cursors is a heap by the time of the next row, and by the run where they are equal.
+// cursors is a heap by the time of the next row, then by the number of the run.
 type cursors []*cursor
 
 func (h cursors) Len() int      { return len(h) }

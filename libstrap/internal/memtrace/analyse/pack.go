@@ -8,25 +8,26 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// packed holds rows in as few bytes as their columns' spans need, in memory or in the
-// spill: about ten bytes a row of a real trace.
+// packed holds the rows of a block, in memory or in the spill. A column takes as many bytes a row as
+// the difference of its largest and least value needs. A row of a real trace takes about ten bytes.
 type packed struct {
-	n       int
+	n       int // rows
 	columns [packedColumns]packedColumn
-	data    []byte // nil: in the spill at `at`
-	at      int64
-	size    int
+	data    []byte // nil: the data is in the spill
+	at      int64  // offset in the spill
+	size    int    // bytes of data
 }
 
 const packedColumns = 6
 
-// packedColumn is a column as differences to its least value, width bytes each.
+// packedColumn describes a packed column: each value is stored as its difference to base, in width
+// bytes, little-endian.
 type packedColumn struct {
 	base  uint64
 	width int
 }
 
-// row is one row out of its block.
+// row is one unpacked row.
 type row struct {
 	time        int64
 	address     uint64
@@ -34,13 +35,14 @@ type row struct {
 	region, tag uint32
 }
 
-// slack lets every value be read and written as eight bytes.
+// slack is the number of unused bytes after the data, so that every value can be read and written as
+// eight bytes.
 const slack = 8
 
-// packer packs rows; it is the memory that they are in.
+// packer packs rows, and owns the memory that holds them.
 type packer struct {
-	difference []uint64   // of the pages given to those of the addresses
-	data       pool[byte] // of the packed rows
+	difference []uint64   // memory for the differences of address_page to the page of the address
+	data       pool[byte] // the packed rows
 }
 
 // pack packs the rows of a block.
@@ -79,7 +81,7 @@ func (p *packer) pack(b *block) packed {
 	return out
 }
 
-// columnOf says how values are packed: no bytes each where they are all the same.
+// columnOf returns how values are packed. If all values are the same, the width is 0.
 func columnOf[T int64 | uint64 | uint32](v []T) packedColumn {
 	if len(v) == 0 {
 		return packedColumn{}
@@ -91,8 +93,9 @@ func columnOf[T int64 | uint64 | uint32](v []T) packedColumn {
 	return packedColumn{uint64(low), (bits.Len64(uint64(high)-uint64(low)) + 7) / 8}
 }
 
-// put packs values, and gives what is left of data behind them. The widths that
-// nearly all columns have are written without overlap.
+// put packs values into data, and returns the rest of data after them. Widths 1, 2 and 4, which nearly
+// all columns have, are written exactly. Other widths are written as eight bytes each, of which the
+// next value overwrites the excess.
 func put[T int64 | uint64 | uint32](data []byte, c packedColumn, v []T) []byte {
 	size := c.width * len(v)
 	switch c.width {
@@ -120,7 +123,7 @@ func put[T int64 | uint64 | uint32](data []byte, c packedColumn, v []T) []byte {
 	return data[size:]
 }
 
-// unpack appends the rows to v.
+// unpack appends the rows to v and returns it. buffer is memory to reuse.
 func (p *packed) unpack(v []row, sp *spill, buffer *[]byte) ([]row, error) {
 	*buffer = slices.Grow((*buffer)[:0], p.size+slack)[:p.size+slack]
 	data := *buffer

@@ -5,17 +5,18 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// pages is the stage behind the working set: the distinct pages of each region.
+// pages is the stage for the tables of the working set by region. It counts the distinct pages of
+// each region.
 type pages struct {
 	share
-	seen    pairs                       // by page and region
+	seen    pairs                       // 1 for each page and region
 	long    map[uint32]*spans.Map[bool] // by region: the pages of long rows
 	regions []regionPages
 }
 
 type regionPages struct {
 	unique uint64
-	latest uint64 // a page of the region that is counted, + 1: most rows stay on it
+	latest uint64 // the page counted last, + 1; the next row is usually on the same page
 }
 
 func (s *pages) take(b *block) error {
@@ -53,7 +54,7 @@ func (s *pages) access(page uint64, region uint32) {
 	}
 }
 
-// row takes the further pages [low, high) of a long row.
+// row processes the pages [low, high) of a long row, without its first page.
 func (s *pages) row(low, high uint64, region uint32) {
 	long := longOf(&s.long, region)
 	long.Each(low, high, func(low, high uint64, seen bool) {
@@ -64,17 +65,17 @@ func (s *pages) row(low, high uint64, region uint32) {
 	long.Set(low, high, spans.Span[bool]{Low: low, High: high, Value: true})
 }
 
-// longRow is the number of pages from which on those of a row, but for the first, are kept as
-// a span. Fewer cost less one by one.
+// longRow is the least number of pages, without the first one, that are kept as a span. Fewer pages
+// are cheaper to process one by one.
 const longRow = 64
 
-// behind are the pages [low, high) of a row behind its first.
+// behind returns the pages [low, high) of row i, without its first page.
 func behind(b *block, i int) (low, high uint64) {
 	low = b.address[i]>>trace.PageShift + 1
 	return low, low + b.pages[i] - 1
 }
 
-// longOf is the map of a region or type, which is made where there is none.
+// longOf returns the map of a region or type, and makes one if there is none.
 func longOf[V comparable](of *map[uint32]*spans.Map[V], number uint32) *spans.Map[V] {
 	m := (*of)[number]
 	if m == nil {

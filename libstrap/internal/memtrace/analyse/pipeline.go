@@ -8,22 +8,22 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// stage is one of the analyses that run side by side. It gets every block in order,
-// from one goroutine at a time, and must not keep it.
+// stage is one of the analyses that run at the same time. take is called with every block in order,
+// by one goroutine at a time. It must not change the block, nor keep it after it returns.
 type stage interface {
 	take(*block) error
 }
 
-// pipeline feeds blocks to stages: each stage takes them in order, a few workers run
-// the stages that have something to do, the one furthest behind first.
+// pipeline passes blocks to stages. Each stage takes the blocks in order. A worker runs the idle
+// stage that has the most blocks left to take.
 type pipeline struct {
 	mu      sync.Mutex
 	change  sync.Cond
 	lanes   []lane
-	queue   []*block // what some stage has still to take
-	first   int      // number of queue[0]
+	queue   []*block // blocks that at least one stage has not taken yet
+	first   int      // number of the block queue[0]
 	free    []*block
-	err     error
+	err     error // the first error of a stage
 	stopped bool
 	workers sync.WaitGroup
 }
@@ -34,7 +34,7 @@ type lane struct {
 	busy  bool
 }
 
-// queued bounds the blocks between the caller and the slowest stage.
+// queued is the most blocks that wait for the slowest stage.
 const queued = 24
 
 func newPipeline(stages []stage, workers int) *pipeline {
@@ -50,7 +50,7 @@ func newPipeline(stages []stage, workers int) *pipeline {
 	return p
 }
 
-// block is an empty block to fill, once there is one.
+// block returns an empty block to fill. It waits while the queue is full.
 func (p *pipeline) block() (*block, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,7 +94,7 @@ func (p *pipeline) drain() error {
 	return p.state()
 }
 
-// stop ends the workers, whatever is left, and waits for them.
+// stop ends the workers and waits for them. Blocks may be left in the queue.
 func (p *pipeline) stop() {
 	p.mu.Lock()
 	p.stopped = true
@@ -137,7 +137,7 @@ func (p *pipeline) work() {
 	}
 }
 
-// behind is the idle lane with the most blocks to take, if any has one.
+// behind returns the idle lane with the most blocks left to take, or nil if there is none.
 func (p *pipeline) behind() *lane {
 	var most *lane
 	for i := range p.lanes {
@@ -149,7 +149,7 @@ func (p *pipeline) behind() *lane {
 	return most
 }
 
-// retire takes back the blocks that every stage has had.
+// retire frees the blocks that every stage has taken.
 func (p *pipeline) retire() {
 	least := p.lanes[0].next
 	for _, l := range p.lanes[1:] {
@@ -163,7 +163,7 @@ func (p *pipeline) retire() {
 	}
 }
 
-// guarded turns a panic into an error.
+// guarded calls f and returns its error. It turns a panic into an error.
 func guarded(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -173,7 +173,8 @@ func guarded(f func() error) (err error) {
 	return f()
 }
 
-// parallel calls f for 0 to n-1, on up to `workers` goroutines, until one fails.
+// parallel calls f(worker, i) for i from 0 to n-1, on up to `workers` goroutines. After an error it
+// makes no further calls and returns that error.
 func parallel(workers, n int, f func(worker, i int) error) error {
 	var mu sync.Mutex
 	var first error

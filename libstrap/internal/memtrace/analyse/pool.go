@@ -2,22 +2,22 @@ package analyse
 
 import "unsafe"
 
-// pool is memory for many arrays that are given up together. It comes in pieces that
-// grow until they get huge pages: where memory is new a stage would else spend more
-// time in page faults than in its work.
+// pool allocates many arrays that are freed together. It gets memory in pieces. The pieces grow until
+// they fill huge pages. With small pages a stage would spend more time in page faults of new memory
+// than in its work.
 type pool[T byte | uint32 | uint64] struct {
 	pieces [][]T
-	next   int // of the pieces, the first that is unused
-	rest   []T // of the piece in use
+	next   int // the first unused piece
+	rest   []T // the free rest of the piece in use
 }
 
-// Bytes of a pool's pieces.
+// Sizes of a pool's pieces, in bytes.
 const (
 	leastPiece = 64 << 10
 	mostPiece  = hugePage
 )
 
-// take gives n elements of any values.
+// take returns n elements. Their values are arbitrary.
 func (p *pool[T]) take(n int) []T {
 	for len(p.rest) < n {
 		if p.next == len(p.pieces) {
@@ -33,5 +33,5 @@ func (p *pool[T]) take(n int) []T {
 	return v
 }
 
-// reset takes all that was given back.
+// reset frees all arrays; take reuses their memory.
 func (p *pool[T]) reset() { p.next, p.rest = 0, nil }

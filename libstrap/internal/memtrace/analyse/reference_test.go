@@ -9,9 +9,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// The reference is the analysis written down as plainly as it goes: the rows as they
-// would stand in the page-expanded trace, sorted, and maps. Every number comes from
-// rational arithmetic.
+// The reference is the analysis in its simplest form: the rows expanded to pages and sorted, and Go's
+// maps. It computes with rational numbers.
 
 // access is a row of a test's trace.
 type access struct {
@@ -24,7 +23,7 @@ type access struct {
 	length  int64
 }
 
-// expanded are the accesses of single pages that rows stand for.
+// expanded returns the accesses to single pages that rows stand for.
 func expanded(rows []access) []access {
 	var out []access
 	for _, r := range rows {
@@ -48,7 +47,7 @@ func byTime(rows []access) []access {
 	return out
 }
 
-// cells are a table: a list of values for each column.
+// cells is a table: the values of each column, by its name.
 type cells map[string][]any
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
@@ -66,7 +65,7 @@ func total(v []uint64) *big.Int {
 	return t
 }
 
-// kahan is the mean of a group as pandas sums it; 0 where it is empty.
+// kahan returns the mean of a group, summed as in pandas, or 0 if the group is empty.
 func kahan(v []float64) float64 {
 	var sum, lost float64
 	for _, x := range v {
@@ -81,7 +80,7 @@ func kahan(v []float64) float64 {
 	return sum / float64(len(v))
 }
 
-// interpolate is numpy's linear quantile of sorted floats.
+// interpolate returns numpy's linear quantile of sorted floats.
 func interpolate(v []float64, q float64) float64 {
 	at := float64(len(v)-1) * q
 	i := int(at)
@@ -92,8 +91,8 @@ func interpolate(v []float64, q float64) float64 {
 	return a + float64((b-a)*t)
 }
 
-// interpolateWhole is that of sorted integers, cut to an integer; exact where a float
-// could not hold them.
+// interpolateWhole returns the linear quantile of sorted integers, truncated to an integer. It is exact
+// for integers that a float cannot hold.
 func interpolateWhole(v []uint64, percent int64) int64 {
 	hundredths := new(big.Int).Mul(big.NewInt(int64(len(v)-1)), big.NewInt(percent))
 	place, part := new(big.Int).DivMod(hundredths, big.NewInt(100), new(big.Int))
@@ -121,7 +120,7 @@ type referenceRegion struct {
 	mean, median, fit float64
 }
 
-// reference makes the ten tables.
+// reference returns the ten tables.
 func reference(rows []access) map[string]cells {
 	rows = expanded(rows)
 	regions := map[int64]*referenceRegion{}

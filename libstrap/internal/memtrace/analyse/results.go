@@ -8,13 +8,13 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// results is what the stages found, put together: one element a region or a type,
-// by their numbers.
+// results joins the results of all stages. Its slices have an element for each region or type, by
+// number.
 type results struct {
 	names
 	options Options
-	byID    []uint32 // the regions, by their ids
-	byName  []uint32 // the types, by their names
+	byID    []uint32 // the numbers of the regions, sorted by id
+	byName  []uint32 // the numbers of the types, sorted by name
 
 	counts   []regionCounts
 	writes   []regionWrites
@@ -83,7 +83,7 @@ func upTo(n int) []uint32 {
 	return v
 }
 
-// chosen takes each region from the share that it belongs to.
+// chosen returns the elements of n regions, each from the share that has the region.
 func chosen[S interface{ takes(uint64) bool }, R any](n int, shares []S, regions func(S) []R) []R {
 	if len(shares) == 1 {
 		return grown(regions(shares[0]), n)
@@ -99,8 +99,8 @@ func chosen[S interface{ takes(uint64) bool }, R any](n int, shares []S, regions
 	return out
 }
 
-// quantiles selects the medians of the regions' strides and the quantiles of the
-// types' gaps, side by side.
+// quantiles computes the medians of the regions' strides and the quantiles of the types' gaps, in
+// parallel.
 func (a *Analyser) quantiles(r *results) error {
 	r.locality = make([]locality, len(r.strides))
 	scratches := make([]scratch, a.options.Workers)
@@ -114,8 +114,8 @@ func (a *Analyser) quantiles(r *results) error {
 			})
 		}
 	}
-	// Large regions one by one, and before the small ones, so that they do not come
-	// last; small ones many at a time.
+	// A large region is a job of its own. Many small regions are one job. The large ones come first:
+	// a large one at the end would leave the other workers idle.
 	const large, many = 1 << 16, 256
 	var small []int
 	for i := range r.strides {
@@ -190,10 +190,10 @@ func (a *Analyser) gapsOf(t int, s *scratch) (gapSummary, error) {
 	return out, nil
 }
 
-// typeName is the type of a region's first row, as the tables show it.
+// typeName returns the type of a region's first row, which the tables show.
 func (r *results) typeName(region uint32) string { return r.types[r.regionType[region]] }
 
-// group lists the regions by their types, each by its ids.
+// group returns the regions of each type, sorted by id.
 func (r *results) group() [][]uint32 {
 	groups := make([][]uint32, len(r.types))
 	for _, region := range r.byID {
@@ -203,7 +203,7 @@ func (r *results) group() [][]uint32 {
 	return groups
 }
 
-// retentions are those of some regions in ns, ascending.
+// retentions returns the retentions of some regions in ns, ascending.
 func (r *results) retentions(regions []uint32) []uint64 {
 	v := make([]uint64, len(regions))
 	for i, region := range regions {

@@ -10,20 +10,20 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// spill is the file that takes what exceeds the memory: records written once, read
-// by their offset. It has no name, so that nothing is left behind by a killed
-// process, and exists from the first record on. Safe for concurrent use.
+// spill is the temporary file for rows and values that exceed the memory. A record is written once
+// and read by its offset. The file is created for the first record and unlinked at once, so a
+// killed process leaves nothing. spill is safe for concurrent use.
 type spill struct {
 	dir    string
-	memory int // MemoryBytes, for the message
+	memory int // MemoryBytes, for the error message
 
 	mu     sync.Mutex
 	file   *os.File
-	end    int64
+	end    int64 // bytes reserved so far
 	closed bool
 }
 
-// reserve gives n bytes of the file to the caller.
+// reserve reserves n bytes of the file for the caller and returns their offset.
 func (s *spill) reserve(n int64) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -52,7 +52,7 @@ func (s *spill) write(p []byte, at int64) error {
 	return nil
 }
 
-// spillWriter writes records one behind the other, within a reserved piece of the file.
+// spillWriter writes records one after the other into reserved bytes of the file.
 type spillWriter struct {
 	spill  *spill
 	offset int64 // of the buffer's first byte
@@ -69,7 +69,7 @@ func (s *spill) writer(size int64) (*spillWriter, error) {
 	return &spillWriter{spill: s, offset: at, buffer: make([]byte, 0, min(size, spillBuffer))}, nil
 }
 
-// at is the offset of the next byte written.
+// at returns the file offset of the next byte.
 func (w *spillWriter) at() int64 { return w.offset + int64(len(w.buffer)) }
 
 func (w *spillWriter) write(p []byte) error {
@@ -112,14 +112,14 @@ func (s *spill) close() {
 	defer s.mu.Unlock()
 	s.closed = true
 	if s.file != nil {
-		// Nothing of an unlinked file outlives its descriptor: no error matters.
+		// Closing an unlinked file deletes its data, so an error does not matter.
 		_ = s.file.Close()
 		s.file = nil
 	}
 }
 
-// bytesOf views integers as the bytes they are in memory: a spill is read by the
-// process that wrote it.
+// bytesOf returns the memory of v as bytes, in the machine's byte order. Only the process that wrote a
+// spill reads it.
 func bytesOf[T uint32 | uint64 | int64](v []T) []byte {
 	if len(v) == 0 {
 		return nil

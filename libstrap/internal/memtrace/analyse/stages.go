@@ -17,7 +17,7 @@ const (
 	inOrder  = needStrides | needGaps | needPageWindows | needDistances
 )
 
-// stages are those of an analysis; those of the ten tables as one or more equal shares.
+// stages are the stages of an analysis. A slice has the shares of one stage.
 type stages struct {
 	counts      []*counts
 	writes      []*writes
@@ -29,7 +29,7 @@ type stages struct {
 	distances   *distances
 }
 
-// newStages makes those of the stages `which` that the tables need, anew.
+// newStages makes new stages for the tables: those in the set `which` that a table needs.
 func (a *Analyser) newStages(which need) []stage {
 	var all []stage
 	each := func(n need, make func(share)) {
@@ -87,7 +87,7 @@ type orderedStage interface {
 	forget()
 }
 
-// untilLate ends an ordered stage at the first late row: it starts again in replay.
+// untilLate ends an ordered stage at the block with the first late row. replay runs the stage anew.
 type untilLate struct{ orderedStage }
 
 func (u *untilLate) take(b *block) error {

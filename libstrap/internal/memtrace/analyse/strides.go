@@ -6,8 +6,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// strides is the stage behind locality: it follows each region from access to access,
-// and needs them in the order of time.
+// strides is the stage for the tables of locality. A stride is the distance in bytes between two
+// consecutive accesses to a region. The stage needs the rows in the order of time.
 type strides struct {
 	share
 	store
@@ -16,16 +16,17 @@ type strides struct {
 
 type regionStrides struct {
 	n       uint64 // accesses
-	address uint64 // of the latest
-	page    uint64
-	same    uint64 // accesses to the page of the access before
-	total   sum
-	kind    uint32 // type of the earliest
-	// The values are the strides but for two lengths, which are counted instead: the
-	// first one, for a sweep over weights has no other, and one page within rows of several.
-	first  uint64
-	firsts uint64
-	steps  uint64
+	address uint64 // of the latest access
+	page    uint64 // of the latest access
+	same    uint64 // accesses to the same page as the access before
+	total   sum    // of all strides
+	kind    uint32 // type of the earliest access
+	// values has the strides, except those of two lengths, which are only counted: the length of the
+	// region's first stride, because a sweep over weights has no other, and one page, for the steps
+	// within a row of several pages.
+	first  uint64 // length of the first stride
+	firsts uint64 // strides of that length, without the steps
+	steps  uint64 // steps of one page within rows
 	values
 }
 
@@ -57,7 +58,7 @@ func (s *strides) take(b *block) error {
 	return s.relieve(len(s.regions), func(i int) *values { return &s.regions[i].values })
 }
 
-// step counts the stride from the latest access to the next.
+// step counts the stride from the latest access to the address to.
 func (s *strides) step(r *regionStrides, to, page uint64) {
 	stride := distance(to, r.address)
 	if page == r.page {
@@ -73,7 +74,7 @@ func (s *strides) step(r *regionStrides, to, page uint64) {
 
 func distance(a, b uint64) uint64 { return max(a, b) - min(a, b) }
 
-// row counts the further pages of a row whose first access is the latest.
+// row counts the accesses to the other pages of a row. Its first page is the latest access.
 func (s *strides) row(r *regionStrides, pages uint64) {
 	next := r.address>>trace.PageShift + 1
 	if r.n == 1 {
@@ -88,7 +89,7 @@ func (s *strides) row(r *regionStrides, pages uint64) {
 	r.address = r.page << trace.PageShift
 }
 
-// median of the region's strides, of which it has some.
+// median returns the median of the region's strides. The region must have at least one stride.
 func (r *regionStrides) median(sp *spill, s *scratch) (float64, error) {
 	m := union(sp, &r.values)
 	counted := []run{{r.first, r.firsts}, {trace.PageSize, r.steps}}
@@ -103,7 +104,8 @@ func (r *regionStrides) median(sp *spill, s *scratch) (float64, error) {
 	return middle(v[0], v[1]), nil
 }
 
-// locality is what the table says of the region.
+// locality has a region's values in the table: mean and median stride in bytes, and the fraction of
+// strides that stay on the page.
 type locality struct {
 	mean, median, samePage float64
 }

@@ -28,21 +28,21 @@ const (
 	TopRegions             = "top_regions"
 )
 
-// Ten are the tables that are made where none are asked for.
+// Ten are the tables that are made if Options.Tables is nil.
 var Ten = []string{
 	RetentionPerRegion, RetentionSummary, WriteOnce, ReadFreq, WorkingSetPerRegion,
 	WorkingSetSummary, LocalityPerRegion, LocalitySummary, IAI, Suitability,
 }
 
-// Further are those made only where asked for. ReuseDistanceHistogram costs more than
-// all others together.
+// Further are the tables that are made only if Options.Tables names them. ReuseDistanceHistogram
+// takes more time than all others together.
 var Further = []string{
 	RetentionHistogram, RetentionCDF, ReuseHistogram, ReuseDistanceHistogram,
 	WorkingSetOverTime, BandwidthOverTime, TopRegions,
 }
 
-// limits are, for the kinds of traces that do not support every table, those that
-// they do support, and what they lack for the others.
+// limits has the kinds of traces that do not support every table: the tables that they support, and
+// why they do not support the others.
 var limits = map[trace.Kind]struct {
 	tables []string
 	why    string
@@ -52,12 +52,12 @@ var limits = map[trace.Kind]struct {
 		"first touches show which pages are used, but neither later accesses nor the address within the page",
 	},
 	trace.WriteSets: {
-		// Those of the written pages: what is only read is not seen.
+		// The tables count the written pages. Pages that are only read do not occur in the trace.
 		[]string{WorkingSetPerRegion, WorkingSetSummary, WorkingSetOverTime},
 		"write sets show which pages are written in each interval, but neither reads nor how often and when within it",
 	},
 	trace.Allocations: {
-		// The life of an allocation is its retention, its pages are its working set.
+		// The retention is the lifetime of an allocation. The working set is its pages.
 		[]string{
 			RetentionPerRegion, RetentionSummary, RetentionHistogram, RetentionCDF,
 			WorkingSetPerRegion, WorkingSetSummary,
@@ -66,7 +66,7 @@ var limits = map[trace.Kind]struct {
 	},
 }
 
-// Supports says whether traces of a kind can tell what is in a table, and if not, why.
+// Supports reports whether a trace of a kind can give a table. If not, why is the reason.
 //
 //	                         accesses  first_touches  write_sets  allocations
 //	retention (all tables)      x            -             -           x

@@ -6,14 +6,14 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// Table is a table of results. Its columns are utf8, int64, uint64 and float64; those
-// that may be null say so.
+// Table is a table of results. Its columns are utf8, int64, uint64 or float64. Columns that may have
+// nulls are nullable in the schema.
 type Table struct {
 	Name   string
 	Record arrow.Record
 }
 
-// maker says which stages a table needs and makes it of their results.
+// maker has the stages that a table needs, and makes the table from their results.
 type maker struct {
 	needs need
 	make  func(*results, *columns)
@@ -101,14 +101,14 @@ func (c *columns) unsigned(name string, v []uint64) {
 	c.add(name, b, false)
 }
 
-// intsOrNull has nulls where v is negative.
+// intsOrNull adds a column of integers. Negative values become null.
 func (c *columns) intsOrNull(name string, v []int64) {
 	b := array.NewInt64Builder(memory.DefaultAllocator)
 	b.AppendValues(v, each(v, func(x int64) bool { return x >= 0 }))
 	c.add(name, b, true)
 }
 
-// each maps the elements of a list.
+// each returns f of each element.
 func each[E, V any](list []E, f func(E) V) []V {
 	out := make([]V, len(list))
 	for i, e := range list {
@@ -134,16 +134,16 @@ func (r *results) retentionPerRegion(c *columns) {
 	c.floats("retention_s", each(r.byID, func(i uint32) float64 { return seconds(r.counts[i].retention()) }))
 }
 
-// typeSummary has what the tables tell of a type's regions.
+// typeSummary has the values of a type's regions for the tables by type.
 type typeSummary struct {
 	name      string
-	n         int64
-	quantiles [len(percents)]float64 // of the retentions in s
-	mean      float64                // of those
-	writeOnce mean
+	n         int64                  // regions
+	quantiles [len(percents)]float64 // of the retentions, in s
+	mean      float64                // of the retentions, in s
+	writeOnce mean                   // of the write-once ratios
 }
 
-// summaries are those of the types of which there are regions, by name.
+// summaries returns a summary of each type that has regions, sorted by name.
 func (r *results) summaries() []typeSummary {
 	groups := r.group()
 	var out []typeSummary
@@ -308,8 +308,8 @@ func (r *results) suitability(c *columns) {
 	c.texts("suitability", each(s, typeSummary.class))
 }
 
-// class is the documented classification for memory that holds data for long and is
-// rarely rewritten.
+// class returns the class of suitability for memory that keeps data for long and is rarely rewritten.
+// docs/MEMORY_TRACES.md documents the thresholds.
 func (s typeSummary) class() string {
 	writeOnce, p50, p99 := s.writeOnce.value(), s.quantiles[0], s.quantiles[2]
 	switch {

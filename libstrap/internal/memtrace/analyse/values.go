@@ -5,13 +5,12 @@ import (
 	"unsafe"
 )
 
-// store is the memory for the values of one stage: what does not fit goes to the
-// spill.
+// store is the memory for the values of one stage. Values that do not fit go to the spill.
 type store struct {
-	limit int64
-	held  int64
+	limit int64 // most bytes to hold
+	held  int64 // bytes held now
 	spill *spill
-	// of the chunks in memory
+	// memory of the chunks
 	narrow pool[uint32]
 	wide   pool[uint64]
 }
@@ -23,7 +22,7 @@ func poolOf[T uint32 | uint64](st *store) *pool[T] {
 	return any(&st.wide).(*pool[T])
 }
 
-// The chunks of a series grow from leastChunk values to mostChunk.
+// The chunks of a series grow from leastChunk to mostChunk values.
 const (
 	leastChunk = 8
 	mostChunk  = 1 << 12
@@ -32,16 +31,16 @@ const (
 // series is a multiset of integers of one width: chunks in memory and a chain of
 // records in the spill.
 type series[T uint32 | uint64] struct {
-	open  []T    // the chunk that fills
-	full  [][]T  // those before it
-	any   T      // those before the open chunk or'ed: the bits to select by
-	chain link   // of the spilled values
-	moved uint64 // the number of those
+	open  []T    // the chunk that is being filled
+	full  [][]T  // the full chunks in memory
+	any   T      // bitwise or of all values outside of open: pick needs only these bits
+	chain link   // the last record in the spill
+	moved uint64 // number of values in the spill
 	power int    // each value counts 1 << power times
 }
 
-// link is where n values lie in the spill, behind the place of the record before
-// them in their chain; n = 0 ends it.
+// link is the place of a record in the spill: its offset and its number of values. A record begins
+// with the link of the record before it. n = 0 ends the chain.
 type link struct{ at, n int64 }
 
 const recordHead = 16
@@ -53,7 +52,7 @@ func (s *series[T]) add(v T, st *store) {
 	s.open = append(s.open, v)
 }
 
-// seal ends the open chunk.
+// seal moves the open chunk to the full ones.
 func (s *series[T]) seal() {
 	if len(s.open) == 0 {
 		return
@@ -65,7 +64,7 @@ func (s *series[T]) seal() {
 	s.open = nil
 }
 
-// n is the number of values, in memory and moved, each as often as it counts.
+// n returns the number of values, in memory and in the spill. Each counts 1 << power times.
 func (s *series[T]) n() uint64 { return (s.moved + uint64(s.inMemory())) << s.power }
 
 func (s *series[T]) extend(st *store) {
@@ -86,7 +85,7 @@ func (s *series[T]) inMemory() int64 {
 	return n
 }
 
-// recordSize is the bytes that moving the series to the spill takes.
+// recordSize returns how many bytes moveTo writes.
 func (s *series[T]) recordSize() int64 {
 	if n := s.inMemory(); n > 0 {
 		return recordHead + n*int64(unsafe.Sizeof(s.any))
@@ -94,7 +93,7 @@ func (s *series[T]) recordSize() int64 {
 	return 0
 }
 
-// moveTo appends the series' values to a spill as a record.
+// moveTo writes the values in memory to the spill as one record, and drops their chunks.
 func (s *series[T]) moveTo(w *spillWriter) error {
 	s.seal()
 	n := s.inMemory()
@@ -116,7 +115,7 @@ func (s *series[T]) moveTo(w *spillWriter) error {
 	return nil
 }
 
-// scan shows all values, in pieces, in any order. A piece is valid until f returns.
+// scan calls f with all values, in pieces and in any order. A piece is valid until f returns.
 func (s *series[T]) scan(sp *spill, f func([]T)) error {
 	for _, c := range s.full {
 		f(c)
@@ -144,7 +143,8 @@ func (s *series[T]) scan(sp *spill, f func([]T)) error {
 	return nil
 }
 
-// values is a multiset of integers, all of one power. Those below 2^32, nearly all, take four bytes.
+// values is a multiset of integers of one power. Integers below 2^32, which are nearly all, take four
+// bytes each.
 type values struct {
 	narrow series[uint32]
 	wide   *series[uint64]
@@ -188,7 +188,8 @@ func (v *values) moveTo(w *spillWriter) error {
 	return v.wide.moveTo(w)
 }
 
-// relieve moves all multisets to the spill once they exceed their share of memory.
+// relieve moves n multisets to the spill if the store holds more than its limit. at returns each of
+// them. They must be all that the store holds.
 func (st *store) relieve(n int, at func(int) *values) error {
 	if st.held <= st.limit {
 		return nil
@@ -212,7 +213,7 @@ func (st *store) relieve(n int, at func(int) *values) error {
 	return w.flush()
 }
 
-// multiset is the union of some multisets, from which ranks are picked.
+// multiset is the union of several multisets. It finds values by their rank.
 type multiset struct {
 	narrow []*series[uint32]
 	wide   []*series[uint64]
@@ -240,7 +241,8 @@ func count[T uint32 | uint64](parts []*series[T]) uint64 {
 	return n
 }
 
-// pick gives the values of some ranks, which ascend, of the sorted multiset.
+// pick returns the values at the given ranks of the sorted multiset. Ranks count from 0 and must
+// ascend.
 func (m *multiset) pick(ranks []uint64, s *scratch) ([]uint64, error) {
 	below := count(m.narrow)
 	split := 0
@@ -274,12 +276,12 @@ func (m *multiset) pick(ranks []uint64, s *scratch) ([]uint64, error) {
 // run is a value that occurs n times.
 type run struct{ value, n uint64 }
 
-// pickAmong is pick where runs are among the sorted values, too. The runs ascend.
+// pickAmong is pick for the union of the multiset and the runs. The values of the runs must ascend.
 func (m *multiset) pickAmong(runs []run, ranks []uint64, s *scratch) ([]uint64, error) {
 	out := make([]uint64, len(ranks))
-	var rest []uint64 // ranks among the multiset alone
-	var places []int  // of those in out
-	before := make([]uint64, len(runs))
+	var rest []uint64                   // ranks in the multiset alone
+	var places []int                    // index in out of each of them
+	before := make([]uint64, len(runs)) // values of the multiset below each run
 	for i, r := range runs {
 		if r.n == 0 {
 			continue
@@ -315,7 +317,7 @@ func (m *multiset) pickAmong(runs []run, ranks []uint64, s *scratch) ([]uint64, 
 	return out, err
 }
 
-// less counts the values below x.
+// less returns the number of values below x.
 func (m *multiset) less(x uint64) (uint64, error) {
 	if x>>32 == 0 {
 		return less(m.narrow, m.spill, uint32(x))
@@ -341,30 +343,30 @@ func less[T uint32 | uint64](parts []*series[T], sp *spill, x T) (uint64, error)
 	return n, nil
 }
 
-// scratch is the memory of a worker's selections.
+// scratch is memory that a worker reuses for its selections.
 type scratch struct {
 	narrow []uint32
 	wide   []uint64
 }
 
-// gathered bounds the values that a selection copies out to look at together.
+// gathered is the most values that a selection copies into memory.
 const gathered = 1 << 16
 
 const digitBits = 11
 
-// cell is a range of values that holds some of the ranks looked for: those whose
-// bits above the current digit are `prefix`.
+// cell is the range of the values whose bits above the next digit are prefix. It contains at least
+// one of the wanted ranks.
 type cell[T uint32 | uint64] struct {
 	prefix T
-	n      uint64   // values in the cell
-	ranks  []uint64 // within the cell
-	counts [1 << digitBits]uint64
+	n      uint64                 // values in the cell
+	ranks  []uint64               // the wanted ranks, from 0 at the cell's least value
+	counts [1 << digitBits]uint64 // values by their next digit
 }
 
-// pick selects by the values' digits from the top: a pass counts the next digit
-// within the cells that hold a rank, until few enough values are left to copy out.
-// Values are read, never moved, so that spilled ones cost passes over the file and
-// no memory.
+// pick returns the values at the given ranks, which ascend. It is a radix selection from the top
+// digit down. Each pass counts the next digit of the values in the cells with a wanted rank. When few
+// enough values are left, gather copies them and selects among them. Values are only read, so
+// spilled values cost passes over the file and no memory.
 func pick[T uint32 | uint64](parts []*series[T], sp *spill, ranks []uint64, buffer *[]T) ([]T, error) {
 	var any T
 	for _, s := range parts {
@@ -405,7 +407,7 @@ func pick[T uint32 | uint64](parts []*series[T], sp *spill, ranks []uint64, buff
 	}
 }
 
-// tally counts the digit at shift of the values that lie in a cell, `times` for each.
+// tally counts the digit at shift of the values that are in a cell. Each value counts `times` times.
 func tally[T uint32 | uint64](cells []*cell[T], piece []T, shift, width int, times uint64) {
 	if len(cells) == 1 && cells[0].prefix == 0 && cells[0].n > 0 {
 		c := cells[0]
@@ -427,7 +429,7 @@ func tally[T uint32 | uint64](cells []*cell[T], piece []T, shift, width int, tim
 	}
 }
 
-// split gives the cells one digit finer that hold the ranks.
+// split returns the cells that are one digit finer and contain a wanted rank.
 func (c *cell[T]) split(width int) []*cell[T] {
 	var out []*cell[T]
 	below, digit := uint64(0), 0
@@ -446,7 +448,7 @@ func (c *cell[T]) split(width int) []*cell[T] {
 	return out
 }
 
-// gather copies the values of the cells out, each cell's together, and selects there.
+// gather copies the values of each cell to buffer and returns the values at the cells' ranks.
 func gather[T uint32 | uint64](parts []*series[T], sp *spill, cells []*cell[T], shift int, buffer *[]T) ([]T, error) {
 	room := 0
 	for _, c := range cells {

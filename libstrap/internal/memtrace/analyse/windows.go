@@ -6,26 +6,26 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/spans"
 )
 
-// windows splits the time of a trace whose length is not known ahead into at most
-// twice as many windows as asked for: their width is a power of two, in ns, and doubles
-// when they get too many. A window starts at a multiple of its width. There is a cell
-// of type C for each window and type of region, between the first and the last window
-// in which the type occurs.
+// windows splits the time of a trace into at most limit windows of equal width. The length of the
+// trace is not known in advance. So the width in ns is a power of two that doubles when there are
+// more windows. A window starts at a multiple of its width. Each region type has a cell of type C
+// for each window, from the first to the last window in which the type occurs.
 type windows[C any] struct {
-	limit     int
-	shift     int    // the width is 1 << shift
+	limit     int    // twice Options.Windows
+	shift     int    // the width is 1 << shift ns
 	low, high uint64 // numbers of the first and the last window
-	some      bool   // there are any
+	some      bool   // there is at least one window
 	types     []span[C]
-	add       func(to, from *C)
+	add       func(to, from *C) // adds a cell to another
 }
 
+// span has the cells of one region type. first is the number of the window of cells[0].
 type span[C any] struct {
 	first uint64
 	cells []C
 }
 
-// at is the cell of a type and a time. It is valid until the next call.
+// at returns the cell of a type at a time. It is valid until the next call.
 func (w *windows[C]) at(kind uint32, time int64) *C {
 	s := &w.types[kind]
 	if i := uint64(time)>>w.shift - s.first; i < uint64(len(s.cells)) {
@@ -34,7 +34,7 @@ func (w *windows[C]) at(kind uint32, time int64) *C {
 	return w.reach(s, uint64(time))
 }
 
-// reach extends a span to a time.
+// reach extends a span to a time and returns the cell there.
 func (w *windows[C]) reach(s *span[C], time uint64) *C {
 	at := time >> w.shift
 	if !w.some {
@@ -58,7 +58,7 @@ func (w *windows[C]) reach(s *span[C], time uint64) *C {
 	return &s.cells[at-s.first]
 }
 
-// double makes one window of each two.
+// double doubles the width: it adds up each two neighbouring windows.
 func (w *windows[C]) double() {
 	w.shift++
 	w.low, w.high = w.low>>1, w.high>>1
@@ -77,10 +77,10 @@ func (w *windows[C]) double() {
 	}
 }
 
-// traffic is what a type of regions reads and writes in a window.
+// traffic has the bytes and accesses of a region type in a window, of loads at 0 and of stores at 1.
 type traffic struct{ bytes, accesses [2]uint64 }
 
-// bandwidth is the stage behind bandwidth_over_time.
+// bandwidth is the stage for bandwidth_over_time.
 type bandwidth struct{ windows[traffic] }
 
 func newBandwidth(n int) *bandwidth {
@@ -108,19 +108,18 @@ func (s *bandwidth) take(b *block) error {
 	return nil
 }
 
-// arrivals counts, in a window, the accesses to pages by how far back the access to the
-// same page and type before was: at n are those for which the two times differ in bit
-// n-1 at the most, at 64 those without one before. The two lie in one window of width
-// 1 << shift if n <= shift, so that the distinct pages of the window are the arrivals
-// above shift, whatever windows it was put together from.
+// arrivals counts the accesses to pages in a window by the time of the previous access to the same
+// page by the same type. Entry n counts the accesses for which the highest bit in which the two times
+// differ is n-1. Entry 64 counts the first accesses. Both times are in the same window of width
+// 1 << shift exactly if n <= shift. So the number of distinct pages of a window is the sum of the
+// entries above shift. That holds also for a window that double put together.
 type arrivals [65]uint64
 
-// pageWindows is the stage behind working_set_over_time, which needs the rows in the
-// order of time.
+// pageWindows is the stage for working_set_over_time. It needs the rows in the order of time.
 type pageWindows struct {
 	windows[arrivals]
-	latest []times                       // by page, for each type
-	long   map[uint32]*spans.Map[uint64] // the same for the pages of long rows
+	latest []times                       // for each type: the time of the latest access to each page
+	long   map[uint32]*spans.Map[uint64] // the same for the pages of long rows: the time + 1
 }
 
 func newPageWindows(n int) *pageWindows {
@@ -163,7 +162,7 @@ func (s *pageWindows) access(kind uint32, page uint64, time int64) {
 	s.arrive(kind, before, time, 1)
 }
 
-// row takes the accesses to the further pages [low, high) of a long row.
+// row processes the accesses to the pages [low, high) of a long row, without its first page.
 func (s *pageWindows) row(kind uint32, low, high uint64, time int64) {
 	long := longOf(&s.long, kind)
 	long.Each(low, high, func(low, high, before uint64) {
@@ -181,7 +180,8 @@ func (s *pageWindows) row(kind uint32, low, high uint64, time int64) {
 	long.Set(low, high, spans.Span[uint64]{Low: low, High: high, Value: uint64(time) + 1})
 }
 
-// arrive counts n accesses to pages whose latest time + 1 is known, 0 where there is none.
+// arrive counts n accesses to pages. before is the time of their latest access + 1, or 0 if there was
+// none.
 func (s *pageWindows) arrive(kind uint32, before uint64, time int64, n uint64) {
 	back := 64
 	if before != 0 {
@@ -194,7 +194,7 @@ func (s *pageWindows) arrive(kind uint32, before uint64, time int64, n uint64) {
 
 func (s *pageWindows) forget() { s.types, s.latest, s.long = nil, nil, nil }
 
-// unique is the number of distinct pages of a window.
+// unique returns the number of distinct pages of a window of width 1 << shift.
 func (a *arrivals) unique(shift int) uint64 {
 	n := uint64(0)
 	for back := shift + 1; back < len(a); back++ {

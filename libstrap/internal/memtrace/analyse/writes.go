@@ -5,17 +5,18 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
 )
 
-// writes is the stage behind write_once: how many addresses of a region were stored
-// to, and how many of them once.
+// writes is the stage for write_once and suitability. It counts the addresses of a region that were
+// stored to, and those that were stored to exactly once.
 type writes struct {
 	share
-	stores  pairs                         // by address and region; 2 stands for more, too
+	stores  pairs                         // stores to each address and region; 2 means 2 or more
 	long    map[uint32]*spans.Map[uint32] // the same for the pages of long rows, by region
 	regions []regionWrites
-	states  []spans.Span[uint32] // memory that row uses again
-	touched uint64
+	states  []spans.Span[uint32] // memory that row reuses
+	touched uint64               // keeps the compiler from removing the calls of touch
 }
 
+// regionWrites has the addresses that were stored to, and those that were stored to exactly once.
 type regionWrites struct{ written, once uint64 }
 
 func (s *writes) take(b *block) error {
@@ -51,7 +52,7 @@ func (s *writes) take(b *block) error {
 	return nil
 }
 
-// row takes the stores to the further pages [low, high) of a long row.
+// row processes the stores to the pages [low, high) of a long row, without its first page.
 func (s *writes) row(low, high uint64, region uint32) {
 	r, long := &s.regions[region], longOf(&s.long, region)
 	s.states = s.states[:0]
@@ -109,7 +110,7 @@ func (s *writes) access(h, address uint64, region uint32) {
 	}
 }
 
-// lift takes a page out of a map: what was known of it, zero where that is nothing.
+// lift removes a page from a map and returns its value, or zero if the map does not have the page.
 func lift[V comparable](long *spans.Map[V], page uint64) V {
 	var none V
 	known := long.At(page)
