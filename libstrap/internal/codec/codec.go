@@ -80,7 +80,7 @@ func Headroom(k Kind, n int) int {
 }
 
 // Front returns how many bytes of the Headroom EncodeInPlace needs in front of the source bytes.
-// If there are exactly so many, one raw block need not be moved.
+// With exactly this many bytes in front, a single raw block stays in place.
 func Front(k Kind, n int) int {
 	if k == LZ4 {
 		block := lz4BlockSize(int64(n))

@@ -28,8 +28,8 @@ import (
 // ends, and a packet that follows another packet is kept without a look at the packets behind it.
 
 const (
-	// chain is how many packets with a name must follow each other to be accepted as packets.
-	// Random bytes never make so many.
+	// chain is how many packets with a name must follow each other to be accepted as packets. By
+	// chance so many never do.
 	chain = 3
 	// links is the most packets without a name in between.
 	links = 16
