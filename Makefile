@@ -1,5 +1,5 @@
-# The working day: `make demo` shows it, `make test` checks it, `make help` lists the rest.
-# Needs make and Python 3.10+; Go and a C compiler come from pip where they are missing.
+# `make demo` captures a small model, `make test` runs every check, `make help` lists the targets.
+# Needs make and Python 3.10 or newer. If Go or a C compiler is missing, pip installs one.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,14 +13,14 @@ PIP := $(PY) -m pip --disable-pip-version-check
 LIB := python/llm_instrumentation/_native/libstrap.so
 HOOK := python/llm_instrumentation/_native/hook.so
 PROBE := python/llm_instrumentation/_native/strap-probe
-# What is built into the Python package; the probes are for Linux.
+# The files that are built into the Python package. strap-probe is for Linux only.
 NATIVE := $(LIB) $(HOOK) $(if $(filter Linux,$(shell uname -s)),$(PROBE))
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' python/llm_instrumentation/_version.py)
 LIB_SOURCES := $(shell find bpf libstrap c_include -type f ! -name '*_test.go' ! -path '*/testdata/*') \
 	go.mod go.sum python/llm_instrumentation/_version.py
 PYTEST := $(PY) -m pytest
 
-# Sets GO, CC, CXX and what they need, for the rest of a recipe line.
+# Sets GO, CC, CXX and the variables that go with them, for the rest of a recipe line.
 TOOLS = tools=$$($(PY) packaging/toolchain.py env) && eval "$$tools"
 
 .NOTPARALLEL:
@@ -114,7 +114,8 @@ $(HOOK): $(wildcard libstrap/hook/*) libstrap/build-hook.sh c_include/strap.h | 
 $(PROBE): $(LIB_SOURCES) | $(VENV)/.toolchain
 	$(TOOLS) && libstrap/build-probe.sh $@
 
-# Debian's Python may lack ensurepip (python3-venv); its pip can fill the environment too.
+# Debian's Python may lack ensurepip (package python3-venv). Then its pip installs pip into the
+# environment.
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "make: needs Python 3.10 or newer, set PYTHON"; exit 1; }

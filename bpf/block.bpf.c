@@ -3,11 +3,11 @@
 /*
  * block.bpf.c - times of the requests to block devices.
  *
- * A request is followed from block_rq_insert, where an I/O scheduler queues it, over its
- * first block_rq_issue to the block_rq_complete of its last bytes. What is under way stands
- * in `requests`, which user space maps and scans for what is in flight and what never
- * completed; what has completed is counted in `counts`, one copy for each CPU, which only
- * grows: user space takes differences, nothing is reset under a running program.
+ * A request is followed from block_rq_insert, where an I/O scheduler queues it, through its
+ * first block_rq_issue to the block_rq_complete of its last bytes. `requests` has an entry for
+ * each request under way; user space maps it, and scans it for requests in flight and for
+ * requests that never completed. `counts` counts completed requests, one copy for each CPU. The
+ * counts only grow: user space takes differences, and nothing is reset under a running program.
  */
 #include "log2.h"
 #include "process.h"
@@ -17,24 +17,24 @@ char LICENSE[] SEC("license") = "GPL";
 enum op { READ, WRITE, FLUSH, DISCARD, OTHER, OPS };
 enum { PROBES = 8, MAX_DEVICES = 64, MAX_CGROUP_DEPTH = 32 };
 
-/* Of a device, instead of its place. */
+/* Returned in place of a device's index in `devices`. */
 enum { NOT_FOLLOWED = -1, NO_DEVICE = -2 };
 
-/* Of a request that a task queued which was not chosen: another may come to issue it. */
+/* The device of a request that is not followed: a task queued it that was not chosen. */
 enum { PASSED_OVER = 0xffff };
 
-/* The kernel's enum req_op, which is part of no header of user space. */
+/* The kernel's enum req_op. No header of user space has it. */
 enum { REQ_OP_MASK = 255, REQ_OP_READ = 0, REQ_OP_WRITE = 1, REQ_OP_FLUSH = 2, REQ_OP_DISCARD = 3,
        REQ_OP_DRV = 32 };
 
-/* A request under way. `request` says whose it is: it is taken by compare and exchange, and
- * given back by setting it to 0. */
+/* A request under way. `request` is the address of the kernel's request. Compare and exchange
+ * takes an entry; setting `request` to 0 frees it. */
 struct request_entry {
   __u64 request;
-  __u64 queued_ns; /* inserted; 0: issued at once */
-  __u64 issued_ns; /* first issued; 0: still queued */
+  __u64 queued_ns; /* when it was inserted; 0: issued at once */
+  __u64 issued_ns; /* when it was first issued; 0: still queued */
   __u32 bytes;
-  __u16 device; /* its place in `devices`, or PASSED_OVER */
+  __u16 device; /* its index in `devices`, or PASSED_OVER */
   __u8 op;
   __u8 requeued;
 };
@@ -44,7 +44,7 @@ struct device_entry {
   char name[32];
 };
 
-/* Of the requests of one device and operation. */
+/* Counts of the requests of one device and operation. */
 struct request_counts {
   __u64 latency[LOG2_SLOTS]; /* first issue to completion: [2^slot, 2^(slot+1)) us */
   __u64 queued[LOG2_SLOTS];  /* insertion to first issue, us */
@@ -57,13 +57,13 @@ struct request_counts {
   __u64 errors;
   __u64 requeues;
   __u64 merges;
-  __u64 other_writes; /* of OTHER: those that /proc/diskstats counts as writes */
-  __u64 no_room;      /* in `requests`: not followed at all */
+  __u64 other_writes; /* part of OTHER: /proc/diskstats counts these as writes */
+  __u64 no_room;      /* `requests` was full: not followed at all */
   __u64 unseen_start; /* completed, but was not followed */
   __u64 unseen_end;   /* the kernel gave the request's memory to another */
 };
 
-/* What could not be followed of any one device. */
+/* Losses that belong to no device in `devices`. */
 struct loss_counts {
   __u64 no_device; /* more devices than `devices` holds */
 };
@@ -71,10 +71,10 @@ struct loss_counts {
 enum { ALL_DEVICES, WHOLE_DISKS, PARTITIONS };
 enum { ALL_CGROUPS, BY_TASK, BY_BIO };
 
-/* Set by user space before the programs are loaded, with `process`; 0: all. */
+/* User space sets these and `process` before it loads the programs; 0: no restriction. */
 const volatile __u32 request_mask = 8191; /* entries of `requests` - 1 */
-const volatile __u32 only_devices;        /* those in `wanted` alone: whole disks, or partitions too */
-const volatile __u32 only_cgroup; /* and those in it: of the task that issues, or of the bio */
+const volatile __u32 only_devices;        /* only those in `wanted`: WHOLE_DISKS or PARTITIONS */
+const volatile __u32 only_cgroup; /* how to find a request's cgroup: BY_TASK or BY_BIO */
 const volatile __u64 cgroup_id;
 
 struct {
@@ -110,7 +110,7 @@ struct {
   __uint(type, BPF_MAP_TYPE_HASH);
   __uint(max_entries, MAX_DEVICES);
   __type(key, __u64);   /* major << 20 | minor */
-  __type(value, __u32); /* its place in `devices`, which user space has filled in */
+  __type(value, __u32); /* its index in `devices`; user space fills in both */
 } wanted SEC(".maps");
 
 struct {
@@ -120,9 +120,9 @@ struct {
   __type(value, __u32);
 } cgroup SEC(".maps");
 
-/* Loaded as raw tracepoints (with -DRAW), programs read the kernel's memory by a helper; where
- * the verifier knows the types of the arguments, directly. Then an argument is no number that
- * could be multiplied: that is read by the helper. */
+/* Raw tracepoints (-DRAW) read the kernel's memory with a helper. Typed ones read it directly,
+ * because the verifier knows the types of their arguments. The verifier allows no arithmetic on
+ * a typed pointer, so number_of reads the argument as a number with the helper. */
 #ifdef RAW
 #define TRACEPOINT(name) SEC("raw_tp/" #name)
 #define READ(p, field) BPF_CORE_READ(p, field)
@@ -137,7 +137,7 @@ static __always_inline __u64 number_of(const __u64 *argument) {
 }
 #endif
 
-/* Spreads the addresses of requests, and numbers of devices. */
+/* Hashes the addresses of requests and the numbers of devices. */
 static __always_inline __u32 mix(__u64 value) { return value * 0x9e3779b97f4a7c15ull >> 40; }
 
 static __always_inline struct request_entry *entry_at(__u64 request, __u32 probe) {
@@ -154,7 +154,7 @@ static __always_inline struct request_entry *find(__u64 request) {
   return NULL;
 }
 
-/* An entry of its own for a request that has none, or NULL where there is no room. */
+/* Takes a free entry for a request that has none. Returns NULL if there is no room. */
 static __always_inline struct request_entry *take(__u64 request) {
   for (__u32 i = 0; i < PROBES; i++) {
     struct request_entry *e = entry_at(request, i);
@@ -163,8 +163,8 @@ static __always_inline struct request_entry *take(__u64 request) {
   return NULL;
 }
 
-/* Its times go first: user space, which looks in between, is not to take them for those of the
- * entry's next request. */
+/* Frees an entry. The times are cleared first: user space may look in between, and must not
+ * take them for the times of the entry's next request. */
 static __always_inline void give_back(struct request_entry *e) {
   *(volatile __u64 *)&e->queued_ns = 0;
   *(volatile __u64 *)&e->issued_ns = 0;
@@ -177,7 +177,7 @@ static __always_inline struct gendisk *disk_of(struct request *rq) {
   return READ(q, disk);
 }
 
-/* The place of a device that was chosen, or of the request's partition. */
+/* The index of the request's disk in `devices` if it was chosen, or of its chosen partition. */
 static __always_inline int wanted_device(struct request *rq, __u64 disk) {
   __u32 *slot = bpf_map_lookup_elem(&wanted, &disk);
   if (!slot && only_devices == PARTITIONS) {
@@ -190,8 +190,8 @@ static __always_inline int wanted_device(struct request *rq, __u64 disk) {
   return slot ? (int)*slot : NOT_FOLLOWED;
 }
 
-/* The place of the request's device in `devices`, where it gets one unless it is not to be
- * followed or the table is full. */
+/* The index of the request's device in `devices`. A new device is added, unless only chosen ones
+ * are followed (NOT_FOLLOWED) or the table is full (NO_DEVICE). */
 static __always_inline int device_of(struct request *rq) {
   struct gendisk *disk = disk_of(rq);
   if (!disk) return NOT_FOLLOWED; /* a passthrough to no disk */
@@ -213,7 +213,7 @@ static __always_inline int device_of(struct request *rq) {
   return NO_DEVICE;
 }
 
-/* Whether the request is of the cgroup, or of one below it. */
+/* Whether the request belongs to the cgroup, or to one below it. */
 static __always_inline int of_cgroup(struct request *rq) {
   if (only_cgroup == BY_TASK) return bpf_current_task_under_cgroup(&cgroup, 0) == 1;
   struct bio *bio = READ(rq, bio);
@@ -241,7 +241,7 @@ static __always_inline __u8 op_of(struct request *rq) {
   }
 }
 
-/* Whether /proc/diskstats counts a request of OTHER as a write; it counts no passthrough. */
+/* Whether /proc/diskstats counts a request of OTHER as a write. It does not count passthrough. */
 static __always_inline int is_write(struct request *rq) {
   __u32 op = READ(rq, cmd_flags) & REQ_OP_MASK;
   return (op & 1) && op < REQ_OP_DRV;
@@ -256,10 +256,10 @@ static __always_inline struct request_counts *counts_of(const struct request_ent
   return counts_at(e->device, e->op);
 }
 
-/* Whether it is the running task that tells whose a request is. */
+/* Whether the running task decides if a request is followed. */
 static __always_inline int by_task(void) { return process || only_cgroup == BY_TASK; }
 
-/* Remembers until its issue that a request is not to be followed. */
+/* Remembers that a request is not to be followed, until it is issued. */
 static __always_inline void pass_over(__u64 key, __u8 requeued) {
   struct request_entry *e = take(key);
   if (!e) return;
@@ -269,7 +269,7 @@ static __always_inline void pass_over(__u64 key, __u8 requeued) {
   e->requeued = requeued;
 }
 
-/* Begins to follow a request, which is neither queued nor issued yet. */
+/* Begins to follow a request that has no entry. Returns NULL if it is not followed. */
 static __always_inline struct request_entry *follow(struct request *rq, __u64 key) {
   int device = device_of(rq);
   if (device == NO_DEVICE) {
@@ -294,14 +294,14 @@ static __always_inline struct request_entry *follow(struct request *rq, __u64 ke
   return e;
 }
 
-/* Gives up the entry of a request whose memory the kernel has given to another. */
+/* Frees the entry of a request whose end was missed: the kernel uses its memory for another. */
 static __always_inline void end_unseen(struct request_entry *e) {
   struct request_counts *c = counts_of(e);
   if (c && e->device != PASSED_OVER) c->unseen_end++;
   give_back(e);
 }
 
-/* A request has completed that was not followed. */
+/* Counts a completed request that was not followed. */
 static __always_inline void count_unfollowed(struct request *rq, __u32 bytes) {
   if (process || only_cgroup) return; /* most likely it was another's */
   int device = device_of(rq);
@@ -309,8 +309,8 @@ static __always_inline void count_unfollowed(struct request *rq, __u32 bytes) {
   __u8 op = op_of(rq);
   struct bio *bio = READ(rq, bio);
   if (op == WRITE && bytes == 0) {
-    /* A write with a flush before or after it, whose data completed on its own; if it had
-     * none, /proc/diskstats counts it all the same. */
+    /* A write with a flush before or after it. Its data completed as a request of its own. If
+     * it had no data, /proc/diskstats still counts it. */
     if (!bio || READ(bio, bi_io_vec)) return;
     struct request_counts *c = counts_at(device, OTHER);
     if (c) c->other_writes++;
@@ -392,7 +392,7 @@ static __always_inline int on_requeue(__u64 key) {
   return 0;
 }
 
-/* A queued request goes on as a part of another. */
+/* A queued request was merged into another. */
 static __always_inline int on_merge(__u64 key) {
   struct request_entry *e = find(key);
   if (!e) return 0;
@@ -420,8 +420,8 @@ TRACEPOINT(block_rq_merge)
 int merge(__u64 *ctx) { return on_merge(number_of(&ctx[0])); }
 
 #ifndef RAW
-/* An entry whose request the kernel does not hold for in flight: it has ended unseen, or does
- * so at this moment. */
+/* An entry whose request is not in flight in the kernel. Its end was missed, or it is ending at
+ * this moment. */
 struct ended_entry {
   __u64 request;
   __u64 issued_ns;

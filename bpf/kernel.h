@@ -1,12 +1,12 @@
 /*
- * kernel.h - what the programs read of the kernel's structures. Fields only, in any order:
- * where they lie is looked up in the running kernel's BTF when a program is loaded (CO-RE).
+ * kernel.h - the fields that the programs read of the kernel's structures, in any order. The
+ * loader finds their offsets in the running kernel's BTF (CO-RE).
  */
 #ifndef STRAP_BPF_KERNEL_H
 #define STRAP_BPF_KERNEL_H
 
-/* Types, and values of linux/bpf.h: with the system's headers the objects would depend on
- * the machine that they are built on. */
+/* Types and values of linux/bpf.h. With the system's headers the compiled objects would depend
+ * on the machine that builds them. */
 typedef signed char __s8;
 typedef unsigned char __u8;
 typedef short __s16;
@@ -117,7 +117,7 @@ struct pid {
 struct task_struct {
   struct thread_info thread_info;
   unsigned int __state; /* since Linux 5.14 */
-  long state;           /* before */
+  long state;           /* before Linux 5.14 */
   unsigned in_iowait : 1;
   unsigned int flags;
   int pid;
@@ -156,8 +156,8 @@ struct bpf_iter__task {
 
 #pragma clang attribute pop
 
-/* The number of a thread in the PID namespace at a level, the first being 0. It must reach down
- * to that level. */
+/* The number of a thread in the PID namespace at a level; the machine's own is level 0. The
+ * thread's own namespace must be at that level or deeper. */
 static __always_inline struct upid *number_at(struct pid *pid, __u32 level) {
   void *first = __builtin_preserve_access_index(&pid->numbers[0]);
   return first + level * bpf_core_type_size(struct upid);

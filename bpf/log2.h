@@ -8,7 +8,7 @@
 
 enum { LOG2_SLOTS = 32 };
 
-/* The slot of a value: [2^slot, 2^(slot+1)), the first also of 0, the last without an end. */
+/* The slot of a value: [2^slot, 2^(slot+1)). Slot 0 also has 0; the last slot has no upper end. */
 static __always_inline __u32 log2_of(__u64 value) {
   __u32 slot = 0;
   if (value >> 32) return LOG2_SLOTS - 1;

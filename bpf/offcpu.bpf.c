@@ -3,10 +3,10 @@
 /*
  * offcpu.bpf.c - the waits of one process's threads for a core.
  *
- * A wait begins as a thread is switched out, becomes one in the run queue as the thread is
- * woken, and ends as it is switched in. The program runs at every switch of the machine, under
- * the lock of a run queue: what it keeps of threads has its memory from the start, and whose
- * switch it is, is the first thing that it finds out.
+ * A wait begins when a thread is switched out and ends when it is switched in. From its wakeup
+ * on, the thread waits in the run queue. The program runs at every switch of the machine, under
+ * the lock of a run queue. So the memory for threads is allocated before it starts, and the
+ * program first checks whether the switch concerns the watched process.
  */
 #include "log2.h"
 #include "process.h"
@@ -16,23 +16,23 @@ char LICENSE[] SEC("license") = "GPL";
 enum reason { PREEMPTED, SLEEPING, IO_WAIT, UNINTERRUPTIBLE, OTHER, REASONS };
 enum { MAX_FRAMES = 127, MAX_STACKS = 8192, NO_STACK = -1, EEXIST = 17 };
 
-/* The kernel's states of tasks, which are part of no header of user space. */
+/* The kernel's states of tasks. No header of user space has them. */
 enum { TASK_INTERRUPTIBLE = 0x1, TASK_UNINTERRUPTIBLE = 0x2, TASK_DEAD = 0x80 };
 
-/* Of the waits for one reason. */
+/* Counts of the waits for one reason. */
 struct wait_counts {
-  __u64 latency[LOG2_SLOTS];  /* out to in: [2^slot, 2^(slot+1)) us */
-  __u64 runqueue[LOG2_SLOTS]; /* of that, ready to run, us */
+  __u64 latency[LOG2_SLOTS];  /* switched out to switched in: [2^slot, 2^(slot+1)) us */
+  __u64 runqueue[LOG2_SLOTS]; /* the part in the run queue, us */
   __u64 count;
   __u64 total_ns;
   __u64 runqueue_ns;
 };
 
-/* What a thread last was switched out for. */
+/* The last wait of a thread. */
 struct wait_entry {
   __u64 out_ns;   /* 0: it runs */
   __u64 ready_ns; /* 0: it sleeps */
-  __s32 kernel;   /* stacks */
+  __s32 kernel;   /* numbers of stacks; NO_STACK: none */
   __s32 user;
   __u32 reason;
   __u32 unused;
@@ -40,7 +40,7 @@ struct wait_entry {
 
 /* A thread that waits. */
 struct wait_record {
-  struct wait_entry wait; /* out_ns 0: since before the watching */
+  struct wait_entry wait; /* out_ns 0: it waits since before the start */
   __u32 thread;           /* as the reader numbers it */
   __u32 unused;
 };
@@ -62,7 +62,7 @@ const struct wait_record *wait_record_type;
 /* Set by user space before the programs are loaded. */
 const volatile __u32 take_stacks;
 
-/* By the kernel's number of a thread; deleted as it dies. */
+/* The key is the kernel's number of a thread. An entry is deleted when its thread dies. */
 struct {
   __uint(type, BPF_MAP_TYPE_HASH);
   __uint(max_entries, 16384);
@@ -77,7 +77,7 @@ struct {
   __type(value, struct wait_counts);
 } counts SEC(".maps");
 
-/* Two maps, since each holds one stack for a hash. */
+/* Two maps, because each holds only one stack for each hash. */
 struct {
   __uint(type, BPF_MAP_TYPE_STACK_TRACE);
   __uint(max_entries, MAX_STACKS);
@@ -92,12 +92,12 @@ struct {
   __type(value, struct stack_counts);
 } stacks SEC(".maps");
 
-/* What is not in `counts` or `stacks`, or not as it was. */
-__u64 no_room;       /* more threads than `threads` holds */
-__u64 no_stack;      /* waits without their stack: more of them than there is room for */
-__u64 unseen_start;  /* switched in, but was out before the watching */
-__u64 unseen_wakeup; /* how much of the wait was in the run queue is not known */
-__u64 unseen_end;    /* switched out again, and was not seen to be switched in */
+/* Waits that `counts` or `stacks` lack, or count incompletely. */
+__u64 no_room;       /* not counted: `threads` is full */
+__u64 no_stack;      /* counted without their stack: no room for it */
+__u64 unseen_start;  /* not counted: switched out before the start */
+__u64 unseen_wakeup; /* counted, but the part in the run queue is not known */
+__u64 unseen_end;    /* not counted: the thread was not seen to be switched in */
 
 static __always_inline void lost(__u64 *what) { __sync_fetch_and_add(what, 1); }
 
@@ -105,7 +105,7 @@ static __always_inline __u32 state_of(struct task_struct *task) {
   return bpf_core_field_exists(task->__state) ? task->__state : task->state;
 }
 
-/* Of a thread whose wakeup is under way already, the state is no more what it went out with. */
+/* If a wakeup is under way already, the state may have changed since the thread went out. */
 static __always_inline __u32 reason_of(struct task_struct *task, __u32 state) {
   if (!state) return PREEMPTED; /* or it yielded */
   if (BPF_CORE_READ_BITFIELD(task, in_iowait)) return IO_WAIT;
@@ -114,7 +114,7 @@ static __always_inline __u32 reason_of(struct task_struct *task, __u32 state) {
   return OTHER;
 }
 
-/* The number of the running thread's stack, in one of the maps; NO_STACK where it has none. */
+/* The number of the running thread's stack in the two maps, or NO_STACK if none was stored. */
 static __always_inline __s32 stack_of(void *ctx, __u64 flags) {
   __s64 id = bpf_get_stackid(ctx, &frames, flags);
   if (id == -EEXIST) { /* another stack has its place */
@@ -177,7 +177,7 @@ static __always_inline void in(struct task_struct *task, __u64 now) {
   __s32 thread = task->pid;
   struct wait_entry *e = bpf_map_lookup_elem(&threads, &thread);
   if (!e || !e->out_ns) {
-    /* A new thread has not been on a core before. */
+    /* A new thread was not switched out before: nothing is lost. */
     if (task->start_time < watch_start_ns && !e) lost(&unseen_start);
     return;
   }

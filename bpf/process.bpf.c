@@ -1,10 +1,10 @@
 //go:build ignore
 
 /*
- * process.bpf.c - which process a number means.
+ * process.bpf.c - finds the process with a number.
  *
- * Within a PID namespace, as in a container, processes have other numbers than the programs at
- * tracepoints see. An iterator lists those of its reader's namespace.
+ * In a PID namespace, as in a container, processes have other numbers than those that programs
+ * at tracepoints see. An iterator lists the processes of its reader's namespace.
  */
 #include "process.h"
 
@@ -19,7 +19,7 @@ struct process_record {
 /* Keeps the type in the object, for bpf2go. */
 const struct process_record *process_record_type;
 
-/* As its reader numbers it. */
+/* The number of the process in the reader's PID namespace. */
 const volatile __s32 wanted;
 
 SEC("iter/task")

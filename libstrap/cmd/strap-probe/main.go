@@ -1,7 +1,7 @@
 //go:build linux
 
-// strap-probe watches this machine from within the kernel: a line of JSON for each interval,
-// metrics for Prometheus, or a table of what the machine can do.
+// strap-probe watches this machine with programs in the kernel. It writes a line of JSON for each
+// interval, serves metrics to Prometheus, or prints a table of what the machine can do.
 package main
 
 import (
@@ -40,7 +40,7 @@ func run(arguments []string, out io.Writer) error {
 		err = watchKind(name, rest, out)
 	}
 	if errors.Is(err, flag.ErrHelp) {
-		return nil // it has been given
+		return nil // the help has been written
 	}
 	return err
 }
@@ -58,7 +58,7 @@ func watchKind(name string, arguments []string, out io.Writer) error {
 	return status.New(status.InvalidArgument, "there is no %q: strap-probe help lists what there is", name)
 }
 
-// exitCode differs by what is missing, so that scripts can tell.
+// exitCode maps an error to an exit code, so that scripts can tell what is missing.
 func exitCode(err error) int {
 	for code, number := range map[status.Code]int{
 		status.InvalidArgument: 2, status.Permission: 3, status.Unsupported: 4, status.NotFound: 5,

@@ -27,7 +27,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// asProgram: set, the test binary is strap-probe.
+// asProgram is an environment variable. If it is set, the test binary runs as strap-probe.
 const asProgram = "STRAP_PROBE_PROGRAM"
 
 func TestMain(m *testing.M) {
@@ -38,14 +38,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// program is strap-probe with arguments.
+// program returns a command that runs the test binary at `path` as strap-probe.
 func program(path string, arguments ...string) *exec.Cmd {
 	c := exec.Command(path, arguments...)
 	c.Env = append(os.Environ(), asProgram+"=1")
 	return c
 }
 
-// ended runs a command to its end: what it wrote, and its exit code.
+// ended runs a command to its end. It returns its standard output, standard error and exit code.
 func ended(t *testing.T, c *exec.Cmd) (out, complaint string, code int) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -59,7 +59,7 @@ func ended(t *testing.T, c *exec.Cmd) (out, complaint string, code int) {
 
 var machine = sync.OnceValue(probe.Check)
 
-// works skips where this machine does not let collectors run.
+// works skips the test if this machine cannot run the collector.
 func works(t *testing.T, kind string) {
 	t.Helper()
 	if !machine().Works(kind) {
@@ -105,7 +105,7 @@ func TestFlags(t *testing.T) {
 			t.Errorf("%s: %v", line, err)
 			continue
 		}
-		// The collector may have further options, which are at their defaults.
+		// BlockOptions has more fields than the test names; those keep their defaults.
 		var all, some map[string]any
 		if json.Unmarshal(got.options, &all) != nil || json.Unmarshal(want.options, &some) != nil {
 			t.Errorf("%s: %s is no JSON", line, got.options)
@@ -176,7 +176,7 @@ func TestBadArgumentsAreOneLineAndACode(t *testing.T) {
 	}
 }
 
-// collector gives snapshots that are numbers, until it is told to fail.
+// collector takes snapshots that only have a number. Each Snapshot returns `fails` too.
 type collector struct {
 	n     int
 	fails error
@@ -234,7 +234,7 @@ func TestFailingCollectorEndsIt(t *testing.T) {
 	}
 }
 
-// A process that ends while it is watched ends the watching, without an error.
+// If the watched process ends, strap-probe ends too, without an error.
 func TestEndsWithItsProcess(t *testing.T) {
 	works(t, "syscalls")
 	works(t, "off_cpu")
@@ -250,7 +250,7 @@ func TestEndsWithItsProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		watched.Wait()
-		if err := c.Wait(); err != nil && c.ProcessState.ExitCode() != 5 { // it had ended before
+		if err := c.Wait(); err != nil && c.ProcessState.ExitCode() != 5 { // 5: it ended before the watching began
 			t.Errorf("%s: %v: %s", kind, err, complaint.String())
 		} else if err == nil && !strings.Contains(out.String(), `"ended":true`) {
 			t.Errorf("%s: %s", kind, out.String())
@@ -258,7 +258,7 @@ func TestEndsWithItsProcess(t *testing.T) {
 	}
 }
 
-// eventually waits for something that takes a moment.
+// eventually waits until `is` returns true, for at most 5 minutes.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
@@ -280,7 +280,7 @@ func TestRotationBySignal(t *testing.T) {
 	works(t, "system")
 	path := filepath.Join(t.TempDir(), "x.jsonl")
 	c := program(os.Args[0], "system", "--interval", "0.05", "--output", path, "--flush-every", "1")
-	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // no terminal, as a service
+	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // without a terminal, like a service
 	var complaint bytes.Buffer
 	c.Stderr = &complaint
 	if err := c.Start(); err != nil {
@@ -367,7 +367,7 @@ func TestPrintsEachLineAtOnce(t *testing.T) {
 		}
 	}
 	c.Process.Signal(syscall.SIGINT)
-	for lines.Scan() { // the last one too
+	for lines.Scan() { // read to the end, or the last line would block it
 	}
 	if err := c.Wait(); err != nil {
 		t.Error(err)
@@ -415,7 +415,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// An ordinary user is told what is missing; with the two capabilities all works.
+// An ordinary user is told which capability is missing. With both, everything works.
 func TestOrdinaryUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root becomes another user")

@@ -18,7 +18,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// watch takes snapshots until a signal says stop.
+// watch takes snapshots until a signal stops it.
 func watch(g *given, out io.Writer) (err error) {
 	to, err := open(g, out)
 	if err != nil {
@@ -49,14 +49,14 @@ func watch(g *given, out io.Writer) (err error) {
 	return loop(collector, to, c)
 }
 
-// controls are what tells the loop what to do.
+// controls are the events that drive loop. Channels may be nil.
 type controls struct {
 	ticks         <-chan time.Time
 	stop, rotated <-chan os.Signal
-	closed        func() bool // whether SIGHUP is for a terminal that was closed
+	closed        func() bool // reports whether SIGHUP came because the terminal was closed
 }
 
-// loop takes a snapshot at each tick, and a last one at the end.
+// loop takes a snapshot at each tick, and a last one when it is stopped.
 func loop(collector probe.Collector, to *outputs, c controls) error {
 	for stopped := false; !stopped; {
 		select {
@@ -76,7 +76,7 @@ func loop(collector probe.Collector, to *outputs, c controls) error {
 		if err := to.write(snapshot); err != nil {
 			return err
 		}
-		// Of a process that has ended there is nothing more to tell.
+		// A process that has ended makes no more counts.
 		if of, ok := snapshot.(interface{ HasEnded() bool }); ok && of.HasEnded() {
 			report("the process has ended")
 			stopped = true
@@ -85,8 +85,8 @@ func loop(collector probe.Collector, to *outputs, c controls) error {
 	return nil
 }
 
-// terminalClosed returns what says whether the terminal of this program has been closed
-// since: never under nohup, or where there was none.
+// terminalClosed returns a function that reports whether this program had a terminal and has lost
+// it since. The function always returns false under nohup, or if there was no terminal.
 func terminalClosed() func() bool {
 	had := hasTerminal() && !signal.Ignored(syscall.SIGHUP)
 	return func() bool { return had && !hasTerminal() }
@@ -100,15 +100,15 @@ func hasTerminal() bool {
 	return err == nil
 }
 
-// outputs are where snapshots go.
+// outputs holds the destinations of snapshots.
 type outputs struct {
-	print    io.Writer         // lines at once; nil: no
-	file     *jsonl.Writer     // nil: no
-	metrics  *metrics.Exporter // nil: no
-	listener net.Listener      // of the metrics
+	print    io.Writer         // receives each line at once; nil: not asked for
+	file     *jsonl.Writer     // nil: not asked for
+	metrics  *metrics.Exporter // nil: not asked for
+	listener net.Listener      // for the metrics
 }
 
-// open opens those that are asked for.
+// open opens the outputs that the command line asks for.
 func open(g *given, out io.Writer) (o *outputs, err error) {
 	o = &outputs{}
 	if g.print {
@@ -158,7 +158,8 @@ func (o *outputs) write(snapshot any) error {
 	return nil
 }
 
-// reopen goes on with the file of the name; one that cannot be opened is no end of it.
+// reopen continues in the file that now has the path. If that fails it reports the error and keeps
+// the old file.
 func (o *outputs) reopen() {
 	if err := o.file.Reopen(); err != nil {
 		report(err.Error() + "; the file before is written on")

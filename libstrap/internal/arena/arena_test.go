@@ -52,7 +52,7 @@ func TestNeverPassesTheLimit(t *testing.T) {
 			live = append(live, r)
 		}
 		for !ok && len(live) > 0 || len(live) > 500 {
-			a.Free(live[0]) // the order in which a file is written
+			a.Free(live[0]) // the oldest first, as the writer does
 			live = live[1:]
 			ok = true
 		}
@@ -133,7 +133,7 @@ func TestRefusesWhatCanNeverFit(t *testing.T) {
 	}
 }
 
-// Whatever the order of freeing, the stretches grow together again.
+// Freed regions join to one gap again, in whatever order they are freed.
 func TestFreedRegionsGrowTogether(t *testing.T) {
 	a, err := New(8 << 20)
 	if err != nil {
@@ -208,7 +208,7 @@ func TestRoomThatIsReservedStays(t *testing.T) {
 	if _, ok, _ := a.TryAlloc(4*n, 0); !ok {
 		t.Error("the reserved room is taken")
 	}
-	// Of two stretches, the one is taken that leaves the other.
+	// The region must go into the small gap, so that the large one keeps the reserved room.
 	a.Free(taken[0])
 	a.Free(taken[2])
 	a.Free(taken[3])

@@ -28,7 +28,7 @@ func newArchiveEncoder(t testing.TB, bound float64) *ArchiveEncoder {
 	return e
 }
 
-// halves are values as 16-bit floats.
+// halves returns values as 16-bit floats of type t.
 func halves(t wire.DType, values ...float32) []byte {
 	b := make([]byte, 0, 2*len(values))
 	for _, v := range values {
@@ -37,7 +37,7 @@ func halves(t wire.DType, values ...float32) []byte {
 	return b
 }
 
-// archiveSources are n values of every character, from rng.
+// archiveSources returns sources of n values of many kinds.
 func archiveSources(t wire.DType, n int, rng *rand.Rand) map[string][]byte {
 	sources := map[string][]byte{"bits": make([]byte, 2*n)}
 	for i := range sources["bits"] {
@@ -106,7 +106,8 @@ func decodeArchive(t testing.TB, payload []byte, n int) []byte {
 	return dst
 }
 
-// lossOf takes the error of a payload by its definition; same tells whether the values that are not finite are the same.
+// lossOf computes the error of decoded values by its definition. same reports whether all values
+// that are not finite are unchanged.
 func lossOf(src, back []byte, dt wire.DType) (l Loss, same bool) {
 	x, y := make([]float32, len(src)/2), make([]float32, len(src)/2)
 	widen(x, src, dt)
@@ -128,8 +129,8 @@ func lossOf(src, back []byte, dt wire.DType) (l Loss, same bool) {
 	return l, same
 }
 
-// checkArchive encodes, decodes, and compares the error with the bound and with what the
-// encoder says of it.
+// checkArchive encodes and decodes src. It compares the error with the bound, and with the error
+// that the encoder reports.
 func checkArchive(t testing.TB, e *ArchiveEncoder, bound float64, src []byte, dt wire.DType) []byte {
 	t.Helper()
 	payload := encodeArchive(t, e, src, dt)
@@ -174,7 +175,8 @@ func TestArchiveKeepsItsBound(t *testing.T) {
 					t.Run(fmt.Sprintf("%g/%v/%d/%s", bound, dt, n, name), func(t *testing.T) {
 						payload := checkArchive(t, e, bound, src, dt)
 						if name == "normal" && bound == 5e-4 && n >= 1000 {
-							// Float32 has twice as many bytes as the source.
+							// The ratio counts from float32, which has twice as many bytes as the
+							// source.
 							if ratio := 2 * float64(len(src)) / float64(len(payload)); ratio < 4.7 {
 								t.Errorf("%d bytes of %d: ratio %.2f", len(payload), len(src), ratio)
 							}
@@ -186,7 +188,7 @@ func TestArchiveKeepsItsBound(t *testing.T) {
 	}
 }
 
-// An outlier is kept as it is, and takes no precision from the others.
+// An outlier is kept exactly, and costs the other values of its block no precision.
 func TestArchiveOfOutliers(t *testing.T) {
 	rng := rand.New(rand.NewPCG(19, 20))
 	values := make([]float32, 40*archiveBlock)
@@ -209,7 +211,8 @@ func TestArchiveOfOutliers(t *testing.T) {
 	}
 }
 
-// A bound that eight bits cannot keep costs no more than storing what there is.
+// If eight bits cannot keep the bound, the values are stored exactly, in no more bytes than the
+// source.
 func TestArchiveOfATinyBoundIsLossless(t *testing.T) {
 	src := archiveSources(wire.Float16, 5000, rand.New(rand.NewPCG(21, 22)))["normal"]
 	payload := encodeArchive(t, newArchiveEncoder(t, 1e-9), src, wire.Float16)
@@ -218,7 +221,7 @@ func TestArchiveOfATinyBoundIsLossless(t *testing.T) {
 	}
 }
 
-// What does not compress comes nearest to overtaking its own source.
+// With bytes that do not compress, encoding in place comes nearest to overwriting its own source.
 func TestArchiveFitsItsHeadroom(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	var sizes []int
@@ -341,14 +344,14 @@ func TestArchiveRefusesOtherBytes(t *testing.T) {
 	refused("long codes", changed(19, 0xFF), status.Corrupt)
 	refused("exact elements of which none are", changed(20, 9), status.Corrupt)
 	refused("shorter scales", changed(12, payload[12]-1), status.Corrupt)
-	for range 2000 { // the index has a checksum: other values may come, but no panic
+	for range 2000 { // only the index has a checksum: Decode may return other values, but must not panic
 		b := bytes.Clone(payload)
 		b[rng.IntN(len(b))] ^= byte(1 + rng.IntN(255))
 		_ = Decode(dst, Archive, bytes.NewReader(b))
 	}
 }
 
-// A payload of the first release decodes for ever to the same values.
+// A payload of the first release must always decode to the same values.
 func TestArchiveOfTheFirstRelease(t *testing.T) {
 	const n = 1000
 	for _, dt := range archived {
@@ -367,7 +370,7 @@ func TestArchiveOfTheFirstRelease(t *testing.T) {
 	}
 }
 
-// quantiseBoth compares the kernel with its twin.
+// quantiseBoth compares the kernel in C with its portable twin.
 func quantiseBoth(t testing.TB, src []byte, dt wire.DType, spread float64) {
 	t.Helper()
 	n := len(src) / 2
@@ -405,7 +408,7 @@ func TestQuantiseTwins(t *testing.T) {
 				quantiseBoth(t, src, dt, spread)
 			}
 		}
-		// Every bit pattern, in blocks of its like and with others.
+		// Every bit pattern, next to its neighbours.
 		src := make([]byte, 0, 1<<17)
 		for b := range 1 << 16 {
 			src = binary.LittleEndian.AppendUint16(src, uint16(b))
@@ -416,7 +419,7 @@ func TestQuantiseTwins(t *testing.T) {
 	}
 }
 
-// A value decodes to the nearest of those that its block has.
+// Each value gets the nearest code of its block's scale.
 func TestQuantiseTakesTheNearestCode(t *testing.T) {
 	rng := rand.New(rand.NewPCG(13, 14))
 	src := archiveSources(wire.Float16, archiveBlock, rng)["normal"]
@@ -447,7 +450,7 @@ func FuzzQuantise(f *testing.F) {
 	})
 }
 
-// FuzzArchive decodes any bytes, and archives them as values.
+// FuzzArchive decodes any bytes, and also archives the bytes as values.
 func FuzzArchive(f *testing.F) {
 	rng := rand.New(rand.NewPCG(15, 16))
 	for _, dt := range archived {

@@ -64,8 +64,8 @@ func Detect(prefix []byte) Kind {
 
 func le32(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
 
-// Headroom returns how many bytes EncodeInPlace needs beside n source bytes. A frame of
-// incompressible data is longer than its source by at most so many bytes.
+// Headroom returns how many bytes EncodeInPlace needs in addition to n source bytes: the most by
+// which a frame of incompressible data is longer than its source.
 func Headroom(k Kind, n int) int {
 	switch k {
 	case LZ4:
@@ -80,7 +80,7 @@ func Headroom(k Kind, n int) int {
 }
 
 // Front returns how many bytes of the Headroom EncodeInPlace needs in front of the source bytes.
-// If there are exactly so many, one raw block need not be moved.
+// With exactly this many bytes in front, a single raw block stays in place.
 func Front(k Kind, n int) int {
 	if k == LZ4 {
 		block := lz4BlockSize(int64(n))
@@ -308,8 +308,8 @@ func DecodedSize(k Kind, prefix []byte) (int64, error) {
 	}
 }
 
-// Decode decodes a payload into dst, which must have the decoded length. Beside dst it takes no more
-// memory than a decoder of so many bytes needs, whatever window the payload claims.
+// Decode decodes a payload into dst, which must have the decoded length. In addition to dst it
+// takes at most the memory of a decoder for len(dst) bytes, whatever window the payload claims.
 //
 // Errors: Corrupt if the payload is not exactly one frame of its kind, or cannot be read.
 // Unsupported if the payload needs a dictionary or a window of more than 128 MiB, or is an archive

@@ -38,7 +38,7 @@ func randomBytes(n int) []byte {
 	return b
 }
 
-// samples are sources of every character: constant, textual, random.
+// samples returns sources of n bytes of many kinds: constant, textual, random.
 func samples(n int) map[string][]byte {
 	random := randomBytes(n)
 	some := bytes.Clone(random)
@@ -70,7 +70,7 @@ func TestEncodeInPlaceRoundTrip(t *testing.T) {
 	}
 }
 
-// What does not compress comes nearest to overtaking its own source.
+// With bytes that do not compress, encoding in place comes nearest to overwriting its own source.
 func TestEncodeInPlaceFitsItsHeadroom(t *testing.T) {
 	sizes := []int{5<<20 + 1, 40<<20 - 3}
 	rng := rand.New(rand.NewPCG(5, 6))
@@ -99,7 +99,7 @@ func TestEncodeInPlaceLeavesRawBytes(t *testing.T) {
 	}
 }
 
-// What LZ4 cannot compress is a block of the frame where it stands.
+// Bytes that LZ4 cannot compress stay in place and become a raw block of the frame.
 func TestALZ4FrameOfOneRawBlockIsAroundIt(t *testing.T) {
 	src := randomBytes(1000)
 	buf := make([]byte, len(src)+Headroom(LZ4, len(src)))
@@ -164,7 +164,7 @@ func TestEncodeInPlaceRefusesToOvertake(t *testing.T) {
 	}
 }
 
-// encodeInPlace returns a copy of the payload.
+// encodeInPlace encodes src in place, and returns a copy of the payload.
 func encodeInPlace(t testing.TB, e *Encoder, src []byte) []byte {
 	t.Helper()
 	buf := make([]byte, len(src)+Headroom(e.kind, len(src)))
@@ -338,7 +338,7 @@ func TestDecodeRefusesWhatIsNotOneFrame(t *testing.T) {
 			if _, err := decodeUnknown(k, bytes.NewReader(payload), 1<<20); !errors.Is(err, status.Corrupt) {
 				t.Errorf("%s, %s, length unknown: %v", k, name, err)
 			}
-			// The pooled decoder is none the worse.
+			// The pooled decoder still works after the error.
 			checkDecodes(t, k, whole, src)
 		}
 		for _, n := range []int{0, len(src) - 1, len(src) + 1} {
@@ -363,7 +363,7 @@ func TestAnEmptyPayloadIsNoFrame(t *testing.T) {
 }
 
 func TestDecodeNoticesFlippedBytes(t *testing.T) {
-	// A frame with checksums: any change is either refused or without effect.
+	// In a frame with checksums, any change is refused or has no effect.
 	whole, want := readFrame(t, "checksums.lz4"), frameSource()
 	for at := 0; at < len(whole); at += 37 {
 		bad := bytes.Clone(whole)
@@ -375,7 +375,7 @@ func TestDecodeNoticesFlippedBytes(t *testing.T) {
 	}
 }
 
-// Readers hand out bytes in every way that io.Reader permits.
+// Decode works with readers that return bytes in every way that io.Reader permits.
 func TestDecodeFromAnyReader(t *testing.T) {
 	src := samples(100_000)["mixed"]
 	for _, k := range kinds {
@@ -398,8 +398,8 @@ func TestDecodeFromAnyReader(t *testing.T) {
 	}
 }
 
-// frameSource is what the frames in testdata/frames hold. Python's lz4.frame and
-// zstandard, that is the C libraries, made them with the options in their names.
+// frameSource returns the content of the frames in testdata/frames. Python's lz4.frame and
+// zstandard, which use the C libraries, made them with the options in their names.
 func frameSource() []byte {
 	src := make([]byte, 200_000)
 	for i := range src {
@@ -456,7 +456,7 @@ func TestDecodeFramesOfTheCLibraries(t *testing.T) {
 	}
 }
 
-// hostile frames claim what they do not hold, or need what is not there.
+// hostile has frames that claim more than they hold, or need something that is missing.
 var hostile = map[string]struct {
 	payload string
 	want    status.Code
@@ -482,8 +482,8 @@ func TestDecodeRefusesHostileFrames(t *testing.T) {
 			if strings.Contains(name, "lz4") {
 				k = LZ4
 			}
-			// A decoder for frames that fit a few blocks has at most two LZ4 blocks of 64 KiB, or a zstd
-			// window and blocks of 128 KiB, and its tables.
+			// A decoder needs at most its tables, and two LZ4 blocks of 64 KiB, or a zstd window
+			// and blocks of 128 KiB.
 			if used := allocated(func() {
 				if err := Decode(make([]byte, 5), k, strings.NewReader(h.payload)); status.CodeOf(err) != h.want {
 					t.Errorf("Decode: %v", err)
@@ -522,7 +522,7 @@ func TestDecodeInParallel(t *testing.T) {
 	}
 }
 
-// decodeUnknown decodes a payload of at most limit bytes.
+// decodeUnknown decodes a payload of unknown decoded length, of at most limit bytes.
 func decodeUnknown(k Kind, payload io.Reader, limit int64) (data []byte, err error) {
 	err = withDecoder(k, payload, limit, func(r io.Reader, _ int64) error {
 		if data, err = io.ReadAll(io.LimitReader(r, limit)); err != nil {
@@ -587,7 +587,7 @@ func fuzzRoundTrip(f *testing.F, k Kind) {
 	f.Add(samples(70_000)["mixed"], uint8(1))
 	e := newEncoder(f, k, 0)
 	f.Fuzz(func(t *testing.T, src []byte, repeat uint8) {
-		// Repetition reaches beyond the block sizes.
+		// Repeat the input, so that it is larger than a block.
 		src = bytes.Repeat(src, int(repeat)%64+1)
 		if len(src) > 8<<20 {
 			src = src[:8<<20]
@@ -599,10 +599,11 @@ func fuzzRoundTrip(f *testing.F, k Kind) {
 func FuzzNoneRoundTrip(f *testing.F) { fuzzRoundTrip(f, None) }
 func FuzzLZ4RoundTrip(f *testing.F)  { fuzzRoundTrip(f, LZ4) }
 
-// Slow: inputs are repeated beyond the largest block, which zstd compresses for milliseconds.
+// Slow: inputs are repeated to more than the largest block, and zstd compresses them for
+// milliseconds.
 func FuzzZstdRoundTrip(f *testing.F) { fuzzRoundTrip(f, Zstd) }
 
-// fuzzDecode: no bytes crash the decoder or make it hand out too much.
+// fuzzDecode decodes any bytes. They must not crash the decoder, nor make it return too much.
 func fuzzDecode(f *testing.F, k Kind) {
 	e := newEncoder(f, k, 0)
 	f.Add([]byte{}, 0)
@@ -638,7 +639,7 @@ func fuzzDecode(f *testing.F, k Kind) {
 			t.Fatalf("%d bytes decode, counted are %d: %v", n, count, err)
 		}
 		if known == nil && k != None {
-			// Nothing of the payload is superfluous.
+			// Every byte of the payload is needed.
 			if err := Decode(make([]byte, n), k, bytes.NewReader(payload[:len(payload)-1])); err == nil {
 				t.Fatal("a torn frame decodes")
 			}
@@ -652,7 +653,7 @@ func fuzzDecode(f *testing.F, k Kind) {
 func FuzzDecodeLZ4(f *testing.F)  { fuzzDecode(f, LZ4) }
 func FuzzDecodeZstd(f *testing.F) { fuzzDecode(f, Zstd) }
 
-// activations are float16 of normal distribution per channel, rounded to 5 bits of
+// activations returns float16 values, normally distributed in each channel, rounded to 5 bits of
 // mantissa.
 func activations(n int) []byte {
 	rng := rand.New(rand.NewPCG(8, 9))
@@ -720,14 +721,14 @@ func BenchmarkDecode(b *testing.B) {
 	}
 }
 
-// A frame of linked blocks leaves nothing behind that the next frame could refer to.
+// After a frame of linked blocks, the next frame must not be able to refer to its content.
 func TestLZ4FramesShareNoWindow(t *testing.T) {
 	frame := func(flags byte, blocks string) []byte {
 		head := []byte{flags, 0x40}
 		return append(append([]byte("\x04\x22\x4d\x18"), head[0], head[1], lz4HeaderChecksum(head)), blocks...)
 	}
 	linked := frame(lz4Version, "\x09\x00\x00\x80secretive\x00\x00\x00\x00")
-	// One literal, then a match nine bytes back.
+	// One literal, then a match that begins nine bytes earlier.
 	reaching := frame(lz4Version|lz4Independent, "\x05\x00\x00\x00\x10a\x09\x00\x00\x00\x00\x00\x00")
 	for range 100 {
 		if data, err := decodeUnknown(LZ4, bytes.NewReader(linked), 100); err != nil || string(data) != "secretive" {

@@ -46,8 +46,8 @@ func TestCountTellsWholePayloads(t *testing.T) {
 	}
 }
 
-// unsized is a zstd frame with a window of 128 MiB that does not state its content size. Each of
-// its blocks repeats one byte 128 KiB long.
+// unsized returns a zstd frame with a window of 128 MiB and without a content size. Each of its
+// blocks repeats one byte 128 KiB long.
 func unsized(blocks int) []byte {
 	b := append(binary.LittleEndian.AppendUint32(nil, zstdMagic), 0, (27-10)<<3)
 	for i := range blocks {
@@ -60,7 +60,7 @@ func unsized(blocks int) []byte {
 	return b
 }
 
-// allocated is how many bytes work takes from the heap.
+// allocated returns how many bytes work allocates on the heap.
 func allocated(work func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -69,7 +69,8 @@ func allocated(work func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// 8 kB of a frame stand for 256 MiB. To know that takes the memory of a window, not of the content.
+// 8 kB of a frame decode to 256 MiB. Finding the length takes the memory of a window, not of the
+// content.
 func TestTheLengthOfAFrameThatDoesNotStateItTakesAWindow(t *testing.T) {
 	const blocks = 2048
 	payload := unsized(blocks)
@@ -83,7 +84,7 @@ func TestTheLengthOfAFrameThatDoesNotStateItTakesAWindow(t *testing.T) {
 	}
 }
 
-// The room of the caller bounds the window: content refers to nothing in front of itself.
+// The length of dst bounds the window, because content cannot refer to bytes before its beginning.
 func TestAClaimedWindowIsNotTakenForLittleContent(t *testing.T) {
 	payload := unsized(2)
 	dst := make([]byte, 256<<10)

@@ -11,8 +11,8 @@ import (
 	"unsafe"
 )
 
-// convertAll converts with the portable twin and every kernel, and compares; to all
-// the bits of mantissa, which it returns, and rounded to fewer.
+// convertAll converts src with the portable twin and every kernel, and compares the results. It
+// does so with fewer bits of mantissa too, and returns the words with all bits.
 func convertAll(t testing.TB, src []float32) []uint16 {
 	t.Helper()
 	for _, bits := range []int{1, 5, 9} {
@@ -31,8 +31,8 @@ func convertTo(t testing.TB, bits int, src []float32) []uint16 {
 		})
 }
 
-// compareKernels runs all of them over src. Their words must be the same, and what they say of the
-// error right.
+// compareKernels runs the portable loop and every kernel over src. All must give the same words,
+// and the right error.
 func compareKernels[T float32 | uint16](t testing.TB, r rounding, src []T, value func(T) float64,
 	portable func([]uint16, *Stats), kernel func(int, unsafe.Pointer, unsafe.Pointer, *Stats)) []uint16 {
 	t.Helper()
@@ -59,14 +59,14 @@ func compareKernels[T float32 | uint16](t testing.TB, r rounding, src []T, value
 	return want
 }
 
-// exactStats is what is to be said of words that src was stored as.
+// exactStats returns the Stats that a loop must report if it stores src as words.
 func exactStats[T float32 | uint16](r rounding, src []T, value func(T) float64, words []uint16) (st Stats) {
 	var squareError, squareSum exactSum
 	for i, x := range src {
 		x, y := value(x), r.value(words[i])
 		switch {
 		case words[i]&r.exponent != r.exponent:
-			e := x - y // exact, and so is its square: both have 24 bits at most
+			e := x - y // exact: x and y have at most 24 bits; its square is exact too
 			st.Count++
 			squareError.add(e * e)
 			squareSum.add(x * x)
@@ -79,19 +79,20 @@ func exactStats[T float32 | uint16](r rounding, src []T, value func(T) float64, 
 	return st
 }
 
-// exactSum is a sum with twice the bits of double.
+// exactSum sums with twice the bits of a double.
 type exactSum struct{ high, low float64 }
 
 func (s *exactSum) add(x float64) {
 	sum := s.high + x
 	of := sum - s.high
-	s.low += (s.high - (sum - of)) + (x - of) // what the sum was rounded by
+	s.low += (s.high - (sum - of)) + (x - of) // the rounding error of this addition
 	s.high = sum
 }
 
 func (s *exactSum) value() float64 { return s.high + s.low }
 
-// checkStats wants counts and the largest error as they are, and sums as Stats promises.
+// checkStats checks that counts and the largest error are exact, and that sums are as exact as
+// Stats promises.
 func checkStats(t testing.TB, name string, got, exact Stats) {
 	t.Helper()
 	if got.Count != exact.Count || got.Overflow != exact.Overflow || got.MaxError != exact.MaxError {
@@ -101,8 +102,8 @@ func checkStats(t testing.TB, name string, got, exact Stats) {
 	checkSum(t, name+": squares", got.SquareSum, exact.SquareSum, exact.Count, 0)
 }
 
-// checkSum wants a sum of n squares that is not below the true one, but for the rounding of double. It is
-// at most sumExcess above, and by vanished.
+// checkSum checks a sum of n squares. It may be below the true sum only by the rounding of doubles,
+// and above it by the share sumExcess plus vanished.
 func checkSum(t testing.TB, name string, got, exact float64, n int64, vanished float64) {
 	t.Helper()
 	rounding := float64(n) * 0x1p-53
@@ -111,8 +112,8 @@ func checkSum(t testing.TB, name string, got, exact float64, n int64, vanished f
 	}
 }
 
-// nearestFloat16 rounds by its definition: of all binary16 values, with 65536 in
-// place of infinity, it takes the nearest, and of two the one with an even last bit.
+// nearestFloat16 rounds by the definition. It takes the nearest binary16 value, with 65536 in place
+// of infinity. Of two that are equally near it takes the one with an even last bit.
 func nearestFloat16(x float32) uint16 {
 	sign := uint16(math.Float32bits(x) >> 16 & 0x8000)
 	value := func(h int) float64 {
@@ -164,13 +165,12 @@ func TestFloat32ToFloat16OfEveryExponent(t *testing.T) {
 			src[int(exponent)<<12+i] = math.Float32frombits(rng.Uint32()&0x807FFFFF | exponent<<23)
 		}
 	}
-	convertAll(t, src) // a kind of values a block
+	convertAll(t, src) // one exponent in each block
 	rng.Shuffle(len(src), func(i, j int) { src[i], src[j] = src[j], src[i] })
-	convertAll(t, src) // all kinds in every block
+	convertAll(t, src) // all exponents in every block
 }
 
-// Whether or not a block holds values that do not stay finite, at every length and
-// alignment.
+// Blocks with and without values that do not stay finite, at every length and alignment.
 func TestFloat32ToFloat16InPieces(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	memory := make([]float32, 9000)
@@ -190,8 +190,8 @@ func TestFloat32ToFloat16InPieces(t *testing.T) {
 func TestFloat32ToFloat16KeepsNaN(t *testing.T) {
 	for bits, want := range map[uint32]uint16{
 		0x7FC00000: 0x7E00, // quiet
-		0x7F800001: 0x7E00, // signalling, payload below what float16 has
-		0xFFC12345: 0xFE09, // sign and the upper payload stay
+		0x7F800001: 0x7E00, // signalling; its payload is in bits that float16 lacks
+		0xFFC12345: 0xFE09, // the sign and the upper bits of the payload stay
 		0x7FFFFFFF: 0x7FFF,
 		0xFF802000: 0xFE01,
 	} {
@@ -251,11 +251,10 @@ func FuzzFloat32ToFloat16(f *testing.F) {
 	})
 }
 
-// manyOf repeats values until they are several blocks: sums of many have other roundings than sums
-// of a few.
+// manyOf repeats values to several blocks, because long sums round differently from short ones.
 func manyOf[T any](src []T) []T { return slices.Repeat(src, 7000/max(len(src), 1)) }
 
-// gatherBoth gathers with the kernel and its twin and compares.
+// gatherBoth gathers with the kernel and its twin, and compares the results.
 func gatherBoth(t testing.TB, memory []byte, origin, item int, shape, strides []int64, start, count int64) []byte {
 	t.Helper()
 	fast, portable := make([]byte, count*int64(item)), make([]byte, count*int64(item))
@@ -295,7 +294,8 @@ func TestGatherTransposesAndReverses(t *testing.T) {
 	}
 }
 
-// Transposed matrices go in tiles; whole, in ragged tiles, and from within a row.
+// Transposed matrices are gathered in tiles: whole tiles, ragged tiles, and from the middle of a
+// row.
 func TestGatherTransposesMatrices(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	for _, item := range []int{1, 2, 4, 8, 16} {
@@ -308,7 +308,7 @@ func TestGatherTransposesMatrices(t *testing.T) {
 			shape, strides := []int64{3, rows, columns}, []int64{rows * columns, 1, rows}
 			gatherBoth(t, memory, 0, item, shape, strides, 0, 3*rows*columns)
 			gatherBoth(t, memory, 0, item, shape, strides, 7, 2*rows*columns+3)
-			// The same columns from the last to the first.
+			// The same columns, from the last to the first.
 			gatherBoth(t, memory, int((columns-1)*rows)*item, item, shape, []int64{rows * columns, 1, -rows}, 1, 3*rows*columns-2)
 		}
 	}
@@ -421,8 +421,8 @@ func BenchmarkGather(b *testing.B) {
 	}
 }
 
-// Each of these sources takes the sums of a float32 lane another way: in many equal steps, where
-// roundings add up, in growing and in falling ones, and with squares that float32 has no room for.
+// Each source makes the sums of a float32 lane round in another way: many equal steps whose
+// roundings add up, growing and falling steps, and squares outside of float32's range.
 func TestSumsAreNotBelowTheTrueOnes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(17, 18))
 	of := func(value func(i int) float64) []float32 {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// A processor that runs AVX-512 is not to be tested with AVX2 alone, by mistake.
+// On a processor with AVX-512, the tests must not run with AVX2 alone by mistake.
 func TestLevelsAreThoseOfTheProcessor(t *testing.T) {
 	want := []string{levelPortable}
 	switch runtime.GOARCH {

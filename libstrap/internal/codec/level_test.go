@@ -38,13 +38,14 @@ func TestALevelIsUsedByAllLoops(t *testing.T) {
 	}
 }
 
-// Converted and rounded values and payloads are the same at each level. Frames of literals are too, but
-// the portable level encodes zstd payloads with match finding. The test prints their
-// checksum, which tests/packaging/test_arm64.py compares with the one of another processor.
+// Converted values, rounded values and payloads are the same at each level. Frames of literals are
+// too. Zstd payloads are an exception: the portable level encodes them with match finding. The test
+// prints the checksum of all, which tests/packaging/test_arm64.py compares with that of another
+// processor.
 func TestEveryLevelWritesTheSameBytes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(21, 22))
 	values := make([]float32, 300_001)
-	for i := range values { // without package math, whose last bits differ between processors
+	for i := range values { // package math is avoided: its last bits differ between processors
 		for range 4 {
 			values[i] += float32(int32(rng.Uint32())>>16) / (1 << 14)
 		}
@@ -63,7 +64,7 @@ func TestEveryLevelWritesTheSameBytes(t *testing.T) {
 	t.Logf("checksum %08x of %q", first, Levels())
 }
 
-// checksumOfAll returns the checksum of all that loops make of values.
+// checksumOfAll returns the checksum of everything that the loops make of values.
 func checksumOfAll(t *testing.T, values []float32) (crc uint32) {
 	t.Helper()
 	add := func(b []byte) { crc = crc32c.Update(crc, b) }

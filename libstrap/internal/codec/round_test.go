@@ -8,7 +8,7 @@ import (
 	"unsafe"
 )
 
-// roundAll rounds with the portable twin and every kernel, and compares.
+// roundAll rounds src with the portable twin and every kernel, and compares the results.
 func roundAll(t testing.TB, m Mantissa, bits int, src []uint16) []uint16 {
 	t.Helper()
 	r := m.rounding(bits)
@@ -27,8 +27,9 @@ func words(n int, word func(int) uint16) []uint16 {
 	return w
 }
 
-// nearestWord rounds by its definition: of all finite words of the same sign with
-// zeros below their bits, the nearest, and of two the one with an even last bit.
+// nearestWord rounds by the definition. Of all finite words of the same sign with zeros in the
+// dropped bits, it takes the nearest. Of two that are equally near it takes the one with an even
+// last bit.
 func nearestWord(r rounding, w uint16) uint16 {
 	step := uint16(1) << r.drop
 	down := w &^ (step - 1)
@@ -96,8 +97,8 @@ func TestRoundAddsUpItsError(t *testing.T) {
 	})
 }
 
-// The choice of bits is right for values as activations have them: the bound holds
-// with them, and would not with one bit less.
+// LeastBits is right for values distributed like activations: the bound holds with these bits, and
+// would not with one bit less.
 func TestLeastBits(t *testing.T) {
 	atEveryLevel(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(9, 10))

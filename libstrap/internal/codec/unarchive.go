@@ -10,8 +10,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// ArchiveType returns the element type that the header of an archive payload states. prefix begins with
-// the header. ArchiveType returns 0 if prefix is no such header.
+// ArchiveType returns the element type in the header of an archive payload. prefix begins with the
+// header. ArchiveType returns 0 if prefix is not the header of an archive.
 func ArchiveType(prefix []byte) wire.DType {
 	h, err := parseArchive(prefix)
 	if err != nil {

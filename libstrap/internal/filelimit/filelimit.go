@@ -1,9 +1,9 @@
 // Package filelimit lets a test write until the disk is full.
 //
-// A limit on the size of files stands for the full disk: a write beyond it fails with
-// EFBIG. The limit holds for every file of the process. `go test` keeps a log of the
-// files that a test opens, and a write to that log under a limit fails the whole run.
-// So a test with a limit runs in a process of its own, which keeps no such log.
+// A limit on the size of files acts as a full disk: a write beyond it fails with EFBIG. The limit
+// holds for every file of the process. `go test` keeps a log of the files that a test opens, and a
+// write to that log under a limit fails the whole run. So a test with a limit runs in its own
+// process, which keeps no log.
 package filelimit
 
 import (
@@ -15,11 +15,11 @@ import (
 	"testing"
 )
 
-// child names the test that a process runs, in its environment.
+// child is the environment variable that names the test which a process runs.
 const child = "STRAP_FILELIMIT_TEST"
 
-// Alone runs the calling test in a process of its own and tells whether this is that
-// process. In the other one the test is over: it returns at once.
+// Alone runs the calling test in a process of its own, and reports whether this is that process. In
+// the other process the test is over when Alone returns, so the caller returns at once.
 //
 //	if !filelimit.Alone(t) {
 //		return
@@ -48,7 +48,7 @@ func Set(t *testing.T, n uint64) (lift func()) {
 	return func() { set(t, math.MaxInt64) }
 }
 
-// set changes the limit within what the process may have.
+// set changes the soft limit. It cannot exceed the hard limit.
 func set(t *testing.T, n uint64) {
 	t.Helper()
 	var limit syscall.Rlimit

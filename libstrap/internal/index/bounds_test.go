@@ -14,7 +14,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// allocated is what f allocates on the heap.
+// allocated returns how many bytes f allocates on the heap.
 func allocated(f func()) int64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -23,7 +23,7 @@ func allocated(f func()) int64 {
 	return int64(after.TotalAlloc - before.TotalAlloc)
 }
 
-// A file can claim any length and take no room on the disk.
+// A file of holes can have any length without taking space on the disk.
 func TestAnIndexOfHolesIsRefused(t *testing.T) {
 	w := create(t)
 	add(t, w, sample()...)
@@ -43,7 +43,7 @@ func TestAnIndexOfHolesIsRefused(t *testing.T) {
 	}
 }
 
-// A backup leaves out pages that are zero.
+// A backup may leave out pages of zeros.
 func TestAFewHolesAreRead(t *testing.T) {
 	w, row := create(t), sample()[0]
 	row.Sequence, row.Rank, row.Token = 0, 0, 0
@@ -85,7 +85,7 @@ func writtenOf(t *testing.T, path string) int64 {
 	return written(f, info.Size(), info.Size())
 }
 
-// sharedText is a schema of 1,024 columns and 64 keys, whose names are the same n bytes.
+// sharedText returns a schema of 1,024 columns and 64 keys whose names are all the same n bytes.
 func sharedText(n int) []byte {
 	b := make([]byte, 512)
 	u16 := func(at int, values ...uint16) {
@@ -145,7 +145,7 @@ func TestTextThatManyNamesShareIsHeldOnce(t *testing.T) {
 	}
 }
 
-// Each batch costs objects beside its bytes, and the memory that is left bounds both.
+// Each batch costs memory for objects besides its bytes. The memory that is left bounds both.
 func TestManySmallBatchesAreCounted(t *testing.T) {
 	const batches = 300
 	w, row := create(t), sample()[0]
@@ -175,7 +175,7 @@ func TestManySmallBatchesAreCounted(t *testing.T) {
 	}
 }
 
-// A file of beginnings of batches, each of which claims all that follows.
+// A file with many beginnings of batches. Each claims that the rest of the file is its body.
 func TestRecoverTriesOnlySoMuch(t *testing.T) {
 	w := create(t)
 	add(t, w, sample()...)

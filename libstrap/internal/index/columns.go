@@ -151,8 +151,8 @@ func textOrNull(name string, of func(*wire.Row) *string) column {
 	}
 }
 
-// dtypes are names, null where the type is unknown. A name that this version
-// does not know reads as unknown.
+// dtypes returns a column with names of types, null if the type is unknown. A name that this
+// version does not know reads as unknown.
 func dtypes(name string, of func(*wire.Row) *wire.DType) column {
 	return column{
 		field: field(name, arrow.BinaryTypes.String, true),
@@ -171,7 +171,7 @@ func dtypes(name string, of func(*wire.Row) *wire.DType) column {
 	}
 }
 
-// offsets are null in the note of a tensor that became no packet.
+// offsets returns a column that is null in a note, which has no packet.
 func offsets(name string) column {
 	return column{
 		field: field(name, arrow.PrimitiveTypes.Uint64, true),
@@ -198,7 +198,8 @@ func ranks(name string) column {
 	}
 }
 
-// shapes are null where unknown, as in a scanned packet; a scalar's is empty.
+// shapes returns a column that is null if the shape is unknown, as for a packet found by scanning.
+// The shape of a scalar is empty.
 func shapes(name string) column {
 	return column{
 		field: field(name, arrow.ListOf(arrow.PrimitiveTypes.Int64), true),
@@ -219,8 +220,8 @@ func shapes(name string) column {
 	}
 }
 
-// checksums are null where there is no packet, and where a packet was found by
-// scanning: its bytes may be what is left of others.
+// checksums returns a column that is null if there is no packet, or if the packet was found by
+// scanning: its bytes may be damaged.
 func checksums(name string) column {
 	return column{
 		field: field(name, arrow.PrimitiveTypes.Uint32, true),
@@ -241,7 +242,7 @@ func checksums(name string) column {
 
 func hasCRC(r *wire.Row) bool { return r.Source != 0 && r.Offset >= 0 }
 
-// float64s are null for NaN.
+// float64s returns a column that is null for NaN.
 func float64s(name string, of func(*wire.Row) *float64) column {
 	return column{
 		field: field(name, arrow.PrimitiveTypes.Float64, true),
@@ -260,7 +261,7 @@ func float64s(name string, of func(*wire.Row) *float64) column {
 	}
 }
 
-// mantissas are null if nothing was rounded.
+// mantissas returns a column that is null if nothing was rounded.
 func mantissas(name string) column {
 	return column{
 		field: field(name, arrow.PrimitiveTypes.Int8, true),
@@ -306,7 +307,7 @@ func Record(schema *arrow.Schema, rows []wire.Row) arrow.Record {
 	return b.NewRecord()
 }
 
-// texts is the type that Select gives to columns of text.
+// texts is the type of text columns in the schemas that Select returns.
 var texts = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
 
 // Select returns the schema of some columns. Text columns become dictionaries. ok is false if there is no

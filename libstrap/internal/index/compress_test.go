@@ -47,7 +47,7 @@ func TestACompressedBatchIsAnyRows(t *testing.T) {
 	check(t, err)
 	sameRows(t, rowsOf(f), rows)
 	compareWithArrow(t, w.path)
-	// Of a part of the rows, texts are those of that part alone.
+	// A slice of the rows has only its own texts.
 	schema, _, ok := Select([]string{"layer", "offset"})
 	if !ok {
 		t.Fatal("no such columns")
@@ -70,7 +70,7 @@ func TestNumbersAreKeptWhateverTheyAre(t *testing.T) {
 	}{
 		"zeros":    {func(int) uint64 { return 0 }, 0},
 		"line":     {func(i int) uint64 { return 7 - 3*uint64(i) }, 0},
-		"noise":    {noise, 2}, // the slope is an integer, which is wrong by up to 1 a row
+		"noise":    {noise, 2}, // the integer slope is wrong by up to 1 in each row
 		"negative": {func(i int) uint64 { return uint64(int64(i%3) - 1) }, 1},
 		"floats":   {func(int) uint64 { return math.Float64bits(1 + random.Float64()) }, 7},
 		"extremes": {func(i int) uint64 { return math.MaxUint64 / 2 * uint64(i%4) }, 8},
@@ -94,7 +94,7 @@ func TestNumbersAreKeptWhateverTheyAre(t *testing.T) {
 	}
 }
 
-// The other batch is read whatever byte is wrong.
+// Whatever byte is wrong, the other batch can be read.
 func TestAnyCompressedByteMayBeWrong(t *testing.T) {
 	w, rows := create(t), slices.Repeat(sample(), 40)
 	add(t, w, rows...)
@@ -116,7 +116,7 @@ func TestAnyCompressedByteMayBeWrong(t *testing.T) {
 	}
 }
 
-// What waits for a disk that was full for long is written as batches that every reader takes.
+// Many rows may wait for a full disk. They are written in batches small enough for every reader.
 func TestALongQueueIsSeveralBatches(t *testing.T) {
 	w, row := create(t), sample()[0]
 	const count = 2*maxPending + 10
@@ -134,7 +134,7 @@ func TestALongQueueIsSeveralBatches(t *testing.T) {
 	}
 }
 
-// A few bytes can claim to decompress to any number.
+// A few bytes can claim to decompress to any number of bytes.
 func TestWhatABufferDecompressesToIsBounded(t *testing.T) {
 	w := create(t)
 	add(t, w, slices.Repeat(sample(), 40)...)
@@ -153,7 +153,7 @@ func TestWhatABufferDecompressesToIsBounded(t *testing.T) {
 		"less than there is":    {m64(m.body) - 8, "a compressed buffer"},
 	} {
 		b := bytes.Clone(whole)
-		binary.LittleEndian.PutUint64(b[at+head:], c.claim) // of the first column's values
+		binary.LittleEndian.PutUint64(b[at+head:], c.claim) // the decompressed length of the first column's values
 		var f *File
 		used := allocated(func() {
 			var bad *fault

@@ -11,8 +11,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// What Continue reads, from any row on, is what Open reads: of short and of compressed batches,
-// and of columns of which some, all or none are null.
+// Continue reads the same rows as Open, from any row on: from short and from compressed batches,
+// and with some, all or no nulls in a column.
 func TestContinueHasTheRowsOfOpen(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	w := create(t)

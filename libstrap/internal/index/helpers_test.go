@@ -5,7 +5,7 @@ import (
 	"io"
 )
 
-// Resume is Find and Found.Resume in one, for tests of what both leave.
+// Resume calls Find and then Found.Resume.
 func Resume(path string, stream io.ReaderAt, cut int64) (*Writer, Kept, error) {
 	found, err := Find(path, stream, cut)
 	if err != nil {

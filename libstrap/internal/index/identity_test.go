@@ -10,7 +10,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// A capture that is killed before its first rows has said which one it is.
+// A capture that is killed before its first row has its id in the index already.
 func TestAnIndexHasAnIDFromItsBeginningOn(t *testing.T) {
 	w := create(t)
 	check(t, w.f.Close())
@@ -50,7 +50,7 @@ func TestAnIndexStaysUntilTheNextOneBegins(t *testing.T) {
 	same("Close")
 }
 
-// A lost index, and one without an id, get the one that is given.
+// A lost index, and an index without an id, get the id that is given.
 func TestALostIDIsGivenAnew(t *testing.T) {
 	const other = "00112233445566778899aabbccddeeff"
 	for name, c := range map[string]struct {

@@ -30,9 +30,9 @@ import (
 
 const captureID = "0123456789abcdef0123456789abcdef"
 
-// sample is a stream of five packets and a note: a plain tensor, a scalar, the two
-// packets of an overflow, a packet found by scanning, and a tensor that was left out.
-// streamOf makes the stream.
+// sample returns the rows of five packets and a note: a plain tensor, a scalar, a tensor without a
+// packet, the two packets of an overflow, and a packet found by scanning. streamOf makes their
+// stream.
 func sample() []wire.Row {
 	rows := []wire.Row{
 		{
@@ -67,10 +67,10 @@ func sample() []wire.Row {
 	return rows
 }
 
-// payloadOf is the payload of a row's packet in streamOf.
+// payloadOf returns the payload of a row's packet in streamOf.
 func payloadOf(r *wire.Row) []byte { return bytes.Repeat([]byte{7}, int(r.PayloadLen())) }
 
-// streamOf is a stream of the packets of rows.
+// streamOf returns a stream with the packets of rows.
 func streamOf(rows ...wire.Row) *bytes.Reader {
 	var b []byte
 	for i := range rows {
@@ -84,8 +84,7 @@ func streamOf(rows ...wire.Row) *bytes.Reader {
 	return bytes.NewReader(b)
 }
 
-// equal compares rows; NaN is equal to itself, a missing shape is not an empty
-// one.
+// equal compares rows. NaN equals itself; a missing shape differs from an empty one.
 func equal(a, b wire.Row) bool {
 	if math.IsNaN(a.MeanSquare) && math.IsNaN(b.MeanSquare) {
 		a.MeanSquare, b.MeanSquare = 0, 0
@@ -104,7 +103,7 @@ func rowsOf(f *File) []wire.Row {
 	return rows
 }
 
-// recordsOf are all rows as record batches.
+// recordsOf returns all rows as record batches.
 func recordsOf(f *File) []arrow.Record {
 	var all []arrow.Record
 	for _, rows := range f.Slice(0, f.NumRows()) {
@@ -213,7 +212,7 @@ func TestNullsStandForWhatIsNotKnown(t *testing.T) {
 	}
 }
 
-// The arrow module's own reader is the portable twin of parse.
+// The arrow module's reader must read the same as parse.
 func TestArrowReadsTheSame(t *testing.T) {
 	w, rows := create(t), sample()
 	add(t, w, rows[:1]...)
@@ -315,7 +314,7 @@ func TestSyncMakesRowsReadable(t *testing.T) {
 	}
 }
 
-// A file size limit stands for a full disk: the write stops half way.
+// A limit on file size acts as a full disk: the write stops in the middle.
 func TestAFailedWriteLeavesCompleteBatches(t *testing.T) {
 	if !filelimit.Alone(t) {
 		return
@@ -340,7 +339,7 @@ func TestAFailedWriteLeavesCompleteBatches(t *testing.T) {
 	if !bytes.Equal(before, after) || w.Pending() != len(rows)-2 {
 		t.Fatalf("%d bytes, want the %d before; %d rows pending", len(after), len(before), w.Pending())
 	}
-	check(t, w.Close()) // there is room again
+	check(t, w.Close()) // now there is room
 	f, err := Open(w.path)
 	check(t, err)
 	sameRows(t, rowsOf(f), rows)
@@ -412,7 +411,7 @@ func encoded(t testing.TB, schema *arrow.Schema) []byte {
 	return b
 }
 
-// Other writers' compression is read where the format has it.
+// Compression by other writers is read if the format allows it: zstd, in an index of this version.
 func TestOnlyZstdOfThisVersionIsRead(t *testing.T) {
 	by := func(version int, o ...ipc.Option) []byte {
 		schema := Schema(Metadata{CaptureID: captureID})
@@ -513,7 +512,7 @@ func TestNotesBeforeTheFirstPacketSurvive(t *testing.T) {
 	f, err := Open(w.path)
 	check(t, err)
 	sameRows(t, rowsOf(f), []wire.Row{note, packet})
-	// The schema stands before the first packet is known. Its row has the checksum.
+	// The schema is written before the first packet is known, so its row has the checksum.
 	if crc, ok := f.CRC(1); crc != 5 || !ok || f.Metadata().HasFirst {
 		t.Errorf("checksum %d, %v; metadata %+v", crc, ok, f.Metadata())
 	}
@@ -526,7 +525,7 @@ func TestResumeNeedsAnIndex(t *testing.T) {
 	}
 	w, err := Create(path, captureID)
 	check(t, err)
-	check(t, w.f.Truncate(0)) // killed while it was begun
+	check(t, w.f.Truncate(0)) // as if killed before the schema was written
 	check(t, w.f.Close())
 	if _, _, err := Resume(path, streamOf(), 0); !errors.Is(err, status.NotFound) {
 		t.Errorf("an index without a schema: %v", err)
@@ -575,16 +574,16 @@ func TestZerosBehindTheLastBatchAreATornTail(t *testing.T) {
 	}
 }
 
-// Whenever a capture is killed and wherever its stream is cut, resuming keeps
-// exactly the rows that the cut leaves, and the index stays one Arrow stream.
+// Whenever a capture is killed and wherever its stream is cut, Resume keeps exactly the rows before
+// the cut, and the index stays one Arrow stream.
 func TestKillAndResumeAnywhere(t *testing.T) {
 	for seed := range uint64(60) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		path := filepath.Join(t.TempDir(), "a.stream.index")
 		w, err := Create(path, captureID)
 		check(t, err)
-		var written []wire.Row // by the capture, in order
-		var durable []int      // rows at each batch's end
+		var written []wire.Row // all rows of the capture, in order
+		var durable []int      // number of rows up to each batch's end
 		var ends []int64       // file length at each batch's end
 		next, at := uint64(0), int64(0)
 		for life := range 4 {
@@ -653,11 +652,11 @@ func TestKillAndResumeAnywhere(t *testing.T) {
 	}
 }
 
-// keptRows is what Resume documents, said another way.
+// keptRows computes in another way which rows Resume must keep, and where the last packet ends.
 func keptRows(rows []wire.Row, cut int64) (kept []wire.Row, end int64) {
 	for _, r := range rows {
 		if r.Offset >= 0 && r.Offset+int64(r.Length) > cut {
-			break // packets and notes stand in one order
+			break // packets and notes have one order, so all later rows go too
 		}
 		kept = append(kept, r)
 		if r.Offset >= 0 {
@@ -681,8 +680,8 @@ func randomRow(rng *rand.Rand, sequence uint64, at *int64) wire.Row {
 	return r
 }
 
-// Any one wrong byte gives an error, a torn index or other values; all that is
-// taken for rows can be read.
+// With any one byte wrong, the index is refused, torn, or has other values. All rows that it then
+// has can be read.
 func TestAnyByteMayBeWrong(t *testing.T) {
 	w, rows := create(t), sample()
 	add(t, w, rows[:3]...)
@@ -720,8 +719,8 @@ func TestAnyByteMayBeWrong(t *testing.T) {
 	}
 }
 
-// FuzzOpen feeds any bytes: no crash, no memory beyond a small multiple of them and of what
-// the budget gives, and whatever is taken for rows can be read.
+// FuzzOpen parses any bytes. It must not crash, nor allocate more than a small multiple of the
+// input and of the budget. All rows that it finds can be read.
 func FuzzOpen(f *testing.F) {
 	rows := sample()
 	w := create(f)
@@ -777,7 +776,7 @@ func FuzzOpen(f *testing.F) {
 		for i := range rows {
 			file.CRC(i)
 		}
-		// What was read can be written, and reads the same.
+		// The rows can be written, and read again.
 		rec := Record(file.Schema(), rows)
 		again, err := encode(file.Schema(), rec)
 		if err != nil {
@@ -794,8 +793,8 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// heapAllocs is what was allocated on the heap so far, to within a few pages. It stops no
-// goroutine, as runtime.ReadMemStats does.
+// heapAllocs returns how many bytes were allocated on the heap so far, to within a few pages.
+// Unlike runtime.ReadMemStats, it stops no goroutine.
 func heapAllocs() uint64 {
 	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(sample)
@@ -813,7 +812,7 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// decoded is row i of many small packets: 200 layers, step after step.
+// decoded returns row i of a capture of many small packets: 200 layers in each step.
 func decoded(random *rand.Rand, i int) wire.Row {
 	row := sample()[0]
 	row.Sequence, row.Layer, row.Step, row.Token = uint64(i), "model.layers."+strconv.Itoa(i%200), int64(i/200), int64(i/200)
@@ -860,8 +859,8 @@ func BenchmarkRow(b *testing.B) {
 	}
 }
 
-// An index of version 1, of a capture that is kept for this, is read with nulls where it
-// has no column, and what resumes it writes it anew.
+// An index of version 1, from a stored capture, is read with nulls for the columns that it lacks.
+// Resume writes it anew.
 func TestVersion1(t *testing.T) {
 	golden := filepath.Join("..", "..", "..", "tests", "golden", "capture-1-none.packets")
 	packets, err := os.ReadFile(golden)

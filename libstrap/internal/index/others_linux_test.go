@@ -10,7 +10,7 @@ import (
 )
 
 func TestAnIndexInAReadOnlyFolderIsEmptied(t *testing.T) {
-	if os.Geteuid() == 0 { // whom no folder refuses: so this thread, which ends with the test, is nobody
+	if os.Geteuid() == 0 { // no folder refuses root: this thread becomes another user, and ends with the test
 		runtime.LockOSThread()
 		check(t, syscall.Setfsuid(65534))
 	}

@@ -31,7 +31,7 @@ func TestAFileThatIsNoIndexStays(t *testing.T) {
 	}
 }
 
-// What is given up leaves no file where none was, and an empty one empty.
+// Discard leaves no file if there was none, and leaves an empty file empty.
 func TestAnIndexThatIsGivenUp(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream.index")
 	for _, there := range []bool{false, true} {

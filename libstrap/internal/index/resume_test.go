@@ -14,8 +14,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// A kill behind Resume, or a full disk in it, costs no row that Resume keeps: also where a batch is
-// cut in its middle.
+// No row that Resume keeps is lost by a kill after Resume or by a full disk during it, even if the
+// cut is in the middle of a batch.
 func TestResumeLosesNoRows(t *testing.T) {
 	if !filelimit.Alone(t) {
 		return
@@ -57,7 +57,7 @@ func TestResumeLosesNoRows(t *testing.T) {
 	}
 }
 
-// The index may be a link to a disk with more room: the link stays.
+// The index may be a link to a disk with more room. Resume keeps the link.
 func TestResumeKeepsALink(t *testing.T) {
 	rows := sample()
 	w := create(t)
@@ -76,8 +76,8 @@ func TestResumeKeepsALink(t *testing.T) {
 	sameRows(t, rowsOf(f), rows[:4])
 }
 
-// Rows that go must be gone after a power failure too: other packets take the place of theirs. A
-// resume that cuts none waits for no disk.
+// Rows that are cut must stay cut after a power failure, because other packets will take the places
+// of theirs. A resume that cuts no row does not wait for the disk.
 func TestACutOfRowsIsDurable(t *testing.T) {
 	rows := sample()
 	synced := 0
@@ -98,7 +98,7 @@ func TestACutOfRowsIsDurable(t *testing.T) {
 	}
 }
 
-// An index that was copied from another stream would lose the place of each packet.
+// With an index that was copied from another stream, the place of each packet would be lost.
 func TestAnIndexOfAnotherStreamIsRefused(t *testing.T) {
 	rows := sample()
 	other := func(change func([]wire.Row)) []wire.Row {
@@ -144,8 +144,8 @@ func TestAnIndexOfAnotherStreamIsRefused(t *testing.T) {
 	}
 }
 
-// Packets that no row lists may stand between those that do: a capture whose index was lost lists
-// what it found, and a row that claims more than the stream has is none of it.
+// Packets without a row may stand between packets with one: a capture whose index was lost lists
+// only what it found again. A row that claims more than the stream has is not kept.
 func TestUnlistedPacketsMayStandBetween(t *testing.T) {
 	rows := sample()
 	w := create(t)

@@ -9,10 +9,9 @@ import (
 	"syscall"
 )
 
-// Available reads how many bytes this process can still use: MemAvailable of
-// /proc/meminfo, limit minus usage of every control group (v2, or the v1 memory
-// controller) that the process is in, and what its address space may still grow
-// by (ulimit -v). It is false where none of them is known.
+// Available returns how many bytes this process can still use. It is the least of MemAvailable in
+// /proc/meminfo, limit minus usage of each control group that the process is in (v2, or the v1
+// memory controller), and what RLIMIT_AS (ulimit -v) leaves. ok is false if none of them is known.
 func Available() (bytes int64, ok bool) {
 	left, ok := memAvailable("/proc/meminfo")
 	limit := func(room int64, limited bool) {
@@ -42,7 +41,7 @@ func memAvailable(path string) (int64, bool) {
 	return 0, false
 }
 
-// addressSpace is what RLIMIT_AS leaves.
+// addressSpace returns how many bytes RLIMIT_AS leaves.
 func addressSpace(path string) (bytes int64, limited bool) {
 	var most syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_AS, &most); err != nil || most.Cur >= 1<<62 {
@@ -57,7 +56,7 @@ func addressSpace(path string) (bytes int64, limited bool) {
 	return int64(most.Cur) - used*int64(os.Getpagesize()), err == nil
 }
 
-type memoryGroup struct{ limit, usage string } // files
+type memoryGroup struct{ limit, usage string } // paths of files
 
 func (g memoryGroup) room() (bytes int64, limited bool) {
 	limit, err := readInt(g.limit)
@@ -76,8 +75,8 @@ func readInt(path string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64) // "max" is an error: no limit
 }
 
-// memoryGroups lists the control group of the process and its ancestors, all of
-// which limit it.
+// memoryGroups returns the control group of the process and its ancestors. Each of them limits the
+// process.
 func memoryGroups(membership, root string) (groups []memoryGroup) {
 	b, err := os.ReadFile(membership)
 	if err != nil {

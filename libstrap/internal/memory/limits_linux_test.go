@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The files of a control group of version 2, whose parent has the lower limit.
+// A control group of version 2 whose parent has the lower limit.
 func TestEachControlGroupLimits(t *testing.T) {
 	root := t.TempDir()
 	write := func(name, text string) {
@@ -36,7 +36,7 @@ func TestEachControlGroupLimits(t *testing.T) {
 	}
 }
 
-// ulimit -v in a shell.
+// RLIMIT_AS is ulimit -v in a shell.
 func TestTheAddressSpaceLimits(t *testing.T) {
 	var old syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_AS, &old); err != nil {

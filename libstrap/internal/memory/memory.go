@@ -1,5 +1,5 @@
-// Package memory tells how much memory this process may still take, and counts
-// against it what is about to be allocated.
+// Package memory reads how much memory this process may still take, and refuses allocations beyond
+// it.
 package memory
 
 import (
@@ -8,22 +8,22 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Free is what a Budget gives without asking the system.
+// Free is how many bytes a Budget grants without asking the system.
 const Free = 4 << 20
 
-// Budget counts bytes that are about to be allocated for what others wrote. Go ends the
-// process where memory is missing, so the bytes are refused before. Beyond Free, they may
-// be half of what the process can still take: Go's heap can grow to twice what is in use
-// before it is collected. The zero value is ready for use.
+// Budget counts bytes before they are allocated for untrusted files. Go ends the process if memory
+// runs out, so a Budget refuses the bytes first. Above Free, it grants half of what the process can
+// still take: Go's heap can grow to twice the live bytes before it is collected. The zero value is
+// ready for use.
 type Budget struct {
 	used, limit int64
 	limited     bool // limit is known
 }
 
-// Limit makes a Budget of at most limit bytes.
+// Limit returns a Budget of at most limit bytes.
 func Limit(limit int64) *Budget { return &Budget{limit: limit, limited: true} }
 
-// Take counts n more bytes. The error is NoMemory where they may not be allocated.
+// Take counts n more bytes. The error is NoMemory if they may not be allocated.
 func (b *Budget) Take(n int64) error {
 	if n > math.MaxInt64-b.used {
 		n = math.MaxInt64 - b.used

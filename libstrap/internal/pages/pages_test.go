@@ -28,7 +28,7 @@ func mapped(t *testing.T, n int) *pages.Memory {
 
 func at(m *pages.Memory) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(m.Bytes))) }
 
-// needsKeeping skips where nothing is kept.
+// needsKeeping skips the test if the system keeps no released memory.
 func needsKeeping(t *testing.T) {
 	t.Helper()
 	var most syscall.Rlimit
@@ -126,7 +126,7 @@ func TestOnlyTheLastStay(t *testing.T) {
 	}
 }
 
-// A process that may not map more has no use for addresses that nothing is behind.
+// A limit on mapped memory counts kept memory too, even without pages. So nothing is kept.
 func TestNothingIsKeptWhereAddressesAreScarce(t *testing.T) {
 	needsKeeping(t)
 	var before syscall.Rlimit
@@ -134,7 +134,7 @@ func TestNothingIsKeptWhereAddressesAreScarce(t *testing.T) {
 		t.Fatal(err)
 	}
 	limited := before
-	limited.Cur = 1 << 50 // some limit, far off
+	limited.Cur = 1 << 50 // a limit that no test reaches
 	if err := syscall.Setrlimit(syscall.RLIMIT_AS, &limited); err != nil {
 		t.Skipf("no limit of addresses here: %v", err)
 	}

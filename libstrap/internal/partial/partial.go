@@ -1,9 +1,9 @@
-// Package partial makes files that take the place of others once they are whole.
+// Package partial makes files that replace others once they are complete.
 //
-// A file is written as NAME.0123456789abcdef.partial beside the file NAME that it
-// will be. Nobody can guess that name, and it is created exclusively: in a folder that
-// others write to, no link that they made is followed. The Python package makes files in
-// the same way (_files.py).
+// A file is written under the name NAME.0123456789abcdef.partial, beside the file NAME that it will
+// replace. The digits are random, and the file is created with O_EXCL. So in a folder that others
+// can write to, no link of theirs is followed. The Python package makes files in the same way
+// (_files.py).
 package partial
 
 import (
@@ -25,41 +25,42 @@ const (
 	attempts = 100
 )
 
-// File is a file that does not have its name yet. It is locked as long as its process
-// has it open, so that Create leaves it alone in other processes.
+// File is a file that does not have its final name yet. Its process holds a lock on it while it is
+// open, so that Create in another process does not remove it.
 type File struct {
 	*os.File
 	files Files
-	path  string // of the file whose place it takes
+	path  string // the final name
 }
 
-// Files opens and closes files that are locked in between. A lock lasts as long as any process
-// has the file open, children after fork() among them. A program that forks passes Files that
-// close the file in the child.
+// Files opens and closes the files of CreateBy, which are locked while they are open. A lock lasts
+// while any process has the file open, and a child of fork() has it open too. A program that forks
+// passes Files that close the file in the child.
 type Files interface {
-	// Open is os.OpenFile. The Files say with which mode.
+	// Open works like os.OpenFile. The implementation chooses the mode.
 	Open(path string, flags int) (*os.File, error)
 	Close(f *os.File) error
 }
 
-// Plain are the Files of a program that does not fork: those of package os, with this mode.
+// Plain opens and closes files with package os, for a program that does not fork. Its value is the
+// mode of new files.
 type Plain os.FileMode
 
-// Open is os.OpenFile.
+// Open calls os.OpenFile with the mode.
 func (mode Plain) Open(path string, flags int) (*os.File, error) {
 	return os.OpenFile(path, flags, os.FileMode(mode))
 }
 
-// Close is f.Close.
+// Close calls f.Close.
 func (Plain) Close(f *os.File) error { return f.Close() }
 
-// Create makes a new, empty file for path, and removes what killed processes left of
-// earlier ones. mode is as for os.OpenFile.
+// Create makes a new, empty file that will replace path. It also removes files that killed
+// processes left for path. mode is as for os.OpenFile.
 //
 // Errors: NotFound, Permission, NoSpace, IO.
 func Create(path string, mode os.FileMode) (*File, error) { return CreateBy(Plain(mode), path) }
 
-// CreateBy is Create with Files that open and close the new file.
+// CreateBy works like Create, and opens and closes the new file with files.
 func CreateBy(files Files, path string) (*File, error) {
 	removeLeftovers(path)
 	for range attempts {
@@ -70,14 +71,14 @@ func CreateBy(files Files, path string) (*File, error) {
 		if lock(f) && stands(f) {
 			return &File{File: f, files: files, path: path}, nil
 		}
-		// removeLeftovers of another process came before the lock.
+		// removeLeftovers in another process removed the file before it was locked.
 		files.Close(f)
 		os.Remove(f.Name())
 	}
 	return nil, status.New(status.IO, "cannot create a file beside %q: others remove or lock each of %d", path, attempts)
 }
 
-// name is a new name beside path.
+// name returns a new, random name beside path.
 func name(path string) string {
 	var random [digits / 2]byte
 	rand.Read(random[:]) // never fails, crypto/rand
@@ -89,8 +90,8 @@ func stem(path string) string {
 	return base[:min(len(base), maxStem)]
 }
 
-// Place waits until the file is durable, and gives it its name, which is durable then too.
-// The file stays open. Where Place fails, the caller is to call Discard.
+// Place makes the file durable, gives it its final name, and makes the name durable. The file stays
+// open. If Place fails, the caller must call Discard.
 func (f *File) Place() error {
 	if err := f.Sync(); err != nil {
 		return status.FromOS(err, "cannot make %q durable", f.Name())
@@ -101,7 +102,7 @@ func (f *File) Place() error {
 	return SyncFolder(f.path)
 }
 
-// Rename gives the file its name. It is Place for a caller that sees to durability.
+// Rename gives the file its final name. The caller makes file and name durable.
 func (f *File) Rename() error {
 	if err := os.Rename(f.Name(), f.path); err != nil {
 		return status.FromOS(err, "cannot give %q its name %q", f.Name(), f.path)
@@ -109,8 +110,8 @@ func (f *File) Rename() error {
 	return nil
 }
 
-// Inherit gives the file the owner and the permissions of the one whose place it takes. A process
-// that may not give files away stays the owner.
+// Inherit gives the file the owner and the permissions of the file that it replaces. A process that
+// may not give files away stays the owner.
 func (f *File) Inherit(old os.FileInfo) error {
 	own, err := f.Stat()
 	if err != nil {
@@ -132,14 +133,14 @@ func (f *File) Inherit(old os.FileInfo) error {
 	return nil
 }
 
-// Refused reports whether an error of CreateBy, Rename or Aside means that no file may take the
-// place of another there: the folder is read-only or sticky, or the file is a mount point.
+// Refused reports whether an error of CreateBy, Rename or Aside means that files cannot be replaced
+// there: the folder is read-only or sticky, or the file is a mount point.
 func Refused(err error) bool {
 	return errors.Is(err, status.Permission) || errors.Is(err, syscall.EBUSY)
 }
 
-// Aside gives the file at path a name of its own for the time in which another takes its place.
-// What a killed process left aside, the next Create for path removes.
+// Aside renames the file at path to a random name, so that another file can take its place. If the
+// process is killed, the next Create for path removes the renamed file.
 func Aside(path string) (aside string, err error) {
 	aside = name(path)
 	if err := os.Rename(path, aside); err != nil {
@@ -148,17 +149,17 @@ func Aside(path string) (aside string, err error) {
 	return aside, nil
 }
 
-// Discard closes the file and removes it, unless it has its name. It may be called
-// after Place, and after Close.
+// Discard closes the file, and removes it unless it has its final name. It may be called after
+// Place, and after Close.
 func (f *File) Discard() {
-	// Both fail only where nothing is left to give up.
+	// Both fail only if the file is closed or gone already.
 	_ = f.files.Close(f.File)
 	_ = os.Remove(f.Name())
 }
 
-// SyncFolder makes the names beside path durable. Some file systems refuse that; on
-// those names need no sync, or cannot have one. Nor can a folder be synced that this process
-// may not read: fsync wants it open for reading.
+// SyncFolder makes the names in the folder of path durable. It returns nil if the file system
+// refuses to sync a folder: such a file system needs no sync, or cannot do one. It also returns nil
+// if this process may not read the folder, because fsync needs it open for reading.
 func SyncFolder(path string) error {
 	folder, err := os.Open(filepath.Dir(path))
 	if errors.Is(err, syscall.EACCES) {
@@ -174,9 +175,9 @@ func SyncFolder(path string) error {
 	return status.FromOS(err, "cannot make the name %q durable", path)
 }
 
-// removeLeftovers removes the files for path that no process has locked.
+// removeLeftovers removes the partial files for path that no process has locked.
 func removeLeftovers(path string) {
-	// A folder that cannot be read is reported when the file is created.
+	// If the folder cannot be read, creating the file reports the error.
 	folder, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return
@@ -193,24 +194,24 @@ func removeLeftovers(path string) {
 }
 
 func removeUnlocked(path string) {
-	// For writing, or NFS refuses the lock.
+	// NFS locks only files that are open for writing.
 	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return
 	}
 	defer f.Close()
 	if err := flock(f); err == nil {
-		_ = os.Remove(path) // it stays where the folder is not ours to change
+		_ = os.Remove(path) // it fails if this process may not change the folder
 	}
 }
 
 func flock(f *os.File) error { return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) }
 
-// lock reports whether no other process has locked the file. On a file system without
-// locks it is true, and leftovers stay.
+// lock locks the file, and returns false if another process has locked it. On a file system without
+// locks it returns true, and removeLeftovers removes nothing.
 func lock(f *os.File) bool { return !errors.Is(flock(f), syscall.EWOULDBLOCK) }
 
-// stands reports whether the file still has the name that it was created with.
+// stands reports whether the file's name still leads to the file.
 func stands(f *os.File) bool {
 	there, err := os.Lstat(f.Name())
 	if err != nil {

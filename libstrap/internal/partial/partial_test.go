@@ -43,7 +43,7 @@ func TestAFileTakesThePlaceOfAnotherWhole(t *testing.T) {
 		t.Errorf("%q before Place", b)
 	}
 	check(t, f.Place())
-	f.Discard() // of a file that has its name
+	f.Discard() // must not remove the file, which has its final name
 	if b, _ := os.ReadFile(path); string(b) != "new" {
 		t.Errorf("%q after Place", b)
 	}
@@ -86,7 +86,7 @@ func TestLongNamesAreCut(t *testing.T) {
 	}
 }
 
-// What a killed process left has no lock. What another one writes now has.
+// A file that a killed process left is not locked. A file that a process still writes is.
 func TestLeftoversAreRemoved(t *testing.T) {
 	folder := t.TempDir()
 	path := filepath.Join(folder, "a.txt")

@@ -18,31 +18,35 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// BlockOptions say which requests to follow.
+// BlockOptions choose the requests that a Block follows.
 type BlockOptions struct {
-	// Devices by name, as in /proc/partitions, or by path: whole disks, or partitions, of
-	// which then only their own requests are followed. None: all whole disks.
+	// Devices lists block devices by kernel name, as in /proc/partitions, or by path. Each is a
+	// whole disk or a partition. For a partition, only the requests to that partition are followed.
+	// Empty: all whole disks.
 	Devices []string `json:"devices"`
-	// PID of the process whose threads issue the requests, in the PID namespace of this
-	// process; 0: this process, nil: all.
+	// PID is the process that issues the requests, numbered as in the PID namespace of this
+	// process. 0: this process. nil: all processes.
 	PID *int `json:"pid"`
-	// Cgroup that the requests are of, or one below it: the path of its directory. nil: all.
+	// Cgroup is the path of a cgroup's directory. Requests of this cgroup and of those below it are
+	// followed. nil: all.
 	Cgroup *string `json:"cgroup"`
-	// Requests that can be followed at a time, a power of two; 0: 8192.
+	// Requests is how many requests can be under way at a time and be followed: a power of two from
+	// 64 to 2^20. 0: 8192.
 	Requests int `json:"requests"`
-	// ExpireS is after how many seconds a request that has not completed is given up; 0: 600.
+	// ExpireS is how many seconds a request may take. After that it is given up and counted in
+	// Losses.Expired. 0: 600.
 	ExpireS float64 `json:"expire_s"`
 }
 
-// Operations of block devices, in the order of the kernel's program.
+// Operations names the operations of block devices, in the order of enum op in block.bpf.c.
 var Operations = [...]string{"read", "write", "flush", "discard", "other"}
 
 const (
 	opWrite        = 1
 	opOther        = 4
-	diskOperations = 4 // those that /proc/diskstats knows
+	diskOperations = 4 // the first four: /proc/diskstats counts these
 
-	passedOver = 0xffff // the device of a request that was not chosen, until it is issued
+	passedOver = 0xffff // stands for the device of a request that is not followed (PASSED_OVER)
 )
 
 // Block follows requests to block devices.
@@ -50,26 +54,26 @@ type Block struct {
 	options BlockOptions
 	program *loaded
 	entries []bpf.BlockRequestEntry // shared with the kernel
-	memory  []byte
-	list    *link.Iter // of entries whose request has ended; nil: this kernel has no such
+	memory  []byte                  // the mapping that entries lies in
+	list    *link.Iter              // lists entries whose request has ended; nil with raw tracepoints
 
 	mu     sync.Mutex
 	before map[countKey]bpf.BlockRequestCounts
 	losses Losses
 	read   time.Time
-	expire uint64              // requests given up so far
-	unseen map[countKey]uint64 // and those that had ended
-	disks  *reconciler         // nil: /proc/diskstats counts others too, or is not there
+	expire uint64              // requests given up so far for their age
+	unseen map[countKey]uint64 // requests given up because they had ended unseen
+	disks  *reconciler         // nil: /proc/diskstats is missing, or counts requests that are not chosen
 
-	suspects map[bpf.BlockEndedEntry]bool // of the snapshot before
+	suspects map[bpf.BlockEndedEntry]bool // entries that had ended at the last snapshot
 }
 
 type countKey struct{ device, op uint32 }
 
-// StartBlock begins to follow requests.
+// StartBlock loads the programs and begins to follow requests.
 //
-// Errors: InvalidArgument, naming the option; NotFound for a device, process or cgroup;
-// Permission; Unsupported where the kernel cannot do it.
+// Errors: InvalidArgument names the option; NotFound if a device, the process or the cgroup does
+// not exist; Permission; Unsupported if the kernel cannot run the programs.
 func StartBlock(o BlockOptions) (*Block, error) {
 	if o.Requests == 0 {
 		o.Requests = 8192
@@ -106,7 +110,7 @@ func StartBlock(o BlockOptions) (*Block, error) {
 			spec.Variables[bpf.BlockVarCgroupId].Set(group.id),
 		)
 	}
-	// Else a request could be seen to begin, and not how it goes on.
+	// Attach these first. Otherwise a request could be seen to begin whose next events are missed.
 	program, err := load(bpf.LoadBlock, bpf.LoadBlockRaw, prepare,
 		bpf.BlockProgComplete, bpf.BlockProgMerge, bpf.BlockProgRequeue)
 	if err != nil {
@@ -144,7 +148,7 @@ func (b *Block) begin(devices wantedDevices, group cgroup) error {
 	b.memory = memory
 	b.entries = unsafe.Slice((*bpf.BlockRequestEntry)(unsafe.Pointer(unsafe.SliceData(memory))), b.options.Requests)
 	if b.options.PID != nil || b.options.Cgroup != nil {
-		return nil // /proc/diskstats has the requests of all
+		return nil // /proc/diskstats counts the requests of every process and cgroup
 	}
 	if _, err := os.Stat(system.diskstats()); err != nil {
 		return nil
@@ -154,8 +158,8 @@ func (b *Block) begin(devices wantedDevices, group cgroup) error {
 	return err
 }
 
-// choose fills in what the programs are to follow. They run already, and follow no device
-// before it stands in `wanted`.
+// choose writes the chosen devices and the cgroup into the maps. The programs run already. If
+// devices were chosen, they follow none that is not in `wanted` yet.
 func (b *Block) choose(devices wantedDevices, group cgroup) error {
 	maps := b.program.collection.Maps
 	for slot, d := range devices {
@@ -178,7 +182,7 @@ func (b *Block) choose(devices wantedDevices, group cgroup) error {
 	return nil
 }
 
-// Close ends the watching. Calling it again does nothing.
+// Close stops the programs and frees the maps. Calling it again does nothing.
 func (b *Block) Close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -196,10 +200,10 @@ func (b *Block) Close() {
 	}
 }
 
-// Snapshot is Read, as a Collector.
+// Snapshot calls Read, for the interface Collector.
 func (b *Block) Snapshot() (any, error) { return b.Read() }
 
-// Read gives what happened since the last call, or since the start.
+// Read returns what happened since the last call, or since the start.
 func (b *Block) Read() (*BlockSnapshot, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -244,16 +248,17 @@ func (b *Block) Read() (*BlockSnapshot, error) {
 	return s, nil
 }
 
-// seen is what stands in the kernel at a moment.
+// seen holds what the programs have counted at one moment.
 type seen struct {
 	devices  []tableDevice
 	totals   map[countKey]bpf.BlockRequestCounts // since the start
 	inFlight map[countKey]uint64
-	// what /proc/diskstats counted since the look before
+	// diskstats has what /proc/diskstats counted since the last look.
 	diskstats []DiskCounts
 }
 
-// look reads what the programs have counted, between two readings of /proc/diskstats.
+// look reads the programs' counts between two readings of /proc/diskstats. now is a time on
+// CLOCK_MONOTONIC in ns.
 func (b *Block) look(now int64) (*seen, error) {
 	var early, late map[uint64]diskCounts
 	var err error
@@ -288,7 +293,7 @@ func (b *Block) look(now int64) (*seen, error) {
 	return out, nil
 }
 
-// tallies are the requests that were followed, as /proc/diskstats divides them.
+// tallies counts the followed and lost requests, by the operations that /proc/diskstats uses.
 func (b *Block) tallies(s *seen, ended map[countKey]uint64) map[diskKey]tally {
 	out := map[diskKey]tally{}
 	for _, d := range s.devices {
@@ -313,7 +318,7 @@ type tableDevice struct {
 	slot uint32
 }
 
-// devices are those that have been seen, by their ids.
+// devices returns the devices in the programs' table, sorted by id.
 func (b *Block) devices() ([]tableDevice, error) {
 	var out []tableDevice
 	table := b.program.collection.Maps[bpf.BlockMapDevices]
@@ -330,9 +335,9 @@ func (b *Block) devices() ([]tableDevice, error) {
 	return out, nil
 }
 
-// scan counts the requests in flight, and those that have ended and still stand there. It
-// gives up those that are too old, or had ended at the snapshot before already: what has ended
-// for no longer may be on its way to the program.
+// scan counts the requests in flight, and the entries whose request has ended. An entry that has
+// ended may still be on its way to the program, so scan gives it up only if it had also ended at
+// the last snapshot. It also gives up requests older than ExpireS.
 func (b *Block) scan(now int64) (inFlight, ended map[countKey]uint64, err error) {
 	suspects, err := b.ended()
 	if err != nil {
@@ -378,7 +383,7 @@ func (b *Block) scan(now int64) (inFlight, ended map[countKey]uint64, err error)
 	return inFlight, ended, nil
 }
 
-// ended are the entries whose request is not in flight, as the kernel has it.
+// ended returns the entries whose request is no longer in flight according to the kernel.
 func (b *Block) ended() (map[bpf.BlockEndedEntry]bool, error) {
 	out := map[bpf.BlockEndedEntry]bool{}
 	if b.list == nil {
@@ -388,7 +393,7 @@ func (b *Block) ended() (map[bpf.BlockEndedEntry]bool, error) {
 	return out, err
 }
 
-// total is what the device did of an operation since the start, on all cores.
+// total returns the counts of one device and operation since the start, summed over all cores.
 func (b *Block) total(key countKey) (bpf.BlockRequestCounts, error) {
 	var each []bpf.BlockRequestCounts
 	at := key.device*uint32(len(Operations)) + key.op
@@ -407,7 +412,7 @@ func operation(d Device, op uint32, c bpf.BlockRequestCounts) OperationCounts {
 	}
 }
 
-// lost fills in what was lost since the last snapshot.
+// lost sets out to the losses since the last snapshot.
 func (b *Block) lost(totals map[countKey]bpf.BlockRequestCounts, out *Losses) error {
 	var each []bpf.BlockLossCounts
 	if err := b.program.collection.Maps[bpf.BlockMapLosses].Lookup(uint32(0), &each); err != nil {
@@ -432,7 +437,7 @@ func (b *Block) lost(totals map[countKey]bpf.BlockRequestCounts, out *Losses) er
 	return nil
 }
 
-// words sees counters as the 64-bit numbers that they are made of.
+// words returns a view of the 64-bit counters that a structure consists of.
 func words[T any](c *T) []uint64 {
 	return unsafe.Slice((*uint64)(unsafe.Pointer(c)), unsafe.Sizeof(*c)/8)
 }

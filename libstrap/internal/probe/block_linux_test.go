@@ -21,7 +21,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// started is a running collector; the test skips where the machine cannot have one.
+// started returns a running collector. It skips the test if the machine cannot run one.
 func started(t *testing.T, o BlockOptions) *Block {
 	t.Helper()
 	b, err := StartBlock(o)
@@ -35,7 +35,7 @@ func started(t *testing.T, o BlockOptions) *Block {
 	return b
 }
 
-// loopDevice is a block device of the test's own, of so many bytes, and its name.
+// loopDevice makes a loop device of `size` bytes for the test. It returns its path and name.
 func loopDevice(t *testing.T, size int64) (path, name string) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -66,7 +66,7 @@ func loopDevice(t *testing.T, size int64) (path, name string) {
 			t.Skip("no loop device: ", err)
 		}
 		err = unix.IoctlSetInt(int(device.Fd()), unix.LOOP_SET_FD, int(file.Fd()))
-		if err == unix.EBUSY { // somebody else was faster
+		if err == unix.EBUSY { // another process took it first
 			device.Close()
 			continue
 		}
@@ -81,7 +81,7 @@ func loopDevice(t *testing.T, size int64) (path, name string) {
 	}
 }
 
-// completed are the reads and writes that the kernel has counted for a device.
+// completed returns how many reads and writes of a device /proc/diskstats has counted.
 func completed(t *testing.T, name string) (reads, writes uint64) {
 	t.Helper()
 	stats, err := os.ReadFile("/proc/diskstats")
@@ -143,7 +143,7 @@ func TestBlockCountsEveryRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Ended requests whose end was not seen are given up with the second snapshot.
+	// The second snapshot gives up requests whose end was missed.
 	later, err := b.Read()
 	if err != nil || len(later.LatencyHistogram) != 0 || len(later.InFlight) != 1 || later.InFlight[0].Count != 0 {
 		t.Errorf("a second time: %+v, %v", later, err)
@@ -178,8 +178,8 @@ func TestBlockCountsEveryRequest(t *testing.T) {
 	if len(want) > 0 {
 		t.Errorf("not seen: %v", want)
 	}
-	// Each request completed, or is said to be one whose completion the kernel did not show:
-	// some micro virtual machines hide what happens while process 1 runs.
+	// Each request completed, or is counted as one whose end was missed: some micro virtual
+	// machines hide what happens while process 1 runs.
 	if followed != counted || unseen > counted/20 {
 		t.Errorf("%d requests were followed, %d made; %d ends were not seen", followed, counted, unseen)
 	}
@@ -203,7 +203,7 @@ func TestBlockFollowsOnlyItsDevices(t *testing.T) {
 	}
 }
 
-// fio counts its own requests and measures their latencies.
+// fio counts its requests and measures their latencies itself.
 func TestBlockAgreesWithFio(t *testing.T) {
 	fio, err := exec.LookPath("fio")
 	if err != nil {
@@ -265,7 +265,7 @@ func TestBlockAgreesWithFio(t *testing.T) {
 				if one.InFlight != 0 {
 					t.Errorf("%s: %d in flight at the end", operation, one.InFlight)
 				}
-				// fio's latency has its own part beside that of the device.
+				// fio's latency includes its own time besides the device's.
 				if mean := float64(one.LatencyNS) / float64(max(one.Completed, 1)); mean > job.Latency.Mean {
 					t.Errorf("%s: %.0f ns on the device, of %.0f in all", operation, mean, job.Latency.Mean)
 				}
@@ -292,7 +292,7 @@ func TestRequestThatIsNeverIssuedExpires(t *testing.T) {
 	b.entries[6].Request = 0
 }
 
-// A request that the kernel does not hold for in flight has ended, though nobody said so.
+// A request that is not in flight in the kernel has ended, even if its completion was missed.
 func TestRequestThatEndedUnseen(t *testing.T) {
 	_, name := loopDevice(t, 1<<20)
 	b := started(t, BlockOptions{Devices: []string{name}})
@@ -300,7 +300,7 @@ func TestRequestThatEndedUnseen(t *testing.T) {
 		t.Skip("this kernel has no iterators over maps")
 	}
 	b.entries[7].IssuedNs = uint64(stamp(time.Now(), 0).MonotonicNS)
-	b.entries[7].Request = 1 << 40 // nothing is there
+	b.entries[7].Request = 1 << 40 // no request has this address
 	for unseen := range uint64(2) {
 		s, err := b.Read()
 		if err != nil {
@@ -315,7 +315,7 @@ func TestRequestThatEndedUnseen(t *testing.T) {
 	}
 }
 
-// An iterator of the kernel looks at a million entries at a time, whether it shows any or not.
+// The kernel's iterator stops after a million entries without output, and must be read again.
 func TestBlockWithRoomForAMillion(t *testing.T) {
 	if _, err := started(t, BlockOptions{Requests: 1 << 20}).Read(); err != nil {
 		t.Error(err)

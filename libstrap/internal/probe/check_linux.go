@@ -6,36 +6,36 @@ import (
 	"strings"
 )
 
-// Verdict on what a machine has.
+// Verdict says whether a machine has what a Finding names.
 type Verdict string
 
 const (
 	Yes  Verdict = "yes"
 	No   Verdict = "no"
-	Info Verdict = "info" // neither: it decides nothing for the collectors
+	Info Verdict = "info" // for information: the collectors do not need it
 )
 
 const capabilities = "capabilities"
 
-// Finding is one thing that a machine has or lacks.
+// Finding says whether a machine has one of the things that the collectors need.
 type Finding struct {
 	Name    string  `json:"name"`
 	Verdict Verdict `json:"verdict"`
 	Found   string  `json:"found"`
-	WayOut  string  `json:"way_out,omitempty"` // of a no
+	WayOut  string  `json:"way_out,omitempty"` // how to get it; only with No
 }
 
-// Report is what a machine can do.
+// Report lists what a machine has, and which collectors work on it.
 type Report struct {
 	Machine    []Finding `json:"machine"`
-	Collectors []Finding `json:"collectors"` // by their kinds
+	Collectors []Finding `json:"collectors"` // Name is the kind, as for Start
 }
 
-// Works says whether a collector does.
+// Works reports whether the collector of this kind works.
 func (r *Report) Works(kind string) bool { return verdictOn(kind, r.Collectors) == Yes }
 
-// Permitted says whether this process may load programs, as far as its capabilities go and are
-// known.
+// Permitted reports whether this process has the capabilities to load programs. It is true if the
+// capabilities are not known.
 func (r *Report) Permitted() bool { return verdictOn(capabilities, r.Machine) != No }
 
 func verdictOn(name string, findings []Finding) Verdict {
@@ -47,7 +47,7 @@ func verdictOn(name string, findings []Finding) Verdict {
 	return No
 }
 
-// checked are the collectors in the order of a report, and options to try them with.
+// checked lists the collectors in the order of a report, with the options to try each with.
 var checked = []struct{ kind, options string }{
 	{"block", ""},
 	{"system", ""},
@@ -55,7 +55,7 @@ var checked = []struct{ kind, options string }{
 	{"off_cpu", ""},
 }
 
-// Check looks at the machine, and starts each collector for a moment. It changes nothing.
+// Check reads the machine's settings and starts each collector for a moment. It changes nothing.
 func Check() *Report {
 	r := &Report{Machine: look("/").findings()}
 	for _, one := range checked {
@@ -64,7 +64,7 @@ func Check() *Report {
 	return r
 }
 
-// try starts a collector and takes a snapshot.
+// try starts a collector, takes one snapshot and closes it.
 func try(kind, options string) Finding {
 	c, err := Start(kind, []byte(options))
 	if err == nil {
@@ -110,7 +110,8 @@ func (h host) capabilities() Finding {
 	return verdict(capabilities, true, "CAP_BPF, CAP_PERFMON", "")
 }
 
-// unprivileged explains a setting that is often taken for the reason.
+// unprivileged describes kernel.unprivileged_bpf_disabled. Users often blame this setting when a
+// collector does not start, but the collectors need the capabilities whatever its value.
 func unprivileged(setting string) string {
 	if setting == "" {
 		return "the kernel has no such setting"
@@ -130,7 +131,8 @@ func (h host) memory() Finding {
 	if !h.olderThan(5, 11) {
 		return verdict("locked memory", true, "no limit: since Linux 5.11 RLIMIT_MEMLOCK does not bound programs", "")
 	}
-	// A process with CAP_SYS_RESOURCE lifts its own limit, which is seen where a collector loads.
+	// A process with CAP_SYS_RESOURCE lifts its own limit. Whether that works shows when a
+	// collector loads.
 	if h.memlockCounts() {
 		return Finding{Name: "locked memory", Verdict: Info, Found: fmt.Sprintf("RLIMIT_MEMLOCK is %d KiB; root lifts it for itself, others need: ulimit -l unlimited (as root)", h.memlock>>10)}
 	}
@@ -147,7 +149,7 @@ func (h host) tracing() Finding {
 	return Finding{Name: "tracefs", Verdict: Info, Found: h.tracefs + "; not needed here"}
 }
 
-// firstPIDNamespace is the machine's: the kernel fixes the number.
+// firstPIDNamespace is the link of the machine's own PID namespace. The kernel fixes its number.
 const firstPIDNamespace = "pid:[4026531836]"
 
 func (h host) processes() Finding {

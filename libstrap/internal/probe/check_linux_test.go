@@ -17,9 +17,9 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// hostOf has the files of a machine that can do everything, but for those given; one
-// with no text is missing. The text of proc/self is the process that it leads to; without one
-// nothing is below it.
+// hostOf returns a host that look reads from files of a machine that can do everything. `changed`
+// replaces some files; an empty text removes one. The text of proc/self is the process that the
+// link leads to; if it is empty, all files below proc/self are missing.
 func hostOf(t *testing.T, changed map[string]string) host {
 	t.Helper()
 	files := map[string]string{
@@ -101,7 +101,7 @@ func TestErrorsOfTheKernelSayTheWayOut(t *testing.T) {
 func TestFindings(t *testing.T) {
 	for _, c := range []struct {
 		machine map[string]string
-		no      string // the only finding that is a no
+		no      string // the name of the only finding with the verdict No; "": none
 		says    string
 	}{
 		{nil, "", ""},

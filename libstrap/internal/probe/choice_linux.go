@@ -13,7 +13,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// chosenProcess is what the kernel knows a process by; nothing where none is given.
+// chosenProcess returns the kernel's numbers of a process. It returns the zero process for nil.
 func chosenProcess(pid *int) (process, error) {
 	if pid == nil {
 		return process{}, nil
@@ -26,18 +26,18 @@ func chosenProcess(pid *int) (process, error) {
 	return *p, nil
 }
 
-// How the programs tell the cgroup of a request.
+// How the programs find the cgroup of a request.
 const (
 	allCgroups = iota
-	byTask     // that of the task that issues it
-	byBio      // that it is accounted to
+	byTask     // the cgroup of the task that issues it
+	byBio      // the cgroup that its bio is accounted to
 )
 
-// cgroup is one as the programs find it.
+// cgroup is the chosen cgroup, in the form that the programs need.
 type cgroup struct {
 	by        uint32
 	id        uint64
-	directory *os.File // open while they are loaded
+	directory *os.File // stays open until the programs are loaded
 }
 
 func (c cgroup) close() {
@@ -46,9 +46,9 @@ func (c cgroup) close() {
 	}
 }
 
-// openCgroup looks a cgroup up by its directory. Where the controller for I/O accounts
-// requests to it, bios say whose they are, also those of write-back; else the task that issues
-// them does.
+// openCgroup finds a cgroup by its directory. If the controller for I/O accounts requests to the
+// cgroup, the bio of a request names its cgroup (byBio); this covers write-back too. Otherwise the
+// cgroup of the issuing task decides (byTask).
 func openCgroup(given *string) (cgroup, error) {
 	if given == nil {
 		return cgroup{}, nil

@@ -19,8 +19,8 @@ import (
 
 func pointer[T any](value T) *T { return &value }
 
-// reader is a process that waits until it is told to make `n` reads of 4 KiB, past the page
-// cache; with flags it begins in namespaces of its own.
+// reader is a process that waits for a line and then makes `n` reads of 4 KiB, past the page cache.
+// `flags` are clone flags for namespaces of its own.
 type reader struct {
 	*exec.Cmd
 	in  io.WriteCloser
@@ -51,7 +51,7 @@ func newReader(t *testing.T, path string, n int, flags uintptr) *reader {
 	return r
 }
 
-// readAll makes the readers read, at the same time, and waits for them.
+// readAll lets the readers read at the same time, and waits for them.
 func readAll(t *testing.T, readers ...*reader) {
 	t.Helper()
 	for _, r := range readers {
@@ -66,7 +66,7 @@ func readAll(t *testing.T, readers ...*reader) {
 	}
 }
 
-// expectReads wants a collector to have followed `n` reads and nothing else.
+// expectReads fails the test unless the collector followed `n` reads and nothing else.
 func expectReads(t *testing.T, b *Block, n uint64) {
 	t.Helper()
 	followed := uint64(0)
@@ -91,8 +91,8 @@ func expectReads(t *testing.T, b *Block, n uint64) {
 	}
 }
 
-// schedule gives a device an I/O scheduler, under which the task that issues a request is
-// often not the one that queued it, and has it merge nothing.
+// schedule gives a device an I/O scheduler and turns merging off. With a scheduler, a request is
+// often issued by another task than the one that queued it.
 func schedule(t *testing.T, device, scheduler string) {
 	t.Helper()
 	queue := "/sys/block/" + device + "/queue/"
@@ -108,7 +108,7 @@ func schedule(t *testing.T, device, scheduler string) {
 	set(t, queue+"nomerges", "2", "0")
 }
 
-// set writes a setting, and after the test the one before.
+// set writes a setting, and restores the old value after the test.
 func set(t *testing.T, path, value, before string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(value), 0); err != nil {
@@ -138,7 +138,7 @@ func TestBlockFollowsAProcess(t *testing.T) {
 	}
 }
 
-// cgroupMount is where a hierarchy of cgroups is mounted, or "".
+// cgroupMount returns where a hierarchy of cgroups is mounted, or "".
 func cgroupMount(t *testing.T, kind, option string) string {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/mounts")

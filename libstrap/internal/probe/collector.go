@@ -1,9 +1,9 @@
-// Package probe watches the machine through programs in the kernel (cilium/ebpf over
-// package bpf): requests to block devices, what the kernel counts of each process, and of one
-// process the system calls and the waits for a core.
+// Package probe watches the machine with programs that run in the kernel. It loads the programs of
+// package bpf with cilium/ebpf. They follow requests to block devices, read what the kernel counts
+// for each process, and follow the system calls of one process and its waits for a core.
 //
-// A collector is started, read at intervals and closed. What it counts only grows in the
-// kernel; a snapshot holds the differences to the one before it.
+// A collector is started, read at intervals and closed. Its counts in the kernel only grow. A
+// snapshot holds the differences to the last one.
 package probe
 
 import (
@@ -14,21 +14,21 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Collector gives snapshots of what it watches. One goroutine reads at a time; Close may
-// come from any.
+// Collector takes snapshots. Only one goroutine may call Snapshot at a time; any goroutine may call
+// Close.
 type Collector interface {
-	// Snapshot is what happened since the one before, or since the start; it becomes one
-	// line of JSON.
+	// Snapshot returns what happened since the last snapshot, or since the start. The value
+	// marshals to one line of JSON.
 	Snapshot() (any, error)
 	Close()
 }
 
-// Start starts the collector of a kind, with its options as JSON: of "block" the fields of
-// BlockOptions, of "syscalls" those of SyscallsOptions, of "off_cpu" those of OffCPUOptions;
-// "system" has none.
+// Start starts the collector of a kind: "block", "system", "syscalls" or "off_cpu". options is a
+// JSON object with the fields of BlockOptions, SyscallsOptions or OffCPUOptions; "system" has none.
+// Empty options are the defaults.
 //
-// Errors: InvalidArgument, naming the kind or option; NotFound, Permission, Unsupported as
-// the collectors give them.
+// Errors: InvalidArgument names the unknown kind or the option; NotFound, Permission and
+// Unsupported as StartBlock and its like return them.
 func Start(kind string, options []byte) (Collector, error) {
 	start, ok := collectors[kind]
 	if !ok {

@@ -14,7 +14,8 @@ var collectors = map[string]func(options []byte) (Collector, error){
 	"off_cpu":  starter("off_cpu", StartOffCPU),
 }
 
-// starter makes a collector of its options, as JSON; unknown ones are errors.
+// starter returns a function that decodes JSON options and calls start with them. An unknown option
+// is an error.
 func starter[O any, C Collector](kind string, start func(O) (C, error)) func([]byte) (Collector, error) {
 	return func(options []byte) (Collector, error) {
 		var o O
@@ -30,7 +31,7 @@ func starter[O any, C Collector](kind string, start func(O) (C, error)) func([]b
 		}
 		c, err := start(o)
 		if err != nil {
-			return nil, err // not a nil C, which would be no nil Collector
+			return nil, err // a nil C would become a Collector that is not nil
 		}
 		return c, nil
 	}

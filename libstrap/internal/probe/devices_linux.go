@@ -15,27 +15,28 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// machine is where the kernel's files about block devices are: "" but in tests.
+// machine is the folder that holds /proc and /sys. It is "" except in tests.
 type machine string
 
 const system machine = ""
 
 func (m machine) diskstats() string { return string(m) + "/proc/diskstats" }
 
-// directory is that of a device in sysfs.
+// directory returns the directory of a device in sysfs.
 func (m machine) directory(id uint64) string {
 	return fmt.Sprintf("%s/sys/dev/block/%d:%d", m, id>>20, id&(1<<20-1))
 }
 
-// wantedDevices are those to follow, by their place in the programs' table.
+// wantedDevices lists the devices to follow. The position of a device is its place in the programs'
+// table.
 type wantedDevices []wantedDevice
 
 type wantedDevice struct {
 	Device
-	disk uint64 // of which it is a partition, or itself; 0: it may be either
+	disk uint64 // the whole disk of a partition, or its own id; 0: not known
 }
 
-// only is the programs' choice of that name.
+// only returns the value for the programs' variable only_devices.
 func (w wantedDevices) only() uint32 {
 	const allDevices, wholeDisks, partitions = 0, 1, 2
 	switch {
@@ -47,9 +48,9 @@ func (w wantedDevices) only() uint32 {
 	return wholeDisks
 }
 
-const maxDevices = 64 // of the programs
+const maxDevices = 64 // MAX_DEVICES in block.bpf.c
 
-// resolveDevices looks devices up by their names.
+// resolveDevices finds devices by their names or paths.
 func resolveDevices(m machine, names []string) (wantedDevices, error) {
 	if len(names) == 0 {
 		return nil, nil
@@ -86,8 +87,8 @@ func resolveDevices(m machine, names []string) (wantedDevices, error) {
 	return out, nil
 }
 
-// number is the id of a device by the kernel's name for it, which needs no node in /dev, by a
-// path, or by the name of a device-mapper volume.
+// number returns the id of a device. name is the kernel's name, which needs no node in /dev, or a
+// path, or the name of a device-mapper volume.
 func (m machine) number(name string, known map[uint64]diskCounts) (uint64, error) {
 	kernel := strings.TrimPrefix(name, "/dev/")
 	for id, d := range known {
@@ -111,7 +112,8 @@ func (m machine) number(name string, known map[uint64]diskCounts) (uint64, error
 	return 0, status.New(status.NotFound, "there is no block device %q: /proc/diskstats lists them", name)
 }
 
-// disk is the whole disk of a device, whose requests can be followed.
+// disk returns the id of the whole disk that a device is or is part of, or 0 if sysfs does not have
+// the device. It is an error if the disk has no queue of requests that can be followed.
 func (m machine) disk(name string, id uint64) (uint64, error) {
 	directory, err := filepath.EvalSymlinks(m.directory(id))
 	if err != nil {
@@ -134,7 +136,7 @@ func (m machine) disk(name string, id uint64) (uint64, error) {
 	return 0, status.New(status.InvalidArgument, "device %q makes no requests, those beneath it do: give %s", name, strings.Join(lower, ", "))
 }
 
-// beneath are the names of the devices that a stacked one passes its requests on to.
+// beneath returns the names of the devices that a stacked device passes its requests on to.
 func beneath(directory string) []string {
 	paths, _ := filepath.Glob(filepath.Join(directory, "slaves", "*"))
 	var out []string
@@ -153,10 +155,10 @@ func beneath(directory string) []string {
 	return slices.Compact(out)
 }
 
-// hasRequests says whether a device is a whole disk with a queue of requests.
+// hasRequests reports whether a device is a whole disk with a queue of requests.
 func (m machine) hasRequests(id uint64) bool { return exists(m.directory(id), "mq") }
 
-// counts says whether /proc/diskstats counts the requests of a device.
+// counts reports whether /proc/diskstats counts the requests of a device.
 func (m machine) counts(id uint64) bool {
 	for _, queue := range []string{"queue", "../queue"} { // of a disk, of a partition
 		text, err := os.ReadFile(m.directory(id) + "/" + queue + "/iostats")
@@ -172,7 +174,7 @@ func exists(directory, name string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// deviceNumber reads the number of a device in its directory of sysfs.
+// deviceNumber reads the id of a device from its directory in sysfs.
 func deviceNumber(directory string) (uint64, error) {
 	path := filepath.Join(directory, "dev")
 	text, err := os.ReadFile(path)

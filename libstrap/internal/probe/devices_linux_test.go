@@ -15,8 +15,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// partition makes one of a loop device, from and of so many bytes: its node in a directory of
-// the test's, and the kernel's name for it.
+// partition makes a partition of a loop device. start and size are in bytes. It returns the path of
+// its device node, in a directory of the test, and the kernel's name for it.
 func partition(t *testing.T, disk, name string, number int, start, size int64) (path, part string) {
 	t.Helper()
 	for _, tool := range []string{"addpart", "delpart"} {
@@ -77,8 +77,8 @@ func TestBlockFollowsAPartition(t *testing.T) {
 	}
 }
 
-// stacked is a machine with disks, a volume (dm-0) over a partition and a disk, another
-// (dm-1) over that, and one in memory.
+// stacked returns the files of a machine with two disks, a volume (dm-0) over a partition and a
+// disk, a volume (dm-1) over dm-0, and a device in memory (zram0).
 func stacked(t *testing.T) machine {
 	t.Helper()
 	root := t.TempDir()

@@ -11,22 +11,22 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-const sectorBytes = 512 // of /proc/diskstats, whatever the device's
+const sectorBytes = 512 // the unit of /proc/diskstats, whatever sector size a device has
 
-// diskCounts are what the kernel has counted for a device since it is there.
+// diskCounts holds what the kernel has counted for a device since the device appeared.
 type diskCounts struct {
 	name              string
 	requests, sectors [diskOperations]uint64
 }
 
-// Where the fields of requests and sectors stand in a line of /proc/diskstats, by operation.
-// Of flushes it has no sectors.
+// requestFields and sectorFields are the positions of the counts in a line of /proc/diskstats, by
+// operation. The file has no sectors for flushes.
 var (
 	requestFields = [diskOperations]int{3, 7, 18, 14}
 	sectorFields  = [diskOperations]int{5, 9, 0, 16}
 )
 
-// readDiskstats reads a file like /proc/diskstats, by the numbers of devices.
+// readDiskstats reads a file like /proc/diskstats. The keys are ids of devices.
 func readDiskstats(path string) (map[uint64]diskCounts, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -65,22 +65,23 @@ type diskKey struct {
 	op     uint32
 }
 
-// tally are a device's requests of an operation since the start.
+// tally counts the requests of one device and operation since the start.
 type tally struct {
 	followed, lost uint64
-	// ended stand among those under way and have ended: the programs may count them in a
-	// moment, or they are lost.
+	// ended counts requests that have ended but still have an entry. A program may be about to
+	// count them, or their end was missed.
 	ended uint64
 }
 
 // reconciler compares what was followed with /proc/diskstats.
 type reconciler struct {
-	all   bool // devices, not only those of the tallies
+	all   bool // report all devices, not only those in the tallies
 	known map[diskKey]*reconciled
 }
 
-// reconciled is a device's state since the start. What /proc/diskstats has more than was
-// followed and lost was from `low` to `high` then: a request may complete between two readings.
+// reconciled is the state of one device and operation at the last call of next. low and high stay
+// those of the start: /proc/diskstats had then between low and high more requests than were
+// followed or lost. They differ because a request may complete between two readings.
 type reconciled struct {
 	low, high  int64
 	difference int64 // reported so far
@@ -93,8 +94,8 @@ func newReconciler(all bool) *reconciler {
 	return &reconciler{all: all, known: map[diskKey]*reconciled{}}
 }
 
-// next gives what happened since the call before; the first call gives nothing. The tallies
-// were read after `early` and before `late`.
+// next returns what happened since the last call. The first call returns nothing. The tallies were
+// read after `early` and before `late`.
 func (r *reconciler) next(early, late map[uint64]diskCounts, tallies map[diskKey]tally) []DiskCounts {
 	first := len(r.known) == 0
 	out := []DiskCounts{}
@@ -115,7 +116,7 @@ func (r *reconciler) next(early, late map[uint64]diskCounts, tallies map[diskKey
 	return out
 }
 
-// one is a row without its names; all zero where nothing happened.
+// one returns a row without device and operation. It is all zero if nothing happened.
 func (r *reconciler) one(key diskKey, early, late diskCounts, t tally, first bool) DiskCounts {
 	requests, sectors := late.requests[key.op], late.sectors[key.op]
 	mine := int64(t.followed + t.lost)
@@ -125,11 +126,12 @@ func (r *reconciler) one(key diskKey, early, late diskCounts, t tally, first boo
 	switch {
 	case before == nil && !first: // a new device, which has counted from 0
 		before = &reconciled{}
-	case before == nil, requests < before.requests: // the start, or another device of that number
+	case before == nil, requests < before.requests: // the start, or another device took this id
 		r.known[key] = &reconciled{low: low, high: high, requests: requests, sectors: sectors, tally: t}
 		return DiskCounts{}
 	}
-	// The difference changes by no more than it must.
+	// The true difference lies between low - before.high and high - before.low. Move the reported
+	// one only as far as needed to lie in that range.
 	difference := max(min(before.difference, high-before.low), low-before.high)
 	row := DiskCounts{
 		Completed:  requests - before.requests,

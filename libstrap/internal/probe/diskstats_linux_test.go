@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// discard gives up 64 KiB of a block device so many times, each with a flush.
+// discard discards 64 KiB of a block device `n` times, each time with a flush.
 func discard(t *testing.T, path string, n int) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -33,7 +33,7 @@ func discard(t *testing.T, path string, n int) {
 	}
 }
 
-// summed are the rows of two snapshots: ends that were not seen are known with the second.
+// summed adds up the rows of two snapshots: only the second counts ends that were missed.
 func summed(t *testing.T, b *Block) map[string]DiskCounts {
 	t.Helper()
 	out := map[string]DiskCounts{}
@@ -69,8 +69,8 @@ func TestBlockAgreesWithDiskstats(t *testing.T) {
 		if row.Name != name || row.Completed < least {
 			t.Errorf("%s: %+v", operation, row)
 		}
-		// /proc/diskstats counts an fsync as a write too. Where the end of its flush is not
-		// seen, that of the write is not either, and nothing tells.
+		// /proc/diskstats counts an fsync as a write too. If the end of its flush was missed, the
+		// end of that write was missed too, and no counter shows it.
 		hidden := uint64(0)
 		if operation == "write" {
 			hidden = rows["flush"].Lost
@@ -85,7 +85,7 @@ func TestBlockAgreesWithDiskstats(t *testing.T) {
 	}
 }
 
-// The collector of all devices compares those too that it was not asked for.
+// A collector without chosen devices compares the counts of every device.
 func TestDiskstatsOfAllDevices(t *testing.T) {
 	const size, n = 8 << 20, 50
 	path, name := loopDevice(t, size)
@@ -99,7 +99,7 @@ func TestDiskstatsOfAllDevices(t *testing.T) {
 		}
 		for _, row := range s.Diskstats {
 			if row.Name != name {
-				continue // others' work
+				continue // a device of other programs
 			}
 			found += row.Followed + row.Lost
 			if row.Difference != 0 {
@@ -127,14 +127,14 @@ func TestDiskstatsOfAFile(t *testing.T) {
 	}
 }
 
-// hasRead are the counts of a device that has completed so many.
+// hasRead returns the counts of a device that has completed `n` reads.
 func hasRead(n uint64) map[uint64]diskCounts {
 	return map[uint64]diskCounts{1: {name: "disk", requests: [4]uint64{n}}}
 }
 
 func TestReconciling(t *testing.T) {
 	type step struct {
-		early, late           uint64 // as /proc/diskstats counts
+		early, late           uint64 // reads that /proc/diskstats counts
 		followed, lost, ended uint64
 		difference            int64
 	}

@@ -17,27 +17,27 @@ const (
 	lockdownFile = "sys/kernel/security/lockdown"
 )
 
-// host is what decides whether this process may load programs.
+// host holds the settings that decide whether this process may load programs.
 type host struct {
 	release       string // of the kernel
 	hasBTF        bool
-	missing       []string // capabilities
-	userNamespace bool     // where capabilities are there, and do not count
+	missing       []string // capabilities that this process lacks
+	userNamespace bool     // not the first one: its capabilities do not count for BPF
 	unprivileged  string   // kernel.unprivileged_bpf_disabled
-	lockdown      string   // none, integrity, confidentiality; "" where it is not told
+	lockdown      string   // none, integrity, confidentiality; "" if unknown
 	memlock       uint64   // RLIMIT_MEMLOCK in bytes
-	tracefs       string   // where it is mounted; "" where it is not
-	psi           []string // the resources whose pressure the kernel tells
+	tracefs       string   // where it is mounted; "" if it is not
+	psi           []string // the resources that have a file in /proc/pressure
 	psiError      error
-	pidNamespace  string // the link in /proc; "" where that does not tell
+	pidNamespace  string // the link /proc/self/ns/pid; "" if unknown
 	self          bool   // /proc/self leads to this process
 	ownProc       bool   // /proc numbers processes as this process's PID namespace does
 }
 
-// look reads the files below a root.
+// look reads the files of /proc and /sys below a root.
 func look(root string) host {
 	text := func(path string) string {
-		content, _ := os.ReadFile(filepath.Join(root, path)) // a file that is not there says nothing
+		content, _ := os.ReadFile(filepath.Join(root, path)) // a missing file reads as ""
 		return strings.TrimSpace(string(content))
 	}
 	_, err := os.Stat(filepath.Join(root, btfFile))
@@ -62,7 +62,8 @@ func look(root string) host {
 	return h
 }
 
-// missingCapabilities are those to load programs that /proc/self/status does not list.
+// missingCapabilities returns the capabilities that loading programs needs and the text of
+// /proc/self/status does not list as effective.
 func missingCapabilities(status string) []string {
 	effective := uint64(0)
 	for line := range strings.Lines(status) {
@@ -85,21 +86,21 @@ func missingCapabilities(status string) []string {
 	return out
 }
 
-// wholeNamespace says whether a uid_map is that of the first user namespace, the only one
-// whose capabilities let programs in.
+// wholeNamespace reports whether a uid_map is that of the first user namespace. The kernel accepts
+// programs only with capabilities in that namespace.
 func wholeNamespace(uids string) bool {
 	words := strings.Fields(uids)
 	return len(words) == 0 || len(words) == 3 && words[0] == "0" && words[1] == "0" && words[2] == "4294967295"
 }
 
-// chosen is the word in brackets, as in "none [integrity] confidentiality".
+// chosen returns the word in brackets, as in "none [integrity] confidentiality".
 func chosen(words string) string {
 	_, after, _ := strings.Cut(words, "[")
 	word, _, _ := strings.Cut(after, "]")
 	return word
 }
 
-// mountOf is where a type of file system is mounted first.
+// mountOf returns the first mount point of a type of file system.
 func mountOf(kind, mounts string) string {
 	for line := range strings.Lines(mounts) {
 		if words := strings.Fields(line); len(words) > 2 && words[2] == kind {
@@ -109,21 +110,23 @@ func mountOf(kind, mounts string) string {
 	return ""
 }
 
-// hasSelf says whether a folder like /proc knows this process, by whatever number. The /proc of
-// a PID namespace does not know processes outside of it, as after nsenter --mount.
+// hasSelf reports whether a folder like /proc lists this process, by any number. The /proc of a PID
+// namespace does not list processes outside of it. A process sees such a /proc after nsenter
+// --mount.
 func hasSelf(folder string) bool {
 	_, err := os.Stat(filepath.Join(folder, "self"))
 	return err == nil
 }
 
-// ownProc says whether a folder like /proc is of this process's PID namespace. One that a
-// namespace has left from outside has other processes under the same numbers.
+// ownProc reports whether a folder like /proc belongs to this process's PID namespace. In a /proc
+// that was mounted outside of the namespace, the same numbers mean other processes.
 func ownProc(folder string) bool {
 	self, err := os.Readlink(filepath.Join(folder, "self"))
 	return err == nil && self == strconv.Itoa(os.Getpid())
 }
 
-// olderThan compares the kernel's release, as in "5.10.0-28-amd64".
+// olderThan reports whether the kernel's release, as "5.10.0-28-amd64", is below major.minor. It is
+// false if the release cannot be parsed.
 func (h host) olderThan(major, minor int) bool {
 	var a, b int
 	if _, err := fmt.Sscanf(h.release, "%d.%d", &a, &b); err != nil {
@@ -132,8 +135,8 @@ func (h host) olderThan(major, minor int) bool {
 	return a < major || a == major && b < minor
 }
 
-// memlockCounts says whether the memory of programs and their maps is bounded by
-// RLIMIT_MEMLOCK; Linux 5.11 charges the memory cgroup instead.
+// memlockCounts reports whether RLIMIT_MEMLOCK bounds the memory of programs and their maps. Since
+// Linux 5.11 the kernel charges it to the memory cgroup instead.
 func (h host) memlockCounts() bool {
 	return h.olderThan(5, 11) && h.memlock != unix.RLIM_INFINITY
 }

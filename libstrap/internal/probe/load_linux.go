@@ -19,17 +19,18 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// loaded is a set of programs that run, and their maps.
+// loaded is a set of attached programs and their maps.
 type loaded struct {
 	collection *ebpf.Collection
 	links      []link.Link
 }
 
-// load puts programs into the kernel: typed ones, which read its structures directly, or
-// where it refuses those the same programs as raw tracepoints. Prepare sets up either before
-// it is loaded; those named first are attached first.
+// load loads programs and attaches them. It tries the typed programs first, which read the kernel's
+// structures directly. If the kernel refuses those, it tries the same programs as raw tracepoints.
+// prepare changes each spec before it is loaded. The programs named in `first` are attached before
+// the others.
 func load(typed, raw func() (*ebpf.CollectionSpec, error), prepare func(*ebpf.CollectionSpec) error, first ...string) (*loaded, error) {
-	_ = rlimit.RemoveMemlock() // where that matters and fails, loading does, and says so
+	_ = rlimit.RemoveMemlock() // if this fails and matters, loading fails with an explanation
 	var refused error
 	for _, build := range []func() (*ebpf.CollectionSpec, error){typed, raw} {
 		spec, err := build()
@@ -48,8 +49,8 @@ func load(typed, raw func() (*ebpf.CollectionSpec, error), prepare func(*ebpf.Co
 	return nil, explain(refused)
 }
 
-// start loads the programs and attaches them, each to the tracepoint of its section's name,
-// those named first before the others.
+// start loads the programs and attaches each to the tracepoint that its section names. The programs
+// named in `first` are attached before the others.
 func start(spec *ebpf.CollectionSpec, first ...string) (*loaded, error) {
 	collection, err := ebpf.NewCollection(spec)
 	if err != nil {
@@ -81,7 +82,7 @@ func attach(program *ebpf.Program, tracepoint string) (link.Link, error) {
 	return link.AttachTracing(link.TracingOptions{Program: program})
 }
 
-// records runs an iterator and shows what it writes, a T each.
+// records runs an iterator and calls show with each record T that it writes.
 func records[T any](list *link.Iter, show func(*T)) error {
 	in, err := list.Open()
 	if err != nil {
@@ -99,14 +100,16 @@ func records[T any](list *link.Iter, show func(*T)) error {
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			return nil
 		}
-		// After a million things of which it shows none the kernel asks to be called again.
+		// The kernel returns EAGAIN after a million elements without output, and continues at the
+		// next read.
 		if err != nil && !errors.Is(err, unix.EAGAIN) {
 			return status.Wrap(status.IO, err, "what an iterator in the kernel gives cannot be read")
 		}
 	}
 }
 
-// missed is how often the kernel left a program out, because it interrupted itself.
+// missed returns how often the kernel skipped a program because it was already running on that
+// core.
 func (l *loaded) missed() (uint64, error) {
 	total := uint64(0)
 	for _, program := range l.collection.Programs {
@@ -119,7 +122,7 @@ func (l *loaded) missed() (uint64, error) {
 	return total, nil
 }
 
-// detach stops the programs; what they have counted stays.
+// detach stops the programs and keeps their counts.
 func (l *loaded) detach() {
 	for _, one := range l.links {
 		one.Close()
@@ -134,15 +137,16 @@ func (l *loaded) close() {
 	}
 }
 
-// setcap is the command that gives strap-probe the capabilities, for all who may run it.
+// setcap is the command that gives the program strap-probe the capabilities. Every user who may run
+// it gets them.
 const setcap = `sudo setcap cap_bpf,cap_perfmon+ep "$(command -v strap-probe)"`
 
-// explain gives an error of the kernel its code and the way out.
+// explain turns an error of the kernel into one with a status code and a way out.
 func explain(err error) error { return look("/").explain(err) }
 
 func (h host) explain(err error) error {
 	var verifier *ebpf.VerifierError
-	unfit := errors.As(err, &verifier) && len(verifier.Log) > 0 // often with EACCES
+	unfit := errors.As(err, &verifier) && len(verifier.Log) > 0 // the verifier rejected the program, often with EACCES
 	refused := errors.Is(err, os.ErrPermission) && !unfit
 	switch {
 	case refused && len(h.missing) > 0:

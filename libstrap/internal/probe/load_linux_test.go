@@ -11,9 +11,9 @@ import (
 	"github.com/libstrap/strap/bpf"
 )
 
-// The verifier looks at what is reached alone: each choice shows it another part.
+// The verifier checks only code that can be reached, so each choice makes it check other parts.
 func TestBothFormsOfBlockLoad(t *testing.T) {
-	started(t, BlockOptions{}) // or skips
+	started(t, BlockOptions{}) // skips the test if the machine cannot load programs
 	p := process{kernel: int32(os.Getpid()), start: 1}
 	for form, build := range map[string]func() (*ebpf.CollectionSpec, error){"typed": bpf.LoadBlock, "raw": bpf.LoadBlockRaw} {
 		for only := range uint32(3) {

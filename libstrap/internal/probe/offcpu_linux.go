@@ -14,48 +14,48 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// OffCPUOptions say whose waits to follow.
+// OffCPUOptions choose the process that an OffCPU follows.
 type OffCPUOptions struct {
-	// PID is the process's number in the PID namespace of this one; 0: this process.
+	// PID is the process, numbered as in the PID namespace of this process. 0: this process.
 	PID int `json:"pid"`
-	// Stacks are taken of each wait, which costs more.
+	// Stacks records the stack of each wait. Each switch then costs more.
 	Stacks bool `json:"stacks"`
 }
 
-const maxFrames = 127 // of the kernel's program
+const maxFrames = 127 // MAX_FRAMES in offcpu.bpf.c
 
-// Reasons are the reasons of waits, in the order of the kernel's program.
+// Reasons names the reasons of waits, in the order of enum reason in offcpu.bpf.c.
 var Reasons = [...]string{"preempted", "sleeping", "io_wait", "uninterruptible", "other"}
 
-// WaitCounts are the waits for one reason that ended in the interval.
+// WaitCounts counts the waits for one reason that ended in the interval.
 type WaitCounts struct {
 	Reason     string   `json:"reason"`
 	Count      uint64   `json:"count"`
 	TotalNS    uint64   `json:"total_ns"`
-	SleepNS    uint64   `json:"sleep_ns"`           // of that, until it was woken
-	RunQueueNS uint64   `json:"runqueue_ns"`        // and ready, waiting for a core
+	SleepNS    uint64   `json:"sleep_ns"`           // part of total_ns: until it was woken
+	RunQueueNS uint64   `json:"runqueue_ns"`        // part of total_ns: ready, in the run queue
 	Latency    []Bucket `json:"latency_histogram"`  // of the whole waits, us
 	RunQueue   []Bucket `json:"runqueue_histogram"` // of their parts in the run queue, us
 }
 
-// WaitInFlight is a thread that waits.
+// WaitInFlight describes a thread that waits.
 type WaitInFlight struct {
 	Reason string `json:"reason"`
 	Thread uint32 `json:"thread"`
 	AgeNS  int64  `json:"age_ns"`
-	Before bool   `json:"before_start"` // since before the watching: the age is that of the watching
+	Before bool   `json:"before_start"` // it waited before the start; age_ns counts from the start
 	Ready  bool   `json:"ready"`        // in the run queue
 	*Stack
 }
 
-// Stack is where a thread is, each list of frames from the innermost. The lists are of
-// functions, or of addresses where no name is known.
+// Stack holds the functions that a thread is in, innermost first. A function without a known name
+// appears as its address.
 type Stack struct {
 	Kernel []string `json:"kernel"`
 	User   []string `json:"user"`
 }
 
-// StackWaits are the waits for one reason at one place.
+// StackWaits counts the waits for one reason at one stack.
 type StackWaits struct {
 	Reason  string `json:"reason"`
 	Count   uint64 `json:"count"`
@@ -63,28 +63,29 @@ type StackWaits struct {
 	Stack
 }
 
-// OffCPULosses are what the counts of the interval lack.
+// OffCPULosses counts what the other counts of the interval lack.
 type OffCPULosses struct {
-	UnseenStart  uint64 `json:"unseen_start"`  // waits that began before the watching
-	UnseenWakeup uint64 `json:"unseen_wakeup"` // waits that are counted as sleep in whole
-	UnseenEnd    uint64 `json:"unseen_end"`    // waits that are not counted
-	NoRoom       uint64 `json:"no_room"`       // waits of more threads than there is room for
-	NoStack      uint64 `json:"no_stack"`      // waits whose stack there was no room for
-	Missed       uint64 `json:"missed"`        // events that interrupted the handling of another
+	UnseenStart  uint64 `json:"unseen_start"`  // waits that began before the start
+	UnseenWakeup uint64 `json:"unseen_wakeup"` // waits whose wakeup was missed: counted as sleep as a whole
+	UnseenEnd    uint64 `json:"unseen_end"`    // waits whose end was missed: not counted
+	NoRoom       uint64 `json:"no_room"`       // waits not counted: too many threads
+	NoStack      uint64 `json:"no_stack"`      // waits counted without their stack: too many stacks
+	Missed       uint64 `json:"missed"`        // events skipped: they interrupted the handling of another
 }
 
-// OffCPUSnapshot is what an OffCPU saw in an interval; as JSON, the documented line.
+// OffCPUSnapshot holds what an OffCPU saw in an interval. It marshals to the documented line of
+// JSON.
 type OffCPUSnapshot struct {
 	Stamp
 	PID      int            `json:"pid"`
 	Ended    bool           `json:"ended"`
 	Waits    []WaitCounts   `json:"waits"`            // by total time, the longest first
 	InFlight []WaitInFlight `json:"inflight"`         // the oldest first
-	Stacks   []StackWaits   `json:"stacks,omitempty"` // by total time, the longest first
+	Stacks   []StackWaits   `json:"stacks,omitempty"` // sorted as Waits
 	Losses   OffCPULosses   `json:"losses"`
 }
 
-// HasEnded says that the process has.
+// HasEnded reports whether the process has ended.
 func (s *OffCPUSnapshot) HasEnded() bool { return s.Ended }
 
 // OffCPU follows the waits of one process's threads for a core.
@@ -103,10 +104,10 @@ type OffCPU struct {
 	read   time.Time
 }
 
-// StartOffCPU begins to follow a process's waits.
+// StartOffCPU loads the programs and begins to follow a process's waits.
 //
-// Errors: InvalidArgument; NotFound where there is no such process; Permission; Unsupported
-// where the kernel cannot do it.
+// Errors: InvalidArgument; NotFound if there is no such process; Permission; Unsupported if the
+// kernel cannot run the programs.
 func StartOffCPU(o OffCPUOptions) (*OffCPU, error) {
 	if o.Stacks {
 		if err := needProc(); err != nil {
@@ -145,7 +146,7 @@ func (c *OffCPU) start() error {
 	if err != nil {
 		return err
 	}
-	// Else a wait could be seen to begin, and not how it goes on.
+	// Attach this first. Otherwise a wait could be seen to begin whose wakeup is missed.
 	if c.program, err = start(spec, bpf.OffCPUProgWoken); err != nil {
 		return err
 	}
@@ -153,7 +154,7 @@ func (c *OffCPU) start() error {
 	return err
 }
 
-// Close ends the watching. Calling it again does nothing.
+// Close stops the programs and frees the maps. Calling it again does nothing.
 func (c *OffCPU) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -170,17 +171,17 @@ func (c *OffCPU) Close() {
 	c.process.close()
 }
 
-// Snapshot is Read, as a Collector.
+// Snapshot calls Read, for the interface Collector.
 func (c *OffCPU) Snapshot() (any, error) { return c.Read() }
 
-// Read gives what happened since the last call, or since the start.
+// Read returns what happened since the last call, or since the start.
 func (c *OffCPU) Read() (*OffCPUSnapshot, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return nil, status.New(status.InvalidState, "the collector is closed")
 	}
-	ended, err := c.process.ended() // before the counts are read: then they are the last ones
+	ended, err := c.process.ended() // asked before the counts are read, so that those are final
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +209,7 @@ func (c *OffCPU) Read() (*OffCPUSnapshot, error) {
 	return out, nil
 }
 
-// waits are those that ended since the last snapshot.
+// waits returns the waits that ended since the last snapshot.
 func (c *OffCPU) waits() ([]WaitCounts, error) {
 	out := []WaitCounts{}
 	for reason, name := range Reasons {
@@ -222,7 +223,7 @@ func (c *OffCPU) waits() ([]WaitCounts, error) {
 		if w.Count == 0 {
 			continue
 		}
-		// A core may be counting as it is read: then the part is ahead of the whole.
+		// A core may add to its counts while they are read. runqueue_ns may then exceed total_ns.
 		sleep := w.TotalNs - min(w.TotalNs, w.RunqueueNs)
 		out = append(out, WaitCounts{
 			Reason: name, Count: w.Count, TotalNS: w.TotalNs, SleepNS: sleep, RunQueueNS: w.RunqueueNs,
@@ -233,7 +234,7 @@ func (c *OffCPU) waits() ([]WaitCounts, error) {
 	return out, nil
 }
 
-// stackWaits are the same, by stack.
+// stackWaits returns the waits that ended since the last snapshot, by stack.
 func (c *OffCPU) stackWaits() ([]StackWaits, error) {
 	out := []StackWaits{}
 	var key bpf.OffCPUStackKey
@@ -270,7 +271,8 @@ func (c *OffCPU) stack(kernel, user int32) (*Stack, error) {
 	return &Stack{Kernel: c.symbols.kernel(inner), User: c.symbols.user(outer)}, nil
 }
 
-// frames are the addresses of a stack by its number; none of a negative one.
+// frames returns the addresses of the stack with this number, innermost first. A negative number
+// means no stack.
 func (c *OffCPU) frames(id int32) ([]uint64, error) {
 	if id < 0 {
 		return nil, nil
@@ -317,7 +319,7 @@ func (c *OffCPU) inFlight() ([]WaitInFlight, error) {
 	return out, nil
 }
 
-// lost fills in what was lost since the last snapshot.
+// lost sets out to the losses since the last snapshot.
 func (c *OffCPU) lost(out *OffCPULosses) error {
 	total := OffCPULosses{}
 	variables := c.program.collection.Variables

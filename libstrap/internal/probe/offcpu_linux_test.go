@@ -83,7 +83,7 @@ func TestWaitsOfThreadsThatCompete(t *testing.T) {
 	c := startedOffCPU(t, OffCPUOptions{PID: p.PID})
 	p.perform(t)
 	got := readOffCPU(t, c).of("preempted")
-	// Of threads at one core, all but the first to be done wait for as long as that one runs.
+	// Until the first thread on the core is done, all others wait at least as long as it computes.
 	if got.Count == 0 || time.Duration(got.RunQueueNS) < aSpin || got.SleepNS != 0 {
 		t.Errorf("%+v", got)
 	}
@@ -95,13 +95,13 @@ func TestWaitsForADisk(t *testing.T) {
 	p := begin(t, "disk")
 	c := startedOffCPU(t, OffCPUOptions{PID: p.PID})
 	p.perform(t)
-	// The disk may be done before the thread has gone to sleep.
+	// The disk may answer before the thread sleeps, so not every read is a wait.
 	if got := readOffCPU(t, c).of("io_wait"); got.Count == 0 || got.TotalNS == 0 {
 		t.Errorf("%+v, after %d reads", got, pulls)
 	}
 }
 
-// wait is what the performer's own thread waits for.
+// wait returns the wait that a thread is in, or the zero value.
 func (s *OffCPUSnapshot) wait(thread uint32) WaitInFlight {
 	i := slices.IndexFunc(s.InFlight, func(w WaitInFlight) bool { return w.Thread == thread })
 	if i < 0 {
@@ -149,7 +149,7 @@ func TestWaitsInFlight(t *testing.T) {
 	}
 }
 
-// A thread that is gone leaves nothing behind.
+// A thread that has ended leaves no entry behind.
 func TestWaitsOfThreadsThatEnd(t *testing.T) {
 	p := begin(t, "read")
 	c := startedOffCPU(t, OffCPUOptions{PID: p.PID})
@@ -175,7 +175,7 @@ func TestWaitsOfThreadsThatEnd(t *testing.T) {
 	})
 }
 
-// sleeper is a program with names: go test leaves them out of its own.
+// sleeper is a program whose functions have names. go test links its own binaries without symbols.
 const sleeper = `package main
 
 import (
@@ -252,7 +252,7 @@ func TestStacksOfWaits(t *testing.T) {
 	if hidden := strings.HasPrefix(place.Kernel[0], "0x"); !hidden && !strings.HasPrefix(place.Kernel[0], "schedule") {
 		t.Errorf("not from the scheduler on: %q", place.Kernel)
 	}
-	// What has a reason has a stack.
+	// Every wait that has a reason has a stack too.
 	p.leave(t)
 	waits, stacks := map[string]uint64{}, map[string]uint64{}
 	for _, s := range append(all, readOffCPU(t, c)) {

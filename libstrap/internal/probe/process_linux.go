@@ -13,18 +13,19 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// process is one that is watched. That its number may go to another later, it knows.
+// process is the process to watch. pid may belong to another process later. The pidfd, and kernel
+// with start, always mean this one.
 type process struct {
-	pid    int // in the PID namespace of this process
-	handle int // a pidfd
-	kernel int32
-	start  uint64 // CLOCK_MONOTONIC
+	pid    int    // in the PID namespace of this process
+	handle int    // a pidfd
+	kernel int32  // the kernel's own number of it
+	start  uint64 // when it began, on CLOCK_MONOTONIC in ns
 }
 
-// openProcess finds a process by its number in this process's PID namespace; 0: itself.
+// openProcess finds a process by its number in this process's PID namespace. 0 means this process.
 //
-// Errors: InvalidArgument; NotFound, also for the number of a thread; Permission and
-// Unsupported as the programs give them.
+// Errors: InvalidArgument; NotFound, also for the number of a thread; Permission and Unsupported as
+// explain returns them.
 func openProcess(pid int) (*process, error) {
 	if pid < 0 || pid > math.MaxInt32 {
 		return nil, status.New(status.InvalidArgument, "pid = %d: give the number of a process", pid)
@@ -32,7 +33,7 @@ func openProcess(pid int) (*process, error) {
 	if pid == 0 {
 		pid = os.Getpid()
 	}
-	// From here on the number stays with it, as long as it has not ended.
+	// The handle keeps meaning this process, even if its number is reused.
 	handle, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return nil, processError(pid, err)
@@ -49,7 +50,7 @@ const noSelf = "/proc/self does not lead to this process"
 
 const foreignProc = "/proc is of another PID namespace: mount -t proc proc /proc, in a mount namespace of its own (unshare --mount-proc)"
 
-// needProc refuses where /proc would tell of another process with the same number.
+// needProc fails if /proc would tell of another process with the same number.
 func needProc() error {
 	if !ownProc("/proc") {
 		return status.New(status.Unsupported, foreignProc)
@@ -57,7 +58,7 @@ func needProc() error {
 	return nil
 }
 
-// needSelf refuses where /proc lacks this process: the loader of programs reads /proc/self.
+// needSelf fails if /proc lacks this process. The loader of programs reads /proc/self.
 func needSelf() error {
 	if !hasSelf("/proc") {
 		return status.New(status.Unsupported, noSelf+": "+foreignProc)
@@ -75,7 +76,7 @@ func processError(pid int, err error) error {
 	return status.FromOS(err, "process %d cannot be watched", pid)
 }
 
-// find fills in what the kernel knows the process by.
+// find sets kernel and start by running the iterator of process.bpf.c.
 func (p *process) find() error {
 	spec, err := bpf.LoadProcess()
 	if err == nil {
@@ -104,7 +105,7 @@ func (p *process) find() error {
 	return processError(p.pid, unix.ESRCH)
 }
 
-// set tells programs which process they are to watch, before they are loaded.
+// set sets the variables that tell programs which process to watch. Call it before they are loaded.
 func (p *process) set(spec *ebpf.CollectionSpec, watchStart int64) error {
 	return errors.Join(
 		spec.Variables["process"].Set(p.kernel),
@@ -113,7 +114,7 @@ func (p *process) set(spec *ebpf.CollectionSpec, watchStart int64) error {
 	)
 }
 
-// ended is whether all its threads have.
+// ended reports whether all threads of the process have ended.
 func (p *process) ended() (bool, error) {
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.handle), Events: unix.POLLIN}}, 0)

@@ -20,7 +20,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// performer is a watched program: the test binary, on a thread that does as it is told.
+// performer is a program to watch. One of its threads makes a step each time that the test asks for
+// it.
 type performer struct {
 	*exec.Cmd
 	PID    int
@@ -29,8 +30,8 @@ type performer struct {
 	out    *bufio.Scanner
 }
 
-// begin starts one that performs something at each step, and waits until it is ready for the
-// first.
+// begin starts the test binary as a performer of the steps named `what`, and waits until it is
+// ready for the first.
 func begin(t *testing.T, what string) *performer {
 	t.Helper()
 	program := exec.Command(os.Args[0])
@@ -38,7 +39,8 @@ func begin(t *testing.T, what string) *performer {
 	return beginProgram(t, program)
 }
 
-// beginProgram does so with a program that keeps to the same manners.
+// beginProgram starts another program as a performer. The program must speak the same protocol: see
+// steps.
 func beginProgram(t *testing.T, program *exec.Cmd) *performer {
 	t.Helper()
 	p := &performer{Cmd: program}
@@ -63,7 +65,7 @@ func beginProgram(t *testing.T, program *exec.Cmd) *performer {
 	return p
 }
 
-// await reads the thread's number, which it says when it is ready.
+// await waits until the performer is ready: it then writes the number of its thread.
 func (p *performer) await(t *testing.T) {
 	t.Helper()
 	if !p.out.Scan() {
@@ -76,7 +78,7 @@ func (p *performer) await(t *testing.T) {
 	p.Thread = uint32(thread)
 }
 
-// perform lets it make its next step, and waits for the end of it.
+// perform asks for the next step and waits until it is done.
 func (p *performer) perform(t *testing.T) {
 	t.Helper()
 	p.begin(t)
@@ -90,7 +92,7 @@ func (p *performer) begin(t *testing.T) {
 	}
 }
 
-// settle waits until its thread sleeps in the read for the next step.
+// settle waits until the performer's thread sleeps in the read for the next step.
 func (p *performer) settle(t *testing.T) {
 	t.Helper()
 	until(t, "it reads", func() bool {
@@ -102,7 +104,7 @@ func (p *performer) settle(t *testing.T) {
 	})
 }
 
-// leave lets it end.
+// leave lets the performer end, and waits for it.
 func (p *performer) leave(t *testing.T) {
 	t.Helper()
 	p.in.Close()
@@ -120,11 +122,12 @@ func until(t *testing.T, what string, true func() bool) {
 	}
 }
 
-// The first goroutine keeps the first thread.
+// Keep the process's first thread for the main goroutine, so that other goroutines run on other
+// threads.
 func init() { runtime.LockOSThread() }
 
-// perform is the watched program's side, on another thread than the first: a step for each
-// byte that it reads.
+// perform runs the performer's side in the watched program, on a thread other than the first. It
+// makes one step for each byte on standard input.
 func perform(what string) {
 	done := make(chan error)
 	go func() {
@@ -154,21 +157,21 @@ func steps(what string) error {
 }
 
 const (
-	readers = 4    // threads of the step "read"
-	reads   = 1000 // of each
-	refused = 7    // reads of no file
-	strange = 5    // calls that no kernel has
+	readers = 4    // threads in the step "read"
+	reads   = 1000 // reads by each thread
+	refused = 7    // reads of a bad file descriptor
+	strange = 5    // calls with a number that no kernel has
 
-	sleeps = 9 // of the step "sleep"
+	sleeps = 9 // sleeps in the step "sleep"
 	aSleep = 20 * time.Millisecond
-	// Of the waits those that are seen at the least: some micro virtual machines hide a switch
-	// from process 1 to another.
+	// slept is how many of the sleeps a test must see at least. Some micro virtual machines hide
+	// switches from process 1 to another process.
 	slept = 6
 
-	rivals = 4 // threads of the step "compete", on one core
+	rivals = 4 // threads in the step "compete", all on one core
 	aSpin  = 30 * time.Millisecond
 
-	disk  = "STRAP_PROBE_DISK" // of the step "disk"
+	disk  = "STRAP_PROBE_DISK" // environment variable: the device that the step "disk" reads
 	pulls = 300
 )
 
@@ -196,7 +199,7 @@ func step(what string) error {
 	return fmt.Errorf("there is no workload %q", what)
 }
 
-// readZeros does so by a call that the runtime of Go never makes.
+// readZeros reads from /dev/zero with preadv, which Go's runtime never calls.
 func readZeros() error {
 	zeros, err := os.Open("/dev/zero")
 	if err != nil {
@@ -207,7 +210,7 @@ func readZeros() error {
 	errs := make([]error, readers)
 	for i := range readers {
 		group.Go(func() {
-			runtime.LockOSThread() // and ends with its thread
+			runtime.LockOSThread() // not unlocked, so the thread ends with the goroutine
 			page := [][]byte{make([]byte, 4096)}
 			for range reads {
 				if _, err := unix.Preadv(int(zeros.Fd()), page, 0); err != nil {
@@ -230,7 +233,7 @@ func readZeros() error {
 	return errors.Join(errs...)
 }
 
-// sleep does so in the kernel, in one call where no signal comes.
+// sleep sleeps in the kernel: in one call, unless a signal interrupts it.
 func sleep(for_ time.Duration) error {
 	left := unix.NsecToTimespec(for_.Nanoseconds())
 	err := unix.ClockNanosleep(unix.CLOCK_MONOTONIC, 0, &left, &left)
@@ -240,7 +243,7 @@ func sleep(for_ time.Duration) error {
 	return err
 }
 
-// compete keeps some threads at computing, all on one core.
+// compete runs threads that compute, all on one core.
 func compete() error {
 	runtime.GOMAXPROCS(rivals + 1)
 	var cores, one unix.CPUSet
@@ -273,7 +276,7 @@ func compete() error {
 	return errors.Join(errs...)
 }
 
-// cpuTime is this thread's.
+// cpuTime returns the CPU time of the calling thread.
 func cpuTime() time.Duration {
 	var used unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &used); err != nil {
@@ -282,7 +285,7 @@ func cpuTime() time.Duration {
 	return time.Duration(used.Nano())
 }
 
-// pull reads from a disk, past the page cache.
+// pull reads the first page of a device `pulls` times, past the page cache.
 func pull(path string) error {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
 	if err != nil {
@@ -302,13 +305,13 @@ func pull(path string) error {
 	return nil
 }
 
-// watchers are the collectors of one process.
+// watchers starts the collectors that watch one process, by kind.
 var watchers = map[string]func(pid int) (Collector, error){
 	"syscalls": func(pid int) (Collector, error) { return StartSyscalls(SyscallsOptions{PID: pid}) },
 	"off_cpu":  func(pid int) (Collector, error) { return StartOffCPU(OffCPUOptions{PID: pid}) },
 }
 
-// eachWatcher tests them all, where the machine can have them.
+// eachWatcher runs a test for each of the watchers, and skips those that the machine cannot run.
 func eachWatcher(t *testing.T, test func(t *testing.T, start func(pid int) (Collector, error))) {
 	for kind, start := range watchers {
 		t.Run(kind, func(t *testing.T) {
@@ -328,7 +331,7 @@ func eachWatcher(t *testing.T, test func(t *testing.T, start func(pid int) (Coll
 func TestNoSuchProcess(t *testing.T) {
 	threads := make(chan int)
 	defer close(threads)
-	go func() { // not on the first thread, which init keeps
+	go func() { // on another thread than the first, which init keeps
 		runtime.LockOSThread()
 		threads <- unix.Gettid()
 		<-threads
@@ -363,7 +366,8 @@ func TestClosedWatcher(t *testing.T) {
 	})
 }
 
-// inPIDNamespace is the test binary as process 1 of a namespace. More are flags of unshare.
+// inPIDNamespace returns a command that runs the test binary as process 1 of a new PID namespace.
+// `more` are further flags of unshare.
 func inPIDNamespace(t *testing.T, more []string, arguments ...string) *exec.Cmd {
 	t.Helper()
 	unshare, err := exec.LookPath("unshare")
@@ -377,7 +381,7 @@ func inPIDNamespace(t *testing.T, more []string, arguments ...string) *exec.Cmd 
 	return exec.Command(unshare, append(append(flags, os.Args[0]), arguments...)...)
 }
 
-// In a container processes have other numbers than the kernel's own.
+// In a container, processes have other numbers than the kernel's own.
 func TestProcessInAPIDNamespace(t *testing.T) {
 	inside := inPIDNamespace(t, []string{"--mount-proc"}, "-test.v",
 		"-test.run=^(TestSyscallsOfAProcess|TestWaitsOfAProcess|TestNoSuchProcess|TestSystemAgreesWithRusage)$")
@@ -386,7 +390,8 @@ func TestProcessInAPIDNamespace(t *testing.T) {
 	}
 }
 
-// With the /proc of another namespace, names would be of other processes with these numbers.
+// With the /proc of another PID namespace, a number leads to another process, and so to wrong
+// names.
 func TestProcOfAnotherNamespaceIsRefused(t *testing.T) {
 	inside := inPIDNamespace(t, nil, "-test.v", "-test.run=^TestRefusedForItsProc$")
 	inside.Env = append(os.Environ(), outer+"=1")
@@ -395,10 +400,10 @@ func TestProcOfAnotherNamespaceIsRefused(t *testing.T) {
 	}
 }
 
-// A mount namespace may have the /proc of a PID namespace that this process is not in, as that of
-// a container after nsenter --mount. Nothing there leads to this process.
+// A mount namespace may have the /proc of a PID namespace that does not contain this process, as
+// after nsenter --mount into a container. Then /proc does not list this process.
 func TestProcWithoutThisProcessIsRefused(t *testing.T) {
-	inPIDNamespace(t, []string{"--mount-proc"}) // skips where it cannot be
+	inPIDNamespace(t, []string{"--mount-proc"}) // skips the test if there are no namespaces
 	inside := exec.Command("unshare", "--mount", "sh", "-c", `unshare --pid --fork mount -t proc proc /proc && exec "$0" "$@"`,
 		os.Args[0], "-test.v", "-test.run=^TestRefusedWithoutSelf$")
 	inside.Env = append(os.Environ(), outer+"=1")
@@ -423,7 +428,7 @@ func TestRefusedWithoutSelf(t *testing.T) {
 	}
 }
 
-const outer = "STRAP_PROBE_OUTER_PROC" // set: /proc is of the namespace outside
+const outer = "STRAP_PROBE_OUTER_PROC" // set: /proc is of another PID namespace
 
 func TestRefusedForItsProc(t *testing.T) {
 	if os.Getenv(outer) == "" {

@@ -7,17 +7,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stamp says when a snapshot was taken.
+// Stamp holds the time of a snapshot.
 type Stamp struct {
 	Timestamp   float64 `json:"timestamp"` // s since 1970
 	ISO         string  `json:"iso_timestamp"`
-	IntervalS   float64 `json:"interval_s"`   // since the snapshot before
+	IntervalS   float64 `json:"interval_s"`   // since the last snapshot
 	MonotonicNS int64   `json:"monotonic_ns"` // CLOCK_MONOTONIC, as in a capture's index
 }
 
 func stamp(now time.Time, interval time.Duration) Stamp {
 	var mono unix.Timespec
-	// It fails for no clock that there is.
+	// It cannot fail for a clock that exists.
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &mono)
 	return Stamp{
 		Timestamp:   float64(now.UnixNano()) / 1e9,
@@ -33,7 +33,8 @@ type Device struct {
 	Name string `json:"device_name"`
 }
 
-// Bucket counts values from Low to High: 2^Slot to 2^(Slot+1) - 1, the first from 0.
+// Bucket counts values from Low to High, both included: 2^Slot to 2^(Slot+1) - 1. Slot 0 also
+// counts values of 0.
 type Bucket struct {
 	Slot  int    `json:"slot"`
 	Count uint64 `json:"count"`
@@ -41,7 +42,7 @@ type Bucket struct {
 	High  uint64 `json:"bucket_high"`
 }
 
-// buckets are those that hold something.
+// buckets returns the buckets that are not empty.
 func buckets(counts []uint64) []Bucket {
 	out := []Bucket{}
 	for slot, n := range counts {
@@ -52,7 +53,7 @@ func buckets(counts []uint64) []Bucket {
 	return out
 }
 
-// DeviceHistogram are the latencies of a device's requests, in us.
+// DeviceHistogram holds the latencies of a device's requests, in us.
 type DeviceHistogram struct {
 	Device
 	Total   uint64   `json:"total"`
@@ -72,33 +73,32 @@ func (d *DeviceHistogram) add(more []Bucket) {
 	}
 }
 
-// DeviceCount is how many requests of a device are in flight.
+// DeviceCount holds how many requests of a device are in flight.
 type DeviceCount struct {
 	Device
 	Count uint64 `json:"count"`
 }
 
-// OperationCounts are the requests of one device and operation that completed in the
-// interval.
+// OperationCounts counts the requests of one device and operation that completed in the interval.
 type OperationCounts struct {
 	Device
 	Operation string   `json:"operation"`
 	Completed uint64   `json:"completed"`
-	InFlight  uint64   `json:"inflight"` // now
+	InFlight  uint64   `json:"inflight"` // at the time of the snapshot
 	Bytes     uint64   `json:"bytes"`
 	Errors    uint64   `json:"errors"`
 	Requeues  uint64   `json:"requeues"`
-	Merges    uint64   `json:"merges"` // requests that became a part of others
+	Merges    uint64   `json:"merges"` // queued requests that were merged into others
 	LatencyNS uint64   `json:"latency_ns"`
-	WasQueued uint64   `json:"was_queued"` // by an I/O scheduler
+	WasQueued uint64   `json:"was_queued"` // completed requests that an I/O scheduler had queued
 	QueuedNS  uint64   `json:"queued_ns"`
 	Latency   []Bucket `json:"latency_histogram"` // first issue to completion, us
 	Queue     []Bucket `json:"queue_histogram"`   // insertion to first issue, us
 	Size      []Bucket `json:"size_histogram"`    // bytes
 }
 
-// DiskCounts are the requests of one device and operation that completed in the interval by
-// /proc/diskstats, beside those that were followed.
+// DiskCounts compares /proc/diskstats with what was followed: the requests of one device and
+// operation that completed in the interval.
 type DiskCounts struct {
 	Device
 	Operation string `json:"operation"` // read, write, flush or discard
@@ -106,19 +106,19 @@ type DiskCounts struct {
 	Bytes     uint64 `json:"bytes"`     // by /proc/diskstats
 	Followed  uint64 `json:"followed"`
 	Lost      uint64 `json:"lost"`
-	// Difference is what is left: completed, but neither followed nor lost, nor so few that
-	// they could have completed while the snapshot was taken.
+	// Difference counts the requests that completed and were neither followed nor lost. Requests
+	// that may have completed while the snapshot was taken do not count.
 	Difference int64 `json:"difference"`
 }
 
-// Losses are the requests of the interval that were not followed, or not to their end.
+// Losses counts the requests of the interval that were not followed, or not to their end.
 type Losses struct {
-	NoRoom      uint64 `json:"no_room"`      // more under way than BlockOptions.Requests
-	NoDevice    uint64 `json:"no_device"`    // more devices than there is room for
-	UnseenStart uint64 `json:"unseen_start"` // completed, but was not followed
+	NoRoom      uint64 `json:"no_room"`      // more were under way than BlockOptions.Requests
+	NoDevice    uint64 `json:"no_device"`    // more devices than the table holds
+	UnseenStart uint64 `json:"unseen_start"` // completed, but their start was not seen
 	UnseenEnd   uint64 `json:"unseen_end"`   // their completion was not seen
 	Expired     uint64 `json:"expired"`      // under way for longer than BlockOptions.ExpireS
-	Missed      uint64 `json:"missed"`       // events that interrupted the handling of another
+	Missed      uint64 `json:"missed"`       // events skipped: they interrupted the handling of another
 }
 
 func (l Losses) since(before Losses) Losses {
@@ -132,7 +132,7 @@ func (l Losses) since(before Losses) Losses {
 	}
 }
 
-// BlockSnapshot is what a Block saw in an interval; as JSON, the documented line.
+// BlockSnapshot holds what a Block saw in an interval. It marshals to the documented line of JSON.
 type BlockSnapshot struct {
 	Stamp
 	LatencyHistogram []DeviceHistogram `json:"latency_histogram"`

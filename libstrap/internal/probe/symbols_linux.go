@@ -15,14 +15,14 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/symbols"
 )
 
-// stackSymbols names the frames of one process's stacks. What cannot be read has no names, and
-// shows as addresses.
+// stackSymbols finds the names of functions in the stacks of one process. A frame without a name
+// shows as its address.
 type stackSymbols struct {
 	pid    int
 	maps   []symbols.Mapping         // executable, by address
-	tables map[string]*symbols.Table // by path and inode; nil: none can be read
-	jit    *nameList                 // of code that was made at run time
-	core   *nameList                 // of the kernel; nil until it is needed
+	tables map[string]*symbols.Table // by path and inode; nil: the file cannot be read
+	jit    *nameList                 // functions compiled at run time
+	core   *nameList                 // functions of the kernel; nil until it is needed
 }
 
 func newStackSymbols(pid int) *stackSymbols {
@@ -31,7 +31,8 @@ func newStackSymbols(pid int) *stackSymbols {
 	return s
 }
 
-// refresh reads where the process's code lies now; of one that has ended, that of before stays.
+// refresh reads where the process's code lies now. After the process has ended it keeps what it
+// read before.
 func (s *stackSymbols) refresh() {
 	s.jit = nil
 	text, err := os.ReadFile(s.proc("maps"))
@@ -51,8 +52,8 @@ func (s *stackSymbols) proc(name ...string) string {
 	return filepath.Join(append([]string{"/proc", strconv.Itoa(s.pid)}, name...)...)
 }
 
-// kernel names frames of the kernel, from the innermost. What is below the scheduler, the
-// program itself, is left out.
+// kernel returns the names of frames of the kernel, innermost first. It leaves out the frames up to
+// and including __schedule: they are the scheduler and the program itself.
 func (s *stackSymbols) kernel(frames []uint64) []string {
 	if len(frames) > 0 && s.core == nil {
 		s.core = readNames("/proc/kallsyms", parseKernelSymbol)
@@ -72,7 +73,7 @@ func (s *stackSymbols) kernel(frames []uint64) []string {
 	return out
 }
 
-// user names frames of the process, from the innermost.
+// user returns the names of frames of the process, innermost first.
 func (s *stackSymbols) user(frames []uint64) []string {
 	out := []string{}
 	for i, address := range frames {
@@ -81,8 +82,8 @@ func (s *stackSymbols) user(frames []uint64) []string {
 	return out
 }
 
-// behind is an address within the call that a frame has made: it holds that behind the call,
-// which may be another function's.
+// behind returns an address inside the call instruction of a frame. A frame other than the
+// innermost holds the return address, which may already belong to the next function.
 func behind(address uint64, depth int) uint64 {
 	if depth == 0 {
 		return address
@@ -110,7 +111,7 @@ func (s *stackSymbols) userFrame(address uint64) string {
 	return fmt.Sprintf("%s+%#x", filepath.Base(strings.TrimSuffix(m.Path, " (deleted)")), offset)
 }
 
-// anonymousFrame is one in code that is of no file.
+// anonymousFrame names a frame in memory that no file backs.
 func (s *stackSymbols) anonymousFrame(m symbols.Mapping, address uint64) string {
 	if s.jit == nil {
 		s.jit = readNames(s.proc("root", "tmp", fmt.Sprintf("perf-%d.map", s.innerPID())), parsePerfMap)
@@ -124,7 +125,8 @@ func (s *stackSymbols) anonymousFrame(m symbols.Mapping, address uint64) string 
 	return fmt.Sprintf("%#x", address)
 }
 
-// innerPID is the process's number in its own PID namespace, by which it names its files.
+// innerPID returns the process's number in its own PID namespace. The process names its perf map
+// with that number.
 func (s *stackSymbols) innerPID() int {
 	text, err := os.ReadFile(s.proc("status"))
 	if err != nil {
@@ -140,12 +142,13 @@ func (s *stackSymbols) innerPID() int {
 	return s.pid
 }
 
-// table are the functions of a mapping's file.
+// table returns the functions of a mapping's file, or nil.
 func (s *stackSymbols) table(m symbols.Mapping) *symbols.Table {
 	key := fmt.Sprintf("%d %s", m.Inode, m.Path)
 	table, known := s.tables[key]
 	if !known {
-		// The very file, even where it was deleted or lies in a container; then by its name.
+		// map_files leads to the mapped file itself, even if it was deleted or lies in a container.
+		// Then try the path, inside the process's root and outside.
 		for _, path := range []string{s.proc("map_files", fmt.Sprintf("%x-%x", m.Start, m.End)), s.proc("root", m.Path), m.Path} {
 			if table = readTable(path); table != nil {
 				break
@@ -156,14 +159,15 @@ func (s *stackSymbols) table(m symbols.Mapping) *symbols.Table {
 	return table
 }
 
-// isRegular says whether a path, which the process may have made, is a file: a device does not
-// end, and a pipe waits for a writer.
+// isRegular reports whether a path is a regular file. The process may have made the path: reading a
+// device may never end, and opening a pipe waits for a writer.
 func isRegular(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.Mode().IsRegular()
 }
 
-// readTable is nil where there is no such file, or no ELF file.
+// readTable returns the functions of an ELF file. It returns nil if the file does not exist or is
+// no ELF file.
 func readTable(path string) *symbols.Table {
 	if !isRegular(path) {
 		return nil
@@ -180,15 +184,15 @@ func readTable(path string) *symbols.Table {
 	return table
 }
 
-// nameList are names by the addresses where they begin.
+// nameList holds names sorted by start address.
 type nameList struct{ names []named }
 
 type named struct {
-	start, end uint64 // end 0: the next one's start
+	start, end uint64 // end 0: it reaches to the start of the next
 	name       string
 }
 
-// find is "" where there is no name.
+// find returns the name at an address, or "".
 func (l *nameList) find(address uint64) string {
 	i := sort.Search(len(l.names), func(i int) bool { return l.names[i].start > address }) - 1
 	if i < 0 || l.names[i].end != 0 && address >= l.names[i].end {
@@ -197,7 +201,8 @@ func (l *nameList) find(address uint64) string {
 	return l.names[i].name
 }
 
-// readNames reads a file of one name a line; it is empty where there is none.
+// readNames reads a file with one name in each line. It returns an empty list if there is no such
+// file.
 func readNames(path string, parse func(line string) (named, bool)) *nameList {
 	l := &nameList{}
 	if !isRegular(path) {
@@ -216,8 +221,9 @@ func readNames(path string, parse func(line string) (named, bool)) *nameList {
 	return l
 }
 
-// parseKernelSymbol reads "ADDRESS TYPE NAME [MODULE]" of a function. To who may not see them,
-// addresses are 0.
+// parseKernelSymbol reads a line of /proc/kallsyms, "ADDRESS TYPE NAME [MODULE]", if it is a
+// function's. The kernel shows address 0 to users who may not see addresses; such a line is
+// refused.
 func parseKernelSymbol(line string) (n named, ok bool) {
 	words := strings.Fields(line)
 	if len(words) < 3 || !strings.Contains("tTwW", words[1]) {
@@ -227,7 +233,8 @@ func parseKernelSymbol(line string) (n named, ok bool) {
 	return named{start: start, name: words[2]}, err == nil && start != 0
 }
 
-// parsePerfMap reads "START SIZE NAME", as perf and the makers of code at run time agreed on.
+// parsePerfMap reads a line "START SIZE NAME" of a perf map, START and SIZE in hexadecimal.
+// Programs that compile code at run time write such files for perf.
 func parsePerfMap(line string) (n named, ok bool) {
 	first, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
 	second, name, _ := strings.Cut(rest, " ")

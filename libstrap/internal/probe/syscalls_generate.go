@@ -1,7 +1,7 @@
 //go:build ignore
 
-// syscalls_generate writes the names of system calls, as golang.org/x/sys/unix numbers them,
-// into a folder.
+// syscalls_generate writes Go files with the names of system calls into a folder. It takes names
+// and numbers from golang.org/x/sys/unix.
 package main
 
 import (

@@ -19,22 +19,22 @@ import (
 
 //go:generate go run syscalls_generate.go .
 
-// SyscallsOptions say whose system calls to follow.
+// SyscallsOptions choose the process that a Syscalls follows.
 type SyscallsOptions struct {
-	// PID is the process's number in the PID namespace of this one; 0: this process.
+	// PID is the process, numbered as in the PID namespace of this process. 0: this process.
 	PID int `json:"pid"`
 }
 
-// Numbers that are no system call's, in the order of the kernel's program.
+// Special numbers that stand in place of a system call's, as in syscalls.bpf.c.
 const (
 	maxSyscalls  uint32 = 512
-	otherABI            = maxSyscalls
-	calledBefore        = maxSyscalls + 1
+	otherABI            = maxSyscalls     // a call with the number of another ABI
+	calledBefore        = maxSyscalls + 1 // called before the start
 )
 
-// SyscallCounts are the calls of one kind that returned in the interval.
+// SyscallCounts counts the calls with one number that returned in the interval.
 type SyscallCounts struct {
-	Syscall uint32   `json:"syscall"` // its number on this kind of machine
+	Syscall uint32   `json:"syscall"` // its number on this architecture
 	Name    string   `json:"name"`
 	Count   uint64   `json:"count"`
 	Errors  uint64   `json:"errors"`
@@ -42,23 +42,24 @@ type SyscallCounts struct {
 	Latency []Bucket `json:"latency_histogram"` // us
 }
 
-// SyscallInFlight is a thread that is in a call.
+// SyscallInFlight describes a thread that is in a call.
 type SyscallInFlight struct {
 	Name   string `json:"name"`
 	Thread uint32 `json:"thread"`
 	AgeNS  int64  `json:"age_ns"`
-	Before bool   `json:"before_start"` // it called before the watching: the age is that of the watching
+	Before bool   `json:"before_start"` // it called before the start; age_ns counts from the start
 }
 
-// SyscallLosses are the calls of the interval that the counts lack.
+// SyscallLosses counts the calls of the interval that the other counts lack.
 type SyscallLosses struct {
-	UnseenStart uint64 `json:"unseen_start"` // called before the watching, or refused by a filter (seccomp)
-	OtherABI    uint64 `json:"other_abi"`    // numbered as a 32-bit kernel does, or as no call is
-	NoRoom      uint64 `json:"no_room"`      // the kernel had no memory for what is known of the thread
-	Missed      uint64 `json:"missed"`       // events that interrupted the handling of another
+	UnseenStart uint64 `json:"unseen_start"` // called before the start, or refused by a filter (seccomp)
+	OtherABI    uint64 `json:"other_abi"`    // numbered as in a 32-bit kernel, or a number that no call has
+	NoRoom      uint64 `json:"no_room"`      // the kernel had no memory for the thread's entry
+	Missed      uint64 `json:"missed"`       // events skipped: they interrupted the handling of another
 }
 
-// SyscallsSnapshot is what a Syscalls saw in an interval; as JSON, the documented line.
+// SyscallsSnapshot holds what a Syscalls saw in an interval. It marshals to the documented line of
+// JSON.
 type SyscallsSnapshot struct {
 	Stamp
 	PID      int               `json:"pid"`
@@ -68,7 +69,7 @@ type SyscallsSnapshot struct {
 	Losses   SyscallLosses     `json:"losses"`
 }
 
-// HasEnded says that the process has.
+// HasEnded reports whether the process has ended.
 func (s *SyscallsSnapshot) HasEnded() bool { return s.Ended }
 
 // Syscalls follows the system calls of one process.
@@ -85,10 +86,10 @@ type Syscalls struct {
 	read   time.Time
 }
 
-// StartSyscalls begins to follow a process's system calls.
+// StartSyscalls loads the programs and begins to follow a process's system calls.
 //
-// Errors: InvalidArgument; NotFound where there is no such process; Permission; Unsupported
-// where the kernel cannot do it.
+// Errors: InvalidArgument; NotFound if there is no such process; Permission; Unsupported if the
+// kernel cannot run the programs.
 func StartSyscalls(o SyscallsOptions) (*Syscalls, error) {
 	if err := needProc(); err != nil {
 		return nil, err
@@ -119,7 +120,7 @@ func (s *Syscalls) start() error {
 			return err
 		}
 	}
-	// Else a call could be seen to begin and not to end.
+	// Attach this first. Otherwise a call could be seen to begin whose end is missed.
 	if s.program, err = start(spec, bpf.SyscallsProgLeave); err != nil {
 		return err
 	}
@@ -127,7 +128,7 @@ func (s *Syscalls) start() error {
 	return err
 }
 
-// Close ends the watching. Calling it again does nothing.
+// Close stops the programs and frees the maps. Calling it again does nothing.
 func (s *Syscalls) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,17 +145,17 @@ func (s *Syscalls) Close() {
 	s.process.close()
 }
 
-// Snapshot is Read, as a Collector.
+// Snapshot calls Read, for the interface Collector.
 func (s *Syscalls) Snapshot() (any, error) { return s.Read() }
 
-// Read gives what happened since the last call, or since the start.
+// Read returns what happened since the last call, or since the start.
 func (s *Syscalls) Read() (*SyscallsSnapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return nil, status.New(status.InvalidState, "the collector is closed")
 	}
-	ended, err := s.process.ended() // before the counts are read: then they are the last ones
+	ended, err := s.process.ended() // asked before the counts are read, so that those are final
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +177,7 @@ func (s *Syscalls) Read() (*SyscallsSnapshot, error) {
 	return out, nil
 }
 
-// counts are those of each call that has returned since the last snapshot.
+// counts returns the counts of each call that has returned since the last snapshot.
 func (s *Syscalls) counts() ([]SyscallCounts, error) {
 	var seen [maxSyscalls]uint8
 	if err := s.program.collection.Variables[bpf.SyscallsVarSeen].Get(&seen); err != nil {
@@ -227,8 +228,8 @@ func (s *Syscalls) inFlight() ([]SyscallInFlight, error) {
 	return out, nil
 }
 
-// syscall is the call that a thread sleeps in, as /proc tells who may trace it: false where
-// it runs, has ended, or may not be traced.
+// syscall returns the number of the call that a thread sleeps in, from /proc. It reports false if
+// the thread runs, has ended, or this process may not trace it.
 func (p *process) syscall(thread uint32) (number uint32, in bool) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", p.pid, thread))
 	if err != nil {
@@ -239,7 +240,7 @@ func (p *process) syscall(thread uint32) (number uint32, in bool) {
 	return uint32(n), err == nil
 }
 
-// lost fills in what was lost since the last snapshot.
+// lost sets out to the losses since the last snapshot.
 func (s *Syscalls) lost(out *SyscallLosses) error {
 	total := SyscallLosses{}
 	variables := s.program.collection.Variables
@@ -261,7 +262,8 @@ func (s *Syscalls) lost(out *SyscallLosses) error {
 	return nil
 }
 
-// syscallName is as in the manual, or syscall_N where this library knows none.
+// syscallName returns the name as in the manual, or syscall_N if this library does not know the
+// number.
 func syscallName(number uint32) string {
 	if name, ok := syscallNames[number]; ok {
 		return name

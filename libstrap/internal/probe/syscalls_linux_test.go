@@ -53,7 +53,7 @@ func TestSyscallsOfAProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer zeros.Close()
-	for range 100 { // another process does the same
+	for range 100 { // the same call from another process, which must not count
 		if _, err := unix.Preadv(int(zeros.Fd()), page, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +79,7 @@ func TestSyscallsOfAProcess(t *testing.T) {
 	if snapshot.Losses.OtherABI != strange || snapshot.Losses.NoRoom+snapshot.Losses.Missed != 0 {
 		t.Errorf("%+v, want %d of another ABI", snapshot.Losses, strange)
 	}
-	// Each snapshot is of its own interval.
+	// Each snapshot counts only its own interval.
 	if again := readSyscalls(t, s).of("preadv"); again.Count != 0 {
 		t.Errorf("a second time: %+v", again)
 	}
@@ -102,7 +102,7 @@ func TestSyscallsTakeTheirTime(t *testing.T) {
 	}
 }
 
-// inFlight is the call that the performer's own thread is in.
+// inFlight returns the call that a thread is in, or the zero value.
 func (s *SyscallsSnapshot) inFlight(thread uint32) SyscallInFlight {
 	i := slices.IndexFunc(s.InFlight, func(f SyscallInFlight) bool { return f.Thread == thread })
 	if i < 0 {
@@ -132,7 +132,7 @@ func TestSyscallsInFlight(t *testing.T) {
 	if !slices.IsSortedFunc(later.InFlight, func(a, b SyscallInFlight) int { return int(b.AgeNS - a.AgeNS) }) {
 		t.Errorf("not by age: %+v", later.InFlight)
 	}
-	// It dies within the call.
+	// Kill it inside the call.
 	if err := p.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestSyscallsOfAProcessThatEnds(t *testing.T) {
 	}
 }
 
-// A thread that is not the first one runs another program: it takes the number of the process.
+// If a thread other than the first calls execve, it takes the number of the process.
 func TestSyscallsAfterExecve(t *testing.T) {
 	p := begin(t, "execve")
 	s := startedSyscalls(t, p.PID)

@@ -17,9 +17,9 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// System takes the counts that the kernel keeps of each thread: time on and off a core,
-// time in the run queue, page faults; and those of pressure. Threads are those of this process's
-// PID namespace, as it numbers them.
+// System reads the counts that the kernel keeps for each thread: time on and off a core, time in
+// the run queue, page faults. It also reads /proc/pressure. It covers the threads of this process's
+// PID namespace, numbered as there.
 type System struct {
 	collection *ebpf.Collection
 	end        link.Link
@@ -29,32 +29,32 @@ type System struct {
 	mu      sync.Mutex
 	closed  bool
 	before  map[threadKey]bpf.TasksTaskRecord
-	leaving map[threadKey]bool // of those before, the ones that are not listed any more
+	leaving map[threadKey]bool // threads in before that are no longer listed, and whose end was not read yet
 	lost    uint64
 	scope   Scope
 	stalled map[string]map[string]Stall
 	read    time.Time
-	readNS  int64 // on the clock of the records
+	readNS  int64 // read, on the clock of the records (CLOCK_MONOTONIC)
 }
 
-// threadKey tells threads apart whose number is the same.
+// threadKey identifies a thread. A number may be used again, so the key has the start time too.
 type threadKey struct {
 	thread uint32
 	start  uint64
 }
 
-// SystemOptions are none: every process of this PID namespace is watched.
+// SystemOptions is empty: every process of this PID namespace is watched.
 type SystemOptions struct{}
 
-// StartSystem begins to watch.
+// StartSystem loads the programs and begins to watch.
 //
-// Errors: Permission; Unsupported where the kernel cannot do it.
+// Errors: Permission; Unsupported if the kernel cannot run the programs.
 func StartSystem(SystemOptions) (*System, error) {
 	spec, err := bpf.LoadTasks()
 	if err != nil {
 		return nil, explain(err)
 	}
-	_ = rlimit.RemoveMemlock() // where that matters and fails, loading does, and says so
+	_ = rlimit.RemoveMemlock() // if this fails and matters, loading fails with an explanation
 	s := &System{before: map[threadKey]bpf.TasksTaskRecord{}}
 	if s.collection, err = ebpf.NewCollection(spec); err != nil {
 		return nil, explain(err)
@@ -63,7 +63,7 @@ func StartSystem(SystemOptions) (*System, error) {
 		s.Close()
 		return nil, explain(err)
 	}
-	// What was before is not of the first interval.
+	// The first interval begins now: drop what was counted before.
 	if _, err := s.Read(); err != nil {
 		s.Close()
 		return nil, err
@@ -76,12 +76,12 @@ func (s *System) begin() (err error) {
 	if s.ended, err = ringbuf.NewReader(s.collection.Maps[bpf.TasksMapEnded]); err != nil {
 		return err
 	}
-	s.ended.SetDeadline(time.Unix(1, 0)) // it never waits
+	s.ended.SetDeadline(time.Unix(1, 0)) // a deadline in the past: reads never wait
 	s.list, err = link.AttachIter(link.IterOptions{Program: programs[bpf.TasksProgList]})
 	if err != nil {
 		return err
 	}
-	// The list notes whose ends are to be told.
+	// Running the iterator sets the PID namespace. The program `end` needs it.
 	if err := records(s.list, func(*bpf.TasksTaskRecord) {}); err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (s *System) begin() (err error) {
 	return err
 }
 
-// Close ends the watching. Calling it again does nothing.
+// Close stops the programs and frees the maps. Calling it again does nothing.
 func (s *System) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,10 +116,10 @@ func (s *System) Close() {
 	s.collection.Close()
 }
 
-// Snapshot is Read, as a Collector.
+// Snapshot calls Read, for the interface Collector.
 func (s *System) Snapshot() (any, error) { return s.Read() }
 
-// Read gives what happened since the last call, or since the start.
+// Read returns what happened since the last call, or since the start.
 func (s *System) Read() (*SystemSnapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,10 +161,10 @@ func (s *System) Read() (*SystemSnapshot, error) {
 	return out, nil
 }
 
-// leave adds to the next records those before of threads that are on their way out: the
-// record of their end comes later. That may take many snapshots, where a thread has much memory
-// to give back. For one that is gone it waits until the next snapshot alone: the record may have
-// been lost.
+// leave adds the old record of each thread that is ending to the records for the next snapshot,
+// because the record of its end comes later. A thread with much memory to free may be listed as
+// exiting over many snapshots. For a thread that is no longer listed, leave keeps the record for
+// one more snapshot only: the record of its end may have been lost.
 func (s *System) leave(next map[threadKey]bpf.TasksTaskRecord, exiting map[threadKey]bool, ended map[threadKey]bpf.TasksTaskRecord) (before map[threadKey]bpf.TasksTaskRecord, leaving map[threadKey]bool) {
 	leaving = map[threadKey]bool{}
 	for key, r := range s.before {
@@ -181,12 +181,13 @@ func (s *System) leave(next map[threadKey]bpf.TasksTaskRecord, exiting map[threa
 	return next, leaving
 }
 
-// count adds what a thread did until `until` to its process.
+// count adds what a thread did since the last snapshot to its process in out. The interval ends at
+// `until`, on CLOCK_MONOTONIC in ns.
 func (s *System) count(out *SystemSnapshot, r bpf.TasksTaskRecord, until int64) {
 	b, known := s.before[threadKey{r.Thread, r.StartNs}]
 	if known && r.RunNs < b.RunNs {
-		// Another thread has taken its number and start over with execve, and its own counts with
-		// it: what it did before stands under its old number.
+		// Another thread of the process called execve. It took over this number and start time but
+		// has its own counts. What it did is counted under its old number.
 		return
 	}
 	since := s.readNS
@@ -203,7 +204,8 @@ func (s *System) count(out *SystemSnapshot, r bpf.TasksTaskRecord, until int64) 
 	if p == (Process{}) {
 		return // it slept
 	}
-	// The clocks of the scheduler and of the snapshot differ by what passes between them.
+	// The scheduler's counts and the snapshot's time are read one after the other, so a thread may
+	// have run a little longer than the interval.
 	if life := uint64(max(until-since, 0)); life > p.OnCPUNS {
 		p.OffCPUNS = life - p.OnCPUNS
 	}
@@ -219,7 +221,7 @@ func (s *System) count(out *SystemSnapshot, r bpf.TasksTaskRecord, until int64) 
 	total.add(p)
 }
 
-// threads are those that there are, apart from those on their way out.
+// threads returns the records of the living threads, and the keys of those that are exiting.
 func (s *System) threads() (living map[threadKey]bpf.TasksTaskRecord, exiting map[threadKey]bool, err error) {
 	living, exiting = make(map[threadKey]bpf.TasksTaskRecord, len(s.before)), map[threadKey]bool{}
 	err = records(s.list, func(r *bpf.TasksTaskRecord) {
@@ -233,7 +235,7 @@ func (s *System) threads() (living map[threadKey]bpf.TasksTaskRecord, exiting ma
 	return living, exiting, err
 }
 
-// drain are the threads that have ended since it was called last.
+// drain returns the records of the threads that have ended since its last call.
 func (s *System) drain() (map[threadKey]bpf.TasksTaskRecord, error) {
 	out := map[threadKey]bpf.TasksTaskRecord{}
 	var raw ringbuf.Record
@@ -254,7 +256,7 @@ func (s *System) drain() (map[threadKey]bpf.TasksTaskRecord, error) {
 	}
 }
 
-// lostEnds are those since it was called last.
+// lostEnds returns how many ends of threads were lost since its last call.
 func (s *System) lostEnds() (uint64, error) {
 	var total uint64
 	if err := s.collection.Variables[bpf.TasksVarLost].Get(&total); err != nil {

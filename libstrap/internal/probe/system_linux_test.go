@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	workload = "STRAP_PROBE_WORKLOAD" // set: the test binary is the watched program, and does this
+	workload = "STRAP_PROBE_WORKLOAD" // set: the test binary is the watched program; what it does
 	pages    = 3000
 	spin     = 300 * time.Millisecond
 	rest     = 400 * time.Millisecond
@@ -79,7 +79,7 @@ func runWorkload(t *testing.T) (pid string, usage *syscall.Rusage, life time.Dur
 	return strconv.Itoa(program.Process.Pid), program.ProcessState.SysUsage().(*syscall.Rusage), time.Since(begin)
 }
 
-// The kernel tells a parent what its child used: the snapshot says the same.
+// The kernel reports to a parent what its child used. The snapshot must agree.
 func TestSystemAgreesWithRusage(t *testing.T) {
 	s := startedSystem(t)
 	pid, usage, life := runWorkload(t)
@@ -98,7 +98,7 @@ func TestSystemAgreesWithRusage(t *testing.T) {
 	if on := time.Duration(p.OnCPUNS); on < cpu-cpu/10 || on > cpu+cpu/10+5*time.Millisecond {
 		t.Errorf("%v on a core; the parent was told %v", on, cpu)
 	}
-	// The fault handler goes on counting for a moment at a program's end.
+	// The kernel still counts some faults between the record of a process's end and its death.
 	if faults := p.MinorFaults + p.MajorFaults; faults < pages || faults > uint64(usage.Minflt+usage.Majflt) ||
 		faults+20 < uint64(usage.Minflt+usage.Majflt) {
 		t.Errorf("%d faults; the parent was told %d", faults, usage.Minflt+usage.Majflt)
@@ -117,16 +117,16 @@ func TestSystemAgreesWithRusage(t *testing.T) {
 	}
 }
 
-// told is what a program in a PID namespace says of it.
+// told is what a program in a PID namespace reports.
 type told struct {
-	Child    int // has run and ended
+	Child    int // a process that has run and ended
 	Snapshot *SystemSnapshot
 }
 
 var watching *System
 
-// tellSystem runs a child and starts to watch; the second time it tells the snapshot. With its
-// first child os/exec runs another, to try pidfds.
+// tellSystem runs a child. The first call then starts to watch; later calls print a snapshot. The
+// child comes first because os/exec starts an extra process before its first child, to test pidfds.
 func tellSystem() (err error) {
 	child := exec.Command("true")
 	if err := child.Run(); err != nil {
@@ -149,7 +149,7 @@ func TestSystemKnowsItsPIDNamespaceAlone(t *testing.T) {
 	inside.Env = append(os.Environ(), workload+"=system")
 	p := beginProgram(t, inside)
 	p.perform(t)
-	for range 20 { // outside
+	for range 20 { // processes outside of the namespace
 		if err := exec.Command("true").Run(); err != nil {
 			t.Fatal(err)
 		}
@@ -176,7 +176,7 @@ func TestSystemKnowsItsPIDNamespaceAlone(t *testing.T) {
 	}
 }
 
-// The counts of a process that lives on are those of each interval.
+// The counts of a living process are those of each interval.
 func TestSystemIntervalsAddUp(t *testing.T) {
 	s := startedSystem(t)
 	pid := strconv.Itoa(os.Getpid())
@@ -255,7 +255,7 @@ func TestZombieIsCountedOnce(t *testing.T) {
 	}
 }
 
-// What a thread did before stays known until its end is told, however long it exits.
+// The record of a thread is kept until its end is read, however long the thread exits.
 func TestThreadThatIsLongInExiting(t *testing.T) {
 	type records = map[threadKey]bpf.TasksTaskRecord
 	key := threadKey{7, 1}
@@ -278,7 +278,7 @@ func TestThreadThatIsLongInExiting(t *testing.T) {
 	}
 }
 
-// stateOf is the letter behind the name in /proc/PID/stat.
+// stateOf returns the state letter in /proc/PID/stat, which follows the name in parentheses.
 func stateOf(stat []byte) byte {
 	for i := len(stat) - 1; i >= 0; i-- {
 		if stat[i] == ')' {
@@ -296,7 +296,7 @@ func TestPressure(t *testing.T) {
 		}
 	}
 	write("io", "some avg10=1.50 avg60=0.25 avg300=0.00 total=123456\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n")
-	write("cpu", "some avg10=0.00 avg60=0.00 avg300=0.00 total=1\n") // before Linux 5.13
+	write("cpu", "some avg10=0.00 avg60=0.00 avg300=0.00 total=1\n") // without a line "full", as before Linux 5.13
 	got, err := pressure(folder)
 	want := map[string]map[string]Stall{
 		"io":  {"some": {1.5, 0.25, 0, 123456}, "full": {0, 0, 0, 7}},

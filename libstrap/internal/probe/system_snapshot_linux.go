@@ -12,14 +12,14 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Process is what the threads of a process did in an interval, in sum.
+// Process sums what the threads of a process did in an interval.
 type Process struct {
 	Name        string `json:"name"`
 	OnCPUNS     uint64 `json:"on_cpu_ns"`
-	OffCPUNS    uint64 `json:"off_cpu_ns"`  // of threads that ran or ended
-	RunQueueNS  uint64 `json:"runqueue_ns"` // of that, ready and waiting for a core
+	OffCPUNS    uint64 `json:"off_cpu_ns"`  // only of threads that ran or ended
+	RunQueueNS  uint64 `json:"runqueue_ns"` // part of off_cpu_ns: ready, in the run queue
 	MinorFaults uint64 `json:"minor_faults"`
-	MajorFaults uint64 `json:"major_faults"` // that read from a disk
+	MajorFaults uint64 `json:"major_faults"` // faults that read from a disk
 	Switches    uint64 `json:"switches"`
 }
 
@@ -32,8 +32,9 @@ func (p *Process) add(o Process) {
 	p.Switches += o.Switches
 }
 
-// Stall is a line of a file of /proc/pressure: the share of time in percent in which some
-// or all tasks stood still, and their whole time in us.
+// Stall is one line of a file in /proc/pressure. Avg10, Avg60 and Avg300 are the share of time, in
+// percent, in which some or all tasks stood still over the last 10, 60 and 300 s. Total is the time
+// since the boot, in us.
 type Stall struct {
 	Avg10  float64 `json:"avg10"`
 	Avg60  float64 `json:"avg60"`
@@ -41,32 +42,33 @@ type Stall struct {
 	Total  uint64  `json:"total"`
 }
 
-// Scope says whose processes a snapshot has.
+// Scope says which processes a snapshot covers.
 type Scope string
 
 const (
-	Machine      Scope = "machine"       // all, as the machine numbers them
-	PIDNamespace Scope = "pid_namespace" // those of the collector's PID namespace, as it numbers them
+	Machine      Scope = "machine"       // all, numbered as on the machine
+	PIDNamespace Scope = "pid_namespace" // those of the collector's PID namespace, numbered as there
 )
 
-// SystemLosses is what a snapshot lacks.
+// SystemLosses counts what a snapshot lacks.
 type SystemLosses struct {
-	Ended uint64 `json:"ended"` // threads that ended, more than there was room for
+	Ended uint64 `json:"ended"` // ends of threads that the ring buffer had no room for
 }
 
-// SystemSnapshot is what a System saw in an interval; as JSON, the documented line.
+// SystemSnapshot holds what a System saw in an interval. It marshals to the documented line of
+// JSON.
 type SystemSnapshot struct {
 	Stamp
 	Scope      Scope                        `json:"scope"`
 	OffCPUNS   map[string]uint64            `json:"off_cpu_ns"`  // by process
 	PageFaults map[string]uint64            `json:"page_faults"` // by process
 	Pressure   map[string]map[string]Stall  `json:"pressure"`    // cpu, io, memory: some, full
-	StalledUS  map[string]map[string]uint64 `json:"stalled_us"`  // likewise: what total grew by
+	StalledUS  map[string]map[string]uint64 `json:"stalled_us"`  // growth of Stall.Total, with the same keys
 	Processes  map[string]*Process          `json:"processes"`
 	Losses     SystemLosses                 `json:"losses"`
 }
 
-// finish fills in what follows from the processes.
+// finish sets OffCPUNS and PageFaults from Processes.
 func (s *SystemSnapshot) finish() {
 	s.OffCPUNS, s.PageFaults = map[string]uint64{}, map[string]uint64{}
 	for id, p := range s.Processes {
@@ -77,7 +79,7 @@ func (s *SystemSnapshot) finish() {
 	}
 }
 
-// grown is what the totals grew by; nothing for those that were not known before.
+// grown returns how much each total grew. A total without an earlier value is left out.
 func grown(now, before map[string]map[string]Stall) map[string]map[string]uint64 {
 	out := map[string]map[string]uint64{}
 	for resource, kinds := range now {
@@ -91,13 +93,13 @@ func grown(now, before map[string]map[string]Stall) map[string]map[string]uint64
 	return out
 }
 
-// pressure reads the files of a folder like /proc/pressure; none, where the kernel was
+// pressure reads the files of a folder like /proc/pressure. The result is empty if the kernel was
 // built or started without them.
 func pressure(folder string) (map[string]map[string]Stall, error) {
 	out := map[string]map[string]Stall{}
 	for _, resource := range []string{"cpu", "io", "memory"} {
 		file, err := os.ReadFile(filepath.Join(folder, resource))
-		// A kernel with psi=0 has the files, and does not support reading them.
+		// A kernel with psi=0 has the files, but reading them fails.
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errors.ErrUnsupported) {
 			continue
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// growing is a capture that goes on: its stream is locked, and all of it is in the file already.
+// growing is a capture under way. Its stream is locked and complete; its index still grows.
 type growing struct {
 	*capture
 	path   string
@@ -34,7 +34,7 @@ func grow(t *testing.T, c *capture) *growing {
 	return g
 }
 
-// list brings n rows more to the index.
+// list appends the next n rows to the index.
 func (g *growing) list(t *testing.T, n int) {
 	t.Helper()
 	for i := range n {
@@ -71,7 +71,8 @@ func rowsOf(t *testing.T, r *reader.Reader) []wire.Row {
 	return rows
 }
 
-// sameRows compares by what tells rows apart; NaN is no number to compare.
+// sameRows compares the fields that identify a row. Whole rows do not compare, because NaN differs
+// from itself.
 func sameRows(t *testing.T, got, want []wire.Row) {
 	t.Helper()
 	keys := func(rows []wire.Row) (keys [][3]any) {
@@ -85,14 +86,15 @@ func sameRows(t *testing.T, got, want []wire.Row) {
 	}
 }
 
-// However the index grows, and however many rows are read again, those who follow get each row.
+// A reader that follows gets each row, however the index grows and however many rows it reads
+// again.
 func TestFollowersGetTheRowsThatAReaderGets(t *testing.T) {
 	for batch := 1; batch < 4; batch++ {
 		for again := range 3 {
 			c := sample(t)
 			g := grow(t, c)
 			r := open(t, g.path, reader.Options{})
-			if r = follow(t, r, 0); r.NumRows() != 0 || !r.Info().Live { // without what is not listed yet
+			if r = follow(t, r, 0); r.NumRows() != 0 || !r.Info().Live { // leaves out packets that are not listed yet
 				t.Fatalf("%d rows before the index has any: %+v", r.NumRows(), r.Info())
 			}
 			var got []wire.Row
@@ -130,7 +132,7 @@ func TestFollowersGetTheRowsThatAReaderGets(t *testing.T) {
 func TestFollowingByScanningGivesEachPacketOnce(t *testing.T) {
 	c := sample(t)
 	g := grow(t, c)
-	check(t, os.Truncate(g.path, c.rows[3].Offset+3)) // in the middle of a packet
+	check(t, os.Truncate(g.path, c.rows[3].Offset+3)) // cut in the middle of a packet
 	r := open(t, g.path, reader.Options{IgnoreIndex: true})
 	got := rowsOf(t, r)
 	f, err := os.OpenFile(g.path, os.O_WRONLY, 0)

@@ -31,7 +31,7 @@ const captureID = "00112233445566778899aabbccddeeff"
 type capture struct {
 	stream []byte
 	rows   []wire.Row
-	values [][]byte // what every packet decodes to
+	values [][]byte // the decoded bytes of each packet
 }
 
 // add appends a packet of a vector of uint8 and its row.
@@ -63,10 +63,10 @@ func (c *capture) note(layer, why string) {
 	c.values = append(c.values, nil)
 }
 
-// encoders are made once: that takes longer than a small payload.
+// encoders are kept, because making one takes longer than encoding a small payload.
 var encoders = map[codec.Kind]*codec.Encoder{}
 
-// compress makes a payload as a capture does, or an LZ4 frame of another writer.
+// compress makes a payload as a capture does, or an LZ4 frame as another writer does.
 func compress(t testing.TB, name string, b []byte) []byte {
 	t.Helper()
 	if name == "lz4 without size" {
@@ -92,7 +92,7 @@ func compress(t testing.TB, name string, b []byte) []byte {
 	return buf[:n]
 }
 
-// ramp is n values that compress somewhat.
+// ramp returns n values that compress somewhat.
 func ramp(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -101,7 +101,7 @@ func ramp(n int) []byte {
 	return b
 }
 
-// sample is a capture with every codec, an empty tensor and a note.
+// sample returns a capture with every codec, an empty tensor and a note.
 func sample(t testing.TB) *capture {
 	c := &capture{}
 	c.add(t, "embed", "lz4", ramp(1000))
@@ -137,7 +137,8 @@ func saveStream(t testing.TB, stream []byte) (path string) {
 	return path
 }
 
-// folder is one in memory where there is such: the fuzzer writes two files for each input.
+// folder makes a folder, in memory if the system has /dev/shm: the fuzzer writes two files for each
+// input.
 func folder(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "strap-reader-*")
@@ -256,7 +257,7 @@ func TestWhatIsNoStreamIsRefused(t *testing.T) {
 	}
 }
 
-// A capture that was killed: the index lags, the last packet is half written.
+// A killed capture: the index lags behind, and the last packet is half written.
 func TestPacketsBehindTheIndexAreFound(t *testing.T) {
 	c := sample(t)
 	known := len(c.rows)
@@ -279,7 +280,7 @@ func TestPacketsBehindTheIndexAreFound(t *testing.T) {
 	}
 }
 
-// A stream of an older version that was resumed: the index begins late.
+// A resumed stream of an older version: the first packets are missing in the index.
 func TestPacketsBeforeAndBetweenAreFound(t *testing.T) {
 	c := sample(t)
 	for name, without := range map[string]map[int]bool{
@@ -323,7 +324,7 @@ func TestPacketsBeforeAndBetweenAreFound(t *testing.T) {
 	}
 }
 
-// Power was lost: the index reached the disk, the end of the stream did not.
+// After a power failure: the index reached the disk, and the end of the stream did not.
 func TestTheIndexMayBeAheadOfTheStream(t *testing.T) {
 	c := sample(t)
 	cut := c.rows[4].Offset + 50
@@ -336,7 +337,7 @@ func TestTheIndexMayBeAheadOfTheStream(t *testing.T) {
 	}
 }
 
-// Killed within the first packet: the index says that this is a stream.
+// A capture killed within its first packet: only the index shows that the file is a stream.
 func TestACaptureKilledEarlyHasNoPackets(t *testing.T) {
 	c := sample(t)
 	path := saveStream(t, c.stream[:20])
@@ -419,7 +420,7 @@ func TestDamagedPacketsAreToldByName(t *testing.T) {
 	payload := int(c.rows[1].Offset) + wire.HeaderSize + len("layer.0") + 20
 	c.stream[payload] ^= 1
 	head := int(c.rows[3].Offset) + 1
-	copy(c.stream[head-1:], "\xff\xff") // the root gets a name that does not fit
+	copy(c.stream[head-1:], "\xff\xff") // the packet of the root module claims a name longer than the stream
 	r := open(t, save(t, c.stream, c.rows), reader.Options{})
 
 	err := r.ReadInto(1, make([]byte, 2000))
@@ -464,8 +465,7 @@ func TestReadIntoErrors(t *testing.T) {
 	}
 }
 
-// A frame or a row that claims more than its payload can hold is not believed:
-// nobody allocates for it.
+// A frame or a row may claim more than its payload can hold. Nothing is allocated for such a claim.
 func TestClaimsAreNotBelieved(t *testing.T) {
 	c := sample(t)
 	binary.LittleEndian.PutUint64(c.stream[6+len("embed")+6:], 1<<40) // content size of the LZ4 frame
@@ -488,12 +488,13 @@ func TestClaimsAreNotBelieved(t *testing.T) {
 	}
 }
 
-// 4 kB of a frame that does not state its length stand for 128 MiB. Asking for that takes a window.
+// 4 kB of a frame without a content size decode to 128 MiB. Finding that length takes only the
+// memory of a window.
 func TestAskingForALengthTakesNoRoomForTheContent(t *testing.T) {
 	const blocks = 1024
-	frame := []byte("\x28\xb5\x2f\xfd\x00\x38") // a window of 128 KiB
+	frame := []byte("\x28\xb5\x2f\xfd\x00\x38") // a frame with a window of 128 KiB
 	for i := range blocks {
-		frame = append(frame, 2, 0, 0x10, 'x') // 128 KiB of one byte
+		frame = append(frame, 2, 0, 0x10, 'x') // a block that repeats one byte 128 KiB long
 		if i == blocks-1 {
 			frame[len(frame)-4] |= 1
 		}
@@ -597,8 +598,8 @@ func TestManyReadersAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
-// FuzzReader feeds any stream and any index: no crash, and no allocation that
-// the file does not cover.
+// FuzzReader reads any stream with any index. It must not crash, nor allocate more than the file
+// justifies.
 //
 // Slow: each input is written to two files, which are opened twice.
 func FuzzReader(f *testing.F) {
@@ -667,13 +668,13 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// crowd is a capture of n packets of every codec, most of them small.
+// crowd returns a capture of n packets of every codec, most of them small.
 func crowd(t testing.TB, n int) *capture {
 	c := &capture{}
 	for i := range n {
 		size := i % 300
 		if i%1000 == 500 {
-			size = 100_000 // more than one stretch of the file
+			size = 100_000 // more than ReadMany reads of the file at once
 		}
 		codec := []string{"none", "lz4", "zstd"}[i%3]
 		if i%100 == 50 {
@@ -685,7 +686,7 @@ func crowd(t testing.TB, n int) *capture {
 	return c
 }
 
-// many reads rows by ReadMany, each in a place of its own.
+// many reads rows with ReadMany, and returns each row's bytes.
 func many(t testing.TB, r *reader.Reader, rows []uint64, align, room int) [][]byte {
 	t.Helper()
 	var out [][]byte
@@ -738,7 +739,7 @@ func TestManyPacketsAtOnceAreThoseReadOneByOne(t *testing.T) {
 func TestManyPacketsEndBeforeTheOneThatCannotBeRead(t *testing.T) {
 	c := crowd(t, 1000)
 	const damaged = 700
-	c.stream[c.rows[damaged+1].Offset-1] ^= 1 // its last byte
+	c.stream[c.rows[damaged+1].Offset-1] ^= 1 // the last byte of its payload
 	c.note("layer.0", "no room")
 	r := open(t, save(t, c.stream, c.rows), reader.Options{})
 	rows := make([]uint64, 1000)

@@ -1,7 +1,8 @@
 package salvage
 
-// Search finds the intact packets of a stream. Each search may go through so many bytes in vain. The
-// packets come with their places; read is how many bytes of the stream were read.
+// Search finds the intact packets of a stream, with their places. allowance bounds how many bytes
+// each search may process for candidates that are no packets. read is how many bytes of the stream
+// were read in all.
 func Search(path string, allowance int64) (packets []found, read int64, err error) {
 	s, err := open(path, Options{})
 	if err != nil {

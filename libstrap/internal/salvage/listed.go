@@ -52,8 +52,9 @@ func (s *salvage) locate() ([]found, error) {
 	return s.withUnlisted(nil)
 }
 
-// listed finds the packets of the index: at their offsets, then wherever they have moved to, then the packets
-// of which only the header is damaged. It returns nil if the index does not belong to this stream.
+// listed finds the packets of the index: at their offsets, then wherever they have moved to, then
+// the packets that have only a damaged header. It returns nil if the index does not belong to this
+// stream.
 func (s *salvage) listed() ([]found, error) {
 	s.idx.Extents(func(row int, offset, end int64) bool {
 		s.rows = append(s.rows, listed{row: row, offset: offset, length: end - offset, at: missing})
@@ -304,8 +305,8 @@ func (m *mover) try(at, to int64, header uint64, shift int64) (f found, ok bool,
 	return found{at: at, end: end, k: k, payload: payload}, true, nil
 }
 
-// repairable finds the missing packets of which only the header is damaged. It looks where they are if they
-// have moved as the packets before or behind them.
+// repairable finds the missing packets that have only a damaged header. It looks where they would
+// be if they had moved as far as the packets before or after them.
 func (s *salvage) repairable(all []found) (repaired []found, err error) {
 	const least = 4 // bytes of payload; with fewer bytes the checksum proves little
 	last, shifts, patience := int64(0), s.shifts(), s.allowance

@@ -27,10 +27,10 @@ type Report struct {
 	Packets   uint64 // in the new stream
 	Bytes     int64  // length of the new stream
 	Verified  uint64 // packets with the checksum of the index
-	Repaired  uint64 // verified packets of which the header was damaged, and taken from the index
+	Repaired  uint64 // verified packets whose damaged header was replaced from the index
 	Unlisted  uint64 // packets that are not in the index, so without shape and type
 	Lost      []Packet
-	Ranges    []Range // of the source, that are no kept packet, in order
+	Ranges    []Range // ranges of the source that belong to no kept packet, in order
 	LostBytes int64   // in the ranges
 	Problem   string  // problem of the index; "" if there is none, or no index
 }
@@ -38,7 +38,7 @@ type Report struct {
 // Packet is a lost packet whose name is known.
 type Packet struct {
 	Name   string
-	Range         // of the source, where it should be
+	Range         // where it should be in the source
 	Reason string // what is there instead
 }
 
@@ -108,7 +108,8 @@ const (
 	chunkSize = 1 << 20
 	// step is how many bytes are processed between two calls of Progress.
 	step = 8 << 20
-	// A search may process so many bytes in vain: searchFactor times the stream, and searchBytes.
+	// The allowance of each search is searchFactor times the length of the stream, plus
+	// searchBytes.
 	searchFactor = 16
 	searchBytes  = 64 << 20
 )

@@ -51,7 +51,7 @@ func (c *capture) note(layer, why string) {
 	})
 }
 
-// packet is the bytes of a row's packet.
+// packet returns the bytes of a row's packet.
 func (c *capture) packet(row int) []byte {
 	r := &c.rows[row]
 	return c.stream[r.Offset:][:r.Length]
@@ -70,7 +70,7 @@ func encode(t testing.TB, kind codec.Kind, values []byte) []byte {
 	return out.Bytes()
 }
 
-// folder is one in memory where there is such: every salvage waits for the disk.
+// folder makes a folder, in memory if the system has /dev/shm: each salvage waits for the disk.
 func folder(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "strap-salvage-*")
@@ -88,7 +88,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// noise is bytes that do not compress.
+// noise returns n bytes that do not compress.
 func noise(seed uint64, n int) []byte {
 	b, rng := make([]byte, n), rand.NewPCG(seed, 1)
 	for i := range b {
@@ -97,7 +97,7 @@ func noise(seed uint64, n int) []byte {
 	return b
 }
 
-// sample has a few steps of layers with every codec, and a note.
+// sample returns a capture of a few steps, with every codec and a note.
 func sample(t testing.TB) *capture {
 	c := &capture{}
 	for step := range int64(4) {
@@ -135,7 +135,7 @@ func saveIndex(t testing.TB, path string, rows []wire.Row) {
 	check(t, w.Close())
 }
 
-// result is a salvaged stream.
+// result is a salvaged stream with its rows.
 type result struct {
 	salvage.Report
 	stream []byte
@@ -149,13 +149,13 @@ func run(t testing.TB, src string) result {
 	return r
 }
 
-// attempt salvages a stream, and checks that the new one is whole.
+// attempt salvages a stream into a new folder, and checks that the new stream is complete.
 func attempt(t testing.TB, src string) (result, error) {
 	t.Helper()
 	return attemptIn(t, src, folder(t))
 }
 
-// attemptIn puts the new stream into an empty folder.
+// attemptIn is attempt with a given folder, which must be empty.
 func attemptIn(t testing.TB, src, dir string) (result, error) {
 	t.Helper()
 	dst := filepath.Join(dir, "b.stream")
@@ -214,8 +214,8 @@ func (r *result) packet(row int) []byte {
 	return r.stream[w.Offset:][:w.Length]
 }
 
-// expect checks that a result has every row of c, with its packet or, where lost
-// names it, with a note; and nothing else.
+// expect checks that the result has exactly the rows of c. A row in lost must have a note, every
+// other its packet.
 func (r *result) expect(t *testing.T, c *capture, lost ...int) {
 	t.Helper()
 	if len(r.rows) != len(c.rows) || int(r.Packets) != packets(c)-len(lost) || len(r.Lost) != len(lost) || r.Unlisted != 0 {
@@ -261,7 +261,7 @@ func TestAWholeStreamIsCopied(t *testing.T) {
 	}
 }
 
-// Captures of today have less text, but the index has room for it.
+// Captures have less text in a row, but the index has room for this much.
 func TestARowWithMuchTextIsKept(t *testing.T) {
 	c := one(t, codec.None)
 	c.rows[0].Parameters = strings.Repeat("x", 5<<20)
@@ -287,7 +287,7 @@ func TestADamagedPayloadIsLeftOut(t *testing.T) {
 	}
 }
 
-// The index knows a header, and the checksum of the payload behind it.
+// The index has all that a header has, and the checksum of the payload.
 func TestADamagedHeaderIsRepaired(t *testing.T) {
 	c := sample(t)
 	for i := range c.rows {
@@ -355,7 +355,7 @@ func TestBatchesBehindADamagedOneAreUsed(t *testing.T) {
 	path := save(t, c.stream, c.rows)
 	b := contents(t, index.PathOf(path))
 	marks := 0
-	for at := 0; ; marks++ { // message 2 is the second batch
+	for at := 0; ; marks++ { // message 0 is the schema, message 2 the second batch
 		k := bytes.Index(b[at:], []byte{0xff, 0xff, 0xff, 0xff})
 		if at += k; marks == 2 {
 			clear(b[at : at+64])
@@ -363,7 +363,7 @@ func TestBatchesBehindADamagedOneAreUsed(t *testing.T) {
 		}
 		at += 4
 	}
-	for _, damaged := range [][]byte{b, slices.Concat([]byte("abc"), b)} { // also where nothing is aligned
+	for _, damaged := range [][]byte{b, slices.Concat([]byte("abc"), b)} { // the second one moves all messages to odd offsets
 		check(t, os.WriteFile(index.PathOf(path), damaged, 0o666))
 		r := run(t, path)
 		if !bytes.Equal(r.stream, c.stream) || r.Packets != 16 || r.Unlisted == 0 || r.Verified < 10 || !strings.Contains(r.Problem, "rows behind that place can be read") {
@@ -377,7 +377,7 @@ func TestBatchesBehindADamagedOneAreUsed(t *testing.T) {
 
 func TestAnIndexThatIsNotThisStreamsIsIgnored(t *testing.T) {
 	c, other := sample(t), &capture{}
-	for i := range c.rows { // the same names and lengths, and almost always other values
+	for i := range c.rows { // the same names and lengths; only the first packet has the same values
 		if w := &c.rows[i]; w.Offset >= 0 {
 			kind, err := codec.ParseKind(w.Codec)
 			check(t, err)
@@ -407,13 +407,13 @@ func TestAnIndexThatIsNotThisStreamsIsIgnored(t *testing.T) {
 
 // ---- without an index --------------------------------------------------------------
 
-// one is a capture of several layers with one codec.
+// one returns a capture of several layers with one codec.
 func one(t testing.TB, kind codec.Kind) *capture {
 	c := &capture{}
 	for step := range int64(12) {
 		for layer := range 3 {
 			n := 400
-			if step > 8 { // and lengths that come once
+			if step > 8 { // lengths that no other packet has
 				n += int(step)*10 + layer
 			}
 			c.add(t, fmt.Sprintf("h.%d", layer), kind, step, noise(uint64(step)*3+uint64(layer), n))
@@ -440,7 +440,7 @@ func TestPacketsBehindATearAreFoundWithoutAnIndex(t *testing.T) {
 				"a cut":   func(b []byte) []byte { return slices.Delete(b, int(c.rows[at].Offset)+20, int(c.rows[at].Offset)+60) },
 			} {
 				r := run(t, save(t, damage(bytes.Clone(c.stream)), nil))
-				// Of what is damaged itself, bytes that cannot be told from others may be kept.
+				// Of the damaged packet, bytes that look like a packet may be kept.
 				before, behind := c.stream[:c.rows[at].Offset], c.stream[c.rows[at+1].Offset:]
 				if !bytes.HasPrefix(r.stream, before) || !bytes.HasSuffix(r.stream, behind) || r.Packets > 36 {
 					t.Errorf("%v, %s at packet %d: %+v", kind, name, at, r.Report)
@@ -453,7 +453,7 @@ func TestPacketsBehindATearAreFoundWithoutAnIndex(t *testing.T) {
 func TestAFrameThatDoesNotDecodeIsLeftOutByName(t *testing.T) {
 	c := one(t, codec.LZ4)
 	b := bytes.Clone(c.stream)
-	b[c.rows[4].Offset+wire.HeaderSize+3+8] ^= 0x40 // in the header of the frame
+	b[c.rows[4].Offset+wire.HeaderSize+3+8] ^= 0x40 // damage the header of the frame
 	r := run(t, save(t, b, nil))
 	if r.Packets != 35 || len(r.Lost) != 1 || r.Lost[0].Name != "h.1" || len(r.Ranges) != 1 || r.Lost[0].Range != r.Ranges[0] {
 		t.Errorf("%+v", r.Report)
@@ -464,14 +464,15 @@ func TestTheEndOfAKilledCapture(t *testing.T) {
 	for _, kind := range kinds {
 		c := one(t, kind)
 		for _, tail := range [][]byte{{}, {0}, make([]byte, 5000), c.stream[:300], append([]byte{0, 3, 255, 255, 255, 255}, "h.0 and more"...)} {
-			if kind != codec.None || len(tail) != 300 { // that would be a raw packet
+			if kind != codec.None || len(tail) != 300 { // such a tail would be a valid raw packet
 				r := run(t, save(t, slices.Concat(c.stream, tail), nil))
 				if !bytes.Equal(r.stream, c.stream) || int(r.LostBytes) != len(tail) || r.Problem != "" {
 					t.Errorf("%v, % .20x: %+v", kind, tail, r.Report)
 				}
 			}
 		}
-		// A tail that a resumed capture moved away begins with a packet, and has no index.
+		// A resumed capture moves what it cuts off to a file of its own. This file begins with a
+		// packet and has no index.
 		tail := c.stream[c.rows[20].Offset : len(c.stream)-7]
 		if r := run(t, save(t, tail, nil)); r.Packets != 15 {
 			t.Errorf("%v: %+v", kind, r.Report)
@@ -479,8 +480,8 @@ func TestTheEndOfAKilledCapture(t *testing.T) {
 	}
 }
 
-// The header 0003 00010017 "abc" is, two bytes on, 0001 00176162 "c", and the frame
-// of one stands where that of the other would.
+// The header 0003 00010017 "abc", read from its third byte on, is the header 0001 00176162 "c". The
+// frame begins at the same byte for both.
 func TestAHeaderInAHeaderIsNoPacket(t *testing.T) {
 	c := &capture{}
 	c.add(t, "abc", codec.LZ4, 0, noise(1, 1<<16))
@@ -501,8 +502,8 @@ func TestAnEmptyStreamStaysEmpty(t *testing.T) {
 
 // ---- any damage --------------------------------------------------------------------
 
-// damaged changes a stream at random places. origin says of every byte where it
-// stood, -1 for a new one.
+// damaged changes a stream at random places. origin has the old offset of each byte, or -1 for a
+// new byte.
 func damaged(rng *rand.Rand, stream []byte) (b []byte, origin []int) {
 	b, origin = bytes.Clone(stream), make([]int, len(stream))
 	for i := range origin {
@@ -518,7 +519,7 @@ func damaged(rng *rand.Rand, stream []byte) (b []byte, origin []int) {
 		case 0:
 			b[at] ^= 1 << rng.IntN(8)
 			origin[at] = -1
-		case 1: // what was zero stays as it was
+		case 1: // bytes that were zero already keep their origin
 			for i := at; i < end; i++ {
 				if b[i] != 0 {
 					b[i], origin[i] = 0, -1
@@ -531,7 +532,7 @@ func damaged(rng *rand.Rand, stream []byte) (b []byte, origin []int) {
 		case 4:
 			at = len(b) - rng.IntN(1+len(b)/4)
 			b, origin = b[:at], origin[:at]
-		case 5: // a piece of the stream once more
+		case 5: // a second copy of a piece of the stream
 			from := rng.IntN(len(stream))
 			piece := stream[from:min(len(stream), from+n)]
 			b, origin = slices.Insert(b, at, piece...), slices.Insert(origin, at, slices.Repeat([]int{-1}, len(piece))...)
@@ -540,7 +541,7 @@ func damaged(rng *rand.Rand, stream []byte) (b []byte, origin []int) {
 	return b, origin
 }
 
-// untouched reports whether all bytes of [from, to) stand together somewhere.
+// untouched reports whether the bytes [from, to) of the old stream are together somewhere.
 func untouched(origin []int, from, to int) bool {
 	at := slices.Index(origin, from)
 	if at < 0 || at+to-from > len(origin) {
@@ -554,7 +555,7 @@ func untouched(origin []int, from, to int) bool {
 	return true
 }
 
-// random is a capture of a few layers with random codecs and lengths.
+// random returns a capture of a few layers with random codecs and lengths.
 func random(t testing.TB, rng *rand.Rand) *capture {
 	c := &capture{}
 	names := []string{"", "h.0", "h.0.attention", strings.Repeat("long.", 60)}
@@ -571,7 +572,7 @@ func random(t testing.TB, rng *rand.Rand) *capture {
 				}
 			}
 			if kind == codec.None && name == "" && len(values) == 0 {
-				continue // never written
+				continue // its packet would be six zero bytes, which no capture writes
 			}
 			c.add(t, name, kind, step, values)
 			if rng.IntN(9) == 0 {
@@ -582,8 +583,8 @@ func random(t testing.TB, rng *rand.Rand) *capture {
 	return c
 }
 
-// Whatever happens to a stream: a packet that the index lists and of which no byte
-// was touched is in the new stream, and what is kept as listed is what was written.
+// Whatever happens to a stream, a packet that the index lists and whose bytes are untouched is in
+// the new stream. A packet that is kept as listed has the bytes that were written.
 func TestNothingIntactIsLost(t *testing.T) {
 	for seed := range uint64(400) {
 		rng := rand.New(rand.NewPCG(seed, 7))
@@ -625,7 +626,7 @@ func TestNothingIntactIsLost(t *testing.T) {
 	}
 }
 
-// Without an index frames are told by their own bytes.
+// Without an index, frames are recognised by their own bytes.
 func TestNothingIntactIsLostWithoutAnIndex(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 8))
@@ -642,10 +643,11 @@ func TestNothingIntactIsLostWithoutAnIndex(t *testing.T) {
 	}
 }
 
-// FuzzSalvage feeds any stream and any index: no crash, and a new stream that is
-// whole, or Corrupt.
+// FuzzSalvage salvages any stream with any index. It must not crash. The result is Corrupt, or a
+// new stream that is complete.
 //
-// Slow: for each input that can be salvaged, two files are made, with Arrow's schema in one, and read back.
+// Slow: each input that can be salvaged is written to two files, one with Arrow's schema, and read
+// back.
 func FuzzSalvage(f *testing.F) {
 	c := sample(f)
 	path := save(f, c.stream, c.rows)

@@ -28,7 +28,8 @@ import (
 // ends, and a packet that follows another packet is kept without a look at the packets behind it.
 
 const (
-	// chain is how many packets with a name must follow each other: so many never do by chance.
+	// chain is how many packets with a name must follow each other to be accepted as packets. By
+	// chance so many never do.
 	chain = 3
 	// links is the most packets without a name in between.
 	links = 16
@@ -294,9 +295,10 @@ func (k *seeker) isWhole(at, to int64) (bool, error) {
 	return err == nil && v.why == "", err
 }
 
-// credible reports whether so many packets with names follow each other at an offset, or reach the end of the
-// range. The beginning of a frame is proof enough, and so is a name with a length that it had before. If the
-// packets are not credible, the work was in vain.
+// credible reports whether `names` packets with names follow each other at an offset, or reach the
+// end of the range. The beginning of a frame is proof enough, and so is a name with a length that
+// it had before. If the packets are not credible, the bytes read for them count against the
+// patience.
 func (k *seeker) credible(at, to int64, names int) (ok bool, err error) {
 	before := k.read
 	defer func() {

@@ -14,7 +14,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// header is that of a packet with a name.
+// header returns the header and name of a packet.
 func header(name string, payload int) []byte {
 	b := make([]byte, wire.HeaderSize)
 	wire.PutHeader(b, len(name), uint32(payload))
@@ -24,7 +24,8 @@ func header(name string, payload int) []byte {
 // lz4Head is the header of a frame with blocks of 4 MiB that does not state its content size.
 const lz4Head = "\x04\x22\x4d\x18\x60\x70\x73"
 
-// hostile streams of n bytes have a claim on the rest of the stream every few bytes.
+// hostile makes streams of n bytes. Every few bytes, each of them claims that a packet begins there
+// which takes the rest of the stream.
 var hostile = map[string]func(n int) []byte{
 	"frames with a block that ends nowhere": func(n int) []byte {
 		b := make([]byte, 0, n)
@@ -37,7 +38,8 @@ var hostile = map[string]func(n int) []byte{
 	},
 	"whole frames inside each other": func(n int) []byte {
 		const around = 7 + 7 + 4 + 4 // header and name, frame, block, end mark
-		// Behind the innermost packet the end marks stand, and one byte more than any claims.
+		// After the innermost packet come the end marks of all frames, and one more byte that no
+		// packet claims.
 		depth := (n - 1) / around
 		b := make([]byte, 0, n)
 		for i := range depth {
@@ -48,7 +50,8 @@ var hostile = map[string]func(n int) []byte{
 		return append(b, make([]byte, n-len(b))...)
 	},
 	"zstd frames that share their blocks": func(n int) []byte {
-		// Each frame is "packet header and beginning of a frame" in a raw block of the one before it.
+		// Each frame has a raw block, and this block is the header of the next packet and the
+		// beginning of its frame.
 		const each = 7 + 6 + 3
 		b := make([]byte, 0, n)
 		for len(b)+2*each < n {
@@ -74,7 +77,7 @@ var hostile = map[string]func(n int) []byte{
 	"letters": func(n int) []byte { return bytes.Repeat([]byte("\x00\x01\x00\x00\x00"), n/5+1)[:n] },
 }
 
-// What a stream claims does not make the search read it again and again.
+// The search reads no byte again and again, whatever the stream claims.
 func TestTheWorkIsLinear(t *testing.T) {
 	const allowed, most = 16, 128
 	for name, stream := range hostile {
@@ -88,7 +91,7 @@ func TestTheWorkIsLinear(t *testing.T) {
 	}
 }
 
-// Every row of the index claims the same large stretch, with a checksum of its own.
+// Every row of the index claims the same large range of bytes, each with another checksum.
 func TestTheWorkIsLinearForAHostileIndex(t *testing.T) {
 	const n, rows = 1 << 18, 2000
 	c := &capture{}
@@ -108,8 +111,8 @@ func TestTheWorkIsLinearForAHostileIndex(t *testing.T) {
 	}
 }
 
-// A search that never gives up is the simple one. It finds the same in streams that are damaged, and
-// not made up.
+// Without a bound, the search is simple and never gives up. In streams with random damage, the
+// bounded search finds the same. Only streams made to be hostile reach the bound.
 func TestASearchWithoutBoundFindsTheSame(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 11))

@@ -15,7 +15,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// packet is one packet as it stands in a file.
+// packet returns the bytes of a packet.
 func packet(name, payload string) []byte {
 	b := make([]byte, wire.HeaderSize)
 	wire.PutHeader(b, len(name), uint32(len(payload)))
@@ -116,7 +116,7 @@ func TestAFileThatShrinksIsAnIOError(t *testing.T) {
 	}
 }
 
-// Large payloads are holes here: 40 GB that the scan must not read.
+// The large payloads are holes in the file, 40 GB in all. The scan must not read them.
 func TestLargePayloadsAreSkipped(t *testing.T) {
 	f, err := os.Create(t.TempDir() + "/sparse.stream")
 	if err != nil {
@@ -160,8 +160,8 @@ func TestTinyPacketsCostFewReads(t *testing.T) {
 	}
 }
 
-// Whatever the sizes, every packet is found: windows and their ends do not
-// show.
+// Every packet is found, whatever its size, also where it crosses the end of a window that the scan
+// reads.
 func TestPacketsOfAllSizes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 50 {
@@ -234,7 +234,7 @@ func BenchmarkTinyPackets(b *testing.B) {
 	}
 }
 
-// Whatever the headers claim, no byte is read more than a few times.
+// No byte is read more than a few times, whatever lengths the headers claim.
 func TestTheWorkIsLinear(t *testing.T) {
 	name := strings.Repeat("n", 5000)
 	crowd := bytes.Repeat(packet("", "x"), 20)

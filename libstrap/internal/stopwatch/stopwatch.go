@@ -1,4 +1,4 @@
-// Package stopwatch adds up the time that things take, those under way included.
+// Package stopwatch sums durations, including those still running.
 package stopwatch
 
 import (
@@ -6,22 +6,22 @@ import (
 	"time"
 )
 
-// Stopwatch is the sum of laps, which may overlap. The zero value has none. It is safe for
-// use by several goroutines.
+// Stopwatch sums laps, which may overlap. The zero value has no laps. Several goroutines may use it
+// at once.
 type Stopwatch struct {
 	mu   sync.Mutex
 	done time.Duration // of the laps that have ended
 	open int           // laps under way
-	at   time.Duration // sum of when they began, since epoch
+	at   time.Duration // sum of the start times of the laps under way, since epoch
 }
 
-// Laps are numbers since then, so that those under way can be added up.
+// epoch is the zero of start times. As durations since epoch, start times can be summed.
 var epoch = time.Now()
 
-// Start begins a lap; the function that it gives ends it, and is to be called once.
+// Start begins a lap. The caller must call stop once, which ends it.
 func (s *Stopwatch) Start() (stop func()) { return s.StartAt(time.Now()) }
 
-// StartAt is Start for a lap that began already.
+// StartAt is Start for a lap that began at an earlier time.
 func (s *Stopwatch) StartAt(at time.Time) (stop func()) {
 	began := at.Sub(epoch)
 	s.mu.Lock()
@@ -37,7 +37,7 @@ func (s *Stopwatch) StartAt(at time.Time) (stop func()) {
 	}
 }
 
-// Total is the sum of all laps; of those under way, until now.
+// Total returns the sum of all laps. A lap under way counts until now.
 func (s *Stopwatch) Total() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

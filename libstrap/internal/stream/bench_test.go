@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// cpuTime is what this process has used of CPUs, in the kernel and in all.
+// cpuTime returns the CPU time of this process: in the kernel, and in all.
 func cpuTime(b *testing.B) (kernel, all time.Duration) {
 	b.Helper()
 	var r syscall.Rusage
@@ -18,8 +18,8 @@ func cpuTime(b *testing.B) (kernel, all time.Duration) {
 	return kernel, kernel + time.Duration(r.Utime.Nano())
 }
 
-// BenchmarkWriter writes and syncs files of 1 GiB in TMPDIR, which is to be on a
-// disk, and reports the CPU time that a GB takes.
+// BenchmarkWriter writes and syncs files of 1 GiB in TMPDIR, which should be on a disk. It reports
+// the CPU time for each GB.
 func BenchmarkWriter(b *testing.B) {
 	const size = 1 << 30
 	p := packet("model.layers.0.mlp", make([]byte, 256<<10))

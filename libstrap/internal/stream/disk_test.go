@@ -15,7 +15,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// small makes blocks small, so that a test fills many.
+// small makes blocks small, so that a test fills many of them.
 var small = Options{Memory: 1}
 
 // inBothWays runs a test with writes past the page cache and with writes through it.
@@ -38,7 +38,7 @@ func inBothWays(t *testing.T, test func(t *testing.T, create func(*testing.T) (*
 	}
 }
 
-// noise is two blocks of bytes without a zero among them.
+// noise returns two blocks of random bytes without a zero.
 var noise = sync.OnceValue(func() []byte {
 	r := rand.New(rand.NewPCG(0, 0))
 	b := make([]byte, 2*minBlock)
@@ -48,7 +48,7 @@ var noise = sync.OnceValue(func() []byte {
 	return b
 })
 
-// sizeOf is the size of a payload: mostly small, now and then larger than a block.
+// sizeOf returns a random payload size: mostly small, sometimes larger than a block.
 func sizeOf(r *rand.Rand) int {
 	switch r.IntN(10) {
 	case 0:
@@ -62,7 +62,7 @@ func sizeOf(r *rand.Rand) int {
 	}
 }
 
-// model is the file that a Writer should make.
+// model holds the bytes that a Writer's file should have.
 type model struct {
 	t    *testing.T
 	w    *Writer
@@ -75,7 +75,7 @@ func newModel(t *testing.T, w *Writer, path string, seed uint64) *model {
 	return &model{t: t, w: w, path: path, r: rand.New(rand.NewPCG(seed, 0))}
 }
 
-// step does something at random.
+// step makes one random call of the Writer.
 func (m *model) step() error {
 	payload := noise()[:sizeOf(m.r)]
 	switch m.r.IntN(20) {
@@ -127,7 +127,7 @@ func (m *model) long(payload []byte) error {
 	return nil
 }
 
-// check compares what is in the file with what should be, after a Flush.
+// check compares the file with the model. Call it after a Flush.
 func (m *model) check() {
 	m.t.Helper()
 	got, err := os.ReadFile(m.path)
@@ -181,8 +181,8 @@ func TestResumedWhereverItEnds(t *testing.T) {
 	})
 }
 
-// failBehind makes writes fail that reach behind offset limit, and leaves of them
-// what a full disk would.
+// failBehind makes writes that reach beyond offset limit fail. As on a full disk, the part before
+// limit is written, in whole pages for direct writes.
 func failBehind(w *Writer, limit int64) {
 	direct := w.disk.direct
 	w.disk.writeAt = func(f *os.File, b []byte, at int64) (int, error) {
@@ -222,7 +222,7 @@ func TestAFailedWriteLeavesWholePackets(t *testing.T) {
 			if !bytes.HasPrefix(m.want, got) && !bytes.HasPrefix(got, m.want) || int64(len(got)) != w.Written() {
 				t.Fatalf("seed %d: %d bytes in the file, %d written, %d appended", seed, len(got), w.Written(), len(m.want))
 			}
-			// What had room is there.
+			// All packets that had room are in the file.
 			end, _ := scan.Packets(bytes.NewReader(m.want), 0, min(limit/4096*4096, int64(len(m.want))),
 				func(scan.Packet) error { return nil })
 			if int64(len(got)) < end {
@@ -263,8 +263,8 @@ func TestDirectWritesThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestReadersSeeNothingButPackets reads the file while it grows, also behind its
-// end, where the page cache may keep what is there.
+// TestReadersSeeNothingButPackets reads the file while it grows, also beyond its end: the page
+// cache may keep what was read there.
 func TestReadersSeeNothingButPackets(t *testing.T) {
 	inBothWays(t, func(t *testing.T, create func(*testing.T) (*Writer, string)) {
 		w, path := create(t)
@@ -291,7 +291,7 @@ func TestReadersSeeNothingButPackets(t *testing.T) {
 	})
 }
 
-// follow compares what comes to stand in the file with what should.
+// follow compares the bytes of a growing file with want, until stop is closed.
 func follow(t *testing.T, path string, want []byte, stop chan struct{}) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -352,7 +352,7 @@ func TestNothingIsTakenBehindTheEnd(t *testing.T) {
 	if taken() < w.Offset()+4<<20 {
 		t.Fatal("nothing was taken")
 	}
-	// As a killed process leaves it.
+	// The writer was not closed, as in a killed process.
 	w, _, err = Resume(path, KeepAll, Options{}, nil)
 	must(t, err)
 	if now := taken(); now > w.Offset()+minBlock {

@@ -18,7 +18,7 @@ import (
 
 const captureID = "0123456789abcdef0123456789abcdef"
 
-// safetensors is a file whose first bytes are the header of a packet by chance.
+// safetensors returns a file whose first bytes happen to be the header of a packet.
 func safetensors() []byte {
 	header := append([]byte(`{"w":{"dtype":"F32","shape":[1024],"data_offsets":[0,4096]}}`), make([]byte, 0x1008)...)
 	file := binary.LittleEndian.AppendUint64(nil, 0x1008)
@@ -39,7 +39,7 @@ func TestAFileThatIsNoStreamStays(t *testing.T) {
 		"a packet of other rows": packet("y", []byte("another payload")[:6]),
 	} {
 		must(t, os.WriteFile(path, content, 0o666))
-		if name == "a packet of other rows" { // the index says otherwise, and no packet ends with the file
+		if name == "a packet of other rows" { // the index has another packet, and no packet ends at the end of the file
 			must(t, os.WriteFile(path, append(content, 1), 0o666))
 			writeIndex(t, path, "x")
 		}
@@ -66,7 +66,7 @@ func TestAFileThatIsNoStreamStays(t *testing.T) {
 	}
 }
 
-// A resume moves what is no packet to a tail. A file of which nothing is one is not resumed.
+// Resume moves bytes that are no packet to a tail file. It refuses a file without any packet.
 func TestAFileThatIsNoStreamIsNotResumed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notes.txt")
 	must(t, os.WriteFile(path, []byte("my notes"), 0o666))
@@ -76,7 +76,7 @@ func TestAFileThatIsNoStreamIsNotResumed(t *testing.T) {
 	if after, err := os.ReadFile(path); err != nil || string(after) != "my notes" {
 		t.Errorf("it became %q, %v", after, err)
 	}
-	writeIndex(t, path) // and is the begin of a packet, by a capture that was killed
+	writeIndex(t, path) // with an index, the bytes are the first packet of a killed capture
 	w, tail, err := Resume(path, KeepAll, Options{}, nil)
 	must(t, err)
 	must(t, w.Close())
@@ -85,7 +85,7 @@ func TestAFileThatIsNoStreamIsNotResumed(t *testing.T) {
 	}
 }
 
-// writeIndex makes the index of a stream that begins with a packet of some layer.
+// writeIndex makes the index of a stream whose first packets belong to these layers.
 func writeIndex(t *testing.T, path string, layers ...string) {
 	t.Helper()
 	idx, err := index.Create(index.PathOf(path), captureID)
@@ -96,14 +96,14 @@ func writeIndex(t *testing.T, path string, layers ...string) {
 	must(t, idx.Close())
 }
 
-// What a killed capture leaves is a stream, though its end is torn.
+// A killed capture leaves a stream, even if its end is torn.
 func TestATornStreamIsReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	unfinished := make([]byte, wire.HeaderSize, 100)
 	wire.PutHeader(unfinished, 1, wire.Unfinished)
 	for name, c := range map[string]struct {
 		content []byte
-		layers  []string // in the index; nil: there is none
+		layers  []string // in the index; nil: there is no index
 	}{
 		"of 1.3.1":              {content: packet("x", []byte("payload"))},
 		"listed, and torn":      {append(packet("x", []byte("payload")), 1, 2, 3), []string{"x"}},
@@ -124,7 +124,7 @@ func TestATornStreamIsReplaced(t *testing.T) {
 	}
 }
 
-// stream makes a stream of one packet.
+// stream makes a stream of one packet, and returns its path and bytes.
 func stream(t *testing.T) (path string, content []byte) {
 	t.Helper()
 	w, path := create(t)
@@ -135,7 +135,7 @@ func stream(t *testing.T) (path string, content []byte) {
 	return path, content
 }
 
-// replace begins a new stream at path and checks what is there meanwhile.
+// replace begins a new stream at path, and checks that the old one is gone and the path is locked.
 func replace(t *testing.T, path string, files Files) {
 	t.Helper()
 	w, err := Create(path, Options{Files: files}, nil)
@@ -191,7 +191,7 @@ func TestALinkToAStreamStays(t *testing.T) {
 	}
 }
 
-// refusing are Files of a folder in which no file can be made.
+// refusing opens files as in a folder where no new file can be made.
 type refusing struct{}
 
 func (refusing) Open(path string, flags int) (*os.File, error) {
@@ -226,7 +226,7 @@ func TestAStreamThatWasMovedIsFound(t *testing.T) {
 	moved := filepath.Join(t.TempDir(), "b.stream")
 	must(t, os.Rename(path, moved))
 	at(false, moved)
-	must(t, os.WriteFile(path, nil, 0o666)) // of somebody else
+	must(t, os.WriteFile(path, nil, 0o666)) // another file with the old name
 	at(false, moved)
 	must(t, os.Remove(moved))
 	at(false, "")

@@ -151,7 +151,7 @@ func TestLocks(t *testing.T) {
 	must(t, again.Close())
 }
 
-// What fails when a stream is begun leaves the one that stands there as it was.
+// If beginning a new stream fails, the old one stays as it was.
 func TestTheOldStreamStaysUntilAllElseIsOpen(t *testing.T) {
 	w, path := create(t)
 	must(t, w.Append(packet("x", []byte("payload"))))
@@ -172,13 +172,13 @@ func TestTheOldStreamStaysUntilAllElseIsOpen(t *testing.T) {
 	if _, err := os.Lstat(fresh); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file is left that was not there: %v", err)
 	}
-	w, err = Create(path, Options{}, nil) // and nothing is locked
+	w, err = Create(path, Options{}, nil) // nothing is left locked
 	must(t, err)
 	must(t, w.Close())
 }
 
-// Another session, whose start is refused, removes the file that it created, between the
-// opening of it here and the lock.
+// Between opening the file and locking it here, another session removes the file: it had created
+// the file, and then its own start failed.
 func TestAFileThatIsRemovedBeforeItsLock(t *testing.T) {
 	t.Cleanup(func() { flock = syscall.Flock })
 	path := filepath.Join(t.TempDir(), "a.stream")
@@ -208,7 +208,7 @@ func TestAFileThatIsRemovedBeforeItsLock(t *testing.T) {
 	}
 }
 
-// What fails when a stream is resumed leaves it as it was.
+// If resuming a stream fails, the stream stays as it was.
 func TestARefusedResumeCutsNothing(t *testing.T) {
 	w, path := create(t)
 	must(t, w.Append(packet("x", []byte("payload"))))
@@ -235,7 +235,7 @@ func TestARefusedResumeCutsNothing(t *testing.T) {
 	}
 }
 
-// On a file system without locks the sessions of one process are kept apart.
+// On a file system without locks, only sessions of one process are kept apart.
 func TestAFileSystemWithoutLocks(t *testing.T) {
 	t.Cleanup(func() { flock = syscall.Flock })
 	for _, errno := range []syscall.Errno{syscall.ENOSYS, syscall.EOPNOTSUPP, syscall.ENOLCK} {

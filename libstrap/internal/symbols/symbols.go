@@ -1,5 +1,5 @@
-// Package symbols finds the names of functions by their addresses, in ELF files and in what
-// /proc/PID/maps tells of where they lie.
+// Package symbols finds names of functions by address. It reads ELF files, and the lines of
+// /proc/PID/maps that tell where a process has mapped them.
 package symbols
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// maxTable bounds the symbol table of a file, which may be anybody's.
+// maxTable is the most bytes of a symbol table that Read accepts. The file may be anyone's.
 const maxTable = 1 << 30
 
 // Mapping is a line of /proc/PID/maps.
@@ -19,7 +19,7 @@ type Mapping struct {
 	Start, End uint64
 	Offset     uint64 // in the file
 	Inode      uint64
-	Path       string // or [vdso] and the like, or ""
+	Path       string // of the file; or a name like [vdso], or ""
 }
 
 // ParseMapping reads "START-END PERMS OFFSET DEVICE INODE   PATH".
@@ -44,7 +44,7 @@ func ParseMapping(line string) (m Mapping, ok bool) {
 	return m, m.Start < m.End
 }
 
-// Table are the functions of an ELF file.
+// Table holds the functions of an ELF file.
 type Table struct {
 	loads []elf.ProgHeader // the loadable segments
 	funcs []function       // by address
@@ -55,11 +55,11 @@ type function struct {
 	name       string
 }
 
-// Read gives the functions of a file.
+// Read returns the functions of a file.
 //
-// Errors: Corrupt, Unsupported where its symbol table is beyond all measure.
+// Errors: Corrupt; Unsupported if the symbol table is larger than maxTable.
 func Read(file *elf.File) (t *Table, err error) {
-	// debug/elf answers damaged files with errors, mostly.
+	// debug/elf returns errors for most damaged files, but can panic.
 	defer func() {
 		if p := recover(); p != nil {
 			err = status.New(status.Corrupt, "it is damaged: %v", p)
@@ -75,7 +75,8 @@ func Read(file *elf.File) (t *Table, err error) {
 	return t, err
 }
 
-// functions gives those of the symbol table, or of the dynamic one in a stripped file.
+// functions returns the functions of the symbol table, or of the dynamic one if the file is
+// stripped.
 func functions(file *elf.File) ([]function, error) {
 	for _, kind := range []elf.SectionType{elf.SHT_SYMTAB, elf.SHT_DYNSYM} {
 		table := file.SectionByType(kind)
@@ -100,8 +101,8 @@ func functions(file *elf.File) ([]function, error) {
 	return nil, nil
 }
 
-// sortFunctions orders functions by address; of several names for one place the global
-// one stays, then the first in the alphabet.
+// sortFunctions sorts functions by address. If several names have one address, it keeps a global
+// one before a weak one before a local one, and then the first in the alphabet.
 func sortFunctions(symbols []elf.Symbol) []function {
 	code := symbols[:0]
 	for _, s := range symbols {
@@ -141,7 +142,7 @@ func sortFunctions(symbols []elf.Symbol) []function {
 		out = append(out, function{start: s.Value, end: s.Value + s.Size, name: name})
 	}
 	for i := range out {
-		// Hand-written assembly has no sizes: it reaches to the next function.
+		// Hand-written assembly may have no size: let it reach to the next function.
 		if out[i].end <= out[i].start && i+1 < len(out) {
 			out[i].end = out[i+1].start
 		}
@@ -149,7 +150,8 @@ func sortFunctions(symbols []elf.Symbol) []function {
 	return out
 }
 
-// Address turns a place in the file into one of the ELF's own addresses.
+// Address converts an offset in the file to an address of the ELF file. It returns false if no
+// segment has the offset.
 func (t *Table) Address(offset uint64) (uint64, bool) {
 	for _, p := range t.loads {
 		if p.Off <= offset && offset-p.Off < p.Filesz {
@@ -159,7 +161,7 @@ func (t *Table) Address(offset uint64) (uint64, bool) {
 	return 0, false
 }
 
-// Function is the name of the function at one of the ELF's own addresses, or "".
+// Function returns the name of the function at an address of the ELF file, or "".
 func (t *Table) Function(address uint64) string {
 	i := sort.Search(len(t.funcs), func(i int) bool { return t.funcs[i].start > address }) - 1
 	if i < 0 || address >= t.funcs[i].end {

@@ -12,7 +12,7 @@ import (
 )
 
 func TestWorkRunsInSeveralThreadsAtOnce(t *testing.T) {
-	var together sync.WaitGroup // until three threads are in
+	var together sync.WaitGroup // until three threads run work
 	together.Add(3)
 	var runs atomic.Int32
 	teamtest.New().Run(3, func() {

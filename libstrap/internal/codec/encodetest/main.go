@@ -51,7 +51,7 @@ func serve(loops, level string) error {
 	if err != nil {
 		return err
 	}
-	runtime.LockOSThread() // cpu is that of a thread
+	runtime.LockOSThread() // cpu reads the time of the thread
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		seconds, stored, err := encodeFolder(encoder, lines.Text())
 		if err != nil {
@@ -62,7 +62,8 @@ func serve(loops, level string) error {
 	return nil
 }
 
-// encodeFolder encodes the files of a folder. The copy of each to where it is encoded is not counted.
+// encodeFolder encodes the files of a folder. The time to copy each file into the encoder's buffer
+// is not counted.
 func encodeFolder(encoder *codec.Encoder, folder string) (seconds float64, stored int, err error) {
 	files, err := filepath.Glob(filepath.Join(folder, "*"))
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package jsonl appends lines to a file, whole ones, and loses none to a disk that is full
-// for a while.
+// Package jsonl appends lines to a file. While the disk takes none, lines wait in memory and are
+// written later.
 package jsonl
 
 import (
@@ -12,33 +12,34 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Kept is how many lines at most wait for a disk that takes none; fewer than FlushEvery are
-// never too many. Beyond, the oldest are dropped.
+// Kept is how many lines may wait while the file takes none, or FlushEvery if that is larger.
+// Beyond it the oldest lines are dropped.
 const Kept = 256
 
 // Options of a Writer.
 type Options struct {
 	FlushEvery int  // lines that are written together
 	Fsync      bool // wait for the disk at each flush
-	// Report is told, in one line, that the file takes nothing, and that it does again; not nil.
+	// Report receives a message of one line when the file stops taking lines, and another when it
+	// takes them again. It must not be nil.
 	Report func(message string)
 }
 
-// Writer appends lines. A program that is killed loses those since the last flush, at most;
-// a line that it left torn is ended when the file is opened again, so that readers can pass
-// it over. It is for one goroutine.
+// Writer appends lines to a file. A killed program loses at most the lines since the last flush. If
+// it left a torn line, the next Open writes an end of line after it, so that readers can skip it. A
+// Writer may be used by one goroutine only.
 type Writer struct {
 	path    string
 	options Options
 	file    *os.File
 	torn    bool     // the file does not end with a whole line
-	lines   [][]byte // not written
-	begun   int      // bytes of the first that are
-	dropped int      // since the file took the last one
-	failing bool     // and that has been reported
+	lines   [][]byte // still to be written
+	begun   int      // bytes of lines[0] that are written already
+	dropped int      // lines dropped since the file last took any
+	failing bool     // the last write failed, and Report was told
 }
 
-// Open opens a file to append to, and makes it where it is missing.
+// Open opens a file to append to, and creates it if it is missing.
 //
 // Errors: IO, naming the file.
 func Open(path string, o Options) (*Writer, error) {
@@ -73,7 +74,7 @@ func endsTorn(file *os.File) (bool, error) {
 	return last[0] != '\n', err
 }
 
-// cause is an error without the path that the message names.
+// cause strips the path from an error, because the message names it already.
 func cause(err error) error {
 	if path := (*fs.PathError)(nil); errors.As(err, &path) {
 		return path.Err
@@ -81,8 +82,8 @@ func cause(err error) error {
 	return err
 }
 
-// Write adds a line, without its end. A file that does not take it is reported, once, and
-// tried again with the next flush.
+// Write adds a line. line has no end of line; Write copies it. If the file does not take the line,
+// Report is told once, and the next flush tries again.
 func (w *Writer) Write(line []byte) {
 	w.lines = append(w.lines, append(bytes.Clone(line), '\n'))
 	if len(w.lines) >= w.options.FlushEvery {
@@ -90,7 +91,8 @@ func (w *Writer) Write(line []byte) {
 	}
 }
 
-// flush writes what is held back, and reports what comes of it.
+// flush writes the waiting lines, reports a change between failing and working, and drops the
+// oldest lines beyond the limit.
 func (w *Writer) flush() {
 	err := w.write()
 	switch {
@@ -111,7 +113,8 @@ func (w *Writer) flush() {
 
 func (w *Writer) kept() int { return max(Kept, w.options.FlushEvery) }
 
-// write gives the file all lines at once: other programs that append do not come between.
+// write passes all lines to the file in one call, so that lines of other programs that append do
+// not come between.
 func (w *Writer) write() error {
 	var room []byte
 	if w.torn {
@@ -126,7 +129,7 @@ func (w *Writer) write() error {
 	return cause(err)
 }
 
-// wrote takes away what the file has.
+// wrote removes the n bytes that the file took from the waiting lines.
 func (w *Writer) wrote(n int) {
 	if w.torn && n > 0 {
 		w.torn = false
@@ -140,8 +143,8 @@ func (w *Writer) wrote(n int) {
 	w.begun = n
 }
 
-// Reopen goes on in the file that has the name now, as after a rotation of logs; what is
-// held back still goes to the old one. Where there is none it stays with the old one.
+// Reopen continues in the file that now has the path, as after a rotation of logs. The waiting
+// lines go to the old file first. If the new file cannot be opened, the Writer keeps the old one.
 //
 // Errors: IO, naming the file.
 func (w *Writer) Reopen() error {
@@ -150,11 +153,11 @@ func (w *Writer) Reopen() error {
 	if err := w.open(); err != nil {
 		return err
 	}
-	w.begun = 0 // a line that is torn there is whole here
+	w.begun = 0 // write a line that the old file has only in part to the new one as a whole
 	return closed(old)
 }
 
-// Close flushes and closes; the second time it does nothing.
+// Close flushes and closes the file. The second call does nothing.
 //
 // Errors: IO, with how many lines are lost.
 func (w *Writer) Close() error {

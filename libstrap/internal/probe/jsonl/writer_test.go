@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	workload = "STRAP_JSONL_WORKLOAD" // set to a file: the test binary writes it until it is killed
+	workload = "STRAP_JSONL_WORKLOAD" // set to a path: the test binary writes lines to it until it is killed
 	every    = 5
 )
 
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// writeForever says after each line how many it has written.
+// writeForever writes lines, and prints after each one how many it has written.
 func writeForever(path string) {
 	w, err := Open(path, Options{FlushEvery: every})
 	if err != nil {
@@ -43,7 +43,7 @@ func writeForever(path string) {
 
 func line(n int) []byte { return fmt.Appendf(nil, `{"timestamp":%d}`, n) }
 
-// reports collects what a writer says.
+// reports collects the messages of a Writer.
 type reports []string
 
 func (r *reports) add(message string) { *r = append(*r, message) }
@@ -130,7 +130,7 @@ func TestKilled(t *testing.T) {
 	if err := program.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for said.Scan() { // it went on until the kill came
+	for said.Scan() { // it went on until the kill reached it
 		fmt.Sscan(said.Text(), &last)
 	}
 	program.Wait()
@@ -159,7 +159,7 @@ func TestFullDiskIsReportedOnceAndKeepsTheLines(t *testing.T) {
 	if len(*said) != 1 || !strings.Contains((*said)[0], "no space left") || !strings.Contains((*said)[0], fmt.Sprint(Kept)) {
 		t.Errorf("%q", *said)
 	}
-	// Space again: another file has the name.
+	// Now there is space: another file gets the path.
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func TestLinesThatAreLostAtTheEndAreAnError(t *testing.T) {
 	}
 }
 
-// A limit on the size of files cuts a line in its middle, as a full disk does.
+// A limit on file size cuts a write in the middle of a line, as a full disk does.
 func TestLineThatIsCutIsContinued(t *testing.T) {
 	if !filelimit.Alone(t) {
 		return
@@ -293,7 +293,7 @@ func TestRefuses(t *testing.T) {
 	for path, says := range map[string]string{
 		filepath.Join(folder, "missing", "x.jsonl"): "no such file or directory",
 		folder:     "is a directory",
-		os.Args[0]: "text file busy", // it runs
+		os.Args[0]: "text file busy", // this program is running
 	} {
 		_, err := Open(path, Options{FlushEvery: 1})
 		if !errors.Is(err, status.IO) || !strings.Contains(err.Error(), path+" cannot be written: "+says) {

@@ -21,10 +21,10 @@ var (
 	blockLosses     = family("block_losses_total", "Requests that were not followed, or not to their end.", "reason")
 )
 
-// bounds of a histogram: 2 us, 4 us, ... 33.6 s, each twice the one before.
+// bounds is the number of bounds of a histogram: 2 us, 4 us, ... 33.6 s, each twice the one before.
 const bounds = 25
 
-// histogram counts by the slots of probe.Bucket; those past the bounds are only in the total.
+// histogram counts by the slots of probe.Bucket. Values beyond the last bound count only in total.
 type histogram struct {
 	slots [bounds]uint64
 	total uint64
@@ -58,14 +58,13 @@ type operationTotals struct {
 	inFlight, bytes, errors, requeues, merges uint64
 }
 
-// diskTotals are what /proc/diskstats tells, where all requests are followed.
+// diskTotals sums probe.DiskCounts. There are none if only some requests were chosen.
 type diskTotals struct {
 	requests   uint64
 	difference int64
 }
 
-// block are the sums of BlockSnapshots. There are no more of them than the collector has
-// room for: 64 devices.
+// block sums BlockSnapshots. It holds at most the 64 devices of the collector's table.
 type block struct {
 	operations map[operation]*operationTotals
 	disks      map[operation]*diskTotals
@@ -74,7 +73,7 @@ type block struct {
 
 func (b *block) add(s *probe.BlockSnapshot) {
 	for _, t := range b.operations {
-		t.inFlight = 0 // one that is not in the snapshot has none
+		t.inFlight = 0 // an operation that the snapshot lacks has none in flight
 	}
 	for _, one := range s.Operations {
 		key := operation{strings.ToValidUTF8(one.Name, "\uFFFD"), one.Operation}

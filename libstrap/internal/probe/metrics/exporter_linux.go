@@ -1,5 +1,5 @@
-// Package metrics shows snapshots to Prometheus: what they counted in intervals, in sum
-// since the start. A scrape reads what the last snapshot left, and never the kernel.
+// Package metrics exports snapshots to Prometheus. The counters are sums over all snapshots since
+// the start. A scrape reads the sums and never the kernel.
 package metrics
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/probe"
 )
 
-// families are all that there can be.
+// families lists the descriptions of all metrics.
 var families []*prometheus.Desc
 
 func family(name, help string, labels ...string) *prometheus.Desc {
@@ -26,7 +26,7 @@ var (
 	lastSnapshot = family("last_snapshot_timestamp_seconds", "When the last snapshot was taken, since 1970.")
 )
 
-// Exporter sums snapshots up, and is a prometheus.Collector of the sums.
+// Exporter sums snapshots. It is a prometheus.Collector.
 type Exporter struct {
 	mu     sync.Mutex
 	taken  uint64
@@ -37,7 +37,7 @@ type Exporter struct {
 	waits  waits
 }
 
-// New returns an Exporter of nothing yet.
+// New returns an Exporter without snapshots.
 func New() *Exporter {
 	return &Exporter{
 		block:  block{operations: map[operation]*operationTotals{}, disks: map[operation]*diskTotals{}, losses: losses{}},
@@ -47,7 +47,7 @@ func New() *Exporter {
 	}
 }
 
-// Add adds what a collector saw in an interval.
+// Add adds a snapshot of any collector to the sums.
 func (e *Exporter) Add(snapshot any) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -65,14 +65,14 @@ func (e *Exporter) Add(snapshot any) {
 	}
 }
 
-// Describe is of prometheus.Collector.
+// Describe implements prometheus.Collector.
 func (e *Exporter) Describe(out chan<- *prometheus.Desc) {
 	for _, one := range families {
 		out <- one
 	}
 }
 
-// Collect is of prometheus.Collector.
+// Collect implements prometheus.Collector.
 func (e *Exporter) Collect(out chan<- prometheus.Metric) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -94,14 +94,14 @@ func gauge(out chan<- prometheus.Metric, desc *prometheus.Desc, value float64, l
 	out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
 }
 
-// losses are summed by their names in the line.
+// losses sums losses by their names in JSON.
 type losses map[string]uint64
 
-// add takes a structure of counts.
+// add adds the counts of a structure that marshals to numbers.
 func (l losses) add(counts any) {
 	line, err := json.Marshal(counts)
 	if err != nil {
-		panic(err) // numbers alone
+		panic(err) // cannot happen: the structure holds only numbers
 	}
 	var each map[string]uint64
 	if err := json.Unmarshal(line, &each); err != nil {

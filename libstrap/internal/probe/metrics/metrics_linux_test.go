@@ -21,7 +21,7 @@ import (
 
 var sda = probe.Device{ID: 8 << 20, Name: "sda"}
 
-// reads is a snapshot of n reads of 4 KiB, of 6 us each, and one of a minute.
+// reads returns a snapshot of n reads of 4 KiB that took 6 us each, and one that took a minute.
 func reads(n uint64) *probe.BlockSnapshot {
 	return &probe.BlockSnapshot{
 		Operations: []probe.OperationCounts{{
@@ -89,7 +89,7 @@ strap_snapshots_total 2
 			t.Errorf("%s is not in\n%s", line, text)
 		}
 	}
-	// What is not in a snapshot has nothing in flight.
+	// An operation that a snapshot lacks has nothing in flight.
 	e.Add(&probe.BlockSnapshot{})
 	if text := scrape(t, e); !strings.Contains(text, `strap_block_requests_in_flight{device="sda",operation="read"} 0`) {
 		t.Error(text)
@@ -131,7 +131,7 @@ func TestNamesAreBounded(t *testing.T) {
 	if n := len(e.system.names); n != maxNames+1 {
 		t.Errorf("%d names", n)
 	}
-	// The busiest have series, and nothing is lost of the others.
+	// The busiest have series of their own; the others are summed, and none is lost.
 	last := e.system.names[fmt.Sprint("p", 3*maxNames-1)]
 	if last == nil || last.OnCPUNS != 2*3*maxNames*1e9 {
 		t.Errorf("%+v", last)
@@ -139,7 +139,7 @@ func TestNamesAreBounded(t *testing.T) {
 	if got, want := e.system.names[others].OnCPUNS, uint64(2*maxNames*(2*maxNames+1))*1e9; got != want {
 		t.Errorf("%d of the others, want %d", got, want)
 	}
-	// Names that have gone make room.
+	// Names that have not appeared for long make room.
 	later := now.Add(forgetAfter + time.Second)
 	e.system.add(processes(&probe.Process{Name: "new", Switches: 1}), later)
 	if n := len(e.system.names); n != 2 || e.system.names["new"] == nil {
@@ -173,7 +173,7 @@ func TestOneProcess(t *testing.T) {
 	}
 }
 
-// Programs call themselves what they like, and Prometheus takes UTF-8 alone.
+// A process may have any bytes as its name, and Prometheus takes only UTF-8.
 func TestNamesThatAreNoText(t *testing.T) {
 	e := New()
 	e.Add(processes(&probe.Process{Name: "a\xff\n\"", Switches: 1}))
@@ -211,7 +211,7 @@ func TestDocumentsEachFamily(t *testing.T) {
 	}
 }
 
-// scrape asks over loopback, as Prometheus does.
+// scrape requests the metrics over loopback, as Prometheus does.
 func scrape(t *testing.T, e *Exporter) string {
 	t.Helper()
 	l, err := Listen("0")
@@ -265,7 +265,7 @@ func TestListenRefuses(t *testing.T) {
 		{"localhost", status.InvalidArgument, "HOST:PORT"},
 		{"1.2.3.4:65536", status.InvalidArgument, "HOST:PORT"},
 		{"::1:9435", status.InvalidArgument, "HOST:PORT"},
-		{"192.0.2.1:0", status.InvalidArgument, "ip addr"}, // of documentation, and nobody's
+		{"192.0.2.1:0", status.InvalidArgument, "ip addr"}, // an address reserved for documentation
 		{port, status.Busy, "in use"},
 	} {
 		l, err := Listen(c.address)

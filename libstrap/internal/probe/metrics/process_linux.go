@@ -20,7 +20,7 @@ type callTotals struct {
 	errors  uint64
 }
 
-// calls are the sums of SyscallsSnapshots, of no more names than the kernel has calls.
+// calls sums SyscallsSnapshots. It holds at most one name for each call of the kernel.
 type calls struct {
 	names  map[string]*callTotals
 	losses losses
@@ -49,7 +49,7 @@ func (c *calls) collect(out chan<- prometheus.Metric) {
 
 type waitTotals struct{ whole, runQueue histogram }
 
-// waits are the sums of OffCPUSnapshots.
+// waits sums OffCPUSnapshots.
 type waits struct {
 	reasons map[string]*waitTotals
 	losses  losses

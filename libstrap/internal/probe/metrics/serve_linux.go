@@ -16,9 +16,10 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Listen opens an address for scrapes: a port, of 127.0.0.1, or HOST:PORT.
+// Listen opens an address for scrapes. address is a port, which means one of 127.0.0.1, or
+// HOST:PORT.
 //
-// Errors: InvalidArgument for the address; Busy for a port in use; IO for all else.
+// Errors: InvalidArgument for a bad address; Busy if the port is in use; IO for everything else.
 func Listen(address string) (net.Listener, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil && !strings.ContainsAny(address, ":[]") {
@@ -30,7 +31,7 @@ func Listen(address string) (net.Listener, error) {
 	host = cmp.Or(host, "127.0.0.1")
 	network := "tcp"
 	if net.ParseIP(host).To4() != nil {
-		network = "tcp4" // or 0.0.0.0 would take IPv6 along
+		network = "tcp4" // with "tcp", 0.0.0.0 would listen on IPv6 too
 	}
 	l, err := net.Listen(network, net.JoinHostPort(host, port))
 	switch {
@@ -58,5 +59,5 @@ func (e *Exporter) Serve(l net.Listener) {
 		WriteTimeout:      time.Minute,
 		IdleTimeout:       5 * time.Minute,
 	}
-	_ = server.Serve(l) // ends with the listener, and has no other error to tell
+	_ = server.Serve(l) // its only error is that the listener was closed
 }

@@ -23,10 +23,12 @@ var (
 )
 
 const (
-	// maxNames have series of their own; the other processes are `others` in sum.
+	// maxNames is how many names of processes get a series of their own. All others share the
+	// series `others`.
 	maxNames = 100
 	others   = "other"
-	// forgetAfter no process of a name has run for so long, its series end, and make room.
+	// forgetAfter is how long a name stays without a snapshot that has it. Then its series ends and
+	// another name can take the place.
 	forgetAfter = 10 * time.Minute
 )
 
@@ -35,10 +37,10 @@ type processTotals struct {
 	seen time.Time
 }
 
-// system are the sums of SystemSnapshots.
+// system sums SystemSnapshots.
 type system struct {
 	names    map[string]*processTotals
-	pressure map[string]map[string]probe.Stall // the last; its totals are sums
+	pressure map[string]map[string]probe.Stall // of the last snapshot; its totals are sums already
 	losses   losses
 }
 
@@ -46,7 +48,7 @@ func (s *system) add(snapshot *probe.SystemSnapshot, now time.Time) {
 	maps.DeleteFunc(s.names, func(name string, t *processTotals) bool {
 		return name != others && now.Sub(t.seen) > forgetAfter
 	})
-	// Where there is not room for all new names, the busiest have it.
+	// If there is no room for all new names, the busiest processes get a series.
 	busiest := slices.SortedFunc(maps.Values(snapshot.Processes), func(a, b *probe.Process) int {
 		return cmp.Or(cmp.Compare(b.OnCPUNS, a.OnCPUNS), cmp.Compare(a.Name, b.Name))
 	})
@@ -64,7 +66,7 @@ func (s *system) add(snapshot *probe.SystemSnapshot, now time.Time) {
 	s.losses.add(snapshot.Losses)
 }
 
-// totals are those of a name, or of the others where there is no room for it.
+// totals returns the sums of a name, or those of `others` if there is no room for the name.
 func (s *system) totals(name string) *processTotals {
 	if s.names[name] == nil {
 		if len(s.names) >= maxNames {
