@@ -27,8 +27,8 @@ __all__ = [
 #: Dicts of ``phase``, ``start_ns`` and ``end_ns``: [start, end) in ns of CLOCK_MONOTONIC.
 PhaseBoundaries = Sequence[Mapping[str, Any]]
 
-#: Key of a schema's metadata. If ``timestamp_ns`` is not the time of the access, the value says what
-#: it is.
+#: Key in a schema's metadata. If ``timestamp_ns`` is not the time of the access, the value says
+#: what it is.
 TIME_KEY = b"mrm_trace_time"
 
 

@@ -37,8 +37,8 @@ from .remote_call import RemoteProcess, system_call
 
 __all__ = ["REGION", "Regions", "SoftDirty", "WriteProtect", "WrittenPages"]
 
-#: Written memory: addresses [start, end). If ``huge`` is not 0, the region is of huge pages, and only
-#: some of their memory may have been written. On x86-64, it is the kernel's struct page_region.
+#: Written memory: addresses [start, end). If ``huge`` is not 0, the region consists of huge pages,
+#: and perhaps only parts of each were written. The layout is the kernel's struct page_region.
 REGION = np.dtype([("start", np.uint64), ("end", np.uint64), ("huge", np.uint64)])
 Regions = npt.NDArray[np.void]
 
