@@ -64,9 +64,8 @@ def system_call(number: int, *arguments: int) -> int:
 class RemoteProcess:
     """Another process, stopped during the ``with`` block. Use it from one thread.
 
-    Raises:
-        ProcessLookupError: the process has ended.
-        StrapIOError: the process cannot be traced, is no 64-bit program, or does not stop in 2 s.
+    Entering the block raises ProcessLookupError if the process has ended. It raises StrapIOError if
+    the process cannot be traced, is no 64-bit program, or does not stop in 2 s.
     """
 
     def __init__(self, pid: int) -> None:
