@@ -1,6 +1,6 @@
-"""Which collector a run uses: the first that can run here.
+"""Chooses the collector of a run: the first configured one that can run here.
 
-They are the configured ones, in their order. For llama.cpp two more stand before memray.
+For llama.cpp, two more are tried before memray.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ _WHY_BEFORE_MEMRAY = (
 
 @dataclass(frozen=True)
 class CollectorStep:
-    """A collector that was considered, and why it was not the one.
+    """A collector that was tried, and whether it was used.
 
-    Of one that was used, ``reason`` says why it was tried though the file does not name it.
+    ``reason`` says why the collector was not used. For a collector that was used, it says why it
+    was tried although the configuration does not name it; None: the configuration names it.
     """
 
     collector: str
@@ -50,7 +51,7 @@ class CollectorStep:
 
 
 class NothingCollectedError(RuntimeError):
-    """No configured collector could run; ``steps`` says why, one each."""
+    """No collector could run; each of ``steps`` says why one could not."""
 
     def __init__(self, steps: list[CollectorStep]) -> None:
         self.steps = steps
@@ -59,7 +60,7 @@ class NothingCollectedError(RuntimeError):
 
 
 def build_collector(kind: CollectorType, settings: CollectorConfig) -> BaseCollector:
-    """A collector; the keys of its section of the config are its arguments."""
+    """Makes a collector; the keys of its section in the config are its arguments."""
     module, name = COLLECTORS[kind.value]
     built = getattr(importlib.import_module(module, collectors.__name__), name)
     collector: BaseCollector = built(**getattr(settings, kind.value).model_dump())
@@ -69,15 +70,16 @@ def build_collector(kind: CollectorType, settings: CollectorConfig) -> BaseColle
 def collectors_for(
     settings: CollectorConfig, engine: EngineType
 ) -> dict[CollectorType, str | None]:
-    """The collectors that a run tries, in their order.
+    """The collectors that a run tries, in this order.
 
-    Collectors that see pages show what llama.cpp does with the memory that it names; memray
-    shows that it was allocated, among all allocations of the Python program around it. So they
-    stand before a memray that is a fallback. A memray that is named first stays first.
+    Collectors of pages show how llama.cpp uses the memory that it names. memray only shows that
+    this memory was allocated, among all allocations of the Python program around it. So for
+    llama.cpp, page_faults and write_sets are tried before memray. If the configuration names memray
+    first, memray stays first.
 
     Returns:
-        for each, why it is tried though the configuration does not name it there; None where
-        it does.
+        For each collector, why it is tried although the configuration does not name it there; None
+        if the configuration names it.
     """
     tried: dict[CollectorType, str | None] = {}
     for kind in settings.order:
@@ -96,9 +98,9 @@ def engine_mismatch(kind: CollectorType, engine: EngineType) -> str | None:
 
 
 def choose_mode(collector: BaseCollector, engine: EngineType) -> Mode:
-    """How a collector gets at an engine.
+    """How a collector reaches an engine.
 
-    From outside where it can: then the engine's process holds the model and nothing else.
+    It watches from outside if it can, so that the engine's process holds only the model.
     """
     for mode in (Mode.ATTACH, Mode.WRAP):
         if mode in collector.modes:

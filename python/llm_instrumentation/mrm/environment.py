@@ -1,4 +1,4 @@
-"""The machine and the software of a run, for its metadata."""
+"""Describes the machine and the software of a run, for its metadata."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _FIO_S = 5
 
 
 def software_versions() -> dict[str, str | None]:
-    """This package, Python, the kernel and the libraries that engines and collectors use.
+    """The versions of this package, Python, the kernel, and what engines and collectors use.
 
-    A package that is not installed is None.
+    The value of a package that is not installed is None.
     """
     from .._version import __version__
 
@@ -52,11 +52,15 @@ def software_versions() -> dict[str, str | None]:
 
 
 def _source() -> str | None:
-    """Where this package was installed from, for others to install the same.
+    """Says where this package was installed from, so that others can install the same.
 
-    A requirement as pip takes it where a repository or an archive was named; "commit ..." of the
-    checkout of an editable installation; else the checksum of the list of the installed files. The
-    name alone would get another package from PyPI.
+    The name alone is not enough: it gets another package from PyPI. The result is
+
+    - "git+URL@COMMIT", as pip takes it, after an installation from a repository;
+    - "FILE#sha256=..." after one from an archive;
+    - "commit ..." for an editable installation or a checkout;
+    - else "files sha256=...", the checksum of the list of installed files;
+    - None if none of these is known.
     """
     try:
         package = importlib.metadata.distribution("llm_instrumentation")
@@ -76,7 +80,7 @@ def _source() -> str | None:
 
 
 def _commit(checkout: Path) -> str | None:
-    """The commit of a checkout of this project; "+" where files differ from it."""
+    """The commit of a checkout of this project, with "+" if files differ from it."""
     git = shutil.which("git")
     if git is None or not (checkout / ".git").exists():
         return None
@@ -106,7 +110,7 @@ def _perf_version() -> str | None:
 
 
 def hardware_topology() -> dict[str, Any]:
-    """Processor, its caches, NUMA nodes, memory, virtualisation and CUDA devices."""
+    """The processor, its caches, NUMA nodes, memory, virtualisation and CUDA devices."""
     system = Path("/sys/devices/system")
     return {
         "machine": platform.machine(),
@@ -144,7 +148,7 @@ def _caches(folder: Path) -> list[dict[str, str]]:
 
 
 def _gpus() -> list[str]:
-    # Only where torch is loaded anyway: importing it to say "none" would take seconds.
+    # Only if torch is loaded already: importing it takes seconds.
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return []
@@ -152,10 +156,10 @@ def _gpus() -> list[str]:
 
 
 def disk_benchmark(folder: Path) -> dict[str, Any]:
-    """What fio measures of the disk that the results go to.
+    """Measures the disk of a folder with fio, for five seconds.
 
     Returns:
-        write and read rates in bytes a second, or ``{"error": why}``.
+        ``write_bytes_per_s`` and ``read_bytes_per_s``, or ``error`` with the reason.
     """
     fio = shutil.which("fio")
     if fio is None:

@@ -1,4 +1,4 @@
-"""The events of a run on disk, so that a run that broke off can still be analysed."""
+"""Keeps the events of a run on disk, so that an interrupted run can still be analysed."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[PhaseRecord]:
-    """The events of a file; a line that was cut off by the end of its process is left out.
+    """The events of a file, [] if there is no file.
+
+    A last line that is no event is left out: the process was killed while it wrote the line.
 
     Raises:
-        ValueError: another line is no event; names it.
+        ValueError: another line is no event; the message has its number.
     """
     if not path.exists():
         return []

@@ -1,14 +1,14 @@
-"""Rows for memory that an engine has named and that no row of the collector shows.
+"""Adds rows for memory that an engine has named and that no row of the collector shows.
 
-A collector does not see all memory of a model. A GGUF file that the kernel maps with all its
-pages makes no page fault and no written page; to memray it is one more mapping; the process
-monitor has no rows at all. llama.cpp says where its memory lies, so a range without a row gets
-rows of its own: a store of its whole length when the load ends and, in a trace of allocations, a
-load when the model is released.
+A collector does not see all memory of a model. A GGUF file that the kernel maps with all its pages
+makes no page fault and no written page. For memray it is one more mapping. The process monitor has
+no rows at all. llama.cpp says where its memory lies, so a range without a row gets its own: a store
+of its whole length at the end of the load, and in a trace of allocations also a load when the model
+is released.
 
-A row of memray happened up to a snapshot later than its time says. So an allocation at the begin
-of the load can have a time before it, and no label; its release has one. Such an allocation gets
-the row that it lacks in the same way.
+memray's times can be too early, by up to one snapshot. So an allocation at the beginning of the
+load can have a time before the load: then the labeller labels only its release. If the labeller
+finds only one of an allocation and its release, the other is added in the same way.
 """
 
 from __future__ import annotations
@@ -31,17 +31,24 @@ if TYPE_CHECKING:
 
 __all__ = ["DSO", "SYMBOL", "KnownRows"]
 
-#: What these rows have as ``symbol`` and ``dso``.
+#: The ``symbol`` and ``dso`` of the added rows.
 SYMBOL, DSO = "known_range", "engine"
 
 
 class KnownRows:
-    """Completes a trace of a kind.
+    """Completes a trace with rows for memory that the engine has named.
+
+    Args:
+        records: the events of the run.
+        run_id: ``run_id`` of the added rows.
+        kind: the kind of the trace.
 
     Attributes:
-        ranges: the memory that the engine has named once for all.
-        added: of these, the ranges that got rows of their own; known when the trace was read.
-        halves: (start, end, op) of the allocations in known memory that got the row they lack.
+        ranges: the memory that the engine has laid out once and named, sorted by address.
+        added: the ranges that got rows because the trace shows none in them. It is set once the
+            trace has been read.
+        halves: (start, end, op) of the added rows for an allocation without a release in the trace,
+            or a release without an allocation. It is set once the trace has been read.
     """
 
     def __init__(self, records: Sequence[PhaseRecord], run_id: str, kind: Kind) -> None:
@@ -51,7 +58,7 @@ class KnownRows:
         self._run_id = run_id
         self._kind = kind
         self._phases = Phases(phase_boundaries(records))
-        # When what is recorded: the last moment of the load is in its phase, its end is not.
+        # The times of added rows, by op. A phase excludes its end, so the store is 1 ns earlier.
         self._moments = {"store": (time_of(PhaseEvent.MODEL_LOAD_END, records) or 1) - 1}
         released = time_of(PhaseEvent.TEARDOWN_START, records)
         if kind is Kind.ALLOCATIONS and released is not None:
@@ -61,13 +68,13 @@ class KnownRows:
 
     @property
     def shows_each_range(self) -> bool:
-        """Whether the trace is to show each range, for which the engine has to name some."""
+        """Whether this adds rows: the engine has named ranges, and this is no trace of accesses."""
         return bool(self.ranges) and self._kind is not Kind.ACCESSES
 
     def complete(self, reader: pa.RecordBatchReader | None) -> pa.RecordBatchReader:
-        """The rows of ``reader``, and behind them those of the ranges that it does not show.
+        """The rows of ``reader``, followed by rows for the ranges that it does not show.
 
-        None stands for a collector without rows. A trace of accesses stays as it is: what it
+        None stands for a collector without rows. A trace of accesses stays as it is: memory that it
         does not show was not accessed.
         """
         if reader is None:
@@ -101,14 +108,14 @@ class KnownRows:
             yield self._rows_of(added, reader.schema, rows)
 
     def _labelled(self, batch: pa.RecordBatch) -> _Spans:
-        """The rows of a batch that the labeller will find in a range.
+        """The rows of a batch to which the labeller will give a range.
 
-        They begin there at a time when it is known. Each counts for all ranges up to its end:
-        memray shows the tensors of a cache as one allocation.
+        These are the rows that begin in a range at a time when the range is known. A row counts for
+        all ranges up to its end: memray shows the tensors of a cache as one allocation.
         """
         starts = np.asarray(batch.column("address"))
         times = np.asarray(batch.column("timestamp_ns"))
-        life = self.ranges[0]  # the same for all
+        life = self.ranges[0]  # all ranges are known for the same time
         chosen = self._known(starts) & (times >= life.from_ns) & (times < life.to_ns)
         at = np.flatnonzero(chosen)
         lengths = batch.column("length_bytes").take(pa.array(at)).fill_null(1)
@@ -138,7 +145,7 @@ class KnownRows:
         )
 
     def told(self) -> list[str]:
-        """A line for people on each sort of rows that were added."""
+        """A line for people about each sort of added rows."""
         lines = []
         if self.added:
             sizes = Counter[str]()
@@ -152,9 +159,9 @@ class KnownRows:
             )
         if self.halves:
             lines.append(
-                f"{len(self.halves)} allocations in memory that the engine names have their other "
-                "row at a time when it is not known yet, or no longer; it is recorded for the end "
-                f"of the load or the begin of the release (dso {DSO!r})"
+                f"{len(self.halves)} allocations in memory that the engine names have only one of "
+                "their two rows while this memory is known; the other is added at the end of the "
+                f"load or the beginning of the release (dso {DSO!r})"
             )
         return lines
 
@@ -164,7 +171,7 @@ _Row = tuple[int, int, str]
 
 
 class _Spans(NamedTuple):
-    """Addresses that rows of one batch touch, [start, end)."""
+    """The addresses [start, end) and the op of rows of one batch."""
 
     starts: npt.NDArray[np.uint64]
     ends: npt.NDArray[np.uint64]

@@ -1,4 +1,4 @@
-"""Memory whose use an engine has announced, as ranges that the labeller takes."""
+"""Turns memory that an engine has announced into known ranges for the labeller."""
 
 from __future__ import annotations
 
@@ -15,23 +15,28 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMED_KEY", "known_ranges", "laid_out_ranges", "named_types", "time_of"]
 
-#: In a trace's schema: the types of memory that its program named, and its rows carry.
+#: Key in the metadata of a trace's schema. The value lists, with commas, the region types that the
+#: traced program named and that rows already have.
 NAMED_KEY = b"mrm_trace_named_types"
 
 _FOR_GOOD = 2**63 - 1
 
-#: Weights are one region.
+#: The region id of all weights.
 _WEIGHT_ID = 1
 
 
 def known_ranges(records: Iterable[PhaseRecord], kind: Kind = Kind.ACCESSES) -> list[KnownRange]:
-    """The weights, caches and other memory that a run's events name, for a trace of a kind.
+    """The weights, caches and other memory that the events of a run name, as known ranges.
 
-    Weights, and memory that is laid out once, are known from the start of the load to the start
-    of the teardown, or for good where a run broke off before it: what a collector saw last has
-    a time after the last event. In a trace of allocations they are known until the teardown ends,
-    since it releases them. The tensors of a growing cache are read by the step after the one that
-    made them: each is known from the event before its own to the event after.
+    Weights, and memory that is laid out once, are known from the start of the load to the start of
+    the teardown. In a trace of allocations they are known until the end of the teardown, which
+    releases them. If a run broke off before, they are known for ever: the last rows of a collector
+    are later than the last event. The tensors of a growing cache are read by the step after the one
+    that made them. So each is known from the event before its own to the event after it.
+
+    Args:
+        records: the events.
+        kind: the kind of the trace.
     """
     from .labeller import KnownRange
 
@@ -60,7 +65,7 @@ def known_ranges(records: Iterable[PhaseRecord], kind: Kind = Kind.ACCESSES) -> 
 
 
 def laid_out_ranges(records: Sequence[PhaseRecord], kind: Kind = Kind.ACCESSES) -> list[KnownRange]:
-    """The memory of all types that an engine has laid out once and named (``memory_ranges``)."""
+    """The memory, of all types, that an engine has laid out once and named (``memory_ranges``)."""
     from .labeller import KnownRange
 
     begin, end = _life(records, kind)
@@ -74,19 +79,19 @@ def laid_out_ranges(records: Sequence[PhaseRecord], kind: Kind = Kind.ACCESSES) 
 
 
 def time_of(event: PhaseEvent, records: Iterable[PhaseRecord]) -> int | None:
-    """When an event happened, the last time; None where it did not."""
+    """The CLOCK_MONOTONIC time in ns at which an event last happened; None if it did not."""
     times = [record.mono_ns for record in records if record.event is event]
     return times[-1] if times else None
 
 
 def _life(records: Sequence[PhaseRecord], kind: Kind) -> tuple[int, int]:
-    """The times between which memory that stays is known; see :func:`known_ranges`."""
+    """The times from and to which lasting memory is known; see :func:`known_ranges`."""
     last = PhaseEvent.TEARDOWN_END if kind is Kind.ALLOCATIONS else PhaseEvent.TEARDOWN_START
     begin, end = time_of(PhaseEvent.MODEL_LOAD_START, records), time_of(last, records)
     return 0 if begin is None else begin, _FOR_GOOD if end is None else end
 
 
 def named_types(schema: pa.Schema) -> list[str]:
-    """The region types that the rows of a trace already have wherever they apply."""
+    """The region types in the metadata of a trace's schema; see :data:`NAMED_KEY`."""
     named = (schema.metadata or {}).get(NAMED_KEY, b"").decode()
     return named.split(",") if named else []

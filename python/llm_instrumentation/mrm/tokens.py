@@ -1,4 +1,4 @@
-"""Which token a row belongs to, told from the times at which tokens came."""
+"""Finds the token of a row by the times at which tokens were emitted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ __all__ = ["TokenClock"]
 class TokenClock:
     """Maps times to ``token_index`` and ``context_tokens``.
 
-    Between the start of a generation and its first token is the work for token 0, between
-    token 0 and token 1 the work for token 1, and so on; outside generations there is no token.
-    ``context_tokens`` is the context that the token's own step has read.
+    The time between the start of a generation and its first token belongs to token 0, the time
+    between tokens 0 and 1 to token 1, and so on. Times outside generations, and after the last
+    token, have no token. ``context_tokens`` is the length of the context that the step of the token
+    reads.
+
+    Args:
+        records: the events of the run.
     """
 
     def __init__(self, records: Iterable[PhaseRecord]) -> None:
@@ -36,14 +40,14 @@ class TokenClock:
                 token = int(record.metadata["token_index"]) + 1
                 begin(record.mono_ns, token, int(record.metadata["context_tokens"]))
             elif record.event is PhaseEvent.GENERATION_END:
-                tokens[-1] = contexts[-1] = -1  # what follows the last token makes none
+                tokens[-1] = contexts[-1] = -1  # work after the last token is for no token
                 begin(record.mono_ns, -1, -1)
         self._starts = np.array(starts, np.int64)
         self._tokens = np.array(tokens, np.int64)
         self._contexts = np.array(contexts, np.int64)
 
     def annotate(self, reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
-        """The same rows, with tokens where a collector could not know them itself."""
+        """The same rows, with tokens in rows whose collector did not know them."""
         schema = reader.schema
 
         def batches() -> Iterator[pa.RecordBatch]:

@@ -1,8 +1,9 @@
-"""What a tracer in the model's process costs: tokens with it and without it, in turns.
+"""Measures by how much a tracer in the model's process slows the model.
 
-Two runs of some seconds differ by a quarter on a machine that others use, so one run beside
-another says little of a tracer that costs a tenth. Neighbouring tokens differ less: each is
-compared with the mean of the one before and the one after, and the median is the cost.
+Tokens are generated alternately with and without the tracer. Two runs of some seconds differ by a
+quarter on a machine with other users, so comparing two runs cannot show a tracer that costs a
+tenth. Neighbouring tokens differ less: each token is compared with the mean of the token before and
+the token after. The median of these ratios is the result.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ class ThreadTracer(Protocol):
     """A tracer that can be switched on and off between two operators."""
 
     def thread(self) -> AbstractContextManager[None]:
-        """Traces the calling thread inside."""
+        """Traces the calling thread inside the block."""
 
     def close(self) -> None:
-        """Ends it; what it traced goes with it."""
+        """Ends the tracer and discards its rows."""
 
 
 def slowdown_in_turns(engine: BaseEngine, tracer: ThreadTracer, group: list[str]) -> float | None:
-    """By how much a token takes longer with the tracer: 0.1 is a tenth.
+    """Measures by how much longer a token takes with the tracer: 0.1 is a tenth.
 
     Args:
-        engine: generates in the calling thread; loaded and warm.
-        tracer: has traced nothing yet, and is closed.
+        engine: a loaded, warm engine that generates in the calling thread.
+        tracer: a tracer that has traced nothing yet; this function closes it.
         group: the prompts of one generation.
 
     Returns:
-        None where the generation has fewer than five tokens.
+        The relative slowdown; None if the generation has fewer than five tokens.
     """
     turns = _Turns(tracer)
     engine.register_phase_callback(turns)
@@ -49,12 +50,12 @@ def slowdown_in_turns(engine: BaseEngine, tracer: ThreadTracer, group: list[str]
     finally:
         turns.end()
         tracer.close()
-    # The first step reads the prompt: it has no neighbour of its kind.
+    # The first step reads the prompt, so it cannot be compared with the others.
     return _slowdown(turns.steps[1:])
 
 
 def _slowdown(steps: Sequence[tuple[bool, int]]) -> float | None:
-    """From (traced, ns) of each token."""
+    """The slowdown, from (traced, ns) of each token; None for fewer than four tokens."""
     ratios = []
     for before, this, after in zip(steps, steps[1:], steps[2:], strict=False):
         beside = (before[1] + after[1]) / 2
@@ -63,7 +64,7 @@ def _slowdown(steps: Sequence[tuple[bool, int]]) -> float | None:
 
 
 class _Turns:
-    """At each token switches the tracer, and takes the time."""
+    """Takes the time of each token, and switches the tracer on or off after it."""
 
     def __init__(self, tracer: ThreadTracer) -> None:
         self.steps: list[tuple[bool, int]] = []

@@ -1,4 +1,4 @@
-"""Collectors: sources of memory traces, and what can run on this machine."""
+"""Collectors: sources of memory traces, and a survey of those that can run on this machine."""
 
 from __future__ import annotations
 

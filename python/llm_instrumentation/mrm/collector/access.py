@@ -1,6 +1,6 @@
-"""Every load and store of a C or C++ program that was compiled for it.
+"""Records every load and store of a C or C++ program that is instrumented when it is compiled.
 
-docs/ACCESS_TRACING.md tells how such a program is built.
+docs/ACCESS_TRACING.md tells how to build the program.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class AccessFile:
 
     Args:
         path: the file.
-        run_id: for every row.
-        phase_boundaries: name the phases of the rows by their times.
-        source: whether to add the column ``source``, "FILE:LINE".
+        run_id: ``run_id`` of all rows.
+        phase_boundaries: the phases, from which each row gets its ``phase`` by its time.
+        source: add the column ``source`` with the place in the source code, "FILE:LINE".
 
     Raises:
-        NotFoundError: there is no such file.
-        CorruptError: the file does not begin as one of libstrap-access.
+        NotFoundError: there is no file at ``path``.
+        CorruptError: the file does not begin like a file of libstrap-access.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class AccessFile:
         return reader
 
     def reader(self) -> pa.RecordBatchReader:
-        """All rows in the order of time; ``length_bytes`` is the size of the access."""
+        """All rows, sorted by time; ``length_bytes`` is the size of the access."""
         return self._open()
 
     def labelled(self) -> pa.RecordBatchReader:
-        """The same, with region_type and region_id where the program named its memory."""
+        """All rows, with region_type and region_id for memory that the program named."""
         ranges = self.ranges
         if not ranges:
             return self.reader()
-        # Other rows stay unknown: what symbols tell is for the labeller proper.
+        # Other rows stay unknown here. The labeller of a run labels them by their symbols.
         options = {"ranges": ranges, "rules": [], "policy": "keep"}
         reader, _ = native.label(self.reader(), options)
         named = ",".join(sorted({one["region_type"] for one in ranges}))
@@ -87,12 +87,14 @@ class AccessFile:
 
     @property
     def ranges(self) -> list[dict[str, Any]]:
-        """What the program named, as the labeller takes known ranges."""
+        """The memory that the program named: dicts in the form of the labeller's known ranges."""
         return list(self._trace.table("ranges").to_pylist())
 
     @property
     def program(self) -> dict[str, str]:
-        """exe, pid, clock, clock_every, sample_every, realtime_ns, ended, threads, seen,
+        """Facts about the program and its recording, all as text.
+
+        Keys: exe, pid, clock, clock_every, sample_every, realtime_ns, ended, threads, seen,
         recorded, lost.
         """
         rows = self._trace.table("program").to_pylist()
@@ -100,16 +102,19 @@ class AccessFile:
 
     @property
     def problems(self) -> list[str]:
-        """What the file lacks; once it has been read, also which symbols were not found."""
+        """What the file lacks; after the rows are read, also which symbols were not found."""
         return [row["text"] for row in self._trace.table("problems").to_pylist()]
 
 
 class AccessCollector(BaseCollector):
     """Runs a program that links libstrap-access.
 
-    Each of its processes that records writes ``raw/program-PID.access``. The trace is that with
-    the most accesses, ``raw/program.access`` in the end: addresses of different processes do not
-    compare.
+    Each process of the program that records writes ``raw/program-PID.access``. ``stop`` renames the
+    file with the most accesses to ``raw/program.access``, and only this file is the trace: the
+    addresses of different processes cannot be compared.
+
+    Args:
+        sample_every: record one access in ``sample_every``, 1 to 2**32 - 1.
     """
 
     name = "access"
@@ -205,7 +210,7 @@ class AccessCollector(BaseCollector):
     def trace(
         self, run_id: str, phase_boundaries: PhaseBoundaries | None = None
     ) -> pa.RecordBatchReader:
-        """The rows; those in memory that the program named carry its type and an id."""
+        """The rows. In memory that the program named they have its region_type and region_id."""
         if self._running or self._path is None or not self._path.exists():
             raise InvalidStateError("access has recorded nothing")
         return AccessFile(self._path, run_id, phase_boundaries).labelled()

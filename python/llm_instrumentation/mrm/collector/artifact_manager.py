@@ -1,4 +1,4 @@
-"""Where the raw output of a run's collector lies, and whether the disk has room for it."""
+"""The folder for the raw output of a run's collector, and a check of the disk's free space."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ MIN_FREE_BYTES: int = 1 << 30
 
 
 class DiskSpaceError(NoSpaceError, RuntimeError):
-    """The disk has less room than a run needs at least."""
+    """The disk has less free space than a run needs."""
 
 
 class ArtifactManager:
-    """The folder ``run_dir/raw`` and the names of the files in it."""
+    """The folder ``run_dir/raw`` and the names of the files in it.
+
+    Args:
+        run_dir: the folder of the run.
+        min_free_bytes: the free space that :meth:`check_disk_space` asks for.
+    """
 
     def __init__(self, run_dir: Path, min_free_bytes: int = MIN_FREE_BYTES) -> None:
         self._run_dir = Path(run_dir)
@@ -32,14 +37,14 @@ class ArtifactManager:
         return self._run_dir / "raw"
 
     def ensure_directories(self) -> None:
-        """Makes ``run_dir/raw`` and what is above it."""
+        """Makes ``run_dir/raw`` and the folders above it."""
         self.raw_dir.mkdir(parents=True, exist_ok=True)
 
     def check_disk_space(self) -> None:
-        """Looks before collecting whether ``run_dir``'s file system has room.
+        """Checks that the file system of ``run_dir`` has enough free space.
 
         Raises:
-            DiskSpaceError: it has less than ``min_free_bytes``; says how much less.
+            DiskSpaceError: it has less than ``min_free_bytes``; the message has both numbers.
         """
         folder = self._run_dir.absolute()
         while not folder.exists():
@@ -62,6 +67,6 @@ class ArtifactManager:
         return self.raw_dir / "memray.bin"
 
     def get_file_size(self, path: Path) -> int:
-        """The bytes of a file, 0 where there is none."""
+        """The size of a file in bytes; 0 if there is no file."""
         path = Path(path)
         return path.stat().st_size if path.exists() else 0

@@ -1,4 +1,4 @@
-"""What every collector does: say whether it can run here, collect, give its trace."""
+"""The base class of collectors: whether one can run here, how it collects, and its trace."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ __all__ = [
     "told",
 ]
 
-#: Dicts of ``phase``, ``start_ns`` and ``end_ns``, CLOCK_MONOTONIC, [start, end).
+#: Dicts of ``phase``, ``start_ns`` and ``end_ns``: [start, end) in ns of CLOCK_MONOTONIC.
 PhaseBoundaries = Sequence[Mapping[str, Any]]
 
-#: Schema metadata: what ``timestamp_ns`` is, where it is not the time of each row.
+#: Key in a schema's metadata. If ``timestamp_ns`` is not the time of the access, the value says
+#: what it is.
 TIME_KEY = b"mrm_trace_time"
 
 
 class Mode(str, Enum):
-    """How a collector gets at the program that it watches."""
+    """How a collector reaches the program that it watches."""
 
-    IN_PROCESS = "in_process"  #: runs inside it: ``start([os.getpid()], ...)``
+    IN_PROCESS = "in_process"  #: runs inside the program: ``start([os.getpid()], ...)``
     ATTACH = "attach"  #: watches running processes: ``start(pids, ...)``
-    WRAP = "wrap"  #: starts it: ``start([], ...)``, then run ``command_prefix(argv)``
+    WRAP = "wrap"  #: starts the program: ``start([], ...)``, then run ``command_prefix(argv)``
 
 
 class CollectorUnavailableError(UnsupportedError, RuntimeError):
     """A collector cannot run here.
 
     Attributes:
-        collector: its name.
-        reason: the real error, and what to do or use instead.
+        collector: the collector's name.
+        reason: the error of the system, and what to do or use instead.
     """
 
     def __init__(self, collector: str, reason: str) -> None:
@@ -54,16 +55,17 @@ class CollectorUnavailableError(UnsupportedError, RuntimeError):
 
 
 def told(error: OSError) -> str:
-    """What an error says, without its number."""
+    """The message of an error, without its errno."""
     return error.strerror or str(error)
 
 
 @dataclass
 class CollectorMeta:
-    """What a collector did, as metadata.json tells it.
+    """What a collector did; metadata.json has the same fields.
 
-    ``dropped_samples`` counts what was seen and lost on the way; None: the collector cannot
-    know. ``coverage_estimate`` is the part of what happened that the trace holds, 0 to 1.
+    ``dropped_samples`` counts events that were seen but lost; None: the collector cannot know.
+    ``coverage_estimate`` is the part of all events that the trace holds, from 0 to 1; None: the
+    collector cannot know.
     """
 
     collector_type: str
@@ -84,16 +86,18 @@ class CollectorMeta:
 class BaseCollector(ABC):
     """A source of traces.
 
-    ``start``, the program's work, ``stop``, ``trace``; then it may be started again. What is
-    collected lies in ``output_dir`` (a run's ``raw/``) before ``stop`` returns.
+    Call ``start``, let the program work, call ``stop`` and then ``trace``. After that the collector
+    can be started again. Once ``stop`` returns, all raw data lies in ``output_dir`` (a run's
+    ``raw/``).
 
     Attributes:
-        name: the word that configurations use.
-        kind: what its rows are; None for one that gives no rows.
-        modes: the ways in which it gets at a program.
-        gives: one line for people: what the trace holds.
-        use_instead: one line for people: where to turn when it cannot run.
-        fallback_reason: why the collectors before it could not run; set by whoever selected.
+        name: the collector's name in configurations.
+        kind: the kind of its rows; None for a collector without rows.
+        modes: the ways in which it can reach a program.
+        gives: a line for people that says what the trace holds.
+        use_instead: a line for people that says what to use if it cannot run.
+        fallback_reason: why the collectors tried before it could not run; the code that selects a
+            collector sets it.
     """
 
     name: str
@@ -105,45 +109,50 @@ class BaseCollector(ABC):
 
     @abstractmethod
     def unavailable_reason(self) -> str | None:
-        """Why it cannot run here: the real error and the way out. None: it can."""
+        """Why the collector cannot run here, and what to do instead; None: it can run."""
 
     def is_available(self) -> bool:
         return self.unavailable_reason() is None
 
     @abstractmethod
     def start(self, target_pids: list[int], output_dir: Path) -> None:
-        """Begins to collect into ``output_dir``, which is made.
+        """Begins to collect into ``output_dir``.
 
         Args:
-            target_pids: the processes; none for a collector that will wrap its program.
+            target_pids: the processes to watch; [] to start a program with ``command_prefix``.
+            output_dir: the folder for the raw data; it is made if it does not exist.
 
         Raises:
-            CollectorUnavailableError: it cannot run here, or not on these processes.
-            InvalidStateError: it is running.
+            CollectorUnavailableError: the collector cannot run here, or not on these processes.
+            InvalidStateError: the collector is running.
         """
 
     def command_prefix(self, argv: Sequence[str]) -> list[str]:
-        """The command that runs ``argv`` under this collector; call it after ``start([], ...)``.
+        """The command that runs ``argv`` under this collector. First call ``start([], ...)``.
 
         Raises:
-            UnsupportedError: this collector starts no programs, or none of this sort.
+            UnsupportedError: this collector cannot start programs, or not this one.
         """
         ways = " or ".join(sorted(mode.value for mode in self.modes))
         raise UnsupportedError(f"{self.name} cannot start {argv[0]!r}; it works {ways}")
 
     @abstractmethod
     def stop(self) -> CollectorMeta:
-        """Ends the collection and says what came of it.
+        """Ends the collection and returns what it did.
 
         Raises:
-            InvalidStateError: it was not started.
+            InvalidStateError: the collector was not started.
         """
 
     @abstractmethod
     def trace(
         self, run_id: str, phase_boundaries: PhaseBoundaries | None = None
     ) -> pa.RecordBatchReader:
-        """The rows, after ``stop``, as batches of ``arrow_schema(kind)``.
+        """The rows as batches of ``arrow_schema(kind)``. First call ``stop``.
+
+        Args:
+            run_id: ``run_id`` of all rows.
+            phase_boundaries: the phases, from which each row gets its ``phase`` by its time.
 
         Raises:
             InvalidStateError: nothing was collected.

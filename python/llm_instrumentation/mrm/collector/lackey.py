@@ -1,4 +1,4 @@
-"""Every access of a tiny program, with Valgrind's lackey."""
+"""Records every access of a tiny program with Valgrind's lackey."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _PID = re.compile(rb"^==(\d+)==", re.MULTILINE)
 
 
 class Lackey(BaseCollector):
-    """``valgrind --tool=lackey --trace-mem=yes`` around a program, a hundred times slower.
+    """Runs a program under ``valgrind --tool=lackey --trace-mem=yes``, a hundred times slower.
 
-    The text goes through a pipe to ``raw/lackey.txt``. At ``max_bytes`` (a line is about 17
-    bytes) the program is ended, since it would go on for hours with nothing recorded; the
-    warning says so, and what was recorded by then is a trace. Rows have no time: their
-    ``timestamp_ns`` is their place in the order, and so they have no phase.
+    The text goes through a pipe to ``raw/lackey.txt``. When it reaches ``max_bytes`` (a line is
+    about 17 bytes), the program is killed, because it could go on for hours without being recorded.
+    A warning says so, and the accesses up to then are the trace. Rows have no time:
+    ``timestamp_ns`` is the row's place in the order, so rows have no phase either.
 
-    Programs that the program starts are not recorded.
+    Other programs that the program starts are not recorded.
     """
 
     name = "lackey"
@@ -106,7 +106,7 @@ class Lackey(BaseCollector):
             os.close(pipe)
 
     def _copy_to(self, out: BinaryIO, pipe: int) -> None:
-        """Until the program has ended; or until ``stop``, where none came or it goes on."""
+        """Copies until the program ends, or until ``stop`` if it never began or still runs."""
         waiting = select.poll()
         waiting.register(pipe, select.POLLIN)
         size, pid = 0, None
@@ -117,7 +117,7 @@ class Lackey(BaseCollector):
                     return
                 continue
             part = os.read(pipe, _CHUNK)
-            if not part:  # hung up: it was there and is gone
+            if not part:  # hung up: the program had opened the pipe and has ended
                 return
             if pid is None and (found := _PID.search(part)):
                 pid = int(found[1])
@@ -187,7 +187,7 @@ class Lackey(BaseCollector):
 
 @functools.cache
 def _tried() -> str | None:
-    """What keeps valgrind from running a program that does nothing."""
+    """Runs a program that does nothing under valgrind; returns the error, or None."""
     valgrind = shutil.which("valgrind")
     if valgrind is None:
         return _INSTALL

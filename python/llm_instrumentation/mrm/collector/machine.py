@@ -1,4 +1,4 @@
-"""What can collect on this machine, found by trying."""
+"""Finds out which collectors can run on this machine, by trying each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["COLLECTORS", "CollectorStatus", "select_collector", "survey_machine"
 
 _log = logging.getLogger(__name__)
 
-#: Each collector's module and class, by the word that configurations use; those that see the
-#: most stand first.
+#: The module and class of each collector, by its name in configurations. Collectors that see more
+#: come first.
 COLLECTORS = {
     "perf_mem": (".perf_runner", "PerfMemRunner"),
     "torch": (".torch", "TorchTracer"),
@@ -33,8 +33,13 @@ COLLECTORS = {
 class CollectorStatus:
     """Whether a collector can run here.
 
-    ``reason`` is the real error where it cannot, and what to use instead; ``kind`` is None for one
-    that gives no rows.
+    Attributes:
+        name: the collector's name in configurations.
+        available: it can run here.
+        reason: if it cannot run, the error and what to use instead; else None.
+        kind: the kind of its rows; None if it has no rows.
+        gives: a line that says what its trace holds.
+        use_instead: a line that says what to use instead.
     """
 
     name: str
@@ -46,7 +51,7 @@ class CollectorStatus:
 
 
 def survey_machine() -> list[CollectorStatus]:
-    """The state of every collector, each tried for a moment; about two seconds in all."""
+    """The status of every collector. It tries each for a moment, about two seconds in all."""
     return [_status(name) for name in COLLECTORS]
 
 
@@ -71,16 +76,16 @@ def select_collector(
 ) -> BaseCollector:
     """The first collector that can run here, with its default settings.
 
-    Why the ones before it cannot is logged, and stands in its ``fallback_reason`` and later
-    in its :class:`.base.CollectorMeta`.
+    The log says why the collectors before it cannot run. The chosen collector's ``fallback_reason``
+    and later its :class:`.base.CollectorMeta` say it too.
 
     Args:
-        prefer: the first to try; see :data:`COLLECTORS` for the names.
-        fallbacks: the others, in order.
+        prefer: the name of the first collector to try, one of :data:`COLLECTORS`.
+        fallbacks: the names of the next ones, in order.
 
     Raises:
-        InvalidArgumentError: there is no collector of a name.
-        CollectorUnavailableError: none can run; says why, one by one.
+        InvalidArgumentError: a name is not in :data:`COLLECTORS`.
+        CollectorUnavailableError: no collector can run; the message has each one's reason.
     """
     order = list(dict.fromkeys([prefer, *fallbacks]))
     for name in order:

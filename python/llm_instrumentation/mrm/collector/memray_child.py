@@ -1,6 +1,7 @@
 """``python -m ...memray_child FOLDER SETTINGS (-m MODULE | SCRIPT) ARGUMENTS``.
 
-Runs a program as python would, recorded by memray into FOLDER; see :class:`.memray.MemrayRunner`.
+Runs a Python program as ``python`` does, while memray records it into FOLDER. SETTINGS is a JSON
+object with the arguments of :class:`.memray_runner.MemrayRunner`, which starts this command.
 """
 
 from __future__ import annotations

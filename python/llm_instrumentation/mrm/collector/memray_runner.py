@@ -1,4 +1,4 @@
-"""Allocations of a Python program, with memray."""
+"""Records the allocations of a Python program with memray."""
 
 from __future__ import annotations
 
@@ -27,13 +27,20 @@ _CHILD = "llm_instrumentation.mrm.collector.memray_child"
 
 
 class MemrayRunner(BaseCollector):
-    """``memray.Tracker`` in this process, or in a Python program that it starts.
+    """Runs ``memray.Tracker`` in this process, or in a Python program that it starts.
 
-    memray records the order of allocations; a row's time is that of memray's last snapshot
-    before it, a lower bound (see :mod:`..parser.memray_parser`). A recording that reaches
-    ``file_size_limit_gb`` ends there, with a warning, and the program goes on.
+    memray records the order of allocations, not their times. A row has the time of memray's last
+    snapshot before it, a lower bound (see :mod:`..parser.memray_parser`). When the recording
+    reaches ``file_size_limit_gb`` GiB, it ends with a warning and the program goes on.
 
-    ``raw/memray.bin`` is the recording; ``raw/memray.json`` says how its clock compares.
+    ``raw/memray.bin`` is the recording. ``raw/memray.json`` has the difference between
+    CLOCK_MONOTONIC and memray's clock in ns.
+
+    Args:
+        native_traces: also record the native stack of each allocation.
+        follow_fork: also record forked children, each into its own file; the trace does not have
+            their rows.
+        file_size_limit_gb: the size of the recording at which it ends, in GiB.
     """
 
     name = "memray"
@@ -181,7 +188,7 @@ class MemrayRunner(BaseCollector):
         )
 
     def _of_child(self) -> list[str]:
-        """What the program's own end of the recording had to say."""
+        """The warnings that the recording process left in ``raw/memray.json``."""
         try:
             about = load_json(self._sidecar.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -193,7 +200,7 @@ class MemrayRunner(BaseCollector):
     def trace(
         self, run_id: str, phase_boundaries: PhaseBoundaries | None = None
     ) -> pa.RecordBatchReader:
-        """The rows, with frees as loads."""
+        """The rows. An allocation is a store, and a release is a load."""
         if self._file is None or self._wraps or self._watch is not None or not self._file.exists():
             raise InvalidStateError("memray has recorded nothing")
         parsed = parse_memray(
@@ -210,10 +217,10 @@ _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def _split_python(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The interpreter with its options, and what it is to run: ``-m module`` or a script.
+    """Splits a command into the interpreter with its options, and ``-m module`` or a script.
 
     Raises:
-        UnsupportedError: this is no such command.
+        UnsupportedError: the command runs no Python module or script.
     """
     if not argv or not os.path.basename(argv[0]).startswith(("python", "pypy")):
         raise UnsupportedError(
@@ -229,7 +236,11 @@ def _split_python(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def record_child(folder: Path, settings: dict[str, Any], run: Any) -> None:
-    """The program's end: records while ``run()`` runs, then leaves word for the other end."""
+    """Records this process while ``run()`` runs; the started program calls it.
+
+    Its warnings go to ``raw/memray.json``, from where the collector in the other process reads
+    them.
+    """
     runner = MemrayRunner(**settings)
     runner.start([os.getpid()], folder)
     try:

@@ -1,4 +1,4 @@
-"""First touches of pages: page faults, by perf or by the kernel's tracepoints."""
+"""Records first touches of pages from page faults, with perf or the kernel's tracepoints."""
 
 from __future__ import annotations
 
@@ -31,21 +31,30 @@ __all__ = ["PageFaults"]
 
 _EVENTS = ("exceptions/page_fault_user", "exceptions/page_fault_kernel")
 _OPTIONS = ["-e", "page-faults", "-c", "1", "--data", "--sample-cpu"]
-# Room for bursts; what others may have is limited (kernel.perf_event_mlock_kb).
+# Pages of buffer for bursts. Other users have a limit (kernel.perf_event_mlock_kb), so only root
+# gets these.
 _ROOT_OPTIONS = ["-m", "1024"]
 _FIELDS = "comm,pid,tid,cpu,time,period,event,addr,ip,sym,symoff,dso"
 
 
 class PageFaults(BaseCollector):
-    """The first touch of each page, and the first write to one that was only read before.
+    """Records the first touch of each page, and the first write to a page that was only read.
 
-    Two sources. ``tracepoint``: exceptions:page_fault_user and page_fault_kernel in a trace
-    instance of its own (root, tracefs mounted); it tells loads from stores and gives times to
-    the microsecond. ``software``: perf's page-faults event; nanoseconds and symbols, but every
-    row is a load, since it does not say what the access was. ``auto`` takes the tracepoints
-    where it can. A page that the kernel fills ahead, or a huge page, faults once for all of it.
+    There are two sources:
 
-    ``raw/page_faults.txt`` is the text, ``raw/perf.data`` perf's recording.
+    - ``tracepoint``: exceptions:page_fault_user and page_fault_kernel, in their own trace instance.
+      It tells loads from stores and has times to the microsecond. It needs root and a mounted
+      tracefs.
+    - ``software``: perf's page-faults event. It has times in nanoseconds and symbols. It does not
+      say whether the access was a load or a store, so every row is a load.
+
+    ``auto`` takes the tracepoints if they can be recorded, else perf. If the kernel fills several
+    pages at one fault, or a huge page, all of them have only this one row.
+
+    ``raw/page_faults.txt`` is the text, and ``raw/perf.data`` perf's recording.
+
+    Args:
+        source: "auto", "tracepoint" or "software".
     """
 
     name = "page_faults"
@@ -67,7 +76,7 @@ class PageFaults(BaseCollector):
         return None if chosen else f"{reason}. {self.use_instead}"
 
     def _choice(self) -> tuple[str | None, str]:
-        """The source to use, and why not another."""
+        """The source to use, or None; and why each source tried before cannot run."""
         reasons: list[str] = []
         for source, check in (("tracepoint", _no_tracepoint), ("software", _no_software)):
             if self._source in ("auto", source):
@@ -167,7 +176,7 @@ def _options() -> list[str]:
 
 @functools.cache
 def _no_tracepoint() -> str | None:
-    """Why tracepoints cannot be recorded, tried."""
+    """Tries the tracepoints; returns why they cannot be recorded, or None."""
     try:
         with tempfile.TemporaryDirectory(prefix="mrm-trace-") as folder:
             text = Path(folder, "text")

@@ -1,6 +1,6 @@
-"""The perf program: recordings that begin when they say so, and their text.
+"""Runs the program perf: records processes or commands, and turns recordings into text.
 
-Times are CLOCK_MONOTONIC. Commands are lists; no shell sees a name or an option.
+Times are CLOCK_MONOTONIC. Commands are lists of arguments, and no shell runs them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INSTALL_PERF = (
 _READY_S = 20.0
 _END_S = 60.0
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
-# What perf prints around its error: usage, hints for its own options, progress.
+# Lines that perf prints beside its error: usage, hints about its options, progress.
 _NOISE = re.compile(
     r"(Usage:|or: perf|-\w, --|Run 'perf list'|\[ perf record:|Events (dis|en)abled|$)"
 )
@@ -42,7 +42,7 @@ def find_perf() -> str | None:
 
 
 def perf_error(text: str | bytes) -> str:
-    """What perf complained about, on one line."""
+    """The error in perf's output, on one line of at most 600 characters."""
     if isinstance(text, bytes):
         text = text.decode(errors="replace")
     lines = [" ".join(line.split()) for line in text.splitlines()]
@@ -51,7 +51,7 @@ def perf_error(text: str | bytes) -> str:
 
 
 def permission_advice(error: str) -> str:
-    """What would give the permission that perf lacks, where it lacks one."""
+    """How to give perf the permission that it lacks; "" if the error is another one."""
     if not re.search(r"permission|paranoid|EACCES|EPERM|not permitted", error, re.IGNORECASE):
         return ""
     with contextlib.suppress(OSError):
@@ -64,7 +64,7 @@ def permission_advice(error: str) -> str:
 
 
 def try_recording(options: Sequence[str]) -> str | None:
-    """Records a process that does nothing; perf's error where it cannot."""
+    """Records a program that does nothing; returns perf's error, or None if it worked."""
     perf = find_perf()
     if perf is None:
         return INSTALL_PERF
@@ -87,7 +87,16 @@ def _environment() -> dict[str, str]:
 
 
 class PerfRecording:
-    """``perf record`` with ``options`` into ``data``: around a command or on processes."""
+    """A run of ``perf record``, around a command or on running processes.
+
+    Args:
+        options: options of perf record, without the output file.
+        data: the recording; an existing file is removed.
+
+    Attributes:
+        data: the path of the recording.
+        warnings: what went wrong so far, a text each.
+    """
 
     def __init__(self, options: Sequence[str], data: Path) -> None:
         self.data = data
@@ -98,16 +107,20 @@ class PerfRecording:
         data.unlink(missing_ok=True)
 
     def around(self, argv: Sequence[str]) -> list[str]:
-        """The command that runs ``argv`` and records it from its first instruction."""
+        """The command that runs ``argv`` and records it from its first instruction.
+
+        Raises:
+            StrapIOError: perf is not installed.
+        """
         return [_perf(), "record", *self._options, "--", *argv]
 
     def attach(self, pids: Iterable[int]) -> None:
-        """Records processes, with the threads and children that they start from now on.
+        """Begins to record processes, with the threads and children that they start later.
 
-        Returns when perf has begun.
+        It returns once perf records.
 
         Raises:
-            StrapIOError: perf ended; the message is its error.
+            StrapIOError: perf is not installed, ended or does not answer.
         """
         targets = ",".join(map(str, pids))
         order_read, order_write = os.pipe()
@@ -116,7 +129,7 @@ class PerfRecording:
             _perf(), "record", *self._options, "-p", targets,
             "--delay", "-1", "--control", f"fd:{order_read},{answer_write}",
         ]  # fmt: skip
-        # A file, not a pipe that would fill: perf may have much to say in a long run.
+        # A file, because a pipe could fill: perf may print much in a long run.
         self._told = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _end
         try:
             self._process = subprocess.Popen(
@@ -125,13 +138,13 @@ class PerfRecording:
                 stdout=self._told,
                 stderr=self._told,
                 pass_fds=(order_read, answer_write),
-                start_new_session=True,  # Ctrl-C is for this process, which ends perf
+                start_new_session=True,  # Ctrl-C reaches only this process, which then ends perf
                 env=_environment(),
             )
         finally:
             os.close(order_read)
             os.close(answer_write)
-            # perf 6.1 loses count of its descriptors when these close before it ends.
+            # Closed by _end: perf 6.1 miscounts its descriptors if these close before it ends.
             self._control = [order_write, answer_read]
         with contextlib.suppress(BrokenPipeError):
             os.write(order_write, b"enable\n")
@@ -141,7 +154,7 @@ class PerfRecording:
 
     @staticmethod
     def _enabled(answers: int) -> bool:
-        """Waits for perf's ``ack``; False where it ends instead, or does not answer."""
+        """Waits for perf's ``ack``; returns False if perf ends or does not answer in time."""
         end = time.monotonic() + _READY_S
         heard = b""
         while b"ack\n" not in heard:
@@ -154,7 +167,7 @@ class PerfRecording:
         return True
 
     def _end(self) -> str:
-        """Ends perf where it runs, and gives what it said."""
+        """Ends perf if it runs; returns its error, or "" if there was none."""
         process, self._process = self._process, None
         if process is None:
             return ""
@@ -177,7 +190,7 @@ class PerfRecording:
         return ""
 
     def finish(self) -> None:
-        """Ends a recording; what perf complained about goes to :attr:`warnings`."""
+        """Ends the recording and adds perf's errors to :attr:`warnings`."""
         complaint = self._end()
         if complaint:
             self.warnings.append(f"perf record: {complaint}")
@@ -185,10 +198,15 @@ class PerfRecording:
             self.warnings.append(f"perf wrote no {self.data.name}: it recorded nothing")
 
     def script(self, text: Path, *field_lists: str) -> str | None:
-        """Writes the recording as text, with the first list of fields that it has.
+        """Writes the recording as text.
+
+        Args:
+            text: the file to write.
+            field_lists: lists of fields, each a comma-separated text. The first list that perf can
+                print is used.
 
         Returns:
-            The list, or None where perf could print none; :attr:`warnings` says why.
+            The list that was used. None: perf could print none, and :attr:`warnings` says why.
         """
         errors: list[str] = []
         for fields in field_lists:
@@ -224,9 +242,10 @@ _LOST = re.compile(rb"PERF_RECORD_(LOST|LOST_SAMPLES) lost (\d+)")
 
 
 def lost_samples(text: Path) -> int:
-    """The samples that were lost, from perf's text with ``--show-lost-events``.
+    """The number of lost samples, from perf's text with ``--show-lost-events``.
 
-    The kernel tells of those that found no room, and newer ones tell their total once more.
+    The kernel reports samples that found no room in its buffer as LOST. Newer kernels report their
+    total again as LOST_SAMPLES, so the larger sum counts.
     """
     if not text.exists() or not text.stat().st_size:
         return 0

@@ -1,4 +1,4 @@
-"""Sampled loads and stores by the processor's performance counters, with perf."""
+"""Samples loads and stores with perf, by the performance counters of the processor."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ __all__ = ["PerfMemRunner", "machine_events"]
 _PMUS = Path("/sys/bus/event_source/devices")
 _INTEL_PMUS = ("cpu", "cpu_core", "cpu_atom")
 
-# What perf script prints; parse_perf_script reads all of them. Not every event has a data
-# source and a weight, and perf refuses to print what an event lacks.
+# Fields for perf script to print; parse_perf_script reads each list. perf refuses a field that an
+# event lacks, and some events have no data source or weight, so lists are tried in this order.
 _FIELDS = (
     "comm,pid,tid,cpu,time,event,addr,data_src,weight,ip,sym,symoff,dso",
     "comm,pid,tid,cpu,time,event,addr,data_src,ip,sym,symoff,dso",
@@ -39,10 +39,15 @@ _FIELDS = (
 
 
 def machine_events(ldlat_threshold: int = 20, pmus: Path = _PMUS) -> list[str]:
-    """The events that sample loads and stores on this processor; none where it has none.
+    """The events that sample loads and stores on this processor, by perf's names; [] if none do.
 
-    Intel: mem-loads above a latency and mem-stores, of each kind of core where there are two,
-    and mem-loads-aux beside the loads where the processor needs it. AMD: IBS.
+    Intel: mem-loads and mem-stores, for each of two kinds of cores; with mem-loads-aux beside the
+    loads if the processor needs it. AMD: IBS.
+
+    Args:
+        ldlat_threshold: the least latency in cycles of the loads that are sampled. AMD applies it
+            from 128 on, if the processor can.
+        pmus: the folder in which the kernel lists its event sources.
     """
     events = []
     for pmu in _INTEL_PMUS:
@@ -62,9 +67,9 @@ def machine_events(ldlat_threshold: int = 20, pmus: Path = _PMUS) -> list[str]:
 
 
 class PerfMemRunner(BaseCollector):
-    """``perf record`` with memory events: every ``sample_period``-th load and store.
+    """Runs ``perf record`` with memory events: every ``sample_period``-th load and store.
 
-    ``raw/perf.data`` is the recording and ``raw/perf_script.txt`` its text.
+    ``raw/perf.data`` is the recording, and ``raw/perf_script.txt`` the text made from it.
     """
 
     name = "perf_mem"
@@ -85,14 +90,18 @@ class PerfMemRunner(BaseCollector):
         extra_flags: Sequence[str] = (),
         require_root: bool = False,
     ) -> None:
-        """Settings of the recording.
+        """Sets the options of the recording.
 
         Args:
-            events: perf's names; None takes :func:`machine_events`.
-            sample_period: events from one sample to the next.
-            ldlat_threshold: loads that take fewer cycles are left out (Intel).
+            events: perf's names of events; None takes :func:`machine_events`.
+            sample_period: the number of events from one sample to the next.
+            ldlat_threshold: the least latency in cycles of the loads that are sampled; see
+                :func:`machine_events`.
             extra_flags: more options of perf record.
-            require_root: refuse to run as anyone else.
+            require_root: refuse to run unless the user is root.
+
+        Raises:
+            InvalidArgumentError: ``sample_period`` or ``ldlat_threshold`` is not positive.
         """
         for name, value in (("sample_period", sample_period), ("ldlat_threshold", ldlat_threshold)):
             if value <= 0:
@@ -117,7 +126,7 @@ class PerfMemRunner(BaseCollector):
             return f"{INSTALL_PERF}. {self.use_instead}"
         if self._require_root and os.geteuid() != 0:
             return "this is not root; run as root, or set require_root to false"
-        # With nothing to choose from, perf's own words on what a usual processor would have.
+        # If the kernel lists no events, the reason has perf's errors for the usual ones.
         events = self._events or [f"cpu/mem-loads,ldlat={self._ldlat}/P", "ibs_op//"]
         if self._events:
             error = _tried(tuple(self._options(events)))
@@ -187,7 +196,10 @@ class PerfMemRunner(BaseCollector):
     def trace(
         self, run_id: str, phase_boundaries: PhaseBoundaries | None = None
     ) -> pa.RecordBatchReader:
-        """The rows. ``access_latency_ns`` is perf's cycles at the clock that the kernel tells."""
+        """The rows. ``access_latency_ns`` is perf's cycles divided by the clock of the processor.
+
+        The clock is the rated one; if the kernel does not tell it, the present one.
+        """
         if self._text is None:
             raise InvalidStateError("perf_mem has recorded nothing")
         parsed = parse_perf_script(
@@ -207,7 +219,7 @@ def _tried(options: tuple[str, ...]) -> str | None:
 
 @functools.cache
 def _cycles_per_ns() -> float | None:
-    """The clock in GHz: the processor's rated one, else what it runs at now."""
+    """The clock in GHz: the processor's rated one, else its present one, else None."""
     rated = Path("/sys/devices/system/cpu/cpu0/cpufreq/base_frequency")  # kHz
     if rated.exists():
         return int(rated.read_text()) / 1e6

@@ -9,7 +9,7 @@ __all__ = ["Mapping", "mappings"]
 
 
 class Mapping(NamedTuple):
-    """A line: [start, end), ``rwxp`` flags, and the file or the [name] of it."""
+    """A line of the file: addresses [start, end), ``rwxp`` flags, and a file or a [name]."""
 
     start: int
     end: int
@@ -22,7 +22,7 @@ class Mapping(NamedTuple):
 
 
 def mappings(pid: int) -> Iterator[Mapping]:
-    """The mappings of a process, in the order of their addresses."""
+    """The mappings of a process, sorted by address."""
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             span, flags, _, _, _, *name = line.split(None, 5)

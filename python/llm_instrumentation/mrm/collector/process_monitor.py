@@ -1,4 +1,4 @@
-"""What a process uses over time: memory, CPU, threads, files, I/O, context switches."""
+"""Samples what processes use: memory, CPU, threads, files, I/O, context switches."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _MIB = 1 << 20
 
 @dataclass
 class ProcessSample:
-    """One process at one time. MB are of 2**20 bytes.
+    """A sample of one process at one time. MB are of 2**20 bytes.
 
-    ``t_s`` counts from the monitor's start and ``mono_ns`` is the same moment on
-    CLOCK_MONOTONIC. ``cpu_pct`` is of the time since the sample before: 100 is one core.
-    Bytes and context switches are totals of the process's life.
+    ``t_s`` counts seconds from the monitor's start, and ``mono_ns`` is the same moment in ns of
+    CLOCK_MONOTONIC. ``cpu_pct`` is the share of the time since the previous sample: 100 is one
+    core. Bytes read and written, and context switches, count from the start of the process.
     """
 
     t_s: float
@@ -53,11 +53,17 @@ class ProcessSample:
 
 
 class ProcessMonitor:
-    """Samples processes on a thread of its own, between ``start`` and ``stop``.
+    """Samples processes in a thread, from ``start`` to ``stop``.
 
-    A process that ends has no more samples; its pid goes to :attr:`vanished`, and so does one
-    that is not there at the start. What may not be read of a process is 0 in its samples and
-    named in :attr:`denied`.
+    Args:
+        pids: the processes.
+        poll_interval_ms: the time from one sample to the next.
+
+    Attributes:
+        vanished: ids of processes that had ended, before ``start`` or later. They get no further
+            samples.
+        denied: names of psutil's calls that were refused or do not exist here. Their values are 0
+            in the samples.
     """
 
     def __init__(self, pids: Collection[int], poll_interval_ms: int = 100) -> None:
@@ -96,7 +102,7 @@ class ProcessMonitor:
         self._thread.start()
 
     def stop(self) -> list[ProcessSample]:
-        """Takes a last sample, ends the thread and gives all samples."""
+        """Takes a last sample, ends the thread and returns all samples."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join()
@@ -104,7 +110,7 @@ class ProcessMonitor:
         return self.get_samples()
 
     def get_samples(self) -> list[ProcessSample]:
-        """The samples so far; may be called at any time, by any thread."""
+        """The samples so far. Any thread may call this at any time."""
         with self._lock:
             return list(self._samples)
 
@@ -156,7 +162,7 @@ class ProcessMonitor:
             )
 
     def _allowed(self, process: psutil.Process, what: str) -> Any:
-        """What the call of this name gives; None where it is refused or unknown here."""
+        """The result of the process's method ``what``; None if it is refused or unknown here."""
         call: Callable[[], Any] | None = getattr(process, what, None)
         if call is None:
             self.denied.add(what)
@@ -172,9 +178,9 @@ _MEMORY = {"rss", "vms", "shared", "text", "data"}
 
 
 class ProcessMonitorCollector(BaseCollector):
-    """A :class:`ProcessMonitor` in a collector's place: samples, and no rows.
+    """Runs a :class:`ProcessMonitor` as a collector. It has samples, but its trace has no rows.
 
-    ``raw/process_samples.csv`` has a line a sample, with the fields of
+    ``raw/process_samples.csv`` has a line for each sample, with the fields of
     :class:`ProcessSample`.
     """
 
@@ -189,7 +195,15 @@ class ProcessMonitorCollector(BaseCollector):
         poll_interval_ms: int = 100,
         metrics: Collection[str] = ("rss", "vms", "shared", "text", "data"),
     ) -> None:
-        """``metrics`` are the kinds of memory that the file has."""
+        """Sets the options.
+
+        Args:
+            poll_interval_ms: the time from one sample to the next.
+            metrics: the kinds of memory that the file has, of rss, vms, shared, text and data.
+
+        Raises:
+            InvalidArgumentError: a metric is unknown.
+        """
         unknown = sorted(set(metrics) - _MEMORY)
         if unknown:
             raise InvalidArgumentError(
@@ -252,7 +266,7 @@ class ProcessMonitorCollector(BaseCollector):
     def trace(
         self, run_id: str, phase_boundaries: PhaseBoundaries | None = None
     ) -> pa.RecordBatchReader:
-        """No rows."""
+        """A reader without rows."""
         if self._output is None:
             raise InvalidStateError("process_monitor has not been started and stopped")
         return pa.RecordBatchReader.from_batches(arrow_schema(), iter(()))

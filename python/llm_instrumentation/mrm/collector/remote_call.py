@@ -1,9 +1,9 @@
-"""System calls made in the name of another process, by ptrace(2). x86-64 Linux.
+"""Makes another process run system calls, by ptrace(2), on x86-64 Linux.
 
-The process's main thread is stopped for some ten microseconds, its registers are set to the
-call, one instruction runs, and the registers are put back, so that a call in which it waited
-goes on. It takes the permission to trace the process: one's own descendants as a rule, any
-process of one's own where kernel.yama.ptrace_scope is 0, all for root.
+The main thread of the process is stopped for some ten microseconds. Its registers are set to the
+system call, one instruction runs, and the registers are restored, so that a call in which it waited
+goes on. This needs permission to trace the process. Usually a user may trace descendants of the
+calling process, or all of their processes if kernel.yama.ptrace_scope is 0. Root may trace all.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class _Registers(ctypes.Structure):
 
 
 def system_call(number: int, *arguments: int) -> int:
-    """A system call of this process.
+    """Runs a system call in this process and returns its result.
 
     Raises:
-        OSError: as the kernel says.
+        OSError: the call failed.
     """
     result: int = _libc.syscall(
         ctypes.c_long(number), *(ctypes.c_ulong(value) for value in arguments)
@@ -62,7 +62,11 @@ def system_call(number: int, *arguments: int) -> int:
 
 
 class RemoteProcess:
-    """A process that is stopped while the ``with`` block runs; use it from one thread."""
+    """Another process, stopped during the ``with`` block. Use it from one thread.
+
+    Entering the block raises ProcessLookupError if the process has ended. It raises StrapIOError if
+    the process cannot be traced, is no 64-bit program, or does not stop in 2 s.
+    """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -85,10 +89,11 @@ class RemoteProcess:
         return self
 
     def call(self, number: int, *arguments: int) -> int:
-        """Makes the process call the kernel, and gives the result.
+        """Runs a system call in the process and returns its result.
 
         Raises:
-            OSError: the call's own error, or the process ended.
+            OSError: the call failed.
+            ProcessLookupError: the process has ended.
         """
         registers = _Registers.from_buffer_copy(self._saved)
         registers.rip = self._at
@@ -98,7 +103,7 @@ class RemoteProcess:
             setattr(registers, name, value)
         self._ptrace(_SETREGS, ctypes.addressof(registers))
         self._ptrace(_SINGLESTEP, 0)
-        # A signal that comes first is kept for later; the step is then yet to be made.
+        # If another signal stopped the process, keep the signal for later and step again.
         while (number := self._wait_stopped()) != signal.SIGTRAP:
             self._signals.append(number)
             self._ptrace(_SINGLESTEP, 0)
@@ -136,7 +141,7 @@ class RemoteProcess:
         return StrapIOError(number, f"{what} of process {self._pid}: {os.strerror(number)}")
 
     def _wait_stopped(self) -> int:
-        """Waits until the process has stopped, and gives the signal that stopped it."""
+        """Waits until the process has stopped; returns the signal that stopped it."""
         end = time.monotonic() + _PATIENCE_S
         while time.monotonic() < end:
             found, status = os.waitpid(self._pid, _WALL | os.WNOHANG)
@@ -153,7 +158,7 @@ class RemoteProcess:
 
 
 def _syscall_instruction(pid: int) -> int:
-    """Where a syscall instruction lies: every process has some in its vDSO."""
+    """The address of a syscall instruction in the vDSO, which every process has."""
     for one in mappings(pid):
         if one.name == "[vdso]":
             with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:

@@ -1,4 +1,4 @@
-"""Columns of numbers as batches of a trace, for collectors that keep their own records."""
+"""Makes batches of a trace from columns of numbers, for collectors with their own records."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from .base import TIME_KEY, PhaseBoundaries
 __all__ = ["OPS", "Phases", "Words", "make_batch", "reader_of_text"]
 
 
-#: What the codes of an ``op_type`` column given as numbers mean.
+#: The texts of ``op_type``: code 0 is a load, code 1 a store.
 OPS = (OpType.LOAD.value, OpType.STORE.value)
 
-#: A text column: one word for all rows, or words and an index of them a row (-1: null).
+#: A text column: one text for all rows (None: null), or a list of texts and for each row the
+#: position of its text in this list (-1: null).
 Words = str | None | tuple[Sequence[str], npt.NDArray[Any]]
 
 
 class Phases:
-    """Which phase a time belongs to: the first whose [start_ns, end_ns) holds it."""
+    """Finds the phase of a time: the first one whose [start_ns, end_ns) contains the time."""
 
     def __init__(self, boundaries: PhaseBoundaries | None) -> None:
         self._spans = [
@@ -38,7 +39,7 @@ class Phases:
         self._names = list(dict.fromkeys(name for name, _, _ in self._spans))
 
     def of(self, times: npt.NDArray[np.int64]) -> Words:
-        """The phases of a column of times."""
+        """The phases of a column of times, (rows,) int64 ns of CLOCK_MONOTONIC."""
         if not self._spans:
             return None
         codes = np.full(len(times), -1, np.int32)
@@ -57,17 +58,17 @@ def make_batch(
     op_type: Words,
     **columns: Words | npt.NDArray[Any] | Sequence[int | None],
 ) -> pa.RecordBatch:
-    """Rows of ``schema``, which is one of :func:`..schema.arrow_schema`.
+    """A batch of rows of a trace.
 
     Args:
-        schema: of the whole trace.
-        run_id: of all rows.
-        first_id: the ``sample_id`` of the first row; the others count on from it.
+        schema: the schema of the trace, from :func:`..schema.arrow_schema`.
+        run_id: ``run_id`` of all rows.
+        first_id: the ``sample_id`` of the first row; each further row has the next number.
         times: ``timestamp_ns``, (rows,).
-        addresses: (rows,); their pages are computed.
+        addresses: (rows,); ``address_page`` is computed from it.
         op_type: see :data:`Words`.
-        columns: further ones by name; those not given are null, an empty text or
-            "unknown".
+        columns: further columns by name. Without them ``symbol`` and ``dso`` are "",
+            ``region_type`` is "unknown", ``region_id`` is 0, and other columns are null.
     """
     rows = len(times)
     given: dict[str, Any] = {
@@ -102,11 +103,12 @@ def _words(value: str | tuple[Sequence[str], npt.NDArray[Any]], rows: int) -> pa
 
 
 def reader_of_text(parsed: ParsedTrace, time_note: str | None = None) -> pa.RecordBatchReader:
-    """The rows of a text.
+    """The rows of a parsed text.
 
     Args:
-        parsed: from one of the parsers.
-        time_note: for the schema's metadata: what the rows' times are, if not their times.
+        parsed: the result of a parser.
+        time_note: what ``timestamp_ns`` is, if it is not the time of the access; it goes into the
+            schema's metadata as :data:`.base.TIME_KEY`.
     """
     reader = parsed.reader()
     schema = reader.schema

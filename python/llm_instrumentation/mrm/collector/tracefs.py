@@ -1,7 +1,7 @@
-"""A trace instance of the kernel's own: tracepoints of some processes into a text file.
+"""Records tracepoints of some processes into a text file, by an instance of the kernel's tracefs.
 
-Needs root and a mounted tracefs. The instance is this program's alone; other users of
-tracefs are not disturbed, and it is gone after :meth:`TraceInstance.close`.
+It needs root and a mounted tracefs. Only this program uses the instance, so other users of tracefs
+are not disturbed. :meth:`TraceInstance.close` removes the instance.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = ["MOUNT_TRACEFS", "TraceInstance", "find_tracefs"]
 MOUNT_TRACEFS = "mount -t tracefs tracefs /sys/kernel/tracing"
 
 _PLACES = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
-_BUFFER_KB = 16 << 10  # a processor
+_BUFFER_KB = 16 << 10  # for each processor
 _CHUNK = 1 << 16
 _PREFIX = "mrm-trace-"
-_NOBODY = str(1 << 22)  # the kernel's PID_MAX_LIMIT, which no process has
+_NOBODY = str(1 << 22)  # the kernel's PID_MAX_LIMIT: no process has this id
 
 
 def find_tracefs() -> Path | None:
-    """Where tracefs is mounted, or None.
+    """The folder at which tracefs is mounted, or None.
 
     Raises:
-        StrapPermissionError: only root may know.
+        StrapPermissionError: this process is not root, and cannot see it.
     """
     for place in _PLACES:
         try:
@@ -48,25 +48,26 @@ def find_tracefs() -> Path | None:
 
 
 class TraceInstance:
-    """Tracepoints ``events`` of processes, written to ``text`` until :meth:`close`.
+    """Writes tracepoints of processes to a text file until :meth:`close`.
 
-    Times are CLOCK_MONOTONIC, printed to the microsecond. New threads and children of the
-    processes are followed.
+    Times are CLOCK_MONOTONIC, printed to the microsecond. New threads and children of watched
+    processes are watched too.
 
     Attributes:
-        lost: events that found no room, known after ``close``.
-        error: what ended the copying early, if anything.
+        path: the folder of the instance.
+        lost: how many events were lost because the kernel's buffer was full; set by ``close``.
+        error: the error that ended the copying early, or None.
     """
 
     def __init__(self, events: Sequence[str], text: Path) -> None:
-        """Begins to record; nobody is watched yet.
+        """Makes the instance. No process is watched yet; see :meth:`watch` and :meth:`around`.
 
         Args:
-            events: names such as ``exceptions/page_fault_user``.
-            text: replaced where it exists.
+            events: names of tracepoints, as ``exceptions/page_fault_user``.
+            text: the file to write; an existing file is replaced.
 
         Raises:
-            StrapIOError: tracefs is not mounted, lacks an event or refuses.
+            StrapIOError: tracefs is not mounted, lacks an event, or refuses a step.
         """
         self.lost = 0
         self.error: OSError | None = None
@@ -96,10 +97,10 @@ class TraceInstance:
         self._thread.start()
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Records these processes, with all their threads, from now on.
+        """Records these processes from now on, with all their threads.
 
         Raises:
-            ProcessLookupError: one of them has ended.
+            ProcessLookupError: one of the processes has ended.
         """
         for pid in pids:
             try:
@@ -110,7 +111,7 @@ class TraceInstance:
                 self._set("set_event_pid", thread, os.O_APPEND)
 
     def around(self, argv: Sequence[str]) -> list[str]:
-        """The command that runs ``argv``, recorded from its first instruction."""
+        """The command that runs ``argv`` and has it recorded from its first instruction."""
         return ["sh", "-c", 'echo $$ >> "$0" && exec "$@"', str(self.path / "set_event_pid"), *argv]
 
     def _copy(self) -> None:
@@ -155,7 +156,7 @@ class TraceInstance:
 
 def _remove(instance: Path) -> None:
     end = time.monotonic() + 5.0
-    while True:  # busy for a moment after its pipe was closed
+    while True:  # EBUSY for a moment after its pipe was closed
         try:
             instance.rmdir()
             return
@@ -166,9 +167,9 @@ def _remove(instance: Path) -> None:
 
 
 def _remove_left_behind(instances: Path) -> None:
-    """Removes the instances of programs that were killed."""
+    """Removes the instances that killed programs left."""
     for instance in instances.glob(f"{_PREFIX}*"):
         pid = instance.name.removeprefix(_PREFIX).partition("-")[0]
         if not Path("/proc", pid).exists():
-            with contextlib.suppress(StrapIOError):  # another program was first
+            with contextlib.suppress(StrapIOError):  # another program removed it first
                 _remove(instance)

@@ -1,4 +1,4 @@
-"""Write sets: the pages that a process wrote, interval by interval."""
+"""Records write sets: the pages that a process wrote in each interval."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _BATCH_ROWS = 1 << 17
 class WriteSets(BaseCollector):
     """Looks every ``interval_ms`` which pages of anonymous memory were written.
 
-    A row is a page that was written at least once in an interval; its time is the interval's
-    end, its address the page's, its thread_id the process. Memory that the program maps and
-    unmaps within one interval is not seen, and memory that moves (mremap) counts as written.
-    See :mod:`.written_pages` for the two ways of looking. Each page's first write of an
-    interval costs the program about half a microsecond.
+    A row is a page that was written at least once in an interval. Its time is the end of the
+    interval, its address that of the page, and its thread_id the process id. Memory that the
+    program maps and unmaps within one interval is not seen, and memory that moves (mremap) counts
+    as written. :mod:`.written_pages` describes the two ways of looking. The first write to a page
+    in each interval costs the program about half a microsecond.
 
-    ``raw/write_sets.bin`` has a record a region: time_ns i64, pid i64, start u64, end u64,
-    of this machine's byte order.
+    ``raw/write_sets.bin`` has a record for each region, in this machine's byte order: time_ns i64,
+    pid i64, start u64, end u64.
     """
 
     name = "write_sets"
@@ -117,13 +117,13 @@ def read_write_sets(
     *,
     interval_ms: int | None = None,
 ) -> pa.RecordBatchReader:
-    """The rows of a ``write_sets.bin``, also of one whose end was not written.
+    """The rows of a ``write_sets.bin``. Its last record may be incomplete and is then left out.
 
     Args:
         path: the file.
-        run_id: for every row.
-        phase_boundaries: on the clock of the rows, CLOCK_MONOTONIC.
-        interval_ms: for the schema's metadata, where it is known.
+        run_id: ``run_id`` of all rows.
+        phase_boundaries: the phases, in CLOCK_MONOTONIC as the rows.
+        interval_ms: the interval, for the schema's metadata; None: it is not known.
     """
     notes = {TIME_KEY: b"end of the interval in which the page was written"}
     if interval_ms is not None:
@@ -135,7 +135,11 @@ def read_write_sets(
 
 
 class _Looks:
-    """A thread that looks at processes in turn, from its making until :meth:`close`."""
+    """A thread that looks at processes at each interval, until :meth:`close`.
+
+    Raises:
+        CollectorUnavailableError: a process has ended, or the kernel refuses to watch it.
+    """
 
     def __init__(self, pids: list[int], interval_ms: int, output: Path) -> None:
         self.warnings: list[str] = []
@@ -163,7 +167,7 @@ class _Looks:
         self._thread.start()
 
     def close(self) -> None:
-        """Looks once more, and leaves the processes as they were."""
+        """Looks a last time and leaves the processes as they were."""
         self._ending.set()
         self._thread.join()
         self._drop_all()
@@ -250,7 +254,7 @@ class _Looks:
 def _batches(
     path: Path, schema: pa.Schema, run_id: str, phases: Phases
 ) -> Iterator[pa.RecordBatch]:
-    """A row a page."""
+    """Batches with a row for each page of the records."""
     count = path.stat().st_size // _RECORD.itemsize
     if not count:
         return
@@ -280,7 +284,7 @@ def _batches(
 
 @functools.cache
 def _unavailable_reason() -> str | None:
-    """Tries it: a page of this process, written and looked for."""
+    """Writes a page and looks for it; returns why this does not work here, or None."""
     if mmap.PAGESIZE != PAGE_BYTES:
         return f"pages of {mmap.PAGESIZE} bytes; a trace counts in {PAGE_BYTES}"
     try:

@@ -1,15 +1,19 @@
-"""Which pages of a process were written since the last look, by the kernel's own marks.
+"""Finds the pages of a process that were written since the last look, from marks of the kernel.
 
-Two ways. :class:`WriteProtect` protects pages against writing and has the kernel take the
-protection off at the first write (userfaultfd's asynchronous mode) and find such pages
-(PAGEMAP_SCAN): one atomic step a look, from Linux 6.7. A userfaultfd belongs to the process
-that opens it; another process is made to open one (:mod:`.remote_call`), which is then taken
-out of it. :class:`SoftDirty` is the older way, for kernels that are built with it.
+There are two ways:
 
-Both see anonymous memory: the heap, stacks, and written copies of private file mappings.
-Shared memory and files are left out, since there a page that is only read looks the same.
+- :class:`WriteProtect` write-protects pages. The kernel removes the protection of a page at its
+  first write (userfaultfd's asynchronous mode), and PAGEMAP_SCAN finds these pages and protects
+  them again in one atomic step. It needs Linux 6.7. A userfaultfd belongs to the process that opens
+  it, so another process is made to open one (:mod:`.remote_call`), and the descriptor is copied
+  here.
+- :class:`SoftDirty` is the older way. It needs a kernel that is built with soft-dirty bits.
+
+Both see anonymous memory: the heap, stacks, and written copies of private file mappings. Shared
+memory and files are left out: there a page that is only read looks like a written one.
+
 Sources: linux/userfaultfd.h, linux/fs.h (struct pm_scan_arg), and the kernel's
-Documentation/admin-guide/mm/pagemap.rst, soft-dirty.rst.
+Documentation/admin-guide/mm/pagemap.rst and soft-dirty.rst.
 """
 
 from __future__ import annotations
@@ -33,14 +37,15 @@ from .remote_call import RemoteProcess, system_call
 
 __all__ = ["REGION", "Regions", "SoftDirty", "WriteProtect", "WrittenPages"]
 
-#: Written memory, [start, end); ``huge`` is not 0 where only the huge page is known.
+#: Written memory: addresses [start, end). If ``huge`` is not 0, the region consists of huge pages,
+#: and perhaps only parts of each were written. The layout is the kernel's struct page_region.
 REGION = np.dtype([("start", np.uint64), ("end", np.uint64), ("huge", np.uint64)])
 Regions = npt.NDArray[np.void]
 
 _NR_CLOSE, _NR_USERFAULTFD, _NR_PIDFD_GETFD = 3, 323, 438
 
 _UFFD_API = 0xAA
-_UFFD_USER_MODE_ONLY = 1  # what unprivileged processes may open
+_UFFD_USER_MODE_ONLY = 1  # unprivileged processes may open only this mode
 _FEATURE_WP_ASYNC = 1 << 15
 _REGISTER_MODE_WP = 1 << 1
 _UFFDIO_API, _UFFDIO_REGISTER = 0xC018AA3F, 0xC020AA00
@@ -57,11 +62,11 @@ _T = TypeVar("_T")
 
 
 class WrittenPages(ABC):
-    """The pages of one process.
+    """The written pages of one process.
 
     Attributes:
-        method: how it looks, in a word.
-        refused: memory that could not be watched: reasons, and how many mappings.
+        method: the name of the way of looking.
+        refused: by reason, the number of mappings that could not be watched.
     """
 
     method: str
@@ -72,7 +77,9 @@ class WrittenPages(ABC):
 
     @abstractmethod
     def look(self) -> Regions:
-        """What was written since the last look or the beginning; by address.
+        """The regions written since the last look, or since the start: a :data:`REGION` array.
+
+        They are sorted by address.
 
         Raises:
             ProcessLookupError: the process has ended.
@@ -81,30 +88,30 @@ class WrittenPages(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Leaves the process as it was."""
+        """Ends the watching and leaves the process as it was."""
 
 
 class WriteProtect(WrittenPages):
-    """By write protection that the kernel takes off itself.
+    """Finds written pages by write protection that the kernel itself removes.
 
-    Memory that the process maps later is found at the next look: its pages that exist by
-    then were written since the last. Memory unmapped between two looks is not seen.
+    Each look also finds memory that the process mapped since the last one. Pages that exist there
+    count as written. Memory that is unmapped between two looks is not seen.
     """
 
     method = "write_protect"
 
     def __init__(self, pid: int) -> None:
-        """Protects what there is.
+        """Write-protects the memory that the process has now.
 
         Raises:
-            ProcessLookupError: there is no such process.
-            StrapIOError: the kernel refuses; the message says which step.
+            ProcessLookupError: there is no process with this id.
+            StrapIOError: the kernel refuses; the message names the step.
         """
         super().__init__(pid)
         if platform.machine() != "x86_64":
             raise StrapIOError(errno.ENOSYS, "write protection is built for x86-64 alone")
         self._refused_mappings: set[Mapping] = set()
-        # Shared memory, which is not watched: this process would see its own looks.
+        # Shared memory is not watched. So a process that watches itself does not see its own looks.
         self._found = np.frombuffer(mmap.mmap(-1, _SCAN_REGIONS * REGION.itemsize), REGION)
         self._uffd = -1
         self._pagemap = _step(
@@ -134,13 +141,13 @@ class WriteProtect(WrittenPages):
         self._uffd = self._pagemap = -1
 
     def _written(self, start: int, end: int) -> Iterator[Regions]:
-        """Written regions, which are protected again in the same step."""
+        """Finds the written regions and protects them again in the same step."""
         return self._scan(start, end, _WRITTEN, _FILE | _ZERO, _SCAN_WP_MATCHING)
 
     def _scan(
         self, start: int, end: int, has: int, lacks: int, flags: int = 0
     ) -> Iterator[Regions]:
-        """Regions of existing pages that have all of ``has`` and none of ``lacks``."""
+        """Yields regions of existing pages that have all bits of ``has`` and none of ``lacks``."""
         while start < end:
             request = _SCAN.pack(
                 _SCAN.size, flags, start, end, 0,
@@ -153,7 +160,7 @@ class WriteProtect(WrittenPages):
             start = _SCAN.unpack(reply)[4]
 
     def _protect(self, regions: Regions) -> list[Mapping]:
-        """Has the mappings that hold ``regions`` watched, and gives those that now are."""
+        """Registers the mappings that contain ``regions``; returns those that are watched now."""
         watched = []
         for one in mappings(self.pid):
             at = np.searchsorted(regions["end"], np.uint64(one.start), side="right")
@@ -179,11 +186,10 @@ class WriteProtect(WrittenPages):
 
 
 class SoftDirty(WrittenPages):
-    """By the soft-dirty bit of kernels with CONFIG_MEM_SOFT_DIRTY.
+    """Finds written pages by the soft-dirty bits of kernels with CONFIG_MEM_SOFT_DIRTY.
 
-    Reading the bits and clearing them are two steps: a page whose first write of an interval
-    falls between them is not seen in either. New memory counts as written where it is first
-    touched, also by a load.
+    Reading the bits and clearing them are two steps. If a page is first written between them, no
+    look sees this write. New memory counts as written at its first touch, even if that is a load.
     """
 
     method = "soft_dirty"
@@ -209,7 +215,7 @@ class SoftDirty(WrittenPages):
 
     @classmethod
     def supported(cls) -> bool:
-        """Whether a page that this process has just written is marked."""
+        """Whether the kernel marks a page that this process has just written."""
         with mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as page:
             page[0] = 1
             view = np.frombuffer(page, np.uint8)
@@ -238,7 +244,13 @@ class SoftDirty(WrittenPages):
         entries: npt.NDArray[np.uint64],
         bit: np.uint64 = np.uint64(1 << 55),  # noqa: B008 - a constant
     ) -> Regions:
-        """Runs of anonymous pages that have ``bit``, of a mapping's pagemap entries."""
+        """The runs of anonymous pages that have ``bit``.
+
+        Args:
+            start: the address of the first page.
+            entries: pagemap entries of consecutive pages, uint64.
+            bit: the mask of the bit; by default soft-dirty.
+        """
         exists = (entries & (cls._PRESENT_BIT | cls._SWAPPED_BIT)) != 0
         marked = exists & ((entries & bit) != 0) & ((entries & cls._FILE_BIT) == 0)
         edges = np.flatnonzero(np.diff(marked.astype(np.int8), prepend=0, append=0))
@@ -261,7 +273,7 @@ class SoftDirty(WrittenPages):
 
 
 def _entries(pagemap: int, start: int, end: int) -> npt.NDArray[np.uint64]:
-    """The 64-bit words of [start, end) in a pagemap."""
+    """The pagemap entries of the addresses [start, end), uint64."""
     size = (end - start) // mmap.PAGESIZE * 8
     data = os.pread(pagemap, size, start // mmap.PAGESIZE * 8)
     return np.frombuffer(data, np.uint64)
@@ -284,12 +296,12 @@ def _open_userfaultfd(pid: int) -> int:
 
 
 def _step(what: str, act: Callable[[], _T]) -> _T:
-    """What ``act`` gives; its errors say what was being done."""
+    """Returns ``act()``; the messages of its errors begin with ``what``."""
     try:
         return act()
     except ProcessLookupError:
         raise
     except OSError as error:
-        if error.errno in (errno.ESRCH, errno.ENOENT):  # ENOENT: of /proc/pid
+        if error.errno in (errno.ESRCH, errno.ENOENT):  # ENOENT: /proc/PID is gone
             raise ProcessLookupError(errno.ESRCH, f"{what}: the process has ended") from error
         raise StrapIOError(error.errno, f"{what}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""What runs the models: transformers, llama.cpp, vLLM, here or in a process of their own."""
+"""Engines run models with transformers, llama.cpp or vLLM, in this process or a child."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def create_engine(
     wrap: Callable[[list[str]], list[str]] | None = None,
     log_path: Path | None = None,
 ) -> BaseEngine:
-    """The engine of a model.
+    """Makes the engine of a model; nothing is loaded yet.
 
     Args:
         model_config: the model.
         run_config: context, batch and output of the run.
-        in_process: run in this process, or in a child that a collector can watch from its
-            first instruction. None takes the engine's habit: transformers here, the others in
-            a child.
-        wrap: changes the child's command line, to run it under perf or valgrind; implies a
+        in_process: True: run in this process. False: run in a child, which a collector can watch
+            from its first instruction. None: transformers without ``wrap`` runs here, other
+            engines in a child.
+        wrap: changes the child's command line, to run it under perf or valgrind. It implies a
             child.
-        log_path: where the child's output goes; None lets it through.
+        log_path: the file for the child's output; None: a temporary file, whose end errors quote.
 
     Raises:
-        ValueError: ``in_process`` and ``wrap`` are both given.
+        ValueError: ``in_process`` is True and ``wrap`` is given.
     """
     if in_process is None:
         in_process = wrap is None and model_config.engine is EngineType.TRANSFORMERS
@@ -75,7 +75,10 @@ def create_engine(
 
 
 def missing_package(engine: EngineType) -> str | None:
-    """What an engine lacks here and how to get it, or None; imports nothing heavy."""
+    """The package that an engine lacks here, and how to get it; None if it lacks none.
+
+    It does not import the packages.
+    """
 
     def lacks(package: str) -> bool:
         return importlib.util.find_spec(package) is None

@@ -1,4 +1,4 @@
-"""What every engine does: load, generate, shut down, and say when."""
+"""The base class of engines: they load a model, generate, shut down, and emit events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class EngineError(RuntimeError):
-    """A model cannot be loaded or run; the message says what would help."""
+    """A model cannot be loaded or run; the message says what helps."""
 
 
 class PhaseEvent(str, Enum):
@@ -44,10 +44,10 @@ class PhaseEvent(str, Enum):
 
 @dataclass
 class PhaseRecord:
-    """An event and when it happened.
+    """An event and its time.
 
-    ``wall_ns`` compares runs of different machines; ``mono_ns`` is CLOCK_MONOTONIC, the clock
-    of every trace, the same in all processes of a machine.
+    ``mono_ns`` is CLOCK_MONOTONIC, the clock of every trace. It is the same in all processes of a
+    machine. ``wall_ns`` is ns since the epoch, to compare runs of different machines.
     """
 
     event: PhaseEvent
@@ -59,7 +59,10 @@ class PhaseRecord:
 
 @dataclass
 class GenerationResult:
-    """What one call of :meth:`BaseEngine.generate` produced; tokens count the whole batch."""
+    """The result of one call of :meth:`BaseEngine.generate`.
+
+    Numbers of tokens are sums over the batch. ``text`` is the first of ``texts``.
+    """
 
     text: str
     prompt_tokens: int
@@ -94,30 +97,31 @@ PhaseCallback = Callable[[PhaseRecord], None]
 
 
 class BaseEngine(ABC):
-    """A model's life: ``prepare``, ``load_model``, any number of ``generate``, ``shutdown``.
+    """Runs a model. Call ``prepare``, ``load_model``, any number of ``generate``, ``shutdown``.
 
-    A run's batch is a sequence of prompts that are generated together; one text stands for a
-    batch of equal prompts. Each prompt is repeated or cut to the run's ``context_length``
-    tokens, and each generation gives exactly ``output_tokens``, whatever the model says, so
+    A batch is a sequence of prompts that are generated together. A single text stands for
+    ``batch_size`` equal prompts. Each prompt is repeated or cut to ``context_length`` tokens.
+    Each sequence gets exactly ``output_tokens``, even if the model emits its end token before, so
     that runs can be compared.
     """
 
     def __init__(self, model_config: ModelConfig, run_config: RunConfig) -> None:
         self._model_config = model_config
         self._run_config = run_config
-        #: Say in the events where weights and caches lie, for collectors that see addresses
-        #: alone: ``weight_ranges`` and ``kv_ranges``, of [first address, address behind), or,
-        #: where memory is laid out once for all, ``memory_ranges`` with the region type third.
+        #: If True, the events have the addresses of weights and caches, for collectors that see
+        #: only addresses: ``weight_ranges`` and ``kv_ranges`` of [first address, address after the
+        #: last]. Engines that lay out memory once give ``memory_ranges`` instead, with the region
+        #: type as the third item.
         self.announce_memory = False
         self._phase_records: list[PhaseRecord] = []
         self._callbacks: list[PhaseCallback] = []
 
     @abstractmethod
     def prepare(self) -> None:
-        """Checks what is needed, without loading.
+        """Checks that package, program and model are there; loads no model.
 
         Raises:
-            EngineError: a package, program or model is missing; says how to get it.
+            EngineError: one of them is missing; the message says how to get it.
         """
 
     @abstractmethod
@@ -126,50 +130,59 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def warmup(self, prompt: str | Sequence[str]) -> None:
-        """Generates once without events, to warm caches."""
+        """Generates once without events, to warm up caches."""
 
     @abstractmethod
     def generate(self, prompt: str | Sequence[str]) -> GenerationResult:
         """Generates once, between GENERATION_START and GENERATION_END.
 
-        Each token of the batch's sequences is a TOKEN_EMITTED with ``token_index`` from 0 and
-        ``context_tokens``, the length of the context that the next token will see.
+        Each step makes a token for each sequence that runs, and emits one TOKEN_EMITTED with
+        ``token_index``, from 0, and ``context_tokens``, the length of the context that the next
+        token will see.
+
+        Args:
+            prompt: a text for each sequence of the batch, or one text for ``batch_size`` equal
+                sequences.
+
+        Raises:
+            EngineError: the model is not loaded, or its process ended.
+            ValueError: ``prompt`` is empty.
         """
 
     @abstractmethod
     def release(self) -> None:
-        """Frees the model, between TEARDOWN_START and TEARDOWN_END; the process stays."""
+        """Frees the model, between TEARDOWN_START and TEARDOWN_END; its process stays."""
 
     def close(self) -> None:
-        """Ends the engine's process, where it has one of its own."""
+        """Ends the engine's child process, if it has one."""
         return
 
     def shutdown(self) -> None:
-        """Frees the model and ends its process. A second call does nothing."""
+        """Calls :meth:`release` and :meth:`close`. A second call does nothing."""
         try:
             self.release()
         finally:
             self.close()
 
     def abandon(self) -> None:
-        """Ends the engine's process at once, without events; for runs that broke off."""
+        """Kills the engine's child process without events, for interrupted runs."""
         return
 
     @abstractmethod
     def get_target_pids(self) -> list[int]:
-        """The processes that hold the model; known after ``prepare``."""
+        """The ids of the processes that hold the model. Call ``prepare`` first."""
 
     @abstractmethod
     def get_runtime_metadata(self) -> EngineRuntimeMetadata:
-        """What ran, for metadata.json."""
+        """Engine, model and settings, for metadata.json."""
 
     @property
     def model(self) -> Any | None:
-        """The ``torch.nn.Module`` where it lives in this process, else None."""
+        """The ``torch.nn.Module`` if it is in this process, else None."""
         return None
 
     def register_phase_callback(self, callback: PhaseCallback) -> None:
-        """Calls ``callback`` at each event, before the engine goes on."""
+        """Has ``callback`` called at each event, before the engine goes on."""
         self._callbacks.append(callback)
 
     def emit_phase(self, event: PhaseEvent, metadata: dict[str, Any] | None = None) -> PhaseRecord:
@@ -195,7 +208,7 @@ class BaseEngine(ABC):
         )
 
     def _batch(self, prompt: str | Sequence[str]) -> list[str]:
-        """The texts of a call: as given, or one text as often as the batch is large."""
+        """The prompts of a call. A single text becomes ``batch_size`` equal prompts."""
         if isinstance(prompt, str):
             return [prompt] * self._run_config.batch_size
         if not prompt:
@@ -203,12 +216,12 @@ class BaseEngine(ABC):
         return list(prompt)
 
     def get_phase_records(self) -> list[PhaseRecord]:
-        """All events so far, in their order."""
+        """All events so far, in order."""
         return list(self._phase_records)
 
     @contextlib.contextmanager
     def timed_session(self) -> Iterator[BaseEngine]:
-        """A loaded engine, shut down at the end whatever happens."""
+        """Prepares and loads the engine; the end of the block shuts it down, even on errors."""
         self.prepare()
         try:
             self.load_model()
@@ -225,11 +238,11 @@ _PHASES = {
 
 
 def phase_boundaries(records: Iterable[PhaseRecord]) -> list[dict[str, Any]]:
-    """The phases between the events, as collectors and parsers take them.
+    """The phases between the events, in the form that collectors and parsers take.
 
     Returns:
-        ``{"phase", "start_ns", "end_ns"}`` in CLOCK_MONOTONIC, [start, end). A phase that never
-        ended, as in an interrupted run, ends with the last event.
+        Dicts of ``phase``, ``start_ns`` and ``end_ns``: [start, end) in ns of CLOCK_MONOTONIC. A
+        phase without an end event, as in an interrupted run, ends just after the last event.
     """
     found: list[dict[str, Any]] = []
     open_until: dict[PhaseEvent, dict[str, Any]] = {}
@@ -249,10 +262,10 @@ def phase_boundaries(records: Iterable[PhaseRecord]) -> list[dict[str, Any]]:
 
 
 def fit_to_context(tokens: Sequence[int], length: int) -> list[int]:
-    """The tokens, repeated or cut to ``length``.
+    """Repeats or cuts tokens to ``length``.
 
     Raises:
-        ValueError: there is nothing to repeat.
+        ValueError: there are no tokens.
     """
     if not tokens:
         raise ValueError("the prompt has no tokens")

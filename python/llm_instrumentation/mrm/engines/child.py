@@ -1,4 +1,4 @@
-"""An engine in a process of its own, which a collector can watch from its first instruction."""
+"""Runs an engine in a child process, which a collector can watch from its first instruction."""
 
 from __future__ import annotations
 
@@ -38,10 +38,17 @@ _LOG_TAIL = 2000
 class ChildEngine(BaseEngine):
     """Runs another engine in ``python -m llm_instrumentation.mrm.engines.worker``.
 
-    Orders go to the child's standard input and answers come back through a pipe of their own,
-    a JSON object a line, so that what the model's libraries print cannot be taken for either.
-    Events carry the child's own times: CLOCK_MONOTONIC is one clock for all processes. The
-    child is a session of its own, so that Ctrl-C reaches this process alone, which then ends it.
+    Orders go to the child's standard input, and answers come back through a separate pipe, each as
+    a line with a JSON object. So output that the model's libraries print is never taken for an
+    answer. Events have the times of the child: CLOCK_MONOTONIC is one clock for all processes. The
+    child is in its own session, so that Ctrl-C reaches only this process, which then ends the
+    child.
+
+    Args:
+        model_config: the model.
+        run_config: context, batch and output of the run.
+        wrap: changes the child's command line.
+        log_path: the file for the child's output, which is appended; None: a temporary file.
     """
 
     def __init__(
@@ -134,7 +141,7 @@ class ChildEngine(BaseEngine):
     def _kill(self) -> None:
         if self._process is None:
             return
-        # The whole session: a profiler around the child, and the workers that it started.
+        # Kill the whole session: also a profiler around the child, and processes it started.
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -151,7 +158,11 @@ class ChildEngine(BaseEngine):
         self._replies = self._log = None
 
     def _ask(self, order: str, **arguments: Any) -> Any:
-        """Sends an order and passes events on until its answer comes."""
+        """Sends an order, passes on events, and returns the answer.
+
+        Raises:
+            EngineError: the order failed, or the child ended.
+        """
         if self._process is None or self._replies is None:
             raise EngineError(f"{order}: call prepare first")
         assert self._process.stdin is not None
@@ -184,7 +195,7 @@ class ChildEngine(BaseEngine):
         )
 
     def _tail(self) -> str:
-        """The last of what the child printed, for the error."""
+        """The end of the child's output, to append to an error."""
         if self._log is None:
             return ""
         size = self._log.seek(0, os.SEEK_END)

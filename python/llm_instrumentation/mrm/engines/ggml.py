@@ -1,8 +1,9 @@
-"""Where llama.cpp keeps weights, caches and activations.
+"""Finds the addresses at which llama.cpp keeps weights, caches and activations.
 
-llama.cpp shows a callback each operation before it runs, and an operation leads to the tensors
-that it reads. No function gives those of a ``struct ggml_tensor``, nor its buffer, and the struct
-changes between releases: the places of its fields are looked up in tensors made for that.
+llama.cpp calls a callback with each operation before the operation runs. An operation is a
+``struct ggml_tensor``, which points to the tensors that it reads and to its buffer. llama.cpp has
+no function that returns these pointers, and the struct differs between releases. So this module
+makes tensors of its own and finds the places of the fields in them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["GgmlMemory"]
 _F32 = 0
 _USAGE_WEIGHTS, _USAGE_COMPUTE = 1, 2
 _WORD = ctypes.sizeof(ctypes.c_void_p)
-#: Tensors of one buffer leave smaller gaps.
+#: Bytes. Gaps between tensors of one buffer are smaller.
 _ALIGNMENT = 64
 
 
@@ -32,13 +33,13 @@ class _InitParams(ctypes.Structure):
 
 
 class GgmlMemory:
-    """The memory of the operations that are shown.
+    """Collects the addresses of the tensors of all operations that llama.cpp runs.
 
     Args:
         low: the module ``llama_cpp.llama_cpp``.
 
     Raises:
-        AttributeError, ValueError: this release of llama.cpp cannot be asked.
+        AttributeError, ValueError: this release of llama.cpp lacks a function or has other structs.
     """
 
     def __init__(self, low: Any) -> None:
@@ -46,7 +47,8 @@ class GgmlMemory:
         if "cb_eval" not in dict(low.llama_context_params._fields_):
             raise ValueError("llama_context_params has no cb_eval")
         loaded = low._lib
-        # With function objects of its own. The libraries that it is linked with are searched too.
+        # A separate CDLL, so that types set on its functions do not change those of llama_cpp. It
+        # finds functions of linked libraries too.
         self._library = ctypes.CDLL(loaded._name, handle=loaded._handle)
         pointer = ctypes.c_void_p
         self._name = self._function("ggml_get_name", pointer, pointer)
@@ -65,7 +67,7 @@ class GgmlMemory:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Contexts that are made meanwhile show their operations."""
+        """Contexts of llama.cpp that are made inside the block call the callback."""
         plain = self._low.llama_context_default_params
 
         def with_callback() -> Any:
@@ -73,7 +75,7 @@ class GgmlMemory:
             params.cb_eval = self._callback
             return params
 
-        # The class Llama has no parameter for it.
+        # The class Llama has no parameter for the callback.
         self._low.llama_context_default_params = with_callback
         try:
             yield
@@ -81,16 +83,16 @@ class GgmlMemory:
             self._low.llama_context_default_params = plain
 
     def close(self) -> None:
-        """Ends the looking: the addresses stay as they are."""
+        """Stops collecting; :attr:`ranges` stays as it is."""
         self._closed = True
         self._seen.clear()
 
     @property
     def ranges(self) -> list[tuple[int, int, str]]:
-        """(first address, address behind the last, region type) of the operations so far.
+        """(first address, address after the last, region type) of the memory collected so far.
 
-        Each tensor of a cache is one. Those of the weights are put together. Activations lie one
-        after another in the same place: they are their buffers.
+        Each tensor of a cache is one range. Neighbouring weights are joined. Activations take turns
+        at the same addresses, so their ranges are whole buffers.
         """
         return [
             (start, end, kind.value)
@@ -104,7 +106,14 @@ class GgmlMemory:
         return function
 
     def _find_fields(self) -> None:
-        """Makes a sum, a view and a tensor in a buffer, and looks for what they point to."""
+        """Finds the places of the fields in ``struct ggml_tensor``.
+
+        It makes a tensor in a buffer, a sum and a view, and searches their structs for the
+        addresses to which the fields must point.
+
+        Raises:
+            ValueError: a field is not found, or the sources are not next to each other.
+        """
         pointer, function = ctypes.c_void_p, self._function
         init = function("ggml_init", pointer, _InitParams)
         free = function("ggml_free", None, pointer)
@@ -122,7 +131,8 @@ class GgmlMemory:
             total, seen = add(context, one, other), view(context, one)
             put(buffer, one, self._base(buffer))
             self._words = (self._name(one) - one) // _WORD
-            # A view's own operation has no sources, or just what it shows: the last is the view's.
+            # A view's struct can contain the viewed tensor twice: as a source, then as view_src.
+            # So the last place is that of view_src.
             words = [list(self._fields(tensor)) for tensor in (one, total, seen)]
             self._buffer = words[0].index(buffer)
             first = words[1].index(one)
@@ -138,7 +148,7 @@ class GgmlMemory:
         return (ctypes.c_void_p * self._words).from_address(tensor)
 
     def _shown(self, tensor: int, ask: bool, _: Any) -> bool:
-        # False: it need not stop for the result.
+        # Return False: llama.cpp need not stop to show the result.
         if not self._closed and ask:
             for one in (tensor, *self._fields(tensor)[self._sources]):
                 if one and one not in self._seen:

@@ -1,4 +1,4 @@
-"""llama.cpp: through llama-cpp-python where it is installed, else through its own program."""
+"""The engine llama.cpp, run by llama-cpp-python if it is installed, else by its program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .ggml import GgmlMemory
 
 __all__ = ["LlamaCppEngine", "find_program"]
 
-# Releases of 2026 keep plain completion in a program of its own.
+# In releases of 2026, llama-completion does plain completion.
 _PROGRAMS = ("llama-completion", "llama-cli", "llama")
 _PROMPT_TIME = re.compile(rb"prompt eval time\s*=.*?/\s*(\d+) tokens")
 _EVAL_TIME = re.compile(rb"(?<!prompt )eval time\s*=.*?/\s*(\d+) (?:runs|tokens)")
@@ -41,13 +41,13 @@ def find_program() -> str | None:
 
 
 class LlamaCppEngine(BaseEngine):
-    """A GGUF file.
+    """Runs a model from a GGUF file.
 
-    With llama-cpp-python prompts have exactly the run's context length and each token is
-    reported as it is sampled. The program cannot be told tokens: its prompt has the bytes that
-    surely fit, a TOKEN_EMITTED is a piece of output as it arrives, and the program starts anew
-    for each generation, so that its loading is inside the generation. The sequences of a batch
-    run one after another: neither interface has batches.
+    With llama-cpp-python, prompts have exactly the run's context length, and each token is reported
+    when it is sampled. The program takes text, not tokens. So its prompt has a number of bytes that
+    is sure to fit, and a TOKEN_EMITTED is a piece of output when it arrives. The program starts
+    anew for each sequence, so its load is inside the generation. The sequences of a batch run one
+    after another, because neither interface has batches.
     """
 
     def __init__(self, model_config: ModelConfig, run_config: RunConfig) -> None:
@@ -64,7 +64,7 @@ class LlamaCppEngine(BaseEngine):
     @property
     def _path(self) -> str:
         path = self._model_config.path
-        assert path is not None  # the config's rule for this engine
+        assert path is not None  # the config requires it for this engine
         return path
 
     def prepare(self) -> None:
@@ -125,7 +125,7 @@ class LlamaCppEngine(BaseEngine):
                     f"{self._run_config.context_length} and output_tokens "
                     f"{self._run_config.output_tokens} need {self._window()}"
                 )
-            # llama.cpp makes the whole cache with the context, before the first token.
+            # llama.cpp has made the whole cache with the context.
             self.emit_phase(PhaseEvent.KV_CACHE_ALLOC, {"tokens": self._window()})
         elif self.announce_memory:
             self._unasked = "the program does not tell; pip install llama-cpp-python"
@@ -144,8 +144,9 @@ class LlamaCppEngine(BaseEngine):
             return None
 
     def _announced(self) -> dict[str, Any]:
-        """For an event, once: nothing is known before the first operations have run, and what
-        was then is so from the load to the end.
+        """The addresses for an event, once; {} before they are known and after they were given.
+
+        They are known after the first operations. They hold from the load to the end.
         """
         if self._memory is None or self._told:
             return {}
@@ -154,7 +155,7 @@ class LlamaCppEngine(BaseEngine):
         return {"memory_ranges": ranges} if ranges else {}
 
     def _unannounced(self) -> str | None:
-        """Why addresses are not known, where somebody asked for them."""
+        """Why the addresses are not known, although announce_memory asks for them; else None."""
         if self._memory is not None and not self._told:
             return "llama.cpp has shown no operation"
         return self._unasked
@@ -196,7 +197,7 @@ class LlamaCppEngine(BaseEngine):
         return result
 
     def _one(self, text: str, silent: bool) -> tuple[str, int, int]:
-        """A sequence: its text, the tokens read and the tokens written."""
+        """Generates one sequence: its text, the number of tokens read, and of tokens written."""
         if self._module is not None:
             return self._with_bindings(text, silent)
         return self._with_program(text, silent)
@@ -206,7 +207,7 @@ class LlamaCppEngine(BaseEngine):
             raise EngineError("generate: call load_model first")
         run = self._run_config
         tokens = fit_to_context(self._llm.tokenize(text.encode()), run.context_length)
-        # The cache of the last prompt would save this one its reading.
+        # Else the engine would skip the part of the prompt that is in its cache.
         self._llm.reset()
         written: list[int] = []
         for token in self._llm.generate(tokens, temp=0.0, reset=True):
@@ -224,7 +225,7 @@ class LlamaCppEngine(BaseEngine):
 
     def _with_program(self, text: str, silent: bool) -> tuple[str, int, int]:
         run = self._run_config
-        # No token is shorter than a byte, and one begins the sequence.
+        # A token has at least one byte, and the program adds a token at the beginning.
         data = bytes(fit_to_context(text.encode(), max(1, run.context_length - 1)))
         command = [
             str(self._program), "-m", self._path,
@@ -252,7 +253,7 @@ class LlamaCppEngine(BaseEngine):
             tail = said[-500:].decode(errors="replace").strip()
             raise EngineError(f"{self._program} ended with exit code {code}: {tail}")
         read, written = _PROMPT_TIME.search(said), _EVAL_TIME.search(said)
-        # The first token comes out of reading the prompt and is no run of its own.
+        # The first token comes from reading the prompt and is not counted as a run.
         tokens = int(written[1]) + 1 if written else pieces
         return output.strip(), int(read[1]) if read else 0, tokens
 
@@ -311,7 +312,7 @@ class LlamaCppEngine(BaseEngine):
 
 
 def _help(program: str) -> bytes:
-    """What the program says of its own options; they differ between releases."""
+    """The program's help text; options differ between releases."""
     done = subprocess.run(
         [program, "--help"],
         stdin=subprocess.DEVNULL,
@@ -324,5 +325,5 @@ def _help(program: str) -> bytes:
 
 
 def _unrecorded() -> dict[str, str]:
-    """The environment in which a program built with libstrap-access does not record."""
+    """An environment in which programs built with libstrap-access do not record."""
     return {key: value for key, value in os.environ.items() if key != "STRAP_ACCESS"}

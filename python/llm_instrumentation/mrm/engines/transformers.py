@@ -1,7 +1,7 @@
-"""Hugging Face transformers, in this process: the engine that runs everywhere.
+"""The engine Hugging Face transformers, which runs in this process and on every machine.
 
-A decoder generates greedily with its own KV cache, a token a step. An encoder has no
-generation; its "generation" is a forward pass over the batch.
+A decoder generates greedily with its own KV cache, one token for each sequence in a step. An
+encoder does not generate; its "generation" is a forward pass over the batch.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = ["ByteTokenizer", "TransformersEngine"]
 
 
 class TransformersEngine(BaseEngine):
-    """A model from a folder, the local Hugging Face cache, a Python package, or random weights.
+    """Runs a model from a folder, the local Hugging Face cache, a Python package or random weights.
 
-    Nothing is downloaded: ``hf download REPO`` puts a repository where ``hf_repo`` finds it.
-    Weights are copied into memory of their own, parameter by parameter, as a load onto any
-    other device does: each address is written once, and the trace sees it.
+    Nothing is downloaded: ``hf download REPO`` puts a repository where ``hf_repo`` finds it. Each
+    weight is copied from the mapped file into new memory, as in a load onto another device. So each
+    address is written once, and the trace shows it.
     """
 
     def __init__(self, model_config: ModelConfig, run_config: RunConfig) -> None:
@@ -145,12 +145,12 @@ class TransformersEngine(BaseEngine):
         return transformers.AutoModelForCausalLM if self._decoder else transformers.AutoModel
 
     def _pretrained(self, device: torch.device) -> Any:
-        """The checkpoint, mapped from its files, then copied into memory of its own."""
+        """The model from its files: they are mapped, and then copied into new memory."""
         import torch
 
         transformers = importlib.import_module("transformers")
         logging = transformers.utils.logging
-        # The argument's name until 4.55.
+        # torch_dtype is the name until 4.55, and later releases of 4 still take it.
         dtype = "dtype" if int(transformers.__version__.partition(".")[0]) >= 5 else "torch_dtype"
         shown = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
@@ -165,7 +165,7 @@ class TransformersEngine(BaseEngine):
         with torch.no_grad():
             for module in model.modules():
                 for name, mapped in module.named_parameters(recurse=False):
-                    if id(mapped) not in copies:  # tied weights stay one
+                    if id(mapped) not in copies:  # tied weights stay one tensor
                         own = torch.empty_like(mapped, device=device)
                         own.copy_(mapped)
                         copies[id(mapped)] = torch.nn.Parameter(own, requires_grad=False)
@@ -175,7 +175,7 @@ class TransformersEngine(BaseEngine):
         return model
 
     def _random(self, source: RandomModel, device: torch.device) -> Any:
-        """The architecture, each weight written once, like one that was read from a file."""
+        """A model with random weights. Each is written once, as in a load from a file."""
         import torch
 
         config = self._config
@@ -235,8 +235,8 @@ class TransformersEngine(BaseEngine):
         rows = [fit_to_context(self._tokenizer.encode(text), context) for text in texts]
         device = next(self._model.parameters()).device
         began = time.perf_counter()
-        # Beside gradients this leaves out the operators that a linear layer is made of, so that
-        # a tracer sees a fifth less of them.
+        # In inference mode a linear layer is one operator, not several, so a tracer has a fifth
+        # fewer operators to record.
         with torch.inference_mode():
             ids = torch.tensor(rows, device=device)
             tokens = self._decode(ids, silent) if self._decoder else self._encode(ids)
@@ -253,7 +253,7 @@ class TransformersEngine(BaseEngine):
 
         assert self._model is not None
         options: dict[str, Any] = {"use_cache": True}
-        # Only the last position's logits are needed; all of them would be the largest tensor.
+        # Only the last position's logits are needed. All logits would be the largest tensor.
         if "logits_to_keep" in inspect.signature(self._model.forward).parameters:
             options["logits_to_keep"] = 1
         if not silent:
@@ -273,10 +273,11 @@ class TransformersEngine(BaseEngine):
         return torch.cat(steps, dim=1).tolist()
 
     def _static_cache(self, ids: torch.Tensor) -> Any:
-        """Room for all positions; the last token is emitted, and never read."""
+        """A static cache with room for all positions but the last token's, which is never read."""
         assert self._model is not None
         kind = importlib.import_module("transformers").StaticCache
-        # What releases ask for beside the length; today's make their tensors as they are filled.
+        # Arguments that some releases require beside the length. Newer ones take none of them: they
+        # make each tensor when it is first filled.
         first = next(self._model.parameters())
         known = {
             "max_batch_size": ids.shape[0],
@@ -295,11 +296,11 @@ class TransformersEngine(BaseEngine):
         return []
 
     def _cache_size(self, batch: int) -> dict[str, Any]:
-        """The bytes that the whole cache will take, where the config tells its shape."""
+        """The tokens and batch of the full cache, and its bytes if the config tells its shape."""
         import torch
 
         config, run = self._config, self._run_config
-        # The last token is emitted, not read: its keys and values are never made.
+        # The last token is never read, so it has no keys and values.
         tokens = run.context_length + run.output_tokens - 1
         details: dict[str, Any] = {"tokens": tokens, "batch": batch}
         try:
@@ -361,7 +362,7 @@ class TransformersEngine(BaseEngine):
 
 
 class ByteTokenizer:
-    """For models without a vocabulary of their own: a token a byte."""
+    """A tokenizer for models without a vocabulary: each byte is a token."""
 
     def __init__(self, vocab_size: int) -> None:
         self._size = vocab_size
@@ -374,10 +375,10 @@ class ByteTokenizer:
 
 
 def find_folder(source: ModelConfig) -> Path:
-    """Where a model's files lie on this machine.
+    """The folder with a model's files on this machine.
 
     Raises:
-        EngineError: nowhere; says how to get them.
+        EngineError: there is none; the message says how to get the files.
     """
     if source.path is not None:
         if not (Path(source.path) / "config.json").is_file():
@@ -418,7 +419,8 @@ def random_config(source: RandomModel) -> Any:
     """The transformers config of a random model.
 
     Raises:
-        EngineError: an unknown architecture or key; names near ones.
+        EngineError: the architecture or a key is unknown, and the message has similar names; or
+            transformers refuses the values.
     """
     auto = importlib.import_module("transformers.models.auto.configuration_auto")
     known = list(auto.CONFIG_MAPPING_NAMES)
@@ -444,7 +446,7 @@ def random_config(source: RandomModel) -> Any:
 
 
 def is_decoder(config: Any) -> bool:
-    """Whether a model generates: by the class its checkpoint names, else by its family."""
+    """Whether a model is a decoder, judged by the class in its checkpoint, else by its family."""
     if config.architectures:
         return config.architectures[0].endswith(("CausalLM", "LMHeadModel"))  # type: ignore[no-any-return]
     auto = importlib.import_module("transformers.models.auto.modeling_auto")
@@ -456,7 +458,7 @@ def is_decoder(config: Any) -> bool:
 
 
 def _spans(tensors: Iterable[torch.Tensor]) -> list[list[int]]:
-    """Where tensors lie: [first address, address behind the last], each storage once."""
+    """The [first address, address after the last] of each storage of the tensors."""
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
     return [
         [start, start + tensor.untyped_storage().nbytes()]
@@ -466,7 +468,7 @@ def _spans(tensors: Iterable[torch.Tensor]) -> list[list[int]]:
 
 
 def _cached(cache: Any) -> list[torch.Tensor]:
-    """The tensors of a cache: layers with keys and values, or tuples of them in older releases."""
+    """The tensors of a cache: of its layers, or in older releases of lists or tuples."""
     import torch
 
     layers = getattr(cache, "layers", None)
@@ -481,10 +483,10 @@ def _cached(cache: Any) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def _parameters_without_memory() -> Iterator[None]:
-    """Modules built inside have parameters on the meta device, and real buffers.
+    """Modules built inside the block have parameters on the meta device, and real buffers.
 
-    What constructors write into fresh parameters would otherwise be in the trace as a first
-    store to each weight, which no load from a file makes.
+    Constructors write into new parameters. With real memory, the trace would show this as a first
+    store to each weight, which a load from a file does not make.
     """
     import torch
     from torch import nn

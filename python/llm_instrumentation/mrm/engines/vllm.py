@@ -1,4 +1,4 @@
-"""vLLM through its Python interface."""
+"""The engine vLLM, run by its Python interface."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ _IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 
 
 class VLLMEngine(BaseEngine):
-    """Steps vLLM's own scheduler, so that each token is reported as it comes.
+    """Calls each step of vLLM's scheduler, so that each token is reported when it comes.
 
-    Where its memory is to be announced, vLLM keeps the model in the process that loads it, which
-    is the one that collectors watch. The model runs eagerly, and its kernels read the parameters.
+    If ``announce_memory`` is True, vLLM keeps the model in the process that loads it, which is the
+    process that collectors watch. The model runs eagerly, and its kernels read the parameters
+    themselves, not packed copies.
     """
 
     def __init__(self, model_config: ModelConfig, run_config: RunConfig) -> None:
@@ -72,19 +73,23 @@ class VLLMEngine(BaseEngine):
                 quantization=self._model_config.quantisation,
                 max_model_len=run.context_length + run.output_tokens,
                 max_num_seqs=run.batch_size,
-                enable_prefix_caching=False,  # equal prompts would not be read again
-                # Most of the trace would be the compiler's memory, and how much its cache decides.
+                enable_prefix_caching=False,  # with it, equal prompts are read only once
+                # Compiled, most of the trace would be memory of the compiler, and the amount would
+                # depend on the compiler's cache.
                 enforce_eager=self.announce_memory,
                 seed=0,
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise EngineError(f"model {self._model_config.id!r}: {error}") from error
-        # vLLM sizes and makes its cache while it loads.
+        # vLLM makes its KV cache while it loads.
         self.emit_phase(PhaseEvent.KV_CACHE_ALLOC, self._cache_size())
         self.emit_phase(PhaseEvent.MODEL_LOAD_END, self._announced())
 
     def _announced(self) -> dict[str, Any]:
-        """Where weights and caches lie, for an event; else ``_unasked`` says why nobody knows."""
+        """The addresses of weights and caches, for an event.
+
+        If they cannot be found out, ``_unasked`` says why.
+        """
         if not self.announce_memory:
             return {}
         if os.environ[_IN_PROCESS] != "0":
@@ -148,7 +153,7 @@ class VLLMEngine(BaseEngine):
         while engine.has_unfinished_requests():
             for output in engine.step():
                 written = len(output.outputs[0].token_ids)
-                if written > seen:  # the sequences of a batch go forward together
+                if written > seen:  # all sequences of a batch advance together
                     seen = written
                     if not silent:
                         self._emit_token(seen - 1, run.context_length + seen)
@@ -194,25 +199,25 @@ class VLLMEngine(BaseEngine):
 
 
 def _leave_weights_unpacked() -> None:
-    """Has vLLM's CPU build multiply by the parameters, as it does where it lacks oneDNN.
+    """Makes vLLM's CPU build multiply with the parameters, as a build without oneDNN does.
 
-    oneDNN packs each weight into memory whose address it does not tell, and vLLM then empties the
+    oneDNN packs each weight into memory whose address it does not report, and vLLM then empties the
     parameter.
     """
     try:
         operators = importlib.import_module("vllm._custom_ops")
-    except ImportError:  # another release; _memory_of tells what is packed
+    except ImportError:  # another release; _memory_of reports packed weights
         return
     if getattr(operators, "_supports_onednn", False):
         setattr(operators, "_supports_onednn", False)  # noqa: B010 - a module's own
 
 
 def _memory_of(worker: Any, pid: int) -> dict[str, Any]:
-    """What a worker of vLLM holds in the memory of process ``pid``; vLLM calls it in the worker.
+    """The memory of weights and caches in process ``pid``. vLLM calls this in its worker.
 
     Returns:
-        ``ranges``, a list of [first address, address behind the last, region type], and
-        ``missing``: what cannot be told, or None.
+        ``ranges``, a list of [first address, address after the last, region type], and ``missing``,
+        a text that says which memory is not known, or None.
     """
     if os.getpid() != pid:
         return {"ranges": [], "missing": f"the model is in process {os.getpid()}"}
@@ -244,7 +249,7 @@ def _memory_of(worker: Any, pid: int) -> dict[str, Any]:
 
 
 def _packed(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """The weight of a linear layer where its kernel keeps a packed one instead of the parameter."""
+    """The packed weight of a linear layer whose kernel keeps it in place of the parameter."""
     kernel = vars(module).get("cpu_linear")
     for cell in getattr(kernel, "__closure__", None) or ():
         yield from _tensors(cell.cell_contents)
@@ -262,7 +267,7 @@ def _tensors(held: Any) -> Iterator[torch.Tensor]:
 
 
 def _spans(tensors: Iterable[torch.Tensor]) -> list[list[int]]:
-    """Where tensors lie, [first address, address behind the last]; what overlaps is one."""
+    """The [first address, address after the last] of CPU tensors; overlapping ones are joined."""
     found: list[list[int]] = []
     for start, end in sorted(
         (tensor.data_ptr(), tensor.data_ptr() + _extent(tensor))
@@ -277,6 +282,6 @@ def _spans(tensors: Iterable[torch.Tensor]) -> list[list[int]]:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """The bytes from a tensor's first element to the end of its last."""
+    """The bytes from the start of a tensor's first element to the end of its last."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return (sum((size - 1) * stride for size, stride in steps) + 1) * tensor.element_size()

@@ -1,10 +1,10 @@
-"""The child's side of :class:`~.child.ChildEngine`: obeys orders until its input ends.
+"""The child process of :class:`~.child.ChildEngine`: runs an engine by orders, until input ends.
 
     python -m llm_instrumentation.mrm.engines.worker FD
 
-Orders are JSON objects a line on standard input, ``{"do": ..., ...}``; answers go to the file
-descriptor FD: ``{"pid"}`` once, ``{"event"}`` as events happen, and for each order ``{"done"}``
-or ``{"error"}``.
+An order is a line on standard input with a JSON object, ``{"do": METHOD, ARGUMENT: ..., ...}``.
+Answers go to the file descriptor FD, also a JSON object for each line: ``{"pid": ...}`` once,
+``{"event": ...}`` for each event, and for each order ``{"done": ...}`` or ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -66,6 +66,6 @@ def main(replies: IO[str], orders: IO[str]) -> None:
 
 
 if __name__ == "__main__":
-    # Ends with this process, whatever it does to its descriptors.
+    # Closed at the end, so that ChildEngine reads the end of the file.
     with os.fdopen(int(sys.argv[1]), "w") as out:
         main(out, sys.stdin)

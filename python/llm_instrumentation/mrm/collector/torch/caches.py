@@ -1,4 +1,4 @@
-"""The key and value tensors of a model call, and the length of its context."""
+"""Finds the key and value tensors of a model's call, and the length of its context."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from torch import nn
 
 __all__ = ["cached_tokens", "caches_of_call", "caches_of_output", "new_tokens", "tensors_of"]
 
-# The names under which models of transformers take and give their caches.
+# The names of cache arguments and results in models of transformers.
 _NAMES = ("past_key_values", "past_key_value", "cache_params", "past")
-# Under these they take their text. The cache of an encoder-decoder model is its decoder's.
+# The names of arguments with text. An encoder-decoder model has the cache in its decoder, so the
+# decoder's text counts.
 _TEXT = ("input_ids", "inputs_embeds")
 _DECODER_TEXT = ("decoder_input_ids", "decoder_inputs_embeds")
 _DEPTH = 6
 
 
 def caches_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The caches that a call of the model gets."""
+    """The caches among the arguments of a call."""
     named = [kwargs.get(name) for name in _NAMES]
     return [one for one in (*named, *args) if one is not None and _is_cache(one)]
 
 
 def caches_of_output(output: Any) -> list[Any]:
-    """The caches that a call gives back."""
+    """The caches among the results of a call."""
     if isinstance(output, Mapping):  # ModelOutput is one
         found = [output.get(name) for name in _NAMES]
     elif isinstance(output, tuple):
@@ -41,7 +42,7 @@ def caches_of_output(output: Any) -> list[Any]:
 def _is_cache(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return False
-    if isinstance(value, (tuple, list)):  # before Cache classes: a pair of tensors a layer
+    if isinstance(value, (tuple, list)):  # older releases: a pair for each layer
         return bool(value) and all(
             isinstance(layer, (tuple, list))
             and len(layer) >= 2
@@ -58,9 +59,9 @@ def _holds_tensors(kind: type) -> bool:
 
 
 def tensors_of(cache: Any, name: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
-    """The tensors that a cache holds, with a name each that stays from call to call.
+    """Yields (name, tensor) for the tensors of a cache. A name is the same in each call.
 
-    Counters and masks, tensors of fewer than two dimensions, are left out.
+    Tensors of fewer than two dimensions are left out: they are counters and masks.
     """
     if isinstance(cache, torch.Tensor):
         if cache.dim() >= 2:
@@ -81,7 +82,7 @@ def tensors_of(cache: Any, name: str = "", depth: int = _DEPTH) -> Iterator[tupl
 
 
 def cached_tokens(cache: Any) -> int | None:
-    """How many tokens a cache holds; None where it does not say, or says it on a device."""
+    """The number of tokens in a cache; None if it does not say, or the number is on a device."""
     if isinstance(cache, (tuple, list)):
         first = cache[0][0]
         return int(first.shape[-2]) if first is not None and first.dim() > 1 else None
@@ -91,7 +92,7 @@ def cached_tokens(cache: Any) -> int | None:
     try:
         length = ask()
     except (AttributeError, IndexError, NotImplementedError, TypeError, ValueError):
-        return None  # a cache of another sort: convolution states, say
+        return None  # a cache of another sort, as of convolution states
     if isinstance(length, torch.Tensor):
         if length.device.type != "cpu" or length.dtype is not torch.int64:
             return None
@@ -100,11 +101,11 @@ def cached_tokens(cache: Any) -> int | None:
 
 
 def new_tokens(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-    """How many positions a call adds for each sequence; None where it takes no text.
+    """The number of positions that a call adds to each sequence; None if the call has no text.
 
-    Of an encoder-decoder model these are the decoder's. From ``labels`` it makes its decoder's text
-    where none is given; without either some make it of the encoder's. Of a model that is not of
-    transformers the first tensor counts.
+    For an encoder-decoder model these are positions of the decoder. A call without the decoder's
+    text makes it from ``labels``; without ``labels`` some models make it from the encoder's text.
+    For a model that is not of transformers, the shape of the first argument counts.
     """
     given = dict(zip(_arguments_of(model), args, strict=False)) if args else {}
     given.update(kwargs)
@@ -113,12 +114,12 @@ def new_tokens(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
         if _is_text(given.get(name)):
             return int(given[name].shape[1])
     if hasattr(model, "main_input_name"):
-        return None  # pictures or sound, say
+        return None  # a model of images or sound, for example
     return int(args[0].shape[1]) if args and _is_text(args[0]) else None
 
 
 def _arguments_of(model: nn.Module) -> list[str]:
-    """The names of what a model takes by position."""
+    """The names of a model's positional arguments."""
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         parameters = inspect.signature(model.forward).parameters.values()

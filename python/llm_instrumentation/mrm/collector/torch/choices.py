@@ -1,8 +1,8 @@
-"""Operators that read or write chosen elements of a tensor, and which ones those are.
+"""For operators that read or write chosen elements of a tensor: which elements they choose.
 
-Told before the operator runs, from its indices, masks and offsets. An element counts once for each
-argument of a call, however often it is chosen. Operators that copy the whole tensor first
-(``index_copy``, unlike ``index_copy_``) are not here.
+The functions here find the elements before the operator runs, from its indices, masks and offsets.
+An element counts once for each argument of a call, even if it is chosen several times. Operators
+that copy the whole tensor first (``index_copy``, unlike ``index_copy_``) are not here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Integers = npt.NDArray[np.int64]
 
 
 class Move(NamedTuple):
-    """What is moved of a tensor."""
+    """Which elements of an argument an operator reads or writes."""
 
     tensor: torch.Tensor
     pieces: Pieces | None = None  #: None: all of it
@@ -43,14 +43,14 @@ class Move(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What an operator moves of its arguments, and fills of a new result."""
+    """What an operator moves of its arguments, and which elements of a new result it fills."""
 
     moves: Sequence[Move]
     filled: Callable[[torch.Tensor], Pieces] | None = None  #: None: all of it
 
 
 def _whole(*tensors: Any) -> list[Move]:
-    """All of the arguments that are tensors."""
+    """A move of all elements for each argument that is a tensor."""
     return [Move(one) for one in tensors if isinstance(one, torch.Tensor)]
 
 
@@ -59,12 +59,12 @@ def _bytes_along(tensor: torch.Tensor, dim: int) -> int:
 
 
 def _along(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> Pieces:
-    """``tensor`` at positions along one dimension."""
+    """The pieces of ``tensor`` at the positions ``index`` along one dimension."""
     return rows_of(tensor, dim, integers_of(index, _bytes_along(tensor, dim)))
 
 
 def _at(tensor: torch.Tensor, indices: Sequence[Any]) -> Pieces:
-    """``tensor[indices]``: a mask stands for as many dimensions as it has."""
+    """The pieces of ``tensor[indices]``. A mask indexes as many dimensions as it has."""
     given = [dim for dim, index in enumerate(indices) if index is not None]
     if len(given) == 1 and indices[given[0]].dtype in (torch.int64, torch.int32):
         return _along(tensor, given[0], indices[given[0]])
@@ -84,7 +84,10 @@ def _at(tensor: torch.Tensor, indices: Sequence[Any]) -> Pieces:
 
 
 def _elements(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> Pieces:
-    """``tensor[i, index[i, j]]`` for each place (i, j) of ``index``."""
+    """The pieces that ``gather`` reads: along ``dim`` at ``index``, else at the index's own place.
+
+    For two dimensions and ``dim`` 1 they are ``tensor[i, index[i, j]]`` for all i and j.
+    """
     where = values_of(index)
     where = where.reshape(where.shape or (1,))
     places: dict[int, _Integers] = dict(enumerate(np.indices(where.shape, sparse=True)))
@@ -92,14 +95,17 @@ def _elements(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> Pieces:
 
 
 def _flat(tensor: torch.Tensor, where: _Integers) -> Pieces:
-    """``tensor`` at positions in the order of its elements."""
+    """The pieces of ``tensor`` at positions in its flattened, row-major order."""
     size = max(1, tensor.numel())
     places = np.unravel_index(where % size, tuple(tensor.shape) or (1,))
     return chosen_of(tensor, dict(enumerate(places)))
 
 
 def _masked(tensor: torch.Tensor, mask: torch.Tensor) -> tuple[Pieces, int]:
-    """``tensor`` where a mask holds, each broadcast to the other, and how many places that are."""
+    """The pieces of ``tensor`` where a mask is true, and the number of true places.
+
+    Tensor and mask are broadcast to each other.
+    """
     values = values_of(mask)
     shape = np.broadcast_shapes(tuple(tensor.shape), values.shape)
     if math.prod(shape) > MOST:
@@ -107,7 +113,7 @@ def _masked(tensor: torch.Tensor, mask: torch.Tensor) -> tuple[Pieces, int]:
     places = np.nonzero(np.atleast_1d(np.broadcast_to(values, shape)))
     if not tensor.dim():
         return chosen_of(tensor, {0: np.zeros_like(places[0])}), len(places[0])
-    own = len(shape) - tensor.dim()  # broadcast dimensions in front are not the tensor's
+    own = len(shape) - tensor.dim()  # leading broadcast dimensions, which the tensor lacks
     chosen = {
         dim - own: np.zeros_like(place) if tensor.shape[dim - own] == 1 else place
         for dim, place in enumerate(places)
@@ -124,7 +130,7 @@ def _embedding_bag(args: Any) -> Choice:
     weight, index, offsets = args[:3]
     scales, padding = args[6:7], args[8] if len(args) > 8 else -1
     rows = integers_of(index, _bytes_along(weight, 0))
-    if len(args) > 7 and args[7]:  # the last offset is the end
+    if len(args) > 7 and args[7]:  # include_last_offset: the last offset is the end
         rows = rows[: integers_of(offsets, _bytes_along(weight, 0))[-1]]
     pieces = rows_of(weight, 0, [row for row in rows if row != padding])
     return Choice([Move(weight, pieces), *_whole(index, offsets, *scales)])
@@ -154,7 +160,7 @@ def _gather(args: Any) -> Choice:
 
 
 def _scatter(args: Any, *, reads: bool = False, include_self: bool = True) -> Choice:
-    """``op_(self, dim, index, src)``: of ``src`` a block as large as the index is read."""
+    """``op_(self, dim, index, src)``. It reads the part of ``src`` that has the index's shape."""
     reads = reads and include_self
     table, dim, index, source = args[:4]
     moves = [Move(table, _elements(table, dim, index), reads, True), Move(index)]
@@ -190,7 +196,7 @@ def _masked_scatter(args: Any) -> Choice:
 
 
 def _nll_loss(args: Any) -> Choice:
-    """The log probability of each target; ``self`` is (C), (N, C) or (N, C, H, W)."""
+    """Reads the log probability of each target; ``self`` is (C), (N, C) or (N, C, H, W)."""
     given, target, weight, _, ignored = args[:5]
     values = values_of(target)
     values = values.reshape(values.shape or (1,))
@@ -205,11 +211,11 @@ def _nll_loss(args: Any) -> Choice:
 
 
 def _grouped_mm(args: Any, *, offsets: int) -> Choice:
-    """Rows ``offs[g - 1]`` to ``offs[g]`` of a matrix, group g, are multiplied with matrix g.
+    """Multiplies group g, rows ``offs[g - 1]`` to ``offs[g]`` of a matrix, with matrix g.
 
-    Matrices of empty groups are not read, and rows behind the last group are neither read nor
-    filled. With the groups in the second matrix it is so with columns. With groups in both, each
-    product sums over its part.
+    Matrices of empty groups are not read. Rows after the last group are not read or filled. If the
+    second argument is the matrix with groups, the groups are its columns. If both are matrices, the
+    groups divide the dimension that each product sums over.
     """
     a, b = args[:2]
     others = _whole(*args[2:])
@@ -229,13 +235,16 @@ def _grouped_mm(args: Any, *, offsets: int) -> Choice:
 
 
 def _grouped_mm_in_place_of_it(args: Any) -> Choice:
-    """``transformers`` where torch has no ``_grouped_mm``: its result is zeros at first."""
+    """The replacement in ``transformers`` for a torch without ``_grouped_mm``.
+
+    It fills the whole result with zeros first, so all of the result counts.
+    """
     return Choice(_grouped_mm(args, offsets=2).moves)
 
 
-#: By name, with its overload where the others do something else; from positional arguments. They
-#: raise :class:`.layout.UntoldError` where the choice cannot be told. Of keywords they take
-#: ``include_self``.
+#: The function for each operator. Keys are names of operators, with an overload if only that
+#: overload is meant. A function takes the positional arguments of the call as a sequence, and the
+#: keyword ``include_self``. It raises :class:`.layout.UntoldError` if it cannot find the choice.
 CHOICES: dict[str, Callable[..., Choice]] = {
     "aten::_embedding_bag": _embedding_bag,
     "aten::_embedding_bag_forward_only": _embedding_bag,

@@ -1,7 +1,7 @@
-"""For each operator a function that runs it and notes what it moved.
+"""Makes, for each operator, a function that runs it and records what it moved.
 
-These run once for each operator of the model, so each has the least that its sort of operator
-needs: see :mod:`.recorder`.
+The functions run at every call of an operator (:mod:`.recorder`), so there is one for each sort of
+operator that does only what this sort needs.
 """
 
 from __future__ import annotations
@@ -24,50 +24,56 @@ __all__ = ["Handle", "Handler", "Pen", "Positions", "Run", "handler_of", "tensor
 
 Run = Callable[..., Any]
 
-#: Takes a call's positional and keyword arguments, unpacked only for the operator itself.
+#: Runs a call. It takes the positional and keyword arguments as two objects, not unpacked.
 Handle = Callable[[Any, Any], Any]
 
 _clock = time.monotonic_ns
 
-# What comes in place of a tensor: ``x + 1`` is an ``add.Tensor``.
+# Types that stand in place of a tensor: ``x + 1`` calls ``add.Tensor`` with an int.
 _NUMBERS = frozenset({int, float, bool, complex})
 
 
 class Pen(Protocol):
-    """What a handler writes with. ``code`` is twice an operator's number, and 1 for a store."""
+    """What handlers record with.
 
-    #: Numbers an operator's name.
+    A ``code`` is twice the operator's number, plus 1 for a store.
+    """
+
+    #: Returns the number of an operator's name.
     number: Callable[[str], int]
 
-    #: ``note(tensor, time_ns, code)``: all of a tensor is read or written.
+    #: ``note(tensor, time_ns, code)`` records that all of a tensor is read or written.
     note: Callable[[Any, int, int], None]
 
-    #: ``note_pieces(tensor, pieces, time_ns, code)``: some of it, or all with None.
+    #: ``note_pieces(tensor, pieces, time_ns, code)`` records some of a tensor; None: all of it.
     note_pieces: Callable[[Any, Pieces | None, int, int], None]
 
-    #: Counts a call whose choice could not be told, by the operator's name.
+    #: ``take_whole(symbol)`` counts a call whose chosen elements could not be found out.
     take_whole: Callable[[str], None]
 
-    #: Inside, operators come to their handlers; in a handler they do not.
+    #: The dispatch mode. Inside a handler it is off: enter it to have further operators recorded.
     mode: AbstractContextManager[Any]
 
 
 class Positions(NamedTuple):
-    """What an operator moves, where that can be told by position; see :class:`Traffic`."""
+    """What an operator moves, by the positions of its arguments; see :class:`Traffic`."""
 
     form: NativeForm
-    codes: tuple[int, int] = (0, 0)  #: of loads, and of stores
+    codes: tuple[int, int] = (0, 0)  #: the codes of loads and of stores
     reads: Sequence[int] = ()
     writes: Sequence[int] = ()
-    results: Sequence[int] = ()  #: those that are new memory
-    several: bool = False  #: there is a tuple of results
+    results: Sequence[int] = ()  #: results that are new memory
+    several: bool = False  #: the operator returns a tuple of results
 
 
 class Handler(NamedTuple):
     """How to run an operator.
 
-    ``run`` notes what it moves, None where that is nothing; ``plain`` does not, None where the
-    operators that it is made of are to be seen. By ``positions`` C does what ``run`` does.
+    Attributes:
+        run: runs it and records what it moves; None if it moves nothing.
+        plain: runs it and records nothing; None if the operators that it is made of have to be
+            recorded.
+        positions: what C needs to do the same as ``run``.
     """
 
     run: Handle | None
@@ -76,7 +82,7 @@ class Handler(NamedTuple):
 
 
 def handler_of(operator: Any, pen: Pen) -> Handler:
-    """What to call in place of ``operator``: an ``OpOverload``, or a higher-order operator."""
+    """The handler of ``operator``, an ``OpOverload`` or a higher-order operator."""
     if not isinstance(operator, torch._ops.OpOverload):
         return Handler(_opaque(operator, pen), operator)
     traffic = traffic_of(operator)
@@ -99,7 +105,7 @@ def handler_of(operator: Any, pen: Pen) -> Handler:
 
 
 def _positions(form: NativeForm, traffic: Traffic, pen: Pen) -> Positions:
-    """The positions of all that moves; IN_PYTHON where a tensor comes by keyword."""
+    """The positions of all tensors that move; IN_PYTHON if a tensor is keyword-only."""
     places = [one.position for one in traffic.arguments]
     if any(place is None for place in places):
         return Positions(NativeForm.IN_PYTHON)
@@ -202,7 +208,7 @@ def _any_to_any(op: Run, traffic: Traffic, pen: Pen) -> Handle:
 
 
 def tensors_in(value: Any) -> Iterable[Any]:
-    """The tensors of an argument or a result: itself, those of a list, or none."""
+    """The tensors of an argument or result: the tensor itself, the items of a list, or none."""
     if isinstance(value, torch.Tensor):
         return (value,)
     return value if isinstance(value, (list, tuple)) else ()
@@ -249,8 +255,9 @@ def _linear(operator: Any, traffic: Traffic, pen: Pen) -> Handle:
     return run
 
 
-_KEYWORDS = ("include_self",)  # that choices ask for
-# Arguments that do not fit each other are the operator's to refuse; some tensors have no memory.
+_KEYWORDS = ("include_self",)  # keywords that functions of CHOICES take
+# What a function of CHOICES may raise: for arguments that do not fit each other, which the operator
+# itself refuses, and for tensors without memory.
 _UNTOLD = (
     UntoldError,
     IndexError,
@@ -263,7 +270,7 @@ _UNTOLD = (
 
 
 def _chooses(op: Run, traffic: Traffic, pen: Pen) -> Handle:
-    """Chosen elements of some arguments; all of them where the choice cannot be told."""
+    """Records chosen elements; all elements if the choice cannot be found out."""
     note, note_pieces, (load, store) = pen.note, pen.note_pieces, _codes(traffic, pen)
     choose = CHOICES.get(traffic.symbol) or CHOICES[traffic.name]
     whole = _any_to_any(op, traffic, pen)
@@ -299,7 +306,7 @@ def _chooses(op: Run, traffic: Traffic, pen: Pen) -> Handle:
 
 
 def _opaque(operator: Any, pen: Pen) -> Handle:
-    """An operator that takes other operators: all tensors that go in and come out."""
+    """Records all tensors that go into a higher-order operator, and new ones that come out."""
     number = pen.number(str(operator))
 
     def run(args: Any, kwargs: Any) -> Any:

@@ -26,21 +26,22 @@ __all__ = [
     "values_of",
 ]
 
-#: The pieces of contiguous memory that hold some elements of a tensor: bytes from its first
-#: element, and length in bytes.
+#: The pieces of contiguous memory that hold some elements of a tensor. Each is the offset from the
+#: tensor's first element and the length, both in bytes.
 Pieces = tuple[tuple[int, int], ...]
 
-MANY = 1 << 16  #: Pieces that are told apart.
-MOST = 1 << 20  #: Elements that are chosen one by one.
+MANY = 1 << 16  #: With more pieces, one piece stands for all.
+MOST = 1 << 20  #: The most elements of an index or mask that are looked at.
 
-# A model has the same layouts in each layer, and for each token.
+# pieces_of keeps its results: each layer of a model has the same layouts, and so has each token.
 _layouts: dict[tuple[tuple[int, ...], tuple[int, ...], int, int], Pieces] = {}
 _MANY_LAYOUTS, _FEW = 1 << 12, 64
 
-# Beyond them numpy is faster than Python.
+# Up to this many positions Python is faster than numpy.
 _FEW_POSITIONS = 1 << 10
 
-# Chosen pieces as large as a layer's expert cost more to read than a wait for their numbers.
+# For pieces of this size (bytes), as an expert of a layer, waiting for the positions on a device
+# costs less than reading the pieces.
 _WORTH_A_WAIT = 1 << 16
 
 _NUMPY = {
@@ -55,7 +56,7 @@ _CTYPES: dict[torch.dtype, Any] = {torch.int32: ctypes.c_int32, torch.int64: cty
 
 
 class UntoldError(Exception):
-    """Which elements an operator chooses cannot be told here."""
+    """It cannot be found out which elements an operator chooses."""
 
 
 def pieces_of(
@@ -69,8 +70,8 @@ def pieces_of(
         shape: elements along each dimension.
         strides: elements from one to the next, along each dimension.
         itemsize: bytes of an element.
-        max_runs: with more pieces than that, one piece stands for all, from the first byte
-            to the last, with the gaps.
+        max_runs: with more pieces, one piece stands for all: from the first byte to the last,
+            gaps included.
     """
     key = (shape, strides, itemsize, max_runs)
     found = _layouts.get(key)
@@ -106,7 +107,7 @@ def _pieces_of(
     )
     extent = run
     for step, size in steps:
-        if step < extent:  # windows that overlap
+        if step < extent:  # overlapping windows
             return _merged((offset, run) for offset in sorted(offsets))
         extent += step * (size - 1)
     return tuple((offset, run) for offset in offsets)
@@ -124,7 +125,7 @@ def _merged(pieces: Iterable[tuple[int, int]]) -> Pieces:
 
 
 def block_of(tensor: torch.Tensor, shape: Sequence[int]) -> Pieces:
-    """The pieces of the first ``shape`` elements along each dimension."""
+    """The pieces of ``tensor[:shape[0], :shape[1], ...]``."""
     count = tuple(min(most, size) for most, size in zip(shape, tensor.shape, strict=True))
     return pieces_of(count, tensor.stride(), tensor.itemsize, MANY)
 
@@ -132,7 +133,7 @@ def block_of(tensor: torch.Tensor, shape: Sequence[int]) -> Pieces:
 def rows_of(tensor: torch.Tensor, dim: int, positions: Sequence[int]) -> Pieces:
     """The pieces of a tensor at positions along one dimension; negative ones count from the end.
 
-    What :func:`chosen_of` does, faster for the few positions that one token has.
+    The result is that of :func:`chosen_of`. For few positions, as one token has, this is faster.
     """
     shape, strides, itemsize = tensor.shape, tensor.stride(), tensor.itemsize
     if len(positions) > _FEW_POSITIONS or not shape or _overlaps(shape, strides):
@@ -158,7 +159,7 @@ def rows_of(tensor: torch.Tensor, dim: int, positions: Sequence[int]) -> Pieces:
 
 @functools.lru_cache(1 << 12)
 def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements share memory, as far as strides tell."""
+    """Whether elements may share memory, judged by strides alone."""
     extent = 1
     for step, size in sorted(zip(strides, shape, strict=True)):
         if size > 1:
@@ -169,14 +170,15 @@ def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def chosen_of(tensor: torch.Tensor, places: Mapping[int, npt.NDArray[Any]]) -> Pieces:
-    """The pieces of a tensor at positions along some dimensions, and of all others.
+    """The pieces of a tensor at chosen positions of some dimensions, and all of the others.
 
-    More than :data:`MANY` pieces are one, from the first byte to the last, with the gaps.
+    With more than :data:`MANY` pieces, one piece stands for all: from the first byte to the last,
+    gaps included.
 
     Args:
-        tensor: its dimensions have positions; one without dimensions has position 0.
-        places: by dimension, integers that are broadcast together; negative ones count from
-            the end.
+        tensor: the tensor. A scalar tensor counts as one dimension of size 1.
+        places: by dimension, an array of positions; the arrays are broadcast to each other.
+            Negative positions count from the end.
     """
     shape, strides = list(tensor.shape) or [1], list(tensor.stride()) or [0]
     first: Any = np.zeros((), np.int64)
@@ -208,11 +210,17 @@ def chosen_of(tensor: torch.Tensor, places: Mapping[int, npt.NDArray[Any]]) -> P
 
 
 def integers_of(tensor: torch.Tensor, piece_bytes: int) -> Sequence[int]:
-    """The elements of a tensor of integers, in their order; see :func:`values_of`.
+    """The elements of a tensor of integers, flattened in row-major order.
+
+    Unlike :func:`values_of` this also copies from a device, if the pieces are large.
 
     Args:
-        tensor: of any shape.
-        piece_bytes: what one element chooses. Only for large pieces a device is waited for.
+        tensor: integers, of any shape.
+        piece_bytes: the bytes that one element chooses. From 64 KiB on, this waits for a device.
+
+    Raises:
+        UntoldError: the tensor has no integers, is meta, or is on a device and the pieces are
+            small or a CUDA graph is being captured.
     """
     if not tensor.is_cpu:
         if tensor.is_meta or piece_bytes < _WORTH_A_WAIT or _is_captured(tensor):
@@ -227,12 +235,13 @@ def integers_of(tensor: torch.Tensor, piece_bytes: int) -> Sequence[int]:
 
 
 def values_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """The elements of a tensor of integers or booleans.
+    """The elements of a tensor in host memory: integers as int64, or booleans; in its shape.
 
-    Read from memory, not by an operator: another dispatch mode would see that.
+    They are read from memory, not by an operator, which another dispatch mode would see.
 
     Raises:
-        UntoldError: they are not integers, too many, or it would make a device wait.
+        UntoldError: the tensor is on a device, has more than :data:`MOST` elements, or has another
+            type or layout.
     """
     if not tensor.is_cpu or tensor.numel() > MOST:
         raise UntoldError
@@ -240,7 +249,7 @@ def values_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def _view(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """A copy of the elements in host memory."""
+    """A numpy copy of the elements of a tensor in host memory, made without operators."""
     kind = _NUMPY.get(tensor.dtype)
     if kind is None or tensor.layout is not torch.strided:
         raise UntoldError
@@ -256,5 +265,5 @@ def _view(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def _is_captured(tensor: torch.Tensor) -> bool:
-    """Whether what happens on the device is being recorded as a graph, where a wait is an error."""
+    """Whether a CUDA graph is being captured; a wait would be an error then."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

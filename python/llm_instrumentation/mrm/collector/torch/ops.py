@@ -1,8 +1,8 @@
-"""What a PyTorch operator moves: which of its tensors are read, which are written.
+"""What a PyTorch operator moves: which of its tensors it reads and which it writes.
 
-Told from its schema: arguments marked ``(a!)`` are written in place, results marked ``(a)``
-are views, other results are new memory that the operator fills. Where a schema says less than
-is true (a fill does not read what it fills), the operator is named here.
+The schema of the operator says it: arguments marked ``(a!)`` are written in place, results marked
+``(a)`` are views, and other results are new memory that the operator fills. This module names the
+operators whose schema is not precise enough (a fill does not read the tensor that it fills).
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ __all__ = ["Argument", "Form", "Traffic", "traffic_of"]
 
 
 class Form(Enum):
-    """How an operator has to be looked at."""
+    """The sort of an operator, which decides how its tensors are recorded."""
 
     VIEW = "view"  #: moves nothing: a view, an allocation, a question of sizes
     MOVES = "moves"  #: reads and writes as its arguments and results say
-    MAY_ALIAS = "may_alias"  #: a view or a copy, as it turns out (``reshape``, ``to``)
+    MAY_ALIAS = "may_alias"  #: a view or a copy, known after the call (``reshape``, ``to``)
     CHOOSES = "chooses"  #: reads or writes chosen elements; see :mod:`.choices`
-    COMPOSITE = "composite"  #: made of other operators; seen in inference mode only
-    LINEAR = "linear"  #: composite, but one kernel where the input is contiguous
+    COMPOSITE = "composite"  #: made of other operators; reaches a mode in inference mode only
+    LINEAR = "linear"  #: composite, but one kernel if its input is contiguous
 
 
 @dataclass(frozen=True)
 class Argument:
     """A tensor argument, or one that is a list of tensors."""
 
-    position: int | None  #: None: by keyword only
+    position: int | None  #: None: keyword-only
     name: str
     many: bool
     optional: bool
@@ -45,15 +45,15 @@ class Argument:
 class Traffic:
     """An operator's form, its tensor arguments, and whether each of its results is new memory."""
 
-    symbol: str  #: the operator's own name, ``aten::add.Tensor``
-    name: str  #: without its overload, ``aten::add``
+    symbol: str  #: the name with its overload, ``aten::add.Tensor``
+    name: str  #: the name without its overload, ``aten::add``
     form: Form
     arguments: tuple[Argument, ...] = ()
     new_results: tuple[bool, ...] = ()
-    one_new_tensor: bool = False  #: its only result is a new tensor, not a list of them
+    one_new_tensor: bool = False  #: the only result is one new tensor
 
 
-# Memory that is handed out and not filled.
+# Operators that allocate memory and do not fill it.
 _ALLOCATES = frozenset(
     {
         "empty", "empty_like", "empty_permuted", "empty_quantized", "empty_strided", "new_empty",
@@ -61,7 +61,7 @@ _ALLOCATES = frozenset(
     }
 )  # fmt: skip
 
-# Sizes, flags and handles; new tensor objects over old memory.
+# Operators that return sizes, flags and handles, or new tensor objects over the same memory.
 _ASKS = frozenset(
     {
         "_has_compatible_shallow_copy_type", "_reshape_alias", "_resize_output_", "_unsafe_view",
@@ -71,7 +71,7 @@ _ASKS = frozenset(
     }
 )  # fmt: skip
 
-# In-place operators that do not look at what they overwrite.
+# In-place operators that do not read what they overwrite.
 _OVERWRITES = frozenset(
     {
         "bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "fill_diagonal_", "geometric_",
@@ -80,7 +80,7 @@ _OVERWRITES = frozenset(
     }
 )  # fmt: skip
 
-# Composite operators that are one kernel, or a view.
+# Composite operators that run one kernel, or make a view.
 _ONE_KERNEL = frozenset(
     {
         "broadcast_to", "contiguous", "expand_as", "flatten", "ravel", "reshape", "reshape_as",
@@ -96,7 +96,7 @@ def traffic_of(operator: Any) -> Traffic:
     schema = operator._schema
     symbol = operator.name()
     library, _, plain = schema.name.partition("::")
-    if library != "aten":  # others may give these names to something else
+    if library != "aten":  # in other libraries the names of this module may mean something else
         plain = ""
     if plain in _ALLOCATES or plain in _ASKS or torch.Tag.inplace_view in operator.tags:
         return Traffic(symbol, schema.name, Form.VIEW)
@@ -107,7 +107,7 @@ def traffic_of(operator: Any) -> Traffic:
     new_results = tuple(_is_new(result) or plain == "lift_fresh" for result in schema.returns)
     one_new_tensor = new_results == (True,) and str(schema.returns[0].type) == "Tensor"
     form = Form.MOVES
-    if plain == "lift_fresh":  # ``torch.tensor`` has just filled it
+    if plain == "lift_fresh":  # ``torch.tensor`` has just filled its argument
         arguments = ()
     elif composite:
         form = Form.COMPOSITE
@@ -136,7 +136,7 @@ def _arguments(schema: Any, plain: str) -> list[Argument]:
         if "Tensor" not in kind or (shape_only and position == 0):
             continue
         written = argument.alias_info is not None and argument.alias_info.is_write
-        # An ``out`` argument, or one that is overwritten.
+        # Written without being read: an ``out`` argument, or one that is overwritten.
         blind = written and (argument.kwarg_only or argument.is_out or plain in _OVERWRITES)
         found.append(
             Argument(

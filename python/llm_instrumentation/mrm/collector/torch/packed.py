@@ -1,4 +1,4 @@
-"""Weights that quantised modules of PyTorch keep in objects of C++, which show no address."""
+"""Packed weights: quantised modules of PyTorch keep them in C++ objects without an address."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["packed_weights", "told_of_packed"]
 
 
 def packed_weights(module: nn.Module) -> list[int]:
-    """The bytes of each packed object that a module itself has, as its tensors unpack.
+    """The unpacked size in bytes of each packed object that a module itself holds.
 
-    Packed they may take less: float16 weights unpack to float32.
+    The packed object may be smaller: float16 weights unpack to float32.
     """
     return [
         _bytes(list(_unpacked(value)))
@@ -25,12 +25,12 @@ def packed_weights(module: nn.Module) -> list[int]:
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
-    """Of all tensors; a bias that an object and a part of it share counts once."""
+    """The bytes of all tensors. A bias that an object shares with a part of it counts once."""
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 def told_of_packed(about: dict[str, Any]) -> str:
-    """What people read of packed weights; ``about`` is how the trace was made."""
+    """A sentence for people about packed weights; ``about`` says how the trace was made."""
     return (
         f"{about['packed_weights']} packed weights of {about['packed_weight_bytes']:,} bytes, as "
         "they unpack, have no address and are not in the trace; operators that read them show "
@@ -39,12 +39,12 @@ def told_of_packed(about: dict[str, Any]) -> str:
 
 
 def _unpacked(value: Any) -> Iterator[torch.Tensor]:
-    """Copies of the tensors that an object was packed from."""
+    """Copies of the tensors that a packed object was made of."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, torch.ScriptObject):
-        packed: Any = value  # its methods are not known to its class
-        for method in ("unpack", "__getstate__"):  # cells of LSTMs have the second alone
+        packed: Any = value  # Python's class does not declare its methods
+        for method in ("unpack", "__getstate__"):  # LSTM cells have only the second
             if packed._has_method(method):
                 for leaf in tree_leaves(getattr(packed, method)()):
                     yield from _unpacked(leaf)

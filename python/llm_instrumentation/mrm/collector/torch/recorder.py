@@ -1,12 +1,14 @@
 """The hot path of the torch tracer: what happens at each operator of one thread.
 
-An operator is looked at once. From then on C runs it and appends a row a tensor to a block of
-bytes (libstrap/hook/trace.c), where positions among its arguments say all that it moves, its
-tensors are contiguous and in host memory, and this torch and interpreter let C see them. A function
-that was made for it does so in Python otherwise (:mod:`.handlers`), and the rows are the same.
-Nothing is kept that Python's garbage collector would count, and nothing is computed that can be
-computed later. With hundreds of operators a token this is where the tracer's cost is made:
-benchmarks/torch_tracer.py measures it.
+The recorder looks at each operator once. From then on C (libstrap/hook/trace.c) runs the operator
+and appends a row for each tensor to a block of bytes, if three things hold: the positions of the
+arguments and results say all that the operator moves, its tensors are contiguous and in host
+memory, and this torch and interpreter let C read tensors. Otherwise a Python function made for the
+operator does the same (:mod:`.handlers`), and the rows are equal.
+
+A model runs hundreds of operators for each token, so this code decides what the tracer costs;
+benchmarks/torch_tracer.py measures it. It keeps no objects that Python's garbage collector would
+count, and leaves to the end of the trace all work that can wait.
 """
 
 from __future__ import annotations
@@ -29,17 +31,19 @@ from .spool import ROW, ROW_BYTES, Spool
 
 __all__ = ["BLOCK_ROWS", "OperatorRecorder", "Symbols", "view_in_c"]
 
-_A_LINE = 64  # bytes: smaller pieces are elements, of which there may be as many as of bytes
-_KEYS = itertools.count()  # a thread's id may be used again
+# A cache line, in bytes. Pieces below it may be single elements, and a row for each would be too
+# many, so max_runs limits them.
+_A_LINE = 64
+_KEYS = itertools.count()  # keys of recorders; ids of threads are used again
 
 
 class Symbols:
-    """Numbers for the operators' names, from 0."""
+    """Numbers the names of operators, from 0."""
 
     def __init__(self, spool: Spool) -> None:
         self.names: list[str] = []
         self._spool = spool
-        self._lock = threading.RLock()  # a finaliser may run an operator at any time
+        self._lock = threading.RLock()  # reentrant: a finaliser may run an operator at any time
 
     def number(self, name: str) -> int:
         with self._lock:
@@ -53,13 +57,13 @@ class OperatorRecorder:
     """Records the operators of the thread that makes it.
 
     Attributes:
-        mode: the ``TorchDispatchMode`` to be entered on this thread.
-        note: ``note(tensor, time_ns, code)``: all of a tensor is read or written.
-        note_pieces: some of it is; see :class:`.handlers.Pen`.
+        mode: the ``TorchDispatchMode`` to enter on this thread.
+        note: ``note(tensor, time_ns, code)`` records that all of a tensor is read or written.
+        note_pieces: records that some of a tensor is; see :class:`.handlers.Pen`.
         put: ``put(time_ns, address, length, word, code)`` appends a row.
-        flush: hands the rows that are held to the spool.
-        unseen: how many tensors kept their memory to themselves, by operator.
-        whole: how many calls chose elements that could not be told, by operator.
+        flush: hands the rows of the block to the spool.
+        unseen: by operator, the number of tensors that have no address.
+        whole: by operator, the number of calls whose chosen elements could not be found out.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class OperatorRecorder:
         sample_every: int,
         elsewhere: Callable[[], OperatorRecorder],
     ) -> None:
-        """``elsewhere`` gives the recorder of whatever thread calls it."""
+        """``elsewhere`` returns the recorder of the thread that calls it."""
         self.thread = threading.get_native_id()
         self.number = symbols.number
         self._regions = regions
@@ -82,7 +86,7 @@ class OperatorRecorder:
         self._chance = random.Random(0)
         self._passing = 0
         self._sampling = False
-        self._rows = 0  # since storages that had died were let go
+        self._rows = 0  # since forget_dead was called
         self._key = next(_KEYS)
         self.unseen: dict[str, int] = {}
         self.whole: dict[str, int] = {}
@@ -99,7 +103,7 @@ class OperatorRecorder:
 
     @property
     def sampling(self) -> bool:
-        """Whether one operator in ``sample_every`` is recorded now; otherwise all are."""
+        """Whether only one operator in ``sample_every`` is recorded now; False: all are."""
         return self._sampling
 
     @sampling.setter
@@ -109,7 +113,7 @@ class OperatorRecorder:
             self._in_c.sampling = sampling
 
     def take_whole(self, symbol: str) -> None:
-        """Counts a call that chose elements which could not be told."""
+        """Counts a call whose chosen elements could not be found out."""
         self.whole[symbol] = self.whole.get(symbol, 0) + 1
 
     def _operators(self, view: int) -> Operators:
@@ -148,24 +152,24 @@ class OperatorRecorder:
         nothing: dict[str, Any] = {}
         views: dict[int, Run | None] = {}
         runs: dict[int, Handle] = {}
-        operators: list[Any] = []  # while they are here their ids are theirs
+        operators: list[Any] = []  # keeps them alive: no other object gets their id
         owner, here, recorder = threading.get_ident(), threading.get_ident, self
         elsewhere = self._elsewhere
         parameter, see_parameter = nn.Parameter, self._regions.see_parameter
-        # PyTorch's code in C++ lists Tensor among the types that say what they are made of.
+        # PyTorch's C++ code lists Tensor itself among the subclasses of a call, its ``types``.
         plain_types = {torch.Tensor, parameter}
 
         class Mode(_Mode):
-            # An instance has the function in C in its place, where there is one, and this runs
-            # what C has not learnt.
+            # If C runs operators, the instance's attribute of this name is C's function. That
+            # function calls this one for operators that it has not learnt.
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
                 if not plain_types.issuperset(types):
                     if all(map(_is_without_memory, types)):
                         return func(*args, **(kwargs or nothing))
-                    return NotImplemented  # subclasses say what they are made of
-                if here() != owner:  # autograd brings the mode to threads of its own
+                    return NotImplemented  # the subclass then calls operators on the tensors inside
+                if here() != owner:  # autograd enters the mode in its own threads too
                     return elsewhere().mode.__torch_dispatch__(func, types, args, kwargs or nothing)
                 run = runs.get(id(func))
                 if run is not None:
@@ -206,7 +210,10 @@ class OperatorRecorder:
         return sometimes
 
     def _gap(self) -> int:
-        """How many operators pass: even gaps would meet the same ones of each layer again."""
+        """How many operators to skip before the next recorded one.
+
+        The number is random: a fixed one could meet the same operators in each layer.
+        """
         return self._chance.randrange(2 * self._sample_every - 1)
 
 
@@ -215,26 +222,32 @@ class _Mode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Compiled code runs eagerly under this mode; the guard against it would cost as much
-        # as recording does.
+        # A model runs eagerly under this mode anyway. Dynamo's guard would cost as much as
+        # recording does.
         return False
 
 
 def view_in_c() -> int:
-    """What C reads tensors with; 0 where this torch or interpreter has none: all is in Python."""
+    """The address of the function with which C reads tensors; 0 if all has to run in Python.
+
+    It is 0 if this torch or this interpreter does not have what C needs.
+    """
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     return view_function(exchange) if exchange is not None and Operators.available() else 0
 
 
 def _is_without_memory(kind: type) -> bool:
-    """Whether these are fake or functional tensors, which stand for others."""
+    """Whether a type is one of fake or functional tensors, which have no data of their own."""
     return kind.__module__.startswith("torch._subclasses.")
 
 
 def _block(
     take: Callable[[memoryview], None],
 ) -> tuple[Callable[..., None], Callable[[], None]]:
-    """``put`` and ``flush`` of a block of rows: locals of a function are the fastest state."""
+    """Returns ``put`` and ``flush`` of a block of rows.
+
+    They are closures because Python reads local variables fastest.
+    """
     block, spare = bytearray(ROW_BYTES * BLOCK_ROWS), bytearray(ROW_BYTES * BLOCK_ROWS)
     at = 0
     pack, size = ROW.pack_into, len(block)
@@ -249,7 +262,7 @@ def _block(
 
     def flush() -> None:
         nonlocal at, block, spare
-        # A finaliser that runs an operator meanwhile writes into the other block.
+        # If a finaliser runs an operator during take, its rows go into the other block.
         end, at, block, spare = at, 0, spare, block
         take(memoryview(spare)[:end])
 
@@ -263,7 +276,7 @@ def _notes(
     unseen: dict[str, int],
     put: Callable[..., None],
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    """``note`` and ``note_pieces``, closures for the same reason."""
+    """Returns ``note`` and ``note_pieces``, closures for the same reason as in :func:`_block`."""
     word_of, add, see_parameter = regions.words.get, regions.add, regions.see_parameter
     plain, parameter = torch.Tensor, nn.Parameter
 

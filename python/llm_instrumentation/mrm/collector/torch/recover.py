@@ -1,4 +1,4 @@
-"""Traces of processes that were killed, from the spools that they left."""
+"""Makes traces from the spools that killed processes left."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ def recover_torch_trace(
 ) -> int:
     """Writes the trace of a ``TorchTracer`` whose process was killed, or that was never closed.
 
-    The trace has all rows that had left the process: up to the last forward call that ended,
-    less those of further threads in their last block. A storage is what was known of it then. So
-    the cache of a call that had not ended may still be activations. The spool, the file that the
-    process left beside its trace, is removed once the trace is on disk.
+    The process left a spool, a file beside its trace. The trace has every row of the spool: for the
+    thread that ran the model all rows up to its last finished forward call, for other threads all
+    rows but those of their last block. Storages are labelled by what was known when the spool
+    ended, so the cache of an unfinished call may be labelled activation. The spool is removed once
+    the trace is on disk.
 
     Args:
-        path: the trace's path as the tracer was given it, or the spool itself.
-        out: the Parquet file; by default the path that the tracer was given.
+        path: the path that the tracer was given, or the path of the spool.
+        out: the Parquet file to write; by default the path that the tracer was given.
 
     Returns:
-        How many rows there are.
+        The number of rows.
 
     Raises:
-        NotFoundError: nothing was left there.
-        InvalidArgumentError: several processes left something; name the spool.
-        InvalidStateError: the process that writes it still lives.
-        CorruptError: the file was not written by this version's tracer.
-        FileExistsError: there is a trace at ``out``, which stays.
+        NotFoundError: there is no spool.
+        InvalidArgumentError: several processes left a spool; pass the path of one of them.
+        InvalidStateError: the process that writes the spool still lives.
+        CorruptError: the spool was not written by this version's tracer.
+        FileExistsError: there is a file at ``out``; it stays.
         OSError: the trace cannot be written; the spool stays.
 
     Warns:
-        RuntimeWarning: the end of the spool is torn (says how many bytes are not in the trace),
-            or the spool cannot be removed.
+        RuntimeWarning: the spool ends within a record (the message says how many bytes are not in
+            the trace), or the spool cannot be removed.
     """
     spool = _found(Path(path))
     with _opened(spool) as contents:
@@ -79,11 +80,11 @@ def recover_torch_trace(
 def read_spool(
     spool: Path, run_id: str, boundaries: PhaseBoundaries | None
 ) -> pa.RecordBatchReader:
-    """What is in a spool, under another run id, with phases by ``boundaries`` where given.
+    """The rows of a spool with the run id ``run_id``; ``boundaries`` replace its phases.
 
     Raises:
-        InvalidStateError: the process that writes it still lives.
-        CorruptError: the file was not written by this version's tracer.
+        InvalidStateError: the process that writes the spool still lives.
+        CorruptError: the spool was not written by this version's tracer.
     """
     opened = contextlib.ExitStack()
     reader = trace_of(opened.enter_context(_opened(spool)), run_id, boundaries)
@@ -96,7 +97,7 @@ def read_spool(
 
 
 def warn_of_leftovers(trace: Path) -> None:
-    """Tells of the spools beside a trace that nobody writes any more."""
+    """Warns about spools beside a trace whose process has ended."""
     for spool in filter(_is_left, created_beside(trace, SPOOL)):
         warnings.warn(
             f"{spool} has the rows of a trace that was not closed; it stays. "
@@ -111,7 +112,7 @@ def _is_left(spool: Path) -> bool:
     try:
         with locked(spool) as file:
             return file is not None and os.fstat(file.fileno()).st_size > 0
-    except OSError:  # it is gone, or somebody else's
+    except OSError:  # it was removed, or belongs to another user
         return False
 
 

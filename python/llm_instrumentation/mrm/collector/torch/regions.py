@@ -1,13 +1,13 @@
 """Regions of a traced PyTorch process: each storage, from its allocation to its release.
 
-Addresses are given out again as soon as a tensor dies, so an address does not tell what lies
-there. A storage object does: the table holds a weak reference to each storage that it has
-met, which keeps the small object that stands for it (not its memory) from being given out
-again, so that its identity is never that of another storage. Storages that have died are let
-go every few thousand rows.
+The allocator reuses an address as soon as a tensor is released, so an address does not identify
+memory. The address of the storage object does: the table holds a weak reference to each storage
+that it has met. The reference keeps the small C++ object alive, but not its memory, so no other
+storage gets that object's address. Every few thousand rows the table drops the storages that have
+been released.
 
-There are no locks: any thread may run an operator at any time, and a finaliser may run one
-between any two steps of another. Each step here is one that the interpreter does at once.
+There are no locks: any thread may run an operator at any time, and a finaliser may run one between
+any two steps of another operator. So each step here is one that the interpreter does atomically.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .spool import Spool
 
 __all__ = ["NOWHERE", "TYPES", "LabelledRegions", "Regions", "devices_of"]
 
-# A region as one number, a word: its id, whether it was first seen while the weights were
-# loaded, and its device.
+# A word is one integer that describes a storage: from the top its region id, one bit that says
+# whether it was first seen while the weights were loaded, and the number of its device.
 _DEVICE_BITS = 8
 _LOADING = 1 << _DEVICE_BITS
 _ID_SHIFT = _DEVICE_BITS + 1
@@ -34,7 +34,7 @@ _ID_SHIFT = _DEVICE_BITS + 1
 #: The word of a tensor without memory.
 NOWHERE = -1
 
-#: All weights are region 1, as mrm-trace has it.
+#: The region id of all weights, as in every trace of this package.
 WEIGHT_ID = 1
 
 _expired = torch.UntypedStorage._expired
@@ -42,21 +42,24 @@ _free_weak_ref = torch.UntypedStorage._free_weak_ref
 
 
 def devices_of(words: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Positions in :attr:`LabelledRegions.devices` of a column of words."""
+    """The device numbers of a column of words; 0 is the CPU."""
     return words & (_LOADING - 1)
 
 
 @dataclass(frozen=True)
 class LabelledRegions:
-    """What is known at the end of a trace. A storage that is both is one of the cache."""
+    """Which storages are weights or cache, at the end of a trace.
+
+    A storage that is marked as both is labelled kv_cache.
+    """
 
     weights: npt.NDArray[np.int64]  #: (n,) words, sorted
-    cache: npt.NDArray[np.int64]  #: (n, 2) words, sorted, and ids
+    cache: npt.NDArray[np.int64]  #: (n, 2) words, sorted by them, and region ids
 
     def label(
         self, words: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
-        """Region ids, and positions in :data:`TYPES`, of a column of words."""
+        """The region ids of a column of words, and their types as positions in :data:`TYPES`."""
         ids = words >> _ID_SHIFT
         types = np.where(words & _LOADING, np.int8(_RUNTIME), np.int8(_ACTIVATION))
         for known, kind in ((self.weights, _WEIGHT), (self.cache[:, 0], _KV_CACHE)):
@@ -81,18 +84,19 @@ _WEIGHT, _KV_CACHE, _ACTIVATION, _RUNTIME = range(4)
 
 
 class Regions:
-    """The storages met so far, by ``_cdata``; the live ones and a few that have died.
+    """The storages met so far: all live ones, and those released since the last clean-up.
 
     Attributes:
-        words: the word of each storage.
-        forgotten: grows before the ``_cdata`` of storages that have died may be others'.
+        words: the word of each storage, by its ``_cdata``, the address of the C++ object.
+        forgotten: grows by 1 before released storages are dropped. From then on their ``_cdata``
+            may belong to other storages, so caches that use ``_cdata`` as a key are stale.
     """
 
     def __init__(self, by_layer: bool, spool: Spool) -> None:
-        """``spool`` is told what storages are for."""
+        """``spool`` gets marks for the storages of weights and caches, and names of devices."""
         self._spool = spool
         self.words: dict[int, int] = {}
-        self.forgotten = ctypes.c_int64(0)  # read by C
+        self.forgotten = ctypes.c_int64(0)  # trace.c reads it
         self._loading = 0
         self._by_layer = by_layer
         self._numbers = itertools.count((WEIGHT_ID + 1) << _ID_SHIFT, 1 << _ID_SHIFT)
@@ -102,18 +106,18 @@ class Regions:
         self._cache_ids: dict[str, int] = {}
 
     def meet(self, tensor: torch.Tensor) -> int:
-        """The word of a tensor's storage, which becomes a region if it is new."""
+        """The word of a tensor's storage. A new storage becomes a region."""
         storage = tensor.untyped_storage()
         word = self.words.get(storage._cdata)
         return self.add(storage, tensor) if word is None else word
 
     def add(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> int:
-        """Makes a storage that has not been met a region."""
+        """Makes a new storage a region and returns its word."""
         kind = 0 if tensor.is_cpu else self._kind(tensor)
         if kind == NOWHERE:
             return NOWHERE
         word = next(self._numbers) | kind | self._loading
-        # Two threads may add the same one: it then has the later word.
+        # If two threads add the same storage at once, the later word stays.
         self.words[storage._weak_ref()] = word  # type: ignore[index]
         return word
 
@@ -128,7 +132,7 @@ class Regions:
 
     @property
     def loading(self) -> bool:
-        """Whether what is met now belongs to the load of the weights."""
+        """Whether weights are being loaded: storages first met now get the loading bit."""
         return self._loading != 0
 
     @loading.setter
@@ -136,10 +140,10 @@ class Regions:
         self._loading = _LOADING if loading else 0
 
     def see_parameter(self, parameter: torch.nn.Parameter) -> bool:
-        """Makes a storage a weight that an operator was given as a parameter, and says whether.
+        """Marks a parameter that an operator was given as a weight; returns whether it is one.
 
-        Offloading brings parameters in for one call. While weights are loaded, parameters are
-        also what they are copied from.
+        Offloading makes new parameters for a single call, so attaching does not see them. While
+        weights are loaded nothing is marked: the sources of the copies are parameters too.
         """
         if self._loading or parameter.layout is not torch.strided:
             return False
@@ -147,7 +151,7 @@ class Regions:
         return True
 
     def mark_weight(self, tensor: torch.Tensor) -> bool:
-        """Makes a tensor's storage a weight; False if it was one."""
+        """Marks a tensor's storage as weight; False if it was marked before or has no memory."""
         word = self.meet(tensor)
         if word == NOWHERE or word in self._weights:
             return False
@@ -156,7 +160,7 @@ class Regions:
         return True
 
     def mark_cache(self, tensor: torch.Tensor, name: str) -> None:
-        """Makes a tensor's storage one of the cache; ``name`` tells layer, key or value."""
+        """Marks a tensor's storage as cache; ``name`` identifies the layer, and key or value."""
         word = self.words.get(tensor.untyped_storage()._cdata)
         if word is None:
             word = self.meet(tensor)
@@ -168,7 +172,7 @@ class Regions:
         self._spool.mark_cache(word, region_id)
 
     def forget_dead(self) -> None:
-        """Lets go of the storages that have died."""
+        """Drops the storages that have been released."""
         self.forgotten.value += 1
         for pointer in list(self.words):
             if _expired(pointer) and self.words.pop(pointer, None) is not None:

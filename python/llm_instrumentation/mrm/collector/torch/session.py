@@ -1,4 +1,4 @@
-"""One recording of the torch tracer, from its first operator to its rows."""
+"""One recording of the torch tracer: what all its threads and models share."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _clock = time.monotonic_ns
 
 
 class TracingSession:
-    """Regions, rows, steps and the recorders of some threads.
+    """The regions, the spool, the steps, and a recorder for each traced thread.
 
-    ``phase``, ``token`` and ``context`` say what holds now; change them by :meth:`step`.
+    ``phase``, ``token`` and ``context`` are those of the current step; :meth:`step` sets them.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TracingSession:
         kv_by_layer: bool,
         run_id: str,
     ) -> None:
-        """``trace`` is what the rows will become; None: a reader's batches alone."""
+        """``trace`` is the path of the later trace; None: rows are only read by :meth:`reader`."""
         self.spool = Spool(
             trace,
             trace=None if trace is None else trace.name,
@@ -79,9 +79,9 @@ class TracingSession:
         self._lock = threading.RLock()
         self._recorders: dict[int, OperatorRecorder] = {}
         self._depths: dict[int, int] = {}
-        self._weights: list[tuple[int, int, int]] = []  # address, bytes, word
-        self._looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # for packed weights
-        self._packed: list[int] = []  # bytes
+        self._weights: list[tuple[int, int, int]] = []  # address, length in bytes, word
+        self._looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # searched for packed
+        self._packed: list[int] = []  # their bytes
 
     # Threads.
 
@@ -90,7 +90,7 @@ class TracingSession:
         here = threading.get_ident()
         with self._lock:
             found = self._recorders.get(here)
-            if found is None or found.thread != threading.get_native_id():  # an id used again
+            if found is None or found.thread != threading.get_native_id():  # the id was used again
                 found = OperatorRecorder(
                     self.regions,
                     self.spool,
@@ -110,7 +110,7 @@ class TracingSession:
         self._recorders[here] = recorder
 
     def enter(self) -> None:
-        """Records on this thread; calls nest."""
+        """Begins to record this thread. Calls nest: each needs a :meth:`leave`."""
         here = threading.get_ident()
         recorder = self.recorder_here()
         self._depths[here] = self._depths.get(here, 0) + 1
@@ -118,7 +118,7 @@ class TracingSession:
             recorder.mode.__enter__()
 
     def leave(self) -> None:
-        """Undoes an :meth:`enter` of this thread.
+        """Undoes one :meth:`enter` of this thread.
 
         Raises:
             InvalidStateError: see :meth:`check_leave`.
@@ -130,11 +130,11 @@ class TracingSession:
         self._depths[here] -= 1
 
     def check_leave(self) -> None:
-        """Whether :meth:`leave` can be called.
+        """Checks that :meth:`leave` can be called.
 
         Raises:
-            InvalidStateError: this thread has not entered, or another dispatch mode has been
-                entered since and not been left.
+            InvalidStateError: this thread has not entered, or it entered another dispatch mode
+                since and has not left it.
         """
         here = threading.get_ident()
         if not self._depths.get(here):
@@ -161,14 +161,14 @@ class TracingSession:
     # Phases and tokens.
 
     def step(self, phase: Phase | None, token: int | None, context: int | None) -> None:
-        """From now on rows are of this phase, token and context."""
+        """Gives later rows this phase, token and context; None: none."""
         self.phase, self.token, self.context = phase, token, context
         self.spool.mark_step(_clock(), phase, token, context)
         self.flush_here()
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """Inside, rows are of ``phase``; tokens count from 0 again."""
+        """Gives rows inside the block the phase ``phase``; tokens count from 0 again."""
         before = self.phase
         self.step(phase, None, None)
         try:
@@ -184,10 +184,10 @@ class TracingSession:
     # Weights.
 
     def mark_weights(self, model: nn.Module) -> None:
-        """Parameters and buffers are weights from now on, and in the rows there are.
+        """Marks parameters and buffers of a model as weights, in earlier rows too.
 
         Warns:
-            RuntimeWarning: weights are packed: they have no address and no rows.
+            RuntimeWarning: some weights are packed; they have no address and so no rows.
         """
         for tensors in (model.parameters, model.buffers):
             for tensor in tensors():
@@ -217,7 +217,10 @@ class TracingSession:
             warn(told_of_packed(about))
 
     def note_weights(self, at_ns: int | None) -> int:
-        """A store of each weight storage, where their load was not traced."""
+        """Adds a store of each weight storage, for a load that was not traced; returns how many.
+
+        ``at_ns`` is the time of the rows in CLOCK_MONOTONIC ns; None: now.
+        """
         code = 2 * self.symbols.number("weight_load") + 1
         now = _clock() if at_ns is None else at_ns
         put = self.recorder_here().put
@@ -234,34 +237,34 @@ class TracingSession:
             attachment.detach()
 
     def flush(self) -> None:
-        """Hands over the rows of all threads; none of them may be recording."""
+        """Hands the rows of all threads to the spool; no other thread may run operators."""
         for recorder in self._recorders.values():
             recorder.flush()
 
     def flush_here(self) -> None:
-        """Hands over the rows of this thread, so that a kill does not take them."""
+        """Hands the rows of this thread to the spool, so that they survive a kill."""
         recorder = self._recorders.get(threading.get_ident())
         if recorder is not None:
             recorder.flush()
 
     def reader(self) -> pa.RecordBatchReader:
-        """The rows so far."""
+        """The rows so far as a trace."""
         self.flush()
         return trace_of(self.spool.contents(), self._run_id)
 
     def about(self) -> dict[str, Any]:
-        """How the trace was made."""
+        """How the trace was made; see :func:`.trace.about_trace`."""
         self.flush()
         return about_trace(self.spool.contents())
 
     def close(self) -> None:
-        """Removes the rows."""
+        """Drops all storages and removes the spool."""
         self.regions.forget_all()
         self.spool.close()
 
 
 class Attachment:
-    """A model that is traced, until :meth:`detach` or the end of a ``with`` block."""
+    """A traced model; :meth:`detach` or the end of a ``with`` block ends the tracing."""
 
     def __init__(self, session: TracingSession, model: nn.Module, cache: Any) -> None:
         root = getattr(model, "_orig_mod", model)
@@ -272,7 +275,7 @@ class Attachment:
         self._depth = threading.local()
         self._manual = False
         self._undo = contextlib.ExitStack()
-        with self._undo:  # undone if anything of this fails
+        with self._undo:  # undoes the steps so far if one of them fails
             eagerly = run_eagerly(
                 [model], when="while it is traced", why="compiled code shows no operators"
             )
@@ -303,14 +306,18 @@ class Attachment:
         self.detach()
 
     def detach(self) -> None:
-        """Ends the tracing. A second call does nothing."""
+        """Ends the tracing. A second call does nothing.
+
+        Raises:
+            InvalidStateError: see :meth:`TracingSession.check_leave`.
+        """
         if self in self._session.attached:
             self._session.check_leave()
             self._undo.close()
             self._session.attached.remove(self)
 
     def count_by_hand(self) -> None:
-        """From now on the caller says which token it is."""
+        """Stops counting forward calls as tokens: the caller sets tokens from now on."""
         self._manual = True
 
     # Hooks of the root module.
@@ -319,7 +326,7 @@ class Attachment:
         self._depth.calls = getattr(self._depth, "calls", 0) + 1
         if self._depth.calls > 1:
             return
-        with torch._C._DisableTorchDispatch():  # what is asked here is no work of the model
+        with torch._C._DisableTorchDispatch():  # operators of the tracer are no work of the model
             caches = caches_of_call(args, kwargs)
             self._mark(caches)
             if not self._manual:
@@ -362,7 +369,7 @@ class Attachment:
         context = None if new is None else past + new
         if past > 0:
             goes_on = same or past == known
-        else:  # without a cache the whole text comes again, one token longer
+        else:  # a call without a cache gets the whole text again, one token longer
             goes_on = not self._had_cache and context is not None and context == known + 1
         token = session.token + 1 if goes_on and session.token is not None else 0
         session.step(session.phase, token, context)
@@ -373,7 +380,7 @@ def _nothing() -> None:
 
 
 def _reference(cache: Any) -> Callable[[], Any]:
-    """Not a strong one, which would keep the cache's memory."""
+    """A weak reference to a cache: a strong one would keep the cache's memory."""
     try:
         return weakref.ref(cache)
     except TypeError:
@@ -381,7 +388,7 @@ def _reference(cache: Any) -> Callable[[], Any]:
 
 
 def _made_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that a wrapper is made of, as those of quantised weights; others themselves."""
+    """The tensors inside a wrapper subclass, as of quantised weights; else the tensor itself."""
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _made_of(getattr(tensor, name))
@@ -394,15 +401,15 @@ def _has_storage(tensor: torch.Tensor) -> bool:
         return False
     try:
         tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):  # a wrapper; what it wraps has
+    except (NotImplementedError, RuntimeError):  # a wrapper; only the tensors inside have a storage
         return False
     return True
 
 
 def ns_per_operator() -> float | None:
-    """What an operator on a tiny tensor takes longer when it is traced, here and now.
+    """Measures by how many ns the tracer slows an operator on a tiny tensor, on this machine now.
 
-    None where another dispatch mode is active, which would see this.
+    Returns None, without measuring, while a dispatch mode is active: it would see the operators.
     """
     if torch._C._len_torch_dispatch_stack():
         return None

@@ -1,4 +1,4 @@
-"""From a spool of rows to a trace: by then it is known what each storage was for."""
+"""Turns a spool into a trace, once the use of each storage is known."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _BATCH_ROWS = 1 << 16
 def trace_of(
     contents: Contents, run_id: str, boundaries: PhaseBoundaries | None = None
 ) -> pa.RecordBatchReader:
-    """The rows as batches of the schema of a trace, in the order of their writing.
+    """The rows of a spool as batches of ``arrow_schema(Kind.ACCESSES)``, in the order of writing.
 
     Args:
-        contents: of a spool.
-        run_id: of all rows.
-        boundaries: phases where those of the steps do not count.
+        contents: the content of the spool; its file has to stay open.
+        run_id: ``run_id`` of all rows.
+        boundaries: phases that replace those of the steps; None: keep those of the steps.
     """
     schema = arrow_schema(Kind.ACCESSES)
     about = json.dumps(about_trace(contents)).encode()
     schema = schema.with_metadata({**schema.metadata, META_KEY: about})
     regions = LabelledRegions(contents.weights, contents.cache)
-    # Before the first step nothing is known.
+    # Rows before the first step have no phase, token or context.
     marks = np.concatenate([[(0, NONE, NONE, NONE)], contents.steps])
     symbols = _by_number(contents.facts.get("symbols", {}))
     devices = _by_number({"0": "cpu", **contents.facts.get("devices", {})})
@@ -80,7 +80,7 @@ def trace_of(
 
 
 def about_trace(contents: Contents) -> dict[str, Any]:
-    """How a trace was made, and what is not in it."""
+    """How a trace was made, and which tensors it lacks, as a dict that JSON can hold."""
     return {
         **contents.facts.get("about", {}),
         "threads": len(contents.threads),
@@ -106,14 +106,14 @@ def _by_number(names: Mapping[str, str]) -> list[str]:
 
 
 def _known(words: Sequence[str], codes: npt.NDArray[np.int64]) -> Words:
-    """A column of words; none where the file ends before it says the word."""
+    """A text column. A code beyond ``words`` is null: the file ended before the name came."""
     return words, np.where(codes < len(words), codes, NONE)
 
 
 def _batched(
     blocks: Iterable[tuple[npt.NDArray[np.void], int]],
 ) -> Iterator[tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]]:
-    """Rows and their threads, some tens of thousands at a time."""
+    """Joins blocks to arrays of about ``_BATCH_ROWS`` rows, and their thread ids."""
     held: list[tuple[npt.NDArray[np.void], int]] = []
     rows = 0
     for block, thread in blocks:
@@ -139,7 +139,10 @@ def _nullable(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def write_trace(reader: pa.RecordBatchReader, path: Path) -> int:
-    """Writes a zstd Parquet file, which appears when it is whole; the number of its rows."""
+    """Writes a zstd Parquet file and returns its number of rows.
+
+    The file appears at ``path`` once it is whole.
+    """
     texts = [field.name for field in reader.schema if pa.types.is_dictionary(field.type)]
     deltas = {"sample_id": "DELTA_BINARY_PACKED", "timestamp_ns": "DELTA_BINARY_PACKED"}
     rows = 0
@@ -156,7 +159,10 @@ def write_trace(reader: pa.RecordBatchReader, path: Path) -> int:
 
 
 def read_trace(path: Path, run_id: str, boundaries: PhaseBoundaries | None) -> pa.RecordBatchReader:
-    """A written trace under another run id, with phases by ``boundaries`` where given."""
+    """The rows of a written trace with the run id ``run_id``.
+
+    ``boundaries`` replace the phases of the rows; None keeps them.
+    """
     texts = [field.name for field in arrow_schema() if pa.types.is_dictionary(field.type)]
     schema = pq.read_schema(path)
     schema = arrow_schema().with_metadata(schema.metadata)

@@ -1,4 +1,4 @@
-"""A tracer of PyTorch models: every operator's loads and stores, exactly labelled, anywhere.
+"""A tracer of PyTorch models: the loads and stores of every operator, exactly labelled.
 
     tracer = TorchTracer("trace.parquet")
     with tracer.load():
@@ -7,43 +7,47 @@
         model.generate(...)
     tracer.close()
 
-A ``TorchDispatchMode`` sees each operator just above its kernel. What the operator reads is a
-load of each of its tensors, what it fills is a store; views, allocations and questions of size
-are neither. So a row is a whole tensor, or a contiguous piece of one, with its ``length_bytes``:
-the trace is complete in what operators say that they touch, and silent on the order in which a
-kernel touches it, on its scratch memory and on caches.
+A ``TorchDispatchMode`` sees each operator just above its kernel. Each tensor that the operator
+reads is a load, and each tensor that it fills is a store. Views, allocations and questions of size
+give no rows. A row is a whole tensor, or a contiguous piece of one, with its ``length_bytes``. The
+trace holds all memory that operators say they touch. It does not show the order in which a kernel
+touches that memory, the kernel's scratch memory, or caches of the processor.
 
-- ``timestamp_ns`` is when the operator was called. All rows of a call share it, loads first. A
-  CUDA kernel runs later than it is called.
-- ``length_bytes``: tensors that are scattered in memory (slices of a fused projection, a
-  window of a static cache) are a row for each contiguous piece, up to ``max_runs`` of them;
-  beyond, one row from the first byte to the last, gaps included. Each element counts once for
-  each argument of a call. Operators that choose elements (embeddings, experts of
-  ``grouped_mm``, ``index_copy_`` into a static cache) count those alone (:mod:`.choices`). On a
-  device they do so where each position chooses 64 KiB or more, as with experts: the tracer
-  waits for the positions. For smaller pieces the whole table counts, without a wait.
-- ``region_type``: parameters and buffers are weight; what a cache holds before or after a
-  forward call is kv_cache; other storages are activation, or runtime where they were first seen
-  while the weights were loaded (files mapped into memory, temporaries).
-- ``region_id``: 1 for all weights; each other storage has an id of its own from its allocation
-  to its release, also where it gets the address of one that has died (:mod:`.regions`).
-  A ``DynamicCache`` makes new storages for each token, and they are such regions;
-  ``kv_regions="layer"`` gives the keys, and the values, of a layer one id for the whole trace.
-- ``symbol`` is the operator (``aten::mm``), ``dso`` is ``torch``, or ``torch:cuda:0`` for memory
-  of that device.
-- ``token_index`` counts the forward calls of a generation from 0, the prefill;
-  ``context_tokens`` is the length of the context at the end of that call; of an encoder-decoder
-  model that of its decoder.
+- ``timestamp_ns`` is the time at which the operator was called. All rows of a call share it, loads
+  first. A CUDA kernel runs later than it is called.
+- ``length_bytes``: a tensor that is scattered in memory (a slice of a fused projection, a window of
+  a static cache) has a row for each contiguous piece, up to ``max_runs`` of them. With more pieces
+  it has one row from the first byte to the last, gaps included. Each element counts once for each
+  argument of a call. For operators that choose elements (embeddings, experts of ``grouped_mm``,
+  ``index_copy_`` into a static cache) only the chosen elements count (:mod:`.choices`). On a
+  device, only choices along one dimension are looked up, and only if each position chooses 64 KiB
+  or more, as an expert does: the tracer then waits until the positions are on the host. Otherwise
+  the whole tensor counts, and nothing waits.
+- ``region_type``: parameters and buffers are weight. Tensors that a cache holds before or after a
+  forward call are kv_cache. Other storages are activation, or runtime if they were first seen while
+  the weights were loaded (files mapped into memory, temporaries).
+- ``region_id``: 1 for all weights. Each other storage has its own id from its allocation to its
+  release, even if it gets the address of a storage that was released (:mod:`.regions`). A
+  ``DynamicCache`` makes new storages, and so new regions, for each token.
+  ``kv_regions="layer"`` instead gives the keys of a layer one id for the whole trace, and its
+  values another.
+- ``symbol`` is the operator (``aten::mm``). ``dso`` is ``torch``, or for memory of a device
+  ``torch:`` and the device, as ``torch:cuda:0``.
+- ``token_index`` counts the forward calls of a generation from 0, the prefill. ``context_tokens``
+  is the length of the context at the end of that call; for an encoder-decoder model it is the
+  decoder's.
 
-Compiled models run eagerly meanwhile, since compiled code shows no operators; replayed CUDA
-graphs show none either. Tensor subclasses are traced by the operators that they are made of.
-A dispatch mode belongs to its thread: :meth:`TorchTracer.thread` traces in further ones, and
-threads of autograd are traced with their caller. Memory is bounded: 0.3 MB for each thread beside
-the live storages, and at the end 100 bytes for each forward call, 16 for each storage of a cache.
+Compiled models run eagerly while they are traced, since compiled code shows no operators. Replayed
+CUDA graphs show none either. A tensor subclass is traced by the operators on the tensors that it is
+made of. A dispatch mode belongs to its thread: :meth:`TorchTracer.thread` traces further threads,
+and threads of autograd are traced with the thread that calls them. Memory is bounded: at most
+0.8 MB for each thread, and a table of the live storages. The end of the trace takes 100 bytes for
+each forward call and 16 for each storage of a cache.
 
-Rows go to a file beside the trace, a spool, after each forward call and whenever a thread has 8,192
-of them. It is removed when the trace is whole. Where the process was killed it stays, the next
-tracer of the same path tells of it, and :func:`.recover.recover_torch_trace` makes the trace.
+Rows go to a spool, a file beside the trace, after each forward call and whenever a thread has 8,192
+of them. The spool is removed once the trace is whole. If the process is killed, the spool stays.
+The next tracer with the same path warns about it, and :func:`.recover.recover_torch_trace` makes
+the trace from it.
 """
 
 from __future__ import annotations
@@ -73,9 +77,9 @@ _FILE = "torch_trace.parquet"
 
 
 class TorchTracer(BaseCollector):
-    """Traces PyTorch operators of this process; see the module for what the rows mean.
+    """Traces PyTorch operators of this process. The module's docstring says what the rows mean.
 
-    Use it by :meth:`load`, :meth:`attach` and :meth:`close`, or as a collector by
+    As a library, call :meth:`load`, :meth:`attach` and :meth:`close`. As a collector, call
     :meth:`start`, :meth:`attach` and :meth:`stop`.
     """
 
@@ -95,20 +99,20 @@ class TorchTracer(BaseCollector):
         kv_regions: Literal["storage", "layer"] = "storage",
         run_id: str = "trace",
     ) -> None:
-        """Begins nothing yet.
+        """Sets the options; nothing is traced yet.
 
         Args:
-            path: the Parquet file that :meth:`close` writes; None: only :meth:`reader`. Until
-                then the rows lie beside it. Where rows of a trace that was not closed do, a
-                RuntimeWarning says so, and they stay.
-            sample_every: record one operator in so many, at random distances, while the
-                weights are not being loaded.
-            trace_load: as a collector, trace from :meth:`start` on; otherwise from
-                :meth:`attach` on, with one store for each weight.
-            max_runs: pieces of a scattered tensor that are rows of their own.
-            kv_regions: a region of the cache is a storage, or all storages of a layer's keys
-                or values.
-            run_id: of all rows.
+            path: the Parquet file that :meth:`close` writes. The spool lies beside it until then.
+                If the spool of an earlier trace that was not closed lies there too, it stays, and
+                a RuntimeWarning names it. None: no file; read the rows with :meth:`reader`.
+            sample_every: record one operator in ``sample_every`` on average, at random distances.
+                While the weights are loaded, every operator is recorded.
+            trace_load: only as a collector. True: trace from :meth:`start` on. False: trace from
+                :meth:`attach` on, and add one store for each weight.
+            max_runs: a scattered tensor with more contiguous pieces is one row, gaps included.
+            kv_regions: "storage": each storage of the cache is a region. "layer": all storages of
+                a layer's keys are one region, and all of its values another.
+            run_id: ``run_id`` of all rows.
 
         Raises:
             InvalidArgumentError: a value is out of its range.
@@ -118,7 +122,7 @@ class TorchTracer(BaseCollector):
                 raise InvalidArgumentError(f"{name} = {value}: must be at least 1")
         if kv_regions not in ("storage", "layer"):
             raise InvalidArgumentError(f"kv_regions = {kv_regions!r}: must be storage or layer")
-        self._path = None if path is None else Path(path).absolute()  # whatever chdir does
+        self._path = None if path is None else Path(path).absolute()  # stays right after a chdir
         self._sample_every = sample_every
         self._trace_load = trace_load
         self._max_runs = max_runs
@@ -134,7 +138,7 @@ class TorchTracer(BaseCollector):
 
     @contextlib.contextmanager
     def load(self) -> Iterator[None]:
-        """Traces what happens inside, on this thread, as the load of the weights."""
+        """Traces this thread inside the block; its rows are of the phase weight_load."""
         session = self._begun()
         with self._load(session):
             yield
@@ -149,15 +153,15 @@ class TorchTracer(BaseCollector):
                 session.set_loading(False)
 
     def attach(self, model: nn.Module, cache: Any = None) -> Attachment:
-        """Traces the calling thread, and tokens by the forward calls of ``model``.
+        """Traces the calling thread, and counts tokens by the forward calls of ``model``.
 
         Args:
-            model: its parameters and buffers are the weights; any module, compiled or not.
-            cache: tensors with keys and values, or lists, dicts or objects of them, that the
-                calls of the model do not show: buffers of the model, say.
+            model: any module, compiled or not. Its parameters and buffers are the weights.
+            cache: keys and values that are neither arguments nor results of the model's calls, such
+                as buffers of the model: tensors, or lists, dicts or cache objects of tensors.
 
         Returns:
-            A context manager whose end ends this; otherwise :meth:`close` or :meth:`stop` does.
+            A context manager. Its end stops the tracing; so do :meth:`close` and :meth:`stop`.
 
         Raises:
             UnsupportedError: the model is compiled, and this torch cannot run it eagerly.
@@ -175,13 +179,13 @@ class TorchTracer(BaseCollector):
 
     @contextlib.contextmanager
     def thread(self) -> Iterator[None]:
-        """Traces the thread that calls this, beside the one that attached."""
+        """Also traces the calling thread, inside the block."""
         with self._begun().recording():
             yield
 
     @contextlib.contextmanager
     def phase(self, name: Phase | str) -> Iterator[None]:
-        """Rows inside are of this phase; tokens count from 0 again.
+        """Gives rows inside the block this phase; tokens count from 0 again.
 
         Raises:
             InvalidArgumentError: there is no such phase.
@@ -195,22 +199,22 @@ class TorchTracer(BaseCollector):
             yield
 
     def token(self, index: int, context_tokens: int | None = None) -> None:
-        """Rows from here on are the work for this token; forward calls are no longer counted."""
+        """Gives later rows this token; the tracer stops counting forward calls itself."""
         session = self._begun()
         for attachment in session.attached:
             attachment.count_by_hand()
         session.step(session.phase, index, context_tokens)
 
     def note_weights(self, at_ns: int | None = None) -> int:
-        """Adds a store of each weight, for a model that was loaded before it was traced.
+        """Adds a store of each weight, for a model that was loaded before the tracing began.
 
-        The rows have the symbol ``weight_load``: they stand for copies that were not seen.
+        The rows have the symbol ``weight_load``. They stand for copies that were not traced.
 
         Args:
-            at_ns: CLOCK_MONOTONIC at the end of the load; None: now.
+            at_ns: CLOCK_MONOTONIC at the end of the load, in ns; None: now.
 
         Returns:
-            How many rows were added: one for each storage of the attached models.
+            The number of rows added: one for each weight storage of the attached models.
         """
         return self._begun().note_weights(at_ns)
 
@@ -218,18 +222,18 @@ class TorchTracer(BaseCollector):
         """The rows so far, also while the tracer is attached.
 
         Raises:
-            InvalidStateError: nothing was traced, or it was closed and has no file.
+            InvalidStateError: nothing was traced, or the tracer was closed and had no ``path``.
         """
         if self._session is not None:
             return self._session.reader()
         return self.trace(self._run_id)
 
     def close(self) -> None:
-        """Detaches everything and writes the file. A second call does nothing.
+        """Detaches all models and writes the file. A second call does nothing.
 
         Raises:
-            OSError: rows could not be written while the model ran; what had been written
-                before is in the file. Or the file cannot be written.
+            OSError: the file cannot be written. Or rows could not be written while the model ran:
+                then the file has the rows written before that.
         """
         if self._session is not None:
             self._finish()
@@ -280,7 +284,7 @@ class TorchTracer(BaseCollector):
             )
         return read_trace(self._written, run_id, phase_boundaries)
 
-    # Both.
+    # For both.
 
     def __enter__(self) -> TorchTracer:
         return self
@@ -289,7 +293,7 @@ class TorchTracer(BaseCollector):
         self.close()
 
     def _begun(self) -> TracingSession:
-        with self._beginning:  # threads may be the first together
+        with self._beginning:  # two threads may make the first call at once
             if self._session is None:
                 self._session = self._begin()
             return self._session
