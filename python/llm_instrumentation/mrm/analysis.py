@@ -39,7 +39,7 @@ def analyse_runs(
 ) -> Iterator[RunAnalysis]:
     """Analyses every run at or below a path, one after another.
 
-    The tables, figures and manifest of a run folder are written anew. For an interrupted run, the
+    The tables, figures and manifest of a run folder are written again. For an interrupted run, the
     trace is made of the raw files, and the folder stays marked. For a Parquet file, or a folder of
     Parquet files without a run, nothing is written. If a run fails, its ``error`` says why, and
     the next run follows.

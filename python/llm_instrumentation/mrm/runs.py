@@ -119,8 +119,8 @@ def parameters_of(config: ExperimentConfig, run: RunConfig) -> dict[str, Any]:
     """The parameters that decide a run's data, and their ``fingerprint``.
 
     The fingerprint is the SHA-256 of the parameters as JSON. Two runs with the same fingerprint
-    measure the same thing. The output folder, the wanted tables and the time of the run are no
-    such parameters.
+    measure the same thing. It does not depend on the output folder, the wanted tables or the time
+    of the run.
     """
     rules = config.labeller.rules_file
     parameters: dict[str, Any] = {

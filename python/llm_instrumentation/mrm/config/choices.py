@@ -27,7 +27,7 @@ class CollectorType(str, Enum):
 
 
 class UnknownPolicy(str, Enum):
-    """What happens to a row whose region type no rule and no range gives."""
+    """The treatment of a row whose region type is unknown: no rule and no range matches."""
 
     LOG_AND_SKIP = "log_and_skip"  #: the row is left out, counted and logged
     ASSIGN_RUNTIME = "assign_runtime"  #: the row is kept as runtime

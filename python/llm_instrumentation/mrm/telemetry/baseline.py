@@ -62,5 +62,5 @@ def capture_baseline(duration_s: float = 2.0, poll_interval_s: float = 0.2) -> B
 def _load() -> float | None:
     try:
         return psutil.getloadavg()[0]
-    except (AttributeError, OSError):  # this system has no load average, or does not tell it
+    except (AttributeError, OSError):  # this system has no load average
         return None

@@ -78,7 +78,7 @@ def classify_run(
 
     Returns:
         The class. ``failure_reasons`` has a sentence for each limit of clean that the run exceeds.
-        If it also exceeds the limit of marginal, the sentence names that one.
+        If it also exceeds the limit of marginal, the sentence names the limit of marginal.
 
     Raises:
         InvalidArgumentError: a value is negative or not a number, or a part is above 1.
