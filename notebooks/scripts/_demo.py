@@ -1,4 +1,4 @@
-"""What the demos share: their flags, their experiment, and what they say."""
+"""The common part of the demos: their flags, their experiment, their output."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from llm_instrumentation.mrm.runner import RunOutcome, SweepListener
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo: its model, how to get it, and what watches it.
+    """A demo: its model, how to get the model, and the collectors to try.
 
-    ``architecture`` has the keys of the model's own transformers config, for --random-weights;
-    the layers are fewer there.
+    ``architecture`` has the keys of the model's transformers config for --random-weights, which
+    takes two layers only.
     """
 
     about: str
@@ -42,7 +42,7 @@ class Demo:
             )
             return 1
         experiment = Experiment(self._config(given))
-        found = experiment.check()  # its warnings are told again when the run comes to them
+        found = experiment.check()  # the run repeats the warnings that concern it
         for line in found.errors:
             print(line, file=sys.stderr)
         if found.errors:
@@ -124,7 +124,7 @@ class Demo:
 
 
 def _tell_class(outcome: RunOutcome) -> None:
-    """Whether the run counts, and what would make it count."""
+    """Prints the class of the run, the reasons, and what would make it clean."""
     print(f"The run is {outcome.validity or 'not classed: telemetry was off'}.")
     if outcome.validity == "contaminated":
         print("It is kept, and left out of what is made of several runs.")

@@ -1,7 +1,7 @@
-"""TinyLlama 1.1B in llama.cpp, five prompts, its loads and stores by the processor's counters.
+"""Traces TinyLlama 1.1B in llama.cpp on five prompts: loads and stores by the processor's counters.
 
-Needs root and a processor whose counters can be seen, which most virtual machines hide; there
-it says so and goes on with memray.
+It needs root, and a processor whose counters are visible. Most virtual machines hide them; then the
+demo says so and uses memray instead.
 
     sudo python notebooks/scripts/demo_perf_mem.py
     python notebooks/scripts/demo_perf_mem.py --random-weights --ctx 256 --tokens 16

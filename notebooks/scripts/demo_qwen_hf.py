@@ -1,4 +1,4 @@
-"""Qwen2.5-0.5B-Instruct in transformers, five prompts, every operator's loads and stores.
+"""Traces Qwen2.5-0.5B-Instruct in transformers on five prompts: each operator's loads and stores.
 
 python notebooks/scripts/demo_qwen_hf.py
 python notebooks/scripts/demo_qwen_hf.py --random-weights --ctx 256 --tokens 16

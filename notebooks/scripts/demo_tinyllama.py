@@ -1,4 +1,4 @@
-"""TinyLlama 1.1B in llama.cpp, five prompts, its allocations by memray.
+"""Traces TinyLlama 1.1B in llama.cpp on five prompts: its allocations, by memray.
 
 python notebooks/scripts/demo_tinyllama.py --model models/tinyllama-1.1b-chat-v1.0.Q4_K_M.gguf
 python notebooks/scripts/demo_tinyllama.py --random-weights --ctx 256 --tokens 16

@@ -1,6 +1,6 @@
 """Memory traces of LLM inference: collect, parse, label, analyse, report.
 
-The command is ``mrm-trace``; docs/MEMORY_TRACES.md tells the story.
+The command is ``mrm-trace``. docs/MEMORY_TRACES.md explains how to use it.
 """
 
 from __future__ import annotations

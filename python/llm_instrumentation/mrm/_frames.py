@@ -1,4 +1,4 @@
-"""Traces in whatever form a user has them, as Arrow batches."""
+"""Reads traces in every supported form as Arrow batches."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .schema import ARROW_SCHEMA, KIND_KEY, REQUIRED_COLUMNS
 if TYPE_CHECKING:
     import pandas as pd
 
-#: A pandas or polars frame, a pyarrow table or reader, anything else that speaks the
-#: Arrow C stream interface (a DuckDB relation), a Parquet file, or a folder of them.
+#: A pandas or polars frame, a pyarrow table or reader, any other object with the Arrow C stream
+#: interface (such as a DuckDB relation), a Parquet file, or a folder of Parquet files.
 TraceLike: TypeAlias = Any
 
 _BATCH_ROWS = 1 << 17
@@ -27,20 +27,21 @@ _TEXT_COLUMNS = ("run_id", "phase", "op_type", "symbol", "dso", "region_type", "
 
 
 def reader_of(trace: TraceLike, columns: Iterable[str] | None = None) -> pa.RecordBatchReader:
-    """Batches of ``trace``, read as they are asked for.
+    """The batches of ``trace``, read on demand.
 
     Args:
-        trace: see :data:`TraceLike`. Of a folder, its ``trace.parquet`` or else all
-            its Parquet files in the order of their names; optional columns that only
-            some of them have are null in the others. A reader is used up.
-        columns: leave out all others; those that the trace lacks are passed over.
+        trace: see :data:`TraceLike`. A folder stands for its ``trace.parquet``. Without that file
+            it stands for all its Parquet files, in the order of their names. An optional column
+            that only some files have is null in the rows of the others. A reader is used up.
+        columns: the columns to read; by default all. Names that the trace lacks are ignored.
 
     Raises:
-        InvalidArgumentError: required columns are missing (they are named) or there
-            twice, the files of a folder do not fit together, or this is no trace at all.
+        InvalidArgumentError: a required column is missing or a column occurs twice (the message
+            names them), the files of a folder differ in kind or types, or ``trace`` has no
+            supported type.
         FileNotFoundError: there is no such file, or no Parquet file in the folder.
         OSError: a file cannot be read.
-        CorruptError: a file is no Parquet file, or a torn one.
+        CorruptError: a file is no Parquet file, or is damaged.
     """
     if isinstance(trace, (str, os.PathLike)):
         return _of_files(Path(trace), columns)
@@ -56,7 +57,7 @@ def reader_of(trace: TraceLike, columns: Iterable[str] | None = None) -> pa.Reco
 
 
 def converter(as_arrow: bool) -> Callable[[pa.Table], Any]:
-    """Gives tables as the caller wants them: as they are, or as pandas frames.
+    """A function that converts a table to a pandas frame, or returns it as it is if ``as_arrow``.
 
     Raises:
         MissingExtraError: pandas is not installed.
@@ -103,7 +104,7 @@ def _of_stream(reader: pa.RecordBatchReader, columns: Iterable[str] | None) -> p
 def _of_pandas(frame: pd.DataFrame, columns: Iterable[str] | None) -> pa.RecordBatchReader:
     _check_columns([str(name) for name in frame.columns])
     frame = frame[_kept(list(frame.columns), columns)]
-    # The types of the whole frame: a slice of it may hold nulls alone.
+    # Take the types from the whole frame: in a slice, a column may hold only nulls.
     schema = pa.schema([_pandas_field(frame, name) for name in frame.columns])
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -127,7 +128,7 @@ def _of_files(path: Path, columns: Iterable[str] | None) -> pa.RecordBatchReader
     schema = schemas[0] if len(schemas) == 1 else _common(files, schemas)
     converts = any(field.type != schema.field(field.name).type for one in schemas for field in one)
 
-    # The columns side by side, unless that takes the cores from whoever uses the batches.
+    # Decode columns in parallel only if cores are left for the code that uses the batches.
     threads = (os.cpu_count() or 1) > 2
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -152,7 +153,7 @@ def _of_files(path: Path, columns: Iterable[str] | None) -> pa.RecordBatchReader
 
 def _open(file: Path) -> pq.ParquetFile:
     metadata = pq.read_metadata(file)
-    # Text as dictionaries: their few words are compared once a batch, not once a row.
+    # Read text as dictionaries: then each word is compared once per batch, not once per row.
     paths = (metadata.schema.column(i).path for i in range(metadata.num_columns))
     text = [path for path in paths if path in _TEXT_COLUMNS]
     return pq.ParquetFile(file, metadata=metadata, read_dictionary=text, pre_buffer=False)
@@ -174,7 +175,7 @@ def _schema_of(file: Path, columns: Iterable[str] | None) -> pa.Schema:
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """``batch`` with the columns of ``schema``; those that it lacks are null."""
+    """``batch`` with the columns and types of ``schema``; columns that it lacks are null."""
     if batch.schema.equals(schema):
         return batch
     arrays = [
@@ -187,14 +188,17 @@ def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _of_the_system(error: Exception) -> bool:
-    """Whether the file could not be read, rather than understood."""
+    """Whether the operating system raised the error, and not the content of the file."""
     return isinstance(error, OSError) and error.errno is not None
 
 
 def _common(files: list[Path], schemas: list[pa.Schema]) -> pa.Schema:
-    """The columns of all files: those that only some have are null in the others.
+    """The columns of all files together, all nullable, because a file may lack some.
 
-    Where files differ in a column's type it gets that of :data:`ARROW_SCHEMA`.
+    If files differ in the type of a column, it gets the type of :data:`ARROW_SCHEMA`.
+
+    Raises:
+        InvalidArgumentError: the files differ in kind, or in a type that cannot be converted.
     """
     kinds = [(schema.metadata or {}).get(KIND_KEY, b"accesses") for schema in schemas]
     for file, kind in zip(files, kinds, strict=True):
@@ -236,7 +240,10 @@ def can_be_read_again(trace: TraceLike) -> bool:
 
 
 def is_in_order(trace: TraceLike) -> bool:
-    """Whether the rows come in the order of time; False for what is wrong with their times."""
+    """Whether the rows are sorted by time.
+
+    False also if a time is missing, negative or no integer.
+    """
     latest = 0
     for batch in reader_of(trace, ["timestamp_ns"]):
         times = batch.column(0)

@@ -1,4 +1,4 @@
-"""A line that shows how far long work has come: on terminals, after a second."""
+"""A progress line for long work. It appears on a terminal after one second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ _PATIENCE_S = 1.0
 
 @contextmanager
 def progress_line(what: str, total_rows: int | None = None) -> Iterator[Progress | None]:
-    """A callback for :meth:`Trace.run`; None where stderr is no terminal."""
+    """Yields a callback for :meth:`Trace.run` that draws the line, or None without a terminal.
+
+    Args:
+        what: the text before the bar.
+        total_rows: the number of rows that complete the bar; None if it is unknown.
+    """
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""Analyses what lies on disk: finished runs, broken ones from their raw files, bare traces."""
+"""Analyses finished runs, the raw files of interrupted runs, and traces without a run folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass
 class RunAnalysis(RunClass):
-    """The tables of a run, or why there are none."""
+    """The tables of a run by name, or in ``error`` why there are none; ``notes`` are warnings."""
 
     run_id: str
     path: str
@@ -39,12 +39,18 @@ def analyse_runs(
 ) -> Iterator[RunAnalysis]:
     """Analyses every run at or below a path, one after another.
 
-    Tables, figures and manifest of a run folder are written anew. A run that was interrupted
-    gets a trace of its raw files and stays marked. A Parquet file, or a folder of them that is
-    no run, is read and nothing is written. What goes wrong with a run is in its ``error``.
+    The tables, figures and manifest of a run folder are written again. For an interrupted run, the
+    trace is made of the raw files, and the folder stays marked. For a Parquet file, or a folder of
+    Parquet files without a run, nothing is written. If a run fails, its ``error`` says why, and
+    the next run follows.
+
+    Args:
+        path: a run folder, a folder above run folders, a Parquet file or a folder of them.
+        settings: how to label, analyse and write; all metrics by default.
+        stage: called with the id of each run when its analysis begins.
 
     Raises:
-        FileNotFoundError: there is nothing at the path, or nothing of a run.
+        FileNotFoundError: the path does not exist, or holds neither a run nor a Parquet file.
     """
     settings = settings or Settings()
     if not path.exists():
@@ -87,7 +93,7 @@ def _run(one: RunAnalysis, folder: RunFolder, settings: Settings) -> None:
 
 
 def _side_tables(folder: RunFolder, warn: Callable[[str], None]) -> tuple[Any, Any]:
-    """The region map and the KV lifecycle: as they are, or from the trace's own labels."""
+    """The region map and the KV lifecycle: from their files, or else from the trace's labels."""
     paths = [folder.path / f"{name}.parquet" for name in ("region_map", "kv_block_lifecycle")]
     if all(path.is_file() for path in paths):
         return pq.read_table(paths[0]), pq.read_table(paths[1])
@@ -127,7 +133,7 @@ def _recover(one: RunAnalysis, folder: RunFolder, settings: Settings) -> None:
     )
     one.tell_class(metadata)
     if processed.problem is None:
-        write_run_report(folder.path)  # once more, with the mark of the folder
+        write_run_report(folder.path)  # again: now it says that the folder is marked
     one.notes.append(f"{processed.rows:,} rows recovered from what {collector} left")
     one.error = processed.problem
     one.tables = processed.tables

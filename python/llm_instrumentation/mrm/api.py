@@ -1,4 +1,4 @@
-"""Experiments from Python: what the command ``mrm-trace`` does."""
+"""Experiments from Python, with the functions of the command ``mrm-trace``."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ __all__ = ["Experiment"]
 
 
 class Experiment:
-    """A configured experiment: check it, list its runs, run it, report it.
+    """A configured experiment: checks it, lists its runs, runs it, analyses and reports it::
 
-    experiment = Experiment.from_yaml("examples/minimal.yaml")
-    outcomes = experiment.run()
-    tables = experiment.analyse()
+        experiment = Experiment.from_yaml("examples/minimal.yaml")
+        outcomes = experiment.run()
+        tables = experiment.analyse()
+
+    Args:
+        config: the experiment, as :func:`load_experiment` returns it.
     """
 
     def __init__(self, config: ExperimentConfig) -> None:
@@ -42,8 +45,8 @@ class Experiment:
         """Reads an experiment file.
 
         Raises:
-            FileNotFoundError: there is none.
-            ConfigError: it says what no experiment may say; a ValueError with a line each.
+            FileNotFoundError: there is no such file.
+            ConfigError: (a ValueError) the file is not valid; the message has one line per mistake.
         """
         return cls(load_experiment(path))
 
@@ -52,7 +55,11 @@ class Experiment:
         return self._config
 
     def check(self) -> ValidationResult:
-        """What is wrong with the configuration, its files and this machine."""
+        """Checks the configuration, the files that it names, and this machine.
+
+        Returns:
+            the errors and the warnings found.
+        """
         result = ValidationResult()
         checks = (validate_config_semantics, validate_model_paths, validate_environment)
         for check in checks:
@@ -66,7 +73,10 @@ class Experiment:
         return self.check().is_valid
 
     def plan(self) -> list[RunConfig]:
-        """Every run, warm-ups first, with the present time in its name."""
+        """The runs of the experiment, for each model and size its warm-ups first.
+
+        The run ids contain the current time.
+        """
         return expand_sweep(self._config)
 
     def run(
@@ -76,7 +86,7 @@ class Experiment:
         only: str | None = None,
         listener: SweepListener | None = None,
     ) -> list[RunOutcome]:
-        """Runs what has not finished yet; see :func:`~.runner.run_sweep`."""
+        """Runs all runs that have not finished yet; see :func:`~.runner.run_sweep`."""
         from .runner import run_sweep
 
         return run_sweep(self._config, force=force, only=only, listener=listener)
@@ -84,13 +94,13 @@ class Experiment:
     def analyse(
         self, metrics: Sequence[MetricName | str] | None = None
     ) -> dict[str, dict[str, Any]]:
-        """The tables of every run in ``output.base_dir``, computed anew and written.
+        """Computes the tables of every run in ``output.base_dir`` again, and writes them.
 
         Args:
-            metrics: those of the config by default.
+            metrics: which metrics; by default those of the config.
 
         Returns:
-            tables by name, by run id.
+            for each run id a dict of tables by name; empty if the run could not be analysed.
 
         Raises:
             FileNotFoundError: there are no results yet.
@@ -108,7 +118,10 @@ class Experiment:
         return {one.run_id: one.tables for one in found}
 
     def report(self, output_dir: str | os.PathLike[str] = "reports/") -> Path:
-        """Writes the report of all runs; gives the page.
+        """Writes the report of all runs to ``output_dir``.
+
+        Returns:
+            the path of its HTML page.
 
         Raises:
             FileNotFoundError: there are no results yet.

@@ -1,4 +1,4 @@
-"""From what a collector left to a finished folder: label, write, analyse, draw, list."""
+"""Makes a run folder of a collector's rows: trace, tables, figures, report, manifest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = ["Processed", "Settings", "analyse", "export", "policy_for", "process"
 
 _LOG = logging.getLogger(__name__)
 
-#: The tables that each metric of a config asks for; suitability needs the first two.
+#: The tables of each metric of a config. The table suitability needs the first two metrics.
 _TABLES = {
     MetricName.RETENTION_DURATION: ("retention_per_region", "retention_summary"),
     MetricName.WRITE_ONCE_RATIO: ("write_once",),
@@ -50,7 +50,7 @@ _TABLES = {
     MetricName.ACCESS_LOCALITY: ("locality_per_region", "locality_summary"),
     MetricName.INTER_ACCESS_INTERVAL: ("iai",),
 }
-#: metrics.csv has these columns whatever the config asks for.
+#: The tables that metrics.csv is made of; a run has them whatever metrics its config names.
 _NEEDED = (
     "retention_per_region", "retention_summary", "write_once", "read_freq", "working_set_summary",
     "suitability",
@@ -60,7 +60,7 @@ _SUITABILITY = {MetricName.RETENTION_DURATION, MetricName.WRITE_ONCE_RATIO}
 
 @dataclass(frozen=True)
 class Settings:
-    """The sections of an experiment that say what becomes of rows."""
+    """The sections of an experiment that decide how its rows are processed."""
 
     labeller: LabellerConfig = field(default_factory=LabellerConfig)
     analyser: AnalyserConfig = field(
@@ -75,7 +75,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Processed:
-    """What came of a run's data: its rows, and why they are no run, if so."""
+    """The result of :func:`process`.
+
+    Attributes:
+        rows: how many rows the trace has.
+        problem: why the run has failed; None if it has not.
+        tables: the tables of the trace, by name.
+    """
 
     rows: int
     problem: str | None = None
@@ -83,7 +89,7 @@ class Processed:
 
 
 def tables_of(metrics: Sequence[MetricName]) -> list[str]:
-    """The names of the tables that some metrics ask for."""
+    """The names of the tables of these metrics."""
     names = [name for metric in metrics for name in _TABLES[metric]]
     return [*names, "suitability"] if set(metrics) >= _SUITABILITY else names
 
@@ -99,19 +105,20 @@ def process(
     warn: Callable[[str], None] = lambda message: None,
     judge: Callable[[], None] = lambda: None,
 ) -> Processed:
-    """Makes a run folder's files of the rows of a trace.
+    """Labels the rows of a trace, and writes the files of its run folder.
 
     Args:
         settings: how to label, analyse and write.
-        folder: where to.
-        reader: the rows; None where the collector gives none. Then the memory that the engine
-            has named is the trace; without it there is none.
-        records: the run's events, which know the tokens.
-        metadata: written as metadata.json, with what is found here added.
-        stage: told what happens next.
-        warn: told what a person should know.
-        judge: called when ``metadata`` has the labels, if there is a trace, and before anything is
-            made of it.
+        folder: the run folder.
+        reader: the rows; None if the collector gives none. Then the trace consists of the memory
+            ranges that the engine named. If the engine named none, there is no trace.
+        records: the run's events; they tell which token a row belongs to.
+        metadata: the run's metadata. This function adds ``trace`` and ``labels`` and writes all
+            as metadata.json.
+        stage: called with the name of each stage when it begins.
+        warn: called with each message for the user.
+        judge: called once ``metadata`` has the labels, or without them if there is no trace. It
+            runs before metadata.json and the report are written, so it may change ``metadata``.
     """
     kind = Kind.ALLOCATIONS if reader is None else kind_of(reader.schema)
     known = KnownRows(records, folder.run_id, kind)
@@ -145,7 +152,7 @@ def process(
         "renumbered_regions": labeller.renumbered,
     }
     judge()
-    write_text(folder.path / "metadata.json", to_json(metadata))  # known, if the rest breaks off
+    write_text(folder.path / "metadata.json", to_json(metadata))  # to have if the rest fails
     for note in (*known.told(), *_told_of_unknown(policy, labeller.skipped, labels, rows)):
         warn(note)
     if labeller.renumbered:
@@ -153,7 +160,8 @@ def process(
             f"{labeller.renumbered:,} region ids of the trace are those of other regions too: "
             "these regions got new ones"
         )
-    # A trace with a row for each range is whole, however few of the collector's rows have a label.
+    # A trace that has a row for each known range is complete, even if few of the collector's rows
+    # have a label. So its rows that are left out count as samples.
     samples = rows + labeller.skipped if known.shows_each_range else rows
     if samples < settings.labeller.min_sample_count:
         _export_metadata(folder, metadata)
@@ -170,7 +178,7 @@ def process(
 def lifecycle_of(
     labeller: TraceLabeller, warn: Callable[[str], None]
 ) -> pa.RecordBatchReader | list[dict[str, Any]]:
-    """The pages of the KV cache; none, and a warning, where they are too many for a table."""
+    """The pages of the KV cache. If they are too many for a table: none, and a warning."""
     try:
         return labeller.kv_lifecycle_batches()
     except InvalidArgumentError as error:
@@ -187,10 +195,10 @@ def export(
     stage: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Analyses a labelled trace in its folder and writes everything but the trace.
+    """Analyses the labelled trace in a run folder, and writes all files of the run after it.
 
     Returns:
-        the tables, by their names.
+        The tables of the trace, by name.
     """
     from .reporter import RunExporter
 
@@ -218,7 +226,11 @@ def export(
 
 
 def analyse(settings: AnalyserConfig, trace: Path) -> dict[str, Any]:
-    """The tables of a trace that some metrics ask for, and what metrics.csv needs."""
+    """Computes the tables of a trace.
+
+    These are the tables of the configured metrics, those that metrics.csv needs, all
+    distributions, and the tables in tokens.
+    """
     from .analyser import compute_all, compute_distributions, compute_in_tokens
 
     tables = compute_all(trace)
@@ -238,7 +250,7 @@ def _export_metadata(folder: RunFolder, metadata: dict[str, Any]) -> None:
 
 
 def _export_without_trace(settings: Settings, folder: RunFolder, metadata: dict[str, Any]) -> None:
-    """What the process monitor saw, and the rest of the metadata, as a report."""
+    """Writes the files of a run without a trace: process samples, metadata, report."""
     from .reporter import generate_all_figures, load_run, render_run_report
     from .reporter.manifest import REPORT
     from .reporter.parquet_export import export_table
@@ -252,12 +264,16 @@ def _export_without_trace(settings: Settings, folder: RunFolder, metadata: dict[
         generate_all_figures(tables, folder.path, (settings.output.formats.figures,))
     _export_metadata(folder, metadata)
     run = load_run(folder.path)
-    run.incomplete = None  # its mark goes last of all
+    run.incomplete = None  # the mark is still there; it is removed last
     write_text(folder.path / REPORT, render_run_report(run))
 
 
 def process_samples(folder: RunFolder) -> dict[str, Any]:
-    """What the process monitor left in ``raw/``, as a table; none where it left nothing."""
+    """The samples of the process monitor in ``raw/``, as a table by name; empty if there are none.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
     with extra("mrm", "A table of process samples"):
         import pandas as pd
 
@@ -277,11 +293,11 @@ _LABELLER_POLICY = {
 
 
 def policy_for(settings: LabellerConfig, kind: Kind) -> UnknownPolicy:
-    """What becomes of unknown rows in a trace of a kind. A policy that was given counts.
+    """The policy for unknown rows in a trace of this kind. A policy in the config always applies.
 
-    The default leaves unknown accesses out: a rule could have told them by their code. Rows of
-    pages and allocations mostly carry no code. Those beside the known memory are the program's
-    other memory, and stay in the trace as unknown.
+    By default unknown accesses are left out: they carry the symbol of their code, so a rule can
+    classify them. Rows of pages and allocations mostly carry no symbol. If they lie outside the
+    known memory, they belong to the rest of the program and stay in the trace as unknown.
     """
     if kind is Kind.ACCESSES or "unknown_policy" in settings.model_fields_set:
         return settings.unknown_policy
@@ -299,9 +315,10 @@ def _labeller(
     if settings.rules_file:
         rules = load_rules(settings.rules_file)
     else:
-        # A run's trace shows all that a process does. While weights are loaded that is mostly
-        # something else, so the phase alone makes no row a weight. Where the addresses of the
-        # weights are known, what else the kernels touch that read them is no weight either.
+        # A run's trace shows everything that a process does, and most rows of the loading phase
+        # touch no weights. So leave out the rules that go by the phase alone. If the addresses of
+        # a type are known, leave out its rules too: kernels that read weights also touch other
+        # memory.
         exact = {*named, *(known.region_type for known in ranges)}
         rules = [rule for rule in DEFAULT_RULES if rule.symbol_re and rule.region_type not in exact]
     policy = _LABELLER_POLICY[policy_for(settings, kind)]
@@ -309,7 +326,7 @@ def _labeller(
 
 
 def _counted(reader: pa.RecordBatchReader, labels: Counter[str]) -> pa.RecordBatchReader:
-    """The same rows, whose region types are counted as they pass."""
+    """The same rows; adds their region types to ``labels`` as they are read."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         for batch in reader:
@@ -323,7 +340,7 @@ def _counted(reader: pa.RecordBatchReader, labels: Counter[str]) -> pa.RecordBat
 def _told_of_unknown(
     policy: UnknownPolicy, left_out: int, labels: Counter[str], rows: int
 ) -> Iterator[str]:
-    """A line for people on the rows that nothing explains."""
+    """Messages for the user about the rows that have no region type."""
     unknown = labels[RegionType.UNKNOWN.value]
     if left_out:
         yield (

@@ -1,4 +1,4 @@
-"""Traces from the raw files of a run, for runs that broke off before they were labelled."""
+"""Opens the raw files of a run as a trace, for a run that ended before it was labelled."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def _access(path: Path, run_id: str, phases: Boundaries) -> pa.RecordBatchReader
     return AccessFile(path, run_id, phases).labelled()
 
 
-#: Patterns of files of ``raw/``, who wrote them and how they are read again, the best first.
+#: Patterns of files in ``raw/``, with the collector that writes each file and the function that
+#: reads it. The best file comes first.
 _READERS: dict[str, tuple[str, Callable[[Path, str, Boundaries], pa.RecordBatchReader]]] = {
     "torch_trace.parquet": ("torch", _torch),
     "torch_trace.parquet.*.spool": ("torch", _torch_spool),
@@ -75,7 +76,13 @@ _READERS: dict[str, tuple[str, Callable[[Path, str, Boundaries], pa.RecordBatchR
 
 
 def open_raw(raw: Path, run_id: str, phases: Boundaries) -> tuple[str, pa.RecordBatchReader] | None:
-    """The rows that a collector left in ``raw/``, and its name; None where it left none."""
+    """The name of the collector that left a raw file, and the file's rows; None if there is none.
+
+    Args:
+        raw: the folder ``raw/`` of a run; a file without content does not count.
+        run_id: for every row.
+        phases: dicts of ``phase``, ``start_ns`` and ``end_ns``.
+    """
     for pattern, (collector, opened) in _READERS.items():
         for path in raw.glob(pattern):
             if path.is_file() and path.stat().st_size:

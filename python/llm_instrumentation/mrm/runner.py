@@ -1,10 +1,12 @@
-"""Runs: an engine beside a collector, and everything that is made of what it saw.
+"""Runs an experiment: an engine generates while a collector watches its memory.
+
+A run goes through these stages::
 
     baseline -> collector.start -> load -> generate -> release -> collector.stop
              -> label -> trace.parquet -> tables -> figures -> metadata -> manifest
 
-While a run is under way its folder is marked (:mod:`.runs`); the mark goes away as the last
-act, so that whatever ends the process before leaves a folder that says it is incomplete.
+A run marks its folder as incomplete (:mod:`.runs`) when it begins, and removes the mark as its
+last step. A process that ends earlier leaves a folder that is still marked.
 """
 
 from __future__ import annotations
@@ -59,10 +61,17 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass
 class RunOutcome(RunClass):
-    """What became of a run.
+    """The outcome of a run.
 
-    ``status``: finished; skipped, an earlier run of the same parameters had finished;
-    warmed_up; failed, with the ``reason``. ``report`` is its page.
+    ``status`` is one of:
+
+    - finished: the run folder is complete.
+    - skipped: an earlier run with the same parameters has finished, or all runs that a warm-up
+      prepares have.
+    - warmed_up: the run was a warm-up.
+    - failed.
+
+    ``reason`` says why a run was skipped or failed. ``report`` is the path of the run's page.
     """
 
     run_id: str
@@ -79,23 +88,23 @@ class RunOutcome(RunClass):
 
 
 class SweepListener:
-    """Hears how a sweep goes on; this one says nothing."""
+    """Receives the progress of a sweep. The methods here do nothing; override those you need."""
 
     def sweep_begins(self, runs: Sequence[RunConfig]) -> None: ...
 
     def run_begins(self, run: RunConfig) -> None: ...
 
     def stage(self, run: RunConfig, name: str) -> None:
-        """The run goes on to collecting, labelling, ..."""
+        """A run begins a stage, such as collecting or labelling."""
 
     def note(self, message: str, level: int = logging.INFO) -> None:
-        """Something that a person should know: a fallback, a warning."""
+        """A message for the user: a fallback, a warning."""
 
     def run_ends(self, outcome: RunOutcome) -> None: ...
 
 
 class SweepSelectionError(ValueError):
-    """No run of the sweep has the wanted name."""
+    """The name of no run in the sweep matches the selection."""
 
 
 def run_sweep(
@@ -105,19 +114,23 @@ def run_sweep(
     only: str | None = None,
     listener: SweepListener | None = None,
 ) -> list[RunOutcome]:
-    """Every run of an experiment that has not finished before.
+    """Runs every run of an experiment that has not finished yet.
 
-    A run that fails is marked and the sweep goes on.
+    A run that fails is marked as failed, and the sweep continues with the next run.
 
     Args:
         config: the experiment.
-        force: run again what has finished; the earlier folders stay.
-        only: a pattern (``*``, ``?``) or a part of the run ids to run.
-        listener: hears how it goes.
+        force: repeat finished runs too; their earlier folders stay.
+        only: select runs by a part of their run id; ``*`` and ``?`` are wildcards.
+        listener: receives the progress.
+
+    Returns:
+        The outcome of each selected run, in order, skipped runs included.
 
     Raises:
-        SweepSelectionError: ``only`` fits no run.
-        KeyboardInterrupt: the run that was under way is marked as interrupted.
+        SweepSelectionError: ``only`` matches no run.
+        KeyboardInterrupt: the user interrupted; the folder of the current run is marked as
+            interrupted.
     """
     listener = listener or SweepListener()
     runs = expand_sweep(config)
@@ -138,7 +151,7 @@ def run_sweep(
 
 
 def _finished(config: ExperimentConfig, runs: Sequence[RunConfig]) -> dict[str, RunOutcome]:
-    """The runs that need not be run, by their id: finished ones, and warm-ups for nothing."""
+    """The runs to skip, by run id: finished runs, and warm-ups with no run left to prepare."""
     found: dict[str, RunOutcome] = {}
     missing = set()
     for run in runs:
@@ -176,10 +189,13 @@ def _cell(run: RunConfig) -> tuple[str, int, int, int]:
 def run_one(
     config: ExperimentConfig, run: RunConfig, listener: SweepListener | None = None
 ) -> RunOutcome:
-    """One run, from an empty folder to its manifest; a warm-up leaves no folder.
+    """Runs one run, from an empty folder to its manifest. A warm-up leaves no folder.
+
+    Returns:
+        The outcome. A run that fails is not raised: its status is failed.
 
     Raises:
-        KeyboardInterrupt: the folder is marked, its raw data stay.
+        KeyboardInterrupt: the user interrupted; the folder is marked and its raw data stay.
     """
     listener = listener or SweepListener()
     began = time.monotonic()
@@ -196,7 +212,7 @@ def run_one(
             _Run(config, run, listener, outcome).execute()
     except KeyboardInterrupt:
         raise
-    except Exception as error:  # one run's failure is not the sweep's
+    except Exception as error:  # the sweep continues with the next run
         outcome.status = "failed"
         outcome.reason = _in_one_line(error)
         _LOG.debug("%s failed", run.run_id, exc_info=True)
@@ -216,11 +232,11 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class RunFailedError(RuntimeError):
-    """A run that went through and yet is no run: too few rows, unknown ones that may not be."""
+    """A run completed, but its trace has fewer rows than ``labeller.min_sample_count``."""
 
 
 def _groups(config: ExperimentConfig, run: RunConfig) -> list[list[str]]:
-    """The prompts, ``batch_size`` at a time; the last group begins again from the first."""
+    """The prompts in groups of ``batch_size``; the first prompts fill up the last group."""
     texts = [prompt.text for prompt in load_prompts(config.prompts)]
     size = run.batch_size
     return [
@@ -245,7 +261,7 @@ def _warm_up(config: ExperimentConfig, run: RunConfig, listener: SweepListener) 
 
 @dataclass
 class _Collected:
-    """What is known when a collector has stopped."""
+    """The facts that are known once a collector has stopped."""
 
     collector: BaseCollector
     meta: CollectorMeta
@@ -258,7 +274,7 @@ class _Collected:
 
 
 class _Run:
-    """The parts of :func:`run_one`; they share a folder and an outcome."""
+    """The stages of :func:`run_one`; they share a folder and an outcome."""
 
     def __init__(
         self,
@@ -297,7 +313,11 @@ class _Run:
         self.outcome.status = "finished"
 
     def _mark_failed(self, error: BaseException) -> None:
-        """On a full disk the folder may stay marked as running; the run's own error counts."""
+        """Marks the folder as failed and saves the traceback.
+
+        On a full disk this can fail, and the folder stays marked as running. That second error is
+        only logged, so that the caller raises the run's own error.
+        """
         try:
             self.folder.mark("failed", _in_one_line(error))
             (self.folder.path / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
@@ -325,7 +345,7 @@ class _Run:
 
         from .processing import Settings, process
 
-        # What is known stays known if the rest fails.
+        # Write the metadata now, to have them if processing fails.
         write_text(self.folder.path / METADATA, to_json(metadata))
         boundaries = phase_boundaries(collected.records)
         processed = process(
@@ -400,7 +420,7 @@ class _Run:
                 if mode is Mode.WRAP:
                     engine.abandon()
                     _stop_quietly(collector)
-                else:  # its last look needs the process
+                else:  # the collector looks at the process once more when it stops
                     try:
                         _stop_quietly(collector)
                     finally:
@@ -431,8 +451,8 @@ class _Run:
         ]
         described = dataclasses.asdict(engine.get_runtime_metadata())
         engine.release()
-        # What is attached stops while its process is still there, what is wrapped around it
-        # after it has ended.
+        # A collector that is attached stops while the process still exists. A collector that
+        # wraps the process stops after the process has ended.
         watch.stop()
         if mode is Mode.WRAP:
             engine.close()
@@ -448,10 +468,10 @@ class _Run:
             watch.observer_samples,
         )  # fmt: skip
 
-    # What is told beside the trace.
+    # Metadata.
 
     def _known(self) -> dict[str, Any]:
-        """What can be told of a run before it begins."""
+        """The metadata of a run that are known before it begins."""
         return {
             "run_id": self.run.run_id,
             "created_at_utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -488,7 +508,7 @@ class _Run:
         self.outcome.tell_class(metadata)
 
     def _described(self, meta: CollectorMeta) -> dict[str, Any]:
-        """The collector's account, its file named as seen from the run folder."""
+        """The collector's metadata, with its output file relative to the run folder."""
         told = dataclasses.asdict(meta)
         if meta.output_file and Path(meta.output_file).is_relative_to(self.folder.path):
             told["output_file"] = str(Path(meta.output_file).relative_to(self.folder.path))
@@ -514,7 +534,7 @@ class _Run:
     def _paired_effect(
         untraced: dict[str, float], collected: _Collected, effect: dict[str, Any]
     ) -> dict[str, Any]:
-        """The cost of a tracer inside the model's process: against a run without it."""
+        """The cost of a tracer inside the model's process, against a run without the tracer."""
         traced_s = sum(one["duration_s"] for one in collected.generations)
         kept = untraced["generation_s"] / traced_s if traced_s > 0 else 1.0
         kept = untraced.get("speed_kept", kept)
@@ -535,7 +555,7 @@ class _Run:
 
 
 class _Telemetry:
-    """The machine before and during a run."""
+    """Measures the machine: its load before a run, thermal throttling during the run."""
 
     def __init__(self, config: ExperimentConfig) -> None:
         from .telemetry import ThermalMonitor
@@ -562,7 +582,7 @@ class _Telemetry:
 
 
 class _Watch:
-    """The process monitor that is always beside a collector: of the model, and of who watches."""
+    """The process monitors of a run: one of the model's processes, one of the collector's."""
 
     def __init__(self, config: ExperimentConfig, raw: Path) -> None:
         self._settings = config.collector.process_monitor
@@ -573,7 +593,7 @@ class _Watch:
         self.observer_samples: list[ProcessSample] = []
 
     def start(self, pids: list[int], beside: bool, collector: BaseCollector) -> None:
-        """Begins; ``beside`` says that the collector has processes of its own."""
+        """Starts the monitors; ``beside`` says that the collector has processes of its own."""
         if not isinstance(collector, ProcessMonitorCollector):
             self._target = ProcessMonitorCollector(
                 self._settings.poll_interval_ms, self._settings.metrics
@@ -599,9 +619,12 @@ class _Watch:
 def _run_untraced(
     config: ExperimentConfig, run: RunConfig, tracer: BaseCollector | None = None
 ) -> dict[str, float]:
-    """The same work without a collector, warm: its time, and the peak of its memory.
+    """Does a run's work without a collector, after a warm-up.
 
-    With a tracer for this process also the speed that it leaves, by tokens in turns.
+    Returns:
+        generation_s, the seconds of all generations, and rss_mb_peak, the peak memory of the
+        processes in units of 2^20 bytes. With a :class:`ThreadTracer` also speed_kept, the traced
+        speed as a part of the untraced speed, see :func:`slowdown_in_turns`.
     """
     engine = create_engine(run.model, run)
     try:
@@ -624,10 +647,13 @@ def _run_untraced(
 
 
 def _stop_quietly(collector: BaseCollector) -> None:
-    """Keeps the raw data of a run that broke off; its error is the one that counts."""
+    """Stops the collector of a run that failed, to keep its raw data.
+
+    An error here is only logged, so that the caller raises the run's own error.
+    """
     try:
         collector.stop()
-    except InvalidStateError:  # it had not begun
+    except InvalidStateError:  # the collector had not been started
         return
     except Exception:
         _LOG.warning("%s did not stop cleanly", collector.name, exc_info=True)

@@ -1,8 +1,8 @@
-"""Run folders: what a run is known by, whether it is whole, and how a broken one is marked.
+"""Run folders: the parameters of a run, whether it has finished, and the mark of an unfinished run.
 
-A folder is ``<base_dir>/<model_id>/<run_id>/``. While a run is under way, and for ever after
-where it failed or was interrupted, a file ``INCOMPLETE`` says so in JSON; its raw data stay.
-A run is finished when that file is gone and every file of its manifest is there, unchanged.
+The folder of a run is ``<base_dir>/<model_id>/<run_id>/``. While the run is under way, the folder
+has a JSON file ``INCOMPLETE``. That file and the raw data stay if the run fails or is interrupted.
+A run has finished when ``INCOMPLETE`` is gone and every file of the manifest is there, unchanged.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ TRACE = "trace.parquet"
 
 @dataclass(frozen=True)
 class RunMark:
-    """Why a folder holds no finished run.
+    """Why a folder holds no finished run; the content of ``INCOMPLETE``.
 
-    ``state`` is running, interrupted, failed or damaged; a folder that is still "running" when
-    nobody runs it was left by a process that was killed.
+    ``state`` is running, interrupted, failed or damaged. If ``state`` is running and no process
+    runs the run, its process was killed. ``since_utc`` is the time of the mark, in ISO 8601.
     """
 
     state: str
@@ -69,23 +69,23 @@ class RunFolder:
 
     @property
     def report(self) -> str | None:
-        """The path of the run's page, or None where it has none."""
+        """The path of the run's page, or None if there is none."""
         page = self.path / REPORT
         return str(page) if page.is_file() else None
 
     def mark(self, state: str, reason: str) -> None:
-        """Says in the folder that the run is not whole."""
+        """Marks the folder as incomplete: writes ``INCOMPLETE``."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         mark = RunMark(state, reason, self.run_id, now)
         self.path.mkdir(parents=True, exist_ok=True)
         write_text(self.path / INCOMPLETE, json.dumps(asdict(mark), indent=2) + "\n")
 
     def unmark(self) -> None:
-        """The last act of a run that came to its end."""
+        """Removes the mark. This is the last step of a run that finishes."""
         (self.path / INCOMPLETE).unlink(missing_ok=True)
 
     def defect(self) -> RunMark | None:
-        """Why the run is not finished, or None."""
+        """Why the run has not finished, or None if it has. Reads every file of the manifest."""
         marker = self.path / INCOMPLETE
         if marker.exists():
             try:
@@ -98,10 +98,10 @@ class RunFolder:
         return RunMark("damaged", "; ".join(map(str, differences)), self.run_id)
 
     def metadata(self) -> dict[str, Any]:
-        """``metadata.json``, or nothing where there is none.
+        """The content of ``metadata.json``; empty if there is no such file.
 
         Raises:
-            ValueError: it is no JSON object.
+            ValueError: the file holds no JSON object.
         """
         path = self.path / METADATA
         if not path.exists():
@@ -116,10 +116,11 @@ class RunFolder:
 
 
 def parameters_of(config: ExperimentConfig, run: RunConfig) -> dict[str, Any]:
-    """What decides a run's data, and a ``fingerprint`` of it.
+    """The parameters that decide a run's data, and their ``fingerprint``.
 
-    Two runs with the same fingerprint measure the same thing; where results go, which tables
-    are made of them and when they ran does not count.
+    The fingerprint is the SHA-256 of the parameters as JSON. Two runs with the same fingerprint
+    measure the same thing. It does not depend on the output folder, the wanted tables or the time
+    of the run.
     """
     rules = config.labeller.rules_file
     parameters: dict[str, Any] = {
@@ -141,12 +142,13 @@ def parameters_of(config: ExperimentConfig, run: RunConfig) -> dict[str, Any]:
 def find_finished(
     config: ExperimentConfig, run: RunConfig, *, mark: bool = False
 ) -> RunFolder | None:
-    """An earlier run of the same parameters that came to its end, whatever its time.
+    """The newest finished run with the same parameters as ``run``, or None.
 
     Args:
         config: the experiment.
-        run: the run that is looked for.
-        mark: mark the folders of the same name whose files do not match their manifest.
+        run: the run to look for; the time in its name does not count.
+        mark: mark each folder as damaged that has the same name, except for the time, and files
+            that do not match its manifest.
     """
     fingerprint = parameters_of(config, run)["fingerprint"]
     stem = generate_run_id(
@@ -175,7 +177,7 @@ def _escaped(name: str) -> str:
 
 
 def find_runs(path: Path) -> Iterator[RunFolder]:
-    """The run folders at or below a path, whole or not, in order of their names.
+    """The run folders at or below a path, finished or not, in the order of their names.
 
     Raises:
         FileNotFoundError: the path does not exist.

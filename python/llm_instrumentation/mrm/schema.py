@@ -1,6 +1,6 @@
-"""The shape of a memory trace: columns, kinds, and the words that its cells use.
+"""The schema of a memory trace: its columns, its kinds, and the words in its cells.
 
-Twin of ``libstrap/internal/memtrace/trace``; a test keeps the two the same.
+The Go package ``libstrap/internal/memtrace/trace`` has the same schema; a test compares the two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KIND_KEY = b"mrm_trace_kind"
 
 
 class RegionType(str, Enum):
-    """What a piece of memory holds."""
+    """The purpose of a piece of memory."""
 
     WEIGHT = "weight"
     KV_CACHE = "kv_cache"
@@ -43,7 +43,7 @@ class RegionType(str, Enum):
 
 
 class OpType(str, Enum):
-    """What an access does."""
+    """The direction of an access."""
 
     LOAD = "load"
     STORE = "store"
@@ -66,12 +66,12 @@ class RunValidity(str, Enum):
 
 
 class Kind(str, Enum):
-    """What the rows of a trace are, which decides what it can tell."""
+    """The meaning of a trace's rows. It decides which tables the trace can give."""
 
     ACCESSES = "accesses"  #: loads and stores that happened, all or a sample
     FIRST_TOUCHES = "first_touches"  #: the first access to each page
-    WRITE_SETS = "write_sets"  #: the pages written in an interval, at its end
-    ALLOCATIONS = "allocations"  #: a store an allocation, a load a release
+    WRITE_SETS = "write_sets"  #: the pages written in an interval, with the time of its end
+    ALLOCATIONS = "allocations"  #: a store is an allocation, a load is a release
 
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
@@ -105,7 +105,7 @@ def _fields() -> list[pa.Field]:
 
 
 def arrow_schema(kind: Kind | str = Kind.ACCESSES) -> pa.Schema:
-    """The Arrow schema of a trace of this kind, as written here."""
+    """The Arrow schema of a trace of this kind, with version and kind in its metadata."""
     return pa.schema(
         _fields(), {VERSION_KEY: VERSION.encode(), KIND_KEY: Kind(kind).value.encode()}
     )
@@ -113,20 +113,20 @@ def arrow_schema(kind: Kind | str = Kind.ACCESSES) -> pa.Schema:
 
 ARROW_SCHEMA = arrow_schema()
 
-#: Every column in its documented order, and ``length_bytes`` behind them.
+#: The names of all columns: in the documented order, then ``length_bytes``.
 ALL_COLUMNS: tuple[str, ...] = tuple(ARROW_SCHEMA.names)
 
-#: Without these a table is no trace.
+#: The columns that every trace must have.
 REQUIRED_COLUMNS = frozenset(
     {"run_id", "sample_id", "timestamp_ns", "address", "address_page", "op_type"}
 )
 
 
 def kind_of(schema: pa.Schema) -> Kind:
-    """The kind that a schema's metadata states; accesses where it states none.
+    """The kind in a schema's metadata; accesses if the metadata have no kind.
 
     Raises:
-        ValueError: it states an unknown one.
+        ValueError: the kind is unknown.
     """
     value = (schema.metadata or {}).get(KIND_KEY)
     return Kind.ACCESSES if value is None else Kind(value.decode())

@@ -1,8 +1,8 @@
-"""Versions of the files of a run, and whether a reader understands them.
+"""The versions of the files of a run, and the check that this package can read them.
 
-A version is ``major.minor``. A higher minor adds columns and reads as before; another major
-means something else and is refused. Parquet files carry theirs in the schema metadata, under
-``mrm_trace_schema_version``; the manifest carries those of the others.
+A version is ``major.minor``. A higher minor version only adds columns, so the file can be read. A
+file with another major version is refused. A Parquet file has its version in the schema metadata,
+under ``mrm_trace_schema_version``. The manifest has the versions of the other files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
     "validate_columns",
 ]
 
-#: The version of each kind of file that is written here.
+#: The version in which this package writes each kind of file.
 CURRENT_VERSIONS: dict[str, str] = {
     "trace": VERSION,
     "region_map": "1.0",
@@ -35,7 +35,7 @@ CURRENT_VERSIONS: dict[str, str] = {
     "table": "1.0",
 }
 
-#: The columns without which a file is not of its kind. A trace in a run folder is labelled.
+#: The columns that each kind of file must have. Here ``trace`` is a labelled trace in a run folder.
 REQUIRED_COLUMNS: dict[str, frozenset[str]] = {
     "trace": frozenset(
         {
@@ -64,13 +64,13 @@ REQUIRED_COLUMNS: dict[str, frozenset[str]] = {
 
 
 class SchemaVersionError(StrapError):
-    """A file has a version that cannot be read here; the message names both."""
+    """This package cannot read the version of a file; the message names both versions."""
 
 
 def is_compatible(schema_name: str, file_version: str) -> bool:
-    """Whether a file of this version can be read: its major version is ours.
+    """Whether this package can read a file of this version: it has the current major version.
 
-    Files of a kind that is not in :data:`CURRENT_VERSIONS` can.
+    True for a kind of file that is not in :data:`CURRENT_VERSIONS`.
 
     Raises:
         ValueError: the version is not two numbers with a point between them.
@@ -81,11 +81,11 @@ def is_compatible(schema_name: str, file_version: str) -> bool:
 
 
 def assert_compatible(schema_name: str, file_version: str) -> None:
-    """Raises what is not :func:`is_compatible`.
+    """Raises an error unless :func:`is_compatible`.
 
     Raises:
-        SchemaVersionError: another major version.
-        ValueError: no version at all.
+        SchemaVersionError: the file has another major version.
+        ValueError: the version is not two numbers with a point between them.
     """
     if not is_compatible(schema_name, file_version):
         raise SchemaVersionError(
@@ -96,21 +96,21 @@ def assert_compatible(schema_name: str, file_version: str) -> None:
 
 
 def validate_columns(schema_name: str, present_columns: Iterable[str]) -> list[str]:
-    """The required columns that are not there, sorted; none for an unknown kind of file."""
+    """The required columns that are missing, sorted; empty for an unknown kind of file."""
     return sorted(REQUIRED_COLUMNS.get(schema_name, frozenset()) - set(present_columns))
 
 
 def check_parquet_schema(path: str | os.PathLike[str], schema_name: str) -> None:
-    """Checks version and columns of a Parquet file, without reading its rows.
+    """Checks the version and the columns of a Parquet file, without reading its rows.
 
-    A file without a version, as other tools write it, is checked for its columns alone.
+    For a file without a version, as other tools write it, only the columns are checked.
 
     Raises:
-        InvalidArgumentError: no kind of file has this name.
+        InvalidArgumentError: ``schema_name`` is no kind of file, required columns are missing (the
+            message names them), or the version is not two numbers. It is a ValueError.
         FileNotFoundError: there is no such file.
-        CorruptError: it is no Parquet file, or a torn one.
-        SchemaVersionError: it has another major version.
-        ValueError: required columns are missing (they are named), or its version is none.
+        CorruptError: the file is no Parquet file, or is damaged.
+        SchemaVersionError: the file has another major version.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

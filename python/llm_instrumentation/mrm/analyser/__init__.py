@@ -1,8 +1,8 @@
-"""What a labelled trace says: retention, write-once, reads, working set, locality, reuse.
+"""The tables of a labelled trace: retention, write-once, reads, working set, locality, reuse.
 
-The tables are computed by libstrap in one pass over the batches of the trace, exactly,
-in memory bounded by its distinct regions and addresses. docs/MEMORY_TRACES.md defines
-each column.
+libstrap computes exact tables in one pass over the batches of the trace. The memory that it needs
+is bounded by the number of distinct regions and addresses. docs/MEMORY_TRACES.md defines each
+column.
 """
 
 from __future__ import annotations

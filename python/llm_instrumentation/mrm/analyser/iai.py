@@ -1,4 +1,4 @@
-"""Inter-access intervals: the gaps between accesses to one exact address."""
+"""Inter-access intervals: the times between accesses to the same address."""
 
 from __future__ import annotations
 
@@ -9,5 +9,8 @@ from .metrics import some_tables
 
 
 def compute_iai(trace: TraceLike, *, as_arrow: bool = False) -> Any:
-    """``iai``, the inter-access intervals. Errors: those of :func:`compute_retention`."""
+    """The table ``iai``: times in ns between consecutive accesses to an address, per region type.
+
+    Arguments and errors: as for :func:`compute_retention`.
+    """
     return some_tables(trace, ["iai"], as_arrow)[0]

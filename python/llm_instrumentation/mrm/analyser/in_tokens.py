@@ -1,4 +1,4 @@
-"""Retention and reuse counted in tokens, which do not depend on how fast the traced model ran."""
+"""Retention and reuse in tokens. Tokens do not depend on how fast the traced model ran."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TOKEN_TABLES", "compute_in_tokens"]
 
-#: What :func:`compute_in_tokens` gives.
+#: The tables of :func:`compute_in_tokens`.
 TOKEN_TABLES = ("retention_tokens", "reuse_tokens", "kv_positions")
 
 _STEPS_OF = ("timestamp_ns", "token_index", "context_tokens", "op_type", "region_type")
@@ -61,7 +61,7 @@ _SCHEMAS = {
 
 @dataclass
 class _Step:
-    """The work for one token."""
+    """The work for one token; ``context`` is -1 if no row has a number of context tokens."""
 
     start_ns: int
     token: int
@@ -70,33 +70,36 @@ class _Step:
 
 
 def compute_in_tokens(trace: TraceLike, *, as_arrow: bool = False) -> dict[str, Any]:
-    """Retention and reuse in tokens of a labelled trace whose rows know their token.
+    """Computes retention and reuse in tokens, for a labelled trace whose rows have a token.
 
-    Time is the number of the token's step: 0 before the first, and one more where the token
-    changes. What happens within a step takes no time. Calls one after another for the same token
-    are one step: those of an encoder, and generations of one token.
+    Time here is the number of a token's step. The number is 0 before the first step, and grows by
+    one when the token changes. Accesses within a step happen at the same time. Consecutive calls
+    for the same token are one step: the calls of an encoder, and generations of one token.
 
     - ``retention_tokens``: region_type, n_regions, retention_p50_tokens, retention_p90_tokens,
-      retention_p99_tokens, retention_mean_tokens. As ``retention_summary``, by steps.
+      retention_p99_tokens, retention_mean_tokens. As ``retention_summary``, in steps.
     - ``reuse_tokens``: region_type, bin_low_tokens, bin_high_tokens, n_intervals. As
-      ``reuse_histogram``: the steps between accesses to one address, above 0.
+      ``reuse_histogram``: the number of steps between accesses to an address, if it is above 0.
     - ``kv_positions``: generation, first_position, last_position, written_token,
-      last_read_token, retention_tokens, later_reads. The positions of the context whose keys and
-      values a step adds, in each layer, and the last step that reads the cache. A position is
-      one object from its step to the last one, wherever the cache has moved it meanwhile.
-      Sliding windows are not known: they end a position's life sooner.
+      last_read_token, retention_tokens, later_reads. A row per step that adds positions to the KV
+      cache: the positions of the context whose keys and values it adds in each layer, and the
+      last step that reads the cache. A position counts as one object from the step that adds it
+      to that last step, even if the cache moves it in memory. Sliding windows are not taken into
+      account; with them a position is last read earlier.
 
     Args:
-        trace: as for :func:`compute_all`. It is read twice: a reader, a polars frame or a DuckDB
-            relation is first read into memory.
-        as_arrow: give pyarrow tables instead of pandas frames.
+        trace: as for :func:`compute_all`. It is read twice. So a reader, a polars frame or a
+            DuckDB relation is first read into memory.
+        as_arrow: return pyarrow tables instead of pandas frames.
 
     Returns:
-        The tables; empty ones where no row has a token, or the kind of trace cannot tell them.
+        The tables by name; without rows if no row of the trace has a token, or this kind of trace
+        cannot give the table.
 
     Raises:
-        InvalidArgumentError: as for :func:`compute_all`.
-        MissingExtraError: pandas is not installed; it computes the quantiles.
+        InvalidArgumentError, CorruptError, NoSpaceError: as for :func:`compute_all`.
+        MissingExtraError: pandas is not installed; it is needed for the quantiles, also with
+            ``as_arrow``.
     """
     as_frame = converter(as_arrow=False)
     if not can_be_read_again(trace):
@@ -131,7 +134,10 @@ def _kind(trace: TraceLike) -> Kind:
 
 
 def _steps(trace: TraceLike) -> list[_Step]:
-    """In the order of time. Threads hand their rows over in blocks, so rows may be out of order."""
+    """The steps of a trace in the order of time; empty if no row has a token.
+
+    Threads hand over their rows in blocks, so the rows may be out of order.
+    """
     found: list[_Step] = []
     reader = reader_of(trace, _STEPS_OF)
     if not {"token_index", "context_tokens"} <= set(reader.schema.names):
@@ -174,8 +180,8 @@ def _ints(column: pa.Array) -> npt.NDArray[np.int64]:
 def _is(column: pa.Array, word: str) -> npt.NDArray[np.bool_]:
     if pa.types.is_dictionary(column.type):
         words = _is(column.dictionary, word)
-        return np.append(words, False)[_ints(column.indices)]  # -1 is no word
-    column = column.cast(pa.string())  # polars has views
+        return np.append(words, False)[_ints(column.indices)]  # -1, a null, finds the False
+    column = column.cast(pa.string())  # polars gives string views
     equal: npt.NDArray[np.bool_] = pc.fill_null(pc.equal(column, word), False).to_numpy(
         zero_copy_only=False
     )
@@ -183,7 +189,7 @@ def _is(column: pa.Array, word: str) -> npt.NDArray[np.bool_]:
 
 
 def _by_step(reader: pa.RecordBatchReader, steps: list[_Step]) -> pa.RecordBatchReader:
-    """A trace with the number of its step as a row's time."""
+    """The same rows, with the number of its step as the time of each row."""
     starts = np.array([step.start_ns for step in steps], np.int64)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -222,7 +228,7 @@ def _positions(steps: list[_Step]) -> list[tuple[int, ...]]:
 
 
 def _generations(steps: list[_Step]) -> Iterator[list[_Step]]:
-    """A generation begins where the token falls."""
+    """The steps of each generation. A generation begins when the token index falls."""
     own: list[_Step] = []
     for step in steps:
         if own and step.token < own[-1].token:

@@ -1,4 +1,4 @@
-"""Strides between accesses to a region."""
+"""Locality: the strides in bytes between consecutive accesses to a region."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .metrics import some_tables
 
 
 def compute_locality(trace: TraceLike, *, as_arrow: bool = False) -> tuple[Any, Any]:
-    """``locality_per_region`` and ``locality_summary``.
+    """The tables ``locality_per_region`` and ``locality_summary``: strides in bytes.
 
-    Errors: those of :func:`compute_retention`.
+    Arguments and errors: as for :func:`compute_retention`.
     """
     per_region, summary = some_tables(trace, ["locality_per_region", "locality_summary"], as_arrow)
     return per_region, summary

@@ -1,4 +1,4 @@
-"""The tables of a trace together, and what gives them one by one."""
+"""Computes the tables of a trace, all together or some by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...errors import InvalidArgumentError
 from .._frames import TraceLike, can_be_read_again, converter, is_in_order, reader_of
 from .._progress import progress_line
 
-#: What :func:`compute_all` gives, in this order.
+#: The tables of :func:`compute_all`, in the order in which it returns them.
 SUMMARY_TABLES = (
     "retention_per_region",
     "retention_summary",
@@ -30,7 +30,7 @@ SUMMARY_TABLES = (
     "suitability",
 )
 
-#: What :func:`compute_distributions` gives.
+#: The tables of :func:`compute_distributions`.
 DISTRIBUTION_TABLES = (
     "retention_histogram",
     "retention_cdf",
@@ -60,28 +60,28 @@ def compute_all(
     workers: int | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
-    """All ten tables of a labelled trace.
+    """Computes all ten tables of a labelled trace.
 
     Args:
         trace: a pandas or polars frame, a pyarrow table or reader, a DuckDB relation, a
-            Parquet file, or a folder with ``trace.parquet`` or other Parquet files.
-            Rows need not be in the order of time, but are read faster then.
-        as_arrow: give pyarrow tables instead of pandas frames.
-        memory_gb: room for the values behind exact quantiles, in 2^30 bytes; what does
-            not fit goes to ``spill_dir``. The tables of distinct regions and addresses
-            come on top.
-        workers: threads; all cores by default.
-        spill_dir: a folder with room; the system's temporary one by default.
+            Parquet file, or a folder with ``trace.parquet`` or other Parquet files. The rows may
+            be in any order; rows in the order of time are read faster.
+        as_arrow: return pyarrow tables instead of pandas frames.
+        memory_gb: memory for the values that exact quantiles need, in units of 2^30 bytes. Values
+            that do not fit are written to ``spill_dir``. The tables of distinct regions and
+            addresses need further memory.
+        workers: the number of threads; by default one per core.
+        spill_dir: a folder on a disk with free space; by default the system's temporary folder.
 
     Returns:
-        A table for each name of :data:`SUMMARY_TABLES`. Those that a trace of this kind
-        cannot tell are empty, with their columns, and a warning says why.
+        A table for each name in :data:`SUMMARY_TABLES`. A table that this kind of trace cannot
+        give has its columns but no rows, and a warning says why.
 
     Raises:
-        InvalidArgumentError: columns are missing or hold what no trace holds; the
-            message names column, row and value.
-        CorruptError: a file is torn.
-        NoSpaceError: the spill folder is full.
+        InvalidArgumentError: a column is missing or holds an invalid value; the message names
+            column, row and value.
+        CorruptError: a file is damaged.
+        NoSpaceError: the disk of ``spill_dir`` is full.
         MissingExtraError: pandas is not installed, and ``as_arrow`` is False.
     """
     give = converter(as_arrow)
@@ -104,25 +104,29 @@ def compute_distributions(
     workers: int | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
-    """Histograms, CDFs and courses over time of a labelled trace.
+    """Computes histograms, CDFs and tables over time of a labelled trace.
 
     Args:
         trace: as for :func:`compute_all`.
-        bins: of the retention histogram.
-        cdf_points: points of the retention CDF per region type, at most.
-        windows: of the tables over time; from this many to twice as many, each a power
-            of two ns wide.
-        top: how many regions, by accesses.
-        tables: some of :data:`DISTRIBUTION_TABLES`; all by default. The reuse distance
-            is the costly one.
-        as_arrow: give pyarrow tables instead of pandas frames.
+        bins: the number of bins of the retention histogram.
+        cdf_points: the most points of the retention CDF per region type.
+        windows: the least number of windows in the tables over time; there are at most twice as
+            many. The width of a window is a power of two, in ns.
+        top: how many regions ``top_regions`` lists, those with the most accesses.
+        tables: names of :data:`DISTRIBUTION_TABLES`; all by default. ``reuse_distance_histogram``
+            takes the most time.
+        as_arrow: return pyarrow tables instead of pandas frames.
         memory_gb: as for :func:`compute_all`.
         workers: as for :func:`compute_all`.
         spill_dir: as for :func:`compute_all`.
 
+    Returns:
+        The tables by name. A table that this kind of trace cannot give has no rows, and a warning
+        says why.
+
     Raises:
-        InvalidArgumentError: as for :func:`compute_all`, or an unknown table.
-        MissingExtraError: as for :func:`compute_all`.
+        InvalidArgumentError: as for :func:`compute_all`, or a name in ``tables`` is unknown.
+        CorruptError, NoSpaceError, MissingExtraError: as for :func:`compute_all`.
     """
     names = list(DISTRIBUTION_TABLES if tables is None else tables)
     if unknown := sorted(set(names) - set(DISTRIBUTION_TABLES)):
@@ -145,7 +149,7 @@ def compute_distributions(
 def _compute(
     trace: TraceLike, names: list[str], options: dict[str, Any]
 ) -> tuple[dict[str, pa.Table], dict[str, str]]:
-    """The tables, and the reasons of those that this kind of trace cannot tell."""
+    """The tables by name, and why this kind of trace cannot give some of them, by name too."""
     with progress_line("analysing") as progress:
         tables, support = _analyse(trace, names, options, progress)
     reasons = {row["table"]: row["reason"] for row in support.to_pylist() if row["reason"]}
@@ -159,9 +163,20 @@ def _analyse(
     progress: native.Progress | None,
     changed: Callable[[pa.RecordBatchReader], pa.RecordBatchReader] = lambda reader: reader,
 ) -> tuple[dict[str, pa.Table], pa.Table]:
-    """Rows that come in order, as nearly all traces have them, need not be kept for sorting.
+    """Analyses a trace, first as one in the order of time, then with sorting if it is not.
 
-    ``changed`` gives the rows to analyse, in the order of the trace's own.
+    Nearly all traces are in the order of time, and sorting would keep their rows in memory. A trace
+    that can be read only once is sorted at once.
+
+    Args:
+        trace: the trace.
+        names: the tables to compute.
+        options: the options of libstrap.
+        progress: called with the counts so far, or None.
+        changed: maps the rows of the trace to the rows to analyse, in the same order.
+
+    Returns:
+        The tables by name, and a table with a reason for each table that is not supported.
     """
     if can_be_read_again(trace):
         reader = changed(reader_of(trace, _READ_COLUMNS))
@@ -174,7 +189,11 @@ def _analyse(
 
 
 def some_tables(trace: TraceLike, names: list[str], as_arrow: bool) -> list[Any]:
-    """Tables by name; one that this kind of trace cannot tell is an InvalidArgumentError."""
+    """The tables of these names, in their order.
+
+    Raises:
+        InvalidArgumentError: as for :func:`compute_all`, or this kind of trace cannot give one.
+    """
     give = converter(as_arrow)
     tables, support = _compute(trace, names, _options(0.5, None, None))
     for name in names:

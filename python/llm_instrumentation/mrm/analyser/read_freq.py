@@ -1,4 +1,4 @@
-"""Loads and stores of each region."""
+"""Read frequency: the loads and stores of each region."""
 
 from __future__ import annotations
 
@@ -9,5 +9,8 @@ from .metrics import some_tables
 
 
 def compute_read_freq(trace: TraceLike, *, as_arrow: bool = False) -> Any:
-    """``read_freq``. Errors: those of :func:`compute_retention`."""
+    """The table ``read_freq``: the number of loads and stores per region.
+
+    Arguments and errors: as for :func:`compute_retention`.
+    """
     return some_tables(trace, ["read_freq"], as_arrow)[0]

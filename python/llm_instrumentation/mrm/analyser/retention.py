@@ -1,4 +1,4 @@
-"""How long regions keep what is stored in them."""
+"""Retention: the time from the first store to the last load of a region."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from .metrics import some_tables
 
 
 def compute_retention(trace: TraceLike, *, as_arrow: bool = False) -> tuple[Any, Any]:
-    """``retention_per_region`` and ``retention_summary``.
+    """The tables ``retention_per_region`` (ns and s) and ``retention_summary`` (s).
+
+    Args:
+        trace: as for :func:`compute_all`.
+        as_arrow: return pyarrow tables instead of pandas frames.
 
     Raises:
-        InvalidArgumentError: as for :func:`compute_all`, or this kind of trace cannot
-            tell retention.
+        InvalidArgumentError: as for :func:`compute_all`, or this kind of trace cannot give the
+            table.
+        CorruptError, NoSpaceError, MissingExtraError: as for :func:`compute_all`.
     """
     per_region, summary = some_tables(
         trace, ["retention_per_region", "retention_summary"], as_arrow

@@ -1,4 +1,4 @@
-"""Whether memory of a type would suit managed-retention memory."""
+"""Suitability: how well the accesses to a region type fit managed-retention memory."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ def classify_suitability(
     write_once_threshold_high: float = 0.8,
     write_once_threshold_medium: float = 0.5,
 ) -> pd.DataFrame:
-    """Classes each region type, as ``suitability`` of :func:`compute_all` with other limits.
+    """Classifies each region type as :func:`compute_all` does, with limits that you can choose.
 
-    ``high_mrm`` needs a mean write-once ratio and a p99 of retention at or above the high
-    limits, ``medium_mrm`` the ratio and the median at or above the medium ones;
-    everything else, types never stored too, is ``low_mrm``.
+    - ``high_mrm``: the mean write-once ratio and the p99 of retention reach the high limits.
+    - ``medium_mrm``: the mean write-once ratio and the median of retention reach the medium limits.
+    - ``low_mrm``: all other types, including types that are never stored.
 
     Args:
-        retention_summary: the frame of that name.
-        write_once_per_region: ``write_once``.
-        read_freq_per_region: ``read_freq``; part of the documented signature, no limit
-            applies to it.
-        retention_threshold_high_s: least p99 of retention for high, in seconds.
-        retention_threshold_medium_s: least median of retention for medium, in seconds.
-        write_once_threshold_high: least mean write-once ratio for high.
-        write_once_threshold_medium: least mean write-once ratio for medium.
+        retention_summary: the table ``retention_summary``.
+        write_once_per_region: the table ``write_once``.
+        read_freq_per_region: the table ``read_freq``. It is part of the documented signature and
+            is not used.
+        retention_threshold_high_s: the least p99 of retention for high, in seconds.
+        retention_threshold_medium_s: the least median of retention for medium, in seconds.
+        write_once_threshold_high: the least mean write-once ratio for high.
+        write_once_threshold_medium: the least mean write-once ratio for medium.
 
     Returns:
-        region_type, write_once_ratio_mean, retention_p99_s, retention_p50_s, suitability.
+        A frame with the columns region_type, write_once_ratio_mean, retention_p99_s,
+        retention_p50_s and suitability.
     """
     ratios = write_once_per_region.groupby("region_type")["write_once_ratio"].mean()
     columns = ["region_type", "retention_p99_s", "retention_p50_s"]

@@ -1,4 +1,4 @@
-"""Experiments as YAML files: the schema, the reader, and the runs they expand to."""
+"""Experiment files in YAML: their schema, their reader, their checks and their runs."""
 
 from __future__ import annotations
 

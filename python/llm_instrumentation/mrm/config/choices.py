@@ -1,4 +1,4 @@
-"""The words among which an experiment file chooses."""
+"""The allowed values of the keys of an experiment file that name a choice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class EngineType(str, Enum):
-    """What runs the model."""
+    """The program that runs the model."""
 
     LLAMACPP = "llamacpp"
     VLLM = "vllm"
@@ -14,7 +14,7 @@ class EngineType(str, Enum):
 
 
 class CollectorType(str, Enum):
-    """What sees its memory."""
+    """The collector that watches the model's memory."""
 
     PERF_MEM = "perf_mem"
     MEMRAY = "memray"
@@ -27,12 +27,12 @@ class CollectorType(str, Enum):
 
 
 class UnknownPolicy(str, Enum):
-    """What becomes of a row that no rule and no range explains."""
+    """The treatment of a row whose region type is unknown: no rule and no range matches."""
 
-    LOG_AND_SKIP = "log_and_skip"  #: left out, counted and logged
-    ASSIGN_RUNTIME = "assign_runtime"  #: kept as runtime
-    ASSIGN_UNKNOWN = "assign_unknown"  #: kept as unknown
-    FAIL_RUN = "fail_run"  #: the run has failed
+    LOG_AND_SKIP = "log_and_skip"  #: the row is left out, counted and logged
+    ASSIGN_RUNTIME = "assign_runtime"  #: the row is kept as runtime
+    ASSIGN_UNKNOWN = "assign_unknown"  #: the row is kept as unknown
+    FAIL_RUN = "fail_run"  #: the run fails
 
 
 class MetricName(str, Enum):

@@ -1,4 +1,4 @@
-"""Reads an experiment file, and says what is wrong with it one line per mistake."""
+"""Reads an experiment file, and explains each mistake in it on a line of its own."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["ConfigError", "load_experiment", "read_yaml"]
 
 
 class ConfigError(ValueError):
-    """An experiment that cannot be run as it stands.
+    """An experiment file, or another YAML file, is not valid.
 
     Attributes:
-        problems: one line each: the dotted key, its value, and what is allowed there.
+        problems: a line per mistake: the dotted key, its value, and the allowed values.
     """
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
@@ -38,7 +38,7 @@ def load_experiment(config_path: str | os.PathLike[str]) -> ExperimentConfig:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigError: it is no YAML, or says what no experiment may say; a ValueError.
+        ConfigError: (a ValueError) the file is no YAML, or no valid experiment.
     """
     raw = read_yaml(config_path)
     source = os.fspath(config_path)
@@ -53,11 +53,12 @@ def load_experiment(config_path: str | os.PathLike[str]) -> ExperimentConfig:
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
-    """The content of a YAML file; a key given twice is a mistake here.
+    """The content of a YAML file. A key that occurs twice in a mapping is an error.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigError: it is a folder, no YAML or no UTF-8, with the line.
+        ConfigError: (a ValueError) the path is a folder, or the file is no YAML or no UTF-8; the
+            message names the line, or the byte.
     """
     path = Path(path)
     if not path.exists():
@@ -81,8 +82,10 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain YAML; but of two equal keys the second does not silently win, and values that are not
-    of the type that their form or tag says are mistakes with a line, too.
+    """A safe YAML loader with two further errors, each with its line.
+
+    A key must not occur twice in a mapping: YAML itself would use the second value. A value must be
+    valid for the type that its form or its tag says, as in ``!!int x``.
     """
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -111,7 +114,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """What pydantic found, a line each: dotted key, value, what is allowed."""
+    """A line for each error of pydantic: the dotted key, its value, and the allowed values."""
     return [
         f"{_dotted(place)}: {_message(found, place, model)}"
         for found in error.errors()
@@ -180,7 +183,7 @@ def _message(found: Any, loc: tuple[int | str, ...], model: type[BaseModel]) -> 
     return f"{shown}: {found['msg']}"
 
 
-#: How a file writes what Python writes otherwise.
+# The words of YAML for values that Python spells differently.
 _YAML_WORDS = {None: "null", True: "true", False: "false"}
 
 
@@ -196,7 +199,7 @@ def _keys(section: type[BaseModel]) -> str:
 
 
 def _section(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
-    """The section that stands at a place of the file."""
+    """The model of the section at a place of the file."""
     for part in loc:
         if isinstance(part, str):
             model = next(iter(_models_in(model.model_fields[part].annotation)), model)

@@ -1,4 +1,4 @@
-"""The texts that a model reads in a run."""
+"""The prompts that a model reads in a run."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ BUILTIN = (
 
 
 def load_prompts(config: PromptsConfig | None = None) -> list[Prompt]:
-    """The prompts that a config names, in its order.
+    """The prompts that a config names, in their order; without a config the built-in ones.
 
     Raises:
         FileNotFoundError, IsADirectoryError: ``prompts.source`` names no file.
-        ValueError: it is no text, or holds no prompts, or none of the wanted categories.
+        ValueError: the file has another suffix or format, holds no prompts, or lacks one of the
+            wanted categories.
     """
     config = config or PromptsConfig()
     if config.texts:

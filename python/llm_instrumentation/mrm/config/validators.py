@@ -1,4 +1,4 @@
-"""Checks that need more than the file: its sections together, the disk, the machine."""
+"""Checks of an experiment across its sections and against this machine, and its list of runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LARGE_SWEEP = 1000
 
 @dataclass
 class ValidationResult:
-    """What a check found; warnings alone do not stop an experiment."""
+    """The errors and warnings of a check. Only errors make an experiment invalid."""
 
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -41,7 +41,11 @@ class ValidationResult:
 
 
 def validate_config_semantics(config: ExperimentConfig) -> ValidationResult:
-    """What the sections say together: unique ids, collectors that fit the engines, files."""
+    """Checks the sections against each other, and the files that they name.
+
+    Model ids must be unique, collectors must fit the engines, and the rules and prompts must be
+    readable.
+    """
     result = ValidationResult()
     ids = [model.id for model in config.models]
     for index, name in enumerate(ids):
@@ -84,7 +88,7 @@ def _readable_rules(config: ExperimentConfig, result: ValidationResult) -> None:
 def _fitting_collectors(
     config: ExperimentConfig, index: int, model: ModelConfig, result: ValidationResult
 ) -> None:
-    """The torch tracer lives in the process of a PyTorch model that we call ourselves."""
+    """Checks that torch is used with transformers only: it traces models in this process."""
     order = config.collector.order
     if model.engine is EngineType.TRANSFORMERS or CollectorType.TORCH not in order:
         return
@@ -99,7 +103,7 @@ def _fitting_collectors(
 
 
 def validate_model_paths(config: ExperimentConfig) -> ValidationResult:
-    """The files that models name are there."""
+    """Checks that the files and folders of the models exist and can be read."""
     result = ValidationResult()
     for index, model in enumerate(config.models):
         if model.path is None:
@@ -118,9 +122,10 @@ def validate_model_paths(config: ExperimentConfig) -> ValidationResult:
 
 
 def validate_environment(config: ExperimentConfig) -> ValidationResult:
-    """The engines are installed, and which of the collectors can run here.
+    """Checks that the engines are installed, and which of the collectors can run here.
 
-    A transformers model's own config is read too: whether it takes the sweep's largest context.
+    It also reads the config of each transformers model, to check that the model takes the sweep's
+    largest context.
     """
     result = ValidationResult()
     _ready_engines(config, result)
@@ -175,7 +180,7 @@ def _ready_collectors(config: ExperimentConfig, result: ValidationResult) -> Non
 
 
 def _unfit(config: ExperimentConfig, model: ModelConfig) -> str | None:
-    """Why no run of a model could begin; a transformers model's own config is asked."""
+    """Why the runs of a model cannot begin, by the config of a transformers model; or None."""
     if model.engine is not EngineType.TRANSFORMERS:
         return None
     from ..engines import EngineError, create_engine
@@ -204,10 +209,10 @@ def generate_run_id(
     warmup: bool = False,
     ts: str | None = None,
 ) -> str:
-    """The name of a run: its parameters, then the time of the sweep in UTC.
+    """The id of a run: its parameters, then the time of the sweep in UTC.
 
-    ``llama_ctx2048_batch1_out128_rep0_20240501T120000Z``; a warm-up is ``warmup``, the second
-    ``warmup1``.
+    ``llama_ctx2048_batch1_out128_rep0_20240501T120000Z``. The first warm-up has ``warmup`` in place
+    of ``rep0``, the second ``warmup1``. ``ts`` is the time in the id, by default the current time.
     """
     if ts is None:
         ts = timestamp()
@@ -220,11 +225,13 @@ def timestamp() -> str:
 
 
 def expand_sweep(config: ExperimentConfig, ts: str | None = None) -> list[RunConfig]:
-    """Every run of an experiment: models x contexts x batches x outputs, warm-ups first.
+    """The runs of an experiment: each combination of model, context, batch size and output.
+
+    A combination's warm-ups come before its repetitions.
 
     Args:
         config: the experiment.
-        ts: the time in the names; None takes the present.
+        ts: the time in the run ids, by default the current time.
     """
     ts = timestamp() if ts is None else ts
     sweep, base = config.sweep, Path(config.output.base_dir)

@@ -1,4 +1,4 @@
-"""What each row's memory holds, by known ranges, earlier rows of its page, and rules."""
+"""Labels each row with its region type, by known ranges, earlier rows of its page, and rules."""
 
 from __future__ import annotations
 

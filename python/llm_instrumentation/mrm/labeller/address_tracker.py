@@ -1,4 +1,4 @@
-"""A small book of regions, for code that labels rows one by one itself."""
+"""Keeps the regions of a trace, for code that labels rows one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WEIGHT_ID = 1
 
 @dataclass
 class RegionEntry:
-    """A region: its pages, when it was seen, how often."""
+    """A region: its first and last page, its first and last access, the number of accesses."""
 
     region_id: int
     region_type: str
@@ -29,7 +29,10 @@ class RegionEntry:
 
 
 class AddressTracker:
-    """The region of each page; the first classification of a page stays."""
+    """Maps each page to its region. A page keeps the region of its first access.
+
+    All weights are region 1. Each page of another type is a region of its own, numbered from 2.
+    """
 
     def __init__(self) -> None:
         self._of_page: dict[int, RegionEntry] = {}
@@ -37,7 +40,10 @@ class AddressTracker:
         self._next_id = _WEIGHT_ID + 1
 
     def update(self, address_page: int, region_type: str, timestamp_ns: int) -> RegionEntry:
-        """Counts an access; a page seen before keeps its region, whatever the type given."""
+        """Counts an access, and returns the region of its page.
+
+        ``region_type`` counts only for the first access to the page.
+        """
         entry = self._of_page.get(address_page)
         if entry is None:
             entry = self._of_page[address_page] = self._enter(
@@ -56,9 +62,9 @@ class AddressTracker:
         )
 
     def lookup(self, address_page: int) -> RegionEntry | None:
-        """The region of a page, None where it was not seen."""
+        """The region of a page, or None if the page was not accessed."""
         return self._of_page.get(address_page)
 
     def region_map_rows(self) -> list[dict[str, Any]]:
-        """A dict for each region in the order of first sight."""
+        """A dict for each region, in the order of their first accesses."""
         return [asdict(entry) for entry in self._regions.values()]

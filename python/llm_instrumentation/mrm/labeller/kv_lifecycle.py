@@ -1,4 +1,4 @@
-"""A small book of KV blocks, for code that labels rows one by one itself."""
+"""Keeps the pages of the KV cache, for code that labels rows one by one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import Any
 
 @dataclass
 class KVBlockEntry:
-    """A page of the KV cache: its first store, its loads, its next store at another time."""
+    """A page of the KV cache. Times are in ns.
+
+    Attributes:
+        block_id: the region id of the first access.
+        address: the address of the first access.
+        address_page: the number of the page.
+        write_ns: the first store, or None.
+        last_read_ns: the last load, or 0.
+        total_reads: the number of loads.
+        evict_ns: the next store at another time than the first, or None.
+    """
 
     block_id: int
     address: int
@@ -20,7 +30,7 @@ class KVBlockEntry:
 
 
 class KVBlockTracker:
-    """The life of each page of the KV cache."""
+    """Records the stores and loads of each page of the KV cache."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, KVBlockEntry] = {}
@@ -28,7 +38,7 @@ class KVBlockTracker:
     def record(
         self, address: int, address_page: int, region_id: int, op_type: str, timestamp_ns: int
     ) -> None:
-        """Counts one access to the cache."""
+        """Counts one access to the KV cache. Each ``op_type`` except "store" is a load."""
         block = self._blocks.setdefault(
             address_page, KVBlockEntry(region_id, address, address_page)
         )

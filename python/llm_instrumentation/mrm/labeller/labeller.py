@@ -1,4 +1,4 @@
-"""Rows get their region_type and region_id; libstrap does the work."""
+"""Sets region_type and region_id of rows. libstrap does the work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .symbol_rules import SymbolRule
 _POLICIES = ("keep", "skip", "error", "runtime")
 _CHUNK_ROWS = 4096
 
-#: What labelling looks at, and what a row has where it lacks it.
+#: The columns that labelling reads, and the value of each in a row that lacks it.
 _LOOKED_AT: dict[str, Any] = {
     "timestamp_ns": 0,
     "address": None,
@@ -41,16 +41,16 @@ _CHUNK_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class KnownRange:
-    """Memory whose use is known: addresses from ``start`` up to, not including, ``end``.
+    """A range of memory whose region type is known.
 
     Attributes:
-        start: first address.
-        end: the address behind the last.
-        region_type: what it holds.
-        from_ns: from this time on.
-        to_ns: until this time; 0 and 0 are always.
-        region_id: of its rows; 0 asks for a new one, weights are 1.
-        name: for people.
+        start: the first address.
+        end: the address after the last.
+        region_type: the region type of the memory.
+        from_ns: the time from which the range is valid.
+        to_ns: the time until which it is valid. If both times are 0, it is always valid.
+        region_id: the id of its rows. 0 takes a new id; weights have id 1.
+        name: a name for the user.
     """
 
     start: int
@@ -62,7 +62,7 @@ class KnownRange:
     name: str = ""
 
     def as_options(self, number: int) -> dict[str, Any]:
-        """The range as libstrap takes it; errors call it by its ``number``."""
+        """The range in the form that libstrap takes; error messages name its ``number``."""
         options: dict[str, Any] = {"region_type": self.region_type, "name": self.name}
         for key in ("start", "end", "from_ns", "to_ns", "region_id"):
             value = getattr(self, key)
@@ -78,19 +78,25 @@ class KnownRange:
 class TraceLabeller:
     """Labels the rows of one trace, in their order.
 
-    A row's type is, in this order: its own; that of the known range it falls into; that
-    of the first row that gave its page a type; that of the first rule that matches.
-    docs/MRM_TRACE.md has the ids.
+    A row gets the first type that is found in this order:
+
+    1. the type that the row has already,
+    2. the type of the known range that contains its address,
+    3. the type of the first row that gave its page a type,
+    4. the type of the first rule that matches.
+
+    docs/MRM_TRACE.md explains the ids.
 
     Args:
-        rules: the first that matches wins; the documented ones by default.
-        unknown_policy: what happens to rows that nothing classifies: "keep" them as
-            unknown with id 0, "skip" them, an "error", or make them "runtime".
-        ranges: memory whose use is known. Of ranges that overlap the narrowest wins, of
-            equals the one given last.
+        rules: the rules in the order in which they are tried; by default ``DEFAULT_RULES``.
+        unknown_policy: what happens to rows without a type. "keep": they stay as unknown with
+            id 0. "skip": they are left out. "error": labelling fails. "runtime": they become
+            runtime.
+        ranges: memory whose region type is known. If ranges overlap, the narrowest applies. Among
+            ranges of the same size the last one applies.
 
     Raises:
-        InvalidArgumentError: an unknown policy, or a rule or range that cannot be.
+        InvalidArgumentError: the policy is unknown, or a rule or a range is not valid.
     """
 
     def __init__(
@@ -109,7 +115,8 @@ class TraceLabeller:
         self.ranges = list(ranges)
         self._trace: native.Trace | None = None
         self._chunk: list[dict[str, Any]] = []
-        # The library's side of label(), kept over its calls. It also checks rules and ranges.
+        # The library's state for label(), kept between its calls. This call also checks the rules
+        # and ranges.
         source = pa.RecordBatchReader.from_batches(_CHUNK_SCHEMA, self._chunks())
         self._labelled, self._rows_trace = native.label(
             source, self._options("keep" if unknown_policy == "error" else unknown_policy)
@@ -125,14 +132,14 @@ class TraceLabeller:
         return options
 
     def label(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Each row with region_type and region_id set, and all else as it is.
+        """The rows with region_type and region_id set, and all other values unchanged.
 
-        Rows are taken 4,096 at a time. Several calls label one trace, one after another.
+        Rows are read 4,096 at a time. Consecutive calls label the parts of one trace.
 
         Raises:
-            InvalidArgumentError: with "error", at the first row that nothing classifies;
-                or a row has no address, or what no trace holds.
-            InvalidStateError: a call before raised that; its rows are lost.
+            InvalidArgumentError: a row has no address or an invalid value; or the policy is "error"
+                and a row has no type.
+            InvalidStateError: an earlier call failed, and its rows are lost.
         """
         self._trace = self._rows_trace
         iterator = iter(rows)
@@ -154,53 +161,57 @@ class TraceLabeller:
                 yield {**row, "region_type": region_type, "region_id": region_id}
 
     def label_table(self, trace: TraceLike) -> pa.RecordBatchReader:
-        """A whole trace with both columns set, batch by batch; much faster than rows.
+        """A whole trace with region_type and region_id set, batch by batch.
+
+        This is much faster than :meth:`label`.
 
         Args:
             trace: as for :func:`..analyser.compute_all`.
 
         Raises:
-            InvalidArgumentError: from the reader, with "error", at the first row that
-                nothing classifies.
+            InvalidArgumentError: the policy is "error" and a row has no type. The returned reader
+                raises it.
         """
         reader, self._trace = native.label(reader_of(trace), self._options(self.unknown_policy))
         return reader
 
     def region_map(self) -> list[dict[str, Any]]:
-        """A dict for each region of the rows labelled so far, in the order of first sight."""
+        """A dict for each region of the rows labelled so far, in the order of their first rows."""
         return self._table("region_map")
 
     def kv_lifecycle(self) -> list[dict[str, Any]]:
-        """A dict for each page of the KV cache so far, in the order of first sight.
+        """A dict for each page of the KV cache so far, in the order of their first rows.
 
         Raises:
-            InvalidArgumentError: rows of more than 64 pages give it more than 2**24 pages.
+            InvalidArgumentError: rows that cover more than 64 pages each have more than 2**24 pages
+                together.
         """
         return self._table("kv_block_lifecycle")
 
     def kv_lifecycle_batches(self) -> pa.RecordBatchReader:
-        """As :meth:`kv_lifecycle`, in Arrow batches that are made as they are read.
+        """As :meth:`kv_lifecycle`, in Arrow batches that are made on demand.
 
-        For caches of gigabytes: a page takes 64 bytes of a batch, and ten times that as a dict.
+        Use it for caches of gigabytes: a page takes 64 bytes in a batch, and ten times as much as a
+        dict.
 
         Raises:
-            InvalidArgumentError: as there.
+            InvalidArgumentError: as for :meth:`kv_lifecycle`.
         """
         return self._current().batches("kv_block_lifecycle")
 
     @property
     def skipped(self) -> int:
-        """Rows left out so far."""
+        """How many rows were left out so far."""
         return 0 if self._trace is None else self._trace.last_counts().skipped
 
     def coverage(self) -> dict[str, float] | None:
-        """Which part of the rows so far has a type: of the ``rows``, and of their ``bytes``.
+        """Which part of the ``rows`` so far, and of their ``bytes``, has a region type.
 
-        A row that nothing classifies has none, whatever ``unknown_policy`` makes of it. A row
-        without a length counts as the 4,096 bytes of its page.
+        An unknown row has no type, even if ``unknown_policy`` makes it runtime. A row without a
+        length counts as the 4,096 bytes of its page.
 
         Returns:
-            both from 0 to 1; None before the first row.
+            A dict of both parts, from 0 to 1; None before the first row.
         """
         found = self._table("label_coverage")
         rows, size = (sum(one[name] for one in found) for name in ("n_rows", "n_bytes"))
@@ -214,7 +225,7 @@ class TraceLabeller:
 
     @property
     def renumbered(self) -> int:
-        """Regions so far whose own id another region has; they got another id."""
+        """How many regions got a new id so far, because another region had their id already."""
         return 0 if self._trace is None else self._trace.last_counts().renumbered
 
     def _table(self, name: str) -> list[dict[str, Any]]:

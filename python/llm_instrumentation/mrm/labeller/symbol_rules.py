@@ -1,4 +1,4 @@
-"""Rules that tell a row's region type from its symbol, file, phase and operation."""
+"""Rules that give a row's region type by its symbol, file, phase and operation."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ from ..._extras import extra
 from ...errors import InvalidArgumentError
 from ..schema import OpType, RegionType
 
-#: What a rule may give.
+#: The region types that a rule may give.
 RULE_TYPES = tuple(kind.value for kind in RegionType if kind is not RegionType.UNKNOWN)
 
 
 @dataclass
 class SymbolRule:
-    """Gives ``region_type`` to rows that match all that is not None.
+    """Gives ``region_type`` to the rows that meet all its conditions that are not None.
 
-    The patterns are searched for without regard to case. libstrap reads them in RE2's
-    syntax, which has no look-around and no back-references.
+    Attributes:
+        region_type: one of :data:`RULE_TYPES`.
+        phase: the phase of the row.
+        op_type: load or store.
+        symbol_re: a regular expression that is searched for in the symbol, without regard to case.
+        dso_re: the same for the file name.
+
+    libstrap reads both patterns in RE2's syntax, which has no look-around and no back-references.
 
     Raises:
-        InvalidArgumentError: a type, operation or pattern that cannot be.
+        InvalidArgumentError: the type, the operation or a pattern is not valid.
     """
 
     region_type: str
@@ -47,7 +53,7 @@ class SymbolRule:
         self._dso = _compiled("dso_re", self.dso_re)
 
     def matches(self, symbol: str, dso: str, phase: str | None, op_type: str) -> bool:
-        """Whether a row with these values is of this rule's type."""
+        """Whether a row with these values matches."""
         return (
             (self.phase is None or phase == self.phase)
             and (self.op_type is None or op_type == self.op_type)
@@ -56,7 +62,7 @@ class SymbolRule:
         )
 
     def as_options(self) -> dict[str, str]:
-        """The rule as libstrap takes it."""
+        """The rule in the form that libstrap takes."""
         return {
             name: value
             for name, value in asdict(self).items()
@@ -73,7 +79,7 @@ def _compiled(name: str, pattern: str | None) -> re.Pattern[str] | None:
         raise InvalidArgumentError(f"{name} {pattern!r}: {error}") from error
 
 
-#: For llama.cpp and vLLM; the first that matches wins. Those of libstrap's DefaultRules.
+#: Rules for llama.cpp and vLLM, the same as libstrap's DefaultRules. The first match applies.
 DEFAULT_RULES: list[SymbolRule] = [
     SymbolRule("weight", phase="weight_load", op_type="store"),
     SymbolRule("weight", phase="weight_load"),
@@ -98,7 +104,7 @@ def classify_symbol(
     op_type: str,
     rules: Sequence[SymbolRule] | None = None,
 ) -> str | None:
-    """The type that the first matching rule gives, None where none matches."""
+    """The region type of the first rule that matches, or None. By default ``DEFAULT_RULES``."""
     for rule in DEFAULT_RULES if rules is None else rules:
         if rule.matches(symbol, dso, phase, op_type):
             return rule.region_type
@@ -106,12 +112,12 @@ def classify_symbol(
 
 
 def load_rules(path: str | os.PathLike[str]) -> list[SymbolRule]:
-    """Rules from YAML: a list of them, or a mapping whose key ``rules`` has one.
+    """Reads rules from a YAML file: a list of rules, or a mapping with the list under ``rules``.
 
     Raises:
         FileNotFoundError: there is no such file.
-        InvalidArgumentError: not YAML, no list, or a rule that cannot be; the message
-            names the rule and the key.
+        InvalidArgumentError: the file is no YAML or has no list of rules, or a rule is not valid;
+            the message names the rule and the key.
     """
     with extra("mrm", "A file of rules"):
         import yaml

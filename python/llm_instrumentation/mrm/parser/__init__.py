@@ -1,4 +1,4 @@
-"""Collectors' output as rows of a trace, and rows as Parquet."""
+"""Parses the output of collectors to rows of a trace, and writes rows as Parquet."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""Allocations from memray's recordings, read by memray itself.
+"""Allocations from memray's recordings. memray itself reads the files.
 
-memray writes allocations in their order, without times, and every 10 ms or so a snapshot of
-memory with the time. A row's time is that of the last snapshot before it: it happened then or
-up to a snapshot later. Nothing is interpolated. The snapshots' places in the order come from
-``memray parse``, memray's own listing of a file; where that does not agree with the file, a
-row's time is its place in the order and no time at all. :attr:`MemrayTrace.time` and the
-schema's metadata (``mrm_trace_time``) say which.
+A recording has the allocations in their order, without times. About every 10 ms it has a snapshot
+of the memory, with a time. The time of a row is the time of the last snapshot before it, so the
+allocation happened between that snapshot and the next. Times are not interpolated.
+
+The command ``memray parse`` lists a recording, and so tells between which allocations a snapshot
+lies. If that list does not agree with the recording, the time of a row is its place in the order
+of the allocations instead. :attr:`MemrayTrace.time` and the schema's metadata (``mrm_trace_time``)
+say which of the two the rows have.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def import_memray() -> Any:
     """The memray package.
 
     Raises:
-        MemrayMissingError: it is not installed, or does not load here.
+        MemrayMissingError: memray is not installed, or cannot be loaded here.
     """
     try:
         return importlib.import_module("memray")
@@ -64,7 +66,7 @@ def import_memray() -> Any:
 
 @dataclass
 class _Columns:
-    """The rows of a batch to be."""
+    """The columns of a batch in the making."""
 
     times: list[int] = field(default_factory=list)
     addresses: list[int] = field(default_factory=list)
@@ -76,7 +78,7 @@ class _Columns:
 
 
 class _Numbering(dict[str, int]):
-    """Texts and their numbers, from 0 in the order of first sight."""
+    """Numbers texts from 0, in the order in which they are first looked up."""
 
     def __missing__(self, text: str) -> int:
         number = self[text] = len(self)
@@ -84,15 +86,16 @@ class _Numbering(dict[str, int]):
 
 
 class MemrayTrace(Iterator[dict[str, Any]]):
-    """The rows of a recording, read as they are asked for.
+    """The rows of a recording, read on demand.
 
-    Iterating gives a dict a row; :meth:`reader` and :meth:`to_parquet` start from the
-    beginning. Memory: the live allocations where frees are kept, else a batch.
+    Iterating gives a dict per row. :meth:`reader` and :meth:`to_parquet` start at the beginning of
+    the recording. Reading keeps a batch in memory, and with frees also the live allocations.
 
     Attributes:
-        time: what the rows' times are.
-        skipped: records so far that gave no row (frees, and those sampled out).
-        malformed: 0; memray reads its own format or refuses.
+        time: the meaning of the rows' times, in words.
+        skipped: how many records gave no row so far, because of ``skip_frees`` or
+            ``sample_every_n``.
+        malformed: always 0, because memray refuses a recording that it cannot read.
     """
 
     malformed = 0
@@ -158,7 +161,7 @@ class MemrayTrace(Iterator[dict[str, Any]]):
         return pa.RecordBatchReader.from_batches(self.schema, self._batches())
 
     def to_parquet(self, path: str | os.PathLike[str]) -> int:
-        """Writes all rows to a zstd Parquet file and gives their number."""
+        """Writes all rows to a zstd Parquet file, and returns their number."""
         with progress_line(f"reading {self._path.name}", self._allocations) as progress:
             return native.write_parquet(self.reader(), path, None, progress)
 
@@ -245,30 +248,32 @@ def parse_memray(
     *,
     clock_offset_ns: int | None = None,
 ) -> MemrayTrace:
-    """Rows of a memray recording: an allocation is a store of its length, a free a load.
+    """The rows of a memray recording. An allocation is a store of its length, a free is a load.
 
-    memray has no time per record: see the module. ``thread_id`` is memray's own number of a
-    thread, from 1. A realloc is a free and an allocation.
+    memray does not record the time of an allocation; the module's documentation says which times
+    the rows have. ``thread_id`` is memray's own number of a thread, from 1. A realloc is a free
+    and an allocation.
 
     Args:
-        path: what ``memray.Tracker`` or ``memray run`` wrote, also when it was cut short.
-        run_id: for every row.
+        path: a file of ``memray.Tracker`` or ``memray run``, also if it was cut short.
+        run_id: the run id of every row.
         phase_boundaries: dicts of ``phase``, ``start_ns`` and ``end_ns``, on the clock of the
-            rows; a row whose lower bound is in [start_ns, end_ns) has that phase.
-        native_traces: give each allocation the function that made it as symbol, native or else
-            Python, and the file of its source as dso where that is known.
-        skip_frees: leave releases out.
-        sample_every_n: keep each n-th of the rows.
-        clock_offset_ns: added to the times, which are of the wall clock since 1970;
-            ``time.monotonic_ns() - time.time_ns()`` brings them to CLOCK_MONOTONIC. None
-            takes what the collector noted in a .json file beside the recording, else 0.
+            rows; a row whose time is in [start_ns, end_ns) has that phase.
+        native_traces: set ``symbol`` to the function that made the allocation, native if known,
+            else in Python, and ``dso`` to its source file if known.
+        skip_frees: leave out frees.
+        sample_every_n: keep every n-th row.
+        clock_offset_ns: is added to the times, which are ns since 1970 by the wall clock.
+            ``time.monotonic_ns() - time.time_ns()`` converts them to CLOCK_MONOTONIC. None takes
+            the offset from the .json file that the collector writes beside the recording, or 0 if
+            there is none.
 
     Raises:
         MemrayMissingError: memray is not installed.
         FileNotFoundError: there is no such file.
-        CorruptError: memray cannot read it.
-        InvalidArgumentError: it holds no single allocations, or no native traces, or is a
-            folder.
+        CorruptError: memray cannot read the file.
+        InvalidArgumentError: the path is a folder, the recording has only sums of allocations, it
+            lacks the native traces, or ``sample_every_n`` is below 1.
     """
     return MemrayTrace(
         path, run_id, phase_boundaries, native_traces, skip_frees, sample_every_n, clock_offset_ns
@@ -276,9 +281,9 @@ def parse_memray(
 
 
 def _innermost(record: Any) -> tuple[str, str]:
-    """The function that allocated, native or else Python, and its file where that is known.
+    """The function that allocated, native if known, else in Python, and its file or "".
 
-    Deeper frames are not asked for: resolving them takes memray many times as long.
+    It reads only the innermost frame: to resolve all frames takes memray many times as long.
     """
     for frames in (record.native_stack_trace, record.stack_trace):
         for name, file_name, _ in frames(max_stacks=1):
@@ -293,12 +298,15 @@ _SNAPSHOT = b"\nMEMORY_RECORD time="
 
 
 def _snapshots(path: Path, allocations: int) -> list[tuple[int, int]] | None:
-    """(records before it, wall-clock ns) of each snapshot; None where memray does not tell."""
+    """For each snapshot the number of records before it, and its time in wall-clock ns.
+
+    None if ``memray parse`` shows no snapshot, or another number of allocations than the file has.
+    """
     command = [sys.executable, "-m", "memray", "parse", os.fspath(path)]
     found, count = [], 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as listing:
         assert listing.stdout is not None
-        text = b"\n"  # from a line's end to another's
+        text = b"\n"  # begins with the end of the last line that was read completely
         while part := listing.stdout.read(1 << 20):
             text += part
             end = text.rfind(b"\n")
@@ -314,7 +322,7 @@ def _snapshots(path: Path, allocations: int) -> list[tuple[int, int]] | None:
 
 
 def _clock_offset(path: Path) -> int:
-    """The offset that the collector noted beside its recording, or 0."""
+    """The offset in the collector's .json file beside the recording, or 0."""
     try:
         noted = load_json(path.with_suffix(".json").read_text(encoding="utf-8"))
         return int(noted["clock_offset_ns"])

@@ -1,4 +1,4 @@
-"""Rows as dicts, with every column of a trace."""
+"""Completes rows: dicts with every column of a trace."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _DEFAULTS: dict[str, Any] = dict.fromkeys(ALL_COLUMNS) | {
 
 
 def normalise_rows(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Each row with all columns in their documented order, and no others.
+    """The rows with exactly the columns of a trace, in their documented order.
 
-    What a row lacks gets its default. An ``address_page`` of 0 or None is computed.
+    A missing value gets its default. An ``address_page`` of 0 or None is computed from the address.
 
     Raises:
-        InvalidArgumentError: a row lacks a required column, or its address is no number;
-            the message names row and column.
+        InvalidArgumentError: a row lacks a required column, or its address is no integer; the
+            message names row and column.
     """
     for number, row in enumerate(rows):
         missing = sorted(REQUIRED_COLUMNS - row.keys())

@@ -1,4 +1,4 @@
-"""The words of a trace's columns; defined in :mod:`llm_instrumentation.mrm.schema`."""
+"""The enums of a trace's columns, defined in :mod:`llm_instrumentation.mrm.schema`."""
 
 from __future__ import annotations
 

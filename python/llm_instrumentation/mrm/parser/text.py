@@ -1,4 +1,4 @@
-"""Texts that libstrap parses: what they have in common, lackey, page-fault tracepoints."""
+"""Parses texts of collectors with libstrap: the common class, lackey, page faults."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ _log = logging.getLogger(__name__)
 
 
 class MalformedLine(NamedTuple):
-    """A line that should have been a sample. ``text`` is cut to 200 bytes."""
+    """A damaged line; ``text`` is cut to 200 bytes."""
 
     line: int
     text: str
 
 
 class ParsedTrace(Iterator[dict[str, Any]]):
-    """The rows of a text, parsed as they are asked for; the text is never held whole.
+    """The rows of a text, parsed on demand; the text is never held in memory as a whole.
 
-    Iterating gives a dict a row. :meth:`reader` gives Arrow batches and
-    :meth:`to_parquet` writes them, both from the beginning of the text and much faster.
-    Damaged lines end nothing: they are counted in :attr:`malformed`, and logged as a warning
-    behind the last row, as are samples without an address (:attr:`unaddressed`).
+    Iterating gives a dict per row. :meth:`reader` gives Arrow batches and :meth:`to_parquet` writes
+    them; both start at the beginning of the text and are much faster.
+
+    Parsing continues after a damaged line. Damaged lines are counted in :attr:`malformed`, and
+    samples without an address in :attr:`unaddressed`. After the last row a warning is logged for
+    each of the two counts that is not 0.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class ParsedTrace(Iterator[dict[str, Any]]):
     ) -> None:
         self._format = format_name
         self._options = options
-        self._spool: Any = None  # a copy of what only a file object can give
+        self._spool: Any = None  # a temporary file with the content of a file object
         if isinstance(source, (str, os.PathLike)):
             self._path = os.fspath(source)
             if not os.path.exists(self._path):
@@ -57,7 +59,7 @@ class ParsedTrace(Iterator[dict[str, Any]]):
         return pa.RecordBatchReader.from_batches(reader.schema, _told(reader, self._trace))
 
     def to_parquet(self, path: str | os.PathLike[str]) -> int:
-        """Writes all rows to a zstd Parquet file and gives their number."""
+        """Writes all rows to a zstd Parquet file, and returns their number."""
         with progress_line(f"parsing {os.path.basename(self._path)}") as progress:
             return native.write_parquet(self.reader(), path, None, progress)
 
@@ -71,26 +73,26 @@ class ParsedTrace(Iterator[dict[str, Any]]):
 
     @property
     def skipped(self) -> int:
-        """Lines so far that are no samples: comments, headers, call chains."""
+        """How many lines so far are no samples: comments, headers, call chains."""
         return 0 if self._trace is None else self._trace.last_counts().skipped
 
     @property
     def unaddressed(self) -> int:
-        """Samples so far that were left out because they have no data address.
+        """How many samples so far were left out because they have no data address.
 
-        They are of an event that counts no accesses, such as cpu-clock, or ``perf script``
-        printed them without the address, which ``-F +addr`` adds.
+        Their event counts no accesses, as cpu-clock; or ``perf script`` printed them without the
+        address, which ``-F +addr`` adds.
         """
         return 0 if self._trace is None else self._trace.last_counts().unaddressed
 
     @property
     def malformed(self) -> int:
-        """Damaged lines so far."""
+        """How many lines so far are damaged."""
         return 0 if self._trace is None else self._trace.last_counts().malformed
 
     @property
     def malformed_samples(self) -> list[MalformedLine]:
-        """The first of them, up to twenty."""
+        """The first damaged lines, at most twenty."""
         return [] if self._trace is None else _malformed_samples(self._trace)
 
 
@@ -101,21 +103,21 @@ def parse_lackey(
     *,
     instructions: bool = False,
 ) -> ParsedTrace:
-    """Rows of ``valgrind --tool=lackey --trace-mem=yes``.
+    """The rows of a text that ``valgrind --tool=lackey --trace-mem=yes`` printed.
 
-    It has no time: row N is given N ns, which says its place in the order and nothing
-    else. A modify (``M``) is a load and a store.
+    lackey prints no times. The time of row N is N ns: only the order of the rows, no duration. A
+    modify (``M``) is a load and a store.
 
     Args:
         source: a path or an open file.
-        run_id: for every row.
+        run_id: the run id of every row.
         phase_boundaries: as for :func:`parse_perf_script`.
         instructions: keep the instruction fetches (``I``) too, as loads of the symbol
             ``[instruction]``.
 
     Raises:
         FileNotFoundError: there is no such file.
-        InvalidArgumentError: it is a folder.
+        InvalidArgumentError: ``source`` is a folder or of another type, or a phase is not valid.
     """
     options = text_options(run_id, phase_boundaries)
     return ParsedTrace("lackey", source, options | {"instructions": bool(instructions)})
@@ -126,15 +128,15 @@ def parse_page_faults(
     run_id: str,
     phase_boundaries: Sequence[dict[str, Any]] | None = None,
 ) -> ParsedTrace:
-    """First touches, from page faults as ``perf script`` or tracefs print them.
+    """The first touch of each page, from page faults that ``perf script`` or tracefs printed.
 
-    Arguments and errors: those of :func:`parse_perf_script`.
+    Arguments and errors: as for :func:`parse_perf_script`.
     """
     return ParsedTrace("page_faults", source, text_options(run_id, phase_boundaries))
 
 
 def text_options(run_id: str, phases: Sequence[dict[str, Any]] | None) -> dict[str, Any]:
-    """The options of every text format."""
+    """The options of libstrap that all text formats have."""
     return {
         "run_id": run_id,
         "phases": [_phase(number, phase) for number, phase in enumerate(phases or ())],
@@ -179,10 +181,10 @@ def _dicts(reader: pa.RecordBatchReader) -> Iterator[dict[str, Any]]:
 
 
 def _spooled(source: IO[Any]) -> Any:
-    # Closed, and with that removed, when the trace that reads it goes.
+    # The file is closed and removed when the ParsedTrace that owns it is garbage-collected.
     spool = tempfile.NamedTemporaryFile(prefix="mrm-trace-", suffix=".txt")  # noqa: SIM115
     while chunk := source.read(1 << 20):
-        # Surrogates stand for bytes that are no text; the parser takes those.
+        # Surrogates stand for bytes that are no text; the parser accepts their encoded form.
         spool.write(chunk.encode(errors="surrogatepass") if isinstance(chunk, str) else chunk)
     spool.flush()
     return spool

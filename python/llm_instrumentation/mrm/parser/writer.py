@@ -1,4 +1,4 @@
-"""Rows to Parquet."""
+"""Writes rows as a Parquet file."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def write_parquet(
 ) -> int:
     """Writes rows to a zstd Parquet file, a batch at a time.
 
-    The file appears when it is whole, and carries the schema version.
+    The file appears under its name once it is complete. Its metadata have the schema version.
 
     Args:
-        rows: dicts, all with the columns of the first batch; or Arrow batches.
-        path: replaced where it exists.
-        batch_size: dicts held at a time.
+        rows: dicts or Arrow batches. The first ``batch_size`` dicts decide the columns.
+        path: the file; an existing one is replaced.
+        batch_size: how many dicts are held in memory at a time.
 
     Returns:
-        How many rows were written. None gives 0 and no file.
+        How many rows were written. Without a dict it is 0, and no file is written.
 
     Raises:
         InvalidArgumentError: a value does not fit its column, or a row has a column that
@@ -59,7 +59,7 @@ def write_parquet(
 
 
 def _schema_of(rows: list[dict[str, Any]]) -> pa.Schema:
-    """The columns of the rows: those of a trace with its types, others as they look."""
+    """The columns of the rows: with the types of a trace if it has them, else inferred types."""
     names = dict.fromkeys(chain.from_iterable(rows))
     known = {field.name: field for field in ARROW_SCHEMA}
     fields = []
@@ -71,7 +71,7 @@ def _schema_of(rows: list[dict[str, Any]]) -> pa.Schema:
             column = pa.array([row.get(name) for row in rows])
         except pa.ArrowException as error:
             raise InvalidArgumentError(f"column {name}: {error}") from error
-        # A column without a value yet: text holds whatever comes.
+        # No row has a value yet: take text.
         kind = pa.string() if pa.types.is_null(column.type) else column.type
         fields.append(pa.field(name, kind))
     return pa.schema(fields, {VERSION_KEY: VERSION.encode()})

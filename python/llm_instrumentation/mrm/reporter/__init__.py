@@ -1,4 +1,4 @@
-"""What becomes of a run: tables and figures in its folder, a manifest, reports, archives."""
+"""Writes the output of a run: tables and figures in its folder, a manifest, reports, archives."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ __all__ = [
     "write_sweep_report",
 ]
 
-# Drawing and tables take a second to import; a command that checks a file needs neither.
+# pandas and matplotlib take a second to import; a command that only checks a file needs neither.
 __getattr__, __dir__ = lazy(
     __name__,
     {

@@ -1,7 +1,7 @@
-"""Finished runs as others can take them: a Hugging Face data set, an archive for Zenodo.
+"""Exports finished runs for publication: as a Hugging Face data set, or an archive for Zenodo.
 
-Nothing is uploaded. Equal runs give equal bytes. Every file of every run is compared with its
-manifest before a byte is written.
+Nothing is uploaded. Equal runs give equal bytes. Before anything is written, every file of every
+run is compared with the run's manifest.
 """
 
 from __future__ import annotations
@@ -46,7 +46,15 @@ _OLDEST = (1980, 1, 1, 0, 0, 0)  # a zip file knows no earlier time
 
 @dataclass
 class ArchiveResult:
-    """What an archive holds. ``left_out`` has the runs that are not finished, and why."""
+    """The contents of an archive.
+
+    Attributes:
+        path: the folder of the data set, or the zip file.
+        runs: the ids of its runs.
+        left_out: for the id of each run that has not finished, the reason.
+        files: how many files it has.
+        size_bytes: the size of all files, or of the zip file.
+    """
 
     path: Path
     runs: list[str]
@@ -63,19 +71,19 @@ def export_hf(
 ) -> ArchiveResult:
     """Writes a data set folder that ``datasets.load_dataset`` reads and the Hub shows.
 
-    A configuration is a table: ``trace``, ``region_map``, ``kv_block_lifecycle``, ``metrics``,
-    ``runs`` (with each run's whole metadata), and those of a run's ``tables/``. A split is a
-    class of validity, so that contaminated runs are kept and yet apart.
+    Each configuration is a table: ``trace``, ``region_map``, ``kv_block_lifecycle``, ``metrics``,
+    ``runs`` (with all metadata of each run), and each table in the runs' ``tables/``. Each split
+    is a class of validity, so contaminated runs are kept apart from the others.
 
     Args:
-        results_dir: of runs, or of one.
-        out: a folder that is empty or not there. It appears when it is whole.
-        license: an identifier as the Hub knows them; none is stated otherwise.
+        results_dir: a run folder, or a folder above run folders.
+        out: a folder that is empty or does not exist. It appears once it is complete.
+        license: an identifier of a licence that the Hub knows. By default no licence is stated.
 
     Raises:
-        ManifestError: a finished run is not as its manifest says.
+        ManifestError: a finished run differs from its manifest.
         FileNotFoundError: there is no finished run.
-        FileExistsError: ``out`` holds something.
+        FileExistsError: ``out`` is not empty, or is a file.
     """
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -104,13 +112,13 @@ def export_zenodo(
     """Writes a zip file: the run folders, ``.zenodo.json``, README.md and SHA256SUMS.
 
     Args:
-        results_dir: of runs, or of one.
-        out: the file, ``*.zip``; or a folder for it, made where it is missing.
-        license: an identifier as Zenodo knows them; none is stated otherwise.
-        include_raw: the collectors' own files too, which can be large.
+        results_dir: a run folder, or a folder above run folders.
+        out: the file, ``*.zip``, or a folder for it, which is created if it does not exist.
+        license: an identifier of a licence that Zenodo knows. By default no licence is stated.
+        include_raw: also include the collectors' own files, which can be large.
 
     Raises:
-        ManifestError: a finished run is not as its manifest says.
+        ManifestError: a finished run differs from its manifest.
         FileNotFoundError: there is no finished run.
     """
     results, target = Path(results_dir), Path(out)
@@ -130,7 +138,8 @@ def export_zenodo(
         for place, text in texts.items():
             archive.writestr(_member(f"{name}/{place}"), text.encode())
         for place, path, _ in members:
-            # zlib's output differs between its builds: only what is large is deflated.
+            # zlib's output differs between its builds, so only the raw files, which are large, are
+            # deflated.
             raw = "raw" in path.parts
             info = _member(f"{name}/{place}", zipfile.ZIP_DEFLATED if raw else zipfile.ZIP_STORED)
             info.file_size = path.stat().st_size
@@ -141,7 +150,12 @@ def export_zenodo(
 
 
 def _finished(results: Path) -> tuple[list[RunData], dict[str, str]]:
-    """The finished runs, checked, in the order of their paths; and why the others are none."""
+    """The finished runs in the order of their paths, and why the others have not finished.
+
+    Raises:
+        ManifestError: a finished run differs from its manifest.
+        FileNotFoundError: there is no finished run.
+    """
     runs, left_out = [], {}
     for folder in find_runs(results):
         run = load_metadata(folder.path)
@@ -183,7 +197,7 @@ def _folder(run: RunData) -> Path:
 
 @dataclass
 class _Configuration:
-    """A table of the data set: its splits with their paths, its columns, its rows."""
+    """A table of the data set: the path of each split, its columns, the number of its rows."""
 
     name: str
     paths: dict[str, str] = field(default_factory=dict)
@@ -218,7 +232,7 @@ def _by_split(runs: Sequence[RunData]) -> Iterator[tuple[str, list[RunData]]]:
 
 
 def _write_traces(runs: Sequence[RunData], folder: Path) -> _Configuration:
-    """Traces are large and have their run's id in each row: copied as they are."""
+    """Copies the traces unchanged: they are large, and each row has its run's id already."""
     configuration = _Configuration("trace")
     for split, members in _by_split(runs):
         for number, run in enumerate(members):
@@ -281,7 +295,7 @@ def _write_together(
     configuration: _Configuration,
     split: str,
 ) -> None:
-    """One file of the same table of many runs, read one after another."""
+    """Joins one table of many runs in one file, reading one run's table at a time."""
     schemas = [_plain(pq.read_schema(path)) for _, path in members]
     schema = pa.unify_schemas(schemas, promote_options="permissive")
     schema = pa.schema([pa.field("run_id", pa.string()), *schema])
@@ -303,12 +317,12 @@ def _write_together(
 
 
 def _has_rows(path: Path) -> bool:
-    """Whether there is something to copy: ``datasets`` fails on files without rows."""
+    """Whether the file exists and has rows: ``datasets`` fails on files without rows."""
     return path.exists() and pq.read_metadata(path).num_rows > 0
 
 
 def _plain(schema: pa.Schema) -> pa.Schema:
-    """Without dictionaries, metadata and a run's own run_id; any column may be null."""
+    """The schema without dictionaries, metadata and the column run_id; every column is nullable."""
     return pa.schema(
         [
             pa.field(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type)
@@ -372,7 +386,7 @@ def _card(
 def _members(
     runs: Sequence[RunData], results: Path, include_raw: bool
 ) -> Iterator[tuple[str, Path, str]]:
-    """Place in the archive, file and SHA-256 of everything that belongs to the runs."""
+    """For each file of the runs: its path in the archive, its path on disk, its SHA-256."""
     for run in runs:
         folder = _folder(run)
         below = folder.relative_to(results).as_posix()
@@ -390,13 +404,13 @@ def _members(
 def _member(place: str, compression: int = zipfile.ZIP_STORED) -> zipfile.ZipInfo:
     info = zipfile.ZipInfo(place, _OLDEST)
     info.compress_type = compression
-    info.create_system = 3  # else it would tell the machine that it was made on
+    info.create_system = 3  # Unix, also on other systems, so that equal runs give equal bytes
     info.external_attr = 0o644 << 16
     return info
 
 
 def _zenodo(runs: Sequence[RunData], licence: str | None) -> dict[str, Any]:
-    """The metadata of a deposit, as far as the runs tell them."""
+    """The metadata of a Zenodo deposit, as far as the runs' metadata have them."""
     experiments = [run.section("experiment") for run in runs]
     authors: dict[str, Any] = {}
     for experiment in experiments:
@@ -437,7 +451,7 @@ def _what(runs: Sequence[RunData]) -> str:
 
 
 def _readme(runs: Sequence[RunData]) -> str:
-    """What the archive is, and its runs; Markdown."""
+    """The text of README.md: a description of the archive, and a table of its runs."""
     experiments = [run.section("experiment") for run in runs]
     descriptions = "".join(f"{_cell(text)}\n\n" for text in _unique(experiments, "description"))
     rows = "\n".join(
@@ -464,6 +478,6 @@ def _readme(runs: Sequence[RunData]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Text in a Markdown table: one line, and nothing that Markdown or HTML would act upon."""
+    """The text of a cell in a Markdown table: one line, with Markdown and HTML escaped."""
     text = " ".join(str("" if value is None else value).split())
     return re.sub(r"([\\`*_\[\]|#!~])", r"\\\1", escape(text, quote=False))

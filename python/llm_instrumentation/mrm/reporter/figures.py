@@ -1,6 +1,6 @@
-"""The figures of a run.
+"""Draws the figures of a run.
 
-Each is drawn from tables alone. An empty table gives a figure that says so.
+Each figure is drawn from tables alone. For an empty table, the figure says that it is empty.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 Frames = Mapping[str, pd.DataFrame]
 
-#: What ``suitability`` asks of retention and of the write-once ratio, with its names.
+#: The limits of ``suitability`` for retention in seconds, and for the write-once ratio.
 _RETENTION_LIMITS = ((1.0, "medium"), (10.0, "high"))
 _WRITE_ONCE_LIMITS = ((0.5, "medium"), (0.8, "high"))
 _PANEL_IN = 0.78
@@ -51,12 +51,12 @@ _PANEL_IN = 0.78
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure that a run can have, made from the tables named in ``needs``."""
+    """A figure of a run, drawn from the tables that ``needs`` names."""
 
     name: str
     needs: tuple[str, ...]
     draw: Callable[[Frames], Figure]
-    always: bool = False  #: also of an empty table
+    always: bool = False  #: draw it for an empty table too
 
 
 def generate_all_figures(
@@ -64,21 +64,22 @@ def generate_all_figures(
     run_dir: Path | str,
     formats: Sequence[str] = ("png",),
 ) -> list[Path]:
-    """Draws each figure whose tables are there.
+    """Draws each figure whose tables are in ``analysis``.
 
-    The three of ``compute_all``'s tables say so where a table is empty; the others are left out.
+    If its table is empty, a figure of a table of ``compute_all`` says so, and any other figure is
+    not drawn.
 
     Args:
-        analysis: the tables of ``compute_all``; those of ``compute_distributions`` and
-            ``kv_growth`` where there are any.
-        run_dir: made where it is missing.
+        analysis: the tables of ``compute_all``, and if wanted those of ``compute_distributions``,
+            ``kv_growth`` and ``process_samples``, by name.
+        run_dir: the run folder; it is created if it does not exist.
         formats: some of png, pdf, svg.
 
     Returns:
-        The files, those of ``compute_all``'s tables first.
+        The files; the figures of ``compute_all`` come first.
 
     Raises:
-        ValueError: another format.
+        ValueError: a format is unknown.
     """
     tables = as_frames(analysis)
     return [
@@ -92,7 +93,7 @@ def generate_all_figures(
 def plot_retention_histogram(
     retention_per_region: Any, run_dir: Path | str, formats: Sequence[str] = ("png",)
 ) -> Path:
-    """Writes ``retention_histogram.png``; gives the file of the first of ``formats``."""
+    """Writes ``retention_histogram.png``, and returns the file of the first of ``formats``."""
     return _one(
         "retention_histogram", {"retention_per_region": retention_per_region}, run_dir, formats
     )
@@ -101,14 +102,14 @@ def plot_retention_histogram(
 def plot_working_set(
     working_set_summary: Any, run_dir: Path | str, formats: Sequence[str] = ("png",)
 ) -> Path:
-    """Writes ``working_set.png``; gives the file of the first of ``formats``."""
+    """Writes ``working_set.png``, and returns the file of the first of ``formats``."""
     return _one("working_set", {"working_set_summary": working_set_summary}, run_dir, formats)
 
 
 def plot_write_once(
     write_once: Any, run_dir: Path | str, formats: Sequence[str] = ("png",)
 ) -> Path:
-    """Writes ``write_once.png``; gives the file of the first of ``formats``."""
+    """Writes ``write_once.png``, and returns the file of the first of ``formats``."""
     return _one("write_once", {"write_once": write_once}, run_dir, formats)
 
 
@@ -123,11 +124,11 @@ def _saved(spec: FigureSpec, tables: Frames, folder: Path, formats: Sequence[str
         return [drawing.save(figure, folder / f"{spec.name}.{kind}") for kind in formats]
 
 
-# ---- what one run's tables say ----------------------------------------------------------
+# ---- the figures ------------------------------------------------------------------------
 
 
 def draw_retention_histogram(tables: Frames) -> Figure:
-    """How many regions of each type live how long."""
+    """Draws a histogram of the retention of the regions, per type."""
     title = "Retention"
     table = tables["retention_per_region"]
     if table.empty:
@@ -147,7 +148,8 @@ def draw_retention_histogram(tables: Frames) -> Figure:
     first, last = axes_of[types[0]].get_xlim()
     edges = np.geomspace(first, last, 1 + 6 * max(1, round(np.log10(last / first))))
     zeros = {name: int((value == 0).sum()) for name, value in values.items()}
-    nowhere = first / 10**0.6  # a logarithmic axis has no 0: it stands apart, on the left
+    # A logarithmic axis has no 0, so regions with retention 0 get a bar of their own on the left.
+    nowhere = first / 10**0.6
     for name, axes in axes_of.items():
         shade = drawing.color(name)
         counts, _ = np.histogram(values[name], edges)
@@ -167,7 +169,7 @@ def draw_retention_histogram(tables: Frames) -> Figure:
 
 
 def draw_working_set(tables: Frames) -> Figure:
-    """Memory that was touched at all, by type."""
+    """Draws the size of the memory that was touched at all, per type."""
     title = "Working set"
     table = tables["working_set_summary"]
     if table.empty:
@@ -192,7 +194,7 @@ def draw_working_set(tables: Frames) -> Figure:
 
 
 def draw_write_once(tables: Frames) -> Figure:
-    """Which part of what was stored was stored once."""
+    """Draws which part of the stored addresses was stored once, per type."""
     title = "Write-once ratio"
     table = tables["write_once"]
     if table.empty:
@@ -229,7 +231,7 @@ def draw_write_once(tables: Frames) -> Figure:
 
 
 def draw_retention_cdf(tables: Frames) -> Figure:
-    """Which part of the regions lives at most how long."""
+    """Draws the distribution function of the retention of the regions, per type."""
     title = "Retention, cumulated"
     table = tables["retention_cdf"]
     if table.empty:
@@ -263,7 +265,7 @@ def draw_retention_cdf(tables: Frames) -> Figure:
 
 
 def draw_kv_growth(tables: Frames) -> Figure:
-    """The KV cache held after each token's step, and loaded in it."""
+    """Draws the KV cache per token's step: the bytes held after the step, and loaded in it."""
     title = "KV cache over tokens"
     table = tables["kv_growth"]
     if not table[["live_bytes", "read_bytes"]].any(axis=None):
@@ -309,7 +311,10 @@ def draw_kv_growth(tables: Frames) -> Figure:
 
 
 def kv_bytes_per_token(table: pd.DataFrame) -> float | None:
-    """How much the KV cache that is held grows per token of its first generation."""
+    """By how many bytes the live KV cache grows per token of the first generation.
+
+    This is the slope of a least-squares line. None if fewer than two steps tell the live bytes.
+    """
     held = table[table["live_bytes"].notna() & (table["generation"] == 0)]
     if len(held) < 2:
         return None
@@ -319,7 +324,7 @@ def kv_bytes_per_token(table: pd.DataFrame) -> float | None:
 
 
 def draw_working_set_over_time(tables: Frames) -> Figure:
-    """Memory touched in each window of time."""
+    """Draws the memory touched in each window of time, per type."""
     title = "Working set over time"
     table = tables["working_set_over_time"]
     if table.empty:
@@ -339,7 +344,7 @@ def draw_working_set_over_time(tables: Frames) -> Figure:
 
 
 def draw_bandwidth_over_time(tables: Frames) -> Figure:
-    """Bytes loaded and stored over time, or accesses where lengths are not known."""
+    """Draws the bytes loaded and stored over time, or the accesses if rows have no lengths."""
     title = "Bandwidth over time"
     table = tables["bandwidth_over_time"]
     if table.empty:
@@ -373,7 +378,7 @@ def draw_bandwidth_over_time(tables: Frames) -> Figure:
 
 
 def draw_reuse_distance(tables: Frames) -> Figure:
-    """Which part of the accesses a memory of a given size would catch."""
+    """Draws which part of the accesses an LRU cache would hit, over the size of the cache."""
     title = "Reuse distance"
     table = tables["reuse_distance_histogram"]
     if table.empty:
@@ -412,7 +417,7 @@ def draw_reuse_distance(tables: Frames) -> Figure:
 
 
 def draw_reuse_interval(tables: Frames) -> Figure:
-    """How long it takes until an address is accessed again."""
+    """Draws a histogram of the times between two accesses to an address, per type."""
     title = "Inter-access interval"
     table = tables["reuse_histogram"]
     if table.empty:
@@ -444,13 +449,13 @@ def draw_reuse_interval(tables: Frames) -> Figure:
 
 
 def draw_process_memory(tables: Frames) -> Figure:
-    """What the model's processes used while they were watched, added up."""
+    """Draws the memory and the processor use of the model's processes over time, added up."""
     title = "Process memory and processor"
     table = tables["process_samples"]
     if table.empty:
         return drawing.nothing_to_show(title, "The process monitor took no sample.")
     samples = table.groupby("t_s")[["rss_mb", "cpu_pct"]].sum()
-    # The share of a processor in a moment that is much shorter than the others is noise.
+    # The use of the processor in an interval much shorter than the others is noise.
     gaps = np.diff(samples.index.to_numpy(float), prepend=0.0)
     samples.loc[gaps < np.median(gaps) / 2, "cpu_pct"] = np.nan
     figure = drawing.new_figure(
@@ -513,7 +518,7 @@ def _plural(number: float, noun: str) -> str:
 
 
 def _mark_limits(axes: Axes, first: float, last: float, *, named: bool) -> None:
-    """Where ``suitability`` draws its lines, of those that the axis holds."""
+    """Draws a line at each retention limit of ``suitability`` that lies on the axis."""
     for limit, name in _RETENTION_LIMITS:
         if not first <= limit <= last:
             continue
@@ -534,7 +539,7 @@ def _add_zero_tick(axes: Axes, first: float, nowhere: float) -> None:
 
 
 def _draw_sizes(axes: Axes, place: Floats, sizes: Floats, shades: Sequence[str]) -> None:
-    """Bars from 0; dots on a logarithmic axis where the sizes span too much for bars."""
+    """Draws sizes as bars from 0, or as dots on a logarithmic axis if they differ too much."""
     high = max(float(sizes.max()), 1.0)
     low = float(min(sizes[sizes > 0], default=high))
     if high / low < 50:
@@ -568,7 +573,7 @@ def _curve(axes: Axes, x: Floats, y: Floats, name: str, **how: Any) -> None:
 
 
 def _name_curves(axes: Axes, lines: Iterable[tuple[str, Floats, Floats]]) -> None:
-    """Names rising curves where they pass different heights, so that no two names meet."""
+    """Writes the name of each rising curve at a height of its own, so that no names overlap."""
     lines = list(lines)
     for number, (name, x, y) in enumerate(lines):
         height = (number + 1) / (len(lines) + 1) * y.max()
@@ -587,7 +592,10 @@ def _name_curves(axes: Axes, lines: Iterable[tuple[str, Floats, Floats]]) -> Non
 def _time_panels(
     table: pd.DataFrame, title: str, subtitle: str
 ) -> tuple[Figure, dict[str, Axes], Floats]:
-    """Panels of the types over time; and x, the edges of the windows, in the axis's unit."""
+    """A figure with a panel over time per type, the panels by type, and the edges of the windows.
+
+    The edges are x values in the unit of the axis.
+    """
     types = in_order(table["region_type"])
     figure = drawing.new_figure(
         drawing.TOP_IN + _PANEL_IN * len(types) + drawing.BOTTOM_IN, title, subtitle
@@ -619,7 +627,10 @@ def _windows(table: pd.DataFrame) -> int:
 
 
 def _over_windows(table: pd.DataFrame, region_type: str, column: str) -> Floats:
-    """A value for each window, 0 where the type has no row, and the last once more."""
+    """A column's value for each window, 0 without a row of the type; the last value comes twice.
+
+    The second copy draws the last step of a step plot.
+    """
     rows = table[table["region_type"] == region_type]
     start = int(table["window_start_ns"].min())
     index = ((rows["window_start_ns"] - start) // _window_ns(table)).to_numpy(np.int64)
@@ -630,7 +641,7 @@ def _over_windows(table: pd.DataFrame, region_type: str, column: str) -> Floats:
 
 
 def _apart(ticks: list[float]) -> list[float]:
-    """The outer ticks, and the middle ones that do not run into them."""
+    """The tick at zero, and of the outer ticks those whose labels do not overlap its label."""
     low, zero, high = ticks
     span = high - low
     return [tick for tick in (low, high) if abs(tick - zero) > span * 0.28] + [zero]

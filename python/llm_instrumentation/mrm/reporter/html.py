@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file with its verdict, figures, tables, and how it came about."""
+"""Writes the report of a run: one HTML file with its verdict, figures, tables and origin."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SUMMARIES = (
 _TOP = 20
 _MOST_STEPS = 64
 
-#: What a trace of each kind cannot tell, in the report's words.
+#: The report's note on a trace of each kind: which questions it cannot answer.
 _KIND_NOTES = {
     Kind.FIRST_TOUCHES: "This trace holds the first access to each page and no later ones: it "
     "tells when memory comes into use and how much of it, not how often or how long.",
@@ -55,11 +55,15 @@ def write_run_report(run_dir: Path | str, out: Path | str | None = None) -> Path
     """Reads a run folder and writes its report.
 
     Args:
-        run_dir: of the run, whole or not; what is wrong with it stands in the report.
-        out: the file; ``report.html`` in the folder by default. The manifest does not name it.
+        run_dir: the run folder, finished or not; the report names its defects.
+        out: the file; by default ``report.html`` in the folder. The manifest does not name it.
+
+    Returns:
+        The path of the report.
 
     Raises:
-        FileNotFoundError, ValueError: see :func:`~.run_data.load_run`.
+        FileNotFoundError, ValueError, SchemaVersionError, CorruptError: as for
+            :func:`~.run_data.load_run`.
     """
     run = load_run(run_dir)
     path = Path(run_dir) / REPORT if out is None else Path(out)
@@ -110,7 +114,7 @@ def _chips(run: RunData) -> list[str]:
     speeds = [one.get("tokens_per_second") for one in _objects(run.metadata.get("generations"))]
     known = [float(speed) for speed in speeds if isinstance(speed, (int, float))]
     untraced = _untraced_speed(run)
-    if untraced is not None:  # a tracer in the model's process slows what it traces
+    if untraced is not None:  # a tracer in the model's process slows the model down
         chips.append(page.chip("speed", f"{untraced:.1f} tokens/s untraced"))
     elif known:
         mean = f"{sum(known) / len(known):.1f} tokens/s"
@@ -119,7 +123,7 @@ def _chips(run: RunData) -> list[str]:
 
 
 def _labelled(run: RunData) -> str:
-    """The parts of the trace that have a region type, in words."""
+    """Which parts of the trace have a region type, in words."""
     return ", ".join(f"{covered(part)} of the {name}" for name, part in run.label_coverage.items())
 
 
@@ -129,7 +133,7 @@ def _tone_of_labels(run: RunData) -> str:
 
 
 def _untraced_speed(run: RunData) -> float | None:
-    """Tokens a second of the paired untraced run, which did the same work."""
+    """Tokens per second of the paired untraced run, which does the same work; None without one."""
     paired = run.section("observer_effect_summary").get("paired_untraced_run")
     seconds = paired.get("generation_s") if isinstance(paired, dict) else None
     tokens = [one.get("output_tokens") for one in _objects(run.metadata.get("generations"))]
@@ -141,7 +145,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-# ---- what must be known first -----------------------------------------------------------
+# ---- warnings and verdict ---------------------------------------------------------------
 
 
 def _alarms(run: RunData) -> Iterable[str]:
@@ -186,7 +190,7 @@ def _cards(run: RunData) -> str:
 
 
 def _cautions(run: RunData) -> Iterable[str]:
-    """What the numbers do not say, in this run."""
+    """Notices about the limits of this run's numbers."""
     if run.kind is None:
         yield page.notice("fair", "There is no memory trace: what collected this run gives none.")
         return
@@ -217,7 +221,7 @@ def _cautions(run: RunData) -> Iterable[str]:
         yield page.notice("fair", warning)
 
 
-#: Tables that a run may well have nothing for.
+#: Tables that are often empty, so that an empty one needs no notice.
 _MAY_BE_EMPTY = frozenset(
     {"iai", "kv_growth", "kv_positions", "retention_tokens", "reuse_histogram", "reuse_tokens"}
 )
@@ -282,7 +286,7 @@ def _tables(run: RunData) -> Iterable[str]:
 
 
 def _since_start(extent: pd.DataFrame) -> pd.DataFrame:
-    """The extent with its times in seconds since the first row."""
+    """The table ``extent`` with times in seconds since the first row of the trace."""
     start = extent["first_ns"].min()
     shown: pd.DataFrame = extent.assign(
         first_s=(extent["first_ns"] - start) / 1e9, last_s=(extent["last_ns"] - start) / 1e9
@@ -291,7 +295,7 @@ def _since_start(extent: pd.DataFrame) -> pd.DataFrame:
 
 
 def _busiest(run: RunData) -> pd.DataFrame:
-    """The regions with the most accesses, and what each table says of them."""
+    """The regions with the most accesses, with their write-once ratio and locality."""
     top: pd.DataFrame = run.tables.get("top_regions", pd.DataFrame()).head(_TOP)
     if top.empty:
         return top

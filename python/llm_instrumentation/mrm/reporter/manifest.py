@@ -1,10 +1,11 @@
-"""``manifest.json``: what a run folder holds, so that a copy can be told from a wreck.
+"""``manifest.json``: the files of a run folder, with which a copy of the folder can be checked.
 
     {"manifest_schema_version": "1.0", "run_id": "...", "created_at_utc": "...",
      "files": [{"path", "size_bytes", "sha256", "schema_version"}, ...]}
 
-Paths are relative to the folder, with ``/``; files without a schema of their own have no
-``schema_version``. It is the last file that an export writes: a folder without one is not whole.
+Paths are relative to the folder, with ``/``. Files without a schema of their own have no
+``schema_version``. An export writes the manifest as its last file, so a folder without a manifest
+is not complete.
 """
 
 from __future__ import annotations
@@ -45,14 +46,15 @@ _SCHEMAS = {
     "metrics.csv": "metrics",
     "metadata.json": "metadata",
 }
-#: Left out of a manifest of everything, as are ``raw/`` and what is just being written: itself,
-#: the mark of a run that is under way, and the report, which is written anew when asked for.
+#: Files that a manifest of a whole folder leaves out: the manifest itself, the mark of an
+#: unfinished run, and the report, which can be written again later. It also leaves out ``raw/`` and
+#: partial files.
 _NOT_OURS = frozenset({MANIFEST, INCOMPLETE, REPORT})
 _RAW = "raw"
 
 
 class ManifestError(CorruptError):
-    """A folder is not what its manifest says; ``differences`` has each."""
+    """A folder differs from its manifest; ``differences`` lists each difference."""
 
     def __init__(self, folder: Path, differences: list[Difference]) -> None:
         self.folder = folder
@@ -63,9 +65,10 @@ class ManifestError(CorruptError):
 
 @dataclass(frozen=True)
 class Difference:
-    """A file that is not as the manifest says.
+    """A file that differs from the manifest.
 
-    ``kind`` is one of missing, size, sha256, schema_version, path, manifest.
+    ``kind`` is one of missing, size, sha256, schema_version, path (the file lies outside the
+    folder) and manifest (the manifest cannot be read).
     """
 
     path: str
@@ -83,16 +86,17 @@ class Difference:
 def build_manifest(
     run_dir: Path | str, run_id: str, files: Iterable[Path] | None = None
 ) -> dict[str, Any]:
-    """The manifest of files in a run folder.
+    """The manifest of files in a run folder. Reads each file for its checksum.
 
     Args:
         run_dir: the folder.
-        run_id: goes into the manifest.
-        files: inside the folder; by default all below it but ``raw/``.
+        run_id: the run id that the manifest names.
+        files: files inside the folder. By default all files below it, except ``raw/``, the report,
+            the manifest, the mark of an unfinished run, and partial files.
 
     Raises:
-        FileNotFoundError: one of ``files`` is not there.
-        ValueError: one of them is not inside the folder.
+        FileNotFoundError: one of ``files`` does not exist.
+        ValueError: one of ``files`` is not inside the folder.
     """
     folder = Path(run_dir)
     chosen = _all_files(folder) if files is None else [Path(file) for file in files]
@@ -106,7 +110,7 @@ def build_manifest(
 
 
 def write_manifest(run_dir: Path | str, run_id: str, files: Iterable[Path] | None = None) -> Path:
-    """Writes the :func:`build_manifest` of a folder into it; gives the path."""
+    """Writes the :func:`build_manifest` of a folder into it, and returns the path."""
     return write_text(Path(run_dir) / MANIFEST, to_json(build_manifest(run_dir, run_id, files)))
 
 
@@ -114,8 +118,8 @@ def read_manifest(run_dir: Path | str) -> dict[str, Any]:
     """The manifest of a folder.
 
     Raises:
-        FileNotFoundError: it has none.
-        ManifestError: it cannot be read, or has another major version.
+        FileNotFoundError: the folder has no manifest.
+        ManifestError: the manifest cannot be read, or has another major version.
     """
     folder = Path(run_dir)
     try:
@@ -138,10 +142,10 @@ def read_manifest(run_dir: Path | str) -> dict[str, Any]:
 
 
 def verify_manifest(run_dir: Path | str) -> list[Difference]:
-    """How a run folder differs from its manifest; nothing where it does not.
+    """The differences between a run folder and its manifest; empty if there are none.
 
-    Every file is read. Files that the manifest does not name are no difference: figures may be
-    drawn and reports written later.
+    Every file of the manifest is read. Files that the manifest does not name are no difference:
+    figures and reports may be added later.
 
     Raises:
         FileNotFoundError: the folder does not exist.

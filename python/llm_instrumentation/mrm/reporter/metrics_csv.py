@@ -1,4 +1,4 @@
-"""``metrics.csv``: a run in a row per region type."""
+"""``metrics.csv``: the metrics of a run, a row per region type."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _MIB = 2**20
 
 
 def build_metrics_table(analysis: Mapping[str, Any]) -> pd.DataFrame:
-    """The tables of ``compute_all`` in one, a row per region type, sorted by it.
+    """Joins the tables of ``compute_all`` into one, a row per region type, sorted by type.
 
-    What the kind of trace cannot tell is missing (NaN). Megabytes are 2^20 bytes.
+    A value that the kind of trace cannot give is missing (NaN). Megabytes are 2^20 bytes.
 
     Args:
-        analysis: pandas frames or pyarrow tables by their names.
+        analysis: pandas frames or pyarrow tables, by the names of ``compute_all``.
 
     Returns:
-        The columns of :data:`METRIC_COLUMNS`.
+        A frame with the columns of :data:`METRIC_COLUMNS`.
 
     Raises:
-        KeyError: a table that is needed is not in ``analysis``.
+        KeyError: ``analysis`` lacks a table that is needed.
     """
     tables = as_frames(analysis)
     pages = tables["working_set_summary"]
@@ -74,17 +74,17 @@ def build_metrics_table(analysis: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def write_metrics_csv(analysis: Mapping[str, Any], path: Path | str) -> Path:
-    """Writes the :func:`build_metrics_table` of ``analysis``; gives the path."""
+    """Writes the :func:`build_metrics_table` of ``analysis``, and returns the path."""
     with replacing(Path(path)) as partial:
         build_metrics_table(analysis).to_csv(partial, index=False, lineterminator="\n")
     return Path(path)
 
 
 def read_metrics_csv(path: Path | str) -> pd.DataFrame:
-    """What :func:`write_metrics_csv` wrote.
+    """Reads a file of :func:`write_metrics_csv`.
 
     Raises:
-        ValueError: columns of metrics.csv are missing; they are named.
+        ValueError: columns of metrics.csv are missing; the message names them.
     """
     found = pd.read_csv(path, dtype={"region_type": "object", "suitability": "object"},
                         keep_default_na=False, na_values=[""])  # fmt: skip

@@ -1,4 +1,4 @@
-"""The Parquet files of a run folder: zstd, typed, with their version in the schema metadata."""
+"""Writes the Parquet files of a run folder: typed, with their version in the schema metadata."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ KV_LIFECYCLE_SCHEMA = pa.schema(
     ]
 )
 
-#: What stands in a column that a trace lacks; null in all others that may be null.
+#: The values of columns that a trace lacks. Other columns get null, if they may be null.
 _DEFAULTS: dict[str, Any] = {"symbol": "", "dso": "", "region_type": "unknown", "region_id": 0}
 
 
@@ -75,19 +75,23 @@ def export_trace(
 ) -> Path:
     """Writes ``trace.parquet``, a batch at a time.
 
-    Every column of a trace is there, in its documented order and type; what ``trace`` lacks
-    of them is null, or unknown, and what it has beside them follows.
+    The file has every column of a trace, in the documented order and types. A column that
+    ``trace`` lacks is null or has a default. Further columns of ``trace`` follow.
 
     Args:
-        trace: a pandas or polars frame, a pyarrow table or reader, anything else with the
-            Arrow stream interface, a Parquet file, or dicts.
-        run_dir: made where it is missing.
-        kind: what its rows are; by default what its schema metadata says, else accesses.
-        compression: of the columns: zstd, snappy, gzip, none.
+        trace: a pandas or polars frame, a pyarrow table or reader, any other object with the Arrow
+            C stream interface, a Parquet file, or dicts.
+        run_dir: the run folder; it is created if it does not exist.
+        kind: the kind of the trace. By default the kind in the schema metadata of ``trace``, or
+            accesses if they have none.
+        compression: the codec of the columns: zstd, snappy, gzip or none.
+
+    Returns:
+        The path of the file.
 
     Raises:
-        InvalidArgumentError: required columns are missing, or a value does not fit its
-            column; they are named. The folder then has the file it had before.
+        InvalidArgumentError: required columns are missing, or a value does not fit its column; the
+            message names the columns. A file that was there before is unchanged.
     """
     reader = _reader(trace)
     missing = sorted(REQUIRED_COLUMNS["trace"] - set(reader.schema.names) - set(_optional()))
@@ -105,7 +109,7 @@ def export_region_map(region_map: Any, run_dir: Path | str, *, compression: str 
 
     Args:
         region_map: dicts, a frame, or a pyarrow table or reader; may be empty.
-        run_dir: made where it is missing.
+        run_dir: the run folder; it is created if it does not exist.
         compression: as for :func:`export_trace`.
 
     Raises:
@@ -118,7 +122,7 @@ def export_region_map(region_map: Any, run_dir: Path | str, *, compression: str 
 def export_kv_lifecycle(lifecycle: Any, run_dir: Path | str, *, compression: str = "zstd") -> Path:
     """Writes ``kv_block_lifecycle.parquet``: one row per page of the KV cache.
 
-    Arguments and errors: those of :func:`export_region_map`.
+    Arguments and errors: as for :func:`export_region_map`.
     """
     path = Path(run_dir) / KV_LIFECYCLE
     return export_table(lifecycle, path, "kv_block_lifecycle", KV_LIFECYCLE_SCHEMA, compression)
@@ -131,14 +135,15 @@ def export_table(
     schema: pa.Schema | None = None,
     compression: str = "zstd",
 ) -> Path:
-    """Writes rows of any sort to a Parquet file of their own.
+    """Writes rows to a Parquet file.
 
     Args:
         rows: dicts, a pandas or polars frame, or a pyarrow table or reader.
-        path: of the file.
-        schema_name: of :data:`~llm_instrumentation.mrm.schema_version.CURRENT_VERSIONS`.
-        schema: columns that must be there, with their types; others follow. None takes the
-            rows as they are.
+        path: the path of the file; its folder is created if it does not exist.
+        schema_name: the kind of file, a key of
+            :data:`~llm_instrumentation.mrm.schema_version.CURRENT_VERSIONS`.
+        schema: the required columns with their types; further columns of ``rows`` follow. None
+            writes the columns as they are.
         compression: as for :func:`export_trace`.
 
     Raises:
@@ -153,7 +158,7 @@ def export_table(
 
 
 def _optional() -> list[str]:
-    """Columns of a trace that can be made up for."""
+    """The columns that a trace may lack, because they may be null or have a default."""
     return [f.name for f in ARROW_SCHEMA if f.nullable or f.name in _DEFAULTS]
 
 
@@ -184,7 +189,7 @@ def _is_pandas(rows: Any) -> bool:
 
 
 def _of_dicts(rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatchReader:
-    """Batches of dicts; columns that are in none of the first batch are left out."""
+    """Batches of dicts. The dicts of the first batch decide the columns; others are left out."""
     iterator = iter(rows)
     first = [dict(row) for row in islice(iterator, _BATCH_ROWS)]
     names = list(dict.fromkeys(chain.from_iterable(first))) if first else schema.names
@@ -228,7 +233,7 @@ def _write(
     given = reader.schema.metadata or {}
     ours = {key: value for key, value in given.items() if key.startswith(_OUR_KEYS)}
     version = {VERSION_KEY: CURRENT_VERSIONS[schema_name].encode()}
-    # No metadata of other packages: equal rows give equal files.
+    # Leave out the metadata of other packages, so that equal rows give equal files.
     plain = [field.remove_metadata() for field in others]
     schema = pa.schema([*wanted, *plain], {**ours, **version, **metadata})
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -267,7 +272,11 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _encoded(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column in this type, without loss."""
+    """The column converted to this type without loss.
+
+    Raises:
+        pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError: it cannot be converted.
+    """
     if column.type == kind:
         return column
     if not pa.types.is_dictionary(kind):

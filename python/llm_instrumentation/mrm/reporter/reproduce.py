@@ -1,4 +1,4 @@
-"""How to get a run once more, told from its own metadata."""
+"""The section of a report that says how to repeat the run, made from its metadata."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["experiment_of", "of_run"]
 
 
 def experiment_of(run: RunData) -> dict[str, Any]:
-    """An experiment file with this run alone; empty where the metadata do not tell enough."""
+    """An experiment that consists of this run; empty if the metadata do not name its model."""
     given = run.section("parameters")
     if not isinstance(given.get("model"), dict):
         return {}
@@ -39,7 +39,7 @@ def experiment_of(run: RunData) -> dict[str, Any]:
 
 
 def of_run(run: RunData) -> Iterable[str]:
-    """The last section of a report."""
+    """The HTML parts of the section, the last one of a report."""
     experiment = experiment_of(run)
     software = run.section("software")
     if experiment:
@@ -69,7 +69,7 @@ def of_run(run: RunData) -> Iterable[str]:
 
 
 def _without_none(value: Any) -> Any:
-    """Keys without a value left out: an experiment file has defaults for them."""
+    """The value without the keys that have no value: an experiment file has defaults for them."""
     if isinstance(value, dict):
         kept = {key: _without_none(item) for key, item in value.items() if item is not None}
         return {key: item for key, item in kept.items() if item != {}}

@@ -1,4 +1,4 @@
-"""A run as reports and archives read it from its folder."""
+"""Reads a run folder, for reports and archives."""
 
 from __future__ import annotations
 
@@ -25,16 +25,23 @@ from .trace_summary import summarise_trace
 
 __all__ = ["TABLES", "RunData", "load_metadata", "load_run", "load_tables"]
 
-#: The folder of a run's tables, a Parquet file each.
+#: The folder of a run's tables, each a Parquet file.
 TABLES = "tables"
 
 
 @dataclass
 class RunData:
-    """What is known of a run.
+    """The data read from a run folder.
 
-    ``kind`` is None where it has no trace. ``incomplete`` says why it is no finished run, in
-    words; ``differences`` are those of its manifest; ``files`` its entries.
+    Attributes:
+        run_id: the id of the run.
+        tables: the tables of the run, by name.
+        metadata: the content of metadata.json.
+        kind: the kind of the trace; None if there is no trace.
+        files: the entries of the manifest.
+        incomplete: why the run has not finished, in words; None if it has.
+        differences: the differences between the folder and its manifest.
+        path: the folder; None for a run that was not read from one.
     """
 
     run_id: str
@@ -48,7 +55,7 @@ class RunData:
 
     @property
     def validity(self) -> str | None:
-        """clean, marginal or contaminated; None where it was not measured."""
+        """The class of the run: clean, marginal or contaminated; None if it was not measured."""
         found = self.metadata.get("run_validity")
         return found if isinstance(found, str) else None
 
@@ -58,7 +65,10 @@ class RunData:
 
     @property
     def label_coverage(self) -> dict[str, float]:
-        """The parts of the trace's ``rows`` and ``bytes`` that have a region type; or nothing."""
+        """Which part of the trace's ``rows``, and of their ``bytes``, has a region type, 0 to 1.
+
+        Empty if that is not known.
+        """
         found = self.section("labels").get("coverage")
         if not isinstance(found, dict):
             return {}
@@ -67,7 +77,7 @@ class RunData:
 
     @property
     def span_s(self) -> float:
-        """Seconds from the first row of the trace to the last; 0 where that is not known."""
+        """Seconds from the first row of the trace to the last; 0 if that is not known."""
         extent = self.tables.get("extent")
         if extent is None or extent.empty:
             return 0.0
@@ -79,12 +89,12 @@ class RunData:
         return 0 if extent is None else int(extent["n_rows"].sum())
 
     def section(self, name: str) -> dict[str, Any]:
-        """A part of the metadata that is an object; empty where it is none."""
+        """The object under a key of the metadata; empty if the key is missing or no object."""
         found = self.metadata.get(name)
         return found if isinstance(found, dict) else {}
 
     def parameters(self) -> dict[str, Any]:
-        """What tells runs of a sweep apart, by the words of ``analyser.group_by``."""
+        """The parameters that distinguish the runs of a sweep, named as ``analyser.group_by``."""
         given = self.section("parameters")
         model = given.get("model")
         return {
@@ -97,14 +107,15 @@ class RunData:
 
 
 def load_run(run_dir: Path | str) -> RunData:
-    """Reads a run folder, whole or not, and compares every file with its manifest.
+    """Reads a run folder, finished or not, and compares every file with the manifest.
 
-    Tables that are not there are computed from its trace.
+    Tables that are missing are computed from the trace.
 
     Raises:
-        FileNotFoundError: there is no such folder, or nothing of a run in it.
+        FileNotFoundError: there is no such folder, or it holds no file of a run.
         ValueError: metadata.json is no JSON object.
-        SchemaVersionError, CorruptError: a file has another version, or is torn.
+        SchemaVersionError: a file has another major version.
+        CorruptError: a file is damaged.
     """
     run = load_metadata(run_dir)
     run.tables = load_tables(Path(run_dir))
@@ -112,10 +123,10 @@ def load_run(run_dir: Path | str) -> RunData:
 
 
 def load_metadata(run_dir: Path | str) -> RunData:
-    """As :func:`load_run`, without the tables.
+    """Reads a run folder as :func:`load_run` does, without the tables.
 
     Raises:
-        FileNotFoundError, ValueError: as there.
+        FileNotFoundError, ValueError, CorruptError: as for :func:`load_run`.
     """
     folder = Path(run_dir)
     if not folder.is_dir():
@@ -133,7 +144,7 @@ def load_metadata(run_dir: Path | str) -> RunData:
     except CorruptError:
         if not differences:
             raise
-        kind = None  # the differences say more of it
+        kind = None  # the run is shown with its differences, which name the damaged trace
     return RunData(
         run_id=str(metadata.get("run_id") or folder.name),
         metadata=metadata,
@@ -146,7 +157,7 @@ def load_metadata(run_dir: Path | str) -> RunData:
 
 
 def load_tables(run_dir: Path) -> dict[str, pd.DataFrame]:
-    """The tables of a run: as they are in its folder, else computed from its trace."""
+    """The tables of a run by name: from the files in its folder, or else from its trace."""
     files = sorted((run_dir / TABLES).glob("*.parquet"))
     for file in files:
         check_parquet_schema(file, "table")
@@ -193,7 +204,7 @@ def _kind(folder: Path, metadata: dict[str, Any]) -> Kind | None:
 
 
 def _incomplete(folder: Path) -> str | None:
-    """What the mark of an unfinished run says."""
+    """The state and the reason in the mark of an unfinished run; None without a mark."""
     path = folder / INCOMPLETE
     if not path.exists():
         return None

@@ -1,8 +1,8 @@
-"""All files of a finished run, written in an order that never leaves a lie.
+"""Writes all files of a finished run, in an order that keeps the manifest true.
 
-A manifest stands for a whole folder. So an export removes the one that is there, writes each
-file aside and moves it into place, and writes the new manifest last: whoever finds one finds
-everything that it names.
+A folder with a manifest is complete. So an export first removes an old manifest, then writes each
+file under another name and moves it into place, and writes the new manifest last. At any moment, a
+manifest names only files that exist.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["ExportResult", "RunExporter"]
 
 @dataclass
 class ExportResult:
-    """What an export wrote. ``written_files`` are those that the manifest names."""
+    """The files of an export. ``written_files`` are those that the manifest names."""
 
     run_dir: Path
     run_id: str
@@ -48,7 +48,7 @@ class ExportResult:
 
     @property
     def file_names(self) -> list[str]:
-        """Their names, without folders."""
+        """The names of ``written_files``, without folders."""
         return [file.name for file in self.written_files]
 
 
@@ -61,7 +61,7 @@ class RunExporter:
         )
 
     Args:
-        run_dir: the run's folder, made where it is missing.
+        run_dir: the run folder; it is created if it does not exist.
     """
 
     def __init__(self, run_dir: Path | str) -> None:
@@ -85,25 +85,28 @@ class RunExporter:
         """Writes trace, region map, KV lifecycle, metrics, metadata, tables, figures, report.
 
         Args:
-            trace: labelled; see :func:`~.parquet_export.export_trace`.
-            region_map: of ``TraceLabeller.region_map``.
-            kv_lifecycle: of ``TraceLabeller.kv_lifecycle``, or its batches.
-            analysis: the tables of ``compute_all``, and of ``compute_distributions`` where they
-                are wanted in figures. Each is kept in ``tables/``.
-            metadata: becomes metadata.json.
-            run_id: goes into the manifest.
-            figures: draw them.
-            trace_already_written: ``trace.parquet`` lies in the folder; ``trace`` is not read.
-            formats: of the figures: png, pdf, svg.
-            report: write report.html too. It is not in the manifest, so that it can be written
-                anew.
-            compression: of the Parquet files: zstd, snappy, gzip, none.
+            trace: a labelled trace in a form of :func:`~.parquet_export.export_trace`.
+            region_map: the result of ``TraceLabeller.region_map``.
+            kv_lifecycle: the result of ``TraceLabeller.kv_lifecycle`` or
+                ``TraceLabeller.kv_lifecycle_batches``.
+            analysis: the tables of ``compute_all``, by name. Tables of ``compute_distributions``
+                give more figures. Each table is written to ``tables/``.
+            metadata: the content of metadata.json; None writes no such file.
+            run_id: the run id that the manifest and the report name.
+            figures: whether to draw the figures.
+            trace_already_written: the folder has ``trace.parquet`` already, and ``trace`` is not
+                read.
+            formats: the formats of the figures: png, pdf, svg.
+            report: whether to write report.html too. The manifest does not name the report, so the
+                report can be written again later.
+            compression: the codec of the Parquet files: zstd, snappy, gzip or none.
 
         Raises:
-            FileNotFoundError: ``trace_already_written``, and it is not.
+            FileNotFoundError: ``trace_already_written`` is set, and there is no ``trace.parquet``.
             KeyError: ``analysis`` lacks a table that metrics.csv is made of.
-            InvalidArgumentError: columns are missing, or a value does not fit; they are named.
-            SchemaVersionError: the trace in the folder has another major version.
+            InvalidArgumentError: columns are missing, or a value does not fit its column; the
+                message names the columns.
+            SchemaVersionError: the ``trace.parquet`` in the folder has another major version.
         """
         folder = self.run_dir
         folder.mkdir(parents=True, exist_ok=True)

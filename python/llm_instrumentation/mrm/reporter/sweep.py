@@ -1,4 +1,4 @@
-"""Many runs together: means and ranges by what tells them apart, in tables, figures, a report."""
+"""Reports many runs together: means and ranges by parameter, in tables, figures and a page."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .tables import in_order
 
 __all__ = ["PARAMETERS", "LeftOut", "Sweep", "load_sweep", "write_sweep_report"]
 
-#: What tells runs apart.
+#: The parameters that distinguish runs.
 PARAMETERS = ("model", "context_length", "batch_size", "output_tokens", "collector")
 _GROUPS = ("region_type", *PARAMETERS)
 
 _NUMBERS = tuple(name for name in METRIC_COLUMNS if name not in ("region_type", "suitability"))
-#: What the report's own table shows of them.
+#: The metrics in the report's own table.
 _SHOWN = (
     "retention_p50_s",
     "retention_p99_s",
@@ -44,7 +44,7 @@ PAGE = "report.html"
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A run that does not count, and why."""
+    """A run that is left out of the sweep, and why."""
 
     run_id: str
     path: Path
@@ -55,10 +55,16 @@ class LeftOut:
 class Sweep:
     """The runs of a folder.
 
-    ``metrics`` has a row per run that counts and region type: run_id, validity, the words of
-    :data:`PARAMETERS`, and the columns of metrics.csv. ``aggregates`` has a row per group:
-    the words of ``group_by``, n_runs, of each number its ``_mean``, ``_min`` and ``_max``, and
-    suitability, the classes with how many runs have each.
+    Attributes:
+        group_by: the columns that form the groups of ``aggregates``.
+        path: the folder.
+        runs: the runs that count.
+        left_out: the runs that do not count, each with the reason.
+        metrics: a row per run that counts and region type. Columns: run_id, validity, the names in
+            :data:`PARAMETERS`, and those of metrics.csv.
+        aggregates: a row per group. Columns: the names in ``group_by``; n_runs; ``_mean``, ``_min``
+            and ``_max`` of each number; suitability, the class, or each class with its number of
+            rows if they differ.
     """
 
     group_by: list[str]
@@ -69,7 +75,7 @@ class Sweep:
     aggregates: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     def varying(self) -> list[str]:
-        """The parameters that are not the same in all runs that count."""
+        """The parameters that differ between the runs that count."""
         if self.metrics.empty:
             return []
         return [name for name in PARAMETERS if self.metrics[name].nunique(dropna=False) > 1]
@@ -78,17 +84,17 @@ class Sweep:
 def load_sweep(results_dir: Path | str, group_by: Sequence[str] | None = None) -> Sweep:
     """Reads the metrics of all runs at or below a folder.
 
-    Runs that are contaminated, not finished, not as their manifest says, or without metrics do
-    not count; they are listed.
+    A run is left out if it is contaminated, has not finished, differs from its manifest, has no
+    metrics or cannot be read. The sweep lists these runs with the reason.
 
     Args:
-        results_dir: of runs, or of one.
-        group_by: some of region_type, model, context_length, batch_size, output_tokens,
-            collector; by default the type, and what varies.
+        results_dir: a run folder, or a folder above run folders.
+        group_by: some of region_type, model, context_length, batch_size, output_tokens and
+            collector. By default region_type and the parameters that differ between the runs.
 
     Raises:
         FileNotFoundError: there is no such folder, or no run in it.
-        ValueError: another word in ``group_by``.
+        ValueError: ``group_by`` has another name.
     """
     for name in group_by or ():
         if name not in _GROUPS:
@@ -162,7 +168,7 @@ def _aggregated(metrics: pd.DataFrame, group_by: Sequence[str]) -> pd.DataFrame:
 
 
 def _classes(suitability: pd.Series) -> str:
-    """``high_mrm`` where all runs agree, else each class with its runs."""
+    """The class, as ``high_mrm``, if all rows have one; else each class with its number of rows."""
     counts = suitability.dropna().value_counts().sort_index()
     if len(counts) == 1:
         return str(counts.index[0])
@@ -178,19 +184,20 @@ def write_sweep_report(
     group_by: Sequence[str] | None = None,
     formats: Sequence[str] = ("png",),
 ) -> Path:
-    """Writes the report of all runs at or below a folder, and one of each.
+    """Writes the report of all runs at or below a folder, and a report of each run.
 
-    Into ``out`` go ``report.html``, ``aggregates.csv``, ``metrics.csv``, a figure for each
-    parameter that varies, and ``runs/`` with a page for each run, whole or not.
+    ``out`` receives ``report.html``, ``aggregates.csv``, ``metrics.csv``, a figure for each
+    parameter that differs between the runs, and ``runs/`` with a page for each run that can be
+    read, finished or not.
 
     Args:
-        results_dir: of runs, or of one; or a sweep that :func:`load_sweep` has read.
-        out: a folder, made where it is missing.
-        group_by: see :func:`load_sweep`; a sweep that was read has its own.
-        formats: of the figures: png, pdf, svg.
+        results_dir: a run folder, a folder above run folders, or a sweep of :func:`load_sweep`.
+        out: a folder; it is created if it does not exist.
+        group_by: as for :func:`load_sweep`; ignored if ``results_dir`` is a sweep.
+        formats: the formats of the figures: png, pdf, svg.
 
     Returns:
-        The page of the sweep.
+        The path of ``report.html``.
 
     Raises:
         FileNotFoundError, ValueError: as for :func:`load_sweep`.
@@ -212,7 +219,11 @@ def write_sweep_report(
 
 
 def _write_run_pages(sweep: Sweep, out: Path) -> dict[Path, str]:
-    """A page for each run that can be read; their places relative to ``out``."""
+    """Writes a page for each run that can be read.
+
+    Returns:
+        the path of each page, relative to ``out``, by the folder of the run.
+    """
     counting = [run.path for run in sweep.runs if run.path is not None]
     pages: dict[Path, str] = {}
     (out / "runs").mkdir(exist_ok=True)
@@ -226,7 +237,7 @@ def _write_run_pages(sweep: Sweep, out: Path) -> dict[Path, str]:
         except (OSError, ValueError, StrapError):
             if path in counting:
                 raise
-            continue  # the list of those left out has the reason
+            continue  # left_out has the reason
         write_text(out / "runs" / f"{name}.html", render_run_report(run))
         pages[path] = f"runs/{name}.html"
     return pages
@@ -236,8 +247,8 @@ def render_sweep_report(sweep: Sweep, pages: dict[Path, str] | None = None) -> s
     """The report as an HTML document that needs no other file.
 
     Args:
-        sweep: of :func:`load_sweep`.
-        pages: links to the pages of runs, by their folders.
+        sweep: the result of :func:`load_sweep`.
+        pages: the links to the pages of the runs, by run folder.
     """
     pages = pages or {}
     names = sorted({str(run.section("experiment").get("name") or "") for run in sweep.runs} - {""})
@@ -347,7 +358,7 @@ def _mean_and_range(name: str, mean: float, low: float, high: float) -> str:
     told, least, most = formatted(mean), formatted(low), formatted(high)
     if least == most:
         return str(told)
-    spread = f"({least} to {most})".replace(" ", "\u00a0")  # breaks before it, not in it
+    spread = f"({least} to {most})".replace(" ", "\u00a0")  # a line may break before it
     return f"{told} {spread}"
 
 

@@ -1,4 +1,4 @@
-"""The figures of a sweep: each metric over a parameter that varies."""
+"""Draws the figures of a sweep: four metrics over a parameter."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def draw_by_parameter(metrics: pd.DataFrame, parameter: str) -> Figure:
-    """Retention, write-once ratio, reads per write and working set over a parameter.
+    """Draws retention, write-once ratio, reads per write and working set over a parameter.
 
     Args:
-        metrics: a row per run and region type, see :class:`~.sweep.Sweep`.
-        parameter: one of its columns; numbers, or words that are set side by side.
+        metrics: a row per run and region type, as in :class:`~.sweep.Sweep`.
+        parameter: a column of ``metrics``. Its values, numbers or words, stand side by side at
+            equal distances.
     """
     types = in_order(metrics["region_type"])
     figure = drawing.new_figure(
@@ -69,7 +70,7 @@ def draw_by_parameter(metrics: pd.DataFrame, parameter: str) -> Figure:
 
 
 def _name_types(figure: Figure, types: list[str]) -> None:
-    """The types in their colours with their marks, in a line below the subtitle."""
+    """Draws the legend: the types with their colours and marks, in a line below the subtitle."""
     x = 0.1 * drawing.WIDTH_IN
     y = 1 - 0.72 / _HEIGHT_IN
     for number, name in enumerate(types):
@@ -83,7 +84,7 @@ def _name_types(figure: Figure, types: list[str]) -> None:
 
 
 def _places(values: pd.Series) -> dict[object, float]:
-    """Where each value stands on the x axis: side by side, at equal distances."""
+    """The place of each value on the x axis: side by side, at equal distances."""
     known = sorted(values.dropna().unique().tolist(), key=lambda v: (isinstance(v, str), v))
     return {value: float(number) for number, value in enumerate(known)}
 
@@ -147,7 +148,7 @@ def _ratio_axis(axes: Axes, floor: float, top: float) -> None:
 
 
 def _log(axes: Axes, floor: float, top: float) -> None:
-    """Zeros stand at the lower edge: a logarithmic axis has none."""
+    """Makes the y axis logarithmic. Values of 0 are drawn at its lower edge."""
     axes.set_yscale("log", nonpositive="clip")
     axes.set_ylim(floor / 3, max(top, floor) * 3)
     axes.yaxis.set_major_locator(LogLocator(10, numticks=7))

@@ -1,4 +1,4 @@
-"""Tables of a run, whoever made them, as frames with plain text."""
+"""Converts the tables of a run to pandas frames, and orders their rows by region type."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ with extra("mrm", "A table of a run"):
 
 from ..schema import RegionType
 
-#: The order in which people read them.
+#: The region types in the order of reports and figures.
 REGION_TYPES = tuple(member.value for member in RegionType)
 
 
 def as_frame(table: Any) -> pd.DataFrame:
-    """A pandas frame of a frame or an Arrow table, its text as Python strings.
+    """A pandas frame of a frame or an Arrow table; its text columns hold Python strings.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: ``table`` is neither.
     """
     if isinstance(table, pa.Table):
         table = table.to_pandas()
@@ -40,19 +40,19 @@ def as_frame(table: Any) -> pd.DataFrame:
 
 
 def as_frames(tables: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """Each table as :func:`as_frame`."""
+    """Each table converted by :func:`as_frame`."""
     return {name: as_frame(table) for name, table in tables.items()}
 
 
 def in_order(region_types: Iterable[Any]) -> list[str]:
-    """The distinct types, the known ones first and in their order."""
+    """The distinct types: first those of :data:`REGION_TYPES`, in that order, then the others."""
     found = {str(name) for name in region_types}
     known = [name for name in REGION_TYPES if name in found]
     return known + sorted(found - set(known))
 
 
 def by_type(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows in the order of :func:`in_order`; those of one type keep theirs."""
+    """The rows in the order of :func:`in_order`; rows of one type keep their order."""
     place = {name: number for number, name in enumerate(in_order(table["region_type"]))}
     frame: pd.DataFrame = table.sort_values(
         "region_type", key=lambda names: names.astype(str).map(place), kind="stable"

@@ -1,4 +1,4 @@
-"""What a report says of a trace beside its tables: its extent, and how the KV cache grows."""
+"""Summarises a trace for its report: its extent, and the growth of the KV cache."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from .tables import as_frame
 
 __all__ = ["EXTENT_COLUMNS", "KV_GROWTH_COLUMNS", "TraceSummary", "summarise_trace"]
 
-#: Of a phase and a region type: rows, of them loads and stores, and when they happened.
+#: The columns of ``extent``, a row per phase and region type: the number of rows, of loads and of
+#: stores, and the times of the first and the last row.
 EXTENT_COLUMNS = ("phase", "region_type", "n_rows", "loads", "stores", "first_ns", "last_ns")
 
-#: Of a token's step in a generation: the KV cache held when it ends, the pages touched in it, and
-#: the bytes loaded and stored.
+#: The columns of ``kv_growth``, a row per token's step of a generation: the live bytes of the KV
+#: cache when the step ends, the pages touched in the step, and the bytes loaded and stored in it.
 KV_GROWTH_COLUMNS = (
     "generation",
     "token_index",
@@ -48,10 +49,10 @@ _READ = (
     "context_tokens",
     "length_bytes",
 )
-#: New spans that a token keeps at least before they are merged with the others.
+# A step merges its spans once it has more new ones than this, and more than merged ones.
 _MERGE_AT = 1 << 12
 
-#: Half-open spans of addresses, a row each.
+#: Half-open spans of addresses: an array of shape (n, 2) with start and end.
 _Spans = npt.NDArray[np.uint64]
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
@@ -59,17 +60,19 @@ _Bools = npt.NDArray[np.bool_]
 
 @dataclass
 class TraceSummary:
-    """A pass over a trace.
+    """The result of :func:`summarise_trace`.
 
     ``extent`` has the columns of :data:`EXTENT_COLUMNS`, a row per phase and region type, in the
-    order of their first rows.
+    order of their first rows. Times are in ns.
 
-    ``kv_growth`` has those of :data:`KV_GROWTH_COLUMNS`, a row per token of a generation; it is
-    empty where the trace is none of accesses, knows no tokens or has no KV cache. A generation
-    begins where the token falls, in the order of the rows. ``live_bytes`` are the bytes touched so
-    far of the regions that are loaded in the next step or later, whole pages where rows have no
-    length; nobody can tell for a generation's last step, so it is null there. Bytes loaded and
-    stored are 0 where rows have no length.
+    ``kv_growth`` has the columns of :data:`KV_GROWTH_COLUMNS`, a row per token of a generation. It
+    is empty if the kind of the trace is not accesses, or if no row of the KV cache has a token. A
+    generation begins when the token falls, in the order of the rows.
+
+    ``live_bytes`` counts the bytes touched so far in the regions that are loaded in the next step
+    or later. It is null for the last step of a generation, because no later step is known. A row
+    without a length counts as its whole page in ``live_bytes``, and as 0 in ``read_bytes`` and
+    ``written_bytes``.
     """
 
     kind: Kind
@@ -89,15 +92,16 @@ class TraceSummary:
 
 
 def summarise_trace(trace: TraceLike) -> TraceSummary:
-    """Reads the few columns that a summary needs, batch by batch.
+    """Summarises a trace. Reads only the columns that it needs, batch by batch.
 
-    Memory is bounded by the distinct pieces of the KV cache in each token's step, and its regions.
+    The memory that this takes is bounded by the number of distinct pieces of the KV cache in each
+    token's step, and of the regions of the KV cache.
 
     Args:
-        trace: see :func:`~llm_instrumentation.mrm.compute_all`. A reader is used up.
+        trace: as for :func:`~llm_instrumentation.mrm.compute_all`. A reader is used up.
 
     Raises:
-        InvalidArgumentError: it is no trace, or required columns are missing.
+        InvalidArgumentError: ``trace`` has no supported type, or required columns are missing.
     """
     reader = reader_of(trace, _READ)
     extents: dict[tuple[str, str], _Extent] = {}
@@ -146,7 +150,7 @@ class _Extent:
 
 
 class _Growth:
-    """The KV cache step by step."""
+    """Collects the traffic of the KV cache per token's step."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[int, int], _StepTraffic] = {}
@@ -193,7 +197,8 @@ class _Growth:
             live = None
             if number + 1 < len(steps) and steps[number + 1][0][0] == generation:
                 held = self._regions.live(steps[number + 1][1].first_ns)
-                # Both |A| + |B| - |A or B|: a region may grow where it lies.
+                # The size of the intersection is |A| + |B| - |A or B|. Only touched bytes count,
+                # because a region may grow in place later.
                 live = _size(held) + _size(touched) - _size(_union(_joined(held, touched)))
             context = step.context if step.context >= 0 else None
             pages = _page_count(spans)
@@ -207,7 +212,7 @@ class _Growth:
 
 
 class _Regions:
-    """When each region was first touched and last loaded, and where it lies, from end to end."""
+    """For each region the times of its first access and its last load, and its address range."""
 
     _SCHEMA = pa.schema(
         [("region", pa.int64()), ("first", pa.int64()), ("loaded", pa.int64()),
@@ -228,14 +233,14 @@ class _Regions:
         self._table = merged.select(names).rename_columns(self._SCHEMA.names)
 
     def live(self, moment: int) -> _Spans:
-        """The regions that were touched before a moment and are loaded then or later."""
+        """The spans of the regions that are touched before ``moment`` and loaded then or later."""
         first, loaded, low, high = (self._table[n].to_numpy() for n in self._SCHEMA.names[1:])
         held = (first < moment) & (loaded >= moment)
         return _union(np.stack([low[held], high[held]], axis=1))
 
 
 class _StepTraffic:
-    """What one token's step touched."""
+    """The traffic of one token's step: bytes, context, and the spans that it touches."""
 
     def __init__(self) -> None:
         self.first_ns = np.iinfo(np.int64).max
@@ -252,7 +257,7 @@ class _StepTraffic:
             self.spans()
 
     def spans(self) -> _Spans:
-        """All of it, sorted and without overlaps."""
+        """The spans that the step touches, sorted and disjoint."""
         merged = _union(np.concatenate(self._spans))
         self._spans = [merged]
         self._new = 0
@@ -264,7 +269,7 @@ def _size(disjoint: _Spans) -> int:
 
 
 def _page_count(spans: _Spans) -> int:
-    """How many pages sorted spans touch."""
+    """How many pages the spans touch; they must be sorted."""
     first, last = spans[:, 0] // PAGE_BYTES, (spans[:, 1] - np.uint64(1)) // PAGE_BYTES
     return _size(_union(np.stack([first, last + np.uint64(1)], axis=1)))
 
@@ -275,7 +280,7 @@ def _joined(some: _Spans, others: _Spans) -> _Spans:
 
 
 def _union(spans: _Spans) -> _Spans:
-    """The same addresses in spans that are disjoint and sorted."""
+    """Disjoint, sorted spans with the same addresses."""
     if len(spans) == 0:
         return spans
     ordered = spans[np.argsort(spans[:, 0], kind="stable")]
@@ -288,12 +293,12 @@ def _union(spans: _Spans) -> _Spans:
 
 
 def _spans(rows: pa.RecordBatch, length: _Ints) -> _Spans:
-    """What each row touches: its bytes, or the page of a row without a length."""
+    """The span that each row touches: its bytes, or its page if the row has no length."""
     address = rows.column("address").cast(pa.uint64()).to_numpy(zero_copy_only=False)
     page = np.uint64(PAGE_BYTES)
     start = np.where(length > 0, address, address // page * page)
     end = start + np.where(length > 0, length.astype(np.uint64), page)
-    end = np.where(end < start, np.iinfo(np.uint64).max, end)  # the last page of all
+    end = np.where(end < start, np.iinfo(np.uint64).max, end)  # the sum overflows in the last page
     spans: _Spans = np.stack([start, end], axis=1)
     return spans
 

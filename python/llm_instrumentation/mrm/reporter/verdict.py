@@ -1,4 +1,4 @@
-"""What a run says of each type of memory, in a sentence with its numbers."""
+"""States the verdict on each region type of a run, in a sentence with its numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Frames = Mapping[str, pd.DataFrame]
 
 @dataclass(frozen=True)
 class SuitabilityLimits:
-    """What ``suitability`` asks for: the write-once ratio, and seconds of retention."""
+    """The limits of ``suitability``: write-once ratios, and retention in seconds."""
 
     high_ratio: float
     high_p99_s: float
@@ -46,10 +46,13 @@ LIMITS = _defaults()
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one region type.
+    """The verdict on one region type.
 
-    ``suitability`` is None where the kind of trace cannot tell it. ``sentence`` holds what
-    happened, ``reason`` why that gives the class.
+    Attributes:
+        region_type: the region type.
+        suitability: its class; None if the kind of trace cannot give it.
+        sentence: how the memory of this type was used, in numbers.
+        reason: why that gives the class.
     """
 
     region_type: str
@@ -62,9 +65,9 @@ def verdicts(tables: Frames, span_s: float) -> list[Verdict]:
     """A verdict for each region type of a run.
 
     Args:
-        tables: of ``compute_all`` and ``compute_in_tokens``, and ``kv_growth``; missing and empty
-            ones are passed over.
-        span_s: how long the trace is, in seconds.
+        tables: the tables of ``compute_all`` and ``compute_in_tokens``, and ``kv_growth``, by name.
+            Missing and empty tables are ignored.
+        span_s: the length of the trace in seconds.
     """
     named = ("working_set_summary", "retention_summary", "read_freq", "write_once")
     types = [name for table in named if table in tables for name in tables[table]["region_type"]]
@@ -103,7 +106,7 @@ def _rows(tables: Frames, table: str, region_type: str) -> pd.DataFrame:
 
 def _written(once: pd.DataFrame, frequency: pd.DataFrame) -> str:
     if once.empty:
-        unread = frequency.empty  # then the trace cannot tell stores from loads either
+        unread = frequency.empty  # if so, the trace cannot tell loads from stores
         return "" if unread else "never written in this trace"
     stored, stored_once = once["n_written_addresses"].sum(), once["n_write_once_addresses"].sum()
     if stored == stored_once:
@@ -142,7 +145,10 @@ def _retained(retention: pd.DataFrame, span_s: float) -> str:
 
 
 def _in_tokens(tables: Frames, name: str) -> str:
-    """Retention in tokens: of the cache that of a position, which moves from region to region."""
+    """The retention in tokens, in words; "" if it is not known.
+
+    For the KV cache it is the retention of a position, which may move from region to region.
+    """
     positions = tables.get("kv_positions", pd.DataFrame())
     if name == RegionType.KV_CACHE.value and not positions.empty:
         added = positions["last_position"] - positions["first_position"] + 1
@@ -153,14 +159,14 @@ def _in_tokens(tables: Frames, name: str) -> str:
         return ""
     median, high = (float(row.iloc[0][f"retention_{name}_tokens"]) for name in ("p50", "p99"))
     if high == 0:
-        return ""  # nothing outlives a step, or there is one: an encoder's
+        return ""  # no region outlives a step, or there is only one step, as with an encoder
     if median == high:
         return units.tokens(high)
     return f"{units.tokens(median)} at the median and {units.tokens(high)} at p99"
 
 
 def _grown(tables: Frames) -> str:
-    """What the first generation held after its first step, and before its last."""
+    """The growth of the KV cache in the first generation, in words; "" if it is not known."""
     table = tables.get("kv_growth", pd.DataFrame())
     if table.empty:
         return ""

@@ -1,4 +1,7 @@
-"""Whether a run can be trusted: the machine before it, its heat, and the cost of watching."""
+"""Measurements that tell whether a run can be trusted.
+
+They are the load of the machine before the run, thermal throttling, and the cost of tracing.
+"""
 
 from __future__ import annotations
 

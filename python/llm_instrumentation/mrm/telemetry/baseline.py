@@ -1,4 +1,4 @@
-"""How busy the machine is before a run: a busy one blurs what the run measures."""
+"""Measures the load of the machine before a run. A busy machine makes the run's figures inexact."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _MIB = 2**20
 
 @dataclass
 class BaselineSnapshot:
-    """The whole machine, watched for a moment. Megabytes are 2^20 bytes."""
+    """The load of the whole machine. Megabytes are 2^20 bytes."""
 
     cpu_pct: float  #: mean use of all cores, 0 to 100
     cpu_pct_max: float  #: the busiest sample
     mem_total_mb: float
     mem_available_mb: float
     mem_used_pct: float
-    load_avg_1m: float | None  #: None where the system has none
+    load_avg_1m: float | None  #: None if the system does not tell it
     timestamp_s: float  #: ``time.monotonic()`` at the end
 
 
 def capture_baseline(duration_s: float = 2.0, poll_interval_s: float = 0.2) -> BaselineSnapshot:
-    """Watches the processor for ``duration_s`` and takes stock of the memory.
+    """Measures the use of the processor for ``duration_s`` seconds, then the memory in use.
 
-    The time is cut into equal intervals of about ``poll_interval_s``, at least one; each gives
-    a sample. What psutil says at its first call has no interval and is no sample.
+    The time is divided into equal intervals of about ``poll_interval_s`` seconds, at least one, and
+    each gives a sample. psutil's first call begins the first interval; its value is ignored.
 
     Raises:
         InvalidArgumentError: a time is not above 0.
@@ -62,5 +62,5 @@ def capture_baseline(duration_s: float = 2.0, poll_interval_s: float = 0.2) -> B
 def _load() -> float | None:
     try:
         return psutil.getloadavg()[0]
-    except (AttributeError, OSError):  # not on this system, or it does not tell
+    except (AttributeError, OSError):  # this system has no load average
         return None

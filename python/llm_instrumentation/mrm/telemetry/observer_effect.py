@@ -1,4 +1,4 @@
-"""What watching costs the watched."""
+"""Computes the observer effect: how much processor and memory tracing takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONTENTION_BYTES = 10 * 2**20
 
 
 class ResourceSample(Protocol):
-    """What is needed of a sample of the process monitor."""
+    """The fields of a process monitor's sample that :func:`compute_observer_effect` reads."""
 
     @property
     def t_s(self) -> float: ...
@@ -37,25 +37,29 @@ def compute_observer_effect(
 ) -> dict[str, Any]:
     """The ``observer_effect_summary`` of metadata.json.
 
-    Samples of several processes that were taken together (one ``t_s``, different ``pid``)
-    count as one, added up. A sample that follows the one before at once, as the last one may, says
-    nothing of CPU: the kernel counts in steps of 10 ms, so over 2 ms it can be 0 or 500 %.
+    Samples of several processes with the same ``t_s`` are added up to one. A sample that follows
+    the sample before it very soon, as the last one may, is not used for the processor: the kernel
+    counts in steps of 10 ms, so over 2 ms the use can read as 0 or 500 %.
 
     Args:
-        observer_samples: of the processes that trace, in order of time.
-        target_samples: of the processes that run the model.
-        thermal_throttle_events: of :class:`ThermalMonitor`.
-        baseline_cpu_pct: of :func:`capture_baseline`.
-        trace_bytes: how much of what the observers wrote is the trace itself. That is their
-            work and no contention.
+        observer_samples: samples of the tracing processes, in the order of time.
+        target_samples: samples of the processes that run the model, in the order of time.
+        thermal_throttle_events: as :class:`ThermalMonitor` counts them.
+        baseline_cpu_pct: as :func:`capture_baseline` measures it.
+        trace_bytes: how many of the observers' written bytes are the trace itself. These bytes are
+            expected, so they do not count as contention.
 
     Returns:
-        ``observer_cpu_overhead_pct_max`` and ``_mean`` (100 is a whole core),
-        ``observer_memory_overhead_mb_peak`` and ``_frac`` (of the target's peak; 0 without
-        samples of it), ``target_rss_mb_peak``, ``thermal_throttle_events``,
-        ``baseline_cpu_pct``, ``observer_bytes_written`` (without the trace),
-        ``io_contention_detected`` (more than 10 MiB of them), ``n_observer_samples``,
-        ``n_target_samples``.
+        A dict of
+
+        - ``observer_cpu_overhead_pct_max`` and ``_mean``; 100 is a whole core,
+        - ``observer_memory_overhead_mb_peak``, in the unit of ``rss_mb``, and ``_frac``, its part
+          of the target's peak; 0 without samples of the target,
+        - ``target_rss_mb_peak``,
+        - ``thermal_throttle_events`` and ``baseline_cpu_pct``, as given,
+        - ``observer_bytes_written``, without the trace,
+        - ``io_contention_detected``: whether these bytes are more than 10 MiB,
+        - ``n_observer_samples`` and ``n_target_samples``.
 
     Raises:
         InvalidArgumentError: ``trace_bytes`` is negative.
@@ -86,7 +90,7 @@ def compute_observer_effect(
 
 
 def _moments(samples: Iterable[ResourceSample]) -> Iterable[list[ResourceSample]]:
-    """The samples that were taken together."""
+    """Groups of samples that were taken together: one ``t_s``, different ``pid``."""
     moment: list[ResourceSample] = []
     for sample in samples:
         if moment and (
@@ -100,7 +104,7 @@ def _moments(samples: Iterable[ResourceSample]) -> Iterable[list[ResourceSample]
 
 
 def _of_full_length(moments: list[list[ResourceSample]]) -> list[list[ResourceSample]]:
-    """Those whose time since the one before is at least half of what is usual."""
+    """The moments whose distance from the moment before is at least half the median distance."""
     gaps = [later[0].t_s - earlier[0].t_s for earlier, later in itertools.pairwise(moments)]
     if len(gaps) < 2:
         return moments
@@ -113,11 +117,11 @@ def _rss_peak(moments: Iterable[list[ResourceSample]]) -> float:
 
 
 def _bytes_written(samples: Iterable[ResourceSample]) -> int:
-    """What all processes wrote between their first and their last sample."""
+    """How many bytes all processes wrote, each between its first and its last sample."""
     counters: dict[int, list[int]] = defaultdict(list)
     for sample in samples:
         counters[sample.pid].append(sample.write_bytes)
-    # A counter that goes backwards is another process with the same number.
+    # If a counter goes backwards, another process has got the same id.
     return sum(
         max(0, later - earlier)
         for values in counters.values()

@@ -1,8 +1,8 @@
-"""Whether the processor slowed down because it was hot.
+"""Counts thermal throttling: how often the processor slowed down because it was hot.
 
-Linux counts throttling events of each processor in
-``/sys/devices/system/cpu/cpuN/thermal_throttle/core_throttle_count``. Virtual machines and
-some processors have no such files: then there is nothing to tell, and ``available`` says so.
+Linux counts the throttling events of each processor in
+``/sys/devices/system/cpu/cpuN/thermal_throttle/core_throttle_count``. Virtual machines and some
+processors have no such files. There ``available`` is False and all counts are 0.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _COUNTERS = "cpu[0-9]*/thermal_throttle/core_throttle_count"
 
 @dataclass
 class ThermalSnapshot:
-    """The counter of each processor, by its file."""
+    """The throttling counter of each processor, by the path of its file."""
 
     counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def capture(cls) -> ThermalSnapshot:
-        """Reads the counters; those that cannot be read are left out."""
+        """Reads the counters; a counter that cannot be read is left out."""
         counts = {}
         for path in sorted(_CPUS.glob(_COUNTERS)):
             try:
                 counts[str(path)] = int(path.read_text())
-            except (OSError, ValueError):  # the processor went offline, or says nothing
+            except (OSError, ValueError):  # the processor is offline, or the file holds no number
                 continue
         return cls(counts)
 
     @property
     def available(self) -> bool:
-        """Whether this machine counts throttling at all."""
+        """Whether any counter could be read."""
         return bool(self.counts)
 
     def events_since(self, earlier: ThermalSnapshot) -> int:
-        """Events of all processors since ``earlier``.
+        """The number of events of all processors since ``earlier``.
 
-        A counter that went backwards, or that ``earlier`` lacks, counts as none.
+        A counter that went backwards, or that ``earlier`` lacks, adds 0.
         """
         return sum(
             max(0, count - earlier.counts.get(path, count)) for path, count in self.counts.items()
@@ -57,11 +57,11 @@ class ThermalSnapshot:
 
 @dataclass
 class ThermalSample:
-    """How far a run had throttled at a moment."""
+    """The throttling of a run up to one moment."""
 
     t_s: float  #: seconds since ``begin``
-    events: int  #: since ``begin``
-    temperature_c: float | None  #: the hottest sensor; None without one
+    events: int  #: throttling events since ``begin``
+    temperature_c: float | None  #: degrees Celsius of the hottest sensor; None without a sensor
 
 
 class ThermalMonitor:
@@ -73,8 +73,11 @@ class ThermalMonitor:
         events = monitor.end()
 
     Args:
-        interval_s: also keep a sample each so many seconds in ``samples``, to tell when
-            throttling happened; None keeps none.
+        interval_s: a thread adds a sample to ``samples`` at this interval, in seconds, which shows
+            when throttling happened. None takes no samples.
+
+    Raises:
+        InvalidArgumentError: ``interval_s`` is not above 0.
     """
 
     def __init__(self, interval_s: float | None = None) -> None:
@@ -93,7 +96,7 @@ class ThermalMonitor:
         return self._before.available
 
     def begin(self) -> None:
-        """Takes the counters before the run; a second call begins anew."""
+        """Reads the counters before the run. A second call starts again from there."""
         self._stop()
         self.samples = []
         self._before = ThermalSnapshot.capture()
@@ -106,7 +109,7 @@ class ThermalMonitor:
             self._thread.start()
 
     def end(self) -> int:
-        """The events since ``begin``; 0 too where the machine does not count them."""
+        """Stops, and returns the number of events since ``begin``; 0 if nothing counts them."""
         self._stop()
         return ThermalSnapshot.capture().events_since(self._before)
 

@@ -1,4 +1,4 @@
-"""Clean, marginal or contaminated: whether a run counts."""
+"""Classifies runs as clean, marginal or contaminated. Contaminated runs enter no aggregate."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from ..schema import RunValidity
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run must keep to. Percentages and the fraction stay below, events at most.
+    """The limits of a class.
 
-    ``baseline_cpu_pct`` is None where no limit applies. ``label_coverage`` is the least part of
-    the rows, and of their bytes, that has a region type.
+    The percentages and the fraction of a run must be below their limits. Its number of throttling
+    events may equal the limit. If ``baseline_cpu_pct`` is None, there is no limit for the load
+    before the run. ``label_coverage`` is the least part of the rows, and of their bytes, that must
+    have a region type.
     """
 
     observer_cpu_overhead_pct_max: float
@@ -27,8 +29,9 @@ class Limits:
     label_coverage: float = 0.9
 
 
-#: A run beyond the second is contaminated. Contention on the disk and too few labels always
-#: contaminate: a table of a type says nothing while a tenth of the trace may be of that type.
+#: A run that exceeds a limit of marginal is contaminated. Contention on the disk and too few labels
+#: always make a run contaminated. The limit of labels is the same for both classes: the table of a
+#: type cannot be trusted if a tenth of the trace may belong to that type.
 LIMITS: dict[RunValidity, Limits] = {
     RunValidity.CLEAN: Limits(10.0, 0.05, 0, 15.0),
     RunValidity.MARGINAL: Limits(20.0, 0.15, 2, None),
@@ -37,7 +40,7 @@ LIMITS: dict[RunValidity, Limits] = {
 
 @dataclass
 class ValidityResult:
-    """The class of a run, what it was told from, and why it is not clean."""
+    """The class of a run, the values that decide it, and the reasons why it is not clean."""
 
     run_validity: str  #: clean, marginal or contaminated
     observer_cpu_overhead_pct_max: float
@@ -46,7 +49,7 @@ class ValidityResult:
     baseline_cpu_pct: float
     io_contention_detected: bool
     failure_reasons: list[str] = field(default_factory=list)
-    label_coverage: dict[str, float] | None = None  #: None where no trace was labelled
+    label_coverage: dict[str, float] | None = None  #: None if no trace was labelled
 
 
 def classify_run(
@@ -57,22 +60,25 @@ def classify_run(
     io_contention_detected: bool = False,
     label_coverage: Mapping[str, float] | None = None,
 ) -> ValidityResult:
-    """Classes a run by :data:`LIMITS`.
+    """Classifies a run by :data:`LIMITS`.
 
     Args:
-        observer_cpu_overhead_pct_max: peak of the tracing processes; of a tracer inside the
-            model's process the slowdown against an untraced run, in percent.
-        observer_memory_frac: their peak memory over the peak of the model's.
-        thermal_throttle_events: during the run.
-        baseline_cpu_pct: mean use of the machine before the run; can make it marginal.
-        io_contention_detected: the observers wrote much that was not the trace.
-        label_coverage: the parts, from 0 to 1, of the trace's ``rows`` and of their ``bytes``
-            that have a region type, as ``labels.coverage`` of metadata.json has them; None where
-            no trace was labelled.
+        observer_cpu_overhead_pct_max: the peak use of the tracing processes, in percent of a core.
+            For a tracer inside the model's process: the slowdown against an untraced run, in
+            percent.
+        observer_memory_frac: the peak memory of the tracing processes, divided by the peak memory
+            of the model's processes.
+        thermal_throttle_events: the number of events during the run.
+        baseline_cpu_pct: the mean use of the machine before the run, in percent. It can make the
+            run marginal, not contaminated.
+        io_contention_detected: whether the observers wrote more than 10 MiB beside the trace.
+        label_coverage: which part of the trace's ``rows``, and of their ``bytes``, has a region
+            type, from 0 to 1, as in ``labels.coverage`` of metadata.json. None if no trace was
+            labelled.
 
     Returns:
-        The class; ``failure_reasons`` has a sentence for each limit that was passed: that of a
-        clean run, or where the value is beyond that too, of a marginal one.
+        The class. ``failure_reasons`` has a sentence for each limit of clean that the run exceeds.
+        If it also exceeds the limit of marginal, the sentence names the limit of marginal.
 
     Raises:
         InvalidArgumentError: a value is negative or not a number, or a part is above 1.
@@ -120,7 +126,7 @@ def classify_run(
 def _passed(
     limits: Limits, measured: Mapping[str, float], coverage: Mapping[str, float]
 ) -> dict[str, str]:
-    """A sentence for each limit that a run did not keep to, by what it limits."""
+    """A sentence for each limit that a run exceeds, under a key for the limited value."""
     reasons = {}
     cpu = measured["observer_cpu_overhead_pct_max"]
     if cpu >= limits.observer_cpu_overhead_pct_max:
@@ -150,7 +156,7 @@ def _passed(
 
 
 def covered(part: float) -> str:
-    """A part in percent, rounded down: below a limit it never reads as if it were at it."""
+    """A part in percent, rounded down, so that a part below a limit is never shown as the limit."""
     return "under 0.1 %" if 0 < part < 0.001 else f"{math.floor(part * 1000) / 10:g} %"
 
 
@@ -159,12 +165,12 @@ def classify_from_summary(
     target_rss_mb: float = 0.0,
     label_coverage: Mapping[str, float] | None = None,
 ) -> ValidityResult:
-    """Classes a run by its ``observer_effect_summary``; what it lacks counts as 0.
+    """Classifies a run by its ``observer_effect_summary``; a missing value counts as 0.
 
     Args:
-        summary: of :func:`compute_observer_effect`, or as metadata.json has it.
-        target_rss_mb: peak memory of the target where the summary's own fraction is not to
-            be taken; 0 takes it.
+        summary: the result of :func:`compute_observer_effect`, or the same from metadata.json.
+        target_rss_mb: the peak memory of the model's processes, to compute the fraction of memory
+            from. 0 takes the fraction of the summary.
         label_coverage: as for :func:`classify_run`.
 
     Raises:
@@ -185,16 +191,16 @@ def classify_from_summary(
 
 
 def judge(metadata: dict[str, Any]) -> None:
-    """Classes a run by all else that its ``metadata`` has: ``run_validity`` and ``validity``.
+    """Classifies a run by its ``metadata``, and adds ``run_validity`` and ``validity`` to them.
 
-    Without telemetry nobody knows what watching cost. Then the run has no class, unless its
-    labels alone make it contaminated. ``validity`` has None for what was not measured, and is
-    left out where the run has neither telemetry nor a reason.
+    Without telemetry the cost of tracing is unknown. Then ``run_validity`` is None, unless the
+    labels alone make the run contaminated, and ``validity`` has None for each value that was not
+    measured. If there is no reason either, nothing is added.
 
     Args:
-        metadata: as metadata.json has it, with its ``observer_effect_summary`` and ``labels``
-            where they are known. That it is ``recovered`` says that the process of the run was
-            killed, and what it did not write of itself is told as a reason.
+        metadata: the content of metadata.json, with ``observer_effect_summary`` and ``labels`` if
+            they are known. The key ``recovered`` means that the run did not finish. If it then has
+            no telemetry, a reason says so.
 
     Raises:
         InvalidArgumentError: as for :func:`classify_run`.
@@ -222,11 +228,14 @@ def judge(metadata: dict[str, Any]) -> None:
 
 @dataclass(kw_only=True)
 class RunClass:
-    """The class of a run as people are told it.
+    """The class of a run, in the form that is shown to the user.
 
-    ``validity`` is None where the run has no class; ``validity_reasons`` say why it is not
-    clean, ``ways_to_clean`` what would make it so. ``label_coverage`` has the parts of the
-    trace's ``rows`` and their ``bytes`` that have a region type; None without a trace.
+    Attributes:
+        validity: clean, marginal or contaminated; None if the run has no class.
+        validity_reasons: why the run is not clean.
+        ways_to_clean: changes that would make it clean.
+        label_coverage: which part of the trace's ``rows``, and of their ``bytes``, has a region
+            type; None without a trace.
     """
 
     validity: str | None = None
@@ -235,7 +244,7 @@ class RunClass:
     label_coverage: dict[str, float] | None = None
 
     def tell_class(self, metadata: Mapping[str, Any]) -> None:
-        """Takes what ``metadata`` says of it, after :func:`judge`."""
+        """Sets the attributes from ``metadata``; call :func:`judge` first."""
         self.validity = metadata.get("run_validity")
         self.validity_reasons = metadata.get("validity", {}).get("failure_reasons", [])
         self.label_coverage = metadata.get("labels", {}).get("coverage")
@@ -244,7 +253,7 @@ class RunClass:
         )
 
 
-#: What :class:`ValidityResult` has of the telemetry.
+#: The fields of :class:`ValidityResult` that come from telemetry.
 _MEASURED = (
     "observer_cpu_overhead_pct_max", "observer_memory_frac", "thermal_throttle_events",
     "baseline_cpu_pct", "io_contention_detected",
@@ -254,10 +263,10 @@ _MEASURED = (
 def ways_to_clean(
     summary: Mapping[str, Any], label_coverage: Mapping[str, float] | None = None
 ) -> list[str]:
-    """What would make a run clean: a sentence for each limit of a clean run that it did not keep.
+    """Suggestions that would make a run clean: a sentence for each limit of clean that it exceeds.
 
     Args:
-        summary: of :func:`compute_observer_effect`, or ``observer_effect_summary`` of
+        summary: the result of :func:`compute_observer_effect`, or ``observer_effect_summary`` of
             metadata.json.
         label_coverage: as for :func:`classify_run`.
     """
