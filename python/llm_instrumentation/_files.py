@@ -37,11 +37,11 @@ _MAX_STEM_BYTES = 200  # of the 255 bytes that a file name can have
 def partial_beside(path: Path, *, folder: bool = False) -> Iterator[Path]:
     """Creates an empty file or folder beside ``path``; the end of the block removes it.
 
-    A file that the block has moved elsewhere stays.
-    Its name is random and it is created exclusively. So it follows no link that another user made
-    in a shared folder. Its mode is that of a plain ``open`` or ``mkdir``. It is locked within the
-    block, and the system releases the lock of a killed process: so :func:`remove_leftovers` removes
-    only leftovers. A file that cannot be removed after the block stays for it too.
+    The block may move it elsewhere to keep it. Its name is random and it is created exclusively. So
+    it follows no link that another user made in a shared folder. Its mode is that of a plain
+    ``open`` or ``mkdir``. It is locked within the block, and the system releases the lock of a
+    killed process. So :func:`remove_leftovers` removes leftovers only, also those that could not be
+    removed at the end of the block.
 
     Yields:
         The path of the new file or folder.
