@@ -28,7 +28,7 @@ static __attribute__((noinline, no_sanitize("thread"))) void plain(void) {
 
 static double ns_an_access(void (*loop)(void)) {
   struct timespec begin, end;
-  loop(); /* warm */
+  loop(); /* warms up the caches */
   clock_gettime(CLOCK_MONOTONIC, &begin);
   for (int pass = 0; pass < PASSES; pass++) loop();
   clock_gettime(CLOCK_MONOTONIC, &end);

@@ -96,7 +96,7 @@ def _run(*command: object) -> None:
         raise SystemExit(f"memory: left out: {' '.join(map(str, command))}: {done.stderr.strip()}")
 
 
-# ---- a capture in a process of its own ---------------------------------------------
+# ---- a capture in a separate process ------------------------------------------------
 
 
 def values(step: int) -> Tensor:

@@ -101,9 +101,7 @@ class _Tracer(ctypes.Structure):
 
 
 class Operators:
-    """Runs the operators of one thread and records them in blocks of rows.
-
-    The thread is the one that creates the object.
+    """Runs the operators of the thread that creates it, and records them in blocks of rows.
 
     Attributes:
         dispatch: replaces the ``__torch_dispatch__`` of the dispatch mode.

@@ -20,8 +20,8 @@ from .library import (
     library,
 )
 
-# (offset, length, name, reason); offset and length in bytes. Without name and reason it is a range
-# of bytes, not a packet.
+# (offset, length, name, reason); offset and length in bytes. Name and reason are None if it is a
+# range of bytes and no packet.
 Lost = tuple[int, int, "str | None", "str | None"]
 
 

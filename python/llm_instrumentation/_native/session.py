@@ -168,8 +168,9 @@ class Session:
         overwrite: let a new stream replace any regular file, not only a stream and its index.
 
     Raises:
-        InvalidArgumentError: a file that is no stream stands at the path.
-        CorruptError: another capture than `capture_id` stands there; no file was touched.
+        InvalidArgumentError: the file at the path is no stream.
+        CorruptError: the stream at the path is of another capture than `capture_id`. All files are
+            unchanged.
         StrapError: the stream cannot be opened; the subclass says why.
     """
 

@@ -15,8 +15,8 @@ __all__ = ["windows"]
 
 Rows = npt.NDArray[np.int64]
 
-# After the index has grown so often without the twin of a tensor, the tensor has none. A twin
-# follows its tensor in the stream directly, or after packets of other threads.
+# A tensor has no twin if the index has grown more often than this without it. A twin follows its
+# tensor in the stream directly, or after packets of other threads.
 _PATIENCE = 2
 # Only values too small for float16 make a twin without infinities. A tensor whose mean square is
 # above this bound has no twin for that reason.

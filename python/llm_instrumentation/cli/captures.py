@@ -1,4 +1,4 @@
-"""The subcommands of `strap` for captures: they print what :mod:`..analysis` finds."""
+"""The subcommands of `strap` for captures. They print the results of the package's analysis."""
 
 from __future__ import annotations
 

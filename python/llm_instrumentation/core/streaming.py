@@ -73,7 +73,7 @@ class StreamingSerializer:
 
         Raises:
             RuntimeError: streaming is already running.
-            InvalidArgumentError: (a ValueError) a file that is no capture stands at the path.
+            InvalidArgumentError: (a ValueError) the file at the path is no capture.
             StrapError: the stream cannot be opened.
             OSError: a checkpoint or token file cannot be removed.
         """

@@ -109,7 +109,7 @@ def _percentiles(text: str) -> list[float]:
 
 
 def _parsed(path: str, parse: Callable[[Iterator[dict[str, Any]]], _Parsed]) -> _Parsed:
-    """Parses a file of snapshots; one line on the standard error tells of unreadable lines."""
+    """Parses a file of snapshots. Prints its warnings to the standard error, one line each."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         parsed = parse(read_snapshots(path))

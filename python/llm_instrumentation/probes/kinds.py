@@ -1,4 +1,4 @@
-"""Tells the kind of a snapshot by its fields."""
+"""Finds out the kind of a snapshot by its fields."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def kind_of(snapshot: Mapping[str, Any]) -> str | None:
 
 
 def described(snapshot: Mapping[str, Any]) -> str:
-    """What the snapshot describes, for a message: "block devices"."""
+    """The subject of the snapshot in words, for a message: "block devices"."""
     kind = kind_of(snapshot)
     return f"nothing known (it has {', '.join(sorted(snapshot))})" if kind is None else _NAMES[kind]

@@ -133,7 +133,7 @@ def _disk_bytes(pid: str) -> int | None:
         return None
 
 
-# ---- what is shown ----
+# ---- content ----
 
 
 @dataclass
@@ -292,7 +292,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-# ---- how it is shown ----
+# ---- terminal ----
 
 
 def _plain(console: Console, view: View, watched: _Watched, once: bool) -> None:
