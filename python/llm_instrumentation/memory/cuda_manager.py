@@ -177,7 +177,10 @@ class CUDAMemoryManager:
     def _copy_at_once(
         self, tensor: torch.Tensor, callback: Callable[[torch.Tensor], object]
     ) -> torch.cuda.Event:
-        """Copies to ordinary host memory and waits. Needs device memory only for odd layouts."""
+        """Copies to ordinary host memory and waits.
+
+        It needs device memory only if the tensor is not contiguous.
+        """
         host = tensor.cpu().contiguous()
         event = _event_of_current_stream(tensor.device)
         self._handover.submit(Transfer(event, host, callback, None))
