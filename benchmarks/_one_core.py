@@ -1,4 +1,4 @@
-"""Keeps the process on one core: imported before anything starts threads, which inherit it."""
+"""Keeps the process on one core. Import it first: threads inherit the core when they start."""
 
 import os
 

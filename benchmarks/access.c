@@ -1,12 +1,12 @@
 /*
- * access.c - what an access costs in a program that libstrap-access is linked into.
+ * access.c - measures the cost of a memory access in a program that links libstrap-access.
  *
  *     access ROUNDS [FILE]
  *
- * A loop loads and stores each of 4,096 doubles, 50 times over, once as the compiler instruments
- * it and once as it is. A line for each round: nanoseconds an access as it is, instrumented with
- * nothing recorded, with each 100th access recorded, and with all of them, to FILE, or else to a
- * sink that drops them.
+ * A loop loads and stores 4,096 doubles, 50 times. The program runs it without instrumentation and
+ * with. It prints a line for each round with four numbers, in nanoseconds per access: without
+ * instrumentation, instrumented with nothing recorded, with each 100th access recorded, and with
+ * all accesses recorded. The records go to FILE, or without FILE to a sink that drops them.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +28,7 @@ static __attribute__((noinline, no_sanitize("thread"))) void plain(void) {
 
 static double ns_an_access(void (*loop)(void)) {
   struct timespec begin, end;
-  loop(); /* warm */
+  loop(); /* warms up the caches */
   clock_gettime(CLOCK_MONOTONIC, &begin);
   for (int pass = 0; pass < PASSES; pass++) loop();
   clock_gettime(CLOCK_MONOTONIC, &end);

@@ -1,12 +1,12 @@
-"""What an access costs in a program that libstrap-access is linked into.
+"""Measures the cost of a memory access in a program that links libstrap-access.
 
     python benchmarks/access.py [--rounds 300] [--json FILE]
 
-access.c is built with gcc as docs/ACCESS_TRACING.md says and runs its loop, round after round,
-without a recording, with each 100th access recorded, and with all of them: to a sink that drops
-them, and to a file in memory. Shown is what an access costs more than without instrumentation, the
-lowest tenth of the rounds and their median: the lowest are those that others on the machine
-disturbed least. Nothing here fails on time.
+It builds access.c with gcc as docs/ACCESS_TRACING.md says. Each round runs the loop with nothing
+recorded, with each 100th access recorded, and with all accesses recorded: to a sink that drops the
+records, and to a file in memory. The table has the cost of an access above the one without
+instrumentation: the lowest tenth of the rounds, which other programs disturbed least, and the
+median. No result is a failure.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def built(folder: Path) -> Path:
         ["gcc", *FLAGS, f"-I{folder}", f"-I{HEADER_FOLDER}", "-c", source, "-o", object_],
         check=True,
     )
-    # Without -fsanitize: it would bring the sanitizer's runtime.
+    # Link without -fsanitize, which would add the sanitizer's runtime.
     library = folder / "libstrap-access.a"
     subprocess.run(["gcc", object_, "-o", program, library, "-pthread"], check=True)
     return program
 
 
 def rounds_of(command: list[str | Path]) -> list[list[float]]:
-    """By column: nanoseconds an access, a value for each round."""
+    """Nanoseconds per access: a list for each column of access.c, with a value for each round."""
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
     return [list(column) for column in zip(*lines, strict=True)]

@@ -1,11 +1,12 @@
-"""What a hooked module costs, as tensors grow, as hooks grow and with more workers.
+"""Measures the cost of a hooked module, for larger tensors, more hooks and more workers.
 
     python benchmarks/hook_cost.py [--rounds 5] [--out DIR]
 
-A model whose modules return a tensor that is there already is called with no hooks, with hooks
-that do nothing, and under a capture whose memory takes all, so that what is seen is the hook, the
-conversion and the copy. Shown are medians of microseconds a module above the model without hooks,
-in one round of all contenders after the other. Nothing here fails on time.
+The modules of the model return an existing tensor, so the model itself does no work. It runs
+without hooks, with hooks that do nothing, and in a capture. The memory of the capture has room for
+all tensors, so that only the hook, the conversion and the copy count. Each round runs all
+contenders. The table has the medians of microseconds per module above the model without hooks. No
+result is a failure.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from torch import Tensor, nn
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 HOOKS = (16, 128, 1024)
 WORKERS = (1, 2, 4)
-AT_ONCE = 128 << 20  # bytes of float32 in a capture, at most
-MEMORY = 2.0  # GB, more than that
-CALLS = 1000  # of modules in a measurement, where that is few bytes
+AT_ONCE = 128 << 20  # the most bytes of float32 in a capture
+MEMORY = 2.0  # GB of a capture; more than AT_ONCE
+CALLS = 1000  # of modules in a measurement, fewer if that would exceed AT_ONCE
 
 
 class Again(nn.Module):
@@ -46,7 +47,7 @@ class Again(nn.Module):
 
 
 class Chain(nn.Module):
-    """Calls many modules; all return the same few tensors in turn."""
+    """Calls many modules. Together they return at most four different tensors."""
 
     def __init__(self, modules: int, elements: int) -> None:
         super().__init__()
@@ -81,7 +82,7 @@ def captured(
     with clean_folder(parent) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         with framework.capture_activations(folder / "a.stream"):
-            model()  # registers the layers
+            model()  # registers the layers before the clock runs
             took = seconds(model, passes)
     return took
 
@@ -99,7 +100,7 @@ def contenders() -> dict[str, Callable[[nn.Module, int, Path], float]]:
 
 
 def one_case(modules: int, elements: int, rounds: int, parent: Path) -> dict[str, list[float]]:
-    """Microseconds a module, of each contender in each round."""
+    """Microseconds per module, for each contender a value per round."""
     model = Chain(modules, elements)
     calls = min(max(CALLS, modules), max(modules, AT_ONCE // (4 * elements)))
     passes = max(1, calls // modules)
@@ -115,7 +116,7 @@ def one_case(modules: int, elements: int, rounds: int, parent: Path) -> dict[str
 
 
 def cases(quick: bool) -> list[tuple[int, int]]:
-    """(modules, elements): tensors grow, then hooks grow."""
+    """(modules, elements): first larger and larger tensors, then more and more hooks."""
     if quick:
         return [(8, 1 << 10), (16, 1 << 10)]
     by_size = [(max(1, min(64, AT_ONCE // (4 * size))), size) for size in SIZES]

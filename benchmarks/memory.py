@@ -1,13 +1,14 @@
-"""How much memory a capture takes when the disk is slow, and how long it drains at its end.
+"""Measures the memory of a capture with a slow disk, and the time of its close.
 
     python benchmarks/memory.py [--rate 50] [--limit 0.25] [--gigabytes 2] [--out DIR]
 
-Makes a file system of its own on a loop device, whose writers get 50 MB/s from a control group,
-and captures more to it than the memory limit, tensor by tensor, in a process of its own for each
-preset; the model waits when the memory is full. Growth is the process's peak resident memory over
-what it had before the capture. Every packet is counted and its values compared afterwards. The
-close at the end writes what is staged: its time stands beside staged bytes over the disk's rate.
-Needs root, mkfs.ext4 and a control group for block devices. Nothing here fails on time.
+It creates a file system on a loop device and limits its writers to 50 MB/s with a control group. A
+separate process for each preset captures more to it than the memory limit, tensor by tensor. The
+model waits while the memory is full. "growth" is the process's peak resident memory above that
+before the capture. Afterwards every packet is read and its values are compared. The close writes
+the staged bytes; the table has its time beside the staged bytes divided by the disk's rate.
+
+It needs root, mkfs.ext4 and a control group for block devices. No result is a failure.
 """
 
 from __future__ import annotations
@@ -43,12 +44,16 @@ Figures = dict[str, Any]
 
 @contextlib.contextmanager
 def slow_disk(size: int, rate: int, within: Path) -> Iterator[tuple[Path, Path]]:
-    """A file system, and the `cgroup.procs` whose members write to it with `rate` bytes a second.
+    """Mounts a file system whose writers are limited to `rate` bytes per second.
 
-    It is mounted with sync, so that it is their own writes that wait, not the system's.
+    It is mounted with sync, so that the processes' own writes wait, not those of the kernel.
+
+    Yields:
+        The folder of the file system, and the `cgroup.procs` of the control group. Only processes
+        of this group are limited.
 
     Raises:
-        SystemExit: it cannot be had here; the message says why.
+        SystemExit: this is not possible here; the message says why.
     """
     folder, image = within / "disk", within / "disk.img"
     folder.mkdir()
@@ -91,11 +96,11 @@ def _run(*command: object) -> None:
         raise SystemExit(f"memory: left out: {' '.join(map(str, command))}: {done.stderr.strip()}")
 
 
-# ---- a capture in a process of its own ---------------------------------------------
+# ---- a capture in a separate process ------------------------------------------------
 
 
 def values(step: int) -> Tensor:
-    """What the model returns in a step: normal values, the same for the same step."""
+    """The model's output in a step: normally distributed, the same for the same step."""
     return torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(step))
 
 
@@ -113,7 +118,7 @@ def status(field: str) -> int:
 
 
 class Watch(threading.Thread):
-    """Reads resident and staging memory ten times a second."""
+    """Reads resident memory and staged bytes ten times a second."""
 
     def __init__(self, framework: InstrumentationFramework, before: int) -> None:
         super().__init__(daemon=True)
@@ -134,10 +139,10 @@ def capture(preset: str, path: str, limit: float, steps: int) -> Figures:
     config = from_preset(preset).with_memory_limit(limit).with_progress(False)
     framework = InstrumentationFramework(config)
     framework.instrument_model(model)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far, proc(5)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak of resident memory, proc(5)
     before = status("VmRSS")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # that the model waited
+        warnings.simplefilter("ignore", RuntimeWarning)  # "the model waited"
         with framework.capture_activations(path):
             watch = Watch(framework, before)
             watch.start()
@@ -158,7 +163,7 @@ def capture(preset: str, path: str, limit: float, steps: int) -> Figures:
 
 
 def lost(path: Path, steps: int) -> int:
-    """How many steps are not in the stream with a normalised mean squared error below 1e-3."""
+    """The number of steps that are missing, or whose normalised MSE is 1e-3 or more."""
     with ActivationReader(path, warn=False) as reader:
         good = 0
         for step, activation in enumerate(reader):
@@ -169,7 +174,7 @@ def lost(path: Path, steps: int) -> int:
 
 
 def apart(preset: str, folder: Path, group: Path, options: argparse.Namespace) -> Figures:
-    """`capture` in a process of its own that is in the control group."""
+    """Runs `capture` in a separate process in the control group, then counts lost steps."""
     path, steps = folder / f"{preset}.stream", int(options.gigabytes * 1e9 / 4 / ELEMENTS)
     how = [preset, str(path), str(options.limit), str(steps), str(group)]
     command = [sys.executable, __file__, "--child", *how]

@@ -1,13 +1,12 @@
-"""The ten tables of a memory trace, and the parsing of perf's text.
+"""Measures the analysis of a memory trace, and the parsing of perf's text.
 
     python benchmarks/memtrace.py [--rows 20000000] [--huge 200000000] [--folder DIR]
 
-The tables by libstrap beside mrm-trace, DuckDB and polars: every contender runs in a
-process of its own, over the same Parquet file; seconds are of the work alone, without
-imports, memory is the process's peak. Shown are the first call in a process and the best of
-some: the first gets all its memory anew from the system. Ratios are of one
-run on one machine; nothing here fails on time. The published mrm-trace gets an environment
-of its own.
+libstrap, the published mrm-trace, DuckDB and polars compute the ten tables from the same Parquet
+file. Each contender runs in a separate process. The seconds are those of the work without imports,
+the memory is the process's peak. The table has the first call in a process, which takes new memory
+from the system, and the best of several calls. The published mrm-trace is installed into a separate
+environment. Compare ratios of one run on one machine only. No result is a failure.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ MILLION = 1_000_000
 
 
 def contend(name: str, path: str, calls: int) -> list[float]:
-    """The work of NAME, some times over: the seconds of each call."""
+    """Does the work of a contender several times and returns the seconds of each call."""
     if name.startswith("perf script"):
         work = partial(parse, name, path)
     elif name == "published":
@@ -57,7 +56,7 @@ def contend(name: str, path: str, calls: int) -> list[float]:
             trace = pq.read_table(path)
         elif name == "libstrap pandas":
             trace = pq.read_table(path).to_pandas()
-        compute_all(next(traces.batches(1000)), as_arrow=True)  # loads what is loaded once
+        compute_all(next(traces.batches(1000)), as_arrow=True)  # loads libraries
         work = partial(compute_all, trace, as_arrow=True)
     seconds = []
     for _ in range(calls):
@@ -68,7 +67,7 @@ def contend(name: str, path: str, calls: int) -> list[float]:
 
 
 def parse(name: str, path: str) -> None:
-    """Reads the text at PATH to batches, or on to a Parquet file."""
+    """Parses the text at `path` to batches, or to a Parquet file."""
     from llm_instrumentation.mrm.parser import parse_perf_script
 
     text = parse_perf_script(path, "bench")
@@ -82,7 +81,7 @@ def parse(name: str, path: str) -> None:
 
 
 def run(name: str, path: Path, python: str = sys.executable, calls: int = 1) -> dict:
-    """A contender in a process of its own: its first call, its best, its peak memory."""
+    """Runs a contender in a separate process: its first call, best call and peak memory."""
     command = [python, "-W", "ignore", __file__, "--contend", name, str(path), str(calls)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -100,7 +99,7 @@ def published_python(folder: Path) -> str | None:
 
 
 def best_of(one: dict[str, dict], other: dict[str, dict]) -> dict[str, dict]:
-    """The better of two rounds, each figure for itself, and the higher peak."""
+    """The lower times and the higher peak of two rounds, for each contender."""
     return {
         name: {
             "first": min(one[name]["first"], other[name]["first"]),
@@ -112,7 +111,7 @@ def best_of(one: dict[str, dict], other: dict[str, dict]) -> dict[str, dict]:
 
 
 def table(title: str, results: dict[str, dict]) -> None:
-    """Shows the contenders; the factors are to the first of them."""
+    """Prints the contenders. The factors are relative to the first contender."""
     print(f"\n{title}\n  {'':16} {'first call':>21} {'best call':>21}      peak")
     base = next(iter(results.values()))
     for name, found in results.items():
@@ -152,7 +151,7 @@ def main() -> None:
         path = traces.write(folder / f"{arguments.rows}.parquet", arguments.rows)
         rounds = [
             {name: run(name, path, calls=2) for name in ("libstrap", "duckdb", "polars")}
-            for _ in range(2)  # in turns: what runs first finds a colder machine
+            for _ in range(2)  # twice, because the first contender finds cold caches
         ]
         table(f"{arguments.rows:,} rows of Parquet", best_of(*rounds))
 

@@ -1,15 +1,18 @@
-"""What the probes cost: programs in the kernel, beside bcc's biolatency, and snapshots.
+"""Measures the cost of the probes: their programs in the kernel, and their snapshots.
 
     python benchmarks/probes.py [--seconds 21] [--rounds 7] [--json FILE]
 
-fio reads a loop device over a file in memory, 4 KiB at random places at depth 16, while
-strap-probe (a snapshot each 5 s) and `biolatency -D` watch in one run; the kernel's own
-statistics (kernel.bpf_stats_enabled) tell the time of each program an event. The run is cut into
-rounds, of which the fastest is the one that others on the machine disturbed least. Then a second
-strap-probe watches the same device. A shorter run has an I/O scheduler, and with it insertions.
-Then threads switch and pages fault under a SystemProbe, and the kernel says how often its programs
-ran. Needs root, fio, losetup, bpftool and Go (make sets GO); bcc's libbpf tools for the comparison.
-Nothing here fails on time.
+1. fio reads 4 KiB at random places of a loop device over a file in memory, at depth 16. strap-probe
+   (a snapshot every 5 s) and bcc's `biolatency -D` watch at the same time. The kernel's statistics
+   (kernel.bpf_stats_enabled) give the time of each program per event. The run is cut into rounds;
+   the fastest round is the one that other programs disturbed least.
+2. A second strap-probe watches the same device.
+3. A shorter run uses an I/O scheduler, so that requests are also inserted into a queue.
+4. Threads switch and pages fault while a SystemProbe runs. The kernel counts the runs of its
+   programs.
+
+It needs root, fio, losetup, bpftool and Go (make sets GO), and for the comparison bcc's libbpf
+tools. No result is a failure.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ PEER = "biolatency"
 
 
 def programs(pid: int | str) -> dict[str, tuple[int, int]]:
-    """The programs that a process has in the kernel: how often each ran, and its ns in all."""
+    """The BPF programs of a process by name: how often each ran, and its total time in ns."""
     own = set()
     for file in Path(f"/proc/{pid}/fdinfo").iterdir():
         with contextlib.suppress(OSError):
@@ -53,7 +56,7 @@ def programs(pid: int | str) -> dict[str, tuple[int, int]]:
 
 
 def cpu_ns(pid: int) -> int:
-    """What a process's threads were on the cores for."""
+    """The time that a process's threads were on the cores, in ns."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 
@@ -105,7 +108,7 @@ def read_at_random(device: Path, seconds: float) -> None:
 
 
 def per_event(watchers: dict[str, int], work: Callable[[], None]) -> list[dict]:
-    """The programs that ran 1,000 times or more in the course of some work."""
+    """The time per run of each program that ran at least 1,000 times during `work`."""
     before = {name: programs(pid) for name, pid in watchers.items()}
     work()
     rows = []
@@ -121,7 +124,7 @@ def per_event(watchers: dict[str, int], work: Callable[[], None]) -> list[dict]:
 
 
 def rounds_of(watchers: dict[str, int], work: Callable[[], None], times: int) -> list[dict]:
-    """Of each program the fastest round and the median of all."""
+    """For each program the fastest round and the median of all rounds."""
     found: dict[tuple[str, str], list[dict]] = {}
     for _ in range(times):
         for row in per_event(watchers, work):
@@ -139,7 +142,7 @@ def rounds_of(watchers: dict[str, int], work: Callable[[], None], times: int) ->
 
 
 def block(seconds: float, rounds: int, folder: str) -> dict:
-    """Requests, with and without a scheduler; the share of a core that strap-probe takes."""
+    """Measures requests with and without a scheduler, and strap-probe's share of a core."""
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(loop_device(folder))
         scheduler = Path(f"/sys/block/{device.name}/queue/scheduler")
@@ -162,7 +165,7 @@ def block(seconds: float, rounds: int, folder: str) -> dict:
 
 
 def switch(times: int) -> None:
-    """Two threads that wait for each other."""
+    """Lets two threads take turns, so that each waits for the other."""
     turns = [threading.Semaphore(0), threading.Semaphore(0)]
 
     def play(me: int) -> None:
@@ -187,7 +190,7 @@ def fault(pages: int) -> None:
 
 
 def system() -> dict:
-    """How often the SystemProbe's programs run while threads switch and pages fault."""
+    """Counts the runs of the SystemProbe's programs while threads switch and pages fault."""
     with SystemProbe() as probe:
         probe.snapshot()
         used, before = resource.getrusage(resource.RUSAGE_SELF), programs("self")
@@ -204,7 +207,7 @@ def system() -> dict:
 
 
 def snapshots(probe: BlockProbe | SystemProbe, times: int = 50) -> dict:
-    """The median of a snapshot's time, and its CPU time."""
+    """The median time of a snapshot, and its mean CPU time, in ms."""
     took = []
     cpu = time.process_time()
     for _ in range(times):

@@ -1,16 +1,17 @@
-"""How small activations become, at what error, and how fast on one core.
+"""Measures the size of compressed activations, their error, and the speed on one core.
 
     python benchmarks/ratio.py [--rounds 5] [--out DIR]
 
-The tensors are what every module of a trained MiniLM returns for 8 English texts. libstrap
-captures them by hooks of a module that returns them again, to a file in memory; its speed counts
-from before the capture is opened to when it is closed. The other compressors get the bytes of each
-tensor, as float32 or as float16 made before; their speed is of the compression alone. All run on
-one core, interleaved in every round; speeds are medians, in 10^6 bytes of float32 a second of CPU
+The tensors are the outputs of every module of a trained MiniLM for 8 English texts. libstrap
+captures them from modules that return them again, to a file in memory; its time runs from before
+the opening of the capture to its close. The other compressors get the bytes of each tensor, as
+float32 or as float16 converted before; their time is that of the compression alone. All run on one
+core and take turns in every round. Speeds are medians, in 10^6 bytes of float32 per second of CPU
 time.
 
-The mean squared error is that of what is read back, over the whole capture; normalised it is over
-the mean square of a packet's values, of which the median and the largest are shown.
+MSE is the mean squared error of the values that are read back, over the whole capture. The
+normalised MSE of a packet is its squared error divided by the sum of its squared values. The table
+has the median and the largest over all packets.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import _one_core  # before the others, which start threads
+import _one_core  # before the other imports, which start threads
 import numpy as np
 import torch
 from _activations import outputs
@@ -41,7 +42,7 @@ Figures = dict[str, Any]
 
 
 class Replay(nn.Module):
-    """Returns tensors again, each from a module of its own name."""
+    """Calls one module for each tensor; the module returns the tensor."""
 
     def __init__(self, tensors: Arrays) -> None:
         super().__init__()
@@ -73,13 +74,13 @@ def configurations() -> dict[str, Callable[[], InstrumentationConfig]]:
 
 
 def captured(model: Replay, config: InstrumentationConfig, folder: Path) -> Figures:
-    """Seconds, stored bytes, and the errors of what is read back."""
-    path = folder / "a.capture"  # .stream is not for archives
+    """Captures the tensors once: CPU seconds, stored bytes, and the errors after reading back."""
+    path = folder / "a.capture"  # an archive must not end in .stream
     framework = InstrumentationFramework(config.with_progress(False).with_workers(1))
     framework.instrument_model(model)
     began = time.process_time()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # that the model waited
+        warnings.simplefilter("ignore", RuntimeWarning)  # "the model waited"
         with framework.capture_activations(path):
             model()
     seconds = time.process_time() - began
@@ -94,7 +95,7 @@ def captured(model: Replay, config: InstrumentationConfig, folder: Path) -> Figu
 
 
 def errors(originals: Arrays, back: Arrays) -> Figures:
-    """Mean squared error over all, and of each tensor over its mean square."""
+    """The MSE over all tensors, and the median and maximum of the tensors' normalised MSE."""
     square_error, values, normalised = 0.0, 0, []
     for name, original in originals.items():
         wanted = original.astype(np.float64)
@@ -113,7 +114,7 @@ def errors(originals: Arrays, back: Arrays) -> Figures:
 
 
 def compressors() -> tuple[dict[str, Callable[[np.ndarray], Any]], list[str]]:
-    """Functions that compress an array, and what is missing."""
+    """Functions that compress an array, by name, and messages about missing packages."""
     missing: list[str] = []
     found: dict[str, Callable[[np.ndarray], Any]] = {}
     for add in (_zstandard, _lz4, _blosc2, _zipnn):
@@ -190,7 +191,7 @@ def measure(tensors: Arrays, rounds: int, folder: Path) -> list[dict[str, Figure
         for name, make in configurations().items()
     }
     for way in own.values():
-        way()  # warms up; what fails here is an error of ours
+        way()  # warms up; an exception here is an error of this package
     ways = dict(own)
     halved = errors(tensors, back)
     for name, compress in others.items():

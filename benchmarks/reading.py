@@ -1,7 +1,7 @@
-"""What it takes to read a capture of many small packets.
+"""Measures the reading of a capture of many small packets.
 
-The capture: tensors of 64 float32 of 200 layers, step after step. Each round opens it in a process
-of its own, and reads a part of the packets in each of these ways:
+The capture has tensors of 64 float32 values of 200 layers, step after step. Each round opens it in
+a separate process and reads a part of the packets in each of these ways:
 
     parser      the few lines of docs/STREAM_FORMAT.md, without an index
     iterate     for activation in reader: activation.to_numpy()
@@ -60,18 +60,18 @@ def parser(path: str, most: int) -> None:
 
 
 def resident(field: str) -> int:
-    """Kilobytes of the process in memory, now (VmRSS) or at most (VmHWM)."""
+    """Resident memory of the process in KiB, now (VmRSS) or at its peak (VmHWM)."""
     status = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith(f"{field}:"))
 
 
 def measure(path: str, most: int) -> None:
     """Prints the figures of one round as JSON."""
-    import torch  # noqa: F401  loaded before the clock runs
+    import torch  # noqa: F401  loads it before the clock runs
     from llm_instrumentation import ActivationReader
     from llm_instrumentation._native import library_version
 
-    library_version()  # likewise libstrap
+    library_version()  # loads libstrap before the clock runs
     before, begun = resident("VmRSS"), time.perf_counter()
     reader = ActivationReader(path)
     figures = {"open": time.perf_counter() - begun}
@@ -128,7 +128,7 @@ def compare(o: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(dir=o.folder) as folder:
         told = machine(Path(folder), ("numpy", "pyarrow", "lz4", "zstandard"))
         head("Reading many small packets", told)
-        # Each reads what itself has captured: the format of the index may differ.
+        # Each checkout reads its own capture, because the format of the index may differ.
         paths = {}
         for name, package in packages.items():
             paths[name] = Path(folder, f"{name}.stream")

@@ -1,19 +1,20 @@
-"""The speed that a model keeps while every module's output is captured.
+"""Measures the speed that a model keeps while every module's output is captured.
 
     python benchmarks/speed_kept.py [--rounds 5] [--out DIR] [--contenders NAME ...]
 
 A random-weight Llama of 8 layers, 768 wide, runs prefills of 256 tokens and greedy generations of
-32. Each round runs every contender for many passes in one capture, and the model alone before and
-after each of them: speed kept is the time alone, the mean of both sides, over the time with the
-contender; shown are medians over the rounds, and ranges. The contender "nothing" is the model
-alone once more, so that its range shows the noise.
+32 tokens. Each round runs every contender for many passes in one capture, and the model alone
+before and after each contender. The speed kept is the time alone (the mean of before and after)
+divided by the time with the contender. The table has medians and ranges over the rounds. The
+contender "nothing" is the model alone again; its range shows the noise.
 
-"Sustained" counts from before the capture is opened to when it is closed, with a memory limit that
-is a small part of what is captured ("over memory"); --sync also counts until the disk has all.
-"Burst" counts the model's own time, with the preset's memory limit, which takes it all: the file
-is written when the model is done. Nothing here fails on time.
+"sustained" measures from before the opening of the capture to its close. Its memory limit is a
+small part of the captured bytes (column "over memory"). With --sync the time also includes the
+writing to the disk. "burst" measures the model's own time. Its memory limit has room for all
+tensors, so the file is written after the model is done. No result is a failure.
 
-A quiet minute at a time: --json FILE --more adds rounds to those of an earlier run.
+To use several quiet moments of a machine, run it with --json FILE --more: that adds rounds to those
+of the earlier runs.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ PRESETS = ("fast_capture", "balanced", "max_compression")
 WORKLOADS = ("prefill", "generation")
 MODES = ("sustained", "burst")
 _RING_VALUES = 24 << 20
-_BURST_GB = 0.6  # more than all that is captured in one
-QUICK_PEERS = ("numpy_tofile", "torch_save", "safetensors_files")  # no process to start
+_BURST_GB = 0.6  # more than one burst captures
+QUICK_PEERS = ("numpy_tofile", "torch_save", "safetensors_files")  # these need no extra process
 Round = dict[str, Figures]  # by contender
 Way = Contender | Apart
 
@@ -78,7 +79,7 @@ def _empty_hooks(model: nn.Module, folder: Path, memory: float | None) -> Iterat
 
 @contextlib.contextmanager
 def _float16_in_memory(model: nn.Module, folder: Path, memory: float | None) -> Iterator[Running]:
-    """The least that anybody does who stores float16: PyTorch converts into a ring of 48 MB."""
+    """The least work that stores float16: PyTorch converts into a ring of 48 MB in memory."""
     ring, at = torch.empty(_RING_VALUES, dtype=torch.float16), 0
 
     def convert(module: nn.Module, args: Any, output: Any) -> None:
@@ -105,7 +106,7 @@ def _preset(model: nn.Module, preset: str, folder: Path, memory: float | None) -
     framework.instrument_model(model)
     running = Running(model)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # that the model waited: the table says it
+        warnings.simplefilter("ignore", RuntimeWarning)  # "the model waited": a column shows it
         with framework.capture_activations(folder / "run.stream"):
             yield running
     stats = framework.stats()
@@ -113,7 +114,7 @@ def _preset(model: nn.Module, preset: str, folder: Path, memory: float | None) -
         raise SystemExit(f"{preset}: {stats.dropped} tensors dropped, {stats.failed} failed")
     running.told = {
         "stalls": stats.stalls, "stall_seconds": stats.stall_seconds, "ratio": stats.ratio,
-        # float32 is staged as float16
+        # raw_bytes counts float32, which is staged as float16.
         "over_memory": stats.raw_bytes / 2 / stats.memory_limit,
     }  # fmt: skip
 
@@ -131,7 +132,7 @@ def contenders(model: nn.Module) -> list[Contender]:
 
 
 def _alone(running: Running, workload: str, ids: Tensor, passes: int, pause: float) -> float:
-    """Seconds a pass of the model alone, after what the contender before left behind is over."""
+    """Seconds per pass of the model alone, after a pause in which the last contender ends."""
     time.sleep(pause)
     run_passes(running, workload, ids, 1)
     return run_passes(running, workload, ids, passes) / passes
@@ -141,7 +142,7 @@ def one_round(
     number: int, model: nn.Module, ways: list[Way], workload: str, mode: str,
     options: argparse.Namespace, parent: Path,
 ) -> Round:  # fmt: skip
-    """Each contender once, with the model alone before and after it."""
+    """Runs each contender once, and the model alone before and after it."""
     passes = getattr(options, f"{workload}_passes" if mode == "sustained" else "burst_passes")
     memory = getattr(options, f"{workload}_memory") if mode == "sustained" else None
     length = options.length if workload == "prefill" else options.prompt
@@ -164,7 +165,7 @@ def one_round(
 
 
 def measure(options: argparse.Namespace, ways: list[Way], model: nn.Module) -> list[Any]:
-    """A list of {workload, mode, results}, one a round."""
+    """A list of {workload, mode, results}, one for each round."""
     rounds = []
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="speed-kept-") as parent:
         for workload in options.workload:
@@ -234,7 +235,7 @@ def show(rounds: list[Any], workload: str, mode: str) -> None:
 
 
 def draw(rounds: list[Any], axes: Any) -> None:
-    """A bar for each contender, a panel for each workload, of the sustained rounds."""
+    """Draws a panel for each workload with a bar for each contender, of sustained rounds if any."""
     for axis, workload in zip(axes, WORKLOADS, strict=True):
         mode = "sustained" if gathered(rounds, workload, "sustained") else "burst"
         found = gathered(rounds, workload, mode)

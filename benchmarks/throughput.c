@@ -1,11 +1,12 @@
 /*
- * Captures activations that stand in a file again and again, as fast as libstrap takes them.
+ * Captures the tensors of a file again and again, as fast as libstrap takes them.
  *
  *   throughput TENSORS LENGTHS STREAM codec error_bound bytes memory workers
  *
- * TENSORS has float32 values, LENGTHS the int64 length of each tensor in them. All is read into
- * memory first. Prints the bytes handed over, the seconds until the last was taken, until the
- * stream was closed and until it was durable, and what libstrap counted.
+ * TENSORS is a file of float32 values. LENGTHS is a file of int64: the number of values of each
+ * tensor. Both are read into memory first. It captures at least `bytes` bytes, and prints one JSON
+ * object: the captured bytes; the seconds until the last tensor was taken, until the stream was
+ * closed and until it was durable; and counters of libstrap.
  */
 #include <fcntl.h>
 #include <inttypes.h>

@@ -1,15 +1,18 @@
-"""Bytes of activations a second to disk, from a C program, beside fio on the same file system.
+"""Measures how fast a C program captures activations to disk, compared with fio.
 
     python benchmarks/throughput.py [--rounds 5] [--gigabytes 6] [--out DIR]
 
-throughput.c is compiled against libstrap and hands over what MiniLM's modules return for English
-texts, from memory, again and again; no model runs. Shown are 10^9 source bytes (float32) a second
-until the stream is closed, until fsync is through, and until the last tensor is taken, which is
-what a model would notice. Beside it fio writes as many bytes as the raw float16 has, directly and
-in sequence, 1 MiB at a time with 8 in flight. Each round runs all contenders; ratios to fio are of
-one round. Nothing here fails on time.
+throughput.c is compiled against libstrap. It captures the outputs of MiniLM's modules for English
+texts from memory, again and again; no model runs. The table has 10^9 source bytes (float32) per
+second: until fsync has returned ("durable"), until the stream is closed ("to close"), and until the
+last tensor is taken ("taken"), which is the time that a model would wait.
 
-A quiet minute at a time: --json FILE --more adds rounds to those of an earlier run.
+fio writes as many bytes as the raw float16 has to the same file system: O_DIRECT, in sequence,
+1 MiB at a time with 8 requests in flight. Each round runs all contenders. Each ratio to fio is
+within one round. No result is a failure.
+
+To use several quiet moments of a machine, run it with --json FILE --more: that adds rounds to those
+of the earlier runs.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ Figures = dict[str, float]
 
 
 def compiled(folder: Path) -> tuple[Path, bool]:
-    """The program, and whether the library rounds to an error bound."""
+    """Compiles the program; also returns whether the library supports an error bound."""
     program, library = folder / "throughput", folder / "libstrap.so.1"
     library.symlink_to(LIBRARY)
     command = [*os.environ.get("CC", "cc").split(), "-O2", "-std=gnu11", "-Wall", "-Wextra"]
@@ -61,7 +64,7 @@ def compiled(folder: Path) -> tuple[Path, bool]:
 
 
 def saved(folder: Path) -> tuple[Path, Path]:
-    """Files with the values and the lengths of the tensors, for the program."""
+    """Writes the program's files TENSORS and LENGTHS."""
     tensors = [tensor.ravel() for tensor in outputs().values()]
     values, lengths = folder / "tensors", folder / "lengths"
     np.concatenate(tensors).astype(np.float32).tofile(values)

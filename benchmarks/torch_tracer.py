@@ -1,14 +1,15 @@
-"""What tracing costs: the speed that a model keeps under the torch tracer.
+"""Measures the speed that a model keeps under the torch tracer.
 
     python benchmarks/torch_tracer.py [--rounds 15] [--threads 2] [--device cpu] [--json FILE]
                                       [--hidden 512] [--layers 8]
 
-A random-weight Llama runs a prefill and a greedy generation. Each round runs it untraced and
-under each contender, in turns; a ratio is of the same round, and the median of all rounds is
-shown with its quartiles. The last column is the same of CPU time, at its lowest decile: with
---threads 1 it says most on a machine that others use too. Beside the tracer run its twin
-without C, a dispatch mode that does nothing, and one of the 15 lines that first come to mind.
-Nothing here fails on time.
+A random-weight Llama runs a prefill and a greedy generation. Each round runs it untraced and with
+each contender, in turns. A ratio is within one round; the output has the median of all rounds and
+the quartiles. The last column is the ratio of CPU times, each at the lowest decile of the rounds.
+With --threads 1 that is the most precise figure on a machine that other programs use too.
+
+The contenders beside the tracer are the tracer without C, a dispatch mode that does nothing, and a
+simple dispatch mode of 15 lines. No result is a failure.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ TOKENS = 32
 
 
 class Nothing(TorchDispatchMode):
-    """Runs each operator."""
+    """Runs each operator and records nothing."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
 
 
 class FifteenLines(TorchDispatchMode):
-    """Records times, addresses and lengths, with no idea of regions."""
+    """Records times, addresses and lengths, but no regions: the simplest tracer."""
 
     def __init__(self):
         super().__init__()
@@ -97,7 +98,7 @@ def contenders(
     }
     in_c, recorder.view_in_c = recorder.view_in_c, lambda: 0
     without_c = TorchTracer(Path(folder) / "without_c.parquet")
-    with without_c.attach(model):  # makes its recorder
+    with without_c.attach(model):  # creates its recorder, which keeps the choice
         recorder.view_in_c = in_c
     return {
         "untraced": contextlib.nullcontext,
@@ -124,7 +125,7 @@ def measure(rounds: int, model: torch.nn.Module) -> dict:
                             work()
                             if model.device.type != "cpu":
                                 torch.cuda.synchronize()
-                            if number > 1:  # the first ones warm up
+                            if number > 1:  # the first two rounds warm up
                                 wall[name].append(time.perf_counter() - start)
                                 cpu[name].append(time.process_time() - used)
                 results[label] = {

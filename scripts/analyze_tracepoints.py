@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Latencies and queue depths in figures; see docs/PROBES.md, or --help."""
+"""Summarises snapshots of block devices and draws figures; see docs/PROBES.md, or --help."""
 
 import sys
 

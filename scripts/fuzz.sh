@@ -3,11 +3,12 @@
 #
 #   scripts/fuzz.sh [PACKAGE...]
 #
-# PACKAGE is as for go test; without one, every package is fuzzed. Environment: GO (the go command),
-# FUZZTIME (for each fuzzer, 20s where it is not set), FUZZRATE (the least rate, 1000).
+# PACKAGE is a package as for go test; without one, all packages are fuzzed. Environment: GO is the
+# go command. FUZZTIME is the time of each fuzzer (default 20s). FUZZRATE is the minimum rate in
+# inputs per second (default 1000).
 #
-# Ends with 1 when a fuzzer found a failure, or stays below the least rate. A fuzzer may stay below
-# it where its comment gives the reason, in a line that begins with "Slow:".
+# Exits with 1 if a fuzzer finds a failure or is slower than the minimum rate. A fuzzer may be
+# slower if its comment gives the reason in a line that begins with "Slow:".
 set -u
 
 cd "$(dirname "$0")/.." || exit 1
@@ -17,7 +18,7 @@ work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
-# Prints how many inputs a second a log of go test counts: its last line says it of the whole time.
+# Prints the inputs per second of a log of go test. Its last line with a count is of the whole time.
 rate() {
   awk '/^fuzz: elapsed: [0-9hms]+, execs: / {
     seconds = 0; rest = $3
@@ -30,7 +31,7 @@ rate() {
   } END { printf "%d", found }' "$1"
 }
 
-# Prints the line that says why a fuzzer is slow.
+# Prints the "Slow:" line of a fuzzer's comment.
 reason() { # FOLDER FUZZER
   awk -v func_="func $2(" '
     /^\/\/ Slow: / { why = substr($0, 4) }
@@ -45,12 +46,12 @@ while read -r package folder; do
   "$GO" test -list '^Fuzz' "$package" >"$work/fuzzers" </dev/null || { cat "$work/fuzzers"; exit 1; }
   for fuzzer in $(grep '^Fuzz' "$work/fuzzers"); do
     echo "$package $fuzzer"
-    # Ten tries to make an input smaller: without a limit of its own, Go takes a minute for each new
-    # input, of which a fuzzer finds many.
+    # Go tries ten times to make a new input smaller. Without -fuzzminimizetime it would take a
+    # minute for each new input, and a fuzzer finds many.
     "$GO" test -run '^$' -fuzz "^$fuzzer\$" -fuzztime "$FUZZTIME" -fuzzminimizetime 10x "$package" \
       >"$work/log" 2>&1 </dev/null
     failed=$?
-    # Go before 1.27 may fail at the end of the time by itself: https://go.dev/issue/75804
+    # Go before 1.27 may fail when the time is over, without a fault: https://go.dev/issue/75804
     if grep -q '^    context deadline exceeded$' "$work/log" &&
       ! grep -qE 'Failing input|^panic: |_test\.go:' "$work/log"; then
       failed=0

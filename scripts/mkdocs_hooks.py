@@ -1,8 +1,8 @@
-"""What the site needs beyond the pages of docs/; mkdocs.yml names this file.
+"""Hooks of mkdocs for the documentation site; mkdocs.yml names this file.
 
-The pages are written for the code host too, so their links are relative to the file. A link to a
-file outside of docs/ becomes a link to the repository. Each module of API.md gets a page of its
-docstrings, which are read from the source: nothing is imported.
+The pages of docs/ are also read on the code host, so their links are relative to the file. The
+hooks turn a link to a file outside of docs/ into a link to the repository. They add a page of
+docstrings for each module of API.md. The docstrings are read from the source; nothing is imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`(~?)([\w.]+)`")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Completes the nav with the pages of docstrings and decisions."""
+    """Adds the pages of docstrings and decisions to the nav."""
     decisions = [f"decisions/{path.name}" for path in Path(config.docs_dir, "decisions").glob("0*")]
     docstrings = [{module: f"docstrings/{module}.md"} for module in documented(config)]
     for part in config.nav:
@@ -43,7 +43,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds a page for each documented module."""
     modules = documented(config)
     for module in modules:
-        # What has a page of its own is not repeated on that of its package.
+        # A package with modules that have their own pages does not repeat their members.
         members = not any(other.startswith(f"{module}.") for other in modules)
         parts = [f"# {module}", directive(module, members=members)]
         if members:
@@ -55,7 +55,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Leads links out of docs/ to the repository, and refuses those that lead nowhere."""
+    """Turns links out of docs/ into links to the repository.
+
+    Raises:
+        PluginError: the target of a link does not exist.
+    """
     docs = Path(config.docs_dir).resolve()
 
     def lead(link: re.Match[str]) -> str:
@@ -71,17 +75,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def documented(config: MkDocsConfig) -> list[str]:
-    """The modules that API.md has a heading for."""
+    """The modules that have a heading in API.md."""
     return MODULE.findall(Path(config.docs_dir, "API.md").read_text(encoding="utf-8"))
 
 
 def directive(name: str, *, members: bool) -> str:
-    """Asks mkdocstrings for the docstring of a module or object, and of its public members."""
+    """A directive of mkdocstrings: the docstring of a module or object, and of its members."""
     return f"::: {name}" + ("" if members else "\n    options:\n      members: false")
 
 
 def lazy_names(module: str) -> Iterator[str]:
-    """The full names of what a package imports on first use, as its table _NAMES says."""
+    """The full names of the objects in a package's table _NAMES, which it imports on first use."""
     path = SOURCES.joinpath(*module.split("."), "__init__.py")
     if path.exists():
         for statement in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -91,7 +95,7 @@ def lazy_names(module: str) -> Iterator[str]:
 
 
 class Docstrings(Extension):
-    """Makes Markdown of the reStructuredText in docstrings: roles, and code after ``::``."""
+    """Converts reStructuredText in docstrings to Markdown: roles, and code after ``::``."""
 
     def on_package(self, *, pkg: Module, **_: Any) -> None:
         self.on_object(obj=pkg)
@@ -105,7 +109,8 @@ def markdown(text: str) -> str:
     text = ROLE.sub(lambda role: f"`{role[2].rpartition('.')[2] if role[1] else role[2]}`", text)
     first, _, rest = text.partition("\n")
     if first.endswith("::") and not rest.lstrip("\n").startswith(" "):
-        # Only code follows, and lost its indentation with the docstring's own.
+        # All lines after the first are code. Removing the docstring's indentation removed the
+        # code's indentation too.
         rest = textwrap.indent(rest, "    ")
     return LITERAL.sub(fenced, f"{first}\n{rest}\n")
 

@@ -1,20 +1,21 @@
 #!/bin/sh
-# Runs every benchmark of benchmarks/ on a quiet machine; what each prints, its figures and its plot
-# are kept, with a description of the machine.
+# Runs all benchmarks of benchmarks/. Use a quiet machine. It keeps the output, figures and plot of
+# each benchmark, and a description of the machine.
 #
 #   scripts/run_benchmarks.sh [--peers] [--quick] [DIRECTORY]
 #
-# DIRECTORY is benchmarks/results where none is given. --peers installs what the capture is compared
-# with into benchmarks/.peers first, from the package index; without it, what is there is taken.
-# --quick runs the benchmarks of the capture on very little: only a test. PYTHON is the interpreter
-# that has this package and torch, python3 where it is not set. Ends with 1 when a benchmark failed.
+# DIRECTORY receives the results (default benchmarks/results). --peers first installs the peers of
+# the capture benchmarks from the package index into benchmarks/.peers; without it only installed
+# peers run. --quick runs the capture benchmarks alone, with little data: only a test. The
+# environment variable PYTHON is the interpreter that has this package and torch (default python3).
+# Exits with 1 if a benchmark failed.
 set -u
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
 case $python in
   /*) ;;
-  */*) python=$PWD/$python ;; # a path, which must outlive the cd below
+  */*) python=$PWD/$python ;; # make the path absolute, before the cd below
 esac
 quick='' peers='' results=$root/benchmarks/results
 for argument; do
@@ -54,7 +55,7 @@ for script in benchmarks/[!_]*.py; do
   case $name in
     speed_kept | throughput | ratio | memory | hook_cost)
       set -- $quick --out "$results" --json "$results/$name.json" ;;
-    memtrace) # the traces' own
+    memtrace) # has no --json
       [ -z "$quick" ] || continue
       set -- ;;
     *)
@@ -62,7 +63,7 @@ for script in benchmarks/[!_]*.py; do
       set -- --json "$results/$name.json" ;;
   esac
   echo "== $script"
-  # A pipe to tee would hide the status.
+  # The pipe to tee hides the exit status, so a file keeps it.
   { "$python" "$script" "$@" 2>&1 || echo "$name" >>"$results/.failed"; } | tee "$results/$name.md"
 done
 if [ -e "$results/.failed" ]; then

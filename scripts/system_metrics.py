@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Watches processes and pressure; see docs/PROBES.md, or --help."""
+"""Runs the probe for processes and pressure; see docs/PROBES.md, or --help."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from pathlib import Path
 try:
     from llm_instrumentation.probes.program import run
 except ModuleNotFoundError:
-    # sudo runs another Python than the one with the package. The sources need nothing beside them.
+    # sudo may run a Python without the package. Then the sources beside this script do.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
     from llm_instrumentation.probes.program import run
 

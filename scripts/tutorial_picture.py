@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws docs/images/topics.svg: runs the Python blocks of docs/TUTORIAL.md, which save it.
+"""Draws docs/images/topics.svg by running the Python blocks of docs/TUTORIAL.md, which save it.
 
 python scripts/tutorial_picture.py [--output docs/images/topics.svg]
 """
@@ -25,7 +25,7 @@ def main() -> None:
     output = parser.parse_args().output.absolute()
     page = DOCS / "TUTORIAL.md"
     blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    # The same picture each time: no random ids, and no date.
+    # Without random ids and a date, the picture is the same each time.
     mpl.rcParams["svg.hashsalt"] = PICTURE
     os.environ["SOURCE_DATE_EPOCH"] = "0"
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
-"""Other ways to keep every activation, each in a file of its own.
+"""Peers: other ways to capture every activation, one module each.
 
-What has to be installed for them stands in an environment of its own, `benchmarks/.peers`, which
-`python benchmarks/capture_peers/install.py` makes.
+Their packages are in a separate environment, `benchmarks/.peers`, which
+`python benchmarks/capture_peers/install.py` creates.
 """
 
 import site
@@ -23,7 +23,7 @@ PEERS = (
 
 
 def add_packages() -> None:
-    """Makes what is installed there importable in this process."""
+    """Makes the packages of the environment importable in this process."""
     release = f"python{sys.version_info.major}.{sys.version_info.minor}"
     folder = FOLDER / "venv" / "lib" / release / "site-packages"
     if folder.exists():

@@ -1,4 +1,4 @@
-"""Peers in processes of their own, and all peers that are there."""
+"""Runs peers in separate processes, and finds all peers that are installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ HERE = Path(__file__).resolve().parent
 
 
 class Process:
-    """A process that runs the contenders of one peer."""
+    """A process that runs the contenders of one peer; serve.py is its program.
+
+    Raises:
+        Absent: the peer is not installed or does not work here.
+    """
 
     def __init__(self, peer: str, quick: bool, threads: int) -> None:
         if not PYTHON.exists():
@@ -56,7 +60,7 @@ class Process:
 
 @dataclass
 class Apart:
-    """A contender in a process of its own; as :class:`Contender` otherwise."""
+    """A contender that runs in a separate process, with the interface of :class:`Contender`."""
 
     name: str
     process: Process
@@ -77,7 +81,7 @@ class Apart:
 def peers(
     model: nn.Module, wanted: list[str], quick: bool, threads: int
 ) -> tuple[list[Contender | Apart], dict[str, str]]:
-    """The contenders of the peers that are there, and why the others are not."""
+    """The contenders of the installed peers, and for each other peer the reason why not."""
     ways: list[Contender | Apart] = []
     absent: dict[str, str] = {}
     for peer in PEERS:

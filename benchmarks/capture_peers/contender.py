@@ -1,4 +1,4 @@
-"""What a benchmark runs: a model under some way of capturing it."""
+"""Contenders: a model, and the ways to capture it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Figures = dict[str, Any]
 
 
 class Absent(Exception):  # noqa: N818
-    """This way cannot be had here; the text says why."""
+    """A contender cannot run here; the text says why."""
 
 
 class Running:
     """A model while it is captured.
 
-    A way of capturing that has to make the model's calls itself overrides these methods.
+    A contender that has to call the model itself overrides the methods.
 
     Attributes:
-        told: what the capture says of itself once it is closed.
+        told: further figures of the capture, known after it is closed.
     """
 
     tokens: ClassVar[int] = 32
-    """How many a generation makes."""
+    """The number of tokens of a generation."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model
@@ -46,7 +46,7 @@ class Running:
         self.model(ids)
 
     def generation(self, ids: Tensor) -> None:
-        """Greedy tokens after a prompt, the key-value cache in use."""
+        """Greedy generation after a prompt of shape (1, length), with the key-value cache."""
         self.model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, use_cache=True,
             min_new_tokens=self.tokens, max_new_tokens=self.tokens,
@@ -58,9 +58,9 @@ class Contender:
     """A way of capturing.
 
     Attributes:
-        name: in the table.
-        capture: opens a capture into an empty folder, with a limit of its memory in GB (None: its
-            own), and closes it when all bytes are written.
+        name: the name in the table.
+        capture: opens a capture in an empty folder, with a memory limit in GB (None: its default).
+            The end of the block closes the capture, when all bytes are written.
     """
 
     name: str
@@ -70,8 +70,11 @@ class Contender:
         self, workload: str, ids: Tensor, passes: int, memory: float | None, parent: Path,
         until_synced: bool,
     ) -> Figures:  # fmt: skip
-        """One capture of many passes: seconds a pass, of the model's calls ("model") and from
-        before it is opened to its end ("whole"), and the bytes a pass that it stored.
+        """Runs many passes in one capture.
+
+        Returns:
+            Per pass: "model", the seconds of the model's calls; "whole", the seconds from before
+            the opening to the end of the capture; "stored", the stored bytes; and `Running.told`.
         """
         with clean_folder(parent) as folder:
             gc.collect()
@@ -99,7 +102,7 @@ def hooks(model: nn.Module, make: Callable[[str], Callable[..., None]]) -> Itera
 
 
 def tensors(output: Any) -> Iterator[Tensor]:
-    """The tensors of a module's output, in order; caches, which are no activations, left out."""
+    """The tensors of a module's output, in order. Caches are left out."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, dict):
@@ -113,7 +116,7 @@ def tensors(output: Any) -> Iterator[Tensor]:
 def each_tensor(
     model: nn.Module, suffix: str, save: Callable[[Tensor, Path], None]
 ) -> Callable[[Path, float | None], contextlib.AbstractContextManager[Running]]:
-    """A capture that saves each tensor to a file of its own, in the hook."""
+    """A `capture` for Contender that saves each tensor to a separate file, in the hook."""
 
     @contextlib.contextmanager
     def capture(folder: Path, memory: float | None) -> Iterator[Running]:
@@ -138,7 +141,7 @@ def each_tensor(
 
 
 def build(quick: bool) -> nn.Module:
-    """The Llama; with `quick` a tiny one, which makes three tokens."""
+    """The Llama. With `quick` it is tiny and generates three tokens."""
     torch.manual_seed(0)
     size = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8}
     if quick:

@@ -2,8 +2,8 @@
 
     python benchmarks/capture_peers/install.py
 
-They go to benchmarks/.peers, an environment that sees the packages of the one it is called with.
-What cannot be installed is told and left out; the benchmarks then do without it.
+They go to benchmarks/.peers, an environment that also sees the packages of the calling environment.
+A package that cannot be installed is reported and left out; the benchmarks then run without it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""nnsight: its cache of every module's output, saved by torch.save after each forward call.
+"""nnsight: its cache of all modules' outputs, which torch.save writes after each forward call.
 
-It has no way to stream to disk of its own.
+nnsight itself cannot stream to disk.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from .contender import Absent, Contender, Running, tensors
 
-OWN_PROCESS = True  # it gives every object a method
+OWN_PROCESS = True  # it adds a method to every Python object
 
 
 class _Traced(Running):
-    """The model's calls are traced, and each trace's outputs go to a file."""
+    """Traces the model's calls and writes the outputs of each trace to a file."""
 
     def __init__(self, model: nn.Module, wrapped: Any, folder: Path) -> None:
         super().__init__(model)

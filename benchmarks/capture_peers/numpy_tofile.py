@@ -1,4 +1,4 @@
-"""numpy's tofile, all tensors in one file, as they are and as float16."""
+"""numpy's tofile: all tensors in one file, as float32 or as float16."""
 
 from __future__ import annotations
 

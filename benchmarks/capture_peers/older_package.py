@@ -1,7 +1,7 @@
-"""llm_instrumentation 1.3.1, the package of the same name before this one.
+"""llm_instrumentation 1.3.1, an earlier package of the same name.
 
-Its hooks are on the model and its direct children and know single tensors only; here they are on
-every module and take each tensor of an output, so that it stores what the others store.
+It hooks only the model and its direct children, and takes only outputs that are one tensor. Here it
+gets hooks on every module for each tensor of an output, so that it stores as much as the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 from . import OLDER
 from .contender import Absent, Contender, Running, hooks, tensors
 
-OWN_PROCESS = True  # it has the same name as ours
+OWN_PROCESS = True  # it has the same name as this package
 
 
 def contenders(model: nn.Module) -> list[Contender]:

@@ -1,4 +1,4 @@
-"""One safetensors file a tensor."""
+"""One safetensors file per tensor."""
 
 from __future__ import annotations
 

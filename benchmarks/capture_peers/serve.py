@@ -1,6 +1,6 @@
-"""Runs a peer in a process of its own, for a benchmark that asks line by line.
+"""Runs one peer in this process. A benchmark sends questions and reads answers, in lines of JSON.
 
-A peer that changes torch, or has our package's name, must not be loaded beside the others.
+A peer that changes torch, or has the name of this package, must not be loaded beside the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from capture_peers.contender import Absent, build
 def main() -> None:
     name, quick, threads = sys.argv[1], sys.argv[2] == "quick", int(sys.argv[3])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a package prints is no answer
+    os.dup2(2, 1)  # keep the output of other packages out of the answers
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     peer = importlib.import_module(f"capture_peers.{name}")

@@ -1,4 +1,4 @@
-"""torch.save, one file a tensor."""
+"""torch.save, one file per tensor."""
 
 from __future__ import annotations
 

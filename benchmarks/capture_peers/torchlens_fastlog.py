@@ -1,6 +1,7 @@
-"""torchlens, its fastlog recorder, which streams the output of every operator to a bundle on disk.
+"""torchlens: its fastlog recorder, which streams the output of every operator to disk.
 
-Its events of modules have no tensors; what the modules return is among the outputs.
+Its events for modules have no tensors. The tensors that modules return are among the outputs of the
+operators.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from torch import Tensor, nn
 
 from .contender import Absent, Contender, Running
 
-OWN_PROCESS = True  # it wraps torch's functions for good
+OWN_PROCESS = True  # it wraps torch's functions and does not restore them
 
 
 class _Recorded(Running):
-    """The model's calls go through the recorder."""
+    """Passes the model's calls through the recorder."""
 
     def __init__(self, model: nn.Module, recorder: Any) -> None:
         super().__init__(model)

@@ -1,1 +1,1 @@
-"""The same ten tables by other means, for benchmarks/memtrace.py."""
+"""The same ten tables by other libraries, and inputs, for benchmarks/memtrace.py."""

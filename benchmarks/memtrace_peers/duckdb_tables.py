@@ -1,4 +1,4 @@
-"""The ten tables in DuckDB's SQL, over a Parquet file."""
+"""Computes the ten tables from a Parquet file with DuckDB."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ TABLES = {
 
 
 def compute(path: str) -> dict[str, list[tuple]]:
-    """The tables as rows."""
+    """The ten tables of the trace at `path`, as lists of rows."""
     connection = duckdb.connect()
     connection.execute("SET preserve_insertion_order = true")
     connection.execute(f"CREATE VIEW trace AS SELECT * FROM read_parquet('{path}')")

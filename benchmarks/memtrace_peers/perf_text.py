@@ -1,11 +1,11 @@
-"""What ``perf script`` prints of a long recording, in the documented order of fields."""
+"""Writes text like that of ``perf script``, in the documented order of fields."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
 
-BLOCK = 200_000  # lines that are made; the text repeats them
+BLOCK = 200_000  # number of different lines; the text repeats them
 SYMBOLS = [f"ggml_{verb}_{n}" for verb in ("mul_mat", "rope", "add", "vec_dot") for n in range(99)]
 DSOS = ("/usr/lib/libggml-cpu.so", "/usr/lib/libllama.so", "[kernel.kallsyms]")
 
@@ -22,7 +22,7 @@ def line(rng: random.Random, number: int) -> str:
 
 
 def write(path: Path, lines: int) -> Path:
-    """The text of so many lines, made once."""
+    """Writes a text of so many lines unless the file exists."""
     if not path.exists():
         rng = random.Random(1)
         block = "".join(line(rng, 3 * number) for number in range(BLOCK)).encode()

@@ -1,4 +1,4 @@
-"""The ten tables in polars' expressions, over a Parquet file."""
+"""Computes the ten tables from a Parquet file with polars."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TIME, TYPE = pl.col("timestamp_ns"), pl.col("region_type")
 
 
 def compute(path: str) -> dict[str, list[tuple]]:
-    """The tables as rows."""
+    """The ten tables of the trace at `path`, as lists of rows."""
     trace = pl.scan_parquet(path).with_columns(pl.col("op_type", "region_type").cast(pl.String))
     by_region = trace.group_by("region_id")
 

@@ -1,7 +1,8 @@
-"""A synthetic trace of a decoder at work, of any length, the same for the same seed.
+"""Makes a synthetic trace of a decoder, of any length. The same seed gives the same trace.
 
-Weights are stored once and then swept in order; every few hundred rows a KV block is
-stored, and all blocks so far are read at random; activations live on a pool of pages.
+Weights are stored once and then read in order, again and again. The KV cache gets a new block every
+2,000 rows, and all blocks so far are read at random. Activations are stored and read on a pool of
+pages.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ OPS = pa.array(["load", "store"])
 
 
 def batches(rows: int, seed: int = 1) -> Iterator[pa.RecordBatch]:
-    """The trace in batches of a million rows, with the required and labelled columns."""
+    """The trace in batches of a million rows, with the required columns and the labels."""
     rng = np.random.default_rng(seed)
     time, swept = 1_000_000_000, 0
     lines = WEIGHT_BYTES // LINE
@@ -44,7 +45,7 @@ def batches(rows: int, seed: int = 1) -> Iterator[pa.RecordBatch]:
         address[weight] = WEIGHTS + sweep % lines * LINE
         op[weight] = sweep < lines
 
-        blocks = row[kv] // BLOCK_EVERY + 1  # so far
+        blocks = row[kv] // BLOCK_EVERY + 1  # number of KV blocks at each row
         block = (rng.random(len(blocks)) * blocks).astype(np.int64)
         fresh = rng.random(len(blocks)) < 0.03
         block[fresh] = blocks[fresh] - 1
@@ -72,7 +73,7 @@ def batches(rows: int, seed: int = 1) -> Iterator[pa.RecordBatch]:
 
 
 def write(path: Path, rows: int) -> Path:
-    """The trace as a Parquet file, made once."""
+    """Writes the trace as a Parquet file unless the file exists."""
     if not path.exists():
         partial = path.with_suffix(".partial")
         writer = None

@@ -1,7 +1,7 @@
 /*
  * Captures the activations of a small model and reads them back.
  *
- *   ./capture [FILE]        FILE is capture.stream unless given
+ *   ./capture [FILE]        FILE: default capture.stream
  */
 #include <inttypes.h>
 #include <math.h>
@@ -14,7 +14,7 @@ enum { LAYERS = 3, STEPS = 4, TOKENS = 2, WIDTH = 256 };
 
 static const char *const layer_names[LAYERS] = {"embed", "mlp.up", "mlp.down"};
 
-/* Says what went wrong and gives 0, or gives 1 when all is well. */
+/* Returns 1 if the status is no failure. Otherwise prints the error and returns 0. */
 static int succeeded(strap_status status, const char *what, const strap_error *error) {
   if (status >= 0) return 1;
   fprintf(stderr, "%s: %s (status %d, errno %d)\n", what, error->message, error->code,
@@ -31,9 +31,10 @@ static void forward(int layer, int step, float activations[TOKENS][WIDTH]) {
     }
 }
 
-/* strap_enqueue copies the tensor before it returns, so the next layer may
- * overwrite it. Waiting in short turns leaves room to react to a full disk or a
- * signal; here each turn only says that it waits. */
+/* Captures one tensor; returns 0 on failure. strap_enqueue copies the tensor
+ * before it returns, so the next layer may overwrite it. Each call waits at most
+ * 1 s. So a program can handle a signal or a slow disk between two calls; this
+ * one prints that it waits. */
 static int capture_tensor(strap_session session, strap_tensor *tensor) {
   strap_error error;
   strap_status status;
@@ -88,7 +89,7 @@ static int capture(const char *path) {
   strap_stats_t stats = {.struct_size = sizeof stats};
   if (ok) ok = succeeded(strap_checkpoint(session, -1, NULL, &error), "checkpoint", &error) &&
                succeeded(strap_stats(session, &stats, &error), "stats", &error);
-  /* A failed write is reported by close once more, so look there in any case. */
+  /* strap_close also reports an earlier failed write, so check it in any case. */
   ok = succeeded(strap_close(session, -1, &error), "close", &error) && ok;
   if (ok)
     printf("captured %" PRIu64 " tensors, %" PRIu64 " bytes, in %" PRIu64 " bytes\n\n",
@@ -96,7 +97,7 @@ static int capture(const char *path) {
   return ok;
 }
 
-/* The value of an IEEE 754 binary16, which is how float32 is stored. */
+/* The value of an IEEE 754 binary16. The stream stores float32 in this format. */
 static float half_value(uint16_t h) {
   int exponent = h >> 10 & 31, fraction = h & 1023;
   float sign = h >> 15 ? -1.0f : 1.0f;
@@ -105,7 +106,8 @@ static float half_value(uint16_t h) {
   return sign * ldexpf((float)(fraction + 1024), exponent - 25);
 }
 
-/* Prints a row of the table for the packet. */
+/* Prints the table's row for a packet: its step, layer, shape, stored bytes, mean
+ * and norm. Returns 0 on failure. */
 static int print_packet(strap_reader reader, const strap_packet *packet) {
   strap_error error;
   char name[64];

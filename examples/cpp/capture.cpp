@@ -1,7 +1,7 @@
-// Captures the activations of a small model and reads them back, through a small
-// wrapper that gives strap.h owners and exceptions.
+// Captures the activations of a small model and reads them back. A small wrapper
+// around strap.h has classes that own captures and readers, and throws exceptions.
 //
-//   ./capture [FILE]        FILE is capture.stream unless given
+//   ./capture [FILE]        FILE: default capture.stream
 
 #include <strap.h>
 
@@ -25,7 +25,7 @@ class StrapError : public std::runtime_error {
   const int sys_errno;
 };
 
-// Calls f(args..., &error) and throws where that fails.
+// Calls f(args..., &error), throws a StrapError if it fails, and returns its status.
 template <typename F, typename... Args>
 strap_status call(F f, Args... args) {
   strap_error error;
@@ -34,7 +34,7 @@ strap_status call(F f, Args... args) {
   return status;
 }
 
-// A struct of strap.h, zero but for its size.
+// A struct of strap.h with struct_size set and all other fields zero.
 template <typename T>
 T sized() {
   T value{};
@@ -42,8 +42,9 @@ T sized() {
   return value;
 }
 
-// A capture. close() ends it and tells of failed writes; a Capture that goes out
-// of scope before, as when an exception passes, keeps what has been written.
+// A capture. close() ends it and throws if a write failed. If an exception ends the
+// scope first, the destructor closes without waiting: packets that are not written yet
+// are lost, and the stream keeps the others.
 class Capture {
  public:
   Capture(const std::string& path, const strap_open_options& options) {
@@ -64,7 +65,7 @@ class Capture {
     return id;
   }
 
-  // The values may be overwritten as soon as this returns.
+  // Copies the tensor. The caller may change the values when the call returns.
   void enqueue(std::uint32_t layer, std::int64_t step, const std::vector<std::int64_t>& shape,
                const std::vector<float>& values) {
     strap_tensor tensor = sized<strap_tensor>();
@@ -91,6 +92,7 @@ class Capture {
   strap_session session_ = 0;
 };
 
+// An open stream.
 class Reader {
  public:
   explicit Reader(const std::string& path) {
@@ -115,7 +117,7 @@ class Reader {
     return name;
   }
 
-  // The elements of a packet of 2-byte elements, in row-major order.
+  // The elements of a packet with 2-byte elements, in row-major order.
   std::vector<std::uint16_t> halves(const strap_packet& packet) const {
     std::vector<std::uint16_t> values(packet.decoded_bytes / 2);
     call(strap_reader_read, reader_, packet.row, static_cast<void*>(values.data()),
@@ -164,7 +166,7 @@ void capture(const std::string& path) {
             << stats.file_bytes << " bytes\n\n";
 }
 
-// The value of an IEEE 754 binary16, which is how float32 is stored.
+// The value of an IEEE 754 binary16. The stream stores float32 in this format.
 double half_value(std::uint16_t h) {
   const int exponent = h >> 10 & 31, fraction = h & 1023;
   const double sign = h >> 15 ? -1 : 1;

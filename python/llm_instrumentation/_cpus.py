@@ -1,4 +1,4 @@
-"""How many CPUs there are for this process."""
+"""Counts the CPUs of this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["usable_cpus"]
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may run on."""
+    """The number of CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

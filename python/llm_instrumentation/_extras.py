@@ -1,8 +1,8 @@
-"""Packages that come with an extra: one that is missing is an error that names its extra.
+"""Imports packages of an extra. If one is missing, the error names the extra that brings it.
 
-The package itself needs torch, numpy, pyarrow, rich and typer. All others are imported inside
-:func:`extra`, in the function or the module that uses them; tests/lint/test_python_imports.py
-checks that.
+Without extras this package depends on torch, numpy, pyarrow, rich and typer. All other packages are
+imported inside :func:`extra`, by the function or module that uses them.
+tests/lint/test_python_imports.py checks that.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .errors import MissingExtraError
 
 @contextmanager
 def extra(name: Literal["report", "mrm"], wanted_by: str) -> Iterator[None]:
-    """Surrounds imports of packages of an extra of pyproject.toml.
+    """A block for imports from an extra of pyproject.toml::
 
         with extra("report", "A timeline"):
             import pandas as pd
 
     Args:
-        name: the extra that brings them.
-        wanted_by: the feature that needs them; the error begins with it.
+        name: the extra that brings the packages.
+        wanted_by: the feature that needs them. The error's message begins with it.
 
     Raises:
         MissingExtraError: a package is not installed.

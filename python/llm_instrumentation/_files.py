@@ -1,4 +1,4 @@
-"""Files and folders that take another's place once they are whole."""
+"""Writes files and folders beside their final place, and moves them there when complete."""
 
 from __future__ import annotations
 
@@ -26,21 +26,29 @@ __all__ = [
     "write_text",
 ]
 
-#: The suffix of files that are being written, and of those that a killed process left.
+#: The suffix of files that are being written, or that a killed process left.
 PARTIAL = ".partial"
 
 _ATTEMPTS = 100
-_MAX_STEM_BYTES = 200  # of the 255 that a name can have
+_MAX_STEM_BYTES = 200  # of the 255 bytes that a file name can have
 
 
 @contextlib.contextmanager
 def partial_beside(path: Path, *, folder: bool = False) -> Iterator[Path]:
-    """A new, empty file or folder beside ``path``, which is gone after the block.
+    """Creates an empty file or folder beside ``path``; the end of the block removes it.
 
-    Nobody can guess its name, and it is created exclusively: in a folder that others write to, no
-    link that they made is followed. Its mode is that of a plain ``open`` or ``mkdir``. It is locked
-    as long as its process lives, so that :func:`remove_leftovers` leaves it alone. If it cannot be
-    removed after the block, it stays for :func:`remove_leftovers`.
+    The block may move it elsewhere to keep it. Its name is random and it is created exclusively. So
+    it follows no link that another user made in a shared folder. Its mode is that of a plain
+    ``open`` or ``mkdir``. It is locked within the block, and the system releases the lock of a
+    killed process. So :func:`remove_leftovers` removes leftovers only, also those that could not be
+    removed at the end of the block.
+
+    Yields:
+        The path of the new file or folder.
+
+    Raises:
+        FileExistsError: every attempt failed, because others removed or locked the new file.
+        OSError: nothing can be created beside ``path``.
     """
     for _ in range(_ATTEMPTS):
         partial = path.with_name(f"{_stem(path)}.{secrets.token_hex(8)}{PARTIAL}")
@@ -54,7 +62,7 @@ def partial_beside(path: Path, *, folder: bool = False) -> Iterator[Path]:
             if _lock(descriptor) and os.path.lexists(partial):
                 yield partial
                 return
-            # Else remove_leftovers of another process came before the lock.
+            # Otherwise remove_leftovers of another process locked or removed it first: try again.
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -65,18 +73,21 @@ def partial_beside(path: Path, *, folder: bool = False) -> Iterator[Path]:
 
 
 def create_beside(path: Path, suffix: str) -> tuple[Path, int]:
-    """A new, empty file beside ``path`` that stays, and its descriptor, which keeps it locked.
+    """Creates an empty file beside ``path``; the caller removes it.
 
-    As that of :func:`partial_beside` it has a name that nobody can guess, and follows no link.
+    As in :func:`partial_beside` its name is random and it follows no link.
+
+    Returns:
+        The file's path, and an open descriptor, which keeps the file locked until it is closed.
     """
     created = path.with_name(f"{_stem(path)}.{secrets.token_hex(8)}{suffix}")
     descriptor = _create(created, folder=False)
-    _lock(descriptor)  # nobody else knows of it yet
+    _lock(descriptor)  # succeeds: no other process knows the file yet
     return created, descriptor
 
 
 def created_beside(path: Path, suffix: str) -> list[Path]:
-    """The files that :func:`create_beside` made beside ``path`` and that are there, by name."""
+    """The existing files that :func:`create_beside` made beside ``path``, sorted by name."""
     names, folder = _created(path, suffix), path.parent
     there = os.listdir(folder) if folder.is_dir() else []
     return [path.with_name(name) for name in sorted(there) if names.fullmatch(name)]
@@ -84,21 +95,25 @@ def created_beside(path: Path, suffix: str) -> list[Path]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[BinaryIO | None]:
-    """A file opened for reading, locked in the block; None where another process has locked it."""
-    # NFS locks only what may be written.
+    """Opens a file for reading and locks it within the block.
+
+    Yields:
+        The file; None if another process has locked it.
+    """
+    # Open it for writing too: NFS locks only files that are open for writing.
     with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         yield file if _lock(file.fileno()) else None
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """A path to write to, which takes the place of ``path`` when the block ends well.
+    """Yields a path to write to, and moves that file to ``path`` at the end of the block.
 
-    Where the block ends with an error, ``path`` is as it was. What killed processes left of earlier
-    attempts is removed, once for each path and process.
+    If the block raises, ``path`` stays as it was. Files that killed processes left beside ``path``
+    are removed, once for each path and process.
 
     Args:
-        durable: sync its bytes to disk before.
+        durable: sync the file to disk before it is moved.
     """
     _remove_leftovers_once(path.absolute())
     with partial_beside(path) as partial:
@@ -110,22 +125,22 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Writes a whole UTF-8 file, or leaves what was there."""
+    """Replaces a file by a text in UTF-8. If the writing fails, the old file stays."""
     with replacing(path) as partial:
         partial.write_bytes(text.encode())
     return path
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes what :func:`partial_beside` made beside ``path`` in processes that were killed."""
+    """Removes the files that killed processes left of :func:`partial_beside` beside ``path``."""
     leftover = _created(path, PARTIAL)
-    with contextlib.suppress(OSError):  # a folder that is not there, or not ours to change
+    with contextlib.suppress(OSError):  # the folder is missing, or this user may not change it
         for name in os.listdir(path.parent):
             if leftover.fullmatch(name):
                 _remove_unlocked(path.with_name(name))
 
 
-# A checkpoint is replaced again and again, and to list a folder of many files takes long.
+# Cached, because checkpoints are replaced often and listing a large folder takes long.
 _remove_leftovers_once = functools.lru_cache(maxsize=1024)(remove_leftovers)
 
 
@@ -139,12 +154,12 @@ def sha256_file(path: Path) -> str:
 
 
 def _created(path: Path, suffix: str) -> re.Pattern[str]:
-    """The names of files that were created beside a path."""
+    """The pattern of the names of files that this module creates beside a path."""
     return re.compile(re.escape(_stem(path)) + r"\.[0-9a-f]{16}" + re.escape(suffix))
 
 
 def _stem(path: Path) -> str:
-    """The beginning of a file's name, in whole characters."""
+    """The beginning of a file's name: at most _MAX_STEM_BYTES bytes, in whole characters."""
     stem = path.name
     while len(os.fsencode(stem)) > _MAX_STEM_BYTES:
         stem = stem[:-1]
@@ -152,7 +167,7 @@ def _stem(path: Path) -> str:
 
 
 def _create(partial: Path, folder: bool) -> int:
-    """Creates a file or folder and returns its descriptor."""
+    """Creates a file or folder exclusively and returns its descriptor."""
     if folder:
         os.mkdir(partial)
         return os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -160,12 +175,12 @@ def _create(partial: Path, folder: bool) -> int:
 
 
 def _lock(descriptor: int) -> bool:
-    """Locks an open file; False where another one holds it."""
+    """Locks an open file without waiting; False if another process holds the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks, where leftovers stay
+    except OSError:  # a file system without locks; leftovers stay there
         return True
     return True
 
@@ -174,7 +189,7 @@ def _remove_unlocked(partial: Path) -> None:
     flags = os.O_NOFOLLOW | os.O_NONBLOCK
     with contextlib.suppress(OSError):
         try:
-            descriptor = os.open(partial, os.O_RDWR | flags)  # NFS locks only what may be written
+            descriptor = os.open(partial, os.O_RDWR | flags)  # for NFS, as in `locked`
         except IsADirectoryError:
             descriptor = os.open(partial, os.O_RDONLY | flags)
         try:

@@ -1,4 +1,4 @@
-"""JSON: that others may have written, and of values that are more than JSON has."""
+"""Reads JSON that other programs may have written, and writes Python values as JSON."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["IrregularFileError", "load_json", "load_json_file", "plain", "to_jso
 
 
 class IrregularFileError(ValueError):
-    """A folder, a pipe or the like stands where a file is looked for."""
+    """The path leads to a folder, a pipe or another thing that is no regular file."""
 
 
 def load_json(text: str | bytes) -> Any:
-    """What a JSON text says.
+    """Parses a JSON text.
 
     Raises:
-        ValueError: the text is no JSON, or is nested so deep that Python cannot read it.
+        ValueError: the text is no JSON, or is nested too deep for Python.
     """
     try:
         return json.loads(text)
@@ -31,12 +31,12 @@ def load_json(text: str | bytes) -> Any:
 
 
 def load_json_file(path: str | os.PathLike[str]) -> Any:
-    """What the file at a path says. A pipe there is not waited for.
+    """Parses a JSON file. It does not wait for a pipe at the path.
 
     Raises:
-        IrregularFileError: it is no regular file.
-        ValueError: as of :func:`load_json`.
-        OSError: it cannot be read.
+        IrregularFileError: (a ValueError) it is no regular file.
+        ValueError: the content is no JSON, or is nested too deep for Python.
+        OSError: the file cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -49,17 +49,18 @@ def load_json_file(path: str | os.PathLike[str]) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """JSON of what :func:`plain` takes."""
+    """A value as JSON text with indents. :func:`plain` describes the values that it takes."""
     return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it: dataclasses, enums, paths and numpy scalars by their content.
+    """Converts a value to types that JSON has.
 
-    Numbers that are none in JSON (NaN, infinity) become null, lone surrogates ``?``.
+    Dataclasses become objects. Enums, paths, and scalars of numpy and torch become their content.
+    Sets become sorted lists. NaN and infinity become null, lone surrogates become ``?``.
 
     Raises:
-        TypeError: a value of another kind; names it.
+        TypeError: a value of another type; the message names it.
     """
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))

@@ -1,4 +1,4 @@
-"""Names of a package that import their module on first use (PEP 562)."""
+"""Lets a package import a module when one of its names is first used (PEP 562)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 def lazy(
     package: str, modules: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` for a package.
+    """The ``__getattr__`` and ``__dir__`` of a package with lazy names.
 
     Args:
-        package: its ``__name__``.
-        modules: where each name is defined, relative to the package.
+        package: the package's ``__name__``.
+        modules: for each name the module that defines it, relative to the package.
     """
-    # Importing `package.name` sets `package.name` to the module, whatever stood there.
+    # A module must not have the name of its value: importing package.name sets package.name to the
+    # module.
     assert all(module != f".{name}" for name, module in modules.items()), modules
 
     def getattribute(name: str) -> Any:

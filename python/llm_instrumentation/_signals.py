@@ -1,4 +1,4 @@
-"""Signals that end a command."""
+"""Handles signals that end a command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ended_by_sigterm"]
 
 @contextlib.contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does. For the main thread."""
+    """Lets SIGTERM raise KeyboardInterrupt in the block, as Ctrl-C does. Main thread only."""
 
     def end(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Warnings that point to the line of the program that they are about."""
+"""Issues warnings that point to the line of the user's program."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BETWEEN = {contextlib.__file__, threading.__file__}
 
 
 def warn(message: str) -> None:
-    """Issues a RuntimeWarning at the first frame that is the program's.
+    """Issues a RuntimeWarning that points to the innermost frame of the user's program.
 
-    Frames of this package, of contextlib, of threading and of torch are not: the end of a block is
-    called by contextlib, and a hook by torch. Where the program has no frame, as in a thread of
-    our own, the warning points to the caller.
+    Frames of this package, contextlib, threading and torch are skipped, because contextlib calls
+    the end of a block and torch calls hooks. If the program has no frame, as in a thread of this
+    package, the warning points to the caller of this function.
     """
     level, frame = 2, sys._getframe(1)
     at: FrameType | None = frame

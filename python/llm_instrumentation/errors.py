@@ -1,7 +1,7 @@
-"""The errors of libstrap, each also the builtin that a user would catch.
+"""The errors of libstrap. Each is also a fitting builtin exception.
 
-Every class is a :class:`StrapError`; ``except OSError`` catches a full disk and
-``except ValueError`` a wrong argument without knowing this module.
+Every class is a :class:`StrapError`. ``except OSError`` catches a full disk too, and
+``except ValueError`` a wrong argument.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StrapError(Exception):
     """Base of all errors that come from libstrap.
 
     Attributes:
-        status: the ``STRAP_ERR_*`` value of strap.h, or 0 where Python raised it.
+        status: the ``STRAP_ERR_*`` value of strap.h; 0 if the error came from Python code.
     """
 
     status: int = 0
@@ -49,15 +49,15 @@ class InvalidStateError(StrapError, RuntimeError):
 
 
 class StrapTimeoutError(StrapError, TimeoutError):
-    """Not done in time; nothing is lost and the call may be repeated."""
+    """The time limit ran out. Nothing is lost, and the call may be repeated."""
 
 
 class StrapIOError(StrapError, OSError):
-    """The operating system refused; ``errno`` says why."""
+    """The operating system refused an operation; ``errno`` says why."""
 
 
 class NoSpaceError(StrapIOError):
-    """The disk or the quota is full. What was written before stays readable."""
+    """The disk or the quota is full. Data that was written before stays readable."""
 
 
 class NotFoundError(StrapError, FileNotFoundError):
@@ -65,23 +65,23 @@ class NotFoundError(StrapError, FileNotFoundError):
 
 
 class DirectoryError(StrapError, IsADirectoryError):
-    """A directory stands where a stream file was named."""
+    """The path of a stream is a directory."""
 
 
 class StrapPermissionError(StrapError, PermissionError):
-    """Not permitted, or a read-only file system."""
+    """The operation is not permitted, or the file system is read-only."""
 
 
 class BusyError(StrapError, BlockingIOError):
-    """The stream is being captured by another session."""
+    """Another session is writing the stream."""
 
 
 class CorruptError(StrapError, ValueError):
-    """The bytes on disk are not what a capture wrote."""
+    """The bytes on disk are not those that a capture wrote."""
 
 
 class UnsupportedError(StrapError, TypeError):
-    """This tensor, build or file system cannot do what was asked."""
+    """The operation is not possible with this tensor, build, file system or kernel."""
 
 
 class MissingExtraError(UnsupportedError, ImportError):
@@ -103,11 +103,11 @@ class ForkedError(StrapError, RuntimeError):
 
 
 class InternalError(StrapError, RuntimeError):
-    """A bug in libstrap; the capture it happened in has stopped."""
+    """A bug in libstrap. The capture in which it happened has stopped."""
 
 
 class CaptureError(StrapError, RuntimeError):
-    """A capture did not see what it was asked to capture."""
+    """A capture did not meet the tensors that it was asked to capture."""
 
 
 _BY_STATUS: dict[int, type[StrapError]] = {
@@ -130,7 +130,7 @@ _BY_STATUS: dict[int, type[StrapError]] = {
 def from_status(status: int, message: str, errno: int = 0) -> StrapError:
     """The exception for a ``strap_status`` (see strap.h)."""
     kind = _BY_STATUS.get(status, InternalError)
-    if kind is InvalidArgumentError and errno:  # a path that no file can have
+    if kind is InvalidArgumentError and errno:  # the path cannot be a file
         kind = DirectoryError if errno == _errno.EISDIR else StrapIOError
     error = kind(message)
     error.status = status

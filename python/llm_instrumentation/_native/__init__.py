@@ -1,6 +1,6 @@
-"""ctypes over libstrap.so: signatures, error mapping, Arrow import. No torch.
+"""Calls libstrap.so through ctypes: signatures, errors, Arrow import. It does not import torch.
 
-``strap.h`` is the definition; the names here are its names without the prefix.
+``strap.h`` defines the interface. The names here are those of ``strap.h`` without the prefix.
 """
 
 from .hooks import ForwardHooks, view_function

@@ -1,4 +1,4 @@
-"""Forward hooks in C: hook.so, and libstrap/hook/hook.c, which says what they do."""
+"""Forward hooks in C, from hook.so. libstrap/hook/hook.c says what they do."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from typing import Any
 from ..errors import UnsupportedError, from_status
 from .session import Session
 
-# DLPackExchangeAPI: two 32-bit versions, the API before, five functions.
+# struct DLPackExchangeAPI of dlpack.h: two 32-bit numbers (major and minor version), a pointer to
+# the same struct of an older version, then five function pointers.
 _EXCHANGE_NAME = b"dlpack_exchange_api"
 _EXCHANGE_MAJOR = 1
-_VIEW = 5  # the function that lends a DLTensor, by pointers from the beginning
+_VIEW = 5  # dltensor_from_py_object_no_sync; counted in pointers from the struct's beginning
 
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -50,10 +51,10 @@ class _Shared(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.PyDLL | None:
-    """hook.so, None where this interpreter cannot use it.
+    """hook.so, or None if this interpreter cannot use it: it is not CPython, or has no GIL.
 
     Raises:
-        UnsupportedError: it could, but the file is missing or does not load.
+        UnsupportedError: the interpreter could use it, but hook.so is missing or does not load.
     """
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None
@@ -86,10 +87,13 @@ def library() -> ctypes.PyDLL | None:
 
 
 def view_function(exchange: object) -> int:
-    """Address of the function of a ``__dlpack_c_exchange_api__`` that lends a DLTensor.
+    """The address of the C function that fills a borrowed DLTensor for a tensor.
+
+    Args:
+        exchange: the ``__dlpack_c_exchange_api__`` of the tensor's type.
 
     Returns:
-        0 where there is none that we know.
+        The address; 0 if `exchange` offers no version that this module knows.
     """
     try:
         api = _pointer_of(exchange, _EXCHANGE_NAME)
@@ -106,12 +110,18 @@ class ForwardHooks:
     """The hooks in C of one capture.
 
     Args:
-        view: see :func:`view_function`.
-        plain: the two types of tensors whose elements are in their own memory.
-        is_neg: tells of a tensor whether its elements are negated as they are read.
-        ran: gets a 1 for each module that ran, at its index.
-        last_position: leaves tensors of several positions to Python, which keeps their last.
-        failed: gets the error of a tensor that was not taken, then its layer, step, token, call.
+        session: takes the tensors.
+        view: address from :func:`view_function`.
+        plain: torch.Tensor and torch.nn.Parameter. The C hook reads tensors of these types only.
+        is_neg: Tensor.is_neg: whether a tensor is a view whose elements are negated when read.
+        ran: one byte per module. The hook of a module sets the byte at the module's index to 1.
+        last_position: leave tensors (batch, positions, features) of several positions to the
+            Python hook, which keeps the last position only.
+        failed: called for each tensor that the session refuses, with the error, layer, step,
+            token and call.
+
+    Raises:
+        UnsupportedError: the interpreter has no hooks in C; see :meth:`available`.
     """
 
     def __init__(
@@ -157,7 +167,7 @@ class ForwardHooks:
 
     @staticmethod
     def available() -> bool:
-        """Whether this interpreter can run them.
+        """Whether this interpreter can run hooks in C.
 
         Raises:
             UnsupportedError: it could, but hook.so is missing or does not load.
@@ -165,13 +175,13 @@ class ForwardHooks:
         return library() is not None
 
     def new(self, layer: int, index: int, otherwise: Callable[..., None]) -> Callable[..., None]:
-        """A module's hook.
+        """A new forward hook for one module.
 
         Args:
-            layer: the session's id of its output.
-            index: of its number of calls in what :meth:`enter` was given, and in `ran`.
-            otherwise: the hook that takes what is no plain tensor in memory, or comes from a
-                thread outside of any step.
+            layer: the session's id of the module's output.
+            index: the module's index into `ran` and into the `calls` of :meth:`enter`.
+            otherwise: the hook in Python. The C hook calls it for every output that is not a plain
+                CPU tensor, and in threads that are in no step.
         """
         hook: Callable[..., None] = self._library.hook_new(
             self._shared, layer, index, self, otherwise
@@ -179,35 +189,36 @@ class ForwardHooks:
         return hook
 
     def put(self, layer: int, otherwise: Callable[..., object]) -> Callable[..., object]:
-        """Hands over a tensor that is a part of an output.
+        """A new function that captures one tensor inside a module's output.
 
         Args:
-            layer: the session's id of that part.
-            otherwise: what takes a tensor that is not plain in memory.
+            layer: the session's id of this tensor.
+            otherwise: called with the same arguments for a tensor that is not a plain CPU tensor.
 
         Returns:
-            A function of a tensor, its step, token, call and request, as `otherwise` is.
+            ``put(tensor, step, token, call, request)``.
         """
         put: Callable[..., object] = self._library.hook_put(self._shared, layer, self, otherwise)
         return put
 
     def enter(self, calls: array[int], step: int, token: int, request: int) -> None:
-        """Begins a step of this thread.
+        """Begins a step in this thread.
 
         Args:
-            calls: of type "q"; stays alive and in its place until :meth:`leave`.
+            calls: an array of type "q": how often each module ran in this step. The C hooks count
+                in it. The caller keeps it alive, and does not resize it, until :meth:`leave`.
         """
         address, _ = calls.buffer_info()
         self._library.hooks_enter(self._shared, address, step, token, request)
 
     def skip(self) -> None:
-        """Begins a step of this thread in which its hooks do nothing."""
+        """Begins a step that is not captured: the hooks do nothing in this thread."""
         self._library.hooks_enter(self._shared, None, -1, -1, 0)
 
     def leave(self) -> None:
-        """Ends this thread's step: its hooks are left to Python."""
+        """Ends this thread's step. Until the next one the C hooks call the hooks in Python."""
         self._library.hooks_leave(self._shared)
 
     def stop(self) -> None:
-        """Makes all of them do nothing."""
+        """Ends the capture: from now on all its C hooks do nothing."""
         self._shared.running = 0

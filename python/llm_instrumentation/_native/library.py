@@ -13,8 +13,8 @@ ABI_VERSION = 1
 OK, END, DROPPED = 0, 1, 2
 ERR_TIMEOUT = -3
 
-# strap_dtype by the names that torch, numpy and the index use, with the bytes of an element. Python
-# has no other table; tests/lint/test_dtypes.py compares this one with strap.h.
+# Each strap_dtype from 1 on: its name in torch, numpy and the index, and its bytes per element.
+# This is the only such table in Python; tests/lint/test_dtypes.py compares it with strap.h.
 _DTYPES = (
     ("float32", 4),
     ("float16", 2),
@@ -46,7 +46,11 @@ CODECS = ("none", "lz4", "zstd", "archive")
 
 
 def codec_code(name: str) -> int:
-    """The ``STRAP_CODEC_*`` of "none", "lz4", "zstd" or "archive"."""
+    """The ``STRAP_CODEC_*`` value of "none", "lz4", "zstd" or "archive".
+
+    Raises:
+        InvalidArgumentError: `name` is no codec.
+    """
     if name not in CODECS:
         raise InvalidArgumentError(f"codec {name!r}: choose one of {', '.join(CODECS)}")
     return CODECS.index(name)
@@ -229,8 +233,9 @@ _u64, _i64 = ctypes.c_uint64, ctypes.c_int64
 _u32, _i32 = ctypes.c_uint32, ctypes.c_int32
 _ptr, _str, _size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 
-# Every function answers a strap_status and ends with a strap_error *, left out here.
-# strap_enqueue has no argtypes, which cost at every call: Session converts its arguments once.
+# The arguments of each function without the last one, which is always a strap_error *. Every
+# function returns a strap_status. strap_enqueue is not listed: argtypes cost time at every call, so
+# Session converts the arguments once.
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "strap_open": (_str, ctypes.POINTER(OpenOptions), ctypes.POINTER(_u64)),
     "strap_capture_id": (_u64, ctypes.c_char_p, ctypes.c_size_t),
@@ -346,22 +351,25 @@ def library() -> ctypes.CDLL:
 
 
 def library_version() -> str:
-    """Release of the loaded libstrap, "MAJOR.MINOR.PATCH"."""
+    """The release of the loaded libstrap, "MAJOR.MINOR.PATCH"."""
     return str(library().strap_version().decode())
 
 
 def check(status: int, error: Error) -> int:
-    """Returns a status that is no failure, raises the exception of one that is."""
+    """Returns the status if it is 0 or more; otherwise raises the exception for it."""
     if status >= 0:
         return status
     raise from_status(status, error.message.decode("utf-8", "replace"), error.sys_errno)
 
 
 def c_string(text: str, what: str) -> bytes:
-    """UTF-8 for C.
+    """A text as UTF-8 for C.
+
+    Args:
+        what: names the text in the error's message.
 
     Raises:
-        InvalidArgumentError: there is a zero in the text, or a lone surrogate.
+        InvalidArgumentError: the text contains a zero character or a lone surrogate.
     """
     try:
         data = text.encode("utf-8")

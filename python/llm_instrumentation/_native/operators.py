@@ -1,4 +1,4 @@
-"""The torch tracer's hot path in C: hook.so, and libstrap/hook/trace.c, which says what it does."""
+"""The torch tracer's hot path in C, from hook.so. libstrap/hook/trace.c says what it does."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from .hooks import library
 
 __all__ = ["NativeForm", "Operators", "Site"]
 
-BLOCK_ROWS = 1 << 13  # small enough for a core's cache
+# The same numbers as in trace.c.
+BLOCK_ROWS = 1 << 13  # rows of a block, which fits into a core's cache
 _ROW_BYTES = 40
-_MOST_POSITIONS = 8
-_SLOTS = 1 << 10
-_STORAGES = 1 << 12
+_MOST_POSITIONS = 8  # of arguments that an operator reads, that it writes, and of new results
+_SLOTS = 1 << 10  # of the hash table of operators
+_STORAGES = 1 << 12  # that C remembers
 
 
 class NativeForm(IntEnum):
     """How C runs an operator: enum form of trace.c."""
 
-    VIEW = 0
-    MOVES = 1
-    MOVES_IF_CONTIGUOUS = 2
-    MOVES_IF_COPIED = 3
-    IN_PYTHON = 4
+    VIEW = 0  # it moves no data
+    MOVES = 1  # it reads and writes the tensors at the positions of its Site
+    MOVES_IF_CONTIGUOUS = 2  # as MOVES if its first argument is contiguous, else in Python
+    MOVES_IF_COPIED = 3  # as MOVES unless its result is a view of its first argument
+    IN_PYTHON = 4  # Python runs and records it
 
 
 _Positions = ctypes.c_int32 * _MOST_POSITIONS
 
 
 class Site(ctypes.Structure):
-    """struct site of trace.c: how to run an operator."""
+    """struct site of trace.c: how to run one operator."""
 
     _fields_ = [
         ("func", ctypes.py_object),
@@ -53,6 +54,8 @@ class Site(ctypes.Structure):
 
 
 class _Met(ctypes.Structure):
+    """struct met of trace.c."""
+
     _fields_ = [
         ("storage", ctypes.c_void_p),
         ("word", ctypes.c_int64),
@@ -98,11 +101,11 @@ class _Tracer(ctypes.Structure):
 
 
 class Operators:
-    """Runs the operators of the thread that makes it, and holds a block of their rows.
+    """Runs the operators of the thread that creates it, and records them in blocks of rows.
 
     Attributes:
-        dispatch: in place of a mode's ``__torch_dispatch__``.
-        put: ``put(time_ns, address, length, word, code)`` appends a row.
+        dispatch: replaces the ``__torch_dispatch__`` of the dispatch mode.
+        put: ``put(time_ns, address, length, word, code)`` appends a row. `length` is in bytes.
     """
 
     def __init__(
@@ -121,27 +124,34 @@ class Operators:
         gap: Callable[[], int] | None,
         take: Callable[[memoryview], None],
     ) -> None:
-        """Needs :meth:`available`.
+        """Registers the thread's recorder in C.
 
         Args:
-            mode: the dispatch mode; it is to have this as long as it runs ``dispatch``.
-            view: see :func:`view_function`.
-            forgotten: grows before storages that were met may be given out again.
-            plain: the type of tensors.
-            parameter: the type of parameters.
-            untyped_storage: gives a tensor's storage, which has ``_cdata``.
-            meet: gives the word of a tensor's storage.
-            see_parameter: whether a parameter's storage is a weight from now on.
-            note: notes an argument or result that C does not read, at a time, with a code.
-            dispatch: runs an operator that was not learnt, is of subclasses or of another thread.
-            gap: how many operators pass unrecorded before the next; None: all are recorded.
-            take: gets the rows of a block, which is used again when it returns.
+            mode: the dispatch mode. It must keep this object alive while it runs ``dispatch``.
+            view: address from :func:`view_function`.
+            forgotten: a counter. Its owner raises it before the memory of a storage can become
+                that of another one. C then forgets all storages that it remembers.
+            plain: torch.Tensor.
+            parameter: torch.nn.Parameter.
+            untyped_storage: returns a tensor's storage. Its ``_cdata`` identifies the storage.
+            meet: returns the word of a tensor's storage; negative for a storage without memory.
+            see_parameter: records that a parameter's storage holds a weight, and returns True. It
+                returns False if it did not record it, for example while weights are loaded.
+            note: ``note(value, time_ns, code)`` records an argument or result that C cannot read.
+            dispatch: ``__torch_dispatch__`` in Python. It runs operators that were not learnt,
+                operators on subclasses of tensors, and those of other threads.
+            gap: returns how many operators to leave out before the next one is recorded. None
+                records all.
+            take: receives the rows of a full block. C reuses the block when `take` returns.
+
+        Raises:
+            UnsupportedError: this interpreter has no recorder in C; see :meth:`available`.
         """
         found = library()
         if found is None:
             raise UnsupportedError("this interpreter records no operators in C")
         self._library = found
-        self._sites: list[Site] = []  # C has their addresses
+        self._sites: list[Site] = []  # kept alive, because C holds their addresses
 
         def full(block: int, rows: int) -> None:
             take(memoryview(self._shared.rows[block]).cast("B")[: rows * _ROW_BYTES])
@@ -186,7 +196,7 @@ class Operators:
 
     @property
     def sampling(self) -> bool:
-        """Whether some operators pass now, where a gap was given."""
+        """Whether operators may be left out now. Without `gap` it has no effect."""
         return bool(self._shared.sampling)
 
     @sampling.setter
@@ -206,18 +216,21 @@ class Operators:
         results: Sequence[int] = (),
         several: bool = False,
     ) -> bool:
-        """Has ``dispatch`` run an operator from now on; False where it has learnt its fill.
+        """Lets ``dispatch`` run an operator in C from now on.
 
         Args:
-            func: the operator, as ``dispatch`` gets it.
-            op: runs it.
-            run: runs and notes it in Python, given its arguments and its keywords.
+            func: the operator, as ``dispatch`` receives it.
+            op: runs the operator and records nothing. None: the operator is never left out.
+            run: ``run(args, kwargs)`` runs and records the operator in Python. None for a view.
             form: how C runs it.
-            codes: of the rows that are loads, and stores.
-            reads: positions of the arguments that are read.
-            writes: positions of those that are written.
-            results: which results are new memory.
-            several: there is a tuple of results.
+            codes: the code of the rows of its loads, and of those of its stores.
+            reads: positions of the arguments that the operator reads.
+            writes: positions of the arguments that it writes.
+            results: positions of the results that are in new memory.
+            several: the operator returns a tuple of results.
+
+        Returns:
+            False if C has no room for another operator.
         """
         if len(self._sites) == _SLOTS // 2:
             return False
@@ -235,5 +248,5 @@ class Operators:
         return True
 
     def flush(self) -> None:
-        """Hands over the rows that are held."""
+        """Passes the rows of the unfinished block to `take`."""
         self._library.tracer_flush(ctypes.addressof(self._shared))

@@ -1,4 +1,4 @@
-"""Collectors in the kernel: ``strap_probe_start`` to ``strap_probe_stop``."""
+"""Runs probes in the kernel: ``strap_probe_start`` to ``strap_probe_stop``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Probe"]
 
 
 class Probe:
-    """A running collector. Thread-safe.
+    """A running probe. Thread-safe.
 
     Args:
-        kind: as for ``strap_probe_start``.
-        options: its options.
+        kind: one of the kinds that strap.h lists at ``strap_probe_start``.
+        options: the options of this kind, listed there too.
 
     Raises:
-        StrapError: as ``strap_probe_start`` describes.
+        StrapError: the probe cannot start; strap.h lists the errors.
     """
 
     def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
@@ -33,10 +33,10 @@ class Probe:
         self._room = 1 << 16
 
     def read(self) -> dict[str, Any]:
-        """What happened since the last call, or since the start.
+        """The snapshot of what the probe counted since the last call, or since the start.
 
         Raises:
-            InvalidStateError: the collector is stopped.
+            InvalidStateError: the probe is stopped.
         """
         while True:
             room = ctypes.create_string_buffer(self._room)
@@ -44,16 +44,16 @@ class Probe:
             status = self._lib.strap_probe_read(self._handle, room, len(room), needed, error)
             if needed.value > len(room):
                 self._room = 2 * needed.value
-                continue  # the next call gives the same snapshot
+                continue  # the next call returns the same snapshot
             check(status, error)
             snapshot: dict[str, Any] = json.loads(room.value)
             return snapshot
 
     def stop(self) -> None:
-        """Takes the programs out of the kernel.
+        """Removes the probe's programs from the kernel.
 
         Raises:
-            InvalidStateError: the collector is stopped already.
+            InvalidStateError: the probe is stopped already.
         """
         error = Error()
         check(self._lib.strap_probe_stop(self._handle, error), error)

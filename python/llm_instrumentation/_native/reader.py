@@ -1,4 +1,4 @@
-"""Reading a capture: ``strap_reader_open`` to ``strap_reader_close``."""
+"""Reads a capture: ``strap_reader_open`` to ``strap_reader_close``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _IGNORE_INDEX = 1
-# More than the schema of an index takes.
-_SCHEMA_BYTES = 64 << 10
+_SCHEMA_BYTES = 64 << 10  # at the beginning of an index; its schema takes less
 
 
 @dataclasses.dataclass(frozen=True)
 class ReaderInfo:
-    """What opening a stream found; see ``strap_reader_info``."""
+    """Facts that opening a stream found; ``strap_reader_info`` of strap.h describes each."""
 
     indexed: bool
     rows: int
@@ -46,9 +45,9 @@ class ReaderInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Packet:
-    """One row of a capture; see ``strap_packet``.
+    """One row of a capture; ``strap_packet`` of strap.h describes each field.
 
-    ``shape`` and the dtypes are None where the packet was found by scanning.
+    ``shape``, ``dtype`` and ``source_dtype`` are None if the packet was found by scanning.
     """
 
     row: int
@@ -69,9 +68,9 @@ class Packet:
 
 
 def capture_id_of(path: str | os.PathLike[str]) -> str | None:
-    """What tells the capture at ``path`` from every other; None where no index says so.
+    """The id of the capture whose stream is at ``path``, or None if there is no index with an id.
 
-    Only the beginning of the index is read, and the stream not at all.
+    No other capture has the same id. This reads the beginning of the index only.
 
     Raises:
         InvalidArgumentError: the path contains a zero character.
@@ -131,13 +130,16 @@ class Reader:
         self.info = _info(info)
 
     def follow(self, first: int = 0) -> Reader | None:
-        """Opens the rows from ``first`` on, as its rows from 0 on, and those that came since.
+        """Opens a second reader, which also has the rows that were written since this one opened.
+
+        Row 0 of the second reader is row ``first`` of this one. Close both.
 
         Returns:
-            None where nothing changed.
+            The second reader, or None if nothing changed.
 
         Raises:
             NotFoundError: the stream at the path is another one, or was cut back.
+            InvalidArgumentError: ``first`` is after the rows that the index lists.
         """
         handle, error = ctypes.c_uint64(), Error()
         info = RawReaderInfo(struct_size=ctypes.sizeof(RawReaderInfo))
@@ -178,7 +180,7 @@ class Reader:
         )
 
     def decoded_bytes(self, row: int) -> int:
-        """The length of row ``row``'s payload once decoded, in bytes."""
+        """The length of the decoded payload of row ``row``, in bytes."""
         raw, error = RawPacket(struct_size=ctypes.sizeof(RawPacket)), Error()
         check(self._lib.strap_reader_at(self._handle, row, raw, error), error)
         return int(raw.decoded_bytes)
@@ -187,6 +189,7 @@ class Reader:
         """Verifies and decodes row ``row`` into ``size`` bytes at ``address``.
 
         Raises:
+            InvalidArgumentError: ``size`` is not the row's decoded_bytes.
             CorruptError: the checksum or the frame is wrong.
         """
         error = Error()
@@ -201,17 +204,19 @@ class Reader:
         *,
         alignment: int = 1,
     ) -> int:
-        """Decodes rows behind each other into ``size`` bytes at ``address``, as many as fit there.
+        """Decodes rows one after the other into ``size`` bytes at ``address``, as many as fit.
 
         Args:
-            ends: filled with where the elements of each row end; as long as ``rows``.
-            alignment: each row's elements begin at a multiple of it.
+            ends: uint64, as long as ``rows``. It receives the end of each row's elements, in bytes
+                from ``address``.
+            alignment: a power of two. The elements of each row begin at a multiple of it.
 
         Returns:
-            How many rows were decoded. An error of a row but the first ends the work before it.
+            The number of decoded rows. If a row after the first has an error, the call stops
+            before that row and does not raise.
 
         Raises:
-            CorruptError: a checksum or frame is wrong.
+            CorruptError: the checksum or frame of the first row is wrong.
         """
         done, error = ctypes.c_size_t(), Error()
         status = self._lib.strap_reader_read_many(
@@ -229,11 +234,13 @@ class Reader:
         return done.value
 
     def index(self, *columns: str) -> pa.RecordBatchReader:
-        """The index, batch by batch: all columns, which docs/STREAM_FORMAT.md lists, or some.
+        """The index in batches. docs/STREAM_FORMAT.md lists its columns.
 
-        Texts of some columns are dictionaries.
+        The result stays valid after the reader is closed. It copies a batch from libstrap's memory
+        when the batch is read.
 
-        It outlives the reader. A batch is copied out of libstrap's memory when it is asked for.
+        Args:
+            columns: the columns to read, as dictionaries if they are texts; none reads all.
         """
         import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""``strap_salvage``: what is intact of a damaged stream, as a new one."""
+"""Copies the intact packets of a damaged stream to a new one: ``strap_salvage``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from .library import (
     library,
 )
 
-# (offset, length, name, reason); name and reason are None for a stretch of bytes.
+# (offset, length, name, reason); offset and length in bytes. Name and reason are None if it is a
+# range of bytes and no packet.
 Lost = tuple[int, int, "str | None", "str | None"]
 
 
@@ -31,25 +32,34 @@ def salvage(
     force: bool = False,
     progress: Callable[[int, int], Any] | None = None,
 ) -> tuple[RawSalvageReport, list[Lost]]:
-    """See ``strap_salvage``; an exception of ``progress``, or Ctrl-C, ends it and comes through.
+    """Calls ``strap_salvage`` and returns its report and the lost parts.
+
+    If ``progress`` raises, or the user presses Ctrl-C, the work stops and the exception propagates.
+
+    Args:
+        path: the damaged stream.
+        out: the new stream.
+        force: replace the file at ``out``.
+        progress: called with the number of bytes searched, and with the total.
 
     Raises:
-        CorruptError: nothing is intact.
-        StrapError: another reason.
+        CorruptError: the stream has no intact packet.
+        StrapError: the work failed for another reason; the subclass says which.
     """
     names = [os.fsencode(path), os.fsencode(out)]
     for name in names:
         if b"\0" in name:
             raise InvalidArgumentError(f"path {os.fsdecode(name)!r} contains a zero character")
     lost: list[Lost] = []
-    # The work has a thread of its own: Ctrl-C would be lost at the edge of a callback.
+    # The C call runs in a second thread, and progress in this one. ctypes ignores an exception that
+    # leaves a callback, so a Ctrl-C at the callback's first or last instruction would be lost.
     told: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
     stopped = threading.Event()
     heard = threading.Semaphore(0)
 
     def tell(context: int | None, done: int, total: int) -> int:
         told.put((done, total))
-        heard.acquire()  # so that what progress raises ends the work at this point
+        heard.acquire()  # wait for progress: if it raises, the work stops here
         return stopped.is_set()
 
     def note(context: int | None, one: Any) -> None:

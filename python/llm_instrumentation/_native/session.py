@@ -1,4 +1,4 @@
-"""A capture session: ``strap_open`` to ``strap_close``."""
+"""Writes a capture: ``strap_open`` to ``strap_close``."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from .library import (
     library,
 )
 
-# How long one call may wait inside C before Python looks for signals again.
+# The longest wait of one call in C. Between two calls Python runs its signal handlers.
 _SLICE_MS = 100
 
-# struct strap_tensor, 64-bit. Few of its fields differ from one tensor of a layer to the next:
-# those before them are packed once, and those behind them are mostly zero.
+# struct strap_tensor on 64-bit systems, in three parts. _LAYOUT: struct_size to strides, the same
+# for most tensors of a layer, so it is packed once. Then data to request, which differ. _EXTRAS:
+# transform to conversion, mostly zero.
 _LAYOUT = struct.Struct("=IIiiQQ")
 _EXTRAS = struct.Struct("=QQQQ")
 _TENSOR = struct.Struct(f"={_LAYOUT.size}sQqqII{_EXTRAS.size}s")
 _NO_EXTRAS = bytes(_EXTRAS.size)
 _CURSOR = struct.Struct("=Q")
-_CURSOR_OFFSET = _TENSOR.size - 2 * _CURSOR.size  # the last but one
+_CURSOR_OFFSET = _TENSOR.size - 2 * _CURSOR.size  # cursor is the field before the last one
 # struct strap_conversion.
 _CONVERSION = struct.Struct("=IiQddd")
 _MAX_DIMS = 64
@@ -76,9 +77,12 @@ class SessionStats:
 
 
 class Conversion(NamedTuple):
-    """What was lost where the caller made float16 of float32; ``strap_conversion`` of strap.h."""
+    """The error of float16 values that the caller made from float32.
 
-    values: int  # finite before and after
+    ``strap_conversion`` of strap.h describes the fields.
+    """
+
+    values: int  # how many are finite before and after
     square_error: float
     square_sum: float
     max_error: float
@@ -88,10 +92,12 @@ _STATS_FIELDS = tuple(field.name for field in dataclasses.fields(SessionStats))
 
 
 class Layout:
-    """What tensors of a layer have in common while their type and shape stay the same.
+    """The layer, type, shape and strides of a tensor, packed for C.
 
-    Never changed, so that threads may share it. :meth:`Session.enqueue` says what the arguments
-    are.
+    It never changes, so threads may share it. :meth:`Session.enqueue` describes the arguments.
+
+    Raises:
+        InvalidArgumentError: there are more than 64 dimensions, or not one stride for each.
     """
 
     __slots__ = ("_lengths", "packed")
@@ -108,7 +114,7 @@ class Layout:
             raise InvalidArgumentError(f"a tensor of {ndim} dimensions: at most {_MAX_DIMS}")
         if strides is not None and len(strides) != ndim:
             raise InvalidArgumentError(f"{len(strides)} strides for {ndim} dimensions")
-        self._lengths = array("q", shape)  # stays where it is, for packed holds its address
+        self._lengths = array("q", shape)  # packed holds the address of the finished array
         if strides is not None:
             self._lengths.extend(strides)
         shape_at, _ = self._lengths.buffer_info()
@@ -117,14 +123,14 @@ class Layout:
 
 
 class _Call:
-    """What one call at a time passes to strap_enqueue."""
+    """The arguments of one strap_enqueue call. Only one call at a time may use them."""
 
     __slots__ = ("arguments", "error", "tensor")
 
     def __init__(self, handle: int) -> None:
         self.tensor = ctypes.create_string_buffer(_TENSOR.size)
         self.error = Error()
-        # Converted once: ctypes takes longer over that than over a call.
+        # Converted once, because the conversion by ctypes takes longer than the call.
         self.arguments = (
             ctypes.c_uint64.from_param(handle),
             ctypes.byref(self.tensor),
@@ -136,28 +142,35 @@ class _Call:
 class Session:
     """An open capture. Thread-safe.
 
+    ``strap_open_options`` of strap.h describes the options in full.
+
     Args:
         path: stream file; its index is written beside it.
         codec: "none", "lz4", "zstd" or "archive".
         workers: compression threads, 1 to 256.
         max_memory_bytes: hard limit of the staging memory.
+        level: of the codec; 0 is its default, the fastest.
         drop_when_full: leave tensors out instead of waiting for room.
-        resume_offset: None starts a new stream; -1 appends to what is there; a
-            length cuts the stream back to it first.
-        error_bound: round mantissas so that the squared error of a packet stays within this
-            share of its squared values; 0 does not round. Of an archive its bound; 0 is the
-            default of libstrap.
+        resume_offset: None starts a new stream, -1 appends to the stream at the path, and a length
+            in bytes first cuts that stream to this length.
+        keep_float32: store float32 unchanged, not as float16.
+        rank: stored in the index.
+        error_bound: round mantissas so that a packet's squared error stays within this share of
+            its squared values; 0 does not round. For an archive it is the archive's bound, and 0
+            is the default of libstrap.
         workers_yield: let the compression threads rest while the caller computes.
-        burst_bytes: staging memory to take at once, and to fill before yielding workers work.
-        team: address of a function like GOMP_parallel, whose threads take part in copying, and
-            with workers_yield make packets; 0: there is none.
-        overwrite: a new stream replaces whatever file stands at the path, and not a stream alone.
-        capture_id: of the capture that is resumed; None: whichever stands there. An index that is
-            lost is begun anew with it.
+        burst_bytes: staging memory to take from the system at once. With workers_yield the workers
+            rest until this much waits.
+        team: address of a function such as GOMP_parallel. Its threads help to copy large tensors,
+            and with workers_yield they compress. 0: none.
+        capture_id: the id of the capture to resume; None: resume any. If the index is lost, the
+            new index gets this id.
+        overwrite: let a new stream replace any regular file, not only a stream and its index.
 
     Raises:
-        InvalidArgumentError: a file that is no stream stands at the path.
-        CorruptError: another capture than `capture_id` stands there; no file was touched.
+        InvalidArgumentError: the file at the path is no stream.
+        CorruptError: the stream at the path is of another capture than `capture_id`. All files are
+            unchanged.
         StrapError: the stream cannot be opened; the subclass says why.
     """
 
@@ -183,8 +196,8 @@ class Session:
         self.path = os.fspath(path)
         self._lib = library()
         self._enqueue: Callable[..., int] = self._lib.strap_enqueue
-        # Those that nobody uses. A call takes one out, for other threads make calls beside it,
-        # and a signal handler may make one within it.
+        # The _Calls that no call is using. Each call takes one out and puts it back, because other
+        # threads may call at the same time, and a signal handler may call in the middle of a call.
         self._calls: list[_Call] = []
         self._handle = 0
         options = OpenOptions(
@@ -213,7 +226,7 @@ class Session:
         self._handle = handle.value
         digits = ctypes.create_string_buffer(_CAPTURE_ID_BYTES)
         check(self._lib.strap_capture_id(self._handle, digits, len(digits), error), error)
-        #: What tells this capture from every other, resumed or not: 32 hexadecimal digits.
+        #: The id of the capture, 32 hexadecimal digits. A resumed capture keeps its id.
         self.capture_id = digits.value.decode("ascii")
 
     @property
@@ -222,15 +235,21 @@ class Session:
 
     @property
     def handle(self) -> int:
-        """The ``strap_session``, for calls from C; 0 once it is closed."""
+        """The ``strap_session``, for calls from C; 0 after the session is closed."""
         return self._handle
 
     def functions(self, *names: str) -> list[int]:
-        """Addresses of functions of strap.h, for calls from C."""
+        """The addresses of functions of strap.h, for calls from C."""
         return [ctypes.cast(getattr(self._lib, name), ctypes.c_void_p).value or 0 for name in names]
 
     def layer(self, name: str, path: str = "", model: str = "") -> int:
-        """The id of a source of tensors, for :meth:`enqueue`."""
+        """Registers a source of tensors and returns its id for :meth:`enqueue`.
+
+        Args:
+            name: of the layer.
+            path: the tensor's place in the layer's output; "" is the first tensor.
+            model: name of the model.
+        """
         layer, error = ctypes.c_uint32(), Error()
         encoded = c_string(name, "layer name")
         status = self._lib.strap_layer(
@@ -246,7 +265,7 @@ class Session:
         return layer.value
 
     def request(self, name: str) -> int:
-        """The id of what tensors are made for, for :meth:`enqueue`."""
+        """Registers the name of a request and returns its id for :meth:`enqueue`."""
         request, error = ctypes.c_uint32(), Error()
         encoded = c_string(name, "request")
         check(self._lib.strap_request(self._handle, encoded, len(encoded), request, error), error)
@@ -270,14 +289,20 @@ class Session:
     ) -> bool:
         """Copies the tensor at address ``data`` into the capture.
 
-        Waits for room, and lets Python handle signals meanwhile: Ctrl-C gives up
-        this tensor and raises.
+        While the call waits for room, Python handles signals. If a handler raises (Ctrl-C), the
+        tensor is given up and the exception propagates.
 
         Args:
+            layer: id from :meth:`layer`.
             dtype: a value of ``DTYPE_CODES``.
             strides: in elements; None for a contiguous row-major tensor.
-            request: of :meth:`request`; 0: none.
-            conversion: of float16 values that the caller made of float32.
+            step: forward step; -1: unknown.
+            token: number of tokens recorded when the step began; -1: unknown.
+            call: which call of the layer within the step, from 0.
+            request: id from :meth:`request`; 0: none.
+            transform: what the caller did to the values, for the index.
+            parameters: of the transform, a JSON object.
+            conversion: the error of float16 values that the caller made from float32.
 
         Returns:
             False if the tensor was dropped (``drop_when_full``).
@@ -301,7 +326,7 @@ class Session:
         request: int = 0,
         extras: bytes = _NO_EXTRAS,
     ) -> bool:
-        """:meth:`enqueue` of a tensor whose layout is at hand."""
+        """Does what :meth:`enqueue` does, with a ready layout and packed extras."""
         try:
             own = self._calls.pop()
         except IndexError:
@@ -310,7 +335,7 @@ class Session:
         try:
             while (status := self._enqueue(*own.arguments)) == ERR_TIMEOUT:
                 pass
-        except BaseException:  # a signal handler's, behind a call
+        except BaseException:  # a signal handler raised between two calls
             self._give_up(own)
             raise
         stored = status == 0 or check(status, own.error) != DROPPED
@@ -331,19 +356,23 @@ class Session:
         check(self._lib.strap_note(self._handle, layer, step, token, call, text, error), error)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until all that was enqueued before is in the file.
+        """Waits until every tensor that was enqueued before the call is in the file.
+
+        Args:
+            timeout: seconds; None waits without limit.
 
         Raises:
-            StrapTimeoutError: not all of it is yet. The thread's next call waits on for what was
-                enqueued before this one, unless the thread itself enqueues something first.
+            StrapTimeoutError: the time ran out first. The next call of the same thread continues
+                the wait: it waits for the tensors enqueued before this call. It is a new call after
+                one second, and after the thread itself enqueued or noted something.
         """
         self._waiting(lambda ms, error: self._lib.strap_flush(self._handle, ms, error), timeout)
 
     def checkpoint(self, timeout: float | None = None) -> int:
-        """Waits until all that was enqueued before is durable.
+        """Waits until every tensor that was enqueued before the call is durable (fsync).
 
         Returns:
-            The length of the stream that is covered, in bytes.
+            The durable length of the stream, in bytes.
 
         Raises:
             StrapTimeoutError: as in :meth:`flush`.
@@ -355,7 +384,7 @@ class Session:
         return offset.value
 
     def _waiting(self, call: Callable[[int, Error], int], timeout: float | None) -> None:
-        """Repeats a C call in slices, so that signals are handled."""
+        """Repeats a C call with a short time limit, so that Python handles signals in between."""
         until = None if timeout is None else time.monotonic() + timeout
         error = Error()
         try:
@@ -364,7 +393,7 @@ class Session:
                 status = call(max(0, min(_SLICE_MS, left)), error)
                 if status != ERR_TIMEOUT or (until is not None and time.monotonic() >= until):
                     break
-        except BaseException:  # a signal handler's: the thread's next call is a new one
+        except BaseException:  # a signal handler raised: let the thread's next call be a new one
             self._lib.strap_abandon(self._handle, 0, Error())
             raise
         check(status, error)
@@ -375,11 +404,11 @@ class Session:
         return SessionStats(**{name: getattr(stats, name) for name in _STATS_FIELDS})
 
     def close(self, timeout: float | None = None) -> None:
-        """Writes what is queued and closes the files; does nothing when closed.
+        """Writes the queued packets and closes the files. Does nothing if the session is closed.
 
         Raises:
-            StrapTimeoutError: not all is written yet; call again, or discard.
-            StrapError: what stopped the writing earlier, if anything did.
+            StrapTimeoutError: packets are not written yet. Call again, or call :meth:`discard`.
+            StrapError: the writing failed, now or earlier. The session is closed.
         """
         if self.closed:
             return
@@ -393,7 +422,11 @@ class Session:
         self._handle = 0
 
     def discard(self) -> int:
-        """Closes without waiting; returns the number of packets given up."""
+        """Closes without waiting and returns the number of packets that are lost.
+
+        Raises:
+            InvalidStateError: the session is closed.
+        """
         if self.closed:
             raise InvalidStateError(f"the capture of {self.path} is closed")
         lost, error = ctypes.c_uint64(), Error()
@@ -404,7 +437,7 @@ class Session:
 
 
 def _address(data: bytes | None) -> int:
-    """Where a bytes object's characters (and the zero behind them) stand; 0 of none."""
+    """The address of the bytes, which a zero follows; 0 for None or no bytes."""
     if not data:
         return 0
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0

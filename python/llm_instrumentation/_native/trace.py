@@ -1,7 +1,6 @@
-"""Memory traces: ``strap_trace_parse`` to ``strap_trace_close``.
+"""Reads and analyses memory traces: ``strap_trace_parse`` to ``strap_trace_close``.
 
-Batches go in and out as :class:`pyarrow.RecordBatchReader`; nothing is copied into
-Python objects on the way.
+Batches go in and out as :class:`pyarrow.RecordBatchReader`. No row becomes a Python object.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pyarrow as pa
 from ..errors import InvalidArgumentError, StrapError
 from .library import ERR_TIMEOUT, ArrowArrayStream, Error, RawTraceCounts, c_string, check, library
 
-#: How long one call works before Python looks at signals and progress again.
+#: How long one call in C works. Between two calls Python handles signals and reports progress.
 _SLICE_MS = 100
 
 Progress = Callable[["Counts"], None]
@@ -26,7 +25,7 @@ Progress = Callable[["Counts"], None]
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """How far the work has come; see ``strap_trace_counts_t``."""
+    """How far the work has come; ``strap_trace_counts_t`` of strap.h describes each field."""
 
     done: bool
     rows: int
@@ -39,7 +38,7 @@ class Counts:
 
 
 class Trace:
-    """A handle on the work over one stream. Thread-safe; close it or use ``with``."""
+    """A handle on the work over one stream. Thread-safe; close it or use it with ``with``."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -49,32 +48,33 @@ class Trace:
         """The counts so far.
 
         Raises:
-            StrapError: what the work failed with.
+            StrapError: the work failed; this is its error.
         """
         raw, error = RawTraceCounts(struct_size=ctypes.sizeof(RawTraceCounts)), Error()
         check(self._lib.strap_trace_counts(self._handle, raw, error), error)
         return _counts(raw)
 
     def last_counts(self) -> Counts:
-        """The counts so far, also of work that failed."""
+        """The counts so far. It does not raise if the work failed."""
         raw, error = RawTraceCounts(struct_size=ctypes.sizeof(RawTraceCounts)), Error()
         self._lib.strap_trace_counts(self._handle, raw, error)
         return _counts(raw)
 
     def table(self, name: str) -> pa.Table:
-        """The table of this name.
+        """The whole table of this name.
 
         Raises:
-            NotFoundError, InvalidStateError: as for :meth:`batches`.
+            NotFoundError: the work makes no table of this name.
+            InvalidStateError: the work is not done.
         """
         return self.batches(name).read_all()
 
     def batches(self, name: str) -> pa.RecordBatchReader:
-        """The table of this name, of which large ones are made as they are read.
+        """The table of this name in batches. The batches of a large table are made when read.
 
         Raises:
-            NotFoundError: the work makes no such table.
-            InvalidStateError: it is not done.
+            NotFoundError: the work makes no table of this name.
+            InvalidStateError: the work is not done.
         """
         stream, error = ArrowArrayStream(), Error()
         text = c_string(name, "table")
@@ -82,7 +82,13 @@ class Trace:
         return _reader(stream)
 
     def run(self, progress: Progress | None = None) -> None:
-        """Works to the end; a Python signal handler runs at least every 0.1 s or batch."""
+        """Works to the end.
+
+        Python handles signals at least every 0.1 s, or after each batch if one takes longer.
+
+        Args:
+            progress: called with the counts at the same times, and at the end.
+        """
         error = Error()
         while (status := self._lib.strap_trace_run(self._handle, _SLICE_MS, error)) == ERR_TIMEOUT:
             if progress is not None:
@@ -114,7 +120,10 @@ def parse(
     path: str | os.PathLike[str],
     options: Mapping[str, Any] | None = None,
 ) -> tuple[pa.RecordBatchReader, Trace]:
-    """Rows of the text at ``path``, parsed as they are read; see ``strap_trace_parse``."""
+    """The rows of the text at ``path``, parsed when they are read.
+
+    ``strap_trace_parse`` of strap.h lists the formats and options.
+    """
     out, handle, error = ArrowArrayStream(), ctypes.c_uint64(), Error()
     status = library().strap_trace_parse(
         c_string(format, "format"), _path(path), _options(options), out, handle, error
@@ -127,7 +136,10 @@ def parse(
 def label(
     source: pa.RecordBatchReader, options: Mapping[str, Any] | None = None
 ) -> tuple[pa.RecordBatchReader, Trace]:
-    """Rows with region_type and region_id, as they are read; see ``strap_trace_label``."""
+    """The rows of ``source`` with region_type and region_id, labelled when they are read.
+
+    ``strap_trace_label`` of strap.h lists the options and tables.
+    """
     guard = _Guard(source)
     out, handle, error = ArrowArrayStream(), ctypes.c_uint64(), Error()
     status = library().strap_trace_label(guard.stream(), _options(options), out, handle, error)
@@ -142,10 +154,10 @@ def analyse(
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> tuple[dict[str, pa.Table], pa.Table]:
-    """The tables ``names`` of a labelled trace, and ``support`` (table, reason).
+    """Computes the tables ``names`` of a labelled trace, and the table ``support``.
 
-    ``reason`` says why a trace of this kind cannot tell the table, null where it can.
-    See ``strap_trace_analyse``.
+    ``support`` has the columns table and reason. The reason says why a trace of this kind cannot
+    give the table; it is null if it can. ``strap_trace_analyse`` of strap.h lists the options.
     """
     guard = _Guard(source)
     handle, error = ctypes.c_uint64(), Error()
@@ -164,7 +176,11 @@ def write_parquet(
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Writes a Parquet file, which appears when it is whole; gives its rows."""
+    """Writes ``source`` to a Parquet file and returns the number of rows.
+
+    The file appears at ``path`` when it is complete. ``strap_trace_write_parquet`` of strap.h lists
+    the options.
+    """
     guard = _Guard(source)
     handle, error = ctypes.c_uint64(), Error()
     status = library().strap_trace_write_parquet(
@@ -177,10 +193,10 @@ def write_parquet(
 
 
 class _Guard:
-    """A reader on its way into libstrap.
+    """Passes a reader's batches to libstrap and keeps the exception that reading them raises.
 
-    What its batches raise in Python reaches libstrap as a bare error code: it is kept
-    here and raised in the place of that.
+    libstrap sees only an error code. The guard raises the kept exception in place of libstrap's
+    error.
     """
 
     def __init__(self, source: pa.RecordBatchReader) -> None:
@@ -190,7 +206,7 @@ class _Guard:
     def _batches(self) -> Iterator[pa.RecordBatch]:
         try:
             yield from self._source
-        except GeneratorExit:  # libstrap gave the rest up
+        except GeneratorExit:  # libstrap does not read the rest
             raise
         except BaseException as error:
             self._error = error
@@ -222,7 +238,7 @@ class _Guard:
 def _typed(
     reader: pa.RecordBatchReader, trace: Trace, guard: _Guard | None = None
 ) -> pa.RecordBatchReader:
-    """The reader, with libstrap's own errors in the place of pyarrow's."""
+    """A reader of the same batches that raises libstrap's errors in place of pyarrow's."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
@@ -230,7 +246,7 @@ def _typed(
         except (OSError, pa.ArrowException):
             if guard is not None:
                 guard.raise_own()
-            trace.counts()  # raises what it failed with
+            trace.counts()  # raises libstrap's error
             raise
 
     return pa.RecordBatchReader.from_batches(reader.schema, batches())

@@ -1,9 +1,9 @@
-"""How every figure looks: palette, type, axes; and how it is saved.
+"""The common look of all figures (colours, fonts, axes), and how they are saved.
 
-Colours are those of Okabe and Ito, which people with any colour vision tell apart; each region
-type keeps its own everywhere. Figures are made without pyplot. matplotlib's settings are global,
-so a figure is drawn and saved under a lock with settings of its own: reports can be made in
-several threads, and look the same whatever style a user has set.
+The colours are based on those of Okabe and Ito, which people with any colour vision can tell apart.
+A region type has the same colour in all figures. Figures are made without pyplot. matplotlib's
+settings are global, so :func:`settings` sets them under a lock. So several threads can make
+reports, and the user's own style does not change the figures.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RULE = "#c3cad2"
 GRID = "#e4e8ec"
 SURFACE = "#ffffff"
 
-#: Of each region type of a memory trace: its colour, that colour on a dark page, and its line.
+#: For each region type: its colour, its colour on a dark page, and its line style.
 _LOOKS: dict[str, tuple[str, str, Any]] = {
     "weight": ("#0072b2", "#5db4ec", "-"),
     "kv_cache": ("#d55e00", "#f58a3c", (0, (6, 1.5))),
@@ -54,20 +54,20 @@ _LOOKS: dict[str, tuple[str, str, Any]] = {
     "unknown": ("#767f88", "#a3adb7", (0, (1, 1.2))),
 }
 _OTHER = ("#a6761d", "#dcb355", "-")
-#: Colours that are told apart, for lines of any kind.
+#: Colours that can be told apart, for lines of any kind.
 PALETTE = tuple(look[0] for look in _LOOKS.values())
 
 WIDTH_IN = 5.4
 TOP_IN = 0.86  # for title, subtitle and the label of the first panel
-BARE_TOP_IN = 0.58  # without that label
+BARE_TOP_IN = 0.58  # for title and subtitle alone
 BOTTOM_IN = 0.5
 _DPI = 300
 
 _STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so it is the same on all machines
     "font.size": 8,
     "text.color": INK,
-    "text.parse_math": False,  # a name with dollars is a name
+    "text.parse_math": False,  # names may contain $
     "axes.edgecolor": RULE,
     "axes.labelcolor": MUTED,
     "axes.labelsize": 8,
@@ -90,25 +90,25 @@ _STYLE: dict[str, Any] = {
     "figure.facecolor": SURFACE,
     "axes.facecolor": "none",
     "savefig.facecolor": SURFACE,
-    "pdf.fonttype": 42,  # fonts that journals take
-    "svg.fonttype": "none",  # text stays text
+    "pdf.fonttype": 42,  # TrueType, which journals accept
+    "svg.fonttype": "none",  # text stays text, not outlines
 }
 
 _LOCK = threading.RLock()
 
 
 def color(region_type: str) -> str:
-    """The colour of a region type, on white."""
+    """The colour of a region type on a white page."""
     return _LOOKS.get(region_type, _OTHER)[0]
 
 
 def line(region_type: str) -> Any:
-    """The line style of a region type, for print without colour."""
+    """The line style of a region type. It tells lines apart in print without colour."""
     return _LOOKS.get(region_type, _OTHER)[2]
 
 
 def css_colors() -> tuple[dict[str, str], dict[str, str]]:
-    """CSS variables for a light and a dark page; :func:`inline_svg` uses them."""
+    """The CSS variables of a light page and of a dark page; :func:`inline_svg` uses them."""
     light = {"--ink": INK, "--muted": MUTED, "--rule": RULE, "--grid": GRID, "--surface": SURFACE}
     dark = {
         "--ink": "#e8ebee",
@@ -129,7 +129,7 @@ def css_color(region_type: str) -> str:
 
 @contextlib.contextmanager
 def settings() -> Iterator[None]:
-    """Sets matplotlib up for our figures; nothing else of ours draws meanwhile."""
+    """Sets matplotlib's settings in the block. A lock keeps other threads from this function."""
     with _LOCK, matplotlib.rc_context():
         matplotlib.rcdefaults()
         parameters: Any = matplotlib.rcParams  # typed by its keys since 3.11, not before
@@ -141,7 +141,7 @@ def settings() -> Iterator[None]:
 
 
 def new_figure(height_in: float, title: str, subtitle: str = "") -> Figure:
-    """A blank figure with its title, which takes :data:`TOP_IN` at the top."""
+    """A blank figure with a title and subtitle; leave :data:`BARE_TOP_IN` at the top for them."""
     figure = Figure(figsize=(WIDTH_IN, height_in))
     FigureCanvasAgg(figure)
     top = 1 - 0.2 / height_in
@@ -159,7 +159,7 @@ def panels(
     right_in: float = 0.2,
     top_in: float = TOP_IN,
 ) -> Any:
-    """``count`` axes, one above the other, over the same x, with these margins."""
+    """Adds ``count`` axes, one above the other, with a common x axis. Margins are in inches."""
     width, height = figure.get_size_inches()
     return figure.subplots(
         count,
@@ -187,7 +187,7 @@ def name_y(figure: Figure, what: str) -> None:
 
 
 def panel_label(axes: Axes, region_type: str, remark: str) -> None:
-    """Names a panel, above its left corner."""
+    """Writes the region type, in its colour, and a remark above the left corner of a panel."""
     name = axes.annotate(
         region_type, (0, 1), xycoords="axes fraction", xytext=(0, 3), textcoords="offset points",
         color=color(region_type), fontweight="bold", va="bottom",
@@ -199,14 +199,14 @@ def panel_label(axes: Axes, region_type: str, remark: str) -> None:
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Names lines at the right edge, moved apart where they would overlap.
+    """Names lines at the right edge. Names that would overlap are moved apart.
 
     Args:
-        axes: with its final limits.
-        ends: of each line: y in data units, text, colour.
+        axes: must have its final limits.
+        ends: for each line: its y at the right edge in data units, its name, its colour.
     """
     height = axes.get_window_extent().height
-    gap = 11 / 72 * axes.figure.dpi / height  # a line of text, in parts of the axes
+    gap = 11 / 72 * axes.figure.dpi / height  # a line of text, as a share of the axes' height
     to_axes = axes.transData + axes.transAxes.inverted()
     heights = [float(to_axes.transform((0, y))[1]) for y, _, _ in ends]
     order = sorted(range(len(ends)), key=heights.__getitem__)
@@ -220,7 +220,7 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
 
 
 def mark(x: float, y: float, marker: str, shade: str, transform: Transform) -> Line2D:
-    """A single marker, to be added to a figure."""
+    """A single marker; the caller adds it to a figure."""
     return Line2D(
         [x], [y], marker=marker, color=shade, markersize=4.5, linestyle="none",
         transform=transform,
@@ -228,7 +228,7 @@ def mark(x: float, y: float, marker: str, shade: str, transform: Transform) -> L
 
 
 def nothing_to_show(title: str, reason: str) -> Figure:
-    """A figure that says why it shows nothing."""
+    """A figure without data that says why."""
     figure = new_figure(1.5, title)
     figure.text(0.5, 0.42, "No data", ha="center", color=MUTED, fontweight="bold", fontsize=9)
     figure.text(0.5, 0.24, reason, ha="center", color=MUTED, wrap=True)
@@ -236,7 +236,7 @@ def nothing_to_show(title: str, reason: str) -> Figure:
 
 
 def shortened(text: str, most: int) -> str:
-    """A name that fits; what is cut from its middle is an ellipsis."""
+    """A name of at most ``most`` characters. An ellipsis replaces the middle of a longer one."""
     if len(text) <= most:
         return text
     tail = (most - 1) // 2
@@ -247,7 +247,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def log_time_axis(axes: Axes, low_s: float, high_s: float) -> None:
-    """An x axis of seconds, decades, from at or below ``low_s`` to at or above ``high_s``."""
+    """Makes a logarithmic x axis in seconds: the decades that contain ``low_s`` and ``high_s``."""
     first, last = np.floor(np.log10(low_s)), np.ceil(np.log10(high_s))
     if last == first:
         first, last = first - 1, last + 1
@@ -261,7 +261,7 @@ def log_time_axis(axes: Axes, low_s: float, high_s: float) -> None:
 
 
 def size_axis(axes: Axes, which: str) -> None:
-    """A linear axis of bytes with ticks at round binary sizes."""
+    """Gives a linear axis of bytes ticks at round binary sizes. ``which`` is "x" or "y"."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     _, high = axis.get_view_interval()
     unit = 1024 ** max(0, min(4, int(np.log2(max(high, 1)) // 10)))
@@ -271,7 +271,7 @@ def size_axis(axes: Axes, which: str) -> None:
 
 
 def count_axis(axes: Axes, highest: float) -> None:
-    """A y axis of whole numbers from 0; three ticks at most."""
+    """Makes a y axis of whole numbers from 0 with at most three ticks."""
     top = max(highest, 1.0) * 1.08
     step = max(1.0, _round_step(top / 2.2))
     axes.set_ylim(0, top)
@@ -284,7 +284,7 @@ def _steps(end: float, step: float) -> list[float]:
 
 
 def _round_step(about: float) -> float:
-    """1, 2 or 5 times a power of ten, at or above ``about``."""
+    """The smallest number at or above ``about`` that is 1, 2 or 5 times a power of ten."""
     if about <= 0:
         return 1.0
     power = 10.0 ** np.floor(np.log10(about))
@@ -292,7 +292,7 @@ def _round_step(about: float) -> float:
 
 
 def _rounded(value: float) -> float:
-    """A tick of a logarithmic axis without the noise of its computation."""
+    """A tick of a logarithmic axis without its rounding error."""
     return float(f"{value:.6g}")
 
 
@@ -307,12 +307,12 @@ FORMATS = tuple(_NO_DATES)
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes a figure as its path's suffix says; equal figures give equal bytes.
+    """Writes a figure in the format of the path's suffix. Equal figures give equal bytes.
 
     Call it within :func:`settings`.
 
     Raises:
-        ValueError: another format than png, pdf and svg.
+        ValueError: the suffix is not png, pdf or svg.
     """
     kind = path.suffix.removeprefix(".")
     if kind not in _NO_DATES:
@@ -330,8 +330,8 @@ def inline_svg(figure: Figure, name: str, description: str) -> str:
 
     Args:
         figure: drawn with the colours of this module.
-        name: unique in the page; letters, digits, hyphens.
-        description: for those who do not see it.
+        name: unique in the page; letters, digits and hyphens.
+        description: text for readers who do not see the figure (``aria-label``).
     """
     out = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):

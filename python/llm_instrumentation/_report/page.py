@@ -1,7 +1,7 @@
-"""The shell of a report: one HTML file that needs nothing else, on screen and on paper.
+"""Makes the HTML page of a report. It needs no other file, and also prints well.
 
-Whatever is not made here is escaped, and the page forbids itself scripts and all foreign
-resources, so that a name in a trace stays a name.
+All text from outside this module is escaped, and the page's policy forbids scripts and foreign
+resources. So a name in a trace cannot act as HTML.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MARKS = {"good": "✓", "fair": "!", "bad": "✕", "plain": ""}
 
 
 def page(title: str, body: str) -> str:
-    """A whole document around a body made by the functions of this module."""
+    """The whole HTML document. ``body`` is HTML that the functions of this module made."""
     light, dark = css_colors()
     light |= {"--page": "#f6f7f8", **{f"--{name}": tone[0] for name, tone in _TONES.items()}}
     dark |= {"--page": "#0f1317", **{f"--{name}": tone[1] for name, tone in _TONES.items()}}
@@ -87,16 +87,16 @@ def _declared(variables: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {value}" for name, value in variables.items())
 
 
-# ---- pieces; text goes in plain and comes out escaped -----------------------------------
+# ---- parts: the arguments are plain text, the results are escaped HTML -------------------
 
 
 def section(title: str, *parts: str) -> str:
-    """A heading and what is below it; nothing where all of that is empty."""
+    """A heading with parts below it; "" if all parts are empty."""
     inner = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{escape(title)}</h2>\n{inner}\n</section>" if inner else ""
 
 
-#: A number stays on one line with its unit.
+#: The space between a number and its unit. paragraph makes it narrow and unbreakable.
 _UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|min|h|[KMGTP]?i?B)\b|%)")
 _NARROW = "\u202f"
 
@@ -117,7 +117,7 @@ def chip(label: str, value: str, tone: str = "plain") -> str:
 
 
 def badge(word: str) -> str:
-    """A class of suitability or validity, with its tone."""
+    """A class of suitability or validity in its colour."""
     tone = {**_SUITABILITY, **_VALIDITY}.get(word, "plain")
     mark = f"{_MARKS[tone]} " if _MARKS[tone] else ""
     return f'<span class="badge {tone}">{mark}{escape(word)}</span>'
@@ -128,7 +128,7 @@ def tone_of(validity: str | None) -> str:
 
 
 def notice(tone: str, *lines: str) -> str:
-    """Something that must be seen."""
+    """Highlighted paragraphs. ``tone`` is good, fair, bad or plain."""
     return f'<div class="notice {tone}">{"".join(paragraph(line) for line in lines)}</div>'
 
 
@@ -137,7 +137,7 @@ def swatch(region_type: str) -> str:
 
 
 def card(region_type: str, corner: str, sentence: str, why: str) -> str:
-    """What is said of a region type; ``corner`` is HTML of this module."""
+    """A box about one region type. ``corner`` is HTML that this module made."""
     return (
         f'<article class="card" style="--kind: {css_color(region_type)}">'
         f"<header><h3>{escape(region_type)}</h3>{corner}</header>"
@@ -159,7 +159,7 @@ def details(summary: str, *parts: str) -> str:
 
 
 def definitions(pairs: Iterable[tuple[str, Any]]) -> str:
-    """Names and values; those without a value are left out."""
+    """A list of names and values. Names without a value are left out."""
     rows = [
         f"<dt>{escape(name)}</dt><dd>{escape(_plain(value))}</dd>"
         for name, value in pairs
@@ -183,9 +183,9 @@ def _plain(value: Any) -> str:
 
 
 def table(rows: pd.DataFrame, columns: Sequence[str] | None = None) -> str:
-    """A frame, its numbers with the units that their columns' names tell.
+    """A table of a frame. Numbers get the units that the column's name implies; see formatter.
 
-    A cell that is a tuple is a text and the relative path that it links to, or None.
+    A cell may be a tuple of a text and the relative path that it links to; None is no link.
     """
     names = list(rows.columns if columns is None else columns)
     if rows.empty:
@@ -210,12 +210,12 @@ def table(rows: pd.DataFrame, columns: Sequence[str] | None = None) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A long name may break behind each of its words."""
+    """A name that may be broken after each underscore."""
     return escape(name).replace("_", "_<wbr>")
 
 
 def turned_table(rows: pd.DataFrame) -> str:
-    """A frame with a row per region type, turned: a column per region type."""
+    """A table of a frame with one row per region type. The table has one column per region type."""
     if rows.empty:
         return ""
     head = "".join(
@@ -246,14 +246,14 @@ def _cell(column: str, value: Any) -> str:
 
 
 def _link(text: str, target: str | None) -> str:
-    """A text, and a link to a file beside the page where there is one."""
+    """A text, as a link if there is a target: a file beside the page."""
     if target is None:
         return escape(text)
     return f'<a href="{escape(quote(target))}">{escape(text)}</a>'
 
 
 def formatter(column: str) -> Callable[[float], str]:
-    """How the numbers of a column are told, by its name."""
+    """The function that writes the numbers of a column; it depends on the column's name."""
     return next((told for fits, told in _FORMATS if fits(column)), _number)
 
 
@@ -269,7 +269,7 @@ def _part_of(*words: str) -> Callable[[str], bool]:
     return lambda column: any(word in column for word in words)
 
 
-#: How a column's numbers are told, by the first that fits its name.
+#: (whether it fits a column's name, writes a number). The first that fits counts.
 _FORMATS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
     (_part_of("region_id", "_index"), lambda value: f"{value:.0f}"),
     (_part_of("_ns"), lambda value: units.seconds(value / 1e9)),

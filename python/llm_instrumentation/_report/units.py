@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Writes numbers for people, with units and few digits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNKNOWN = "–"
 
 
 def seconds(value: float) -> str:
-    """``12.3 s``, ``340 ms``, ``2.5 µs``; hours and minutes from ten minutes on."""
+    """A time: ``12.3 s``, ``340 ms``, ``2.5 µs``; in minutes from 10 min, in hours from 10 h."""
     if not math.isfinite(value):
         return UNKNOWN
     if value == 0:
@@ -19,19 +19,19 @@ def seconds(value: float) -> str:
         return f"{_digits(value / 3600)} h"
     if value >= 600:
         return f"{_digits(value / 60)} min"
-    # What would round up to 1000 of a unit is 1 of the next.
+    # A value that rounds up to 1000 of a unit is written as 1 of the next.
     fitting = [unit for unit in _TIMES if abs(value) >= unit[0] * 0.9995]
     factor, name = fitting[-1] if fitting else _TIMES[0]
     return f"{_digits(value / factor)} {name}"
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
-    """The unit of an axis that ends at ``longest_s``: seconds in one, and its name."""
+    """The unit of an axis that ends at ``longest_s``: its length in seconds, and its name."""
     return next((unit for unit in reversed(_TIMES) if longest_s >= unit[0]), _TIMES[0])
 
 
 def size(count: float) -> str:
-    """``512 B``, ``4 KiB``, ``1.5 GiB``: units of 1,024."""
+    """A size in units of 1,024: ``512 B``, ``4 KiB``, ``1.5 GiB``."""
     if not math.isfinite(count):
         return UNKNOWN
     power = 0
@@ -42,7 +42,7 @@ def size(count: float) -> str:
 
 
 def count(value: float) -> str:
-    """``12,345``; ``1.23 million`` from ten million on."""
+    """A count: ``12,345``; from ten million on in words: ``12.3 million``."""
     if not math.isfinite(value):
         return UNKNOWN
     if abs(value) >= 1e10:
@@ -58,7 +58,7 @@ def tokens(value: float) -> str:
 
 
 def short_count(value: float) -> str:
-    """``12k``, ``3M``: for the ticks of an axis."""
+    """A count for the ticks of an axis: ``12k``, ``3M``."""
     for factor, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:g}{name}"
@@ -66,7 +66,7 @@ def short_count(value: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """Two digits behind the point, and more for what is small; 0.9996 is not written as 1."""
+    """A ratio with two decimals. It has more if two would show 0 or 1: ``0.003``, ``0.9996``."""
     if not math.isfinite(value):
         return UNKNOWN
     if value not in (0, 1):
@@ -79,7 +79,7 @@ def ratio(value: float) -> str:
 
 
 def percent(part: float) -> str:
-    """Of a part of 1: ``77 %``, ``2.3 %``, ``under 0.1 %``."""
+    """A part of 1 as a percentage: ``77 %``, ``2.3 %``, ``under 0.1 %``."""
     if not math.isfinite(part):
         return UNKNOWN
     if 0 < part < 0.001:
@@ -99,7 +99,7 @@ def _grouped(value: float) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three significant digits, none lost before the point, no empty ones behind it."""
+    """Three significant digits, but all digits before the point, and no zeros at the end."""
     digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,4 +1,4 @@
-"""Captures as tensors and tables. Reads what a capture left; never touches a model's hooks."""
+"""Reads captures as tensors and tables. It imports nothing that hooks models."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class _Numbers:
 
     def __init__(self, rows: int, field: pa.Field) -> None:
         kind = np.dtype(str(field.type))
-        self._signs = kind.kind == "u" and field.nullable  # there is room for -1 then
+        self._signs = kind.kind == "u" and field.nullable  # read as int64, which has -1 for null
         self._kind = kind = np.dtype(np.int64) if self._signs else kind
         self._values = np.empty(rows, kind if kind.kind == "f" else f"{kind.kind}1")
         self._at = 0

@@ -15,8 +15,9 @@ from ..errors import InvalidArgumentError, UnsupportedError
 if TYPE_CHECKING:
     import torch
 
-# Exponent bits, mantissa bits, bias; https://arxiv.org/abs/2209.05433 and, for "fnuz",
-# https://arxiv.org/abs/2206.02915. "fn" has no infinities and "fnuz" neither these nor -0.
+# (mantissa bits, exponent bias). Sources: https://arxiv.org/abs/2209.05433, and for "fnuz"
+# https://arxiv.org/abs/2206.02915. "fn" types have no infinities; "fnuz" types have no infinities
+# and no -0.
 _FLOAT8 = {
     "float8_e4m3fn": (3, 7),
     "float8_e5m2": (2, 15),
@@ -151,9 +152,9 @@ def tensor_of(
 
 @functools.cache
 def _float8_values(name: str) -> npt.NDArray[np.float32]:
-    """The 256 values of a float8 type, by its bits."""
+    """The 256 values of a float8 type, indexed by their bits."""
     bits = np.arange(256)
-    if name == "float8_e8m0fnu":  # powers of two, of the OCP Microscaling specification
+    if name == "float8_e8m0fnu":  # powers of two, from the OCP Microscaling specification
         values = np.ldexp(1.0, bits - 127)
         values[0xFF] = np.nan
         return np.asarray(values, np.float32)

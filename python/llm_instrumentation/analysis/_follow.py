@@ -1,4 +1,4 @@
-"""Which rows of a capture that goes on can be given: of the others a part is still to come."""
+"""Follows a running capture: finds the activations whose packets are all in the index."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ __all__ = ["windows"]
 
 Rows = npt.NDArray[np.int64]
 
-# How often the index may grow before a tensor is taken to have no twin. A twin has its place in
-# the stream right behind its tensor, but for packets of other threads that waited meanwhile.
+# A tensor has no twin if the index has grown more often than this without it. A twin follows its
+# tensor in the stream directly, or after packets of other threads.
 _PATIENCE = 2
-# Above this mean square, float16 loses no more of float32 values than of any others: a tensor
-# whose error is not that of tiny values has no twin because of them.
+# Only values too small for float16 make a twin without infinities. A tensor whose mean square is
+# above this bound has no twin for that reason.
 _TINY_MEAN_SQUARE = 2.0**-24
 
 
 def windows(snapshot: Snapshot) -> Iterator[tuple[Snapshot | None, Rows]]:
-    """Follows a capture from the rows of a snapshot on, to its end.
+    """Follows a capture to its end, beginning with the rows of a snapshot.
 
     Yields:
-        A snapshot, and the rows of the activations in it that were not given before and are
-        whole, in capture order; or None where nothing came, as often as it is asked.
+        A snapshot, and the rows in it of the complete activations that were not yielded before, in
+        capture order. (None, no rows) if the capture has nothing new; each request looks again.
     """
-    skip: set[int] = set()  # rows of the whole capture, of activations that were given
-    waiting: dict[int, int] = {}  # how often the twin of a row was waited for
+    # Both use row numbers of the whole capture.
+    skip: set[int] = set()  # later rows of activations that were yielded
+    waiting: dict[int, int] = {}  # how often a row has waited for its twin
     nothing = np.empty(0, np.int64)
     while True:
         catalogue, first = snapshot.catalogue, snapshot.first
@@ -59,10 +60,14 @@ def windows(snapshot: Snapshot) -> Iterator[tuple[Snapshot | None, Rows]]:
 
 
 def _unsettled(snapshot: Snapshot) -> tuple[list[int], list[int]]:
-    """First rows of tensors of which parts are missing, and of those that may get a twin.
+    """Finds the tensors that may get further packets.
 
-    A thread hands over the packets of a tensor one behind the other. So it is the last of each
-    thread that may go on.
+    A thread passes the packets of a tensor one after the other, so only the last tensor of each
+    thread can be unfinished.
+
+    Returns:
+        The first rows of tensors that lack parts, and the first rows of complete tensors that may
+        get a float32 twin.
     """
     catalogue = snapshot.catalogue
     threads = catalogue.numbers("thread")
@@ -79,7 +84,7 @@ def _unsettled(snapshot: Snapshot) -> tuple[list[int], list[int]]:
         if is_twin is not None:
             begins &= ~is_twin[: row + 1]
         if not begins.any():
-            continue  # the beginning was given up waiting for
+            continue  # the tensor's first row was yielded earlier, without waiting further
         begin = int(np.flatnonzero(begins)[-1])
         if number[row] + 1 < count[row]:
             parts.append(begin)
@@ -89,6 +94,7 @@ def _unsettled(snapshot: Snapshot) -> tuple[list[int], list[int]]:
 
 
 def _may_get_twin(snapshot: Snapshot, row: int) -> bool:
+    """Whether the tensor may get a twin: it has an error of tiny values, or has infinities."""
     catalogue = snapshot.catalogue
     if catalogue.stored_dtype(row) not in (None, FLOAT16):
         return False
@@ -99,6 +105,6 @@ def _may_get_twin(snapshot: Snapshot, row: int) -> bool:
         return True
     try:
         values = snapshot.numpy(snapshot.form(row, False, None))
-    except StrapError:  # who reads the activation meets it again
+    except StrapError:  # reading the activation raises the error again
         return False
     return values.dtype.kind == "f" and bool(np.isinf(values).any())

@@ -1,4 +1,4 @@
-"""Selecting steps, tokens and calls by number."""
+"""Selects steps, tokens and calls by number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..errors import InvalidArgumentError
 
 Selector: TypeAlias = "int | slice | Iterable[int] | None"
-"""One number, a half-open range of them, a collection, or None for all."""
+"""One number, a half-open range (slice) of numbers, a collection of numbers, or None for all."""
 
 
 def bounds(wanted: int | slice | Iterable[int], what: str) -> tuple[int, int] | None:

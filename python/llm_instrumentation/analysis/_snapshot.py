@@ -25,7 +25,14 @@ _CALL_BYTES = 64 << 20  # decoded by one call of the library; signals are handle
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredForm:
-    """One stored form of an activation: its packets and what they hold together."""
+    """One stored form of an activation: its own packets, or those of its float32 twin.
+
+    Attributes:
+        rows: rows of the packets, one for each part.
+        sizes: decoded bytes of each packet.
+        dtype: the stored type.
+        shape: shape of the whole tensor.
+    """
 
     rows: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -69,7 +76,19 @@ class Snapshot:
             self.native.close()
 
     def form(self, row: int, exact: bool, dtype: Any) -> StoredForm:
-        """Finds the stored form of an activation to decode, and checks its length."""
+        """Finds the stored form of an activation to decode, and checks its length.
+
+        Args:
+            row: the activation.
+            exact: choose the float32 twin if there is one.
+            dtype: the stored type if neither index nor caller gives it; None: float16.
+
+        Raises:
+            NotFoundError: the tensor is missing.
+            InvalidArgumentError: the packet's length is not a multiple of the type's.
+            CorruptError: the packet's length does not fit the shape in the index.
+            InvalidStateError: the reader is closed.
+        """
         self.check_open()
         catalogue, name = self.catalogue, self.catalogue.name(row)
         if (error := catalogue.error(row)) is not None:
@@ -99,6 +118,7 @@ class Snapshot:
         return StoredForm(rows, sizes, stored, shape)
 
     def decode(self, form: StoredForm, address: int) -> None:
+        """Decodes the packets of a form one after the other, from `address` on."""
         for row, size in zip(form.rows, form.sizes, strict=True):
             self.check_open()
             self.native.read_into(row, address, size)

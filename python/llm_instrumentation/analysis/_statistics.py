@@ -1,4 +1,4 @@
-"""Statistics of the values of one tensor, in bounded memory beside them."""
+"""Computes statistics of the values of one tensor, in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ import numpy.typing as npt
 
 __all__ = ["Statistics", "statistics"]
 
-_PIECE = 1 << 20  # values that are converted at a time
+_PIECE = 1 << 20  # number of values that are converted to float64 at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """What the values of a tensor are like.
+    """Statistics of the values of a tensor.
 
     Complex values count by their magnitudes, booleans as 0 and 1.
 
     Attributes:
-        values: how many.
-        nan, inf: how many are NaN, and how many are infinite.
-        zeros: how many are 0.
-        min, max, mean, std: of the finite values, in float64; None where there is none. std is the
-            root of the mean squared distance from the mean.
+        values: number of values.
+        nan, inf, zeros: number of values that are NaN, infinite, and 0.
+        min, max, mean, std: of the finite values, computed in float64; None if there are no finite
+            values. std is the root of the mean squared distance from the mean.
     """
 
     values: int
@@ -39,7 +38,7 @@ class Statistics:
 
 
 def statistics(values: npt.NDArray[Any]) -> Statistics:
-    """Counts and sums the values of an array up."""
+    """Computes the statistics of an array of any shape, in two passes."""
     flat = values.reshape(-1)
     finite = nan = inf = zeros = 0
     low, high, total = math.inf, -math.inf, 0.0

@@ -1,4 +1,4 @@
-"""What the index says of a capture as a whole, and of each layer. Nothing is decoded."""
+"""Summarises a capture, its layers and its packets from the index. It decodes no packets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["CaptureSummary", "LayerSummary", "PacketSummary", "layers", "packets
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 
-_BATCH = 4096  # packets that are Python objects at a time
+_BATCH = 4096  # packets that are converted to Python objects at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +29,15 @@ class LayerSummary:
 
     Attributes:
         name: layer and path, the packet name.
-        tensors: how many.
-        first_step, last_step: None where no step is known.
-        shape: None stands for a dimension that differs between tensors. None for all: unknown, or
-            the number of dimensions differs.
-        source_dtypes, stored_dtypes: by torch's names, the most frequent first; empty: unknown.
-        raw_bytes: of the tensors in their own type, as far as type and shape are known.
-        stored_bytes: of their payloads.
-        ratio: raw_bytes / stored_bytes of the tensors whose type and shape are known; None: of
-            none.
+        tensors: number of tensors.
+        first_step, last_step: None if no step is known.
+        shape: the common shape; a dimension that differs between tensors is None. The whole shape
+            is None if it is unknown or the number of dimensions differs.
+        source_dtypes, stored_dtypes: torch's names, the most frequent first; empty if unknown.
+        raw_bytes: size of the tensors in their own type, of those whose type and shape are known.
+        stored_bytes: size of the payloads.
+        ratio: raw_bytes / stored_bytes of the tensors whose type and shape are known; None if there
+            are none.
     """
 
     name: str
@@ -57,11 +57,17 @@ class PacketSummary:
     """One packet of a stream.
 
     Attributes:
-        row: in `ActivationReader.index`.
-        name: of the packet: that of a float32 twin ends in "!float32".
-        offset: of its first byte in the stream; None: an empty tensor without a packet.
-        stored_bytes: of its payload.
-        raw_bytes: of the tensor in its own type; None for a part, a twin, and where it is unknown.
+        row: the row in `ActivationReader.index`.
+        name: the packet name. The name of a float32 twin ends in "!float32".
+        step, token: None if unknown.
+        call: which call of the module within the step, from 0.
+        part, parts: number of the part, from 0, and of all parts of the tensor.
+        shape: shape of the whole tensor; None if unknown.
+        source_dtype, stored_dtype: torch's names; None if unknown.
+        codec: "none", "lz4", "zstd" or "archive".
+        offset: of the packet's first byte in the stream; None: an empty tensor without a packet.
+        stored_bytes: size of the payload.
+        raw_bytes: size of the tensor in its own type; None for a part or a twin, or if unknown.
     """
 
     row: int
@@ -81,32 +87,35 @@ class PacketSummary:
 
     @property
     def ratio(self) -> float | None:
+        """raw_bytes / stored_bytes; None if raw_bytes is unknown or a size is 0."""
         return _ratio(self.raw_bytes, self.stored_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
 class CaptureSummary:
-    """A capture on one page.
+    """The facts about a capture.
 
     Attributes:
-        path: of the stream.
-        state: "running": a process is writing it; "closed": it has ended as it should; "no index":
-            whole packets, of which nothing but names is known; "damaged": see `problem`.
-        problem: what is wrong with the stream or its index; "" when nothing is.
-        capture_id: None where no index has one.
-        models: names given to the models that were captured.
-        layers, tensors, packets: how many.
-        missing: tensors that were dropped, could not be captured, or are not whole.
-        unlisted: of the packets, those that the index does not list.
-        steps: how many are known; `first_step` and `last_step` are None where none is.
-        tokens: how many the token file has; None: there is no token file.
-        tokens_problem: why the token file cannot be read; "" when nothing is wrong.
-        checkpoint: path of the checkpoint file; None: there is none. A capture that ended well
-            leaves none.
-        source_dtypes, stored_dtypes, codecs: how many packets have each, the most frequent first.
-        raw_bytes, stored_bytes, ratio: as of `LayerSummary`.
+        path: path of the stream.
+        state: "running": a process is writing the stream. "closed": the capture has ended without
+            errors. "no index": the packets are complete, but only their names and sizes are known.
+            "damaged": see `problem`.
+        problem: the damage of the stream or its index; "" if there is none.
+        capture_id: id of the capture; None if no index has it.
+        models: names of the captured models.
+        layers, tensors, packets: their numbers.
+        missing: number of tensors that were dropped, could not be captured, or are incomplete.
+        unlisted: number of packets that the index does not list.
+        steps: number of known steps.
+        first_step, last_step: None if no step is known.
+        tokens: number of tokens in the token file; None if there is no token file.
+        tokens_problem: why the token file cannot be read; "" if it can, or if there is none.
+        checkpoint: path of the checkpoint file; None if there is none. A capture that ended without
+            errors leaves none.
+        source_dtypes, stored_dtypes, codecs: number of packets of each, the most frequent first.
+        raw_bytes, stored_bytes, ratio: as in `LayerSummary`.
         file_bytes: length of the stream file.
-        seconds: from the first tensor to the last; None where no time is known.
+        seconds: from the first tensor to the last; None if no time is known.
     """
 
     path: str
@@ -136,7 +145,7 @@ class CaptureSummary:
 
 
 def summary(reader: ActivationReader) -> CaptureSummary:
-    """Sums a capture up."""
+    """Summarises a capture."""
     view = reader.select()
     catalogue, rows = view._snapshot.catalogue, view._rows
     listed = _packet_rows(catalogue, rows)
@@ -187,7 +196,7 @@ def _state(reader: ActivationReader) -> str:
 
 
 def layers(view: ActivationView) -> list[LayerSummary]:
-    """Sums the tensors of each layer up, in the order of their first one."""
+    """Summarises the tensors of each layer. Layers are in the order of their first tensor."""
     catalogue, rows = view._snapshot.catalogue, view._rows
     raw, stored = _raw_bytes(catalogue, rows), _stored_bytes(view)
     steps = catalogue.numbers("step")[rows]
@@ -219,7 +228,7 @@ def layers(view: ActivationView) -> list[LayerSummary]:
 
 
 def packets(view: ActivationView) -> Iterator[PacketSummary]:
-    """The packets of activations, in capture order."""
+    """Yields the packets of the activations, in capture order."""
     catalogue = view._snapshot.catalogue
     twins = {row for its in catalogue.twins.values() for row in its}
     rows = _packet_rows(catalogue, view._rows)
@@ -265,7 +274,7 @@ def _ratio(raw: int | None, stored: int) -> float | None:
 
 
 def _packet_rows(catalogue: Catalogue, rows: Rows) -> Rows:
-    """The rows of all packets of activations: parts and twins too."""
+    """The rows of all packets of activations, with parts and twins."""
     others = [
         other
         for row in _of_several(catalogue, rows).tolist()
@@ -275,13 +284,13 @@ def _packet_rows(catalogue: Catalogue, rows: Rows) -> Rows:
 
 
 def _of_several(catalogue: Catalogue, rows: Rows) -> Rows:
-    """Those of the rows that are activations in several packets."""
+    """The rows of activations that have several packets."""
     several = np.array([*catalogue.parts, *catalogue.twins], np.int64)
     return rows[np.isin(rows, several)]
 
 
 def _stored_bytes(view: ActivationView) -> Rows:
-    """Bytes of the payloads of each activation."""
+    """The size of the payloads of each activation, in bytes."""
     catalogue, rows = view._snapshot.catalogue, view._rows
     names = np.array([len(name.encode()) for name in catalogue.names] or [0], np.int64)
     length = catalogue.numbers("length")[rows].astype(np.int64)
@@ -292,7 +301,7 @@ def _stored_bytes(view: ActivationView) -> Rows:
 
 
 def _raw_bytes(catalogue: Catalogue, rows: Rows) -> Rows:
-    """Bytes of each tensor in its own type; -1 where type or shape are unknown."""
+    """The size of each tensor in its own type, in bytes; -1 if type or shape is unknown."""
     ndim, start, lengths = catalogue.columns.shapes()
     codes, names = catalogue.texts("source_dtype")
     sizes = np.array([DTYPE_SIZES.get(name, -1) for name in names] + [-1], np.int64)
@@ -320,7 +329,7 @@ def _common_shape(catalogue: Catalogue, rows: Rows) -> tuple[int | None, ...] | 
 
 
 def _counts(catalogue: Catalogue, column: str, rows: Rows) -> dict[str, int]:
-    """How often each text of a column comes, the most frequent first; nulls are not counted."""
+    """The number of occurrences of each text of a column, the most frequent first, without null."""
     codes, names = catalogue.texts(column)
     counted = np.bincount(codes[rows][codes[rows] >= 0], minlength=len(names))
     found = {name: int(count) for name, count in zip(names, counted, strict=True) if count}

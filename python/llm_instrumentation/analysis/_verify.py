@@ -1,4 +1,4 @@
-"""Reads every packet of a capture, and tells which of them are damaged."""
+"""Reads every packet of a capture and finds the damaged ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .reader import ActivationReader
 
 __all__ = ["DamagedPacket", "Verification", "verify"]
 
-_CALL_ROWS = 4096  # that one call of the library decodes at most
+_CALL_ROWS = 4096  # the most rows that one call of the library decodes
 _CALL_BYTES = 64 << 20
 
 
@@ -23,11 +23,11 @@ class DamagedPacket:
     """A packet whose values cannot be read.
 
     Attributes:
-        row: in `ActivationReader.index`.
+        row: the row in `ActivationReader.index`.
         name: layer and path.
-        step: None where unknown.
-        offset: where the packet stands in the stream, in bytes.
-        reason: what is wrong with it.
+        step: None if unknown.
+        offset: of the packet in the stream, in bytes.
+        reason: the error of reading it.
     """
 
     row: int
@@ -39,18 +39,18 @@ class DamagedPacket:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """What reading every packet found.
+    """The result of reading every packet.
 
     Attributes:
-        path: of the stream.
-        intact: whether nothing is wrong: no damaged packet, and no `problem`.
+        path: path of the stream.
+        intact: True if no packet is damaged and `problem` is empty.
         running: a process is still writing the stream; packets that its index does not list yet
             were not read.
-        packets: how many were read.
-        checksums: of these, the ones whose checksum the index has. The others were only decoded.
-        bytes: of the packets, headers and names included.
+        packets: number of packets that were read.
+        checksums: number of these whose checksum the index has. The others were only decoded.
+        bytes: size of the packets, with headers and names.
         damaged: the packets whose checksum is wrong, or that cannot be read or decoded.
-        problem: what is wrong with the stream or its index as a whole; "" when nothing is.
+        problem: the damage of the stream or its index as a whole; "" if there is none.
     """
 
     path: str
@@ -66,13 +66,14 @@ class Verification:
 def verify(
     reader: ActivationReader, progress: Callable[[int, int], Any] | None = None
 ) -> Verification:
-    """Reads and decodes every packet, and compares its checksum where the index has one.
+    """Reads and decodes every packet, and compares its checksum if the index has one.
 
-    It takes 64 MiB of memory beside the index, or as much as the largest packet decodes to.
+    Besides the index it takes 64 MiB of memory, or the size of the largest decoded packet if that
+    is more.
 
     Args:
-        reader: of the capture.
-        progress: called now and then with the bytes gone through and how many there are.
+        reader: the reader of the capture.
+        progress: called from time to time with the bytes that were read and the total.
     """
     return _Reading(reader).verify(progress)
 
@@ -112,7 +113,7 @@ class _Reading:
         )
 
     def _read(self, rows: npt.NDArray[np.int64]) -> int:
-        """Decodes the first of the rows, and as many others as one call takes; how many."""
+        """Decodes the first row and as many further rows as one call takes; returns how many."""
         native = self._snapshot.native
         numbers, ends = rows.astype(np.uint64), np.empty(len(rows), np.uint64)
         while True:

@@ -75,12 +75,12 @@ class Activation:
 
     @property
     def step(self) -> int | None:
-        """Forward call of the model, from 0; None where unknown."""
+        """Number of the model's forward call, from 0; None if unknown."""
         return self._number_or_none("step")
 
     @property
     def token(self) -> int | None:
-        """Tokens recorded when the step began, 0 for the prefill; None where unknown."""
+        """Number of tokens recorded when the step began, 0 for the prefill; None if unknown."""
         return self._number_or_none("token")
 
     @property
@@ -95,7 +95,7 @@ class Activation:
 
     @property
     def thread(self) -> int:
-        """The system's id of the capturing thread; 0 where unknown."""
+        """The system's id of the capturing thread; 0 if unknown."""
         return self._number("thread")
 
     @property
@@ -105,7 +105,7 @@ class Activation:
 
     @property
     def time_ns(self) -> int | None:
-        """CLOCK_MONOTONIC at capture in nanoseconds; None where unknown."""
+        """CLOCK_MONOTONIC at capture in nanoseconds; None if unknown."""
         return self._number_or_none("time_ns")
 
     @property
@@ -123,19 +123,19 @@ class Activation:
 
     @property
     def source_dtype(self) -> str | None:
-        """Element type of the tensor that was captured; None where unknown."""
+        """Element type of the tensor that was captured; None if unknown."""
         return self._text("source_dtype")
 
     @property
     def codec(self) -> str:
-        """none, lz4, zstd or archive."""
+        """The codec: "none", "lz4", "zstd" or "archive"."""
         return self._text("codec") or "none"
 
     @property
     def transform(self) -> str | None:
-        """The change of the values, or None.
+        """The name of the change that the values went through before they were stored, or None.
 
-        "sample", "last_position", or the word of the capturing program.
+        "sample" and "last_position" are of this package; a capturing program may use other names.
         """
         transform = self._text("transform")
         return None if transform == TWIN_TRANSFORM else transform
@@ -149,9 +149,8 @@ class Activation:
     def mse(self) -> float | None:
         """Mean squared error of the stored values; None if nothing was converted or rounded.
 
-        For an archived packet it is an upper bound, a few hundredths above the error.
-
-        For a split tensor it is the error of the first part; the index has the others.
+        For an archived packet it is an upper bound, a few hundredths above the error. For a split
+        tensor it is the error of the first part; the index has those of the others.
         """
         return self._measured("mse")
 

@@ -59,11 +59,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Activation", "ActivationReader", "ActivationView", "UnknownActivationError"]
 
-# The numbers of a column in order, and their places; None where they stand in order.
+# For each column: its sorted numbers, and their places in the view; None if they are sorted there.
 _Orders: TypeAlias = "dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]]"
 
-_ITERATED = 4096  # rows of a view that are Python numbers at a time
-_CONVERTED_BYTES = 4 << 20  # that are decoded before they are converted to another type
+_ITERATED = 4096  # rows of a view that an iteration converts to Python numbers at a time
+_CONVERTED_BYTES = 4 << 20  # bytes that are decoded at a time and then converted to another type
 
 
 class UnknownActivationError(StrapError, KeyError):

@@ -18,7 +18,7 @@ __all__ = ["LostPacket", "LostRange", "SalvageReport", "salvage", "salvaged_path
 
 @dataclasses.dataclass(frozen=True)
 class LostRange:
-    """A stretch of the damaged stream that is not in the new one."""
+    """A range of bytes of the damaged stream that is not in the new one."""
 
     offset: int
     length: int
@@ -53,7 +53,7 @@ class SalvageReport:
         repaired: number of verified packets whose damaged header was restored from the index.
         unlisted: number of packets that no index lists; they have no shape, type and step.
         lost_packets: the lost packets that are known by name.
-        lost_ranges: all stretches of the damaged stream that were not copied.
+        lost_ranges: all ranges of bytes of the damaged stream that were not copied.
         lost_bytes: sum of their lengths.
         problem: the damage of the index; "" if it has none, or if there is no index.
     """
@@ -71,7 +71,10 @@ class SalvageReport:
 
 
 def salvaged_path(path: str | os.PathLike[str]) -> str:
-    """Where what is left goes: run.salvaged.stream for run.stream, and archives likewise."""
+    """The default path of the new stream: run.salvaged.stream for run.stream.
+
+    For run.archive it is run.salvaged.archive.
+    """
     name = os.fspath(path)
     suffix = ".archive" if name.endswith(".archive") else ".stream"
     return name.removesuffix(suffix) + ".salvaged" + suffix
@@ -84,21 +87,23 @@ def salvage(
     force: bool = False,
     progress: Callable[[int, int], Any] | None = None,
 ) -> SalvageReport:
-    """Copies what is intact of a stream, however damaged, to a new one with an index.
+    """Copies the intact packets of a damaged stream to a new stream with an index.
 
-    The source is only read. See docs/STREAM_FORMAT.md for what counts as intact.
+    The source is not changed. docs/STREAM_FORMAT.md says which packets count as intact.
 
     Args:
-        path: the stream; its index is looked for beside it.
+        path: the damaged stream; its index is expected beside it.
         out: the new stream; by default `salvaged_path`.
-        force: replace what stands there.
-        progress: called now and then with the bytes gone through and about how many there are.
+        force: replace an existing file at `out`.
+        progress: called from time to time with the bytes that were searched, and about how many
+            there are.
 
     Raises:
         NotFoundError: (a FileNotFoundError) there is no such file.
-        InvalidArgumentError: (a ValueError) `out` exists and `force` is not set, or is the source.
-        CorruptError: (a ValueError) nothing is intact.
-        StrapError: another reason, a full disk for example. No new file is left then.
+        InvalidArgumentError: (a ValueError) `out` exists and `force` is not set, or `out` is the
+            source.
+        CorruptError: (a ValueError) no packet is intact.
+        StrapError: another error, such as a full disk. No new file is left then.
     """
     target = salvaged_path(path) if out is None else os.fspath(out)
     raw, lost = _salvage(path, target, force=force, progress=progress)

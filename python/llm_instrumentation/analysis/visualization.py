@@ -1,4 +1,4 @@
-"""Packets over tokens and layers: as records, as a table, and drawn.
+"""Statistics of packets over tokens and layers: as records, tables and figures.
 
 The functions and columns are those that llm_instrumentation 1.3.1 documents for its notebooks::
 
@@ -47,7 +47,7 @@ COLUMNS = (
     "l2_norm", "mean", "std", "max", "min", "sparsity", "step", "token_index",
 )  # fmt: skip
 _LABELLED = 20
-"""With more tokens than that, an axis has numbers in place of their texts."""
+"""An axis with more tokens than this shows their numbers instead of their texts."""
 
 
 def load_stream_packets(
@@ -59,16 +59,17 @@ def load_stream_packets(
 
     Args:
         stream_path: a stream of this package or of llm_instrumentation 1.3.1.
-        compression: the codec that the packets must have, "lz4", "zstd", "none" or "archive";
-            those of another one count as failed. None: each packet's own.
+        compression: the codec that the packets must have: "lz4", "zstd", "none" or "archive".
+            Packets of another codec count as failed. None accepts all codecs.
         include_failed: keep the records of activations that cannot be decoded, with an "error"
-            and NaN for the numbers. Without it they are counted in a warning.
+            and NaN for the numbers. Without it a warning gives their number.
 
     Returns:
-        packet_index (from 0); layer_name ("<root>" for the model itself); compressed_bytes of
-        the payloads; uncompressed_bytes; l2_norm, mean, std, max, min; sparsity, the share of
-        values that are 0; and step and token_index, None where no index tells them. The numbers
-        are of float64 arithmetic over all values; without an index the values are float16.
+        packet_index (from 0); layer_name ("<root>" for the model itself); compressed_bytes (size of
+        the payloads); uncompressed_bytes; l2_norm, mean, std, max, min; sparsity (the share of
+        values that are 0); step and token_index, None if the index does not give them. The
+        statistics are computed in float64 over all values. Without an index the values are read as
+        float16.
 
     Raises:
         ValueError: no codec has the name of `compression`.
@@ -134,16 +135,17 @@ def build_packet_dataframe(
 
     Args:
         stream_packets: of :func:`load_stream_packets`.
-        token_metadata: as in the token file (`load_token_metadata`). Its texts become the column
-            "token_text". Where the packets have no token of their own, as those of 1.3.1, they
-            are shared out among its tokens evenly, in their order: an estimate.
+        token_metadata: the content of the token file (`load_token_metadata`). Its texts become the
+            column "token_text". If no packet has a token, as in streams of 1.3.1, the packets are
+            assigned to its tokens evenly, in order. That is an estimate.
 
     Returns:
-        a row for each packet, by packet_index: its record, compression_ratio, and token_index
-        where it is known of any.
+        a row for each packet, sorted by packet_index: its record and compression_ratio. The column
+        token_index is there if the token of any packet is known.
 
     Raises:
         ValueError: `stream_packets` is a path.
+        MissingExtraError: pandas is not installed.
     """
     with extra("report", "A table of packets"):
         import pandas as pd
@@ -189,12 +191,13 @@ def plot_token_progression(
 
     Args:
         packet_stats: of :func:`build_packet_dataframe`.
-        token_metadata: as there, for tables without tokens, and for texts on the axis.
+        token_metadata: as for :func:`build_packet_dataframe`. It gives tokens to a table without
+            them, and texts to the axis.
         metric: a column of numbers.
-        ax: where to draw; None makes a figure.
+        ax: the axes to draw to; None makes a figure.
 
     Raises:
-        ValueError: no such column, or no token is known.
+        ValueError: there is no such column, or no token is known.
     """
     table = _by_token(packet_stats, token_metadata, metric)
     means = table.groupby("token_index")[metric].mean()
@@ -217,8 +220,8 @@ def visualize_attention_patterns(
 ) -> Axes:
     """Draws a heat map of a metric: a row for each token, a column for each layer.
 
-    The name is that of llm_instrumentation; all layers are drawn, those of attention blocks where
-    the capture has only these. A cell is empty where a layer has no packet of a token.
+    It draws all layers of the capture, not only those of attention; the name is that of
+    llm_instrumentation 1.3.1. A cell is empty if the layer has no packet of the token.
 
     Args:
         stream_packets: of :func:`build_packet_dataframe` or :func:`load_stream_packets`.
@@ -227,7 +230,7 @@ def visualize_attention_patterns(
         ax: as for :func:`plot_token_progression`.
 
     Raises:
-        ValueError: no such column, or no token is known.
+        ValueError: there is no such column, or no token is known.
     """
     with extra("report", "A figure"):
         import pandas as pd
@@ -251,21 +254,21 @@ def analyze_circuits(
     min_correlation: float = 0.6,
     top_k: int = 8,
 ) -> pd.DataFrame:
-    """Pairs of layers whose metric goes together over the tokens.
+    """Finds pairs of layers whose metric is correlated over the tokens.
 
-    A correlation says nothing of what causes what.
+    A correlation does not show that one layer influences the other.
 
     Args:
         packet_stats: of :func:`build_packet_dataframe`, with tokens.
         metric: a column of numbers.
-        min_correlation: the least absolute value of Pearson's coefficient.
-        top_k: the most pairs.
+        min_correlation: the smallest absolute value of Pearson's coefficient.
+        top_k: the largest number of pairs.
 
     Returns:
-        layer_a, layer_b and correlation, the largest first.
+        layer_a, layer_b and correlation, the largest correlation first.
 
     Raises:
-        ValueError: no such column, or no token is known.
+        ValueError: there is no such column, or no token is known.
     """
     with extra("report", "A table of correlations"):
         import pandas as pd
@@ -289,18 +292,19 @@ def analyze_circuits(
 def create_interactive_dashboard(
     packet_stats: pd.DataFrame, metric: str = "l2_norm", secondary_metric: str = "compression_ratio"
 ) -> Any:
-    """A metric packet by packet, and the mean of another one by layer.
+    """Draws a metric for each packet, and the mean of another metric for each layer.
 
     Args:
         packet_stats: of :func:`build_packet_dataframe`.
-        metric: the column of numbers that is drawn packet by packet.
-        secondary_metric: the column of numbers whose mean is drawn by layer.
+        metric: the column of numbers that is drawn for each packet.
+        secondary_metric: the column of numbers whose mean is drawn for each layer.
 
     Returns:
-        a plotly figure, which can be zoomed; without plotly a matplotlib figure, with a warning.
+        a plotly figure, which can be zoomed. Without plotly it is a matplotlib figure, with a
+        warning.
 
     Raises:
-        ValueError: no such column.
+        ValueError: there is no such column.
     """
     for column in (metric, secondary_metric):
         _check_column(packet_stats, column)
@@ -349,10 +353,10 @@ def _still_dashboard(
 
 
 def _by_token(table: pd.DataFrame, metadata: Mapping[str, Any] | None, metric: str) -> pd.DataFrame:
-    """The rows of which the token is known.
+    """The rows whose token is known.
 
     Raises:
-        ValueError: there are none, or there is no such column.
+        ValueError: no token is known, or there is no such column.
     """
     _check_column(table, metric)
     if "token_index" not in table or metadata is not None:
@@ -366,7 +370,7 @@ def _by_token(table: pd.DataFrame, metadata: Mapping[str, Any] | None, metric: s
 
 
 def _pivot(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A row for each token, a column for each layer in the order of capture: the mean metric."""
+    """The mean metric: a row for each token, a column for each layer in the order of capture."""
     cells = table.pivot_table(
         index="token_index", columns="layer_name", values=metric, aggfunc="mean"
     )

@@ -1,6 +1,6 @@
 """The commands `strap` and `mrm-trace`. docs/CLI.md describes both.
 
-Nothing else of the package imports this part.
+No other part of the package imports this one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ __all__ = ["main", "mrm_trace"]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs `strap` with these arguments, by default those of the process, and exits."""
+    """Runs `strap` and exits. The default arguments are those of the process."""
     from .strap import STRAP
 
     sys.exit(STRAP.run("strap", sys.argv[1:] if arguments is None else arguments))
 
 
 def mrm_trace(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs `mrm-trace`, which has the commands of `strap trace`, and exits."""
+    """Runs `mrm-trace` and exits. Its commands are those of `strap trace`."""
     from .strap import TRACE
 
     sys.exit(TRACE.run("mrm-trace", sys.argv[1:] if arguments is None else arguments))

@@ -1,4 +1,4 @@
-"""The subcommands of `strap` for captures: how they print what the reader finds."""
+"""The subcommands of `strap` for captures. They print the results of the package's analysis."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from .program import CommandError
 
 __all__ = ["info", "ls", "salvage", "show", "verify"]
 
-_TOLD = 20  # damaged packets and lost stretches that are told one by one
+_TOLD = 20  # at most so many damaged packets, lost packets and lost ranges are listed
 _UNKNOWN = "-"
 
 
 def _open(
     stream: Path, *, warn: bool = True, dtypes: Mapping[str, str] | None = None
 ) -> ActivationReader:
-    """A reader of the stream.
+    """Opens a reader of the stream.
 
     Raises:
-        CommandError: it is a damaged capture, of which nothing can be read.
-        CorruptError: it is a file of something else.
+        CommandError: it is a damaged capture, and no packet of it can be read.
+        CorruptError: it is no capture.
     """
     try:
         return ActivationReader(stream, warn=warn, dtypes=dtypes)
@@ -148,7 +148,7 @@ def ls(
 
 
 def _selector(option: str, text: str | None) -> slice | list[int] | None:
-    """The numbers that an option names: "3", "0:10", "1,5"."""
+    """Parses the numbers of an option: "3", "0:10" or "1,5"."""
     if text is None:
         return None
     try:
@@ -186,7 +186,7 @@ def _layer_row(layer: LayerSummary) -> tuple[str, ...]:
 
 
 class _PacketRows:
-    """The rows of a table of packets, made as they are asked for."""
+    """The rows of a table of packets. Each iteration makes them one by one."""
 
     def __init__(self, view: ActivationView) -> None:
         self._view = view
@@ -229,7 +229,7 @@ def _dimensions(shape: Sequence[int | None] | None) -> str:
 
 
 def _print_long_json(stream: Path, what: str, objects: Iterable[Mapping[str, Any]]) -> None:
-    """Writes an object with one list. One of its elements is in memory at a time."""
+    """Writes an object with one list, and keeps only one element of it in memory at a time."""
     sys.stdout.write(f'{{"path": {json.dumps(plain(stream))}, "{what}": [')
     for number, found in enumerate(objects):
         sys.stdout.write(",\n  " if number else "\n  ")
@@ -278,11 +278,11 @@ def show(
 def _chosen(
     reader: ActivationReader, layer: str, place: Mapping[str, int | None], nth: int | None
 ) -> Activation:
-    """The one activation that the options name.
+    """The activation that the options choose.
 
     Raises:
-        UnknownActivationError: there is none.
-        InvalidArgumentError: there are several.
+        UnknownActivationError: no activation fits.
+        InvalidArgumentError: several activations fit.
     """
     view = reader[layer].select(steps=place["step"], tokens=place["token"], calls=place["call"])
     given = " ".join(f"--{name} {value}" for name, value in place.items() if value is not None)

@@ -1,7 +1,7 @@
-"""How commands speak: results on the standard output, all else on the standard error.
+"""Writes results to the standard output, and errors, warnings and progress to the standard error.
 
-Colours and progress are for terminals. A line is never cut or broken, so that output can be
-searched and copied.
+Colours and progress bars appear on terminals only. A line is never cut or broken, so that output
+can be searched and copied.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
 def error(message: str) -> None:
-    """Says in one line why a command does not do its work."""
+    """Prints in one line why a command failed."""
     _say(f"[red]error:[/red] {escape(_one_line(message))}")
 
 
 def warning(message: str) -> None:
-    """Says in one line what else a user should know."""
+    """Prints a warning in one line."""
     _say(f"[yellow]warning:[/yellow] {escape(_one_line(message))}")
 
 
 def print_json(value: Any) -> None:
-    """Writes one JSON object; see `to_json` for the values that it takes."""
+    """Writes one JSON object; `to_json` describes the values that it takes."""
     sys.stdout.write(to_json(value))
 
 
 def shown(name: str) -> str:
-    """A name from a file, safe for a terminal: "" and control characters in quotes."""
+    """A name from a file, safe for a terminal: in quotes if it is empty or not printable."""
     return name if name and name.isprintable() else repr(name)
 
 
 def facts(found: Mapping[str, str]) -> None:
-    """Writes a line for each fact, its name first."""
+    """Writes one line for each fact: its name, then its value."""
     width = max(map(len, found))
     for name, value in found.items():
         out.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Writes lines of cells below their heads, all columns but the last to the right.
+    """Writes a table. The last column is aligned left, all others right.
 
     Args:
-        heads: of the columns.
-        rows: gone through twice: for the widths, then for the lines. The cells of one row are in
-            memory at a time.
+        heads: the heads of the columns.
+        rows: iterated twice: for the widths, then for the lines. Only one row is kept in memory at
+            a time.
     """
     widths = [len(head) for head in heads]
     for row in rows:
@@ -75,10 +75,10 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal, which goes when the work is done; None elsewhere.
+    """Shows a progress bar on a terminal, and removes it at the end of the block.
 
     Yields:
-        a function that takes how much is done and how much there is.
+        A function that takes the finished amount and the total; None if there is no terminal.
     """
     if not err.is_terminal:
         yield None
@@ -91,7 +91,7 @@ def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
 
 
 def _say(line: str) -> None:
-    sys.stdout.flush()  # where both go to one file, lines stand in their order
+    sys.stdout.flush()  # keeps the order of lines if both go to one file
     err.print(line)
 
 

@@ -20,7 +20,7 @@ class _Code(IntEnum):
 
 
 class ExitCode(_Code):
-    """What `strap` ends with."""
+    """The exit codes of `strap`."""
 
     OK = 0, "all went well"
     FAILED = 1, "all else"
@@ -33,7 +33,7 @@ class ExitCode(_Code):
 
 
 class TraceExitCode(_Code):
-    """What `mrm-trace` and `strap trace` end with, as mrm-trace documents it."""
+    """The exit codes of `mrm-trace` and `strap trace`."""
 
     OK = 0, "all went well"
     USAGE = 1, "the command line or the experiment file is wrong"

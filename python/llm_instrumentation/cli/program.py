@@ -1,4 +1,4 @@
-"""One way to run a command and to say what is wrong, for `strap` and `mrm-trace`."""
+"""Runs a command and reports its errors, for `strap` and `mrm-trace`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["CommandError", "Program"]
 
 
 class CommandError(Exception):
-    """A command cannot do its work.
+    """A command failed.
 
     Args:
-        code: what the program ends with.
-        messages: what is wrong; each is a line.
+        code: the exit code.
+        messages: say what is wrong, one line each.
     """
 
     def __init__(self, code: int, *messages: str) -> None:
@@ -31,9 +31,9 @@ class CommandError(Exception):
 
 @runtime_checkable
 class _WrongCommandLine(Protocol):
-    """The errors of typer and click for a wrong command line, by what both document of them.
+    """The errors of typer and click for a wrong command line, recognised by their attributes.
 
-    They have no public class in common that every release of typer exports.
+    These errors have no common public class that every release of typer exports.
     """
 
     exit_code: int
@@ -46,11 +46,11 @@ class Program:
     """A program with subcommands.
 
     Attributes:
-        load: imports the commands.
+        load: imports the commands and returns them.
         usage: the exit code of a wrong command line.
-        interrupted: of Ctrl-C.
-        failed: of errors that `codes` has not.
-        codes: of errors, by their class; the first that fits counts.
+        interrupted: the exit code of Ctrl-C.
+        failed: the exit code of errors that are not in `codes`.
+        codes: the exit codes of errors by class. The first class that fits counts.
     """
 
     load: Callable[[], typer.Typer]
@@ -60,13 +60,14 @@ class Program:
     codes: Mapping[type[Exception], int] = dataclasses.field(default_factory=dict)
 
     def run(self, name: str, arguments: Sequence[str]) -> int:
-        """Runs a command; without arguments it prints the help.
+        """Runs a command. Without arguments it prints the help.
 
-        What is wrong is a line on the standard error. Of a command with --json it is an object on
-        the standard output, with `exit_code` and `errors`, as its results are.
+        An error is a line on the standard error. With --json it is an object on the standard
+        output, with `exit_code` and `errors`.
 
         Args:
-            name: of the program, for the help.
+            name: the program's name in the help.
+            arguments: the subcommand and its arguments.
 
         Returns:
             The exit code.

@@ -1,4 +1,4 @@
-"""The command `strap`: its subcommands and their options. The work is done elsewhere."""
+"""The command `strap`: its subcommands and their options. Other modules do the work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ app = typer.Typer(
 _Stream = Annotated[Path, typer.Argument(help="The stream of a capture.", metavar="STREAM")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
-# Another program takes all that stands behind the name of the subcommand.
+# For subcommands that pass all their arguments on to another program.
 _PASSED_ON = {
     "allow_extra_args": True,
     "allow_interspersed_args": False,
@@ -48,7 +48,7 @@ _PASSED_ON = {
 
 @app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
 def info(stream: _Stream, as_json: _Json = False) -> None:
-    """Tell on one page what a capture has, and whether it has ended well."""
+    """Describe a capture on one page: its layers, types, sizes, and whether it is complete."""
     from .captures import info as run
 
     run(stream, as_json)
@@ -65,7 +65,8 @@ def ls(
         str | None, typer.Option("--steps", help="A number, a range as 0:10, or numbers as 1,5.")
     ] = None,
     tokens: Annotated[
-        str | None, typer.Option("--tokens", help="Likewise: tokens recorded before the step.")
+        str | None,
+        typer.Option("--tokens", help="Likewise, by the number of tokens before the step."),
     ] = None,
     packets: Annotated[
         bool, typer.Option("--packets", help="A row for each packet, not for each layer.")
@@ -81,7 +82,7 @@ def ls(
 @app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
 def show(
     stream: _Stream,
-    layer: Annotated[str, typer.Argument(help="Its name, as ls has it.", metavar="LAYER")],
+    layer: Annotated[str, typer.Argument(help="A name that strap ls lists.", metavar="LAYER")],
     step: Annotated[int | None, typer.Option("--step", help="Which forward call.")] = None,
     token: Annotated[
         int | None, typer.Option("--token", help="How many tokens were recorded before the step.")
@@ -94,7 +95,7 @@ def show(
     ] = None,
     values: Annotated[int, typer.Option("--values", help="How many values to print.", min=0)] = 8,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", help="Its stored type, where no index has it.")
+        str | None, typer.Option("--dtype", help="The stored type, if no index gives it.")
     ] = None,
     as_json: _Json = False,
 ) -> None:
@@ -106,7 +107,7 @@ def show(
 
 @app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
 def verify(stream: _Stream, as_json: _Json = False) -> None:
-    """Read every packet, compare its checksum, and tell what is damaged."""
+    """Read every packet, compare its checksum, and list the damaged ones."""
     from .captures import verify as run
 
     raise typer.Exit(run(stream, as_json))
@@ -114,14 +115,16 @@ def verify(stream: _Stream, as_json: _Json = False) -> None:
 
 @app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
 def salvage(
-    stream: Annotated[Path, typer.Argument(help="However damaged; only read.", metavar="STREAM")],
+    stream: Annotated[
+        Path, typer.Argument(help="The damaged stream; it is not changed.", metavar="STREAM")
+    ],
     out: Annotated[
         Path | None,
         typer.Option("--out", help="The new stream (default: NAME.salvaged.stream beside it)."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what stands there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Copy what is intact of a damaged stream to a new one, and tell what was lost."""
+    """Copy the intact packets of a damaged stream to a new one, and list what is lost."""
     from .captures import salvage as run
 
     run(stream, out, force)
@@ -139,7 +142,7 @@ class Sort(str, Enum):
 
 @app.command(add_help_option=False, context_settings=_PASSED_ON, rich_help_panel=_MACHINE)
 def probe(context: typer.Context) -> None:
-    """Run strap-probe: a line of JSON for each interval. Try: strap probe --help."""
+    """Run strap-probe, which prints a line of JSON for each interval. Try: strap probe --help."""
     from ..probes.program import run
 
     raise typer.Exit(run(context.args))
@@ -152,12 +155,12 @@ def top(
         list[str] | None,
         typer.Option("--device", help="Disk or partition; may be given again (default: all)."),
     ] = None,
-    sort: Annotated[Sort, typer.Option("--sort", help="What orders the processes.")] = Sort.CPU,
-    once: Annotated[bool, typer.Option("--once", help="One interval, and no more.")] = False,
+    sort: Annotated[Sort, typer.Option("--sort", help="The order of the processes.")] = Sort.CPU,
+    once: Annotated[bool, typer.Option("--once", help="Print one interval, then exit.")] = False,
 ) -> None:
-    """Show what devices and processes do, live; q or Ctrl-C ends it.
+    """Show a live view of devices and processes; q or Ctrl-C ends it.
 
-    Where the output is no terminal it is a table for each interval.
+    If the output is no terminal, it prints a table for each interval.
     """
     from ..probes.top import run
 
@@ -168,13 +171,13 @@ def top(
 def timeline(
     stream: Annotated[Path, typer.Argument(help="Of a capture with probes.", metavar="STREAM")],
     figure: Annotated[
-        Path | None, typer.Option("--figure", help="A PNG, SVG or PDF to draw it to.")
+        Path | None, typer.Option("--figure", help="Draw it to this PNG, SVG or PDF file.")
     ] = None,
     table: Annotated[
-        Path | None, typer.Option("--table", help="A CSV file for its intervals.")
+        Path | None, typer.Option("--table", help="Write the intervals to this CSV file.")
     ] = None,
 ) -> None:
-    """Tell whether a capture waited for the disk or for the CPU, and when."""
+    """Show whether a capture waited for the disk or for the CPU, and when."""
     from ..probes.correlation import plot_timeline
     from ..probes.correlation import timeline as read
 
@@ -190,16 +193,16 @@ def timeline(
     if figure is not None:
         try:
             plot_timeline(found).savefig(figure)
-        except ValueError as error:  # no such kind of file
+        except ValueError as error:  # matplotlib does not know the kind of file
             raise InvalidArgumentError(f"--figure {figure}: {error}") from error
 
 
 @app.command(epilog=_CODES, rich_help_panel=_MACHINE)
 def export(
     source: Annotated[Path, typer.Argument(help="A file of snapshots.", metavar="FILE.jsonl")],
-    target: Annotated[Path, typer.Argument(help="What to write.", metavar="FILE.parquet")],
+    target: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE.parquet")],
 ) -> None:
-    """Write a file of snapshots as Parquet, a row for each thing counted."""
+    """Convert a file of snapshots to Parquet, one row per operation or process."""
     from ..probes.export import export_snapshots
 
     rows = export_snapshots(source, target)

@@ -88,7 +88,7 @@ def validate(
 
 @app.command(epilog=_CODES)
 def plan(config: _Config, as_json: _Json = False, verbose: _Verbose = False) -> None:
-    """List the runs of an experiment, and which of them have finished."""
+    """List the runs of an experiment, and whether each has finished."""
     _log(verbose)
     from ..mrm.config import expand_sweep, validate_config_semantics
     from ..mrm.runs import find_finished
@@ -137,16 +137,16 @@ def _kind(run: RunConfig) -> str:
 @app.command(epilog=_CODES)
 def run(
     config: _Config,
-    force: Annotated[bool, typer.Option("--force", help="Run again what has finished.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run finished runs again.")] = False,
     only: Annotated[
         str | None, typer.Option("--only", help="Only runs with this in their name; * and ? match.")
     ] = None,
     as_json: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Run what has not finished yet: collect, label, analyse, report.
+    """Run all runs that have not finished: collect, label, analyse, report.
 
-    A run that broke off is marked in its folder and run again in a new one.
+    The folder of a run that broke off is marked. The run is repeated in a new folder.
     """
     _log(verbose)
     from ..mrm.config import validate_config_semantics, validate_model_paths
@@ -205,7 +205,10 @@ def analyse(
     as_json: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Compute the tables of runs anew, of broken ones from their raw files, or of a trace file."""
+    """Compute the tables of runs or of a trace file again.
+
+    For a run that broke off they are computed from its raw files.
+    """
     _log(verbose)
     from ..mrm.analysis import analyse_runs
     from ..mrm.processing import Settings, tables_of
@@ -299,7 +302,7 @@ def export(
     )
 
 
-# What is said, and how.
+# Output.
 
 
 def _runs(number: int) -> str:
@@ -307,7 +310,7 @@ def _runs(number: int) -> str:
 
 
 class _Display:
-    """The lines of a sweep, and on a terminal a bar below them."""
+    """Prints the progress of a sweep, and on a terminal a bar below it."""
 
     def __init__(self, quiet: bool, outcomes: list[RunOutcome]) -> None:
         from ..mrm.runner import SweepListener
@@ -425,7 +428,7 @@ def _say_analysis(one: RunAnalysis, tables: dict[str, Any]) -> None:
         out.print(f"  {one.validity or 'no class'}{': ' if reasons else ''}{escape(reasons)}")
     for way in one.ways_to_clean:
         out.print(f"    to be clean: {escape(way)}")
-    # What is said of each type of memory comes before the long lists of single regions.
+    # Tables with a row per region type come before the long tables with a row per region.
     for name in sorted(tables, key=lambda name: "region_id" in tables[name].columns):
         _say_table(name, tables[name])
 
@@ -443,7 +446,7 @@ def _say_table(name: str, frame: Any) -> None:
     shown = _SHOWN_ROWS if "region_id" in frame.columns else len(frame)
     for row in frame.head(shown).itertuples(index=False):
         table.add_row(*(_cell(value) for value in row))
-    # As wide as its numbers: a terminal that is narrower wraps lines, and no digit is lost.
+    # The table is as wide as its numbers. A narrower terminal wraps the lines, so no digit is lost.
     width = out.measure(table, options=out.options.update(max_width=_WIDEST)).maximum
     Console(width=max(out.width, width), highlight=False, emoji=False).print(table)
     if len(frame) > shown:
@@ -457,7 +460,7 @@ _WIDEST = 1000
 
 
 def _broken(name: str) -> str:
-    """A column's name in lines that end behind its words."""
+    """Breaks a column's name into lines at its words."""
     lines = [""]
     for word in name.replace("_", "_ ").split():
         if lines[-1] and len(lines[-1] + word) > _HEAD_WIDTH:
@@ -523,7 +526,7 @@ def _check(
 
 
 def _guarded(work: Callable[[], Any]) -> Any:
-    """Runs what reads a results folder; what is wrong with the folder is a failure of the run."""
+    """Calls `work`, which reads a folder of results, and turns its errors into a CommandError."""
     try:
         return work()
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Small files replaced as a whole, and durably."""
+"""Replaces small files as a whole, and durably."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .._files import partial_beside, replacing
 
 
 def replace_durably(path: Path, content: bytes) -> None:
-    """Replaces the content of `path` by `content`, as a whole; on an error the file stays.
+    """Replaces the content of `path` by `content` as a whole. On an error the old file stays.
 
-    The bytes and the name are synced to disk when this returns; only the bytes if this process may
-    not read the folder.
+    The bytes and the name are synced to disk when this returns. If this process may not read the
+    folder, only the bytes are.
     """
     replace_whole(path, content, durable=True)
 
@@ -41,7 +41,7 @@ def link_or_copy(source: Path, path: Path, *, durable: bool) -> None:
 
 
 def remove_durably(path: Path) -> None:
-    """Removes `path` if it exists."""
+    """Removes `path` if it exists, and syncs the folder to disk."""
     try:
         path.unlink()
     except (FileNotFoundError, NotADirectoryError):

@@ -23,8 +23,8 @@ class EarlierFiles:
         paths: token files and checkpoints of that capture, in the order in which to remove them. A
             file without an id is of 1.3.1; a checkpoint without one counts only under the default
             name.
-        taken: the error if another file stands where the new capture would write its checkpoint;
-            None: the place is free.
+        taken: the error if another file has the path of the new capture's checkpoint; None: the
+            path is free.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class EarlierFiles:
     ) -> None:
         """
         Args:
-            checkpoint_path: where the new capture has its checkpoint, if not beside the stream.
+            checkpoint_path: the path of the new capture's checkpoint; None: beside the stream.
         """
         self.taken: CheckpointError | None = None
         self._output = os.fspath(output_path)

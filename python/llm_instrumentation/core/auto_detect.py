@@ -1,4 +1,4 @@
-"""Sensible configurations from a model and a purpose."""
+"""Chooses a configuration by a model's architecture and a purpose."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["Purpose", "create_optimized_config", "detect_model_architecture"]
 Purpose = Literal["interpretability", "debugging", "performance_analysis", "full_capture"]
 
 _FAMILIES = ("gpt", "llama", "qwen", "bert")
-# gpt2, gpt_neox, llama4, qwen3_moe and the like count as their family; Mistral's models are
-# of Llama's architecture.
+# A model type belongs to a family if it contains the family's name, such as gpt_neox or qwen3_moe.
+# Mistral's models have Llama's architecture.
 _LARGE = ("gpt", "llama", "qwen", "mistral", "mixtral")
 
 
 def detect_model_architecture(model: Any) -> str:
     """The architecture of `model` in lower case.
 
-    It is `model.config.model_type` where there is one; else the first of gpt, llama, qwen and
-    bert that occurs in the first of `model.config.architectures`, or in the name of the model's
-    class; else "unknown".
+    It is `model.config.model_type` if there is one. Otherwise it is the family (gpt, llama, qwen or
+    bert) whose name occurs in the first of `model.config.architectures`, or else in the name of the
+    model's class. Otherwise it is "unknown".
     """
     config = getattr(model, "config", None)
     model_type = getattr(config, "model_type", None)
@@ -38,13 +38,16 @@ def detect_model_architecture(model: Any) -> str:
 def create_optimized_config(model_arch: str, purpose: Purpose | str) -> InstrumentationConfig:
     """A configuration for `purpose`.
 
-    "interpretability" is the attention_analysis preset, "debugging" fast_capture,
-    "performance_analysis" balanced, and for decoders of the families of gpt, llama and qwen with
-    zstd and 16 GB; "full_capture" and anything else is balanced.
+    - "interpretability": the preset attention_analysis.
+    - "debugging": the preset fast_capture.
+    - "performance_analysis": the preset balanced; with zstd and 16 GB of staging memory if the
+        architecture is of the families gpt, llama, qwen, mistral or mixtral.
+    - "full_capture" and every other purpose: the preset balanced.
 
     Args:
-        model_arch: of :func:`detect_model_architecture`, or a ``model_type``: "gpt2", "gpt_neox",
-            "llama4", "qwen3_moe" and "mistral" count as their family.
+        model_arch: the result of :func:`detect_model_architecture`, or a ``model_type`` such as
+            "gpt_neox". It belongs to a family if it contains the family's name.
+        purpose: see above.
     """
     if purpose == "interpretability":
         return InstrumentationConfig.attention_analysis()

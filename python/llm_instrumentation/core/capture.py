@@ -57,8 +57,8 @@ def capture_activations(
         of the block.
 
     Raises:
-        ValueError: the preset or scope is unknown (the message names the options), or a file that
-            is no capture stands at the path.
+        ValueError: the preset or scope is unknown (the message names the options), or the file at
+            the path is no capture.
         StrapError: the stream cannot be opened or, at the end, was not written.
     """
     if preset is not None:

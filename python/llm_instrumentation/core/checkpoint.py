@@ -113,8 +113,8 @@ class CheckpointFile:
     def check(self, state: CheckpointState, output_path: str | os.PathLike[str]) -> None:
         """Checks that `state` is a checkpoint of the stream at `output_path`.
 
-        Without ids it cannot check more than the length: checkpoints of 1.3.1 have no id, and a
-        stream that lost its index has none.
+        Without ids it can check only the length. Checkpoints of 1.3.1 have no id, nor has a stream
+        that lost its index.
 
         Raises:
             CheckpointError: the stream is another capture, or shorter than the checkpoint says; or

@@ -31,7 +31,7 @@ class Components(NamedTuple):
 
 
 def components_of(tensor: Tensor) -> Components:
-    """The dense tensors from which one that is not dense can be built again, bit for bit.
+    """Splits a tensor that is not dense into dense ones, from which it can be rebuilt bit for bit.
 
     Raises:
         UnsupportedError: the tensor's kind is not known, or it does not give its components.
@@ -101,7 +101,7 @@ def _nested(tensor: Tensor) -> Components:
 def _quantized(tensor: Tensor) -> Components | None:
     if tensor.dtype not in (torch.qint8, torch.quint8, torch.qint32):
         return None  # several values share a byte
-    # Scales as float64, which holds each exactly: float32 would be stored as float16.
+    # Store scales as float64, which holds each exactly: a capture stores float32 as float16.
     dense = [(".int_repr", tensor.int_repr())]
     says: dict[str, object] = {"dtype": _name(tensor.dtype), "qscheme": _name(tensor.qscheme())}
     if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):

@@ -125,15 +125,13 @@ class InstrumentationFramework:
 
         Raises:
             ValueError: the interval is below 1; checkpoint or resume settings are given without
-                ``track_per_token``; the scope is unknown; or a file that is no capture stands at
-                the path.
-            CheckpointError: the checkpoint cannot be used or is of another capture; or where a
-                checkpoint is to be written stands a file that is no checkpoint of the replaced
-                capture.
+                ``track_per_token``; the scope is unknown; or the file at the path is no capture.
+            CheckpointError: the checkpoint cannot be used or is of another capture; or the file at
+                the checkpoint's path is no checkpoint of the replaced capture.
             TokenFileError: the tokens of the resumed capture cannot be read or are of another
-                capture; or the name of the token file is taken by a folder or the like.
+                capture; or a folder, a pipe or the like has the name of the token file.
             LayerSelectionError: the configuration selects no module.
-            NotFoundError: at the end, if the stream was renamed or removed meanwhile.
+            NotFoundError: at the end, if the stream was renamed or removed during the capture.
             StrapError: the stream cannot be opened; or, at the end, the capture failed.
         """
         if checkpoint_interval_tokens is not None and checkpoint_interval_tokens <= 0:
@@ -171,7 +169,7 @@ class InstrumentationFramework:
                 elif earlier.taken is not None:
                     if checkpoint_interval_tokens is not None or checkpoint_path is not None:
                         raise earlier.taken
-                    free = False  # the file that stands there is not touched
+                    free = False  # leave that file as it is
                     warn(f"this capture can have no checkpoints: {earlier.taken}")
                 tracker = TokenTracker(
                     file if free else None,

@@ -34,8 +34,8 @@ class TensorProcessor(Protocol):
 
         Args:
             tensor: detached; the model may change it in place after this returns.
-            metadata: ``layer_name``, ``sync`` (not ``async_enabled``) and ``compress``
-                (``compression_enabled``).
+            metadata: ``layer_name``, ``sync`` (True without ``async_enabled``) and ``compress``
+                (the value of ``compression_enabled``).
         """
 
 

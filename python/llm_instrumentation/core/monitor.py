@@ -30,11 +30,12 @@ class Monitor:
         self._progress = sys.stderr.isatty() if progress is None else progress
         self._stop = threading.Event()
         self._warned = False
-        self.draining = False  # nothing more is captured: the line tells how long writing takes
+        self.draining = False  # the capture ends: the line shows how long the writing will take
         self._thread = threading.Thread(target=self._run, name="strap-monitor", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
+        """Ends the thread."""
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -87,7 +88,12 @@ class Monitor:
 
 
 def _describe(s: CaptureStats, drained: float | None = None) -> str:
-    """The progress line; with `drained`, staged bytes a second, that of a capture's end."""
+    """The progress line.
+
+    Args:
+        drained: the rate at which the queue is written at the capture's end, in bytes per second;
+            None: the capture goes on.
+    """
     text = (
         f"{s.packets:,} packets, {_size(s.raw_bytes)} -> {_size(s.file_bytes)} "
         f"({s.ratio:.2f}x), queue {_size(s.queued_bytes)}"

@@ -6,7 +6,7 @@ on a GPU is converted there, before the transfer, and the library gets the measu
 sums of squares agree to 0.02 %.
 
 When it pays, calculated and not measured: a transfer that narrows starts about 20 kernels and
-copies. At 5 to 10 us each these take the model's thread 100 to 200 us. Half the bytes of a tensor
+copies. At 5 to 10 us each they take 100 to 200 us of the model's thread. Half the bytes of a tensor
 of `NARROW_BYTES` take 340 us on a link of 25 GB/s (PCIe 4.0 x16) and 170 us at 50 GB/s (5.0). Below
 that size the launches cost as much as the link saves.
 """
@@ -23,13 +23,13 @@ from .tensors import PLAIN
 
 __all__ = ["NARROW_BYTES", "conversion_of", "holds", "narrow", "worth_narrowing"]
 
-#: The least bytes of a float32 tensor that is converted on its device.
+#: The smallest size of a float32 tensor that is converted on its device, in bytes.
 NARROW_BYTES = 16 * 2**20
 
-_ROW = 1024  # squares that are added in float32
-# The largest relative loss of such a sum: one rounding of half a unit in the last place for each
-# square, in any order, and those of the norm. Each square may also lose _LEAST, the smallest number
-# of float32.
+_ROW = 1024  # number of squares that are added in float32
+# The largest relative loss of a sum of _ROW squares in float32. Each addition rounds by half a unit
+# in the last place, in any order, and the norm rounds too. Each square may also lose _LEAST, the
+# smallest number of float32.
 _SHARE_LOST = 2.0**-13
 _LEAST = 2.0**-149
 

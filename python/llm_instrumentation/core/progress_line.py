@@ -1,7 +1,7 @@
-"""A line of progress that leaves what others write alone.
+"""Shows progress without disturbing other output.
 
-``sys.stdout`` and ``sys.stderr`` stay as they are, and what a user prints, in whole lines or token
-by token, comes out as it would without the line.
+``sys.stdout`` and ``sys.stderr`` are not replaced. Text that the user prints, in whole lines or
+token by token, appears as it would without the progress line.
 """
 
 from __future__ import annotations
@@ -13,34 +13,38 @@ from typing import TextIO
 
 __all__ = ["BottomLine", "Lines"]
 
-# The sequences are those of the VT100, which terminals have in common.
-_SAVE, _RESTORE = "\x1b7", "\x1b8"  # where the cursor is
-_INDEX, _UP = "\x1bD", "\x1b[A"  # a row down, scrolling at the end; a row up; the column stays
-_ALL_ROWS, _CLEAR = "\x1b[r", "\x1b[2K"
+# Escape sequences of the VT100, which all common terminals understand.
+_SAVE, _RESTORE = "\x1b7", "\x1b8"  # the position of the cursor
+# The cursor moves down a row (in the last row the terminal scrolls), and up a row. The column
+# stays.
+_INDEX, _UP = "\x1bD", "\x1b[A"
+_ALL_ROWS, _CLEAR = "\x1b[r", "\x1b[2K"  # scroll all rows; clear the cursor's row
 
 _LEAST_ROWS = 4
-_SECONDS = 10.0  # from one line of a file to the next
+_SECONDS = 10.0  # between two lines in a file
 
-_taken = threading.Lock()  # a terminal has one last row
+_taken = threading.Lock()  # held while a line uses the last row of the terminal
 
 
 class BottomLine:
     """Shows a text in the last row of a terminal until :meth:`close`.
 
-    The terminal keeps that row for it: the rows above scroll as a terminal of a row less.
-    Package managers show progress in this way. Nothing is shown where ``TERM`` is dumb or absent,
-    where there are fewer than four rows, while another line is shown, and after the terminal has
-    gone.
+    The terminal reserves the last row and scrolls only the rows above it, as package managers do
+    for their progress. Nothing is shown if ``TERM`` is dumb or absent, if there are fewer than four
+    rows, while another line is shown, and after the terminal has gone.
     """
 
     def __init__(self, terminal: int) -> None:
-        """``terminal`` is a file descriptor. Nothing is written yet."""
+        """
+        Args:
+            terminal: a file descriptor. The constructor writes nothing to it.
+        """
         self._terminal = terminal
         self._shows = os.environ.get("TERM", "dumb") != "dumb" and _taken.acquire(blocking=False)
-        self._size = (0, 0)  # rows and columns when the last row was taken
+        self._size = (0, 0)  # rows and columns when the last row was reserved; (0, 0): it is not
 
     def show(self, text: str) -> None:
-        """Puts a text in place of the last one; what is too long is cut off."""
+        """Replaces the shown text. A text that is too long is cut."""
         if not self._shows:
             return
         try:
@@ -51,25 +55,25 @@ class BottomLine:
                     return
                 self._take(rows, columns)
             self._write(f"{_SAVE}\x1b[{rows}H{_CLEAR}{text[: columns - 1]}{_RESTORE}")
-        except OSError:  # the terminal has gone, and with it whoever would read this
+        except OSError:  # the terminal has gone
             self._size = (0, 0)
             self.close()
 
     def close(self) -> None:
-        """Gives the last row back. A second call does nothing."""
+        """Clears the last row and frees it. A second call does nothing."""
         if not self._shows:
             return
         self._shows = False
         try:
             self._leave()
         except OSError:
-            pass  # as in show
+            pass  # the terminal has gone
         finally:
             _taken.release()
 
     def _take(self, rows: int, columns: int) -> None:
-        # The cursor may be in the last row: a row down scrolls then, and one up is above it. To
-        # set the rows that scroll moves the cursor, so it is saved.
+        # If the cursor is in the last row, _INDEX scrolls and _UP puts the cursor above that row.
+        # Setting the rows that scroll moves the cursor, so its position is saved and restored.
         self._write(f"{_INDEX}{_UP}{_SAVE}\x1b[1;{rows - 1}r{_RESTORE}")
         self._size = (rows, columns)
 
@@ -80,24 +84,24 @@ class BottomLine:
             self._write(f"{_SAVE}{_ALL_ROWS}\x1b[{rows}H{_CLEAR}{_RESTORE}")
 
     def _write(self, text: str) -> None:
-        """At once, so that no other's text comes between."""
+        """Writes a text with one system call if possible, so that no other output comes between."""
         data = text.encode()
         while data:
             data = data[os.write(self._terminal, data) :]
 
 
 class Lines:
-    """Writes a line every ten seconds, where someone wants progress in a file or a notebook."""
+    """Writes a line every ten seconds, for files and notebooks."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._due = time.monotonic()
 
     def show(self, text: str) -> None:
-        """Writes a text, unless the last one was not long ago."""
+        """Writes a text, if the last one was at least ten seconds ago."""
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + _SECONDS
             print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Does nothing: what is written stays."""
+        """Does nothing: the written lines stay."""

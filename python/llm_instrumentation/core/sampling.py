@@ -3,8 +3,8 @@
 A sample is stratified: the row-major positions 0 to numel - 1 are cut into
 k = max(1, round(rate * numel)) strata of nearly equal length, and one position is drawn from
 each. So a sample is spread evenly over the tensor, sorted and without repeats, and a rate of 1.0
-gives every position. Which positions these are follows from numel, rate and seed alone, on every
-machine, and a reader recovers them from the JSON object stored beside each packet:
+gives every position. The positions depend on numel, rate and seed alone, on every machine. A reader
+computes them from the JSON object that the index stores for each packet:
 
     k      = max(1, round(rate * numel))    product in float64, rounded half to even
     low_i  = floor(i * numel / k)           exact integers, i = 0 ... k - 1
@@ -63,8 +63,8 @@ def sample_positions(numel: int, rate: float, seed: int = 0) -> Positions:
         seed: 0 to 2^53 - 1.
 
     Returns:
-        int64, shape (max(1, round(rate * numel)),), or (0,) when numel is 0. The array is
-        shared and read-only.
+        int64, shape (max(1, round(rate * numel)),), or (0,) if numel is 0. The array is shared and
+        read-only.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -83,7 +83,7 @@ def sample_tensor(tensor: torch.Tensor, rate: float, seed: int = 0) -> torch.Ten
 
 
 def parameters_json(source_shape: Sequence[int], rate: float, seed: int = 0) -> str:
-    """What the index stores beside a sampled packet: {"rate", "seed", "source_shape"} as JSON."""
+    """The parameters of the transform for the index, as JSON: {"rate", "seed", "source_shape"}."""
     return _parameters_json(tuple(source_shape), float(rate), int(seed))
 
 
@@ -94,15 +94,14 @@ def _parameters_json(source_shape: tuple[int, ...], rate: float, seed: int) -> s
 
 
 def positions_from_parameters(parameters: str) -> tuple[Positions, tuple[int, ...]]:
-    """The inverse of `parameters_json`: where the elements of a sampled packet belong.
+    """The inverse of `parameters_json`: the positions of the elements of a sampled packet.
 
     Returns:
-        the positions as of `sample_positions`, and the shape of the source; with
-        `full = np.full(math.prod(shape), np.nan)` and `full[positions] = payload` the
-        sample stands in its place.
+        the positions as from `sample_positions`, and the shape of the source. To put the sample at
+        its place: `full = np.full(math.prod(shape), np.nan)`, then `full[positions] = payload`.
 
     Raises:
-        ValueError: the text is not such a JSON object, or a value in it is out of its range.
+        ValueError: the text is no JSON object with these fields, or a value is out of its range.
     """
     try:
         fields: Any = load_json(parameters)
@@ -137,7 +136,7 @@ def _draw(numel: int, rate: float, seed: int) -> Positions:
     if numel == 0:
         return np.empty(0, np.int64)
     k = max(1, round(rate * numel))
-    # floor(i * numel / k) = i * q + floor(i * r / k), whose products stay within 64 bits.
+    # Computes floor(i * numel / k) as i * q + floor(i * r / k), because these products fit 64 bits.
     q, r = divmod(numel, k)
     edges = np.arange(k + 1, dtype=np.uint64)
     edges = edges * np.uint64(q) + edges * np.uint64(r) // np.uint64(k)
@@ -151,7 +150,7 @@ def _draw(numel: int, rate: float, seed: int) -> Positions:
 
 
 class _PositionCache:
-    """The positions last used, as arrays and as index tensors, within a limit of bytes."""
+    """Caches the positions used last, as arrays and as index tensors, up to a number of bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -172,7 +171,7 @@ class _PositionCache:
 
         found: torch.Tensor | None = self._get((key, device))
         if found is None:
-            # A copy: torch has no read-only tensors to share the array with.
+            # Copy the array: torch has no read-only tensors, so it must not share the memory.
             found = torch.tensor(self.positions(key), dtype=torch.int64, device=device)
             self._put((key, device), found, found.nbytes)
         return found

@@ -15,14 +15,14 @@ def unaccounted(
 ) -> list[str]:
     """The names of hooked modules that did not run although their parent did.
 
-    If a module did not run, the modules inside it are not listed. Modules of which nothing is
-    missed are left out:
+    If a module did not run, the modules inside it are not listed. Modules that need not run are
+    left out too:
 
     - dropouts, which fused attention does not call
     - parts whose weights a ``nn.MultiheadAttention`` or a quantised layer uses
     - experts that got no token
-    - layers dropped in training and adapters that are off: others of their kind beside them ran,
-      or they are peft's
+    - layers dropped in training and adapters that are off: modules of the same class in the same
+      container ran, or the parent is a module of peft
     - modules whose weights belong to another module that ran
     - modules inside which others ran
 

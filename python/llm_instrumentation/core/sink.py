@@ -144,7 +144,7 @@ class TensorSink:
         if self.keeps_parts and transform is None:
             try:
                 tensor, transform, parameters = self._part(tensor)
-            except RuntimeError as error:  # of what wraps others, as in torch.func
+            except RuntimeError as error:  # raised by tensors that wrap others, as in torch.func
                 raise UnsupportedError(
                     f"{described(tensor)}: taking a part of it raised {error!r}"
                 ) from error
@@ -313,4 +313,4 @@ class ModuleTensors:
         try:
             return self._sink.layer(self._model, self._name, shown)
         except (InvalidArgumentError, OutOfMemoryError):
-            return self.root  # the module's name leaves no room for more, nor do all others
+            return self.root  # the module's name leaves no room, or there are too many names

@@ -1,4 +1,4 @@
-"""The asyncio face of a capture session, for tensors from your own code."""
+"""An asyncio interface to a capture session, for tensors from your own code."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class StreamingSerializer:
         await serializer.stop_streaming()
 
     Args:
-        buffer_size: limit of the staging memory in bytes; 1 MiB is taken at least.
+        buffer_size: limit of the staging memory in bytes; a smaller value counts as 1 MiB.
         num_workers: compression threads, 1 to 256.
         compression_algo: "lz4", "zstd" or "none".
 
     Attributes:
-        running: between ``start_streaming`` and ``stop_streaming``.
+        running: True between ``start_streaming`` and ``stop_streaming``.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -65,14 +65,15 @@ class StreamingSerializer:
         """Opens the stream.
 
         Args:
-            resume: append to an existing stream instead of replacing it, with the checkpoint and
-                token files of its capture. Where there is no stream one is begun, and no file
-                is removed.
-            overwrite: replace whatever file stands at the path; without it only that of a capture.
+            output_path: the stream file.
+            resume: append to an existing stream. False replaces it and removes the checkpoint and
+                token files of its capture. If there is no stream, a new one begins, and with
+                `resume` no file is removed.
+            overwrite: replace any file at the path; without it only that of a capture.
 
         Raises:
             RuntimeError: streaming is already running.
-            InvalidArgumentError: (a ValueError) a file that is no capture stands at the path.
+            InvalidArgumentError: (a ValueError) the file at the path is no capture.
             StrapError: the stream cannot be opened.
             OSError: a checkpoint or token file cannot be removed.
         """
@@ -96,7 +97,7 @@ class StreamingSerializer:
         self._session, self._layers = session, {}
 
     async def enqueue_tensor(self, layer_name: str, tensor: torch.Tensor) -> None:
-        """Copies the tensor into the stream; waits, off the event loop, while it is full.
+        """Copies the tensor into the staging memory. Waits in another thread while it is full.
 
         Raises:
             RuntimeError: streaming is not running.
@@ -111,7 +112,7 @@ class StreamingSerializer:
         await asyncio.to_thread(enqueue_tensor, session, layer, tensor)
 
     async def stop_streaming(self) -> None:
-        """Writes what is queued and closes the stream; does nothing when not running.
+        """Writes the queued packets and closes the stream. Does nothing if it is not running.
 
         Raises:
             StrapError: the writing failed.

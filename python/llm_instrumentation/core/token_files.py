@@ -1,4 +1,4 @@
-"""The token file that a token-tracked capture leaves beside its stream."""
+"""Reads and writes the token file of a token-tracked capture, beside its stream."""
 
 from __future__ import annotations
 

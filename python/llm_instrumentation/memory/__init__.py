@@ -1,7 +1,6 @@
 """Buffers between a model and a file: CUDA transfers, a byte ring, a background writer.
 
-Captures use `CUDAMemoryManager`. They do not use `RingBuffer` and `AsyncWriter`, which are for
-programs of your own.
+Captures use `CUDAMemoryManager` only. `RingBuffer` and `AsyncWriter` are for programs of your own.
 """
 
 from .async_writer import AsyncWriteError, AsyncWriter

@@ -18,21 +18,20 @@ _CHUNKS_PER_WRITE = 512  # well below IOV_MAX, 1,024 on Linux
 
 
 class AsyncWriteError(OSError):
-    """The background thread could not write; errno, filename and cause are those of the failure."""
+    """The background thread could not write. errno, filename and cause are those of the failure."""
 
 
 class AsyncWriter:
-    """Writes to a file behind the caller's back, in order and within a limit of memory.
+    """Writes to a file from a background thread, in order and with bounded memory.
 
     ::
 
         with AsyncWriter("trace.bin") as writer:
             writer.write(b"...")
 
-    Captures do not use this class; it writes files of your own beside them.
-
-    Any number of threads may write. Once a write has failed, everything queued is given up and
-    each further `write` and `flush`, and the first `close`, raises `AsyncWriteError`.
+    Any number of threads may write. If a write fails, all queued bytes are given up. Each further
+    `write` and `flush`, and the first `close`, then raises `AsyncWriteError`. Captures do not use
+    this class.
     """
 
     def __init__(
@@ -44,9 +43,9 @@ class AsyncWriter:
     ) -> None:
         """
         Args:
-            path: the file; it is created or emptied.
-            max_bytes: bytes that may be queued before `write` waits.
-            append: keep what is in the file and write behind it.
+            path: the file. It is created, or emptied if it exists.
+            max_bytes: number of bytes that may be queued before `write` waits.
+            append: keep the content of the file and write after it.
 
         Raises:
             ValueError: max_bytes is not positive.
@@ -59,8 +58,8 @@ class AsyncWriter:
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
         self._fd = os.open(self.path, flags | (os.O_APPEND if append else os.O_TRUNC), 0o666)
         self._queue: deque[bytes] = deque()
-        self._accepted = 0  # bytes ever queued
-        self._written = 0  # bytes of them that are in the file
+        self._accepted = 0  # bytes queued since the start
+        self._written = 0  # bytes of these that are in the file
         self._error: Exception | None = None
         self._closing = False
         self._closed = False
@@ -74,22 +73,22 @@ class AsyncWriter:
 
     @property
     def bytes_written(self) -> int:
-        """Bytes that are in the file."""
+        """The number of bytes that this writer has put into the file."""
         with self._lock:
             return self._written
 
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> None:
-        """Queues `data` behind what was queued before, waiting while the queue is full.
+        """Appends `data` to the queue. Waits while the queue is full.
 
-        Data larger than `max_bytes` is taken when the queue is empty.
+        Data larger than `max_bytes` is queued when the queue is empty.
 
         Args:
-            data: any contiguous buffer; bytes are referenced, everything else is copied.
-            timeout: seconds to wait at most; None waits as long as the thread makes progress.
+            data: any contiguous buffer. A bytes object is kept as it is; any other is copied.
+            timeout: seconds to wait at most; None waits without limit.
 
         Raises:
             AsyncWriteError: writing has failed.
-            TimeoutError: there was no room in time; nothing is queued.
+            TimeoutError: there was no room in time, and nothing was queued.
             ValueError: the writer is closed.
         """
         chunk = data if isinstance(data, bytes) else bytes(memoryview(data).cast("B"))
@@ -103,7 +102,7 @@ class AsyncWriter:
                 self._work.notify()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until everything queued so far is in the file (which is not yet on the disk).
+        """Waits until all bytes queued so far are in the file. It does not sync them to the disk.
 
         Raises:
             AsyncWriteError: writing has failed.
@@ -116,12 +115,12 @@ class AsyncWriter:
             self._wait(lambda: self._written >= upto, timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Writes what is queued and closes the file. A second call does nothing.
+        """Writes the queued bytes and closes the file. A second call does nothing.
 
         Raises:
             AsyncWriteError: writing has failed; the file is closed nevertheless.
-            TimeoutError: it took longer than `timeout` seconds; the thread goes on, and `close`
-                may be called again.
+            TimeoutError: it took longer than `timeout` seconds. The thread goes on writing; call
+                `close` again.
         """
         with self._lock:
             if self._closed:
@@ -149,7 +148,7 @@ class AsyncWriter:
     ) -> None:
         self.close()
 
-    # ---- with the lock held ---------------------------------------------------
+    # ---- call these with the lock held ------------------------------------------
 
     def _queued(self) -> int:
         return self._accepted - self._written
@@ -189,7 +188,7 @@ class AsyncWriter:
                 ]
             try:
                 self._write_all(chunks)
-            except Exception as error:  # whatever it is, the callers must learn of it
+            except Exception as error:  # of any kind: the next call raises it
                 with self._lock:
                     self._error = error
                     self._queue.clear()

@@ -1,4 +1,4 @@
-"""Copies CUDA tensors to the host beside the model's work, and hands them over in order."""
+"""Copies CUDA tensors to the host while the model goes on, and delivers them in order."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ if TYPE_CHECKING:
 
 __all__ = ["CUDAMemoryManager", "TransferError"]
 
-_ALIGNMENT = 512  # bytes; any dtype may start there, and copies start on whole cache lines
+_ALIGNMENT = 512  # bytes: a multiple of every element size and of a cache line
 
 
 class TransferError(RuntimeError):
-    """A transfer, or the callback that got its tensor, failed; the cause says how."""
+    """A transfer or its callback failed; ``__cause__`` is the error."""
 
 
 def on_cuda(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a transfer to wait for."""
+    """Whether a tensor is on a CUDA device."""
     return tensor.device.type == "cuda"
 
 
 class CUDAMemoryManager:
-    """Transfers CUDA tensors to pinned host memory on streams of its own.
+    """Transfers CUDA tensors to pinned host memory, on its own CUDA streams.
 
     ::
 
         with CUDAMemoryManager() as manager:
             manager.async_gpu_to_host(hidden, lambda host: session.enqueue("hidden", host))
 
-    One thread waits for the transfers in the order in which they were begun and runs their
-    callbacks in that order, so callbacks never run at the same time. Pinned memory is allocated
-    with the first transfer; while it is full, `async_gpu_to_host` waits, which bounds the memory
-    that transfers in flight take on either side.
+    One thread waits for the transfers in the order in which they began, and runs their callbacks in
+    this order, one at a time. The first transfer allocates the pinned memory. While the pinned
+    memory is full, `async_gpu_to_host` waits. That bounds the memory of unfinished transfers, on
+    the host and on the device.
     """
 
     def __init__(self, pinned_buffer_size: int = 512 * 1024 * 1024, num_streams: int = 2) -> None:
         """
         Args:
             pinned_buffer_size: bytes of pinned host memory, shared by all streams.
-            num_streams: CUDA streams a device to spread the transfers over.
+            num_streams: number of CUDA streams per device; the transfers take turns on them.
 
         Raises:
             ValueError: a value is not positive.
@@ -60,7 +60,7 @@ class CUDAMemoryManager:
         self._handover = Handover(RingSpace(pinned_buffer_size))
         self._pinned: torch.Tensor | None = None
         self._streams: dict[int, deque[torch.cuda.Stream]] = {}
-        self._lock = threading.Lock()  # keeps transfers and their hand-over in one order
+        self._lock = threading.Lock()  # so that transfers are submitted in the order they begin
 
     def async_gpu_to_host(
         self,
@@ -69,26 +69,27 @@ class CUDAMemoryManager:
     ) -> torch.cuda.Event | None:
         """Begins to copy `tensor` to the host and returns.
 
-        The values are those that the tensor has at this point of the current stream, whatever the
-        model does to it in place afterwards: it is copied on the device first. `callback` gets a
-        contiguous host tensor of the same shape and dtype. That tensor stands in the pinned
-        memory and is valid until the callback returns; clone it to keep it. A tensor larger than
-        the pinned memory is copied to ordinary memory at once, and handed over in its turn; so is
-        one that the device has no memory to copy.
+        The tensor is first copied on the device. So the callback receives the values that it has at
+        this point of the current CUDA stream, even if the model changes it in place afterwards.
 
-        A tensor that is not on a CUDA device has no transfer to wait for: `callback` gets
-        `tensor.cpu()` at once, on this thread.
+        If the tensor is larger than the pinned memory, or the device has no memory for the copy,
+        the call waits and copies it to ordinary host memory. Its callback still runs in order.
+
+        If the tensor is not on a CUDA device, the call runs `callback(tensor.cpu())` at once, on
+        this thread.
 
         Args:
             tensor: any dense tensor.
-            callback: called once with the host tensor. Without one nothing is copied, since
-                nobody would get it, and the event marks the tensor's completion on the device.
+            callback: called once with a contiguous host tensor of the same shape and dtype. That
+                tensor is in the pinned memory and valid until the callback returns; clone it to
+                keep it. With None nothing is copied.
 
         Returns:
-            the event that marks the end of the transfer; None for a tensor that needs none.
+            The event at the end of the transfer. Without a callback, an event after the work on
+            the current stream so far. None if the tensor is not on a CUDA device.
 
         Raises:
-            TransferError: an earlier transfer or callback failed; told once.
+            TransferError: an earlier transfer or callback failed. Each failure is raised once.
             InvalidStateError: the manager is closed.
         """
         self._handover.check()
@@ -100,11 +101,12 @@ class CUDAMemoryManager:
         if callback is None:
             return _event_of_current_stream(tensor.device)
         if self._handover.is_current_thread():
-            # A callback that waited for room would wait for itself.
+            # This thread frees the pinned memory, so it must not wait for room in it.
             return self._copy_at_once(tensor, callback)
         import torch
 
-        # What is made in inference mode cannot be written to outside; the ring serves both.
+        # The pinned memory serves calls inside and outside of inference mode. A tensor created in
+        # inference mode cannot be written to outside of it.
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._handover.check()
             if tensor.nbytes > self.pinned_buffer_size:
@@ -121,26 +123,30 @@ class CUDAMemoryManager:
         holds: Callable[[torch.Tensor], bool],
         callback: Callable[[torch.Tensor, torch.Tensor | None], object],
     ) -> torch.cuda.Event | None:
-        """`async_gpu_to_host` of something smaller that is made of `tensor` on the device.
+        """Makes a smaller tensor on the device and copies that one to the host.
 
-        Where `holds` refuses what was made, the values of `tensor` at the call are copied whole
-        instead, in the same turn: the device keeps them until then. On the device a transfer in
-        flight takes the tensor and what is made of it.
+        If `holds` rejects the smaller tensor, the whole tensor is copied instead, with its values
+        at the call and in the same place of the order. Until then the device keeps a copy of the
+        tensor beside the smaller one. The whole tensor is also delivered if it is larger than the
+        pinned memory, or if the device has no memory to narrow it.
 
         Args:
             tensor: any dense tensor.
-            narrow: makes of a tensor on a device a smaller one and a few numbers about it, of at
-                most 512 bytes; it must not wait for the device. It runs on the transfer's stream,
-                so the model's own stream has to copy the tensor and no more.
-            holds: whether to take it, by the numbers on the host; called by the thread of the
-                callbacks.
-            callback: called once, with the smaller tensor and the numbers, or with the whole one
-                and None. Both are valid until it returns. A tensor larger than the pinned memory,
-                or one that the device has no memory to narrow, is handed over whole.
+            narrow: makes a smaller tensor and a tensor of numbers about it, of at most 512 bytes.
+                It must not wait for the device. It runs on the transfer's stream, so the model's
+                stream only copies the tensor.
+            holds: receives the numbers on the host and returns whether to deliver the smaller
+                tensor. The thread of the callbacks calls it.
+            callback: called once, with the smaller tensor and the numbers, or with the whole tensor
+                and None. Both are valid until it returns.
 
         Returns:
-            see `async_gpu_to_host`, and for what it raises; where the tensor is copied whole, the
-            end of that copy is not marked.
+            The event at the end of the transfer of the smaller tensor; see `async_gpu_to_host`. If
+            the whole tensor is copied after `holds`, no event marks the end of that copy.
+
+        Raises:
+            TransferError: an earlier transfer or callback failed. Each failure is raised once.
+            InvalidStateError: the manager is closed.
         """
         self._handover.check()
         tensor = tensor.detach()
@@ -171,7 +177,10 @@ class CUDAMemoryManager:
     def _copy_at_once(
         self, tensor: torch.Tensor, callback: Callable[[torch.Tensor], object]
     ) -> torch.cuda.Event:
-        """Takes no memory of the device but for layouts that are not contiguous, and waits."""
+        """Copies to ordinary host memory and waits.
+
+        It needs device memory only if the tensor is not contiguous.
+        """
         host = tensor.cpu().contiguous()
         event = _event_of_current_stream(tensor.device)
         self._handover.submit(Transfer(event, host, callback, None))
@@ -199,8 +208,9 @@ class CUDAMemoryManager:
         def begin(
             snapshot: torch.Tensor, offset: int, stream: torch.cuda.Stream
         ) -> tuple[tuple[torch.Tensor, torch.Tensor], Callable[[Any], object]]:
-            made, numbers = narrow(snapshot)  # of the stream's own memory: no record_stream
-            # In the place where the whole tensor goes, should it be needed.
+            # narrow allocates on this stream, so its results need no record_stream.
+            made, numbers = narrow(snapshot)
+            # The smaller tensor goes to the place that the whole one takes if it is needed.
             place = offset + _ALIGNMENT
             hosts = self._begin_copy(place, made), self._begin_copy(offset, numbers)
 
@@ -226,12 +236,13 @@ class CUDAMemoryManager:
             [torch.Tensor, int, torch.cuda.Stream], tuple[Any, Callable[[Any], object]]
         ],
     ) -> torch.cuda.Event:
-        """Begins a transfer of the tensor's present values on the next stream.
+        """Begins a transfer of the tensor's present values on the next CUDA stream.
 
         Args:
-            nbytes: of pinned memory that it takes.
-            begin: begins the copies of a snapshot to an offset of the pinned memory, on the
-                stream, which is the current one then; gives what arrives, and who gets it.
+            nbytes: the pinned memory that the transfer takes.
+            begin: ``begin(snapshot, offset, stream)`` begins to copy the snapshot to an offset of
+                the pinned memory. `stream` is the current stream then. It returns the host tensors
+                and the callback for them.
         """
         import torch
 
@@ -243,7 +254,7 @@ class CUDAMemoryManager:
             with torch.cuda.stream(stream):
                 hosts, callback = begin(snapshot, space.offset, stream)
                 event = _event_on(stream)
-            # The snapshot's memory may be given to others only when the side stream is done.
+            # The allocator may reuse the snapshot's memory only after the work on this stream.
             snapshot.record_stream(stream)
         except BaseException:
             self._handover.submit(Transfer(stream, None, _ignore, space))  # only to free the space
@@ -252,7 +263,7 @@ class CUDAMemoryManager:
         return event
 
     def _begin_copy(self, offset: int, source: torch.Tensor) -> torch.Tensor:
-        """Copies to the pinned memory on the current stream; gives the host tensor."""
+        """Begins a copy to the pinned memory on the current stream and returns the host tensor."""
         host = self._pinned_view(offset, source)
         host.copy_(source, non_blocking=True)
         return host
@@ -281,17 +292,17 @@ class CUDAMemoryManager:
         """Waits until all callbacks of the transfers begun so far have returned.
 
         Raises:
-            TransferError: a transfer or callback failed; told once.
+            TransferError: a transfer or callback failed. Each failure is raised once.
             TimeoutError: it took longer than `timeout` seconds.
         """
         self._handover.flush(timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits for everything begun, ends the thread and frees the pinned memory.
+        """Waits for all transfers, ends the thread and frees the pinned memory.
 
         Raises:
-            TransferError: a transfer or callback failed; told once.
-            TimeoutError: it took longer than `timeout` seconds; call it again.
+            TransferError: a transfer or callback failed. Each failure is raised once.
+            TimeoutError: it took longer than `timeout` seconds; call `close` again.
         """
         with self._lock:
             try:
@@ -313,23 +324,24 @@ class CUDAMemoryManager:
         self.close()
 
 
-# ---- the parts that know nothing of CUDA ---------------------------------------
+# ---- parts that do not depend on CUDA -------------------------------------------
 
 
 @dataclass(frozen=True)
 class Space:
-    """A contiguous part of the ring, in bytes."""
+    """A contiguous part of a ring of memory; offset and lengths are in bytes."""
 
     offset: int
     size: int
-    skipped: int  # bytes left unused at the ring's end to stay contiguous
+    skipped: int  # unused bytes before it, at the ring's end, because it must be contiguous
 
 
 class RingSpace:
-    """Hands out contiguous parts of a memory, to be taken back in the same order.
+    """Allocates contiguous parts of a ring of memory. They must be freed in the same order.
 
-    `size` is the memory's length, rounded up so that everything of up to the length that was
-    asked for fits once it is empty.
+    Attributes:
+        size: length of the memory, rounded up to the alignment. So an empty ring has room for a
+            part as long as the requested length.
     """
 
     def __init__(self, size: int) -> None:
@@ -338,7 +350,7 @@ class RingSpace:
         self._used = 0
 
     def take(self, nbytes: int) -> Space | None:
-        """Space for `nbytes`, or None while there is not so much in one piece."""
+        """Allocates `nbytes`; None if no contiguous part of this length is free."""
         size = _rounded_up(nbytes)
         if self._used == 0:
             self._next = 0
@@ -351,7 +363,7 @@ class RingSpace:
         return space
 
     def free(self, space: Space) -> None:
-        """Takes back the oldest space."""
+        """Frees a space, which must be the oldest one."""
         self._used -= space.skipped + space.size
 
 
@@ -360,15 +372,15 @@ def _rounded_up(nbytes: int) -> int:
 
 
 class Waitable(Protocol):
-    """What a `torch.cuda.Event` and a `torch.cuda.Stream` offer here."""
+    """The common interface of `torch.cuda.Event` and `torch.cuda.Stream`."""
 
     def synchronize(self) -> None:
-        """Blocks until the work before the event is done."""
+        """Waits until the work before the event, or on the stream, is done."""
 
 
 @dataclass
 class Transfer:
-    """A copy in flight: when `done`, `host` is complete and `callback` is due."""
+    """An unfinished copy. When `done` is reached, `host` is complete and goes to `callback`."""
 
     done: Waitable
     host: Any
@@ -377,7 +389,7 @@ class Transfer:
 
 
 class Handover:
-    """One thread that waits for transfers in order, runs their callbacks and frees their space."""
+    """Runs a thread that waits for transfers in order, calls their callbacks, frees their space."""
 
     def __init__(self, ring: RingSpace) -> None:
         self._ring = ring
@@ -393,7 +405,7 @@ class Handover:
 
     @property
     def ring_size(self) -> int:
-        """Bytes of memory that the spaces are parts of."""
+        """The length of the ring, in bytes."""
         return self._ring.size
 
     @property
@@ -402,20 +414,20 @@ class Handover:
         return self._closing and (self._thread is None or not self._thread.is_alive())
 
     def check(self) -> None:
-        """Raises what failed since the last time, or that this is closed."""
+        """Raises the first failure since the last check, or InvalidStateError if it is closed."""
         with self._lock:
             self._raise_failure()
             if self._closing:
                 raise InvalidStateError("the memory manager is closed")
 
     def is_current_thread(self) -> bool:
-        """Whether the caller is a callback."""
+        """Whether the caller is a callback, on the thread of the transfers."""
         return threading.current_thread() is self._thread
 
     def reserve(self, nbytes: int) -> Space:
-        """Space for at most `ring_size` bytes, waiting until there is some.
+        """Allocates at most `ring_size` bytes. Waits until they are free.
 
-        Transfers must be submitted in the order in which their spaces were reserved.
+        Submit the transfers in the order in which their spaces were reserved.
         """
         with self._lock:
             while (space := self._ring.take(nbytes)) is None:
@@ -423,7 +435,7 @@ class Handover:
             return space
 
     def submit(self, transfer: Transfer) -> None:
-        """Queues a transfer behind those submitted before."""
+        """Appends a transfer to the queue."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -435,7 +447,7 @@ class Handover:
             self._work.notify()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Waits for everything submitted so far; raises what failed."""
+        """Waits for all transfers submitted so far, then raises a failure if there was one."""
         self._refuse_callbacks("flush")
         with self._lock:
             upto = self._begun
@@ -446,7 +458,7 @@ class Handover:
             self._raise_failure()
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits for everything and ends the thread; raises what failed."""
+        """Waits for all transfers and ends the thread, then raises a failure if there was one."""
         self._refuse_callbacks("close")
         with self._lock:
             self._closing = True
@@ -479,10 +491,10 @@ class Handover:
             try:
                 transfer.done.synchronize()
                 transfer.callback(transfer.host)
-            except BaseException as error:  # the thread serves the transfers behind this one
+            except BaseException as error:  # keep the thread alive for the transfers after this one
                 failure = error
             space = transfer.space
-            del transfer  # nothing must keep the host tensor when its space is reused
+            del transfer  # drop the host tensor before its space is reused
             with self._lock:
                 if space is not None:
                     self._ring.free(space)

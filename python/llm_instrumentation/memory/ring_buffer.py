@@ -1,6 +1,6 @@
 """A bounded first-in, first-out byte buffer between threads, for programs of your own.
 
-Captures do not use it: libstrap keeps their tensors in its own staging memory.
+Captures do not use it: libstrap has its own staging memory.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ __all__ = ["RingBuffer"]
 
 
 class RingBuffer:
-    """A byte ring of fixed size that any number of threads may fill and empty.
+    """A ring of bytes of fixed size that any number of threads may fill and empty.
 
-    Each `put` is in the ring as a whole or not at all. Threads that wait are served in the order
-    in which they came, so that a large `put` is not overtaken by smaller ones for ever. Captures do
-    not use this class; it hands bytes from one thread of your program to another.
+    A `put` adds all of its bytes or none. Waiting threads are served in the order in which they
+    came, so smaller calls cannot overtake a large `put` for ever. Captures do not use this class.
     """
 
     def __init__(self, size: int) -> None:
@@ -39,17 +38,17 @@ class RingBuffer:
         self._getters = _Line(self._lock)
 
     def put(self, data: bytes | bytearray | memoryview, timeout: float = 0.1) -> bool:
-        """Appends `data`, waiting for room.
+        """Appends `data`. Waits for room.
 
         Args:
-            data: bytes, or any contiguous buffer; it is copied.
+            data: any contiguous buffer; it is copied.
             timeout: seconds to wait at most; 0 does not wait.
 
         Returns:
-            whether it is in the ring; False after the timeout, with nothing written.
+            True if the data is in the ring; False after the timeout, and nothing was added.
 
         Raises:
-            ValueError: data is larger than the ring, or timeout is no number from 0.
+            ValueError: data is larger than the ring, or timeout is negative or NaN.
         """
         view = memoryview(data).cast("B")
         size = len(view)
@@ -70,17 +69,17 @@ class RingBuffer:
             return True
 
     def get(self, max_bytes: int, timeout: float = 0.1) -> bytes:
-        """Takes the oldest bytes out, waiting until there are any.
+        """Removes the oldest bytes and returns them. Waits until the ring has any.
 
         Args:
-            max_bytes: how many at most.
+            max_bytes: number of bytes to take at most.
             timeout: seconds to wait at most; 0 does not wait.
 
         Returns:
-            1 to max_bytes bytes; none after the timeout, or when max_bytes is 0.
+            1 to max_bytes bytes; b"" after the timeout, or if max_bytes is 0.
 
         Raises:
-            ValueError: max_bytes is negative, or timeout is no number from 0.
+            ValueError: max_bytes is negative, or timeout is negative or NaN.
         """
         if max_bytes < 0:
             raise ValueError(f"max_bytes must be 0 or more, not {max_bytes!r}")
@@ -100,33 +99,33 @@ class RingBuffer:
             return data
 
     def __len__(self) -> int:
-        """Bytes in the ring now."""
+        """The number of bytes in the ring now."""
         with self._lock:
             return self._held
 
     @property
     def capacity(self) -> int:
-        """Bytes that the ring holds at most."""
+        """The number of bytes that the ring can hold."""
         return len(self._ring)
 
     @property
     def free_space(self) -> int:
-        """Bytes that a `put` of now would find."""
+        """The number of free bytes now."""
         with self._lock:
             return self.capacity - self._held
 
 
 class _Line:
-    """Threads waiting in order of arrival; only the first may go on. Used with the lock held."""
+    """A line of waiting threads. Only the first may go on. Call its methods with the lock held."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
         self._waiting: deque[threading.Condition] = deque()
 
     def wait_turn(self, ready: Callable[[], bool], timeout: float) -> bool:
-        """Waits until the caller is first and `ready()`; then the caller must call `leave`.
+        """Waits until the caller is first in the line and `ready()` is true.
 
-        False after the timeout, and the caller is out of the line.
+        After True the caller must call `leave`. After False, at the timeout, it is out of the line.
         """
         if not timeout >= 0:  # also refuses NaN
             raise ValueError(f"timeout must be 0 or more seconds, not {timeout!r}")
@@ -140,18 +139,18 @@ class _Line:
                     self._remove(me)
                     return False
                 me.wait(min(left, threading.TIMEOUT_MAX))
-        except BaseException:  # an interrupt: the line must go on without this thread
+        except BaseException:  # such as Ctrl-C: the line must go on without this thread
             self._remove(me)
             raise
         return True
 
     def leave(self) -> None:
-        """Takes the first out, whose work is done; there may be something left for the next."""
+        """Removes the first thread, which has done its work, and wakes the next one."""
         self._waiting.popleft()
         self.wake_first()
 
     def wake_first(self) -> None:
-        """Lets the first look again."""
+        """Wakes the first thread, which then checks `ready` again."""
         if self._waiting:
             self._waiting[0].notify()
 

@@ -1,13 +1,18 @@
-"""The machine beside the program, watched from within the Linux kernel (eBPF).
+"""Probes: programs in the Linux kernel (eBPF) that watch the machine.
 
-:class:`BlockProbe` follows the requests to block devices, :class:`SystemProbe` tells what each
-process did on the cores and off them. Of one process :class:`SyscallProbe` follows the system calls
-and :class:`OffCpuProbe` the waits for a core; :func:`folded_stacks` is for flame graphs.
-:func:`collect` takes a snapshot at each interval, :class:`SnapshotWriter` and
-:func:`read_snapshots` keep them as lines of JSON, :func:`export_snapshots` makes Parquet of those.
-A capture with ``config.with_probes(...)`` has them beside its stream; :func:`timeline` lays one
-over the other.
-docs/PROBES.md tells what they hold.
+- :class:`BlockProbe` follows the requests to block devices.
+- :class:`SystemProbe` reads the time of each process on and off the cores, its page faults, and
+  the pressure on the machine.
+- :class:`SyscallProbe` times the system calls of one process.
+- :class:`OffCpuProbe` times the waits of one process for a core. :func:`folded_stacks` prints its
+  stacks for flame graphs.
+- :func:`collect` takes a snapshot at each interval. :class:`SnapshotWriter` writes snapshots as
+  lines of JSON, and :func:`read_snapshots` reads them. :func:`export_snapshots` converts them to
+  Parquet.
+- A capture with ``config.with_probes(...)`` writes snapshots beside its stream. :func:`timeline`
+  joins them with the capture's own counters, and :func:`plot_timeline` draws the result.
+
+docs/PROBES.md describes the fields of the snapshots.
 """
 
 from __future__ import annotations

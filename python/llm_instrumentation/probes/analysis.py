@@ -1,7 +1,7 @@
-"""What snapshots of block devices tell: latencies, queue depths, and what stands out.
+"""Computes latencies, queue depths and anomalous windows from snapshots of block devices.
 
-All of it comes from histograms of powers of two, so that a latency is known to a factor of 2, and
-below 2 us to 2 us.
+A window is the interval of one snapshot. Latencies come from histograms whose buckets are powers of
+two. So a latency is known to a factor of 2, and a latency below 2 us to 2 us.
 """
 
 from __future__ import annotations
@@ -46,29 +46,30 @@ Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
 
-#: Fewer windows than these say nothing of what is usual, and nothing of a correlation.
+#: With fewer windows there are no anomalies and no correlations: too little is known.
 MIN_WINDOWS = 8
 ANOMALY_RULE = (
     "p99 above median + 3 sigma and above twice the median of the device's windows, "
     "sigma = 1.4826 MAD"
 )
-#: Metrics of the whole machine: what there is pressure on, and what all processes did.
+#: Metrics of the whole machine: the resources with pressure, and sums over all processes.
 _RESOURCES = ("io", "cpu", "memory")
 _WORK = ("off-CPU time", "page faults", "run-queue wait", "switches")
 _A_YEAR_S = 366 * 86400.0
-_LAST_DATE_S = 253_370_764_800.0  # the year 9999 begins
+_LAST_DATE_S = 253_370_764_800.0  # the beginning of the year 9999
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device over the windows of a trace, by time.
+    """One device over the windows of a trace, in the order of time.
 
     Attributes:
-        name: as the kernel calls it.
-        ends: (windows,) when the snapshots were taken, s since 1970.
-        intervals: (windows,) s.
-        counts: (windows, slots) requests that completed, by the power of two of their latency.
-        depths: (windows,) requests in flight when the snapshot was taken.
+        name: the kernel's name of the device.
+        ends: (windows,) float64, times of the snapshots in seconds since 1970.
+        intervals: (windows,) float64, lengths in seconds.
+        counts: (windows, slots) int64, requests that completed, by the power of two of their
+            latency in us; see :func:`bucket_edges_us`.
+        depths: (windows,) int64, requests in flight when the snapshot was taken.
     """
 
     name: str
@@ -79,13 +80,19 @@ class Device:
 
     @property
     def requests(self) -> Ints:
-        """(windows,) that completed."""
+        """(windows,) int64, requests that completed."""
         return np.asarray(self.counts.sum(axis=1), np.int64)
 
 
 @dataclass(frozen=True)
 class BlockTrace:
-    """A file of snapshots: its devices by name, and the requests that were not followed."""
+    """The content of a file of snapshots.
+
+    Attributes:
+        windows: number of snapshots.
+        devices: sorted by name; all have the same windows.
+        losses: requests that were not followed, or not to their end, by reason.
+    """
 
     windows: int
     devices: list[Device]
@@ -94,14 +101,15 @@ class BlockTrace:
 
 @dataclass(frozen=True)
 class Metrics:
-    """A file of system metrics.
+    """The content of a file of system metrics.
 
     Attributes:
-        processes: by pid, the one longest off the CPU first: ``off_cpu_ns`` and ``page_faults``.
-        ends: (lines,) s since 1970.
-        series: by name, (lines,) of each metric of the whole machine; NaN: not known. Pressure is
-            in per cent of the time that some task waited, and its name tells what it was taken
-            from; time of processes is in s/s, the rest /s.
+        processes: a frame with the index ``pid`` and the columns ``off_cpu_ns`` and
+            ``page_faults``, sums over all lines. The process longest off the CPU comes first.
+        ends: (lines,) float64, seconds since 1970.
+        series: (lines,) float64 for each metric of the whole machine, by name; NaN if unknown.
+            Pressure is the percentage of time in which some task waited; its name tells the
+            kernel's field. Times of processes are in seconds per second, counts per second.
     """
 
     processes: pd.DataFrame
@@ -121,12 +129,13 @@ class _Window:
 
 
 def parse_trace(snapshots: Iterable[Mapping[str, Any]]) -> BlockTrace:
-    """The devices of snapshots, of this package or of llm_instrumentation 1.3.1.
+    """Parses snapshots of block devices, of this package or of llm_instrumentation 1.3.1.
 
-    A device that a snapshot does not name had no requests then.
+    A device that a snapshot does not name counts as a device without requests.
 
     Raises:
-        CorruptError: a snapshot has no such fields; the message says which one, from 1.
+        CorruptError: a snapshot lacks a field or has a wrong value. The message names the field and
+            the number of the snapshot, counted from 1.
     """
     windows: list[_Window] = []
     losses: dict[str, int] = {}
@@ -200,7 +209,13 @@ def _count(value: Any) -> int:
 
 
 def bucket_slot(low_us: Any) -> int:
-    """The power of two of a bucket, by where it begins: older files count their slots from 1."""
+    """The slot of a bucket: n for the bucket from 2^n us, 0 for the first, which is from 0.
+
+    It does not use the bucket's own ``slot``, because older files count from 1.
+
+    Raises:
+        ValueError: the lower bound is no power of two.
+    """
     slot = max(_count(low_us).bit_length() - 1, 0)
     if low_us not in (0, 1 << slot):
         raise ValueError(f"bucket_low = {low_us} is no power of two")
@@ -208,12 +223,12 @@ def bucket_slot(low_us: Any) -> int:
 
 
 def _expect(kind: str, line: Mapping[str, Any]) -> None:
-    if kind_of(line) not in (kind, None):  # where nothing is known, a missing field says more
+    if kind_of(line) not in (kind, None):  # for None the error about a missing field says more
         raise ValueError(f"it is of {described(line)}")
 
 
 def slot_counts(buckets: Iterable[Mapping[str, Any]]) -> Ints:
-    """(64,) how many there are of each slot, of one histogram or of several in a row."""
+    """(64,) int64, the counts of each slot, summed over the buckets of one or more histograms."""
     counts = np.zeros(64, np.int64)
     for bucket in buckets:
         counts[bucket_slot(bucket["bucket_low"])] += bucket["count"]
@@ -228,21 +243,21 @@ def _reason(error: Exception) -> str:
 
 
 def bucket_edges_us(slots: int) -> Floats:
-    """(slots + 1,) where the buckets begin and the last one ends: 0, 2, 4, 8 ... us."""
+    """(slots + 1,) float64, the edges of the buckets in us: 0, 2, 4, 8 ..."""
     edges = np.ldexp(np.ones(slots + 1, np.float64), np.arange(slots + 1))
     edges[0] = 0.0
     return edges
 
 
 def mean_us(counts: Ints) -> Floats:
-    """The mean latency (us) as if each request took the middle of its bucket.
+    """The mean latency in us, if each request took the middle of its bucket.
 
     Args:
         counts: (..., slots) requests.
 
     Returns:
-        (...), between 3/4 and 3/2 of the true mean where no request took less than 2 us; NaN where
-        there are no requests.
+        (...) float64, between 3/4 and 3/2 of the true mean if no request took less than 2 us. NaN
+        if there are no requests.
     """
     edges = bucket_edges_us(counts.shape[-1])
     total = counts.sum(axis=-1)
@@ -251,17 +266,17 @@ def mean_us(counts: Ints) -> Floats:
 
 
 def percentiles_us(counts: Ints, percentiles: Sequence[float]) -> Floats:
-    """Percentiles of latency (us), by the nearest rank.
+    """Percentiles of latency in us, by the nearest-rank method.
 
-    The rank finds the bucket; within it requests are taken to lie evenly, and the result is
-    interpolated. It is off by less than a factor of 2, and below 2 us by less than 2 us.
+    The rank gives the bucket. The result is interpolated within the bucket, as if its requests were
+    spread evenly. It is wrong by less than a factor of 2, and below 2 us by less than 2 us.
 
     Args:
         counts: (..., slots) requests.
         percentiles: each from 0 to 100.
 
     Returns:
-        (..., percentiles); NaN where there are no requests.
+        (..., percentiles) float64; NaN if there are no requests.
 
     Raises:
         InvalidArgumentError: a percentile is out of its range.
@@ -272,7 +287,7 @@ def percentiles_us(counts: Ints, percentiles: Sequence[float]) -> Floats:
     edges = bucket_edges_us(counts.shape[-1])
     upto = counts.cumsum(axis=-1)[..., np.newaxis, :]
     total = upto[..., -1]
-    # 99.9 * n / 100 may come out a hair above the whole number that it is.
+    # Rounding errors may put 99.9 * n / 100 just above the whole number that it should be.
     exact = np.round(np.asarray(percentiles, np.float64) * total / 100, 9)
     rank = np.maximum(np.ceil(exact), 1)
     slot = np.minimum((upto < rank[..., np.newaxis]).sum(axis=-1), counts.shape[-1] - 1)
@@ -284,15 +299,15 @@ def percentiles_us(counts: Ints, percentiles: Sequence[float]) -> Floats:
 
 
 def anomalous(counts: Ints) -> Bools:
-    """Which windows stand out, by :data:`ANOMALY_RULE`.
+    """Which windows are anomalous by :data:`ANOMALY_RULE`.
 
-    Twice the median is asked for too: less than that, buckets cannot tell.
+    The rule asks for twice the median because the buckets cannot show a smaller difference.
 
     Args:
         counts: (windows, slots) requests.
 
     Returns:
-        (windows,); none where fewer than :data:`MIN_WINDOWS` windows have requests.
+        (windows,) bool; all False if fewer than :data:`MIN_WINDOWS` windows have requests.
     """
     p99 = percentiles_us(counts, [99])[:, 0]
     known = p99[np.isfinite(p99)]
@@ -307,14 +322,15 @@ def anomalous(counts: Ints) -> Bools:
 
 
 def parse_metrics(lines: Iterable[Mapping[str, Any]]) -> Metrics:
-    """Off-CPU time and page faults by process, and what all of them did by time.
+    """Parses system metrics: sums over time for each process, and series over all processes.
 
-    The pressure is what ``some.total`` grew by since the line before, over the time between them;
-    the avg10 of the kernel where no line has a total. A total that fell (a restart of the machine)
-    and one after a gap are not known; nor is any where the kernel measures no pressure.
+    Pressure is the growth of ``some.total`` since the line before, divided by the time in between.
+    If no line has a total, it is the kernel's avg10. Pressure is NaN after a gap, if the total fell
+    (the machine restarted), and if the kernel measures no pressure.
 
     Raises:
-        CorruptError: a line has no such fields; the message says which one, from 1.
+        CorruptError: a line lacks a field or has a wrong value. The message names the field and the
+            number of the line, counted from 1.
     """
     rows: list[tuple[float, ...]] = []
     sums: dict[str, dict[int, int]] = {"off_cpu_ns": {}, "page_faults": {}}
@@ -341,7 +357,7 @@ def parse_metrics(lines: Iterable[Mapping[str, Any]]) -> Metrics:
 
 
 def _stalls(line: Mapping[str, Any]) -> Iterator[float]:
-    """The totals of the resources, then their avg10; NaN where there is none."""
+    """The total of each resource, then the avg10 of each; NaN for each that the line lacks."""
     pressure = line.get("pressure") or {}
     for key in ("total", "avg10"):
         for resource in _RESOURCES:
@@ -350,7 +366,7 @@ def _stalls(line: Mapping[str, Any]) -> Iterator[float]:
 
 
 def _sums(line: Mapping[str, Any]) -> Iterator[float]:
-    """What all processes did in a second, as :data:`_WORK`; NaN where the line does not tell."""
+    """The metrics of :data:`_WORK`, per second; NaN for each that the line lacks."""
     interval = _interval(line)
     yield sum(line["off_cpu_ns"].values()) / 1e9 / interval
     yield sum(line["page_faults"].values()) / interval
@@ -363,7 +379,7 @@ def _sums(line: Mapping[str, Any]) -> Iterator[float]:
 
 
 def _growth(ends: Floats, intervals: Floats, totals_us: Floats) -> Floats:
-    """(lines,) per cent of the time since the line before."""
+    """(lines,) float64, growth of a total as a percentage of the time since the line before."""
     time = np.diff(ends, prepend=np.nan)
     grown = np.diff(totals_us, prepend=np.nan)
     known = (time > 0) & (time < 1.5 * intervals) & (grown >= 0)
@@ -387,13 +403,13 @@ def _processes(sums: Mapping[str, Mapping[int, int]]) -> pd.DataFrame:
 
 
 def matched(device: Device, metrics: Metrics, name: str) -> tuple[Floats, Floats]:
-    """Mean latency (us) and a metric of the windows that have both.
+    """The mean latency in us and the metric `name` of the windows that have both.
 
-    A window goes with the line nearest to its end, at most half its interval away; a line goes
-    with one window, the nearest.
+    A window is paired with the line nearest to its end, if the line is at most half an interval
+    away. If several windows have the same nearest line, only the nearest window is paired.
 
     Returns:
-        Two of (pairs,).
+        Two arrays (pairs,) float64.
     """
     known = np.isfinite(metrics.series[name])
     ends, values = metrics.ends[known], metrics.series[name][known]
@@ -410,17 +426,17 @@ def matched(device: Device, metrics: Metrics, name: str) -> tuple[Floats, Floats
 
 
 def ranks(values: Floats) -> Floats:
-    """(n,) from 1; ties share their mean rank."""
+    """(n,) float64, the ranks from 1 on; equal values get the mean of their ranks."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     mean: Floats = np.cumsum(count) - (count - 1) / 2
     return mean[place]
 
 
 def spearman(first: Floats, second: Floats) -> float:
-    """Spearman's rank correlation; ties share their mean rank.
+    """Spearman's rank correlation; equal values get the mean of their ranks.
 
     Returns:
-        From -1 to 1; NaN where one of them does not vary.
+        From -1 to 1; NaN if one of the series does not vary.
     """
     a, b = (
         values - values.mean() if len(values) else values
@@ -431,6 +447,6 @@ def spearman(first: Floats, second: Floats) -> float:
 
 
 def utc_text(seconds: float) -> str:
-    """A time since 1970 as text, to the millisecond."""
+    """A time in seconds since 1970 as text in UTC, to the millisecond."""
     when = datetime.fromtimestamp(float(seconds), timezone.utc)
     return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Snapshots analysed from the command line: ``scripts/analyze_tracepoints.py``."""
+"""The command that summarises snapshots of block devices: ``scripts/analyze_tracepoints.py``."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from .jsonl import read_snapshots
 
 __all__ = ["main"]
 
-_SHOWN = 20  # anomalous windows, in full
+_SHOWN = 20  # at most so many anomalous windows of a device are printed
 _Parsed = TypeVar("_Parsed", BlockTrace, Metrics)
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """In one line, without the usage."""
+        """Prints the error in one line, without the usage, and exits with 2."""
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a summary of each device and writes its figures; the exit code."""
+    """Prints a summary of each device, writes its figures, and returns the exit code."""
     parser = _Parser(
         prog="analyze_tracepoints.py",
         description="Latencies and queue depths of block devices, from what tracepoints.py wrote.",
@@ -109,7 +109,7 @@ def _percentiles(text: str) -> list[float]:
 
 
 def _parsed(path: str, parse: Callable[[Iterator[dict[str, Any]]], _Parsed]) -> _Parsed:
-    """What a file tells; its torn lines are told on the standard error, in a line."""
+    """Parses a file of snapshots. Prints its warnings to the standard error, one line each."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         parsed = parse(read_snapshots(path))
@@ -119,7 +119,7 @@ def _parsed(path: str, parse: Callable[[Iterator[dict[str, Any]]], _Parsed]) -> 
 
 
 def _draw(trace: BlockTrace, directory: Path, percentiles: Sequence[float]) -> int:
-    # matplotlib takes a second to import, and a trace of nothing needs none.
+    # Importing matplotlib takes a second, and a trace without requests has no figures.
     if not any(device.requests.any() or device.depths.any() for device in trace.devices):
         return 0
     from .figures import draw_device, file_stems
@@ -215,5 +215,5 @@ def _processes(metrics: Metrics, top: int) -> Iterator[str]:
 
 
 def _us(us: float) -> str:
-    """Three digits, in the unit of all: figures of one column compare at a glance."""
+    """A latency with three digits. The unit is always us, so that a column is easy to compare."""
     return f"{us:.0f} us" if us >= 100 else f"{us:.3g} us"

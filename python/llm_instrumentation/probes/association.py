@@ -1,4 +1,4 @@
-"""Which system metrics go with a device's latency, and how likely that is by chance."""
+"""Correlates system metrics with the latency of a device, and tests for chance."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _SEED = 1
 
 @dataclass(frozen=True)
 class Association:
-    """A system metric beside the latency of a device.
+    """The association of one system metric with the latency of one device.
 
     Attributes:
-        metric: its name.
-        n: windows that both are known of.
-        rho: Spearman's rank correlation; NaN with fewer than :data:`MIN_WINDOWS` windows, and
-            where one of both does not vary.
-        p: the adjusted probability of such a rho, or one farther from 0, without an association;
-            NaN where rho is.
+        metric: name of the metric.
+        n: number of windows in which metric and latency are both known.
+        rho: Spearman's rank correlation, from -1 to 1. NaN with fewer than :data:`MIN_WINDOWS`
+            windows, and if metric or latency does not vary.
+        p: the probability of this rho, or of one farther from 0, if there is no association;
+            adjusted for the number of metrics. NaN if rho is.
     """
 
     metric: str
@@ -40,13 +40,13 @@ class Association:
 
 
 def associations(device: Device, metrics: Metrics) -> list[Association]:
-    """Each metric's association with the mean latency of the device's windows.
+    """Computes each metric's association with the mean latency of the device's windows.
 
-    It is no cause: load moves both, and a metric may follow latency rather than lead it. A series
-    with a trend, or with a memory longer than the blocks, has a p that is too small.
+    An association is no cause: load changes both, and a metric may follow latency rather than lead
+    it. p is too small if a series has a trend, or depends on itself for longer than a block.
 
     Returns:
-        The farthest from 0 first; those of which rho is not known last.
+        One for each metric: those with the rho farthest from 0 first, those without a rho last.
     """
     found = []
     for name in metrics.series:
@@ -62,10 +62,12 @@ def associations(device: Device, metrics: Metrics) -> list[Association]:
 
 
 def permutation_p(first: Floats, second: Floats) -> float:
-    """How often the blocks of one series in another order give as high a rank correlation.
+    """The p of a block permutation test of Spearman's rank correlation, two-sided.
 
-    Windows are not independent: those of a slow minute resemble each other. Blocks of
-    neighbours, shuffled and turned, keep that as far as they reach. Two-sided; the same every time.
+    It is the share of permutations of `first` whose correlation is at least as far from 0.
+    Neighbouring windows resemble each other, so blocks of neighbours are permuted, not windows:
+    that keeps their dependence up to the length of a block. A fixed seed gives the same p every
+    time.
 
     Args:
         first, second: (n,) in the order of time; both vary.
@@ -77,6 +79,7 @@ def permutation_p(first: Floats, second: Floats) -> float:
 
 
 def _orders(n: int) -> Iterator[Ints]:
+    """Random orders of n windows: blocks of n^(1/3) neighbours shuffled, then rotated."""
     chance = np.random.default_rng(_SEED)
     length = math.ceil(n ** (1 / 3))
     starts = np.arange(0, n, length)
@@ -86,7 +89,7 @@ def _orders(n: int) -> Iterator[Ints]:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Probabilities adjusted for their number (Holm 1979), in the same order."""
+    """Adjusts p values for their number with Holm's method (Holm 1979), in the same order."""
     adjusted = [0.0] * len(ps)
     highest = 0.0
     for rank, at in enumerate(np.argsort(ps, kind="stable").tolist()):

@@ -1,4 +1,4 @@
-"""Requests to block devices."""
+"""The probe for requests to block devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["BlockProbe"]
 
 
 class BlockProbe(KernelProbe):
-    """Follows requests to block devices, from queue to completion, until it is stopped.
+    """Follows requests to block devices from the queue to their completion.
 
     Start it with ``with`` or :meth:`start`::
 
@@ -21,16 +21,18 @@ class BlockProbe(KernelProbe):
             print(probe.snapshot()["operations"])
 
     A snapshot has ``latency_histogram`` and ``inflight`` by device, ``operations`` by device and
-    operation, ``diskstats`` to compare with (not with ``pid`` or ``cgroup``), and ``losses``.
+    operation, ``diskstats`` (the kernel's own counts, absent with ``pid`` or ``cgroup``), and
+    ``losses``. docs/PROBES.md describes them.
 
     Args:
         devices: disks or partitions, by the kernel's names or by paths; all disks by default.
-        pid: of the process whose threads issue the requests; 0 is this one, None all. What it
-            leaves to the page cache to write is issued by threads of the kernel.
-        cgroup: directory of the cgroup that the requests are of, or one below it. With the
-            controller for I/O, write-back counts for the cgroup that it is accounted to.
-        requests: how many can be followed at a time, a power of two.
-        expire_s: seconds after which a request that has not completed is given up, counted.
+        pid: follow the requests that threads of this process issue; 0 is this process, None all.
+            Kernel threads issue the writes from the page cache, so these do not count here.
+        cgroup: directory of a cgroup; follow its requests and those of the cgroups below it. If the
+            cgroup has a controller for I/O, write-back counts for the cgroup to which the kernel
+            accounts it.
+        requests: number of requests that can be followed at a time, a power of two.
+        expire_s: seconds after which an unfinished request is given up; ``losses`` counts it.
     """
 
     def __init__(

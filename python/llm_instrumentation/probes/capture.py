@@ -24,28 +24,28 @@ __all__ = ["CAPTURE", "PROBES", "CaptureProbes", "snapshot_path"]
 
 #: The probes that a capture can have, by name.
 PROBES: Mapping[str, Callable[[], KernelProbe]] = {"block": BlockProbe, "system": SystemProbe}
-#: The file of the capture's own counters.
+#: The name of the snapshots of the capture's own counters.
 CAPTURE = "capture"
 
 
 def snapshot_path(stream: str | os.PathLike[str], name: str) -> Path:
-    """Where the snapshots of a probe, or of :data:`CAPTURE`, stand: ``STREAM.name.jsonl``."""
+    """The file of the snapshots of a probe, or of :data:`CAPTURE`: ``STREAM.NAME.jsonl``."""
     return Path(f"{os.fspath(stream)}.{name}.jsonl")
 
 
 class CaptureProbes:
-    """Probes in the kernel, from construction to :meth:`stop`.
+    """Runs the probes of a capture and writes their snapshots beside its stream.
 
-    Each interval gives a line of each probe, and one of the capture's counters; without any
-    probe there are none.
+    The constructor starts the probes. Each interval adds one line to the file of each probe, and
+    one line with the capture's counters. Without probes nothing is written.
 
     Args:
-        stream: the capture's stream; the files stand beside it.
-        names: of :data:`PROBES`; may be empty.
+        stream: the capture's stream; the files are beside it.
+        names: the probes, of :data:`PROBES`; may be empty.
         interval_s: seconds between snapshots.
 
     Raises:
-        StrapError: as :meth:`KernelProbe.start`; no file was touched then.
+        StrapError: a probe does not start; see :meth:`KernelProbe.start`. All files are unchanged.
     """
 
     def __init__(
@@ -66,14 +66,15 @@ class CaptureProbes:
             failed.pop_all()
 
     def run(self, counters: Callable[[], dict[str, Any]], *, append: bool) -> None:
-        """Takes snapshots from now on, in a thread.
+        """Starts a thread that takes the snapshots.
 
         Args:
-            counters: gives those of the capture, which only grow.
-            append: to the files that are there. Without it those of another capture are removed.
+            counters: returns the counters of the capture, which only grow.
+            append: keep the lines that the files have. False removes the files of an earlier
+                capture.
 
         Raises:
-            OSError: a file cannot be opened.
+            OSError: a file cannot be opened or removed.
         """
         if not append and snapshot_path(self._stream, CAPTURE).exists():
             for name in (CAPTURE, *PROBES):
@@ -83,17 +84,17 @@ class CaptureProbes:
         self._sources = {CAPTURE: _Counters(self._stream, counters).snapshot, **self._sources}
         for name in self._sources:
             path = snapshot_path(self._stream, name)
-            # A line an interval: there is nothing to gain from writing them together.
+            # One line per interval is little, so each is written at once.
             self._writers[name] = self._closing.enter_context(SnapshotWriter(path, flush_every=1))
         self._thread = threading.Thread(target=self._take, name="strap-probes", daemon=True)
         self._thread.start()
 
     def stop(self, *, wait: bool = True) -> None:
-        """Takes a last snapshot, and the programs out of the kernel; once is enough.
+        """Takes a last snapshot, then removes the probes from the kernel.
 
         Args:
-            wait: until it is written; False on a disk that does not answer: then all this is done
-                when it does, or by the end of the process.
+            wait: wait until the snapshot is written. Pass False if the disk does not answer: the
+                thread then finishes when the disk does, or ends with the process.
         """
         self._stop.set()
         if self._thread is None:
@@ -113,7 +114,7 @@ class CaptureProbes:
         try:
             self._writers[name].write(self._sources[name]())
         except Exception as error:
-            # A writer would try again, for ever, what it could not write.
+            # Drop the writer: it keeps lines that it could not write and tries again for ever.
             with suppress(OSError):
                 self._writers.pop(name).close()
             self._complain(f"in {snapshot_path(self._stream, name)}", error)
@@ -129,7 +130,7 @@ class CaptureProbes:
 
 
 class _Counters:
-    """The counters of a capture and what belongs beside them, as a probe gives snapshots."""
+    """Takes snapshots of a capture's counters, its disk and its CPU time, as a probe does."""
 
     def __init__(self, stream: str, read: Callable[[], dict[str, Any]]) -> None:
         self._read = read
@@ -143,14 +144,14 @@ class _Counters:
         self._last_ns = now
         wall = time.time()
         counters = self._read()
-        # Its thread is gone once the capture is closed; then what was known last stands.
+        # After the capture is closed the writer's thread has ended: keep its last known time.
         self._writer_s = _cpu_s(counters["writer_thread"]) or self._writer_s
         return {
             "timestamp": wall,
             "iso_timestamp": datetime.fromtimestamp(wall, timezone.utc).isoformat(),
             "interval_s": (now - before) / 1e9,
             "monotonic_ns": now,
-            "began_ns": self._began_ns,  # where the counters began at 0
+            "began_ns": self._began_ns,  # when the counters began at 0
             "pid": os.getpid(),
             "device_id": None if self._disk is None else self._disk.number,
             "device_name": None if self._disk is None else self._disk.name,
@@ -165,9 +166,9 @@ class _Counters:
 
 
 def _cpu_s(thread: int) -> float | None:
-    """Seconds that a thread of this process was on a CPU or ready for one; None: not known.
+    """Seconds that a thread of this process ran on a CPU or waited for one; None if unknown.
 
-    https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat
+    Source: https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat
     """
     try:
         on_cpu, waiting, _ = Path(f"/proc/self/task/{thread}/schedstat").read_text().split()

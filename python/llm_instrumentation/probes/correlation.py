@@ -1,4 +1,4 @@
-"""A capture beside the machine that it ran on: what the model waited for, interval by interval."""
+"""Joins a capture's counters with its probes: what the model waited for in each interval."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_timeline", "timeline"]
 
-#: An interval in which the model waited less than this share of it has no bottleneck.
+#: An interval has a bottleneck if the model waited for room for more than this share of it.
 _WAITED = 0.05
-#: And the disk is it where the writer slept in its write calls for more than this share.
+#: The bottleneck is the disk if the writer slept in write calls for more than this share, else the
+#: CPU.
 _BLOCKED = 0.5
+# Column: (counter, factor). The column is the counter's growth times the factor, per second; with
+# None it is the growth itself.
 _COUNTERS = {
     "captured_mb_s": ("raw_bytes", 1e-6),
     "file_mb_s": ("file_bytes", 1e-6),
@@ -43,39 +46,46 @@ _SYSTEM = [
 
 
 def timeline(stream: str | os.PathLike[str]) -> pd.DataFrame:
-    """One row an interval of a capture with probes.
+    """A table of a capture with probes, one row per interval.
 
-    Snapshots of disk and system go with the capture's line that was taken just before them; an
-    interval without one has NaN.
+    Each row joins a line of the capture's counters with the snapshots of disk and system that were
+    taken just after it. Columns without a snapshot are NaN.
 
     Args:
         stream: the stream of a capture with ``config.with_probes(...)``.
 
     Returns:
         A frame with the index ``time_s``, the interval's end in seconds since the capture began,
-        and the columns
+        and these columns:
 
-        - ``monotonic_ns``: the same on the clock of the capture's index; ``interval_s``;
-        - ``captured_mb_s``: activations taken, in 10^6 bytes a second; ``file_mb_s``: growth of
-            the stream; ``queued_mb``: held in memory; ``dropped``: tensors left out;
-        - ``stall_share``: time that the model waited for room, as a share of the interval (above 1
-            where several threads wait); ``write_share``: likewise, the writer in write calls;
-            ``write_blocked_share``: of that, neither on a CPU nor ready for one: asleep until the
-            disk has gone on; all of it where the kernel does not count a thread's time (schedstat);
-        - ``bottleneck``: ``""`` where the model waited for less than 5 % of the interval; else
-            ``"disk"`` where the writer was blocked for over half of it, else ``"cpu"``, which
-            compression or the writer had too little of;
+        - ``monotonic_ns``: the interval's end on the clock of the capture's index.
+        - ``interval_s``: the interval's length.
+        - ``captured_mb_s``: activations captured, in 10^6 bytes per second.
+        - ``file_mb_s``: growth of the stream, in 10^6 bytes per second.
+        - ``queued_mb``: staging memory that waiting packets hold, in 10^6 bytes.
+        - ``dropped``: tensors left out.
+        - ``stall_share``: time that the model waited for room, as a share of the interval. It is
+            above 1 if several threads wait.
+        - ``write_share``: time that the writer was in write calls, as a share of the interval.
+        - ``write_blocked_share``: the part of ``write_share`` in which the writer slept until the
+            disk answered. It equals ``write_share`` if the kernel does not count the time of
+            threads (schedstat).
+        - ``bottleneck``: ``""`` if the model waited for at most 5 % of the interval. Otherwise
+            ``"disk"`` if the writer slept in write calls for more than half of it, else ``"cpu"``:
+            compression or the writer had too little of the CPUs.
         - ``disk_mb_s``, ``disk_requests_s``, ``disk_mean_us``, ``disk_p99_us``,
-            ``disk_in_flight``: of the disk below the stream, of all disks where that is not known;
+            ``disk_in_flight``: of the disk below the stream; of all disks if that disk is unknown.
         - ``io_pressure``, ``memory_pressure``, ``cpu_pressure``: share of the interval in which
-            some task waited for it;
-        - ``cpu_share``, ``runqueue_share``: of the capturing process, in CPUs: on one, and
-            waiting for one; ``major_faults``: of it, a second;
-        - ``cpu_throttled_share``: its control group was held off the CPU by its quota.
+            some task waited for this resource.
+        - ``cpu_share``, ``runqueue_share``: number of CPUs that the capturing process used, and
+            that it waited for.
+        - ``major_faults``: of the capturing process, per second.
+        - ``cpu_throttled_share``: share of the interval in which the CPU quota of the process's
+            control group was used up.
 
     Raises:
         NotFoundError: (a FileNotFoundError) there are no snapshots beside the stream.
-        CorruptError: a file holds none, or others than a capture leaves.
+        CorruptError: a file holds something other than the snapshots of a capture.
     """
     path = snapshot_path(stream, CAPTURE)
     if not path.exists():
@@ -96,7 +106,7 @@ def _laid_over(stream: str | os.PathLike[str], lines: list[dict[str, Any]]) -> p
         table = np.full((len(frame), len(columns)), np.nan)
         free = np.ones(len(frame), np.bool_)
         for snapshot in _snapshots(snapshot_path(stream, name)):
-            # One thread takes them in turn: a probe's follows the capture's own.
+            # One thread takes all snapshots of an interval: the capture's first, then the probes'.
             at = int(np.searchsorted(ends, snapshot["monotonic_ns"], side="right")) - 1
             if at >= 0 and free[at]:
                 row = told(snapshot, lines[at])
@@ -122,7 +132,7 @@ def _capture(lines: list[dict[str, Any]]) -> pd.DataFrame:
         grown = _grown(lines, [line["counters"][counter] for line in lines])
         columns[column] = grown if scale is None else grown * scale / seconds
     columns["queued_mb"] = [line["counters"]["queued_bytes"] * 1e-6 for line in lines]
-    # All that the writer did with a CPU is taken to have been in write calls: it does little else.
+    # Assumes that all of the writer's CPU time was in write calls, because it does little else.
     used = _grown(lines, [line["writer_cpu_s"] or 0.0 for line in lines]) / seconds
     columns["write_blocked_share"] = np.maximum(columns["write_share"] - used, 0.0)
     throttled = [np.nan if (spent := line["cpu_throttled_s"]) is None else spent for line in lines]
@@ -133,7 +143,7 @@ def _capture(lines: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _grown(lines: list[dict[str, Any]], totals: list[float]) -> Any:
-    """What totals grew by; those of a capture that was resumed begin at 0 again."""
+    """The growth of totals since the line before. A resumed capture counts from 0 again."""
     began = np.array([line["began_ns"] for line in lines])
     anew = np.diff(began, prepend=-1) != 0
     return np.where(anew, totals, np.diff(totals, prepend=0))
@@ -188,13 +198,16 @@ def plot_timeline(stream: str | os.PathLike[str] | pd.DataFrame) -> Figure:
     Intervals with a bottleneck are shaded.
 
     Args:
-        stream: as for :func:`timeline`, or what it gave.
+        stream: the stream of a capture with ``config.with_probes(...)``, or the table that
+            :func:`timeline` returned.
 
     Returns:
-        A figure of four panels over one axis of time; ``figure.savefig("timeline.png")``.
+        A figure of four panels over one axis of time. Save it with
+        ``figure.savefig("timeline.png")``.
 
     Raises:
-        NotFoundError: as for :func:`timeline`.
+        NotFoundError: (a FileNotFoundError) there are no snapshots beside the stream.
+        CorruptError: a file holds something other than the snapshots of a capture.
     """
     from .figures import draw_timeline
 

@@ -1,4 +1,4 @@
-"""Which disk a file lies on."""
+"""Finds the disk that holds a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 __all__ = ["Disk", "disk_of"]
 
-_MINOR_BITS = 20  # as the kernel numbers devices, and the snapshots of block devices
+_MINOR_BITS = 20  # of a device number, in the kernel and in snapshots of block devices
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Disk:
     """A whole disk.
 
     Attributes:
-        number: major << 20 | minor, as ``device_id`` of a snapshot.
-        name: as in /proc/partitions.
+        number: major << 20 | minor, the ``device_id`` of a snapshot.
+        name: the name in /proc/partitions.
     """
 
     number: int
@@ -25,10 +25,13 @@ class Disk:
 
 
 def disk_of(path: str | os.PathLike[str]) -> Disk | None:
-    """The disk below the file system of a file, or of the folder that it is to stand in.
+    """The disk below the file system of a file. If the file does not exist, its folder counts.
 
-    None for file systems without one disk of their own: tmpfs, overlay, networks, btrfs, mirrors.
-    The device mapper (LVM, encryption) hands its requests on: it is the disk below it that counts.
+    A device-mapper volume (LVM, encryption) passes its requests on, so the disk below it is
+    returned.
+
+    Returns:
+        None for file systems without a single disk: tmpfs, overlay, networks, btrfs, mirrors.
     """
     for candidate in (path, os.path.dirname(os.path.abspath(os.fspath(path)))):
         try:

@@ -1,4 +1,4 @@
-"""A file of snapshots as a table, for programs that read Parquet."""
+"""Converts a file of snapshots to a Parquet table."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ __all__ = ["export_snapshots"]
 def export_snapshots(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
     """Writes the snapshots of a file as Parquet, compressed with zstd.
 
-    The kind of the table, of block devices or of processes, is that of the lines. Few rows are in
-    memory at a time; ``target`` appears, or is replaced, when it is whole.
+    The snapshots are of block devices or of processes, all of one kind. docs/PROBES.md lists the
+    columns for each. Few rows are in memory at a time. ``target`` appears, or is replaced, when it
+    is complete.
 
     Returns:
-        The rows of the table.
+        The number of rows of the table.
 
     Raises:
-        InvalidArgumentError: there are no snapshots; or ``target`` is ``source``, or no file.
-        CorruptError: a line is of neither kind, or of another kind than the first.
+        InvalidArgumentError: there are no snapshots; or ``target`` is ``source``, or exists and is
+            no regular file.
+        CorruptError: a snapshot is of neither kind, or of another kind than the first.
         OSError: a file cannot be read or written.
     """
     from .parquet import write_parquet

@@ -1,4 +1,4 @@
-"""Snapshots of a block device, drawn; needs matplotlib, and no display."""
+"""Draws snapshots of block devices with matplotlib. It needs no display."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["device_figures", "draw_device", "draw_timeline", "file_stems", "latency_text"]
 
 _SECONDS_A_DAY = 86400.0  # matplotlib counts days since 1970
-_COLUMNS = 400  # of the heat map, at most; each is two pixels wide
+_COLUMNS = 400  # the most columns of the heat map; each is two pixels wide
 
 
 def latency_text(us: float) -> str:
-    """Three digits and a unit: ``512 us``, ``1.02 ms``, ``2.1 s``."""
+    """A latency in us as text with three digits and a unit: ``512 us``, ``1.02 ms``, ``2.1 s``."""
     for scale, unit in ((1e6, "s"), (1e3, "ms")):
         if us >= scale:
             return f"{us / scale:.3g} {unit}"
@@ -40,10 +40,14 @@ def latency_text(us: float) -> str:
 
 
 def file_stems(names: Iterable[str]) -> dict[str, str]:
-    """What each device's files begin with: its name, where it may be a file's, and no two alike."""
+    """The beginning of each device's file names, by device name; all are different.
+
+    It is the device's name, with other characters than letters, digits, ``.``, ``_`` and ``-``
+    replaced by ``_``. A number is added if two devices would get the same.
+    """
     stems: dict[str, str] = {}
     taken: set[str] = set()
-    # Names that can stay as they are come first, so that no other one takes theirs.
+    # Names that need no change come first, so that no changed name takes their place.
     for name in sorted(names, key=lambda name: (_safe(name) != name, name)):
         stem, number = _safe(name), 1
         while stem in taken:
@@ -59,11 +63,11 @@ def _safe(name: str) -> str:
 
 
 def device_figures(device: Device, percentiles: Sequence[float]) -> Iterator[tuple[str, Figure]]:
-    """A device's figures by name; those that would show nothing are left out.
+    """Yields a device's figures with their names. Empty figures are left out.
 
     Args:
         device: a device of a trace.
-        percentiles: those of latency to draw, each from 0 to 100.
+        percentiles: the percentiles of latency to draw, each from 0 to 100.
     """
     if device.requests.any():
         yield "latency_hist", _latency_hist(device)
@@ -81,12 +85,12 @@ def draw_device(
 
     Args:
         device: a device of a trace.
-        directory: where they go.
-        stem: what their names begin with.
-        percentiles: as for :func:`device_figures`.
+        directory: the folder of the files.
+        stem: the beginning of their names.
+        percentiles: the percentiles of latency to draw, each from 0 to 100.
 
     Returns:
-        The files.
+        The paths of the files.
 
     Raises:
         OSError: a file cannot be written.
@@ -98,10 +102,10 @@ def draw_device(
 
 
 def draw_timeline(table: pd.DataFrame) -> Figure:
-    """A capture beside its machine: four panels over time, shaded where the model waited.
+    """Draws a timeline: four panels over time, shaded in intervals with a bottleneck.
 
     Args:
-        table: as :func:`.correlation.timeline` gives it.
+        table: a table of :func:`.correlation.timeline`.
     """
     figure = Figure(figsize=(9, 9), dpi=120, layout="constrained")
     rates, waits, latency, pressure = figure.subplots(4, sharex=True)
@@ -153,21 +157,22 @@ def _latency_hist(device: Device) -> Figure:
     used = np.flatnonzero(device.counts.any(axis=0))
     first, last = int(used[0]), int(used[-1]) + 1
     counts = np.nan_to_num(_spread(device.counts[:, first:last], rows))
-    # A window narrower than a pixel would not be seen: neighbours share a column.
+    # Neighbouring windows share a column if there are many, because a column narrower than a pixel
+    # would be invisible.
     together = -(-len(rows) // _COLUMNS)
     starts = np.arange(0, len(rows), together)
     counts = np.add.reduceat(counts, starts, axis=0)
-    # Buckets are rows of one height: 0 to 2 us has no place on a logarithmic axis.
+    # All buckets have the same height. A logarithmic axis has no place for 0 to 2 us.
     mesh = axes.pcolormesh(
         np.append(edges[starts], edges[-1]),
         np.arange(first, last + 1),
         np.ma.masked_less(counts.T, 1),
         norm=LogNorm(1, max(10.0, float(counts.max()))),
         cmap="viridis_r",
-        rasterized=True,  # an image, where the figure is a vector graphic
+        rasterized=True,  # an image inside vector graphics
     )
     label = "requests in the window" if together == 1 else f"requests in {together} windows"
-    plain = FuncFormatter(lambda count, _: f"{count:,.0f}")  # no mathematical text
+    plain = FuncFormatter(lambda count, _: f"{count:,.0f}")  # not 10^n, the default for logs
     figure.colorbar(mesh, ax=axes, label=label, format=plain)
     bounds = bucket_edges_us(last)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, steps=[1, 2, 4, 5, 10]))
@@ -181,7 +186,7 @@ def _latency_hist(device: Device) -> Figure:
 def _queue_depth(device: Device) -> Figure:
     figure, axes = _axes(device, "requests in flight")
     _, rows = _cells(device)
-    # A gap's place in time does not matter: nothing is drawn there.
+    # A gap gets any time, because its NaN is not drawn.
     times = np.where(rows >= 0, device.ends[rows], device.ends[np.roll(rows, -1)])
     depths = _spread(device.depths.astype(np.float64), rows)
     axes.plot(times / _SECONDS_A_DAY, depths, marker=".", markersize=4, linewidth=1, clip_on=False)
@@ -249,10 +254,11 @@ def _axes(device: Device, title: str) -> tuple[Figure, Axes]:
 
 
 def _cells(device: Device) -> tuple[Floats, Any]:
-    """Time as cells, one a window and one a gap between windows.
+    """Divides time into cells: one for each window, and one for each gap between windows.
 
     Returns:
-        (cells + 1,) their edges, in days since 1970; (cells,) the window of each, -1 for a gap.
+        (cells + 1,) float64, the edges in days since 1970; (cells,) int64, the window of each cell,
+        -1 for a gap.
     """
     edges = [float(device.ends[0] - device.intervals[0])]
     rows: list[int] = []
@@ -266,7 +272,7 @@ def _cells(device: Device) -> tuple[Floats, Any]:
 
 
 def _spread(values: Any, rows: Any) -> Any:
-    """Values of windows (windows, ...) as those of cells (cells, ...); NaN in gaps."""
+    """Turns values of windows (windows, ...) into values of cells (cells, ...); NaN in gaps."""
     spread = values[rows].astype(np.float64)
     spread[rows < 0] = np.nan
     return spread

@@ -1,4 +1,4 @@
-"""Snapshots at intervals, until someone says stop."""
+"""Takes snapshots at intervals."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def collect(
     interval_s: float = 5.0,
     stop: threading.Event | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """A snapshot each ``interval_s`` seconds, and a last one for the rest when ``stop`` is set.
+    """Yields a snapshot every ``interval_s`` seconds, and a last one when ``stop`` is set.
 
     Args:
-        snapshot: gives one, as :meth:`BlockProbe.snapshot`.
+        snapshot: takes a snapshot, for example :meth:`BlockProbe.snapshot`.
         interval_s: seconds above 0 and below 10^9.
-        stop: ends the collecting, from another thread or a signal handler.
+        stop: an event that ends the iteration; set it in another thread or a signal handler.
 
     Raises:
-        InvalidArgumentError: the interval.
+        InvalidArgumentError: the interval is out of its range.
     """
-    if not 0 < interval_s < 1e9:  # NaN is neither; threads wait for no 10^10
+    if not 0 < interval_s < 1e9:  # also refuses NaN; Event.wait refuses 10^10
         raise InvalidArgumentError(f"interval_s = {interval_s}: give seconds above 0, below 10^9")
     return _collect(snapshot, interval_s, stop or threading.Event())
 
@@ -38,7 +38,7 @@ def _collect(
 ) -> Iterator[dict[str, Any]]:
     due = time.monotonic()
     while not stop.is_set():
-        # To a beat, not after a rest: what a snapshot takes does not add up.
+        # Due times are a fixed interval apart, so the time that a snapshot takes does not add up.
         due = max(due + interval_s, time.monotonic())
         stop.wait(due - time.monotonic())
         yield snapshot()

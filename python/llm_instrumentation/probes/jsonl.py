@@ -1,4 +1,4 @@
-"""Snapshots in files: as lines of JSON, and read from Parquet too."""
+"""Writes snapshots as lines of JSON, and reads them from JSON or Parquet."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["SnapshotWriter", "read_snapshots"]
 
 
 class SnapshotWriter:
-    """Appends snapshots to a file, whole lines at a time.
+    """Appends snapshots to a file as lines of JSON.
 
-    A program that is killed loses the lines since the last flush, at most; a line that it left
-    torn, on a full disk, is ended when the file is opened again, so that readers can pass it over.
+    A killed program loses at most the lines since the last flush. A full disk can leave an
+    incomplete last line. Opening the file again ends that line, so that readers skip only it.
 
     Args:
-        path: the file; made where it is missing.
-        flush_every: lines that are written together.
-        fsync: wait for the disk at each flush.
+        path: the file; created if it is missing.
+        flush_every: number of lines that are written together.
+        fsync: wait at each flush until the lines are on the disk.
 
     Raises:
         InvalidArgumentError: ``flush_every`` is below 1.
@@ -48,15 +48,15 @@ class SnapshotWriter:
         """Adds a line.
 
         Raises:
-            OSError: the disk is full or failing; the lines stay in memory, however many, and are
-                tried again at the next flush. Who does not want that closes the writer.
+            OSError: the disk is full or failing. The lines stay in memory, without a limit, and the
+                next flush tries them again. Close the writer to prevent that.
         """
         self._lines.append(json.dumps(snapshot, separators=(",", ":")).encode() + b"\n")
         if len(self._lines) >= self._every:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is held back.
+        """Writes the lines that are in memory.
 
         Raises:
             OSError: as for :meth:`write`.
@@ -71,10 +71,10 @@ class SnapshotWriter:
             os.fsync(self._fd)
 
     def close(self) -> None:
-        """Flushes and closes; does nothing the second time.
+        """Flushes and closes the file. A second call does nothing.
 
         Raises:
-            OSError: as for :meth:`write`; the file is closed all the same.
+            OSError: the lines could not be written; the file is closed nevertheless.
         """
         if self._fd < 0:
             return
@@ -99,11 +99,12 @@ class SnapshotWriter:
 def read_snapshots(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """The snapshots of a file, in its order: lines of JSON, or Parquet of ``export_snapshots``.
 
-    Lines that are no whole JSON object, as a killed writer leaves them, are passed over; a
-    warning says how many, and which was the first.
+    Lines that are no complete snapshot are skipped, for example those of a killed writer. A warning
+    gives their number and the first of them.
 
     Raises:
-        CorruptError: there are lines, and none of them is a snapshot; or other Parquet.
+        CorruptError: the file has lines, but none of them is a snapshot; or it is Parquet, but not
+            of snapshots.
         OSError: the file cannot be read.
     """
     bad: list[int] = []

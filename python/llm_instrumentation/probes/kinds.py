@@ -1,4 +1,4 @@
-"""What a snapshot is of, by its fields."""
+"""Finds out the kind of a snapshot by its fields."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["described", "kind_of"]
 
-# A snapshot is of the first kind that it has all fields of.
+# A snapshot is of the first of these kinds whose fields it has all.
 _FIELDS = {
     "block": {"latency_histogram", "inflight"},
     "system": {"off_cpu_ns", "page_faults"},
@@ -25,11 +25,11 @@ _NAMES = {
 
 
 def kind_of(snapshot: Mapping[str, Any]) -> str | None:
-    """``block``, ``system``, ``syscalls``, ``off_cpu`` or ``capture``; None: nothing known."""
+    """``block``, ``system``, ``syscalls``, ``off_cpu`` or ``capture``; None if it is unknown."""
     return next((kind for kind, fields in _FIELDS.items() if fields <= snapshot.keys()), None)
 
 
 def described(snapshot: Mapping[str, Any]) -> str:
-    """What it is of, for a message."""
+    """The subject of the snapshot in words, for a message: "block devices"."""
     kind = kind_of(snapshot)
     return f"nothing known (it has {', '.join(sorted(snapshot))})" if kind is None else _NAMES[kind]

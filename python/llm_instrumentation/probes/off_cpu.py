@@ -1,4 +1,4 @@
-"""Waits of a process for a core."""
+"""The probe for the waits of a process."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ __all__ = ["OffCpuProbe", "folded_stacks"]
 
 
 class OffCpuProbe(KernelProbe):
-    """Tells why and how long the threads of one process are on no core, until it is stopped.
+    """Records why and how long the threads of one process are on no core.
 
-    A snapshot has ``pid``, ``ended`` (all its threads have), ``waits`` by reason, with sleep apart
-    from the run queue and a histogram of each, ``inflight`` with each thread that waits,
-    ``losses``, and where asked ``stacks``: the waits by the place in the program and in the kernel.
+    A snapshot has ``pid``, ``ended`` (whether all threads have ended), ``waits`` by reason (time
+    asleep and time in the run queue, with histograms), ``inflight`` (the threads that wait now),
+    ``losses``, and with `stacks` also ``stacks``: the waits by their place in program and kernel.
+    docs/PROBES.md describes them.
 
     Args:
-        pid: of the process, as this one sees it; this one by default. Of a process that is not
-            there, :meth:`start` raises :class:`NotFoundError`.
-        stacks: take the stack at each wait, which costs some 3 us. Those of the program are found
-            by its frame pointers: without them they end early.
+        pid: the process, by its number in the caller's PID namespace; this process by default. If
+            there is no such process, :meth:`start` raises :class:`NotFoundError`.
+        stacks: record the stack of each wait, which takes about 3 us more. The program's stack is
+            found by its frame pointers; a program without them gives a stack that ends early.
     """
 
     def __init__(self, pid: int | None = None, *, stacks: bool = False) -> None:
@@ -33,15 +34,15 @@ class OffCpuProbe(KernelProbe):
 
 
 def folded_stacks(snapshots: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """The stacks of snapshots as flamegraph.pl reads them, the longest first.
+    """The stacks of snapshots as lines for flamegraph.pl, the longest wait first.
 
-    Each line has the frames from the outermost, those of the kernel with ``_[k]``, and the
-    microseconds of their waits::
+    Each line has the frames, the outermost first and those of the kernel with ``_[k]``, and the
+    sum of their waits in microseconds::
 
         main;load;read;entry_SYSCALL_64_[k];vfs_read_[k];schedule_[k] 5210
 
     Args:
-        snapshots: of an :class:`OffCpuProbe` with stacks; others have none.
+        snapshots: of an :class:`OffCpuProbe` with `stacks`. Snapshots without stacks give no lines.
     """
     total_ns: Counter[str] = Counter()
     for snapshot in snapshots:

@@ -1,6 +1,7 @@
-"""Snapshots as Parquet, a row for each thing counted, and back.
+"""Converts snapshots to Parquet, and back.
 
-docs/PROBES.md has the columns.
+A snapshot becomes one row for each device and operation, or one for each process. docs/PROBES.md
+lists the columns.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from .kinds import described, kind_of
 
 __all__ = ["read_parquet", "write_parquet"]
 
-_KIND = b"strap_snapshots"  # of the file's metadata
+_KIND = b"strap_snapshots"  # the key in the file's metadata
 _ROWS = 8192  # in memory at a time, and in a row group
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
-_COUNTS = pa.list_(pa.int64())  # how many in slot 0, 1, 2 ...
+_COUNTS = pa.list_(pa.int64())  # the counts of slots 0, 1, 2 ...
 _AVERAGES = ("avg10", "avg60", "avg300")
 _STALL = pa.struct([*((name, pa.float64()) for name in _AVERAGES), ("total", pa.int64())])
 _RESOURCES = ("cpu", "io", "memory")
@@ -38,7 +39,7 @@ def _by_resource(stall: Any) -> Any:
 
 _STAMP = [
     ("snapshot", pa.int64()),
-    ("time", pa.timestamp("us")),  # UTC; DuckDB gives times with a zone only where pytz is
+    ("time", pa.timestamp("us")),  # UTC, without a zone: DuckDB needs pytz to return zones
     ("timestamp", pa.float64()),
     ("interval_s", pa.float64()),
     ("monotonic_ns", pa.int64()),
@@ -55,28 +56,28 @@ _PROCESS_COUNTS = (
 
 
 class _Kind(NamedTuple):
-    """How lines of a kind become rows of a table, and come back.
+    """Converts snapshots of one kind to rows of a table, and back.
 
-    A line in which nothing happened is a row, too: that nothing did is known.
+    A snapshot without any count becomes one row, so that it is not lost.
     """
 
-    name: str  # as kind_of has it
+    name: str  # of kind_of
     schema: Any
-    rows: Callable[[Mapping[str, Any]], Iterable[dict[str, Any]]]
-    line: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    rows: Callable[[Mapping[str, Any]], Iterable[dict[str, Any]]]  # of one snapshot
+    line: Callable[[list[dict[str, Any]]], dict[str, Any]]  # the snapshot of these rows
 
 
 def write_parquet(snapshots: Iterator[dict[str, Any]], target: Path) -> int:
     """Writes snapshots of one kind, block devices or processes, compressed with zstd.
 
-    Few rows are in memory at a time; ``target`` appears, or is replaced, when it is whole.
+    Few rows are in memory at a time. ``target`` appears, or is replaced, when it is complete.
 
     Returns:
-        The rows of the table.
+        The number of rows of the table.
 
     Raises:
         InvalidArgumentError: there are no snapshots.
-        CorruptError: one is of neither kind, or of another kind than the first.
+        CorruptError: a snapshot is of neither kind, or of another kind than the first.
         OSError: the file cannot be written.
     """
     first = next(snapshots, None)
@@ -99,7 +100,7 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     """The snapshots of a table that :func:`write_parquet` wrote.
 
     Raises:
-        CorruptError: it is another's.
+        CorruptError: the file is no Parquet, or another table.
     """
     try:
         file = pq.ParquetFile(path)
@@ -129,7 +130,7 @@ def _kind_of(line: Mapping[str, Any], number: int) -> _Kind:
 def _batch(rows: list[dict[str, Any]], schema: Any) -> Any:
     try:
         return pa.RecordBatch.from_pylist(rows, schema)
-    except (ValueError, TypeError, OverflowError) as error:  # a text for a number, or 2^70
+    except (ValueError, TypeError, OverflowError) as error:  # such as a text for a number, or 2^70
         first, last = rows[0]["snapshot"] + 1, rows[-1]["snapshot"] + 1
         which = f"snapshot {first}" if first == last else f"one of the snapshots {first} to {last}"
         raise CorruptError(f"{which}: {error}") from error
@@ -199,7 +200,7 @@ def _block_rows(line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             **{name: _dense(one[name]) for name in _HISTOGRAMS},
             "losses": losses,
         }
-    # Devices that are told as a whole alone: idle ones, and all of llm_instrumentation 1.3.1.
+    # Devices without operations: idle ones, and all devices of llm_instrumentation 1.3.1.
     devices: dict[int, dict[str, Any]] = {}
     for one in line["inflight"]:
         devices[one["device_id"]] = {**_device(one), "inflight": _whole(one, "count")}
@@ -273,7 +274,7 @@ def _buckets(counts: list[int]) -> list[dict[str, int]]:
 
 
 def _system_rows(line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    # What the kernel does not tell is null.
+    # Pressure that the kernel does not report is null.
     told = line.get("pressure") or {}
     common = {
         "scope": line.get("scope"),
@@ -312,7 +313,7 @@ def _system_line(rows: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "pressure": _told(rows[0]["pressure"]),
     }
-    if rows[0].get("scope") is not None:  # a table of before has no such column
+    if rows[0].get("scope") is not None:  # tables of older versions lack this column
         line["scope"] = rows[0]["scope"]
     if rows[0]["stalled_us"] is not None:
         line["stalled_us"] = _told(rows[0]["stalled_us"])
@@ -326,7 +327,7 @@ def _system_line(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _told(resources: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By resource and share, without those that the kernel does not tell."""
+    """The values by resource and share, without those that the kernel did not report."""
     return {
         resource: {share: stall for share, stall in shares.items() if stall is not None}
         for resource, shares in resources.items()

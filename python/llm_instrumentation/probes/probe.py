@@ -1,4 +1,4 @@
-"""What the probes have in common."""
+"""The common base of the probes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _P = TypeVar("_P", bound="KernelProbe")
 
 
 class KernelProbe:
-    """A collector in the kernel, from :meth:`start` to :meth:`stop`, or within ``with``.
+    """A probe that runs from :meth:`start` to :meth:`stop`, or within ``with``.
 
     Args:
-        kind: of the collector.
-        options: of the collector.
+        kind: the kind of ``strap_probe_start`` in strap.h.
+        options: the options of this kind, listed there too.
     """
 
     def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
@@ -26,24 +26,24 @@ class KernelProbe:
         self._probe: Probe | None = None
 
     def start(self: _P) -> _P:
-        """Puts the programs into the kernel; does nothing while they run.
+        """Loads the probe's programs into the kernel. Does nothing if they run already.
 
         Raises:
-            InvalidArgumentError: an option, by name.
+            InvalidArgumentError: an option is wrong; the message names it.
             NotFoundError: there is no such device, process or cgroup.
             StrapPermissionError: this user may not load programs; the message says who may.
-            UnsupportedError: the kernel cannot run them; the message says what it lacks.
+            UnsupportedError: the kernel cannot run the programs; the message says what it lacks.
         """
         if self._probe is None:
             self._probe = Probe(self._kind, self._options)
         return self
 
     def snapshot(self) -> dict[str, Any]:
-        """What happened since the snapshot before, or since the start.
+        """What the probe counted since the last snapshot, or since the start.
 
         Returns:
-            ``timestamp`` (s since 1970), ``iso_timestamp``, ``interval_s``, ``monotonic_ns`` (the
-            clock of a capture's index), and what the probe sees.
+            ``timestamp`` (seconds since 1970), ``iso_timestamp``, ``interval_s``, ``monotonic_ns``
+            (on the clock of a capture's index), and the fields of this probe.
 
         Raises:
             RuntimeError: the probe does not run.
@@ -53,7 +53,7 @@ class KernelProbe:
         return self._probe.read()
 
     def stop(self) -> None:
-        """Takes the programs out of the kernel; does nothing where none run."""
+        """Removes the probe's programs from the kernel. Does nothing if they do not run."""
         if self._probe is not None:
             probe, self._probe = self._probe, None
             probe.stop()

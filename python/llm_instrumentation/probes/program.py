@@ -13,15 +13,16 @@ __all__ = ["path", "run"]
 
 
 def path() -> Path:
-    """Where strap-probe is, or should be."""
+    """The path of strap-probe. It does not check that the file exists."""
     return Path(_native.__file__).with_name("strap-probe")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Becomes strap-probe with these arguments.
+    """Replaces this process by strap-probe with these arguments.
 
     Returns:
-        Only where that cannot be: 4, what strap-probe ends with where it is not supported.
+        4 if strap-probe cannot be run; otherwise it does not return. strap-probe itself exits with
+        4 if the machine does not support probes.
     """
     try:
         os.execv(path(), ["strap-probe", *arguments])

@@ -1,4 +1,4 @@
-"""What a trace of block devices tells, as one HTML page in the shell of mrm-trace's reports."""
+"""Writes the report of a trace of block devices: one HTML page in the style of mrm-trace."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .figures import device_figures, file_stems
 __all__ = ["write_report"]
 
 _FIGURE_IN = (6.2, 3.6)
-_MOST_WINDOWS = 200  # anomalous ones, told
+_MOST_WINDOWS = 200  # at most so many anomalous windows of a device are listed
 _DESCRIPTIONS = {
     "latency_hist": "Heat map of requests by latency and time",
     "queue_depth": "Requests in flight at each snapshot",
@@ -54,16 +54,16 @@ def write_report(
     *,
     source: str,
 ) -> Path:
-    """Writes the page; it needs no other file, and follows the reader's light or dark.
+    """Writes the report. It needs no other file, and follows the reader's light or dark theme.
 
     Args:
-        path: the file.
-        trace: of block devices.
-        metrics: of the same time.
-        found: of each device by name, the associations of the metrics.
+        path: the file to write.
+        trace: the trace of block devices.
+        metrics: system metrics of the same time; None: the report has none.
+        found: the associations of each device with the metrics, by the device's name.
         percentiles: of latency, each from 0 to 100.
-        top: processes to show.
-        source: what the trace was read from.
+        top: how many processes to list.
+        source: the file that the trace was read from, for the title.
 
     Raises:
         OSError: the file cannot be written.
@@ -126,7 +126,7 @@ def _overview(trace: BlockTrace, percentiles: Sequence[float]) -> pd.DataFrame:
 
 
 def _rounded(value: float) -> float:
-    """Three digits, or all before the point."""
+    """Rounds to three digits, but to a whole number from 100 on."""
     return float(f"{value:.3g}") if not abs(value) >= 100 else float(round(value))
 
 
@@ -141,7 +141,7 @@ def _devices(
 
 
 def _figures(device: Device, stem: str, percentiles: Sequence[float]) -> str:
-    # The palette that inline_svg has a dark twin of.
+    # inline_svg replaces the colours of this palette in the dark theme.
     cycle = cycler(color=drawing.PALETTE)
     drawn = []
     with drawing.settings(), matplotlib.rc_context({"axes.prop_cycle": cycle}):

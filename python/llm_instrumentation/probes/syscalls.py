@@ -1,4 +1,4 @@
-"""System calls of a process."""
+"""The probe for the system calls of a process."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ __all__ = ["SyscallProbe"]
 
 
 class SyscallProbe(KernelProbe):
-    """Counts and times the system calls of one process, until it is stopped.
+    """Counts and times the system calls of one process.
 
-    A snapshot has ``pid``, ``ended`` (all its threads have), ``syscalls`` by name, with a histogram
-    of latencies each, ``inflight`` with each thread that is in a call, and ``losses``.
+    A snapshot has ``pid``, ``ended`` (whether all threads have ended), ``syscalls`` by name with
+    histograms of latency, ``inflight`` (the threads that are in a call now), and ``losses``.
+    docs/PROBES.md describes them.
 
-    While it runs, each system call of the whole machine takes some 500 ns more.
+    While the probe runs, each system call of the whole machine takes about 500 ns more.
 
     Args:
-        pid: of the process, as this one sees it; this one by default. Of a process that is not
-            there, :meth:`start` raises :class:`NotFoundError`.
+        pid: the process, by its number in the caller's PID namespace; this process by default. If
+            there is no such process, :meth:`start` raises :class:`NotFoundError`.
     """
 
     def __init__(self, pid: int | None = None) -> None:

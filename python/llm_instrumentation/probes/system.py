@@ -1,4 +1,4 @@
-"""Processes and pressure."""
+"""The probe for processes and pressure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ __all__ = ["SystemProbe"]
 
 
 class SystemProbe(KernelProbe):
-    """What each process did on the cores and off them, its page faults, and pressure.
+    """Reads the time of each process on and off the cores, its page faults, and pressure.
 
-    A snapshot has ``off_cpu_ns`` and ``page_faults`` by process, ``pressure`` by resource, and in
-    ``processes`` more of those that ran: name, time on and off the cores, time in the run queue,
-    minor and major faults, switches. Threads that slept through the interval are not in it.
+    A snapshot has ``off_cpu_ns`` and ``page_faults`` by process, ``pressure`` by resource, and
+    ``processes``: name, time on and off the cores, time in the run queue, minor and major faults,
+    switches. Threads that slept through the whole interval are left out. docs/PROBES.md describes
+    all fields.
 
-    Processes are those of the caller's PID namespace, by their numbers there; ``scope`` is
-    ``"pid_namespace"`` within one, as in a container, and ``"machine"`` outside. Pressure is the
-    machine's.
+    The processes are those of the caller's PID namespace, by their numbers there. ``scope`` is
+    ``"pid_namespace"`` inside a PID namespace, such as that of a container, and ``"machine"``
+    outside. Pressure is that of the whole machine.
     """
 
     def __init__(self) -> None:

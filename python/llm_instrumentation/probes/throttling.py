@@ -1,4 +1,4 @@
-"""Time that the control group of this process was held off the CPU by its quota."""
+"""Reads how long the CPU quota of this process's control group has stopped the group."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _MOUNT = Path("/sys/fs/cgroup")
 
 
 def cpu_throttled_s(groups: Path = Path("/proc/self/cgroup"), mount: Path = _MOUNT) -> float | None:
-    """Seconds since the group was made; None where no quota is kept.
+    """Seconds that the control group was throttled since it was created; None without a quota.
 
-    From ``cpu.stat``: ``throttled_usec`` of cgroup v2, ``throttled_time`` (ns) of v1.
+    The source is ``cpu.stat``: ``throttled_usec`` (us) in cgroup v2, ``throttled_time`` (ns) in v1.
     https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
     """
     try:
@@ -23,7 +23,7 @@ def cpu_throttled_s(groups: Path = Path("/proc/self/cgroup"), mount: Path = _MOU
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # In a container the path is one of the machine's, and the group's files lie at the mount.
+        # In a container the path may be the machine's. The group's files are then at the mount.
         tops = [mount / "cpu", mount / "cpu,cpuacct"] if controllers else [mount]
         for folder in [top / path.lstrip("/") for top in tops] + tops:
             if (seconds := _throttled_s(folder / "cpu.stat")) is not None:

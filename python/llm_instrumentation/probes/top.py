@@ -1,4 +1,4 @@
-"""``strap top``: devices, pressure and processes on the terminal."""
+"""``strap top``: a live view of devices, pressure and processes on the terminal."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from .system import SystemProbe
 
 __all__ = ["View", "run"]
 
-_SORTS = {"c": "cpu", "f": "faults", "o": "off-cpu", "i": "io"}  # by their keys
-_PLAIN_PROCESSES = 20  # in a table that is no screen
-_POLL_S = 0.25  # how soon a new size of the window is seen
+_SORTS = {"c": "cpu", "f": "faults", "o": "off-cpu", "i": "io"}  # by the key that selects each
+_PLAIN_PROCESSES = 20  # in a plain table, which has no height
+_POLL_S = 0.25  # the longest time until a new size of the window is noticed
 _P = TypeVar("_P", bound=KernelProbe)
 
 
 def run(interval_s: float, devices: Sequence[str], sort: str, once: bool) -> None:
-    """Shows what happens until q, Ctrl-C, SIGTERM or, with ``once``, the end of an interval.
+    """Shows the live view until the user presses q or Ctrl-C, or SIGTERM comes.
 
     Args:
-        interval_s: seconds between snapshots, above 0.
-        devices: disks or partitions to follow; all disks by default.
-        sort: what orders the processes: cpu, faults, off-cpu or io.
-        once: one interval, as a plain table.
+        interval_s: seconds between snapshots, above 0 and below 10^9.
+        devices: disks or partitions to follow; all disks if empty.
+        sort: the order of the processes: cpu, faults, off-cpu or io.
+        once: print one interval as a plain table and return.
 
     Raises:
-        InvalidArgumentError: the interval.
+        InvalidArgumentError: the interval is out of its range.
         NotFoundError: there is no such device.
         StrapPermissionError: this user may run none of the probes.
-        UnsupportedError: the kernel can run none of them.
+        UnsupportedError: the kernel can run none of the probes.
     """
-    if not 0 < interval_s < 1e9:  # NaN is neither
+    if not 0 < interval_s < 1e9:  # also refuses NaN
         raise InvalidArgumentError(
             f"--interval {interval_s:g}: give seconds above 0 and below 10^9"
         )
@@ -66,7 +66,7 @@ def run(interval_s: float, devices: Sequence[str], sort: str, once: bool) -> Non
 
 
 class _Watched:
-    """The probes that can run here."""
+    """Starts the probes that can run here. `missing` says why the others cannot."""
 
     def __init__(self, stack: contextlib.ExitStack, devices: Sequence[str]) -> None:
         self.missing: list[str] = []
@@ -88,7 +88,7 @@ class _Watched:
         self._disk = _DiskBytes()
 
     def into(self, view: View) -> None:
-        """Ends an interval."""
+        """Ends an interval: takes the snapshots and puts them into the view."""
         if self._block is not None:
             view.block = self._block.snapshot()
             for name, count in view.block["losses"].items():
@@ -99,19 +99,19 @@ class _Watched:
 
 
 class _DiskBytes:
-    """What processes read from disks and wrote to them, by /proc/PID/io."""
+    """The bytes that processes read from disks and wrote to them, by /proc/PID/io."""
 
     def __init__(self) -> None:
-        # The /proc of another PID namespace has other processes under the same numbers.
+        # If /proc is that of another PID namespace, its numbers mean other processes.
         self._own = os.path.realpath("/proc/self") == f"/proc/{os.getpid()}"
         pids = os.listdir("/proc") if self._own else []
         self._before = {pid: _disk_bytes(pid) or 0 for pid in pids if pid.isdigit()}
 
     def grown(self, pids: Iterable[str]) -> dict[str, int]:
-        """Bytes since the call before, of those of the processes that can be read.
+        """The bytes since the last call, by process. Processes that cannot be read are left out.
 
-        A process that was not there then began after it, at 0; so did one with less than before,
-        which has the number of another one that ended.
+        All bytes of a new process count. A process with fewer bytes than before is new too: it has
+        the number of a process that ended.
         """
         if not self._own:
             return {}
@@ -133,21 +133,21 @@ def _disk_bytes(pid: str) -> int | None:
         return None
 
 
-# ---- what is shown ----
+# ---- content ----
 
 
 @dataclass
 class View:
-    """What the screen shows.
+    """The state of the screen.
 
     Attributes:
-        interval_s: between snapshots.
-        sort: what orders the processes.
-        missing: of each probe that does not run, why.
-        keys: whether they are read.
+        interval_s: seconds between snapshots.
+        sort: the order of the processes: cpu, faults, off-cpu or io.
+        missing: for each probe that does not run, a text that says why.
+        keys: whether keys are read.
         block, system: the last snapshots.
-        disk_bytes: by process, of the last interval.
-        losses: requests not followed, since the start.
+        disk_bytes: bytes to and from disks in the last interval, by process.
+        losses: requests that were not followed since the start, by reason.
     """
 
     interval_s: float
@@ -160,11 +160,11 @@ class View:
     losses: dict[str, int] = field(default_factory=dict)
 
     def shown(self, console: Console, height: int | None) -> Group:
-        """All of it: in ``height`` lines, or without a height in as many as it takes.
+        """The content of the screen.
 
         Args:
-            console: that tells how wide it is.
-            height: lines, of which devices take a third at most.
+            console: its width limits the lines.
+            height: number of lines, at most a third of them for devices; None: no limit.
         """
         parts: list[Any] = [self._head(), *(Text(line, "yellow") for line in self.missing)]
         if self.block is not None:
@@ -232,7 +232,7 @@ class View:
                 column.header = Text(name, "reverse")
         table.columns[0].justify, table.columns[1].justify = "right", "left"
         for column, width in zip(table.columns, (7, 15, 6, 6, 7, 8, 7, 8, 6), strict=True):
-            column.min_width = width  # so that they stay in their places
+            column.min_width = width  # so that the columns keep their places
         seconds = system["interval_s"]
         order = sorted(
             system["processes"].items(), key=lambda item: self._rank(*item), reverse=True
@@ -278,7 +278,7 @@ def _p99_us(operations: Iterable[Mapping[str, Any]]) -> float:
 
 
 def _rate(value: float) -> str:
-    """``1,234``, ``12.3``, ``1.23``."""
+    """A number of 0 or more with about three digits: ``1,234``, ``12.3``, ``1.23``."""
     if value == 0:
         return "0"
     places = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
@@ -292,7 +292,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-# ---- how it is shown ----
+# ---- terminal ----
 
 
 def _plain(console: Console, view: View, watched: _Watched, once: bool) -> None:
@@ -336,7 +336,7 @@ def _live(console: Console, view: View, watched: _Watched) -> None:
 
 @contextlib.contextmanager
 def _keys(read: bool) -> Iterator[Any]:
-    """A function that waits so many seconds for a key, and gives "" where none came."""
+    """Yields a function that waits for a key for some seconds and returns it, "" if none came."""
     if not read:
 
         def wait(seconds: float) -> str:
@@ -351,12 +351,12 @@ def _keys(read: bool) -> Iterator[Any]:
     def key(seconds: float) -> str:
         if not select.select([fd], [], [], seconds)[0]:
             return ""
-        return os.read(fd, 1).decode("latin-1") or "q"  # the terminal is gone
+        return os.read(fd, 1).decode("latin-1") or "q"  # nothing to read: the terminal is gone
 
     try:
         tty.setcbreak(fd)
         modes = termios.tcgetattr(fd)
-        modes[6][termios.VSUSP] = b"\0"  # no Ctrl-Z, which would leave the screen as it is
+        modes[6][termios.VSUSP] = b"\0"  # no Ctrl-Z: it would not restore the terminal's screen
         termios.tcsetattr(fd, termios.TCSADRAIN, modes)
         yield key
     finally:

@@ -1,5 +1,5 @@
-"""Documented names without code of their own: each module leads to where the thing is.
+"""Documented module paths for names that other modules define.
 
-``config``: how a capture is set up. ``logging``: the package's logger. ``metrics``: what
-captures and profilers count.
+``config``: the configuration of a capture. ``logging``: the package's logger. ``metrics``: the
+counters of captures and profilers.
 """

@@ -1,4 +1,4 @@
-"""How a capture is set up; defined in :mod:`llm_instrumentation.core.config`."""
+"""The configuration of a capture; :mod:`llm_instrumentation.core.config` defines it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The logger above those of all modules of the package.
+"""The parent of the loggers of all modules of the package.
 
-It says what a program may want to know and a user need not: which collector was tried, what a
-recording left out. What a user needs to know is a warning, of :mod:`warnings`. Its level and
-handlers are the program's; nothing here sets them::
+The log has details for a program, for example which collector was tried and what a recording left
+out. A fact that the user has to know is a warning of :mod:`warnings` instead. The package sets no
+level and no handlers; the program does::
 
     logger.setLevel(logging.DEBUG)
 """

@@ -1,4 +1,4 @@
-"""What captures and profilers count; defined in ``core.stats`` and ``core.profiling``."""
+"""The counters of captures and profilers; ``core.stats`` and ``core.profiling`` define them."""
 
 from __future__ import annotations
 
