@@ -1,6 +1,6 @@
 /* A host may use an unusual floating-point environment: exceptions trap, results round upwards,
- * subnormal numbers count as zero. The capture has the same bytes as usual, and the library restores
- * the environment in the calling thread and in the threads of the team. */
+ * subnormal numbers count as zero. The capture has the same bytes as usual, and the library
+ * restores the environment in the calling thread and in the threads of the team. */
 #define _GNU_SOURCE
 #include "check.h"
 

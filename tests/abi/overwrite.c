@@ -1,5 +1,5 @@
-/* The caller may overwrite its buffer as soon as strap_enqueue returns, also if the tensor is larger
- * than the arena. */
+/* The caller may overwrite its buffer as soon as strap_enqueue returns, also if the tensor is
+ * larger than the arena. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 

@@ -1,5 +1,5 @@
-/* A resumed capture goes on after a checkpoint, or after the last complete packet. Bytes behind that
- * point are moved to a file of their own. */
+/* A resumed capture goes on after a checkpoint, or after the last complete packet. Bytes behind
+ * that point are moved to a file of their own. */
 #define _XOPEN_SOURCE 700
 #include "check.h"
 

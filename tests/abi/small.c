@@ -1,6 +1,6 @@
 /* Small tensors go through the intake, by strap_enqueue or strap_offer. The file keeps the order of
- * the calls, also among large tensors and notes. The statistics count a tensor as soon as a call has
- * taken it. */
+ * the calls, also among large tensors and notes. The statistics count a tensor as soon as a call
+ * has taken it. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 

@@ -105,7 +105,7 @@ static void *capture_in_thread(void *argument) {
   return NULL;
 }
 
-/* Several threads capture at once, each with a team. Their packets keep the order of each thread. */
+/* Several threads capture at once, each with a team. The packets of each thread keep their order. */
 static void capture_from_threads(const char *path) {
   strap_open_options options = open_options();
   options.codec = STRAP_CODEC_LZ4;

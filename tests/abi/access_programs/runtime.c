@@ -724,8 +724,8 @@ static void ranges(void) {
   free_memory(m);
 }
 
-/* Each access has a time between the readings of CLOCK_MONOTONIC before and after it. The time is
- * interpolated by ticks between the start and the end of its block. */
+/* Checks that the time of each access lies between the readings of CLOCK_MONOTONIC before and after
+ * it. The time is interpolated by ticks between the start and the end of the block. */
 static void check_times(const struct head *h, const char *payload, void *context) {
   int64_t *limits = context;
   if (h->kind != KIND_ACCESSES) return;
