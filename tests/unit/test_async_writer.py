@@ -99,7 +99,7 @@ def test_a_failure_reaches_every_caller():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_leaving_the_block_tells_of_a_failure():
+def test_leaving_the_block_raises_a_failure():
     with pytest.raises(AsyncWriteError), AsyncWriter("/dev/full") as writer:
         writer.write(b"data")
 

@@ -25,7 +25,7 @@ def test_the_model_type_of_a_transformers_model():
         (None, "unknown"),
     ],
 )
-def test_what_the_config_says(config, expected):
+def test_the_config_names_the_model_type(config, expected):
     model = nn.Linear(1, 1)
     model.config = config
     assert detect_model_architecture(model) == expected

@@ -36,7 +36,7 @@ def cuda(monkeypatch):
     return made_up_cuda.install(monkeypatch)
 
 
-def test_what_is_narrowed_travels_beside_its_numbers(cuda):
+def test_narrowed_values_and_their_errors_are_copied_together(cuda):
     tensor, got = torch.arange(3000.0).reshape(3, -1), []
     with CUDAMemoryManager(1 << 20, num_streams=1) as manager:
         event = manager.async_narrowed_to_host(
@@ -59,7 +59,7 @@ def test_what_is_narrowed_travels_beside_its_numbers(cuda):
     ]
 
 
-def test_what_float16_cannot_hold_comes_whole_and_in_its_turn(cuda):
+def test_values_too_large_for_float16_arrive_as_float32_in_order(cuda):
     tensors = [torch.full((500,), value) for value in (1.0, 1e6, 3.0)]
     got = []
     with CUDAMemoryManager(8192) as manager:
@@ -76,7 +76,7 @@ def test_what_float16_cannot_hold_comes_whole_and_in_its_turn(cuda):
     assert ("copy", "stream 0", "torch.float32", True) in cuda.log
 
 
-def test_a_device_without_memory_gives_what_it_has_whole(cuda):
+def test_a_device_without_memory_to_narrow_sends_float32(cuda):
     tensor, got = torch.arange(300.0), []
 
     def too_much(tensor):
@@ -91,7 +91,7 @@ def test_a_device_without_memory_gives_what_it_has_whole(cuda):
     assert all(torch.equal(host, tensor) and numbers is None for host, numbers in got)
 
 
-def test_what_the_pinned_memory_cannot_take_comes_whole(cuda):
+def test_a_tensor_too_large_for_the_pinned_memory_arrives_as_float32(cuda):
     got = []
     with CUDAMemoryManager(4096) as manager:
         for n in (896, 897):
@@ -101,7 +101,7 @@ def test_what_the_pinned_memory_cannot_take_comes_whole(cuda):
     assert got == [(torch.float16, False), (torch.float32, True)]
 
 
-def test_a_callback_may_begin_one(cuda):
+def test_a_callback_may_begin_a_narrowed_transfer(cuda):
     got = []
     with CUDAMemoryManager(4096) as manager:
         manager.async_gpu_to_host(
@@ -115,7 +115,7 @@ def test_a_callback_may_begin_one(cuda):
     assert got == [(8, None)]
 
 
-def test_narrowing_that_fails_gives_its_room_back(cuda):
+def test_narrowing_that_fails_frees_its_pinned_memory(cuda):
     def fails(tensor):
         raise MemoryError("no room on the device")
 
@@ -231,7 +231,7 @@ def test_small_values_on_a_device_are_counted(cuda, tmp_path):
 
 
 @pytest.mark.parametrize("archive", [False, True])
-def test_where_a_device_breaks_the_bound_float32_follows(cuda, tmp_path, archive):
+def test_float16_beyond_the_error_bound_is_followed_by_float32(cuda, tmp_path, archive):
     config = quiet().with_archive() if archive else quiet().with_error_bound(1e-4)
     path, tensor = tmp_path / "a.packets", torch.full((LARGE,), 1e-8)
     stats = narrowed_capture(path, config, tensor)
@@ -252,7 +252,7 @@ def test_samples_are_not_narrowed(cuda, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
-def test_components_are_copied_with_what_they_are_of(cuda, tmp_path):
+def test_components_are_copied_with_their_transform(cuda, tmp_path):
     path, x = tmp_path / "a.stream", torch.ones(LARGE)
     nested = torch.nested.nested_tensor([x, x[:1]])
     recorder = Recorder(path, quiet(), [torch.nn.Identity()])
@@ -305,7 +305,7 @@ def record_graph(model, batch):
 
 
 @pytest.mark.gpu
-def test_a_model_in_a_cuda_graph_is_noted_and_warned_of(tmp_path):
+def test_outputs_in_a_cuda_graph_give_notes_and_warnings(tmp_path):
     path, model, batch = tmp_path / "a.stream", small_model().cuda(), torch.ones(4, 64).cuda()
     with (
         torch.no_grad(),
@@ -322,7 +322,7 @@ def test_a_model_in_a_cuda_graph_is_noted_and_warned_of(tmp_path):
 
 
 @pytest.mark.gpu
-def test_a_model_in_a_cuda_graph_is_refused_where_it_is_to_be(tmp_path):
+def test_a_strict_capture_refuses_a_cuda_graph(tmp_path):
     model, batch = small_model().cuda(), torch.ones(4, 64).cuda()
     with (
         torch.no_grad(),
@@ -347,7 +347,7 @@ class Returns(torch.nn.Module):
 
 
 @pytest.mark.gpu
-def test_values_beyond_and_types_arrive_as_the_library_makes_them(tmp_path):
+def test_all_outputs_on_a_gpu_make_the_packets_of_the_library(tmp_path):
     path, tensors = tmp_path / "a.stream", outputs()
     model = torch.nn.Sequential()
     model.add_module("0", Returns(tensor.cuda() for tensor in tensors))
@@ -358,7 +358,7 @@ def test_values_beyond_and_types_arrive_as_the_library_makes_them(tmp_path):
 
 
 @pytest.mark.gpu
-def test_narrowing_waits_for_nothing():
+def test_narrowing_does_not_wait_for_the_device():
     tensor = torch.randn(1000, 1000, device="cuda")
     narrow(tensor)
     torch.cuda.synchronize()

@@ -106,7 +106,7 @@ def test_after_an_error_the_old_file_stands(tmp_path):
     assert names(tmp_path) == ["a.json"]
 
 
-def test_two_that_replace_one_file_do_not_disturb_each_other(tmp_path):
+def test_one_file_may_be_replaced_twice_at_once(tmp_path):
     path = tmp_path / "a.json"
     with replacing(path) as first:
         first.write_text("first")
@@ -116,7 +116,7 @@ def test_two_that_replace_one_file_do_not_disturb_each_other(tmp_path):
     assert path.read_text() == "first"
 
 
-def test_its_mode_is_that_of_a_plain_open(tmp_path, umask):
+def test_files_and_folders_get_their_mode_from_the_umask(tmp_path, umask):
     with replacing(tmp_path / "file") as partial:
         partial.write_text("x")
     with partial_beside(tmp_path / "folder", folder=True) as partial:
@@ -163,7 +163,7 @@ def steps(monkeypatch):
     return done
 
 
-def test_its_bytes_are_on_disk_before_it_takes_the_place(steps, tmp_path):
+def test_a_file_is_synced_before_it_replaces_another(steps, tmp_path):
     path = tmp_path / "a.json"
     with replacing(path) as partial:
         partial.write_text("new")
@@ -190,7 +190,7 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_what_cannot_be_removed_hides_no_error_and_holds_no_file_open(tmp_path, monkeypatch):
+def test_a_partial_file_that_cannot_be_removed_does_no_harm(tmp_path, monkeypatch):
     def fails(partial):
         raise PermissionError("not yours")
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_removed_hides_no_error_and_holds_no_file_open(tmp_path, 
 
 @pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
 @pytest.mark.parametrize("name", ["_create", "_lock"])
-def test_ctrl_c_while_it_is_made_leaves_nothing(name, folder, tmp_path, monkeypatch):
+def test_ctrl_c_while_a_partial_file_is_made_leaves_nothing(name, folder, tmp_path, monkeypatch):
     function = getattr(_files, name)
 
     def interrupted(*args):
@@ -224,7 +224,7 @@ def test_ctrl_c_while_it_is_made_leaves_nothing(name, folder, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
-def test_a_second_name_that_another_process_finds_half_made(links, tmp_path, monkeypatch):
+def test_another_process_may_remove_a_half_made_second_name(links, tmp_path, monkeypatch):
     path, link = tmp_path / "gen.stream", os.link
 
     def found(source, partial):
@@ -264,7 +264,7 @@ with partial_beside(Path(sys.argv[1]), folder=sys.argv[2] == "folder") as partia
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_a_killed_process_left_goes_and_what_a_running_one_writes_stays(kind, tmp_path):
+def test_leftovers_of_killed_processes_go_and_files_of_running_ones_stay(kind, tmp_path):
     path = tmp_path / "a.json"
     other = tmp_path / "b.json.0123456789abcdef.partial"
     other.write_text("of another file")
@@ -285,7 +285,7 @@ def test_what_a_killed_process_left_goes_and_what_a_running_one_writes_stays(kin
     assert names(tmp_path) == ["a.json", other.name]
 
 
-def test_leftovers_go_where_a_lock_needs_a_file_that_may_be_written(tmp_path, monkeypatch):
+def test_leftovers_on_nfs_are_removed(tmp_path, monkeypatch):
     """NFS makes flock a lock by fcntl(2), which refuses LOCK_EX of a file opened for reading."""
     flock = fcntl.flock
 
@@ -314,7 +314,7 @@ def test_the_folder_is_listed_once_for_each_path(tmp_path, monkeypatch):
     assert listed == [tmp_path]
 
 
-def test_leftovers_that_are_no_files_of_ours_do_no_harm(tmp_path):
+def test_links_and_pipes_with_the_name_of_a_leftover_do_no_harm(tmp_path):
     path, mine = tmp_path / "a.json", tmp_path / "mine"
     mine.mkdir()
     (mine / "kept").touch()
@@ -325,7 +325,7 @@ def test_leftovers_that_are_no_files_of_ours_do_no_harm(tmp_path):
     assert (mine / "kept").exists()
 
 
-def test_a_leftover_that_is_removed_before_its_lock_is_made_anew(tmp_path, monkeypatch):
+def test_a_partial_file_that_is_removed_before_its_lock_is_made_again(tmp_path, monkeypatch):
     lock, path = _files._lock, tmp_path / "a.json"
 
     def too_late(descriptor):

@@ -252,7 +252,7 @@ def test_small_and_large_outputs_stay_in_their_order(tmp_path):
     assert_same(ours, theirs)
 
 
-def test_a_small_output_is_what_it_was_when_the_module_returned_it(tmp_path):
+def test_changing_a_small_output_later_does_not_change_its_packet(tmp_path):
     class Changes(Outer):
         def forward(self, values):
             for value in values:
@@ -274,7 +274,7 @@ def opened(model, path):
     return framework, framework.capture_activations(path)
 
 
-def test_a_checkpoint_covers_steps_that_are_under_way(tmp_path):
+def test_a_checkpoint_covers_unfinished_steps_of_other_threads(tmp_path):
     path = tmp_path / "a.stream"
     inside, go_on = threading.Event(), threading.Event()
 
@@ -314,7 +314,7 @@ def test_a_checkpoint_from_within_a_step_covers_it(tmp_path):
 
 
 @pytest.mark.parametrize("cause", [ValueError, KeyboardInterrupt, SystemExit])
-def test_what_a_step_returned_before_it_broke_off(tmp_path, cause):
+def test_outputs_before_an_exception_are_captured(tmp_path, cause):
     class Breaks(Outer):
         def forward(self, values):
             super().forward(values)
@@ -334,7 +334,7 @@ def test_what_a_step_returned_before_it_broke_off(tmp_path, cause):
     assert [float(tensor[0]) for *_, tensor in stored] == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_capture_that_ends_within_steps_of_other_threads(tmp_path):
+def test_a_capture_may_end_during_steps_of_other_threads(tmp_path):
     path = tmp_path / "a.stream"
     inside, go_on = threading.Barrier(4), threading.Event()
 
@@ -373,7 +373,7 @@ class Asked(torch.overrides.TorchFunctionMode):
 
 @pytest.mark.parametrize("in_c", [True, False])
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_hook_that_is_under_way_when_the_block_ends(tmp_path, monkeypatch, strict, in_c):
+def test_a_hook_may_still_run_when_the_block_ends(tmp_path, monkeypatch, strict, in_c):
     """The session closes under it: its tensor is not captured, and nothing has failed."""
     model, asked, failures = Outer(1), Asked(), []
 
@@ -408,7 +408,7 @@ def test_a_hook_that_is_under_way_when_the_block_ends(tmp_path, monkeypatch, str
     assert failures == [] and told == []
 
 
-def test_a_call_that_is_under_way_when_the_block_ends_is_not_asked_for_outputs(tmp_path):
+def test_a_call_that_outlives_the_capture_needs_no_output(tmp_path):
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(nn.Module):
@@ -429,7 +429,7 @@ def test_a_call_that_is_under_way_when_the_block_ends_is_not_asked_for_outputs(t
     assert captured(tmp_path / "a.stream") == []
 
 
-def test_a_child_within_a_step_says_once_that_it_does_not_capture(tmp_path):
+def test_a_child_forked_within_a_step_warns_once_that_it_does_not_capture(tmp_path):
     class Forks(Outer):
         def forward(self, values):
             super().forward(values)
@@ -450,7 +450,7 @@ def test_a_child_within_a_step_says_once_that_it_does_not_capture(tmp_path):
     assert captured(path) == [0, 1, 2, 0, 1, 2]
 
 
-def test_nothing_stays_behind(tmp_path):
+def test_a_finished_capture_keeps_no_tensor_and_no_recorder_alive(tmp_path):
     model = Outer(1)
     value = torch.ones(5)
     before = sys.getrefcount(value)
@@ -467,7 +467,7 @@ def test_nothing_stays_behind(tmp_path):
     assert alive() is None
 
 
-def test_a_wrong_call_is_an_error_and_no_crash(tmp_path):
+def test_a_hook_called_with_wrong_arguments_raises_type_error(tmp_path):
     model = Outer(1)
     framework = InstrumentationFramework(InstrumentationConfig.fast_capture())
     framework.instrument_model(model)
@@ -479,7 +479,7 @@ def test_a_wrong_call_is_an_error_and_no_crash(tmp_path):
         model([X])
 
 
-def test_what_libstrap_refuses_is_told_as_python_tells_it(tmp_path, monkeypatch):
+def test_errors_of_libstrap_in_the_hook_are_raised_as_strap_error(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder.Recorder, "_detach", lambda self: self._exit.close())
     model = Outer(1)
     framework = InstrumentationFramework(InstrumentationConfig.fast_capture().with_strict())
@@ -568,7 +568,7 @@ BEFORE = {
 @pytest.mark.parametrize(
     "cause", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError]
 )
-def test_the_call_behind_one_that_broke_off_is_a_step_of_its_own(tmp_path, cause, where, in_c):
+def test_a_call_after_a_failed_call_is_a_new_step(tmp_path, cause, where, in_c):
     """Whoever catches the exception may keep it, and with it the frames that it came through."""
     kept = []
 
@@ -590,7 +590,7 @@ def test_the_call_behind_one_that_broke_off_is_a_step_of_its_own(tmp_path, cause
 
 
 @pytest.mark.parametrize("in_c", [True, False])
-def test_a_part_that_broke_off_within_a_call_that_goes_on(tmp_path, in_c):
+def test_a_call_whose_part_failed_goes_on_in_the_same_step(tmp_path, in_c):
     class Tries(Parts):
         def forward(self, value):
             with pytest.raises(KeyboardInterrupt):
@@ -609,7 +609,7 @@ def test_a_part_that_broke_off_within_a_call_that_goes_on(tmp_path, in_c):
 
 @pytest.mark.parametrize("in_c", [True, False])
 @pytest.mark.parametrize("cause", [KeyboardInterrupt, ValueError])
-def test_a_step_ends_although_a_part_of_it_broke_off(tmp_path, cause, in_c):
+def test_a_step_ends_although_a_part_of_it_failed(tmp_path, cause, in_c):
     """What is called behind it is a step of its own."""
 
     class Tries(Parts):
@@ -658,7 +658,7 @@ def test_a_model_that_calls_itself_is_in_one_step(tmp_path, ends, in_c):
     ]
 
 
-def test_what_a_step_returned_is_not_held_when_a_part_of_it_broke_off(tmp_path):
+def test_an_output_is_freed_although_a_part_of_its_step_failed(tmp_path):
     class Tries(Parts):
         def forward(self, value):
             with contextlib.suppress(KeyboardInterrupt):
@@ -692,7 +692,7 @@ def test_a_model_that_swallows_ctrl_c_and_captures_nothing(tmp_path):
         model(X)
 
 
-def test_what_an_interrupted_call_held_is_let_go_with_the_capture(tmp_path):
+def test_objects_of_an_interrupted_call_are_freed_with_the_capture(tmp_path):
     class Held:
         pass
 
@@ -713,7 +713,7 @@ def test_what_an_interrupted_call_held_is_let_go_with_the_capture(tmp_path):
     assert framework.stats().steps == 1
 
 
-def test_threads_that_python_forgets_between_two_calls(tmp_path):
+def test_threads_of_c_may_call_the_model_repeatedly(tmp_path):
     """A thread of C is another one to Python each time that it calls."""
     source = tmp_path / "twice.c"
     source.write_text(
@@ -760,6 +760,6 @@ def test_without_the_library_no_file_is_touched(tmp_path, monkeypatch):
     assert path.read_bytes() == b"an earlier capture"
 
 
-def test_an_exchange_api_of_another_kind_is_left_alone():
+def test_an_unknown_exchange_api_gives_no_view_function():
     assert view_function(object()) == 0
     assert view_function(Tensor.__dlpack_c_exchange_api__) != 0

@@ -82,7 +82,7 @@ def test_parameters_of_a_sample():
         positions_from_parameters(DEEP)
 
 
-def test_what_is_wrong_is_said():
+def test_the_error_says_that_the_nesting_is_too_deep():
     with pytest.raises(ValueError, match="nested too deep"):
         load_json(DEEP)
     assert load_json(nested(50).encode())["metadata"] != []

@@ -135,7 +135,7 @@ def test_frames_are_the_arrow_tables():
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_each_metric_alone_is_its_table_of_all(name):
+def test_each_metric_alone_gives_the_tables_of_compute_all(name):
     trace = table()
     given = getattr(analyser, name)(trace, as_arrow=True)
     given = given if isinstance(given, tuple) else (given,)
@@ -156,7 +156,7 @@ def test_the_classes_follow_from_the_other_tables():
     pd.testing.assert_frame_equal(again, tables["suitability"], check_dtype=False)
 
 
-def test_room_and_threads_change_nothing(tmp_path):
+def test_memory_limit_and_threads_change_nothing(tmp_path):
     trace = table(20_000)
     expected = tables_of(trace)
     small = tables_of(trace, memory_gb=2**-20, workers=1, spill_dir=tmp_path)
@@ -174,7 +174,7 @@ def test_room_and_threads_change_nothing(tmp_path):
         ({"workers": 0}, "workers = 0"),
     ],
 )
-def test_options_that_cannot_be(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(InvalidArgumentError, match=message):
         compute_all(table(), **options)
 
@@ -244,7 +244,7 @@ def test_times_descend():
     assert tables["iai"].iai_p50_ns.tolist() == [10]
 
 
-def test_sample_ids_are_names_and_no_more():
+def test_sample_ids_do_not_change_the_tables():
     trace = table()
     for ids in ([7] * 600, list(range(600, 0, -1)), [f"row {k}" for k in range(600)]):
         assert_same(tables_of(table(sample_id=ids)), tables_of(trace))
@@ -469,7 +469,7 @@ def test_other_columns_may_hold_anything(tmp_path):
 
 
 @pytest.mark.parametrize("given", [None, 42, [{"address": 1}], {"address": [1]}, b"trace.parquet"])
-def test_what_is_no_trace_at_all(given):
+def test_objects_that_are_no_trace_are_refused(given):
     with pytest.raises(InvalidArgumentError, match="is no trace: give a pandas or polars frame"):
         compute_all(given)
 
@@ -560,7 +560,7 @@ def test_columns_that_only_some_files_have_count_there(tmp_path):
         assert_same(tables_of(write(folder, *order)), tables_of(expected))
 
 
-def test_columns_that_nobody_looks_at_may_differ(tmp_path):
+def test_columns_that_no_table_uses_may_differ(tmp_path):
     trace = table()
     named = table(sample_id=[f"row {k}" for k in range(600)], symbol=list(range(600)))
     assert_same(tables_of(write(tmp_path, trace, named)), tables_of(pa.concat_tables([trace] * 2)))
@@ -622,7 +622,7 @@ def of_kind(kind: Kind | str) -> pa.Table:
 
 
 @pytest.mark.parametrize("kind", TELLS)
-def test_a_kind_gives_what_it_can_tell_and_says_what_not(kind):
+def test_a_kind_gives_the_tables_it_allows_and_warns_of_the_others(kind):
     for compute, names in (
         (compute_all, SUMMARY_TABLES),
         (compute_distributions, DISTRIBUTION_TABLES),
@@ -642,7 +642,7 @@ def test_a_kind_gives_what_it_can_tell_and_says_what_not(kind):
 
 @pytest.mark.parametrize("kind", TELLS)
 @pytest.mark.parametrize("name", ALONE)
-def test_a_metric_that_a_kind_cannot_tell_raises_alone(kind, name):
+def test_a_metric_that_a_kind_does_not_allow_raises_alone(kind, name):
     compute = getattr(analyser, name)
     if set(ALONE[name]) <= TELLS[kind]:
         with warnings.catch_warnings():
@@ -653,7 +653,7 @@ def test_a_metric_that_a_kind_cannot_tell_raises_alone(kind, name):
             compute(of_kind(kind))
 
 
-def test_accesses_tell_all_and_are_the_default():
+def test_accesses_allow_all_tables_and_are_the_default_kind():
     assert_same(tables_of(of_kind(Kind.ACCESSES)), tables_of(table()))
     with pytest.raises(InvalidArgumentError, match=r'mrm_trace_kind = "dreams": one of accesses'):
         compute_all(of_kind("dreams"))

@@ -97,7 +97,7 @@ def test_rows_and_tables_get_the_same_labels(tmp_path):
     assert by_table.kv_lifecycle() == by_row.kv_lifecycle()
 
 
-def test_the_small_books_agree_with_the_labeller():
+def test_address_and_block_trackers_agree_with_the_labeller():
     rng = random.Random(5)
     labeller, regions, blocks = TraceLabeller(), AddressTracker(), KVBlockTracker()
     for k in range(500):
@@ -131,7 +131,7 @@ def test_known_ranges_beat_symbols():
     ]
 
 
-def test_a_type_that_a_row_comes_with_beats_a_known_range():
+def test_the_type_in_a_row_beats_a_known_range():
     labeller = TraceLabeller(ranges=[KnownRange(0x1000, 0x9000, "activation")])
     rows = [
         row(0x1000, region_type="weight"),
@@ -142,7 +142,7 @@ def test_a_type_that_a_row_comes_with_beats_a_known_range():
     assert labelled == [("weight", 1), ("kv_cache", 7), ("activation", 2)]
 
 
-def test_an_own_id_that_another_region_has_is_renumbered():
+def test_an_id_in_a_row_that_another_region_has_is_renumbered():
     rows = [
         row(0x1000, "free"),  # counted: 2
         row(0x2000, region_type="kv_cache", region_id=2),
@@ -159,7 +159,7 @@ def test_an_own_id_that_another_region_has_is_renumbered():
     ]
 
 
-def test_memory_that_an_engine_announces_is_known_from_load_to_teardown():
+def test_memory_that_an_engine_reports_is_known_from_load_to_teardown():
     def record(event, at, **metadata):
         return PhaseRecord(event, "", 0, at, metadata)
 
@@ -182,7 +182,7 @@ def test_memory_that_an_engine_announces_is_known_from_load_to_teardown():
     ]
 
 
-def test_memory_of_a_run_that_broke_off_stays_known_after_its_last_event():
+def test_memory_of_an_interrupted_run_stays_known_after_its_last_event():
     records = [
         PhaseRecord(PhaseEvent.MODEL_LOAD_START, "", 0, 10, {}),
         PhaseRecord(PhaseEvent.MODEL_LOAD_END, "", 0, 20, {"weight_ranges": [[0x1000, 0x2000]]}),
@@ -194,7 +194,7 @@ def test_memory_of_a_run_that_broke_off_stays_known_after_its_last_event():
     assert [r["region_type"] for r in labelled] == ["weight", "kv_cache", "unknown"]
 
 
-def test_no_rule_guesses_what_is_known_exactly():
+def test_no_rule_guesses_a_type_that_is_known_exactly():
     rows = [row(0x1000, "ggml_vec_dot_f32", ns=1), row(0x9000, "ggml_vec_dot_f32", ns=1)]
 
     def labelled(ranges=(), named=()):
@@ -207,7 +207,7 @@ def test_no_rule_guesses_what_is_known_exactly():
     assert labelled([KnownRange(0x1000, 0x2000, "kv_cache")]) == ["kv_cache", "weight"]
 
 
-def test_policies_for_what_nothing_classifies():
+def test_policies_for_rows_that_no_rule_classifies():
     rows = [row(0x1000, "free"), row(0x2000, "main"), row(0x3000, "free")]
     assert len(list(TraceLabeller(unknown_policy="keep").label(rows))) == 3
     skipping = TraceLabeller(unknown_policy="skip")
@@ -296,7 +296,7 @@ RANGES = st.builds(
     policy=st.sampled_from(["keep", "skip", "runtime"]),
     cuts=st.lists(st.integers(0, 40), max_size=8),
 )
-def test_how_a_stream_is_cut_changes_nothing(rows, ranges, policy, cuts):
+def test_batches_and_rows_give_the_labels_of_the_whole_table(rows, ranges, policy, cuts):
     table = pa.Table.from_pylist(rows)
     bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
     pieces = [table.slice(a, b - a).combine_chunks() for a, b in itertools.pairwise(bounds)]
@@ -346,7 +346,7 @@ def test_ranges_are_checked_by_number():
             TraceLabeller(ranges=[good, bad])
 
 
-def test_an_exception_of_the_rows_comes_through():
+def test_an_exception_of_the_rows_is_raised_unchanged():
     def broken():
         yield row(0x1000, "free")
         raise LookupError("the source broke")
@@ -399,7 +399,7 @@ def test_bad_rules_are_named(tmp_path, text, message):
         load_rules(path)
 
 
-def test_rules_that_are_no_text_or_not_there(tmp_path):
+def test_rules_that_are_no_text_or_missing_are_refused(tmp_path):
     path = tmp_path / "rules.yaml"
     with pytest.raises(FileNotFoundError, match=r"rules\.yaml"):
         load_rules(path)
@@ -448,7 +448,7 @@ def test_rules_compare_and_convert():
 
 
 @pytest.mark.parametrize("policy", ["keep", "skip", "runtime"])
-def test_coverage_is_what_was_found_out_whatever_becomes_of_the_rest(policy):
+def test_the_policy_for_unknown_rows_does_not_change_the_coverage(policy):
     labeller = TraceLabeller([], policy, ranges=[KnownRange(0x1000, 0x4000, "weight")])
     assert labeller.coverage() is None
     rows = [{**row(0x1000), "length_bytes": 0x3000}, row(0x9000), row(0xA000), row(0xB000)]

@@ -59,7 +59,7 @@ def test_perf_script_as_documented(tmp_path):
     ]
 
 
-def test_samples_without_an_address_are_left_out_and_told(caplog, tmp_path):
+def test_samples_without_an_address_are_left_out_and_logged(caplog, tmp_path):
     path = tmp_path / "perf_script.txt"
     path.write_text(
         PERF
@@ -79,7 +79,7 @@ def test_samples_without_an_address_are_left_out_and_told(caplog, tmp_path):
     assert len(caplog.records) == 2
 
 
-def test_an_open_file_will_do():
+def test_an_open_file_is_accepted():
     assert len(list(parse_perf_script(io.StringIO(PERF), "r"))) == 2
     assert len(list(parse_perf_script(io.BytesIO(PERF.encode()), "r"))) == 2
     odd = PERF.replace("ggml_vec_dot_q4_0", "ggml\udcff")  # as errors="surrogateescape" reads it
@@ -100,7 +100,7 @@ def test_lackey_gives_order_and_lengths(tmp_path):
     assert times == sorted(set(times))
 
 
-def test_lackey_instructions_are_rows_on_demand():
+def test_lackey_instructions_are_rows_on_request():
     text = "I  0401e380,3\n L 1ffeffff28,8\n"
     plain = parse_lackey(io.StringIO(text), "r")
     assert [row["symbol"] for row in plain] == [""]
@@ -142,7 +142,7 @@ def test_to_parquet_is_read_by_anyone(tmp_path):
 
 
 @pytest.mark.parametrize("parse", PARSERS)
-def test_what_cannot_be_read(parse, tmp_path):
+def test_missing_files_folders_and_other_objects_are_refused(parse, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         parse("/nowhere/perf.txt", "r")
     with pytest.raises(InvalidArgumentError, match="path or an open file"):
@@ -155,7 +155,7 @@ def test_what_cannot_be_read(parse, tmp_path):
 
 @pytest.mark.parametrize("parse", PARSERS)
 @pytest.mark.parametrize("text", ["", "\n\n", "\r\n"])
-def test_texts_without_a_line(parse, text, tmp_path):
+def test_texts_without_a_line_give_no_rows(parse, text, tmp_path):
     trace = parse(io.StringIO(text), "r")
     assert list(trace) == []
     assert (trace.malformed, trace.malformed_samples) == (0, [])
@@ -164,7 +164,7 @@ def test_texts_without_a_line(parse, text, tmp_path):
 
 
 @pytest.mark.parametrize("parse", PARSERS)
-def test_damaged_lines_are_counted_and_shown_but_end_nothing(parse, tmp_path):
+def test_damaged_lines_are_counted_and_skipped(parse, tmp_path):
     good = {
         parse_perf_script: "a 1 [0] 1.5: mem-loads: 7f00 f (/x)",
         parse_lackey: " L 7f00,8",
@@ -192,7 +192,7 @@ def test_damaged_lines_are_counted_and_shown_but_end_nothing(parse, tmp_path):
 
 
 @pytest.mark.parametrize("parse", PARSERS)
-def test_files_that_are_no_text(parse, tmp_path):
+def test_files_that_are_no_text_have_damaged_lines_only(parse, tmp_path):
     random, packed = tmp_path / "random", tmp_path / "perf_script.txt.gz"
     random.write_bytes(bytes(range(256)) * 1000)
     packed.write_bytes(gzip.compress(PERF.encode() * 100))
@@ -214,7 +214,7 @@ def test_a_pipe_is_read_once(tmp_path):
     writer.join()
 
 
-def test_phases_and_clocks_that_cannot_be_are_named():
+def test_impossible_phases_and_clocks_are_refused():
     for phases, message in (
         (
             [{"phase": "generation", "start_ns": 0}],
@@ -233,7 +233,7 @@ def test_phases_and_clocks_that_cannot_be_are_named():
             parse_perf_script(io.StringIO(PERF), "r", cycles_per_ns=clock)
 
 
-def test_weights_are_times_where_the_clock_is_known():
+def test_weights_of_samples_become_latencies_if_the_clock_is_known():
     text = (
         "a 1 [0] 1.5: mem-loads: 7f00 68100142 |OP LOAD|LVL L1 hit|SNP None|TLB L1 or L2 hit|LCK No"
         "|BLK  N/A               27     55d0c0a01a3f f+0x1 (/x)\n"
@@ -258,7 +258,7 @@ def test_rows_and_batches_are_the_same(parse):
     assert set(table["run_id"].to_pylist()) == {"run-7"}
 
 
-def test_recordings_of_memray_that_are_none(tmp_path):
+def test_files_that_memray_did_not_write_are_refused(tmp_path):
     pytest.importorskip("memray")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         parse_memray(tmp_path / "nowhere.bin", "r")
@@ -321,7 +321,7 @@ def test_a_column_that_comes_late_is_named_and_leaves_no_file(tmp_path):
     assert pq.read_table(tmp_path / "x.parquet")["note"].to_pylist() == [None, 1]
 
 
-def test_an_exception_of_the_rows_comes_through(tmp_path):
+def test_an_exception_of_the_rows_is_raised_unchanged(tmp_path):
     def rows():
         yield {"run_id": "r", "sample_id": 0}
         raise LookupError("the source broke")

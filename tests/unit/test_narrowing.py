@@ -22,7 +22,7 @@ SHAPES = st.one_of(st.just(()), arrays.array_shapes(min_dims=1, max_dims=4, min_
 VALUES = st.one_of(st.floats(-100, 100, width=32), st.floats(width=32, allow_subnormal=True))
 
 
-def test_a_bound_that_float16_breaks_is_told():
+def test_an_error_bound_that_float16_breaks_is_noticed():
     values = torch.full((1000,), 1e-6)  # the nearest float16 is 1.0133e-6
     lost = ((values.double() - values.half().double()) / values.double()).square().mean().item()
     _, numbers = narrow(values)
@@ -103,7 +103,7 @@ def test_errors_whose_squares_float32_does_not_hold(size):
     assert told.square_error == pytest.approx(4096 * largest**2, rel=1e-12)
 
 
-def test_the_source_stays_as_it_is_and_nothing_of_autograd_comes_along():
+def test_narrowing_changes_no_source_and_records_no_gradient():
     source = torch.tensor([1.1, math.nan, 1e6], requires_grad=True)
     before = source.detach().clone()
     half, numbers = narrow(source)
@@ -113,7 +113,7 @@ def test_the_source_stays_as_it_is_and_nothing_of_autograd_comes_along():
         assert narrow(torch.ones(3))[0].tolist() == [1, 1, 1]
 
 
-def test_it_never_looks_at_a_value():
+def test_narrowing_never_waits_for_a_value():
     """On a device without values, whatever would have to wait for one fails."""
     half, numbers = narrow(torch.empty(3, 1025, device="meta"))
     assert (half.dtype, half.shape, numbers.shape) == (torch.float16, (3, 1025), (4,))
@@ -130,7 +130,7 @@ def test_it_never_looks_at_a_value():
         (torch.empty(narrowing.NARROW_BYTES, dtype=torch.complex64).conj().imag, False),
     ],
 )
-def test_large_float32_alone_is_worth_it(tensor, worth):
+def test_only_large_float32_tensors_are_narrowed_on_the_device(tensor, worth):
     assert worth_narrowing(tensor) is worth
 
 

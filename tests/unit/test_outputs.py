@@ -144,7 +144,7 @@ def test_legacy_caches_are_known_by_their_key():
     ]
 
 
-def test_caches_of_other_makes():
+def test_caches_of_other_classes_are_walked():
     class Cache:  # as older transformers: a list of keys and one of values
         key_cache = (A, B)
         value_cache = (A, B)

@@ -73,7 +73,7 @@ def test_known_percentiles(counts, percentile, us):
     assert percentiles_us(counts, [percentile])[0] == pytest.approx(us)
 
 
-def test_percentiles_of_many_windows_are_those_of_each():
+def test_percentiles_of_many_windows_equal_those_of_each_window():
     windows = np.array([[0, 0, 7, 1], [0, 0, 0, 0], [3, 0, 0, 9]])
     together = percentiles_us(windows, [10, 99])
     assert together.shape == (3, 2)
@@ -83,7 +83,7 @@ def test_percentiles_of_many_windows_are_those_of_each():
 
 
 @pytest.mark.parametrize("percentile", [-1, 100.1, math.nan, math.inf])
-def test_percentile_out_of_range(percentile):
+def test_a_percentile_out_of_range_is_refused(percentile):
     with pytest.raises(InvalidArgumentError, match="give 0 to 100"):
         percentiles_us(histogram(s1=1), [50, percentile])
 
@@ -109,25 +109,25 @@ def test_percentile_lies_in_the_bucket_of_its_rank(us, percentiles):
 
 
 @given(st.lists(st.integers(2, 2**30), min_size=1, max_size=200))
-def test_mean_is_as_near_as_it_says(us):
+def test_the_mean_is_within_the_documented_error(us):
     assert 0.75 <= mean_us(counted(us)) / np.mean(us) <= 1.5
 
 
-def test_mean_of_nothing():
+def test_the_mean_of_no_requests_is_nan():
     assert np.isnan(mean_us(np.zeros((2, 4), np.int64))).all()
 
 
 # ---- what stands out ----
 
 
-def test_window_that_stands_out():
+def test_a_window_with_slow_requests_is_anomalous():
     counts = np.zeros((12, 16), np.int64)
     counts[:, 5] = 100
     counts[7, 5], counts[7, 14] = 95, 5
     assert np.flatnonzero(anomalous(counts)).tolist() == [7]
 
 
-def test_windows_that_differ_by_less_than_their_buckets_tell():
+def test_a_window_that_differs_by_one_bucket_is_not_anomalous():
     counts = np.zeros((12, 16), np.int64)
     counts[:, 5] = 100
     counts[7, 6] = 2  # p99 from 64 to 128 us, where all others have 64
@@ -135,7 +135,7 @@ def test_windows_that_differ_by_less_than_their_buckets_tell():
 
 
 @pytest.mark.parametrize(("busy", "found"), [(7, 0), (8, 1)])
-def test_few_windows_have_nothing_usual(busy, found):
+def test_anomalies_need_eight_busy_windows(busy, found):
     counts = np.zeros((20, 16), np.int64)
     counts[:busy, 5] = 10
     counts[0, 14] = 10
@@ -178,7 +178,7 @@ def test_losses_add_up():
         ({"losses": []}, "items"),
     ],
 )
-def test_snapshot_of_something_else(change, says):
+def test_damaged_snapshots_are_refused_by_number(change, says):
     with pytest.raises(CorruptError, match=f"snapshot 2: .*{says}"):
         parse_trace([snapshot(1.0, s1=1), {**snapshot(2.0), **change}])
     with pytest.raises(CorruptError, match="bucket_low = 3 is no power of two"):
@@ -190,7 +190,7 @@ def test_snapshot_of_something_else(change, says):
 # ---- system metrics ----
 
 
-def test_processes_by_time_off_the_cpu():
+def test_processes_are_sorted_by_time_off_the_cpu():
     lines = [
         metrics_line(1.0, off_cpu_ns={"7": 10, "8": 50}, page_faults={"9": 4}),
         metrics_line(2.0, off_cpu_ns={"7": 90}, page_faults={"7": 1}),
@@ -201,7 +201,7 @@ def test_processes_by_time_off_the_cpu():
     assert table["page_faults"].tolist() == [1, 0, 4]
 
 
-def test_pressure_is_what_the_total_grew_by():
+def test_pressure_is_the_growth_of_the_total():
     totals = {1.0: 5e6, 2.0: 5.25e6, 3.0: 5.25e6, 4.0: 1e3, 9.0: 2e3}  # a restart, then a gap
     metrics = parse_metrics([metrics_line(time, total) for time, total in totals.items()])
     expected = [math.nan, 25, 0, math.nan, math.nan]
@@ -209,14 +209,14 @@ def test_pressure_is_what_the_total_grew_by():
     np.testing.assert_allclose(pressure, expected, equal_nan=True)
 
 
-def test_pressure_where_there_are_no_totals_or_none_at_all():
+def test_pressure_without_totals_is_the_average_of_ten_seconds():
     metrics = parse_metrics([metrics_line(1.0, avg10=3.5), metrics_line(2.0, avg10=4.5)])
     assert metrics.series["io pressure (some, avg10)"].tolist() == [3.5, 4.5]
     nothing = parse_metrics([metrics_line(1.0, pressure=None)])
     assert np.isnan(nothing.series["io pressure (some, avg10)"]).all()
 
 
-def test_work_of_all_processes():
+def test_the_work_of_all_processes_is_summed_per_second():
     process = {"runqueue_ns": 3 * 10**8, "switches": 40}
     line = metrics_line(
         2.0, off_cpu_ns={"7": 10**9, "8": 10**9}, page_faults={"7": 5},
@@ -274,7 +274,7 @@ def test_p_is_rarely_small_by_chance():
     assert 0.4 < np.mean(ps) < 0.6
 
 
-def test_p_of_what_goes_together():
+def test_p_of_dependent_series_is_the_smallest_possible():
     rising = np.arange(40.0) % 13
     assert permutation_p(rising, rising**3) == permutation_p(rising, -rising) == 1 / 2000
 
@@ -303,7 +303,7 @@ def test_associations_are_ranked_and_the_unknown_last():
     assert all(math.isnan(one.rho) and math.isnan(one.p) for one in rest)
 
 
-def test_rank_correlation_of_what_does_not_vary():
+def test_the_rank_correlation_of_constant_values_is_nan():
     assert math.isnan(spearman(np.ones(9), np.arange(9.0)))
     assert math.isnan(spearman(np.array([]), np.array([])))
 

@@ -108,7 +108,7 @@ def test_monitoring_can_be_started_again_but_not_twice():
     assert not [t for t in threading.enumerate() if t.name == "llm-instrumentation-monitor"]
 
 
-def test_what_stops_the_monitor_is_told():
+def test_stopping_raises_the_error_that_ended_the_monitor():
     profiler = SystemProfiler(sampling_interval=0.01)
 
     def unreadable():

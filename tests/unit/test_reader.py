@@ -115,7 +115,7 @@ def test_a_layer_is_a_sequence(run):
         assert repr(view) == "<ActivationView: 8 activations of 1 layer, steps 0 to 3>"
 
 
-def test_an_activation_tells_what_the_index_knows(run):
+def test_an_activation_has_the_columns_of_its_index_row(run):
     with ActivationReader(run) as reader:
         activation = reader["h.0[1]"][2]
         row = reader.index.slice(activation.row, 1).to_pylist()[0]
@@ -162,7 +162,7 @@ def test_steps_are_selected_by_value(run, wanted, found):
         assert {a.token for a in reader.select(tokens=wanted)} == found
 
 
-def test_steps_that_do_not_stand_in_order_are_found(path):
+def test_steps_that_are_not_in_order_are_found(path):
     steps = [3, 0, 2, 0, 7, -1, 3]  # -1: unknown
     with capturing(path) as put:
         for k, step in enumerate(steps):
@@ -337,7 +337,7 @@ def test_twins_of_threads_that_alternate_find_their_tensor(path):
             assert base.isinf().all()
 
 
-def test_a_twin_whose_tensor_is_lost_stands_for_itself(path):
+def test_a_twin_whose_float16_packet_is_lost_is_an_activation_itself(path):
     with capturing(path) as put:
         put("x", torch.ones(2))
         put("x", torch.full((2,), 1e6))
@@ -429,7 +429,7 @@ def crowd(path):
 
 
 @pytest.mark.parametrize("ignore_index", [False, True])
-def test_activations_read_in_turn_are_those_read_alone(crowd, ignore_index):
+def test_activations_read_in_turn_equal_those_read_alone(crowd, ignore_index):
     with ActivationReader(crowd, ignore_index=ignore_index) as reader:
         for view in (reader.select(), reader["h.1"], reader.select()[::-1], reader.select()[5::7]):
             assert len(view) > 100
@@ -494,7 +494,7 @@ def test_a_closed_reader_gives_nothing_that_was_read_ahead(crowd):
             activation.to_numpy()
 
 
-def test_a_damaged_packet_among_many_is_told_alone(crowd):
+def test_a_damaged_packet_does_not_affect_the_packets_read_with_it(crowd):
     with ActivationReader(crowd) as reader:
         bad = reader["h.0"][100].row
         end = reader.index["offset"][bad].as_py() + reader.index["length"][bad].as_py()
@@ -515,7 +515,7 @@ def test_a_damaged_packet_among_many_is_told_alone(crowd):
 
 @pytest.mark.parametrize("dtype", [None, torch.float64])
 @pytest.mark.parametrize("layer", ["h.0", "h.1", "h.1[1]", "lm", "empty"])
-def test_alike_activations_are_joined_as_others_are(crowd, layer, dtype):
+def test_many_activations_are_joined_like_single_tensors(crowd, layer, dtype):
     with ActivationReader(crowd) as reader:
         view = reader[layer]
         each = [view[k].to_torch(dtype=dtype) for k in range(len(view))]
@@ -798,7 +798,7 @@ def without_an_index(path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def test_unknown_types_are_told_once_and_can_be_said(path):
+def test_unknown_types_warn_once_and_can_be_given(path):
     """They were read as float16 without a word."""
     tensors = without_an_index(path)
     way_out = r"run\.stream: no index tells .*'h\.0', 'h\.1', 'ids', \.\.\..* float16.*dtypes="
@@ -826,7 +826,7 @@ def test_unknown_types_are_told_once_and_can_be_said(path):
         assert reader.select("h.1").stack().dtype == torch.bfloat16
 
 
-def test_what_is_said_of_types_is_checked(path):
+def test_given_types_are_checked(path):
     without_an_index(path)
     with pytest.raises(UnknownActivationError, match=r"no activation named 'h\.9'"):
         ActivationReader(path, dtypes={"h.9": "int8"})
@@ -836,7 +836,7 @@ def test_what_is_said_of_types_is_checked(path):
         ActivationReader(path, dtypes={"h.*": "float16", "ids": "int64"}).close()
 
 
-def test_the_index_knows_better_than_what_is_said(run):
+def test_types_in_the_index_beat_given_types(run):
     with ActivationReader(run) as reader, ActivationReader(run, dtypes={"*": "int8"}) as other:
         assert [a.dtype for a in other] == [a.dtype for a in reader]
 
@@ -924,7 +924,7 @@ def test_a_flipped_bit_names_layer_and_offset(path, codec):
                 read()
 
 
-def test_reading_goes_on_behind_a_corrupt_packet(path):
+def test_reading_goes_on_after_a_corrupt_packet(path):
     with capturing(path, "lz4") as put:
         for step in range(4):
             put("h", torch.full((5000,), float(step)), step=step)
@@ -1048,7 +1048,7 @@ def test_an_activation_is_handed_over_by_dlpack(crowd):
             reader["h.0"][1].__dlpack__(copy=False)
 
 
-def test_what_the_index_says_of_a_view_is_a_pandas_table(crowd):
+def test_the_index_rows_of_a_view_are_a_pandas_table(crowd):
     with ActivationReader(crowd) as reader:
         view = reader.select("h.1*", steps=slice(3, 6))
         table = view.to_pandas()
@@ -1068,7 +1068,7 @@ def test_a_missing_pandas_is_named(crowd, monkeypatch):
         assert isinstance(raised.value, ImportError) and raised.value.name == "pandas"
 
 
-def test_what_the_index_says_outlives_the_reader(crowd):
+def test_the_data_of_the_index_outlives_the_reader(crowd):
     with ActivationReader(crowd) as reader:
         wanted = reader.index.select(["time_ns", "codec", "mse", "call"]).to_pylist()
     with ActivationReader(crowd) as reader:
@@ -1083,7 +1083,7 @@ def test_what_the_index_says_outlives_the_reader(crowd):
     assert reader.index.num_rows == len(wanted) and len(reader["h.0"].select(steps=3)) == 1
 
 
-def test_opening_takes_no_more_modules_than_it_needs(crowd):
+def test_reading_arrays_imports_neither_torch_nor_pandas(crowd):
     code = (
         "import sys; from llm_instrumentation import ActivationReader\n"
         "with ActivationReader(sys.argv[1]) as reader:\n"
@@ -1142,7 +1142,7 @@ def test_a_compressed_index_is_read_by_other_tools(crowd):
     assert found == [(layer, count, 199) for layer, count in counts.items()]
 
 
-def test_some_columns_are_those_of_the_whole_index(crowd):
+def test_chosen_columns_equal_those_of_the_whole_index(crowd):
     with Reader(crowd) as native:
         table = native.index().read_all()
         some = native.index("layer", "step", "transform", "crc32c").read_all()
@@ -1153,7 +1153,7 @@ def test_some_columns_are_those_of_the_whole_index(crowd):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(steps=st.lists(st.integers(0, 2**62) | st.integers(0, 3), min_size=1, max_size=20))
-def test_steps_are_what_was_given_however_large(tmp_path_factory, steps):
+def test_any_step_number_comes_back(tmp_path_factory, steps):
     path = tmp_path_factory.mktemp("steps") / "run.stream"
     with capturing(path) as put:
         for step in steps:

@@ -76,7 +76,7 @@ def test_an_intact_stream_is_copied(path):
     assert steps_of(report.path) == {name: list(range(STEPS)) for name in LAYERS}
 
 
-def test_a_damaged_stream_tells_what_it_lost(path):
+def test_a_damaged_stream_gives_its_intact_packets_and_a_list_of_losses(path):
     places, data = extents(path), bytearray(path.read_bytes())
     data[places[7][0] + 100] ^= 8  # a bit of h.1 in step 2
     data[places[10][0] : places[10][0] + 6] = bytes(6)  # the header of h.1 in step 3
@@ -142,7 +142,7 @@ def test_any_cut_and_any_wrong_byte(path):
         assert sum(map(len, steps_of(report.path).values())) == report.packets
 
 
-def test_an_index_of_another_capture_is_no_help(path, tmp_path):
+def test_an_index_of_another_capture_is_ignored(path, tmp_path):
     capture(tmp_path / "other.stream", "zstd", range(100, 110))
     os.replace(tmp_path / "other.stream.index", f"{path}.index")
     report = salvage(path)
@@ -150,7 +150,7 @@ def test_an_index_of_another_capture_is_no_help(path, tmp_path):
     assert "the index is ignored" in report.problem
 
 
-def test_refusals(path, tmp_path):
+def test_missing_sources_and_existing_targets_are_refused(path, tmp_path):
     with pytest.raises(NotFoundError):
         salvage(tmp_path / "none.stream")
     with pytest.raises(InvalidArgumentError, match="belongs to the source"):
@@ -173,7 +173,7 @@ def test_names_of_new_streams():
     assert salvaged_path("gen.bin") == "gen.bin.salvaged.stream"
 
 
-def test_progress_may_end_it(tmp_path):
+def test_an_exception_of_the_progress_function_ends_the_salvage(tmp_path):
     session = Session(tmp_path / "big.stream", codec="none", workers=1, max_memory_bytes=64 << 20)
     layer, tensor = session.layer("h", "", ""), torch.zeros(16 << 20, dtype=torch.uint8)
     for _ in range(4):
@@ -204,7 +204,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_ends_it(tmp_path):
+def test_ctrl_c_ends_the_salvage(tmp_path):
     path = tmp_path / "long.stream"
     head = struct.pack("!HI", 1, 32 << 20) + b"h"
     with path.open("wb") as file:

@@ -47,7 +47,7 @@ def test_a_signal_handler_may_capture_in_the_middle_of_a_call(tmp_path):
         assert torch.equal(tensor.float(), torch.arange(float(len(tensor))).half().float())
 
 
-def test_a_list_that_changes_is_read_anew(tmp_path):
+def test_a_shape_list_that_changes_is_read_in_each_call(tmp_path):
     values, shape = torch.arange(6.0), [2, 3]
     session = Session(tmp_path / "a.stream", codec="none", workers=1, max_memory_bytes=1 << 20)
     layer = session.layer("a")
@@ -148,7 +148,7 @@ def test_threads_may_capture_one_layer_at_once(session):
         assert torch.equal(value, torch.full((5,), step) if step % 2 else torch.full((3, 4), step))
 
 
-def test_a_tensor_that_had_to_wait_and_one_behind_it(session, monkeypatch):
+def test_a_tensor_after_one_that_had_to_wait(session, monkeypatch):
     """The first is larger than the staging memory, and libstrap says so again and again."""
     monkeypatch.setattr(calls, "_SLICE_MS", 0)
     into_c, statuses = session._enqueue, []
@@ -166,7 +166,7 @@ def test_a_tensor_that_had_to_wait_and_one_behind_it(session, monkeypatch):
     assert_captured(session, [large, small])
 
 
-def test_a_tensor_that_was_given_up_and_one_behind_it(session, monkeypatch):
+def test_a_tensor_after_one_that_was_interrupted(session, monkeypatch):
     monkeypatch.setattr(calls, "_SLICE_MS", 0)
     into_c = session._enqueue
 
@@ -212,9 +212,7 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("name", ["flush", "checkpoint"])
-def test_a_wait_behind_one_that_was_interrupted_covers_what_came_between(
-    session, name, monkeypatch
-):
+def test_a_flush_after_an_interrupted_one_covers_later_tensors(session, name, monkeypatch):
     layer, values = session.layer("a"), torch.arange(100_000.0)
 
     def put():

@@ -92,7 +92,7 @@ def test_processes_of_a_pid_namespace():
     assert screen(view)[5].split()[:2] == ["1", "init"]
 
 
-def test_the_proc_of_another_namespace_tells_no_bytes(monkeypatch):
+def test_the_proc_of_another_namespace_gives_no_bytes(monkeypatch):
     own = str(os.getpid())
     assert own in top._DiskBytes().grown([own])
     for leads_to in ("/proc/1", "/proc/self"):  # another number; nowhere
@@ -101,7 +101,7 @@ def test_the_proc_of_another_namespace_tells_no_bytes(monkeypatch):
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (140, 40), (80, 16), (40, 5)])
-def test_it_fits(width, height):
+def test_the_screen_fits_the_terminal(width, height):
     processes = {str(100_000 + n): process(f"a name of 15 {n}"[:15]) for n in range(100)}
     view = View(1.0, "cpu", ("processes are not watched: " + "a word " * 20,), keys=True)
     view.block = block(*(operation(f"nvme{n}n1", "read", 10_000_000, 6) for n in range(30)))
@@ -114,12 +114,12 @@ def test_it_fits(width, height):
         assert not [line for line in lines if "…" in line]
 
 
-def test_names_cannot_write_to_the_terminal():
+def test_names_of_processes_cannot_control_the_terminal():
     view = View(1.0, "cpu", system=system({"1": process("\x1b[31m[red]x")}))
     assert "?[31m[red]x" in screen(view)[5]
 
 
-def test_waiting():
+def test_before_the_first_interval_the_screen_says_that_it_waits():
     assert screen(View(1.0, "cpu")) == ["strap top  waiting for the first interval, every 1 s"]
 
 
@@ -165,7 +165,7 @@ def test_no_probe_at_all_is_an_error(monkeypatch):
         top.run(1.0, [], "cpu", once=True)
 
 
-def test_device_that_is_not_there_is_an_error(monkeypatch):
+def test_a_missing_device_is_an_error(monkeypatch):
     class Missing(Refused):
         def __enter__(self) -> None:
             raise NotFoundError("no such device")

@@ -164,7 +164,7 @@ def test_many_blocks_of_rows_are_the_same():
         assert len(check_same(in_python, in_c)) > 2 * recorder.BLOCK_ROWS
 
 
-def test_memory_that_is_used_again_is_a_region_of_its_own():
+def test_memory_that_is_used_again_is_a_new_region():
     with TorchTracer() as tracer, torch.no_grad():
         with tracer.thread():
             for _ in range(3 * recorder.BLOCK_ROWS):
@@ -173,7 +173,7 @@ def test_memory_that_is_used_again_is_a_region_of_its_own():
     assert rows.region_id.nunique() == len(rows)
 
 
-def test_an_operator_on_storages_that_were_met_runs_no_python_here():
+def test_a_known_operator_on_known_storages_runs_no_python_of_ours():
     x, y = torch.randn(8), torch.randn(8)
     calls = []
 
@@ -191,7 +191,7 @@ def test_an_operator_on_storages_that_were_met_runs_no_python_here():
     assert calls == []
 
 
-def test_an_error_of_an_operator_is_the_callers():
+def test_an_error_of_an_operator_is_raised_to_the_caller():
     x = torch.randn(2)
     with TorchTracer() as tracer, tracer.thread(), torch.no_grad():
         for _ in range(2):
@@ -199,7 +199,7 @@ def test_an_error_of_an_operator_is_the_callers():
                 x + torch.randn(3)
 
 
-def test_a_recorder_that_nobody_has_is_collected():
+def test_an_unused_recorder_is_garbage_collected():
     tracer = TorchTracer()
     with tracer.thread():
         torch.zeros(3).neg()
@@ -210,7 +210,7 @@ def test_a_recorder_that_nobody_has_is_collected():
     assert mode() is None
 
 
-def test_operators_that_find_no_place_run_in_python():
+def test_operators_beyond_the_table_in_c_run_in_python():
     x = torch.zeros(4)
     with TorchTracer() as tracer:
         with tracer.thread():
