@@ -506,7 +506,7 @@ def test_ranges_label_exactly(compiler, build, tmp_path):
 
 
 def test_environment(build, tmp_path):
-    """STRAP_ACCESS and STRAP_ACCESS_EVERY record any program; bad values warn and do not stop it."""
+    """STRAP_ACCESS and STRAP_ACCESS_EVERY record any program; bad values give a message only."""
     program = build(next(iter(COMPILERS)), "model.c", "-O1")
     env = {**os.environ, "STRAP_ACCESS": str(tmp_path / "trace-%p.access")}
     process = subprocess.Popen([program], env=env, stdout=subprocess.DEVNULL)

@@ -32,6 +32,8 @@ def test_the_config_names_the_model_type(config, expected):
 
 
 def test_the_class_name_is_the_last_resort():
+    """A model whose config names no type is recognised by the name of its class."""
+
     class TinyBertEncoder(nn.Module):
         pass
 

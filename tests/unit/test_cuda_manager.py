@@ -1,5 +1,5 @@
-"""Transfers to the host. What needs a GPU is skipped without one; the order in which transfers are
-handed over, and the ring they stand in, are tested everywhere."""
+"""Transfers from a GPU to the host. The ring of pinned memory and the order of callbacks are tested
+on every machine; the other tests need a GPU."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_sizes_are_checked(value):
 # ---- the ring -----------------------------------------------------------------
 
 
-@example(size=513, requests=[0, 0, None, 0])  # the second space ends where the ring ends
+@example(size=513, requests=[0, 0, None, 0])  # the second space ends exactly at the ring's end
 @given(st.integers(1, 5000), st.lists(st.one_of(st.integers(0, 6000), st.none()), max_size=60))
 @settings(max_examples=400)
 def test_spaces_never_overlap_and_an_empty_ring_takes_anything_that_fits(size, requests):
@@ -87,7 +87,7 @@ def test_one_space_may_take_the_whole_ring():
 
 
 class Copy(threading.Event):
-    """A transfer's end that the test decides."""
+    """A fake transfer that ends when the test sets it."""
 
     def synchronize(self):
         assert self.wait(30)

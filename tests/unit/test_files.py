@@ -1,4 +1,4 @@
-"""Files that take another's place once they are whole, in folders where others may write too."""
+"""Files are replaced when they are complete, also in folders that other users may write to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def names(folder):
     return sorted(os.listdir(folder))
 
 
-# ---- links that somebody else laid ------------------------------------------------
+# ---- links of another user --------------------------------------------------------
 
 
 def checkpoint(path):
@@ -62,7 +62,7 @@ def rows_of_a_trace(path):
     ],
 )
 def test_links_under_names_that_can_be_guessed_are_not_followed(write, name, tmp_path):
-    """In a folder like /tmp, somebody else lays links to a file that only we may write."""
+    """In a folder like /tmp, another user may place links to a file that only we may write."""
     mine, shared = tmp_path / "mine", tmp_path / "shared"
     mine.write_text("precious")
     shared.mkdir()
@@ -73,6 +73,7 @@ def test_links_under_names_that_can_be_guessed_are_not_followed(write, name, tmp
 
 
 def test_no_link_is_followed_even_under_the_right_name(tmp_path, monkeypatch):
+    """If a link has the name of the partial file by chance, creating the file fails."""
     guesses = iter(["0" * 16, "1" * 16])
     monkeypatch.setattr(_files.secrets, "token_hex", lambda n: next(guesses))
     path, mine = tmp_path / "a.json", tmp_path / "mine"
@@ -107,6 +108,7 @@ def test_after_an_error_the_old_file_stands(tmp_path):
 
 
 def test_one_file_may_be_replaced_twice_at_once(tmp_path):
+    """Two replacements of one file use different partial files; the one that ends last stays."""
     path = tmp_path / "a.json"
     with replacing(path) as first:
         first.write_text("first")
@@ -134,7 +136,7 @@ def test_the_longest_names(tmp_path):
 
 
 def test_a_long_name_is_cut_between_two_characters(tmp_path):
-    """Half of one is no text, and Arrow takes no such path."""
+    """A name cut within a character would not be valid UTF-8, which Arrow needs for paths."""
     path = tmp_path / ("a" + "\u00e9" * 110 + ".parquet")
     with replacing(path) as partial:
         partial.write_text("x")
@@ -147,7 +149,7 @@ def test_a_long_name_is_cut_between_two_characters(tmp_path):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """What was synced, by name, and what was replaced, in their order."""
+    """The calls of os.fsync and os.replace in order, with the names of the files."""
     done, fsync, replace = [], os.fsync, os.replace
 
     def synced(descriptor):
@@ -171,6 +173,7 @@ def test_a_file_is_synced_before_it_replaces_another(steps, tmp_path):
 
 
 def test_checkpoint_and_token_files_are_on_disk_with_their_names(steps, tmp_path):
+    """The folder is synced after the last file, so the new names survive a power loss."""
     checkpoint(tmp_path / "gen.stream.ckpt.json")
     [(kind, synced), (_, replaced, _), folder] = steps
     assert (kind, synced) == ("sync", replaced) and folder == ("sync", tmp_path.name)
@@ -191,6 +194,8 @@ def descriptors():
 
 
 def test_a_partial_file_that_cannot_be_removed_does_no_harm(tmp_path, monkeypatch):
+    """The caller's error is raised all the same, and no file descriptor stays open."""
+
     def fails(partial):
         raise PermissionError("not yours")
 
@@ -225,6 +230,7 @@ def test_ctrl_c_while_a_partial_file_is_made_leaves_nothing(name, folder, tmp_pa
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
 def test_another_process_may_remove_a_half_made_second_name(links, tmp_path, monkeypatch):
+    """The token file gets both names although another process removes leftovers meanwhile."""
     path, link = tmp_path / "gen.stream", os.link
 
     def found(source, partial):
@@ -286,7 +292,7 @@ def test_leftovers_of_killed_processes_go_and_files_of_running_ones_stay(kind, t
 
 
 def test_leftovers_on_nfs_are_removed(tmp_path, monkeypatch):
-    """NFS makes flock a lock by fcntl(2), which refuses LOCK_EX of a file opened for reading."""
+    """NFS turns flock into an fcntl(2) lock, which refuses LOCK_EX on a file opened for reading."""
     flock = fcntl.flock
 
     def of_nfs(descriptor, operation):
@@ -330,7 +336,7 @@ def test_a_partial_file_that_is_removed_before_its_lock_is_made_again(tmp_path, 
 
     def too_late(descriptor):
         monkeypatch.setattr(_files, "_lock", lock)
-        remove_leftovers(path)  # of another process, between creating and locking
+        remove_leftovers(path)  # another process does this between creating and locking
         return lock(descriptor)
 
     monkeypatch.setattr(_files, "_lock", too_late)

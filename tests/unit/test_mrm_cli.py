@@ -1,4 +1,4 @@
-"""The command: what it says, where, and with which exit code. Runs are in the integration tier."""
+"""mrm-trace: its output, errors and exit codes. Tests of whole runs are integration tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MINIMAL = ROOT / "examples" / "minimal.yaml"
 
 @pytest.fixture
 def command(capsys):
-    """Runs the command; gives its exit code, its output and its errors."""
+    """Returns a function that runs the command and returns (exit code, stdout, stderr)."""
 
     def run(*arguments) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -51,7 +51,7 @@ def command(capsys):
 
 @pytest.fixture
 def experiment(tmp_path):
-    """Writes an experiment of a tiny model, changed as asked, with its results beside it."""
+    """Returns a function that writes an experiment file of a tiny model with given sections."""
 
     def write(**sections) -> Path:
         content = yaml.safe_load(MINIMAL.read_text(encoding="utf-8")) | sections
@@ -164,7 +164,7 @@ def test_an_only_pattern_without_a_run_is_refused(command, experiment):
 
 @pytest.mark.parametrize("module", ["llm_instrumentation.mrm", "llm_instrumentation.cli.trace"])
 def test_the_command_is_light(module):
-    """Shells complete and print help without waiting for torch."""
+    """Help and shell completion are fast, because importing the command imports no torch."""
     heavy = ("torch", "transformers", "matplotlib", "pandas", "pyarrow")
     program = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
@@ -178,7 +178,7 @@ def test_the_command_is_light(module):
 
 @pytest.fixture
 def traced(tmp_path):
-    """A trace file of some weights, a KV cache and activations."""
+    """The path of a trace file with weights, a KV cache and activations."""
     path = tmp_path / "trace.parquet"
     pq.write_table(make_trace(weight_window_s=30.0), path)
     return path
@@ -218,7 +218,7 @@ def test_a_trace_that_is_cut_off_says_so(command, traced):
     assert len(err.splitlines()) == 1
 
 
-# Which collector.
+# The choice of a collector.
 
 
 def test_every_collector_takes_the_keys_of_its_section():
@@ -228,6 +228,7 @@ def test_every_collector_takes_the_keys_of_its_section():
 
 
 def test_collectors_watch_from_outside_where_they_can():
+    """perf_mem attaches to the process, memray wraps its command, the torch tracer runs in it."""
     settings = load_experiment(MINIMAL).collector
     modes = {
         kind: choose_mode(build_collector(kind, settings), EngineType.TRANSFORMERS)
@@ -249,6 +250,7 @@ def test_for_llama_cpp_page_collectors_are_tried_before_memray_as_a_fallback():
 
 
 def test_a_primary_memray_stays_first():
+    """For llama.cpp, page collectors go before memray only if memray is a fallback."""
     kinds = CollectorType
     first = CollectorConfig(primary="memray", fallback="page_faults", fallback_2=None)
     assert list(collectors_for(first, EngineType.LLAMACPP)) == [kinds.MEMRAY, kinds.PAGE_FAULTS]
@@ -287,6 +289,7 @@ def test_a_folder_without_a_manifest_is_damaged(tmp_path):
 
 
 def test_the_mark_of_a_run_says_why_it_is_incomplete(tmp_path):
+    """A run folder with a mark is incomplete for the marked reason; a damaged mark counts too."""
     folder = RunFolder(tmp_path / "a-run")
     folder.mark("interrupted", "Ctrl-C")
     defect = folder.defect()
@@ -343,6 +346,7 @@ def test_a_run_that_does_not_match_its_manifest_is_marked_and_run_again(experime
 
 
 def test_the_output_folder_is_no_parameter_of_a_run(experiment):
+    """Output and analyser options do not change the fingerprint of a run; prompts do."""
     from llm_instrumentation.mrm.config import expand_sweep
 
     config = load_experiment(experiment())

@@ -1,4 +1,4 @@
-"""Experiment files: what they may say, what is said about mistakes, and the runs they give."""
+"""Experiment files: their keys and defaults, messages for mistakes, and the runs they describe."""
 
 from __future__ import annotations
 
@@ -237,6 +237,7 @@ def test_a_missing_file_raises_file_not_found(tmp_path):
     max_leaves=12,
 ))  # fmt: skip
 def test_no_file_breaks_the_reader(tmp_path_factory, tree):
+    """Any YAML file is read, or refused with problems of one line each."""
     path = tmp_path_factory.mktemp("any") / "any.yaml"
     path.write_text(yaml.safe_dump(tree), encoding="utf-8")
     problems = ["read"]
@@ -258,13 +259,14 @@ def test_a_model_config_in_python_takes_a_path_object(tmp_path):
 
 
 def test_the_reader_accepts_any_key_of_an_architecture(written):
+    """Keys of `random` go to the architecture's configuration, which checks them later."""
     model = {**MODEL, "random": {"architecture": "llama", "hidden_size": 64, "seed": 3}}
     random = load_experiment(written(experiment(models=[model]))).models[0].random
     assert random is not None
     assert (random.seed, random.settings) == (3, {"hidden_size": 64})
 
 
-# What the sections say together.
+# Checks over several sections.
 
 
 def test_models_with_the_same_id_are_refused(written):

@@ -1,4 +1,4 @@
-"""Rows for memory that an engine names and that no row of a collector shows."""
+"""Rows are added for memory that an engine reports and that no row of a collector covers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RECORDS = [
 def trace(
     kind: Kind, *rows: tuple[int, int, int | None], loads: Sequence[int] = ()
 ) -> pa.RecordBatchReader:
-    """Stores, or loads where so numbered, at (address, time, length), a batch each."""
+    """A trace of rows (address, time, length), one batch each: loads by number, else stores."""
     schema = arrow_schema(kind)
     batches = [
         make_batch(
@@ -98,6 +98,7 @@ def test_an_added_allocation_is_released_in_the_teardown():
     [(150, 950, []), (95, 950, ["store"]), (150, 1005, ["load"]), (95, 1005, ["store", "load"])],
 )
 def test_a_missing_half_of_an_allocation_is_added(made, released, lacks):
+    """An allocation needs a store and a load at its release; a missing row is added."""
     size = BUFFER[1] - BUFFER[0]
     rows = (BUFFER[0], made, size), (BUFFER[0], released, size)
     found = [
@@ -111,6 +112,7 @@ def test_a_missing_half_of_an_allocation_is_added(made, released, lacks):
 
 
 def test_releases_in_the_teardown_are_labelled_in_a_trace_of_allocations():
+    """The memory of the engine is known until the end of the teardown in this kind only."""
     row = (KEYS[0], TEARDOWN + 50, 0x1000)
     types = {kind: labelled(trace(kind, row))[0]["region_type"] for kind in Kind}
     assert types.pop(Kind.ALLOCATIONS) == "kv_cache"
@@ -125,8 +127,8 @@ def test_a_run_without_a_teardown_has_released_nothing():
 @pytest.mark.parametrize(
     "row",
     [
-        (WEIGHTS[0] - 0x1000, 150, 0x10_1000),  # a file from its first page: has no label
-        (WEIGHTS[0], 50, 0x1000),  # before the load something else lay there
+        (WEIGHTS[0] - 0x1000, 150, 0x10_1000),  # a mapped file, which begins before the weights
+        (WEIGHTS[0], 50, 0x1000),  # before the load the address was other memory
         (WEIGHTS[0], RELEASED, 0x1000),
         (WEIGHTS[1], 150, None),
     ],
@@ -137,6 +139,7 @@ def test_a_row_that_gets_no_label_covers_no_range(row):
 
 
 def test_no_rows_are_added_to_a_trace_of_accesses():
+    """In a trace of accesses, memory without a row was not accessed."""
     assert added(trace(Kind.ACCESSES, (KEYS[0], 250, None))) == []
 
 
@@ -148,6 +151,7 @@ def test_an_engine_that_reports_no_ranges_adds_no_rows():
 
 
 def test_the_ranges_alone_are_a_trace_of_allocations():
+    """Without a collector's trace, each range becomes a store and a load."""
     known = KnownRows(RECORDS, "run", Kind.ALLOCATIONS)
     table = known.complete(None).read_all()
     assert table.schema.equals(arrow_schema(Kind.ALLOCATIONS), check_metadata=True)

@@ -1,4 +1,4 @@
-"""Text of the collectors becomes rows; rows become Parquet."""
+"""The parsers turn the text of collectors into rows, and rows into Parquet files."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def test_samples_without_an_address_are_left_out_and_logged(caplog, tmp_path):
     path = tmp_path / "perf_script.txt"
     path.write_text(
         PERF
-        + "w 99 [0] 1.5: 1 cpu/mem-loads/P:      558da517a160 spin+0xd (/tmp/w)\n"  # the ip
+        + "w 99 [0] 1.5: 1 cpu/mem-loads/P:      558da517a160 spin+0xd (/tmp/w)\n"  # only the ip
         + "w 99 [0] 1.5: 3000000 cpu-clock:                0     558da517a160 spin+0xd (/tmp/w)\n"
     )
     trace = parse_perf_script(path, "r")
-    assert trace.unaddressed == 0  # nothing is read before it is asked for
+    assert trace.unaddressed == 0  # the text is read lazily
     assert [row["thread_id"] for row in trace] == [4242, 4242]
     assert (trace.unaddressed, trace.malformed) == (2, 1)
     malformed, unaddressed = (record.message for record in caplog.records)
@@ -82,7 +82,7 @@ def test_samples_without_an_address_are_left_out_and_logged(caplog, tmp_path):
 def test_an_open_file_is_accepted():
     assert len(list(parse_perf_script(io.StringIO(PERF), "r"))) == 2
     assert len(list(parse_perf_script(io.BytesIO(PERF.encode()), "r"))) == 2
-    odd = PERF.replace("ggml_vec_dot_q4_0", "ggml\udcff")  # as errors="surrogateescape" reads it
+    odd = PERF.replace("ggml_vec_dot_q4_0", "ggml\udcff")  # a bad byte under surrogateescape
     assert next(parse_perf_script(io.StringIO(odd), "r"))["symbol"] == "ggml\ufffd"
 
 
@@ -165,6 +165,7 @@ def test_texts_without_a_line_give_no_rows(parse, text, tmp_path):
 
 @pytest.mark.parametrize("parse", PARSERS)
 def test_damaged_lines_are_counted_and_skipped(parse, tmp_path):
+    """The trace counts all damaged lines and keeps the first twenty, cut to 200 bytes."""
     good = {
         parse_perf_script: "a 1 [0] 1.5: mem-loads: 7f00 f (/x)",
         parse_lackey: " L 7f00,8",
@@ -180,7 +181,7 @@ def test_damaged_lines_are_counted_and_skipped(parse, tmp_path):
     path = tmp_path / "text"
     path.write_text("\n".join([good, *damaged, *["never mind"] * 100, good]))
     trace = parse(path, "r")
-    assert trace.malformed == 0  # nothing is read before it is asked for
+    assert trace.malformed == 0  # the text is read lazily
     assert [row["address"] for row in trace] == [0x7F00, 0x7F00]
     assert trace.malformed == 105
     samples = trace.malformed_samples
@@ -201,7 +202,7 @@ def test_files_that_are_no_text_have_damaged_lines_only(parse, tmp_path):
         assert list(trace) == []
         assert trace.malformed > 0
         assert all(len(sample.text.encode()) <= 200 for sample in trace.malformed_samples)
-    with gzip.open(packed) as unpacked:  # this is how a packed text is read
+    with gzip.open(packed) as unpacked:  # the way to read a compressed text
         assert len(list(parse_perf_script(unpacked, "r"))) == 200
 
 
@@ -316,7 +317,7 @@ def test_a_column_that_comes_late_is_named_and_leaves_no_file(tmp_path):
     with pytest.raises(InvalidArgumentError, match="row 2 has the columns note, which the rows of"):
         write_parquet([first, first, first | {"note": 1}], tmp_path / "x.parquet", batch_size=2)
     assert list(tmp_path.iterdir()) == []
-    # Within the first batch any row may bring one.
+    # A new column is accepted in any row of the first batch.
     assert write_parquet([first, first | {"note": 1}], tmp_path / "x.parquet") == 2
     assert pq.read_table(tmp_path / "x.parquet")["note"].to_pylist() == [None, 1]
 

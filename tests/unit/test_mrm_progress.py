@@ -1,4 +1,4 @@
-"""The line of progress, on a terminal."""
+"""The progress line on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of the files of a run: which are read, which are refused, and what is said."""
+"""Versions of the files of a run: which are read, which are refused, and with which message."""
 
 from __future__ import annotations
 

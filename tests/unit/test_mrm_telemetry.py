@@ -1,4 +1,4 @@
-"""Whether a run can be trusted: the idle machine, heat, the cost of watching, the verdict."""
+"""Telemetry: baseline of the machine, throttling, cost of the observer, and validity of a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIB = 2**20
 
 @dataclasses.dataclass
 class Sample:
-    """As the process monitor takes them."""
+    """A sample with the fields of the process monitor's samples."""
 
     t_s: float
     pid: int = 1
@@ -39,7 +39,7 @@ class Sample:
     write_bytes: int = 0
 
 
-# ---- the idle machine -----------------------------------------------------------------
+# ---- the baseline ---------------------------------------------------------------------
 
 
 def test_a_baseline_describes_the_machine():
@@ -54,6 +54,7 @@ def test_a_baseline_describes_the_machine():
 
 
 def test_the_first_answer_of_psutil_is_no_sample(monkeypatch):
+    """psutil's first call returns 0 and only starts the measurement, so it is left out."""
     answers = iter([0.0, 40.0, 60.0])
     monkeypatch.setattr(psutil, "cpu_percent", lambda: next(answers))
     baseline = capture_baseline(duration_s=0.02, poll_interval_s=0.01)
@@ -83,12 +84,12 @@ def test_times_that_are_not_positive_are_refused(times):
         capture_baseline(**times)
 
 
-# ---- heat -----------------------------------------------------------------------------
+# ---- throttling -----------------------------------------------------------------------
 
 
 @pytest.fixture
 def counters(tmp_path, monkeypatch):
-    """Throttle counters of two processors, to be set."""
+    """Fake throttle counters of two processors; call it to set them."""
     monkeypatch.setattr(thermal, "_CPUS", tmp_path)
 
     def put(**values):
@@ -150,7 +151,7 @@ def wait_until(happens):
         time.sleep(0.005)
 
 
-# ---- the cost of watching -------------------------------------------------------------
+# ---- the cost of the observer ---------------------------------------------------------
 
 
 def test_the_summary_has_the_documented_numbers():
@@ -188,7 +189,7 @@ def test_processes_of_one_moment_are_added_up():
 
 
 def test_cpu_use_of_a_very_short_interval_is_ignored():
-    # The kernel counts in steps of 10 ms: one step in the last 2 ms looks like five cores.
+    # The kernel counts CPU time in steps of 10 ms: one step in 2 ms looks like five cores.
     samples = [Sample(0.1, cpu_pct=4), Sample(0.2, cpu_pct=6), Sample(0.3, cpu_pct=5)]
     last = Sample(0.302, cpu_pct=500, rss_mb=9)
     summary = compute_observer_effect([*samples, last], [])
@@ -199,7 +200,7 @@ def test_cpu_use_of_a_very_short_interval_is_ignored():
 
 
 def test_counters_of_different_processes_are_not_mixed():
-    """One process at 1 GiB and one at 0 would look like a gigabyte written each poll."""
+    """If counters were mixed, processes at 1 GiB and 0 would look like 1 GiB written per poll."""
     samples = [
         Sample(0, 1, write_bytes=2**30), Sample(0, 2, write_bytes=0),
         Sample(1, 1, write_bytes=2**30 + 100), Sample(1, 2, write_bytes=23),
@@ -215,13 +216,13 @@ def test_more_than_ten_mebibytes_are_contention():
 
     assert not contention(10 * MIB)
     assert contention(10 * MIB + 1)
-    assert not contention(500 * MIB, trace_bytes=500 * MIB)  # the trace itself does not count
+    assert not contention(500 * MIB, trace_bytes=500 * MIB)  # writing the trace does not count
     assert contention(500 * MIB, trace_bytes=480 * MIB)
     with pytest.raises(ValueError, match="trace_bytes"):
         contention(0, trace_bytes=-1)
 
 
-# ---- the verdict ----------------------------------------------------------------------
+# ---- the validity ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -317,7 +318,7 @@ def test_every_limit_that_was_exceeded_has_its_reason():
     reasons = classify_run(31.5, 0.2, 4, 60.0, True).failure_reasons
     names = ("observer_cpu", "observer_mem", "thermal", "baseline_cpu", "io_contention")
     assert [name for name in names for reason in reasons if name in reason] == list(names)
-    assert reasons[0] == "observer_cpu 31.5 % is not below 20 %"  # 10 % is that of a clean run
+    assert reasons[0] == "observer_cpu 31.5 % is not below 20 %"  # the limit of a marginal run
     assert reasons[3] == "baseline_cpu 60.0 % before the run is not below 15 %"
     marginal = classify_run(12.0, 0.0, 0).failure_reasons
     assert marginal == ["observer_cpu 12.0 % is not below 10 %"]

@@ -1,4 +1,4 @@
-"""The cost of a tracer by tokens in turns, on an engine and a clock of the test's own."""
+"""The cost of a tracer is measured by tracing every other token; the engine and clock are fakes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Clock:
 
 
 class Tracer:
-    """Counts as on between enter and exit."""
+    """A fake tracer that is on between enter and exit."""
 
     on = closed = False
 
@@ -40,7 +40,7 @@ class Tracer:
 
 
 class Engine:
-    """Makes tokens of given times, `slower` times longer while the tracer is on."""
+    """Makes tokens that take given times; with the tracer on they take `slower` times as long."""
 
     def __init__(self, clock, tracer, times, slower, fails_at=None):
         self.clock, self.tracer, self.times, self.slower = clock, tracer, times, slower
@@ -78,7 +78,7 @@ def test_every_other_token_is_traced_and_its_cost_is_found(clock):
 
 
 def test_a_machine_that_slows_down_does_not_change_the_measured_cost(clock):
-    times = [20 + n for n in range(30)]  # each token is slower than the one before
+    times = [20 + n for n in range(30)]  # each token takes longer than the last
     times[7] = 900
     tracer = Tracer()
     engine = Engine(clock, tracer, times, slower=1.08)

@@ -1,4 +1,4 @@
-"""zstd payloads against the C library, which decodes them bit for bit."""
+"""The C library of zstd decodes the payloads of our encoder bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Percentiles, anomalies and correlations of histograms that are known."""
+"""Percentiles, anomalies and correlations of known histograms and metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llm_instrumentation.probes.figures import file_stems, latency_text
 
 
 def histogram(**slots: int) -> np.ndarray:
-    """Of ``s5=100``: a hundred requests of 32 to 63 us."""
+    """Counts by slot, given as ``sN=count``: ``s5=100`` is a hundred requests of 32 to 63 us."""
     counts = np.zeros(1 + max(int(name[1:]) for name in slots), np.int64)
     for name, count in slots.items():
         counts[int(name[1:])] = count
@@ -58,12 +58,12 @@ def metrics_line(time: float, total: float | None = None, avg10: float = 0.0, **
 @pytest.mark.parametrize(
     ("counts", "percentile", "us"),
     [
-        (histogram(s5=1), 50, 48),  # alone, in the middle of 32 to 64
+        (histogram(s5=1), 50, 48),  # a single request counts as the middle of 32 to 64
         (histogram(s5=1), 0, 48),
         (histogram(s5=32), 0, 32.5),
         (histogram(s5=32), 50, 47.5),
         (histogram(s5=32), 100, 63.5),
-        (histogram(s0=2), 100, 1.5),  # the first is from 0 to 2
+        (histogram(s0=2), 100, 1.5),  # the first slot reaches from 0 to 2
         (histogram(s4=90, s10=10), 90, 16 + 16 * 89.5 / 90),
         (histogram(s4=90, s10=10), 91, 1024 + 1024 * 0.5 / 10),
         (histogram(s4=999, s10=1), 99.9, 16 + 16 * 998.5 / 999),
@@ -117,7 +117,7 @@ def test_the_mean_of_no_requests_is_nan():
     assert np.isnan(mean_us(np.zeros((2, 4), np.int64))).all()
 
 
-# ---- what stands out ----
+# ---- anomalies ----
 
 
 def test_a_window_with_slow_requests_is_anomalous():
@@ -130,7 +130,7 @@ def test_a_window_with_slow_requests_is_anomalous():
 def test_a_window_that_differs_by_one_bucket_is_not_anomalous():
     counts = np.zeros((12, 16), np.int64)
     counts[:, 5] = 100
-    counts[7, 6] = 2  # p99 from 64 to 128 us, where all others have 64
+    counts[7, 6] = 2  # its p99 lies between 64 and 128 us; that of the others is 64
     assert not anomalous(counts).any()
 
 
@@ -202,6 +202,7 @@ def test_processes_are_sorted_by_time_off_the_cpu():
 
 
 def test_pressure_is_the_growth_of_the_total():
+    """The growth is in percent of the interval; after a restart or a gap it is unknown."""
     totals = {1.0: 5e6, 2.0: 5.25e6, 3.0: 5.25e6, 4.0: 1e3, 9.0: 2e3}  # a restart, then a gap
     metrics = parse_metrics([metrics_line(time, total) for time, total in totals.items()])
     expected = [math.nan, 25, 0, math.nan, math.nan]
@@ -236,7 +237,8 @@ def test_windows_and_lines_are_matched_by_time():
     ).devices
     lines = [metrics_line(t, avg10=t) for t in (1.4, 1.1, 2.6, 3.0, 4.9, 6.5, 60.0)]
     latency, pressure = matched(device, parse_metrics(lines), "io pressure (some, avg10)")
-    # 1.4 is farther from 1 than 1.1; 2 has none within half a second; 3 had no requests.
+    # Window 1 takes line 1.1, which is nearer than 1.4. Window 2 has no line within half a second,
+    # and window 3 had no requests.
     assert pressure.tolist() == [1.1, 4.9, 6.5]
     assert latency.tolist() == [3, 48, 96]
     assert [
@@ -259,7 +261,7 @@ def test_known_rank_correlations(first, second, rho):
 
 
 def series(chance: np.random.Generator, n: int, memory: float) -> np.ndarray:
-    """An autoregressive one."""
+    """A random autoregressive series; each value depends on the last by the factor `memory`."""
     values = chance.normal(size=n)
     for at in range(1, n):
         values[at] += memory * values[at - 1]
@@ -267,7 +269,7 @@ def series(chance: np.random.Generator, n: int, memory: float) -> np.ndarray:
 
 
 def test_p_is_rarely_small_by_chance():
-    """Of series that have nothing to do with each other, but remember."""
+    """Two unrelated autoregressive series rarely have a small p, as a valid test demands."""
     chance = np.random.default_rng(0)
     ps = [permutation_p(*(series(chance, 60, 0.5) for _ in range(2))) for _ in range(100)]
     assert np.mean(np.array(ps) <= 0.05) <= 0.1
@@ -280,13 +282,14 @@ def test_p_of_dependent_series_is_the_smallest_possible():
 
 
 def test_holm():
+    """The k-th smallest of m p values is multiplied by m - k + 1; the results never decrease."""
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
 
 
 def test_associations_are_ranked_and_the_unknown_last():
-    """Latency doubles with each window: pressure does, too, and faults are of no order."""
+    """Latency and pressure double with each window, so they rank first; faults are random."""
     faults = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
     windows = [snapshot(float(t), **{f"s{t + 2}": 5}) for t in range(12)]
     lines = [metrics_line(float(t), avg10=2.0**t, page_faults={"1": faults[t]}) for t in range(12)]

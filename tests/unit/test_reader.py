@@ -1,4 +1,4 @@
-"""ActivationReader on real captures."""
+"""ActivationReader reads real captures: selection, values, twins, samples, damage and notes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from llm_instrumentation.errors import (
 
 @contextlib.contextmanager
 def capturing(path, codec="zstd", **options):
-    """Yields put(name, tensor, ...) for a capture to `path`."""
+    """Captures to `path` in a with block; yields a function put(name, tensor, ...)."""
     session = Session(path, codec=codec, workers=1, max_memory_bytes=16 << 20, **options)
 
     def put(name, tensor, path="", model="", **about):
@@ -52,7 +52,7 @@ def capturing(path, codec="zstd", **options):
 
 
 def bits(tensor):
-    """The bytes of a tensor, to compare NaN and -0 too."""
+    """The bytes of a tensor, to compare NaN and -0 exactly."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
@@ -62,7 +62,7 @@ def index_of(path):
 
 
 def rewrite_index(path, change):
-    """Lets change(rows) edit the rows of an index, as dicts."""
+    """Rewrites an index after `change` edited its rows, a list of dicts."""
     table = index_of(path)
     rows = table.to_pylist()
     change(rows)
@@ -77,7 +77,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def run(path):
-    """Two layers over four steps, one of them called twice a step, with two outputs."""
+    """A capture of two layers over four steps; one has two outputs and is called twice a step."""
     torch.manual_seed(0)
     with capturing(path) as put:
         for step in range(4):
@@ -163,7 +163,7 @@ def test_steps_are_selected_by_value(run, wanted, found):
 
 
 def test_steps_that_are_not_in_order_are_found(path):
-    steps = [3, 0, 2, 0, 7, -1, 3]  # -1: unknown
+    steps = [3, 0, 2, 0, 7, -1, 3]  # -1 is an unknown step
     with capturing(path) as put:
         for k, step in enumerate(steps):
             put("x", torch.tensor([float(k)]), step=step)
@@ -173,7 +173,7 @@ def test_steps_that_are_not_in_order_are_found(path):
             for wanted in (0, 2, 3, 5, 7, 2**70, slice(0, 3), slice(3, 2), slice(2, 2**70)):
                 inside = wanted if isinstance(wanted, slice) else slice(wanted, wanted + 1)
                 fits = [row for row in rows if inside.start <= steps[row] < inside.stop]
-                for _ in range(2):  # the second call knows the order
+                for _ in range(2):  # the first call sorts the steps, the second uses the order
                     assert [a.row for a in view.select(steps=wanted)] == fits
         assert reader["x"].at(step=2).row == 2 and reader["x"].at(step=2, call=0).row == 2
         with pytest.raises(KeyError, match="no activation at step=5"):
@@ -249,7 +249,7 @@ def test_every_type_and_shape_comes_back(path, kinds, codec, seed):
 
 
 def any_tensor(name, shape, seed):
-    """A tensor of any bytes, NaN and infinities among them."""
+    """A tensor of random bytes, so also of NaN and infinities."""
     size = math.prod(shape) * DTYPE_SIZES[name]
     content = np.random.default_rng(seed).integers(2 if name == "bool" else 256, size=size)
     tensor = torch.empty(math.prod(shape), dtype=getattr(torch, name))
@@ -259,7 +259,7 @@ def any_tensor(name, shape, seed):
 
 
 def as_numpy(tensor):
-    """What to_numpy promises, by torch's own conversions."""
+    """The array that to_numpy should return, made with torch's own conversions."""
     if tensor.dtype == torch.bfloat16 or str(tensor.dtype).startswith("torch.float8"):
         return tensor.to(torch.float32).numpy()
     if tensor.dtype == torch.complex32:
@@ -331,7 +331,7 @@ def test_twins_of_threads_that_alternate_find_their_tensor(path):
         for step in reader.steps:
             values = {a.thread: a.to_torch()[0].item() for a in reader.select(steps=step)}
             assert sorted(values.values()) == [1e5 * (n + 1) + step for n in range(4)]
-        for activation in reader:  # each with its own thread's twin
+        for activation in reader:  # each has the twin of its own thread
             assert activation.to_torch().unique().numel() == 1
             base = activation.to_torch(exact=False)
             assert base.isinf().all()
@@ -414,7 +414,7 @@ def test_what_cannot_be_joined_is_explained(run):
 
 @pytest.fixture
 def crowd(path):
-    """1,200 small packets of three shapes and types; some have a twin, some are empty."""
+    """A capture of 1,200 small packets of three shapes and types; some have a twin or are empty."""
     generator = torch.Generator().manual_seed(0)
     with capturing(path, codec="lz4") as put:
         for step in range(200):
@@ -430,6 +430,7 @@ def crowd(path):
 
 @pytest.mark.parametrize("ignore_index", [False, True])
 def test_activations_read_in_turn_equal_those_read_alone(crowd, ignore_index):
+    """Reading in turn decodes many packets ahead, and gives the same values."""
     with ActivationReader(crowd, ignore_index=ignore_index) as reader:
         for view in (reader.select(), reader["h.1"], reader.select()[::-1], reader.select()[5::7]):
             assert len(view) > 100
@@ -521,7 +522,7 @@ def test_many_activations_are_joined_like_single_tensors(crowd, layer, dtype):
         each = [view[k].to_torch(dtype=dtype) for k in range(len(view))]
         dim = 0 if layer == "empty" else 1
         if layer == "lm" and dtype is None:
-            each = [values.float() for values in each]  # float16 and float32 join as that
+            each = [values.float() for values in each]  # float16 and float32 join as float32
         joined = view.cat(dim, dtype=dtype)
         assert joined.dtype == each[0].dtype and bits(joined) == bits(torch.cat(each, dim))
         assert joined.shape == torch.cat(each, dim).shape
@@ -544,7 +545,7 @@ def test_different_types_are_joined_on_request_only(path):
 
 def test_empty_tensors_and_scalars(path):
     with capturing(path, "none") as put:
-        put("", torch.empty(0, 3))  # six zero bytes: stands in the index alone
+        put("", torch.empty(0, 3))  # would be six zero bytes, so only the index has it
         put("x", torch.empty(2, 0))
         put("x", torch.tensor(True))
     with ActivationReader(path) as reader:
@@ -571,7 +572,7 @@ assert "torch" not in sys.modules
 
 
 def sampled(source, rate):
-    """The sampled elements of any type, as bytes, since torch indexes some types only."""
+    """The sampled elements; indexed as bytes, because torch cannot index every type."""
     elements = source.reshape(-1).view(torch.uint8).view(source.numel(), source.element_size())
     positions = torch.tensor(sample_positions(source.numel(), rate))
     return elements[positions].view(-1).view(source.dtype)
@@ -646,13 +647,13 @@ def test_parameters_that_do_not_fit_are_reported(path):
 
 # ---- split tensors --------------------------------------------------------------
 
-# Only tensors of 4 GiB are split. These streams are small ones whose index, written anew, calls
-# consecutive tensors of one name the parts of one.
+# The library splits only tensors of 4 GiB or more. These tests capture small tensors and rewrite
+# the index, so that tensors of one name become the parts of one split tensor.
 
 
 @pytest.fixture
 def split(path):
-    """A tensor in three parts, with other packets between them."""
+    """Captures a tensor in three parts with other packets between them; returns the tensor."""
     whole = torch.randn(10, 4).to(torch.bfloat16)
     with capturing(path) as put:
         put("before", torch.ones(1))
@@ -784,7 +785,7 @@ def test_a_documented_stream_without_an_index_is_read(path, codec):
 
 
 def without_an_index(path) -> dict[str, torch.Tensor]:
-    """What was captured to a stream that lost its index."""
+    """Captures tensors to a stream, deletes its index, and returns the tensors."""
     tensors = {
         "h.0": torch.randn(6),
         "h.1": torch.randn(6).bfloat16(),
@@ -799,7 +800,7 @@ def without_an_index(path) -> dict[str, torch.Tensor]:
 
 
 def test_unknown_types_warn_once_and_can_be_given(path):
-    """They were read as float16 without a word."""
+    """Without an index or `dtypes`, float16 is assumed with a warning."""
     tensors = without_an_index(path)
     way_out = r"run\.stream: no index tells .*'h\.0', 'h\.1', 'ids', \.\.\..* float16.*dtypes="
     with pytest.warns(RuntimeWarning, match=way_out) as told:
@@ -820,7 +821,7 @@ def test_unknown_types_warn_once_and_can_be_given(path):
             assert activation.dtype == str(stored.dtype).removeprefix("torch.")
             assert torch.equal(activation.to_torch(), stored)
         assert repr(reader["ids"][0]) == "<Activation 'ids', int64>"
-        # dtype= converts where the type is known.
+        # If the stored type is known, dtype= converts the values.
         converted = reader["h.1"][0].to_torch(dtype=torch.float32)
         assert torch.equal(converted, tensors["h.1"].float())
         assert reader.select("h.1").stack().dtype == torch.bfloat16
@@ -842,7 +843,7 @@ def test_types_in_the_index_beat_given_types(run):
 
 
 def test_packets_behind_the_index_have_unknown_types(path):
-    """As kill -9 leaves them."""
+    """A killed capture can leave packets that its index does not list."""
     with capturing(path) as put:
         put("x", torch.ones(3).bfloat16())
     path.write_bytes(2 * path.read_bytes())
@@ -857,7 +858,7 @@ def test_twins_are_known_by_name_without_an_index(path):
     with capturing(path) as put:
         put("x", torch.ones(2))
         put("x", tensor)
-        put("y!float32", torch.ones(1))  # no twin, for there is no "y"
+        put("y!float32", torch.ones(1))  # no twin, because there is no "y"
     with ActivationReader(path, ignore_index=True, warn=False) as reader:
         assert reader.layers == ("x", "y!float32") and not reader["x"][0].overflowed
         overflowed = reader["x"][1]
@@ -875,7 +876,7 @@ def test_ignoring_the_index_finds_the_same_values(run):
             assert torch.equal(other.to_torch(dtype=values.dtype), values.reshape(-1))
 
 
-# ---- what is missing or damaged -------------------------------------------------
+# ---- missing or damaged packets -------------------------------------------------
 
 
 def test_notes_are_no_activations(path):
@@ -983,7 +984,7 @@ def test_a_stream_that_is_being_captured_is_read_without_a_warning(path):
         data, index = path.read_bytes(), path.with_name("run.stream.index").read_bytes()
     with ActivationReader(path) as reader:
         assert not reader.info.live and reader.problem == ""
-    # What a killed capture leaves is told as before.
+    # The files of a killed capture still give a warning.
     path.with_name("run.stream.index").write_bytes(index)
     with pytest.warns(RuntimeWarning, match="the end mark is missing"):
         ActivationReader(path).close()
@@ -1004,7 +1005,7 @@ def test_numpy_takes_an_activation_for_an_array(crowd):
         assert np.asarray(half, dtype=np.float64).dtype == np.float64
         assert np.array_equal(np.abs(half), abs(values)) and np.mean(half) == values.mean()
         assert np.array([half, half]).shape == (2, 1, 2, 8)
-        # numpy has no bfloat16: float32 has all of its values
+        # numpy has no bfloat16; float32 holds all its values
         exact = rounded.to_torch()
         assert np.asarray(rounded).dtype == np.float32
         assert torch.equal(torch.from_numpy(np.asarray(rounded)).bfloat16(), exact)
@@ -1057,7 +1058,7 @@ def test_the_index_rows_of_a_view_are_a_pandas_table(crowd):
         assert table.index.name == "row" and table.index.tolist() == [a.row for a in view]
         assert list(table.columns) == ["name", *reader.index.column_names]
         assert reader.missing.to_pandas().empty
-    assert len(view.to_pandas()) == 6  # of the closed reader
+    assert len(view.to_pandas()) == 6  # works after the reader is closed
 
 
 def test_a_missing_pandas_is_named(crowd, monkeypatch):

@@ -103,7 +103,7 @@ def wait_until(condition):
 def test_waiting_threads_are_served_in_the_order_in_which_they_came():
     ring = RingBuffer(8)
     ring.put(bytes(8))
-    # The first to wait wants much, the others little: they must not overtake it.
+    # The first thread needs the whole ring, the others one byte. They must not overtake it.
     threads = []
     for number, size in enumerate([8, 1, 1, 1], start=1):
         data = bytes([number]) * size
@@ -163,7 +163,7 @@ def test_many_threads_lose_and_tear_nothing():
 
 
 class RingModel(RuleBasedStateMachine):
-    """The ring beside a plain bytearray."""
+    """Compares the ring with a plain bytearray."""
 
     @initialize(size=st.integers(1, 32))
     def start(self, size):

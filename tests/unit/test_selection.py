@@ -1,4 +1,4 @@
-"""Which modules each granularity takes, on the real architectures with random weights."""
+"""The modules that each granularity selects, on real architectures with random weights."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def names(model, config, **options):
 
 
 def below(block, *children):
-    """A block's name and those of the modules inside it."""
+    """The name of a block and of the given modules inside it."""
     return [block, *(f"{block}.{child}" for child in children)]
 
 
@@ -234,7 +234,7 @@ def test_a_compiled_model_has_the_names_of_the_original():
     compiled = torch.compile(model)
     assert names(compiled, InstrumentationConfig.balanced()) == original
     assert names(compiled, InstrumentationConfig.attention_analysis()) == ATTENTION[llama]
-    # What is hooked is what the compiled modules call, and what may be called beside them.
+    # The hooks are on the original modules, which the compiled ones call.
     selected = dict(select_modules(compiled, InstrumentationConfig.balanced()))
     assert selected[""] is model
     assert selected["model.layers.0.self_attn"] is model.model.layers[0].self_attn._orig_mod

@@ -1,4 +1,4 @@
-"""Calls of a session one after the other, and within each other as signal handlers make them."""
+"""Calls of a session in sequence, and nested, as signal handlers make them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_tensors_of_one_layer_may_differ_in_everything(session):
 
 
 def test_a_signal_handler_may_capture_the_same_layer(session):
-    """The handler's tensor is of another shape, and comes when the outer call is laid out."""
+    """The handler captures another shape after the outer call has filled in its arguments."""
     enqueue = plain_enqueuer(session, session.layer("a"))
     into_c = session._enqueue
     inner, outer = torch.arange(6).reshape(2, 3), torch.arange(4.0)
@@ -149,7 +149,7 @@ def test_threads_may_capture_one_layer_at_once(session):
 
 
 def test_a_tensor_after_one_that_had_to_wait(session, monkeypatch):
-    """The first is larger than the staging memory, and libstrap says so again and again."""
+    """The first tensor is larger than the arena, so its enqueue times out and is repeated."""
     monkeypatch.setattr(calls, "_SLICE_MS", 0)
     into_c, statuses = session._enqueue, []
 
@@ -167,12 +167,13 @@ def test_a_tensor_after_one_that_had_to_wait(session, monkeypatch):
 
 
 def test_a_tensor_after_one_that_was_interrupted(session, monkeypatch):
+    """The interrupted tensor becomes a note, and the next one is captured."""
     monkeypatch.setattr(calls, "_SLICE_MS", 0)
     into_c = session._enqueue
 
     def stopped(*arguments):
         status = into_c(*arguments)
-        if status == ERR_TIMEOUT:  # handlers run when the call returns
+        if status == ERR_TIMEOUT:  # Python runs signal handlers when the C call returns
             raise KeyboardInterrupt
         return status
 
@@ -192,7 +193,10 @@ def test_a_tensor_after_one_that_was_interrupted(session, monkeypatch):
 
 
 class Interrupted:
-    """The library, whose waits are interrupted when they time out: handlers run behind a call."""
+    """Wraps the library: a flush or checkpoint that times out raises KeyboardInterrupt.
+
+    So a signal handler would, which Python runs after the C call.
+    """
 
     def __init__(self, library):
         self._library = library
@@ -230,7 +234,7 @@ def test_a_flush_after_an_interrupted_one_covers_later_tensors(session, name, mo
         patch.setattr(session, "_lib", Interrupted(library))
         with pytest.raises(KeyboardInterrupt):
             getattr(session, name)()
-    in_a_thread(session.checkpoint)  # so that the position of that wait is reached
+    in_a_thread(session.checkpoint)  # writes all tensors that the interrupted call waited for
     in_a_thread(put)
     if name == "checkpoint":
         assert session.checkpoint() > 2 * values.nbytes

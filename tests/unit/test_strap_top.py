@@ -1,4 +1,4 @@
-"""The screen of `strap top`, of snapshots that are known."""
+"""The screen of `strap top` for known snapshots."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_devices():
     lines = screen(view)
     assert lines[0].startswith("strap top  22:13:20 UTC, every 2 s")
     assert lines[2].split("  ")[0] == "device"
-    # 99 of 100 are reads, of 64 to 128 us.
+    # 99 of 100 operations are reads, which take 64 to 128 us.
     name, *numbers = lines[3].split()
     assert name == "nvme0n1"
     assert numbers == ["10,100", "81.9", "0.82", "150", "128", "7", "1.50"]
@@ -95,7 +95,7 @@ def test_processes_of_a_pid_namespace():
 def test_the_proc_of_another_namespace_gives_no_bytes(monkeypatch):
     own = str(os.getpid())
     assert own in top._DiskBytes().grown([own])
-    for leads_to in ("/proc/1", "/proc/self"):  # another number; nowhere
+    for leads_to in ("/proc/1", "/proc/self"):  # to another process; unresolved
         monkeypatch.setattr(os.path, "realpath", {"/proc/self": leads_to}.__getitem__)
         assert top._DiskBytes().grown([own]) == {}
 
@@ -123,7 +123,7 @@ def test_before_the_first_interval_the_screen_says_that_it_waits():
     assert screen(View(1.0, "cpu")) == ["strap top  waiting for the first interval, every 1 s"]
 
 
-# ---- where a probe cannot run ----
+# ---- probes that cannot run ----
 
 
 class Refused:
@@ -154,7 +154,7 @@ def test_one_probe_alone_is_shown(monkeypatch, capsys):
     top.run(0.01, [], "cpu", once=True)
     said = capsys.readouterr().out
     assert "processes are not watched: the kernel has no BTF" in said
-    assert "vda:x:[b]" in said  # no emoji, and no markup
+    assert "vda:x:[b]" in said  # not read as emoji or markup
     assert "unseen_end 3" in said and "pid" not in said
 
 

@@ -1,4 +1,4 @@
-"""Tokens recorded, checkpointed, resumed and saved beside the stream."""
+"""Tokens are recorded, checkpointed, resumed and saved beside the stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from llm_instrumentation.core.tokens import (
 
 
 class Letters:
-    """A tokenizer of one letter a token."""
+    """A tokenizer in which each token is a letter."""
 
     def decode(self, token_ids):
         return "".join(chr(ord("a") + int(t) % 26) for t in token_ids)
@@ -203,7 +203,7 @@ def test_checkpoints_follow_the_interval_also_in_batches(tmp_path):
     streamer.put(torch.zeros(2, 1))
     for _ in range(5):
         streamer.put(torch.tensor([1, 2]))
-    assert calls == [4, 8]  # whole steps only
+    assert calls == [4, 8]  # a checkpoint comes after a complete step
 
 
 def test_a_capture_resumes_from_its_checkpoint(tmp_path):
@@ -372,7 +372,7 @@ while True:
     assert len(state.tokens) >= 1
     resumed = TokenTracker(CheckpointFile(path), interval_tokens=1, resume_from=state)
     resumed.record_token(2, "y")
-    assert os.listdir(tmp_path) == [path.name]  # nor is a half-written file left
+    assert os.listdir(tmp_path) == [path.name]  # no half-written file is left
 
 
 # ---- the token file -----------------------------------------------------------
@@ -390,6 +390,7 @@ while True:
     ],
 )
 def test_only_the_suffix_stream_is_replaced(output, expected):
+    """The token file of `gen.stream` is `gen_tokens.json`; other names get `_tokens.json` added."""
     assert [str(path) for path in token_file_paths(output)] == expected
 
 
@@ -472,7 +473,7 @@ def test_tokens_have_the_number_of_their_generation():
     one, other = tracker.streamer(), tracker.streamer()
     one.put(torch.tensor([[1, 2]]))
     one.put(torch.tensor([5]))
-    other.put(torch.tensor([[1], [2]]))  # beside it, of two rows
+    other.put(torch.tensor([[1], [2]]))  # at the same time, with two rows
     other.put(torch.tensor([6, 7]))
     one.put(torch.tensor([8]))
     one.end()

@@ -1,5 +1,4 @@
-"""The torch tracer: what each sort of operator leaves in the trace, and for how long memory is
-one region."""
+"""The torch tracer: the rows that each kind of operator leaves, and the lifetime of regions."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @pytest.fixture(autouse=True, params=["C", "Python"])
 def path(request, monkeypatch):
-    """Operators run in C where this torch and interpreter can; the twin in Python is the same."""
+    """Runs each test with the recorder in C, if this torch allows it, and with its Python twin."""
     if request.param == "Python":
         monkeypatch.setattr(recorder, "view_in_c", lambda: 0)
     elif not recorder.view_in_c():
@@ -53,7 +52,7 @@ def rows_of(tracer: TorchTracer) -> pd.DataFrame:
 
 
 def traced(operation, **options) -> pd.DataFrame:
-    """The rows of a function without arguments."""
+    """Runs a function without arguments under a tracer, and returns its rows."""
     with TorchTracer(**options) as one, torch.no_grad():
         with one.thread():
             operation()
@@ -155,6 +154,7 @@ def test_a_tensor_changed_in_place_is_stored_and_loaded_only_if_read(change, rea
 
 
 def test_templates_are_not_loaded():
+    """zeros_like and new_ones use only the shape and type of their argument."""
     x = torch.randn(5)
     frame = traced(lambda: (torch.zeros_like(x), x.new_ones(3)))
     assert x.data_ptr() not in set(frame.address)
@@ -260,7 +260,7 @@ def test_adding_to_rows_reads_the_table_too():
 
 
 def loaded(operation, tensor) -> tuple[int, int]:
-    """How many bytes of a tensor are loaded, and by how many rows."""
+    """The number of bytes of a tensor that are loaded, and the number of rows."""
     frame = traced(operation)
     own = frame[(frame.op_type == "load") & frame.address.between(
         tensor.data_ptr(), tensor.data_ptr() + tensor.untyped_storage().nbytes() - 1
@@ -304,6 +304,7 @@ def test_old_values_are_loaded_only_if_the_result_includes_them():
 
 
 def test_a_bag_ends_at_its_last_offset():
+    """With include_last_offset, rows from the last offset on belong to no bag and are not read."""
     table, index = torch.randn(10, 4), torch.arange(6)
     look = nn.functional.embedding_bag
     offsets = torch.tensor([0, 2, 4])
@@ -364,7 +365,7 @@ def test_windows_that_overlap_count_their_elements_once():
     st.sampled_from([1, 2, 4, 8]),
 )
 def test_pieces_cover_the_elements_of_a_tensor_and_nothing_else(dims, itemsize):
-    """Layouts as slicing and permuting make them: strides are products of what lies inside."""
+    """The layouts are those of slices and permutations: each stride spans the inner dimensions."""
     shape, strides, inside = [], [], 1
     for size, gap in dims:
         shape.append(size)
@@ -410,7 +411,7 @@ class Quantised(nn.Module):
 def test_packed_weights_are_counted_and_warned_of(tmp_path):
     quantize = pytest.importorskip("torch.ao.quantization").quantize_dynamic
     model = quantize(Quantised(), {nn.LSTM, nn.LSTMCell, "linear"})
-    linear = 64 * 128 + 4 * 128  # int8, and a bias of float32
+    linear = 64 * 128 + 4 * 128  # int8 weights, and a float32 bias
     cells = 2 * (16 * (8 + 4) + 2 * 4 * 16)
     one, path = TorchTracer(), tmp_path / "torch_trace.parquet"
     one.start([os.getpid()], tmp_path)
@@ -420,7 +421,7 @@ def test_packed_weights_are_counted_and_warned_of(tmp_path):
         attached.detach()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with one.attach(model):  # again, and nothing more
+            with one.attach(model):  # the second time it does not warn
                 model(torch.randn(1, 64))
     (told,) = one.stop().warnings
     about = json.loads(pq.read_schema(path).metadata[META_KEY])
@@ -465,7 +466,7 @@ def test_training_gives_the_same_gradients_as_without_a_tracer(architecture, att
 
 
 def test_inference_mode_gives_the_same_rows():
-    """In another order at most: aten::linear names its bias last, aten::addmm first."""
+    """Only their order may differ: the bias is last in aten::linear, and first in aten::addmm."""
     layer = nn.Linear(16, 24)
     x = torch.randn(2, 5, 16)
 
@@ -500,7 +501,7 @@ def test_a_linear_layer_that_needs_several_kernels_gives_rows_for_each():
 
 
 def test_a_region_lasts_as_long_as_its_storage():
-    """The allocator gives the freed address out again; what lies there is another region."""
+    """If the allocator uses a freed address again, the new storage is a new region."""
     x = torch.randn(1000)
 
     def work():
@@ -520,7 +521,7 @@ def test_a_region_lasts_as_long_as_its_storage():
 
 
 def test_memory_of_numpy_at_an_old_address_is_a_region_of_its_own():
-    """No operator tells of this storage; only its identity does."""
+    """No operator makes these storages, so only their identity shows that they are new."""
     memory = np.zeros(64, np.float32)
 
     def work():
@@ -582,7 +583,7 @@ def test_parameters_and_buffers_are_weights():
 
 
 def test_weights_that_come_in_later_are_weights_too():
-    """As offloading does it: a parameter is put in the place of another for one call."""
+    """Offloading replaces a parameter by another for one call; the other is a weight too."""
     model = nn.Linear(3, 3, bias=False)
     with TorchTracer() as one, torch.no_grad():
         with one.attach(model):
@@ -594,7 +595,7 @@ def test_weights_that_come_in_later_are_weights_too():
 
 
 class Scaled(torch.Tensor):
-    """A float32 tensor that is int8 and a scale, as torchao has its weights."""
+    """A float32 tensor made of int8 numbers and a scale, like the weights of torchao."""
 
     @staticmethod
     def __new__(cls, numbers, scale):
@@ -619,6 +620,7 @@ class Scaled(torch.Tensor):
 
 @pytest.mark.parametrize("told", [True, False], ids=["told what it wraps", "not told"])
 def test_the_tensors_in_a_wrapped_weight_are_weights(told, monkeypatch):
+    """They are found by __tensor_flatten__; without it their loads are not labelled as weights."""
     if not told:
         monkeypatch.delattr(Scaled, "__tensor_flatten__")
     model = nn.Linear(4, 3, bias=False)
@@ -666,7 +668,7 @@ def test_a_load_of_weights_that_was_not_traced_can_be_noted():
 
 
 class Recurrent(nn.Module):
-    """A model with a cache of its own making, in a buffer."""
+    """A model that keeps its own cache in a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -689,7 +691,7 @@ def test_a_cache_that_is_no_argument_can_be_named():
 
 
 class OldCache(nn.Module):
-    """Gives its cache as pairs of tensors, as models did before there were classes for it."""
+    """Returns its cache as pairs of tensors, like models before cache classes existed."""
 
     def forward(self, input_ids, past_key_values=None):
         new = input_ids[..., None].float().expand(-1, -1, 4)[:, None] + 1
@@ -796,7 +798,7 @@ LENGTHS = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
         (t5, lambda m: m.generate(TEXT, **LENGTHS), [1, 2, 3]),
         (t5, lambda m: m.generate(TEXT, use_cache=False, **LENGTHS), [1, 2, 3]),
         (bart, lambda m: m(TEXT, decoder_input_ids=DECODED), [3]),
-        (bart, lambda m: m(TEXT), [50]),  # it makes the decoder's text of the encoder's
+        (bart, lambda m: m(TEXT), [50]),  # the decoder's text is made from the encoder's
         (bart, lambda m: m.generate(TEXT, **LENGTHS), [1, 2, 3]),
         (whisper, lambda m: m(SOUND, None, DECODED), [3]),
         (whisper, lambda m: m.generate(SOUND, **LENGTHS), [1, 2, 3]),
@@ -834,7 +836,7 @@ def test_phases_and_tokens_can_be_set():
             pass
 
 
-# Beside other things that happen to operators.
+# Together with other users of dispatch.
 
 
 def test_errors_pass_through_and_tracing_goes_on():
@@ -933,7 +935,7 @@ def test_sparse_parameters_leave_no_rows():
 
 
 def test_a_model_can_be_exported_meanwhile():
-    """Sizes that the export leaves open are no numbers."""
+    """The tracer accepts the symbolic sizes of an export, which are no numbers."""
     layer, x = nn.Linear(4, 3), torch.randn(5, 4)
     with TorchTracer() as one, one.thread():
         exported = torch.export.export(
@@ -999,7 +1001,7 @@ def test_many_threads_at_once():
     stores = negations[negations.op_type == "store"]
     assert stores.region_id.is_unique
     for _, mine in negations.groupby("thread_id"):
-        # What one step stored the next one loads.
+        # Each step loads the tensor that the step before stored.
         made = mine[mine.op_type == "store"].region_id.to_numpy()
         read = mine[mine.op_type == "load"].region_id.to_numpy()
         assert (made[:-1] == read[1:]).all()
@@ -1116,12 +1118,13 @@ def test_the_model_goes_on_when_the_disk_is_full(tmp_path):
 
 
 def test_labels_learnt_while_the_disk_is_full_are_written(tmp_path):
+    """A region that is found to be a weight while the disk is full is labelled in earlier rows."""
     model = nn.Linear(2, 2, bias=False)
     one = TorchTracer(tmp_path / "t.parquet")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with one.thread(), torch.no_grad():
         model.weight.data.neg()
-        one.reader()  # hands the rows over
+        one.reader()  # writes the rows so far
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
         try:
             with one.attach(model):
@@ -1142,7 +1145,8 @@ def test_a_forked_child_adds_nothing(tmp_path):
         with one.thread():
             x.neg()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # threads of the test run
+                # The test run has threads, so Python warns of fork.
+                warnings.simplefilter("ignore", DeprecationWarning)
                 child = os.fork()
             if child == 0:
                 for _ in range(BLOCK_ROWS):
@@ -1190,7 +1194,7 @@ def test_with_trace_load_off_each_weight_gets_one_store(tmp_path):
     model = nn.Linear(2, 2)
     one = TorchTracer(trace_load=False)
     one.start([os.getpid()], tmp_path)
-    torch.ones(3).neg()  # not the model's
+    torch.ones(3).neg()  # before the model is attached: not traced
     one.attach(model)
     one.stop()
     frame = one.trace("a").read_all().to_pandas()

@@ -1,4 +1,4 @@
-"""The torch tracer's hot path in C writes the rows that its twin in Python writes."""
+"""The torch tracer's recorder in C writes the same rows as its twin in Python."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ COMPARED = [
 
 @contextmanager
 def both(**options) -> Iterator[tuple[TorchTracer, TorchTracer]]:
-    """A tracer in Python, and within it one in C: they see the same tensors."""
+    """Runs a tracer in Python and, inside it, a tracer in C; both see the same tensors."""
     with pytest.MonkeyPatch.context() as patch, TorchTracer(**options) as in_python:
         patch.setattr(recorder, "view_in_c", lambda: 0)
         with in_python.thread():
-            pass  # has made its recorder
+            pass  # makes the recorder in Python
         patch.undo()
         with TorchTracer(**options) as in_c:
             yield in_python, in_c
@@ -145,7 +145,7 @@ def test_the_rows_of_a_type_are_the_same(dtype):
 
 
 def test_the_rows_of_a_parameter_with_gradients_are_the_same():
-    """And C reads it: weights are parameters, and most want gradients."""
+    """The recorder in C handles parameters that require gradients, as most weights do."""
     x = nn.Parameter(torch.randn(5))
     with both() as (in_python, in_c), torch.no_grad():
         with in_python.thread(), in_c.thread():
@@ -159,8 +159,8 @@ def test_many_blocks_of_rows_are_the_same():
     with both() as (in_python, in_c), torch.no_grad():
         with in_python.thread(), in_c.thread():
             for _ in range(recorder.BLOCK_ROWS):
-                x = x.t() + 1  # a new storage each
-            x[:, ::2].neg()  # pieces
+                x = x.t() + 1  # each result is a new storage
+            x[:, ::2].neg()  # gives a row for each piece
         assert len(check_same(in_python, in_c)) > 2 * recorder.BLOCK_ROWS
 
 
@@ -182,7 +182,7 @@ def test_a_known_operator_on_known_storages_runs_no_python_of_ours():
             calls.append(frame.f_code.co_name)
 
     with TorchTracer() as tracer, tracer.thread(), torch.no_grad():
-        x.add_(y)  # is learnt, and its storages are met
+        x.add_(y)  # the recorder learns the operator and the storages
         sys.setprofile(told)
         try:
             x.add_(y)

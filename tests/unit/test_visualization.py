@@ -1,4 +1,4 @@
-"""Packets as records, as a table, and drawn."""
+"""Packets are loaded as records, turned into a table, and drawn."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def generation(path):
-    """Three tokens of a model with two layers; the second doubles what it gets."""
+    """A capture of three tokens of a model with two layers; the second doubles its input."""
 
     class Double(nn.Module):
         def forward(self, x):
@@ -81,7 +81,7 @@ def test_packets_have_the_tokens_of_the_index(generation):
 
 
 def older_stream(path, count, values=b"\x00\x3c" * 4) -> None:
-    """As llm_instrumentation 1.3.1 writes it, without compression and index."""
+    """Writes a stream like llm_instrumentation 1.3.1: without compression and index."""
     name = b"layer"
     packet = struct.pack("!HI", len(name), len(values)) + name + values
     path.write_bytes(packet * count)
@@ -99,7 +99,7 @@ def test_packets_without_an_index_are_divided_among_the_tokens(path):
 
 
 def test_packets_that_cannot_be_decoded_are_left_out_with_a_warning(path):
-    older_stream(path, 2, b"\x00\x3c\x00")  # no whole number of float16
+    older_stream(path, 2, b"\x00\x3c\x00")  # three bytes are no whole number of float16
     with pytest.warns(RuntimeWarning, match=r"2 packets are left out, .* first is 'layer': .* 3 b"):
         assert load_stream_packets(path) == []
     packets = load_stream_packets(path, include_failed=True)
