@@ -470,7 +470,7 @@ def _is_apart(tensor: Tensor) -> bool:
 @pytest.mark.parametrize("in_c", [True, False], ids=["C", "Python"])
 @settings(deadline=None)
 @given(data=st.data())
-def test_traced_bytes_are_those_that_operators_touch(in_c: bool, data: st.DataObject) -> None:
+def test_traced_bytes_equal_the_bytes_that_operators_touch(in_c: bool, data: st.DataObject) -> None:
     if in_c and not recorder.view_in_c():
         pytest.skip("this torch or interpreter does not show tensors to C")
     steps: list[tuple[str, Step]] = []

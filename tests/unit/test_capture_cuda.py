@@ -377,7 +377,7 @@ def test_narrowing_does_not_wait_for_the_device():
 
 
 @pytest.mark.gpu
-def test_a_float32_model_is_captured_as_float16_of_what_it_returned(tmp_path):
+def test_a_float32_model_is_captured_as_the_float16_of_its_outputs(tmp_path):
     path = tmp_path / "a.stream"
     model = torch.nn.Sequential(torch.nn.Linear(256, 4096), torch.nn.ReLU()).cuda()
     batch = torch.randn(LARGE // 4096 + 1, 256, device="cuda")

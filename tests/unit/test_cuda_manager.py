@@ -205,7 +205,7 @@ def test_values_arrive_in_order_and_unharmed():
 
 
 @pytest.mark.gpu
-def test_values_are_those_at_the_call():
+def test_a_transfer_has_the_values_at_the_time_of_the_call():
     got = []
     with CUDAMemoryManager() as manager:
         tensor = torch.zeros(1 << 22, device="cuda")

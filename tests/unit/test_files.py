@@ -257,7 +257,7 @@ def test_a_folder_appears_when_it_is_whole(tmp_path):
     assert names(tmp_path) == []
 
 
-# ---- what killed processes left ---------------------------------------------------
+# ---- leftovers of killed processes ------------------------------------------------
 
 KILLED = """
 import os, signal, sys

@@ -147,7 +147,7 @@ def test_a_plan_lists_each_run(command, experiment):
     assert {run["finished_as"] for run in runs} == {None}
 
 
-def test_validate_names_what_is_missing(command, experiment):
+def test_validate_names_missing_files(command, experiment):
     models = [{"id": "m", "engine": "llamacpp", "path": "nowhere.gguf"}]
     code, out, _ = command("validate", "--config", experiment(models=models), "--json")
     told = json.loads(out)
@@ -227,7 +227,7 @@ def test_every_collector_takes_the_keys_of_its_section():
         assert build_collector(kind, settings).name == kind.value
 
 
-def test_collectors_watch_from_outside_where_they_can():
+def test_collectors_watch_from_outside_if_they_can():
     """perf_mem attaches to the process, memray wraps its command, the torch tracer runs in it."""
     settings = load_experiment(MINIMAL).collector
     modes = {

@@ -272,7 +272,7 @@ def test_files_that_memray_did_not_write_are_refused(tmp_path):
         parse_memray(tmp_path, "r")
 
 
-def test_normalise_rows_fills_what_is_missing():
+def test_normalise_rows_fills_missing_columns():
     row = {
         "run_id": "r", "sample_id": 0, "timestamp_ns": 5, "address": 0x2FFF,
         "address_page": 0, "op_type": "load",

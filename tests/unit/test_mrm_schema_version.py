@@ -34,7 +34,7 @@ def test_every_documented_file_has_version_1_0():
 @pytest.mark.parametrize(
     ("version", "readable"), [("1.0", True), ("1.7", True), ("2.0", False), ("0.9", False)]
 )
-def test_a_file_is_readable_where_its_major_version_is_ours(version, readable):
+def test_a_file_is_readable_if_its_major_version_is_ours(version, readable):
     assert is_compatible("trace", version) is readable
     if readable:
         assert_compatible("trace", version)

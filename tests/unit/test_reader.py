@@ -466,7 +466,7 @@ def test_activations_are_read_in_any_order(crowd):
             assert bits(activations[k].to_torch()) == bits(reader.select()[k].to_torch())
 
 
-def test_threads_share_what_is_read_ahead(crowd):
+def test_threads_share_packets_read_ahead(crowd):
     with ActivationReader(crowd) as reader:
         activations = list(reader["h.0"])
         alone = [reader["h.0"][k].to_numpy() for k in range(len(activations))]

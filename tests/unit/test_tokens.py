@@ -92,7 +92,7 @@ def test_threads_may_record_at_the_same_time():
 # ---- generate(streamer=...) ---------------------------------------------------
 
 
-def test_generate_records_what_it_generates():
+def test_generate_records_the_generated_tokens():
     model, tracker = gpt2(), TokenTracker()
     prompt = torch.tensor([[1, 2, 3]])
     ids = model.generate(

@@ -534,7 +534,7 @@ def test_memory_of_numpy_at_an_old_address_is_a_region_of_its_own():
     assert loads.region_id.is_unique
 
 
-def test_views_of_a_storage_keep_it_one_region():
+def test_views_belong_to_the_region_of_their_storage():
     x = torch.randn(6, 6)
 
     def work():
