@@ -60,7 +60,7 @@ class Marked(Tensor):
 def capture(path, model, run, config=None, in_c=True):
     """The packets that `run(model)` left in a capture, each as a tuple.
 
-    A tuple has layer, step, token, call, types and values.
+    A tuple has layer, step, token, call, source dtype, shape and values.
     """
     config = config or InstrumentationConfig.fast_capture()
     framework = InstrumentationFramework(config)
