@@ -1,4 +1,4 @@
-"""What holds for all tests: a tier for each, GPUs, Ctrl-C."""
+"""Gives each test its tier, skips GPU tests on machines without one, and restores Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hypothesis import settings
 HERE = Path(__file__).parent
 TIERS = ("unit", "integration", "validity", "property", "performance")
 
-sys.path.insert(0, str(HERE))  # `synthetic_traces` and `made_up_cuda` are for all folders
+sys.path.insert(0, str(HERE))  # all folders import `synthetic_traces` and `made_up_cuda`
 
-# ``pytest --hypothesis-profile long`` looks longer where a test names no number of its own.
+# ``pytest --hypothesis-profile long`` tries 20,000 examples, unless the test sets a number itself.
 settings.register_profile("long", max_examples=20_000)
 
-# A shell starts background jobs with Ctrl-C ignored, and their children inherit that; the
-# programs that tests interrupt must not.
+# A shell starts background jobs with Ctrl-C ignored, and child processes inherit this. Some tests
+# interrupt child processes with Ctrl-C, so switch it on again.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def tier_of(item: pytest.Item) -> str:
-    """One of TIERS: property for what Hypothesis generates, else by the folder.
+    """The tier of a test: property for Hypothesis tests, else one of TIERS by its folder.
 
-    Folders that are no tier (abi, faults, packaging, ...) put parts together.
+    Tests of folders that are no tier (abi, faults, packaging, ...) count as integration tests.
     """
     if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
         return "property"

@@ -1,7 +1,7 @@
-"""Random Llamas as GGUF files, written by hand: llama.cpp reads them, no package writes them.
+"""Writes random Llama models as GGUF files, which llama.cpp reads, without any GGUF package.
 
-The layout is that of GGUF version 3: a head, keys with their values, a line for each tensor, and
-the tensors' elements, each at a multiple of 32 bytes.
+The layout is that of GGUF version 3: a head, keys with their values, a description of each
+tensor, and the elements of each tensor, aligned to 32 bytes.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import numpy.typing as npt
 _UINT32, _INT32, _FLOAT32, _STRING, _ARRAY = 4, 5, 6, 8, 9
 _FORMATS = {_UINT32: "<I", _INT32: "<i", _FLOAT32: "<f"}
 _ALIGNMENT = 32
-_F32 = 0  # ggml's number of the type
+_F32 = 0  # ggml's number for float32
 
-#: The three that every model has, then a token for each byte.
+#: The vocabulary: three special tokens, then a token for each byte value.
 WORDS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
 _UNKNOWN, _CONTROL, _BYTE = 2, 3, 6
 
 
 def write_llama(path: Path, layers: int = 2, width: int = 64, positions: int = 512) -> None:
-    """A Llama of float32 with four heads, whose feed-forward part has twice the width."""
+    """Writes a float32 Llama with four heads; its feed-forward layers are twice as wide."""
     keys = _keys(layers, width, positions)
     tensors = _tensors(layers, width)
     head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(keys))]
     head += [_text(key) + _typed(kind, value) for key, (kind, value) in keys.items()]
     offset = 0
     for name, values in tensors.items():
-        # The extent that changes fastest stands first.
+        # GGUF lists the fastest-varying dimension first; numpy lists it last.
         extents = values.shape[::-1]
         head.append(_text(name) + struct.pack("<I", len(extents)))
         head.append(struct.pack(f"<{len(extents)}QIQ", *extents, _F32, offset))
@@ -45,7 +45,7 @@ def write_llama(path: Path, layers: int = 2, width: int = 64, positions: int = 5
 
 
 def weight_bytes(layers: int = 2, width: int = 64) -> int:
-    """The bytes of :func:`write_llama`'s tensors."""
+    """The size in bytes of all tensors that :func:`write_llama` writes."""
     return sum(values.nbytes for values in _tensors(layers, width).values())
 
 

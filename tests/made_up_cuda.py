@@ -1,8 +1,8 @@
-"""Streams and events that do nothing, so that the steps of a transfer run without a GPU.
+"""Fake CUDA streams and events, so that tests run the steps of a transfer without a GPU.
 
-Tensors stay in host memory and copies are done when they are begun: this shows that the steps are
-made, in which order and on which stream, and what the callbacks get. It does not show that they
-are right for a device.
+Tensors stay in host memory, and each copy is complete when the call returns. Tests check which
+steps a transfer makes, in which order and on which stream, and what the callbacks receive. They
+cannot check that these steps are correct on a real device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llm_instrumentation.memory import cuda_manager
 
 
 class Cuda:
-    """What `torch.cuda` was asked for, in order."""
+    """The log of all calls to the fake `torch.cuda`, in order."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -31,7 +31,7 @@ class Cuda:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    """Takes all tensors for CUDA tensors, until the test ends."""
+    """Makes all tensors count as CUDA tensors, until the test ends."""
     cuda = Cuda()
 
     class Stream:
@@ -47,7 +47,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
     class Event:
         def __init__(self, blocking: bool) -> None:
-            assert blocking  # a thread that waits must not take a CPU
+            assert blocking  # so a waiting thread sleeps, and does not spin on a CPU
 
         def record(self, stream: Any) -> None:
             cuda.log.append(("record", getattr(stream, "name", stream)))

@@ -1,9 +1,10 @@
-"""Traces of an imagined inference whose truth is known, and their tables computed plainly.
+"""Synthetic memory traces with known tables, and simple reference code that computes the tables.
 
-`make_trace` is a model in small: weights are stored at time 0 and loaded at every step, the KV
-cache grows by each token and is read whole, activations live for a moment. What the tables must
-say of it follows from the arguments. `reference_tables` and `reference_distributions` compute them
-in pandas, row by row and page by page, for traces of some thousand rows.
+`make_trace` imitates an inference run: weights are stored once and loaded in every step, the KV
+cache grows with each token and is read as a whole, and activations live for a short time. Its
+arguments determine the correct tables. `reference_tables` and `reference_distributions` compute
+the tables with pandas, row by row and page by page. They are slow, and meant for traces of some
+thousand rows.
 """
 
 from __future__ import annotations
@@ -42,42 +43,44 @@ def make_trace(
     run_id: str = "synthetic",
     kind: Kind | str = Kind.ACCESSES,
 ) -> pa.Table:
-    """A labelled trace, sorted by time, with lengths.
+    """Returns a labelled trace, sorted by time, with lengths.
 
-    With ``spread`` 0 it has this truth:
+    With ``spread`` 0 the trace has these properties:
 
     - Each of the ``weights`` is a region of ``weight_bytes``, stored once, at ``start_ns``, and
       loaded in each step; the last load is ``weight_window_s`` later. So every retention quantile
-      of weights is ``weight_window_s``, their write-once ratio is 1, and each is loaded
-      ``tokens + 1`` times (``weight_bytes / 4096`` accesses of the page-expanded form each time).
-    - The first step, at a tenth of the window, reads the prompt, the others make ``tokens`` tokens
-      at equal distances up to the end of the window. ``token_index`` counts from 0 in the first
-      step, ``context_tokens`` from ``prompt_tokens``.
-    - The KV cache has two regions (keys, values) per layer. A step stores its tokens behind those
-      before, once, and loads all. After a step with context c, a region holds
+      of weights is ``weight_window_s``, their write-once ratio is 1, and each region is loaded
+      ``tokens + 1`` times. Expanded to pages, each load is ``weight_bytes / 4096`` accesses.
+    - The first step comes at a tenth of the window and reads the prompt. The other steps make
+      ``tokens`` tokens at equal intervals up to the end of the window. ``token_index`` is 0 in the
+      first step, and ``context_tokens`` is ``prompt_tokens`` there.
+    - The KV cache has two regions (keys, values) per layer. Each step appends its tokens with one
+      store and then loads the whole region. After a step with context c, a region holds
       ``c * kv_bytes_per_token`` bytes; its retention is 0.9 of the window.
     - Each step makes ``activations_per_token`` regions that live for ``activation_life_s``: one
-      store, one load. Each ``rewritten``-th of them is stored twice, at the same addresses.
-    - ``runtime_pages`` pages of malloc's are stored and loaded in each step.
+      store, one load. Every ``rewritten``-th region is stored twice, at the same addresses.
+    - ``runtime_pages`` pages of malloc are stored and loaded in each step.
 
     Args:
-        weight_window_s: from the store of the weights to the end of the run.
-        weights: regions of weights.
-        weight_bytes: of each.
+        weight_window_s: seconds from the store of the weights to the end of the run.
+        weights: number of weight regions.
+        weight_bytes: size of each weight region.
         prompt_tokens: context of the first step.
-        tokens: steps after the first.
-        layers: of the KV cache.
-        kv_bytes_per_token: of each region.
-        activations_per_token: regions of activations in each step.
-        activation_life_s: from store to load; multiplied by a log-normal factor of ``spread``.
-        activation_bytes: of each; at ``spread`` above 0 of random power-of-two multiples.
-        rewritten: 0: none.
-        runtime_pages: each a region.
-        spread: sigma of the log-normal lives.
-        seed: of the random numbers.
+        tokens: number of steps after the first.
+        layers: number of layers of the KV cache.
+        kv_bytes_per_token: bytes that a token adds to each KV region.
+        activations_per_token: number of activation regions in each step.
+        activation_life_s: seconds from store to load, multiplied by a log-normal factor of sigma
+            ``spread``.
+        activation_bytes: size of each activation; with ``spread`` above 0 it is multiplied by
+            random powers of two.
+        rewritten: every how many activations one is stored twice; 0 for never.
+        runtime_pages: number of runtime regions of one page.
+        spread: sigma of the log-normal lifetimes.
+        seed: seed of the random numbers.
         start_ns: time of the first row.
-        run_id: in each row.
-        kind: in the schema metadata.
+        run_id: value of the run_id column.
+        kind: kind of the trace in the schema metadata.
     """
     random = np.random.default_rng(seed)
     rows: list[tuple] = []
@@ -161,7 +164,7 @@ def make_trace(
 
 
 def expand(trace: pa.Table) -> pd.DataFrame:
-    """A row for each page that a row with a length touches, in the order of the rows."""
+    """Splits each row with a length into one row for each page it touches; the order stays."""
     frame = trace.to_pandas()
     for name in ("op_type", "region_type"):
         frame[name] = frame[name].astype(object)
@@ -178,7 +181,7 @@ def expand(trace: pa.Table) -> pd.DataFrame:
 
 
 def reference_tables(trace: pa.Table) -> dict[str, pd.DataFrame]:
-    """The ten tables of `compute_all`."""
+    """Computes the ten tables of `compute_all` with pandas."""
     rows = expand(trace)
     kinds = rows.groupby("region_id")["region_type"].first()
     store, load = rows[rows["op_type"] == "store"], rows[rows["op_type"] == "load"]
@@ -292,7 +295,7 @@ def reference_tables(trace: pa.Table) -> dict[str, pd.DataFrame]:
 def reference_distributions(
     trace: pa.Table, *, bins: int = 100, cdf_points: int = 1000, windows: int = 200, top: int = 20
 ) -> dict[str, pd.DataFrame]:
-    """The tables of `compute_distributions`."""
+    """Computes the tables of `compute_distributions` with pandas."""
     rows = expand(trace)
     tables = reference_tables(trace)
     retention, frequency = tables["retention_per_region"], tables["read_freq"]
@@ -375,9 +378,9 @@ def _gaps(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _distances(rows: pd.DataFrame) -> np.ndarray:
-    """Of each access the number of other pages since the last one to its page; -1 without one.
+    """The reuse distance of each access: how many other pages were touched since its page was.
 
-    The plain stack, so quadratic: for small traces.
+    The distance is -1 for the first access to a page. The time is quadratic in the rows.
     """
     ordered = rows["timestamp_ns"].argsort(kind="stable").to_numpy()
     pages = rows["address_page"].to_numpy()[ordered]

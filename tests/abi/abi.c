@@ -1,11 +1,11 @@
-/* The binary interface itself: versions, and the layout of every struct. */
+/* The version numbers and the layout of every struct stay as they are. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
 #include <ctype.h>
 
-/* A change here breaks programs built against an older header: fields are only
- * ever added at the end of a struct with struct_size. */
+/* A moved field breaks programs built against an older header. New fields may only be added at the
+ * end of a struct that has struct_size. */
 #define AT(type, field, offset) \
   _Static_assert(offsetof(type, field) == (offset), #type "." #field " has moved")
 

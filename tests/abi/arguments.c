@@ -1,5 +1,5 @@
-/* Every call refuses what it cannot use with a typed status and a message, and
- * does so with no place to report to as well. */
+/* Every call refuses bad arguments with a fitting status and a message. It returns the same
+ * status if the caller passes no strap_error. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Both with a report, which must be filled, and without one. */
+/* Makes the call twice: with a strap_error, which it must fill, and with NULL. */
 #define REFUSED(want, call_with_error)                                              \
   do {                                                                              \
     strap_error *report = &error;                                                   \
@@ -38,7 +38,7 @@ static void open_refuses(const char *path) {
   BAD(struct_size, 0);
   BAD(struct_size, 3);
   BAD(codec, -1);
-  BAD(codec, STRAP_CODEC_ARCHIVE); /* to a file named .stream */
+  BAD(codec, STRAP_CODEC_ARCHIVE); /* the path ends in .stream */
   BAD(codec, 4);
   BAD(workers, 0);
   BAD(workers, -1);
@@ -56,7 +56,7 @@ static void open_refuses(const char *path) {
   BAD(workers_yield, 2);
   BAD(overwrite, 2);
   BAD(burst_bytes, good.max_memory_bytes + 1);
-  BAD(capture_id, ID); /* of a new capture it is drawn */
+  BAD(capture_id, ID); /* a new capture draws its id itself */
   good.mode = STRAP_MODE_RESUME;
   BAD(capture_id, "");
   BAD(capture_id, "0123456789abcdef0123456789ABCDEF");
@@ -88,7 +88,7 @@ static void open_refuses(const char *path) {
   REFUSED(STRAP_ERR_INVALID_STATE, strap_capture_id(session, id, sizeof id, report));
 }
 
-/* A caller may be older than the library (shorter structs) or newer (longer). */
+/* The library accepts the shorter structs of older headers and the longer ones of newer headers. */
 static void sizes(const char *path) {
   strap_session session;
   union {
@@ -99,7 +99,7 @@ static void sizes(const char *path) {
   o.options = open_options();
   o.options.struct_size = offsetof(strap_open_options, keep_float32);
   memset(o.bytes + o.options.struct_size, 0xff, sizeof o - o.options.struct_size);
-  session = open_stream(path, &o.options); /* the 0xff lie outside the struct */
+  session = open_stream(path, &o.options); /* the 0xff bytes lie outside the struct */
   close_stream(session);
 
   memset(&o, 0, sizeof o);
@@ -110,7 +110,7 @@ static void sizes(const char *path) {
   o.bytes[sizeof o - 1] = 1;
   REFUSED(INVALID, strap_open(path, &o.options, &session, report));
 
-  /* An out struct is written to its own size and not beyond. */
+  /* The library writes an out struct up to its struct_size, and no byte beyond. */
   strap_open_options good = open_options();
   session = open_stream(path, &good);
   union {
@@ -152,7 +152,8 @@ static void layer_refuses(strap_session session) {
   EXPECT(STRAP_OK, strap_layer(session, NULL, name, 65535, NULL, &layer, &error));
 }
 
-/* What the host says of a conversion of its own; every refusal names the value. */
+/* strap_enqueue refuses bad values in strap_conversion, which describes a conversion that the host
+ * made. Each message names the value. */
 static void conversion_refuses(strap_session session, uint32_t layer) {
   const int64_t shape[] = {4};
   const uint16_t halves[4] = {0};
@@ -185,7 +186,7 @@ static void conversion_refuses(strap_session session, uint32_t layer) {
   BAD("values is 0", c.values = 0);
   BAD("strap_conversion.struct_size = 0", c.struct_size = 0);
   BAD("strap_conversion.struct_size", c.struct_size = UINT32_MAX);
-  BAD("source = 0", c.struct_size = sizeof c.struct_size); /* the rest is taken as 0 */
+  BAD("source = 0", c.struct_size = sizeof c.struct_size); /* missing fields count as 0 */
 #undef BAD
 }
 
@@ -221,7 +222,7 @@ static void enqueue_refuses(strap_session session) {
   BAD(t.shape = vast, t.ndim = 2);
   BAD(t.shape = huge);
   BAD(t.shape = (const int64_t[]){4, 4}, t.ndim = 2, t.strides = strides);
-  BAD(t.request = 1); /* nobody registered one */
+  BAD(t.request = 1); /* no request was registered */
   BAD(t.cursor = 12345);
 #undef BAD
   conversion_refuses(session, layer);
@@ -234,7 +235,7 @@ static void enqueue_refuses(strap_session session) {
 
   s = stats_of(session);
   CHECK(s.tensors == 0 && s.packets == 0, "a refused tensor was counted");
-  enqueue(session, &good); /* and the session goes on */
+  enqueue(session, &good); /* the session still works */
   EXPECT(STRAP_OK, strap_checkpoint(session, -1, NULL, &error));
 }
 
@@ -301,7 +302,7 @@ static void reader_refuses(const char *path) {
   close_reader(reader);
 }
 
-/* Handles that were never given out, are closed, or belong to something else. */
+/* Handles are refused that never existed, are closed, or belong to another kind of object. */
 static void handles(const char *path) {
   strap_open_options options = open_options();
   strap_session closed = open_stream(path, &options), open;

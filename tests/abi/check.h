@@ -1,6 +1,6 @@
 /*
- * Helpers of the ABI programs. A failed check says where and what, and ends the
- * program with status 1; a program that ends well prints one line.
+ * Helpers of the ABI programs. A failed check prints its place and message, and ends the
+ * program with status 1. A program that passes prints one line.
  */
 #ifndef STRAP_TESTS_CHECK_H
 #define STRAP_TESTS_CHECK_H
@@ -19,11 +19,11 @@
 #define CHECK_THREAD_LOCAL _Thread_local
 #endif
 
-/* Where the calls of a program report to. */
+/* The error struct that all calls of a program fill. */
 static CHECK_THREAD_LOCAL strap_error error;
 
-/* _Exit: other threads may be inside the library, and no leak report should
- * bury the message. */
+/* CHECK uses _Exit because other threads may be inside the library, and because a leak report
+ * would hide the message. */
 #define CHECK(condition, ...)                                           \
   do {                                                                  \
     if (!(condition)) {                                                 \
@@ -34,7 +34,7 @@ static CHECK_THREAD_LOCAL strap_error error;
     }                                                                   \
   } while (0)
 
-/* Checks the status of a call that reports to &error, and that report. */
+/* Checks the status of a call that fills `error`, and that `error` agrees with the status. */
 #define EXPECT(want, call)                                                                  \
   do {                                                                                      \
     memset(&error, 0x5a, sizeof error);                                                     \
@@ -71,7 +71,7 @@ static inline uint32_t add_layer(strap_session session, const char *name) {
   return layer;
 }
 
-/* A contiguous tensor of step 0. */
+/* Returns a contiguous tensor of step 0 and no token. */
 static inline strap_tensor tensor_of(uint32_t layer, strap_dtype dtype, int32_t ndim,
                                      const int64_t *shape, const void *data) {
   strap_tensor t;
@@ -125,7 +125,7 @@ static inline strap_packet packet_at(strap_reader reader, uint64_t row) {
   return p;
 }
 
-/* The elements of a row; the caller frees them. */
+/* Returns the elements of a row; the caller frees them. */
 static inline void *read_row(strap_reader reader, uint64_t row) {
   size_t size = (size_t)packet_at(reader, row).decoded_bytes;
   void *data = malloc(size + 1);
@@ -134,14 +134,14 @@ static inline void *read_row(strap_reader reader, uint64_t row) {
   return data;
 }
 
-/* The name of a row, until the next call. */
+/* Returns the name of a row, valid until the next call in this thread. */
 static inline const char *name_of(strap_reader reader, uint64_t row) {
   static CHECK_THREAD_LOCAL char name[65536];
   EXPECT(STRAP_OK, strap_reader_name(reader, row, name, sizeof name, &error));
   return name;
 }
 
-/* Two streams with the same bytes. */
+/* Checks that two files have the same bytes. */
 static inline void same_file(const char *a, const char *b) {
   FILE *f = fopen(a, "rb"), *g = fopen(b, "rb");
   CHECK(f != NULL && g != NULL, "a stream cannot be opened");
@@ -154,7 +154,7 @@ static inline void same_file(const char *a, const char *b) {
   fclose(g);
 }
 
-/* The value of an IEEE 754 binary16, as float32. */
+/* Converts an IEEE 754 binary16 to float32. */
 static inline float half_value(uint16_t h) {
   uint32_t sign = (uint32_t)(h >> 15) << 31, exponent = h >> 10 & 31, fraction = h & 1023;
   uint32_t bits;
@@ -177,7 +177,7 @@ static inline double seconds(void) {
   return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* The first argument: the stream that the program may write. */
+/* Returns the first argument: the path of the stream that the program may write. */
 static inline const char *stream_path(int argc, char **argv) {
   CHECK(argc >= 2, "usage: %s STREAM", argv[0]);
   return argv[1];

@@ -1,6 +1,5 @@
-/* Calls that run while another thread closes the session come to an end: they
- * are done, or they answer STRAP_ERR_INVALID_STATE. Two threads close at once,
- * and what was accepted is in the file. */
+/* Calls that run while two other threads close the session end: they succeed, or they return
+ * STRAP_ERR_INVALID_STATE. The file holds every tensor that was accepted. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -13,7 +12,7 @@ enum { ROUNDS = 60, VALUES = 300 };
 static strap_session session;
 static atomic_int accepted, closed;
 
-/* Whether the call was done; a closed session is the other way it may end. */
+/* Returns whether the call succeeded. The only other status allowed is that of a closed session. */
 static int done(const char *call, strap_status status) {
   CHECK(status == STRAP_OK || status == STRAP_ERR_INVALID_STATE, "%s: %d, %s", call, status,
         error.message);
@@ -59,7 +58,7 @@ static void *closes(void *argument) {
 
 int main(int argc, char **argv) {
   const char *path = stream_path(argc, argv);
-  alarm(120); /* a call that never ends */
+  alarm(120); /* ends the program if a call hangs */
   strap_open_options options = open_options();
   options.max_memory_bytes = 1 << 20;
   for (int round = 0; round < ROUNDS; round++) {

@@ -1,5 +1,5 @@
-/* A host that makes float16 of float32 itself and says what that lost gets the capture that the
- * library makes of the float32: the same bytes, the same types, the same numbers. */
+/* A host may convert float32 to float16 itself and report the error in strap_conversion. The
+ * capture then has the same bytes, types and error sums as if the library had converted. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -10,7 +10,7 @@ enum { VALUES = 10000 };
 static float values[VALUES];
 static uint16_t halves[VALUES];
 
-/* One tensor in a stream of its own. */
+/* Captures one tensor to a new stream and returns the statistics. */
 static strap_stats_t capture(const char *path, strap_tensor *tensor) {
   strap_open_options options = open_options();
   strap_session session = open_stream(path, &options);
@@ -22,7 +22,7 @@ static strap_stats_t capture(const char *path, strap_tensor *tensor) {
   return s;
 }
 
-/* Its elements, which must be float16 of float32. */
+/* Reads the tensor into `halves`, and checks that it is float16 made from float32. */
 static void read_back(const char *path) {
   strap_reader reader = open_reader(path, NULL);
   strap_packet p = packet_at(reader, 0);
@@ -81,7 +81,7 @@ int main(int argc, char **argv) {
   read_back(path);
   CHECK(memcmp(halves, expected, sizeof halves) == 0, "other float16 are stored");
 
-  /* A host that is newer than the library, by a struct that is larger and zero there. */
+  /* A newer host passes a longer struct. The library accepts it if the unknown bytes are zero. */
   struct {
     strap_conversion known;
     char more[16];
@@ -95,13 +95,14 @@ int main(int argc, char **argv) {
   tensor.layer = add_layer(session, "mlp");
   EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_enqueue(session, &tensor, 0, &error));
 
-  /* One that is older, by a tensor without a conversion: what stands behind it is not its own. */
+  /* An older host passes a strap_tensor without the field `conversion`. The library must not read
+   * the pointer that follows the shorter struct. */
   tensor.struct_size = offsetof(strap_tensor, conversion);
   enqueue(session, &tensor);
   CHECK(stats_of(session).converted == 0, "a conversion was read behind the struct");
   close_stream(session);
 
-  /* A session that stores float32 as it is takes none. */
+  /* A session with keep_float32 refuses a conversion. */
   options.keep_float32 = 1;
   session = open_stream(path, &options);
   tensor = tensor_of(add_layer(session, "mlp"), STRAP_FLOAT16, 2, shape, expected);

@@ -1,4 +1,4 @@
-/* A reader goes past a row whose packet is damaged, and tells which one it is. */
+/* A reader reports a damaged packet by name and goes on with the next row. */
 #include "check.h"
 
 enum { ROWS = 4, COUNT = 5000 };
@@ -52,7 +52,7 @@ int main(int argc, char **argv) {
   strap_packet p = {.struct_size = sizeof p};
   EXPECT(STRAP_END, strap_reader_next(reader, &p, &error));
 
-  /* Many rows at once end before the damaged one, which the next call tells. */
+  /* strap_reader_read_many stops before a damaged row, and the next call reports it. */
   static int32_t values[ROWS][COUNT];
   uint64_t rows[ROWS] = {0, 3, 1, 2}, ends[ROWS];
   size_t done = 7;

@@ -1,5 +1,5 @@
-// The header in C++17: a session owned by an object, closed by name and given up when
-// an exception passes.
+// strap.h compiles as C++17. An object owns a session: close() closes it, and its destructor
+// discards it if an exception skipped close().
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -10,10 +10,10 @@
 
 namespace {
 
-// A session that is given up unless it was closed.
+// Owns a session, and discards it in the destructor if close() was not called.
 class Session {
  public:
-  // A session that was given up holds its file until its last write is done.
+  // Waits while the path is busy: a discarded session holds its file until its last write ends.
   explicit Session(const std::string& path) {
     strap_open_options options = open_options();
     options.codec = STRAP_CODEC_ZSTD;
@@ -71,7 +71,7 @@ int main(int argc, char** argv) {
   } catch (const std::runtime_error&) {
   }
   CHECK(packets(path) == 3, "what was flushed stays after an exception");
-  capture(path, 4, false);  // and the path is free again
+  capture(path, 4, false);  // the path becomes free again
   CHECK(packets(path) == 4, "%llu packets", static_cast<unsigned long long>(packets(path)));
   std::puts("C++ captures and reads");
 }

@@ -1,6 +1,5 @@
-/* A file that cannot grow: the failure of the writer reaches every later call at
- * once, with the system's error number, once more at close, and what stands in
- * the file stays readable. */
+/* If the file cannot grow, every later call fails at once with the errno of the write, and so does
+ * strap_close. The packets that are already in the file stay readable. */
 #define _XOPEN_SOURCE 700
 #include "check.h"
 

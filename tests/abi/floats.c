@@ -1,6 +1,6 @@
-/* A host may compute in another floating-point environment: its exceptions trap, it rounds upwards,
- * it takes subnormal numbers for zeros. The capture is the same, and the library leaves the
- * environment as it is: in the thread that calls, and in those of the team. */
+/* A host may use an unusual floating-point environment: exceptions trap, results round upwards,
+ * subnormal numbers count as zero. The capture has the same bytes as usual, and the library
+ * restores the environment in the calling thread and in the threads of the team. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -18,11 +18,11 @@ enum { TO_ZERO = _MM_FLUSH_ZERO_ON | 0x40 /* denormals are zeros */ };
 enum { LARGE = 200003, HELPERS = 3 };
 
 static float floats[LARGE];
-static uint16_t words[1 << 16]; /* of every pattern */
+static uint16_t words[1 << 16]; /* every 16-bit pattern */
 
 struct environment {
   int traps, rounding, raised;
-  unsigned control; /* the register, where it is known */
+  unsigned control; /* MXCSR on x86-64, 0 elsewhere */
 };
 
 static struct environment environment(void) {
@@ -33,7 +33,7 @@ static struct environment environment(void) {
   return e;
 }
 
-static int unusual; /* whether the host's environment is */
+static int unusual; /* whether begin_environment sets the unusual environment */
 
 static void begin_environment(void) {
   fesetenv(FE_DFL_ENV);
@@ -83,7 +83,7 @@ static strap_stats_t capture(const char *path, strap_codec codec, double error_b
                              strap_team by) {
   strap_open_options options = open_options();
   options.codec = codec;
-  options.level = codec == STRAP_CODEC_LZ4; /* at level 0 bytes depend on the speed of workers */
+  options.level = codec == STRAP_CODEC_LZ4; /* at level 0 the bytes depend on the workers' speed */
   options.error_bound = error_bound;
   options.team = by;
   options.workers_yield = by != NULL;
@@ -97,13 +97,13 @@ static strap_stats_t capture(const char *path, strap_codec codec, double error_b
   memset(&told, 0, sizeof told);
   told.struct_size = sizeof told;
   told.source = STRAP_FLOAT32;
-  told.values = 1, told.square_error = 1e-9, told.max_error = 1e-4; /* of values that vanish */
+  told.values = 1, told.square_error = 1e-9, told.max_error = 1e-4; /* a value that became 0 */
   strap_tensor tensors[] = {
       tensor_of(layer, STRAP_FLOAT32, 1, few, floats),
       tensor_of(layer, STRAP_FLOAT32, 1, large, floats),
       tensor_of(layer, STRAP_FLOAT16, 1, all, words),
       tensor_of(layer, STRAP_BFLOAT16, 1, all, words),
-      tensor_of(layer, STRAP_FLOAT32, 1, few, floats + 1000), /* not one is finite */
+      tensor_of(layer, STRAP_FLOAT32, 1, few, floats + 1000), /* infinities and NaN only */
       tensor_of(layer, STRAP_FLOAT32, 2, turned, floats),
       tensor_of(layer, STRAP_FLOAT16, 1, few, words),
   };
@@ -121,7 +121,7 @@ static strap_stats_t capture(const char *path, strap_codec codec, double error_b
   return stats;
 }
 
-/* Reads a stream and its index to the end. */
+/* Reads all rows and the whole index of a stream. */
 static void read_back(const char *path) {
   begin_environment();
   const struct environment before = environment();

@@ -1,5 +1,5 @@
-/* A flush covers all that its thread enqueued before, whatever other threads
- * flush at the same time, and the statistics then agree with the file. */
+/* After a flush, the file holds every tensor that the thread enqueued before, although another
+ * thread flushes at the same time. The statistics then agree with the file. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -26,7 +26,7 @@ int main(int argc, char **argv) {
   pthread_t other;
   CHECK(pthread_create(&other, NULL, flushes, NULL) == 0, "no thread");
 
-  /* Too large for float16: each tensor becomes two packets. */
+  /* The values are too large for float16, so each tensor becomes two packets. */
   float values[VALUES];
   for (int i = 0; i < VALUES; i++) values[i] = 1e6f;
   const int64_t shape[] = {VALUES};

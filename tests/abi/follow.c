@@ -1,4 +1,4 @@
-/* A capture is followed while it is written: each call opens what came since. */
+/* A reader follows a running capture: each strap_reader_follow opens the rows added since. */
 #include "check.h"
 
 int main(int argc, char **argv) {
@@ -14,7 +14,7 @@ int main(int argc, char **argv) {
   const int64_t shape[] = {2};
   for (float step = 0; step < 3; step++) {
     float values[] = {step, step}, found[2];
-    strap_tensor t = tensor_of(layer, STRAP_INT32, 1, shape, values); /* bytes as they are */
+    strap_tensor t = tensor_of(layer, STRAP_INT32, 1, shape, values); /* int32 is stored as it is */
     enqueue(session, &t);
     EXPECT(STRAP_OK, strap_checkpoint(session, -1, NULL, &error));
     EXPECT(STRAP_OK, strap_reader_follow(reader, step > 0, &more, &info, &error));

@@ -1,5 +1,5 @@
-/* After fork() every call in the child answers STRAP_ERR_FORKED at once, what
- * the child holds can be released there, and the parent goes on. */
+/* After fork() every call in the child returns STRAP_ERR_FORKED at once. The child can release the
+ * Arrow objects that it inherited, and the capture of the parent goes on. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -26,8 +26,8 @@ static void child(const char *path, strap_session session, strap_reader reader, 
   const float value = 1;
   strap_tensor t = tensor_of(layer, STRAP_FLOAT32, 1, shape, &value);
 
-  CHECK(strap_abi_version() == STRAP_ABI_VERSION, "the version is not Go's to tell");
-  CHECK(strap_version()[0] != 0, "the version is not Go's to tell");
+  CHECK(strap_abi_version() == STRAP_ABI_VERSION, "strap_abi_version needs Go");
+  CHECK(strap_version()[0] != 0, "strap_version needs Go");
   EXPECT(STRAP_ERR_FORKED, strap_open(path, &options, &other, &error));
   EXPECT(STRAP_ERR_FORKED, strap_layer(session, NULL, "x", 1, NULL, &other_layer, &error));
   EXPECT(STRAP_ERR_FORKED, strap_request(session, "x", 1, &other_layer, &error));
@@ -90,7 +90,7 @@ int main(int argc, char **argv) {
   strap_open_options options = open_options();
   const int64_t shape[] = {1};
 
-  /* The reader and its exported index are those of a finished stream. */
+  /* The child inherits a reader of a finished stream and its exported index. */
   char other[4096];
   snprintf(other, sizeof other, "%s.finished", path);
   strap_session session = open_stream(other, &options);

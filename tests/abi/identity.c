@@ -1,4 +1,4 @@
-/* A capture has an id from its beginning to its end, also when it is resumed. */
+/* A capture keeps its id from beginning to end, also when it is resumed. */
 #define _XOPEN_SOURCE 700
 #include "check.h"
 
@@ -34,7 +34,7 @@ int main(int argc, char **argv) {
   resume.mode = STRAP_MODE_RESUME;
   resume.resume_offset = STRAP_KEEP_ALL;
 
-  /* It is in the index before anything is captured. */
+  /* The index holds the id before the first packet. */
   strap_session session = open_stream(path, &create);
   id_of(session, first);
   off_t schema = length_of(index);
@@ -50,7 +50,7 @@ int main(int argc, char **argv) {
   capture(session);
   close_stream(session);
 
-  /* Another capture is not taken for it, and stays as it is. */
+  /* Resuming with another id is refused, and leaves the files unchanged. */
   off_t stream = length_of(path), rows = length_of(index);
   resume.capture_id = "00112233445566778899aabbccddeeff";
   resume.resume_offset = offset;
@@ -62,7 +62,7 @@ int main(int argc, char **argv) {
         (long long)length_of(path), (long long)stream, (long long)length_of(index),
         (long long)rows);
 
-  /* So it is where the index cannot be opened. */
+  /* Resuming is also refused, without changes, if the index cannot be opened. */
   char aside[4096];
   snprintf(aside, sizeof aside, "%s.aside", path);
   CHECK(rename(index, aside) == 0 && mkdir(index, 0700) == 0, "no folder %s", index);
@@ -71,7 +71,8 @@ int main(int argc, char **argv) {
   CHECK(length_of(path) == stream && length_of(tail) == -1, "the stream was cut to %lld bytes",
         (long long)length_of(path));
 
-  /* A lost index, and an empty one, get the id that is expected; without it another. */
+  /* If the index is missing or empty, the capture gets the id in the options; without one, a new
+   * id. */
   CHECK(rmdir(index) == 0, "%s is there", index);
   resume.capture_id = first;
   resume.resume_offset = STRAP_KEEP_ALL;
@@ -79,7 +80,7 @@ int main(int argc, char **argv) {
     session = open_stream(path, &resume);
     id_of(session, id);
     CHECK(strcmp(id, first) == 0, "%s became %s", first, id);
-    EXPECT(STRAP_OK, strap_discard(session, NULL, &error)); /* as one that is killed */
+    EXPECT(STRAP_OK, strap_discard(session, NULL, &error)); /* ends like a killed process */
     while (strap_open(path, &resume, &session, &error) == STRAP_ERR_BUSY) sched_yield();
     close_stream(session);
     CHECK(truncate(index, 0) == 0, "cannot empty %s", index);
@@ -90,7 +91,7 @@ int main(int argc, char **argv) {
   CHECK(strcmp(id, first) != 0, "a lost id came back");
   close_stream(session);
 
-  /* A header from before the option. */
+  /* A program built with an older header does not have the option, so it is not read. */
   resume.struct_size = offsetof(strap_open_options, capture_id);
   resume.capture_id = "no id";
   close_stream(open_stream(path, &resume));

@@ -1,5 +1,5 @@
-/* The index as an Arrow C stream: its columns, its values against the reader's,
- * and who owns what. */
+/* The index as an Arrow C stream has the documented columns and the values of strap_reader_at.
+ * Streams outlive their readers, and batches outlive their streams. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -24,7 +24,7 @@ static void capture(const char *path) {
     t.step = i;
     t.token = i % 2 ? i : -1;
     t.transform = i % 2 ? "keep" : NULL;
-    t.request = i % 4 < 2 ? request : 0; /* of both, those that go through the intake */
+    t.request = i % 4 < 2 ? request : 0; /* tensors of the intake and others have a request */
     values[0] = (int16_t)i;
     enqueue(session, &t);
   }
@@ -36,7 +36,7 @@ static void capture(const char *path) {
   close_stream(session);
 }
 
-/* The place of a column, whose type must be FORMAT. */
+/* Returns the position of a column, and checks that its Arrow format is FORMAT. */
 static int64_t column(const struct ArrowSchema *schema, const char *name, const char *format) {
   for (int64_t i = 0; i < schema->n_children; i++) {
     const struct ArrowSchema *c = schema->children[i];
@@ -116,14 +116,14 @@ int main(int argc, char **argv) {
       CHECK(dims[i + 1] - dims[i] == 2 && lengths[dims[i]] == 2 && lengths[dims[i] + 1] == 3,
             "shape of row %llu", (unsigned long long)rows);
     }
-    if (kept.release == NULL) kept = batch; /* moved: arrays outlive the stream */
+    if (kept.release == NULL) kept = batch; /* keep one, to check that it outlives the stream */
     else batch.release(&batch);
   }
   CHECK(rows == TENSORS + 1, "%llu rows", (unsigned long long)rows);
   CHECK(stream.get_next(&stream, &batch) == 0 && batch.release == NULL, "a batch behind the end");
   close_reader(reader);
 
-  /* A consumer may call the callback it kept a second time: nothing happens. */
+  /* A second call of a release callback that the consumer kept does nothing. */
   void (*release)(struct ArrowArrayStream *) = stream.release;
   stream.release(&stream);
   CHECK(stream.release == NULL, "a released stream is not marked so");

@@ -1,4 +1,4 @@
-/* A capture from open to close with each codec, and all of it read back. */
+/* With each codec, a capture from open to close is read back with all values and metadata. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -147,7 +147,7 @@ static void read_back(const char *path, strap_codec codec) {
   close_reader(reader);
   EXPECT(STRAP_ERR_INVALID_STATE, strap_reader_close(reader, &error));
 
-  /* Without its index the stream is still names and payloads. */
+  /* Without the index, the reader finds names and payloads, but no types, shapes or steps. */
   strap_reader_options scan = {sizeof scan, STRAP_READ_IGNORE_INDEX};
   memset(&info, 0, sizeof info);
   info.struct_size = sizeof info;

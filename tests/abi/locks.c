@@ -1,5 +1,5 @@
-/* A capture's file is free as soon as the capture has ended, or its process is dead, whatever
- * children of that process live on. */
+/* A stream can be opened again as soon as its capture has ended or its process has died, although
+ * children of that process still run. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -14,7 +14,7 @@ enum { ROUNDS = 200 };
 static strap_open_options options;
 static atomic_int stop;
 
-/* A child that does nothing until it is killed. */
+/* Starts a child that waits until it is killed. */
 static pid_t idle_child(void) {
   pid_t pid = fork();
   CHECK(pid >= 0, "no child");
@@ -42,7 +42,7 @@ static void behind_a_killed_one(const char *path) {
   CHECK(pipe(told) == 0, "no pipe");
   pid_t capturing = fork(), child;
   CHECK(capturing >= 0, "no child");
-  if (capturing == 0) { /* it has not entered Go yet: it may use the library as if by itself */
+  if (capturing == 0) { /* exec makes a new process image, which may use the library */
     char *const arguments[] = {"locks", (char *)path, "capture", NULL};
     dup2(told[1], STDOUT_FILENO);
     execv("/proc/self/exe", arguments);
@@ -57,7 +57,7 @@ static void behind_a_killed_one(const char *path) {
   kill(child, SIGKILL);
 }
 
-/* What the program above does: captures, and leaves a child behind. */
+/* Runs in the program that behind_a_killed_one starts: opens a capture and starts a child. */
 static void capture(const char *path) {
   open_stream(path, &options);
   pid_t child = idle_child();
@@ -77,7 +77,7 @@ static void *fork_often(void *unused) {
   return NULL;
 }
 
-/* A child never has the file, also where it is made just then. */
+/* A child does not inherit the lock, also if the fork happens while the stream is opened. */
 static void while_others_fork(const char *path) {
   pthread_t thread;
   CHECK(pthread_create(&thread, NULL, fork_often, NULL) == 0, "no thread");

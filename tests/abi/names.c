@@ -1,6 +1,5 @@
-/* Packet names at their limits, and the one packet that may not be written:
- * an empty name with an empty payload is six zero bytes, which readers of the
- * format take for a hole. */
+/* Packet names of 0 to 65,535 bytes come back. A packet with an empty name and an empty payload is
+ * not written: it would be six zero bytes, which readers of the format take for a hole. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 

@@ -1,4 +1,4 @@
-/* A new capture destroys no file of others, and takes nothing from who reads the old one. */
+/* A new capture overwrites no foreign file, and does not disturb readers of the old capture. */
 #define _XOPEN_SOURCE 700
 #include "check.h"
 
@@ -41,7 +41,7 @@ int main(int argc, char **argv) {
   strap_open_options options = open_options();
   strap_session session;
 
-  /* A file that is no stream is refused, as one is that would become the index. */
+  /* strap_open refuses a path if a foreign file has the name of the stream or of the index. */
   put(path);
   EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_open(path, &options, &session, &error));
   CHECK(strstr(error.message, path) && strstr(error.message, "overwrite"), "%s", error.message);
@@ -54,7 +54,7 @@ int main(int argc, char **argv) {
   stays(index);
   CHECK(access(path, F_OK) != 0, "%s is left", path);
 
-  /* Unless the caller says so. */
+  /* With `overwrite` it replaces the files. */
   put(path);
   options.overwrite = 1;
   session = open_stream(path, &options);
@@ -62,7 +62,7 @@ int main(int argc, char **argv) {
   close_stream(session);
   options.overwrite = 0;
 
-  /* A reader of a stream, by a descriptor, a mapping or the library, reads it to its end. */
+  /* A descriptor, a mapping and a reader of the old stream keep its content. */
   CHECK(chmod(path, 0600) == 0, "cannot chmod %s", path);
   strap_reader reader = open_reader(path, NULL);
   int fd = open(path, O_RDONLY);
@@ -90,7 +90,7 @@ int main(int argc, char **argv) {
   CHECK(packet_at(reader, 1).ndim == 1, "the new stream has no index");
   close_reader(reader);
 
-  /* One that is renamed while it is captured is whole, and the index goes with it. */
+  /* A stream that is renamed during its capture is complete, and strap_close moves the index. */
   session = open_stream(path, &options);
   capture(session, 4);
   CHECK(rename(path, moved) == 0, "cannot rename %s", path);

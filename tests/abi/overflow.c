@@ -1,5 +1,5 @@
-/* Finite float32 values beyond float16: the documented float16 packet is
- * written, and behind it the float32 values as NAME!float32. */
+/* If a tensor has finite float32 values too large for float16, its float16 packet is followed by a
+ * packet NAME!float32 with the exact values. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -55,7 +55,7 @@ int main(int argc, char **argv) {
   expect_row(reader, 3, "mlp", STRAP_FLOAT16, 2, 4);
 
   uint16_t *half = (uint16_t *)read_row(reader, 0);
-  /* nearest, ties to even: 65519.996 is still 65504, and 6e-8 the smallest subnormal */
+  /* Round to nearest, ties to even: 65519.996 becomes 65504, 6e-8 the smallest subnormal. */
   static const uint16_t expected[] = {0, 0x8000, 0x3e00, 0xfbff, 0x7bff, 0x0001, 0};
   CHECK(memcmp(half, expected, sizeof expected) == 0, "rounding: %04x %04x %04x %04x %04x %04x %04x",
         half[0], half[1], half[2], half[3], half[4], half[5], half[6]);

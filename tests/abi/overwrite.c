@@ -1,9 +1,9 @@
-/* The caller may overwrite its buffer as soon as strap_enqueue returns, also
- * where the tensor is larger than the staging memory. */
+/* The caller may overwrite its buffer as soon as strap_enqueue returns, also if the tensor is
+ * larger than the arena. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
-enum { TENSORS = 300, LARGE = 3 << 20 }; /* LARGE values of 2 bytes: 6 MiB through 1 */
+enum { TENSORS = 300, LARGE = 3 << 20 }; /* LARGE values take 6 MiB; the arena has 1 MiB */
 
 static int64_t length(int i) { return i % 50 == 49 ? LARGE : 1 + i * 37 % 5000; }
 

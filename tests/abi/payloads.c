@@ -1,11 +1,10 @@
-/* Payloads without a stream: encoded and decoded again, refused when they are
- * not what they claim to be. */
+/* strap_encode and strap_decode convert payloads without a stream, and refuse damaged payloads. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
 static const strap_codec codecs[] = {STRAP_CODEC_NONE, STRAP_CODEC_LZ4, STRAP_CODEC_ZSTD};
 
-/* In blocks of their own size, so that the sanitizer sees a byte too far. */
+/* Allocates exactly SIZE bytes, so that the sanitizer finds an access past the end. */
 static unsigned char *exactly(size_t size) {
   unsigned char *block = (unsigned char *)malloc(size);
   CHECK(block != NULL, "no memory for %zu bytes", size);
@@ -51,7 +50,7 @@ static void round_trip(strap_codec codec, size_t size, int noise) {
   free(source), free(back), free(data), free(payload);
 }
 
-/* An archive of 64 equal float16, by hand: 120 times the step 1.0625 / 128. */
+/* Decodes a hand-written archive of 64 equal float16 values: 120 times the step 1.0625 / 128. */
 static void archived(void) {
   static const unsigned char payload[] = {
       'S', 'A', 'R', 'C', 1, STRAP_FLOAT16, 128, 0, 64, 0, 0, 0, /* header */
@@ -72,7 +71,7 @@ static void archived(void) {
                                          sizeof values, &error));
 }
 
-/* No object has more bytes than PTRDIFF_MAX, so none of more is encoded or decoded. */
+/* Sizes above PTRDIFF_MAX are refused, because no object in C is larger. */
 static void sizes_that_no_object_has(void) {
   unsigned char bytes[64] = {0};
   static const size_t sizes[] = {PTRDIFF_MAX, (size_t)PTRDIFF_MAX + 1, SIZE_MAX - 8, SIZE_MAX};
@@ -93,7 +92,7 @@ static void sizes_that_no_object_has(void) {
       if (size == PTRDIFF_MAX) continue;
       EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_decode(codec, bytes, size, bytes, 8, &error));
       EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_decode(codec, bytes, 8, bytes, size, &error));
-      if (codec != STRAP_CODEC_NONE) /* whose payloads are their content */
+      if (codec != STRAP_CODEC_NONE) /* with no codec the payload's size is the answer */
         EXPECT(STRAP_ERR_INVALID_ARGUMENT,
                strap_decoded_size(codec, bytes, size, &decoded, &error));
     }

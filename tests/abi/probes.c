@@ -1,4 +1,5 @@
-/* Collectors in the kernel: bad arguments, and where the machine can run them a life. */
+/* Probes refuse bad arguments. On a machine that can run them, a probe starts, gives snapshots and
+ * stops. */
 #include "check.h"
 
 #define INVALID STRAP_ERR_INVALID_ARGUMENT

@@ -1,5 +1,6 @@
-/* Calls with little time each, repeated while other threads capture more than can be written:
- * each ends, and waits for what was there at its first call. */
+/* A call that times out may be repeated until it succeeds, although other threads capture faster
+ * than the writer writes. A repeated call keeps its place in the line, so it waits only for the
+ * work that was queued at its first call. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -13,7 +14,7 @@ static uint32_t layer;
 static atomic_int stop;
 static atomic_long captured;
 
-/* Values that take long to compress. */
+/* Returns N values that are slow to compress; the caller frees them. */
 static int32_t *noise(int n, uint32_t x) {
   int32_t *values = malloc((size_t)n * sizeof *values);
   CHECK(values != NULL, "no memory");
@@ -38,7 +39,7 @@ static void *capture(void *number) {
   return NULL;
 }
 
-/* Repeats CALL until it is through; how often. */
+/* Repeats CALL while it times out, and counts the calls in CALLS. */
 #define REPEATED(calls, call)                                                          \
   do {                                                                                 \
     const double begin_ = seconds();                                                   \
@@ -70,7 +71,7 @@ int main(int argc, char **argv) {
   const int64_t length = LARGE;
   int32_t *values = noise(LARGE, 7);
   strap_tensor t = tensor_of(layer, STRAP_INT32, 1, &length, values);
-  /* Others may go first as long as this thread has not called, which a busy machine may delay. */
+  /* Count from the first call on: before it, a busy machine may let other threads go first. */
   strap_status status = strap_enqueue(session, &t, SLICE_MS, &error);
   const long before = captured;
   CHECK(status == STRAP_OK || status == STRAP_ERR_TIMEOUT, "%d, %s", status, error.message);

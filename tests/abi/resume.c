@@ -1,5 +1,5 @@
-/* A capture goes on where a checkpoint, or the last complete packet, left it;
- * what is cut off is moved aside. */
+/* A resumed capture goes on after a checkpoint, or after the last complete packet. Bytes behind
+ * that point are moved to a file of their own. */
 #define _XOPEN_SOURCE 700
 #include "check.h"
 
@@ -20,7 +20,7 @@ static void capture(strap_session session, int from, int to) {
   }
 }
 
-/* The stream holds the steps 0 to STEPS - 1, in order. */
+/* Checks that the stream holds the steps 0 to STEPS - 1, in order. */
 static void expect_steps(const char *path, int steps) {
   strap_reader_info info;
   strap_reader reader = open_reader(path, &info);
@@ -62,7 +62,7 @@ int main(int argc, char **argv) {
   expect_steps(path, 5);
   off_t full = length_of(path);
 
-  /* All of it: nothing is cut. */
+  /* Keep all packets: nothing is cut. */
   session = open_stream(path, &resume);
   capture(session, 5, 6);
   close_stream(session);
@@ -70,7 +70,7 @@ int main(int argc, char **argv) {
   snprintf(tail, sizeof tail, "%s.tail-1", path);
   CHECK(length_of(tail) == -1, "a tail without a cut");
 
-  /* From the checkpoint on: the packets behind it go to a file of their own. */
+  /* Resume at the checkpoint: the packets behind it are moved to a tail file. */
   off_t before = length_of(path);
   resume.resume_offset = offset;
   session = open_stream(path, &resume);
@@ -81,7 +81,7 @@ int main(int argc, char **argv) {
   CHECK(length_of(tail) == before - (off_t)offset, "%lld bytes were cut, %lld are in the tail",
         (long long)(before - (off_t)offset), (long long)length_of(tail));
 
-  /* A torn end, as a crash leaves it. */
+  /* An incomplete last packet, as a crash leaves it, is moved to a tail file. */
   CHECK(truncate(path, full - 7) == 0, "cannot cut %s", path);
   resume.resume_offset = STRAP_KEEP_ALL;
   session = open_stream(path, &resume);
@@ -92,7 +92,7 @@ int main(int argc, char **argv) {
   CHECK(length_of(tail) == full - 7 - (full - (off_t)offset) / 2 - (off_t)offset,
         "the torn packet of %lld bytes", (long long)length_of(tail));
 
-  /* Offsets that are not this stream's. */
+  /* Offsets that are no packet boundary, or lie beyond the end, are refused. */
   full = length_of(path);
   resume.resume_offset = offset - 1;
   EXPECT(STRAP_ERR_CORRUPT, strap_open(path, &resume, &session, &error));
@@ -101,7 +101,7 @@ int main(int argc, char **argv) {
   CHECK(length_of(path) == full, "a refused resume has changed the stream");
   expect_steps(path, 7);
 
-  /* From nothing. */
+  /* Resume at 0: all packets are cut off. */
   resume.resume_offset = 0;
   session = open_stream(path, &resume);
   capture(session, 0, 2);

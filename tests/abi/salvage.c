@@ -1,4 +1,5 @@
-/* A damaged stream becomes a new one; the callbacks tell what was lost. */
+/* strap_salvage copies the intact packets of a damaged stream to a new stream. Its callbacks report
+ * the progress and the losses. */
 #include "check.h"
 
 enum { TENSORS = 60, COUNT = 50000 };
@@ -21,8 +22,8 @@ static void capture(const char *path) {
   close_stream(session);
 }
 
-/* Flips a byte in the payload of tensor 5, zeroes the header of tensor 10, and
- * cuts the end off. Gives the length. */
+/* Flips a bit in the payload of tensor 5, zeroes the header of tensor 10 and cuts the last packet.
+ * Returns the new length of the stream. */
 static long damage(const char *path) {
   strap_reader reader = open_reader(path, NULL);
   strap_packet flipped = packet_at(reader, 5), headless = packet_at(reader, 10),
@@ -121,7 +122,7 @@ int main(int argc, char **argv) {
   }
   close_reader(reader);
 
-  /* It is not replaced, unless forced; nor is the source, in any case. */
+  /* The target is replaced only with `force`, and the source is never replaced. */
   EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_salvage(path, out, NULL, NULL, &error));
   options = options_for(&t);
   options.force = 1;
@@ -131,7 +132,7 @@ int main(int argc, char **argv) {
   options.force = 2;
   EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_salvage(path, out, &options, NULL, &error));
 
-  /* Given up, it leaves nothing. */
+  /* If the progress callback stops the salvage, no file remains. */
   snprintf(out, sizeof out, "%s.given-up", path);
   options = options_for(&t);
   t.stop_at = 1;

@@ -1,5 +1,6 @@
-/* Small tensors, enqueued and offered: they stand in the file in the order of the calls, among
- * large ones and notes, and count from the call that took them. */
+/* Small tensors go through the intake, by strap_enqueue or strap_offer. The file keeps the order of
+ * the calls, also among large tensors and notes. The statistics count a tensor as soon as a call
+ * has taken it. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -16,7 +17,8 @@ static strap_tensor numbered(uint32_t layer, int64_t i, const int64_t *length) {
   return t;
 }
 
-/* What only strap_enqueue takes, or refuses. */
+/* strap_offer declines all tensors but small contiguous ones without extras. strap_enqueue takes or
+ * refuses the others. */
 static void declines(const char *path) {
   strap_open_options options = open_options();
   strap_session session = open_stream(path, &options);
@@ -53,7 +55,7 @@ static void declines(const char *path) {
   OFFER(STRAP_DECLINED, t.layer = layer + 1);
   OFFER(STRAP_DECLINED, t.transform = "x");
   OFFER(STRAP_DECLINED, t.parameters = "{}");
-  OFFER(STRAP_DECLINED, t.request = 1); /* nobody registered one */
+  OFFER(STRAP_DECLINED, t.request = 1); /* no request was registered */
   OFFER(STRAP_DECLINED, t.cursor = 1);
   OFFER(STRAP_DECLINED, t.struct_size = 8);
 #undef OFFER
@@ -88,7 +90,7 @@ static void keeps_the_order(const char *path) {
     strap_tensor t = numbered(layer, i, &length);
     bytes += 4 * (uint64_t)length;
     if (i % 2 == 0 || strap_offer(session, &t, &error) == STRAP_DECLINED) enqueue(session, &t);
-    memset(values, -1, sizeof values); /* it is the caller's again */
+    memset(values, -1, sizeof values); /* the caller may overwrite its buffer */
     if (i % 70 == 0) {
       uint64_t covered;
       EXPECT(STRAP_OK, strap_checkpoint(session, -1, &covered, &error));
@@ -115,7 +117,7 @@ static void keeps_the_order(const char *path) {
   close_reader(reader);
 }
 
-/* The last ones before a pause do not wait for the next call. */
+/* Tensors in the intake are written after a short time, also if no further call follows. */
 static void does_not_keep_them(const char *path) {
   strap_open_options options = open_options();
   strap_session session = open_stream(path, &options);
@@ -177,7 +179,7 @@ static void of_threads(const char *path) {
   close_reader(reader);
 }
 
-/* More at once than can have an intake; each gets its own tensors. */
+/* More sessions are open than can have an intake. Each still receives exactly its own tensors. */
 static void of_many_sessions(const char *path) {
   strap_open_options options = open_options();
   options.workers = 1;
@@ -188,7 +190,7 @@ static void of_many_sessions(const char *path) {
   snprintf(paths[0], sizeof paths[0], "%s.0", path);
   snprintf(paths[1], sizeof paths[1], "%s.1", path);
   sessions[0] = open_stream(paths[0], &options);
-  for (int i = 0; i < SESSIONS; i++) { /* one after the other beside the first, each has one */
+  for (int i = 0; i < SESSIONS; i++) { /* two are open at a time, so each gets an intake */
     sessions[1] = open_stream(paths[1], &options);
     strap_tensor t = numbered(add_layer(sessions[1], "layer"), i, &length);
     EXPECT(STRAP_OK, strap_offer(sessions[1], &t, &error));
@@ -210,7 +212,7 @@ static void of_many_sessions(const char *path) {
   }
   CHECK(taken > 0 && taken < 10 * SESSIONS, "%d tensors were taken", taken);
   for (int s = 0; s < SESSIONS; s++) {
-    if (s % 3 == 0) { /* what it took is lost, and no other session's */
+    if (s % 3 == 0) { /* discarding loses the tensors of this session only */
       uint64_t lost;
       EXPECT(STRAP_OK, strap_discard(sessions[s], &lost, &error));
       continue;

@@ -1,5 +1,5 @@
-/* Tensors of any strides are stored as their row-major elements: transposed,
- * reversed, broadcast, scalar and empty ones, in every element size. */
+/* Tensors with any strides are stored in row-major order: transposed, reversed, broadcast, scalar
+ * and empty ones, with every element size. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -7,8 +7,8 @@ typedef struct view {
   const char *name;
   int32_t ndim;
   int64_t shape[STRAP_MAX_DIMS], strides[STRAP_MAX_DIMS];
-  int64_t first; /* element of the buffer that the view begins at */
-  int contiguous; /* pass no strides */
+  int64_t first;  /* the buffer's element at which the view begins */
+  int contiguous; /* whether to pass no strides */
 } view;
 
 static const view views[] = {
@@ -32,7 +32,7 @@ static const view views[] = {
     {"empty", 1, {0}, {1}, 0, 1},
     {"empty matrix", 3, {4, 0, 6}, {0, 9, 1}, 0, 0},
     {"empty without strides", 2, {0, 1000000}, {0}, 0, 1},
-    /* 64 dimensions; those left out are filled in main */
+    /* 64 dimensions; view_of fills in the shape and strides */
     {"deep", STRAP_MAX_DIMS, {1}, {1}, 0, 0},
 };
 enum { VIEWS = sizeof views / sizeof *views, ELEMENTS = 1000 };
@@ -67,14 +67,14 @@ static int64_t elements(const view *v) {
   return n;
 }
 
-/* Where element N of the row-major order stands in the buffer. */
+/* Returns the position in the buffer of element N in row-major order. */
 static int64_t place(const view *v, int64_t n) {
   int64_t at = v->first;
   for (int d = v->ndim; d-- > 0; n /= v->shape[d]) at += n % v->shape[d] * v->strides[d];
   return at;
 }
 
-/* What "contiguous" means, for the views that pass no strides. */
+/* Sets the row-major strides, for the views that pass no strides. */
 static void fill_strides(view *v) {
   int64_t stride = 1;
   for (int d = v->ndim; d-- > 0; stride *= v->shape[d]) v->strides[d] = stride;
@@ -117,7 +117,7 @@ static void read_back(strap_reader reader, const unsigned char *buffer) {
   }
 }
 
-/* float32 goes through the conversion to float16, which has paths of its own. */
+/* float32 is captured separately, because its conversion to float16 has its own code paths. */
 static void capture_floats(strap_session session, const float *values) {
   uint32_t layer = add_layer(session, "view");
   for (int i = 0; i < VIEWS; i++) {

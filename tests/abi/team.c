@@ -1,5 +1,5 @@
-/* Threads of the host take part in copying and make packets: what is stored is the same, bit
- * for bit, as without them. */
+/* A team of the host's threads shares copies and makes packets. The stream has the same bytes as
+ * without a team. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -21,7 +21,7 @@ static void *help(void *argument) {
   return NULL;
 }
 
-/* As GOMP_parallel does it, but with new threads. */
+/* Runs WORK in several threads, as GOMP_parallel does, but with new threads. */
 static void team(void (*work)(void *), void *argument, unsigned threads, unsigned flags) {
   CHECK(threads == 0 && flags == 0, "threads = %u, flags = %u", threads, flags);
   calls++;
@@ -46,7 +46,7 @@ static strap_stats_t capture(const char *path, strap_team by, double error_bound
   const struct {
     strap_dtype dtype;
     const void *data;
-    int called; /* with a large tensor, where a team is given */
+    int called; /* whether a large tensor calls the team */
   } kinds[] = {{STRAP_FLOAT32, floats, 1}, {STRAP_FLOAT16, words, 1}, {STRAP_BFLOAT16, words, 1},
                {STRAP_INT32, floats, 1}};
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
@@ -67,7 +67,7 @@ static void near(double a, double b) {
   CHECK(fabs(a - b) <= 1e-12 * fabs(a), "%.17g without a team, %.17g with one", a, b);
 }
 
-enum { TENSORS = 256, VALUES = 50000, CAPTURERS = 4 }; /* too small to share their copies */
+enum { TENSORS = 256, VALUES = 50000, CAPTURERS = 4 }; /* VALUES are too few to share a copy */
 
 static strap_session session;
 
@@ -80,7 +80,8 @@ static void enqueue_some(uint32_t layer, int from) {
   }
 }
 
-/* TENSORS of which 42 are more than waits until they are made. */
+/* Captures TENSORS tensors with yielding workers. About 42 tensors may wait; then the team makes
+ * packets. */
 static strap_stats_t capture_many(const char *path, strap_team by, strap_codec codec) {
   strap_open_options options = open_options();
   options.codec = codec;
@@ -104,7 +105,7 @@ static void *capture_in_thread(void *argument) {
   return NULL;
 }
 
-/* Several threads capture at once, each with a team. */
+/* Several threads capture at once, each with a team. The packets of each thread keep their order. */
 static void capture_from_threads(const char *path) {
   strap_open_options options = open_options();
   options.codec = STRAP_CODEC_LZ4;
@@ -163,8 +164,8 @@ int main(int argc, char **argv) {
   for (int i = 0; i < 3; i++) {
     capture_many(path, NULL, codecs[i]);
     const strap_stats_t stats = capture_many(with, team, codecs[i]);
-    if (codecs[i] == STRAP_CODEC_ZSTD) { /* the others leave these values as they are */
-      CHECK(calls >= TENSORS / 64, "%d calls", calls); /* 100 KB each, and made 4 MiB at a time */
+    if (codecs[i] == STRAP_CODEC_ZSTD) { /* the other codecs store these values uncompressed */
+      CHECK(calls >= TENSORS / 64, "%d calls", calls); /* 100 KB a packet, about 4 MiB a call */
       CHECK(stats.yield_ns > 0, "no time was counted");
     }
     same_file(path, with);

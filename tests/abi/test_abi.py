@@ -1,12 +1,11 @@
-"""The C interface as C and C++ programs meet it.
+"""Runs the C and C++ programs of this folder, which test the C interface.
 
-The library is built once, with ``libstrap/build.sh``; every program of this
-directory is compiled with the address and undefined-behaviour sanitizers and run.
-Go's runtime and AddressSanitizer share a process without special settings: Go asks
-for its heap away from the shadow memory, and its threads come from ``pthread_create``,
-so the leak check at exit sees their stacks. It does not look into the Go heap, so C
-memory of the library that only Go points to would be reported as leaked: what Go
-keeps must be its own, mapped, or freed by the time a program ends.
+``libstrap/build.sh`` builds the library once. Each program is compiled with the address and
+undefined-behaviour sanitizers, and run. Go's runtime and AddressSanitizer share a process without
+special settings: Go allocates its heap away from the shadow memory. Go's threads come from
+``pthread_create``, so the leak check at exit scans their stacks. The leak check does not scan the
+Go heap: C memory that only Go points to counts as leaked. So everything that Go keeps must be Go
+memory, mapped memory, or freed before a program ends.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "abi"
-CC = shlex.split(os.environ.get("CC", "cc"))  # as libstrap/build.sh takes them
+CC = shlex.split(os.environ.get("CC", "cc"))  # like libstrap/build.sh
 CXX = shlex.split(os.environ.get("CXX", "c++"))
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
 SANITIZERS = ["-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"]
@@ -45,7 +44,7 @@ def attempt(*command: str | Path, timeout: float = 300, env: dict[str, str] | No
 
 
 def run(*command: str | Path, timeout: float = 300, env: dict[str, str] | None = None) -> Done:
-    """Runs a command that must succeed; a failure shows what it wrote."""
+    """Runs a command that must succeed; a failure shows its output."""
     done = attempt(*command, timeout=timeout, env=env)
     assert done.returncode == 0, (
         f"{' '.join(map(str, command))} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -58,13 +57,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with libstrap.so, built from this tree."""
     folder = tmp_path_factory.mktemp("lib")
     run(ROOT / "libstrap" / "build.sh", folder / "libstrap.so", timeout=600)
-    (folder / "libstrap.so.1").symlink_to("libstrap.so")  # what programs are linked to
+    (folder / "libstrap.so.1").symlink_to("libstrap.so")  # the name that programs load
     return folder
 
 
 @pytest.fixture(scope="session")
 def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The sanitizers' flags; none, with a warning, where the compiler lacks them."""
+    """The flags of the sanitizers; if the compiler has none, an empty list and a warning."""
     program = tmp_path_factory.mktemp("probe") / "probe"
     source = program.with_suffix(".c")
     source.write_text("int main(void) { return 0; }\n")
@@ -152,6 +151,7 @@ def test_the_list_of_programs_is_complete():
 
 
 def test_the_documented_parser_reads_the_stream(compiled, tmp_path):
+    """A stream is packets back to back: two lengths, a name and a payload, as documented."""
     path = tmp_path / "test.stream"
     run(compiled("overwrite.c"), path)
     data, at, packets = path.read_bytes(), 0, 0
@@ -166,7 +166,7 @@ def test_the_documented_parser_reads_the_stream(compiled, tmp_path):
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
-    """A small ext4 file system of its own, on a loop device."""
+    """A small ext4 file system on a loop device, mounted for one test."""
     if os.geteuid() != 0:
         pytest.skip("mounting and freezing a file system takes root")
     for tool in ("mkfs.ext4", "mount", "umount", "fsfreeze"):
@@ -183,13 +183,14 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        # A program that ended early leaves the file system frozen; thawing one that is
-        # not frozen fails, which is as well.
+        # A program that ended early leaves the file system frozen. On one that is not frozen,
+        # fsfreeze fails, which does no harm.
         attempt("fsfreeze", "--unfreeze", folder)
         run("umount", folder)
 
 
 def test_timeouts(compiled, mounted):
+    """The program timeouts.c passes on a file system that it may freeze."""
     program = compiled("timeouts.c")
     process = subprocess.Popen(
         [program, mounted / "test.stream", mounted],
@@ -200,7 +201,7 @@ def test_timeouts(compiled, mounted):
     try:
         output, _ = process.communicate(timeout=120)
     except subprocess.TimeoutExpired:
-        # Only a thaw lets a thread out of a write to a frozen file system.
+        # A thread that writes to a frozen file system cannot be killed, so thaw it first.
         attempt("fsfreeze", "--unfreeze", mounted)
         process.kill()
         pytest.fail(f"it hangs behind\n{process.communicate()[0]}")
@@ -210,7 +211,7 @@ def test_timeouts(compiled, mounted):
 def test_only_the_interface_is_exported(library):
     listed = run("nm", "-D", "--defined-only", library / "libstrap.so").stdout
     names = {line.split()[-1].split("@")[0] for line in listed.splitlines()}
-    names = {n for n in names if not n.startswith("LIBSTRAP_")}  # the version node itself
+    names = {n for n in names if not n.startswith("LIBSTRAP_")}  # the name of the symbol version
     header = (ROOT / "c_include" / "strap.h").read_text()
     header = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
     declared = set(re.findall(r"\b(strap_\w+)\(", header))
@@ -233,7 +234,7 @@ def test_soname_and_flags(library):
 
 
 def test_a_constructor_of_a_plugin_may_call_the_library(library, tmp_path):
-    """It runs while dlopen holds the loader's lock, which Go's runtime must not wait for."""
+    """A call from a constructor does not hang: dlopen holds the loader's lock meanwhile."""
     source, plugin = tmp_path / "plugin.c", tmp_path / "plugin.so"
     source.write_text(
         '#include "strap.h"\n'
@@ -251,7 +252,7 @@ def test_a_constructor_of_a_plugin_may_call_the_library(library, tmp_path):
 
 
 def test_a_host_whose_exceptions_trap_may_load_the_library(library, tmp_path):
-    """A thread begins with the floating-point environment of the one that makes it."""
+    """The library's threads do not trap although they inherit the host's trapping environment."""
     source, program = tmp_path / "loads.c", tmp_path / "loads"
     source.write_text(
         "#define _GNU_SOURCE\n"
@@ -289,7 +290,7 @@ def test_a_host_whose_exceptions_trap_may_load_the_library(library, tmp_path):
 
 
 def test_c_and_cpp_agree_with_the_header_alone(tmp_path):
-    """strap.h needs nothing before it, and compiles as C11, C17 and C++11 to C++20."""
+    """strap.h compiles by itself as C11 and C17, and as C++11, C++17 and C++20."""
     for standard in ("c11", "c17"):
         unit = tmp_path / "unit.c"
         unit.write_text('#include "strap.h"\nint unused;\n')
@@ -302,7 +303,7 @@ def test_c_and_cpp_agree_with_the_header_alone(tmp_path):
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The prefix of an installed copy."""
+    """The prefix under which `make install` installed the library."""
     prefix = tmp_path_factory.mktemp("prefix")
     if shutil.which("make") is None:
         pytest.skip("no make")
@@ -311,7 +312,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def at(prefix: Path) -> dict[str, str]:
-    """The environment that finds an installation under ``prefix``."""
+    """The environment variables with which programs find the installation under ``prefix``."""
     lib = next(prefix.glob("**/libstrap.so")).parent
     return {
         **os.environ,
@@ -321,7 +322,7 @@ def at(prefix: Path) -> dict[str, str]:
 
 
 def expect_table(output: str) -> None:
-    """Both examples capture three layers over four steps."""
+    """Checks the output of an example, which captures three layers over four steps."""
     rows = re.findall(
         r"^ +(\d)  (\S+) +(\d+) x (\d+) +\d+ +-?[\d.]+ +[\d.]+$", output, re.MULTILINE
     )
@@ -351,7 +352,7 @@ def test_example_with_cmake(folder, source, installed, tmp_path):
         pytest.skip("no cmake")
     path, build = ROOT / "examples" / folder, tmp_path / "build"
     env = at(installed)
-    del env["LD_LIBRARY_PATH"]  # CMake links with the path of the library it found
+    del env["LD_LIBRARY_PATH"]  # CMake sets the RPATH of the library that it found
     run("cmake", "-S", path, "-B", build, f"-DCMAKE_PREFIX_PATH={installed}", env=env)
     run("cmake", "--build", build, env=env)
     expect_table(run(build / "capture", tmp_path / "a.stream", env=env).stdout)

@@ -1,8 +1,8 @@
-"""libstrap-access: programs that compilers instrument, and what their traces hold.
+"""libstrap-access: the traces of instrumented programs hold exactly the expected accesses.
 
-The programs of ``access_programs/`` are compiled with gcc and clang, with the flags of
-docs/ACCESS_TRACING.md, run, and their accesses counted: against a count by hand, through
-the reader of libstrap, and through a second reader, below, that knows the layout only.
+The programs of ``access_programs/`` are compiled with gcc and clang and the flags of
+docs/ACCESS_TRACING.md, and run. Their traces are read by libstrap and by the small reader
+`decode` below, which knows only the byte layout. Both are compared with counts made by hand.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def run(*command: str | Path, **kwargs) -> Done:
     return done
 
 
-# ---- a reader that knows the layout only ----
+# ---- a small reader of traces ----
 
 
 class Access(NamedTuple):
@@ -124,13 +124,13 @@ class Access(NamedTuple):
     thread: int
     address: int
     size: int
-    op: str  # L, S or B, for both
+    op: str  # L (load), S (store) or B (both)
 
 
 class Decoded(NamedTuple):
     accesses: list[Access]
     ranges: dict[str, tuple[int, int]]
-    text: dict[int, str]  # of blocks of text by kind
+    text: dict[int, str]  # the content of text blocks, by kind
 
 
 def decode(path: Path) -> Decoded:
@@ -158,7 +158,7 @@ def decode(path: Path) -> Decoded:
 
 
 def counted(accesses: list[Access], ranges: dict[str, tuple[int, int]]) -> collections.Counter:
-    """(range, op, size) -> count."""
+    """Counts the accesses by (range, op, size)."""
     counts: collections.Counter = collections.Counter()
     for a in accesses:
         for name, (start, end) in ranges.items():
@@ -194,7 +194,7 @@ def build(access: Path, tmp_path: Path) -> Callable[..., Path]:
             *("-c", HERE / source, "-o", object_file),
         )
         libraries = link if link is not None else [str(access / "libstrap-access.a")]
-        # Without -fsanitize: that would link the sanitizer.
+        # Link without -fsanitize, which would add the runtime of the sanitizer.
         run(command[0], object_file, "-o", program, *libraries, *WRAP, "-pthread", "-ldl")
         return program
 
@@ -202,7 +202,7 @@ def build(access: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 def recorded(program: Path, *arguments: str | Path, **environment: str) -> tuple[Path, str]:
-    """Runs a program from outside: its trace and what it printed."""
+    """Runs a program with STRAP_ACCESS set. Returns the path of the trace and the output."""
     trace = program.with_suffix(".access")
     env = {**os.environ, "STRAP_ACCESS": str(trace), **environment}
     return trace, run(program, *arguments, env=env).stdout
@@ -219,7 +219,7 @@ def test_runtime(compiler, flags, tmp_path):
     assert run(program, tmp_path / "work").stdout == "ok\n"
 
 
-def test_a_thread_that_stands_still_is_told(tmp_path):
+def test_a_thread_that_hangs_in_its_sink_is_reported(tmp_path):
     program = runtime(next(iter(COMPILERS)), ["-O2", "-g"], tmp_path)
     assert run(program, "stuck").stdout == "ok\n"
 
@@ -241,6 +241,7 @@ def runtime(compiler: str, flags: list[str], folder: Path) -> Path:
 
 @pytest.mark.parametrize("compiler", [name for name in ("gcc", "clang") if name in COMPILERS])
 def test_library(compiler, tmp_path):
+    """The library exports its interface and the hooks only, and calls no hooked function itself."""
     run(SOURCES / "build.sh", tmp_path, env={**os.environ, "CC": COMPILERS[compiler].c})
     listed = run("nm", "-D", "--defined-only", tmp_path / "libstrap-access.so").stdout
     names = {line.split()[-1] for line in listed.splitlines()}
@@ -254,7 +255,7 @@ def test_library(compiler, tmp_path):
     dynamic = run("readelf", "-d", tmp_path / "libstrap-access.so").stdout
     assert "[libstrap-access.so.1]" in dynamic
     assert "NODELETE" in dynamic
-    # A call of memcpy inside would come back as an access of the program.
+    # A call of memcpy in the library would be recorded as an access of the program.
     for name in ("output", "threads", "interface", "tsan", "atomics"):
         unit = tmp_path / f"{name}.o"
         run(
@@ -286,7 +287,7 @@ def expected_of_model(compiler: str) -> dict[tuple[str, str, int], int]:
         ("y", "L", 4 * N): STEPS,  # memcpy to the cache
         ("cache", "S", 4 * N): STEPS,
         ("y", "S", 4 * N): STEPS,  # memset
-        # Under -fsanitize=address clang announces the store of an atomic addition only.
+        # With -fsanitize=address, clang calls a hook for the store of an atomic addition only.
         ("done_rows", "S" if compiler == "clang" else "B", 4): rows,
         ("done_rows", "L", 4): 1,
         ("from", "L", 100_000): 1,
@@ -301,7 +302,7 @@ def test_model_is_counted_exactly(compiler, level, build, tmp_path):
     trace = tmp_path / "model.access"
     run(program, trace)
     got = decode(trace)
-    # Vectorized loops make fewer, larger accesses: the bytes are the same.
+    # Vectorized loops make fewer, larger accesses, so compare bytes first.
     assert bytes_of(counted(got.accesses, got.ranges)) == bytes_of(expected_of_model(compiler))
     if "-O3" not in level:
         assert counted(got.accesses, got.ranges) == expected_of_model(compiler)
@@ -322,6 +323,7 @@ VECTOR_BYTES = 4096 * 4
 @any_compiler
 @pytest.mark.parametrize("flags", [["-O2"], ["-O2", "-mavx"], ["-O3", "-mavx2"]], ids=" ".join)
 def test_vectors(compiler, flags, build):
+    """Loads and stores of vectors of 16, 32 and 64 bytes are recorded with all their bytes."""
     if os.uname().machine != "x86_64":
         flags = flags[:1]
     elif "-mavx" in " ".join(flags) and " avx2 " not in Path("/proc/cpuinfo").read_text():
@@ -336,15 +338,15 @@ def test_vectors(compiler, flags, build):
     stored = {name: bytes_of(got).get((name, "S"), 0) for name in ranges}
     loaded = bytes_of(got).get(("in", "L"), 0)
     if compiler == "clang-thread" and len(flags) > 1:
-        # clang announces nothing over 16 bytes here, and makes its own loops of 32: the
-        # page says to use the other flags.
+        # With these flags clang calls no hook for accesses over 16 bytes, and its vectorised
+        # loops use 32. docs/ACCESS_TRACING.md recommends the other flags.
         assert got == {("in", "L", 16): 1024, ("v16", "S", 16): 1024}
         return
     if compiler == "clang-thread":
         assert got["v16", "S", 16] >= 1024
         assert loaded == 2 * VECTOR_BYTES
         return
-    # Each array is filled, and each but the first is the target of one scaling.
+    # Each array is filled once, and each array but `in` is written by one scaling.
     assert stored == {name: VECTOR_BYTES * (1 if name == "in" else 2) for name in ranges}
     assert loaded == VECTOR_BYTES * (len(ranges) - 1)
     for name, size in (("v16", 16), ("v32", 32), ("v64", 64)):
@@ -356,6 +358,7 @@ def test_vectors(compiler, flags, build):
 
 @any_compiler
 def test_cpp(compiler, build):
+    """A C++ program runs as usual, and its trace has symbols, threads and atomic stores."""
     trace, printed = recorded(build(compiler, "objects.cpp", "-O1", "-g"))
     assert printed == "thrown, total 1313400, flag 1, use 1\n"
     got = AccessFile(trace)
@@ -363,7 +366,7 @@ def test_cpp(compiler, build):
     symbols = set(table["symbol"].unique().to_pylist())
     assert any("Square" in s for s in symbols)
     assert len(table["thread_id"].unique()) == 5
-    # 4 threads add 100 times to `total`: an address stored to 400 times by four threads.
+    # Four threads add 100 times each to `total`, so one address has 400 stores.
     stores = table.filter(pa.compute.equal(table["op_type"].cast(pa.string()), "store"))
     counts = collections.Counter(stores["address"].to_pylist())
     assert 400 in counts.values()
@@ -389,7 +392,7 @@ def test_reader_gives_what_the_file_holds(build, tmp_path):
     columns = ("timestamp_ns", "thread_id", "address", "length_bytes", "op_type")
     got = list(zip(*(table[c].to_pylist() for c in columns), strict=True))
     assert [row[0] for row in got] == sorted(row[0] for row in got)
-    # Rows of one time stand in the order of the threads; within a thread in the file's.
+    # Rows with equal times may differ in order; the rows of each thread keep the file's order.
     assert sorted(got) == sorted(want)
     for thread in {row[1] for row in got}:
         assert [r for r in got if r[1] == thread] == [r for r in want if r[1] == thread]
@@ -398,7 +401,7 @@ def test_reader_gives_what_the_file_holds(build, tmp_path):
     assert table["phase"].unique().to_pylist() == ["generation"]
     assert file.problems == []
     assert file.program["recorded"] == str(len(raw.accesses))
-    assert file.program["threads"] == "7"  # main and two a step
+    assert file.program["threads"] == "7"  # main, and two in each step
 
 
 @any_compiler
@@ -434,7 +437,7 @@ def test_changed_program_gets_no_wrong_symbols(build, tmp_path):
     trace = tmp_path / "model.access"
     program = build(next(iter(COMPILERS)), "model.c", "-O1", "-g")
     run(program, trace)
-    # As if built again. A file's clock is coarse: "now" can lie before the program's start.
+    # Make the program look rebuilt. File times are coarse, so "now" could lie before the run.
     later = time.time_ns() + 10**9
     os.utime(program, ns=(later, later))
     file = AccessFile(trace)
@@ -443,7 +446,8 @@ def test_changed_program_gets_no_wrong_symbols(build, tmp_path):
 
 
 @any_compiler
-def test_modules_that_come_and_go(compiler, build, access, tmp_path):
+def test_modules_that_are_loaded_and_unloaded(compiler, build, access, tmp_path):
+    """Accesses of a module that was loaded and unloaded again have its symbols."""
     shared = [f"-L{access}", "-lstrap-access", f"-Wl,-rpath,{access}"]
     host = build(compiler, "host.c", "-O1", "-g", link=shared)
     plugin = tmp_path / "plugin.so"
@@ -472,7 +476,7 @@ def test_ranges_label_exactly(compiler, build, tmp_path):
     assert {(r["name"], r["start"], r["end"]) for r in file.ranges} == {
         (name, start, end) for name, (start, end) in raw.ranges.items()
     }
-    # The weights were named before the recording began, and never taken back.
+    # The range of the weights was added before the recording began, and never removed.
     weights = next(r for r in file.ranges if r["name"] == "weights")
     assert weights["region_type"] == "weight"
     assert weights["from_ns"] <= min(a.ns for a in raw.accesses)
@@ -483,7 +487,7 @@ def test_ranges_label_exactly(compiler, build, tmp_path):
     )
     rows = STEPS * N
     assert got["weight", "load"] == rows * N
-    assert ("weight", "store") not in got  # they were written before the recording
+    assert ("weight", "store") not in got  # the weights were written before the recording
     assert got["kv_cache", "store"] == STEPS
     assert got["activation", "load"] == rows * N + STEPS
     assert got["activation", "store"] == rows + STEPS
@@ -494,14 +498,15 @@ def test_ranges_label_exactly(compiler, build, tmp_path):
         )
         if kind != "unknown"
     }
-    assert len(ids) == 7  # one a range
+    assert len(ids) == 7  # one for each range
     assert ("weight", 1) in ids
 
 
-# ---- recording from outside ----
+# ---- recording through environment variables ----
 
 
 def test_environment(build, tmp_path):
+    """STRAP_ACCESS and STRAP_ACCESS_EVERY record any program; bad values give a message only."""
     program = build(next(iter(COMPILERS)), "model.c", "-O1")
     env = {**os.environ, "STRAP_ACCESS": str(tmp_path / "trace-%p.access")}
     process = subprocess.Popen([program], env=env, stdout=subprocess.DEVNULL)
@@ -514,7 +519,7 @@ def test_environment(build, tmp_path):
     sampled = AccessFile(trace)
     assert sampled.program["sample_every"] == "10"
     seen, kept = int(sampled.program["seen"]), int(sampled.program["recorded"])
-    # The start of main is recorded too, as well as another count of rows a thread.
+    # Each of the seven threads may keep one access more or less than a tenth.
     assert kept == pytest.approx(seen / 10, abs=7)
 
     for every in ("0", "x", "-1", "5x", "99999999999"):
@@ -525,12 +530,12 @@ def test_environment(build, tmp_path):
     assert done.returncode == 0
     assert "cannot write /no/such/folder/x" in done.stderr
     done = attempt(program, tmp_path / "own.access", env=env)
-    assert done.returncode == 1  # it says that it is recording already
+    assert done.returncode == 1  # the program cannot start a second recording
     assert "recording already" in done.stderr
 
 
 def test_killed_program(access, tmp_path):
-    """What whole buffers held is there, and the reader says that the rest is not."""
+    """The trace of a killed program holds the full buffers; the reader reports the missing end."""
     loop = tmp_path / "loop.c"
     loop.write_text(
         "volatile int x;\n"
@@ -556,6 +561,7 @@ def test_killed_program(access, tmp_path):
 
 @any_compiler
 def test_cmake_project_as_it_is(compiler, access, tmp_path):
+    """An unchanged CMake project is instrumented by CMAKE_PROJECT_INCLUDE alone."""
     if shutil.which("cmake") is None:
         pytest.skip("no cmake")
     if compiler == "clang-thread":
@@ -594,6 +600,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @any_compiler
 def test_through_libstrap(compiler, build, access, library, tmp_path):
+    """A program hands its blocks to strap_access_write, which writes a Parquet file."""
     link = [
         *(str(access / "libstrap-access.a"), f"-L{library}", "-lstrap"),
         f"-Wl,-rpath,{library}",
@@ -622,6 +629,7 @@ def test_through_libstrap(compiler, build, access, library, tmp_path):
 
 
 def test_collector(build, tmp_path):
+    """The collector records a command between start and stop, and returns its trace."""
     program = build(next(iter(COMPILERS)), "model.c", "-O1", "-g")
     collector = AccessCollector(sample_every=1)
     assert collector.is_available()
@@ -647,9 +655,9 @@ def test_collector(build, tmp_path):
     assert meta.extra["exe"] == str(program)
     table = collector.trace("r").read_all()
     assert named_types(table.schema) == ["activation", "kv_cache", "runtime", "weight"]
-    # They were written before they were named.
+    # The weights were written before their range was added, so the trace has only their loads.
     assert table["region_type"].to_pylist().count("weight") == STEPS * N * N
-    # What shares a page with them is none.
+    # The labeller keeps these types: other accesses to the same pages do not become weights.
     labelled = TraceLabeller(rules=[]).label_table(collector.trace("r")).read_all()
     assert labelled["region_type"].to_pylist() == table["region_type"].to_pylist()
 
@@ -669,7 +677,7 @@ def test_collector_of_several_processes(build, tmp_path):
     assert sampled["sample_every"] == "7"
     assert f"1 more processes recorded {sampled['recorded']} accesses" in beside
     assert left.name in beside
-    # Those of an earlier run do not count.
+    # A second run does not count the traces of the first.
     collector.start([], tmp_path)
     run(*collector.command_prefix(["true"]))
     assert not collector.stop().parse_success
@@ -700,7 +708,7 @@ def commands_of_the_page() -> Iterator[tuple[str, str]]:
 
 
 def test_documented_commands(tmp_path):
-    """Every command of the page runs, in its order, in a folder with the sources at hand."""
+    """All commands of docs/ACCESS_TRACING.md run, in order, in a folder with the sources."""
     blocks = list(commands_of_the_page())
     assert len(blocks) >= 4
     for name in ("libstrap", "c_include"):

@@ -1,5 +1,5 @@
-/* Eight threads capture into one stream: nothing is lost, each thread's packets
- * keep their order, and the file is in the order of the sequence. */
+/* Eight threads capture into one stream. No packet is lost, the packets of each thread keep their
+ * order, and the packets of the file stand in the order of their sequence numbers. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -29,7 +29,7 @@ static void *capture(void *argument) {
 int main(int argc, char **argv) {
   const char *path = stream_path(argc, argv);
   strap_open_options options = open_options();
-  options.max_memory_bytes = 1 << 20; /* the threads must wait for each other's room */
+  options.max_memory_bytes = 1 << 20; /* so small that threads wait for room in the arena */
   options.codec = STRAP_CODEC_LZ4;
   session = open_stream(path, &options);
 

@@ -1,6 +1,6 @@
-/* A disk that does not answer: calls time out and lose nothing, a full queue
- * drops when it may, and strap_discard does not wait. The file system at the
- * second argument is frozen for that, which takes root. */
+/* While a disk does not answer, calls time out and lose nothing, a full session drops tensors if
+ * on_full says so, and strap_discard does not wait. The program freezes the file system at its
+ * second argument, which needs root. */
 #define _DEFAULT_SOURCE
 #include "check.h"
 
@@ -31,7 +31,7 @@ static strap_status offer(strap_session session, uint32_t layer, int i, int32_t 
   return status;
 }
 
-/* Enqueues until the memory is full; the number of tensors that went in. */
+/* Enqueues until the arena is full. Returns the number of accepted tensors. */
 static int fill(strap_session session, uint32_t layer) {
   for (int i = 0; i < MOST; i++) {
     strap_status status = offer(session, layer, i, 200);
@@ -42,7 +42,7 @@ static int fill(strap_session session, uint32_t layer) {
   return 0;
 }
 
-/* Calls that may take MS milliseconds take about as long, and on a busy machine a while more. */
+/* Checks that CALL takes about MS milliseconds. A busy machine may add up to 20 seconds. */
 #define TIMED(ms, want, call)                                                      \
   do {                                                                             \
     double begin_ = seconds();                                                     \
@@ -111,7 +111,8 @@ static void waits(const char *path) {
   expect_values(path, accepted);
 }
 
-/* A tensor larger than the memory waits half way and goes on where it stood. */
+/* The enqueue of a tensor larger than the arena times out half way. Repeated, it goes on from
+ * there; abandoned, the tensor becomes a note. */
 static void resumes(const char *path) {
   enum { LARGE = 1 << 20 };
   uint32_t layer;
@@ -154,7 +155,7 @@ static void resumes(const char *path) {
   free(large);
 }
 
-/* Small tensors go in beyond a full memory, as far as there is room for them, and wait there. */
+/* While the arena is full, the intake still accepts small tensors until it is full too. */
 static void keeps_small_ones(const char *path) {
   uint32_t layer;
   strap_session session = start(path, STRAP_ON_FULL_BLOCK, &layer);
@@ -187,7 +188,8 @@ static void keeps_small_ones(const char *path) {
   expect_values(path, accepted);
 }
 
-/* A flush that timed out goes on with the next call, unless its thread captures in between. */
+/* A flush that timed out goes on with the next flush. If its thread captures in between, the next
+ * flush covers the new tensor too. */
 static void flushes_anew(const char *path) {
   for (int captures = 0; captures < 2; captures++) {
     uint32_t layer;
@@ -209,7 +211,7 @@ enum { WIDE = 4 << 20 };
 static float *wide;
 static strap_session closing;
 
-/* A tensor with a packet of float32 behind that of float16, in a call that the end overtakes. */
+/* Enqueues a tensor that becomes a float16 and a float32 packet, while another thread closes. */
 static void *enqueue_wide(void *layer) {
   const int64_t length = WIDE;
   strap_tensor t = tensor_of(*(uint32_t *)layer, STRAP_FLOAT32, 1, &length, wide);
@@ -245,7 +247,7 @@ static void drops(const char *path) {
   uint32_t layer;
   strap_session session = start(path, STRAP_ON_FULL_DROP, &layer);
   freeze();
-  /* The writer, where it gets little of a core, may make room after the first. */
+  /* On a busy machine the writer may still free a region after the first drop. */
   int accepted = 0;
   uint64_t dropped = 0;
   for (int in_a_row = 0; in_a_row < 4; in_a_row++) {

@@ -1,4 +1,4 @@
-/* A memory trace from text to tables and a file, and what is refused. */
+/* A memory trace goes from text to tables and to a Parquet file. Bad arguments are refused. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -41,7 +41,7 @@ static strap_trace_counts_t counts_of(strap_trace trace) {
   return counts;
 }
 
-/* parse -> label -> analyse, all through streams. */
+/* Parses, labels and analyses a trace, each step reading the stream of the step before. */
 static void tables(void) {
   struct ArrowArrayStream text, labelled, table;
   strap_trace parsed = parse(&text), labels, analysis;
@@ -55,7 +55,7 @@ static void tables(void) {
   strap_status status;
   while ((status = strap_trace_run(analysis, 0, &error)) == STRAP_ERR_TIMEOUT) continue;
   CHECK(status == STRAP_OK, "%s", error.message);
-  EXPECT(STRAP_OK, strap_trace_run(analysis, 0, &error)); /* done is done */
+  EXPECT(STRAP_OK, strap_trace_run(analysis, 0, &error)); /* a finished run stays finished */
 
   strap_trace_counts_t counts = counts_of(parsed);
   CHECK(counts.done == 1 && counts.rows == 2000 && counts.malformed == 1, "parsed %llu, %llu bad",
@@ -92,12 +92,12 @@ static void files(void) {
   struct ArrowArrayStream text;
   strap_trace parsed = parse(&text), file;
   EXPECT(STRAP_OK, strap_trace_write_parquet(&text, parquet_path, NULL, &file, &error));
-  EXPECT(STRAP_OK, strap_trace_close(file, &error)); /* given up */
+  EXPECT(STRAP_OK, strap_trace_close(file, &error)); /* closed before it is complete */
   CHECK(!exists(parquet_path), "a file that is not whole");
   EXPECT(STRAP_OK, strap_trace_close(parsed, &error));
 
   parsed = parse(&text);
-  EXPECT(STRAP_OK, strap_trace_close(parsed, &error)); /* the stream lives on without it */
+  EXPECT(STRAP_OK, strap_trace_close(parsed, &error)); /* the stream outlives the trace */
   EXPECT(STRAP_OK, strap_trace_write_parquet(&text, parquet_path, "{}", &file, &error));
   EXPECT(STRAP_OK, strap_trace_run(file, -1, &error));
   CHECK(counts_of(file).rows == 2000 && exists(parquet_path), "no file");
@@ -105,7 +105,7 @@ static void files(void) {
   remove(parquet_path);
 }
 
-/* Instruction fetches are rows where they are asked for. */
+/* With the option `instructions`, instruction fetches become rows. */
 static void instructions(void) {
   struct ArrowArrayStream text;
   strap_trace trace;

@@ -1,5 +1,5 @@
-/* float32 values that are too small for float16: the tensors are counted, and where there is an
- * error bound the float32 values are written behind the float16 ones, as NAME!float32. */
+/* A tensor whose float32 values are too small for float16 is counted as underflowed. With an error
+ * bound, a packet NAME!float32 with the exact values follows its float16 packet. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 

@@ -1,4 +1,4 @@
-"""Writes the `older-*` files of this folder; run it with llm_instrumentation 1.3.1 installed.
+"""Writes the `older-*` files of this folder with llm_instrumentation 1.3.1::
 
 pip install --target old --no-deps llm_instrumentation==1.3.1 aiofiles
 PYTHONPATH=old python tests/golden/older.py

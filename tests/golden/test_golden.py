@@ -1,9 +1,9 @@
-"""Captures that were written once and must be readable for ever.
+"""Every release must read the captures of this folder, which earlier releases wrote.
 
-`older-*` were written by the published llm_instrumentation 1.3.1, see older.py. `capture-1-*` to
-`capture-4-*` were written by this package at versions 1 to 4 of its index;
-`python tests/golden/test_golden.py` writes those of version 4 anew. They have no usual names, so
-that nobody takes them for leftovers.
+The published llm_instrumentation 1.3.1 wrote `older-*`, see older.py. This package wrote
+`capture-1-*` to `capture-4-*` and `sample-1` to `sample-4` at versions 1 to 4 of its index.
+`python tests/golden/test_golden.py` writes the files of version 4 again. The file names do not end
+in `.stream`, so that they are not mistaken for leftovers of a run.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_stream_of_1_3_1(codec, path):
+    """A stream and token file of 1.3.1 can be read and analysed."""
     shutil.copy(HERE / f"older-{codec}.packets", path)
     shutil.copy(HERE / "older-tokens.json", token_file_paths(path)[0])
     with ActivationReader(path) as reader:
@@ -66,6 +67,7 @@ def test_a_stream_of_1_3_1(codec, path):
 
 
 def test_a_checkpoint_of_1_3_1(path):
+    """A capture of 1.3.1 is resumed from its checkpoint: tokens are kept, packets appended."""
     shutil.copy(HERE / "older-lz4.packets", path)
     shutil.copy(HERE / "older-checkpoint.json", f"{path}.ckpt.json")
     model = nn.Identity()
@@ -86,7 +88,7 @@ def test_a_checkpoint_of_1_3_1(path):
 
 
 class Inner(nn.Module):
-    """Every type, with every byte value, and values beyond float16."""
+    """Returns tensors of every type with every byte value, and values too large for float16."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, dict[str, list[Tensor]], Tensor]:
         data = torch.arange(256, dtype=torch.uint8)
@@ -105,7 +107,7 @@ class Outer(nn.Module):
 
 
 def write(path: Path, codec: str) -> None:
-    """The capture of `capture-1-*`."""
+    """Writes the capture of the files `capture-*`."""
     config = InstrumentationConfig.balanced().with_compression(codec)
     model = Outer()
     framework = InstrumentationFramework(config)
@@ -117,7 +119,10 @@ def write(path: Path, codec: str) -> None:
 
 
 def write_sample(path: Path) -> None:
-    """The capture of `sample-1`: half of the elements, and a note of what cannot be stored."""
+    """Writes the capture of the files `sample-*`: half of the elements of x, and a note.
+
+    The note is for the sparse output, which cannot be stored.
+    """
 
     class Model(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,6 +150,7 @@ def bits(tensor: Tensor) -> bytes:
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_capture_of_each_version(version, codec):
+    """Captures of each index version give all tensors back, with names, steps and types."""
     with ActivationReader(HERE / f"capture-{version}-{codec}.packets") as reader:
         assert reader.problem == ""
         assert reader.info.indexed
@@ -169,6 +175,7 @@ def test_a_capture_of_each_version(version, codec):
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_sampled_capture_of_each_version(version):
+    """Sampled captures of each index version give positions, values and the note back."""
     with ActivationReader(HERE / f"sample-{version}.packets") as reader:
         (activation,) = reader
         assert activation.source_shape == (5, 8)
@@ -180,7 +187,7 @@ def test_a_sampled_capture_of_each_version(version):
 
 
 def test_a_capture_is_written_as_ever(path):
-    """Raw streams do not change by a byte, nor the index but for its times."""
+    """A new raw stream equals the stored one byte by byte, and its index except thread and time."""
     write(path, "none")
     golden = HERE / "capture-4-none.packets"
     assert path.read_bytes() == golden.read_bytes()

@@ -1,4 +1,4 @@
-"""What a capture promises of any tensor that a module may return."""
+"""A capture gives back any tensor that a module returns: Hypothesis draws the tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=7)
 
 
 def laid_out(array: np.ndarray, reverse: bool, step: int) -> Tensor:
-    """The array as a tensor whose memory is not in the order of its elements."""
+    """The array as a strided view: dimensions reversed if asked, every step-th column."""
     tensor = torch.from_numpy(array)
     if reverse:
         tensor = tensor.permute(tuple(reversed(range(tensor.ndim))))
@@ -68,7 +68,7 @@ def bits(tensor: Tensor) -> bytes:
 @pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
 @given(outputs=st.lists(tensors, min_size=1, max_size=5))
 @settings(max_examples=30, deadline=None)
-def test_what_is_not_float32_comes_back_bit_for_bit(codec, outputs):
+def test_other_types_than_float32_come_back_bit_for_bit(codec, outputs):
     found = captured(outputs, plain().with_compression(codec))
     assert len(found) == len(outputs)
     for (_, values), output in zip(found, outputs, strict=True):
@@ -79,7 +79,7 @@ def test_what_is_not_float32_comes_back_bit_for_bit(codec, outputs):
 @given(outputs=st.lists(floats(), min_size=1, max_size=5))
 @settings(max_examples=60, deadline=None)
 def test_float32_becomes_the_nearest_float16_or_stays(outputs):
-    """It stays where a finite value is too large for float16."""
+    """float32 is stored as float16, unless a finite value is too large for float16."""
     for (_, values), output in zip(captured(outputs, plain()), outputs, strict=True):
         nearest = output.half().float()
         expected = output if (output.isfinite() & nearest.isinf()).any() else nearest
@@ -90,7 +90,7 @@ def test_float32_becomes_the_nearest_float16_or_stays(outputs):
 @given(output=floats(-65504, 65504), share=st.sampled_from([1e-6, 1e-4, 1e-2]))
 @settings(max_examples=60, deadline=None)
 def test_rounding_keeps_its_bound(output, share):
-    """Where the nearest float16 keeps it."""
+    """Rounded values stay within the error bound if the nearest float16 does."""
     rounded = captured([output], plain().with_error_bound(share))[0][1]
     value = output.double()
     error = (rounded.double() - value).square().sum()

@@ -1,4 +1,4 @@
-"""What the tables over a memory trace promise of any trace."""
+"""Properties that the tables have for any memory trace: Hypothesis draws the traces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llm_instrumentation.mrm.analyser import SUMMARY_TABLES
 PAGE = 4096
 TYPE_OF = {1: "weight", 2: "kv_cache", 3: "activation", 4: "activation"}
 
-# Few addresses and regions, so that accesses meet; no two at one time, so that order is theirs.
+# Few addresses and regions, so that accesses share them. Times differ, so the order is defined.
 accesses = st.lists(
     st.tuples(
         st.integers(0, 2**53),
@@ -97,6 +97,7 @@ def test_the_order_of_the_rows_does_not_matter(rows, random):
 @settings(deadline=None)
 @given(accesses, st.integers(0, 2**53))
 def test_the_clock_s_start_does_not_matter(rows, later):
+    """Adding a constant to all times changes only the columns that hold times."""
     expected = tables(rows)
     found = tables([(time + later, *rest) for time, *rest in rows])
     for name in SUMMARY_TABLES:
@@ -110,6 +111,7 @@ def test_the_clock_s_start_does_not_matter(rows, later):
 @settings(deadline=None)
 @given(accesses, st.integers(1, 7))
 def test_batches_do_not_matter(rows, size):
+    """Record batches of any size give the same tables as one table."""
     whole = trace(rows)
     parts = compute_all(whole.to_reader(max_chunksize=size), as_arrow=True)
     assert all(parts[name].equals(table) for name, table in tables(rows).items())

@@ -1,8 +1,8 @@
-"""What the torch tracer says of any sequence of operators, against what they mean.
+"""The torch tracer records exactly the bytes that operators read and write.
 
-The reference walks each operator's own definition: it names the elements that each argument has
-read and written, as bytes in memory. With ``--hypothesis-profile long --timeout 0`` it runs for
-some minutes.
+Hypothesis draws sequences of operators. For each operator the test lists the elements that it
+reads and writes by definition, and compares their bytes with the traced rows. With
+``--hypothesis-profile long --timeout 0`` the test runs for some minutes.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def every(tensor: Tensor) -> set[Place]:
 
 
 def broadcast(tensor: Tensor, place: Place) -> Place:
-    """The place of ``tensor`` that it has at a place of what it is broadcast to."""
+    """The place in ``tensor`` that a place of the broadcast result is read from."""
     own = place[len(place) - tensor.dim() :]
     return tuple(0 if size == 1 else at for at, size in zip(own, tensor.shape, strict=True))
 
 
 def in_order(tensor: Tensor, number: int) -> Place:
-    """The place of an element by its number in the order of elements."""
+    """The place of an element by its number in row-major order."""
     return list(places(tensor.shape))[number]
 
 
 class Step:
-    """One operator, traced, and what it is to move."""
+    """Runs one operator under the tracer and holds the bytes that it should read and write."""
 
     def __init__(self, tracer: TorchTracer, storages: Storages) -> None:
         self._tracer, self._storages = tracer, storages
@@ -81,13 +81,16 @@ class Step:
         self._move("store", tensor, chosen)
 
     def gives(self, tensor: Tensor, chosen: Iterable[Place] | None = None) -> None:
-        """A result is new memory."""
+        """The operator writes these elements of a new tensor, which later operators may use."""
         self.writes(tensor, chosen)
         self.made.append(tensor)
 
 
 class Storages:
-    """Numbers storages. A weak reference keeps the name of one that has died from another's use."""
+    """Gives each storage a number.
+
+    A weak reference keeps the address of a dead storage, so no new storage gets the same number.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
@@ -104,13 +107,13 @@ class Storages:
 
 
 class Program:
-    """Tensors, and operators on them that Hypothesis chooses."""
+    """The tensors of a random program, and the operators that Hypothesis chooses from."""
 
     def __init__(self, data: st.DataObject) -> None:
         self.draw = data.draw
         self.tensors: list[Tensor] = []
 
-    # What it works on.
+    # Draw arguments.
 
     def number(self, least: int, most: int) -> int:
         return self.draw(st.integers(least, most))
@@ -123,7 +126,7 @@ class Program:
         return self.draw(st.lists(st.integers(1, 4), min_size=dims, max_size=dims))
 
     def fresh(self, *shape: int) -> Tensor:
-        """A tensor that may be a part of a larger one, transposed."""
+        """A tensor of zeros; it may be a part of a larger tensor, and transposed."""
         size = list(shape) or self.shape()
         larger = [one + self.number(0, 1) for one in size]
         if len(size) > 1 and self.draw(st.booleans()):
@@ -147,11 +150,11 @@ class Program:
         return torch.tensor(values, dtype=torch.bool).reshape(shape)
 
     def writable(self) -> Tensor:
-        """A tensor whose elements have memory of their own."""
+        """A floating-point tensor in which no two elements share memory."""
         found = [one for one in self.tensors if one.is_floating_point() and _is_apart(one)]
         return self.draw(st.sampled_from(found)) if found else self.fresh()
 
-    # Views, and the end of tensors.
+    # Operators that make views, and the freeing of tensors.
 
     def look(self, step: Step) -> None:
         x = self.any()
@@ -176,7 +179,7 @@ class Program:
         if self.tensors:
             self.tensors.pop(self.number(0, len(self.tensors) - 1))
 
-    # All of each argument.
+    # Operators that read all of each argument.
 
     def elementwise(self, step: Step) -> None:
         x = self.any()
@@ -217,7 +220,7 @@ class Program:
         step.reads(x)
         step.reads(x)
 
-    # Chosen elements are read.
+    # Operators that read chosen elements.
 
     def embedding(self, step: Step) -> None:
         table = self.fresh(4, 3)
@@ -310,12 +313,12 @@ class Program:
         step.gives(total)
 
     def grouped_mm(self, step: Step) -> None:
-        """Groups of rows, of columns, or of what is summed."""
+        """The groups divide the rows, the columns or the summed dimension."""
         how = self.draw(st.sampled_from(["rows", "columns", "sum"]))
         sizes = self.draw(st.lists(st.integers(0, 3), min_size=3, max_size=3))
         ends = torch.tensor(list(itertools.accumulate(sizes)), dtype=torch.int32)
         used, end, extra = {g for g in range(3) if sizes[g]}, sum(sizes), 1
-        count = -(-(end + extra) // 4) * 4  # strides are multiples of 16 bytes
+        count = -(-(end + extra) // 4) * 4  # the operator wants strides in multiples of 16 bytes
         if how == "rows":
             a, b = torch.ones(end + extra, 4), torch.ones(3, 4, 8)
         elif how == "columns":
@@ -337,7 +340,7 @@ class Program:
             step.reads(b, ((i, j) for i, j in every(b) if i < end))
             step.gives(out)
 
-    # Chosen elements are written.
+    # Operators that write chosen elements.
 
     def rows_written(self, step: Step) -> None:
         x, dim = self.fresh(3, 4), self.number(0, 1)
@@ -380,7 +383,7 @@ class Program:
         self.tensors.append(x)
 
     def slots(self, step: Step) -> None:
-        """As a static cache is written."""
+        """Writes the slots of a static KV cache."""
         x, at = self.fresh(2, 4, 3), self.index(4, 2)
         new = torch.ones(2, 2, 3)
         step.run(lambda: aten.index_put_(x, [None, at], new))
@@ -467,7 +470,7 @@ def _is_apart(tensor: Tensor) -> bool:
 @pytest.mark.parametrize("in_c", [True, False], ids=["C", "Python"])
 @settings(deadline=None)
 @given(data=st.data())
-def test_traced_bytes_are_those_that_operators_touch(in_c: bool, data: st.DataObject) -> None:
+def test_traced_bytes_equal_the_bytes_that_operators_touch(in_c: bool, data: st.DataObject) -> None:
     if in_c and not recorder.view_in_c():
         pytest.skip("this torch or interpreter does not show tensors to C")
     steps: list[tuple[str, Step]] = []
@@ -477,7 +480,7 @@ def test_traced_bytes_are_those_that_operators_touch(in_c: bool, data: st.DataOb
             patch.setattr(recorder, "view_in_c", lambda: 0)
         program = Program(data)
         with tracer.thread():
-            pass  # it has begun, also if nothing is run
+            pass  # starts the tracer, also if no operator runs
         for _ in range(data.draw(st.integers(1, 8))):
             operator = data.draw(st.sampled_from(Program.OPERATORS))
             step = Step(tracer, storages)

@@ -44,7 +44,7 @@ def test_flush_waits_until_the_bytes_are_in_the_file(tmp_path):
 
 @pytest.fixture
 def pipe(tmp_path):
-    """A named pipe that nobody empties yet, and its reading end."""
+    """A named pipe that the test has not read from yet, and its reading end."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -60,7 +60,7 @@ def drain(reader, nbytes):
 
 def test_writers_wait_while_the_queue_is_full(pipe):
     path, reader = pipe
-    chunk = bytes(1 << 20)  # more than a pipe holds, so the thread is stuck with it
+    chunk = bytes(1 << 20)  # more than a pipe holds, so the writing thread blocks
     writer = AsyncWriter(path, max_bytes=1 << 20)
     writer.write(chunk)
     with pytest.raises(TimeoutError, match="still queued"):
@@ -95,11 +95,11 @@ def test_a_failure_reaches_every_caller():
         writer.write(b"more")
     with pytest.raises(AsyncWriteError, match="No space left"):
         writer.close()
-    writer.close()  # told once
+    writer.close()  # does not raise: the failure was already raised once
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_leaving_the_block_tells_of_a_failure():
+def test_leaving_the_block_raises_a_failure():
     with pytest.raises(AsyncWriteError), AsyncWriter("/dev/full") as writer:
         writer.write(b"data")
 
@@ -119,7 +119,7 @@ def test_a_failure_wakes_a_writer_that_waits(pipe):
     waiting = threading.Thread(target=write)
     waiting.start()
     null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, reader)  # the reading end is gone: EPIPE
+    os.dup2(null, reader)  # closes the reading end, so the write fails with EPIPE
     os.close(null)
     waiting.join(30)
     assert raised == [errno.EPIPE]

@@ -25,13 +25,15 @@ def test_the_model_type_of_a_transformers_model():
         (None, "unknown"),
     ],
 )
-def test_what_the_config_says(config, expected):
+def test_the_config_names_the_model_type(config, expected):
     model = nn.Linear(1, 1)
     model.config = config
     assert detect_model_architecture(model) == expected
 
 
 def test_the_class_name_is_the_last_resort():
+    """A model whose config names no type is recognised by the name of its class."""
+
     class TinyBertEncoder(nn.Module):
         pass
 

@@ -1,4 +1,4 @@
-"""Captures of models on a GPU: the steps everywhere, the whole where there is a GPU."""
+"""Captures of models on a GPU. The steps are tested on fake CUDA, whole captures on a real GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llm_instrumentation.core.tensors import NotDenseError, check_runs_now
 from llm_instrumentation.errors import InvalidStateError, UnsupportedError
 from llm_instrumentation.memory.cuda_manager import CUDAMemoryManager
 
-LARGE = narrowing.NARROW_BYTES // 4  # values
+LARGE = narrowing.NARROW_BYTES // 4  # number of float32 values from which the device narrows
 
 
 def quiet():
@@ -36,7 +36,8 @@ def cuda(monkeypatch):
     return made_up_cuda.install(monkeypatch)
 
 
-def test_what_is_narrowed_travels_beside_its_numbers(cuda):
+def test_narrowed_values_and_their_errors_are_copied_together(cuda):
+    """A transfer copies the float16 values and the float64 error numbers on one stream."""
     tensor, got = torch.arange(3000.0).reshape(3, -1), []
     with CUDAMemoryManager(1 << 20, num_streams=1) as manager:
         event = manager.async_narrowed_to_host(
@@ -59,7 +60,7 @@ def test_what_is_narrowed_travels_beside_its_numbers(cuda):
     ]
 
 
-def test_what_float16_cannot_hold_comes_whole_and_in_its_turn(cuda):
+def test_values_too_large_for_float16_arrive_as_float32_in_order(cuda):
     tensors = [torch.full((500,), value) for value in (1.0, 1e6, 3.0)]
     got = []
     with CUDAMemoryManager(8192) as manager:
@@ -67,7 +68,7 @@ def test_what_float16_cannot_hold_comes_whole_and_in_its_turn(cuda):
             manager.async_narrowed_to_host(
                 tensor, narrow, holds, lambda host, n: got.append((host.clone(), n is None))
             )
-            tensor.zero_()  # the values are those at the call
+            tensor.zero_()  # the transfer must have the values from before
     assert [(str(h.dtype), float(h[0]), whole) for h, whole in got] == [
         ("torch.float16", 1.0, False),
         ("torch.float32", 1e6, True),
@@ -76,14 +77,14 @@ def test_what_float16_cannot_hold_comes_whole_and_in_its_turn(cuda):
     assert ("copy", "stream 0", "torch.float32", True) in cuda.log
 
 
-def test_a_device_without_memory_gives_what_it_has_whole(cuda):
+def test_a_device_without_memory_to_narrow_sends_float32(cuda):
     tensor, got = torch.arange(300.0), []
 
     def too_much(tensor):
         raise torch.cuda.OutOfMemoryError
 
     with CUDAMemoryManager(4096) as manager:
-        for _ in range(9):  # more than the ring has room for
+        for _ in range(9):  # more tensors than the ring of pinned memory holds
             manager.async_narrowed_to_host(
                 tensor, too_much, holds, lambda host, n: got.append((host.clone(), n))
             )
@@ -91,7 +92,7 @@ def test_a_device_without_memory_gives_what_it_has_whole(cuda):
     assert all(torch.equal(host, tensor) and numbers is None for host, numbers in got)
 
 
-def test_what_the_pinned_memory_cannot_take_comes_whole(cuda):
+def test_a_tensor_too_large_for_the_pinned_memory_arrives_as_float32(cuda):
     got = []
     with CUDAMemoryManager(4096) as manager:
         for n in (896, 897):
@@ -101,7 +102,7 @@ def test_what_the_pinned_memory_cannot_take_comes_whole(cuda):
     assert got == [(torch.float16, False), (torch.float32, True)]
 
 
-def test_a_callback_may_begin_one(cuda):
+def test_a_callback_may_begin_a_narrowed_transfer(cuda):
     got = []
     with CUDAMemoryManager(4096) as manager:
         manager.async_gpu_to_host(
@@ -115,7 +116,7 @@ def test_a_callback_may_begin_one(cuda):
     assert got == [(8, None)]
 
 
-def test_narrowing_that_fails_gives_its_room_back(cuda):
+def test_narrowing_that_fails_frees_its_pinned_memory(cuda):
     def fails(tensor):
         raise MemoryError("no room on the device")
 
@@ -143,7 +144,7 @@ def test_a_host_tensor_is_narrowed_at_once():
 
 
 def outputs():
-    """What layers return, of every way that a tensor can take."""
+    """Outputs of layers for every path: narrowed, too large, special values, other types, small."""
     generator = torch.Generator().manual_seed(0)
     large = torch.randn(LARGE // 1024, 1024, generator=generator)
     beyond = large.clone()
@@ -154,7 +155,7 @@ def outputs():
 
 
 def expect_as_the_library_makes_it(path, tensors):
-    """The packets are those of the same tensors on the host."""
+    """Checks that the packets equal those that the library makes of the tensors on the host."""
     plain = path.with_name("plain.stream")
     recorder = Recorder(plain, quiet(), [torch.nn.Identity()])
     for step, tensor in enumerate(tensors):
@@ -166,7 +167,7 @@ def expect_as_the_library_makes_it(path, tensors):
         for own, told in zip(expected, got, strict=True):
             assert (told.name, told.step, told.shape) == (own.name, own.step, own.shape)
             assert (told.dtype, told.source_dtype) == (own.dtype, own.source_dtype)
-            for exact in (False, True):  # True: the float32 twin, where there is one
+            for exact in (False, True):  # True reads the float32 twin if there is one
                 same = told.to_torch(exact), own.to_torch(exact)
                 assert all(a.equal(b) for a, b in zip(*map(bits_but_nan, same), strict=True))
             if own.mse is not None:
@@ -179,6 +180,7 @@ def bits_but_nan(tensor):
 
 
 def test_a_capture_makes_the_same_packets(cuda, tmp_path, monkeypatch):
+    """Narrowing on the device gives the packets that the library makes on the host."""
     path, tensors = tmp_path / "a.stream", outputs()
     recorder = Recorder(path, quiet(), [torch.nn.Identity()])
     layer = recorder._session.layer("0")
@@ -186,8 +188,8 @@ def test_a_capture_makes_the_same_packets(cuda, tmp_path, monkeypatch):
         recorder._sink.put(layer, tensor, When(step, -1, 0, 0))
     recorder.finish()
     moved = [entry[2] for entry in cuda.log if entry[0] == "copy"]
-    assert moved.count("torch.float64") == 4  # numbers of those that are large and float32
-    assert moved.count("torch.float32") == 2  # the small one, and the one beyond float16
+    assert moved.count("torch.float64") == 4  # error numbers of the large float32 tensors
+    assert moved.count("torch.float32") == 2  # the small tensor, and `beyond`
     monkeypatch.undo()
     expect_as_the_library_makes_it(path, tensors)
 
@@ -196,17 +198,17 @@ def test_a_hook_that_outlives_its_capture_begins_no_transfer(cuda, tmp_path):
     recorder = Recorder(tmp_path / "a.stream", quiet(), [torch.nn.Identity()])
     layer = recorder._session.layer("0")
     recorder.finish()
-    with pytest.raises(InvalidStateError):  # which the hook takes for the end
+    with pytest.raises(InvalidStateError):  # the hook takes this error for the end of the capture
         recorder._sink.put(layer, torch.ones(3), When(0, -1, 0, 0))
     assert cuda.log == []
 
 
 def narrowed_capture(path, config, tensor):
-    """The counters of a capture of one tensor on the made-up device."""
+    """Captures one tensor on the fake device, and returns the counters."""
     recorder = Recorder(path, config, [torch.nn.Identity()])
     recorder._sink.put(recorder._session.layer("0"), tensor, When(0, -1, 0, 0))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is lost, see test_small_values
+        warnings.simplefilter("ignore")  # ignore warnings of lost small values
         recorder.finish()
     return recorder.stats()
 
@@ -231,7 +233,7 @@ def test_small_values_on_a_device_are_counted(cuda, tmp_path):
 
 
 @pytest.mark.parametrize("archive", [False, True])
-def test_where_a_device_breaks_the_bound_float32_follows(cuda, tmp_path, archive):
+def test_float16_beyond_the_error_bound_is_followed_by_float32(cuda, tmp_path, archive):
     config = quiet().with_archive() if archive else quiet().with_error_bound(1e-4)
     path, tensor = tmp_path / "a.packets", torch.full((LARGE,), 1e-8)
     stats = narrowed_capture(path, config, tensor)
@@ -252,7 +254,8 @@ def test_samples_are_not_narrowed(cuda, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
-def test_components_are_copied_with_what_they_are_of(cuda, tmp_path):
+def test_components_are_copied_with_their_transform(cuda, tmp_path):
+    """A component of a nested tensor is not narrowed; its packet has transform and parameters."""
     path, x = tmp_path / "a.stream", torch.ones(LARGE)
     nested = torch.nested.nested_tensor([x, x[:1]])
     recorder = Recorder(path, quiet(), [torch.nn.Identity()])
@@ -292,20 +295,21 @@ def small_model():
 
 
 def record_graph(model, batch):
-    """Captures a call into a CUDA graph, after the calls that its libraries need first."""
+    """Records a call into a CUDA graph, after the warm-up calls that CUDA's libraries need."""
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
         model(batch)
     torch.cuda.current_stream().wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # transfers go on beside
+    # thread_local, because the thread of transfers makes CUDA calls at the same time
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         model(batch)
     return graph
 
 
 @pytest.mark.gpu
-def test_a_model_in_a_cuda_graph_is_noted_and_warned_of(tmp_path):
+def test_outputs_in_a_cuda_graph_give_notes_and_warnings(tmp_path):
     path, model, batch = tmp_path / "a.stream", small_model().cuda(), torch.ones(4, 64).cuda()
     with (
         torch.no_grad(),
@@ -315,14 +319,14 @@ def test_a_model_in_a_cuda_graph_is_noted_and_warned_of(tmp_path):
         graph = record_graph(model, batch)
         graph.replay()
         torch.cuda.synchronize()
-    assert len([w for w in caught if "CUDA graph" in str(w.message)]) == 4  # once a layer
+    assert len([w for w in caught if "CUDA graph" in str(w.message)]) == 4  # one for each layer
     with ActivationReader(path) as reader:
-        assert len(reader) == 4  # of the call before the graph
+        assert len(reader) == 4  # the outputs of the call before the graph
         assert [note.name for note in reader.missing] == ["0", "1", "2", ""]
 
 
 @pytest.mark.gpu
-def test_a_model_in_a_cuda_graph_is_refused_where_it_is_to_be(tmp_path):
+def test_a_strict_capture_refuses_a_cuda_graph(tmp_path):
     model, batch = small_model().cuda(), torch.ones(4, 64).cuda()
     with (
         torch.no_grad(),
@@ -336,7 +340,7 @@ def test_a_model_in_a_cuda_graph_is_refused_where_it_is_to_be(tmp_path):
 
 
 class Returns(torch.nn.Module):
-    """Returns one tensor after the other."""
+    """Returns the given tensors, one in each call."""
 
     def __init__(self, tensors):
         super().__init__()
@@ -347,7 +351,7 @@ class Returns(torch.nn.Module):
 
 
 @pytest.mark.gpu
-def test_values_beyond_and_types_arrive_as_the_library_makes_them(tmp_path):
+def test_all_outputs_on_a_gpu_make_the_packets_of_the_library(tmp_path):
     path, tensors = tmp_path / "a.stream", outputs()
     model = torch.nn.Sequential()
     model.add_module("0", Returns(tensor.cuda() for tensor in tensors))
@@ -358,7 +362,7 @@ def test_values_beyond_and_types_arrive_as_the_library_makes_them(tmp_path):
 
 
 @pytest.mark.gpu
-def test_narrowing_waits_for_nothing():
+def test_narrowing_does_not_wait_for_the_device():
     tensor = torch.randn(1000, 1000, device="cuda")
     narrow(tensor)
     torch.cuda.synchronize()
@@ -373,7 +377,7 @@ def test_narrowing_waits_for_nothing():
 
 
 @pytest.mark.gpu
-def test_a_float32_model_is_captured_as_float16_of_what_it_returned(tmp_path):
+def test_a_float32_model_is_captured_as_the_float16_of_its_outputs(tmp_path):
     path = tmp_path / "a.stream"
     model = torch.nn.Sequential(torch.nn.Linear(256, 4096), torch.nn.ReLU()).cuda()
     batch = torch.randn(LARGE // 4096 + 1, 256, device="cuda")

@@ -192,7 +192,7 @@ def test_hook_config_has_the_documented_fields():
 
 
 def test_configurations_need_no_torch():
-    # Loaded by itself: what the package imports beside it is not the question here.
+    # Load the module alone, because the package itself imports torch.
     path = sys.modules[from_preset.__module__].__file__
     code = (
         "import sys, importlib.util as u;"

@@ -1,5 +1,5 @@
-"""Transfers to the host. What needs a GPU is skipped without one; the order in which transfers are
-handed over, and the ring they stand in, are tested everywhere."""
+"""Transfers from a GPU to the host. The ring of pinned memory and the order of callbacks are tested
+on every machine; the other tests need a GPU."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_sizes_are_checked(value):
 # ---- the ring -----------------------------------------------------------------
 
 
-@example(size=513, requests=[0, 0, None, 0])  # the second space ends where the ring ends
+@example(size=513, requests=[0, 0, None, 0])  # the second space ends exactly at the ring's end
 @given(st.integers(1, 5000), st.lists(st.one_of(st.integers(0, 6000), st.none()), max_size=60))
 @settings(max_examples=400)
 def test_spaces_never_overlap_and_an_empty_ring_takes_anything_that_fits(size, requests):
@@ -79,7 +79,7 @@ def test_spaces_never_overlap_and_an_empty_ring_takes_anything_that_fits(size, r
         held.append(space)
 
 
-def test_the_ring_holds_what_its_length_promises():
+def test_one_space_may_take_the_whole_ring():
     assert RingSpace(1000).take(1000) is not None
 
 
@@ -87,7 +87,7 @@ def test_the_ring_holds_what_its_length_promises():
 
 
 class Copy(threading.Event):
-    """A transfer's end that the test decides."""
+    """A fake transfer that ends when the test sets it."""
 
     def synchronize(self):
         assert self.wait(30)
@@ -146,7 +146,7 @@ def test_reserving_waits_until_a_callback_has_returned(handover):
     handover.submit(Transfer(done(), None, lambda _: None, space))
 
 
-def test_a_failing_callback_is_told_once_and_stops_nobody_else(handover):
+def test_a_failing_callback_raises_once_and_the_others_still_run(handover):
     got = []
     handover.submit(Transfer(done(), "missing", {}.__getitem__, handover.reserve(1024)))
     handover.submit(Transfer(done(), "next", got.append, handover.reserve(1024)))
@@ -165,7 +165,7 @@ def test_a_failed_copy_is_not_handed_over(handover):
     assert got == []
 
 
-def test_close_tells_of_a_failure_too():
+def test_close_raises_a_failure_too():
     handover = Handover(RingSpace(1024))
     handover.submit(Transfer(Failing(), None, lambda _: None, None))
     with pytest.raises(TransferError):
@@ -173,7 +173,7 @@ def test_close_tells_of_a_failure_too():
     assert handover.closed
 
 
-def test_waiting_has_an_end(handover):
+def test_waiting_may_time_out(handover):
     copy = Copy()
     handover.submit(Transfer(copy, None, lambda _: None, None))
     with pytest.raises(TimeoutError, match="1 transfers unfinished"):
@@ -205,7 +205,7 @@ def test_values_arrive_in_order_and_unharmed():
 
 
 @pytest.mark.gpu
-def test_values_are_those_at_the_call():
+def test_a_transfer_has_the_values_at_the_time_of_the_call():
     got = []
     with CUDAMemoryManager() as manager:
         tensor = torch.zeros(1 << 22, device="cuda")

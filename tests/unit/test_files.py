@@ -1,4 +1,4 @@
-"""Files that take another's place once they are whole, in folders where others may write too."""
+"""Files are replaced when they are complete, also in folders that other users may write to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def names(folder):
     return sorted(os.listdir(folder))
 
 
-# ---- links that somebody else laid ------------------------------------------------
+# ---- links of another user --------------------------------------------------------
 
 
 def checkpoint(path):
@@ -62,7 +62,7 @@ def rows_of_a_trace(path):
     ],
 )
 def test_links_under_names_that_can_be_guessed_are_not_followed(write, name, tmp_path):
-    """In a folder like /tmp, somebody else lays links to a file that only we may write."""
+    """In a folder like /tmp, another user may place links to a file that only we may write."""
     mine, shared = tmp_path / "mine", tmp_path / "shared"
     mine.write_text("precious")
     shared.mkdir()
@@ -73,6 +73,7 @@ def test_links_under_names_that_can_be_guessed_are_not_followed(write, name, tmp
 
 
 def test_no_link_is_followed_even_under_the_right_name(tmp_path, monkeypatch):
+    """If a link has the name of the partial file by chance, creating the file fails."""
     guesses = iter(["0" * 16, "1" * 16])
     monkeypatch.setattr(_files.secrets, "token_hex", lambda n: next(guesses))
     path, mine = tmp_path / "a.json", tmp_path / "mine"
@@ -106,7 +107,8 @@ def test_after_an_error_the_old_file_stands(tmp_path):
     assert names(tmp_path) == ["a.json"]
 
 
-def test_two_that_replace_one_file_do_not_disturb_each_other(tmp_path):
+def test_one_file_may_be_replaced_twice_at_once(tmp_path):
+    """Two replacements of one file use different partial files; the one that ends last stays."""
     path = tmp_path / "a.json"
     with replacing(path) as first:
         first.write_text("first")
@@ -116,7 +118,7 @@ def test_two_that_replace_one_file_do_not_disturb_each_other(tmp_path):
     assert path.read_text() == "first"
 
 
-def test_its_mode_is_that_of_a_plain_open(tmp_path, umask):
+def test_files_and_folders_get_their_mode_from_the_umask(tmp_path, umask):
     with replacing(tmp_path / "file") as partial:
         partial.write_text("x")
     with partial_beside(tmp_path / "folder", folder=True) as partial:
@@ -134,7 +136,7 @@ def test_the_longest_names(tmp_path):
 
 
 def test_a_long_name_is_cut_between_two_characters(tmp_path):
-    """Half of one is no text, and Arrow takes no such path."""
+    """A name cut within a character would not be valid UTF-8, which Arrow needs for paths."""
     path = tmp_path / ("a" + "\u00e9" * 110 + ".parquet")
     with replacing(path) as partial:
         partial.write_text("x")
@@ -147,7 +149,7 @@ def test_a_long_name_is_cut_between_two_characters(tmp_path):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """What was synced, by name, and what was replaced, in their order."""
+    """The calls of os.fsync and os.replace in order, with the names of the files."""
     done, fsync, replace = [], os.fsync, os.replace
 
     def synced(descriptor):
@@ -163,7 +165,7 @@ def steps(monkeypatch):
     return done
 
 
-def test_its_bytes_are_on_disk_before_it_takes_the_place(steps, tmp_path):
+def test_a_file_is_synced_before_it_replaces_another(steps, tmp_path):
     path = tmp_path / "a.json"
     with replacing(path) as partial:
         partial.write_text("new")
@@ -171,6 +173,7 @@ def test_its_bytes_are_on_disk_before_it_takes_the_place(steps, tmp_path):
 
 
 def test_checkpoint_and_token_files_are_on_disk_with_their_names(steps, tmp_path):
+    """The folder is synced after the last file, so the new names survive a power loss."""
     checkpoint(tmp_path / "gen.stream.ckpt.json")
     [(kind, synced), (_, replaced, _), folder] = steps
     assert (kind, synced) == ("sync", replaced) and folder == ("sync", tmp_path.name)
@@ -190,7 +193,9 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_what_cannot_be_removed_hides_no_error_and_holds_no_file_open(tmp_path, monkeypatch):
+def test_a_partial_file_that_cannot_be_removed_does_no_harm(tmp_path, monkeypatch):
+    """The caller's error is raised all the same, and no file descriptor stays open."""
+
     def fails(partial):
         raise PermissionError("not yours")
 
@@ -206,7 +211,7 @@ def test_what_cannot_be_removed_hides_no_error_and_holds_no_file_open(tmp_path, 
 
 @pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
 @pytest.mark.parametrize("name", ["_create", "_lock"])
-def test_ctrl_c_while_it_is_made_leaves_nothing(name, folder, tmp_path, monkeypatch):
+def test_ctrl_c_while_a_partial_file_is_made_leaves_nothing(name, folder, tmp_path, monkeypatch):
     function = getattr(_files, name)
 
     def interrupted(*args):
@@ -224,7 +229,8 @@ def test_ctrl_c_while_it_is_made_leaves_nothing(name, folder, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
-def test_a_second_name_that_another_process_finds_half_made(links, tmp_path, monkeypatch):
+def test_another_process_may_remove_a_half_made_second_name(links, tmp_path, monkeypatch):
+    """The token file gets both names although another process removes leftovers meanwhile."""
     path, link = tmp_path / "gen.stream", os.link
 
     def found(source, partial):
@@ -251,7 +257,7 @@ def test_a_folder_appears_when_it_is_whole(tmp_path):
     assert names(tmp_path) == []
 
 
-# ---- what killed processes left ---------------------------------------------------
+# ---- leftovers of killed processes ------------------------------------------------
 
 KILLED = """
 import os, signal, sys
@@ -264,7 +270,7 @@ with partial_beside(Path(sys.argv[1]), folder=sys.argv[2] == "folder") as partia
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_a_killed_process_left_goes_and_what_a_running_one_writes_stays(kind, tmp_path):
+def test_leftovers_of_killed_processes_go_and_files_of_running_ones_stay(kind, tmp_path):
     path = tmp_path / "a.json"
     other = tmp_path / "b.json.0123456789abcdef.partial"
     other.write_text("of another file")
@@ -285,8 +291,8 @@ def test_what_a_killed_process_left_goes_and_what_a_running_one_writes_stays(kin
     assert names(tmp_path) == ["a.json", other.name]
 
 
-def test_leftovers_go_where_a_lock_needs_a_file_that_may_be_written(tmp_path, monkeypatch):
-    """NFS makes flock a lock by fcntl(2), which refuses LOCK_EX of a file opened for reading."""
+def test_leftovers_on_nfs_are_removed(tmp_path, monkeypatch):
+    """NFS turns flock into an fcntl(2) lock, which refuses LOCK_EX on a file opened for reading."""
     flock = fcntl.flock
 
     def of_nfs(descriptor, operation):
@@ -314,7 +320,7 @@ def test_the_folder_is_listed_once_for_each_path(tmp_path, monkeypatch):
     assert listed == [tmp_path]
 
 
-def test_leftovers_that_are_no_files_of_ours_do_no_harm(tmp_path):
+def test_links_and_pipes_with_the_name_of_a_leftover_do_no_harm(tmp_path):
     path, mine = tmp_path / "a.json", tmp_path / "mine"
     mine.mkdir()
     (mine / "kept").touch()
@@ -325,12 +331,12 @@ def test_leftovers_that_are_no_files_of_ours_do_no_harm(tmp_path):
     assert (mine / "kept").exists()
 
 
-def test_a_leftover_that_is_removed_before_its_lock_is_made_anew(tmp_path, monkeypatch):
+def test_a_partial_file_that_is_removed_before_its_lock_is_made_again(tmp_path, monkeypatch):
     lock, path = _files._lock, tmp_path / "a.json"
 
     def too_late(descriptor):
         monkeypatch.setattr(_files, "_lock", lock)
-        remove_leftovers(path)  # of another process, between creating and locking
+        remove_leftovers(path)  # another process does this between creating and locking
         return lock(descriptor)
 
     monkeypatch.setattr(_files, "_lock", too_late)

@@ -35,14 +35,14 @@ pytestmark = pytest.mark.skipif(
 
 
 class Returns(nn.Module):
-    """Returns what it is given."""
+    """Returns its argument."""
 
     def forward(self, value):
         return value
 
 
 class Outer(nn.Module):
-    """Hands values to its inner modules, one after the other."""
+    """Calls its inner modules in turn, one for each value."""
 
     def __init__(self, inner=2):
         super().__init__()
@@ -54,11 +54,14 @@ class Outer(nn.Module):
 
 
 class Marked(Tensor):
-    """A subclass, which may be anything."""
+    """A subclass of Tensor without changes."""
 
 
 def capture(path, model, run, config=None, in_c=True):
-    """What `run(model)` left in a capture: (layer, step, token, call, dtype, values)."""
+    """The packets that `run(model)` left in a capture, each as a tuple.
+
+    A tuple has layer, step, token, call, source dtype, shape and values.
+    """
     config = config or InstrumentationConfig.fast_capture()
     framework = InstrumentationFramework(config)
     framework.instrument_model(model)
@@ -126,6 +129,8 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_each_kind_of_output(tmp_path, name):
+    """Both hooks make the same packets of each kind of output."""
+
     def run(model):
         model([OUTPUTS[name], X])
 
@@ -143,6 +148,8 @@ def test_each_kind_of_output(tmp_path, name):
     inner=st.integers(1, 3),
 )
 def test_any_order_of_outputs_and_steps(tmp_path, calls, inner):
+    """Both hooks make the same packets of any sequence of calls."""
+
     def run(model):
         model([X])
         for names in calls:
@@ -155,7 +162,7 @@ def test_any_order_of_outputs_and_steps(tmp_path, calls, inner):
 
 
 def test_small_tensors_have_the_time_and_thread_of_their_module(tmp_path):
-    """However late the library makes packets of them."""
+    """The index has the time and thread of each call, although the packets are made later."""
 
     class Slow(nn.Module):
         def forward(self, value):
@@ -215,7 +222,7 @@ def test_threads_count_their_own_calls(tmp_path):
 
 @pytest.mark.parametrize("many", [2, 6])
 def test_captures_beside_each_other(tmp_path, many):
-    """More than a thread has places for in C are left to Python."""
+    """A thread has places in C for a few captures; further captures run in Python."""
     model = Outer(2)
     config = InstrumentationConfig.fast_capture()
     frameworks = [InstrumentationFramework(config) for _ in range(many)]
@@ -252,7 +259,7 @@ def test_small_and_large_outputs_stay_in_their_order(tmp_path):
     assert_same(ours, theirs)
 
 
-def test_a_small_output_is_what_it_was_when_the_module_returned_it(tmp_path):
+def test_changing_a_small_output_later_does_not_change_its_packet(tmp_path):
     class Changes(Outer):
         def forward(self, values):
             for value in values:
@@ -274,7 +281,7 @@ def opened(model, path):
     return framework, framework.capture_activations(path)
 
 
-def test_a_checkpoint_covers_steps_that_are_under_way(tmp_path):
+def test_a_checkpoint_covers_unfinished_steps_of_other_threads(tmp_path):
     path = tmp_path / "a.stream"
     inside, go_on = threading.Event(), threading.Event()
 
@@ -308,13 +315,13 @@ def test_a_checkpoint_from_within_a_step_covers_it(tmp_path):
         seen.append(captured(path))
 
     with block:
-        model.inner[1].register_forward_hook(checkpoint)  # behind the capture's own
+        model.inner[1].register_forward_hook(checkpoint)  # runs after the hook of the capture
         model(MANY[:4])
     assert seen == [[0, 1], [0, 1, 2, 3]]
 
 
 @pytest.mark.parametrize("cause", [ValueError, KeyboardInterrupt, SystemExit])
-def test_what_a_step_returned_before_it_broke_off(tmp_path, cause):
+def test_outputs_before_an_exception_are_captured(tmp_path, cause):
     class Breaks(Outer):
         def forward(self, values):
             super().forward(values)
@@ -334,7 +341,8 @@ def test_what_a_step_returned_before_it_broke_off(tmp_path, cause):
     assert [float(tensor[0]) for *_, tensor in stored] == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_capture_that_ends_within_steps_of_other_threads(tmp_path):
+def test_a_capture_may_end_during_steps_of_other_threads(tmp_path):
+    """Outputs before the end of the capture are in the file, later ones are not."""
     path = tmp_path / "a.stream"
     inside, go_on = threading.Barrier(4), threading.Event()
 
@@ -343,7 +351,7 @@ def test_a_capture_that_ends_within_steps_of_other_threads(tmp_path):
             super().forward(values)
             inside.wait(60)
             assert go_on.wait(60)
-            super().forward(values)  # after the capture's end
+            super().forward(values)  # the capture has ended
 
     model = Waits(1)
     threads = [threading.Thread(target=model, args=(MANY[:3],)) for _ in range(3)]
@@ -358,7 +366,7 @@ def test_a_capture_that_ends_within_steps_of_other_threads(tmp_path):
 
 
 class Asked(torch.overrides.TorchFunctionMode):
-    """Stops a hook of this thread while it looks at a tensor."""
+    """Blocks a hook of this thread while the hook reads a property of a tensor."""
 
     def __init__(self):
         super().__init__()
@@ -373,8 +381,8 @@ class Asked(torch.overrides.TorchFunctionMode):
 
 @pytest.mark.parametrize("in_c", [True, False])
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_hook_that_is_under_way_when_the_block_ends(tmp_path, monkeypatch, strict, in_c):
-    """The session closes under it: its tensor is not captured, and nothing has failed."""
+def test_a_hook_may_still_run_when_the_block_ends(tmp_path, monkeypatch, strict, in_c):
+    """The session closes while the hook runs: its tensor is not captured, and nothing is raised."""
     model, asked, failures = Outer(1), Asked(), []
 
     def work():
@@ -408,7 +416,8 @@ def test_a_hook_that_is_under_way_when_the_block_ends(tmp_path, monkeypatch, str
     assert failures == [] and told == []
 
 
-def test_a_call_that_is_under_way_when_the_block_ends_is_not_asked_for_outputs(tmp_path):
+def test_a_call_that_outlives_the_capture_needs_no_output(tmp_path):
+    """A capture whose only call is unfinished at the end has no outputs, and raises no error."""
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(nn.Module):
@@ -429,7 +438,7 @@ def test_a_call_that_is_under_way_when_the_block_ends_is_not_asked_for_outputs(t
     assert captured(tmp_path / "a.stream") == []
 
 
-def test_a_child_within_a_step_says_once_that_it_does_not_capture(tmp_path):
+def test_a_child_forked_within_a_step_warns_once_that_it_does_not_capture(tmp_path):
     class Forks(Outer):
         def forward(self, values):
             super().forward(values)
@@ -450,7 +459,7 @@ def test_a_child_within_a_step_says_once_that_it_does_not_capture(tmp_path):
     assert captured(path) == [0, 1, 2, 0, 1, 2]
 
 
-def test_nothing_stays_behind(tmp_path):
+def test_a_finished_capture_keeps_no_tensor_and_no_recorder_alive(tmp_path):
     model = Outer(1)
     value = torch.ones(5)
     before = sys.getrefcount(value)
@@ -461,13 +470,13 @@ def test_nothing_stays_behind(tmp_path):
         model([value] * 50)
         alive = weakref.ref(framework._recorders[-1])
     assert sys.getrefcount(value) == before
-    assert hook(model.inner[0], (), value) is None  # of a capture that is over
+    assert hook(model.inner[0], (), value) is None  # the hook of a finished capture does nothing
     del hook, framework
     gc.collect()
     assert alive() is None
 
 
-def test_a_wrong_call_is_an_error_and_no_crash(tmp_path):
+def test_a_hook_called_with_wrong_arguments_raises_type_error(tmp_path):
     model = Outer(1)
     framework = InstrumentationFramework(InstrumentationConfig.fast_capture())
     framework.instrument_model(model)
@@ -479,7 +488,7 @@ def test_a_wrong_call_is_an_error_and_no_crash(tmp_path):
         model([X])
 
 
-def test_what_libstrap_refuses_is_told_as_python_tells_it(tmp_path, monkeypatch):
+def test_errors_of_libstrap_in_the_hook_are_raised_as_strap_error(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder.Recorder, "_detach", lambda self: self._exit.close())
     model = Outer(1)
     framework = InstrumentationFramework(InstrumentationConfig.fast_capture().with_strict())
@@ -491,12 +500,13 @@ def test_what_libstrap_refuses_is_told_as_python_tells_it(tmp_path, monkeypatch)
 
 
 def test_ctrl_c_while_a_hook_waits_for_room(tmp_path):
+    """Ctrl-C ends a hook that waits for memory; the packets in the file are intact."""
     framework = InstrumentationFramework(
         InstrumentationConfig.fast_capture().with_memory_limit(0.002)
     )
     model = Outer(1)
     framework.instrument_model(model)
-    large = torch.arange(2_000_000.0) % 1000  # twice the memory
+    large = torch.arange(2_000_000.0) % 1000  # as float16 twice the memory limit
     ctrl_c = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt), framework.capture_activations(tmp_path / "a.stream"):
         ctrl_c.start()
@@ -509,7 +519,7 @@ def test_ctrl_c_while_a_hook_waits_for_room(tmp_path):
 
 
 class Interrupted(torch.overrides.TorchFunctionMode):
-    """Ctrl-C while a hook asks something of a tensor."""
+    """Raises KeyboardInterrupt while a hook reads a property of a tensor."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is Tensor.is_neg:
@@ -519,6 +529,8 @@ class Interrupted(torch.overrides.TorchFunctionMode):
 
 @pytest.mark.parametrize("in_c", [True, False])
 def test_ctrl_c_while_a_hook_looks_at_a_tensor(tmp_path, in_c):
+    """The hook raises KeyboardInterrupt and captures nothing of that call."""
+
     def run(model):
         model([X])
         with pytest.raises(KeyboardInterrupt), Interrupted():
@@ -529,7 +541,7 @@ def test_ctrl_c_while_a_hook_looks_at_a_tensor(tmp_path, in_c):
 
 
 class Parts(nn.Module):
-    """A model that is entered through a part too, as the encoder of an encoder-decoder is."""
+    """A model whose parts are called directly too, like the encoder of an encoder-decoder."""
 
     class Stack(nn.Module):
         def __init__(self):
@@ -568,8 +580,8 @@ BEFORE = {
 @pytest.mark.parametrize(
     "cause", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError]
 )
-def test_the_call_behind_one_that_broke_off_is_a_step_of_its_own(tmp_path, cause, where, in_c):
-    """Whoever catches the exception may keep it, and with it the frames that it came through."""
+def test_a_call_after_a_failed_call_is_a_new_step(tmp_path, cause, where, in_c):
+    """A new step begins although the caller keeps the exception, and so the frames of the call."""
     kept = []
 
     def run(model):
@@ -590,7 +602,7 @@ def test_the_call_behind_one_that_broke_off_is_a_step_of_its_own(tmp_path, cause
 
 
 @pytest.mark.parametrize("in_c", [True, False])
-def test_a_part_that_broke_off_within_a_call_that_goes_on(tmp_path, in_c):
+def test_a_call_whose_part_failed_goes_on_in_the_same_step(tmp_path, in_c):
     class Tries(Parts):
         def forward(self, value):
             with pytest.raises(KeyboardInterrupt):
@@ -609,8 +621,8 @@ def test_a_part_that_broke_off_within_a_call_that_goes_on(tmp_path, in_c):
 
 @pytest.mark.parametrize("in_c", [True, False])
 @pytest.mark.parametrize("cause", [KeyboardInterrupt, ValueError])
-def test_a_step_ends_although_a_part_of_it_broke_off(tmp_path, cause, in_c):
-    """What is called behind it is a step of its own."""
+def test_a_step_ends_although_a_part_of_it_failed(tmp_path, cause, in_c):
+    """The next call is a new step, also if a part raised and the model caught the exception."""
 
     class Tries(Parts):
         def forward(self, value):
@@ -650,7 +662,7 @@ def test_a_model_that_calls_itself_is_in_one_step(tmp_path, ends, in_c):
         for _ in range(2):
             with contextlib.suppress(ValueError):
                 model(3)
-            model.inner[0](X)  # a step of its own
+            model.inner[0](X)  # a new step
 
     stored = capture(tmp_path / "a.stream", Calls(1), run, in_c=in_c)
     assert [(step, call) for _, step, _, call, *_ in stored] == [
@@ -658,7 +670,7 @@ def test_a_model_that_calls_itself_is_in_one_step(tmp_path, ends, in_c):
     ]
 
 
-def test_what_a_step_returned_is_not_held_when_a_part_of_it_broke_off(tmp_path):
+def test_an_output_is_freed_although_a_part_of_its_step_failed(tmp_path):
     class Tries(Parts):
         def forward(self, value):
             with contextlib.suppress(KeyboardInterrupt):
@@ -673,6 +685,8 @@ def test_what_a_step_returned_is_not_held_when_a_part_of_it_broke_off(tmp_path):
 
 
 def test_a_model_that_swallows_ctrl_c_and_captures_nothing(tmp_path):
+    """A capture without outputs raises CaptureError, also if the model caught KeyboardInterrupt."""
+
     class Tries(nn.Module):
         def __init__(self):
             super().__init__()
@@ -692,7 +706,7 @@ def test_a_model_that_swallows_ctrl_c_and_captures_nothing(tmp_path):
         model(X)
 
 
-def test_what_an_interrupted_call_held_is_let_go_with_the_capture(tmp_path):
+def test_objects_of_an_interrupted_call_are_freed_with_the_capture(tmp_path):
     class Held:
         pass
 
@@ -713,8 +727,8 @@ def test_what_an_interrupted_call_held_is_let_go_with_the_capture(tmp_path):
     assert framework.stats().steps == 1
 
 
-def test_threads_that_python_forgets_between_two_calls(tmp_path):
-    """A thread of C is another one to Python each time that it calls."""
+def test_threads_of_c_may_call_the_model_repeatedly(tmp_path):
+    """Python makes a new thread state for each call from a thread that C created."""
     source = tmp_path / "twice.c"
     source.write_text(
         "#include <pthread.h>\n"
@@ -733,7 +747,7 @@ def test_threads_that_python_forgets_between_two_calls(tmp_path):
     def run(model):
         @ctypes.CFUNCTYPE(None)
         def call():
-            model.inner[0](X)  # a step of its own
+            model.inner[0](X)  # a new step
             model([X, X])
             gc.collect()
 
@@ -760,6 +774,6 @@ def test_without_the_library_no_file_is_touched(tmp_path, monkeypatch):
     assert path.read_bytes() == b"an earlier capture"
 
 
-def test_an_exchange_api_of_another_kind_is_left_alone():
+def test_an_unknown_exchange_api_gives_no_view_function():
     assert view_function(object()) == 0
     assert view_function(Tensor.__dlpack_c_exchange_api__) != 0

@@ -1,4 +1,4 @@
-"""JSON that is nested too deep for Python is refused as other damaged files are."""
+"""JSON that is nested too deep for Python is refused like any other damaged file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_file_that_is_nested_too_deep_is_refused_by_name(name, read, error, tm
 
 @pytest.fixture
 def default_recursion_limit():
-    """That of Python. A library that was imported before may have raised it."""
+    """Sets Python's default recursion limit, which an imported library may have raised."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(1000)
     yield
@@ -65,7 +65,7 @@ def default_recursion_limit():
 
 @pytest.mark.usefixtures("default_recursion_limit")
 def test_metadata_that_can_be_read_and_not_copied(tmp_path):
-    """Python's parser takes what is nested some hundred deep; what walks it then does not."""
+    """Python parses JSON some hundred levels deep, but copying the result recurses too deep."""
     (tmp_path / "metadata.json").write_text(nested(800))
     with pytest.raises(ValueError, match=r"metadata\.json"):
         load_metadata(tmp_path)
@@ -82,7 +82,7 @@ def test_parameters_of_a_sample():
         positions_from_parameters(DEEP)
 
 
-def test_what_is_wrong_is_said():
+def test_the_error_says_that_the_nesting_is_too_deep():
     with pytest.raises(ValueError, match="nested too deep"):
         load_json(DEEP)
     assert load_json(nested(50).encode())["metadata"] != []

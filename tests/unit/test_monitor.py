@@ -23,6 +23,6 @@ def test_at_the_end_it_tells_how_long_writing_takes(drained, left):
     assert _describe(RUNNING, drained).endswith("queue 90.0 MB" + left)
 
 
-def test_what_went_wrong_is_shown():
+def test_losses_and_failures_are_shown():
     stats = CaptureStats("a.stream", stalls=2, stall_seconds=1.5, dropped=3, failed=4)
     assert _describe(stats).endswith(", 2 stalls (1.5 s), 3 dropped, 4 not captured")

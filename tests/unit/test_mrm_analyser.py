@@ -1,4 +1,4 @@
-"""The tables from whatever form a trace comes in, and what is refused, by name."""
+"""The tables are the same for every form of a trace, and bad traces are refused by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llm_instrumentation.mrm.analyser import (
 )
 from llm_instrumentation.mrm.schema import KIND_KEY, Kind, arrow_schema
 
-#: Each function and the tables that it gives.
+#: The functions for one metric, and the tables that each returns.
 ALONE = {
     "compute_retention": ["retention_per_region", "retention_summary"],
     "compute_write_once": ["write_once"],
@@ -37,7 +37,7 @@ ALONE = {
 
 
 def columns(rows: int = 600, seed: int = 1) -> dict[str, Any]:
-    """A trace with every sort of collision, in the order of time."""
+    """The columns of a random trace in order of time, with shared addresses and equal times."""
     rng = np.random.default_rng(seed)
     region = rng.integers(1, 9, rows)
     address = (rng.integers(0, 40, rows) << 10) + 0x7F0000000000
@@ -74,7 +74,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], but: tuple[str,
 
 
 def forms(trace: pa.Table, folder: Path) -> dict[str, Any]:
-    """The same trace as everything that compute_all takes."""
+    """The same trace in every form that compute_all accepts."""
     duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
     frame = polars.from_arrow(trace)
     pq.write_table(trace, folder / "one.parquet", row_group_size=100)
@@ -135,7 +135,7 @@ def test_frames_are_the_arrow_tables():
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_each_metric_alone_is_its_table_of_all(name):
+def test_each_metric_alone_gives_the_tables_of_compute_all(name):
     trace = table()
     given = getattr(analyser, name)(trace, as_arrow=True)
     given = given if isinstance(given, tuple) else (given,)
@@ -149,6 +149,7 @@ def test_each_metric_alone_is_its_table_of_all(name):
 
 
 def test_the_classes_follow_from_the_other_tables():
+    """classify_suitability computes the classes from three of the other tables."""
     tables = compute_all(table())
     again = classify_suitability(
         tables["retention_summary"], tables["write_once"], tables["read_freq"]
@@ -156,7 +157,7 @@ def test_the_classes_follow_from_the_other_tables():
     pd.testing.assert_frame_equal(again, tables["suitability"], check_dtype=False)
 
 
-def test_room_and_threads_change_nothing(tmp_path):
+def test_memory_limit_and_threads_change_nothing(tmp_path):
     trace = table(20_000)
     expected = tables_of(trace)
     small = tables_of(trace, memory_gb=2**-20, workers=1, spill_dir=tmp_path)
@@ -174,7 +175,7 @@ def test_room_and_threads_change_nothing(tmp_path):
         ({"workers": 0}, "workers = 0"),
     ],
 )
-def test_options_that_cannot_be(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(InvalidArgumentError, match=message):
         compute_all(table(), **options)
 
@@ -201,7 +202,7 @@ def test_some_distributions_alone():
 def test_rows_need_no_order():
     trace = table()
     order = np.random.default_rng(2).permutation(len(trace))
-    # Rows of one time keep their order: what came after what is all there is to say of them.
+    # A stable sort: rows of equal time have no other order than that of the trace.
     sorted_again = np.argsort(np.array(trace["timestamp_ns"])[order], kind="stable")
     shuffled = trace.take(pa.array(order))
     assert_same(tables_of(shuffled), tables_of(shuffled.take(pa.array(sorted_again))))
@@ -209,7 +210,7 @@ def test_rows_need_no_order():
 
 @pytest.mark.parametrize("late", [None, 1, 299, 300, 301, 599])
 def test_a_late_row_is_found_wherever_it_comes(late, tmp_path):
-    """Within a chunk, a batch or a file, and between two of them."""
+    """The late row may lie within a chunk, batch or file, or at the start of one."""
     trace = table()
     if late is not None:
         times = trace.column("timestamp_ns").to_pylist()
@@ -221,7 +222,7 @@ def test_a_late_row_is_found_wherever_it_comes(late, tmp_path):
     for number, half in enumerate(halves):
         pq.write_table(half, tmp_path / "folder" / f"{number}.parquet")
     pq.write_table(trace, tmp_path / "one.parquet", row_group_size=100)
-    expected = tables_of(trace.to_reader())  # of which only one reading shows the order
+    expected = tables_of(trace.to_reader())  # of a reader, the order is not known beforehand
     for form in (
         trace,
         pa.concat_tables(halves),
@@ -244,7 +245,7 @@ def test_times_descend():
     assert tables["iai"].iai_p50_ns.tolist() == [10]
 
 
-def test_sample_ids_are_names_and_no_more():
+def test_sample_ids_do_not_change_the_tables():
     trace = table()
     for ids in ([7] * 600, list(range(600, 0, -1)), [f"row {k}" for k in range(600)]):
         assert_same(tables_of(table(sample_id=ids)), tables_of(trace))
@@ -268,7 +269,7 @@ def test_times_above_two_to_the_53_are_exact(tmp_path):
         tables = compute_all(given)
         assert tables["retention_per_region"].first_write_ns.tolist() == [base], form
         assert tables["retention_per_region"].retention_ns.tolist() == [4], form
-        assert tables["iai"].iai_p99_ns.tolist() == [2], form  # of 1 and 3, cut
+        assert tables["iai"].iai_p99_ns.tolist() == [2], form  # interpolated between 1 and 3, cut
 
 
 def test_addresses_above_two_to_the_63(tmp_path):
@@ -336,7 +337,7 @@ def test_an_empty_trace_has_every_table_and_column(empty, tmp_path):
         assert len(one) == 0
         assert one.schema.equals(full[name].schema), name
     if empty == "reader":
-        return  # it is used up
+        return  # a reader can be read only once
     full = compute_distributions(table(), as_arrow=True)
     for name, one in compute_distributions(trace, as_arrow=True).items():
         assert len(one) == 0
@@ -357,7 +358,7 @@ def test_missing_columns_are_named(tmp_path):
 
 
 def forms_of_any(trace: pa.Table, folder: Path) -> dict[str, Any]:
-    """A trace, or what is none, in forms that make nothing of its columns."""
+    """A table, valid as a trace or not, in forms that keep its columns as they are."""
     polars = pytest.importorskip("polars")
     pq.write_table(trace, folder / "odd.parquet")
     return {
@@ -376,7 +377,7 @@ def test_columns_that_are_there_twice_are_named():
             compute_all(given)
 
 
-# What no trace holds.
+# Values and types that no trace may hold.
 
 BAD_VALUES = [
     ("timestamp_ns", -5, r"row 599 of the trace: -5 is negative"),
@@ -421,7 +422,7 @@ def test_not_a_number_is_no_time():
     with pytest.raises(InvalidArgumentError, match=r"timestamp_ns, row 5.*NaN is no whole number"):
         compute_all(table(timestamp_ns=times))
     with pytest.raises(InvalidArgumentError, match=r"timestamp_ns, row 5.*no value"):
-        compute_all(table().to_pandas().assign(timestamp_ns=times))  # pandas' way of null
+        compute_all(table().to_pandas().assign(timestamp_ns=times))  # NaN is null in pandas
 
 
 NO_INTEGERS = "holds (utf8|large_utf8|string_view), not integers"
@@ -457,7 +458,7 @@ def test_objects_in_a_frame_are_named():
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             compute_all(frame.assign(timestamp_ns=pd.Series(values, dtype=object)))
-    frame["note"] = pd.Series([1, "x", [], None], dtype=object)  # nobody looks at it
+    frame["note"] = pd.Series([1, "x", [], None], dtype=object)  # compute_all ignores this column
     compute_all(frame)
 
 
@@ -469,7 +470,7 @@ def test_other_columns_may_hold_anything(tmp_path):
 
 
 @pytest.mark.parametrize("given", [None, 42, [{"address": 1}], {"address": [1]}, b"trace.parquet"])
-def test_what_is_no_trace_at_all(given):
+def test_objects_that_are_no_trace_are_refused(given):
     with pytest.raises(InvalidArgumentError, match="is no trace: give a pandas or polars frame"):
         compute_all(given)
 
@@ -560,7 +561,7 @@ def test_columns_that_only_some_files_have_count_there(tmp_path):
         assert_same(tables_of(write(folder, *order)), tables_of(expected))
 
 
-def test_columns_that_nobody_looks_at_may_differ(tmp_path):
+def test_columns_that_no_table_uses_may_differ(tmp_path):
     trace = table()
     named = table(sample_id=[f"row {k}" for k in range(600)], symbol=list(range(600)))
     assert_same(tables_of(write(tmp_path, trace, named)), tables_of(pa.concat_tables([trace] * 2)))
@@ -622,7 +623,7 @@ def of_kind(kind: Kind | str) -> pa.Table:
 
 
 @pytest.mark.parametrize("kind", TELLS)
-def test_a_kind_gives_what_it_can_tell_and_says_what_not(kind):
+def test_a_kind_gives_the_tables_it_allows_and_warns_of_the_others(kind):
     for compute, names in (
         (compute_all, SUMMARY_TABLES),
         (compute_distributions, DISTRIBUTION_TABLES),
@@ -642,7 +643,7 @@ def test_a_kind_gives_what_it_can_tell_and_says_what_not(kind):
 
 @pytest.mark.parametrize("kind", TELLS)
 @pytest.mark.parametrize("name", ALONE)
-def test_a_metric_that_a_kind_cannot_tell_raises_alone(kind, name):
+def test_a_metric_that_a_kind_does_not_allow_raises_alone(kind, name):
     compute = getattr(analyser, name)
     if set(ALONE[name]) <= TELLS[kind]:
         with warnings.catch_warnings():
@@ -653,7 +654,7 @@ def test_a_metric_that_a_kind_cannot_tell_raises_alone(kind, name):
             compute(of_kind(kind))
 
 
-def test_accesses_tell_all_and_are_the_default():
+def test_accesses_allow_all_tables_and_are_the_default_kind():
     assert_same(tables_of(of_kind(Kind.ACCESSES)), tables_of(table()))
     with pytest.raises(InvalidArgumentError, match=r'mrm_trace_kind = "dreams": one of accesses'):
         compute_all(of_kind("dreams"))

@@ -1,4 +1,4 @@
-"""The command: what it says, where, and with which exit code. Runs are in the integration tier."""
+"""mrm-trace: its output, errors and exit codes. Tests of whole runs are integration tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MINIMAL = ROOT / "examples" / "minimal.yaml"
 
 @pytest.fixture
 def command(capsys):
-    """Runs the command; gives its exit code, its output and its errors."""
+    """Returns a function that runs the command and returns (exit code, stdout, stderr)."""
 
     def run(*arguments) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -51,7 +51,7 @@ def command(capsys):
 
 @pytest.fixture
 def experiment(tmp_path):
-    """Writes an experiment of a tiny model, changed as asked, with its results beside it."""
+    """Returns a function that writes an experiment file of a tiny model with given sections."""
 
     def write(**sections) -> Path:
         content = yaml.safe_load(MINIMAL.read_text(encoding="utf-8")) | sections
@@ -83,14 +83,14 @@ def test_help_tells_the_exit_codes(command):
         ["export", "--input", ".", "--format", "zip"],
     ],
 )
-def test_a_wrong_command_line_is_1(command, arguments):
+def test_a_wrong_command_line_exits_with_1(command, arguments):
     code, out, err = command(*arguments)
     assert code == ExitCode.USAGE
     assert out == ""
     assert err
 
 
-def test_a_wrong_file_is_1_and_each_mistake_a_line(command, experiment):
+def test_a_wrong_file_exits_with_1_and_prints_a_line_for_each_mistake(command, experiment):
     path = experiment(sweep={"repetitions": 0, "output_tokens": []})
     code, out, err = command("run", "--config", path)
     assert (code, out) == (ExitCode.USAGE, "")
@@ -104,7 +104,7 @@ def test_what_looks_like_an_emoji_stays_text(command):
     assert "runs:x:smile:.yaml" in err
 
 
-def test_mistakes_in_json(command, experiment):
+def test_mistakes_are_printed_as_json_on_request(command, experiment):
     path = experiment(sweep={"repetitions": 0})
     code, out, err = command("plan", "--config", path, "--json")
     told = json.loads(out)
@@ -113,7 +113,7 @@ def test_mistakes_in_json(command, experiment):
     assert err == ""
 
 
-def test_a_wrong_command_line_in_json(command):
+def test_a_wrong_command_line_is_reported_as_json_on_request(command):
     code, out, err = command("plan", "--json")
     told = json.loads(out)
     assert code == told["exit_code"] == ExitCode.USAGE
@@ -126,7 +126,7 @@ def test_a_wrong_command_line_in_json(command):
     [{"prompts": {"source": "nowhere.txt"}}, {"labeller": {"rules_file": "nowhere.yaml"}}],
 )
 @pytest.mark.parametrize("verb", ["validate", "plan", "run"])
-def test_files_that_a_plan_needs_are_told_by_every_command(command, experiment, verb, section):
+def test_every_command_names_missing_files_of_the_plan(command, experiment, verb, section):
     code, out, err = command(verb, "--config", experiment(**section))
     assert (code, out) == (ExitCode.USAGE, "")
     (key,) = section
@@ -147,7 +147,7 @@ def test_a_plan_lists_each_run(command, experiment):
     assert {run["finished_as"] for run in runs} == {None}
 
 
-def test_validate_names_what_is_missing(command, experiment):
+def test_validate_names_missing_files(command, experiment):
     models = [{"id": "m", "engine": "llamacpp", "path": "nowhere.gguf"}]
     code, out, _ = command("validate", "--config", experiment(models=models), "--json")
     told = json.loads(out)
@@ -156,7 +156,7 @@ def test_validate_names_what_is_missing(command, experiment):
     assert "models[0].path: 'nowhere.gguf' is not there" in told["errors"]
 
 
-def test_only_that_fits_no_run(command, experiment):
+def test_an_only_pattern_without_a_run_is_refused(command, experiment):
     code, _, err = command("run", "--config", experiment(), "--only", "ctx4096")
     assert code == ExitCode.USAGE
     assert "'ctx4096'" in err
@@ -164,7 +164,7 @@ def test_only_that_fits_no_run(command, experiment):
 
 @pytest.mark.parametrize("module", ["llm_instrumentation.mrm", "llm_instrumentation.cli.trace"])
 def test_the_command_is_light(module):
-    """Shells complete and print help without waiting for torch."""
+    """Help and shell completion are fast, because importing the command imports no torch."""
     heavy = ("torch", "transformers", "matplotlib", "pandas", "pyarrow")
     program = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
@@ -178,7 +178,7 @@ def test_the_command_is_light(module):
 
 @pytest.fixture
 def traced(tmp_path):
-    """A trace file of some weights, a KV cache and activations."""
+    """The path of a trace file with weights, a KV cache and activations."""
     path = tmp_path / "trace.parquet"
     pq.write_table(make_trace(weight_window_s=30.0), path)
     return path
@@ -218,7 +218,7 @@ def test_a_trace_that_is_cut_off_says_so(command, traced):
     assert len(err.splitlines()) == 1
 
 
-# Which collector.
+# The choice of a collector.
 
 
 def test_every_collector_takes_the_keys_of_its_section():
@@ -227,7 +227,8 @@ def test_every_collector_takes_the_keys_of_its_section():
         assert build_collector(kind, settings).name == kind.value
 
 
-def test_collectors_watch_from_outside_where_they_can():
+def test_collectors_watch_from_outside_if_they_can():
+    """perf_mem attaches to the process, memray wraps its command, the torch tracer runs in it."""
     settings = load_experiment(MINIMAL).collector
     modes = {
         kind: choose_mode(build_collector(kind, settings), EngineType.TRANSFORMERS)
@@ -236,7 +237,7 @@ def test_collectors_watch_from_outside_where_they_can():
     assert list(modes.values()) == [Mode.ATTACH, Mode.WRAP, Mode.IN_PROCESS]
 
 
-def test_for_llama_cpp_collectors_of_pages_stand_before_a_memray_that_is_a_fallback():
+def test_for_llama_cpp_page_collectors_are_tried_before_memray_as_a_fallback():
     kinds = CollectorType
     documented = CollectorConfig()
     for engine in (EngineType.TRANSFORMERS, EngineType.VLLM):
@@ -248,7 +249,8 @@ def test_for_llama_cpp_collectors_of_pages_stand_before_a_memray_that_is_a_fallb
     assert [bool(why) for why in tried.values()] == [False, True, True, False, False]
 
 
-def test_what_is_named_keeps_its_place():
+def test_a_primary_memray_stays_first():
+    """For llama.cpp, page collectors go before memray only if memray is a fallback."""
     kinds = CollectorType
     first = CollectorConfig(primary="memray", fallback="page_faults", fallback_2=None)
     assert list(collectors_for(first, EngineType.LLAMACPP)) == [kinds.MEMRAY, kinds.PAGE_FAULTS]
@@ -262,13 +264,13 @@ def test_what_is_named_keeps_its_place():
     ]  # fmt: skip
 
 
-def test_the_torch_tracer_sees_pytorch_alone():
+def test_the_torch_tracer_cannot_watch_vllm():
     assert engine_mismatch(CollectorType.TORCH, EngineType.TRANSFORMERS) is None
     assert "vllm is none" in str(engine_mismatch(CollectorType.TORCH, EngineType.VLLM))
     assert engine_mismatch(CollectorType.MEMRAY, EngineType.VLLM) is None
 
 
-def test_each_step_of_the_order_is_explained():
+def test_the_error_says_why_each_collector_could_not_run():
     steps = [CollectorStep("perf_mem", False, "no PMU"), CollectorStep("memray", False, "absent")]
     assert str(NothingCollectedError(steps)) == (
         "no collector could run. perf_mem: no PMU; memray: absent"
@@ -286,7 +288,8 @@ def test_a_folder_without_a_manifest_is_damaged(tmp_path):
     assert "manifest" in defect.reason
 
 
-def test_a_mark_says_why_until_it_is_taken_away(tmp_path):
+def test_the_mark_of_a_run_says_why_it_is_incomplete(tmp_path):
+    """A run folder with a mark is incomplete for the marked reason; a damaged mark counts too."""
     folder = RunFolder(tmp_path / "a-run")
     folder.mark("interrupted", "Ctrl-C")
     defect = folder.defect()
@@ -324,7 +327,7 @@ def test_finished_runs_are_known_by_their_parameters(experiment):
     assert find_finished(config, first) is None
 
 
-def test_what_does_not_match_its_manifest_is_run_again_and_marked(experiment):
+def test_a_run_that_does_not_match_its_manifest_is_marked_and_run_again(experiment):
     from llm_instrumentation.mrm.config import expand_sweep
 
     config = load_experiment(experiment())
@@ -342,7 +345,8 @@ def test_what_does_not_match_its_manifest_is_run_again_and_marked(experiment):
     assert "metadata.json" in defect.reason
 
 
-def test_where_results_go_is_no_parameter_of_a_run(experiment):
+def test_the_output_folder_is_no_parameter_of_a_run(experiment):
+    """Output and analyser options do not change the fingerprint of a run; prompts do."""
     from llm_instrumentation.mrm.config import expand_sweep
 
     config = load_experiment(experiment())

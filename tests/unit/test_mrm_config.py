@@ -1,4 +1,4 @@
-"""Experiment files: what they may say, what is said about mistakes, and the runs they give."""
+"""Experiment files: their keys and defaults, messages for mistakes, and the runs they describe."""
 
 from __future__ import annotations
 
@@ -184,11 +184,11 @@ def test_the_experiments_of_the_project_can_be_read(name):
         ),
     ],
 )
-def test_a_mistake_is_one_line_with_key_value_and_what_is_allowed(written, change, line):
+def test_a_mistake_is_one_line_with_key_value_and_allowed_values(written, change, line):
     assert problems(written(experiment(**change))) == [line]
 
 
-def test_all_mistakes_are_told_at_once(written):
+def test_all_mistakes_are_reported_at_once(written):
     found = problems(written(experiment(sweep={"repetitions": 0}, telemtry={})))
     assert [line.partition(":")[0] for line in found] == ["sweep.repetitions", "telemtry"]
 
@@ -207,7 +207,7 @@ def test_all_mistakes_are_told_at_once(written):
         ("[" * 5000, "lists or mappings lie too deep in each other"),
     ],
 )
-def test_what_is_no_experiment_is_told_with_its_line(written, text, line):
+def test_a_file_that_is_no_experiment_is_refused_with_its_line(written, text, line):
     (found,) = problems(written(text))
     assert found.startswith(line)
 
@@ -222,7 +222,7 @@ def test_a_folder_is_no_experiment(tmp_path):
     assert problems(tmp_path) == ["is a folder; give a YAML file"]
 
 
-def test_a_missing_file_is_a_missing_file(tmp_path):
+def test_a_missing_file_raises_file_not_found(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere.yaml"):
         load_experiment(tmp_path / "nowhere.yaml")
 
@@ -237,6 +237,7 @@ def test_a_missing_file_is_a_missing_file(tmp_path):
     max_leaves=12,
 ))  # fmt: skip
 def test_no_file_breaks_the_reader(tmp_path_factory, tree):
+    """Any YAML file is read, or refused with problems of one line each."""
     path = tmp_path_factory.mktemp("any") / "any.yaml"
     path.write_text(yaml.safe_dump(tree), encoding="utf-8")
     problems = ["read"]
@@ -247,34 +248,35 @@ def test_no_file_breaks_the_reader(tmp_path_factory, tree):
     assert all("\n" not in line for line in problems) and problems
 
 
-def test_unquoted_dates_are_dates_to_yaml_and_text_here(written):
+def test_unquoted_dates_are_read_as_text(written):
     text = "experiment: {name: x, date_created: 2024-05-01}\nmodels:\n  - " + str(MODEL)
     assert load_experiment(written(text)).experiment.date_created == "2024-05-01"
 
 
-def test_models_can_be_named_in_python(tmp_path):
+def test_a_model_config_in_python_takes_a_path_object(tmp_path):
     model = ModelConfig(id="m", engine=EngineType.LLAMACPP, path=tmp_path / "m.gguf")
     assert model.path == str(tmp_path / "m.gguf")
 
 
-def test_the_file_does_not_know_the_keys_of_an_architecture(written):
+def test_the_reader_accepts_any_key_of_an_architecture(written):
+    """Keys of `random` go to the architecture's configuration, which checks them later."""
     model = {**MODEL, "random": {"architecture": "llama", "hidden_size": 64, "seed": 3}}
     random = load_experiment(written(experiment(models=[model]))).models[0].random
     assert random is not None
     assert (random.seed, random.settings) == (3, {"hidden_size": 64})
 
 
-# What the sections say together.
+# Checks over several sections.
 
 
-def test_models_with_the_same_id(written):
+def test_models_with_the_same_id_are_refused(written):
     config = load_experiment(written(experiment(models=[MODEL, MODEL])))
     assert validate_config_semantics(config).errors == [
         "models[1].id: 'tiny' is models[0].id too; the runs would share a folder"
     ]
 
 
-def test_files_that_are_not_there(written, tmp_path):
+def test_missing_files_are_named_by_their_key(written, tmp_path):
     llama = {"id": "l", "engine": "llamacpp", "path": str(tmp_path)}
     config = load_experiment(
         written(
@@ -318,7 +320,7 @@ def test_a_collector_that_cannot_see_the_engine(written):
         (b"[{region_type: weight, symbol: x}]", "rules[0]: unknown keys symbol; a rule has"),
     ],
 )
-def test_rules_that_cannot_be_read_are_told_before_a_run(written, tmp_path, rules, said):
+def test_rules_that_cannot_be_read_are_reported_before_a_run(written, tmp_path, rules, said):
     (tmp_path / "rules.yaml").write_bytes(rules)
     labeller = {"rules_file": str(tmp_path / "rules.yaml")}
     (error,) = validate_config_semantics(
@@ -343,7 +345,7 @@ def test_rules_that_cannot_be_read_are_told_before_a_run(written, tmp_path, rule
         ),
     ],
 )
-def test_what_an_engine_would_refuse_is_told_before_a_run(written, random, said):
+def test_settings_that_an_engine_would_refuse_are_reported_before_a_run(written, random, said):
     pytest.importorskip("transformers")
     sweep = {"context_lengths": [8, 100], "output_tokens": [64]}
     config = experiment(models=[{**MODEL, "random": random}], sweep=sweep)
@@ -351,7 +353,7 @@ def test_what_an_engine_would_refuse_is_told_before_a_run(written, random, said)
     assert error.startswith(f"models[0]: {said}")
 
 
-def test_a_collector_that_cannot_run_says_why_and_which_one_steps_in(written):
+def test_a_collector_that_cannot_run_gives_the_reason_and_its_replacement(written):
     pytest.importorskip("transformers")
     collector = {
         "primary": "perf_mem",

@@ -1,4 +1,4 @@
-"""Rows for memory that an engine names and that no row of a collector shows."""
+"""Rows are added for memory that an engine reports and that no row of a collector covers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RECORDS = [
 def trace(
     kind: Kind, *rows: tuple[int, int, int | None], loads: Sequence[int] = ()
 ) -> pa.RecordBatchReader:
-    """Stores, or loads where so numbered, at (address, time, length), a batch each."""
+    """A trace of rows (address, time, length), one batch each: loads by number, else stores."""
     schema = arrow_schema(kind)
     batches = [
         make_batch(
@@ -73,7 +73,7 @@ def spans(rows: list[dict]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("kind", [Kind.FIRST_TOUCHES, Kind.WRITE_SETS])
-def test_what_no_row_shows_is_stored_when_the_load_ends(kind):
+def test_memory_that_no_row_covers_is_stored_when_the_load_ends(kind):
     seen = [(KEYS[0], 250, None), (BUFFER[0] + 0x1000, 400, None), (0x99_0000, 300, None)]
     rows = added(trace(kind, *seen))
     assert spans(rows) == [WEIGHTS, VALUES]
@@ -84,7 +84,7 @@ def test_what_no_row_shows_is_stored_when_the_load_ends(kind):
     assert [row["sample_id"] for row in rows] == [3, 4]
 
 
-def test_an_allocation_is_released_too():
+def test_an_added_allocation_is_released_in_the_teardown():
     cache = (KEYS[0], 150, VALUES[1] - KEYS[0]), (KEYS[0], 950, VALUES[1] - KEYS[0])
     rows = added(trace(Kind.ALLOCATIONS, *cache, loads=[1]))
     assert spans(rows) == [WEIGHTS, BUFFER, WEIGHTS, BUFFER]
@@ -97,7 +97,8 @@ def test_an_allocation_is_released_too():
     ("made", "released", "lacks"),
     [(150, 950, []), (95, 950, ["store"]), (150, 1005, ["load"]), (95, 1005, ["store", "load"])],
 )
-def test_an_allocation_without_its_other_row_gets_it(made, released, lacks):
+def test_a_missing_half_of_an_allocation_is_added(made, released, lacks):
+    """An allocation needs a store and a load at its release; a missing row is added."""
     size = BUFFER[1] - BUFFER[0]
     rows = (BUFFER[0], made, size), (BUFFER[0], released, size)
     found = [
@@ -110,14 +111,15 @@ def test_an_allocation_without_its_other_row_gets_it(made, released, lacks):
     assert {row["region_type"] for row in found} <= {"activation"}
 
 
-def test_what_is_released_in_the_teardown_is_known_in_a_trace_of_allocations():
+def test_releases_in_the_teardown_are_labelled_in_a_trace_of_allocations():
+    """The memory of the engine is known until the end of the teardown in this kind only."""
     row = (KEYS[0], TEARDOWN + 50, 0x1000)
     types = {kind: labelled(trace(kind, row))[0]["region_type"] for kind in Kind}
     assert types.pop(Kind.ALLOCATIONS) == "kv_cache"
     assert set(types.values()) == {"unknown"}
 
 
-def test_a_run_that_broke_off_has_released_nothing():
+def test_a_run_without_a_teardown_has_released_nothing():
     rows = added(trace(Kind.ALLOCATIONS), RECORDS[:-2])
     assert [row["op_type"] for row in rows] == ["store"] * 4
 
@@ -125,22 +127,23 @@ def test_a_run_that_broke_off_has_released_nothing():
 @pytest.mark.parametrize(
     "row",
     [
-        (WEIGHTS[0] - 0x1000, 150, 0x10_1000),  # a file from its first page: has no label
-        (WEIGHTS[0], 50, 0x1000),  # before the load something else lay there
+        (WEIGHTS[0] - 0x1000, 150, 0x10_1000),  # a mapped file, which begins before the weights
+        (WEIGHTS[0], 50, 0x1000),  # before the load the address was other memory
         (WEIGHTS[0], RELEASED, 0x1000),
         (WEIGHTS[1], 150, None),
     ],
     ids=["begins before", "earlier", "later", "behind"],
 )
-def test_a_row_that_gets_no_label_shows_nothing(row):
+def test_a_row_that_gets_no_label_covers_no_range(row):
     assert WEIGHTS in spans(added(trace(Kind.ALLOCATIONS, row)))
 
 
-def test_what_a_trace_of_accesses_does_not_show_was_not_accessed():
+def test_no_rows_are_added_to_a_trace_of_accesses():
+    """In a trace of accesses, memory without a row was not accessed."""
     assert added(trace(Kind.ACCESSES, (KEYS[0], 250, None))) == []
 
 
-def test_an_engine_that_names_nothing_adds_nothing():
+def test_an_engine_that_reports_no_ranges_adds_no_rows():
     known = KnownRows(RECORDS[:3], "run", Kind.WRITE_SETS)
     reader = trace(Kind.WRITE_SETS, (KEYS[0], 250, None))
     assert known.complete(reader) is reader
@@ -148,6 +151,7 @@ def test_an_engine_that_names_nothing_adds_nothing():
 
 
 def test_the_ranges_alone_are_a_trace_of_allocations():
+    """Without a collector's trace, each range becomes a store and a load."""
     known = KnownRows(RECORDS, "run", Kind.ALLOCATIONS)
     table = known.complete(None).read_all()
     assert table.schema.equals(arrow_schema(Kind.ALLOCATIONS), check_metadata=True)

@@ -1,4 +1,4 @@
-"""Labels: the documented rules, ids, known ranges, and rows that nothing classifies."""
+"""The labeller: the documented rules, ids, known ranges, and rows that no rule classifies."""
 
 from __future__ import annotations
 
@@ -97,11 +97,12 @@ def test_rows_and_tables_get_the_same_labels(tmp_path):
     assert by_table.kv_lifecycle() == by_row.kv_lifecycle()
 
 
-def test_the_small_books_agree_with_the_labeller():
+def test_address_and_block_trackers_agree_with_the_labeller():
+    """AddressTracker and KVBlockTracker give the tables of TraceLabeller."""
     rng = random.Random(5)
     labeller, regions, blocks = TraceLabeller(), AddressTracker(), KVBlockTracker()
     for k in range(500):
-        address = rng.randrange(30) << 12  # a block a page
+        address = rng.randrange(30) << 12  # each page is one block
         symbol = "kv_write" if address >> 12 < 10 else "ggml_add"
         (one,) = labeller.label([row(address, symbol, rng.choice(["load", "store"]), ns=k // 3)])
         entry = regions.update(address >> 12, one["region_type"], k // 3)
@@ -131,7 +132,7 @@ def test_known_ranges_beat_symbols():
     ]
 
 
-def test_a_type_that_a_row_comes_with_beats_a_known_range():
+def test_the_type_in_a_row_beats_a_known_range():
     labeller = TraceLabeller(ranges=[KnownRange(0x1000, 0x9000, "activation")])
     rows = [
         row(0x1000, region_type="weight"),
@@ -142,9 +143,9 @@ def test_a_type_that_a_row_comes_with_beats_a_known_range():
     assert labelled == [("weight", 1), ("kv_cache", 7), ("activation", 2)]
 
 
-def test_an_own_id_that_another_region_has_is_renumbered():
+def test_an_id_in_a_row_that_another_region_has_is_renumbered():
     rows = [
-        row(0x1000, "free"),  # counted: 2
+        row(0x1000, "free"),  # the labeller gives it id 2
         row(0x2000, region_type="kv_cache", region_id=2),
         row(0x3000, region_type="activation", region_id=9),
         row(0x2000, region_type="kv_cache", region_id=2),
@@ -159,7 +160,7 @@ def test_an_own_id_that_another_region_has_is_renumbered():
     ]
 
 
-def test_memory_that_an_engine_announces_is_known_from_load_to_teardown():
+def test_memory_that_an_engine_reports_is_known_from_load_to_teardown():
     def record(event, at, **metadata):
         return PhaseRecord(event, "", 0, at, metadata)
 
@@ -168,7 +169,7 @@ def test_memory_that_an_engine_announces_is_known_from_load_to_teardown():
         record(
             PhaseEvent.TOKEN_EMITTED,
             20,
-            # As events.jsonl gives them.
+            # Lists, as read from events.jsonl.
             memory_ranges=[[0x1000, 0x2000, "weight"], [0x3000, 0x3800, "kv_cache"]],
         ),
         record(PhaseEvent.TOKEN_EMITTED, 30, memory_ranges=[(0x5000, 0x6000, "activation")]),
@@ -182,32 +183,33 @@ def test_memory_that_an_engine_announces_is_known_from_load_to_teardown():
     ]
 
 
-def test_memory_of_a_run_that_broke_off_stays_known_after_its_last_event():
+def test_memory_of_an_interrupted_run_stays_known_after_its_last_event():
     records = [
         PhaseRecord(PhaseEvent.MODEL_LOAD_START, "", 0, 10, {}),
         PhaseRecord(PhaseEvent.MODEL_LOAD_END, "", 0, 20, {"weight_ranges": [[0x1000, 0x2000]]}),
         PhaseRecord(PhaseEvent.TOKEN_EMITTED, "", 0, 30, {"kv_ranges": [[0x5000, 0x6000]]}),
     ]
-    # A look that ended after the interrupt, whose rows have its end as their time.
+    # Rows of a collector's last interval have the time of its end, after the interrupt.
     rows = [row(0x1000, ns=95), row(0x5000, ns=95), row(0x1000, ns=9)]
     labelled = TraceLabeller(ranges=known_ranges(records)).label(rows)
     assert [r["region_type"] for r in labelled] == ["weight", "kv_cache", "unknown"]
 
 
-def test_no_rule_guesses_what_is_known_exactly():
+def test_no_rule_guesses_a_type_that_is_known_exactly():
+    """If the exact memory of a type is known, rules of that type are not used elsewhere."""
     rows = [row(0x1000, "ggml_vec_dot_f32", ns=1), row(0x9000, "ggml_vec_dot_f32", ns=1)]
 
     def labelled(ranges=(), named=()):
         return [r["region_type"] for r in _labeller(LabellerConfig(), ranges, named).label(rows)]
 
     assert labelled() == ["weight", "weight"]
-    # The product's other operand, elsewhere: left out.
+    # The row outside the known weights is the other operand of the product: no rule labels it.
     assert labelled([KnownRange(0x1000, 0x2000, "weight")]) == ["weight"]
     assert labelled(named=["weight"]) == []
     assert labelled([KnownRange(0x1000, 0x2000, "kv_cache")]) == ["kv_cache", "weight"]
 
 
-def test_policies_for_what_nothing_classifies():
+def test_policies_for_rows_that_no_rule_classifies():
     rows = [row(0x1000, "free"), row(0x2000, "main"), row(0x3000, "free")]
     assert len(list(TraceLabeller(unknown_policy="keep").label(rows))) == 3
     skipping = TraceLabeller(unknown_policy="skip")
@@ -218,7 +220,7 @@ def test_policies_for_what_nothing_classifies():
     ] * 3
 
     failing = TraceLabeller(unknown_policy="error").label(rows)
-    assert next(failing)["region_type"] == "runtime"  # rows before the bad one come out
+    assert next(failing)["region_type"] == "runtime"  # rows before the bad row are labelled
     with pytest.raises(ValueError, match="address_page=0x2.*'main'"):
         next(failing)
     table = pa.Table.from_pylist(rows)
@@ -241,7 +243,7 @@ def test_policies_over_a_table():
     free = ("runtime", 2), ("runtime", 3), ("runtime", 4)
     assert labels("keep") == ([free[0], ("unknown", 0), free[1], free[2]], 0)
     assert labels("skip") == ([free[0], free[1], free[2]], 1)
-    # What became runtime that way is a region like any other.
+    # Pages that the policy made runtime are a region like any other.
     assert labels("runtime") == ([free[0], free[1], free[2], free[1]], 0)
     with pytest.raises(InvalidArgumentError, match=r"nothing classifies row 1: address_page=0x2"):
         labels("error")
@@ -296,7 +298,7 @@ RANGES = st.builds(
     policy=st.sampled_from(["keep", "skip", "runtime"]),
     cuts=st.lists(st.integers(0, 40), max_size=8),
 )
-def test_how_a_stream_is_cut_changes_nothing(rows, ranges, policy, cuts):
+def test_batches_and_rows_give_the_labels_of_the_whole_table(rows, ranges, policy, cuts):
     table = pa.Table.from_pylist(rows)
     bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
     pieces = [table.slice(a, b - a).combine_chunks() for a, b in itertools.pairwise(bounds)]
@@ -331,7 +333,8 @@ def test_a_row_with_a_length_is_an_access_to_each_page():
 
 
 def test_ranges_are_checked_by_number():
-    good = KnownRange(np.uint64(2**63), np.uint64(2**64 - 1), "weight")  # numpy's integers will do
+    # Integers of numpy are accepted.
+    good = KnownRange(np.uint64(2**63), np.uint64(2**64 - 1), "weight")
     (one,) = TraceLabeller(ranges=[good]).label([row(2**63 + 5)])
     assert (one["region_type"], one["region_id"]) == ("weight", 1)
     for bad, message in (
@@ -346,7 +349,7 @@ def test_ranges_are_checked_by_number():
             TraceLabeller(ranges=[good, bad])
 
 
-def test_an_exception_of_the_rows_comes_through():
+def test_an_exception_of_the_rows_is_raised_unchanged():
     def broken():
         yield row(0x1000, "free")
         raise LookupError("the source broke")
@@ -399,7 +402,7 @@ def test_bad_rules_are_named(tmp_path, text, message):
         load_rules(path)
 
 
-def test_rules_that_are_no_text_or_not_there(tmp_path):
+def test_rules_that_are_no_text_or_missing_are_refused(tmp_path):
     path = tmp_path / "rules.yaml"
     with pytest.raises(FileNotFoundError, match=r"rules\.yaml"):
         load_rules(path)
@@ -448,7 +451,7 @@ def test_rules_compare_and_convert():
 
 
 @pytest.mark.parametrize("policy", ["keep", "skip", "runtime"])
-def test_coverage_is_what_was_found_out_whatever_becomes_of_the_rest(policy):
+def test_the_policy_for_unknown_rows_does_not_change_the_coverage(policy):
     labeller = TraceLabeller([], policy, ranges=[KnownRange(0x1000, 0x4000, "weight")])
     assert labeller.coverage() is None
     rows = [{**row(0x1000), "length_bytes": 0x3000}, row(0x9000), row(0xA000), row(0xB000)]

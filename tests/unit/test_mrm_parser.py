@@ -1,4 +1,4 @@
-"""Text of the collectors becomes rows; rows become Parquet."""
+"""The parsers turn the text of collectors into rows, and rows into Parquet files."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ def test_perf_script_as_documented(tmp_path):
     ]
 
 
-def test_samples_without_an_address_are_left_out_and_told(caplog, tmp_path):
+def test_samples_without_an_address_are_left_out_and_logged(caplog, tmp_path):
     path = tmp_path / "perf_script.txt"
     path.write_text(
         PERF
-        + "w 99 [0] 1.5: 1 cpu/mem-loads/P:      558da517a160 spin+0xd (/tmp/w)\n"  # the ip
+        + "w 99 [0] 1.5: 1 cpu/mem-loads/P:      558da517a160 spin+0xd (/tmp/w)\n"  # only the ip
         + "w 99 [0] 1.5: 3000000 cpu-clock:                0     558da517a160 spin+0xd (/tmp/w)\n"
     )
     trace = parse_perf_script(path, "r")
-    assert trace.unaddressed == 0  # nothing is read before it is asked for
+    assert trace.unaddressed == 0  # the text is read lazily
     assert [row["thread_id"] for row in trace] == [4242, 4242]
     assert (trace.unaddressed, trace.malformed) == (2, 1)
     malformed, unaddressed = (record.message for record in caplog.records)
@@ -79,10 +79,10 @@ def test_samples_without_an_address_are_left_out_and_told(caplog, tmp_path):
     assert len(caplog.records) == 2
 
 
-def test_an_open_file_will_do():
+def test_an_open_file_is_accepted():
     assert len(list(parse_perf_script(io.StringIO(PERF), "r"))) == 2
     assert len(list(parse_perf_script(io.BytesIO(PERF.encode()), "r"))) == 2
-    odd = PERF.replace("ggml_vec_dot_q4_0", "ggml\udcff")  # as errors="surrogateescape" reads it
+    odd = PERF.replace("ggml_vec_dot_q4_0", "ggml\udcff")  # a bad byte under surrogateescape
     assert next(parse_perf_script(io.StringIO(odd), "r"))["symbol"] == "ggml\ufffd"
 
 
@@ -100,7 +100,7 @@ def test_lackey_gives_order_and_lengths(tmp_path):
     assert times == sorted(set(times))
 
 
-def test_lackey_instructions_are_rows_on_demand():
+def test_lackey_instructions_are_rows_on_request():
     text = "I  0401e380,3\n L 1ffeffff28,8\n"
     plain = parse_lackey(io.StringIO(text), "r")
     assert [row["symbol"] for row in plain] == [""]
@@ -142,7 +142,7 @@ def test_to_parquet_is_read_by_anyone(tmp_path):
 
 
 @pytest.mark.parametrize("parse", PARSERS)
-def test_what_cannot_be_read(parse, tmp_path):
+def test_missing_files_folders_and_other_objects_are_refused(parse, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         parse("/nowhere/perf.txt", "r")
     with pytest.raises(InvalidArgumentError, match="path or an open file"):
@@ -155,7 +155,7 @@ def test_what_cannot_be_read(parse, tmp_path):
 
 @pytest.mark.parametrize("parse", PARSERS)
 @pytest.mark.parametrize("text", ["", "\n\n", "\r\n"])
-def test_texts_without_a_line(parse, text, tmp_path):
+def test_texts_without_a_line_give_no_rows(parse, text, tmp_path):
     trace = parse(io.StringIO(text), "r")
     assert list(trace) == []
     assert (trace.malformed, trace.malformed_samples) == (0, [])
@@ -164,7 +164,8 @@ def test_texts_without_a_line(parse, text, tmp_path):
 
 
 @pytest.mark.parametrize("parse", PARSERS)
-def test_damaged_lines_are_counted_and_shown_but_end_nothing(parse, tmp_path):
+def test_damaged_lines_are_counted_and_skipped(parse, tmp_path):
+    """The trace counts all damaged lines and keeps the first twenty, cut to 200 bytes."""
     good = {
         parse_perf_script: "a 1 [0] 1.5: mem-loads: 7f00 f (/x)",
         parse_lackey: " L 7f00,8",
@@ -180,7 +181,7 @@ def test_damaged_lines_are_counted_and_shown_but_end_nothing(parse, tmp_path):
     path = tmp_path / "text"
     path.write_text("\n".join([good, *damaged, *["never mind"] * 100, good]))
     trace = parse(path, "r")
-    assert trace.malformed == 0  # nothing is read before it is asked for
+    assert trace.malformed == 0  # the text is read lazily
     assert [row["address"] for row in trace] == [0x7F00, 0x7F00]
     assert trace.malformed == 105
     samples = trace.malformed_samples
@@ -192,7 +193,7 @@ def test_damaged_lines_are_counted_and_shown_but_end_nothing(parse, tmp_path):
 
 
 @pytest.mark.parametrize("parse", PARSERS)
-def test_files_that_are_no_text(parse, tmp_path):
+def test_files_that_are_no_text_have_damaged_lines_only(parse, tmp_path):
     random, packed = tmp_path / "random", tmp_path / "perf_script.txt.gz"
     random.write_bytes(bytes(range(256)) * 1000)
     packed.write_bytes(gzip.compress(PERF.encode() * 100))
@@ -201,7 +202,7 @@ def test_files_that_are_no_text(parse, tmp_path):
         assert list(trace) == []
         assert trace.malformed > 0
         assert all(len(sample.text.encode()) <= 200 for sample in trace.malformed_samples)
-    with gzip.open(packed) as unpacked:  # this is how a packed text is read
+    with gzip.open(packed) as unpacked:  # the way to read a compressed text
         assert len(list(parse_perf_script(unpacked, "r"))) == 200
 
 
@@ -214,7 +215,7 @@ def test_a_pipe_is_read_once(tmp_path):
     writer.join()
 
 
-def test_phases_and_clocks_that_cannot_be_are_named():
+def test_impossible_phases_and_clocks_are_refused():
     for phases, message in (
         (
             [{"phase": "generation", "start_ns": 0}],
@@ -233,7 +234,7 @@ def test_phases_and_clocks_that_cannot_be_are_named():
             parse_perf_script(io.StringIO(PERF), "r", cycles_per_ns=clock)
 
 
-def test_weights_are_times_where_the_clock_is_known():
+def test_weights_of_samples_become_latencies_if_the_clock_is_known():
     text = (
         "a 1 [0] 1.5: mem-loads: 7f00 68100142 |OP LOAD|LVL L1 hit|SNP None|TLB L1 or L2 hit|LCK No"
         "|BLK  N/A               27     55d0c0a01a3f f+0x1 (/x)\n"
@@ -258,7 +259,7 @@ def test_rows_and_batches_are_the_same(parse):
     assert set(table["run_id"].to_pylist()) == {"run-7"}
 
 
-def test_recordings_of_memray_that_are_none(tmp_path):
+def test_files_that_memray_did_not_write_are_refused(tmp_path):
     pytest.importorskip("memray")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         parse_memray(tmp_path / "nowhere.bin", "r")
@@ -271,7 +272,7 @@ def test_recordings_of_memray_that_are_none(tmp_path):
         parse_memray(tmp_path, "r")
 
 
-def test_normalise_rows_fills_what_is_missing():
+def test_normalise_rows_fills_missing_columns():
     row = {
         "run_id": "r", "sample_id": 0, "timestamp_ns": 5, "address": 0x2FFF,
         "address_page": 0, "op_type": "load",
@@ -316,12 +317,12 @@ def test_a_column_that_comes_late_is_named_and_leaves_no_file(tmp_path):
     with pytest.raises(InvalidArgumentError, match="row 2 has the columns note, which the rows of"):
         write_parquet([first, first, first | {"note": 1}], tmp_path / "x.parquet", batch_size=2)
     assert list(tmp_path.iterdir()) == []
-    # Within the first batch any row may bring one.
+    # A new column is accepted in any row of the first batch.
     assert write_parquet([first, first | {"note": 1}], tmp_path / "x.parquet") == 2
     assert pq.read_table(tmp_path / "x.parquet")["note"].to_pylist() == [None, 1]
 
 
-def test_an_exception_of_the_rows_comes_through(tmp_path):
+def test_an_exception_of_the_rows_is_raised_unchanged(tmp_path):
     def rows():
         yield {"run_id": "r", "sample_id": 0}
         raise LookupError("the source broke")

@@ -1,4 +1,4 @@
-"""The line of progress, on a terminal."""
+"""The progress line on a terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_name_of_a_file_is_shown_as_it_is(monkeypatch):
     assert "1,234 rows" in terminal.getvalue()
 
 
-def test_no_terminal_has_no_line(monkeypatch):
+def test_without_a_terminal_there_is_no_line(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with _progress.progress_line("parsing") as show:
         assert show is None

@@ -1,4 +1,4 @@
-"""Versions of the files of a run: which are read, which are refused, and what is said."""
+"""Versions of the files of a run: which are read, which are refused, and with which message."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_documented_file_has_version_1_0():
 @pytest.mark.parametrize(
     ("version", "readable"), [("1.0", True), ("1.7", True), ("2.0", False), ("0.9", False)]
 )
-def test_a_file_is_readable_where_its_major_version_is_ours(version, readable):
+def test_a_file_is_readable_if_its_major_version_is_ours(version, readable):
     assert is_compatible("trace", version) is readable
     if readable:
         assert_compatible("trace", version)
@@ -49,7 +49,7 @@ def test_files_of_an_unknown_kind_are_left_to_the_caller():
 
 
 @pytest.mark.parametrize("version", ["", "1", "1.0.0", "one.two", "1.", ".0", "-1.0"])
-def test_what_is_no_version_is_named(version):
+def test_a_malformed_version_is_refused_by_name(version):
     with pytest.raises(ValueError, match="must look like 1.0"):
         is_compatible("trace", version)
 
@@ -60,7 +60,7 @@ def test_missing_columns_are_named_in_order():
     assert validate_columns("trace", ARROW_SCHEMA.names) == []
 
 
-def test_a_whole_file_passes(tmp_path):
+def test_a_complete_file_passes(tmp_path):
     for version in (None, b"1.0", b"1.3"):
         check_parquet_schema(parquet(tmp_path / "t.parquet", ARROW_SCHEMA.names, version), "trace")
 
@@ -91,7 +91,7 @@ def test_a_nonsense_version_in_a_file_is_refused(tmp_path):
         check_parquet_schema(path, "trace")
 
 
-def test_what_is_no_parquet_file_is_refused(tmp_path):
+def test_a_file_that_is_no_parquet_is_refused(tmp_path):
     whole = parquet(tmp_path / "t.parquet", ARROW_SCHEMA.names).read_bytes()
     (tmp_path / "t.parquet").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CorruptError, match=r"t\.parquet"):

@@ -1,4 +1,4 @@
-"""Whether a run can be trusted: the idle machine, heat, the cost of watching, the verdict."""
+"""Telemetry: baseline of the machine, throttling, cost of the observer, and validity of a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIB = 2**20
 
 @dataclasses.dataclass
 class Sample:
-    """As the process monitor takes them."""
+    """A sample with the fields of the process monitor's samples."""
 
     t_s: float
     pid: int = 1
@@ -39,7 +39,7 @@ class Sample:
     write_bytes: int = 0
 
 
-# ---- the idle machine -----------------------------------------------------------------
+# ---- the baseline ---------------------------------------------------------------------
 
 
 def test_a_baseline_describes_the_machine():
@@ -54,6 +54,7 @@ def test_a_baseline_describes_the_machine():
 
 
 def test_the_first_answer_of_psutil_is_no_sample(monkeypatch):
+    """psutil's first call returns 0 and only starts the measurement, so it is left out."""
     answers = iter([0.0, 40.0, 60.0])
     monkeypatch.setattr(psutil, "cpu_percent", lambda: next(answers))
     baseline = capture_baseline(duration_s=0.02, poll_interval_s=0.01)
@@ -78,17 +79,17 @@ def test_a_busy_machine_is_seen_as_busy():
 
 
 @pytest.mark.parametrize("times", [{"duration_s": 0}, {"poll_interval_s": -1.0}])
-def test_times_that_are_none_are_named(times):
+def test_times_that_are_not_positive_are_refused(times):
     with pytest.raises(ValueError, match=next(iter(times))):
         capture_baseline(**times)
 
 
-# ---- heat -----------------------------------------------------------------------------
+# ---- throttling -----------------------------------------------------------------------
 
 
 @pytest.fixture
 def counters(tmp_path, monkeypatch):
-    """Throttle counters of two processors, to be set."""
+    """Fake throttle counters of two processors; call it to set them."""
     monkeypatch.setattr(thermal, "_CPUS", tmp_path)
 
     def put(**values):
@@ -109,7 +110,7 @@ def test_events_during_a_run_are_counted_over_all_processors(counters):
     assert monitor.end() == 3
 
 
-def test_a_counter_that_went_back_or_is_new_counts_as_none(counters):
+def test_counters_that_went_back_or_are_new_are_ignored(counters):
     before = ThermalSnapshot.capture()
     counters(cpu0=0, cpu1=12, cpu2=99)
     assert ThermalSnapshot.capture().events_since(before) == 2
@@ -150,7 +151,7 @@ def wait_until(happens):
         time.sleep(0.005)
 
 
-# ---- the cost of watching -------------------------------------------------------------
+# ---- the cost of the observer ---------------------------------------------------------
 
 
 def test_the_summary_has_the_documented_numbers():
@@ -187,8 +188,8 @@ def test_processes_of_one_moment_are_added_up():
     assert effect["target_rss_mb_peak"] == 11.0
 
 
-def test_a_sample_right_behind_another_says_nothing_of_the_processor():
-    # The kernel counts in steps of 10 ms: one step in the last 2 ms looks like five cores.
+def test_cpu_use_of_a_very_short_interval_is_ignored():
+    # The kernel counts CPU time in steps of 10 ms: one step in 2 ms looks like five cores.
     samples = [Sample(0.1, cpu_pct=4), Sample(0.2, cpu_pct=6), Sample(0.3, cpu_pct=5)]
     last = Sample(0.302, cpu_pct=500, rss_mb=9)
     summary = compute_observer_effect([*samples, last], [])
@@ -199,7 +200,7 @@ def test_a_sample_right_behind_another_says_nothing_of_the_processor():
 
 
 def test_counters_of_different_processes_are_not_mixed():
-    """One process at 1 GiB and one at 0 would look like a gigabyte written each poll."""
+    """If counters were mixed, processes at 1 GiB and 0 would look like 1 GiB written per poll."""
     samples = [
         Sample(0, 1, write_bytes=2**30), Sample(0, 2, write_bytes=0),
         Sample(1, 1, write_bytes=2**30 + 100), Sample(1, 2, write_bytes=23),
@@ -215,13 +216,13 @@ def test_more_than_ten_mebibytes_are_contention():
 
     assert not contention(10 * MIB)
     assert contention(10 * MIB + 1)
-    assert not contention(500 * MIB, trace_bytes=500 * MIB)  # the trace itself does not count
+    assert not contention(500 * MIB, trace_bytes=500 * MIB)  # writing the trace does not count
     assert contention(500 * MIB, trace_bytes=480 * MIB)
     with pytest.raises(ValueError, match="trace_bytes"):
         contention(0, trace_bytes=-1)
 
 
-# ---- the verdict ----------------------------------------------------------------------
+# ---- the validity ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -258,7 +259,7 @@ def test_the_documented_limits(cpu, memory, throttle, baseline, contention, verd
         (0.004, 0.3, "contaminated", ["rows", "bytes"]),
     ],
 )
-def test_a_run_whose_trace_is_not_labelled_does_not_count(rows, size, verdict, short):
+def test_a_run_with_low_label_coverage_is_contaminated(rows, size, verdict, short):
     coverage = {"rows": rows, "bytes": size}
     found = classify_run(0, 0, 0, label_coverage=coverage)
     assert (found.run_validity, found.label_coverage) == (verdict, coverage)
@@ -289,7 +290,7 @@ IDLE = {"observer_cpu_overhead_pct_max": 1.0, "thermal_throttle_events": 0}
           "observer_effect_summary": IDLE}, "clean", []),
     ],
 )  # fmt: skip
-def test_what_was_not_measured_is_never_called_clean(metadata, validity, short):
+def test_a_run_without_telemetry_is_never_called_clean(metadata, validity, short):
     judge(metadata)
     assert metadata["run_validity"] == metadata["validity"]["run_validity"] == validity
     reasons = metadata["validity"]["failure_reasons"]
@@ -304,7 +305,7 @@ def test_a_run_without_telemetry_that_keeps_all_limits_has_no_class():
     assert set(metadata) == {"labels"}
 
 
-def test_a_part_below_the_limit_does_not_read_as_if_it_were_at_it():
+def test_a_share_just_below_the_limit_is_not_rounded_up_to_it():
     (reason,) = classify_run(0, 0, 0, label_coverage={"rows": 0.89999}).failure_reasons
     assert reason == "label_coverage 89.9 % of the rows is below 90 %"
     (reason,) = classify_run(0, 0, 0, label_coverage={"rows": 6e-5}).failure_reasons
@@ -313,18 +314,18 @@ def test_a_part_below_the_limit_does_not_read_as_if_it_were_at_it():
         classify_run(0, 0, 0, label_coverage={"rows": 1.0, "bytes": 1.5})
 
 
-def test_every_limit_that_was_passed_has_its_reason():
+def test_every_limit_that_was_exceeded_has_its_reason():
     reasons = classify_run(31.5, 0.2, 4, 60.0, True).failure_reasons
     names = ("observer_cpu", "observer_mem", "thermal", "baseline_cpu", "io_contention")
     assert [name for name in names for reason in reasons if name in reason] == list(names)
-    assert reasons[0] == "observer_cpu 31.5 % is not below 20 %"  # 10 % is that of a clean run
+    assert reasons[0] == "observer_cpu 31.5 % is not below 20 %"  # the limit of a marginal run
     assert reasons[3] == "baseline_cpu 60.0 % before the run is not below 15 %"
     marginal = classify_run(12.0, 0.0, 0).failure_reasons
     assert marginal == ["observer_cpu 12.0 % is not below 10 %"]
 
 
 @pytest.mark.parametrize("value", [math.nan, -1.0, None, "5"])
-def test_what_is_no_measurement_is_no_clean_run(value):
+def test_values_that_are_no_measurement_are_refused(value):
     with pytest.raises(InvalidArgumentError, match=f"observer_cpu_overhead_pct_max = {value!r}"):
         classify_run(value, 0, 0)
     with pytest.raises(InvalidArgumentError, match=rf"label_coverage\['rows'\] = {value!r}"):
@@ -335,7 +336,7 @@ numbers = st.floats(0, 200)
 
 
 @given(numbers, st.floats(0, 2), st.integers(0, 9), numbers, st.booleans(), st.integers(0, 3))
-def test_a_worse_run_is_never_of_a_better_class(cpu, memory, throttle, baseline, io, what):
+def test_a_worse_run_is_never_in_a_better_class(cpu, memory, throttle, baseline, io, what):
     order = ["clean", "marginal", "contaminated"]
     better = [cpu, memory, throttle, baseline]
     worse = list(better)
@@ -353,12 +354,12 @@ def test_a_summary_is_classed_as_its_numbers():
     assert classify_from_summary({}).run_validity == "clean"
 
 
-def test_a_clean_run_needs_no_way_out():
+def test_a_clean_run_gets_no_advice():
     assert ways_to_clean({}) == []
     assert ways_to_clean({"observer_cpu_overhead_pct_max": 9.9, "baseline_cpu_pct": 14.9}) == []
 
 
-def test_each_limit_that_a_clean_run_keeps_has_its_way_out():
+def test_each_limit_of_a_clean_run_has_its_advice():
     summary = {
         "observer_cpu_overhead_pct_max": 23.4,
         "observer_memory_overhead_frac": 0.07,
@@ -375,7 +376,7 @@ def test_each_limit_that_a_clean_run_keeps_has_its_way_out():
     assert len(classify_from_summary(summary).failure_reasons) == 5
 
 
-def test_a_tracer_in_the_process_of_the_model_is_sped_up_otherwise():
+def test_the_advice_for_a_tracer_in_the_model_s_process_is_another():
     (way,) = ways_to_clean({"observer_cpu_overhead_pct_max": 23.4, "paired_untraced_run": {}})
     assert "slowed the model by 23.4 % where clean is below 10 %" in way
     assert "wider layers" in way

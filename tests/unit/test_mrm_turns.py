@@ -1,4 +1,4 @@
-"""The cost of a tracer by tokens in turns, on an engine and a clock of the test's own."""
+"""The cost of a tracer is measured by tracing every other token; the engine and clock are fakes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Clock:
 
 
 class Tracer:
-    """Counts as on between enter and exit."""
+    """A fake tracer that is on between enter and exit."""
 
     on = closed = False
 
@@ -40,7 +40,7 @@ class Tracer:
 
 
 class Engine:
-    """Makes tokens of given times, `slower` times longer while the tracer is on."""
+    """Makes tokens that take given times; with the tracer on they take `slower` times as long."""
 
     def __init__(self, clock, tracer, times, slower, fails_at=None):
         self.clock, self.tracer, self.times, self.slower = clock, tracer, times, slower
@@ -77,8 +77,8 @@ def test_every_other_token_is_traced_and_its_cost_is_found(clock):
     assert tracer.closed
 
 
-def test_a_machine_that_drifts_or_stumbles_does_not_blur_it(clock):
-    times = [20 + n for n in range(30)]  # each token is slower than the one before
+def test_a_machine_that_slows_down_does_not_change_the_measured_cost(clock):
+    times = [20 + n for n in range(30)]  # each token takes longer than the last
     times[7] = 900
     tracer = Tracer()
     engine = Engine(clock, tracer, times, slower=1.08)
@@ -86,13 +86,13 @@ def test_a_machine_that_drifts_or_stumbles_does_not_blur_it(clock):
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 4])
-def test_too_few_tokens_say_nothing(clock, tokens):
+def test_too_few_tokens_give_no_cost(clock, tokens):
     tracer = Tracer()
     engine = Engine(clock, tracer, [20] * tokens, slower=2)
     assert slowdown_in_turns(engine, tracer, ["a prompt"]) is None
 
 
-def test_the_tracer_ends_with_a_generation_that_breaks_off(clock):
+def test_the_tracer_ends_with_a_generation_that_fails(clock):
     tracer = Tracer()
     engine = Engine(clock, tracer, [20] * 9, slower=2, fails_at=4)
     with pytest.raises(RuntimeError, match="out of memory"):

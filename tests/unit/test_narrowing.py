@@ -1,4 +1,4 @@
-"""Float16 made on a device: the function is that of any device, so the CPU's shows what it does."""
+"""Narrowing float32 to float16 runs the same code on any device, so the tests run it on the CPU."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from llm_instrumentation.core.tensors import enqueue_converted, enqueue_tensor
 from llm_instrumentation.errors import InvalidArgumentError
 
 SHAPES = st.one_of(st.just(()), arrays.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=9))
-# Those of everyday, and all: beyond float16, subnormal in either type, NaN of any bits.
+# Usual values, and all: too large for float16, subnormal in either type, NaN with any bits.
 VALUES = st.one_of(st.floats(-100, 100, width=32), st.floats(width=32, allow_subnormal=True))
 
 
-def test_a_bound_that_float16_breaks_is_told():
+def test_an_error_bound_that_float16_breaks_is_noticed():
     values = torch.full((1000,), 1e-6)  # the nearest float16 is 1.0133e-6
     lost = ((values.double() - values.half().double()) / values.double()).square().mean().item()
     _, numbers = narrow(values)
@@ -34,7 +34,7 @@ def test_a_bound_that_float16_breaks_is_told():
 
 
 def by_numpy(source: np.ndarray) -> tuple[np.ndarray, Conversion, bool]:
-    """The float16 values, what is lost, and whether no finite value became infinite."""
+    """The float16 values, their errors, and whether all finite values stayed finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         half = source.astype(np.float16)
     wide, stored = source.astype(np.float64), half.astype(np.float64)
@@ -50,13 +50,13 @@ def expect_like_numpy(tensor: torch.Tensor) -> None:
     assert (half.dtype, half.shape, half.is_contiguous()) == (torch.float16, tensor.shape, True)
     assert (numbers.dtype, numbers.shape) == (torch.float64, (4,))
     expected, conversion, whole = by_numpy(tensor.numpy())
-    np.testing.assert_array_equal(half.numpy(), expected)  # a NaN is a NaN
+    np.testing.assert_array_equal(half.numpy(), expected)  # any NaN equals any NaN
     assert holds(numbers) is whole
     if whole:
         told = conversion_of(numbers, tensor.numel())
         assert told.values == conversion.values
         assert told.max_error == conversion.max_error
-        # The squares of values below 1e-19 may be lost in float32.
+        # Squares of values below 1e-19 may underflow in float32.
         at_least = conversion.square_error * (1 - 1e-12)
         assert at_least <= told.square_error <= at_least * 1.0002 + 1e-36
         assert told.square_error <= told.values * told.max_error**2
@@ -95,7 +95,7 @@ def test_long_rows_and_many_rows():
 
 @pytest.mark.parametrize("size", [1e-18, 1e-23, 1e-30, 1e-44])
 def test_errors_whose_squares_float32_does_not_hold(size):
-    """Each value becomes zero, so its error is the value."""
+    """Each value becomes zero, so its error is the value itself."""
     tensor = torch.full((4096,), size)
     largest = tensor[0].double().item()
     told = conversion_of(narrow(tensor)[1], tensor.numel())
@@ -103,7 +103,7 @@ def test_errors_whose_squares_float32_does_not_hold(size):
     assert told.square_error == pytest.approx(4096 * largest**2, rel=1e-12)
 
 
-def test_the_source_stays_as_it_is_and_nothing_of_autograd_comes_along():
+def test_narrowing_changes_no_source_and_records_no_gradient():
     source = torch.tensor([1.1, math.nan, 1e6], requires_grad=True)
     before = source.detach().clone()
     half, numbers = narrow(source)
@@ -113,8 +113,8 @@ def test_the_source_stays_as_it_is_and_nothing_of_autograd_comes_along():
         assert narrow(torch.ones(3))[0].tolist() == [1, 1, 1]
 
 
-def test_it_never_looks_at_a_value():
-    """On a device without values, whatever would have to wait for one fails."""
+def test_narrowing_never_waits_for_a_value():
+    """On the meta device, which has no values, any operation that waits for a value fails."""
     half, numbers = narrow(torch.empty(3, 1025, device="meta"))
     assert (half.dtype, half.shape, numbers.shape) == (torch.float16, (3, 1025), (4,))
 
@@ -130,7 +130,7 @@ def test_it_never_looks_at_a_value():
         (torch.empty(narrowing.NARROW_BYTES, dtype=torch.complex64).conj().imag, False),
     ],
 )
-def test_large_float32_alone_is_worth_it(tensor, worth):
+def test_only_large_float32_tensors_are_narrowed_on_the_device(tensor, worth):
     assert worth_narrowing(tensor) is worth
 
 
@@ -149,6 +149,7 @@ CASES = {
 @pytest.mark.parametrize("codec", ["none", "lz4", "zstd", "archive"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_capture_is_that_of_the_float32_tensor(codec, name, tmp_path):
+    """A narrowed tensor gives the row, values and statistics of the float32 tensor."""
     tensor, rows, stats = CASES[name], [], []
     for narrowed in (False, True):
         path = tmp_path / f"{narrowed}.packets"
@@ -185,7 +186,7 @@ def test_a_refused_conversion_leaves_the_session_as_it_was(tmp_path):
     layer, half = session.layer("a"), torch.ones(4, dtype=torch.float16)
     with pytest.raises(InvalidArgumentError, match="conversion.values = 5: the tensor has 4"):
         enqueue_converted(session, layer, half, Conversion(5, 0.0, 4.0, 0.0))
-    enqueue_tensor(session, layer, half)  # says nothing of the conversion before
+    enqueue_tensor(session, layer, half)  # carries no conversion, not even the refused one
     session.close()
     with ActivationReader(tmp_path / "a.stream") as reader:
         assert [(row.source_dtype, row.mse) for row in reader] == [("float16", None)]

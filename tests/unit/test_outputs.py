@@ -1,4 +1,4 @@
-"""How the tensors in a module's output are found and named."""
+"""The tensors in a module's output are found, and named by their paths."""
 
 from __future__ import annotations
 
@@ -144,12 +144,12 @@ def test_legacy_caches_are_known_by_their_key():
     ]
 
 
-def test_caches_of_other_makes():
-    class Cache:  # as older transformers: a list of keys and one of values
+def test_caches_of_other_classes_are_walked():
+    class Cache:  # like older transformers: a list of keys and a list of values
         key_cache = (A, B)
         value_cache = (A, B)
 
-    class StateCache:  # as single models have them
+    class StateCache:  # like the caches of single models
         def __init__(self):
             self.states = {0: A}
             self.position = 3
@@ -182,7 +182,7 @@ def test_types_that_hold_tensors_but_cannot_be_walked_are_reported():
         "set",
         "list_iterator",
     }
-    assert paths((A, Opaque(deep=B))) == [""]  # nobody asks
+    assert paths((A, Opaque(deep=B))) == [""]  # the caller does not ask for a report
 
 
 def test_types_without_tensors_are_not_reported():
@@ -227,7 +227,7 @@ outputs = st.recursive(
 
 
 def with_tensors(value, made):
-    """`value` with a tensor of its own in place of each "tensor"."""
+    """Replaces each "tensor" in `value` by a new tensor, which is added to `made`."""
     if value == "tensor":
         made.append(torch.empty(0))
         return made[-1]

@@ -1,4 +1,4 @@
-"""zstd payloads against the C library, which decodes them bit for bit."""
+"""The C library of zstd decodes the payloads of our encoder bit for bit."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_payloads_around_whole_blocks(blocks, beyond):
 
 
 @pytest.mark.parametrize("values", [2, 128, 129, 255, 256])
-def test_payloads_of_so_many_different_bytes(values):
+def test_payloads_of_few_and_many_different_bytes(values):
     rng = np.random.default_rng(values)
     data = np.minimum(rng.integers(0, values, 50_000), rng.integers(0, values, 50_000))
     check(np.concatenate([data, np.arange(values)]).astype(np.uint8).tobytes())
 
 
-def test_what_repeats_is_found():
+def test_repeated_bytes_are_compressed():
     rows = np.frombuffer(float16(384, 10), np.uint8)
     ids = np.random.default_rng(0).integers(0, 30_000, 40_000)
     for data, least in ((np.tile(rows, 2000).tobytes(), 50), (ids.tobytes(), 3)):

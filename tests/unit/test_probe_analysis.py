@@ -1,4 +1,4 @@
-"""Percentiles, anomalies and correlations of histograms that are known."""
+"""Percentiles, anomalies and correlations of known histograms and metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llm_instrumentation.probes.figures import file_stems, latency_text
 
 
 def histogram(**slots: int) -> np.ndarray:
-    """Of ``s5=100``: a hundred requests of 32 to 63 us."""
+    """Counts by slot, given as ``sN=count``: ``s5=100`` is a hundred requests of 32 to 63 us."""
     counts = np.zeros(1 + max(int(name[1:]) for name in slots), np.int64)
     for name, count in slots.items():
         counts[int(name[1:])] = count
@@ -58,12 +58,12 @@ def metrics_line(time: float, total: float | None = None, avg10: float = 0.0, **
 @pytest.mark.parametrize(
     ("counts", "percentile", "us"),
     [
-        (histogram(s5=1), 50, 48),  # alone, in the middle of 32 to 64
+        (histogram(s5=1), 50, 48),  # a single request counts as the middle of 32 to 64
         (histogram(s5=1), 0, 48),
         (histogram(s5=32), 0, 32.5),
         (histogram(s5=32), 50, 47.5),
         (histogram(s5=32), 100, 63.5),
-        (histogram(s0=2), 100, 1.5),  # the first is from 0 to 2
+        (histogram(s0=2), 100, 1.5),  # the first slot reaches from 0 to 2
         (histogram(s4=90, s10=10), 90, 16 + 16 * 89.5 / 90),
         (histogram(s4=90, s10=10), 91, 1024 + 1024 * 0.5 / 10),
         (histogram(s4=999, s10=1), 99.9, 16 + 16 * 998.5 / 999),
@@ -73,7 +73,7 @@ def test_known_percentiles(counts, percentile, us):
     assert percentiles_us(counts, [percentile])[0] == pytest.approx(us)
 
 
-def test_percentiles_of_many_windows_are_those_of_each():
+def test_percentiles_of_many_windows_equal_those_of_each_window():
     windows = np.array([[0, 0, 7, 1], [0, 0, 0, 0], [3, 0, 0, 9]])
     together = percentiles_us(windows, [10, 99])
     assert together.shape == (3, 2)
@@ -83,7 +83,7 @@ def test_percentiles_of_many_windows_are_those_of_each():
 
 
 @pytest.mark.parametrize("percentile", [-1, 100.1, math.nan, math.inf])
-def test_percentile_out_of_range(percentile):
+def test_a_percentile_out_of_range_is_refused(percentile):
     with pytest.raises(InvalidArgumentError, match="give 0 to 100"):
         percentiles_us(histogram(s1=1), [50, percentile])
 
@@ -109,33 +109,33 @@ def test_percentile_lies_in_the_bucket_of_its_rank(us, percentiles):
 
 
 @given(st.lists(st.integers(2, 2**30), min_size=1, max_size=200))
-def test_mean_is_as_near_as_it_says(us):
+def test_the_mean_is_within_the_documented_error(us):
     assert 0.75 <= mean_us(counted(us)) / np.mean(us) <= 1.5
 
 
-def test_mean_of_nothing():
+def test_the_mean_of_no_requests_is_nan():
     assert np.isnan(mean_us(np.zeros((2, 4), np.int64))).all()
 
 
-# ---- what stands out ----
+# ---- anomalies ----
 
 
-def test_window_that_stands_out():
+def test_a_window_with_slow_requests_is_anomalous():
     counts = np.zeros((12, 16), np.int64)
     counts[:, 5] = 100
     counts[7, 5], counts[7, 14] = 95, 5
     assert np.flatnonzero(anomalous(counts)).tolist() == [7]
 
 
-def test_windows_that_differ_by_less_than_their_buckets_tell():
+def test_a_window_that_differs_by_one_bucket_is_not_anomalous():
     counts = np.zeros((12, 16), np.int64)
     counts[:, 5] = 100
-    counts[7, 6] = 2  # p99 from 64 to 128 us, where all others have 64
+    counts[7, 6] = 2  # its p99 lies between 64 and 128 us; that of the others is 64
     assert not anomalous(counts).any()
 
 
 @pytest.mark.parametrize(("busy", "found"), [(7, 0), (8, 1)])
-def test_few_windows_have_nothing_usual(busy, found):
+def test_anomalies_need_eight_busy_windows(busy, found):
     counts = np.zeros((20, 16), np.int64)
     counts[:busy, 5] = 10
     counts[0, 14] = 10
@@ -178,7 +178,7 @@ def test_losses_add_up():
         ({"losses": []}, "items"),
     ],
 )
-def test_snapshot_of_something_else(change, says):
+def test_damaged_snapshots_are_refused_by_number(change, says):
     with pytest.raises(CorruptError, match=f"snapshot 2: .*{says}"):
         parse_trace([snapshot(1.0, s1=1), {**snapshot(2.0), **change}])
     with pytest.raises(CorruptError, match="bucket_low = 3 is no power of two"):
@@ -190,7 +190,7 @@ def test_snapshot_of_something_else(change, says):
 # ---- system metrics ----
 
 
-def test_processes_by_time_off_the_cpu():
+def test_processes_are_sorted_by_time_off_the_cpu():
     lines = [
         metrics_line(1.0, off_cpu_ns={"7": 10, "8": 50}, page_faults={"9": 4}),
         metrics_line(2.0, off_cpu_ns={"7": 90}, page_faults={"7": 1}),
@@ -201,7 +201,8 @@ def test_processes_by_time_off_the_cpu():
     assert table["page_faults"].tolist() == [1, 0, 4]
 
 
-def test_pressure_is_what_the_total_grew_by():
+def test_pressure_is_the_growth_of_the_total():
+    """The growth is in percent of the interval; after a restart or a gap it is unknown."""
     totals = {1.0: 5e6, 2.0: 5.25e6, 3.0: 5.25e6, 4.0: 1e3, 9.0: 2e3}  # a restart, then a gap
     metrics = parse_metrics([metrics_line(time, total) for time, total in totals.items()])
     expected = [math.nan, 25, 0, math.nan, math.nan]
@@ -209,14 +210,14 @@ def test_pressure_is_what_the_total_grew_by():
     np.testing.assert_allclose(pressure, expected, equal_nan=True)
 
 
-def test_pressure_where_there_are_no_totals_or_none_at_all():
+def test_pressure_without_totals_is_the_average_of_ten_seconds():
     metrics = parse_metrics([metrics_line(1.0, avg10=3.5), metrics_line(2.0, avg10=4.5)])
     assert metrics.series["io pressure (some, avg10)"].tolist() == [3.5, 4.5]
     nothing = parse_metrics([metrics_line(1.0, pressure=None)])
     assert np.isnan(nothing.series["io pressure (some, avg10)"]).all()
 
 
-def test_work_of_all_processes():
+def test_the_work_of_all_processes_is_summed_per_second():
     process = {"runqueue_ns": 3 * 10**8, "switches": 40}
     line = metrics_line(
         2.0, off_cpu_ns={"7": 10**9, "8": 10**9}, page_faults={"7": 5},
@@ -236,7 +237,8 @@ def test_windows_and_lines_are_matched_by_time():
     ).devices
     lines = [metrics_line(t, avg10=t) for t in (1.4, 1.1, 2.6, 3.0, 4.9, 6.5, 60.0)]
     latency, pressure = matched(device, parse_metrics(lines), "io pressure (some, avg10)")
-    # 1.4 is farther from 1 than 1.1; 2 has none within half a second; 3 had no requests.
+    # Window 1 takes line 1.1, which is nearer than 1.4. Window 2 has no line within half a second,
+    # and window 3 had no requests.
     assert pressure.tolist() == [1.1, 4.9, 6.5]
     assert latency.tolist() == [3, 48, 96]
     assert [
@@ -259,7 +261,7 @@ def test_known_rank_correlations(first, second, rho):
 
 
 def series(chance: np.random.Generator, n: int, memory: float) -> np.ndarray:
-    """An autoregressive one."""
+    """A random autoregressive series; each value depends on the last by the factor `memory`."""
     values = chance.normal(size=n)
     for at in range(1, n):
         values[at] += memory * values[at - 1]
@@ -267,26 +269,27 @@ def series(chance: np.random.Generator, n: int, memory: float) -> np.ndarray:
 
 
 def test_p_is_rarely_small_by_chance():
-    """Of series that have nothing to do with each other, but remember."""
+    """Two unrelated autoregressive series rarely have a small p, as a valid test demands."""
     chance = np.random.default_rng(0)
     ps = [permutation_p(*(series(chance, 60, 0.5) for _ in range(2))) for _ in range(100)]
     assert np.mean(np.array(ps) <= 0.05) <= 0.1
     assert 0.4 < np.mean(ps) < 0.6
 
 
-def test_p_of_what_goes_together():
+def test_p_of_dependent_series_is_the_smallest_possible():
     rising = np.arange(40.0) % 13
     assert permutation_p(rising, rising**3) == permutation_p(rising, -rising) == 1 / 2000
 
 
 def test_holm():
+    """The k-th smallest of m p values is multiplied by m - k + 1; the results never decrease."""
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
 
 
 def test_associations_are_ranked_and_the_unknown_last():
-    """Latency doubles with each window: pressure does, too, and faults are of no order."""
+    """Latency and pressure double with each window, so they rank first; faults are random."""
     faults = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
     windows = [snapshot(float(t), **{f"s{t + 2}": 5}) for t in range(12)]
     lines = [metrics_line(float(t), avg10=2.0**t, page_faults={"1": faults[t]}) for t in range(12)]
@@ -303,7 +306,7 @@ def test_associations_are_ranked_and_the_unknown_last():
     assert all(math.isnan(one.rho) and math.isnan(one.p) for one in rest)
 
 
-def test_rank_correlation_of_what_does_not_vary():
+def test_the_rank_correlation_of_constant_values_is_nan():
     assert math.isnan(spearman(np.ones(9), np.arange(9.0)))
     assert math.isnan(spearman(np.array([]), np.array([])))
 

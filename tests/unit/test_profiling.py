@@ -46,8 +46,8 @@ def test_an_inference_is_measured():
 
 
 def test_memory_that_an_inference_keeps_is_seen():
-    # In a process of its own: a kernel that takes back pages this one has not used for a
-    # while (DAMON does, of torch's libraries) lowers its resident set during the inference.
+    # Run in a new process: in this process the kernel may reclaim unused pages (DAMON reclaims
+    # those of torch's libraries) during the inference, which lowers the resident set.
     said = subprocess.run(
         [sys.executable, "-c", KEEPS_64_MIB], check=True, capture_output=True, text=True
     )
@@ -108,7 +108,7 @@ def test_monitoring_can_be_started_again_but_not_twice():
     assert not [t for t in threading.enumerate() if t.name == "llm-instrumentation-monitor"]
 
 
-def test_what_stops_the_monitor_is_told():
+def test_stopping_raises_the_error_that_ended_the_monitor():
     profiler = SystemProfiler(sampling_interval=0.01)
 
     def unreadable():

@@ -1,4 +1,4 @@
-"""ActivationReader on real captures."""
+"""ActivationReader reads real captures: selection, values, twins, samples, damage and notes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from llm_instrumentation.errors import (
 
 @contextlib.contextmanager
 def capturing(path, codec="zstd", **options):
-    """Yields put(name, tensor, ...) for a capture to `path`."""
+    """Captures to `path` in a with block; yields a function put(name, tensor, ...)."""
     session = Session(path, codec=codec, workers=1, max_memory_bytes=16 << 20, **options)
 
     def put(name, tensor, path="", model="", **about):
@@ -52,7 +52,7 @@ def capturing(path, codec="zstd", **options):
 
 
 def bits(tensor):
-    """The bytes of a tensor, to compare NaN and -0 too."""
+    """The bytes of a tensor, to compare NaN and -0 exactly."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
@@ -62,7 +62,7 @@ def index_of(path):
 
 
 def rewrite_index(path, change):
-    """Lets change(rows) edit the rows of an index, as dicts."""
+    """Rewrites an index after `change` edited its rows, a list of dicts."""
     table = index_of(path)
     rows = table.to_pylist()
     change(rows)
@@ -77,7 +77,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def run(path):
-    """Two layers over four steps, one of them called twice a step, with two outputs."""
+    """A capture of two layers over four steps; one has two outputs and is called twice a step."""
     torch.manual_seed(0)
     with capturing(path) as put:
         for step in range(4):
@@ -115,7 +115,7 @@ def test_a_layer_is_a_sequence(run):
         assert repr(view) == "<ActivationView: 8 activations of 1 layer, steps 0 to 3>"
 
 
-def test_an_activation_tells_what_the_index_knows(run):
+def test_an_activation_has_the_columns_of_its_index_row(run):
     with ActivationReader(run) as reader:
         activation = reader["h.0[1]"][2]
         row = reader.index.slice(activation.row, 1).to_pylist()[0]
@@ -162,8 +162,8 @@ def test_steps_are_selected_by_value(run, wanted, found):
         assert {a.token for a in reader.select(tokens=wanted)} == found
 
 
-def test_steps_that_do_not_stand_in_order_are_found(path):
-    steps = [3, 0, 2, 0, 7, -1, 3]  # -1: unknown
+def test_steps_that_are_not_in_order_are_found(path):
+    steps = [3, 0, 2, 0, 7, -1, 3]  # -1 is an unknown step
     with capturing(path) as put:
         for k, step in enumerate(steps):
             put("x", torch.tensor([float(k)]), step=step)
@@ -173,7 +173,7 @@ def test_steps_that_do_not_stand_in_order_are_found(path):
             for wanted in (0, 2, 3, 5, 7, 2**70, slice(0, 3), slice(3, 2), slice(2, 2**70)):
                 inside = wanted if isinstance(wanted, slice) else slice(wanted, wanted + 1)
                 fits = [row for row in rows if inside.start <= steps[row] < inside.stop]
-                for _ in range(2):  # the second call knows the order
+                for _ in range(2):  # the first call sorts the steps, the second uses the order
                     assert [a.row for a in view.select(steps=wanted)] == fits
         assert reader["x"].at(step=2).row == 2 and reader["x"].at(step=2, call=0).row == 2
         with pytest.raises(KeyError, match="no activation at step=5"):
@@ -249,7 +249,7 @@ def test_every_type_and_shape_comes_back(path, kinds, codec, seed):
 
 
 def any_tensor(name, shape, seed):
-    """A tensor of any bytes, NaN and infinities among them."""
+    """A tensor of random bytes, so also of NaN and infinities."""
     size = math.prod(shape) * DTYPE_SIZES[name]
     content = np.random.default_rng(seed).integers(2 if name == "bool" else 256, size=size)
     tensor = torch.empty(math.prod(shape), dtype=getattr(torch, name))
@@ -259,7 +259,7 @@ def any_tensor(name, shape, seed):
 
 
 def as_numpy(tensor):
-    """What to_numpy promises, by torch's own conversions."""
+    """The array that to_numpy should return, made with torch's own conversions."""
     if tensor.dtype == torch.bfloat16 or str(tensor.dtype).startswith("torch.float8"):
         return tensor.to(torch.float32).numpy()
     if tensor.dtype == torch.complex32:
@@ -331,13 +331,13 @@ def test_twins_of_threads_that_alternate_find_their_tensor(path):
         for step in reader.steps:
             values = {a.thread: a.to_torch()[0].item() for a in reader.select(steps=step)}
             assert sorted(values.values()) == [1e5 * (n + 1) + step for n in range(4)]
-        for activation in reader:  # each with its own thread's twin
+        for activation in reader:  # each has the twin of its own thread
             assert activation.to_torch().unique().numel() == 1
             base = activation.to_torch(exact=False)
             assert base.isinf().all()
 
 
-def test_a_twin_whose_tensor_is_lost_stands_for_itself(path):
+def test_a_twin_whose_float16_packet_is_lost_is_an_activation_itself(path):
     with capturing(path) as put:
         put("x", torch.ones(2))
         put("x", torch.full((2,), 1e6))
@@ -414,7 +414,7 @@ def test_what_cannot_be_joined_is_explained(run):
 
 @pytest.fixture
 def crowd(path):
-    """1,200 small packets of three shapes and types; some have a twin, some are empty."""
+    """A capture of 1,200 small packets of three shapes and types; some have a twin or are empty."""
     generator = torch.Generator().manual_seed(0)
     with capturing(path, codec="lz4") as put:
         for step in range(200):
@@ -429,7 +429,8 @@ def crowd(path):
 
 
 @pytest.mark.parametrize("ignore_index", [False, True])
-def test_activations_read_in_turn_are_those_read_alone(crowd, ignore_index):
+def test_activations_read_in_turn_equal_those_read_alone(crowd, ignore_index):
+    """Reading in turn decodes many packets ahead, and gives the same values."""
     with ActivationReader(crowd, ignore_index=ignore_index) as reader:
         for view in (reader.select(), reader["h.1"], reader.select()[::-1], reader.select()[5::7]):
             assert len(view) > 100
@@ -465,7 +466,7 @@ def test_activations_are_read_in_any_order(crowd):
             assert bits(activations[k].to_torch()) == bits(reader.select()[k].to_torch())
 
 
-def test_threads_share_what_is_read_ahead(crowd):
+def test_threads_share_packets_read_ahead(crowd):
     with ActivationReader(crowd) as reader:
         activations = list(reader["h.0"])
         alone = [reader["h.0"][k].to_numpy() for k in range(len(activations))]
@@ -494,7 +495,7 @@ def test_a_closed_reader_gives_nothing_that_was_read_ahead(crowd):
             activation.to_numpy()
 
 
-def test_a_damaged_packet_among_many_is_told_alone(crowd):
+def test_a_damaged_packet_does_not_affect_the_packets_read_with_it(crowd):
     with ActivationReader(crowd) as reader:
         bad = reader["h.0"][100].row
         end = reader.index["offset"][bad].as_py() + reader.index["length"][bad].as_py()
@@ -515,13 +516,13 @@ def test_a_damaged_packet_among_many_is_told_alone(crowd):
 
 @pytest.mark.parametrize("dtype", [None, torch.float64])
 @pytest.mark.parametrize("layer", ["h.0", "h.1", "h.1[1]", "lm", "empty"])
-def test_alike_activations_are_joined_as_others_are(crowd, layer, dtype):
+def test_many_activations_are_joined_like_single_tensors(crowd, layer, dtype):
     with ActivationReader(crowd) as reader:
         view = reader[layer]
         each = [view[k].to_torch(dtype=dtype) for k in range(len(view))]
         dim = 0 if layer == "empty" else 1
         if layer == "lm" and dtype is None:
-            each = [values.float() for values in each]  # float16 and float32 join as that
+            each = [values.float() for values in each]  # float16 and float32 join as float32
         joined = view.cat(dim, dtype=dtype)
         assert joined.dtype == each[0].dtype and bits(joined) == bits(torch.cat(each, dim))
         assert joined.shape == torch.cat(each, dim).shape
@@ -544,7 +545,7 @@ def test_different_types_are_joined_on_request_only(path):
 
 def test_empty_tensors_and_scalars(path):
     with capturing(path, "none") as put:
-        put("", torch.empty(0, 3))  # six zero bytes: stands in the index alone
+        put("", torch.empty(0, 3))  # would be six zero bytes, so only the index has it
         put("x", torch.empty(2, 0))
         put("x", torch.tensor(True))
     with ActivationReader(path) as reader:
@@ -571,7 +572,7 @@ assert "torch" not in sys.modules
 
 
 def sampled(source, rate):
-    """The sampled elements of any type, as bytes, since torch indexes some types only."""
+    """The sampled elements; indexed as bytes, because torch cannot index every type."""
     elements = source.reshape(-1).view(torch.uint8).view(source.numel(), source.element_size())
     positions = torch.tensor(sample_positions(source.numel(), rate))
     return elements[positions].view(-1).view(source.dtype)
@@ -646,13 +647,13 @@ def test_parameters_that_do_not_fit_are_reported(path):
 
 # ---- split tensors --------------------------------------------------------------
 
-# Only tensors of 4 GiB are split. These streams are small ones whose index, written anew, calls
-# consecutive tensors of one name the parts of one.
+# The library splits only tensors of 4 GiB or more. These tests capture small tensors and rewrite
+# the index, so that tensors of one name become the parts of one split tensor.
 
 
 @pytest.fixture
 def split(path):
-    """A tensor in three parts, with other packets between them."""
+    """Captures a tensor in three parts with other packets between them; returns the tensor."""
     whole = torch.randn(10, 4).to(torch.bfloat16)
     with capturing(path) as put:
         put("before", torch.ones(1))
@@ -784,7 +785,7 @@ def test_a_documented_stream_without_an_index_is_read(path, codec):
 
 
 def without_an_index(path) -> dict[str, torch.Tensor]:
-    """What was captured to a stream that lost its index."""
+    """Captures tensors to a stream, deletes its index, and returns the tensors."""
     tensors = {
         "h.0": torch.randn(6),
         "h.1": torch.randn(6).bfloat16(),
@@ -798,8 +799,8 @@ def without_an_index(path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def test_unknown_types_are_told_once_and_can_be_said(path):
-    """They were read as float16 without a word."""
+def test_unknown_types_warn_once_and_can_be_given(path):
+    """Without an index or `dtypes`, float16 is assumed with a warning."""
     tensors = without_an_index(path)
     way_out = r"run\.stream: no index tells .*'h\.0', 'h\.1', 'ids', \.\.\..* float16.*dtypes="
     with pytest.warns(RuntimeWarning, match=way_out) as told:
@@ -820,13 +821,13 @@ def test_unknown_types_are_told_once_and_can_be_said(path):
             assert activation.dtype == str(stored.dtype).removeprefix("torch.")
             assert torch.equal(activation.to_torch(), stored)
         assert repr(reader["ids"][0]) == "<Activation 'ids', int64>"
-        # dtype= converts where the type is known.
+        # If the stored type is known, dtype= converts the values.
         converted = reader["h.1"][0].to_torch(dtype=torch.float32)
         assert torch.equal(converted, tensors["h.1"].float())
         assert reader.select("h.1").stack().dtype == torch.bfloat16
 
 
-def test_what_is_said_of_types_is_checked(path):
+def test_given_types_are_checked(path):
     without_an_index(path)
     with pytest.raises(UnknownActivationError, match=r"no activation named 'h\.9'"):
         ActivationReader(path, dtypes={"h.9": "int8"})
@@ -836,13 +837,13 @@ def test_what_is_said_of_types_is_checked(path):
         ActivationReader(path, dtypes={"h.*": "float16", "ids": "int64"}).close()
 
 
-def test_the_index_knows_better_than_what_is_said(run):
+def test_types_in_the_index_beat_given_types(run):
     with ActivationReader(run) as reader, ActivationReader(run, dtypes={"*": "int8"}) as other:
         assert [a.dtype for a in other] == [a.dtype for a in reader]
 
 
 def test_packets_behind_the_index_have_unknown_types(path):
-    """As kill -9 leaves them."""
+    """A killed capture can leave packets that its index does not list."""
     with capturing(path) as put:
         put("x", torch.ones(3).bfloat16())
     path.write_bytes(2 * path.read_bytes())
@@ -857,7 +858,7 @@ def test_twins_are_known_by_name_without_an_index(path):
     with capturing(path) as put:
         put("x", torch.ones(2))
         put("x", tensor)
-        put("y!float32", torch.ones(1))  # no twin, for there is no "y"
+        put("y!float32", torch.ones(1))  # no twin, because there is no "y"
     with ActivationReader(path, ignore_index=True, warn=False) as reader:
         assert reader.layers == ("x", "y!float32") and not reader["x"][0].overflowed
         overflowed = reader["x"][1]
@@ -875,7 +876,7 @@ def test_ignoring_the_index_finds_the_same_values(run):
             assert torch.equal(other.to_torch(dtype=values.dtype), values.reshape(-1))
 
 
-# ---- what is missing or damaged -------------------------------------------------
+# ---- missing or damaged packets -------------------------------------------------
 
 
 def test_notes_are_no_activations(path):
@@ -924,7 +925,7 @@ def test_a_flipped_bit_names_layer_and_offset(path, codec):
                 read()
 
 
-def test_reading_goes_on_behind_a_corrupt_packet(path):
+def test_reading_goes_on_after_a_corrupt_packet(path):
     with capturing(path, "lz4") as put:
         for step in range(4):
             put("h", torch.full((5000,), float(step)), step=step)
@@ -983,7 +984,7 @@ def test_a_stream_that_is_being_captured_is_read_without_a_warning(path):
         data, index = path.read_bytes(), path.with_name("run.stream.index").read_bytes()
     with ActivationReader(path) as reader:
         assert not reader.info.live and reader.problem == ""
-    # What a killed capture leaves is told as before.
+    # The files of a killed capture still give a warning.
     path.with_name("run.stream.index").write_bytes(index)
     with pytest.warns(RuntimeWarning, match="the end mark is missing"):
         ActivationReader(path).close()
@@ -1004,7 +1005,7 @@ def test_numpy_takes_an_activation_for_an_array(crowd):
         assert np.asarray(half, dtype=np.float64).dtype == np.float64
         assert np.array_equal(np.abs(half), abs(values)) and np.mean(half) == values.mean()
         assert np.array([half, half]).shape == (2, 1, 2, 8)
-        # numpy has no bfloat16: float32 has all of its values
+        # numpy has no bfloat16; float32 holds all its values
         exact = rounded.to_torch()
         assert np.asarray(rounded).dtype == np.float32
         assert torch.equal(torch.from_numpy(np.asarray(rounded)).bfloat16(), exact)
@@ -1048,7 +1049,7 @@ def test_an_activation_is_handed_over_by_dlpack(crowd):
             reader["h.0"][1].__dlpack__(copy=False)
 
 
-def test_what_the_index_says_of_a_view_is_a_pandas_table(crowd):
+def test_the_index_rows_of_a_view_are_a_pandas_table(crowd):
     with ActivationReader(crowd) as reader:
         view = reader.select("h.1*", steps=slice(3, 6))
         table = view.to_pandas()
@@ -1057,7 +1058,7 @@ def test_what_the_index_says_of_a_view_is_a_pandas_table(crowd):
         assert table.index.name == "row" and table.index.tolist() == [a.row for a in view]
         assert list(table.columns) == ["name", *reader.index.column_names]
         assert reader.missing.to_pandas().empty
-    assert len(view.to_pandas()) == 6  # of the closed reader
+    assert len(view.to_pandas()) == 6  # works after the reader is closed
 
 
 def test_a_missing_pandas_is_named(crowd, monkeypatch):
@@ -1068,7 +1069,7 @@ def test_a_missing_pandas_is_named(crowd, monkeypatch):
         assert isinstance(raised.value, ImportError) and raised.value.name == "pandas"
 
 
-def test_what_the_index_says_outlives_the_reader(crowd):
+def test_the_data_of_the_index_outlives_the_reader(crowd):
     with ActivationReader(crowd) as reader:
         wanted = reader.index.select(["time_ns", "codec", "mse", "call"]).to_pylist()
     with ActivationReader(crowd) as reader:
@@ -1083,7 +1084,7 @@ def test_what_the_index_says_outlives_the_reader(crowd):
     assert reader.index.num_rows == len(wanted) and len(reader["h.0"].select(steps=3)) == 1
 
 
-def test_opening_takes_no_more_modules_than_it_needs(crowd):
+def test_reading_arrays_imports_neither_torch_nor_pandas(crowd):
     code = (
         "import sys; from llm_instrumentation import ActivationReader\n"
         "with ActivationReader(sys.argv[1]) as reader:\n"
@@ -1142,7 +1143,7 @@ def test_a_compressed_index_is_read_by_other_tools(crowd):
     assert found == [(layer, count, 199) for layer, count in counts.items()]
 
 
-def test_some_columns_are_those_of_the_whole_index(crowd):
+def test_chosen_columns_equal_those_of_the_whole_index(crowd):
     with Reader(crowd) as native:
         table = native.index().read_all()
         some = native.index("layer", "step", "transform", "crc32c").read_all()
@@ -1153,7 +1154,7 @@ def test_some_columns_are_those_of_the_whole_index(crowd):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(steps=st.lists(st.integers(0, 2**62) | st.integers(0, 3), min_size=1, max_size=20))
-def test_steps_are_what_was_given_however_large(tmp_path_factory, steps):
+def test_any_step_number_comes_back(tmp_path_factory, steps):
     path = tmp_path_factory.mktemp("steps") / "run.stream"
     with capturing(path) as put:
         for step in steps:

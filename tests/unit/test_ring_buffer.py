@@ -77,7 +77,7 @@ def test_put_waits_for_room_and_get_for_bytes():
     assert ring.get(4, timeout=10) == b"late"
 
 
-def test_a_wake_up_for_nothing_does_not_end_the_wait():
+def test_a_spurious_wake_up_does_not_end_the_wait():
     ring = RingBuffer(4)
     got = []
     getter = threading.Thread(target=lambda: got.append(ring.get(4, timeout=10)))
@@ -103,7 +103,7 @@ def wait_until(condition):
 def test_waiting_threads_are_served_in_the_order_in_which_they_came():
     ring = RingBuffer(8)
     ring.put(bytes(8))
-    # The first to wait wants much, the others little: they must not overtake it.
+    # The first thread needs the whole ring, the others one byte. They must not overtake it.
     threads = []
     for number, size in enumerate([8, 1, 1, 1], start=1):
         data = bytes([number]) * size
@@ -118,7 +118,7 @@ def test_waiting_threads_are_served_in_the_order_in_which_they_came():
     assert received == bytes(8) + b"\x01" * 8 + b"\x02\x03\x04"
 
 
-def test_one_that_gives_up_lets_the_next_go_on():
+def test_a_thread_that_times_out_lets_the_next_go_on():
     ring = RingBuffer(8)
     ring.put(bytes(6))
     gave_up, went_on = [], []
@@ -163,7 +163,7 @@ def test_many_threads_lose_and_tear_nothing():
 
 
 class RingModel(RuleBasedStateMachine):
-    """The ring beside a plain bytearray."""
+    """Compares the ring with a plain bytearray."""
 
     @initialize(size=st.integers(1, 32))
     def start(self, size):

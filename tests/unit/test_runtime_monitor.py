@@ -1,4 +1,7 @@
-"""Go's monitor does not take the model's CPUs; see docs/decisions/0020-the-monitors-sleep.md."""
+"""Go's monitor thread sleeps instead of using the model's CPUs.
+
+See docs/decisions/0020-the-monitors-sleep.md.
+"""
 
 from __future__ import annotations
 
@@ -52,5 +55,5 @@ def test_the_thread_that_every_call_wakes_may_sleep_until_the_next_tick():
     wakes, slack, with_slack, with_priority = map(int, said)
     assert wakes >= 100
     assert slack == 10_000_000
-    assert with_slack == 1  # the threads that it makes have the usual one
+    assert with_slack == 1  # the threads that the monitor creates have the usual timer slack
     assert with_priority == 0

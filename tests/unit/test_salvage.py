@@ -1,4 +1,4 @@
-"""What is left of damaged captures."""
+"""salvage copies the intact packets of damaged captures to new streams."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def extents(path):
 
 
 def steps_of(path):
-    """{layer: steps} of a stream, every value of which is as it was captured."""
+    """The steps of each layer of a stream; checks that all values are those captured."""
     found = {}
     with ActivationReader(path) as reader:
         assert reader.problem == ""
@@ -76,10 +76,11 @@ def test_an_intact_stream_is_copied(path):
     assert steps_of(report.path) == {name: list(range(STEPS)) for name in LAYERS}
 
 
-def test_a_damaged_stream_tells_what_it_lost(path):
+def test_a_damaged_stream_gives_its_intact_packets_and_a_list_of_losses(path):
     places, data = extents(path), bytearray(path.read_bytes())
     data[places[7][0] + 100] ^= 8  # a bit of h.1 in step 2
-    data[places[10][0] : places[10][0] + 6] = bytes(6)  # the header of h.1 in step 3
+    # The header of h.1 in step 3, which the index can repair.
+    data[places[10][0] : places[10][0] + 6] = bytes(6)
     del data[places[58][0] + 50 :]
     path.write_bytes(data)
     report = ActivationReader.salvage(path, path.parent / "left.stream")
@@ -103,7 +104,7 @@ def test_without_an_index_names_and_values_are_kept(path):
     os.remove(f"{path}.index")
     at = places[20][0]
     data[at + 10 : at + 60] = bytes(50)
-    data[at + 2 : at + 6] = b"\xff" * 4  # its writing was not finished
+    data[at + 2 : at + 6] = b"\xff" * 4  # the mark of an unfinished packet
     path.write_bytes(data)
     report = salvage(path)
     assert report.packets == report.unlisted == 59 and report.problem == ""
@@ -115,7 +116,7 @@ def test_without_an_index_names_and_values_are_kept(path):
 
 
 def test_streams_of_other_writers(tmp_path):
-    """A stream of the format alone, as llm_instrumentation 1.3.1 leaves it, with a torn end."""
+    """A stream without an index and with a torn end, as llm_instrumentation 1.3.1 leaves it."""
     packet = struct.pack("!HI", 5, 64) + b"layer" + np.arange(32, dtype=np.float16).tobytes()
     path = tmp_path / "old.stream"
     path.write_bytes(packet * 10 + packet[:30])
@@ -124,6 +125,7 @@ def test_streams_of_other_writers(tmp_path):
 
 
 def test_any_cut_and_any_wrong_byte(path):
+    """Wherever a stream is cut or a bit is flipped, all other packets are salvaged."""
     whole, places, chance = path.read_bytes(), extents(path), random.Random(1)
     for _ in range(25):
         data = bytearray(whole)
@@ -142,7 +144,7 @@ def test_any_cut_and_any_wrong_byte(path):
         assert sum(map(len, steps_of(report.path).values())) == report.packets
 
 
-def test_an_index_of_another_capture_is_no_help(path, tmp_path):
+def test_an_index_of_another_capture_is_ignored(path, tmp_path):
     capture(tmp_path / "other.stream", "zstd", range(100, 110))
     os.replace(tmp_path / "other.stream.index", f"{path}.index")
     report = salvage(path)
@@ -150,7 +152,7 @@ def test_an_index_of_another_capture_is_no_help(path, tmp_path):
     assert "the index is ignored" in report.problem
 
 
-def test_refusals(path, tmp_path):
+def test_missing_sources_and_existing_targets_are_refused(path, tmp_path):
     with pytest.raises(NotFoundError):
         salvage(tmp_path / "none.stream")
     with pytest.raises(InvalidArgumentError, match="belongs to the source"):
@@ -173,7 +175,7 @@ def test_names_of_new_streams():
     assert salvaged_path("gen.bin") == "gen.bin.salvaged.stream"
 
 
-def test_progress_may_end_it(tmp_path):
+def test_an_exception_of_the_progress_function_ends_the_salvage(tmp_path):
     session = Session(tmp_path / "big.stream", codec="none", workers=1, max_memory_bytes=64 << 20)
     layer, tensor = session.layer("h", "", ""), torch.zeros(16 << 20, dtype=torch.uint8)
     for _ in range(4):
@@ -204,7 +206,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_ends_it(tmp_path):
+def test_ctrl_c_ends_the_salvage(tmp_path):
     path = tmp_path / "long.stream"
     head = struct.pack("!HI", 1, 32 << 20) + b"h"
     with path.open("wb") as file:
@@ -214,7 +216,7 @@ def test_ctrl_c_ends_it(tmp_path):
         file.truncate(16 * (len(head) + (32 << 20)))
     command = [sys.executable, "-c", CTRL_C, path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        while not list(tmp_path.glob("*.partial")):  # it is in the middle
+        while not list(tmp_path.glob("*.partial")):  # until a salvage has begun
             assert running.poll() is None
             time.sleep(0.01)
         running.send_signal(signal.SIGINT)

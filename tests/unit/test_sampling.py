@@ -24,7 +24,7 @@ seeds = st.integers(0, 2**53 - 1)
 
 
 def splitmix64(state):
-    """SplitMix64 in plain integers."""
+    """Yields the numbers of SplitMix64, computed with Python integers."""
     while True:
         state = (state + 0x9E3779B97F4A7C15) % 2**64
         z = state
@@ -49,7 +49,7 @@ def test_positions_follow_the_documented_formula(numel, rate, seed):
 
 
 def test_the_generator_is_the_published_one():
-    # First outputs of the authors' splitmix64.c for the seed 1234567.
+    # The first outputs of the authors' splitmix64.c for seed 1234567.
     draws = splitmix64(1234567)
     assert [next(draws) for _ in range(3)] == [
         6457827717110365317,

@@ -1,4 +1,4 @@
-"""Which modules each granularity takes, on the real architectures with random weights."""
+"""The modules that each granularity selects, on real architectures with random weights."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def names(model, config, **options):
 
 
 def below(block, *children):
-    """A block's name and those of the modules inside it."""
+    """The name of a block and of the given modules inside it."""
     return [block, *(f"{block}.{child}" for child in children)]
 
 
@@ -155,12 +155,12 @@ MLP = {
 
 
 @pytest.mark.parametrize("build", ATTENTION, ids=lambda build: build.__name__)
-def test_attention_only_is_the_attention_block_and_what_is_inside(build):
+def test_attention_only_is_the_attention_block_and_its_modules(build):
     assert names(build(), InstrumentationConfig.attention_analysis()) == ATTENTION[build]
 
 
 @pytest.mark.parametrize("build", MLP, ids=lambda build: build.__name__)
-def test_mlp_only_is_the_feed_forward_block_and_what_is_inside(build):
+def test_mlp_only_is_the_feed_forward_block_and_its_modules(build):
     assert names(build(), InstrumentationConfig.mlp_analysis()) == MLP[build]
 
 
@@ -234,7 +234,7 @@ def test_a_compiled_model_has_the_names_of_the_original():
     compiled = torch.compile(model)
     assert names(compiled, InstrumentationConfig.balanced()) == original
     assert names(compiled, InstrumentationConfig.attention_analysis()) == ATTENTION[llama]
-    # What is hooked is what the compiled modules call, and what may be called beside them.
+    # The hooks are on the original modules, which the compiled ones call.
     selected = dict(select_modules(compiled, InstrumentationConfig.balanced()))
     assert selected[""] is model
     assert selected["model.layers.0.self_attn"] is model.model.layers[0].self_attn._orig_mod
@@ -260,7 +260,7 @@ def test_patterns_and_granularity_both_apply():
     assert names(gpt2(), config) == ["transformer.h.0.attn.c_proj"]
 
 
-def test_target_layers_are_exact_names_and_decide_alone():
+def test_target_layers_are_exact_names_and_override_the_granularity():
     config = HookConfig(HookGranularity.MLP_ONLY, target_layers=["lm_head", "model.norm"])
     assert names(llama(), config) == ["model.norm", "lm_head"]
     assert names(llama(), InstrumentationConfig.mlp_analysis(), target_layers=[""]) == [""]
@@ -276,7 +276,7 @@ def test_target_layers_are_exact_names_and_decide_alone():
         (HookConfig(HookGranularity.FULL_TENSOR, target_layers=[]), "no layer at all"),
     ],
 )
-def test_an_empty_choice_says_what_was_asked_and_what_there_is(config, named):
+def test_the_error_of_an_empty_choice_names_the_request_and_the_layers(config, named):
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with pytest.raises(LayerSelectionError) as caught:
         select_modules(model, config)

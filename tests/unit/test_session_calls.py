@@ -1,4 +1,4 @@
-"""Calls of a session one after the other, and within each other as signal handlers make them."""
+"""Calls of a session in sequence, and nested, as signal handlers make them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_signal_handler_may_capture_in_the_middle_of_a_call(tmp_path):
         assert torch.equal(tensor.float(), torch.arange(float(len(tensor))).half().float())
 
 
-def test_a_list_that_changes_is_read_anew(tmp_path):
+def test_a_shape_list_that_changes_is_read_in_each_call(tmp_path):
     values, shape = torch.arange(6.0), [2, 3]
     session = Session(tmp_path / "a.stream", codec="none", workers=1, max_memory_bytes=1 << 20)
     layer = session.layer("a")
@@ -99,7 +99,7 @@ def test_tensors_of_one_layer_may_differ_in_everything(session):
 
 
 def test_a_signal_handler_may_capture_the_same_layer(session):
-    """The handler's tensor is of another shape, and comes when the outer call is laid out."""
+    """The handler captures another shape after the outer call has filled in its arguments."""
     enqueue = plain_enqueuer(session, session.layer("a"))
     into_c = session._enqueue
     inner, outer = torch.arange(6).reshape(2, 3), torch.arange(4.0)
@@ -148,8 +148,8 @@ def test_threads_may_capture_one_layer_at_once(session):
         assert torch.equal(value, torch.full((5,), step) if step % 2 else torch.full((3, 4), step))
 
 
-def test_a_tensor_that_had_to_wait_and_one_behind_it(session, monkeypatch):
-    """The first is larger than the staging memory, and libstrap says so again and again."""
+def test_a_tensor_after_one_that_had_to_wait(session, monkeypatch):
+    """The first tensor is larger than the arena, so its enqueue times out and is repeated."""
     monkeypatch.setattr(calls, "_SLICE_MS", 0)
     into_c, statuses = session._enqueue, []
 
@@ -166,13 +166,14 @@ def test_a_tensor_that_had_to_wait_and_one_behind_it(session, monkeypatch):
     assert_captured(session, [large, small])
 
 
-def test_a_tensor_that_was_given_up_and_one_behind_it(session, monkeypatch):
+def test_a_tensor_after_one_that_was_interrupted(session, monkeypatch):
+    """The interrupted tensor becomes a note, and the next one is captured."""
     monkeypatch.setattr(calls, "_SLICE_MS", 0)
     into_c = session._enqueue
 
     def stopped(*arguments):
         status = into_c(*arguments)
-        if status == ERR_TIMEOUT:  # handlers run when the call returns
+        if status == ERR_TIMEOUT:  # Python runs signal handlers when the C call returns
             raise KeyboardInterrupt
         return status
 
@@ -192,7 +193,10 @@ def test_a_tensor_that_was_given_up_and_one_behind_it(session, monkeypatch):
 
 
 class Interrupted:
-    """The library, whose waits are interrupted when they time out: handlers run behind a call."""
+    """Wraps the library: a flush or checkpoint that times out raises KeyboardInterrupt.
+
+    So a signal handler would, which Python runs after the C call.
+    """
 
     def __init__(self, library):
         self._library = library
@@ -212,9 +216,7 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("name", ["flush", "checkpoint"])
-def test_a_wait_behind_one_that_was_interrupted_covers_what_came_between(
-    session, name, monkeypatch
-):
+def test_a_flush_after_an_interrupted_one_covers_later_tensors(session, name, monkeypatch):
     layer, values = session.layer("a"), torch.arange(100_000.0)
 
     def put():
@@ -232,7 +234,7 @@ def test_a_wait_behind_one_that_was_interrupted_covers_what_came_between(
         patch.setattr(session, "_lib", Interrupted(library))
         with pytest.raises(KeyboardInterrupt):
             getattr(session, name)()
-    in_a_thread(session.checkpoint)  # so that the position of that wait is reached
+    in_a_thread(session.checkpoint)  # writes all tensors that the interrupted call waited for
     in_a_thread(put)
     if name == "checkpoint":
         assert session.checkpoint() > 2 * values.nbytes

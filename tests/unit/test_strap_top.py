@@ -1,4 +1,4 @@
-"""The screen of `strap top`, of snapshots that are known."""
+"""The screen of `strap top` for known snapshots."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_devices():
     lines = screen(view)
     assert lines[0].startswith("strap top  22:13:20 UTC, every 2 s")
     assert lines[2].split("  ")[0] == "device"
-    # 99 of 100 are reads, of 64 to 128 us.
+    # 99 of 100 operations are reads, which take 64 to 128 us.
     name, *numbers = lines[3].split()
     assert name == "nvme0n1"
     assert numbers == ["10,100", "81.9", "0.82", "150", "128", "7", "1.50"]
@@ -92,16 +92,16 @@ def test_processes_of_a_pid_namespace():
     assert screen(view)[5].split()[:2] == ["1", "init"]
 
 
-def test_the_proc_of_another_namespace_tells_no_bytes(monkeypatch):
+def test_the_proc_of_another_namespace_gives_no_bytes(monkeypatch):
     own = str(os.getpid())
     assert own in top._DiskBytes().grown([own])
-    for leads_to in ("/proc/1", "/proc/self"):  # another number; nowhere
+    for leads_to in ("/proc/1", "/proc/self"):  # to another process; unresolved
         monkeypatch.setattr(os.path, "realpath", {"/proc/self": leads_to}.__getitem__)
         assert top._DiskBytes().grown([own]) == {}
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (140, 40), (80, 16), (40, 5)])
-def test_it_fits(width, height):
+def test_the_screen_fits_the_terminal(width, height):
     processes = {str(100_000 + n): process(f"a name of 15 {n}"[:15]) for n in range(100)}
     view = View(1.0, "cpu", ("processes are not watched: " + "a word " * 20,), keys=True)
     view.block = block(*(operation(f"nvme{n}n1", "read", 10_000_000, 6) for n in range(30)))
@@ -114,16 +114,16 @@ def test_it_fits(width, height):
         assert not [line for line in lines if "…" in line]
 
 
-def test_names_cannot_write_to_the_terminal():
+def test_names_of_processes_cannot_control_the_terminal():
     view = View(1.0, "cpu", system=system({"1": process("\x1b[31m[red]x")}))
     assert "?[31m[red]x" in screen(view)[5]
 
 
-def test_waiting():
+def test_before_the_first_interval_the_screen_says_that_it_waits():
     assert screen(View(1.0, "cpu")) == ["strap top  waiting for the first interval, every 1 s"]
 
 
-# ---- where a probe cannot run ----
+# ---- probes that cannot run ----
 
 
 class Refused:
@@ -154,7 +154,7 @@ def test_one_probe_alone_is_shown(monkeypatch, capsys):
     top.run(0.01, [], "cpu", once=True)
     said = capsys.readouterr().out
     assert "processes are not watched: the kernel has no BTF" in said
-    assert "vda:x:[b]" in said  # no emoji, and no markup
+    assert "vda:x:[b]" in said  # not read as emoji or markup
     assert "unseen_end 3" in said and "pid" not in said
 
 
@@ -165,7 +165,7 @@ def test_no_probe_at_all_is_an_error(monkeypatch):
         top.run(1.0, [], "cpu", once=True)
 
 
-def test_device_that_is_not_there_is_an_error(monkeypatch):
+def test_a_missing_device_is_an_error(monkeypatch):
     class Missing(Refused):
         def __enter__(self) -> None:
             raise NotFoundError("no such device")

@@ -1,4 +1,4 @@
-"""Tokens recorded, checkpointed, resumed and saved beside the stream."""
+"""Tokens are recorded, checkpointed, resumed and saved beside the stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from llm_instrumentation.core.tokens import (
 
 
 class Letters:
-    """A tokenizer of one letter a token."""
+    """A tokenizer in which each token is a letter."""
 
     def decode(self, token_ids):
         return "".join(chr(ord("a") + int(t) % 26) for t in token_ids)
@@ -92,7 +92,7 @@ def test_threads_may_record_at_the_same_time():
 # ---- generate(streamer=...) ---------------------------------------------------
 
 
-def test_generate_records_what_it_generates():
+def test_generate_records_the_generated_tokens():
     model, tracker = gpt2(), TokenTracker()
     prompt = torch.tensor([[1, 2, 3]])
     ids = model.generate(
@@ -112,7 +112,7 @@ def test_each_forward_step_finds_the_number_of_tokens_before_it():
     assert counts == [0, 1, 2, 3]
 
 
-def test_the_rows_of_a_batch_are_told_apart():
+def test_the_tokens_of_a_batch_have_their_row():
     model, tracker = gpt2(), TokenTracker()
     prompt = torch.tensor([[1, 2, 3], [4, 5, 6]])
     ids = model.generate(prompt, max_new_tokens=3, do_sample=False, streamer=tracker.streamer())
@@ -141,14 +141,14 @@ def test_beam_search_is_refused():
     assert tracker.tokens == []
 
 
-def test_rows_that_are_not_those_of_the_prompt_are_refused():
+def test_another_number_of_rows_than_in_the_prompt_is_refused():
     streamer = TokenTracker().streamer()
     streamer.put(torch.tensor([[1, 2], [3, 4]]))
     with pytest.raises(ValueError, match=r"4 rows after a prompt of 2; .* num_beams"):
         streamer.put(torch.tensor([5, 6, 7, 8]))
 
 
-def test_several_steps_at_once():
+def test_a_streamer_takes_several_tokens_at_once():
     tracker = TokenTracker()
     streamer = tracker.streamer(Letters())
     streamer.put(torch.tensor([[1, 2]]))
@@ -203,7 +203,7 @@ def test_checkpoints_follow_the_interval_also_in_batches(tmp_path):
     streamer.put(torch.zeros(2, 1))
     for _ in range(5):
         streamer.put(torch.tensor([1, 2]))
-    assert calls == [4, 8]  # whole steps only
+    assert calls == [4, 8]  # a checkpoint comes after a complete step
 
 
 def test_a_capture_resumes_from_its_checkpoint(tmp_path):
@@ -372,7 +372,7 @@ while True:
     assert len(state.tokens) >= 1
     resumed = TokenTracker(CheckpointFile(path), interval_tokens=1, resume_from=state)
     resumed.record_token(2, "y")
-    assert os.listdir(tmp_path) == [path.name]  # nor is a half-written file left
+    assert os.listdir(tmp_path) == [path.name]  # no half-written file is left
 
 
 # ---- the token file -----------------------------------------------------------
@@ -389,11 +389,12 @@ while True:
         (Path("x") / "gen.stream", ["x/gen_tokens.json", "x/gen.stream_tokens.json"]),
     ],
 )
-def test_only_a_final_stream_is_replaced(output, expected):
+def test_only_the_suffix_stream_is_replaced(output, expected):
+    """The token file of `gen.stream` is `gen_tokens.json`; other names get `_tokens.json` added."""
     assert [str(path) for path in token_file_paths(output)] == expected
 
 
-def test_the_token_file_has_both_names_and_the_checkpoint_goes(tmp_path):
+def test_the_token_file_has_both_names_and_the_checkpoint_is_removed(tmp_path):
     output = tmp_path / "gen.stream"
     file = CheckpointFile(checkpoint_path_for(output))
     tracker = TokenTracker(file, interval_tokens=1)
@@ -443,12 +444,12 @@ def test_a_failed_capture_may_keep_its_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gen_tokens.json", "gen.stream_tokens.json"])
-def test_either_name_is_read(tmp_path, name):
+def test_the_token_file_is_read_under_either_name(tmp_path, name):
     (tmp_path / name).write_text('{"total_tokens": 0, "tokens": []}')
     assert load_token_metadata(tmp_path / "gen.stream") == {"total_tokens": 0, "tokens": []}
 
 
-def test_no_token_file_is_none(tmp_path):
+def test_without_a_token_file_the_metadata_is_none(tmp_path):
     assert load_token_metadata(tmp_path / "gen.stream") is None
 
 
@@ -467,12 +468,12 @@ def test_nothing_warns_in_a_usual_run(tmp_path):
         tracker.save(tmp_path / "gen.stream")
 
 
-def test_generations_are_told_apart():
+def test_tokens_have_the_number_of_their_generation():
     tracker = TokenTracker()
     one, other = tracker.streamer(), tracker.streamer()
     one.put(torch.tensor([[1, 2]]))
     one.put(torch.tensor([5]))
-    other.put(torch.tensor([[1], [2]]))  # beside it, of two rows
+    other.put(torch.tensor([[1], [2]]))  # at the same time, with two rows
     other.put(torch.tensor([6, 7]))
     one.put(torch.tensor([8]))
     one.end()
@@ -488,7 +489,7 @@ def test_generations_are_told_apart():
     assert resumed.tokens[-1]["generation"] == 3
 
 
-def test_tokens_recorded_by_hand_are_no_part_of_the_generation_behind_them():
+def test_tokens_recorded_by_hand_do_not_belong_to_the_next_generation():
     tracker = TokenTracker()
     tracker.record_token(4, "a")
     streamer = tracker.streamer()

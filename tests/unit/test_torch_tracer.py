@@ -1,5 +1,4 @@
-"""The torch tracer: what each sort of operator leaves in the trace, and for how long memory is
-one region."""
+"""The torch tracer: the rows that each kind of operator leaves, and the lifetime of regions."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @pytest.fixture(autouse=True, params=["C", "Python"])
 def path(request, monkeypatch):
-    """Operators run in C where this torch and interpreter can; the twin in Python is the same."""
+    """Runs each test with the recorder in C, if this torch allows it, and with its Python twin."""
     if request.param == "Python":
         monkeypatch.setattr(recorder, "view_in_c", lambda: 0)
     elif not recorder.view_in_c():
@@ -53,7 +52,7 @@ def rows_of(tracer: TorchTracer) -> pd.DataFrame:
 
 
 def traced(operation, **options) -> pd.DataFrame:
-    """The rows of a function without arguments."""
+    """Runs a function without arguments under a tracer, and returns its rows."""
     with TorchTracer(**options) as one, torch.no_grad():
         with one.thread():
             operation()
@@ -116,7 +115,7 @@ def test_inputs_are_loads_and_outputs_are_stores():
     ],
 )
 @pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
-def test_views_sizes_and_bare_memory_move_nothing(look, guard):
+def test_views_sizes_and_uninitialised_memory_give_no_rows(look, guard):
     x = torch.randn(4, 6)
     with TorchTracer() as one, guard():
         with one.thread():
@@ -146,7 +145,7 @@ def test_a_reshape_that_copies_is_a_load_and_a_store():
         (lambda x, y: torch.add(y, y, out=x), False),
     ],
 )
-def test_what_is_changed_in_place_is_stored_and_loaded_only_where_it_is_read(change, reads_itself):
+def test_a_tensor_changed_in_place_is_stored_and_loaded_only_if_read(change, reads_itself):
     x, y = torch.randn(8), torch.randn(8)
     frame = traced(lambda: change(x, y))
     of_x = frame[frame.address == x.data_ptr()]
@@ -154,35 +153,36 @@ def test_what_is_changed_in_place_is_stored_and_loaded_only_where_it_is_read(cha
     assert set(frame.address) <= {x.data_ptr(), y.data_ptr()}
 
 
-def test_templates_give_their_shape_and_are_not_read():
+def test_templates_are_not_loaded():
+    """zeros_like and new_ones use only the shape and type of their argument."""
     x = torch.randn(5)
     frame = traced(lambda: (torch.zeros_like(x), x.new_ones(3)))
     assert x.data_ptr() not in set(frame.address)
     assert set(frame.op_type) == {"store"}
 
 
-def test_numbers_and_absent_tensors_are_no_memory():
+def test_numbers_and_missing_tensors_give_no_rows():
     x = torch.randn(2, 3)
     frame = traced(lambda: (x + 1, 2.5 * x, nn.functional.layer_norm(x, (3,))))
     assert list(frame.op_type).count("load") == 3
     assert set(frame[frame.op_type == "load"].address) == {x.data_ptr()}
 
 
-def test_lists_of_tensors_are_loads_of_each():
+def test_each_tensor_of_a_list_is_loaded():
     parts = [torch.randn(2, 3) for _ in range(3)]
     kept = []
     frame = traced(lambda: kept.append(torch.cat(parts)))
     assert moves(frame) == [*(whole("load", one) for one in parts), whole("store", kept[0])]
 
 
-def test_results_that_are_lists_are_stores_of_each():
+def test_each_tensor_of_a_list_of_results_is_stored():
     parts = [torch.randn(3), torch.randn(4)]
     kept = []
     frame = traced(lambda: kept.extend(torch._foreach_add(parts, 1.0)))
     assert moves(frame)[2:] == [whole("store", one) for one in kept]
 
 
-def test_all_results_that_are_new_are_stores():
+def test_each_of_several_results_is_stored():
     x = torch.randn(4, 8)
     kept = []
     frame = traced(lambda: kept.append(torch.ops.aten.native_layer_norm(x, [8], None, None, 1e-5)))
@@ -195,7 +195,7 @@ def test_tensors_of_literals_are_stored_when_they_are_made():
     assert whole("store", kept[0]) in moves(frame)
 
 
-def test_integers_are_memory_like_any_other():
+def test_integer_tensors_are_traced_too():
     ids = torch.arange(6)
     kept = []
     frame = traced(lambda: kept.append(ids == 3))
@@ -260,7 +260,7 @@ def test_adding_to_rows_reads_the_table_too():
 
 
 def loaded(operation, tensor) -> tuple[int, int]:
-    """How many bytes of a tensor are loaded, and by how many rows."""
+    """The number of bytes of a tensor that are loaded, and the number of rows."""
     frame = traced(operation)
     own = frame[(frame.op_type == "load") & frame.address.between(
         tensor.data_ptr(), tensor.data_ptr() + tensor.untyped_storage().nbytes() - 1
@@ -291,7 +291,7 @@ def test_very_many_chosen_pieces_are_one_row_from_the_first_byte_to_the_last():
     assert loaded(lambda: table[index], table) == (35_000 * 64, 35_000)
 
 
-def test_old_values_that_do_not_matter_are_not_read():
+def test_old_values_are_loaded_only_if_the_result_includes_them():
     table, source = torch.ones(2, 4), torch.ones(2, 4)
     index = torch.tensor([[0, 1, 1, 0]])
     for include, wanted in ((True, 16), (False, 0)):
@@ -304,6 +304,7 @@ def test_old_values_that_do_not_matter_are_not_read():
 
 
 def test_a_bag_ends_at_its_last_offset():
+    """With include_last_offset, rows from the last offset on belong to no bag and are not read."""
     table, index = torch.randn(10, 4), torch.arange(6)
     look = nn.functional.embedding_bag
     offsets = torch.tensor([0, 2, 4])
@@ -320,7 +321,7 @@ def test_a_mask_without_dimensions_chooses_all_or_nothing(holds):
     assert (whole("store", x) in moves(frame)) == holds
 
 
-def test_what_an_operator_refuses_is_its_own_error():
+def test_an_operator_raises_the_same_error_as_without_a_tracer():
     def refused(tracing) -> tuple[str, object]:
         with tracing, pytest.raises(IndexError) as caught:
             torch.zeros(3, 4)[torch.tensor([0.5])]
@@ -364,7 +365,7 @@ def test_windows_that_overlap_count_their_elements_once():
     st.sampled_from([1, 2, 4, 8]),
 )
 def test_pieces_cover_the_elements_of_a_tensor_and_nothing_else(dims, itemsize):
-    """Layouts as slicing and permuting make them: strides are products of what lies inside."""
+    """The layouts are those of slices and permutations: each stride spans the inner dimensions."""
     shape, strides, inside = [], [], 1
     for size, gap in dims:
         shape.append(size)
@@ -383,7 +384,7 @@ def test_pieces_cover_the_elements_of_a_tensor_and_nothing_else(dims, itemsize):
     assert covered == Counter(wanted)
 
 
-def test_memory_that_no_one_can_see_is_counted(tmp_path):
+def test_operators_on_tensors_without_an_address_are_counted(tmp_path):
     sparse = torch.eye(3).to_sparse()
     with TorchTracer(tmp_path / "t.parquet") as one:
         with one.thread():
@@ -407,10 +408,10 @@ class Quantised(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
-def test_weights_that_are_packed_are_told_of(tmp_path):
+def test_packed_weights_are_counted_and_warned_of(tmp_path):
     quantize = pytest.importorskip("torch.ao.quantization").quantize_dynamic
     model = quantize(Quantised(), {nn.LSTM, nn.LSTMCell, "linear"})
-    linear = 64 * 128 + 4 * 128  # int8, and a bias of float32
+    linear = 64 * 128 + 4 * 128  # int8 weights, and a float32 bias
     cells = 2 * (16 * (8 + 4) + 2 * 4 * 16)
     one, path = TorchTracer(), tmp_path / "torch_trace.parquet"
     one.start([os.getpid()], tmp_path)
@@ -420,7 +421,7 @@ def test_weights_that_are_packed_are_told_of(tmp_path):
         attached.detach()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with one.attach(model):  # again, and nothing more
+            with one.attach(model):  # the second time it does not warn
                 model(torch.randn(1, 64))
     (told,) = one.stop().warnings
     about = json.loads(pq.read_schema(path).metadata[META_KEY])
@@ -438,7 +439,7 @@ def test_tensors_without_data_leave_no_rows():
 
 @pytest.mark.parametrize("architecture", ["GPT2", "Llama"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_training_goes_on_as_without_a_tracer(architecture, attention):
+def test_training_gives_the_same_gradients_as_without_a_tracer(architecture, attention):
     torch.manual_seed(0)
     sizes = {
         "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -465,7 +466,7 @@ def test_training_goes_on_as_without_a_tracer(architecture, attention):
 
 
 def test_inference_mode_gives_the_same_rows():
-    """In another order at most: aten::linear names its bias last, aten::addmm first."""
+    """Only their order may differ: the bias is last in aten::linear, and first in aten::addmm."""
     layer = nn.Linear(16, 24)
     x = torch.randn(2, 5, 16)
 
@@ -485,7 +486,7 @@ def test_inference_mode_gives_the_same_rows():
     assert len(seen[0]) > 15
 
 
-def test_a_linear_layer_that_needs_several_kernels_shows_them():
+def test_a_linear_layer_that_needs_several_kernels_gives_rows_for_each():
     layer, x = nn.Linear(16, 24), torch.randn(5, 2, 16).transpose(0, 1)
     with TorchTracer() as one, torch.inference_mode():
         with one.thread():
@@ -499,8 +500,8 @@ def test_a_linear_layer_that_needs_several_kernels_shows_them():
 # Regions.
 
 
-def test_a_region_is_a_storages_life():
-    """The allocator gives the freed address out again; what lies there is another region."""
+def test_a_region_lasts_as_long_as_its_storage():
+    """If the allocator uses a freed address again, the new storage is a new region."""
     x = torch.randn(1000)
 
     def work():
@@ -520,7 +521,7 @@ def test_a_region_is_a_storages_life():
 
 
 def test_memory_of_numpy_at_an_old_address_is_a_region_of_its_own():
-    """No operator tells of this storage; only its identity does."""
+    """No operator makes these storages, so only their identity shows that they are new."""
     memory = np.zeros(64, np.float32)
 
     def work():
@@ -533,7 +534,7 @@ def test_memory_of_numpy_at_an_old_address_is_a_region_of_its_own():
     assert loads.region_id.is_unique
 
 
-def test_views_of_a_storage_keep_it_one_region():
+def test_views_belong_to_the_region_of_their_storage():
     x = torch.randn(6, 6)
 
     def work():
@@ -548,7 +549,7 @@ def test_views_of_a_storage_keep_it_one_region():
     assert set(made) == set(read)
 
 
-def test_dead_storages_are_let_go():
+def test_dead_storages_are_forgotten():
     x = torch.randn(4)
     with TorchTracer() as one, torch.no_grad(), one.thread():
         session = one._session
@@ -582,7 +583,7 @@ def test_parameters_and_buffers_are_weights():
 
 
 def test_weights_that_come_in_later_are_weights_too():
-    """As offloading does it: a parameter is put in the place of another for one call."""
+    """Offloading replaces a parameter by another for one call; the other is a weight too."""
     model = nn.Linear(3, 3, bias=False)
     with TorchTracer() as one, torch.no_grad():
         with one.attach(model):
@@ -594,7 +595,7 @@ def test_weights_that_come_in_later_are_weights_too():
 
 
 class Scaled(torch.Tensor):
-    """A float32 tensor that is int8 and a scale, as torchao has its weights."""
+    """A float32 tensor made of int8 numbers and a scale, like the weights of torchao."""
 
     @staticmethod
     def __new__(cls, numbers, scale):
@@ -618,7 +619,8 @@ class Scaled(torch.Tensor):
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["told what it wraps", "not told"])
-def test_weights_that_wrap_tensors_are_what_they_wrap(told, monkeypatch):
+def test_the_tensors_in_a_wrapped_weight_are_weights(told, monkeypatch):
+    """They are found by __tensor_flatten__; without it their loads are not labelled as weights."""
     if not told:
         monkeypatch.delattr(Scaled, "__tensor_flatten__")
     model = nn.Linear(4, 3, bias=False)
@@ -650,7 +652,7 @@ def test_a_traced_load_stores_the_weights_once():
     assert set(frame[frame.phase == "generation"].region_type) == {"weight", "activation"}
 
 
-def test_the_load_of_weights_that_was_not_seen_can_be_noted():
+def test_a_load_of_weights_that_was_not_traced_can_be_noted():
     model = nn.Linear(3, 3)
     with TorchTracer() as one, torch.no_grad():
         loaded = time.monotonic_ns()
@@ -666,7 +668,7 @@ def test_the_load_of_weights_that_was_not_seen_can_be_noted():
 
 
 class Recurrent(nn.Module):
-    """A model with a cache of its own making, in a buffer."""
+    """A model that keeps its own cache in a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -678,7 +680,7 @@ class Recurrent(nn.Module):
         return self.cache.sum(0)
 
 
-def test_a_cache_that_calls_do_not_show_can_be_named():
+def test_a_cache_that_is_no_argument_can_be_named():
     model = Recurrent()
     with TorchTracer() as one, torch.no_grad():
         with one.attach(model, cache={"mine": model.cache}):
@@ -689,7 +691,7 @@ def test_a_cache_that_calls_do_not_show_can_be_named():
 
 
 class OldCache(nn.Module):
-    """Gives its cache as pairs of tensors, as models did before there were classes for it."""
+    """Returns its cache as pairs of tensors, like models before cache classes existed."""
 
     def forward(self, input_ids, past_key_values=None):
         new = input_ids[..., None].float().expand(-1, -1, 4)[:, None] + 1
@@ -716,7 +718,7 @@ def test_tokens_are_counted_by_forward_calls():
     assert sizes.to_dict() == {5: 80, 6: 96, 7: 112, 8: 128}
 
 
-def test_a_region_of_the_cache_can_be_a_layers_keys():
+def test_with_kv_regions_layer_the_keys_of_a_layer_are_one_region():
     model = OldCache()
     with TorchTracer(kv_regions="layer") as one, torch.no_grad():
         with one.attach(model):
@@ -727,7 +729,7 @@ def test_a_region_of_the_cache_can_be_a_layers_keys():
     assert frame[frame.region_type == "kv_cache"].region_id.nunique() == 2
 
 
-def test_text_that_comes_again_one_token_longer_is_the_same_generation():
+def test_without_a_cache_a_text_one_token_longer_is_the_next_token():
     model = nn.Embedding(10, 4)
     with TorchTracer() as one, torch.no_grad():
         with one.attach(model):
@@ -796,7 +798,7 @@ LENGTHS = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
         (t5, lambda m: m.generate(TEXT, **LENGTHS), [1, 2, 3]),
         (t5, lambda m: m.generate(TEXT, use_cache=False, **LENGTHS), [1, 2, 3]),
         (bart, lambda m: m(TEXT, decoder_input_ids=DECODED), [3]),
-        (bart, lambda m: m(TEXT), [50]),  # it makes the decoder's text of the encoder's
+        (bart, lambda m: m(TEXT), [50]),  # the decoder's text is made from the encoder's
         (bart, lambda m: m.generate(TEXT, **LENGTHS), [1, 2, 3]),
         (whisper, lambda m: m(SOUND, None, DECODED), [3]),
         (whisper, lambda m: m.generate(SOUND, **LENGTHS), [1, 2, 3]),
@@ -805,7 +807,7 @@ LENGTHS = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
         (vit, lambda m: m(PICTURE), []),
     ],
 )
-def test_the_context_is_the_text_that_the_cache_is_of(build, call, expected):
+def test_the_context_is_the_text_in_the_cache_of_the_decoder(build, call, expected):
     model = build()
     with TorchTracer() as one, torch.no_grad():
         with one.attach(model):
@@ -815,7 +817,7 @@ def test_the_context_is_the_text_that_the_cache_is_of(build, call, expected):
     assert steps.to_numpy().tolist() == [[n, length] for n, length in enumerate(expected)]
 
 
-def test_phases_and_tokens_can_be_said():
+def test_phases_and_tokens_can_be_set():
     model, x = nn.Linear(2, 2), torch.randn(1, 2)
     with TorchTracer() as one, torch.no_grad():
         with one.attach(model):
@@ -834,7 +836,7 @@ def test_phases_and_tokens_can_be_said():
             pass
 
 
-# Beside other things that happen to operators.
+# Together with other users of dispatch.
 
 
 def test_errors_pass_through_and_tracing_goes_on():
@@ -858,7 +860,7 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_other_dispatch_modes_see_what_they_always_see():
+def test_other_dispatch_modes_see_the_same_operators():
     x, index = torch.randn(3, 3), torch.tensor([1])
 
     def work():
@@ -902,7 +904,7 @@ class Doubled(torch.Tensor):
         return Doubled(func(*plain, **(kwargs or {})))
 
 
-def test_subclasses_are_traced_by_what_they_are_made_of():
+def test_the_inner_tensors_of_subclasses_are_traced():
     x = torch.randn(4)
     kept = []
     frame = traced(lambda: kept.append(Doubled(x).neg()))
@@ -933,7 +935,7 @@ def test_sparse_parameters_leave_no_rows():
 
 
 def test_a_model_can_be_exported_meanwhile():
-    """Sizes that the export leaves open are no numbers."""
+    """The tracer accepts the symbolic sizes of an export, which are no numbers."""
     layer, x = nn.Linear(4, 3), torch.randn(5, 4)
     with TorchTracer() as one, one.thread():
         exported = torch.export.export(
@@ -953,7 +955,7 @@ def test_backward_passes_are_traced():
     assert whole("store", weight.grad) in moves(frame)
 
 
-def test_other_threads_are_traced_where_they_ask():
+def test_other_threads_are_traced_only_if_they_ask():
     x = torch.randn(4)
     with TorchTracer() as one:
 
@@ -999,13 +1001,13 @@ def test_many_threads_at_once():
     stores = negations[negations.op_type == "store"]
     assert stores.region_id.is_unique
     for _, mine in negations.groupby("thread_id"):
-        # What one step stored the next one loads.
+        # Each step loads the tensor that the step before stored.
         made = mine[mine.op_type == "store"].region_id.to_numpy()
         read = mine[mine.op_type == "load"].region_id.to_numpy()
         assert (made[:-1] == read[1:]).all()
 
 
-def test_what_began_in_a_thread_ends_there():
+def test_detaching_in_another_thread_is_refused():
     with TorchTracer() as one:
         attached = one.attach(nn.Linear(2, 2))
         errors = []
@@ -1022,7 +1024,7 @@ def test_what_began_in_a_thread_ends_there():
         assert "ends in that thread" in errors[0]
 
 
-def test_a_sample_is_a_part_of_the_operators_and_labelled_alike():
+def test_sampling_traces_a_share_of_the_operators_with_the_same_labels():
     model = nn.Linear(8, 8, bias=False)
     x = torch.randn(1, 8)
     with TorchTracer(sample_every=10) as one, torch.no_grad():
@@ -1066,13 +1068,13 @@ def test_the_file_is_a_trace(tmp_path):
     assert one.reader().read_all().equals(table.cast(before.schema))
 
 
-def test_an_empty_trace_is_one_too(tmp_path):
+def test_a_trace_without_rows_is_written_too(tmp_path):
     with TorchTracer(tmp_path / "t.parquet") as one, one.thread():
         pass
     assert pq.read_table(tmp_path / "t.parquet").num_rows == 0
 
 
-def test_closing_twice_does_nothing_and_nothing_gives_nothing():
+def test_closing_twice_does_nothing_and_an_unused_tracer_has_no_trace():
     one = TorchTracer()
     one.close()
     with pytest.raises(InvalidStateError, match="has written no trace"):
@@ -1091,12 +1093,12 @@ def test_closing_twice_does_nothing_and_nothing_gives_nothing():
         ({"kv_regions": "page"}, "kv_regions = 'page'"),
     ],
 )
-def test_values_that_cannot_be_are_refused(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(InvalidArgumentError, match=message):
         TorchTracer(**options)
 
 
-def test_the_model_goes_on_when_the_disk_does_not(tmp_path):
+def test_the_model_goes_on_when_the_disk_is_full(tmp_path):
     x = torch.randn(4)
     one = TorchTracer(tmp_path / "t.parquet")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -1115,13 +1117,14 @@ def test_the_model_goes_on_when_the_disk_does_not(tmp_path):
     assert 0 < pq.read_metadata(tmp_path / "t.parquet").num_rows < 4 * BLOCK_ROWS
 
 
-def test_what_is_learnt_when_the_disk_is_full_counts(tmp_path):
+def test_labels_learnt_while_the_disk_is_full_are_written(tmp_path):
+    """A region that is found to be a weight while the disk is full is labelled in earlier rows."""
     model = nn.Linear(2, 2, bias=False)
     one = TorchTracer(tmp_path / "t.parquet")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with one.thread(), torch.no_grad():
         model.weight.data.neg()
-        one.reader()  # hands the rows over
+        one.reader()  # writes the rows so far
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
         try:
             with one.attach(model):
@@ -1142,7 +1145,8 @@ def test_a_forked_child_adds_nothing(tmp_path):
         with one.thread():
             x.neg()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # threads of the test run
+                # The test run has threads, so Python warns of fork.
+                warnings.simplefilter("ignore", DeprecationWarning)
                 child = os.fork()
             if child == 0:
                 for _ in range(BLOCK_ROWS):
@@ -1153,7 +1157,7 @@ def test_a_forked_child_adds_nothing(tmp_path):
         assert len(rows_of(one)) == 4
 
 
-def test_as_a_collector_it_traces_from_start_to_stop(tmp_path):
+def test_as_a_collector_the_tracer_traces_from_start_to_stop(tmp_path):
     one = TorchTracer()
     one.start([os.getpid()], tmp_path / "raw")
     with torch.no_grad():
@@ -1186,18 +1190,18 @@ def test_as_a_collector_it_traces_from_start_to_stop(tmp_path):
         one.stop()
 
 
-def test_without_the_load_each_weight_is_noted(tmp_path):
+def test_with_trace_load_off_each_weight_gets_one_store(tmp_path):
     model = nn.Linear(2, 2)
     one = TorchTracer(trace_load=False)
     one.start([os.getpid()], tmp_path)
-    torch.ones(3).neg()  # not the model's
+    torch.ones(3).neg()  # before the model is attached: not traced
     one.attach(model)
     one.stop()
     frame = one.trace("a").read_all().to_pandas()
     assert list(frame.symbol) == ["weight_load"] * 2
 
 
-def test_it_can_be_started_again(tmp_path):
+def test_the_collector_can_be_started_again(tmp_path):
     one = TorchTracer()
     for run in ("first", "second"):
         one.start([os.getpid()], tmp_path / run)
@@ -1206,12 +1210,12 @@ def test_it_can_be_started_again(tmp_path):
         assert len(one.trace(run).read_all()) == 3
 
 
-def test_processes_that_are_not_this_one_are_refused(tmp_path):
+def test_other_processes_are_refused(tmp_path):
     with pytest.raises(CollectorUnavailableError, match="traces models in its own process"):
         TorchTracer().start([1], tmp_path)
 
 
-def test_the_labeller_changes_nothing():
+def test_the_labeller_keeps_the_labels_of_the_tracer():
     model = OldCache()
     with TorchTracer() as one, torch.no_grad():
         with one.attach(model):

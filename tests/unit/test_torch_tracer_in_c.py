@@ -1,4 +1,4 @@
-"""The torch tracer's hot path in C writes the rows that its twin in Python writes."""
+"""The torch tracer's recorder in C writes the same rows as its twin in Python."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ COMPARED = [
 
 @contextmanager
 def both(**options) -> Iterator[tuple[TorchTracer, TorchTracer]]:
-    """A tracer in Python, and within it one in C: they see the same tensors."""
+    """Runs a tracer in Python and, inside it, a tracer in C; both see the same tensors."""
     with pytest.MonkeyPatch.context() as patch, TorchTracer(**options) as in_python:
         patch.setattr(recorder, "view_in_c", lambda: 0)
         with in_python.thread():
-            pass  # has made its recorder
+            pass  # makes the recorder in Python
         patch.undo()
         with TorchTracer(**options) as in_c:
             yield in_python, in_c
@@ -145,7 +145,7 @@ def test_the_rows_of_a_type_are_the_same(dtype):
 
 
 def test_the_rows_of_a_parameter_with_gradients_are_the_same():
-    """And C reads it: weights are parameters, and most want gradients."""
+    """The recorder in C handles parameters that require gradients, as most weights do."""
     x = nn.Parameter(torch.randn(5))
     with both() as (in_python, in_c), torch.no_grad():
         with in_python.thread(), in_c.thread():
@@ -159,12 +159,12 @@ def test_many_blocks_of_rows_are_the_same():
     with both() as (in_python, in_c), torch.no_grad():
         with in_python.thread(), in_c.thread():
             for _ in range(recorder.BLOCK_ROWS):
-                x = x.t() + 1  # a new storage each
-            x[:, ::2].neg()  # pieces
+                x = x.t() + 1  # each result is a new storage
+            x[:, ::2].neg()  # gives a row for each piece
         assert len(check_same(in_python, in_c)) > 2 * recorder.BLOCK_ROWS
 
 
-def test_memory_that_is_used_again_is_a_region_of_its_own():
+def test_memory_that_is_used_again_is_a_new_region():
     with TorchTracer() as tracer, torch.no_grad():
         with tracer.thread():
             for _ in range(3 * recorder.BLOCK_ROWS):
@@ -173,7 +173,7 @@ def test_memory_that_is_used_again_is_a_region_of_its_own():
     assert rows.region_id.nunique() == len(rows)
 
 
-def test_an_operator_on_storages_that_were_met_runs_no_python_here():
+def test_a_known_operator_on_known_storages_runs_no_python_of_ours():
     x, y = torch.randn(8), torch.randn(8)
     calls = []
 
@@ -182,7 +182,7 @@ def test_an_operator_on_storages_that_were_met_runs_no_python_here():
             calls.append(frame.f_code.co_name)
 
     with TorchTracer() as tracer, tracer.thread(), torch.no_grad():
-        x.add_(y)  # is learnt, and its storages are met
+        x.add_(y)  # the recorder learns the operator and the storages
         sys.setprofile(told)
         try:
             x.add_(y)
@@ -191,7 +191,7 @@ def test_an_operator_on_storages_that_were_met_runs_no_python_here():
     assert calls == []
 
 
-def test_an_error_of_an_operator_is_the_callers():
+def test_an_error_of_an_operator_is_raised_to_the_caller():
     x = torch.randn(2)
     with TorchTracer() as tracer, tracer.thread(), torch.no_grad():
         for _ in range(2):
@@ -199,7 +199,7 @@ def test_an_error_of_an_operator_is_the_callers():
                 x + torch.randn(3)
 
 
-def test_a_recorder_that_nobody_has_is_collected():
+def test_an_unused_recorder_is_garbage_collected():
     tracer = TorchTracer()
     with tracer.thread():
         torch.zeros(3).neg()
@@ -210,7 +210,7 @@ def test_a_recorder_that_nobody_has_is_collected():
     assert mode() is None
 
 
-def test_operators_that_find_no_place_run_in_python():
+def test_operators_beyond_the_table_in_c_run_in_python():
     x = torch.zeros(4)
     with TorchTracer() as tracer:
         with tracer.thread():

@@ -1,4 +1,4 @@
-"""Packets as records, as a table, and drawn."""
+"""Packets are loaded as records, turned into a table, and drawn."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def generation(path):
-    """Three tokens of a model with two layers; the second doubles what it gets."""
+    """A capture of three tokens of a model with two layers; the second doubles its input."""
 
     class Double(nn.Module):
         def forward(self, x):
@@ -81,13 +81,13 @@ def test_packets_have_the_tokens_of_the_index(generation):
 
 
 def older_stream(path, count, values=b"\x00\x3c" * 4) -> None:
-    """As llm_instrumentation 1.3.1 writes it, without compression and index."""
+    """Writes a stream like llm_instrumentation 1.3.1: without compression and index."""
     name = b"layer"
     packet = struct.pack("!HI", len(name), len(values)) + name + values
     path.write_bytes(packet * count)
 
 
-def test_packets_without_an_index_are_shared_out(path):
+def test_packets_without_an_index_are_divided_among_the_tokens(path):
     older_stream(path, 7)
     packets = load_stream_packets(path, compression="none")
     assert {p["mean"] for p in packets} == {1.0}
@@ -98,8 +98,8 @@ def test_packets_without_an_index_are_shared_out(path):
     assert "token_index" not in build_packet_dataframe(packets)
 
 
-def test_what_cannot_be_decoded_is_told(path):
-    older_stream(path, 2, b"\x00\x3c\x00")  # no whole number of float16
+def test_packets_that_cannot_be_decoded_are_left_out_with_a_warning(path):
+    older_stream(path, 2, b"\x00\x3c\x00")  # three bytes are no whole number of float16
     with pytest.warns(RuntimeWarning, match=r"2 packets are left out, .* first is 'layer': .* 3 b"):
         assert load_stream_packets(path) == []
     packets = load_stream_packets(path, include_failed=True)
@@ -107,7 +107,7 @@ def test_what_cannot_be_decoded_is_told(path):
     assert build_packet_dataframe([]).empty
 
 
-def test_a_codec_that_the_packets_do_not_have(generation):
+def test_packets_of_another_codec_are_left_out_with_a_warning(generation):
     with pytest.warns(RuntimeWarning, match="9 packets are left out.*its codec is lz4, not zstd"):
         assert load_stream_packets(generation, compression="zstd") == []
     assert len(load_stream_packets(generation, "lz4")) == 9
@@ -117,7 +117,7 @@ def test_a_codec_that_the_packets_do_not_have(generation):
         build_packet_dataframe(str(generation))
 
 
-def test_drawings(generation):
+def test_drawings_show_the_values_of_the_table(generation):
     table = table_of(generation)
     ax = plot_token_progression(table)
     (line,) = ax.lines
@@ -134,7 +134,7 @@ def test_drawings(generation):
         plot_token_progression(table, metric="norm")
 
 
-def test_layers_that_go_together(generation):
+def test_correlated_layers_are_found(generation):
     table = table_of(generation)
     table.loc[table["layer_name"] == "1", "l2_norm"] *= -1
     pairs = analyze_circuits(table)

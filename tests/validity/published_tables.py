@@ -1,8 +1,8 @@
-"""Runs in an environment with the published mrm-trace: its tables of many traces.
+"""Computes the tables of many traces with the published mrm-trace, in an environment that has it::
 
     python published_tables.py CASES.parquet TABLES.jsonl
 
-Line N of the output holds the tables of case N, or null where it raised.
+Each line of the output holds the tables of one case, in order, or null if mrm-trace raised.
 """
 
 import json

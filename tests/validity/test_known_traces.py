@@ -1,4 +1,4 @@
-"""Traces whose truth is known by construction give exactly that."""
+"""Traces built with known properties give tables with exactly these properties."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECOND = 10**9
 
 
 def trace(*rows: tuple[int, int, str, str, int], length: list[int | None] | None = None):
-    """Rows of (time, address, op, region type, region id)."""
+    """The trace of rows (time in ns, address, op, region type, region id)."""
     times, addresses, ops, types, regions = zip(*rows, strict=True)
     columns = {
         "run_id": ["r"] * len(rows),
@@ -45,6 +45,7 @@ def test_weights_read_for_thirty_seconds_are_retained_for_thirty():
 
 
 def test_a_scratch_buffer_written_over_and_over_is_no_candidate():
+    """A region whose address is stored many times is not write-once and has low suitability."""
     scratch = trace(
         *((10 * k, 0x2000, op, "activation", 7) for k, op in enumerate(["store", "load"] * 50))
     )
@@ -68,7 +69,7 @@ def test_a_kv_cache_grows_by_its_tokens():
     assert tables["retention_summary"].n_regions.tolist() == [tokens]
     assert set(tables["write_once"].write_once_ratio) == {1.0}
     assert tables["read_freq"].total_reads.sum() == tokens * (tokens + 1) // 2
-    # Block k is stored at its token and last read at the end.
+    # Block k is stored with token k and read for the last time in the last step.
     last = (tokens - 1) * 1_000_000 + 1
     expected = [last + k - k * 1_000_000 for k in range(tokens)]
     assert tables["retention_per_region"].retention_ns.tolist() == expected
@@ -80,6 +81,7 @@ def test_a_kv_cache_grows_by_its_tokens():
 
 
 def test_a_sequential_sweep_has_the_stride_of_its_step():
+    """Loads 64 bytes apart have mean and median stride 64."""
     sweep = trace(*((k, 0x1000 + 64 * k, "load", "weight", 1) for k in range(257)))
     table = compute_all(sweep)["locality_per_region"]
     assert table.mean_stride_bytes.tolist() == [64.0]
@@ -116,7 +118,7 @@ def test_addresses_above_two_to_the_63():
 
 
 def expanded(table: pa.Table) -> pa.Table:
-    """The trace page by page, as docs/MEMORY_TRACES.md defines it."""
+    """Splits each row into one row for each page, as docs/MEMORY_TRACES.md defines it."""
     rows = []
     for row in table.to_pylist():
         address, length = row["address"], row.pop("length_bytes")
@@ -149,6 +151,7 @@ def test_a_row_with_a_length_is_an_access_to_each_of_its_pages(seed):
 
 
 def test_every_form_of_a_trace_gives_the_same_tables(tmp_path):
+    """Frames of pandas, polars and DuckDB, record batches, files and folders are accepted."""
     duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
     table = trace(
         *((k, 0x1000 * (k % 7), "store" if k % 5 == 0 else "load", "weight", 1) for k in range(99))
@@ -196,7 +199,8 @@ def test_an_empty_trace_has_all_tables_with_their_columns():
         (lambda t: _with(t, "length_bytes", [4, -4]), "length_bytes.*-4"),
     ],
 )
-def test_what_no_trace_holds_is_refused_by_name(change, message):
+def test_bad_columns_are_refused_by_name(change, message):
+    """A missing column, or a value that no trace can hold, raises an error that names both."""
     good = trace((0, 1, "load", "weight", 1), (5, 1, "load", "weight", 1))
     with pytest.raises(ValueError, match=message):
         compute_all(change(good))
@@ -208,7 +212,8 @@ def _with(table: pa.Table, name: str, values: list) -> pa.Table:
     return table.append_column(name, pa.array(values))
 
 
-def test_a_kind_that_cannot_tell_says_so():
+def test_first_touches_give_neither_intervals_nor_retention():
+    """A trace of first touches gives no intervals and warns; retention is refused."""
     touches = trace((0, 0x1000, "load", "weight", 1)).replace_schema_metadata(
         arrow_schema(Kind.FIRST_TOUCHES).metadata
     )
@@ -220,7 +225,7 @@ def test_a_kind_that_cannot_tell_says_so():
         compute_retention(touches)
 
 
-def test_torn_files_and_absent_ones(tmp_path):
+def test_damaged_and_missing_files_are_refused(tmp_path):
     import pyarrow.parquet as pq
 
     path = tmp_path / "trace.parquet"
@@ -238,6 +243,7 @@ def test_torn_files_and_absent_ones(tmp_path):
 
 
 def test_distributions_add_up():
+    """The counts of each distribution add up to all regions, intervals or accesses."""
     rng = np.random.default_rng(3)
     rows = [
         (
@@ -268,7 +274,7 @@ def test_distributions_add_up():
 
 
 def test_reuse_distance_counts_distinct_pages_between():
-    # a b c a: b and c lie between the two a; then a again at once: none.
+    # Pages a b c a a: the second a has distance 2 (b and c), the third has distance 0.
     pages = [0, 1, 2, 0, 0]
     table = trace(*((k, p << 12, "load", "weight", 1) for k, p in enumerate(pages)))
     found = compute_distributions(table, tables=["reuse_distance_histogram"])

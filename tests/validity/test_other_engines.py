@@ -1,6 +1,6 @@
-"""DuckDB and polars come to the same tables, by queries of their own.
+"""Queries of DuckDB and polars compute the same ten tables.
 
-These are the ones that benchmarks/memtrace.py times.
+benchmarks/memtrace.py times the same queries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ten tables equal those of the published mrm-trace, on thousands of random traces."""
+"""The ten tables equal the tables of the published mrm-trace, on thousands of random traces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TYPES = ("weight", "kv_cache", "activation", "runtime", "unknown")
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory) -> Path:
-    """The Python of an environment with the published package."""
+    """The path of a Python interpreter that has the published package."""
     if sys.version_info < (3, 11):
         pytest.skip("mrm-trace 0.1.6 needs Python 3.11")
     if sys.version_info >= (3, 14):
@@ -43,7 +43,7 @@ def published(tmp_path_factory) -> Path:
 
 
 def random_trace(rng: random.Random) -> dict[str, list]:
-    """Few addresses, regions and times, so that everything collides."""
+    """Draws a trace of few addresses, regions and times, so that many rows share them."""
     rows = rng.choice((1, 2, 3, 8, 30, 80))
     span = rng.choice((3, 50, 10**6, 10**10, 2**53 - 1))
     base = rng.choice((0, 0x7F0000000000))
@@ -101,13 +101,13 @@ def test_tables_equal_the_published_ones(published, tmp_path):
     for case, (trace, theirs) in enumerate(zip(traces, expected, strict=True)):
         ours = compute_all(pa.table(trace), as_arrow=True)
         assert tuple(ours) == SUMMARY_TABLES
-        if theirs is None:  # it raised, which no documented table can mean
+        if theirs is None:  # the published package raised, so there is nothing to compare
             continue
         compared += 1
         for name, table in ours.items():
             published_table = theirs[name]
             rows = [list(row.values()) for row in table.to_pylist()]
-            if published_table["rows"]:  # its empty frames may lack their columns
+            if published_table["rows"]:  # an empty table of the published package may lack columns
                 assert table.column_names == published_table["columns"], (case, name)
             equal = len(rows) == len(published_table["rows"]) and all(
                 same(a, b)

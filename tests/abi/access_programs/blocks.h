@@ -1,6 +1,6 @@
 /*
- * blocks.h - a sink that keeps blocks in memory, and a reader of them, for the tests of
- * libstrap-access. Not instrumented itself.
+ * blocks.h - a sink that keeps the blocks of a trace in memory, and functions that read them, for
+ * the tests of libstrap-access. This code is not instrumented.
  */
 #ifndef ACCESS_TESTS_BLOCKS_H
 #define ACCESS_TESTS_BLOCKS_H
@@ -35,7 +35,7 @@ static __thread strap_error error;
           "%s gave %d and reported %d, \"%s\"", #call, status_, error.code, error.message); \
   } while (0)
 
-/* What a trace is made of; see docs/ACCESS_TRACING.md. */
+/* The header and records of a trace's blocks; see docs/ACCESS_TRACING.md. */
 struct head {
   uint32_t magic;
   uint16_t version, kind;
@@ -55,7 +55,7 @@ enum { LOAD = 1, STORE = 2, BOTH = 3, ATOMIC = 4 };
 struct memory {
   char *data;
   size_t size, room, calls;
-  int fail_after; /* calls that succeed, -1: all */
+  int fail_after; /* the number of calls that succeed; -1 for all */
 };
 
 static inline int keep(void *context, const void *blocks, size_t size) {
@@ -94,7 +94,7 @@ static inline strap_access_options to_memory(struct memory *m) {
   return o;
 }
 
-/* Calls back for every block, in order. */
+/* Calls F for every block, in order. */
 static inline void each_block(const struct memory *m,
                               void (*f)(const struct head *, const char *, void *), void *context) {
   size_t at = 0;
@@ -111,7 +111,7 @@ static inline void each_block(const struct memory *m,
   }
 }
 
-/* All accesses of all threads, one after the other; the caller frees them. */
+/* The accesses of all threads in the order of the blocks; the caller frees ITEMS. */
 struct list {
   struct access *items;
   size_t count, room;

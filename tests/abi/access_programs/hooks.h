@@ -1,4 +1,4 @@
-/* The hooks, for programs that call them by hand. */
+/* Declares the hooks that compilers call, for programs that call them by hand. */
 #ifndef ACCESS_TESTS_HOOKS_H
 #define ACCESS_TESTS_HOOKS_H
 

@@ -12,7 +12,7 @@ int main(int argc, char **argv) {
   }
   int (*entry)(void) = (int (*)(void))dlsym(module, "plugin_entry");
   int sum = entry();
-  strap_access_flush(NULL); /* before it goes: what is not written then has no symbols */
+  strap_access_flush(NULL); /* accesses written after dlclose would have no symbols */
   dlclose(module);
   printf("%d\n", sum);
   return 0;

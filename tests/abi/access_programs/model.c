@@ -1,9 +1,10 @@
 /*
- * A small "model": y = W x by two threads, y appended to a cache, y cleared; STEPS times.
- * The test counts its accesses by hand. Instrumented; its ranges are named.
+ * A small "model". In each of STEPS steps, two threads compute y = W x, then y is appended to a
+ * cache and cleared. The test knows the number of accesses. The program is instrumented, and names
+ * its ranges.
  *
  *     model TRACE        records itself to TRACE
- *     model              is recorded from outside, by STRAP_ACCESS
+ *     model              is recorded through the environment variable STRAP_ACCESS
  */
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,5 +1,5 @@
-// C++: virtual tables, atomics of the standard library, exceptions, threads. Recorded from
-// outside; says what it computed.
+// An instrumented C++ program with virtual tables, standard atomics, exceptions and threads. It is
+// recorded through the environment variable STRAP_ACCESS, and prints its results.
 #include <atomic>
 #include <cstdio>
 #include <memory>

@@ -1,6 +1,6 @@
 /*
- * Accesses through strap.h: libstrap-access hands its blocks to libstrap, which makes a
- * Parquet file of them. Instrumented; links both libraries.
+ * Records accesses through strap.h: libstrap-access hands its blocks to libstrap, which writes
+ * them to a Parquet file. The program is instrumented and links both libraries.
  *
  *     record PATH
  */
@@ -53,7 +53,7 @@ static void bad_calls(const char *path) {
   EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_access_write(access, NULL, 1, &error));
   EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_access_write(access, "no block", 8, &error));
   EXPECT(STRAP_OK, strap_access_write(access, NULL, 0, &error));
-  EXPECT(STRAP_ERR_CORRUPT, strap_access_close(access, -1, &rows, &error)); /* it is empty */
+  EXPECT(STRAP_ERR_CORRUPT, strap_access_close(access, -1, &rows, &error)); /* no block was written */
   EXPECT(STRAP_ERR_INVALID_STATE, strap_access_close(access, -1, NULL, &error));
   pid_t child = fork();
   if (child == 0) {

@@ -1,7 +1,7 @@
 /*
- * The recording itself, hook by hook: what a record holds, sampling, filters, threads,
- * pauses, flushes, ends, failures. Compiled together with the runtime under the address
- * and undefined-behaviour sanitizers, or linked with the library.
+ * Tests the runtime of libstrap-access hook by hook: records, sampling, filters, threads, pauses,
+ * flushes, ends and failures. It is compiled together with the runtime under the address and
+ * undefined-behaviour sanitizers, or linked with the library.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
@@ -46,7 +46,7 @@ static void hooks(void) {
   strap_access_options o = to_memory(m);
   _Alignas(16) char x[64];
   void *p = x;
-  __tsan_read8(x); /* before the start: nothing */
+  __tsan_read8(x); /* before the start: not recorded */
   start(&o);
   __tsan_read1(x);
   __tsan_write2(x);
@@ -62,12 +62,12 @@ static void hooks(void) {
   __tsan_unaligned_read_write8(x + 1);
   __tsan_read_range(x, 32);
   __tsan_write_range(x, 64);
-  __tsan_read_range(x, 0); /* nothing */
+  __tsan_read_range(x, 0); /* not recorded */
   __tsan_vptr_read(&p);
   __tsan_vptr_update(&p, x);
-  __tsan_write_range(x, 5000000000); /* more than a record holds: two of them */
+  __tsan_write_range(x, 5000000000); /* too long for one record: becomes two */
   stop();
-  __tsan_read8(x); /* after the end: nothing */
+  __tsan_read8(x); /* after the end: not recorded */
   struct list l = all_accesses(m);
   size_t i = 0;
   expect(&l, i++, x, 1, LOAD);
@@ -108,13 +108,14 @@ static void copies(void) {
   CHECK(__tsan_memmove(b + 1, b, 299) == b + 1, "memmove gives its target");
   CHECK(__tsan_memset(b, 7, 10) == b, "memset gives its target");
   __tsan_memcpy(b, a, 0);
-  /* A large assignment as gcc compiles it: both sides announced, then a copy. */
+  /* gcc compiles a large assignment to a hook for each side and then a copy. The copy must not be
+   * recorded a second time. */
   __tsan_write_range(b, 200);
   __tsan_read_range(a, 200);
   __tsan_memcpy(b, a, 200);
   __tsan_write_range(b, 100);
   __tsan_memset(b, 0, 100);
-  /* One announced before something else is not this copy. */
+  /* If other accesses come between the hook and the copy, the copy is recorded. */
   __tsan_write_range(b, 50);
   __tsan_read1(a);
   __tsan_read1(a);
@@ -139,7 +140,7 @@ static void copies(void) {
   free_memory(m);
 }
 
-/* Every operation has its effect and gives the old value, at every width. */
+/* Every atomic operation of every width has its effect, returns the old value and is recorded. */
 #define TEST_ATOMIC(bits, type)                                                               \
   static void atomic##bits(void) {                                                            \
     struct memory *m = new_memory();                                                          \
@@ -187,7 +188,7 @@ TEST_ATOMIC(32, uint32_t)
 TEST_ATOMIC(64, uint64_t)
 TEST_ATOMIC(128, u128)
 
-/* Additions of many threads are not lost. */
+/* No addition is lost while four threads count up. */
 static volatile uint64_t counter64;
 static _Alignas(16) volatile u128 counter128;
 static void *count_up(void *unused) {
@@ -240,10 +241,10 @@ static void sampling_and_filters(void) {
   o.filters = filters;
   o.filter_count = 2;
   start(&o);
-  filters[0].end = 0; /* the filters were copied */
+  filters[0].end = 0; /* no effect: strap_access_start copied the filters */
   for (int i = 0; i < 1000; i++) __tsan_read1(x + i);
-  __tsan_read8(x + 93);  /* [93, 101) touches the first */
-  __tsan_read8(x + 92);  /* [92, 100) does not */
+  __tsan_read8(x + 93);  /* [93, 101) touches the first filter */
+  __tsan_read8(x + 92);  /* [92, 100) does not touch it */
   __tsan_write8(x + 199);
   __tsan_write8(x + 200);
   stop();
@@ -262,7 +263,7 @@ static pthread_barrier_t barrier;
 
 static void *work(void *p) {
   for (int i = 0; i < ROUNDS; i++) __tsan_write4((char *)p + i % 16 * 4);
-  pthread_barrier_wait(&barrier); /* some end with a part of a buffer, some are flushed */
+  pthread_barrier_wait(&barrier); /* threads end with partly filled or flushed buffers */
   return NULL;
 }
 
@@ -296,8 +297,8 @@ static void threads(uint64_t buffer_bytes, uint32_t clock_every) {
   pthread_barrier_destroy(&barrier);
 }
 
-/* Starting, pausing and stopping while threads record: no record is torn, and what one
- * recording gives is what it counts. */
+/* Recordings start, pause and stop while threads record. No record is torn, and the accesses in the
+ * trace are as many as the statistics count. */
 static atomic_int quit;
 static void *record_on(void *p) {
   while (!atomic_load(&quit)) __tsan_write4(p);
@@ -344,7 +345,8 @@ static void start_and_stop(void) {
   for (int i = 0; i < 4; i++) pthread_join(ids[i], NULL);
 }
 
-/* Handlers that come between the instructions of a recording lose their accesses, counted. */
+/* If a signal handler interrupts the recording of an access, its own accesses are lost and counted
+ * as lost. */
 static volatile sig_atomic_t handled;
 static char in_handler[16];
 static void handler(int number) {
@@ -389,12 +391,14 @@ static void signals_within(size_t buffer_bytes, int times, long after_us) {
 
 static void signals(void) {
   signals_within(4096, 300, 200);
-  /* The first access of a recording makes the buffer: many of them, and buffers change size. */
+  /* The first access of a recording allocates the buffer. Repeat this often, with changing sizes,
+   * so that signals arrive there. */
   for (int round = 0; round < 2000; round++)
     signals_within(round % 2 ? 4096 : 65536, 1, 1 + round % 30);
 }
 
-/* What a sink accesses is lost and counted, also in a thread that records nothing itself. */
+/* Accesses that a sink makes are not recorded. They are counted as lost, also in a thread that
+ * records nothing itself. */
 static atomic_int in_sink;
 static int access_and_keep(void *m, const void *blocks, size_t size) {
   __tsan_read8(in_handler);
@@ -418,13 +422,13 @@ static void sinks(void) {
   uint64_t lost = (uint64_t)atomic_load(&in_sink);
   atomic_store(&quit, 1);
   pthread_join(id, NULL);
-  stop(); /* paused: the sink's accesses are none */
+  stop(); /* while paused, the sink's accesses are not counted */
   CHECK(stats().lost >= 1 && stats().lost <= lost, "%llu lost of %llu",
         (unsigned long long)stats().lost, (unsigned long long)lost);
   free_memory(m);
 }
 
-/* The child is not traced and may begin a trace of its own; the parent's goes on. */
+/* After fork() the child is not traced but may start its own trace. The parent's trace goes on. */
 static void forks(void) {
   struct memory *m = new_memory();
   strap_access_options o = to_memory(m);
@@ -528,7 +532,7 @@ static void arguments(const char *folder) {
   bad.path = link;
   EXPECT(STRAP_ERR_INVALID_ARGUMENT, strap_access_start(&bad, &error));
 
-  /* Another process has the file. */
+  /* A trace file that another process is writing is busy. */
   int ready[2], done[2];
   CHECK(pipe(ready) == 0 && pipe(done) == 0, "no pipe");
   pid_t child = fork();
@@ -557,7 +561,8 @@ static void arguments(const char *folder) {
   free_memory(m);
 }
 
-/* A sink or disk that fails ends the trace with its last whole block, not the program. */
+/* If the sink or the disk fails, the trace ends after its last complete block and the program goes
+ * on. */
 static void failures(const char *folder) {
   struct memory *m = new_memory();
   strap_access_options o = to_memory(m);
@@ -598,8 +603,8 @@ static void failures(const char *folder) {
   CHECK((uint64_t)st.st_size == stats().bytes, "the file has a part of a block");
 }
 
-/* Makes a system call fail in this process: with ERRNO, where its second argument is at
- * least LEAST. */
+/* Makes system call CALL of this process fail with errno NUMBER if its second argument is at least
+ * LEAST. */
 static void forbid(unsigned call, uint32_t least, unsigned number) {
   struct sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -626,13 +631,13 @@ static void in_child(void (*f)(void)) {
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with %#x", status);
 }
 
-/* Old kernels and strict containers. */
+/* The recording works without membarrier, which old kernels and strict containers lack. */
 static void without_membarrier(void) {
   forbid(SYS_membarrier, 0, ENOSYS);
   start_and_stop();
 }
 
-/* Threads without memory for a buffer count what they lose. */
+/* A thread that gets no memory for its buffer counts its accesses as lost. */
 static void without_memory(void) {
   forbid(SYS_mmap, 512 << 20, ENOMEM);
   struct memory *m = new_memory();
@@ -697,7 +702,7 @@ static void ranges(void) {
   EXPECT(STRAP_OK, strap_range_add(weights, 64, STRAP_REGION_WEIGHT, "blk.0.attn_q", &a, &error));
   EXPECT(STRAP_OK, strap_range_add(weights, 64, STRAP_REGION_WEIGHT, NULL, &b, &error));
   CHECK(a != 0 && b > a, "ids %llu, %llu", (unsigned long long)a, (unsigned long long)b);
-  EXPECT(STRAP_OK, strap_range_remove(b, &error)); /* before the start: never seen */
+  EXPECT(STRAP_OK, strap_range_remove(b, &error)); /* removed before the start: not in the trace */
   struct memory *m = new_memory();
   strap_access_options o = to_memory(m);
   start(&o);
@@ -719,7 +724,8 @@ static void ranges(void) {
   free_memory(m);
 }
 
-/* Ticks and pairs say CLOCK_MONOTONIC. */
+/* Checks that the time of each access lies between the readings of CLOCK_MONOTONIC before and after
+ * it. The time is interpolated by ticks between the start and the end of the block. */
 static void check_times(const struct head *h, const char *payload, void *context) {
   int64_t *limits = context;
   if (h->kind != KIND_ACCESSES) return;
@@ -728,7 +734,7 @@ static void check_times(const struct head *h, const char *payload, void *context
     memcpy(&a, payload + i * sizeof a, sizeof a);
     double ns = (double)h->start_ns;
     if (h->ticks > 0) ns += (double)(h->end_ns - h->start_ns) * a.ticks / (double)h->ticks;
-    /* The access lies between two readings of the clock by the program. */
+    /* The program read the clock before and after the access. */
     int64_t low = limits[1 + limits[0]], high = limits[2 + limits[0]];
     CHECK(ns >= (double)low - 2000 && ns <= (double)high + 2000, "access %lld at %.0f, not in %lld to %lld",
           (long long)limits[0], ns, (long long)low, (long long)high);
@@ -746,7 +752,7 @@ static void times(uint32_t clock_every) {
   struct memory *m = new_memory();
   strap_access_options o = to_memory(m);
   o.clock_every = clock_every;
-  o.buffer_bytes = 4096; /* about 168 records a block */
+  o.buffer_bytes = 4096; /* about 168 records in a block */
   static char x[8];
   enum { COUNT = 1000 };
   int64_t limits[COUNT + 2] = {0};
@@ -763,7 +769,7 @@ static void times(uint32_t clock_every) {
   free_memory(m);
 }
 
-/* A record holds 32 bits of ticks: after a longer rest a block begins. */
+/* A record holds 32 bits of ticks, so after a longer pause a new block begins. */
 static void rests(void) {
   struct memory *m = new_memory();
   strap_access_options o = to_memory(m);
@@ -782,8 +788,8 @@ static void rests(void) {
   free_memory(m);
 }
 
-/* A thread whose sink does not return: whoever pauses the recording is told, and the thread
- * loses nothing once it goes on. */
+/* While a thread hangs in its sink, strap_access_pause times out and counts that thread. When the
+ * sink returns, the thread goes on and no access is lost. */
 static atomic_int within, go_on;
 static int hold(void *context, const void *blocks, size_t size) {
   if (((const struct head *)blocks)->kind == KIND_ACCESSES) {

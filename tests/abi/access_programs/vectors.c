@@ -1,6 +1,7 @@
 /*
- * Vectors of 16, 32 and 64 bytes, and the loop that a compiler may turn into them. Without
- * the runtime's own calls: recorded from outside. Prints where its arrays are.
+ * Doubles an array with vectors of 16, 32 and 64 bytes, and with a loop that a compiler may
+ * vectorise. It makes no calls of the runtime; it is recorded through the environment variable
+ * STRAP_ACCESS. It prints the addresses of its arrays.
  */
 #include <stdio.h>
 #include <stdlib.h>
