@@ -101,7 +101,7 @@ func TestYieldingWorkersGoFirstWhenMuchWaits(t *testing.T) {
 
 // If callers help, the workers rest: Push tells the caller to make packets itself. Workers go on
 // only for a call that waits for the packets.
-func TestWhereCallersHelpTheWorkersRest(t *testing.T) {
+func TestWorkersRestIfCallersHelp(t *testing.T) {
 	b := newBacklog(true, true, 1000)
 	defer b.Close()
 	taken := worker(b)
@@ -130,7 +130,7 @@ func TestWhereCallersHelpTheWorkersRest(t *testing.T) {
 }
 
 // Resting workers work from Hurry until its end is called.
-func TestSomeoneInAHurry(t *testing.T) {
+func TestHurryLetsRestingWorkersWork(t *testing.T) {
 	b := newBacklog(true, false, 1000)
 	defer b.Close()
 	b.timer, b.longest = time.NewTimer(time.Hour), time.Hour // no idle time is noticed

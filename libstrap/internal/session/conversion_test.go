@@ -48,7 +48,7 @@ func near(a, b float64) bool {
 
 // A tensor that the caller converted gives the same bytes, row and statistics as one that the
 // library converts.
-func TestAConversionIsToldAsTheLibrarysOwn(t *testing.T) {
+func TestACallersConversionIsReportedAsTheLibrarysOwn(t *testing.T) {
 	atEveryLevel(t, func(t *testing.T) {
 		nan, inf := float32(math.NaN()), float32(math.Inf(1))
 		v := normals(200_000)
@@ -231,7 +231,7 @@ func TestADroppedConversionCountsItsSource(t *testing.T) {
 	}
 }
 
-func TestConversionsThatAreNone(t *testing.T) {
+func TestInvalidConversionsAreRefused(t *testing.T) {
 	o := options(codec.None)
 	s := open(t, filepath.Join(t.TempDir(), "a.stream"), o)
 	o.KeepFloat32 = true

@@ -51,7 +51,7 @@ func TestFilesUseOnlyFilesBelow(t *testing.T) {
 }
 
 // upward finds uses of a file above, and a file without a layer.
-func TestAnArrowThatRunsUpwardIsFound(t *testing.T) {
+func TestAnUpwardUseIsFound(t *testing.T) {
 	got := upward(t, []string{"a.go", "b.go c.go"}, map[string]string{
 		"a.go": "package p\ntype door struct{ room room }\nfunc (d *door) open() { d.room.enter() }\nconst key = 1",
 		"b.go": "package p\ntype room struct{}\nfunc (r *room) enter() { use(key) }",

@@ -112,7 +112,7 @@ func TestALayerThatBecomesCompressibleIsCompressed(t *testing.T) {
 
 // After a packet that LZ4 did not shrink, the layer's next tryEvery-1 packets are stored raw. After
 // a compressed packet, the next one is compressed too.
-func TestOneOfSoManyPacketsIsTried(t *testing.T) {
+func TestOneOfTryEveryPacketsIsTried(t *testing.T) {
 	l := &layer{}
 	l.tried(true)
 	for i := 1; i < tryEvery; i++ {

@@ -320,7 +320,7 @@ func TestAFailureWhileTheEndWaitsForRoom(t *testing.T) {
 }
 
 // An invalid tensor in the room is an internal error, which ends the capture.
-func TestASmallTensorThatIsNoneStopsTheCapture(t *testing.T) {
+func TestAnInvalidSmallTensorStopsTheCapture(t *testing.T) {
 	s, _, f, small := shelved(t, options(codec.None))
 	for i := range 3 {
 		small(i, 10)
@@ -408,7 +408,7 @@ func TestThreadsKeepTheirOrderThroughTheRoom(t *testing.T) {
 }
 
 // A flush that times out while small tensors wait for memory does not block later calls.
-func TestAFlushHoldsUpNobody(t *testing.T) {
+func TestATimedOutFlushBlocksNoOtherCall(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
 	s, path, _, small := shelved(t, o)
@@ -439,7 +439,7 @@ func TestAFlushHoldsUpNobody(t *testing.T) {
 
 // Close with small tensors in the room waits neither for a caller that gave up nor for the writer's
 // tick.
-func TestTheEndDoesNotDawdle(t *testing.T) {
+func TestCloseEndsWithoutTheTick(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
 	s, _, _, small := shelved(t, o)

@@ -185,7 +185,7 @@ func TestTheLineIsFirstComeFirstServed(t *testing.T) {
 }
 
 // The line keeps the places of maxAway absent callers, and drops the oldest ones.
-func TestTheLineKeepsSoManyPlaces(t *testing.T) {
+func TestTheLineKeepsAtMostMaxAwayPlaces(t *testing.T) {
 	l := newLine()
 	var ids []uint64
 	for range maxAway + 10 {

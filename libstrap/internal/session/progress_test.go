@@ -12,7 +12,7 @@ import (
 // Callers ask for positions at random while the writer goes on. A request may come while another one
 // waits. It is served at the latest when the writer has taken the entries that existed when the
 // other request was served.
-func TestWhatIsWantedIsServedInTime(t *testing.T) {
+func TestEveryRequestIsServedInTime(t *testing.T) {
 	type request struct {
 		stage    stage
 		position uint64
@@ -71,7 +71,7 @@ func TestManyRequestsCostFewFlushes(t *testing.T) {
 }
 
 // End wakes the callers that wait, and refuses their positions.
-func TestNothingIsServedBehindTheEnd(t *testing.T) {
+func TestNothingIsServedAfterTheEnd(t *testing.T) {
 	p := newProgress()
 	_, changed, _ := p.want(durable, 1)
 	p.End()

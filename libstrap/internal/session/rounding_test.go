@@ -120,7 +120,7 @@ func TestRoundingKeepsTheBound(t *testing.T) {
 }
 
 // float16 and bfloat16 values are rounded too, contiguous or transposed.
-func TestRoundingOfWhatIsStoredAsItIs(t *testing.T) {
+func TestRoundingOfHalfPrecisionTensors(t *testing.T) {
 	atEveryLevel(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(2, 2))
 		for d, c := range map[wire.DType]struct {
@@ -201,7 +201,7 @@ func TestNothingElseIsRounded(t *testing.T) {
 	})
 }
 
-func TestErrorBoundsThatAreNone(t *testing.T) {
+func TestInvalidErrorBoundsAreRefused(t *testing.T) {
 	for _, b := range []float64{-1e-9, 1, 2, math.NaN(), math.Inf(1)} {
 		o := options(codec.Zstd)
 		o.ErrorBound = b

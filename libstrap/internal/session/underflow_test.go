@@ -60,7 +60,7 @@ func TestTensorsThatAreTooSmallForFloat16AreCounted(t *testing.T) {
 
 // The error bound holds for the loss of float16 too. If float16 breaks the bound, a float32 twin
 // follows the float16 packet.
-func TestWhereFloat16BreaksTheBoundFloat32IsStoredToo(t *testing.T) {
+func TestFloat32IsStoredTooIfFloat16BreaksTheBound(t *testing.T) {
 	small := float32s(1000, func(i int) float32 { return 1e-6 * (1 + float32(i)/1000) }) // 1.3e-4 is lost
 	for _, c := range []struct {
 		name   string
@@ -152,7 +152,7 @@ func TestFloat32ThatIsKeptLosesNothing(t *testing.T) {
 
 // The first part breaks the bound, and the call times out behind it. The repeated calls still store
 // the float32 twin.
-func TestWhatIsKnownToBeLostOutlivesATimeout(t *testing.T) {
+func TestAKnownUnderflowOutlivesATimeout(t *testing.T) {
 	o := options(codec.None)
 	o.MaxMemory, o.ErrorBound, o.split = 1<<20, bound, 2*50_000
 	path := filepath.Join(t.TempDir(), "a.stream")
@@ -178,7 +178,7 @@ func TestWhatIsKnownToBeLostOutlivesATimeout(t *testing.T) {
 }
 
 // If the float32 twin is dropped, its note says that the float16 packet breaks the bound.
-func TestAPacketBehindFloat16ThatIsDroppedSaysWhatFloat16Lost(t *testing.T) {
+func TestTheNoteOfADroppedTwinTellsWhatFloat16Lost(t *testing.T) {
 	o := options(codec.None)
 	o.MaxMemory, o.DropOnFull, o.ErrorBound = 1<<20, true, bound
 	path := filepath.Join(t.TempDir(), "a.stream")

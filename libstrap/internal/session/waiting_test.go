@@ -136,7 +136,7 @@ func TestATensorThatIsGivenUpLeavesTheLine(t *testing.T) {
 }
 
 // A host may skip tensors that find no room, without Abandon. Their places hold up no later call.
-func TestSkippedTensorsHoldUpNobody(t *testing.T) {
+func TestSkippedTensorsHoldUpNoLaterCall(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
 	s, _ := withLayer(t, o)
@@ -514,7 +514,7 @@ func TestNamesOfLayersAreBounded(t *testing.T) {
 
 // If the writer panics within a streamed tensor, the Enqueue that feeds the tensor returns an
 // internal error.
-func TestAPanicOfTheWriterWakesWhoFeedsIt(t *testing.T) {
+func TestAPanicOfTheWriterWakesTheFeedingCall(t *testing.T) {
 	o := options(codec.LZ4)
 	o.MaxMemory = 1 << 20
 	s := open(t, filepath.Join(t.TempDir(), "a.stream"), o)
@@ -533,7 +533,7 @@ func TestAPanicOfTheWriterWakesWhoFeedsIt(t *testing.T) {
 
 // Close ends although an Enqueue of a streamed tensor is repeated beside it: the writer does not
 // wait for the rest of the tensor.
-func TestTheEndBesideARepeatedCallEnds(t *testing.T) {
+func TestCloseBesideARepeatedEnqueueEnds(t *testing.T) {
 	values := make([]int8, 64<<20)
 	for range 20 {
 		o := options(codec.LZ4)
