@@ -1,4 +1,4 @@
-"""Engines: what they say and when, what they load, and what they say when they cannot."""
+"""Engines: their events, the models that they load, and their errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def engine(config: ModelConfig | None = None, in_process=True, **sizes):
 
 @pytest.fixture(scope="module")
 def finished():
-    """A tiny Llama that ran once, and what it gave."""
+    """The engine of a tiny Llama that ran once, and its result."""
     tiny = engine()
     with tiny.timed_session():
         result = tiny.generate(["one prompt", "another"])
@@ -247,7 +247,7 @@ def test_calls_out_of_order():
         tiny.generate("x")
 
 
-# In a process of its own.
+# Engines in a child process.
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +276,7 @@ def test_a_child_has_a_process_of_its_own_that_ends(child):
 
 
 def test_a_child_runs_under_the_program_that_watches_it():
+    """`wrap` changes the command of the child; here the child runs under `nice`."""
     config = model()
     wrapped = create_engine(config, run(config), wrap=lambda command: ["nice", *command])
     wrapped.prepare()
@@ -338,7 +339,7 @@ def test_llamacpp_reads_gguf_files_alone(tmp_path):
 
 @pytest.fixture
 def llama_program(tmp_path, monkeypatch):
-    """A program that speaks as llama-cli does, where llama-cpp-python is not installed."""
+    """Replaces llama-cli by a Python program, and hides llama-cpp-python."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
@@ -353,6 +354,7 @@ def llama_program(tmp_path, monkeypatch):
 
 
 def test_llama_cli_is_listened_to_as_it_writes(llama_program):
+    """Each piece of output is a token. A character may be split between two pieces."""
     cli = llama_program("""
         import fcntl, sys, termios, time
         if "--help" in sys.argv:
@@ -363,7 +365,7 @@ def test_llama_cli_is_listened_to_as_it_writes(llama_program):
             sys.stdout.buffer.write(piece)
             sys.stdout.flush()
             while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))):
-                time.sleep(0.001)  # until it is read
+                time.sleep(0.001)  # until the engine has read the piece
         print("prompt eval time = 1.0 ms / 12 tokens ( 1 ms)", file=sys.stderr)
         print("       eval time = 1.0 ms / 3 runs", file=sys.stderr)
     """)

@@ -1,4 +1,4 @@
-"""Rows of a terabyte: memory goes by rows, not by the pages that they span."""
+"""Rows of a terabyte: memory grows with the rows, not with the pages that they span."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def peak():
 """
 
 TABLES = """
-tables(2**13)  # loads what there is to load
+tables(2**13)  # imports and allocates everything that a run needs
 before = peak()
 made, (region,) = tables(2**40)
 print(json.dumps({
@@ -71,7 +71,7 @@ print(json.dumps({"growth": peak() - before, "rows": made}))
 
 
 def told_by(program):
-    """What a process of its own prints at the end of a program."""
+    """Runs a program in a new process, and returns the JSON that it prints."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + program], capture_output=True, text=True, check=False
     )
@@ -87,7 +87,8 @@ def test_memory_goes_by_rows():
         "pages": PAGES + half,
         "intervals": PAGES + half,
         "reads": 2 * PAGES,
-        # First accesses; the last row's first half is behind the other half of the pages.
+        # Bin 0 has the first accesses. For the first half of the last row, the other half of the
+        # pages lies between its two accesses.
         "reused": [PAGES + half, half, PAGES],
         "accesses": 3 * PAGES,
     }

@@ -27,7 +27,7 @@ def test_pytorchs_openmp_is_found():
     @WORK
     def work(argument):
         seen.add(threading.get_ident())
-        gate.wait()  # as many threads as PyTorch uses are in here at once
+        gate.wait()  # until as many threads as PyTorch uses have come here
 
     parallel(ctypes.cast(work, ctypes.c_void_p), None, 0, 0)
     assert len(seen) == torch.get_num_threads()

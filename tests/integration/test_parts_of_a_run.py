@@ -1,4 +1,4 @@
-"""The last position alone, each k-th step, and captures that pause."""
+"""Captures of only the last position, of each k-th step, and captures that pause."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_positions_in_the_source_are_told(path):
         capture_activations(model := nn.Identity(), path, config=config().with_last_position()),
     ):
         model(X)
-        model(X[0])  # of two dimensions nobody knows which are positions
+        model(X[0])  # has two dimensions, so its positions are unknown and it is stored whole
     with ActivationReader(path) as reader:
         last, whole = reader[""]
         assert last.shape == (2, 1, 4) and last.source_shape == (2, 3, 4)
@@ -109,7 +109,7 @@ def run_of(steps: int, model: nn.Module, start: int = 0) -> None:
 
 
 def steps_in(path) -> list[tuple[int, float]]:
-    """The step of each packet of the first layer, and what it holds."""
+    """The step and the value of each packet of the first layer."""
     with ActivationReader(path) as reader:
         return [(a.step, a.to_torch().mean().item()) for a in reader["0"]]
 
@@ -120,6 +120,7 @@ def net() -> nn.Module:
 
 @pytest.mark.parametrize("every", [1, 3, 100])
 def test_every_third_step(path, every):
+    """`with_every(n)` captures each n-th step and counts the others as skipped."""
     with capture_activations(model := net(), path, config=config().with_every(every)) as capture:
         run_of(10, model)
     kept = list(range(0, 10, every))
@@ -130,6 +131,7 @@ def test_every_third_step(path, every):
 
 
 def test_every_third_step_of_a_resumed_capture(path):
+    """A resumed capture counts its steps on, and captures multiples of three."""
     framework = InstrumentationFramework(config().with_every(3))
     framework.instrument_model(model := net())
     for start, resume in ((0, False), (5, True)):
@@ -137,7 +139,8 @@ def test_every_third_step_of_a_resumed_capture(path):
             path, track_per_token=True, resume_from_checkpoint=resume
         ):
             run_of(5, model, start)
-    # Numbers go on behind the last step that the stream has, which is the third.
+    # The last step in the stream is 3, so the resumed capture counts its five steps from 4. Among
+    # them only 6 is a multiple of 3.
     assert steps_in(path) == [(0, 0.0), (3, 3.0), (6, 7.0)]
 
 
@@ -148,7 +151,7 @@ def test_steps_that_begin_while_it_pauses_are_left_out(path):
             run_of(3, model, 2)
         run_of(1, model, 5)
         capture.pause()
-        with capture.paused():  # which leaves it as it was
+        with capture.paused():  # at its end the capture still pauses, as before
             run_of(1, model, 6)
         run_of(1, model, 7)
         capture.resume()
@@ -191,6 +194,7 @@ def test_gradients_of_a_captured_step_come_while_it_pauses(path):
 
 
 def test_steps_of_threads_are_left_out_one_by_one(path):
+    """Steps are counted over all threads, and each second one is captured."""
     model = net()
     with capture_activations(model, path, config=config().with_every(2)) as capture:
         threads = [threading.Thread(target=run_of, args=(50, model)) for _ in range(4)]
@@ -264,13 +268,14 @@ def test_pauses_may_overlap(path):
         first.__enter__()
         second.__enter__()
         first.__exit__(None, None, None)
-        run_of(1, model)  # the second still lasts
+        run_of(1, model)  # the second pause still lasts
         second.__exit__(None, None, None)
         run_of(1, model, 1)
     assert steps_in(path) == [(1, 1.0)]
 
 
 def test_the_gradient_of_a_leaf_follows_the_step_before_it(path):
+    """A leaf's gradient belongs to no step. It is captured if the thread's last step was."""
     leaf = torch.ones(2, 2, requires_grad=True)
     chosen = config().with_every(2).with_gradients()
     with capture_activations(model := net(), path, config=chosen) as capture:

@@ -34,7 +34,10 @@ def test_without_the_package_it_says_what_to_run():
 
 
 def snapshot(window: int, devices: dict[str, tuple[dict[int, int], int]]) -> dict:
-    """As llm_instrumentation 1.3.1 writes them; devices have {slot: count} and a queue depth."""
+    """A snapshot as llm_instrumentation 1.3.1 writes it.
+
+    `devices` maps names to the latency histogram as {slot: count}, and the queue depth.
+    """
     histograms = [
         {
             "device_id": number,
@@ -80,7 +83,7 @@ def write(path: Path, lines: list[dict]) -> Path:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Twenty windows: the sixteenth slow, with a gap before the eleventh."""
+    """Twenty windows, of which the sixteenth is slow, with a gap before the eleventh."""
     lines = []
     for window in range(20):
         slots = {5: 90 + window, 6: 10} if window != 15 else {5: 50, 6: 50, 14: 25}
@@ -97,6 +100,7 @@ def size(png: Path) -> tuple[int, int]:
 
 
 def test_summary_and_figures(trace, tmp_path):
+    """The script prints a summary, and draws figures of each device that had requests."""
     out = tmp_path / "new" / "figures"
     done = analyze("--input", trace, "--output-dir", out, "--percentiles", "50,99.9")
     assert (done.returncode, done.stderr) == (0, "")
@@ -119,7 +123,7 @@ def test_summary_and_figures(trace, tmp_path):
 
 
 def test_long_trace(tmp_path):
-    """More windows than a figure has columns, and more that stand out than are shown."""
+    """There are more windows than a figure has columns, and more outliers than are shown."""
     lines = [snapshot(w, {"vda": ({14 if w % 40 == 9 else 5: 10}, w % 7)}) for w in range(1000)]
     out = tmp_path / "out"
     done = analyze("--input", write(tmp_path / "long", lines), "--output-dir", out)
@@ -170,7 +174,8 @@ def test_nothing_is_not_drawn(lines, says, tmp_path):
 
 
 def test_system_metrics(tmp_path):
-    # Latency doubles with each window, and so does what the pressure grows by.
+    """The script correlates each system metric with the latency."""
+    # The latency doubles with each window, and so does the growth of the pressure.
     trace = [snapshot(window, {"vda": ({4 + window: 10}, 0)}) for window in range(12)]
     metrics = [metrics_line(window, 1000 * 2**window) for window in range(12)]
     done = analyze(
@@ -206,7 +211,7 @@ def test_too_few_windows_for_a_correlation(tmp_path):
 
 
 class Page(HTMLParser):
-    """What a page refers to, its tables' cells and its figures."""
+    """The references of a page, the cells of its tables, and its figures."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -231,6 +236,7 @@ class Page(HTMLParser):
 
 
 def test_report(trace, tmp_path):
+    """The HTML report needs no other file, and has the figures and tables of the summary."""
     path, metrics = tmp_path / "report.html", [metrics_line(w, 1000 * 2**w) for w in range(20)]
     done = analyze(
         "--input", trace, "--output-dir", tmp_path / "out", "--html", path, "--top", "3",
@@ -284,7 +290,7 @@ def test_report_that_cannot_be_written(trace, tmp_path):
     assert "trace.jsonl/report.html" in done.stderr
 
 
-# ---- what is wrong ----
+# ---- errors ----
 
 
 @pytest.mark.parametrize(
@@ -309,10 +315,11 @@ def test_report_that_cannot_be_written(trace, tmp_path):
     ],
 )
 def test_script_says_what_is_wrong(arguments, code, says, trace, tmp_path, monkeypatch):
+    """Each error is one line that names the fault, with the documented exit code."""
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_text("one\ntwo\n")
     Path("bare.jsonl").write_text('{"timestamp": 1}\n')
-    # The last of a flag counts.
+    # If a flag comes twice, the last one counts.
     done = analyze("--input", trace, "--output-dir", "out", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr

@@ -1,4 +1,4 @@
-"""Processes of torch.distributed capture to files of their own."""
+"""Each process of torch.distributed captures to a separate file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ dist.destroy_process_group()
 
 
 def run(folder, **arguments):
-    """What two processes say that capture with these arguments."""
+    """The outputs of two processes that capture with these arguments."""
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(rank), str(folder), json.dumps(arguments)],

@@ -1,4 +1,4 @@
-"""A model that uses every CPU, and compression that leaves them to it."""
+"""If a model uses every CPU, compression leaves the CPUs to it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from llm_instrumentation.core import recorder
 
 @pytest.fixture(autouse=True)
 def crowded(monkeypatch):
-    """However many CPUs this machine has."""
+    """Makes the recorder believe that there is one CPU."""
     monkeypatch.setattr(recorder, "usable_cpus", lambda: 1)
 
 
 @pytest.fixture
 def wide():
-    """A layer whose outputs, 42 MB as float16, are more than waits for the workers."""
+    """A layer whose outputs, 42 MB as float16, exceed the limit of bytes that wait for workers."""
     torch.manual_seed(0)
     return torch.nn.Linear(8, 5120)
 
@@ -67,8 +67,8 @@ def test_what_two_modules_return_is_compressed_once(path, watching, assert_captu
     with torch.no_grad(), watching(model) as seen:
         with capture_activations(model, path, preset="max") as framework:
             model(torch.randn(1000, 64))
-    assert framework.stats().packets == 5  # all but the first of them returned it again
-    assert 1 <= framework.stats().repeated <= 4  # those that the worker had not begun
+    assert framework.stats().packets == 5  # five modules return the same tensor
+    assert 1 <= framework.stats().repeated <= 4  # some may have been compressed already
     assert_captured(path, seen)
 
 
