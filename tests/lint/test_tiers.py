@@ -1,4 +1,4 @@
-"""The tests as CONTRIBUTING.md sorts them."""
+"""Each test belongs to one of the tiers in CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TIERS = {"unit", "integration", "validity", "property", "performance"}
 
-# Writes the marks of all tests, and those that would run.
+# A pytest plugin that writes the marks of all tests, and the tests that would run.
 PLUGIN = """
 import json, os
 import pytest
@@ -32,7 +32,7 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory) -> tuple[dict[str, set[str]], set[str]]:
-    """The marks of each test, and the tests of a bare `pytest`."""
+    """The marks of each test, and the tests that `pytest` without arguments runs."""
     folder = tmp_path_factory.mktemp("plugin")
     (folder / "teller.py").write_text(PLUGIN)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])

@@ -58,7 +58,7 @@ def test_a_program_builds_with_pkg_config(prefix, root, run, version, tmp_path):
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="no CMake")
 @pytest.mark.parametrize("language", ["c", "cpp"])
 def test_a_program_builds_with_cmake(prefix, root, run, language, tmp_path):
-    """From a tree that was moved after its installation."""
+    """The installed tree may be moved before CMake uses it."""
     moved = shutil.copytree(prefix, tmp_path / "moved prefix", symlinks=True)
     source, build = root / "examples" / language, tmp_path / "build"
     run("cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={moved}")

