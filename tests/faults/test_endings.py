@@ -83,7 +83,7 @@ def test_an_abandoned_generator_closes_its_capture(path):
 
 
 @pytest.mark.timeout(60)
-def test_a_signal_handler_may_ask_for_the_numbers_while_they_are_read(path, monkeypatch):
+def test_a_signal_handler_may_call_stats_while_stats_runs(path, monkeypatch):
     """A call of stats that a signal handler makes within another one does not deadlock."""
     read, capture, seen = Session.stats, framework(Noise(SIZE)), []
 
@@ -175,7 +175,7 @@ def test_ctrl_c_while_the_token_file_is_synced_keeps_the_tokens(path, monkeypatc
         assert reader.token_metadata["total_tokens"] == TOKENS
 
 
-def test_packets_that_are_given_up_have_no_tokens(path, monkeypatch):
+def test_without_all_packets_there_is_no_token_file(path, monkeypatch):
     monkeypatch.setattr(Session, "flush", ctrl_c)
     with pytest.warns(RuntimeWarning, match="packets are not in"), pytest.raises(KeyboardInterrupt):
         captured(path)
@@ -183,7 +183,7 @@ def test_packets_that_are_given_up_have_no_tokens(path, monkeypatch):
         assert reader.token_metadata is None
 
 
-def test_a_disk_that_is_slow_to_sync_is_told_of_once(path, monkeypatch):
+def test_a_capture_warns_once_of_a_disk_that_is_slow_to_sync(path, monkeypatch):
     checkpoint, left = Session.checkpoint, [1] * 5
 
     def slow(session, timeout=None):
@@ -336,7 +336,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_capture_is_whole_behind(end, path, python):
+def test_a_capture_is_whole_after(end, path, python):
     """The capture is closed at the end of the interpreter, without a warning."""
     done = python(BEGIN + ENDS[end], path, SIZE)
     code, last_line = EXPECTED.get(end, (3, ""))
@@ -386,7 +386,7 @@ WITHOUT_AN_END = {
 
 
 @pytest.mark.parametrize("end", WITHOUT_AN_END)
-def test_a_stream_is_readable_behind(end, path, python):
+def test_a_stream_is_readable_after(end, path, python):
     """If the process ends without cleanup, the packets that a checkpoint covers are there."""
     checkpointed = """
 with capture.capture_activations(sys.argv[1], track_per_token=True,

@@ -41,7 +41,7 @@ def capture(tell, path, checkpoint):
             tracker.record_token(step, f" {step}")
 
 
-def test_what_a_killed_capture_left_is_given_and_then_its_problem(path, start):
+def test_following_gives_all_packets_of_a_killed_capture_and_then_warns(path, start):
     child = start(capture, path, False)
     child.told()
     with ActivationReader(path) as reader:
@@ -59,7 +59,7 @@ def test_what_a_killed_capture_left_is_given_and_then_its_problem(path, start):
         assert [a.row for a in found] == [a.row for a in reader if a.name]
 
 
-def test_a_resume_after_a_kill_is_followed_or_told(path, start):
+def test_a_resume_after_a_kill_is_followed_or_an_error(path, start):
     """Following goes on in the resumed file. If the resume cut packets that it gave, it raises.
 
     The reader does not look at the file between the kill and the resume.

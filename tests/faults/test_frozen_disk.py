@@ -110,7 +110,7 @@ def test_ctrl_c_ends_the_block_within_a_second(capture, size, track, disk, start
     assert told["steps"] - lost <= steps_in(disk / "a.stream", size) <= told["steps"]
 
 
-def test_snapshots_for_the_frozen_disk_do_not_hold_the_end_up(disk, start):
+def test_snapshots_for_the_frozen_disk_do_not_delay_the_end(disk, start):
     try:
         BlockProbe().start().stop()
     except (StrapPermissionError, UnsupportedError) as error:
@@ -173,7 +173,7 @@ def enqueued_by_threads_that_end(tell, folder):
         thaw(folder)
 
 
-def test_threads_that_ended_before_their_packets_are_written(disk, start):
+def test_packets_of_threads_that_have_ended_are_written(disk, start):
     child = start(enqueued_by_threads_that_end, disk)
     child.told()
     assert child.join() == 0

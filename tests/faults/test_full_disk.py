@@ -95,7 +95,7 @@ def test_a_capture_that_is_resumed_where_there_is_room_goes_on(tmpfs, path):
     assert steps_in(path, SIZE) == begun + 5
 
 
-def test_strict_raises_it_in_the_forward_pass(tmpfs):
+def test_a_strict_capture_raises_in_the_forward_pass(tmpfs):
     model, returned = Noise(SIZE), 0
     with (
         pytest.raises(NoSpaceError) as raised,
@@ -110,7 +110,7 @@ def test_strict_raises_it_in_the_forward_pass(tmpfs):
     assert 5 <= steps_in(tmpfs / "a.stream", SIZE) <= returned
 
 
-def test_no_room_even_to_begin(tmpfs):
+def test_a_capture_on_a_full_disk_raises_and_leaves_the_model_alone(tmpfs):
     with pytest.raises(OSError, match="No space"):
         (tmpfs / "filler").write_bytes(bytes(25 << 20))
     model = nn.Linear(64, 64)

@@ -177,7 +177,7 @@ def assert_reader_agrees(path, run, found):
     return len(reader)
 
 
-def test_at_any_moment(tmp_path, start, long):
+def test_a_killed_capture_has_all_that_checkpoints_cover(tmp_path, start, long):
     covering = 0
     for seed in range(500 if long else 20):
         run = drawn(seed)

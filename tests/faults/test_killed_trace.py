@@ -202,7 +202,7 @@ def test_a_forked_child_does_not_remove_what_its_parent_writes(tmp_path):
     [b"\0" * 100, b"\xff" * 100, b"\5\0\0\0\2\0\0\0" + b"{" * 90],
     ids=["zeros", "ones", "no JSON"],
 )
-def test_an_end_that_makes_no_sense_is_told_and_left_out(tmp_path, end):
+def test_a_damaged_end_is_left_out_with_a_warning(tmp_path, end):
     """A power failure may leave zeros or old data at the end of a file."""
     path = tmp_path / "trace.parquet"
     spool = left(path)
@@ -217,7 +217,7 @@ def test_an_end_that_makes_no_sense_is_told_and_left_out(tmp_path, end):
 # ---- leftovers --------------------------------------------------------------------
 
 
-def test_a_new_trace_tells_of_one_that_was_not_closed_and_leaves_it(tmp_path):
+def test_a_new_trace_warns_of_one_that_was_not_closed_and_leaves_it(tmp_path):
     path = tmp_path / "trace.parquet"
     spool = left(path, kv_regions="layer")
     before = spool.read_bytes()
@@ -274,7 +274,7 @@ def test_a_trace_that_is_being_made_is_left_alone(tmp_path):
     assert len(pd.read_parquet(path)) > 0
 
 
-def test_what_is_no_spool_is_refused(tmp_path):
+def test_other_files_than_spools_are_refused(tmp_path):
     with pytest.raises(NotFoundError, match="no trace that was not closed"):
         recover_torch_trace(tmp_path / "nowhere" / "trace.parquet")
     with pytest.raises(NotFoundError, match="no trace that was not closed"):

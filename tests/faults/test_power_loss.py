@@ -85,7 +85,7 @@ def test_the_tokens_on_disk_are_those_of_the_stream(end, interval, disk, tmp_pat
         subprocess.run(["umount", folder], check=True)
 
 
-def test_what_a_checkpoint_covers_outlives_the_power(disk, tmp_path, start, long):
+def test_a_checkpoint_covers_packets_that_survive_a_power_failure(disk, tmp_path, start, long):
     chance, covering = random.Random(2), 0
     image, copy, folder = tmp_path / "disk0.img", tmp_path / "copy.img", tmp_path / "again"
     folder.mkdir()

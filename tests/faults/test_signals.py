@@ -142,7 +142,7 @@ crash_here()
 
 
 @pytest.mark.parametrize("when", ["before", "during", "never"])
-def test_a_crash_elsewhere_is_told_as_without_a_capture(when, path, python):
+def test_faulthandler_reports_a_crash_as_without_a_capture(when, path, python):
     done = python(CRASH, path, when)
     assert "Timeout (0:00:00.050000)!" in done.stderr
     assert done.returncode == -signal.SIGSEGV, done.stderr

@@ -172,7 +172,7 @@ def test_other_tensors_lose_nothing_more(name, archive, same):
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e30])
-def test_what_is_not_finite_stays(odd, archive, same):
+def test_a_chunk_that_is_not_finite_stays(odd, archive, same):
     """A chunk with a value beyond float16 keeps every bit of its float16 values."""
     tensor = normal(150_000)
     tensor[140_000] = odd  # in the second chunk

@@ -133,7 +133,7 @@ def test_odd_but_good_names(model, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_is_no_file(kind, model, tmp_path):
+def test_a_pipe_or_a_device(kind, model, tmp_path):
     """A capture to a pipe or a device is refused."""
     path = Path("/dev/null")
     if kind == "pipe":
@@ -333,7 +333,7 @@ def test_without_its_index_a_stream_is_scanned(damage, model, path):
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(found, expected, strict=True))
 
 
-def test_the_index_of_another_capture_is_not_believed(model, path):
+def test_the_index_of_another_capture_is_not_used(model, path):
     other = path.with_name("other.stream")
     capture(model, path, steps=2)
     with torch.no_grad(), capture_activations(model, other):

@@ -107,7 +107,7 @@ def test_the_reader_knows_shapes_and_types(llama, ids, path, watching):
             assert torch.equal(scanned["['logits']"][0].to_torch(), logits.to_torch().flatten())
 
 
-def test_the_error_that_was_made_is_counted(minilm, path, watching):
+def test_the_error_of_float16_is_counted(minilm, path, watching):
     """The statistics have the exact error of the float16 values."""
     with torch.no_grad(), watching(minilm.model) as seen:
         with capture_activations(minilm.model, path) as framework:

@@ -370,7 +370,7 @@ def test_a_capture_that_ended_and_is_killed_later_goes_on_once_more(model, path,
     assert_steps(path, 6)
 
 
-def test_records_that_are_no_tokens_are_not_gone_on_from(model, path):
+def test_resuming_with_a_spoiled_token_file_is_refused(model, path):
     """Records without index and id are no tokens. The error leaves the stream as it is."""
     framework = instrumented(model)
     with framework.capture_activations(path, track_per_token=True) as tracker:
@@ -502,7 +502,7 @@ def test_an_index_that_was_lost_gets_the_id_of_the_checkpoint(model, path, check
 
 
 @pytest.mark.parametrize("track", [False, True])
-def test_a_new_capture_removes_what_belonged_to_the_old_one(track, model, path, checkpoint):
+def test_a_new_capture_removes_the_files_of_the_old_one(track, model, path, checkpoint):
     framework = instrumented(model)
     interrupted(framework, path, 4)
     old = {"run.stream.ckpt.json", "run_tokens.json", "run.stream_tokens.json"}
@@ -524,7 +524,7 @@ def test_a_new_capture_removes_its_checkpoint_elsewhere_too(model, path, tmp_pat
         model(torch.zeros(2, 5))
 
 
-def test_streaming_anew_removes_what_belonged_to_the_old_capture(model, path, checkpoint):
+def test_new_streaming_removes_the_files_of_the_old_capture(model, path, checkpoint):
     interrupted(instrumented(model), path, 4)
     kept = contents(path.parent)
 

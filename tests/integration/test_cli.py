@@ -119,7 +119,7 @@ def flip(path, row):
 # ---- info ----
 
 
-def test_info_says_what_the_counters_said(captured, strap):
+def test_info_agrees_with_the_counters(captured, strap):
     path, stats = captured
     code, out, err = strap("info", path, "--json")
     told = json.loads(out)
@@ -402,7 +402,7 @@ def test_show_says_why_it_shows_nothing(captured, strap, arguments, code, says):
     assert done[2].count("\n") == 1
 
 
-def test_a_sample_says_of_what(tmp_path, strap):
+def test_a_sample_is_shown_with_the_shape_of_its_tensor(tmp_path, strap):
     path, model = tmp_path / "run.stream", Model()
     config = InstrumentationConfig.balanced().with_sampling(0.25)
     with torch.no_grad(), capture_activations(model, path, config=config):
@@ -425,7 +425,7 @@ def test_an_intact_capture_is_verified(captured, strap):
     assert (told["packets"], told["bytes"]) == (9, path.stat().st_size)
 
 
-def test_each_damaged_packet_is_told(stream, strap):
+def test_verify_lists_each_damaged_packet(stream, strap):
     offsets = [flip(stream, row) for row in (2, 3, 7)]
     code, out, err = strap("verify", stream)
     assert code == ExitCode.DAMAGED
@@ -568,7 +568,7 @@ def test_steps_that_are_no_numbers(captured, strap, text):
 # ---- the programs ----
 
 
-def test_the_program_runs_in_a_process_of_its_own(stream):
+def test_the_program_runs_as_a_process(stream):
     done = subprocess.run([*STRAP, "verify", stream], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     flip(stream, 0)
@@ -587,7 +587,7 @@ def test_the_program_runs_in_a_process_of_its_own(stream):
         ["verify", "run.stream"],
     ],
 )
-def test_captures_are_read_without_what_is_heavy(stream, arguments):
+def test_captures_are_read_without_heavy_packages(stream, arguments):
     program = (
         "import sys; from llm_instrumentation.cli import main\n"
         "try: main(sys.argv[1:])\n"
@@ -637,7 +637,7 @@ def test_trace_is_mrm_trace(strap, monkeypatch):
     assert "Usage: mrm-trace plan" in strap("plan", "--help", program=mrm_trace)[1]
 
 
-def test_the_installed_programs_are_these():
+def test_the_installed_programs_are_strap_and_mrm_trace():
     text = (ROOT / "pyproject.toml").read_text()
     section = re.search(r"^\[project\.scripts\]\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
     assert dict(re.findall(r'^([\w-]+) = "(.*)"$', section[1], re.MULTILINE)) == {

@@ -241,7 +241,7 @@ def test_captures_that_end_in_any_order_leave_the_models_compiled(mlp, tmp_path)
     assert backend.runs == 2
 
 
-def test_what_is_compiled_within_the_block_runs_eagerly(mlp, path, watching, assert_captured):
+def test_models_compiled_within_the_block_run_eagerly(mlp, path, watching, assert_captured):
     backend, x = Counter(), torch.randn(4, 6)
     with torch.no_grad(), watching(mlp) as seen:
         mlp(x)
@@ -342,7 +342,7 @@ def test_generation_by_a_compiled_model_has_its_logits(llama, ids, path):
         assert [a.step for a in reader["['logits']"]] == [0, 1, 2]
 
 
-def test_exported_code_is_told_of(mlp, path):
+def test_a_capture_warns_of_exported_code(mlp, path):
     """Exported code has the model's weights, but does not call its modules."""
     model = nn.Sequential(mlp, nn.Linear(3, 2))
     exported = torch.export.export(mlp, (torch.randn(4, 6),)).module()

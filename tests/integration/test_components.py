@@ -232,7 +232,7 @@ def test_values_beyond_float16_have_a_float32_twin(path):
         assert_same(rebuilt(reader, ""), x)
 
 
-def test_what_a_backward_pass_computes_again_ends_in_that_word(path):
+def test_components_of_recomputed_outputs_are_named_recomputed(path):
     """An output that a backward pass computes again has `!recomputed` at the end of its name."""
 
     class Checkpointed(nn.Module):
@@ -289,7 +289,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("says", REFUSED)
-def test_what_stays_out_is_named_in_one_warning(says, path):
+def test_outputs_without_components_are_named_in_one_warning(says, path):
     model = Returns((torch.ones(2), REFUSED[says]()))
     with torch.no_grad(), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -315,7 +315,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("kind", NAMED)
-def test_no_samples_are_taken_of_them(kind, path):
+def test_no_samples_are_taken_of_components(kind, path):
     """With sampling, outputs that would need components are noted and named in one warning."""
     model = Returns((torch.ones(2), MADE[kind]()))
     config = InstrumentationConfig.balanced().with_sampling(0.5)
@@ -342,7 +342,7 @@ def test_a_component_that_cannot_be_stored_is_noted(path):
         assert len(reader.missing) == 1
 
 
-def test_a_strict_capture_raises_for_what_stays_out_alone(path):
+def test_a_strict_capture_raises_only_for_outputs_without_components(path):
     config = InstrumentationConfig.balanced().with_strict()
     model = Returns(DENSE.to_sparse())
     with torch.no_grad(), capture_activations(model, path, config=config):

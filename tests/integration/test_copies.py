@@ -94,7 +94,7 @@ def test_a_model_is_let_go_after_the_block(path):
     assert framework.stats().steps == 1
 
 
-def test_the_hook_of_another_sees_the_output_before_or_after(mlp, path):
+def test_hooks_of_others_run_before_or_after_the_capture(mlp, path):
     """Results of hooks registered before the block are captured, those of later hooks are not."""
 
     def doubled(module: nn.Module, args: object, output: Tensor) -> Tensor:

@@ -133,7 +133,7 @@ def test_a_file_that_took_the_place_of_a_stream_stays(model, path):
 
 
 @pytest.mark.parametrize("special", ["/dev/null", "pipe"])
-def test_what_is_no_file_is_refused(special, model, tmp_path):
+def test_special_files_are_refused(special, model, tmp_path):
     where = special if special.startswith("/") else tmp_path / special
     if special == "pipe":
         os.mkfifo(where)
@@ -146,7 +146,7 @@ def test_what_is_no_file_is_refused(special, model, tmp_path):
 # ---- captures that are replaced ---------------------------------------------------------
 
 
-def test_who_reads_the_old_capture_reads_it_whole(model, path):
+def test_open_readers_of_a_replaced_capture_read_it_whole(model, path):
     old = captured(model, path, steps=3)
     content = path.read_bytes()
     with ActivationReader(path) as reader, path.open("rb") as file:

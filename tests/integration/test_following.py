@@ -79,7 +79,7 @@ def test_activations_come_while_the_capture_runs(tmp_path, codec, ignore_index):
         assert [a.name for a in reader.follow()] == [a.name for a in reader]
 
 
-def test_refresh_takes_in_what_is_new_and_views_keep_what_they_had(path):
+def test_refresh_adds_new_activations_and_old_views_stay(path):
     capture = Capture(path)
     capture.add_steps(0, 1)
     capture.checkpoint()
@@ -111,7 +111,7 @@ def test_a_live_stream_shows_no_packet_without_its_type(path):
     capture.close()
 
 
-def test_selections_fit_what_comes_later(path):
+def test_selections_apply_to_later_activations(path):
     capture = Capture(path)
     with ActivationReader(path) as reader:
         wanted = {
@@ -184,7 +184,7 @@ def test_a_reader_that_is_closed_ends_the_wait(path):
 # ---- the file at the path changes ------------------------------------------------
 
 
-def test_another_capture_in_its_place_is_told(path):
+def test_another_capture_in_its_place_is_an_error(path):
     capture = Capture(path)
     capture.add_steps(0)
     with ActivationReader(path) as reader:
@@ -204,7 +204,7 @@ def test_another_capture_in_its_place_is_told(path):
 
 @pytest.mark.parametrize("ignore_index", [False, True])
 @pytest.mark.parametrize("more", [0, 40])
-def test_a_resume_that_cuts_what_was_given_is_told(path, ignore_index, more):
+def test_a_resume_that_cuts_activations_already_given_is_an_error(path, ignore_index, more):
     capture = Capture(path, "none")
     capture.add_steps(0)
     cut = capture.checkpoint()
@@ -397,7 +397,7 @@ def test_a_twin_that_comes_later_belongs_to_its_tensor(tmp_path, path, value):
         assert [activation.step for activation in following] == [1]
 
 
-def test_infinities_of_the_model_wait_for_no_twin_for_ever(tmp_path, path):
+def test_infinities_of_the_model_do_not_wait_for_a_twin(tmp_path, path):
     """Infinities of the model have no twin, but look as if one may follow.
 
     Their thread captures nothing more, while another thread goes on.

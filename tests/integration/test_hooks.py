@@ -190,7 +190,7 @@ def test_an_exception_of_the_model_comes_through(path, read):
         assert [(a.name, a.step) for a in reader] == [("first", 0), ("first", 1), ("", 1)]
 
 
-def test_what_was_captured_before_an_exception_of_the_block_is_kept(mlp, x, path, read):
+def test_packets_from_before_an_exception_of_the_block_are_kept(mlp, x, path, read):
     with pytest.raises(KeyError, match="mine"), capture_activations(mlp, path):
         mlp(x)
         raise KeyError("mine")
@@ -395,7 +395,7 @@ def test_no_thread_and_no_descriptor_is_left(mlp, x, tmp_path):
     assert descriptors() == files
 
 
-def test_a_module_that_is_replaced_is_told_of(mlp, x, path, read):
+def test_a_capture_warns_of_a_replaced_module(mlp, x, path, read):
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="'2' left the model during"):
         with capture_activations(mlp, path):
             mlp(x)
@@ -416,7 +416,7 @@ def test_a_warning_that_is_an_error_leaves_nothing_open(mlp, x, path, read):
         mlp(x)
 
 
-def test_a_preset_and_a_configuration_beside_it_are_told_of(mlp, x, path):
+def test_a_capture_warns_of_a_preset_beside_a_configuration(mlp, x, path):
     config = InstrumentationConfig.max_compression()
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="preset 'fast_capture' is taken"):
         with capture_activations(mlp, path, preset="fast_capture", config=config) as framework:
@@ -596,7 +596,7 @@ def test_a_dense_tensor_between_others(path, read):
     assert all(torch.equal(value, x.half()) for _, value in read(path))
 
 
-def test_a_name_that_no_packet_can_have_costs_that_output_alone(path, read):
+def test_a_name_that_is_too_long_costs_only_that_output(path, read):
     """A packet's name has at most 65,535 bytes. Other outputs are captured."""
 
     class Keys(nn.Module):
@@ -646,7 +646,7 @@ def test_names_that_are_never_the_same_do_not_end_the_capture(path):
         assert len(reader.missing) == stats.failed
 
 
-def test_a_name_that_cannot_be_written_costs_that_output_alone(path):
+def test_a_name_that_cannot_be_written_costs_only_that_output(path):
     class Odd(str):
         def __repr__(self) -> str:
             return "\ud800\0"
@@ -660,7 +660,7 @@ def test_a_name_that_cannot_be_written_costs_that_output_alone(path):
         assert [a.path for a in reader.missing] == ["[1][\\ud800\\0]"]
 
 
-def test_an_output_that_cannot_be_walked_costs_that_output_alone(path, read):
+def test_an_output_that_cannot_be_walked_costs_only_that_output(path, read):
     class Broken(dict):
         def items(self) -> object:
             raise KeyError("mine")
@@ -768,7 +768,7 @@ class Refusing(nn.Module):
         return self.layer(x)
 
 
-def test_a_call_that_raised_is_no_sign_of_modules_that_hide(path):
+def test_a_call_that_raised_does_not_count_as_hiding_modules(path):
     """The model raises before any module runs. This only gives a warning."""
     with pytest.warns(RuntimeWarning, match="no module ran in the block"):
         with capture_activations(Refusing(), path) as framework:
@@ -777,7 +777,7 @@ def test_a_call_that_raised_is_no_sign_of_modules_that_hide(path):
     assert framework.stats().steps == 1
 
 
-def test_a_call_that_hides_its_modules_is_told_of_also_after_an_error(path):
+def test_hidden_modules_are_an_error_also_while_an_exception_is_handled(path):
     """The model's call succeeds without its modules, within an except block."""
     model = Refusing()
     model.forward = lambda x: None
@@ -790,14 +790,14 @@ def test_a_call_that_hides_its_modules_is_told_of_also_after_an_error(path):
                 model(torch.ones(2, 6))
 
 
-def test_a_block_without_calls_is_none(mlp, path, read):
+def test_a_block_without_calls_gives_an_empty_capture(mlp, path, read):
     with capture_activations(mlp, path) as framework:
         pass
     assert framework.stats().steps == 0
     assert read(path) == []
 
 
-def test_nothing_to_capture_is_told_before_the_file_is_touched(mlp, path):
+def test_a_model_without_modules_to_capture_is_refused(mlp, path):
     """The error comes before the file at the path is touched."""
     path.write_bytes(b"precious")
     config = InstrumentationConfig.balanced().with_layers("transformer.*")

@@ -86,7 +86,7 @@ def texts(path) -> list[str]:
 # ---- the id ------------------------------------------------------------------------
 
 
-def test_an_id_from_the_beginning_on(framework, path):
+def test_a_capture_has_an_id_from_its_beginning(framework, path):
     """The tracker, the index and the token file have the same id, also of an empty stream."""
     with framework.capture_activations(path, track_per_token=True) as tracker:
         assert capture_id_of(path) == tracker.capture_id
@@ -186,7 +186,7 @@ def shortened(framework, path, **metadata) -> None:
     beside(path).write_text(json.dumps(state))
 
 
-def test_another_capture_that_comes_behind_the_check(framework, path, monkeypatch):
+def test_another_capture_that_comes_after_the_check(framework, path, monkeypatch):
     """The library checks the id again when it has locked the stream."""
     monkeypatch.setattr("llm_instrumentation.core.checkpoint.CheckpointFile.check", lambda *_: None)
     other = "00112233445566778899aabbccddeeff"
@@ -232,7 +232,7 @@ def test_tokens_without_packets_go_on(path):
         assert len(tracker.tokens) == 1
 
 
-def test_tokens_of_another_capture_are_not_gone_on_from(framework, path):
+def test_tokens_of_another_capture_are_not_resumed(framework, path):
     """Resuming refuses a token file with another id. Analysis and reader leave it out."""
     ended(framework, path, "mine")
     tokens = path.with_name("run_tokens.json")
@@ -336,7 +336,7 @@ def test_an_empty_checkpoint_path_is_the_default(framework, path):
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 @pytest.mark.parametrize("name", ["run_tokens.json", "run.stream_tokens.json"])
-def test_no_file_under_the_name_of_a_token_file(name, make, framework, path):
+def test_a_folder_or_pipe_under_the_name_of_a_token_file(name, make, framework, path):
     """It stays. Only captures with tokens are refused."""
     with framework.capture_activations(path):
         framework._models[0](torch.zeros(2, 5))
@@ -348,7 +348,7 @@ def test_no_file_under_the_name_of_a_token_file(name, make, framework, path):
     assert path.with_name(name).exists()
 
 
-def test_gen_and_gen_stream_keep_their_tokens(framework, path):
+def test_run_and_run_stream_keep_their_tokens(framework, path):
     """The streams `run` and `run.stream` share the token file name `run_tokens.json`."""
     other = path.with_name("run")
     for first, second in ((path, other), (other, path)):
@@ -368,7 +368,7 @@ def test_gen_and_gen_stream_keep_their_tokens(framework, path):
         assert not list(path.parent.glob("*_tokens.json"))
 
 
-def test_tokens_of_gen_are_not_those_of_gen_stream(framework, path):
+def test_tokens_of_run_are_not_those_of_run_stream(framework, path):
     """The capture to `run.stream` has no tokens, and may lose its index, which has its id."""
     with framework.capture_activations(path):
         framework._models[0](torch.zeros(2, 5))

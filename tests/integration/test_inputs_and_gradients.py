@@ -86,7 +86,7 @@ def test_inputs_have_the_names_of_their_places(path):
         assert {(a.step, a.call) for a in reader} == {(0, 0)}
 
 
-def test_an_input_is_what_the_module_was_given_before_it_changed_it(path):
+def test_an_input_has_the_values_from_before_the_module_changes_them(path):
     model = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))
     given = torch.tensor([-1.0, 2.0])
     with torch.no_grad(), capture_activations(model, path, config=whole().with_inputs()):
@@ -135,7 +135,7 @@ def test_inputs_of_a_real_model_are_what_plain_hooks_see(minilm, path):
     expect_equal(got, dict(expected))
 
 
-def test_an_argument_that_cannot_be_looked_into_is_told_of(path):
+def test_a_capture_warns_of_an_argument_that_cannot_be_walked(path):
     class Odd(dict):
         def items(self):
             raise RuntimeError("no items")
@@ -296,7 +296,7 @@ def test_the_gradient_of_a_leaf_is_of_no_step(path):
     assert not leaf._backward_hooks
 
 
-def test_nothing_is_captured_behind_the_block(path):
+def test_nothing_is_captured_after_the_block(path):
     """A backward pass after the block gives no gradients. The capture warns of it."""
     model = nn.Linear(4, 4)
     with (
@@ -359,7 +359,7 @@ def test_threads_keep_their_gradients_apart(path):
     assert gradients == {step: [float(k)] for step, k in given.items()}
 
 
-def test_what_leads_to_no_loss_has_no_gradient(path):
+def test_outputs_that_lead_to_no_loss_have_no_gradient(path):
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -377,7 +377,7 @@ def test_what_leads_to_no_loss_has_no_gradient(path):
     assert got["!grad"][0].unique().tolist() == [5.0]
 
 
-def test_of_parts_that_are_computed_together_those_without_a_gradient_have_none(path):
+def test_only_the_parts_of_a_split_that_lead_to_a_loss_have_gradients(path):
     class Split(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, ...]:
             return x.split(2, dim=-1)  # one node of the autograd graph gives all parts
@@ -450,7 +450,7 @@ def test_caches_are_no_inputs(llama, ids, path):
 
 
 @pytest.mark.parametrize("cut", ["with_last_position", "with_sampling"])
-def test_batched_gradients_cannot_be_cut_and_are_told_of(path, cut):
+def test_batched_gradients_cannot_be_cut(path, cut):
     """With a vectorized Jacobian, sampled or last-position gradients are noted with a warning."""
     model = nn.Linear(2, 2)
     config = getattr(whole().with_gradients(), cut)(*([0.5] if cut == "with_sampling" else []))

@@ -64,7 +64,7 @@ def test_a_collector_that_was_not_started_says_so(kind: type[BaseCollector]) -> 
 
 
 @pytest.mark.parametrize("kind", COLLECTORS)
-def test_a_collector_says_what_it_gives(kind: type[BaseCollector]) -> None:
+def test_a_collector_describes_itself(kind: type[BaseCollector]) -> None:
     """It has a known name, tells what it gives, and refuses modes that it does not have."""
     collector = kind()
     assert collector.name in machine.COLLECTORS
@@ -154,7 +154,7 @@ def test_a_pid_that_is_not_there_is_counted() -> None:
     assert {sample.pid for sample in monitor.get_samples()} == {os.getpid()}
 
 
-def test_the_monitor_refuses_what_makes_no_sense() -> None:
+def test_the_monitor_refuses_invalid_arguments() -> None:
     with pytest.raises(InvalidArgumentError, match="poll_interval_ms = 0"):
         ProcessMonitor([os.getpid()], 0)
     with pytest.raises(InvalidArgumentError, match="'cpu' is none of data, rss"):
@@ -445,7 +445,9 @@ def test_a_recording_becomes_parquet(recording: Path, tmp_path: Path) -> None:
     assert rows == table.num_rows > 0
 
 
-def test_what_is_no_recording_is_refused(memray: Any, recording: Path, tmp_path: Path) -> None:
+def test_other_files_than_recordings_are_refused(
+    memray: Any, recording: Path, tmp_path: Path
+) -> None:
     with pytest.raises(NotFoundError, match="no such file"):
         parse_memray(tmp_path / "absent.bin", "run")
     junk = tmp_path / "junk.bin"

@@ -338,7 +338,7 @@ def test_a_perf_recording_becomes_rows(tmp_path: Path, perf_mem: PerfMemRunner, 
     assert meta.parse_success and meta.dropped_samples == 0 and meta.warnings == []
 
 
-def test_lost_samples_are_told(tmp_path: Path, perf_mem: PerfMemRunner) -> None:
+def test_lost_samples_are_counted(tmp_path: Path, perf_mem: PerfMemRunner) -> None:
     if os.cpu_count() == 1:
         pytest.skip("needs a second processor to outrun perf")
     touch = "import mmap\nfor _ in range(20):\n m = mmap.mmap(-1, 1 << 25)\n m[:] = bytes(1 << 25)"
@@ -367,7 +367,7 @@ def test_perf_tells_why_it_cannot_record(tmp_path: Path, perf_mem: PerfMemRunner
     assert "recorded nothing" in meta.warnings[0]
 
 
-def test_memory_events_or_the_real_reason() -> None:
+def test_the_reason_quotes_perf_if_there_are_no_memory_events() -> None:
     collector = PerfMemRunner()
     reason = collector.unavailable_reason()
     if reason is None:

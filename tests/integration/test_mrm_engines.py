@@ -194,7 +194,7 @@ def test_a_trained_model_from_a_package_is_the_model(monkeypatch):
     assert encoder.get_runtime_metadata().extra["task"] == "forward passes of an encoder"
 
 
-def test_warming_up_says_nothing():
+def test_warming_up_gives_no_events():
     tiny = engine()
     with tiny.timed_session():
         before = len(tiny.get_phase_records())
@@ -223,12 +223,12 @@ def test_prompts_are_repeated_or_cut_to_the_context():
         ({"random": {"architecture": "t5"}}, "encoder-decoder"),
     ],
 )
-def test_what_cannot_be_loaded_says_what_would_help(source, message):
+def test_a_model_that_cannot_be_loaded_says_what_would_help(source, message):
     with pytest.raises(EngineError, match=message):
         engine(model(**source)).prepare()
 
 
-def test_a_device_that_is_not_here():
+def test_a_missing_device_is_an_error():
     import torch
 
     if torch.cuda.is_available():
@@ -239,7 +239,7 @@ def test_a_device_that_is_not_here():
         absent.load_model()
 
 
-def test_calls_out_of_order():
+def test_calls_out_of_order_are_refused():
     tiny = engine()
     with pytest.raises(EngineError, match="call prepare first"):
         tiny.load_model()
@@ -268,7 +268,7 @@ def test_a_child_gives_what_the_engine_gives_here(finished, child):
     assert apart.get_runtime_metadata().extra["process"] == "child"
 
 
-def test_a_child_has_a_process_of_its_own_that_ends(child):
+def test_a_childs_process_ends_with_its_session(child):
     _, pids, _ = child
     assert pids
     assert os.getpid() not in pids
@@ -304,7 +304,7 @@ def test_a_child_that_dies_says_how():
     apart.shutdown()
 
 
-def test_a_child_is_abandoned_at_once():
+def test_abandon_ends_the_child_at_once():
     apart = engine(in_process=False)
     apart.prepare()
     (pid,) = apart.get_target_pids()
@@ -312,7 +312,7 @@ def test_a_child_is_abandoned_at_once():
     assert not psutil.pid_exists(pid)
 
 
-def test_a_program_that_is_not_there():
+def test_a_missing_wrapping_program_is_an_error():
     config = model()
     wrapped = create_engine(config, run(config), wrap=lambda command: ["no-such-perf", *command])
     with pytest.raises(EngineError, match="no-such-perf: No such file"):
@@ -353,7 +353,7 @@ def llama_program(tmp_path, monkeypatch):
     return write
 
 
-def test_llama_cli_is_listened_to_as_it_writes(llama_program):
+def test_the_output_of_llama_cli_is_read_as_it_is_written(llama_program):
     """Each piece of output is a token. A character may be split between two pieces."""
     cli = llama_program("""
         import fcntl, sys, termios, time

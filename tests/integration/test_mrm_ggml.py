@@ -63,7 +63,7 @@ def test_each_kind_of_memory_is_found_in_either_layout(build, layout):
     ]
 
 
-def test_nothing_is_looked_at_once_it_is_closed(build):
+def test_no_tensor_is_looked_at_after_close(build):
     low = build("-DLAYOUT=1")
     memory = GgmlMemory(low)
     memory.close()
@@ -93,7 +93,7 @@ class Older(ctypes.Structure):
         (["-DLAYOUT=1"], {"_lib": None}, "_name"),
     ],
 )
-def test_a_release_that_cannot_be_asked_is_told_and_runs(build, monkeypatch, flags, change, reason):
+def test_a_model_runs_without_addresses(build, monkeypatch, flags, change, reason):
     """If a release does not tell where its tensors lie, the model runs. The metadata says why."""
     low = build(*flags)
     vars(low).update(change)

@@ -101,7 +101,7 @@ def test_without_tokens_the_tables_are_empty(tmp_path):
     ).values())  # fmt: skip
 
 
-def test_what_can_be_read_once_is_read_into_memory(tmp_path):
+def test_inputs_that_can_be_read_only_once_are_read_into_memory(tmp_path):
     rows = traced(tmp_path)
     wanted = compute_in_tokens(rows)
     for one in (rows.to_reader(), polars.from_arrow(rows), duckdb.sql("select * from rows")):

@@ -204,7 +204,7 @@ def test_memray_named_first_stays_first(tmp_path, fake):
     checked(RunFolder(Path(outcome.run_dir)))
 
 
-def test_a_policy_that_is_given_is_kept_to(tmp_path, fake, without):
+def test_the_given_policy_for_unknown_rows_is_used(tmp_path, fake, without):
     skip_unless_here("memray")
     without("perf_mem", "page_faults", "write_sets")
     given = shorter(default(tmp_path, fake))

@@ -79,7 +79,7 @@ def told_by(program):
     return json.loads(done.stdout)
 
 
-def test_memory_goes_by_rows():
+def test_memory_grows_with_the_rows():
     told = told_by(TABLES)
     assert told.pop("growth") < 64 << 20
     half = PAGES // 2
@@ -123,7 +123,7 @@ def test_a_table_with_a_row_for_each_page_has_a_limit():
         (0, 2**40 + 1, r"length_bytes, row 0 of the trace: 1099511627777 bytes .*at most"),
     ],
 )
-def test_a_length_that_cannot_be_is_refused(address, length, message):
+def test_an_impossible_length_is_refused(address, length, message):
     row = {"timestamp_ns": 1, "address": address, "address_page": address >> 12,
            "op_type": "store", "length_bytes": length}  # fmt: skip
     with pytest.raises(InvalidArgumentError, match=message):

@@ -296,7 +296,7 @@ def entry(manifest, name):
         (lambda d: (d / "manifest.json").unlink(), "manifest.json", "missing"),
     ],
 )
-def test_each_difference_is_told(run_dir, damage, path, kind):
+def test_each_difference_is_reported(run_dir, damage, path, kind):
     assert verify_manifest(run_dir) == []
     damage(run_dir)
     found = verify_manifest(run_dir)
@@ -304,7 +304,7 @@ def test_each_difference_is_told(run_dir, damage, path, kind):
     assert str(found[0]).startswith(path)
 
 
-def test_all_differences_are_told_and_other_files_are_none(run_dir):
+def test_all_differences_are_reported_and_other_files_are_ignored(run_dir):
     (run_dir / "later.txt").write_text("made by hand")
     (run_dir / "metrics.csv").unlink()
     (run_dir / "metadata.json").write_text("{}")
@@ -341,7 +341,7 @@ def test_metrics_of_arrow_tables_are_those_of_frames(tables):
     pd.testing.assert_frame_equal(build_metrics_table(as_arrow), build_metrics_table(tables))
 
 
-def test_what_a_kind_of_trace_cannot_tell_is_missing(tables, tmp_path):
+def test_metrics_that_a_kind_of_trace_cannot_tell_are_missing(tables, tmp_path):
     less = {
         name: table if name.startswith("working_set") else table.iloc[:0]
         for name, table in tables.items()
@@ -423,7 +423,7 @@ def test_the_kind_and_the_time_of_a_trace_stay_with_it(tmp_path):
     assert stated[b"mrm_trace_kind"] == b"first_touches"
 
 
-def test_what_a_trace_lacks_is_null_or_unknown_and_what_it_has_beside_follows(tmp_path):
+def test_missing_columns_are_null_or_unknown_and_further_columns_follow(tmp_path):
     needed = {
         "run_id": ["r"], "sample_id": [0], "timestamp_ns": [5], "address": [2**63 + 4096],
         "address_page": [2**51 + 1], "op_type": ["load"], "remark": ["kept"],
@@ -447,7 +447,7 @@ def test_what_a_trace_lacks_is_null_or_unknown_and_what_it_has_beside_follows(tm
         ),
     ],
 )
-def test_what_is_no_trace_is_named_and_leaves_the_old_file(tmp_path, trace, change, said):
+def test_an_invalid_trace_is_refused_and_leaves_the_old_file(tmp_path, trace, change, said):
     before = export_trace(trace, tmp_path).read_bytes()
     with pytest.raises(InvalidArgumentError, match=said):
         export_trace(change(trace), tmp_path)
@@ -554,7 +554,7 @@ def test_only_accesses_tell_how_a_cache_grows(kind):
     assert not summarise_trace(make_trace()).kv_growth.empty
 
 
-def test_a_cache_grows_to_the_byte_where_rows_have_lengths():
+def test_a_cache_grows_to_the_byte_if_rows_have_lengths():
     trace = make_trace(prompt_tokens=8, tokens=4, layers=1, kv_bytes_per_token=96)
     growth = summarise_trace(trace).kv_growth
     assert growth["live_bytes"].diff().dropna().unique().tolist() == [2 * 96]
@@ -789,7 +789,7 @@ def test_sizes_counts_and_ratios():
     ]  # fmt: skip
 
 
-def test_the_processor_s_share_of_a_moment_is_left_out(tmp_path):
+def test_the_processor_s_share_of_a_short_interval_is_left_out(tmp_path):
     samples = process_samples(20)
     end = samples.t_s.max() + 0.001
     last = pd.DataFrame({"t_s": [end], "pid": [7], "rss_mb": [5000.0], "cpu_pct": [900.0]})
@@ -812,7 +812,7 @@ def verdict(region_type, **shape):
     return next(one for one in found if one.region_type == region_type)
 
 
-def test_weights_are_told_with_their_numbers():
+def test_the_verdict_of_weights_has_their_numbers():
     found = verdict("weight", weight_window_s=12.3, tokens=44)
     assert found.suitability == "high_mrm"
     assert found.sentence == (
@@ -848,7 +848,7 @@ def test_the_kv_cache_grows():
     assert "grown from 64 KiB to 88 KiB over 4 steps" in found.sentence
 
 
-def test_what_cannot_be_told_is_not_told(tables):
+def test_a_verdict_has_only_the_numbers_of_the_given_tables(tables):
     only_pages = {"working_set_summary": tables["working_set_summary"]}
     found = verdicts(only_pages, 1.0)
     assert [one.region_type for one in found] == ["weight", "kv_cache", "activation", "runtime"]
@@ -897,7 +897,7 @@ def test_a_trace_that_is_already_there_is_not_written_again(tmp_path, trace, tab
     assert verify_manifest(tmp_path) == []
 
 
-def test_a_trace_that_should_be_there_and_is_not(tmp_path, tables):
+def test_a_trace_that_should_be_there_and_is_missing(tmp_path, tables):
     with pytest.raises(FileNotFoundError, match=r"trace\.parquet"):
         RunExporter(tmp_path).export(None, [], [], tables, trace_already_written=True)
 
@@ -928,7 +928,7 @@ def test_an_interrupted_export_leaves_no_manifest(run_dir, trace, tables, broken
     assert [one.kind for one in verify_manifest(run_dir)] == ["missing"]
 
 
-def test_an_export_once_more_replaces_the_first(run_dir, tables, trace):
+def test_a_second_export_replaces_the_first(run_dir, tables, trace):
     export(run_dir, trace.slice(0, 50), tables, figures=False, report=False)
     assert verify_manifest(run_dir) == []
     assert pq.read_table(run_dir / "trace.parquet").num_rows == 50
@@ -1022,7 +1022,7 @@ def test_a_report_written_later_is_the_same(run_dir, tmp_path):
     assert elsewhere.read_bytes() == at_export
 
 
-def test_tables_that_are_not_there_come_from_the_trace(run_dir):
+def test_missing_tables_are_computed_from_the_trace(run_dir):
     shutil.rmtree(run_dir / "tables")
     pages = load_run(run_dir).tables["working_set_summary"]
     assert set(pages["region_type"]) == {"weight", "kv_cache", "activation", "runtime"}
@@ -1185,7 +1185,7 @@ def sweep_dir(tmp_path_factory) -> Path:
     return results
 
 
-def test_a_sweep_aggregates_what_counts_and_lists_the_rest(sweep_dir):
+def test_a_sweep_aggregates_the_runs_that_count_and_lists_the_others(sweep_dir):
     sweep = load_sweep(sweep_dir)
     assert [run.run_id for run in sweep.runs] == ["ctx128_rep0", "ctx128_rep1", "ctx512_rep0"]
     reasons = {one.run_id: one.reason for one in sweep.left_out}
@@ -1204,7 +1204,7 @@ def test_a_sweep_aggregates_what_counts_and_lists_the_rest(sweep_dir):
     assert weight["suitability"].tolist() == ["high_mrm", "high_mrm"]
 
 
-def test_groups_are_as_asked_for(sweep_dir):
+def test_runs_can_be_grouped_by_chosen_columns(sweep_dir):
     by_type = load_sweep(sweep_dir, ["region_type"]).aggregates.set_index("region_type")
     assert by_type.index.tolist() == ["weight", "kv_cache", "activation", "runtime"]
     assert by_type.loc["weight", "n_runs"] == 3
@@ -1252,7 +1252,7 @@ def test_groups_that_mix_runs_say_so(sweep_dir, tmp_path):
     assert "Groups mix runs of different context_length" in check_page(path.read_text()).text
 
 
-def test_a_sweep_in_which_nothing_counts_has_a_report(tmp_path, trace, tables):
+def test_a_sweep_without_a_run_that_counts_has_a_report(tmp_path, trace, tables):
     results = tmp_path / "results"
     export(results / "run_1", trace, tables, validity="contaminated", figures=False)
     text = check_page(write_sweep_report(results, tmp_path / "out").read_text()).text
@@ -1368,7 +1368,7 @@ def test_an_archive_for_zenodo(sweep_dir, tmp_path):
     assert not any("ctx512_rep2" in name for name in stated)
 
 
-def test_raw_files_go_along_where_they_are_wanted(run_dir, tmp_path):
+def test_raw_files_are_packed_on_request(run_dir, tmp_path):
     (run_dir / "raw").mkdir()
     (run_dir / "raw" / "perf_script.txt").write_text("a line\n" * 1000)
     without = export_zenodo(run_dir, tmp_path / "a.zip")
@@ -1380,9 +1380,7 @@ def test_raw_files_go_along_where_they_are_wanted(run_dir, tmp_path):
 
 
 @pytest.mark.parametrize("pack", [export_hf, export_zenodo])
-def test_a_run_that_is_not_its_manifest_is_refused_before_a_byte_is_written(
-    run_dir, tmp_path, pack
-):
+def test_a_run_that_differs_from_its_manifest_is_not_packed(run_dir, tmp_path, pack):
     (run_dir / "trace.parquet").write_bytes(b"PAR1")
     with pytest.raises(ManifestError, match=r"trace\.parquet: its size is 4 bytes") as caught:
         pack(tmp_path / "tiny", tmp_path / "out.zip")
@@ -1417,7 +1415,7 @@ def test_an_export_follows_no_link_beside_its_folder(finished, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "hf.partial", "mine"]
 
 
-def test_names_in_a_card_are_names(tmp_path, trace, tables):
+def test_names_in_a_card_are_escaped(tmp_path, trace, tables):
     name = "<script>|`x`"
     told = metadata(name, model="a | b <img src=x>")
     told["experiment"] = {"name": "---\nlicense: mit\n---", "description": "# not a heading\n<b>"}

@@ -186,14 +186,14 @@ def test_the_metadata_tell_what_ran_and_what_it_cost(finished):
     assert told["hardware"]["memory_bytes"] > 0
 
 
-def test_the_process_monitor_is_always_beside(finished):
+def test_the_process_monitor_always_runs_too(finished):
     _, _, folder = finished
     samples = pd.read_csv(folder.raw / "process_samples.csv")
     assert set(samples.pid) == {os.getpid()}
     assert (samples.rss_mb > 0).all()
 
 
-def test_what_has_finished_is_not_run_again(finished):
+def test_a_finished_run_is_not_run_again(finished):
     path, _, folder = finished
     before = sorted(folder.path.parent.iterdir())
     code, out, _ = command("run", "--config", path, "--json")
@@ -254,7 +254,7 @@ def test_report_is_one_page_over_all_runs(finished, tmp_path):
     assert folder.run_id in page.read_text(encoding="utf-8")
 
 
-def test_report_says_which_runs_do_not_count(finished, tmp_path):
+def test_report_lists_the_runs_that_do_not_count(finished, tmp_path):
     _, _, folder = finished
     shutil.copytree(folder.path, tmp_path / "results" / "tiny" / folder.run_id)
     broken = RunFolder(tmp_path / "results" / "tiny" / "broken")
@@ -290,7 +290,7 @@ def test_each_export_has_its_own_place(finished, tmp_path, monkeypatch):
         assert any((tmp_path / "dist" / name).iterdir())
 
 
-def test_export_says_what_it_made_and_what_it_left_out(finished, tmp_path):
+def test_export_lists_what_it_made_and_what_it_left_out(finished, tmp_path):
     _, _, folder = finished
     shutil.copytree(folder.path, tmp_path / "results" / folder.run_id)
     RunFolder(tmp_path / "results" / "broken").mark("failed", "no space")
@@ -351,7 +351,7 @@ def test_a_run_that_fails_is_marked_and_the_sweep_goes_on(tmp_path):
     assert folders(tmp_path)[0].defect() is None
 
 
-def test_too_few_rows_are_no_run(tmp_path):
+def test_a_run_with_too_few_rows_fails(tmp_path):
     path = written(tmp_path, labeller={"min_sample_count": 10**9})
     code, out, _ = command("run", "--config", path, "--json")
     (run,) = json.loads(out)["runs"]
@@ -407,7 +407,7 @@ def test_each_step_of_a_fallback_is_explained(tmp_path):
     assert told["collector"]["fallback_reason"] == first["reason"]
 
 
-def test_no_collector_at_all_is_3(tmp_path):
+def test_without_a_collector_the_exit_code_is_3(tmp_path):
     skip_unless_absent(CollectorType.PERF_MEM)
     path = written(
         tmp_path, collector={"primary": "perf_mem", "fallback": None, "fallback_2": None}
@@ -723,7 +723,7 @@ class BrokenOff(SweepListener):
 
 
 @pytest.mark.parametrize("at", ["labelling", "analysing"])
-def test_a_run_has_its_class_when_its_labels_are_known_and_not_before(tmp_path, at):
+def test_a_run_is_classed_once_its_labels_are_known(tmp_path, at):
     with pytest.raises(KeyboardInterrupt):
         run_sweep(config(tmp_path), listener=BrokenOff(at))
     (folder,) = folders(tmp_path)
@@ -741,7 +741,7 @@ def test_a_run_has_its_class_when_its_labels_are_known_and_not_before(tmp_path, 
 
 
 @pytest.mark.parametrize("kib", [2, 20], ids=["at the start", "while collecting"])
-def test_a_disk_that_is_full_is_a_failed_run_that_says_so(tmp_path, kib):
+def test_a_run_on_a_full_disk_fails_and_says_so(tmp_path, kib):
     path = written(tmp_path)
     # A limit on the size of files has the effect of a full disk.
     limited = (
@@ -812,7 +812,7 @@ def test_a_demo_without_its_model_says_how_to_get_it(tmp_path, monkeypatch, caps
 
 
 @pytest.mark.parametrize("flag", ["--ctx", "--tokens"])
-def test_a_demo_refuses_lengths_that_are_none(capsys, flag):
+def test_a_demo_refuses_lengths_below_1(capsys, flag):
     with pytest.raises(SystemExit):
         demo("demo_tinyllama", flag, "-5")
     assert f"argument {flag}: -5 is below 1" in capsys.readouterr().err
@@ -863,7 +863,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_one(path):
+def test_a_notebook_is_valid(path):
     nbformat = pytest.importorskip("nbformat")
     nbformat.validate(nbformat.read(path, as_version=4))
 
@@ -894,7 +894,7 @@ def test_experiments_from_python(tmp_path):
     assert wanted.report(tmp_path / "reports").is_file()
 
 
-def test_a_cache_with_too_many_pages_for_a_table_loses_that_table_alone(tmp_path):
+def test_a_cache_with_too_many_pages_for_a_table_loses_only_that_table(tmp_path):
     row = {"run_id": "r", "sample_id": 0, "timestamp_ns": 0, "address": 1 << 40,
            "address_page": 1 << 28, "op_type": "store", "region_type": "kv_cache", "region_id": 2,
            "length_bytes": 65 << 30}  # fmt: skip
@@ -912,7 +912,7 @@ def test_a_cache_with_too_many_pages_for_a_table_loses_that_table_alone(tmp_path
     assert not verify_manifest(tmp_path)
 
 
-def test_regions_with_new_ids_are_told(tmp_path):
+def test_a_run_warns_of_regions_with_new_ids(tmp_path):
     rows = [
         {"run_id": "r", "sample_id": number, "timestamp_ns": number, "address": page << 12,
          "address_page": page, "op_type": "store", **more}

@@ -55,7 +55,7 @@ def test_a_worker_tells_where_its_weights_and_caches_lie():
     )
 
 
-def test_a_weight_that_its_kernel_has_packed_is_found_there():
+def test_a_weight_that_vllm_has_packed_is_found_in_its_kernel():
     packed = torch.zeros(64, 96)
     layer = without_weight(nn.Linear(64, 96, bias=False))
     layer.cpu_linear = lambda x, weight, bias: x @ packed
@@ -73,12 +73,12 @@ def test_a_weight_that_its_kernel_has_packed_is_found_there():
         (None, nn.Linear(8, 8, device="meta"), [], "the model is in no memory of the processor"),
     ],
 )
-def test_what_a_worker_cannot_tell_has_its_reason(pid, layer, caches, reason):
+def test_memory_that_a_worker_cannot_report_has_a_reason(pid, layer, caches, reason):
     found = vllm._memory_of(worker_with(layer, caches), pid or os.getpid())
     assert reason in found["missing"]
 
 
-def test_a_release_that_cannot_be_asked_runs_and_says_so(monkeypatch, tmp_path):
+def test_a_release_that_reports_no_memory_runs(monkeypatch, tmp_path):
     """The metadata says why there are no addresses."""
 
     class OldLLM:

@@ -59,7 +59,7 @@ def test_a_large_tensor_is_shared_out_and_a_small_one_is_not(
     assert_captured(path, seen)
 
 
-def test_where_pytorch_has_no_openmp_the_hook_copies_alone(
+def test_if_pytorch_has_no_openmp_the_hook_copies_alone(
     monkeypatch, path, watching, assert_captured
 ):
     monkeypatch.setattr(recorder, "gomp_parallel", lambda: 0)

@@ -55,7 +55,7 @@ def test_the_last_position_of_a_prompt_and_of_each_token(llama, ids, tmp_path):
         assert last["lm_head"].cat(dim=1).shape == (2, 4, 97)
 
 
-def test_positions_in_the_source_are_told(path):
+def test_an_activation_knows_its_positions_in_the_source(path):
     with (
         torch.no_grad(),
         capture_activations(model := nn.Identity(), path, config=config().with_last_position()),
@@ -79,7 +79,7 @@ def test_inputs_and_gradients_are_cut_too(path):
             assert torch.equal(reader[name][0].to_torch(), X[:, -1:])
 
 
-def test_what_is_not_dense_is_kept_whole(path):
+def test_sparse_and_nested_tensors_are_kept_whole(path):
     parts = [torch.randn(2, 4), torch.randn(3, 4)]
     nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
     with (
@@ -207,7 +207,7 @@ def test_steps_of_threads_are_left_out_one_by_one(path):
     assert capture.stats().skipped_steps == 100
 
 
-def test_a_capture_that_left_out_all_says_so(path):
+def test_a_capture_that_left_out_all_steps_warns(path):
     with (
         pytest.warns(RuntimeWarning, match="no module ran in the block: all 2 steps were left out"),
         capture_activations(model := net(), path, config=config()) as capture,
@@ -230,7 +230,7 @@ def test_a_bad_number_of_steps_is_named(bad):
         InstrumentationConfig.balanced().with_every(bad)
 
 
-def test_a_damaged_shape_is_told_of():
+def test_a_damaged_shape_is_an_error():
     good = last_position.parameters_json((2, 3, 4))
     positions, shape = last_position.positions_from_parameters(good, 8)
     assert positions.tolist() == [8, 9, 10, 11, 20, 21, 22, 23] and shape == (2, 3, 4)
@@ -242,7 +242,7 @@ def test_a_damaged_shape_is_told_of():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_what_is_computed_again_for_a_step_that_is_left_out_is_left_out(path, reentrant):
+def test_recomputation_for_a_step_that_is_left_out_is_left_out(path, reentrant):
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -287,7 +287,7 @@ def test_the_gradient_of_a_leaf_follows_the_step_before_it(path):
         assert len(reader["0!grad"]) == 2
 
 
-def test_a_module_that_ran_while_it_paused_is_told_of_so(path):
+def test_a_capture_warns_of_modules_that_ran_only_while_it_paused(path):
     model = nn.ModuleDict({"one": nn.Linear(2, 2), "other": nn.Linear(2, 2)})
     model.forward = lambda x, name: model[name](x)
     with (

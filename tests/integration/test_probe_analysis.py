@@ -23,7 +23,7 @@ def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_without_the_package_it_says_what_to_run():
+def test_without_the_package_the_script_says_how_to_run_it():
     command = [sys.executable, "-I", "-S", SCRIPT, "--help"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
@@ -134,7 +134,7 @@ def test_long_trace(tmp_path):
     assert len(list(out.iterdir())) == 4
 
 
-def test_torn_line_is_told(trace, tmp_path):
+def test_a_torn_line_is_reported(trace, tmp_path):
     with trace.open("a") as file:
         file.write('{"timestamp": 17')
     done = analyze("--input", trace, "--output-dir", tmp_path / "out")
@@ -143,7 +143,7 @@ def test_torn_line_is_told(trace, tmp_path):
     assert "1 lines are no snapshots, the first of them line 21" in done.stderr
 
 
-def test_losses_are_told(tmp_path):
+def test_losses_are_reported(tmp_path):
     one = {**snapshot(0, {"vda": ({5: 1}, 0)}), "losses": {"missed": 3, "expired": 0}}
     done = analyze("--input", write(tmp_path / "one", [one]), "--output-dir", tmp_path)
     assert "not followed, or not to their end: missed 3\n" in done.stdout
@@ -162,7 +162,7 @@ def test_device_that_completes_nothing_shows_its_queue(tmp_path):
     ("lines", "says"),
     [([], "no snapshots"), ([snapshot(0, {"vda": ({}, 0)})], "no requests in 1 windows")],
 )
-def test_nothing_is_not_drawn(lines, says, tmp_path):
+def test_a_trace_without_requests_has_no_figures(lines, says, tmp_path):
     out = tmp_path / "out"
     done = analyze("--input", write(tmp_path / "nothing", lines), "--output-dir", out)
     assert (done.returncode, done.stderr) == (0, "")
@@ -314,7 +314,7 @@ def test_report_that_cannot_be_written(trace, tmp_path):
         (["--html", "."], 2, "--html .: it would be replaced"),
     ],
 )
-def test_script_says_what_is_wrong(arguments, code, says, trace, tmp_path, monkeypatch):
+def test_errors_of_the_script(arguments, code, says, trace, tmp_path, monkeypatch):
     """Each error is one line that names the fault, with the documented exit code."""
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_text("one\ntwo\n")

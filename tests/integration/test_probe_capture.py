@@ -47,7 +47,7 @@ def captured(path: Path, config: InstrumentationConfig, steps: int = 20) -> None
 
 
 @pytest.mark.usefixtures("privileged")
-def test_a_capture_lies_beside_its_machine(tmp_path):
+def test_a_timeline_has_the_capture_and_the_machine(tmp_path):
     path = tmp_path / "run.stream"
     captured(path, InstrumentationConfig.balanced().with_probes(interval_s=0.05))
     table = timeline(path)
@@ -71,7 +71,7 @@ def test_a_capture_lies_beside_its_machine(tmp_path):
 
 
 @pytest.mark.usefixtures("privileged")
-def test_the_command_tells_what_a_capture_waited_for(tmp_path, capsys):
+def test_the_command_tells_the_bottleneck_of_a_capture(tmp_path, capsys):
     path = tmp_path / "run.stream"
     captured(path, InstrumentationConfig.balanced().with_probes(interval_s=0.05))
     figure, table = tmp_path / "timeline.svg", tmp_path / "timeline.csv"

@@ -229,7 +229,7 @@ def test_torn_line_is_passed_over(tmp_path):
         ([{**block(0), "losses": {"missed": "x"}}], CorruptError, "missed = 'x' is no count"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_leaves_what_was_there(lines, error, says, tmp_path):
+def test_a_failed_export_leaves_the_old_file(lines, error, says, tmp_path):
     out = tmp_path / "out.parquet"
     out.write_text("before")
     with pytest.raises(error, match=says):

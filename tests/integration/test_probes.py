@@ -108,7 +108,7 @@ def test_requests_are_counted(disk):
     assert abs(snapshot["monotonic_ns"] - time.monotonic_ns()) < 60e9
 
 
-def test_probe_outside_its_life(disk):
+def test_a_probe_that_is_not_started_has_no_snapshot(disk):
     probe = BlockProbe(devices=[str(disk)])
     with pytest.raises(RuntimeError, match="start it"):
         probe.snapshot()
@@ -138,7 +138,7 @@ def test_bad_options(options, error, says):
         BlockProbe(**options).start()
 
 
-def test_user_without_privilege_is_told():
+def test_user_without_privilege_gets_an_error():
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("becoming another user needs root and setpriv")
     if Path("/proc/sys/kernel/unprivileged_bpf_disabled").read_text().strip() == "0":
@@ -259,7 +259,7 @@ def test_killed_script_leaves_whole_lines(disk, tmp_path):
         (["--output", "/proc/nowhere/x.jsonl"], 1, ["/proc/nowhere/x.jsonl"]),
     ],
 )
-def test_script_says_what_is_wrong(arguments, code, says, tmp_path):
+def test_errors_of_the_script(arguments, code, says, tmp_path):
     if code == 5:
         skip_unless_here()
     done = subprocess.run(script(*arguments), capture_output=True, text=True, cwd=tmp_path)

@@ -180,7 +180,7 @@ def test_one_of_two_captures_has_the_line():
 
 
 @pytest.mark.parametrize(("options", "wanted"), [("None", False), ("True", True)])
-def test_progress_in_a_file_is_asked_for_and_is_whole_lines(tmp_path, options, wanted):
+def test_progress_in_a_file_is_whole_lines_on_request(tmp_path, options, wanted):
     with open(tmp_path / "err", "w+") as err:
         child = subprocess.Popen(
             [sys.executable, "-c", STREAMS, str(tmp_path / "a.stream"), str(tmp_path / "stop"), "1",

@@ -54,7 +54,7 @@ def test_no_value_is_further_off_than_half_of_its_last_bit(capture):
 
 
 @pytest.mark.parametrize("bound", [1e-2, 1e-5, 1e-6])
-def test_a_bound_of_ones_own(capture, bound):
+def test_other_bounds_are_kept_too(capture, bound):
     pairs, stats = capture(InstrumentationConfig.max_compression().with_error_bound(bound))
     assert all(e <= bound * s for e, s in (errors(*pair) for pair in pairs))
     assert 0 < stats.normalized_mse <= bound
@@ -90,6 +90,6 @@ def test_models_of_16_bits_are_rounded_too(dtype, build, ids, path, watching):
 
 
 @pytest.mark.parametrize("bad", [0, -1e-4, 1, 1.5, float("nan"), "1e-4", True])
-def test_what_is_no_bound(bad):
+def test_an_invalid_bound_is_refused(bad):
     with pytest.raises(ValueError, match="error_bound must be above 0 and below 1"):
         InstrumentationConfig.max_compression().with_error_bound(bad)

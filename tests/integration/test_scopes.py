@@ -39,7 +39,7 @@ def assert_only(path, model, inputs) -> None:
                 assert torch.equal(reader["0"].at(step=step).to_torch(), model[0](x).half())
 
 
-def test_threads_each_with_a_capture_of_their_own(model, tmp_path):
+def test_threads_with_separate_captures(model, tmp_path):
     """Each thread's capture has only that thread's calls of a shared model."""
     start = threading.Barrier(4)
 
@@ -56,7 +56,7 @@ def test_threads_each_with_a_capture_of_their_own(model, tmp_path):
         assert_only(tmp_path / f"{n}.stream", model, inputs_of(n))
 
 
-def test_asyncio_tasks_each_with_a_capture_of_their_own(model, tmp_path):
+def test_asyncio_tasks_with_separate_captures(model, tmp_path):
     """Each task's capture has only that task's calls of a shared model."""
 
     @torch.no_grad()  # no_grad holds for the whole thread, so it must not span an await
@@ -80,7 +80,7 @@ def test_asyncio_tasks_each_with_a_capture_of_their_own(model, tmp_path):
         assert_only(tmp_path / f"{n}.stream", model, inputs_of(n))
 
 
-def test_what_others_call_meanwhile_is_not_captured(model, tmp_path):
+def test_calls_of_other_threads_are_not_captured(model, tmp_path):
     mine, others = inputs_of(0), inputs_of(1)
 
     def other() -> None:
@@ -163,7 +163,7 @@ def test_the_inner_request_wins_and_large_tensors_have_it_too(path):
     ("name", "error"),
     [(3, TypeError), ("", ValueError), ("x" * 65_537, ValueError), ("a\0b", ValueError)],
 )
-def test_names_that_no_request_can_have(name, error):
+def test_invalid_names_of_requests_are_refused(name, error):
     with pytest.raises(error, match="a request's name"), for_request(name):
         pass
 

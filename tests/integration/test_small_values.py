@@ -90,7 +90,7 @@ def test_the_layers_that_are_named_are_those_that_the_library_counts(path):
     assert "2 tensors of '2', '3':" in message
 
 
-def test_small_values_beside_large_ones_are_no_matter(x, path):
+def test_small_values_beside_large_ones_give_no_warning(x, path):
     identity = nn.Identity()
     x[::2] *= 1e-8
     with warnings.catch_warnings():
@@ -141,7 +141,7 @@ def test_samples_are_kept_as_float32_too(x, path):
 
 
 @pytest.mark.parametrize("archive", [False, True])
-def test_an_error_bound_that_float16_breaks_has_float32_beside(
+def test_float32_is_kept_too_if_float16_breaks_the_error_bound(
     archive, model, x, path, watching, read, same
 ):
     config = InstrumentationConfig.max_compression()

@@ -71,7 +71,7 @@ WHOLE = [*INNER, "outer.1", "outer", ""]
 
 
 @pytest.mark.parametrize("include", [None, "outer.0.*"], ids=["all", "those inside"])
-def test_a_call_that_comes_in_below_the_models_children(path, include):
+def test_a_call_of_a_module_below_the_models_children_is_a_step(path, include):
     model = Deep()
     config = InstrumentationConfig.balanced().with_layers(include or "*")
     inner = INNER if include is None else INNER[:2]
@@ -86,7 +86,7 @@ def test_a_call_that_comes_in_below_the_models_children(path, include):
     assert list(steps_of(path).values()) == [inner, whole, INNER[:1], inner, whole]
 
 
-def test_generation_through_a_wrapper_as_of_peft(llama, ids, path):
+def test_generation_within_a_wrapper_as_that_of_peft(llama, ids, path):
     wrapper = nn.Module()
     wrapper.base_model = nn.Module()
     wrapper.base_model.model = llama
@@ -97,7 +97,7 @@ def test_generation_through_a_wrapper_as_of_peft(llama, ids, path):
         assert all(a.step is not None and a.call == 0 for a in reader)
 
 
-def test_what_a_method_calls_beside_each_other_is_one_step(path):
+def test_calls_one_after_the_other_in_a_method_of_the_model_are_one_step(path):
     model = Deep()
     with torch.no_grad(), capture_activations(model, path) as framework:
         model.one_after_the_other(X)
@@ -115,7 +115,7 @@ def test_a_loop_in_a_method_makes_steps(path):
     assert list(steps_of(path).values()) == [WHOLE] * 3
 
 
-def test_calls_beside_each_other_by_a_function_of_others_are_steps(path):
+def test_calls_one_after_the_other_outside_of_the_model_are_steps(path):
     model = Deep()
 
     class Runner:
@@ -179,7 +179,7 @@ def test_an_encoder_that_generation_calls_by_itself(encoder, build, ids, path):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_what_a_backward_pass_computes_again_is_marked(reentrant, path):
+def test_recomputation_in_a_backward_pass_is_marked(reentrant, path):
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -38,7 +38,7 @@ def kernel() -> None:
         pytest.skip(str(error))
 
 
-def test_strap_alone_helps():
+def test_strap_without_arguments_prints_help():
     done = strap()
     assert (done.returncode, done.stderr) == (0, "")
     assert all(command in done.stdout for command in ("probe", "top", "export", "salvage"))
@@ -158,7 +158,7 @@ def test_top_sorts_by_keys(terminal):
     terminal.read_until(rb"7m *faults/s")
 
 
-def test_top_of_no_terminal_is_a_table_each_interval(kernel):
+def test_top_without_a_terminal_prints_a_table_each_interval(kernel):
     with subprocess.Popen(
         [*STRAP, "top", "--interval", "0.1"], stdout=subprocess.PIPE, text=True
     ) as running:
@@ -177,7 +177,7 @@ def test_top_once(kernel):
     assert "\x1b" not in done.stdout
 
 
-def test_user_without_privilege_is_told():
+def test_user_without_privilege_gets_an_error():
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("becoming another user needs root and setpriv")
     if Path("/proc/sys/kernel/unprivileged_bpf_disabled").read_text().strip() == "0":
@@ -243,7 +243,7 @@ def test_salvage(tmp_path):
         (["nosuch"], 2, "nosuch"),
     ],
 )
-def test_strap_says_what_is_wrong(arguments, code, says, tmp_path):
+def test_errors_of_the_command(arguments, code, says, tmp_path):
     (tmp_path / "notes.txt").write_text("one\ntwo\n")
     (tmp_path / "line.jsonl").write_text(LINE)
     done = strap(*arguments, cwd=tmp_path)
@@ -252,7 +252,7 @@ def test_strap_says_what_is_wrong(arguments, code, says, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_top_of_a_device_that_is_not_there(kernel):
+def test_top_of_a_missing_device(kernel):
     done = strap("top", "--device", "nosuch")
     assert (done.returncode, done.stdout) == (5, "")
     assert '"nosuch"' in done.stderr and done.stderr.count("\n") == 1

@@ -83,12 +83,12 @@ def loaded_and_by_hand(model: nn.Module, work: Callable[[nn.Module], object]) ->
 @pytest.mark.parametrize("work", WORK)
 @pytest.mark.parametrize("experts", ["eager", "batched_mm", "grouped_mm"])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_weights_of_experts_that_are_chosen_are_read(name, experts, work):
+def test_only_the_weights_of_chosen_experts_are_read(name, experts, work):
     loaded, by_hand = loaded_and_by_hand(model_of(name, experts), WORK[work])
     assert loaded == by_hand > 0
 
 
-def test_so_it_is_where_torch_cannot_group(monkeypatch):
+def test_only_chosen_experts_are_read_if_torch_cannot_group(monkeypatch):
     monkeypatch.setattr(moe, "_can_use_grouped_mm", lambda *_: False)
     for work in WORK.values():
         loaded, by_hand = loaded_and_by_hand(model_of("Qwen3", "grouped_mm"), work)

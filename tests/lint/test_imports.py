@@ -106,7 +106,7 @@ def test_imports_keep_to_the_layers(env):
     assert wrong == []
 
 
-def test_c_lives_at_the_rim():
+def test_only_some_packages_use_c():
     use_c = {short(p["ImportPath"]) for p in packages(**NATIVE) if p.get("CgoFiles")}
     assert "capi" in use_c
     assert use_c <= MAY_USE_C

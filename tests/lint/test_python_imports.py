@@ -156,7 +156,7 @@ def test_a_made_up_violation_is_found(module, source, fault):
         ("_native.library", "from ..errors import StrapError"),
     ],
 )
-def test_what_the_table_allows_is_not(module, source):
+def test_an_import_that_the_table_allows_is_no_violation(module, source):
     assert wrong(f"{NAME}.{module}", source) == []
 
 
@@ -171,7 +171,7 @@ def test_what_the_table_allows_is_not(module, source):
         "import unheard_of.module",
     ],
 )
-def test_a_package_that_may_be_missing_is_found(source):
+def test_an_import_without_its_extra_is_found(source):
     (found,) = without_extra("module", source)
     assert "without its extra" in found
 
@@ -185,5 +185,5 @@ def test_a_package_that_may_be_missing_is_found(source):
         "if TYPE_CHECKING:\n    import pandas as pd",
     ],
 )
-def test_a_package_inside_its_extra_is_not(source):
+def test_a_package_inside_its_extra_is_no_violation(source):
     assert without_extra("module", source) == []

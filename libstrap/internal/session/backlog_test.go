@@ -50,7 +50,7 @@ func soon[T any](t *testing.T, c <-chan T) (v T) {
 	return v
 }
 
-func TestEagerWorkersTakeWhatComes(t *testing.T) {
+func TestEagerWorkersTakePacketsAtOnce(t *testing.T) {
 	b := newBacklog(false, false, 100)
 	defer b.Close()
 	taken := worker(b)

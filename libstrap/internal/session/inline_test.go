@@ -41,7 +41,7 @@ func checkSums(t *testing.T, path string, want [][]byte) {
 
 // Packets that are made in the stream's own blocks are whole and in order. Their sizes vary, some
 // meet the end of a block, some come after staged packets, and half of them come after a resume.
-func TestPacketsAreMadeWhereTheyAreWritten(t *testing.T) {
+func TestPacketsAreMadeInTheStreamsBlocks(t *testing.T) {
 	alone := func(k codec.Kind) Options { return options(k) }
 	dropping := func(k codec.Kind) Options {
 		o := helped(k)

@@ -492,7 +492,7 @@ func TestResumeCutsToTheCheckpoint(t *testing.T) {
 }
 
 // Resuming a stream with no index, or an unreadable one, lists its packets in a new index.
-func TestResumeWithoutAnIndexListsWhatIsThere(t *testing.T) {
+func TestResumeWithoutAnIndexListsThePackets(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	s := open(t, path, options(codec.LZ4))
 	enqueue(t, s, tensorOf(mustLayer(t, s, "old"), wire.Float32, []float32{1, 2}))

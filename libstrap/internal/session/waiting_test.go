@@ -161,7 +161,7 @@ func TestSkippedTensorsHoldUpNoLaterCall(t *testing.T) {
 
 // A tensor that timed out finds its memory when the call is repeated, even if other threads enqueued
 // tensors meanwhile.
-func TestCallsBehindAnAbsentOneLeaveItItsRoom(t *testing.T) {
+func TestLaterCallsLeaveRoomForATensorThatTimedOut(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
 	s, _ := withLayer(t, o)
