@@ -17,7 +17,7 @@
 struct hooks {
   int32_t running;       /* 0: the capture has ended, and every hook returns None at once */
   int32_t last_position; /* 1: leave (batch, positions, features) to Python, which cuts it */
-  uint64_t number;       /* of the capture: above 0, unique in the process */
+  uint64_t number;       /* the capture's number: above 0, unique in the process */
   uint64_t session;
   strap_status (*enqueue)(strap_session, strap_tensor *, int32_t, strap_error *);
   strap_status (*offer)(strap_session, const strap_tensor *, strap_error *);
@@ -30,11 +30,11 @@ struct hooks {
   unsigned char *ran;                        /* one byte per module: 1 once it has run */
 };
 
-/* One hook: of a module, or of one tensor inside a module's output. */
+/* A hook on a module, or on one tensor inside a module's output. */
 struct hook {
   struct hooks *all;
   uint32_t layer;      /* the session's id of the tensor */
-  uint32_t index;      /* of the module, into `calls` and `ran` */
+  uint32_t index;      /* the module's place in `calls` and `ran` */
   PyObject *owner;     /* a reference that keeps `all` alive */
   PyObject *otherwise; /* the hook in Python */
 };
@@ -220,8 +220,8 @@ static PyObject *run_put(PyObject *self, PyObject *const *arguments, Py_ssize_t 
                                       arguments[3], arguments[4], (PyObject *)NULL);
 }
 
-static PyMethodDef hook_method = {"hook", run, METH_FASTCALL, "Captures what a module returns."};
-static PyMethodDef put_method = {"put", run_put, METH_FASTCALL, "Captures a part of that."};
+static PyMethodDef hook_method = {"hook", run, METH_FASTCALL, "Captures the output of a module."};
+static PyMethodDef put_method = {"put", run_put, METH_FASTCALL, "Captures one tensor."};
 
 static void drop(PyObject *capsule) {
   struct hook *h = PyCapsule_GetPointer(capsule, NULL);

@@ -1,8 +1,8 @@
 /*
- * python.h - what hook.so needs of CPython and of DLPack.
+ * python.h - declarations of the parts of CPython and DLPack that hook.so uses.
  *
- * The functions of CPython are in its stable ABI and declared here, so that one file serves every
- * version from 3.10 on and building it takes no headers of Python:
+ * All functions of CPython here are in its stable ABI. So one hook.so serves every version from
+ * 3.10 on, and building it needs no headers of Python:
  * https://docs.python.org/3/c-api/stable.html. Tensors are read through DLPack's exchange API:
  * https://dmlc.github.io/dlpack/latest/c_api.html.
  */
@@ -64,7 +64,7 @@ typedef struct {
   uint64_t byte_offset;
 } DLTensor;
 
-/* A type, without a reference: a value that lives keeps it. */
+/* type_of returns the type of a value. The reference is borrowed and valid while the value lives. */
 static inline PyObject *type_of(PyObject *value) {
   PyObject *type = PyObject_Type(value);
   Py_DecRef(type);

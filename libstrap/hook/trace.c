@@ -1,10 +1,13 @@
 /*
- * trace.c - the torch tracer's hot path without Python: runs an operator that PyTorch hands to a
- * dispatch mode, and appends a row for each tensor that the operator reads or writes.
+ * trace.c - the torch tracer's hot path, which runs no Python. It runs the operators that PyTorch
+ * passes to a dispatch mode, and appends a row for each tensor that an operator reads or writes.
  *
- * llm_instrumentation._native.operators loads it and owns all memory. The recorder in Python
- * (mrm/collector/torch/recorder.py) is its twin: an operator or a tensor that needs more than what
- * is here goes there, and both write the same rows.
+ * llm_instrumentation._native.operators loads this file and owns all memory. The recorder in Python
+ * (mrm/collector/torch/recorder.py) does the same work and writes the same rows. It takes the
+ * operators and tensors that this file does not handle.
+ *
+ * Functions that return an int return 0, or -1 with an exception. Those named is_... and those whose
+ * comment says otherwise differ.
  */
 #ifndef __APPLE__
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
@@ -20,38 +23,40 @@ PyObject *PySequence_GetItem(PyObject *, Py_ssize_t);
 void *PyLong_AsVoidPtr(PyObject *);
 unsigned long long PyLong_AsUnsignedLongLong(PyObject *);
 
-/* A row; mrm/collector/torch/spool.py has the same. */
+/* A row of the trace. mrm/collector/torch/spool.py declares the same. */
 struct row {
   int64_t time;
   uint64_t address;
   int64_t length, word, code;
 };
 
-/* How to run an operator; _native/operators.py has this struct and the next two. */
+/* The ways to run an operator. _native/operators.py declares the same, and the next two structs. */
 enum form {
-  VIEW,                /* moves nothing */
-  MOVES,               /* reads and writes as its positions say */
-  MOVES_IF_CONTIGUOUS, /* so does it where its first argument is contiguous */
-  MOVES_IF_COPIED,     /* so does it where its result is no view of its first argument */
-  IN_PYTHON,
+  VIEW,                /* reads and writes no memory */
+  MOVES,               /* reads and writes the tensors at its positions */
+  MOVES_IF_CONTIGUOUS, /* as MOVES if its first argument is contiguous, else Python runs it */
+  MOVES_IF_COPIED,     /* as MOVES, but no rows if its result is a view of its first argument */
+  IN_PYTHON,           /* Python runs it */
 };
-enum { MOST = 8 }; /* positions of a sort */
+enum { MOST = 8 }; /* the most positions of each kind */
+
+/* An operator that the tracer knows. */
 struct site {
-  PyObject *func; /* the OpOverload, by which it is found */
-  PyObject *op;   /* runs it and notes nothing; None: what it is made of is to be seen */
+  PyObject *func; /* the OpOverload, the key of the operator */
+  PyObject *op;   /* runs the operator without rows. None: record the operators that it calls */
   PyObject *run;  /* run(args, kwargs), the handler in Python; None for a view */
   int64_t load, store; /* codes of the rows */
   int32_t form;
-  int32_t reads, writes, results; /* how many */
+  int32_t reads, writes, results; /* the numbers of positions below */
   int32_t read[MOST], written[MOST], result[MOST];
-  int32_t several; /* the call gives a tuple of results */
+  int32_t several; /* the operator returns a tuple of results */
 };
 
-/* A storage met lately. */
+/* A storage that the tracer has met, in a cache of the latest ones. */
 struct met {
-  uintptr_t storage;
-  int64_t word;
-  int64_t is_weight; /* was seen as a parameter */
+  uintptr_t storage; /* the address of the storage object; 0: the slot is empty */
+  int64_t word;      /* for the rows; it names the storage's region */
+  int64_t is_weight; /* 1: see_parameter made the storage a weight */
 };
 
 enum { ROWS = 1 << 13, SITES = 1 << 10, STORAGES = 1 << 12 };
@@ -59,38 +64,39 @@ enum { ROWS = 1 << 13, SITES = 1 << 10, STORAGES = 1 << 12 };
 /* The recorder of a thread. */
 struct tracer {
   /* Set by Python. */
-  int (*view)(PyObject *tensor, DLTensor *); /* borrows; 0, or -1 with an exception */
-  const int64_t *forgotten;     /* how often the regions let go of storages */
+  int (*view)(PyObject *tensor, DLTensor *); /* fills a borrowed view; -1 sets an exception */
+  const int64_t *forgotten;     /* grows before addresses of storages may be used again */
   PyObject *plain, *parameter;  /* the types Tensor and Parameter */
   PyObject *tuple, *list, *integer, *real; /* types */
   PyObject *none, *no_keywords; /* None, {} */
   PyObject *untyped_storage;    /* Tensor.untyped_storage */
   PyObject *cdata;              /* "_cdata" */
-  PyObject *meet;               /* meet(tensor): the word of its storage */
-  PyObject *see_parameter;      /* see_parameter(tensor): whether its storage is a weight now */
-  PyObject *note;               /* note(value, time, code) */
+  PyObject *meet;               /* meet(tensor) returns the word of its storage */
+  PyObject *see_parameter;      /* see_parameter(tensor) returns if its storage is a weight now */
+  PyObject *note;               /* note(value, time, code) appends rows for any value */
   PyObject *dispatch;           /* dispatch(func, types, args, kwargs) */
-  PyObject *gap;                /* gap(): how many operators pass before the next is recorded */
+  PyObject *gap;                /* gap() returns how many operators to skip before the next row */
   PyObject *full;               /* full(block, rows) takes the rows of a block */
-  int64_t samples, sampling;    /* whether some operators pass at all, and now */
-  struct site *sites[SITES];    /* by slot_of, with NULL behind each chain */
+  int64_t samples, sampling;    /* samples: there is a gap; sampling: operators are skipped now */
+  struct site *sites[SITES];    /* a hash table by slot_of; NULL ends a chain */
   /* Set here. */
   struct tracer *next;
-  PyObject *mode; /* the dispatch mode, which owns all this */
-  const void *thread;
-  int64_t passing; /* operators */
-  int64_t known;   /* `forgotten` when the storages were met */
-  int64_t block, at; /* the next row's place */
+  PyObject *mode;      /* the dispatch mode, which owns the tracer */
+  const void *thread;  /* the address of `here` in the tracer's thread */
+  int64_t passing;     /* how many operators are still skipped */
+  int64_t known;       /* the value of `forgotten` for the storages in `met` */
+  int64_t block, at;   /* the place of the next row */
   struct met met[STORAGES];
   struct row rows[2][ROWS];
 };
 
 static _Thread_local char here; /* its address tells threads apart */
 
-/* Those that are alive, the latest first; changed and read under the interpreter's lock. A mode is
- * what its functions are bound to, as PyTorch wants it, so that is what finds them. */
+/* The tracers that are alive, the latest first. The caller holds the GIL. PyTorch wants the
+ * functions of a mode to be bound to the mode, so tracer_of finds a tracer by its mode. */
 static struct tracer *tracers;
 
+/* tracer_of returns the tracer of a mode. It returns NULL with an exception if it has ended. */
 static struct tracer *tracer_of(PyObject *mode) {
   struct tracer *t = tracers;
   while (t != NULL && t->mode != mode) t = t->next;
@@ -112,14 +118,15 @@ static size_t slot_of(const void *pointer, size_t slots) {
   return ((uintptr_t)pointer * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (slots - 1);
 }
 
-/* Gives a call's result up; -1 if there was none. */
+/* done drops the result of a call. It returns -1 if the call failed. */
 static int done(PyObject *result) {
   if (result == NULL) return -1;
   Py_DecRef(result);
   return 0;
 }
 
-/* Hands a block's rows over. A finaliser that runs an operator meanwhile writes into the other. */
+/* tracer_flush passes the rows of the current block to Python. Python may run a finaliser meanwhile
+ * whose operators append rows; these go to the other block. */
 int tracer_flush(struct tracer *t) {
   long long block = t->block, rows = t->at;
   t->block = 1 - t->block;
@@ -134,7 +141,8 @@ static int put(struct tracer *t, struct row row) {
   return 0;
 }
 
-/* Where a tensor's storage is remembered; NULL with an exception. */
+/* meet returns the cache's entry of a tensor's storage, and asks Python to meet a new storage. It
+ * returns NULL with an exception. */
 static struct met *meet(struct tracer *t, PyObject *tensor) {
   PyObject *storage = PyObject_CallFunctionObjArgs(t->untyped_storage, tensor, (PyObject *)NULL);
   if (storage == NULL) return NULL;
@@ -144,7 +152,7 @@ static struct met *meet(struct tracer *t, PyObject *tensor) {
   uintptr_t pointer = (uintptr_t)PyLong_AsVoidPtr(cdata);
   Py_DecRef(cdata);
   struct met *met = &t->met[slot_of((void *)pointer, STORAGES)];
-  if (t->known != *t->forgotten) { /* their addresses may be those of others now */
+  if (t->known != *t->forgotten) { /* new storages may have the addresses of the cached ones */
     for (int i = 0; i < STORAGES; i++) t->met[i].storage = 0;
     t->known = *t->forgotten;
   }
@@ -153,7 +161,7 @@ static struct met *meet(struct tracer *t, PyObject *tensor) {
   if (word == NULL) return NULL;
   *met = (struct met){pointer, PyLong_AsLongLong(word), 0};
   Py_DecRef(word);
-  if (met->word < 0) met->storage = 0; /* without memory: the regions do not keep its address */
+  if (met->word < 0) met->storage = 0; /* no memory, so its address may be used again at any time */
   return met;
 }
 
@@ -175,7 +183,8 @@ static int is_contiguous(const DLTensor *d) {
 
 static uint64_t address_of(const DLTensor *d) { return (uintptr_t)d->data + d->byte_offset; }
 
-/* Describes a tensor in host memory; 0: it is left to Python, which finds out why. */
+/* describe fills d with a tensor in host memory and returns 1. It returns 0 if Python has to handle
+ * the tensor; KeyboardInterrupt or SystemExit may then be pending. */
 static int describe(const struct tracer *t, PyObject *tensor, DLTensor *d) {
   PyObject *type = type_of(tensor);
   if (type != t->plain && type != t->parameter) return 0;
@@ -184,13 +193,14 @@ static int describe(const struct tracer *t, PyObject *tensor, DLTensor *d) {
   return 0;
 }
 
+/* note_in_python lets Python append the rows of a value, unless an exception is pending. */
 static int note_in_python(struct tracer *t, PyObject *value, int64_t now, int64_t code) {
   if (PyErr_Occurred()) return -1;
   return done(PyObject_CallFunction(t->note, "OLL", value, (long long)now, (long long)code));
 }
 
-/* Offloading brings parameters in for one call: their storage is a weight. `met` is where it is
- * remembered; NULL with an exception. */
+/* see_parameter makes the storage of a parameter a weight, if it is not one yet. Offloading may load
+ * a parameter for one call only. met is the storage's entry, or NULL if meet failed. */
 static int see_parameter(struct tracer *t, PyObject *parameter, struct met *met) {
   if (met == NULL) return -1;
   if (met->is_weight) return 0;
@@ -202,11 +212,11 @@ static int see_parameter(struct tracer *t, PyObject *parameter, struct met *met)
   return 0;
 }
 
-/* All of a tensor is read or written. */
+/* note appends the row of an operator that reads or writes a whole tensor. */
 static int note(struct tracer *t, PyObject *tensor, int64_t now, int64_t code) {
   DLTensor d;
   if (!describe(t, tensor, &d) || !is_contiguous(&d)) return note_in_python(t, tensor, now, code);
-  /* What `d` points to is the tensor's own: it is read before anything else can run. */
+  /* d points into the tensor, so use it before other code can run and change the tensor. */
   struct row row = {now, address_of(&d), bytes_of(&d), 0, code};
   struct met *met = meet(t, tensor);
   if (met == NULL) return -1;
@@ -215,7 +225,8 @@ static int note(struct tracer *t, PyObject *tensor, int64_t now, int64_t code) {
   return put(t, row);
 }
 
-/* The tensors of an argument or a result: a tensor, a sequence of them, or a number for none. */
+/* note_value appends the rows of an argument or a result. It may be a tensor, a tuple or list of
+ * tensors, or None or a number, which have no rows. */
 static int note_value(struct tracer *t, PyObject *value, int64_t now, int64_t code) {
   PyObject *type = type_of(value);
   if (type == t->plain || type == t->parameter) return note(t, value, now, code);
@@ -249,7 +260,8 @@ static int note_results(struct tracer *t, const struct site *s, PyObject *out, i
   return 0;
 }
 
-/* Runs an operator, and notes what its positions say. */
+/* run runs an operator and appends the rows of the tensors at its positions. If the operator's form
+ * does not allow that, it calls the handler in Python. It returns the operator's result. */
 static PyObject *run(struct tracer *t, const struct site *s, PyObject *arguments,
                      PyObject *keywords) {
   DLTensor given, got;
@@ -277,6 +289,7 @@ static PyObject *run(struct tracer *t, const struct site *s, PyObject *arguments
   return NULL;
 }
 
+/* run_view runs a view, which has no rows. A parameter's storage becomes a weight by it. */
 static PyObject *run_view(struct tracer *t, const struct site *s, PyObject *arguments,
                           PyObject *keywords) {
   PyObject *first = PyTuple_Size(arguments) > 0 ? PyTuple_GetItem(arguments, 0) : NULL;
@@ -289,7 +302,7 @@ static PyObject *run_view(struct tracer *t, const struct site *s, PyObject *argu
   return PyObject_Call(s->op, arguments, keywords);
 }
 
-/* Whether an operator is one of those that a sample leaves out; -1 with an exception. */
+/* passes returns 1 if sampling skips this operator, 0 if not, and -1 with an exception. */
 static int passes(struct tracer *t, const struct site *s) {
   if (!t->samples || !t->sampling || s->op == t->none) return 0;
   if (t->passing > 0) {
@@ -303,14 +316,15 @@ static int passes(struct tracer *t, const struct site *s) {
   return 0;
 }
 
+/* site_of returns the site of an operator, or NULL if the tracer does not know it. */
 static const struct site *site_of(const struct tracer *t, const PyObject *func) {
   size_t slot = slot_of(func, SITES);
   while (t->sites[slot] != NULL && t->sites[slot]->func != func) slot = (slot + 1) % SITES;
   return t->sites[slot];
 }
 
-/* Whether an operator is of tensors that say what they are made of. PyTorch's own code in C++ may
- * list Tensor itself. */
+/* is_of_subclasses returns whether an operator has tensors of a subclass, which may define
+ * __torch_dispatch__. PyTorch's C++ code may list Tensor itself among the types. */
 static int is_of_subclasses(const struct tracer *t, PyObject *types) {
   Py_ssize_t count = PyTuple_Size(types);
   for (Py_ssize_t i = 0; i < count; i++) {
@@ -331,7 +345,7 @@ static PyObject *dispatch(PyObject *self, PyObject *const *given, Py_ssize_t cou
   PyObject *func = given[0], *types = given[1], *arguments = given[2];
   PyObject *keywords = count == 4 ? given[3] : t->no_keywords;
   const struct site *s = site_of(t, func);
-  /* Autograd brings the mode to threads of its own. */
+  /* Autograd also uses the mode in its own threads. */
   if (s == NULL || is_of_subclasses(t, types) || t->thread != &here)
     return PyObject_CallFunctionObjArgs(t->dispatch, func, types, arguments, keywords,
                                         (PyObject *)NULL);
@@ -363,14 +377,15 @@ static PyMethodDef dispatch_method = {"__torch_dispatch__", dispatch, METH_FASTC
                                       "Runs an operator and records what it moves."};
 static PyMethodDef put_method = {"put", run_put, METH_FASTCALL, "Appends a row."};
 
-/* Adds an operator; its slots are never full. */
+/* tracer_learn adds an operator. The caller keeps the site alive, and leaves at least one of the
+ * SITES slots empty. */
 void tracer_learn(struct tracer *t, struct site *site) {
   size_t slot = slot_of(site->func, SITES);
   while (t->sites[slot] != NULL) slot = (slot + 1) % SITES;
   t->sites[slot] = site;
 }
 
-/* Begins with the dispatch mode of the calling thread. */
+/* tracer_begin makes t the tracer of a dispatch mode, for the calling thread. */
 void tracer_begin(struct tracer *t, PyObject *mode) {
   t->mode = mode;
   t->thread = &here;
@@ -378,12 +393,14 @@ void tracer_begin(struct tracer *t, PyObject *mode) {
   tracers = t;
 }
 
+/* tracer_end removes t from the tracers. Its functions then raise a TypeError. */
 void tracer_end(struct tracer *t) {
   struct tracer **link = &tracers;
   while (*link != NULL && *link != t) link = &(*link)->next;
   if (*link != NULL) *link = t->next;
 }
 
+/* tracer_dispatch and tracer_put return new functions of the mode's tracer. */
 PyObject *tracer_dispatch(PyObject *mode) { return PyCFunction_NewEx(&dispatch_method, mode, NULL); }
 
 PyObject *tracer_put(PyObject *mode) { return PyCFunction_NewEx(&put_method, mode, NULL); }

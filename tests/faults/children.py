@@ -1,4 +1,4 @@
-"""Processes of their own for what is killed, frozen or interrupted, and what they capture."""
+"""Child processes that tests may kill, freeze or interrupt, and the models that they capture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 # ---- processes --------------------------------------------------------------------
 
-# Its server imports everything once, without loading the library, and forks each child.
+# The server imports all modules once, without loading the library, and forks each child.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     ["pytest", "llm_instrumentation.core.framework", "llm_instrumentation.analysis.reader"]
@@ -34,10 +34,11 @@ _context.set_forkserver_preload(
 
 
 class Child:
-    """Runs ``function(tell, *args)`` of a test module in a process of its own.
+    """A child process that runs ``function(tell, *args)`` of a test module.
 
     Args:
-        function: its ``tell(value)`` sends a value to :meth:`told`.
+        function: a function at module level. With ``tell(value)`` it sends a value to
+            :meth:`told`.
     """
 
     def __init__(self, function: Callable[..., None], *args: Any) -> None:
@@ -51,10 +52,10 @@ class Child:
         self.pid = self._process.pid
 
     def told(self, timeout: float = 120) -> Any:
-        """What it tells next.
+        """Waits for the next value that the child tells, and returns it.
 
         Raises:
-            EOFError: it has ended.
+            EOFError: the child has ended.
         """
         assert self._pipe.poll(timeout), f"no word from the child in {timeout} s"
         kind, value = self._pipe.recv()
@@ -62,7 +63,7 @@ class Child:
         return value
 
     def all_told(self) -> list[Any]:
-        """All that it tells until it ends."""
+        """All values that the child tells until it ends."""
         values = []
         while True:
             try:
@@ -74,11 +75,11 @@ class Child:
         os.kill(self.pid, number)
 
     def is_stopped(self) -> bool:
-        """Whether all its threads are stopped, proc(5)."""
+        """Whether all threads of the child are stopped; see proc(5)."""
         return self._states() == {"T"}
 
     def waits_for_a_disk(self) -> bool:
-        """Whether a thread is in uninterruptible sleep, proc(5)."""
+        """Whether a thread of the child is in uninterruptible sleep; see proc(5)."""
         return "D" in self._states()
 
     def _states(self) -> set[str]:
@@ -86,16 +87,16 @@ class Child:
         return {stat.read_text().rpartition(")")[2].split()[0] for stat in threads}
 
     def join(self, timeout: float = 120) -> int:
-        """Waits for its end; the exit status, or minus the signal that killed it."""
+        """Waits for the child's end. Returns its exit status, or minus the signal that ended it."""
         self._process.join(timeout)
         assert self._process.exitcode is not None, f"the child runs on after {timeout} s"
         return self._process.exitcode
 
     def end(self) -> None:
-        """Kills it where it still runs."""
+        """Kills the child if it still runs."""
         if self._process.exitcode is None:
             self.signal(signal.SIGKILL)
-            self._process.join(1)  # not before a thaw where it writes to a frozen disk
+            self._process.join(1)  # a child that writes to a frozen disk ends only after a thaw
 
 
 def _run(file: str, name: str, pipe: Connection, args: tuple[Any, ...]) -> None:
@@ -120,7 +121,7 @@ def noise(step: int, size: int) -> Tensor:
 
 
 class Noise(nn.Module):
-    """Returns ``noise(step, size)``, so that anyone can tell what must be in the file."""
+    """Returns ``noise(step, size)``, so that a test can compute what the file must hold."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -133,7 +134,7 @@ class Noise(nn.Module):
 def framework(
     *models: nn.Module, memory: float = 0.1, codec: str = "none", strict: bool = False
 ) -> InstrumentationFramework:
-    """A framework with these models and ``memory`` gigabytes."""
+    """A framework with these models and a memory limit of ``memory`` gigabytes."""
     config = InstrumentationConfig(
         HookGranularity.FULL_TENSOR, codec, max_memory_gb=memory, strict=strict, progress=False
     )
@@ -144,7 +145,10 @@ def framework(
 
 
 def steps_in(path: str | os.PathLike[str], size: int) -> int:
-    """How many steps of a ``Noise(size)`` stand in a stream: in order, none missing, every bit."""
+    """The number of steps of a ``Noise(size)`` in a stream.
+
+    Checks that they are in order, that none is missing, and that every bit is right.
+    """
     with ActivationReader(path, warn=False) as reader:
         assert_noise(reader, range(len(reader)), size)
         return len(reader)
@@ -168,6 +172,11 @@ def freeze(folder: str | os.PathLike[str]) -> None:
 
 
 def thaw(folder: str | os.PathLike[str]) -> None:
+    """Ends a freeze.
+
+    Raises:
+        OSError: the file system is not frozen.
+    """
     _on(folder, _FITHAW)
 
 
@@ -180,13 +189,14 @@ def _on(folder: str | os.PathLike[str], request: int) -> None:
 
 
 class Growth:
-    """How much more memory this process holds than when this was made, in bytes."""
+    """Measures how much memory this process has taken since the object was made, in bytes."""
 
     def __init__(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far, proc(5)
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak; see proc(5)
         self._before = _status("VmRSS")
 
     def peak(self) -> int:
+        """The largest growth so far."""
         return _status("VmHWM") - self._before
 
 

@@ -1,4 +1,4 @@
-"""Disks that fill up, freeze or crawl, and the processes that write to them."""
+"""Fixtures: disks that fill up, freeze or are slow, and the processes that write to them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Child]]:
-    """Starts ``function(tell, *args)`` in a process of its own; what still runs is killed."""
+    """Starts ``function(tell, *args)`` in a child process. Kills the child after the test."""
     children: list[Child] = []
 
     def started(function: Callable[..., None], *args: object) -> Child:
@@ -58,7 +58,7 @@ def start() -> Iterator[Callable[..., Child]]:
 
 @pytest.fixture
 def python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a program text in an interpreter of its own, from its start to its real end."""
+    """Runs the text of a program in a new interpreter, up to the interpreter's own end."""
 
     def run(text: str, *args: object) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])}
@@ -83,7 +83,7 @@ def _run(*command: object) -> str:
 def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     """Mounts a file system: ``mount("tmpfs", size)`` or ``mount("ext4", size, options)``.
 
-    The file behind an ext4 takes room as it fills, ``within`` another folder if need be.
+    The image file of an ext4 lies in ``within``, or in tmp_path. It takes room only as it fills.
     """
     if os.geteuid() != 0:
         pytest.skip("mounting a file system takes root")
@@ -111,7 +111,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
     yield mounted
     for folder in reversed(folders):
-        with suppress(OSError):  # it is not frozen, as it should be
+        with suppress(OSError):  # fails if the file system is not frozen, which is fine
             thaw(folder)
         _run("umount", "--lazy", folder)
 
@@ -124,29 +124,31 @@ def tmpfs(mount: Callable[..., Path]) -> Path:
 
 @pytest.fixture(params=["tmpfs", "ext4"])
 def small_disk(request: pytest.FixtureRequest, mount: Callable[..., Path]) -> Path:
-    """A file system of 24 MiB, without and with direct I/O."""
+    """A file system of 24 MiB: tmpfs without direct I/O, and ext4 with it."""
     return mount(request.param, 24 << 20)
 
 
 @pytest.fixture
 def disk(mount: Callable[..., Path]) -> Path:
-    """A file system of its own on a loop device, which can be frozen."""
+    """A separate file system on a loop device, which can be frozen."""
     return mount("ext4", 256 << 20)
 
 
 @pytest.fixture(params=["rw", "data=journal"], ids=["direct", "cached"])
 def dying_disk(request: pytest.FixtureRequest, mount: Callable[..., Path]) -> Path:
-    """An ext4 that claims to have room, on a device that fails once 24 MiB are used.
+    """An ext4 with free room, on a device that fails once 24 MiB are used.
 
-    With its data in the journal it has no direct I/O.
+    With ``data=journal`` it has no direct I/O, so writes go through the page cache.
     """
     return mount("ext4", 256 << 20, request.param, within=mount("tmpfs", 24 << 20))
 
 
 @pytest.fixture
 def slow_disk(mount: Callable[..., Path]) -> Iterator[Callable[[int, int], tuple[Path, Path]]]:
-    """``slow_disk(size, rate)``: a disk, and the ``cgroup.procs`` whose members write to it with
-    ``rate`` bytes a second. Mounted with sync, so that it is their own writes that wait.
+    """``slow_disk(size, rate)`` returns the folder of a disk and the ``cgroup.procs`` of a group.
+
+    The processes of this control group write to the disk with ``rate`` bytes a second. The disk is
+    mounted with sync, so that these processes themselves wait for their writes.
     """
     groups: list[Path] = []
 

@@ -1,4 +1,4 @@
-"""A device that fails: behind the page cache only fsync learns the truth, past it each write."""
+"""A device that fails. With the page cache only fsync reports it, with direct I/O each write."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ SIZE = 1 << 20
 
 
 def test_a_checkpoint_that_fails_ends_the_capture(dying_disk):
+    """The block raises the disk's error, and the last checkpoint covers only durable tokens."""
     path, model = dying_disk / "a.stream", Noise(SIZE)
     covered = []
     with warnings.catch_warnings(record=True) as caught:
@@ -32,10 +33,10 @@ def test_a_checkpoint_that_fails_ends_the_capture(dying_disk):
                 state = CheckpointFile(checkpoint_path_for(path)).load()
                 covered.append(0 if state is None else len(state.tokens))
     messages = [str(w.message) for w in caught]
-    # The device passes on what the disk below it says, or keeps it to itself.
+    # The loop device either passes on ENOSPC of the disk below it, or reports EIO.
     assert raised.value.errno in (errno.EIO, errno.ENOSPC)
     assert sum("checkpoint after" in m and "the capture goes on" in m for m in messages) >= 1
     assert sum("has stopped, the model goes on" in m for m in messages) == 1
-    # The last checkpoint stands, and no later one claims what is not durable.
+    # The last good checkpoint stays, and no later one was written.
     assert 2 <= max(covered) < 40
     assert covered == sorted(covered)

@@ -1,4 +1,4 @@
-"""Blocks that raise and interpreters that end: what was captured is in the files."""
+"""Blocks that raise and interpreters that end leave whole files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_exception_of_the_block_comes_through(kind, track, path):
         pytest.raises(kind) as caught,
         framework(model, memory=1).capture_activations(path, track_per_token=track) as tracker,
     ):
-        warnings.simplefilter("error")  # and nothing else is said
+        warnings.simplefilter("error")  # no warning comes beside the exception
         for step in range(STEPS):
             model(step)
             if tracker:
@@ -60,7 +60,7 @@ def test_an_exception_in_the_model_keeps_what_came_before(path):
                 model(step)
             except Mistake:
                 assert step == STEPS
-        model(STEPS - 1)  # and the next step is one of its own
+        model(STEPS - 1)  # the call after the failed one is a new step
     with ActivationReader(path) as reader:
         assert len(reader) == STEPS + 1
         assert reader.steps == (*range(STEPS), STEPS + 1)
@@ -83,7 +83,8 @@ def test_an_abandoned_generator_closes_its_capture(path):
 
 
 @pytest.mark.timeout(60)
-def test_a_signal_handler_may_ask_for_the_numbers_while_they_are_read(path, monkeypatch):
+def test_a_signal_handler_may_call_stats_while_stats_runs(path, monkeypatch):
+    """A call of stats that a signal handler makes within another one does not deadlock."""
     read, capture, seen = Session.stats, framework(Noise(SIZE)), []
 
     def interrupted(session):
@@ -108,7 +109,7 @@ TOKENS = 5
 
 
 def captured(path, end=None, **options):
-    """A capture with tokens whose block ends with `end`."""
+    """Makes a capture with tokens, whose block raises `end` if it is given."""
     model = Noise(SIZE)
     with framework(model).capture_activations(path, track_per_token=True, **options) as tracker:
         for step in range(TOKENS):
@@ -128,7 +129,7 @@ def still_busy(session, timeout=None):
 
 @pytest.fixture
 def synced(monkeypatch):
-    """The files that are synced from Python: not those of the library."""
+    """The files that Python code syncs, without those that the library syncs."""
     names, fsync = [], os.fsync
 
     def sync(descriptor):
@@ -142,6 +143,7 @@ def synced(monkeypatch):
 @pytest.mark.parametrize("busy", [False, True], ids=["", "busy"])
 @pytest.mark.parametrize("end", [None, Mistake("mine")], ids=["", "an exception"])
 def test_ctrl_c_while_the_disk_syncs_loses_nothing(end, busy, path, synced, monkeypatch):
+    """All packets and tokens are in the files, and a warning says that they are not yet on disk."""
     monkeypatch.setattr(Session, "checkpoint", ctrl_c)
     if busy:
         monkeypatch.setattr(Session, "close", still_busy)
@@ -173,7 +175,7 @@ def test_ctrl_c_while_the_token_file_is_synced_keeps_the_tokens(path, monkeypatc
         assert reader.token_metadata["total_tokens"] == TOKENS
 
 
-def test_packets_that_are_given_up_have_no_tokens(path, monkeypatch):
+def test_without_all_packets_there_is_no_token_file(path, monkeypatch):
     monkeypatch.setattr(Session, "flush", ctrl_c)
     with pytest.warns(RuntimeWarning, match="packets are not in"), pytest.raises(KeyboardInterrupt):
         captured(path)
@@ -181,7 +183,7 @@ def test_packets_that_are_given_up_have_no_tokens(path, monkeypatch):
         assert reader.token_metadata is None
 
 
-def test_a_disk_that_is_slow_to_sync_is_told_of_once(path, monkeypatch):
+def test_a_capture_warns_once_of_a_disk_that_is_slow_to_sync(path, monkeypatch):
     checkpoint, left = Session.checkpoint, [1] * 5
 
     def slow(session, timeout=None):
@@ -201,6 +203,7 @@ def test_a_disk_that_is_slow_to_sync_is_told_of_once(path, monkeypatch):
 def test_the_stream_is_on_disk_before_the_tokens_and_both_before_the_checkpoint_goes(
     end, path, monkeypatch
 ):
+    """After Ctrl-C nothing waits for the disk, and the checkpoint stays after any exception."""
     steps, checkpoint = [], Session.checkpoint
     save, remove = tokens.save_token_metadata, CheckpointFile.remove
 
@@ -217,7 +220,7 @@ def test_the_stream_is_on_disk_before_the_tokens_and_both_before_the_checkpoint_
         monkeypatch.setattr(tokens, "save_token_metadata", then("tokens", save))
         monkeypatch.setattr(CheckpointFile, "remove", then("checkpoint removed", remove))
         captured(path, end, checkpoint_interval_tokens=TOKENS - 1)
-    assert steps[0] == ("on disk", True)  # for the checkpoint after the interval
+    assert steps[0] == ("on disk", True)  # the checkpoint after the interval
     ends = {
         None: [("on disk", True), ("tokens", True), ("checkpoint removed", True)],
         Mistake: [("on disk", True), ("on disk", True), ("tokens", True)],
@@ -228,7 +231,7 @@ def test_the_stream_is_on_disk_before_the_tokens_and_both_before_the_checkpoint_
 
 # ---- the end of the interpreter ---------------------------------------------------
 
-# Each follows `BEGIN` and ends the interpreter in its own way with 20 steps captured.
+# Each text follows `BEGIN`. It captures 20 steps and then ends the interpreter in its own way.
 BEGIN = """
 import os, signal, sys, threading
 from children import Noise, framework
@@ -333,7 +336,8 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_capture_is_whole_behind(end, path, python):
+def test_a_capture_is_whole_after(end, path, python):
+    """The capture is closed at the end of the interpreter, without a warning."""
     done = python(BEGIN + ENDS[end], path, SIZE)
     code, last_line = EXPECTED.get(end, (3, ""))
     assert done.returncode == code, done.stderr
@@ -361,10 +365,10 @@ sys.exit(3)
 
 
 def test_a_daemon_thread_may_be_in_a_hook_at_the_end(path, python):
-    """The interpreter ends while it captures; what it had captured by then is whole.
+    """If the interpreter ends while a thread captures, the capture up to then is whole.
 
-    Up to Python 3.13 it ends the thread with pthread_exit, which torch's C++ answers with abort(),
-    with a capture or without: the capture is closed by then.
+    Up to Python 3.13 the interpreter ends the thread with pthread_exit. Then torch's C++ code calls
+    abort(), with a capture or without. The capture is closed before that.
     """
     done = python(BEGIN + RUNS_ON, path, SIZE)
     assert done.returncode in (3, -signal.SIGABRT), done.stderr
@@ -382,7 +386,8 @@ WITHOUT_AN_END = {
 
 
 @pytest.mark.parametrize("end", WITHOUT_AN_END)
-def test_a_stream_is_readable_behind(end, path, python):
+def test_a_stream_is_readable_after(end, path, python):
+    """If the process ends without cleanup, the packets that a checkpoint covers are there."""
     checkpointed = """
 with capture.capture_activations(sys.argv[1], track_per_token=True,
                                  checkpoint_interval_tokens=10) as tracker:

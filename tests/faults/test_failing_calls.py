@@ -1,6 +1,8 @@
-"""A file system that starts failing in the middle: strace makes system calls of the real library
-fail at random moments, writes, fsync, truncation, of the stream, the index or both, once or for
-good. Go makes its own system calls, so that LD_PRELOAD would not see them.
+"""A file system that starts to fail during a capture.
+
+strace makes system calls of the real library fail at random moments: writes, fsync and truncation,
+of the stream, the index or both, once or from then on. LD_PRELOAD would not work, because Go makes
+its system calls without libc.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ SIZE = 1 << 16
 WRITES = "write,pwrite64,writev,pwritev,pwritev2,io_submit"
 SYNCS = "fsync,fdatasync,sync_file_range"
 
-# Captures 60 steps with a checkpoint after every fifth, and tells how it ended.
+# This program captures 60 steps with a checkpoint after every fifth, and prints how it ended.
 PROGRAM = """
 import json, sys, warnings
 import torch
@@ -63,9 +65,9 @@ def strace():
 
 
 def capture(path: Path, codec: str, traced: list[Path], rules: list[str]):
-    """What the program tells, and how many calls failed."""
+    """Runs the program under strace. Returns what it printed, and how many calls failed."""
     log = path.with_suffix(".log")
-    path.touch()  # a capture that is resumed cuts nothing when it begins
+    path.touch()  # PROGRAM resumes this empty file, so its start makes no ftruncate call
     command = ["strace", "-f", "-qq", "--seccomp-bpf", "-o", log]
     for one in traced:
         command += ["-P", one]
@@ -83,7 +85,11 @@ def capture(path: Path, codec: str, traced: list[Path], rules: list[str]):
 
 
 def assert_whole(path: Path, covered: int) -> int:
-    """Asserts that a stream has only what was captured, and what checkpoints cover."""
+    """Asserts that a stream has only captured values, and at least the bytes of the checkpoint.
+
+    Returns:
+        The number of packets.
+    """
     with ActivationReader(path, warn=False) as reader:
         assert_noise(reader, range(len(reader)), SIZE)
         assert reader.info.valid_bytes >= covered
@@ -95,6 +101,7 @@ def assert_whole(path: Path, covered: int) -> int:
 
 
 def test_calls_that_fail_at_random(tmp_path, long):
+    """The model goes on, the block raises the error, and the stream has only whole packets."""
     chance, failed = random.Random(1), 0
     for run in range(150 if long else 6):
         folder = tmp_path / str(run)
@@ -106,12 +113,13 @@ def test_calls_that_fail_at_random(tmp_path, long):
         calls = chance.choice([WRITES, WRITES, SYNCS, f"{WRITES},{SYNCS}"])
         when = f"{chance.randint(1, 12)}{chance.choice(['', '+'])}"
         rules = [f"{calls}:error={code}:when={when}"]
-        if run % 2:  # and what was written in part cannot be taken back
+        if run % 2:  # a packet that was written in part cannot be cut off
             rules.append("ftruncate:error=EIO")
         told, count = capture(path, codec, traced, rules)
         about = (run, codec, [one.name for one in traced], rules, told, count)
         print(*about)
-        refused = told["outputs"] == 0 and index in traced  # whose schema is written at the start
+        # A capture cannot start if the schema of its index cannot be written.
+        refused = told["outputs"] == 0 and index in traced
         assert refused or told["outputs"] == 60, about  # the model went on
         packets = assert_whole(path, told["covered"])
         if refused:
@@ -122,14 +130,14 @@ def test_calls_that_fail_at_random(tmp_path, long):
             assert told["error"][1] == getattr(errno, code), about
             assert told["error"][0] in ("StrapIOError", "NoSpaceError")
         if count and traced == [path] and calls == WRITES:
-            assert told["error"] is not None, about  # a packet less is never kept quiet
+            assert told["error"] is not None, about  # a missing packet is always an error
         failed += count > 0
         shutil.rmtree(folder)
     assert failed >= (100 if long else 3)
 
 
 def test_a_failed_fsync_is_not_tried_again(tmp_path):
-    """The kernel may have dropped the pages: a second fsync would promise what it cannot keep."""
+    """The kernel may have dropped the pages after a failed fsync, and a second one may succeed."""
     path = tmp_path / "a.stream"
     told, count = capture(path, "none", [path], [f"{SYNCS}:error=EIO:when=3"])
     assert count == 1

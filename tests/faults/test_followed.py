@@ -1,4 +1,4 @@
-"""A capture of another process that is followed: it is killed, or the one that follows is."""
+"""Following the capture of another process, when one of the two processes is killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HANG_S = 60
 
 
 class Pair(nn.Module):
-    """What a step returns says which step it is."""
+    """A model of two layers whose outputs tell the step."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ def capture(tell, path, checkpoint):
             tracker.record_token(step, f" {step}")
 
 
-def test_what_a_killed_capture_left_is_given_and_then_its_problem(path, start):
+def test_following_gives_all_packets_of_a_killed_capture_and_then_warns(path, start):
     child = start(capture, path, False)
     child.told()
     with ActivationReader(path) as reader:
@@ -59,8 +59,11 @@ def test_what_a_killed_capture_left_is_given_and_then_its_problem(path, start):
         assert [a.row for a in found] == [a.row for a in reader if a.name]
 
 
-def test_a_resume_after_a_kill_is_followed_or_told(path, start):
-    """A reader that waited for nothing meanwhile finds the file as a resume left it."""
+def test_a_resume_after_a_kill_is_followed_or_an_error(path, start):
+    """Following goes on in the resumed file. If the resume cut packets that it gave, it raises.
+
+    The reader does not look at the file between the kill and the resume.
+    """
     child = start(capture, path, True)
     child.told()
     with ActivationReader(path) as reader:
@@ -76,7 +79,7 @@ def test_a_resume_after_a_kill_is_followed_or_told(path, start):
             assert len(tracker.tokens) == tokens
             model(tokens)
         steps = []
-        with contextlib.suppress(NotFoundError):  # the index had rows behind the checkpoint
+        with contextlib.suppress(NotFoundError):  # the index had rows after the checkpoint
             steps += (activation.step for activation in following)
             assert steps[-1] == tokens
         assert steps == list(range(10, 10 + len(steps)))

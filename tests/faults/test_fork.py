@@ -1,4 +1,4 @@
-"""Data loaders and other forks beside a capture."""
+"""A capture goes on undisturbed while data loaders and other code fork processes."""
 
 from __future__ import annotations
 

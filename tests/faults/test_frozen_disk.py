@@ -1,4 +1,4 @@
-"""A disk that stops answering: writes to a frozen file system wait until it is thawed."""
+"""A disk that stops answering. Writes to a frozen file system wait until it is thawed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from llm_instrumentation.probes import BlockProbe
 
 pytestmark = pytest.mark.root
 
-SIZE = 1 << 20  # 2 MiB a packet
-LARGE = 1 << 23  # 16 MiB
-SMALL, ROOMY = 0.008, 0.1  # GB
+SIZE = 1 << 20  # elements; a packet has 2 MiB
+LARGE = 1 << 23  # a packet has 16 MiB
+SMALL, ROOMY = 0.008, 0.1  # memory limits in GB
 
 
 def interrupt_in(seconds):
-    """Sends this process SIGINT after some seconds; returns where its time will stand."""
+    """Sends this process SIGINT after some seconds. Returns a list that will get the time of it."""
     sent = []
 
     def interrupt():
@@ -92,7 +92,7 @@ def interrupted_at_the_end(tell, folder, track, size):
     ("capture", "size"),
     [
         (interrupted_in_a_hook, SIZE),
-        (interrupted_in_a_hook, LARGE),  # half way through a tensor larger than the memory
+        (interrupted_in_a_hook, LARGE),  # in the middle of a tensor larger than the memory
         (interrupted_at_the_end, SIZE),
     ],
 )
@@ -106,11 +106,11 @@ def test_ctrl_c_ends_the_block_within_a_second(capture, size, track, disk, start
     thaw(disk)
     assert child.join() == 0
     assert told["seconds"] < 1
-    # A write call under way when the packets were given up may have ended since.
+    # A write that was under way when the packets were given up may have succeeded since.
     assert told["steps"] - lost <= steps_in(disk / "a.stream", size) <= told["steps"]
 
 
-def test_snapshots_for_the_frozen_disk_do_not_hold_the_end_up(disk, start):
+def test_snapshots_for_the_frozen_disk_do_not_delay_the_end(disk, start):
     try:
         BlockProbe().start().stop()
     except (StrapPermissionError, UnsupportedError) as error:
@@ -160,7 +160,7 @@ def test_a_thread_that_waits_in_a_hook_goes_on_after_ctrl_c(disk, start):
 
 
 def enqueued_by_threads_that_end(tell, folder):
-    """Threads come and go while nothing of theirs can be written."""
+    """Starts and ends threads that capture, while none of their packets can be written."""
     model = Noise(1 << 14)
     with framework(model, memory=ROOMY).capture_activations(folder / "a.stream"):
         freeze(folder)
@@ -173,7 +173,7 @@ def enqueued_by_threads_that_end(tell, folder):
         thaw(folder)
 
 
-def test_threads_that_ended_before_their_packets_are_written(disk, start):
+def test_packets_of_threads_that_have_ended_are_written(disk, start):
     child = start(enqueued_by_threads_that_end, disk)
     child.told()
     assert child.join() == 0
@@ -181,7 +181,7 @@ def test_threads_that_ended_before_their_packets_are_written(disk, start):
 
 
 def alarmed_in_a_hook(tell, folder):
-    """A handler runs while the model waits, looks at the statistics, and thaws the disk."""
+    """A signal handler runs while the model waits. It reads the statistics and thaws the disk."""
     model, ticks = Noise(SIZE), []
     capture = framework(model, memory=SMALL)
 
@@ -209,7 +209,7 @@ def test_signal_handlers_run_while_a_hook_waits(disk, start):
 
 
 def waited_for(tell, folder, seconds):
-    """The disk answers again before anyone gives up."""
+    """The disk answers again after some seconds, before the capture gives up."""
     model = Noise(SIZE)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -223,6 +223,7 @@ def waited_for(tell, folder, seconds):
 
 
 def test_a_block_waits_for_its_disk(disk, start, long):
+    """All packets are written in the end. A long wait gives one warning."""
     child = start(waited_for, disk, 15 if long else 2)
     assert child.told() == (1 if long else 0)
     assert child.join() == 0
@@ -241,6 +242,7 @@ def killed_on_a_frozen_disk(tell, folder):
 
 
 def test_kill_9_on_a_frozen_disk(disk, start):
+    """A process that is killed while it waits for the disk leaves a readable stream."""
     child = start(killed_on_a_frozen_disk, disk)
     child.told()
     while not child.waits_for_a_disk():

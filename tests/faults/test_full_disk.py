@@ -56,7 +56,7 @@ def test_the_stream_ends_with_the_last_packet_that_had_room(small_disk):
         name_len, data_len = struct.unpack_from("!HI", data, at)
         at += 6 + name_len + data_len
     assert at == len(data) > 10 << 20
-    # The index has given back a megabyte, and ext4 keeps some for itself.
+    # At most 2 MiB stay free: the index has given back one megabyte, and ext4 reserves some.
     assert left.f_bfree * left.f_frsize < 2 << 20
 
 
@@ -95,7 +95,7 @@ def test_a_capture_that_is_resumed_where_there_is_room_goes_on(tmpfs, path):
     assert steps_in(path, SIZE) == begun + 5
 
 
-def test_strict_raises_it_in_the_forward_pass(tmpfs):
+def test_a_strict_capture_raises_in_the_forward_pass(tmpfs):
     model, returned = Noise(SIZE), 0
     with (
         pytest.raises(NoSpaceError) as raised,
@@ -110,7 +110,7 @@ def test_strict_raises_it_in_the_forward_pass(tmpfs):
     assert 5 <= steps_in(tmpfs / "a.stream", SIZE) <= returned
 
 
-def test_no_room_even_to_begin(tmpfs):
+def test_a_capture_on_a_full_disk_raises_and_leaves_the_model_alone(tmpfs):
     with pytest.raises(OSError, match="No space"):
         (tmpfs / "filler").write_bytes(bytes(25 << 20))
     model = nn.Linear(64, 64)
@@ -127,7 +127,7 @@ def test_no_room_even_to_begin(tmpfs):
 
 
 def limited(tell, path):
-    """A file-size limit, as batch systems set it, instead of a full disk."""
+    """Captures with a limit on the size of files, such as batch systems set."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 8 << 20))
     model = Noise(SIZE)
     with warnings.catch_warnings(record=True) as caught:
@@ -141,8 +141,9 @@ def limited(tell, path):
 
 
 def test_a_file_size_limit(start, path):
+    """A capture ends at the limit on the size of files as on a full disk, with EFBIG."""
     child = start(limited, path)
     number, warned = child.told()
-    assert number == errno.EFBIG and warned <= 1  # it may be the end that meets it first
+    assert number == errno.EFBIG and warned <= 1  # no warning if only the end reaches the limit
     assert child.join() == 0
     assert steps_in(path, SIZE) == 3

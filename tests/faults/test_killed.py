@@ -1,4 +1,4 @@
-"""kill -9 at any moment: what a checkpoint covers is there, and the capture goes on from it."""
+"""After kill -9 at any moment, all that a checkpoint covers is there, and the capture resumes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from children import framework, noise
 from llm_instrumentation import ActivationReader
 from torch import nn
 
-# Each step captures all of these. The largest is streamed through the memory in pieces.
+# Each step captures a tensor of each size. The largest is streamed through the memory in pieces.
 SIZES = (1, 1000, 100_000, 1_000_000)
 MEMORY = 0.0015
 INTERVAL = 3
@@ -37,7 +37,7 @@ POOL = noise(0, max(SIZES) + 1000)
 
 
 def capture(tell, path, codec, until, resume):
-    """Tells what each checkpoint covers, as soon as it is durable."""
+    """Captures, and tells the bytes and tokens of each checkpoint as soon as it is durable."""
     model = Steps()
     with framework(model, memory=MEMORY, codec=codec).capture_activations(
         path,
@@ -61,7 +61,10 @@ def capture(tell, path, codec, until, resume):
 
 
 def assert_steps(activations, expected):
-    """Asserts that activations are, in order and bit for bit, those of these steps."""
+    """Asserts that activations are those of these steps, in order and bit for bit.
+
+    The last steps may be missing.
+    """
     places = ((step, size) for step in expected for size in SIZES)
     for activation, (step, size) in zip(activations, places, strict=False):
         assert activation.name == str(size)
@@ -99,7 +102,7 @@ def test_nothing_that_a_checkpoint_covers_is_lost(tmp_path, start, long):
         assert child.told() == (0, kept)
         child.all_told()
         assert child.join() == 0
-        # Without a checkpoint all complete packets are kept, and the tokens begin anew.
+        # Without a checkpoint all complete packets are kept, and the tokens start from 0.
         before = kept * len(SIZES) if checkpoint_covers(state) else found
         with ActivationReader(path) as reader:
             assert len(reader) == before + 4 * len(SIZES)

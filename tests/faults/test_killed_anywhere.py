@@ -1,8 +1,8 @@
-"""kill -9 of captures of all kinds, at any moment of their lives, that of opening and closing too.
+"""kill -9 of captures of all kinds at any moment, also while they open and close.
 
-Every tensor says by its values who made it, so what stands in a file can be held against what was
-captured, whatever the order of the threads. Each run draws codec, workers, memory, sizes, the
-number of threads that capture and of those that make checkpoints, and the moment.
+The values of a tensor tell its thread and number, so a test can compare the file with what was
+captured, in whatever order the threads ran. Each run draws codec, workers, memory, sizes, the
+numbers of threads that capture and that make checkpoints, and the moment of the kill.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from llm_instrumentation.core._openmp import gomp_parallel
 
 POOL = noise(0, 1 << 22)
 SMALL = (1, 300, 5_000, 60_000)
-# The output of a block, the logits of a prefill; larger than the memory of many runs.
+# Sizes of a block's output and of a prefill's logits; the last exceeds the memory of many runs.
 MODEL_SIZED = (256 * 768, 1_000_000, 4_000_000)
 MOMENTS = ("open", "running", "checkpoint", "close", "resume")
 
 
 def drawn(seed):
-    """What a run does."""
+    """The random settings of a run."""
     chance = random.Random(seed)
     sizes = chance.choices(SMALL, k=6)
     if chance.random() < 0.4:
@@ -56,9 +56,9 @@ def values(thread, count, sizes):
 
 
 def capture(tell, path, run, resume_offset=None, first=0):
-    """Captures until it is killed, or asked to close by ``moment``."""
+    """Captures until the process is killed. For the moment "close" it closes after 0.2 s."""
     sizes, lock = run["sizes"], threading.Lock()
-    done = [first] * run["threads"]  # tensors of each thread that are enqueued
+    done = [first] * run["threads"]  # how many tensors each thread has enqueued
     closing = threading.Event()
 
     def work(session, thread):
@@ -99,18 +99,22 @@ def capture(tell, path, run, resume_offset=None, first=0):
     closing.set()
     for job in jobs:
         job.join()
-    tell((0, list(done)))  # all is enqueued, and nothing covered by it
+    tell((0, list(done)))  # offset 0: no checkpoint covers these tensors
     tell("now")
     session.close()
 
 
 def kill(child, run):
-    """Kills it in its moment; what its checkpoints cover: (offset, tensors of each thread)."""
+    """Kills the child at its moment.
+
+    Returns:
+        The bytes, and the numbers of tensors of each thread, that its checkpoints cover.
+    """
     offset, covered, told = 0, [0] * run["threads"], []
     while "now" not in told:
         told.append(child.told())
     time.sleep(run["delay"])
-    with suppress(ProcessLookupError):  # it may have closed before
+    with suppress(ProcessLookupError):  # the child may have ended already
         child.signal(signal.SIGKILL)
     told += child.all_told()
     assert child.join() in (-signal.SIGKILL, 0)
@@ -125,7 +129,7 @@ DECODE = {b"\x04\x22\x4d\x18": lz4.frame.decompress, b"\x28\xb5\x2f\xfd": zstand
 
 
 def documented_packets(path, codec):
-    """What the parser of docs/STREAM_FORMAT.md finds, and where it ends."""
+    """The packets that the parser of docs/STREAM_FORMAT.md finds, and the offset of their end."""
     data, at, packets = path.read_bytes(), 0, []
     while len(data) - at >= 6:
         name_len, data_len = struct.unpack_from("!HI", data, at)
@@ -141,10 +145,10 @@ def documented_packets(path, codec):
 
 
 def assert_captured(path, run, offset, covered):
-    """Asserts that a file has what checkpoints cover, and nothing that was not captured.
+    """Asserts that a file has all that checkpoints cover, and only tensors that were captured.
 
     Returns:
-        How many tensors of each thread are there.
+        How many tensors of each thread the file has.
     """
     packets, end = documented_packets(path, run["codec"])
     assert end >= offset, f"a checkpoint covers {offset} bytes, {end} are packets"
@@ -159,6 +163,7 @@ def assert_captured(path, run, offset, covered):
 
 
 def assert_reader_agrees(path, run, found):
+    """Asserts that a reader finds the same tensors. `found` is their number for each thread."""
     with ActivationReader(path, warn=False) as reader:
         assert len(reader) == sum(found)
         assert reader.info.packets == sum(found)
@@ -172,7 +177,7 @@ def assert_reader_agrees(path, run, found):
     return len(reader)
 
 
-def test_at_any_moment(tmp_path, start, long):
+def test_a_killed_capture_has_all_that_checkpoints_cover(tmp_path, start, long):
     covering = 0
     for seed in range(500 if long else 20):
         run = drawn(seed)
@@ -180,7 +185,7 @@ def test_at_any_moment(tmp_path, start, long):
         folder.mkdir()
         path = folder / "run.stream"
         found, offset = [0] * run["threads"], None
-        if run["moment"] == "resume":  # what is resumed was killed, too
+        if run["moment"] == "resume":  # kill a capture, and then the resume of it
             child = start(capture, path, run | {"moment": "running"})
             offset, covered = kill(child, run | {"delay": 0.1})
             assert_captured(path, run, offset, covered)
@@ -190,7 +195,7 @@ def test_at_any_moment(tmp_path, start, long):
             child.signal(signal.SIGKILL)
             child.all_told()
             assert child.join() == -signal.SIGKILL
-            # It may have begun anew behind the offset: the numbers begin at 0 there.
+            # After the offset, the resumed capture may have tensors that count from 0 again.
             data = path.read_bytes()
             assert len(data) >= offset
             path.write_bytes(data[:offset])
@@ -198,7 +203,7 @@ def test_at_any_moment(tmp_path, start, long):
         else:
             child = start(capture, path, run)
             offset, covered = kill(child, run)
-            if path.exists():  # else it came before the open
+            if path.exists():  # otherwise the kill came before the open
                 found = assert_captured(path, run, offset, covered)
             else:
                 assert run["moment"] == "open"
@@ -207,7 +212,7 @@ def test_at_any_moment(tmp_path, start, long):
             assert_reader_agrees(path, run, found)
             report = salvage(path)
             assert report.packets == sum(found), (seed, report)
-            if run["moment"] != "resume":  # there the index may list what was cut off here
+            if run["moment"] != "resume":  # the index may list packets that this test cut off
                 assert report.lost_packets == (), (seed, run, report)
         for file in folder.iterdir():
             file.unlink()

@@ -1,4 +1,4 @@
-"""kill -9 of a resume that writes the index anew: the old index is there, or the new one."""
+"""After kill -9 of a resume that rewrites the index, the old index is there, or the new one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from llm_instrumentation._native import Reader, Session
 
-#: Its index is of version 1, which a resume writes anew as version 2.
+#: The index of this capture has version 1. A resume rewrites it as version 2.
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "capture-1-none.packets"
 
 
@@ -54,7 +54,7 @@ def test_no_row_is_lost(tmp_path, start, long, cut):
         assert [packet.shape for packet in found[: len(kept)]] == [p.shape for p in kept], run
         assert [packet.step for packet in found[: len(kept)]] == [p.step for p in kept], run
 
-        # The next resume goes on from there, and removes what the killed one left.
+        # The next resume goes on from there, and removes the partial files of the killed one.
         Session(path, codec="none", workers=1, max_memory_bytes=1 << 20, resume_offset=cut).close()
         assert [(p.shape, p.step) for p in packets(path)] == [(p.shape, p.step) for p in kept]
         assert list(tmp_path.glob("*.partial")) == []

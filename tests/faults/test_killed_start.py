@@ -1,6 +1,6 @@
-"""kill -9 of a capture that takes the place of another, at each call that changes a file.
+"""kill -9 of a capture that replaces another one, at each system call that changes a file.
 
-Whatever it leaves, index and checkpoint of the other capture are never taken for the new one's.
+The index and the checkpoint of the replaced capture are never used for the new stream.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from children import Noise, framework
 from llm_instrumentation._native import Reader
 from llm_instrumentation.core.tokens import CheckpointError
 
-#: What a start changes, in this order, and what is there of the older capture before that.
+#: The calls in which a start changes files, in order: the call, the file, and which files of the
+#: older capture are still in place before the call.
 CHANGES = [
     ("renameat", "a.stream.index", "stream and index"),  # the old index goes aside
     ("renameat", "a.stream", "stream"),  # the new stream takes its place
@@ -70,6 +71,7 @@ def index_of(path):
 
 @pytest.mark.parametrize(("call", "name", "left"), CHANGES)
 def test_a_kill_before_each_change(call, name, left, tmp_path):
+    """Resuming goes on with the old capture, or refuses its checkpoint; it never mixes the two."""
     path = tmp_path / "a.stream"
     interrupted(path)
     checkpoint, before = tmp_path / "a.stream.ckpt.json", path.read_bytes()
@@ -98,8 +100,8 @@ def test_a_kill_before_each_change(call, name, left, tmp_path):
         return
     with pytest.raises(CheckpointError), start:
         pass
-    assert checkpoint.exists()  # it goes last
-    for _ in range(2):  # what was left is removed as soon as an index takes the place of another
+    assert checkpoint.exists()  # the checkpoint is removed last
+    for _ in range(2):  # a start that replaces an index also removes partial files
         with framework(model).capture_activations(path):
             model(0)
     assert not list(tmp_path.glob("*.partial"))

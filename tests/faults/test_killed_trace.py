@@ -1,4 +1,4 @@
-"""kill -9 of a traced model at any moment: its trace can be made up to there."""
+"""After kill -9 of a traced model at any moment, its trace up to the kill can be recovered."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from llm_instrumentation.mrm.collector.torch.spool import ROW, SPOOL, Spool
 from llm_instrumentation.mrm.collector.torch.trace import META_KEY, trace_of
 from torch import nn
 
-# What two runs of the same model have in common: not times, addresses and threads.
+# The columns that are equal in two runs of one model. Times, addresses and threads differ.
 SAME = [
     "sample_id", "phase", "op_type", "symbol", "dso", "region_type", "region_id", "token_index",
     "context_tokens", "length_bytes",
@@ -36,7 +36,7 @@ PROMPT, TOKENS = 5, 400
 
 
 class Teller:
-    """A streamer that tells of each token."""
+    """A streamer that tells the number of each token."""
 
     def __init__(self, tell):
         self.tell, self.tokens = tell, -1
@@ -51,7 +51,7 @@ class Teller:
 
 
 def generate(tell, path):
-    """A Llama with random weights writes some tokens, from its making to the end of its trace."""
+    """Traces a Llama with random weights, from its construction to the end of a generation."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -95,7 +95,7 @@ def test_a_killed_generation_is_traced_up_to_the_kill(tmp_path, start, long):
         assert set(killed.run_id) == {"a-run"}
         last = killed.token_index.max()
         assert told <= last, "a call that had ended is in the trace"
-        # A call that had not ended may have brought its cache's storages, and not said so.
+        # A call that had not ended may have stored to its cache before the tracer knew the cache.
         ended = killed.token_index.fillna(-1) < max(last, told + 1)
         expected = whole[SAME][: len(killed)]
         pd.testing.assert_frame_equal(killed[SAME][ended], expected[ended])
@@ -110,7 +110,7 @@ def test_a_killed_generation_is_traced_up_to_the_kill(tmp_path, start, long):
 
 
 class Cached(nn.Module):
-    """Gives its cache as a pair of tensors a layer."""
+    """A model that returns its cache as a pair of tensors for each layer."""
 
     def __init__(self):
         super().__init__()
@@ -124,7 +124,7 @@ class Cached(nn.Module):
 
 
 def trace(tracer, calls=3):
-    """Some calls of a model with a cache, each with what the last one left."""
+    """Traces some calls of a model. Each call gets the cache of the last one."""
     model, cache = Cached(), None
     with tracer.attach(model), torch.no_grad():
         for _ in range(calls):
@@ -132,7 +132,7 @@ def trace(tracer, calls=3):
 
 
 def left(path, **options) -> Path:
-    """A spool beside a path, as a killed process leaves it."""
+    """Leaves a spool beside a path, as a killed process does, and returns the spool's path."""
     tracer = TorchTracer(path, **options)
     trace(tracer)
     (spool,) = created_beside(path, SPOOL)
@@ -160,7 +160,7 @@ def test_a_spool_that_is_cut_anywhere_is_a_trace_up_to_there(tmp_path):
             else row
             for row, found in zip(whole, part, strict=False)
         ]
-        assert part == known, "all is as it was but for what is not known yet to be a cache"
+        assert part == known, "only rows of an unknown cache may differ"
         assert of_cache <= (of_cache := [row["region_type"] for row in part].count("kv_cache"))
         lengths.append(len(part))
     assert part == whole
@@ -169,7 +169,7 @@ def test_a_spool_that_is_cut_anywhere_is_a_trace_up_to_there(tmp_path):
 
 
 def test_names_that_the_file_does_not_say_are_none(tmp_path):
-    """A device and an operator are told before their rows; if not, no other's name stands there."""
+    """A spool names a device and an operator before their rows. Without that, the name is None."""
     spool = Spool(tmp_path / "trace.parquet", symbols={0: "aten::mm"}, devices={1: "cuda:0"})
     block = b"".join(
         ROW.pack(1, 4096, 8, 2 << 9 | device, 2 * operator)
@@ -202,8 +202,8 @@ def test_a_forked_child_does_not_remove_what_its_parent_writes(tmp_path):
     [b"\0" * 100, b"\xff" * 100, b"\5\0\0\0\2\0\0\0" + b"{" * 90],
     ids=["zeros", "ones", "no JSON"],
 )
-def test_an_end_that_makes_no_sense_is_told_and_left_out(tmp_path, end):
-    """A machine that loses its power may leave zeros, or what was there before."""
+def test_a_damaged_end_is_left_out_with_a_warning(tmp_path, end):
+    """A power failure may leave zeros or old data at the end of a file."""
     path = tmp_path / "trace.parquet"
     spool = left(path)
     expected = read_spool(spool, "trace", None).read_all()
@@ -217,7 +217,7 @@ def test_an_end_that_makes_no_sense_is_told_and_left_out(tmp_path, end):
 # ---- leftovers --------------------------------------------------------------------
 
 
-def test_a_new_trace_tells_of_one_that_was_not_closed_and_leaves_it(tmp_path):
+def test_a_new_trace_warns_of_one_that_was_not_closed_and_leaves_it(tmp_path):
     path = tmp_path / "trace.parquet"
     spool = left(path, kv_regions="layer")
     before = spool.read_bytes()
@@ -274,7 +274,7 @@ def test_a_trace_that_is_being_made_is_left_alone(tmp_path):
     assert len(pd.read_parquet(path)) > 0
 
 
-def test_what_is_no_spool_is_refused(tmp_path):
+def test_other_files_than_spools_are_refused(tmp_path):
     with pytest.raises(NotFoundError, match="no trace that was not closed"):
         recover_torch_trace(tmp_path / "nowhere" / "trace.parquet")
     with pytest.raises(NotFoundError, match="no trace that was not closed"):

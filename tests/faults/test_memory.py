@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-# 20 GB of activations: one tensor of 5.4 GB that lz4 finds nothing in, between many of
-# 64 MB. Peak memory is that of the kernel's books, set back once the sources exist.
+# This program captures 20 GB of activations: one tensor of 5.4 GB that lz4 cannot compress, between
+# many of 64 MB. Peak memory is VmHWM of the kernel, which is reset once the source tensors exist.
 PROGRAM = """
 import json, re, sys
 import torch
@@ -53,6 +53,7 @@ print(json.dumps({
 @pytest.mark.slow
 @pytest.mark.performance
 def test_twenty_gigabytes_through_a_quarter(tmp_path: Path) -> None:
+    """20 GB are captured with 0.25 GB of memory."""
     if shutil.disk_usage(tmp_path).free < 8 << 30:
         pytest.skip("needs 8 GB of free disk")
     if _available_memory() < 12 << 30:
@@ -71,7 +72,7 @@ def test_twenty_gigabytes_through_a_quarter(tmp_path: Path) -> None:
     _check_content(path)
 
 
-# The address space may grow by 256 MiB, as on a node of a cluster.
+# A limit on the address space, such as on a node of a cluster: it may grow by 256 MiB.
 INDEX = """
 import re, resource, sys
 from llm_instrumentation._native import Reader
@@ -92,7 +93,7 @@ def test_an_index_that_memory_does_not_hold_is_ignored(tmp_path: Path, written: 
     for path in (small, large):
         path.write_bytes(struct.pack("!HI", 1, 4) + b"a" + b"1234")
     with open(f"{large}.index", "wb") as file:
-        file.write(struct.pack("<Ii", 0xFFFFFFFF, 200 << 20))  # a message of 200 MiB begins
+        file.write(struct.pack("<Ii", 0xFFFFFFFF, 200 << 20))  # the prefix of a message of 200 MiB
         for _ in range(300 if written else 0):
             file.write(b"\x55" * (1 << 20))
         file.truncate(300 << 20)

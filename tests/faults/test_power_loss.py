@@ -1,8 +1,8 @@
-"""The power fails: of a disk, what a checkpoint covers is there when it is mounted again.
+"""After a power failure, a disk still has all that a checkpoint covers.
 
-The disk is a file behind a loop device. A copy of that file, taken while the capture stands still
-and its file system is mounted, is what a machine finds after the power came back: what was synced
-is there, what only the page cache had is not.
+The disk is a file behind a loop device. The test copies that file while the capture is stopped and
+the file system is mounted. The copy has what a machine finds after a power failure: synced data is
+there, and data that was only in the page cache is not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIZE = 1 << 17
 
 
 def capture(tell, path, codec):
-    """Tells what each checkpoint covers: (bytes, tokens)."""
+    """Captures, and tells the bytes and tokens that each checkpoint covers."""
     model = Noise(SIZE)
     with framework(model, codec=codec).capture_activations(
         path, track_per_token=True, checkpoint_interval_tokens=3
@@ -45,7 +45,7 @@ def capture(tell, path, codec):
 
 
 def mounted_copy(image, folder):
-    """Mounts a copy of a disk's file, read-only but for its journal."""
+    """Mounts a copy of a disk's file. The kernel replays its journal."""
     done = subprocess.run(
         ["mount", "-o", "loop", image, folder], check=False, capture_output=True, text=True
     )
@@ -53,7 +53,7 @@ def mounted_copy(image, folder):
 
 
 def copied(image, copy):
-    """What the power leaves of a disk, if it fails now."""
+    """Copies the file of a disk, as if the power failed now."""
     subprocess.run(["cp", "--sparse=always", image, copy], check=True)
 
 
@@ -85,7 +85,7 @@ def test_the_tokens_on_disk_are_those_of_the_stream(end, interval, disk, tmp_pat
         subprocess.run(["umount", folder], check=True)
 
 
-def test_what_a_checkpoint_covers_outlives_the_power(disk, tmp_path, start, long):
+def test_a_checkpoint_covers_packets_that_survive_a_power_failure(disk, tmp_path, start, long):
     chance, covering = random.Random(2), 0
     image, copy, folder = tmp_path / "disk0.img", tmp_path / "copy.img", tmp_path / "again"
     folder.mkdir()
@@ -100,7 +100,7 @@ def test_what_a_checkpoint_covers_outlives_the_power(disk, tmp_path, start, long
         copied(image, copy)
         child.signal(signal.SIGKILL)
         child.signal(signal.SIGCONT)
-        told = child.all_told()  # of these, all were told before it stood still
+        told = child.all_told()  # all of these come from before the stop
         if told:
             offset, tokens = told[-1]
         child.join()
@@ -111,7 +111,7 @@ def test_what_a_checkpoint_covers_outlives_the_power(disk, tmp_path, start, long
                 assert len(reader) >= tokens and reader.info.valid_bytes >= offset
                 assert_noise(itertools.islice(reader, tokens), range(tokens), SIZE)
                 indexed = [activation.step for activation in itertools.islice(reader, tokens)]
-            assert indexed == list(range(tokens)), "the index is behind the checkpoint"
+            assert indexed == list(range(tokens)), "the index lacks rows that the checkpoint covers"
             report = salvage(found, tmp_path / "left.stream", force=True)
             assert report.verified >= tokens
             covering += tokens > 0

@@ -1,4 +1,4 @@
-"""Processes beside a capture: children that leave its block, and others that want its path."""
+"""Other processes during a capture: children that leave its block, and captures to its path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 1 << 16
 
 
 def work_in_the_block(model, how):
-    """What a forked child does in the block of its parent's capture."""
+    """The work of a forked child in the block of its parent's capture."""
     for step in range(100, 103):
         model(step)
     if how == "exit":
@@ -29,7 +29,7 @@ def work_in_the_block(model, how):
 
 
 def leave_by_fork(tell, path, how):
-    """The child's block ends as ``how`` says, while the parent's goes on."""
+    """Forks within the block. The child's block ends as ``how`` says; the parent's goes on."""
     model, parent, child = Noise(SIZE), os.getpid(), 0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -60,6 +60,7 @@ def leave_by_fork(tell, path, how):
     ("how", "error"), [("exit", "SystemExit"), ("raise", "ValueError"), ("end", "ForkedError")]
 )
 def test_a_forked_child_that_leaves_the_block(how, error, path, start):
+    """The child gets one warning and captures nothing. The parent's capture is whole."""
     child = start(leave_by_fork, path, how)
     who, ended, messages = child.told()
     assert (who, ended) == ("child", error)
@@ -73,7 +74,7 @@ def test_a_forked_child_that_leaves_the_block(how, error, path, start):
 
 
 def pools(tell, path):
-    """Pools of every start method beside a capture, from the thread that captures."""
+    """Starts pools with every start method during a capture, in the thread that captures."""
     model = Noise(SIZE)
     with framework(model).capture_activations(path):
         for step, method in enumerate(["fork", "spawn", "forkserver"] * 2):
@@ -84,6 +85,7 @@ def pools(tell, path):
 
 
 def test_pools_of_processes(path, python):
+    """Process pools of every start method work during a capture."""
     done = python(
         "import sys, test_processes\n"
         "if __name__ == '__main__': test_processes.pools(print, sys.argv[1])",
@@ -113,11 +115,11 @@ def test_a_second_capture_to_the_same_path_is_refused(path, start):
         raise AssertionError("two captures write to one file")
     assert not model._forward_hooks
     length = path.stat().st_size
-    while path.stat().st_size <= length:  # it was not emptied, and the first goes on
+    while path.stat().st_size <= length:  # the file was not emptied, and the first capture goes on
         time.sleep(0.01)
     child.signal(signal.SIGKILL)
     assert child.join() == -signal.SIGKILL
-    with framework(model).capture_activations(path):  # nobody holds it any more
+    with framework(model).capture_activations(path):  # the lock ended with the process
         model(7)
     with ActivationReader(path) as reader:
         assert_noise(reader, [7], SIZE)

@@ -1,4 +1,4 @@
-"""Signals, stops and threads during a capture, beside the handlers of Python and of Go."""
+"""Signals, stops and ending threads during a capture, with the signal handlers of Python and Go."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_stopped_process_goes_on_where_it_was(path, start):
 
 
 def capture_under_a_storm(tell, path):
-    """A thousand signals a second, which the kernel gives to any thread, Go's included."""
+    """Captures under a thousand signals a second, which may come to any thread, also of Go."""
     handled, model = [0, 0, 0], Noise(SIZE)
 
     def count(kind):
@@ -74,6 +74,7 @@ def capture_under_a_storm(tell, path):
 
 
 def test_a_storm_of_signals(path, start):
+    """All steps are captured under a storm of signals."""
     child = start(capture_under_a_storm, path)
     steps = child.told()
     assert child.join() == 0
@@ -81,6 +82,7 @@ def test_a_storm_of_signals(path, start):
 
 
 def test_threads_that_end_during_a_capture(path):
+    """All their packets are captured, in the order of each thread."""
     model, threads = Noise(SIZE), 40
 
     def work(first):
@@ -102,7 +104,8 @@ def test_threads_that_end_during_a_capture(path):
             step = step_of[beginning(activation.to_torch())]
             assert_noise([activation], [step], SIZE)
             by_thread.setdefault(activation.thread, []).append(step)
-    # The order within each thread is kept; the system may give an old thread's id to a new one.
+    # The order within each thread is kept. The system may give an old thread's id to a new thread,
+    # so one id may have several runs of five steps.
     assert sorted(itertools.chain(*by_thread.values())) == list(range(threads * 5))
     for steps in by_thread.values():
         runs = [steps[at : at + 5] for at in range(0, len(steps), 5)]
@@ -139,7 +142,7 @@ crash_here()
 
 
 @pytest.mark.parametrize("when", ["before", "during", "never"])
-def test_a_crash_elsewhere_is_told_as_without_a_capture(when, path, python):
+def test_faulthandler_reports_a_crash_as_without_a_capture(when, path, python):
     done = python(CRASH, path, when)
     assert "Timeout (0:00:00.050000)!" in done.stderr
     assert done.returncode == -signal.SIGSEGV, done.stderr

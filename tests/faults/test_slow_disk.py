@@ -1,4 +1,4 @@
-"""A disk that is slower than the model: the model waits, memory stays bounded, all arrives."""
+"""With a disk slower than the model, the model waits, memory stays bounded, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llm_instrumentation.probes import plot_timeline, timeline
 
 pytestmark = pytest.mark.root
 
-SIZE = 1 << 20  # 2 MiB a packet
+SIZE = 1 << 20  # elements; a packet has 2 MiB
 LIMIT = 16_000_000
 RED = matplotlib.colors.to_rgb("tab:red")
 
@@ -45,7 +45,7 @@ def test_memory_stays_bounded_and_nothing_is_lost(slow_disk, start):
     assert told["seconds"] > 150 * 2 * SIZE / 40e6 - 2, "the disk was not slow"
     assert told["stalls"] > 0 and told["dropped"] == 0
     assert told["peak"] <= LIMIT
-    assert told["growth"] < LIMIT + 150e6  # with 300 MB captured
+    assert told["growth"] < LIMIT + 150e6  # the capture has 300 MB
     assert steps_in(folder / "a.stream", SIZE) == 150
 
 
@@ -62,6 +62,7 @@ for step in range(4):
 
 
 def test_an_interpreter_that_ends_waits_for_a_disk_that_writes(slow_disk, python):
+    """At its exit the interpreter closes the capture, and waits while the disk makes progress."""
     folder, group = slow_disk(512 << 20, 4_000_000)  # each packet takes two seconds
     done = python(LEFT_OPEN, folder / "a.stream", group)
     assert (done.returncode, done.stderr) == (0, "")
@@ -78,7 +79,7 @@ def capture_with_probes(tell, path, group):
     capture.config.with_probes(interval_s=0.5)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the model waited, and that the disk is small
+            warnings.simplefilter("ignore")  # warnings that the model waited and the disk is small
             with capture.capture_activations(path):
                 for step in range(30):
                     model(step)

@@ -1,4 +1,4 @@
-"""Watching for long: neither memory nor files grow, and the file holds each snapshot."""
+"""A long run of probes keeps its memory and number of open files, and writes each snapshot."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import pytest
 pytestmark = pytest.mark.root
 
 PROGRAM = Path(llm_instrumentation.__file__).parent / "_native" / "strap-probe"
-SNAPSHOTS = 720  # as many as an hour has at the default interval
+SNAPSHOTS = 720  # one hour has as many at the default interval
 
 
 @pytest.fixture
 def busy(tmp_path):
-    """Processes that come and go, threads that switch, and writes that reach a disk."""
+    """Keeps the machine busy: processes that start and end, and writes that reach a disk."""
     stop = threading.Event()
 
     def work() -> None:
@@ -41,7 +41,7 @@ def busy(tmp_path):
 
 
 def anonymous_kib(pid: int) -> int:
-    """Memory of its own, without what is mapped of files."""
+    """The anonymous memory of a process in KiB, without mapped files."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1])
@@ -51,7 +51,7 @@ def anonymous_kib(pid: int) -> int:
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize("kind", ["block", "system"])
 def test_an_hour_of_snapshots_takes_no_more_memory_than_a_minute(kind, long, tmp_path):
-    """The hour is as many snapshots in a short time; with --faults-long it is an hour."""
+    """By default the snapshots of an hour come in a short time, with --faults-long in an hour."""
     interval = 5.0 if long else 0.04
     path = tmp_path / "lines.jsonl"
     command = [PROGRAM, kind, "--interval", interval, "--output", path, "--flush-every", "10"]
@@ -65,7 +65,7 @@ def test_an_hour_of_snapshots_takes_no_more_memory_than_a_minute(kind, long, tmp
                 pytest.skip(running.stderr.read().strip())
             assert running.poll() is None
             assert time.monotonic() < deadline, f"{lines} lines"
-            if lines >= SNAPSHOTS // 6:  # it has what it needs
+            if lines >= SNAPSHOTS // 6:  # by now the program has the memory that it needs
                 sizes.append(anonymous_kib(running.pid))
                 handles.append(len(os.listdir(f"/proc/{running.pid}/fd")))
             time.sleep(interval)
@@ -78,10 +78,10 @@ def test_an_hour_of_snapshots_takes_no_more_memory_than_a_minute(kind, long, tmp
     quarter = len(sizes) // 4
     early, late = statistics.median(sizes[:quarter]), statistics.median(sizes[-quarter:])
     print(f"{kind}: {early:.0f} KiB, later {late:.0f} KiB; {max(sizes)} at most")
-    assert late - early < 2048  # with 5 KiB a snapshot it would be more
+    assert late - early < 2048  # a leak of 5 KiB a snapshot would exceed this
     assert max(handles) - min(handles) <= 2
     snapshots = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(snapshots) >= SNAPSHOTS
-    # No time is left out between one and the next.
+    # The intervals of the snapshots leave no gaps.
     whole_s = (snapshots[-1]["monotonic_ns"] - snapshots[0]["monotonic_ns"]) / 1e9
     assert sum(one["interval_s"] for one in snapshots[1:]) == pytest.approx(whole_s, rel=0.01)

@@ -1,4 +1,4 @@
-"""Models to capture, hooks of our own to compare with, and the documented parser."""
+"""Fixtures: models to capture, independent hooks to compare with, and the documented parser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llm_instrumentation._native import ForwardHooks
 from torch import Tensor, nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-# What all tests share, such as `gguf_model`.
+# The folder tests/ has helpers that all tests share, such as `gguf_model`.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 VOCABULARY = 97
@@ -49,7 +49,7 @@ def minilm() -> SimpleNamespace:
 
 
 def build(architecture: str) -> nn.Module:
-    """A small transformers model with random weights, always the same ones."""
+    """A small transformers model with random weights, the same in each run."""
     import transformers as hf
 
     torch.manual_seed(0)
@@ -105,6 +105,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=[True, False], ids=["hooks in C", "hooks in Python"])
 def each_kind_of_hooks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the test with the hooks in C, and again with those in Python."""
     if not request.param:
         monkeypatch.setattr(ForwardHooks, "available", staticmethod(lambda: False))
 
@@ -113,7 +114,7 @@ def each_kind_of_hooks(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 
 def tensors(name: str, output: Any, top: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of an output under the documented packet names, caches left out."""
+    """The tensors of an output under the documented packet names, without those of caches."""
     from transformers.utils import ModelOutput
 
     if isinstance(output, Tensor):
@@ -129,7 +130,7 @@ def tensors(name: str, output: Any, top: bool = True) -> Iterator[tuple[str, Ten
 
 @contextlib.contextmanager
 def watching(model: nn.Module) -> Iterator[list[tuple[str, Tensor]]]:
-    """Collects copies of what every module returns, by hooks that share nothing with ours."""
+    """Collects copies of the outputs of all modules, with hooks that share no code with ours."""
     seen: list[tuple[str, Tensor]] = []
     handles = []
     for name, module in model.named_modules():
@@ -154,7 +155,7 @@ def _watching() -> Any:
 
 
 def read(path: Path, **how: Any) -> list[tuple[str, Tensor]]:
-    """Names and values of a capture, in its order."""
+    """Names and values of the activations of a capture, in capture order."""
     with ActivationReader(path) as reader:
         return [(activation.name, activation.to_torch(**how)) for activation in reader]
 
@@ -165,7 +166,7 @@ def _read() -> Any:
 
 
 def parse(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The documented parser: name and elements of each packet, by standard decoders."""
+    """The documented parser: the name and element bytes of each packet, by standard decoders."""
     decode = {b"\x04\x22\x4d\x18": lz4.frame.decompress, b"\x28\xb5\x2f\xfd": zstandard.decompress}
     with open(path, "rb") as file:
         while head := file.read(6):
@@ -180,7 +181,7 @@ def _parse() -> Any:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same type, shape and bits, any NaN being like another."""
+    """Whether two tensors have the same type, shape and bits. All NaNs count as the same."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if a.is_floating_point():
@@ -199,7 +200,7 @@ def _same() -> Any:
 
 @pytest.fixture
 def assert_captured() -> Any:
-    """Asserts that a capture is what was seen: names, order, shapes, types and every bit."""
+    """Asserts that a capture has the tensors seen: names, order, shapes, types and every bit."""
 
     def check(path: Path, seen: list[tuple[str, Tensor]]) -> None:
         found = read(path, exact=False)

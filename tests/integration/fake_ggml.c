@@ -1,5 +1,6 @@
-/* What llm_instrumentation.mrm.engines.ggml asks of ggml, with the fields of a tensor in one
- * order or another: LAYOUT 1 is that of ggml 0.25, 2 another, 3 one that cannot be found out. */
+/* A fake ggml with the functions that llm_instrumentation.mrm.engines.ggml calls. LAYOUT chooses the
+ * order of the fields of a tensor: 1 as in ggml 0.25, 2 another order, 3 one that the engine cannot
+ * find out. */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -91,20 +92,22 @@ int ggml_backend_buffer_get_usage(buffer *b) { return b->usage; }
 void *ggml_backend_buffer_get_base(buffer *b) { return b->base; }
 size_t ggml_backend_buffer_get_size(buffer *b) { return b->size; }
 
-/* Everything is so many times as large, for tests that look at pages. */
+/* SCALE multiplies all sizes, for tests that look at pages. */
 #ifndef SCALE
 #define SCALE 1
 #endif
 
-/* Two weights side by side, a cache that is read and written through views, results in a buffer
- * of their own, one that nothing has placed. The operations are shown; true: none wanted a stop. */
+/* The memory of the fake: two weights side by side, a cache with keys and values, and a buffer of
+ * results. */
 __attribute__((aligned(4096))) char memory[4096 * SCALE];
 static buffer weights = {memory, 1024 * SCALE, 1}, caches = {memory + 1024 * SCALE, 1024 * SCALE, 0},
               results = {memory + 2048 * SCALE, 1024 * SCALE, 2};
 
-/* Writes what a model writes. Its weights are the kernel's, which maps them with all their pages. */
+/* Writes the caches and the results, as a model does. The weights stay unwritten, because llama.cpp
+ * maps them from a file. */
 void work(void) { memset(caches.base, 1, caches.size + results.size); }
 
+/* Returns a new tensor of n * SCALE elements, at offset * SCALE bytes in b. */
 static tensor *placed(const char *name, buffer *b, size_t offset, int64_t n) {
   tensor *t = ggml_new_tensor_1d(NULL, 0, n * SCALE);
   strcpy(t->name, name);
@@ -112,6 +115,9 @@ static tensor *placed(const char *name, buffer *b, size_t offset, int64_t n) {
   return t;
 }
 
+/* Calls show for the operations of a model, two times each. They read weights, read and write the
+ * cache through views, and place results; the last operation's tensor is in no buffer. Returns true
+ * if no call asked to stop at its operation. */
 bool run(bool (*show)(tensor *, bool, void *)) {
   tensor *k = placed("cache_k_l0", &caches, 0, 64), *v = placed("cache_v_l0", &caches, 256, 64);
   tensor *other = placed("control", &caches, 512, 8);

@@ -1,4 +1,4 @@
-"""A capture holds what plain hooks see, in the architectures that people run."""
+"""A capture holds the tensors that plain hooks see, in widely used architectures."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ IMAGE = {"pixel_values": torch.randn(1, 3, 16, 16, generator=torch.Generator().m
 SOUND = {"input_values": torch.randn(1, 800, generator=torch.Generator().manual_seed(3))}
 SPECTRUM = {"input_features": torch.randn(1, 8, 40, generator=torch.Generator().manual_seed(4))}
 
-# The kernels, and what stands in for them, take the weights of these modules. Older transformers
-# have a slow way beside the kernels, which calls them.
+# Mamba's kernels, and their replacement in PyTorch, read the weights of these modules and do not
+# call them. Older transformers have a slow path beside the kernels, which calls these modules.
 MAMBA: tuple[str, ...] = ()
 if not hasattr(MambaMixer, "slow_forward"):
     MAMBA = tuple(f"backbone.layers.#.mixer.{part}" for part in ("conv1d", "act", "dt_proj"))
 
 
 class Case(NamedTuple):
-    """A class of transformers, its sizes, its inputs, and the modules that it has but never calls.
+    """A class of transformers, its sizes, its inputs, and the modules that it never calls.
 
-    In the names of these modules # is the number of each layer. ``told`` says that a capture warns
-    of them: the values that they compute in other models are computed past them, and are missed.
+    In the names of these ``silent`` modules # stands for the number of each layer. ``told`` says
+    that a capture warns of them: the model computes their outputs without calling them, so the
+    capture misses these outputs.
     """
 
     model: str
@@ -122,13 +123,13 @@ CASES = {**DECODERS, **TRANSLATORS, **ENCODERS}
 
 
 def modules(*patterns: str) -> set[str]:
-    """Names of modules, with # for the number of each layer."""
+    """The names of modules, in which # was replaced by the number of each layer."""
     return {name.replace("#", str(layer)) for name in patterns for layer in range(LAYERS)}
 
 
 @contextlib.contextmanager
 def captures(model: nn.Module, path: Path, told: bool = False) -> Iterator[Any]:
-    """A capture in which no output fails, with a warning of what it misses where ``told``."""
+    """A capture in which no output fails. If ``told``, it warns of the modules that it misses."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         with contextlib.ExitStack() as stack:
@@ -138,7 +139,7 @@ def captures(model: nn.Module, path: Path, told: bool = False) -> Iterator[Any]:
 
 
 def check_steps(path: Path, stats: CaptureStats, expected: int) -> None:
-    """Every packet belongs to a step, and so many there are."""
+    """Checks that every packet belongs to a step, and that there are ``expected`` steps."""
     with ActivationReader(path) as reader:
         assert None not in {activation.step for activation in reader}
         assert reader.steps == tuple(range(expected))
@@ -149,6 +150,7 @@ def check_steps(path: Path, stats: CaptureStats, expected: int) -> None:
 @pytest.mark.parametrize("kind", ["hooks in C", "hooks in Python"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_forward_pass(name, kind, path, watching, assert_captured, monkeypatch):
+    """A capture has every output, with hooks in C and in Python."""
     case = CASES[name]
     if kind == "hooks in Python":
         monkeypatch.setattr(ForwardHooks, "available", staticmethod(lambda: False))
@@ -163,6 +165,7 @@ def test_a_forward_pass(name, kind, path, watching, assert_captured, monkeypatch
 
 @pytest.mark.parametrize("name", [*DECODERS, *TRANSLATORS])
 def test_a_generation(name, path, watching, assert_captured):
+    """A captured generation gives the same tokens, and each forward call is a step."""
     case = CASES[name]
     model = case.build()
     inputs = {key: value for key, value in case.inputs.items() if key != "decoder_input_ids"}
@@ -171,7 +174,7 @@ def test_a_generation(name, path, watching, assert_captured):
     with watching(model) as seen, captures(model, path, case.told) as framework:
         assert torch.equal(model.generate(**asked), alone)
     assert_captured(path, seen)
-    # generate() calls the encoder by itself, before the first token.
+    # generate() calls the encoder separately, before the first token.
     check_steps(path, framework.stats(), NEW + (name in TRANSLATORS))
     assert set(framework.stats().silent) == modules(*case.silent)
 
@@ -190,10 +193,11 @@ def test_a_generation(name, path, watching, assert_captured):
     ids=" ".join,
 )
 def test_ways_to_generate(asked, path, watching, assert_captured):
+    """Beams, samples, caches and assistants give the same tokens with a capture as without."""
     model = CASES["llama"].build()
     inputs = {"input_ids": TEXT["input_ids"][:1]}
     asked = {**inputs, "max_new_tokens": 2 * NEW, "do_sample": False, **asked}
-    if "assistant_model" in asked:  # a model of its own, which is not captured
+    if "assistant_model" in asked:  # a second model, which is not captured
         asked["assistant_model"] = CASES["gpt2"].build()
     torch.manual_seed(5)
     alone = model.generate(**asked)
@@ -202,14 +206,14 @@ def test_ways_to_generate(asked, path, watching, assert_captured):
         assert torch.equal(model.generate(**asked), alone)
     assert_captured(path, seen)
     calls = sum(name == "['logits']" for name, _ in seen)
-    assert 2 <= calls <= 2 * NEW  # a guess that is right saves a call
+    assert 2 <= calls <= 2 * NEW  # each right guess of the assistant saves a call
     check_steps(path, framework.stats(), calls)
     assert framework.stats().silent == ()
 
 
 def gradients(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor | None]:
-    hf.set_seed(5)  # of the dropouts, and of the masks that numpy draws for wav2vec2
-    for _ in range(2):  # the second adds to the gradients of the first
+    hf.set_seed(5)  # for the dropouts, and for the masks that numpy draws for wav2vec2
+    for _ in range(2):  # the second pass adds to the gradients of the first
         output = model(**inputs)
         (output.logits if "logits" in output else output[0]).square().mean().backward()
     found = [parameter.grad for parameter in model.parameters()]
@@ -249,6 +253,7 @@ def test_training(name, path, watching, assert_captured):
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 def test_gradient_checkpointing(name, reentrant, path, watching, same):
+    """Outputs that a backward pass computes again are captured as `!recomputed`, without a step."""
     model = CASES[name].build().train()
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
@@ -269,6 +274,7 @@ def test_gradient_checkpointing(name, reentrant, path, watching, same):
 
 
 def test_an_lstm(path, watching, assert_captured):
+    """All tensors of an LSTM's nested outputs are captured, also for a packed sequence."""
     torch.manual_seed(0)
     model = nn.LSTM(6, 8, num_layers=2, bidirectional=True)
     x = torch.randn(3, 2, 6)
@@ -282,7 +288,10 @@ def test_an_lstm(path, watching, assert_captured):
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_torchs_transformer_encoder(training, path, watching, assert_captured):
-    """In eval mode it would run as one fused operator; hooks make it call its modules."""
+    """In eval mode PyTorch runs the encoder as one fused operator, unless it has hooks.
+
+    With hooks it calls its modules.
+    """
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False).train(training)
@@ -298,7 +307,7 @@ def test_torchs_transformer_encoder(training, path, watching, assert_captured):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.ao.quantization")
 @pytest.mark.parametrize("name", ["bert", "lstm"])
 def test_a_dynamically_quantised_model(name, path, watching, assert_captured):
-    """Modules that hold packed weights are never called, and nothing is missed of them."""
+    """Modules that hold packed weights are never called. They have no outputs to miss."""
     if name == "lstm":
         model, inputs = nn.Sequential(nn.LSTM(6, 8)), {"input": torch.randn(3, 2, 6)}
     else:
@@ -319,6 +328,7 @@ def test_a_dynamically_quantised_model(name, path, watching, assert_captured):
 
 @pytest.mark.parametrize("adapters", ["on", "off", "merged"])
 def test_low_rank_adapters(adapters, path, watching, assert_captured):
+    """LoRA adapters are captured while they are in use; unused ones are `silent`."""
     model = lora(CASES["llama"].build()).eval()
     if adapters == "merged":
         model.merge_adapter()
@@ -331,7 +341,7 @@ def test_low_rank_adapters(adapters, path, watching, assert_captured):
             assert torch.equal(model.generate(**asked), alone)
     assert_captured(path, seen)
     check_steps(path, framework.stats(), NEW)
-    # generate() goes past the two wrappers.
+    # generate() does not call the two wrappers.
     expected = {"", "base_model"}
     if adapters != "on":
         expected |= modules(
@@ -347,7 +357,7 @@ def test_low_rank_adapters(adapters, path, watching, assert_captured):
 @pytest.mark.parametrize("name", ["gpt2", "llama-tied", "t5", "bart"])
 @pytest.mark.parametrize("place", ["cpu", "disk"])
 def test_an_offloaded_model(place, name, path, tmp_path, watching, assert_captured):
-    """The weights of a module are there while it runs, and nowhere in between."""
+    """accelerate loads the weights of each module only while the module runs."""
     from accelerate import cpu_offload, disk_offload
 
     case = CASES[name]
@@ -359,7 +369,7 @@ def test_an_offloaded_model(place, name, path, tmp_path, watching, assert_captur
         else:
             disk_offload(model, tmp_path / "weights", torch.device("cpu"))
         assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
-        # Offloaded weights are tied no more, but the model still names those that were.
+        # Offloaded weights are no longer tied, but the model still lists the tied names.
         with watching(model) as seen, captures(model, path) as framework:
             assert torch.equal(model(**case.inputs).logits, expected)
     assert_captured(path, seen)
@@ -368,7 +378,7 @@ def test_an_offloaded_model(place, name, path, tmp_path, watching, assert_captur
 
 
 def test_a_layer_that_stands_for_several(path):
-    """ALBERT has one layer, and calls it for each of its depths."""
+    """ALBERT calls its one layer several times in a step. The calls are counted from 0."""
     model = CASES["albert"].build()
     with torch.no_grad(), captures(model, path):
         output = model(**TEXT)

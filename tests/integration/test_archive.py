@@ -1,4 +1,4 @@
-"""Archives: less than a fifth of float32, with an error that is bounded and told."""
+"""Archives take less than a fifth of the size of float32, with a bounded, reported error."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def config(error_bound: float | None = None) -> InstrumentationConfig:
 
 
 class Echo(nn.Module):
-    """Returns what it gets."""
+    """Returns its inputs."""
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
 
 
 def echo(path: Path, *tensors: Tensor, how: InstrumentationConfig | None = None) -> Any:
-    """Captures the tensors; gives the statistics."""
+    """Captures the tensors and returns the statistics."""
     with capture_activations(Echo(), path, config=how or config()) as framework:
         framework._models[0](*tensors)
     return framework.stats()
 
 
 def elements_by_the_page() -> Any:
-    """The decoder that the documentation prints."""
+    """The decoder that docs/STREAM_FORMAT.md prints."""
     (code,) = re.findall(r"^(def elements\(.*?)^DECODE", PAGE.read_text(), re.M | re.S)
     names: dict[str, Any] = {"np": np, "struct": struct, "zstandard": zstandard}
     exec(code, names)
@@ -57,7 +57,7 @@ def elements_by_the_page() -> Any:
 
 
 def packets(path: Path) -> list[bytes]:
-    """The elements of each packet, by the documentation alone."""
+    """The element bytes of each packet, by the documented decoder."""
     elements, found, data = elements_by_the_page(), [], path.read_bytes()
     while data:
         name_len, data_len = struct.unpack_from("!HI", data)
@@ -69,7 +69,7 @@ def packets(path: Path) -> list[bytes]:
 
 
 def errors(x: Tensor, y: Tensor) -> tuple[float, float]:
-    """Mean squared error, and squared error over squares, of the finite values."""
+    """Mean squared error of the finite values, and their squared error over their squares."""
     finite = x.isfinite() & y.isfinite()
     a, b = x[finite].double(), y[finite].double()
     square_error = float(((a - b) ** 2).sum())
@@ -162,6 +162,7 @@ EXACT = {
 
 @pytest.mark.parametrize("name", EXACT)
 def test_other_tensors_lose_nothing_more(name, archive, same):
+    """Tensors that are not archived are stored exactly, float32 ones as exact float16."""
     tensor = EXACT[name]
     echo(archive, tensor)
     expected = tensor.half() if tensor.dtype == torch.float32 else tensor
@@ -171,7 +172,8 @@ def test_other_tensors_lose_nothing_more(name, archive, same):
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e30])
-def test_what_is_not_finite_stays(odd, archive, same):
+def test_a_chunk_that_is_not_finite_stays(odd, archive, same):
+    """A chunk with a value beyond float16 keeps every bit of its float16 values."""
     tensor = normal(150_000)
     tensor[140_000] = odd  # in the second chunk
     echo(archive, tensor)
@@ -194,6 +196,7 @@ def test_outliers_keep_the_bound(archive):
 
 
 def test_a_tensor_larger_than_the_memory(archive):
+    """It is archived within the memory limit and within the error bound."""
     tensor = normal(3, 1_000_000)
     stats = echo(archive, tensor, normal(100), how=config().with_memory_limit(0.002))
     assert stats.memory_peak <= 2e6 and stats.ratio > 5
@@ -205,6 +208,7 @@ def test_a_tensor_larger_than_the_memory(archive):
 
 
 def test_without_its_index(archive):
+    """Without the index an archive is read as flat tensors, with the same values."""
     tensor = normal(20, 90)
     echo(archive, tensor, torch.arange(100))
     with ActivationReader(archive) as reader:
@@ -217,6 +221,7 @@ def test_without_its_index(archive):
 
 
 def test_flipped_bits_are_noticed(archive):
+    """Reading a packet with a flipped bit raises an error that names the checksum."""
     echo(archive, normal(100), normal(20, 90))
     whole = bytearray(archive.read_bytes())
     whole[-100] ^= 16
@@ -226,6 +231,7 @@ def test_flipped_bits_are_noticed(archive):
 
 
 def test_a_stream_is_no_archive(tmp_path):
+    """An archive to a .stream path is refused. The error proposes .archive, and the file stays."""
     path = tmp_path / "run.stream"
     path.write_bytes(b"mine")
     with pytest.raises(ValueError, match=r"run\.archive"):
@@ -234,12 +240,14 @@ def test_a_stream_is_no_archive(tmp_path):
 
 
 def test_the_default_name(tmp_path):
+    """The default name of an archive ends with .archive."""
     with capture_activations(Echo(), output_dir=tmp_path, config=config()) as framework:
         framework._models[0](normal(100))
     assert re.fullmatch(r"echo_archive_\d+_\d+\.archive", Path(framework.stats().path).name)
 
 
 def test_tokens_checkpoints_and_resuming(archive):
+    """Archives have tokens and checkpoints, and are resumed, as streams are."""
     framework = InstrumentationFramework(config())
     model = Echo()
     framework.instrument_model(model)

@@ -1,4 +1,4 @@
-"""Wrong paths and damaged files: each is an error of its own that is also the builtin."""
+"""Wrong paths and damaged files: each has an error class, which is also the fitting builtin."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def capture(model: nn.Module, path: Path | str, steps: int = 3, **options: objec
 
 
 def refused(model: nn.Module, path: Path | str) -> pytest.ExceptionInfo[StrapError]:
-    """The error of a capture that cannot be opened; the model has no hooks then."""
+    """The error of a capture that cannot be opened. Checks that the model has no hooks then."""
     with pytest.raises(StrapError) as raised:
         capture(model, path)
     assert not any(module._forward_hooks for module in model.modules())
@@ -82,7 +82,7 @@ def test_a_file_where_a_folder_is_needed(model, tmp_path):
 
 
 def python(code: str, *arguments: str | Path) -> str:
-    """What a Python program prints."""
+    """The output of a Python program."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -117,6 +117,7 @@ def test_a_name_that_is_too_long(model, tmp_path):
 
 
 def test_a_name_with_a_zero(model, tmp_path):
+    """A path with a zero character is refused by captures and readers."""
     with pytest.raises(ValueError, match="zero character"):
         capture(model, f"{tmp_path}/a\0b.stream")
     with pytest.raises(InvalidArgumentError, match="zero character"):
@@ -124,6 +125,7 @@ def test_a_name_with_a_zero(model, tmp_path):
 
 
 def test_odd_but_good_names(model, tmp_path):
+    """Spaces, quotes, emoji and bytes that are no UTF-8 are allowed in the name of a stream."""
     for name in ("späß 🦙.stream", "a b'c\"d.stream", "no suffix", "-x.stream", "\udcff.stream"):
         capture(model, tmp_path / name)
         with ActivationReader(tmp_path / name) as reader:
@@ -131,7 +133,8 @@ def test_odd_but_good_names(model, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_is_no_file(kind, model, tmp_path):
+def test_a_pipe_or_a_device(kind, model, tmp_path):
+    """A capture to a pipe or a device is refused."""
     path = Path("/dev/null")
     if kind == "pipe":
         path = tmp_path / "run.stream"
@@ -145,6 +148,7 @@ def test_what_is_no_file(kind, model, tmp_path):
 
 
 def test_a_busy_stream(model, path):
+    """A second capture to the same file is refused, also through a link to it."""
     with torch.no_grad(), capture_activations(model, path) as framework:
         model(X)
         error = refused(nn.Linear(16, 16), path).value
@@ -160,6 +164,7 @@ def test_a_busy_stream(model, path):
 
 
 def test_a_stream_that_another_process_captures(model, path):
+    """A capture to a file that another process captures to is refused."""
     code = (
         "import sys, torch; from llm_instrumentation import capture_activations\n"
         "try:\n"
@@ -174,7 +179,7 @@ def test_a_stream_that_another_process_captures(model, path):
 
 
 def test_a_running_capture_can_be_read(model, path):
-    """Its index lists each packet within about a second."""
+    """The index of a running capture lists each packet within about a second."""
     with torch.no_grad(), capture_activations(model, path):
         model(X)
         with ActivationReader(path) as reader:
@@ -206,6 +211,7 @@ def test_a_stream_that_is_not_there(tmp_path, model):
     ids=["program", "archive", "json", "ones", "zeros"],
 )
 def test_a_foreign_file(content, path):
+    """A reader refuses a file that is no stream."""
     path.write_bytes(content)
     with pytest.raises(CorruptError, match=r"run\.stream.* is no stream") as raised:
         ActivationReader(path)
@@ -220,7 +226,7 @@ def test_an_empty_file_is_an_empty_stream(path):
 
 @pytest.mark.parametrize("index", [True, False], ids=["indexed", "scanned"])
 def test_a_stream_cut_anywhere(index, model, path):
-    """What is whole is read, and the tear is told: for every length."""
+    """A stream cut to any length gives its whole packets, and reports the torn one."""
     capture(model, path, steps=1)
     whole = path.read_bytes()
     if not index:
@@ -233,7 +239,7 @@ def test_a_stream_cut_anywhere(index, model, path):
     for length in sorted({*range(1, len(whole), 97), *ends[1:], *(end - 1 for end in ends[1:])}):
         path.write_bytes(whole[:length])
         packets = sum(end <= length for end in ends[1:])
-        if packets == 0 and not index:  # nothing at all to know a stream by
+        if packets == 0 and not index:  # nothing shows that this file is a stream
             with pytest.raises(CorruptError):
                 ActivationReader(path)
             continue
@@ -245,7 +251,7 @@ def test_a_stream_cut_anywhere(index, model, path):
 
 @pytest.mark.parametrize("preset", ["fast_capture", "balanced", "max"])
 def test_a_flipped_bit_anywhere_is_found(preset, model, path):
-    """Every bit of a capture: nothing is read wrong without an error or a warning."""
+    """After a bit flip anywhere, wrong values come only with an error or a reported problem."""
     capture(model, path, steps=1, preset=preset)
     with ActivationReader(path) as reader:
         expected = [(a.name, a.to_torch()) for a in reader]
@@ -280,7 +286,7 @@ def test_a_flipped_bit_names_packet_and_offset(model, path):
         with pytest.raises(ValueError, match=f'"1" at byte {row["offset"]}') as raised:
             activations[4].to_torch()
         assert isinstance(raised.value, CorruptError)
-        activations[5].to_torch()  # the others are not harmed
+        activations[5].to_torch()  # the other packets are intact
 
 
 # ---- damaged indexes -------------------------------------------------------------------
@@ -327,7 +333,7 @@ def test_without_its_index_a_stream_is_scanned(damage, model, path):
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(found, expected, strict=True))
 
 
-def test_the_index_of_another_capture_is_not_believed(model, path):
+def test_the_index_of_another_capture_is_not_used(model, path):
     other = path.with_name("other.stream")
     capture(model, path, steps=2)
     with torch.no_grad(), capture_activations(model, other):

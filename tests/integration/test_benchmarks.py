@@ -1,4 +1,4 @@
-"""The benchmarks of the capture run: each script once, on little."""
+"""Each benchmark script of the capture runs once, with little data."""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ def test_a_decoder(preset, llama, ids, path, watching, assert_captured):
 
 
 def test_the_choice_of_a_router_is_integers(build, ids, path, watching, assert_captured):
+    """The experts that a router chose are captured as int64."""
     model = build("mixtral")
     with torch.no_grad(), watching(model) as seen:
         with capture_activations(model, path):
@@ -100,13 +101,14 @@ def test_the_reader_knows_shapes_and_types(llama, ids, path, watching):
         logits = reader["['logits']"][0]
         assert (logits.layer, logits.path, logits.step) == ("", "['logits']", 0)
         assert logits.shape == (2, 9, 97)
-        # The same values when the index is not believed: flat, for shapes are only there.
+        # Without the index the values are the same. They are flat, as only the index has shapes.
         with ActivationReader(path, ignore_index=True) as scanned:
             assert scanned.layers == reader.layers
             assert torch.equal(scanned["['logits']"][0].to_torch(), logits.to_torch().flatten())
 
 
-def test_the_error_that_was_made_is_counted(minilm, path, watching):
+def test_the_error_of_float16_is_counted(minilm, path, watching):
+    """The statistics have the exact error of the float16 values."""
     with torch.no_grad(), watching(minilm.model) as seen:
         with capture_activations(minilm.model, path) as framework:
             minilm.model(**minilm.inputs)

@@ -1,4 +1,4 @@
-"""Captures that are interrupted go on from their last checkpoint."""
+"""Interrupted captures go on from their last checkpoint."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class Interrupted(Exception):
 
 
 def generate(framework, tracker, first: int, last: int, stop: type[Exception] | None = None):
-    """One step and one token for each number; the values of step n are all n."""
+    """Runs one step and records one token for each number. The values of step n are all n.
+
+    With `stop`, a further step without a token follows, and the exception is raised.
+    """
     model = framework._models[0]
     for n in range(first, last):
         model(torch.full((2, 5), float(n)))
@@ -76,7 +79,7 @@ def contents(folder) -> dict[str, bytes]:
 
 
 def assert_steps(path, count: int, *, layers: int = 2) -> None:
-    """A capture of exactly `count` steps, each with its own values, and token n for step n."""
+    """Checks that a capture has `count` steps, with values n and token n in step n."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with ActivationReader(path) as reader:
@@ -101,6 +104,7 @@ def model() -> nn.Module:
 
 
 def test_a_checkpoint_every_so_many_tokens(model, path, checkpoint):
+    """A checkpoint is written after each interval of tokens, and covers their packets."""
     framework, written = instrumented(model), []
     with framework.capture_activations(
         path, track_per_token=True, checkpoint_interval_tokens=3
@@ -108,7 +112,7 @@ def test_a_checkpoint_every_so_many_tokens(model, path, checkpoint):
         for n in range(10):
             generate(framework, tracker, n, n + 1)
             written.append(json.loads(checkpoint.read_text()) if checkpoint.exists() else None)
-            if written[-1] is not None:  # what it covers is in the file
+            if written[-1] is not None:  # the bytes that the checkpoint covers are in the file
                 assert path.stat().st_size >= written[-1]["metadata"]["stream_offset"]
     totals = [state and state["total_tokens"] for state in written]
     assert totals == [None, None, 3, 3, 3, 6, 6, 6, 9, 9]
@@ -124,20 +128,20 @@ def test_a_checkpoint_every_so_many_tokens(model, path, checkpoint):
     offsets = [state["metadata"]["stream_offset"] for state in written if state]
     assert offsets == sorted(offsets)
     assert {state["metadata"]["capture_id"] for state in written if state} == {capture_id_of(path)}
-    with ActivationReader(path) as reader:  # each is where the packet of a token's step ends
+    with ActivationReader(path) as reader:  # each offset is the end of a token's last packet
         ends = [a.row for a in reader if a.name == ""]
         table = reader.index.to_pylist()
         ends = [table[row]["offset"] + table[row]["length"] for row in ends]
     assert {offsets[0], offsets[3], offsets[6]} == {ends[2], ends[5], ends[8]}
 
-    assert not checkpoint.exists()  # removed when all went well
+    assert not checkpoint.exists()  # a capture that ends well removes it
     assert sorted(file.name for file in path.parent.iterdir()) == [
         "run.stream", "run.stream.index", "run.stream_tokens.json", "run_tokens.json",
     ]  # fmt: skip
 
 
 def test_a_checkpoint_is_replaced_as_a_whole(model, path, checkpoint):
-    """A reader beside the capture never sees half a file, and each file is a new one."""
+    """A reader beside the capture never sees half a file. Each checkpoint is a new file."""
     framework, inodes = instrumented(model), set()
     with framework.capture_activations(
         path, track_per_token=True, checkpoint_interval_tokens=1
@@ -154,6 +158,7 @@ def test_a_checkpoint_is_replaced_as_a_whole(model, path, checkpoint):
 
 
 def test_a_checkpoint_may_stand_elsewhere(model, path, tmp_path, checkpoint):
+    """`checkpoint_path` puts the checkpoint at another path, for writing and resuming."""
     elsewhere = tmp_path / "new folder" / "state.json"
     framework = instrumented(model)
     options = {
@@ -185,7 +190,7 @@ def test_a_checkpoint_that_cannot_be_written_is_a_warning(model, path, tmp_path)
         with pytest.raises(OSError, match="blocked"):
             with framework.capture_activations(path, track_per_token=True, **options) as tracker:
                 generate(framework, tracker, 0, 5)
-    # No checkpoint, but the tokens so far are beside the stream.
+    # There is no checkpoint, but the token file beside the stream has the tokens so far.
     assert json.loads(path.with_name("run_tokens.json").read_text())["tokens"] == tracker.tokens
 
 
@@ -209,7 +214,7 @@ def test_resuming_after_an_exception(model, path, checkpoint):
     options = {"track_per_token": True, "checkpoint_interval_tokens": 4}
     with pytest.raises(Interrupted), framework.capture_activations(path, **options) as tracker:
         generate(framework, tracker, 0, 6, stop=Interrupted)
-    # An exception leaves time for a last checkpoint: no token is lost.
+    # After an exception a last checkpoint is written, so no token is lost.
     state = json.loads(checkpoint.read_text())
     assert state["total_tokens"] == 6
     assert state["metadata"]["stream_offset"] == path.stat().st_size
@@ -222,7 +227,7 @@ def test_resuming_after_an_exception(model, path, checkpoint):
         generate(framework, tracker, 6, 8)
     assert not checkpoint.exists()
     with ActivationReader(path) as reader:
-        # Step 6 is the one that no token completed; the steps go on behind it.
+        # No token completed step 6. The resumed capture continues with step 7.
         assert reader.steps == tuple(range(9))
         assert [a.token for a in reader[""]] == [0, 1, 2, 3, 4, 5, 6, 6, 7]
         assert reader.token_metadata["total_tokens"] == 8
@@ -247,7 +252,7 @@ with framework.capture_activations(
         model(torch.full((2, 5), float(n)))
         tracker.record_token(1000 + n, f"t{{n}}")
 {end}"""
-# Without any cleaning up, but not before the last packets are in the file.
+# Ends without any cleanup, but only when the last packets are in the file.
 EXIT = """
     while framework.stats().queued_packets:
         time.sleep(0.01)
@@ -271,6 +276,7 @@ def child(
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
 def test_resuming_after_a_crash(how, model, path, checkpoint):
+    """Resuming goes on after the last checkpoint, and keeps the cut end in a tail file."""
     with child(path, EXIT if how == "exit" else WAIT, 0, 10) as process:
         if how == "exit":
             assert process.wait(240) == 7
@@ -281,7 +287,7 @@ def test_resuming_after_a_crash(how, model, path, checkpoint):
     assert state["total_tokens"] == 8
     offset, crashed = state["metadata"]["stream_offset"], path.read_bytes()
     assert len(crashed) >= offset
-    if how == "exit":  # two steps behind the checkpoint were in the file
+    if how == "exit":  # the file has two more steps after the checkpoint
         assert len(crashed) > offset
 
     framework = instrumented(model)
@@ -301,6 +307,7 @@ def test_resuming_after_a_crash(how, model, path, checkpoint):
 
 
 def test_resuming_more_than_once(model, path, checkpoint):
+    """Each resume counts, and keeps its own tail file."""
     for resumed, (first, last) in enumerate([(0, 6), (4, 10), (8, 14)]):
         with child(path, EXIT, first, last, resume=True) as process:
             assert process.wait(240) == 7
@@ -314,7 +321,7 @@ def test_resuming_more_than_once(model, path, checkpoint):
         assert tracker.resume_count == 3
         generate(framework, tracker, 12, 13)
     assert_steps(path, 13)
-    # Every tail is kept: two steps of two packets, as often as one was cut.
+    # Each resume keeps the tail that it cut, of two steps with two packets each.
     tails = sorted(path.parent.glob("run.stream.tail-*"))
     assert [tail.name for tail in tails] == [f"run.stream.tail-{n}" for n in (1, 2, 3)]
     for n, tail in enumerate(tails):
@@ -363,7 +370,8 @@ def test_a_capture_that_ended_and_is_killed_later_goes_on_once_more(model, path,
     assert_steps(path, 6)
 
 
-def test_records_that_are_no_tokens_are_not_gone_on_from(model, path):
+def test_resuming_with_a_spoiled_token_file_is_refused(model, path):
+    """Records without index and id are no tokens. The error leaves the stream as it is."""
     framework = instrumented(model)
     with framework.capture_activations(path, track_per_token=True) as tracker:
         generate(framework, tracker, 0, 2)
@@ -377,6 +385,7 @@ def test_records_that_are_no_tokens_are_not_gone_on_from(model, path):
 
 
 def test_tokens_without_a_model(path):
+    """Tokens are recorded, with a warning, also if no model is instrumented."""
     framework = InstrumentationFramework(InstrumentationConfig.balanced())
     with pytest.warns(RuntimeWarning, match="no model is instrumented: the capture to .*run.str"):
         with framework.capture_activations(path, track_per_token=True) as tracker:
@@ -402,7 +411,10 @@ def test_without_resuming_a_new_capture_replaces_the_old_one(model, path, checkp
 
 
 def test_a_checkpoint_of_1_3_1_resumes(model, path, checkpoint):
-    """It has no stream offset: all complete packets are kept, half a one moves to the tail."""
+    """A checkpoint of 1.3.1 has no stream offset.
+
+    Resuming keeps all complete packets, and moves half a packet to the tail.
+    """
     framework = instrumented(model)
     with framework.capture_activations(path, track_per_token=True) as tracker:
         generate(framework, tracker, 0, 3)
@@ -434,10 +446,11 @@ def test_a_checkpoint_of_1_3_1_resumes(model, path, checkpoint):
     assert path.with_name("run.stream.tail-1").read_bytes() == b"\x00\x03\x00\x00\x10\x00lm_half"
     with ActivationReader(path) as reader:
         assert len(reader) == 8
-        assert [a.step for a in reader][6:] == [0, 0]  # those before have none to go on from
+        assert [a.step for a in reader][6:] == [0, 0]  # the old packets have no steps to continue
 
 
 def test_a_checkpoint_of_1_3_1_resumes_without_its_stream(model, path, checkpoint):
+    """The tokens go on, and the stream is a new one."""
     token = {"token_index": 0, "token_id": 1000, "token_text": "t0"}
     content = {"version": 1, "total_tokens": 1, "metadata": {"resume_count": 0}, "tokens": [token]}
     checkpoint.write_text(json.dumps(content))
@@ -452,7 +465,7 @@ def test_a_checkpoint_of_1_3_1_resumes_without_its_stream(model, path, checkpoin
 
 
 def test_a_checkpoint_without_a_capture_id_resumes(model, path, checkpoint):
-    """As versions before this one wrote it."""
+    """Older versions wrote checkpoints without a capture id."""
     framework = instrumented(model)
     state = interrupted(framework, path, 4)
     capture_id = state["metadata"].pop("capture_id")
@@ -466,12 +479,12 @@ def test_a_checkpoint_without_a_capture_id_resumes(model, path, checkpoint):
 
 
 def test_an_index_that_was_lost_gets_the_id_of_the_checkpoint(model, path, checkpoint):
-    """The checkpoint serves on, wherever the capture that goes on is killed."""
+    """The checkpoint can be used again if the resumed capture is killed at any time."""
     framework = instrumented(model)
     before = interrupted(framework, path, 4)
     for _ in range(2):
         path.with_name("run.stream.index").unlink()
-        with child(path, EXIT, 4, 6, resume=True) as process:  # before its first checkpoint
+        with child(path, EXIT, 4, 6, resume=True) as process:  # ends before its first checkpoint
             assert process.wait(240) == 7
         assert json.loads(checkpoint.read_text()) == before
         assert capture_id_of(path) == before["metadata"]["capture_id"]
@@ -489,7 +502,7 @@ def test_an_index_that_was_lost_gets_the_id_of_the_checkpoint(model, path, check
 
 
 @pytest.mark.parametrize("track", [False, True])
-def test_a_new_capture_removes_what_belonged_to_the_old_one(track, model, path, checkpoint):
+def test_a_new_capture_removes_the_files_of_the_old_one(track, model, path, checkpoint):
     framework = instrumented(model)
     interrupted(framework, path, 4)
     old = {"run.stream.ckpt.json", "run_tokens.json", "run.stream_tokens.json"}
@@ -511,7 +524,7 @@ def test_a_new_capture_removes_its_checkpoint_elsewhere_too(model, path, tmp_pat
         model(torch.zeros(2, 5))
 
 
-def test_streaming_anew_removes_what_belonged_to_the_old_capture(model, path, checkpoint):
+def test_new_streaming_removes_the_files_of_the_old_capture(model, path, checkpoint):
     interrupted(instrumented(model), path, 4)
     kept = contents(path.parent)
 
@@ -549,6 +562,7 @@ def test_a_start_beside_a_running_capture_touches_nothing(model, path, checkpoin
 
 
 def test_an_old_checkpoint_that_cannot_be_removed(model, path, checkpoint, monkeypatch):
+    """It is an error, which leaves neither hooks nor a locked stream."""
     framework = instrumented(model)
     interrupted(framework, path, 4)
     with monkeypatch.context() as patched:
@@ -573,7 +587,10 @@ _earlier.remove_durably = lambda path: (
 
 @pytest.mark.parametrize("name", ["_tokens.json", ".ckpt.json"])
 def test_a_kill_before_the_old_checkpoint_is_removed(name, model, path, checkpoint):
-    """The new capture has emptied the stream by then."""
+    """The new capture has already emptied the stream, so the old checkpoint no longer fits it.
+
+    Resuming is refused until the user removes the files that the messages name.
+    """
     framework = instrumented(model)
     interrupted(framework, path, 4)
     with child(path, "", 0, 4, begin=KILLED.format(name=name)) as process:
@@ -603,7 +620,7 @@ def test_a_kill_before_the_old_checkpoint_is_removed(name, model, path, checkpoi
 
 
 def test_a_checkpoint_of_an_older_capture_at_the_path_is_refused(model, path, checkpoint):
-    """Someone kept it, for a new capture removes it."""
+    """A new capture removes the old checkpoint. The user may have put a copy of it back."""
     framework = instrumented(model)
     old = interrupted(framework, path, 4)
     with framework.capture_activations(path):
@@ -711,7 +728,7 @@ SEALED = """if True:
 
 
 def test_checkpoints_in_a_folder_that_may_not_be_read():
-    """fsync wants the folder open for reading; its names cannot be synced, the files can."""
+    """Syncing a folder needs permission to read it. Without that, only the files are synced."""
     folder = tempfile.mkdtemp()  # not tmp_path, whose parents another user may not enter
     path = pathlib.Path(folder, "run.stream")
     try:

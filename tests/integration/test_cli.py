@@ -1,6 +1,6 @@
-"""The command `strap` on captures, and what it shares with `mrm-trace`: errors, codes, help.
+"""The command `strap` on captures, and the errors, exit codes and help of all commands.
 
-The subcommands of the machine are in test_strap_command.py, those of traces in test_mrm_cli.py.
+test_strap_command.py has the subcommands for the machine, test_mrm_cli.py those for traces.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def captured(tmp_path_factory):
 
 @pytest.fixture
 def stream(captured, tmp_path):
-    """A copy of the capture, to be damaged."""
+    """A copy of the capture that a test may damage."""
     path, _ = captured
     for file in (path, Path(f"{path}.index")):
         shutil.copy(file, tmp_path)
@@ -64,7 +64,7 @@ def stream(captured, tmp_path):
 
 @pytest.fixture
 def strap(capsys):
-    """Runs the command here; gives its exit code, its output and its errors."""
+    """Runs the command in this process. Returns its exit code, its output and its errors."""
 
     def run(*arguments, program=main):
         with pytest.raises(SystemExit) as ended:
@@ -94,18 +94,18 @@ def session(path, codec="lz4", **options):
 
 
 def facts(text):
-    """{name: value} of a page of facts."""
+    """The lines of a page as {name: value}."""
     return dict(re.split(r"  +", line, maxsplit=1) for line in text.splitlines())
 
 
 def rows(text):
-    """The lines of a table as {head: cell}; no cell has two blanks side by side."""
+    """The lines of a table as {head: cell}. Two blanks separate cells."""
     head, *lines = (re.split(r"  +", line.strip()) for line in text.splitlines())
     return [dict(zip(head, line, strict=True)) for line in lines]
 
 
 def flip(path, row):
-    """Changes the last byte of a packet; gives the packet's offset."""
+    """Changes the last byte of a packet and returns the packet's offset."""
     with ActivationReader(path) as reader:
         offset, length = (reader.index[name][row].as_py() for name in ("offset", "length"))
     with open(path, "r+b") as file:
@@ -119,7 +119,7 @@ def flip(path, row):
 # ---- info ----
 
 
-def test_info_says_what_the_counters_said(captured, strap):
+def test_info_agrees_with_the_counters(captured, strap):
     path, stats = captured
     code, out, err = strap("info", path, "--json")
     told = json.loads(out)
@@ -150,6 +150,7 @@ def test_info_is_a_page(captured, strap):
 
 
 def test_a_running_capture(tmp_path, strap):
+    """`info` and `verify` say that a capture is running."""
     path = tmp_path / "run.stream"
     with session(path) as put:
         put("h.0", torch.ones(4), step=0)
@@ -163,6 +164,7 @@ def test_a_running_capture(tmp_path, strap):
 
 
 def test_an_empty_capture(tmp_path, strap):
+    """All commands work on a capture without packets."""
     path = tmp_path / "run.stream"
     with session(path):
         pass
@@ -180,6 +182,7 @@ def test_an_empty_capture(tmp_path, strap):
 
 
 def test_a_stream_without_an_index(stream, strap):
+    """Commands find the packets by scanning. Types are unknown."""
     os.remove(f"{stream}.index")
     code, out, _ = strap("info", stream)
     page = facts(out)
@@ -280,6 +283,7 @@ def test_twins_are_packets_of_their_layer(tmp_path, strap):
 
 
 def test_names_cannot_write_to_the_terminal(tmp_path, strap):
+    """Control characters and markup in names are printed as plain text."""
     path = tmp_path / "run.stream"
     with session(path) as put:
         put("h\x1b[2J", torch.ones(1))
@@ -292,6 +296,7 @@ def test_names_cannot_write_to_the_terminal(tmp_path, strap):
 
 
 def test_a_reader_that_stops_reading_is_no_error(tmp_path):
+    """If another program closes the pipe, the command prints no error, and its exit code is 1."""
     path = tmp_path / "run.stream"
     with session(path) as put:
         tensor = torch.ones(1)
@@ -397,7 +402,7 @@ def test_show_says_why_it_shows_nothing(captured, strap, arguments, code, says):
     assert done[2].count("\n") == 1
 
 
-def test_a_sample_says_of_what(tmp_path, strap):
+def test_a_sample_is_shown_with_the_shape_of_its_tensor(tmp_path, strap):
     path, model = tmp_path / "run.stream", Model()
     config = InstrumentationConfig.balanced().with_sampling(0.25)
     with torch.no_grad(), capture_activations(model, path, config=config):
@@ -420,7 +425,7 @@ def test_an_intact_capture_is_verified(captured, strap):
     assert (told["packets"], told["bytes"]) == (9, path.stat().st_size)
 
 
-def test_each_damaged_packet_is_told(stream, strap):
+def test_verify_lists_each_damaged_packet(stream, strap):
     offsets = [flip(stream, row) for row in (2, 3, 7)]
     code, out, err = strap("verify", stream)
     assert code == ExitCode.DAMAGED
@@ -481,13 +486,16 @@ def test_a_capture_of_which_nothing_can_be_read_is_damaged(stream, strap):
         assert (code, out, err.count("\n")) == (ExitCode.DAMAGED, "", 1)
         assert "is no stream" in err
         assert f"strap salvage {stream}" in err
-    os.remove(f"{stream}.index")  # now nothing says that it was a capture
+    os.remove(f"{stream}.index")  # now nothing shows that the file is a capture
     assert strap("verify", stream)[0] == ExitCode.USAGE
 
 
 @pytest.mark.parametrize("suffix", ["", ".index"], ids=["stream", "index"])
 def test_any_cut_and_any_wrong_byte(captured, stream, strap, suffix):
-    """Whatever is damaged, a command says so in its own words; no wrong byte passes unseen."""
+    """After any cut or wrong byte, commands end with a documented exit code.
+
+    `verify` finds any damage of the stream itself.
+    """
     path = Path(f"{stream}{suffix}")
     content = path.read_bytes()
     rng = random.Random(7)
@@ -529,6 +537,7 @@ def test_ctrl_c_is_130(captured, strap, monkeypatch):
 
 @pytest.mark.parametrize("command", [["info"], ["ls"], ["show", "h"], ["verify"], ["salvage"]])
 def test_files_that_are_no_captures(tmp_path, strap, command):
+    """A missing file, or one that is no capture, gives one line of error and its own exit code."""
     verb, *rest = command
     (tmp_path / "notes.txt").write_text("one\ntwo\n")
     for name, code in (("nosuch", ExitCode.NOT_FOUND), ("notes.txt", ExitCode.USAGE)):
@@ -550,6 +559,7 @@ def test_errors_of_commands_with_json_are_json(tmp_path, strap):
 
 @pytest.mark.parametrize("text", ["x", "", "1:2:3:4", "1,x", "1.5"])
 def test_steps_that_are_no_numbers(captured, strap, text):
+    """An invalid --steps is an error that quotes it."""
     code, out, err = strap("ls", captured[0], "--steps", text)
     assert (code, out) == (ExitCode.USAGE, "")
     assert f"--steps {text!r}" in err
@@ -558,7 +568,7 @@ def test_steps_that_are_no_numbers(captured, strap, text):
 # ---- the programs ----
 
 
-def test_the_program_runs_in_a_process_of_its_own(stream):
+def test_the_program_runs_as_a_process(stream):
     done = subprocess.run([*STRAP, "verify", stream], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     flip(stream, 0)
@@ -577,7 +587,7 @@ def test_the_program_runs_in_a_process_of_its_own(stream):
         ["verify", "run.stream"],
     ],
 )
-def test_captures_are_read_without_what_is_heavy(stream, arguments):
+def test_captures_are_read_without_heavy_packages(stream, arguments):
     program = (
         "import sys; from llm_instrumentation.cli import main\n"
         "try: main(sys.argv[1:])\n"
@@ -605,7 +615,7 @@ def test_help_tells_commands_and_codes(strap, monkeypatch, program, prefix, code
     monkeypatch.setenv("COLUMNS", "200")
     code, out, err = strap(*prefix, "--help", program=program)
     assert (code, err) == (0, "")
-    assert strap(*prefix, program=program)[1] == out  # no arguments ask for help
+    assert strap(*prefix, program=program)[1] == out  # without arguments it prints the help too
     subcommands = commands(out)
     assert len(subcommands) >= 6
     for subcommand in subcommands:
@@ -627,7 +637,7 @@ def test_trace_is_mrm_trace(strap, monkeypatch):
     assert "Usage: mrm-trace plan" in strap("plan", "--help", program=mrm_trace)[1]
 
 
-def test_the_installed_programs_are_these():
+def test_the_installed_programs_are_strap_and_mrm_trace():
     text = (ROOT / "pyproject.toml").read_text()
     section = re.search(r"^\[project\.scripts\]\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
     assert dict(re.findall(r'^([\w-]+) = "(.*)"$', section[1], re.MULTILINE)) == {
@@ -661,7 +671,7 @@ def test_the_page_has_every_command_and_option(strap, monkeypatch):
 
 
 def test_the_examples_of_the_page_are_as_it_prints_them(tmp_path):
-    """Its captures are made, and each command is run; `...` stands for any text."""
+    """Makes the page's captures and runs each command. `...` on the page stands for any text."""
     text = PAGE.read_text()
     for code in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         subprocess.run(

@@ -1,4 +1,4 @@
-"""Compiled models run eagerly while they are captured, and compiled again afterwards."""
+"""Compiled models run eagerly while they are captured, and run compiled again afterwards."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ def test_a_compiled_model_is_captured_in_full(in_place, warmed, mlp, path, watch
 
 
 def test_a_model_with_a_compiled_part(mlp, path, read):
+    """The compiled part runs eagerly in the block, so its modules are captured."""
     backend = Counter()
     mlp[2] = torch.compile(mlp[2], backend=backend)
     x = torch.randn(4, 6)
@@ -90,7 +91,7 @@ def test_a_model_with_a_compiled_part(mlp, path, read):
 
 
 def test_the_original_of_a_compiled_model(mlp, path, read):
-    """Called by itself, it is captured like any other model."""
+    """The original of a compiled model is captured like any other model."""
     torch.compile(mlp, backend=Counter())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -100,6 +101,7 @@ def test_the_original_of_a_compiled_model(mlp, path, read):
 
 
 def test_a_compiled_decoder(llama, ids, path):
+    """The capture has the names of the original model, without those of torch.compile's wrapper."""
     compiled = torch.compile(llama, backend=Counter())
     with torch.no_grad(), EAGERLY, capture_activations(compiled, path):
         for length in (4, 5):
@@ -149,7 +151,7 @@ def test_generated_code_runs_again_afterwards(mlp, path, watching, assert_captur
 
 
 class InParts(nn.Module):
-    """A model whose parts are called by themselves, too."""
+    """A model with two parts, which can also be called without the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,6 +194,7 @@ def inside_a_larger_model(model, backend):
 )
 def test_code_that_was_compiled_around_the_model(compiled_by, silent, path, watching,
                                                  assert_captured):  # fmt: skip
+    """Compiled functions and models that contain the model run eagerly in the block too."""
     model, backend, x = InParts(), Counter(), torch.randn(4, 6)
     with torch.no_grad(), watching(model) as seen:
         model(x)
@@ -205,7 +208,7 @@ def test_code_that_was_compiled_around_the_model(compiled_by, silent, path, watc
         assert_captured(path, [(name, tensor) for name, tensor in seen if name not in silent])
         assert framework.stats().silent == silent
 
-        call(x)  # compiled as before, and not anew
+        call(x)  # runs the code that was compiled before
         assert backend.runs == runs + 1
     assert compiled_by is as_its_forward or "forward" not in vars(model)
 
@@ -238,7 +241,7 @@ def test_captures_that_end_in_any_order_leave_the_models_compiled(mlp, tmp_path)
     assert backend.runs == 2
 
 
-def test_what_is_compiled_within_the_block_runs_eagerly(mlp, path, watching, assert_captured):
+def test_models_compiled_within_the_block_run_eagerly(mlp, path, watching, assert_captured):
     backend, x = Counter(), torch.randn(4, 6)
     with torch.no_grad(), watching(mlp) as seen:
         mlp(x)
@@ -289,7 +292,7 @@ assert torch._dynamo.eval_frame._stance.stance == "default"
     ids=["wrapped", "in place", "decorator"],
 )
 def test_the_first_that_a_program_compiles_runs_eagerly_within_the_block(compiles, path):
-    """Nothing has imported torch._dynamo when the block begins."""
+    """This holds also if nothing has imported torch._dynamo when the block begins."""
     program = FIRST_COMPILED_WITHIN.replace("{compiles}", compiles)
     subprocess.run([sys.executable, "-c", program, path], check=True, timeout=300)
 
@@ -307,7 +310,7 @@ assert torch.compile is own and "torch._dynamo" not in sys.modules
 
 
 def test_generation_that_compiles_the_model_by_itself(llama, ids, path):
-    """As transformers does on GPUs with a static cache."""
+    """transformers compiles the model in generate() on GPUs with a static cache."""
     from transformers import CompileConfig
 
     config = CompileConfig(backend=Counter(), mode=None)
@@ -339,8 +342,8 @@ def test_generation_by_a_compiled_model_has_its_logits(llama, ids, path):
         assert [a.step for a in reader["['logits']"]] == [0, 1, 2]
 
 
-def test_exported_code_is_told_of(mlp, path):
-    """Its weights are the model's, but it calls none of its modules."""
+def test_a_capture_warns_of_exported_code(mlp, path):
+    """Exported code has the model's weights, but does not call its modules."""
     model = nn.Sequential(mlp, nn.Linear(3, 2))
     exported = torch.export.export(mlp, (torch.randn(4, 6),)).module()
     model.forward = lambda x: model[1](exported(x))
@@ -351,6 +354,7 @@ def test_exported_code_is_told_of(mlp, path):
 
 
 def test_a_stance_that_the_user_chooses_stays(mlp, path):
+    """A capture keeps the compiler's stance that the user sets before or within the block."""
     from torch._dynamo import eval_frame
 
     x, backend = torch.randn(4, 6), Counter()
@@ -404,6 +408,7 @@ def test_while_a_model_is_traced_others_in_other_threads_stay_compiled(mlp):
 
 
 def test_a_trace_leaves_a_capture_its_eager_model(mlp, path, read):
+    """The model stays eager until both the trace and the capture have ended."""
     backend, x = Counter(), torch.randn(4, 6)
     compiled = torch.compile(mlp, backend=backend)
     with torch.no_grad(), EAGERLY, TorchTracer() as tracer:

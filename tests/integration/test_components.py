@@ -1,4 +1,4 @@
-"""Nested, sparse and quantized outputs are captured as the dense tensors that they are made of."""
+"""Nested, sparse and quantized outputs are captured as their dense component tensors."""
 
 from __future__ import annotations
 
@@ -89,7 +89,10 @@ class Returns(nn.Module):
 
 
 def built_again(parts: dict[str, Tensor], transform: str, says: dict) -> Tensor:
-    """The tensor of which these are the components."""
+    """The tensor that has these components.
+
+    `transform` and `says` are the transform and the parameters of the components in the index.
+    """
     if transform == "quantized":
         if "axis" not in says:
             scale, zero = parts[".q_scale"].item(), parts[".q_zero_point"].item()
@@ -124,7 +127,7 @@ def bits(tensor: Tensor) -> bytes:
 
 
 def assert_same(a: Tensor, b: Tensor) -> None:
-    """Bit for bit, and of the same kind."""
+    """Asserts that two tensors are of the same kind and have the same bits."""
     assert (a.layout, a.dtype, a.is_nested, a.is_quantized) == (
         b.layout, b.dtype, b.is_nested, b.is_quantized
     )  # fmt: skip
@@ -145,13 +148,13 @@ def assert_same(a: Tensor, b: Tensor) -> None:
 
 
 def rebuilt(reader: ActivationReader, path: str) -> Tensor:
-    """The output at a path, which is no packet's."""
+    """The output at a path, built from the packets of its components."""
     parts = {a.path.removeprefix(path): a for a in reader if a.path.startswith(f"{path}.")}
     one, *others = parts.values()
     assert all((a.transform, a.parameters) == (one.transform, one.parameters) for a in others)
     values = {name: a.to_torch() for name, a in parts.items()}
     if ".values" in values and parts[".values"].source_dtype == "float32":
-        values[".values"] = values[".values"].float()  # stored as float16, as ever
+        values[".values"] = values[".values"].float()  # float32 values are stored as float16
     return built_again(values, one.transform, json.loads(one.parameters))
 
 
@@ -193,7 +196,7 @@ def test_a_dense_tensor_between_others(hooks, path, monkeypatch):
 
 
 def test_the_fast_path_of_an_encoder(path):
-    """It takes the padding out: between its layers the activations are nested."""
+    """The fast path of an encoder removes the padding, so its layers return nested tensors."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, 3).eval()
@@ -229,7 +232,9 @@ def test_values_beyond_float16_have_a_float32_twin(path):
         assert_same(rebuilt(reader, ""), x)
 
 
-def test_what_a_backward_pass_computes_again_ends_in_that_word(path):
+def test_components_of_recomputed_outputs_are_named_recomputed(path):
+    """An output that a backward pass computes again has `!recomputed` at the end of its name."""
+
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -284,7 +289,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("says", REFUSED)
-def test_what_stays_out_is_named_in_one_warning(says, path):
+def test_outputs_without_components_are_named_in_one_warning(says, path):
     model = Returns((torch.ones(2), REFUSED[says]()))
     with torch.no_grad(), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -310,7 +315,8 @@ NAMED = {
 
 
 @pytest.mark.parametrize("kind", NAMED)
-def test_no_samples_are_taken_of_them(kind, path):
+def test_no_samples_are_taken_of_components(kind, path):
+    """With sampling, outputs that would need components are noted and named in one warning."""
     model = Returns((torch.ones(2), MADE[kind]()))
     config = InstrumentationConfig.balanced().with_sampling(0.5)
     with torch.no_grad(), pytest.warns(RuntimeWarning, match=NAMED[kind]) as told:
@@ -323,7 +329,7 @@ def test_no_samples_are_taken_of_them(kind, path):
 
 
 def test_a_component_that_cannot_be_stored_is_noted(path):
-    """Its name is too long, where that of another is not."""
+    """The name of one component is too long; the other component is captured."""
     key = "k" * 65_524
     model = Returns({key: DENSE.to_sparse()})
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="at most 65535") as told:
@@ -336,7 +342,7 @@ def test_a_component_that_cannot_be_stored_is_noted(path):
         assert len(reader.missing) == 1
 
 
-def test_a_strict_capture_raises_for_what_stays_out_alone(path):
+def test_a_strict_capture_raises_only_for_outputs_without_components(path):
     config = InstrumentationConfig.balanced().with_strict()
     model = Returns(DENSE.to_sparse())
     with torch.no_grad(), capture_activations(model, path, config=config):

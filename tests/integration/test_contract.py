@@ -1,4 +1,4 @@
-"""The documented names, signatures, defaults and files, exactly."""
+"""Names, signatures, defaults and files are exactly as documented."""
 
 from __future__ import annotations
 
@@ -124,6 +124,7 @@ def test_names_come_from_both_places(name):
     ],
 )
 def test_documented_modules(module, names):
+    """Each documented module has its documented names."""
     found = importlib.import_module(f"llm_instrumentation.{module}")
     assert [name for name in names.split() if not hasattr(found, name)] == []
 
@@ -136,7 +137,7 @@ def test_unknown_names_are_attribute_errors():
 
 
 def parameters(function) -> dict[str, object]:
-    """Those that are documented; what is added behind them is given by name alone."""
+    """The documented parameters with their defaults. Later additions are keyword-only."""
     every = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in every if p.kind is not p.KEYWORD_ONLY}
 
@@ -184,6 +185,7 @@ def parameters(function) -> dict[str, object]:
     ],
 )  # fmt: skip
 def test_signatures(function, expected):
+    """Each function has the documented parameters and defaults."""
     assert parameters(function) == expected
     assert list(parameters(function)) == list(expected)
 
@@ -200,6 +202,7 @@ def test_the_configuration_begins_with_the_documented_fields():
 
 
 def test_granularities():
+    """HookGranularity has the documented names and values."""
     assert issubclass(HookGranularity, enum.Enum)
     assert {g.name: g.value for g in HookGranularity} == {
         "FULL_TENSOR": "full_tensor",
@@ -221,6 +224,7 @@ PRESETS = {
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets(preset):
+    """Each preset has the documented settings."""
     config = getattr(InstrumentationConfig, preset)()
     assert (
         config.granularity,
@@ -273,6 +277,7 @@ TIME = r"\d{8}_\d{6}"
     ],
 )  # fmt: skip
 def test_names_of_streams(options, pattern, mlp, tmp_path):
+    """Prefix, model, preset or codec, and the time make up the name of a stream."""
     folder = tmp_path / "new" / "captures"
     before = datetime.now().replace(microsecond=0)
     with torch.no_grad(), capture_activations(mlp, output_dir=folder, **options) as framework:
@@ -329,6 +334,7 @@ def test_the_model_type_names_the_file(model_type, expected, mlp, tmp_path):
 
 @pytest.mark.parametrize("kind", [str, Path])
 def test_paths_of_every_kind(kind, mlp, path):
+    """Paths may be str or Path."""
     with torch.no_grad(), capture_activations(mlp, kind(path)) as framework:
         mlp(X)
     assert framework.analyze_activations(kind(path))["packets"] == 3
@@ -395,6 +401,7 @@ def test_analyze_ends_at_a_torn_tail(mlp, path):
 
 
 def test_stats_while_running_and_afterwards(mlp, path):
+    """The counters grow during the block, and stay after it."""
     framework = InstrumentationFramework(InstrumentationConfig.balanced())
     framework.instrument_model(mlp)
     with pytest.raises(RuntimeError, match="no capture yet"):
@@ -408,7 +415,7 @@ def test_stats_while_running_and_afterwards(mlp, path):
         assert running.seconds > 0
     stats = framework.stats()
     assert isinstance(stats, CaptureStats)
-    assert framework.stats() == stats  # it stands still
+    assert framework.stats() == stats  # after the block the counters no longer change
     assert stats.seconds >= running.seconds
     assert stats.path == str(path)
     assert (stats.packets, stats.tensors, stats.queued_packets, stats.queued_bytes) == (9, 9, 0, 0)
@@ -475,7 +482,7 @@ def test_a_serializer_streams_from_asyncio(codec, path, parse):
 
 
 def test_a_serializer_does_not_stop_the_event_loop(path):
-    """A tensor much larger than the memory goes through while other coroutines run."""
+    """Other coroutines run while a tensor much larger than the memory is captured."""
 
     async def stream() -> int:
         serializer = StreamingSerializer(buffer_size=1 << 20, num_workers=1)
@@ -497,11 +504,13 @@ def test_a_serializer_does_not_stop_the_event_loop(path):
     [{"buffer_size": 0}, {"num_workers": 0}, {"num_workers": 257}, {"compression_algo": "gzip"}],
 )
 def test_arguments_of_a_serializer(arguments):
+    """Invalid arguments are refused with an error that names the value."""
     with pytest.raises(ValueError, match=str(*arguments.values())):
         StreamingSerializer(**arguments)
 
 
 def test_payloads_by_themselves():
+    """The compression manager encodes single tensors as frames that standard decoders read."""
     manager = TensorCompressionManager()
     assert manager.current_strategy == "lz4"
     assert manager.strategies.keys() >= {"lz4", "zstd", "none"}
@@ -534,6 +543,7 @@ def test_frames_of_other_writers_are_read():
 
 
 def test_refusals_of_the_compression_manager():
+    """Unknown strategies, damaged data and sparse tensors are refused."""
     manager = TensorCompressionManager()
     with pytest.raises(ValueError, match="Unsupported compression strategy: 'brotli'"):
         manager.decompress_tensor(b"", strategy="brotli")
@@ -547,6 +557,8 @@ def test_refusals_of_the_compression_manager():
 
 
 def test_a_strategy_of_ones_own():
+    """Users can add a compression strategy of their own."""
+
     class Reversed(CompressionStrategy):
         def compress(self, data: bytes) -> bytes:
             return data[::-1]

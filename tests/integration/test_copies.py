@@ -83,6 +83,7 @@ def test_a_scripted_model_has_its_output_and_says_what_it_hides(mlp, path, read)
 
 
 def test_a_model_is_let_go_after_the_block(path):
+    """After the block the framework no longer keeps the model alive."""
     model = nn.Linear(6, 3)
     with torch.no_grad(), capture_activations(model, path) as framework:
         model(X)
@@ -93,8 +94,8 @@ def test_a_model_is_let_go_after_the_block(path):
     assert framework.stats().steps == 1
 
 
-def test_the_hook_of_another_sees_the_output_before_or_after(mlp, path):
-    """Hooks from before the block run first: what they return is captured."""
+def test_hooks_of_others_run_before_or_after_the_capture(mlp, path):
+    """Results of hooks registered before the block are captured, those of later hooks are not."""
 
     def doubled(module: nn.Module, args: object, output: Tensor) -> Tensor:
         return output * 2

@@ -1,8 +1,8 @@
-"""The pages say what the code does.
+"""The pages agree with the code.
 
-Every ``python`` block of a page is run, in order and in one namespace, and every ``c`` block is
-compiled and run; ``console`` blocks, which show commands to type, are not. In API.md each line of
-a ``pyi`` block is a signature, and is compared with the real one.
+The ``python`` blocks of a page run in order, in one namespace. Each ``c`` block is compiled and
+run. ``console`` blocks show commands to type, and are not run. Each line of a ``pyi`` block in
+API.md is a signature, and is compared with the real one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 API = ROOT / "docs" / "API.md"
 LIBRARY = ROOT / "python" / "llm_instrumentation" / "_native" / "libstrap.so"
 CC = os.environ.get("CC", "cc")
-# Parts of core that its other modules share and that the page leaves out.
+# Modules that the other modules of core share. The page leaves them out.
 INTERNAL = {
     f"llm_instrumentation.core.{name}"
     for name in (
@@ -46,7 +46,7 @@ MRM_INTERNAL = {
 
 class Block(NamedTuple):
     language: str
-    line: int  # of its first line of code, from 1
+    line: int  # the number of its first line of code, from 1
     code: str
 
 
@@ -76,7 +76,7 @@ def run(*command: str | Path, cwd: Path, **env: str) -> str:
 
 @pytest.mark.parametrize("page", having("python"))
 def test_python_blocks_run(page, tmp_path):
-    # One script in which each block keeps its lines, so that a traceback names those of the page.
+    # In this script the code keeps its line numbers, so that a traceback names lines of the page.
     lines: list[str] = []
     for block in blocks(page, "python"):
         lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()
@@ -190,8 +190,8 @@ def test_the_page_has_every_public_module():
         parts = path.relative_to(package.parent).with_suffix("").parts
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         private = any(part.startswith("_") for part in parts)
-        # The probes' and mrm's parts are reached through their packages, a run through its
-        # Experiment, the commands through their programs, which docs/CLI.md describes.
+        # Users import the parts of probes and mrm from these packages, and a run through its
+        # Experiment. They use the commands as programs, which docs/CLI.md describes.
         private |= parts[1:2] == ("cli",)
         private |= parts[1:2] == ("probes",) and len(parts) > 2
         private |= parts[1:2] == ("mrm",) and (len(parts) > 3 or ".".join(parts) in MRM_INTERNAL)
@@ -201,7 +201,7 @@ def test_the_page_has_every_public_module():
 
 
 def signatures() -> Iterator[Any]:
-    """Each line of a pyi block with the module under whose heading it stands."""
+    """Each line of a pyi block, with the module of the heading above."""
     text = API.read_text()
     headings = list(re.finditer(r"^#+ `(llm_instrumentation[\w.]*)`$", text, re.MULTILINE))
     starts = [(text.count("\n", 0, h.start()) + 1, h[1]) for h in headings]
@@ -216,7 +216,7 @@ def parameters(signature: inspect.Signature) -> list[tuple[str, Any, Any]]:
 
 
 def resolve(module: ModuleType, dotted: str) -> Any:
-    """The callable behind a dotted name; methods are bound away from their self."""
+    """The callable with a dotted name. Methods are returned without their parameter `self`."""
     found: Any = module
     for part in dotted.split("."):
         owner, found = found, getattr(found, part)

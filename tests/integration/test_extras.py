@@ -1,4 +1,4 @@
-"""What works where only the package's own requirements are installed, and what the rest says."""
+"""Without the extras, captures and traces work, and other features name the extra to install."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# Finders see none of the packages of the extras, as if they were not installed.
+# A finder hides the packages of the extras, as if they were not installed.
 WITHOUT = """
 import sys
 

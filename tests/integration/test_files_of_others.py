@@ -1,4 +1,4 @@
-"""Files that a capture must not destroy: those of the user, and a stream that somebody reads."""
+"""A capture must not destroy files of the user, or a stream that another program reads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def framework(model) -> InstrumentationFramework:
 
 
 def captured(model, path, steps: int = 1, **options) -> list[torch.Tensor]:
-    """The outputs of some steps that were captured to a path."""
+    """Captures some steps to a path, and returns their outputs."""
     with torch.no_grad(), capture_activations(model, path, **options):
         return [model(torch.randn(2, 4)) for _ in range(steps)]
 
@@ -44,7 +44,7 @@ def contents(folder) -> dict[str, bytes]:
 
 
 def safetensors() -> bytes:
-    """Weights as safetensors writes them; the first bytes are the header of a packet by chance."""
+    """Weights as safetensors writes them. By chance the first bytes look like a packet's header."""
     header = json.dumps({"w": {"dtype": "F32", "shape": [1024], "data_offsets": [0, 4096]}})
     return struct.pack("<Q", 0x1008) + header.ljust(0x1008).encode() + bytes(4096)
 
@@ -82,7 +82,7 @@ def test_a_file_that_is_no_capture_stays(name, model, framework, tmp_path):
 
 @pytest.mark.parametrize("name", ["notes.txt", "values.npy", "random.bin"])
 def test_a_file_that_is_no_capture_is_not_resumed(name, framework, tmp_path):
-    """It was moved to a tail."""
+    """Resuming refuses the file and leaves it in place, instead of moving it to a tail."""
     path = tmp_path / name
     path.write_bytes(FILES[name])
     resume = {"track_per_token": True, "resume_from_checkpoint": True}
@@ -116,7 +116,7 @@ def test_overwriting_on_request(model, framework, tmp_path):
 
 
 def test_an_index_of_somebody_else_stays(model, tmp_path):
-    """A vector index beside what is to become a stream."""
+    """A vector index may have the name that the index of the new stream would have."""
     (tmp_path / "books.index").write_bytes(b"IxFI vectors")
     with pytest.raises(InvalidArgumentError, match=r"books\.index.* is no index.*overwrite"):
         captured(model, tmp_path / "books")
@@ -125,7 +125,7 @@ def test_an_index_of_somebody_else_stays(model, tmp_path):
 
 def test_a_file_that_took_the_place_of_a_stream_stays(model, path):
     captured(model, path)
-    path.write_bytes(safetensors())  # beside the index of the capture that stood there
+    path.write_bytes(safetensors())  # the index of the old capture is still beside it
     before = contents(path.parent)
     with pytest.raises(InvalidArgumentError, match="is no stream"):
         captured(model, path)
@@ -133,7 +133,7 @@ def test_a_file_that_took_the_place_of_a_stream_stays(model, path):
 
 
 @pytest.mark.parametrize("special", ["/dev/null", "pipe"])
-def test_what_is_no_file_is_refused(special, model, tmp_path):
+def test_special_files_are_refused(special, model, tmp_path):
     where = special if special.startswith("/") else tmp_path / special
     if special == "pipe":
         os.mkfifo(where)
@@ -146,7 +146,7 @@ def test_what_is_no_file_is_refused(special, model, tmp_path):
 # ---- captures that are replaced ---------------------------------------------------------
 
 
-def test_who_reads_the_old_capture_reads_it_whole(model, path):
+def test_open_readers_of_a_replaced_capture_read_it_whole(model, path):
     old = captured(model, path, steps=3)
     content = path.read_bytes()
     with ActivationReader(path) as reader, path.open("rb") as file:
@@ -187,7 +187,7 @@ def test_links_modes_and_owners_are_kept(model, path, tmp_path):
     captured(model, link, steps=2)
     captured(model, link, steps=2)
     assert link.is_symlink() and len(path.read_bytes()) == 2 * len(before)
-    assert hard.read_bytes() == before  # another name of the old capture
+    assert hard.read_bytes() == before  # a hard link still has the old capture
     assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (0o600, owner)
     captured(model, path)
     assert (index.stat().st_mode & 0o777, index.stat().st_uid) == (0o600, owner)
@@ -242,6 +242,7 @@ def test_a_stream_that_is_removed_meanwhile_is_lost(model, path):
 
 
 def test_the_error_of_the_block_comes_first(model, path):
+    """If the block raises, the renamed stream is only a warning."""
     with pytest.warns(RuntimeWarning, match=r"renamed to .*moved\.stream"):
         with pytest.raises(KeyError), capture_activations(model, path):
             path.rename(path.with_name("moved.stream"))
@@ -259,6 +260,7 @@ def test_tokens_are_kept_under_the_name_that_was_given(framework, path):
 
 
 def test_another_working_directory_is_no_move(model, path, tmp_path, monkeypatch):
+    """A relative path stays valid if the program changes its working directory."""
     monkeypatch.chdir(path.parent)
     with torch.no_grad(), capture_activations(model, path.name):
         output = model(torch.randn(2, 4))

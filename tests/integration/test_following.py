@@ -21,7 +21,7 @@ from llm_instrumentation.errors import (
     StrapTimeoutError,
 )
 
-HANG_S = 60  # only a hang gets there
+HANG_S = 60  # a time limit, in seconds, that only a hang reaches
 
 
 class Capture(Session):
@@ -46,7 +46,7 @@ def path(tmp_path):
 
 
 def steps_of(activations):
-    """Their steps, which are their values too."""
+    """The steps of activations. Checks that their values are their steps."""
     found = []
     for activation in activations:
         assert activation.to_torch().unique().item() == activation.step
@@ -62,7 +62,7 @@ def test_activations_come_while_the_capture_runs(tmp_path, codec, ignore_index):
     with ActivationReader(path, ignore_index=ignore_index) as reader:
         following = reader.follow(timeout_s=HANG_S)
         for step in range(3):
-            capture.add_steps(step)  # and no flush: what is idle comes too
+            capture.add_steps(step)  # no flush is needed for the activation to come
             activation = next(following)
             values = activation.to_numpy(dtype="float16")
             assert activation.row == step and (values == step).all()
@@ -71,7 +71,7 @@ def test_activations_come_while_the_capture_runs(tmp_path, codec, ignore_index):
         capture.add("h.1", torch.ones(4), step=3)
         capture.close()
         assert [activation.name for activation in following] == ["h.1"]
-        assert activation.to_numpy().size == 6  # it stays valid
+        assert activation.to_numpy().size == 6  # the activation stays valid
         assert len(reader) == 0 and reader.info.live
         assert reader.refresh() == 4
         assert not reader.info.live and reader.layers == ("h.0", "h.1") and reader.problem == ""
@@ -79,7 +79,7 @@ def test_activations_come_while_the_capture_runs(tmp_path, codec, ignore_index):
         assert [a.name for a in reader.follow()] == [a.name for a in reader]
 
 
-def test_refresh_takes_in_what_is_new_and_views_keep_what_they_had(path):
+def test_refresh_adds_new_activations_and_old_views_stay(path):
     capture = Capture(path)
     capture.add_steps(0, 1)
     capture.checkpoint()
@@ -100,7 +100,7 @@ def test_refresh_takes_in_what_is_new_and_views_keep_what_they_had(path):
 
 
 def test_a_live_stream_shows_no_packet_without_its_type(path):
-    """The index lags the stream, which alone does not say that these are no float16."""
+    """The index may lag behind the stream, and only the index says that these are bfloat16."""
     capture = Capture(path, "none")
     capture.add("h.0", torch.ones(8, dtype=torch.bfloat16))
     capture.flush()
@@ -111,12 +111,12 @@ def test_a_live_stream_shows_no_packet_without_its_type(path):
     capture.close()
 
 
-def test_selections_fit_what_comes_later(path):
+def test_selections_apply_to_later_activations(path):
     capture = Capture(path)
     with ActivationReader(path) as reader:
         wanted = {
             "layers": ("h.*", "head"),
-            "steps": iter(range(1, 4)),  # asked in turn for each that comes
+            "steps": iter(range(1, 4)),  # an iterator can be read only once
             "tokens": slice(10, None),
             "requests": ["b"],
         }
@@ -184,7 +184,7 @@ def test_a_reader_that_is_closed_ends_the_wait(path):
 # ---- the file at the path changes ------------------------------------------------
 
 
-def test_another_capture_in_its_place_is_told(path):
+def test_another_capture_in_its_place_is_an_error(path):
     capture = Capture(path)
     capture.add_steps(0)
     with ActivationReader(path) as reader:
@@ -204,7 +204,7 @@ def test_another_capture_in_its_place_is_told(path):
 
 @pytest.mark.parametrize("ignore_index", [False, True])
 @pytest.mark.parametrize("more", [0, 40])
-def test_a_resume_that_cuts_what_was_given_is_told(path, ignore_index, more):
+def test_a_resume_that_cuts_activations_already_given_is_an_error(path, ignore_index, more):
     capture = Capture(path, "none")
     capture.add_steps(0)
     cut = capture.checkpoint()
@@ -238,11 +238,13 @@ def test_a_resume_that_keeps_all_is_followed_on(path):
 
 
 # ---- rows that belong together ---------------------------------------------------
-# A capture that has ended is written once more, as a running one writes it, with the index in
-# batches that end where a test wants.
+# A finished capture is written again as if it were running. The test chooses where the batches of
+# its index end.
 
 
 class Replay:
+    """Copies a capture to a path as a running one, and lists its rows as the test asks."""
+
     def __init__(self, source, path):
         shutil.copy(source, path)
         with pa.ipc.open_stream(f"{source}.index") as file:
@@ -254,7 +256,7 @@ class Replay:
         self._at = 0
 
     def show(self, rows=1):
-        """Lists so many rows more."""
+        """Lists the next rows in the index, as one batch."""
         some = self._table.slice(self._at, rows).combine_chunks()
         self._index.write_table(some)
         self._sink.flush()
@@ -268,7 +270,7 @@ class Replay:
 
 
 def change_index(path, change):
-    """Lets change(rows) edit the rows of an index, as dicts."""
+    """Calls change(rows) to edit the rows of an index, as dicts."""
     with pa.ipc.open_stream(f"{path}.index") as file:
         table = file.read_all()
     rows = table.to_pylist()
@@ -278,7 +280,7 @@ def change_index(path, change):
 
 
 def comes(following):
-    """What a following gives without waiting."""
+    """The activations that a following gives without waiting."""
     found = []
     with contextlib.suppress(StrapTimeoutError):
         found.extend(iter(lambda: next(following), None))
@@ -299,7 +301,7 @@ def test_a_split_tensor_comes_when_its_last_part_does(tmp_path, path):
     capture.add("last", torch.ones(2))
     capture.close()
 
-    def split(rows):  # real ones have 4 GiB
+    def split(rows):  # real parts have 4 GiB
         for number, row in enumerate(rows[1:4]):
             row.update(part=number, parts=3, shape=[10, 4])
 
@@ -320,12 +322,12 @@ def test_a_split_tensor_comes_when_its_last_part_does(tmp_path, path):
 
 
 def test_parts_between_those_of_another_thread_are_given_once(tmp_path, path):
-    """The parts and the twin of one thread alternate with those of another, which lags."""
+    """The parts of one thread come between the packet and the twin of another thread."""
     source = tmp_path / "source.stream"
     capture = Capture(source)
     big = torch.full((4,), 1e6)
     capture.add("slow", torch.ones(2).half())
-    capture.add("big", big)  # and its twin
+    capture.add("big", big)  # adds a float16 packet and its twin
     capture.add("slow", torch.ones(2).half())
     capture.add("end", torch.ones(2))
     capture.close()
@@ -395,8 +397,11 @@ def test_a_twin_that_comes_later_belongs_to_its_tensor(tmp_path, path, value):
         assert [activation.step for activation in following] == [1]
 
 
-def test_infinities_of_the_model_wait_for_no_twin_for_ever(tmp_path, path):
-    """Another thread goes on; the one that captured infinities never comes again."""
+def test_infinities_of_the_model_do_not_wait_for_a_twin(tmp_path, path):
+    """Infinities of the model have no twin, but look as if one may follow.
+
+    Their thread captures nothing more, while another thread goes on.
+    """
     source = tmp_path / "source.stream"
     capture = Capture(source)
     capture.add("mask", torch.full((4,), -torch.inf), step=0)
@@ -418,6 +423,7 @@ def test_infinities_of_the_model_wait_for_no_twin_for_ever(tmp_path, path):
 
 
 def test_a_note_is_no_activation(path):
+    """Following skips notes. The reader has them in `missing`."""
     capture = Capture(path)
     with ActivationReader(path) as reader:
         following = reader.follow(timeout_s=HANG_S)

@@ -1,4 +1,4 @@
-"""Generations: packets, steps and tokens belong together."""
+"""In a generation, each packet has the step and the token that it belongs to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEW = 6
 
 
 class Words:
-    """A tokenizer, as far as a streamer needs one."""
+    """The part of a tokenizer that a streamer needs."""
 
     def decode(self, token_ids: list[int]) -> str:
         return "".join(f"<{token_id}>" for token_id in token_ids)
@@ -32,6 +32,7 @@ def instrumented(model) -> InstrumentationFramework:
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("search", ["greedy", "sampling"])
 def test_generate_with_a_streamer(search, rows, llama, ids, path, watching, assert_captured):
+    """A capture of generate() has each output and each token, in all ways of searching."""
     prompt = ids[:1].repeat(rows, 1) + torch.arange(rows)[:, None]
     options = {"max_new_tokens": NEW, "do_sample": search == "sampling"}
     torch.manual_seed(5)
@@ -56,7 +57,7 @@ def test_generate_with_a_streamer(search, rows, llama, ids, path, watching, asse
     assert tracker.count == NEW
 
     with ActivationReader(path) as reader:
-        # Each forward call is a step, and leads to the token of the same number.
+        # Each forward call is a step, and yields the token of the same number.
         assert reader.steps == reader.tokens == tuple(range(NEW))
         assert all(a.step == a.token for a in reader)
         assert [a.shape[:2] for a in reader["model.norm"]] == [(rows, 9)] + [(rows, 1)] * (NEW - 1)
@@ -95,6 +96,7 @@ def test_the_token_file_has_both_names(llama, ids, path):
 
 
 def test_packets_and_bytes_per_token(llama, ids, path):
+    """The analysis divides packets and stored bytes by the number of tokens."""
     framework = instrumented(llama)
     with framework.capture_activations(path, track_per_token=True) as tracker:
         llama.generate(ids[:1], max_new_tokens=NEW, streamer=tracker.streamer())
@@ -130,7 +132,7 @@ def test_without_tokens_there_are_no_numbers_per_token(llama, ids, path):
 
 
 def test_a_loop_of_ones_own(llama, ids, path):
-    """The documented loop: the whole sequence again for each token, no cache."""
+    """The documented loop runs the whole sequence again for each token, without a cache."""
     framework = instrumented(llama)
     sequence = ids[:1]
     with framework.capture_activations(path, track_per_token=True) as tracker:
@@ -148,6 +150,7 @@ def test_a_loop_of_ones_own(llama, ids, path):
 
 
 def test_several_generations_in_one_capture(llama, ids, path):
+    """Tokens and steps count on from one generation to the next."""
     framework = instrumented(llama)
     with framework.capture_activations(path, track_per_token=True) as tracker:
         streamer = tracker.streamer()
@@ -161,7 +164,7 @@ def test_several_generations_in_one_capture(llama, ids, path):
 
 
 def test_steps_without_a_token(llama, ids, path):
-    """Forward calls and tokens need not alternate: a draft, then two tokens at once."""
+    """Forward calls and tokens need not alternate, as when a draft gives two tokens at once."""
     framework = instrumented(llama)
     with torch.no_grad(), framework.capture_activations(path, track_per_token=True) as tracker:
         llama(ids)
@@ -198,7 +201,7 @@ def test_beam_search_is_refused(llama, ids, path):
 
 
 def test_an_encoder_that_runs_outside_the_root(build, ids, path, watching, assert_captured):
-    """generate() calls the encoder of a T5 by itself, before the first forward of the model."""
+    """generate() calls the encoder of a T5 separately, before it first calls the model."""
     t5 = build("t5")
     framework = instrumented(t5)
     with watching(t5) as seen:

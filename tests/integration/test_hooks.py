@@ -1,4 +1,4 @@
-"""Hooks see what the modules return, wherever and however they run, and leave no trace."""
+"""Hooks capture the outputs of modules in every mode of running, and leave no trace."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ def x() -> Tensor:
     "mode", [torch.no_grad, torch.inference_mode, torch.enable_grad, contextlib.nullcontext]
 )
 def test_every_gradient_mode(mode, llama, ids, path, watching, assert_captured):
+    """A capture works in every gradient mode, and does not change the mode."""
     with mode(), watching(llama) as seen, capture_activations(llama, path):
         output = llama(ids).logits
     assert_captured(path, seen)
@@ -113,6 +114,8 @@ def test_a_caller_may_change_the_output_at_once(mlp, x, path, read):
 
 
 def test_outputs_without_contiguous_memory(path, watching, assert_captured):
+    """Views, transposed, strided and conjugated outputs are captured bit for bit."""
+
     class Views(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, ...]:
             return (
@@ -130,7 +133,7 @@ def test_outputs_without_contiguous_memory(path, watching, assert_captured):
 
 
 def test_a_layer_whose_output_changes(path, watching, assert_captured):
-    """What a hook keeps of one call for the next is good for that kind of output only."""
+    """A hook keeps facts of an output for the next call, and checks that they still fit."""
     x = torch.randn(4, 6)
     z = torch.complex(x, -x)
     outputs = [
@@ -149,6 +152,8 @@ def test_a_layer_whose_output_changes(path, watching, assert_captured):
 
 @pytest.mark.parametrize("preset", ["fast_capture", "balanced", "max"])
 def test_empty_tensors_and_scalars(preset, path, read):
+    """Empty tensors and scalars are captured with their shapes."""
+
     class Odd(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             return x[:0], x.sum(), torch.empty(0, 3, 2, dtype=torch.int32)
@@ -179,13 +184,13 @@ def test_an_exception_of_the_model_comes_through(path, read):
     with torch.no_grad(), capture_activations(model, path) as framework:
         with pytest.raises(KeyError, match="inside the model"):
             model(x, fail=True)
-        model(x, fail=False)  # the next call is a step of its own
+        model(x, fail=False)  # the next call is a new step
     assert framework.stats().steps == 2
     with ActivationReader(path) as reader:
         assert [(a.name, a.step) for a in reader] == [("first", 0), ("first", 1), ("", 1)]
 
 
-def test_what_was_captured_before_an_exception_of_the_block_is_kept(mlp, x, path, read):
+def test_packets_from_before_an_exception_of_the_block_are_kept(mlp, x, path, read):
     with pytest.raises(KeyError, match="mine"), capture_activations(mlp, path):
         mlp(x)
         raise KeyError("mine")
@@ -202,7 +207,7 @@ def test_each_outermost_call_is_a_step(mlp, x, path):
             mlp(x)
     with ActivationReader(path) as reader:
         assert reader.steps == (0, 1, 2)
-        assert reader.tokens == ()  # without a tracker nobody knows
+        assert reader.tokens == ()  # without a tracker there are no tokens
         assert [a.step for a in reader["0"]] == [0, 1, 2]
         assert [a.call for a in reader["0"]] == [0, 0, 0]
 
@@ -214,7 +219,7 @@ def test_shared_modules_count_their_calls(path, watching, assert_captured):
     with torch.no_grad(), watching(model) as seen, capture_activations(model, path):
         model(torch.randn(4, 6))
         model(torch.randn(4, 6))
-    assert_captured(path, seen)  # under the first of its names
+    assert_captured(path, seen)  # a shared module is captured under the first of its names
     with ActivationReader(path) as reader:
         assert [(a.step, a.call) for a in reader["0"]] == [
             (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2),
@@ -247,10 +252,11 @@ def test_a_model_that_calls_itself_is_one_step(path):
 
 
 def test_several_models_in_one_capture(mlp, x, path, watching, assert_captured):
+    """Models of one class get different names. Each call of a model is a step."""
     other = copy.deepcopy(mlp)
     gate = nn.Linear(6, 2)
     framework = balanced(mlp, other, gate)
-    framework.instrument_model(mlp)  # registered already: changes nothing
+    framework.instrument_model(mlp)  # the model is registered already, so this changes nothing
     with torch.no_grad(), framework.capture_activations(path):
         gate(x)
         mlp(x)
@@ -315,7 +321,7 @@ def test_a_capture_replaces_an_older_one(mlp, x, path, read):
 
 
 def test_threads_have_steps_of_their_own(mlp, path):
-    """Several threads call one model: each call is a step, and its packets belong together."""
+    """If several threads call one model, each call is a step with its own packets."""
     calls, errors = 40, []
     inputs = [torch.full((4, 6), float(i)) for i in range(2 * calls)]
 
@@ -389,7 +395,7 @@ def test_no_thread_and_no_descriptor_is_left(mlp, x, tmp_path):
     assert descriptors() == files
 
 
-def test_a_module_that_is_replaced_is_told_of(mlp, x, path, read):
+def test_a_capture_warns_of_a_replaced_module(mlp, x, path, read):
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="'2' left the model during"):
         with capture_activations(mlp, path):
             mlp(x)
@@ -399,6 +405,7 @@ def test_a_module_that_is_replaced_is_told_of(mlp, x, path, read):
 
 
 def test_a_warning_that_is_an_error_leaves_nothing_open(mlp, x, path, read):
+    """If warnings are errors, the capture still ends whole, and the next one can begin."""
     with warnings.catch_warnings(), pytest.raises(RuntimeWarning, match="left the model"):
         warnings.simplefilter("error", RuntimeWarning)
         with torch.no_grad(), capture_activations(mlp, path):
@@ -409,7 +416,7 @@ def test_a_warning_that_is_an_error_leaves_nothing_open(mlp, x, path, read):
         mlp(x)
 
 
-def test_a_preset_and_a_configuration_beside_it_are_told_of(mlp, x, path):
+def test_a_capture_warns_of_a_preset_beside_a_configuration(mlp, x, path):
     config = InstrumentationConfig.max_compression()
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="preset 'fast_capture' is taken"):
         with capture_activations(mlp, path, preset="fast_capture", config=config) as framework:
@@ -489,6 +496,7 @@ def test_a_sample_is_the_same_in_every_run(llama, ids, tmp_path, read):
 
 
 def test_key_value_caches_on_request(llama, ids, tmp_path, read):
+    """Caches are captured only with `with_kv_cache`."""
     without, with_cache = tmp_path / "without.stream", tmp_path / "with.stream"
     with torch.no_grad(), capture_activations(llama, without):
         llama(ids, use_cache=True)
@@ -497,7 +505,7 @@ def test_key_value_caches_on_request(llama, ids, tmp_path, read):
     with torch.no_grad(), capture_activations(llama, with_cache, config=config):
         cache = llama(ids, use_cache=True).past_key_values
     names = {name for name, _ in read(without)}
-    assert "['logits']" in names and "" in names  # as a mapping and as a tuple
+    assert "['logits']" in names and "" in names  # from a mapping and from a tuple
     assert [name for name in names if "keys" in name or "values" in name] == []
     values = dict(read(with_cache))
     for i, layer in enumerate(cache.layers):
@@ -510,7 +518,7 @@ def test_key_value_caches_on_request(llama, ids, tmp_path, read):
 
 
 class Returns(nn.Module):
-    """Returns whatever it was made with, and a tensor from a layer."""
+    """Returns a tensor of its layer, and the object that it was made with."""
 
     def __init__(self, output: object) -> None:
         super().__init__()
@@ -554,7 +562,7 @@ def test_a_tensor_that_cannot_be_stored_is_noted(kind, rate, path):
             for _ in range(3):
                 output = model(x)
     assert output[1] is model.output
-    assert len(told) == 1  # once a layer and reason, not once a step
+    assert len(told) == 1  # one warning for each layer and reason, not for each step
     stats = framework.stats()
     assert (stats.failed, stats.tensors) == (3, 6)
     with ActivationReader(path) as reader:
@@ -566,7 +574,7 @@ def test_a_tensor_that_cannot_be_stored_is_noted(kind, rate, path):
 
 
 def test_transformed_calls_are_noted(mlp, path, read):
-    """Inside torch.func the tensors stand for others and have no values of their own."""
+    """Inside torch.func tensors wrap other tensors and have no values to capture."""
     model = nn.Sequential(mlp[0], nn.Tanh())
     with pytest.warns(RuntimeWarning, match=r"wraps others .* as in torch\.func"):
         with capture_activations(model, path) as framework:
@@ -577,6 +585,7 @@ def test_transformed_calls_are_noted(mlp, path, read):
 
 
 def test_a_dense_tensor_between_others(path, read):
+    """A layer may return dense tensors and tensors without values in turn."""
     model, x = nn.Sequential(nn.Identity()), torch.eye(3)
     with pytest.warns(RuntimeWarning, match="no values to capture"):
         with capture_activations(model, path) as framework:
@@ -587,8 +596,8 @@ def test_a_dense_tensor_between_others(path, read):
     assert all(torch.equal(value, x.half()) for _, value in read(path))
 
 
-def test_a_name_that_no_packet_can_have_costs_that_output_alone(path, read):
-    """A packet's name has at most 65,535 bytes."""
+def test_a_name_that_is_too_long_costs_only_that_output(path, read):
+    """A packet's name has at most 65,535 bytes. Other outputs are captured."""
 
     class Keys(nn.Module):
         def forward(self, x: Tensor, key: str) -> dict[str, Tensor]:
@@ -600,7 +609,7 @@ def test_a_name_that_no_packet_can_have_costs_that_output_alone(path, read):
         with capture_activations(model, path) as framework:
             for key in keys:
                 model(x, key)
-    assert len(told) == 1  # for all names of the layer
+    assert len(told) == 1  # one warning for all names of the layer
     stats = framework.stats()
     assert (stats.failed, stats.tensors) == (3, 12)
     with ActivationReader(path) as reader:
@@ -615,7 +624,10 @@ def test_a_name_that_no_packet_can_have_costs_that_output_alone(path, read):
 
 
 def test_names_that_are_never_the_same_do_not_end_the_capture(path):
-    """The names of all layers are kept, up to 64 MiB."""
+    """The library keeps the names of all layers, up to 64 MiB.
+
+    Beyond that, outputs with new names are counted as failed. Other outputs are captured.
+    """
 
     class Keys(nn.Module):
         def forward(self, x: Tensor, key: str) -> dict[str, Tensor]:
@@ -634,7 +646,7 @@ def test_names_that_are_never_the_same_do_not_end_the_capture(path):
         assert len(reader.missing) == stats.failed
 
 
-def test_a_name_that_cannot_be_written_costs_that_output_alone(path):
+def test_a_name_that_cannot_be_written_costs_only_that_output(path):
     class Odd(str):
         def __repr__(self) -> str:
             return "\ud800\0"
@@ -648,7 +660,7 @@ def test_a_name_that_cannot_be_written_costs_that_output_alone(path):
         assert [a.path for a in reader.missing] == ["[1][\\ud800\\0]"]
 
 
-def test_an_output_that_cannot_be_walked_costs_that_output_alone(path, read):
+def test_an_output_that_cannot_be_walked_costs_only_that_output(path, read):
     class Broken(dict):
         def items(self) -> object:
             raise KeyError("mine")
@@ -663,7 +675,7 @@ def test_an_output_that_cannot_be_walked_costs_that_output_alone(path, read):
 
 
 def test_a_layer_is_warned_of_once_for_each_kind_of_error(path):
-    """However many texts the errors have; the index has each."""
+    """Errors with different texts give one warning. The index has each text."""
 
     class Broken(dict):
         def items(self) -> object:
@@ -704,6 +716,7 @@ def test_a_tensor_that_cannot_be_stored_does_not_hide_those_behind_it(path, read
 
 
 def test_strict_captures_raise_inside_the_model(path, read):
+    """With `with_strict` an output that cannot be captured raises out of the model's call."""
     model = Returns(torch.eye(3).to("meta"))
     config = InstrumentationConfig.balanced().with_strict()
     with torch.no_grad(), pytest.raises(UnsupportedError, match="meta"):
@@ -743,7 +756,7 @@ def test_a_capture_of_nothing_is_an_error(path):
 
 
 class Refusing(nn.Module):
-    """Looks at what it is given before its layer sees it."""
+    """Raises for None before it calls its layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -755,7 +768,8 @@ class Refusing(nn.Module):
         return self.layer(x)
 
 
-def test_a_call_that_raised_is_no_sign_of_modules_that_hide(path):
+def test_a_call_that_raised_does_not_count_as_hiding_modules(path):
+    """The model raises before any module runs. This only gives a warning."""
     with pytest.warns(RuntimeWarning, match="no module ran in the block"):
         with capture_activations(Refusing(), path) as framework:
             with pytest.raises(ValueError, match="nothing to look at"):
@@ -763,7 +777,8 @@ def test_a_call_that_raised_is_no_sign_of_modules_that_hide(path):
     assert framework.stats().steps == 1
 
 
-def test_a_call_that_hides_its_modules_is_told_of_also_after_an_error(path):
+def test_hidden_modules_are_an_error_also_while_an_exception_is_handled(path):
+    """The model's call succeeds without its modules, within an except block."""
     model = Refusing()
     model.forward = lambda x: None
     config = InstrumentationConfig.balanced().with_layers("layer")
@@ -775,14 +790,15 @@ def test_a_call_that_hides_its_modules_is_told_of_also_after_an_error(path):
                 model(torch.ones(2, 6))
 
 
-def test_a_block_without_calls_is_none(mlp, path, read):
+def test_a_block_without_calls_gives_an_empty_capture(mlp, path, read):
     with capture_activations(mlp, path) as framework:
         pass
     assert framework.stats().steps == 0
     assert read(path) == []
 
 
-def test_nothing_to_capture_is_told_before_the_file_is_touched(mlp, path):
+def test_a_model_without_modules_to_capture_is_refused(mlp, path):
+    """The error comes before the file at the path is touched."""
     path.write_bytes(b"precious")
     config = InstrumentationConfig.balanced().with_layers("transformer.*")
     with pytest.raises(LayerSelectionError, match=r"no module of Sequential matches .*it has ''"):
@@ -800,7 +816,7 @@ def test_nothing_to_capture_is_told_before_the_file_is_touched(mlp, path):
 def test_dropping_never_waits_and_counts(path, read):
     config = InstrumentationConfig.fast_capture().with_drop_when_full().with_workers(1)
     config.with_memory_limit(0.004)
-    model, x = nn.Identity(), torch.randn(256, 1024)  # 0.5 MB a packet
+    model, x = nn.Identity(), torch.randn(256, 1024)  # each packet has 0.5 MB
     with capture_activations(model, path, config=config) as framework:
         for _ in range(400):
             model(x)
@@ -820,7 +836,7 @@ def test_dropping_never_waits_and_counts(path, read):
 
 def test_blocking_loses_nothing_in_little_memory(path, read):
     config = InstrumentationConfig.fast_capture().with_workers(1).with_memory_limit(0.004)
-    config.with_throughput(1e-9)  # a slow disk is no news here
+    config.with_throughput(1e-9)  # no warning of a slow disk
     model, x = nn.Identity(), torch.randn(256, 1024)
     with capture_activations(model, path, config=config) as framework:
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""Which capture the files beside a stream are of, and which of them another capture may touch."""
+"""Capture ids tell which capture a file belongs to, and so which files a new capture may touch."""
 
 from __future__ import annotations
 
@@ -55,10 +55,12 @@ def interrupted(framework, path, count: int = 4, **options) -> dict:
 
 
 def beside(path):
+    """The default path of the checkpoint."""
     return path.with_name(path.name + ".ckpt.json")
 
 
 def ended(framework, path, *texts: str) -> None:
+    """Makes a capture of one step with tokens of these texts."""
     with framework.capture_activations(path, track_per_token=True) as tracker:
         framework._models[0](torch.zeros(2, 5))
         for n, text in enumerate(texts):
@@ -70,7 +72,7 @@ def contents(folder) -> dict[str, bytes]:
 
 
 def refused(framework, path, error: type[Exception], match: str, **options) -> None:
-    """A start that fails, and leaves all files as they were."""
+    """Checks that a capture cannot start, and that all files stay as they were."""
     before = contents(path.parent)
     with pytest.raises(error, match=match), framework.capture_activations(path, **options):
         pass
@@ -84,11 +86,12 @@ def texts(path) -> list[str]:
 # ---- the id ------------------------------------------------------------------------
 
 
-def test_an_id_from_the_beginning_on(framework, path):
+def test_a_capture_has_an_id_from_its_beginning(framework, path):
+    """The tracker, the index and the token file have the same id, also of an empty stream."""
     with framework.capture_activations(path, track_per_token=True) as tracker:
         assert capture_id_of(path) == tracker.capture_id
         assert len(tracker.capture_id) == 32
-    assert capture_id_of(path) == tracker.capture_id  # of an empty stream, too
+    assert capture_id_of(path) == tracker.capture_id
     assert json.loads(path.with_name("run_tokens.json").read_text())["capture_id"] == (
         tracker.capture_id
     )
@@ -115,7 +118,7 @@ def test_an_index_of_something_else_has_no_id(tmp_path):
 
 
 def test_a_checkpoint_opens_no_reader(framework, path, monkeypatch):
-    """Which reads the whole index."""
+    """A reader would read the whole index for each checkpoint."""
     with framework.capture_activations(path, **CHECKPOINTS) as tracker:
         monkeypatch.setattr(Reader, "__init__", lambda *_, **__: pytest.fail("a reader is opened"))
         generate(framework, tracker, 0, 2)
@@ -142,7 +145,7 @@ with framework.capture_activations({path!r}, **{options!r}):
 
 
 def killed(path, steps: int = 0, **options) -> None:
-    """A capture that is killed right after its start, or as soon as its packets are in the file."""
+    """Runs a capture and kills it, after its start or, with steps, once its packets are written."""
     code = CHILD.format(path=str(path), options=options, steps=steps)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     assert subprocess.run([sys.executable, "-c", code], env=env).returncode == -signal.SIGKILL
@@ -161,7 +164,7 @@ def test_a_killed_resume_of_a_lost_index_is_resumed_again(framework, path):
 
 @pytest.mark.parametrize("steps", [0, 40])
 def test_a_capture_that_took_the_place_and_was_killed_at_once(steps, framework, path, tmp_path):
-    """Its index has its id, long before rows are there; so the older checkpoint is refused."""
+    """The index has the new capture's id before it has rows, so the old checkpoint is refused."""
     kept = tmp_path / "kept.json"
     state = interrupted(framework, path)
     beside(path).rename(kept)
@@ -175,7 +178,7 @@ def test_a_capture_that_took_the_place_and_was_killed_at_once(steps, framework, 
 
 
 def shortened(framework, path, **metadata) -> None:
-    """Leaves a checkpoint that covers the first half of a stream."""
+    """Makes a capture whose checkpoint covers only the first half of the stream."""
     state = interrupted(framework, path)
     with ActivationReader(path) as reader:
         offsets = reader.index.column("offset").to_pylist()
@@ -183,8 +186,8 @@ def shortened(framework, path, **metadata) -> None:
     beside(path).write_text(json.dumps(state))
 
 
-def test_another_capture_that_comes_behind_the_check(framework, path, monkeypatch):
-    """The library asks once more, when it holds the stream."""
+def test_another_capture_that_comes_after_the_check(framework, path, monkeypatch):
+    """The library checks the id again when it has locked the stream."""
     monkeypatch.setattr("llm_instrumentation.core.checkpoint.CheckpointFile.check", lambda *_: None)
     other = "00112233445566778899aabbccddeeff"
     shortened(framework, path, capture_id=other)
@@ -193,7 +196,7 @@ def test_another_capture_that_comes_behind_the_check(framework, path, monkeypatc
 
 
 def test_a_refused_resume_cuts_nothing(framework, path):
-    """The stream was cut, and its end moved, before the index was opened."""
+    """An index that cannot be opened is an error before the stream is cut."""
     shortened(framework, path)
     path.with_name("run.stream.index").unlink()
     path.with_name("run.stream.index").mkdir()
@@ -202,6 +205,7 @@ def test_a_refused_resume_cuts_nothing(framework, path):
 
 @pytest.mark.parametrize("metadata", [{}, {"stream_offset": 0}, {"stream_offset": 53}])
 def test_tokens_of_a_checkpoint_need_a_stream(metadata, framework, path):
+    """A checkpoint with tokens does not resume a missing or empty stream."""
     token = {"token_index": 0, "token_id": 1, "token_text": "a"}
     state = {"version": 1, "total_tokens": 1, "tokens": [token], "metadata": metadata}
     beside(path).write_text(json.dumps(state))
@@ -217,7 +221,7 @@ def test_tokens_of_a_checkpoint_need_a_stream(metadata, framework, path):
 
 
 def test_tokens_without_packets_go_on(path):
-    """Nothing was captured, and the ids say that it is the same capture."""
+    """An empty stream resumes with its tokens if the ids show that it is the same capture."""
     framework = InstrumentationFramework(InstrumentationConfig.balanced())
     framework.instrument_model(nn.Identity())
     with pytest.raises(Interrupted):
@@ -228,7 +232,8 @@ def test_tokens_without_packets_go_on(path):
         assert len(tracker.tokens) == 1
 
 
-def test_tokens_of_another_capture_are_not_gone_on_from(framework, path):
+def test_tokens_of_another_capture_are_not_resumed(framework, path):
+    """Resuming refuses a token file with another id. Analysis and reader leave it out."""
     ended(framework, path, "mine")
     tokens = path.with_name("run_tokens.json")
     foreign = {**json.loads(tokens.read_text()), "capture_id": "00112233445566778899aabbccddeeff"}
@@ -267,7 +272,7 @@ def test_a_resume_without_a_stream_removes_nothing(framework, path):
 
 
 def something_else(kind: str, framework, place, tmp_path) -> None:
-    """What may stand where a checkpoint is to be written, and is none of the replaced capture."""
+    """Puts a file at a checkpoint's path that is no checkpoint of the replaced capture."""
     if kind == "another capture's":
         interrupted(framework, tmp_path / "other.stream", checkpoint_path=place)
     elif kind == "a folder":
@@ -285,6 +290,7 @@ KINDS = ["another capture's", "a folder", "a pipe", "a damaged one"]
 
 @pytest.mark.parametrize("kind", [*KINDS, "without an id"])
 def test_something_else_at_a_given_checkpoint_path(kind, framework, path, tmp_path):
+    """It is refused, and stays."""
     interrupted(framework, path)
     place = tmp_path / "state.json"
     something_else(kind, framework, place, tmp_path)
@@ -297,6 +303,7 @@ def test_something_else_at_a_given_checkpoint_path(kind, framework, path, tmp_pa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_something_else_under_the_default_name(kind, framework, path, tmp_path):
+    """It stays. Only captures that would write checkpoints are refused."""
     ended(framework, path, "a")
     something_else(kind, framework, beside(path), tmp_path)
     refused(framework, path, CheckpointError, r"run\.stream\.ckpt\.json", **CHECKPOINTS)
@@ -329,7 +336,8 @@ def test_an_empty_checkpoint_path_is_the_default(framework, path):
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 @pytest.mark.parametrize("name", ["run_tokens.json", "run.stream_tokens.json"])
-def test_no_file_under_the_name_of_a_token_file(name, make, framework, path):
+def test_a_folder_or_pipe_under_the_name_of_a_token_file(name, make, framework, path):
+    """It stays. Only captures with tokens are refused."""
     with framework.capture_activations(path):
         framework._models[0](torch.zeros(2, 5))
     make(path.with_name(name))
@@ -340,18 +348,18 @@ def test_no_file_under_the_name_of_a_token_file(name, make, framework, path):
     assert path.with_name(name).exists()
 
 
-def test_gen_and_gen_stream_keep_their_tokens(framework, path):
-    """Both may have `run_tokens.json`."""
+def test_run_and_run_stream_keep_their_tokens(framework, path):
+    """The streams `run` and `run.stream` share the token file name `run_tokens.json`."""
     other = path.with_name("run")
     for first, second in ((path, other), (other, path)):
         for of in (first, second):
             ended(framework, of, of.name)
         assert (texts(path), texts(other)) == (["run.stream"], ["run"])
-        for of in (first, second):  # neither takes the other's
+        for of in (first, second):  # each resumes with its own tokens
             with framework.capture_activations(of, **RESUME) as tracker:
                 assert [token["token_text"] for token in tracker.tokens] == [of.name]
                 framework._models[0](torch.zeros(2, 5))
-        for of in (first, second):  # nor removes it
+        for of in (first, second):  # a new capture removes only its own tokens
             with framework.capture_activations(of):
                 framework._models[0](torch.zeros(2, 5))
             remaining = other if of == path else path
@@ -360,8 +368,8 @@ def test_gen_and_gen_stream_keep_their_tokens(framework, path):
         assert not list(path.parent.glob("*_tokens.json"))
 
 
-def test_tokens_of_gen_are_not_those_of_gen_stream(framework, path):
-    """Whose capture had none, and perhaps lost its index."""
+def test_tokens_of_run_are_not_those_of_run_stream(framework, path):
+    """The capture to `run.stream` has no tokens, and may lose its index, which has its id."""
     with framework.capture_activations(path):
         framework._models[0](torch.zeros(2, 5))
     ended(framework, path.with_name("run"), "other")

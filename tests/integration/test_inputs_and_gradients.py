@@ -1,4 +1,4 @@
-"""What modules are called with, and the gradients of what they return."""
+"""Captures of the inputs of modules, and of the gradients of their outputs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.usefixtures("each_kind_of_hooks")
 
 
 def whole() -> InstrumentationConfig:
-    """All tensors bit for bit."""
+    """A configuration that stores all tensors bit for bit."""
     return InstrumentationConfig.balanced().with_float32()
 
 
 def captured(path) -> dict[str, list[Tensor]]:
-    """The tensors of a capture by name, in order."""
+    """The tensors of a capture by name, in capture order."""
     found: dict[str, list[Tensor]] = defaultdict(list)
     with ActivationReader(path) as reader:
         for activation in reader:
@@ -48,7 +48,7 @@ def expect_equal(got: dict[str, list[Tensor]], expected: dict[str, list[Tensor]]
 
 
 class Mixed(nn.Module):
-    """Takes tensors by place, by name, in a list, and things that are none."""
+    """Takes positional and keyword tensors, tensors in a list, and other objects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,11 +82,11 @@ def test_inputs_have_the_names_of_their_places(path):
         },
     )
     with ActivationReader(path) as reader:
-        assert next(a.name for a in reader) == "!input"  # before anything that it leads to
+        assert next(a.name for a in reader) == "!input"  # an input comes before the outputs
         assert {(a.step, a.call) for a in reader} == {(0, 0)}
 
 
-def test_an_input_is_what_the_module_was_given_before_it_changed_it(path):
+def test_an_input_has_the_values_from_before_the_module_changes_them(path):
     model = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))
     given = torch.tensor([-1.0, 2.0])
     with torch.no_grad(), capture_activations(model, path, config=whole().with_inputs()):
@@ -135,7 +135,7 @@ def test_inputs_of_a_real_model_are_what_plain_hooks_see(minilm, path):
     expect_equal(got, dict(expected))
 
 
-def test_an_argument_that_cannot_be_looked_into_is_told_of(path):
+def test_a_capture_warns_of_an_argument_that_cannot_be_walked(path):
     class Odd(dict):
         def items(self):
             raise RuntimeError("no items")
@@ -177,7 +177,7 @@ def test_an_argument_of_an_unknown_type_is_not_called_an_output(path):
 
 @contextlib.contextmanager
 def retaining(model: nn.Module):
-    """The gradients of what each module returns, as torch keeps them itself."""
+    """Collects the outputs of all modules, with `retain_grad`: torch itself keeps the gradients."""
     kept: list[tuple[str, Tensor]] = []
     handles = []
     for name, module in model.named_modules():
@@ -221,7 +221,7 @@ def test_gradients_belong_to_the_step_of_their_forward_pass(path):
         first = model(X)
         tracker.record_token(1, "a")
         second = model(X + 1)
-        second.sum().backward()  # before that of the first
+        second.sum().backward()  # the backward passes come in reverse order
         first.sum().backward()
     with ActivationReader(path) as reader:
         assert [(a.step, a.token, a.call) for a in reader["0!grad"]] == [(1, 1, 0), (0, 0, 0)]
@@ -282,7 +282,7 @@ def test_an_output_that_is_changed_in_place_keeps_its_own_gradient(path):
 
 
 def test_the_gradient_of_a_leaf_is_of_no_step(path):
-    """It is the sum over all uses of the leaf, which come in any order."""
+    """The gradient is the sum over all uses of the leaf, so it belongs to no single step."""
     model, leaf = nn.Sequential(nn.Identity(), nn.Linear(4, 1)), X.clone().requires_grad_()
     with capture_activations(model, path, config=whole().with_gradients()):
         first, second = model(leaf), model(leaf)
@@ -296,7 +296,8 @@ def test_the_gradient_of_a_leaf_is_of_no_step(path):
     assert not leaf._backward_hooks
 
 
-def test_nothing_is_captured_behind_the_block(path):
+def test_nothing_is_captured_after_the_block(path):
+    """A backward pass after the block gives no gradients. The capture warns of it."""
     model = nn.Linear(4, 4)
     with (
         pytest.warns(RuntimeWarning, match="no gradient was computed.*call backward within"),
@@ -358,7 +359,7 @@ def test_threads_keep_their_gradients_apart(path):
     assert gradients == {step: [float(k)] for step, k in given.items()}
 
 
-def test_what_leads_to_no_loss_has_no_gradient(path):
+def test_outputs_that_lead_to_no_loss_have_no_gradient(path):
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -376,10 +377,10 @@ def test_what_leads_to_no_loss_has_no_gradient(path):
     assert got["!grad"][0].unique().tolist() == [5.0]
 
 
-def test_of_parts_that_are_computed_together_those_without_a_gradient_have_none(path):
+def test_only_the_parts_of_a_split_that_lead_to_a_loss_have_gradients(path):
     class Split(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-            return x.split(2, dim=-1)  # one node of the graph gives all parts
+            return x.split(2, dim=-1)  # one node of the autograd graph gives all parts
 
     model = nn.Sequential(nn.Linear(4, 4), Split())
     with capture_activations(model, path, config=whole().with_gradients()):
@@ -412,7 +413,7 @@ def test_a_call_that_raised_leaves_inputs_and_outputs_in_step(path):
 
         def forward(self, x: Tensor) -> Tensor:
             with contextlib.suppress(RuntimeError):
-                self.may_fail(x[:, :3])  # of the wrong shape
+                self.may_fail(x[:, :3])  # this shape is wrong
             return self.may_fail(x)
 
     with (
@@ -449,7 +450,8 @@ def test_caches_are_no_inputs(llama, ids, path):
 
 
 @pytest.mark.parametrize("cut", ["with_last_position", "with_sampling"])
-def test_batched_gradients_cannot_be_cut_and_are_told_of(path, cut):
+def test_batched_gradients_cannot_be_cut(path, cut):
+    """With a vectorized Jacobian, sampled or last-position gradients are noted with a warning."""
     model = nn.Linear(2, 2)
     config = getattr(whole().with_gradients(), cut)(*([0.5] if cut == "with_sampling" else []))
     x = torch.ones(1, 3, 2)

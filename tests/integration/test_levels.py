@@ -1,4 +1,7 @@
-"""What Python captures, with the loops of every level. All other tests run with the fastest."""
+"""Captures pass their tests with the codecs' loops of every level of this processor.
+
+All other tests run with the fastest level.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ TESTS = ["test_bit_for_bit.py", "test_rounding.py", "test_archive.py"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a copy of the package lies whose library begins with the level of STRAP_LEVEL."""
+    """The folder of a copy of the package, whose library uses the level in STRAP_LEVEL."""
     folder = tmp_path_factory.mktemp("levels")
     copy = shutil.copytree(PACKAGE, folder / PACKAGE.name)
     subprocess.run(
@@ -40,8 +43,8 @@ def python(folder: Path, level: str, *arguments: str | Path) -> subprocess.Compl
 
 @pytest.fixture(scope="module")
 def levels(folder: Path) -> list[str]:
-    """Those of this processor, as the library says that is told one which does not exist."""
-    # A call waits for Go to begin, which otherwise happens beside a process that may end first.
+    """The levels of this processor, from the library's error for an unknown level."""
+    # Go starts in its own thread. A call waits for it; without one the process may end before.
     call = "from llm_instrumentation import ActivationReader; ActivationReader('/nowhere')"
     said = python(folder, "none", "-c", call).stderr
     told = re.search(r'codec: level "none": this processor has \[(.*?)\]', said)
@@ -52,6 +55,7 @@ def levels(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("level", ["avx512", "avx2", "neon", "portable"])
 def test_captures(level: str, levels: list[str], folder: Path) -> None:
+    """The capture tests pass with the loops of this level."""
     if level not in levels:
         pytest.skip(f"this processor has {', '.join(levels)}")
     if level == levels[0]:

@@ -1,4 +1,4 @@
-"""Collectors: what can be said without starting another program."""
+"""Tests of the collectors that need no other program."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ COLLECTORS = [
 ]  # fmt: skip
 
 
-# What all have in common.
+# All collectors.
 
 
 @pytest.mark.parametrize("kind", COLLECTORS)
@@ -64,7 +64,8 @@ def test_a_collector_that_was_not_started_says_so(kind: type[BaseCollector]) -> 
 
 
 @pytest.mark.parametrize("kind", COLLECTORS)
-def test_a_collector_says_what_it_gives(kind: type[BaseCollector]) -> None:
+def test_a_collector_describes_itself(kind: type[BaseCollector]) -> None:
+    """It has a known name, tells what it gives, and refuses modes that it does not have."""
     collector = kind()
     assert collector.name in machine.COLLECTORS
     assert collector.gives and collector.use_instead
@@ -90,6 +91,7 @@ def test_an_unknown_collector_is_named_with_the_known_ones() -> None:
 
 
 def test_the_choice_explains_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fallback tells why each collector before it was unavailable."""
     monkeypatch.setattr(PerfMemRunner, "unavailable_reason", lambda self: "no PMU; use torch")
     monkeypatch.setattr(Lackey, "unavailable_reason", lambda self: "no valgrind; install it")
 
@@ -152,7 +154,7 @@ def test_a_pid_that_is_not_there_is_counted() -> None:
     assert {sample.pid for sample in monitor.get_samples()} == {os.getpid()}
 
 
-def test_the_monitor_refuses_what_makes_no_sense() -> None:
+def test_the_monitor_refuses_invalid_arguments() -> None:
     with pytest.raises(InvalidArgumentError, match="poll_interval_ms = 0"):
         ProcessMonitor([os.getpid()], 0)
     with pytest.raises(InvalidArgumentError, match="'cpu' is none of data, rss"):
@@ -221,7 +223,7 @@ def test_the_events_are_those_of_the_processor(
 def test_ibs_filters_by_latency_where_it_can(tmp_path: Path) -> None:
     _pmu(tmp_path, "ibs_op", "format/ldlat")
     assert machine_events(128, tmp_path) == ["ibs_op/ldlat=128/"]
-    assert machine_events(20, tmp_path) == ["ibs_op//"]  # below the least that it knows
+    assert machine_events(20, tmp_path) == ["ibs_op//"]  # IBS has no threshold as low as 20
 
 
 def test_perf_errors_keep_what_perf_said_and_lose_its_usage() -> None:
@@ -316,7 +318,7 @@ def test_soft_dirty_regions_are_the_runs_of_marked_pages(pages: list[int]) -> No
     ]
     assert marked == [index for index, page in enumerate(pages) if page == 2]
     assert all(one["start"] < one["end"] for one in regions)
-    assert (regions["start"][1:] > regions["end"][:-1]).all()  # runs are whole
+    assert (regions["start"][1:] > regions["end"][:-1]).all()  # no two runs touch
 
 
 def test_exactly_the_written_pages_are_found() -> None:
@@ -342,8 +344,8 @@ def test_exactly_the_written_pages_are_found() -> None:
 
     try:
         write(3)
-        assert pages() == [3]  # memory that had no page yet when the watch began
-        assert int(view[9 * mmap.PAGESIZE]) == 0  # a load that makes a page
+        assert pages() == [3]  # also in memory that had no page when the watch began
+        assert int(view[9 * mmap.PAGESIZE]) == 0  # this load makes a page, but writes nothing
         assert pages() == []
         for page in (9, 3, 4, 40):
             write(page)
@@ -375,7 +377,7 @@ def memray() -> Any:
 
 @pytest.fixture(scope="module")
 def recording(memray: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A hundred blocks of 70,000 bytes are taken; after half a second all are released."""
+    """A recording in which 100 blocks of 70,000 bytes are allocated, and freed 0.5 s later."""
     path = tmp_path_factory.mktemp("memray") / "memray.bin"
     with memray.Tracker(path):
         blocks = [bytearray(70_000) for _ in range(100)]
@@ -411,12 +413,13 @@ def test_the_time_of_an_allocation_is_a_lower_bound(recording: Path) -> None:
     taken, released = times[(lengths >= 70_000) & (ops == "store")], times[
         (lengths >= 70_000) & (ops == "load")
     ]  # fmt: skip
-    # The program slept half a second between the two. A bound is early by one snapshot at most.
-    # They come every 10 ms, and later on a busy machine.
+    # The program slept half a second between allocations and releases. A lower bound is early by at
+    # most one snapshot of memray. Snapshots come every 10 ms, and later on a busy machine.
     assert released.min() - taken.max() > 20e6
 
 
 def test_frees_are_left_out_and_others_sampled_on_demand(recording: Path) -> None:
+    """By default only allocations are rows. `sample_every_n` keeps one of n of them."""
     every = parse_memray(recording, "run")
     assert {row["op_type"] for row in every} == {"store"}
     count = every.reader().read_all().num_rows
@@ -426,6 +429,7 @@ def test_frees_are_left_out_and_others_sampled_on_demand(recording: Path) -> Non
 
 
 def test_clocks_and_phases_of_a_recording(recording: Path) -> None:
+    """Times are converted to the given clock, and rows get their phase."""
     offset = time.monotonic_ns() - time.time_ns()
     now = time.monotonic_ns()
     phases = [{"phase": "generation", "start_ns": 0, "end_ns": now}]
@@ -441,7 +445,9 @@ def test_a_recording_becomes_parquet(recording: Path, tmp_path: Path) -> None:
     assert rows == table.num_rows > 0
 
 
-def test_what_is_no_recording_is_refused(memray: Any, recording: Path, tmp_path: Path) -> None:
+def test_other_files_than_recordings_are_refused(
+    memray: Any, recording: Path, tmp_path: Path
+) -> None:
     with pytest.raises(NotFoundError, match="no such file"):
         parse_memray(tmp_path / "absent.bin", "run")
     junk = tmp_path / "junk.bin"
@@ -460,6 +466,7 @@ def test_what_is_no_recording_is_refused(memray: Any, recording: Path, tmp_path:
 
 
 def test_one_memray_at_a_time(memray: Any, tmp_path: Path) -> None:
+    """memray cannot record while another recording runs in the process."""
     with memray.Tracker(tmp_path / "other.bin"):
         with pytest.raises(CollectorUnavailableError, match="No more than one Tracker"):
             MemrayRunner(native_traces=False).start([os.getpid()], tmp_path)

@@ -1,4 +1,4 @@
-"""Collectors on real programs: what a program did stands in its trace, at its time."""
+"""Collectors on real programs: a trace has the accesses of a program, with their times."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ from llm_instrumentation.mrm.schema import KIND_KEY, Kind
 PAGE = 4096
 PAGES = 64
 
-# Prints the address of fresh memory and waits; then writes every second page of the first
-# half, reads every second one of the other half, tells when, and waits again.
+# This program prints the address of fresh memory and waits. Then it writes every second page of the
+# first half, and reads every second page of the other half. It prints when it began and ended, and
+# waits again.
 PROGRAM = f"""
 import ctypes, mmap, sys, time
 memory = mmap.mmap(-1, {PAGES} * {PAGE}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -69,16 +70,18 @@ class Program:
         return self.process.stdout.readline()
 
     def go_on(self) -> None:
+        """Ends the program's current wait."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def touch(self) -> None:
+        """Lets the program write and read its pages, and waits until it has."""
         self.go_on()
         self.begin_ns, self.end_ns = map(int, self._line().split())
 
     def pages(self, table: pa.Table, op: str) -> list[int]:
-        """The pages of the program's memory that rows of this op name, in their order."""
+        """The pages in the program's memory of the rows with this op, in the order of the rows."""
         phases = table["phase"].to_pylist()
         return [
             (address - self.address) // PAGE
@@ -99,7 +102,7 @@ class Program:
 
 @contextlib.contextmanager
 def program(collector: BaseCollector, mode: Mode, raw: Path) -> Iterator[Program]:
-    """PROGRAM, watched by a collector that has been started."""
+    """Runs PROGRAM under a collector that this function starts."""
     command = [sys.executable, "-c", PROGRAM]
     if mode is Mode.WRAP:
         collector.start([], raw)
@@ -123,6 +126,7 @@ def program(collector: BaseCollector, mode: Mode, raw: Path) -> Iterator[Program
 
 
 def needs(collector: BaseCollector) -> BaseCollector:
+    """Skips the test if the collector cannot run here."""
     reason = collector.unavailable_reason()
     if reason is not None:
         pytest.skip(reason)
@@ -169,7 +173,7 @@ def test_perf_sees_first_touches_without_their_sort(tmp_path: Path, mode: Mode) 
 
 
 def test_faults_are_watched_until_stop_also_of_a_program_that_goes_on(tmp_path: Path) -> None:
-    for collector in (needs(PageFaults("auto")), PageFaults("auto")):  # twice in the same folder
+    for collector in (needs(PageFaults("auto")), PageFaults("auto")):  # both use the same folder
         with program(collector, Mode.ATTACH, tmp_path) as running:
             running.touch()
             collector.stop()
@@ -181,7 +185,10 @@ def test_faults_are_watched_until_stop_also_of_a_program_that_goes_on(tmp_path: 
 
 
 def wait_for_a_look(collector: WriteSets) -> None:
-    """Until a look has begun and ended; one may be under way at the call."""
+    """Waits until a look at the pages has begun and ended.
+
+    A look that is under way at the call does not count.
+    """
     looks = collector._looking
     assert looks is not None
     enough, deadline = looks.count + 2, time.monotonic() + 120
@@ -197,7 +204,7 @@ def test_write_sets_of_another_program_are_exactly_what_it_wrote(tmp_path: Path)
         running.touch()
         wait_for_a_look(collector)
         meta = collector.stop()
-        assert running.process.poll() is None  # it goes on where it waited
+        assert running.process.poll() is None  # the program is still waiting
         running.go_on()
         assert running.process.wait(120) == 0
 
@@ -227,6 +234,7 @@ def test_write_sets_are_read_from_their_file_also_a_torn_one(tmp_path: Path) -> 
 
 
 def test_a_program_that_ends_while_it_is_watched_ends_its_rows(tmp_path: Path) -> None:
+    """The trace has the pages from before the end. A warning names the process."""
     collector = needs(WriteSets(interval_ms=10))
     with program(collector, Mode.ATTACH, tmp_path) as running:
         running.touch()
@@ -264,6 +272,7 @@ def test_write_sets_of_this_process(tmp_path: Path) -> None:
     ],
 )
 def test_a_program_does_not_notice_a_call_made_in_its_name(waiting: str) -> None:
+    """RemoteProcess makes a system call in the program. The program's own wait is not cut short."""
     needs(WriteSets())
     code = (
         "import select, sys, threading, time; lock = threading.Lock(); lock.acquire();"
@@ -276,7 +285,7 @@ def test_a_program_does_not_notice_a_call_made_in_its_name(waiting: str) -> None
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == "up\n"
         while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
-            time.sleep(0.001)  # it does not wait yet
+            time.sleep(0.001)  # the program does not wait yet
         with RemoteProcess(process.pid) as remote:
             assert remote.call(39) == process.pid  # getpid
             with pytest.raises(OSError, match="Bad file descriptor"):
@@ -302,7 +311,7 @@ def test_a_process_that_is_gone_is_an_error(tmp_path: Path, collector: BaseColle
         collector.start([process.pid], tmp_path)
 
 
-# perf mem. Where the processor shows no memory events, page faults stand in for them: the
+# perf mem. Many machines have no memory events for perf, so these tests record page faults. The
 # recording, its text and its rows are made in the same way.
 
 
@@ -329,7 +338,7 @@ def test_a_perf_recording_becomes_rows(tmp_path: Path, perf_mem: PerfMemRunner, 
     assert meta.parse_success and meta.dropped_samples == 0 and meta.warnings == []
 
 
-def test_lost_samples_are_told(tmp_path: Path, perf_mem: PerfMemRunner) -> None:
+def test_lost_samples_are_counted(tmp_path: Path, perf_mem: PerfMemRunner) -> None:
     if os.cpu_count() == 1:
         pytest.skip("needs a second processor to outrun perf")
     touch = "import mmap\nfor _ in range(20):\n m = mmap.mmap(-1, 1 << 25)\n m[:] = bytes(1 << 25)"
@@ -341,7 +350,7 @@ def test_lost_samples_are_told(tmp_path: Path, perf_mem: PerfMemRunner) -> None:
     )  # fmt: skip
     meta = small.stop()
     rows = small.trace("run").read_all().num_rows
-    # Every page that was touched is a row or counted as lost.
+    # Each touched page is a row, or is counted as lost.
     assert meta.dropped_samples is not None
     assert rows + meta.dropped_samples >= 20 * (1 << 25) // PAGE
     assert bool(meta.dropped_samples) == any("lost" in warning for warning in meta.warnings)
@@ -352,13 +361,13 @@ def test_perf_tells_why_it_cannot_record(tmp_path: Path, perf_mem: PerfMemRunner
     assert reason is not None and "no-such-event" in reason and "torch" in reason
     with pytest.raises(CollectorUnavailableError, match="No such process"):
         PerfMemRunner(["page-faults"], 1).start([2**22 - 1], tmp_path)
-    perf_mem.start([], tmp_path)  # and the program is never run
+    perf_mem.start([], tmp_path)  # no program is run after this
     meta = perf_mem.stop()
     assert meta.parse_success is False
     assert "recorded nothing" in meta.warnings[0]
 
 
-def test_memory_events_or_the_real_reason() -> None:
+def test_the_reason_quotes_perf_if_there_are_no_memory_events() -> None:
     collector = PerfMemRunner()
     reason = collector.unavailable_reason()
     if reason is None:
@@ -467,6 +476,7 @@ def test_memray_records_a_program_that_it_starts(tmp_path: Path, killed: bool) -
 
 
 def test_the_survey_knows_every_collector_and_gives_reasons() -> None:
+    """Each collector is available, or has a reason."""
     found = {status.name: status for status in survey_machine()}
     assert set(found) == {
         "perf_mem", "torch", "access", "lackey", "page_faults", "write_sets", "memray",
@@ -480,6 +490,7 @@ def test_the_survey_knows_every_collector_and_gives_reasons() -> None:
 
 
 def test_a_crash_leaves_no_trace_instance_for_long(tmp_path: Path) -> None:
+    """The next collector removes the kernel's trace instances of processes that have ended."""
     needs(PageFaults("tracepoint"))
     code = (
         "import os, signal, sys; from pathlib import Path;"

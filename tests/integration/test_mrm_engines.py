@@ -1,4 +1,4 @@
-"""Engines: what they say and when, what they load, and what they say when they cannot."""
+"""Engines: their events, the models that they load, and their errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def engine(config: ModelConfig | None = None, in_process=True, **sizes):
 
 @pytest.fixture(scope="module")
 def finished():
-    """A tiny Llama that ran once, and what it gave."""
+    """The engine of a tiny Llama that ran once, and its result."""
     tiny = engine()
     with tiny.timed_session():
         result = tiny.generate(["one prompt", "another"])
@@ -194,7 +194,7 @@ def test_a_trained_model_from_a_package_is_the_model(monkeypatch):
     assert encoder.get_runtime_metadata().extra["task"] == "forward passes of an encoder"
 
 
-def test_warming_up_says_nothing():
+def test_warming_up_gives_no_events():
     tiny = engine()
     with tiny.timed_session():
         before = len(tiny.get_phase_records())
@@ -223,12 +223,12 @@ def test_prompts_are_repeated_or_cut_to_the_context():
         ({"random": {"architecture": "t5"}}, "encoder-decoder"),
     ],
 )
-def test_what_cannot_be_loaded_says_what_would_help(source, message):
+def test_a_model_that_cannot_be_loaded_says_what_would_help(source, message):
     with pytest.raises(EngineError, match=message):
         engine(model(**source)).prepare()
 
 
-def test_a_device_that_is_not_here():
+def test_a_missing_device_is_an_error():
     import torch
 
     if torch.cuda.is_available():
@@ -239,7 +239,7 @@ def test_a_device_that_is_not_here():
         absent.load_model()
 
 
-def test_calls_out_of_order():
+def test_calls_out_of_order_are_refused():
     tiny = engine()
     with pytest.raises(EngineError, match="call prepare first"):
         tiny.load_model()
@@ -247,7 +247,7 @@ def test_calls_out_of_order():
         tiny.generate("x")
 
 
-# In a process of its own.
+# Engines in a child process.
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +268,7 @@ def test_a_child_gives_what_the_engine_gives_here(finished, child):
     assert apart.get_runtime_metadata().extra["process"] == "child"
 
 
-def test_a_child_has_a_process_of_its_own_that_ends(child):
+def test_a_childs_process_ends_with_its_session(child):
     _, pids, _ = child
     assert pids
     assert os.getpid() not in pids
@@ -276,6 +276,7 @@ def test_a_child_has_a_process_of_its_own_that_ends(child):
 
 
 def test_a_child_runs_under_the_program_that_watches_it():
+    """`wrap` changes the command of the child; here the child runs under `nice`."""
     config = model()
     wrapped = create_engine(config, run(config), wrap=lambda command: ["nice", *command])
     wrapped.prepare()
@@ -303,7 +304,7 @@ def test_a_child_that_dies_says_how():
     apart.shutdown()
 
 
-def test_a_child_is_abandoned_at_once():
+def test_abandon_ends_the_child_at_once():
     apart = engine(in_process=False)
     apart.prepare()
     (pid,) = apart.get_target_pids()
@@ -311,7 +312,7 @@ def test_a_child_is_abandoned_at_once():
     assert not psutil.pid_exists(pid)
 
 
-def test_a_program_that_is_not_there():
+def test_a_missing_wrapping_program_is_an_error():
     config = model()
     wrapped = create_engine(config, run(config), wrap=lambda command: ["no-such-perf", *command])
     with pytest.raises(EngineError, match="no-such-perf: No such file"):
@@ -338,7 +339,7 @@ def test_llamacpp_reads_gguf_files_alone(tmp_path):
 
 @pytest.fixture
 def llama_program(tmp_path, monkeypatch):
-    """A program that speaks as llama-cli does, where llama-cpp-python is not installed."""
+    """Replaces llama-cli by a Python program, and hides llama-cpp-python."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
@@ -352,7 +353,8 @@ def llama_program(tmp_path, monkeypatch):
     return write
 
 
-def test_llama_cli_is_listened_to_as_it_writes(llama_program):
+def test_the_output_of_llama_cli_is_read_as_it_is_written(llama_program):
+    """Each piece of output is a token. A character may be split between two pieces."""
     cli = llama_program("""
         import fcntl, sys, termios, time
         if "--help" in sys.argv:
@@ -363,7 +365,7 @@ def test_llama_cli_is_listened_to_as_it_writes(llama_program):
             sys.stdout.buffer.write(piece)
             sys.stdout.flush()
             while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))):
-                time.sleep(0.001)  # until it is read
+                time.sleep(0.001)  # until the engine has read the piece
         print("prompt eval time = 1.0 ms / 12 tokens ( 1 ms)", file=sys.stderr)
         print("       eval time = 1.0 ms / 3 runs", file=sys.stderr)
     """)

@@ -1,4 +1,4 @@
-"""Where llama.cpp keeps its tensors, asked of libraries with other layouts of them."""
+"""GgmlMemory finds the memory of llama.cpp's tensors, whatever the layout of the C structs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Params(ctypes.Structure):
 
 @pytest.fixture
 def build(tmp_path):
-    """Gives ``llama_cpp.llama_cpp`` over a library, as far as it is asked."""
+    """Builds fake_ggml.c with flags, and returns the parts of ``llama_cpp.llama_cpp`` in use."""
 
     def built(*flags: str) -> SimpleNamespace:
         source = Path(__file__).with_name("fake_ggml.c")
@@ -63,7 +63,7 @@ def test_each_kind_of_memory_is_found_in_either_layout(build, layout):
     ]
 
 
-def test_nothing_is_looked_at_once_it_is_closed(build):
+def test_no_tensor_is_looked_at_after_close(build):
     low = build("-DLAYOUT=1")
     memory = GgmlMemory(low)
     memory.close()
@@ -73,6 +73,7 @@ def test_nothing_is_looked_at_once_it_is_closed(build):
 
 
 def test_the_functions_of_the_package_keep_their_types(build):
+    """GgmlMemory leaves the argtypes of llama-cpp-python's functions as they are."""
     low = build("-DLAYOUT=1")
     low._lib.ggml_get_data.argtypes = [ctypes.c_int]
     GgmlMemory(low)
@@ -92,7 +93,8 @@ class Older(ctypes.Structure):
         (["-DLAYOUT=1"], {"_lib": None}, "_name"),
     ],
 )
-def test_a_release_that_cannot_be_asked_is_told_and_runs(build, monkeypatch, flags, change, reason):
+def test_a_model_runs_without_addresses(build, monkeypatch, flags, change, reason):
+    """If a release does not tell where its tensors lie, the model runs. The metadata says why."""
     low = build(*flags)
     vars(low).update(change)
     package = ModuleType("llama_cpp")

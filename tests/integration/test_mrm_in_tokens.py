@@ -1,4 +1,4 @@
-"""Retention and reuse in tokens: what they say of a real generation, however fast it ran."""
+"""Retention and reuse in tokens of real generations do not depend on the machine's speed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_positions_keys_and_values_live_until_the_generation_ends(tmp_path):
 def test_regions_of_a_dynamic_cache_live_for_a_token_and_those_of_a_static_one_stay(tmp_path):
     def kept(table: pa.Table) -> float:
         by_type = compute_in_tokens(table)["retention_tokens"].set_index("region_type")
-        assert by_type.retention_p50_tokens["weight"] == 2 * WRITTEN  # stored before the first
+        assert by_type.retention_p50_tokens["weight"] == 2 * WRITTEN  # stored before token 0
         return by_type.retention_p50_tokens["kv_cache"]
 
     assert kept(traced(tmp_path)) == 1
@@ -101,7 +101,7 @@ def test_without_tokens_the_tables_are_empty(tmp_path):
     ).values())  # fmt: skip
 
 
-def test_what_can_be_read_once_is_read_into_memory(tmp_path):
+def test_inputs_that_can_be_read_only_once_are_read_into_memory(tmp_path):
     rows = traced(tmp_path)
     wanted = compute_in_tokens(rows)
     for one in (rows.to_reader(), polars.from_arrow(rows), duckdb.sql("select * from rows")):

@@ -43,7 +43,7 @@ NAMED = {"weight", "kv_cache", "activation"}
 
 
 def default(base: Path, gguf: Path) -> dict[str, Any]:
-    """The default experiment on another model, with fewer tokens."""
+    """The default experiment with the model `gguf` and fewer tokens."""
     given: dict[str, Any] = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
     given["models"][0] |= {"id": "tiny", "path": str(gguf)}
     given["sweep"] |= {"context_lengths": [32], "output_tokens": [8]}
@@ -52,7 +52,7 @@ def default(base: Path, gguf: Path) -> dict[str, Any]:
 
 
 def shorter(given: dict[str, Any], **collector: Any) -> dict[str, Any]:
-    """The same for a library that imitates llama.cpp: one prompt, one run."""
+    """Shortens an experiment to one prompt and one run, with these collector settings."""
     given["prompts"]["limit"] = 1
     given["telemetry"] |= {"baseline_duration_s": 0.1, "paired_untraced_run": False}
     given["collector"] |= collector
@@ -60,7 +60,7 @@ def shorter(given: dict[str, Any], **collector: Any) -> dict[str, Any]:
 
 
 def run(given: dict[str, Any]) -> tuple[RunOutcome, list[str]]:
-    """The one run of an experiment, and what a person is told meanwhile."""
+    """Runs an experiment with one run. Returns its outcome and the messages to the user."""
 
     class Notes(SweepListener):
         def __init__(self) -> None:
@@ -75,7 +75,7 @@ def run(given: dict[str, Any]) -> tuple[RunOutcome, list[str]]:
 
 
 def checked(folder: RunFolder) -> pd.DataFrame:
-    """The trace of a run whose documented files are all there and sound."""
+    """The trace of a run. Checks that the documented files are all there and sound."""
     assert {path.name for path in folder.path.iterdir()} >= DOCUMENTED
     assert verify_manifest(folder.path) == []
     for name in ("trace", "region_map", "kv_block_lifecycle"):
@@ -90,7 +90,7 @@ def checked(folder: RunFolder) -> pd.DataFrame:
 
 
 def announced(folder: RunFolder) -> dict[str, list[tuple[int, int]]]:
-    """Where the engine says that weights, caches and activations lie."""
+    """The address ranges of weights, caches and activations, as the engine told them."""
     found: dict[str, list[tuple[int, int]]] = {}
     for record in read_events(folder.raw / "events.jsonl"):
         for start, end, kind in record.metadata.get("memory_ranges", ()):
@@ -102,14 +102,14 @@ def pages_of(spans: list[tuple[int, int]]) -> set[int]:
     return {page for start, end in spans for page in range(start >> 12, ((end - 1) >> 12) + 1)}
 
 
-# Without llama.cpp: which collector it is, and what is recorded whatever can run here.
+# Without llama.cpp: the choice of the collector, and the files with any collector.
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that passes as a model, and a ``llama_cpp`` that passes as its engine.
+    """A file in place of a model, and a fake package ``llama_cpp`` that accepts it.
 
-    Its weights lie where nothing is written, like the pages of a mapped file.
+    The fake never writes to its weights. llama.cpp does not either, because it maps the file.
     """
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
@@ -126,7 +126,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Has collectors say that they cannot run."""
+    """Returns a function that makes collectors say that they cannot run."""
 
     def leave_out(*names: str) -> None:
         for name in names:
@@ -161,7 +161,7 @@ def test_the_default_gives_its_files_whatever_can_run(tmp_path, fake, without, u
     assert bool(steps[-1]["reason"]) == before_memray
     assert any("tried before memray" in line for line in said) == before_memray
 
-    # Nobody wrote the weights: they are recorded as the engine tells them.
+    # No program wrote the weights, so their rows come from the ranges that the engine tells.
     spans = announced(folder)
     weights = trace[(trace.region_type == "weight") & (trace.op_type == "store")]
     assert set(weights.dso) == {DSO}
@@ -175,12 +175,13 @@ def test_the_default_gives_its_files_whatever_can_run(tmp_path, fake, without, u
     if used in ("page_faults", "write_sets"):
         seen = trace[trace.dso != DSO]
         assert set(seen[seen.region_type == "kv_cache"].address_page) <= pages_of(spans["kv_cache"])
-    # What else the program does is kept, and told.
+    # Other accesses of the program are rows of type unknown, and the user is told of them.
     assert bool(len(unknown)) == (used != "process_monitor")
     assert any("rows are unknown" in line for line in said) == (used != "process_monitor")
 
 
 def test_ranges_alone_live_from_the_load_to_the_release(tmp_path, fake, without):
+    """Without a collector of accesses, the engine's ranges are the only rows of the trace."""
     without("perf_mem", "page_faults", "write_sets", "memray")
     outcome, said = run(shorter(default(tmp_path, fake)))
     assert (outcome.collector, outcome.kind) == ("process_monitor", "allocations")
@@ -203,11 +204,11 @@ def test_memray_named_first_stays_first(tmp_path, fake):
     checked(RunFolder(Path(outcome.run_dir)))
 
 
-def test_a_policy_that_is_given_is_kept_to(tmp_path, fake, without):
+def test_the_given_policy_for_unknown_rows_is_used(tmp_path, fake, without):
     skip_unless_here("memray")
     without("perf_mem", "page_faults", "write_sets")
     given = shorter(default(tmp_path, fake))
-    # The rows of a program that allocates are enough, though few of them have a label.
+    # Few rows of this program have a label, but it has enough rows for min_sample_count.
     given["labeller"] |= {"unknown_policy": "log_and_skip", "min_sample_count": 1000}
     outcome, said = run(given)
     assert outcome.status == "finished", outcome.reason
@@ -223,7 +224,7 @@ def test_a_policy_that_is_given_is_kept_to(tmp_path, fake, without):
 
 @pytest.fixture(scope="session")
 def llama_cpp() -> Path:
-    """The folder of llama-cpp-python; the first test on a machine builds it."""
+    """The folder of llama-cpp-python. The first test on a machine builds it."""
     builder = ROOT / "packaging" / "build_llama_cpp.py"
     done = subprocess.run([sys.executable, builder], capture_output=True, text=True, check=False)
     if done.returncode == 1:
@@ -245,7 +246,7 @@ def environment(package: Path) -> dict[str, str]:
 
 
 def command(package: Path, *arguments: str | Path, **more: Any) -> str:
-    """What a Python command prints, which has llama-cpp-python."""
+    """The output of a Python command that can import llama-cpp-python."""
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         env=environment(package), capture_output=True, text=True, timeout=280, check=False, **more,
@@ -307,7 +308,7 @@ def test_the_demo_gives_its_files(llama_cpp, gguf, tmp_path, native):
 @pytest.mark.skipif(os.geteuid() != 0, reason="root becomes another user here")
 def test_the_default_experiment_gives_its_files_to_an_ordinary_user(llama_cpp, gguf):
     nobody = 65534
-    with tempfile.TemporaryDirectory() as folder:  # tmp_path is for root alone
+    with tempfile.TemporaryDirectory() as folder:  # only root may enter tmp_path
         base = Path(folder)
         package = shutil.copytree(llama_cpp, base / "package")
         shutil.copy(gguf, base / "tiny.gguf")
@@ -338,13 +339,14 @@ def test_rows_lie_where_llama_cpp_says(llama_cpp, gguf, tmp_path, monkeypatch, n
     folder = RunFolder(Path(outcome.run_dir))
     spans = announced(folder)
     assert sum(end - start for start, end in spans["weight"]) == weight_bytes()
-    # Keys and values of each layer; llama.cpp rounds the window up to 256 tokens of f16.
+    # Each layer has keys and values as f16. llama.cpp rounds the window up to 256 tokens.
     assert [end - start for start, end in spans["kv_cache"]] == 4 * [256 * 64 * 2]
     trace = checked(folder)
     for kind in NAMED:
         rows = trace[(trace.region_type == kind) & (trace.dso != DSO)]
         assert set(rows.address_page) <= pages_of(spans[kind])
-        # The kernel maps the file with all its pages; the rest may lie where Python's memory was.
+        # Weights may have no rows: the kernel maps many pages of the file in one fault. Caches and
+        # activations may have no page faults, if they reuse memory that Python had before.
         assert len(rows) or kind == "weight" or name == "page_faults"
 
 
@@ -355,7 +357,7 @@ def test_an_instrumented_llama_cpp_reads_each_weight_once_a_token(llama_cpp, tmp
     if libraries is None or b"libstrap-access" not in Path(libraries, "libllama.so").read_bytes():
         pytest.skip("LLAMA_CPP_LIB_PATH names no llama.cpp built as docs/ACCESS_TRACING.md says")
     monkeypatch.syspath_prepend(str(llama_cpp))
-    # The memory of 256 units a layer is large enough for the kernels that read no byte twice.
+    # With 256 units a layer, llama.cpp takes the kernels that read no byte twice.
     layers, width, vocabulary = 2, 256, 259
     write_llama(tmp_path / "model.gguf", layers, width)
     given = shorter(default(tmp_path, tmp_path / "model.gguf"), primary="access", fallback=None)
@@ -368,7 +370,7 @@ def test_an_instrumented_llama_cpp_reads_each_weight_once_a_token(llama_cpp, tmp
     steps = trace[trace.token_index > 0]
     moved = steps.groupby(["region_type", "op_type", "token_index"], observed=True).length_bytes
     bytes_of = moved.sum().unstack("token_index")
-    # With one embedding; keys and values of a token are f16, the whole window is looked at.
+    # A token reads one embedding. Its keys and values are f16, and it reads the whole window.
     one_embedding = weight_bytes(layers, width) - 4 * (vocabulary - 1) * width
     assert (bytes_of.loc["weight", "load"] == one_embedding).all()
     assert (bytes_of.loc["kv_cache", "store"] == layers * 2 * width * 2).all()

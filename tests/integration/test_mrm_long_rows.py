@@ -1,4 +1,4 @@
-"""Rows of a terabyte: memory goes by rows, not by the pages that they span."""
+"""Rows of a terabyte: memory grows with the rows, not with the pages that they span."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def peak():
 """
 
 TABLES = """
-tables(2**13)  # loads what there is to load
+tables(2**13)  # imports and allocates everything that a run needs
 before = peak()
 made, (region,) = tables(2**40)
 print(json.dumps({
@@ -71,7 +71,7 @@ print(json.dumps({"growth": peak() - before, "rows": made}))
 
 
 def told_by(program):
-    """What a process of its own prints at the end of a program."""
+    """Runs a program in a new process, and returns the JSON that it prints."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + program], capture_output=True, text=True, check=False
     )
@@ -79,7 +79,7 @@ def told_by(program):
     return json.loads(done.stdout)
 
 
-def test_memory_goes_by_rows():
+def test_memory_grows_with_the_rows():
     told = told_by(TABLES)
     assert told.pop("growth") < 64 << 20
     half = PAGES // 2
@@ -87,7 +87,8 @@ def test_memory_goes_by_rows():
         "pages": PAGES + half,
         "intervals": PAGES + half,
         "reads": 2 * PAGES,
-        # First accesses; the last row's first half is behind the other half of the pages.
+        # Bin 0 has the first accesses. For the first half of the last row, the other half of the
+        # pages lies between its two accesses.
         "reused": [PAGES + half, half, PAGES],
         "accesses": 3 * PAGES,
     }
@@ -122,7 +123,7 @@ def test_a_table_with_a_row_for_each_page_has_a_limit():
         (0, 2**40 + 1, r"length_bytes, row 0 of the trace: 1099511627777 bytes .*at most"),
     ],
 )
-def test_a_length_that_cannot_be_is_refused(address, length, message):
+def test_an_impossible_length_is_refused(address, length, message):
     row = {"timestamp_ns": 1, "address": address, "address_page": address >> 12,
            "op_type": "store", "length_bytes": length}  # fmt: skip
     with pytest.raises(InvalidArgumentError, match=message):

@@ -1,4 +1,4 @@
-"""What becomes of a run: files, figures, reports, archives; and what is said when it is no run."""
+"""The files, figures, reports and archives of runs, and the errors for folders that are no runs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def tables(trace) -> dict[str, pd.DataFrame]:
 
 
 def process_samples(n: int = 30) -> pd.DataFrame:
-    """What the process monitor saw of two processes that grow."""
+    """Samples of the process monitor of two processes that grow."""
     times = np.repeat(np.arange(1, n + 1) / 10, 2)
     return pd.DataFrame(
         {"t_s": times, "pid": [7, 8] * n, "rss_mb": 900 + 50 * times, "cpu_pct": 40.0 + times}
@@ -97,7 +97,7 @@ def process_samples(n: int = 30) -> pd.DataFrame:
 
 
 def metadata(run_id="run_1", *, model="tiny", context=128, rep=0, validity="clean", **more):
-    """What a run says of itself."""
+    """The metadata of a run."""
     return {
         "run_id": run_id,
         "created_at_utc": "2026-03-01T12:00:00+00:00",
@@ -135,7 +135,7 @@ def metadata(run_id="run_1", *, model="tiny", context=128, rep=0, validity="clea
 
 
 def export(folder: Path, trace: pa.Table, tables, **about):
-    """A run in a folder, as a runner leaves it."""
+    """Exports a run to a folder, as a runner does."""
     quick = {key: about.pop(key) for key in ("figures", "report", "formats") if key in about}
     told = metadata(folder.name, **about)
     return RunExporter(folder).export(
@@ -145,7 +145,7 @@ def export(folder: Path, trace: pa.Table, tables, **about):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, trace, tables) -> Path:
-    """A run with everything; copy it before changing it."""
+    """A run with all its files. Tests must not change it; `run_dir` is a copy."""
     folder = tmp_path_factory.mktemp("results") / "tiny" / "run_1"
     return export(folder, trace, tables).run_dir
 
@@ -156,11 +156,11 @@ def run_dir(finished, tmp_path) -> Path:
 
 
 def reference_names() -> set[str]:
-    """Of the ten tables."""
+    """The names of the ten tables."""
     return set(reference_tables(make_trace(tokens=1)))
 
 
-# ---- the imagined inference itself ------------------------------------------------------
+# ---- the synthetic trace ----------------------------------------------------------------
 
 
 def test_the_synthetic_trace_has_the_truth_that_it_states():
@@ -226,6 +226,7 @@ def test_a_manifest_names_every_file_with_size_and_digest(tmp_path):
 
 
 def test_a_manifest_of_chosen_files(tmp_path):
+    """A manifest may list chosen files, which must exist inside the folder."""
     (tmp_path / "a").write_bytes(b"a")
     (tmp_path / "b").write_bytes(b"b")
     files = build_manifest(tmp_path, "run_1", [tmp_path / "b"])["files"]
@@ -295,7 +296,7 @@ def entry(manifest, name):
         (lambda d: (d / "manifest.json").unlink(), "manifest.json", "missing"),
     ],
 )
-def test_each_difference_is_told(run_dir, damage, path, kind):
+def test_each_difference_is_reported(run_dir, damage, path, kind):
     assert verify_manifest(run_dir) == []
     damage(run_dir)
     found = verify_manifest(run_dir)
@@ -303,7 +304,7 @@ def test_each_difference_is_told(run_dir, damage, path, kind):
     assert str(found[0]).startswith(path)
 
 
-def test_all_differences_are_told_and_other_files_are_none(run_dir):
+def test_all_differences_are_reported_and_other_files_are_ignored(run_dir):
     (run_dir / "later.txt").write_text("made by hand")
     (run_dir / "metrics.csv").unlink()
     (run_dir / "metadata.json").write_text("{}")
@@ -340,7 +341,7 @@ def test_metrics_of_arrow_tables_are_those_of_frames(tables):
     pd.testing.assert_frame_equal(build_metrics_table(as_arrow), build_metrics_table(tables))
 
 
-def test_what_a_kind_of_trace_cannot_tell_is_missing(tables, tmp_path):
+def test_metrics_that_a_kind_of_trace_cannot_tell_are_missing(tables, tmp_path):
     less = {
         name: table if name.startswith("working_set") else table.iloc[:0]
         for name, table in tables.items()
@@ -358,7 +359,7 @@ def test_what_a_kind_of_trace_cannot_tell_is_missing(tables, tmp_path):
 
 
 def forms(trace: pa.Table):
-    """The same trace in every form that a user may have it in."""
+    """The same trace in every form that a user may have."""
     import polars
 
     frame = trace.to_pandas()
@@ -422,7 +423,7 @@ def test_the_kind_and_the_time_of_a_trace_stay_with_it(tmp_path):
     assert stated[b"mrm_trace_kind"] == b"first_touches"
 
 
-def test_what_a_trace_lacks_is_null_or_unknown_and_what_it_has_beside_follows(tmp_path):
+def test_missing_columns_are_null_or_unknown_and_further_columns_follow(tmp_path):
     needed = {
         "run_id": ["r"], "sample_id": [0], "timestamp_ns": [5], "address": [2**63 + 4096],
         "address_page": [2**51 + 1], "op_type": ["load"], "remark": ["kept"],
@@ -446,7 +447,7 @@ def test_what_a_trace_lacks_is_null_or_unknown_and_what_it_has_beside_follows(tm
         ),
     ],
 )
-def test_what_is_no_trace_is_named_and_leaves_the_old_file(tmp_path, trace, change, said):
+def test_an_invalid_trace_is_refused_and_leaves_the_old_file(tmp_path, trace, change, said):
     before = export_trace(trace, tmp_path).read_bytes()
     with pytest.raises(InvalidArgumentError, match=said):
         export_trace(change(trace), tmp_path)
@@ -462,6 +463,7 @@ def test_an_empty_trace_has_its_columns(tmp_path, trace):
 
 
 def test_region_maps_and_kv_lifecycles(tmp_path):
+    """Region maps and lifecycles of caches come back from Parquet as they were."""
     assert pq.read_table(export_region_map([REGION], tmp_path)).to_pylist() == [REGION]
     assert pq.read_table(export_kv_lifecycle([BLOCK], tmp_path)).to_pylist() == [BLOCK]
     frame = pd.DataFrame([BLOCK])  # evict_ns is an object column of None
@@ -487,7 +489,7 @@ def test_a_summary_tells_extent_and_kv_growth():
     summary = summarise_trace(trace.to_reader(max_chunksize=7))
     assert summary.kind is Kind.ACCESSES
     assert summary.rows == trace.num_rows
-    assert summary.span_s == pytest.approx(30.002)  # the last activation ends behind the window
+    assert summary.span_s == pytest.approx(30.002)  # the last activation ends after the window
     load = summary.extent.set_index(["phase", "region_type"]).loc[("weight_load", "weight")]
     assert load.to_dict() == {
         "n_rows": 4, "loads": 0, "stores": 4, "first_ns": 10**9, "last_ns": 10**9,
@@ -499,13 +501,13 @@ def test_a_summary_tells_extent_and_kv_growth():
     assert growth["unique_pages"].tolist() == [16, 18, 20, 22, 24]  # keys and values
     assert growth["working_set_bytes"].tolist() == [4096 * n for n in (16, 18, 20, 22, 24)]
     assert growth["live_bytes"].tolist()[:-1] == [4096 * n for n in (16, 18, 20, 22)]
-    assert np.isnan(growth["live_bytes"].iloc[-1])  # nobody loads it again
+    assert np.isnan(growth["live_bytes"].iloc[-1])  # no later step loads the cache
     assert growth["read_bytes"].tolist() == growth["working_set_bytes"].tolist()
     assert growth["written_bytes"].tolist() == [65536, 8192, 8192, 8192, 8192]
 
 
 def kv_rows(*rows):
-    """Accesses to a KV cache: time, operation, region, page, pages, token."""
+    """Accesses to a KV cache. Each row has a time, operation, region, page, pages and token."""
     return pa.Table.from_pylist(
         [
             {
@@ -519,7 +521,7 @@ def kv_rows(*rows):
 
 
 def test_a_cache_that_is_copied_for_each_token_grows_by_what_it_holds():
-    """The new cache may lie where the last but one was: pages of a step say little."""
+    """The new cache may reuse the pages of the one before the last, so pages alone say little."""
     growth = summarise_trace(
         kv_rows(
             (10, "store", 1, 100, 4, 0), (11, "load", 1, 100, 4, 0),
@@ -544,12 +546,15 @@ def test_each_generation_begins_anew():
 
 @pytest.mark.parametrize("kind", [Kind.WRITE_SETS, Kind.FIRST_TOUCHES, Kind.ALLOCATIONS])
 def test_only_accesses_tell_how_a_cache_grows(kind):
-    """A release is written as a load, and a write set has no loads: neither is a cache in use."""
+    """Other kinds have no loads of a cache in use.
+
+    Traces of allocations write a release as a load, and write sets have no loads.
+    """
     assert summarise_trace(make_trace(kind=kind)).kv_growth.empty
     assert not summarise_trace(make_trace()).kv_growth.empty
 
 
-def test_a_cache_grows_to_the_byte_where_rows_have_lengths():
+def test_a_cache_grows_to_the_byte_if_rows_have_lengths():
     trace = make_trace(prompt_tokens=8, tokens=4, layers=1, kv_bytes_per_token=96)
     growth = summarise_trace(trace).kv_growth
     assert growth["live_bytes"].diff().dropna().unique().tolist() == [2 * 96]
@@ -590,7 +595,7 @@ def test_every_figure_is_drawn_in_every_format(trace, tables, tmp_path):
         assert path.read_bytes().startswith({".pdf": b"%PDF", ".svg": b"<?xml"}[path.suffix])
     pdf = (tmp_path / "working_set.pdf").read_bytes()
     assert b"/Type3" not in pdf and b"/Type 3" not in pdf
-    assert "kv_cache" in (tmp_path / "retention_cdf.svg").read_text()  # text stays text
+    assert "kv_cache" in (tmp_path / "retention_cdf.svg").read_text()  # SVG keeps text as text
 
 
 def test_the_ten_tables_alone_give_the_documented_figures(tables, tmp_path):
@@ -649,7 +654,7 @@ def test_odd_traces_are_drawn_too(spec, shape, tmp_path, recwarn):
 
 
 def texts_of(figure) -> list[Text]:
-    """What can be read in a figure; of the ticks those that the axes show."""
+    """The visible texts of a figure, without ticks outside of the axes' limits."""
     found = [*figure.texts]
     for axes in figure.axes:
         found += [*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label]
@@ -729,7 +734,7 @@ def test_figures_can_be_drawn_in_threads(tables, tmp_path):
     def draw(number):
         try:
             generate_all_figures(ten, tmp_path / str(number))
-        except Exception as error:  # a thread's error must reach the test
+        except Exception as error:  # pass a thread's error on to the test
             failures.append(error)
 
     threads = [threading.Thread(target=draw, args=(n,)) for n in range(3)]
@@ -767,10 +772,12 @@ def test_region_types_keep_their_colours_and_can_be_told_apart():
     ],
 )  # fmt: skip
 def test_seconds(value, told):
+    """Durations are printed with the fitting unit."""
     assert units.seconds(value) == told
 
 
 def test_sizes_counts_and_ratios():
+    """Sizes, counts and ratios are printed with few digits."""
     assert [units.size(n) for n in (0, 512, 4096, 1.5 * 2**30, 2**20 - 1)] == [
         "0 B", "512 B", "4 KiB", "1.5 GiB", "1 MiB",
     ]  # fmt: skip
@@ -782,7 +789,7 @@ def test_sizes_counts_and_ratios():
     ]  # fmt: skip
 
 
-def test_the_processor_s_share_of_a_moment_is_left_out(tmp_path):
+def test_the_processor_s_share_of_a_short_interval_is_left_out(tmp_path):
     samples = process_samples(20)
     end = samples.t_s.max() + 0.001
     last = pd.DataFrame({"t_s": [end], "pid": [7], "rss_mb": [5000.0], "cpu_pct": [900.0]})
@@ -805,7 +812,7 @@ def verdict(region_type, **shape):
     return next(one for one in found if one.region_type == region_type)
 
 
-def test_weights_are_told_with_their_numbers():
+def test_the_verdict_of_weights_has_their_numbers():
     found = verdict("weight", weight_window_s=12.3, tokens=44)
     assert found.suitability == "high_mrm"
     assert found.sentence == (
@@ -841,7 +848,7 @@ def test_the_kv_cache_grows():
     assert "grown from 64 KiB to 88 KiB over 4 steps" in found.sentence
 
 
-def test_what_cannot_be_told_is_not_told(tables):
+def test_a_verdict_has_only_the_numbers_of_the_given_tables(tables):
     only_pages = {"working_set_summary": tables["working_set_summary"]}
     found = verdicts(only_pages, 1.0)
     assert [one.region_type for one in found] == ["weight", "kv_cache", "activation", "runtime"]
@@ -890,7 +897,7 @@ def test_a_trace_that_is_already_there_is_not_written_again(tmp_path, trace, tab
     assert verify_manifest(tmp_path) == []
 
 
-def test_a_trace_that_should_be_there_and_is_not(tmp_path, tables):
+def test_a_trace_that_should_be_there_and_is_missing(tmp_path, tables):
     with pytest.raises(FileNotFoundError, match=r"trace\.parquet"):
         RunExporter(tmp_path).export(None, [], [], tables, trace_already_written=True)
 
@@ -921,13 +928,14 @@ def test_an_interrupted_export_leaves_no_manifest(run_dir, trace, tables, broken
     assert [one.kind for one in verify_manifest(run_dir)] == ["missing"]
 
 
-def test_an_export_once_more_replaces_the_first(run_dir, tables, trace):
+def test_a_second_export_replaces_the_first(run_dir, tables, trace):
     export(run_dir, trace.slice(0, 50), tables, figures=False, report=False)
     assert verify_manifest(run_dir) == []
     assert pq.read_table(run_dir / "trace.parquet").num_rows == 50
 
 
 def test_numbers_that_json_does_not_know_become_null(tmp_path, trace, tables):
+    """NaN becomes null. Types of numpy, paths and enums become the fitting JSON types."""
     told = {"mean": float("nan"), "n": np.int64(3), "where": Path("x"), "kind": Kind.ACCESSES}
     RunExporter(tmp_path).export(trace, [], [], tables, metadata=told, figures=False, report=False)
     found = json.loads((tmp_path / "metadata.json").read_text())
@@ -941,7 +949,7 @@ VOID = {"meta", "br", "img", "link", "input", "hr", "wbr", "path", "use", "rect"
 
 
 class Page(html.parser.HTMLParser):
-    """What a browser would see: elements with their attributes, and text."""
+    """The elements of a page with their attributes, and its text."""
 
     def __init__(self, text: str):
         super().__init__(convert_charrefs=True)
@@ -972,7 +980,7 @@ class Page(html.parser.HTMLParser):
 
 
 def check_page(text: str) -> Page:
-    """A page is well formed, needs no other file, and runs nothing."""
+    """Checks that a page is well formed, needs no other file, and runs no script."""
     page = Page(text)
     tags = {tag for tag, _ in page.elements}
     assert not tags & {"script", "img", "iframe", "object", "embed", "link", "form", "base"}
@@ -1001,7 +1009,7 @@ def test_a_report_tells_the_whole_run(finished):
     ):  # fmt: skip
         assert said in page.text, said
     drawn = [attributes for tag, attributes in page.elements if tag == "svg"]
-    assert len(drawn) == len(FIGURES) - 1  # no process monitor ran beside it
+    assert len(drawn) == len(FIGURES) - 1  # without the figure of the process monitor
     assert all(attributes["aria-label"] for attributes in drawn)
 
 
@@ -1014,7 +1022,7 @@ def test_a_report_written_later_is_the_same(run_dir, tmp_path):
     assert elsewhere.read_bytes() == at_export
 
 
-def test_tables_that_are_not_there_come_from_the_trace(run_dir):
+def test_missing_tables_are_computed_from_the_trace(run_dir):
     shutil.rmtree(run_dir / "tables")
     pages = load_run(run_dir).tables["working_set_summary"]
     assert set(pages["region_type"]) == {"weight", "kv_cache", "activation", "runtime"}
@@ -1025,7 +1033,7 @@ def test_the_figures_of_a_report_follow_the_page(finished):
     svg = text[text.index("<svg") : text.rindex("</svg>")]
     assert "var(--weight)" in svg and "var(--ink)" in svg
     assert drawing.color("weight") not in svg
-    assert "<text" in svg  # which the page's font applies to, and people can find
+    assert "<text" in svg  # text has the page's font and can be searched for
 
 
 def test_every_name_is_escaped(tmp_path, trace, tables):
@@ -1152,8 +1160,10 @@ def test_the_experiment_of_a_report_can_be_run(finished, tmp_path):
 
 @pytest.fixture(scope="module")
 def sweep_dir(tmp_path_factory) -> Path:
-    """Two contexts, two repetitions each; of the longer ones the second is contaminated; one
-    was interrupted, one has no trace.
+    """A sweep with two context lengths and two repetitions of each.
+
+    The second run with the longer context is contaminated. Of two further runs, one was interrupted
+    and one has no trace.
     """
     results = tmp_path_factory.mktemp("sweep") / "results"
     for context, rep, window, validity in (
@@ -1175,7 +1185,7 @@ def sweep_dir(tmp_path_factory) -> Path:
     return results
 
 
-def test_a_sweep_aggregates_what_counts_and_lists_the_rest(sweep_dir):
+def test_a_sweep_aggregates_the_runs_that_count_and_lists_the_others(sweep_dir):
     sweep = load_sweep(sweep_dir)
     assert [run.run_id for run in sweep.runs] == ["ctx128_rep0", "ctx128_rep1", "ctx512_rep0"]
     reasons = {one.run_id: one.reason for one in sweep.left_out}
@@ -1194,11 +1204,11 @@ def test_a_sweep_aggregates_what_counts_and_lists_the_rest(sweep_dir):
     assert weight["suitability"].tolist() == ["high_mrm", "high_mrm"]
 
 
-def test_groups_are_as_asked_for(sweep_dir):
+def test_runs_can_be_grouped_by_chosen_columns(sweep_dir):
     by_type = load_sweep(sweep_dir, ["region_type"]).aggregates.set_index("region_type")
     assert by_type.index.tolist() == ["weight", "kv_cache", "activation", "runtime"]
     assert by_type.loc["weight", "n_runs"] == 3
-    assert by_type.loc["weight", "retention_p99_s_max"] == 20.0  # not the contaminated 99
+    assert by_type.loc["weight", "retention_p99_s_max"] == 20.0  # the contaminated run has 99
     assert by_type.loc["kv_cache", "suitability"] == "high_mrm"
     with pytest.raises(ValueError, match="'weather' is none of region_type, model"):
         load_sweep(sweep_dir, ["weather"])
@@ -1242,7 +1252,7 @@ def test_groups_that_mix_runs_say_so(sweep_dir, tmp_path):
     assert "Groups mix runs of different context_length" in check_page(path.read_text()).text
 
 
-def test_a_sweep_in_which_nothing_counts_has_a_report(tmp_path, trace, tables):
+def test_a_sweep_without_a_run_that_counts_has_a_report(tmp_path, trace, tables):
     results = tmp_path / "results"
     export(results / "run_1", trace, tables, validity="contaminated", figures=False)
     text = check_page(write_sweep_report(results, tmp_path / "out").read_text()).text
@@ -1287,6 +1297,7 @@ def card_of(folder: Path) -> dict:
 
 
 def test_a_hugging_face_data_set(sweep_dir, tmp_path):
+    """The export has a card whose configurations name existing files."""
     result = export_hf(sweep_dir, tmp_path / "hf", license="cc-by-4.0")
     assert result.runs == ["ctx128_rep0", "ctx128_rep1", "ctx512_rep0", "ctx512_rep1", "untraced"]
     assert result.left_out == {"ctx512_rep2": "not finished (interrupted: Ctrl-C)"}
@@ -1331,6 +1342,7 @@ def test_archives_of_the_same_runs_are_the_same(sweep_dir, tmp_path):
 
 
 def test_an_archive_for_zenodo(sweep_dir, tmp_path):
+    """The zip has metadata for Zenodo and a checksum of each file."""
     result = export_zenodo(sweep_dir, tmp_path / "dist", license="cc-by-4.0")
     assert result.path == tmp_path / "dist" / "minimal.zip"
     with zipfile.ZipFile(result.path) as archive:
@@ -1356,7 +1368,7 @@ def test_an_archive_for_zenodo(sweep_dir, tmp_path):
     assert not any("ctx512_rep2" in name for name in stated)
 
 
-def test_raw_files_go_along_where_they_are_wanted(run_dir, tmp_path):
+def test_raw_files_are_packed_on_request(run_dir, tmp_path):
     (run_dir / "raw").mkdir()
     (run_dir / "raw" / "perf_script.txt").write_text("a line\n" * 1000)
     without = export_zenodo(run_dir, tmp_path / "a.zip")
@@ -1368,9 +1380,7 @@ def test_raw_files_go_along_where_they_are_wanted(run_dir, tmp_path):
 
 
 @pytest.mark.parametrize("pack", [export_hf, export_zenodo])
-def test_a_run_that_is_not_its_manifest_is_refused_before_a_byte_is_written(
-    run_dir, tmp_path, pack
-):
+def test_a_run_that_differs_from_its_manifest_is_not_packed(run_dir, tmp_path, pack):
     (run_dir / "trace.parquet").write_bytes(b"PAR1")
     with pytest.raises(ManifestError, match=r"trace\.parquet: its size is 4 bytes") as caught:
         pack(tmp_path / "tiny", tmp_path / "out.zip")
@@ -1396,6 +1406,7 @@ def test_a_folder_that_holds_something_is_not_overwritten(finished, tmp_path):
 
 
 def test_an_export_follows_no_link_beside_its_folder(finished, tmp_path):
+    """A link under the name that the export might use while it writes is left alone."""
     mine = tmp_path / "mine"
     mine.mkdir()
     (tmp_path / "hf.partial").symlink_to(mine)
@@ -1404,7 +1415,7 @@ def test_an_export_follows_no_link_beside_its_folder(finished, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "hf.partial", "mine"]
 
 
-def test_names_in_a_card_are_names(tmp_path, trace, tables):
+def test_names_in_a_card_are_escaped(tmp_path, trace, tables):
     name = "<script>|`x`"
     told = metadata(name, model="a | b <img src=x>")
     told["experiment"] = {"name": "---\nlicense: mit\n---", "description": "# not a heading\n<b>"}

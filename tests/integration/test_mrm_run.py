@@ -1,4 +1,4 @@
-"""Runs from an experiment file to a folder of results, through the command."""
+"""Runs with the command `mrm-trace`, from an experiment file to a folder of results."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def config(base: Path, **sections) -> ExperimentConfig:
 
 
 def command(*arguments) -> tuple[int, str, str]:
-    """Runs ``mrm-trace`` here; its exit code, output and errors."""
+    """Runs ``mrm-trace`` in this process. Returns its exit code, output and errors."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         with pytest.raises(SystemExit) as ended:
@@ -95,7 +95,7 @@ def folders(base: Path) -> list[RunFolder]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """An experiment that ran once, its outcome as the command tells it, and its folder."""
+    """The file of an experiment that ran once, the outcome that the command told, the folder."""
     base = tmp_path_factory.mktemp("finished")
     path = written(base, sweep={"context_lengths": [16], "output_tokens": [6], "batch_sizes": [2]})
     code, out, _ = command("run", "--config", path, "--json")
@@ -148,7 +148,7 @@ def test_no_weight_is_stored_in_the_generation(finished):
         for record in read_events(folder.raw / "events.jsonl")
     )
     rotary = stored.length_bytes.sum() - expected
-    assert 0 <= rotary < 1024  # the table of the position embedding is a buffer, no parameter
+    assert 0 <= rotary < 1024  # the table of the position embedding, which is a buffer
 
 
 def test_the_cache_grows_with_the_tokens(finished):
@@ -158,7 +158,7 @@ def test_the_cache_grows_with_the_tokens(finished):
     held = cache.groupby("token_index").length_bytes.sum()
     heads, size, layers, batch = 2, 16, 2, 2
     for token in range(1, 6):
-        # What is stored anew for a token is the whole cache, a token longer.
+        # For each token the whole cache is stored again, one token longer.
         assert held[token] >= 2 * layers * batch * heads * size * 4 * (16 + token)
     assert held.iloc[1:].is_monotonic_increasing
 
@@ -186,14 +186,14 @@ def test_the_metadata_tell_what_ran_and_what_it_cost(finished):
     assert told["hardware"]["memory_bytes"] > 0
 
 
-def test_the_process_monitor_is_always_beside(finished):
+def test_the_process_monitor_always_runs_too(finished):
     _, _, folder = finished
     samples = pd.read_csv(folder.raw / "process_samples.csv")
     assert set(samples.pid) == {os.getpid()}
     assert (samples.rss_mb > 0).all()
 
 
-def test_what_has_finished_is_not_run_again(finished):
+def test_a_finished_run_is_not_run_again(finished):
     path, _, folder = finished
     before = sorted(folder.path.parent.iterdir())
     code, out, _ = command("run", "--config", path, "--json")
@@ -204,7 +204,7 @@ def test_what_has_finished_is_not_run_again(finished):
     assert json.loads(out)["runs"][0]["finished_as"] == folder.run_id
 
 
-# What is made of results.
+# Commands that read results.
 
 
 def test_analyse_computes_the_tables_anew(finished, tmp_path):
@@ -254,7 +254,7 @@ def test_report_is_one_page_over_all_runs(finished, tmp_path):
     assert folder.run_id in page.read_text(encoding="utf-8")
 
 
-def test_report_says_which_runs_do_not_count(finished, tmp_path):
+def test_report_lists_the_runs_that_do_not_count(finished, tmp_path):
     _, _, folder = finished
     shutil.copytree(folder.path, tmp_path / "results" / "tiny" / folder.run_id)
     broken = RunFolder(tmp_path / "results" / "tiny" / "broken")
@@ -290,7 +290,7 @@ def test_each_export_has_its_own_place(finished, tmp_path, monkeypatch):
         assert any((tmp_path / "dist" / name).iterdir())
 
 
-def test_export_says_what_it_made_and_what_it_left_out(finished, tmp_path):
+def test_export_lists_what_it_made_and_what_it_left_out(finished, tmp_path):
     _, _, folder = finished
     shutil.copytree(folder.path, tmp_path / "results" / folder.run_id)
     RunFolder(tmp_path / "results" / "broken").mark("failed", "no space")
@@ -332,7 +332,7 @@ def test_a_sweep_goes_on_where_it_ended(tmp_path):
 def test_force_runs_again_beside_the_earlier(tmp_path):
     path = written(tmp_path)
     assert command("run", "--config", path)[0] == ExitCode.OK
-    time.sleep(1.1)  # names have the second
+    time.sleep(1.1)  # the names of runs have a resolution of one second
     code, _, _ = command("run", "--config", path, "--force", "--only", "rep0")
     assert code == ExitCode.OK
     assert [folder.defect() for folder in folders(tmp_path)] == [None, None]
@@ -351,7 +351,7 @@ def test_a_run_that_fails_is_marked_and_the_sweep_goes_on(tmp_path):
     assert folders(tmp_path)[0].defect() is None
 
 
-def test_too_few_rows_are_no_run(tmp_path):
+def test_a_run_with_too_few_rows_fails(tmp_path):
     path = written(tmp_path, labeller={"min_sample_count": 10**9})
     code, out, _ = command("run", "--config", path, "--json")
     (run,) = json.loads(out)["runs"]
@@ -361,6 +361,7 @@ def test_too_few_rows_are_no_run(tmp_path):
 
 
 def test_other_codecs_and_no_figures(tmp_path):
+    """An experiment may choose the codec of its Parquet files, and have no figures."""
     import pyarrow.parquet as pq
 
     output = {
@@ -377,7 +378,7 @@ def test_other_codecs_and_no_figures(tmp_path):
         assert chunk.compression == "SNAPPY"
 
 
-# Which collector.
+# The choice of the collector.
 
 
 def skip_unless_absent(kind: CollectorType) -> None:
@@ -406,7 +407,7 @@ def test_each_step_of_a_fallback_is_explained(tmp_path):
     assert told["collector"]["fallback_reason"] == first["reason"]
 
 
-def test_no_collector_at_all_is_3(tmp_path):
+def test_without_a_collector_the_exit_code_is_3(tmp_path):
     skip_unless_absent(CollectorType.PERF_MEM)
     path = written(
         tmp_path, collector={"primary": "perf_mem", "fallback": None, "fallback_2": None}
@@ -446,7 +447,7 @@ def test_collectors_from_outside_see_the_model_s_own_addresses(tmp_path, kind):
             sweep={"context_lengths": [64], "output_tokens": [100]},
             collector={
                 "primary": kind.value, "fallback": None, "fallback_2": None,
-                # Many looks at the caches of many tokens: each lives for a token.
+                # Each token's cache lives for one token, so look often at many tokens.
                 "write_sets": {"interval_ms": 10},
             },
         )
@@ -461,11 +462,11 @@ def test_collectors_from_outside_see_the_model_s_own_addresses(tmp_path, kind):
     assert cached
     trace = pd.read_parquet(run.trace)
     pages = trace[trace.region_type == "weight"].address_page.to_numpy()
-    # Each page of a large weight was written once at least, by the load.
+    # Loading wrote each page of a large weight at least once.
     start, end = max(weights, key=lambda span: span[1] - span[0])
     inside = np.arange((start >> 12) + 1, end >> 12)
     assert np.isin(inside, pages).mean() > 0.5
-    # Nothing else that was touched while they were loaded is called a weight.
+    # No other page that was touched while the weights were loaded is called a weight.
     first, last = np.array([(start >> 12, (end - 1) >> 12) for start, end in weights]).T
     assert all(((first <= page) & (page <= last)).any() for page in np.unique(pages))
     if kind is CollectorType.WRITE_SETS:
@@ -487,7 +488,7 @@ def test_memray_watches_a_child(tmp_path):
     assert outcome.status == "finished", outcome.reason
     assert outcome.kind == "allocations"
     assert outcome.rows > 0
-    # Nearly all that it sees is Python's own, so what the tables say of the model does not count.
+    # Nearly all its rows are Python's own memory, so the tables say little about the model.
     known = RunFolder(Path(outcome.run_dir)).metadata()
     assert outcome.label_coverage == known["labels"]["coverage"]
     assert outcome.label_coverage["rows"] < 0.9
@@ -500,6 +501,7 @@ def test_memray_watches_a_child(tmp_path):
 
 
 def test_without_telemetry_labels_alone_leave_a_run_out(tmp_path):
+    """A run with few labels is contaminated, also if telemetry was off."""
     skip_unless_here(CollectorType.MEMRAY)
     telemetry = {"capture": False}
     memray = {
@@ -520,7 +522,7 @@ def test_without_telemetry_labels_alone_leave_a_run_out(tmp_path):
 
 
 def test_the_phase_of_the_load_makes_no_row_a_weight(tmp_path):
-    """A process touches much while it loads a model; without addresses nothing is a weight."""
+    """A process touches much memory while it loads a model. Only addresses show the weights."""
     pages = np.arange(50, dtype=np.uint64) << np.uint64(12)
     touches = make_batch(
         arrow_schema(Kind.FIRST_TOUCHES), "touches", 0,
@@ -539,12 +541,12 @@ def test_the_phase_of_the_load_makes_no_row_a_weight(tmp_path):
     assert metadata["labels"]["coverage"] == {"rows": 0.0, "bytes": 0.0}
 
 
-# Runs that break off.
+# Runs that are interrupted.
 
 
 @pytest.fixture
 def running(tmp_path, request):
-    """``mrm-trace run`` in a process of its own, in the middle of many generations."""
+    """A process of ``mrm-trace run``, in the middle of many generations."""
     kind = getattr(request, "param", CollectorType.TORCH)
     skip_unless_here(kind)
     (tmp_path / "prompts.txt").write_text("a prompt\n" * 200, encoding="utf-8")
@@ -554,7 +556,7 @@ def running(tmp_path, request):
         telemetry={"baseline_duration_s": 0.1, "paired_untraced_run": False},
         collector={
             "primary": kind.value, "fallback": None, "fallback_2": None,
-            "write_sets": {"interval_ms": 60_000},  # it looks once: when it is stopped
+            "write_sets": {"interval_ms": 60_000},  # the only look comes when it is stopped
         },
     )  # fmt: skip
     process = subprocess.Popen(
@@ -608,7 +610,7 @@ def test_a_signal_keeps_the_raw_data_and_says_so(running, number, tmp_path):
     (told,) = json.loads(out)["runs"]
     assert code == ExitCode.OK
     assert "weight" in {row["region_type"] for row in told["tables"]["working_set_summary"]}
-    assert folder.defect() == defect  # it stays what it was: no finished run
+    assert folder.defect() == defect  # analysing does not make it a finished run
     assert folder.metadata()["parameters"]["model"]["id"] == "tiny"
     report = (folder.path / "report.html").read_text(encoding="utf-8")
     assert "This run did not come to its end (interrupted: " in report
@@ -643,8 +645,8 @@ def test_a_killed_run_is_incomplete_and_its_trace_is_that_up_to_the_kill(running
     assert spool.exists(), "raw data stay"
     assert folder.defect() == defect
 
-    # All rows have labels, and yet it is not clean: what watching cost was in the memory of the
-    # process that was killed.
+    # All rows have labels, but the run has no class: the cost of watching was only in the memory of
+    # the killed process.
     metadata = folder.metadata()
     assert metadata["labels"]["coverage"] == {"rows": 1.0, "bytes": 1.0}
     assert metadata["run_validity"] is told["validity"] is None
@@ -661,7 +663,10 @@ def test_a_killed_run_is_incomplete_and_its_trace_is_that_up_to_the_kill(running
 
 @pytest.fixture
 def tracefs():
-    """Tracepoints, which leave text of a killed run; perf leaves a file that it did not finish."""
+    """Mounts tracefs for tracepoints.
+
+    A killed run with tracepoints leaves text that can be read. perf would leave an unfinished file.
+    """
     place = Path("/sys/kernel/tracing")
     if (place / "trace_pipe").exists():
         yield
@@ -680,7 +685,10 @@ def tracefs():
 @pytest.mark.usefixtures("tracefs")
 @pytest.mark.parametrize("running", [CollectorType.PAGE_FAULTS], indirect=True, ids=str)
 def test_a_killed_run_with_few_labels_is_contaminated(running, tmp_path):
-    """The pages of Python around a tiny model have no type, whatever watching them cost."""
+    """Most pages belong to Python around the tiny model, and have no type.
+
+    This is enough to class the run, although its telemetry is lost.
+    """
     process, _ = running
     (folder,) = folders(tmp_path)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -704,7 +712,7 @@ def test_a_killed_run_with_few_labels_is_contaminated(running, tmp_path):
 
 
 class BrokenOff(SweepListener):
-    """A run is interrupted when it comes to a stage."""
+    """Interrupts a run when it comes to a stage."""
 
     def __init__(self, at):
         self.at = at
@@ -715,7 +723,7 @@ class BrokenOff(SweepListener):
 
 
 @pytest.mark.parametrize("at", ["labelling", "analysing"])
-def test_a_run_has_its_class_when_its_labels_are_known_and_not_before(tmp_path, at):
+def test_a_run_is_classed_once_its_labels_are_known(tmp_path, at):
     with pytest.raises(KeyboardInterrupt):
         run_sweep(config(tmp_path), listener=BrokenOff(at))
     (folder,) = folders(tmp_path)
@@ -733,9 +741,9 @@ def test_a_run_has_its_class_when_its_labels_are_known_and_not_before(tmp_path, 
 
 
 @pytest.mark.parametrize("kib", [2, 20], ids=["at the start", "while collecting"])
-def test_a_disk_that_is_full_is_a_failed_run_that_says_so(tmp_path, kib):
+def test_a_run_on_a_full_disk_fails_and_says_so(tmp_path, kib):
     path = written(tmp_path)
-    # A limit on the size of files stands for the end of a disk.
+    # A limit on the size of files has the effect of a full disk.
     limited = (
         "import resource, sys; from llm_instrumentation.cli import mrm_trace; "
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({kib} << 10, {kib} << 10)); "
@@ -762,7 +770,7 @@ def test_a_folder_that_cannot_be_made_is_a_failed_run(tmp_path):
     assert "/proc/results" in run["reason"]
 
 
-# What people read first.
+# The first examples for users.
 
 
 def test_the_smallest_experiment_runs_as_the_readme_says(tmp_path, monkeypatch):
@@ -774,20 +782,20 @@ def test_the_smallest_experiment_runs_as_the_readme_says(tmp_path, monkeypatch):
     metrics = pd.read_csv(Path(run["run_dir"]) / "metrics.csv").set_index("region_type")
     assert metrics.loc["weight", "write_once_ratio_mean"] == 1.0
     assert metrics.loc["weight", "retention_p50_s"] > metrics.loc["activation", "retention_p99_s"]
-    # Keys and values of a token: 2 layers, 8 heads of 128 floats.
+    # A token has keys and values, in 2 layers with 8 heads of 128 floats.
     growth = pd.read_parquet(Path(run["run_dir"]) / "tables" / "kv_growth.parquet")
     per_token = 2 * 2 * 8 * 128 * 4
     assert growth.live_bytes.iloc[0] == 128 * per_token
     assert set(growth.live_bytes.diff().dropna()) == {per_token}
     text = html.unescape(Path(run["report"]).read_text(encoding="utf-8"))
-    text = text.replace("\u202f", " ")  # a narrow space binds a number to its unit
+    text = text.replace("\u202f", " ")  # a narrow no-break space stands before each unit
     of_the_run = r"\((the run's length|[\d.]+ % of the run's [\d.]+ m?s)\)"
     assert re.search(
         rf"Written once, read \S+ times per write, retained \S+ m?s {of_the_run}", text
     )
     assert "grown from 2 MiB to 2.47 MiB over 31 steps" in text
-    assert "tokens/s untraced" in text  # not those of the run that the tracer slowed
-    ways = run["ways_to_clean"]  # none on a machine that does nothing else
+    assert "tokens/s untraced" in text  # the speed of the run without a tracer
+    ways = run["ways_to_clean"]  # empty on an otherwise idle machine
     assert all(way in text for way in ways)
     assert (run["validity"] == "clean") == (ways == [])
     assert re.search(rf"retained \S+ [mµ]s at the median and \S+ [mµ]?s at p99 {of_the_run}", text)
@@ -804,7 +812,7 @@ def test_a_demo_without_its_model_says_how_to_get_it(tmp_path, monkeypatch, caps
 
 
 @pytest.mark.parametrize("flag", ["--ctx", "--tokens"])
-def test_a_demo_refuses_lengths_that_are_none(capsys, flag):
+def test_a_demo_refuses_lengths_below_1(capsys, flag):
     with pytest.raises(SystemExit):
         demo("demo_tinyllama", flag, "-5")
     assert f"argument {flag}: -5 is below 1" in capsys.readouterr().err
@@ -855,7 +863,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_one(path):
+def test_a_notebook_is_valid(path):
     nbformat = pytest.importorskip("nbformat")
     nbformat.validate(nbformat.read(path, as_version=4))
 
@@ -876,6 +884,7 @@ def test_a_notebook_runs_and_was_saved_without_outputs(tmp_path, monkeypatch, pa
 
 
 def test_experiments_from_python(tmp_path):
+    """An Experiment validates, runs, analyses and reports from Python."""
     wanted = Experiment(config(tmp_path))
     assert wanted.validate()
     (outcome,) = wanted.run()
@@ -885,7 +894,7 @@ def test_experiments_from_python(tmp_path):
     assert wanted.report(tmp_path / "reports").is_file()
 
 
-def test_a_cache_with_too_many_pages_for_a_table_loses_that_table_alone(tmp_path):
+def test_a_cache_with_too_many_pages_for_a_table_loses_only_that_table(tmp_path):
     row = {"run_id": "r", "sample_id": 0, "timestamp_ns": 0, "address": 1 << 40,
            "address_page": 1 << 28, "op_type": "store", "region_type": "kv_cache", "region_id": 2,
            "length_bytes": 65 << 30}  # fmt: skip
@@ -903,12 +912,12 @@ def test_a_cache_with_too_many_pages_for_a_table_loses_that_table_alone(tmp_path
     assert not verify_manifest(tmp_path)
 
 
-def test_regions_with_new_ids_are_told(tmp_path):
+def test_a_run_warns_of_regions_with_new_ids(tmp_path):
     rows = [
         {"run_id": "r", "sample_id": number, "timestamp_ns": number, "address": page << 12,
          "address_page": page, "op_type": "store", **more}
         for number, (page, more) in enumerate([
-            (1, {"symbol": "malloc"}),  # runtime, counted: 2
+            (1, {"symbol": "malloc"}),  # a runtime region, which gets the id 2
             (2, {"region_type": "kv_cache", "region_id": 2}),
         ])
     ]  # fmt: skip

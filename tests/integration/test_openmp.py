@@ -27,7 +27,7 @@ def test_pytorchs_openmp_is_found():
     @WORK
     def work(argument):
         seen.add(threading.get_ident())
-        gate.wait()  # as many threads as PyTorch uses are in here at once
+        gate.wait()  # until as many threads as PyTorch uses have come here
 
     parallel(ctypes.cast(work, ctypes.c_void_p), None, 0, 0)
     assert len(seen) == torch.get_num_threads()
@@ -59,7 +59,7 @@ def test_a_large_tensor_is_shared_out_and_a_small_one_is_not(
     assert_captured(path, seen)
 
 
-def test_where_pytorch_has_no_openmp_the_hook_copies_alone(
+def test_if_pytorch_has_no_openmp_the_hook_copies_alone(
     monkeypatch, path, watching, assert_captured
 ):
     monkeypatch.setattr(recorder, "gomp_parallel", lambda: 0)

@@ -1,4 +1,4 @@
-"""The last position alone, each k-th step, and captures that pause."""
+"""Captures of only the last position, of each k-th step, and captures that pause."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_the_last_position_of_a_prompt_and_of_each_token(llama, ids, tmp_path):
         assert last["lm_head"].cat(dim=1).shape == (2, 4, 97)
 
 
-def test_positions_in_the_source_are_told(path):
+def test_an_activation_knows_its_positions_in_the_source(path):
     with (
         torch.no_grad(),
         capture_activations(model := nn.Identity(), path, config=config().with_last_position()),
     ):
         model(X)
-        model(X[0])  # of two dimensions nobody knows which are positions
+        model(X[0])  # has two dimensions, so its positions are unknown and it is stored whole
     with ActivationReader(path) as reader:
         last, whole = reader[""]
         assert last.shape == (2, 1, 4) and last.source_shape == (2, 3, 4)
@@ -79,7 +79,7 @@ def test_inputs_and_gradients_are_cut_too(path):
             assert torch.equal(reader[name][0].to_torch(), X[:, -1:])
 
 
-def test_what_is_not_dense_is_kept_whole(path):
+def test_sparse_and_nested_tensors_are_kept_whole(path):
     parts = [torch.randn(2, 4), torch.randn(3, 4)]
     nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
     with (
@@ -109,7 +109,7 @@ def run_of(steps: int, model: nn.Module, start: int = 0) -> None:
 
 
 def steps_in(path) -> list[tuple[int, float]]:
-    """The step of each packet of the first layer, and what it holds."""
+    """The step and the value of each packet of the first layer."""
     with ActivationReader(path) as reader:
         return [(a.step, a.to_torch().mean().item()) for a in reader["0"]]
 
@@ -120,6 +120,7 @@ def net() -> nn.Module:
 
 @pytest.mark.parametrize("every", [1, 3, 100])
 def test_every_third_step(path, every):
+    """`with_every(n)` captures each n-th step and counts the others as skipped."""
     with capture_activations(model := net(), path, config=config().with_every(every)) as capture:
         run_of(10, model)
     kept = list(range(0, 10, every))
@@ -130,6 +131,7 @@ def test_every_third_step(path, every):
 
 
 def test_every_third_step_of_a_resumed_capture(path):
+    """A resumed capture counts its steps on, and captures multiples of three."""
     framework = InstrumentationFramework(config().with_every(3))
     framework.instrument_model(model := net())
     for start, resume in ((0, False), (5, True)):
@@ -137,7 +139,8 @@ def test_every_third_step_of_a_resumed_capture(path):
             path, track_per_token=True, resume_from_checkpoint=resume
         ):
             run_of(5, model, start)
-    # Numbers go on behind the last step that the stream has, which is the third.
+    # The last step in the stream is 3, so the resumed capture counts its five steps from 4. Among
+    # them only 6 is a multiple of 3.
     assert steps_in(path) == [(0, 0.0), (3, 3.0), (6, 7.0)]
 
 
@@ -148,7 +151,7 @@ def test_steps_that_begin_while_it_pauses_are_left_out(path):
             run_of(3, model, 2)
         run_of(1, model, 5)
         capture.pause()
-        with capture.paused():  # which leaves it as it was
+        with capture.paused():  # at its end the capture still pauses, as before
             run_of(1, model, 6)
         run_of(1, model, 7)
         capture.resume()
@@ -191,6 +194,7 @@ def test_gradients_of_a_captured_step_come_while_it_pauses(path):
 
 
 def test_steps_of_threads_are_left_out_one_by_one(path):
+    """Steps are counted over all threads, and each second one is captured."""
     model = net()
     with capture_activations(model, path, config=config().with_every(2)) as capture:
         threads = [threading.Thread(target=run_of, args=(50, model)) for _ in range(4)]
@@ -203,7 +207,7 @@ def test_steps_of_threads_are_left_out_one_by_one(path):
     assert capture.stats().skipped_steps == 100
 
 
-def test_a_capture_that_left_out_all_says_so(path):
+def test_a_capture_that_left_out_all_steps_warns(path):
     with (
         pytest.warns(RuntimeWarning, match="no module ran in the block: all 2 steps were left out"),
         capture_activations(model := net(), path, config=config()) as capture,
@@ -226,7 +230,7 @@ def test_a_bad_number_of_steps_is_named(bad):
         InstrumentationConfig.balanced().with_every(bad)
 
 
-def test_a_damaged_shape_is_told_of():
+def test_a_damaged_shape_is_an_error():
     good = last_position.parameters_json((2, 3, 4))
     positions, shape = last_position.positions_from_parameters(good, 8)
     assert positions.tolist() == [8, 9, 10, 11, 20, 21, 22, 23] and shape == (2, 3, 4)
@@ -238,7 +242,7 @@ def test_a_damaged_shape_is_told_of():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_what_is_computed_again_for_a_step_that_is_left_out_is_left_out(path, reentrant):
+def test_recomputation_for_a_step_that_is_left_out_is_left_out(path, reentrant):
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -264,13 +268,14 @@ def test_pauses_may_overlap(path):
         first.__enter__()
         second.__enter__()
         first.__exit__(None, None, None)
-        run_of(1, model)  # the second still lasts
+        run_of(1, model)  # the second pause still lasts
         second.__exit__(None, None, None)
         run_of(1, model, 1)
     assert steps_in(path) == [(1, 1.0)]
 
 
 def test_the_gradient_of_a_leaf_follows_the_step_before_it(path):
+    """A leaf's gradient belongs to no step. It is captured if the thread's last step was."""
     leaf = torch.ones(2, 2, requires_grad=True)
     chosen = config().with_every(2).with_gradients()
     with capture_activations(model := net(), path, config=chosen) as capture:
@@ -282,7 +287,7 @@ def test_the_gradient_of_a_leaf_follows_the_step_before_it(path):
         assert len(reader["0!grad"]) == 2
 
 
-def test_a_module_that_ran_while_it_paused_is_told_of_so(path):
+def test_a_capture_warns_of_modules_that_ran_only_while_it_paused(path):
     model = nn.ModuleDict({"one": nn.Linear(2, 2), "other": nn.Linear(2, 2)})
     model.forward = lambda x, name: model[name](x)
     with (

@@ -23,7 +23,7 @@ def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_without_the_package_it_says_what_to_run():
+def test_without_the_package_the_script_says_how_to_run_it():
     command = [sys.executable, "-I", "-S", SCRIPT, "--help"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
@@ -34,7 +34,10 @@ def test_without_the_package_it_says_what_to_run():
 
 
 def snapshot(window: int, devices: dict[str, tuple[dict[int, int], int]]) -> dict:
-    """As llm_instrumentation 1.3.1 writes them; devices have {slot: count} and a queue depth."""
+    """A snapshot as llm_instrumentation 1.3.1 writes it.
+
+    `devices` maps names to the latency histogram as {slot: count}, and the queue depth.
+    """
     histograms = [
         {
             "device_id": number,
@@ -80,7 +83,7 @@ def write(path: Path, lines: list[dict]) -> Path:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Twenty windows: the sixteenth slow, with a gap before the eleventh."""
+    """Twenty windows, of which the sixteenth is slow, with a gap before the eleventh."""
     lines = []
     for window in range(20):
         slots = {5: 90 + window, 6: 10} if window != 15 else {5: 50, 6: 50, 14: 25}
@@ -97,6 +100,7 @@ def size(png: Path) -> tuple[int, int]:
 
 
 def test_summary_and_figures(trace, tmp_path):
+    """The script prints a summary, and draws figures of each device that had requests."""
     out = tmp_path / "new" / "figures"
     done = analyze("--input", trace, "--output-dir", out, "--percentiles", "50,99.9")
     assert (done.returncode, done.stderr) == (0, "")
@@ -119,7 +123,7 @@ def test_summary_and_figures(trace, tmp_path):
 
 
 def test_long_trace(tmp_path):
-    """More windows than a figure has columns, and more that stand out than are shown."""
+    """There are more windows than a figure has columns, and more outliers than are shown."""
     lines = [snapshot(w, {"vda": ({14 if w % 40 == 9 else 5: 10}, w % 7)}) for w in range(1000)]
     out = tmp_path / "out"
     done = analyze("--input", write(tmp_path / "long", lines), "--output-dir", out)
@@ -130,7 +134,7 @@ def test_long_trace(tmp_path):
     assert len(list(out.iterdir())) == 4
 
 
-def test_torn_line_is_told(trace, tmp_path):
+def test_a_torn_line_is_reported(trace, tmp_path):
     with trace.open("a") as file:
         file.write('{"timestamp": 17')
     done = analyze("--input", trace, "--output-dir", tmp_path / "out")
@@ -139,7 +143,7 @@ def test_torn_line_is_told(trace, tmp_path):
     assert "1 lines are no snapshots, the first of them line 21" in done.stderr
 
 
-def test_losses_are_told(tmp_path):
+def test_losses_are_reported(tmp_path):
     one = {**snapshot(0, {"vda": ({5: 1}, 0)}), "losses": {"missed": 3, "expired": 0}}
     done = analyze("--input", write(tmp_path / "one", [one]), "--output-dir", tmp_path)
     assert "not followed, or not to their end: missed 3\n" in done.stdout
@@ -158,7 +162,7 @@ def test_device_that_completes_nothing_shows_its_queue(tmp_path):
     ("lines", "says"),
     [([], "no snapshots"), ([snapshot(0, {"vda": ({}, 0)})], "no requests in 1 windows")],
 )
-def test_nothing_is_not_drawn(lines, says, tmp_path):
+def test_a_trace_without_requests_has_no_figures(lines, says, tmp_path):
     out = tmp_path / "out"
     done = analyze("--input", write(tmp_path / "nothing", lines), "--output-dir", out)
     assert (done.returncode, done.stderr) == (0, "")
@@ -170,7 +174,8 @@ def test_nothing_is_not_drawn(lines, says, tmp_path):
 
 
 def test_system_metrics(tmp_path):
-    # Latency doubles with each window, and so does what the pressure grows by.
+    """The script correlates each system metric with the latency."""
+    # The latency doubles with each window, and so does the growth of the pressure.
     trace = [snapshot(window, {"vda": ({4 + window: 10}, 0)}) for window in range(12)]
     metrics = [metrics_line(window, 1000 * 2**window) for window in range(12)]
     done = analyze(
@@ -206,7 +211,7 @@ def test_too_few_windows_for_a_correlation(tmp_path):
 
 
 class Page(HTMLParser):
-    """What a page refers to, its tables' cells and its figures."""
+    """The references of a page, the cells of its tables, and its figures."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -231,6 +236,7 @@ class Page(HTMLParser):
 
 
 def test_report(trace, tmp_path):
+    """The HTML report needs no other file, and has the figures and tables of the summary."""
     path, metrics = tmp_path / "report.html", [metrics_line(w, 1000 * 2**w) for w in range(20)]
     done = analyze(
         "--input", trace, "--output-dir", tmp_path / "out", "--html", path, "--top", "3",
@@ -284,7 +290,7 @@ def test_report_that_cannot_be_written(trace, tmp_path):
     assert "trace.jsonl/report.html" in done.stderr
 
 
-# ---- what is wrong ----
+# ---- errors ----
 
 
 @pytest.mark.parametrize(
@@ -308,11 +314,12 @@ def test_report_that_cannot_be_written(trace, tmp_path):
         (["--html", "."], 2, "--html .: it would be replaced"),
     ],
 )
-def test_script_says_what_is_wrong(arguments, code, says, trace, tmp_path, monkeypatch):
+def test_errors_of_the_script(arguments, code, says, trace, tmp_path, monkeypatch):
+    """Each error is one line that names the fault, with the documented exit code."""
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_text("one\ntwo\n")
     Path("bare.jsonl").write_text('{"timestamp": 1}\n')
-    # The last of a flag counts.
+    # If a flag comes twice, the last one counts.
     done = analyze("--input", trace, "--output-dir", "out", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr

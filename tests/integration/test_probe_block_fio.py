@@ -1,4 +1,4 @@
-"""Requests to block devices, beside what fio counts and measures of its own."""
+"""The block probe's counts and latencies agree with those of fio."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def skip_unless_here() -> None:
 
 @pytest.fixture
 def loop(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Makes loop devices that merge nothing, over a file or a device."""
+    """Makes loop devices that merge no requests, over a file or a device."""
     made: list[Path] = []
     before: list[tuple[Path, str]] = []
 
@@ -65,14 +65,14 @@ def loop(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 
 class Fio:
-    """fio, which begins when it is told; before that its process is known."""
+    """A process that becomes fio at `begin`. Its pid is known before."""
 
     def __init__(self, device: Path, rw: str, depth: int, block: str, requests: int) -> None:
         size = requests * int(block[:-1]) << 10
         command = f"fio --name=test --filename={device} --thread --direct=1 --ioengine=libaio"
         command += f" --rw={rw} --iodepth={depth} --bs={block} --io_size={size} --size={SIZE}"
         command += " --clat_percentiles=1 --percentile_list=50:90:99 --output-format=json"
-        # Ahead of other programs, where it may be: what fio measures holds its waiting for a core.
+        # If allowed, fio gets a real-time priority: its latencies include its own waits for a core.
         self._running = subprocess.Popen(
             ["sh", "-c", f"read line || exit 1; chrt -f -p 1 $$ 2>/dev/null; exec {command}"],
             stdin=subprocess.PIPE,
@@ -90,7 +90,7 @@ class Fio:
         return self._running.poll() is None
 
     def result(self) -> dict[str, Any]:
-        """What it says of its requests."""
+        """fio's report on its requests."""
         out, _ = self._running.communicate(timeout=600)
         assert self._running.returncode == 0
         job: dict[str, Any] = json.loads(out[out.index(b"{") :])["jobs"][0][self._operation]
@@ -98,7 +98,7 @@ class Fio:
 
 
 class Seen:
-    """Snapshots of one device, summed up."""
+    """The sums of the snapshots of one device."""
 
     def __init__(self, probe: BlockProbe, operation: str) -> None:
         self._probe, self._operation = probe, operation
@@ -125,13 +125,13 @@ class Seen:
 
 
 def at_work(fio: Fio, *all_seen: Seen) -> dict[str, Any]:
-    """fio at work, with snapshots all the while; what it says of it."""
+    """Runs fio, takes snapshots meanwhile, and returns fio's report."""
     fio.begin()
     while fio.runs():
         for seen in all_seen:
             seen.read()
         time.sleep(0.02)
-    for _ in range(2):  # an end that was not seen is known at the snapshot after
+    for _ in range(2):  # a completion that the probe missed shows only in the next snapshot
         for seen in all_seen:
             seen.read()
     return fio.result()
@@ -156,7 +156,7 @@ def test_counts_are_those_of_fio_and_of_diskstats(loop, rw, depth, block):
     assert own.counts["errors"] == own.counts["merges"] == 0
     assert own.latencies.sum() == own.counts["completed"]
     assert own.depths[-1] == everything.depths[-1] == 0
-    # Whoever else has looked at the new device is in both.
+    # Other programs may have read the new device; their requests are in both counts.
     row = everything.disks[operation]
     assert row["completed"] == row["followed"] + row["lost"] >= 1000
     assert row["difference"] == 0
@@ -165,10 +165,10 @@ def test_counts_are_those_of_fio_and_of_diskstats(loop, rw, depth, block):
 
 @pytest.fixture
 def slow(loop: Callable[..., Path]) -> Iterator[tuple[Path, Path]]:
-    """A device that takes 0.1 s for a request of a cgroup, and the cgroup.
+    """A device on which requests of a cgroup take 0.1 s, and the cgroup.
 
-    It is a loop device over another one, which the kernel throttles: what the cgroup's processes
-    want of the upper one, the kernel wants of the lower one in their name.
+    It is a loop device over another loop device, which the kernel throttles for the cgroup. The
+    kernel passes requests to the upper device on to the lower one in the name of the cgroup.
     """
     lower = loop()
     upper = loop(lower, "--direct-io=on")
@@ -202,9 +202,9 @@ def slow(loop: Callable[..., Path]) -> Iterator[tuple[Path, Path]]:
     [("randread", 1, "4k"), ("randwrite", 16, "64k"), ("read", 16, "4k"), ("write", 1, "64k")],
 )
 def test_latencies_are_those_of_fio(slow, rw, depth, block):
-    # What fio measures begins when the request is handed over and ends when fio looks. On a
-    # device that is fast beside that, the two are not to be compared. It waits for the last
-    # `depth` requests all at once, so that for those it may say up to twice as much.
+    # fio measures from handing over a request until it looks for the completion. So fio's latencies
+    # are comparable only on a slow device. fio waits for the last `depth` requests together, and
+    # may report up to twice the latency for them.
     disk, cgroup = slow
     fio = Fio(disk, rw, depth, block, requests=2 * depth + 18)
     (cgroup / "cgroup.procs").write_text(str(fio.pid))
@@ -212,7 +212,7 @@ def test_latencies_are_those_of_fio(slow, rw, depth, block):
         seen = Seen(probe, "write" if "write" in rw else "read")
         said = at_work(fio, seen)["clat_ns"]
     mean_us = seen.counts["latency_ns"] / seen.counts["completed"] / 1e3
-    assert mean_us > 50_000 * depth  # it was throttled
+    assert mean_us > 50_000 * depth  # the device was throttled
     expected = {"mean": (mean_us, said["mean"] / 1e3)}
     for (name, ns), us in zip(
         said["percentile"].items(), percentiles_us(seen.latencies, [50, 90, 99]), strict=True

@@ -1,4 +1,4 @@
-"""Captures with probes: what the machine did beside them, in one table and one figure."""
+"""Captures with probes: one table and one figure show the capture and the machine together."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def captured(path: Path, config: InstrumentationConfig, steps: int = 20) -> None
 
 
 @pytest.mark.usefixtures("privileged")
-def test_a_capture_lies_beside_its_machine(tmp_path):
+def test_a_timeline_has_the_capture_and_the_machine(tmp_path):
     path = tmp_path / "run.stream"
     captured(path, InstrumentationConfig.balanced().with_probes(interval_s=0.05))
     table = timeline(path)
@@ -57,13 +57,13 @@ def test_a_capture_lies_beside_its_machine(tmp_path):
     assert (table["file_mb_s"] * table["interval_s"]).sum() * 1e6 == pytest.approx(
         path.stat().st_size
     )
-    assert table["cpu_share"].sum() > 0  # matched with this process
+    assert table["cpu_share"].sum() > 0  # the rows of this process
     assert table["disk_requests_s"].notna().all()
     assert set(table["bottleneck"]) <= {"", "disk", "cpu"}
     figure = plot_timeline(table)
     assert [len(axes.patches) > 0 for axes in figure.axes][:2] == [True, True]
     figure.savefig(tmp_path / "timeline.png")
-    # The files are those of the scripts, and can be analysed as theirs.
+    # The files have the format of the scripts, and can be analysed in the same way.
     (*_, block) = read_snapshots(snapshot_path(path, "block"))
     (*_, system) = read_snapshots(snapshot_path(path, "system"))
     assert {"latency_histogram", "inflight", "operations"} <= block.keys()
@@ -71,7 +71,7 @@ def test_a_capture_lies_beside_its_machine(tmp_path):
 
 
 @pytest.mark.usefixtures("privileged")
-def test_the_command_tells_what_a_capture_waited_for(tmp_path, capsys):
+def test_the_command_tells_the_bottleneck_of_a_capture(tmp_path, capsys):
     path = tmp_path / "run.stream"
     captured(path, InstrumentationConfig.balanced().with_probes(interval_s=0.05))
     figure, table = tmp_path / "timeline.svg", tmp_path / "timeline.csv"
@@ -92,6 +92,7 @@ def test_the_command_tells_what_a_capture_waited_for(tmp_path, capsys):
 
 @pytest.mark.usefixtures("privileged")
 def test_one_probe_is_enough(tmp_path):
+    """A timeline of the system probe alone has no values for the disk."""
     path = tmp_path / "run.stream"
     captured(path, InstrumentationConfig.balanced().with_probes("system"))
     table = timeline(path)
@@ -123,7 +124,7 @@ def test_a_resumed_capture_goes_on_in_the_same_files(tmp_path):
             model(torch.ones(8, 64))
     table = timeline(path)
     captured_mb = (table["captured_mb_s"] * table["interval_s"]).sum()
-    assert captured_mb == pytest.approx(2 * 8 * 64 * 4 / 1e6)  # each counts from 0
+    assert captured_mb == pytest.approx(2 * 8 * 64 * 4 / 1e6)  # each session counts from 0
 
 
 @pytest.mark.usefixtures("privileged")
@@ -161,12 +162,13 @@ def test_files_of_something_else_are_no_timeline(tmp_path):
 
 def test_snapshots_that_no_capture_left_stay(tmp_path):
     path = tmp_path / "run.stream"
-    snapshot_path(path, "block").write_text('{"timestamp": 1.0}\n')  # of strap-probe's own
+    snapshot_path(path, "block").write_text('{"timestamp": 1.0}\n')  # written by strap-probe
     captured(path, InstrumentationConfig.balanced())
     assert snapshot_path(path, "block").exists()
 
 
 def test_probes_of_a_configuration():
+    """A configuration names known probes and a positive interval."""
     config = InstrumentationConfig.balanced()
     assert config.probes == ()
     assert set(config.with_probes().probes) == set(CONFIG_PROBES) == set(PROBES)
@@ -181,6 +183,7 @@ def test_probes_of_a_configuration():
 
 
 def test_disk_of_a_file(tmp_path):
+    """The disk of a file is found, also before the file exists."""
     disk = disk_of(tmp_path / "not there yet")
     listed = {
         line.split()[-1] for line in Path("/proc/partitions").read_text().splitlines() if line

@@ -1,4 +1,4 @@
-"""Snapshots as Parquet: every count of the lines is there, for other programs to query."""
+"""Snapshots as Parquet: every count of the JSON lines is there, and other programs can query it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def idle(window: int) -> dict:
 
 
 def of_the_published_package(window: int) -> dict:
-    """As llm_instrumentation 1.3.1 writes them."""
+    """A snapshot as llm_instrumentation 1.3.1 writes it."""
     line = block(window)
     return {
         name: line[name] for name in line if name not in ("operations", "losses", "monotonic_ns")
@@ -123,13 +123,13 @@ def write(path: Path, lines: list[dict]) -> Path:
 def test_snapshots_come_back(lines, tmp_path):
     export_snapshots(write(tmp_path / "in.jsonl", lines), tmp_path / "out.parquet")
     found = list(read_snapshots(tmp_path / "out.parquet"))
-    # The order of processes is that of their numbers.
+    # Processes come back in the order of their pids.
     assert found == lines
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.parquet"}
 
 
 def test_snapshots_of_this_machine_come_back(tmp_path):
-    """Real lines, of whatever the machine does."""
+    """The lines come from this machine and have all that the probes can count."""
     from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
     from llm_instrumentation.probes import BlockProbe, SnapshotWriter, SystemProbe
 
@@ -184,7 +184,7 @@ def test_other_programs_read_processes(tmp_path):
 
 
 def test_memory_is_bounded(tmp_path):
-    """Four times the lines take no more memory."""
+    """A file with four times the lines takes no more memory."""
     peaks = []
     for windows in (10_000, 40_000):
         with (tmp_path / "in.jsonl").open("w") as file:
@@ -229,7 +229,7 @@ def test_torn_line_is_passed_over(tmp_path):
         ([{**block(0), "losses": {"missed": "x"}}], CorruptError, "missed = 'x' is no count"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_leaves_what_was_there(lines, error, says, tmp_path):
+def test_a_failed_export_leaves_the_old_file(lines, error, says, tmp_path):
     out = tmp_path / "out.parquet"
     out.write_text("before")
     with pytest.raises(error, match=says):
@@ -239,6 +239,7 @@ def test_what_is_wrong_leaves_what_was_there(lines, error, says, tmp_path):
 
 
 def test_only_another_file_is_replaced(tmp_path):
+    """A target that is the source, or is no regular file, is refused."""
     path = write(tmp_path / "in.jsonl", [block(0)])
     (tmp_path / "link").symlink_to(path)
     os.mkfifo(tmp_path / "pipe")

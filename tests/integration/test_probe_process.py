@@ -1,4 +1,4 @@
-"""One process, watched from within the kernel."""
+"""Probes of one process: its system calls and its waits, counted in the kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from llm_instrumentation.errors import (
 from llm_instrumentation.probes import OffCpuProbe, SyscallProbe, folded_stacks
 from llm_instrumentation.probes.probe import KernelProbe
 
-#: A program that does a step for each line that it reads, and says when it is ready for one.
+#: A program that prints "ready" and waits for a line, again and again. For each line it does a step
+#: of system calls and sleeps.
 CHILD = """
 import os, sys, time
 zeros = os.open("/dev/zero", os.O_RDONLY)
@@ -38,8 +39,8 @@ while True:
         time.sleep(0.02)
 """
 
-#: Of a step's 200 ms asleep those that are seen at the least: some micro virtual machines hide a
-#: switch from process 1 to another.
+#: The least time asleep that the probe sees of a step's 200 ms. Some micro virtual machines hide
+#: switches from process 1 to another process.
 SLEPT_NS = 0.1e9
 
 
@@ -53,7 +54,7 @@ def skip_unless_here() -> None:
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A program that does as CHILD tells, ready for its first step."""
+    """A process of CHILD that is ready for its first step."""
     running = subprocess.Popen(
         [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
     )
@@ -69,7 +70,7 @@ def await_step(running: subprocess.Popen[bytes]) -> None:
 
 
 def step(running: subprocess.Popen[bytes]) -> None:
-    """Lets it make one, and waits for its end."""
+    """Lets the program do a step, and waits for the end of the step."""
     assert running.stdin is not None
     running.stdin.write(b"\n")
     await_step(running)
@@ -80,7 +81,7 @@ def by_name(snapshot: dict) -> dict[str, dict]:
 
 
 def eventually(probe: KernelProbe, true: Callable[[dict], bool]) -> dict:
-    """The first snapshot for which it is true."""
+    """The first snapshot for which `true` returns True."""
     deadline = time.monotonic() + 60
     while not true(snapshot := probe.snapshot()):
         assert time.monotonic() < deadline
@@ -179,6 +180,7 @@ def test_wait_in_flight_is_seen_until_the_process_ends(child):
 
 
 def test_stacks_of_waits(child):
+    """Each wait has the kernel stack where it happened."""
     with OffCpuProbe(child.pid, stacks=True) as probe:
         step(child)
         snapshot = probe.snapshot()
@@ -195,7 +197,7 @@ def test_stacks_of_waits(child):
 
 
 def test_large_snapshot():
-    """Beyond the room that is given at first."""
+    """A snapshot may need more room than the library allocates at first."""
     done = threading.Event()
     threads = [threading.Thread(target=done.wait, daemon=True) for _ in range(900)]
     try:
@@ -209,6 +211,8 @@ def test_large_snapshot():
 
 
 def test_folded_stacks():
+    """Folded stacks sum up the same stacks, in microseconds."""
+
     def snapshot(ns: int) -> dict:
         place = {"reason": "sleeping", "count": 1, "total_ns": ns}
         return {
@@ -226,6 +230,7 @@ def test_folded_stacks():
 
 @pytest.mark.parametrize("probe", [SyscallProbe, OffCpuProbe])
 def test_no_such_process(probe, child):
+    """A process that has ended, or an invalid pid, is an error."""
     child.kill()
     child.wait(240)
     with pytest.raises(NotFoundError, match=f"no process {child.pid}"):

@@ -1,4 +1,4 @@
-"""Block devices watched from within the kernel, by the library, the script and the binary."""
+"""Block devices, watched in the kernel by the library, the script and the program."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def skip_unless_here() -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A loop device of the test's own."""
+    """A new loop device."""
     skip_unless_here()
     if os.getuid() != 0 or shutil.which("losetup") is None:
         pytest.skip("a loop device needs root and losetup")
@@ -61,7 +61,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", ["tracepoints", "system_metrics"])
 def test_the_scripts_need_no_package(name):
-    """A Python without packages, as sudo may run."""
+    """The scripts also start in a Python without packages, such as the one that sudo runs."""
     command = [sys.executable, "-I", "-S", ROOT / "scripts" / f"{name}.py", "--help"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
@@ -69,7 +69,7 @@ def test_the_scripts_need_no_package(name):
 
 
 def read_at_random(device: Path, times: int) -> None:
-    """So many requests of 4 KiB, past the page cache."""
+    """Reads 4 KiB at random places, past the page cache."""
     with mmap.mmap(-1, 4096) as page:
         fd = os.open(device, os.O_RDONLY | os.O_DIRECT)
         try:
@@ -84,10 +84,10 @@ def test_requests_are_counted(disk):
         read_at_random(disk, 300)
         snapshot = probe.snapshot()
         later = probe.snapshot()
-    assert later["latency_histogram"] == later["operations"] == []  # each is of its own interval
+    assert later["latency_histogram"] == later["operations"] == []  # counts are per interval
     (reads,) = snapshot["operations"]
     assert (reads["device_name"], reads["operation"]) == (disk.name, "read")
-    # Some micro virtual machines hide completions that come while process 1 runs.
+    # Some micro virtual machines hide completions that happen while process 1 runs.
     losses = snapshot["losses"]
     unseen = losses.pop("unseen_end") + later["losses"]["unseen_end"]
     assert losses.pop("missed") >= 0
@@ -108,7 +108,7 @@ def test_requests_are_counted(disk):
     assert abs(snapshot["monotonic_ns"] - time.monotonic_ns()) < 60e9
 
 
-def test_probe_outside_its_life(disk):
+def test_a_probe_that_is_not_started_has_no_snapshot(disk):
     probe = BlockProbe(devices=[str(disk)])
     with pytest.raises(RuntimeError, match="start it"):
         probe.snapshot()
@@ -133,11 +133,12 @@ def test_probe_outside_its_life(disk):
     ],
 )
 def test_bad_options(options, error, says):
+    """An invalid option is an error that names its value."""
     with pytest.raises(error, match=says):
         BlockProbe(**options).start()
 
 
-def test_user_without_privilege_is_told():
+def test_user_without_privilege_gets_an_error():
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("becoming another user needs root and setpriv")
     if Path("/proc/sys/kernel/unprivileged_bpf_disabled").read_text().strip() == "0":
@@ -193,6 +194,7 @@ def test_processes_are_counted():
 
 
 def test_script_of_the_system(tmp_path):
+    """The script of the system probe writes snapshots that contain the script itself."""
     skip_unless_here()
     running = subprocess.Popen(
         [sys.executable, SCRIPT.with_name("system_metrics.py"), "--interval", "0.1", "--fsync"],
@@ -257,7 +259,7 @@ def test_killed_script_leaves_whole_lines(disk, tmp_path):
         (["--output", "/proc/nowhere/x.jsonl"], 1, ["/proc/nowhere/x.jsonl"]),
     ],
 )
-def test_script_says_what_is_wrong(arguments, code, says, tmp_path):
+def test_errors_of_the_script(arguments, code, says, tmp_path):
     if code == 5:
         skip_unless_here()
     done = subprocess.run(script(*arguments), capture_output=True, text=True, cwd=tmp_path)
@@ -285,7 +287,7 @@ def test_lines_come_back(tmp_path):
             writer.write(line)
             assert len(path.read_bytes().splitlines()) == i // 3 * 3
     assert list(read_snapshots(path)) == lines
-    with SnapshotWriter(path) as writer:  # appends
+    with SnapshotWriter(path) as writer:  # appends to the file
         writer.write({"timestamp": 7.0})
     assert len(list(read_snapshots(path))) == 8
 
@@ -300,6 +302,7 @@ def test_torn_line_is_passed_over(tmp_path):
 
 
 def test_file_of_something_else(tmp_path):
+    """A file without snapshots is refused."""
     path = tmp_path / "notes.txt"
     path.write_text("one\ntwo\n")
     with pytest.raises(CorruptError, match="none of its 2 lines"):

@@ -1,6 +1,7 @@
-"""The progress line of a capture on a real terminal, beside what the user prints.
+"""The progress line of a capture on a terminal, together with output of the user's program.
 
-pyte is the terminal: it does what the sequences say, and its screen is what a user sees.
+pyte emulates the terminal: it interprets the escape sequences, and its screen has the text that a
+user would see.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from llm_instrumentation.core.progress_line import BottomLine
 
 ROWS, COLUMNS = 12, 100
 
-# Writes a line token by token until it is told to stop, as a model does.
+# This program writes tokens to one line, as a model does, until the test tells it to stop.
 STREAMS = """
 import os, sys, time, torch
 from llm_instrumentation import InstrumentationConfig, capture_activations
@@ -43,7 +44,7 @@ print("|end")
 
 
 class Terminal:
-    """A child on a terminal, and its screen."""
+    """A child process on a terminal, and the terminal's screen."""
 
     def __init__(
         self, tmp_path: Path, lines: int = 2, term: str = "xterm-256color", **streams
@@ -67,10 +68,10 @@ class Terminal:
         self.screen.resize(rows, columns)
 
     def read(self) -> bool:
-        """Shows what has come; False at the end."""
+        """Shows the next output of the child. Returns False at the end of the output."""
         try:
             data = os.read(self.master, 1 << 16)
-        except OSError:  # the child has let go of the terminal
+        except OSError:  # the child has closed the terminal
             return False
         self.written += data.decode()
         self._parser.feed(data)
@@ -91,7 +92,7 @@ class Terminal:
         return [line.rstrip() for line in self.screen.display]
 
     def tokens(self, lines: int) -> str:
-        """What is written behind the last of the lines, above the last row."""
+        """The text between the last of the first lines and the terminal's last row."""
         shown = self.text()[:-1]
         return "".join(shown[shown.index(f"line {lines - 1}") + 1 :])
 
@@ -103,7 +104,7 @@ class Terminal:
         return "packets" in self.text()[-1]
 
 
-@pytest.mark.parametrize("lines", [2, 30])  # the cursor above, and in the last row
+@pytest.mark.parametrize("lines", [2, 30])  # the cursor is above the last row, or in it
 def test_tokens_are_written_above_the_line(tmp_path, lines):
     terminal = Terminal(tmp_path, lines)
     terminal.until(terminal.has_progress)
@@ -131,7 +132,7 @@ def test_a_terminal_that_changes_its_size_keeps_the_line_in_its_last_row(tmp_pat
     terminal.resize(ROWS + 4, COLUMNS - 50)
     terminal.until(terminal.has_progress)
     assert len(terminal.text()) == ROWS + 4
-    terminal.resize(3, COLUMNS)  # too few: nothing is shown
+    terminal.resize(3, COLUMNS)  # with so few rows the line is not shown
     assert terminal.end() == 0
     assert terminal.scrolls_whole()
 
@@ -170,7 +171,7 @@ def test_one_of_two_captures_has_the_line():
         third.show("third")
         third.close()
     shown = ""
-    while "third" not in shown:  # a terminal gives what was written in its own time
+    while "third" not in shown:  # output to a terminal may come in several pieces
         shown += os.read(own, 1 << 16).decode()
     assert "second" not in shown
     assert shown.index("first") < shown.index("first again") < shown.index("third")
@@ -179,7 +180,7 @@ def test_one_of_two_captures_has_the_line():
 
 
 @pytest.mark.parametrize(("options", "wanted"), [("None", False), ("True", True)])
-def test_progress_in_a_file_is_asked_for_and_is_whole_lines(tmp_path, options, wanted):
+def test_progress_in_a_file_is_whole_lines_on_request(tmp_path, options, wanted):
     with open(tmp_path / "err", "w+") as err:
         child = subprocess.Popen(
             [sys.executable, "-c", STREAMS, str(tmp_path / "a.stream"), str(tmp_path / "stop"), "1",
@@ -196,5 +197,5 @@ def test_progress_in_a_file_is_asked_for_and_is_whole_lines(tmp_path, options, w
         assert child.returncode == 0
         err.seek(0)
         lines = err.read().splitlines()
-    assert len(lines) == wanted  # the next is due after ten seconds
+    assert len(lines) == wanted  # the next line is due after ten seconds
     assert all("packets" in line for line in lines)

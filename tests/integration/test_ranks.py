@@ -1,4 +1,4 @@
-"""Processes of torch.distributed capture to files of their own."""
+"""Each process of torch.distributed captures to a separate file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ dist.destroy_process_group()
 
 
 def run(folder, **arguments):
-    """What two processes say that capture with these arguments."""
+    """The outputs of two processes that capture with these arguments."""
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(rank), str(folder), json.dumps(arguments)],
@@ -54,7 +54,7 @@ def run(folder, **arguments):
     return [json.loads(stdout.splitlines()[-1]) for stdout, _ in ends]
 
 
-def test_each_rank_has_a_file_that_says_its_rank(tmp_path):
+def test_each_rank_has_a_file_with_its_rank_in_the_name(tmp_path):
     told = run(tmp_path, output_path="run-{rank}.stream")
     assert told == [{"path": f"run-{rank}.stream", "steps": 3} for rank in range(2)]
     for rank in range(2):
@@ -63,7 +63,7 @@ def test_each_rank_has_a_file_that_says_its_rank(tmp_path):
             assert [a.step for a in reader["module.0"]] == [0, 1, 2]
 
 
-def test_names_that_are_made_have_the_rank(tmp_path):
+def test_generated_names_have_the_rank(tmp_path):
     told = run(tmp_path, output_dir=str(tmp_path), prefix="ddp")
     for rank in range(2):
         assert told[rank]["path"].endswith(f"_rank{rank}.stream")

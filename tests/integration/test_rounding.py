@@ -1,4 +1,4 @@
-"""Captures within an error bound: the error that they say is the one that they have."""
+"""Captures with an error bound keep the bound and report their real error."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import pytest
 import torch
 from llm_instrumentation import ActivationReader, InstrumentationConfig, capture_activations
 
-BOUND = 1e-4  # of max_compression
+BOUND = 1e-4  # the error bound of max_compression
 
 
 @pytest.fixture
 def capture(minilm, path, watching):
-    """Captures MiniLM; gives pairs of what was read and the values, and the statistics."""
+    """Captures MiniLM. Returns pairs of an activation and its true values, and the statistics."""
 
     def run(config):
         with torch.no_grad(), watching(minilm.model) as seen:
@@ -25,7 +25,7 @@ def capture(minilm, path, watching):
 
 
 def errors(found, tensor):
-    """The squared error of a packet, and its squared values."""
+    """The sums of the squared errors of a packet and of its squared values."""
     values = tensor.double().numpy()
     return ((values - found.to_numpy().astype(np.float64)) ** 2).sum(), (values**2).sum()
 
@@ -49,12 +49,12 @@ def test_no_value_is_further_off_than_half_of_its_last_bit(capture):
     pairs, _ = capture(InstrumentationConfig.max_compression())
     for found, tensor in pairs:
         values, stored = tensor.double().numpy(), found.to_numpy().astype(np.float64)
-        half = 2.0 ** -(found.mantissa_bits + 1) + 2.0**-11  # of both roundings
+        half = 2.0 ** -(found.mantissa_bits + 1) + 2.0**-11  # half a bit of each of two roundings
         assert (np.abs(values - stored) <= np.maximum(half * np.abs(values), 2.0**-19)).all()
 
 
 @pytest.mark.parametrize("bound", [1e-2, 1e-5, 1e-6])
-def test_a_bound_of_ones_own(capture, bound):
+def test_other_bounds_are_kept_too(capture, bound):
     pairs, stats = capture(InstrumentationConfig.max_compression().with_error_bound(bound))
     assert all(e <= bound * s for e, s in (errors(*pair) for pair in pairs))
     assert 0 < stats.normalized_mse <= bound
@@ -90,6 +90,6 @@ def test_models_of_16_bits_are_rounded_too(dtype, build, ids, path, watching):
 
 
 @pytest.mark.parametrize("bad", [0, -1e-4, 1, 1.5, float("nan"), "1e-4", True])
-def test_what_is_no_bound(bad):
+def test_an_invalid_bound_is_refused(bad):
     with pytest.raises(ValueError, match="error_bound must be above 0 and below 1"):
         InstrumentationConfig.max_compression().with_error_bound(bad)

@@ -1,4 +1,4 @@
-"""Requests through one model at once are kept apart."""
+"""Captures keep requests apart that use one model at the same time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def inputs_of(n: int) -> list[Tensor]:
 
 
 def assert_only(path, model, inputs) -> None:
-    """What the capture holds is what the model makes of these inputs, in their order."""
+    """Checks that a capture has the model's outputs for these inputs, in order, and no others."""
     with ActivationReader(path) as reader:
         assert reader.steps == tuple(range(len(inputs)))
         assert len(reader) == 4 * len(inputs)
@@ -39,7 +39,8 @@ def assert_only(path, model, inputs) -> None:
                 assert torch.equal(reader["0"].at(step=step).to_torch(), model[0](x).half())
 
 
-def test_threads_each_with_a_capture_of_their_own(model, tmp_path):
+def test_threads_with_separate_captures(model, tmp_path):
+    """Each thread's capture has only that thread's calls of a shared model."""
     start = threading.Barrier(4)
 
     def serve(n: int) -> None:
@@ -55,8 +56,10 @@ def test_threads_each_with_a_capture_of_their_own(model, tmp_path):
         assert_only(tmp_path / f"{n}.stream", model, inputs_of(n))
 
 
-def test_asyncio_tasks_each_with_a_capture_of_their_own(model, tmp_path):
-    @torch.no_grad()  # of a thread, so not around what waits
+def test_asyncio_tasks_with_separate_captures(model, tmp_path):
+    """Each task's capture has only that task's calls of a shared model."""
+
+    @torch.no_grad()  # no_grad holds for the whole thread, so it must not span an await
     def answer(x: Tensor) -> Tensor:
         return model(x)
 
@@ -77,14 +80,14 @@ def test_asyncio_tasks_each_with_a_capture_of_their_own(model, tmp_path):
         assert_only(tmp_path / f"{n}.stream", model, inputs_of(n))
 
 
-def test_what_others_call_meanwhile_is_not_captured(model, tmp_path):
+def test_calls_of_other_threads_are_not_captured(model, tmp_path):
     mine, others = inputs_of(0), inputs_of(1)
 
     def other() -> None:
         with torch.no_grad():
             for x in others:
                 model(x)
-                model[0](x)  # outside of the model, too
+                model[0](x)  # a call of a part of the model
 
     with capture_activations(model, tmp_path / "a.stream", scope="thread") as framework:
         thread = threading.Thread(target=other)
@@ -122,7 +125,7 @@ def test_requests_are_told_apart_in_one_capture(model, path):
 
     with capture_activations(model, path), ThreadPoolExecutor(4) as pool:
         with torch.no_grad():
-            model(inputs_of(9)[0])  # for nobody
+            model(inputs_of(9)[0])  # for no request
         list(pool.map(serve, range(4)))
     with ActivationReader(path) as reader:
         index = reader.index.to_pydict()
@@ -160,7 +163,7 @@ def test_the_inner_request_wins_and_large_tensors_have_it_too(path):
     ("name", "error"),
     [(3, TypeError), ("", ValueError), ("x" * 65_537, ValueError), ("a\0b", ValueError)],
 )
-def test_names_that_no_request_can_have(name, error):
+def test_invalid_names_of_requests_are_refused(name, error):
     with pytest.raises(error, match="a request's name"), for_request(name):
         pass
 
@@ -178,6 +181,7 @@ def test_names_that_find_no_room_are_left_out_with_one_warning(path):
 
 
 def test_a_scope_that_does_not_exist(model, path):
+    """An unknown scope is refused, and no file is made."""
     with pytest.raises(ValueError, match="scope must be one of 'process', 'thread', 'task'"):
         with capture_activations(model, path, scope="proces"):
             pass
@@ -185,7 +189,7 @@ def test_a_scope_that_does_not_exist(model, path):
 
 
 def test_a_request_may_end_in_another_context(model, path):
-    """As in generators that a framework closes."""
+    """A framework may close a generator in another context than it was started in."""
     block = for_request("elsewhere")
     contextvars.copy_context().run(block.__enter__)
     block.__exit__(None, None, None)

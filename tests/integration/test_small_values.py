@@ -1,4 +1,4 @@
-"""Values that float16 makes zero are told, and kept by choice."""
+"""A capture warns of values that float16 makes zero, and keeps them as float32 on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CODECS = ["none", "lz4", "zstd"]
 
 
 class Shrink(nn.Module):
-    """Makes values of about 1e-8 of those about 1."""
+    """Scales values of about 1 to about 1e-8."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 1e-8
@@ -27,7 +27,7 @@ class Grow(nn.Module):
 
 @pytest.fixture
 def model() -> nn.Module:
-    """The outputs of "shrink" and of "again.0" are of about 1e-8, all others of about 1."""
+    """A model in which "shrink" and "again.0" return values of about 1e-8, all others about 1."""
     layers = {"shrink": Shrink(), "grow": Grow(), "again": nn.Sequential(Shrink(), Grow())}
     model = nn.Sequential()
     for name, layer in layers.items():
@@ -73,9 +73,9 @@ def test_the_first_five_layers_are_named_of_many(x, path):
 
 
 def test_the_layers_that_are_named_are_those_that_the_library_counts(path):
-    """The limit stands in Go, which counts tensors, and in Python, which names their layers."""
+    """Go counts the tensors and Python names their layers. Both have the same limit."""
     errors = [0.5 * BOUND, 0.99 * BOUND, 1.01 * BOUND, 2 * BOUND]
-    least = 2.0**-24  # of float16, which makes 0 of 0.4 times that
+    least = 2.0**-24  # the least positive float16; 0.4 times it becomes 0
     model = nn.Sequential(*(nn.Identity() for _ in errors))
     with pytest.warns(RuntimeWarning) as caught:
         with capture_activations(model, path) as framework:
@@ -90,7 +90,7 @@ def test_the_layers_that_are_named_are_those_that_the_library_counts(path):
     assert "2 tensors of '2', '3':" in message
 
 
-def test_small_values_beside_large_ones_are_no_matter(x, path):
+def test_small_values_beside_large_ones_give_no_warning(x, path):
     identity = nn.Identity()
     x[::2] *= 1e-8
     with warnings.catch_warnings():
@@ -141,7 +141,7 @@ def test_samples_are_kept_as_float32_too(x, path):
 
 
 @pytest.mark.parametrize("archive", [False, True])
-def test_an_error_bound_that_float16_breaks_has_float32_beside(
+def test_float32_is_kept_too_if_float16_breaks_the_error_bound(
     archive, model, x, path, watching, read, same
 ):
     config = InstrumentationConfig.max_compression()
@@ -149,7 +149,7 @@ def test_an_error_bound_that_float16_breaks_has_float32_beside(
         path = path.with_suffix(".archive")
         config.with_archive()
     with warnings.catch_warnings(), watching(model) as seen:
-        warnings.simplefilter("error")  # nothing is lost
+        warnings.simplefilter("error")  # no warning, as nothing is lost
         with capture_activations(model, path, config=config) as framework:
             model(x)
     assert framework.stats().underflowed == 2

@@ -1,4 +1,4 @@
-"""A step is an outermost call into the captured model, wherever it comes in."""
+"""A step is an outermost call into the captured model, of the model itself or of a part of it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Inner(nn.Module):
 
 
 class Deep(nn.Module):
-    """Its innermost module is two levels below."""
+    """A model with modules two and three levels below it, and methods that call them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ WHOLE = [*INNER, "outer.1", "outer", ""]
 
 
 @pytest.mark.parametrize("include", [None, "outer.0.*"], ids=["all", "those inside"])
-def test_a_call_that_comes_in_below_the_models_children(path, include):
+def test_a_call_of_a_module_below_the_models_children_is_a_step(path, include):
     model = Deep()
     config = InstrumentationConfig.balanced().with_layers(include or "*")
     inner = INNER if include is None else INNER[:2]
@@ -86,7 +86,7 @@ def test_a_call_that_comes_in_below_the_models_children(path, include):
     assert list(steps_of(path).values()) == [inner, whole, INNER[:1], inner, whole]
 
 
-def test_generation_through_a_wrapper_as_of_peft(llama, ids, path):
+def test_generation_within_a_wrapper_as_that_of_peft(llama, ids, path):
     wrapper = nn.Module()
     wrapper.base_model = nn.Module()
     wrapper.base_model.model = llama
@@ -97,7 +97,7 @@ def test_generation_through_a_wrapper_as_of_peft(llama, ids, path):
         assert all(a.step is not None and a.call == 0 for a in reader)
 
 
-def test_what_a_method_calls_beside_each_other_is_one_step(path):
+def test_calls_one_after_the_other_in_a_method_of_the_model_are_one_step(path):
     model = Deep()
     with torch.no_grad(), capture_activations(model, path) as framework:
         model.one_after_the_other(X)
@@ -115,7 +115,7 @@ def test_a_loop_in_a_method_makes_steps(path):
     assert list(steps_of(path).values()) == [WHOLE] * 3
 
 
-def test_calls_beside_each_other_by_a_function_of_others_are_steps(path):
+def test_calls_one_after_the_other_outside_of_the_model_are_steps(path):
     model = Deep()
 
     class Runner:
@@ -156,6 +156,7 @@ def test_clips_text_features_are_one_step(ids, path):
 
 @pytest.mark.parametrize("encoder", ["model.encoder", "encoder"], ids=["bart", "t5"])
 def test_an_encoder_that_generation_calls_by_itself(encoder, build, ids, path):
+    """The separate call of the encoder is step 0, and each token's call is a further step."""
     import transformers as hf
 
     if encoder == "encoder":
@@ -178,7 +179,7 @@ def test_an_encoder_that_generation_calls_by_itself(encoder, build, ids, path):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_what_a_backward_pass_computes_again_is_marked(reentrant, path):
+def test_recomputation_in_a_backward_pass_is_marked(reentrant, path):
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -195,7 +196,7 @@ def test_what_a_backward_pass_computes_again_is_marked(reentrant, path):
     assert framework.stats().steps == 2
     with ActivationReader(path) as reader:
         again = [a for a in reader if a.path == "!recomputed"]
-        # The other way stops when it has what the gradients need.
+        # The non-reentrant way stops as soon as it has the tensors that the gradients need.
         body = ["body.first", "body.second", "body"] if reentrant else ["body.first"]
         assert [a.layer for a in again] == 2 * body
         assert {(a.step, a.token) for a in again} == {(None, None)}
@@ -228,7 +229,7 @@ def test_requests_through_one_method_are_steps_of_their_own(path):
 
 
 def test_two_calls_of_a_method_are_two_steps(path):
-    """Though the second has its frame where that of the first was."""
+    """The second call's frame may reuse the memory of the first call's frame."""
 
     class Chooses(Deep):
         def part(self, which: int) -> None:
@@ -246,6 +247,7 @@ def test_two_calls_of_a_method_are_two_steps(path):
 
 @pytest.mark.parametrize("deep", [True, False])
 def test_a_step_keeps_nothing_of_its_callers(path, deep):
+    """The local tensors of the calling function are freed when it returns."""
     model = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(4, 4))))
     entered = model[0][0][0] if deep else model
 
@@ -273,7 +275,7 @@ def test_a_method_lets_go_of_what_it_deletes(path):
 
 
 def test_a_coroutines_calls_are_steps_of_their_own(path):
-    """Others may call the model while it waits."""
+    """Other tasks may call the model while the coroutine waits, so each call is a step."""
 
     class Waits(Deep):
         async def both(self, x: Tensor) -> None:
@@ -294,6 +296,7 @@ def test_a_coroutines_calls_are_steps_of_their_own(path):
 
 
 def test_a_model_that_is_a_part_of_another_one(path):
+    """If a model and a part of it are both captured, a call of the model is one step of both."""
     whole = Deep()
     framework = InstrumentationFramework(InstrumentationConfig.balanced())
     framework.instrument_model(whole)

@@ -1,4 +1,4 @@
-"""The command `strap`: probes, a live view and tables, with what they say of bad input."""
+"""The command `strap` for the machine: probes, a live view, tables, and errors for bad input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from llm_instrumentation.errors import StrapPermissionError, UnsupportedError
 from llm_instrumentation.probes import BlockProbe, program, read_snapshots
 
-# On a busy machine a start takes its time.
+# On a busy machine each start of the command takes long.
 pytestmark = pytest.mark.timeout(900)
 
 LINE = '{"timestamp": 1, "interval_s": 1, "latency_histogram": [], "inflight": []}\n'
@@ -38,7 +38,7 @@ def kernel() -> None:
         pytest.skip(str(error))
 
 
-def test_strap_alone_helps():
+def test_strap_without_arguments_prints_help():
     done = strap()
     assert (done.returncode, done.stderr) == (0, "")
     assert all(command in done.stdout for command in ("probe", "top", "export", "salvage"))
@@ -48,6 +48,7 @@ def test_strap_alone_helps():
 
 
 def test_probe_is_the_program(kernel, tmp_path):
+    """`strap probe` becomes the program strap-probe, in the same process."""
     path = tmp_path / "lines.jsonl"
     command = [*STRAP, "probe", "system", "--interval", "0.1", "--output", path, "--flush-every=1"]
     running = subprocess.Popen(command)
@@ -73,7 +74,7 @@ def test_probe_takes_its_own_flags():
 
 @pytest.mark.parametrize("arguments", [["top", "--once"], ["probe", "system"], ["probe", "check"]])
 def test_a_proc_that_lacks_this_process_is_named(kernel, arguments):
-    """The /proc of a PID namespace that this process is not in, as after nsenter --mount."""
+    """/proc may be that of a PID namespace without this process, as after nsenter --mount."""
     foreign = 'unshare --pid --fork mount -t proc proc /proc && exec "$0" "$@"'
     inside = ["unshare", "--mount", "sh", "-c", foreign, *STRAP, *arguments]
     if os.getuid() != 0 or shutil.which("unshare") is None:
@@ -88,6 +89,7 @@ def test_a_proc_that_lacks_this_process_is_named(kernel, arguments):
 
 
 def test_program_that_is_missing(monkeypatch, capsys, tmp_path):
+    """If the program is missing, the error says so in one line."""
     monkeypatch.setattr(program, "path", lambda: tmp_path / "strap-probe")
     assert program.run(["block"]) == 4
     said = capsys.readouterr().err
@@ -99,7 +101,7 @@ def test_program_that_is_missing(monkeypatch, capsys, tmp_path):
 
 
 class Terminal:
-    """A program on a terminal of its own, of 24 lines of 80."""
+    """A program on a new terminal of 24 rows and 80 columns."""
 
     def __init__(self, *arguments: str) -> None:
         self.master, slave = pty.openpty()
@@ -107,10 +109,10 @@ class Terminal:
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
         self.running = subprocess.Popen(
             [*STRAP, *arguments], stdin=slave, stdout=slave, stderr=slave, env=environment,
-            # The terminal controls it, so that Ctrl-C is a signal.
+            # The terminal is the program's controlling terminal, so Ctrl-C sends a signal.
             start_new_session=True, preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),
         )  # fmt: skip
-        self.slave = slave  # stays open, so that its modes can be seen at the end
+        self.slave = slave  # stays open, so that the test can read its modes at the end
         self.said = b""
 
     def read_until(self, pattern: bytes) -> None:
@@ -146,7 +148,7 @@ def test_top_ends_and_leaves_the_terminal_as_it_was(terminal, end):
     terminal.read_until(rb"\x1b\[\?1049l")
     assert terminal.running.wait(240) == 0
     assert termios.tcgetattr(terminal.slave) == terminal.modes
-    assert b"\x1b[?25h" in terminal.said  # the cursor is back
+    assert b"\x1b[?25h" in terminal.said  # the cursor is visible again
     assert b"Traceback" not in terminal.said
 
 
@@ -156,7 +158,7 @@ def test_top_sorts_by_keys(terminal):
     terminal.read_until(rb"7m *faults/s")
 
 
-def test_top_of_no_terminal_is_a_table_each_interval(kernel):
+def test_top_without_a_terminal_prints_a_table_each_interval(kernel):
     with subprocess.Popen(
         [*STRAP, "top", "--interval", "0.1"], stdout=subprocess.PIPE, text=True
     ) as running:
@@ -168,13 +170,14 @@ def test_top_of_no_terminal_is_a_table_each_interval(kernel):
 
 
 def test_top_once(kernel):
+    """With --once, `strap top` prints one table without escape sequences."""
     done = strap("top", "--once", "--interval", "0.2", "--sort", "faults")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("switch/s") == done.stdout.count("requests/s") == 1
     assert "\x1b" not in done.stdout
 
 
-def test_user_without_privilege_is_told():
+def test_user_without_privilege_gets_an_error():
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("becoming another user needs root and setpriv")
     if Path("/proc/sys/kernel/unprivileged_bpf_disabled").read_text().strip() == "0":
@@ -192,6 +195,7 @@ def test_user_without_privilege_is_told():
 
 
 def test_export(tmp_path):
+    """`strap export` writes the snapshots as Parquet and warns of torn lines."""
     source, target = tmp_path / "lines.jsonl", tmp_path / "table.parquet"
     source.write_text(LINE + '{"torn')
     done = strap("export", source, target)
@@ -204,6 +208,7 @@ def test_export(tmp_path):
 
 
 def test_salvage(tmp_path):
+    """`strap salvage` copies whole packets to a new stream, and replaces one only with --force."""
     packet = (1).to_bytes(2, "big") + (400).to_bytes(4, "big") + b"h" + bytes(range(200)) * 2
     path = tmp_path / "old.stream"
     path.write_bytes(packet * 9 + packet[:100])
@@ -238,7 +243,7 @@ def test_salvage(tmp_path):
         (["nosuch"], 2, "nosuch"),
     ],
 )
-def test_strap_says_what_is_wrong(arguments, code, says, tmp_path):
+def test_errors_of_the_command(arguments, code, says, tmp_path):
     (tmp_path / "notes.txt").write_text("one\ntwo\n")
     (tmp_path / "line.jsonl").write_text(LINE)
     done = strap(*arguments, cwd=tmp_path)
@@ -247,7 +252,7 @@ def test_strap_says_what_is_wrong(arguments, code, says, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_top_of_a_device_that_is_not_there(kernel):
+def test_top_of_a_missing_device(kernel):
     done = strap("top", "--device", "nosuch")
     assert (done.returncode, done.stdout) == (5, "")
     assert '"nosuch"' in done.stderr and done.stderr.count("\n") == 1

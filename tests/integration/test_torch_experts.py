@@ -1,6 +1,6 @@
-"""Mixtures of experts: of the experts' weights, the torch tracer counts what a token's own read.
+"""Mixtures of experts: the torch tracer counts only the weights of the experts that tokens chose.
 
-The count by hand asks each layer which experts it was given: every one of them is read once.
+The count by hand looks at the experts that each layer is given, and counts each of them once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def model_of(name: str, experts: str) -> nn.Module:
 
 
 def loaded_and_by_hand(model: nn.Module, work: Callable[[nn.Module], object]) -> tuple[int, int]:
-    """Bytes of the experts' weights that are loaded: traced, and counted by hand."""
+    """The loaded bytes of the experts' weights, as traced and as counted by hand."""
     by_hand = 0
 
     def count(module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -83,12 +83,12 @@ def loaded_and_by_hand(model: nn.Module, work: Callable[[nn.Module], object]) ->
 @pytest.mark.parametrize("work", WORK)
 @pytest.mark.parametrize("experts", ["eager", "batched_mm", "grouped_mm"])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_weights_of_experts_that_are_chosen_are_read(name, experts, work):
+def test_only_the_weights_of_chosen_experts_are_read(name, experts, work):
     loaded, by_hand = loaded_and_by_hand(model_of(name, experts), WORK[work])
     assert loaded == by_hand > 0
 
 
-def test_so_it_is_where_torch_cannot_group(monkeypatch):
+def test_only_chosen_experts_are_read_if_torch_cannot_group(monkeypatch):
     monkeypatch.setattr(moe, "_can_use_grouped_mm", lambda *_: False)
     for work in WORK.values():
         loaded, by_hand = loaded_and_by_hand(model_of("Qwen3", "grouped_mm"), work)
@@ -96,7 +96,7 @@ def test_so_it_is_where_torch_cannot_group(monkeypatch):
 
 
 def test_memory_of_other_experts_is_not_touched():
-    """That of experts without a token cannot be read here: reading it would end the child."""
+    """The child forbids reads of the memory of experts without a token, and still succeeds."""
     experts, size = 4, 32 * 32 * 4
     memory = mmap.mmap(-1, experts * size)
     weights = torch.frombuffer(memory, dtype=torch.float32).view(experts, 32, 32)

@@ -1,4 +1,4 @@
-"""A warning points to the line of the program that it is about, whatever is called in between."""
+"""A warning points to the line of the user's program that caused it, in whatever way it came."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def in_a_thread(model, path):
     "captured", [with_a_block, with_a_framework, by_hand, in_a_stack, as_a_decorator, in_a_thread]
 )
 def test_warnings_of_the_beginning_and_of_the_end(captured, path):
+    """Both point to this file, in whatever way the block is entered."""
     model = nn.Sequential(nn.Linear(2, 2))
-    model._modules["_orig_mod"] = nn.Linear(2, 2)  # what torch.compile puts around a model has it
+    model._modules["_orig_mod"] = nn.Linear(2, 2)  # as in the wrapper that torch.compile returns
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         captured(model, path)

@@ -1,4 +1,4 @@
-"""One name means one thing: no two classes of the package share theirs."""
+"""One name means one thing: no two classes of the package have the same name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "python" / "llm_instrumentation"
 
 
 def shared(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """The names of classes that several modules define, with those modules."""
+    """The names of classes that several modules define, each with its modules."""
     found = defaultdict(list)
     for module, source in sources:
         for node in ast.parse(source).body:

@@ -1,4 +1,4 @@
-"""Every table of element types says what strap.h says. wire's is compared by a test in Go."""
+"""Every table of element types agrees with strap.h. A test in Go compares that of package wire."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def of_header() -> dict[str, int]:
-    """The codes of strap_dtype by the names in lower case."""
+    """The codes of strap_dtype, by their names in lower case."""
     header = (ROOT / "c_include" / "strap.h").read_text()
     found = re.search(r"typedef int32_t strap_dtype;\nenum \{(.*?)\};", header, re.DOTALL)
     assert found
@@ -22,7 +22,10 @@ def of_header() -> dict[str, int]:
 
 
 def bytes_of(name: str) -> int:
-    """By the number in the name; complex64 has 64 bits in all, as in torch and numpy."""
+    """The size of a type in bytes, by the number in its name.
+
+    complex64 has 64 bits in all, as in torch and numpy.
+    """
     bits = re.search(r"\d+", name)
     return int(bits[0]) // 8 if bits else 1
 

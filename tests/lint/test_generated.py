@@ -1,4 +1,4 @@
-"""What is generated and committed is what its sources give."""
+"""Generated files in the repository agree with their sources."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 GO = os.environ.get("GO", "go")
 
-#: Another compiler gives other objects that do the same.
+#: The version that the objects were compiled with. Other versions give other bytes.
 CLANG = "14.0.6"
 
 
 def test_programs_of_the_kernel(tmp_path):
+    """`go generate ./bpf` gives the committed objects."""
     clang = shutil.which("clang-14")
     if clang is None or shutil.which("llvm-strip-14") is None:
         pytest.skip("apt install clang-14 llvm-14")
@@ -39,6 +40,7 @@ def test_programs_of_the_kernel(tmp_path):
 
 
 def test_names_of_system_calls(tmp_path):
+    """The generator gives the committed tables of system calls."""
     probe = ROOT / "libstrap" / "internal" / "probe"
     generator = probe / "syscalls_generate.go"
     subprocess.run([GO, "run", generator, tmp_path], cwd=ROOT, check=True)

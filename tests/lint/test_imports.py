@@ -1,4 +1,4 @@
-"""The house rules of the Go side: which package may import which, and where C may be."""
+"""The rules of the Go code: which package may import which, and which packages may use C."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "github.com/libstrap/strap/"
 
-# Imports among our own packages. A packet walks down from capi to wire; reading and
-# writing meet in index, codec and scan alone; the C interface also encodes and decodes
-# single payloads. All may import status.
+# Imports among our own packages. A packet passes from capi down to wire. Reading and writing share
+# only index, codec and scan. capi also encodes and decodes single payloads. All may import status.
 ALLOWED = {
     "capi": {
         "codec",
@@ -68,7 +67,7 @@ NATIVE = {"CGO_ENABLED": "1"}
 
 
 def packages(**env: str) -> list[dict]:
-    """Our packages as `go list` sees them in an environment."""
+    """Our packages as `go list` reports them in an environment."""
     done = subprocess.run(
         [os.environ.get("GO", "go"), "list", "-e", "-json=ImportPath,Imports,CgoFiles", "./..."],
         cwd=ROOT,
@@ -86,7 +85,7 @@ def packages(**env: str) -> list[dict]:
 
 
 def short(path: str) -> str:
-    """The name in the table: memtrace for .../libstrap/internal/memtrace/parse."""
+    """The name of a package in the table, as memtrace for .../libstrap/internal/memtrace/parse."""
     path = path.removeprefix(MODULE).removeprefix("libstrap/").removeprefix("internal/")
     return path.split("/")[0]
 
@@ -107,13 +106,14 @@ def test_imports_keep_to_the_layers(env):
     assert wrong == []
 
 
-def test_c_lives_at_the_rim():
+def test_only_some_packages_use_c():
     use_c = {short(p["ImportPath"]) for p in packages(**NATIVE) if p.get("CgoFiles")}
     assert "capi" in use_c
     assert use_c <= MAY_USE_C
 
 
 def test_only_the_probes_load_programs():
+    """Only bpf and probe import cilium/ebpf."""
     users = {
         short(p["ImportPath"])
         for p in packages(**NATIVE)
@@ -123,6 +123,7 @@ def test_only_the_probes_load_programs():
 
 
 def test_metrics_stay_out_of_the_library():
+    """The library has the probes, but does not depend on Prometheus."""
     done = subprocess.run(
         [os.environ.get("GO", "go"), "list", "-deps", "./libstrap/capi"],
         cwd=ROOT,

@@ -58,10 +58,10 @@ def test_every_go_package_is_on_the_page():
     ours = {
         f"libstrap/internal/{folder}"
         for folder in folders(ROOT / "libstrap" / "internal", ".go")
-        if not folder.endswith("test")  # helpers of one package's tests
+        if not folder.endswith("test")  # a package of helpers for another package's tests
     }
     on_page = {name for name in listed("C and Go") if name.startswith("libstrap/internal/")}
-    # A folder that holds packages alone, as memtrace, may be there too.
+    # A folder with packages but no files, such as memtrace, may be on the page too.
     assert ours - on_page == set()
     assert {name for name in on_page if not (ROOT / name).is_dir()} == set()
 
@@ -79,5 +79,5 @@ def test_the_import_rules_are_those_that_are_checked(checked, half):
     written = {
         name: set(names(second)) for first, second in rows(halves[half]) for name in names(first)
     }
-    # Parts of one package import each other.
+    # Parts of one package may import each other, which the page does not list.
     assert written == {name: used - {name} for name, used in allowed.items()}

@@ -1,4 +1,4 @@
-"""What needs no C compiles for the other platforms too."""
+"""The Go packages that need no C compile for other platforms too."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ GO = os.environ.get("GO", "go")
 
 @pytest.mark.parametrize(("goos", "goarch"), [("darwin", "arm64"), ("linux", "arm64")])
 def test_vet(goos, goarch):
+    """`go vet` without C passes for macOS and for arm64."""
     env = {**os.environ, "GOOS": goos, "GOARCH": goarch, "CGO_ENABLED": "0"}
     pure = "{{if or .GoFiles .TestGoFiles}}{{.ImportPath}}{{end}}"
     listed = subprocess.run(

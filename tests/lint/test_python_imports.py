@@ -1,4 +1,4 @@
-"""The house rules of the Python side: which part of the package may import which."""
+"""The rules of the Python code: which part of the package may import which."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "python" / "llm_instrumentation"
 NAME = PACKAGE.name
 
-# What each part may import of ours. All may import `errors`, and files such as `_files`.
+# The parts of ours that each part may import. All may import `errors`, and files such as `_files`.
 ALLOWED: dict[str, set[str]] = {
     "_native": set(),
     "_report": set(),
     "memory": set(),
     "core": {"_native", "memory"},
-    "core.framework": {"_native", "memory", "probes"},  # which gives a capture its probes
+    "core.framework": {"_native", "memory", "probes"},  # it gives a capture its probes
     "analysis": {"_native", "core"},
     "probes": {"_native", "_report", "analysis"},
     "mrm": {"_native", "_report"},
-    "mrm.collector": {"_native", "core"},  # whose torch tracer runs compiled models eagerly, too
+    "mrm.collector": {"_native", "core"},  # its torch tracer runs compiled models eagerly, as core
     "utils": {"core"},
-    "cli": {"_native", "_report", "analysis", "probes"},  # and nothing imports it
+    "cli": {"_native", "_report", "analysis", "probes"},  # no other part imports it
     "cli.trace": {"_report", "mrm"},
 }
-# What a plain installation brings, and what each extra adds to it.
+# The packages of a plain installation, and those that each extra adds.
 INSTALLED = {NAME, "numpy", "pyarrow", "rich", "torch", "typer"}
 REPORT = {"cycler", "matplotlib", "pandas", "plotly"}
 EXTRAS = {"report": REPORT, "mrm": {*REPORT, "memray", "psutil", "pydantic", "yaml"}}
-# Captures are read without what captures them.
+# The modules of core that hook models. Reading a capture must not import them.
 HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}
-# A library that takes seconds to load, and who needs it for all that they do.
+# The parts that may load torch when they are imported, which takes seconds.
 TORCH = {"core", "memory", "mrm.collector"}
 
 
 def imported(module: str, source: str, *, is_package: bool = False) -> Iterator[tuple[str, bool]]:
-    """The absolute names of what a module imports, and whether it does so when it is loaded."""
+    """The absolute names that a module imports, each with whether it does so when it is loaded."""
     tree = ast.parse(source)
     at_load = set(_at_load(tree.body))
     parent = module.split(".") if is_package else module.split(".")[:-1]
@@ -55,7 +55,7 @@ def imported(module: str, source: str, *, is_package: bool = False) -> Iterator[
 
 
 def _at_load(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run when a module is loaded, outside of type checkers' blocks."""
+    """The statements that run when a module is loaded, without blocks for type checkers."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
@@ -156,7 +156,7 @@ def test_a_made_up_violation_is_found(module, source, fault):
         ("_native.library", "from ..errors import StrapError"),
     ],
 )
-def test_what_the_table_allows_is_not(module, source):
+def test_an_import_that_the_table_allows_is_no_violation(module, source):
     assert wrong(f"{NAME}.{module}", source) == []
 
 
@@ -171,7 +171,7 @@ def test_what_the_table_allows_is_not(module, source):
         "import unheard_of.module",
     ],
 )
-def test_a_package_that_may_be_missing_is_found(source):
+def test_an_import_without_its_extra_is_found(source):
     (found,) = without_extra("module", source)
     assert "without its extra" in found
 
@@ -185,5 +185,5 @@ def test_a_package_that_may_be_missing_is_found(source):
         "if TYPE_CHECKING:\n    import pandas as pd",
     ],
 )
-def test_a_package_inside_its_extra_is_not(source):
+def test_a_package_inside_its_extra_is_no_violation(source):
     assert without_extra("module", source) == []

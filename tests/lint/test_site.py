@@ -1,6 +1,6 @@
-"""The pages of docs/ read the same on the code host and on the site that `make docs` builds.
+"""The pages of docs/ look the same on the code host and on the site that `make docs` builds.
 
-The build checks links, anchors and the nav. Here stands what it does not see.
+The build itself checks links, anchors and the nav. These tests check what the build does not.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ ITEM = re.compile(r" *([-*]|\d+\.) ")
 
 
 def run_together(text: str) -> list[int]:
-    """The lines where a list or table begins right behind a paragraph: the site shows text there.
+    """The numbers of the lines that the code host shows as a list or table, but the site as text.
 
-    Nor does the site see a list inside of another that is indented by less than four spaces.
+    The site needs a blank line between a paragraph and a list or table, and four spaces of
+    indentation for a list inside another list.
     """
     found, before, in_code = [], "", False
     for number, line in enumerate(text.splitlines(), 1):
@@ -34,7 +35,7 @@ def run_together(text: str) -> list[int]:
     return found
 
 
-def test_lists_and_tables_are_seen_by_both():
+def test_lists_and_tables_work_on_both():
     pages = sorted((ROOT / "docs").rglob("*.md"))
     assert len(pages) > 50
     assert {page.name: found for page in pages if (found := run_together(page.read_text()))} == {}
@@ -43,7 +44,7 @@ def test_lists_and_tables_are_seen_by_both():
 @pytest.mark.parametrize(
     "text", ["text\n- item", "text\n| a |\n| --- |", "- item\n  - inner", "text\n1. item"]
 )
-def test_a_made_up_page_is_found(text):
+def test_a_page_with_a_fault_is_found(text):
     assert run_together(text)
     assert run_together(f"```text\n{text}\n```") == []
 
@@ -76,7 +77,7 @@ def test_docstrings_become_markdown(hooks):
     said = "Uses :class:`~.reader.Reader`, as :func:`a.b`::\n\n    x = 1\n\n    y = 2\n\nand more."
     written = "Uses `Reader`, as `a.b`:\n\n```python\nx = 1\n\ny = 2\n```\n\nand more.\n"
     assert hooks["markdown"](said) == written
-    # Python takes the margin off a docstring whose rest is all code.
+    # If all lines after the first are code, Python removes their indentation.
     assert hooks["markdown"]("All::\n\nx = 1\nif x:\n    y = 2") == (
         "All:\n\n```python\nx = 1\nif x:\n    y = 2\n```\n\n"
     )

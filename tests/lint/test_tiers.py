@@ -1,4 +1,4 @@
-"""The tests as CONTRIBUTING.md sorts them."""
+"""Each test belongs to one of the tiers in CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TIERS = {"unit", "integration", "validity", "property", "performance"}
 
-# Writes the marks of all tests, and those that would run.
+# A pytest plugin that writes the marks of all tests, and the tests that would run.
 PLUGIN = """
 import json, os
 import pytest
@@ -32,7 +32,7 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory) -> tuple[dict[str, set[str]], set[str]]:
-    """The marks of each test, and the tests of a bare `pytest`."""
+    """The marks of each test, and the tests that `pytest` without arguments runs."""
     folder = tmp_path_factory.mktemp("plugin")
     (folder / "teller.py").write_text(PLUGIN)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
@@ -54,13 +54,13 @@ def test_every_test_has_one_tier(collected):
     assert set.union(*marks.values()) >= TIERS
 
 
-def test_the_properties_take_no_network_and_no_minutes(collected):
+def test_no_property_test_is_slow(collected):
     marks, _ = collected
     folder = {test: of for test, of in marks.items() if test.startswith("tests/property/")}
     assert folder and all("property" in of and "slow" not in of for of in folder.values())
 
 
-def test_a_bare_pytest_leaves_out_what_takes_long(collected):
+def test_a_bare_pytest_leaves_out_slow_tests(collected):
     marks, chosen = collected
     assert {test for test, of in marks.items() if not of & {"slow", "performance"}} == chosen
     assert chosen < set(marks)

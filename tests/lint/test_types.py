@@ -1,4 +1,4 @@
-"""What a program that is checked with ``mypy --strict`` sees of the public names."""
+"""Programs that use the public names pass ``mypy --strict``."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ def capture(framework: InstrumentationFramework, asked: bool) -> None:
 """
 
 
-def test_a_tracker_that_is_asked_for_is_one(tmp_path):
-    """Strict checking also refuses an ignored error that is none."""
+def test_a_requested_tracker_is_not_optional(tmp_path):
+    """With track_per_token=True mypy knows a tracker; otherwise it may be None.
+
+    Strict checking also refuses an `ignore` without an error, so each one here has an error.
+    """
     pytest.importorskip("mypy")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

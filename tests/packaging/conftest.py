@@ -1,4 +1,4 @@
-"""What the packaging tests share: commands that must succeed, and one build of all."""
+"""Fixtures of the packaging tests: commands that must succeed, and one build for all tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Run = Callable[..., str]
 
 
 def run_command(*command: str | Path, env: dict[str, str] | None = None, **options) -> str:
-    """Standard output of a command that must succeed; a failure shows all it wrote.
+    """The standard output of a command that must succeed. A failure shows all its output.
 
     Args:
         env: Variables to change; an empty value removes one.
@@ -45,7 +45,7 @@ def run() -> Run:
 
 @pytest.fixture(scope="session")
 def version() -> str:
-    """The release number, from its one place."""
+    """The release number, as _version.py defines it."""
     source = (ROOT / "python/llm_instrumentation/_version.py").read_text()
     found = re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE)
     assert found

@@ -1,4 +1,4 @@
-"""What calculates passes its tests on arm64 too, and writes the same bytes there."""
+"""The packages that calculate pass their tests on arm64 too, and write the same bytes there."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ pytestmark = [
 
 @pytest.mark.parametrize("loops", ["Go", "NEON"])
 def test_under_qemu(loops: str, root: Path, run, request: pytest.FixtureRequest) -> None:
+    """The Go tests pass under QEMU, and the checksum of the encoded bytes is the same as here."""
     env = {"GOOS": "linux", "GOARCH": "arm64", "CGO_ENABLED": "0"}
     options = ["-short", "-v", f"-exec={QEMU}"]
     if loops == "NEON":
-        # A static program needs no libraries of arm64; zig has musl for that.
+        # A static program needs no arm64 libraries. zig brings musl to link it.
         zig = request.getfixturevalue("zig")
         env |= {"CGO_ENABLED": "1", "CC": f"{zig} cc -target aarch64-linux-musl"}
         options.append("-ldflags=-linkmode=external -extldflags=-static")

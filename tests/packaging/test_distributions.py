@@ -84,7 +84,7 @@ def test_the_wheel_fits_any_python_on_this_platform(wheel, version):
     arch = platform.removeprefix("linux_")
     assert wheel.name in {
         f"llm_instrumentation-{version}-py3-none-{platform}.whl",
-        # Where zig had to stand in for a C compiler.
+        # If zig replaced a missing C compiler.
         f"llm_instrumentation-{version}-py3-none-manylinux_2_17_{arch}.manylinux2014_{arch}.whl",
     }
     with zipfile.ZipFile(wheel) as archive:
@@ -102,7 +102,7 @@ def test_the_wheel_holds_the_package_its_libraries_and_one_program(wheel):
     assert any(n.endswith(".dist-info/licenses/LICENSE") for n in names)
 
 
-def test_a_plain_installation_brings_what_captures_and_reads(wheel, version):
+def test_a_plain_installation_can_capture_and_read(wheel, version):
     with zipfile.ZipFile(wheel) as archive:
         told = archive.read(f"llm_instrumentation-{version}.dist-info/METADATA").decode()
     needed = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*(?:; extra == '(\w+)')?$", told, re.M)
@@ -148,7 +148,7 @@ def test_an_installed_wheel_runs_the_program(wheel, run, tmp_path):
 
 
 def test_an_installed_wheel_loads_and_agrees_on_the_version(wheel, run, version, tmp_path):
-    """Without torch: the version and the native layer do not need it."""
+    """The version and the native layer need no torch."""
     venv.create(tmp_path / "env", with_pip=False)
     python = tmp_path / "env" / "bin" / "python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel)

@@ -58,7 +58,7 @@ def test_a_program_builds_with_pkg_config(prefix, root, run, version, tmp_path):
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="no CMake")
 @pytest.mark.parametrize("language", ["c", "cpp"])
 def test_a_program_builds_with_cmake(prefix, root, run, language, tmp_path):
-    """From a tree that was moved after its installation."""
+    """The installed tree may be moved before CMake uses it."""
     moved = shutil.copytree(prefix, tmp_path / "moved prefix", symlinks=True)
     source, build = root / "examples" / language, tmp_path / "build"
     run("cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={moved}")
@@ -68,7 +68,7 @@ def test_a_program_builds_with_cmake(prefix, root, run, language, tmp_path):
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="no CMake")
 @pytest.mark.parametrize(("wanted", "found"), [("2.0", True), ("2.0.0", True), ("99.0", False)])
-def test_cmake_is_told_whether_the_version_fits(prefix, run, tmp_path, wanted, found):
+def test_cmake_finds_only_a_version_that_fits(prefix, run, tmp_path, wanted, found):
     project = "cmake_minimum_required(VERSION 3.16)\nproject(p NONE)\n"
     project += f'find_package(strap {wanted} QUIET)\nmessage(STATUS "found=${{strap_FOUND}}")\n'
     (tmp_path / "CMakeLists.txt").write_text(project)

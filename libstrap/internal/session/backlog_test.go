@@ -13,9 +13,10 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
+// packet returns an entry that holds n staged bytes.
 func packet(n int) *entry { return &entry{region: arena.Region{Buf: make([]byte, n)}} }
 
-// worker takes packets until the backlog closes, and says which.
+// worker takes packets until the backlog closes, and sends each to the channel that it returns.
 func worker(b *backlog) <-chan *entry {
 	taken := make(chan *entry, 100)
 	go func() {
@@ -28,6 +29,7 @@ func worker(b *backlog) <-chan *entry {
 	return taken
 }
 
+// restsFor fails the test if a worker takes a packet within d.
 func restsFor(t *testing.T, d time.Duration, taken <-chan *entry) {
 	t.Helper()
 	select {
@@ -37,6 +39,7 @@ func restsFor(t *testing.T, d time.Duration, taken <-chan *entry) {
 	}
 }
 
+// soon receives a value from c, or its end. It fails the test after a minute.
 func soon[T any](t *testing.T, c <-chan T) (v T) {
 	t.Helper()
 	select {
@@ -47,7 +50,7 @@ func soon[T any](t *testing.T, c <-chan T) (v T) {
 	return v
 }
 
-func TestEagerWorkersTakeWhatComes(t *testing.T) {
+func TestEagerWorkersTakePacketsAtOnce(t *testing.T) {
 	b := newBacklog(false, false, 100)
 	defer b.Close()
 	taken := worker(b)
@@ -71,12 +74,14 @@ func TestYieldingWorkersRestWhileThePacketsCome(t *testing.T) {
 	}
 	n := len(taken)
 	longest = max(longest, time.Since(before))
-	if n > 0 && longest < idleAfter/2 { // else this machine paused, as a model may
+	if n > 0 && longest < idleAfter/2 { // after a longer pause the workers may have begun
 		t.Errorf("%d packets were taken while more came", n)
 	}
-	soon(t, taken) // now that none comes
+	soon(t, taken) // now no packet comes
 }
 
+// If the waiting packets reach the limit, Push tells the caller to wait until the workers have
+// made them.
 func TestYieldingWorkersGoFirstWhenMuchWaits(t *testing.T) {
 	b := newBacklog(true, false, 1000)
 	defer b.Close()
@@ -94,7 +99,9 @@ func TestYieldingWorkersGoFirstWhenMuchWaits(t *testing.T) {
 	}
 }
 
-func TestWhereCallersHelpTheWorkersRest(t *testing.T) {
+// If callers help, the workers rest: Push tells the caller to make packets itself. Workers go on
+// only for a call that waits for the packets.
+func TestWorkersRestIfCallersHelp(t *testing.T) {
 	b := newBacklog(true, true, 1000)
 	defer b.Close()
 	taken := worker(b)
@@ -122,7 +129,8 @@ func TestWhereCallersHelpTheWorkersRest(t *testing.T) {
 	soon(t, taken)
 }
 
-func TestSomeoneInAHurry(t *testing.T) {
+// Resting workers work from Hurry until its end is called.
+func TestHurryLetsRestingWorkersWork(t *testing.T) {
 	b := newBacklog(true, false, 1000)
 	defer b.Close()
 	b.timer, b.longest = time.NewTimer(time.Hour), time.Hour // no idle time is noticed
@@ -138,6 +146,7 @@ func TestSomeoneInAHurry(t *testing.T) {
 	restsFor(t, 2*idleAfter, taken)
 }
 
+// Resting workers begin when the oldest packet has waited for longestWait.
 func TestNoPacketWaitsForLong(t *testing.T) {
 	b := newBacklog(true, false, 1000)
 	defer b.Close()
@@ -154,6 +163,7 @@ func TestNoPacketWaitsForLong(t *testing.T) {
 	soon(t, taken)
 }
 
+// Workers make the packets that wait when the backlog closes, and then end.
 func TestABacklogThatClosesIsWorkedOff(t *testing.T) {
 	b := newBacklog(true, false, 1000)
 	b.Push(packet(1))
@@ -167,8 +177,7 @@ func TestABacklogThatClosesIsWorkedOff(t *testing.T) {
 	}
 }
 
-// A tensor that an outer module returns again is compressed once, whatever name and
-// place it has.
+// If several modules return the same tensor, it is compressed once, under whatever names it comes.
 func TestRepeatedTensorsAreCompressedOnce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	o := options(codec.Zstd)
@@ -182,14 +191,14 @@ func TestRepeatedTensorsAreCompressedOnce(t *testing.T) {
 			enqueue(t, s, tensorOf(mustLayer(t, s, fmt.Sprintf("layer.%d.%s", i, "outer"[:j])), wire.Float32, v))
 			want = append(want, halves(v))
 		}
-		// Alike at both ends, and not the same.
+		// The first and last bytes are the same, which PopAlike compares, but the values differ.
 		other := slices.Clone(v)
 		other[len(v)/2] += 1
 		enqueue(t, s, tensorOf(mustLayer(t, s, "other"), wire.Float32, other))
 		want = append(want, halves(other))
 	}
 	finish(t, s)
-	if n := s.Stats().Repeated; n == 0 || n > 60 { // as many as the worker had not begun
+	if n := s.Stats().Repeated; n == 0 || n > 60 { // 60 come again; some may have begun already
 		t.Errorf("%d packets were found to be repeated", n)
 	}
 	rows, got := read(t, path)
@@ -200,8 +209,8 @@ func TestRepeatedTensorsAreCompressedOnce(t *testing.T) {
 	}
 }
 
-// However close the burst comes to all of the memory, the workers have their turn before
-// somebody waits for room, or something is dropped.
+// A burst may be as large as the memory. The workers still begin before a call waits for room or
+// drops a tensor.
 func TestABurstLeavesRoom(t *testing.T) {
 	for _, drops := range []bool{false, true} {
 		o := options(codec.LZ4)
@@ -225,8 +234,7 @@ func TestABurstLeavesRoom(t *testing.T) {
 	}
 }
 
-// A wait for the workers that outlasts the time limit does not make later waits of the
-// same call last for ever.
+// If one wait uses up the time limit of a call, later waits of the same call end at once.
 func TestTheDeadlineOutlivesAWait(t *testing.T) {
 	c := call{limit: time.Millisecond}
 	defer c.stop()

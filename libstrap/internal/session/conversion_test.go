@@ -15,7 +15,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// convertedBefore is v as a caller hands it over that made the float16 itself.
+// convertedBefore returns v as float16, with its Conversion, as from a caller that converted it.
 func convertedBefore(layer uint32, v []float32, shape ...int64) *Tensor {
 	out, loss := make([]uint16, len(v)), codec.Stats{}
 	codec.Float32ToFloat16(unsafe.Pointer(unsafe.SliceData(out)), unsafe.Pointer(unsafe.SliceData(v)), len(v), 10, &loss)
@@ -24,8 +24,8 @@ func convertedBefore(layer uint32, v []float32, shape ...int64) *Tensor {
 	return t
 }
 
-// both captures v as float32 and as float16 that was converted before, each in a session
-// of its own, and returns their rows, payloads and statistics in that order.
+// both captures v in two sessions, and returns the rows, payloads and statistics of each. Index 0
+// is v as float32. Index 1 is v as float16 that the caller converted.
 func both(t *testing.T, o Options, v []float32) (rows [2][]wire.Row, payloads [2][][]byte, stats [2]Stats) {
 	t.Helper()
 	for i, x := range []*Tensor{tensorOf(0, wire.Float32, v), convertedBefore(0, v)} {
@@ -40,12 +40,15 @@ func both(t *testing.T, o Options, v []float32) (rows [2][]wire.Row, payloads [2
 	return rows, payloads, stats
 }
 
-// near reports whether two sums can be of the same numbers: each is at most 2e-6 above the true one.
+// near reports whether two sums may be of the same numbers. Each may exceed the true sum by a
+// factor of at most 1 + 2e-6.
 func near(a, b float64) bool {
 	return a == b || math.IsNaN(a) && math.IsNaN(b) || math.Abs(a-b) <= 2e-6*math.Abs(b)
 }
 
-func TestAConversionIsToldAsTheLibrarysOwn(t *testing.T) {
+// A tensor that the caller converted gives the same bytes, row and statistics as one that the
+// library converts.
+func TestACallersConversionIsReportedAsTheLibrarysOwn(t *testing.T) {
 	atEveryLevel(t, func(t *testing.T) {
 		nan, inf := float32(math.NaN()), float32(math.Inf(1))
 		v := normals(200_000)
@@ -88,7 +91,8 @@ func TestAConversionIsToldAsTheLibrarysOwn(t *testing.T) {
 	})
 }
 
-// What is rounded as well tells at least the error of both, and keeps the bound.
+// After a caller's conversion, the library rounds as far as the bound allows for both errors
+// together. The row reports at least the error of both.
 func TestRoundingAfterAConversionKeepsTheBound(t *testing.T) {
 	atEveryLevel(t, func(t *testing.T) {
 		v := normals(500_000)
@@ -124,6 +128,8 @@ func TestRoundingAfterAConversionKeepsTheBound(t *testing.T) {
 	})
 }
 
+// The conversion's error and the error that left allows for rounding stay within the bound
+// together. A conversion without an error leaves the whole bound.
 func TestWhatABoundLeavesForRounding(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	for range 10_000 {
@@ -149,7 +155,8 @@ func TestWhatABoundLeavesForRounding(t *testing.T) {
 	}
 }
 
-// Each part of a split tensor has the tensor's means; the counters count it once.
+// Each part of a split tensor reports the tensor's mean errors. The counters count the conversion
+// once.
 func TestPartsShareAConversionEvenly(t *testing.T) {
 	atEveryLevel(t, func(t *testing.T) {
 		v := float32s(1000, func(i int) float32 { return float32(math.Sqrt(float64(i))) })
@@ -162,7 +169,7 @@ func TestPartsShareAConversionEvenly(t *testing.T) {
 		}
 		c := stats[0].Convert
 		for i, row := range rows[1] {
-			// The number of values is not whole in a part.
+			// A part's share of the values may not be a whole number, so its count is rounded up.
 			if mse, n := c.SquareError/float64(c.Count), float64(len(payloads[1][i])/2); math.Abs(row.MSE-mse) > mse/n ||
 				row.Source != wire.Float32 || row.Parts != 4 {
 				t.Errorf("part %d of %d: mse %g instead of %g", i, row.Parts, row.MSE, mse)
@@ -174,6 +181,7 @@ func TestPartsShareAConversionEvenly(t *testing.T) {
 	})
 }
 
+// Once a part of the tensor is taken, repeated calls need not give the loss again.
 func TestAConversionOutlivesATimeout(t *testing.T) {
 	o := options(codec.None)
 	o.MaxMemory = 1 << 20
@@ -187,8 +195,8 @@ func TestAConversionOutlivesATimeout(t *testing.T) {
 		if err = s.Enqueue(x, 0); err != nil && !errors.Is(err, status.Timeout) {
 			t.Fatal(err)
 		}
-		if x.Cursor&1 != 0 { // something is taken
-			x.Conversion = &Conversion{Source: wire.Float32} // the loss was told already
+		if x.Cursor&1 != 0 { // a part of the tensor is taken
+			x.Conversion = &Conversion{Source: wire.Float32} // the session knows the loss
 		}
 		time.Sleep(100 * time.Microsecond)
 	}
@@ -203,6 +211,7 @@ func TestAConversionOutlivesATimeout(t *testing.T) {
 	}
 }
 
+// A dropped tensor that the caller converted counts with the size and type of its float32 values.
 func TestADroppedConversionCountsItsSource(t *testing.T) {
 	o := options(codec.None)
 	o.MaxMemory, o.DropOnFull = 1<<20, true
@@ -222,7 +231,7 @@ func TestADroppedConversionCountsItsSource(t *testing.T) {
 	}
 }
 
-func TestConversionsThatAreNone(t *testing.T) {
+func TestInvalidConversionsAreRefused(t *testing.T) {
 	o := options(codec.None)
 	s := open(t, filepath.Join(t.TempDir(), "a.stream"), o)
 	o.KeepFloat32 = true

@@ -8,8 +8,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// This file lends the tests in package session_test what the tests here use. Those go through an
-// intake, whose package imports this one.
+// This file exports the helpers of the tests here to those in package session_test. Those tests use
+// package intake, which imports this package, so they cannot be in it.
 
 const (
 	Forever   = forever
@@ -39,11 +39,11 @@ var (
 	SoakTeam     = func() team.Team { return soakTeam }
 )
 
-// patience is how much longer than its time limit a call may take in a test, where the machine is
-// busy and the race detector is on.
+// patience is how much longer than its time limit a call may take in a test. The machine may be
+// busy, and the race detector on.
 const patience = 5 * time.Second
 
-// soakTeam is a host's team of threads, where there is cgo.
+// soakTeam is a host's team of threads. Without cgo it is the zero Team.
 var soakTeam team.Team
 
 func (s *Session) Finished() chan struct{} { return s.life.finished }
@@ -54,7 +54,7 @@ func (s *Session) Hurried() bool           { return s.jobs.Hurried() }
 func (s *Session) Places() int             { return len(s.staging.line.places) }
 func (o *Options) Split(bytes int64)       { o.split = bytes }
 
-// TakeMemory takes all staging memory that is free, until give is called.
+// TakeMemory takes all free staging memory. Call give to free it again.
 func (s *Session) TakeMemory() (give func(), err error) {
 	var taken []func()
 	give = func() {

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// layers lists the files of the package from the door down. A file uses only declarations of its own
-// line and of the lines below.
+// layers lists the files of the package, from the entry points down. A file may use only
+// declarations of files on its own line and on the lines below.
 var layers = []string{
 	"session.go", // opens a session, and has its methods
 	"writer.go",
@@ -50,7 +50,8 @@ func TestFilesUseOnlyFilesBelow(t *testing.T) {
 	}
 }
 
-func TestAnArrowThatRunsUpwardIsFound(t *testing.T) {
+// upward finds uses of a file above, and a file without a layer.
+func TestAnUpwardUseIsFound(t *testing.T) {
 	got := upward(t, []string{"a.go", "b.go c.go"}, map[string]string{
 		"a.go": "package p\ntype door struct{ room room }\nfunc (d *door) open() { d.room.enter() }\nconst key = 1",
 		"b.go": "package p\ntype room struct{}\nfunc (r *room) enter() { use(key) }",
@@ -63,7 +64,8 @@ func TestAnArrowThatRunsUpwardIsFound(t *testing.T) {
 	}
 }
 
-// upward returns the arrows between files that run upward. A source "" is read from its file.
+// upward returns each use of a declaration in a file above. sources maps file names to their text;
+// the text "" stands for the file on disk.
 func upward(t *testing.T, layers []string, sources map[string]string) (found []string) {
 	t.Helper()
 	level := map[string]int{}
@@ -88,7 +90,7 @@ func upward(t *testing.T, layers []string, sources map[string]string) (found []s
 		}
 		files = append(files, file)
 	}
-	// Imported packages are empty here, so what is used of them has errors, which do not matter.
+	// Imported packages are empty here. Uses of them are type errors, which this check ignores.
 	info := types.Info{Uses: map[*ast.Ident]types.Object{}}
 	check := types.Config{Importer: nothing{}, Error: func(error) {}}
 	self, _ := check.Check("p", set, files, &info)

@@ -24,7 +24,8 @@ func helped(k codec.Kind) Options {
 	return o
 }
 
-// fill captures n tensors of 200 KB, and says what the float16 of each are.
+// fill captures n tensors of 100,000 float32, with steps from 0, and returns the float16 bytes
+// of each.
 func fill(t testing.TB, s *Session, layer uint32, n int) (want [][]byte) {
 	for i := range n {
 		v := float32s(100_000, func(k int) float32 { return float32((k*7 + i*13) % 1000) })
@@ -38,6 +39,7 @@ func fill(t testing.TB, s *Session, layer uint32, n int) (want [][]byte) {
 	return want
 }
 
+// The team's threads make packets within Enqueue, and the capture reads back as it was sent.
 func TestTheTeamMakesThePackets(t *testing.T) {
 	for _, k := range []codec.Kind{codec.LZ4, codec.Zstd} { // raw elements need no help
 		path := filepath.Join(t.TempDir(), "a.stream")
@@ -65,6 +67,8 @@ func TestThreadsMakePacketsAtOnceWithFlushesInBetween(t *testing.T) {
 	}
 }
 
+// captureInThreads captures from several threads with checkpoints in between, and checks that the
+// packets of each thread are complete, in order and without a gap in the file.
 func captureInThreads(t *testing.T, o Options) {
 	const threads, each = 4, 60
 	path := filepath.Join(t.TempDir(), "a.stream")
@@ -103,7 +107,7 @@ func captureInThreads(t *testing.T, o Options) {
 	}
 }
 
-// A packet of a session that is closing is the writer's alone: were a helper to take it, the
+// While a session closes, only the writer appends packets. If a helper took the last packet, the
 // writer would not learn that it was the last.
 func TestHelpersLeaveTheEndToTheWriter(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "a.stream"), helped(codec.LZ4))
@@ -119,7 +123,7 @@ func TestHelpersLeaveTheEndToTheWriter(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.refuse()
-	for !s.sink.isFinishing() { // until the writer has seen it
+	for !s.sink.isFinishing() { // until the writer has seen the refusal
 		time.Sleep(time.Millisecond)
 	}
 	last.made.Store(true)
@@ -137,6 +141,7 @@ func (k *sink) isFinishing() bool {
 	return k.finishing
 }
 
+// Discard closes the file at once, also while packets wait for workers that rest.
 func TestADiscardedCaptureLetsGoOfItsFileAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	s := open(t, path, helped(codec.LZ4))
@@ -146,7 +151,7 @@ func TestADiscardedCaptureLetsGoOfItsFileAtOnce(t *testing.T) {
 	soon(t, s.life.finished)
 }
 
-// A helper that appends the last packet wakes the writer for the flush that waits for it.
+// If a flush waits for a packet that a helper appends, the helper wakes the writer.
 func TestAFlushEndsWithAHelper(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "a.stream"), helped(codec.LZ4))
 	stopTicks(s)
@@ -173,7 +178,7 @@ func TestAFlushEndsWithAHelper(t *testing.T) {
 	for s.progress.Idle() {
 		runtime.Gosched()
 	}
-	time.Sleep(10 * time.Millisecond) // the writer has seen it and rests
+	time.Sleep(10 * time.Millisecond) // the writer has seen the flush and rests
 	s.sink.mu.Lock()
 	it.made.Store(true)
 	s.sink.unlock(s.opts.helped())

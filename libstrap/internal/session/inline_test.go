@@ -14,7 +14,8 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// checkSums reads a capture and compares its checksums and, by step, its values.
+// checkSums checks that a capture has no gaps, that its checksums fit its payloads, and that the
+// packet of step i has the values want[i].
 func checkSums(t *testing.T, path string, want [][]byte) {
 	t.Helper()
 	rows, payloads := read(t, path)
@@ -38,9 +39,9 @@ func checkSums(t *testing.T, path string, want [][]byte) {
 	}
 }
 
-// Packets of every size, some around the end of the ring that the stream is written from, and
-// behind some that wait in the staging memory; half of them in a stream that is resumed.
-func TestPacketsAreMadeWhereTheyAreWritten(t *testing.T) {
+// Packets that are made in the stream's own blocks are whole and in order. Their sizes vary, some
+// meet the end of a block, some come after staged packets, and half of them come after a resume.
+func TestPacketsAreMadeInTheStreamsBlocks(t *testing.T) {
 	alone := func(k codec.Kind) Options { return options(k) }
 	dropping := func(k codec.Kind) Options {
 		o := helped(k)
@@ -62,13 +63,14 @@ func TestPacketsAreMadeWhereTheyAreWritten(t *testing.T) {
 	}
 }
 
-// mixed captures tensors of many sizes, the steps [from, to), and says what float16 they are.
+// mixed captures tensors of many sizes with the steps [from, to), closes the session, and returns
+// their float16 bytes.
 func mixed(t *testing.T, s *Session, from, to int) (want [][]byte) {
 	sizes := []int{1, 3, 768, 65_535, 65_536, 100_001, 2_500_000, 300_000, 5}
 	noisy, plain := mustLayer(t, s, "noisy"), mustLayer(t, s, "plain")
 	for i := from; i < to; i++ {
 		layer, v := noisy, noise(sizes[i%len(sizes)], uint64(i))
-		if i%7 == 3 { // which LZ4 compresses: it waits for the team
+		if i%7 == 3 { // LZ4 compresses these values, so the packet waits for the team
 			layer, v = plain, make([]float32, 10_000)
 		}
 		x := tensorOf(layer, wire.Float32, v)
@@ -82,7 +84,7 @@ func mixed(t *testing.T, s *Session, from, to int) (want [][]byte) {
 	return want
 }
 
-// A layer that LZ4 left raw is tried again after some packets.
+// If LZ4 did not shrink a layer's packets, it is tried again after tryEvery packets.
 func TestALayerThatBecomesCompressibleIsCompressed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	s := open(t, path, helped(codec.LZ4))
@@ -95,7 +97,7 @@ func TestALayerThatBecomesCompressibleIsCompressed(t *testing.T) {
 		if err := s.Enqueue(tensorOf(layer, wire.Float32, v), forever); err != nil {
 			t.Fatal(err)
 		}
-		if i == 0 { // as long as it waits, so do those behind it
+		if i == 0 { // while this packet waits, the next ones wait too instead of being made inline
 			if err := flush(s, forever); err != nil {
 				t.Fatal(err)
 			}
@@ -108,7 +110,9 @@ func TestALayerThatBecomesCompressibleIsCompressed(t *testing.T) {
 	}
 }
 
-func TestOneOfSoManyPacketsIsTried(t *testing.T) {
+// After a packet that LZ4 did not shrink, the layer's next tryEvery-1 packets are stored raw. After
+// a compressed packet, the next one is compressed too.
+func TestOneOfTryEveryPacketsIsTried(t *testing.T) {
 	l := &layer{}
 	l.tried(true)
 	for i := 1; i < tryEvery; i++ {
@@ -125,7 +129,7 @@ func TestOneOfSoManyPacketsIsTried(t *testing.T) {
 	}
 }
 
-// compressed is how many packets of 1,000 float16 are smaller than those.
+// compressed returns how many packets of 1,000 float16 values are smaller than their values.
 func compressed(rows []wire.Row) (n int) {
 	for _, row := range rows {
 		if row.Length < 2000 {
@@ -135,7 +139,7 @@ func compressed(rows []wire.Row) (n int) {
 	return n
 }
 
-// A packet that goes through the staging memory is compressed, whatever the last one of its layer was.
+// A staged packet is compressed, even if LZ4 did not shrink the layer's last packet.
 func TestStagedPacketsAreCompressed(t *testing.T) {
 	const behind = tryEvery / 2
 	path := filepath.Join(t.TempDir(), "a.stream")
@@ -144,7 +148,7 @@ func TestStagedPacketsAreCompressed(t *testing.T) {
 	if err := errors.Join(s.Enqueue(x, forever), flush(s, forever)); err != nil {
 		t.Fatal(err)
 	}
-	s.sink.mu.Lock() // so that all are staged
+	s.sink.mu.Lock() // without this lock no packet can be made inline, so all are staged
 	for range behind {
 		x := tensorOf(x.Layer, wire.Float32, make([]float32, 1000))
 		if err := s.Enqueue(x, forever); err != nil {
@@ -164,7 +168,8 @@ func TestStagedPacketsAreCompressed(t *testing.T) {
 	}
 }
 
-// A burst is written when the caller is through; all else goes to the disk as it comes.
+// With BurstBytes, packets stay in the staging memory while the caller goes on. Without it, they go
+// to the stream at once.
 func TestABurstIsStaged(t *testing.T) {
 	for _, burst := range []int64{0, 8 << 20} {
 		o := helped(codec.None)

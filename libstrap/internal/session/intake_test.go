@@ -17,7 +17,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// shelf is an intake.Room without C.
+// shelf is an intake.Room in Go alone.
 type shelf struct {
 	mu      sync.Mutex
 	tensors []session.Tensor
@@ -30,7 +30,8 @@ type shelf struct {
 	onFirst func() // called once by First
 }
 
-// put takes a tensor of float32, if it may.
+// put stores a tensor of float32. It reports false if the shelf is held or shut, or does not know
+// the layer.
 func (f *shelf) put(x *session.Tensor) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -80,7 +81,7 @@ func options(k codec.Kind) session.Options {
 	return session.Options{Codec: k, Workers: 2, MaxMemory: 8 << 20}
 }
 
-// open opens a capture with a room for small tensors, or without one.
+// open opens a capture with f as the room for small tensors, or without a room if f is nil.
 func open(t *testing.T, path string, o session.Options, f *shelf) *intake.Capture {
 	t.Helper()
 	var room intake.Room
@@ -98,8 +99,8 @@ func open(t *testing.T, path string, o session.Options, f *shelf) *intake.Captur
 	return s
 }
 
-// shelved opens a capture whose room is f, and gives a function that puts a tensor of n times i
-// there.
+// shelved opens a capture with a room f. small(i, n) puts a tensor of step i there, whose n elements
+// are i.
 func shelved(t *testing.T, o session.Options) (s *intake.Capture, path string, f *shelf, small func(i, n int)) {
 	t.Helper()
 	path, f = filepath.Join(t.TempDir(), "a.stream"), &shelf{}
@@ -115,7 +116,8 @@ func shelved(t *testing.T, o session.Options) (s *intake.Capture, path string, f
 	}
 }
 
-// wantSteps checks that a capture has rows of the steps from 0 on.
+// wantSteps checks that a capture has n rows, of the steps from 0 in order, and returns the rows.
+// The elements of step i have to be i.
 func wantSteps(t *testing.T, path string, n int) []wire.Row {
 	t.Helper()
 	rows, payloads := session.ReadCapture(t, path)
@@ -131,6 +133,8 @@ func wantSteps(t *testing.T, path string, n int) []wire.Row {
 	return rows
 }
 
+// Enqueue, Note, Flush, Checkpoint and Close take the small tensors first, so the file has the order
+// of the calls.
 func TestEveryCallDrainsTheRoom(t *testing.T) {
 	for _, k := range []codec.Kind{codec.None, codec.LZ4, codec.Zstd} {
 		t.Run(k.String(), func(t *testing.T) {
@@ -191,6 +195,7 @@ func TestSmallTensorsReachTheFileWithoutBeingAskedFor(t *testing.T) {
 	}
 }
 
+// A call that times out while it drains the room loses nothing: a later call drains the rest.
 func TestATimeoutLeavesTheRestToTheNextCall(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
@@ -220,12 +225,12 @@ func TestATimeoutLeavesTheRestToTheNextCall(t *testing.T) {
 		t.Fatalf("nothing was waited for: %v", err)
 	}
 	s.UnlockWriter()
-	session.Soon(t, s.Finished()) // whether or not it is waited for
+	session.Soon(t, s.Finished()) // the session ends without another call
 	session.Finish(t, s)
 	wantSteps(t, path, step+1)
 }
 
-// A tensor in the room waits once, however many calls try to drain it.
+// The wait of a small tensor counts as one stall, even if several calls try to drain the room.
 func TestWaitsForSmallTensorsAreCountedOnce(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
@@ -249,7 +254,7 @@ func TestWaitsForSmallTensorsAreCountedOnce(t *testing.T) {
 		t.Errorf("nothing was waited for: %v", err)
 	}
 	after := s.Stats()
-	// Those that fitted in before the memory was full did not wait.
+	// The tensors that fitted in before the memory was full did not wait.
 	stalls, ns := after.Stalls-before.Stalls, time.Duration(after.StallNS-before.StallNS)
 	if stalls != 1 || ns < 50*time.Millisecond || ns > 50*time.Second {
 		t.Errorf("%d stalls of %v, not 1 of at least 50 ms", stalls, ns)
@@ -273,6 +278,7 @@ func TestOverflowOfASmallTensor(t *testing.T) {
 	}
 }
 
+// The error of Close counts the small tensors that a failed capture did not write.
 func TestAFailedCaptureCountsItsSmallTensors(t *testing.T) {
 	s, _, f, small := shelved(t, options(codec.None))
 	for i := range 5 {
@@ -291,6 +297,8 @@ func TestAFailedCaptureCountsItsSmallTensors(t *testing.T) {
 	}
 }
 
+// If the capture fails while Close waits for memory, Close returns the error and counts all packets
+// that are missing.
 func TestAFailureWhileTheEndWaitsForRoom(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
@@ -301,7 +309,7 @@ func TestAFailureWhileTheEndWaitsForRoom(t *testing.T) {
 	}
 	ended := make(chan error)
 	go func() { ended <- s.Close(session.Forever) }()
-	for !s.Hurried() { // it waits
+	for !s.Hurried() { // until Close waits
 		time.Sleep(time.Millisecond)
 	}
 	s.Fail(status.New(status.IO, "a disk"))
@@ -311,7 +319,8 @@ func TestAFailureWhileTheEndWaitsForRoom(t *testing.T) {
 	}
 }
 
-func TestASmallTensorThatIsNoneStopsTheCapture(t *testing.T) {
+// An invalid tensor in the room is an internal error, which ends the capture.
+func TestAnInvalidSmallTensorStopsTheCapture(t *testing.T) {
 	s, _, f, small := shelved(t, options(codec.None))
 	for i := range 3 {
 		small(i, 10)
@@ -374,7 +383,7 @@ func TestWorkersRestWhileSmallTensorsCome(t *testing.T) {
 		}
 		time.Sleep(2 * time.Millisecond)
 		made, now := s.Stats().Packets, time.Now()
-		if now.Sub(last) > idle/2 { // this machine paused, as a model may
+		if now.Sub(last) > idle/2 { // after a longer pause the workers may have begun
 			break
 		}
 		if made > 0 {
@@ -398,8 +407,8 @@ func TestThreadsKeepTheirOrderThroughTheRoom(t *testing.T) {
 	})
 }
 
-// A flush that times out while small tensors wait for memory does not stand in the way.
-func TestAFlushHoldsUpNobody(t *testing.T) {
+// A flush that times out while small tensors wait for memory does not block later calls.
+func TestATimedOutFlushBlocksNoOtherCall(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
 	s, path, _, small := shelved(t, o)
@@ -428,8 +437,9 @@ func TestAFlushHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// The end waits neither for a caller that gave up nor for the tick, where small tensors came last.
-func TestTheEndDoesNotDawdle(t *testing.T) {
+// Close with small tensors in the room waits neither for a caller that gave up nor for the writer's
+// tick.
+func TestCloseEndsWithoutTheTick(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
 	s, _, _, small := shelved(t, o)
@@ -446,6 +456,7 @@ func TestTheEndDoesNotDawdle(t *testing.T) {
 	}
 }
 
+// A panic while a call drains the room fails that call and the session.
 func TestAPanicOfADrainEndsTheSession(t *testing.T) {
 	s, _, f, small := shelved(t, options(codec.Zstd))
 	session.StopTicks(s.Session)
@@ -460,8 +471,8 @@ func TestAPanicOfADrainEndsTheSession(t *testing.T) {
 	}
 }
 
-// fullWith fills the memory, and then the room with tensors of steps from n on, of which some find
-// no memory.
+// fullWith fills the memory and then puts 60 small tensors into the room; not all of them will find
+// memory. n is the number of tensors so far, with steps from 0.
 func fullWith(t *testing.T) (s *intake.Capture, path string, n int) {
 	t.Helper()
 	o := options(codec.Zstd)
@@ -475,7 +486,8 @@ func fullWith(t *testing.T) (s *intake.Capture, path string, n int) {
 	return s, path, n
 }
 
-// Also with a disk that stands still, and without a limit.
+// Close ends the calls that wait for small tensors, also calls without a time limit and while the
+// disk does not answer.
 func TestCallsThatWaitForSmallTensorsEndWithTheSession(t *testing.T) {
 	s, path, n := fullWith(t)
 	calls := []func() error{
@@ -487,10 +499,10 @@ func TestCallsThatWaitForSmallTensorsEndWithTheSession(t *testing.T) {
 	for _, call := range calls {
 		go func() { ended <- call() }()
 	}
-	for !s.Hurried() { // one waits for memory
+	for !s.Hurried() { // until one call waits for memory
 		time.Sleep(time.Millisecond)
 	}
-	time.Sleep(10 * time.Millisecond) // and the others for that one
+	time.Sleep(10 * time.Millisecond) // and the other calls wait for that one
 	if err := s.Close(0); !errors.Is(err, status.Timeout) {
 		t.Errorf("nothing was waited for: %v", err)
 	}
@@ -509,6 +521,7 @@ func TestCallsThatWaitForSmallTensorsEndWithTheSession(t *testing.T) {
 	wantSteps(t, path, n)
 }
 
+// A note that a failed capture did not write still counts as a failed tensor.
 func TestNotesThatWereLostStayCounted(t *testing.T) {
 	s, _, n := fullWith(t)
 	if err := s.Note(session.Numbered(0, n, 1), "why"); err != nil {
@@ -524,7 +537,8 @@ func TestNotesThatWereLostStayCounted(t *testing.T) {
 	}
 }
 
-// More notes than are kept behind small tensors are only counted, and none overtakes them.
+// At most MaxNotes notes wait behind small tensors. Further notes are counted, but get no row. No note
+// overtakes a small tensor.
 func TestNotesBehindSmallTensorsAreBounded(t *testing.T) {
 	s, path, n := fullWith(t)
 	const notes = session.MaxNotes + 100
@@ -544,6 +558,7 @@ func TestNotesBehindSmallTensorsAreBounded(t *testing.T) {
 	}
 }
 
+// Enqueue lets the team help with the small tensors that it drains. A flush does not.
 func TestTheTeamHelpsWithinEnqueueAlone(t *testing.T) {
 	if !session.SoakTeam().Present() {
 		t.Skip("the team is in C, and this build has none")

@@ -10,7 +10,7 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// atEveryLevel runs a test with the loops of each level that this processor has.
+// atEveryLevel runs a test once for each level of the codecs' loops that this processor supports.
 func atEveryLevel(t *testing.T, test func(t *testing.T)) {
 	for _, level := range codec.Levels() {
 		t.Run(level, func(t *testing.T) {
@@ -20,9 +20,10 @@ func atEveryLevel(t *testing.T, test func(t *testing.T)) {
 	}
 }
 
-// Without an error bound a capture is the same on every processor that has kernels. With one it is the same too,
-// unless the error of a packet is within 2e-6 of the bound: the sums of the levels differ by that,
-// and choose how many bits are kept. The values here are not so close to it.
+// Without an error bound a capture is the same on every processor that has kernels. With a bound it
+// is the same too, unless the error of a packet is within 2e-6 of the bound. The sums of squared
+// errors differ between the levels by that much, and they decide how many bits are kept. The values
+// here are not so close to the bound.
 func TestEveryLevelWritesTheSameStream(t *testing.T) {
 	values := normals(50_000)
 	words := make([]uint16, len(values))
@@ -35,7 +36,7 @@ func TestEveryLevelWritesTheSameStream(t *testing.T) {
 			var firstRows []wire.Row
 			for i, level := range codec.Levels() {
 				if k == codec.Zstd && level == "portable" {
-					continue // it encodes zstd payloads in another way; see codec.NewEncoder
+					continue // "portable" encodes zstd payloads in another way; see codec.NewEncoder
 				}
 				before := codec.UseLevel(level)
 				o := options(k)

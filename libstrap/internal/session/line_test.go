@@ -7,13 +7,14 @@ import (
 	"time"
 )
 
-// queue is what a line is to be: the callers, first come, first served.
+// queue is a model of a line with three callers, first come, first served. It drives a line and
+// checks it against the model.
 type queue struct {
 	line  *line
 	clock time.Time
-	turns [3]turn      // of the callers
-	ids   [3]uint64    // of their places, while they are away
-	since [3]time.Time // when they went away
+	turns [3]turn      // the turn of each caller
+	ids   [3]uint64    // the id of its place while the caller is away; 0: it is not away
+	since [3]time.Time // when the caller went away
 	order []int        // the callers that have a place, the oldest first
 }
 
@@ -23,20 +24,22 @@ func newQueue() *queue {
 	return q
 }
 
-// A step is what a caller may do next, or what may happen to its place.
+// step is something that a caller may do next, or that may happen to its place.
 type step struct {
 	name string
 	may  func(q *queue, i int) bool
 	do   func(q *queue, i int)
 }
 
+// here reports whether caller i has a place and is not away.
 func (q *queue) here(i int) bool { return slices.Contains(q.order, i) && q.ids[i] == 0 }
 
+// leave takes caller i out of the model.
 func (q *queue) leave(i int) {
 	q.order = slices.DeleteFunc(q.order, func(k int) bool { return k == i })
 }
 
-// leads reports whether caller i has the lead. A caller notices it when it looks.
+// leads reports whether caller i has the lead, after it received a lead that the line gave it.
 func (q *queue) leads(i int) bool {
 	t := &q.turns[i]
 	if t.place != nil && !t.leads {
@@ -49,7 +52,7 @@ func (q *queue) leads(i int) bool {
 	return t.leads
 }
 
-// need is how many bytes caller i asks for.
+// need returns how many bytes caller i asks for.
 func need(i int) int { return 1 << i }
 
 var steps = []step{
@@ -101,7 +104,7 @@ var steps = []step{
 	},
 }
 
-// check compares the line with what it is to be.
+// check compares the line with the model, and returns the first difference, or "".
 func (q *queue) check() string {
 	var leads, here []int
 	for i := range q.turns {
@@ -129,7 +132,7 @@ func (q *queue) check() string {
 			return fmt.Sprintf("%d leads before %d and does not know it", leader, first)
 		}
 	}
-	// Room is reserved for the first before the leader, unless its place has lapsed.
+	// Room is reserved for the first caller before the leader whose place has not lapsed.
 	want := 0
 	for _, i := range q.order {
 		if i == leader {
@@ -137,7 +140,7 @@ func (q *queue) check() string {
 		}
 		if q.ids[i] == 0 || q.clock.Sub(q.since[i]) < keptFor {
 			if want = need(i); q.turns[i].place != nil {
-				want = q.turns[i].place.need // 0 if it never timed out
+				want = q.turns[i].place.need // 0 if the caller never timed out
 			}
 			break
 		}
@@ -148,7 +151,8 @@ func (q *queue) check() string {
 	return ""
 }
 
-// Three callers do all that callers can do, in every order, and the line stays what it is to be.
+// Three callers take every sequence of up to seven steps. After each step the line is first come,
+// first served, as the model says.
 func TestTheLineIsFirstComeFirstServed(t *testing.T) {
 	const depth = 7
 	checked := 0
@@ -180,7 +184,8 @@ func TestTheLineIsFirstComeFirstServed(t *testing.T) {
 	}
 }
 
-func TestTheLineKeepsSoManyPlaces(t *testing.T) {
+// The line keeps the places of maxAway absent callers, and drops the oldest ones.
+func TestTheLineKeepsAtMostMaxAwayPlaces(t *testing.T) {
 	l := newLine()
 	var ids []uint64
 	for range maxAway + 10 {

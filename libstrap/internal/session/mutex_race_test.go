@@ -4,6 +4,8 @@ package session
 
 import "testing"
 
+// Under the race detector, a mutex panics if a goroutine locks it while it holds one of the same
+// rank or further down. TryLock is always allowed, because it does not wait.
 func TestAWrongOrderOfLocksPanics(t *testing.T) {
 	var sink mutex[sinkRank]
 	var a, b mutex[leafRank]

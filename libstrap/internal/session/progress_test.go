@@ -9,14 +9,15 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// Callers ask for positions at random while the writer goes on. Who asks while another waits is
-// served at the latest when the writer comes to what was there when the other was served.
-func TestWhatIsWantedIsServedInTime(t *testing.T) {
+// Callers ask for positions at random while the writer goes on. A request may come while another one
+// waits. It is served at the latest when the writer has taken the entries that existed when the
+// other request was served.
+func TestEveryRequestIsServedInTime(t *testing.T) {
 	type request struct {
 		stage    stage
 		position uint64
-		other    uint64 // who waits already
-		latest   uint64 // when it is served, once the other is
+		other    uint64 // the lowest position that another request waited for; 0: none waited
+		latest   uint64 // the latest position at which to serve it; 0 until the other is served
 	}
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -48,6 +49,7 @@ func TestWhatIsWantedIsServedInTime(t *testing.T) {
 	}
 }
 
+// The writer serves 1000 requests for flushes and checkpoints with at most four.
 func TestManyRequestsCostFewFlushes(t *testing.T) {
 	p := newProgress()
 	for position := uint64(1); position <= 1000; position++ { // flush and checkpoint in turns
@@ -68,7 +70,8 @@ func TestManyRequestsCostFewFlushes(t *testing.T) {
 	}
 }
 
-func TestNothingIsServedBehindTheEnd(t *testing.T) {
+// End wakes the callers that wait, and refuses their positions.
+func TestNothingIsServedAfterTheEnd(t *testing.T) {
 	p := newProgress()
 	_, changed, _ := p.want(durable, 1)
 	p.End()

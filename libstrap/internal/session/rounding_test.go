@@ -16,8 +16,8 @@ import (
 
 const bound = 1e-4
 
-// rounded captures one tensor with the error bound, and returns its first row and
-// the words stored.
+// rounded captures one tensor with the error bound, and returns its first row and the 16-bit words
+// of its first payload.
 func rounded(t *testing.T, o Options, x *Tensor) (wire.Row, []uint16) {
 	t.Helper()
 	o.ErrorBound = bound
@@ -34,7 +34,7 @@ func rounded(t *testing.T, o Options, x *Tensor) (wire.Row, []uint16) {
 	return rows[0], stored
 }
 
-// float16Of widens by the standard library alone.
+// float16Of widens a float16 word with the standard library alone, independently of the codecs.
 func float16Of(w uint16) float64 {
 	sign, exponent, fraction := 1.0, int(w>>10&0x1F), float64(w&0x3FF)/1024
 	if w>>15 == 1 {
@@ -51,8 +51,9 @@ func float16Of(w uint16) float64 {
 
 func bfloat16Of(w uint16) float64 { return float64(math.Float32frombits(uint32(w) << 16)) }
 
-// compare checks a row's error against the values, and that they were rounded to its
-// bits of mantissa.
+// compare checks that a row tells the error of the stored words against the values, that the error
+// is within the bound, and that the words have no more bits of mantissa than the row says. full is
+// how many the type has.
 func compare(t *testing.T, row wire.Row, values []float64, stored []uint16, widen func(uint16) float64, full int) {
 	t.Helper()
 	var squareError, square, n float64
@@ -74,8 +75,8 @@ func compare(t *testing.T, row wire.Row, values []float64, stored []uint16, wide
 	}
 }
 
-// justAbove reports whether a sum is the true one or at most 2e-6 more, as the index promises. Both are
-// rounded in double.
+// justAbove reports whether a sum exceeds the exact one by a factor of at most 1 + 2e-6, as the
+// index promises. A factor of 1 - 1e-10 is allowed too, because both sums are rounded to double.
 func justAbove(sum, exact float64) bool { return sum >= exact*(1-1e-10) && sum <= exact*(1+2e-6) }
 
 func wide(v []float32) []float64 {
@@ -86,6 +87,8 @@ func wide(v []float32) []float64 {
 	return w
 }
 
+// float32 values are rounded to as few bits of mantissa as the bound allows; 0 bits means that they
+// are not rounded.
 func TestRoundingKeepsTheBound(t *testing.T) {
 	atEveryLevel(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(1, 1))
@@ -116,7 +119,8 @@ func TestRoundingKeepsTheBound(t *testing.T) {
 	})
 }
 
-func TestRoundingOfWhatIsStoredAsItIs(t *testing.T) {
+// float16 and bfloat16 values are rounded too, contiguous or transposed.
+func TestRoundingOfHalfPrecisionTensors(t *testing.T) {
 	atEveryLevel(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(2, 2))
 		for d, c := range map[wire.DType]struct {
@@ -167,6 +171,7 @@ func TestRoundingLargerThanTheArena(t *testing.T) {
 	})
 }
 
+// Integers, float64 values and the float32 twin of an overflow are stored exactly.
 func TestNothingElseIsRounded(t *testing.T) {
 	atEveryLevel(t, func(t *testing.T) {
 		integers := []int64{1 << 40, -7, 1<<62 + 1}
@@ -196,7 +201,7 @@ func TestNothingElseIsRounded(t *testing.T) {
 	})
 }
 
-func TestErrorBoundsThatAreNone(t *testing.T) {
+func TestInvalidErrorBoundsAreRefused(t *testing.T) {
 	for _, b := range []float64{-1e-9, 1, 2, math.NaN(), math.Inf(1)} {
 		o := options(codec.Zstd)
 		o.ErrorBound = b
@@ -206,7 +211,7 @@ func TestErrorBoundsThatAreNone(t *testing.T) {
 	}
 }
 
-// What the parts before it lost is nothing to the error of a part.
+// The row of each part of a split tensor tells the error of that part alone.
 func TestAPartOfATensorHasItsOwnError(t *testing.T) {
 	const perPart = 1000
 	values := float32s(3*perPart, func(i int) float32 {

@@ -25,7 +25,7 @@ import (
 
 const forever = time.Duration(-1)
 
-// capture has the calls of a session, and of one behind an intake.
+// capture has the calls that a Session and an intake.Capture share.
 type capture interface {
 	Layer(model, name, path string) (uint32, error)
 	Enqueue(t *Tensor, timeout time.Duration) error
@@ -68,12 +68,13 @@ func float32s(n int, f func(i int) float32) []float32 {
 	return v
 }
 
-// noise are values whose float16 LZ4 cannot compress.
+// noise returns n values whose float16 form LZ4 cannot compress.
 func noise(n int, seed uint64) []float32 {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	return float32s(n, func(int) float32 { return float32(rng.NormFloat64()) })
 }
 
+// tensorOf returns a tensor over the memory of v. Its shape is [len(v)] by default.
 func tensorOf[T any](layer uint32, d wire.DType, v []T, shape ...int64) *Tensor {
 	if len(shape) == 0 {
 		shape = []int64{int64(len(v))}
@@ -140,7 +141,7 @@ func read(t testing.TB, path string) (rows []wire.Row, payloads [][]byte) {
 	return rows, payloads
 }
 
-// halves is the float16 form of v, by the portable definition.
+// halves returns the bytes of v as float16.
 func halves(v []float32) []byte {
 	out := make([]uint16, len(v))
 	var st codec.Stats
@@ -154,6 +155,7 @@ func halves(v []float32) []byte {
 	return b
 }
 
+// bytesOf returns the memory of v.
 func bytesOf[T any](v []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*int(unsafe.Sizeof(v[0])))
 }
@@ -195,6 +197,7 @@ func TestPacketsComeBackInOrder(t *testing.T) {
 	}
 }
 
+// A tensor larger than the arena is captured whole, and the arena stays within its bound.
 func TestLargerThanTheArena(t *testing.T) {
 	for _, k := range []codec.Kind{codec.None, codec.LZ4, codec.Zstd} {
 		t.Run(k.String(), func(t *testing.T) {
@@ -228,10 +231,11 @@ func TestLargerThanTheArena(t *testing.T) {
 	}
 }
 
+// A tensor larger than a packet may be becomes several packets, each with the whole shape.
 func TestSplitIntoParts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	o := options(codec.LZ4)
-	o.split = 1000 // bytes, for 4 GiB
+	o.split = 1000 // bytes, instead of 4 GiB
 	s := open(t, path, o)
 	v := float32s(1700, func(i int) float32 { return float32(i) })
 	enqueue(t, s, tensorOf(mustLayer(t, s, "x"), wire.Float32, v, 17, 100))
@@ -247,6 +251,7 @@ func TestSplitIntoParts(t *testing.T) {
 	}
 }
 
+// A float32 twin follows a tensor with finite values beyond float16. Infinities need no twin.
 func TestOverflowKeepsTheFloat32(t *testing.T) {
 	for name, n := range map[string]int{"whole": 1000, "streamed": 1 << 21} {
 		t.Run(name, func(t *testing.T) {
@@ -342,8 +347,9 @@ func TestThreadsKeepTheirOrder(t *testing.T) {
 	})
 }
 
-// checkThreads has threads capture i = 0, 1, ... each to its own layer, ends the session, and
-// checks that each finds its rows in that order, with step i and nothing but values i.
+// checkThreads starts threads that each capture the steps 0, 1, ... to a layer of their own, and
+// ends the session. It checks that each layer has its rows in order, and that all values of step i
+// are i.
 func checkThreads(t *testing.T, s capture, path string, threads, each int, capture func(layer uint32, i int) error) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -377,6 +383,7 @@ func checkThreads(t *testing.T, s capture, path string, threads, each int, captu
 	}
 }
 
+// Without a flush, the writer's tick brings packets to the file.
 func TestPacketsReachTheFileWithoutBeingAskedFor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	s := open(t, path, options(codec.None))
@@ -385,7 +392,7 @@ func TestPacketsReachTheFileWithoutBeingAskedFor(t *testing.T) {
 		enqueue(t, s, tensorOf(layer, wire.Float32, []float32{1, 2, 3}))
 		for began := time.Now(); s.Stats().Packets <= n; time.Sleep(time.Millisecond) {
 			if time.Since(began) > time.Minute {
-				t.Fatal("it does not come")
+				t.Fatal("the packet does not reach the file")
 			}
 		}
 		if info, err := os.Stat(path); err != nil || info.Size() != int64(n+1)*(wire.HeaderSize+1+6) {
@@ -394,6 +401,7 @@ func TestPacketsReachTheFileWithoutBeingAskedFor(t *testing.T) {
 	}
 }
 
+// After a checkpoint the stream has the bytes that it covers, and the index lists their packets.
 func TestCheckpointCoversWhatItSays(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	s := open(t, path, options(codec.LZ4))
@@ -416,7 +424,7 @@ func TestCheckpointCoversWhatItSays(t *testing.T) {
 	}
 }
 
-// What was there before the session is a part of what its checkpoints cover.
+// Checkpoints cover the packets from before a resume too, also if no tensor came since.
 func TestACheckpointOfNothingNew(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	s := open(t, path, options(codec.LZ4))
@@ -440,6 +448,8 @@ func TestACheckpointOfNothingNew(t *testing.T) {
 	}
 }
 
+// Resuming cuts the stream to the given length, keeps the cut end in a .tail file, and refuses a
+// length that is not the end of a packet.
 func TestResumeCutsToTheCheckpoint(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	s := open(t, path, options(codec.LZ4))
@@ -481,7 +491,8 @@ func TestResumeCutsToTheCheckpoint(t *testing.T) {
 	}
 }
 
-func TestResumeWithoutAnIndexListsWhatIsThere(t *testing.T) {
+// Resuming a stream with no index, or an unreadable one, lists its packets in a new index.
+func TestResumeWithoutAnIndexListsThePackets(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	s := open(t, path, options(codec.LZ4))
 	enqueue(t, s, tensorOf(mustLayer(t, s, "old"), wire.Float32, []float32{1, 2}))
@@ -510,7 +521,8 @@ func TestResumeWithoutAnIndexListsWhatIsThere(t *testing.T) {
 	}
 }
 
-// Somebody copied the index of another capture to this stream's.
+// Resuming a stream beside the index of another capture sets that index aside, and lists the
+// packets in a new one.
 func TestTheIndexOfAnotherStreamIsSetAside(t *testing.T) {
 	for name, n := range map[string]int{"other sizes": 70, "the same sizes": 100} {
 		t.Run(name, func(t *testing.T) {
@@ -549,6 +561,7 @@ func TestTheIndexOfAnotherStreamIsSetAside(t *testing.T) {
 	}
 }
 
+// With DropOnFull, a tensor that finds no room leaves a note in the index, and is counted.
 func TestDropWhenFull(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	o := options(codec.Zstd)
@@ -583,6 +596,7 @@ func TestDropWhenFull(t *testing.T) {
 	}
 }
 
+// A note is a row of the index without a packet. Its tensor counts as failed.
 func TestNotes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	s := open(t, path, options(codec.None))
@@ -601,6 +615,7 @@ func TestNotes(t *testing.T) {
 	}
 }
 
+// After a failed write, Enqueue and Close return the error, and the stream ends with a whole packet.
 func TestFailingDiskStopsTheCaptureNotTheCaller(t *testing.T) {
 	if !filelimit.Alone(t) {
 		return
@@ -641,6 +656,7 @@ func TestFailingDiskStopsTheCaptureNotTheCaller(t *testing.T) {
 	}
 }
 
+// A large tensor that is enqueued in many calls, each of which times out, is stored whole.
 func TestTimeoutLosesNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	o := options(codec.Zstd)
@@ -679,6 +695,7 @@ func TestTimeoutLosesNothing(t *testing.T) {
 	}
 }
 
+// Abandon, or Close, turns a tensor that is half enqueued into a note.
 func TestAbandonTakesThePacketBack(t *testing.T) {
 	for _, atClose := range []bool{false, true} {
 		path := filepath.Join(t.TempDir(), "a.stream")
@@ -714,6 +731,7 @@ func TestAbandonTakesThePacketBack(t *testing.T) {
 	}
 }
 
+// Invalid paths, names and tensors are refused, and leave no rows. A closed session takes no tensor.
 func TestRefusals(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.stream")
@@ -764,6 +782,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// The arena's limit is at most the memory that the system has left.
 func TestACaptureLeavesMemoryToOthers(t *testing.T) {
 	left, ok := memory.Available()
 	if !ok {

@@ -23,14 +23,13 @@ import (
 
 var soak = flag.Duration("soak", 3*time.Second, "how long TestEveryWaitEnds goes on")
 
-// untilDone is how long a call may take that is repeated until it is through, while the disk
-// answers.
+// untilDone is how long a call may be repeated until it has finished, while the disk answers.
 const untilDone = 60 * time.Second
 
-// Threads do what a host may do, at random, with all time limits, at a disk that stops now and
-// then, until the session is closed, discarded or fails. Every call keeps its time limit, what
-// is repeated ends, and the file has what the calls said. docs/decisions/0028-waiting.md has
-// the argument.
+// TestEveryWaitEnds runs sessions whose threads make random calls with random time limits, at a
+// disk that pauses now and then, until the session is closed, is discarded or fails. Every call
+// keeps its time limit, every repeated call ends, and the file agrees with the results of the
+// calls. docs/decisions/0028-waiting.md has the argument. To run it for longer:
 //
 //	go test -run TestEveryWaitEnds -soak 10m ./libstrap/internal/session
 func TestEveryWaitEnds(t *testing.T) {
@@ -64,24 +63,26 @@ type host struct {
 	capture *intake.Capture
 	path    string
 	shelf   *shelf
-	ended   chan struct{} // closed when its threads are to end
+	ended   chan struct{} // closed to end its threads
 	threads []*thread
 }
 
-// thread is one of them.
+// thread is one thread of a host, with a layer of its own.
 type thread struct {
 	*host
 	rng     *rand.Rand
 	layer   uint32
 	next    int64          // step of its next tensor
-	outcome map[int64]bool // of each step: it is in the session, or it may be
-	skips   bool           // what finds no room at once is left out, without a word
-	covered int64          // by its last checkpoint, in bytes
-	up      int64          // with all steps below that
+	outcome map[int64]bool // the steps that need a row; true: with a packet, false: a note
+	skips   bool           // it leaves out tensors that find no room at once
+	covered int64          // bytes that its last checkpoint covers
+	up      int64          // that checkpoint covers all steps below this one
 }
 
+// pick returns a random one of the values.
 func pick[T any](rng *rand.Rand, of ...T) T { return of[rng.IntN(len(of))] }
 
+// newHost opens a capture with random options, and starts the goroutine that pauses its disk.
 func newHost(t *testing.T, rng *rand.Rand) *host {
 	o := session.Options{
 		Codec:     pick(rng, codec.None, codec.LZ4, codec.Zstd),
@@ -100,7 +101,7 @@ func newHost(t *testing.T, rng *rand.Rand) *host {
 	h.opts = o
 	h.capture = open(t, h.path, o, h.shelf)
 	if rng.IntN(3) == 0 {
-		session.StopTicks(h.capture.Session) // so that a call which nobody wakes shows
+		session.StopTicks(h.capture.Session) // without ticks, a call that nothing wakes never ends
 	}
 	for i := range 2 + rng.IntN(5) {
 		h.threads = append(h.threads, &thread{
@@ -113,7 +114,7 @@ func newHost(t *testing.T, rng *rand.Rand) *host {
 	return h
 }
 
-// stopDisk keeps the writer from going on, now and then for a moment.
+// stopDisk holds up the writer at random, for at most 8 ms each time, until the capture has ended.
 func (h *host) stopDisk(rng *rand.Rand) {
 	for {
 		select {
@@ -128,6 +129,7 @@ func (h *host) stopDisk(rng *rand.Rand) {
 	}
 }
 
+// run starts the threads, ends the capture in a random way at a random time, and checks the file.
 func (h *host) run() {
 	rng := rand.New(rand.NewPCG(h.threads[0].rng.Uint64(), 0))
 	var all sync.WaitGroup
@@ -145,7 +147,7 @@ func (h *host) run() {
 		lost = true
 		fallthrough
 	default:
-		if rng.IntN(2) == 0 { // the threads are through first
+		if rng.IntN(2) == 0 { // the threads end before the capture
 			close(h.ended)
 			all.Wait()
 		}
@@ -176,12 +178,14 @@ func (h *host) until(what string, call func() error) error {
 	}
 }
 
+// inTime checks that a call took at most patience longer than its limit.
 func (h *host) inTime(what string, began time.Time, limit time.Duration) {
 	if took := time.Since(began); took > limit+session.Patience {
 		h.Errorf("%s with %v took %v", what, limit, took)
 	}
 }
 
+// run makes random calls until the host ends the threads or a call returns an error.
 func (th *thread) run() {
 	for {
 		select {
@@ -212,7 +216,7 @@ func (th *thread) run() {
 	}
 }
 
-// limit is a time limit for one call.
+// limit returns a random time limit for one call.
 func (th *thread) limit() time.Duration {
 	return pick(th.rng, 0, 0, time.Millisecond, 5*time.Millisecond)
 }
@@ -234,7 +238,7 @@ func (th *thread) checkpoint() error {
 	})
 }
 
-// repeat calls until the call is through, or gives up at some time.
+// repeat makes a call until it no longer times out. An impatient thread may give up before.
 func (th *thread) repeat(what string, call func(time.Duration) error) error {
 	patient := th.rng.IntN(4) > 0
 	err := th.until(what, func() error {
@@ -255,7 +259,7 @@ func (th *thread) repeat(what string, call func(time.Duration) error) error {
 
 var errGivenUp = errors.New("given up")
 
-// enqueue captures a tensor, or gives it up.
+// enqueue captures a tensor, or gives up after a time-out.
 func (th *thread) enqueue() error {
 	n := 1 + th.rng.IntN(1<<th.rng.IntN(20))
 	x := session.Numbered(th.layer, int(th.next), n)
@@ -283,7 +287,7 @@ func (th *thread) enqueue() error {
 		if !errors.Is(err, status.Timeout) || !th.skips && (patient || th.rng.IntN(3) > 0) {
 			return err
 		}
-		delete(th.outcome, step) // it may leave a note, or float16 without its float32
+		delete(th.outcome, step) // the step may leave a note, or float16 without its float32 twin
 		if x.Cursor&1 != 0 || !th.skips && th.rng.IntN(2) == 0 {
 			if err := th.capture.Abandon(x.Cursor); err != nil && !errors.Is(err, status.InvalidState) &&
 				!errors.Is(err, status.InvalidArgument) && !errors.Is(err, status.IO) {
@@ -304,7 +308,8 @@ func (th *thread) enqueue() error {
 	return err
 }
 
-// check compares the file with what the calls said.
+// check compares the file with the results of the calls. lost tells that the capture failed or was
+// discarded, so that packets may be missing.
 func (h *host) check(lost bool) {
 	r, err := reader.Open(h.path, reader.Options{})
 	if err != nil {
@@ -325,7 +330,7 @@ func (h *host) check(lost bool) {
 			h.Fatal(err)
 		}
 		if lost && !row.Stored.Valid() && row.Error == "" {
-			continue // found by scanning, behind the index
+			continue // the reader found this packet by scanning, because the index does not list it
 		}
 		if step, some := last[row.Layer]; some && row.Step < step {
 			h.Errorf("layer %s: step %d behind %d", row.Layer, row.Step, step)
@@ -352,7 +357,7 @@ func (h *host) check(lost bool) {
 	}
 }
 
-// checkValues checks that a packet has nothing but its step.
+// checkValues checks that all elements of a packet are the same.
 func (h *host) checkValues(r *reader.Reader, i int, row *wire.Row) {
 	n, err := r.DecodedLen(i)
 	if err != nil {

@@ -12,11 +12,13 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// tiny are values of about 1e-8, which are all zero as float16.
+// tiny returns n values of about 1e-8, which are all zero as float16.
 func tiny(n int) []float32 {
 	return float32s(n, func(i int) float32 { return 1e-8 * (1 + float32(i%100)/100) })
 }
 
+// A tensor counts as underflowed if its values are too small for float16, and lose more than
+// underflowBound.
 func TestTensorsThatAreTooSmallForFloat16AreCounted(t *testing.T) {
 	atEveryLevel(t, func(t *testing.T) {
 		largeToo := tiny(1000)
@@ -34,7 +36,7 @@ func TestTensorsThatAreTooSmallForFloat16AreCounted(t *testing.T) {
 			"some beside a large": {largeToo, 0},
 			"zeros":               {make([]float32, 1000), 0},
 			"empty":               {nil, 0},
-			"overflowing":         {overflowing, 0}, // which has its own counter, and a twin
+			"overflowing":         {overflowing, 0}, // counts as overflowed instead, and has a twin
 		} {
 			for _, kind := range []codec.Kind{codec.None, codec.LZ4, codec.Zstd} {
 				t.Run(name+" "+kind.String(), func(t *testing.T) {
@@ -56,8 +58,9 @@ func TestTensorsThatAreTooSmallForFloat16AreCounted(t *testing.T) {
 	})
 }
 
-// The rule of a bound holds for what float16 loses as well: float32 stands behind it.
-func TestWhereFloat16BreaksTheBoundFloat32IsStoredToo(t *testing.T) {
+// The error bound holds for the loss of float16 too. If float16 breaks the bound, a float32 twin
+// follows the float16 packet.
+func TestFloat32IsStoredTooIfFloat16BreaksTheBound(t *testing.T) {
 	small := float32s(1000, func(i int) float32 { return 1e-6 * (1 + float32(i)/1000) }) // 1.3e-4 is lost
 	for _, c := range []struct {
 		name   string
@@ -94,7 +97,7 @@ func TestWhereFloat16BreaksTheBoundFloat32IsStoredToo(t *testing.T) {
 	}
 }
 
-// A large tensor of which one part alone is tiny has float32 of all.
+// If float16 breaks the bound in one part of a split tensor, float32 of the whole tensor is stored.
 func TestAPartThatBreaksTheBound(t *testing.T) {
 	o := options(codec.None)
 	o.split, o.ErrorBound = 2*300, bound
@@ -109,7 +112,8 @@ func TestAPartThatBreaksTheBound(t *testing.T) {
 	}
 }
 
-// A host that made the float16 has the float32 alone: it is counted, and no more can be stored.
+// If the host converted the tensor, only the host has the float32 values. The underflow is counted,
+// but no twin can be stored.
 func TestAConversionThatLostTheValuesIsCounted(t *testing.T) {
 	for _, errorBound := range []float64{0, bound} {
 		t.Run(fmt.Sprint(errorBound), func(t *testing.T) {
@@ -146,7 +150,9 @@ func TestFloat32ThatIsKeptLosesNothing(t *testing.T) {
 	}
 }
 
-func TestWhatIsKnownToBeLostOutlivesATimeout(t *testing.T) {
+// The first part breaks the bound, and the call times out behind it. The repeated calls still store
+// the float32 twin.
+func TestAKnownUnderflowOutlivesATimeout(t *testing.T) {
 	o := options(codec.None)
 	o.MaxMemory, o.ErrorBound, o.split = 1<<20, bound, 2*50_000
 	path := filepath.Join(t.TempDir(), "a.stream")
@@ -171,7 +177,8 @@ func TestWhatIsKnownToBeLostOutlivesATimeout(t *testing.T) {
 	}
 }
 
-func TestAPacketBehindFloat16ThatIsDroppedSaysWhatFloat16Lost(t *testing.T) {
+// If the float32 twin is dropped, its note says that the float16 packet breaks the bound.
+func TestTheNoteOfADroppedTwinTellsWhatFloat16Lost(t *testing.T) {
 	o := options(codec.None)
 	o.MaxMemory, o.DropOnFull, o.ErrorBound = 1<<20, true, bound
 	path := filepath.Join(t.TempDir(), "a.stream")

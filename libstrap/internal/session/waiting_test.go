@@ -18,8 +18,9 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// busily has threads capture tensors of n values all the time, more than can be written, until
-// the test ends or the session refuses them. It returns when they wait for memory.
+// busily starts threads that capture tensors of n values, faster than they can be written, until
+// the test ends or the session refuses them. It returns once they wait for memory. captured counts
+// the tensors.
 func busily(t *testing.T, s *Session, threads, n int, timeout time.Duration) (captured *atomic.Int64) {
 	t.Helper()
 	captured = &atomic.Int64{}
@@ -48,15 +49,15 @@ func busily(t *testing.T, s *Session, threads, n int, timeout time.Duration) (ca
 	return captured
 }
 
-// slow is a session that writes less than one thread captures.
+// slow opens a session that writes more slowly than one thread captures.
 func slow(t *testing.T, path string) *Session {
 	o := options(codec.Zstd)
 	o.Level, o.Workers, o.MaxMemory = 4, 1, 4<<20
 	return open(t, path, o)
 }
 
-// A flush that is called again and again, with little time each, waits for what was there at its
-// first call.
+// A flush or checkpoint that is repeated with short time limits waits only for the packets that
+// existed at its first call.
 func TestARepeatedFlushEnds(t *testing.T) {
 	for name, wait := range map[string]func(*Session, *uint64) error{
 		"flush": func(s *Session, cursor *uint64) error { return s.Flush(cursor, time.Millisecond) },
@@ -85,8 +86,8 @@ func TestARepeatedFlushEnds(t *testing.T) {
 	}
 }
 
-// A tensor that needs much memory, and is handed over with little time each, is overtaken by those
-// that waited before it alone.
+// An Enqueue that is repeated with short time limits keeps its place: only calls that waited before
+// it get memory first.
 func TestARepeatedEnqueueKeepsItsPlace(t *testing.T) {
 	const threads = 4
 	s := slow(t, filepath.Join(t.TempDir(), "a.stream"))
@@ -101,12 +102,13 @@ func TestARepeatedEnqueueKeepsItsPlace(t *testing.T) {
 			before = captured.Load()
 		}
 	}
-	// Each of the others may have waited before it, or may have its memory and not say so yet.
+	// Each other thread may have one tensor that waited before x, and one that it has not counted yet.
 	if n := captured.Load() - before; calls < 2 || n > 2*threads {
 		t.Errorf("%d calls, %d tensors of %d other threads were taken meanwhile", calls, n, threads)
 	}
 }
 
+// Abandon takes a tensor that timed out out of the line. It may come late, twice or with cursor 0.
 func TestATensorThatIsGivenUpLeavesTheLine(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
@@ -121,7 +123,6 @@ func TestATensorThatIsGivenUpLeavesTheLine(t *testing.T) {
 		t.Fatalf("%d places are left, %v", len(s.staging.line.places), err)
 	}
 	s.sink.mu.Unlock()
-	// Late, twice, or of nothing, it does no harm.
 	if err := errors.Join(s.Abandon(x.Cursor), s.Abandon(0), s.Enqueue(x, forever)); err != nil {
 		t.Error(err)
 	}
@@ -134,8 +135,8 @@ func TestATensorThatIsGivenUpLeavesTheLine(t *testing.T) {
 	}
 }
 
-// A host may leave tensors out for which there is no room, and say nothing.
-func TestSkippedTensorsHoldUpNobody(t *testing.T) {
+// A host may skip tensors that find no room, without Abandon. Their places hold up no later call.
+func TestSkippedTensorsHoldUpNoLaterCall(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
 	s, _ := withLayer(t, o)
@@ -148,7 +149,7 @@ func TestSkippedTensorsHoldUpNobody(t *testing.T) {
 	}
 	s.sink.mu.Unlock()
 	for range 10 {
-		if err := flush(s, patience); err != nil { // so there is room
+		if err := flush(s, patience); err != nil { // after the flush there is room
 			t.Fatal(err)
 		}
 		if err := s.Enqueue(numbered(0, n, 50_000), 0); err != nil {
@@ -158,8 +159,9 @@ func TestSkippedTensorsHoldUpNobody(t *testing.T) {
 	finish(t, s)
 }
 
-// A tensor that times out finds its memory when it is repeated, whatever came meanwhile.
-func TestCallsBehindAnAbsentOneLeaveItItsRoom(t *testing.T) {
+// A tensor that timed out finds its memory when the call is repeated, even if other threads enqueued
+// tensors meanwhile.
+func TestLaterCallsLeaveRoomForATensorThatTimedOut(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
 	s, _ := withLayer(t, o)
@@ -184,7 +186,7 @@ func TestCallsBehindAnAbsentOneLeaveItItsRoom(t *testing.T) {
 	finish(t, s)
 }
 
-// However many threads find the memory full at once.
+// With DropOnFull, no call waits, even if many threads find the memory full at once.
 func TestDropsOfManyThreadsDoNotWait(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory, o.DropOnFull = 1<<20, true
@@ -214,15 +216,15 @@ func TestDropsOfManyThreadsDoNotWait(t *testing.T) {
 	finish(t, s)
 }
 
-// A checkpoint during the end of the session covers what it says, or is refused.
+// A checkpoint beside Close covers the tensors of its thread, or is refused.
 func TestACheckpointBesideCloseIsTrueOrRefused(t *testing.T) {
 	for round := range 300 {
 		path := filepath.Join(t.TempDir(), "a.stream")
 		s := open(t, path, options(codec.None))
 		layer := mustLayer(t, s, "x")
 		var all sync.WaitGroup
-		covered := make([]int64, 3) // by thread, with as many rows
-		rows := make([]int, len(covered))
+		covered := make([]int64, 3)       // bytes that the last checkpoint of each thread covers
+		rows := make([]int, len(covered)) // tensors of the thread up to that checkpoint
 		for i := range covered {
 			all.Go(func() {
 				for n := 1; ; n++ {
@@ -268,7 +270,8 @@ func TestACheckpointBesideCloseIsTrueOrRefused(t *testing.T) {
 	}
 }
 
-// While the feeder of a streamed tensor is away, others may use what memory is left.
+// While the caller of a half-enqueued streamed tensor is away, other calls may use the memory that
+// is left.
 func TestAStreamedTensorDoesNotHoldTheLine(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
@@ -285,7 +288,7 @@ func TestAStreamedTensorDoesNotHoldTheLine(t *testing.T) {
 	finish(t, s)
 }
 
-// A flush or the end of a session that does nothing else does not wait for the writer's tick.
+// Flush and Close wake the writer, and do not wait for its tick.
 func TestTheWriterIsWoken(t *testing.T) {
 	for what, call := range map[string]func(*Session) error{
 		"flush": func(s *Session) error { return flush(s, patience) },
@@ -301,7 +304,7 @@ func TestTheWriterIsWoken(t *testing.T) {
 	}
 }
 
-// stopTicks lets the writer do only what it is woken for.
+// stopTicks stops the writer's tick, so that the writer only works when another thread wakes it.
 func stopTicks(s *Session) {
 	for stopped := false; !stopped; time.Sleep(time.Millisecond) {
 		s.sink.mu.Lock()
@@ -312,27 +315,28 @@ func stopTicks(s *Session) {
 	}
 }
 
-// keepPlaces lets no place in the line lapse.
+// keepPlaces stops the line's clock, so that no place in it lapses.
 func keepPlaces(s *Session) {
 	s.staging.line.mu.Lock()
 	defer s.staging.line.mu.Unlock()
 	s.staging.line.now = func() time.Time { return time.Unix(0, 0) }
 }
 
-// Empty tensors without a name stand in the index alone, and hold no memory there.
+// Empty tensors without a name have rows in the index alone, and hold no memory while they wait for
+// it.
 func TestEmptyTensorsDoNotFillTheMemory(t *testing.T) {
 	o := options(codec.None)
 	o.MaxMemory = 1 << 20
 	s, path := withLayer(t, o)
 	root := mustLayer(t, s, "")
-	s.sink.mu.Lock() // so that none is made where it is written from
+	s.sink.mu.Lock() // without this lock no packet can be made inline, so all are staged
 	n := int(o.MaxMemory/(rowCost+64)) - 3
 	for range n {
 		enqueue(t, s, &Tensor{Layer: root, DType: wire.Float16, Shape: []int64{0}})
 	}
 	for it := s.order.First(); len(s.sink.unpublished) < n; it = s.order.First() {
 		if it == nil {
-			time.Sleep(time.Millisecond) // it is being made
+			time.Sleep(time.Millisecond) // the first packet is not complete yet
 			continue
 		}
 		s.order.Pop()
@@ -355,8 +359,8 @@ func TestEmptyTensorsDoNotFillTheMemory(t *testing.T) {
 	}
 }
 
-// A session that drops never waits: neither for the float32 behind a float16 packet nor for a
-// tensor that others would stream.
+// With DropOnFull, Enqueue never waits, neither for the float32 twin of a float16 packet nor for a
+// tensor that would be streamed otherwise.
 func TestDropsDoNotWait(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory, o.DropOnFull = 1<<20, true
@@ -388,7 +392,7 @@ func TestDropsDoNotWait(t *testing.T) {
 	if err := drops(numbered(layer, 1, 10_000_000)); !errors.Is(err, ErrDropped) {
 		t.Errorf("a tensor larger than the memory: %v", err)
 	}
-	// The float16 packet of the largest tensor that has room, and no room behind it.
+	// Find the largest tensor whose float16 packet has room. Its float32 twin then has none.
 	wide := float32s(50_000, func(int) float32 { return 1e30 })
 	err, before := error(ErrDropped), s.Stats()
 	for n := len(wide); err != nil && s.Stats().Overflowed == before.Overflowed; n -= 500 {
@@ -417,7 +421,7 @@ func TestDropsDoNotWait(t *testing.T) {
 	}
 }
 
-// A part of a split tensor that has no room is left out with those behind it.
+// If a part of a split tensor finds no room, that part and the later ones are dropped.
 func TestPartsThatHaveNoRoomAreDropped(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory, o.DropOnFull, o.split = 1<<20, true, 300_000
@@ -440,6 +444,8 @@ func TestPartsThatHaveNoRoomAreDropped(t *testing.T) {
 	}
 }
 
+// The texts of a tensor and of a note have a largest size, count as memory, and are bounded in the
+// rows that wait.
 func TestTextIsBounded(t *testing.T) {
 	o := options(codec.Zstd)
 	o.MaxMemory = 1 << 20
@@ -486,6 +492,7 @@ func TestTextIsBounded(t *testing.T) {
 	}
 }
 
+// The names of all layers together have a largest size. Known layers are still found beyond it.
 func TestNamesOfLayersAreBounded(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "a.stream"), options(codec.None))
 	if _, err := s.Layer(strings.Repeat("m", MaxText+1), "x", ""); !errors.Is(err, status.InvalidArgument) {
@@ -505,8 +512,9 @@ func TestNamesOfLayersAreBounded(t *testing.T) {
 	}
 }
 
-// A panic of the writer within a streamed tensor reaches the call that feeds it.
-func TestAPanicOfTheWriterWakesWhoFeedsIt(t *testing.T) {
+// If the writer panics within a streamed tensor, the Enqueue that feeds the tensor returns an
+// internal error.
+func TestAPanicOfTheWriterWakesTheFeedingCall(t *testing.T) {
 	o := options(codec.LZ4)
 	o.MaxMemory = 1 << 20
 	s := open(t, filepath.Join(t.TempDir(), "a.stream"), o)
@@ -523,16 +531,16 @@ func TestAPanicOfTheWriterWakesWhoFeedsIt(t *testing.T) {
 	}
 }
 
-// A repeated call that times out while the session closes leaves no streamed packet that the writer
-// waits for.
-func TestTheEndBesideARepeatedCallEnds(t *testing.T) {
+// Close ends although an Enqueue of a streamed tensor is repeated beside it: the writer does not
+// wait for the rest of the tensor.
+func TestCloseBesideARepeatedEnqueueEnds(t *testing.T) {
 	values := make([]int8, 64<<20)
 	for range 20 {
 		o := options(codec.LZ4)
 		o.MaxMemory = 1 << 20
 		s, _ := withLayer(t, o)
 		x := tensorOf(0, wire.Int8, values)
-		for x.Cursor&1 == 0 { // until a part of it is taken
+		for x.Cursor&1 == 0 { // until a part of x is taken
 			if err := s.Enqueue(x, 0); !errors.Is(err, status.Timeout) {
 				t.Fatal(err)
 			}
@@ -551,7 +559,8 @@ func TestTheEndBesideARepeatedCallEnds(t *testing.T) {
 	}
 }
 
-// A panic while a streamed tensor is copied ends the session, and the writer waits for no more of it.
+// A panic while a streamed tensor is copied ends the session: the writer does not wait for the rest
+// of the tensor.
 func TestAPanicOfACopyEndsTheSession(t *testing.T) {
 	o := options(codec.LZ4)
 	o.MaxMemory = 1 << 20
@@ -586,8 +595,9 @@ func withLayer(t *testing.T, o Options) (s *Session, path string) {
 	return s, path
 }
 
-// fillMemory enqueues tensors until there is no room for another, and says how many went in.
-// The writer takes nothing until its lock is given back, as if the disk did not answer.
+// fillMemory enqueues tensors until there is no room for another, and returns how many it enqueued.
+// It leaves the sink locked, so the writer takes nothing until the caller unlocks it, as if the disk
+// did not answer.
 func fillMemory(t *testing.T, s *Session) (n int) {
 	t.Helper()
 	large := mustLayer(t, s, "large")
@@ -607,15 +617,15 @@ func fillMemory(t *testing.T, s *Session) (n int) {
 	}
 }
 
-// numbered is a tensor of n times i, whose step is i.
+// numbered returns a float32 tensor of step i with n elements, which are all i.
 func numbered(layer uint32, i, n int) *Tensor {
 	x := tensorOf(layer, wire.Float32, float32s(n, func(int) float32 { return float32(i) }))
 	x.Step = int64(i)
 	return x
 }
 
-// resting lets the workers of a session rest until no packet has come for so long, however long
-// the oldest waits.
+// resting lets the workers of a session rest until no packet has come for idle. It switches off the
+// bound on the wait of the oldest packet, in effect, by setting it to an hour.
 func resting(s *Session, idle time.Duration) {
 	s.jobs.mu.Lock()
 	defer s.jobs.mu.Unlock()

@@ -1,4 +1,4 @@
-"""As much of llama-cpp-python as the engine asks for, over fake_ggml.c."""
+"""The part of llama-cpp-python that the engine uses, over fake_ggml.c."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ __version__ = "0.0.0"
 
 
 class Llama:
-    """Gives the letter A for ever. Each token writes the caches and the results."""
+    """Generates the letter A without end. Each token writes the caches and the results."""
 
     def __init__(self, **_: Any) -> None:
         self.metadata: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The part over C, whose library lies beside it."""
+"""The bindings to C. The library fake_ggml.so is in the same folder."""
 
 import ctypes
 from pathlib import Path
