@@ -400,9 +400,15 @@ def test_lackey_sees_every_access(tmp_path: Path, lackey: Lackey) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["lackey.txt"]
 
 
+@pytest.mark.parametrize("options", ["", "-q"])  # with -q, no line of the text names the process
 def test_lackey_ends_a_program_at_its_limit_and_says_so(
-    tmp_path: Path, lackey: Lackey, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    lackey: Lackey,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    options: str,
 ) -> None:
+    monkeypatch.setenv("VALGRIND_OPTS", options)
     small = Lackey(max_bytes=100_000)
     small.start([], tmp_path)
     done = subprocess.run(small.command_prefix(["/bin/true"]), timeout=240, check=False)
