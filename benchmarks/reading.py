@@ -60,9 +60,9 @@ def parser(path: str, most: int) -> None:
 
 
 def resident(field: str) -> int:
-    """Resident memory of the process in KiB, now (VmRSS) or at its peak (VmHWM)."""
+    """Resident memory of the process in bytes, now (VmRSS) or at its peak (VmHWM)."""
     status = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in status if line.startswith(f"{field}:"))
+    return next(int(line.split()[1]) << 10 for line in status if line.startswith(f"{field}:"))
 
 
 def measure(path: str, most: int) -> None:
@@ -75,7 +75,7 @@ def measure(path: str, most: int) -> None:
     before, begun = resident("VmRSS"), time.perf_counter()
     reader = ActivationReader(path)
     figures = {"open": time.perf_counter() - begun}
-    figures["memory"] = (resident("VmHWM") - before) / 1e3
+    figures["memory"] = (resident("VmHWM") - before) / 1e6
     some = reader.select()[:most]
     layer, few = reader.layers[0], min(most, 5000)
     steps = min(1000, len(reader.steps))

@@ -771,11 +771,11 @@ strap_status strap_access_close(strap_access access, int32_t timeout_ms, uint64_
 
 /* ---- the machine beside the program ------------------------------------- */
 
-/* A collector that watches the machine by programs in the Linux kernel (eBPF). */
+/* A probe watches the machine by programs in the Linux kernel (eBPF). */
 typedef uint64_t strap_probe;
 
 /*
- * Starts a collector. KIND is one of
+ * Starts a probe. KIND is one of
  *   "block"     the requests to block devices
  *   "system"    each process's time on and off the cores and its page faults; pressure
  *   "syscalls"  the system calls of one process
@@ -810,7 +810,7 @@ strap_status strap_probe_start(const char *kind, const char *options, strap_prob
 strap_status strap_probe_read(strap_probe probe, char *json, size_t size, size_t *needed,
                               strap_error *error);
 
-/* Ends the collector: its programs leave the kernel. */
+/* Ends the probe: its programs leave the kernel. */
 strap_status strap_probe_stop(strap_probe probe, strap_error *error);
 
 #ifdef __cplusplus

@@ -59,12 +59,15 @@ static strap_status status_of(int number) {
   }
 }
 
-#define CALL(error)                                                                         \
-  do {                                                                                      \
-    clear_error(error);                                                                     \
-    if (!access_enter_call())                                                               \
-      return refuse(error, STRAP_ERR_INVALID_STATE, 0,                                      \
-                    "called from a sink, or from a signal handler that came in between");   \
+static strap_status called_within(strap_error *error) {
+  return refuse(error, STRAP_ERR_INVALID_STATE, 0,
+                "called from a sink, or from a signal handler that came in between");
+}
+
+#define CALL(error)                                        \
+  do {                                                     \
+    clear_error(error);                                    \
+    if (!access_enter_call()) return called_within(error); \
   } while (0)
 
 /* Returns the accesses lost by threads that have no buffer in this recording. Their losses are in
@@ -359,7 +362,10 @@ strap_status strap_range_add(const void *start, size_t length, strap_region type
   volatile char *own_name = r->name;
   for (size_t i = 0; i < name_length; i++) own_name[i] = name[i];
   static uint64_t last_id;
-  CALL(error);
+  if (!access_enter_call()) {
+    free(r);
+    return called_within(error);
+  }
   pthread_mutex_lock(&g->output);
   r->id = *id = ++last_id;
   r->ns = access_now();

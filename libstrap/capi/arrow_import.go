@@ -28,8 +28,7 @@ type importedStream struct {
 	err    error
 }
 
-// importStream takes ownership of *in and leaves *in released. It does so also if it fails, except
-// if there is no memory for a copy of the struct.
+// importStream takes ownership of *in and leaves *in released, also if it fails.
 func importStream(in *C.struct_ArrowArrayStream) (*importedStream, error) {
 	if in.release == nil {
 		return nil, status.New(status.InvalidArgument, "the Arrow stream has been released")

@@ -193,7 +193,10 @@ const char *arrow_import_error(struct ArrowArrayStream *stream) {
 
 struct ArrowArrayStream *arrow_import_take(struct ArrowArrayStream *stream) {
   struct ArrowArrayStream *own = malloc(sizeof *own);
-  if (own == NULL) return NULL;
+  if (own == NULL) {
+    stream->release(stream);
+    return NULL;
+  }
   *own = *stream;
   memset(stream, 0, sizeof *stream);
   return own;

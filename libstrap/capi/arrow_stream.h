@@ -44,8 +44,9 @@ struct ArrowSchema *arrow_schema_node(void);
 struct ArrowArray *arrow_array_node(void);
 
 /* Import. arrow_import_take moves *stream into memory of its own, marks *stream released, and
- * returns the copy, or NULL if there is no memory; arrow_import_release releases and frees it. The
- * other functions call callbacks of the caller, because Go cannot call pointers to C functions.
+ * returns the copy. If there is no memory, it releases *stream and returns NULL.
+ * arrow_import_release releases and frees the copy. The other functions call callbacks of the
+ * caller, because Go cannot call pointers to C functions.
  * arrow_import_schema and arrow_import_next return 0 or an errno value. arrow_import_error returns
  * the message, or NULL if there is none. */
 struct ArrowArrayStream *arrow_import_take(struct ArrowArrayStream *stream);

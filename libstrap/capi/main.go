@@ -60,13 +60,6 @@ func putString(dst []byte, s string) {
 	dst[n] = 0
 }
 
-func goString(s *C.char) string {
-	if s == nil {
-		return ""
-	}
-	return C.GoString(s)
-}
-
 // text returns s as a Go string. It is an error if s has more than limit bytes; what is the name of s
 // in the error.
 func text(s *C.char, what string, limit int) (string, error) {

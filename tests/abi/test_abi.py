@@ -289,6 +289,42 @@ def test_a_host_whose_exceptions_trap_may_load_the_library(library, tmp_path):
     run(program, library / "libstrap.so", tmp_path / "x.archive", timeout=240)
 
 
+def test_a_stream_is_released_also_if_there_is_no_memory_to_take_it(library, tmp_path):
+    """The program has a malloc of its own, so it is compiled without the sanitizers."""
+    source, program = tmp_path / "no_memory.c", tmp_path / "no_memory"
+    source.write_text(
+        '#include "check.h"\n'
+        '#include "arrow_abi.h"\n'
+        "extern void *__libc_malloc(size_t);\n"
+        "static _Thread_local int fails;\n"
+        "void *malloc(size_t size) {\n"
+        "  if (fails && size == sizeof(struct ArrowArrayStream)) return NULL;\n"
+        "  return __libc_malloc(size);\n"
+        "}\n"
+        "int main(int argc, char **argv) {\n"
+        '  CHECK(argc == 2, "usage");\n'
+        "  struct ArrowArrayStream stream;\n"
+        "  strap_trace text, trace;\n"
+        "  EXPECT(STRAP_OK,\n"
+        '         strap_trace_parse("lackey", argv[1], NULL, &stream, &text, &error));\n'
+        "  fails = 1;\n"
+        "  EXPECT(STRAP_ERR_NO_MEMORY, strap_trace_analyse(&stream, NULL, &trace, &error));\n"
+        "  fails = 0;\n"
+        '  CHECK(stream.release == NULL, "the stream was not released");\n'
+        "  EXPECT(STRAP_OK, strap_trace_close(text, &error));\n"
+        "  return 0;\n"
+        "}\n"
+    )
+    run(
+        *CC, "-std=c11", *WARNINGS, f"-I{ROOT / 'c_include'}", f"-I{ROOT / 'libstrap' / 'capi'}",
+        f"-I{HERE}", source, "-o", program, f"-L{library}", "-lstrap", "-lm", "-pthread",
+        f"-Wl,-rpath,{library}",
+    )  # fmt: skip
+    text = tmp_path / "lackey.txt"
+    text.write_text(" S 40,8\n")
+    run(program, text)
+
+
 def test_c_and_cpp_agree_with_the_header_alone(tmp_path):
     """strap.h compiles by itself as C11 and C17, and as C++11, C++17 and C++20."""
     for standard in ("c11", "c17"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import threading
@@ -39,7 +40,7 @@ from llm_instrumentation.mrm.collector import (
     select_collector,
 )
 from llm_instrumentation.mrm.collector.base import TIME_KEY
-from llm_instrumentation.mrm.collector.perf import lost_samples, perf_error
+from llm_instrumentation.mrm.collector.perf import PerfRecording, lost_samples, perf_error
 from llm_instrumentation.mrm.collector.perf_runner import machine_events
 from llm_instrumentation.mrm.collector.rows import OPS, Phases, make_batch
 from llm_instrumentation.mrm.collector.written_pages import SoftDirty, WriteProtect
@@ -269,6 +270,24 @@ def test_without_perf_the_reason_is_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     reason = PerfMemRunner(["page-faults"]).unavailable_reason()
     assert reason is not None
     assert "apt-get install linux-perf" in reason and "torch" in reason
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_perf_that_cannot_start_leaves_no_descriptors_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    """perf is not installed, or is a file that the kernel cannot execute."""
+    if installed:
+        (tmp_path / "perf").write_bytes(b"\0no program")
+        (tmp_path / "perf").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    recording = PerfRecording([], tmp_path / "perf.data")
+    gc.collect()
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="Exec format" if installed else "not installed"):
+        recording.attach([os.getpid()])
+    gc.collect()
+    assert os.listdir("/proc/self/fd") == before
 
 
 # Rows.

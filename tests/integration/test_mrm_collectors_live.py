@@ -29,7 +29,7 @@ from llm_instrumentation.mrm.collector import (
 )
 from llm_instrumentation.mrm.collector.base import TIME_KEY
 from llm_instrumentation.mrm.collector.remote_call import RemoteProcess
-from llm_instrumentation.mrm.collector.tracefs import find_tracefs
+from llm_instrumentation.mrm.collector.tracefs import TraceInstance, find_tracefs
 from llm_instrumentation.mrm.collector.write_sets import read_write_sets
 from llm_instrumentation.mrm.schema import KIND_KEY, Kind
 
@@ -400,9 +400,15 @@ def test_lackey_sees_every_access(tmp_path: Path, lackey: Lackey) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["lackey.txt"]
 
 
+@pytest.mark.parametrize("options", ["", "-q"])  # with -q, no line of the text names the process
 def test_lackey_ends_a_program_at_its_limit_and_says_so(
-    tmp_path: Path, lackey: Lackey, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    lackey: Lackey,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    options: str,
 ) -> None:
+    monkeypatch.setenv("VALGRIND_OPTS", options)
     small = Lackey(max_bytes=100_000)
     small.start([], tmp_path)
     done = subprocess.run(small.command_prefix(["/bin/true"]), timeout=240, check=False)
@@ -487,6 +493,17 @@ def test_the_survey_knows_every_collector_and_gives_reasons() -> None:
     for status in found.values():
         assert status.available == (status.reason is None)
         assert status.available or len(str(status.reason)) > 20
+
+
+def test_a_text_file_that_cannot_be_written_leaves_no_trace_instance(tmp_path: Path) -> None:
+    """The error is that of the file, and does not wait for an instance that is in use."""
+    needs(PageFaults("tracepoint"))
+    place = find_tracefs()
+    assert place is not None
+    before = set((place / "instances").iterdir())
+    with pytest.raises(IsADirectoryError):
+        TraceInstance(["exceptions/page_fault_user"], tmp_path)
+    assert set((place / "instances").iterdir()) <= before
 
 
 def test_a_crash_leaves_no_trace_instance_for_long(tmp_path: Path) -> None:

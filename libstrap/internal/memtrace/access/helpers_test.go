@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 
 	"github.com/libstrap/strap/libstrap/internal/memtrace/trace"
@@ -75,6 +76,10 @@ func (w *fileWriter) open(t testing.TB, o Options) *Trace {
 	return out
 }
 
+func intsOf(record arrow.Record, name string) []int64 {
+	return record.Column(record.Schema().FieldIndices(name)[0]).(*array.Int64).Int64Values()
+}
+
 // drain returns all rows as text, "TIME THREAD load|store ADDRESS LENGTH". It checks that sample_id
 // counts up, that pages fit to addresses, and that no time is before the last one.
 func drain(t testing.TB, in *Trace) []string {
@@ -86,14 +91,7 @@ func drain(t testing.TB, in *Trace) []string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ids, _, err := b.Ints("sample_id")
-		if err != nil {
-			t.Fatal(err)
-		}
-		threads, _, err := b.Ints("thread_id")
-		if err != nil {
-			t.Fatal(err)
-		}
+		ids, threads := intsOf(in.Record(), "sample_id"), intsOf(in.Record(), "thread_id")
 		for i := range b.Rows {
 			if ids[i] != int64(len(out)) || b.Page[i] != b.Address[i]>>trace.PageShift || b.Time[i] < last {
 				t.Fatalf("row %d: sample_id %d, page %#x of %#x, time %d after %d", len(out), ids[i], b.Page[i], b.Address[i], b.Time[i], last)

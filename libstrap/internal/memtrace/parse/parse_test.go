@@ -72,9 +72,9 @@ func checkRecord(record arrow.Record, runID string, firstID int64) error {
 		return err
 	}
 	runs, _ := b.Text("run_id")
-	ids, _, _ := b.Ints("sample_id")
+	ids := record.Column(record.Schema().FieldIndices("sample_id")[0]).(*array.Int64)
 	for i := range b.Rows {
-		if runs.Values[runs.Codes[i]] != runID || ids[i] != firstID+int64(i) || b.Page[i] != b.Address[i]>>12 ||
+		if runs.Values[runs.Codes[i]] != runID || ids.Value(i) != firstID+int64(i) || b.Page[i] != b.Address[i]>>12 ||
 			b.Region[i] != 0 || b.Type.Values[b.Type.Codes[i]] != "unknown" {
 			return fmt.Errorf("row %d: %v", i, showRow(record, i))
 		}

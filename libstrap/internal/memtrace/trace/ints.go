@@ -14,17 +14,6 @@ func asUnsigned(v []int64) []uint64 {
 	return unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(v))), len(v))
 }
 
-// Ints views a nullable integer column. It returns the values, 0 for a null, and a function that
-// reports whether row i has a value. Both are nil if the trace has no such column.
-func (b *Batch) Ints(name string) ([]int64, func(int) bool, error) {
-	a := b.column(name)
-	if a == nil {
-		return nil, nil, nil
-	}
-	v, err := b.signed(name, new(int64))
-	return v, a.IsValid, err
-}
-
 // signed views an integer column as int64. Nulls become *null; if null is nil, a null is an error.
 // A column that the trace lacks is all 0.
 func (b *Batch) signed(name string, null *int64) ([]int64, error) {

@@ -175,7 +175,6 @@ func TestNulls(t *testing.T) {
 		"region_id":    of(i64, `[7, null, 9]`),
 		"length_bytes": floats(64, math.NaN(), 0),
 		"region_type":  dictionary(i8, arrow.Null, `[0, 0, 0]`, `[null]`),
-		"token_index":  of(i64, `[null, 5, null]`),
 	})
 	same(t, "regions", b.Region, "[7 0 9]")
 	same(t, "lengths", b.Length, "[64 0 0]")
@@ -189,10 +188,6 @@ func TestNulls(t *testing.T) {
 		same(t, "types", words(b.Type), "unknown unknown unknown")
 		same(t, "lengths", b.Length, "[0 0 0]")
 	}
-	tokens, has, err := b.Ints("token_index")
-	same(t, "tokens", fmt.Sprint(tokens, has(0), has(1), err), "[0 5 0] false true <nil>")
-	tokens, has, err = b.Ints("context_tokens")
-	same(t, "no such column", fmt.Sprint(tokens, has == nil, err), "[] true <nil>")
 }
 
 func TestTheWholeAddressSpace(t *testing.T) {

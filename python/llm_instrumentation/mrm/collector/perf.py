@@ -122,30 +122,30 @@ class PerfRecording:
         Raises:
             StrapIOError: perf is not installed, ended or does not answer.
         """
-        targets = ",".join(map(str, pids))
-        order_read, order_write = os.pipe()
-        answer_read, answer_write = os.pipe()
-        command = [
-            _perf(), "record", *self._options, "-p", targets,
-            "--delay", "-1", "--control", f"fd:{order_read},{answer_write}",
-        ]  # fmt: skip
-        # A file, because a pipe could fill: perf may print much in a long run.
-        self._told = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _end
-        try:
+        perf, targets = _perf(), ",".join(map(str, pids))
+        with contextlib.ExitStack() as perfs, contextlib.ExitStack() as own:
+            order_read, order_write = os.pipe()
+            perfs.callback(os.close, order_read)
+            own.callback(os.close, order_write)
+            answer_read, answer_write = os.pipe()
+            perfs.callback(os.close, answer_write)
+            own.callback(os.close, answer_read)
+            # A file, because a pipe could fill: perf may print much in a long run.
+            self._told = own.enter_context(tempfile.TemporaryFile())
             self._process = subprocess.Popen(
-                command,
+                [
+                    perf, "record", *self._options, "-p", targets,
+                    "--delay", "-1", "--control", f"fd:{order_read},{answer_write}",
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=self._told,
                 stderr=self._told,
                 pass_fds=(order_read, answer_write),
                 start_new_session=True,  # Ctrl-C reaches only this process, which then ends perf
                 env=_environment(),
-            )
-        finally:
-            os.close(order_read)
-            os.close(answer_write)
-            # Closed by _end: perf 6.1 miscounts its descriptors if these close before it ends.
-            self._control = [order_write, answer_read]
+            )  # fmt: skip
+            # Closed by _end: perf 6.1 miscounts its descriptors if the pipes close before it ends.
+            self._own = own.pop_all()
         with contextlib.suppress(BrokenPipeError):
             os.write(order_write, b"enable\n")
         if not self._enabled(answer_read):
@@ -181,9 +181,7 @@ class PerfRecording:
             self.warnings.append(f"perf did not end within {_END_S:.0f} s and was killed")
         self._told.seek(0)
         text = self._told.read()
-        self._told.close()
-        for descriptor in self._control:
-            os.close(descriptor)
+        self._own.close()
         if process.returncode not in (0, 130, -signal.SIGINT):
             error = perf_error(text)
             return error + permission_advice(error)

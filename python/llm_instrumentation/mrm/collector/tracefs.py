@@ -68,6 +68,7 @@ class TraceInstance:
 
         Raises:
             StrapIOError: tracefs is not mounted, lacks an event, or refuses a step.
+            OSError: the text file cannot be written.
         """
         self.lost = 0
         self.error: OSError | None = None
@@ -81,7 +82,8 @@ class TraceInstance:
             self.path.mkdir()
         except OSError as error:
             raise StrapIOError(error.errno, f"{self.path}: {error.strerror}") from error
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(_remove, self.path)
             self._set("trace_clock", "mono")
             self._set("buffer_size_kb", str(_BUFFER_KB))
             self._set("options/event-fork", "1")
@@ -89,12 +91,11 @@ class TraceInstance:
             for event in events:
                 self._set(f"events/{event}/enable", "1")
             self._pipe = os.open(self.path / "trace_pipe", os.O_RDONLY | os.O_NONBLOCK)
-            self._out = open(text, "wb")  # noqa: SIM115 - closed by close
-        except BaseException:
-            _remove(self.path)
-            raise
-        self._thread = threading.Thread(target=self._copy, name="tracefs", daemon=True)
-        self._thread.start()
+            undo.callback(os.close, self._pipe)  # before _remove: an open pipe keeps the instance
+            self._out = undo.enter_context(open(text, "wb"))
+            self._thread = threading.Thread(target=self._copy, name="tracefs", daemon=True)
+            self._thread.start()
+            undo.pop_all()
 
     def watch(self, pids: Iterable[int]) -> None:
         """Records these processes from now on, with all their threads.
