@@ -630,7 +630,8 @@ strap_status strap_index_columns(strap_reader reader, const char *columns,
 /*
  * A trace is a stream of record batches whose rows are loads and stores. docs/MEMORY_TRACES.md has
  * its columns. Traces are passed as Arrow C streams. A function takes ownership of the stream that
- * it is given, also when it fails: it leaves the caller's struct released.
+ * it is given, also when it fails: it leaves the caller's struct released. The stream stays the caller's
+ * only if the call answers STRAP_ERR_FORKED, or a required pointer is NULL.
  *
  * strap_trace_parse and strap_trace_label return a stream that does the work while it is read.
  * strap_trace_analyse and strap_trace_write_parquet read a stream to its end while strap_trace_run
