@@ -19,13 +19,6 @@ func (e *emission) copy(dst []byte, start, count int64, sum *codec.Sum) {
 	e.bits = max(e.bits, bits)
 }
 
-// fill copies the elements of the current packet into its entry, and puts their loss into the row. For
-// sum see copy.
-func (e *emission) fill(it *entry, sum *codec.Sum) {
-	e.copy(it.elements(), e.part.start, e.part.count, sum)
-	it.setLoss(e.measure())
-}
-
 // measure returns the loss of the current packet, all of whose elements are copied. Rounding keeps
 // the error bound. So an error above the bound means that the values are too small for float16, and
 // measure sets e.tiny.
@@ -48,11 +41,6 @@ func (it *entry) setLoss(l packetLoss) {
 	it.row.Mantissa = int8(l.bits)
 }
 
-// measured reports whether the stored values are compared with the captured ones.
-func (e *emission) measured() bool {
-	return e.source != e.stored || e.bound > 0 && mantissaOf(e.stored) > 0
-}
-
 // withConversion joins the loss that copying measured of count elements with the loss of the
 // caller's conversion.
 func (e *emission) withConversion(copied codec.Stats, count int64) codec.Stats {
@@ -62,9 +50,13 @@ func (e *emission) withConversion(copied codec.Stats, count int64) codec.Stats {
 	return e.conversion.joined(float64(count)/float64(e.elems), &copied)
 }
 
-// left returns the error bound that is left for rounding after the conversion. With r^2 for the
-// normalised error of the conversion, the squares of the converted values are at most (1 + r)^2
-// times the squares of the captured ones. So the norms of both errors together keep the bound.
+// left returns the bound of the normalised squared error that is left for rounding after the
+// conversion; 0: nothing is left.
+//
+// Let b be the root of the bound, l the root of what is left, and r the norm of the conversion's error
+// over the norm of the captured values. The norm of the converted values is at most 1 + r times that of
+// the captured ones. So rounding adds an error of at most l*(1 + r), and the sum r + l*(1 + r) is b for
+// l = (b - r) / (1 + r).
 func (c *Conversion) left(bound float64) float64 {
 	if c == nil || c.Loss.SquareError == 0 {
 		return bound
@@ -81,9 +73,9 @@ func (c *Conversion) left(bound float64) float64 {
 // No code measures both at once. So joined adds their errors as if these went in one direction,
 // which is the most that they can be together.
 //
-// A packet that holds a part of the tensor gets an even share of the conversion's error. That is a
-// bound for all packets of the tensor together, and none for one packet: its values may have lost
-// more than the others.
+// A packet that holds a part of the tensor gets an even share of the conversion's error. The sum over
+// the packets of a tensor is a true bound. The error of one packet may be larger than its share, because
+// its values may have lost more than the values of other packets.
 func (c *Conversion) joined(share float64, rounding *codec.Stats) codec.Stats {
 	l := codec.Stats{
 		Count:       max(int64(math.Ceil(float64(c.Loss.Count)*share)), rounding.Count),

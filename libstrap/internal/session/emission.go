@@ -1,6 +1,9 @@
 package session
 
 import (
+	"math"
+	"sync"
+
 	"github.com/libstrap/strap/libstrap/internal/codec"
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
@@ -22,17 +25,17 @@ type emission struct {
 
 	// Progress.
 	stored wire.DType // the type in the packets now
-	twin   bool       // now the float32 packets behind the float16 ones
+	twin   bool       // the packets now are the twin: float32 behind the float16 ones
 	part   part       // the next or current packet
-	feed   *feed      // of a current streamed packet
+	feed   *feed      // of the current packet, if it is streamed
 	fed    int64      // elements that the feed has
 	begun  bool       // something of the tensor is in the order
 
 	// What copying measured.
 	lost       codec.Stats // of the tensor so far
 	packetLost codec.Stats // of the current packet
-	bits       int         // the most bits of mantissa that a piece of the packet was rounded to
-	tiny       bool        // a packet so far lost its values as float16; see measure
+	bits       int         // the most bits of mantissa kept in a piece of the packet; 0: not rounded
+	tiny       bool        // a packet so far has values that are too small for float16; see measure
 }
 
 // part is one packet of a tensor: the elements [start, start+count).
@@ -42,14 +45,43 @@ type part struct {
 	name         string
 	kind         codec.Kind
 	size         int64 // bytes of the elements as stored
-	bytes        int64 // that the packet may take while it is made
-	room         int64 // bytes that the staged packet takes, with its row
+	bytes        int64 // the most that the packet takes while it is made
+	room         int64 // the size of its region if it is staged: bytes, and the cost of its row
+}
+
+// entries makes entries, and keeps used ones for reuse.
+type entries struct {
+	sync.Pool
+	rank int32 // of the process in a distributed run; see wire.Row
+}
+
+func newEntries(rank int32) *entries {
+	return &entries{Pool: sync.Pool{New: func() any { return &entry{} }}, rank: rank}
+}
+
+// get returns an entry whose row describes the tensor. The caller sets row.Source.
+func (p *entries) get(is entryKind, from *origin, t *Tensor) *entry {
+	it := p.Get().(*entry)
+	it.is = is
+	it.shape = append(it.shape[:0], t.Shape...)
+	it.row = wire.Row{
+		Offset: -1, Parts: 1,
+		Model: from.layer.model, Layer: from.layer.name, Path: from.layer.path, Request: from.request,
+		Call: t.Call, Step: t.Step, Token: t.Token, Rank: p.rank, Thread: t.Thread,
+		Shape: it.shape, Codec: codec.None.String(),
+		Transform: t.Transform, Parameters: t.Parameters,
+		TimeNS: t.TimeNS, MSE: math.NaN(), MeanSquare: math.NaN(),
+	}
+	if !t.DType.Valid() {
+		it.row.Shape = nil // unknown, which an empty shape is not
+	}
+	return it
 }
 
 // newPacket returns the entry of the current packet, and begins its measurement. The caller sets the
 // memory of the entry.
-func (e *emission) newPacket(is entryKind, pool *entries) *entry {
-	it, p := pool.get(is, &e.origin, e.tensor), &e.part
+func (e *emission) newPacket(is entryKind, from *entries) *entry {
+	it, p := from.get(is, &e.origin, e.tensor), &e.part
 	it.layer, it.name, it.kind = e.layer, p.name, p.kind
 	it.source, it.front = int(p.size), codec.Front(p.kind, int(p.size))
 	it.row.Source, it.row.Stored, it.row.Codec = e.source, e.stored, p.kind.String()

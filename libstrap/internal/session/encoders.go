@@ -26,7 +26,8 @@ func newEncoders(o *Options) (*encoders, error) {
 }
 
 // encodeInPlace is codec.Encoder.EncodeInPlace in the packet's codec.
-func (e *encoders) encodeInPlace(it *entry, buf []byte) (int, error) {
+func (e *encoders) encodeInPlace(it *entry) (int, error) {
+	buf := it.payload()
 	if it.kind == codec.Archive {
 		return e.archive.EncodeInPlace(buf, it.front, it.source, it.row.Stored)
 	}

@@ -27,15 +27,11 @@ type enqueuer struct {
 
 // enqueue is Session.Enqueue.
 func (q *enqueuer) enqueue(t *Tensor, timeout time.Duration) error {
-	if err := q.life.refusedTo(t.FromIntake); err != nil {
-		return err
-	}
 	c := call{limit: timeout, stalled: t.Cursor != 0, refuse: q.life.closing, fromIntake: t.FromIntake}
 	if t.FromIntake && timeout == 0 { // also the writer enqueues so, while the session is closing
 		c.refuse = q.life.discarded
 	}
-	defer c.stop()
-	defer q.staging.line.Leave(&c.turn) // also where this call panics
+	defer q.leave(&c) // also if this call panics
 	if t.Cursor&1 != 0 {
 		k, err := q.pending.take(t.Cursor, t.FromIntake)
 		if err != nil {
@@ -55,8 +51,18 @@ func (q *enqueuer) enqueue(t *Tensor, timeout time.Duration) error {
 	return q.proceed(&e, &c)
 }
 
-// putBack lets other calls work on an emission. If the session has begun to close meanwhile, close
-// has passed over the emission, so putBack gives it up.
+// leave ends the call's clock and its turn in the line.
+func (q *enqueuer) leave(c *call) {
+	if c.timer != nil {
+		c.stop()
+	}
+	if c.turn != (turn{}) {
+		q.staging.line.Leave(&c.turn)
+	}
+}
+
+// putBack lets other calls work on an emission. If the session has begun to close meanwhile, close has
+// skipped the emission because this call worked on it. Then putBack gives it up.
 func (q *enqueuer) putBack(k *kept) {
 	k.tensor = nil
 	k.running.Unlock()
@@ -85,8 +91,8 @@ func (q *enqueuer) begin(e *emission, t *Tensor) (err error) {
 	return nil
 }
 
-// proceed hands over the rest of the tensor. After a Timeout it keeps the call's place in the line,
-// and the emission if something of the tensor is taken.
+// proceed hands over the rest of the tensor. After a Timeout it keeps the call's place in the line
+// (line.go). It also keeps the emission if a packet of the tensor is in the order already.
 func (q *enqueuer) proceed(e *emission, c *call) error {
 	t, err := e.tensor, q.emit(e, c)
 	if errors.Is(err, status.Timeout) {
@@ -121,8 +127,11 @@ func (q *enqueuer) emit(e *emission, c *call) error {
 		q.counters.tensors.Add(1)
 		q.counters.rawBytes.Add(uint64(e.elems) * uint64(e.source.Size()))
 	}
-	if e.measured() {
-		lost := e.withConversion(e.lost, e.elems)
+	lost := e.lost
+	if e.conversion != nil {
+		lost = e.withConversion(lost, e.elems)
+	}
+	if lost.Count > 0 {
 		q.counters.addLoss(&lost)
 	}
 	if !q.wantsTwin(e) {
@@ -135,9 +144,9 @@ func (q *enqueuer) emit(e *emission, c *call) error {
 	return q.emitParts(e, c)
 }
 
-// wantsTwin reports whether float32 packets follow the float16 packets. It counts a tensor whose
-// values are too large or too small for float16. For values that are too small it returns true only
-// with an error bound, and not for values that the host converted.
+// wantsTwin reports whether float32 packets, the twin, follow the float16 packets. Values that are too
+// large for float16 always get a twin. Values that are too small get one only if the session has an
+// error bound and the host did not convert the values. wantsTwin counts the tensor in both cases.
 func (q *enqueuer) wantsTwin(e *emission) bool {
 	switch {
 	case e.lost.Overflow > 0:
@@ -192,8 +201,9 @@ func (q *enqueuer) cut(e *emission) bool {
 
 // emitPart hands over the current packet, on from where it stopped. This is where the lane is chosen:
 //
-//   - streamed, if the packet is larger than a region of the arena. DropOnFull does not wait for
-//     pieces, so it stages such a packet if the whole arena can hold it.
+//   - streamed, if the packet is larger than a region should be, a quarter of the arena. With
+//     DropOnFull no packet is streamed, because pieces wait: such a packet gets a region of up to the
+//     whole arena, or is dropped.
 //   - inline, if making it takes no time and nothing waits before it. That saves a copy, and no
 //     thread has to be woken.
 //   - staged otherwise: compressing takes time that the caller should not spend.
@@ -204,13 +214,22 @@ func (q *enqueuer) emitPart(e *emission, c *call) error {
 		return q.streamed.rest(e, c)
 	case room > int64(q.staging.arena.MaxRegion()) && !q.opts.DropOnFull:
 		return q.streamed.emit(e, c)
-	case q.inline.takes(e) && q.inline.emit(e):
+	case q.needsNoTime(e) && q.inline.emit(e):
 		return nil
 	case room > q.staging.arena.Limit() && q.opts.DropOnFull:
 		return fmt.Errorf("%w for a packet of %d bytes: it has %d", ErrDropped, room, q.staging.arena.Limit())
 	default:
 		return q.staged.emit(e, c)
 	}
+}
+
+// needsNoTime reports whether the current packet is made without compressing: it has no codec, or it is
+// one LZ4 block of a layer whose last packet LZ4 did not shrink. With BurstBytes it returns false,
+// because a burst is written after the host has finished.
+func (q *enqueuer) needsNoTime(e *emission) bool {
+	p := &e.part
+	raw := p.kind == codec.None || q.opts.findsRaw && e.layer.raw.Load() > 0
+	return raw && p.count > 0 && q.opts.BurstBytes == 0 && codec.Surrounds(p.kind, int(p.size))
 }
 
 // drop leaves out the rest of a tensor, from the current packet on. It counts the elements, notes why
@@ -246,7 +265,8 @@ func (q *enqueuer) abandon(cursor uint64) error {
 	return q.takeBack(k)
 }
 
-// takeBack gives an emission up and notes it.
+// takeBack ends an emission. Its packets in the order stay, and a note in the index says that the rest
+// is missing.
 func (q *enqueuer) takeBack(k *kept) error {
 	q.staging.line.GiveUp(k.place)
 	if k.feed != nil {
@@ -256,7 +276,7 @@ func (q *enqueuer) takeBack(k *kept) error {
 	return q.notes.add(&k.origin, &k.about, abandonedMessage)
 }
 
-// close gives up every tensor whose Enqueue timed out, unless a repeated call works on it now. It
+// close takes back every emission whose Enqueue timed out, unless a repeated call works on it now. It
 // may be called again.
 func (q *enqueuer) close() {
 	q.pending.close(func(k *kept) {

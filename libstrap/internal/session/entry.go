@@ -2,8 +2,6 @@ package session
 
 import (
 	"bytes"
-	"math"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,8 +12,9 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/wire"
 )
 
-// rowCost is what a queued packet costs beside its region, in bytes: its entry and its row of the
-// index. It is counted in the region, so that a flood of tiny packets is bounded too.
+// rowCost is the bytes that the entry of a packet and its row of the index take. They are no part of the
+// arena. Each region is larger by rowCost, and leaves these bytes unused, so that the limit of the arena
+// bounds a flood of tiny packets too.
 const rowCost = 768
 
 // errCopy is the error of a packet until its elements are copied.
@@ -25,7 +24,7 @@ var errCopy = status.New(status.Internal, "the copy of a tensor did not end")
 type entryKind uint8
 
 const (
-	packetEntry entryKind = iota // a packet in a region of the arena, or in the stream's memory
+	packetEntry entryKind = iota // a packet in a region of the arena, or, on the inline lane, in a block of the stream
 	streamEntry                  // a packet whose elements come in pieces, through a feed
 	noteEntry                    // a row of the index without a packet
 )
@@ -46,45 +45,10 @@ type entry struct {
 	front     int          // bytes between the packet's name and its elements, for the codec
 	out       []byte       // the finished packet, in the region
 	err       error        // why there is none
-	made      atomic.Bool  // a worker or helper is through with it
-	came      time.Time    // to the backlog
+	made      atomic.Bool  // a worker or helper has made it, or has failed
+	came      time.Time    // when it came to the backlog
 	feed      *feed        // of a streamEntry
-	converted codec.Stats  // what its values lost as float16 of float32
-}
-
-// entries makes entries, and keeps used ones for reuse.
-type entries struct {
-	rank int32 // for the rows
-	pool sync.Pool
-}
-
-func newEntries(rank int32) *entries {
-	return &entries{rank: rank, pool: sync.Pool{New: func() any { return &entry{} }}}
-}
-
-// get returns an entry whose row describes the tensor. The caller sets row.Source.
-func (p *entries) get(is entryKind, from *origin, t *Tensor) *entry {
-	it := p.pool.Get().(*entry)
-	it.is = is
-	it.shape = append(it.shape[:0], t.Shape...)
-	it.row = wire.Row{
-		Offset: -1, Parts: 1,
-		Model: from.layer.model, Layer: from.layer.name, Path: from.layer.path, Request: from.request,
-		Call: t.Call, Step: t.Step, Token: t.Token, Rank: p.rank, Thread: t.Thread,
-		Shape: it.shape, Codec: codec.None.String(),
-		Transform: t.Transform, Parameters: t.Parameters,
-		TimeNS: t.TimeNS, MSE: math.NaN(), MeanSquare: math.NaN(),
-	}
-	if !t.DType.Valid() {
-		it.row.Shape = nil // unknown, which an empty shape is not
-	}
-	return it
-}
-
-// put takes an entry back for reuse.
-func (p *entries) put(it *entry) {
-	*it = entry{shape: it.shape}
-	p.pool.Put(it)
+	converted codec.Stats  // the loss of its values by conversion to float16 and by rounding
 }
 
 // payload returns the memory of the payload, with the room that is left behind it.
@@ -120,7 +84,8 @@ func (it *entry) surround(sum *codec.Sum) error {
 	return nil
 }
 
-// alike reports whether two packets seem to hold the same elements: their ends are equal.
+// alike reports whether two packets seem to hold the same elements: it compares only the first and the
+// last 64 bytes.
 func (it *entry) alike(other *entry) bool {
 	if it.source != other.source || it.row.Stored != other.row.Stored || it.kind != other.kind || other.err != nil {
 		return false
@@ -130,7 +95,7 @@ func (it *entry) alike(other *entry) bool {
 	return n > 0 && bytes.Equal(a[:n], b[:n]) && bytes.Equal(a[len(a)-n:], b[len(b)-n:])
 }
 
-// repeat makes the packet from another one of the same elements.
+// repeat makes the packet from another packet. All elements of the two are equal.
 func (it *entry) repeat(of *entry) {
 	it.finish(copy(it.payload(), of.out[wire.HeaderSize+len(of.name):]))
 	it.row.CRC = of.row.CRC

@@ -164,7 +164,7 @@ func TestAFlushEndsWithAHelper(t *testing.T) {
 	region, _, _ := s.arena.TryAlloc(2000, 0)
 	s.enqueuer.cut(&e)
 	e.part.kind = codec.None
-	it := e.newPacket(packetEntry, s.enqueuer.staged.pool)
+	it := e.newPacket(packetEntry, s.enqueuer.staged.entries)
 	it.region = region
 	if err := it.surround(&codec.Sum{}); err != nil {
 		t.Fatal(err)

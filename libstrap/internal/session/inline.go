@@ -9,21 +9,12 @@ import (
 // within the call. The elements are copied once, and checked while they are in the caches.
 type inline struct {
 	opts     *Options
-	pool     *entries
+	entries  *entries
 	maker    *maker
 	jobs     *backlog
 	order    *order
 	counters *counters
 	sink     *sink
-}
-
-// takes reports whether a packet may use this lane. The packet needs no compression: it has no
-// codec, or it is one LZ4 block of a layer whose last packet LZ4 did not shrink. With BurstBytes
-// every packet is staged, because a burst is written after the host has finished.
-func (l *inline) takes(e *emission) bool {
-	p := &e.part
-	raw := p.kind == codec.None || l.opts.findsRaw && e.layer.raw.Load() > 0
-	return raw && p.count > 0 && l.opts.BurstBytes == 0 && codec.Surrounds(p.kind, int(p.size))
 }
 
 // emit makes a packet in the stream's memory and appends it. It returns false, and takes nothing of
@@ -40,7 +31,7 @@ func (l *inline) emit(e *emission) bool {
 	if memory == nil || k.crowded() {
 		return false
 	}
-	it := e.newPacket(packetEntry, l.pool)
+	it := e.newPacket(packetEntry, l.entries)
 	if !l.order.Claim(it) {
 		k.recycle(it)
 		return false
@@ -57,7 +48,8 @@ func (l *inline) emit(e *emission) bool {
 		}
 	}()
 	var sum codec.Sum
-	e.fill(it, &sum)
+	e.copy(it.elements(), p.start, p.count, &sum)
+	it.setLoss(e.measure())
 	if it.kind == codec.None || it.layer.takeRawTurn() {
 		it.err = it.surround(&sum)
 	} else {

@@ -147,13 +147,10 @@ func (l *line) StepBack(t *turn) {
 	t.leads = false
 }
 
-// Reserved returns how many bytes the leader has to leave free for the first call in the line, and
-// for how long. It returns 0 if the leader is the first call. Otherwise the first call is away, or
-// is back and the leader is about to step back.
+// Reserved returns how many bytes the leader, which has a place, must leave free for the first call in
+// the line, and for how long. It returns 0 if the leader is the first call. Otherwise the first call is
+// away, or is back and the leader is about to step back.
 func (l *line) Reserved(t *turn) (need int, left time.Duration) {
-	if t.place == nil {
-		return 0, 0
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.dropLapsed(maxAway)

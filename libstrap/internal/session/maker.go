@@ -142,7 +142,7 @@ func (m *maker) repeated(it *entry) (again []*entry, next *entry) {
 
 // encode turns the elements in the packet's memory into the packet.
 func (m *maker) encode(it *entry, e *encoders) error {
-	n, err := e.encodeInPlace(it, it.payload())
+	n, err := e.encodeInPlace(it)
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ const (
 
 // notes puts rows without packets into the order.
 type notes struct {
-	pool     *entries
+	entries  *entries
 	order    *order
 	counters *counters
 }
@@ -33,7 +33,7 @@ func (n *notes) push(from *origin, t *Tensor, message string) error {
 	if n.counters.queuedNotes.Load() >= MaxNotes {
 		return nil
 	}
-	it := n.pool.get(noteEntry, from, t)
+	it := n.entries.get(noteEntry, from, t)
 	it.row.Source, it.row.Error = t.source(), ShortenMessage(message)
 	n.counters.queuedNotes.Add(1)
 	err := n.order.Push(it)

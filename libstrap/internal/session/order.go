@@ -2,8 +2,8 @@ package session
 
 // order holds the packets and notes of a capture that wait for the writer, in the order of the
 // file. It gives each two numbers: the sequence of its row in the index, and its position in
-// this session. Position 1 is the opening of the files. Only the holder of sink.mu takes
-// entries.
+// this session. Position 1 stands for the opening of the files; the first entry has position 2.
+// Only the holder of sink.mu removes entries.
 type order struct {
 	life     *lifecycle
 	mu       mutex[leafRank]
@@ -11,7 +11,7 @@ type order struct {
 	sequence uint64 // of the next row
 	added    uint64 // the position of the newest entry
 	taken    uint64 // the position of the last entry that left the list
-	ended    bool   // Push and Claim take no more entries
+	ended    bool   // Push and Claim accept no more entries
 
 	// Ready signals that the writer has something to do. A packet is pushed before it is
 	// complete; the worker that completes it signals.
@@ -81,7 +81,7 @@ func (o *order) Signal() {
 	}
 }
 
-// ready reports whether the writer can take the entry: a packet has to be made first.
+// ready reports whether the writer can take the entry: a packet once it is made, other entries at once.
 func (it *entry) ready() bool { return it.is != packetEntry || it.made.Load() }
 
 // First returns the first entry. It returns nil if there is none, or it is not complete yet.

@@ -5,7 +5,7 @@ import (
 )
 
 // Cursors name what a Timeout leaves for the repeated call. An odd cursor names an emission. An even
-// one names a place in the line, of a call that took nothing of its tensor.
+// one names a place in the line, of a call that put no packet of its tensor into the order.
 func emissionCursor(id uint64) uint64 { return id<<1 | 1 }
 func placeCursor(id uint64) uint64    { return id << 1 }
 
@@ -27,8 +27,9 @@ type kept struct {
 
 func newPending() *pending { return &pending{byID: map[uint64]*kept{}} }
 
-// keep keeps an emission, and the place of its call in the line, under t.Cursor. A new emission gets a
-// new cursor. keep returns false, and keeps nothing, if the session is closing.
+// keep keeps an emission, and the place of its call in the line, under the Cursor of its tensor. keep
+// sets the Cursor of a new emission. It returns false, and keeps nothing, if the session is closing and
+// the host handed over the tensor itself.
 func (p *pending) keep(e *emission, place uint64) bool {
 	t := e.tensor
 	p.mu.Lock()
@@ -49,7 +50,8 @@ func (p *pending) keep(e *emission, place uint64) bool {
 	return true
 }
 
-// take returns the emission of a cursor and locks it. The intake's cursors are not the host's.
+// take returns the emission of a cursor and locks it. It does not wait. Errors: InvalidArgument if there
+// is no such emission, or the host names one of the intake; InvalidState if another call works on it.
 func (p *pending) take(cursor uint64, fromIntake bool) (*kept, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -70,8 +72,9 @@ func (p *pending) forget(cursor uint64) {
 	delete(p.byID, cursor)
 }
 
-// close gives up the emissions that no call works on, and keeps no more. A call that runs sees that
-// the session is closing. The intake hands over the rest of its own tensors.
+// close gives up the emissions that no call works on, and lets keep refuse new ones. A call that works on
+// an emission sees that the session is closing. close leaves the emissions of the intake alone, because
+// the intake goes on with them until the session has ended.
 func (p *pending) close(giveUp func(*kept)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -122,14 +122,14 @@ func assemble(path, home string, o Options, mem *arena.Arena, count *counters, f
 	}
 	s.jobs.more = func() bool { return o.Intake.Waiting() > 0 }
 	s.order = newOrder(s.life, f.sequence)
-	pool := newEntries(o.Rank)
+	made := newEntries(o.Rank)
 	s.staging = &staging{
 		arena: mem, line: newLine(), jobs: s.jobs, order: s.order, life: s.life, counters: count,
 		drops: o.DropOnFull,
 	}
 	s.sink = &sink{
 		life: s.life, intake: o.Intake, arena: mem, order: s.order, progress: s.progress, jobs: s.jobs,
-		pool: pool, counters: count, stream: f.stream, index: f.index,
+		entries: made, counters: count, stream: f.stream, index: f.index,
 	}
 	s.maker = &maker{
 		opts: &s.opts, jobs: s.jobs, sink: s.sink, order: s.order, life: s.life, counters: count,
@@ -138,19 +138,19 @@ func assemble(path, home string, o Options, mem *arena.Arena, count *counters, f
 		home: home, helped: o.helped(), life: s.life, intake: o.Intake, arena: mem, order: s.order,
 		progress: s.progress, maker: s.maker, counters: count, sink: s.sink, frames: frames,
 	}
-	s.notes = &notes{pool: pool, order: s.order, counters: count}
+	s.notes = &notes{entries: made, order: s.order, counters: count}
 	s.enqueuer = &enqueuer{
 		opts: &s.opts, names: s.names, life: s.life, counters: count, staging: s.staging,
 		pending: newPending(), notes: s.notes,
 		inline: &inline{
-			opts: &s.opts, pool: pool, maker: s.maker, jobs: s.jobs, order: s.order,
+			opts: &s.opts, entries: made, maker: s.maker, jobs: s.jobs, order: s.order,
 			counters: count, sink: s.sink,
 		},
 		staged: &staged{
-			opts: &s.opts, pool: pool, staging: s.staging, maker: s.maker, jobs: s.jobs,
+			opts: &s.opts, entries: made, staging: s.staging, maker: s.maker, jobs: s.jobs,
 			order: s.order, life: s.life, counters: count, sink: s.sink,
 		},
-		streamed: &streamed{pool: pool, staging: s.staging},
+		streamed: &streamed{entries: made, staging: s.staging},
 	}
 	return s
 }
@@ -175,6 +175,9 @@ func (s *Session) Request(name string) (uint32, error) { return s.names.addReque
 // Enqueue took nothing of the tensor, the call keeps its place among the calls that wait for memory
 // for one second (keptFor, line.go). With DropOnFull there is no Timeout.
 func (s *Session) Enqueue(t *Tensor, timeout time.Duration) error {
+	if err := s.life.refusedTo(t.FromIntake); err != nil {
+		return err
+	}
 	return s.enqueuer.enqueue(t, timeout)
 }
 

@@ -31,7 +31,7 @@ type sink struct {
 	order    *order
 	progress *progress
 	jobs     *backlog
-	pool     *entries
+	entries  *entries
 	counters *counters
 
 	mu          mutex[sinkRank] // guards what follows, and what is taken from order
@@ -254,9 +254,12 @@ func (k *sink) publishWhenDue() error {
 // the stream writes only on a Flush. Otherwise it only collects rows. It writes the index if that
 // is due.
 func (k *sink) tick() error {
+	if k.life.halted() {
+		return k.collect()
+	}
 	due := k.due
 	k.due = k.stream.Offset()
-	if k.stream.Passed() < due && !k.life.halted() {
+	if k.stream.Passed() < due {
 		if err := k.publish(); err != nil {
 			return err
 		}
@@ -345,13 +348,12 @@ func (k *sink) recycle(it *entry) {
 	if it.region.Buf != nil {
 		k.arena.Free(it.region)
 	}
-	k.pool.put(it)
+	*it = entry{shape: it.shape}
+	k.entries.Put(it)
 }
 
+// writeIndexWhenDue writes the index if it lags behind the stream by indexLag or indexLagBytes.
 func (k *sink) writeIndexWhenDue() error {
-	if k.life.halted() {
-		return nil
-	}
 	if time.Since(k.indexed) < indexLag && k.stream.Written()-k.indexedAt < indexLagBytes {
 		return nil
 	}

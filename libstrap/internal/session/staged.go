@@ -14,7 +14,7 @@ const appendPatience = 10 * time.Millisecond
 // workers or the host's team make the packets there.
 type staged struct {
 	opts     *Options
-	pool     *entries
+	entries  *entries
 	staging  *staging
 	maker    *maker
 	jobs     *backlog
@@ -30,7 +30,7 @@ func (l *staged) emit(e *emission, c *call) error {
 	if err != nil {
 		return err
 	}
-	it := e.newPacket(packetEntry, l.pool)
+	it := e.newPacket(packetEntry, l.entries)
 	it.region = region
 	if err := l.staging.push(c, it); err != nil {
 		return err
@@ -49,7 +49,8 @@ func (l *staged) copy(e *emission, it *entry) (answer pushed) {
 	// Should the copy panic, the writer must not wait for this packet for ever.
 	it.err = errCopy
 	defer func() { answer = l.jobs.Push(it) }()
-	e.fill(it, nil)
+	e.copy(it.elements(), e.part.start, e.part.count, nil)
+	it.setLoss(e.measure())
 	if it.kind == codec.Archive {
 		it.keepWhole()
 	}

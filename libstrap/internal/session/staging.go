@@ -22,11 +22,12 @@ type staging struct {
 	drops    bool // no call waits for memory; see Options.DropOnFull
 }
 
-// briefly is how long any call waits for the leader to leave, also one with the limit 0. A leader
+// briefly is the least time that a call waits for the leader to leave, also with the limit 0. A leader
 // that need not wait for memory leaves within that time, so this wait is not a stall.
 const briefly = time.Millisecond
 
-// errBehind is the error of a call that has stepped back in the line.
+// errBehind is internal: the leader has stepped back, because a call before it in the line has been
+// repeated after its time-out.
 var errBehind = errors.New("a call before this one is back")
 
 // takeRoom waits until n bytes are free and takes them. The call leads the line when it has them.
@@ -103,25 +104,30 @@ func (st *staging) lead(c *call) error {
 	return st.timedOut()
 }
 
-// roomOfLeader waits until n bytes are free and takes them. The call leads the line.
+// roomOfLeader waits until n bytes are free and takes them. The call must lead the line already. With
+// drops it does not wait, and returns ErrDropped. It returns errBehind if the call must lead again.
 func (st *staging) roomOfLeader(c *call, n int) (region arena.Region, err error) {
 	began := time.Now()
-	reserved, left := st.line.Reserved(&c.turn)
-	region, ok, err := st.arena.TryAlloc(n, reserved)
-	if ok || err != nil {
-		return region, err
-	}
-	st.jobs.Open()
-	if st.drops {
-		return region, ErrDropped
-	}
-	defer st.stall(c, began)()
-	defer st.jobs.Hurry()()
-	st.order.Wake() // for packets that helpers left in the order while the stream had no room
-	for {
+	for waited := false; ; waited = true {
+		var reserved int
+		var left time.Duration
 		var back chan struct{}
-		if c.place != nil {
+		if c.place != nil { // else the call came first
+			reserved, left = st.line.Reserved(&c.turn)
 			back = c.place.back
+		}
+		region, ok, err := st.arena.TryAlloc(n, reserved)
+		if ok || err != nil {
+			return region, err
+		}
+		if !waited {
+			st.jobs.Open()
+			if st.drops {
+				return region, ErrDropped
+			}
+			defer st.stall(c, began)()
+			defer st.jobs.Hurry()()
+			st.order.Wake() // for packets that helpers left in the order while the stream had no room
 		}
 		var lapsed <-chan time.Time
 		if reserved > 0 {
@@ -139,10 +145,6 @@ func (st *staging) roomOfLeader(c *call, n int) (region arena.Region, err error)
 			return region, st.refused(c)
 		case <-c.Done():
 			return region, st.timedOut()
-		}
-		reserved, left = st.line.Reserved(&c.turn)
-		if region, ok, err = st.arena.TryAlloc(n, reserved); ok || err != nil {
-			return region, err
 		}
 	}
 }
@@ -169,8 +171,8 @@ func (st *staging) nextPiece(f *feed, c *call) ([]byte, error) {
 	}
 }
 
-// stall measures a call's wait for memory, from the time since until the call of end. It counts one
-// stall for a tensor, however often the tensor waits.
+// stall measures a wait for memory, from the time `since` on until the returned function runs. It counts
+// one stall for a tensor, however often the tensor waits.
 func (st *staging) stall(c *call, since time.Time) (end func()) {
 	if !c.stalled {
 		c.stalled = true
@@ -179,8 +181,8 @@ func (st *staging) stall(c *call, since time.Time) (end func()) {
 	return st.counters.stalled.StartAt(since)
 }
 
-// refused returns the error of a call whose wait ends because the session does. A tensor from the
-// intake is in the session already: it times out, and the intake goes on with it.
+// refused returns the error of a call whose wait ends because the session ends. For a tensor from the
+// intake, which took it before the end, it returns a Timeout: the intake repeats the call.
 func (st *staging) refused(c *call) error {
 	if c.fromIntake && !st.life.halted() {
 		return st.timedOut()

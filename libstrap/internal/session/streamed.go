@@ -3,7 +3,7 @@ package session
 // streamed is the lane of packets larger than a region: the elements go through two halves of a
 // region, and the writer compresses and writes one while the call fills the other.
 type streamed struct {
-	pool    *entries
+	entries *entries
 	staging *staging
 }
 
@@ -14,7 +14,7 @@ func (l *streamed) emit(e *emission, c *call) error {
 	if err != nil {
 		return err
 	}
-	it := e.newPacket(streamEntry, l.pool)
+	it := e.newPacket(streamEntry, l.entries)
 	it.region = region
 	it.feed = newFeed(l.staging.arena, region, half, e.part.size)
 	if err := l.staging.push(c, it); err != nil {
