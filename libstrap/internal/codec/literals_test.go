@@ -304,6 +304,8 @@ func TestZstdInPieces(t *testing.T) {
 	}
 }
 
+// Slow: inputs are repeated to up to three blocks, which each set of loops encodes, and which are decoded
+// twice.
 func FuzzLiterals(f *testing.F) {
 	for _, n := range []int{1, 2, 100, 1024, 9000} {
 		for _, src := range samples(n) {
