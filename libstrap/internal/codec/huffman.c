@@ -91,10 +91,14 @@ void strapk_huffman_pair(const uint64_t *codes, int shift, size_t count, const u
 }
 
 uint64_t strapk_count_words(uint16_t parts[4][1 << STRAPK_WORD_BITS], int shift,
-                            const uint8_t *src, size_t n, size_t piece, size_t stride) {
+                            const uint8_t *src, size_t n, size_t piece, size_t stride, size_t step) {
   uint64_t all = 0;
+  size_t from = 0;
   for (const uint8_t *end = src + 2 * n; src < end; src += 2 * stride) {
-    for (const uint8_t *at = src, *to = src + 2 * piece; at < to; at += 8) {
+    const uint8_t *at = src + 2 * from, *to = at + 2 * piece;
+    from += step;
+    if (from > stride - piece) from -= stride - piece + 4;
+    for (; at < to; at += 8) {
       uint64_t v;
       memcpy(&v, at, sizeof v);
       all |= v;

@@ -18,12 +18,13 @@ const (
 	huffWordBits = 12      // most bits of a word that is counted
 	huffWordsMin = 8 << 10 // least bytes of a source whose words are counted
 
-	// Of a source of at least sampleMin bytes, the first samplePiece of each sampleStride words are
-	// counted. Rows of tensors often have about a power of two of words. sampleStride is not close to
-	// one, so that the sample has words of all columns.
+	// Of a source of at least sampleMin bytes, samplePiece of each sampleStride words are counted. The
+	// place of the piece in the stride moves by sampleStep from stride to stride, so that the sample has
+	// words of all columns, whatever the length of a row is.
 	sampleMin    = 96 << 10
 	samplePiece  = 128
 	sampleStride = sampleEach*samplePiece + 32
+	sampleStep   = 164
 	sampleEach   = 4 // about so many words stand behind one that is counted
 	// A sample is not used if it has fewer than sampleLeast different bytes, or if more than
 	// unseenMost other bytes may occur: codes for bytes that do not occur would cost too much.
@@ -182,7 +183,7 @@ func (h *huffman) sampleWords(src []byte) bool {
 		return false
 	}
 	h.clearWords()
-	h.countPieces(src[:whole], samplePiece, sampleStride)
+	h.countPieces(src[:whole], samplePiece, sampleStride, sampleStep)
 	h.addWords(sampleEach, rest)
 	seen := h.distinct()
 	h.addUnseen(x)
@@ -255,19 +256,23 @@ func (h *huffman) countShifted(src []byte) (all uint64) {
 	for i, b := range src[whole:] {
 		all |= uint64(b) << (i % 2 * 8)
 	}
-	return all | h.countPieces(src[:whole], 4, 4)
+	return all | h.countPieces(src[:whole], 4, 4, 0)
 }
 
-// countPieces counts the first piece words of each stride words of src, shifted. It returns the OR of
-// all counted groups of four words. len(src) is a multiple of 2*stride. piece and stride are multiples
-// of 4.
-func (h *huffman) countPieces(src []byte, piece, stride int) (all uint64) {
+// countPieces counts piece words of each stride words of src, shifted. In the first stride these are the
+// first words. In each next stride they begin step words later, modulo the room that is left in a stride.
+// countPieces returns the OR of all counted groups of four words. len(src) is a multiple of 2*stride.
+// piece, stride and step are multiples of 4.
+func (h *huffman) countPieces(src []byte, piece, stride, step int) (all uint64) {
 	if h.kernel && len(src) > 0 {
-		return countWordsKernel(&h.words, h.shift, src, piece, stride)
+		return countWordsKernel(&h.words, h.shift, src, piece, stride, step)
 	}
 	const mask = 1<<huffWordBits - 1 // spares the checks of bounds
+	from := 0
 	for ; len(src) > 0; src = src[2*stride:] {
-		for at := src[:2*piece]; len(at) > 0; at = at[8:] {
+		at := src[2*from : 2*(from+piece)]
+		from = (from + step) % (stride - piece + 4)
+		for ; len(at) > 0; at = at[8:] {
 			v := binary.LittleEndian.Uint64(at)
 			all |= v
 			h.words[0][uint64(uint16(v))>>(h.shift&63)&mask]++

@@ -99,12 +99,13 @@ void strapk_huffman_wide(const uint16_t codes[256], size_t count, const uint8_t 
 
 #define STRAPK_WORD_BITS 12 /* huffWordBits */
 
-/* Counts 16-bit words at src. Of n words the first `piece` of each `stride` words are counted. piece
- * and stride are multiples of 4, and n is a multiple of stride. Each word is shifted right by shift, to
- * at most STRAPK_WORD_BITS bits. Word i is counted in part i % 4. Returns the OR of all counted groups
- * of four words. Little endian machines only. */
+/* Counts 16-bit words at src. Of n words, `piece` of each `stride` words are counted: in the first
+ * stride the first words, in each next stride from `step` words later on, modulo stride - piece + 4.
+ * piece, stride and step are multiples of 4, step is at most stride - piece, and n is a multiple of
+ * stride. Each word is shifted right by shift, to at most STRAPK_WORD_BITS bits. Word i is counted in
+ * part i % 4. Returns the OR of all counted groups of four words. Little endian machines only. */
 uint64_t strapk_count_words(uint16_t parts[4][1 << STRAPK_WORD_BITS], int shift,
-                            const uint8_t *src, size_t n, size_t piece, size_t stride);
+                            const uint8_t *src, size_t n, size_t piece, size_t stride, size_t step);
 
 /* Bounds of 16-bit words; see extent in huffman.go. */
 struct strapk_extent {

@@ -149,12 +149,11 @@ func huffmanWideKernel(codes *[256]uint16, count int, s, t *huffStream) {
 	t.fromC(&b)
 }
 
-// countWordsKernel counts the first piece words of each stride words of src, shifted right by shift:
-// word i in part i % 4. It returns the OR of all counted groups of four words. len(src) is a positive
-// multiple of 2*stride. piece and stride are multiples of 4.
-func countWordsKernel(parts *[4][1 << huffWordBits]uint16, shift uint, src []byte, piece, stride int) uint64 {
+// countWordsKernel is huffman.countPieces in C. It shifts words right by shift, and counts word i in part
+// i % 4. len(src) is at least 2*stride.
+func countWordsKernel(parts *[4][1 << huffWordBits]uint16, shift uint, src []byte, piece, stride, step int) uint64 {
 	return uint64(C.strapk_count_words((*[1 << huffWordBits]C.uint16_t)(unsafe.Pointer(parts)), C.int(shift),
-		(*C.uint8_t)(&src[0]), C.size_t(len(src)/2), C.size_t(piece), C.size_t(stride)))
+		(*C.uint8_t)(&src[0]), C.size_t(len(src)/2), C.size_t(piece), C.size_t(stride), C.size_t(step)))
 }
 
 // extentKernel returns the extent of the words of src. len(src) is a positive multiple of 64. wide asks

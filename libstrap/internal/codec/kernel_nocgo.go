@@ -38,7 +38,7 @@ func huffmanWideKernel(*[256]uint16, int, *huffStream, *huffStream) {
 	panic("codec: there is no kernel")
 }
 
-func countWordsKernel(*[4][1 << huffWordBits]uint16, uint, []byte, int, int) uint64 {
+func countWordsKernel(*[4][1 << huffWordBits]uint16, uint, []byte, int, int, int) uint64 {
 	panic("codec: there is no kernel")
 }
 

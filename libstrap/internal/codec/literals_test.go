@@ -167,11 +167,35 @@ func TestHuffmanCodesBytesThatNoSampleHas(t *testing.T) {
 	for _, n := range []int{sampleMin, sampleMin + 1021, literalsBlock - 2*sampleStride + 2} {
 		for range 20 {
 			src := float16s(n, 5)
-			for range 1 + rng.IntN(8) { // behind the piece of a stride, where no word is counted
-				at := rng.IntN(n/(2*sampleStride))*2*sampleStride + 2*samplePiece + 2*rng.IntN(64)
-				binary.LittleEndian.PutUint16(src[at:], uint16(rng.Uint32())&^31)
+			for range 1 + rng.IntN(8) { // most of them are at words that are not counted
+				binary.LittleEndian.PutUint16(src[2*rng.IntN(n/2):], uint16(rng.Uint32())&^31)
 			}
 			checkDecodes(t, Zstd, literalsFrame(t, src), src)
+		}
+	}
+}
+
+// A sample has words of all columns, also if a row is as long as a stride, or some strides: the payload
+// is hardly larger than that of rows of another length.
+func TestASampleHasAllColumns(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	size := func(width int) int {
+		src := make([]byte, 4*literalsBlock)
+		for i := range len(src) / 2 {
+			v := float32(rng.NormFloat64()) * 0.01
+			if i%width < samplePiece {
+				v = float32(rng.NormFloat64()) + 20
+			}
+			binary.LittleEndian.PutUint16(src[2*i:], float16Bits(v)>>5<<5)
+		}
+		frame := literalsFrame(t, src)
+		checkDecodes(t, Zstd, frame, src)
+		return len(frame)
+	}
+	for _, strides := range []int{1, 2, 4} {
+		width := strides * sampleStride
+		if of, beside := size(width), size(width+100); float64(of) > 1.02*float64(beside) {
+			t.Errorf("rows of %d words take %d bytes, those of %d words %d", width, of, width+100, beside)
 		}
 	}
 }

@@ -92,7 +92,8 @@ func (q *enqueuer) begin(e *emission, t *Tensor) (err error) {
 }
 
 // proceed hands over the rest of the tensor. After a Timeout it keeps the call's place in the line
-// (line.go). It also keeps the emission if a packet of the tensor is in the order already.
+// (line.go). It also keeps the emission if a packet of the tensor is in the order already. If another
+// error ends the tensor behind its first packet, the index has a note that the rest is missing.
 func (q *enqueuer) proceed(e *emission, c *call) error {
 	t, err := e.tensor, q.emit(e, c)
 	if errors.Is(err, status.Timeout) {
@@ -106,8 +107,12 @@ func (q *enqueuer) proceed(e *emission, c *call) error {
 		}
 		err = q.life.refused()
 	}
-	if err != nil {
+	switch {
+	case err == nil || !e.begun || errors.Is(err, ErrDropped): // nothing is missing, or drop has noted it
+	case q.life.halted():
 		e.giveUp()
+	default:
+		_ = q.cutShort(e, t) // an error: the session has ended, so there is nowhere to note it
 	}
 	if t.Cursor != 0 {
 		q.pending.forget(t.Cursor)
@@ -131,7 +136,7 @@ func (q *enqueuer) emit(e *emission, c *call) error {
 	if e.conversion != nil {
 		lost = e.withConversion(lost, e.elems)
 	}
-	if lost.Count > 0 {
+	if lost != (codec.Stats{}) {
 		q.counters.addLoss(&lost)
 	}
 	if !q.wantsTwin(e) {
@@ -265,23 +270,26 @@ func (q *enqueuer) abandon(cursor uint64) error {
 	return q.takeBack(k)
 }
 
-// takeBack ends an emission. Its packets in the order stay, and a note in the index says that the rest
-// is missing.
+// takeBack ends an emission that was kept, and the place of its call in the line.
 func (q *enqueuer) takeBack(k *kept) error {
 	q.staging.line.GiveUp(k.place)
-	if k.feed != nil {
-		k.giveUp() // the writer turns the packet into the note
+	return q.cutShort(&k.emission, &k.about)
+}
+
+// cutShort ends an emission. Its packets in the order stay, and a note in the index says that the rest
+// is missing. about describes the tensor. The error says why the session takes no note.
+func (q *enqueuer) cutShort(e *emission, about *Tensor) error {
+	if e.feed != nil {
+		e.giveUp() // the writer turns the packet into the note
 		return nil
 	}
-	return q.notes.add(&k.origin, &k.about, abandonedMessage)
+	return q.notes.add(&e.origin, about, abandonedMessage)
 }
 
 // close takes back every emission whose Enqueue timed out, unless a repeated call works on it now. It
 // may be called again.
 func (q *enqueuer) close() {
 	q.pending.close(func(k *kept) {
-		if err := q.takeBack(k); err != nil {
-			k.giveUp() // the session has ended: there is nowhere to note it
-		}
+		_ = q.takeBack(k) // an error: the session has ended, so there is nowhere to note it
 	})
 }

@@ -187,7 +187,8 @@ func (s *Session) Enqueue(t *Tensor, timeout time.Duration) error {
 // tensor has the cursor), InvalidState (another call uses it).
 func (s *Session) Abandon(cursor uint64) error { return s.enqueuer.abandon(cursor) }
 
-// Note puts into the index that a tensor could not be captured, and why. It does not wait.
+// Note puts into the index that a tensor could not be captured, and why. It does not wait. Errors:
+// InvalidArgument if the layer or the request is not registered, InvalidState after Close.
 func (s *Session) Note(t *Tensor, message string) error {
 	if err := s.CheckNote(t); err != nil {
 		return err

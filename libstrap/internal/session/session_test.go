@@ -281,6 +281,17 @@ func TestOverflowKeepsTheFloat32(t *testing.T) {
 	}
 }
 
+// A tensor without a finite float16 value counts its overflows too.
+func TestAllValuesMayOverflow(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "a.stream"), options(codec.None))
+	v := float32s(5, func(int) float32 { return 1e30 })
+	enqueue(t, s, tensorOf(mustLayer(t, s, "x"), wire.Float32, v))
+	finish(t, s)
+	if st := s.Stats(); st.Overflowed != 1 || st.Convert.Overflow != 5 {
+		t.Errorf("stats %+v", st)
+	}
+}
+
 func TestOtherTypesStayAsTheyAre(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.stream")
 	s := open(t, path, options(codec.LZ4))
