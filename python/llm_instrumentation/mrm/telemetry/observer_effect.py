@@ -53,8 +53,8 @@ def compute_observer_effect(
         A dict of
 
         - ``observer_cpu_overhead_pct_max`` and ``_mean``; 100 is a whole core,
-        - ``observer_memory_overhead_mb_peak``, in the unit of ``rss_mb``, and ``_frac``, its part
-          of the target's peak; 0 without samples of the target,
+        - ``observer_memory_overhead_mb_peak``, in the unit of ``rss_mb``,
+        - ``observer_memory_overhead_frac``: its part of the target's peak; 0 without a target,
         - ``target_rss_mb_peak``,
         - ``thermal_throttle_events`` and ``baseline_cpu_pct``, as given,
         - ``observer_bytes_written``, without the trace,
