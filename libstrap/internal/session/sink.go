@@ -269,17 +269,18 @@ func (k *sink) tick() error {
 	return k.writeIndexWhenDue()
 }
 
-// publish brings every appended packet into the file, and its row to the index. After a failed
-// write it gives the index the rows of the packets that reached the file, and counts the others as
-// lost.
-func (k *sink) publish() (err error) {
+// publish brings every appended packet into the file, and its row to the index.
+func (k *sink) publish() error {
 	if len(k.unpublished) == 0 {
 		return nil
 	}
-	if !k.life.halted() {
-		err = k.stream.Flush()
-	}
-	err = errors.Join(err, k.collect())
+	return k.finishRows(k.stream.Flush())
+}
+
+// finishRows gives the index the rows of the packets that reached the file, and counts the others as lost.
+// failed is the error of the last write; finishRows returns it with its own errors.
+func (k *sink) finishRows(failed error) error {
+	err := errors.Join(failed, k.collect())
 	for _, it := range k.unpublished {
 		k.lose(it)
 	}

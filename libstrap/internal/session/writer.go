@@ -220,7 +220,11 @@ func (w *writer) displaced() error {
 func (w *writer) finish() {
 	k, l := w.sink, w.life
 	w.progress.End()
-	k.attempt(k.publish)
+	if l.halted() {
+		k.attempt(func() error { return k.finishRows(nil) })
+	} else {
+		k.attempt(k.publish)
+	}
 	w.maker.stop()
 	displaced := w.displaced()
 	k.attempt(func() error {
