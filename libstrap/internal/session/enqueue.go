@@ -31,7 +31,8 @@ func (q *enqueuer) enqueue(t *Tensor, timeout time.Duration) error {
 	if t.FromIntake && timeout == 0 { // also the writer enqueues so, while the session is closing
 		c.refuse = q.life.discarded
 	}
-	defer q.leave(&c) // also if this call panics
+	defer c.stop()
+	defer q.staging.line.Leave(&c.turn) // also if this call panics
 	if t.Cursor&1 != 0 {
 		k, err := q.pending.take(t.Cursor, t.FromIntake)
 		if err != nil {
@@ -49,16 +50,6 @@ func (q *enqueuer) enqueue(t *Tensor, timeout time.Duration) error {
 		c.turn, t.Cursor = q.staging.line.Return(t.Cursor>>1), 0
 	}
 	return q.proceed(&e, &c)
-}
-
-// leave ends the call's clock and its turn in the line.
-func (q *enqueuer) leave(c *call) {
-	if c.timer != nil {
-		c.stop()
-	}
-	if c.turn != (turn{}) {
-		q.staging.line.Leave(&c.turn)
-	}
 }
 
 // putBack lets other calls work on an emission. If the session has begun to close meanwhile, close has
