@@ -252,7 +252,7 @@ func (k *sink) publishWhenDue() error {
 
 // tick publishes if a packet that was appended before the last tick is still in a block that
 // the stream writes only on a Flush. Otherwise it only collects rows. It writes the index if that
-// is due.
+// is due. After a failure or a discard it only collects rows.
 func (k *sink) tick() error {
 	if k.life.halted() {
 		return k.collect()
