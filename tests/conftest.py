@@ -12,7 +12,7 @@ from hypothesis import settings
 HERE = Path(__file__).parent
 TIERS = ("unit", "integration", "validity", "property", "performance")
 
-sys.path.insert(0, str(HERE))  # all folders import `synthetic_traces` and `made_up_cuda`
+sys.path.insert(0, str(HERE))  # the modules beside this file are for all folders
 
 # ``pytest --hypothesis-profile long`` tries 20,000 examples, unless the test sets a number itself.
 settings.register_profile("long", max_examples=20_000)

@@ -25,6 +25,7 @@ from llm_instrumentation.core.hooks import HookConfig, LayerSelectionError, Opti
 from llm_instrumentation.core.sampling import sample_positions
 from llm_instrumentation.errors import CaptureError, UnsupportedError
 from torch import Tensor, nn
+from transformers_cache import CACHE_NAME
 
 
 def hooks_of(model: nn.Module) -> int:
@@ -503,7 +504,7 @@ def test_key_value_caches_on_request(llama, ids, tmp_path, read):
         llama(ids, use_cache=True, return_dict=False)
     config = InstrumentationConfig.balanced().with_kv_cache()
     with torch.no_grad(), capture_activations(llama, with_cache, config=config):
-        cache = llama(ids, use_cache=True).past_key_values
+        cache = llama(ids, use_cache=True)[CACHE_NAME]
     names = {name for name, _ in read(without)}
     assert "['logits']" in names and "" in names  # from a mapping and from a tuple
     assert [name for name in names if "keys" in name or "values" in name] == []
@@ -511,7 +512,7 @@ def test_key_value_caches_on_request(llama, ids, tmp_path, read):
     for i, layer in enumerate(cache.layers):
         for at in ("keys", "values"):
             expected = getattr(layer, at).half()
-            assert torch.equal(values[f"['past_key_values'][{i}].{at}"], expected)
+            assert torch.equal(values[f"['{CACHE_NAME}'][{i}].{at}"], expected)
 
 
 # ---- what cannot be captured ------------------------------------------------------

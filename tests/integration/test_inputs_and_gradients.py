@@ -20,6 +20,7 @@ from llm_instrumentation import (
 )
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers_cache import CACHE_NAME
 
 pytestmark = pytest.mark.usefixtures("each_kind_of_hooks")
 
@@ -445,8 +446,8 @@ def test_caches_are_no_inputs(llama, ids, path):
     with torch.no_grad(), capture_activations(llama, path, config=config):
         llama.generate(ids, max_new_tokens=2, do_sample=False)
     with ActivationReader(path) as reader:
-        assert [name for name in reader.layers if "past_key_values" in name]
-        assert not [name for name in reader.layers if "past_key" in name and "!input" in name]
+        caches = [name for name in reader.layers if f"['{CACHE_NAME}']" in name]
+        assert caches and not [name for name in caches if "!input" in name]
 
 
 @pytest.mark.parametrize("cut", ["with_last_position", "with_sampling"])

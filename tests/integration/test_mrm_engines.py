@@ -21,6 +21,7 @@ from llm_instrumentation.mrm.engines import (
     phase_boundaries,
 )
 from llm_instrumentation.mrm.engines.base import fit_to_context
+from transformers_cache import CACHE_NAME
 
 TINY = {
     "architecture": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -116,7 +117,7 @@ def test_the_cache_has_the_announced_size():
         ]
         with torch.no_grad():
             ids = torch.zeros((2, size["tokens"]), dtype=torch.long)
-            cache = tiny.model(input_ids=ids, use_cache=True).past_key_values
+            cache = tiny.model(input_ids=ids, use_cache=True)[CACHE_NAME]
     held = sum(
         tensor.numel() * tensor.element_size()
         for layer in cache.layers

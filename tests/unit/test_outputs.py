@@ -15,6 +15,7 @@ from llm_instrumentation.core.outputs import walk_output
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers_cache import CACHE_NAME
 
 A, B, C = torch.zeros(1), torch.zeros(2), torch.zeros(3)
 Pair = namedtuple("Pair", ["left", "right"])
@@ -97,12 +98,12 @@ def test_the_key_value_cache_is_left_out_unless_asked_for():
     found = dict(walk_output(output, kv_cache=True))
     assert list(found) == [
         "['logits']",
-        "['past_key_values'][0].keys",
-        "['past_key_values'][0].values",
-        "['past_key_values'][1].keys",
-        "['past_key_values'][1].values",
+        f"['{CACHE_NAME}'][0].keys",
+        f"['{CACHE_NAME}'][0].values",
+        f"['{CACHE_NAME}'][1].keys",
+        f"['{CACHE_NAME}'][1].values",
     ]
-    assert found["['past_key_values'][0].keys"].shape == (1, 2, 3, 8)
+    assert found[f"['{CACHE_NAME}'][0].keys"].shape == (1, 2, 3, 8)
 
 
 def test_tuple_outputs_of_a_model_name_their_places():
@@ -126,11 +127,11 @@ def test_an_encoder_decoder_cache_has_two_parts():
     ids = torch.zeros(1, 3, dtype=torch.long)
     output = model(input_ids=ids, decoder_input_ids=ids)
     assert paths(output) == ["['logits']", "['encoder_last_hidden_state']"]
-    assert [path for path in paths(output, kv_cache=True) if "past" in path] == [
-        "['past_key_values'].self_attention_cache[0].keys",
-        "['past_key_values'].self_attention_cache[0].values",
-        "['past_key_values'].cross_attention_cache[0].keys",
-        "['past_key_values'].cross_attention_cache[0].values",
+    assert [path for path in paths(output, kv_cache=True) if CACHE_NAME in path] == [
+        f"['{CACHE_NAME}'].self_attention_cache[0].keys",
+        f"['{CACHE_NAME}'].self_attention_cache[0].values",
+        f"['{CACHE_NAME}'].cross_attention_cache[0].keys",
+        f"['{CACHE_NAME}'].cross_attention_cache[0].values",
     ]
 
 

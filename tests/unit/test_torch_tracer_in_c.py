@@ -15,6 +15,7 @@ from llm_instrumentation._native import NativeForm
 from llm_instrumentation.mrm.collector import TorchTracer
 from llm_instrumentation.mrm.collector.torch import recorder
 from torch import nn
+from transformers_cache import CACHE_NAME
 
 pytestmark = [
     pytest.mark.skipif(
@@ -76,8 +77,8 @@ def test_the_rows_of_a_generation_are_the_same(build, guard, every):
         with in_python.attach(model), in_c.attach(model):
             step, cache = torch.arange(12).reshape(1, 12), None
             for _ in range(4):
-                out = model(input_ids=step, past_key_values=cache, use_cache=True)
-                cache, step = out.past_key_values, out.logits[:, -1:].argmax(-1)
+                out = model(input_ids=step, **{CACHE_NAME: cache}, use_cache=True)
+                cache, step = out[CACHE_NAME], out.logits[:, -1:].argmax(-1)
         rows = check_same(in_python, in_c)
     assert set(rows.region_type) == {"weight", "kv_cache", "activation"}
     assert len(rows) * every > 300

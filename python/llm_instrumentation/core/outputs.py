@@ -29,7 +29,8 @@ def walk_output(
 
     Key-value caches (transformers' `Cache` and similar classes, and legacy tuples under the key
     `past_key_values`) are left out unless `kv_cache`; then each layer's tensors have paths such as
-    `['past_key_values'][0].keys` and `['past_key_values'][0].values`. A bare tuple of keys and
+    `['cache'][0].keys` and `['cache'][0].values` (before transformers 5.24 the key is
+    `past_key_values`). A bare tuple of keys and
     values, which old models return inside a tuple, looks like other tensors and is always walked.
 
     Args:

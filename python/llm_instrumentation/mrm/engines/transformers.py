@@ -253,8 +253,10 @@ class TransformersEngine(BaseEngine):
 
         assert self._model is not None
         options: dict[str, Any] = {"use_cache": True}
+        accepted = inspect.signature(self._model.forward).parameters
+        cache_name = "cache" if "cache" in accepted else "past_key_values"  # before release 5.24
         # Only the last position's logits are needed. All logits would be the largest tensor.
-        if "logits_to_keep" in inspect.signature(self._model.forward).parameters:
+        if "logits_to_keep" in accepted:
             options["logits_to_keep"] = 1
         if not silent:
             self.emit_phase(PhaseEvent.KV_CACHE_ALLOC, self._cache_size(ids.shape[0]))
@@ -263,8 +265,8 @@ class TransformersEngine(BaseEngine):
         if self._model_config.kv_cache == "static":
             cache = self._static_cache(ids)
         for index in range(self._run_config.output_tokens):
-            output = self._model(input_ids=ids, past_key_values=cache, **options)
-            cache = output.past_key_values
+            output = self._model(input_ids=ids, **{cache_name: cache}, **options)
+            cache = output[cache_name]
             ids = output.logits[:, -1:].argmax(-1)
             steps.append(ids)
             if not silent:

@@ -13,8 +13,10 @@ from torch import nn
 
 __all__ = ["cached_tokens", "caches_of_call", "caches_of_output", "new_tokens", "tensors_of"]
 
-# The names of cache arguments and results in models of transformers.
-_NAMES = ("past_key_values", "past_key_value", "cache_params", "past")
+# The names of cache arguments and results in models of transformers, which since 5.24 all say
+# "cache". Values are looked for by their names, not names by `get`: a ModelOutput answers to the
+# old names too, with a warning.
+_NAMES = frozenset({"cache", "past_key_values", "past_key_value", "cache_params", "past"})
 # The names of arguments with text. An encoder-decoder model has the cache in its decoder, so the
 # decoder's text counts.
 _TEXT = ("input_ids", "inputs_embeds")
@@ -24,14 +26,14 @@ _DEPTH = 6
 
 def caches_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """The caches among the arguments of a call."""
-    named = [kwargs.get(name) for name in _NAMES]
+    named = [value for name, value in kwargs.items() if name in _NAMES]
     return [one for one in (*named, *args) if one is not None and _is_cache(one)]
 
 
 def caches_of_output(output: Any) -> list[Any]:
     """The caches among the results of a call."""
     if isinstance(output, Mapping):  # ModelOutput is one
-        found = [output.get(name) for name in _NAMES]
+        found = [value for name, value in output.items() if name in _NAMES]
     elif isinstance(output, tuple):
         found = list(output)
     else:
