@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .core.compression import TensorCompressionManager
     from .core.config import HookConfig, HookGranularity, InstrumentationConfig
     from .core.framework import InstrumentationFramework, analyze_activations_with_tokens
+    from .core.labels import annotate
     from .core.scope import for_request
     from .core.stats import CaptureStats
     from .core.streaming import StreamingSerializer
@@ -40,6 +41,7 @@ __all__ = [
     "TensorCompressionManager",
     "__version__",
     "analyze_activations_with_tokens",
+    "annotate",
     "capture_activations",
     "for_request",
 ]
@@ -58,6 +60,7 @@ __getattr__, __dir__ = lazy(
         "StreamingSerializer": ".core.streaming",
         "TensorCompressionManager": ".core.compression",
         "analyze_activations_with_tokens": ".core.framework",
+        "annotate": ".core.labels",
         "capture_activations": ".core.capture",
         "for_request": ".core.scope",
     },

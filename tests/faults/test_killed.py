@@ -80,7 +80,7 @@ def test_nothing_that_a_checkpoint_covers_is_lost(tmp_path, start, long):
 
         child = start(capture, path, codec, None, False)
         told = [child.told()]
-        time.sleep(chance.uniform(0, 0.5))
+        time.sleep(chance.uniform(0, 0.8))
         child.signal(signal.SIGKILL)
         told += child.all_told()
         assert child.join() == -signal.SIGKILL

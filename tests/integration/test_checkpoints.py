@@ -136,7 +136,8 @@ def test_a_checkpoint_every_so_many_tokens(model, path, checkpoint):
 
     assert not checkpoint.exists()  # a capture that ends well removes it
     assert sorted(file.name for file in path.parent.iterdir()) == [
-        "run.stream", "run.stream.index", "run.stream_tokens.json", "run_tokens.json",
+        "run.stream", "run.stream.calls", "run.stream.index", "run.stream_tokens.json",
+        "run_tokens.json",
     ]  # fmt: skip
 
 

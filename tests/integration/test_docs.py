@@ -31,8 +31,9 @@ CC = os.environ.get("CC", "cc")
 INTERNAL = {
     f"llm_instrumentation.core.{name}"
     for name in (
-        "components", "eager", "gradients", "module_hooks", "monitor", "narrowing",
-        "progress_line", "ranks", "recorder", "silent", "sink", "steps", "tensors",
+        "arguments", "caches", "calls", "calls_file", "components", "eager", "gradients",
+        "module_hooks", "monitor", "narrowing", "progress_line", "ranks", "recorder", "sequences",
+        "silent", "sink", "steps", "tensors",
     )
 }  # fmt: skip
 MRM_INTERNAL = {

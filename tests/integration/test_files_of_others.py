@@ -202,7 +202,10 @@ def test_a_start_that_fails_leaves_the_old_capture(model, path):
     before = path.read_bytes()
     with pytest.raises(IsADirectoryError):
         captured(model, path)
-    assert path.read_bytes() == before and len(list(path.parent.iterdir())) == 3
+    assert path.read_bytes() == before
+    assert sorted(file.name for file in path.parent.iterdir()) == [
+        "kept", "run.stream", "run.stream.calls", "run.stream.index"
+    ]  # fmt: skip
 
 
 # ---- streams that are moved while they are captured ---------------------------------
@@ -217,7 +220,7 @@ def test_a_stream_that_is_renamed_meanwhile_is_whole(model, path):
     with ActivationReader(moved) as reader:
         assert torch.equal(reader["0"][0].to_torch(), output.detach().half())
     assert sorted(file.name for file in path.parent.iterdir()) == [
-        "moved.stream", "moved.stream.index"
+        "moved.stream", "moved.stream.calls", "moved.stream.index"
     ]  # fmt: skip
 
 

@@ -23,7 +23,7 @@ def replace_whole(path: Path, content: bytes, *, durable: bool) -> None:
     with replacing(path, durable=durable) as partial:
         partial.write_bytes(content)
     if durable:
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
 
 def link_or_copy(source: Path, path: Path, *, durable: bool) -> None:
@@ -37,7 +37,7 @@ def link_or_copy(source: Path, path: Path, *, durable: bool) -> None:
             return
         os.replace(partial, path)
     if durable:
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
 
 def remove_durably(path: Path) -> None:
@@ -46,10 +46,10 @@ def remove_durably(path: Path) -> None:
         path.unlink()
     except (FileNotFoundError, NotADirectoryError):
         return
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError as error:

@@ -1,13 +1,15 @@
-"""The token files and checkpoints of a capture that is replaced."""
+"""The calls file, token files and checkpoints of a capture that is replaced."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from .._native import capture_id_of
 from ._atomic import remove_durably
+from .calls_file import calls_path_for, is_calls_file
 from .checkpoint import CheckpointError, CheckpointFile, checkpoint_path_for
 from .token_files import token_files_of
 
@@ -15,14 +17,14 @@ __all__ = ["EarlierFiles", "remove_earlier"]
 
 
 class EarlierFiles:
-    """The token files and checkpoints of the capture that a new one replaces.
+    """The files beside a stream and its index that a new capture removes.
 
     Create it before the new capture opens the stream, because the old capture's id is lost then.
 
     Attributes:
-        paths: token files and checkpoints of that capture, in the order in which to remove them. A
-            file without an id is of 1.3.1; a checkpoint without one counts only under the default
-            name.
+        paths: calls file, token files and checkpoints of that capture, in the order in which to
+            remove them. A token file or checkpoint without an id is of 1.3.1; a checkpoint without
+            one counts only under the default name.
         taken: the error if another file has the path of the new capture's checkpoint; None: the
             path is free.
     """
@@ -44,6 +46,10 @@ class EarlierFiles:
         if os.path.abspath(place) == os.path.abspath(default):
             place = default
         self.paths = token_files_of(output_path, self._capture_id)
+        calls = calls_path_for(output_path)
+        with contextlib.suppress(OSError):  # there is none
+            if is_calls_file(calls):
+                self.paths.append(calls)
         for path in dict.fromkeys((default, place)):
             try:
                 if self._owns(CheckpointFile(path), beside=path == default):

@@ -29,6 +29,9 @@ __all__ = [
 COMPRESSION_ALGORITHMS = ("lz4", "zstd", "none")
 ON_FULL = ("block", "drop")
 PROBES = ("block", "system")
+TOKEN_IDS = ("plain", "hashed", "none")
+MAX_KEY = 64
+"""The most bytes of a key of BLAKE2b."""
 MAX_WORKERS = 256
 """The most compression threads that libstrap takes (`strap_open_options.workers`)."""
 MAX_ARCHIVE_ERROR = 1e-2
@@ -136,6 +139,9 @@ class InstrumentationConfig:
         gradients: also capture the gradients of outputs; see `with_gradients`.
         last_position: keep only the last position of sequences; see `with_last_position`.
         every: capture only the steps whose number is a multiple of this; see `with_every`.
+        token_ids: how the tokens that the model is given are stored: "plain", "hashed" or "none";
+            see `with_token_ids`.
+        token_key: the key of hashed token ids, at most 64 bytes; None: a random one.
     """
 
     granularity: HookGranularity
@@ -161,6 +167,8 @@ class InstrumentationConfig:
     gradients: bool = False
     last_position: bool = False
     every: int = 1
+    token_ids: str = "plain"
+    token_key: bytes | None = None
 
     def __post_init__(self) -> None:
         self.granularity = _granularity(self.granularity)
@@ -203,6 +211,8 @@ class InstrumentationConfig:
         if self.last_position and self.granularity is HookGranularity.SAMPLED_SLICES:
             raise ValueError("last_position keeps no samples: choose it or sampled_slices")
         _check_int("every", self.every, 1, MAX_STEPS)
+        _check_choice("token_ids", self.token_ids, TOKEN_IDS)
+        _check_key(self.token_key)
         if self.error_bound is not None:
             _check_bound(self.error_bound)
             if self.archive and self.error_bound > MAX_ARCHIVE_ERROR:
@@ -354,6 +364,23 @@ class InstrumentationConfig:
         """
         return self._change(every=steps)
 
+    def with_token_ids(
+        self, token_ids: Literal["plain", "hashed", "none"], key: bytes | None = None
+    ) -> InstrumentationConfig:
+        """Sets how the tokens that the model is given are stored, for private text.
+
+        Beside the stream, `{stream}.calls` has what each step was given; docs/STREAM_FORMAT.md
+        describes it.
+
+        Args:
+            token_ids: "plain", the ids; "hashed", a keyed hash of each id, equal for equal ids;
+                "none", neither. Masks, positions and labels are always stored. Hashes keep how
+                often each token occurs, so who knows the language can guess frequent ones.
+            key: 1 to 64 bytes, to get the same hashes in several captures. Who knows the key and
+                the vocabulary can find the ids. None: a random key that is not stored.
+        """
+        return self._change(token_ids=token_ids, token_key=key)
+
     def with_drop_when_full(self) -> InstrumentationConfig:
         """Leaves out and counts tensors while the staging memory is full; the model never waits."""
         return self._change(on_full="drop")
@@ -473,6 +500,12 @@ def _granularity(value: Any) -> HookGranularity:
 def _check_choice(field: str, value: Any, options: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in options:
         raise ValueError(f"{field} must be one of {', '.join(options)}, not {value!r}")
+
+
+def _check_key(value: Any) -> None:
+    if value is not None and not (isinstance(value, bytes) and 1 <= len(value) <= MAX_KEY):
+        size = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
+        raise ValueError(f"token_key must be 1 to {MAX_KEY} bytes, or None, not {size}")
 
 
 def _is_number(value: Any) -> bool:

@@ -16,6 +16,7 @@ from ..probes.capture import CaptureProbes
 from ._earlier import EarlierFiles
 from .checkpoint import CheckpointFile, CheckpointState, checkpoint_path_for
 from .config import InstrumentationConfig
+from .labels import annotate
 from .ranks import path_of_rank
 from .recorder import Recorder
 from .scope import Scope, scoped
@@ -245,6 +246,9 @@ class InstrumentationFramework:
             save(recorder.tracker)
         except Exception as error:
             warn(f"the tokens of {recorder.path} could not be saved: {error}")
+
+    #: Labels what the models are given; see :class:`.labels.annotate`.
+    annotate = annotate
 
     def stats(self) -> CaptureStats:
         """The counters of the running capture, or of the last one.

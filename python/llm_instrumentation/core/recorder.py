@@ -30,6 +30,7 @@ from ..errors import (
 from ._earlier import remove_earlier
 from ._openmp import gomp_parallel
 from ._underflow import underflowed_layers
+from .calls import CallLog, check_place, encoders_of
 from .config import ARCHIVE_ERROR, HookGranularity, InstrumentationConfig
 from .eager import run_eagerly
 from .gradients import Gradients
@@ -37,7 +38,7 @@ from .module_hooks import ModuleHooks
 from .monitor import Monitor
 from .ranks import this_rank
 from .scope import current_request
-from .selection import has_forward, select_modules
+from .selection import has_forward, original_name, select_modules
 from .silent import unaccounted
 from .sink import GRADIENT, INPUT, ModuleTensors, TensorSink
 from .stats import CaptureStats
@@ -145,6 +146,8 @@ class Recorder:
         # Select before the file is opened: a selection that fails must not empty the file.
         selected = [(model, select_modules(model, config)) for model in models]
         view = self._view_in_c()
+        if resume_offset is None:
+            check_place(self.path, overwrite)
         self._probes = None if probes is None else probes()
         workers = config.workers or max(1, min(8, usable_cpus()))
         burst = int((config.burst_gb or 0) * 1e9)
@@ -187,12 +190,26 @@ class Recorder:
         self._requests: dict[str, int] = {}  # the session's number of each request name
         self._nameless = False  # whether a request name was refused
         self._complained: set[tuple[str, str, type]] = set()
+        # Of each module of the models: the model's label, and the module's name in it.
+        self._places: dict[int, tuple[str, str]] = {}
+        self._unrecorded: set[str] = set()  # reasons that were told why calls are not recorded
         self._unwalked: set[str] = set()
         self._exit = contextlib.ExitStack()
         self._handles: list[RemovableHandle] = []
+        calls: CallLog | None = None
         try:
             remove_earlier(replaces)
             self._begin_steps = 0 if resume_offset is None else self._next_step()
+            self._calls = calls = CallLog(
+                self.path,
+                self.capture_id,
+                encoders=self._name_modules(models),
+                token_ids=config.token_ids,
+                key=config.token_key,
+                first_step=self._begin_steps,
+                failed=self._fail,
+            )
+            self._exit.callback(self._places.clear)
             self._steps = Steps(
                 models,
                 len(self._ran),
@@ -202,6 +219,8 @@ class Recorder:
                 request=self._request,
                 mine=mine,
                 watch=self._watch,
+                given=self._given,
+                returned=self._returned,
             )
             self._gradients = Gradients(self._sink, self._steps)
             self._exit.callback(self._gradients.forget)
@@ -218,6 +237,8 @@ class Recorder:
         except BaseException:
             self._detach()
             self._stop_probes()
+            if calls is not None:
+                calls.abandon()
             self._session.close()
             raise
         self._monitor = Monitor(self.path, self._poll, config.progress)
@@ -266,13 +287,8 @@ class Recorder:
             entries |= dict.fromkeys([model, original, *original.children()])
         for entry in filter(has_forward, entries):
             self._begins(entry)
-        labels: dict[str, int] = {}
         index = 0
-        for model, modules in selected:
-            label = model_label(model)
-            labels[label] = labels.get(label, 0) + 1
-            if labels[label] > 1:
-                label += f"#{labels[label]}"
+        for (_, modules), label in zip(selected, _labels_of(self._models), strict=True):
             for name, module in modules:
                 hooks = ModuleHooks(
                     self._sink, self._steps, self._config, self._gradients,
@@ -284,10 +300,45 @@ class Recorder:
         for entry in filter(has_forward, entries):
             self._ends(entry)
 
+    def _name_modules(self, models: Sequence[nn.Module]) -> dict[str, dict[str, list[str]]]:
+        """Fills `_places`, and returns the encoders of the models."""
+        encoders: dict[str, dict[str, list[str]]] = {}
+        for model, label in zip(models, _labels_of(models), strict=True):
+            for name, module in model.named_modules():
+                self._places.setdefault(id(module), (label, original_name(name)))
+            encoders |= encoders_of(label, model)
+        return encoders
+
+    def _given(self, module: nn.Module, args: Any, kwargs: Any, step: int | None) -> Any:
+        """Records what a call is given. After an error the model goes on, unless strict."""
+        if not self._sink.running:
+            return None
+        model, entry = self._places.get(id(module), ("", ""))
+        try:
+            return self._calls.begin(module, args, kwargs, model=model, entry=entry, step=step)
+        except Exception as error:
+            self._complain_of_calls(error)
+            return None
+
+    def _returned(self, given: Any, output: Any) -> None:
+        try:
+            self._calls.end(given, output)
+        except Exception as error:
+            self._complain_of_calls(error)
+
+    def _complain_of_calls(self, error: Exception) -> None:
+        if self._config.strict:
+            raise error
+        if (reason := repr(error)) not in self._unrecorded:
+            self._unrecorded.add(reason)
+            warn(f"what a call of the model was given is not recorded as a whole: {error}")
+
     def _begins(self, entry: nn.Module) -> None:
         self._entries.add(entry)
         hook = _Hook(self._steps.enter)
-        self._handles.append(nn.Module.register_forward_pre_hook(entry, hook, prepend=True))
+        self._handles.append(
+            nn.Module.register_forward_pre_hook(entry, hook, prepend=True, with_kwargs=True)
+        )
 
     def _ends(self, entry: nn.Module) -> None:
         hook = _Hook(self._steps.leave)
@@ -383,6 +434,7 @@ class Recorder:
     def checkpoint(self) -> int:
         """Makes everything captured so far durable; returns the stream's length in bytes."""
         self._sink.flush()
+        self._calls.sync()  # first, so that the checkpoint covers no tensor without its call
         return self._session.checkpoint()
 
     # ---- end ------------------------------------------------------------------
@@ -527,7 +579,9 @@ class Recorder:
             in_file = True
             if self.tracker is not None and not self.interrupted:
                 self._wait(session.checkpoint)
+                self._wait(self._calls.sync)
                 on_disk = True
+            self._wait(self._calls.close)
             self.stats()
             self._wait(session.close)
         except (StrapTimeoutError, KeyboardInterrupt) as error:
@@ -537,6 +591,7 @@ class Recorder:
                 raise
         except Exception:
             self.stats()
+            self._calls.abandon()
             if not session.closed:
                 session.close()
             raise
@@ -549,6 +604,7 @@ class Recorder:
             on_disk: all packets are durable: they survive a power failure.
         """
         session, lost = self._session, 0
+        self._calls.abandon()
         try:
             if in_file and not session.closed:
                 self.stats()
@@ -601,6 +657,17 @@ def _some(names: Sequence[str]) -> str:
     """The first names, and the number of further ones."""
     more = len(names) - _SHOWN_NAMES
     return ", ".join(map(repr, names[:_SHOWN_NAMES])) + (f" and {more} more" if more > 0 else "")
+
+
+def _labels_of(models: Sequence[nn.Module]) -> list[str]:
+    """The labels of models. A label that occurs again gets a number, from 2 on."""
+    labels: list[str] = []
+    counts: dict[str, int] = {}
+    for model in models:
+        label = model_label(model)
+        counts[label] = counts.get(label, 0) + 1
+        labels.append(label if counts[label] == 1 else f"{label}#{counts[label]}")
+    return labels
 
 
 def _on_cpu(models: Sequence[nn.Module]) -> bool:

@@ -108,7 +108,7 @@ _Names = dict[int, list[str]]  # by the id of the module
 def _callable_modules(model: nn.Module) -> list[_Item]:
     modules: dict[str, nn.Module] = {}
     for raw_name, module in model.named_modules():
-        name = _strip(raw_name)
+        name = original_name(raw_name)
         if has_forward(module) and (name not in modules or _original(modules[name]) is module):
             modules[name] = module
     return list(modules.items())
@@ -118,11 +118,12 @@ def _all_names(model: nn.Module) -> _Names:
     """All names of each module; a shared one has several."""
     names: _Names = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(id(module), []).append(_strip(name))
+        names.setdefault(id(module), []).append(original_name(name))
     return names
 
 
-def _strip(name: str) -> str:
+def original_name(name: str) -> str:
+    """A module's name in the model, without the parts that ``torch.compile`` adds."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
@@ -136,7 +137,7 @@ def has_forward(module: nn.Module) -> bool:
 def _by_exact_name(
     modules: list[_Item], names: _Names, target_layers: Sequence[str]
 ) -> list[_Item]:
-    wanted = {_strip(name): name for name in target_layers}
+    wanted = {original_name(name): name for name in target_layers}
     selected = [item for item in modules if not wanted.keys().isdisjoint(names[id(item[1])])]
     missing = wanted.keys() - {name for _, module in selected for name in names[id(module)]}
     if missing or not selected:

@@ -41,10 +41,11 @@ class Place:
         mine: the capture's scope includes the running code.
         again: a backward pass recomputes outputs, outside of any step.
         skipped: the step is left out.
+        given: what `given` of the steps returned for the running outermost call.
     """
 
     __slots__ = (
-        "again", "called", "calls", "entered", "frames", "late", "method", "mine", "never",
+        "again", "called", "calls", "entered", "frames", "given", "late", "method", "mine", "never",
         "request", "skipped", "step", "token",
     )  # fmt: skip
 
@@ -65,6 +66,7 @@ class Place:
         self.never = array("q", self.calls)  # zeros, copied to `calls` when a step begins
         self.mine = True
         self.again = self.skipped = False
+        self.given: Any = None
 
 
 class _Mark:
@@ -150,6 +152,9 @@ class Steps:
         request: returns the number of the request that the caller serves.
         mine: reports whether a call that begins now belongs to the capture; None: all do.
         watch: adds a module to those that :meth:`enter` and :meth:`leave` are called for.
+        given: receives each outermost call that belongs to the capture: the module, its arguments,
+            and the number of the step, or None if it is left out.
+        returned: receives what `given` returned and the call's result, when the call has ended.
 
     Attributes:
         count: steps begun so far, including those before `first`.
@@ -170,6 +175,8 @@ class Steps:
         request: Callable[[], int],
         mine: Callable[[], bool] | None,
         watch: Callable[[nn.Module], None],
+        given: Callable[[nn.Module, Any, Any, int | None], Any],
+        returned: Callable[[Any, Any], None],
     ) -> None:
         self.count = first
         self.skipped = 0
@@ -187,6 +194,8 @@ class Steps:
         self._request = request
         self._mine = mine
         self._watch = watch
+        self._given = given
+        self._returned = returned
         self._places = _Places(modules)
         # Frames between a module's call and the outermost call, by the module's id. Replicas have
         # hooks too and may be many, so the dict is bounded.
@@ -200,7 +209,7 @@ class Steps:
             self._find(place)
         return place
 
-    def enter(self, module: nn.Module, args: Any) -> None:
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """The forward pre-hook of watched modules: a call begins."""
         place = self._places.own
         if place.frames:
@@ -230,6 +239,7 @@ class Steps:
         if _backward_pass() == -1:
             place.frames = caller, caller.f_back
             self._begin(place, module, caller)
+            self._tell(place, module, args, kwargs)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """The forward hook of watched modules: a call ends, perhaps with an exception."""
@@ -238,6 +248,9 @@ class Steps:
         if caller in place.frames:
             place.frames = ()
             self.seen_to_end |= place.mine and not _handles_exception(caller)
+            if place.given is not None:
+                given, place.given = place.given, None
+                self._returned(given, output)
             if self.in_c is not None:
                 self.in_c.leave()
 
@@ -299,6 +312,12 @@ class Steps:
         else:
             self.in_c.enter(place.calls, place.step, place.token, place.request)
 
+    def _tell(self, place: Place, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Reports what an outermost call was given."""
+        if place.step >= 0:
+            step = None if place.skipped else place.step
+            place.given = self._given(module, args, kwargs, step)
+
     @staticmethod
     def _outside(place: Place) -> None:
         place.step = place.token = -1
@@ -358,3 +377,6 @@ class Steps:
         self._watch(entered)
         place.late = _Running(outermost)
         self._begin(place, entered, outermost)
+        found = outermost.f_locals
+        self._tell(place, entered, found.get("args", ()), found.get("kwargs", {}))
+        place.given = None  # no hook reports the end of this call

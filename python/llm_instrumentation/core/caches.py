@@ -1,26 +1,20 @@
-"""Finds the key and value tensors of a model's call, and the length of its context."""
+"""Finds the caches of a model's call, their tensors, and the number of tokens in them."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
-__all__ = ["cached_tokens", "caches_of_call", "caches_of_output", "new_tokens", "tensors_of"]
+__all__ = ["cached_tokens", "caches_of_call", "caches_of_output", "tensors_of"]
 
 # The names of cache arguments and results in models of transformers, which since 5.24 all say
 # "cache". Values are looked for by their names, not names by `get`: a ModelOutput answers to the
 # old names too, with a warning.
 _NAMES = frozenset({"cache", "past_key_values", "past_key_value", "cache_params", "past"})
-# The names of arguments with text. An encoder-decoder model has the cache in its decoder, so the
-# decoder's text counts.
-_TEXT = ("input_ids", "inputs_embeds")
-_DECODER_TEXT = ("decoder_input_ids", "decoder_inputs_embeds")
 _DEPTH = 6
 
 
@@ -100,39 +94,3 @@ def cached_tokens(cache: Any) -> int | None:
             return None
         return ctypes.c_int64.from_address(length.data_ptr()).value
     return int(length)
-
-
-def new_tokens(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-    """The number of positions that a call adds to each sequence; None if the call has no text.
-
-    For an encoder-decoder model these are positions of the decoder. A call without the decoder's
-    text makes it from ``labels``; without ``labels`` some models make it from the encoder's text.
-    For a model that is not of transformers, the shape of the first argument counts.
-    """
-    given = dict(zip(_arguments_of(model), args, strict=False)) if args else {}
-    given.update(kwargs)
-    made_of = ("labels",) if _has_decoder(model) else ()
-    for name in (*_DECODER_TEXT, *made_of, *_TEXT):
-        if _is_text(given.get(name)):
-            return int(given[name].shape[1])
-    if hasattr(model, "main_input_name"):
-        return None  # a model of images or sound, for example
-    return int(args[0].shape[1]) if args and _is_text(args[0]) else None
-
-
-def _arguments_of(model: nn.Module) -> list[str]:
-    """The names of a model's positional arguments."""
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        parameters = inspect.signature(model.forward).parameters.values()
-    except (TypeError, ValueError):  # a function in C
-        return []
-    return [one.name for one in parameters if one.kind in by_position]
-
-
-def _has_decoder(model: nn.Module) -> bool:
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 1

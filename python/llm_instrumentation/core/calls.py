@@ -1,0 +1,529 @@
+"""Records what each outermost call of a captured model was given, in the capture's calls file."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidArgumentError, StrapTimeoutError
+from ._atomic import link_or_copy
+from .arguments import Given, Text, given_to
+from .caches import caches_of_call, caches_of_output
+from .calls_file import CallsFile, Column, calls_path_for, is_calls_file, read_calls, rows_before
+from .labels import Labels, current_labels
+from .scope import current_request
+from .sequences import Sequences
+
+__all__ = ["CallLog", "check_place", "encoders_of"]
+
+# Rows are written at most so long after their call, as those of the index.
+_LAG_SECONDS = 1.0
+# Bytes of tensors that wait to be written. A call waits while there are more.
+_MOST_BYTES = 32 << 20
+
+_Numbers = npt.NDArray[Any]
+
+
+class _Side(NamedTuple):
+    """The form of a text: what a Text has, without its values.
+
+    Attributes:
+        length: tokens of each row.
+        columns: columns of the kept mask; None: there is no mask.
+        given: the position ids are given.
+        ids: the token ids are kept.
+        types: there are token type ids.
+    """
+
+    length: int
+    columns: int | None
+    given: bool
+    ids: bool
+    types: bool
+
+
+class _Form(NamedTuple):
+    """All that calls must have in common to be written together."""
+
+    model: str
+    entry: str
+    rows: int
+    request: str | None
+    labels: Labels | None
+    text: _Side | None
+    decoder: _Side | None
+    others: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+
+
+class _Waiting(NamedTuple):
+    """A call that waits to be written."""
+
+    form: _Form
+    step: int
+    sequences: tuple[int, ...] | None
+    cached: int | None
+    tensors: list[Tensor]
+
+
+class Running(NamedTuple):
+    """A call that has begun, for :meth:`CallLog.end`."""
+
+    sequences: tuple[int, ...] | None
+    caches: list[Any]
+    held: int  # tokens in the cache when the call ends; 0: unknown
+
+
+def check_place(output_path: str | os.PathLike[str], overwrite: bool) -> None:
+    """Checks that the calls file of a new capture may take its place.
+
+    Raises:
+        InvalidArgumentError: another file has its name, and `overwrite` is not set; or a folder.
+        OSError: the file there cannot be read.
+    """
+    path = calls_path_for(output_path)
+    try:
+        ours = overwrite or is_calls_file(path)
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        ours = False
+    if not ours or path.is_dir():
+        raise InvalidArgumentError(
+            f"{path} is no calls file of a capture: give the stream another name, or move it away"
+        )
+
+
+def encoders_of(label: str, model: nn.Module) -> dict[str, dict[str, list[str]]]:
+    """The encoders of an encoder-decoder model of transformers, for the calls file."""
+    model = getattr(model, "_orig_mod", model)
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return {}
+    encoder = getattr(model, "get_encoder", lambda: None)()
+    if not isinstance(encoder, nn.Module) or encoder is model:
+        return {}
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
+    own = {id(module) for module in encoder.modules()}
+    within = tuple(f"{name}." for name in names[id(encoder)])
+    shared = [
+        name
+        for module in own
+        for name in names[module]
+        if module != id(encoder) and any(not one.startswith(within) for one in names[module])
+    ]
+    return {label: {"modules": names[id(encoder)], "shared": sorted(shared)}}
+
+
+class CallLog:
+    """The calls of one capture. A thread writes them, at most a second after they began.
+
+    Args:
+        output_path: the stream; the calls file stands beside it.
+        capture_id: the id of the capture.
+        encoders: see :class:`CallsFile`.
+        token_ids: "plain", "hashed" or "none"; see `InstrumentationConfig.with_token_ids`.
+        key: the key of hashed token ids; None: a random one.
+        first_step: number of the first step; of a resumed capture the earlier steps are kept.
+        failed: receives the error if the file cannot be written. Nothing is recorded after that.
+    """
+
+    def __init__(
+        self,
+        output_path: str,
+        capture_id: str,
+        *,
+        encoders: Mapping[str, Mapping[str, Sequence[str]]],
+        token_ids: str,
+        key: bytes | None,
+        first_step: int,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._path = calls_path_for(output_path)
+        self._capture_id = capture_id
+        self._encoders = encoders
+        self._token_ids = token_ids
+        self._hashes = _Hashes(os.urandom(32) if key is None else key)
+        self._failed = failed
+        self._pid = os.getpid()
+        self._file: CallsFile | None = None
+        self._stream = os.open(output_path, os.O_RDONLY | os.O_CLOEXEC)  # to see it renamed
+        first = 0
+        if first_step > 0 and (table := read_calls(output_path, capture_id)) is not None:
+            earlier = rows_before(table, first_step)
+            first = (
+                max((n for n in earlier["sequence"].to_pylist() if n is not None), default=-1) + 1
+            )
+            if earlier.num_rows < table.num_rows:
+                link_or_copy(self._path, _free_name(self._path), durable=False)
+            self._file = CallsFile(self._path, capture_id, encoders, earlier)
+        self._sequences = Sequences(first)
+        self._lock = threading.Condition()
+        self._waiting: list[_Waiting] = []  # guarded by the lock, as is all below
+        self._bytes = 0  # of the tensors of the waiting calls, and of those that are being written
+        self._taken = self._durable = 0  # numbers of calls
+        self._syncs = self._ends = False  # what the thread is asked for
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="strap-calls", daemon=True)
+        self._thread.start()
+
+    # ---- calls ----------------------------------------------------------------
+
+    def begin(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        model: str,
+        entry: str,
+        step: int | None,
+    ) -> Running:
+        """Records a call that begins.
+
+        Args:
+            module: the module that is called.
+            args: the arguments of the call.
+            kwargs: the keyword arguments of the call.
+            model: the label of the model.
+            entry: the name of the module in the model.
+            step: the number of the call's step; None: the step is left out. Then only its sequences
+                are followed.
+
+        Raises:
+            InvalidArgumentError: the labels do not fit the number of rows. The call is recorded
+                without labels.
+        """
+        given = given_to(module, args, kwargs)
+        text = given.decoder or given.text
+        caches = caches_of_call(args, kwargs)
+        masked = None
+        if text is not None and text.mask is not None:
+            masked = text.mask.shape[1] - text.length
+        sequences, cached = self._sequences.begin(
+            caches, given.rows, encoded=_first_tensor(kwargs.get("encoder_outputs")), masked=masked
+        )
+        held = 0 if cached is None or text is None else cached + text.length
+        running = Running(sequences, caches, held)
+        if step is None or os.getpid() != self._pid:
+            return running
+        labels = current_labels()
+        fit = labels is None or labels.fit(given.rows)
+        self._add(given, labels if fit else None, model, entry, step, sequences, cached)
+        if labels is not None and not fit:
+            raise InvalidArgumentError(
+                f"{labels} do not fit a batch of {given.rows} rows: give one label for each row, "
+                "or one for all"
+            )
+        return running
+
+    def end(self, running: Running, output: Any) -> None:
+        """Remembers the sequences of a call that has ended. `output` is None if it raised."""
+        caches = running.caches or caches_of_output(output)
+        encoded = None if caches else _first_tensor(output)
+        self._sequences.end(running.sequences, caches, held=running.held, encoded=encoded)
+
+    def _add(
+        self,
+        given: Given,
+        labels: Labels | None,
+        model: str,
+        entry: str,
+        step: int,
+        sequences: tuple[int, ...] | None,
+        cached: int | None,
+    ) -> None:
+        tensors: list[Tensor] = []
+        # The cache of an encoder-decoder model is the decoder's.
+        own = cached if given.decoder is None else 0
+        text = self._keep(given.text, own, tensors)
+        decoder = self._keep(given.decoder, cached, tensors)
+        others = tuple((name, *form) for name, form in given.others.items()) if given.others else ()
+        form = _Form(model, entry, given.rows, current_request(), labels, text, decoder, others)
+        size = 200 + sum(tensor.nbytes for tensor in tensors)
+        with self._lock:
+            while self._bytes > _MOST_BYTES and not self._over:
+                self._lock.wait()
+            if self._over:
+                return
+            if not self._waiting:
+                self._lock.notify_all()
+            self._waiting.append(_Waiting(form, step, sequences, cached, tensors))
+            self._taken += 1
+            self._bytes += size
+            if self._bytes > _MOST_BYTES // 2:
+                self._lock.notify_all()
+
+    def _keep(self, text: Text | None, cached: int | None, tensors: list[Tensor]) -> _Side | None:
+        """Copies the tensors of a text, because the caller may change them after the call."""
+        if text is None:
+            return None
+        tokens = text.tokens if self._token_ids != "none" else None
+        columns = None
+        if tokens is not None:
+            tensors.append(tokens.detach().clone())
+        if (mask := text.mask) is not None:
+            end = mask.shape[1]
+            if cached is not None and cached + text.length <= end:
+                end = cached + text.length  # a static cache's mask may have a column for each place
+            begin = end - text.length if text.positions is not None else 0
+            mask = mask[:, begin:end]
+            columns = mask.shape[1]
+            tensors.append(mask.detach().clone())
+        if text.positions is not None:
+            tensors.append(text.positions.detach().clone())
+        if text.types is not None:
+            tensors.append(text.types.detach().clone())
+        given, types = text.positions is not None, text.types is not None
+        return _Side(text.length, columns, given, tokens is not None, types)
+
+    # ---- waiting --------------------------------------------------------------
+
+    def sync(self, timeout_s: float | None = None) -> None:
+        """Makes all calls so far durable.
+
+        Raises:
+            StrapTimeoutError: it takes longer than `timeout_s`. Repeat the call.
+        """
+        with self._lock:
+            taken, self._syncs = self._taken, True
+            self._wait_for(lambda: self._durable >= taken, timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Writes all calls and closes the file. A second call does nothing.
+
+        Raises:
+            StrapTimeoutError: it takes longer than `timeout_s`. Repeat the call.
+        """
+        with self._lock:
+            self._ends = True
+            self._wait_for(lambda: False, timeout_s)
+
+    def abandon(self) -> None:
+        """Ends without waiting for the disk. Calls that are not yet written are lost."""
+        with self._lock:
+            self._stop()
+
+    def _wait_for(self, done: Callable[[], bool], timeout_s: float | None) -> None:
+        """Waits until `done`, or until the thread has ended."""
+        if os.getpid() != self._pid:  # a fork, where the thread does not run
+            return
+        self._lock.notify_all()
+        if not self._lock.wait_for(lambda: self._over or done(), timeout_s):
+            raise StrapTimeoutError(f"{self._path} is not yet written")
+
+    def _stop(self) -> None:
+        self._over = True
+        self._waiting, self._bytes = [], 0
+        self._lock.notify_all()
+
+    # ---- the thread -----------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._round():
+                pass
+        except Exception as error:
+            with self._lock:
+                self._stop()
+            self._failed(error)
+        finally:
+            if self._file is not None:
+                self._file.close()
+            os.close(self._stream)
+            with self._lock:
+                self._stop()
+
+    def _round(self) -> bool:
+        """Writes the calls that wait, when it is time. It returns False at the end."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._waiting or self._hurried())
+            self._lock.wait_for(self._hurried, _LAG_SECONDS)  # more calls may come
+            if self._over:
+                return False
+            some, self._waiting = self._waiting, []
+            size, taken, syncs, ends = self._bytes, self._taken, self._syncs, self._ends
+            self._syncs = False
+        if some:
+            self._write(some)
+        if syncs and self._file is not None:
+            self._file.sync()
+        with self._lock:
+            self._bytes -= size
+            if syncs:
+                self._durable = taken
+            self._lock.notify_all()
+        if ends and self._file is not None:
+            self._file.end()
+            self._follow()
+        return not ends
+
+    def _follow(self) -> None:
+        """Renames the file if the stream was renamed meanwhile, as the library does the index."""
+        with contextlib.suppress(OSError):
+            stream = os.readlink(f"/proc/self/fd/{self._stream}")
+            path = calls_path_for(stream)
+            if os.path.exists(stream) and not os.path.lexists(path):
+                os.rename(self._path, path)
+
+    def _hurried(self) -> bool:
+        return self._syncs or self._ends or self._over or self._bytes > _MOST_BYTES // 2
+
+    def _write(self, calls: list[_Waiting]) -> None:
+        if self._file is None:
+            self._file = CallsFile(self._path, self._capture_id, self._encoders)
+        rows = _Rows(self._hashes if self._token_ids == "hashed" else None)
+        for _, alike in itertools.groupby(calls, lambda call: call.form):
+            rows.add(list(alike))
+        self._file.write(rows.columns, rows.lists)
+
+
+class _Rows:
+    """The rows of a batch of the calls file, made of calls.
+
+    Attributes:
+        columns: the cells of the columns with numbers and texts.
+        lists: the cells of the columns with lists.
+    """
+
+    def __init__(self, hashes: _Hashes | None) -> None:
+        self._hashes = hashes
+        self.columns: dict[str, list[Any]] = defaultdict(list)
+        self.lists: dict[str, list[Column]] = defaultdict(list)
+
+    def add(self, calls: list[_Waiting]) -> None:
+        """Adds calls of one form."""
+        form, count = calls[0].form, len(calls)
+        rows = form.rows
+        documents, labels = (form.labels or _NO_LABELS).of_rows(rows)
+        inputs = json.dumps(
+            {name: {"shape": shape, "dtype": str(dtype).removeprefix("torch.")}
+             for name, shape, dtype in form.others}
+        ) if form.others else None  # fmt: skip
+        unknown = (None,) * rows
+        for name, cells in (
+            ("step", [call.step for call in calls for _ in range(rows)]),
+            ("row", [*range(rows)] * count),
+            ("model", [form.model] * (rows * count)),
+            ("entry", [form.entry] * (rows * count)),
+            ("sequence", [n for call in calls for n in call.sequences or unknown]),
+            ("request", [form.request] * (rows * count)),
+            ("document", documents * count),
+            ("labels", labels * count),
+            ("inputs", [inputs] * (rows * count)),
+        ):
+            self.columns[name] += cells
+        # The tensors of all calls, each kind stacked: [calls, rows, columns].
+        stacked = iter(
+            [_stacked(alike) for alike in zip(*(call.tensors for call in calls), strict=True)]
+        )
+        # The cache of an encoder-decoder model is the decoder's.
+        held = [-1 if call.cached is None else call.cached for call in calls]
+        self._add_text("", form.text, held if form.decoder is None else [0] * count, rows, stacked)
+        self._add_text("decoder_", form.decoder, held, rows, stacked)
+
+    def _add_text(
+        self, side: str, form: _Side | None, held: list[int], rows: int, stacked: Iterator[_Numbers]
+    ) -> None:
+        count = rows * len(held)
+        found: dict[str, _Numbers] = {}
+        if form is not None:
+            if form.ids:
+                ids = next(stacked)
+                if self._hashes is None:
+                    found["token_ids"] = ids
+                else:
+                    found["token_hashes"] = self._hashes.of(ids)
+            mask = None if form.columns is None else next(stacked) != 0
+            if mask is not None:
+                found["mask"] = mask[..., mask.shape[-1] - form.length :]
+            found["positions"] = (
+                next(stacked) if form.given else _positions(mask, held, rows, form.length)
+            )
+            if form.types:
+                found["token_types"] = next(stacked)
+        length = 0 if form is None else form.length
+        for name in ("token_ids", "token_hashes", "mask", "positions", "token_types"):
+            self.lists[side + name].append(Column(found.get(name), count, length))
+
+
+def _stacked(tensors: Sequence[Tensor]) -> _Numbers:
+    numbers: _Numbers = torch.stack(list(tensors)).cpu().numpy()
+    return numbers
+
+
+def _positions(mask: _Numbers | None, held: list[int], rows: int, length: int) -> _Numbers:
+    """The places of tokens among the tokens of their sequence that the mask keeps.
+
+    Args:
+        mask: bool [calls, rows, columns], or None: all are kept.
+        held: tokens in the cache of each call; -1: unknown.
+        rows: sequences in the batch.
+        length: tokens of each row.
+
+    Returns:
+        int32 [calls, rows, length]; -1: padding, or unknown.
+    """
+    before = np.array(held)[:, None, None]
+    if mask is None:
+        places = np.where(before < 0, -1, before + np.arange(length))
+        return np.broadcast_to(places, (len(held), rows, length)).astype(np.int32)
+    places = np.cumsum(mask, axis=-1) - 1
+    if mask.shape[-1] == length:  # the mask says nothing of the tokens in the cache
+        places = np.where(before < 0, -1, places + before)
+    return np.where(mask, places, -1)[..., mask.shape[-1] - length :].astype(np.int32)
+
+
+class _Hashes:
+    """Keyed hashes of token ids.
+
+    A hash is the first 8 bytes of BLAKE2b (RFC 7693) of the id as 8 bytes, little-endian.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._known: dict[int, int] = {}  # at most the vocabulary
+
+    def of(self, ids: _Numbers) -> _Numbers:
+        """The hashes of ids, uint64 of the same shape."""
+        distinct, places = np.unique(ids, return_inverse=True)
+        hashes = [self._known.get(n) or self._hash(n) for n in distinct.tolist()]
+        return np.array(hashes, np.uint64)[places].reshape(ids.shape)
+
+    def _hash(self, token_id: int) -> int:
+        data = token_id.to_bytes(8, "little", signed=True)
+        digest = hashlib.blake2b(data, digest_size=8, key=self._key).digest()
+        return self._known.setdefault(token_id, int.from_bytes(digest, "little"))
+
+
+_NO_LABELS = Labels({})
+
+
+def _first_tensor(value: Any) -> Tensor | None:
+    """A tensor, or the first element of an output that holds several."""
+    try:
+        first = value if isinstance(value, Tensor) or value is None else value[0]
+    except (TypeError, KeyError, IndexError):
+        return None
+    return first if isinstance(first, Tensor) else None
+
+
+def _free_name(path: Path) -> Path:
+    return next(
+        name
+        for name in (path.with_name(f"{path.name}.tail-{n}") for n in itertools.count(1))
+        if not os.path.lexists(name)
+    )

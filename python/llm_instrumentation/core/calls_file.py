@@ -1,0 +1,283 @@
+"""The calls file of a capture, `NAME.stream.calls`: what each step of the model was given.
+
+It is an Arrow IPC stream, with a row for each row of the batch of each outermost call.
+docs/STREAM_FORMAT.md describes its columns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .._files import partial_beside
+from ..errors import NoSpaceError, StrapIOError, UnsupportedError
+from ._atomic import sync_directory
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "CallsFile",
+    "Column",
+    "calls_path_for",
+    "is_calls_file",
+    "read_calls",
+    "rows_before",
+]
+
+_FORMAT = b"libstrap.calls"
+_VERSION = b"1"
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_SCHEMA_BYTES = 64 << 10  # at the beginning of a file; its schema takes less
+
+
+def calls_path_for(output_path: str | os.PathLike[str]) -> Path:
+    """The path of the calls file of the stream `output_path`."""
+    return Path(os.fspath(output_path) + ".calls")
+
+
+class Column(NamedTuple):
+    """The cells of some rows in a column of lists.
+
+    Attributes:
+        values: the values of all cells, one after the other; None: the cells are null.
+        rows: the number of cells.
+        length: values of each cell.
+    """
+
+    values: npt.NDArray[Any] | None
+    rows: int
+    length: int
+
+
+@functools.cache
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    def text(name: str, nullable: bool = True) -> pa.Field:
+        return pa.field(name, pa.string(), nullable)
+
+    def several(name: str, kind: pa.DataType) -> pa.Field:
+        return pa.field(name, pa.list_(kind))
+
+    sides = [
+        [
+            several(f"{side}token_ids", pa.int64()),
+            several(f"{side}token_hashes", pa.uint64()),
+            several(f"{side}mask", pa.bool_()),
+            several(f"{side}positions", pa.int32()),
+            several(f"{side}token_types", pa.int32()),
+        ]
+        for side in ("", "decoder_")
+    ]
+    return pa.schema(
+        [
+            pa.field("step", pa.int64(), False),
+            pa.field("row", pa.int32(), False),
+            text("model", False),
+            text("entry", False),
+            pa.field("sequence", pa.int64()),
+            text("request"),
+            text("document"),
+            text("labels"),
+            *sides[0],
+            *sides[1],
+            text("inputs"),
+        ]
+    )
+
+
+class CallsFile:
+    """A calls file that is written. One thread at a time may use it.
+
+    After an error the file ends with its last complete batch.
+
+    Args:
+        path: the path of the calls file. A file there is replaced.
+        capture_id: the id of the capture.
+        encoders: for each model that has an encoder and a decoder: ``modules``, the names of the
+            encoders, and ``shared``, the names of modules that encoder and decoder share.
+        earlier: rows to begin with, those of the capture that is resumed.
+
+    Raises:
+        StrapIOError: (an OSError) the file cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        capture_id: str,
+        encoders: Mapping[str, Mapping[str, Sequence[str]]],
+        earlier: pa.Table | None = None,
+    ) -> None:
+        self._path = path
+        self._synced = False
+        metadata = {
+            b"format": _FORMAT,
+            b"version": _VERSION,
+            b"capture_id": capture_id.encode(),
+            b"encoders": json.dumps(encoders).encode(),
+        }
+        self._schema = _schema().with_metadata(metadata)
+        with partial_beside(path) as partial:
+            # Opened anew, because `partial_beside` closes its own descriptor.
+            self._file = os.open(partial, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                self._end = 0
+                self._append(self._schema.serialize())
+                for batch in [] if earlier is None else earlier.to_batches():
+                    self._append(batch.serialize())
+                os.replace(partial, path)
+            except BaseException:
+                os.close(self._file)
+                raise
+
+    def write(
+        self, columns: Mapping[str, Sequence[Any]], lists: Mapping[str, list[Column]]
+    ) -> None:
+        """Appends rows as one batch.
+
+        Args:
+            columns: the cells of the columns with numbers and texts.
+            lists: the cells of the columns with lists, in parts.
+
+        Raises:
+            StrapIOError: the rows cannot be written; the file is as before.
+        """
+        import pyarrow as pa
+
+        arrays = []
+        for field in self._schema:
+            if field.name in columns:
+                arrays.append(pa.array(columns[field.name], field.type))
+            else:
+                arrays.append(_list_array(lists[field.name], field.type))
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        self._append(batch.serialize())
+
+    def sync(self) -> None:
+        """Waits until the file and its name are durable."""
+        os.fsync(self._file)
+        if not self._synced:
+            sync_directory(self._path.parent)
+            self._synced = True
+
+    def end(self) -> None:
+        """Writes the end mark."""
+        self._append(_END)
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._file)
+
+    def _append(self, data: Any) -> None:
+        left, at = memoryview(data).cast("B"), self._end
+        try:
+            while len(left):
+                done = os.pwrite(self._file, left, at)
+                left, at = left[done:], at + done
+        except OSError as error:
+            os.ftruncate(self._file, self._end)
+            kind = NoSpaceError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StrapIOError
+            failed = kind(f"cannot write to {self._path}: {error}")
+            failed.errno = error.errno
+            raise failed from error
+        self._end = at
+
+
+def _list_array(parts: Sequence[Column], kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    rows = [np.full(part.rows, part.length if part.values is not None else 0) for part in parts]
+    null = [np.full(part.rows, part.values is None) for part in parts]
+    offsets = np.zeros(1 + sum(map(len, rows)), np.int32)
+    np.cumsum(np.concatenate(rows), out=offsets[1:])
+    values = [part.values.reshape(-1) for part in parts if part.values is not None]
+    flat = np.concatenate(values) if values else np.empty(0)
+    flat = flat.astype(kind.value_type.to_pandas_dtype(), copy=False)
+    return pa.ListArray.from_arrays(
+        # A null offset makes the cell that begins there null.
+        pa.array(offsets, mask=np.append(np.concatenate(null), False)),
+        pa.array(flat, kind.value_type),
+        kind,
+    )
+
+
+def is_calls_file(path: Path) -> bool:
+    """Whether the file at `path` is a calls file, or empty.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        beginning = os.read(descriptor, _SCHEMA_BYTES)
+    finally:
+        os.close(descriptor)
+    return not beginning or _FORMAT in beginning
+
+
+def read_calls(output_path: str | os.PathLike[str], capture_id: str | None) -> pa.Table | None:
+    """The rows of the calls file of a stream, mapped into memory. A torn end is left out.
+
+    Args:
+        output_path: the stream.
+        capture_id: the id of the stream's capture; None: any.
+
+    Returns:
+        the table, or None if there is no calls file of this capture. Its schema's metadata has
+        ``encoders``, see :class:`CallsFile`.
+
+    Raises:
+        UnsupportedError: a later version wrote the file.
+    """
+    import pyarrow as pa
+
+    path = calls_path_for(output_path)
+    batches: list[pa.RecordBatch] = []
+    try:
+        if not is_calls_file(path) or path.stat().st_size == 0:
+            return None
+        source = pa.memory_map(os.fspath(path))
+        reader = pa.ipc.open_stream(source)
+    except (OSError, pa.ArrowInvalid):
+        return None
+    metadata = reader.schema.metadata or {}
+    if metadata.get(b"format") != _FORMAT:
+        return None
+    if metadata.get(b"version") != _VERSION:
+        version = metadata.get(b"version", b"?").decode("utf-8", "replace")
+        raise UnsupportedError(
+            f"{path} has version {version}, this version reads {_VERSION.decode()}: install a "
+            "newer one"
+        )
+    if capture_id is not None and metadata.get(b"capture_id") != capture_id.encode():
+        return None
+    if not reader.schema.equals(_schema()):
+        return None
+    with contextlib.suppress(pa.ArrowInvalid, OSError):
+        batches.extend(_checked(reader))
+    return pa.Table.from_batches(batches, reader.schema)
+
+
+def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches up to the first damaged one."""
+    for batch in batches:
+        batch.validate()
+        yield batch
+
+
+def rows_before(table: pa.Table, step: int) -> pa.Table:
+    """The rows of the steps before `step`."""
+    import pyarrow.compute as pc
+
+    return table.filter(pc.less(table["step"], step))

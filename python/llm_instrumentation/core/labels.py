@@ -1,0 +1,124 @@
+"""The caller's labels for what a model is given: document, split, and others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+__all__ = ["Label", "Labels", "annotate", "current_labels"]
+
+#: A label of a row: a text, a number, or True or False. None removes the label.
+Label: TypeAlias = "str | int | float | bool | None"
+
+
+class Labels:
+    """Labels for the rows of a batch.
+
+    Args:
+        values: a label for all rows, or a tuple of labels for one row each, by name.
+    """
+
+    def __init__(self, values: Mapping[str, Label | tuple[Label, ...]]) -> None:
+        self.values = dict(values)
+
+    def __str__(self) -> str:
+        several = [
+            f"{name} has {len(v)}" for name, v in self.values.items() if isinstance(v, tuple)
+        ]
+        return f"labels ({', '.join(several)})"
+
+    def fit(self, rows: int) -> bool:
+        """Whether a batch of so many rows can have these labels."""
+        return all(
+            len(value) > 0 and rows % len(value) == 0
+            for value in self.values.values()
+            if isinstance(value, tuple)
+        )
+
+    def of_rows(self, rows: int) -> tuple[list[str | None], list[str | None]]:
+        """The labels of the rows of a batch that they fit.
+
+        A generation may turn each row into several, beside each other, as for beams. If there are
+        fewer labels than rows, a label counts for several rows beside each other.
+
+        Returns:
+            the documents of the rows, and JSON objects with their other labels; None: no label.
+        """
+        columns: dict[str, list[Label]] = {}
+        for name, value in self.values.items():
+            several = value if isinstance(value, tuple) else (value,)
+            columns[name] = [label for label in several for _ in range(rows // len(several))]
+        documents = columns.pop("document", [None] * rows)
+        others: list[str | None] = [None] * rows
+        for row in range(rows):
+            found = {name: column[row] for name, column in columns.items()}
+            found = {name: label for name, label in found.items() if label is not None}
+            if found:
+                others[row] = json.dumps(found, ensure_ascii=False)
+        return [None if label is None else str(label) for label in documents], others
+
+
+_labels: ContextVar[Labels | None] = ContextVar("llm_instrumentation_labels", default=None)
+
+
+def current_labels() -> Labels | None:
+    """The labels of this thread or task; None: there are none."""
+    return _labels.get()
+
+
+class annotate:  # noqa: N801, used as a function, like torch.set_grad_enabled
+    """Labels what models are given from now on, or in a block::
+
+        framework.annotate(split="train")
+        for batch in batches:
+            with framework.annotate(document=batch.names):
+                model(batch.ids)
+
+    Captures store the labels with the tokens of each row. They hold for this thread or asyncio
+    task, and for tasks that begin later. A block adds its labels to those outside of it, and at its
+    end the former ones hold again.
+
+    Args:
+        labels: a label for all rows, or a list or tuple with one label for each row of the batch. A
+            label is a text, a number, True or False; None removes it. ``document`` becomes a column
+            of its own, as a text; the others are stored together, as JSON.
+
+    Raises:
+        TypeError: a label is something else.
+        ValueError: lists of labels differ in length, or a label is no finite number.
+    """
+
+    def __init__(self, **labels: Label | list[Label] | tuple[Label, ...]) -> None:
+        self._before = _labels.get()
+        given = {name: _checked(name, value) for name, value in labels.items()}
+        lengths = {name: len(value) for name, value in given.items() if isinstance(value, tuple)}
+        if len(set(lengths.values())) > 1:
+            told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            raise ValueError(f"the numbers of labels differ: {told}. Give one for each row")
+        values = {**(self._before.values if self._before else {}), **given}
+        values = {name: value for name, value in values.items() if value is not None}
+        _labels.set(Labels(values) if values else None)
+
+    def __enter__(self) -> annotate:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _labels.set(self._before)  # perhaps in another context, where reset() would refuse
+
+
+def _checked(name: str, value: Any) -> Label | tuple[Label, ...]:
+    if isinstance(value, (list, tuple)):
+        return tuple(_label(name, one) for one in value)
+    return _label(name, value)
+
+
+def _label(name: str, value: Any) -> Label:
+    if hasattr(value, "item") and not isinstance(value, (str, int, float)):
+        value = value.item()  # a number of numpy or torch
+    if value is not None and not isinstance(value, (str, int, float)):
+        raise TypeError(f"{name} must be a text or a number, not {value!r}")
+    if isinstance(value, float) and value - value != 0:
+        raise ValueError(f"{name} must be a finite number, not {value!r}")
+    return value

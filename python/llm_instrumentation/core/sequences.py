@@ -1,0 +1,123 @@
+"""Numbers the sequences of a capture, and follows them through the calls of a generation."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .caches import cached_tokens, tensors_of
+
+__all__ = ["Sequences"]
+
+
+class Sequences:
+    """The numbers of the sequences, one for each row of a batch. Thread-safe.
+
+    A call with an empty cache, or without one, begins sequences. A call with a cache that a former
+    call returned continues the sequences of that call. To recognise the cache, its first tensor is
+    remembered, by a weak reference. Beam search puts other rows into the cache between calls, and
+    with that other tensors: then the sequences are unknown from there on. A cache that was cropped,
+    as assisted generation does, keeps its rows and is recognised by its length.
+
+    Args:
+        first: the number of the first sequence.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self._next = first
+        self._lock = threading.Lock()
+        # By the id of a tensor or cache: a reference to it, and the numbers of its rows.
+        self._known: dict[int, tuple[weakref.ref[Any], tuple[int, ...] | None]] = {}
+        # By the id of a cache: the number of tokens in it when its call ended.
+        self._lengths: dict[int, int] = {}
+
+    def begin(
+        self, caches: Sequence[Any], rows: int, *, encoded: Any = None, masked: int | None = None
+    ) -> tuple[tuple[int, ...] | None, int | None]:
+        """The sequences of a call that begins.
+
+        Args:
+            caches: the caches among its arguments.
+            rows: sequences in its batch.
+            encoded: the first tensor of the encoder's output among its arguments, or None.
+            masked: how many columns its mask has for tokens before those of the call, or None. It
+                counts if the cache does not say how many tokens it holds.
+
+        Returns:
+            the numbers of the rows, or None if they are unknown; and the number of tokens that are
+            in the cache, or None if the cache does not say.
+        """
+        cache = next(iter(caches), None)
+        first = None if cache is None else _first_tensor(cache)
+        held = 0 if first is None else cached_tokens(cache)
+        if held is None:
+            held = masked
+        if held == 0:
+            numbers = self._numbers_of(encoded) if isinstance(encoded, Tensor) else None
+            if numbers is None or len(numbers) != rows:
+                numbers = self._new(rows)
+            return numbers, held
+        numbers = self._numbers_of(first)
+        if numbers is None and held is not None and held < self._lengths.get(id(cache), 0):
+            numbers = self._numbers_of(cache)  # cropped
+        return (numbers if numbers is not None and len(numbers) == rows else None), held
+
+    def end(
+        self,
+        numbers: tuple[int, ...] | None,
+        caches: Sequence[Any],
+        *,
+        held: int = 0,
+        encoded: Any = None,
+    ) -> None:
+        """Remembers the sequences of a call that has ended.
+
+        Args:
+            numbers: what :meth:`begin` returned.
+            caches: the caches among its arguments, or else among its results.
+            held: the number of tokens that the cache holds now; 0: unknown.
+            encoded: the first tensor that an encoder returned, or None.
+        """
+        if isinstance(encoded, Tensor):
+            self._remember(encoded, numbers)
+        for cache in caches[:1]:
+            if (first := _first_tensor(cache)) is not None:
+                self._remember(first, numbers)
+            if not isinstance(cache, (tuple, list)):
+                self._remember(cache, numbers)
+                self._lengths[id(cache)] = held
+
+    def _new(self, rows: int) -> tuple[int, ...]:
+        with self._lock:
+            first, self._next = self._next, self._next + rows
+        return tuple(range(first, first + rows))
+
+    def _numbers_of(self, thing: Any) -> tuple[int, ...] | None:
+        reference, numbers = self._known.get(id(thing), (None, None))
+        return numbers if reference is not None and reference() is thing else None
+
+    def _remember(self, thing: Any, numbers: tuple[int, ...] | None) -> None:
+        at = id(thing)
+        if (known := self._known.get(at)) is not None and known[0]() is thing:
+            self._known[at] = known[0], numbers
+            return
+
+        def forget(reference: Any) -> None:
+            if self._known.get(at, (None,))[0] is reference:
+                del self._known[at]
+                self._lengths.pop(at, None)
+
+        self._known[at] = weakref.ref(thing, forget), numbers
+
+
+def _first_tensor(cache: Any) -> Tensor | None:
+    layers = getattr(cache, "layers", None)
+    if isinstance(layers, list) and layers:  # most caches of transformers, in a tenth of the time
+        keys = getattr(layers[0], "keys", None)
+        if isinstance(keys, Tensor):
+            return keys
+    return next((tensor for _, tensor in tensors_of(cache)), None)

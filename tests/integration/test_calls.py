@@ -1,0 +1,447 @@
+"""The calls file: what each step of the model was given, against what the test gave it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+import transformers
+from llm_instrumentation import InstrumentationConfig, InstrumentationFramework, annotate
+from llm_instrumentation._native import capture_id_of
+from llm_instrumentation.core.calls import encoders_of
+from llm_instrumentation.core.calls_file import calls_path_for, read_calls
+from llm_instrumentation.core.capture import capture_activations
+from torch import Tensor, nn
+from transformers_cache import CACHE_NAME
+
+GENERATED = 4
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    table = read_calls(path, capture_id_of(path))
+    assert table is not None
+    return table.to_pylist()
+
+
+def column(path: Path, name: str) -> list[Any]:
+    return [row[name] for row in rows(path)]
+
+
+def joined(found: list[dict[str, Any]], name: str) -> list[Any]:
+    return list(itertools.chain.from_iterable(row[name] for row in found))
+
+
+def captured(model: nn.Module, path: Path, call: Any, **options: Any) -> list[dict[str, Any]]:
+    with torch.no_grad(), capture_activations(model, path, **options):
+        call()
+    return rows(path)
+
+
+def left_padded(ids: Tensor, *lengths: int) -> tuple[Tensor, Tensor]:
+    """Token ids padded with 0 on the left, and the mask."""
+    mask = torch.stack([(torch.arange(ids.shape[1]) >= ids.shape[1] - n).long() for n in lengths])
+    return ids * mask, mask
+
+
+# ---- tokens, masks and positions ----------------------------------------------------
+
+
+def test_a_batch_has_a_row_for_each_text(llama, ids, path):
+    first, second = captured(llama, path, lambda: llama(ids))
+    assert first["token_ids"] == ids[0].tolist() and second["token_ids"] == ids[1].tolist()
+    assert (first["step"], first["row"], second["step"], second["row"]) == (0, 0, 0, 1)
+    assert (first["sequence"], second["sequence"]) == (0, 1)
+    assert first["positions"] == list(range(9))
+    assert (first["model"], first["entry"], first["mask"], first["inputs"]) == (
+        "llama", "", None, None,
+    )  # fmt: skip
+
+
+def test_right_padding_has_no_position(minilm, path):
+    inputs = minilm.inputs
+    found = captured(minilm.model, path, lambda: minilm.model(**inputs))
+    for row, tokens, mask in zip(found, inputs["input_ids"], inputs["attention_mask"], strict=True):
+        assert row["token_ids"] == tokens.tolist()
+        assert row["mask"] == mask.bool().tolist()
+        assert row["token_types"] == [0] * len(tokens)
+        length = int(mask.sum())
+        assert row["positions"] == [*range(length), *[-1] * (len(tokens) - length)]
+
+
+def test_a_generation_with_left_padding_keeps_its_sequences(llama, ids, path):
+    prompt, mask = left_padded(ids, 9, 5)
+    whole: Tensor
+
+    def generate() -> None:
+        nonlocal whole
+        whole = llama.generate(
+            prompt, attention_mask=mask, max_new_tokens=GENERATED, min_new_tokens=GENERATED,
+            do_sample=False,
+        )  # fmt: skip
+
+    found = captured(llama, path, generate)
+    assert len(found) == 2 * GENERATED  # the last token is not fed back
+    for sequence in (0, 1):
+        mine = [row for row in found if row["sequence"] == sequence]
+        assert [row["step"] for row in mine] == list(range(GENERATED))
+        assert joined(mine, "token_ids") == whole[sequence, :-1].tolist()
+        kept = [
+            (position, token)
+            for row in mine
+            for position, token, real in zip(
+                row["positions"], row["token_ids"], row["mask"], strict=True
+            )
+            if real
+        ]
+        real = prompt[sequence, mask[sequence] == 1].tolist() + whole[sequence, 9:-1].tolist()
+        assert kept == list(enumerate(real))
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_positions_are_derived_from_the_cache_without_a_mask(llama, ids, path, cache):
+    def steps() -> None:
+        held: Any = None
+        if cache == "static":
+            held = transformers.StaticCache(config=llama.config, max_cache_len=16)
+        for part in (ids[:, :4], ids[:, 4:5], ids[:, 5:]):
+            held = llama(part, use_cache=True, **{CACHE_NAME: held})[CACHE_NAME]
+
+    found = captured(llama, path, steps)
+    mine = [row for row in found if row["sequence"] == 1]
+    assert [row["positions"] for row in mine] == [[0, 1, 2, 3], [4], [5, 6, 7, 8]]
+    assert joined(mine, "token_ids") == ids[1].tolist()
+
+
+def test_given_position_ids_are_stored_as_they_are(llama, ids, path):
+    positions = torch.arange(9)[None] + 100
+    found = captured(llama, path, lambda: llama(ids, position_ids=positions))
+    assert [row["positions"] for row in found] == [positions[0].tolist()] * 2
+
+
+def test_tokens_that_the_caller_changes_after_the_call_are_those_of_the_call(llama, ids, path):
+    buffer = ids.clone()
+    with torch.no_grad(), capture_activations(llama, path):
+        llama(buffer)
+        buffer.zero_()
+    assert column(path, "token_ids") == ids.tolist()
+
+
+def test_beams_that_change_places_have_no_known_sequence(llama, ids, path):
+    found = captured(
+        llama, path, lambda: llama.generate(ids, max_new_tokens=3, min_new_tokens=3, num_beams=2)
+    )
+    assert [row["sequence"] for row in found if row["step"] == 0] == [0, 1, 2, 3]
+    assert {row["sequence"] for row in found if row["step"] > 0} == {None}
+
+
+def test_a_cropped_cache_keeps_its_sequences(llama, ids, path):
+    """Speculative decoding takes back the tokens that were not accepted."""
+
+    def draft_and_crop() -> None:
+        cache = llama(ids[:1, :6], use_cache=True)[CACHE_NAME]
+        cache.crop(-2)
+        llama(ids[:1, 4:5], use_cache=True, **{CACHE_NAME: cache})
+
+    found = captured(llama, path, draft_and_crop)
+    assert [(row["sequence"], row["positions"][-1]) for row in found] == [(0, 5), (0, 4)]
+
+
+def test_an_unknown_cache_has_unknown_sequences(llama, ids, path):
+    """The prompt was read before the capture began."""
+    with torch.no_grad():
+        cache = llama(ids, use_cache=True)[CACHE_NAME]
+    found = captured(llama, path, lambda: llama(ids[:, :1], use_cache=True, **{CACHE_NAME: cache}))
+    assert [(row["sequence"], row["positions"]) for row in found] == [(None, [9])] * 2
+
+
+def test_steps_that_are_left_out_have_no_rows_but_their_sequences_go_on(llama, ids, path):
+    config = InstrumentationConfig.balanced().with_every(2)
+    found = captured(
+        llama, path, lambda: llama.generate(ids, max_new_tokens=5, min_new_tokens=5), config=config
+    )
+    assert [row["step"] for row in found] == [0, 0, 2, 2, 4, 4]
+    assert [row["sequence"] for row in found] == [0, 1] * 3
+    assert [row["positions"][0] for row in found] == [0, 0, 10, 10, 12, 12]
+
+
+# ---- other models -----------------------------------------------------------------------
+
+
+def test_encoder_and_decoder_have_their_own_tokens(build, ids, path):
+    t5 = build("t5")
+    targets = ids[:, :4]
+    found = captured(t5, path, lambda: t5(input_ids=ids, decoder_input_ids=targets))
+    assert [row["token_ids"] for row in found] == ids.tolist()
+    assert [row["decoder_token_ids"] for row in found] == targets.tolist()
+    assert [row["decoder_positions"] for row in found] == [[0, 1, 2, 3]] * 2
+
+
+def test_a_generation_of_an_encoder_decoder_model_continues_the_encoders_sequences(
+    build, ids, path
+):
+    t5 = build("t5")
+    found = captured(
+        t5, path, lambda: t5.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    )
+    encoder = [row for row in found if row["entry"] == "encoder"]
+    decoder = [row for row in found if row["entry"] == ""]
+    assert [row["token_ids"] for row in encoder] == ids.tolist()
+    assert [(row["sequence"], row["decoder_positions"]) for row in decoder] == [
+        (0, [0]), (1, [0]), (0, [1]), (1, [1]), (0, [2]), (1, [2]),
+    ]  # fmt: skip
+    table = read_calls(path, None)
+    encoders = json.loads(table.schema.metadata[b"encoders"])
+    assert encoders == {"t5": {"modules": ["encoder"], "shared": []}}
+
+
+def test_modules_that_encoder_and_decoder_share_are_listed():
+    class Both(nn.Module):
+        config = SimpleNamespace(is_encoder_decoder=True)
+
+        def __init__(self) -> None:
+            super().__init__()
+            shared = nn.Linear(2, 2)
+            self.encoder = nn.Sequential(shared, nn.Linear(2, 2))
+            self.decoder = nn.Sequential(shared)
+
+        def get_encoder(self) -> nn.Module:
+            return self.encoder
+
+    assert encoders_of("both", Both()) == {
+        "both": {"modules": ["encoder"], "shared": ["decoder.0", "encoder.0"]}
+    }
+
+
+def test_a_model_of_embeddings_has_positions_and_no_tokens(llama, ids, path):
+    with torch.no_grad():
+        vectors = llama.get_input_embeddings()(ids)
+    found = captured(llama, path, lambda: llama(inputs_embeds=vectors))
+    assert [row["token_ids"] for row in found] == [None, None]
+    assert [row["positions"] for row in found] == [list(range(9))] * 2
+    assert json.loads(found[0]["inputs"]) == {
+        "inputs_embeds": {"shape": [2, 9, 32], "dtype": "float32"}
+    }
+
+
+def test_a_model_of_images_has_the_shape_of_its_input(path):
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=8, patch_size=4,
+    )  # fmt: skip
+    vit = transformers.ViTModel(config).eval()
+    found = captured(vit, path, lambda: vit(torch.zeros(3, 3, 8, 8)))
+    assert len(found) == 3 and found[0]["positions"] is None
+    assert json.loads(found[0]["inputs"]) == {
+        "pixel_values": {"shape": [3, 3, 8, 8], "dtype": "float32"}
+    }
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_first_argument_of_other_models_is_the_text_if_it_has_integers(ids, path, by_name):
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(97, 4)
+
+        def forward(self, tokens: Tensor, targets: Any = None) -> Tensor:
+            return self.embed(tokens)
+
+    model = Small()
+    found = captured(model, path, lambda: model(tokens=ids) if by_name else model(ids))
+    assert [row["token_ids"] for row in found] == ids.tolist()
+    assert found[0]["inputs"] is None
+
+
+# ---- labels -----------------------------------------------------------------------------
+
+
+def test_labels_of_the_batch_and_of_its_rows(llama, ids, path):
+    with torch.no_grad(), capture_activations(llama, path) as framework:
+        with framework.annotate(split="train"):
+            with framework.annotate(document=["a", 7], score=[0.5, None]):
+                llama(ids)
+            llama(ids)
+        llama(ids)
+    found = rows(path)
+    assert [row["document"] for row in found] == ["a", "7", None, None, None, None]
+    assert [row["labels"] and json.loads(row["labels"]) for row in found] == [
+        {"split": "train", "score": 0.5}, {"split": "train"}, {"split": "train"},
+        {"split": "train"}, None, None,
+    ]  # fmt: skip
+
+
+def test_annotate_without_a_block_holds_from_then_on(llama, ids, path):
+    with annotate(), torch.no_grad(), capture_activations(llama, path):
+        annotate(document="first")
+        llama(ids[:1])
+        annotate(document="second")
+        llama(ids[:1])
+        annotate(document=None)
+        llama(ids[:1])
+    assert column(path, "document") == ["first", "second", None]
+
+
+def test_labels_follow_the_rows_that_a_generation_makes_of_each_text(llama, ids, path):
+    with annotate(document=["a", "b"]):
+        found = captured(
+            llama, path, lambda: llama.generate(ids, max_new_tokens=2, num_beams=3), overwrite=True
+        )
+    assert [row["document"] for row in found if row["step"] == 0] == ["a"] * 3 + ["b"] * 3
+
+
+def test_labels_that_do_not_fit_the_batch_are_told(llama, ids, path):
+    with annotate(document=["a", "b", "c"]):
+        with pytest.warns(RuntimeWarning, match=r"labels \(document has 3\) .* batch of 2 rows"):
+            found = captured(llama, path, lambda: llama(ids))
+        config = InstrumentationConfig.balanced().with_strict()
+        with pytest.raises(ValueError, match="batch of 2 rows"):
+            captured(llama, path.with_name("strict.stream"), lambda: llama(ids), config=config)
+    assert [row["document"] for row in found] == [None, None]
+    assert [row["token_ids"] for row in found] == ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "message"),
+    [
+        ({"document": object()}, TypeError, "document must be a text or a number"),
+        ({"score": float("nan")}, ValueError, "score must be a finite number, not nan"),
+        ({"a": ["x"], "b": ["y", "z"]}, ValueError, "a has 1, b has 2"),
+    ],
+)
+def test_labels_that_cannot_be_stored_are_refused(labels, error, message):
+    with pytest.raises(error, match=message):
+        annotate(**labels)
+
+
+def test_threads_have_their_own_labels(llama, ids, path):
+    def serve(name: str) -> None:
+        with torch.no_grad(), annotate(document=name):
+            llama(ids[:1])
+
+    with capture_activations(llama, path):
+        threads = [threading.Thread(target=serve, args=(f"thread {n}",)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(column(path, "document")) == [f"thread {n}" for n in range(4)]
+
+
+# ---- private text -------------------------------------------------------------------------
+
+
+def test_hashed_tokens_are_equal_where_the_tokens_are(llama, ids, path):
+    config = InstrumentationConfig.balanced().with_token_ids("hashed", key=b"secret")
+    found = captured(llama, path, lambda: llama(ids), config=config)
+    assert [row["token_ids"] for row in found] == [None, None]
+    tokens, hashes = ids.flatten().tolist(), joined(found, "token_hashes")
+    assert len(set(hashes)) == len(set(tokens)) == len(set(zip(tokens, hashes, strict=True)))
+    again = captured(llama, path.with_name("2.stream"), lambda: llama(ids), config=config)
+    assert [row["token_hashes"] for row in again] == [row["token_hashes"] for row in found]
+
+
+def test_a_random_key_gives_other_hashes(llama, ids, path):
+    config = InstrumentationConfig.balanced().with_token_ids("hashed")
+    first = captured(llama, path, lambda: llama(ids), config=config)
+    second = captured(llama, path.with_name("2.stream"), lambda: llama(ids), config=config)
+    assert first[0]["token_hashes"] != second[0]["token_hashes"]
+
+
+def test_without_token_ids_positions_and_labels_stay(llama, ids, path):
+    config = InstrumentationConfig.balanced().with_token_ids("none")
+    with annotate(document="a"):
+        found = captured(llama, path, lambda: llama(ids), config=config)
+    assert found[0]["token_ids"] is None and found[0]["token_hashes"] is None
+    assert found[0]["positions"] == list(range(9)) and found[0]["document"] == "a"
+
+
+@pytest.mark.parametrize("key", [b"", b"x" * 65, "text"])
+def test_a_key_has_1_to_64_bytes(key):
+    with pytest.raises(ValueError, match="token_key must be 1 to 64 bytes"):
+        InstrumentationConfig.balanced().with_token_ids("hashed", key=key)
+
+
+# ---- the file -------------------------------------------------------------------------------
+
+
+def test_calls_are_in_the_file_while_the_capture_runs(llama, ids, path):
+    with torch.no_grad(), capture_activations(llama, path):
+        llama(ids)
+        deadline = threading.Event()
+        for _ in range(100):
+            if (table := read_calls(path, None)) is not None and len(table) == 2:
+                break
+            deadline.wait(0.1)
+        assert table is not None and table["token_ids"].to_pylist() == ids.tolist()
+
+
+def test_a_torn_end_is_left_out(llama, ids, path):
+    captured(llama, path, lambda: [llama(ids), llama(ids)])
+    file = calls_path_for(path)
+    whole = file.read_bytes()
+    table = read_calls(path, None)
+    for length in range(0, len(whole), 97):
+        file.write_bytes(whole[:length])
+        torn = read_calls(path, None)
+        assert torn is None or torn.equals(table) or len(torn) == 0
+
+
+def test_the_calls_of_another_capture_are_not_taken(llama, ids, path):
+    captured(llama, path, lambda: llama(ids))
+    other = path.with_name("other.stream")
+    captured(llama, other, lambda: llama(ids))
+    calls_path_for(other).replace(calls_path_for(path))
+    assert read_calls(path, capture_id_of(path)) is None
+
+
+def test_a_new_capture_replaces_the_calls_of_the_earlier_one(llama, ids, path):
+    captured(llama, path, lambda: llama(ids))
+    captured(llama, path, lambda: llama(ids[:1, :3]))
+    assert column(path, "token_ids") == ids[:1, :3].tolist()
+
+
+def test_a_file_of_the_users_own_is_not_replaced(llama, ids, path):
+    calls_path_for(path).write_text("my phone calls")
+    with pytest.raises(ValueError, match="no calls file of a capture"):
+        captured(llama, path, lambda: llama(ids))
+    assert not path.exists() and calls_path_for(path).read_text() == "my phone calls"
+    assert len(captured(llama, path, lambda: llama(ids), overwrite=True)) == 2
+
+
+def test_a_resumed_capture_keeps_the_calls_before_its_checkpoint(llama, ids, path):
+    framework = InstrumentationFramework(InstrumentationConfig.balanced())
+    framework.instrument_model(llama)
+    with pytest.raises(RuntimeError, match="stop"), torch.no_grad():
+        with framework.capture_activations(path, track_per_token=True) as tracker:
+            llama(ids[:, :2])
+            llama(ids[:, :3])
+            tracker.record_token(1, "a")
+            tracker.checkpoint()
+            llama(ids[:, :4])
+            raise RuntimeError("stop")
+    with torch.no_grad():
+        with framework.capture_activations(path, track_per_token=True, resume_from_checkpoint=True):
+            llama(ids[:, :5])
+    assert [(row["step"], row["sequence"], len(row["token_ids"])) for row in rows(path)] == [
+        (0, 0, 2), (0, 1, 2), (1, 2, 3), (1, 3, 3), (2, 4, 5), (2, 5, 5),
+    ]  # fmt: skip
+    with pa.ipc.open_stream(path.with_name("run.stream.calls.tail-1").read_bytes()) as cut:
+        assert cut.read_all()["step"].to_pylist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_what_the_test_compares_with_is_what_the_model_computes(llama, ids, path):
+    """The rows of the tokens are the vectors of the embedding, in the same order."""
+    table: nn.Embedding = llama.get_input_embeddings()
+    seen: list[Tensor] = []
+    handle = table.register_forward_hook(lambda m, a, output: seen.append(output.clone()))
+    found = captured(llama, path, lambda: llama(ids))
+    handle.remove()
+    for row, vectors in zip(found, seen[0], strict=True):
+        assert torch.equal(table.weight[torch.tensor(row["token_ids"])], vectors)
