@@ -46,8 +46,14 @@ func DecodeParts(parts []Part, k Kind, payload io.ReaderAt, length, size int64) 
 	}
 	s := summers.Get().(*summer)
 	defer s.release()
+	if x, ok := excerptOf(parts, k, payload, length, size); ok {
+		s.begin(&x)
+		if decodeRuns(parts, k, s.buf, x.runs) == nil {
+			return 0, false, nil
+		}
+	}
 	s.begin(io.NewSectionReader(payload, 0, length))
-	err = scatterFrom(s.buf, k, parts, []run{{bytes: size}}, size)
+	err = decodeRuns(parts, k, s.buf, []run{{bytes: size}})
 	if err != nil || length-s.n <= partsBuffer {
 		_, _ = io.Copy(io.Discard, s.buf)
 	}
@@ -85,15 +91,12 @@ func (s *summer) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// run is a stretch of decoded bytes that a decoder returns.
-type run struct {
-	first, bytes int64
-}
-
-func (r *run) end() int64 { return r.first + r.bytes }
-
-// scatterFrom decodes src, whose bytes are those of runs. size is how many bytes they have.
-func scatterFrom(src io.Reader, k Kind, parts []Part, runs []run, size int64) error {
+// decodeRuns decodes src, which decodes to runs, one run after the other.
+func decodeRuns(parts []Part, k Kind, src io.Reader, runs []run) error {
+	size := int64(0)
+	for _, r := range runs {
+		size += r.bytes
+	}
 	use := func(r io.Reader, stated int64) error {
 		if stated >= 0 && stated != size {
 			return corrupt(nil, "the payload holds %d bytes, not %d", stated, size)
@@ -124,7 +127,7 @@ func scatter(r io.Reader, parts []Part, runs []run) error {
 	}
 	for _, p := range parts {
 		n := 0
-		if p.First < at { // an earlier part has these bytes
+		if p.First < at && len(p.To) > 0 { // an earlier part has these bytes
 			n = copy(p.To, last.To[p.First-last.First:])
 		}
 		if n == len(p.To) {

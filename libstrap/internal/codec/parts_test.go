@@ -86,7 +86,7 @@ func checkManyParts(t testing.TB, k Kind, payload, whole []byte) {
 }
 
 func TestPartsAreThoseOfTheWholePayload(t *testing.T) {
-	for _, n := range []int{0, 1, 100, 64<<10 - 1, 64 << 10, 300_000, 1<<20 + 2, 9<<20 + 12_346} {
+	for _, n := range []int{0, 1, 100, 64<<10 - 1, 64 << 10, 300_000, 1<<20 + 2, 4<<20 + 12_346} {
 		sources := samples(n)
 		sources["float16"] = float16s(n, 10)
 		sources["float16 of 5 bits"] = float16s(n, 5)
@@ -139,19 +139,99 @@ func TestPartsOfFramesOfTheCLibraries(t *testing.T) {
 	}
 }
 
+// zstdBlocks returns a zstd frame of literals. Each source becomes a block.
+func zstdBlocks(t testing.TB, sources [][]byte) []byte {
+	t.Helper()
+	e := newLiteralsEncoder()
+	frame := appendZstdHeader(nil, int64(len(slices.Concat(sources...))))
+	for i, src := range sources {
+		head, data := e.encode(src, i == len(sources)-1)
+		frame = append(append(frame, head...), data...)
+	}
+	return frame
+}
+
+// lz4Blocks returns an LZ4 frame with the header of our own. Each source, of at most 64 KiB, becomes a
+// block.
+func lz4Blocks(t testing.TB, sources [][]byte) []byte {
+	t.Helper()
+	e := newEncoder(t, LZ4, 0).lz4
+	frame := make([]byte, lz4HeaderSize)
+	putLZ4Header(frame, 64<<10, int64(len(slices.Concat(sources...))))
+	e.w = (*appender)(&frame)
+	for _, src := range sources {
+		if err := e.put(src, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return append(frame, 0, 0, 0, 0)
+}
+
+// Other encoders may end a block early. Then the places of the blocks are not known before they are decoded.
+func TestPartsOfLZ4FramesWithShortBlocks(t *testing.T) {
+	for name, lengths := range map[string][]int{
+		"full": {64 << 10, 64 << 10, 5000}, "short": {64 << 10, 60 << 10, 30 << 10},
+		"many": {64 << 10, 60 << 10, 30 << 10, 1}, "last full": {60 << 10, 64 << 10},
+	} {
+		for _, random := range []bool{false, true} {
+			sources := make([][]byte, len(lengths))
+			for i, n := range lengths {
+				if sources[i] = bytes.Repeat([]byte{byte(i), 7}, n)[:n]; random {
+					sources[i] = randomBytes(n)
+				}
+			}
+			payload, whole := lz4Blocks(t, sources), slices.Concat(sources...)
+			t.Run(fmt.Sprintf("%s/%v", name, random), func(t *testing.T) { checkManyParts(t, LZ4, payload, whole) })
+		}
+	}
+}
+
+func TestPartsOfSmallZstdBlocks(t *testing.T) {
+	sources := [][]byte{ofSymbols(3000, 5), make([]byte, 9000), randomBytes(700), ofSymbols(900, 3), make([]byte, 1), ofSymbols(20_000, 90)}
+	checkManyParts(t, Zstd, zstdBlocks(t, sources), slices.Concat(sources...))
+}
+
+// One line of a payload of 9 MiB takes no more than the block that has it, and the headers of the blocks.
+func TestPartsReadOnlyTheirBlocks(t *testing.T) {
+	const n, at = 9<<20 + 1000, 5 << 20
+	src := float16s(n, 10)
+	repeats := bytes.Repeat(src[:5000], n/5000+1)[:n]
+	archived := encodeArchive(t, newArchiveEncoder(t, 0), src, wire.Float16)
+	for name, of := range map[string]struct {
+		kind           Kind
+		payload, whole []byte
+		most           int
+	}{
+		"none":        {None, src, src, 768},
+		"lz4, raw":    {LZ4, encodeInPlace(t, newEncoder(t, LZ4, 0), src), src, 2000},
+		"lz4":         {LZ4, encodeInPlace(t, newEncoder(t, LZ4, 0), repeats), repeats, 100_000},
+		"zstd":        {Zstd, literalsFrame(t, src), src, 150_000},
+		"archive":     {Archive, archived, decodeArchive(t, archived, n), 150_000},
+		"zstd, raw":   {Zstd, literalsFrame(t, randomBytes(n)), randomBytes(n), 2000},
+		"zstd, zeros": {Zstd, literalsFrame(t, make([]byte, n)), make([]byte, n), 1000},
+	} {
+		if read := checkParts(t, of.kind, of.payload, of.whole, partsAt([2]int{at, at + 768})); read > of.most {
+			t.Errorf("%s: read %d bytes of %d, more than %d", name, read, len(of.payload), of.most)
+		}
+	}
+}
+
 // FuzzDecodeParts compares parts of any payload that Decode accepts with those of all its bytes.
 func FuzzDecodeParts(f *testing.F) {
 	add := func(k Kind, payload []byte) { f.Add(byte(k), payload, uint32(7), uint16(3), uint16(5000)) }
 	for _, k := range kinds {
-		for _, n := range []int{0, 1000, 70_000, 300_000} {
+		for _, n := range []int{0, 1000, 10_000} {
 			for _, src := range samples(n) {
 				add(k, encodeInPlace(f, newEncoder(f, k, 0), src))
 			}
 		}
 	}
-	src := float16s(300_000, 10)
-	add(Zstd, literalsFrame(f, src))
-	add(Archive, encodeArchive(f, newArchiveEncoder(f, 0), src, wire.Float16))
+	add(LZ4, lz4Blocks(f, [][]byte{make([]byte, 64<<10), make([]byte, 60<<10), make([]byte, 30<<10)}))
+	add(Zstd, zstdBlocks(f, [][]byte{ofSymbols(3000, 5), make([]byte, 9000), randomBytes(700), ofSymbols(900, 3)}))
+	add(LZ4, lz4Blocks(f, [][]byte{make([]byte, 64<<10), bytes.Repeat([]byte("ab"), 32<<10), randomBytes(3000)}))
+	add(LZ4, lz4Blocks(f, [][]byte{make([]byte, 64<<10), make([]byte, 60<<10), make([]byte, 4000)}))
+	add(Archive, encodeArchive(f, newArchiveEncoder(f, 0), make([]byte, 500_000), wire.Float16))
+	add(Archive, encodeArchive(f, newArchiveEncoder(f, 0), float16s(4000, 10), wire.Float16))
 	frames, err := os.ReadDir(filepath.Join("testdata", "frames"))
 	if err != nil {
 		f.Fatal(err)
