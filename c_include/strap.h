@@ -526,6 +526,37 @@ strap_status strap_reader_read_many(strap_reader reader, const uint64_t *rows, s
                                     size_t alignment, void *data, size_t size, uint64_t *ends,
                                     size_t *done, strap_error *error);
 
+/* Bytes FIRST to FIRST + BYTES - 1 of the decoded packet of row ROW. */
+typedef struct strap_range {
+  uint64_t row;
+  uint64_t first;
+  uint64_t bytes; /* 0 is allowed */
+} strap_range;
+
+/*
+ * Decodes COUNT ranges of packets with one call. DATA has SIZE bytes. It receives the bytes of the
+ * ranges one behind the other, in the order of RANGES, without gaps. The call stops before the first
+ * range for which DATA has no room; *done receives the number of decoded ranges. It uses as many
+ * threads as there are processors.
+ *
+ * A packet is decoded once for all its ranges among 65,536 ranges, and only as far as they need it. Of
+ * raw payloads the call reads the ranges. Of LZ4 and zstd frames and archives it decodes the blocks or
+ * chunks that have the ranges, if the blocks do not need each other, and otherwise the frame from its
+ * beginning to the end of the ranges. docs/STREAM_FORMAT.md says which frames have independent blocks.
+ *
+ * Where the call reads a packet's whole payload, it verifies the checksum (where the index has it), as
+ * strap_reader_read does: for ranges that together are the whole packet, for packets of at most 64 KiB
+ * as stored and decoded, and for frames that it decodes to their end. A part of a payload cannot be
+ * verified: damage is found only by what the codec itself checks, so damaged raw values are not
+ * noticed.
+ *
+ * Errors: those of strap_reader_at and strap_reader_read for the first range, and INVALID_ARGUMENT if
+ * it reaches outside its packet. Where a later range has an error, the call stops before that range
+ * and answers OK. An error of a packet is an error of each of its ranges among these 65,536.
+ */
+strap_status strap_reader_read_ranges(strap_reader reader, const strap_range *ranges, size_t count,
+                                      void *data, size_t size, size_t *done, strap_error *error);
+
 strap_status strap_reader_close(strap_reader reader, strap_error *error);
 
 /*

@@ -414,6 +414,16 @@ strap_status strap_reader_read_many(strap_reader reader, const uint64_t *rows, s
                                error);
 }
 
+strap_status strap_reader_read_ranges(strap_reader reader, const strap_range *ranges, size_t count,
+                                      void *data, size_t size, size_t *done, strap_error *error) {
+  ENTER(error);
+  NEED(done, error);
+  *done = 0;
+  if (count > 0) NEED(ranges, error);
+  if (size > 0) NEED(data, error);
+  return strapgoReaderReadRanges(reader, (strap_range *)ranges, count, data, size, done, error);
+}
+
 strap_status strap_reader_close(strap_reader reader, strap_error *error) {
   ENTER(error);
   return strapgoReaderClose(reader, error);

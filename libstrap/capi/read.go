@@ -193,6 +193,20 @@ func strapgoReaderReadMany(h C.strap_reader, rows *C.uint64_t, count, alignment 
 	})
 }
 
+//export strapgoReaderReadRanges
+func strapgoReaderReadRanges(h C.strap_reader, ranges *C.strap_range, count C.size_t, data unsafe.Pointer, size C.size_t, done *C.size_t, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		r, err := readers.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		// A strap_range has the layout of a Range.
+		n, err := r.ReadRanges(unsafe.Slice((*reader.Range)(unsafe.Pointer(ranges)), count), unsafe.Slice((*byte)(data), size))
+		*done = C.size_t(n)
+		return err
+	})
+}
+
 //export strapgoReaderClose
 func strapgoReaderClose(h C.strap_reader, e *C.strap_error) C.strap_status {
 	return guarded(e, func() error {

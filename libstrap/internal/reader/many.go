@@ -66,54 +66,64 @@ var layouts = sync.Pool{New: func() any {
 	return &pieces
 }}
 
-// stretches has buffers of spanBytes bytes.
+// stretches has buffers: spanBytes for a stretch of the file, spanBytes for a decoded packet.
 var stretches = sync.Pool{New: func() any {
-	b := make([]byte, spanBytes)
+	b := make([]byte, 2*spanBytes)
 	return &b
 }}
 
-// piece is a packet and its place in dst.
+// piece is a packet to decode, and where its bytes go.
 type piece struct {
-	row  int
-	at   int64 // of the packet in the file; -1: ReadInto reads it
-	size int   // of the whole packet
-	end  uint64
-	to   []byte
+	row     int
+	at      int64 // of the packet in the file; -1: ReadInto or readParts reads it
+	size    int   // of the whole packet in the file
+	decoded int64 // bytes that the packet decodes to
+	to      []byte
+	end     uint64       // of to in dst, for ReadMany
+	parts   []codec.Part // in place of to: some of the bytes
+	number  int          // of the first range, for ReadRanges
 }
 
 // lay gives rows their places in dst, behind used. full reports whether dst has no room for the next row.
 // The error is of the row after the last piece.
 func (r *Reader) lay(pieces []piece, rows []uint64, align int, dst []byte, used *int) (_ []piece, full bool, err error) {
 	for _, row := range rows {
-		if row >= uint64(r.NumRows()) {
-			return pieces, false, status.New(status.NotFound, "row %d of %q, which has %d", row, r.path, r.NumRows())
-		}
-		p := piece{row: int(row), at: -1}
-		at, scanned, err := r.find(p.row)
+		p, err := r.piece(row)
 		if err != nil {
 			return pieces, false, err
 		}
-		size, known := int64(0), false
-		if !scanned {
-			var offset, length int64
-			if offset, length, size, known = r.idx.Plain(at); known && length <= spanBytes {
-				p.at, p.size = offset, int(length)
-			}
-		}
-		if !known {
-			if size, err = r.DecodedLen(p.row); err != nil {
-				return pieces, false, err
-			}
-		}
 		from := (*used + align - 1) &^ (align - 1)
-		if from > len(dst) || size > int64(len(dst)-from) {
+		if from > len(dst) || p.decoded > int64(len(dst)-from) {
 			return pieces, true, nil
 		}
-		*used = from + int(size)
+		*used = from + int(p.decoded)
 		p.end, p.to = uint64(*used), dst[from:*used:*used]
 		pieces = append(pieces, p)
 	}
 	return pieces, false, nil
+}
+
+// piece finds the packet of a row and the length of its decoded bytes.
+func (r *Reader) piece(row uint64) (piece, error) {
+	if row >= uint64(r.NumRows()) {
+		return piece{}, status.New(status.NotFound, "row %d of %q, which has %d", row, r.path, r.NumRows())
+	}
+	p := piece{row: int(row), at: -1}
+	at, scanned, err := r.find(p.row)
+	if err != nil {
+		return p, err
+	}
+	if !scanned {
+		offset, length, size, known := r.idx.Plain(at)
+		if known {
+			if p.decoded = size; length <= spanBytes {
+				p.at, p.size = offset, int(length)
+			}
+			return p, nil
+		}
+	}
+	p.decoded, err = r.DecodedLen(p.row)
+	return p, err
 }
 
 // decodeAll decodes pieces. It returns how many pieces before the first error it decoded, and this error.
@@ -166,7 +176,7 @@ type span struct{ first, last int }
 func spansOf(pieces []piece) (spans []span, work int) {
 	spans = make([]span, 0, 16)
 	for k, p := range pieces {
-		work += len(p.to)
+		work += int(min(p.decoded, aloneBytes))
 		if k > 0 && p.at >= 0 {
 			s := &spans[len(spans)-1]
 			first, before := pieces[s.first], pieces[k-1]
@@ -182,7 +192,8 @@ func spansOf(pieces []piece) (spans []span, work int) {
 }
 
 // decodeSpan decodes the pieces of one span. first is the number of the first piece. If decodeQuick cannot
-// decode a piece, ReadInto decodes it or returns the error.
+// decode a piece, ReadInto decodes it or returns the error. A short packet of which only parts are needed is
+// decoded to the second half of buf.
 func (r *Reader) decodeSpan(pieces []piece, first int, buf []byte) (failed int, err error) {
 	read := false
 	from := pieces[0].at
@@ -193,11 +204,22 @@ func (r *Reader) decodeSpan(pieces []piece, first int, buf []byte) (failed int, 
 		read = err == nil
 	}
 	for k, p := range pieces {
-		if read && r.decodeQuick(&p, buf[p.at-from:][:p.size]) {
-			continue
+		if p.parts != nil {
+			if p.at < 0 {
+				if err := r.readParts(p.row, p.decoded, p.parts); err != nil {
+					return first + k, err
+				}
+				continue
+			}
+			p.to = buf[spanBytes:][:p.decoded]
 		}
-		if err := r.ReadInto(p.row, p.to); err != nil {
-			return first + k, err
+		if !read || !r.decodeQuick(&p, buf[p.at-from:][:p.size]) {
+			if err := r.ReadInto(p.row, p.to); err != nil {
+				return first + k, err
+			}
+		}
+		for _, part := range p.parts {
+			copy(part.To, p.to[part.First:])
 		}
 	}
 	return 0, nil

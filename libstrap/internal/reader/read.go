@@ -150,18 +150,24 @@ func (r *Reader) ReadInto(i int, dst []byte) error {
 	return r.outcome(&p, src, codec.Decode(dst, p.kind, src.buf))
 }
 
-// outcome returns the error of a decoding. An error of the file goes first, then a wrong checksum, because
-// it explains any error of the codec.
+// outcome reads the rest of a payload for its checksum, and returns the error of the decoding.
 func (r *Reader) outcome(p *packet, src *source, decoded error) error {
 	if p.hasCRC {
-		// Read the rest for the checksum. An error of reading is kept in src.
+		// An error of reading is kept in src.
 		_, _ = io.Copy(io.Discard, src.buf)
 	}
+	return r.verdict(p, src.err, true, src.sum, decoded)
+}
+
+// verdict returns the error of a decoding. file, the error of reading, goes first. Then comes a wrong
+// checksum, because it explains any error of the codec. sum is the checksum if whole is true: then all of
+// the payload was read.
+func (r *Reader) verdict(p *packet, file error, whole bool, sum uint32, decoded error) error {
 	switch {
-	case src.err != nil:
-		return r.readError(src.err, p.Name, p.Offset)
-	case p.hasCRC && src.sum != p.crc:
-		return p.corrupt("its payload has checksum %08x, the index says %08x", src.sum, p.crc)
+	case file != nil:
+		return r.readError(file, p.Name, p.Offset)
+	case whole && p.hasCRC && sum != p.crc:
+		return p.corrupt("its payload has checksum %08x, the index says %08x", sum, p.crc)
 	case decoded != nil:
 		code := status.Corrupt
 		if c := status.CodeOf(decoded); c != status.Internal {

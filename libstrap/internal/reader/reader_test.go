@@ -649,6 +649,11 @@ func FuzzReader(f *testing.F) {
 				if (err == nil) != (merr == nil) || err == nil && (done != 1 || !bytes.Equal(one, many)) {
 					t.Fatalf("row %d alone: %v; as one of many: %d, %v", i, err, done, merr)
 				}
+				part := one[n/3 : n-n/3]
+				done, rerr := r.ReadRanges([]reader.Range{{Row: uint64(i), First: uint64(n / 3), Bytes: uint64(len(part))}}, many)
+				if err == nil && (rerr != nil || done != 1 || !bytes.Equal(many[:len(part)], part)) {
+					t.Fatalf("row %d, %d bytes in the middle: %d, %v", i, len(part), done, rerr)
+				}
 				if code := status.CodeOf(err); code != status.OK && code != status.Corrupt && code != status.Unsupported {
 					t.Fatalf("row %d: %v", i, err)
 				}

@@ -233,6 +233,37 @@ class Reader:
         check(status, error)
         return done.value
 
+    def read_ranges(self, ranges: npt.NDArray[np.uint64], address: int, size: int) -> int:
+        """Decodes parts of packets one behind the other into ``size`` bytes at ``address``.
+
+        As many ranges are decoded as fit. A packet is decoded once for its ranges, and only as far
+        as they need it. Its checksum is verified only where all of its payload is read.
+
+        Args:
+            ranges: uint64 of shape [n, 3], C-contiguous: row, first byte and number of bytes of
+                each range. Bytes are those of the decoded packet.
+
+        Returns:
+            The number of decoded ranges. If a range after the first has an error, the call stops
+            before that range and does not raise.
+
+        Raises:
+            InvalidArgumentError: ``ranges`` is another array, or the first range reaches outside
+                its packet.
+            CorruptError: a payload that the first range needs is damaged.
+        """
+        if ranges.dtype != "u8" or ranges.shape[1:] != (3,) or not ranges.flags.c_contiguous:
+            raise InvalidArgumentError(
+                f"ranges: {ranges.dtype} of shape {list(ranges.shape)}: give C-contiguous uint64 "
+                "of shape [n, 3]"
+            )
+        done, error = ctypes.c_size_t(), Error()
+        status = self._lib.strap_reader_read_ranges(
+            self._handle, ranges.ctypes.data, len(ranges), address, size, done, error
+        )
+        check(status, error)
+        return done.value
+
     def index(self, *columns: str) -> pa.RecordBatchReader:
         """The index in batches. docs/STREAM_FORMAT.md lists its columns.
 

@@ -1,0 +1,140 @@
+package reader
+
+import (
+	"cmp"
+	"errors"
+	"io"
+	"slices"
+
+	"github.com/libstrap/strap/libstrap/internal/codec"
+	"github.com/libstrap/strap/libstrap/internal/status"
+)
+
+// batchRanges is how many ranges are grouped by their packets before they are decoded.
+const batchRanges = 1 << 16
+
+// Range is a range of the decoded bytes of a packet. It has the layout of strap_range.
+type Range struct {
+	Row   uint64
+	First uint64 // of the packet's decoded bytes
+	Bytes uint64
+}
+
+// ReadRanges decodes ranges of packets into dst, one behind the other, in this order. It stops before the
+// first range that has no room in dst. done is how many ranges it decoded. It decodes each packet once for
+// all its ranges among 65,536 ranges, and no more of it than DecodeParts of package codec needs. It uses as
+// many goroutines as there are processors.
+//
+// The checksum of a packet is compared if all of its payload is read. This is so if its ranges together are
+// the whole packet.
+//
+// The error is that of ranges[0]: InvalidArgument if the range reaches outside its packet, and the errors of
+// ReadInto. If a packet cannot be decoded, all its ranges among the 65,536 have its error. If a later range
+// has an error, ReadRanges stops before that range.
+func (r *Reader) ReadRanges(ranges []Range, dst []byte) (done int, err error) {
+	used := 0
+	for done < len(ranges) {
+		some := ranges[done:min(len(ranges), done+batchRanges)]
+		pieces, laid, failed := r.layRanges(some, dst, &used)
+		decoded, err := r.decodeAll(pieces)
+		if err != nil {
+			laid, failed = pieces[decoded].number, err
+		}
+		done += laid
+		switch {
+		case laid == len(some):
+			continue
+		case done > 0:
+			failed = nil
+		}
+		return done, failed
+	}
+	return done, nil
+}
+
+// layRanges gives ranges their places in dst, behind used, and groups them by their packets. It returns a
+// piece for each packet, in the order of their first ranges. laid is how many ranges have a place. The error
+// is of the range after them.
+func (r *Reader) layRanges(ranges []Range, dst []byte, used *int) (pieces []piece, laid int, err error) {
+	of := map[uint64]int{} // the piece of each row
+	k := 0
+	for number, one := range ranges {
+		if len(pieces) == 0 || uint64(pieces[k].row) != one.Row {
+			var known bool
+			if k, known = of[one.Row]; !known {
+				var p piece
+				if p, err = r.piece(one.Row); err != nil {
+					break
+				}
+				p.number, k = number, len(pieces)
+				of[one.Row], pieces = k, append(pieces, p)
+			}
+		}
+		p := &pieces[k]
+		if size := uint64(p.decoded); one.First > size || one.Bytes > size-one.First {
+			err = status.New(status.InvalidArgument, "row = %d, first = %d, bytes = %d: the packet has %d bytes",
+				one.Row, one.First, one.Bytes, size)
+			break
+		}
+		if one.Bytes > uint64(len(dst)-*used) {
+			break
+		}
+		p.add(int64(one.First), dst, *used, int(one.Bytes))
+		*used += int(one.Bytes)
+		laid++
+	}
+	pieces = slices.DeleteFunc(pieces, func(p piece) bool { return len(p.parts) == 0 })
+	for k := range pieces {
+		pieces[k].arrange()
+	}
+	return pieces, laid, err
+}
+
+// add adds the part of n bytes from first on. They go to dst[from:].
+func (p *piece) add(first int64, dst []byte, from, n int) {
+	if n == 0 {
+		return
+	}
+	if k := len(p.parts) - 1; k >= 0 && p.end == uint64(from) && p.parts[k].First+int64(len(p.parts[k].To)) == first {
+		p.parts[k].To = dst[from-len(p.parts[k].To) : from+n]
+	} else {
+		p.parts = append(p.parts, codec.Part{First: first, To: dst[from : from+n]})
+	}
+	p.end = uint64(from + n)
+}
+
+// arrange sorts the parts. A part that is the whole packet becomes p.to. Parts of a packet that is too long
+// for decodeQuick are left to readParts.
+func (p *piece) arrange() {
+	slices.SortFunc(p.parts, func(a, b codec.Part) int { return cmp.Compare(a.First, b.First) })
+	if one := p.parts[0]; len(p.parts) == 1 && int64(len(one.To)) == p.decoded {
+		p.to, p.parts = one.To, nil
+	} else if p.decoded > spanBytes {
+		p.at = -1
+	}
+}
+
+// readParts decodes parts of the packet of row i. size is the packet's decoded length.
+func (r *Reader) readParts(i int, size int64, parts []codec.Part) error {
+	p, err := r.packet(i)
+	if err != nil {
+		return err
+	}
+	src := &section{SectionReader: *io.NewSectionReader(r.f, p.PayloadOffset, int64(p.PayloadLen))}
+	sum, whole, err := codec.DecodeParts(parts, p.kind, src, int64(p.PayloadLen), size)
+	return r.verdict(&p, src.err, whole, sum, err)
+}
+
+// section is a payload. It keeps the file's error, because a codec may hide it.
+type section struct {
+	io.SectionReader
+	err error
+}
+
+func (s *section) ReadAt(b []byte, at int64) (int, error) {
+	n, err := s.SectionReader.ReadAt(b, at)
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.err = err
+	}
+	return n, err
+}
