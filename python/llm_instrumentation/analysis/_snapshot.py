@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
@@ -140,6 +141,40 @@ class Snapshot:
             room = min(int(ends[-1]) - at, max(_CALL_BYTES, int(sizes[done])))
             done += self.native.read_many(numbers[done:], address + at, room, reached)
             at = int(ends[done - 1])
+
+    def read_elements(self, ranges: npt.NDArray[np.int64], dtype: str, address: int) -> None:
+        """Decodes ranges of elements one after the other, from `address` on.
+
+        Args:
+            ranges: [ranges, 3]: an activation, its first element, and the number of elements.
+            dtype: the type to write; that of the activations, or float32 if some have a twin.
+            address: where to write.
+
+        Raises:
+            CorruptError: the bytes differ from the written ones.
+            InvalidStateError: the reader is closed.
+        """
+        self.check_open()
+        size = element_size(dtype)
+        codes, names = self.catalogue.texts("stored_dtype")
+        activations = ranges[:, 0]
+        same = dtype in names and (codes[activations] == names.index(dtype)).all()
+        if same and self.catalogue.plain[activations].all():
+            pieces = ranges.astype(np.uint64)
+            pieces[:, 1:] *= np.uint64(size)
+            ends = np.cumsum(pieces[:, 2])
+            done = at = 0
+            while done < len(pieces):
+                self.check_open()
+                room = int(ends[-1]) - at
+                done += self.native.read_ranges(pieces[done:], address + at, room)
+                at = int(ends[done - 1])
+            return
+        for activation, first, count in ranges.tolist():
+            values = self.torch(self.form(activation, True, None)).reshape(-1)
+            part = values[first : first + count].to(torch_dtype(dtype))
+            ctypes.memmove(address, part.data_ptr(), count * size)
+            address += count * size
 
     def torch(self, form: StoredForm) -> torch.Tensor:
         import torch

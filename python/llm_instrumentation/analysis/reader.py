@@ -28,7 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._extras import extra
-from .._native import Reader, ReaderInfo
+from .._native import Reader, ReaderInfo, capture_id_of
+from ..core.calls_file import calls_path_for, read_calls
 from ..core.token_files import load_token_metadata
 from ..errors import (
     InvalidArgumentError,
@@ -36,6 +37,7 @@ from ..errors import (
     StrapTimeoutError,
 )
 from ._ahead import Ahead
+from ._calls import Calls
 from ._catalogue import Alike
 from ._elements import (
     dtype_name,
@@ -49,7 +51,9 @@ from ._elements import (
 from ._follow import windows
 from ._selection import Selector, among, bounds
 from ._snapshot import Snapshot, StoredForm
+from ._token_vectors import TokenVectors
 from .activation import Activation
+from .rows import NoCallsError, Rows
 from .salvage import SalvageReport, salvage
 
 if TYPE_CHECKING:
@@ -115,6 +119,7 @@ class ActivationReader:
         self._closing = threading.Lock()
         self._refreshing = threading.Lock()
         self._closed = False
+        self._calls: Calls | None = None
         # All snapshots in use, including those of `follow` and those that `refresh` has replaced.
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         native = Reader(path, ignore_index=ignore_index)
@@ -134,6 +139,7 @@ class ActivationReader:
         """Makes a snapshot the reader's present one."""
         self._enter(snapshot)
         self._snapshot = snapshot
+        self._calls = None
         self._catalogue = snapshot.catalogue
         self.info: ReaderInfo = snapshot.native.info
         self.layers: tuple[str, ...] = self._catalogue.layers()
@@ -248,6 +254,59 @@ class ActivationReader:
                     self._snapshot, np.sort(np.concatenate([np.empty(0, np.int64), *rows]))
                 )
         return view.select(steps=steps, tokens=tokens, calls=calls, requests=requests)
+
+    def rows(
+        self,
+        layer: str,
+        *,
+        steps: Selector = None,
+        requests: str | Iterable[str] | None = None,
+        padding: bool = False,
+        without_tokens: Iterable[int] = (),
+        tokenizer: Any = None,
+        without_calls: bool = False,
+    ) -> Rows:
+        """The vectors of a layer, a row for each token that the model was given.
+
+        Outputs of the shapes [batch, tokens, width], [tokens, width] (the tokens of all rows of the
+        batch one after the other), [batch, heads, tokens, width] and [batch, tokens, heads, width]
+        have rows. The vectors of the last two are [heads, width].
+
+        Args:
+            layer: the layer's name.
+            steps: the steps, as for `select`; None: all.
+            requests: the requests, as for `select`; None: all.
+            padding: also give rows of tokens that the mask leaves out.
+            without_tokens: ids of tokens without a row, as those of special tokens.
+            tokenizer: its `decode` gives the column "text".
+            without_calls: take rows and tokens from the shapes alone, for a capture that does not
+                have what the model was given. Then `position` is the place in the tensor, and
+                padding, token ids and documents are unknown.
+
+        Raises:
+            UnknownActivationError: (a KeyError) no activation has this name.
+            NotTokenAlignedError: (a ValueError) the layer has no vector for each token.
+            NoCallsError: (a LookupError) the capture does not have what the model was given.
+        """
+        chosen = self[layer].select(steps=steps, requests=requests)
+        if not len(chosen):
+            raise UnknownActivationError(f"no activation of {layer!r} is chosen")
+        calls = None if without_calls else self._calls_of_capture()
+        source = TokenVectors(self._snapshot, chosen._rows, calls, tokenizer)
+        return Rows(source, source.kept(padding, without_tokens))
+
+    def _calls_of_capture(self) -> Calls:
+        if self._calls is None:
+            table = read_calls(self.path, capture_id_of(self.path))
+            path = calls_path_for(self.path)
+            if table is None:
+                raise NoCallsError(
+                    f"{self.path} does not say what the model was given, because {path} is missing "
+                    "or of another capture: rows(layer, without_calls=True) gives the rows by "
+                    "their places alone"
+                )
+            self._calls = Calls(str(path), table)
+        return self._calls
 
     def _fitting(self, pattern: str) -> list[str]:
         if names := _matching(pattern, self.layers):

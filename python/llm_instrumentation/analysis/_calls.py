@@ -1,0 +1,161 @@
+"""The calls of a capture, for looking up what a token of a step was."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..errors import CorruptError
+
+__all__ = ["Calls", "Chosen"]
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Chosen(NamedTuple):
+    """For each of some activations the call that it belongs to.
+
+    Attributes:
+        first: the call's first row in the table; -1: there is no call.
+        rows: sequences in its batch.
+        tokens: tokens of each row.
+        decoder: whether the tokens of the decoder count.
+    """
+
+    first: Ints
+    rows: Ints
+    tokens: Ints
+    decoder: bool
+
+
+class _Lists:
+    """A column of lists as arrays.
+
+    Attributes:
+        values: the values of all cells.
+        starts: the place of each cell's first value.
+        lengths: values of each cell; -1: the cell is null.
+    """
+
+    def __init__(self, path: str, column: pa.ChunkedArray) -> None:
+        cells = column.combine_chunks()
+        if isinstance(cells, pa.ChunkedArray):
+            cells = pa.concat_arrays(cells.chunks) if cells.num_chunks else pa.array([], cells.type)
+        offsets = np.asarray(cells.offsets).astype(np.int64)
+        self.values = np.asarray(cells.values)
+        if (np.diff(offsets) < 0).any() or not 0 <= offsets[0] <= offsets[-1] <= len(self.values):
+            raise CorruptError(f"{path}: the lengths of its lists are damaged")
+        self.starts = offsets[:-1]
+        self.lengths = np.where(np.asarray(cells.is_valid()), np.diff(offsets), -1)
+
+    def at(self, rows: Ints, tokens: Ints, unknown: Any) -> npt.NDArray[Any]:
+        """The values at some places; `unknown` where a cell is null."""
+        known = self.lengths[rows] > tokens
+        values: npt.NDArray[Any]
+        if known.all():
+            values = self.values[self.starts[rows] + tokens]
+            return values
+        values = np.full(len(rows), unknown, self.values.dtype)
+        values[known] = self.values[self.starts[rows[known]] + tokens[known]]
+        return values
+
+
+class Calls:
+    """The rows of a calls file.
+
+    Args:
+        path: of the file, for messages.
+        table: its rows.
+
+    Raises:
+        CorruptError: lengths of lists are damaged.
+    """
+
+    def __init__(self, path: str, table: pa.Table) -> None:
+        self._path = path
+        self._table = table
+        metadata = table.schema.metadata or {}
+        try:
+            self.encoders = json.loads(metadata.get(b"encoders", b"{}"))
+        except ValueError:
+            raise CorruptError(f"{path}: its list of encoders is damaged") from None
+        self._step = table["step"].to_numpy()
+        row = table["row"].to_numpy()
+        self._lists: dict[str, _Lists] = {}
+        # The calls: their first rows, and the sequences in their batches.
+        self._first = np.flatnonzero(row == 0)
+        self._rows = np.diff(np.append(self._first, len(row)))
+        self._model, self._models = _codes(table["model"], self._first)
+        self._entry, self._entries = _codes(table["entry"], self._first)
+
+    def lists(self, name: str) -> _Lists:
+        """A column of lists."""
+        found = self._lists.get(name)
+        if found is None:
+            found = self._lists[name] = _Lists(self._path, self._table[name])
+        return found
+
+    def cells(self, name: str, rows: Ints) -> npt.NDArray[np.generic]:
+        """Cells of a column of numbers or texts; a null number is -1, a null text None."""
+        column = self._table[name]
+        if pa.types.is_integer(column.type):
+            column = column.fill_null(-1)
+        found: npt.NDArray[np.generic] = column.take(pa.array(rows)).to_numpy()
+        return found
+
+    def of_layer(self, model: str, layer: str, steps: Ints) -> Chosen:
+        """The calls to which the activations of a layer belong.
+
+        A step may have several calls, of modules side by side. A layer belongs to the innermost one
+        that contains it.
+
+        Args:
+            model: the model's name in the index.
+            layer: the module's name.
+            steps: the step of each activation.
+        """
+        inside = np.array(
+            [entry in ("", layer) or layer.startswith(f"{entry}.") for entry in self._entries],
+            np.bool_,
+        )
+        depth = np.array([len(entry) for entry in self._entries])
+        right = np.array([name == model for name in self._models], np.bool_)
+        of = np.flatnonzero(right[self._model] & inside[self._entry])
+        step = self._step[self._first[of]]
+        of = of[np.lexsort((depth[self._entry[of]], step))]
+        step = self._step[self._first[of]]
+        last = np.searchsorted(step, steps, side="right") - 1  # the innermost call of the step
+        found = (last >= 0) & (step[last] == steps) if len(of) else np.zeros(len(steps), np.bool_)
+        call = of[np.where(found, last, 0)] if len(of) else np.zeros(len(steps), np.int64)
+        first = np.where(found, self._first[call], -1) if len(of) else np.full(len(steps), -1)
+        rows = self._rows[call] if len(of) else np.zeros(len(steps), np.int64)
+        decoder = self._is_of_decoder(model, layer, first)
+        positions = self.lists("decoder_positions" if decoder else "positions")
+        tokens = np.where(first >= 0, positions.lengths[first], -1)
+        return Chosen(first, rows, tokens, decoder)
+
+    def shares(self, model: str, layer: str) -> bool:
+        """Whether both the encoder and the decoder of a model use the layer's module."""
+        return layer in self.encoders.get(model, {}).get("shared", ())
+
+    def _is_of_decoder(self, model: str, layer: str, first: Ints) -> bool:
+        if (self.lists("decoder_positions").lengths[first[first >= 0]] < 0).all():
+            return False
+        encoders = self.encoders.get(model, {}).get("modules", ())
+        return not any(layer == name or layer.startswith(f"{name}.") for name in encoders)
+
+
+def _codes(column: pa.ChunkedArray, rows: Ints) -> tuple[Ints, list[str]]:
+    """A column of texts at some rows, as numbers into its distinct texts."""
+    encoded = column.take(pa.array(rows)).dictionary_encode().combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.unify_dictionaries()
+        if not encoded.num_chunks:
+            return np.zeros(0, np.int64), []
+        encoded = pa.concat_arrays(encoded.chunks)
+    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()

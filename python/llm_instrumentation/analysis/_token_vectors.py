@@ -1,0 +1,307 @@
+"""The tokens of a layer, and where their vectors lie in its tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..core.last_position import TRANSFORM as LAST_POSITION
+from ..errors import InvalidArgumentError
+from ._calls import Calls, Chosen
+from .rows import COLUMNS, NoCallsError, NotTokenAlignedError
+
+if TYPE_CHECKING:
+    from ._snapshot import Snapshot
+
+__all__ = ["TokenVectors"]
+
+Ints = npt.NDArray[np.int64]
+
+_OF_TOKENS = {
+    "position": "positions",
+    "token_id": "token_ids",
+    "token_type": "token_types",
+    "token_hash": "token_hashes",
+}
+_EXPERT = re.compile(r"(^|\.)experts\.\d+(\.|$)")
+_PIECE = 1 << 20  # tokens whose masks are looked at together
+
+
+class _Layout(NamedTuple):
+    """How the vectors of tokens lie in a tensor.
+
+    Attributes:
+        axes: what each axis is: "b" batch, "t" tokens, "h" heads, "w" width. Without "b" the
+            tokens of all rows are packed.
+        last: only the last token of each row is there.
+    """
+
+    axes: str
+    last: bool = False
+
+
+class TokenVectors:
+    """All tokens of a layer, also those of padding, and where their vectors are.
+
+    A token's place is its number among the tokens of all the layer's activations, in capture order;
+    in an activation tokens stand in the order of their rows in the batch.
+
+    Args:
+        snapshot: the capture.
+        activations: the activations of the layer.
+        calls: the calls; None: tokens are known by their places in the tensors alone.
+        tokenizer: has ``decode``; for the column "text".
+
+    Raises:
+        NotTokenAlignedError: the tensors have no vector for each token.
+        NoCallsError: no activation has a call.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, activations: Ints, calls: Calls | None, tokenizer: Any
+    ) -> None:
+        catalogue = snapshot.catalogue
+        self._snapshot = snapshot
+        self._calls = calls
+        self._tokenizer = tokenizer
+        self.has_texts = tokenizer is not None
+        first = int(activations[0])
+        self.layer = catalogue.name(first)
+        self._module = catalogue.text("layer", first) or ""
+        if _EXPERT.search(self._module):
+            raise NotTokenAlignedError(
+                f"{self.layer!r} is an expert: its rows are the tokens that the router sent to it, "
+                "in an order of its own. Take the layer that joins the experts"
+            )
+        steps = catalogue.numbers("step")[activations].astype(np.int64)
+        chosen = self._choose(activations, steps)
+        known = chosen.first >= 0 if calls is not None else np.ones(len(steps), np.bool_)
+        self.left_out = int((~known).sum())
+        self._activations, self._steps = activations[known], steps[known]
+        self._first, self._rows, self._tokens = (
+            column[known] for column in (chosen.first, chosen.rows, chosen.tokens)
+        )
+        self._side = "decoder_" if chosen.decoder else ""
+        shapes = self._shapes()
+        self._layout = self._find_layout(shapes)
+        self._heads = (
+            int(shapes[0, self._layout.axes.index("h")]) if "h" in self._layout.axes else 1
+        )
+        width = int(shapes[0, self._layout.axes.index("w")])
+        self.shape = (self._heads, width) if "h" in self._layout.axes else (width,)
+        self._check_width(shapes)
+        self.dtype = self._common_dtype()
+        there = self._rows if self._layout.last else self._rows * self._tokens
+        self._ends = np.cumsum(there)
+        self._starts = self._ends - there
+
+    def _choose(self, activations: Ints, steps: Ints) -> Chosen:
+        catalogue = self._snapshot.catalogue
+        if self._calls is None:
+            return self._by_shape(activations)
+        model = catalogue.text("model", int(activations[0])) or ""
+        if self._calls.shares(model, self._module):
+            raise NotTokenAlignedError(
+                f"{self.layer!r} is used by the encoder and the decoder of {model!r}: its tensors "
+                "do not say of which text they are"
+            )
+        chosen = self._calls.of_layer(model, self._module, steps)
+        if (chosen.first < 0).all():
+            raise NoCallsError(
+                f"the calls file of {self._snapshot.path} has no call for {self.layer!r}: "
+                "rows(layer, without_calls=True) gives the rows by their places alone"
+            )
+        if (chosen.tokens[chosen.first >= 0] < 0).any():
+            raise NotTokenAlignedError(
+                f"{self.layer!r} has calls without text: what the model was given has no tokens"
+            )
+        return chosen
+
+    def _by_shape(self, activations: Ints) -> Chosen:
+        """Rows and tokens as the shapes [batch, tokens, width] and [tokens, width] say."""
+        rows, tokens = [], []
+        for activation in activations.tolist():
+            shape = self._snapshot.catalogue.shape(activation) or ()
+            if len(shape) not in (2, 3):
+                raise NotTokenAlignedError(
+                    f"{self.layer!r} has the shape {list(shape)} in step "
+                    f"{self._snapshot.catalogue.numbers('step')[activation]}: without calls rows "
+                    "need [batch, tokens, width] or [tokens, width]"
+                )
+            rows.append(shape[0] if len(shape) == 3 else 1)
+            tokens.append(shape[-2])
+        unknown = np.full(len(rows), -1)
+        return Chosen(unknown, np.array(rows), np.array(tokens), False)
+
+    def _shapes(self) -> Ints:
+        """The shapes of the activations, [activations, dimensions]."""
+        ndim, start, lengths = self._snapshot.catalogue.columns.shapes()
+        several = ndim[self._activations]
+        if (several != several[0]).any():
+            odd = int(np.flatnonzero(several != several[0])[0])
+            raise self._not_aligned(odd, "its number of dimensions changes")
+        shapes: Ints = lengths[start[self._activations, None] + np.arange(int(several[0]))]
+        return shapes
+
+    def _find_layout(self, shapes: Ints) -> _Layout:
+        transform, transforms = self._snapshot.catalogue.texts("transform")
+        codes = np.unique(transform[self._activations])
+        names = {transforms[code] if code >= 0 else None for code in codes.tolist()}
+        if names == {LAST_POSITION} and shapes.shape[1] == 3:
+            return _Layout("btw", last=True)
+        if names - {None, "overflow_float32"}:
+            raise NotTokenAlignedError(
+                f"{self.layer!r} is stored in part ({', '.join(map(str, names))}): rows need whole "
+                "tensors"
+            )
+        rows, tokens = self._rows, self._tokens
+        batch = shapes[:, 0] == rows
+        tried = {}
+        if shapes.shape[1] == 2:
+            tried["tw"] = shapes[:, 0] == rows * tokens
+        if shapes.shape[1] == 3:
+            tried["btw"] = batch & (shapes[:, 1] == tokens)
+        if shapes.shape[1] == 4:
+            tried["bhtw"] = batch & (shapes[:, 2] == tokens)
+            tried["bthw"] = batch & (shapes[:, 1] == tokens)
+        found = [axes for axes, fit in tried.items() if fit.all()]
+        if len(found) == 1:
+            return _Layout(found[0])
+        if found:
+            raise NotTokenAlignedError(
+                f"{self.layer!r} has the shape {shapes[0].tolist()} in step {self._steps[0]}, and "
+                f"{tokens[0]} tokens: axis 1 or axis 2 may be the tokens. Capture texts of another "
+                "length too"
+            )
+        odd = 0
+        if tried:
+            best = max(tried.values(), key=lambda fit: int(fit.sum()))
+            odd = int(np.flatnonzero(~best)[0])
+        raise self._not_aligned(odd, "no axis has the tokens")
+
+    def _not_aligned(self, at: int, why: str) -> NotTokenAlignedError:
+        shape = self._snapshot.catalogue.shape(int(self._activations[at]))
+        return NotTokenAlignedError(
+            f"{self.layer!r} is not aligned with the tokens: its shape is {list(shape or ())} in "
+            f"step {self._steps[at]}, where {self._rows[at]} rows have {self._tokens[at]} tokens "
+            f"each, and {why}. steps= chooses the steps to read"
+        )
+
+    def _check_width(self, shapes: Ints) -> None:
+        for axis, letter in enumerate(self._layout.axes):
+            column = shapes[:, axis]
+            if letter in "hw" and (column != column[0]).any():
+                odd = int(np.flatnonzero(column != column[0])[0])
+                raise self._not_aligned(odd, f"before, axis {axis} had {column[0]}")
+
+    def _common_dtype(self) -> str:
+        catalogue = self._snapshot.catalogue
+        kinds = {catalogue.stored_dtype(int(row)) for row in self._one_of_each_type()}
+        if np.isin(self._activations, np.fromiter(catalogue.twins, np.int64)).any():
+            kinds.add("float32")
+        if kinds == {"float16", "float32"}:
+            return "float32"
+        if len(kinds) != 1 or None in kinds:
+            raise NotTokenAlignedError(
+                f"{self.layer!r} has values of several types: {', '.join(sorted(map(str, kinds)))}"
+            )
+        return str(kinds.pop())
+
+    def _one_of_each_type(self) -> Ints:
+        codes = self._snapshot.catalogue.texts("stored_dtype")[0][self._activations]
+        _, places = np.unique(codes, return_index=True)
+        return self._activations[places]
+
+    # ---- tokens ---------------------------------------------------------------
+
+    def kept(self, padding: bool, without_tokens: Iterable[int]) -> Ints:
+        """The places of the tokens that the masks keep and that are not left out."""
+        total = int(self._ends[-1]) if len(self._ends) else 0
+        left_out = np.array(sorted(without_tokens), np.int64)
+        pieces = []
+        for first in range(0, total, _PIECE):
+            places = np.arange(first, min(first + _PIECE, total))
+            row, token, _ = self._find(places)
+            keep = np.ones(len(places), np.bool_)
+            if not padding and self._calls is not None:
+                keep = self._calls.lists(f"{self._side}mask").at(row, token, True)
+            if len(left_out):
+                keep &= ~np.isin(self._token_column("token_id", row, token), left_out)
+            pieces.append(places[keep])
+        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+    def _find(self, places: Ints) -> tuple[Ints, Ints, Ints]:
+        """For tokens: the row in the calls file, the place in that row, and the activation."""
+        at = np.searchsorted(self._ends, places, side="right")
+        local = places - self._starts[at]
+        if self._layout.last:
+            return self._first[at] + local, self._tokens[at] - 1, at
+        batch_row, token = np.divmod(local, self._tokens[at])
+        return self._first[at] + batch_row, token, at
+
+    def column(self, name: str, places: Ints) -> npt.NDArray[Any]:
+        if name not in COLUMNS:
+            raise InvalidArgumentError(f"no column {name!r}: choose one of {', '.join(COLUMNS)}")
+        row, token, at = self._find(places)
+        if name == "step":
+            return self._steps[at]
+        if name == "call":
+            return self._snapshot.catalogue.numbers("call")[self._activations[at]]
+        if name == "batch_row":
+            return row - self._first[at]
+        if name == "text":
+            return self._texts(self._token_column("token_id", row, token))
+        if name in _OF_TOKENS:
+            return self._token_column(name, row, token)
+        if self._calls is None:
+            return np.full(len(places), COLUMNS[name], object if COLUMNS[name] is None else None)
+        return self._calls.cells(name, row)
+
+    def _token_column(self, name: str, row: Ints, token: Ints) -> npt.NDArray[Any]:
+        if self._calls is None:
+            return token if name == "position" else np.full(len(row), COLUMNS[name])
+        return self._calls.lists(self._side + _OF_TOKENS[name]).at(row, token, COLUMNS[name])
+
+    def _texts(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if self._tokenizer is None:
+            raise InvalidArgumentError(
+                "the column 'text' needs a tokenizer: rows(layer, tokenizer=tokenizer)"
+            )
+        distinct, places = np.unique(ids, return_inverse=True)
+        texts = [None if n < 0 else self._tokenizer.decode([n]) for n in distinct.tolist()]
+        return np.array(texts, object)[places]
+
+    # ---- values ---------------------------------------------------------------
+
+    def read(self, places: Ints, address: int) -> None:
+        """Decodes the vectors of tokens one after the other, from `address` on."""
+        if not len(places):
+            return
+        at = np.searchsorted(self._ends, places, side="right")
+        local = places - self._starts[at]
+        self._snapshot.read_elements(self._layout_ranges(at, local), self.dtype, address)
+
+    def _layout_ranges(self, at: Ints, local: Ints) -> Ints:
+        """The elements of tokens: [ranges, 3] of activation, first element and number of elements.
+
+        Ranges that follow each other in one tensor are joined.
+        """
+        heads, width = self._heads, self.shape[-1]
+        if self._layout.axes == "bhtw":
+            tokens = self._tokens[at]
+            batch_row, token = np.divmod(local, tokens)
+            head = np.arange(heads)
+            first = ((batch_row[:, None] * heads + head) * tokens[:, None] + token[:, None]) * width
+            first, at = first.reshape(-1), np.repeat(at, heads)
+            size = width
+        else:
+            size = heads * width
+            first = local * size
+        joins = (at[1:] == at[:-1]) & (first[1:] == first[:-1] + size)
+        begins = np.flatnonzero(np.append(True, ~joins))
+        lengths = np.diff(np.append(begins, len(first))) * size
+        return np.stack([self._activations[at[begins]], first[begins], lengths], axis=1)

@@ -1,0 +1,247 @@
+"""The rows of a layer: the vector of each token, with what the token was::
+
+with ActivationReader("run.stream") as reader:
+    rows = reader.rows("model.layers.12")
+    rows.at(sequence=3, position=17).to_torch()        # [width], decodes one packet
+    rows.to_torch()                                    # [rows, width]
+    rows.column("token_id")                            # numpy, one for each row
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import StrapError
+from ._elements import dtype_name, from_storage, numpy_dtype, storage_dtype, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._token_vectors import TokenVectors
+
+__all__ = ["COLUMNS", "NoCallsError", "NotTokenAlignedError", "Row", "Rows"]
+
+Ints = npt.NDArray[np.int64]
+
+#: The columns of rows, each with the value of rows where it is unknown.
+COLUMNS: dict[str, Any] = {
+    "step": -1,
+    "call": -1,
+    "batch_row": -1,
+    "sequence": -1,
+    "position": -1,
+    "token_id": -1,
+    "token_type": -1,
+    "token_hash": 0,
+    "document": None,
+    "labels": None,
+    "request": None,
+    "text": None,
+}
+
+
+class NotTokenAlignedError(StrapError, ValueError):
+    """The tensors of a layer do not have a vector for each token; the message says how they are."""
+
+
+class NoCallsError(StrapError, LookupError):
+    """The capture does not say what the model was given, so no token is known."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One token at one layer.
+
+    Attributes:
+        step: number of the model's call.
+        call: call of the module within the step.
+        batch_row: place in the batch.
+        sequence: number of the text in the capture; None: unknown.
+        position: place of the token in its text, or the given position id; None: unknown.
+        token_id: the token's id; None: unknown.
+        document: the label ``document``, or None.
+        labels: the other labels, as JSON, or None.
+        request: the name from ``for_request``, or None.
+        text: the token's text, if ``rows`` was given a tokenizer.
+    """
+
+    _rows: Rows
+    step: int
+    call: int
+    batch_row: int
+    sequence: int | None
+    position: int | None
+    token_id: int | None
+    document: str | None
+    labels: str | None
+    request: str | None
+    text: str | None
+
+    def to_torch(self, dtype: Any = None) -> torch.Tensor:
+        """Its vector, shape [width] or [heads, width]."""
+        return self._rows.to_torch(dtype)[0]
+
+    def to_numpy(self, dtype: Any = None) -> npt.NDArray[Any]:
+        """Its vector as a numpy array, types as in `Activation.to_numpy`."""
+        values: npt.NDArray[Any] = self._rows.to_numpy(dtype)[0]
+        return values
+
+
+class Rows(Sequence["Row"]):
+    """The vectors of one layer, a row for each token, in the order of capture.
+
+    Values are decoded on demand: of a packet only what the wanted rows need.
+
+    Attributes:
+        layer: the layer's name.
+        shape: shape of a row's vector: (width,) or (heads, width).
+        dtype: the type of the values, by torch's name.
+        left_out: activations of the layer whose call is not in the calls file.
+    """
+
+    def __init__(self, source: TokenVectors, places: Ints) -> None:
+        self._source = source
+        self._places = places  # of the tokens, in all tokens of the layer
+        self.layer = source.layer
+        self.shape = source.shape
+        self.dtype = source.dtype
+        self.left_out = source.left_out
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, at: int) -> Row: ...
+    @overload
+    def __getitem__(self, at: slice | Iterable[int] | npt.NDArray[Any]) -> Rows: ...
+    def __getitem__(self, at: Any) -> Row | Rows:
+        """One row, or the rows of a slice, of indices, or of a mask (as in numpy).
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        if isinstance(at, slice):
+            return Rows(self._source, self._places[at])
+        if isinstance(at, Iterable):
+            return Rows(self._source, self._places[np.asarray(at)])
+        place = operator.index(at)
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"row {place} of {len(self)}")
+        place %= len(self)
+        return self._row(Rows(self._source, self._places[place : place + 1]))
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[place] for place in range(len(self)))
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.shape))
+        return f"<Rows of {self.layer!r}: {len(self):,} tokens, {shape} of {self.dtype}>"
+
+    def _row(self, one: Rows) -> Row:
+        def value(name: str) -> Any:
+            found = one.column(name)[0]
+            return None if found is None or found == COLUMNS[name] else _plain(found)
+
+        return Row(
+            one, int(one.column("step")[0]), int(one.column("call")[0]),
+            int(one.column("batch_row")[0]), value("sequence"), value("position"),
+            value("token_id"), value("document"), value("labels"), value("request"),
+            value("text") if self._source.has_texts else None,
+        )  # fmt: skip
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A column of the rows: a numpy array with an element for each row.
+
+        Args:
+            name: "step", "call", "batch_row", "sequence", "position", "token_id", "token_type",
+                "token_hash", "document", "labels", "request" or "text". Unknown numbers are -1 (0
+                for hashes), unknown texts None.
+
+        Raises:
+            InvalidArgumentError: there is no such column; or "text" without a tokenizer.
+        """
+        return self._source.column(name, self._places)
+
+    def at(
+        self,
+        *,
+        step: int | None = None,
+        sequence: int | None = None,
+        position: int | None = None,
+        document: str | None = None,
+    ) -> Row:
+        """The single row of a step, sequence, position or document.
+
+        Raises:
+            LookupError: there is no such row, or there are several.
+        """
+        given = {"step": step, "sequence": sequence, "position": position, "document": document}
+        found = self._where(given)
+        if len(found) == 1:
+            return found[0]
+        asked = ", ".join(f"{k}={v!r}" for k, v in given.items() if v is not None)
+        if not len(found):
+            raise LookupError(f"{self!r} has no row with {asked or 'any value'}")
+        steps = np.unique(found.column("step"))
+        raise LookupError(
+            f"{len(found)} rows with {asked or 'any value'}, in {len(steps)} steps: name step, "
+            "sequence and position, or use select()"
+        )
+
+    def select(
+        self,
+        *,
+        step: int | None = None,
+        sequence: int | None = None,
+        position: int | None = None,
+        document: str | None = None,
+    ) -> Rows:
+        """The rows of a step, sequence, position and document; None: all."""
+        return self._where(
+            {"step": step, "sequence": sequence, "position": position, "document": document}
+        )
+
+    def _where(self, wanted: dict[str, Any]) -> Rows:
+        kept = np.ones(len(self), np.bool_)
+        for name, value in wanted.items():
+            if value is not None:
+                kept &= self.column(name) == value
+        return self[np.flatnonzero(kept)]
+
+    def to_torch(self, dtype: Any = None) -> torch.Tensor:
+        """The vectors, shape [rows, *shape], as a CPU tensor.
+
+        Args:
+            dtype: convert to this type, a torch dtype or its name; None: `dtype`.
+
+        Raises:
+            CorruptError: (a ValueError) the bytes differ from the written ones.
+            InvalidStateError: the reader is closed.
+        """
+        import torch
+
+        values = torch.empty((len(self), *self.shape), dtype=torch_dtype(self.dtype), device="cpu")
+        self._source.read(self._places, values.data_ptr())
+        return values if dtype is None else values.to(torch_dtype(dtype_name(dtype)))
+
+    def to_numpy(self, dtype: Any = None) -> npt.NDArray[Any]:
+        """The vectors as an array, shape [rows, *shape]; types as in `Activation.to_numpy`."""
+        flat = np.empty(len(self) * math.prod(self.shape), storage_dtype(self.dtype))
+        self._source.read(self._places, flat.ctypes.data)
+        values = from_storage(flat, self.dtype).reshape(len(self), *self.shape)
+        return values if dtype is None else values.astype(numpy_dtype(dtype_name(dtype)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """`to_numpy(dtype)`."""
+        return self.to_numpy(dtype)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
