@@ -10,6 +10,12 @@ a separate process and reads a part of the packets in each of these ways:
     at          reader[layer].at(step=k)
 
     python benchmarks/reading.py [--packets 1000000] [--beside OTHER_CHECKOUT/python]
+
+With --parts it measures the reading of parts of large packets instead, in turns with whole ones:
+
+    one row     768 bytes of a packet of 4 MB; beside it the whole packet
+    in order    4,095 ranges of 768 bytes that are 3 packets of 1 MB; beside it read_many of these
+    random      4,096 ranges of 768 bytes of 64 packets of 1 MB; beside it read_many of all 64
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ import numpy as np
 from _common import ROOT, head, keep, machine, spread, table
 
 LAYERS, VALUES = 200, 64
+LINE, LINES, PACKETS = 768, 1365, 64  # of --parts: bytes of a range, ranges of a packet of 1 MB
 WAYS = ("parser", "iterate", "one by one", "stack", "at")
 
 
@@ -98,12 +105,80 @@ def measure(path: str, most: int) -> None:
     print(json.dumps(figures))
 
 
+def large(path: Path, codec: str, half: bool) -> None:
+    """Captures a packet of 4 MB of float16 and 64 of 1 MB; half of the values zero if asked."""
+    from llm_instrumentation._native import DTYPE_CODES, Session
+    from llm_instrumentation._native.session import Layout
+
+    values = np.random.default_rng(0).standard_normal(2 << 20, np.float32).astype(np.float16)
+    if half:
+        values = np.maximum(values, 0)
+    session = Session(path, codec=codec, workers=1, max_memory_bytes=256 << 20)
+    layer = session.layer("layer")
+    for k in range(1 + PACKETS):
+        some = values[k : k + LINE * LINES // 2] if k else values
+        layout = Layout(layer, DTYPE_CODES["float16"], some.shape)
+        session.put(layout, some.ctypes.data, k, k, 0)
+    session.close()
+
+
+def parts(o: argparse.Namespace) -> None:
+    """Prints a table of parts and whole packets: medians of the rounds, and ratios within them."""
+    from llm_instrumentation._native import Reader
+
+    rng = np.random.default_rng(1)
+    size = LINE * LINES
+    in_order = [(1 + k // LINES, k % LINES * LINE, LINE) for k in range(3 * LINES)]
+    starts = zip(rng.integers(0, PACKETS, 4096), rng.integers(0, size - LINE, 4096), strict=True)
+    random = [(1 + row, first, LINE) for row, first in starts]
+    calls = {
+        "one row": ([(0, 2_000_000, LINE)], [0]),
+        "in order": (in_order, [1, 2, 3]),
+        "random": (random, list(range(1, 1 + PACKETS))),
+    }
+    data = np.empty(80 << 20, np.uint8)
+    rounds: dict[str, list[tuple[float, float]]] = {}
+    with tempfile.TemporaryDirectory(dir=o.folder) as folder:
+        told = machine(Path(folder), ("numpy",))
+        head("Reading parts of packets", told)
+        lines = []
+        for codec, half in [("none", 0), ("lz4", 0), ("lz4", 1), ("zstd", 0), ("archive", 0)]:
+            path = Path(folder, f"{codec}.{'archive' if codec == 'archive' else 'stream'}")
+            large(path, codec, bool(half))
+            line = [codec + ", half zeros" * half]
+            with Reader(path) as reader:
+                for call, (given, whole) in calls.items():
+                    ranges, rows = np.array(given, np.uint64), np.array(whole, np.uint64)
+                    ends = np.empty(len(rows), np.uint64)
+                    times = rounds[f"{line[0]}, {call}"] = []
+                    for k in range(o.rounds):
+                        both = [0.0, 0.0]
+                        for way in (k % 2, 1 - k % 2):
+                            begun = time.perf_counter()
+                            if way:
+                                reader.read_many(rows, data.ctypes.data, data.nbytes, ends)
+                            else:
+                                reader.read_ranges(ranges, data.ctypes.data, data.nbytes)
+                            both[way] = (time.perf_counter() - begun) * 1e3
+                        times.append((both[0], both[1]))
+                    line += [spread([a for a, _ in times], "{:.3f}")]
+                    line += [spread([b for _, b in times], "{:.3f}")]
+                    line += [spread([b / a for a, b in times])]
+            lines.append(line)
+    headings = ["codec"]
+    for call in calls:
+        headings += [f"{call}, ms", "whole, ms", "times as fast"]
+    print(table(headings, lines))
+    keep(o.json, told, {"rounds": o.rounds}, rounds)
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--packets", type=int, default=1_000_000)
     arguments.add_argument("--read", type=int, default=200_000, help="packets that are decoded")
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--codec", default="lz4")
+    arguments.add_argument("--parts", action="store_true", help="measure parts of large packets")
     arguments.add_argument("--beside", type=Path, help="python/ of a checkout to measure in turns")
     arguments.add_argument("--folder", type=Path, help="of the capture; a temporary one")
     arguments.add_argument("--quick", action="store_true", help="little, to see that it works")
@@ -111,7 +186,11 @@ def main() -> None:
     arguments.add_argument("--measure", help=argparse.SUPPRESS)
     arguments.add_argument("--capture", type=Path, help=argparse.SUPPRESS)
     o = arguments.parse_args()
-    if o.capture:
+    if o.quick:
+        o.packets, o.read, o.rounds = 10_000, 5000, 1
+    if o.parts:
+        parts(o)
+    elif o.capture:
         capture(o.capture, o.packets, o.codec)
     elif o.measure:
         measure(o.measure, o.read)
@@ -120,8 +199,6 @@ def main() -> None:
 
 
 def compare(o: argparse.Namespace) -> None:
-    if o.quick:
-        o.packets, o.read, o.rounds = 10_000, 5000, 1
     packages = {"this": ROOT / "python"} | ({"beside": o.beside.resolve()} if o.beside else {})
     settings = {"packets": o.packets, "read": o.read, "codec": o.codec}
     rounds: list[dict[str, dict[str, float]]] = []

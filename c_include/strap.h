@@ -545,10 +545,9 @@ typedef struct strap_range {
  * beginning to the end of the ranges. docs/STREAM_FORMAT.md says which frames have independent blocks.
  *
  * Where the call reads a packet's whole payload, it verifies the checksum (where the index has it), as
- * strap_reader_read does: for ranges that together are the whole packet, for packets of at most 64 KiB
- * as stored and decoded, and for frames that it decodes to their end. A part of a payload cannot be
- * verified: damage is found only by what the codec itself checks, so damaged raw values are not
- * noticed.
+ * strap_reader_read does: for ranges that together are the whole packet, for packets with at most
+ * 64 KiB of decoded bytes, and for frames that it decodes to their end. A part of a payload cannot be
+ * verified. The codec finds some damage of it, and none of raw values.
  *
  * Errors: those of strap_reader_at and strap_reader_read for the first range, and INVALID_ARGUMENT if
  * it reaches outside its packet. Where a later range has an error, the call stops before that range

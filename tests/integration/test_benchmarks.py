@@ -34,14 +34,16 @@ def test_a_quick_run_shows_its_table(script, tmp_path):
     assert (tmp_path / "figures.json").exists()
 
 
-def test_a_quick_run_of_reading_shows_its_table(tmp_path):
+@pytest.mark.parametrize(("mode", "line"), [([], "this "), (["--parts"], "archive ")])
+def test_a_quick_run_of_reading_shows_its_table(mode, line, tmp_path):
+    script = ROOT / "benchmarks" / "reading.py"
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "reading.py", "--quick", "--folder", tmp_path],
+        [sys.executable, script, "--quick", "--folder", tmp_path, *mode],
         cwd=tmp_path, capture_output=True, text=True, timeout=280,
         env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^\| this ", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(rf"^\| {line}", done.stdout, re.MULTILINE), done.stdout
 
 
 def test_a_quick_run_of_zstd_peers_shows_its_table(tmp_path):

@@ -4,6 +4,7 @@
 //   - gather.go copies a strided tensor to contiguous memory.
 //   - lz4.go and zstd.go compress bytes to an LZ4 or zstd frame. zstd.go chooses between match
 //     finding and literals.go; repeats.go gives it the estimate for this. frame.go reads frames.
+//   - parts.go decodes parts of a payload. excerpt.go finds the blocks that they need.
 //   - archive.go, quantise.go and unarchive.go store 16-bit floats as an archive payload, with a
 //     bounded error.
 package codec

@@ -75,14 +75,21 @@ type blocks struct {
 	parts        []Part
 	reach        int64 // end of the parts that begin before the last block's end
 	runs         []run
-	kept         int64 // decoded bytes of runs
-	buf          [archiveChunkHeader]byte
+	kept         int64  // decoded bytes of runs
+	ahead        []byte // bytes of the payload from aheadAt on, so that short blocks take few reads
+	aheadAt      int64
+	buf          [512]byte
 }
 
-// read returns up to n bytes of the payload at a place. ok is false if there are fewer than least.
+// read returns up to n bytes of the payload from a place on. ok is false if there are fewer than least.
 func (b *blocks) read(at int64, n, least int) (_ []byte, ok bool) {
-	got, _ := b.payload.ReadAt(b.buf[:max(min(int64(n), b.length-at), 0)], at)
-	return b.buf[:got], got >= least
+	if at < b.aheadAt || at+int64(n) > b.aheadAt+int64(len(b.ahead)) {
+		got, _ := b.payload.ReadAt(b.buf[:max(min(int64(len(b.buf)), b.length-at), 0)], at)
+		b.ahead, b.aheadAt = b.buf[:got], at
+	}
+	h := b.ahead[at-b.aheadAt:]
+	h = h[:min(len(h), n)]
+	return h, len(h) >= least
 }
 
 // done reports whether no part needs a byte from first on.
@@ -95,9 +102,13 @@ func (b *blocks) add(at, length, first, bytes int64) {
 		b.reach = max(b.reach, b.parts[0].end())
 		b.parts = b.parts[1:]
 	}
-	if b.reach <= first {
-		return
+	if b.reach > first {
+		b.keep(at, length, first, bytes)
 	}
+}
+
+// keep keeps a block.
+func (b *blocks) keep(at, length, first, bytes int64) {
 	b.kept += bytes
 	if k := len(b.runs) - 1; k >= 0 {
 		if last := &b.runs[k]; last.at+last.length == at && last.end() == first {
@@ -108,15 +119,19 @@ func (b *blocks) add(at, length, first, bytes int64) {
 	b.runs = append(b.runs, run{at: at, length: length, first: first, bytes: bytes})
 }
 
-// addRaw keeps what parts need of the next block, whose bytes are raw, as raw blocks. head makes the header
-// of a raw block.
-func (b *blocks) addRaw(at, first, bytes int64, head func(n int64) []byte) {
+// addRaw keeps what parts need of the next block, which has a header and raw bytes. It is kept as raw
+// blocks of these bytes. cut makes the header of a raw block of n bytes.
+func (b *blocks) addRaw(at, header, first, bytes int64, cut func(n int64) []byte) {
 	end := first + bytes
 	from, to := first, min(b.reach, end) // to keep
 	keep := func() {
-		if n := to - from; n > 0 {
+		switch n := to - from; {
+		case n <= 0:
+		case n == bytes:
+			b.keep(at, header+bytes, first, bytes)
+		default:
 			b.kept += n
-			b.runs = append(b.runs, run{at: at + from - first, length: n, first: from, bytes: n, head: head(n)})
+			b.runs = append(b.runs, run{at: at + header + from - first, length: n, first: from, bytes: n, head: cut(n)})
 		}
 	}
 	for ; len(b.parts) > 0 && b.parts[0].First < end; b.parts = b.parts[1:] {
@@ -168,7 +183,7 @@ func (b *blocks) lz4() (head []byte, ok bool) {
 			return nil, false
 		}
 		if raw && sum == 0 {
-			b.addRaw(at+4, first, n, func(n int64) []byte {
+			b.addRaw(at, 4, first, n, func(n int64) []byte {
 				return binary.LittleEndian.AppendUint32(nil, uint32(n)|lz4Raw)
 			})
 		} else {
@@ -216,7 +231,7 @@ func (b *blocks) zstd() (head []byte, ok bool) {
 			return nil, false
 		}
 		if kind == blockRaw {
-			b.addRaw(at+zstdBlockHeader, first, bytes, func(n int64) []byte {
+			b.addRaw(at, zstdBlockHeader, first, bytes, func(n int64) []byte {
 				return appendBlockHeader(nil, blockRaw, int(n), false)
 			})
 		} else {

@@ -205,7 +205,7 @@ func (r *Reader) decodeSpan(pieces []piece, first int, buf []byte) (failed int, 
 	}
 	for k, p := range pieces {
 		if p.parts != nil {
-			if p.at < 0 {
+			if p.decoded > spanBytes {
 				if err := r.readParts(p.row, p.decoded, p.parts); err != nil {
 					return first + k, err
 				}

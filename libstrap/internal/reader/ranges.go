@@ -26,7 +26,7 @@ type Range struct {
 // many goroutines as there are processors.
 //
 // The checksum of a packet is compared if all of its payload is read. This is so if its ranges together are
-// the whole packet.
+// the whole packet, or if it decodes to at most 64 KiB.
 //
 // The error is that of ranges[0]: InvalidArgument if the range reaches outside its packet, and the errors of
 // ReadInto. If a packet cannot be decoded, all its ranges among the 65,536 have its error. If a later range
@@ -58,7 +58,8 @@ func (r *Reader) ReadRanges(ranges []Range, dst []byte) (done int, err error) {
 func (r *Reader) layRanges(ranges []Range, dst []byte, used *int) (pieces []piece, laid int, err error) {
 	of := map[uint64]int{} // the piece of each row
 	k := 0
-	for number, one := range ranges {
+	for laid < len(ranges) {
+		one := ranges[laid]
 		if len(pieces) == 0 || uint64(pieces[k].row) != one.Row {
 			var known bool
 			if k, known = of[one.Row]; !known {
@@ -66,22 +67,34 @@ func (r *Reader) layRanges(ranges []Range, dst []byte, used *int) (pieces []piec
 				if p, err = r.piece(one.Row); err != nil {
 					break
 				}
-				p.number, k = number, len(pieces)
+				p.number, k = laid, len(pieces)
 				of[one.Row], pieces = k, append(pieces, p)
 			}
 		}
 		p := &pieces[k]
-		if size := uint64(p.decoded); one.First > size || one.Bytes > size-one.First {
+		size, room := uint64(p.decoded), uint64(len(dst)-*used)
+		if one.First > size || one.Bytes > size-one.First {
 			err = status.New(status.InvalidArgument, "row = %d, first = %d, bytes = %d: the packet has %d bytes",
 				one.Row, one.First, one.Bytes, size)
 			break
 		}
-		if one.Bytes > uint64(len(dst)-*used) {
+		if one.Bytes > room {
 			break
 		}
-		p.add(int64(one.First), dst, *used, int(one.Bytes))
-		*used += int(one.Bytes)
 		laid++
+		// Ranges that continue this one join it.
+		n, most := one.Bytes, min(size-one.First, room)
+		for ; laid < len(ranges); laid++ {
+			next := &ranges[laid]
+			if next.Row != one.Row || next.First != one.First+n || next.Bytes > most-n {
+				break
+			}
+			n += next.Bytes
+		}
+		if n > 0 {
+			p.parts = append(p.parts, codec.Part{First: int64(one.First), To: dst[*used:][:n]})
+			*used += int(n)
+		}
 	}
 	pieces = slices.DeleteFunc(pieces, func(p piece) bool { return len(p.parts) == 0 })
 	for k := range pieces {
@@ -90,21 +103,8 @@ func (r *Reader) layRanges(ranges []Range, dst []byte, used *int) (pieces []piec
 	return pieces, laid, err
 }
 
-// add adds the part of n bytes from first on. They go to dst[from:].
-func (p *piece) add(first int64, dst []byte, from, n int) {
-	if n == 0 {
-		return
-	}
-	if k := len(p.parts) - 1; k >= 0 && p.end == uint64(from) && p.parts[k].First+int64(len(p.parts[k].To)) == first {
-		p.parts[k].To = dst[from-len(p.parts[k].To) : from+n]
-	} else {
-		p.parts = append(p.parts, codec.Part{First: first, To: dst[from : from+n]})
-	}
-	p.end = uint64(from + n)
-}
-
-// arrange sorts the parts. A part that is the whole packet becomes p.to. Parts of a packet that is too long
-// for decodeQuick are left to readParts.
+// arrange sorts the parts. A part that is the whole packet becomes p.to. Parts of a packet that decodes to
+// more than spanBytes are left to readParts.
 func (p *piece) arrange() {
 	slices.SortFunc(p.parts, func(a, b codec.Part) int { return cmp.Compare(a.First, b.First) })
 	if one := p.parts[0]; len(p.parts) == 1 && int64(len(one.To)) == p.decoded {
