@@ -35,7 +35,7 @@ EXTRAS = {"report": REPORT, "mrm": {*REPORT, "memray", "psutil", "pydantic", "ya
 # The modules of core that hook models. Reading a capture must not import them.
 HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}
 # The parts that may load torch when they are imported, which takes seconds.
-TORCH = {"core", "memory", "mrm.collector"}
+TORCH = {"analysis.dataset", "core", "memory", "mrm.collector"}
 
 
 def imported(module: str, source: str, *, is_package: bool = False) -> Iterator[tuple[str, bool]]:

@@ -155,6 +155,8 @@ class Snapshot:
             InvalidStateError: the reader is closed.
         """
         self.check_open()
+        if not len(ranges):
+            return
         size = element_size(dtype)
         codes, names = self.catalogue.texts("stored_dtype")
         activations = ranges[:, 0]

@@ -17,7 +17,7 @@ from .rows import COLUMNS, NoCallsError, NotTokenAlignedError
 if TYPE_CHECKING:
     from ._snapshot import Snapshot
 
-__all__ = ["TokenVectors"]
+__all__ = ["Spans", "TokenVectors"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -29,6 +29,20 @@ _OF_TOKENS = {
 }
 _EXPERT = re.compile(r"(^|\.)experts\.\d+(\.|$)")
 _PIECE = 1 << 20  # tokens whose masks are looked at together
+
+
+class Spans(NamedTuple):
+    """Tokens that follow each other.
+
+    Attributes:
+        at: which of the layer's activations they are in.
+        local: the number of the first one among the tokens of its activation.
+        length: how many tokens.
+    """
+
+    at: Ints
+    local: Ints
+    length: Ints
 
 
 class _Layout(NamedTuple):
@@ -65,12 +79,13 @@ class TokenVectors:
         self, snapshot: Snapshot, activations: Ints, calls: Calls | None, tokenizer: Any
     ) -> None:
         catalogue = snapshot.catalogue
-        self._snapshot = snapshot
+        self.snapshot = snapshot
         self._calls = calls
         self._tokenizer = tokenizer
         self.has_texts = tokenizer is not None
         first = int(activations[0])
         self.layer = catalogue.name(first)
+        self.model = catalogue.text("model", first) or ""
         self._module = catalogue.text("layer", first) or ""
         if _EXPERT.search(self._module):
             raise NotTokenAlignedError(
@@ -81,7 +96,7 @@ class TokenVectors:
         chosen = self._choose(activations, steps)
         known = chosen.first >= 0 if calls is not None else np.ones(len(steps), np.bool_)
         self.left_out = int((~known).sum())
-        self._activations, self._steps = activations[known], steps[known]
+        self._activations, self.steps = activations[known], steps[known]
         self._first, self._rows, self._tokens = (
             column[known] for column in (chosen.first, chosen.rows, chosen.tokens)
         )
@@ -100,19 +115,17 @@ class TokenVectors:
         self._starts = self._ends - there
 
     def _choose(self, activations: Ints, steps: Ints) -> Chosen:
-        catalogue = self._snapshot.catalogue
         if self._calls is None:
             return self._by_shape(activations)
-        model = catalogue.text("model", int(activations[0])) or ""
-        if self._calls.shares(model, self._module):
+        if self._calls.shares(self.model, self._module):
             raise NotTokenAlignedError(
-                f"{self.layer!r} is used by the encoder and the decoder of {model!r}: its tensors "
-                "do not say of which text they are"
+                f"{self.layer!r} is used by the encoder and the decoder of {self.model!r}: its "
+                "tensors do not say of which text they are"
             )
-        chosen = self._calls.of_layer(model, self._module, steps)
+        chosen = self._calls.of_layer(self.model, self._module, steps)
         if (chosen.first < 0).all():
             raise NoCallsError(
-                f"the calls file of {self._snapshot.path} has no call for {self.layer!r}: "
+                f"the calls file of {self.snapshot.path} has no call for {self.layer!r}: "
                 "rows(layer, without_calls=True) gives the rows by their places alone"
             )
         if (chosen.tokens[chosen.first >= 0] < 0).any():
@@ -125,11 +138,11 @@ class TokenVectors:
         """Rows and tokens as the shapes [batch, tokens, width] and [tokens, width] say."""
         rows, tokens = [], []
         for activation in activations.tolist():
-            shape = self._snapshot.catalogue.shape(activation) or ()
+            shape = self.snapshot.catalogue.shape(activation) or ()
             if len(shape) not in (2, 3):
                 raise NotTokenAlignedError(
                     f"{self.layer!r} has the shape {list(shape)} in step "
-                    f"{self._snapshot.catalogue.numbers('step')[activation]}: without calls rows "
+                    f"{self.snapshot.catalogue.numbers('step')[activation]}: without calls rows "
                     "need [batch, tokens, width] or [tokens, width]"
                 )
             rows.append(shape[0] if len(shape) == 3 else 1)
@@ -139,7 +152,7 @@ class TokenVectors:
 
     def _shapes(self) -> Ints:
         """The shapes of the activations, [activations, dimensions]."""
-        ndim, start, lengths = self._snapshot.catalogue.columns.shapes()
+        ndim, start, lengths = self.snapshot.catalogue.columns.shapes()
         several = ndim[self._activations]
         if (several != several[0]).any():
             odd = int(np.flatnonzero(several != several[0])[0])
@@ -148,7 +161,7 @@ class TokenVectors:
         return shapes
 
     def _find_layout(self, shapes: Ints) -> _Layout:
-        transform, transforms = self._snapshot.catalogue.texts("transform")
+        transform, transforms = self.snapshot.catalogue.texts("transform")
         codes = np.unique(transform[self._activations])
         names = {transforms[code] if code >= 0 else None for code in codes.tolist()}
         if names == {LAST_POSITION} and shapes.shape[1] == 3:
@@ -173,7 +186,7 @@ class TokenVectors:
             return _Layout(found[0])
         if found:
             raise NotTokenAlignedError(
-                f"{self.layer!r} has the shape {shapes[0].tolist()} in step {self._steps[0]}, and "
+                f"{self.layer!r} has the shape {shapes[0].tolist()} in step {self.steps[0]}, and "
                 f"{tokens[0]} tokens: axis 1 or axis 2 may be the tokens. Capture texts of another "
                 "length too"
             )
@@ -184,10 +197,10 @@ class TokenVectors:
         raise self._not_aligned(odd, "no axis has the tokens")
 
     def _not_aligned(self, at: int, why: str) -> NotTokenAlignedError:
-        shape = self._snapshot.catalogue.shape(int(self._activations[at]))
+        shape = self.snapshot.catalogue.shape(int(self._activations[at]))
         return NotTokenAlignedError(
             f"{self.layer!r} is not aligned with the tokens: its shape is {list(shape or ())} in "
-            f"step {self._steps[at]}, where {self._rows[at]} rows have {self._tokens[at]} tokens "
+            f"step {self.steps[at]}, where {self._rows[at]} rows have {self._tokens[at]} tokens "
             f"each, and {why}. steps= chooses the steps to read"
         )
 
@@ -199,7 +212,7 @@ class TokenVectors:
                 raise self._not_aligned(odd, f"before, axis {axis} had {column[0]}")
 
     def _common_dtype(self) -> str:
-        catalogue = self._snapshot.catalogue
+        catalogue = self.snapshot.catalogue
         kinds = {catalogue.stored_dtype(int(row)) for row in self._one_of_each_type()}
         if np.isin(self._activations, np.fromiter(catalogue.twins, np.int64)).any():
             kinds.add("float32")
@@ -212,11 +225,30 @@ class TokenVectors:
         return str(kinds.pop())
 
     def _one_of_each_type(self) -> Ints:
-        codes = self._snapshot.catalogue.texts("stored_dtype")[0][self._activations]
+        codes = self.snapshot.catalogue.texts("stored_dtype")[0][self._activations]
         _, places = np.unique(codes, return_index=True)
         return self._activations[places]
 
     # ---- tokens ---------------------------------------------------------------
+
+    def difference(self, other: TokenVectors) -> str:
+        """How the tokens of another layer differ from those of this one; "" if they do not."""
+        if len(self.steps) != len(other.steps):
+            return (
+                f"{self.layer!r} has {len(self.steps)} activations, {other.layer!r} has "
+                f"{len(other.steps)}"
+            )
+        mine = np.stack([self.steps, self._first, self._rows, self._tokens])
+        its = np.stack([other.steps, other._first, other._rows, other._tokens])
+        for at in np.flatnonzero((mine != its).any(axis=0)).tolist():
+            one, two = mine[:, at].tolist(), its[:, at].tolist()
+            return (
+                f"{self.layer!r} has {one[2]} rows of {one[3]} tokens in step {one[0]}, "
+                f"{other.layer!r} has {two[2]} rows of {two[3]} tokens in step {two[0]}"
+            )
+        if self._layout.last != other._layout.last:
+            return f"only one of {self.layer!r} and {other.layer!r} has all positions"
+        return ""
 
     def kept(self, padding: bool, without_tokens: Iterable[int]) -> Ints:
         """The places of the tokens that the masks keep and that are not left out."""
@@ -248,9 +280,9 @@ class TokenVectors:
             raise InvalidArgumentError(f"no column {name!r}: choose one of {', '.join(COLUMNS)}")
         row, token, at = self._find(places)
         if name == "step":
-            return self._steps[at]
+            return self.steps[at]
         if name == "call":
-            return self._snapshot.catalogue.numbers("call")[self._activations[at]]
+            return self.snapshot.catalogue.numbers("call")[self._activations[at]]
         if name == "batch_row":
             return row - self._first[at]
         if name == "text":
@@ -277,31 +309,29 @@ class TokenVectors:
 
     # ---- values ---------------------------------------------------------------
 
-    def read(self, places: Ints, address: int) -> None:
-        """Decodes the vectors of tokens one after the other, from `address` on."""
-        if not len(places):
-            return
+    def spans(self, places: Ints) -> Spans:
+        """Joins tokens that follow each other in one tensor."""
         at = np.searchsorted(self._ends, places, side="right")
         local = places - self._starts[at]
-        self._snapshot.read_elements(self._layout_ranges(at, local), self.dtype, address)
+        joins = (at[1:] == at[:-1]) & (local[1:] == local[:-1] + 1)
+        begins = np.flatnonzero(np.append(len(at) > 0, ~joins))
+        return Spans(at[begins], local[begins], np.diff(np.append(begins, len(at))))
 
-    def _layout_ranges(self, at: Ints, local: Ints) -> Ints:
-        """The elements of tokens: [ranges, 3] of activation, first element and number of elements.
-
-        Ranges that follow each other in one tensor are joined.
-        """
-        heads, width = self._heads, self.shape[-1]
-        if self._layout.axes == "bhtw":
+    def ranges(self, spans: Spans) -> Ints:
+        """The elements of tokens: [ranges, 3] of activation, first element, number of elements."""
+        at, local, count = spans
+        size = self._heads * self.shape[-1]
+        if self._layout.axes == "bhtw":  # the heads of a token lie apart
+            local = np.repeat(local - np.cumsum(count) + count, count) + np.arange(count.sum())
+            at = np.repeat(at, count)
             tokens = self._tokens[at]
             batch_row, token = np.divmod(local, tokens)
-            head = np.arange(heads)
-            first = ((batch_row[:, None] * heads + head) * tokens[:, None] + token[:, None]) * width
-            first, at = first.reshape(-1), np.repeat(at, heads)
-            size = width
-        else:
-            size = heads * width
-            first = local * size
-        joins = (at[1:] == at[:-1]) & (first[1:] == first[:-1] + size)
-        begins = np.flatnonzero(np.append(True, ~joins))
-        lengths = np.diff(np.append(begins, len(first))) * size
-        return np.stack([self._activations[at[begins]], first[begins], lengths], axis=1)
+            head = batch_row[:, None] * self._heads + np.arange(self._heads)
+            local = (head * tokens[:, None] + token[:, None]).reshape(-1)
+            at, size = np.repeat(at, self._heads), self.shape[-1]
+            count = np.ones(len(at), np.int64)
+        return np.stack([self._activations[at], local * size, count * size], axis=1)
+
+    def read(self, places: Ints, address: int) -> None:
+        """Decodes the vectors of tokens one after the other, from `address` on."""
+        self.snapshot.read_elements(self.ranges(self.spans(places)), self.dtype, address)

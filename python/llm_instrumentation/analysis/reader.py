@@ -288,16 +288,26 @@ class ActivationReader:
             NotTokenAlignedError: (a ValueError) the layer has no vector for each token.
             NoCallsError: (a LookupError) the capture does not have what the model was given.
         """
+        vectors = self._vectors(layer, steps, requests, tokenizer, without_calls)
+        return Rows(vectors, vectors.kept(padding, without_tokens))
+
+    def _vectors(
+        self, layer: str, steps: Selector, requests: Any, tokenizer: Any, without_calls: bool
+    ) -> TokenVectors:
         chosen = self[layer].select(steps=steps, requests=requests)
         if not len(chosen):
             raise UnknownActivationError(f"no activation of {layer!r} is chosen")
         calls = None if without_calls else self._calls_of_capture()
-        source = TokenVectors(self._snapshot, chosen._rows, calls, tokenizer)
-        return Rows(source, source.kept(padding, without_tokens))
+        return TokenVectors(self._snapshot, chosen._rows, calls, tokenizer)
+
+    @property
+    def capture_id(self) -> str | None:
+        """The id of the capture, which no other has; None: the index has none, or is missing."""
+        return capture_id_of(self.path)
 
     def _calls_of_capture(self) -> Calls:
         if self._calls is None:
-            table = read_calls(self.path, capture_id_of(self.path))
+            table = read_calls(self.path, self.capture_id)
             path = calls_path_for(self.path)
             if table is None:
                 raise NoCallsError(

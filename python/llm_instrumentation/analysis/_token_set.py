@@ -1,0 +1,101 @@
+"""The tokens of one capture of which several layers have vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import StrapError
+from ._token_vectors import TokenVectors
+from .reader import ActivationReader
+from .rows import Rows
+
+__all__ = ["LayersDifferError", "TokenSet", "Where"]
+
+Ints = npt.NDArray[np.int64]
+
+#: Chooses tokens: receives the rows of a layer, returns a bool for each.
+Where = Callable[[Rows], npt.NDArray[np.bool_]]
+
+
+class LayersDifferError(StrapError, ValueError):
+    """Layers or captures do not have vectors of the same tokens, widths or types."""
+
+
+class TokenSet:
+    """The tokens of one capture that all chosen layers have vectors of, in the order of capture.
+
+    Args:
+        reader: the capture.
+        layers: names of layers.
+        padding, without_tokens, without_calls: as for `ActivationReader.rows`.
+        where: chooses tokens; None: all.
+
+    Attributes:
+        layers: the vectors of each layer.
+        places: the places of the tokens, the same in all layers.
+        left_out: activations that are not used: without a call, or in a step that other layers
+            have no activation of.
+
+    Raises:
+        LayersDifferError: in a step the layers have vectors of different tokens.
+        NotTokenAlignedError: a layer has no vector for each token.
+        NoCallsError: the capture does not have what the model was given.
+    """
+
+    def __init__(
+        self,
+        reader: ActivationReader,
+        layers: Sequence[str],
+        *,
+        padding: bool = False,
+        without_tokens: Iterable[int] = (),
+        without_calls: bool = False,
+        where: Where | None = None,
+    ) -> None:
+        def vectors(name: str, steps: Any = None) -> TokenVectors:
+            return reader._vectors(name, steps, None, None, without_calls)
+
+        self.reader = reader
+        self.layers = [vectors(name) for name in layers]
+        self.left_out = sum(layer.left_out for layer in self.layers)
+        steps = [np.unique(layer.steps) for layer in self.layers]
+        common = steps[0]
+        for others in steps[1:]:
+            common = np.intersect1d(common, others)
+        for k, own in enumerate(steps):
+            if len(own) != len(common):  # tensors were dropped, or the capture is torn
+                used = vectors(layers[k], common.tolist())
+                self.left_out += len(self.layers[k].steps) - len(used.steps)
+                self.layers[k] = used
+        first = self.layers[0]
+        for layer in self.layers[1:]:
+            if difference := first.difference(layer):
+                raise LayersDifferError(f"{reader.path}: {difference}")
+        self.places = first.kept(padding, without_tokens)
+        if where is not None:
+            kept = np.asarray(where(Rows(first, self.places)))
+            if kept.dtype != np.bool_ or kept.shape != self.places.shape:
+                raise LayersDifferError(
+                    f"where returned {kept.dtype} {list(kept.shape)}: return one bool for each of "
+                    f"the {len(self.places)} rows"
+                )
+            self.places = self.places[kept]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def read(self, rows: Ints, addresses: Sequence[int]) -> None:
+        """Decodes the vectors of rows, those of each layer to an address of its own."""
+        places = self.places[rows]
+        spans = self.layers[0].spans(places)
+        for layer, address in zip(self.layers, addresses, strict=True):
+            ranges = layer.ranges(spans)
+            layer.snapshot.read_elements(ranges, layer.dtype, address)
+
+    def column(self, name: str, rows: Ints) -> npt.NDArray[Any]:
+        """A column of rows, as `Rows.column`."""
+        return self.layers[0].column(name, self.places[rows])

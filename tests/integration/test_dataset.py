@@ -1,0 +1,358 @@
+"""Data sets of captured activations, against rows that the test puts together itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from llm_instrumentation import ActivationReader, InstrumentationConfig
+from llm_instrumentation.analysis import dataset as module
+from llm_instrumentation.analysis._pool import PoolOrder
+from llm_instrumentation.analysis.dataset import ActivationDataset, LayersDifferError, StateError
+from llm_instrumentation.core.capture import capture_activations
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler
+
+LOSSLESS = InstrumentationConfig.max().with_float32()
+LAYERS = ["model.layers.0", "model.layers.1"]
+KEY = ("step", "sequence", "position", "token_id")
+
+
+def small_llama() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def capture(model: nn.Module, path: Path, seed: int, steps: int = 6) -> Path:
+    """Texts of several lengths with left padding, some with a generation."""
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad(), capture_activations(model, path, config=LOSSLESS) as framework:
+        for step in range(steps):
+            length = 3 + 4 * step
+            ids = torch.randint(1, 97, (3, length), generator=random)
+            mask = torch.ones_like(ids)
+            mask[0, : length // 2] = 0
+            with framework.annotate(document=[f"{seed}.{step}.{row}" for row in range(3)]):
+                if step % 3 == 2:
+                    model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
+                else:
+                    model(ids, attention_mask=mask)
+    return path
+
+
+@pytest.fixture(scope="module")
+def captures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder, model = tmp_path_factory.mktemp("captures"), small_llama()
+    return [capture(model, folder / f"{seed}.stream", seed) for seed in range(2)]
+
+
+@pytest.fixture(autouse=True, params=[1 << 10, 32 << 20], ids=["small windows", ""])
+def windows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads few rows at a time, and all at once."""
+    monkeypatch.setattr(module, "_WINDOW_BYTES", request.param)
+
+
+def expected(captures: list[Path], name: str) -> dict[tuple[int, ...], Tensor]:
+    """The vector of each token by (capture, step, sequence, position, token id)."""
+    found = {}
+    for number, path in enumerate(captures):
+        with ActivationReader(path) as reader:
+            rows = reader.rows(name)
+            keys = zip(*(rows.column(column).tolist() for column in KEY), strict=True)
+            found |= {
+                (number, *key): vector for key, vector in zip(keys, rows.to_torch(), strict=True)
+            }
+    return found
+
+
+def joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        name: torch.cat([batch[name] for batch in batches])
+        if isinstance(batches[0][name], Tensor)
+        else sum((batch[name] for batch in batches), [])  # noqa: RUF017
+        for name in batches[0]
+    }
+
+
+def keys(batch: dict[str, Any]) -> list[tuple[int, ...]]:
+    return list(zip(*(batch[name].tolist() for name in KEY), strict=True))
+
+
+def documents(batches: Any) -> list[tuple[str, int]]:
+    """What identifies the tokens of batches: document and position."""
+    return [
+        (document, position)
+        for batch in batches
+        for document, position in zip(batch["document"], batch["position"].tolist(), strict=True)
+    ]
+
+
+# ---- each row once, and right ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", ["none", "pool"])
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 10_000])
+@pytest.mark.parametrize("pool", [1, 3])
+def test_each_token_comes_once_with_its_own_vectors(captures, shuffle, batch_size, pool):
+    data = ActivationDataset(
+        captures, LAYERS, batch_size=batch_size, shuffle=shuffle, pool_rows=pool * batch_size,
+        columns=[*KEY, "document"],
+    )  # fmt: skip
+    batches = list(data)
+    assert len(batches) == len(data)
+    assert {len(batch["step"]) for batch in batches[:-1]} <= {batch_size}
+    whole = joined(batches)
+    known = {name: expected(captures, name) for name in LAYERS}
+    found = [
+        (int(document.split(".")[0]), *key)
+        for document, key in zip(whole["document"], keys(whole), strict=True)
+    ]
+    assert sorted(found) == sorted(known[LAYERS[0]]) and len(found) == data.rows
+    if shuffle == "none":
+        assert found == list(known[LAYERS[0]])
+    for name in LAYERS:
+        assert torch.equal(whole[name], torch.stack([known[name][key] for key in found]))
+
+
+def test_a_pool_mixes_the_rows_it_holds(captures):
+    how: dict[str, Any] = {"batch_size": 8, "columns": ["document", "position"]}
+    ordered = documents(ActivationDataset(captures, LAYERS[0], **how))
+    mixed = documents(ActivationDataset(captures, LAYERS[0], shuffle="pool", pool_rows=100, **how))
+    assert mixed != ordered and sorted(mixed) == sorted(ordered)
+    other = documents(
+        ActivationDataset(captures, LAYERS[0], shuffle="pool", pool_rows=100, seed=1, **how)
+    )
+    assert other != mixed
+    places = np.array([ordered.index(row) for row in mixed])
+    assert (places - np.arange(len(places)) <= 108).all()  # no row before the buffer could have it
+
+
+def test_each_epoch_has_an_order_of_its_own(captures):
+    how: dict[str, Any] = {"batch_size": 8, "shuffle": "pool", "columns": ["document", "position"]}
+    data = ActivationDataset(captures, LAYERS[0], **how)
+    first, second = documents(data), documents(data)
+    assert first != second and sorted(first) == sorted(second)
+    data.set_epoch(0)
+    assert documents(data) == first
+
+
+def test_a_last_batch_that_is_smaller_can_be_left_out(captures):
+    data = ActivationDataset(captures, LAYERS[0], batch_size=50, drop_last=True)
+    assert [len(batch["step"]) for batch in data] == [50] * (data.rows // 50)
+
+
+def test_chosen_tokens_and_types(captures):
+    data = ActivationDataset(
+        captures, "model.layers.*", batch_size=32, dtype="bfloat16", without_tokens=[5, 6],
+        where=lambda rows: rows.column("position") > 2, columns=["token_id", "position"],
+    )  # fmt: skip
+    whole = joined(list(data))
+    assert set(whole) >= {*LAYERS, "model.layers.0.mlp"}
+    assert whole[LAYERS[0]].dtype == torch.bfloat16
+    assert whole["position"].min() == 3 and not {5, 6} & set(whole["token_id"].tolist())
+
+
+# ---- ranks and workers -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", ["none", "pool"])
+def test_ranks_share_the_tokens(captures, shuffle):
+    how: dict[str, Any] = {
+        "batch_size": 16,
+        "shuffle": shuffle,
+        "columns": ["document", "position"],
+    }
+    every = documents(ActivationDataset(captures, LAYERS[0], **how))
+    shares = [
+        documents(ActivationDataset(captures, LAYERS[0], rank=rank, world_size=3, **how))
+        for rank in range(3)
+    ]
+    assert sorted(sum(shares, [])) == sorted(every)  # noqa: RUF017
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize("shuffle", ["none", "pool"])
+def test_the_order_does_not_depend_on_the_workers(captures, shuffle):
+    data = ActivationDataset(
+        captures, LAYERS[0], batch_size=16, shuffle=shuffle, pool_rows=40,
+        columns=["document", "position"],
+    )  # fmt: skip
+    alone = documents(data)
+    data.set_epoch(0)
+    loader = DataLoader(data, batch_size=None, num_workers=3, multiprocessing_context="spawn")
+    assert documents(loader) == alone
+
+
+def test_a_forked_worker_is_told_what_to_do(captures):
+    data = ActivationDataset(captures, LAYERS[0], batch_size=16)
+    loader = DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(RuntimeError, match=r'multiprocessing_context="spawn"'):
+        next(iter(loader))
+
+
+def test_a_map_style_view_for_samplers(captures):
+    data = ActivationDataset(captures, LAYERS[0], batch_size=1)
+    rows, one = data.as_map(), list(data)
+    assert len(rows) == len(one)
+    loader = DataLoader(rows, batch_size=10, sampler=RandomSampler(rows))
+    values = torch.cat([batch[LAYERS[0]] for batch in loader])
+    every = torch.cat([batch[LAYERS[0]] for batch in one])
+    assert torch.equal(values.sort(dim=0).values, every.sort(dim=0).values)
+    assert torch.equal(rows[17][LAYERS[0]], one[17][LAYERS[0]][0])
+    with pytest.raises(IndexError, match=f"token {len(one)} of {len(one)}"):
+        rows[len(one)]
+
+
+# ---- states ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", ["none", "pool"])
+@pytest.mark.parametrize("pool", [16, 40, 10_000])
+def test_every_state_goes_on_where_it_was_taken(captures, shuffle, pool):
+    def data() -> ActivationDataset:
+        return ActivationDataset(
+            captures, LAYERS[0], batch_size=16, shuffle=shuffle, pool_rows=pool,
+            columns=["document", "position"],
+        )  # fmt: skip
+
+    whole, states = [], []
+    first = data()
+    for batch in first:
+        whole.append(batch)
+        states.append(json.loads(json.dumps(first.state_dict())))
+    for done, state in enumerate(states[:-1], 1):
+        resumed = data()
+        resumed.load_state_dict(state)
+        rest = list(resumed)
+        assert documents(rest) == documents(whole[done:])
+        assert torch.equal(
+            torch.cat([batch[LAYERS[0]] for batch in rest]),
+            torch.cat([batch[LAYERS[0]] for batch in whole[done:]]),
+        )
+    resumed = data()
+    resumed.load_state_dict(states[-1])  # the epoch was over
+    assert documents(resumed) == documents(first)
+
+
+def test_the_state_of_another_data_set_is_refused(captures):
+    state = ActivationDataset(captures, LAYERS[0], batch_size=16).state_dict()
+    for other, name in (
+        (ActivationDataset(captures, LAYERS[0], batch_size=8), "batch_size is 16"),
+        (ActivationDataset(captures[:1], LAYERS[0], batch_size=16), "tokens is"),
+        (ActivationDataset(captures, LAYERS[1], batch_size=16), "tokens is"),
+        (ActivationDataset(captures, LAYERS[0], batch_size=16, seed=3), "seed is 0"),
+    ):
+        with pytest.raises(StateError, match=name):
+            other.load_state_dict(state)
+    data = ActivationDataset(captures, LAYERS[0], batch_size=16)
+    for wrong in ({}, {**state, "version": 9}, {**state, "batch": -1}, {**state, "epoch": "x"}):
+        with pytest.raises(StateError):
+            data.load_state_dict(wrong)
+
+
+# ---- what cannot be a data set ---------------------------------------------------------
+
+
+def test_captures_that_differ(captures, build, tmp_path, ids):
+    other = tmp_path / "gpt2.stream"
+    with torch.no_grad(), capture_activations(build("gpt2"), other, config=LOSSLESS):
+        build("gpt2")
+    model = nn.Sequential(nn.Embedding(97, 4))
+    with torch.no_grad(), capture_activations(model, other, config=LOSSLESS):
+        model(ids)
+    wide = nn.Sequential(nn.Embedding(97, 5))
+    second = tmp_path / "wide.stream"
+    with torch.no_grad(), capture_activations(wide, second, config=LOSSLESS):
+        wide(ids)
+    with pytest.raises(LayersDifferError, match=r"with \[4\] of float32, .* with \[5\] of float32"):
+        ActivationDataset([other, second], "0", batch_size=4)
+
+
+def test_layers_with_other_tokens(build, ids, tmp_path):
+    path, t5 = tmp_path / "t5.stream", build("t5")
+    with torch.no_grad(), capture_activations(t5, path):
+        t5(input_ids=ids, decoder_input_ids=ids[:, :4])
+    with pytest.raises(LayersDifferError, match=r"2 rows of 9 tokens in step 0, .* of 4 tokens"):
+        ActivationDataset(path, ["encoder.block.0", "decoder.block.0"], batch_size=4)
+
+
+def test_activations_that_were_dropped_are_counted(captures, llama, ids, tmp_path):
+    """A step that one layer lacks is left out for the others too."""
+    path = tmp_path / "part.stream"
+    skip = {1}
+
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.extra = nn.Embedding(97, 4), nn.Identity()
+            self.steps = 0
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            values = self.embed(input_ids)
+            self.steps += 1
+            return values if self.steps - 1 in skip else self.extra(values)
+
+    model = Sometimes()
+    with torch.no_grad(), capture_activations(model, path):
+        for _ in range(3):
+            model(ids)
+    with pytest.warns(RuntimeWarning, match="1 activations .* not used"):
+        data = ActivationDataset(path, ["embed", "extra"], batch_size=100)
+    assert data.left_out == 1
+    assert {*joined(list(data))["step"].tolist()} == {0, 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"batch_size": 4, "shuffle": "some"}, "shuffle = 'some': choose one of 'none', 'pool'"),
+        ({"batch_size": 4, "pool_rows": 3}, "pool_rows = 3: give an integer from 4 on"),
+        ({"batch_size": 4, "rank": 2, "world_size": 2}, "rank = 2 must be below world_size = 2"),
+        ({"batch_size": 4, "columns": ["colour"]}, "no column 'colour'"),
+        ({"batch_size": 4, "where": lambda rows: np.ones(3)}, "return one bool for each"),
+    ],
+)
+def test_arguments_out_of_range(captures, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ActivationDataset(captures, LAYERS[0], **arguments)
+
+
+def test_damage_is_told_and_a_later_iteration_works(captures, tmp_path):
+    path = tmp_path / "damaged.stream"
+    for suffix in ("", ".index", ".calls"):
+        path.with_name(path.name + suffix).write_bytes(
+            captures[0].with_name(captures[0].name + suffix).read_bytes()
+        )
+    with ActivationReader(path) as reader:
+        row = reader[LAYERS[0]][3].row
+        entry = reader.index.slice(row, 1).to_pylist()[0]
+    with open(path, "r+b") as file:
+        file.seek(entry["offset"] + entry["length"] - 4)
+        file.write(b"\xff\x00\xff\x00")
+    data = ActivationDataset(path, LAYERS[0], batch_size=4)
+    with pytest.raises(ValueError, match=r'packet "model\.layers\.0" .* checksum'):
+        list(data)
+    other = ActivationDataset(path, LAYERS[1], batch_size=4)
+    assert len(list(other)) == len(other)
+
+
+# ---- the order of a buffer -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 16, 17, 100])
+@pytest.mark.parametrize("size", [4, 16, 200])
+def test_a_buffer_gives_each_row_once(rows, size):
+    order = PoolOrder(rows, size, 4, (0, 0))
+    given = [order.held[draw.slots].tolist() for draw in order.draws()]
+    assert sorted(sum(given, [])) == list(range(rows))  # noqa: RUF017
+    assert all(len(batch) == 4 for batch in given[:-1])
