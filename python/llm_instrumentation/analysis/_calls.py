@@ -87,11 +87,14 @@ class Calls:
         self._step = table["step"].to_numpy()
         row = table["row"].to_numpy()
         self._lists: dict[str, _Lists] = {}
+        # Numbers; or the places of texts, and the texts, the last of which is for null.
+        self._cells: dict[str, tuple[Ints, npt.NDArray[Any] | None]] = {}
         # The calls: their first rows, and the sequences in their batches.
         self._first = np.flatnonzero(row == 0)
         self._rows = np.diff(np.append(self._first, len(row)))
-        self._model, self._models = _codes(table["model"], self._first)
-        self._entry, self._entries = _codes(table["entry"], self._first)
+        first = pa.array(self._first)
+        self._model, self._models = _codes(table["model"].take(first))
+        self._entry, self._entries = _codes(table["entry"].take(first))
 
     def lists(self, name: str) -> _Lists:
         """A column of lists."""
@@ -100,12 +103,17 @@ class Calls:
             found = self._lists[name] = _Lists(self._path, self._table[name])
         return found
 
-    def cells(self, name: str, rows: Ints) -> npt.NDArray[np.generic]:
+    def cells(self, name: str, rows: Ints) -> npt.NDArray[Any]:
         """Cells of a column of numbers or texts; a null number is -1, a null text None."""
-        column = self._table[name]
-        if pa.types.is_integer(column.type):
-            column = column.fill_null(-1)
-        found: npt.NDArray[np.generic] = column.take(pa.array(rows)).to_numpy()
+        if name not in self._cells:
+            column = self._table[name]
+            if pa.types.is_integer(column.type):
+                self._cells[name] = column.fill_null(-1).to_numpy(), None
+            else:
+                codes, distinct = _codes(column)
+                self._cells[name] = codes, np.array([*distinct, None], object)
+        numbers, texts = self._cells[name]
+        found: npt.NDArray[Any] = numbers[rows] if texts is None else texts[numbers[rows]]
         return found
 
     def of_layer(self, model: str, layer: str, steps: Ints) -> Chosen:
@@ -150,12 +158,13 @@ class Calls:
         return not any(layer == name or layer.startswith(f"{name}.") for name in encoders)
 
 
-def _codes(column: pa.ChunkedArray, rows: Ints) -> tuple[Ints, list[str]]:
-    """A column of texts at some rows, as numbers into its distinct texts."""
-    encoded = column.take(pa.array(rows)).dictionary_encode().combine_chunks()
+def _codes(column: pa.ChunkedArray) -> tuple[Ints, list[str]]:
+    """A column of texts as numbers into its distinct texts; null is -1."""
+    encoded = column.dictionary_encode().combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.unify_dictionaries()
         if not encoded.num_chunks:
             return np.zeros(0, np.int64), []
         encoded = pa.concat_arrays(encoded.chunks)
-    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
+    indices = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return indices.astype(np.int64), encoded.dictionary.to_pylist()

@@ -96,6 +96,6 @@ class TokenSet:
             ranges = layer.ranges(spans)
             layer.snapshot.read_elements(ranges, layer.dtype, address)
 
-    def column(self, name: str, rows: Ints) -> npt.NDArray[Any]:
-        """A column of rows, as `Rows.column`."""
-        return self.layers[0].column(name, self.places[rows])
+    def columns(self, names: Iterable[str], rows: Ints) -> dict[str, npt.NDArray[Any]]:
+        """Columns of rows by name, as `Rows.column`."""
+        return self.layers[0].columns(names, self.places[rows])

@@ -275,10 +275,18 @@ class TokenVectors:
         batch_row, token = np.divmod(local, self._tokens[at])
         return self._first[at] + batch_row, token, at
 
-    def column(self, name: str, places: Ints) -> npt.NDArray[Any]:
+    def columns(self, names: Iterable[str], places: Ints) -> dict[str, npt.NDArray[Any]]:
+        """Columns of tokens, by name.
+
+        Raises:
+            InvalidArgumentError: there is no such column; or "text" without a tokenizer.
+        """
+        found = self._find(places)
+        return {name: self._column(name, *found) for name in names}
+
+    def _column(self, name: str, row: Ints, token: Ints, at: Ints) -> npt.NDArray[Any]:
         if name not in COLUMNS:
             raise InvalidArgumentError(f"no column {name!r}: choose one of {', '.join(COLUMNS)}")
-        row, token, at = self._find(places)
         if name == "step":
             return self.steps[at]
         if name == "call":
@@ -290,7 +298,7 @@ class TokenVectors:
         if name in _OF_TOKENS:
             return self._token_column(name, row, token)
         if self._calls is None:
-            return np.full(len(places), COLUMNS[name], object if COLUMNS[name] is None else None)
+            return np.full(len(row), COLUMNS[name], object if COLUMNS[name] is None else None)
         return self._calls.cells(name, row)
 
     def _token_column(self, name: str, row: Ints, token: Ints) -> npt.NDArray[Any]:

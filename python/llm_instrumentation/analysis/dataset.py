@@ -131,8 +131,8 @@ class _Tokens:
             tokens = self.sets[int(of[done])]
             own = rows[done:end] - self._starts[of[done]]
             tokens.read(own, [found[name][done:].data_ptr() for name in self.names])
-            for name in columns:
-                texts[name].append(tokens.column(name, own))
+            for name, values in tokens.columns(columns, own).items():
+                texts[name].append(values)
             done = end
         if dtype is not None:
             for name in self.names:
@@ -543,7 +543,7 @@ def _put(pool: Batch, size: int, slots: Ints, rows: Batch) -> None:
             continue
         if name not in pool:
             pool[name] = torch.empty((size, *values.shape[1:]), dtype=values.dtype, device="cpu")
-        pool[name][places] = values
+        _words(pool[name]).index_copy_(0, places, _words(values))
 
 
 def _take(pool: Batch, slots: Ints) -> Batch:
@@ -554,10 +554,17 @@ def _take(pool: Batch, slots: Ints) -> Batch:
         if isinstance(values, torch.Tensor):
             shape = (len(slots), *values.shape[1:])
             out = torch.empty(shape, dtype=values.dtype, device="cpu", pin_memory=pin)
-            batch[name] = torch.index_select(values, 0, places, out=out)
+            torch.index_select(_words(values), 0, places, out=_words(out))
+            batch[name] = out
         else:
             batch[name] = values[slots].tolist()
     return batch
+
+
+def _words(rows: torch.Tensor) -> torch.Tensor:
+    """The same rows as 64-bit words if they are whole ones: torch moves these ten times as fast."""
+    flat = rows.reshape(len(rows), -1)
+    return flat.view(torch.int64) if flat.shape[1] * flat.itemsize % 8 == 0 else flat
 
 
 def _length(batch: Batch) -> int:

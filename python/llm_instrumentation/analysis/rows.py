@@ -167,7 +167,7 @@ class Rows(Sequence["Row"]):
         Raises:
             InvalidArgumentError: there is no such column; or "text" without a tokenizer.
         """
-        return self._source.column(name, self._places)
+        return self._source.columns([name], self._places)[name]
 
     def at(
         self,

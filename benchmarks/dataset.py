@@ -1,0 +1,178 @@
+"""Measures how fast a data set gives batches, beside the disk and the codec alone.
+
+A model returns random normal float16 vectors, [8, 512, width] in each step, from one layer or from
+111. Each round reads the capture in these ways, the first three with a cold cache:
+
+    disk     fio, direct reads of 1 MiB, 8 at once
+    none     ActivationDataset, in the order of the capture, 4,096 rows a batch
+    pool     the same from a shuffle buffer of 65,536 rows; its filling counts
+    codec    read_many of the same packets, with a warm cache
+
+A way's rate is GB of float16 a second. "of" is the share of what is possible: the lesser of the
+codec's rate and the rate at which the disk brings the packets of one layer.
+
+    python benchmarks/dataset.py [--gb 10] [--layers 1] [--codec none zstd archive] [--rounds 3]
+
+Dropping the cache needs root; without it the cache is warm, and the output says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _common import head, keep, machine, table
+
+BATCH, TOKENS, WIDTH, ROWS, POOL = 8, 512, 1024, 4096, 65536
+
+
+def capture(path: Path, gb: float, layers: int, codec: str) -> None:
+    import torch
+    from llm_instrumentation import InstrumentationConfig, capture_activations
+    from torch import nn
+
+    class Source(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Identity() for _ in range(layers))
+            shape = (4, BATCH, TOKENS, WIDTH)
+            self.values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).half()
+
+        def forward(self, input_ids: torch.Tensor) -> None:
+            for k, layer in enumerate(self.layers):
+                layer(self.values[k % 4])
+
+    config = InstrumentationConfig.balanced()
+    config = config.with_archive() if codec == "archive" else config.with_compression(codec)
+    model = Source()
+    steps = max(1, round(gb * 1e9 / (layers * BATCH * TOKENS * WIDTH * 2)))
+    ids = torch.randint(50_000, (BATCH, TOKENS))
+    with torch.no_grad(), capture_activations(model, path, config=config.with_layers("layers.*")):
+        for _ in range(steps):
+            model(ids)
+
+
+def drop_cache() -> bool:
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+    except OSError:
+        return False
+    return True
+
+
+def fio(path: Path) -> float:
+    """Bytes a second of direct reads of a file."""
+    size = path.stat().st_size >> 20 << 20
+    done = subprocess.run(
+        [
+            "fio", "--name=read", f"--filename={path}", "--rw=read", "--bs=1m", "--direct=1",
+            "--ioengine=libaio", "--iodepth=8", f"--size={size}", "--readonly",
+            "--output-format=json",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )  # fmt: skip
+    return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
+
+
+def read(path: Path, way: str) -> dict[str, float]:
+    """In a process of its own: seconds to the first batch and in all, bytes, and memory."""
+    began = time.perf_counter()
+    if way == "codec":
+        from llm_instrumentation import ActivationReader
+
+        with ActivationReader(path) as reader:
+            view = reader["layers.0"]
+            sizes = np.full(len(view), BATCH * TOKENS * WIDTH * 2, np.int64)
+            room = np.empty(4 * int(sizes[0]), np.uint8)
+            rows = view._rows.astype(np.uint64)
+            ends = np.empty(4, np.uint64)
+            began, total = time.perf_counter(), 0
+            for first in range(0, len(rows), 4):
+                some = rows[first : first + 4]
+                reader._snapshot.native.read_many(some, room.ctypes.data, len(room), ends)
+                total += int(sizes[first : first + 4].sum())
+        return {"seconds": time.perf_counter() - began, "bytes": total}
+    from llm_instrumentation.analysis.dataset import ActivationDataset
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began, total, first_batch = time.perf_counter(), 0, 0.0
+    data = ActivationDataset(path, "layers.0", batch_size=ROWS, shuffle=way, pool_rows=POOL)
+    for batch in data:
+        first_batch = first_batch or time.perf_counter() - began
+        total += batch["layers.0"].nbytes
+    seconds = time.perf_counter() - began
+    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return {"seconds": seconds, "bytes": total, "first": first_batch, "memory": memory}
+
+
+def measured(path: Path, way: str, *, cold: bool) -> dict[str, Any]:
+    if cold:
+        drop_cache()
+    command = [sys.executable, __file__, "--read", str(path), way]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--gb", type=float, default=10)
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--codec", nargs="+", default=["none", "lz4", "zstd", "archive"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", default=".")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--read", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.read:
+        print(json.dumps(read(Path(arguments.read[0]), arguments.read[1])))
+        return
+    lines, results = [], []
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        told = machine(Path(folder))
+        told["cache"] = "dropped" if drop_cache() else "warm"
+        for codec in arguments.codec:
+            path = Path(folder) / ("run.archive" if codec == "archive" else "run.stream")
+            capture(path, arguments.gb, arguments.layers, codec)
+            rounds: list[dict[str, float]] = []
+            for _ in range(arguments.rounds):
+                drop_cache()
+                disk = fio(path)
+                found = {way: measured(path, way, cold=True) for way in ("none", "pool")}
+                found["codec"] = measured(path, "codec", cold=False)
+                rate = {way: one["bytes"] / one["seconds"] for way, one in found.items()}
+                decoded = found["codec"]["bytes"]
+                stored = path.stat().st_size / arguments.layers
+                possible = min(disk * decoded / stored, rate["codec"])
+                rounds.append({
+                    "disk": disk / 1e9, **{way: one / 1e9 for way, one in rate.items()},
+                    "none of": rate["none"] / possible, "pool of": rate["pool"] / possible,
+                    "first batch": found["none"]["first"],
+                    "MB beyond the pool": (found["pool"]["memory"] - POOL * WIDTH * 2) / 1e6,
+                })  # fmt: skip
+            results.append({"codec": codec, "rounds": rounds})
+            middle = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+            lines.append([codec, *(f"{value:.2f}" for value in middle.values())])
+            names = ["codec", *middle]
+            path.unlink()
+    head("Data sets", told)
+    print(table(names, lines))
+    keep(arguments.json, told, {"gb": arguments.gb, "layers": arguments.layers}, results)
+
+
+if __name__ == "__main__":
+    main()
