@@ -6,7 +6,9 @@ A model returns random normal float16 vectors, [8, 512, width] in each step, fro
     disk     fio, direct reads of 1 MiB, 8 at once
     none     ActivationDataset, in the order of the capture, 4,096 rows a batch
     pool     the same from a shuffle buffer of 65,536 rows; its filling counts
+    full     the same in any order, from the folder on disk, without the time to prepare it
     codec    read_many of the same packets, with a warm cache
+    prepare  how long the folder for "full" takes, in copies of the file (one layer alone)
 
 A way's rate is GB of float16 a second. "of" is the share of what is possible: the lesser of the
 codec's rate and the rate at which the disk brings the packets of one layer.
@@ -22,6 +24,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -110,12 +113,32 @@ def read(path: Path, way: str) -> dict[str, float]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, total, first_batch = time.perf_counter(), 0, 0.0
     data = ActivationDataset(path, "layers.0", batch_size=ROWS, shuffle=way, pool_rows=POOL)
+    if way == "full":
+        data.prepare()
+        prepared = time.perf_counter() - began
+        os.sync()
+        drop_cache()
+        began = time.perf_counter()
     for batch in data:
         first_batch = first_batch or time.perf_counter() - began
         total += batch["layers.0"].nbytes
     seconds = time.perf_counter() - began
     memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    return {"seconds": seconds, "bytes": total, "first": first_batch, "memory": memory}
+    found = {"seconds": seconds, "bytes": total, "first": first_batch, "memory": memory}
+    return {**found, "prepare": prepared} if way == "full" else found
+
+
+def copied(path: Path) -> float:
+    """Seconds to copy a file and wait for the disk."""
+    drop_cache()
+    copy = path.with_name("copy")
+    began = time.perf_counter()
+    shutil.copyfile(path, copy)
+    with open(copy, "rb") as file:
+        os.fsync(file.fileno())
+    seconds = time.perf_counter() - began
+    copy.unlink()
+    return seconds
 
 
 def measured(path: Path, way: str, *, cold: bool) -> dict[str, Any]:
@@ -152,8 +175,10 @@ def main() -> None:
             for _ in range(arguments.rounds):
                 drop_cache()
                 disk = fio(path)
-                found = {way: measured(path, way, cold=True) for way in ("none", "pool")}
+                found = {way: measured(path, way, cold=True) for way in ("none", "pool", "full")}
+                shutil.rmtree(f"{path}.shuffled")
                 found["codec"] = measured(path, "codec", cold=False)
+                copy = copied(path)
                 rate = {way: one["bytes"] / one["seconds"] for way, one in found.items()}
                 decoded = found["codec"]["bytes"]
                 stored = path.stat().st_size / arguments.layers
@@ -161,6 +186,7 @@ def main() -> None:
                 rounds.append({
                     "disk": disk / 1e9, **{way: one / 1e9 for way, one in rate.items()},
                     "none of": rate["none"] / possible, "pool of": rate["pool"] / possible,
+                    "prepare": found["full"]["prepare"] / copy,
                     "first batch": found["none"]["first"],
                     "MB beyond the pool": (found["pool"]["memory"] - POOL * WIDTH * 2) / 1e6,
                 })  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import transformers
 from llm_instrumentation import ActivationReader, InstrumentationConfig
+from llm_instrumentation.analysis import _shuffled
 from llm_instrumentation.analysis import dataset as module
 from llm_instrumentation.analysis._pool import PoolOrder
 from llm_instrumentation.analysis.dataset import ActivationDataset, LayersDifferError, StateError
@@ -59,6 +61,8 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def windows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads few rows at a time, and all at once."""
     monkeypatch.setattr(module, "_WINDOW_BYTES", request.param)
+    monkeypatch.setattr(module, "_DEALT_BYTES", request.param)
+    monkeypatch.setattr(_shuffled, "_BUCKET_BYTES", request.param)
 
 
 def expected(captures: list[Path], name: str) -> dict[tuple[int, ...], Tensor]:
@@ -212,6 +216,125 @@ def test_a_map_style_view_for_samplers(captures):
         rows[len(one)]
 
 
+# ---- any order -------------------------------------------------------------------------
+
+
+def shuffled(captures: list[Path], scratch: Path, **options: Any) -> ActivationDataset:
+    return ActivationDataset(
+        captures, LAYERS, **{"batch_size": 16, "shuffle": "full", "scratch": scratch, **options}
+    )
+
+
+def unique(captures: list[Path], batches: list[dict[str, Any]]) -> list[tuple[int, ...]]:
+    """Rows by (capture, step, sequence, position, token); checks their vectors."""
+    whole, rows = joined(batches), []
+    known = {name: expected(captures, name) for name in LAYERS}
+    for at, key in enumerate(keys(whole)):
+        vector, nothing = whole[LAYERS[0]][at], torch.empty(0)
+        of = next(
+            number
+            for number in range(len(captures))
+            if torch.equal(known[LAYERS[0]].get((number, *key), nothing), vector)
+        )
+        assert torch.equal(known[LAYERS[1]][(of, *key)], whole[LAYERS[1]][at])
+        rows.append((of, *key))
+    return rows
+
+
+def test_rows_on_disk_come_in_any_order_each_once(captures, tmp_path):
+    data = shuffled(captures, tmp_path / "scratch")
+    first, second = unique(captures, list(data)), unique(captures, list(data))
+    everything = sorted(expected(captures, LAYERS[0]))
+    assert sorted(first) == sorted(second) == everything
+    assert first != second and first != everything
+    again = shuffled(captures, tmp_path / "scratch")
+    assert unique(captures, list(again)) == first
+    other = shuffled(captures, tmp_path / "other", seed=1)
+    assert unique(captures, list(other)) != first
+    assert {file.name for file in (tmp_path / "scratch").iterdir()} == {
+        "lock", "manifest.json", "rows.bin"
+    }  # fmt: skip
+
+
+def test_ranks_share_the_rows_on_disk(captures, tmp_path):
+    shares = [
+        unique(captures, list(shuffled(captures, tmp_path / "s", rank=rank, world_size=3)))
+        for rank in range(3)
+    ]
+    assert sorted(sum(shares, [])) == sorted(expected(captures, LAYERS[0]))  # noqa: RUF017
+
+
+def test_every_state_of_rows_on_disk_goes_on(captures, tmp_path):
+    first = shuffled(captures, tmp_path / "s")
+    for _ in range(2):  # two epochs
+        batches, states = [], []
+        for batch in first:
+            batches.append(keys(batch))
+            states.append(first.state_dict())
+        for done, state in enumerate(states[:-1], 1):
+            resumed = shuffled(captures, tmp_path / "s")
+            resumed.load_state_dict(state)
+            assert [keys(batch) for batch in resumed] == batches[done:]
+
+
+@pytest.mark.parametrize("stop", [0, 1, 3, 6, 10, 20])
+def test_an_interrupted_preparation_goes_on(captures, tmp_path, monkeypatch, stop):
+    """It is stopped after some files were replaced or written; the order is the same."""
+    whole = [keys(batch) for batch in shuffled(captures, tmp_path / "whole")]
+    left = [stop]
+    save = _shuffled.ShuffledRows._save
+
+    def interrupted(self: Any, **progress: Any) -> None:
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        save(self, **progress)
+
+    monkeypatch.setattr(_shuffled.ShuffledRows, "_save", interrupted)
+    data = shuffled(captures, tmp_path / "s")
+    try:
+        data.prepare()
+    except KeyboardInterrupt:
+        left[0] = 1 << 30
+    assert [keys(batch) for batch in shuffled(captures, tmp_path / "s")] == whole
+
+
+def test_after_a_reboot_the_dealing_begins_anew(captures, tmp_path, monkeypatch):
+    whole = [keys(batch) for batch in shuffled(captures, tmp_path / "whole")]
+
+    def stop(self: Any, told: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(_shuffled.ShuffledRows, "_order", stop)
+        shuffled(captures, tmp_path / "s").prepare()
+    manifest = tmp_path / "s" / "manifest.json"
+    told = json.loads(manifest.read_text())
+    told["progress"] |= {"boot": "another", "dealt": False}
+    manifest.write_text(json.dumps(told))
+    (tmp_path / "s" / "bucket-0.bin").write_bytes(b"lost")
+    assert [keys(batch) for batch in shuffled(captures, tmp_path / "s")] == whole
+
+
+def test_a_folder_with_something_else_is_refused(captures, tmp_path):
+    shuffled(captures, tmp_path / "s").prepare()
+    with pytest.raises(ValueError, match="has rows of another data set"):
+        shuffled(captures[:1], tmp_path / "s").prepare()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="has other files"):
+        shuffled(captures, tmp_path / "mine").prepare()
+    with pytest.raises(ValueError, match="column 'document' has texts"):
+        shuffled(captures, tmp_path / "s", columns=["document"])
+
+
+def test_a_disk_without_room_is_told_before(captures, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(OSError, match=r"needs .* GB .* are free: give scratch="):
+        shuffled(captures, tmp_path / "s").prepare()
+
+
 # ---- states ----------------------------------------------------------------------------
 
 
@@ -315,7 +438,10 @@ def test_activations_that_were_dropped_are_counted(captures, llama, ids, tmp_pat
     ("arguments", "message"),
     [
         ({"batch_size": 0}, "batch_size = 0"),
-        ({"batch_size": 4, "shuffle": "some"}, "shuffle = 'some': choose one of 'none', 'pool'"),
+        (
+            {"batch_size": 4, "shuffle": "some"},
+            "shuffle = 'some': choose one of 'none'",
+        ),
         ({"batch_size": 4, "pool_rows": 3}, "pool_rows = 3: give an integer from 4 on"),
         ({"batch_size": 4, "rank": 2, "world_size": 2}, "rank = 2 must be below world_size = 2"),
         ({"batch_size": 4, "columns": ["colour"]}, "no column 'colour'"),

@@ -8,12 +8,14 @@ batch["token_id"]                              # [4096]
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -25,6 +27,8 @@ from .._warn import warn
 from ..errors import ForkedError, InvalidArgumentError, StrapError
 from ._elements import dtype_name, torch_dtype
 from ._pool import PoolOrder
+from ._progress import bytes_bar
+from ._shuffled import Field, ShuffledRows
 from ._token_set import LayersDifferError, TokenSet, Where
 from .reader import ActivationReader
 from .rows import COLUMNS
@@ -37,14 +41,15 @@ __all__ = [
     "StateError",
 ]
 
-#: The order of the rows: that of the capture, or drawn from a buffer of rows in that order.
-Shuffle = Literal["none", "pool"]
+#: The order of the rows: that of the captures; drawn from a buffer of rows in that order; or any.
+Shuffle = Literal["none", "pool", "full"]
 
 Batch = dict[str, Any]
 Ints = npt.NDArray[np.int64]
 
 # Bytes that are decoded at a time, unless a batch is larger.
 _WINDOW_BYTES = 32 << 20
+_DEALT_BYTES = 16 << 20  # the same for rows on disk
 _POOL_BYTES = 512 << 20
 _STATE_VERSION = 1
 
@@ -164,7 +169,8 @@ class ActivationDataset(IterableDataset[Batch]):
         layers: names or patterns of layers, as for `ActivationReader.select`.
         batch_size: rows of a batch.
         shuffle: "none", the order of the captures; "pool", each batch is drawn from a buffer of
-            `pool_rows` rows, which is filled in the order of the captures.
+            `pool_rows` rows, which is filled in the order of the captures; "full", all rows are
+            written to `scratch` in a random order, and each order is equally likely.
         seed: of the order.
         dtype: type of the values, a torch dtype or its name; None: as stored.
         columns: what else a batch has: names as for `Rows.column`.
@@ -175,6 +181,9 @@ class ActivationDataset(IterableDataset[Batch]):
         without_calls: see `ActivationReader.rows`.
         drop_last: leave out the last batch if it is smaller.
         pool_rows: rows of the buffer; None: as many as 512 MiB hold.
+        scratch: the folder for "full"; None: a folder beside the first capture, whose name ends in
+            ``.shuffled``. It takes as many bytes as the rows decoded, and stays: a later data set
+            with the same arguments uses it, and one that was interrupted goes on with it.
         rank: the number of this process among `world_size`. Each takes a part of its own of the
             tokens, so that each token is given exactly once.
         world_size: the number of processes that share the data.
@@ -207,6 +216,7 @@ class ActivationDataset(IterableDataset[Batch]):
         without_calls: bool = False,
         drop_last: bool = False,
         pool_rows: int | None = None,
+        scratch: str | os.PathLike[str] | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -227,8 +237,10 @@ class ActivationDataset(IterableDataset[Batch]):
             "without_tokens": tuple(without_tokens),
             "without_calls": without_calls,
         }
+        self._scratch = None if scratch is None else Path(scratch)
         self._check_arguments(pool_rows)
         self._epoch = self._next = 0  # the next batch
+        self._shuffled: ShuffledRows
         self._open()
         widest = sum(self._row_bytes.values())
         self.pool_rows = max(batch_size, pool_rows or _POOL_BYTES // widest)
@@ -253,6 +265,10 @@ class ActivationDataset(IterableDataset[Batch]):
             options = ", ".join(map(repr, get_args(Shuffle)))
             raise InvalidArgumentError(f"shuffle = {self.shuffle!r}: choose one of {options}")
         for name in self.columns:
+            if self.shuffle == "full" and COLUMNS.get(name, 0) is None:
+                raise InvalidArgumentError(
+                    f"column {name!r} has texts, rows on disk have numbers: leave it out"
+                )
             if name not in COLUMNS:
                 raise InvalidArgumentError(
                     f"no column {name!r}: choose some of {', '.join(COLUMNS)}"
@@ -301,7 +317,8 @@ class ActivationDataset(IterableDataset[Batch]):
             self._epoch, self._next = self._epoch + 1, 0
         first = self._next + (worker - self._next) % workers
         mine = range(first, len(self), workers)
-        batches = self._in_turn(mine) if self.shuffle == "none" else self._from_pool(mine)
+        how = {"none": self._in_turn, "pool": self._from_pool, "full": self._from_disk}
+        batches = how[self.shuffle](mine)
         for number, batch in zip(mine, batches, strict=True):
             self._next = number + 1
             yield batch
@@ -365,6 +382,70 @@ class ActivationDataset(IterableDataset[Batch]):
                     _put(pool, 0, draw.slots, rows)
                     at += size
                 draw, number = next(draws, None), number + 1
+
+    def _from_disk(self, mine: range) -> Iterator[Batch]:
+        """Batches of the rows on disk. Later epochs begin at another row and mix the batches."""
+        self.prepare()
+        shuffled = self._shuffled
+        size, share = self.batch_size, self.rows
+        random = np.random.default_rng((self.seed, self._epoch))
+        whole = share // size
+        begin, order = 0, np.arange(len(self))
+        if self._epoch > 0:
+            begin = int(random.integers(max(1, share)))
+            order[:whole] = random.permutation(whole)  # a smaller batch stays the last
+
+        def read(batch: Ints) -> Batch:
+            first = int(batch) * size
+            count, first = min(size, share - first), (begin + first) % share
+            parts = [shuffled.read(self._first + first, min(count, share - first))]
+            if first + count > share:
+                parts.append(shuffled.read(self._first, first + count - share))
+            return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+        with _Ahead(read, [order[k] for k in mine]) as found:
+            yield from found
+
+    def prepare(self, *, progress: bool | None = None) -> None:
+        """For "full": writes the rows to `scratch`, unless they are there. Iterating does so too.
+
+        All ranks share the rows. One process writes them, others that iterate wait for it.
+
+        Args:
+            progress: show a progress bar on stderr; None: if it is a terminal.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) the folder has other files or rows.
+            NoSpaceError: (an OSError) the disk has no room.
+        """
+        if self.shuffle != "full":
+            return
+        tokens = self._tokens
+        fields = [
+            Field(name, self.dtype or tokens.dtypes[name], tokens.shapes[name])
+            for name in tokens.names
+        ] + [Field(name, "int64", ()) for name in self.columns]
+        identity = {
+            name: value for name, value in self._identity().items() if name in ("tokens", "seed")
+        }
+        folder = self._scratch or Path(f"{self.captures[0]}.shuffled")
+        shuffled = ShuffledRows(folder, identity, fields, tokens.rows, self.seed)
+        self._shuffled = shuffled
+        if shuffled.complete:
+            return
+
+        def windows(done: int) -> Iterator[Batch]:
+            step = max(1, _DEALT_BYTES // shuffled.record_bytes)
+            wanted = [
+                np.arange(first, min(first + step, tokens.rows))
+                for first in range(done, tokens.rows, step)
+            ]
+            read = functools.partial(tokens.read, columns=self.columns, dtype=self.dtype)
+            with _Ahead(read, wanted) as found:
+                yield from found
+
+        with bytes_bar(f"shuffling {tokens.rows:,} rows", progress) as told:
+            shuffled.make(windows, told)
 
     @property
     def _together(self) -> int:

@@ -1,0 +1,39 @@
+"""Shows how far long work is, on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+__all__ = ["bytes_bar"]
+
+
+@contextlib.contextmanager
+def bytes_bar(what: str, show: bool | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Shows a progress bar on stderr in the block.
+
+    Args:
+        what: the text before the bar.
+        show: show it; None: if stderr is a terminal.
+
+    Yields:
+        a function to call with the bytes that are done, and how many there will be.
+    """
+    if not (sys.stderr.isatty() if show is None else show):
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
