@@ -335,6 +335,22 @@ def test_activations_without_a_call_are_left_out_and_counted(llama, ids, path):
         assert rows.left_out == 1 and len(rows) == 18
 
 
+def test_rows_of_a_salvaged_capture(llama, ids, path):
+    kept = Kept(llama, "model.layers.0")
+    with torch.no_grad(), capture_activations(llama, path, config=LOSSLESS):
+        kept(lambda: llama(ids))
+        kept(lambda: llama(ids[:, :4]))
+    with open(path, "r+b") as stream:
+        stream.write(b"damage at the beginning")
+    report = ActivationReader.salvage(path)
+    assert report.lost_bytes > 0
+    with ActivationReader(report.path) as reader:
+        rows = reader.rows("model.layers.0", steps=1)
+        output = kept.outputs["model.layers.0"][1][1]
+        expected = [(1, b, t, int(ids[b, t]), output[b, t]) for b in range(2) for t in range(4)]
+        assert_rows(rows, expected)
+
+
 def test_images_have_no_tokens(path):
     config = transformers.ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
+from .._files import replacing
 from .._native.salvage import salvage as _salvage
+from ..core.calls_file import calls_path_for, is_calls_file
 
 __all__ = ["LostPacket", "LostRange", "SalvageReport", "salvage", "salvaged_path"]
 
@@ -89,7 +92,7 @@ def salvage(
 ) -> SalvageReport:
     """Copies the intact packets of a damaged stream to a new stream with an index.
 
-    The source is not changed. docs/STREAM_FORMAT.md says which packets count as intact.
+    A calls file beside the stream is copied too. The source is not changed. docs/STREAM_FORMAT.md says which packets count as intact.
 
     Args:
         path: the damaged stream; its index is expected beside it.
@@ -107,6 +110,12 @@ def salvage(
     """
     target = salvaged_path(path) if out is None else os.fspath(out)
     raw, lost = _salvage(path, target, force=force, progress=progress)
+    calls, copy = calls_path_for(path), calls_path_for(target)
+    if copy.exists() and is_calls_file(copy):  # of an earlier stream at `out`
+        copy.unlink()
+    if calls.exists() and not copy.exists():
+        with replacing(copy) as partial:
+            shutil.copyfile(calls, partial)
     return SalvageReport(
         path=target,
         packets=raw.packets,
