@@ -343,7 +343,7 @@ def test_rows_of_a_salvaged_capture(llama, ids, path):
     with open(path, "r+b") as stream:
         stream.write(b"damage at the beginning")
     report = ActivationReader.salvage(path)
-    assert report.lost_bytes > 0
+    assert report.repaired == 1  # its header and name were overwritten
     with ActivationReader(report.path) as reader:
         rows = reader.rows("model.layers.0", steps=1)
         output = kept.outputs["model.layers.0"][1][1]

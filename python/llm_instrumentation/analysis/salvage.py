@@ -92,7 +92,8 @@ def salvage(
 ) -> SalvageReport:
     """Copies the intact packets of a damaged stream to a new stream with an index.
 
-    A calls file beside the stream is copied too. The source is not changed. docs/STREAM_FORMAT.md says which packets count as intact.
+    A calls file beside the stream is copied too. The source is not changed. docs/STREAM_FORMAT.md
+    says which packets count as intact.
 
     Args:
         path: the damaged stream; its index is expected beside it.
