@@ -12,6 +12,7 @@ import pytest
 import torch
 from children import Noise, framework, noise, steps_in
 from llm_instrumentation import InstrumentationConfig, capture_activations
+from llm_instrumentation.analysis.exports import export_rows
 from llm_instrumentation.errors import NoSpaceError, StrapIOError
 from torch import nn
 
@@ -147,3 +148,18 @@ def test_a_file_size_limit(start, path):
     assert number == errno.EFBIG and warned <= 1  # no warning if only the end reaches the limit
     assert child.join() == 0
     assert steps_in(path, SIZE) == 3
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "parquet", "npy", "datasets"])
+def test_an_export_that_has_no_room_leaves_what_stood_before(kind, path, tmpfs):
+    model = nn.Sequential(nn.Embedding(18000, 512), nn.Identity())
+    with torch.no_grad(), capture_activations(model, path):
+        model(torch.arange(18000)[None])
+    export_rows(path, tmpfs / "rows", "1", format=kind, without_tokens=range(100, 18000))
+    before = {file.name: file.read_bytes() for file in (tmpfs / "rows").iterdir()}
+    with pytest.raises(NoSpaceError) as raised:
+        export_rows(path, tmpfs / "rows", ["0", "1"], format=kind)
+    assert raised.value.errno == errno.ENOSPC
+    assert str(tmpfs / "rows") in str(raised.value)
+    assert {file.name: file.read_bytes() for file in (tmpfs / "rows").iterdir()} == before
+    assert [file.name for file in tmpfs.iterdir()] == ["rows"]

@@ -23,8 +23,8 @@ class Without:
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {
-            "cycler", "matplotlib", "memray", "pandas", "plotly", "psutil", "pydantic",
-            "pydantic_core", "transformers", "yaml",
+            "cycler", "datasets", "matplotlib", "memray", "pandas", "plotly", "psutil", "pydantic",
+            "pydantic_core", "safetensors", "transformers", "yaml",
         }:
             return None
         return self._finder.find_spec(name, path, target)
@@ -66,6 +66,18 @@ with SystemProfiler().measure_inference():
     model(inputs)
 """
 
+EXPORT = """
+import numpy as np
+import torch
+from llm_instrumentation import InstrumentationConfig, capture_activations
+from llm_instrumentation.analysis.exports import export_rows
+
+model = torch.nn.Sequential(torch.nn.Embedding(9, 4))
+config = InstrumentationConfig.max().with_float32()
+with torch.no_grad(), capture_activations(model, "a.stream", config=config):
+    expected = model(torch.arange(6)[None])[0]
+"""
+
 TRACE = """
 import pyarrow as pa
 from llm_instrumentation.mrm import TraceLabeller, TorchTracer, compute_all
@@ -90,6 +102,16 @@ FEATURES = {
         "pandas",
         "from llm_instrumentation.analysis.visualization import build_packet_dataframe\n"
         "build_packet_dataframe([])",
+    ),
+    "an export to safetensors": (
+        "export",
+        "safetensors",
+        EXPORT + 'export_rows("a.stream", "rows", "0", format="safetensors")',
+    ),
+    "an export to datasets": (
+        "export",
+        "datasets",
+        EXPORT + 'export_rows("a.stream", "rows", "0", format="datasets")',
     ),
     "a timeline": (
         "report",
@@ -150,6 +172,15 @@ def run(program: str, folder: Path) -> str:
 
 def test_a_capture_and_its_reader_need_no_extra(tmp_path):
     run(CAPTURE_AND_READ, tmp_path)
+
+
+def test_rows_are_exported_as_numpy_arrays_and_parquet_without_extras(tmp_path):
+    program = """
+for kind in ("npy", "parquet"):
+    assert export_rows("a.stream", kind, "0", format=kind).rows == 6
+assert np.array_equal(np.load("npy/0.npy"), expected.numpy())
+"""
+    run(EXPORT + program, tmp_path)
 
 
 def test_a_trace_is_labelled_and_analysed_as_arrow_tables(tmp_path):

@@ -239,7 +239,8 @@ def test_salvage(tmp_path):
         (["export", "line.jsonl", "nowhere/out.parquet"], 5, "nowhere/out.parquet"),
         (["export", "line.jsonl", "notes.txt/out.parquet"], 1, "notes.txt/out.parquet"),
         (["export", "line.jsonl", "line.jsonl"], 2, "line.jsonl: it would be replaced"),
-        (["export", "line.jsonl"], 2, "FILE.parquet"),
+        (["export", "line.jsonl"], 2, "STREAM..."),
+        (["export", "line.jsonl", "notes.txt", "out.parquet"], 2, "--format: choose one of"),
         (["nosuch"], 2, "nosuch"),
     ],
 )

@@ -31,7 +31,11 @@ ALLOWED: dict[str, set[str]] = {
 # The packages of a plain installation, and those that each extra adds.
 INSTALLED = {NAME, "numpy", "pyarrow", "rich", "torch", "typer"}
 REPORT = {"cycler", "matplotlib", "pandas", "plotly"}
-EXTRAS = {"report": REPORT, "mrm": {*REPORT, "memray", "psutil", "pydantic", "yaml"}}
+EXTRAS = {
+    "export": {"datasets", "safetensors"},
+    "mrm": {*REPORT, "memray", "psutil", "pydantic", "yaml"},
+    "report": REPORT,
+}
 # The modules of core that hook models. Reading a capture must not import them.
 HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}
 # The parts that may load torch when they are imported, which takes seconds.

@@ -30,7 +30,7 @@ from .console import facts, print_json, progress, shown, table, warning
 from .exit_codes import ExitCode
 from .program import CommandError
 
-__all__ = ["info", "ls", "salvage", "show", "verify"]
+__all__ = ["damaged", "info", "ls", "salvage", "selector", "show", "verify"]
 
 _TOLD = 20  # at most so many damaged packets, lost packets and lost ranges are listed
 _UNKNOWN = "-"
@@ -50,10 +50,11 @@ def _open(
     except CorruptError as error:
         if capture_id_of(stream) is None:
             raise
-        raise _damaged(stream, error) from error
+        raise damaged(stream, error) from error
 
 
-def _damaged(stream: Path, error: CorruptError) -> CommandError:
+def damaged(stream: Path, error: CorruptError) -> CommandError:
+    """The error of a capture that is damaged, with the way out."""
     return CommandError(ExitCode.DAMAGED, f"{error}; {_way_out(stream)}")
 
 
@@ -133,7 +134,7 @@ def ls(
     by_packet: bool,
     as_json: bool,
 ) -> None:
-    wanted_steps, wanted_tokens = _selector("--steps", steps), _selector("--tokens", tokens)
+    wanted_steps, wanted_tokens = selector("--steps", steps), selector("--tokens", tokens)
     with _open(stream) as reader:
         view = reader.select(names or None, steps=wanted_steps, tokens=wanted_tokens)
         if by_packet and as_json:
@@ -147,7 +148,7 @@ def ls(
             table(_LAYER_HEADS, [_layer_row(layer) for layer in layers(view)])
 
 
-def _selector(option: str, text: str | None) -> slice | list[int] | None:
+def selector(option: str, text: str | None) -> slice | list[int] | None:
     """Parses the numbers of an option: "3", "0:10" or "1,5"."""
     if text is None:
         return None
@@ -254,7 +255,7 @@ def show(
         try:
             values = activation.to_numpy()
         except CorruptError as error:
-            raise _damaged(stream, error) from error
+            raise damaged(stream, error) from error
         found = statistics(values)
     first = values.reshape(-1)[:number].tolist()
     if as_json:

@@ -130,6 +130,63 @@ def salvage(
     run(stream, out, force)
 
 
+class RowFormat(str, Enum):
+    SAFETENSORS = "safetensors"
+    PARQUET = "parquet"
+    NPY = "npy"
+    DATASETS = "datasets"
+
+
+@app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
+def export(
+    sources: Annotated[
+        list[Path], typer.Argument(help="Streams, or a file of snapshots.", metavar="STREAM...")
+    ],
+    out: Annotated[
+        Path, typer.Argument(help="The folder, or FILE.parquet for snapshots.", metavar="OUT")
+    ],
+    form: Annotated[
+        RowFormat | None, typer.Option("--format", help="The format of rows; needed for streams.")
+    ] = None,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option("--layer", help="A name; * and ? match. May be given again."),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option("--columns", help="As token_id,step (see docs/API.md for the default)."),
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option("--steps", help="A number, a range as 0:10, or numbers as 1,5.")
+    ] = None,
+    padding: Annotated[bool, typer.Option("--padding", help="Export rows of padding too.")] = False,
+    without_tokens: Annotated[
+        str | None, typer.Option("--without-tokens", help="Ids of tokens without a row, as 0,1.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Convert the values (default: as stored).")
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option("--context", help="Tokens of a row, for datasets: SAELens' layout.", min=1),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what is at OUT, whatever it is.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Export the rows of layers, a vector for each token, as files of other libraries.
+
+    A file of snapshots of a probe becomes a Parquet file: strap export FILE.jsonl FILE.parquet.
+    """
+    from .exports import export as run
+
+    run(
+        sources, out, None if form is None else form.value, layers or [], columns, steps, padding,
+        without_tokens, dtype, context, overwrite, as_json,
+    )  # fmt: skip
+
+
 # ---- the machine ----
 
 
@@ -195,18 +252,6 @@ def timeline(
             plot_timeline(found).savefig(figure)
         except ValueError as error:  # matplotlib does not know the kind of file
             raise InvalidArgumentError(f"--figure {figure}: {error}") from error
-
-
-@app.command(epilog=_CODES, rich_help_panel=_MACHINE)
-def export(
-    source: Annotated[Path, typer.Argument(help="A file of snapshots.", metavar="FILE.jsonl")],
-    target: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE.parquet")],
-) -> None:
-    """Convert a file of snapshots to Parquet, one row per operation or process."""
-    from ..probes.export import export_snapshots
-
-    rows = export_snapshots(source, target)
-    typer.echo(f"{target}: {rows:,} rows")
 
 
 # ---- memory traces ----
