@@ -78,13 +78,13 @@ class Sequences:
 
         Args:
             numbers: what :meth:`begin` returned.
-            caches: the caches among its arguments, or else among its results.
-            held: the number of tokens that the cache holds now; 0: unknown.
+            caches: the caches among its arguments and its results that hold its tokens now.
+            held: the number of tokens that these caches hold; 0: unknown.
             encoded: the first tensor that an encoder returned, or None.
         """
         if isinstance(encoded, Tensor):
             self._remember(encoded, numbers)
-        for cache in caches[:1]:
+        for cache in caches:
             if (first := _first_tensor(cache)) is not None:
                 self._remember(first, numbers)
             if not isinstance(cache, (tuple, list)):
@@ -115,9 +115,14 @@ class Sequences:
 
 
 def _first_tensor(cache: Any) -> Tensor | None:
+    """The first tensor of a cache that something changes if it reorders the rows."""
     layers = getattr(cache, "layers", None)
     if isinstance(layers, list) and layers:  # most caches of transformers, in a tenth of the time
+        # A quantized cache reorders its rows later, and remembers how.
+        order = getattr(layers[0], "_pending_beam_idx", None)
+        if isinstance(order, Tensor):
+            return order
         keys = getattr(layers[0], "keys", None)
-        if isinstance(keys, Tensor):
+        if isinstance(keys, Tensor) and keys.numel():
             return keys
-    return next((tensor for _, tensor in tensors_of(cache)), None)
+    return next((tensor for _, tensor in tensors_of(cache) if tensor.numel()), None)
