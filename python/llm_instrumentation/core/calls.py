@@ -383,22 +383,24 @@ class CallLog:
             self._lock.notify_all()
         if ends and self._file is not None:
             self._file.end()
-            self._follow()
+            self._file.rename(self._place())
         return not ends
 
-    def _follow(self) -> None:
-        """Renames the file if the stream was renamed meanwhile, as the library does the index."""
+    def _place(self) -> Path:
+        """The path beside the stream, also if the stream was renamed and the path there is free."""
         with contextlib.suppress(OSError):
             stream = os.readlink(f"/proc/self/fd/{self._stream}")
             path = calls_path_for(stream)
             if os.path.exists(stream) and not os.path.lexists(path):
-                os.rename(self._path, path)
+                return path
+        return self._path
 
     def _hurried(self) -> bool:
         return self._syncs or self._ends or self._over or self._bytes > _MOST_BYTES // 2
 
     def _write(self, calls: list[_Waiting]) -> None:
         if self._file is None:
+            self._path = self._place()
             self._file = CallsFile(self._path, self._capture_id, self._encoders)
         rows = _Rows(self._hashes if self._token_ids == "hashed" else None)
         for _, alike in itertools.groupby(calls, lambda call: call.form):

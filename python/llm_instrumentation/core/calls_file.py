@@ -175,6 +175,15 @@ class CallsFile:
         """Writes the end mark."""
         self._append(_END)
 
+    def rename(self, path: Path) -> None:
+        """Renames the file if the stream was renamed, as the library does the index.
+
+        The file stays if another one has taken its name, as that of a new capture there.
+        """
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(self._path), os.fstat(self._file)):
+                os.rename(self._path, path)
+
     def close(self) -> None:
         """Closes the file."""
         os.close(self._file)
