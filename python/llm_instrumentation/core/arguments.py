@@ -113,15 +113,17 @@ def _text(named: Mapping[str, Any], side: str) -> Text | None:
     mask = _of_rows(named.get(f"{side}attention_mask"), rows)
     if mask is not None and mask.shape[1] < length:
         mask = None
-    positions, types = (
-        numbers
-        if numbers is not None and numbers.shape[1] == length and numbers.dtype in _INTEGERS
-        else None
-        for numbers in (
-            _of_rows(named.get(side + n), rows) for n in ("position_ids", "token_type_ids")
-        )
-    )
+    positions = _of_tokens(named.get(f"{side}position_ids"), rows, length)
+    types = _of_tokens(named.get(f"{side}token_type_ids"), rows, length)
     return Text(ids, rows, length, mask, positions, types)
+
+
+def _of_tokens(value: Any, rows: int, length: int) -> Tensor | None:
+    """Integers of [rows, length]. None: it has another form."""
+    given = _of_rows(value, rows)
+    if given is None or given.shape[1] != length or given.dtype not in _INTEGERS:
+        return None
+    return given
 
 
 def _of_rows(value: Any, rows: int) -> Tensor | None:

@@ -27,7 +27,7 @@ from .labels import Labels, current_labels
 from .scope import current_request
 from .selection import original_name
 from .sequences import Sequences
-from .tensors import check_dense, check_runs_now, shape_and_address
+from .tensors import PLAIN, check_dense, check_runs_now, shape_and_address
 
 __all__ = ["CallLog", "check_place", "encoder_of", "encoders_of"]
 
@@ -245,9 +245,9 @@ class CallLog:
 
     def end(self, running: Running, output: Any) -> None:
         """Remembers the sequences of a call that has ended. `output` is None if it raised."""
-        # A model may return another cache than it was given.
-        both = (*running.caches[:1], *caches_of_output(output)[:1])
-        caches = list({id(cache): cache for cache in both}.values())
+        caches = running.caches[:1]
+        if not caches or isinstance(caches[0], (tuple, list)):  # the model returns another one
+            caches = caches + caches_of_output(output)[:1]
         encoded = None if caches else _first_tensor(output)
         self._sequences.end(running.sequences, caches, held=running.held, encoded=encoded)
 
@@ -483,10 +483,11 @@ def _copy(tensor: Tensor) -> Tensor:
     Raises:
         UnsupportedError: the tensor has no values of its own, as in a traced model.
     """
-    check_dense(tensor)
+    if type(tensor) not in PLAIN or not tensor.is_cpu:
+        check_dense(tensor)
+        if tensor.is_cuda:
+            check_runs_now()
     shape_and_address(tensor)
-    if tensor.is_cuda:
-        check_runs_now()
     return tensor.detach().clone()
 
 
