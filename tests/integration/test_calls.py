@@ -120,6 +120,18 @@ def test_positions_are_derived_from_the_cache_without_a_mask(llama, ids, path, c
     assert joined(mine, "token_ids") == ids[1].tolist()
 
 
+def test_a_mask_of_a_part_of_the_cache_does_not_number_its_tokens(llama, ids, path):
+    """As in a model with a window, whose mask has no columns for older tokens."""
+
+    def steps() -> None:
+        cache = llama(ids[:, :6], use_cache=True)[CACHE_NAME]
+        mask = torch.ones(2, 3, dtype=torch.long)
+        llama(ids[:, 6:7], attention_mask=mask, use_cache=True, **{CACHE_NAME: cache})
+
+    found = captured(llama, path, steps)
+    assert [(row["positions"], row["mask"]) for row in found[2:]] == [([6], [True])] * 2
+
+
 def test_given_position_ids_are_stored_as_they_are(llama, ids, path):
     positions = torch.arange(9)[None] + 100
     found = captured(llama, path, lambda: llama(ids, position_ids=positions))

@@ -294,7 +294,8 @@ class CallLog:
             end = mask.shape[1]
             if cached is not None and cached + text.length <= end:
                 end = cached + text.length  # a static cache's mask may have a column for each place
-            begin = end - text.length if text.positions is not None else 0
+            whole = cached is None or cached + text.length <= end  # not of a window of the cache
+            begin = 0 if whole and text.positions is None else end - text.length
             mask = mask[:, begin:end]
             columns = mask.shape[1]
             tensors.append(_copy(mask))
