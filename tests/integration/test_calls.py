@@ -292,22 +292,31 @@ def test_beams_of_a_quantized_cache_have_no_known_sequence(llama, ids, path):
     assert {row["sequence"] for row in found if row["step"] > 0} == {None}
 
 
+class MadeUpCache:
+    def __init__(self, length: Any) -> None:
+        self.layers = [SimpleNamespace(keys=torch.ones(2, 1, 3, 4), _pending_beam_idx=None)]
+        self._length = length
+
+    def get_seq_length(self) -> Any:
+        return self._length
+
+
 def test_a_reorder_that_waits_makes_sequences_unknown():
-    layer = SimpleNamespace(keys=torch.zeros(2, 1, 3, 4), _pending_beam_idx=None)
-
-    class LazyCache:
-        def __init__(self) -> None:
-            self.layers = [layer]
-
-        def get_seq_length(self) -> int:
-            return 3
-
-    cache, sequences = LazyCache(), Sequences()
+    cache, sequences = MadeUpCache(length=3), Sequences()
     numbers, _ = sequences.begin([], 2)
     sequences.end(numbers, [cache], held=3)
     assert sequences.begin([cache], 2) == ((0, 1), 3)
-    layer._pending_beam_idx = torch.tensor([1, 0])
+    cache.layers[0]._pending_beam_idx = torch.tensor([1, 0])
     assert sequences.begin([cache], 2) == (None, 3)
+
+
+def test_a_static_cache_that_is_reset_has_no_known_sequence_if_its_length_is_on_a_device():
+    cache, sequences = MadeUpCache(length=torch.zeros((), device="meta")), Sequences()
+    numbers, _ = sequences.begin([], 2)
+    sequences.end(numbers, [cache])
+    assert sequences.begin([cache], 2) == ((0, 1), None)
+    cache.layers[0].keys.zero_()
+    assert sequences.begin([cache], 2) == (None, None)
 
 
 class Inner(nn.Module):

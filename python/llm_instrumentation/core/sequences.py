@@ -20,8 +20,9 @@ class Sequences:
     A call with an empty cache, or without one, begins sequences. A call with a cache that a former
     call returned continues the sequences of that call. To recognise the cache, its first tensor is
     remembered, by a weak reference. Beam search puts other rows into the cache between calls, and
-    with that other tensors: then the sequences are unknown from there on. A cache that was cropped,
-    as assisted generation does, keeps its rows and is recognised by its length.
+    with that other tensors: then the sequences are unknown from there on. So they are if the tensor
+    was written to, as by the reset of a static cache. A cache that was cropped, as assisted
+    generation does, keeps its rows and is recognised by its length.
 
     Args:
         first: the number of the first sequence.
@@ -30,8 +31,9 @@ class Sequences:
     def __init__(self, first: int = 0) -> None:
         self._next = first
         self._lock = threading.Lock()
-        # By the id of a tensor or cache: a reference to it, and the numbers of its rows.
-        self._known: dict[int, tuple[weakref.ref[Any], tuple[int, ...] | None]] = {}
+        # By the id of a tensor or cache: a reference to it, the numbers of its rows, and how often
+        # it was written to.
+        self._known: dict[int, tuple[weakref.ref[Any], tuple[int, ...] | None, int]] = {}
         # By the id of a cache: the number of tokens in it when its call ended.
         self._lengths: dict[int, int] = {}
 
@@ -97,13 +99,15 @@ class Sequences:
         return tuple(range(first, first + rows))
 
     def _numbers_of(self, thing: Any) -> tuple[int, ...] | None:
-        reference, numbers = self._known.get(id(thing), (None, None))
-        return numbers if reference is not None and reference() is thing else None
+        reference, numbers, version = self._known.get(id(thing), (None, None, 0))
+        if reference is None or reference() is not thing or version != _version(thing):
+            return None
+        return numbers
 
     def _remember(self, thing: Any, numbers: tuple[int, ...] | None) -> None:
         at = id(thing)
         if (known := self._known.get(at)) is not None and known[0]() is thing:
-            self._known[at] = known[0], numbers
+            self._known[at] = known[0], numbers, _version(thing)
             return
 
         def forget(reference: Any) -> None:
@@ -111,7 +115,12 @@ class Sequences:
                 del self._known[at]
                 self._lengths.pop(at, None)
 
-        self._known[at] = weakref.ref(thing, forget), numbers
+        self._known[at] = weakref.ref(thing, forget), numbers, _version(thing)
+
+
+def _version(thing: Any) -> int:
+    """How often a tensor was written to; 0 for a cache, and for tensors that do not count it."""
+    return thing._version if isinstance(thing, Tensor) and not thing.is_inference() else 0
 
 
 def _first_tensor(cache: Any) -> Tensor | None:
