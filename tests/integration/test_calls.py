@@ -14,10 +14,11 @@ import pytest
 import torch
 import transformers
 from llm_instrumentation import InstrumentationConfig, InstrumentationFramework, annotate
-from llm_instrumentation._native import capture_id_of
+from llm_instrumentation._native import Session, capture_id_of
 from llm_instrumentation.core.calls import encoders_of
 from llm_instrumentation.core.calls_file import calls_path_for, read_calls
 from llm_instrumentation.core.capture import capture_activations
+from llm_instrumentation.core.sequences import Sequences
 from torch import Tensor, nn
 from transformers_cache import CACHE_NAME
 
@@ -117,6 +118,18 @@ def test_positions_are_derived_from_the_cache_without_a_mask(llama, ids, path, c
     mine = [row for row in found if row["sequence"] == 1]
     assert [row["positions"] for row in mine] == [[0, 1, 2, 3], [4], [5, 6, 7, 8]]
     assert joined(mine, "token_ids") == ids[1].tolist()
+
+
+def test_a_mask_of_a_part_of_the_cache_does_not_number_its_tokens(llama, ids, path):
+    """As in a model with a window, whose mask has no columns for older tokens."""
+
+    def steps() -> None:
+        cache = llama(ids[:, :6], use_cache=True)[CACHE_NAME]
+        mask = torch.ones(2, 3, dtype=torch.long)
+        llama(ids[:, 6:7], attention_mask=mask, use_cache=True, **{CACHE_NAME: cache})
+
+    found = captured(llama, path, steps)
+    assert [(row["positions"], row["mask"]) for row in found[2:]] == [([6], [True])] * 2
 
 
 def test_given_position_ids_are_stored_as_they_are(llama, ids, path):
@@ -259,6 +272,216 @@ def test_the_first_argument_of_other_models_is_the_text_if_it_has_integers(ids, 
     assert found[0]["inputs"] is None
 
 
+# ---- sequences that only look known -----------------------------------------------------
+
+
+def test_beams_of_a_quantized_cache_have_no_known_sequence(llama, ids, path):
+    """A quantized cache reorders its rows in tensors of its own."""
+    try:
+        cache = transformers.QuantizedCache("fp8", llama.config)
+    except (TypeError, ValueError):
+        pytest.skip("this transformers has no fp8 cache")
+    found = captured(
+        llama,
+        path,
+        lambda: llama.generate(
+            ids, max_new_tokens=3, min_new_tokens=3, num_beams=3, **{CACHE_NAME: cache}
+        ),
+    )
+    assert [row["sequence"] for row in found if row["step"] == 0] == [0, 1, 2, 3, 4, 5]
+    assert {row["sequence"] for row in found if row["step"] > 0} == {None}
+
+
+class MadeUpCache:
+    def __init__(self, length: Any) -> None:
+        self.layers = [SimpleNamespace(keys=torch.ones(2, 1, 3, 4), _pending_beam_idx=None)]
+        self._length = length
+
+    def get_seq_length(self) -> Any:
+        return self._length
+
+
+def test_a_reorder_that_waits_makes_sequences_unknown():
+    cache, sequences = MadeUpCache(length=3), Sequences()
+    numbers, _ = sequences.begin([], 2)
+    sequences.end(numbers, [cache], held=3)
+    assert sequences.begin([cache], 2) == ((0, 1), 3)
+    cache.layers[0]._pending_beam_idx = torch.tensor([1, 0])
+    assert sequences.begin([cache], 2) == (None, 3)
+
+
+def test_a_static_cache_that_is_reset_has_no_known_sequence_if_its_length_is_on_a_device():
+    cache, sequences = MadeUpCache(length=torch.zeros((), device="meta")), Sequences()
+    numbers, _ = sequences.begin([], 2)
+    sequences.end(numbers, [cache])
+    assert sequences.begin([cache], 2) == ((0, 1), None)
+    cache.layers[0].keys.zero_()
+    assert sequences.begin([cache], 2) == (None, None)
+
+
+class Inner(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
+class Outer(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = Inner(model)
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return self.inner.model(input_ids)
+
+
+def test_a_call_that_is_found_late_does_not_count_its_own_tokens_as_cached(llama, ids, path):
+    """The second layer's output is the first that is seen; the first has filled its cache."""
+    outer = Outer(llama)
+    config = InstrumentationConfig.max().with_layers(include=["inner.model.model.layers.1"])
+    cache = transformers.DynamicCache(config=llama.config)
+
+    def steps() -> None:
+        for part in (ids[:, :4], ids[:, 4:5]):
+            llama(part, use_cache=True, **{CACHE_NAME: cache})
+
+    found = captured(outer, path, steps, config=config)
+    assert [(row["sequence"], row["positions"]) for row in found] == [
+        (None, [-1] * 4), (None, [-1] * 4), (None, [4]), (None, [4]),
+    ]  # fmt: skip
+
+
+class Recurrent(nn.Module):
+    """Its state is a pair of tensors for each layer, as keys and values of older releases are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.cell = nn.Embedding(97, 4), nn.LSTMCell(4, 4)
+
+    def forward(self, tokens: Tensor, states: Any = None) -> Any:
+        state = states[0] if states else None
+        for token in self.embed(tokens).unbind(1):
+            state = self.cell(token, state)
+        return state[0], [state]
+
+
+def test_the_size_of_a_recurrent_state_is_no_number_of_tokens(ids, path):
+    model = Recurrent()
+
+    def steps() -> None:
+        states: Any = None
+        for part in (ids[:, :3], ids[:, 3:4], ids[:, 4:6]):
+            _, states = model(part, states)
+
+    found = captured(model, path, steps)
+    mine = [row for row in found if row["sequence"] == 1]
+    assert [row["positions"] for row in mine] == [[0, 1, 2], [-1], [-1, -1]]
+
+
+@pytest.mark.parametrize("architecture", ["bart", "whisper"])
+def test_encoders_deep_in_a_model_begin_the_sequences(ids, path, architecture):
+    sizes: dict[str, Any] = {
+        "vocab_size": 97, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
+        "decoder_start_token_id": 2, "forced_eos_token_id": None,
+    }  # fmt: skip
+    if architecture == "bart":
+        model: Any = transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes))
+        given = ids
+    else:
+        model = transformers.WhisperForConditionalGeneration(
+            transformers.WhisperConfig(
+                **sizes, num_mel_bins=8, max_source_positions=10, max_target_positions=20,
+                suppress_tokens=[], begin_suppress_tokens=[],
+            )
+        )  # fmt: skip
+        given = torch.zeros(2, 8, 20)
+    found = captured(model.eval(), path, lambda: model.generate(given, max_new_tokens=2))
+    assert {row["entry"] for row in found} == {"model.encoder", ""}
+    assert [row["sequence"] for row in found] == [0, 1] * (len(found) // 2)
+
+
+# ---- models that cannot be recorded ----------------------------------------------------------
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(97, 4)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        return self.embed(input_ids.long() % 97)
+
+
+@pytest.mark.parametrize("kind", ["export", "vmap", "meta"])
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+def test_tokens_that_cannot_be_read_do_not_end_the_capture(ids, path, kind):
+    model = Small()
+    with torch.no_grad(), capture_activations(model, path):
+        with pytest.warns(RuntimeWarning, match="was given is not recorded as a whole"):
+            if kind == "export":
+                torch.export.export(model, (ids,))
+            elif kind == "vmap":
+                torch.func.vmap(model)(ids)
+            else:
+                torch.func.functional_call(
+                    model, {"embed.weight": torch.empty(97, 4, device="meta")}, ids.to("meta")
+                )
+        model(ids)
+    assert column(path, "token_ids") == ids.tolist()
+
+
+def test_numbers_that_are_no_token_ids_are_other_tensors(path):
+    model = Small()
+    config = InstrumentationConfig.max().with_token_ids("hashed")
+    found = captured(model, path, lambda: model(torch.rand(2, 3)), config=config)
+    assert [row["token_hashes"] for row in found] == [None, None]
+    assert json.loads(found[0]["inputs"]) == {"input_ids": {"shape": [2, 3], "dtype": "float32"}}
+
+
+def test_texts_with_choices_are_rows_of_the_batch(ids, path):
+    """Token ids of three dimensions, as for multiple choice, are of another form."""
+    model = Small()
+    with annotate(document=["a", "b"]):
+        found = captured(model, path, lambda: model(torch.stack([ids, ids, ids], dim=1)))
+    assert [(row["document"], row["token_ids"]) for row in found] == [("a", None), ("b", None)]
+    assert json.loads(found[0]["inputs"]) == {"input_ids": {"shape": [2, 3, 9], "dtype": "int64"}}
+
+
+def test_a_wrapper_that_passes_its_arguments_on_has_the_first_as_text(ids, path):
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Small()
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.model(*args, **kwargs)
+
+    model = Wrapper()
+    found = captured(model, path, lambda: model(ids))
+    assert [row["token_ids"] for row in found] == ids.tolist()
+
+
+def test_a_checkpoint_covers_no_tensor_without_its_call(llama, ids, path, monkeypatch):
+    """Another thread calls the model while the checkpoint is made."""
+    framework = InstrumentationFramework(InstrumentationConfig.balanced())
+    framework.instrument_model(llama)
+    make, synced = Session.checkpoint, []
+
+    def checkpoint(session: Session, *args: Any) -> int:
+        with torch.no_grad():
+            llama(ids)
+        return make(session, *args)
+
+    with framework.capture_activations(path, track_per_token=True) as tracker:
+        tracker.record_token(1, "a")
+        with monkeypatch.context() as patched:
+            patched.setattr(Session, "checkpoint", checkpoint)
+            tracker.checkpoint()
+        synced = rows(path)
+    assert [row["step"] for row in synced] == [0, 0]
+
+
 # ---- labels -----------------------------------------------------------------------------
 
 
@@ -313,6 +536,7 @@ def test_labels_that_do_not_fit_the_batch_are_told(llama, ids, path):
         ({"document": object()}, TypeError, "document must be a text or a number"),
         ({"score": float("nan")}, ValueError, "score must be a finite number, not nan"),
         ({"a": ["x"], "b": ["y", "z"]}, ValueError, "a has 1, b has 2"),
+        ({"document": "\udcff.txt"}, ValueError, "document must be text that UTF-8 can store"),
     ],
 )
 def test_labels_that_cannot_be_stored_are_refused(labels, error, message):

@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -222,6 +223,36 @@ def test_a_stream_that_is_renamed_meanwhile_is_whole(model, path):
     assert sorted(file.name for file in path.parent.iterdir()) == [
         "moved.stream", "moved.stream.calls", "moved.stream.index"
     ]  # fmt: skip
+
+
+def test_a_folder_that_is_renamed_meanwhile_keeps_all_files(model, path):
+    folder, moved = path.parent / "first", path.parent / "second"
+    folder.mkdir()
+    with pytest.raises(NotFoundError, match="index is beside it"):
+        with capture_activations(model, folder / "run.stream"):
+            model(torch.randn(2, 4))
+            folder.rename(moved)  # before the calls file is begun
+            model(torch.randn(2, 4))
+    with ActivationReader(moved / "run.stream") as reader:
+        assert len(reader["0"]) == 2
+    assert sorted(file.name for file in moved.iterdir()) == [
+        "run.stream", "run.stream.calls", "run.stream.index"
+    ]  # fmt: skip
+
+
+def test_the_calls_file_of_a_new_capture_in_the_old_place_stays(model, path):
+    moved = path.with_name("moved.stream")
+    calls = path.with_name("run.stream.calls")
+    with pytest.raises(NotFoundError), capture_activations(model, path):
+        model(torch.randn(2, 4))
+        while not calls.exists():  # at most a second
+            time.sleep(0.01)
+        path.rename(moved)
+        with capture_activations(model, path):
+            model(torch.randn(2, 4))
+        second = calls.read_bytes()
+    assert calls.read_bytes() == second
+    assert not path.with_name("moved.stream.calls").exists()
 
 
 def test_the_index_of_another_stream_is_not_replaced(model, path):

@@ -83,7 +83,8 @@ def test_the_token_file_has_both_names(llama, ids, path):
     assert content["tokens"] == tracker.tokens
     assert content["capture_duration_seconds"] > 0
     assert sorted(file.name for file in path.parent.iterdir()) == [
-        "run.stream", "run.stream.index", "run.stream_tokens.json", "run_tokens.json",
+        "run.stream", "run.stream.calls", "run.stream.index", "run.stream_tokens.json",
+        "run_tokens.json",
     ]  # fmt: skip
 
     for removed, left in ((documented, older), (older, documented)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import transformers
@@ -12,6 +13,7 @@ from llm_instrumentation import ActivationReader, InstrumentationConfig, annotat
 from llm_instrumentation.analysis.rows import NoCallsError, NotTokenAlignedError
 from llm_instrumentation.core.calls_file import calls_path_for
 from llm_instrumentation.core.capture import capture_activations
+from llm_instrumentation.errors import CorruptError, UnsupportedError
 from torch import Tensor, nn
 from transformers_cache import CACHE_NAME
 
@@ -398,3 +400,143 @@ def test_rows_of_a_cached_generation_are_those_of_the_whole_text(llama, ids, pat
             assert parts.column("token_id").tolist() == whole.column("token_id").tolist()
             assert parts.column("position").tolist() == whole.column("position").tolist()
             torch.testing.assert_close(parts.to_torch(), whole.to_torch(), atol=1e-5, rtol=1e-4)
+
+
+# ---- what must not be taken for tokens ----------------------------------------------------------
+
+
+def test_a_decoder_that_makes_its_text_of_labels_has_no_tokens(build, ids, path):
+    """The encoder's tokens are as many, but they are not the decoder's."""
+    t5 = build("t5")
+    with torch.no_grad(), capture_activations(t5, path):
+        t5(input_ids=ids, labels=ids.clone())
+    with ActivationReader(path) as reader:
+        assert reader.rows("encoder.block.0").column("token_id").tolist() == ids.flatten().tolist()
+        for layer in ("decoder.block.0", "lm_head"):
+            with pytest.raises(NotTokenAlignedError, match="without text for the decoder"):
+                reader.rows(layer)
+
+
+def test_a_decoder_that_is_called_alone_has_the_text_of_its_call(build, ids, path):
+    t5 = build("t5")
+    with torch.no_grad(), capture_activations(t5, path):
+        t5.decoder(input_ids=ids, encoder_hidden_states=torch.zeros(2, 3, 32))
+    with ActivationReader(path) as reader:
+        assert reader.rows("decoder.block.0").column("token_id").tolist() == ids.flatten().tolist()
+
+
+def test_a_layer_in_two_calls_of_one_step_belongs_to_neither(ids, path):
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.outer = nn.Sequential(nn.Sequential(nn.Embedding(97, 4)))
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return self.outer(input_ids)
+
+        def both(self, first: Tensor, second: Tensor) -> None:
+            self.outer(first)
+            self.outer[0](second)
+
+    model = Nested()
+    with torch.no_grad(), capture_activations(model, path):
+        model.both(ids, ids.flip(0))
+    with ActivationReader(path) as reader:
+        with pytest.raises(NotTokenAlignedError, match="step 0 has several calls"):
+            reader.rows("outer.0.0")
+
+
+def test_last_positions_of_a_generation(llama, ids, path):
+    """The tensors of the later steps have one position, and are whole."""
+    config = InstrumentationConfig.max().with_float32().with_last_position()
+    kept = Kept(llama, "model.layers.0")
+    llama.register_forward_hook(lambda *_: setattr(kept, "steps", kept.steps + 1))
+    with torch.no_grad(), capture_activations(llama, path, config=config):
+        whole = llama.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    with ActivationReader(path) as reader:
+        assert_rows(
+            reader.rows("model.layers.0"),
+            [
+                (step, b, 8 + step, int(whole[b, 8 + step]), output[b, -1])
+                for step, output in kept.outputs["model.layers.0"]
+                for b in range(2)
+            ],
+        )
+
+
+def test_the_last_position_of_a_tensor_for_the_whole_batch_is_not_aligned(llama, ids, path):
+    config = InstrumentationConfig.max().with_last_position()
+    with torch.no_grad(), capture_activations(llama, path, config=config):
+        llama(ids)
+    with ActivationReader(path) as reader:
+        with pytest.raises(NotTokenAlignedError, match=r"shape is \[1, 1, 8\] in step 0"):
+            reader.rows("model.rotary_emb")
+
+
+def test_a_number_has_no_rows(ids, path):
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.loss = nn.Embedding(97, 4), nn.Identity()
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return self.loss(self.embed(input_ids).sum())
+
+    model = Loss()
+    with torch.no_grad(), capture_activations(model, path):
+        model(ids)
+    with ActivationReader(path) as reader:
+        with pytest.raises(NotTokenAlignedError, match=r"its shape is \[\] in step 0"):
+            reader.rows("loss")
+
+
+def test_indices_of_rows(llama, ids, path):
+    with torch.no_grad(), capture_activations(llama, path):
+        llama(ids)
+    with ActivationReader(path) as reader:
+        rows = reader.rows("model.layers.0")
+        assert len(rows[[]]) == 0 and rows[[]].to_torch().shape == (0, 32)
+        for one in (torch.tensor(3), np.array(3), np.int64(3), -15):
+            assert rows[one].position == 3
+        assert rows[torch.tensor([3])].column("position").tolist() == [3]
+        assert rows[::-1].column("position").tolist() == [*range(8, -1, -1)] * 2
+        with pytest.raises(IndexError, match=r"shape \[1, 2\]: rows have one axis"):
+            rows[np.array([[1, 2]])]
+
+
+def test_damaged_calls_files_are_refused_or_read(llama, ids, path):
+    """No damage may end the process, or give an untyped error."""
+    with torch.no_grad(), annotate(document=["a", "b"]), capture_activations(llama, path):
+        llama(ids, attention_mask=torch.ones_like(ids))
+    file = calls_path_for(path)
+    whole = file.read_bytes()
+    random = np.random.default_rng(0)
+    outcomes = set()
+    for _ in range(400):
+        damaged = bytearray(whole)
+        at = int(random.integers(len(whole)))
+        damaged[at : at + 4] = random.choice([b"\xff\xff\xff\x7f", b"\xff", b"\0\0\0\0", b"\1"])
+        file.write_bytes(damaged[: len(whole)])
+        try:
+            with ActivationReader(path) as reader:
+                rows = reader.rows("model.layers.0")
+                for name in ("token_id", "position", "sequence", "document"):
+                    assert len(rows.column(name)) == len(rows)
+            outcomes.add("read")
+        except (NoCallsError, NotTokenAlignedError, CorruptError, UnsupportedError) as error:
+            outcomes.add(type(error).__name__)
+    assert {"read", "NoCallsError"} <= outcomes
+
+
+def test_nulls_where_the_format_has_none_end_the_calls(llama, ids, path):
+    with torch.no_grad(), capture_activations(llama, path):
+        llama(ids)
+    file = calls_path_for(path)
+    with pa.ipc.open_stream(file.read_bytes()) as source:
+        table = source.read_all()
+    broken = table.set_column(0, table.schema.field(0), pa.array([0, None], pa.int64()))
+    with pa.ipc.new_stream(file, table.schema) as target:
+        target.write_table(broken)
+    with ActivationReader(path) as reader:
+        with pytest.raises(NoCallsError, match=r"no call for 'model\.layers\.0'"):
+            reader.rows("model.layers.0")

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import CorruptError
+from .rows import NotTokenAlignedError
 
 __all__ = ["Calls", "Chosen"]
 
@@ -42,14 +43,12 @@ class _Lists:
         lengths: values of each cell; -1: the cell is null.
     """
 
-    def __init__(self, path: str, column: pa.ChunkedArray) -> None:
+    def __init__(self, column: pa.ChunkedArray) -> None:
         cells = column.combine_chunks()
         if isinstance(cells, pa.ChunkedArray):
             cells = pa.concat_arrays(cells.chunks) if cells.num_chunks else pa.array([], cells.type)
         offsets = np.asarray(cells.offsets).astype(np.int64)
         self.values = np.asarray(cells.values)
-        if (np.diff(offsets) < 0).any() or not 0 <= offsets[0] <= offsets[-1] <= len(self.values):
-            raise CorruptError(f"{path}: the lengths of its lists are damaged")
         self.starts = offsets[:-1]
         self.lengths = np.where(np.asarray(cells.is_valid()), np.diff(offsets), -1)
 
@@ -73,11 +72,10 @@ class Calls:
         table: its rows.
 
     Raises:
-        CorruptError: lengths of lists are damaged.
+        CorruptError: the list of encoders is damaged.
     """
 
     def __init__(self, path: str, table: pa.Table) -> None:
-        self._path = path
         self._table = table
         metadata = table.schema.metadata or {}
         try:
@@ -100,7 +98,7 @@ class Calls:
         """A column of lists."""
         found = self._lists.get(name)
         if found is None:
-            found = self._lists[name] = _Lists(self._path, self._table[name])
+            found = self._lists[name] = _Lists(self._table[name])
         return found
 
     def cells(self, name: str, rows: Ints) -> npt.NDArray[Any]:
@@ -119,43 +117,57 @@ class Calls:
     def of_layer(self, model: str, layer: str, steps: Ints) -> Chosen:
         """The calls to which the activations of a layer belong.
 
-        A step may have several calls, of modules side by side. A layer belongs to the innermost one
-        that contains it.
+        A step may have several calls, of modules side by side. A layer belongs to the call of a
+        module that contains it.
 
         Args:
             model: the model's name in the index.
             layer: the module's name.
             steps: the step of each activation.
+
+        Raises:
+            NotTokenAlignedError: a step has several calls that contain the layer.
         """
-        inside = np.array(
-            [entry in ("", layer) or layer.startswith(f"{entry}.") for entry in self._entries],
-            np.bool_,
-        )
-        depth = np.array([len(entry) for entry in self._entries])
+        inside = np.array([_holds(entry, layer) for entry in self._entries], np.bool_)
         right = np.array([name == model for name in self._models], np.bool_)
         of = np.flatnonzero(right[self._model] & inside[self._entry])
+        of = of[np.argsort(self._step[self._first[of]], kind="stable")]
         step = self._step[self._first[of]]
-        of = of[np.lexsort((depth[self._entry[of]], step))]
-        step = self._step[self._first[of]]
-        last = np.searchsorted(step, steps, side="right") - 1  # the innermost call of the step
-        found = (last >= 0) & (step[last] == steps) if len(of) else np.zeros(len(steps), np.bool_)
-        call = of[np.where(found, last, 0)] if len(of) else np.zeros(len(steps), np.int64)
-        first = np.where(found, self._first[call], -1) if len(of) else np.full(len(steps), -1)
-        rows = self._rows[call] if len(of) else np.zeros(len(steps), np.int64)
-        decoder = self._is_of_decoder(model, layer, first)
+        begins, ends = (np.searchsorted(step, steps, side) for side in ("left", "right"))
+        if len(several := steps[ends - begins > 1]):
+            raise NotTokenAlignedError(
+                f"step {several[0]} has several calls of modules that contain {layer!r}: its "
+                "tensors do not say of which call they are"
+            )
+        found = ends > begins
+        call = of[begins[found]]
+        decoder = self._is_of_decoder(model, layer, call)
         positions = self.lists("decoder_positions" if decoder else "positions")
-        tokens = np.where(first >= 0, positions.lengths[first], -1)
+        first, rows, tokens = (np.full(len(steps), n, np.int64) for n in (-1, 0, -1))
+        first[found], rows[found] = self._first[call], self._rows[call]
+        tokens[found] = positions.lengths[self._first[call]]
         return Chosen(first, rows, tokens, decoder)
 
     def shares(self, model: str, layer: str) -> bool:
         """Whether both the encoder and the decoder of a model use the layer's module."""
         return layer in self.encoders.get(model, {}).get("shared", ())
 
-    def _is_of_decoder(self, model: str, layer: str, first: Ints) -> bool:
-        if (self.lists("decoder_positions").lengths[first[first >= 0]] < 0).all():
-            return False
+    def _is_of_decoder(self, model: str, layer: str, calls: Ints) -> bool:
+        """Whether the layer has the tokens of the decoder in some of the calls."""
         encoders = self.encoders.get(model, {}).get("modules", ())
-        return not any(layer == name or layer.startswith(f"{name}.") for name in encoders)
+        if any(_holds(name, layer) for name in encoders):
+            return False
+        if not encoders:
+            given = self.lists("decoder_positions").lengths[self._first[calls]] >= 0
+            return bool(given.any())
+        # A call of the decoder alone has its text under the names without "decoder_".
+        both = [any(_holds(entry, name) for name in encoders) for entry in self._entries]
+        return bool(np.array(both, np.bool_)[self._entry[calls]].any())
+
+
+def _holds(module: str, name: str) -> bool:
+    """Whether a module is the one with this name, or contains it."""
+    return module in ("", name) or name.startswith(f"{module}.")
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[Ints, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -172,11 +173,12 @@ class Snapshot:
                 done += self.native.read_ranges(pieces[done:], address + at, room)
                 at = int(ends[done - 1])
             return
-        for activation, first, count in ranges.tolist():
+        for activation, alike in itertools.groupby(ranges.tolist(), lambda one: one[0]):
             values = self.torch(self.form(activation, True, None)).reshape(-1)
-            part = values[first : first + count].to(torch_dtype(dtype))
-            ctypes.memmove(address, part.data_ptr(), count * size)
-            address += count * size
+            for _, first, count in alike:
+                part = values[first : first + count].to(torch_dtype(dtype))
+                ctypes.memmove(address, part.data_ptr(), count * size)
+                address += count * size
 
     def torch(self, form: StoredForm) -> torch.Tensor:
         import torch

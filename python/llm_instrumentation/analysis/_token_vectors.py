@@ -129,8 +129,9 @@ class TokenVectors:
                 "rows(layer, without_calls=True) gives the rows by their places alone"
             )
         if (chosen.tokens[chosen.first >= 0] < 0).any():
+            side = "text for the decoder, as with labels alone" if chosen.decoder else "text"
             raise NotTokenAlignedError(
-                f"{self.layer!r} has calls without text: what the model was given has no tokens"
+                f"{self.layer!r} has calls without {side}: what the model was given has no tokens"
             )
         return chosen
 
@@ -164,15 +165,15 @@ class TokenVectors:
         transform, transforms = self.snapshot.catalogue.texts("transform")
         codes = np.unique(transform[self._activations])
         names = {transforms[code] if code >= 0 else None for code in codes.tolist()}
-        if names == {LAST_POSITION} and shapes.shape[1] == 3:
-            return _Layout("btw", last=True)
-        if names - {None, "overflow_float32"}:
+        if names - {None, "overflow_float32", LAST_POSITION}:
             raise NotTokenAlignedError(
                 f"{self.layer!r} is stored in part ({', '.join(map(str, names))}): rows need whole "
                 "tensors"
             )
-        rows, tokens = self._rows, self._tokens
-        batch = shapes[:, 0] == rows
+        # A step of a generation has one token, and its tensors are whole.
+        last = LAST_POSITION in names
+        rows, tokens = self._rows, np.ones_like(self._tokens) if last else self._tokens
+        batch = (shapes[:, :1] == rows[:, None]).all(axis=1)
         tried = {}
         if shapes.shape[1] == 2:
             tried["tw"] = shapes[:, 0] == rows * tokens
@@ -183,7 +184,7 @@ class TokenVectors:
             tried["bthw"] = batch & (shapes[:, 1] == tokens)
         found = [axes for axes, fit in tried.items() if fit.all()]
         if len(found) == 1:
-            return _Layout(found[0])
+            return _Layout(found[0], last)
         if found:
             raise NotTokenAlignedError(
                 f"{self.layer!r} has the shape {shapes[0].tolist()} in step {self.steps[0]}, and "

@@ -129,8 +129,11 @@ class Rows(Sequence["Row"]):
         """
         if isinstance(at, slice):
             return Rows(self._source, self._places[at])
-        if isinstance(at, Iterable):
-            return Rows(self._source, self._places[np.asarray(at)])
+        indices = np.asarray(at)
+        if indices.ndim > 1:
+            raise IndexError(f"indices of shape {list(indices.shape)}: rows have one axis")
+        if indices.ndim == 1:
+            return Rows(self._source, self._places[indices if len(indices) else []])
         place = operator.index(at)
         if not -len(self) <= place < len(self):
             raise IndexError(f"row {place} of {len(self)}")

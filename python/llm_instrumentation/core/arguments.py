@@ -16,7 +16,7 @@ __all__ = ["Given", "Text", "given_to", "named_arguments", "new_tokens"]
 # decoder's text counts.
 _TEXT = ("input_ids", "inputs_embeds")
 _DECODER_TEXT = ("decoder_input_ids", "decoder_inputs_embeds")
-# Arguments that a Text holds.
+# Arguments that a Text holds, if they have one or two dimensions.
 _OF_TEXT = frozenset(
     prefix + name
     for prefix in ("", "decoder_")
@@ -71,15 +71,16 @@ def given_to(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     text, used = _text(named, ""), ""
     if text is None and "input_ids" not in named and "inputs_embeds" not in named:
         # A model that is not of transformers: its first argument may be the token ids.
-        used = next(iter(named), "") if args else next(iter(_parameters_of(module)), "")
-        ids = named.get(used)
-        if isinstance(ids, Tensor) and ids.dtype in _INTEGERS and ids.dim() in (1, 2):
-            text = _text({**named, "input_ids": ids}, "")
+        used = next(iter(_parameters_of(module)), "")
+        text = _text({**named, "input_ids": args[0] if args else named.get(used)}, "")
     decoder = _text(named, "decoder_")
+    held = frozenset() if text is None and decoder is None else _OF_TEXT
     others = {
         name: (tuple(value.shape), value.dtype)
         for name, value in named.items()
-        if isinstance(value, Tensor) and name not in _OF_TEXT and (text is None or name != used)
+        if isinstance(value, Tensor)
+        and (name not in held or value.dim() > 2)
+        and (text is None or name != used)
     }
     if text is not None:
         rows = text.rows
@@ -102,7 +103,7 @@ def named_arguments(
 
 def _text(named: Mapping[str, Any], side: str) -> Text | None:
     ids, embeds = named.get(f"{side}input_ids"), named.get(f"{side}inputs_embeds")
-    if isinstance(ids, Tensor) and ids.dim() in (1, 2):
+    if isinstance(ids, Tensor) and ids.dtype in _INTEGERS and ids.dim() in (1, 2):
         ids = ids if ids.dim() == 2 else ids[None]
         rows, length = ids.shape
     elif isinstance(embeds, Tensor) and embeds.dim() == 3:
@@ -112,13 +113,17 @@ def _text(named: Mapping[str, Any], side: str) -> Text | None:
     mask = _of_rows(named.get(f"{side}attention_mask"), rows)
     if mask is not None and mask.shape[1] < length:
         mask = None
-    positions = _of_rows(named.get(f"{side}position_ids"), rows)
-    if positions is not None and positions.shape[1] != length:
-        positions = None
-    types = _of_rows(named.get(f"{side}token_type_ids"), rows)
-    if types is not None and types.shape[1] != length:
-        types = None
+    positions = _of_tokens(named.get(f"{side}position_ids"), rows, length)
+    types = _of_tokens(named.get(f"{side}token_type_ids"), rows, length)
     return Text(ids, rows, length, mask, positions, types)
+
+
+def _of_tokens(value: Any, rows: int, length: int) -> Tensor | None:
+    """Integers of [rows, length]. None: it has another form."""
+    given = _of_rows(value, rows)
+    if given is None or given.shape[1] != length or given.dtype not in _INTEGERS:
+        return None
+    return given
 
 
 def _of_rows(value: Any, rows: int) -> Tensor | None:

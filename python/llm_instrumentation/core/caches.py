@@ -81,7 +81,8 @@ def cached_tokens(cache: Any) -> int | None:
     """The number of tokens in a cache; None if it does not say, or the number is on a device."""
     if isinstance(cache, (tuple, list)):
         first = cache[0][0]
-        return int(first.shape[-2]) if first is not None and first.dim() > 1 else None
+        # States of recurrent networks look alike, but have fewer dimensions than keys.
+        return int(first.shape[-2]) if first is not None and first.dim() == 4 else None
     ask = getattr(cache, "get_seq_length", None)
     if ask is None:
         return None

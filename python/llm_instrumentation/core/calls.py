@@ -25,9 +25,11 @@ from .caches import caches_of_call, caches_of_output
 from .calls_file import CallsFile, Column, calls_path_for, is_calls_file, read_calls, rows_before
 from .labels import Labels, current_labels
 from .scope import current_request
+from .selection import original_name
 from .sequences import Sequences
+from .tensors import PLAIN, check_dense, check_runs_now, shape_and_address
 
-__all__ = ["CallLog", "check_place", "encoders_of"]
+__all__ = ["CallLog", "check_place", "encoder_of", "encoders_of"]
 
 # Rows are written at most so long after their call, as those of the index.
 _LAG_SECONDS = 1.0
@@ -106,17 +108,22 @@ def check_place(output_path: str | os.PathLike[str], overwrite: bool) -> None:
         )
 
 
-def encoders_of(label: str, model: nn.Module) -> dict[str, dict[str, list[str]]]:
-    """The encoders of an encoder-decoder model of transformers, for the calls file."""
-    model = getattr(model, "_orig_mod", model)
+def encoder_of(model: nn.Module) -> nn.Module | None:
+    """The encoder of an encoder-decoder model of transformers, or None."""
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return {}
+        return None
     encoder = getattr(model, "get_encoder", lambda: None)()
-    if not isinstance(encoder, nn.Module) or encoder is model:
+    return encoder if isinstance(encoder, nn.Module) and encoder is not model else None
+
+
+def encoders_of(label: str, model: nn.Module) -> dict[str, dict[str, list[str]]]:
+    """The names of a model's encoder, for the calls file."""
+    model = getattr(model, "_orig_mod", model)
+    if (encoder := encoder_of(model)) is None:
         return {}
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(id(module), []).append(name)
+        names.setdefault(id(module), []).append(original_name(name))
     own = {id(module) for module in encoder.modules()}
     within = tuple(f"{name}." for name in names[id(encoder)])
     shared = [
@@ -191,6 +198,7 @@ class CallLog:
         model: str,
         entry: str,
         step: int | None,
+        late: bool = False,
     ) -> Running:
         """Records a call that begins.
 
@@ -202,8 +210,10 @@ class CallLog:
             entry: the name of the module in the model.
             step: the number of the call's step; None: the step is left out. Then only its sequences
                 are followed.
+            late: the call began earlier, so its cache may already hold its tokens.
 
         Raises:
+            UnsupportedError: the tokens cannot be read, as those of a traced model.
             InvalidArgumentError: the labels do not fit the number of rows. The call is recorded
                 without labels.
         """
@@ -213,9 +223,12 @@ class CallLog:
         masked = None
         if text is not None and text.mask is not None:
             masked = text.mask.shape[1] - text.length
-        sequences, cached = self._sequences.begin(
-            caches, given.rows, encoded=_first_tensor(kwargs.get("encoder_outputs")), masked=masked
-        )
+        encoded = _first_tensor(kwargs.get("encoder_outputs"))
+        sequences, cached = None, None
+        if not late or not caches:
+            sequences, cached = self._sequences.begin(
+                caches, given.rows, encoded=encoded, masked=masked
+            )
         held = 0 if cached is None or text is None else cached + text.length
         running = Running(sequences, caches, held)
         if step is None or os.getpid() != self._pid:
@@ -232,7 +245,9 @@ class CallLog:
 
     def end(self, running: Running, output: Any) -> None:
         """Remembers the sequences of a call that has ended. `output` is None if it raised."""
-        caches = running.caches or caches_of_output(output)
+        caches = running.caches[:1]
+        if not caches or isinstance(caches[0], (tuple, list)):  # the model returns another one
+            caches = caches + caches_of_output(output)[:1]
         encoded = None if caches else _first_tensor(output)
         self._sequences.end(running.sequences, caches, held=running.held, encoded=encoded)
 
@@ -274,19 +289,20 @@ class CallLog:
         tokens = text.tokens if self._token_ids != "none" else None
         columns = None
         if tokens is not None:
-            tensors.append(tokens.detach().clone())
+            tensors.append(_copy(tokens))
         if (mask := text.mask) is not None:
             end = mask.shape[1]
             if cached is not None and cached + text.length <= end:
                 end = cached + text.length  # a static cache's mask may have a column for each place
-            begin = end - text.length if text.positions is not None else 0
+            whole = cached is None or cached + text.length <= end  # not of a window of the cache
+            begin = 0 if whole and text.positions is None else end - text.length
             mask = mask[:, begin:end]
             columns = mask.shape[1]
-            tensors.append(mask.detach().clone())
+            tensors.append(_copy(mask))
         if text.positions is not None:
-            tensors.append(text.positions.detach().clone())
+            tensors.append(_copy(text.positions))
         if text.types is not None:
-            tensors.append(text.types.detach().clone())
+            tensors.append(_copy(text.types))
         given, types = text.positions is not None, text.types is not None
         return _Side(text.length, columns, given, tokens is not None, types)
 
@@ -368,22 +384,24 @@ class CallLog:
             self._lock.notify_all()
         if ends and self._file is not None:
             self._file.end()
-            self._follow()
+            self._file.rename(self._place())
         return not ends
 
-    def _follow(self) -> None:
-        """Renames the file if the stream was renamed meanwhile, as the library does the index."""
+    def _place(self) -> Path:
+        """The path beside the stream, also if the stream was renamed and the path there is free."""
         with contextlib.suppress(OSError):
             stream = os.readlink(f"/proc/self/fd/{self._stream}")
             path = calls_path_for(stream)
             if os.path.exists(stream) and not os.path.lexists(path):
-                os.rename(self._path, path)
+                return path
+        return self._path
 
     def _hurried(self) -> bool:
         return self._syncs or self._ends or self._over or self._bytes > _MOST_BYTES // 2
 
     def _write(self, calls: list[_Waiting]) -> None:
         if self._file is None:
+            self._path = self._place()
             self._file = CallsFile(self._path, self._capture_id, self._encoders)
         rows = _Rows(self._hashes if self._token_ids == "hashed" else None)
         for _, alike in itertools.groupby(calls, lambda call: call.form):
@@ -458,6 +476,20 @@ class _Rows:
         length = 0 if form is None else form.length
         for name in ("token_ids", "token_hashes", "mask", "positions", "token_types"):
             self.lists[side + name].append(Column(found.get(name), count, length))
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy that another thread can read.
+
+    Raises:
+        UnsupportedError: the tensor has no values of its own, as in a traced model.
+    """
+    if type(tensor) not in PLAIN or not tensor.is_cpu:
+        check_dense(tensor)
+        if tensor.is_cuda:
+            check_runs_now()
+    shape_and_address(tensor)
+    return tensor.detach().clone()
 
 
 def _stacked(tensors: Sequence[Tensor]) -> _Numbers:

@@ -175,6 +175,15 @@ class CallsFile:
         """Writes the end mark."""
         self._append(_END)
 
+    def rename(self, path: Path) -> None:
+        """Renames the file if the stream was renamed, as the library does the index.
+
+        The file stays if another one has taken its name, as that of a new capture there.
+        """
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(self._path), os.fstat(self._file)):
+                os.rename(self._path, path)
+
     def close(self) -> None:
         """Closes the file."""
         os.close(self._file)
@@ -249,7 +258,7 @@ def read_calls(output_path: str | os.PathLike[str], capture_id: str | None) -> p
             return None
         source = pa.memory_map(os.fspath(path))
         reader = pa.ipc.open_stream(source)
-    except (OSError, pa.ArrowInvalid):
+    except (OSError, pa.ArrowException):
         return None
     metadata = reader.schema.metadata or {}
     if metadata.get(b"format") != _FORMAT:
@@ -264,7 +273,7 @@ def read_calls(output_path: str | os.PathLike[str], capture_id: str | None) -> p
         return None
     if not reader.schema.equals(_schema()):
         return None
-    with contextlib.suppress(pa.ArrowInvalid, OSError):
+    with contextlib.suppress(pa.ArrowException, OSError):
         batches.extend(_checked(reader))
     return pa.Table.from_batches(batches, reader.schema)
 
@@ -272,7 +281,12 @@ def read_calls(output_path: str | os.PathLike[str], capture_id: str | None) -> p
 def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches up to the first damaged one."""
     for batch in batches:
-        batch.validate()
+        batch.validate(full=True)  # pyarrow crashes on offsets that are damaged
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            if column.null_count and not field.nullable:
+                return
+            if column.type.num_fields and column.values.null_count:
+                return
         yield batch
 
 

@@ -87,7 +87,7 @@ class annotate:  # noqa: N801, used as a function, like torch.set_grad_enabled
 
     Raises:
         TypeError: a label is something else.
-        ValueError: lists of labels differ in length, or a label is no finite number.
+        ValueError: lists of labels differ in length, or a label is no finite number, or no UTF-8.
     """
 
     def __init__(self, **labels: Label | list[Label] | tuple[Label, ...]) -> None:
@@ -121,4 +121,9 @@ def _label(name: str, value: Any) -> Label:
         raise TypeError(f"{name} must be a text or a number, not {value!r}")
     if isinstance(value, float) and value - value != 0:
         raise ValueError(f"{name} must be a finite number, not {value!r}")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # names of files that are no UTF-8
+            raise ValueError(f"{name} must be text that UTF-8 can store, not {value!r}") from None
     return value

@@ -30,7 +30,7 @@ from ..errors import (
 from ._earlier import remove_earlier
 from ._openmp import gomp_parallel
 from ._underflow import underflowed_layers
-from .calls import CallLog, check_place, encoders_of
+from .calls import CallLog, check_place, encoder_of, encoders_of
 from .config import ARCHIVE_ERROR, HookGranularity, InstrumentationConfig
 from .eager import run_eagerly
 from .gradients import Gradients
@@ -279,12 +279,14 @@ class Recorder:
     # ---- hooks ----------------------------------------------------------------
 
     def _attach(self, selected: list[tuple[nn.Module, list[tuple[str, nn.Module]]]]) -> None:
-        # Some models are entered through a child: in generation an encoder-decoder's encoder.
+        # Some models are entered through a child, or in generation through their encoder.
         # The register functions are nn.Module's, because scripted modules refuse their own.
         entries: dict[nn.Module, None] = {}
         for model, _ in selected:
             original = getattr(model, "_orig_mod", model)
             entries |= dict.fromkeys([model, original, *original.children()])
+            if (encoder := encoder_of(original)) is not None:
+                entries[encoder] = None
         for entry in filter(has_forward, entries):
             self._begins(entry)
         index = 0
@@ -309,13 +311,17 @@ class Recorder:
             encoders |= encoders_of(label, model)
         return encoders
 
-    def _given(self, module: nn.Module, args: Any, kwargs: Any, step: int | None) -> Any:
+    def _given(
+        self, module: nn.Module, args: Any, kwargs: Any, step: int | None, late: bool
+    ) -> Any:
         """Records what a call is given. After an error the model goes on, unless strict."""
         if not self._sink.running:
             return None
         model, entry = self._places.get(id(module), ("", ""))
         try:
-            return self._calls.begin(module, args, kwargs, model=model, entry=entry, step=step)
+            return self._calls.begin(
+                module, args, kwargs, model=model, entry=entry, step=step, late=late
+            )
         except Exception as error:
             self._complain_of_calls(error)
             return None
@@ -434,8 +440,9 @@ class Recorder:
     def checkpoint(self) -> int:
         """Makes everything captured so far durable; returns the stream's length in bytes."""
         self._sink.flush()
-        self._calls.sync()  # first, so that the checkpoint covers no tensor without its call
-        return self._session.checkpoint()
+        length = self._session.checkpoint()
+        self._calls.sync()  # after it, because a call begins before its tensors
+        return length
 
     # ---- end ------------------------------------------------------------------
 

@@ -20,8 +20,9 @@ class Sequences:
     A call with an empty cache, or without one, begins sequences. A call with a cache that a former
     call returned continues the sequences of that call. To recognise the cache, its first tensor is
     remembered, by a weak reference. Beam search puts other rows into the cache between calls, and
-    with that other tensors: then the sequences are unknown from there on. A cache that was cropped,
-    as assisted generation does, keeps its rows and is recognised by its length.
+    with that other tensors: then the sequences are unknown from there on. So they are if the tensor
+    was written to, as by the reset of a static cache. A cache that was cropped, as assisted
+    generation does, keeps its rows and is recognised by its length.
 
     Args:
         first: the number of the first sequence.
@@ -30,8 +31,9 @@ class Sequences:
     def __init__(self, first: int = 0) -> None:
         self._next = first
         self._lock = threading.Lock()
-        # By the id of a tensor or cache: a reference to it, and the numbers of its rows.
-        self._known: dict[int, tuple[weakref.ref[Any], tuple[int, ...] | None]] = {}
+        # By the id of a tensor or cache: a reference to it, the numbers of its rows, and how often
+        # it was written to.
+        self._known: dict[int, tuple[weakref.ref[Any], tuple[int, ...] | None, int]] = {}
         # By the id of a cache: the number of tokens in it when its call ended.
         self._lengths: dict[int, int] = {}
 
@@ -78,13 +80,13 @@ class Sequences:
 
         Args:
             numbers: what :meth:`begin` returned.
-            caches: the caches among its arguments, or else among its results.
-            held: the number of tokens that the cache holds now; 0: unknown.
+            caches: the caches among its arguments and its results that hold its tokens now.
+            held: the number of tokens that these caches hold; 0: unknown.
             encoded: the first tensor that an encoder returned, or None.
         """
         if isinstance(encoded, Tensor):
             self._remember(encoded, numbers)
-        for cache in caches[:1]:
+        for cache in caches:
             if (first := _first_tensor(cache)) is not None:
                 self._remember(first, numbers)
             if not isinstance(cache, (tuple, list)):
@@ -97,13 +99,15 @@ class Sequences:
         return tuple(range(first, first + rows))
 
     def _numbers_of(self, thing: Any) -> tuple[int, ...] | None:
-        reference, numbers = self._known.get(id(thing), (None, None))
-        return numbers if reference is not None and reference() is thing else None
+        reference, numbers, version = self._known.get(id(thing), (None, None, 0))
+        if reference is None or reference() is not thing or version != _version(thing):
+            return None
+        return numbers
 
     def _remember(self, thing: Any, numbers: tuple[int, ...] | None) -> None:
         at = id(thing)
         if (known := self._known.get(at)) is not None and known[0]() is thing:
-            self._known[at] = known[0], numbers
+            self._known[at] = known[0], numbers, _version(thing)
             return
 
         def forget(reference: Any) -> None:
@@ -111,13 +115,23 @@ class Sequences:
                 del self._known[at]
                 self._lengths.pop(at, None)
 
-        self._known[at] = weakref.ref(thing, forget), numbers
+        self._known[at] = weakref.ref(thing, forget), numbers, _version(thing)
+
+
+def _version(thing: Any) -> int:
+    """How often a tensor was written to; 0 for a cache, and for tensors that do not count it."""
+    return thing._version if isinstance(thing, Tensor) and not thing.is_inference() else 0
 
 
 def _first_tensor(cache: Any) -> Tensor | None:
+    """The first tensor of a cache that something changes if it reorders the rows."""
     layers = getattr(cache, "layers", None)
     if isinstance(layers, list) and layers:  # most caches of transformers, in a tenth of the time
+        # A quantized cache reorders its rows later, and remembers how.
+        order = getattr(layers[0], "_pending_beam_idx", None)
+        if isinstance(order, Tensor):
+            return order
         keys = getattr(layers[0], "keys", None)
-        if isinstance(keys, Tensor):
+        if isinstance(keys, Tensor) and keys.numel():
             return keys
-    return next((tensor for _, tensor in tensors_of(cache)), None)
+    return next((tensor for _, tensor in tensors_of(cache) if tensor.numel()), None)

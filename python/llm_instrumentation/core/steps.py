@@ -153,7 +153,7 @@ class Steps:
         mine: reports whether a call that begins now belongs to the capture; None: all do.
         watch: adds a module to those that :meth:`enter` and :meth:`leave` are called for.
         given: receives each outermost call that belongs to the capture: the module, its arguments,
-            and the number of the step, or None if it is left out.
+            the number of the step, or None if it is left out, and whether the call began earlier.
         returned: receives what `given` returned and the call's result, when the call has ended.
 
     Attributes:
@@ -175,7 +175,7 @@ class Steps:
         request: Callable[[], int],
         mine: Callable[[], bool] | None,
         watch: Callable[[nn.Module], None],
-        given: Callable[[nn.Module, Any, Any, int | None], Any],
+        given: Callable[[nn.Module, Any, Any, int | None, bool], Any],
         returned: Callable[[Any, Any], None],
     ) -> None:
         self.count = first
@@ -312,11 +312,14 @@ class Steps:
         else:
             self.in_c.enter(place.calls, place.step, place.token, place.request)
 
-    def _tell(self, place: Place, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _tell(
+        self, place: Place, module: nn.Module, args: Any, kwargs: Any, late: bool = False
+    ) -> None:
         """Reports what an outermost call was given."""
+        place.given = None  # perhaps that of an interrupted call
         if place.step >= 0:
             step = None if place.skipped else place.step
-            place.given = self._given(module, args, kwargs, step)
+            place.given = self._given(module, args, kwargs, step, late)
 
     @staticmethod
     def _outside(place: Place) -> None:
@@ -378,5 +381,5 @@ class Steps:
         place.late = _Running(outermost)
         self._begin(place, entered, outermost)
         found = outermost.f_locals
-        self._tell(place, entered, found.get("args", ()), found.get("kwargs", {}))
+        self._tell(place, entered, found.get("args", ()), found.get("kwargs", {}), late=True)
         place.given = None  # no hook reports the end of this call

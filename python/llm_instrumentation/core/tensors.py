@@ -21,6 +21,7 @@ __all__ = [
     "enqueue_tensor",
     "host_tensor",
     "plain_enqueuer",
+    "shape_and_address",
 ]
 
 #: Takes a tensor, its step, token, call and request.
@@ -123,13 +124,7 @@ def enqueue_tensor(
     # A tensor without elements in plain memory has no address either; it is refused below.
     if not (type(tensor) in PLAIN and tensor.is_cpu) or tensor.is_neg() or tensor.is_complex():
         tensor = host_tensor(tensor)
-    try:
-        shape, address = tensor.shape, tensor.data_ptr()
-    except RuntimeError as error:
-        check_dense(tensor)
-        raise _no_memory(tensor) from error
-    if not address and tensor.numel():
-        raise _no_memory(tensor)
+    shape, address = shape_and_address(tensor)
     return session.enqueue(
         layer,
         code,
@@ -143,6 +138,22 @@ def enqueue_tensor(
         transform=transform,
         parameters=parameters,
     )
+
+
+def shape_and_address(tensor: Tensor) -> tuple[torch.Size, int]:
+    """The tensor's shape, and where its elements are.
+
+    Raises:
+        UnsupportedError: see :func:`check_dense`; or the elements are not in memory of its own.
+    """
+    try:
+        shape, address = tensor.shape, tensor.data_ptr()
+    except RuntimeError as error:
+        check_dense(tensor)
+        raise _no_memory(tensor) from error
+    if not address and tensor.numel():
+        raise _no_memory(tensor)
+    return shape, address
 
 
 def plain_enqueuer(session: Session, layer: int) -> PlainEnqueuer:
