@@ -132,6 +132,29 @@ def test_a_mask_of_a_part_of_the_cache_does_not_number_its_tokens(llama, ids, pa
     assert [(row["positions"], row["mask"]) for row in found[2:]] == [([6], [True])] * 2
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32, torch.bfloat16])
+def test_masks_of_any_type(llama, ids, path, dtype):
+    _, mask = left_padded(ids, 9, 5)
+    found = captured(llama, path, lambda: llama(ids, attention_mask=mask.to(dtype)))
+    assert [row["mask"] for row in found] == mask.bool().tolist()
+
+
+def test_a_mask_that_is_added_to_scores_keeps_its_zeros(path, ids):
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(97, 4)
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.embed(input_ids) + attention_mask[..., None].clamp(min=-1)
+
+    _, mask = left_padded(ids, 9, 5)
+    added = torch.zeros(2, 9).masked_fill(mask == 0, -torch.inf)
+    model = Adds()
+    found = captured(model, path, lambda: model(ids, attention_mask=added))
+    assert [row["mask"] for row in found] == mask.bool().tolist()
+
+
 def test_given_position_ids_are_stored_as_they_are(llama, ids, path):
     positions = torch.arange(9)[None] + 100
     found = captured(llama, path, lambda: llama(ids, position_ids=positions))

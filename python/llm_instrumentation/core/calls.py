@@ -136,7 +136,7 @@ def encoders_of(label: str, model: nn.Module) -> dict[str, dict[str, list[str]]]
 
 
 class CallLog:
-    """The calls of one capture. A thread writes them, at most a second after they began.
+    """The calls of one capture. A thread writes them, about a second after they began at most.
 
     Args:
         output_path: the stream; the calls file stands beside it.
@@ -404,7 +404,7 @@ class CallLog:
             self._path = self._place()
             self._file = CallsFile(self._path, self._capture_id, self._encoders)
         rows = _Rows(self._hashes if self._token_ids == "hashed" else None)
-        for _, alike in itertools.groupby(calls, lambda call: call.form):
+        for _, alike in itertools.groupby(calls, _alike):
             rows.add(list(alike))
         self._file.write(rows.columns, rows.lists)
 
@@ -465,7 +465,7 @@ class _Rows:
                     found["token_ids"] = ids
                 else:
                     found["token_hashes"] = self._hashes.of(ids)
-            mask = None if form.columns is None else next(stacked) != 0
+            mask = None if form.columns is None else _kept(next(stacked))
             if mask is not None:
                 found["mask"] = mask[..., mask.shape[-1] - form.length :]
             found["positions"] = (
@@ -492,8 +492,22 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 
+def _alike(call: _Waiting) -> tuple[_Form, list[torch.device]]:
+    """What calls must have in common to be stacked."""
+    return call.form, [tensor.device for tensor in call.tensors]
+
+
+def _kept(mask: _Numbers) -> _Numbers:
+    """Where a mask keeps tokens: where it is not 0, and where one that is added to scores is 0."""
+    added = np.issubdtype(mask.dtype, np.floating) and bool((mask < 0).any())
+    kept: _Numbers = mask >= 0 if added else mask != 0
+    return kept
+
+
 def _stacked(tensors: Sequence[Tensor]) -> _Numbers:
-    numbers: _Numbers = torch.stack(list(tensors)).cpu().numpy()
+    stacked = torch.stack(list(tensors)).cpu()
+    # numpy has no bfloat16.
+    numbers: _Numbers = (stacked.float() if stacked.is_floating_point() else stacked).numpy()
     return numbers
 
 
