@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -110,7 +109,8 @@ def read(path: Path, way: str) -> dict[str, float]:
         return {"seconds": time.perf_counter() - began, "bytes": total}
     from llm_instrumentation.analysis.dataset import ActivationDataset
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = peak()
     began, total, first_batch = time.perf_counter(), 0, 0.0
     data = ActivationDataset(path, "layers.0", batch_size=ROWS, shuffle=way, pool_rows=POOL)
     if way == "full":
@@ -123,9 +123,15 @@ def read(path: Path, way: str) -> dict[str, float]:
         first_batch = first_batch or time.perf_counter() - began
         total += batch["layers.0"].nbytes
     seconds = time.perf_counter() - began
-    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    memory = peak() - before
     found = {"seconds": seconds, "bytes": total, "first": first_batch, "memory": memory}
     return {**found, "prepare": prepared} if way == "full" else found
+
+
+def peak() -> int:
+    """The most bytes that this process has had in memory."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def copied(path: Path) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .._files import write_text
+from .._files import replacing
 from ..errors import InvalidArgumentError, NoSpaceError
 from ._elements import torch_dtype
 
@@ -137,10 +137,12 @@ class ShuffledRows:
         if not progress["dealt"] and progress["boot"] != _boot():
             self._progress = self._none()
 
-    def _save(self, **progress: Any) -> None:
+    def _save(self, *, durable: bool = True, **progress: Any) -> None:
         self._progress.update(progress)
         content = {**self._manifest, "progress": self._progress}
-        write_text(self._folder / "manifest.json", json.dumps(content, indent=1) + "\n")
+        # Where a file system orders its writes, to sync the manifest is to wait for all buckets.
+        with replacing(self._folder / "manifest.json", durable=durable) as partial:
+            partial.write_text(json.dumps(content, indent=1) + "\n")
 
     # ---- making ---------------------------------------------------------------
 
@@ -203,7 +205,7 @@ class ShuffledRows:
                     _write(file, part)
                     sizes[k] += part.nbytes
                 read += len(records)
-                self._save(read=read, sizes=sizes)
+                self._save(durable=False, read=read, sizes=sizes)
                 told(sum(sizes), total)
             for file in files:
                 os.fsync(file.fileno())
