@@ -267,7 +267,9 @@ def test_tokens_checkpoints_and_resuming(archive):
         model(2 * normal(100))
         tracker.record_token(8, " b")
     names = {file.name for file in archive.parent.iterdir()}
-    assert names == {"run.archive", "run.archive.index", "run.archive_tokens.json"}
+    assert names == {
+        "run.archive", "run.archive.calls", "run.archive.index", "run.archive_tokens.json"
+    }  # fmt: skip
     tokens = json.loads(archive.with_name("run.archive_tokens.json").read_text())
     assert [token["token_id"] for token in tokens["tokens"]] == [7, 8]
     with ActivationReader(archive) as reader:

@@ -213,7 +213,8 @@ def test_the_given_policy_for_unknown_rows_is_used(tmp_path, fake, without):
     outcome, said = run(given)
     assert outcome.status == "finished", outcome.reason
     folder = RunFolder(Path(outcome.run_dir))
-    assert set(checked(folder).region_type) == NAMED
+    # Some builds of Python name their own memory, others do not.
+    assert set(checked(folder).region_type) - {"runtime"} == NAMED
     left_out = folder.metadata()["trace"]["rows_left_out"]
     assert left_out > 0
     assert any(line.startswith(f"{left_out:,} rows left out") for line in said)

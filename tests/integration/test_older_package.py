@@ -77,7 +77,8 @@ def older_tests(tmp_path_factory) -> Path:
         reason = (download.stderr.strip().splitlines() or ["pip failed"])[-1]
         pytest.skip(f"the sources of llm_instrumentation 1.3.1 cannot be had here: {reason}")
     with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in Python 3.11.2
+        archive.extractall(folder)
     return folder / "llm_instrumentation-1.3.1" / "tests"
 
 

@@ -76,7 +76,8 @@ def sdist(distributions: Path) -> Path:
 def source_tree(sdist: Path, tmp_path: Path) -> Path:
     """The sdist unpacked, in a folder whose name has spaces."""
     with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path / "a folder", filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in Python 3.11.2
+        archive.extractall(tmp_path / "a folder")
     (tree,) = (tmp_path / "a folder").iterdir()
     return tree
 

@@ -56,13 +56,14 @@ class Given(NamedTuple):
         rows: sequences in the batch.
         text: its text; for an encoder-decoder model the encoder's. None: no text.
         decoder: the text of the decoder of an encoder-decoder model, or None.
-        others: shape and type of the other tensors, by the names of their arguments.
+        others: shape and type of the other tensors, by the names of their arguments. A dimension of
+            unequal lengths, as nested tensors have, is a text.
     """
 
     rows: int
     text: Text | None
     decoder: Text | None
-    others: dict[str, tuple[tuple[int, ...], torch.dtype]]
+    others: dict[str, tuple[tuple[int | str, ...], torch.dtype]]
 
 
 def given_to(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
@@ -76,7 +77,7 @@ def given_to(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     decoder = _text(named, "decoder_")
     held = frozenset() if text is None and decoder is None else _OF_TEXT
     others = {
-        name: (tuple(value.shape), value.dtype)
+        name: (_shape(value), value.dtype)
         for name, value in named.items()
         if isinstance(value, Tensor)
         and (name not in held or value.dim() > 2)
@@ -88,8 +89,12 @@ def given_to(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         rows = decoder.rows
     else:
         shape = next((shape for shape, _ in others.values() if shape), ())
-        rows = shape[0] if len(shape) > 1 else 1
+        rows = shape[0] if len(shape) > 1 and isinstance(shape[0], int) else 1
     return Given(rows, text, decoder, others)
+
+
+def _shape(tensor: Tensor) -> tuple[int | str, ...]:
+    return tuple(n if isinstance(n, int) else str(n) for n in tensor.shape)
 
 
 def named_arguments(

@@ -67,7 +67,7 @@ class _Form(NamedTuple):
     labels: Labels | None
     text: _Side | None
     decoder: _Side | None
-    others: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+    others: tuple[tuple[str, tuple[int | str, ...], torch.dtype], ...]
 
 
 class _Waiting(NamedTuple):
@@ -92,16 +92,14 @@ def check_place(output_path: str | os.PathLike[str], overwrite: bool) -> None:
     """Checks that the calls file of a new capture may take its place.
 
     Raises:
-        InvalidArgumentError: another file has its name, and `overwrite` is not set; or a folder.
-        OSError: the file there cannot be read.
+        InvalidArgumentError: another file has its name, or one that cannot be read, and
+            `overwrite` is not set; or a folder.
     """
     path = calls_path_for(output_path)
     try:
         ours = overwrite or is_calls_file(path)
-    except FileNotFoundError:
-        return
-    except IsADirectoryError:
-        ours = False
+    except OSError:  # if the path is impossible, opening the stream raises a better error
+        ours = not os.path.lexists(path)
     if not ours or path.is_dir():
         raise InvalidArgumentError(
             f"{path} is no calls file of a capture: give the stream another name, or move it away"
