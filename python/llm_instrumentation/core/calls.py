@@ -100,7 +100,7 @@ def check_place(output_path: str | os.PathLike[str], overwrite: bool) -> None:
         ours = overwrite or is_calls_file(path)
     except OSError:  # if the path is impossible, opening the stream raises a better error
         ours = not os.path.lexists(path)
-    if not ours or path.is_dir():
+    if not ours or os.path.isdir(path):
         raise InvalidArgumentError(
             f"{path} is no calls file of a capture: give the stream another name, or move it away"
         )
