@@ -382,6 +382,17 @@ def test_the_state_of_another_data_set_is_refused(captures):
             data.load_state_dict(wrong)
 
 
+def test_a_state_of_as_many_other_tokens_is_refused(captures):
+    def of(*chosen: int) -> ActivationDataset:
+        return ActivationDataset(
+            captures[0], LAYERS[0], batch_size=2,
+            where=lambda rows: np.isin(np.arange(len(rows)), chosen),
+        )  # fmt: skip
+
+    with pytest.raises(StateError, match="tokens is"):
+        of(1, 2).load_state_dict(of(0, 3).state_dict())
+
+
 # ---- what cannot be a data set ---------------------------------------------------------
 
 

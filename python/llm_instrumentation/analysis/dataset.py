@@ -8,6 +8,7 @@ batch["token_id"]                              # [4096]
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -112,12 +113,15 @@ class _Tokens:
                     f"{captures[0]} has {len(first)} of the layers, {path} has {len(tokens.layers)}"
                 )
 
-    def ids(self) -> list[Any]:
-        """What identifies the tokens: each capture, its layers and the number of its tokens."""
-        return [
-            [tokens.reader.capture_id, len(tokens), int(tokens.places.sum()), self.names]
-            for tokens in self.sets
-        ]
+    @functools.cached_property
+    def identity(self) -> str:
+        """A digest of what identifies the tokens: the captures, the layers, and their places."""
+        digest = hashlib.blake2b(digest_size=16)
+        for tokens in self.sets:
+            about = [tokens.reader.capture_id, len(tokens), self.names]
+            digest.update(json.dumps(about).encode())
+            digest.update(tokens.places.data)
+        return digest.hexdigest()
 
     def read(self, rows: Ints, columns: Sequence[str], dtype: str | None) -> Batch:
         """The vectors and columns of rows, in their order."""
@@ -329,10 +333,10 @@ class ActivationDataset(IterableDataset[Batch]):
         size = self.batch_size
         # The batches of a worker are not next to each other.
         together = self._together if mine.step == 1 else 1
-        wanted = []
-        for k in range(0, len(mine), together):
-            some = mine[k : k + together]
-            wanted.append(np.arange(some[0] * size, min(self.rows, (some[-1] + 1) * size)))
+        parts = (mine[k : k + together] for k in range(0, len(mine), together))
+        wanted = (
+            np.arange(part[0] * size, min(self.rows, (part[-1] + 1) * size)) for part in parts
+        )
         with _Ahead(self._read, wanted) as windows:
             for window in windows:
                 for first in range(0, _length(window), size):
@@ -348,24 +352,25 @@ class ActivationDataset(IterableDataset[Batch]):
         draw = next(draws, None)
         pooled = min(self.rows, self.pool_rows)
         refills = (self.rows - pooled) // size
-        # Which rows are read: those of the buffer, those that refill it, and those that are left.
-        held = np.sort(order.held)
-        wanted = [held[k : k + together * size] for k in range(0, len(held), together * size)]
-        fills = len(wanted)
-        for k in range(mine.start, refills, together):
-            following, end = pooled + k * size, pooled + min(refills, k + together) * size
-            wanted.append(np.arange(following, end))
         last = pooled + refills * size
-        if last < self.rows and mine.start < refills:
-            wanted.append(np.arange(last, self.rows))
-        with _Ahead(self._read, wanted) as found:
+        slots = np.argsort(order.held)
+        held = order.held[slots]
+
+        def wanted() -> Iterator[Ints]:
+            """The rows of the buffer, those that refill it, and those that are left."""
+            for first in range(0, len(held), together * size):
+                yield held[first : first + together * size]
+            for k in range(mine.start, refills, together):
+                yield np.arange(pooled + k * size, pooled + min(refills, k + together) * size)
+            if last < self.rows and mine.start < refills:
+                yield np.arange(last, self.rows)
+
+        with _Ahead(self._read, wanted()) as found:
             pool: Batch = {}
-            slots = np.argsort(order.held)
-            for k in range(fills):
-                first = k * together * size
-                window = next(found)
-                _put(pool, len(held) + size, slots[first : first + len(wanted[k])], window)
-            window, at = {}, 0
+            for first in range(0, len(held), together * size):
+                _put(pool, len(held) + size, slots[first : first + together * size], next(found))
+            window: Batch = {}
+            at = 0
             # Once the draws refill no more, the buffer has the rows that are left too.
             drained, number = mine.start >= refills, mine.start
             while draw is not None:
@@ -403,7 +408,7 @@ class ActivationDataset(IterableDataset[Batch]):
                 parts.append(shuffled.read(self._first, first + count - share))
             return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-        with _Ahead(read, [order[k] for k in mine]) as found:
+        with _Ahead(read, (order[k] for k in mine)) as found:
             yield from found
 
     def prepare(self, *, progress: bool | None = None) -> None:
@@ -436,10 +441,10 @@ class ActivationDataset(IterableDataset[Batch]):
 
         def windows(done: int) -> Iterator[Batch]:
             step = max(1, _DEALT_BYTES // shuffled.record_bytes)
-            wanted = [
+            wanted = (
                 np.arange(first, min(first + step, tokens.rows))
                 for first in range(done, tokens.rows, step)
-            ]
+            )
             read = functools.partial(tokens.read, columns=self.columns, dtype=self.dtype)
             with _Ahead(read, wanted) as found:
                 yield from found
@@ -497,9 +502,8 @@ class ActivationDataset(IterableDataset[Batch]):
         self._epoch, self._next = epoch, 0
 
     def _identity(self) -> dict[str, Any]:
-        ids = json.dumps(self._tokens.ids()).encode()
         return {
-            "tokens": hashlib.blake2b(ids, digest_size=16).hexdigest(),
+            "tokens": self._tokens.identity,
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "seed": self.seed,
@@ -575,27 +579,27 @@ class ActivationRows(Dataset[Batch]):
 class _Ahead:
     """Calls a function for some arguments in turn, in a thread, one result ahead."""
 
-    def __init__(self, function: Callable[[Ints], Batch], arguments: Sequence[Ints]) -> None:
+    def __init__(self, function: Callable[[Ints], Batch], arguments: Iterable[Ints]) -> None:
         self._function = function
         self._arguments = arguments
-        self._results: queue.Queue[Batch | BaseException] = queue.Queue(1)
+        self._results: queue.Queue[Batch | BaseException | None] = queue.Queue(1)
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="strap-dataset", daemon=True)
 
     def _run(self) -> None:
-        for argument in self._arguments:
-            result: Batch | BaseException
-            try:
-                result = self._function(argument)
-            except BaseException as error:
-                result = error
-            while not self._stop:
-                try:
-                    self._results.put(result, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
-            if self._stop or isinstance(result, BaseException):
+        try:
+            for argument in self._arguments:
+                self._put(self._function(argument))
+                if self._stop:
+                    return
+            self._put(None)  # the end
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, result: Batch | BaseException | None) -> None:
+        while not self._stop:
+            with contextlib.suppress(queue.Full):
+                self._results.put(result, timeout=0.1)
                 return
 
     def __enter__(self) -> Iterator[Batch]:
@@ -603,8 +607,7 @@ class _Ahead:
         return self._each()
 
     def _each(self) -> Iterator[Batch]:
-        for _ in self._arguments:
-            result = self._results.get()
+        while (result := self._results.get()) is not None:
             if isinstance(result, BaseException):
                 raise result
             yield result

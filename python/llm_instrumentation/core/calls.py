@@ -22,7 +22,15 @@ from ..errors import InvalidArgumentError, StrapTimeoutError
 from ._atomic import link_or_copy
 from .arguments import Given, Text, given_to
 from .caches import caches_of_call, caches_of_output
-from .calls_file import CallsFile, Column, calls_path_for, is_calls_file, read_calls, rows_before
+from .calls_file import (
+    CallsFile,
+    Column,
+    calls_path_for,
+    is_calls_file,
+    next_sequence,
+    read_calls,
+    rows_before,
+)
 from .labels import Labels, current_labels
 from .scope import current_request
 from .selection import original_name
@@ -169,9 +177,7 @@ class CallLog:
         first = 0
         if first_step > 0 and (table := read_calls(output_path, capture_id)) is not None:
             earlier = rows_before(table, first_step)
-            first = (
-                max((n for n in earlier["sequence"].to_pylist() if n is not None), default=-1) + 1
-            )
+            first = next_sequence(earlier)
             if earlier.num_rows < table.num_rows:
                 link_or_copy(self._path, _free_name(self._path), durable=False)
             self._file = CallsFile(self._path, capture_id, encoders, earlier)

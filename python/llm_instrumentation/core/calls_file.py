@@ -30,6 +30,7 @@ __all__ = [
     "Column",
     "calls_path_for",
     "is_calls_file",
+    "next_sequence",
     "read_calls",
     "rows_before",
 ]
@@ -295,3 +296,11 @@ def rows_before(table: pa.Table, step: int) -> pa.Table:
     import pyarrow.compute as pc
 
     return table.filter(pc.less(table["step"], step))
+
+
+def next_sequence(table: pa.Table) -> int:
+    """The number after the last sequence in the rows."""
+    import pyarrow.compute as pc
+
+    last = pc.max(table["sequence"]).as_py()
+    return 0 if last is None else int(last) + 1
