@@ -148,7 +148,9 @@ def parts(o: argparse.Namespace) -> None:
             line = [codec + ", half zeros" * half]
             with Reader(path) as reader:
                 for call, (given, whole) in calls.items():
-                    ranges, rows = np.array(given, np.uint64), np.array(whole, np.uint64)
+                    rows, lengths = np.array(whole, np.uint64), [one[2] for one in given]
+                    places = np.cumsum([0, *lengths[:-1]])
+                    ranges = np.column_stack([given, places]).astype(np.uint64)
                     ends = np.empty(len(rows), np.uint64)
                     times = rounds[f"{line[0]}, {call}"] = []
                     for k in range(o.rounds):

@@ -526,18 +526,19 @@ strap_status strap_reader_read_many(strap_reader reader, const uint64_t *rows, s
                                     size_t alignment, void *data, size_t size, uint64_t *ends,
                                     size_t *done, strap_error *error);
 
-/* Bytes FIRST to FIRST + BYTES - 1 of the decoded packet of row ROW. */
+/* Bytes FIRST to FIRST + BYTES - 1 of the decoded packet of row ROW, and where they go. */
 typedef struct strap_range {
   uint64_t row;
   uint64_t first;
   uint64_t bytes; /* 0 is allowed */
+  uint64_t to;    /* place of the first byte in DATA */
 } strap_range;
 
 /*
- * Decodes COUNT ranges of packets with one call. DATA has SIZE bytes. It receives the bytes of the
- * ranges one behind the other, in the order of RANGES, without gaps. The call stops before the first
- * range for which DATA has no room; *done receives the number of decoded ranges. It uses as many
- * threads as there are processors.
+ * Decodes COUNT ranges of packets with one call. DATA has SIZE bytes. It receives the bytes of each
+ * range at the range's place; other bytes of DATA stay. If ranges overlap in DATA, either one's bytes
+ * are there. *done receives the number of decoded ranges. The call uses as many threads as there are
+ * processors.
  *
  * A packet is decoded once for all its ranges among 65,536 ranges, and only as far as they need it. Of
  * raw payloads the call reads the ranges. Of LZ4 and zstd frames and archives it decodes the blocks or
@@ -545,16 +546,26 @@ typedef struct strap_range {
  * beginning to the end of the ranges. docs/STREAM_FORMAT.md says which frames have independent blocks.
  *
  * Where the call reads a packet's whole payload, it verifies the checksum (where the index has it), as
- * strap_reader_read does: for ranges that together are the whole packet, for packets with at most
- * 64 KiB of decoded bytes, and for frames that it decodes to their end. A part of a payload cannot be
+ * strap_reader_read does: for ranges that together are the whole packet or, of raw payloads, half of
+ * it; for packets with at most 64 KiB of decoded bytes; and for frames that it decodes to their end. A part of a payload cannot be
  * verified. The codec finds some damage of it, and none of raw values.
  *
  * Errors: those of strap_reader_at and strap_reader_read for the first range, and INVALID_ARGUMENT if
- * it reaches outside its packet. Where a later range has an error, the call stops before that range
+ * it reaches outside its packet or DATA. Where a later range has an error, the call stops before that range
  * and answers OK. An error of a packet is an error of each of its ranges among these 65,536.
  */
 strap_status strap_reader_read_ranges(strap_reader reader, const strap_range *ranges, size_t count,
                                       void *data, size_t size, size_t *done, strap_error *error);
+
+/*
+ * Asks the system to read the packets of COUNT rows into the page cache, and does not wait for them. A
+ * later call that decodes them then finds them in memory. Rows without a packet are skipped. Where the
+ * system takes no such advice, nothing happens.
+ *
+ * Errors: NOT_FOUND if there is no such row; INVALID_ARGUMENT.
+ */
+strap_status strap_reader_prefetch(strap_reader reader, const uint64_t *rows, size_t count,
+                                   strap_error *error);
 
 strap_status strap_reader_close(strap_reader reader, strap_error *error);
 

@@ -424,6 +424,13 @@ strap_status strap_reader_read_ranges(strap_reader reader, const strap_range *ra
   return strapgoReaderReadRanges(reader, (strap_range *)ranges, count, data, size, done, error);
 }
 
+strap_status strap_reader_prefetch(strap_reader reader, const uint64_t *rows, size_t count,
+                                   strap_error *error) {
+  ENTER(error);
+  if (count > 0) NEED(rows, error);
+  return strapgoReaderPrefetch(reader, (uint64_t *)rows, count, error);
+}
+
 strap_status strap_reader_close(strap_reader reader, strap_error *error) {
   ENTER(error);
   return strapgoReaderClose(reader, error);

@@ -207,6 +207,17 @@ func strapgoReaderReadRanges(h C.strap_reader, ranges *C.strap_range, count C.si
 	})
 }
 
+//export strapgoReaderPrefetch
+func strapgoReaderPrefetch(h C.strap_reader, rows *C.uint64_t, count C.size_t, e *C.strap_error) C.strap_status {
+	return guarded(e, func() error {
+		r, err := readers.get(uint64(h))
+		if err != nil {
+			return err
+		}
+		return r.Prefetch(unsafe.Slice((*uint64)(unsafe.Pointer(rows)), count))
+	})
+}
+
 //export strapgoReaderClose
 func strapgoReaderClose(h C.strap_reader, e *C.strap_error) C.strap_status {
 	return guarded(e, func() error {

@@ -290,12 +290,15 @@ static void reader_refuses(const char *path) {
   REFUSED(INVALID, strap_reader_read_many(reader, &row, 1, 1, name, 8, &end, NULL, report));
   REFUSED(INVALID, strap_reader_read_many(reader, &row, 1, 0, name, 8, &end, &done, report));
   REFUSED(INVALID, strap_reader_read_many(reader, &row, 1, 12, name, 8, &end, &done, report));
-  strap_range range = {0, 0, 1};
+  strap_range range = {0, 0, 1, 0};
   REFUSED(INVALID, strap_reader_read_ranges(reader, NULL, 1, name, 8, &done, report));
   REFUSED(INVALID, strap_reader_read_ranges(reader, &range, 1, NULL, 8, &done, report));
   REFUSED(INVALID, strap_reader_read_ranges(reader, &range, 1, name, 8, NULL, report));
   range.first = UINT64_MAX;
   REFUSED(INVALID, strap_reader_read_ranges(reader, &range, 1, name, 8, &done, report));
+  REFUSED(INVALID, strap_reader_prefetch(reader, NULL, 1, report));
+  row = UINT64_MAX;
+  REFUSED(STRAP_ERR_NOT_FOUND, strap_reader_prefetch(reader, &row, 1, report));
   REFUSED(INVALID, strap_index_export(reader, NULL, report));
   uint64_t some[5]; /* as large as struct ArrowArrayStream */
   REFUSED(INVALID, strap_index_columns(reader, NULL, (struct ArrowArrayStream *)some, report));

@@ -67,24 +67,30 @@ int main(int argc, char **argv) {
   CHECK(done == 0 && strstr(error.message, "layer") != NULL, "%zu rows: %s", done, error.message);
 
   /* strap_reader_read_ranges does the same. Ranges of one packet may stand anywhere in the call. */
-  const strap_range ranges[] = {{0, 8, 4}, {3, 0, 12}, {0, 4, 8}, {3, 16, 0}, {1, 0, 4}, {0, 0, 4}};
-  int32_t parts[7];
+  const strap_range ranges[] = {{0, 8, 4, 24},  {3, 0, 12, 0}, {0, 4, 8, 12},
+                                {3, 16, 0, 28}, {1, 0, 4, 0},  {0, 0, 4, 0}};
+  int32_t parts[8];
   memset(parts, 0xff, sizeof parts);
   EXPECT(STRAP_OK, strap_reader_read_ranges(reader, ranges, 6, parts, sizeof parts, &done, &error));
   CHECK(done == 4, "%zu ranges", done);
-  const int32_t expected[7] = {2, 0, 1, 2, 1, 2, -1};
+  const int32_t expected[8] = {0, 1, 2, 1, 2, -1, 2, -1};
   CHECK(memcmp(parts, expected, sizeof parts) == 0, "wrong bytes");
   EXPECT(STRAP_ERR_CORRUPT,
          strap_reader_read_ranges(reader, ranges + done, 2, parts, sizeof parts, &done, &error));
   CHECK(done == 0 && strstr(error.message, "layer") != NULL, "%zu ranges: %s", done, error.message);
 
   /* A range outside its packet is the caller's error, which names the range and the packet's size. */
-  const strap_range outside[] = {{0, sizeof values[0], 0}, {3, sizeof values[0] - 4, 5}};
+  const strap_range outside[] = {{0, sizeof values[0], 0, 0}, {3, sizeof values[0] - 4, 5, 0}};
   EXPECT(STRAP_OK, strap_reader_read_ranges(reader, outside, 2, parts, sizeof parts, &done, &error));
   CHECK(done == 1, "%zu ranges", done);
   EXPECT(STRAP_ERR_INVALID_ARGUMENT,
          strap_reader_read_ranges(reader, outside + 1, 1, parts, sizeof parts, &done, &error));
   CHECK(strstr(error.message, "row = 3, first = 19996, bytes = 5: the packet has 20000") != NULL, "%s",
+        error.message);
+  const strap_range no_room = {0, 0, 4, sizeof parts - 3};
+  EXPECT(STRAP_ERR_INVALID_ARGUMENT,
+         strap_reader_read_ranges(reader, &no_room, 1, parts, sizeof parts, &done, &error));
+  CHECK(strstr(error.message, "to = 29, bytes = 4: there is room for 32 bytes") != NULL, "%s",
         error.message);
   close_reader(reader);
   puts("the rows behind a damaged one are read");

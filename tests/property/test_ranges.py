@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_instrumentation._native import DTYPE_CODES, Reader, Session
 from llm_instrumentation._native.session import Layout
-from llm_instrumentation.errors import InvalidArgumentError
+from llm_instrumentation.errors import InvalidArgumentError, NotFoundError
 
 SUFFIXES = {"none": ".stream", "lz4": ".stream", "zstd": ".stream", "archive": ".archive"}
 
@@ -50,9 +50,13 @@ def opened(request, tmp_path_factory):
 
 
 def read(reader: Reader, ranges: list[tuple[int, int, int]]) -> np.ndarray:
+    """The bytes of ranges, one behind the other. Half of them are read to the places in turn."""
     array = np.array(ranges, np.uint64).reshape(-1, 3)
+    ends = np.cumsum(array[:, 2], dtype=np.uint64)
+    array = np.column_stack([array, ends - array[:, 2]])
     data = np.empty(int(array[:, 2].sum()), np.uint8)
-    assert reader.read_ranges(array, data.ctypes.data, data.nbytes) == len(ranges)
+    for part in (array[::2].copy(), array[1::2].copy()):
+        assert reader.read_ranges(part, data.ctypes.data, data.nbytes) == len(part)
     return data
 
 
@@ -85,17 +89,21 @@ def test_rows_of_768_bytes_are_the_packets_again(opened, shuffled):
     np.testing.assert_array_equal(read(reader, ranges), expected)
 
 
-def test_as_many_ranges_are_read_as_fit(opened):
+def test_ranges_are_written_to_their_places_alone(opened):
     reader, whole = opened
-    ranges = np.array([[0, 0, 1000], [1, 3, 500], [0, 7, 1000]], np.uint64)
+    ranges = np.array([[0, 0, 1000, 600], [1, 3, 500, 0], [0, 7, 1000, 1601]], np.uint64)
     data = np.full(1600, 7, np.uint8)
     assert reader.read_ranges(ranges, data.ctypes.data, data.nbytes) == 2
-    assert bytes(data) == bytes(whole[0][:1000]) + bytes(whole[1][3:503]) + bytes([7]) * 100
+    assert bytes(data) == bytes(whole[1][3:503]) + bytes([7]) * 100 + bytes(whole[0][:1000])
+    with pytest.raises(
+        InvalidArgumentError, match="to = 1601, bytes = 1000: there is room for 1600"
+    ):
+        reader.read_ranges(ranges[2:], data.ctypes.data, data.nbytes)
 
 
 def test_a_range_outside_its_packet_is_refused(opened):
     reader, _ = opened
-    ranges = np.array([[1, 0, 1000], [1, 990, 11]], np.uint64)
+    ranges = np.array([[1, 0, 1000, 0], [1, 990, 11, 1000]], np.uint64)
     data = np.empty(1011, np.uint8)
     assert reader.read_ranges(ranges, data.ctypes.data, data.nbytes) == 1
     match = "row = 1, first = 990, bytes = 11: the packet has 1000 bytes"
@@ -105,9 +113,20 @@ def test_a_range_outside_its_packet_is_refused(opened):
 
 @pytest.mark.parametrize(
     "ranges",
-    [np.zeros((2, 3), np.int64), np.zeros((2, 2), np.uint64), np.zeros((2, 6), np.uint64)[:, ::2]],
-    ids=["int64", "two columns", "strided"],
+    [np.zeros((2, 4), np.int64), np.zeros((2, 3), np.uint64), np.zeros((2, 8), np.uint64)[:, ::2]],
+    ids=["int64", "three columns", "strided"],
 )
 def test_other_arrays_are_refused(opened, ranges):
     with pytest.raises(InvalidArgumentError, match="uint64 of shape"):
         opened[0].read_ranges(ranges, 0, 0)
+
+
+def test_rows_are_prefetched_or_refused(opened):
+    reader, whole = opened
+    reader.prefetch(np.arange(len(whole), dtype=np.uint64)[::-1].copy())
+    reader.prefetch(np.empty(0, np.uint64))
+    with pytest.raises(NotFoundError, match="row 1000000 of"):
+        reader.prefetch(np.array([0, 1_000_000], np.uint64))
+    for rows in (np.zeros(2, np.int64), np.zeros((2, 2), np.uint64), np.zeros(4, np.uint64)[::2]):
+        with pytest.raises(InvalidArgumentError, match="uint64 of shape"):
+            reader.prefetch(rows)

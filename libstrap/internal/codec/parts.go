@@ -23,7 +23,7 @@ func (p *Part) end() int64 { return p.First + int64(len(p.To)) }
 // DecodeParts decodes parts of a payload. The payload has length bytes and decodes to size bytes. parts
 // are in the order of First and within these bytes, and can overlap.
 //
-// Of raw bytes it reads the parts alone. Other payloads it reads from the beginning until the last part is
+// Of raw bytes it reads the parts alone, or everything if the parts are at least half of it. Other payloads it reads from the beginning until the last part is
 // decoded. whole reports whether it read the payload to its end. Then sum is the payload's CRC-32C. After an
 // error of the payload it reads the rest, because a wrong checksum explains the error.
 //
@@ -36,6 +36,18 @@ func DecodeParts(parts []Part, k Kind, payload io.ReaderAt, length, size int64) 
 	if k == None {
 		if size != length {
 			return 0, false, corrupt(nil, "the payload holds %d bytes, not %d", length, size)
+		}
+		wanted := int64(0)
+		for _, p := range parts {
+			wanted += int64(len(p.To))
+		}
+		if 2*wanted >= length && len(parts) > 1 {
+			s := summers.Get().(*summer)
+			defer s.release()
+			s.begin(io.NewSectionReader(payload, 0, length))
+			err := scatter(s.buf, parts, []run{{bytes: size}})
+			_, _ = io.Copy(io.Discard, s.buf)
+			return s.sum, s.n == length, err
 		}
 		for _, p := range parts {
 			if n, err := payload.ReadAt(p.To, p.First); n < len(p.To) {
@@ -121,7 +133,10 @@ func scatter(r io.Reader, parts []Part, runs []run) error {
 	at := runs[0].first // of the next byte of r
 	last := Part{First: at}
 	skip := func(to int64) error {
-		n, err := io.CopyN(io.Discard, r, max(to-at, 0))
+		if to <= at {
+			return nil
+		}
+		n, err := io.CopyN(io.Discard, r, to-at)
 		at += n
 		return err
 	}

@@ -297,6 +297,16 @@ func (f *File) Plain(i int) (offset, length, values int64, ok bool) {
 	return offset, length, values, true
 }
 
+// Extent returns where row i's packet is in the stream. ok is false if it has none.
+func (f *File) Extent(i int) (offset, length int64, ok bool) {
+	b, at := f.find(i)
+	if b.columns[columnOffset].isNull(at) {
+		return 0, 0, false
+	}
+	offset, length = b.place(at)
+	return offset, length, true
+}
+
 // HasName reports whether name is the name of row i's packet.
 func (f *File) HasName(i int, name []byte) bool {
 	b, at := f.find(i)

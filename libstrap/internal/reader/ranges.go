@@ -13,29 +13,28 @@ import (
 // batchRanges is how many ranges are grouped by their packets before they are decoded.
 const batchRanges = 1 << 16
 
-// Range is a range of the decoded bytes of a packet. It has the layout of strap_range.
+// Range is a range of the decoded bytes of a packet, and where they go. It has the layout of strap_range.
 type Range struct {
 	Row   uint64
 	First uint64 // of the packet's decoded bytes
 	Bytes uint64
+	To    uint64 // place of the first byte in dst
 }
 
-// ReadRanges decodes ranges of packets into dst, one behind the other, in this order. It stops before the
-// first range that has no room in dst. done is how many ranges it decoded. It decodes each packet once for
-// all its ranges among 65,536 ranges, and no more of it than DecodeParts of package codec needs. It uses as
-// many goroutines as there are processors.
+// ReadRanges decodes ranges of packets into dst. done is how many ranges it decoded. It decodes each packet
+// once for all its ranges among 65,536 ranges, and no more of it than DecodeParts of package codec needs. It
+// uses as many goroutines as there are processors. Ranges that overlap in dst get the bytes of either one.
 //
 // The checksum of a packet is compared if all of its payload is read. This is so if its ranges together are
-// the whole packet, or if it decodes to at most 64 KiB.
+// the whole packet, or half of a raw one, or if it decodes to at most 64 KiB.
 //
-// The error is that of ranges[0]: InvalidArgument if the range reaches outside its packet, and the errors of
-// ReadInto. If a packet cannot be decoded, all its ranges among the 65,536 have its error. If a later range
+// The error is that of ranges[0]: InvalidArgument if the range reaches outside its packet or dst, and the
+// errors of ReadInto. If a packet cannot be decoded, all its ranges among the 65,536 have its error. If a later range
 // has an error, ReadRanges stops before that range.
 func (r *Reader) ReadRanges(ranges []Range, dst []byte) (done int, err error) {
-	used := 0
 	for done < len(ranges) {
 		some := ranges[done:min(len(ranges), done+batchRanges)]
-		pieces, laid, failed := r.layRanges(some, dst, &used)
+		pieces, laid, failed := r.layRanges(some, dst)
 		decoded, err := r.decodeAll(pieces)
 		if err != nil {
 			laid, failed = pieces[decoded].number, err
@@ -52,10 +51,9 @@ func (r *Reader) ReadRanges(ranges []Range, dst []byte) (done int, err error) {
 	return done, nil
 }
 
-// layRanges gives ranges their places in dst, behind used, and groups them by their packets. It returns a
-// piece for each packet, in the order of their first ranges. laid is how many ranges have a place. The error
-// is of the range after them.
-func (r *Reader) layRanges(ranges []Range, dst []byte, used *int) (pieces []piece, laid int, err error) {
+// layRanges groups ranges by their packets. It returns a piece for each packet, in the order of their first
+// ranges. laid is how many ranges are in pieces. The error is of the range after them.
+func (r *Reader) layRanges(ranges []Range, dst []byte) (pieces []piece, laid int, err error) {
 	of := map[uint64]int{} // the piece of each row
 	k := 0
 	for laid < len(ranges) {
@@ -72,28 +70,29 @@ func (r *Reader) layRanges(ranges []Range, dst []byte, used *int) (pieces []piec
 			}
 		}
 		p := &pieces[k]
-		size, room := uint64(p.decoded), uint64(len(dst)-*used)
+		size := uint64(p.decoded)
 		if one.First > size || one.Bytes > size-one.First {
 			err = status.New(status.InvalidArgument, "row = %d, first = %d, bytes = %d: the packet has %d bytes",
 				one.Row, one.First, one.Bytes, size)
 			break
 		}
-		if one.Bytes > room {
+		if one.To > uint64(len(dst)) || one.Bytes > uint64(len(dst))-one.To {
+			err = status.New(status.InvalidArgument, "to = %d, bytes = %d: there is room for %d bytes",
+				one.To, one.Bytes, len(dst))
 			break
 		}
 		laid++
 		// Ranges that continue this one join it.
-		n, most := one.Bytes, min(size-one.First, room)
+		n, most := one.Bytes, min(size-one.First, uint64(len(dst))-one.To)
 		for ; laid < len(ranges); laid++ {
 			next := &ranges[laid]
-			if next.Row != one.Row || next.First != one.First+n || next.Bytes > most-n {
+			if next.Row != one.Row || next.First != one.First+n || next.To != one.To+n || next.Bytes > most-n {
 				break
 			}
 			n += next.Bytes
 		}
 		if n > 0 {
-			p.parts = append(p.parts, codec.Part{First: int64(one.First), To: dst[*used:][:n]})
-			*used += int(n)
+			p.parts = append(p.parts, codec.Part{First: int64(one.First), To: dst[one.To:][:n]})
 		}
 	}
 	pieces = slices.DeleteFunc(pieces, func(p piece) bool { return len(p.parts) == 0 })

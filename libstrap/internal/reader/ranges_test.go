@@ -11,24 +11,36 @@ import (
 	"github.com/libstrap/strap/libstrap/internal/status"
 )
 
-// ranges reads ranges, and compares them with the values of c.
-func ranges(t testing.TB, r *reader.Reader, c *capture, some []reader.Range, room int) {
+// place gives ranges places one behind the other, in the order of their numbers in order, or in their own.
+// It returns the end of the last place.
+func place(some []reader.Range, order []int) (end uint64) {
+	for k := range some {
+		if order != nil {
+			k = order[k]
+		}
+		some[k].To = end
+		end += some[k].Bytes
+	}
+	return end
+}
+
+// ranges reads ranges, and compares them with the values of c. Bytes behind them stay as they are.
+func ranges(t testing.TB, r *reader.Reader, c *capture, some []reader.Range, order []int) {
 	t.Helper()
-	dst := make([]byte, room)
-	for len(some) > 0 {
-		done, err := r.ReadRanges(some, dst)
-		check(t, err)
-		if done == 0 {
-			t.Fatalf("no room for %+v", some[0])
+	end := place(some, order)
+	dst := bytes.Repeat([]byte{0xa5}, int(end)+100)
+	done, err := r.ReadRanges(some, dst)
+	check(t, err)
+	if done != len(some) {
+		t.Fatalf("%d ranges of %d", done, len(some))
+	}
+	for _, one := range some {
+		if !bytes.Equal(dst[one.To:one.To+one.Bytes], c.values[one.Row][one.First:one.First+one.Bytes]) {
+			t.Fatalf("%+v has other bytes", one)
 		}
-		at := uint64(0)
-		for _, one := range some[:done] {
-			if !bytes.Equal(dst[at:at+one.Bytes], c.values[one.Row][one.First:one.First+one.Bytes]) {
-				t.Fatalf("%+v has other bytes", one)
-			}
-			at += one.Bytes
-		}
-		some = some[done:]
+	}
+	if !bytes.Equal(dst[end:], bytes.Repeat([]byte{0xa5}, 100)) {
+		t.Fatal("bytes behind the ranges changed")
 	}
 }
 
@@ -77,8 +89,8 @@ func TestRangesAreThoseOfWholePackets(t *testing.T) {
 			"empty":     {{Row: 5}, {Row: 2001, First: 5 << 20}, {Row: 5, First: 5}},
 		} {
 			t.Run(fmt.Sprintf("%s/%v", name, o.IgnoreIndex), func(t *testing.T) {
-				ranges(t, r, c, some, 30<<20)
-				ranges(t, r, c, some, 500_000)
+				ranges(t, r, c, some, nil)
+				ranges(t, r, c, some, rng.Perm(len(some)))
 			})
 		}
 	}
@@ -94,6 +106,7 @@ func TestRangesEndBeforeTheOneThatCannotBeRead(t *testing.T) {
 	for row := range 1000 {
 		some = append(some, reader.Range{Row: uint64(row), Bytes: uint64(min(len(c.values[row]), 9))})
 	}
+	place(some, nil)
 	dst := make([]byte, 1<<20)
 	if done, err := r.ReadRanges(some, dst); done != damaged || err != nil {
 		t.Errorf("%d ranges, %v", done, err)
@@ -113,8 +126,10 @@ func TestRangesEndBeforeTheOneThatCannotBeRead(t *testing.T) {
 		"beyond 2^64":       {[]reader.Range{{Row: 299, First: 5, Bytes: 1<<64 - 1}}, 0, status.InvalidArgument},
 		"outside later":     {[]reader.Range{{Row: 299, First: 298, Bytes: 1}, {Row: 299, First: 298, Bytes: 2}}, 1, status.OK},
 		"none":              {nil, 0, status.OK},
-		"no room":           {[]reader.Range{{Row: 500, Bytes: 1<<16 + 1}, {Row: 1, Bytes: 1}}, 0, status.OK},
-		"no room for later": {[]reader.Range{{Row: 1, Bytes: 1}, {Row: 500, Bytes: 1 << 16}, {Row: 1, Bytes: 1}}, 1, status.OK},
+		"no room":           {[]reader.Range{{Row: 500, Bytes: 1<<16 + 1}, {Row: 1, Bytes: 1}}, 0, status.InvalidArgument},
+		"no room for later": {[]reader.Range{{Row: 1, Bytes: 1}, {Row: 500, Bytes: 1 << 16, To: 1}, {Row: 1, Bytes: 1}}, 1, status.OK},
+		"no such place":     {[]reader.Range{{Row: 1, Bytes: 1, To: 1<<64 - 1}}, 0, status.InvalidArgument},
+		"behind the end":    {[]reader.Range{{Row: 1, To: 1 << 16}, {Row: 1, To: 1<<16 + 1}}, 1, status.OK},
 	} {
 		done, err := r.ReadRanges(of.ranges, dst[:1<<16])
 		if done != of.done || status.CodeOf(err) != of.code {
@@ -123,6 +138,10 @@ func TestRangesEndBeforeTheOneThatCannotBeRead(t *testing.T) {
 	}
 	_, err := r.ReadRanges([]reader.Range{{Row: 299, First: 280, Bytes: 20}}, dst)
 	if want := "row = 299, first = 280, bytes = 20: the packet has 299 bytes"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, not %q", err, want)
+	}
+	_, err = r.ReadRanges([]reader.Range{{Row: 299, Bytes: 20, To: 1<<20 - 19}}, dst)
+	if want := "to = 1048557, bytes = 20: there is room for 1048576 bytes"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, not %q", err, want)
 	}
 }
@@ -145,7 +164,7 @@ func TestRangesVerifyWhatIsReadWhole(t *testing.T) {
 		{1, 0, 1000, status.Corrupt},
 		{1, 900, 1, status.Corrupt},
 		{2, 0, 200_000, status.Corrupt},
-		{2, 0, 100_000, status.OK},
+		{2, 0, 99_000, status.OK},
 	} {
 		dst := make([]byte, of.bytes)
 		if _, err := r.ReadRanges([]reader.Range{{Row: of.row, First: of.first, Bytes: of.bytes}}, dst); status.CodeOf(err) != of.code {
@@ -153,7 +172,9 @@ func TestRangesVerifyWhatIsReadWhole(t *testing.T) {
 		}
 	}
 	for _, each := range []int{768, 5000} { // together they are the whole packet
-		done, err := r.ReadRanges(lines(c, 2, each), make([]byte, 200_000))
+		some := lines(c, 2, each)
+		place(some, nil)
+		done, err := r.ReadRanges(some, make([]byte, 200_000))
 		if done != 0 || status.CodeOf(err) != status.Corrupt {
 			t.Errorf("ranges of %d: %d, %v", each, done, err)
 		}
@@ -189,6 +210,7 @@ func BenchmarkReadRanges(b *testing.B) {
 		}
 		one := []reader.Range{{Row: uint64(row), First: 600_000, Bytes: 768}}
 		for name, some := range map[string][]reader.Range{"in order": inOrder, "scattered": scattered, "one": one} {
+			place(some, nil)
 			b.Run(codec+"/"+name, func(b *testing.B) {
 				dst := make([]byte, 5<<20)
 				b.ReportAllocs()

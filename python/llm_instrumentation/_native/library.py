@@ -270,6 +270,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         ctypes.POINTER(_size),
     ),
     "strap_reader_read_ranges": (_u64, _ptr, _size, _ptr, _size, ctypes.POINTER(_size)),
+    "strap_reader_prefetch": (_u64, _ptr, _size),
     "strap_reader_close": (_u64,),
     "strap_salvage": (
         _str,

@@ -234,14 +234,14 @@ class Reader:
         return done.value
 
     def read_ranges(self, ranges: npt.NDArray[np.uint64], address: int, size: int) -> int:
-        """Decodes parts of packets one behind the other into ``size`` bytes at ``address``.
+        """Decodes parts of packets to their places in ``size`` bytes at ``address``.
 
-        As many ranges are decoded as fit. A packet is decoded once for its ranges, and only as far
-        as they need it. Its checksum is verified only where all of its payload is read.
+        A packet is decoded once for its ranges, and only as far as they need it. Its checksum is
+        verified only where all of its payload is read.
 
         Args:
-            ranges: uint64 of shape [n, 3], C-contiguous: row, first byte and number of bytes of
-                each range. Bytes are those of the decoded packet.
+            ranges: uint64 of shape [n, 4], C-contiguous: of each range the row, the first byte and
+                the number of bytes of the decoded packet, and the place of the first byte.
 
         Returns:
             The number of decoded ranges. If a range after the first has an error, the call stops
@@ -249,13 +249,13 @@ class Reader:
 
         Raises:
             InvalidArgumentError: ``ranges`` is another array, or the first range reaches outside
-                its packet.
+                its packet or the ``size`` bytes.
             CorruptError: a payload that the first range needs is damaged.
         """
-        if ranges.dtype != "u8" or ranges.shape[1:] != (3,) or not ranges.flags.c_contiguous:
+        if ranges.dtype != "u8" or ranges.shape[1:] != (4,) or not ranges.flags.c_contiguous:
             raise InvalidArgumentError(
                 f"ranges: {ranges.dtype} of shape {list(ranges.shape)}: give C-contiguous uint64 "
-                "of shape [n, 3]"
+                "of shape [n, 4]"
             )
         done, error = ctypes.c_size_t(), Error()
         status = self._lib.strap_reader_read_ranges(
@@ -263,6 +263,25 @@ class Reader:
         )
         check(status, error)
         return done.value
+
+    def prefetch(self, rows: npt.NDArray[np.uint64]) -> None:
+        """Asks the system to read packets into the page cache, and does not wait for them.
+
+        Args:
+            rows: uint64 of shape [n], C-contiguous. Rows without a packet are skipped.
+
+        Raises:
+            InvalidArgumentError: ``rows`` is another array.
+            NotFoundError: there is no such row.
+        """
+        if rows.dtype != "u8" or rows.ndim != 1 or not rows.flags.c_contiguous:
+            raise InvalidArgumentError(
+                f"rows: {rows.dtype} of shape {list(rows.shape)}: give C-contiguous uint64 of "
+                "shape [n]"
+            )
+        error = Error()
+        status = self._lib.strap_reader_prefetch(self._handle, rows.ctypes.data, len(rows), error)
+        check(status, error)
 
     def index(self, *columns: str) -> pa.RecordBatchReader:
         """The index in batches. docs/STREAM_FORMAT.md lists its columns.

@@ -143,13 +143,17 @@ class Snapshot:
             done += self.native.read_many(numbers[done:], address + at, room, reached)
             at = int(ends[done - 1])
 
-    def read_elements(self, ranges: npt.NDArray[np.int64], dtype: str, address: int) -> None:
-        """Decodes ranges of elements one after the other, from `address` on.
+    def read_elements(
+        self, ranges: npt.NDArray[np.int64], dtype: str, address: int, room: int
+    ) -> None:
+        """Decodes ranges of elements to their places in `room` bytes at `address`.
 
         Args:
-            ranges: [ranges, 3]: an activation, its first element, and the number of elements.
+            ranges: [ranges, 4]: an activation, its first element, the number of elements, and the
+                place of the first element's first byte.
             dtype: the type to write; that of the activations, or float32 if some have a twin.
             address: where to write.
+            room: bytes from `address` on that are written at most.
 
         Raises:
             CorruptError: the bytes differ from the written ones.
@@ -164,21 +168,23 @@ class Snapshot:
         same = dtype in names and (codes[activations] == names.index(dtype)).all()
         if same and self.catalogue.plain[activations].all():
             pieces = ranges.astype(np.uint64)
-            pieces[:, 1:] *= np.uint64(size)
-            ends = np.cumsum(pieces[:, 2])
-            done = at = 0
+            pieces[:, 1:3] *= np.uint64(size)
+            done = 0
             while done < len(pieces):
-                self.check_open()
-                room = int(ends[-1]) - at
-                done += self.native.read_ranges(pieces[done:], address + at, room)
-                at = int(ends[done - 1])
+                done += self.native.read_ranges(pieces[done:], address, room)
             return
         for activation, alike in itertools.groupby(ranges.tolist(), lambda one: one[0]):
             values = self.torch(self.form(activation, True, None)).reshape(-1)
-            for _, first, count in alike:
+            for _, first, count, place in alike:
                 part = values[first : first + count].to(torch_dtype(dtype))
-                ctypes.memmove(address, part.data_ptr(), count * size)
-                address += count * size
+                ctypes.memmove(address + place, part.data_ptr(), count * size)
+
+    def prefetch(self, activations: npt.NDArray[np.int64]) -> None:
+        """Lets the disk bring the packets of activations."""
+        self.check_open()
+        changes = np.flatnonzero(np.diff(activations)) + 1
+        first = activations[np.append(0, changes)] if len(activations) else activations
+        self.native.prefetch(first.astype(np.uint64))
 
     def torch(self, form: StoredForm) -> torch.Tensor:
         import torch

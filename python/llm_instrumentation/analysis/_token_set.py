@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,12 @@ from ._token_vectors import TokenVectors
 from .reader import ActivationReader
 from .rows import Rows
 
-__all__ = ["LayersDifferError", "TokenSet", "Where"]
+__all__ = ["LayersDifferError", "Plan", "TokenSet", "Where"]
 
 Ints = npt.NDArray[np.int64]
+
+#: Ranges to read, as for `Snapshot.read_elements`, by the type of their values.
+Plan: TypeAlias = "dict[str, list[Ints]]"
 
 #: Chooses tokens: receives the rows of a layer, returns a bool for each.
 Where = Callable[[Rows], npt.NDArray[np.bool_]]
@@ -88,13 +91,30 @@ class TokenSet:
     def __len__(self) -> int:
         return len(self.places)
 
-    def read(self, rows: Ints, addresses: Sequence[int]) -> None:
-        """Decodes the vectors of rows, those of each layer to an address of its own."""
-        places = self.places[rows]
-        spans = self.layers[0].spans(places)
-        for layer, address in zip(self.layers, addresses, strict=True):
-            ranges = layer.ranges(spans)
-            layer.snapshot.read_elements(ranges, layer.dtype, address)
+    def plan(self, rows: Ints, begins: Sequence[int]) -> Plan:
+        """What to read for rows: the ranges of each type of values.
+
+        Args:
+            rows: the rows.
+            begins: for each layer, the place of its first vector; the others follow it.
+        """
+        spans = self.layers[0].spans(self.places[rows])
+        plan: Plan = {}
+        for layer, begin in zip(self.layers, begins, strict=True):
+            plan.setdefault(layer.dtype, []).append(layer.ranges(spans, begin))
+        return plan
+
+    def prefetch(self, plan: Plan) -> None:
+        """Lets the disk bring what a plan reads."""
+        for ranges in plan.values():
+            for part in ranges:
+                self.reader._snapshot.prefetch(part[:, 0])
+
+    def read(self, plan: Plan, address: int, room: int) -> None:
+        """Decodes what is planned to its places in `room` bytes at `address`."""
+        for dtype, ranges in plan.items():
+            all_ranges = np.concatenate(ranges) if len(ranges) > 1 else ranges[0]
+            self.reader._snapshot.read_elements(all_ranges, dtype, address, room)
 
     def columns(self, names: Iterable[str], rows: Ints) -> dict[str, npt.NDArray[Any]]:
         """Columns of rows by name, as `Rows.column`."""

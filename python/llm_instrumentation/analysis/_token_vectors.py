@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..core.last_position import TRANSFORM as LAST_POSITION
 from ..errors import InvalidArgumentError
 from ._calls import Calls, Chosen
+from ._elements import element_size
 from .rows import COLUMNS, NoCallsError, NotTokenAlignedError
 
 if TYPE_CHECKING:
@@ -326,8 +327,16 @@ class TokenVectors:
         begins = np.flatnonzero(np.append(len(at) > 0, ~joins))
         return Spans(at[begins], local[begins], np.diff(np.append(begins, len(at))))
 
-    def ranges(self, spans: Spans) -> Ints:
-        """The elements of tokens: [ranges, 3] of activation, first element, number of elements."""
+    def ranges(self, spans: Spans, begin: int = 0) -> Ints:
+        """The elements of tokens and the places of their vectors, which follow each other.
+
+        Args:
+            spans: the tokens.
+            begin: the place of the first vector.
+
+        Returns:
+            [ranges, 4] as for `Snapshot.read_elements`.
+        """
         at, local, count = spans
         size = self._heads * self.shape[-1]
         if self._layout.axes == "bhtw":  # the heads of a token lie apart
@@ -339,8 +348,19 @@ class TokenVectors:
             local = (head * tokens[:, None] + token[:, None]).reshape(-1)
             at, size = np.repeat(at, self._heads), self.shape[-1]
             count = np.ones(len(at), np.int64)
-        return np.stack([self._activations[at], local * size, count * size], axis=1)
+        found = np.empty((len(at), 4), np.int64)
+        found[:, 0], found[:, 1] = self._activations[at], local * size
+        np.multiply(count, size, out=found[:, 2])
+        lengths = found[:, 2] * element_size(self.dtype)
+        found[:, 3] = begin + np.cumsum(lengths) - lengths
+        return found
 
     def read(self, places: Ints, address: int) -> None:
         """Decodes the vectors of tokens one after the other, from `address` on."""
-        self.snapshot.read_elements(self.ranges(self.spans(places)), self.dtype, address)
+        room = len(places) * self.vector_bytes
+        self.snapshot.read_elements(self.ranges(self.spans(places)), self.dtype, address, room)
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of the vector of a token."""
+        return self._heads * self.shape[-1] * element_size(self.dtype)

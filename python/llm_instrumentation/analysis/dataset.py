@@ -8,14 +8,13 @@ batch["token_id"]                              # [4096]
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import functools
-import hashlib
-import json
+import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -29,9 +28,10 @@ from ..errors import ForkedError, InvalidArgumentError, StrapError
 from ._elements import dtype_name, torch_dtype
 from ._pool import PoolOrder
 from ._progress import bytes_bar
+from ._recycled import Recycled
 from ._shuffled import Field, ShuffledRows
-from ._token_set import LayersDifferError, TokenSet, Where
-from .reader import ActivationReader
+from ._token_set import LayersDifferError, Where
+from ._tokens import Batch, Tokens, Wanted
 from .rows import COLUMNS
 
 __all__ = [
@@ -45,11 +45,10 @@ __all__ = [
 #: The order of the rows: that of the captures; drawn from a buffer of rows in that order; or any.
 Shuffle = Literal["none", "pool", "full"]
 
-Batch = dict[str, Any]
 Ints = npt.NDArray[np.int64]
 
 # Bytes that are decoded at a time, unless a batch is larger.
-_WINDOW_BYTES = 32 << 20
+_WINDOW_BYTES = 16 << 20
 _DEALT_BYTES = 16 << 20  # the same for rows on disk
 _POOL_BYTES = 512 << 20
 _STATE_VERSION = 1
@@ -57,103 +56,6 @@ _STATE_VERSION = 1
 
 class StateError(StrapError, ValueError):
     """A state is of another data set; the message says what differs."""
-
-
-class _Tokens:
-    """The tokens of all captures, numbered in turn.
-
-    Args: see :class:`ActivationDataset`.
-
-    Attributes:
-        names: the layers.
-        shapes: the shape of a vector, by layer.
-        dtypes: the stored type of the values, by layer.
-        rows: the number of tokens.
-        left_out: activations that are not used; see :class:`TokenSet`.
-    """
-
-    def __init__(self, captures: Sequence[str], layers: Sequence[str], **how: Any) -> None:
-        self.sets: list[TokenSet] = []
-        readers: list[ActivationReader] = []
-        try:
-            for capture in captures:
-                reader = ActivationReader(capture)
-                readers.append(reader)
-                names = [name for pattern in layers for name in reader._fitting(pattern)]
-                self.sets.append(TokenSet(reader, list(dict.fromkeys(names)), **how))
-            self._check(captures)
-        except BaseException:
-            for reader in readers:
-                reader.close()
-            raise
-        first = self.sets[0].layers
-        self.names = [layer.layer for layer in first]
-        self.shapes = {layer.layer: layer.shape for layer in first}
-        self.dtypes = {layer.layer: layer.dtype for layer in first}
-        self.left_out = sum(tokens.left_out for tokens in self.sets)
-        self._starts = np.cumsum([0, *map(len, self.sets)])
-        self.rows = int(self._starts[-1])
-
-    def _check(self, captures: Sequence[str]) -> None:
-        """Checks that all captures have the same layers, models, widths and types."""
-
-        def forms(tokens: TokenSet) -> list[tuple[str, str, Any, str]]:
-            return [(layer.layer, layer.model, layer.shape, layer.dtype) for layer in tokens.layers]
-
-        first = forms(self.sets[0])
-        for path, tokens in zip(captures, self.sets, strict=True):
-            for one, two in zip(first, forms(tokens), strict=False):
-                if one != two:
-                    raise LayersDifferError(
-                        f"{captures[0]} has {_form(*one)}, {path} has {_form(*two)}: captures of "
-                        "one data set need the same layers, models, widths and types"
-                    )
-            if len(tokens.layers) != len(first):
-                raise LayersDifferError(
-                    f"{captures[0]} has {len(first)} of the layers, {path} has {len(tokens.layers)}"
-                )
-
-    @functools.cached_property
-    def identity(self) -> str:
-        """A digest of what identifies the tokens: the captures, the layers, and their places."""
-        digest = hashlib.blake2b(digest_size=16)
-        for tokens in self.sets:
-            about = [tokens.reader.capture_id, len(tokens), self.names]
-            digest.update(json.dumps(about).encode())
-            digest.update(tokens.places.data)
-        return digest.hexdigest()
-
-    def read(self, rows: Ints, columns: Sequence[str], dtype: str | None) -> Batch:
-        """The vectors and columns of rows, in their order."""
-        found: Batch = {}
-        pin = torch.cuda.is_available()
-        for name in self.names:
-            shape = (len(rows), *self.shapes[name])
-            stored = torch_dtype(self.dtypes[name])
-            found[name] = torch.empty(shape, dtype=stored, device="cpu", pin_memory=pin)
-        texts: dict[str, Any] = {name: [] for name in columns}
-        of = np.searchsorted(self._starts, rows, side="right") - 1
-        done = 0
-        while done < len(rows):  # the rows of one capture that stand next to each other
-            others = np.flatnonzero(of[done:] != of[done])
-            end = done + int(others[0]) if len(others) else len(rows)
-            tokens = self.sets[int(of[done])]
-            own = rows[done:end] - self._starts[of[done]]
-            tokens.read(own, [found[name][done:].data_ptr() for name in self.names])
-            for name, values in tokens.columns(columns, own).items():
-                texts[name].append(values)
-            done = end
-        if dtype is not None:
-            for name in self.names:
-                found[name] = found[name].to(torch_dtype(dtype))
-        for name, parts in texts.items():
-            values = np.concatenate(parts) if parts else np.empty(0, np.int64)
-            found[name] = values.tolist() if values.dtype == object else _tensor(values)
-        return found
-
-    def close(self) -> None:
-        for tokens in self.sets:
-            tokens.reader.close()
 
 
 class ActivationDataset(IterableDataset[Batch]):
@@ -246,8 +148,7 @@ class ActivationDataset(IterableDataset[Batch]):
         self._epoch = self._next = 0  # the next batch
         self._shuffled: ShuffledRows
         self._open()
-        widest = sum(self._row_bytes.values())
-        self.pool_rows = max(batch_size, pool_rows or _POOL_BYTES // widest)
+        self.pool_rows = max(batch_size, pool_rows or _POOL_BYTES // self._row_bytes)
 
     def _check_arguments(self, pool_rows: int | None) -> None:
         if not self.captures or not self.layers:
@@ -280,11 +181,7 @@ class ActivationDataset(IterableDataset[Batch]):
 
     def _open(self) -> None:
         self._pid = os.getpid()
-        self._tokens = _Tokens(self.captures, self.layers, **self._how)
-        self._row_bytes = {
-            name: int(np.prod(shape)) * torch_dtype(self._tokens.dtypes[name]).itemsize
-            for name, shape in self._tokens.shapes.items()
-        }
+        self._tokens = Tokens(self.captures, self.layers, **self._how)
         self.left_out = self._tokens.left_out
         total = self._tokens.rows
         self._first = total * self.rank // self.world_size
@@ -337,7 +234,7 @@ class ActivationDataset(IterableDataset[Batch]):
         wanted = (
             np.arange(part[0] * size, min(self.rows, (part[-1] + 1) * size)) for part in parts
         )
-        with _Ahead(self._read, wanted) as windows:
+        with self._windows(self._first + rows for rows in wanted) as windows:
             for window in windows:
                 for first in range(0, _length(window), size):
                     yield {name: rows[first : first + size] for name, rows in window.items()}
@@ -365,10 +262,11 @@ class ActivationDataset(IterableDataset[Batch]):
             if last < self.rows and mine.start < refills:
                 yield np.arange(last, self.rows)
 
-        with _Ahead(self._read, wanted()) as found:
-            pool: Batch = {}
+        memory = Recycled()
+        with self._windows(self._first + rows for rows in wanted()) as found:
+            pool = self._pool(len(held) + size)
             for first in range(0, len(held), together * size):
-                _put(pool, len(held) + size, slots[first : first + together * size], next(found))
+                _put(pool, slots[first : first + together * size], next(found))
             window: Batch = {}
             at = 0
             # Once the draws refill no more, the buffer has the rows that are left too.
@@ -377,14 +275,14 @@ class ActivationDataset(IterableDataset[Batch]):
                 if draw.refilled == 0 and not drained:
                     drained = True
                     if last < self.rows:
-                        _put(pool, 0, np.arange(pooled, pooled + self.rows - last), next(found))
+                        _put(pool, np.arange(pooled, pooled + self.rows - last), next(found))
                 if number in mine:
-                    yield _take(pool, draw.slots)
+                    yield _take(pool, draw.slots, memory)
                 if draw.refilled:
                     if at == _length(window):
                         window, at = next(found), 0
                     rows = {name: values[at : at + size] for name, values in window.items()}
-                    _put(pool, 0, draw.slots, rows)
+                    _put(pool, draw.slots, rows)
                     at += size
                 draw, number = next(draws, None), number + 1
 
@@ -445,8 +343,7 @@ class ActivationDataset(IterableDataset[Batch]):
                 np.arange(first, min(first + step, tokens.rows))
                 for first in range(done, tokens.rows, step)
             )
-            read = functools.partial(tokens.read, columns=self.columns, dtype=self.dtype)
-            with _Ahead(read, wanted) as found:
+            with self._windows(wanted) as found:
                 yield from found
 
         with bytes_bar(f"shuffling {tokens.rows:,} rows", progress) as told:
@@ -455,10 +352,39 @@ class ActivationDataset(IterableDataset[Batch]):
     @property
     def _together(self) -> int:
         """Batches that are read at once."""
-        return max(1, _WINDOW_BYTES // (self.batch_size * sum(self._row_bytes.values())))
+        return max(1, _WINDOW_BYTES // (self.batch_size * self._row_bytes))
 
-    def _read(self, rows: Ints) -> Batch:
-        return self._tokens.read(self._first + rows, self.columns, self.dtype)
+    @property
+    def _row_bytes(self) -> int:
+        """Bytes of a token's vectors, of all layers, as stored."""
+        return sum(self._tokens.vector_bytes.values())
+
+    def _windows(self, wanted: Iterable[Ints]) -> _Ahead:
+        """Reads tokens of all ranks, each time while those before are used."""
+
+        def plans() -> Iterator[Wanted]:
+            for rows in wanted:
+                plan = self._tokens.plan(rows)
+                self._tokens.prefetch(plan)
+                yield plan
+
+        return _Ahead(self._read, _one_ahead(plans()))
+
+    def _read(self, wanted: Wanted) -> Batch:
+        return self._tokens.read(wanted, self.columns, self.dtype)
+
+    def _pool(self, size: int) -> Batch:
+        """A buffer for `size` rows."""
+        tokens, pool = self._tokens, Batch()
+        for name in tokens.names:
+            stored = torch_dtype(self.dtype or tokens.dtypes[name])
+            shape = (size, *tokens.shapes[name])
+            memory = Recycled().take(stored.itemsize * math.prod(shape))
+            pool[name] = memory.view(stored).view(shape)
+        for name in self.columns:
+            texts = COLUMNS[name] is None
+            pool[name] = np.empty(size, object) if texts else torch.empty(size, dtype=torch.int64)
+        return pool
 
     # ---- state ----------------------------------------------------------------
 
@@ -572,14 +498,15 @@ class ActivationRows(Dataset[Batch]):
         wanted = np.asarray(numbers, np.int64)
         for k in wanted[(wanted < 0) | (wanted >= len(self))].tolist():
             raise IndexError(f"token {k} of {len(self)}")
-        batch = self._data._read(wanted)
+        data = self._data
+        batch = data._read(data._tokens.plan(data._first + wanted))
         return [{name: values[k] for name, values in batch.items()} for k in range(len(wanted))]
 
 
 class _Ahead:
     """Calls a function for some arguments in turn, in a thread, one result ahead."""
 
-    def __init__(self, function: Callable[[Ints], Batch], arguments: Iterable[Ints]) -> None:
+    def __init__(self, function: Callable[[Any], Batch], arguments: Iterable[Any]) -> None:
         self._function = function
         self._arguments = arguments
         self._results: queue.Queue[Batch | BaseException | None] = queue.Queue(1)
@@ -617,49 +544,48 @@ class _Ahead:
         self._thread.join()
 
 
-def _put(pool: Batch, size: int, slots: Ints, rows: Batch) -> None:
-    """Copies rows into slots of a buffer. If the buffer has no place yet, it gets `size` slots."""
-    places = torch.from_numpy(slots)
+def _one_ahead(values: Iterable[Any]) -> Iterator[Any]:
+    """The values, each after the next one is made."""
+    ahead = collections.deque[Any]()
+    for value in values:
+        ahead.append(value)
+        if len(ahead) > 1:
+            yield ahead.popleft()
+    yield from ahead
+
+
+def _put(pool: Batch, slots: Ints, rows: Batch) -> None:
+    """Copies rows into slots of a buffer."""
     for name, values in rows.items():
         if isinstance(values, list):
-            texts = pool.setdefault(name, np.empty(size, object))
-            texts[slots] = values
-            continue
-        if name not in pool:
-            pool[name] = torch.empty((size, *values.shape[1:]), dtype=values.dtype, device="cpu")
-        _words(pool[name]).index_copy_(0, places, _words(values))
+            pool[name][slots] = values
+        else:
+            _records(pool[name])[slots] = _records(values)
 
 
-def _take(pool: Batch, slots: Ints) -> Batch:
+def _take(pool: Batch, slots: Ints, memory: Recycled) -> Batch:
     """Copies the rows of slots out of a buffer."""
-    places, pin = torch.from_numpy(slots), torch.cuda.is_available()
     batch: Batch = {}
     for name, values in pool.items():
         if isinstance(values, torch.Tensor):
             shape = (len(slots), *values.shape[1:])
-            out = torch.empty(shape, dtype=values.dtype, device="cpu", pin_memory=pin)
-            torch.index_select(_words(values), 0, places, out=_words(out))
-            batch[name] = out
+            size = values.itemsize * math.prod(shape)
+            out = batch[name] = memory.take(size).view(values.dtype).view(shape)
+            np.take(_records(values), slots, out=_records(out), mode="clip")
         else:
             batch[name] = values[slots].tolist()
     return batch
 
 
-def _words(rows: torch.Tensor) -> torch.Tensor:
-    """The same rows as 64-bit words if they are whole ones: torch moves these ten times as fast."""
-    flat = rows.reshape(len(rows), -1)
-    return flat.view(torch.int64) if flat.shape[1] * flat.itemsize % 8 == 0 else flat
+def _records(rows: torch.Tensor) -> npt.NDArray[np.void]:
+    """The same rows, each as one value, which numpy copies at once.
+
+    torch would share the copying among threads, which then wait for those that decode.
+    """
+    flat = rows.reshape(len(rows), -1).view(torch.uint8).numpy()
+    found: npt.NDArray[np.void] = flat.view(f"V{flat.shape[1]}").reshape(-1)
+    return found
 
 
 def _length(batch: Batch) -> int:
     return len(next(iter(batch.values()))) if batch else 0
-
-
-def _tensor(values: npt.NDArray[Any]) -> torch.Tensor:
-    """A column of integers as int64; hashes keep their bits."""
-    kept = values.view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64)
-    return torch.from_numpy(kept)
-
-
-def _form(name: str, model: str, shape: tuple[int, ...], dtype: str) -> str:
-    return f"{name!r} of model {model!r} with {list(shape)} of {dtype}"
