@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -61,7 +64,8 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def windows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads few rows at a time, and all at once."""
     monkeypatch.setattr(module, "_WINDOW_BYTES", request.param)
-    monkeypatch.setattr(module, "_DEALT_BYTES", request.param)
+    monkeypatch.setattr(_shuffled, "_WINDOW_BYTES", request.param)
+    monkeypatch.setattr(_shuffled, "_BUCKET_BYTES", request.param)
     monkeypatch.setattr(_shuffled, "_BUCKET_BYTES", request.param)
 
 
@@ -277,43 +281,63 @@ def test_every_state_of_rows_on_disk_goes_on(captures, tmp_path):
             assert [keys(batch) for batch in resumed] == batches[done:]
 
 
-@pytest.mark.parametrize("stop", [0, 1, 3, 6, 10, 20])
+@pytest.mark.parametrize("stop", [0, 1, 2, 4, 8])
 def test_an_interrupted_preparation_goes_on(captures, tmp_path, monkeypatch, stop):
-    """It is stopped after some files were replaced or written; the order is the same."""
+    """It is stopped after its progress was saved some times, before or after rows were written."""
     whole = [keys(batch) for batch in shuffled(captures, tmp_path / "whole")]
+    monkeypatch.setattr(_shuffled, "_SAVED_BYTES", 5000)
     left = [stop]
     save = _shuffled.ShuffledRows._save
 
-    def interrupted(self: Any, **progress: Any) -> None:
+    def interrupted(self: Any, dealt: int) -> None:
         if left[0] == 0:
             raise KeyboardInterrupt
         left[0] -= 1
-        save(self, **progress)
+        save(self, dealt)
 
     monkeypatch.setattr(_shuffled.ShuffledRows, "_save", interrupted)
-    data = shuffled(captures, tmp_path / "s")
-    try:
-        data.prepare()
-    except KeyboardInterrupt:
-        left[0] = 1 << 30
-    assert [keys(batch) for batch in shuffled(captures, tmp_path / "s")] == whole
-
-
-def test_after_a_reboot_the_dealing_begins_anew(captures, tmp_path, monkeypatch):
-    whole = [keys(batch) for batch in shuffled(captures, tmp_path / "whole")]
-
-    def stop(self: Any, told: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(_shuffled.ShuffledRows, "_order", stop)
+    with contextlib.suppress(KeyboardInterrupt):
         shuffled(captures, tmp_path / "s").prepare()
-    manifest = tmp_path / "s" / "manifest.json"
-    told = json.loads(manifest.read_text())
-    told["progress"] |= {"boot": "another", "dealt": False}
-    manifest.write_text(json.dumps(told))
-    (tmp_path / "s" / "bucket-0.bin").write_bytes(b"lost")
+    left[0] = 1 << 30
     assert [keys(batch) for batch in shuffled(captures, tmp_path / "s")] == whole
+
+
+def test_rows_that_were_not_saved_are_dealt_again(captures, tmp_path, monkeypatch):
+    """A power failure keeps what was saved. The rest of the file can have anything."""
+    monkeypatch.setattr(_shuffled, "_WINDOW_BYTES", 1 << 10)
+    whole = [keys(batch) for batch in shuffled(captures, tmp_path / "whole")]
+    monkeypatch.setattr(_shuffled, "_SAVED_BYTES", 5000)
+    data, saved = shuffled(captures, tmp_path / "s"), []
+    flush = _shuffled._BucketWriter.flush
+
+    def lost(self: Any) -> None:
+        flush(self)
+        saved.append((data._shuffled.path.read_bytes(), data._shuffled._dealt))
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(_shuffled._BucketWriter, "flush", lost)
+        data.prepare()
+    before, after = (np.frombuffer(content, np.uint8).copy() for content, _ in saved)
+    before[before != after] = 0xA5
+    data._shuffled.path.write_bytes(before)
+    assert [keys(batch) for batch in shuffled(captures, tmp_path / "s")] == whole
+
+
+def test_a_file_system_without_direct_writes_has_the_same_rows(captures, tmp_path, monkeypatch):
+    whole = [keys(batch) for batch in shuffled(captures, tmp_path / "whole")]
+    opened = os.open
+
+    def refusing(path: Any, flags: int, *rest: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no direct writes")
+        return opened(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refusing)
+    assert [keys(batch) for batch in shuffled(captures, tmp_path / "s")] == whole
+    same = [(tmp_path / name / "rows.bin").read_bytes() for name in ("whole", "s")]
+    assert same[0] == same[1]
 
 
 def test_a_folder_with_something_else_is_refused(captures, tmp_path):

@@ -1,18 +1,21 @@
 """Rows on disk in a random order: each order of all rows is equally likely.
 
-Two passes over the rows, with little memory. The first deals each row to a random bucket, which is
-a file. The second reads each bucket, puts its rows in a random order, and appends them to the file
-of all rows. Rows have a fixed width there, so any of them can be read.
+The rows are dealt to buckets: each row goes to a random one. The buckets stand one behind the other
+in one file, and rows have a fixed width. A bucket fits into memory, and its rows are put in a
+random order when it is read. So the rows are read once and written once, with little memory.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
+import itertools
 import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +26,19 @@ import torch
 from .._files import replacing
 from ..errors import InvalidArgumentError, NoSpaceError
 from ._elements import torch_dtype
+from ._recycled import Recycled
 
-__all__ = ["Field", "ShuffledRows"]
+__all__ = ["Field", "ShuffledEpoch", "ShuffledRows"]
 
 _FORMAT, _VERSION = "libstrap.shuffled", 1
-_BUCKET_BYTES = 64 << 20  # of a bucket, on average
-_DEALT, _ORDERED = 1, 2  # the passes, in the seeds of their generators
+_WINDOW_BYTES = 16 << 20  # of rows that are dealt at once
+_BUCKET_BYTES = 32 << 20  # of a bucket, on average
+_PENDING_BYTES = 32 << 20  # of rows that are dealt and not written yet
+_SAVED_BYTES = 1 << 30  # that are dealt before they are made durable
+_BLOCK = 4096  # writes that bypass the page cache begin and end at multiples of it
 
 Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
 Batch = Mapping[str, Any]
 
 
@@ -53,7 +61,7 @@ class Field(NamedTuple):
 
 
 class ShuffledRows:
-    """A folder with rows in a random order.
+    """A folder with rows that are dealt to buckets.
 
     Args:
         folder: it is created. If it has these rows already, or a part of them, they are used.
@@ -61,6 +69,10 @@ class ShuffledRows:
         fields: the parts of a row.
         rows: how many rows.
         seed: of the order.
+
+    Attributes:
+        fields: as given.
+        record_bytes: bytes of a row.
 
     Raises:
         InvalidArgumentError: the folder has something else.
@@ -75,21 +87,24 @@ class ShuffledRows:
         seed: int,
     ) -> None:
         self._folder = folder
-        self._fields = list(fields)
+        self.fields = list(fields)
         self._rows = rows
         self._seed = seed
         self.record_bytes = sum(field.bytes for field in fields)
-        self.buckets = max(1, math.ceil(rows * self.record_bytes / _BUCKET_BYTES))
+        self._window = max(1, _WINDOW_BYTES // self.record_bytes)
         self._manifest = {
             "format": _FORMAT,
             "version": _VERSION,
             "identity": dict(identity),
             "rows": rows,
             "record_bytes": self.record_bytes,
-            "buckets": self.buckets,
+            "block_bytes": _BLOCK,
+            "window_rows": self._window,
             "fields": [[field.name, field.dtype, list(field.shape)] for field in fields],
         }
-        self._progress = self._none()
+        self._buckets = max(1, math.ceil(rows * self.record_bytes / _BUCKET_BYTES))
+        self._dealt = 0  # rows that are on disk
+        self._counts: Ints = np.zeros(0, np.int64)  # rows of each bucket
         self._check()
 
     @property
@@ -100,17 +115,7 @@ class ShuffledRows:
     @property
     def complete(self) -> bool:
         """Whether all rows are in the file."""
-        return bool(self._progress["ordered"] == self.buckets)
-
-    def _none(self) -> dict[str, Any]:
-        """The progress of a folder in which nothing is done.
-
-        `read` rows are dealt to the buckets, which then have `sizes` bytes. If the machine was not
-        booted since, these bytes are still there. Once the rows are `dealt`, they are on disk. Then
-        the rows of the first `ordered` buckets are in the file of all rows.
-        """
-        sizes = [0] * self.buckets
-        return {"read": 0, "sizes": sizes, "boot": _boot(), "dealt": False, "ordered": 0}
+        return len(self._counts) > 0 and self._dealt == self._rows
 
     def _check(self) -> None:
         """Reads the progress of the folder."""
@@ -123,38 +128,41 @@ class ShuffledRows:
             return
         try:
             found = json.loads(manifest.read_text())
-            progress = found.pop("progress")
+            counts, dealt = np.array(found.pop("bucket_rows"), np.int64), int(found.pop("dealt"))
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise InvalidArgumentError(
                 f"{manifest} is no manifest of shuffled rows: {error!r}"
             ) from error
-        if found != json.loads(json.dumps(self._manifest)):
+        fits = counts.shape == (self._buckets,) and counts.sum() == self._rows
+        if found != json.loads(json.dumps(self._manifest)) or not fits or counts.min() < 0:
             raise InvalidArgumentError(
                 f"{self._folder} has rows of another data set: remove it, or give scratch= another "
                 "folder"
             )
-        self._progress = progress
-        if not progress["dealt"] and progress["boot"] != _boot():
-            self._progress = self._none()
+        self._counts, self._dealt = counts, dealt
 
-    def _save(self, *, durable: bool = True, **progress: Any) -> None:
-        self._progress.update(progress)
-        content = {**self._manifest, "progress": self._progress}
-        # Where a file system orders its writes, to sync the manifest is to wait for all buckets.
-        with replacing(self._folder / "manifest.json", durable=durable) as partial:
-            partial.write_text(json.dumps(content, indent=1) + "\n")
+    def _save(self, dealt: int) -> None:
+        self._dealt = dealt
+        content = {**self._manifest, "bucket_rows": self._counts.tolist(), "dealt": dealt}
+        with replacing(self._folder / "manifest.json") as partial:
+            partial.write_text(json.dumps(content) + "\n")
+
+    def _places(self) -> Ints:
+        """The place of each bucket in the file, and the end of the file."""
+        blocks = -(-self._counts * self.record_bytes // _BLOCK)
+        return np.append(0, np.cumsum(blocks * _BLOCK))
 
     # ---- making ---------------------------------------------------------------
 
     def make(
         self,
-        windows: Callable[[int], Any],
+        windows: Callable[[Iterable[Ints]], contextlib.AbstractContextManager[Iterator[Batch]]],
         told: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Deals the rows to buckets and puts these in order; goes on where it was stopped.
+        """Deals the rows to the buckets; goes on where it was stopped.
 
         Args:
-            windows: given the number of rows that were dealt before, iterates over the rest: dicts
+            windows: given numbers of rows, window after window, iterates over the windows: dicts
                 with a tensor for each field.
             told: receives how many bytes are written, and how many there will be.
 
@@ -164,115 +172,282 @@ class ShuffledRows:
         self._folder.mkdir(parents=True, exist_ok=True)
         with open(self._folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be making the same rows
-            if (self._folder / "manifest.json").exists():
-                self._check()
-            else:
-                self._save()
-            if not self._progress["dealt"]:
+            self._check()
+            if not len(self._counts):
+                self._counts = self._count(self._rows)
+                self._save(0)
+            if not self.complete:
                 self._make_room()
                 self._deal(windows, told)
-            if not self.complete:
-                self._order(told)
+
+    def _windows(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """The windows of rows from `first`, the beginning of one, to `end`."""
+        for begin in range(first, end, self._window):
+            yield begin, min(begin + self._window, end)
+
+    def _buckets_of(self, first: int, end: int) -> Ints:
+        """The bucket of each row of a window."""
+        random = np.random.default_rng((self._seed, first))
+        return random.integers(self._buckets, size=end - first)
+
+    def _count(self, end: int) -> Ints:
+        """How many of the first rows are in each bucket."""
+        counts = np.zeros(self._buckets, np.int64)
+        for window in self._windows(0, end):
+            counts += np.bincount(self._buckets_of(*window), minlength=self._buckets)
+        return counts
 
     def _make_room(self) -> None:
-        needed = self._rows * self.record_bytes + _BUCKET_BYTES - sum(self._progress["sizes"])
-        free = shutil.disk_usage(self._folder).free
+        needed = int(self._places()[-1])
+        there = self.path.stat().st_blocks * 512 if self.path.exists() else 0
+        free = shutil.disk_usage(self._folder).free + there
         if needed > free:
             raise NoSpaceError(
                 f"{self._folder} needs {needed / 1e9:.1f} GB for rows in a random order, "
                 f"{free / 1e9:.1f} GB are free: give scratch= a folder on another disk"
             )
 
-    def _bucket(self, k: int) -> Path:
-        return self._folder / f"bucket-{k}.bin"
-
-    def _deal(self, windows: Callable[[int], Any], told: Callable[[int, int], None]) -> None:
-        total = 2 * self._rows * self.record_bytes
-        read, sizes = self._progress["read"], list(self._progress["sizes"])
-        files = [open(self._bucket(k), "ab", buffering=0) for k in range(self.buckets)]  # noqa: SIM115
-        try:
-            for file, size in zip(files, sizes, strict=True):
-                file.truncate(size)  # what was written after the progress was saved
-            for window in windows(read):
-                records = self._records(window)
-                random = np.random.default_rng((self._seed, _DEALT, read))
-                bucket = random.integers(self.buckets, size=len(records))
+    def _deal(
+        self,
+        windows: Callable[[Iterable[Ints]], contextlib.AbstractContextManager[Iterator[Batch]]],
+        told: Callable[[int, int], None],
+    ) -> None:
+        total = self._rows * self.record_bytes
+        parts = list(self._windows(self._dealt, self._rows))
+        filled = self._count(self._dealt) * self.record_bytes
+        memory = Recycled()
+        unsaved = 0
+        with (
+            _BucketWriter(self.path, self._places(), filled) as writer,
+            windows(np.arange(*part) for part in parts) as found,
+        ):
+            for (first, end), window in zip(parts, found, strict=True):
+                records = self._records(window, memory)
+                bucket = self._buckets_of(first, end)
                 order = np.argsort(bucket, kind="stable")
-                sorted_records = records[order]
-                ends = np.searchsorted(bucket[order], np.arange(self.buckets + 1))
-                for k, file in enumerate(files):
-                    part = sorted_records[ends[k] : ends[k + 1]]
-                    _write(file, part)
-                    sizes[k] += part.nbytes
-                read += len(records)
-                self._save(durable=False, read=read, sizes=sizes)
-                told(sum(sizes), total)
-            for file in files:
-                os.fsync(file.fileno())
-            self._save(dealt=True)
-        finally:
-            for file in files:
-                file.close()
+                ordered = _void(memory.take(records.nbytes).numpy().reshape(records.shape))
+                np.take(_void(records), order, out=ordered, mode="clip")
+                flat, at = ordered.view(np.uint8).reshape(-1), 0
+                for k, count in enumerate(np.bincount(bucket).tolist()):
+                    if count:
+                        writer.add(k, flat[at : at + count * self.record_bytes])
+                        at += count * self.record_bytes
+                unsaved += len(flat)
+                if unsaved >= _SAVED_BYTES or end == self._rows:
+                    writer.flush()
+                    self._save(end)
+                    unsaved = 0
+                told(end * self.record_bytes, total)
 
-    def _order(self, told: Callable[[int, int], None]) -> None:
-        sizes = self._progress["sizes"]
-        total = 2 * self._rows * self.record_bytes
-        with open(self.path, "r+b" if self.path.exists() else "w+b", buffering=0) as file:
-            for k in range(self._progress["ordered"], self.buckets):
-                raw = np.fromfile(self._bucket(k), np.uint8)
-                records = raw.reshape(-1, self.record_bytes)
-                random = np.random.default_rng((self._seed, _ORDERED, k))
-                file.seek(sum(sizes[:k]))
-                _write(file, records[random.permutation(len(records))])
-                os.fsync(file.fileno())
-                self._save(ordered=k + 1)
-                self._bucket(k).unlink()
-                told(total // 2 + sum(sizes[: k + 1]), total)
+    def _records(self, window: Batch, memory: Recycled) -> Bytes:
+        """The bytes of the rows of a window, [rows, bytes]."""
+        parts = [window[field.name] for field in self.fields]
+        records = memory.take(len(parts[0]) * self.record_bytes).numpy()
+        records = records.reshape(len(parts[0]), self.record_bytes)
+        for field, column, part in zip(self.fields, self._columns(), parts, strict=True):
+            flat = part.reshape(len(part), -1).contiguous().view(torch.uint8).numpy()
+            records[:, column : column + field.bytes] = flat
+        return records
 
-    def _records(self, window: Batch) -> npt.NDArray[np.uint8]:
-        parts = [_bytes(window[field.name]) for field in self._fields]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    def _columns(self) -> list[int]:
+        """The place of each field in a row."""
+        return list(itertools.accumulate((field.bytes for field in self.fields[:-1]), initial=0))
 
     # ---- reading --------------------------------------------------------------
 
-    def read(self, first: int, count: int) -> dict[str, torch.Tensor]:
-        """Reads rows that stand next to each other.
+    def pieces(self, first: int, rows: int) -> list[tuple[int, int]]:
+        """Cuts rows, as they stand in the file, at the ends of the buckets.
+
+        Returns:
+            The first row and the number of rows of each piece.
+        """
+        ends = np.cumsum(self._counts)
+        cuts = np.unique(np.concatenate([[first], ends, [first + rows]]))
+        cuts = cuts[(cuts >= first) & (cuts <= first + rows)]
+        return list(zip(cuts[:-1].tolist(), np.diff(cuts).tolist(), strict=True))
+
+    def _place(self, first: int) -> int:
+        """The place of a row in the file."""
+        ends = np.cumsum(self._counts)
+        k = int(np.searchsorted(ends, first, side="right"))
+        before = int(ends[k] - self._counts[k])
+        return int(self._places()[k]) + (first - before) * self.record_bytes
+
+    def prefetch(self, first: int, count: int) -> None:
+        """Lets the disk bring a piece."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        at, size = self._place(first), count * self.record_bytes
+        with open(self.path, "rb", buffering=0) as file:
+            for part in range(0, size, _ADVICE_BYTES):
+                os.posix_fadvise(
+                    file.fileno(), at + part, min(_ADVICE_BYTES, size - part),
+                    os.POSIX_FADV_WILLNEED,
+                )  # fmt: skip
+
+    def read(self, first: int, count: int, memory: Recycled) -> Bytes:
+        """Reads a piece: the bytes of its rows, [rows, bytes].
 
         Raises:
             InvalidArgumentError: the file is shorter than it was.
         """
-        pin = torch.cuda.is_available()
-        records = torch.empty((count, self.record_bytes), dtype=torch.uint8, pin_memory=pin)
-        view = records.numpy().reshape(-1).data
-        at, done = first * self.record_bytes, 0
+        records = memory.take(count * self.record_bytes).numpy()
+        at, done = self._place(first), 0
         with open(self.path, "rb", buffering=0) as file:
-            while done < len(view):
-                got = os.preadv(file.fileno(), [view[done:]], at + done)
+            while done < len(records):
+                got = os.preadv(file.fileno(), [records.data[done:]], at + done)
                 if got == 0:
                     raise InvalidArgumentError(f"{self.path} is cut off: remove {self._folder}")
                 done += got
-        found, column = {}, 0
-        for field in self._fields:
-            part = records[:, column : column + field.bytes].contiguous()
-            shape = (count, *field.shape)
-            found[field.name] = part.view(torch_dtype(field.dtype)).reshape(shape)
-            column += field.bytes
+        return records.reshape(count, self.record_bytes)
+
+    def split(self, records: Bytes, into: Mapping[str, torch.Tensor], begin: int) -> None:
+        """Copies the fields of rows to their tensors, from row `begin` on."""
+        for field, column in zip(self.fields, self._columns(), strict=True):
+            target = into[field.name][begin : begin + len(records)]
+            raw = target.reshape(len(records), -1).view(torch.uint8).numpy()
+            raw[:] = records[:, column : column + field.bytes]
+
+
+class ShuffledEpoch:
+    """The order of rows in one epoch: that of the buckets, and of the rows in each, is random.
+
+    Args:
+        rows: the rows on disk.
+        first, count: which of them.
+        seed: numbers that seed the generator.
+    """
+
+    def __init__(self, rows: ShuffledRows, first: int, count: int, seed: tuple[int, ...]) -> None:
+        self._rows = rows
+        pieces = rows.pieces(first, count)
+        order = np.random.default_rng(seed).permutation(len(pieces))
+        self._pieces = [pieces[k] for k in order]
+        self._ends = np.cumsum([size for _, size in self._pieces])
+        self._seed = seed
+        self._memory = Recycled()
+        self._now = -1  # the piece in memory
+        self._records: Bytes
+        self._order: Ints
+
+    def read(self, first: int, count: int) -> dict[str, torch.Tensor]:
+        """Rows `first` to `first + count - 1` of the epoch; fast if they follow the last ones."""
+        found = {}
+        for field in self._rows.fields:
+            room = self._memory.take(count * field.bytes)
+            found[field.name] = room.view(torch_dtype(field.dtype)).view(count, *field.shape)
+        done = 0
+        while done < count:
+            k = int(np.searchsorted(self._ends, first + done, side="right"))
+            self._load(k)
+            begin = first + done - int(self._ends[k]) + len(self._order)
+            places = self._order[begin : begin + count - done]
+            size = len(places) * self._rows.record_bytes
+            some = self._memory.take(size).numpy().reshape(len(places), -1)
+            np.take(_void(self._records), places, out=_void(some), mode="clip")
+            self._rows.split(some, found, done)
+            done += len(places)
         return found
 
+    def _load(self, k: int) -> None:
+        if k == self._now:
+            return
+        if k + 1 < len(self._pieces):
+            self._rows.prefetch(*self._pieces[k + 1])
+        self._now = -1
+        self._records = np.empty((0, 0), np.uint8)  # its memory is used again
+        first, count = self._pieces[k]
+        self._records = self._rows.read(first, count, self._memory)
+        self._order = np.random.default_rng((*self._seed, first)).permutation(count)
+        self._now = k
 
-def _boot() -> str:
-    """What names the running kernel since it was booted."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+class _BucketWriter:
+    """Appends bytes to buckets, and writes them in blocks, past the page cache if it can.
+
+    Args:
+        path: the file; it is created, with room for all buckets.
+        places: where each bucket begins, and the end of the file; multiples of a block.
+        filled: the bytes that are in each bucket already.
+    """
+
+    def __init__(self, path: Path, places: Ints, filled: Ints) -> None:
+        buckets = len(filled)
+        room = _PENDING_BYTES // buckets // _BLOCK * _BLOCK
+        self._room = min(max(room, _BLOCK), 1 << 20)
+        self._pending = Recycled().take(buckets * self._room).numpy().reshape(buckets, self._room)
+        self._used = (filled % self._room).tolist()
+        self._begins = (places[:-1] + filled // self._room * self._room).tolist()
+        self._file = _open(path)
+        try:
+            if hasattr(os, "posix_fallocate") and places[-1]:
+                os.posix_fallocate(self._file, 0, int(places[-1]))
+            else:
+                os.ftruncate(self._file, int(places[-1]))
+            with open(path, "rb") as file:
+                for k, used in enumerate(self._used):
+                    file.seek(self._begins[k])
+                    self._pending[k, :used] = np.frombuffer(file.read(used), np.uint8)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def add(self, k: int, data: Bytes) -> None:
+        """Appends bytes to bucket k."""
+        while len(data):
+            used = self._used[k]
+            some = data[: self._room - used]
+            self._pending[k, used : used + len(some)] = some
+            data = data[len(some) :]
+            self._used[k] += len(some)
+            if self._used[k] == self._room:
+                self._write(k, self._room)
+                self._begins[k] += self._room
+                self._used[k] = 0
+
+    def flush(self) -> None:
+        """Makes durable what was appended."""
+        for k, used in enumerate(self._used):
+            if used:
+                self._write(k, -(-used // _BLOCK) * _BLOCK)
+        os.fsync(self._file)
+
+    def _write(self, k: int, size: int) -> None:
+        left, at = self._pending[k, :size].data, self._begins[k]
+        while len(left):
+            try:
+                done = os.pwrite(self._file, left, at)
+            except OSError as error:
+                flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+                if error.errno != errno.EINVAL or not flags & _DIRECT:
+                    raise
+                fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~_DIRECT)  # blocks are larger here
+                continue
+            left, at = left[done:], at + done
+
+    def __enter__(self) -> _BucketWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._file)
 
 
-def _bytes(values: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """The bytes of each row, [rows, bytes]."""
-    flat = values.reshape(len(values), -1).contiguous()
-    found: npt.NDArray[np.uint8] = flat.view(torch.uint8).numpy()
+_DIRECT = getattr(os, "O_DIRECT", 0)
+_ADVICE_BYTES = 1 << 20  # Linux reads no more than the read-ahead of the device for one advice
+
+
+def _open(path: Path) -> int:
+    """Opens a file for writes past the page cache, or through it where they are refused."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | _DIRECT, 0o666)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags, 0o666)
+
+
+def _void(rows: Bytes) -> npt.NDArray[np.void]:
+    """Rows of bytes, each as one value, which numpy copies at once."""
+    found: npt.NDArray[np.void] = rows.view(f"V{rows.shape[1]}").reshape(-1)
     return found
-
-
-def _write(file: Any, data: npt.NDArray[np.uint8]) -> None:
-    left = np.ascontiguousarray(data).reshape(-1).data
-    while len(left):
-        left = left[file.write(left) :]

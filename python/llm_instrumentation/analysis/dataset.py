@@ -29,7 +29,7 @@ from ._elements import dtype_name, torch_dtype
 from ._pool import PoolOrder
 from ._progress import bytes_bar
 from ._recycled import Recycled
-from ._shuffled import Field, ShuffledRows
+from ._shuffled import Field, ShuffledEpoch, ShuffledRows
 from ._token_set import LayersDifferError, Where
 from ._tokens import Batch, Tokens, Wanted
 from .rows import COLUMNS
@@ -49,7 +49,6 @@ Ints = npt.NDArray[np.int64]
 
 # Bytes that are decoded at a time, unless a batch is larger.
 _WINDOW_BYTES = 16 << 20
-_DEALT_BYTES = 16 << 20  # the same for rows on disk
 _POOL_BYTES = 512 << 20
 _STATE_VERSION = 1
 
@@ -287,26 +286,16 @@ class ActivationDataset(IterableDataset[Batch]):
                 draw, number = next(draws, None), number + 1
 
     def _from_disk(self, mine: range) -> Iterator[Batch]:
-        """Batches of the rows on disk. Later epochs begin at another row and mix the batches."""
+        """Batches of the rows on disk. Each epoch has the buckets and their rows in a new order."""
         self.prepare()
-        shuffled = self._shuffled
-        size, share = self.batch_size, self.rows
-        random = np.random.default_rng((self.seed, self._epoch))
-        whole = share // size
-        begin, order = 0, np.arange(len(self))
-        if self._epoch > 0:
-            begin = int(random.integers(max(1, share)))
-            order[:whole] = random.permutation(whole)  # a smaller batch stays the last
+        seed = (self.seed, self._epoch)
+        epoch = ShuffledEpoch(self._shuffled, self._first, self.rows, seed)
 
-        def read(batch: Ints) -> Batch:
-            first = int(batch) * size
-            count, first = min(size, share - first), (begin + first) % share
-            parts = [shuffled.read(self._first + first, min(count, share - first))]
-            if first + count > share:
-                parts.append(shuffled.read(self._first, first + count - share))
-            return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        def read(number: int) -> Batch:
+            first = number * self.batch_size
+            return epoch.read(first, min(self.batch_size, self.rows - first))
 
-        with _Ahead(read, (order[k] for k in mine)) as found:
+        with _Ahead(read, mine) as found:
             yield from found
 
     def prepare(self, *, progress: bool | None = None) -> None:
@@ -337,17 +326,8 @@ class ActivationDataset(IterableDataset[Batch]):
         if shuffled.complete:
             return
 
-        def windows(done: int) -> Iterator[Batch]:
-            step = max(1, _DEALT_BYTES // shuffled.record_bytes)
-            wanted = (
-                np.arange(first, min(first + step, tokens.rows))
-                for first in range(done, tokens.rows, step)
-            )
-            with self._windows(wanted) as found:
-                yield from found
-
         with bytes_bar(f"shuffling {tokens.rows:,} rows", progress) as told:
-            shuffled.make(windows, told)
+            shuffled.make(self._windows, told)
 
     @property
     def _together(self) -> int:
