@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..core.calls_file import calls_path_for
 from ..errors import CorruptError
-from .rows import NotTokenAlignedError
+from ._columns import plain
+from .rows import NoCallsError, NotTokenAlignedError
 
 __all__ = ["Calls", "Chosen"]
 
 Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+
+# The columns with one value for a row. The others have a list with a value for each token.
+_OF_ROWS = ["step", "row", "model", "entry", "sequence", "request", "document", "labels"]
 
 
 class Chosen(NamedTuple):
@@ -38,29 +43,32 @@ class _Lists:
     """A column of lists as arrays.
 
     Attributes:
-        values: the values of all cells.
         starts: the place of each cell's first value.
         lengths: values of each cell; -1: the cell is null.
     """
 
     def __init__(self, column: pa.ChunkedArray) -> None:
-        cells = column.combine_chunks()
-        if isinstance(cells, pa.ChunkedArray):
-            cells = pa.concat_arrays(cells.chunks) if cells.num_chunks else pa.array([], cells.type)
-        offsets = np.asarray(cells.offsets).astype(np.int64)
-        self.values = np.asarray(cells.values)
-        self.starts = offsets[:-1]
-        self.lengths = np.where(np.asarray(cells.is_valid()), np.diff(offsets), -1)
+        chunks = column.chunks
+        values = [plain(cells.flatten(), 0) for cells in chunks]
+        self._kind = np.dtype(str(column.type.value_type))
+        # Ids of tokens then take half of the memory.
+        narrow = self._kind == np.int64 and all(map(_is_narrow, values))
+        total = sum(map(len, values))
+        self._values = np.empty(total, np.int32 if narrow else self._kind)
+        np.concatenate(values or [self._values], out=self._values, casting="same_kind")
+        lengths = [plain(cells.value_lengths(), -1).astype(np.int64) for cells in chunks]
+        self.lengths = np.concatenate(lengths) if lengths else np.empty(0, np.int64)
+        there = np.maximum(self.lengths, 0)
+        self.starts = np.cumsum(there) - there
 
     def at(self, rows: Ints, tokens: Ints, unknown: Any) -> npt.NDArray[Any]:
         """The values at some places; `unknown` where a cell is null."""
         known = self.lengths[rows] > tokens
-        values: npt.NDArray[Any]
         if known.all():
-            values = self.values[self.starts[rows] + tokens]
-            return values
-        values = np.full(len(rows), unknown, self.values.dtype)
-        values[known] = self.values[self.starts[rows[known]] + tokens[known]]
+            found: npt.NDArray[Any] = self._values[self.starts[rows] + tokens]
+            return found.astype(self._kind, copy=False)
+        values: npt.NDArray[Any] = np.full(len(rows), unknown, self._kind)
+        values[known] = self._values[self.starts[rows[known]] + tokens[known]]
         return values
 
 
@@ -68,29 +76,34 @@ class Calls:
     """The rows of a calls file.
 
     Args:
-        path: of the file, for messages.
-        table: its rows.
+        path: the stream, for messages.
+        read: reads columns of the file by their names; None: all.
 
     Raises:
         CorruptError: the list of encoders is damaged.
     """
 
-    def __init__(self, path: str, table: pa.Table) -> None:
-        self._table = table
+    def __init__(self, path: str, read: Callable[[list[str]], pa.Table | None]) -> None:
+        self._path, self._read = path, read
+        table = self._table = self._columns(_OF_ROWS)
         metadata = table.schema.metadata or {}
         try:
             self.encoders = json.loads(metadata.get(b"encoders", b"{}"))
         except ValueError:
-            raise CorruptError(f"{path}: its list of encoders is damaged") from None
-        self._step = table["step"].to_numpy()
-        row = table["row"].to_numpy()
+            message = f"the calls file of {path} has a damaged list of encoders"
+            raise CorruptError(message) from None
+        self._step = _numbers(table["step"])
+        row = _numbers(table["row"])
         self._lists: dict[str, _Lists] = {}
         # Numbers; or the places of texts, and the texts, the last of which is for null.
         self._cells: dict[str, tuple[Ints, npt.NDArray[Any] | None]] = {}
         # The calls: their first rows, and the sequences in their batches.
         self._first = np.flatnonzero(row == 0)
         self._rows = np.diff(np.append(self._first, len(row)))
-        first = pa.array(self._first)
+        # pa.array would import pandas, which takes longer than reading the calls.
+        first = pa.Array.from_buffers(
+            pa.int64(), len(self._first), [None, pa.py_buffer(self._first)]
+        )
         self._model, self._models = _codes(table["model"].take(first))
         self._entry, self._entries = _codes(table["entry"].take(first))
 
@@ -98,15 +111,35 @@ class Calls:
         """A column of lists."""
         found = self._lists.get(name)
         if found is None:
-            found = self._lists[name] = _Lists(self._table[name])
+            # Lists have a value for each token, so they are read one by one, and only if needed.
+            table = self._columns([name])
+            found = self._lists[name] = _Lists(table.column(name))
+            del table
+            pa.default_memory_pool().release_unused()
+            if len(found.lengths) < self._table.num_rows:
+                raise CorruptError(f"the calls file of {self._path} was replaced by a shorter one")
         return found
+
+    def forget(self, name: str) -> None:
+        """Frees the memory of a column of lists, until it is needed again."""
+        self._lists.pop(name, None)
+
+    def _columns(self, names: list[str]) -> pa.Table:
+        table = self._read(names)
+        if table is None:
+            raise NoCallsError(
+                f"{self._path} does not say what the model was given, because "
+                f"{calls_path_for(self._path)} is missing or of another capture: "
+                "rows(layer, without_calls=True) gives the rows by their places alone"
+            )
+        return table
 
     def cells(self, name: str, rows: Ints) -> npt.NDArray[Any]:
         """Cells of a column of numbers or texts; a null number is -1, a null text None."""
         if name not in self._cells:
             column = self._table[name]
             if pa.types.is_integer(column.type):
-                self._cells[name] = column.fill_null(-1).to_numpy(), None
+                self._cells[name] = _numbers(column), None
             else:
                 codes, distinct = _codes(column)
                 self._cells[name] = codes, np.array([*distinct, None], object)
@@ -165,9 +198,20 @@ class Calls:
         return bool(np.array(both, np.bool_)[self._entry[calls]].any())
 
 
+def _is_narrow(values: npt.NDArray[Any]) -> bool:
+    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+    return not len(values) or bool(low <= values.min() and values.max() <= high)
+
+
 def _holds(module: str, name: str) -> bool:
     """Whether a module is the one with this name, or contains it."""
     return module in ("", name) or name.startswith(f"{module}.")
+
+
+def _numbers(column: pa.ChunkedArray) -> Ints:
+    """A column of integers; null is -1."""
+    parts = [plain(cells, -1).astype(np.int64) for cells in column.chunks]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[Ints, list[str]]:
@@ -178,5 +222,4 @@ def _codes(column: pa.ChunkedArray) -> tuple[Ints, list[str]]:
         if not encoded.num_chunks:
             return np.zeros(0, np.int64), []
         encoded = pa.concat_arrays(encoded.chunks)
-    indices = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return indices.astype(np.int64), encoded.dictionary.to_pylist()
+    return plain(encoded.indices, -1).astype(np.int64), encoded.dictionary.to_pylist()

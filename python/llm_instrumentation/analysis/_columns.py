@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from .._native import Reader
 
-__all__ = ["Columns", "Ints", "Shapes", "Texts", "distinct"]
+__all__ = ["Columns", "Ints", "Shapes", "Texts", "distinct", "plain"]
 
 Ints = npt.NDArray[np.integer[Any]]
 
@@ -96,22 +96,32 @@ def distinct(values: Ints) -> tuple[list[int], npt.NDArray[np.int32]]:
     kind = getattr(pa, values.dtype.name)()
     cells = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
     encoded = cells.dictionary_encode()
-    return encoded.dictionary.to_pylist(), _plain(encoded.indices, -1)
+    return encoded.dictionary.to_pylist(), plain(encoded.indices, -1)
 
 
-def _plain(cells: pa.Array, null: float) -> npt.NDArray[Any]:
+def plain(cells: pa.Array, null: float) -> npt.NDArray[Any]:
     """The cells of a column of numbers, with `null` for missing cells.
 
     It reads the Arrow buffers, because pyarrow's own conversions import pandas, and that import
     takes longer than reading the index.
     """
     kind, (_, data) = np.dtype(str(cells.type)), cells.buffers()
-    values = np.frombuffer(data or b"", kind, len(cells), cells.offset * kind.itemsize)
+    if kind == np.bool_:
+        values = _bits(data, cells.offset, len(cells))
+    else:
+        values = np.frombuffer(data or b"", kind, len(cells), cells.offset * kind.itemsize)
     if not cells.null_count:
         return values
     valid = cells.is_valid()
-    bits = np.unpackbits(np.frombuffer(valid.buffers()[1], np.uint8), bitorder="little")
-    return np.where(bits[valid.offset :][: len(cells)], values, kind.type(null))
+    bits = _bits(valid.buffers()[1], valid.offset, len(cells))
+    return np.where(bits, values, kind.type(null))
+
+
+def _bits(data: pa.Buffer | None, offset: int, count: int) -> npt.NDArray[np.bool_]:
+    first = offset // 8
+    raw = np.frombuffer(data or b"", np.uint8, -(-(offset + count) // 8) - first, first)
+    bits = np.unpackbits(raw, bitorder="little")[offset % 8 :][:count]
+    return bits.view(np.bool_)
 
 
 class _Numbers:
@@ -128,7 +138,7 @@ class _Numbers:
     def add(self, cells: pa.Array) -> None:
         if not len(cells):
             return
-        values = _plain(cells.cast(pa.int64()) if self._signs else cells, self._null)
+        values = plain(cells.cast(pa.int64()) if self._signs else cells, self._null)
         if self._kind.kind != "f":
             limits = [np.iinfo(f"{self._kind.kind}{size}") for size in (1, 2, 4, 8)]
             low, high = int(values.min()), int(values.max())
@@ -153,7 +163,7 @@ class _Texts:
         number = self._number
         texts = encoded.dictionary.to_pylist()
         places = np.array([*(number.setdefault(text, len(number)) for text in texts), -1])
-        codes = places[_plain(encoded.indices, -1)]
+        codes = places[plain(encoded.indices, -1)]
         while len(number) > np.iinfo(self._codes.dtype).max:
             self._codes = self._codes.astype(f"i{2 * self._codes.itemsize}")
         self._codes[self._at : self._at + len(codes)] = codes
@@ -170,10 +180,10 @@ class _Shapes:
         self._lengths: list[npt.NDArray[np.int64]] = []
 
     def add(self, cells: pa.Array) -> None:
-        ndim = _plain(pc.list_value_length(cells), -1)
+        ndim = plain(pc.list_value_length(cells), -1)
         self._ndim[self._at : self._at + len(cells)] = ndim
         self._at += len(cells)
-        self._lengths.append(_plain(pc.list_flatten(cells), -1))
+        self._lengths.append(plain(pc.list_flatten(cells), -1))
 
     def result(self) -> Shapes:
         ends = np.cumsum(np.maximum(self._ndim, 0), dtype=np.int64)

@@ -12,7 +12,7 @@ import torch
 
 __all__ = ["Recycled"]
 
-_KEPT = 4  # blocks without tensors
+_KEPT = 2  # blocks without tensors
 _LEAST = 1 << 20  # smaller ones are left to torch
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux has it
 
@@ -39,7 +39,11 @@ class Recycled:
                 if size <= len(block) <= 2 * size:
                     return self._lend(block, size)
                 self._free.append(block)
-        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        step = 1 << max(
+            size.bit_length() - 4, 12
+        )  # blocks of about one size can replace each other
+        room = -(-size // step) * step
+        block = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if _ADVICE is not None:
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 block.madvise(_ADVICE)

@@ -39,7 +39,6 @@ class TokenSet:
 
     Attributes:
         layers: the vectors of each layer.
-        places: the places of the tokens, the same in all layers.
         left_out: activations that are not used: without a call, or in a step that other layers
             have no activation of.
 
@@ -78,18 +77,26 @@ class TokenSet:
         for layer in self.layers[1:]:
             if difference := first.difference(layer):
                 raise LayersDifferError(f"{reader.path}: {difference}")
-        self.places = first.kept(padding, without_tokens)
+        self._places = first.kept(padding, without_tokens)  # None: all
         if where is not None:
-            kept = np.asarray(where(Rows(first, self.places)))
-            if kept.dtype != np.bool_ or kept.shape != self.places.shape:
+            places = np.arange(first.tokens) if self._places is None else self._places
+            kept = np.asarray(where(Rows(first, places)))
+            if kept.dtype != np.bool_ or kept.shape != places.shape:
                 raise LayersDifferError(
                     f"where returned {kept.dtype} {list(kept.shape)}: return one bool for each of "
-                    f"the {len(self.places)} rows"
+                    f"the {len(places)} rows"
                 )
-            self.places = self.places[kept]
+            self._places = places[kept]
 
     def __len__(self) -> int:
-        return len(self.places)
+        return self.layers[0].tokens if self._places is None else len(self._places)
+
+    def update(self, digest: Any) -> None:
+        """Adds which tokens are chosen to a digest."""
+        digest.update(b"all" if self._places is None else self._places.data)
+
+    def _places_of(self, rows: Ints) -> Ints:
+        return rows if self._places is None else self._places[rows]
 
     def plan(self, rows: Ints, begins: Sequence[int]) -> Plan:
         """What to read for rows: the ranges of each type of values.
@@ -98,7 +105,7 @@ class TokenSet:
             rows: the rows.
             begins: for each layer, the place of its first vector; the others follow it.
         """
-        spans = self.layers[0].spans(self.places[rows])
+        spans = self.layers[0].spans(self._places_of(rows))
         plan: Plan = {}
         for layer, begin in zip(self.layers, begins, strict=True):
             plan.setdefault(layer.dtype, []).append(layer.ranges(spans, begin))
@@ -118,4 +125,4 @@ class TokenSet:
 
     def columns(self, names: Iterable[str], rows: Ints) -> dict[str, npt.NDArray[Any]]:
         """Columns of rows by name, as `Rows.column`."""
-        return self.layers[0].columns(names, self.places[rows])
+        return self.layers[0].columns(names, self._places_of(rows))

@@ -29,7 +29,7 @@ _OF_TOKENS = {
     "token_hash": "token_hashes",
 }
 _EXPERT = re.compile(r"(^|\.)experts\.\d+(\.|$)")
-_PIECE = 1 << 20  # tokens whose masks are looked at together
+_PIECE = 1 << 17  # tokens whose masks are looked at together
 
 
 class Spans(NamedTuple):
@@ -252,21 +252,29 @@ class TokenVectors:
             return f"only one of {self.layer!r} and {other.layer!r} has all positions"
         return ""
 
-    def kept(self, padding: bool, without_tokens: Iterable[int]) -> Ints:
-        """The places of the tokens that the masks keep and that are not left out."""
-        total = int(self._ends[-1]) if len(self._ends) else 0
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def kept(self, padding: bool, without_tokens: Iterable[int]) -> Ints | None:
+        """The places of the tokens that the masks keep and that are not left out; None: all."""
         left_out = np.array(sorted(without_tokens), np.int64)
         pieces = []
-        for first in range(0, total, _PIECE):
-            places = np.arange(first, min(first + _PIECE, total))
+        for first in range(0, self.tokens, _PIECE):
+            places = np.arange(first, min(first + _PIECE, self.tokens))
             row, token, _ = self._find(places)
             keep = np.ones(len(places), np.bool_)
             if not padding and self._calls is not None:
                 keep = self._calls.lists(f"{self._side}mask").at(row, token, True)
             if len(left_out):
                 keep &= ~np.isin(self._token_column("token_id", row, token), left_out)
-            pieces.append(places[keep])
-        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+            pieces.append(keep)
+        if self._calls is not None:
+            self._calls.forget(f"{self._side}mask")
+        if all(keep.all() for keep in pieces):
+            return None
+        return np.flatnonzero(np.concatenate(pieces))
 
     def _find(self, places: Ints) -> tuple[Ints, Ints, Ints]:
         """For tokens: the row in the calls file, the place in that row, and the activation."""

@@ -104,7 +104,7 @@ class Tokens:
         for tokens in self.sets:
             about = [tokens.reader.capture_id, len(tokens), self.names]
             digest.update(json.dumps(about).encode())
-            digest.update(tokens.places.data)
+            tokens.update(digest)
         return digest.hexdigest()
 
     def plan(self, rows: Ints) -> Wanted:

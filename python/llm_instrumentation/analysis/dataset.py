@@ -9,7 +9,6 @@ batch["token_id"]                              # [4096]
 from __future__ import annotations
 
 import collections
-import contextlib
 import math
 import os
 import queue
@@ -263,7 +262,7 @@ class ActivationDataset(IterableDataset[Batch]):
 
         memory = Recycled()
         with self._windows(self._first + rows for rows in wanted()) as found:
-            pool = self._pool(len(held) + size)
+            pool = self._pool(len(held) + self.rows - last)
             for first in range(0, len(held), together * size):
                 _put(pool, slots[first : first + together * size], next(found))
             window: Batch = {}
@@ -489,25 +488,21 @@ class _Ahead:
     def __init__(self, function: Callable[[Any], Batch], arguments: Iterable[Any]) -> None:
         self._function = function
         self._arguments = arguments
-        self._results: queue.Queue[Batch | BaseException | None] = queue.Queue(1)
+        self._results: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()
+        self._wanted = threading.Semaphore(1)  # results that are not made yet
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="strap-dataset", daemon=True)
 
     def _run(self) -> None:
         try:
             for argument in self._arguments:
-                self._put(self._function(argument))
+                self._wanted.acquire()
                 if self._stop:
                     return
-            self._put(None)  # the end
+                self._results.put(self._function(argument))
+            self._results.put(None)  # the end
         except BaseException as error:
-            self._put(error)
-
-    def _put(self, result: Batch | BaseException | None) -> None:
-        while not self._stop:
-            with contextlib.suppress(queue.Full):
-                self._results.put(result, timeout=0.1)
-                return
+            self._results.put(error)
 
     def __enter__(self) -> Iterator[Batch]:
         self._thread.start()
@@ -517,10 +512,13 @@ class _Ahead:
         while (result := self._results.get()) is not None:
             if isinstance(result, BaseException):
                 raise result
+            self._wanted.release()  # the next one is made while this one is used
             yield result
+            del result
 
     def __exit__(self, *exc: object) -> None:
         self._stop = True
+        self._wanted.release()
         self._thread.join()
 
 

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from .._extras import extra
 from .._native import Reader, ReaderInfo, capture_id_of
-from ..core.calls_file import calls_path_for, read_calls
+from ..core.calls_file import read_calls
 from ..core.token_files import load_token_metadata
 from ..errors import (
     InvalidArgumentError,
@@ -53,7 +53,7 @@ from ._selection import Selector, among, bounds
 from ._snapshot import Snapshot, StoredForm
 from ._token_vectors import TokenVectors
 from .activation import Activation
-from .rows import NoCallsError, Rows
+from .rows import Rows
 from .salvage import SalvageReport, salvage
 
 if TYPE_CHECKING:
@@ -289,7 +289,8 @@ class ActivationReader:
             NoCallsError: (a LookupError) the capture does not have what the model was given.
         """
         vectors = self._vectors(layer, steps, requests, tokenizer, without_calls)
-        return Rows(vectors, vectors.kept(padding, without_tokens))
+        places = vectors.kept(padding, without_tokens)
+        return Rows(vectors, np.arange(vectors.tokens) if places is None else places)
 
     def _vectors(
         self, layer: str, steps: Selector, requests: Any, tokenizer: Any, without_calls: bool
@@ -307,15 +308,9 @@ class ActivationReader:
 
     def _calls_of_capture(self) -> Calls:
         if self._calls is None:
-            table = read_calls(self.path, self.capture_id)
-            path = calls_path_for(self.path)
-            if table is None:
-                raise NoCallsError(
-                    f"{self.path} does not say what the model was given, because {path} is missing "
-                    "or of another capture: rows(layer, without_calls=True) gives the rows by "
-                    "their places alone"
-                )
-            self._calls = Calls(str(path), table)
+            self._calls = Calls(
+                self.path, functools.partial(read_calls, self.path, self.capture_id)
+            )
         return self._calls
 
     def _fitting(self, pattern: str) -> list[str]:

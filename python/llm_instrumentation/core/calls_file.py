@@ -236,12 +236,17 @@ def is_calls_file(path: Path) -> bool:
     return not beginning or _FORMAT in beginning
 
 
-def read_calls(output_path: str | os.PathLike[str], capture_id: str | None) -> pa.Table | None:
-    """The rows of the calls file of a stream, mapped into memory. A torn end is left out.
+def read_calls(
+    output_path: str | os.PathLike[str],
+    capture_id: str | None,
+    columns: Sequence[str] | None = None,
+) -> pa.Table | None:
+    """The rows of the calls file of a stream. A torn end is left out.
 
     Args:
         output_path: the stream.
         capture_id: the id of the stream's capture; None: any.
+        columns: names of columns; None: all. Others take no memory.
 
     Returns:
         the table, or None if there is no calls file of this capture. Its schema's metadata has
@@ -257,7 +262,7 @@ def read_calls(output_path: str | os.PathLike[str], capture_id: str | None) -> p
     try:
         if not is_calls_file(path) or path.stat().st_size == 0:
             return None
-        source = pa.memory_map(os.fspath(path))
+        source = pa.OSFile(os.fspath(path))
         reader = pa.ipc.open_stream(source)
     except (OSError, pa.ArrowException):
         return None
@@ -274,9 +279,22 @@ def read_calls(output_path: str | os.PathLike[str], capture_id: str | None) -> p
         return None
     if not reader.schema.equals(_schema()):
         return None
+    names = reader.schema.names if columns is None else list(columns)
     with contextlib.suppress(pa.ArrowException, OSError):
-        batches.extend(_checked(reader))
-    return pa.Table.from_batches(batches, reader.schema)
+        for batch in _checked(reader):
+            chosen = batch.select(names)
+            batches.append(chosen if columns is None else _copy(chosen))
+    pa.default_memory_pool().release_unused()  # what was read of other columns
+    schema = pa.schema([reader.schema.field(name) for name in names], reader.schema.metadata)
+    return pa.Table.from_batches(batches, schema)
+
+
+def _copy(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows in memory of their own: a batch that was read is one block for all columns."""
+    import pyarrow as pa
+
+    arrays = [pa.concat_arrays([column, column[:0]]) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
 def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
