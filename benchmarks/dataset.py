@@ -10,8 +10,10 @@ A model returns random normal float16 vectors, [8, 512, width] in each step, fro
     codec    read_many of the same packets, with a warm cache
     prepare  how long the folder for "full" takes, in copies of the file (one layer alone)
 
-A way's rate is GB of float16 a second. "of" is the share of what is possible: the lesser of the
-codec's rate and the rate at which the disk brings the packets of one layer.
+A way's rate is GB of float16 a second, without the time to open the capture. "of" is the share of
+what is possible: the lesser of the codec's rate and the rate at which the disk brings the packets
+of one layer. "first batch" includes opening. "distinct" is for "full": how many packets the rows
+of a batch come from, beside as many rows drawn from all.
 
     python benchmarks/dataset.py [--gb 10] [--layers 1] [--codec none zstd archive] [--rounds 3]
 
@@ -111,21 +113,33 @@ def read(path: Path, way: str) -> dict[str, float]:
 
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = peak()
-    began, total, first_batch = time.perf_counter(), 0, 0.0
+    opened, total, first_batch = time.perf_counter(), 0, 0.0
     data = ActivationDataset(path, "layers.0", batch_size=ROWS, shuffle=way, pool_rows=POOL)
+    began = time.perf_counter()
+    opening = began - opened
     if way == "full":
         data.prepare()
         prepared = time.perf_counter() - began
+        memory_to_prepare = peak() - before
+        Path("/proc/self/clear_refs").write_text("5")
         os.sync()
         drop_cache()
         began = time.perf_counter()
+    sources = []
     for batch in data:
-        first_batch = first_batch or time.perf_counter() - began
+        first_batch = first_batch or time.perf_counter() - began + opening
         total += batch["layers.0"].nbytes
+        sources.append(len(batch["step"].unique()))
     seconds = time.perf_counter() - began
-    memory = peak() - before
-    found = {"seconds": seconds, "bytes": total, "first": first_batch, "memory": memory}
-    return {**found, "prepare": prepared} if way == "full" else found
+    found = {
+        "seconds": seconds, "bytes": total, "first": first_batch, "memory": peak() - before,
+    }  # fmt: skip
+    if way == "full":
+        rows = np.random.default_rng(0).integers(data.rows, size=(len(sources), ROWS))
+        drawn = [len(np.unique(some // (BATCH * TOKENS))) for some in rows]
+        distinct = float(np.mean(sources) / np.mean(drawn))
+        found |= {"prepare": prepared, "distinct": distinct, "memory 1": memory_to_prepare}
+    return found
 
 
 def peak() -> int:
@@ -194,7 +208,11 @@ def main() -> None:
                     "none of": rate["none"] / possible, "pool of": rate["pool"] / possible,
                     "prepare": found["full"]["prepare"] / copy,
                     "first batch": found["none"]["first"],
+                    "distinct": found["full"]["distinct"],
+                    "MB, none": found["none"]["memory"] / 1e6,
                     "MB beyond the pool": (found["pool"]["memory"] - POOL * WIDTH * 2) / 1e6,
+                    "MB, preparing": found["full"]["memory 1"] / 1e6,
+                    "MB, full": found["full"]["memory"] / 1e6,
                 })  # fmt: skip
             results.append({"codec": codec, "rounds": rounds})
             middle = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
