@@ -39,7 +39,10 @@ EXTRAS = {
 # The modules of core that hook models. Reading a capture must not import them.
 HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}
 # The parts that may load torch when they are imported, which takes seconds.
-TORCH = {"analysis._shuffled", "analysis.dataset", "core", "memory", "mrm.collector"}
+TORCH = {
+    "analysis._sae_features", "analysis._sae_latents", "analysis._shuffled", "analysis.dataset",
+    "core", "memory", "mrm.collector",
+}  # fmt: skip
 
 
 def imported(module: str, source: str, *, is_package: bool = False) -> Iterator[tuple[str, bool]]:
