@@ -174,20 +174,22 @@ def _loaded(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=whole_zip)
     except pickle.UnpicklingError as error:
         raise UnsupportedError(
-            f"{path} is no file of torch.save, or holds more than tensors in dicts and lists: "
-            f"{_first_sentence(error)}. Other objects would run code while they are loaded, so "
+            f"{path} is no file of torch.save, or holds more than tensors in dicts and lists"
+            f"{_reason(error)}. Other objects would run code while they are loaded, so "
             "they are refused. If you trust the file, load it with weights_only=False, and save "
             "the tensors in a dict by layer"
         ) from error
     except (EOFError, RuntimeError, ValueError, LookupError) as error:
-        raise CorruptError(f"{path} is damaged, or no file of torch.save: {error}") from error
+        raise CorruptError(
+            f"{path} is cut off or damaged, or no file of torch.save: {error!r}"
+        ) from error
 
 
-def _first_sentence(error: Exception) -> str:
-    """What a long message of torch.load says first about the object."""
-    text = str(error)
-    _, found, reason = text.partition("WeightsUnpickler error: ")
-    return (reason if found else text).split("\n")[0].split(". ")[0].strip().rstrip(".")
+def _reason(error: Exception) -> str:
+    """What a long message of torch.load says of the object, behind a colon; "" if nothing."""
+    _, _, text = str(error).partition("WeightsUnpickler error: ")
+    first = text.split("\n")[0].split(". ")[0].strip().rstrip(".")
+    return f": {first}" if first else ""
 
 
 def _dict_call(path: Path, at: str, call: Any, done: float) -> ImportedCall:
