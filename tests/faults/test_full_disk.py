@@ -13,6 +13,7 @@ import torch
 from children import Noise, framework, noise, steps_in
 from llm_instrumentation import InstrumentationConfig, capture_activations
 from llm_instrumentation.analysis.exports import export_rows
+from llm_instrumentation.analysis.imports import import_activations
 from llm_instrumentation.errors import NoSpaceError, StrapIOError
 from torch import nn
 
@@ -163,3 +164,16 @@ def test_an_export_that_has_no_room_leaves_what_stood_before(kind, path, tmpfs):
     assert str(tmpfs / "rows") in str(raised.value)
     assert {file.name: file.read_bytes() for file in (tmpfs / "rows").iterdir()} == before
     assert [file.name for file in tmpfs.iterdir()] == ["rows"]
+
+
+def test_an_import_that_has_no_room_leaves_what_stood_before(tmp_path, tmpfs):
+    for name, rows in (("small", 10), ("large", 18000)):
+        torch.save({"x": torch.randn(1, rows, 512)}, tmp_path / f"{name}.pt")
+    target = tmpfs / "run.stream"
+    import_activations(tmp_path / "small.pt", target, format="torch")
+    before = {file.name: file.read_bytes() for file in tmpfs.iterdir()}
+    with pytest.raises(NoSpaceError) as raised:
+        import_activations(tmp_path / "large.pt", target, format="torch", overwrite=True)
+    assert raised.value.errno == errno.ENOSPC
+    assert str(target) in str(raised.value)
+    assert {file.name: file.read_bytes() for file in tmpfs.iterdir()} == before

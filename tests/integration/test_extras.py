@@ -108,6 +108,13 @@ FEATURES = {
         "safetensors",
         EXPORT + 'export_rows("a.stream", "rows", "0", format="safetensors")',
     ),
+    "an import of safetensors": (
+        "export",
+        "safetensors",
+        "from llm_instrumentation.analysis.imports import import_activations\n"
+        "open('a.safetensors', 'w')\n"
+        "import_activations('a.safetensors', 'b.stream', format='vllm')",
+    ),
     "an export to datasets": (
         "export",
         "datasets",

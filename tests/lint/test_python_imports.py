@@ -40,7 +40,8 @@ EXTRAS = {
 HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}
 # The parts that may load torch when they are imported, which takes seconds.
 TORCH = {
-    *(f"analysis.{name}" for name in ("_recycled", "_shuffled", "_tokens", "dataset")),
+    *(f"analysis.{name}" for name in ("_recycled", "_sae_features", "_sae_latents")),
+    *(f"analysis.{name}" for name in ("_shuffled", "_tokens", "dataset")),
     *("core", "memory", "mrm.collector"),
 }
 

@@ -284,15 +284,14 @@ def _check_alike(first: str, ours: list[Rows], capture: str, rows: list[Rows]) -
             )
 
 
-def whole_contexts(rows: Rows, context: int) -> tuple[Ints, int]:
-    """The places of the rows in whole contexts, one context after the other.
+def text_order(rows: Rows) -> tuple[Ints, Ints, Ints]:
+    """The rows text by text.
 
-    A text's rows are cut into contexts from its first row on. Contexts are in the order of their
-    first rows. A text is a sequence of one call of the module in its steps. If the sequence is
-    unknown, it is a row of the batch in one step.
+    A text is a sequence of one call of the module in its steps. If the sequence is unknown, it is
+    a row of the batch in one step. Rows of a text stay in the order of capture.
 
     Returns:
-        the places, and the rows of the longest text.
+        the places of all rows, where each text begins among them, and the rows of each text.
     """
     sequence = rows.column("sequence").astype(np.int64)
     known = sequence >= 0
@@ -304,7 +303,19 @@ def whole_contexts(rows: Rows, context: int) -> tuple[Ints, int]:
     for key in keys:
         begins[1:] |= key[order][1:] != key[order][:-1]
     starts = np.flatnonzero(begins)
-    lengths = np.diff(np.append(starts, len(order)))
+    return order, starts, np.diff(np.append(starts, len(order)))
+
+
+def whole_contexts(rows: Rows, context: int) -> tuple[Ints, int]:
+    """The places of the rows in whole contexts, one context after the other.
+
+    The rows of a text, see `text_order`, are cut into contexts from its first row on. Contexts are
+    in the order of their first rows.
+
+    Returns:
+        the places, and the rows of the longest text.
+    """
+    order, starts, lengths = text_order(rows)
     place = np.arange(len(order)) - np.repeat(starts, lengths)
     kept = order[place < np.repeat(lengths // context * context, lengths)].reshape(-1, context)
     kept = kept[np.argsort(kept[:, 0], kind="stable")]

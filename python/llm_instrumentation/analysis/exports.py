@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .._files import partial_beside, remove_leftovers
 from .._json import load_json_file, to_json
-from ..core._atomic import sync_directory
+from ..core._atomic import replacing_folder, sync_directory
 from ..errors import InvalidArgumentError, NoSpaceError, StrapError, StrapIOError
 from ._elements import dtype_name
 from ._export_formats import FORMATS, TOKEN_IDS, Plan, dtype_in
@@ -152,7 +151,7 @@ def export_rows(
             files=(),
             bytes=0,
         )
-        with _typed_errors(target), _replacing_folder(target) as folder:
+        with _typed_errors(target), replacing_folder(target) as folder:
             FORMATS[format](folder, plan)
             return _finished(folder, report)
 
@@ -239,27 +238,6 @@ def _is_export(target: Path) -> bool:
         return manifest["kind"] == _OURS and there <= {_MANIFEST, *manifest["files"]}
     except (OSError, ValueError, LookupError, TypeError):
         return False
-
-
-@contextlib.contextmanager
-def _replacing_folder(target: Path) -> Iterator[Path]:
-    """Yields a folder to write to, and moves it to `target` at the end of the block."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(target)
-    with partial_beside(target, folder=True) as folder:
-        yield folder
-        if not target.exists():
-            os.rename(folder, target)
-        else:
-            # What was there moves aside, because a folder with files cannot be renamed over.
-            with partial_beside(target, folder=target.is_dir()) as aside:
-                os.rename(target, aside)
-                try:
-                    os.rename(folder, target)
-                except BaseException:
-                    os.rename(aside, target)
-                    raise
-        sync_directory(target.parent)
 
 
 def _finished(folder: Path, report: ExportReport) -> ExportReport:

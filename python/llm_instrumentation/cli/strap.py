@@ -187,6 +187,53 @@ def export(
     )  # fmt: skip
 
 
+class ImportFormat(str, Enum):
+    VLLM = "vllm"
+    TORCH = "torch"
+    STREAM = "stream-1.3.1"
+
+
+class Codec(str, Enum):
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+@app.command("import", epilog=_CODES, rich_help_panel=_CAPTURES)
+def import_(
+    source: Annotated[Path, typer.Argument(help="A file, or a folder of them.", metavar="SOURCE")],
+    out: Annotated[Path, typer.Argument(help="The new stream.", metavar="OUT")],
+    form: Annotated[ImportFormat, typer.Option("--format", help="The format of the files.")],
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--layer",
+            help="For vllm: a pattern (default: layers.{layer}), or given again for each layer.",
+        ),
+    ] = None,
+    widths: Annotated[
+        list[str] | None,
+        typer.Option("--width", help="For stream-1.3.1: values of a token, as NAME=768."),
+    ] = None,
+    dtypes: Annotated[
+        list[str] | None,
+        typer.Option("--dtype", help="For stream-1.3.1: type of the values, as NAME=bfloat16."),
+    ] = None,
+    codec: Annotated[Codec, typer.Option("--codec", help="The codec of the stream.")] = Codec.LZ4,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what is at OUT, whatever it is.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Make a capture of files with activations that another program wrote."""
+    from .imports import import_files as run
+
+    run(
+        source, out, form.value, layers or [], widths or [], dtypes or [], codec.value, overwrite,
+        as_json,
+    )  # fmt: skip
+
+
 # ---- the machine ----
 
 

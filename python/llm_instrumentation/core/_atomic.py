@@ -1,12 +1,14 @@
-"""Replaces small files as a whole, and durably."""
+"""Replaces small files and folders as a whole, and durably."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from .._files import partial_beside, replacing
+from .._files import partial_beside, remove_leftovers, replacing
 
 
 def replace_durably(path: Path, content: bytes) -> None:
@@ -47,6 +49,27 @@ def remove_durably(path: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def replacing_folder(target: Path) -> Iterator[Path]:
+    """Yields a folder to write to, and moves it to `target` at the end of the block."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(target)
+    with partial_beside(target, folder=True) as folder:
+        yield folder
+        if not target.exists():
+            os.rename(folder, target)
+        else:
+            # What was there moves aside, because a folder with files cannot be renamed over.
+            with partial_beside(target, folder=target.is_dir()) as aside:
+                os.rename(target, aside)
+                try:
+                    os.rename(folder, target)
+                except BaseException:
+                    os.rename(aside, target)
+                    raise
+        sync_directory(target.parent)
 
 
 def sync_directory(path: Path) -> None:
