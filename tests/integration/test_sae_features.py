@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llm_instrumentation import ActivationReader, InstrumentationConfig
 from llm_instrumentation.analysis._sae_features import (
@@ -147,6 +147,7 @@ def assert_exact(found: FeatureActivations, values: Tensor, rows: Rows, top: int
     context=st.integers(1, 9),
     seed=st.integers(0, 1 << 30),
 )
+@example(lengths=[1], size=1, top=1, context=1, seed=553)  # no feature of a block fires
 def test_all_is_as_computed_in_memory(lengths, size, top, context, seed, tmp_path_factory):
     sae = Whole(seed=seed)
     path = capture(tmp_path_factory.mktemp("run"), lengths, seed)

@@ -365,6 +365,8 @@ class FeatureActivations:
     def _values(self, rows: Ints, features: Ints) -> Floats:
         """The activations of features on rows."""
         found = np.empty(len(rows), np.float32)
+        if not len(rows):  # no feature of the block fired
+            return found
         order = np.argsort(rows, kind="stable")
         size = self._encoder.batch_size
         batches, begins = np.unique(rows[order] // size, return_index=True)
