@@ -35,11 +35,15 @@ EXTRAS = {
     "export": {"datasets", "safetensors"},
     "mrm": {*REPORT, "memray", "psutil", "pydantic", "yaml"},
     "report": REPORT,
+    "sae": {"sae_lens", "transformers"},
 }
 # The modules of core that hook models. Reading a capture must not import them.
 HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}
 # The parts that may load torch when they are imported, which takes seconds.
-TORCH = {"analysis._shuffled", "analysis.dataset", "core", "memory", "mrm.collector"}
+TORCH = {
+    "analysis._sae_evaluation", "analysis._sae_training", "analysis._shuffled", "analysis.dataset",
+    "analysis.sparse_autoencoder", "core", "memory", "mrm.collector",
+}  # fmt: skip
 
 
 def imported(module: str, source: str, *, is_package: bool = False) -> Iterator[tuple[str, bool]]:
