@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from llm_instrumentation.analysis.sparse_autoencoder import (
     spliced,
     train_sae,
 )
+from llm_instrumentation.cli import main
 from llm_instrumentation.errors import (
     CorruptError,
     InvalidArgumentError,
@@ -544,6 +546,86 @@ def test_a_module_that_cannot_be_replaced_is_named(sae, module, message):
 def test_texts_of_one_token_have_no_score(sae):
     with pytest.raises(InvalidArgumentError, match="no token to predict"):
         cross_entropy_score(Tuples(), [torch.ones(3, 1, dtype=torch.long)], sae, "pair")
+
+
+# ---- the command ----------------------------------------------------------------------------
+
+
+def strap(*arguments: Any) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["sae", *map(str, arguments)])
+    return ended.value.code or 0
+
+
+def test_the_command_trains_and_evaluates(run, tmp_path, capsys):
+    out = tmp_path / "saes"
+    train_it = [
+        "train", run, out, "--layer", "w*", "--layer", "narrow", "--architecture", "topk",
+        "--width", 32, "--option", "k=4", "--trainer", "lr_warm_up_steps=5", "--steps", 60,
+        "--lr", 3e-3, "--batch-size", 64, "--shuffle", "none",
+    ]  # fmt: skip
+    assert strap(*train_it, "--figure", tmp_path / "loss.png", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert set(report["saes"]) == {"wide", "narrow"} and report["steps"] == 60
+    assert (tmp_path / "loss.png").stat().st_size > 1000
+    assert strap(*train_it) == 2
+    assert "has a finished training" in capsys.readouterr().err
+
+    assert strap("evaluate", run, out, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    expected = evaluate_sae(data_set(run, ["wide", "narrow"]), out)
+    for layer, one in found.items():
+        assert one["explained_variance"] == pytest.approx(expected[layer].explained_variance)
+        assert one["cross_entropy"] is None
+    assert strap("evaluate", run, out, "--layer", "narrow", "--max-rows", 100) == 0
+    heads, line = capsys.readouterr().out.splitlines()
+    assert heads.split() == ["rows", "explained", "variance", "fvu", "l0", "dead", "layer"]
+    assert line.split()[0] == "100" and line.split()[-1] == "narrow"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--layer", "wide", "--architecture", "none"], 2, "choose one of abstopk"),
+        (["--architecture", "topk"], 2, "--layer: name at least one"),
+        (["--layer", "wide", "--architecture", "topk", "--option", "k"], 2, "give a field as k=32"),
+        (["--layer", "other", "--architecture", "topk"], 5, "no activation named 'other'"),
+    ],
+)
+def test_the_command_names_what_is_wrong(run, tmp_path, capsys, arguments, code, message):
+    sizes = ["--width", 32, "--batch-size", 64]
+    assert strap("train", run, tmp_path / "saes", *sizes, *arguments) == code
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_scores_a_language_model(tmp_path, capsys):
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {f"w{k}": k for k in range(50)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="w0"
+    ).save_pretrained(tmp_path / "model")
+    model = language_model().eval()
+    model.save_pretrained(tmp_path / "model")
+    ids = torch.randint(50, (8, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), capture_activations(model, tmp_path / "run.stream", config=LOSSLESS):
+        model(ids)
+    layer = "transformer.h.0"
+    train(data_set(tmp_path / "run.stream", layer), tmp_path / "saes")
+    (tmp_path / "text.txt").write_text(" ".join(f"w{k}" for k in ids.flatten().tolist()))
+    evaluate = ["evaluate", tmp_path / "run.stream", tmp_path / "saes", "--model"]
+    evaluate += [tmp_path / "model", "--context", 40]
+    assert strap(*evaluate, "--text", tmp_path / "text.txt", "--json") == 0
+    found = json.loads(capsys.readouterr().out)[layer]["cross_entropy"]
+    (sae,) = load_saes(tmp_path / "saes").values()
+    expected = cross_entropy_score(model, ids[:, None], sae, layer)
+    assert found["tokens"] == expected.tokens == 8 * 39
+    assert found["score"] == pytest.approx(expected.score, abs=1e-5)
+    assert strap(*evaluate) == 2
+    assert "--model and --text: give both" in capsys.readouterr().err
 
 
 # ---- errors ---------------------------------------------------------------------------------
