@@ -24,7 +24,7 @@ PYTEST := $(PY) -m pytest
 TOOLS = tools=$$($(PY) packaging/toolchain.py env) && eval "$$tools"
 
 .NOTPARALLEL:
-.PHONY: help demo test test-go test-abi test-python test-faults fuzz bench generate lib install wheel \
+.PHONY: help demo sae test test-go test-abi test-python test-faults fuzz bench generate lib install wheel \
 	sdist fmt lint docs clean
 
 help: ## List the targets
@@ -32,6 +32,9 @@ help: ## List the targets
 
 demo: $(VENV)/.examples ## Capture a small model, with nothing but Python installed
 	HF_HUB_OFFLINE=1 $(PY) examples/basic_usage.py
+
+sae: $(VENV)/.sae ## Train a sparse autoencoder on a small language model's capture
+	HF_HUB_OFFLINE=1 $(PY) examples/sparse_autoencoder.py
 
 test: test-go test-abi test-python test-faults lint docs ## Run every check
 
@@ -135,6 +138,10 @@ $(VENV)/.toolchain: packaging/toolchain.py go.mod | $(PY)
 
 $(VENV)/.examples: pyproject.toml hatch_build.py $(VENV)/.toolchain
 	$(TOOLS) && $(PIP) install --quiet -e '.[examples]'
+	@touch $@
+
+$(VENV)/.sae: pyproject.toml hatch_build.py $(VENV)/.toolchain
+	$(TOOLS) && $(PIP) install --quiet -e '.[report,sae]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml hatch_build.py $(VENV)/.toolchain

@@ -15,7 +15,7 @@ from .errors import MissingExtraError
 
 
 @contextmanager
-def extra(name: Literal["export", "mrm", "report"], wanted_by: str) -> Iterator[None]:
+def extra(name: Literal["export", "mrm", "report", "sae"], wanted_by: str) -> Iterator[None]:
     """A block for imports from an extra of pyproject.toml::
 
         with extra("report", "A timeline"):

@@ -659,12 +659,12 @@ def test_the_page_has_the_exit_codes():
 def test_the_page_has_every_command_and_option(strap, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     text = PAGE.read_text()
-    for prefix in ([], ["trace"]):
+    for prefix in ([], ["sae"], ["trace"]):
         for command in commands(strap(*prefix, "--help")[1]):
             name = " ".join(["strap", *prefix, command])
             section = re.search(rf"^### `{name}\b.*?(?=^##)", text, re.MULTILINE | re.DOTALL)
             assert section, name
-            if command in ("probe", "trace"):
+            if command in ("probe", "sae", "trace"):
                 continue
             options = set(re.findall(r"--[a-z-]+", strap(*prefix, command, "--help")[1]))
             assert {one for one in options - {"--help"} if one not in section[0]} == set(), name

@@ -24,7 +24,7 @@ class Without:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {
             "cycler", "datasets", "matplotlib", "memray", "pandas", "plotly", "psutil", "pydantic",
-            "pydantic_core", "safetensors", "transformers", "yaml",
+            "pydantic_core", "sae_lens", "safetensors", "transformers", "yaml",
         }:
             return None
         return self._finder.find_spec(name, path, target)
@@ -119,6 +119,12 @@ FEATURES = {
         "export",
         "datasets",
         EXPORT + 'export_rows("a.stream", "rows", "0", format="datasets")',
+    ),
+    "an autoencoder": (
+        "sae",
+        "sae_lens",
+        "from llm_instrumentation.analysis.sparse_autoencoder import architectures\n"
+        "architectures()",
     ),
     "a timeline": (
         "report",

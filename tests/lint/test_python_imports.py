@@ -35,14 +35,15 @@ EXTRAS = {
     "export": {"datasets", "safetensors"},
     "mrm": {*REPORT, "memray", "psutil", "pydantic", "yaml"},
     "report": REPORT,
+    "sae": {"sae_lens", "transformers"},
 }
 # The modules of core that hook models. Reading a capture must not import them.
 HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}
 # The parts that may load torch when they are imported, which takes seconds.
 TORCH = {
-    *(f"analysis.{name}" for name in ("_recycled", "_sae_features", "_sae_latents")),
-    *(f"analysis.{name}" for name in ("_shuffled", "_tokens", "dataset")),
-    *("core", "memory", "mrm.collector"),
+    *(f"analysis.{name}" for name in ("_recycled", "_shuffled", "_tokens", "dataset")),
+    *(f"analysis._sae_{name}" for name in ("evaluation", "features", "latents", "training")),
+    *("analysis.sparse_autoencoder", "core", "memory", "mrm.collector"),
 }
 
 

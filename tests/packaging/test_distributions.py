@@ -110,6 +110,7 @@ def test_a_plain_installation_can_capture_and_read(wheel, version):
     assert by_extra[""] == {"numpy", "pyarrow", "rich", "torch", "typer"}
     assert by_extra["export"] == {"datasets", "safetensors"}
     assert by_extra["report"] == {"matplotlib", "pandas", "plotly"}
+    assert by_extra["sae"] == {"sae-lens"}
     assert by_extra["mrm"] > {*by_extra["report"], "psutil", "pydantic", "pyyaml"}
 
 

@@ -242,7 +242,7 @@ def _write_texts(folder: Path, plan: Plan) -> None:
 
 def _npy(folder: Path, plan: Plan) -> None:
     names = [layer.name for layer in plan.source.layers] + plan.numbers
-    files = dict(zip(names, _file_names(names), strict=True))
+    files = dict(zip(names, file_names(names, ".npy"), strict=True))
     rows = plan.source.length
     with contextlib.ExitStack() as opened:
 
@@ -270,15 +270,15 @@ def _npy(folder: Path, plan: Plan) -> None:
     _write_texts(folder, plan)
 
 
-def _file_names(names: Sequence[str]) -> list[str]:
+def file_names(names: Sequence[str], suffix: str = "") -> list[str]:
     """A file name for each name: its letters, digits, dots and hyphens, all different."""
     found: list[str] = []
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip(".")[:150] or "root"
-        file, number = f"{stem}.npy", 1
+        file, number = f"{stem}{suffix}", 1
         while file in found:
             number += 1
-            file = f"{stem}-{number}.npy"
+            file = f"{stem}-{number}{suffix}"
         found.append(file)
     return found
 

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-__all__ = ["bytes_bar"]
+__all__ = ["bytes_bar", "steps_bar"]
 
 
 @contextlib.contextmanager
@@ -37,3 +37,43 @@ def bytes_bar(what: str, show: bool | None = None) -> Iterator[Callable[[int, in
     with bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def steps_bar(what: str, show: bool | None = None) -> Iterator[Callable[[int, int, str], None]]:
+    """Shows a progress bar on stderr in the block, with a text behind it.
+
+    Args:
+        what: the text before the bar.
+        show: show it; None: if stderr is a terminal.
+
+    Yields:
+        a function to call with what is done, how much there will be, and the text.
+    """
+    if not (sys.stderr.isatty() if show is None else show):
+        yield lambda done, total, text: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[text]}"),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(what, total=None, text="")
+        yield lambda done, total, text: bar.update(
+            task, completed=done, total=total, text=escape(text)
+        )

@@ -12,7 +12,7 @@ from ..errors import CorruptError, InvalidArgumentError
 from .captures import damaged, selector
 from .console import print_json, progress, shown
 
-__all__ = ["export"]
+__all__ = ["export", "numbers"]
 
 
 def export(
@@ -40,7 +40,7 @@ def export(
             report = export_rows(
                 sources, out, layers, format=form, padding=padding, dtype=dtype, context=context,
                 columns=DEFAULT_COLUMNS if columns is None else columns.split(","),
-                without_tokens=_numbers(without_tokens), steps=selector("--steps", steps),
+                without_tokens=numbers(without_tokens), steps=selector("--steps", steps),
                 overwrite=overwrite, progress=bar,
             )  # fmt: skip
     except CorruptError as error:
@@ -62,7 +62,7 @@ def export(
         print(f"  {report.left_out_activations:,} activations without a call are left out")
 
 
-def _numbers(text: str | None) -> list[int]:
+def numbers(text: str | None) -> list[int]:
     """The numbers of --without-tokens."""
     try:
         return [int(part) for part in text.split(",")] if text else []

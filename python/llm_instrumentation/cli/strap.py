@@ -234,6 +234,126 @@ def import_(
     )  # fmt: skip
 
 
+# ---- sparse autoencoders ----
+
+sae = typer.Typer(
+    help="Train sparse autoencoders of SAELens on captures, and evaluate them.", epilog=_CODES
+)
+app.add_typer(sae, name="sae", rich_help_panel=_CAPTURES)
+
+_Streams = Annotated[list[Path], typer.Argument(help="Streams.", metavar="STREAM...")]
+_WithoutTokens = Annotated[
+    str | None, typer.Option("--without-tokens", help="Ids of tokens to leave out, as 0,1.")
+]
+_Device = Annotated[str, typer.Option("--device", help="As cpu or cuda.")]
+
+
+class Order(str, Enum):
+    NONE = "none"
+    POOL = "pool"
+    FULL = "full"
+
+
+class Scale(str, Enum):
+    NONE = "none"
+    MEAN_NORM = "expected_average_only_in"
+
+
+class FirstBias(str, Enum):
+    MEAN = "mean"
+    ZEROS = "zeros"
+
+
+@sae.command("train", epilog=_CODES)
+def sae_train(
+    sources: _Streams,
+    out: Annotated[Path, typer.Argument(help="The folder.", metavar="OUT")],
+    architecture: Annotated[str, typer.Option("--architecture", help="As topk or gated.")],
+    width: Annotated[int, typer.Option("--width", help="Features of each autoencoder.")],
+    layers: Annotated[
+        list[str] | None,
+        typer.Option("--layer", help="A name; * and ? match. May be given again."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", help="Training steps (default: one epoch).")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Rows of a step.")] = 4096,
+    shuffle: Annotated[
+        Order, typer.Option("--shuffle", help="The order of the rows.")
+    ] = Order.POOL,
+    lr: Annotated[float, typer.Option("--lr", help="The rate of learning.")] = 3e-4,
+    normalize: Annotated[
+        Scale, typer.Option("--normalize", help="What the vectors are divided by.")
+    ] = Scale.MEAN_NORM,
+    bias: Annotated[
+        FirstBias, typer.Option("--bias", help="The decoder's bias at the beginning.")
+    ] = FirstBias.MEAN,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", help="A field of the architecture, as k=32. May be given again."),
+    ] = None,
+    trainer: Annotated[
+        list[str] | None,
+        typer.Option("--trainer", help="A field of SAELens' trainer. May be given again."),
+    ] = None,
+    without_tokens: _WithoutTokens = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the order and the weights.")] = 0,
+    device: _Device = "cpu",
+    checkpoint_every: Annotated[
+        int, typer.Option("--checkpoint-every", help="Training steps between checkpoints.")
+    ] = 1000,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="Draw the losses to this PNG, SVG or PDF file.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew, and replace an earlier training.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Train an autoencoder for each layer; a training that was killed goes on."""
+    from .sae import train as run
+
+    run(
+        sources, out, layers or [], batch_size, shuffle.value, without_tokens, options or [],
+        trainer or [], figure, as_json, architecture=architecture, width=width, steps=steps, lr=lr,
+        normalize=normalize.value, bias=bias.value, seed=seed, device=device,
+        checkpoint_every=checkpoint_every, overwrite=overwrite,
+    )  # fmt: skip
+
+
+@sae.command("evaluate", epilog=_CODES)
+def sae_evaluate(
+    sources: _Streams,
+    saes: Annotated[Path, typer.Argument(help="The folder of a training.", metavar="SAES")],
+    layers: Annotated[
+        list[str] | None,
+        typer.Option("--layer", help="A name (default: all). May be given again."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Rows at a time.")] = 4096,
+    without_tokens: _WithoutTokens = None,
+    max_rows: Annotated[int | None, typer.Option("--max-rows", help="Read no more rows.")] = None,
+    device: _Device = "cpu",
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="A causal language model, for the cross-entropy score."),
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option("--text", help="A text file for the model, in UTF-8.")
+    ] = None,
+    context: Annotated[
+        int, typer.Option("--context", help="Tokens that the model sees at once.", min=2)
+    ] = 128,
+    as_json: _Json = False,
+) -> None:
+    """Tell how well autoencoders reconstruct the rows of captures, and what that costs a model."""
+    from .sae import evaluate as run
+
+    run(
+        sources, saes, layers or [], batch_size, without_tokens, max_rows, device, model, text,
+        context, as_json,
+    )  # fmt: skip
+
+
 # ---- the machine ----
 
 

@@ -1,0 +1,422 @@
+"""Sparse autoencoders of SAELens, trained on captures that may be larger than memory::
+
+data = ActivationDataset("run.stream", ["h.3", "h.4"], batch_size=4096, shuffle="pool")
+report = train_sae(data, "saes", architecture="topk", width=8192, options={"k": 32})
+evaluate_sae(data, report.path)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from .._extras import extra
+from .._files import replacing, write_text
+from .._json import load_json_file, to_json
+from ..errors import InvalidArgumentError, NotFoundError
+from ._elements import dtype_name
+from ._progress import steps_bar
+from ._sae_evaluation import (
+    CrossEntropyScore,
+    SAEEvaluation,
+    cross_entropy_score,
+    evaluate_on_rows,
+    reconstruction,
+    spliced,
+)
+from ._sae_training import (
+    NonFiniteLossError,
+    SAETraining,
+    TrainingSettings,
+    batches_of,
+    known_architectures,
+    rows_of,
+)
+from .dataset import ActivationDataset, StateError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "Bias",
+    "CrossEntropyScore",
+    "NonFiniteLossError",
+    "Normalization",
+    "SAEEvaluation",
+    "StateError",
+    "TrainingReport",
+    "activation_batches",
+    "architectures",
+    "cross_entropy_score",
+    "evaluate_sae",
+    "load_saes",
+    "plot_losses",
+    "reconstruction",
+    "spliced",
+    "train_sae",
+]
+
+#: What the vectors are divided by in training: nothing, or their mean norm / sqrt(width).
+Normalization = Literal["none", "expected_average_only_in"]
+#: What the decoder's bias is before the first training step.
+Bias = Literal["mean", "zeros"]
+
+_MANIFEST, _LOSSES, _CHECKPOINTS = "_training.json", "_losses.parquet", "_checkpoints"
+_OURS = "llm_instrumentation.sparse_autoencoder"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingReport:
+    """What a training did.
+
+    Attributes:
+        path: its folder.
+        saes: the folder of each layer's autoencoder, for `sae_lens.SAE.load_from_disk`.
+        architecture: the architecture.
+        features: the features of each autoencoder.
+        steps: training steps.
+        rows: the rows of all training steps, for each layer.
+        resumed_at: the training step of the checkpoint that this call went on from; 0: none.
+        losses: the mean loss of the last tenth of the training steps, by layer.
+        seconds: what the training steps of this call took.
+        waited_s: how many of these seconds it waited for batches.
+    """
+
+    path: str
+    saes: dict[str, str]
+    architecture: str
+    features: int
+    steps: int
+    rows: int
+    resumed_at: int
+    losses: dict[str, float]
+    seconds: float
+    waited_s: float
+
+
+def architectures() -> tuple[str, ...]:
+    """The names of the architectures that SAELens can train.
+
+    Raises:
+        MissingExtraError: SAELens is not installed.
+    """
+    return tuple(sorted(known_architectures()))
+
+
+def activation_batches(
+    data: ActivationDataset, layer: str, *, dtype: Any = torch.float32
+) -> Iterator[torch.Tensor]:
+    """The vectors of one layer without end: a `data_provider` for SAELens' own trainer.
+
+    Epochs follow each other. The last batch of an epoch is left out if it is smaller. Heads become
+    one vector.
+
+    Returns:
+        an iterator over tensors [batch_size, width] on the CPU.
+
+    Raises:
+        InvalidArgumentError: (a ValueError) the data set has no such layer, or no whole batch.
+    """
+    if layer not in data._tokens.shapes:
+        names = ", ".join(data._tokens.names)
+        raise InvalidArgumentError(f"the data set has no layer {layer!r}: it has {names}")
+    return (rows_of(batch[layer], dtype) for batch in batches_of(data))
+
+
+def train_sae(
+    data: ActivationDataset,
+    out: str | os.PathLike[str],
+    *,
+    architecture: str,
+    width: int,
+    steps: int | None = None,
+    lr: float = 3e-4,
+    normalize: Normalization = "expected_average_only_in",
+    bias: Bias = "mean",
+    options: Mapping[str, Any] | None = None,
+    trainer: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    dtype: Any = torch.float32,
+    device: str = "cpu",
+    checkpoint_every: int = 1000,
+    overwrite: bool = False,
+    progress: bool | None = None,
+) -> TrainingReport:
+    """Trains a sparse autoencoder for each layer of a data set, in one pass for all of them.
+
+    The architectures, losses and training steps are those of SAELens. A training that was
+    interrupted goes on from its last checkpoint when it is called again with the same arguments: it
+    gets the remaining batches, and on CPUs with as many threads the same weights.
+
+    Args:
+        data: the batches, one for each training step. All epochs follow each other.
+        out: the folder. It has a folder for each layer, in SAELens' format.
+        architecture: one of `architectures`.
+        width: features of each autoencoder.
+        steps: training steps in all; None: the whole batches of an epoch.
+        lr: the rate of learning.
+        normalize: "expected_average_only_in": training divides the vectors by their mean norm /
+            sqrt(width). The saved weights have the scale in them.
+        bias: the decoder's bias at the beginning: the mean of the vectors, or zeros.
+        options: fields of the architecture's configuration in SAELens, as ``{"k": 32}``.
+        trainer: fields of SAELens' SAETrainerConfig, as ``{"lr_warm_up_steps": 500}``.
+        seed: of the first weights.
+        dtype: of the weights.
+        device: where to train, as "cuda".
+        checkpoint_every: training steps between checkpoints. Each replaces the one before.
+        overwrite: begin anew, and replace an earlier training at `out`.
+        progress: show a progress bar on stderr; None: if it is a terminal.
+
+    Raises:
+        InvalidArgumentError: (a ValueError) an argument is out of its range, or `out` has something
+            else or a finished training.
+        StateError: (a ValueError) the checkpoint at `out` is of another data set or training.
+        NonFiniteLossError: (an ArithmeticError) a loss is infinite or NaN. The message names the
+            training step.
+        MissingExtraError: a package of the extra "sae" is not installed.
+        UnsupportedError: a layer has no real floating-point numbers.
+        CorruptError: (a ValueError) bytes of a capture or a checkpoint differ from the written
+            ones.
+    """
+    for name, value in (("width", width), ("checkpoint_every", checkpoint_every)):
+        _check_count(name, value)
+    _check_choice("normalize", normalize, get_args(Normalization))
+    _check_choice("bias", bias, get_args(Bias))
+    whole = data.rows // data.batch_size
+    if steps is not None:
+        _check_count("steps", steps)
+    settings = TrainingSettings(
+        architecture=architecture,
+        width=width,
+        steps=max(1, whole) if steps is None else steps,
+        normalize=normalize,
+        bias=bias,
+        seed=seed,
+        dtype=dtype_name(dtype),
+        # As they come back from a checkpoint.
+        options=json.loads(to_json(dict(options or {}))),
+        trainer={"lr": lr, **json.loads(to_json(dict(trainer or {})))},
+    )
+    batches = batches_of(data)
+    folder = Path(out)
+    with _seeded(seed, device):
+        training = SAETraining(data, settings, device)
+        _check_folder(folder, overwrite)
+        checkpoints = folder / _CHECKPOINTS
+        if not training.load(checkpoints):
+            with steps_bar("mean and norm", progress) as told:
+                training.prepare(lambda done, total: told(done, total, ""))
+        resumed_at, began = training.step, time.perf_counter()
+        with contextlib.closing(batches), steps_bar("training", progress) as told:  # type: ignore[type-var]
+            while training.step < settings.steps:
+                due = training.step - training.step % checkpoint_every + checkpoint_every
+                training.run(
+                    min(due, settings.steps),
+                    batches,
+                    lambda done, loss: told(done, settings.steps, f"loss {loss}"),
+                )
+                if training.step < settings.steps:
+                    training.save(checkpoints)
+        seconds = time.perf_counter() - began
+        folder.mkdir(parents=True, exist_ok=True)
+        saes = training.finish(folder)
+    tail = max(1, settings.steps // 10)
+    report = TrainingReport(
+        path=os.fspath(out),
+        saes={layer: str(path) for layer, path in saes.items()},
+        architecture=architecture,
+        features=width,
+        steps=settings.steps,
+        rows=settings.steps * data.batch_size,
+        resumed_at=resumed_at,
+        losses={layer: sum(all_[-tail:]) / tail for layer, all_ in training.losses.items()},
+        seconds=seconds,
+        waited_s=training.waited_s,
+    )
+    _write_losses(folder / _LOSSES, training.losses)
+    manifest = {
+        "kind": _OURS,
+        "version": 1,
+        "settings": dataclasses.asdict(settings),
+        "layers": training.layers,
+        "captures": [os.path.basename(capture) for capture in data.captures],
+        "rows": report.rows,
+    }
+    write_text(folder / _MANIFEST, to_json(manifest))
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    return report
+
+
+def load_saes(path: str | os.PathLike[str], *, device: str = "cpu") -> dict[str, Any]:
+    """The autoencoders of a training by layer, as SAELens loads them.
+
+    Args:
+        path: the folder of a training, or of one autoencoder in SAELens' format.
+        device: where they are.
+
+    Raises:
+        NotFoundError: the folder has no finished training and no autoencoder.
+        InvalidArgumentError: its `_training.json` is none.
+        MissingExtraError: SAELens is not installed.
+    """
+    with extra("sae", "A sparse autoencoder"):
+        from sae_lens import SAE
+    folder = Path(path)
+    if (folder / "cfg.json").exists():
+        sae = SAE.load_from_disk(folder, device=device)
+        return {sae.cfg.metadata.hook_name or "": sae.eval()}
+    if not (folder / _MANIFEST).exists():
+        unfinished = (folder / _CHECKPOINTS).exists()
+        raise NotFoundError(
+            f"{folder} has no autoencoders: "
+            + ("its training is not finished, call it again" if unfinished else "train some first")
+        )
+    layers = _manifest(folder)["layers"]
+    return {
+        layer: SAE.load_from_disk(folder / name, device=device).eval()
+        for layer, name in layers.items()
+    }
+
+
+def evaluate_sae(
+    data: ActivationDataset,
+    saes: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    max_rows: int | None = None,
+    device: str = "cpu",
+    progress: bool | None = None,
+) -> dict[str, SAEEvaluation]:
+    """How well autoencoders reconstruct the vectors of a data set, in one pass for all layers.
+
+    All sums are float64. A feature is dead if it is 0 in each row that is read.
+
+    Args:
+        data: the rows. Its first epoch is read, and it is then where it was.
+        saes: the folder of a training; or autoencoders of SAELens by layer.
+        max_rows: read no more rows; None: all.
+        device: where autoencoders from a folder run.
+        progress: show a progress bar on stderr; None: if it is a terminal.
+
+    Returns:
+        the result of each layer.
+
+    Raises:
+        InvalidArgumentError: (a ValueError) the data set has no such layer, its vectors have
+            another width, or all rows are the same.
+        NotFoundError: the folder has no finished training.
+        MissingExtraError: SAELens is not installed.
+    """
+    if max_rows is not None:
+        _check_count("max_rows", max_rows)
+    loaded = saes if isinstance(saes, Mapping) else load_saes(saes, device=device)
+    with steps_bar("evaluating", progress) as told:
+        return evaluate_on_rows(data, loaded, max_rows, told)
+
+
+def plot_losses(path: str | os.PathLike[str]) -> Figure:
+    """Draws the losses of a finished training, a line for each layer.
+
+    Raises:
+        NotFoundError: the folder has no finished training.
+        MissingExtraError: matplotlib is not installed; the extra "report" brings it.
+    """
+    with extra("report", "A plot of losses"):
+        from matplotlib.figure import Figure
+    file = Path(path) / _LOSSES
+    if not file.exists():
+        raise NotFoundError(f"{path} has no losses: its training is not finished")
+    table = pq.read_table(file)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for layer in table.column_names:
+        losses = table[layer].to_numpy()
+        # Means of up to 500 groups, so that a long training is a line and no band.
+        size = max(1, len(losses) // 500)
+        means = losses[: len(losses) // size * size].reshape(-1, size).mean(1)
+        axes.plot([size * (k + 0.5) for k in range(len(means))], means, label=layer, linewidth=1.2)
+    axes.set_yscale("log")
+    axes.set_xlabel("training step")
+    axes.set_ylabel("loss")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    return figure
+
+
+# ---- arguments ------------------------------------------------------------------------------
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidArgumentError(f"{name} = {value!r}: give an integer from 1 on")
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        options = ", ".join(map(repr, choices))
+        raise InvalidArgumentError(f"{name} = {value!r}: choose one of {options}")
+
+
+@contextlib.contextmanager
+def _seeded(seed: int, device: str) -> Iterator[None]:
+    """Seeds torch in the block. The caller's random numbers go on behind it as before."""
+    devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+# ---- the folder -----------------------------------------------------------------------------
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """What a finished training wrote about itself.
+
+    Raises:
+        InvalidArgumentError: it is no training.
+    """
+    try:
+        found: dict[str, Any] = load_json_file(folder / _MANIFEST)
+        if found["kind"] == _OURS and isinstance(found["layers"], dict):
+            return found
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    raise InvalidArgumentError(f"{folder / _MANIFEST} does not describe a training")
+
+
+def _check_folder(folder: Path, overwrite: bool) -> None:
+    """Refuses to write where something else is; removes an earlier training with `overwrite`.
+
+    Raises:
+        InvalidArgumentError: something else is there, or a finished training.
+    """
+    there = set(os.listdir(folder)) if folder.is_dir() else set()
+    if not there and not folder.exists():
+        return
+    finished = _MANIFEST in there
+    if finished:
+        _manifest(folder)
+    elif there and _CHECKPOINTS not in there:
+        raise InvalidArgumentError(f"{folder} exists and is no training: choose another folder")
+    if overwrite:
+        shutil.rmtree(folder)
+    elif finished:
+        raise InvalidArgumentError(
+            f"{folder} has a finished training: choose another folder, or overwrite"
+        )
+
+
+def _write_losses(path: Path, losses: Mapping[str, list[float]]) -> None:
+    table = pa.table({layer: pa.array(found, pa.float64()) for layer, found in losses.items()})
+    with replacing(path) as partial:
+        pq.write_table(table, partial)
