@@ -2,7 +2,7 @@
 
     python examples/sparse_autoencoder.py [--out build/sae] [--quick]
 
-Needs no network and no GPU, and takes two to three minutes on two busy cores. The model predicts
+Needs no network and no GPU, and takes about a minute on two cores. The model predicts
 the bytes of this project's pages. It is trained first, because a model with random weights has
 nothing to find. Its first layer is captured over pages that it did not see. The autoencoder is
 trained on one part of the capture's texts and evaluated on the other.

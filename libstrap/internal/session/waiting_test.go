@@ -3,6 +3,7 @@ package session
 import (
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"runtime/debug"
 	"strings"
@@ -93,9 +94,12 @@ func TestARepeatedEnqueueKeepsItsPlace(t *testing.T) {
 	s := slow(t, filepath.Join(t.TempDir(), "a.stream"))
 	captured := busily(t, s, threads, 50_000, time.Millisecond)
 	x := tensorOf(mustLayer(t, s, "large"), wire.Float32, noise(500_000, 9))
-	for calls := 0; calls < 2; { // on a busy machine the first call may find room
+	// Each other thread may have one tensor that waited before x, and one that it has not counted yet. Others
+	// are taken behind x, and count too if this goroutine stands still then. So the least of three runs counts.
+	least, told := int64(math.MaxInt64), ""
+	for run := 0; run < 3 && least > 2*threads; {
 		before := int64(-1)
-		calls = 0
+		calls := 0
 		for err := error(status.New(status.Timeout, "")); err != nil; calls++ {
 			if err = s.Enqueue(x, time.Millisecond); err != nil && !errors.Is(err, status.Timeout) {
 				t.Fatal(err)
@@ -104,10 +108,16 @@ func TestARepeatedEnqueueKeepsItsPlace(t *testing.T) {
 				before = captured.Load()
 			}
 		}
-		// Each other thread may have one tensor that waited before x, and one that it has not counted yet.
-		if n := captured.Load() - before; n > 2*threads {
-			t.Errorf("%d calls, %d tensors of %d other threads were taken meanwhile", calls, n, threads)
+		if calls < 2 { // the first call found room
+			continue
 		}
+		run++
+		if n := captured.Load() - before; n < least {
+			least, told = n, fmt.Sprintf("%d calls, %d tensors of %d other threads were taken meanwhile", calls, n, threads)
+		}
+	}
+	if least > 2*threads {
+		t.Error(told)
 	}
 }
 

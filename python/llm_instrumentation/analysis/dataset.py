@@ -74,7 +74,7 @@ class ActivationDataset(IterableDataset[Batch]):
         batch_size: rows of a batch.
         shuffle: "none", the order of the captures; "pool", each batch is drawn from a buffer of
             `pool_rows` rows, which is filled in the order of the captures; "full", all rows are
-            written to `scratch` in a random order, and each order is equally likely.
+            dealt to buckets on disk, in `scratch`, and each order is equally likely.
         seed: of the order.
         dtype: type of the values, a torch dtype or its name; None: as stored.
         columns: what else a batch has: names as for `Rows.column`.
