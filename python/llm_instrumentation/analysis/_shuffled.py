@@ -24,11 +24,12 @@ import numpy.typing as npt
 import torch
 
 from .._files import replacing
+from ..core._atomic import typed_errors
 from ..errors import InvalidArgumentError, NoSpaceError
 from ._elements import torch_dtype
 from ._recycled import Recycled
 
-__all__ = ["Field", "ShuffledEpoch", "ShuffledRows"]
+__all__ = ["Field", "ShuffledEpoch", "ShuffledRows", "void"]
 
 _FORMAT, _VERSION = "libstrap.shuffled", 1
 _WINDOW_BYTES = 16 << 20  # of rows that are dealt at once
@@ -178,7 +179,8 @@ class ShuffledRows:
                 self._save(0)
             if not self.complete:
                 self._make_room()
-                self._deal(windows, told)
+                with typed_errors(f"cannot write to {self._folder}"):
+                    self._deal(windows, told)
 
     def _windows(self, first: int, end: int) -> Iterator[tuple[int, int]]:
         """The windows of rows from `first`, the beginning of one, to `end`."""
@@ -225,8 +227,8 @@ class ShuffledRows:
                 records = self._records(window, memory)
                 bucket = self._buckets_of(first, end)
                 order = np.argsort(bucket, kind="stable")
-                ordered = _void(memory.take(records.nbytes).numpy().reshape(records.shape))
-                np.take(_void(records), order, out=ordered, mode="clip")
+                ordered = void(memory.take(records.nbytes).numpy().reshape(records.shape))
+                np.take(void(records), order, out=ordered, mode="clip")
                 flat, at = ordered.view(np.uint8).reshape(-1), 0
                 for k, count in enumerate(np.bincount(bucket).tolist()):
                     if count:
@@ -344,7 +346,7 @@ class ShuffledEpoch:
             places = self._order[begin : begin + count - done]
             size = len(places) * self._rows.record_bytes
             some = self._memory.take(size).numpy().reshape(len(places), -1)
-            np.take(_void(self._records), places, out=_void(some), mode="clip")
+            np.take(void(self._records), places, out=void(some), mode="clip")
             self._rows.split(some, found, done)
             done += len(places)
         return found
@@ -447,7 +449,7 @@ def _open(path: Path) -> int:
         return os.open(path, flags, 0o666)
 
 
-def _void(rows: Bytes) -> npt.NDArray[np.void]:
+def void(rows: Bytes) -> npt.NDArray[np.void]:
     """Rows of bytes, each as one value, which numpy copies at once."""
     found: npt.NDArray[np.void] = rows.view(f"V{rows.shape[1]}").reshape(-1)
     return found

@@ -28,7 +28,7 @@ from ._elements import dtype_name, torch_dtype
 from ._pool import PoolOrder
 from ._progress import bytes_bar
 from ._recycled import Recycled
-from ._shuffled import Field, ShuffledEpoch, ShuffledRows
+from ._shuffled import Field, ShuffledEpoch, ShuffledRows, void
 from ._token_set import LayersDifferError, Where
 from ._tokens import Batch, Tokens, Wanted
 from .rows import COLUMNS
@@ -362,7 +362,8 @@ class ActivationDataset(IterableDataset[Batch]):
             pool[name] = memory.view(stored).view(shape)
         for name in self.columns:
             texts = COLUMNS[name] is None
-            pool[name] = np.empty(size, object) if texts else torch.empty(size, dtype=torch.int64)
+            numbers = torch.empty(size, dtype=torch.int64, device="cpu")
+            pool[name] = np.empty(size, object) if texts else numbers
         return pool
 
     # ---- state ----------------------------------------------------------------
@@ -561,8 +562,7 @@ def _records(rows: torch.Tensor) -> npt.NDArray[np.void]:
     torch would share the copying among threads, which then wait for those that decode.
     """
     flat = rows.reshape(len(rows), -1).view(torch.uint8).numpy()
-    found: npt.NDArray[np.void] = flat.view(f"V{flat.shape[1]}").reshape(-1)
-    return found
+    return void(flat)
 
 
 def _length(batch: Batch) -> int:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from .._json import load_json_file, to_json
-from ..core._atomic import replacing_folder, sync_directory
-from ..errors import InvalidArgumentError, NoSpaceError, StrapError, StrapIOError
+from ..core._atomic import replacing_folder, sync_directory, typed_errors
+from ..errors import InvalidArgumentError
 from ._elements import dtype_name
 from ._export_formats import FORMATS, TOKEN_IDS, Plan, dtype_in
 from ._export_source import COLUMNS_OF_EXPORTS, Source
@@ -151,7 +150,7 @@ def export_rows(
             files=(),
             bytes=0,
         )
-        with _typed_errors(target), replacing_folder(target) as folder:
+        with typed_errors(f"cannot write to {target}"), replacing_folder(target) as folder:
             FORMATS[format](folder, plan)
             return _finished(folder, report)
 
@@ -263,17 +262,3 @@ def _finished(folder: Path, report: ExportReport) -> ExportReport:
     sync_directory(folder)
     size = sum((folder / name).stat().st_size for name in files)
     return dataclasses.replace(report, files=files, bytes=size)
-
-
-@contextlib.contextmanager
-def _typed_errors(target: Path) -> Iterator[None]:
-    """Turns an OSError into an error of this package that names the folder."""
-    try:
-        yield
-    except StrapError:
-        raise
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        failed = (NoSpaceError if full else StrapIOError)(f"cannot write to {target}: {error}")
-        failed.errno = error.errno
-        raise failed from error

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,16 +18,14 @@ import numpy as np
 from .._cpus import usable_cpus
 from .._files import partial_beside, remove_leftovers
 from .._native import Reader, Session
-from ..core._atomic import sync_directory
+from ..core._atomic import sync_directory, typed_errors
 from ..core._earlier import EarlierFiles
 from ..core.calls_file import CallsFile, Column, calls_path_for
 from ..core.token_files import load_token_metadata, save_token_metadata, token_file_paths
 from ..errors import (
     BusyError,
     InvalidArgumentError,
-    NoSpaceError,
     StrapError,
-    StrapIOError,
     UnsupportedError,
 )
 from ._elements import dtype_name
@@ -127,7 +124,7 @@ def import_activations(
     target = Path(os.path.realpath(out))
     files = files_of(Path(source), format)
     _check_target(target, files, overwrite)
-    with _typed_errors(target), _replacing_capture(target) as folder:
+    with typed_errors(f"cannot import to {target}"), _replacing_capture(target) as folder:
         stream = folder / target.name
         with _CaptureWriter(stream, codec) as writer:
             _copy(read, files, options, writer, progress)
@@ -365,17 +362,3 @@ def _replacing_capture(target: Path) -> Iterator[Path]:
                 undo.callback(os.rename, path, folder / path.name)
             sync_directory(target.parent)
             undo.pop_all()
-
-
-@contextlib.contextmanager
-def _typed_errors(target: Path) -> Iterator[None]:
-    """Turns an OSError into an error of this package that names the capture."""
-    try:
-        yield
-    except StrapError:
-        raise
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        failed = (NoSpaceError if full else StrapIOError)(f"cannot import to {target}: {error}")
-        failed.errno = error.errno
-        raise failed from error

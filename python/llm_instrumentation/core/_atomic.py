@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .._files import partial_beside, remove_leftovers, replacing
+from ..errors import NoSpaceError, StrapError, StrapIOError
 
 
 def replace_durably(path: Path, content: bytes) -> None:
@@ -86,3 +87,17 @@ def sync_directory(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def typed_errors(failure: str) -> Iterator[None]:
+    """Turns an OSError into an error of this package, whose message begins with `failure`."""
+    try:
+        yield
+    except StrapError:
+        raise
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        failed = (NoSpaceError if full else StrapIOError)(f"{failure}: {error}")
+        failed.errno = error.errno
+        raise failed from error
