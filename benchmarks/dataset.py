@@ -5,7 +5,7 @@ A model returns random normal float16 vectors, [8, 512, width] in each step, fro
 
     disk     fio, direct reads of 1 MiB, 8 at once
     none     ActivationDataset, in the order of the capture, 4,096 rows a batch
-    pool     the same from a shuffle buffer of 65,536 rows; its filling counts
+    pool     the same from a shuffle buffer of 65,536 rows, or a quarter of all; its filling counts
     full     the same in any order, from the folder on disk, without the time to prepare it
     codec    read_many of the same packets, with a warm cache
     prepare  how long the folder for "full" takes, in copies of the file (one layer alone)
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
@@ -35,38 +36,49 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from _common import head, keep, machine, table
+from torch import nn
 
 BATCH, TOKENS, WIDTH, ROWS, POOL = 8, 512, 1024, 4096, 65536
+QUICK = "--quick" in sys.argv  # also of the processes that this one starts
+
+
+class Source(nn.Module):
+    """Gives its layers values, [8, 512, width] of float16."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Identity() for _ in range(layers))
+        shape = (4, BATCH, TOKENS, WIDTH)
+        self.values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).half()
+
+    def forward(self, input_ids: torch.Tensor) -> None:
+        for k, layer in enumerate(self.layers):
+            layer(self.values[k % 4])
+
+
+def steps(gb: float, layers: int) -> int:
+    """The steps that capture so many GB."""
+    return max(1, round(gb * 1e9 / (layers * BATCH * TOKENS * WIDTH * 2)))
 
 
 def capture(path: Path, gb: float, layers: int, codec: str) -> None:
-    import torch
     from llm_instrumentation import InstrumentationConfig, capture_activations
-    from torch import nn
-
-    class Source(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Identity() for _ in range(layers))
-            shape = (4, BATCH, TOKENS, WIDTH)
-            self.values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).half()
-
-        def forward(self, input_ids: torch.Tensor) -> None:
-            for k, layer in enumerate(self.layers):
-                layer(self.values[k % 4])
 
     config = InstrumentationConfig.balanced()
     config = config.with_archive() if codec == "archive" else config.with_compression(codec)
-    model = Source()
-    steps = max(1, round(gb * 1e9 / (layers * BATCH * TOKENS * WIDTH * 2)))
+    model = Source(layers)
     ids = torch.randint(50_000, (BATCH, TOKENS))
     with torch.no_grad(), capture_activations(model, path, config=config.with_layers("layers.*")):
-        for _ in range(steps):
+        for _ in range(steps(gb, layers)):
             model(ids)
 
 
 def drop_cache() -> bool:
+    """Empties the page cache; returns False where that needs root, and in a quick run."""
+    if QUICK:
+        return False
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3")
@@ -76,7 +88,9 @@ def drop_cache() -> bool:
 
 
 def fio(path: Path) -> float:
-    """Bytes a second of direct reads of a file."""
+    """Bytes a second of direct reads of a file; NaN without fio."""
+    if shutil.which("fio") is None:
+        return math.nan
     size = path.stat().st_size >> 20 << 20
     done = subprocess.run(
         [
@@ -91,7 +105,7 @@ def fio(path: Path) -> float:
     return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
 
 
-def read(path: Path, way: str) -> dict[str, float]:
+def read(path: Path, way: str, pool: int) -> dict[str, float]:
     """In a process of its own: seconds to the first batch and in all, bytes, and memory."""
     began = time.perf_counter()
     if way == "codec":
@@ -114,7 +128,7 @@ def read(path: Path, way: str) -> dict[str, float]:
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = peak()
     opened, total, first_batch = time.perf_counter(), 0, 0.0
-    data = ActivationDataset(path, "layers.0", batch_size=ROWS, shuffle=way, pool_rows=POOL)
+    data = ActivationDataset(path, "layers.0", batch_size=ROWS, shuffle=way, pool_rows=pool)
     began = time.perf_counter()
     opening = began - opened
     if way == "full":
@@ -161,10 +175,11 @@ def copied(path: Path) -> float:
     return seconds
 
 
-def measured(path: Path, way: str, *, cold: bool) -> dict[str, Any]:
+def measured(path: Path, way: str, pool: int, *, cold: bool) -> dict[str, Any]:
     if cold:
         drop_cache()
-    command = [sys.executable, __file__, "--read", str(path), way]
+    command = [sys.executable, __file__, "--read", str(path), way, str(pool)]
+    command += ["--quick"] if QUICK else []
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
@@ -177,13 +192,18 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--codec", nargs="+", default=["none", "lz4", "zstd", "archive"])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="little data, a round, warm cache")
     parser.add_argument("--folder", default=".")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--read", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--read", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.read:
-        print(json.dumps(read(Path(arguments.read[0]), arguments.read[1])))
+        path, way, pool = arguments.read
+        print(json.dumps(read(Path(path), way, int(pool))))
         return
+    if arguments.quick:
+        arguments.gb, arguments.rounds, arguments.codec = 0.1, 1, ["zstd"]
+    pool = min(POOL, steps(arguments.gb, arguments.layers) * BATCH * TOKENS // 4)
     lines, results = [], []
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         told = machine(Path(folder))
@@ -195,9 +215,11 @@ def main() -> None:
             for _ in range(arguments.rounds):
                 drop_cache()
                 disk = fio(path)
-                found = {way: measured(path, way, cold=True) for way in ("none", "pool", "full")}
+                found = {
+                    way: measured(path, way, pool, cold=True) for way in ("none", "pool", "full")
+                }
                 shutil.rmtree(f"{path}.shuffled")
-                found["codec"] = measured(path, "codec", cold=False)
+                found["codec"] = measured(path, "codec", pool, cold=False)
                 copy = copied(path)
                 rate = {way: one["bytes"] / one["seconds"] for way, one in found.items()}
                 decoded = found["codec"]["bytes"]
@@ -210,7 +232,7 @@ def main() -> None:
                     "first batch": found["none"]["first"],
                     "distinct": found["full"]["distinct"],
                     "MB, none": found["none"]["memory"] / 1e6,
-                    "MB beyond the pool": (found["pool"]["memory"] - POOL * WIDTH * 2) / 1e6,
+                    "MB beyond the pool": (found["pool"]["memory"] - pool * WIDTH * 2) / 1e6,
                     "MB, preparing": found["full"]["memory 1"] / 1e6,
                     "MB, full": found["full"]["memory"] / 1e6,
                 })  # fmt: skip

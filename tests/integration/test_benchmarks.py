@@ -46,15 +46,19 @@ def test_a_quick_run_of_reading_shows_its_table(mode, line, tmp_path):
     assert re.search(rf"^\| {line}", done.stdout, re.MULTILINE), done.stdout
 
 
-def test_a_quick_run_of_autoencoders_shows_its_table(tmp_path):
-    script = ROOT / "benchmarks" / "sparse_autoencoder.py"
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("dataset", "zstd "), ("dataset_peers", "safetensors "), ("sparse_autoencoder", "ours ")],
+)
+def test_a_quick_run_on_rows_shows_its_table(name, line, tmp_path):
+    script = ROOT / "benchmarks" / f"{name}.py"
     done = subprocess.run(
         [sys.executable, script, "--quick", "--folder", tmp_path],
         cwd=tmp_path, capture_output=True, text=True, timeout=280,
         env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^\| ours ", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(rf"^\| {line}", done.stdout, re.MULTILINE), done.stdout
 
 
 def test_a_quick_run_of_zstd_peers_shows_its_table(tmp_path):

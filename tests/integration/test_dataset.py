@@ -66,7 +66,6 @@ def windows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "_WINDOW_BYTES", request.param)
     monkeypatch.setattr(_shuffled, "_WINDOW_BYTES", request.param)
     monkeypatch.setattr(_shuffled, "_BUCKET_BYTES", request.param)
-    monkeypatch.setattr(_shuffled, "_BUCKET_BYTES", request.param)
 
 
 def expected(captures: list[Path], name: str) -> dict[tuple[int, ...], Tensor]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..core.calls_file import calls_path_for
+from ..core.calls_file import calls_path_for, open_calls, read_calls
 from ..errors import CorruptError
 from ._columns import plain
 from .rows import NoCallsError, NotTokenAlignedError
@@ -18,6 +18,7 @@ from .rows import NoCallsError, NotTokenAlignedError
 __all__ = ["Calls", "Chosen"]
 
 Ints = npt.NDArray[np.int64]
+_Found = TypeVar("_Found")
 
 # The columns with one value for a row. The others have a list with a value for each token.
 _OF_ROWS = ["step", "row", "model", "entry", "sequence", "request", "document", "labels"]
@@ -47,16 +48,18 @@ class _Lists:
         lengths: values of each cell; -1: the cell is null.
     """
 
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        chunks = column.chunks
-        values = [plain(cells.flatten(), 0) for cells in chunks]
-        self._kind = np.dtype(str(column.type.value_type))
-        # Ids of tokens then take half of the memory.
-        narrow = self._kind == np.int64 and all(map(_is_narrow, values))
-        total = sum(map(len, values))
-        self._values = np.empty(total, np.int32 if narrow else self._kind)
-        np.concatenate(values or [self._values], out=self._values, casting="same_kind")
-        lengths = [plain(cells.value_lengths(), -1).astype(np.int64) for cells in chunks]
+    def __init__(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+        self._kind = np.dtype(str(schema.field(name).type.value_type))
+        values: list[npt.NDArray[Any]] = []
+        lengths: list[Ints] = []
+        for batch in batches:
+            cells = batch.column(name)
+            lengths.append(plain(cells.value_lengths(), -1).astype(np.int64))
+            some = plain(cells.flatten(), 0)
+            # Ids of tokens mostly need half of the memory.
+            narrow = self._kind == np.int64 and _is_narrow(some)
+            values.append(some.astype(np.int32 if narrow else self._kind))
+        self._values = np.concatenate(values) if values else np.empty(0, self._kind)
         self.lengths = np.concatenate(lengths) if lengths else np.empty(0, np.int64)
         there = np.maximum(self.lengths, 0)
         self.starts = np.cumsum(there) - there
@@ -76,16 +79,16 @@ class Calls:
     """The rows of a calls file.
 
     Args:
-        path: the stream, for messages.
-        read: reads columns of the file by their names; None: all.
+        path: the stream.
+        capture_id: the id of its capture; None: any.
 
     Raises:
         CorruptError: the list of encoders is damaged.
     """
 
-    def __init__(self, path: str, read: Callable[[list[str]], pa.Table | None]) -> None:
-        self._path, self._read = path, read
-        table = self._table = self._columns(_OF_ROWS)
+    def __init__(self, path: str, capture_id: str | None) -> None:
+        self._path, self._capture_id = path, capture_id
+        table = self._table = self._there(read_calls(path, capture_id, _OF_ROWS))
         metadata = table.schema.metadata or {}
         try:
             self.encoders = json.loads(metadata.get(b"encoders", b"{}"))
@@ -112,27 +115,27 @@ class Calls:
         found = self._lists.get(name)
         if found is None:
             # Lists have a value for each token, so they are read one by one, and only if needed.
-            table = self._columns([name])
-            found = self._lists[name] = _Lists(table.column(name))
-            del table
+            opened = self._there(open_calls(self._path, self._capture_id))
+            found = self._lists[name] = _Lists(name, *opened)
+            del opened
             pa.default_memory_pool().release_unused()
             if len(found.lengths) < self._table.num_rows:
                 raise CorruptError(f"the calls file of {self._path} was replaced by a shorter one")
         return found
 
-    def forget(self, name: str) -> None:
-        """Frees the memory of a column of lists, until it is needed again."""
-        self._lists.pop(name, None)
+    def forget(self, name: str | None = None) -> None:
+        """Frees the memory of a column of lists, or of all, until it is needed again."""
+        for one in list(self._lists) if name is None else [name]:
+            self._lists.pop(one, None)
 
-    def _columns(self, names: list[str]) -> pa.Table:
-        table = self._read(names)
-        if table is None:
+    def _there(self, found: _Found | None) -> _Found:
+        if found is None:
             raise NoCallsError(
                 f"{self._path} does not say what the model was given, because "
                 f"{calls_path_for(self._path)} is missing or of another capture: "
                 "rows(layer, without_calls=True) gives the rows by their places alone"
             )
-        return table
+        return found
 
     def cells(self, name: str, rows: Ints) -> npt.NDArray[Any]:
         """Cells of a column of numbers or texts; a null number is -1, a null text None."""

@@ -32,8 +32,8 @@ from ._recycled import Recycled
 __all__ = ["Field", "ShuffledEpoch", "ShuffledRows", "void"]
 
 _FORMAT, _VERSION = "libstrap.shuffled", 1
-_WINDOW_BYTES = 16 << 20  # of rows that are dealt at once
-_BUCKET_BYTES = 32 << 20  # of a bucket, on average
+_WINDOW_BYTES = 8 << 20  # of rows that are dealt at once
+_BUCKET_BYTES = 24 << 20  # of a bucket, on average
 _PENDING_BYTES = 32 << 20  # of rows that are dealt and not written yet
 _SAVED_BYTES = 1 << 30  # that are dealt before they are made durable
 _BLOCK = 4096  # writes that bypass the page cache begin and end at multiples of it

@@ -95,6 +95,11 @@ class TokenSet:
         """Adds which tokens are chosen to a digest."""
         digest.update(b"all" if self._places is None else self._places.data)
 
+    def forget(self) -> None:
+        """Frees the columns of the calls that were read, until they are needed again."""
+        if self.reader._calls is not None:
+            self.reader._calls.forget()
+
     def _places_of(self, rows: Ints) -> Ints:
         return rows if self._places is None else self._places[rows]
 

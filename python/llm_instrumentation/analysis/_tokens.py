@@ -168,6 +168,12 @@ class Tokens:
         out = self._memory.take(size).view(dtype).view(values.shape)
         return out.copy_(values)
 
+    def forget(self) -> None:
+        """Frees memory that only reading needs, until it is needed again."""
+        self._memory = Recycled()
+        for tokens in self.sets:
+            tokens.forget()
+
     def close(self) -> None:
         """Closes the captures."""
         for tokens in self.sets:

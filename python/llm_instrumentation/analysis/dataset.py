@@ -322,11 +322,10 @@ class ActivationDataset(IterableDataset[Batch]):
         folder = self._scratch or Path(f"{self.captures[0]}.shuffled")
         shuffled = ShuffledRows(folder, identity, fields, tokens.rows, self.seed)
         self._shuffled = shuffled
-        if shuffled.complete:
-            return
-
-        with bytes_bar(f"shuffling {tokens.rows:,} rows", progress) as told:
-            shuffled.make(self._windows, told)
+        if not shuffled.complete:
+            with bytes_bar(f"shuffling {tokens.rows:,} rows", progress) as told:
+                shuffled.make(self._windows, told)
+        tokens.forget()  # the rows on disk have all that is needed
 
     @property
     def _together(self) -> int:

@@ -29,7 +29,6 @@ import numpy.typing as npt
 
 from .._extras import extra
 from .._native import Reader, ReaderInfo, capture_id_of
-from ..core.calls_file import read_calls
 from ..core.token_files import load_token_metadata
 from ..errors import (
     InvalidArgumentError,
@@ -308,9 +307,7 @@ class ActivationReader:
 
     def _calls_of_capture(self) -> Calls:
         if self._calls is None:
-            self._calls = Calls(
-                self.path, functools.partial(read_calls, self.path, self.capture_id)
-            )
+            self._calls = Calls(self.path, self.capture_id)
         return self._calls
 
     def _fitting(self, pattern: str) -> list[str]:

@@ -43,6 +43,8 @@ __all__ = ["CallLog", "check_place", "encoder_of", "encoders_of"]
 _LAG_SECONDS = 1.0
 # Bytes of tensors that wait to be written. A call waits while there are more.
 _MOST_BYTES = 32 << 20
+# Bytes that are written before the time is over. Readers hold so much of the file at once.
+_MANY_BYTES = 4 << 20
 
 _Numbers = npt.NDArray[Any]
 
@@ -283,7 +285,7 @@ class CallLog:
             self._waiting.append(_Waiting(form, step, sequences, cached, tensors))
             self._taken += 1
             self._bytes += size
-            if self._bytes > _MOST_BYTES // 2:
+            if self._bytes > _MANY_BYTES:
                 self._lock.notify_all()
 
     def _keep(self, text: Text | None, cached: int | None, tensors: list[Tensor]) -> _Side | None:
@@ -401,7 +403,7 @@ class CallLog:
         return self._path
 
     def _hurried(self) -> bool:
-        return self._syncs or self._ends or self._over or self._bytes > _MOST_BYTES // 2
+        return self._syncs or self._ends or self._over or self._bytes > _MANY_BYTES
 
     def _write(self, calls: list[_Waiting]) -> None:
         if self._file is None:

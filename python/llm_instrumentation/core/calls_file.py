@@ -31,6 +31,7 @@ __all__ = [
     "calls_path_for",
     "is_calls_file",
     "next_sequence",
+    "open_calls",
     "read_calls",
     "rows_before",
 ]
@@ -241,16 +242,39 @@ def read_calls(
     capture_id: str | None,
     columns: Sequence[str] | None = None,
 ) -> pa.Table | None:
-    """The rows of the calls file of a stream. A torn end is left out.
+    """The rows of the calls file of a stream, see :func:`open_calls`.
 
     Args:
         output_path: the stream.
         capture_id: the id of the stream's capture; None: any.
         columns: names of columns; None: all. Others take no memory.
+    """
+    import pyarrow as pa
+
+    if (found := open_calls(output_path, capture_id)) is None:
+        return None
+    schema, batches = found
+    if columns is None:
+        return pa.Table.from_batches(list(batches), schema)
+    chosen = [_copy(batch.select(columns)) for batch in batches]
+    pa.default_memory_pool().release_unused()  # what was read of other columns
+    return pa.Table.from_batches(
+        chosen, pa.schema([schema.field(name) for name in columns], schema.metadata)
+    )
+
+
+def open_calls(
+    output_path: str | os.PathLike[str], capture_id: str | None
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | None:
+    """Opens the calls file of a stream. A torn end is left out.
+
+    Args:
+        output_path: the stream.
+        capture_id: the id of the stream's capture; None: any.
 
     Returns:
-        the table, or None if there is no calls file of this capture. Its schema's metadata has
-        ``encoders``, see :class:`CallsFile`.
+        the schema and the batches, or None if there is no calls file of this capture. The schema's
+        metadata has ``encoders``, see :class:`CallsFile`.
 
     Raises:
         UnsupportedError: a later version wrote the file.
@@ -258,7 +282,6 @@ def read_calls(
     import pyarrow as pa
 
     path = calls_path_for(output_path)
-    batches: list[pa.RecordBatch] = []
     try:
         if not is_calls_file(path) or path.stat().st_size == 0:
             return None
@@ -279,14 +302,7 @@ def read_calls(
         return None
     if not reader.schema.equals(_schema()):
         return None
-    names = reader.schema.names if columns is None else list(columns)
-    with contextlib.suppress(pa.ArrowException, OSError):
-        for batch in _checked(reader):
-            chosen = batch.select(names)
-            batches.append(chosen if columns is None else _copy(chosen))
-    pa.default_memory_pool().release_unused()  # what was read of other columns
-    schema = pa.schema([reader.schema.field(name) for name in names], reader.schema.metadata)
-    return pa.Table.from_batches(batches, schema)
+    return reader.schema, _checked(reader)
 
 
 def _copy(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -299,8 +315,14 @@ def _copy(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches up to the first damaged one."""
-    for batch in batches:
-        batch.validate(full=True)  # pyarrow crashes on offsets that are damaged
+    import pyarrow as pa
+
+    while True:
+        try:
+            batch = next(batches)
+            batch.validate(full=True)  # pyarrow crashes on offsets that are damaged
+        except (StopIteration, pa.ArrowException, OSError):
+            return
         for field, column in zip(batch.schema, batch.columns, strict=True):
             if column.null_count and not field.nullable:
                 return
