@@ -7,7 +7,7 @@ A model returns random normal float16 vectors, [8, 512, width] in each step, fro
     none     ActivationDataset, in the order of the capture, 4,096 rows a batch
     pool     the same from a shuffle buffer of 65,536 rows, or a quarter of all; its filling counts
     full     the same in any order, from the folder on disk, without the time to prepare it
-    codec    read_many of the same packets, with a warm cache
+    codec    read_many of the first 2 GB of the same packets, with a warm cache
     prepare  how long the folder for "full" takes, in copies of the file (one layer alone)
 
 A way's rate is GB of float16 a second, without the time to open the capture. "of" is the share of
@@ -41,6 +41,7 @@ from _common import head, keep, machine, table
 from torch import nn
 
 BATCH, TOKENS, WIDTH, ROWS, POOL = 8, 512, 1024, 4096, 65536
+CACHED = 2 * 10**9  # bytes of values that are read again from the page cache
 QUICK = "--quick" in sys.argv  # also of the processes that this one starts
 
 
@@ -115,16 +116,18 @@ def read(path: Path, way: str, pool: int) -> dict[str, float]:
             view = reader["layers.0"]
             sizes = np.full(len(view), BATCH * TOKENS * WIDTH * 2, np.int64)
             room = np.empty(4 * int(sizes[0]), np.uint8)
-            rows = view._rows.astype(np.uint64)
+            rows = view._rows.astype(np.uint64)[: CACHED // int(sizes[0])]
             ends = np.empty(4, np.uint64)
-            began, total = time.perf_counter(), 0
-            for first in range(0, len(rows), 4):
-                some = rows[first : first + 4]
-                reader._snapshot.native.read_many(some, room.ctypes.data, len(room), ends)
-                total += int(sizes[first : first + 4].sum())
+            for _ in range(2):  # the first time brings them to the cache
+                began, total = time.perf_counter(), 0
+                for first in range(0, len(rows), 4):
+                    some = rows[first : first + 4]
+                    reader._snapshot.native.read_many(some, room.ctypes.data, len(room), ends)
+                    total += int(sizes[: len(some)].sum())
         return {"seconds": time.perf_counter() - began, "bytes": total}
     from llm_instrumentation.analysis.dataset import ActivationDataset
 
+    np.unique(np.arange(ROWS))  # what the loop below calls, so that its code is in memory
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = peak()
     opened, total, first_batch = time.perf_counter(), 0, 0.0
@@ -143,7 +146,7 @@ def read(path: Path, way: str, pool: int) -> dict[str, float]:
     for batch in data:
         first_batch = first_batch or time.perf_counter() - began + opening
         total += batch["layers.0"].nbytes
-        sources.append(len(batch["step"].unique()))
+        sources.append(len(np.unique(batch["step"].numpy())))
     seconds = time.perf_counter() - began
     found = {
         "seconds": seconds, "bytes": total, "first": first_batch, "memory": peak() - before,
@@ -222,7 +225,7 @@ def main() -> None:
                 found["codec"] = measured(path, "codec", pool, cold=False)
                 copy = copied(path)
                 rate = {way: one["bytes"] / one["seconds"] for way, one in found.items()}
-                decoded = found["codec"]["bytes"]
+                decoded = found["none"]["bytes"]
                 stored = path.stat().st_size / arguments.layers
                 possible = min(disk * decoded / stored, rate["codec"])
                 rounds.append({

@@ -278,9 +278,13 @@ class ActivationDataset(IterableDataset[Batch]):
                     yield _take(pool, draw.slots, memory)
                 if draw.refilled:
                     if at == _length(window):
+                        window = {}  # its memory is used again
                         window, at = next(found), 0
-                    rows = {name: values[at : at + size] for name, values in window.items()}
-                    _put(pool, draw.slots, rows)
+                    _put(
+                        pool,
+                        draw.slots,
+                        {name: values[at : at + size] for name, values in window.items()},
+                    )
                     at += size
                 draw, number = next(draws, None), number + 1
 
