@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "memory": set(),
     "core": {"_native", "memory"},
     "core.framework": {"_native", "memory", "probes"},  # it gives a capture its probes
-    "analysis": {"_native", "core"},
+    "analysis": {"_native", "_report", "core"},
     "probes": {"_native", "_report", "analysis"},
     "mrm": {"_native", "_report"},
     "mrm.collector": {"_native", "core"},  # its torch tracer runs compiled models eagerly, as core

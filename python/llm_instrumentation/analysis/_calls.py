@@ -46,6 +46,7 @@ class _Lists:
     Attributes:
         starts: the place of each cell's first value.
         lengths: values of each cell; -1: the cell is null.
+        values: the values of all cells.
     """
 
     def __init__(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
@@ -59,7 +60,7 @@ class _Lists:
             # Ids of tokens mostly need half of the memory.
             narrow = self._kind == np.int64 and _is_narrow(some)
             values.append(some.astype(np.int32 if narrow else self._kind))
-        self._values = np.concatenate(values) if values else np.empty(0, self._kind)
+        self.values = np.concatenate(values) if values else np.empty(0, self._kind)
         self.lengths = np.concatenate(lengths) if lengths else np.empty(0, np.int64)
         there = np.maximum(self.lengths, 0)
         self.starts = np.cumsum(there) - there
@@ -68,10 +69,10 @@ class _Lists:
         """The values at some places; `unknown` where a cell is null."""
         known = self.lengths[rows] > tokens
         if known.all():
-            found: npt.NDArray[Any] = self._values[self.starts[rows] + tokens]
+            found: npt.NDArray[Any] = self.values[self.starts[rows] + tokens]
             return found.astype(self._kind, copy=False)
         values: npt.NDArray[Any] = np.full(len(rows), unknown, self._kind)
-        values[known] = self._values[self.starts[rows[known]] + tokens[known]]
+        values[known] = self.values[self.starts[rows[known]] + tokens[known]]
         return values
 
 
@@ -136,6 +137,26 @@ class Calls:
                 "rows(layer, without_calls=True) gives the rows by their places alone"
             )
         return found
+
+    def first_other_tokens(self, other: Calls) -> int | None:
+        """The first step that was given other tokens than in another capture.
+
+        None if there is none, or if the ids of tokens are unknown.
+        """
+        mine, its = self.lists("token_ids"), other.lists("token_ids")
+        both = min(len(mine.lengths), len(its.lengths))
+        if not both or min(mine.lengths[:both].min(), its.lengths[:both].min()) < 0:
+            return None
+        other_calls = (self._step[:both] != other._step[:both]) | (
+            mine.lengths[:both] != its.lengths[:both]
+        )
+        alike = int(other_calls.argmax()) if other_calls.any() else both
+        ends = np.cumsum(mine.lengths[:alike])
+        tokens = int(ends[-1]) if alike else 0
+        other_ids = np.flatnonzero(mine.values[:tokens] != its.values[:tokens])
+        if len(other_ids):
+            return int(self._step[np.searchsorted(ends, other_ids[0], side="right")])
+        return int(min(self._step[alike], other._step[alike])) if alike < both else None
 
     def cells(self, name: str, rows: Ints) -> npt.NDArray[Any]:
         """Cells of a column of numbers or texts; a null number is -1, a null text None."""

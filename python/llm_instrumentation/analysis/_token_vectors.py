@@ -140,7 +140,12 @@ class TokenVectors:
         """Rows and tokens as the shapes [batch, tokens, width] and [tokens, width] say."""
         rows, tokens = [], []
         for activation in activations.tolist():
-            shape = self.snapshot.catalogue.shape(activation) or ()
+            shape = self.snapshot.catalogue.shape(activation)
+            if shape is None:
+                raise NotTokenAlignedError(
+                    f"the shape of {self.layer!r} is unknown, because no index describes it: strap "
+                    "import --format stream-1.3.1 --width makes a capture with shapes of a stream"
+                )
             if len(shape) not in (2, 3):
                 raise NotTokenAlignedError(
                     f"{self.layer!r} has the shape {list(shape)} in step "

@@ -16,7 +16,7 @@ import importlib.util
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,13 +41,13 @@ __all__ = [
 
 Packet = dict[str, Any]
 
+_BLUE = "#0072b2"  # of Okabe and Ito
+
 CODECS = ("lz4", "zstd", "none", "archive")
 COLUMNS = (
     "packet_index", "layer_name", "compressed_bytes", "uncompressed_bytes", "compression_ratio",
     "l2_norm", "mean", "std", "max", "min", "sparsity", "step", "token_index",
 )  # fmt: skip
-_LABELLED = 20
-"""An axis with more tokens than this shows their numbers instead of their texts."""
 
 
 def load_stream_packets(
@@ -187,7 +187,7 @@ def plot_token_progression(
     metric: str = "l2_norm",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws the mean of a metric over all packets of each token.
+    """Draws the mean of a metric over all packets of each token, and where half of them are.
 
     Args:
         packet_stats: of :func:`build_packet_dataframe`.
@@ -199,17 +199,23 @@ def plot_token_progression(
     Raises:
         ValueError: there is no such column, or no token is known.
     """
+    from . import _canvas
+
     table = _by_token(packet_stats, token_metadata, metric)
-    means = table.groupby("token_index")[metric].mean()
-    ax = _axes((10, 4)) if ax is None else ax
-    ax.plot(means.index.to_numpy(dtype=float), means.to_numpy(), marker="o", linewidth=1.5)
-    ax.set(xlabel="Token", ylabel=_title(metric), title=f"{_title(metric)} of each token")
-    ax.grid(True, linestyle="--", alpha=0.3)
-    if len(means) <= _LABELLED and "token_text" in table:
-        texts = table.groupby("token_index")["token_text"].first()
-        labels = [(texts[at] or "").strip() or f"#{at}" for at in means.index]
-        ax.set_xticks(means.index.to_numpy(dtype=float), labels, rotation=45, ha="right")
-    return ax
+    of_token = table.groupby("token_index")[metric]
+    means, low, high = of_token.mean(), of_token.quantile(0.25), of_token.quantile(0.75)
+    places = means.index.to_numpy(dtype=float)
+    with _canvas.canvas(ax, (1.6 + min(max(0.3 * len(means), 4), 10), 3.4)) as axes:
+        axes.fill_between(
+            places, low.to_numpy(), high.to_numpy(), color=_canvas.BLUE,
+            alpha=0.2, linewidth=0, label="half of the packets",
+        )  # fmt: skip
+        axes.plot(places, means.to_numpy(), "o-", color=_canvas.BLUE, markersize=4, label="mean")
+        axes.grid(True, axis="y")
+        _canvas.tokens_on_x(axes, _token_texts(table, means.index), places=places.tolist())
+        axes.set_ylabel(_title(metric))
+        _canvas.title(axes, f"{_title(metric)} of each token", legend=True)
+        return axes
 
 
 def visualize_attention_patterns(
@@ -237,15 +243,17 @@ def visualize_attention_patterns(
 
     if not isinstance(stream_packets, pd.DataFrame):
         stream_packets = build_packet_dataframe(stream_packets, token_metadata)
-    cells = _pivot(_by_token(stream_packets, token_metadata, metric), metric)
-    ax = _axes((12, 4)) if ax is None else ax
-    image = ax.imshow(cells.to_numpy(dtype=float), aspect="auto", cmap="magma")
-    ax.set(xlabel="Layer", ylabel="Token", title=f"{_title(metric)} of each layer and token")
-    ax.set_xticks(range(len(cells.columns)), list(cells.columns), rotation=90, fontsize=8)
-    every = -(-len(cells) // _LABELLED)
-    ax.set_yticks(range(0, len(cells), every), [str(at) for at in cells.index[::every]])
-    ax.figure.colorbar(image, ax=ax, fraction=0.04, pad=0.02, label=_title(metric))
-    return ax
+    from . import _canvas
+
+    table = _by_token(stream_packets, token_metadata, metric)
+    cells = _pivot(table, metric)
+    size = 2.4 + min(max(0.16 * len(cells.columns), 3), 12), 2.4 + min(0.18 * len(cells), 8)
+    with _canvas.canvas(ax, size) as axes:
+        _canvas.heat_map(axes, cells.to_numpy(float), _canvas.SIZES, _title(metric), log=True)
+        _canvas.tokens_on_y(axes, _token_texts(table, cells.index), "Token")
+        _canvas.layers_on_x(axes, [str(name) for name in cells.columns])
+        _canvas.title(axes, f"{_title(metric)} of each layer and token")
+        return axes
 
 
 def analyze_circuits(
@@ -325,31 +333,49 @@ def create_interactive_dashboard(
     )
     order = np.arange(len(packet_stats))
     values = packet_stats[metric].to_numpy(dtype=float)
-    names = packet_stats["layer_name"]
     figure.add_trace(
-        go.Scatter(x=order, y=values, mode="lines+markers", hovertext=names), row=1, col=1
-    )
-    figure.add_trace(go.Bar(x=list(means.index), y=means.to_numpy(dtype=float)), row=2, col=1)
-    figure.update_layout(height=700, showlegend=False)
+        go.Scatter(
+            x=order, y=values, mode="lines+markers", hovertext=_hover(packet_stats),
+            line={"color": _BLUE, "width": 1}, marker={"size": 5},
+        ),
+        row=1, col=1,
+    )  # fmt: skip
+    figure.add_trace(
+        go.Bar(x=list(means.index), y=means.to_numpy(dtype=float), marker={"color": _BLUE}),
+        row=2, col=1,
+    )  # fmt: skip
+    figure.update_layout(height=700, showlegend=False, template="simple_white")
+    figure.update_yaxes(title_text=_title(metric), showgrid=True, row=1, col=1)
+    figure.update_yaxes(title_text=_title(secondary_metric), showgrid=True, row=2, col=1)
     figure.update_xaxes(title_text="Packet", row=1, col=1)
     figure.update_xaxes(title_text="Layer", row=2, col=1)
     return figure
 
 
+def _hover(table: pd.DataFrame) -> list[str]:
+    """What a packet is: its layer, step and token."""
+    names = [name for name in ("layer_name", "step", "token_index", "token_text") if name in table]
+    return [
+        ", ".join(f"{name.partition('_')[0]} {cell}" for name, cell in zip(names, row, strict=True))
+        for row in table[names].itertuples(index=False, name=None)
+    ]
+
+
 def _still_dashboard(
     table: pd.DataFrame, metric: str, means: pd.Series[float], titles: tuple[str, str]
 ) -> Figure:
-    with extra("report", "A dashboard"):
-        import matplotlib.pyplot as plt
+    from . import _canvas
 
-    figure, (upper, lower) = plt.subplots(2, 1, figsize=(12, 8), layout="constrained")
-    upper.plot(np.arange(len(table)), table[metric].to_numpy(dtype=float), linewidth=1.5)
-    upper.set(title=titles[0], xlabel="Packet", ylabel=_title(metric))
-    upper.grid(True, linestyle="--", alpha=0.3)
-    lower.bar([str(name) for name in means.index], means.to_numpy(dtype=float))
-    lower.set(title=titles[1], xlabel="Layer")
-    lower.tick_params(axis="x", rotation=90)
-    return figure
+    with _canvas.panels(2, (9, 6.5)) as (figure, (upper, lower)):
+        values = table[metric].to_numpy(dtype=float)
+        upper.plot(np.arange(len(table)), values, color=_canvas.BLUE, linewidth=1)
+        upper.set(xlabel="Packet", ylabel=_title(metric))
+        lower.bar(np.arange(len(means)), means.to_numpy(dtype=float), color=_canvas.BLUE)
+        _canvas.layers_on_x(lower, [str(name) for name in means.index])
+        for axes, text in zip((upper, lower), titles, strict=True):
+            axes.grid(True, axis="y")
+            _canvas.title(axes, text)
+        return figure
 
 
 def _by_token(table: pd.DataFrame, metadata: Mapping[str, Any] | None, metric: str) -> pd.DataFrame:
@@ -378,16 +404,17 @@ def _pivot(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     return ordered
 
 
+def _token_texts(table: pd.DataFrame, tokens: Iterable[int]) -> list[str]:
+    """The texts of tokens, or else their numbers."""
+    texts: Mapping[Any, str] = {}
+    if "token_text" in table:
+        texts = table.groupby("token_index")["token_text"].first().to_dict()
+    return [str(texts.get(token) or f"#{token}") for token in tokens]
+
+
 def _check_column(table: pd.DataFrame, column: str) -> None:
     if column not in table:
         raise ValueError(f"no column {column!r} in the table: it has {', '.join(map(str, table))}")
-
-
-def _axes(size: tuple[float, float]) -> Axes:
-    with extra("report", "A figure"):
-        import matplotlib.pyplot as plt  # so that a notebook shows the figure
-
-    return plt.subplots(figsize=size)[1]
 
 
 def _title(metric: str) -> str:

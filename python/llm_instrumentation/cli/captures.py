@@ -30,13 +30,13 @@ from .console import facts, print_json, progress, shown, table, warning
 from .exit_codes import ExitCode
 from .program import CommandError
 
-__all__ = ["damaged", "info", "ls", "salvage", "selector", "show", "verify"]
+__all__ = ["damaged", "info", "ls", "open_capture", "salvage", "selector", "show", "verify"]
 
 _TOLD = 20  # at most so many damaged packets, lost packets and lost ranges are listed
 _UNKNOWN = "-"
 
 
-def _open(
+def open_capture(
     stream: Path, *, warn: bool = True, dtypes: Mapping[str, str] | None = None
 ) -> ActivationReader:
     """Opens a reader of the stream.
@@ -66,7 +66,7 @@ def _way_out(stream: Path) -> str:
 
 
 def info(stream: Path, as_json: bool) -> None:
-    with _open(stream, warn=False) as reader:
+    with open_capture(stream, warn=False) as reader:
         found = summary(reader)
     if as_json:
         print_json(found)
@@ -135,7 +135,7 @@ def ls(
     as_json: bool,
 ) -> None:
     wanted_steps, wanted_tokens = selector("--steps", steps), selector("--tokens", tokens)
-    with _open(stream) as reader:
+    with open_capture(stream) as reader:
         view = reader.select(names or None, steps=wanted_steps, tokens=wanted_tokens)
         if by_packet and as_json:
             objects = ({**vars(packet), "ratio": packet.ratio} for packet in packets(view))
@@ -250,7 +250,7 @@ def show(
     dtype: str | None,
     as_json: bool,
 ) -> None:
-    with _open(stream, dtypes=None if dtype is None else {"*": dtype}) as reader:
+    with open_capture(stream, dtypes=None if dtype is None else {"*": dtype}) as reader:
         activation = _chosen(reader, layer, place, nth)
         try:
             values = activation.to_numpy()
@@ -334,7 +334,7 @@ def _description(activation: Activation) -> dict[str, str]:
 
 
 def verify(stream: Path, as_json: bool) -> int:
-    with _open(stream, warn=False) as reader, progress("reading") as bar:
+    with open_capture(stream, warn=False) as reader, progress("reading") as bar:
         found = verify_all(reader, bar)
     if as_json:
         print_json(found)

@@ -29,6 +29,7 @@ class ExitCode(_Code):
     UNSUPPORTED = 4, "this machine cannot do it, or a package is missing"
     NOT_FOUND = 5, "there is no such device, file or layer"
     DAMAGED = 6, "a damaged capture"
+    DIFFERENT = 7, "captures that differ"
     INTERRUPTED = 130, "interrupted"
 
 

@@ -106,6 +106,47 @@ def show(
 
 
 @app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
+def compare(
+    a: Annotated[Path, typer.Argument(help="The stream of the reference.", metavar="A")],
+    b: Annotated[Path, typer.Argument(help="The stream to compare with it.", metavar="B")],
+    layers: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names in A; * and ? match (default: all).", metavar="LAYER"),
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option("--steps", help="A number, a range as 0:10, or numbers as 1,5.")
+    ] = None,
+    renamed: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map", help="Names in A and B, as 'model.layers.*=blocks.*'; again for more."
+        ),
+    ] = None,
+    rtol: Annotated[
+        float | None, typer.Option("--rtol", help="Relative tolerance (default: of the types).")
+    ] = None,
+    atol: Annotated[float, typer.Option("--atol", help="Absolute tolerance.")] = 0.0,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="Draw the error of each layer to a file.")
+    ] = None,
+    heat_map: Annotated[
+        Path | None,
+        typer.Option("--heat-map", help="Draw the error of each token and layer to a file."),
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Compare two captures: which layers differ, by how much, and where it begins.
+
+    The exit code is 7 if a layer differs by more than the tolerance.
+    """
+    from .compare import compare as run
+
+    raise typer.Exit(
+        run(a, b, layers or [], steps, renamed or [], rtol, atol, figure, heat_map, as_json)
+    )
+
+
+@app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
 def verify(stream: _Stream, as_json: _Json = False) -> None:
     """Read every packet, compare its checksum, and list the damaged ones."""
     from .captures import verify as run

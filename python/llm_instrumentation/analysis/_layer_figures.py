@@ -1,0 +1,145 @@
+"""Draws one number or several for each layer, a layer in each row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._extras import extra
+from .._report import drawing
+from . import _canvas
+
+with extra("report", "A figure"):
+    from matplotlib.ticker import FuncFormatter
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from .compare import CaptureComparison
+    from .views import LayerStatistics, MassiveActivations
+
+__all__ = ["draw_drift", "draw_outliers", "draw_ranges"]
+
+_BAND = "#9fc6e0"
+
+
+def _rows(ax: Axes, layers: Sequence[str]) -> np.ndarray[Any, Any]:
+    """Gives the y axis a row for each layer, the first on top. Returns their places."""
+    places = np.arange(len(layers))
+    ax.set_ylim(len(layers) - 0.5, -0.5)
+    _canvas.layers_on_y(ax, layers)
+    ax.grid(True, axis="x")
+    return places
+
+
+def draw_drift(ax: Axes, comparison: CaptureComparison) -> None:
+    """Draws the relative error of each layer, as `plots.plot_drift` describes."""
+    layers, pairs = comparison.layers, comparison.pairs[comparison.pairs["compared"]]
+    places = _rows(ax, [layer.name for layer in layers])
+    errors = np.array([layer.relative_error for layer in layers])
+    tolerances = np.array([layer.tolerance if layer.tensors else math.nan for layer in layers])
+    of_pairs = pairs["relative_error"]
+    positive = of_pairs[np.isfinite(of_pairs) & (of_pairs > 0)]
+    floor = min([*positive.tolist(), *tolerances[tolerances > 0].tolist()], default=1e-7) / 3
+    ceiling = max([*positive.tolist(), *tolerances[tolerances > 0].tolist()], default=1.0) * 3
+
+    def on_axis(value: Any) -> Any:
+        return np.clip(value, floor, ceiling)
+
+    for place in places:
+        its = of_pairs[pairs["layer"] == place]
+        if len(its) and its.max() > its.min():
+            ends = on_axis(np.array([its.min(), its.max()]))
+            ax.plot(ends, [place, place], color=_BAND, linewidth=4, solid_capstyle="butt")
+    drawn = np.where(np.isnan(errors), np.nan, on_axis(errors))
+    over = np.array([layer.over > 0 for layer in layers])
+    equal = errors == 0
+    ax.plot(drawn, places, color=_canvas.BLUE, linewidth=0.8, alpha=0.6)
+    for of, marker, color, fill, label in (
+        (~over & ~equal, "o", _canvas.BLUE, True, "within the tolerance"),
+        (over, "D", _canvas.ORANGE, True, "beyond it"),
+        (equal & ~over, "o", _canvas.BLUE, False, "equal"),
+    ):
+        if (of & ~np.isnan(errors)).any():
+            ax.plot(
+                drawn[of], places[of], marker, color=color, markersize=4.5, label=label,
+                markerfacecolor=color if fill else drawing.SURFACE, linestyle="none",
+            )  # fmt: skip
+    if (tolerances > 0).any():
+        ax.plot(
+            np.where(tolerances > 0, tolerances, np.nan), places, color=drawing.MUTED,
+            linestyle=(0, (4, 2)), linewidth=1, label="tolerance",
+        )  # fmt: skip
+    ax.set_xscale("log")
+    ax.set_xlim(floor, ceiling)
+    ax.set_xlabel("Relative error ‖b − a‖ / ‖a‖")
+    if (first := comparison.first) is not None:
+        place = next(at for at, layer in enumerate(layers) if layer.name == first.layer)
+        ax.annotate(
+            "first", (1, place), xycoords=("axes fraction", "data"), xytext=(5, 0),
+            textcoords="offset points", color=_canvas.ORANGE, fontweight="bold", va="center",
+            annotation_clip=False,
+        )  # fmt: skip
+    _canvas.log_ticks(ax.xaxis)
+    _canvas.title(ax, "Error of each layer", legend=True)
+
+
+def draw_outliers(ax: Axes, found: MassiveActivations) -> None:
+    """Draws the largest magnitudes, as `plots.plot_massive_activations` describes."""
+    places = _rows(ax, found.layers)
+    sizes = np.array([[abs(one.value) for one in ones] for ones in found.largest])
+    for nth, (marker, shade) in enumerate(
+        (("o", _canvas.BLUE), ("s", "#009e73"), ("^", "#b8558f"))[: sizes.shape[1]]
+    ):
+        ax.plot(
+            sizes[:, nth], places, marker=marker, markersize=4, linewidth=0.9, color=shade,
+            label=("largest", "second", "third")[nth],
+        )  # fmt: skip
+    ax.plot(
+        found.median, places, color=drawing.MUTED, linestyle=(0, (4, 2)), linewidth=1.2,
+        label="median",
+    )  # fmt: skip
+    for place, ones in enumerate(found.largest):
+        for one in ones:
+            if one.massive:
+                ax.plot(
+                    abs(one.value), place, "o", markersize=9, markerfacecolor="none",
+                    markeredgecolor=_canvas.ORANGE, markeredgewidth=1.3,
+                )  # fmt: skip
+        most = ones[0]
+        ax.annotate(
+            f"channel {most.channel}, {drawing.shortened(_canvas.shown(most.token), 12)}",
+            (1, place), xycoords=("axes fraction", "data"), xytext=(5, 0),
+            textcoords="offset points", va="center", fontsize=6.5, color=drawing.MUTED,
+            annotation_clip=False,
+        )  # fmt: skip
+    ax.set_xscale("log")
+    ax.set_xlabel("Magnitude")
+    _canvas.log_ticks(ax.xaxis)
+    _canvas.title(
+        ax, f"Largest activations, {len(found.massive) or 'none'} of them massive", legend=True
+    )
+
+
+def draw_ranges(ax: Axes, found: Sequence[LayerStatistics]) -> None:
+    """Draws ranges, means and deviations, as `plots.plot_layer_statistics` describes."""
+    places = _rows(ax, [one.name for one in found])
+    low, high, mean, std = (
+        np.array([getattr(one, name) for one in found]) for name in ("min", "max", "mean", "std")
+    )
+    ax.hlines(places, low, high, color=_canvas.BLUE, linewidth=1, label="smallest to largest")
+    ax.hlines(
+        places, mean - std, mean + std, color=_BAND, linewidth=5, label="mean ± standard deviation"
+    )
+    ax.plot(mean, places, "o", color=_canvas.BLUE, markersize=3.5, label="mean")
+    spread = float(np.nanmedian(std)) if np.isfinite(std).any() else 0.0
+    if spread > 0 and np.nanmax(np.abs([low, high])) > 20 * spread:
+        ax.set_xscale("symlog", linthresh=10.0 ** math.ceil(math.log10(spread)), linscale=1)
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.set_xlabel("Value")
+    odd = sum(one.nan + one.inf for one in found)
+    left_out = f", without {odd:,} that are NaN or infinite" if odd else ""
+    _canvas.title(ax, f"Values of each layer{left_out}", legend=True)

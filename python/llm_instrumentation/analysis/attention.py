@@ -1,0 +1,200 @@
+"""Attention weights of a capture: who looks at whom::
+
+    attention_layers("run.stream")          # ("model.layers.0.self_attn[1]", ...)
+    found = attention_weights("run.stream", "model.layers.0", tokenizer=tokenizer)
+    found.weights                            # [heads, query, key]
+
+A model of transformers returns them if it is loaded with ``attn_implementation="eager"``. They are
+the second output of its attention modules; ``output_attentions=True`` is not needed. They are found
+by their values, whatever the layer is called: four dimensions, and rows that sum to 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InvalidArgumentError, StrapError
+from ._opened import Capture, opened
+from ._text_rows import labels
+from .reader import Activation, ActivationReader, ActivationView
+from .rows import NoCallsError, NotTokenAlignedError
+
+__all__ = ["AttentionWeights", "NoAttentionError", "attention_layers", "attention_weights"]
+
+_SUM_ERROR = 0.02  # of a row of weights; bfloat16 and dropped digits make sums inexact
+
+
+class NoAttentionError(StrapError, LookupError):
+    """The capture has no attention weights, or none of a layer; the message names the way out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionWeights:
+    """The attention weights of a layer for one text.
+
+    Attributes:
+        layer: the name of the tensor in the capture.
+        steps: the steps that they are of; empty if unknown.
+        weights: float32, [heads, query, key]. NaN: the key did not exist at the step of the query.
+        queries, keys: a label for each token: its text, or else its id, or else its position.
+    """
+
+    layer: str
+    steps: tuple[int, ...]
+    weights: npt.NDArray[np.float32]
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+
+
+def attention_layers(capture: Capture) -> tuple[str, ...]:
+    """The names of the tensors that are attention weights, in the order of execution.
+
+    A tensor that several modules return is listed once, under the innermost module. The first
+    tensor of each name with four dimensions is decoded.
+
+    Args:
+        capture: a reader or the path of a stream.
+
+    Raises:
+        NotFoundError: (a FileNotFoundError) there is no such file.
+        CorruptError: (a ValueError) the file is no stream, or a packet is damaged.
+    """
+    with opened(capture) as reader:
+        found: dict[tuple[int | None, bytes], str] = {}
+        for name in reader.layers:
+            first = reader[name][0]
+            if len(first.shape or ()) == 4 and first.transform is None:
+                values = first.to_numpy()
+                if _are_weights(values):
+                    found.setdefault((first.step, hashlib.sha256(values.tobytes()).digest()), name)
+        return tuple(found.values())
+
+
+def _are_weights(values: npt.NDArray[Any]) -> bool:
+    """Whether rows sum to 1; rows of a padded text may be 0."""
+    if values.dtype.kind != "f" or not values.size or not (values >= 0).all():
+        return False
+    sums = values.sum(axis=-1, dtype=np.float64)
+    ones = np.abs(sums - 1) < _SUM_ERROR
+    return bool(ones.any() and (ones | (sums == 0)).all())
+
+
+def attention_weights(
+    capture: Capture,
+    layer: str | int = 0,
+    *,
+    step: int | None = None,
+    batch_row: int = 0,
+    tokenizer: Any = None,
+) -> AttentionWeights:
+    """The attention weights of a layer for one row of a batch. Padding is left out.
+
+    Args:
+        capture: a reader or the path of a stream.
+        layer: a name of `attention_layers`, the name of a module that contains it, as
+            "model.layers.0", or a place in `attention_layers`.
+        step: the forward step. None: the first one, and of a generation all steps that follow it,
+            joined.
+        batch_row: the place of the text in its batch.
+        tokenizer: its `decode` gives the texts of tokens.
+
+    Raises:
+        NoAttentionError: (a LookupError) there are no attention weights, or none of this layer.
+        InvalidArgumentError: (a ValueError) there is no such batch row or step.
+    """
+    with opened(capture) as reader:
+        view = reader[_find(reader, layer)]
+        if step is not None and not len(view := view.select(steps=step)):
+            raise InvalidArgumentError(
+                f"step = {step}: {reader.path} has the steps {_span(reader)}"
+            )
+        parts, used = _of_one_text(view, batch_row, joined=step is None)
+        queries = sum(part.shape[1] for part in parts)
+        keys = parts[-1].shape[2]
+        weights = np.full((parts[0].shape[0], queries, keys), np.nan, np.float32)
+        at = 0
+        for part in parts:
+            weights[:, at : at + part.shape[1], : part.shape[2]] = part
+            at += part.shape[1]
+        names, kept = _tokens(reader, used, batch_row, tokenizer, queries)
+        if keys == queries:
+            key_names = names
+            weights = weights[:, kept][:, :, kept]
+        else:
+            key_names = tuple(f"#{place}" for place in range(keys))
+            weights = weights[:, kept]
+        steps = tuple(a.step for a in used if a.step is not None)
+        return AttentionWeights(used[0].name, steps, weights, names, key_names)
+
+
+def _of_one_text(
+    view: ActivationView, batch_row: int, joined: bool
+) -> tuple[list[npt.NDArray[Any]], list[Activation]]:
+    """The weights of the first activation, and of those that go on with its keys."""
+    parts: list[npt.NDArray[Any]] = []
+    used: list[Activation] = []
+    for activation in view:
+        shape = activation.shape or ()
+        if parts and (not joined or len(shape) != 4 or shape[3] != parts[-1].shape[2] + shape[2]):
+            break
+        if not 0 <= batch_row < shape[0]:
+            raise InvalidArgumentError(f"batch_row = {batch_row}: the batch has {shape[0]} rows")
+        parts.append(activation.to_numpy()[batch_row])
+        used.append(activation)
+    return parts, used
+
+
+def _find(reader: ActivationReader, layer: str | int) -> str:
+    names = attention_layers(reader)
+    if not names:
+        raise NoAttentionError(
+            f"{reader.path} has no attention weights: no tensor is [batch, heads, query, key] with "
+            'rows that sum to 1. Load the model with attn_implementation="eager", and capture its '
+            "attention modules"
+        )
+    if isinstance(layer, int):
+        if not -len(names) <= layer < len(names):
+            raise NoAttentionError(f"layer = {layer}: {reader.path} has {len(names)} of them")
+        return names[layer]
+    inside = [n for n in names if n == layer or n.startswith((f"{layer}.", f"{layer}["))]
+    if len(inside) == 1:
+        return inside[0]
+    some = ", ".join(map(repr, (inside or names)[:3]))
+    raise NoAttentionError(
+        f"{layer!r} has {len(inside) or 'no'} attention weights in {reader.path}: name one of "
+        f"{some}{', ...' if len(inside or names) > 3 else ''}"
+    )
+
+
+def _span(reader: ActivationReader) -> str:
+    return f"{reader.steps[0]} to {reader.steps[-1]}" if reader.steps else "of no known number"
+
+
+def _tokens(
+    reader: ActivationReader, used: list[Activation], batch_row: int, tokenizer: Any, count: int
+) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+    """Labels of the queries that are no padding, and their places."""
+    places = np.arange(count)
+    numbers = tuple(f"#{place}" for place in range(count))
+    steps = np.array([-1 if a.step is None else a.step for a in used])
+    try:
+        calls = reader._calls_of_capture()
+        chosen = calls.of_layer(used[0].model, used[0].layer, steps)
+    except (NoCallsError, NotTokenAlignedError):
+        return numbers, places
+    if (chosen.first < 0).any() or chosen.tokens.sum() != count:
+        return numbers, places
+    rows = np.repeat(chosen.first + batch_row, chosen.tokens)
+    tokens = np.concatenate([np.arange(n) for n in chosen.tokens.tolist()])
+    side = "decoder_" if chosen.decoder else ""
+    ids = calls.lists(f"{side}token_ids").at(rows, tokens, -1)
+    kept = np.flatnonzero(calls.lists(f"{side}mask").at(rows, tokens, True))
+    texts = [
+        None if tokenizer is None or n < 0 else tokenizer.decode([n]) for n in ids[kept].tolist()
+    ]
+    return labels(texts, ids[kept].tolist(), kept.tolist()), kept
