@@ -27,7 +27,9 @@ from llm_instrumentation.analysis.sparse_autoencoder import (
     export_latents,
     plot_feature,
     save_features,
+    train_sae,
 )
+from llm_instrumentation.cli import main
 from llm_instrumentation.core.capture import capture_activations
 from llm_instrumentation.errors import InvalidArgumentError
 from safetensors.numpy import load_file
@@ -609,3 +611,148 @@ def test_latents_need_token_ids(tmp_path):
     with ActivationDataset(tmp_path / "run.stream", "x", batch_size=8) as data:
         with pytest.raises(InvalidArgumentError, match="the ids of some tokens are unknown"):
             export_latents(data, {"x": Whole()}, tmp_path / "latents", context=4)
+
+
+# ---- the commands ---------------------------------------------------------------------------
+
+
+def strap(*arguments: Any) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["sae", *map(str, arguments)])
+    return ended.value.code or 0
+
+
+@pytest.fixture
+def trained(run, tmp_path) -> list[Any]:
+    """The capture, and the folder of a training of its layer."""
+    pytest.importorskip("sae_lens")
+    with ActivationDataset(run, "x", batch_size=10) as data:
+        train_sae(data, tmp_path / "saes", architecture="topk", width=12, options={"k": 4})
+    return [run, tmp_path / "saes"]
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """The folder of a language model with a tokenizer, of the capture's width and vocabulary."""
+    import transformers
+    from tokenizers import Tokenizer, models
+
+    words = Tokenizer(models.WordLevel({f"w{k}": k for k in range(VOCABULARY)}, unk_token="w0"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "lm")
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=1, n_head=2, n_positions=8, bos_token_id=None,
+        eos_token_id=None,
+    )  # fmt: skip
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "lm")
+    return tmp_path / "lm"
+
+
+def test_the_command_shows_features_and_their_texts(trained, model, capsys):
+    how = ["--model", model, "--top", 2, "--context", 6]
+    assert strap("features", *trained, *how, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["layer"], found["rows"], found["features"]) == ("x", 53, 12)
+    maxima = [one["maximum"] for one in found["described"]]
+    assert len(maxima) == 10 and maxima == sorted(maxima, reverse=True)
+    first = found["described"][0]
+    with ActivationDataset(trained[0], "x", batch_size=4096) as data:
+        expected = describe_features(data, trained[1], top=2, context=6)[first["feature"]]
+    assert first["histogram"] == expected.histogram
+    best, same = first["contexts"][0], expected.contexts[0]
+    assert (best["row"], best["values"]) == (same.row, pytest.approx(same.values))
+    assert best["texts"] == [f"w{number}" for number in same.token_ids]
+    assert len(first["promoted"]) == len(first["suppressed"]) == 10
+
+    assert strap("features", *trained, *how, "--features", f"{first['feature']}") == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "x: 1 of 1 features fired on 53 rows"
+    assert told[2].startswith(f"feature {first['feature']}: density ")
+    assert told[3].startswith(f"  promotes '{first['promoted'][0]['text']}' ")
+    lines = [line.split() for line in told[5:]]
+    for line, context in zip(lines, first["contexts"], strict=True):
+        peak = context["texts"][context["peak"]]
+        assert line[:2] == [
+            f"{context['value']:.3g}",
+            f"{context['sequence']}:{context['position']}",
+        ]
+        assert f"«{peak}»" in line[2]
+    assert len({line.index("«") for line in told[5:]}) == 1  # in one column
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_the_command_writes_features(trained, kind, tmp_path, capsys):
+    write = ["features", *trained, "--features", "3,0", "--format", kind, "--out", tmp_path / "out"]
+    assert strap(*write) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'}: x, ")
+    assert (tmp_path / "out" / f"features.{kind}").exists()
+    assert strap(*write) == 2
+    assert "out exists: choose another folder, or overwrite" in capsys.readouterr().err
+    assert strap(*write, "--overwrite", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["path"], found["features"]) == (str(tmp_path / "out"), 2)
+
+
+def test_the_command_writes_latents(trained, tmp_path, capsys):
+    write = ["latents", *trained, tmp_path / "raw", "--context", 4, "--splits", 2]
+    assert strap(*write, "--model", "gpt2", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["contexts"], found["left_out_rows"]) == (12, 5)
+    folder = tmp_path / "raw" / "x"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "0_5.safetensors", "6_11.safetensors", "config.json"
+    ]  # fmt: skip
+    assert json.loads((folder / "config.json").read_text())["model_name"] == "gpt2"
+    assert strap(*write) == 2
+    assert "raw/x exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--layer", "y"], 5, "--layer y: saes has x"),
+        (["--features", "1,12"], 2, "feature 12: the autoencoder of 'x' has 12, from 0 on"),
+        (["--features", "one"], 2, "--features 'one': give numbers as 0,1"),
+        (["--tokenizer", "run.pt"], 2, "--tokenizer run.pt: it has no tokenizer"),
+        (["--model", "run.pt"], 2, "--model run.pt: it has no causal language model"),
+        (["--model", "other"], 2, "needs [vocabulary, 6]"),
+        (["--format", "jsonl"], 2, "--format, --overwrite: they need --out"),
+    ],
+)
+def test_the_command_names_what_is_wrong(
+    trained, model, tmp_path, monkeypatch, capsys, arguments, code, message
+):
+    import transformers
+
+    monkeypatch.chdir(tmp_path)
+    config = transformers.GPT2Config.from_pretrained(model, n_embd=8)
+    transformers.GPT2LMHeadModel(config).save_pretrained("other")
+    transformers.AutoTokenizer.from_pretrained(model).save_pretrained("other")
+    assert strap("features", "run.stream", "saes", *arguments) == code
+    assert message in capsys.readouterr().err.replace(f"{tmp_path}/", "")
+
+
+def test_a_model_without_a_tokenizer_needs_one(trained, model, tmp_path, capsys):
+    words = tmp_path / "words"
+    words.mkdir()
+    for path in model.glob("tokenizer*"):
+        path.rename(words / path.name)
+    show = ["features", *trained, "--model", model]
+    assert strap(*show) == 2
+    assert f"--model {model}: it has no tokenizer" in capsys.readouterr().err
+    assert strap(*show, "--tokenizer", words) == 0
+    assert "  promotes 'w" in capsys.readouterr().out
+
+
+def test_the_command_needs_a_layer_if_there_are_several(trained, tmp_path, capsys):
+    manifest = json.loads((trained[1] / "_training.json").read_text())
+    manifest["layers"]["y"] = manifest["layers"]["x"]
+    (trained[1] / "_training.json").write_text(json.dumps(manifest))
+    assert strap("features", *trained) == 2
+    assert "--layer: choose one of x, y" in capsys.readouterr().err
+    assert strap("features", *trained, "--layer", "x") == 0
+
+
+def test_the_command_needs_calls(trained, capsys):
+    trained[0].with_name("run.stream.calls").unlink()
+    assert strap("features", *trained) == 1
+    assert "calls" in capsys.readouterr().err
