@@ -397,9 +397,10 @@ def describe_features(
     its first row on, and at most one of a feature's top activations is in a window. Of equal
     activations the earlier row counts.
 
-    In memory are the activations of a batch of the data set, 24 bytes for each row, and
-    540 + 12 * `top` bytes for each feature. While features are iterated, 2^22 tokens of contexts
-    are in memory too, of about 40 bytes each.
+    In memory are the activations of a batch of the data set, 24 bytes for each row (at the
+    beginning 66), and 540 + 12 * `top` bytes for each feature. While features are iterated, 2^22
+    tokens of contexts are in memory too, of about 40 bytes each, and with an unembedding 2^24
+    logits.
 
     Args:
         data: the rows. It stays where it is in its epoch.

@@ -73,17 +73,22 @@ def export_latents(
     int64. `config.json` has the fields of Delphi's CacheConfig and `model_name`. The folder appears
     when it is complete.
 
-    In memory are the activations of a batch of the data set, 24 bytes for each row, and 20 bytes
-    for each activation of one file.
+    In memory are the activations of a batch of the data set, 24 bytes for each row (at the
+    beginning 66), and 20 bytes for each activation of one file.
 
     Args:
-        data, saes, layer, features, max_rows, device: as for `describe_features`.
+        data: the rows.
+        saes: the folder of a training; or autoencoders of SAELens by layer.
         out: the folder of the latents, which Delphi takes as `raw_dir`.
+        layer: which of the autoencoders; None: the only one.
+        features: the numbers of the features; None: all.
         context: tokens of a context. Texts are cut into contexts from their first row on. Rows that
             fill no whole context are left out.
         splits: number of files.
         config: fields of config.json that the capture does not know: `model_name`, `dataset_repo`,
             `dataset_name`, `dataset_split`, `dataset_column`.
+        max_rows: read no more rows; None: all.
+        device: where an autoencoder from a folder runs.
         overwrite: replace what is in the folder of the layer.
         progress: show a progress bar on stderr; None: if it is a terminal.
 
