@@ -5,7 +5,8 @@
 Needs no network and no GPU, and takes about a minute on two cores. The model predicts
 the bytes of this project's pages. It is trained first, because a model with random weights has
 nothing to find. Its first layer is captured over pages that it did not see. The autoencoder is
-trained on one part of the capture's texts and evaluated on the other.
+trained on one part of the capture's texts and evaluated on the other. Last come some of its
+features, with the texts that they fire on.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ import shutil
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from llm_instrumentation import InstrumentationConfig, capture_activations
 from llm_instrumentation.analysis.dataset import ActivationDataset
 from llm_instrumentation.analysis.sparse_autoencoder import (
+    SAEFeatures,
     cross_entropy_score,
+    describe_features,
     evaluate_sae,
     load_saes,
+    plot_feature,
     plot_losses,
     train_sae,
 )
@@ -67,6 +72,31 @@ def language_model(ids: torch.Tensor, steps: int) -> torch.nn.Module:
         optimizer.step()
         schedule.step()
     return model.eval()
+
+
+class Bytes:
+    """The tokenizer of the model."""
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode("latin-1")
+
+
+def show_features(found: SAEFeatures, out: Path) -> None:
+    """Prints on which texts some features fire, and draws the first of them.
+
+    They are of the half that fires on the fewest bytes: it is easier to see what these stand for.
+    """
+    rare = np.flatnonzero(found.density <= np.median(found.density))
+    chosen = found.features[rare[np.argsort(-found.maximum[rare])]][:5].tolist()
+    for number in chosen:
+        feature = found[number]
+        print(
+            f"feature {number}, on {feature.density:.1%} of the bytes, promotes "
+            f"{' '.join(map(str, feature.promoted[:5]))}"
+        )
+        for context in feature.contexts[:5]:
+            print(f"  {context.value:.2f}  {context}")
+    plot_feature(found[chosen[0]]).savefig(out / "feature.png", dpi=150)
 
 
 def main() -> None:
@@ -124,7 +154,15 @@ def main() -> None:
     print(f"  the model            {score.original:.2f}")
     print(f"  with reconstruction  {score.spliced:.2f}")
     print(f"  with zeros           {score.ablated:.2f}  (any byte: {math.log(256):.2f})")
-    print(f"{time.perf_counter() - began:.0f} s; the losses are drawn in {out / 'loss.png'}")
+    with ActivationDataset(out / "test.stream", LAYER, batch_size=4096) as data:
+        features = describe_features(
+            data, report.path, context=CONTEXT, tokenizer=Bytes(), unembedding=model
+        )
+        show_features(features, out)
+    print(
+        f"{time.perf_counter() - began:.0f} s; {out / 'loss.png'} has the losses, "
+        f"{out / 'feature.png'} the first feature"
+    )
 
 
 if __name__ == "__main__":

@@ -120,7 +120,9 @@ def test_the_example_of_an_autoencoder_runs(tmp_path):
         tmp_path / "sae", cwd=tmp_path, HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT / "python"),
     )  # fmt: skip
     assert re.search(r"explained variance +0\.\d{3}", said) and "cross-entropy score" in said
-    assert (tmp_path / "sae" / "loss.png").stat().st_size > 1000
+    assert re.search(r"^feature \d+, on \d+\.\d% of the bytes, promotes '", said, re.MULTILINE)
+    for picture in ("loss.png", "feature.png"):
+        assert (tmp_path / "sae" / picture).stat().st_size > 1000
 
 
 def test_the_tutorials_picture_can_be_drawn_anew(tmp_path):

@@ -16,17 +16,20 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llm_instrumentation import ActivationReader, InstrumentationConfig
-from llm_instrumentation.analysis._sae_features import (
-    HISTOGRAM_EDGES,
-    Feature,
-    FeatureActivations,
-    feature_activations,
-    logit_effects,
-    save_features,
-)
-from llm_instrumentation.analysis._sae_latents import export_latents
+from llm_instrumentation.analysis.dataset import ActivationDataset
 from llm_instrumentation.analysis.imports import import_activations
 from llm_instrumentation.analysis.rows import Rows
+from llm_instrumentation.analysis.sparse_autoencoder import (
+    HISTOGRAM_EDGES,
+    SAEFeatures,
+    TokenEffect,
+    describe_features,
+    export_latents,
+    plot_feature,
+    save_features,
+    train_sae,
+)
+from llm_instrumentation.cli import main
 from llm_instrumentation.core.capture import capture_activations
 from llm_instrumentation.errors import InvalidArgumentError
 from safetensors.numpy import load_file
@@ -59,7 +62,7 @@ class Words:
         return "".join(f" w{number}" for number in ids)
 
 
-def capture(folder: Path, lengths: list[int], seed: int = 0) -> Path:
+def capture(folder: Path, lengths: list[int], seed: int = 0, name: str = "run") -> Path:
     """A capture of texts with whole numbers as vectors."""
     generator = torch.Generator().manual_seed(seed)
     texts = [
@@ -69,15 +72,31 @@ def capture(folder: Path, lengths: list[int], seed: int = 0) -> Path:
         }
         for length in lengths
     ]
-    torch.save(texts, folder / "texts.pt")
-    import_activations(folder / "texts.pt", folder / "run.stream", format="torch", overwrite=True)
-    return folder / "run.stream"
+    torch.save(texts, folder / f"{name}.pt")
+    path = folder / f"{name}.stream"
+    import_activations(folder / f"{name}.pt", path, format="torch", overwrite=True)
+    return path
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Any:
-    with ActivationReader(capture(tmp_path, [9, 1, 24, 6, 13])) as reader:
-        yield reader.rows("x", tokenizer=Words())
+def run(tmp_path: Path) -> Path:
+    return capture(tmp_path, [9, 1, 24, 6, 13])
+
+
+@pytest.fixture
+def data(run: Path) -> Any:
+    with ActivationDataset(run, "x", batch_size=20) as found:
+        yield found
+
+
+@pytest.fixture
+def rows(run: Path) -> Any:
+    with ActivationReader(run) as reader:
+        yield reader.rows("x")
+
+
+def describe(data: ActivationDataset, sae: Any, **how: Any) -> SAEFeatures:
+    return describe_features(data, {data._tokens.names[0]: sae}, **how)
 
 
 def encoded(sae: Any, rows: Rows, size: int) -> Tensor:
@@ -96,11 +115,11 @@ def texts_of(rows: Rows) -> dict[int, list[int]]:
 
 
 def expected(
-    values: Tensor, rows: Rows, feature: int, top: int, context: int
+    acts: list[float], texts: list[list[int]], top: int, context: int
 ) -> tuple[list[tuple[float, int]], list[list[int]]]:
     """The top activations of a feature with their rows, and the rows around each."""
-    acts, best, around = values[:, feature].tolist(), [], {}
-    for text in texts_of(rows).values():
+    best, around = [], {}
+    for text in texts:
         for begin in range(0, len(text), context):
             window = text[begin : begin + context]
             row = max(window, key=lambda row: (acts[row], -row))
@@ -112,7 +131,7 @@ def expected(
     return best[:top], [around[row] for _, row in best[:top]]
 
 
-def assert_exact(found: FeatureActivations, values: Tensor, rows: Rows, top: int) -> None:
+def assert_exact(found: SAEFeatures, values: Tensor, rows: Rows, top: int) -> None:
     ids = rows.column("token_id").tolist()
     told = list(found)
     assert [feature.feature for feature in told] == found.features.tolist()
@@ -123,8 +142,9 @@ def assert_exact(found: FeatureActivations, values: Tensor, rows: Rows, top: int
         assert feature.density == len(above) / len(rows)
         assert feature.maximum == max(above.tolist(), default=0.0)
         bins = np.histogram(above, [0.0, *HISTOGRAM_EDGES, math.inf])[0]
-        assert feature.histogram.tolist() == bins.tolist()
-        best, around = expected(values, rows, number, top, found.context)
+        assert feature.histogram == bins.tolist()
+        texts = list(texts_of(rows).values())
+        best, around = expected(acts.tolist(), texts, top, found.context)
         assert [(one.value, one.row) for one in feature.contexts] == best
         for one, tokens in zip(feature.contexts, around, strict=True):
             assert tokens[one.peak] == one.row
@@ -151,9 +171,9 @@ def assert_exact(found: FeatureActivations, values: Tensor, rows: Rows, top: int
 def test_all_is_as_computed_in_memory(lengths, size, top, context, seed, tmp_path_factory):
     sae = Whole(seed=seed)
     path = capture(tmp_path_factory.mktemp("run"), lengths, seed)
-    with ActivationReader(path) as reader:
+    with ActivationReader(path) as reader, ActivationDataset(path, "x", batch_size=size) as data:
         rows = reader.rows("x")
-        found = feature_activations(sae, rows, top=top, context=context, batch_size=size)
+        found = describe(data, sae, top=top, context=context)
         assert_exact(found, encoded(sae, rows, size), rows, top)
 
 
@@ -179,9 +199,10 @@ def test_autoencoders_of_sae_lens(kind, dtype, tmp_path):
     sae = saes()[kind].eval()
     torch.save([{"x": torch.randn(3, 40, 16).to(dtype)} for _ in range(5)], tmp_path / "a.pt")
     import_activations(tmp_path / "a.pt", tmp_path / "run.stream", format="torch")
-    with ActivationReader(tmp_path / "run.stream") as reader:
+    path = tmp_path / "run.stream"
+    with ActivationReader(path) as reader, ActivationDataset(path, "x", batch_size=64) as data:
         rows = reader.rows("x")
-        found = feature_activations(sae, rows, top=4, context=10, batch_size=64)
+        found = describe(data, sae, top=4, context=10)
         assert_exact(found, encoded(sae, rows, 64), rows, 4)
         assert found.fired.sum() > 0
 
@@ -193,12 +214,13 @@ def test_sequences_of_a_generation_are_joined(llama, ids, path):
         llama.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)
     with ActivationReader(path) as reader:
         layer = next(name for name in reader.layers if name.endswith("layers.0"))
+        data = ActivationDataset(path, layer, batch_size=7)
         rows = reader.rows(layer)
         assert rows.column("sequence").tolist() != sorted(rows.column("sequence").tolist())
         torch.manual_seed(0)
         sae = SimpleNamespace(W_dec=torch.randn(20, *rows.shape))
         sae.encode = lambda x: torch.relu(x @ sae.W_dec.T)
-        found = feature_activations(sae, rows, top=3, context=8, batch_size=7)
+        found = describe(data, sae, top=3, context=8)
         assert_exact(found, encoded(sae, rows, 7), rows, 3)
         longest = max(len(context.values) for one in found for context in one.contexts)
         assert longest == 8
@@ -211,139 +233,235 @@ def test_heads_are_joined(tmp_path):
 
     with torch.no_grad(), capture_activations(model := Heads(), tmp_path / "run.stream"):
         model(torch.arange(5)[None])
-    with ActivationReader(tmp_path / "run.stream") as reader:
+    path = tmp_path / "run.stream"
+    with ActivationReader(path) as reader, ActivationDataset(path, "", batch_size=99) as data:
         rows = reader.rows("")
         assert rows.shape == (2, 3)
         sae = Whole()
-        assert_exact(feature_activations(sae, rows, top=2), encoded(sae, rows, 99), rows, 2)
+        assert_exact(describe(data, sae, top=2), encoded(sae, rows, 99), rows, 2)
 
 
-def test_chosen_features_are_those_of_all(rows):
+def test_rows_are_those_of_the_data_set(tmp_path):
+    """Of several captures, without some tokens, in the order of capture whatever the shuffle is."""
+    paths = [capture(tmp_path, lengths, 1, name) for name, lengths in
+             (("a", [7, 12]), ("b", [20]), ("c", [3, 9, 4]))]  # fmt: skip
+    how: dict[str, Any] = {"batch_size": 8, "shuffle": "pool", "without_tokens": [0, 1, 2]}
+    sae = Whole()
+    with ActivationDataset(paths, "x", **how) as data:
+        found = describe(data, sae, top=3, context=5)
+        vectors, ids, texts, at = [], [], [], 0
+        for path in paths:
+            with ActivationReader(path) as reader:
+                rows = reader.rows("x", without_tokens=[0, 1, 2])
+                vectors.append(rows.to_torch())
+                ids += rows.column("token_id").tolist()
+                texts += [[row + at for row in text] for text in texts_of(rows).values()]
+                at += len(rows)
+        values = torch.cat(
+            [sae.encode(some) for some in torch.cat(vectors).split(8)]
+        ).detach()  # fmt: skip
+        assert found.rows == len(ids) < 55
+        for number, feature in enumerate(found):
+            acts = values[:, number].tolist()
+            best, around = expected(acts, texts, 3, 5)
+            assert [(one.value, one.row) for one in feature.contexts] == best
+            for one, tokens in zip(feature.contexts, around, strict=True):
+                assert one.token_ids == [ids[row] for row in tokens]
+                assert one.values == [acts[row] for row in tokens]
+
+        halves = [
+            describe(ActivationDataset(paths, "x", **how, rank=rank, world_size=2), sae)
+            for rank in range(2)
+        ]
+        assert [half.rows for half in halves] == [found.rows // 2, found.rows - found.rows // 2]
+        assert (halves[0].fired + halves[1].fired).tolist() == found.fired.tolist()
+        first = describe(data, sae, max_rows=found.rows // 2)
+        assert first.fired.tolist() == halves[0].fired.tolist()
+
+
+def test_the_data_set_stays_where_it_is(data):
+    next(iter(data))
+    before = data.state_dict()
+    list(describe(data, Whole()))
+    assert data.state_dict() == before
+
+
+def test_one_feature_is_asked_for_by_its_number(data):
+    found = describe(data, Whole(features=12), tokenizer=Words(), unembedding=torch.eye(WIDTH))
+    everything = list(found)
+    assert len(found) == len(everything) == 12
+    assert found[7] == everything[7]
+    with pytest.raises(InvalidArgumentError, match="feature 12 of 'x' was not described"):
+        found[12]
+
+
+def test_chosen_features_are_those_of_all(data):
     sae = Whole(features=12)
-    everything = {one.feature: one for one in feature_activations(sae, rows, tokenizer=Words())}
-    some = list(feature_activations(sae, rows, features=[7, 2, 2], tokenizer=Words()))
-    assert [one.feature for one in some] == [2, 7]
-    for one in some:
-        whole = dataclasses.asdict(everything[one.feature])
-        mine = dataclasses.asdict(one)
-        assert mine.pop("histogram").tolist() == whole.pop("histogram").tolist()
-        assert mine == whole
+    everything = list(describe(data, sae, tokenizer=Words()))
+    some = list(describe(data, sae, features=[7, 2, 2], tokenizer=Words()))
+    assert some == [everything[2], everything[7]]
 
 
-def test_tokens_have_texts(rows):
-    feature: Feature = next(iter(feature_activations(Whole(), rows, tokenizer=Words())))
+def test_tokens_have_texts(data):
+    feature = describe(data, Whole(), tokenizer=Words())[0]
     for context in feature.contexts:
         assert context.texts == [f" w{number}" for number in context.token_ids]
 
 
-def test_progress_is_told(rows):
-    told: list[tuple[int, int]] = []
-    feature_activations(Whole(), rows, batch_size=20, progress=lambda *at: told.append(at))
-    assert told == [(20, 53), (40, 53), (53, 53)]
+def test_a_capture_without_token_ids_has_positions(tmp_path):
+    torch.save({"x": torch.ones(2, 4, WIDTH)}, tmp_path / "a.pt")
+    import_activations(tmp_path / "a.pt", tmp_path / "run.stream", format="torch")
+    sae = SimpleNamespace(W_dec=torch.ones(1, WIDTH), encode=lambda x: x.sum(1, keepdim=True))
+    with ActivationDataset(tmp_path / "run.stream", "x", batch_size=8) as data:
+        (feature,) = describe(data, sae, tokenizer=Words(), context=4)
+    assert feature.fired == 8
+    one, other = feature.contexts
+    assert (one.sequence, one.position, other.sequence, other.position) == (0, 0, 1, 0)
+    assert one.token_ids == [-1, -1] and one.texts == [None, None]
 
 
 def test_values_beyond_the_bins_are_counted(tmp_path):
     torch.save({"x": torch.tensor([[1e-9], [2.0**16], [1e30], [-1.0], [1.0]])}, tmp_path / "a.pt")
     import_activations(tmp_path / "a.pt", tmp_path / "run.stream", format="torch")
     sae = SimpleNamespace(W_dec=torch.ones(1, 1), encode=torch.relu)
-    with ActivationReader(tmp_path / "run.stream") as reader:
-        (feature,) = feature_activations(sae, reader.rows("x"))
+    with ActivationDataset(tmp_path / "run.stream", "x", batch_size=5) as data:
+        (feature,) = describe(data, sae)
     counts = feature.histogram
-    assert (counts[0], counts[-1], counts[33], counts.sum()) == (1, 2, 1, 4)
+    assert (counts[0], counts[-1], counts[33], sum(counts)) == (1, 2, 1, 4)
     assert feature.maximum == np.float32(1e30)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"top": 0}, "top 0"),
-        ({"context": 0}, "context 0"),
-        ({"batch_size": 0}, "batch_size 0"),
+        ({"top": 0}, "top = 0"),
+        ({"context": 0}, "context = 0"),
+        ({"logits": 0}, "logits = 0"),
+        ({"max_rows": 0}, "max_rows = 0"),
         ({"features": []}, "name at least one"),
-        ({"features": [3, 7]}, "feature 7: the autoencoder has 7"),
+        ({"features": [3, 7]}, "feature 7: the autoencoder of 'x' has 7"),
+        ({"layer": "y"}, "layer 'y': the autoencoders are of 'x'"),
     ],
 )
-def test_arguments_are_checked(rows, options, message):
+def test_arguments_are_checked(data, options, message):
     with pytest.raises(InvalidArgumentError, match=message):
-        feature_activations(Whole(), rows, **options)
+        describe(data, Whole(), **options)
 
 
-def test_an_autoencoder_of_another_width_is_refused(rows):
+def test_the_layer_and_its_autoencoder_fit(data):
+    with pytest.raises(InvalidArgumentError, match="2 autoencoders, name one of 'x', 'y'"):
+        describe_features(data, {"x": Whole(), "y": Whole()})
+    with pytest.raises(InvalidArgumentError, match="the data set has no layer 'y': it has x"):
+        describe_features(data, {"x": Whole(), "y": Whole()}, layer="y")
     sae = SimpleNamespace(W_dec=torch.ones(3, 5))
-    with pytest.raises(InvalidArgumentError, match=r"shape \[6\], and the autoencoder takes 5"):
-        feature_activations(sae, rows)
+    with pytest.raises(InvalidArgumentError, match="'x' has vectors of 6 .* its autoencoder takes"):
+        describe(data, sae)
+    with pytest.raises(InvalidArgumentError, match="the data set has no rows"):
+        describe(ActivationDataset(data.captures, "x", batch_size=1, without_tokens=range(99)), sae)
 
 
 # ---- logits ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("together", [1 << 24, 100], ids=["at once", "few at a time"])
-def test_logits_are_decoder_times_unembedding(together, monkeypatch):
-    monkeypatch.setattr("llm_instrumentation.analysis._sae_features._VALUES", together)
-    monkeypatch.setattr("llm_instrumentation.analysis._sae_features._VOCABULARY", 7)
+def test_logits_are_decoder_times_unembedding(data, together, monkeypatch):
+    monkeypatch.setattr("llm_instrumentation.analysis._sae_logits._LOGITS", together)
+    monkeypatch.setattr("llm_instrumentation.analysis._sae_logits._VOCABULARY", 7)
     sae, matrix = Whole(features=12), torch.arange(VOCABULARY * WIDTH).reshape(-1, WIDTH).float()
     matrix = (matrix * 37 % 101).bfloat16()
-    found = logit_effects(sae, matrix, np.array([1, 4, 11]), 5)
-    logits = sae.W_dec.detach()[[1, 4, 11]] @ matrix.float().T
-    assert np.array_equal(found.promoted, logits.sort(descending=True)[0][:, :5].numpy())
-    assert np.array_equal(found.suppressed, logits.sort()[0][:, :5].numpy())
-    for ids, values in (
-        (found.promoted_ids, found.promoted),
-        (found.suppressed_ids, found.suppressed),
-    ):
-        assert np.array_equal(np.take_along_axis(logits.numpy(), ids, 1), values)
+    found = describe(
+        data, sae, features=[1, 4, 11], unembedding=matrix, logits=5, tokenizer=Words()
+    )
+    for feature in found:
+        logits = sae.W_dec.detach()[feature.feature] @ matrix.float().T
+        for effects, sorted_ in (
+            (feature.promoted, logits.sort(descending=True)[0]),
+            (feature.suppressed, logits.sort()[0]),
+        ):
+            assert [one.value for one in effects] == sorted_[:5].tolist()
+            for one in effects:
+                assert one.value == logits[one.token_id] and one.text == f" w{one.token_id}"
 
 
-def test_a_model_has_its_unembedding(llama):
-    matrix = llama.get_output_embeddings().weight
-    sae = SimpleNamespace(W_dec=torch.randn(3, matrix.shape[1]))
-    of_model, of_matrix = (logit_effects(sae, one, np.arange(3)) for one in (llama, matrix))
-    assert all(np.array_equal(*both) for both in zip(of_model, of_matrix, strict=True))
+def test_a_model_has_its_unembedding(llama, data):
+    head = nn.Linear(WIDTH, 9)
+    with torch.no_grad():
+        head.weight.copy_(torch.arange(9)[:, None].expand(9, WIDTH))
+    model = SimpleNamespace(get_output_embeddings=lambda: head)
+    sae = SimpleNamespace(W_dec=torch.ones(1, WIDTH), encode=lambda x: x[:, :1])
+    (feature,) = describe(data, sae, unembedding=model, logits=1)
+    assert feature.promoted == [TokenEffect(8, None, 8.0 * WIDTH)]
+    assert feature.suppressed == [TokenEffect(0, None, 0.0)]
+    with pytest.raises(InvalidArgumentError, match=r"\[vocabulary, 6\]"):
+        describe(data, sae, unembedding=llama)
     with pytest.raises(InvalidArgumentError, match="a Linear has no output embeddings"):
-        logit_effects(sae, nn.Linear(2, 2), np.arange(3))
-    with pytest.raises(InvalidArgumentError, match="the unembedding has the width 2"):
-        logit_effects(sae, torch.ones(9, 2), np.arange(3))
+        describe(data, sae, unembedding=nn.Linear(2, 2))
 
 
 # ---- files ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_files_have_all_of_it(rows, kind, tmp_path, monkeypatch):
-    monkeypatch.setattr("llm_instrumentation.analysis._sae_features._TABLE", 3)
+def test_files_have_all_of_it(data, kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("llm_instrumentation.analysis._sae_feature_files._TABLE", 3)
     monkeypatch.setattr("llm_instrumentation.analysis._sae_features._TOKENS", 2 * 3 * 4)
-    sae, matrix = Whole(), torch.eye(WIDTH)
-    found = feature_activations(sae, rows, top=3, context=4, tokenizer=Words())
-    out = save_features(found, tmp_path / "out", unembedding=matrix, logits=2, format=kind)
+    found = describe(
+        data, Whole(), top=3, context=4, tokenizer=Words(), unembedding=torch.eye(WIDTH), logits=2
+    )
+    out = save_features(found, tmp_path / "out", format=kind)
     if kind == "parquet":
         told = pq.read_table(out / "features.parquet").to_pylist()
     else:
         told = [json.loads(line) for line in (out / "features.jsonl").read_text().splitlines()]
     assert sorted(path.name for path in out.iterdir()) == ["features.json", f"features.{kind}"]
-    effects = logit_effects(sae, matrix, found.features, 2)
-    for number, (feature, row) in enumerate(zip(found, told, strict=True)):
-        assert [one["value"] for one in row["promoted"]] == effects.promoted[number].tolist()
-        ids = effects.suppressed_ids[number].tolist()
-        assert [one["token_id"] for one in row["suppressed"]] == ids
-        assert [one["text"] for one in row["suppressed"]] == [f" w{n}" for n in ids]
-        assert row["contexts"] == [context._asdict() for context in feature.contexts]
-        assert row["histogram"] == feature.histogram.tolist()
-        for name in ("feature", "fired", "density", "maximum"):
-            assert row[name] == getattr(feature, name)
+    assert told == [dataclasses.asdict(feature) for feature in found]
+    assert told[0]["promoted"][0].keys() == {"token_id", "text", "value"}
     about = json.loads((out / "features.json").read_text())
     assert about["histogram_edges"] == HISTOGRAM_EDGES.tolist()
     assert (about["layer"], about["rows"], about["features"]) == ("x", 53, 7)
 
 
-def test_files_are_replaced_when_asked(rows, tmp_path):
-    found = feature_activations(Whole(), rows)
+def test_files_are_replaced_when_asked(data, tmp_path):
+    found = describe(data, Whole())
     out = save_features(found, tmp_path / "out")
-    with pytest.raises(InvalidArgumentError, match="exists"):
+    with pytest.raises(InvalidArgumentError, match="out exists: choose another folder, or"):
         save_features(found, out)
-    with pytest.raises(InvalidArgumentError, match="format 'csv'"):
+    with pytest.raises(InvalidArgumentError, match="format = 'csv': choose one of 'parquet', 'j"):
         save_features(found, out, format="csv", overwrite=True)
     assert save_features(found, out, format="jsonl", overwrite=True) == out
     assert "features.parquet" not in [path.name for path in out.iterdir()]
+
+
+# ---- figures --------------------------------------------------------------------------------
+
+
+def test_a_figure_has_the_histogram_the_tokens_and_the_contexts(data, tmp_path):
+    found = describe(
+        data, Whole(), top=4, context=6, tokenizer=Words(), unembedding=torch.eye(WIDTH)
+    )
+    feature = max(found, key=lambda one: one.fired)
+    figure = plot_feature(feature, contexts=3)
+    histogram, effects, contexts = figure.axes
+    counts = [count for count in feature.histogram if count]
+    assert [count for count in histogram.patches[0].get_data().values if count] == counts
+    assert [bar.get_width() for bar in effects.patches] == [
+        one.value for one in [*feature.promoted[:5], *feature.suppressed[4::-1]]
+    ]
+    framed = [patch for patch in contexts.patches if patch.get_linewidth() > 0]
+    assert len(framed) == 3 and len({patch.get_x() for patch in framed}) == 1
+    drawn = {text.get_text() for text in contexts.texts}
+    assert {f"{one.value:.3g}" for one in feature.contexts[:3]} <= drawn
+    assert set(feature.contexts[0].texts) <= drawn
+    figure.savefig(tmp_path / "feature.pdf")
+
+    plain = plot_feature(describe(data, Whole())[feature.feature])
+    assert len(plain.axes) == 2  # there are no effects
+
+
+def test_a_figure_of_a_feature_that_never_fired(data, tmp_path):
+    sae = SimpleNamespace(W_dec=torch.ones(1, WIDTH), encode=lambda x: 0 * x[:, :1])
+    (feature,) = describe(data, sae, unembedding=torch.eye(WIDTH))
+    plot_feature(feature).savefig(tmp_path / "feature.png")
 
 
 # ---- Delphi ---------------------------------------------------------------------------------
@@ -378,9 +496,9 @@ def whole_contexts(rows: Rows, context: int) -> list[int]:
 
 
 @pytest.mark.parametrize("splits", [1, 3, 7])
-def test_latents_are_those_of_delphi(rows, splits, tmp_path):
+def test_latents_are_those_of_delphi(data, rows, splits, tmp_path):
     sae, context = Whole(), 4
-    report = export_latents(sae, rows, tmp_path / "latents", context=context, splits=splits)
+    report = export_latents(data, {"x": sae}, tmp_path / "latents", context=context, splits=splits)
     chosen = whole_contexts(rows, context)
     values = encoded(sae, rows, 99)[chosen].reshape(-1, context, 7)
     tokens = torch.from_numpy(rows.column("token_id")[chosen]).reshape(-1, context)
@@ -400,38 +518,55 @@ def test_latents_are_those_of_delphi(rows, splits, tmp_path):
     assert (config["cache_ctx_len"], config["n_splits"]) == (context, splits)
 
 
-def test_latents_of_chosen_features(rows, tmp_path):
-    config = {"model_name": "gpt2"}
-    export_latents(Whole(), rows, tmp_path, module="h.3", context=4, features=[2, 5], config=config)
-    every = export_latents(Whole(), rows, tmp_path, context=4)
+def test_latents_of_chosen_features(data, tmp_path):
+    chosen: dict[str, Any] = {"features": [2, 5], "config": {"model_name": "gpt2"}}
+    export_latents(data, {"x": Whole()}, tmp_path / "some", context=4, **chosen)
+    every = export_latents(data, {"x": Whole()}, tmp_path / "all", context=4)
     for name in every.files:
         if name == "config.json":
             continue
         start = int(name.partition("_")[0])
-        some, all_of = (load_file(tmp_path / layer / name) for layer in ("h.3", "x"))
+        some, all_of = (load_file(tmp_path / which / "x" / name) for which in ("some", "all"))
         wanted = np.isin(all_of["locations"][:, 2] + start, [2, 5])
         assert np.array_equal(some["locations"], all_of["locations"][wanted])
         assert np.array_equal(some["activations"], all_of["activations"][wanted])
-    assert json.loads((tmp_path / "h.3" / "config.json").read_text())["model_name"] == "gpt2"
+    config = json.loads((tmp_path / "some" / "x" / "config.json").read_text())
+    assert config["model_name"] == "gpt2"
 
 
-def test_delphi_loads_the_latents(rows, tmp_path):
+def test_latents_of_several_captures_follow_each_other(tmp_path):
+    paths = [capture(tmp_path, [9, 6], seed, f"run{seed}") for seed in range(2)]
+    with ActivationDataset(paths, "x", batch_size=5) as data:
+        both = export_latents(data, {"x": Whole()}, tmp_path / "both", context=3, splits=1)
+    assert both.contexts == 10
+    each = []
+    for number, path in enumerate(paths):
+        with ActivationDataset(path, "x", batch_size=5) as data:
+            export_latents(data, {"x": Whole()}, tmp_path / str(number), context=3, splits=1)
+        each.append(load_file(tmp_path / str(number) / "x" / "0_6.safetensors"))
+    each[1]["locations"][:, 0] += 5
+    found = load_file(tmp_path / "both" / "x" / "0_6.safetensors")
+    for name, values in found.items():
+        assert np.array_equal(values, np.concatenate([one[name] for one in each]))
+
+
+def test_delphi_loads_the_latents(data, rows, tmp_path):
     loader = pytest.importorskip("delphi.latents.loader")
     delphi_config = pytest.importorskip("delphi.config")
     sae, context = Whole(), 8
-    export_latents(sae, rows, tmp_path / "latents", context=context, splits=3)
+    export_latents(data, {"x": sae}, tmp_path / "latents", context=context, splits=3)
     chosen = whole_contexts(rows, context)
     values = encoded(sae, rows, 99)[chosen].reshape(-1, context, 7)
-    data = loader.LatentDataset(
+    latents = loader.LatentDataset(
         tmp_path / "latents",
         delphi_config.SamplerConfig(),
         delphi_config.ConstructorConfig(example_ctx_len=context),
         tokenizer=Words(),
     )
     ids = rows.column("token_id")[chosen].reshape(-1, context)
-    assert np.array_equal(data.tokens.numpy(), ids)
+    assert np.array_equal(latents.tokens.numpy(), ids)
     found = torch.zeros_like(values)
-    for buffer in data.buffers:
+    for buffer in latents.buffers:
         for latent in buffer:
             activations = latent.activation_data
             at = activations.locations
@@ -443,33 +578,181 @@ def test_delphi_loads_the_latents(rows, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context": 0}, "context 0"),
+        ({"context": 0}, "context = 0"),
+        ({"context": 1 << 17}, "context = 131072: give a number up to 65536"),
         ({"context": 30}, "no text has so many rows, the longest has 24"),
-        ({"splits": 8}, "splits 8: give a number from 1 to 7"),
-        ({"module": "a/b"}, "module 'a/b'"),
+        ({"splits": 8}, "splits = 8: there are 7 features"),
+        ({"layer": "y"}, "layer 'y': the autoencoders are of 'x'"),
+        ({"features": [7]}, "feature 7: the autoencoder of 'x' has 7"),
     ],
 )
-def test_arguments_of_latents_are_checked(rows, options, message, tmp_path):
+def test_arguments_of_latents_are_checked(data, options, message, tmp_path):
     with pytest.raises(InvalidArgumentError, match=message):
-        export_latents(Whole(), rows, tmp_path / "latents", **{"context": 4} | options)
+        export_latents(data, {"x": Whole()}, tmp_path / "latents", **{"context": 4} | options)
     assert not (tmp_path / "latents").exists()
 
 
-def test_latents_appear_when_they_are_complete(rows, tmp_path):
-    def stop(done: int, total: int) -> None:
-        raise KeyboardInterrupt
+def test_latents_appear_when_they_are_complete(data, tmp_path):
+    class Stops(Whole):
+        def encode(self, x: Tensor) -> Tensor:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export_latents(Whole(), rows, tmp_path / "latents", context=4, progress=stop)
+        export_latents(data, {"x": Stops()}, tmp_path / "latents", context=4)
     assert list((tmp_path / "latents").iterdir()) == []
-    export_latents(Whole(), rows, tmp_path / "latents", context=4)
-    with pytest.raises(InvalidArgumentError, match="exists"):
-        export_latents(Whole(), rows, tmp_path / "latents", context=4)
+    export_latents(data, {"x": Whole()}, tmp_path / "latents", context=4)
+    with pytest.raises(InvalidArgumentError, match="latents/x exists"):
+        export_latents(data, {"x": Whole()}, tmp_path / "latents", context=4)
 
 
 def test_latents_need_token_ids(tmp_path):
     torch.save({"x": torch.ones(8, WIDTH)}, tmp_path / "a.pt")
     import_activations(tmp_path / "a.pt", tmp_path / "run.stream", format="torch")
-    with ActivationReader(tmp_path / "run.stream") as reader:
+    with ActivationDataset(tmp_path / "run.stream", "x", batch_size=8) as data:
         with pytest.raises(InvalidArgumentError, match="the ids of some tokens are unknown"):
-            export_latents(Whole(), reader.rows("x"), tmp_path / "latents", context=4)
+            export_latents(data, {"x": Whole()}, tmp_path / "latents", context=4)
+
+
+# ---- the commands ---------------------------------------------------------------------------
+
+
+def strap(*arguments: Any) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["sae", *map(str, arguments)])
+    return ended.value.code or 0
+
+
+@pytest.fixture
+def trained(run, tmp_path) -> list[Any]:
+    """The capture, and the folder of a training of its layer."""
+    pytest.importorskip("sae_lens")
+    with ActivationDataset(run, "x", batch_size=10) as data:
+        train_sae(data, tmp_path / "saes", architecture="topk", width=12, options={"k": 4})
+    return [run, tmp_path / "saes"]
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """The folder of a language model with a tokenizer, of the capture's width and vocabulary."""
+    import transformers
+    from tokenizers import Tokenizer, models
+
+    words = Tokenizer(models.WordLevel({f"w{k}": k for k in range(VOCABULARY)}, unk_token="w0"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "lm")
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=1, n_head=2, n_positions=8, bos_token_id=None,
+        eos_token_id=None,
+    )  # fmt: skip
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "lm")
+    return tmp_path / "lm"
+
+
+def test_the_command_shows_features_and_their_texts(trained, model, capsys):
+    how = ["--model", model, "--top", 2, "--context", 6]
+    assert strap("features", *trained, *how, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["layer"], found["rows"], found["features"]) == ("x", 53, 12)
+    maxima = [one["maximum"] for one in found["described"]]
+    assert len(maxima) == 10 and maxima == sorted(maxima, reverse=True)
+    first = found["described"][0]
+    with ActivationDataset(trained[0], "x", batch_size=4096) as data:
+        expected = describe_features(data, trained[1], top=2, context=6)[first["feature"]]
+    assert first["histogram"] == expected.histogram
+    best, same = first["contexts"][0], expected.contexts[0]
+    assert (best["row"], best["values"]) == (same.row, pytest.approx(same.values))
+    assert best["texts"] == [f"w{number}" for number in same.token_ids]
+    assert len(first["promoted"]) == len(first["suppressed"]) == 10
+
+    assert strap("features", *trained, *how, "--features", f"{first['feature']}") == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "x: 1 of 1 features fired on 53 rows"
+    assert told[2].startswith(f"feature {first['feature']}: density ")
+    assert told[3].startswith(f"  promotes '{first['promoted'][0]['text']}' ")
+    lines = [line.split() for line in told[5:]]
+    for line, context in zip(lines, first["contexts"], strict=True):
+        peak = context["texts"][context["peak"]]
+        assert line[:2] == [
+            f"{context['value']:.3g}",
+            f"{context['sequence']}:{context['position']}",
+        ]
+        assert f"«{peak}»" in line[2]
+    assert len({line.index("«") for line in told[5:]}) == 1  # in one column
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_the_command_writes_features(trained, kind, tmp_path, capsys):
+    write = ["features", *trained, "--features", "3,0", "--format", kind, "--out", tmp_path / "out"]
+    assert strap(*write) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'}: x, ")
+    assert (tmp_path / "out" / f"features.{kind}").exists()
+    assert strap(*write) == 2
+    assert "out exists: choose another folder, or overwrite" in capsys.readouterr().err
+    assert strap(*write, "--overwrite", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["path"], found["features"]) == (str(tmp_path / "out"), 2)
+
+
+def test_the_command_writes_latents(trained, tmp_path, capsys):
+    write = ["latents", *trained, tmp_path / "raw", "--context", 4, "--splits", 2]
+    assert strap(*write, "--model", "gpt2", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["contexts"], found["left_out_rows"]) == (12, 5)
+    folder = tmp_path / "raw" / "x"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "0_5.safetensors", "6_11.safetensors", "config.json"
+    ]  # fmt: skip
+    assert json.loads((folder / "config.json").read_text())["model_name"] == "gpt2"
+    assert strap(*write) == 2
+    assert "raw/x exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--layer", "y"], 5, "--layer y: saes has x"),
+        (["--features", "1,12"], 2, "feature 12: the autoencoder of 'x' has 12, from 0 on"),
+        (["--features", "one"], 2, "--features 'one': give numbers as 0,1"),
+        (["--tokenizer", "run.pt"], 2, "--tokenizer run.pt: it has no tokenizer"),
+        (["--model", "run.pt"], 2, "--model run.pt: it has no causal language model"),
+        (["--model", "other"], 2, "needs [vocabulary, 6]"),
+        (["--format", "jsonl"], 2, "--format, --overwrite: they need --out"),
+    ],
+)
+def test_the_command_names_what_is_wrong(
+    trained, model, tmp_path, monkeypatch, capsys, arguments, code, message
+):
+    import transformers
+
+    monkeypatch.chdir(tmp_path)
+    config = transformers.GPT2Config.from_pretrained(model, n_embd=8)
+    transformers.GPT2LMHeadModel(config).save_pretrained("other")
+    transformers.AutoTokenizer.from_pretrained(model).save_pretrained("other")
+    assert strap("features", "run.stream", "saes", *arguments) == code
+    assert message in capsys.readouterr().err.replace(f"{tmp_path}/", "")
+
+
+def test_a_model_without_a_tokenizer_needs_one(trained, model, tmp_path, capsys):
+    words = tmp_path / "words"
+    words.mkdir()
+    for path in model.glob("tokenizer*"):
+        path.rename(words / path.name)
+    show = ["features", *trained, "--model", model]
+    assert strap(*show) == 2
+    assert f"--model {model}: it has no tokenizer" in capsys.readouterr().err
+    assert strap(*show, "--tokenizer", words) == 0
+    assert "  promotes 'w" in capsys.readouterr().out
+
+
+def test_the_command_needs_a_layer_if_there_are_several(trained, tmp_path, capsys):
+    manifest = json.loads((trained[1] / "_training.json").read_text())
+    manifest["layers"]["y"] = manifest["layers"]["x"]
+    (trained[1] / "_training.json").write_text(json.dumps(manifest))
+    assert strap("features", *trained) == 2
+    assert "--layer: choose one of x, y" in capsys.readouterr().err
+    assert strap("features", *trained, "--layer", "x") == 0
+
+
+def test_the_command_needs_calls(trained, capsys):
+    trained[0].with_name("run.stream.calls").unlink()
+    assert strap("features", *trained) == 1
+    assert "calls" in capsys.readouterr().err

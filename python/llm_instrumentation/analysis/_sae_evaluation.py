@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import InvalidArgumentError
-from ._sae_training import rows_of
+from ._sae_training import check_layer, rows_of
 from .dataset import ActivationDataset
 
 __all__ = [
@@ -118,10 +118,7 @@ def evaluate_on_rows(
     """See `sparse_autoencoder.evaluate_sae`; `saes` has autoencoders by layer."""
     sums = {}
     for layer, sae in saes.items():
-        if layer not in data._tokens.shapes:
-            raise InvalidArgumentError(
-                f"the data set has no layer {layer!r}: it has {', '.join(data._tokens.names)}"
-            )
+        check_layer(data, layer)
         width = int(torch.Size(data._tokens.shapes[layer]).numel())
         if width != sae.cfg.d_in:
             raise InvalidArgumentError(

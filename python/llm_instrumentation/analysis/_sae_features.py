@@ -1,44 +1,36 @@
-"""What the features of a sparse autoencoder stand for, from the rows of a capture::
+"""What the features of a sparse autoencoder stand for: how often and where they are active.
 
-with ActivationReader("run.stream") as reader:
-    found = feature_activations(sae, reader.rows("blocks.8"), tokenizer=tokenizer)
-    save_features(found, "features", unembedding=model)
+`describe_features` reads the rows once, for the statistics and the top activations of all features.
+The tokens around these are read when features are asked for.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
-from .._json import to_json
-from ..core._atomic import replacing_folder
 from ..errors import InvalidArgumentError
-from ._export_source import text_order
-from .rows import Rows
+from ._progress import steps_bar
+from ._sae_folder import one_sae
+from ._sae_logits import LogitEffects, TokenEffect
+from ._sae_rows import LayerRows, RowEncoder
+from ._sae_training import check_count
+from .dataset import ActivationDataset
 
 __all__ = [
     "HISTOGRAM_EDGES",
     "Feature",
-    "FeatureActivations",
     "FeatureContext",
-    "FeatureLogits",
-    "LogitEffects",
-    "RowEncoder",
-    "feature_activations",
-    "logit_effects",
-    "save_features",
+    "SAEFeatures",
+    "describe_features",
 ]
 
 Ints = npt.NDArray[np.int64]
@@ -49,21 +41,18 @@ Floats = npt.NDArray[np.float32]
 #: one all from 2^16 on.
 HISTOGRAM_EDGES = 2.0 ** (np.arange(-32, 33) / 2)
 _BINS = len(HISTOGRAM_EDGES) + 1
-
-_VALUES = 1 << 24  # values of features, or logits, that are in memory together
 _TOKENS = 1 << 22  # of contexts, that are in memory together
-_TABLE = 1024  # features that are written together
-_VOCABULARY = 4096  # tokens whose rows of the unembedding are converted together
 
 
-class FeatureContext(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class FeatureContext:
     """Tokens of a text around one on which a feature is active.
 
     Attributes:
-        row: the place of that token in the rows.
+        row: the place of that token in the rows of the data set, in the order of capture.
         value: the feature's activation there.
         peak: its place among these tokens.
-        sequence: number of the text in the capture; -1: unknown.
+        sequence: number of the text in its capture; -1: unknown.
         position: its place in the text; -1: unknown.
         document: the label of the text, or None.
         token_ids: the ids of the tokens; -1: unknown.
@@ -81,28 +70,24 @@ class FeatureContext(NamedTuple):
     texts: list[str | None] | None
     values: list[float]
 
+    def words(self) -> list[str]:
+        """The tokens as people read them: ``↵`` for a new line, ``[7]`` for an id without text."""
+        texts = self.texts or [None] * len(self.token_ids)
+        return [
+            _printable(text) if text is not None else f"[{number}]" if number >= 0 else "[?]"
+            for number, text in zip(self.token_ids, texts, strict=True)
+        ]
 
-class LogitEffects(NamedTuple):
-    """What features do to the logits of tokens: decoder times unembedding.
-
-    Attributes:
-        promoted_ids, promoted: for each feature the tokens with the largest effects, and the
-            effects, [features, top]; the largest first.
-        suppressed_ids, suppressed: the same with the smallest effects; the smallest first.
-    """
-
-    promoted_ids: Ints
-    promoted: Floats
-    suppressed_ids: Ints
-    suppressed: Floats
+    def __str__(self) -> str:
+        """The tokens as a line of text, with the one of the activation as ``«this»``."""
+        words = self.words()
+        words[self.peak] = f"«{words[self.peak]}»"
+        return "".join(words)
 
 
-class FeatureLogits(NamedTuple):
-    """The effect of one feature on one token."""
-
-    token_id: int
-    text: str | None
-    value: float
+def _printable(text: str) -> str:
+    shown = {"\n": "↵", "\t": "→"}
+    return "".join(one if one.isprintable() else shown.get(one, "·") for one in text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,85 +95,43 @@ class Feature:
     """One feature.
 
     Attributes:
+        layer: the layer of its autoencoder.
         feature: its number in the autoencoder.
         fired: number of rows where it is above 0.
         density: their share of all rows.
         maximum: its largest activation; 0: it never fired.
-        histogram: int64 [66]: how many of its activations are in each bin of `HISTOGRAM_EDGES`.
+        histogram: 66 counts: how many of its activations are in each bin of `HISTOGRAM_EDGES`.
         contexts: its top contexts, the largest activation first.
+        promoted: the tokens whose logits it raises the most, the largest effect first; None: no
+            unembedding was given.
+        suppressed: the tokens whose logits it lowers the most, the smallest effect first; or None.
     """
 
+    layer: str
     feature: int
     fired: int
     density: float
     maximum: float
-    histogram: Ints
+    histogram: list[int]
     contexts: list[FeatureContext]
+    promoted: list[TokenEffect] | None
+    suppressed: list[TokenEffect] | None
 
 
-class RowEncoder:
-    """Encodes rows batch by batch. A batch has the same rows and values each time.
+class _Decoded:
+    """The texts of tokens, each decoded once."""
 
-    Args:
-        sae: an autoencoder of sae_lens, or a module with its ``encode`` and ``W_dec``.
-        rows: the rows.
-        features: the features to keep; None: all.
-        batch_size: rows that are encoded together; None: about 2^24 values of features.
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[int, str | None] = {-1: None}
 
-    Attributes:
-        sae: the autoencoder.
-        features: the numbers of the features.
-        batch_size: rows of a batch.
-
-    Raises:
-        InvalidArgumentError: the autoencoder has another width, or no such feature.
-    """
-
-    def __init__(
-        self, sae: Any, rows: Rows, features: Iterable[int] | None, batch_size: int | None
-    ) -> None:
-        self.sae = sae
-        self._rows = rows
-        count, width = sae.W_dec.shape
-        if width != int(np.prod(rows.shape)):
-            raise InvalidArgumentError(
-                f"{rows.layer!r} has vectors of shape {list(rows.shape)}, and the autoencoder "
-                f"takes {width} values"
-            )
-        self.features: Ints = np.arange(count)
-        self._chosen: Tensor | None = None
-        if features is not None:
-            self.features = np.unique(np.array(list(features), np.int64))
-            if odd := [n for n in self.features.tolist() if not 0 <= n < count]:
-                raise InvalidArgumentError(f"feature {odd[0]}: the autoencoder has {count}")
-            if not len(self.features):
-                raise InvalidArgumentError("features: name at least one")
-            self._chosen = torch.from_numpy(self.features).to(sae.W_dec.device)
-        if batch_size is not None and batch_size < 1:
-            raise InvalidArgumentError(f"batch_size {batch_size}: give a number of rows above 0")
-        self.batch_size = batch_size or max(1, _VALUES // count)
-
-    @property
-    def starts(self) -> range:
-        """The first row of each batch."""
-        return range(0, len(self._rows), self.batch_size)
-
-    def encode(self, rows: Rows) -> Tensor:
-        """The activations of the features, [rows, features], float32 on the autoencoder's device.
-
-        Raises:
-            CorruptError: bytes of the capture differ from the written ones.
-        """
-        vectors = rows.to_torch().flatten(1).to(self.sae.W_dec)
-        with torch.no_grad():
-            found: Tensor = self.sae.encode(vectors)
-        found = found.to_dense() if found.is_sparse else found
-        found = found if self._chosen is None else found.index_select(1, self._chosen)
-        return found.float()
-
-    def batch(self, start: int) -> Tensor:
-        """The activations of the batch that begins with a row."""
-        return self.encode(self._rows[start : start + self.batch_size])
+    def __call__(self, token_ids: list[int]) -> list[str | None] | None:
+        if self._tokenizer is None:
+            return None
+        for number in token_ids:
+            if number not in self._texts:
+                self._texts[number] = self._tokenizer.decode([number])
+        return [self._texts[number] for number in token_ids]
 
 
 class _TextOrder:
@@ -199,8 +142,8 @@ class _TextOrder:
         rank: the place of each row in `order`.
     """
 
-    def __init__(self, rows: Rows, context: int) -> None:
-        self.order, starts, lengths = text_order(rows)
+    def __init__(self, rows: LayerRows, context: int) -> None:
+        self.order, starts, lengths = rows.text_order()
         self.rank = np.empty_like(self.order)
         self.rank[self.order] = np.arange(len(self.order))
         self._context = context
@@ -232,24 +175,37 @@ class _TextOrder:
         return self.order[ranks], lengths, rank - begin
 
 
-class FeatureActivations:
-    """The statistics of features over rows, and where they are the most active.
+class SAEFeatures:
+    """The features of an autoencoder on the rows of a data set.
+
+    The arrays have the statistics of all features. ``found[7]`` is the `Feature` with the number 7,
+    and iterating gives all of them, in the order of `features`. Both read the tokens around the top
+    activations from the captures, so the data set must be open.
 
     Attributes:
-        layer: the layer of the rows.
+        layer: the layer.
         rows: number of rows.
         features: int64 [features]: their numbers in the autoencoder.
         fired: int64 [features]: rows where a feature is above 0.
+        density: float64 [features]: the share of these rows.
+        maximum: float32 [features]: the largest activations; 0: it never fired.
         histogram: int64 [features, 66]: activations above 0 by the bins of `HISTOGRAM_EDGES`.
         top_values: float32 [features, top]: the largest activations; 0: there are no more.
         top_rows: int64 [features, top]: their rows; -1: there are no more.
         context: the largest number of tokens in a context.
-        sae: the autoencoder.
     """
 
-    def __init__(self, encoder: RowEncoder, rows: Rows, top: int, context: int, tokenizer: Any):
-        self.layer = rows.layer
-        self.rows = len(rows)
+    def __init__(
+        self,
+        encoder: RowEncoder,
+        batch_size: int,
+        top: int,
+        context: int,
+        tokenizer: Any,
+        effects: LogitEffects | None,
+    ) -> None:
+        self.layer = encoder.rows.layer
+        self.rows = len(encoder.rows)
         self.features = encoder.features
         count = len(self.features)
         self.fired = np.zeros(count, np.int64)
@@ -257,24 +213,41 @@ class FeatureActivations:
         self.top_values = np.zeros((count, top), np.float32)
         self.top_rows = np.full((count, top), -1, np.int64)
         self.context = context
-        self.sae = encoder.sae
         self._encoder = encoder
-        self._rows = rows
-        self._texts = _TextOrder(rows, context)
-        self._tokenizer = tokenizer
-        self._decoded: dict[int, str | None] = {-1: None}
+        self._batch_size = batch_size
+        self._texts = _TextOrder(encoder.rows, context)
+        self._decoded = _Decoded(tokenizer)
+        self._effects = effects
 
     @property
     def density(self) -> npt.NDArray[np.float64]:
-        """The share of rows where each feature is above 0."""
-        return self.fired / max(1, self.rows)
+        return self.fired / self.rows
 
     @property
     def maximum(self) -> Floats:
-        """The largest activation of each feature; 0: it never fired."""
         return self.top_values[:, 0]
 
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __repr__(self) -> str:
+        return (
+            f"<SAEFeatures of {self.layer!r}: {len(self):,} features, "
+            f"{int((self.fired > 0).sum()):,} of them fired on {self.rows:,} rows>"
+        )
+
     # ---- the first pass -------------------------------------------------------
+
+    def _batch(self, start: int) -> tuple[int, Tensor]:
+        """The activations of the batch that begins with a row, and the row behind it."""
+        end = min(start + self._batch_size, self.rows)
+        return end, self._encoder.encode(np.arange(start, end))
+
+    def _read(self, told: Any) -> None:
+        for start in range(0, self.rows, self._batch_size):
+            end, activations = self._batch(start)
+            self._add(start, activations)
+            told(end, self.rows, "")
 
     def _add(self, start: int, activations: Tensor) -> None:
         row, feature = (activations > 0).nonzero(as_tuple=True)
@@ -310,57 +283,72 @@ class FeatureActivations:
 
     # ---- the second pass ------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Feature]:
-        """The features, with the tokens around their top activations.
+    def __getitem__(self, number: int) -> Feature:
+        """The feature with a number.
 
-        The batches that have these tokens are read and encoded again, for as many features at a
+        Raises:
+            InvalidArgumentError: it is not among `features`.
+            CorruptError: bytes of a capture differ from the written ones.
+        """
+        places = np.flatnonzero(self.features == number)
+        if not len(places):
+            raise InvalidArgumentError(f"feature {number!r} of {self.layer!r} was not described")
+        return next(self._block(places))
+
+    def __iter__(self) -> Iterator[Feature]:
+        """All features.
+
+        The batches that have their tokens are read and encoded again, for as many features at a
         time as have 2^22 tokens in their contexts. So all values are those of the first pass, bit
         for bit.
         """
         size = max(1, _TOKENS // (self.context * self.top_rows.shape[1]))
-        for first in range(0, len(self.features), size):
-            yield from self._block(np.arange(first, min(first + size, len(self.features))))
+        for first in range(0, len(self), size):
+            yield from self._block(np.arange(first, min(first + size, len(self))))
 
     def _block(self, block: Ints) -> Iterator[Feature]:
         there = self.top_rows[block] >= 0
+        counts = there.sum(axis=1)
         peaks = self.top_rows[block][there]
         found, lengths, peak = self._texts.around(peaks)
-        values = self._values(found, np.repeat(np.repeat(block, there.sum(axis=1)), lengths))
+        values = self._values(found, np.repeat(np.repeat(block, counts), lengths))
         distinct, places = np.unique(found, return_inverse=True)
-        ids = self._rows[distinct].column("token_id")[places]
-        about = self._rows[peaks]
-        columns = [about.column(name) for name in ("sequence", "position", "document")]
-        ends, counts = np.cumsum(lengths), there.sum(axis=1)
-        begins, last = ends - lengths, np.cumsum(counts)
-        for number, feature in enumerate(block.tolist()):
-            some = slice(int(last[number] - counts[number]), int(last[number]))
-            around = map(slice, begins[some].tolist(), ends[some].tolist())
-            contexts = [
-                FeatureContext(
-                    row, value, place, sequence, position, document,
-                    *self._tokens(ids[tokens]), values[tokens].tolist(),
-                )
-                for tokens, row, value, place, sequence, position, document in zip(
-                    around,
-                    peaks[some].tolist(),
-                    self.top_values[feature, : counts[number]].tolist(),
-                    peak[some].tolist(),
-                    *(column[some].tolist() for column in columns),
-                    strict=True,
-                )
-            ]  # fmt: skip
+        ids = self._encoder.rows.column("token_id", distinct)[places]
+        about = [
+            self._encoder.rows.column(name, peaks) for name in ("sequence", "position", "document")
+        ]
+        ends, last = np.cumsum(lengths), np.cumsum(counts)
+        effects: Iterable[Any] = (
+            itertools.repeat((None, None), len(block))
+            if self._effects is None
+            else self._effects.of(self.features[block], self._decoded)
+        )
+        both = zip(block.tolist(), effects, strict=True)
+        for number, (place, (promoted, suppressed)) in enumerate(both):
+            contexts = []
+            for at in range(int(last[number] - counts[number]), int(last[number])):
+                tokens = slice(int(ends[at] - lengths[at]), int(ends[at]))
+                numbers = ids[tokens].tolist()
+                sequence, position, document = (column[at] for column in about)
+                contexts.append(
+                    FeatureContext(
+                        row=int(peaks[at]), value=float(values[tokens][peak[at]]),
+                        peak=int(peak[at]), sequence=int(sequence), position=int(position),
+                        document=document, token_ids=numbers, texts=self._decoded(numbers),
+                        values=values[tokens].tolist(),
+                    )
+                )  # fmt: skip
             yield Feature(
-                feature=int(self.features[feature]),
-                fired=int(self.fired[feature]),
-                density=float(self.density[feature]),
-                maximum=float(self.maximum[feature]),
-                histogram=self.histogram[feature],
+                layer=self.layer,
+                feature=int(self.features[place]),
+                fired=int(self.fired[place]),
+                density=float(self.density[place]),
+                maximum=float(self.maximum[place]),
+                histogram=self.histogram[place].tolist(),
                 contexts=contexts,
+                promoted=promoted,
+                suppressed=suppressed,
             )
-
-    def _tokens(self, ids: Ints) -> tuple[list[int], list[str | None] | None]:
-        numbers = ids.tolist()
-        return numbers, None if self._tokenizer is None else self.texts(numbers)
 
     def _values(self, rows: Ints, features: Ints) -> Floats:
         """The activations of features on rows."""
@@ -368,23 +356,14 @@ class FeatureActivations:
         if not len(rows):  # no feature of the block fired
             return found
         order = np.argsort(rows, kind="stable")
-        size = self._encoder.batch_size
-        batches, begins = np.unique(rows[order] // size, return_index=True)
+        batches, begins = np.unique(rows[order] // self._batch_size, return_index=True)
         for batch, some in zip(batches.tolist(), np.split(order, begins[1:]), strict=True):
-            start = batch * size
-            activations = self._encoder.batch(start)
+            start = batch * self._batch_size
+            _, activations = self._batch(start)
             at = torch.from_numpy(np.stack([rows[some] - start, features[some]]))
             row, feature = at.to(activations.device)
             found[some] = activations[row, feature].cpu().numpy()
         return found
-
-    def texts(self, token_ids: Sequence[int]) -> list[str | None]:
-        """The texts of tokens; None: unknown, or no tokenizer was given."""
-        for number in token_ids:
-            if number not in self._decoded:
-                decodes = self._tokenizer is not None
-                self._decoded[number] = self._tokenizer.decode([number]) if decodes else None
-        return [self._decoded[number] for number in token_ids]
 
 
 def _begins(*keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -396,227 +375,66 @@ def _begins(*keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return found
 
 
-def feature_activations(
-    sae: Any,
-    rows: Rows,
+def describe_features(
+    data: ActivationDataset,
+    saes: str | os.PathLike[str] | Mapping[str, Any],
     *,
+    layer: str | None = None,
     features: Iterable[int] | None = None,
     top: int = 20,
     context: int = 32,
     tokenizer: Any = None,
-    batch_size: int | None = None,
-    progress: Callable[[int, int], Any] | None = None,
-) -> FeatureActivations:
-    """Encodes rows in the order of capture, and keeps what each feature does.
+    unembedding: nn.Module | Tensor | None = None,
+    logits: int = 10,
+    max_rows: int | None = None,
+    device: str = "cpu",
+    progress: bool | None = None,
+) -> SAEFeatures:
+    """How often the features of an autoencoder fire, on which tokens, and which they promote.
 
-    A text is cut into windows of `context` tokens from its first row on, and at most one of a
-    feature's top activations is in a window. Of equal activations the earlier row counts.
+    All rows of the data set are encoded, in the order of capture, whatever its `shuffle` is. A
+    feature fires on a row where it is above 0. A text is cut into windows of `context` tokens from
+    its first row on, and at most one of a feature's top activations is in a window. Of equal
+    activations the earlier row counts.
 
-    In memory are 64 MiB of activations and what the autoencoder needs for them, about 40 bytes for
-    each of these that is above 0, 16 bytes for each row, and 536 + 12 * `top` bytes for each
-    feature. While features are iterated, 2^22 tokens of contexts are in memory too, of 40 bytes
-    each.
+    In memory are the activations of a batch of the data set, 24 bytes for each row (at the
+    beginning 66), and 540 + 12 * `top` bytes for each feature. While features are iterated, 2^22
+    tokens of contexts are in memory too, of about 40 bytes each, and with an unembedding 2^24
+    logits.
 
     Args:
-        sae: an autoencoder of sae_lens, or a module with its ``encode`` and ``W_dec`` [features,
-            width]. It is given vectors of the type and on the device of ``W_dec``. Call its `eval`
-            before.
-        rows: rows of a layer, as `ActivationReader.rows` gives them. Vectors of heads are joined.
+        data: the rows. It stays where it is in its epoch.
+        saes: the folder of a training; or autoencoders of SAELens by layer.
+        layer: which of them; None: the only one.
         features: the numbers of the features; None: all.
         top: contexts of a feature.
         context: the largest number of tokens in a context: half of them before the token with the
             activation, and less where the text ends.
         tokenizer: its ``decode`` gives the texts of tokens.
-        batch_size: rows that are encoded together.
-        progress: called with the rows that were encoded, and all rows.
-
-    Raises:
-        InvalidArgumentError: an argument is out of its range; or the autoencoder has another width.
-        CorruptError: bytes of the capture differ from the written ones.
-    """
-    for name, number in (("top", top), ("context", context)):
-        if number < 1:
-            raise InvalidArgumentError(f"{name} {number}: give a number above 0")
-    encoder = RowEncoder(sae, rows, features, batch_size)
-    found = FeatureActivations(encoder, rows, top, context, tokenizer)
-    for start in encoder.starts:
-        found._add(start, encoder.batch(start))
-        if progress is not None:
-            progress(min(start + encoder.batch_size, len(rows)), len(rows))
-    return found
-
-
-# ---- logits ---------------------------------------------------------------------------------
-
-
-def logit_effects(
-    sae: Any, unembedding: nn.Module | Tensor, features: Ints, top: int = 10
-) -> LogitEffects:
-    """The tokens whose logits features raise and lower the most.
-
-    An effect is the product of a row of the decoder and a row of the unembedding, in float32. It
-    leaves out what the model does in between: later layers and the last norm. 2^24 logits are in
-    memory, and 4,096 rows of the unembedding in float32.
-
-    Args:
-        sae: as for `feature_activations`.
-        unembedding: the matrix [vocabulary, width], or a model of transformers, whose output
-            embeddings are taken.
-        features: the numbers of the features.
-        top: tokens of each kind.
-
-    Raises:
-        InvalidArgumentError: the model has no output embeddings, or the matrix another width.
-    """
-    matrix = _unembedding(unembedding)
-    vocabulary, width = matrix.shape
-    if width != sae.W_dec.shape[1]:
-        raise InvalidArgumentError(
-            f"the unembedding has the width {width}, the autoencoder {sae.W_dec.shape[1]}"
-        )
-    top = min(top, vocabulary)
-    found: list[list[npt.NDArray[Any]]] = []
-    size = max(1, _VALUES // vocabulary)
-    for first in range(0, len(features), size):
-        chosen = torch.from_numpy(features[first : first + size]).to(sae.W_dec.device)
-        decoder = sae.W_dec.detach()[chosen].float().to(matrix.device)
-        logits = torch.empty((len(decoder), vocabulary), device=matrix.device)
-        for at in range(0, vocabulary, _VOCABULARY):
-            logits[:, at : at + _VOCABULARY] = decoder @ matrix[at : at + _VOCABULARY].float().T
-        high, low = logits.topk(top), logits.topk(top, largest=False)
-        found.append([one.cpu().numpy() for one in (high[1], high[0], low[1], low[0])])
-    return LogitEffects(*(np.concatenate(pieces) for pieces in zip(*found, strict=True)))
-
-
-def _unembedding(given: nn.Module | Tensor) -> Tensor:
-    if isinstance(given, Tensor):
-        return given.detach()
-    find: Any = getattr(given, "get_output_embeddings", None)
-    if find is None or (layer := find()) is None:
-        raise InvalidArgumentError(
-            f"a {type(given).__name__} has no output embeddings: give the matrix "
-            "[vocabulary, width]"
-        )
-    matrix: Tensor = layer.weight.detach()
-    return matrix
-
-
-# ---- files ----------------------------------------------------------------------------------
-
-_EFFECT = pa.struct([("token_id", pa.int64()), ("text", pa.string()), ("value", pa.float32())])
-_CONTEXT = pa.struct(
-    [
-        ("row", pa.int64()),
-        ("value", pa.float32()),
-        ("peak", pa.int32()),
-        ("sequence", pa.int64()),
-        ("position", pa.int64()),
-        ("document", pa.string()),
-        ("token_ids", pa.list_(pa.int64())),
-        ("texts", pa.list_(pa.string())),
-        ("values", pa.list_(pa.float32())),
-    ]
-)
-_SCHEMA = pa.schema(
-    [
-        ("feature", pa.int64()),
-        ("fired", pa.int64()),
-        ("density", pa.float64()),
-        ("maximum", pa.float32()),
-        ("histogram", pa.list_(pa.int64())),
-        ("contexts", pa.list_(_CONTEXT)),
-        ("promoted", pa.list_(_EFFECT)),
-        ("suppressed", pa.list_(_EFFECT)),
-    ]
-)
-
-
-def save_features(
-    found: FeatureActivations,
-    out: str | os.PathLike[str],
-    *,
-    unembedding: nn.Module | Tensor | None = None,
-    logits: int = 10,
-    format: str = "parquet",  # noqa: A002 - the word of the command and of other libraries
-    overwrite: bool = False,
-) -> Path:
-    """Writes the features to a folder: a row or line for each, and what they have in common.
-
-    `features.parquet`, or `features.jsonl` with a JSON object in each line, has the fields of
-    `Feature`, and `promoted` and `suppressed`, lists of `FeatureLogits`; without an unembedding
-    they are null. `features.json` has the layer, the numbers of rows, the edges of the histogram
-    and the context. The folder appears when it is complete.
-
-    Args:
-        found: the features.
-        out: the folder.
-        unembedding: as for `logit_effects`; None: leave the logits out.
+        unembedding: the matrix [vocabulary, width] for `promoted` and `suppressed`, or a model of
+            transformers, whose output embeddings are taken; None: leave them out. An effect is the
+            product of a row of the decoder and a row of this matrix, in float32. It leaves out what
+            the model does in between, the last norm too.
         logits: tokens of each kind.
-        format: "parquet" or "jsonl".
-        overwrite: replace what is at `out`.
-
-    Returns:
-        the folder.
+        max_rows: read no more rows; None: all.
+        device: where an autoencoder from a folder runs.
+        progress: show a progress bar on stderr; None: if it is a terminal.
 
     Raises:
-        InvalidArgumentError: `out` exists, or an argument is out of its range.
-        OSError: the files cannot be written.
+        InvalidArgumentError: (a ValueError) an argument is out of its range; there is no such layer
+            or feature; or the data set or the unembedding has another width.
+        NotFoundError: the folder has no finished training.
+        CorruptError: (a ValueError) bytes of a capture differ from the written ones.
+        MissingExtraError: SAELens is not installed.
     """
-    if format not in ("parquet", "jsonl"):
-        raise InvalidArgumentError(f"format {format!r}: choose one of parquet, jsonl")
-    target = Path(os.path.realpath(out))
-    if target.exists() and not overwrite:
-        raise InvalidArgumentError(f"{target} exists: choose another folder, or overwrite it")
-    tables = _tables(found, unembedding, logits)
-    with replacing_folder(target) as folder:
-        if format == "parquet":
-            with pq.ParquetWriter(folder / "features.parquet", _SCHEMA) as file:
-                for table in tables:
-                    file.write_table(table)
-        else:
-            with open(folder / "features.jsonl", "w", encoding="utf-8") as lines:
-                for table in tables:
-                    for row in table.to_pylist():
-                        lines.write(json.dumps(row, ensure_ascii=False) + "\n")
-        about = {
-            "layer": found.layer,
-            "rows": found.rows,
-            "features": len(found.features),
-            "alive": int((found.fired > 0).sum()),
-            "top": found.top_rows.shape[1],
-            "context": found.context,
-            "histogram_edges": HISTOGRAM_EDGES.tolist(),
-        }
-        (folder / "features.json").write_text(to_json(about), encoding="utf-8")
-    return target
-
-
-def _tables(
-    found: FeatureActivations, unembedding: nn.Module | Tensor | None, logits: int
-) -> Iterator[pa.Table]:
-    """The features as tables of some rows."""
-    features = iter(found)
-    while some := list(itertools.islice(features, _TABLE)):
-        rows = [_plain(feature) for feature in some]
-        if unembedding is not None:
-            numbers = np.array([feature.feature for feature in some])
-            effects = logit_effects(found.sae, unembedding, numbers, logits)
-            for row, *lists in zip(rows, *effects, strict=True):
-                row["promoted"] = _effects(found, *lists[:2])
-                row["suppressed"] = _effects(found, *lists[2:])
-        yield pa.Table.from_pylist(rows, _SCHEMA)
-
-
-def _plain(feature: Feature) -> dict[str, Any]:
-    row = dict(vars(feature))
-    row["histogram"] = feature.histogram.tolist()
-    row["contexts"] = [context._asdict() for context in feature.contexts]
-    return row
-
-
-def _effects(found: FeatureActivations, ids: Ints, values: Floats) -> list[dict[str, Any]]:
-    numbers = ids.tolist()
-    return [
-        FeatureLogits(number, text, value)._asdict()
-        for number, text, value in zip(numbers, found.texts(numbers), values.tolist(), strict=True)
-    ]
+    for name, number in (("top", top), ("context", context), ("logits", logits)):
+        check_count(name, number)
+    if max_rows is not None:
+        check_count("max_rows", max_rows)
+    name, sae = one_sae(saes, layer, device)
+    encoder = RowEncoder(sae, LayerRows(data, name, max_rows), features)
+    effects = None if unembedding is None else LogitEffects(sae, unembedding, logits)
+    found = SAEFeatures(encoder, data.batch_size, top, context, tokenizer, effects)
+    with steps_bar("features", progress) as told:
+        found._read(told)
+    return found

@@ -1,14 +1,11 @@
-"""The activations of an autoencoder's features in the layout of EleutherAI's Delphi::
-
-export_latents(sae, reader.rows("blocks.8"), "latents", context=256)
-"""
+"""The activations of an autoencoder's features in the layout of EleutherAI's Delphi."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +15,17 @@ import torch
 
 from .._extras import extra
 from .._json import to_json
-from ..core._atomic import replacing_folder
+from ..core._atomic import replacing_folder, typed_errors
 from ..errors import InvalidArgumentError
-from ._export_source import whole_contexts
-from ._sae_features import RowEncoder
-from .rows import Rows
+from ._progress import steps_bar
+from ._sae_folder import free_folder, one_sae
+from ._sae_rows import LayerRows, RowEncoder
+from ._sae_training import check_count
+from .dataset import ActivationDataset
 
 __all__ = ["LatentsReport", "export_latents"]
+
+Ints = npt.NDArray[np.int64]
 
 _LEAST = 1e-5  # Delphi keeps activations with a larger magnitude
 _UINT16 = 1 << 16
@@ -39,7 +40,7 @@ class LatentsReport:
         files: the names of its files.
         contexts: number of contexts.
         left_out_rows: rows that are in no whole context.
-        activations: number of activations that are not zero.
+        activations: number of activations that were written.
     """
 
     path: str
@@ -50,19 +51,21 @@ class LatentsReport:
 
 
 def export_latents(
-    sae: Any,
-    rows: Rows,
+    data: ActivationDataset,
+    saes: str | os.PathLike[str] | Mapping[str, Any],
     out: str | os.PathLike[str],
     *,
-    module: str | None = None,
+    layer: str | None = None,
+    features: Iterable[int] | None = None,
     context: int = 256,
     splits: int = 5,
-    features: Iterable[int] | None = None,
     config: Mapping[str, Any] | None = None,
+    max_rows: int | None = None,
+    device: str = "cpu",
     overwrite: bool = False,
-    progress: Callable[[int, int], Any] | None = None,
+    progress: bool | None = None,
 ) -> LatentsReport:
-    """Writes the activations of features as Delphi's cached latents, to the folder `out`/`module`.
+    """Writes the activations of features as Delphi's cached latents, to the folder `out`/`layer`.
 
     A file `START_END.safetensors` has the features from START to END, both included: `locations`
     [n, 3] with the context, the place in it and the feature minus START, uint16 or uint32;
@@ -70,59 +73,69 @@ def export_latents(
     int64. `config.json` has the fields of Delphi's CacheConfig and `model_name`. The folder appears
     when it is complete.
 
-    In memory are 64 MiB of activations, 8 bytes for each row for its place and as many for its
-    token, and 20 bytes for each activation of one file.
+    In memory are the activations of a batch of the data set, 24 bytes for each row (at the
+    beginning 66), and 20 bytes for each activation of one file.
 
     Args:
-        sae, rows, features: as for `feature_activations`.
+        data: the rows.
+        saes: the folder of a training; or autoencoders of SAELens by layer.
         out: the folder of the latents, which Delphi takes as `raw_dir`.
-        module: the name of the layer there; None: the layer's name.
+        layer: which of the autoencoders; None: the only one.
+        features: the numbers of the features; None: all.
         context: tokens of a context. Texts are cut into contexts from their first row on. Rows that
             fill no whole context are left out.
         splits: number of files.
         config: fields of config.json that the capture does not know: `model_name`, `dataset_repo`,
             `dataset_name`, `dataset_split`, `dataset_column`.
+        max_rows: read no more rows; None: all.
+        device: where an autoencoder from a folder runs.
         overwrite: replace what is in the folder of the layer.
-        progress: called with the rows that were encoded, and all rows.
+        progress: show a progress bar on stderr; None: if it is a terminal.
 
     Raises:
-        InvalidArgumentError: an argument is out of its range, the folder exists, the capture has no
-            token ids, or no text has so many rows.
-        MissingExtraError: a package of the extra "export" is not installed.
-        CorruptError: bytes of the capture differ from the written ones.
-        OSError: the files cannot be written.
+        InvalidArgumentError: (a ValueError) an argument is out of its range, the folder exists, the
+            capture has no token ids, or no text has so many rows.
+        NotFoundError: the folder has no finished training.
+        MissingExtraError: a package of the extra "export" or "sae" is not installed.
+        CorruptError: (a ValueError) bytes of a capture differ from the written ones.
+        NoSpaceError, StrapIOError: (an OSError) the files cannot be written.
     """
     with extra("export", "An export to Delphi"):
         from safetensors.numpy import save_file
-    count = len(sae.W_dec)
-    if not 1 <= context <= _UINT16:
-        raise InvalidArgumentError(f"context {context}: give a number from 1 to {_UINT16}")
-    if not 1 <= splits <= count:
-        raise InvalidArgumentError(f"splits {splits}: give a number from 1 to {count}")
-    name = rows.layer if module is None else module
+    for name, number in (("context", context), ("splits", splits)):
+        check_count(name, number)
+    if max_rows is not None:
+        check_count("max_rows", max_rows)
+    if context > _UINT16:
+        raise InvalidArgumentError(f"context = {context}: give a number up to {_UINT16}")
+    name, sae = one_sae(saes, layer, device)
     if name in ("", ".", "..") or "/" in name:
-        raise InvalidArgumentError(f"module {name!r}: give a name that can be a folder")
-    target = Path(os.path.realpath(out)) / name
-    if target.exists() and not overwrite:
-        raise InvalidArgumentError(f"{target} exists: choose another folder, or overwrite it")
-    places, longest = whole_contexts(rows, context)
+        raise InvalidArgumentError(f"layer {name!r}: it cannot be the name of a folder")
+    target = free_folder(Path(out) / name, overwrite)
+    encoder = RowEncoder(sae, LayerRows(data, name, max_rows), features)
+    count = len(sae.W_dec)
+    if splits > count:
+        raise InvalidArgumentError(f"splits = {splits}: there are {count} features")
+    places, longest = encoder.rows.whole_contexts(context)
     if not len(places):
         raise InvalidArgumentError(
-            f"context {context}: no text has so many rows, the longest has {longest}"
+            f"context = {context}: no text has so many rows, the longest has {longest}"
         )
-    chosen = rows[places]
-    tokens = chosen.column("token_id").reshape(-1, context)
+    tokens = encoder.rows.column("token_id", places).reshape(-1, context)
     if (tokens < 0).any():
-        raise InvalidArgumentError(f"{rows.layer!r}: the ids of some tokens are unknown")
+        raise InvalidArgumentError(f"{name!r}: the ids of some tokens are unknown")
     # The edges of Delphi's splits.
     edges = torch.linspace(0, count, steps=splits + 1).long().tolist()
-    with replacing_folder(target) as folder:
+    with (
+        typed_errors(f"cannot write to {target}"),
+        replacing_folder(target) as folder,
+        steps_bar("latents", progress) as told,
+    ):
         parts = [_Part(folder, first, end) for first, end in itertools.pairwise(edges)]
-        encoder = RowEncoder(sae, chosen, features, None)
-        for start in encoder.starts:
-            _add(encoder, start, context, edges, parts)
-            if progress is not None:
-                progress(min(start + encoder.batch_size, len(chosen)), len(chosen))
+        for start in range(0, len(places), data.batch_size):
+            some = places[start : start + data.batch_size]
+            _add(encoder, start, some, context, edges, parts)
+            told(start + len(some), len(places), "")
         for part in parts:
             save_file({**part.taken(), "tokens": tokens}, folder / part.name)
         about = {
@@ -132,7 +145,7 @@ def export_latents(
             "dataset_column": "text",
             "batch_size": 1,
             "cache_ctx_len": context,
-            "n_tokens": len(chosen),
+            "n_tokens": len(places),
             "n_splits": splits,
             "model_name": "",
             **(config or {}),
@@ -142,7 +155,7 @@ def export_latents(
         path=str(target),
         files=(*(part.name for part in parts), "config.json"),
         contexts=len(tokens),
-        left_out_rows=len(rows) - len(chosen),
+        left_out_rows=len(encoder.rows) - len(places),
         activations=sum(part.count for part in parts),
     )
 
@@ -184,14 +197,23 @@ class _Part:
 
 
 def _add(
-    encoder: RowEncoder, start: int, context: int, edges: list[int], parts: list[_Part]
+    encoder: RowEncoder, start: int, rows: Ints, context: int, edges: list[int], parts: list[_Part]
 ) -> None:
-    """Gives the activations of a batch to the parts of their features."""
-    values = encoder.batch(start)
+    """Gives the activations on rows to the parts of their features.
+
+    Args:
+        encoder: encodes the rows.
+        start: the place of the first row among the rows of all contexts.
+        rows: the rows.
+        context: rows of a context.
+        edges: the first feature of each part, and the number of features.
+        parts: take the activations.
+    """
+    values = encoder.encode(rows)
     row, column = (values.abs() > _LEAST).nonzero(as_tuple=True)
     activations = values[row, column].half().cpu().numpy()
-    rows, features = row.cpu().numpy() + start, encoder.features[column.cpu().numpy()]
-    locations = np.stack([rows // context, rows % context, features], axis=1).astype(np.uint32)
+    place, features = row.cpu().numpy() + start, encoder.features[column.cpu().numpy()]
+    locations = np.stack([place // context, place % context, features], 1).astype(np.uint32)
     part = np.searchsorted(edges, features, side="right") - 1
     for number in np.unique(part).tolist():
         some = part == number

@@ -34,6 +34,8 @@ __all__ = [
     "SAETraining",
     "TrainingSettings",
     "batches_of",
+    "check_count",
+    "check_layer",
     "known_architectures",
     "rows_of",
 ]
@@ -122,6 +124,27 @@ def batches_of(data: ActivationDataset) -> Iterator[dict[str, Any]]:
                         yield batch
 
     return epochs()
+
+
+def check_layer(data: ActivationDataset, layer: str) -> None:
+    """Refuses a layer that a data set does not have.
+
+    Raises:
+        InvalidArgumentError: it has none.
+    """
+    if layer not in data._tokens.shapes:
+        names = ", ".join(data._tokens.names)
+        raise InvalidArgumentError(f"the data set has no layer {layer!r}: it has {names}")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Refuses a value that is no integer from 1 on.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidArgumentError(f"{name} = {value!r}: give an integer from 1 on")
 
 
 def rows_of(

@@ -91,6 +91,11 @@ class TokenSet:
     def __len__(self) -> int:
         return self.layers[0].tokens if self._places is None else len(self._places)
 
+    def rows(self, layer: str) -> Rows:
+        """The rows of a layer."""
+        found = next(one for one in self.layers if one.layer == layer)
+        return Rows(found, np.arange(found.tokens) if self._places is None else self._places)
+
     def update(self, digest: Any) -> None:
         """Adds which tokens are chosen to a digest."""
         digest.update(b"all" if self._places is None else self._places.data)

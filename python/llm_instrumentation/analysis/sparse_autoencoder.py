@@ -3,6 +3,7 @@
 data = ActivationDataset("run.stream", ["h.3", "h.4"], batch_size=4096, shuffle="pool")
 report = train_sae(data, "saes", architecture="topk", width=8192, options={"k": 32})
 evaluate_sae(data, report.path)
+save_features(describe_features(data, report.path, "h.3"), "features")
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from .._extras import extra
 from .._files import replacing, write_text
-from .._json import load_json_file, to_json
-from ..errors import InvalidArgumentError, NotFoundError
+from .._json import to_json
+from ..errors import InvalidArgumentError
 from ._elements import dtype_name
 from ._progress import steps_bar
 from ._sae_evaluation import (
@@ -35,34 +35,63 @@ from ._sae_evaluation import (
     reconstruction,
     spliced,
 )
+from ._sae_feature_files import FeatureFormat, save_features
+from ._sae_features import (
+    HISTOGRAM_EDGES,
+    Feature,
+    FeatureContext,
+    SAEFeatures,
+    describe_features,
+)
+from ._sae_figures import plot_feature, plot_losses
+from ._sae_folder import (
+    CHECKPOINTS,
+    LOSSES,
+    MANIFEST,
+    load_saes,
+    manifest_text,
+    read_manifest,
+)
+from ._sae_latents import LatentsReport, export_latents
+from ._sae_logits import TokenEffect
 from ._sae_training import (
     NonFiniteLossError,
     SAETraining,
     TrainingSettings,
     batches_of,
+    check_count,
+    check_layer,
     known_architectures,
     rows_of,
 )
 from .dataset import ActivationDataset, StateError
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 __all__ = [
+    "HISTOGRAM_EDGES",
     "Bias",
     "CrossEntropyScore",
+    "Feature",
+    "FeatureContext",
+    "FeatureFormat",
+    "LatentsReport",
     "NonFiniteLossError",
     "Normalization",
     "SAEEvaluation",
+    "SAEFeatures",
     "StateError",
+    "TokenEffect",
     "TrainingReport",
     "activation_batches",
     "architectures",
     "cross_entropy_score",
+    "describe_features",
     "evaluate_sae",
+    "export_latents",
     "load_saes",
+    "plot_feature",
     "plot_losses",
     "reconstruction",
+    "save_features",
     "spliced",
     "train_sae",
 ]
@@ -71,9 +100,6 @@ __all__ = [
 Normalization = Literal["none", "expected_average_only_in"]
 #: What the decoder's bias is before the first training step.
 Bias = Literal["mean", "zeros"]
-
-_MANIFEST, _LOSSES, _CHECKPOINTS = "_training.json", "_losses.parquet", "_checkpoints"
-_OURS = "llm_instrumentation.sparse_autoencoder"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +154,7 @@ def activation_batches(
     Raises:
         InvalidArgumentError: (a ValueError) the data set has no such layer, or no whole batch.
     """
-    if layer not in data._tokens.shapes:
-        names = ", ".join(data._tokens.names)
-        raise InvalidArgumentError(f"the data set has no layer {layer!r}: it has {names}")
+    check_layer(data, layer)
     return (rows_of(batch[layer], dtype) for batch in batches_of(data))
 
 
@@ -190,12 +214,12 @@ def train_sae(
             ones.
     """
     for name, value in (("width", width), ("checkpoint_every", checkpoint_every)):
-        _check_count(name, value)
+        check_count(name, value)
     _check_choice("normalize", normalize, get_args(Normalization))
     _check_choice("bias", bias, get_args(Bias))
     whole = data.rows // data.batch_size
     if steps is not None:
-        _check_count("steps", steps)
+        check_count("steps", steps)
     settings = TrainingSettings(
         architecture=architecture,
         width=width,
@@ -213,7 +237,7 @@ def train_sae(
     with _seeded(seed, device):
         training = SAETraining(data, settings, device)
         _check_folder(folder, overwrite)
-        checkpoints = folder / _CHECKPOINTS
+        checkpoints = folder / CHECKPOINTS
         if not training.load(checkpoints):
             with steps_bar("mean and norm", progress) as told:
                 training.prepare(lambda done, total: told(done, total, ""))
@@ -244,49 +268,16 @@ def train_sae(
         seconds=seconds,
         waited_s=training.waited_s,
     )
-    _write_losses(folder / _LOSSES, training.losses)
-    manifest = {
-        "kind": _OURS,
-        "version": 1,
+    _write_losses(folder / LOSSES, training.losses)
+    about = {
         "settings": dataclasses.asdict(settings),
         "layers": training.layers,
         "captures": [os.path.basename(capture) for capture in data.captures],
         "rows": report.rows,
     }
-    write_text(folder / _MANIFEST, to_json(manifest))
+    write_text(folder / MANIFEST, manifest_text(about))
     shutil.rmtree(checkpoints, ignore_errors=True)
     return report
-
-
-def load_saes(path: str | os.PathLike[str], *, device: str = "cpu") -> dict[str, Any]:
-    """The autoencoders of a training by layer, as SAELens loads them.
-
-    Args:
-        path: the folder of a training, or of one autoencoder in SAELens' format.
-        device: where they are.
-
-    Raises:
-        NotFoundError: the folder has no finished training and no autoencoder.
-        InvalidArgumentError: its `_training.json` is none.
-        MissingExtraError: SAELens is not installed.
-    """
-    with extra("sae", "A sparse autoencoder"):
-        from sae_lens import SAE
-    folder = Path(path)
-    if (folder / "cfg.json").exists():
-        sae = SAE.load_from_disk(folder, device=device)
-        return {sae.cfg.metadata.hook_name or "": sae.eval()}
-    if not (folder / _MANIFEST).exists():
-        unfinished = (folder / _CHECKPOINTS).exists()
-        raise NotFoundError(
-            f"{folder} has no autoencoders: "
-            + ("its training is not finished, call it again" if unfinished else "train some first")
-        )
-    layers = _manifest(folder)["layers"]
-    return {
-        layer: SAE.load_from_disk(folder / name, device=device).eval()
-        for layer, name in layers.items()
-    }
 
 
 def evaluate_sae(
@@ -318,47 +309,13 @@ def evaluate_sae(
         MissingExtraError: SAELens is not installed.
     """
     if max_rows is not None:
-        _check_count("max_rows", max_rows)
+        check_count("max_rows", max_rows)
     loaded = saes if isinstance(saes, Mapping) else load_saes(saes, device=device)
     with steps_bar("evaluating", progress) as told:
         return evaluate_on_rows(data, loaded, max_rows, told)
 
 
-def plot_losses(path: str | os.PathLike[str]) -> Figure:
-    """Draws the losses of a finished training, a line for each layer.
-
-    Raises:
-        NotFoundError: the folder has no finished training.
-        MissingExtraError: matplotlib is not installed; the extra "report" brings it.
-    """
-    with extra("report", "A plot of losses"):
-        from matplotlib.figure import Figure
-    file = Path(path) / _LOSSES
-    if not file.exists():
-        raise NotFoundError(f"{path} has no losses: its training is not finished")
-    table = pq.read_table(file)
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for layer in table.column_names:
-        losses = table[layer].to_numpy()
-        # Means of up to 500 groups, so that a long training is a line and no band.
-        size = max(1, len(losses) // 500)
-        means = losses[: len(losses) // size * size].reshape(-1, size).mean(1)
-        axes.plot([size * (k + 0.5) for k in range(len(means))], means, label=layer, linewidth=1.2)
-    axes.set_yscale("log")
-    axes.set_xlabel("training step")
-    axes.set_ylabel("loss")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend()
-    return figure
-
-
 # ---- arguments ------------------------------------------------------------------------------
-
-
-def _check_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidArgumentError(f"{name} = {value!r}: give an integer from 1 on")
 
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
@@ -379,21 +336,6 @@ def _seeded(seed: int, device: str) -> Iterator[None]:
 # ---- the folder -----------------------------------------------------------------------------
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    """What a finished training wrote about itself.
-
-    Raises:
-        InvalidArgumentError: it is no training.
-    """
-    try:
-        found: dict[str, Any] = load_json_file(folder / _MANIFEST)
-        if found["kind"] == _OURS and isinstance(found["layers"], dict):
-            return found
-    except (OSError, ValueError, LookupError, TypeError):
-        pass
-    raise InvalidArgumentError(f"{folder / _MANIFEST} does not describe a training")
-
-
 def _check_folder(folder: Path, overwrite: bool) -> None:
     """Refuses to write where something else is; removes an earlier training with `overwrite`.
 
@@ -403,10 +345,10 @@ def _check_folder(folder: Path, overwrite: bool) -> None:
     there = set(os.listdir(folder)) if folder.is_dir() else set()
     if not there and not folder.exists():
         return
-    finished = _MANIFEST in there
+    finished = MANIFEST in there
     if finished:
-        _manifest(folder)
-    elif there and _CHECKPOINTS not in there:
+        read_manifest(folder)
+    elif there and CHECKPOINTS not in there:
         raise InvalidArgumentError(f"{folder} exists and is no training: choose another folder")
     if overwrite:
         shutil.rmtree(folder)

@@ -40,7 +40,8 @@ def export(
             report = export_rows(
                 sources, out, layers, format=form, padding=padding, dtype=dtype, context=context,
                 columns=DEFAULT_COLUMNS if columns is None else columns.split(","),
-                without_tokens=numbers(without_tokens), steps=selector("--steps", steps),
+                without_tokens=numbers("--without-tokens", without_tokens),
+                steps=selector("--steps", steps),
                 overwrite=overwrite, progress=bar,
             )  # fmt: skip
     except CorruptError as error:
@@ -62,12 +63,12 @@ def export(
         print(f"  {report.left_out_activations:,} activations without a call are left out")
 
 
-def numbers(text: str | None) -> list[int]:
-    """The numbers of --without-tokens."""
+def numbers(option: str, text: str | None) -> list[int]:
+    """The numbers of an option."""
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:
-        raise InvalidArgumentError(f"--without-tokens {text!r}: give ids as 0,1") from None
+        raise InvalidArgumentError(f"{option} {text!r}: give numbers as 0,1") from None
 
 
 def _snapshots(sources: Sequence[Path], out: Path, of_rows: bool) -> None:

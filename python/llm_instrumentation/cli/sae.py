@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._extras import extra
 from ..errors import InvalidArgumentError, NotFoundError
+from .console import out as terminal
 from .console import print_json, shown, table
 from .exports import numbers
 
-__all__ = ["evaluate", "train"]
+if TYPE_CHECKING:
+    from ..analysis.sparse_autoencoder import Feature
+
+__all__ = ["evaluate", "features", "latents", "train"]
+
+_SHOWN = 10  # features that are printed unless some are named
 
 
 def train(
@@ -34,7 +41,7 @@ def train(
 
     with ActivationDataset(
         sources, _some(layers), batch_size=batch_size, shuffle=shuffle,  # type: ignore[arg-type]
-        seed=how["seed"], without_tokens=numbers(without_tokens), columns=(),
+        seed=how["seed"], without_tokens=numbers("--without-tokens", without_tokens), columns=(),
     ) as data:  # fmt: skip
         report = train_sae(
             data, out, options=assignments("--option", options),
@@ -71,19 +78,14 @@ def evaluate(
     as_json: bool,
 ) -> None:
     from ..analysis.dataset import ActivationDataset
-    from ..analysis.sparse_autoencoder import cross_entropy_score, evaluate_sae, load_saes
+    from ..analysis.sparse_autoencoder import cross_entropy_score, evaluate_sae
 
     if (model is None) != (text is None):
         raise InvalidArgumentError("--model and --text: give both, or none of them")
-    loaded = load_saes(saes, device=device)
-    if layers:
-        unknown = [layer for layer in layers if layer not in loaded]
-        if unknown:
-            raise NotFoundError(f"--layer {unknown[0]}: {saes} has {', '.join(loaded)}")
-        loaded = {layer: loaded[layer] for layer in layers}
+    loaded = _loaded(saes, layers, device)
     with ActivationDataset(
         sources, list(loaded), batch_size=batch_size,
-        without_tokens=numbers(without_tokens), columns=(),
+        without_tokens=numbers("--without-tokens", without_tokens), columns=(),
     ) as data:  # fmt: skip
         found = evaluate_sae(data, loaded, max_rows=max_rows)
     scores = {}
@@ -119,6 +121,118 @@ def evaluate(
     table(heads, list(rows()))
 
 
+def features(
+    sources: Sequence[Path],
+    saes: Path,
+    layer: str | None,
+    batch_size: int,
+    without_tokens: str | None,
+    device: str,
+    model: str | None,
+    tokenizer: str | None,
+    chosen: str | None,
+    out: Path | None,
+    form: str | None,
+    overwrite: bool,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    from ..analysis._sae_feature_files import feature_record
+    from ..analysis._sae_folder import free_folder
+    from ..analysis.dataset import ActivationDataset
+    from ..analysis.sparse_autoencoder import describe_features, save_features
+
+    if out is not None:
+        free_folder(out, overwrite)  # before hours of work
+    elif form is not None or overwrite:
+        raise InvalidArgumentError("--format, --overwrite: they need --out")
+    loaded = _one(saes, layer, device)
+    network = None if model is None else _pretrained("--model", "AutoModelForCausalLM", model)
+    with ActivationDataset(
+        sources, list(loaded), batch_size=batch_size, columns=(),
+        without_tokens=numbers("--without-tokens", without_tokens),
+    ) as data:  # fmt: skip
+        found = describe_features(
+            data, loaded, features=_chosen(chosen), unembedding=network,
+            tokenizer=_tokenizer(tokenizer, model), **how,
+        )  # fmt: skip
+        about = {
+            "layer": found.layer,
+            "rows": found.rows,
+            "features": len(found),
+            "alive": int((found.fired > 0).sum()),
+        }
+        fired = f"{about['alive']:,} of {len(found):,} features fired on {found.rows:,} rows"
+        if out is not None:
+            kind: Any = form or "parquet"
+            path = save_features(found, out, format=kind, overwrite=overwrite)
+            if as_json:
+                print_json({"path": path, **about})
+            else:
+                print(f"{shown(str(path))}: {shown(found.layer)}, {fired}")
+            return
+        # The features that were named, or those with the largest activations.
+        some = (-found.maximum).argsort(kind="stable")[: _SHOWN if chosen is None else None]
+        described = [found[number] for number in found.features[some].tolist()]
+    if as_json:
+        print_json({**about, "described": list(map(feature_record, described))})
+        return
+    print(f"{shown(found.layer)}: {fired}")
+    for feature in described:
+        _print_feature(feature)
+
+
+def _print_feature(feature: Feature) -> None:
+    """A feature on some lines, so that the tokens with its top activations are in one column."""
+    terminal.print(
+        f"\nfeature {feature.feature}: density {feature.density:.3%}, maximum "
+        f"{feature.maximum:.3g}",
+        style="bold",
+    )
+    for name, effects in (("promotes", feature.promoted), ("suppresses", feature.suppressed)):
+        if effects:
+            told = ", ".join(f"{effect} {effect.value:.2g}" for effect in effects[:5])
+            print(f"  {name} {told}")
+    before = [len("".join(one.words()[: one.peak])) for one in feature.contexts]
+    for one, length in zip(feature.contexts, before, strict=True):
+        place = f"{one.sequence}:{one.position}"
+        print(f"{one.value:9.3g}  {place:>10}  {' ' * (max(before) - length)}{one}")
+
+
+def latents(
+    sources: Sequence[Path],
+    saes: Path,
+    out: Path,
+    layer: str | None,
+    batch_size: int,
+    without_tokens: str | None,
+    device: str,
+    model: str,
+    chosen: str | None,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    from ..analysis.dataset import ActivationDataset
+    from ..analysis.sparse_autoencoder import export_latents
+
+    loaded = _one(saes, layer, device)
+    with ActivationDataset(
+        sources, list(loaded), batch_size=batch_size, columns=(),
+        without_tokens=numbers("--without-tokens", without_tokens),
+    ) as data:  # fmt: skip
+        report = export_latents(
+            data, loaded, out, features=_chosen(chosen), config={"model_name": model}, **how
+        )
+    if as_json:
+        print_json(report)
+        return
+    print(
+        f"{shown(report.path)}: {report.activations:,} activations in {report.contexts:,} contexts"
+    )
+    if report.left_out_rows:
+        print(f"  {report.left_out_rows:,} rows that fill no whole context are left out")
+
+
 def assignments(option: str, given: Sequence[str]) -> dict[str, Any]:
     """Fields as ``k=32``. A value is JSON, or else a text."""
     found: dict[str, Any] = {}
@@ -139,22 +253,85 @@ def _some(layers: Sequence[str]) -> list[str]:
     return list(layers)
 
 
+def _chosen(text: str | None) -> list[int] | None:
+    """The numbers of --features; None: all."""
+    return None if text is None else numbers("--features", text)
+
+
+def _loaded(saes: Path, layers: Sequence[str], device: str) -> dict[str, Any]:
+    """The autoencoders of some layers; of all, if none is named.
+
+    Raises:
+        NotFoundError: a layer has none.
+    """
+    from ..analysis.sparse_autoencoder import load_saes
+
+    loaded = load_saes(saes, device=device)
+    for layer in layers:
+        if layer not in loaded:
+            raise NotFoundError(f"--layer {layer}: {saes} has {', '.join(loaded)}")
+    return {layer: loaded[layer] for layer in layers or loaded}
+
+
+def _one(saes: Path, layer: str | None, device: str) -> dict[str, Any]:
+    """The autoencoder of a layer, with its layer.
+
+    Raises:
+        InvalidArgumentError: there are several, and no layer is named.
+    """
+    loaded = _loaded(saes, [] if layer is None else [layer], device)
+    if len(loaded) != 1:
+        raise InvalidArgumentError(f"--layer: choose one of {', '.join(loaded)}")
+    return loaded
+
+
+def _tokenizer(name: str | None, model: str | None) -> Any:
+    """The tokenizer of --tokenizer, or else that of --model; None: neither is given.
+
+    Raises:
+        InvalidArgumentError: there is no tokenizer in this folder or of this name.
+    """
+    if name is not None:
+        return _pretrained("--tokenizer", "AutoTokenizer", name)
+    return None if model is None else _pretrained("--model", "AutoTokenizer", model)
+
+
+def _pretrained(option: str, kind: str, name: str) -> Any:
+    """Loads a model or a tokenizer of transformers.
+
+    Raises:
+        InvalidArgumentError: there is none in this folder or of this name.
+    """
+    with extra("sae", option):
+        import transformers
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
+    of_texts = kind == "AutoTokenizer"
+    what = "tokenizer" if of_texts else "causal language model"
+    try:
+        found = getattr(transformers, kind).from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidArgumentError(f"{option} {name}: it has no {what}: {error}") from error
+    # For the folder of a model alone transformers makes a tokenizer that knows no word.
+    if of_texts and len(found) <= len(found.all_special_ids):
+        raise InvalidArgumentError(f"{option} {name}: it has no {what}, or one without tokens")
+    return found
+
+
 def _language_model(
     model: str, text: Path, context: int, device: str
 ) -> tuple[Any, list[dict[str, Any]]]:
     """A causal language model from a folder, and the ids of a text in batches of contexts.
 
     Raises:
-        InvalidArgumentError: the text has no context of two tokens.
+        InvalidArgumentError: the folder has no model, or the text no context of two tokens.
     """
-    with extra("sae", "--model"):
-        from transformers import AutoModelForCausalLM, AutoTokenizer
     try:
         written = text.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"--text {text}: it is not UTF-8: {error}") from error
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    network = AutoModelForCausalLM.from_pretrained(model).to(device)
+    tokenizer = _pretrained("--model", "AutoTokenizer", model)
+    network = _pretrained("--model", "AutoModelForCausalLM", model).to(device)
     ids = tokenizer(written, return_tensors="pt", verbose=False)["input_ids"][0]
     parts = [part for part in ids.split(context) if len(part) > 1]
     if not parts:

@@ -278,7 +278,8 @@ def import_(
 # ---- sparse autoencoders ----
 
 sae = typer.Typer(
-    help="Train sparse autoencoders of SAELens on captures, and evaluate them.", epilog=_CODES
+    help="Train sparse autoencoders of SAELens on captures, evaluate and explain them.",
+    epilog=_CODES,
 )
 app.add_typer(sae, name="sae", rich_help_panel=_CAPTURES)
 
@@ -287,6 +288,11 @@ _WithoutTokens = Annotated[
     str | None, typer.Option("--without-tokens", help="Ids of tokens to leave out, as 0,1.")
 ]
 _Device = Annotated[str, typer.Option("--device", help="As cpu or cuda.")]
+_Saes = Annotated[Path, typer.Argument(help="The folder of a training.", metavar="SAES")]
+_Rows = Annotated[int, typer.Option("--batch-size", help="Rows at a time.")]
+_MaxRows = Annotated[int | None, typer.Option("--max-rows", help="Read no more rows.")]
+_OneLayer = Annotated[str | None, typer.Option("--layer", help="Needed if SAES has several.")]
+_Features = Annotated[str | None, typer.Option("--features", help="Their numbers, as 1,5,9.")]
 
 
 class Order(str, Enum):
@@ -365,14 +371,14 @@ def sae_train(
 @sae.command("evaluate", epilog=_CODES)
 def sae_evaluate(
     sources: _Streams,
-    saes: Annotated[Path, typer.Argument(help="The folder of a training.", metavar="SAES")],
+    saes: _Saes,
     layers: Annotated[
         list[str] | None,
         typer.Option("--layer", help="A name (default: all). May be given again."),
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Rows at a time.")] = 4096,
+    batch_size: _Rows = 4096,
     without_tokens: _WithoutTokens = None,
-    max_rows: Annotated[int | None, typer.Option("--max-rows", help="Read no more rows.")] = None,
+    max_rows: _MaxRows = None,
     device: _Device = "cpu",
     model: Annotated[
         str | None,
@@ -392,6 +398,83 @@ def sae_evaluate(
     run(
         sources, saes, layers or [], batch_size, without_tokens, max_rows, device, model, text,
         context, as_json,
+    )  # fmt: skip
+
+
+class FileFormat(str, Enum):
+    PARQUET = "parquet"
+    JSONL = "jsonl"
+
+
+@sae.command("features", epilog=_CODES)
+def sae_features(
+    sources: _Streams,
+    saes: _Saes,
+    layer: _OneLayer = None,
+    batch_size: _Rows = 4096,
+    without_tokens: _WithoutTokens = None,
+    max_rows: _MaxRows = None,
+    device: _Device = "cpu",
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="A causal language model, for the logits they change."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="For texts (default: that of the model).")
+    ] = None,
+    features: _Features = None,
+    top: Annotated[int, typer.Option("--top", help="Contexts of a feature.", min=1)] = 5,
+    context: Annotated[int, typer.Option("--context", help="Tokens of a context.", min=1)] = 20,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write all of them to this new folder.")
+    ] = None,
+    form: Annotated[
+        FileFormat | None, typer.Option("--format", help="Of --out (default: parquet).")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what is at --out, whatever it is.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Show on which tokens features are active, and which they promote."""
+    from .sae import features as run
+
+    run(
+        sources, saes, layer, batch_size, without_tokens, device, model, tokenizer, features, out,
+        None if form is None else form.value, overwrite, as_json, top=top, context=context,
+        max_rows=max_rows,
+    )  # fmt: skip
+
+
+@sae.command("latents", epilog=_CODES)
+def sae_latents(
+    sources: _Streams,
+    saes: _Saes,
+    out: Annotated[
+        Path, typer.Argument(help="A folder; it gets a new one for the layer.", metavar="OUT")
+    ],
+    layer: _OneLayer = None,
+    batch_size: _Rows = 4096,
+    without_tokens: _WithoutTokens = None,
+    max_rows: _MaxRows = None,
+    device: _Device = "cpu",
+    model: Annotated[
+        str, typer.Option("--model", help="The model's name, for Delphi's config.json.")
+    ] = "",
+    features: _Features = None,
+    context: Annotated[int, typer.Option("--context", help="Tokens of a context.", min=1)] = 256,
+    splits: Annotated[int, typer.Option("--splits", help="Number of files.", min=1)] = 5,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what is in the folder of the layer.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Write the activations of features for Delphi, which lets language models explain them."""
+    from .sae import latents as run
+
+    run(
+        sources, saes, out, layer, batch_size, without_tokens, device, model, features, as_json,
+        max_rows=max_rows, context=context, splits=splits, overwrite=overwrite,
     )  # fmt: skip
 
 
