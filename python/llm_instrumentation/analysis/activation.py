@@ -219,6 +219,11 @@ class Activation:
             says.append(f"{self.dtype} {self.shape if self.shape is not None else ''}".rstrip())
         return f"<Activation {', '.join(says)}>"
 
+    def _repr_html_(self) -> str:
+        from ._notebook import activation_html
+
+        return activation_html(self)
+
     # ---- values ---------------------------------------------------------------
 
     def to_torch(self, exact: bool = True, dtype: Any = None) -> torch.Tensor:

@@ -479,6 +479,11 @@ class ActivationReader:
             says.append("closed")
         return f"<ActivationReader {self.path!r}: {', '.join(says)}>"
 
+    def _repr_html_(self) -> str:
+        from ._notebook import capture_html
+
+        return capture_html(self)
+
 
 class ActivationView(Sequence["Activation"]):
     """A sequence of activations in capture order. Values are decoded on demand."""
@@ -522,6 +527,11 @@ class ActivationView(Sequence["Activation"]):
         steps = steps[steps >= 0]
         span = f", steps {steps[0]} to {steps[-1]}" if len(steps) else ""
         return f"<ActivationView: {_count(len(self), 'activation')} of {layers}{span}>"
+
+    def _repr_html_(self) -> str:
+        from ._notebook import view_html
+
+        return view_html(self)
 
     def _column(self, column: str) -> npt.NDArray[Any]:
         values: npt.NDArray[Any] = self._snapshot.catalogue.numbers(column)[self._rows]

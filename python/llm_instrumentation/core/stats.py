@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .._html import block, table
 from .._native import SessionStats
 
 __all__ = ["CaptureStats"]
@@ -129,6 +130,22 @@ class CaptureStats:
             underflowed=s.underflowed,
             silent=silent,
             skipped_steps=skipped_steps,
+        )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the counters that are not 0."""
+        there = [
+            (name, value) for name, value in self.counters().items() if value and name != "path"
+        ]
+        return block(
+            self.path,
+            table(
+                ["", ""],
+                [
+                    (name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}")
+                    for name, value in there
+                ],
+            ),
         )
 
     def counters(self) -> dict[str, Any]:
