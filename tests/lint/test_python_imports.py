@@ -22,10 +22,11 @@ ALLOWED: dict[str, set[str]] = {
     "core.framework": {"_native", "memory", "probes"},  # it gives a capture its probes
     "analysis": {"_native", "_report", "core"},
     "probes": {"_native", "_report", "analysis"},
+    "timeline": {"_native", "analysis", "core", "probes"},
     "mrm": {"_native", "_report"},
     "mrm.collector": {"_native", "core"},  # its torch tracer runs compiled models eagerly, as core
     "utils": {"core"},
-    "cli": {"_native", "_report", "analysis", "probes"},  # no other part imports it
+    "cli": {"_native", "_report", "analysis", "probes", "timeline"},  # no other part imports it
     "cli.trace": {"_report", "mrm"},
 }
 # The packages of a plain installation, and those that each extra adds.

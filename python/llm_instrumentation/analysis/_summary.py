@@ -16,7 +16,15 @@ from ._catalogue import TWIN_SUFFIX, Catalogue
 from .activation import PACKET_HEADER
 from .reader import ActivationReader, ActivationView
 
-__all__ = ["CaptureSummary", "LayerSummary", "PacketSummary", "layers", "packets", "summary"]
+__all__ = [
+    "CaptureSummary",
+    "LayerSummary",
+    "PacketSummary",
+    "layers",
+    "packets",
+    "summary",
+    "tensor_bytes",
+]
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 
@@ -149,7 +157,7 @@ def summary(reader: ActivationReader) -> CaptureSummary:
     view = reader.select()
     catalogue, rows = view._snapshot.catalogue, view._rows
     listed = _packet_rows(catalogue, rows)
-    raw, stored = _raw_bytes(catalogue, rows), _stored_bytes(view)
+    raw, stored = tensor_bytes(catalogue, rows), _stored_bytes(view)
     times = catalogue.numbers("time_ns")[rows]
     times = times[times >= 0]
     tokens, problem = None, ""
@@ -198,7 +206,7 @@ def _state(reader: ActivationReader) -> str:
 def layers(view: ActivationView) -> list[LayerSummary]:
     """Summarises the tensors of each layer. Layers are in the order of their first tensor."""
     catalogue, rows = view._snapshot.catalogue, view._rows
-    raw, stored = _raw_bytes(catalogue, rows), _stored_bytes(view)
+    raw, stored = tensor_bytes(catalogue, rows), _stored_bytes(view)
     steps = catalogue.numbers("step")[rows]
     codes = catalogue.codes[rows]
     order = np.argsort(codes, kind="stable")
@@ -238,7 +246,7 @@ def packets(view: ActivationView) -> Iterator[PacketSummary]:
     }
     for first in range(0, len(rows), _BATCH):
         some = rows[first : first + _BATCH]
-        raw = _raw_bytes(catalogue, some).tolist()
+        raw = tensor_bytes(catalogue, some).tolist()
         cells = zip(*(columns[name][some].tolist() for name in columns), strict=True)
         for row, raw_bytes, (step, token, call, part, parts, offset, length) in zip(
             some.tolist(), raw, cells, strict=True
@@ -300,7 +308,7 @@ def _stored_bytes(view: ActivationView) -> Rows:
     return stored
 
 
-def _raw_bytes(catalogue: Catalogue, rows: Rows) -> Rows:
+def tensor_bytes(catalogue: Catalogue, rows: Rows) -> Rows:
     """The size of each tensor in its own type, in bytes; -1 if type or shape is unknown."""
     ndim, start, lengths = catalogue.columns.shapes()
     codes, names = catalogue.texts("source_dtype")

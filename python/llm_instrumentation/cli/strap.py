@@ -517,32 +517,41 @@ def top(
 
 @app.command(epilog=_CODES, rich_help_panel=_MACHINE)
 def timeline(
-    stream: Annotated[Path, typer.Argument(help="Of a capture with probes.", metavar="STREAM")],
+    stream: _Stream,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Write a Perfetto trace, for ui.perfetto.dev."),
+    ] = None,
+    profiler: Annotated[
+        Path | None,
+        typer.Option("--profiler", help="With --out: add the JSON of PyTorch's profiler."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what is at --out, whatever it is.")
+    ] = False,
     figure: Annotated[
-        Path | None, typer.Option("--figure", help="Draw it to this PNG, SVG or PDF file.")
+        Path | None, typer.Option("--figure", help="Draw the waits to this PNG, SVG or PDF file.")
     ] = None,
     table: Annotated[
         Path | None, typer.Option("--table", help="Write the intervals to this CSV file.")
     ] = None,
+    as_json: _Json = False,
 ) -> None:
-    """Show whether a capture waited for the disk or for the CPU, and when."""
-    from ..probes.correlation import plot_timeline
-    from ..probes.correlation import timeline as read
+    """Show when a capture did what: as a Perfetto trace, or as a summary of its waits.
 
-    found = read(stream)
-    seconds = found["interval_s"].sum()
-    waited = (found["stall_share"] * found["interval_s"]).sum()
-    typer.echo(f"{seconds:.1f} s in {len(found):,} intervals; the model waited {waited:.1f} s")
-    for what in ("disk", "cpu"):
-        held_up = found[found["bottleneck"] == what]
-        typer.echo(f"  held up by the {what}: {held_up['interval_s'].sum():.1f} s")
-    if table is not None:
-        found.to_csv(table)
-    if figure is not None:
-        try:
-            plot_timeline(found).savefig(figure)
-        except ValueError as error:  # matplotlib does not know the kind of file
-            raise InvalidArgumentError(f"--figure {figure}: {error}") from error
+    With --out it writes a trace. Without it, it tells whether a capture with probes waited for the
+    disk or for the CPU; --figure and --table go with that.
+    """
+    from .timelines import perfetto, waits
+
+    if out is not None and (figure is not None or table is not None):
+        raise InvalidArgumentError("--figure and --table are of the summary: leave --out away")
+    if out is None and (profiler is not None or overwrite):
+        raise InvalidArgumentError("--profiler and --overwrite are of a trace: give --out too")
+    if out is None:
+        waits(stream, figure, table, as_json)
+    else:
+        perfetto(stream, out, profiler, overwrite, as_json)
 
 
 # ---- memory traces ----
