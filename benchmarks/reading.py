@@ -11,6 +11,9 @@ a separate process and reads a part of the packets in each of these ways:
 
     python benchmarks/reading.py [--packets 1000000] [--beside OTHER_CHECKOUT/python]
 
+With --commands it measures whole commands instead, from their start to their end: `strap info`,
+`strap ls` and `strap timeline -o`, and a Python that does nothing.
+
 With --parts it measures the reading of parts of large packets instead, in turns with whole ones:
 
     one row     768 bytes of a packet of 4 MB; beside it the whole packet
@@ -174,12 +177,44 @@ def parts(o: argparse.Namespace) -> None:
     keep(o.json, told, {"rounds": o.rounds}, rounds)
 
 
+def commands(o: argparse.Namespace) -> None:
+    """Prints how long the commands take on the capture, in seconds."""
+    packages = {"this": ROOT / "python"} | ({"beside": o.beside.resolve()} if o.beside else {})
+    with tempfile.TemporaryDirectory(dir=o.folder) as name:
+        folder = Path(name)
+        told = machine(folder, ("numpy", "pyarrow", "typer"))
+        head("Commands on a capture of many small packets", told)
+        took: dict[tuple[str, str], list[float]] = {}
+        for name, package in packages.items():
+            stream = folder / f"{name}.stream"
+            run(package, "--packets", o.packets, "--codec", o.codec, "--capture", stream)
+        for _ in range(o.rounds):
+            for name, package in packages.items():
+                stream = str(folder / f"{name}.stream")
+                strap = ["-m", "llm_instrumentation.cli"]
+                ways = {
+                    "python": ["-c", "pass"],
+                    "info": [*strap, "info", stream],
+                    "ls": [*strap, "ls", stream],
+                }
+                if name == "this":
+                    ways["timeline"] = [*strap, "timeline", stream, "-o", f"{stream}.pftrace"]
+                for way, arguments in ways.items():
+                    environment = os.environ | {"PYTHONPATH": str(package)}
+                    process, begun = [sys.executable, *arguments], time.perf_counter()
+                    subprocess.run(process, env=environment, stdout=subprocess.DEVNULL, check=True)
+                    took.setdefault((name, way), []).append(time.perf_counter() - begun)
+    print(table(["", "command", "s"], [[*way, spread(each)] for way, each in took.items()]))
+    keep(o.json, told, {"packets": o.packets}, [{" ".join(k): v} for k, v in took.items()])
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--packets", type=int, default=1_000_000)
     arguments.add_argument("--read", type=int, default=200_000, help="packets that are decoded")
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--codec", default="lz4")
+    arguments.add_argument("--commands", action="store_true", help="measure whole commands")
     arguments.add_argument("--parts", action="store_true", help="measure parts of large packets")
     arguments.add_argument("--beside", type=Path, help="python/ of a checkout to measure in turns")
     arguments.add_argument("--folder", type=Path, help="of the capture; a temporary one")
@@ -192,6 +227,8 @@ def main() -> None:
         o.packets, o.read, o.rounds = 10_000, 5000, 1
     if o.parts:
         parts(o)
+    elif o.commands:
+        commands(o)
     elif o.capture:
         capture(o.capture, o.packets, o.codec)
     elif o.measure:

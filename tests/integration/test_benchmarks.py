@@ -34,7 +34,9 @@ def test_a_quick_run_shows_its_table(script, tmp_path):
     assert (tmp_path / "figures.json").exists()
 
 
-@pytest.mark.parametrize(("mode", "line"), [([], "this "), (["--parts"], "archive ")])
+@pytest.mark.parametrize(
+    ("mode", "line"), [([], "this "), (["--parts"], "archive "), (["--commands"], "this ")]
+)
 def test_a_quick_run_of_reading_shows_its_table(mode, line, tmp_path):
     script = ROOT / "benchmarks" / "reading.py"
     done = subprocess.run(

@@ -345,6 +345,14 @@ func dataOf(t arrow.DataType, n, nulls int, children []arrow.ArrayData, buffers 
 func (c *cells) used(from, to int, s *slots) (places, ends, chars []byte) {
 	places = s.take(4 * (to - from))
 	ends, chars = binary.LittleEndian.AppendUint32(nil, 0), []byte{}
+	if c.valid == nil && c.numbers.width == 0 && c.numbers.slope == 0 { // as most columns of texts
+		clear(places)
+		if c.nulls == 0 && from < to {
+			chars = append(chars, c.text(from)...)
+			ends = binary.LittleEndian.AppendUint32(ends, uint32(len(chars)))
+		}
+		return places, ends, chars
+	}
 	place := make([]uint32, len(c.distinct.ends)) // from 1 on; 0: not used
 	for i := from; i < to; i++ {
 		k := c.number(i)

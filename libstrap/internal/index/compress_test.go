@@ -61,6 +61,28 @@ func TestACompressedBatchIsAnyRows(t *testing.T) {
 	}
 }
 
+func TestTextsThatAreAlikeInAllRows(t *testing.T) {
+	w, rows := create(t), sample()
+	for i := range rows {
+		rows[i].Model, rows[i].Request = "bert", ""
+	}
+	add(t, w, rows...)
+	check(t, w.Close())
+	f, err := Open(w.path)
+	check(t, err)
+	schema, _, _ := Select([]string{"model", "request"})
+	for _, all := range []Rows{f.Slice(0, len(rows))[0], f.Slice(1, 3)[0]} {
+		record := NewRecorder(schema).Record(all)
+		got, err := record.MarshalJSON()
+		check(t, err)
+		each := strings.Repeat(`{"model":"bert","request":null},`, int(record.NumRows()))
+		want := "[" + strings.TrimSuffix(each, ",") + "]"
+		if strings.Join(strings.Fields(string(got)), "") != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
 func TestNumbersAreKeptWhateverTheyAre(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	noise := func(i int) uint64 { return uint64(i)*1000 + random.Uint64N(200) }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from .._native import DTYPE_SIZES, capture_id_of
 from ..core.token_files import TokenFileError
 from ._catalogue import TWIN_SUFFIX, Catalogue
+from ._columns import Ints, distinct
 from .activation import PACKET_HEADER
 from .reader import ActivationReader, ActivationView
 
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 Rows: TypeAlias = npt.NDArray[np.int64]
+Chosen: TypeAlias = Rows | slice
 
 _BATCH = 4096  # packets that are converted to Python objects at a time
 
@@ -156,6 +158,7 @@ def summary(reader: ActivationReader) -> CaptureSummary:
     """Summarises a capture."""
     view = reader.select()
     catalogue, rows = view._snapshot.catalogue, view._rows
+    catalogue.columns.load("time_ns", "length", "model", "source_dtype", "codec", "shape")
     listed = _packet_rows(catalogue, rows)
     raw, stored = tensor_bytes(catalogue, rows), _stored_bytes(view)
     times = catalogue.numbers("time_ns")[rows]
@@ -206,33 +209,59 @@ def _state(reader: ActivationReader) -> str:
 def layers(view: ActivationView) -> list[LayerSummary]:
     """Summarises the tensors of each layer. Layers are in the order of their first tensor."""
     catalogue, rows = view._snapshot.catalogue, view._rows
-    raw, stored = tensor_bytes(catalogue, rows), _stored_bytes(view)
-    steps = catalogue.numbers("step")[rows]
-    codes = catalogue.codes[rows]
-    order = np.argsort(codes, kind="stable")
-    ends = np.flatnonzero(np.diff(codes[order])) + 1
-    groups = np.split(order, ends) if len(order) else []
-    groups.sort(key=lambda places: int(places[0]))
-    found = []
-    for places in groups:
-        its, known = rows[places], raw[places] >= 0
-        raw_bytes = int(raw[places][known].sum())
-        numbered = steps[places][steps[places] >= 0]
-        found.append(
-            LayerSummary(
-                name=catalogue.name(int(its[0])),
-                tensors=len(its),
-                first_step=int(numbered.min()) if len(numbered) else None,
-                last_step=int(numbered.max()) if len(numbered) else None,
-                shape=_common_shape(catalogue, its),
-                source_dtypes=tuple(_counts(catalogue, "source_dtype", its)),
-                stored_dtypes=tuple(_counts(catalogue, "stored_dtype", its)),
-                raw_bytes=raw_bytes,
-                stored_bytes=int(stored[places].sum()),
-                ratio=_ratio(raw_bytes, int(stored[places][known].sum())),
-            )
+    if not len(rows):
+        return []
+    catalogue.columns.load("length", "source_dtype", "shape")
+    chosen = _chosen(catalogue, rows)
+    found, layer_of = distinct(catalogue.codes[chosen])
+    count = len(found)
+    shapes = _shapes(catalogue, chosen)
+    raw, stored = _tensor_bytes(catalogue, chosen, shapes), _stored_bytes(view)
+    known: Any = slice(None) if (raw >= 0).all() else raw >= 0
+    raw_bytes = _sums(layer_of[known], raw[known], count)
+    known_stored = _sums(layer_of[known], stored[known], count)
+    all_stored = _sums(layer_of, stored, count)
+    tensors = np.bincount(layer_of, minlength=count).tolist()
+    sources = _counts_of(catalogue, "source_dtype", chosen, layer_of, count)
+    types = _counts_of(catalogue, "stored_dtype", chosen, layer_of, count)
+    common = _common_shapes(shapes, layer_of, count)
+    steps = catalogue.numbers("step")[chosen]
+    first_steps, last_steps = _first_and_last(steps, layer_of, count)
+    return [
+        LayerSummary(
+            name=catalogue.names[code],
+            tensors=tensors[k],
+            first_step=_known(first_steps[k]),
+            last_step=_known(last_steps[k]),
+            shape=common[k],
+            source_dtypes=tuple(sources[k]),
+            stored_dtypes=tuple(types[k]),
+            raw_bytes=raw_bytes[k],
+            stored_bytes=all_stored[k],
+            ratio=_ratio(raw_bytes[k], known_stored[k]),
         )
-    return found
+        for k, code in enumerate(found)
+    ]
+
+
+def _sums(layer_of: Ints, values: Rows, count: int) -> list[int]:
+    """The sums of each layer. float64 holds sums of up to 8 PiB."""
+    sums: list[int] = np.bincount(layer_of, values, count).astype(np.int64).tolist()
+    return sums
+
+
+def _first_and_last(steps: Ints, layer_of: Ints, count: int) -> tuple[list[int], list[int]]:
+    """The least and the largest known step of each layer; -1: no step is known."""
+    known = steps >= 0
+    if not known.all():
+        steps, layer_of = steps[known], layer_of[known]
+    if (steps[1:] < steps[:-1]).any():  # not by the order of the capture, as with threads
+        order = np.argsort(steps, kind="stable")
+        steps, layer_of = steps[order], layer_of[order]
+    first, last = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+    first[layer_of[::-1]] = steps[::-1]  # the last write to a place stays
+    last[layer_of] = steps
+    return first.tolist(), last.tolist()
 
 
 def packets(view: ActivationView) -> Iterator[PacketSummary]:
@@ -288,6 +317,8 @@ def _packet_rows(catalogue: Catalogue, rows: Rows) -> Rows:
         for row in _of_several(catalogue, rows).tolist()
         for other in catalogue.packet_rows(row)
     ]
+    if not others:  # a union of a million rows with none takes half a second
+        return rows
     return np.union1d(rows, np.array(others, np.int64))
 
 
@@ -301,8 +332,10 @@ def _stored_bytes(view: ActivationView) -> Rows:
     """The size of the payloads of each activation, in bytes."""
     catalogue, rows = view._snapshot.catalogue, view._rows
     names = np.array([len(name.encode()) for name in catalogue.names] or [0], np.int64)
-    length = catalogue.numbers("length")[rows].astype(np.int64)
-    stored: Rows = np.maximum(0, length - PACKET_HEADER - names[catalogue.codes[rows]])
+    chosen = _chosen(catalogue, rows)
+    length = catalogue.numbers("length")[chosen].astype(np.int64)
+    codes = catalogue.codes[chosen]
+    stored: Rows = np.maximum(0, length - PACKET_HEADER - names[codes])
     for place in np.flatnonzero(np.isin(rows, _of_several(catalogue, rows))).tolist():
         stored[place] = view[place].stored_bytes
     return stored
@@ -310,35 +343,91 @@ def _stored_bytes(view: ActivationView) -> Rows:
 
 def tensor_bytes(catalogue: Catalogue, rows: Rows) -> Rows:
     """The size of each tensor in its own type, in bytes; -1 if type or shape is unknown."""
-    ndim, start, lengths = catalogue.columns.shapes()
+    chosen = _chosen(catalogue, rows)
+    return _tensor_bytes(catalogue, chosen, _shapes(catalogue, chosen))
+
+
+class _ShapesOf(NamedTuple):
+    """The shapes of some rows.
+
+    Attributes:
+        ndim: (rows,) the number of dimensions; -1: unknown.
+        sizes: for each dimension (rows,) the sizes; 1 for rows without this dimension.
+    """
+
+    ndim: Ints
+    sizes: list[Rows]
+
+
+def _shapes(catalogue: Catalogue, rows: Chosen) -> _ShapesOf:
+    columns = catalogue.columns.shapes()
+    ndim, start = (column[rows] for column in columns[:2])
+    lengths, found = columns[2], []
+    for n in range(int(ndim.max(initial=0))):
+        has = ndim > n
+        if has.all():
+            found.append(lengths[start + n])
+        else:
+            found.append(np.ones(len(ndim), np.int64))
+            found[-1][has] = lengths[start[has] + n]
+    return _ShapesOf(ndim, found)
+
+
+def _chosen(catalogue: Catalogue, rows: Rows) -> Chosen:
+    """The rows as an index of columns. If they are all rows, in order, it copies no column."""
+    whole = len(rows) == catalogue.columns.rows and bool((rows[1:] > rows[:-1]).all())
+    return slice(None) if whole else rows
+
+
+def _tensor_bytes(catalogue: Catalogue, rows: Chosen, shapes: _ShapesOf) -> Rows:
     codes, names = catalogue.texts("source_dtype")
     sizes = np.array([DTYPE_SIZES.get(name, -1) for name in names] + [-1], np.int64)
     raw: Rows = sizes[codes[rows]]
-    for n in np.unique(ndim[rows]).tolist():
-        places = np.flatnonzero((ndim[rows] == n) & (raw >= 0))
-        if n < 0:
-            raw[places] = -1
-        else:
-            shapes = lengths[start[rows[places], None] + np.arange(n)]
-            raw[places] *= shapes.prod(axis=1, dtype=np.int64)
+    unknown = (raw < 0) | (shapes.ndim < 0)
+    for size in shapes.sizes:
+        raw *= size
+    raw[unknown] = -1
     return raw
 
 
-def _common_shape(catalogue: Catalogue, rows: Rows) -> tuple[int | None, ...] | None:
-    ndim, start, lengths = catalogue.columns.shapes()
-    n = int(ndim[rows[0]])
-    if n < 0 or (ndim[rows] != n).any():
-        return None
-    shapes = lengths[start[rows, None] + np.arange(n)]
-    same = (shapes == shapes[0]).all(axis=0).tolist()
-    return tuple(
-        dim if alike else None for dim, alike in zip(shapes[0].tolist(), same, strict=True)
-    )
+def _common_shapes(
+    shapes: _ShapesOf, layer_of: Ints, count: int
+) -> list[tuple[int | None, ...] | None]:
+    """The common shape of each layer; see `LayerSummary.shape`."""
+    one = np.zeros(count, np.int64)  # a row of each layer, to which the others are compared
+    one[layer_of] = np.arange(len(layer_of))
+
+    def varies(values: Ints) -> list[bool]:
+        unlike = values != values[one][layer_of]
+        if not unlike.any():
+            return [False] * count
+        found: list[bool] = (np.bincount(layer_of[unlike], minlength=count) > 0).tolist()
+        return found
+
+    common: list[list[int | None]] = [[] for _ in range(count)]
+    for sizes in shapes.sizes:
+        for shape, size, differs in zip(common, sizes[one].tolist(), varies(sizes), strict=True):
+            shape.append(None if differs else size)
+    return [
+        None if differs or ndim < 0 else tuple(shape[:ndim])
+        for shape, ndim, differs in zip(
+            common, shapes.ndim[one].tolist(), varies(shapes.ndim), strict=True
+        )
+    ]
 
 
 def _counts(catalogue: Catalogue, column: str, rows: Rows) -> dict[str, int]:
     """The number of occurrences of each text of a column, the most frequent first, without null."""
+    return _counts_of(catalogue, column, rows, np.zeros(len(rows), np.int64), 1)[0]
+
+
+def _counts_of(
+    catalogue: Catalogue, column: str, rows: Chosen, group_of: Ints, groups: int
+) -> list[dict[str, int]]:
+    """The counts of each group of rows."""
     codes, names = catalogue.texts(column)
-    counted = np.bincount(codes[rows][codes[rows] >= 0], minlength=len(names))
-    found = {name: int(count) for name, count in zip(names, counted, strict=True) if count}
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    width = len(names) + 1  # the first is for null
+    counted = np.bincount(group_of * width + (codes[rows] + 1), minlength=groups * width)
+    table = counted.reshape(groups, width)[:, 1:].tolist()
+    found = [{name: n for name, n in zip(names, its, strict=True) if n} for its in table]
+    return [dict(sorted(its.items(), key=lambda item: -item[1])) for its in found]

@@ -121,7 +121,7 @@ class ActivationReader:
         self._calls: Calls | None = None
         # All snapshots in use, including those of `follow` and those that `refresh` has replaced.
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
-        native = Reader(path, ignore_index=ignore_index)
+        native = self._open(ignore_index)
         if native.info.live and native.info.scanned and not ignore_index:
             # Packets that the index does not list yet appear when it does, with shape and type.
             native = native.follow() or native
@@ -133,6 +133,9 @@ class ActivationReader:
             native.close()
             raise
         self._tell(self._snapshot, stacklevel=3)
+
+    def _open(self, ignore_index: bool) -> Reader:
+        return Reader(self.path, ignore_index=ignore_index)
 
     def _show(self, snapshot: Snapshot) -> None:
         """Makes a snapshot the reader's present one."""

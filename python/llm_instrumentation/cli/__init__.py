@@ -14,9 +14,13 @@ __all__ = ["main", "mrm_trace"]
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs `strap` and exits. The default arguments are those of the process."""
+    from .opening import begin
+
+    given = sys.argv[1:] if arguments is None else arguments
+    begin(given)
     from .strap import STRAP
 
-    sys.exit(STRAP.run("strap", sys.argv[1:] if arguments is None else arguments))
+    sys.exit(STRAP.run("strap", given))
 
 
 def mrm_trace(arguments: Sequence[str] | None = None) -> NoReturn:

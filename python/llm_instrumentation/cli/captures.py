@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .._json import plain
-from .._native import capture_id_of
+from .._native import Reader, capture_id_of
 from .._report import units
 from ..analysis._statistics import statistics
 from ..analysis._summary import (
@@ -28,6 +28,7 @@ from ..analysis.salvage import salvage as salvage_all
 from ..errors import CorruptError, InvalidArgumentError
 from .console import facts, print_json, progress, shown, table, warning
 from .exit_codes import ExitCode
+from .opening import Opening
 from .program import CommandError
 
 __all__ = ["damaged", "info", "ls", "open_capture", "salvage", "selector", "show", "verify"]
@@ -36,8 +37,19 @@ _TOLD = 20  # at most so many damaged packets, lost packets and lost ranges are 
 _UNKNOWN = "-"
 
 
+class _OpenedAhead(ActivationReader):
+    """A reader of a stream that another thread opens."""
+
+    def __init__(self, opening: Opening, *, warn: bool) -> None:
+        self._opening = opening
+        super().__init__(opening.path, warn=warn)
+
+    def _open(self, ignore_index: bool) -> Reader:
+        return self._opening.reader()
+
+
 def open_capture(
-    stream: Path, *, warn: bool = True, dtypes: Mapping[str, str] | None = None
+    stream: Path | Opening, *, warn: bool = True, dtypes: Mapping[str, str] | None = None
 ) -> ActivationReader:
     """Opens a reader of the stream.
 
@@ -45,12 +57,15 @@ def open_capture(
         CommandError: it is a damaged capture, and no packet of it can be read.
         CorruptError: it is no capture.
     """
+    path = stream.path if isinstance(stream, Opening) else stream
     try:
-        return ActivationReader(stream, warn=warn, dtypes=dtypes)
+        if isinstance(stream, Opening):
+            return _OpenedAhead(stream, warn=warn)
+        return ActivationReader(path, warn=warn, dtypes=dtypes)
     except CorruptError as error:
-        if capture_id_of(stream) is None:
+        if capture_id_of(path) is None:
             raise
-        raise damaged(stream, error) from error
+        raise damaged(path, error) from error
 
 
 def damaged(stream: Path, error: CorruptError) -> CommandError:
@@ -65,8 +80,8 @@ def _way_out(stream: Path) -> str:
 # ---- info ----
 
 
-def info(stream: Path, as_json: bool) -> None:
-    with open_capture(stream, warn=False) as reader:
+def info(opening: Opening, as_json: bool) -> None:
+    with open_capture(opening, warn=False) as reader:
         found = summary(reader)
     if as_json:
         print_json(found)
@@ -127,7 +142,7 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def ls(
-    stream: Path,
+    opening: Opening,
     names: Sequence[str] | None,
     steps: str | None,
     tokens: str | None,
@@ -135,15 +150,15 @@ def ls(
     as_json: bool,
 ) -> None:
     wanted_steps, wanted_tokens = selector("--steps", steps), selector("--tokens", tokens)
-    with open_capture(stream) as reader:
+    with open_capture(opening) as reader:
         view = reader.select(names or None, steps=wanted_steps, tokens=wanted_tokens)
         if by_packet and as_json:
             objects = ({**vars(packet), "ratio": packet.ratio} for packet in packets(view))
-            _print_long_json(stream, "packets", objects)
+            _print_long_json(opening.path, "packets", objects)
         elif by_packet:
             table(_PACKET_HEADS, _PacketRows(view))
         elif as_json:
-            _print_long_json(stream, "layers", map(vars, layers(view)))
+            _print_long_json(opening.path, "layers", map(vars, layers(view)))
         else:
             table(_LAYER_HEADS, [_layer_row(layer) for layer in layers(view)])
 

@@ -17,6 +17,7 @@ from ..errors import (
     UnsupportedError,
 )
 from .exit_codes import ExitCode, TraceExitCode, epilog
+from .opening import opening
 from .program import Program
 
 __all__ = ["STRAP", "TRACE", "app"]
@@ -49,9 +50,10 @@ _PASSED_ON = {
 @app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
 def info(stream: _Stream, as_json: _Json = False) -> None:
     """Describe a capture on one page: its layers, types, sizes, and whether it is complete."""
+    begun = opening(stream)
     from .captures import info as run
 
-    run(stream, as_json)
+    run(begun, as_json)
 
 
 @app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
@@ -74,9 +76,10 @@ def ls(
     as_json: _Json = False,
 ) -> None:
     """List the layers of a capture, or its packets, with their sizes."""
+    begun = opening(stream)
     from .captures import ls as run
 
-    run(stream, layers, steps, tokens, packets, as_json)
+    run(begun, layers, steps, tokens, packets, as_json)
 
 
 @app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
