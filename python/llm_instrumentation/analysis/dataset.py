@@ -278,7 +278,7 @@ class ActivationDataset(IterableDataset[Batch]):
                     yield _take(pool, draw.slots, memory)
                 if draw.refilled:
                     if at == _length(window):
-                        window = {}  # its memory is used again
+                        window = {}  # nothing else holds it, so its memory is used again
                         window, at = next(found), 0
                     _put(
                         pool,
