@@ -98,6 +98,15 @@ def ids() -> Tensor:
     return torch.randint(0, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(1))
 
 
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless Chromium, a `playwright.sync_api.Browser`."""
+    from browser import chromium
+
+    with chromium() as started:
+        yield started
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run.stream"
