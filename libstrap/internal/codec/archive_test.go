@@ -435,6 +435,33 @@ func TestQuantiseTakesTheNearestCode(t *testing.T) {
 	}
 }
 
+// The loop in C and its twin in Go restore the same bits for all codes and all scales, also for those that no
+// archive has.
+func TestRestoringIsTheSameInCAndInGo(t *testing.T) {
+	if !quantiseInC {
+		t.Skip("this processor or build has no strapk_quantise")
+	}
+	codes := make([]byte, 3*archiveBlock-5)
+	for i := range codes {
+		codes[i] = byte(i)
+	}
+	scales := make([]byte, 2*blocksOf(len(codes)))
+	want, got := make([]byte, 2*len(codes)), make([]byte, 2*len(codes))
+	for _, dt := range []wire.DType{wire.Float16, wire.BFloat16} {
+		for scale := range 1 << 16 {
+			for i := 0; i < len(scales); i += 2 {
+				binary.LittleEndian.PutUint16(scales[i:], uint16(scale+i))
+			}
+			n := len(codes) - scale%200
+			restorePortable(want[:2*n], codes[:n], scales, dt)
+			restoreKernel(got[:2*n], codes[:n], scales, dt)
+			if !bytes.Equal(want, got) {
+				t.Fatalf("%s, scale %#04x, %d codes: other bits", dt, scale, n)
+			}
+		}
+	}
+}
+
 func FuzzQuantise(f *testing.F) {
 	f.Add(halves(wire.Float16, 1, -2, 0.5), 6e-3, false)
 	f.Add(halves(wire.BFloat16, 1e38, 1e-38, 0), 1e-4, true)

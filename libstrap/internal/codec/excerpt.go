@@ -3,6 +3,7 @@ package codec
 import (
 	"encoding/binary"
 	"io"
+	"slices"
 )
 
 // rawGap is the most bytes between two parts of a raw block that are read with them.
@@ -27,6 +28,15 @@ type run struct {
 }
 
 func (r *run) end() int64 { return r.first + r.bytes }
+
+// length returns how many bytes Read returns from the beginning on.
+func (x *excerpt) length() int {
+	n := int64(len(x.head))
+	for _, r := range x.runs {
+		n += int64(len(r.head)) + r.length
+	}
+	return int(n)
+}
 
 func (x *excerpt) Read(b []byte) (int, error) {
 	for len(b) > 0 {
@@ -55,30 +65,62 @@ func (x *excerpt) Read(b []byte) (int, error) {
 // excerptOf returns the blocks that parts need. ok is false if the blocks cannot be told apart without
 // decoding them, if they may need others, or if all of them are needed.
 func excerptOf(parts []Part, k Kind, payload io.ReaderAt, length, size int64) (x excerpt, ok bool) {
-	b := &blocks{payload: payload, length: length, size: size, parts: parts}
-	var head []byte
-	switch k {
-	case LZ4:
-		head, ok = b.lz4()
-	case Zstd:
-		head, ok = b.zstd()
-	case Archive:
-		head, ok = b.archive()
+	b := &blocks{kind: k, payload: payload, length: length, size: size, most: size, parts: parts}
+	if !b.walk() || b.kept == 0 || b.kept == size {
+		return excerpt{}, false
 	}
-	return excerpt{payload: payload, runs: b.runs, head: head}, ok && b.kept > 0 && b.kept < size
+	return b.excerpt(b.runs), true
 }
 
 // blocks walks over the blocks of a payload and keeps those that parts need.
 type blocks struct {
+	kind         Kind
 	payload      io.ReaderAt
 	length, size int64 // of the payload, and of its decoded bytes
+	most         int64 // see keep
 	parts        []Part
 	reach        int64 // end of the parts that begin before the last block's end
 	runs         []run
 	kept         int64  // decoded bytes of runs
+	head         []byte // of an excerpt
+	begin, end   int64  // of the blocks in the payload; end is 0 if the payload does not end well behind them
 	ahead        []byte // bytes of the payload from aheadAt on, so that short blocks take few reads
 	aheadAt      int64
 	buf          [512]byte
+}
+
+// walk keeps the blocks that parts need. ok is false if they cannot be told apart without decoding them, or
+// if they may need others.
+func (b *blocks) walk() (ok bool) {
+	switch b.kind {
+	case LZ4:
+		return b.lz4()
+	case Zstd:
+		return b.zstd()
+	case Archive:
+		return b.archive()
+	default:
+		return false
+	}
+}
+
+// excerpt returns an excerpt that decodes to runs.
+func (b *blocks) excerpt(runs []run) excerpt {
+	head := b.head
+	if b.kind == Archive {
+		head = slices.Clone(head)
+		binary.LittleEndian.PutUint32(head[8:], uint32(decodedBytes(runs)/2))
+	}
+	return excerpt{payload: b.payload, runs: runs, head: head}
+}
+
+// decodedBytes returns how many bytes runs decode to.
+func decodedBytes(runs []run) int64 {
+	bytes := int64(0)
+	for _, r := range runs {
+		bytes += r.bytes
+	}
+	return bytes
 }
 
 // read returns up to n bytes of the payload from a place on. ok is false if there are fewer than least.
@@ -107,11 +149,11 @@ func (b *blocks) add(at, length, first, bytes int64) {
 	}
 }
 
-// keep keeps a block.
+// keep keeps a block. Blocks in a row are one run until it has b.most bytes.
 func (b *blocks) keep(at, length, first, bytes int64) {
 	b.kept += bytes
 	if k := len(b.runs) - 1; k >= 0 {
-		if last := &b.runs[k]; last.at+last.length == at && last.end() == first {
+		if last := &b.runs[k]; last.at+last.length == at && last.end() == first && last.bytes < b.most {
 			last.length, last.bytes = last.length+length, last.bytes+bytes
 			return
 		}
@@ -148,30 +190,31 @@ func (b *blocks) addRaw(at, header, first, bytes int64, cut func(n int64) []byte
 
 // lz4 walks over the blocks of an LZ4 frame. Their places in the decoded bytes are known only if all blocks
 // but the last are full. Then the last block has the rest of the frame's bytes, which is checked.
-func (b *blocks) lz4() (head []byte, ok bool) {
+func (b *blocks) lz4() (ok bool) {
 	f, err := openFrame(LZ4, io.NewSectionReader(b.payload, 0, b.length))
 	if err != nil || f.linked || f.size != b.size {
-		return nil, false
+		return false
 	}
-	at := int64(len(f.held))
+	b.begin = int64(len(f.held))
+	at := b.begin
 	flags, size := f.buf[4], f.buf[5]>>4&7
 	if size < 4 {
-		return nil, false
+		return false
 	}
 	most, sum := int64(64<<10)<<(2*(size-4)), int64(0)
 	if flags&lz4BlockChecksum != 0 {
 		sum = 4
 	}
-	head = binary.LittleEndian.AppendUint32(nil, lz4Magic)
+	head := binary.LittleEndian.AppendUint32(nil, lz4Magic)
 	head = append(head, lz4Version|lz4Independent|flags&lz4BlockChecksum, f.buf[5])
-	head = append(head, lz4HeaderChecksum(head[4:]))
+	b.head = append(head, lz4HeaderChecksum(head[4:]))
 
 	first, sure := int64(0), b.size%most == 0 || b.size <= most
 	var last run
 	for {
 		h, ok := b.read(at, 4, 4)
 		if !ok {
-			return nil, false
+			return false
 		}
 		word := le32(h)
 		if word == 0 {
@@ -180,7 +223,7 @@ func (b *blocks) lz4() (head []byte, ok bool) {
 		raw, n := word&lz4Raw != 0, int64(word&^lz4Raw)
 		last = run{at: at, length: 4 + n + sum, first: first, bytes: min(most, b.size-first)}
 		if last.bytes == 0 || at+last.length > b.length || raw && n != last.bytes {
-			return nil, false
+			return false
 		}
 		if raw && sum == 0 {
 			b.addRaw(at, 4, first, n, func(n int64) []byte {
@@ -193,30 +236,34 @@ func (b *blocks) lz4() (head []byte, ok bool) {
 		sure = sure || raw && first == b.size
 	}
 	if first != b.size {
-		return nil, false
+		return false
+	}
+	if flags&lz4HasChecksum == 0 && at+lz4EndSize == b.length {
+		b.end = at
 	}
 	if !sure && b.kept < b.size {
 		end := run{head: make([]byte, lz4EndSize)}
-		x := excerpt{payload: b.payload, head: head, runs: []run{last, end}}
+		x := b.excerpt([]run{last, end})
 		n, err := Count(LZ4, &x, last.length)
 		sure = err == nil && n == last.bytes
 	}
-	return head, sure
+	return sure
 }
 
 // zstd walks over the blocks of a zstd frame that need nothing of earlier blocks: raw bytes, one repeated
 // byte, and literals without sequences that have their own tree (see literals.go). Behind another block no
 // place is known.
-func (b *blocks) zstd() (head []byte, ok bool) {
+func (b *blocks) zstd() (ok bool) {
 	f, err := openFrame(Zstd, io.NewSectionReader(b.payload, 0, b.length))
 	if err != nil || f.size >= 0 && f.size != b.size {
-		return nil, false
+		return false
 	}
-	at, first := int64(len(f.held)), int64(0)
-	for last := false; !b.done(first); {
+	b.begin = int64(len(f.held))
+	at, first, last := b.begin, int64(0), false
+	for !b.done(first) {
 		h, ok := b.read(at, zstdBlockHeader+5, zstdBlockHeader)
 		if !ok || last {
-			return nil, false
+			return false
 		}
 		block := uint32(h[0]) | uint32(h[1])<<8 | uint32(h[2])<<16
 		kind, length := block>>1&3, int64(block>>3)
@@ -228,7 +275,7 @@ func (b *blocks) zstd() (head []byte, ok bool) {
 			bytes, ok = onlyLiterals(h[zstdBlockHeader:], length)
 		}
 		if !ok || kind > blockCompressed || bytes > literalsBlock || at+zstdBlockHeader+length > b.length {
-			return nil, false
+			return false
 		}
 		if kind == blockRaw {
 			b.addRaw(at, zstdBlockHeader, first, bytes, func(n int64) []byte {
@@ -239,8 +286,12 @@ func (b *blocks) zstd() (head []byte, ok bool) {
 		}
 		at, first, last = at+zstdBlockHeader+length, first+bytes, block&1 != 0
 	}
+	if last && at == b.length { // no checksum comes after the blocks
+		b.end = at
+	}
 	const exponent = 17 - 10 // of a window of literalsBlock bytes
-	return append(binary.LittleEndian.AppendUint32(nil, zstdMagic), 0, exponent<<3), true
+	b.head = append(binary.LittleEndian.AppendUint32(nil, zstdMagic), 0, exponent<<3)
+	return true
 }
 
 // onlyLiterals returns how many literals a compressed block of length bytes has, whose Literals_Section_Header
@@ -271,27 +322,29 @@ func onlyLiterals(h []byte, length int64) (literals int64, ok bool) {
 }
 
 // archive walks over the chunks of an archive, which do not need each other.
-func (b *blocks) archive() (head []byte, ok bool) {
+func (b *blocks) archive() (ok bool) {
 	h, _ := b.read(0, archiveHeader, 0)
 	parsed, err := parseArchive(h)
 	if err != nil || 2*parsed.count != b.size {
-		return nil, false
+		return false
 	}
-	head = append(head, h...)
-	at := int64(archiveHeader)
+	b.head, b.begin = slices.Clone(h), archiveHeader
+	at := b.begin
 	for first := int64(0); !b.done(first); {
 		h, ok := b.read(at, archiveChunkHeader, archiveChunkHeader)
 		if !ok {
-			return nil, false
+			return false
 		}
 		length := archiveChunkHeader + int64(le32(h)) + int64(le32(h[4:])) + int64(le32(h[8:]))
 		bytes := min(2*archiveChunk, b.size-first)
 		if bytes == 0 || at+length > b.length {
-			return nil, false
+			return false
 		}
 		b.add(at, length, first, bytes)
 		at, first = at+length, first+bytes
 	}
-	binary.LittleEndian.PutUint32(head[8:], uint32(b.kept/2))
-	return head, true
+	if at == b.length {
+		b.end = at
+	}
+	return true
 }

@@ -127,7 +127,7 @@ struct strapk_quantised {
   size_t exact; /* number of values that are stored exactly */
 };
 
-/* Returns whether this processor can run strapk_quantise. */
+/* Returns whether this processor can run strapk_quantise and strapk_restore. */
 int strapk_quantises(void);
 
 /* Quantises n 16-bit floats (see quantise.go) and adds to *q. Returns 0 if a value or the sum of a
@@ -135,6 +135,11 @@ int strapk_quantises(void);
  * machines only. */
 int strapk_quantise(uint8_t *codes, uint8_t *scales, uint8_t *exact, const uint8_t *src, size_t n,
                     int bfloat, double spread, struct strapk_quantised *q);
+
+/* Writes the values of n codes as 16-bit floats; see restore in quantise.go. The buffers must not
+ * overlap, and need no alignment. Little endian machines only. */
+void strapk_restore(uint8_t *dst, const uint8_t *codes, const uint8_t *scales, size_t n,
+                    int bfloat);
 
 #pragma GCC visibility pop
 

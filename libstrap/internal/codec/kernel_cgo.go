@@ -22,6 +22,8 @@ package codec
 #cgo nocallback strapk_extent_wide
 #cgo noescape strapk_quantise
 #cgo nocallback strapk_quantise
+#cgo noescape strapk_restore
+#cgo nocallback strapk_restore
 #include "kernel.h"
 */
 import "C"
@@ -176,19 +178,28 @@ func (s *huffStream) fromC(c *C.struct_strapk_huffman) {
 	s.held, s.n, s.src, s.at = uint64(c.held), uint(c.n), s.src[:c.left], s.at+int(c.written)
 }
 
-// quantiseInC reports whether this processor can run quantiseKernel.
+// quantiseInC reports whether this processor can run quantiseKernel and restoreKernel.
 var quantiseInC = C.strapk_quantises() != 0
 
 // quantiseKernel is quantisePortable in C. src has at least one value.
 func quantiseKernel(dst *codeBuffers, src []byte, t wire.DType, spread float64, q *quantised) {
-	bfloat := C.int(0)
-	if t == wire.BFloat16 {
-		bfloat = 1
-	}
 	var c C.struct_strapk_quantised
 	q.finite = C.strapk_quantise((*C.uint8_t)(&dst.codes[0]), (*C.uint8_t)(&dst.scales[0]),
-		(*C.uint8_t)(&dst.exact[0]), (*C.uint8_t)(&src[0]), C.size_t(len(src)/2), bfloat, C.double(spread), &c) != 0
+		(*C.uint8_t)(&dst.exact[0]), (*C.uint8_t)(&src[0]), C.size_t(len(src)/2), isBFloat(t), C.double(spread), &c) != 0
 	q.squareError, q.squareSum = float64(c.square_error), float64(c.square_sum)
 	q.squareExact = float64(c.square_exact)
 	q.largest, q.maxError, q.exact = float32(c.largest), float32(c.max_error), int(c.exact)
+}
+
+// restoreKernel is restorePortable in C. There is at least one code.
+func restoreKernel(dst, codes, scales []byte, t wire.DType) {
+	C.strapk_restore((*C.uint8_t)(&dst[0]), (*C.uint8_t)(&codes[0]), (*C.uint8_t)(&scales[0]),
+		C.size_t(len(codes)), isBFloat(t))
+}
+
+func isBFloat(t wire.DType) C.int {
+	if t == wire.BFloat16 {
+		return 1
+	}
+	return 0
 }

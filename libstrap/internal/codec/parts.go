@@ -105,10 +105,7 @@ func (s *summer) Read(b []byte) (int, error) {
 
 // decodeRuns decodes src, which decodes to runs, one run after the other.
 func decodeRuns(parts []Part, k Kind, src io.Reader, runs []run) error {
-	size := int64(0)
-	for _, r := range runs {
-		size += r.bytes
-	}
+	size := decodedBytes(runs)
 	use := func(r io.Reader, stated int64) error {
 		if stated >= 0 && stated != size {
 			return corrupt(nil, "the payload holds %d bytes, not %d", stated, size)

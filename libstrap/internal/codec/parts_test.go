@@ -87,7 +87,9 @@ func checkManyParts(t testing.TB, k Kind, payload, whole []byte) {
 			some[i] = places[rng.IntN(len(places))]
 		}
 		checkParts(t, k, payload, whole, partsAt(some...))
+		checkShares(t, k, payload, whole, partsAt(some...), n/7)
 	}
+	checkShares(t, k, payload, whole, partsAt([2]int{0, n}), n/7)
 }
 
 func TestPartsAreThoseOfTheWholePayload(t *testing.T) {
@@ -287,7 +289,13 @@ func FuzzDecodeParts(f *testing.F) {
 		parts := partsAt(places...)
 		if err == nil {
 			checkParts(t, k, payload, whole, parts)
+			checkShares(t, k, payload, whole, parts, int(most))
 			return
+		}
+		if s, ok := Divide(parts, k, bytes.NewReader(payload), int64(len(payload)), int64(n), int64(most)); ok {
+			for share := range s.Len() {
+				_ = s.Decode(share)
+			}
 		}
 		_, _, err = DecodeParts(parts, k, bytes.NewReader(payload), int64(len(payload)), int64(n))
 		if code := status.CodeOf(err); code != status.OK && code != status.Corrupt && code != status.Unsupported {

@@ -1,7 +1,7 @@
 //go:build cgo
 
 /*
- * quantise.c - the loop of quantise.go, which describes codes and scales. Both do the same operations
+ * quantise.c - the loops of quantise.go, which describes codes and scales. Both do the same operations
  * in the same order, so their bytes and sums are the same. This excludes fused multiplications, also
  * if the compiler may use fma.
  */
@@ -172,6 +172,53 @@ AVX2 static int quantise_bfloat16(uint8_t *codes, uint8_t *scales, uint8_t *exac
   return quantise_all(codes, scales, exact, src, n, 1, spread, q);
 }
 
+/* Writes the values of eight codes, code * step, as 16-bit floats. */
+AVX2 INLINE __m128i restored(const uint8_t *codes, __m256 step, int bfloat) {
+  __m256i code = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)codes));
+  __m256 x = _mm256_mul_ps(_mm256_cvtepi32_ps(code), step);
+  if (!bfloat) return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+  __m256i b = _mm256_srli_epi32(_mm256_castps_si256(narrowed(x, bfloat)), 16);
+  return _mm256_castsi256_si128(
+      _mm256_permute4x64_epi64(_mm256_packus_epi32(b, b), _MM_SHUFFLE(3, 1, 2, 0)));
+}
+
+AVX2 INLINE void restore_block(uint8_t *dst, const uint8_t *codes, const uint8_t *scale,
+                               int bfloat) {
+  uint32_t b = (uint32_t)scale[0] << 16 | (uint32_t)scale[1] << 24;
+  float step;
+  memcpy(&step, &b, sizeof step);
+  __m256 steps = _mm256_set1_ps(step);
+  for (int i = 0; i < BLOCK; i += 8)
+    _mm_storeu_si128((__m128i *)(dst + 2 * i), restored(codes + i, steps, bfloat));
+}
+
+AVX2 INLINE void restore_all(uint8_t *dst, const uint8_t *codes, const uint8_t *scales, size_t n,
+                             int bfloat) {
+  size_t whole = n - n % BLOCK, rest = n % BLOCK;
+  for (size_t i = 0; i < whole; i += BLOCK, scales += 2)
+    restore_block(dst + 2 * i, codes + i, scales, bfloat);
+  if (rest == 0) return;
+  uint8_t in[BLOCK] = {0}, out[2 * BLOCK];
+  memcpy(in, codes + whole, rest);
+  restore_block(out, in, scales, bfloat);
+  memcpy(dst + 2 * whole, out, 2 * rest);
+}
+
+AVX2 static void restore_float16(uint8_t *dst, const uint8_t *codes, const uint8_t *scales,
+                                 size_t n) {
+  restore_all(dst, codes, scales, n, 0);
+}
+
+AVX2 static void restore_bfloat16(uint8_t *dst, const uint8_t *codes, const uint8_t *scales,
+                                  size_t n) {
+  restore_all(dst, codes, scales, n, 1);
+}
+
+void strapk_restore(uint8_t *dst, const uint8_t *codes, const uint8_t *scales, size_t n,
+                    int bfloat) {
+  (bfloat ? restore_bfloat16 : restore_float16)(dst, codes, scales, n);
+}
+
 int strapk_quantises(void) { return strapk_kernels() > 0; /* each kernel needs AVX2 */ }
 
 int strapk_quantise(uint8_t *codes, uint8_t *scales, uint8_t *exact, const uint8_t *src, size_t n,
@@ -186,5 +233,10 @@ int strapk_quantise(uint8_t *codes, uint8_t *scales, uint8_t *exact, const uint8
                     int bfloat, double spread, struct strapk_quantised *q) {
   (void)codes, (void)scales, (void)exact, (void)src, (void)n, (void)bfloat, (void)spread, (void)q;
   return 0;
+}
+
+void strapk_restore(uint8_t *dst, const uint8_t *codes, const uint8_t *scales, size_t n,
+                    int bfloat) {
+  (void)dst, (void)codes, (void)scales, (void)n, (void)bfloat;
 }
 #endif

@@ -220,6 +220,24 @@ func exactSteps(t wire.DType, least, step float32) bool {
 	return t == wire.Float16 && step >= least && step <= 512
 }
 
+// restore writes the values of codes, code * step, to dst as 16-bit floats. For a codeExact it writes an
+// undefined value. scales has the step of each block.
+func restore(dst, codes, scales []byte, t wire.DType) {
+	if _, kernel := kernelInUse(); kernel && quantiseInC && len(codes) > 0 {
+		restoreKernel(dst, codes, scales, t)
+	} else {
+		restorePortable(dst, codes, scales, t)
+	}
+}
+
+// restorePortable is the twin in Go of strapk_restore.
+func restorePortable(dst, codes, scales []byte, t wire.DType) {
+	for i := range blocksOf(len(codes)) {
+		from, to := i*archiveBlock, min((i+1)*archiveBlock, len(codes))
+		decodeBlock(dst[2*from:], codes[from:to], binary.LittleEndian.Uint16(scales[2*i:]), t)
+	}
+}
+
 // decodeBlock writes the values of codes, code * step, as 16-bit floats. For a codeExact it writes an
 // undefined value.
 func decodeBlock(dst, codes []byte, scale uint16, t wire.DType) {

@@ -123,11 +123,7 @@ func (u *unarchiver) quantised(out []byte, scales, codes, exact uint32) error {
 	if err := u.frame(u.codes[:n], codes); err != nil {
 		return err
 	}
-	for i := range blocksOf(n) {
-		from, to := i*archiveBlock, min((i+1)*archiveBlock, n)
-		scale := binary.LittleEndian.Uint16(u.scales[2*i:])
-		decodeBlock(out[2*from:], u.codes[from:to], scale, u.dtype)
-	}
+	restore(out, u.codes[:n], u.scales[:], u.dtype)
 	left := u.exact[:2*bytes.Count(u.codes[:n], []byte{codeExact})]
 	if len(left) == 0 {
 		if exact != 0 {
@@ -138,11 +134,10 @@ func (u *unarchiver) quantised(out []byte, scales, codes, exact uint32) error {
 	if err := u.frame(left, exact); err != nil {
 		return err
 	}
-	for i, c := range u.codes[:n] {
-		if c == codeExact {
-			copy(out[2*i:2*i+2], left)
-			left = left[2:]
-		}
+	for i := 0; len(left) > 0; i++ {
+		i += bytes.IndexByte(u.codes[i:n], codeExact)
+		copy(out[2*i:2*i+2], left)
+		left = left[2:]
 	}
 	return nil
 }
@@ -155,6 +150,9 @@ func (u *unarchiver) frame(dst []byte, length uint32) error {
 	b := u.encoded[:length]
 	if _, err := io.ReadFull(u.src, b); err != nil {
 		return unexpected(err)
+	}
+	if DecodeSmall(dst, Zstd, b) {
+		return nil
 	}
 	return Decode(dst, Zstd, bytes.NewReader(b))
 }

@@ -1,6 +1,7 @@
 package reader
 
 import (
+	"io"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -21,6 +22,8 @@ const (
 	spanGap = 4 << 10
 	// aloneBytes is the least number of bytes for which a second goroutine is started.
 	aloneBytes = 64 << 10
+	// shareBytes is the least number of decoded bytes of a share of a packet.
+	shareBytes = 1 << 20
 )
 
 // ReadMany decodes the packets of rows into dst, in this order. The bytes of each packet begin at the next
@@ -129,6 +132,8 @@ func (r *Reader) piece(row uint64) (piece, error) {
 // decodeAll decodes pieces. It returns how many pieces before the first error it decoded, and this error.
 func (r *Reader) decodeAll(pieces []piece) (decoded int, err error) {
 	spans, work := spansOf(pieces)
+	processors := runtime.GOMAXPROCS(0)
+	tasks := r.tasksOf(pieces, spans, processors)
 	var next, least atomic.Int64
 	least.Store(int64(len(pieces)))
 	var mu sync.Mutex
@@ -150,23 +155,99 @@ func (r *Reader) decodeAll(pieces []piece) (decoded int, err error) {
 		buf := stretches.Get().(*[]byte)
 		defer stretches.Put(buf)
 		for {
-			s := int(next.Add(1)) - 1
-			if s >= len(spans) || int64(spans[s].first) > least.Load() {
+			n := int(next.Add(1)) - 1
+			if n >= len(tasks) || int64(tasks[n].first) > least.Load() {
 				return
 			}
-			at = spans[s].first
-			if k, e := r.decodeSpan(pieces[at:spans[s].last], at, *buf); e != nil {
+			t := tasks[n]
+			at = t.first
+			if k, e := r.do(t, pieces, *buf); e != nil {
 				fail(k, e)
 			}
 		}
 	}
 	var others sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(spans), 1+work/aloneBytes) - 1 {
+	for range min(processors, len(tasks), 1+work/aloneBytes) - 1 {
 		others.Go(worker)
 	}
 	worker()
 	others.Wait()
 	return int(least.Load()), err
+}
+
+// task is a span, or one share of the packet of pieces[first].
+type task struct {
+	span
+	*divided
+	share int
+}
+
+// divided is a packet that is decoded in shares.
+type divided struct {
+	packet packet
+	shares *codec.Shares
+	left   atomic.Int32 // shares that are not yet decoded
+	failed atomic.Bool
+}
+
+// tasksOf returns the tasks that decode spans. The packets at the end, one for each processor, are divided
+// if they are large, so that all processors have work until the end.
+func (r *Reader) tasksOf(pieces []piece, spans []span, processors int) []task {
+	tasks := make([]task, 0, len(spans))
+	for n, s := range spans {
+		if processors > 1 && n >= len(spans)-processors {
+			if d := r.divide(&pieces[s.first]); d != nil {
+				for share := range d.shares.Len() {
+					tasks = append(tasks, task{s, d, share})
+				}
+				continue
+			}
+		}
+		tasks = append(tasks, task{span: s})
+	}
+	return tasks
+}
+
+// divide divides the packet of a piece. It returns nil if the packet is short or cannot be divided.
+func (r *Reader) divide(p *piece) *divided {
+	if p.decoded < 2*shareBytes {
+		return nil
+	}
+	d := &divided{}
+	var err error
+	if d.packet, err = r.packet(p.row); err != nil {
+		return nil
+	}
+	parts := p.parts
+	if parts == nil {
+		parts = []codec.Part{{To: p.to}}
+	}
+	payload := io.NewSectionReader(r.f, d.packet.PayloadOffset, int64(d.packet.PayloadLen))
+	var ok bool
+	if d.shares, ok = codec.Divide(parts, d.packet.kind, payload, payload.Size(), p.decoded, shareBytes); !ok {
+		return nil
+	}
+	d.left.Store(int32(d.shares.Len()))
+	return d
+}
+
+// do does a task. If it fails, failed is the piece. A packet of which a share fails, or whose checksum is
+// wrong, is decoded again as a whole, which gives the error.
+func (r *Reader) do(t task, pieces []piece, buf []byte) (failed int, err error) {
+	if t.divided == nil {
+		return r.decodeSpan(pieces[t.first:t.last], t.first, buf)
+	}
+	if t.shares.Decode(t.share) != nil {
+		t.failed.Store(true)
+	}
+	if t.left.Add(-1) > 0 {
+		return 0, nil
+	}
+	sum, whole := t.shares.Sum()
+	if t.failed.Load() || whole && t.packet.hasCRC && sum != t.packet.crc {
+		return r.decodeSpan(pieces[t.first:t.last], t.first, buf)
+	}
+	return 0, nil
 }
 
 // span is pieces[first:last], which are read at once.
@@ -176,7 +257,7 @@ type span struct{ first, last int }
 func spansOf(pieces []piece) (spans []span, work int) {
 	spans = make([]span, 0, 16)
 	for k, p := range pieces {
-		work += int(min(p.decoded, aloneBytes))
+		work += int(p.decoded)
 		if k > 0 && p.at >= 0 {
 			s := &spans[len(spans)-1]
 			first, before := pieces[s.first], pieces[k-1]
