@@ -24,9 +24,11 @@ ALLOWED: dict[str, set[str]] = {
     "probes": {"_native", "_pages", "analysis"},
     "timeline": {"_native", "analysis", "core", "probes"},
     "mrm": {"_native", "_pages"},
+    "report": {"_native", "_pages", "analysis", "core", "mrm", "probes"},
     "mrm.collector": {"_native", "core"},  # its torch tracer runs compiled models eagerly, as core
     "utils": {"core"},
-    "cli": {"_native", "_pages", "analysis", "probes", "timeline"},  # no other part imports it
+    # No other part imports it.
+    "cli": {"_native", "_pages", "analysis", "probes", "report", "timeline"},
     "cli.trace": {"_pages", "mrm"},
 }
 # The packages of a plain installation, and those that each extra adds.

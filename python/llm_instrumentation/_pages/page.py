@@ -29,6 +29,7 @@ __all__ = [
     "card",
     "chip",
     "code_block",
+    "contents",
     "definitions",
     "details",
     "figure",
@@ -38,6 +39,7 @@ __all__ = [
     "page",
     "paragraph",
     "section",
+    "side_by_side",
     "swatch",
     "table",
     "tone_of",
@@ -105,10 +107,20 @@ def _declared(variables: Mapping[str, str]) -> str:
 # ---- parts: the arguments are plain text, the results are escaped HTML -------------------
 
 
-def section(title: str, *parts: str) -> str:
-    """A heading with parts below it; "" if all parts are empty."""
+def section(title: str, *parts: str, anchor: str = "") -> str:
+    """A heading with parts below it; "" if all parts are empty. Links lead to its anchor."""
     inner = "\n".join(part for part in parts if part)
-    return f"<section>\n<h2>{escape(title)}</h2>\n{inner}\n</section>" if inner else ""
+    name = f' id="{escape(anchor)}"' if anchor else ""
+    return f"<section>\n<h2{name}>{escape(title)}</h2>\n{inner}\n</section>" if inner else ""
+
+
+def contents(sections: Iterable[tuple[str, str]]) -> str:
+    """Links to the sections of the page, each a heading and its anchor."""
+    links = "".join(
+        f'<li><a href="#{escape(anchor)}">{escape(heading)}</a></li>'
+        for heading, anchor in sections
+    )
+    return f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
 
 
 #: The space between a number and its unit. paragraph makes it narrow and unbreakable.
@@ -179,6 +191,11 @@ def figure(svg: str, caption: str = "", *, width_in: float | None = None) -> str
     )
 
 
+def side_by_side(figures: Sequence[str]) -> str:
+    """Figures of a given width, as many in a row as have room."""
+    return f'<div class="row">{"".join(figures)}</div>' if figures else ""
+
+
 def code_block(text: str) -> str:
     return f"<pre>{escape(text)}</pre>"
 
@@ -244,7 +261,7 @@ def listing(heads: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int =
 
     Args:
         heads: the heads of the columns.
-        rows: their cells: plain texts, which are escaped, or `Markup`.
+        rows: their cells: plain texts, which are escaped, or behind the first one `Markup`.
         texts: so many columns from the left are texts; the others are numbers, aligned right.
     """
     css = ["" if k < texts else ' class="n"' for k in range(len(heads))]
@@ -253,7 +270,8 @@ def listing(heads: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int =
     )
     body = []
     for row in rows:
-        name, *cells = [cell if isinstance(cell, Markup) else escape(cell) for cell in row]
+        name = _breakable(row[0])
+        cells = [cell if isinstance(cell, Markup) else escape(cell) for cell in row[1:]]
         told = "".join(f"<td{one}>{cell}</td>" for one, cell in zip(css[1:], cells, strict=True))
         body.append(f'<tr><th scope="row">{name}</th>{told}</tr>')
     if not body:
@@ -265,8 +283,8 @@ def listing(heads: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int =
 
 
 def _breakable(name: str) -> str:
-    """A name that may be broken after each underscore."""
-    return escape(name).replace("_", "_<wbr>")
+    """A name that may be broken after each dot and underscore."""
+    return escape(name).replace("_", "_<wbr>").replace(".", ".<wbr>")
 
 
 def turned_table(rows: pd.DataFrame) -> str:
