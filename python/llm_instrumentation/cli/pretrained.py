@@ -35,7 +35,7 @@ def pretrained(option: str, kind: str, name: str) -> Any:
     of_texts = kind == "AutoTokenizer"
     what = "tokenizer" if of_texts else "causal language model"
     try:
-        found = getattr(transformers, kind).frompretrained(name)
+        found = getattr(transformers, kind).from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
         raise InvalidArgumentError(f"{option} {name}: it has no {what}: {error}") from error
     # For the folder of a model alone transformers makes a tokenizer that knows no word.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .._extras import extra
 from .._pages import drawing, page, units
+from ..errors import CorruptError
 from ..probes.capture import CAPTURE, snapshot_path
 
 with extra("report", "A report"):
@@ -70,12 +71,16 @@ def trace_parts(run_dir: str | os.PathLike[str]) -> Iterator[str]:
     """The verdict and the figures of a memory trace.
 
     Raises:
-        FileNotFoundError, ValueError, SchemaVersionError, CorruptError: it is no run folder.
+        FileNotFoundError: there is no such folder, or it has no trace.
+        CorruptError: it is no run folder.
     """
     from ..mrm.reporter import load_run
     from ..mrm.reporter.html import run_parts
 
-    run = load_run(Path(run_dir))
+    try:
+        run = load_run(Path(run_dir))
+    except ValueError as error:
+        raise CorruptError(f"{os.fspath(run_dir)} is no run folder: {error}") from error
     yield page.paragraph(
         f"Run {run.run_id} in {os.fspath(run_dir)}; its report.html has the tables."
     )
