@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .._pages import page, units
 from ..analysis import _canvas, _layer_figures
-from ..analysis.compare import CaptureComparison, LayerComparison, compare_captures
+from ..analysis.compare import (
+    CaptureComparison,
+    LayerComparison,
+    compare_captures,
+    first_other_tokens,
+)
 from ..analysis.reader import ActivationReader
 from ..errors import InvalidArgumentError
 from ._drawn import drawn
@@ -16,8 +21,9 @@ from ._sample import evenly
 
 __all__ = ["compared", "comparison_parts"]
 
-_DRAWN = 80  # layers that have a row in the figure
-_LISTED = 200  # layers that differ and are listed
+_DRAWN = 200  # layers that have a row in the figure
+_OPEN = 20  # layers that differ, in the table that is not folded
+_LISTED = 500  # layers that differ and are listed
 _TOLD = 20
 _HEADS = (
     "layer", "pairs", "equal", "beyond", "largest error", "relative error", "worst", "SNR",
@@ -31,7 +37,7 @@ def compared(
     rename: Mapping[str, str] | None,
     packets: int,
     told: Callable[[int, int], Any],
-) -> tuple[CaptureComparison, int]:
+) -> tuple[CaptureComparison, Sequence[int] | None]:
     """Compares a capture with a reference, in as many steps as the number of packets allows.
 
     Args:
@@ -42,34 +48,40 @@ def compared(
         told: called with the number of compared pairs, and of all.
 
     Returns:
-        The comparison, and the number of steps that it is of; 0: all tensors.
+        The comparison, and the steps that it is of; None: all tensors.
 
     Raises:
         InvalidArgumentError: the captures have no layer in common; or they are too long, and their
             steps are unknown.
         CorruptError: a packet is damaged.
     """
-    if len(reference) <= packets:
-        return compare_captures(reference, reader, rename=rename, progress=told), 0
-    if not reference.steps:
-        raise InvalidArgumentError(
-            f"{reference.path} has {len(reference):,} tensors of unknown steps, so none can be "
-            f"chosen: raise packets above {packets:,} to compare all"
-        )
-    each = math.ceil(len(reference) / len(reference.steps))
-    places = evenly(len(reference.steps), max(1, packets // each))
-    steps = [reference.steps[at] for at in places]
+    steps: Sequence[int] | None = None
+    other = first_other_tokens(reference, reader)
+    if other is not None and reference.steps and reference.steps[0] < other:
+        steps = [step for step in reference.steps if step < other]
+    if len(reference.select(steps=steps)) > packets:
+        steps = reference.steps if steps is None else steps
+        if not steps:
+            raise InvalidArgumentError(
+                f"{reference.path} has {len(reference):,} tensors of unknown steps, so none can be "
+                f"chosen: raise packets above {packets:,} to compare all"
+            )
+        each = math.ceil(len(reference) / len(reference.steps))
+        steps = [steps[at] for at in evenly(len(steps), max(1, packets // each))]
     found = compare_captures(reference, reader, steps=steps, rename=rename, progress=told)
-    return found, len(steps)
+    return found, steps
 
 
-def comparison_parts(found: CaptureComparison, steps: int, of: int) -> Iterator[str]:
+def comparison_parts(
+    found: CaptureComparison, steps: Sequence[int] | None, of: int, other: int | None
+) -> Iterator[str]:
     """The comparison on the page.
 
     Args:
         found: the comparison.
-        steps: number of steps that were compared; 0: all.
+        steps: the steps that were compared; None: all.
         of: number of steps of the reference.
+        other: the first step in which the models were given other tokens; None: there is none.
     """
     differing = [layer for layer in found.layers if not layer.agrees]
     first = found.first
@@ -88,14 +100,20 @@ def comparison_parts(found: CaptureComparison, steps: int, of: int) -> Iterator[
     if found.other_tokens is not None:
         yield page.notice(
             "fair",
-            f"From step {found.other_tokens} on the models were given other tokens: what differs "
-            "from there on says nothing about the models.",
+            "The models were given other tokens from the first step on: the differences say "
+            "nothing about the models.",
+        )
+    elif other is not None:
+        yield page.notice(
+            "plain",
+            f"From step {other} on the models were given other tokens, so only the steps before it "
+            "are compared.",
         )
     for path, names in ((found.a, found.only_in_a), (found.b, found.only_in_b)):
         if names:
             more = f", and {len(names) - _TOLD:,} more" if len(names) > _TOLD else ""
             yield page.paragraph(f"Only in {path}: {', '.join(names[:_TOLD])}{more}")
-    of_steps = f"{steps:,} of {of:,} steps" if steps else "all tensors"
+    of_steps = "all tensors" if steps is None else f"{len(steps):,} of {of:,} steps"
     yield page.paragraph(
         f"The reference is {found.a}. Compared: {of_steps}, {len(found.layers):,} layers, of which "
         f"{len(differing):,} differ."

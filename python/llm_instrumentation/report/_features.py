@@ -25,8 +25,8 @@ def feature_parts(features: Sequence[Feature]) -> Iterator[str]:
         yield page.paragraph("The folder has no feature that was active.")
         return
     yield page.paragraph(
-        f"The {len(features)} features with the largest activations. In a context the darker a "
-        "token, the larger is its activation; the underlined token has the value on the left."
+        f"The {len(features)} features with the largest activations. In a context the colour "
+        "of a token is as strong as its activation; the underlined token has the value on the left."
     )
     for feature in features:
         yield (

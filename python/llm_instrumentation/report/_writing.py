@@ -15,6 +15,7 @@ from .._version import __version__
 from ..analysis._progress import steps_bar
 from ..analysis._summary import CaptureSummary, summary
 from ..analysis._summary import layers as summaries
+from ..analysis.compare import first_other_tokens
 from ..analysis.reader import ActivationReader
 from ..analysis.rows import NotTokenAlignedError
 from ..core._atomic import typed_errors
@@ -250,7 +251,8 @@ def _difference(reader: ActivationReader, wanted: _Wanted, progress: bool | None
                 reference, reader, wanted.rename, wanted.packets,
                 lambda done, total: told(done, total, ""),
             )  # fmt: skip
-        yield from comparison_parts(found, steps, len(reference.steps))
+        other = first_other_tokens(reference, reader)
+        yield from comparison_parts(found, steps, len(reference.steps), other)
 
 
 def _features(wanted: _Wanted) -> Iterator[str]:
