@@ -78,7 +78,7 @@ def test_a_report_has_the_facts_of_the_index(encoder):
         "What was captured", "Layers", "Tokens", "How this page was made",
     ]  # fmt: skip
     text = shown(page)
-    assert f"tensors{tensors}" in text and "float32 → float16" in text
+    assert f"packets{tensors}" in text and "float32 → float16" in text
     assert f"{tensors} of {tensors} tensors" in text
     names = re.findall(r'<th scope="row">(.*?)</th>', page)
     assert [unescape(name.replace("<wbr>", "")) for name in names] == list(layers)

@@ -16,7 +16,7 @@ _OPEN = 40  # layers of the table that is not folded
 _FOLDED = 100  # layers of each table that is
 _MOST = 3000  # layers that are listed
 _HEADS = (
-    "layer", "tensors", "shape", "type", "stored", "ratio", "error", "RMS", "RMS by step",
+    "layer", "tensors", "shape", "type", "stored", "ratio", "error", "RMS", "by step",
     "range", "zeros", "values",
 )  # fmt: skip
 
@@ -45,8 +45,8 @@ def layer_tables(
         yield page.paragraph(f"{len(layers) - _MOST:,} more layers are not listed.")
     yield page.paragraph(
         "RMS is the root mean square of a layer's values: the L2 norm over the root of their "
-        "number. The error is the squared error of storing over the squares of the values. A "
-        "histogram has 40 equal parts of the range.",
+        "number. Beside it stands its course over the steps. The error is the squared error of "
+        "storing over the squares of the values. A histogram has 40 equal parts of the range.",
         "sub",
     )
 
@@ -69,7 +69,7 @@ def _row(layer: LayerSummary, trend: Trend, found: LayerValues | None) -> tuple[
         units.UNKNOWN if found is None or math.isnan(found.min)
         else f"{found.min:.3g} to {found.max:.3g}",
         units.UNKNOWN if found is None or not found.values
-        else units.percent(found.zeros / found.values),
+        else f"{100 * found.zeros / found.values:.2g} %",
         page.Markup(_histogram(found)),
     )  # fmt: skip
 
@@ -98,7 +98,7 @@ def _line(values: Sequence[float]) -> str:
         return units.UNKNOWN
     return small.sparkline(
         values, f"from {known[0]:.3g} to {known[-1]:.3g}, between {min(known):.3g} and "
-        f"{max(known):.3g}",
+        f"{max(known):.3g}", width=76,
     )  # fmt: skip
 
 
@@ -106,4 +106,4 @@ def _histogram(found: LayerValues | None) -> str:
     if found is None or not found.counts:
         return units.UNKNOWN
     told = f"Histogram from {found.min:.3g} to {found.max:.3g}"
-    return small.bars(found.counts, told, width=100, height=22)
+    return small.bars(found.counts, told, width=84, height=22)

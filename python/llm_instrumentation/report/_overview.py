@@ -95,8 +95,6 @@ def facts(reader: ActivationReader, found: CaptureSummary, error: float) -> Iter
     yield page.definitions(
         [
             ("models", found.models),
-            ("layers", found.layers),
-            ("tensors", found.tensors),
             ("packets", found.packets),
             ("steps", steps),
             ("tokens", found.tokens),
