@@ -191,6 +191,32 @@ def test_a_damaged_packet_is_told(generation):
     assert re.search(r"1 packets of the sample cannot be read: ?.*lm_head", text)
 
 
+def test_a_damaged_packet_of_the_text_ends_its_part_alone(generation):
+    with ActivationReader(generation) as reader:
+        row = reader["model.layers.0"][0].row
+        offset, length = (reader.index[name][row].as_py() for name in ("offset", "length"))
+    with open(generation, "r+b") as file:
+        file.seek(offset + length - 40)
+        file.write(b"wrong" * 8)
+    page = render_report(generation, against=generation)
+    assert page.count("This part ends here: ") == 2
+    assert PARTS.findall(page)[-1] == "How this page was made"
+
+
+def test_a_model_that_returns_no_numbers_is_drawn(llama, ids, tmp_path):
+    with torch.no_grad():
+        llama.model.embed_tokens.weight.fill_(float("nan"))
+        with capture_activations(llama, tmp_path / "run.stream"):
+            llama(ids)
+    page = render_report(tmp_path / "run.stream", model=llama)
+    assert "Norm of each token" in page and "NaN or infinite values in" in page
+
+
+def test_files_of_probes_that_are_damaged_are_told(probed):
+    snapshot_path(probed, "capture").write_text('{"timestamp": 1.0}\n')
+    assert "The files of the probes cannot be shown: " in shown(render_report(probed))
+
+
 def test_a_capture_without_attention_weights_has_none(minilm, tmp_path):
     with torch.no_grad(), capture_activations(minilm.model, tmp_path / "run.stream"):
         minilm.model(**minilm.inputs)  # by sdpa, which makes none
@@ -237,6 +263,8 @@ def test_only_reports_are_replaced(generation, tmp_path):
     assert told.path == f"{generation}.report.html"
     assert told.bytes == Path(told.path).stat().st_size
     write_report(generation)  # an earlier report
+    with pytest.raises(NotFoundError, match="there is no folder"):
+        write_report(generation, tmp_path / "none" / "page.html")
     other = tmp_path / "notes.html"
     other.write_text("mine")
     with pytest.raises(InvalidArgumentError, match=r"notes.html exists and is no report"):

@@ -8,12 +8,7 @@ from typing import Any
 
 from .._pages import page, units
 from ..analysis import _canvas, _layer_figures
-from ..analysis.compare import (
-    CaptureComparison,
-    LayerComparison,
-    compare_captures,
-    first_other_tokens,
-)
+from ..analysis.compare import CaptureComparison, LayerComparison, compare_captures
 from ..analysis.reader import ActivationReader
 from ..errors import InvalidArgumentError
 from ._drawn import drawn
@@ -34,6 +29,7 @@ _HEADS = (
 def compared(
     reference: ActivationReader,
     reader: ActivationReader,
+    other: int | None,
     rename: Mapping[str, str] | None,
     packets: int,
     told: Callable[[int, int], Any],
@@ -43,6 +39,7 @@ def compared(
     Args:
         reference: the capture that errors are relative to.
         reader: the capture of the report.
+        other: the first step in which the models were given other tokens; None: there is none.
         rename: as for `compare_captures`.
         packets: tensors of the reference to read at most; but those of one step at least.
         told: called with the number of compared pairs, and of all.
@@ -56,7 +53,6 @@ def compared(
         CorruptError: a packet is damaged.
     """
     steps: Sequence[int] | None = None
-    other = first_other_tokens(reference, reader)
     if other is not None and reference.steps and reference.steps[0] < other:
         steps = [step for step in reference.steps if step < other]
     if len(reference.select(steps=steps)) > packets:

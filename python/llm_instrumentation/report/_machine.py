@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .._extras import extra
 from .._pages import drawing, page, units
-from ..errors import CorruptError
+from ..errors import CorruptError, NotFoundError
 from ..probes.capture import CAPTURE, snapshot_path
 
 with extra("report", "A report"):
@@ -21,17 +21,16 @@ _WIDTH_IN = 9.0  # of the figure of a capture over time
 
 
 def probe_parts(stream: str | os.PathLike[str]) -> Iterator[str]:
-    """The capture over time, if the files of its probes are beside it.
-
-    Raises:
-        CorruptError: a file holds something else.
-        NotFoundError: the file of the counters is empty.
-    """
+    """The capture over time, if the files of its probes are beside it."""
     if not snapshot_path(stream, CAPTURE).exists():
         return
     from ..probes.correlation import plot_timeline, timeline
 
-    table = timeline(stream)
+    try:
+        table = timeline(stream)
+    except (CorruptError, NotFoundError) as error:
+        yield page.notice("fair", f"The files of the probes cannot be shown: {error}")
+        return
     seconds = table["interval_s"]
     waited = float((table["stall_share"] * seconds).sum())
     held_up = ", ".join(

@@ -53,9 +53,9 @@ class TextOfStep:
         self.first_step, self.step = int(some.column("step").min()), step
         self.tokens = token_labels(some)
         self.of = of
-        self.ids = some.column("token_id")
-        known = tokenizer is not None and bool((self.ids >= 0).all())
-        self.text = tokenizer.decode(self.ids.tolist()) if known else " ".join(self.tokens)
+        ids = some.column("token_id")
+        known = tokenizer is not None and bool((ids >= 0).all())
+        self.text = tokenizer.decode(ids.tolist()) if known else " ".join(self.tokens)
 
 
 def text_of_step(reader: ActivationReader, step: int | None, tokenizer: Any) -> TextOfStep:
@@ -141,11 +141,16 @@ def token_figures(text: TextOfStep, model: nn.Module | None, tokenizer: Any) -> 
     )
     yield page.code_block(text.text)
     norms = norms_of(text.rows)
-    most = np.unravel_index(np.nanargmax(norms.values), norms.values.shape)
+    told = f"Heat map of the L2 norms of {count} tokens at {layers} layers."
+    if np.isfinite(norms.values).any():
+        sizes = np.where(np.isfinite(norms.values), norms.values, -1.0)
+        layer, token = np.unravel_index(sizes.argmax(), sizes.shape)
+        told += (
+            f" The largest is {sizes[layer, token]:.3g}, of token {text.tokens[token]!r} at "
+            f"{norms.layers[layer]}"
+        )
     yield drawn(
-        "token-norms",
-        f"Heat map of the L2 norms of {count} tokens at {layers} layers. The largest is "
-        f"{norms.values[most]:.3g}, of token {text.tokens[most[1]]!r} at {norms.layers[most[0]]}",
+        "token-norms", told,
         _canvas.sized(norms.layers, count),
         lambda ax: _token_figures.draw_norms(ax, norms),
     )  # fmt: skip

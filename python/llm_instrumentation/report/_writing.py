@@ -19,7 +19,7 @@ from ..analysis.compare import first_other_tokens
 from ..analysis.reader import ActivationReader
 from ..analysis.rows import NotTokenAlignedError
 from ..core._atomic import typed_errors
-from ..errors import InvalidArgumentError
+from ..errors import CorruptError, InvalidArgumentError, NotFoundError
 from ._against import compared, comparison_parts
 from ._features import feature_parts
 from ._layers import layer_tables
@@ -105,9 +105,8 @@ def write_report(
         progress: show a progress bar on stderr; None: if it is a terminal.
 
     Raises:
-        NotFoundError: (a FileNotFoundError) there is no such stream, or no such other file.
-        CorruptError: (a ValueError) a file is something else; or a packet of the text or of the
-            comparison is damaged. Damaged packets among the statistics are told on the page.
+        NotFoundError: (a FileNotFoundError) there is no such stream, other file, or folder.
+        CorruptError: (a ValueError) a file is something else. Damaged packets are told on the page.
         InvalidArgumentError: (a ValueError) ``out`` is another file; there is no such step; the
             tokenizer or the model does not fit the capture; the captures have no layer in common.
         MissingExtraError: matplotlib or pandas is not installed; the extra "report" brings both.
@@ -174,8 +173,11 @@ class _Wanted:
 def _check_target(target: Path, overwrite: bool) -> None:
     """
     Raises:
+        NotFoundError: there is no such folder.
         InvalidArgumentError: another file would be replaced.
     """
+    if not target.parent.is_dir():
+        raise NotFoundError(f"cannot write to {target}: there is no folder {target.parent}")
     if overwrite or not target.exists():
         return
     beginning = b""
@@ -201,7 +203,7 @@ def _made(stream: str | os.PathLike[str], wanted: _Wanted, progress: bool | None
         parts = {
             "What was captured": facts(reader, about, error),
             "Layers": layer_tables(summaries(reader.select()), lines, found.layers),
-            "Tokens": _tokens(reader, wanted),
+            "Tokens": _unless_damaged(_tokens(reader, wanted)),
             "Difference": _difference(reader, wanted, progress),
             "Features": _features(wanted),
             "Over time": probe_parts(stream),
@@ -242,17 +244,31 @@ def _tokens(reader: ActivationReader, wanted: _Wanted) -> Iterator[str]:
     yield from attention_figures(reader, text, wanted.tokenizer)
 
 
+def _unless_damaged(parts: Iterator[str]) -> Iterator[str]:
+    """Parts of the page. If a file is damaged, they end with a notice that says so."""
+    try:
+        yield from parts
+    except CorruptError as error:
+        yield page.notice("bad", f"This part ends here: {error}")
+
+
 def _difference(reader: ActivationReader, wanted: _Wanted, progress: bool | None) -> Iterator[str]:
     if wanted.against is None:
         return
     with ActivationReader(wanted.against, warn=False) as reference:
-        with steps_bar("comparing", progress) as told:
-            found, steps = compared(
-                reference, reader, wanted.rename, wanted.packets,
-                lambda done, total: told(done, total, ""),
-            )  # fmt: skip
-        other = first_other_tokens(reference, reader)
-        yield from comparison_parts(found, steps, len(reference.steps), other)
+        yield from _unless_damaged(_compared(reference, reader, wanted, progress))
+
+
+def _compared(
+    reference: ActivationReader, reader: ActivationReader, wanted: _Wanted, progress: bool | None
+) -> Iterator[str]:
+    other = first_other_tokens(reference, reader)
+    with steps_bar("comparing", progress) as told:
+        found, steps = compared(
+            reference, reader, other, wanted.rename, wanted.packets,
+            lambda done, total: told(done, total, ""),
+        )  # fmt: skip
+    yield from comparison_parts(found, steps, len(reference.steps), other)
 
 
 def _features(wanted: _Wanted) -> Iterator[str]:
