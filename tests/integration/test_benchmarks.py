@@ -50,9 +50,14 @@ def test_a_quick_run_of_reading_shows_its_table(mode, line, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "line"),
-    [("dataset", "zstd "), ("dataset_peers", "safetensors "), ("sparse_autoencoder", "ours ")],
+    [
+        ("dataset", "zstd "),
+        ("dataset_peers", "safetensors "),
+        ("report", "report, 1,000 layers "),
+        ("sparse_autoencoder", "ours "),
+    ],
 )
-def test_a_quick_run_on_rows_shows_its_table(name, line, tmp_path):
+def test_a_quick_run_on_captures_shows_its_table(name, line, tmp_path):
     script = ROOT / "benchmarks" / f"{name}.py"
     done = subprocess.run(
         [sys.executable, script, "--quick", "--folder", tmp_path],

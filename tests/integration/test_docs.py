@@ -136,6 +136,20 @@ def test_the_tutorials_picture_can_be_drawn_anew(tmp_path):
         assert picture.stat().st_size < 200_000
 
 
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium on PATH")
+def test_the_pictures_of_the_report_can_be_drawn_anew(tmp_path):
+    pytest.importorskip("playwright")
+    run(
+        sys.executable, ROOT / "scripts" / "report_pictures.py", "--output", tmp_path,
+        cwd=tmp_path, HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT / "python"),
+    )  # fmt: skip
+    for folder in (tmp_path, ROOT / "docs" / "images"):
+        for colors in ("light", "dark"):
+            picture = folder / f"report-{colors}.png"
+            assert picture.read_bytes().startswith(b"\x89PNG")
+            assert picture.stat().st_size < 250_000
+
+
 def links() -> Iterator[Any]:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):

@@ -126,6 +126,11 @@ FEATURES = {
         "from llm_instrumentation.analysis.sparse_autoencoder import architectures\n"
         "architectures()",
     ),
+    "a page of a capture": (
+        "report",
+        "pandas",
+        "from llm_instrumentation.report import write_report\nwrite_report('a.stream')",
+    ),
     "a timeline": (
         "report",
         "pandas",
@@ -227,6 +232,7 @@ except ImportError as error:
     [
         ("mrm_trace", ["plan", "--config", "experiment.yaml"]),
         ("mrm_trace", ["analyse", "--input", "results"]),
+        ("main", ["report", "a.stream"]),
         ("main", ["timeline", "a.stream"]),
     ],
 )

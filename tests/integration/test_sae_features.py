@@ -25,13 +25,14 @@ from llm_instrumentation.analysis.sparse_autoencoder import (
     TokenEffect,
     describe_features,
     export_latents,
+    load_features,
     plot_feature,
     save_features,
     train_sae,
 )
 from llm_instrumentation.cli import main
 from llm_instrumentation.core.capture import capture_activations
-from llm_instrumentation.errors import InvalidArgumentError
+from llm_instrumentation.errors import CorruptError, InvalidArgumentError, NotFoundError
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
@@ -419,6 +420,18 @@ def test_files_have_all_of_it(data, kind, tmp_path, monkeypatch):
     about = json.loads((out / "features.json").read_text())
     assert about["histogram_edges"] == HISTOGRAM_EDGES.tolist()
     assert (about["layer"], about["rows"], about["features"]) == ("x", 53, 7)
+    active = [feature for feature in found if feature.fired]
+    assert load_features(out) == active
+    assert load_features(out, top=2) == sorted(active, key=lambda one: -one.maximum)[:2]
+
+
+@pytest.mark.parametrize("line", ["no json", "[1]", '{"maximum": 1.0}', '{"maximum": "a"}'])
+def test_files_of_something_else_have_no_features(line, tmp_path):
+    with pytest.raises(NotFoundError, match=r"has no features\.parquet and no features\.jsonl"):
+        load_features(tmp_path)
+    (tmp_path / "features.jsonl").write_text(line + "\n")
+    with pytest.raises(CorruptError, match="holds no features of save_features"):
+        load_features(tmp_path)
 
 
 def test_files_are_replaced_when_asked(data, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -17,7 +18,7 @@ class Shown(HTMLParser):
     def __init__(self, page: str) -> None:
         super().__init__()
         self.texts: list[str] = []
-        self.bars: list[int] = []
+        self.bars: list[float] = []
         self._open: list[str] = []
         self.feed(page)
         self.close()
@@ -27,8 +28,9 @@ class Shown(HTMLParser):
         self._open.append(tag)
 
     def handle_startendtag(self, tag, attributes):
-        assert tag == "rect"
-        self.bars.append(int(dict(attributes)["height"]))
+        assert tag == "path"
+        # A bar begins at its left side: M10 48.
+        self.bars += [float(x) for x in re.findall(r"M([\d.]+) ", dict(attributes)["d"])]
 
     def handle_endtag(self, tag):
         assert self._open.pop() == tag
@@ -70,7 +72,7 @@ def test_an_activation_shows_statistics_and_a_histogram_of_its_values(reader):
     for number in (values.min(), values.mean(dtype=np.float64), values.max()):
         assert f"{number:.4g}" in shown.texts
     counts, _ = np.histogram(values.astype(np.float64), 60)
-    assert [bar > 0 for bar in shown.bars] == [count > 0 for count in counts]
+    assert shown.bars == [5 * place for place in np.flatnonzero(counts)]
 
 
 def test_values_that_cannot_be_read_are_said_so(reader):

@@ -20,7 +20,7 @@ with extra("report", "A figure"):
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from .._report import drawing
+from .._pages import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,6 +44,9 @@ ERRORS = "YlOrRd"
 _LABEL_IN = 0.12  # inches that a label of an axis takes
 _LAYER_IN, _TOKEN_IN = 0.2, 0.3
 _ABSENT = "#d5dae0"
+# Texts in cells. They differ from the colours of `drawing`, which `inline_svg` makes those of a
+# dark page: the colours of cells stay.
+_ON_DARK, _ON_LIGHT = "#fefefe", "#1b1f25"
 _DECADE = 10.0
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -144,7 +147,7 @@ def write_cells(ax: Axes, texts: Sequence[Sequence[str]], on_dark: npt.NDArray[n
         for column, text in enumerate(line):
             ax.text(
                 column, row, drawing.shortened(shown(text), 9), ha="center", va="center",
-                fontsize=6, color=drawing.SURFACE if on_dark[row, column] else drawing.INK,
+                fontsize=6, color=_ON_DARK if on_dark[row, column] else _ON_LIGHT,
             )  # fmt: skip
 
 

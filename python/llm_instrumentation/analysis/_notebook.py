@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._html import block, table
-from .._report import units
+from .._pages import small, units
 from ..errors import StrapError
 from ._statistics import statistics
 from ._summary import LayerSummary, layers
@@ -23,7 +23,7 @@ __all__ = ["activation_html", "capture_html", "view_html"]
 
 _LAYERS = 30  # rows of a table
 _MOST_VALUES = 1 << 24  # of an activation that is decoded to show it
-_BARS, _HEIGHT, _BAR = 60, 48, 5  # of the histogram: bars, and pixels
+_BARS = 60  # of the histogram
 
 
 def capture_html(reader: ActivationReader) -> str:
@@ -93,19 +93,10 @@ def activation_html(activation: Activation) -> str:
 
 
 def _histogram(values: npt.NDArray[Any], low: float | None, high: float | None) -> str:
-    """Bars as SVG: how many of the finite values are in each of equal parts of their range."""
+    """How many of the finite values are in each of equal parts of their range."""
     if low is None or high is None or low == high:
         return ""
     flat = values.reshape(-1)
     flat = np.abs(flat) if np.iscomplexobj(flat) else flat
     counts = np.histogram(flat.astype(np.float64), _BARS, (low, high))[0]
-    heights = np.ceil(counts / counts.max() * _HEIGHT).astype(int).tolist()
-    bars = "".join(
-        f'<rect x="{k * _BAR}" y="{_HEIGHT - height}" width="{_BAR - 1}" height="{height}"/>'
-        for k, height in enumerate(heights)
-    )
-    told = f"Histogram of the values from {low:.4g} to {high:.4g}"
-    return (
-        f'<svg role="img" aria-label="{told}" width="{_BARS * _BAR}" height="{_HEIGHT}" '
-        f'fill="currentColor" opacity="0.7"><title>{told}</title>{bars}</svg>'
-    )
+    return small.bars(counts.tolist(), f"Histogram of the values from {low:.4g} to {high:.4g}")

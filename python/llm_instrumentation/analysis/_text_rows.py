@@ -7,12 +7,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import InvalidArgumentError
+from ._selection import Selector
 from .reader import ActivationReader, UnknownActivationError
 from .rows import NoCallsError, NotTokenAlignedError, Rows
 
-__all__ = ["chosen_layers", "labels", "rows_of_text", "rows_of_texts", "token_labels"]
+__all__ = [
+    "chosen_layers",
+    "labels",
+    "rows_and_texts",
+    "rows_of_text",
+    "rows_of_texts",
+    "token_labels",
+]
 
 _BLOCK = re.compile(r"((?:.*\.)?)\d+")
 
@@ -47,6 +56,7 @@ def rows_of_texts(
     layers: str | Iterable[str] | None,
     sequence: int,
     tokenizer: Any = None,
+    steps: Selector = None,
 ) -> dict[str, Rows]:
     """The rows of a text at each layer. All have the same tokens.
 
@@ -56,6 +66,7 @@ def rows_of_texts(
             out; a layer that is named must have them.
         sequence: as for `rows_of_text`.
         tokenizer: its `decode` gives the texts of tokens.
+        steps: as for `rows_of_text`.
 
     Raises:
         NotTokenAlignedError: a layer has no vector for each token, or other tokens.
@@ -66,7 +77,7 @@ def rows_of_texts(
     problem: NotTokenAlignedError | None = None
     for layer in chosen_layers(reader, layers):
         try:
-            rows = rows_of_text(reader, layer, sequence, tokenizer)
+            rows = rows_of_text(reader, layer, sequence, tokenizer, steps)
         except NotTokenAlignedError as error:
             problem = problem or error
             if layers is not None:
@@ -89,7 +100,11 @@ def rows_of_texts(
 
 
 def rows_of_text(
-    reader: ActivationReader, layer: str, sequence: int, tokenizer: Any = None
+    reader: ActivationReader,
+    layer: str,
+    sequence: int,
+    tokenizer: Any = None,
+    steps: Selector = None,
 ) -> Rows:
     """The rows of a layer that belong to one text, in the order of its tokens.
 
@@ -100,21 +115,14 @@ def rows_of_text(
             capture does not have what the model was given: the number of a row of a batch, counted
             through all steps.
         tokenizer: its `decode` gives the texts of tokens.
+        steps: the steps to read, as for `ActivationReader.select`; None: all.
 
     Raises:
         NotTokenAlignedError: the layer has no vector for each token.
         InvalidArgumentError: there is no such text.
         UnknownActivationError: there is no such layer.
     """
-    try:
-        rows = reader.rows(layer, tokenizer=tokenizer)
-        texts = rows.column("sequence")
-    except NoCallsError:
-        rows = reader.rows(layer, without_calls=True)
-        texts = np.full(len(rows), -1)
-    if (texts < 0).all():
-        batches = np.stack([rows.column("step"), rows.column("call"), rows.column("batch_row")])
-        texts = np.unique(batches, axis=1, return_inverse=True)[1].reshape(-1)
+    rows, texts = rows_and_texts(reader, layer, tokenizer, steps)
     of = np.flatnonzero(texts == sequence)
     if not len(of):
         raise InvalidArgumentError(
@@ -122,6 +130,27 @@ def rows_of_text(
             f"{texts.max(initial=0)}"
         )
     return rows[of]
+
+
+def rows_and_texts(
+    reader: ActivationReader, layer: str, tokenizer: Any = None, steps: Selector = None
+) -> tuple[Rows, npt.NDArray[np.int64]]:
+    """All rows of a layer, and for each row the number of its text, as for `rows_of_text`.
+
+    Raises:
+        NotTokenAlignedError: the layer has no vector for each token.
+        UnknownActivationError: there is no such layer, or it has no activation in these steps.
+    """
+    try:
+        rows = reader.rows(layer, tokenizer=tokenizer, steps=steps)
+        texts = rows.column("sequence")
+    except NoCallsError:
+        rows = reader.rows(layer, steps=steps, without_calls=True)
+        texts = np.full(len(rows), -1)
+    if (texts < 0).all():
+        batches = np.stack([rows.column("step"), rows.column("call"), rows.column("batch_row")])
+        texts = np.unique(batches, axis=1, return_inverse=True)[1].reshape(-1)
+    return rows, texts
 
 
 def _places(rows: Rows) -> Any:

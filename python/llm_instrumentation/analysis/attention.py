@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -65,14 +66,19 @@ def attention_layers(capture: Capture) -> tuple[str, ...]:
         CorruptError: (a ValueError) the file is no stream, or a packet is damaged.
     """
     with opened(capture) as reader:
-        found: dict[tuple[int | None, bytes], str] = {}
-        for name in reader.layers:
-            first = reader[name][0]
-            if len(first.shape or ()) == 4 and first.transform is None:
-                values = first.to_numpy()
-                if _are_weights(values):
-                    found.setdefault((first.step, hashlib.sha256(values.tobytes()).digest()), name)
-        return tuple(found.values())
+        return weights_among(reader, reader.layers)
+
+
+def weights_among(reader: ActivationReader, names: Iterable[str]) -> tuple[str, ...]:
+    """As `attention_layers`, of some names."""
+    found: dict[tuple[int | None, bytes], str] = {}
+    for name in names:
+        first = reader[name][0]
+        if len(first.shape or ()) == 4 and first.transform is None:
+            values = first.to_numpy()
+            if _are_weights(values):
+                found.setdefault((first.step, hashlib.sha256(values.tobytes()).digest()), name)
+    return tuple(found.values())
 
 
 def _are_weights(values: npt.NDArray[Any]) -> bool:
@@ -113,23 +119,43 @@ def attention_weights(
             raise InvalidArgumentError(
                 f"step = {step}: {reader.path} has the steps {_span(reader)}"
             )
-        parts, used = _of_one_text(view, batch_row, joined=step is None)
-        queries = sum(part.shape[1] for part in parts)
-        keys = parts[-1].shape[2]
-        weights = np.full((parts[0].shape[0], queries, keys), np.nan, np.float32)
-        at = 0
-        for part in parts:
-            weights[:, at : at + part.shape[1], : part.shape[2]] = part
-            at += part.shape[1]
-        names, kept = _tokens(reader, used, batch_row, tokenizer, queries)
-        if keys == queries:
-            key_names = names
-            weights = weights[:, kept][:, :, kept]
-        else:
-            key_names = tuple(f"#{place}" for place in range(keys))
-            weights = weights[:, kept]
-        steps = tuple(a.step for a in used if a.step is not None)
-        return AttentionWeights(used[0].name, steps, weights, names, key_names)
+        return weights_of(reader, view, batch_row, tokenizer, joined=step is None)
+
+
+def weights_of(
+    reader: ActivationReader,
+    view: ActivationView,
+    batch_row: int = 0,
+    tokenizer: Any = None,
+    *,
+    joined: bool,
+) -> AttentionWeights:
+    """The attention weights of the first activation of a view.
+
+    Args:
+        reader: the capture.
+        view: activations of one name of `attention_layers`; at least one.
+        batch_row: as for `attention_weights`.
+        tokenizer: as for `attention_weights`.
+        joined: join it with those that follow it in a generation.
+    """
+    parts, used = _of_one_text(view, batch_row, joined)
+    queries = sum(part.shape[1] for part in parts)
+    keys = parts[-1].shape[2]
+    weights = np.full((parts[0].shape[0], queries, keys), np.nan, np.float32)
+    at = 0
+    for part in parts:
+        weights[:, at : at + part.shape[1], : part.shape[2]] = part
+        at += part.shape[1]
+    names, kept = _tokens(reader, used, batch_row, tokenizer, queries)
+    if keys == queries:
+        key_names = names
+        weights = weights[:, kept][:, :, kept]
+    else:
+        key_names = tuple(f"#{place}" for place in range(keys))
+        weights = weights[:, kept]
+    steps = tuple(a.step for a in used if a.step is not None)
+    return AttentionWeights(used[0].name, steps, weights, names, key_names)
 
 
 def _of_one_text(

@@ -193,7 +193,7 @@ def compare_captures(
         comparing = Comparing(reader_a, reader_b, names, steps, rtol, atol)
         comparing.run(progress)
         found = _layers(comparing, names)
-        other_tokens = _first_other_tokens(reader_a, reader_b)
+        other_tokens = first_other_tokens(reader_a, reader_b)
         if other_tokens is not None and not (comparing.pairs["step"] >= other_tokens).any():
             other_tokens = None
     return CaptureComparison(
@@ -224,7 +224,8 @@ def _nothing_in_common(
     )
 
 
-def _first_other_tokens(a: ActivationReader, b: ActivationReader) -> int | None:
+def first_other_tokens(a: ActivationReader, b: ActivationReader) -> int | None:
+    """The first step in which the models were given other tokens; None: none is known."""
     try:
         return a._calls_of_capture().first_other_tokens(b._calls_of_capture())
     except NoCallsError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ..errors import InvalidArgumentError
 from ._opened import Capture, opened
 from ._text_rows import rows_of_texts, token_labels
+from .rows import Rows
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,13 +79,26 @@ def logit_lens(
         InvalidArgumentError: (a ValueError) norm or unembedding is not found, or has another width;
             there is no such text.
     """
+    with opened(capture) as reader:
+        rows = rows_of_texts(reader, layers, sequence, tokenizer)
+        return lens_of(rows, model, tokenizer=tokenizer, norm=norm, unembedding=unembedding)
+
+
+def lens_of(
+    rows: Mapping[str, Rows],
+    model: nn.Module,
+    *,
+    tokenizer: Any = None,
+    norm: nn.Module | None = None,
+    unembedding: nn.Module | None = None,
+) -> LogitLens:
+    """Applies the logit lens to the rows of one text, by layer, as of `rows_of_texts`."""
     import torch
 
     unembed = _unembedding(model) if unembedding is None else unembedding
     normalize = _norm(model) if norm is None else norm
     ids, probabilities = [], []
-    with opened(capture) as reader, torch.inference_mode():
-        rows = rows_of_texts(reader, layers, sequence, tokenizer)
+    with torch.inference_mode():
         for layer, of_layer in rows.items():
             best = []
             for first in range(0, len(of_layer), _TOKENS):
@@ -100,7 +114,7 @@ def logit_lens(
                 best.append((at.cpu(), (top - logits.logsumexp(dim=-1)).exp().double().cpu()))
             ids.append(torch.cat([at for at, _ in best]).numpy())
             probabilities.append(torch.cat([share for _, share in best]).numpy())
-        tokens = token_labels(next(iter(rows.values())))
+    tokens = token_labels(next(iter(rows.values())))
     found = np.stack(ids)
     known = {n: tokenizer.decode([n]) if tokenizer else str(n) for n in np.unique(found).tolist()}
     return LogitLens(

@@ -14,11 +14,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from .._report import drawing
+from .._pages import drawing
 from ..errors import InvalidArgumentError
-from . import _canvas, _layer_figures
+from . import _canvas, _layer_figures, _token_figures
 from ._opened import Capture
 from ._selection import Selector
 from .attention import attention_weights
@@ -42,8 +40,6 @@ __all__ = [
     "plot_token_norms",
     "save_figure",
 ]
-
-_WRITTEN = 40  # a heat map with more columns than this has no texts in its cells
 
 
 def save_figure(drawn: Axes | Figure, path: str | os.PathLike[str]) -> None:
@@ -96,21 +92,11 @@ def plot_attention(
         MissingExtraError: matplotlib is not installed; the extra "report" brings it.
     """
     found = attention_weights(capture, layer, step=step, batch_row=batch_row, tokenizer=tokenizer)
-    heads, queries, keys = found.weights.shape
+    heads = len(found.weights)
     if head is not None and not 0 <= head < heads:
         raise InvalidArgumentError(f"head = {head}: {found.layer!r} has {heads}, from 0")
-    of = f"mean of {heads} heads" if head is None else f"head {head} of {heads}"
-    values = found.weights.mean(axis=0) if head is None else found.weights[head]
-    size = (2.2 + min(max(keys * 0.2, 2.6), 8), 1.6 + min(max(queries * 0.2, 2.0), 8))
-    with _canvas.canvas(ax, size) as axes:
-        limits = (0.0, float(np.nanmax(values)))
-        _canvas.heat_map(
-            axes, values, _canvas.SHARES, "Attention weight", limits=limits,
-            absent=drawing.SURFACE,
-        )  # fmt: skip
-        _canvas.tokens_on_x(axes, found.keys, "Key")
-        _canvas.tokens_on_y(axes, found.queries, "Query")
-        _canvas.title(axes, found.layer, of)
+    with _canvas.canvas(ax, _token_figures.attention_size(found)) as axes:
+        _token_figures.draw_attention(axes, found, head)
         return axes
 
 
@@ -156,15 +142,8 @@ def plot_logit_lens(
         capture, model, layers, sequence=sequence, tokenizer=tokenizer, norm=norm,
         unembedding=unembedding,
     )  # fmt: skip
-    count = len(lens.tokens)
-    width = 1.6 + min(max(0.52 * count, 3.6), 14)
-    with _canvas.canvas(ax, (width, _canvas.sized(lens.layers)[1] + 0.3)) as axes:
-        _canvas.heat_map(axes, lens.probabilities, _canvas.SHARES, "Probability", limits=(0.0, 1.0))
-        if count <= _WRITTEN:
-            _canvas.write_cells(axes, lens.texts, lens.probabilities > 0.55)
-        _canvas.layers_on_y(axes, lens.layers)
-        _canvas.tokens_on_x(axes, lens.tokens)
-        _canvas.title(axes, "Logit lens", "the most probable token behind each token")
+    with _canvas.canvas(ax, _token_figures.lens_size(lens)) as axes:
+        _token_figures.draw_lens(axes, lens)
         return axes
 
 
@@ -182,10 +161,7 @@ def plot_token_norms(
     """
     norms = token_norms(capture, layers, sequence=sequence, tokenizer=tokenizer)
     with _canvas.canvas(ax, _canvas.sized(norms.layers, len(norms.tokens))) as axes:
-        _canvas.heat_map(axes, norms.values, _canvas.SIZES, "L2 norm", log=True)
-        _canvas.layers_on_y(axes, norms.layers)
-        _canvas.tokens_on_x(axes, norms.tokens)
-        _canvas.title(axes, "Norm of each token")
+        _token_figures.draw_norms(axes, norms)
         return axes
 
 
@@ -205,10 +181,7 @@ def plot_token_errors(
     """
     errors = token_errors(a, b, layers, sequence=sequence, rename=rename, tokenizer=tokenizer)
     with _canvas.canvas(ax, _canvas.sized(errors.layers, len(errors.tokens))) as axes:
-        _canvas.heat_map(axes, errors.values, _canvas.ERRORS, "Relative error", log=True)
-        _canvas.layers_on_y(axes, errors.layers)
-        _canvas.tokens_on_x(axes, errors.tokens)
-        _canvas.title(axes, "Error of each token", "‖b − a‖ / ‖a‖ of its vector")
+        _token_figures.draw_errors(axes, errors)
         return axes
 
 

@@ -35,7 +35,7 @@ from ._sae_evaluation import (
     reconstruction,
     spliced,
 )
-from ._sae_feature_files import FeatureFormat, save_features
+from ._sae_feature_files import FeatureFormat, load_features, save_features
 from ._sae_features import (
     HISTOGRAM_EDGES,
     Feature,
@@ -87,6 +87,7 @@ __all__ = [
     "describe_features",
     "evaluate_sae",
     "export_latents",
+    "load_features",
     "load_saes",
     "plot_feature",
     "plot_losses",

@@ -82,9 +82,13 @@ def token_norms(
         InvalidArgumentError: (a ValueError) there is no such text.
     """
     with opened(capture) as reader:
-        rows = rows_of_texts(reader, layers, sequence, tokenizer)
-        values = [np.linalg.norm(_vectors(of_layer), axis=1) for of_layer in rows.values()]
-        return TokenNorms(tuple(rows), _labels(rows), np.stack(values))
+        return norms_of(rows_of_texts(reader, layers, sequence, tokenizer))
+
+
+def norms_of(rows: Mapping[str, Rows]) -> TokenNorms:
+    """The norms of the rows of one text, by layer, as of `rows_of_texts`."""
+    values = [np.linalg.norm(_vectors(of_layer), axis=1) for of_layer in rows.values()]
+    return TokenNorms(tuple(rows), _labels(rows), np.stack(values))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,27 +228,38 @@ def massive_activations(
     """
     with opened(capture) as reader:
         rows = rows_of_texts(reader, layers, sequence, tokenizer)
-        tokens = _labels(rows)
-        medians, found = [], []
-        for layer, of_layer in rows.items():
-            vectors = _vectors(of_layer)
-            sizes = np.abs(vectors)
-            median = float(np.median(sizes))
-            order = np.argsort(-sizes, axis=None, kind="stable")[:largest]
-            ones = []
-            for place, channel in zip(*np.unravel_index(order, sizes.shape), strict=True):
-                size = float(sizes[place, channel])
-                ratio = size / median if median else math.inf
-                ones.append(
-                    LargeActivation(
-                        layer, int(place), tokens[place], int(channel),
-                        float(vectors[place, channel]), ratio,
-                        size > min_magnitude and ratio >= min_ratio,
-                    )
-                )  # fmt: skip
-            medians.append(median)
-            found.append(tuple(ones))
-        return MassiveActivations(tuple(rows), tokens, np.array(medians), tuple(found))
+        return massive_of(rows, largest=largest, min_magnitude=min_magnitude, min_ratio=min_ratio)
+
+
+def massive_of(
+    rows: Mapping[str, Rows],
+    *,
+    largest: int = 3,
+    min_magnitude: float = 100.0,
+    min_ratio: float = 1000.0,
+) -> MassiveActivations:
+    """The largest values of the rows of one text, by layer, as of `rows_of_texts`."""
+    tokens = _labels(rows)
+    medians, found = [], []
+    for layer, of_layer in rows.items():
+        vectors = _vectors(of_layer)
+        sizes = np.abs(vectors)
+        median = float(np.median(sizes))
+        order = np.argsort(-sizes, axis=None, kind="stable")[:largest]
+        ones = []
+        for place, channel in zip(*np.unravel_index(order, sizes.shape), strict=True):
+            size = float(sizes[place, channel])
+            ratio = size / median if median else math.inf
+            ones.append(
+                LargeActivation(
+                    layer, int(place), tokens[place], int(channel),
+                    float(vectors[place, channel]), ratio,
+                    size > min_magnitude and ratio >= min_ratio,
+                )
+            )  # fmt: skip
+        medians.append(median)
+        found.append(tuple(ones))
+    return MassiveActivations(tuple(rows), tokens, np.array(medians), tuple(found))
 
 
 # ---- statistics -----------------------------------------------------------------------------

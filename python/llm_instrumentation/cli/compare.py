@@ -14,7 +14,7 @@ from .console import print_json, progress, shown, table, warning
 from .exit_codes import ExitCode
 from .program import CommandError
 
-__all__ = ["compare"]
+__all__ = ["compare", "renamed_layers"]
 
 _TOLD = 20  # at most so many layers that only one capture has are listed
 _HEADS = (
@@ -35,7 +35,7 @@ def compare(
     heat_map: Path | None,
     as_json: bool,
 ) -> int:
-    rename = dict(map(_renamed, renamed))
+    rename = renamed_layers(renamed)
     wanted = selector("--steps", steps)
     for option, path in (("--figure", figure), ("--heat-map", heat_map)):
         if path is not None:
@@ -65,6 +65,15 @@ def compare(
     return ExitCode.OK if found.agree else ExitCode.DIFFERENT
 
 
+def renamed_layers(given: Sequence[str]) -> dict[str, str]:
+    """The layers of --map, by their names or patterns in the first capture.
+
+    Raises:
+        InvalidArgumentError: one has no equals sign.
+    """
+    return dict(map(_renamed, given))
+
+
 def _renamed(given: str) -> tuple[str, str]:
     pattern, equals, name = given.partition("=")
     if not equals:
@@ -74,7 +83,7 @@ def _renamed(given: str) -> tuple[str, str]:
 
 def _check_figure(option: str, path: Path) -> None:
     """Refuses a path that cannot become a figure, before the work begins."""
-    from .._report.drawing import FORMATS
+    from .._pages.drawing import FORMATS
 
     if path.suffix.removeprefix(".") not in FORMATS:
         raise InvalidArgumentError(f"{option} {path}: the name ends in .{', .'.join(FORMATS)}")

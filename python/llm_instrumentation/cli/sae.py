@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._extras import extra
 from ..errors import InvalidArgumentError, NotFoundError
 from .console import out as terminal
 from .console import print_json, shown, table
 from .exports import numbers
+from .pretrained import pretrained, tokenizer_of
 
 if TYPE_CHECKING:
     from ..analysis.sparse_autoencoder import Feature
@@ -147,14 +146,14 @@ def features(
     elif form is not None or overwrite:
         raise InvalidArgumentError("--format, --overwrite: they need --out")
     loaded = _one(saes, layer, device)
-    network = None if model is None else _pretrained("--model", "AutoModelForCausalLM", model)
+    network = None if model is None else pretrained("--model", "AutoModelForCausalLM", model)
     with ActivationDataset(
         sources, list(loaded), batch_size=batch_size, columns=(),
         without_tokens=numbers("--without-tokens", without_tokens),
     ) as data:  # fmt: skip
         found = describe_features(
             data, loaded, features=_chosen(chosen), unembedding=network,
-            tokenizer=_tokenizer(tokenizer, model), **how,
+            tokenizer=tokenizer_of(tokenizer, model), **how,
         )  # fmt: skip
         about = {
             "layer": found.layer,
@@ -285,39 +284,6 @@ def _one(saes: Path, layer: str | None, device: str) -> dict[str, Any]:
     return loaded
 
 
-def _tokenizer(name: str | None, model: str | None) -> Any:
-    """The tokenizer of --tokenizer, or else that of --model; None: neither is given.
-
-    Raises:
-        InvalidArgumentError: there is no tokenizer in this folder or of this name.
-    """
-    if name is not None:
-        return _pretrained("--tokenizer", "AutoTokenizer", name)
-    return None if model is None else _pretrained("--model", "AutoTokenizer", model)
-
-
-def _pretrained(option: str, kind: str, name: str) -> Any:
-    """Loads a model or a tokenizer of transformers.
-
-    Raises:
-        InvalidArgumentError: there is none in this folder or of this name.
-    """
-    with extra("sae", option):
-        import transformers
-    if not sys.stderr.isatty():
-        transformers.utils.logging.disable_progress_bar()
-    of_texts = kind == "AutoTokenizer"
-    what = "tokenizer" if of_texts else "causal language model"
-    try:
-        found = getattr(transformers, kind).from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
-        raise InvalidArgumentError(f"{option} {name}: it has no {what}: {error}") from error
-    # For the folder of a model alone transformers makes a tokenizer that knows no word.
-    if of_texts and len(found) <= len(found.all_special_ids):
-        raise InvalidArgumentError(f"{option} {name}: it has no {what}, or one without tokens")
-    return found
-
-
 def _language_model(
     model: str, text: Path, context: int, device: str
 ) -> tuple[Any, list[dict[str, Any]]]:
@@ -330,8 +296,8 @@ def _language_model(
         written = text.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"--text {text}: it is not UTF-8: {error}") from error
-    tokenizer = _pretrained("--model", "AutoTokenizer", model)
-    network = _pretrained("--model", "AutoModelForCausalLM", model).to(device)
+    tokenizer = pretrained("--model", "AutoTokenizer", model)
+    network = pretrained("--model", "AutoModelForCausalLM", model).to(device)
     ids = tokenizer(written, return_tensors="pt", verbose=False)["input_ids"][0]
     parts = [part for part in ids.split(context) if len(part) > 1]
     if not parts:

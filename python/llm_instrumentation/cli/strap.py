@@ -150,6 +150,58 @@ def compare(
 
 
 @app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
+def report(
+    stream: _Stream,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page (default: STREAM.report.html).")
+    ] = None,
+    packets: Annotated[
+        int, typer.Option("--packets", help="Read so many packets; but one of each layer.", min=1)
+    ] = 1000,
+    step: Annotated[
+        int | None, typer.Option("--step", help="Show the tokens of this step (default: the last).")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="For texts (default: that of the model).")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="The causal language model, for the logit lens."),
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option("--against", help="The stream of a reference to compare with.")
+    ] = None,
+    renamed: Annotated[
+        list[str] | None,
+        typer.Option("--map", help="As for strap compare; the reference is A."),
+    ] = None,
+    features: Annotated[
+        Path | None, typer.Option("--features", help="A folder of strap sae features --out.")
+    ] = None,
+    probes: Annotated[
+        Path | None, typer.Option("--probes", help="Snapshots of block devices of strap probe.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="The run folder of a memory trace.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what is at --out, whatever it is.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Write a capture as one HTML page: layers, values, tokens, attention, differences.
+
+    The page needs no other file, no script and no network.
+    """
+    from .reports import report as run
+
+    run(
+        stream, out, packets, step, tokenizer, model, against, renamed or [], features, probes,
+        trace, overwrite, as_json,
+    )  # fmt: skip
+
+
+@app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
 def verify(stream: _Stream, as_json: _Json = False) -> None:
     """Read every packet, compare its checksum, and list the damaged ones."""
     from .captures import verify as run

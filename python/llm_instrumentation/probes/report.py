@@ -17,7 +17,7 @@ with extra("report", "A report of block devices"):
     from cycler import cycler
 
 from .._files import write_text
-from .._report import drawing, page, units
+from .._pages import drawing, page, units
 from .analysis import (
     ANOMALY_RULE,
     MIN_WINDOWS,
@@ -32,7 +32,7 @@ from .analysis import (
 from .association import METHOD, Association
 from .figures import device_figures, file_stems
 
-__all__ = ["write_report"]
+__all__ = ["device_sections", "write_report"]
 
 _FIGURE_IN = (6.2, 3.6)
 _MOST_WINDOWS = 200  # at most so many anomalous windows of a device are listed
@@ -73,14 +73,26 @@ def write_report(
         f"<header><h1>{escape(title)}</h1>",
         page.paragraph(_time(trace), "sub"),
         f'<div class="chips">{"".join(_chips(trace))}</div></header>',
-        *_losses(trace),
-        page.section("Devices", page.table(_overview(trace, percentiles))),
-        *_devices(trace, found, percentiles),
+        *device_sections(trace, found, percentiles),
     ]
     if metrics is not None:
         body.append(page.section("Longest off the CPU", _processes(metrics, top)))
     body.append(page.section("Before you use the numbers", *_cautions(metrics)))
     return write_text(path, page.page(title, "\n".join(part for part in body if part)))
+
+
+def device_sections(
+    trace: BlockTrace,
+    found: Mapping[str, Sequence[Association]] | None = None,
+    percentiles: Sequence[float] = (50, 95, 99),
+) -> Iterator[str]:
+    """What is lost of a trace, a table of its devices, and a section for each.
+
+    Arguments are those of `write_report`.
+    """
+    yield from _losses(trace)
+    yield page.section("Devices", page.table(_overview(trace, percentiles)))
+    yield from _devices(trace, found or {}, percentiles)
 
 
 def _time(trace: BlockTrace) -> str:

@@ -13,7 +13,7 @@ with extra("mrm", "A report of a run"):
     import pandas as pd
 
 from ..._files import write_text
-from ..._report import drawing, page, units
+from ..._pages import drawing, page, units
 from ..schema import Kind, RunValidity
 from ..telemetry import LIMITS as VALIDITY_LIMITS
 from ..telemetry import ways_to_clean
@@ -26,7 +26,7 @@ from .run_data import RunData, load_run
 from .tables import by_type
 from .verdict import verdicts
 
-__all__ = ["render_run_report", "write_run_report"]
+__all__ = ["render_run_report", "run_parts", "write_run_report"]
 
 _NEEDED_FOR_METRICS = (
     "retention_summary", "write_once", "read_freq", "working_set_summary", "suitability",
@@ -91,6 +91,14 @@ def render_run_report(run: RunData) -> str:
         page.section("Reproduce", *reproduce.of_run(run)),
     ]
     return page.page(f"{title}: {run.run_id}", "\n".join(part for part in body if part))
+
+
+def run_parts(run: RunData) -> Iterable[str]:
+    """What a page about more than the run shows of it: alarms, verdict, cautions, figures."""
+    yield from _alarms(run)
+    yield _cards(run)
+    yield from _cautions(run)
+    yield _figures(run)
 
 
 def _subtitle(run: RunData) -> str:

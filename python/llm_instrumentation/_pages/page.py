@@ -24,18 +24,22 @@ from . import units
 from .drawing import css_color, css_colors
 
 __all__ = [
+    "Markup",
     "badge",
     "card",
     "chip",
     "code_block",
+    "contents",
     "definitions",
     "details",
     "figure",
     "formatter",
+    "listing",
     "notice",
     "page",
     "paragraph",
     "section",
+    "side_by_side",
     "swatch",
     "table",
     "tone_of",
@@ -52,11 +56,23 @@ _TONES = {
 }
 _SUITABILITY = {"high_mrm": "good", "medium_mrm": "fair", "low_mrm": "plain"}
 _VALIDITY = {"clean": "good", "marginal": "fair", "contaminated": "bad"}
+_PIXELS_PER_IN = 92  # of figures that are shown at their size
 _MARKS = {"good": "✓", "fair": "!", "bad": "✕", "plain": ""}
 
 
-def page(title: str, body: str) -> str:
-    """The whole HTML document. ``body`` is HTML that the functions of this module made."""
+class Markup(str):
+    """HTML that the functions of these modules made. It is not escaped again."""
+
+
+def page(title: str, body: str, *, generator: str = "") -> str:
+    """The whole HTML document.
+
+    Args:
+        title: plain text.
+        body: HTML that the functions of this module made.
+        generator: names the program, so that it knows its own pages; "" leaves it out.
+    """
+    made_by = f'<meta name="generator" content="{escape(generator)}">\n' if generator else ""
     light, dark = css_colors()
     light |= {"--page": "#f6f7f8", **{f"--{name}": tone[0] for name, tone in _TONES.items()}}
     dark |= {"--page": "#0f1317", **{f"--{name}": tone[1] for name, tone in _TONES.items()}}
@@ -71,6 +87,7 @@ def page(title: str, body: str) -> str:
     )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f"{made_by}"
         f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n"
@@ -80,7 +97,7 @@ def page(title: str, body: str) -> str:
 
 @functools.cache
 def _style() -> str:
-    return resources.files(__package__).joinpath("report.css").read_text(encoding="utf-8")
+    return resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
 
 
 def _declared(variables: Mapping[str, str]) -> str:
@@ -90,10 +107,20 @@ def _declared(variables: Mapping[str, str]) -> str:
 # ---- parts: the arguments are plain text, the results are escaped HTML -------------------
 
 
-def section(title: str, *parts: str) -> str:
-    """A heading with parts below it; "" if all parts are empty."""
+def section(title: str, *parts: str, anchor: str = "") -> str:
+    """A heading with parts below it; "" if all parts are empty. Links lead to its anchor."""
     inner = "\n".join(part for part in parts if part)
-    return f"<section>\n<h2>{escape(title)}</h2>\n{inner}\n</section>" if inner else ""
+    name = f' id="{escape(anchor)}"' if anchor else ""
+    return f"<section>\n<h2{name}>{escape(title)}</h2>\n{inner}\n</section>" if inner else ""
+
+
+def contents(sections: Iterable[tuple[str, str]]) -> str:
+    """Links to the sections of the page, each a heading and its anchor."""
+    links = "".join(
+        f'<li><a href="#{escape(anchor)}">{escape(heading)}</a></li>'
+        for heading, anchor in sections
+    )
+    return f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
 
 
 #: The space between a number and its unit. paragraph makes it narrow and unbreakable.
@@ -145,8 +172,28 @@ def card(region_type: str, corner: str, sentence: str, why: str) -> str:
     )
 
 
-def figure(svg: str) -> str:
-    return f"<figure>{svg}</figure>"
+def figure(svg: str, caption: str = "", *, width_in: float | None = None) -> str:
+    """A figure with a caption.
+
+    Args:
+        svg: of `drawing.inline_svg`.
+        caption: plain text.
+        width_in: the width of a figure of many cells, in inches. It is shown at this size, and
+            scrolls where a screen is narrower. None: it is as wide as the page.
+    """
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    if width_in is None:
+        return f"<figure>{svg}{below}</figure>"
+    style = f"width: {round(width_in * _PIXELS_PER_IN)}px"
+    return (
+        f'<figure class="sized"><div class="across" tabindex="0"><div style="{style}">{svg}</div>'
+        f"</div>{below}</figure>"
+    )
+
+
+def side_by_side(figures: Sequence[str]) -> str:
+    """Figures of a given width, as many in a row as have room."""
+    return f'<div class="row">{"".join(figures)}</div>' if figures else ""
 
 
 def code_block(text: str) -> str:
@@ -204,14 +251,40 @@ def table(rows: pd.DataFrame, columns: Sequence[str] | None = None) -> str:
             cells.append(f"<td{css[name]}>{_cell(str(name), value)}</td>")
         body.append(f"<tr>{''.join(cells)}</tr>")
     return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def listing(heads: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 1) -> str:
+    """A table of cells that are already texts. Its first column has the names of the rows.
+
+    Args:
+        heads: the heads of the columns.
+        rows: their cells: plain texts, which are escaped, or behind the first one `Markup`.
+        texts: so many columns from the left are texts; the others are numbers, aligned right.
+    """
+    css = ["" if k < texts else ' class="n"' for k in range(len(heads))]
+    top = "".join(
+        f'<th scope="col"{one}>{escape(head)}</th>' for one, head in zip(css, heads, strict=True)
+    )
+    body = []
+    for row in rows:
+        name = _breakable(row[0])
+        cells = [cell if isinstance(cell, Markup) else escape(cell) for cell in row[1:]]
+        told = "".join(f"<td{one}>{cell}</td>" for one, cell in zip(css[1:], cells, strict=True))
+        body.append(f'<tr><th scope="row">{name}</th>{told}</tr>')
+    if not body:
+        return ""
+    return (
+        f'<div class="scroll" tabindex="0"><table class="listing"><thead><tr>{top}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
 def _breakable(name: str) -> str:
-    """A name that may be broken after each underscore."""
-    return escape(name).replace("_", "_<wbr>")
+    """A name that may be broken after each dot and underscore."""
+    return escape(name).replace("_", "_<wbr>").replace(".", ".<wbr>")
 
 
 def turned_table(rows: pd.DataFrame) -> str:
@@ -226,8 +299,8 @@ def turned_table(rows: pd.DataFrame) -> str:
         cells = "".join(f'<td class="n">{_cell(str(name), value)}</td>' for value in rows[name])
         body.append(f"<tr><td>{_breakable(str(name))}</td>{cells}</tr>")
     return (
-        f'<div class="scroll"><table class="turned"><thead><tr><th></th>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>"
+        '<div class="scroll" tabindex="0"><table class="turned"><thead><tr><th></th>'
+        f"{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
 

@@ -1,0 +1,82 @@
+"""Draws heat maps of layers and tokens, and of queries and keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .._pages import drawing
+from . import _canvas
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from .attention import AttentionWeights
+    from .logit_lens import LogitLens
+    from .views import TokenErrors, TokenNorms
+
+__all__ = [
+    "attention_size",
+    "draw_attention",
+    "draw_errors",
+    "draw_lens",
+    "draw_norms",
+    "lens_size",
+]
+
+_WRITTEN = 40  # a heat map with more columns than this has no texts in its cells
+
+
+def attention_size(found: AttentionWeights) -> tuple[float, float]:
+    """Inches of a figure of `draw_attention`."""
+    _, queries, keys = found.weights.shape
+    return 2.2 + min(max(keys * 0.2, 2.6), 8), 1.6 + min(max(queries * 0.2, 2.0), 8)
+
+
+def draw_attention(ax: Axes, found: AttentionWeights, head: int | None = None) -> None:
+    """Draws the weights of a head, or the mean of all, as `plots.plot_attention` describes."""
+    heads = len(found.weights)
+    of = f"mean of {heads} heads" if head is None else f"head {head} of {heads}"
+    values = found.weights.mean(axis=0) if head is None else found.weights[head]
+    _canvas.heat_map(
+        ax, values, _canvas.SHARES, "Attention weight", limits=(0.0, float(np.nanmax(values))),
+        absent=drawing.SURFACE,
+    )  # fmt: skip
+    _canvas.tokens_on_x(ax, found.keys, "Key")
+    _canvas.tokens_on_y(ax, found.queries, "Query")
+    _canvas.title(ax, found.layer, of)
+
+
+def lens_size(lens: LogitLens) -> tuple[float, float]:
+    """Inches of a figure of `draw_lens`."""
+    return (
+        1.6 + min(max(0.52 * len(lens.tokens), 3.6), 14),
+        _canvas.sized(lens.layers)[1] + 0.3,
+    )
+
+
+def draw_lens(ax: Axes, lens: LogitLens) -> None:
+    """Draws the logit lens, as `plots.plot_logit_lens` describes."""
+    _canvas.heat_map(ax, lens.probabilities, _canvas.SHARES, "Probability", limits=(0.0, 1.0))
+    if len(lens.tokens) <= _WRITTEN:
+        _canvas.write_cells(ax, lens.texts, lens.probabilities > 0.55)
+    _canvas.layers_on_y(ax, lens.layers)
+    _canvas.tokens_on_x(ax, lens.tokens)
+    _canvas.title(ax, "Logit lens", "the most probable token behind each token")
+
+
+def draw_norms(ax: Axes, norms: TokenNorms) -> None:
+    """Draws the norms of tokens, as `plots.plot_token_norms` describes."""
+    _canvas.heat_map(ax, norms.values, _canvas.SIZES, "L2 norm", log=True)
+    _canvas.layers_on_y(ax, norms.layers)
+    _canvas.tokens_on_x(ax, norms.tokens)
+    _canvas.title(ax, "Norm of each token")
+
+
+def draw_errors(ax: Axes, errors: TokenErrors) -> None:
+    """Draws the errors of tokens, as `plots.plot_token_errors` describes."""
+    _canvas.heat_map(ax, errors.values, _canvas.ERRORS, "Relative error", log=True)
+    _canvas.layers_on_y(ax, errors.layers)
+    _canvas.tokens_on_x(ax, errors.tokens)
+    _canvas.title(ax, "Error of each token", "‖b − a‖ / ‖a‖ of its vector")
