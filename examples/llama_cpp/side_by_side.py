@@ -79,14 +79,17 @@ def main() -> None:
     print("  default    exact  transformers' name, llama.cpp's name")
     for default, exact in zip(found["default"].layers, found["exact"].layers, strict=True):
         print(f"  {default.snr_db:7.1f}  {exact.snr_db:7.1f}  {default.name}, {default.name_b}")
-    first = found["default"].first
-    assert first is not None
-    print(f"by default they part at {first.layer}, in step {first.step}")
+    if (first := found["default"].first) is not None:
+        print(f"by default they part at {first.layer}, in step {first.step}")
     print(f"the exact run agrees within 1e-5: {found['exact'].agree}")
 
 
 def renamed(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
-    """The weights by their names in GGUF. llama.cpp rotates neighbours, transformers halves."""
+    """The weights by their names in GGUF.
+
+    For the positions llama.cpp rotates neighbouring values of a head, and transformers its first
+    half with its second. So the rows of queries and keys change places.
+    """
     weights = {}
     for name, values in model.state_dict().items():
         if "q_proj" in name or "k_proj" in name:

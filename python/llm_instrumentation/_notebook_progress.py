@@ -81,11 +81,11 @@ class NotebookProgress:
             remark: a text behind it.
         """
         passed = time.monotonic() - self._began
-        left = f", {passed * (1 - share) / share:.0f} s left" if share else ""
-        self._done = ", ".join(filter(None, (done, remark)))
+        left = f"{passed * (1 - share) / share:.0f} s left" if share else ""
         value = "" if share is None else f' value="{share:.3f}"'
+        self._done = ", ".join(filter(None, (done, remark)))
         self._line.show(
-            f"{self._what}: {done}{left}{remark and ', '}{remark}",
+            f"{self._what}: " + ", ".join(filter(None, (done, left, remark))),
             f'<progress aria-label="{escape(self._what)}"{value}></progress> ',
         )
 
