@@ -16,6 +16,8 @@ from llm_instrumentation import ActivationReader
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
+pytestmark = pytest.mark.timeout(15 * 60)  # a busy machine takes minutes for a whole program
+
 
 def run(*command: str | Path, cwd: Path) -> str:
     done = subprocess.run(
