@@ -24,8 +24,8 @@ PYTEST := $(PY) -m pytest
 TOOLS = tools=$$($(PY) packaging/toolchain.py env) && eval "$$tools"
 
 .NOTPARALLEL:
-.PHONY: help demo sae test test-go test-abi test-python test-faults fuzz bench generate lib install wheel \
-	sdist fmt lint docs clean
+.PHONY: help demo examples sae llama-cpp test test-go test-abi test-python test-faults fuzz bench \
+	generate lib install wheel sdist fmt lint docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -33,8 +33,16 @@ help: ## List the targets
 demo: $(VENV)/.examples ## Capture a small model, with nothing but Python installed
 	HF_HUB_OFFLINE=1 $(PY) examples/basic_usage.py
 
+examples: $(VENV)/.traced-examples ## Run examples: resume, compare dtypes, a slow disk, a memory trace
+	for name in tokens_and_resume compare_dtypes slow_disk memory_trace; do \
+		HF_HUB_OFFLINE=1 $(PY) examples/$$name.py || exit 1; \
+	done
+
 sae: $(VENV)/.sae ## Train a sparse autoencoder on a small language model's capture
 	HF_HUB_OFFLINE=1 $(PY) examples/sparse_autoencoder.py
+
+llama-cpp: $(VENV)/.examples $(LIB) ## Capture a model in llama.cpp, and compare it with transformers
+	$(TOOLS) && HF_HUB_OFFLINE=1 $(PY) examples/llama_cpp/side_by_side.py
 
 test: test-go test-abi test-python test-faults lint docs ## Run every check
 
@@ -138,6 +146,10 @@ $(VENV)/.toolchain: packaging/toolchain.py go.mod | $(PY)
 
 $(VENV)/.examples: pyproject.toml hatch_build.py $(VENV)/.toolchain
 	$(TOOLS) && $(PIP) install --quiet -e '.[examples]'
+	@touch $@
+
+$(VENV)/.traced-examples: pyproject.toml hatch_build.py $(VENV)/.toolchain
+	$(TOOLS) && $(PIP) install --quiet -e '.[examples,mrm]'
 	@touch $@
 
 $(VENV)/.sae: pyproject.toml hatch_build.py $(VENV)/.toolchain

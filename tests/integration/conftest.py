@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,17 @@ def browser() -> Iterator[Any]:
 
     with chromium() as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def llama_cpp() -> Path:
+    """The folder of llama-cpp-python. The first test on a machine builds it."""
+    builder = Path(__file__).resolve().parents[2] / "packaging" / "build_llama_cpp.py"
+    done = subprocess.run([sys.executable, builder], capture_output=True, text=True, check=False)
+    if done.returncode == 1:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
 
 
 @pytest.fixture

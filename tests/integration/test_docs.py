@@ -105,26 +105,6 @@ def test_c_blocks_run(page, tmp_path):
         run(program, cwd=tmp_path, LD_LIBRARY_PATH=str(tmp_path))
 
 
-def test_the_demo_runs(tmp_path):
-    said = run(
-        sys.executable, ROOT / "examples" / "basic_usage.py", "--repeats", "1", cwd=tmp_path,
-        HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT / "python"),
-    )  # fmt: skip
-    assert "bit for bit" in said
-    assert "packets a token" in said
-
-
-def test_the_example_of_an_autoencoder_runs(tmp_path):
-    said = run(
-        sys.executable, ROOT / "examples" / "sparse_autoencoder.py", "--quick", "--out",
-        tmp_path / "sae", cwd=tmp_path, HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT / "python"),
-    )  # fmt: skip
-    assert re.search(r"explained variance +0\.\d{3}", said) and "cross-entropy score" in said
-    assert re.search(r"^feature \d+, on \d+\.\d% of the bytes, promotes '", said, re.MULTILINE)
-    for picture in ("loss.png", "feature.png"):
-        assert (tmp_path / "sae" / picture).stat().st_size > 1000
-
-
 def test_the_tutorials_picture_can_be_drawn_anew(tmp_path):
     drawn, committed = tmp_path / "topics.svg", ROOT / "docs" / "images" / "topics.svg"
     run(

@@ -223,17 +223,6 @@ def test_the_given_policy_for_unknown_rows_is_used(tmp_path, fake, without):
 # With llama.cpp.
 
 
-@pytest.fixture(scope="session")
-def llama_cpp() -> Path:
-    """The folder of llama-cpp-python. The first test on a machine builds it."""
-    builder = ROOT / "packaging" / "build_llama_cpp.py"
-    done = subprocess.run([sys.executable, builder], capture_output=True, text=True, check=False)
-    if done.returncode == 1:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip())
-
-
 @pytest.fixture
 def gguf(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.gguf"

@@ -859,30 +859,6 @@ def demo(name: str, *arguments: str) -> int:
         sys.path.remove(str(scripts))
 
 
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_valid(path):
-    nbformat = pytest.importorskip("nbformat")
-    nbformat.validate(nbformat.read(path, as_version=4))
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_was_saved_without_outputs(tmp_path, monkeypatch, path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    names: dict = {"__name__": "__main__"}
-    for number, cell in enumerate(cells):
-        if cell["cell_type"] != "code":
-            continue
-        assert cell["outputs"] == []
-        source = "".join(cell["source"])
-        exec(compile(source, f"{path.name}, cell {number}", "exec"), names)
-
-
 def test_experiments_from_python(tmp_path):
     """An Experiment validates, runs, analyses and reports from Python."""
     wanted = Experiment(config(tmp_path))

@@ -9,6 +9,8 @@ reports, and the user's own style does not change the figures.
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import io
 import itertools
 import re
@@ -31,6 +33,7 @@ with extra("report", "A figure"):
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from .._files import replacing
+from .._notebook_progress import in_notebook
 from . import units
 
 if TYPE_CHECKING:
@@ -127,9 +130,22 @@ def css_color(region_type: str) -> str:
     return f"var(--{region_type})" if region_type in _LOOKS else "var(--other)"
 
 
+@functools.cache
+def prepare_notebook() -> None:
+    """Lets a notebook show figures. `settings` calls it; call it for figures without them.
+
+    The notebook's backend teaches IPython to show figures and makes matplotlib interactive, when
+    pyplot loads it. pyplot would load it at its first figure. Inside of `settings` matplotlib would
+    then lose that it is interactive, and pyplot's next figures would stay open and unseen.
+    """
+    if in_notebook():
+        importlib.import_module("matplotlib.pyplot").draw_if_interactive()
+
+
 @contextlib.contextmanager
 def settings() -> Iterator[None]:
     """Sets matplotlib's settings in the block. A lock keeps other threads from this function."""
+    prepare_notebook()
     with _LOCK, matplotlib.rc_context():
         matplotlib.rcdefaults()
         parameters: Any = matplotlib.rcParams  # typed by its keys since 3.11, not before

@@ -18,6 +18,7 @@ with extra("report", "A figure"):
     import matplotlib.font_manager
     import matplotlib.pyplot as plt  # so that a notebook shows the figure
     from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from .._pages import drawing
@@ -25,7 +26,6 @@ from .._pages import drawing
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
 
 __all__ = [
     "BLUE", "ERRORS", "ORANGE", "SHARES", "SIZES", "canvas", "heat_map", "layer_labels",
@@ -76,9 +76,13 @@ def canvas(ax: Axes | None, size: tuple[float, float]) -> Iterator[Axes]:
 
 @contextmanager
 def panels(count: int, size: tuple[float, float]) -> Iterator[tuple[Figure, Any]]:
-    """As `canvas`: a new figure with several axes, one below the other."""
+    """As `canvas`: a new figure with several axes, one below the other.
+
+    It is not pyplot's: as a cell's value a notebook would show it twice.
+    """
     with drawing.settings():
-        yield plt.subplots(count, 1, figsize=size, layout="constrained")
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure, figure.subplots(count, 1)
 
 
 def title(ax: Axes, text: str, remark: str = "", *, legend: bool = False) -> None:
@@ -171,10 +175,9 @@ def small_heat_maps(
     """
     across = min(4, len(values))
     down = -(-len(values) // across)
-    figure, grid = plt.subplots(
-        down, across, squeeze=False, sharex=True, sharey=True, layout="constrained",
-        figsize=(7.0, 0.6 + 7.0 / across * down),
-    )  # fmt: skip
+    # It is not pyplot's: as a cell's value a notebook would show it twice.
+    figure = Figure(figsize=(7.0, 0.6 + 7.0 / across * down), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     norm = Normalize(0.0, float(np.nanmax(values)))
     map_of = matplotlib.colormaps[colors].with_extremes(bad=drawing.SURFACE)
     for at, ax in enumerate(grid.flat):

@@ -1,4 +1,4 @@
-"""Shows how far long work is, on a terminal."""
+"""Shows how far long work is, on a terminal or in a notebook."""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+from .._notebook_progress import NotebookProgress, in_notebook
+from .._report import units
+
 __all__ = ["bytes_bar", "steps_bar"]
 
 
 @contextlib.contextmanager
 def bytes_bar(what: str, show: bool | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Shows a progress bar on stderr in the block.
+    """Shows a progress bar in the block: on stderr, or below the cell of a notebook.
 
     Args:
         what: the text before the bar.
-        show: show it; None: if stderr is a terminal.
+        show: show it; None: if stderr is a terminal, or in a notebook.
 
     Yields:
         a function to call with the bytes that are done, and how many there will be.
     """
+    if show is not False and in_notebook():
+        with contextlib.closing(NotebookProgress(what)) as shown:
+            yield lambda done, total: shown.show(
+                f"{units.size(done)} of {units.size(total)}", done / total if total else None
+            )
+        return
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda done, total: None
         return
@@ -41,15 +50,21 @@ def bytes_bar(what: str, show: bool | None = None) -> Iterator[Callable[[int, in
 
 @contextlib.contextmanager
 def steps_bar(what: str, show: bool | None = None) -> Iterator[Callable[[int, int, str], None]]:
-    """Shows a progress bar on stderr in the block, with a text behind it.
+    """Shows a progress bar as `bytes_bar` does, with a text behind it.
 
     Args:
         what: the text before the bar.
-        show: show it; None: if stderr is a terminal.
+        show: show it; None: if stderr is a terminal, or in a notebook.
 
     Yields:
         a function to call with what is done, how much there will be, and the text.
     """
+    if show is not False and in_notebook():
+        with contextlib.closing(NotebookProgress(what)) as shown:
+            yield lambda done, total, text: shown.show(
+                f"{done:,} of {total:,}", done / total if total else None, text
+            )
+        return
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda done, total, text: None
         return

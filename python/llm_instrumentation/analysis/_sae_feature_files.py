@@ -76,7 +76,7 @@ def save_features(
         out: the folder.
         format: "parquet" or "jsonl".
         overwrite: replace what is at `out`, whatever it is.
-        progress: show a progress bar on stderr; None: if it is a terminal.
+        progress: show a progress bar; None: on a terminal, and in a notebook.
 
     Returns:
         the folder.

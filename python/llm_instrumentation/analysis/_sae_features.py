@@ -418,7 +418,7 @@ def describe_features(
         logits: tokens of each kind.
         max_rows: read no more rows; None: all.
         device: where an autoencoder from a folder runs.
-        progress: show a progress bar on stderr; None: if it is a terminal.
+        progress: show a progress bar; None: on a terminal, and in a notebook.
 
     Raises:
         InvalidArgumentError: (a ValueError) an argument is out of its range; there is no such layer

@@ -40,6 +40,9 @@ def plot_losses(path: str | os.PathLike[str]) -> Figure:
     """
     with extra("report", "A plot of losses"):
         from matplotlib.figure import Figure
+
+        from .._report.drawing import prepare_notebook
+    prepare_notebook()
     file = Path(path) / LOSSES
     if not file.exists():
         raise NotFoundError(f"{path} has no losses: its training is not finished")
@@ -76,6 +79,9 @@ def plot_feature(feature: Feature, *, contexts: int = 10) -> Figure:
     """
     with extra("report", "A plot of a feature"):
         from matplotlib.figure import Figure
+
+        from .._report.drawing import prepare_notebook
+    prepare_notebook()
     lines = min(contexts, len(feature.contexts))
     upper, lower = 1.95, _LINE * max(1, lines) + 0.1  # inches
     height = upper + lower

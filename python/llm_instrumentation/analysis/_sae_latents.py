@@ -90,7 +90,7 @@ def export_latents(
         max_rows: read no more rows; None: all.
         device: where an autoencoder from a folder runs.
         overwrite: replace what is in the folder of the layer.
-        progress: show a progress bar on stderr; None: if it is a terminal.
+        progress: show a progress bar; None: on a terminal, and in a notebook.
 
     Raises:
         InvalidArgumentError: (a ValueError) an argument is out of its range, the folder exists, the

@@ -307,7 +307,7 @@ class ActivationDataset(IterableDataset[Batch]):
         All ranks share the rows. One process writes them, others that iterate wait for it.
 
         Args:
-            progress: show a progress bar on stderr; None: if it is a terminal.
+            progress: show a progress bar; None: on a terminal, and in a notebook.
 
         Raises:
             InvalidArgumentError: (a ValueError) the folder has other files or rows.

@@ -201,7 +201,7 @@ def train_sae(
         device: where to train, as "cuda".
         checkpoint_every: training steps between checkpoints. Each replaces the one before.
         overwrite: begin anew, and replace an earlier training at `out`.
-        progress: show a progress bar on stderr; None: if it is a terminal.
+        progress: show a progress bar; None: on a terminal, and in a notebook.
 
     Raises:
         InvalidArgumentError: (a ValueError) an argument is out of its range, or `out` has something
@@ -298,7 +298,7 @@ def evaluate_sae(
         saes: the folder of a training; or autoencoders of SAELens by layer.
         max_rows: read no more rows; None: all.
         device: where autoencoders from a folder run.
-        progress: show a progress bar on stderr; None: if it is a terminal.
+        progress: show a progress bar; None: on a terminal, and in a notebook.
 
     Returns:
         the result of each layer.

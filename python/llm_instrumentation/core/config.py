@@ -123,8 +123,8 @@ class InstrumentationConfig:
             tensors out, and counts them.
         workers: compression threads, 1 to 256; None chooses by the number of CPUs.
         strict: raise a capture error inside the forward pass instead of going on without capture.
-        progress: show progress on stderr: in the last row of a terminal, otherwise a line every
-            ten seconds. None shows it on a terminal only.
+        progress: show progress: below a notebook's cell, in the last row of a terminal, otherwise
+            a line on stderr every ten seconds. None shows it in notebooks and on terminals only.
         probes: what to watch of the machine during the capture, "block" and "system"; see
             `with_probes`.
         probe_interval_s: seconds between their snapshots.
@@ -394,7 +394,7 @@ class InstrumentationConfig:
         return self._change(strict=enabled)
 
     def with_progress(self, enabled: bool | None) -> InstrumentationConfig:
-        """Shows the progress line or not; None: only if stderr is a terminal."""
+        """Shows the progress line or not; None: only on a terminal and in a notebook."""
         return self._change(progress=enabled)
 
     def with_probes(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from .._notebook_progress import NotebookLine, in_notebook
 from .._warn import warn
 from .progress_line import BottomLine, Lines
 from .stats import CaptureStats
@@ -27,15 +28,17 @@ class Monitor:
     ) -> None:
         self._path = path
         self._read = read
-        self._progress = sys.stderr.isatty() if progress is None else progress
+        self._progress = sys.stderr.isatty() or in_notebook() if progress is None else progress
         self._stop = threading.Event()
         self._warned = False
+        self._last: CaptureStats | None = None
         self.draining = False  # the capture ends: the line shows how long the writing will take
         self._thread = threading.Thread(target=self._run, name="strap-monitor", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ends the thread."""
+    def stop(self, last: CaptureStats) -> None:
+        """Ends the thread. A notebook keeps a line with the capture's last counters."""
+        self._last = last
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -45,7 +48,7 @@ class Monitor:
             self._watch(lambda stats: None)
             return
         before = CaptureStats(self._path)
-        line = BottomLine(sys.stderr.fileno()) if sys.stderr.isatty() else Lines(sys.stderr)
+        line = _line()
 
         def show(stats: CaptureStats) -> None:
             nonlocal before
@@ -56,7 +59,10 @@ class Monitor:
         try:
             self._watch(show)
         finally:
-            line.close()
+            if isinstance(line, NotebookLine):
+                line.close(_describe(self._last or before))
+            else:
+                line.close()
 
     def _watch(self, show: Callable[[CaptureStats], None]) -> None:
         began, first = time.monotonic(), None
@@ -85,6 +91,12 @@ class Monitor:
                 f"{_size(rate)}/s that lasts {free / rate:.0f} s. A full disk ends the capture "
                 "and keeps what is written"
             )
+
+
+def _line() -> NotebookLine | BottomLine | Lines:
+    if in_notebook():
+        return NotebookLine()
+    return BottomLine(sys.stderr.fileno()) if sys.stderr.isatty() else Lines(sys.stderr)
 
 
 def _describe(s: CaptureStats, drained: float | None = None) -> str:

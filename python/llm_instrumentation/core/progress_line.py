@@ -91,7 +91,7 @@ class BottomLine:
 
 
 class Lines:
-    """Writes a line every ten seconds, for files and notebooks."""
+    """Writes a line every ten seconds, for files."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

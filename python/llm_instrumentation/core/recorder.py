@@ -562,7 +562,7 @@ class Recorder:
             self._probes.stop(wait=wait)
 
     def _ended(self) -> None:
-        self._monitor.stop()
+        self._monitor.stop(self.stats())
         self._stop_probes(wait=not self.gave_up)
         self._steps.forget()
         self._models.clear()  # stats() works without them

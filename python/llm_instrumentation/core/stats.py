@@ -140,7 +140,7 @@ class CaptureStats:
         return block(
             self.path,
             table(
-                ["", ""],
+                ["counter", "value"],
                 [
                     (name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}")
                     for name, value in there

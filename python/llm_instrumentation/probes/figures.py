@@ -19,6 +19,7 @@ with extra("report", "A figure of block devices"):
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from .._report.drawing import prepare_notebook
 from .analysis import Device, Floats, anomalous, bucket_edges_us, percentiles_us
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def draw_timeline(table: pd.DataFrame) -> Figure:
     Args:
         table: a table of :func:`.correlation.timeline`.
     """
+    prepare_notebook()
     figure = Figure(figsize=(9, 9), dpi=120, layout="constrained")
     rates, waits, latency, pressure = figure.subplots(4, sharex=True)
     edges = np.append(table.index[0] - table["interval_s"].iloc[0], table.index)

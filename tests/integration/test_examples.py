@@ -1,0 +1,161 @@
+"""The programs in examples/ run whole, and print what their pages promise."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gguf_model import write_llama
+from llm_instrumentation import ActivationReader
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+
+pytestmark = pytest.mark.timeout(15 * 60)  # a busy machine takes minutes for a whole program
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT / "python")},
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def example(name: str, *arguments: str | Path, cwd: Path) -> str:
+    return run(sys.executable, EXAMPLES / name, *arguments, cwd=cwd)
+
+
+def test_the_demo(tmp_path):
+    said = example("basic_usage.py", "--repeats", "1", cwd=tmp_path)
+    assert "bit for bit" in said
+    assert "packets a token" in said
+
+
+def test_an_autoencoder(tmp_path):
+    said = example("sparse_autoencoder.py", "--quick", "--out", tmp_path / "sae", cwd=tmp_path)
+    assert re.search(r"explained variance +0\.\d{3}", said) and "cross-entropy score" in said
+    assert re.search(r"^feature \d+, on \d+\.\d% of the bytes, promotes '", said, re.MULTILINE)
+    for picture in ("loss.png", "feature.png"):
+        assert (tmp_path / "sae" / picture).stat().st_size > 1000
+
+
+def test_a_killed_capture_goes_on(tmp_path):
+    said = example("tokens_and_resume.py", cwd=tmp_path)
+    assert "wrote 14 tokens and ended by signal 9" in said
+    assert "its last checkpoint had 12 tokens" in said
+    assert "24 tokens, the same as without the break: True" in said
+    assert re.search(r"^   12  '.+?' +\(1, 21, 64\)", said, re.MULTILINE), "the first resumed step"
+
+
+def test_the_layer_where_dtypes_part(tmp_path):
+    said = example("compare_dtypes.py", cwd=tmp_path)
+    assert "bfloat16: all 114 layers are within the tolerance of their types" in said
+    assert "broken:   parts at encoder.layer.3.intermediate.dense" in said
+
+
+WITHOUT_CAPABILITIES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+
+
+@pytest.mark.parametrize("user", [(), WITHOUT_CAPABILITIES], ids=["this user", "no capabilities"])
+def test_the_disk_that_slows_a_model(tmp_path, user):
+    if user and (os.geteuid() != 0 or shutil.which(user[0]) is None):
+        pytest.skip("needs root and setpriv, to drop capabilities")
+    said = run(
+        *user, sys.executable, EXAMPLES / "slow_disk.py", "--seconds", "1", cwd=tmp_path,
+    )  # fmt: skip
+    assert re.search(r"^model waited +\d+%", said, re.MULTILINE)
+    if "without probes" in said:
+        assert "probes tell whether" in said or "keep up" in said
+    else:
+        assert not user
+        assert re.search(r"\d+% of the intervals wait for the disk", said)
+        assert (tmp_path / "captures" / "disk.png").stat().st_size > 1000
+
+
+def test_the_memory_of_a_llama(tmp_path):
+    said = example("memory_trace.py", cwd=tmp_path)
+    table = dict(re.findall(r"^(weight|kv_cache|activation) +(.+)$", said, re.MULTILINE))
+    read, written, kept = (float(number) for number in table["weight"].split())
+    assert read > 40 and written == 0
+    assert kept > float(table["kv_cache"].split()[2]) > float(table["activation"].split()[2])
+
+
+# llama.cpp.
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(50 * 60)
+def test_llama_cpp_beside_transformers(llama_cpp, tmp_path):
+    said = example("llama_cpp/side_by_side.py", "--out", tmp_path, cwd=tmp_path)
+    assert "transformers writes the same tokens: True" in said
+    assert "by default they part at model.layers.0.self_attn.o_proj, in step 0" in said
+    assert "the exact run agrees within 1e-5: True" in said
+
+
+@pytest.fixture(scope="module")
+def capture(llama_cpp, tmp_path_factory) -> Path:
+    """capture.cpp, built with CMake as its page says, and a model beside it."""
+    folder = tmp_path_factory.mktemp("llama_cpp")
+    if shutil.which("cmake") is None:
+        pytest.skip("no CMake")
+    prefix = folder / "prefix"
+    run("make", "-C", ROOT, "install", f"VENV={sys.prefix}", f"PREFIX={prefix}", cwd=folder)
+    run(
+        "cmake", "-S", EXAMPLES / "llama_cpp", "-B", folder,
+        f"-DCMAKE_PREFIX_PATH={prefix};{llama_cpp}", cwd=folder,
+    )  # fmt: skip
+    run("cmake", "--build", folder, cwd=folder)
+    write_llama(folder / "tiny.gguf", width=128)
+    return folder / "capture"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(50 * 60)
+def test_llama_cpp_gives_tensors_with_strides(capture, tmp_path):
+    """A view of the cache, permuted, is stored row by row: head, position, value."""
+    names = "cache_v_l0 (view),cache_v_l0 (view) (permuted)"
+    run(
+        capture, capture.with_name("tiny.gguf"), "a.stream", "Swifts", "--new", "2", "--tensors",
+        names, cwd=tmp_path,
+    )  # fmt: skip
+    with ActivationReader(tmp_path / "a.stream") as reader:
+        # llama.cpp gives the name "cache_v_l0 (view)" to its store first, then to the view.
+        whole = reader["cache_v_l0 (view)"].at(step=1, call=1).to_numpy()
+        permuted = reader["cache_v_l0 (view) (permuted)"].at(step=1).to_numpy()
+        assert whole.dtype == "float16" and permuted.shape[0] == 4
+        assert (permuted == whole.transpose(1, 0, 2)).all()
+        assert permuted[:, :11].any(axis=(0, 2)).all(), "the positions that were written"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(50 * 60)
+def test_llama_cpp_leaves_quantised_tensors_out_and_counts_them(capture, tmp_path):
+    said = run(
+        capture, capture.with_name("tiny.gguf"), "a.stream", "Swifts", "--new", "3", "--tensors",
+        "cache_k_l1 (view),l_out", "--cache-type", "q8_0", cwd=tmp_path,
+    )  # fmt: skip
+    with ActivationReader(tmp_path / "a.stream") as reader:
+        assert reader.layers == ("l_out-0", "l_out-1")
+        assert {(one.name, one.error) for one in reader.missing} == {
+            ("cache_k_l1 (view)", "quantised: q8_0")
+        }
+        assert f"{len(reader.missing)} quantised ones left out" in said
+        assert [one.step for one in reader["l_out-1"]] == [0, 1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(50 * 60)
+def test_llama_cpp_with_a_file_that_is_no_model(capture, tmp_path):
+    (tmp_path / "no.gguf").write_text("no model")
+    done = subprocess.run(
+        [capture, "no.gguf", "a.stream", "Swifts"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "no.gguf is no model that llama.cpp can load" in done.stderr
