@@ -23,7 +23,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from llm_instrumentation._report import drawing, units
+from llm_instrumentation._pages import drawing, units
 from llm_instrumentation.errors import InvalidArgumentError
 from llm_instrumentation.mrm import SchemaVersionError, check_parquet_schema, compute_all
 from llm_instrumentation.mrm.config import load_experiment

@@ -16,18 +16,18 @@ NAME = PACKAGE.name
 # The parts of ours that each part may import. All may import `errors`, and files such as `_files`.
 ALLOWED: dict[str, set[str]] = {
     "_native": set(),
-    "_report": set(),
+    "_pages": set(),
     "memory": set(),
     "core": {"_native", "memory"},
     "core.framework": {"_native", "memory", "probes"},  # it gives a capture its probes
-    "analysis": {"_native", "_report", "core"},
-    "probes": {"_native", "_report", "analysis"},
+    "analysis": {"_native", "_pages", "core"},
+    "probes": {"_native", "_pages", "analysis"},
     "timeline": {"_native", "analysis", "core", "probes"},
-    "mrm": {"_native", "_report"},
+    "mrm": {"_native", "_pages"},
     "mrm.collector": {"_native", "core"},  # its torch tracer runs compiled models eagerly, as core
     "utils": {"core"},
-    "cli": {"_native", "_report", "analysis", "probes", "timeline"},  # no other part imports it
-    "cli.trace": {"_report", "mrm"},
+    "cli": {"_native", "_pages", "analysis", "probes", "timeline"},  # no other part imports it
+    "cli.trace": {"_pages", "mrm"},
 }
 # The packages of a plain installation, and those that each extra adds.
 INSTALLED = {NAME, "numpy", "pyarrow", "rich", "torch", "typer"}
@@ -162,7 +162,7 @@ def test_a_made_up_violation_is_found(module, source, fault):
         ("core.framework", "from ..probes.capture import CaptureProbes"),
         ("analysis.reader", "def f():\n    import torch"),
         ("analysis.reader", "if TYPE_CHECKING:\n    import torch"),
-        ("mrm.reporter.html", "from ..._report import page\nfrom ..schema import Kind"),
+        ("mrm.reporter.html", "from ..._pages import page\nfrom ..schema import Kind"),
         ("_native.library", "from ..errors import StrapError"),
     ],
 )

@@ -20,7 +20,7 @@ with extra("report", "A figure"):
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from .._report import drawing
+from .._pages import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._extras import extra
-from .._report import drawing
+from .._pages import drawing
 from . import _canvas
 
 with extra("report", "A figure"):

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._html import block, table
-from .._report import units
+from .._pages import units
 from ..errors import StrapError
 from ._statistics import statistics
 from ._summary import LayerSummary, layers

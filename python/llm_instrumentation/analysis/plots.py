@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._report import drawing
+from .._pages import drawing
 from ..errors import InvalidArgumentError
 from . import _canvas, _layer_figures
 from ._opened import Capture

@@ -11,7 +11,7 @@ from typing import Any
 
 from .._json import plain
 from .._native import Reader, capture_id_of
-from .._report import units
+from .._pages import units
 from ..analysis._statistics import statistics
 from ..analysis._summary import (
     CaptureSummary,

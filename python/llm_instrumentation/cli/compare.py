@@ -74,7 +74,7 @@ def _renamed(given: str) -> tuple[str, str]:
 
 def _check_figure(option: str, path: Path) -> None:
     """Refuses a path that cannot become a figure, before the work begins."""
-    from .._report.drawing import FORMATS
+    from .._pages.drawing import FORMATS
 
     if path.suffix.removeprefix(".") not in FORMATS:
         raise InvalidArgumentError(f"{option} {path}: the name ends in .{', .'.join(FORMATS)}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._native import capture_id_of
-from .._report import units
+from .._pages import units
 from ..analysis.exports import DEFAULT_COLUMNS, export_rows
 from ..errors import CorruptError, InvalidArgumentError
 from .captures import damaged, selector

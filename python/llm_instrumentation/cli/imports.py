@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .._report import units
+from .._pages import units
 from ..analysis.imports import import_activations
 from ..errors import InvalidArgumentError
 from .console import print_json, progress, shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .._native import capture_id_of
-from .._report import units
+from .._pages import units
 from ..errors import CorruptError, InvalidArgumentError
 from ..timeline import write_timeline
 from .captures import damaged

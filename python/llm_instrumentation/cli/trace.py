@@ -285,7 +285,7 @@ def export(
 ) -> None:
     """Pack finished runs as a Hugging Face data set or for Zenodo. Nothing is uploaded."""
     _log(verbose)
-    from .._report import units
+    from .._pages import units
     from ..mrm.reporter import export_hf, export_zenodo
 
     pack = export_hf if to is Format.HF else export_zenodo

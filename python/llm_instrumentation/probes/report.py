@@ -17,7 +17,7 @@ with extra("report", "A report of block devices"):
     from cycler import cycler
 
 from .._files import write_text
-from .._report import drawing, page, units
+from .._pages import drawing, page, units
 from .analysis import (
     ANOMALY_RULE,
     MIN_WINDOWS,

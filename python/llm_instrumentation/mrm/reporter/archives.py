@@ -26,7 +26,7 @@ with extra("mrm", "An archive of runs"):
 
 from ..._files import partial_beside, remove_leftovers, replacing, sha256_file
 from ..._json import to_json
-from ..._report import units
+from ..._pages import units
 from ..runs import find_runs
 from ..schema import RunValidity
 from .manifest import MANIFEST, REPORT, ManifestError

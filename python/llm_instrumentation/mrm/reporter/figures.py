@@ -24,8 +24,8 @@ with extra("mrm", "A figure of a run"):
         PercentFormatter,
     )
 
-from ..._report import drawing, units
-from ..._report.drawing import Floats
+from ..._pages import drawing, units
+from ..._pages.drawing import Floats
 from .tables import as_frames, in_order
 
 if TYPE_CHECKING:

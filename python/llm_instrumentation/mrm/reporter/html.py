@@ -13,7 +13,7 @@ with extra("mrm", "A report of a run"):
     import pandas as pd
 
 from ..._files import write_text
-from ..._report import drawing, page, units
+from ..._pages import drawing, page, units
 from ..schema import Kind, RunValidity
 from ..telemetry import LIMITS as VALIDITY_LIMITS
 from ..telemetry import ways_to_clean

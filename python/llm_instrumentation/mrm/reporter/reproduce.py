@@ -11,7 +11,7 @@ with extra("mrm", "A report of a run"):
     import pandas as pd
     import yaml
 
-from ..._report import page
+from ..._pages import page
 from .run_data import RunData
 
 __all__ = ["experiment_of", "of_run"]

@@ -15,7 +15,7 @@ with extra("mrm", "A report of runs"):
     import pandas as pd
 
 from ..._files import replacing, write_text
-from ..._report import drawing, page, units
+from ..._pages import drawing, page, units
 from ...errors import StrapError
 from ..runs import find_runs
 from .html import render_run_report

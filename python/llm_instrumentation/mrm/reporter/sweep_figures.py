@@ -12,8 +12,8 @@ with extra("mrm", "A report of runs"):
     import pandas as pd
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from ..._report import drawing, units
-from ..._report.drawing import Floats
+from ..._pages import drawing, units
+from ..._pages.drawing import Floats
 from .tables import in_order
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from ..._extras import extra
 with extra("mrm", "A report of a run"):
     import pandas as pd
 
-from ..._report import units
+from ..._pages import units
 from ..analyser.suitability import classify_suitability
 from ..schema import RegionType
 from .tables import in_order

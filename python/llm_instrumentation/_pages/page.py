@@ -64,7 +64,7 @@ def page(title: str, body: str) -> str:
 
 @functools.cache
 def _style() -> str:
-    return resources.files(__package__).joinpath("report.css").read_text(encoding="utf-8")
+    return resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
 
 
 # ---- parts: the arguments are plain text, the results are escaped HTML -------------------
