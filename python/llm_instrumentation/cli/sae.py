@@ -18,7 +18,7 @@ from .exports import numbers
 if TYPE_CHECKING:
     from ..analysis.sparse_autoencoder import Feature
 
-__all__ = ["evaluate", "features", "latents", "train"]
+__all__ = ["evaluate", "features", "latents", "pretrained", "train"]
 
 _SHOWN = 10  # features that are printed unless some are named
 
@@ -147,7 +147,7 @@ def features(
     elif form is not None or overwrite:
         raise InvalidArgumentError("--format, --overwrite: they need --out")
     loaded = _one(saes, layer, device)
-    network = None if model is None else _pretrained("--model", "AutoModelForCausalLM", model)
+    network = None if model is None else pretrained("--model", "AutoModelForCausalLM", model)
     with ActivationDataset(
         sources, list(loaded), batch_size=batch_size, columns=(),
         without_tokens=numbers("--without-tokens", without_tokens),
@@ -292,11 +292,11 @@ def _tokenizer(name: str | None, model: str | None) -> Any:
         InvalidArgumentError: there is no tokenizer in this folder or of this name.
     """
     if name is not None:
-        return _pretrained("--tokenizer", "AutoTokenizer", name)
-    return None if model is None else _pretrained("--model", "AutoTokenizer", model)
+        return pretrained("--tokenizer", "AutoTokenizer", name)
+    return None if model is None else pretrained("--model", "AutoTokenizer", model)
 
 
-def _pretrained(option: str, kind: str, name: str) -> Any:
+def pretrained(option: str, kind: str, name: str) -> Any:
     """Loads a model or a tokenizer of transformers.
 
     Raises:
@@ -330,8 +330,8 @@ def _language_model(
         written = text.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"--text {text}: it is not UTF-8: {error}") from error
-    tokenizer = _pretrained("--model", "AutoTokenizer", model)
-    network = _pretrained("--model", "AutoModelForCausalLM", model).to(device)
+    tokenizer = pretrained("--model", "AutoTokenizer", model)
+    network = pretrained("--model", "AutoModelForCausalLM", model).to(device)
     ids = tokenizer(written, return_tensors="pt", verbose=False)["input_ids"][0]
     parts = [part for part in ids.split(context) if len(part) > 1]
     if not parts:
