@@ -32,8 +32,10 @@ def serve(
             decoder = pretrained("--tokenizer", "AutoTokenizer", tokenizer)
         server = CaptureServer(readers, port=port, features=features, tokenizer=decoder)
         names = ", ".join(shown(reader.path) for reader in readers)
-        print(f"{names}: open {server.url}", flush=True)
-        print("Ctrl-C ends it", flush=True)
+        print(
+            f"{names}: open this address in a browser; Ctrl-C ends the server\n{server.url}",
+            flush=True,
+        )
         if opens:
             webbrowser.open(server.url)
         server.run()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from importlib import resources
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -47,17 +49,25 @@ _SIDE = 2048  # rows or columns of a tile
 _LAYERS = 64  # of one request for norms or vectors
 _TOKENS = 1024  # likewise
 
-_Answer = Callable[[Query], Any]
+_Answer: TypeAlias = Callable[[Query], Any]
+_Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(
-    captures: Sequence[Capture], features: Features | None, *, token: str, port: int
+    captures: Sequence[Capture],
+    features: Features | None,
+    worker: Executor,
+    *,
+    token: str,
+    port: int,
 ) -> Guard:
     """The application that a server runs.
 
     Args:
         captures: the captures; a request says which by its number.
         features: the features of an autoencoder, or None.
+        worker: reads captures and features. It has one thread, so the memory for requests that
+            come together is that of one.
         token: the secret that the first request must have.
         port: of the server; a request for another host or port is refused.
     """
@@ -66,7 +76,7 @@ def create_app(
         Route("/static/theme.css", _bytes(css_root().encode(), "text/css")),
         *(Route(f"/static/{name}", _page(name)) for name in _STATIC if name != "index.html"),
         *(
-            Route(f"/api/{name}", _answering(answer))
+            Route(f"/api/{name}", _answering(answer, worker))
             for name, answer in _answers(captures, features).items()
         ),
     ]
@@ -205,22 +215,26 @@ class _Numbers:
         self.content = len(head).to_bytes(4, "little") + head + values.astype("<f4").tobytes()
 
 
-def _answering(answer: _Answer) -> Callable[[Request], Response]:
-    def endpoint(request: Request) -> Response:  # Starlette runs it in a thread
-        found = answer(Query(request.query_params))
+def _answering(answer: _Answer, worker: Executor) -> _Endpoint:
+    def answered(query: Query) -> Response:
+        found = answer(query)
         if isinstance(found, _Numbers):
             return Response(found.content, media_type="application/octet-stream")
         return Response(_json(found), media_type="application/json")
 
+    async def endpoint(request: Request) -> Response:
+        query = Query(request.query_params)
+        return await asyncio.get_running_loop().run_in_executor(worker, answered, query)
+
     return endpoint
 
 
-def _page(name: str) -> Callable[[Request], Response]:
+def _page(name: str) -> _Endpoint:
     content = resources.files(__package__).joinpath("static", name).read_bytes()
     return _bytes(content, _TYPES[name.rpartition(".")[2]])
 
 
-def _bytes(content: bytes, media_type: str) -> Callable[[Request], Response]:
+def _bytes(content: bytes, media_type: str) -> _Endpoint:
     async def endpoint(request: Request) -> Response:
         return Response(content, media_type=media_type)
 

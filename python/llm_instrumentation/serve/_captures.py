@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ _GENERATIONS = itertools.count()
 
 
 class Capture:
-    """A capture that pages look into. Thread-safe: one request at a time reads it.
+    """A capture that pages look into. One thread at a time may use it.
 
     Args:
         source: the path of a stream, or an open reader.
@@ -45,7 +44,6 @@ class Capture:
         self._reader = source if given else ActivationReader(source, warn=False)
         self._owned = not given
         self._tokenizer, self._cache = tokenizer, cache
-        self._lock = threading.RLock()
         self._forget()
 
     @property
@@ -55,13 +53,13 @@ class Capture:
 
     def close(self) -> None:
         """Closes the reader, unless it was given open."""
-        with self._lock:
-            if self._owned:
-                self._reader.close()
+        if self._owned:
+            self._reader.close()
 
     def _forget(self) -> None:
         """Lets go of what was found in the capture before it changed."""
         self._generation = next(_GENERATIONS)
+        self._overview: dict[str, Any] | None = None
         self._layers: list[LayerSummary] | None = None
         self._found_texts: Texts | None = None
 
@@ -73,42 +71,38 @@ class Capture:
         Raises:
             StrapError: the stream cannot be read any more.
         """
-        with self._lock:
-            try:
-                self._reader.refresh()
-            except NotFoundError:
-                anew = ActivationReader(self.path, warn=False)
-                self.close()
-                self._reader, self._owned = anew, True
-            self._forget()
+        try:
+            self._reader.refresh()
+        except NotFoundError:
+            anew = ActivationReader(self.path, warn=False)
+            self.close()
+            self._reader, self._owned = anew, True
+        self._forget()
 
     def overview(self) -> dict[str, Any]:
         """The facts about the capture; its problems."""
-        with self._lock:
-            missing = self._reader.missing
-            return {
+        if self._overview is None:
+            self._overview = {
                 **vars(summary(self._reader)),
                 "untyped": len(self._reader._catalogue.untyped()),
                 "missing_tensors": [
                     {"name": one.name, "step": one.step, "row": one.row, "error": one.error}
-                    for one in missing[:_MISSING]
+                    for one in self._reader.missing[:_MISSING]
                 ],
             }
+        return self._overview
 
     def layers(self, wanted: str, begin: int, count: int) -> dict[str, Any]:
         """The layers whose names have `wanted` in them, with a line of their norms."""
-        with self._lock:
-            if self._layers is None:
-                self._layers = layers(self._reader.select())
-            wanted = wanted.casefold()
-            found = [one for one in self._layers if wanted in one.name.casefold()]
-            return {
-                "total": len(found),
-                "layers": [
-                    {**vars(one), "norms": self._norms(one.name)}
-                    for one in found[begin : begin + count]
-                ],
-            }
+        if self._layers is None:
+            self._layers = layers(self._reader.select())
+        wanted = wanted.casefold()
+        found = [one for one in self._layers if wanted in one.name.casefold()]
+        shown = found[begin : begin + count]
+        return {
+            "total": len(found),
+            "layers": [{**vars(one), "norms": self._norms(one.name)} for one in shown],
+        }
 
     def _norms(self, layer: str) -> list[float] | None:
         """Root mean squares of a layer's tensors in the order of capture, means of up to 48 runs.
@@ -137,36 +131,34 @@ class Capture:
             count: how many.
             step: give those around the first one of this step, or of a later one, instead.
         """
-        with self._lock:
-            view = self._reader[layer]
-            if step is not None:
-                later = np.flatnonzero(view._column("step") >= step)
-                begin = int(later[0]) // count * count if len(later) else begin
-            return {
-                "total": len(view),
-                "begin": begin,
-                "activations": [_listed(one) for one in view[begin : begin + count]],
-            }
+        view = self._reader[layer]
+        if step is not None:
+            later = np.flatnonzero(view._column("step") >= step)
+            begin = int(later[0]) // count * count if len(later) else begin
+        return {
+            "total": len(view),
+            "begin": begin,
+            "activations": [_listed(one) for one in view[begin : begin + count]],
+        }
 
     def activation(self, row: int, fold: int) -> dict[str, Any]:
         """What the index says of a tensor, how it is shown, and statistics of its values."""
-        with self._lock:
-            activation, place, of = self._activation(row)
-            tensor = self._tensor(activation, fold)
-            found = tensor.summary()
-            return {
-                **_described(activation),
-                "place": place, "of": of,
-                "shown": {
-                    "shape": tensor.shape, "dtype": tensor.dtype, "lead": tensor.lead,
-                    "rows": tensor.rows, "columns": tensor.columns, "size": tensor.size,
-                },
-                "values": {
-                    **vars(found.statistics),
-                    "read": found.read, "edges": found.edges, "counts": found.counts,
-                    "scale": found.scale,
-                },
-            }  # fmt: skip
+        activation, place, of = self._activation(row)
+        tensor = self._tensor(activation, fold)
+        found = tensor.summary()
+        return {
+            **_described(activation),
+            "place": place, "of": of,
+            "shown": {
+                "shape": tensor.shape, "dtype": tensor.dtype, "lead": tensor.lead,
+                "rows": tensor.rows, "columns": tensor.columns, "size": tensor.size,
+            },
+            "values": {
+                **vars(found.statistics),
+                "read": found.read, "edges": found.edges, "counts": found.counts,
+                "scale": found.scale,
+            },
+        }  # fmt: skip
 
     def tile(
         self,
@@ -179,16 +171,12 @@ class Capture:
         pool: str,
     ) -> Tile:
         """A part of a tensor in fewer values; see `Tensor.tile`."""
-        with self._lock:
-            return self._tensor(self._activation(row)[0], fold).tile(
-                lead, rect, rows, columns, pool
-            )
+        return self._tensor(self._activation(row)[0], fold).tile(lead, rect, rows, columns, pool)
 
     def value(self, row: int, at: int) -> dict[str, Any]:
         """One value of a tensor, exactly, as a text; and its place in each dimension."""
-        with self._lock:
-            tensor = self._tensor(self._activation(row)[0], 0)
-            return {"value": repr(tensor.value(at)), "index": tensor.index(at)}
+        tensor = self._tensor(self._activation(row)[0], 0)
+        return {"value": repr(tensor.value(at)), "index": tensor.index(at)}
 
     def _activation(self, row: int) -> tuple[Activation, int, int]:
         """The activation of a row, its place in its layer, and how many the layer has.
@@ -219,9 +207,8 @@ class Capture:
 
     def texts(self, begin: int, count: int) -> dict[str, Any]:
         """Some of the texts that the model was given."""
-        with self._lock:
-            texts = self._texts()
-            return {"total": len(texts), "texts": texts.listing(begin, count)}
+        texts = self._texts()
+        return {"total": len(texts), "texts": texts.listing(begin, count)}
 
     def text(
         self,
@@ -240,49 +227,45 @@ class Capture:
             count: how many.
             at: give those around the token of this step and position instead.
         """
-        with self._lock:
-            texts = self._texts()
-            rows = texts.tokens(sequence, layers)
-            place = None if at is None else texts.place(rows, *at)
-            if place is not None:
-                begin = place // count * count
-            return {
-                "sequence": sequence,
-                "total": len(rows),
-                "begin": begin,
-                "place": place,
-                "layers": texts.layers(layers),
-                "tokens": _tokens(rows[begin : begin + count]),
-            }
+        texts = self._texts()
+        rows = texts.tokens(sequence, layers)
+        place = None if at is None else texts.place(rows, *at)
+        if place is not None:
+            begin = place // count * count
+        return {
+            "sequence": sequence,
+            "total": len(rows),
+            "begin": begin,
+            "place": place,
+            "layers": texts.layers(layers),
+            "tokens": _tokens(rows[begin : begin + count]),
+        }
 
     def norms(
         self, sequence: int, layers: str, first: int, many: int, begin: int, count: int
     ) -> tuple[npt.NDArray[np.float32], dict[str, str]]:
         """The norms of the vectors of some tokens at some layers; see `Texts.norms`."""
-        with self._lock:
-            names = self._texts().layers(layers)[first : first + many]
-            return self._texts().norms(sequence, names, begin, count)
+        names = self._texts().layers(layers)[first : first + many]
+        return self._texts().norms(sequence, names, begin, count)
 
     def vectors(
         self, sequence: int, layers: str, first: int, many: int, token: int, columns: int
     ) -> tuple[npt.NDArray[np.float32], dict[str, str]]:
         """The vector of a token at some layers, each in at most `columns` values."""
-        with self._lock:
-            names = self._texts().layers(layers)[first : first + many]
-            vectors, problems = self._texts().vectors(sequence, names, token)
-            found = np.full((len(names), columns), np.nan, np.float32)
-            width = 0
-            for out, vector in zip(found, vectors, strict=True):
-                if vector is not None and len(vector):
-                    shown = narrowed(vector, columns)
-                    out[: len(shown)] = shown
-                    width = max(width, len(shown))
-            return np.ascontiguousarray(found[:, :width]), problems
+        names = self._texts().layers(layers)[first : first + many]
+        vectors, problems = self._texts().vectors(sequence, names, token)
+        found = np.full((len(names), columns), np.nan, np.float32)
+        width = 0
+        for out, vector in zip(found, vectors, strict=True):
+            if vector is not None and len(vector):
+                shown = narrowed(vector, columns)
+                out[: len(shown)] = shown
+                width = max(width, len(shown))
+        return np.ascontiguousarray(found[:, :width]), problems
 
     def search(self, kind: str, wanted: str, begin: int, count: int) -> dict[str, Any]:
         """Tokens or texts; see `Texts.search`."""
-        with self._lock:
-            return self._texts().search(kind, wanted, begin, count)
+        return self._texts().search(kind, wanted, begin, count)
 
 
 def narrowed(vector: npt.NDArray[np.float32], columns: int) -> npt.NDArray[np.float32]:

@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .._extras import extra
@@ -69,10 +70,15 @@ class CaptureServer:
             if not captures:
                 raise InvalidArgumentError("no stream to serve: give one")
             described = None if features is None else Features(features)
+            worker = ThreadPoolExecutor(1, "strap-serve-reading")
+            opened.callback(worker.shutdown, cancel_futures=True)
+            # What the first page asks for is found while the browser starts.
+            worker.submit(captures[0].overview)
+            worker.submit(captures[0].layers, "", 0, 1)
             self._socket = opened.enter_context(_listening(port))
             port, token = self._socket.getsockname()[1], secrets.token_urlsafe(32)
             self.url = f"http://127.0.0.1:{port}/?token={token}"
-            app = create_app(captures, described, token=token, port=port)
+            app = create_app(captures, described, worker, token=token, port=port)
             self._server = Server(
                 Config(
                     app,

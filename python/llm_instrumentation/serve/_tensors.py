@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 from collections import OrderedDict
 from typing import Any
 
@@ -37,7 +36,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Cache:
-    """The values of the tensors that were read last. Thread-safe.
+    """The values of the tensors that were read last. One thread at a time may use it.
 
     Args:
         bytes_: how much memory they may take.
@@ -45,20 +44,17 @@ class Cache:
 
     def __init__(self, bytes_: int = 64 << 20) -> None:
         self._most = bytes_
-        self._lock = threading.Lock()
         self._kept: OrderedDict[Any, npt.NDArray[Any]] = OrderedDict()
 
     def get(self, key: Any) -> npt.NDArray[Any] | None:
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return self._kept.get(key)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        return self._kept.get(key)
 
     def put(self, key: Any, values: npt.NDArray[Any]) -> None:
-        with self._lock:
-            self._kept[key] = values
-            while sum(one.nbytes for one in self._kept.values()) > self._most:
-                self._kept.popitem(last=False)
+        self._kept[key] = values
+        while sum(one.nbytes for one in self._kept.values()) > self._most:
+            self._kept.popitem(last=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,7 +278,8 @@ def _places(length: int, blocks: int, most: int) -> _Places:
     At least one place of each block is read.
     """
     edges = np.arange(blocks + 1) * length // blocks
-    return _Places(edges[:-1], np.minimum(np.diff(edges), max(1, most // blocks)))
+    run = length if most >= length else max(1, most // blocks)
+    return _Places(edges[:-1], np.minimum(np.diff(edges), run))
 
 
 def _pooled(values: Floats, starts: Ints, axis: int, pool: str) -> Floats:

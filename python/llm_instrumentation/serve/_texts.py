@@ -194,12 +194,14 @@ class Texts:
             first, last = int(text.steps[0]), int(text.steps[-1])
             gapless = last - first + 1 == len(text.steps)
             steps = slice(first, last + 1) if gapless else text.steps.tolist()
-            rows = self._reader.rows(layer, steps=steps, tokenizer=self._words)
+            # With `padding` the masks are not read here: they would be read anew for each layer.
+            rows = self._reader.rows(layer, steps=steps, padding=True, tokenizer=self._words)
             if text.row is None:
                 of = rows.column("sequence") == sequence
             else:
                 of = rows.column("batch_row") == text.row
-            rows = self._kept[key] = rows[np.flatnonzero(of)]
+            rows = rows[np.flatnonzero(of)]
+            rows = self._kept[key] = rows[rows._source.unmasked(rows._places)]
             while len(self._kept) > _KEPT_ROWS:
                 self._kept.popitem(last=False)
         return rows

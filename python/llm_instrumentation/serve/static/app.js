@@ -14,6 +14,10 @@ const NAMES = [["overview", "Overview"], ["tokens", "Tokens"], ["search", "Searc
 const main = document.getElementById("main");
 const help = document.getElementById("help");
 let site = null;
+const known = ask("site").then((found) => {
+  site = found;
+  head();
+});
 let running = new AbortController();
 
 const present = () => new URLSearchParams(location.search);
@@ -62,19 +66,16 @@ async function render() {
   const state = present();
   const name = state.get("view") ?? "overview";
   document.body.dataset.state = "loading";
-  for (const link of document.querySelectorAll("#views a")) {
-    if (link.dataset.view === name || (name === "layer" && link.dataset.view === "overview")) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-    link.setAttribute("href", view(link.dataset.view));
-  }
+  tabs();
   try {
     const show = VIEWS[name];
     if (!show) throw new Error(`There is no view ${JSON.stringify(name)}.`);
-    await show(main, state, { go, href: linked, signal });
+    await Promise.all([known, show(main, state, { go, href: linked, signal })]);
   } catch (error) {
     if (signal.aborted || error.name === "AbortError") return;
     main.replaceChildren(h("h1", {}, "This cannot be shown"), notice("bad", h("p", {}, error.message)), h("p", {}, h("a", { href: view("overview") }, "Go to the overview")));
   }
+  await known.catch(() => null); // the error is shown
   if (signal.aborted) return;
   const title = main.querySelector("h1")?.textContent;
   document.title = title ? `${title} – strap serve` : "strap serve";
@@ -85,8 +86,9 @@ async function render() {
 // ---- the head of the page
 
 function head() {
-  const tabs = NAMES.filter(([name]) => name !== "features" || site.features);
-  document.getElementById("views").replaceChildren(...tabs.map(([name, title]) => h("a", { href: view(name), "data-view": name }, title)));
+  const shown = NAMES.filter(([name]) => name !== "features" || site.features);
+  document.getElementById("views").replaceChildren(...shown.map(([name, title]) => h("a", { "data-view": name }, title)));
+  tabs();
   const capture = h(
     "select",
     { "aria-label": "Capture", onchange: () => { history.pushState(null, "", capture.value === "0" ? "/" : `?capture=${capture.value}`); render(); } },
@@ -97,6 +99,16 @@ function head() {
     h("button", { type: "button", title: "Read what the capture has written since", onclick: reload }, "Reload"),
     h("button", { type: "button", title: "Keys", "aria-label": "Help", onclick: () => help.showModal() }, "?"),
   );
+}
+
+/** Lets the tabs lead to the views of the present capture, and marks the one that is shown. */
+function tabs() {
+  const name = present().get("view") ?? "overview";
+  for (const link of document.querySelectorAll("#views a")) {
+    link.setAttribute("href", view(link.dataset.view));
+    if (link.dataset.view === (name === "layer" ? "overview" : name)) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
 }
 
 async function reload() {
@@ -135,14 +147,4 @@ document.addEventListener("keydown", (event) => {
 
 addEventListener("popstate", render);
 
-try {
-  const first = render();
-  site = await ask("site");
-  head();
-  await first;
-  for (const link of document.querySelectorAll("#views a")) {
-    if (link.dataset.view === (present().get("view") ?? "overview").replace("layer", "overview")) link.setAttribute("aria-current", "page");
-  }
-} catch (error) {
-  main.replaceChildren(h("h1", {}, "This cannot be shown"), notice("bad", h("p", {}, error.message)));
-}
+render();

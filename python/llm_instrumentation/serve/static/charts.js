@@ -42,8 +42,9 @@ export function histogram(edges, counts) {
   const edge = (k) => number(low + ((high - low) * k) / counts.length);
   const labels = counts.map((_, k) => `${edge(k)} to ${edge(k + 1)}`);
   const described = `Histogram of the values from ${number(low)} to ${number(high)}`;
-  const zero = low < 0 && high > 0 ? h("span", { class: "zero" }, "0") : null;
-  if (zero) zero.style.left = `${(-low / (high - low)) * 100}%`;
+  const share = -low / (high - low);
+  const zero = share > 0.1 && share < 0.9 ? h("span", { class: "zero" }, "0") : null;
+  if (zero) zero.style.left = `${share * 100}%`;
   return h(
     "figure",
     { class: "chart" },
@@ -52,17 +53,18 @@ export function histogram(edges, counts) {
   );
 }
 
-/** What the colours mean. */
-export function legend(scale, { nothing = "" } = {}) {
+/** What the colours mean; without the half for values below zero if there are none. */
+export function legend(scale, { nothing = "", signed = true } = {}) {
   const width = 160;
+  const low = signed ? -scale : 0;
   const strip = h("canvas", { width, height: 1, "aria-hidden": "true" });
   const image = new ImageData(width, 1);
-  paint(Float32Array.from({ length: width }, (_, k) => ((2 * k) / (width - 1) - 1) * scale), scale, image.data);
+  paint(Float32Array.from({ length: width }, (_, k) => low + (k / (width - 1)) * (scale - low)), scale, image.data);
   strip.getContext("2d").putImageData(image, 0, 0);
   return h(
     "div",
     { class: "legend" },
-    h("span", {}, number(-scale)), strip, h("span", {}, number(scale)),
+    h("span", {}, number(low)), strip, h("span", {}, number(scale)),
     nothing ? [h("i", { class: "nothing" }), h("span", {}, nothing)] : null,
   );
 }

@@ -37,11 +37,12 @@ export const layerName = (name) => name || "(the model)";
 export const shape = (dimensions) =>
   dimensions ? `[${dimensions.map((n) => n ?? "*").join(", ")}]` : "unknown";
 
-/** A number with at most five significant digits; "NaN" where JSON has null. */
-export function number(value) {
+/** A number with few significant digits; "–" where JSON has null. */
+export function number(value, digits = 5) {
   if (value === null || value === undefined) return "–";
   if (!Number.isFinite(value)) return String(value);
-  const text = value.toPrecision(5);
+  if (value === 0) return "0";
+  const text = value.toPrecision(digits);
   return String(Math.abs(value) >= 1e-4 && Math.abs(value) < 1e6 ? Number(text) : Number(text).toExponential());
 }
 
@@ -57,8 +58,8 @@ export function size(bytes) {
 }
 
 export function seconds(value) {
-  if (value >= 600) return `${number(value / 60)} min`;
-  return value >= 1 ? `${number(value)} s` : `${number(value * 1000)} ms`;
+  if (value >= 600) return `${number(value / 60, 3)} min`;
+  return value >= 1 ? `${number(value, 3)} s` : `${number(value * 1000, 3)} ms`;
 }
 
 /** A text of a token as people read it: "↵" for a new line. */

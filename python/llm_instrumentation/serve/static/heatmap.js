@@ -18,10 +18,11 @@ export class HeatMap {
    *   rect: the part to begin with. moved(rect): the part is another one now.
    *   picked(cell): a cell was clicked, or Enter was pressed on it.
    *   zooms: whether it can show parts. tall: its height in pixels.
-   *   nothing: what cells without a value are.
+   *   nothing: what cells without a value are. positive: no value is below zero.
+   *   controls: elements to stand beside the buttons.
    */
   constructor(how) {
-    this.how = { zooms: true, tall: 360, ...how };
+    this.how = { zooms: true, tall: 360, controls: [], ...how };
     this.whole = { top: 0, left: 0, height: how.rows, width: how.columns };
     this.rect = how.rect ?? this.whole;
     this.cell = null; // of the cursor, in rows and columns of the tile
@@ -43,6 +44,7 @@ export class HeatMap {
             button("Zoom in", () => this.zoom(0.5)),
             button("Zoom out", () => this.zoom(2)),
             button("Show all", () => this.show(this.whole)),
+            this.how.controls,
           )
         : null,
       h("div", { class: "plot" }, this.canvas, this.cursor),
@@ -50,18 +52,33 @@ export class HeatMap {
       this.said,
     );
     this.canvas.style.height = `${this.how.tall}px`;
-    this.asked = 0;
     this.tellExactly = later(() => this.#exactly(), 120);
     this.#listen();
   }
 
-  /** Loads and draws; to be called once the element is on the page. */
+  /** Loads and draws the present part. While it loads, a second call waits for the first. */
   async draw() {
-    this.asked += 1;
-    const asked = this.asked;
+    this.again = true;
+    if (this.loading) return;
+    this.loading = true;
+    this.element.dataset.state = "loading";
+    while (this.again) {
+      this.again = false;
+      await this.#load();
+    }
+    this.loading = false;
+    this.element.dataset.state = "ready";
+  }
+
+  async #load() {
     const { clientWidth: wide, clientHeight: high } = this.canvas;
-    const tile = await this.how.load(this.rect, Math.max(1, high), Math.max(1, Math.min(wide, 1024)));
-    if (asked === this.asked) this.update(tile);
+    const { rect } = this;
+    try {
+      const tile = await this.how.load(rect, Math.max(1, high), Math.max(1, Math.min(wide, 1024)));
+      if (rect === this.rect) this.update(tile);
+    } catch (error) {
+      if (error.name !== "AbortError") this.said.textContent = error.message;
+    }
   }
 
   /** Shows a tile of the present part. */
@@ -72,7 +89,8 @@ export class HeatMap {
     const { top, left, height, width } = this.rect;
     const part = `rows ${count(top)} to ${count(top + height - 1)}, columns ${count(left)} to ${count(left + width - 1)}`;
     this.axis.textContent = tile.sampled ? `${part}; of each block of values some were read` : part;
-    this.legend.replaceChildren(legend(this.scale, { nothing: tile.values.some(Number.isNaN) ? (this.how.nothing ?? "NaN") : "" }));
+    const nothing = tile.values.some(Number.isNaN) ? (this.how.nothing ?? "NaN") : "";
+    this.legend.replaceChildren(legend(this.scale, { nothing, signed: !this.how.positive }));
     this.#place();
   }
 

@@ -60,6 +60,7 @@ async function list(root, state, key, { go, href, signal }) {
   });
   const panel = h("section", { class: "panel", "aria-label": "Tensor" });
   root.replaceChildren(
+    h("p", {}, h("a", { href: href({ view: null }) }, "All layers")),
     h("h1", {}, layerName(name)),
     h(
       "div",
@@ -91,9 +92,9 @@ async function tensor(panel, row, state, tools) {
     return;
   }
   if (signal.aborted) return;
+  if (about.name !== state.get("layer")) return void tools.go({ layer: about.name, begin: null }, { replace: true });
   const map = heatMap(about, row, state, tools);
   panel.replaceChildren(
-    map ? h("div", { class: "tools" }, ...controls(about, state, tools)) : "",
     map ? map.element : notice("plain", h("p", {}, "The tensor is empty.")),
     h("h2", {}, "Values"),
     statistics(about),
@@ -120,6 +121,8 @@ function heatMap(about, row, state, { go, signal }) {
     rect: inside ? rect : null,
     scale: about.values.scale,
     tall: Math.max(96, Math.min(460, rows * 12)),
+    controls: controls(about, state, { go }),
+    positive: about.values.min !== null && about.values.min >= 0,
     label: `Heat map of ${layerName(about.name)}`,
     nothing: "NaN",
     load: (asked, high, wide) =>
@@ -189,7 +192,7 @@ function statistics(about) {
     ["Mean", number(values.mean)],
     ["Std", number(values.std)],
     ["Max", number(values.max)],
-    ["Zeros", `${count(values.zeros)} (${number(share)} %)`],
+    ["Zeros", `${count(values.zeros)} (${number(share, 3)} %)`],
     ["NaN", values.nan ? count(values.nan) : null],
     ["Infinite", values.inf ? count(values.inf) : null],
   ]);

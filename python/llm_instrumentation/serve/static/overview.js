@@ -7,9 +7,9 @@ import { pager, rove } from "./lists.js";
 
 const EACH = 100;
 const STATES = {
-  running: ["fair", "running: a process is writing it"],
-  closed: ["good", "closed: it has ended as it should"],
-  "no index": ["fair", "no index: of its packets only names and sizes are known"],
+  running: ["fair", "running"],
+  closed: ["good", "closed"],
+  "no index": ["fair", "no index"],
   damaged: ["bad", "damaged"],
 };
 
@@ -48,7 +48,7 @@ function described(about) {
   const steps = about.first_step === null ? "" : `, ${about.first_step} to ${about.last_step}`;
   const listed = (counts) => Object.entries(counts).map(([name, n]) => `${name} (${count(n)})`).join(", ");
   return facts([
-    ["State", h("span", { class: `badge ${tone}` }, about.state === "damaged" ? "damaged" : says)],
+    ["State", h("span", { class: `badge ${tone}` }, says)],
     ["Models", about.models.join(", ")],
     ["Layers", count(about.layers)],
     ["Tensors", count(about.tensors)],
@@ -59,7 +59,7 @@ function described(about) {
     ["Stored as", listed(about.stored_dtypes)],
     ["Codecs", listed(about.codecs)],
     ["Size of the tensors", about.ratio ? size(about.raw_bytes) : null],
-    ["Stored", size(about.stored_bytes) + (about.ratio ? `, ${number(about.ratio)} times smaller` : "")],
+    ["Stored", size(about.stored_bytes) + (about.ratio ? `, ${about.ratio.toFixed(2)} times smaller` : "")],
     ["File", size(about.file_bytes)],
     ["Time", about.seconds === null ? null : seconds(about.seconds)],
     ["Path", about.path],
@@ -70,6 +70,12 @@ function problems(about, { href }) {
   const found = [];
   if (about.problem) {
     found.push(notice("bad", h("p", {}, about.problem), h("p", {}, "What is intact is shown. strap salvage copies it to a new stream.")));
+  }
+  if (about.state === "running") {
+    found.push(notice("plain", h("p", {}, "A process is writing the capture. Reload shows what it has written since.")));
+  }
+  if (about.state === "no index") {
+    found.push(notice("fair", h("p", {}, "The capture has no index: of its packets only names and sizes are known.")));
   }
   if (about.tokens_problem) found.push(notice("fair", h("p", {}, about.tokens_problem)));
   if (about.checkpoint) found.push(notice("plain", h("p", {}, `${about.checkpoint}: the capture can be resumed.`)));

@@ -7,7 +7,7 @@ import { pager, rove } from "./lists.js";
 
 const EACH = 100; // texts
 const TOKENS = 256; // of a page
-const LAYERS = 8; // of one request for norms
+const [FEW, MANY] = [8, 64]; // layers of the first request for norms, and of the next ones
 
 let shown = null; // the text that is on the page
 
@@ -43,7 +43,7 @@ export function entry(one, href) {
     { href: href({ view: "tokens", sequence: one.sequence, begin: null, at: null, q: null, kind: null }) },
     h("span", {}, `text ${one.sequence}`, labels ? `: ${labels}` : ""),
     h("span", { class: "muted" }, `${plural(one.tokens, "token")}${decoder}, ${steps}`),
-    one.begins.length ? h("span", { class: "begins" }, one.begins.map(([id, says]) => (says === null ? `[${id}] ` : word(says) + (says.startsWith("##") ? "" : " ")))) : null,
+    one.begins.length ? h("span", { class: "begins" }, one.begins.map(([id, says]) => `${says === null ? `[${id}]` : word(says)} `)) : null,
   );
 }
 
@@ -83,6 +83,7 @@ async function text(root, state, key, { go, href, signal }) {
     label: "Norms of the vectors, a row for each layer and a column for each token",
     nothing: "no vector",
     scale: null,
+    positive: true,
     told: (cell, value) => `${layerName(chosen[cell.top])}, token ${found.begin + cell.left} ${JSON.stringify(chips[cell.left]?.textContent ?? "")}: norm ${number(value)}`,
     picked: (cell) => chips[cell.left].click(),
   });
@@ -106,8 +107,8 @@ async function text(root, state, key, { go, href, signal }) {
 
 async function norms(here, values, found, query, signal) {
   const columns = found.tokens.length;
-  for (let first = 0; first < here.layers.length && columns; first += LAYERS) {
-    const many = Math.min(LAYERS, here.layers.length - first);
+  for (let first = 0; first < here.layers.length && columns; first += first ? MANY : FEW) {
+    const many = Math.min(first ? MANY : FEW, here.layers.length - first);
     const part = await numbers("norms", { ...query, first, many, begin: found.begin, count: columns }, signal);
     const [rows, wide] = part.shape;
     for (let row = 0; row < rows; row += 1) {
