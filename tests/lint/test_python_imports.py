@@ -23,10 +23,11 @@ ALLOWED: dict[str, set[str]] = {
     "analysis": {"_native", "_pages", "core"},
     "probes": {"_native", "_pages", "analysis"},
     "timeline": {"_native", "analysis", "core", "probes"},
+    "serve": {"_native", "_pages", "analysis"},
     "mrm": {"_native", "_pages"},
     "mrm.collector": {"_native", "core"},  # its torch tracer runs compiled models eagerly, as core
     "utils": {"core"},
-    "cli": {"_native", "_pages", "analysis", "probes", "timeline"},  # no other part imports it
+    "cli": {"_native", "_pages", "analysis", "probes", "serve", "timeline"},  # no other part imports it
     "cli.trace": {"_pages", "mrm"},
 }
 # The packages of a plain installation, and those that each extra adds.
@@ -37,6 +38,7 @@ EXTRAS = {
     "mrm": {*REPORT, "memray", "psutil", "pydantic", "yaml"},
     "report": REPORT,
     "sae": {"sae_lens", "transformers"},
+    "serve": {"starlette", "uvicorn"},
 }
 # The modules of core that hook models. Reading a capture must not import them.
 HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}

@@ -273,7 +273,7 @@ class TokenVectors:
             if len(left_out):
                 keep &= ~np.isin(self._token_column("token_id", row, token), left_out)
             pieces.append(keep)
-        if self._calls is not None:
+        if self._calls is not None and not padding:
             self._calls.forget(f"{self._side}mask")
         if all(keep.all() for keep in pieces):
             return None
