@@ -23,7 +23,7 @@ export async function features(root, state, tools) {
         "a",
         { href: href({ feature: one.feature }), "data-feature": one.feature, "data-replace": true },
         h("span", {}, `feature ${one.feature}`),
-        h("span", { class: "muted" }, `max ${number(one.maximum)}, ${number(100 * one.density)} % of rows`),
+        h("span", { class: "muted" }, `max ${number(one.maximum)}, ${number(100 * one.density, 3)} % of rows`),
       ),
     );
     const items = h("ul", { class: "items" }, links.map((link) => h("li", {}, link)));
@@ -77,7 +77,7 @@ function one(found, about) {
     h("h2", {}, `Feature ${found.feature}`),
     facts([
       ["Layer", found.layer],
-      ["Active on", `${plural(found.fired, "row")} (${number(100 * found.density)} %)`],
+      ["Active on", `${plural(found.fired, "row")} (${number(100 * found.density, 3)} %)`],
       ["Largest activation", number(found.maximum)],
     ]),
     there.length

@@ -19,6 +19,7 @@ export class HeatMap {
    *   picked(cell): a cell was clicked, or Enter was pressed on it.
    *   zooms: whether it can show parts. tall: its height in pixels.
    *   nothing: what cells without a value are. positive: no value is below zero.
+   *   names: of the rows, to stand beside them; or nothing.
    *   controls: elements to stand beside the buttons.
    */
   constructor(how) {
@@ -47,7 +48,12 @@ export class HeatMap {
             this.how.controls,
           )
         : null,
-      h("div", { class: "plot" }, this.canvas, this.cursor),
+      h(
+        "div",
+        { class: "labelled" },
+        this.how.names ? h("div", { class: "names", "aria-hidden": "true" }, this.how.names.map((name) => h("span", {}, name))) : null,
+        h("div", { class: "plot" }, this.canvas, this.cursor),
+      ),
       h("div", { class: "under" }, this.axis, this.legend),
       this.said,
     );

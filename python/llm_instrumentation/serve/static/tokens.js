@@ -9,6 +9,8 @@ const EACH = 100; // texts
 const TOKENS = 256; // of a page
 const [FEW, MANY] = [8, 64]; // layers of the first request for norms, and of the next ones
 
+const NAMED = 48; // layers that have their names beside them
+
 let shown = null; // the text that is on the page
 
 export async function tokens(root, state, tools) {
@@ -76,10 +78,9 @@ async function text(root, state, key, { go, href, signal }) {
   const [chosen, many] = [found.layers.slice(0, 256), found.layers.length];
   const values = new Float32Array(chosen.length * found.tokens.length).fill(NaN);
   const map = new HeatMap({
-    rows: chosen.length,
     columns: found.tokens.length,
     zooms: false,
-    tall: Math.max(72, Math.min(420, chosen.length * 18)),
+    ...rows(chosen),
     label: "Norms of the vectors, a row for each layer and a column for each token",
     nothing: "no vector",
     scale: null,
@@ -122,6 +123,12 @@ async function norms(here, values, found, query, signal) {
   if (problems.length) here.map.axis.textContent += `; ${plural(problems.length, "layer")} without vectors: ${problems[0][1]}`;
 }
 
+/** How a heat map shows a row for each layer: with their names, if they are not too many. */
+function rows(layers) {
+  const named = layers.length <= NAMED;
+  return { rows: layers.length, tall: named ? Math.max(36, layers.length * 18) : 560, names: named ? layers.map(layerName) : null };
+}
+
 // ---- one token
 
 async function token(state, { go, href, signal }) {
@@ -142,13 +149,12 @@ async function token(state, { go, href, signal }) {
     return;
   }
   if (signal.aborted) return;
-  const [rows, columns] = found.shape;
+  const [high, columns] = found.shape;
   const chip = chips[Number(given) - begin];
   const vectors = new HeatMap({
-    rows,
     columns,
     zooms: false,
-    tall: Math.max(72, Math.min(420, rows * 18)),
+    ...rows(layers.slice(0, high)),
     label: "The vectors of the token, a row for each layer",
     nothing: "no vector",
     scale: null,
@@ -157,9 +163,9 @@ async function token(state, { go, href, signal }) {
   });
   panel.replaceChildren(
     h("h2", {}, `Vectors of ${chip ? JSON.stringify(chip.textContent) : "the token"}`),
-    chip ? h("p", { class: "muted" }, `${chip.title}. A row for each layer${layers.length > rows ? `, the first ${rows}` : ""}; a click opens the tensor.`) : "",
+    chip ? h("p", { class: "muted" }, `${chip.title}. A row for each layer${layers.length > high ? `, the first ${high}` : ""}; a click opens the tensor.`) : "",
     vectors.element,
   );
   vectors.update({ ...found, sampled: false });
-  vectors.axis.textContent = `${plural(rows, "layer")}, ${count(columns)} columns`;
+  vectors.axis.textContent = `${plural(high, "layer")}, ${count(columns)} columns`;
 }
