@@ -24,7 +24,8 @@ class Without:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {
             "cycler", "datasets", "matplotlib", "memray", "pandas", "plotly", "psutil", "pydantic",
-            "pydantic_core", "sae_lens", "safetensors", "starlette", "transformers", "uvicorn", "yaml",
+            "pydantic_core", "sae_lens", "safetensors", "starlette", "transformers", "uvicorn",
+            "yaml",
         }:
             return None
         return self._finder.find_spec(name, path, target)

@@ -27,7 +27,14 @@ ALLOWED: dict[str, set[str]] = {
     "mrm": {"_native", "_pages"},
     "mrm.collector": {"_native", "core"},  # its torch tracer runs compiled models eagerly, as core
     "utils": {"core"},
-    "cli": {"_native", "_pages", "analysis", "probes", "serve", "timeline"},  # no other part imports it
+    "cli": {
+        "_native",
+        "_pages",
+        "analysis",
+        "probes",
+        "serve",
+        "timeline",
+    },  # no other part imports it
     "cli.trace": {"_pages", "mrm"},
 }
 # The packages of a plain installation, and those that each extra adds.

@@ -192,10 +192,10 @@ def serve(
     opens: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Look into captures in a browser: layers, tensors, tokens, features. Ctrl-C ends it."""
-    begun = [opening(streams[0]), *streams[1:]]
+    first = opening(streams[0])
     from .serving import serve as run
 
-    run(begun, port, features, tokenizer, opens)
+    run([first, *streams[1:]], port, features, tokenizer, opens)
 
 
 class RowFormat(str, Enum):

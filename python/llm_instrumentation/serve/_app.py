@@ -144,7 +144,7 @@ def _answers(captures: Sequence[Capture], features: Features | None) -> dict[str
             query.integer("columns", 512, low=1, high=_SIDE),
             query.choice("pool", POOLS),
         )
-        return _Numbers(found.values, {"sampled": found.sampled})
+        return _FloatAnswer(found.values, {"sampled": found.sampled})
 
     def value(query: Query) -> Any:
         at = query.integer("at", high=_MOST)
@@ -160,13 +160,13 @@ def _answers(captures: Sequence[Capture], features: Features | None) -> dict[str
         begin = query.integer("begin", 0, high=_MOST)
         count = query.integer("count", 100, low=1, high=_TOKENS)
         values, problems = capture(query).norms(*chosen(query), begin, count)
-        return _Numbers(values, {"problems": problems})
+        return _FloatAnswer(values, {"problems": problems})
 
     def vectors(query: Query) -> Any:
         token = query.integer("at", high=_MOST)
         columns = query.integer("columns", 512, low=1, high=_SIDE)
         values, problems = capture(query).vectors(*chosen(query), token, columns)
-        return _Numbers(values, {"problems": problems})
+        return _FloatAnswer(values, {"problems": problems})
 
     def search(query: Query) -> Any:
         kind = query.choice("kind", SEARCHES)
@@ -198,7 +198,7 @@ def _answers(captures: Sequence[Capture], features: Features | None) -> dict[str
 # ---- answers ------------------------------------------------------------------
 
 
-class _Numbers:
+class _FloatAnswer:
     """Numbers that are sent as bytes.
 
     An answer is: the length of a JSON text (uint32, little-endian), the text (padded with spaces to
@@ -218,7 +218,7 @@ class _Numbers:
 def _answering(answer: _Answer, worker: Executor) -> _Endpoint:
     def answered(query: Query) -> Response:
         found = answer(query)
-        if isinstance(found, _Numbers):
+        if isinstance(found, _FloatAnswer):
             return Response(found.content, media_type="application/octet-stream")
         return Response(_json(found), media_type="application/json")
 
@@ -230,7 +230,7 @@ def _answering(answer: _Answer, worker: Executor) -> _Endpoint:
 
 
 def _page(name: str) -> _Endpoint:
-    content = resources.files(__package__).joinpath("static", name).read_bytes()
+    content = resources.files(__package__).joinpath("static").joinpath(name).read_bytes()
     return _bytes(content, _TYPES[name.rpartition(".")[2]])
 
 

@@ -40,9 +40,10 @@ class Capture:
     def __init__(
         self, source: str | os.PathLike[str] | ActivationReader, tokenizer: Any, cache: Cache
     ) -> None:
-        given = isinstance(source, ActivationReader)
-        self._reader = source if given else ActivationReader(source, warn=False)
-        self._owned = not given
+        if isinstance(source, ActivationReader):
+            self._reader, self._owned = source, False
+        else:
+            self._reader, self._owned = ActivationReader(source, warn=False), True
         self._tokenizer, self._cache = tokenizer, cache
         self._forget()
 

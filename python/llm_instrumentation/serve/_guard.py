@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import secrets
 from http.cookies import CookieError, SimpleCookie
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode
 
 from .._extras import extra
@@ -19,8 +18,6 @@ from .._extras import extra
 with extra("serve", "strap serve"):
     from starlette.datastructures import Headers, MutableHeaders
     from starlette.responses import PlainTextResponse, RedirectResponse, Response
-
-if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["Guard"]

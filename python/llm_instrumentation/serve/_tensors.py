@@ -190,13 +190,13 @@ class Tensor:
             InvalidArgumentError: the part is not inside of the matrix.
         """
         top, left, height, width = rect
-        for name, begin, length, whole in (
+        for name, begin, length, there in (
             ("rows", top, height, self.rows), ("columns", left, width, self.columns),
         ):  # fmt: skip
-            if begin + length > whole:
+            if begin + length > there:
                 raise InvalidArgumentError(
                     f"the part has the {name} {begin} to {begin + length - 1}: the matrix has "
-                    f"{whole}"
+                    f"{there}"
                 )
         if lead >= math.prod(self.lead):
             raise InvalidArgumentError(f"lead = {lead}: there are {math.prod(self.lead)} matrices")
@@ -205,7 +205,7 @@ class Tensor:
         rows, columns = min(rows, height), min(columns, width)
         start = lead * self.rows * self.columns
         if (whole := self._whole()) is not None:
-            across, down = _places(width, columns, width), _places(height, rows, height)
+            across, down = _runs(width, columns, width), _runs(height, rows, height)
             matrix = _filled(whole[start:], self.rows * self.columns)
             values = matrix.reshape(self.rows, self.columns)[
                 top : top + height, left : left + width
@@ -213,8 +213,8 @@ class Tensor:
         else:
             # Of a wide matrix few rows are read, so that each is read whole if possible.
             rows = min(rows, max(_FEWEST_ROWS, _PART // width))
-            across = _places(width, columns, _PART // rows)
-            down = _places(height, rows, min(_PART // across.total, _MOST_ROWS))
+            across = _runs(width, columns, _PART // rows)
+            down = _runs(height, rows, min(_PART // across.total, _MOST_ROWS))
             spans = self._spans(start, top, left, width, across, down)
             found = self._read(_clipped(spans, self.size))
             values = _filled(found, down.total * across.total).reshape(down.total, across.total)
@@ -223,7 +223,7 @@ class Tensor:
         return Tile(values, across.total < width or down.total < height)
 
     def _spans(
-        self, start: int, top: int, left: int, width: int, across: _Places, down: _Places
+        self, start: int, top: int, left: int, width: int, across: _Runs, down: _Runs
     ) -> Ints:
         """The spans of elements at some places of a matrix, in row-major order."""
         start += top * self.columns + left
@@ -248,7 +248,7 @@ def _filled(values: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Places:
+class _Runs:
     """The places along one axis that are read: a run of each block. A block becomes one value.
 
     Attributes:
@@ -272,14 +272,14 @@ class _Places:
         return np.repeat(self.first - self.starts(), self.length) + np.arange(self.total)
 
 
-def _places(length: int, blocks: int, most: int) -> _Places:
+def _runs(length: int, blocks: int, most: int) -> _Runs:
     """Cuts an axis into blocks and takes a run from each, so that at most `most` places are read.
 
     At least one place of each block is read.
     """
     edges = np.arange(blocks + 1) * length // blocks
     run = length if most >= length else max(1, most // blocks)
-    return _Places(edges[:-1], np.minimum(np.diff(edges), run))
+    return _Runs(edges[:-1], np.minimum(np.diff(edges), run))
 
 
 def _pooled(values: Floats, starts: Ints, axis: int, pool: str) -> Floats:

@@ -55,7 +55,7 @@ class Words:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Text:
+class _TextCalls:
     """One text.
 
     Attributes:
@@ -147,13 +147,13 @@ class Texts:
                 break
         return found[:most]
 
-    def _text_at(self, place: int) -> _Text:
+    def _text_at(self, place: int) -> _TextCalls:
         ends = np.append(self._begins, len(self._order))
         rows = np.sort(self._order[ends[place] : ends[place + 1]])
         row = None if self._joined else int(self._row[rows[0]])
-        return _Text(np.unique(self._step[rows]), rows, row)
+        return _TextCalls(np.unique(self._step[rows]), rows, row)
 
-    def _text(self, sequence: int) -> _Text:
+    def _text(self, sequence: int) -> _TextCalls:
         place = int(np.searchsorted(self._numbers, sequence))
         if place == len(self) or self._numbers[place] != sequence:
             last = self._numbers[-1] if len(self) else "none"
