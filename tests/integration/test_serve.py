@@ -576,9 +576,9 @@ def test_each_view_is_accessible_and_fits(browser, server, scheme):
         page = context.new_page()
         said = complaints(page)
         for name, query in VIEWS.items():
+            shown(page, server, query)
             for width in WIDTHS:
                 page.set_viewport_size({"width": width, "height": 900})
-                shown(page, server, query)
                 assert sideways(page) <= 0, (name, width)
             assert violations(page) == [], name
             refused = [f"Failed to load resource: the server responded with a status of {code}"

@@ -22,6 +22,11 @@ __all__ = ["Capture"]
 
 _MISSING = 50  # tensors without a packet that the overview lists
 _POINTS = 48  # of a line of norms
+#: The columns of the index that the page of a tensor has.
+_COLUMNS = (
+    "model", "request", "step", "token", "call", "rank", "thread", "source_dtype", "codec",
+    "transform", "parameters", "mse", "mean_square", "mantissa_bits", "length",
+)  # fmt: skip
 _GENERATIONS = itertools.count()
 
 
@@ -79,6 +84,12 @@ class Capture:
             self.close()
             self._reader, self._owned = anew, True
         self._forget()
+
+    def prepare(self) -> None:
+        """Finds what the first pages ask for, while nobody asks."""
+        self.overview()
+        self.layers("", 0, 1)
+        self._reader._catalogue.columns.load(*_COLUMNS)  # together it takes less time
 
     def overview(self) -> dict[str, Any]:
         """The facts about the capture; its problems."""

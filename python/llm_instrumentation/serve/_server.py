@@ -73,8 +73,7 @@ class CaptureServer:
             worker = ThreadPoolExecutor(1, "strap-serve-reading")
             opened.callback(worker.shutdown, cancel_futures=True)
             # What the first page asks for is found while the browser starts.
-            worker.submit(captures[0].overview)
-            worker.submit(captures[0].layers, "", 0, 1)
+            worker.submit(captures[0].prepare)
             self._socket = opened.enter_context(_listening(port))
             port, token = self._socket.getsockname()[1], secrets.token_urlsafe(32)
             self.url = f"http://127.0.0.1:{port}/?token={token}"
