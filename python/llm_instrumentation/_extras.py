@@ -15,7 +15,9 @@ from .errors import MissingExtraError
 
 
 @contextmanager
-def extra(name: Literal["export", "mrm", "report", "sae"], wanted_by: str) -> Iterator[None]:
+def extra(
+    name: Literal["export", "mrm", "report", "sae", "serve"], wanted_by: str
+) -> Iterator[None]:
     """A block for imports from an extra of pyproject.toml::
 
         with extra("report", "A timeline"):

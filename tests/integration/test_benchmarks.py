@@ -68,6 +68,18 @@ def test_a_quick_run_on_captures_shows_its_table(name, line, tmp_path):
     assert re.search(rf"^\| {line}", done.stdout, re.MULTILINE), done.stdout
 
 
+def test_a_quick_run_of_serve_shows_its_table(browser, tmp_path):
+    script = ROOT / "benchmarks" / "serve.py"
+    done = subprocess.run(
+        [sys.executable, script, "--quick", "--folder", tmp_path],
+        cwd=tmp_path, capture_output=True, text=True, timeout=280,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for what in ("from start to listening, ms", "a step, ms", "memory at its peak, MB"):
+        assert f"\n| {what}" in done.stdout
+
+
 def test_a_quick_run_of_zstd_peers_shows_its_table(tmp_path):
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "zstd_peers.py", "--quick"],

@@ -24,7 +24,8 @@ class Without:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {
             "cycler", "datasets", "matplotlib", "memray", "pandas", "plotly", "psutil", "pydantic",
-            "pydantic_core", "sae_lens", "safetensors", "transformers", "yaml",
+            "pydantic_core", "sae_lens", "safetensors", "starlette", "transformers", "uvicorn",
+            "yaml",
         }:
             return None
         return self._finder.find_spec(name, path, target)
@@ -136,6 +137,7 @@ FEATURES = {
         "pandas",
         "from llm_instrumentation.probes import timeline\ntimeline('a.stream')",
     ),
+    "a server": ("serve", "uvicorn", "from llm_instrumentation.serve import CaptureServer"),
     "figures of devices": ("report", "matplotlib", "import llm_instrumentation.probes.figures"),
     "a report of devices": ("report", "matplotlib", "import llm_instrumentation.probes.report"),
     "processes": (
@@ -234,6 +236,7 @@ except ImportError as error:
         ("mrm_trace", ["analyse", "--input", "results"]),
         ("main", ["report", "a.stream"]),
         ("main", ["timeline", "a.stream"]),
+        ("main", ["serve", "a.stream"]),
     ],
 )
 def test_a_command_says_it_in_a_line(command, arguments, tmp_path):

@@ -23,12 +23,13 @@ ALLOWED: dict[str, set[str]] = {
     "analysis": {"_native", "_pages", "core"},
     "probes": {"_native", "_pages", "analysis"},
     "timeline": {"_native", "analysis", "core", "probes"},
+    "serve": {"_native", "_pages", "analysis"},
     "mrm": {"_native", "_pages"},
     "report": {"_native", "_pages", "analysis", "core", "mrm", "probes"},
     "mrm.collector": {"_native", "core"},  # its torch tracer runs compiled models eagerly, as core
     "utils": {"core"},
     # No other part imports it.
-    "cli": {"_native", "_pages", "analysis", "probes", "report", "timeline"},
+    "cli": {"_native", "_pages", "analysis", "probes", "report", "serve", "timeline"},
     "cli.trace": {"_pages", "mrm"},
 }
 # The packages of a plain installation, and those that each extra adds.
@@ -39,6 +40,7 @@ EXTRAS = {
     "mrm": {*REPORT, "memray", "psutil", "pydantic", "yaml"},
     "report": REPORT,
     "sae": {"sae_lens", "transformers"},
+    "serve": {"starlette", "uvicorn"},
 }
 # The modules of core that hook models. Reading a capture must not import them.
 HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder", "sink", "steps"}

@@ -684,6 +684,15 @@ def test_the_parts_of_a_split_tensor_are_joined(path, split):
         assert activation.stored_bytes == sum(lengths) - 3 * (6 + len("big"))
 
 
+def test_spans_of_a_split_tensor_are_read_across_its_parts(path, split):
+    with ActivationReader(path) as reader:
+        snapshot, row = reader._snapshot, reader["big"][0].row
+        flat = split.float().numpy().reshape(-1)
+        spans = np.array([[14, 20], [0, 3], [39, 1], [16, 0], [15, 1]])  # parts begin at 0, 16, 32
+        found = snapshot.read_spans(snapshot.form(row, True, None), spans)
+        np.testing.assert_array_equal(found, np.concatenate([flat[a : a + n] for a, n in spans]))
+
+
 def test_a_split_tensor_that_lacks_a_part_is_missing(path, split):
     data = path.read_bytes()
     second = data.index(b"big", data.index(b"big") + 1)

@@ -1,6 +1,5 @@
 """The common look of all figures (colours, fonts, axes), and how they are saved.
 
-The colours are based on those of Okabe and Ito, which people with any colour vision can tell apart.
 A region type has the same colour in all figures. Figures are made without pyplot. matplotlib's
 settings are global, so :func:`settings` sets them under a lock. So several threads can make
 reports, and the user's own style does not change the figures.
@@ -35,30 +34,19 @@ with extra("report", "A figure"):
 from .._files import replacing
 from .._notebook_progress import in_notebook
 from . import units
+from .theme import GRID as GRID
+from .theme import INK as INK
+from .theme import LOOKS, OTHER, css_colors
+from .theme import MUTED as MUTED
+from .theme import PALETTE as PALETTE
+from .theme import RULE as RULE
+from .theme import SURFACE as SURFACE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.transforms import Transform
 
 Floats = npt.NDArray[np.float64]
-
-INK = "#1b1f24"
-MUTED = "#5b6672"
-RULE = "#c3cad2"
-GRID = "#e4e8ec"
-SURFACE = "#ffffff"
-
-#: For each region type: its colour, its colour on a dark page, and its line style.
-_LOOKS: dict[str, tuple[str, str, Any]] = {
-    "weight": ("#0072b2", "#5db4ec", "-"),
-    "kv_cache": ("#d55e00", "#f58a3c", (0, (6, 1.5))),
-    "activation": ("#009e73", "#3fcba0", (0, (3, 1.2))),
-    "runtime": ("#b8558f", "#e59bc4", (0, (6, 1.5, 1, 1.5))),
-    "unknown": ("#767f88", "#a3adb7", (0, (1, 1.2))),
-}
-_OTHER = ("#a6761d", "#dcb355", "-")
-#: Colours that can be told apart, for lines of any kind.
-PALETTE = tuple(look[0] for look in _LOOKS.values())
 
 WIDTH_IN = 5.4
 TOP_IN = 0.86  # for title, subtitle and the label of the first panel
@@ -102,32 +90,17 @@ _LOCK = threading.RLock()
 
 def color(region_type: str) -> str:
     """The colour of a region type on a white page."""
-    return _LOOKS.get(region_type, _OTHER)[0]
+    return LOOKS.get(region_type, OTHER)[0]
 
 
 def line(region_type: str) -> Any:
     """The line style of a region type. It tells lines apart in print without colour."""
-    return _LOOKS.get(region_type, _OTHER)[2]
-
-
-def css_colors() -> tuple[dict[str, str], dict[str, str]]:
-    """The CSS variables of a light page and of a dark page; :func:`inline_svg` uses them."""
-    light = {"--ink": INK, "--muted": MUTED, "--rule": RULE, "--grid": GRID, "--surface": SURFACE}
-    dark = {
-        "--ink": "#e8ebee",
-        "--muted": "#a2acb6",
-        "--rule": "#4a545e",
-        "--grid": "#2c343c",
-        "--surface": "#161b20",
-    }
-    for name, (on_light, on_dark, _) in {**_LOOKS, "other": _OTHER}.items():
-        light[f"--{name}"], dark[f"--{name}"] = on_light, on_dark
-    return light, dark
+    return LOOKS.get(region_type, OTHER)[2]
 
 
 def css_color(region_type: str) -> str:
     """The CSS variable of a region type's colour."""
-    return f"var(--{region_type})" if region_type in _LOOKS else "var(--other)"
+    return f"var(--{region_type})" if region_type in LOOKS else "var(--other)"
 
 
 @functools.cache

@@ -21,7 +21,8 @@ with extra("report", "A report"):
     import pandas as pd
 
 from . import units
-from .drawing import css_color, css_colors
+from .drawing import css_color
+from .theme import css_root
 
 __all__ = [
     "Markup",
@@ -48,12 +49,6 @@ __all__ = [
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
-_TONES = {
-    "good": ("#1a7f4b", "#4cc38a"),
-    "fair": ("#9a6700", "#e3b341"),
-    "bad": ("#b3261e", "#ff8379"),
-    "plain": ("#5b6672", "#a2acb6"),
-}
 _SUITABILITY = {"high_mrm": "good", "medium_mrm": "fair", "low_mrm": "plain"}
 _VALIDITY = {"clean": "good", "marginal": "fair", "contaminated": "bad"}
 _PIXELS_PER_IN = 92  # of figures that are shown at their size
@@ -73,18 +68,7 @@ def page(title: str, body: str, *, generator: str = "") -> str:
         generator: names the program, so that it knows its own pages; "" leaves it out.
     """
     made_by = f'<meta name="generator" content="{escape(generator)}">\n' if generator else ""
-    light, dark = css_colors()
-    light |= {"--page": "#f6f7f8", **{f"--{name}": tone[0] for name, tone in _TONES.items()}}
-    dark |= {"--page": "#0f1317", **{f"--{name}": tone[1] for name, tone in _TONES.items()}}
-    fonts = (
-        "--font: system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif; "
-        "--mono: ui-monospace, SFMono-Regular, Menlo, Consolas, 'Liberation Mono', monospace"
-    )
-    css = (
-        f":root {{ color-scheme: light dark; {fonts}; {_declared(light)} }}\n"
-        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {_declared(dark)} }} }}\n"
-        f"{_style()}"
-    )
+    css = css_root() + _style()
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f"{made_by}"
@@ -98,10 +82,6 @@ def page(title: str, body: str, *, generator: str = "") -> str:
 @functools.cache
 def _style() -> str:
     return resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
-
-
-def _declared(variables: Mapping[str, str]) -> str:
-    return "; ".join(f"{name}: {value}" for name, value in variables.items())
 
 
 # ---- parts: the arguments are plain text, the results are escaped HTML -------------------

@@ -111,6 +111,10 @@ class Calls:
         self._model, self._models = _codes(table["model"].take(first))
         self._entry, self._entries = _codes(table["entry"].take(first))
 
+    def __len__(self) -> int:
+        """How many rows it has: one for each text of each call."""
+        return len(self._step)
+
     def lists(self, name: str) -> _Lists:
         """A column of lists."""
         found = self._lists.get(name)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from .._notebook_progress import NotebookProgress, in_notebook
-from .._report import units
+from .._pages import units
 
 __all__ = ["bytes_bar", "steps_bar"]
 

@@ -41,7 +41,7 @@ def plot_losses(path: str | os.PathLike[str]) -> Figure:
     with extra("report", "A plot of losses"):
         from matplotlib.figure import Figure
 
-        from .._report.drawing import prepare_notebook
+        from .._pages.drawing import prepare_notebook
     prepare_notebook()
     file = Path(path) / LOSSES
     if not file.exists():
@@ -80,7 +80,7 @@ def plot_feature(feature: Feature, *, contexts: int = 10) -> Figure:
     with extra("report", "A plot of a feature"):
         from matplotlib.figure import Figure
 
-        from .._report.drawing import prepare_notebook
+        from .._pages.drawing import prepare_notebook
     prepare_notebook()
     lines = min(contexts, len(feature.contexts))
     upper, lower = 1.95, _LINE * max(1, lines) + 0.1  # inches

@@ -179,6 +179,38 @@ class Snapshot:
                 part = values[first : first + count].to(torch_dtype(dtype))
                 ctypes.memmove(address + place, part.data_ptr(), count * size)
 
+    def read_spans(self, form: StoredForm, spans: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Decodes spans of elements of a form, and no more of its packets than they need.
+
+        Args:
+            form: the form of an activation.
+            spans: [spans, 2]: of each span the first element and the number of elements, inside of
+                the tensor.
+
+        Returns:
+            The values of the spans one after the other; types as in `Activation.to_numpy`.
+
+        Raises:
+            CorruptError: the bytes differ from the written ones.
+            InvalidStateError: the reader is closed.
+        """
+        size = element_size(form.dtype)
+        flat = np.empty(int(spans[:, 1].sum()), storage_dtype(form.dtype))
+        first, length = spans[:, 0] * size, spans[:, 1] * size
+        place = np.cumsum(length) - length
+        pieces, begin = [np.empty((0, 4), np.uint64)], 0
+        for row, bytes_ in zip(form.rows, form.sizes, strict=True):
+            low = np.maximum(first, begin)
+            high = np.minimum(first + length, begin + bytes_)
+            found = np.stack([low * 0 + row, low - begin, high - low, place + low - first], axis=1)
+            pieces.append(found[high > low].astype(np.uint64))
+            begin += bytes_
+        ranges, done = np.concatenate(pieces), 0
+        while done < len(ranges):
+            self.check_open()
+            done += self.native.read_ranges(ranges[done:], flat.ctypes.data, flat.nbytes)
+        return from_storage(flat, form.dtype)
+
     def prefetch(self, activations: npt.NDArray[np.int64]) -> None:
         """Lets the disk bring the packets of activations."""
         self.check_open()

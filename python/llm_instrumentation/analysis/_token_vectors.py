@@ -269,17 +269,22 @@ class TokenVectors:
         for first in range(0, self.tokens, _PIECE):
             places = np.arange(first, min(first + _PIECE, self.tokens))
             row, token, _ = self._find(places)
-            keep = np.ones(len(places), np.bool_)
-            if not padding and self._calls is not None:
-                keep = self._calls.lists(f"{self._side}mask").at(row, token, True)
+            keep = np.ones(len(places), np.bool_) if padding else self.unmasked(places)
             if len(left_out):
                 keep &= ~np.isin(self._token_column("token_id", row, token), left_out)
             pieces.append(keep)
-        if self._calls is not None:
+        if self._calls is not None and not padding:
             self._calls.forget(f"{self._side}mask")
         if all(keep.all() for keep in pieces):
             return None
         return np.flatnonzero(np.concatenate(pieces))
+
+    def unmasked(self, places: Ints) -> npt.NDArray[np.bool_]:
+        """Whether the masks keep tokens; all, if there are no calls."""
+        if self._calls is None:
+            return np.ones(len(places), np.bool_)
+        row, token, _ = self._find(places)
+        return self._calls.lists(f"{self._side}mask").at(row, token, True)
 
     def _find(self, places: Ints) -> tuple[Ints, Ints, Ints]:
         """For tokens: the row in the calls file, the place in that row, and the activation."""

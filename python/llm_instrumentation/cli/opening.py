@@ -15,7 +15,7 @@ from .._native import Reader
 
 __all__ = ["Opening", "begin", "opening"]
 
-_SUBCOMMANDS = ("info", "ls")
+_SUBCOMMANDS = ("info", "ls", "serve")
 _begun: Opening | None = None
 
 

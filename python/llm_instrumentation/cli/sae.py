@@ -17,7 +17,7 @@ from .pretrained import pretrained, tokenizer_of
 if TYPE_CHECKING:
     from ..analysis.sparse_autoencoder import Feature
 
-__all__ = ["evaluate", "features", "latents", "train"]
+__all__ = ["evaluate", "features", "latents", "pretrained", "train"]
 
 _SHOWN = 10  # features that are printed unless some are named
 

@@ -226,6 +226,30 @@ def salvage(
     run(stream, out, force)
 
 
+@app.command(epilog=_CODES, rich_help_panel=_CAPTURES)
+def serve(
+    streams: Annotated[
+        list[Path], typer.Argument(help="The streams of captures.", metavar="STREAM...")
+    ],
+    port: Annotated[
+        int, typer.Option("--port", help="Of 127.0.0.1; 0: a free one.", min=0, max=65535)
+    ] = 0,
+    features: Annotated[
+        Path | None, typer.Option("--features", help="A folder of strap sae features --out.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option("--tokenizer", help="For the texts of tokens: a folder, or a model's name."),
+    ] = None,
+    opens: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Look into captures in a browser: layers, tensors, tokens, features. Ctrl-C ends it."""
+    first = opening(streams[0])
+    from .serving import serve as run
+
+    run([first, *streams[1:]], port, features, tokenizer, opens)
+
+
 class RowFormat(str, Enum):
     SAFETENSORS = "safetensors"
     PARQUET = "parquet"

@@ -19,7 +19,7 @@ with extra("report", "A figure of block devices"):
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from .._report.drawing import prepare_notebook
+from .._pages.drawing import prepare_notebook
 from .analysis import Device, Floats, anomalous, bucket_edges_us, percentiles_us
 
 if TYPE_CHECKING:

@@ -1,0 +1,271 @@
+"""The routes: pages, lists as JSON, and numbers as bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from importlib import resources
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .._extras import extra
+
+with extra("serve", "strap serve"):
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+from .._json import plain
+from .._pages.theme import css_root
+from .._version import __version__
+from ..analysis.reader import UnknownActivationError
+from ..analysis.rows import NoCallsError
+from ..errors import InvalidArgumentError, NotFoundError, StrapError
+from ._captures import Capture
+from ._features import ORDERS, Features
+from ._guard import Guard
+from ._query import Query
+from ._tensors import POOLS
+from ._texts import SEARCHES
+
+__all__ = ["create_app"]
+
+#: The files that the server gives, and no others.
+_STATIC = (
+    "index.html", "style.css", "app.js", "api.js", "charts.js", "colors.js", "dom.js",
+    "features.js", "heatmap.js", "layer.js", "lists.js", "overview.js", "search.js", "tokens.js",
+)  # fmt: skip
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+
+_MOST = 1 << 50  # rows and places are below this
+_PAGE = 500  # entries of a list
+_SIDE = 2048  # rows or columns of a tile
+_LAYERS = 64  # of one request for norms or vectors
+_TOKENS = 1024  # likewise
+
+_Answer: TypeAlias = Callable[[Query], Any]
+_Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(
+    captures: Sequence[Capture],
+    features: Features | None,
+    worker: Executor,
+    *,
+    token: str,
+    port: int,
+) -> Guard:
+    """The application that a server runs.
+
+    Args:
+        captures: the captures; a request says which by its number.
+        features: the features of an autoencoder, or None.
+        worker: reads captures and features. It has one thread, so the memory for requests that
+            come together is that of one.
+        token: the secret that the first request must have.
+        port: of the server; a request for another host or port is refused.
+    """
+    routes = [
+        Route("/", _page("index.html")),
+        Route("/static/theme.css", _bytes(css_root().encode(), "text/css")),
+        *(Route(f"/static/{name}", _page(name)) for name in _STATIC if name != "index.html"),
+        *(
+            Route(f"/api/{name}", _answering(answer, worker))
+            for name, answer in _answers(captures, features).items()
+        ),
+    ]
+    app = Starlette(
+        routes=routes, exception_handlers={StrapError: _refused, Exception: _failed, 404: _unknown}
+    )
+    return Guard(app, token=token, port=port)
+
+
+# ---- what is asked ------------------------------------------------------------
+
+
+def _answers(captures: Sequence[Capture], features: Features | None) -> dict[str, _Answer]:
+    """For each path below /api/ a function from the query to the answer."""
+
+    def capture(query: Query) -> Capture:
+        return captures[query.integer("capture", 0, high=len(captures) - 1)]
+
+    def page(query: Query) -> tuple[int, int]:
+        return query.integer("begin", 0, high=_MOST), query.integer("count", 100, low=1, high=_PAGE)
+
+    def chosen(query: Query) -> tuple[int, str, int, int]:
+        """A text, and some of its layers."""
+        return (
+            query.integer("sequence", high=_MOST),
+            query.text("layers"),
+            query.integer("first", 0, high=_MOST),
+            query.integer("many", _LAYERS, low=1, high=_LAYERS),
+        )
+
+    def site(query: Query) -> Any:
+        return {
+            "version": __version__,
+            "captures": [one.path for one in captures],
+            "features": None if features is None else features.about,
+        }
+
+    def overview(query: Query) -> Any:
+        one = capture(query)
+        if query.choice("refresh", ("0", "1")) == "1":
+            one.refresh()
+        return one.overview()
+
+    def activations(query: Query) -> Any:
+        step = query.optional("step", high=_MOST)
+        return capture(query).activations(query.text("layer"), *page(query), step)
+
+    def fold(query: Query) -> int:
+        return query.integer("fold", 0, high=1 << 24)
+
+    def activation(query: Query) -> Any:
+        return capture(query).activation(query.integer("row", high=_MOST), fold(query))
+
+    def tile(query: Query) -> Any:
+        rect = (
+            query.integer("top", high=_MOST), query.integer("left", high=_MOST),
+            query.integer("height", high=_MOST), query.integer("width", high=_MOST),
+        )  # fmt: skip
+        found = capture(query).tile(
+            query.integer("row", high=_MOST),
+            fold(query),
+            query.integer("lead", 0, high=_MOST),
+            rect,
+            query.integer("rows", 256, low=1, high=_SIDE),
+            query.integer("columns", 512, low=1, high=_SIDE),
+            query.choice("pool", POOLS),
+        )
+        return _FloatAnswer(found.values, {"sampled": found.sampled})
+
+    def value(query: Query) -> Any:
+        at = query.integer("at", high=_MOST)
+        return capture(query).value(query.integer("row", high=_MOST), at)
+
+    def text(query: Query) -> Any:
+        step, position = query.optional("step", high=_MOST), query.optional("position", high=_MOST)
+        at = None if step is None or position is None else (step, position)
+        sequence, layers, *_ = chosen(query)
+        return capture(query).text(sequence, layers, *page(query), at)
+
+    def norms(query: Query) -> Any:
+        begin = query.integer("begin", 0, high=_MOST)
+        count = query.integer("count", 100, low=1, high=_TOKENS)
+        values, problems = capture(query).norms(*chosen(query), begin, count)
+        return _FloatAnswer(values, {"problems": problems})
+
+    def vectors(query: Query) -> Any:
+        token = query.integer("at", high=_MOST)
+        columns = query.integer("columns", 512, low=1, high=_SIDE)
+        values, problems = capture(query).vectors(*chosen(query), token, columns)
+        return _FloatAnswer(values, {"problems": problems})
+
+    def search(query: Query) -> Any:
+        kind = query.choice("kind", SEARCHES)
+        return capture(query).search(kind, query.text("q"), *page(query))
+
+    def described() -> Features:
+        if features is None:
+            raise NotFoundError("no features were given: start strap serve with --features FOLDER")
+        return features
+
+    return {
+        "site": site,
+        "overview": overview,
+        "layers": lambda query: capture(query).layers(query.text("q"), *page(query)),
+        "activations": activations,
+        "activation": activation,
+        "tile": tile,
+        "value": value,
+        "texts": lambda query: capture(query).texts(*page(query)),
+        "text": text,
+        "norms": norms,
+        "vectors": vectors,
+        "search": search,
+        "features": lambda query: described().listing(query.choice("order", ORDERS), *page(query)),
+        "feature": lambda query: described().feature(query.integer("feature", high=_MOST)),
+    }
+
+
+# ---- answers ------------------------------------------------------------------
+
+
+class _FloatAnswer:
+    """Numbers that are sent as bytes.
+
+    An answer is: the length of a JSON text (uint32, little-endian), the text (padded with spaces to
+    a multiple of 4), and float32 values, little-endian. The text has the `shape`.
+
+    Args:
+        values: float32.
+        about: more for the JSON text.
+    """
+
+    def __init__(self, values: npt.NDArray[np.float32], about: Mapping[str, Any]) -> None:
+        head = _json({"shape": values.shape, **about})
+        head += b" " * (-len(head) % 4)
+        self.content = len(head).to_bytes(4, "little") + head + values.astype("<f4").tobytes()
+
+
+def _answering(answer: _Answer, worker: Executor) -> _Endpoint:
+    def answered(query: Query) -> Response:
+        found = answer(query)
+        if isinstance(found, _FloatAnswer):
+            return Response(found.content, media_type="application/octet-stream")
+        return Response(_json(found), media_type="application/json")
+
+    async def endpoint(request: Request) -> Response:
+        query = Query(request.query_params)
+        return await asyncio.get_running_loop().run_in_executor(worker, answered, query)
+
+    return endpoint
+
+
+def _page(name: str) -> _Endpoint:
+    content = resources.files(__package__).joinpath("static").joinpath(name).read_bytes()
+    return _bytes(content, _TYPES[name.rpartition(".")[2]])
+
+
+def _bytes(content: bytes, media_type: str) -> _Endpoint:
+    async def endpoint(request: Request) -> Response:
+        return Response(content, media_type=media_type)
+
+    return endpoint
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False).encode()
+
+
+# ---- errors -------------------------------------------------------------------
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    """The answer to a request for what is not there or cannot be read."""
+    code = 422  # damage, layers without tokens, a stream that another program removes
+    if isinstance(error, InvalidArgumentError):
+        code = 400
+    elif isinstance(error, (NotFoundError, UnknownActivationError, NoCallsError)):
+        code = 404
+    return _error(code, str(error))
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    print(f"strap serve: {request.url.path}: {error!r}", file=sys.stderr)
+    return _error(500, f"{type(error).__name__}: {error}")
+
+
+def _unknown(request: Request, error: Exception) -> Response:
+    return _error(404, f"there is no page {request.url.path}")
+
+
+def _error(code: int, message: str) -> Response:
+    return Response(_json({"error": message}), code, media_type="application/json")

@@ -1,0 +1,221 @@
+// One layer: its tensors as a list, and one of them as a heat map with its statistics.
+
+import { ask, numbers } from "./api.js";
+import { histogram } from "./charts.js";
+import { count, facts, h, layerName, notice, number, plural, shape, size } from "./dom.js";
+import { HeatMap, several, span } from "./heatmap.js";
+import { pager, rove } from "./lists.js";
+
+const EACH = 100;
+const PART = ["top", "left", "height", "width"];
+
+let shown = null; // the list that is on the page
+
+export async function layer(root, state, tools) {
+  const { href, signal } = tools;
+  const capture = state.get("capture");
+  const name = state.get("layer");
+  if (name === null) {
+    root.replaceChildren(h("h1", {}, "No layer is chosen"), h("p", {}, h("a", { href: href({ view: null }) }, "Choose one in the overview")));
+    return;
+  }
+  const row = state.get("row");
+  const key = JSON.stringify([capture, name, state.get("begin"), state.get("step")]);
+  if (shown?.key !== key || !root.contains(shown.panel)) shown = await list(root, state, key, tools);
+  if (!shown || signal.aborted) return;
+  const chosen = row ?? shown.rows[0];
+  for (const link of shown.links) {
+    if (link.dataset.row === String(chosen)) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  }
+  await tensor(shown.panel, chosen, state, tools);
+}
+
+// ---- the list
+
+async function list(root, state, key, { go, href, signal }) {
+  const name = state.get("layer");
+  const begin = Number(state.get("begin") ?? 0);
+  const found = await ask(
+    "activations",
+    { capture: state.get("capture"), layer: name, begin, count: EACH, step: state.get("step") },
+    signal,
+  );
+  if (signal.aborted) return null;
+  const wanted = state.get("step");
+  const at = found.activations.find((one) => wanted !== null && one.step >= Number(wanted));
+  const links = found.activations.map((one) =>
+    h(
+      "a",
+      { href: href({ row: one.row, top: null, left: null, height: null, width: null, lead: null, step: null, begin: found.begin || null }), "data-row": one.row, "data-replace": true },
+      h("span", {}, one.step === null ? `tensor ${one.row}` : `step ${one.step}`, one.call ? `, call ${one.call}` : "", one.token === null ? "" : `, token ${one.token}`),
+      h("span", { class: "muted" }, shape(one.shape)),
+    ),
+  );
+  const items = h("ul", { class: "items" }, links.map((link) => h("li", {}, link)));
+  rove(items, "a", { follow: true });
+  const step = h("input", {
+    type: "search", inputmode: "numeric", "data-search": true, "aria-label": "Go to a step", placeholder: "Go to step", autocomplete: "off",
+    onchange: () => step.value.trim() && go({ step: step.value.trim(), begin: null, row: null }),
+  });
+  const panel = h("section", { class: "panel", "aria-label": "Tensor" });
+  root.replaceChildren(
+    h("p", {}, h("a", { href: href({ view: null }) }, "All layers")),
+    h("h1", {}, layerName(name)),
+    h(
+      "div",
+      { class: "split" },
+      h(
+        "nav",
+        { "aria-label": "Tensors of the layer" },
+        h("div", { class: "tools" }, step),
+        items,
+        pager(found.total, found.begin, EACH, (to) => go({ begin: to || null, row: null, step: null })),
+      ),
+      panel,
+    ),
+  );
+  return { key, panel, links, rows: at ? [at.row] : found.activations.map((one) => one.row) };
+}
+
+// ---- the tensor
+
+async function tensor(panel, row, state, tools) {
+  const { signal } = tools;
+  const capture = state.get("capture");
+  const fold = state.get("fold");
+  let about;
+  try {
+    about = await ask("activation", { capture, row, fold }, signal);
+  } catch (error) {
+    if (error.name !== "AbortError") panel.replaceChildren(notice("bad", h("p", {}, error.message)));
+    return;
+  }
+  if (signal.aborted) return;
+  if (about.name !== state.get("layer")) return void tools.go({ layer: about.name, begin: null }, { replace: true });
+  const map = heatMap(about, row, state, tools);
+  panel.replaceChildren(
+    map ? map.element : notice("plain", h("p", {}, "The tensor is empty.")),
+    h("h2", {}, "Values"),
+    statistics(about),
+    about.values.edges ? histogram(about.values.edges, about.values.counts) : "",
+    h("h2", {}, "Tensor"),
+    described(about),
+  );
+  if (map) await map.draw();
+}
+
+function heatMap(about, row, state, { go, signal }) {
+  const { rows, columns, size: all, lead } = about.shown;
+  if (!all) return null;
+  const capture = state.get("capture");
+  const first = Number(state.get("lead") ?? 0) * rows * columns;
+  const part = PART.map((name) => state.get(name));
+  const rect = part.every((one) => one !== null) ? Object.fromEntries(PART.map((name, k) => [name, Number(part[k])])) : null;
+  const inside = rect && rect.top + rect.height <= rows && rect.left + rect.width <= columns && rect.height > 0 && rect.width > 0;
+  const place = lead.length || about.shown.shape.length > 1 ? "row" : "line";
+  const told = (cell) => `${place} ${span(cell.top, cell.height)}, column ${span(cell.left, cell.width)}: `;
+  return new HeatMap({
+    rows,
+    columns,
+    rect: inside ? rect : null,
+    scale: about.values.scale,
+    tall: Math.max(96, Math.min(460, rows * 12)),
+    controls: controls(about, state, { go }),
+    positive: about.values.min !== null && about.values.min >= 0,
+    label: `Heat map of ${layerName(about.name)}`,
+    nothing: "NaN",
+    load: (asked, high, wide) =>
+      numbers("tile", { capture, row, fold: state.get("fold"), lead: state.get("lead"), ...asked, rows: Math.min(high, 512), columns: wide, pool: state.get("pool") }, signal),
+    told: (cell, value) => told(cell) + several(cell, value),
+    exact: async (cell) => {
+      const at = first + cell.top * columns + cell.left;
+      if (at >= all) return `${told(cell)}behind the end`;
+      const { value, index } = await ask("value", { capture, row, at }, signal);
+      return `[${index.join(", ")}]: ${value}`;
+    },
+    moved: (asked) => {
+      const whole = asked.height === rows && asked.width === columns;
+      go(whole ? Object.fromEntries(PART.map((name) => [name, null])) : asked, { replace: true, render: false });
+    },
+  });
+}
+
+function controls(about, state, { go }) {
+  const none = Object.fromEntries(PART.map((name) => [name, null]));
+  const { lead, shape: dimensions } = about.shown;
+  const chosen = indices(Number(state.get("lead") ?? 0), lead);
+  const inputs = lead.map((length, axis) => {
+    const input = h("input", {
+      type: "number", min: 0, max: length - 1, value: chosen[axis], id: `axis-${axis}`,
+      onchange: () => {
+        const all = [...inputs].map((one) => Number(one.value));
+        go({ lead: lead.reduce((sum, n, k) => sum * n + Math.max(0, Math.min(n - 1, all[k] || 0)), 0) || null }, { replace: true });
+      },
+    });
+    return input;
+  });
+  const labelled = inputs.map((input, axis) => h("label", {}, `Index ${axis} of ${count(lead[axis])}`, input));
+  const pool = h(
+    "select",
+    { onchange: () => go({ pool: pool.value === "extreme" ? null : pool.value }, { replace: true }) },
+    [["extreme", "the largest magnitude"], ["mean", "the mean"]].map(([value, name]) =>
+      h("option", { value, selected: (state.get("pool") ?? "extreme") === value }, name),
+    ),
+  );
+  const found = [...labelled, h("label", {}, "Of several values show", pool)];
+  if (dimensions.length === 1) {
+    const fold = h("input", {
+      type: "number", min: 1, value: about.shown.columns,
+      onchange: () => go({ fold: fold.value || null, ...none }, { replace: true }),
+    });
+    found.push(h("label", {}, "Values of a line", fold));
+  }
+  return found;
+}
+
+function indices(lead, lengths) {
+  const found = [];
+  for (const length of [...lengths].reverse()) {
+    found.unshift(lead % length);
+    lead = Math.floor(lead / length);
+  }
+  return found;
+}
+
+function statistics(about) {
+  const { values, shown: of } = about;
+  const share = values.values ? (100 * values.zeros) / values.values : 0;
+  return facts([
+    ["Values", values.read < of.size ? `${count(of.size)}; the statistics are of ${count(values.read)}` : count(of.size)],
+    ["Min", number(values.min)],
+    ["Mean", number(values.mean)],
+    ["Std", number(values.std)],
+    ["Max", number(values.max)],
+    ["Zeros", `${count(values.zeros)} (${number(share, 3)} %)`],
+    ["NaN", values.nan ? count(values.nan) : null],
+    ["Infinite", values.inf ? count(values.inf) : null],
+  ]);
+}
+
+function described(about) {
+  const twin = about.overflowed ? `${about.shown.dtype}, because float16 could not hold the values` : about.shown.dtype;
+  return facts([
+    ["Place in the layer", `${count(about.place + 1)} of ${count(about.of)}`],
+    ["Step", about.step],
+    ["Token", about.token],
+    ["Call in the step", about.call || null],
+    ["Request", about.request],
+    ["Model", about.model],
+    ["Shape", shape(about.shown.shape)],
+    ["Shape of the source", about.transform ? shape(about.source_shape) : null],
+    ["Transform", about.transform],
+    ["Type", about.source_dtype],
+    ["Stored as", `${twin}${about.dtype === null ? ", assumed" : ""}`],
+    ["Codec", about.codec],
+    ["Stored", size(about.stored_bytes)],
+    ["Mean squared error", about.mse === null ? null : number(about.mse)],
+    ["Normalised error", about.normalized_mse === null ? null : number(about.normalized_mse)],
+    ["Row of the index", count(about.row)],
+  ]);
+}
