@@ -99,9 +99,13 @@ def ids() -> Tensor:
     return torch.randint(0, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Headless Chromium, a `playwright.sync_api.Browser`."""
+    """Headless Chromium, a `playwright.sync_api.Browser`.
+
+    Playwright keeps an event loop running in this thread until it ends. So it ends with the module:
+    tests of others call `asyncio.run`.
+    """
     from browser import chromium
 
     with chromium() as started:
