@@ -132,6 +132,9 @@ class WriteProtect(WrittenPages):
         if unwatched:
             for one in self._protect(np.concatenate(unwatched)):
                 parts += self._written(one.start, one.end)
+        if not parts and not _has_memory(self.pid):
+            # PAGEMAP_SCAN finds nothing then, and is no error.
+            raise ProcessLookupError(errno.ESRCH, f"process {self.pid} has ended")
         return np.sort(np.concatenate(parts)) if parts else np.empty(0, REGION)
 
     def close(self) -> None:
@@ -270,6 +273,14 @@ class SoftDirty(WrittenPages):
         if self._pagemap >= 0:
             os.close(self._pagemap)
         self._pagemap = -1
+
+
+def _has_memory(pid: int) -> bool:
+    """Whether a process has a mapping. One that has ended has none, also before it is waited for."""
+    try:
+        return next(mappings(pid), None) is not None
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _entries(pagemap: int, start: int, end: int) -> npt.NDArray[np.uint64]:
