@@ -276,7 +276,7 @@ class SoftDirty(WrittenPages):
 
 
 def _has_memory(pid: int) -> bool:
-    """Whether a process has a mapping. One that has ended has none, also before it is waited for."""
+    """Whether a process has a mapping. After its end it has none, also before it is waited for."""
     try:
         return next(mappings(pid), None) is not None
     except (FileNotFoundError, ProcessLookupError):
