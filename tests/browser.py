@@ -32,16 +32,23 @@ def chromium() -> Iterator[Any]:
 
 
 def complaints(page: Any) -> list[str]:
-    """Collects what `page` logs as errors and warnings, its exceptions, and requests that fail."""
+    """Collects what `page` logs as errors and warnings, its exceptions, and requests that fail.
+
+    Requests that the page itself ends, because something else is to be shown, are no failures.
+    """
     found: list[str] = []
 
     def logged(message: Any) -> None:
         if message.type in ("error", "warning"):
             found.append(message.text)
 
+    def failed(request: Any) -> None:
+        if request.failure != "net::ERR_ABORTED":
+            found.append(f"{request.url}: {request.failure}")
+
     page.on("console", logged)
     page.on("pageerror", lambda error: found.append(str(error)))
-    page.on("requestfailed", lambda request: found.append(f"{request.url}: {request.failure}"))
+    page.on("requestfailed", failed)
     return found
 
 
