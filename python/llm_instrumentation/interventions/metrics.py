@@ -1,0 +1,194 @@
+"""Metrics: what an effect is an effect on. One number for each example, from the model's logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidArgumentError, StrapError
+from .prompts import Prompts
+
+__all__ = [
+    "Metric",
+    "MetricError",
+    "accuracy",
+    "cross_entropy",
+    "kl_divergence",
+    "logit_difference",
+    "logits_of",
+]
+
+
+class MetricError(StrapError, ValueError):
+    """A metric did not give one finite number for each example."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A number for each example.
+
+    Your own is a name and a function::
+
+        Metric("logit of the first word", lambda logits, batch: logits[:, -1, 0])
+
+    Attributes:
+        name: for tables and graphs.
+        function: gets the logits, [batch, tokens, vocabulary], and the examples of the batch.
+            Returns floats [batch].
+        flat_at_clean: the gradient is zero where the model runs as on the clean inputs, as that of
+            a distance from them is.
+    """
+
+    name: str
+    function: Callable[[Tensor, Prompts], Tensor] = dataclasses.field(repr=False)
+    flat_at_clean: bool = False
+
+    def __call__(self, output: Any, batch: Prompts) -> Tensor:
+        """The numbers of a batch, [batch].
+
+        Args:
+            output: what the model returned.
+            batch: its examples.
+
+        Raises:
+            MetricError: (a ValueError) the function returned something else, or NaN.
+            InvalidArgumentError: the model returned no logits, or a label is missing.
+        """
+        found = self.function(logits_of(output), batch)
+        if not isinstance(found, Tensor):
+            raise MetricError(f"{self.name!r} returned a {type(found).__name__}, not a tensor")
+        if found.shape != (len(batch),):
+            raise MetricError(
+                f"{self.name!r} returned the shape {list(found.shape)} for {len(batch)} examples: "
+                f"return one number for each, [{len(batch)}]"
+            )
+        if not found.is_floating_point():
+            raise MetricError(f"{self.name!r} returned {found.dtype}: return floats")
+        if not bool(torch.isfinite(found.detach()).all()):
+            number = int((~torch.isfinite(found.detach())).nonzero()[0])
+            raise MetricError(
+                f"{self.name!r} is {found[number].item()} for example {int(batch.places[number])}"
+            )
+        return found
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in what a model returned: its `logits`, its first tensor, or the tensor itself.
+
+    Raises:
+        InvalidArgumentError: there are none.
+    """
+    found = getattr(output, "logits", None)
+    if found is None:
+        found = output[0] if isinstance(output, (tuple, list)) and output else output
+    if not isinstance(found, Tensor):
+        raise InvalidArgumentError(
+            f"the model returned a {type(output).__name__} without logits: use the class with its "
+            "head, as AutoModelForCausalLM"
+        )
+    return found
+
+
+def _at(logits: Tensor, batch: Prompts, position: int | None) -> Tensor:
+    """The logits of one position of each example, [batch, vocabulary]; None: the last token's."""
+    if logits.dim() == 2:  # of a classifier
+        return logits
+    if logits.dim() != 3:
+        raise InvalidArgumentError(f"the logits have the shape {list(logits.shape)}")
+    if position is None:
+        rows = torch.arange(len(batch), device=logits.device)
+        return logits[rows, batch.last.to(logits.device)]
+    if not -logits.shape[1] <= position < logits.shape[1]:
+        raise InvalidArgumentError(
+            f"position = {position}: the logits have {logits.shape[1]} positions"
+        )
+    return logits[:, position]
+
+
+def _gathered(logits: Tensor, ids: Tensor) -> Tensor:
+    """The logits of one token of each example, or the mean of several: [batch]."""
+    if not bool(((ids >= 0) & (ids < logits.shape[-1])).all()):
+        raise InvalidArgumentError(
+            f"a label has token ids up to {int(ids.max())}, the model has {logits.shape[-1]}"
+        )
+    several = ids if ids.dim() == 2 else ids[:, None]
+    return logits.gather(1, several.to(logits.device)).mean(1)
+
+
+def logit_difference(
+    correct: str = "correct", wrong: str = "wrong", *, position: int | None = None
+) -> Metric:
+    """The logit of the correct token minus that of the wrong one.
+
+    Args:
+        correct, wrong: labels of the prompts: token ids [examples], or [examples, several], whose
+            mean counts.
+        position: the column whose logits count; None: that of each example's last token.
+    """
+
+    def difference(logits: Tensor, batch: Prompts) -> Tensor:
+        at = _at(logits, batch, position)
+        return _gathered(at, batch.label(correct)) - _gathered(at, batch.label(wrong))
+
+    return Metric("logit difference", difference)
+
+
+def cross_entropy(correct: str = "correct", *, position: int | None = None) -> Metric:
+    """The negative log-probability of the correct token, in nats. See `logit_difference`."""
+
+    def loss(logits: Tensor, batch: Prompts) -> Tensor:
+        return -_gathered(
+            _at(logits, batch, position).float().log_softmax(-1), batch.label(correct)
+        )
+
+    return Metric("cross-entropy", loss)
+
+
+def accuracy(correct: str = "correct", *, position: int | None = None) -> Metric:
+    """1 where the correct token has the largest logit, else 0. It has no gradient."""
+
+    def right(logits: Tensor, batch: Prompts) -> Tensor:
+        best = _at(logits, batch, position).argmax(-1)
+        return (best == batch.label(correct).to(best.device)).float()
+
+    return Metric("accuracy", right)
+
+
+@torch.no_grad()
+def kl_divergence(
+    model: nn.Module, prompts: Prompts, *, position: int | None = None, batch_size: int = 16
+) -> Metric:
+    """The divergence KL(clean || present) of the next token, in nats: 0 for the clean run.
+
+    Its gradient at the clean run is 0, so attribution patching at that run alone finds nothing.
+
+    Args:
+        model: runs once on the clean inputs. It keeps a float32 for each example and token id.
+        prompts: whose clean inputs count.
+        position: as for `logit_difference`.
+        batch_size: examples that run together.
+    """
+    prompts.check_for(model)
+    found = [
+        _at(logits_of(model(**batch.clean)), batch, position).float().log_softmax(-1)
+        for batch in prompts.batches(batch_size)
+    ]
+    place = {int(number): at for at, number in enumerate(prompts.places)}
+    clean = torch.cat(found)
+
+    def divergence(logits: Tensor, batch: Prompts) -> Tensor:
+        try:
+            rows = [place[int(number)] for number in batch.places]
+        except KeyError as missing:
+            raise InvalidArgumentError(
+                f"example {missing}: the divergence was made for other prompts"
+            ) from None
+        present = _at(logits, batch, position).float().log_softmax(-1)
+        reference = clean[torch.tensor(rows, device=clean.device)]
+        return (reference.exp() * (reference - present)).sum(-1)
+
+    return Metric("KL divergence", divergence, flat_at_clean=True)

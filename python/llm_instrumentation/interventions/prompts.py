@@ -1,0 +1,224 @@
+"""Pairs of inputs: clean ones, and corrupted ones in which something is different."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidArgumentError
+
+__all__ = ["Prompts"]
+
+_MASK = "attention_mask"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prompts:
+    """Pairs of inputs for a model, example by example: clean ones and corrupted ones.
+
+    The tokens of a pair stand at the same places, so that a value of one run has a counterpart in
+    the other. So the two need equal lengths, and equal attention masks::
+
+        prompts = Prompts(clean_ids, corrupted_ids, labels={"correct": mary, "wrong": john})
+        for batch in prompts.batches(8):
+            model(**batch.clean)
+
+    Args:
+        clean: the arguments of the model: token ids [examples, tokens], or tensors by name, as a
+            tokenizer returns them. The first dimension of each is that of the examples.
+        corrupted: likewise.
+        labels: tensors for metrics, by name, an entry for each example.
+        places: the numbers of the examples among those of the whole; None: 0, 1, 2...
+
+    Attributes:
+        clean, corrupted, labels: as above; dicts of tensors.
+        places: int64, [examples].
+
+    Raises:
+        InvalidArgumentError: (a ValueError) the inputs differ in names, shapes or lengths; the
+            message names the first example.
+    """
+
+    clean: Any
+    corrupted: Any
+    labels: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    places: Any = None
+
+    def __post_init__(self) -> None:
+        clean, corrupted = _named(self.clean, "clean"), _named(self.corrupted, "corrupted")
+        labels = {name: torch.as_tensor(value) for name, value in self.labels.items()}
+        if clean.keys() != corrupted.keys():
+            raise InvalidArgumentError(
+                f"clean has the arguments {sorted(clean)}, corrupted has {sorted(corrupted)}: give "
+                "the same ones"
+            )
+        examples = len(next(iter(clean.values())))
+        for what, tensors in (("clean", clean), ("corrupted", corrupted), ("labels", labels)):
+            for name, tensor in tensors.items():
+                if not tensor.dim() or len(tensor) != examples:
+                    raise InvalidArgumentError(
+                        f"{what}[{name!r}] has the shape {list(tensor.shape)}: its first dimension "
+                        f"is that of the {examples} examples"
+                    )
+        if not examples:
+            raise InvalidArgumentError("there are no examples")
+        _check_pairs(clean, corrupted)
+        places = torch.arange(examples) if self.places is None else torch.as_tensor(self.places)
+        for name, value in (
+            ("clean", clean), ("corrupted", corrupted), ("labels", labels), ("places", places),
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def of_texts(
+        cls,
+        tokenizer: Any,
+        clean: Sequence[str],
+        corrupted: Sequence[str],
+        *,
+        answers: Mapping[str, Sequence[str]] | None = None,
+        device: Any = None,
+    ) -> Prompts:
+        """Pairs of texts. Texts of fewer tokens than others are padded as the tokenizer does it.
+
+        Args:
+            tokenizer: of transformers.
+            clean, corrupted: the texts. The two of a pair need as many tokens.
+            answers: texts of one token each, an entry for each example; they become labels:
+                ``{"correct": [" Mary"], "wrong": [" John"]}``.
+            device: where the tensors are.
+
+        Raises:
+            InvalidArgumentError: the texts of a pair have different numbers of tokens, or an answer
+                is not one token.
+        """
+        if len(clean) != len(corrupted):
+            raise InvalidArgumentError(
+                f"there are {len(clean)} clean and {len(corrupted)} corrupted texts: give pairs"
+            )
+        ids = [[tokenizer(text)["input_ids"] for text in texts] for texts in (clean, corrupted)]
+        for number, (one, other) in enumerate(zip(*ids, strict=True)):
+            if len(one) != len(other):
+                raise InvalidArgumentError(
+                    f"example {number}: {clean[number]!r} has {len(one)} tokens, "
+                    f"{corrupted[number]!r} has {len(other)}: choose texts of equal lengths"
+                )
+        labels = {
+            name: torch.tensor([_token(tokenizer, text) for text in texts], device=device)
+            for name, texts in (answers or {}).items()
+        }
+        padded = tokenizer([*clean, *corrupted], return_tensors="pt", padding=True).to(device)
+        first, second = (
+            {name: tensor[part] for name, tensor in padded.items()}
+            for part in (slice(len(clean)), slice(len(clean), None))
+        )
+        return cls(first, second, labels)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.clean.values())))
+
+    def __repr__(self) -> str:
+        shape = list(next(iter(self.clean.values())).shape)
+        return f"<Prompts: {len(self)} pairs, {shape}, labels {sorted(self.labels)}>"
+
+    def batches(self, size: int) -> Iterator[Prompts]:
+        """The examples in batches of at most `size`, in their order.
+
+        Raises:
+            InvalidArgumentError: `size` is below 1.
+        """
+        if size < 1:
+            raise InvalidArgumentError(f"size = {size}: give at least 1")
+        for first in range(0, len(self), size):
+            part = slice(first, first + size)
+            clean, corrupted, labels = (
+                {name: one[part] for name, one in side.items()}
+                for side in (self.clean, self.corrupted, self.labels)
+            )
+            yield Prompts(clean, corrupted, labels, self.places[part])
+
+    @property
+    def last(self) -> Tensor:
+        """The column of the last token of each example, without padding: int64, [examples]."""
+        ids = next(iter(self.clean.values()))
+        mask = self.clean.get(_MASK)
+        if mask is None:
+            return torch.full((len(self),), ids.shape[1] - 1, device=ids.device)
+        columns = torch.arange(mask.shape[1], device=mask.device)
+        last: Tensor = (mask.bool() * columns).amax(1)
+        return last
+
+    def label(self, name: str) -> Tensor:
+        """The tensor of a label.
+
+        Raises:
+            InvalidArgumentError: there is no such label.
+        """
+        if name not in self.labels:
+            raise InvalidArgumentError(
+                f"the prompts have no label {name!r}: they have {sorted(self.labels)}"
+            )
+        return self.labels[name]
+
+    def check_for(self, model: nn.Module) -> None:
+        """Checks that a model has embeddings for all token ids, before it runs.
+
+        Raises:
+            InvalidArgumentError: it does not: the texts were made by the tokenizer of another one.
+        """
+        embeddings = getattr(model, "get_input_embeddings", lambda: None)()
+        known = getattr(embeddings, "num_embeddings", None)
+        for what, side in (("clean", self.clean), ("corrupted", self.corrupted)):
+            ids = side.get("input_ids")
+            if ids is not None and known is not None and not 0 <= int(ids.max()) < known:
+                raise InvalidArgumentError(
+                    f"{what} has the token id {int(ids.max())}, and the model has {known} "
+                    "embeddings: use the model's own tokenizer"
+                )
+
+
+def _named(given: Any, what: str) -> dict[str, Tensor]:
+    if isinstance(given, Tensor):
+        given = {"input_ids": given}
+    if not isinstance(given, Mapping) or not given:
+        raise InvalidArgumentError(
+            f"{what} is a {type(given).__name__}: give token ids or tensors by name"
+        )
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise InvalidArgumentError(
+                f"{what}[{name!r}] is a {type(value).__name__}, not a tensor"
+            )
+    return dict(given)
+
+
+def _check_pairs(clean: Mapping[str, Tensor], corrupted: Mapping[str, Tensor]) -> None:
+    for name in clean:
+        if clean[name].shape != corrupted[name].shape:
+            raise InvalidArgumentError(
+                f"clean[{name!r}] has the shape {list(clean[name].shape)}, corrupted[{name!r}] has "
+                f"{list(corrupted[name].shape)}: give pairs of equal lengths"
+            )
+    if _MASK in clean:
+        differs = (clean[_MASK].bool() != corrupted[_MASK].bool()).flatten(1).any(1)
+        if differs.any():
+            number = int(differs.nonzero()[0])
+            one, other = (int(side[_MASK][number].bool().sum()) for side in (clean, corrupted))
+            raise InvalidArgumentError(
+                f"example {number}: the clean text has {one} tokens, the corrupted one {other}, or "
+                "they stand at other places: give pairs of equal lengths"
+            )
+
+
+def _token(tokenizer: Any, text: str) -> int:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        raise InvalidArgumentError(
+            f"the answer {text!r} has {len(ids)} tokens: choose answers of one, with the space "
+            "before the word if the tokenizer has it there"
+        )
+    return int(ids[0])
