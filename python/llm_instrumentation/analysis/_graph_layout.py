@@ -118,8 +118,8 @@ def _rows(graph: CausalGraph) -> dict[str, int]:
     deep = dict.fromkeys(named, 0)
     for edge in graph.edges:  # sorted by the order of execution of their sources
         deep[edge.target] = max(deep[edge.target], deep[edge.source] + 1)
-    top, ends = max(deep.values()), {node.id for node in graph.outputs if node.kind == "logits"}
-    return {name: top if name in ends else row for name, row in deep.items()}
+    top = max(deep.values())
+    return {node.id: top if node.kind == "logits" else deep[node.id] for node in graph.nodes}
 
 
 def _named_row(node: Node) -> tuple[float, int] | None:

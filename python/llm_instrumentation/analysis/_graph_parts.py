@@ -138,8 +138,8 @@ class Edge:
         effect, low, high, p_value: as in `Node`, of an intervention on this edge alone.
 
     Raises:
-        InvalidArgumentError: (a ValueError) the input is no input of the target; a number is NaN,
-            infinite or out of its range.
+        InvalidArgumentError: (a ValueError) the edge leads from the logits or to the input; the input
+            is no input of the target; a number is NaN, infinite or out of its range.
     """
 
     source: str
@@ -153,6 +153,10 @@ class Edge:
     def __post_init__(self) -> None:
         _check_id(self.source, "source of an edge")
         _check_id(self.target, "target of an edge")
+        if _parsed(self.source).kind == "logits" or _parsed(self.target).kind == "input":
+            raise InvalidArgumentError(
+                f"edge {self.id!r}: no edge leads from the logits or to the input"
+            )
         if self.input not in (None, *INPUTS):
             raise InvalidArgumentError(
                 f"edge {self.source!r} -> {self.target!r}: input = {self.input!r}: give 'q', 'k', "
