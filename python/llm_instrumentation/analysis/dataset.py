@@ -1,9 +1,9 @@
 """Captured activations as training data: batches of token vectors, for torch's DataLoader::
 
-data = ActivationDataset("run.stream", ["model.layers.12"], batch_size=4096, shuffle="pool")
-for batch in data:
-batch["model.layers.12"]                       # [4096, width]
-batch["token_id"]                              # [4096]
+    data = ActivationDataset("run.stream", ["model.layers.12"], batch_size=4096, shuffle="pool")
+    for batch in data:
+        batch["model.layers.12"]                       # [4096, width]
+        batch["token_id"]                              # [4096]
 """
 
 from __future__ import annotations
