@@ -4,6 +4,8 @@
     for batch in data:
         batch["model.layers.12"]                       # [4096, width]
         batch["token_id"]                              # [4096]
+
+A batch has the vectors of the same tokens for each layer.
 """
 
 from __future__ import annotations
