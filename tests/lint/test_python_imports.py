@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
 INSTALLED = {NAME, "numpy", "pyarrow", "rich", "torch", "typer"}
 REPORT = {"cycler", "matplotlib", "pandas", "plotly"}
 EXTRAS = {
+    "circuits": {"networkx", "scipy"},
     "export": {"datasets", "safetensors"},
     "mrm": {*REPORT, "memray", "psutil", "pydantic", "yaml"},
     "report": REPORT,
@@ -47,6 +48,7 @@ HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder",
 # The parts that may load torch when they are imported, which takes seconds.
 TORCH = {
     *(f"analysis.{name}" for name in ("_recycled", "_shuffled", "_tokens", "dataset")),
+    "analysis.similarity",
     *(f"analysis._sae_{name}" for name in ("evaluation", "features", "latents", "logits", "rows")),
     *("analysis._sae_training", "analysis.sparse_autoencoder", "core", "memory", "mrm.collector"),
 }
