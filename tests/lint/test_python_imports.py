@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
 INSTALLED = {NAME, "numpy", "pyarrow", "rich", "torch", "typer", "typing_extensions"}
 REPORT = {"cycler", "matplotlib", "pandas", "plotly"}
 EXTRAS = {
+    "circuits": {"networkx", "scipy"},
     "export": {"datasets", "safetensors"},
     "mrm": {*REPORT, "memray", "psutil", "pydantic", "yaml"},
     "report": REPORT,
@@ -49,6 +50,7 @@ HOOKS = {"eager", "framework", "gradients", "hooks", "module_hooks", "recorder",
 # The parts that may load torch when they are imported, which takes seconds.
 TORCH = {
     *(f"analysis.{name}" for name in ("_recycled", "_shuffled", "_tokens", "dataset")),
+    "analysis.similarity",
     *(f"analysis._sae_{name}" for name in ("evaluation", "features", "latents", "logits", "rows")),
     *("analysis._sae_training", "analysis.sparse_autoencoder", "core", "interventions", "memory"),
     "mrm.collector",
@@ -110,7 +112,7 @@ def without_extra(module: str, source: str) -> list[str]:
             used = re.match(r"extra\('(\w+)', ", ast.unparse(node.items[0].context_expr))
             surrounded |= dict.fromkeys(node.body, EXTRAS[used[1]] if used else set())
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            surrounded |= dict.fromkeys(node.body, EXTRAS["mrm"])
+            surrounded |= dict.fromkeys(node.body, set().union(*EXTRAS.values()))
     found = []
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
